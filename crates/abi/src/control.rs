@@ -1,0 +1,260 @@
+//! The control protocol between a process and the broker: one message per SOCK_SEQPACKET datagram.
+//!
+//! Every message is a [`Header`] and a fixed body; descriptors travel beside it by SCM_RIGHTS, and each kind
+//! says how many. A message of another length, version or kind is an error of its sender: the broker counts
+//! it, logs it and hangs up; the shim drops the broker and stays on TCP.
+
+use thiserror::Error;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::VERSION;
+
+/// The first word of every message: "SHNT".
+pub const MAGIC: u32 = u32::from_le_bytes(*b"SHNT");
+/// The largest message, and so the receive buffer each side needs.
+pub const MAX_MESSAGE: usize = 256;
+
+/// What every message begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Header {
+    magic: u32,
+    version: u16,
+    kind: u16,
+}
+
+/// Why a datagram is no message of this protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DecodeError {
+    /// Shorter or longer than its kind, or not even a header.
+    #[error("message of {0} bytes: truncated, or not of its kind's length")]
+    Length(usize),
+    /// Not our protocol.
+    #[error("message does not begin with SHNT")]
+    Magic,
+    /// Another version.
+    #[error("protocol version {0}, this side speaks {VERSION}: restart the programs or the broker")]
+    Version(u16),
+    /// A kind this direction does not have.
+    #[error("unknown message kind {0}")]
+    Kind(u16),
+    /// Descriptors missing or too many.
+    #[error("message came with {0} descriptors")]
+    Descriptors(usize),
+    /// A field outside its range.
+    #[error("field {0} out of range")]
+    Field(&'static str),
+}
+
+macro_rules! messages {
+    ($(#[$outer:meta])* $set:ident { $($(#[$doc:meta])* $name:ident = $kind:literal, fds $fds:literal { $($(#[$fdoc:meta])* $field:ident: $ty:ty,)* })* }) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+            #[repr(C)]
+            pub struct $name { $($(#[$fdoc])* pub $field: $ty,)* }
+        )*
+
+        $(#[$outer])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $set { $($(#[$doc])* $name($name),)* }
+
+        impl $set {
+            /// The datagram for this message.
+            pub fn encode(&self) -> Datagram {
+                match self { $($set::$name(body) => Datagram::new($kind, body.as_bytes()),)* }
+            }
+
+            /// How many descriptors travel with it.
+            pub fn descriptors(&self) -> usize {
+                match self { $($set::$name(_) => $fds,)* }
+            }
+
+            /// Parses a datagram that came with `fds` descriptors.
+            pub fn decode(bytes: &[u8], fds: usize) -> Result<$set, DecodeError> {
+                let (header, body) =
+                    Header::read_from_prefix(bytes).map_err(|_| DecodeError::Length(bytes.len()))?;
+                if header.magic != MAGIC { return Err(DecodeError::Magic); }
+                if header.version != VERSION { return Err(DecodeError::Version(header.version)); }
+                let message = match header.kind {
+                    $($kind => $set::$name($name::read_from_bytes(body).map_err(|_| DecodeError::Length(bytes.len()))?),)*
+                    other => return Err(DecodeError::Kind(other)),
+                };
+                if message.descriptors() != fds { return Err(DecodeError::Descriptors(fds)); }
+                Ok(message)
+            }
+        }
+        $(
+            impl From<$name> for $set { fn from(body: $name) -> $set { $set::$name(body) } }
+            const _: () = assert!(size_of::<Header>() + size_of::<$name>() <= MAX_MESSAGE);
+        )*
+    };
+}
+
+messages! {
+    /// What a process or the command says to the broker.
+    Request {
+        /// First message of a process; with its page (see [`crate::page`]), a memfd sealed against shrinking.
+        Hello = 1, fds 1 {
+            /// The program's name, as in /proc/PID/comm, padded with zeros.
+            program: [u8; 32],
+        }
+        /// Offers an endpoint for pairing, with the socket itself. The broker closes it before it answers.
+        Offer = 2, fds 1 {
+            /// The shim's own name for the endpoint, echoed in the answer.
+            ticket: u64,
+        }
+        /// Takes an offer back: the endpoint is closed or no longer eligible.
+        Withdraw = 3, fds 0 {
+            /// The ticket of the offer.
+            ticket: u64,
+        }
+        /// This process has left a connection of a link for good; the broker may give it out again once both have.
+        Release = 4, fds 0 {
+            /// The link.
+            link: u64,
+            /// The connection within it.
+            conn: u32,
+            /// Zero.
+            pad: u32,
+        }
+        /// Registers, or replaces, the doorbell of a waiter: an eventfd that the peers of this process may write.
+        Doorbell = 5, fds 1 {
+            /// The waiter, below [`crate::geometry::WAITERS`].
+            slot: u32,
+            /// Zero.
+            pad: u32,
+        }
+        /// Asks for the state of everything: see [`crate::status`]. The only message that needs no hello.
+        Status = 16, fds 0 {
+            /// Zero.
+            pad: u64,
+        }
+    }
+}
+
+messages! {
+    /// What the broker says.
+    Reply {
+        /// Answers a hello.
+        Welcome = 1, fds 0 {
+            /// The broker's name for this process.
+            process: u64,
+        }
+        /// A link with another process, with its memfd.
+        Link = 2, fds 1 {
+            /// The broker's name for the link.
+            link: u64,
+            /// The process at the other side.
+            peer: u64,
+            /// Bytes of one ring: see [`crate::geometry::Geometry`].
+            ring_bytes: u64,
+            /// Which side the receiver of this message is.
+            side: u32,
+            /// Zero.
+            pad: u32,
+        }
+        /// The doorbell of one waiter of a peer, with its eventfd. Replaces an earlier one of the same slot.
+        PeerDoorbell = 3, fds 1 {
+            /// The process whose waiter it is.
+            peer: u64,
+            /// The waiter.
+            slot: u32,
+            /// Zero.
+            pad: u32,
+        }
+        /// The endpoint has found its other end. The link was announced before.
+        Pair = 4, fds 0 {
+            /// The ticket of the offer.
+            ticket: u64,
+            /// SO_COOKIE of the endpoint as the broker saw it.
+            cookie: u64,
+            /// The link.
+            link: u64,
+            /// The connection within it.
+            conn: u32,
+            /// Which side the receiver of this message is.
+            side: u32,
+        }
+        /// The offer cannot be paired.
+        Refused = 5, fds 0 {
+            /// The ticket of the offer.
+            ticket: u64,
+            /// A [`crate::reason::Reason`] code.
+            reason: u32,
+            /// Zero.
+            pad: u32,
+        }
+        /// A process that this one had links with has ended.
+        PeerGone = 6, fds 0 {
+            /// The process.
+            peer: u64,
+        }
+        /// Answers `Status`, with a memfd that holds a [`crate::status::Snapshot`] as JSON.
+        StatusReply = 16, fds 1 {
+            /// Bytes of JSON.
+            bytes: u64,
+        }
+    }
+}
+
+/// One encoded message.
+#[derive(Clone, Copy)]
+pub struct Datagram {
+    bytes: [u8; MAX_MESSAGE],
+    len: usize,
+}
+
+impl Datagram {
+    fn new(kind: u16, body: &[u8]) -> Datagram {
+        let mut datagram = Datagram { bytes: [0; MAX_MESSAGE], len: size_of::<Header>() + body.len() };
+        let header = Header { magic: MAGIC, version: VERSION, kind };
+        datagram.bytes[..size_of::<Header>()].copy_from_slice(header.as_bytes());
+        datagram.bytes[size_of::<Header>()..datagram.len].copy_from_slice(body);
+        datagram
+    }
+
+    /// The bytes to send.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn messages_come_back_as_they_went() {
+        let pair = Reply::Pair(Pair { ticket: 1, cookie: 2, link: 3, conn: 63, side: 1 });
+        assert_eq!(Reply::decode(pair.encode().as_bytes(), 0), Ok(pair));
+        let hello = Request::Hello(Hello { program: [b'x'; 32] });
+        assert_eq!(Request::decode(hello.encode().as_bytes(), 1), Ok(hello));
+    }
+
+    #[test]
+    fn each_kind_of_rubbish_has_its_own_error() {
+        let datagram = Request::Withdraw(Withdraw { ticket: 5 }).encode();
+        let bytes = datagram.as_bytes();
+        assert_eq!(Request::decode(&bytes[..7], 0), Err(DecodeError::Length(7)));
+        assert_eq!(Request::decode(&bytes[..15], 0), Err(DecodeError::Length(15)));
+        assert_eq!(Request::decode(bytes, 1), Err(DecodeError::Descriptors(1)));
+        let mut other = bytes.to_vec();
+        other[4] = 9;
+        assert_eq!(Request::decode(&other, 0), Err(DecodeError::Version(9)));
+        other[0] = 0;
+        assert_eq!(Request::decode(&other, 0), Err(DecodeError::Magic));
+        let mut unknown = bytes.to_vec();
+        unknown[6] = 99;
+        assert_eq!(Request::decode(&unknown, 0), Err(DecodeError::Kind(99)));
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..300), fds in 0usize..4) {
+            let _ = Request::decode(&bytes, fds);
+            let _ = Reply::decode(&bytes, fds);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The layout of a link: one sealed memfd shared by exactly two processes.
+//!
+//! ```text
+//! 0                 header page: waiters of side 0, waiters of side 1, known doorbells
+//! WAITERS_OFFSET    2 sides x WAITERS x 64 bytes
+//! LANES_OFFSET      CONNS x 2 directions x LANE_BYTES
+//! RINGS_OFFSET      CONNS x 2 directions x ring_bytes, each page aligned
+//! ```
+//!
+//! Lane `(conn, side)` is the direction whose *sender* is `side`.
+
+/// Connections per link: one bit each of a 64-bit ready word.
+pub const CONNS: usize = 64;
+/// Waiters (epoll instances, threads) per side that can have a doorbell of their own.
+pub const WAITERS: usize = 64;
+/// Bytes of one waiter's line: a cache line, so that two waiters never share one.
+pub const WAITER_BYTES: usize = 64;
+/// Bytes of one lane's header: a line for the sender, a line for the receiver.
+pub const LANE_BYTES: usize = 128;
+/// Where the link-wide words stand: `known[2]`.
+pub const KNOWN_OFFSET: usize = 0;
+/// Where the waiters stand.
+pub const WAITERS_OFFSET: usize = 4096;
+/// Where the lane headers stand.
+pub const LANES_OFFSET: usize = WAITERS_OFFSET + 2 * WAITERS * WAITER_BYTES;
+/// Where the rings begin.
+pub const RINGS_OFFSET: usize = LANES_OFFSET + CONNS * 2 * LANE_BYTES;
+/// Ring size unless the broker says otherwise.
+pub const DEFAULT_RING_BYTES: usize = 256 * 1024;
+/// The smallest ring, one page.
+pub const MIN_RING_BYTES: usize = 4096;
+/// The largest ring.
+pub const MAX_RING_BYTES: usize = 16 * 1024 * 1024;
+
+const _: () = assert!(RINGS_OFFSET.is_multiple_of(4096));
+
+/// One of the two processes of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The first.
+    A = 0,
+    /// The second.
+    B = 1,
+}
+
+impl Side {
+    /// The side a message names, if it names one.
+    pub fn parse(raw: u32) -> Option<Side> {
+        match raw {
+            0 => Some(Side::A),
+            1 => Some(Side::B),
+            _ => None,
+        }
+    }
+
+    /// The other side.
+    pub fn other(self) -> Side {
+        match self {
+            Side::A => Side::B,
+            Side::B => Side::A,
+        }
+    }
+}
+
+/// Checked sizes of one link. Both processes take it from the broker's message, never from shared memory (L5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    ring_bytes: usize,
+}
+
+impl Geometry {
+    /// A geometry with rings of `ring_bytes`: a power of two between a page and `MAX_RING_BYTES`.
+    pub fn new(ring_bytes: usize) -> Option<Geometry> {
+        let fits = (MIN_RING_BYTES..=MAX_RING_BYTES).contains(&ring_bytes);
+        (ring_bytes.is_power_of_two() && fits).then_some(Geometry { ring_bytes })
+    }
+
+    /// Bytes of one ring.
+    pub fn ring_bytes(self) -> usize {
+        self.ring_bytes
+    }
+
+    /// Bytes of the whole link.
+    pub fn link_bytes(self) -> usize {
+        RINGS_OFFSET + CONNS * 2 * self.ring_bytes
+    }
+
+    /// Where the waiter line `slot` of `side` begins.
+    pub fn waiter_offset(self, side: Side, slot: usize) -> usize {
+        assert!(slot < WAITERS);
+        WAITERS_OFFSET + (side as usize * WAITERS + slot) * WAITER_BYTES
+    }
+
+    /// Where the header of the lane that `sender` writes for `conn` begins.
+    pub fn lane_offset(self, conn: usize, sender: Side) -> usize {
+        assert!(conn < CONNS);
+        LANES_OFFSET + (conn * 2 + sender as usize) * LANE_BYTES
+    }
+
+    /// Where the ring of that lane begins.
+    pub fn ring_offset(self, conn: usize, sender: Side) -> usize {
+        assert!(conn < CONNS);
+        RINGS_OFFSET + (conn * 2 + sender as usize) * self.ring_bytes
+    }
+}
+
+impl Default for Geometry {
+    fn default() -> Geometry {
+        Geometry { ring_bytes: DEFAULT_RING_BYTES }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_lie_inside_the_link_and_do_not_overlap() {
+        let geometry = Geometry::new(MIN_RING_BYTES).unwrap();
+        let mut starts: Vec<usize> = (0..CONNS)
+            .flat_map(|conn| [geometry.ring_offset(conn, Side::A), geometry.ring_offset(conn, Side::B)])
+            .collect();
+        starts.push(geometry.link_bytes());
+        assert!(starts.windows(2).all(|pair| pair[1] - pair[0] == MIN_RING_BYTES));
+        assert!(starts[0] >= geometry.lane_offset(CONNS - 1, Side::B) + LANE_BYTES);
+    }
+
+    #[test]
+    fn sizes_that_are_no_ring_are_refused() {
+        for bytes in [0, 1, 4095, 4097, 3 * 4096, MAX_RING_BYTES * 2, usize::MAX] {
+            assert_eq!(Geometry::new(bytes), None, "{bytes}");
+        }
+    }
+}

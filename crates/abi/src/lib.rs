@@ -1,0 +1,26 @@
+//! What crosses a process boundary in shunt, and nothing else: control messages, the geometry of a link,
+//! the page a process shares with the broker, and the one vocabulary of roads and bypass reasons.
+//!
+//! The shim, the broker and the command are built at different times and meet at run time, so every layout
+//! here is fixed by `VERSION`; whichever side does not understand the other stays on TCP.
+
+#![forbid(unsafe_code)]
+
+pub mod control;
+pub mod geometry;
+pub mod page;
+pub mod reason;
+pub mod status;
+
+/// Version of the control protocol and of the shared layouts. A different version is refused, never guessed.
+pub const VERSION: u16 = 1;
+
+/// Environment variables shared by `shunt run` and the shim.
+pub mod env {
+    /// Path of the broker's socket.
+    pub const BROKER: &str = "SHUNT_BROKER";
+    /// `auto`, `shm` or `tcp`: see `shunt run --transport`.
+    pub const TRANSPORT: &str = "SHUNT_TRANSPORT";
+    /// `auto`, `off` or a number of microseconds: see `shunt run --spin`.
+    pub const SPIN: &str = "SHUNT_SPIN";
+}

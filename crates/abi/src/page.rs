@@ -1,0 +1,205 @@
+//! The page: a sealed memfd that a process makes, and shows the broker in its hello.
+//!
+//! The broker writes one word of it, the inbox count, so that the shim learns of waiting control messages by
+//! one load instead of a system call. Everything else is the process's own report for `shunt status`: it is
+//! shown to people and never acted upon.
+
+use std::sync::atomic::{AtomicU64, Ordering::*};
+
+/// Connections a page can describe; further ones are only counted.
+pub const ENTRIES: usize = 2048;
+/// Bytes of the whole page memfd.
+pub const PAGE_BYTES: usize = size_of::<Page>();
+
+/// The layout of the memfd.
+#[repr(C, align(4096))]
+pub struct Page {
+    /// Messages the broker has put on the control socket so far. Written by the broker only.
+    pub inbox: AtomicU64,
+    _line: [u64; 7],
+    /// Counters of the process, in the order of [`Counter`].
+    pub counters: [AtomicU64; Counter::COUNT],
+    /// How often each bypass reason was met, indexed by its code.
+    pub bypasses: [AtomicU64; 64],
+    /// Live connections.
+    pub entries: [Entry; ENTRIES],
+}
+
+const _: () = assert!(Counter::COUNT + 8 + 64 <= 512 && crate::reason::Reason::ALL.len() <= 64);
+
+/// What a process counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Counter {
+    /// Endpoints offered to the broker.
+    Offered,
+    /// Endpoints adopted onto a link.
+    Adopted,
+    /// Doorbells rung: one write(2) each.
+    DoorbellsRung,
+    /// Sleeps in the kernel while at least one lane was watched.
+    Sleeps,
+    /// Nanoseconds spent spinning before a sleep.
+    SpinNanos,
+    /// Spins that found work before their time was up.
+    SpinHits,
+    /// Sleeps cut short because the peer could not yet ring the waiter's doorbell.
+    DegradedSleeps,
+    /// Connections that found no free entry in the page.
+    Unlisted,
+}
+
+impl Counter {
+    /// Number of counters.
+    pub const COUNT: usize = 8;
+    /// Every counter with its name in `--json`.
+    pub const NAMES: [(Counter, &'static str); Counter::COUNT] = [
+        (Counter::Offered, "offered"),
+        (Counter::Adopted, "adopted"),
+        (Counter::DoorbellsRung, "doorbells_rung"),
+        (Counter::Sleeps, "sleeps"),
+        (Counter::SpinNanos, "spin_nanos"),
+        (Counter::SpinHits, "spin_hits"),
+        (Counter::DegradedSleeps, "degraded_sleeps"),
+        (Counter::Unlisted, "unlisted"),
+    ];
+}
+
+/// One connection as its process reports it. `cookie` is written last and cleared first: 0 means free.
+#[repr(C)]
+#[derive(Default)]
+pub struct Entry {
+    /// SO_COOKIE of the socket; 0 when the entry is free.
+    pub cookie: AtomicU64,
+    /// Descriptor (low 32 bits), local port (next 16), remote port (top 16).
+    pub ids: AtomicU64,
+    /// Local address as IPv6 (IPv4-mapped where it is IPv4), big endian halves.
+    pub local: [AtomicU64; 2],
+    /// Remote address, the same way.
+    pub remote: [AtomicU64; 2],
+    /// Roads and reasons: bits 0-7 the sending road, 8-15 the receiving road, 16-31 and 32-47 their reasons.
+    pub roads: AtomicU64,
+    /// Bytes sent by TCP.
+    pub tcp_sent: AtomicU64,
+    /// Bytes received by TCP.
+    pub tcp_received: AtomicU64,
+    /// Bytes sent through lanes.
+    pub shm_sent: AtomicU64,
+    /// Bytes received through lanes.
+    pub shm_received: AtomicU64,
+    _rest: [u64; 5],
+}
+
+const _: () = assert!(size_of::<Entry>() == 128);
+
+/// A consistent copy of one entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EntryCopy {
+    /// See [`Entry::cookie`].
+    pub cookie: u64,
+    /// The descriptor.
+    pub fd: i32,
+    /// Local address, IPv4-mapped where it is IPv4.
+    pub local: [u8; 16],
+    /// Local port.
+    pub local_port: u16,
+    /// Remote address, IPv4-mapped where it is IPv4.
+    pub remote: [u8; 16],
+    /// Remote port.
+    pub remote_port: u16,
+    /// See [`Entry::roads`].
+    pub roads: u64,
+    /// Bytes sent by TCP.
+    pub tcp_sent: u64,
+    /// Bytes received by TCP.
+    pub tcp_received: u64,
+    /// Bytes sent through lanes.
+    pub shm_sent: u64,
+    /// Bytes received through lanes.
+    pub shm_received: u64,
+}
+
+impl Entry {
+    /// Fills a free entry; the caller owns it from a private free list.
+    pub fn publish(&self, copy: &EntryCopy) {
+        let half = |bytes: &[u8; 16], index: usize| {
+            u64::from_be_bytes(bytes[index * 8..index * 8 + 8].try_into().expect("eight bytes"))
+        };
+        let ids =
+            copy.fd as u32 as u64 | u64::from(copy.local_port) << 32 | u64::from(copy.remote_port) << 48;
+        self.ids.store(ids, Relaxed);
+        for index in 0..2 {
+            self.local[index].store(half(&copy.local, index), Relaxed);
+            self.remote[index].store(half(&copy.remote, index), Relaxed);
+        }
+        self.roads.store(copy.roads, Relaxed);
+        self.tcp_sent.store(copy.tcp_sent, Relaxed);
+        self.tcp_received.store(copy.tcp_received, Relaxed);
+        self.shm_sent.store(copy.shm_sent, Relaxed);
+        self.shm_received.store(copy.shm_received, Relaxed);
+        self.cookie.store(copy.cookie, Release);
+    }
+
+    /// Frees the entry.
+    pub fn clear(&self) {
+        self.cookie.store(0, Release);
+    }
+
+    /// Copies a live entry, or nothing if it is free or was replaced meanwhile.
+    pub fn copy(&self) -> Option<EntryCopy> {
+        let cookie = self.cookie.load(Acquire);
+        if cookie == 0 {
+            return None;
+        }
+        let ids = self.ids.load(Relaxed);
+        let address = |words: &[AtomicU64; 2]| {
+            let mut bytes = [0; 16];
+            bytes[..8].copy_from_slice(&words[0].load(Relaxed).to_be_bytes());
+            bytes[8..].copy_from_slice(&words[1].load(Relaxed).to_be_bytes());
+            bytes
+        };
+        let copy = EntryCopy {
+            cookie,
+            fd: ids as u32 as i32,
+            local: address(&self.local),
+            local_port: (ids >> 32) as u16,
+            remote: address(&self.remote),
+            remote_port: (ids >> 48) as u16,
+            roads: self.roads.load(Relaxed),
+            tcp_sent: self.tcp_sent.load(Relaxed),
+            tcp_received: self.tcp_received.load(Relaxed),
+            shm_sent: self.shm_sent.load(Relaxed),
+            shm_received: self.shm_received.load(Relaxed),
+        };
+        std::sync::atomic::fence(Acquire);
+        (self.cookie.load(Relaxed) == cookie).then_some(copy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_comes_back_as_it_was_published() {
+        let entry = Entry::default();
+        assert_eq!(entry.copy(), None);
+        let copy = EntryCopy {
+            cookie: 9,
+            fd: 1023,
+            local: [1; 16],
+            local_port: 11211,
+            remote: [2; 16],
+            remote_port: 65535,
+            roads: 7,
+            tcp_sent: 1,
+            tcp_received: 2,
+            shm_sent: 3,
+            shm_received: u64::MAX,
+        };
+        entry.publish(&copy);
+        assert_eq!(entry.copy(), Some(copy));
+        entry.clear();
+        assert_eq!(entry.copy(), None);
+    }
+}

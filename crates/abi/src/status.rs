@@ -1,0 +1,75 @@
+//! What `shunt status --json` prints: the broker's snapshot of every process and connection.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use crate::reason::{Reason, Road};
+
+/// Everything the broker knows at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Version of the protocol.
+    pub version: u16,
+    /// Process id of the broker.
+    pub broker_pid: u32,
+    /// Seconds since the broker started.
+    pub uptime_seconds: u64,
+    /// Links in use.
+    pub links: usize,
+    /// Pairs made since the start.
+    pub pairs_made: u64,
+    /// Offers refused since the start, by reason.
+    pub offers_refused: BTreeMap<String, u64>,
+    /// Messages refused since the start, by what was wrong with them.
+    pub bad_messages: BTreeMap<String, u64>,
+    /// Processes that said hello and are alive.
+    pub processes: Vec<Process>,
+}
+
+/// One process under shunt.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Process {
+    /// Process id, as the kernel told the broker.
+    pub pid: u32,
+    /// User id, as the kernel told the broker.
+    pub uid: u32,
+    /// The program's name.
+    pub program: String,
+    /// Its connections.
+    pub connections: Vec<Connection>,
+    /// Its counters: see [`crate::page::Counter`].
+    pub counters: BTreeMap<String, u64>,
+    /// How often each bypass reason was met.
+    pub bypasses: BTreeMap<String, u64>,
+}
+
+/// One end of one connection.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Connection {
+    /// SO_COOKIE of the socket.
+    pub cookie: u64,
+    /// The descriptor it was first seen under.
+    pub fd: i32,
+    /// Its own address.
+    pub local: SocketAddr,
+    /// Its peer's address.
+    pub remote: SocketAddr,
+    /// What it sends.
+    pub send: Direction,
+    /// What it receives.
+    pub receive: Direction,
+}
+
+/// One direction of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Direction {
+    /// The road it takes now.
+    pub road: Road,
+    /// Why it is on TCP; `none` on shared memory.
+    pub reason: Reason,
+    /// Bytes that went by TCP.
+    pub tcp_bytes: u64,
+    /// Bytes that went through shared memory.
+    pub shm_bytes: u64,
+}

@@ -1,0 +1,2 @@
+//! The command: shunt
+fn main() {}

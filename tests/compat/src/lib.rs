@@ -1,0 +1,1 @@
+//! Programs that nobody here wrote, run natively and under shunt.
