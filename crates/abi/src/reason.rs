@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $label:literal, $text:literal;)*) => {
         /// A named reason for staying on TCP or for going back to it.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         #[repr(u16)]
         pub enum Reason {
-            $(#[doc = $text] $name = $code,)*
+            $(#[doc = $text] $(#[$doc])* $name = $code,)*
         }
 
         impl Reason {
@@ -36,6 +36,7 @@ macro_rules! reasons {
 }
 
 reasons! {
+    #[default]
     None = 0, "none", "Nothing stands against shared memory.";
     TooFewOperations = 1, "too_few_operations", "The connection has not shown enough traffic to be worth offering.";
     NoBroker = 2, "no_broker", "No broker could be reached; it is tried again from time to time.";

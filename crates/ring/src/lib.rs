@@ -1,1 +1,17 @@
-//! ring
+//! Lanes and waiters: the shared-memory half of the local path, without any system call.
+//!
+//! A [`Producer`] and a [`Consumer`] are the two ends of one lane; a [`WaiterLine`] is where a sleeping
+//! process is found. Both ends distrust what the other writes (L5). The protocol is written down in
+//! `docs/local-path.md` and checked under loom in `tests/loom.rs`; the shim is its only user.
+
+pub mod bytes;
+pub mod lane;
+#[cfg(not(loom))]
+pub mod link;
+mod sync;
+pub mod user;
+pub mod waiter;
+
+pub use lane::{Consumer, LaneHeader, Misbehaved, Producer, Published};
+pub use user::{Sink, Source};
+pub use waiter::WaiterLine;

@@ -1,1 +1,28 @@
-//! transport
+//! The two directions of an endpoint: when each is on TCP, when on a lane, and the way between (L2, L4).
+//!
+//! [`Tx`] and [`Rx`] are the state machines of `docs/local-path.md`. They never sleep, and reach the kernel's
+//! socket only through [`Kernel`], so that the same code runs in the shim, against an oracle in the property
+//! tests, and under the model checker. The caller holds one lock per direction around every call.
+
+#![forbid(unsafe_code)]
+
+pub mod rx;
+pub mod tx;
+
+pub use rx::{Received, Rx};
+pub use tx::{Sent, Tx};
+
+use shunt_ring::Sink;
+
+/// What a direction needs of the TCP socket beneath.
+pub trait Kernel {
+    /// Bytes ever given to TCP for sending, or `None` if the kernel's counts do not settle.
+    fn sent(&self) -> Option<u64>;
+    /// Bytes ever read from TCP.
+    fn read(&self) -> Option<u64>;
+    /// Receives without blocking into `sink` and advances it. `Ok(0)` is end of file; `Err` an errno.
+    fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32>;
+}
+
+/// `EAGAIN`, as a kernel's receive reports an empty socket.
+pub const EAGAIN: i32 = 11;

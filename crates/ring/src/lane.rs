@@ -1,0 +1,342 @@
+//! One direction of one connection: a byte ring with a beginning and an end in the stream.
+//!
+//! The sender's end is a [`Producer`], the receiver's a [`Consumer`]. Each keeps its own cursor privately and
+//! copies the other's from shared memory, checked on every load (L5). Either may end the lane: see
+//! *Switch back* in `docs/local-path.md`.
+
+use crate::bytes::Ring;
+use crate::sync::{AtomicU32, AtomicU64, Ordering::*, full_fence_after_rmw};
+use crate::user::{Sink, Source};
+
+/// The bit of `tail` that ends a lane.
+const CLOSED: u64 = 1 << 63;
+/// A publication at the most, so that for large messages both ends copy at the same time.
+const CHUNK: usize = 64 * 1024;
+
+/// The shared words of a lane: a cache line for each writer.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct LaneHeader {
+    tail: AtomicU64,
+    start: AtomicU64,
+    fin: AtomicU32,
+    tx_wants: AtomicU32,
+    tx_waiter: AtomicU32,
+    receiver: ReceiverLine,
+}
+
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct ReceiverLine {
+    head: AtomicU64,
+    watching: AtomicU32,
+    rx_waiter: AtomicU32,
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<LaneHeader>() == shunt_abi::geometry::LANE_BYTES);
+
+/// The peer wrote an impossible value; the lane must be left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Misbehaved;
+
+/// What a [`Producer::write`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Published {
+    /// So many bytes, at least one, are in the lane.
+    Bytes(usize),
+    /// No room.
+    Full,
+    /// The lane has ended; everything not published before belongs to TCP.
+    Closed,
+}
+
+impl LaneHeader {
+    /// An unused lane; only the model checker and tests make one, a link's headers begin as zeroed memory.
+    pub fn new() -> LaneHeader {
+        LaneHeader {
+            tail: AtomicU64::new(0),
+            start: AtomicU64::new(0),
+            fin: AtomicU32::new(0),
+            tx_wants: AtomicU32::new(0),
+            tx_waiter: AtomicU32::new(0),
+            receiver: ReceiverLine {
+                head: AtomicU64::new(0),
+                watching: AtomicU32::new(0),
+                rx_waiter: AtomicU32::new(0),
+            },
+        }
+    }
+
+    /// Ends the lane at what has been published so far. Either end may; the second time changes nothing.
+    pub fn close(&self) {
+        self.tail.fetch_or(CLOSED, AcqRel);
+        full_fence_after_rmw();
+    }
+
+    /// Whether the lane has ended.
+    pub fn is_closed(&self) -> bool {
+        self.tail.load(Acquire) & CLOSED != 0
+    }
+
+    /// L4, receiver: from now on it looks at this lane before it sleeps.
+    pub fn watch(&self) {
+        self.receiver.watching.store(1, Release);
+    }
+
+    /// L4, sender: may it begin?
+    #[inline]
+    pub fn is_watched(&self) -> bool {
+        self.receiver.watching.load(Acquire) != 0
+    }
+
+    /// The sender begins at stream offset `offset`. Before anything is published.
+    pub fn begin(&self, offset: u64) {
+        self.start.store(offset + 1, Release);
+    }
+
+    /// Where in the stream the lane begins, once it has.
+    #[inline]
+    pub fn beginning(&self) -> Option<u64> {
+        self.start.load(Acquire).checked_sub(1)
+    }
+
+    /// The sender has shut the direction down by a call: end of file is no sign of its death.
+    pub fn set_fin(&self) {
+        self.fin.store(1, Release);
+    }
+
+    /// Whether it has.
+    pub fn has_fin(&self) -> bool {
+        self.fin.load(Acquire) != 0
+    }
+
+    /// The receiver names the waiter to ring, before it announces its sleep.
+    #[inline]
+    pub fn set_rx_waiter(&self, slot: Option<usize>) {
+        let word = slot.map_or(0, |slot| slot as u32 + 1);
+        if self.receiver.rx_waiter.load(Relaxed) != word {
+            self.receiver.rx_waiter.store(word, Release);
+        }
+    }
+
+    /// The waiter to ring for bytes. The sender has just passed a full fence.
+    #[inline]
+    pub fn rx_waiter(&self) -> Option<usize> {
+        checked_slot(self.receiver.rx_waiter.load(Relaxed))
+    }
+
+    /// The sender wants to be told of space through `slot`. It must look for space once more afterwards.
+    pub fn want_space(&self, slot: usize) {
+        self.tx_waiter.store(slot as u32 + 1, Relaxed);
+        self.tx_wants.swap(1, AcqRel);
+        full_fence_after_rmw();
+    }
+
+    /// The waiter to ring for space, if the sender waits for some. Asked after [`Consumer::read`].
+    #[inline]
+    pub fn take_space_wanted(&self) -> Option<usize> {
+        if self.tx_wants.load(Relaxed) == 0 || self.tx_wants.swap(0, AcqRel) == 0 {
+            return None;
+        }
+        checked_slot(self.tx_waiter.load(Relaxed))
+    }
+}
+
+impl Default for LaneHeader {
+    fn default() -> LaneHeader {
+        LaneHeader::new()
+    }
+}
+
+fn checked_slot(word: u32) -> Option<usize> {
+    let slot = (word as usize).checked_sub(1)?;
+    (slot < shunt_abi::geometry::WAITERS).then_some(slot)
+}
+
+/// The sender's end.
+#[derive(Debug, Default)]
+pub struct Producer {
+    tail: u64,
+    head: u64,
+    closed: bool,
+}
+
+impl Producer {
+    /// A producer of an unused lane.
+    pub fn new() -> Producer {
+        Producer::default()
+    }
+
+    /// Bytes published so far.
+    pub fn published(&self) -> u64 {
+        self.tail
+    }
+
+    /// Publishes as much of `source` as fits, a chunk at the most.
+    #[inline]
+    pub fn write(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        source: &mut Source<'_>,
+    ) -> Result<Published, Misbehaved> {
+        let wanted = source.remaining().min(CHUNK);
+        let room = self.room(lane, ring, wanted)?;
+        if self.closed {
+            return Ok(Published::Closed);
+        }
+        if room == 0 {
+            return if lane.is_closed() { self.commit(lane, 0) } else { Ok(Published::Full) };
+        }
+        let mut ahead = *source;
+        let count = wanted.min(room);
+        ring.fill(self.tail, count, &mut ahead);
+        let published = self.commit(lane, count)?;
+        if let Published::Bytes(_) = published {
+            *source = ahead;
+        }
+        Ok(published)
+    }
+
+    /// Makes `count` bytes that were put behind the tail visible, unless the lane has ended.
+    ///
+    /// [`write`](Producer::write) does this by itself; a caller that had the kernel fill the ring uses it.
+    #[inline]
+    pub fn commit(&mut self, lane: &LaneHeader, count: usize) -> Result<Published, Misbehaved> {
+        match lane.tail.compare_exchange(self.tail, self.tail + count as u64, AcqRel, Acquire) {
+            Ok(_) => {
+                // The waiter words are read after this: see *Sleeping and waking*.
+                full_fence_after_rmw();
+                self.tail += count as u64;
+                Ok(Published::Bytes(count))
+            }
+            Err(found) if found == self.tail | CLOSED => {
+                self.closed = true;
+                Ok(Published::Closed)
+            }
+            Err(_) => Err(Misbehaved),
+        }
+    }
+
+    /// Room in the ring; looks at the receiver's cursor only if `wanted` bytes do not fit otherwise.
+    #[inline]
+    pub fn room(&mut self, lane: &LaneHeader, ring: &impl Ring, wanted: usize) -> Result<usize, Misbehaved> {
+        let size = ring.len() as u64;
+        if size - (self.tail - self.head) < wanted as u64 {
+            self.refresh(lane)?;
+        }
+        Ok((size - (self.tail - self.head)) as usize)
+    }
+
+    /// Bytes that the receiver has not read.
+    pub fn unread(&mut self, lane: &LaneHeader) -> Result<u64, Misbehaved> {
+        self.refresh(lane)?;
+        Ok(self.tail - self.head)
+    }
+
+    fn refresh(&mut self, lane: &LaneHeader) -> Result<(), Misbehaved> {
+        let head = lane.receiver.head.load(Acquire);
+        // L5: the receiver's cursor only moves forward, and never past what was published.
+        if head < self.head || head > self.tail {
+            return Err(Misbehaved);
+        }
+        self.head = head;
+        Ok(())
+    }
+}
+
+/// The receiver's end.
+#[derive(Debug, Default)]
+pub struct Consumer {
+    head: u64,
+    tail: u64,
+    ended: bool,
+}
+
+impl Consumer {
+    /// A consumer of an unused lane.
+    pub fn new() -> Consumer {
+        Consumer::default()
+    }
+
+    /// Bytes read so far.
+    pub fn consumed(&self) -> u64 {
+        self.head
+    }
+
+    /// Bytes to read.
+    #[inline]
+    pub fn available(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Result<usize, Misbehaved> {
+        if !self.ended {
+            let word = lane.tail.load(Acquire);
+            let tail = word & !CLOSED;
+            // L5: the sender's cursor only moves forward, and never further than the ring is long.
+            if tail < self.tail || tail - self.head > ring.len() as u64 {
+                return Err(Misbehaved);
+            }
+            self.tail = tail;
+            self.ended = word & CLOSED != 0;
+        }
+        Ok((self.tail - self.head) as usize)
+    }
+
+    /// Whether the lane has ended and everything in it has been read. Asked after [`available`](Self::available).
+    #[inline]
+    pub fn is_finished(&self) -> bool {
+        self.ended && self.head == self.tail
+    }
+
+    /// Reads what is there into `sink` and returns how many bytes that were.
+    #[inline]
+    pub fn read(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        sink: &mut Sink<'_>,
+    ) -> Result<usize, Misbehaved> {
+        let mut total = 0;
+        while sink.remaining() > 0 {
+            let count = self.available(lane, ring)?.min(sink.remaining()).min(CHUNK);
+            if count == 0 {
+                break;
+            }
+            ring.drain(self.head, count, sink);
+            self.advance(lane, count);
+            total += count;
+        }
+        Ok(total)
+    }
+
+    /// Copies without reading, from `skip` bytes after the cursor.
+    pub fn peek(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        sink: &mut Sink<'_>,
+    ) -> Result<usize, Misbehaved> {
+        let count = self.available(lane, ring)?.min(sink.remaining());
+        ring.drain(self.head, count, sink);
+        Ok(count)
+    }
+
+    /// Throws `count` bytes away, no more than are available.
+    pub fn discard(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        count: usize,
+    ) -> Result<usize, Misbehaved> {
+        let count = self.available(lane, ring)?.min(count);
+        self.advance(lane, count);
+        Ok(count)
+    }
+
+    #[inline]
+    fn advance(&mut self, lane: &LaneHeader, count: usize) {
+        self.head += count as u64;
+        // A swap, because `tx_wants` is read next and the sender does the reverse.
+        lane.receiver.head.swap(self.head, AcqRel);
+        full_fence_after_rmw();
+    }
+}

@@ -1,0 +1,71 @@
+//! A link as one of its two processes sees it: typed views into the mapped memfd.
+
+use std::sync::atomic::{AtomicU64, Ordering::*};
+
+use shunt_abi::geometry::{Geometry, KNOWN_OFFSET, Side};
+
+use crate::bytes::MappedRing;
+use crate::lane::LaneHeader;
+use crate::waiter::WaiterLine;
+
+/// Views into a mapped link. All of them are atomics or raw rings, so that a peer's writes are never undefined.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkView {
+    base: *mut u8,
+    geometry: Geometry,
+}
+
+// SAFETY: only atomics and raw rings are handed out.
+unsafe impl Send for LinkView {}
+// SAFETY: as above.
+unsafe impl Sync for LinkView {}
+
+impl LinkView {
+    /// Views the mapping at `base`.
+    ///
+    /// # Safety
+    /// `base` must be page aligned and mapped, shared, for reads and writes, for `geometry.link_bytes()` bytes, as
+    /// long as the view or anything obtained from it is used.
+    pub unsafe fn new(base: *mut u8, geometry: Geometry) -> LinkView {
+        LinkView { base, geometry }
+    }
+
+    /// The header of the lane that `sender` writes.
+    #[inline]
+    pub fn lane(&self, conn: usize, sender: Side) -> &LaneHeader {
+        let offset = self.geometry.lane_offset(conn, sender);
+        // SAFETY: the offset is inside the mapping and aligned to LANE_BYTES; the type is made of atomics.
+        unsafe { &*self.base.add(offset).cast() }
+    }
+
+    /// The ring of that lane.
+    #[inline]
+    pub fn ring(&self, conn: usize, sender: Side) -> MappedRing {
+        let offset = self.geometry.ring_offset(conn, sender);
+        // SAFETY: the whole ring is inside the mapping, and its size is a power of two (`Geometry::new`).
+        unsafe { MappedRing::new(self.base.add(offset), self.geometry.ring_bytes()) }
+    }
+
+    /// A waiter of `side`.
+    #[inline]
+    pub fn waiter(&self, side: Side, slot: usize) -> &WaiterLine {
+        let offset = self.geometry.waiter_offset(side, slot);
+        // SAFETY: as in `lane`.
+        unsafe { &*self.base.add(offset).cast() }
+    }
+
+    /// Says that `side` holds the doorbell of its peer's waiter `slot`.
+    pub fn set_known(&self, side: Side, slot: usize) {
+        self.known(side).fetch_or(1 << slot, Release);
+    }
+
+    /// Whether `side` holds the doorbell of its peer's waiter `slot`.
+    pub fn is_known(&self, side: Side, slot: usize) -> bool {
+        self.known(side).load(Acquire) & 1 << slot != 0
+    }
+
+    fn known(&self, side: Side) -> &AtomicU64 {
+        // SAFETY: the header page is inside the mapping; two aligned words.
+        unsafe { &*self.base.add(KNOWN_OFFSET + side as usize * 8).cast() }
+    }
+}

@@ -1,0 +1,141 @@
+//! Buffers of the program: what a socket call was given to send from or to receive into.
+//!
+//! They are raw addresses that the program promised to be valid, as it would promise the kernel. They are
+//! walked with a cursor, so that one call can be served partly by TCP and partly by a lane.
+
+use std::marker::PhantomData;
+
+/// One piece of a buffer, laid out as C's `struct iovec`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Piece {
+    /// First byte.
+    pub base: *mut u8,
+    /// Number of bytes.
+    pub len: usize,
+}
+
+/// A cursor over the pieces of one call.
+#[derive(Clone, Copy, Debug)]
+struct Cursor<'a> {
+    pieces: *const Piece,
+    count: usize,
+    offset: usize,
+    remaining: usize,
+    _pieces: PhantomData<&'a [Piece]>,
+}
+
+impl<'a> Cursor<'a> {
+    fn new(pieces: &'a [Piece]) -> Cursor<'a> {
+        let remaining = pieces.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.len));
+        Cursor { pieces: pieces.as_ptr(), count: pieces.len(), offset: 0, remaining, _pieces: PhantomData }
+    }
+
+    fn pieces(&self) -> &'a [Piece] {
+        // SAFETY: `pieces` and `count` always describe a tail of the slice given to `new`, borrowed for 'a.
+        unsafe { std::slice::from_raw_parts(self.pieces, self.count) }
+    }
+
+    /// The longest run that is contiguous in memory, at most `limit` bytes.
+    fn run(&self, limit: usize) -> (*mut u8, usize) {
+        for (index, piece) in self.pieces().iter().enumerate() {
+            let skip = if index == 0 { self.offset } else { 0 };
+            if piece.len > skip {
+                return (piece.base.wrapping_add(skip), (piece.len - skip).min(limit));
+            }
+        }
+        (std::ptr::null_mut(), 0)
+    }
+
+    fn advance(&mut self, mut count: usize) {
+        debug_assert!(count <= self.remaining);
+        self.remaining -= count;
+        while let Some(first) = self.pieces().first() {
+            let left = first.len - self.offset;
+            if count < left {
+                self.offset += count;
+                return;
+            }
+            count -= left;
+            self.offset = 0;
+            self.pieces = self.pieces.wrapping_add(1);
+            self.count -= 1;
+        }
+    }
+}
+
+macro_rules! cursor {
+    ($(#[$doc:meta])* $name:ident, $what:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name<'a>(Cursor<'a>);
+
+        impl<'a> $name<'a> {
+            /// A cursor at the first byte of `pieces`.
+            ///
+            /// # Safety
+            #[doc = concat!("Every piece must be valid for ", $what, " for as long as the cursor or a copy of it is used.")]
+            pub unsafe fn new(pieces: &'a [Piece]) -> $name<'a> {
+                $name(Cursor::new(pieces))
+            }
+
+            /// Bytes left.
+            pub fn remaining(&self) -> usize {
+                self.0.remaining
+            }
+
+            /// The pieces left and the offset into the first, for a system call.
+            pub fn pieces(&self) -> (&'a [Piece], usize) {
+                (self.0.pieces(), self.0.offset)
+            }
+
+            /// Moves past `count` bytes, no more than are left.
+            pub fn advance(&mut self, count: usize) {
+                self.0.advance(count);
+            }
+
+            pub(crate) fn run(&self, limit: usize) -> (*mut u8, usize) {
+                self.0.run(limit)
+            }
+        }
+    };
+}
+
+cursor!(
+    /// What is to be sent.
+    Source,
+    "reads"
+);
+cursor!(
+    /// Where received bytes go.
+    Sink,
+    "writes"
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_walks_pieces_and_skips_empty_ones() {
+        let mut bytes = *b"abcdef";
+        let base = bytes.as_mut_ptr();
+        let pieces = [
+            Piece { base, len: 0 },
+            Piece { base, len: 2 },
+            Piece { base: base.wrapping_add(2), len: 0 },
+            Piece { base: base.wrapping_add(2), len: 4 },
+        ];
+        // SAFETY: the pieces lie in `bytes`, which outlives the cursor.
+        let mut source = unsafe { Source::new(&pieces) };
+        assert_eq!(source.remaining(), 6);
+        assert_eq!(source.run(9), (base, 2));
+        source.advance(1);
+        assert_eq!(source.run(9), (base.wrapping_add(1), 1));
+        source.advance(1);
+        assert_eq!(source.run(3), (base.wrapping_add(2), 3));
+        source.advance(4);
+        assert_eq!((source.remaining(), source.run(1).1), (0, 0));
+        assert_eq!(source.pieces().0.len(), 0);
+    }
+}

@@ -1,0 +1,192 @@
+//! The sending direction.
+
+use shunt_abi::reason::{Reason, Road};
+use shunt_ring::bytes::Ring;
+use shunt_ring::{LaneHeader, Producer, Published, Source};
+
+use crate::Kernel;
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Tcp,
+    /// Paired, but the receiver is not watching yet, or a thread is inside a kernel send.
+    Adopted(Producer),
+    Lane(Producer),
+}
+
+/// What became of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// So many bytes are in the lane; the receiver must be told.
+    Bytes(usize),
+    /// The lane is full.
+    Full,
+    /// The rest belongs to TCP.
+    UseTcp,
+}
+
+/// The sending direction of one endpoint.
+#[derive(Debug, Default)]
+pub struct Tx {
+    state: State,
+    reason: Reason,
+    done: u64,
+}
+
+impl Tx {
+    /// The direction has a lane now; nothing changes until [`road`](Self::road) finds the receiver watching.
+    pub fn adopt(&mut self) {
+        self.state = State::Adopted(Producer::new());
+        self.reason = Reason::PeerNotOffered;
+    }
+
+    /// The road to take now. Moves onto the lane if the receiver watches and `quiet` says that no thread of this
+    /// process is inside a kernel send on the socket.
+    #[inline]
+    pub fn road(&mut self, lane: &LaneHeader, kernel: &impl Kernel, quiet: bool) -> Road {
+        match self.state {
+            State::Lane(_) => Road::Shm,
+            State::Tcp => Road::Tcp,
+            State::Adopted(_) => self.try_begin(lane, kernel, quiet),
+        }
+    }
+
+    fn try_begin(&mut self, lane: &LaneHeader, kernel: &impl Kernel, quiet: bool) -> Road {
+        if lane.is_closed() {
+            self.leave(Reason::PeerWentBack);
+            return Road::Tcp;
+        }
+        if !quiet || !lane.is_watched() {
+            return Road::Tcp;
+        }
+        let Some(offset) = kernel.sent() else {
+            self.close(lane, Reason::OffsetUnclear);
+            return Road::Tcp;
+        };
+        // L4: everything after `offset` goes to the lane. The lock around this call keeps every other sender of
+        // this process out, and `quiet` says that none is still inside the kernel.
+        lane.begin(offset);
+        if let State::Adopted(producer) = std::mem::take(&mut self.state) {
+            self.state = State::Lane(producer);
+            self.reason = Reason::None;
+        }
+        Road::Shm
+    }
+
+    /// Writes to the lane, if that is the road.
+    #[inline]
+    pub fn write(&mut self, lane: &LaneHeader, ring: &impl Ring, source: &mut Source<'_>) -> Sent {
+        let State::Lane(producer) = &mut self.state else { return Sent::UseTcp };
+        let outcome = producer.write(lane, ring, source);
+        self.judge(lane, outcome)
+    }
+
+    /// Has `fill` put bytes straight into the ring, for a source that only the kernel can read: it gets the position
+    /// and the room, and returns how many it put there.
+    pub fn write_with<E>(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        wanted: usize,
+        fill: impl FnOnce(u64, usize) -> Result<usize, E>,
+    ) -> Result<Sent, E> {
+        let State::Lane(producer) = &mut self.state else { return Ok(Sent::UseTcp) };
+        let outcome = match producer.room(lane, ring, wanted) {
+            Ok(0) if !lane.is_closed() => Ok(Published::Full),
+            Ok(room) => {
+                let count = fill(producer.published(), room.min(wanted))?;
+                producer.commit(lane, count)
+            }
+            Err(misbehaved) => Err(misbehaved),
+        };
+        Ok(self.judge(lane, outcome))
+    }
+
+    fn judge(&mut self, lane: &LaneHeader, outcome: Result<Published, shunt_ring::Misbehaved>) -> Sent {
+        match outcome {
+            Ok(Published::Bytes(count)) => Sent::Bytes(count),
+            Ok(Published::Full) => Sent::Full,
+            Ok(Published::Closed) => {
+                self.leave(Reason::PeerWentBack);
+                Sent::UseTcp
+            }
+            Err(shunt_ring::Misbehaved) => {
+                self.close(lane, Reason::PeerMisbehaved);
+                Sent::UseTcp
+            }
+        }
+    }
+
+    /// L2: ends the lane at what has been published; everything else goes to TCP.
+    pub fn close(&mut self, lane: &LaneHeader, reason: Reason) {
+        if !matches!(self.state, State::Tcp) {
+            lane.close();
+            self.leave(reason);
+        }
+    }
+
+    fn leave(&mut self, reason: Reason) {
+        self.done += self.lane_bytes();
+        self.state = State::Tcp;
+        self.reason = reason;
+    }
+
+    /// Whether a write could make progress now. `None`: ask TCP.
+    pub fn is_writable(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Option<bool> {
+        let State::Lane(producer) = &mut self.state else { return None };
+        if lane.is_closed() {
+            return None;
+        }
+        // A third, as TCP does it: a writer that is told of every byte gets nothing done.
+        let wanted = ring.len() / 3;
+        match producer.room(lane, ring, wanted) {
+            Ok(room) => Some(room >= wanted),
+            Err(_) => None,
+        }
+    }
+
+    /// Bytes in the lane that the receiver has not read.
+    pub fn unread(&mut self, lane: &LaneHeader) -> u64 {
+        match &mut self.state {
+            State::Lane(producer) => producer.unread(lane).unwrap_or(0),
+            _ => 0,
+        }
+    }
+
+    /// Whether the direction is on its lane.
+    #[inline]
+    pub fn on_lane(&self) -> bool {
+        matches!(self.state, State::Lane(_))
+    }
+
+    /// Whether the direction has a lane that it may still move to.
+    #[inline]
+    pub fn is_adopted(&self) -> bool {
+        matches!(self.state, State::Adopted(_))
+    }
+
+    /// Why the direction is on TCP.
+    pub fn reason(&self) -> Reason {
+        self.reason
+    }
+
+    /// Changes the reason of a direction that is on TCP.
+    pub fn set_reason(&mut self, reason: Reason) {
+        if !self.on_lane() {
+            self.reason = reason;
+        }
+    }
+
+    /// Bytes that went through lanes in all.
+    pub fn lane_total(&self) -> u64 {
+        self.done + self.lane_bytes()
+    }
+
+    fn lane_bytes(&self) -> u64 {
+        match &self.state {
+            State::Lane(producer) => producer.published(),
+            _ => 0,
+        }
+    }
+}
