@@ -1,1 +1,26 @@
-//! Programs that nobody here wrote, run natively and under shunt.
+//! Programs that nobody here wrote, run natively and under shunt, with their content checked and the road
+//! asserted by `shunt status --json`.
+//!
+//! A test gives [`both`] a body: it starts programs on a [`Host`] and returns what it saw. The body runs twice,
+//! natively and under shunt, each time on a fresh host (a network namespace, a temporary directory and a broker
+//! of its own), and must see the same. On a native host the road is not looked at.
+
+mod both;
+mod ground;
+mod host;
+mod launch;
+mod programs;
+mod road;
+
+pub use both::both;
+pub use both::under_shunt;
+pub use ground::Ground;
+pub use host::Host;
+pub use host::Mode;
+pub use launch::Finished;
+pub use launch::Launch;
+pub use launch::Program;
+pub use programs::Tools;
+pub use programs::find as find_program;
+pub use road::Expected;
+pub use road::Road;

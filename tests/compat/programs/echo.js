@@ -1,0 +1,98 @@
+// Echo server and verifying client on Node's net module, both with backpressure.
+//
+//     echo.js server PORT
+//     echo.js client PORT CONNECTIONS MEGABYTES
+//
+// Each connection sends a byte stream in chunks of many sizes, waiting for 'drain' whenever write() says so, and
+// compares what comes back byte by byte. The server pauses its input while its output is full. Prints one digest
+// over all connections, which depends on the arguments only.
+
+const net = require('net');
+const crypto = require('crypto');
+
+const HOLD = 500; // milliseconds that a connection stays open after its last byte, so that the status shows it
+
+/** A small generator whose bytes depend on the seed only. */
+function stream(seed) {
+  let state = BigInt(seed + 1) * 0x9e3779b97f4a7c15n & 0xffffffffffffffffn;
+  return (size) => {
+    const words = Math.ceil(size / 8);
+    const bytes = Buffer.alloc(words * 8);
+    for (let index = 0; index < words; index++) {
+      if (index % 64 === 0) {
+        state ^= state << 13n & 0xffffffffffffffffn;
+        state ^= state >> 7n;
+        state ^= state << 17n & 0xffffffffffffffffn;
+      }
+      bytes.writeBigUInt64LE(state + BigInt(index) & 0xffffffffffffffffn, index * 8);
+    }
+    return bytes.subarray(0, size);
+  };
+}
+
+function server(port) {
+  net.createServer((socket) => {
+    socket.on('data', (chunk) => {
+      if (!socket.write(chunk)) {
+        socket.pause();
+        socket.once('drain', () => socket.resume());
+      }
+    });
+    socket.on('end', () => socket.end());
+    socket.on('error', (error) => console.error('server:', error.message));
+  }).listen(port, '127.0.0.1', 512);
+}
+
+function client(port, seed, total) {
+  return new Promise((resolve, reject) => {
+    const sizes = [1, 17, 300, 1024, 4096, 20000, 65536];
+    const next = stream(seed);
+    const digest = crypto.createHash('sha256');
+    const unanswered = [];
+    let sent = 0, received = 0, turn = seed;
+    const socket = net.connect(port, '127.0.0.1');
+    const pump = () => {
+      while (sent < total) {
+        const chunk = next(Math.min(sizes[turn++ % sizes.length], total - sent));
+        sent += chunk.length;
+        unanswered.push(chunk);
+        if (!socket.write(chunk)) {
+          socket.once('drain', pump);
+          return;
+        }
+      }
+    };
+    socket.on('connect', pump);
+    socket.on('data', (chunk) => {
+      digest.update(chunk);
+      received += chunk.length;
+      while (chunk.length > 0) {
+        const expected = unanswered[0];
+        if (!expected) return reject(new Error(`connection ${seed}: more came back than was sent`));
+        const size = Math.min(expected.length, chunk.length);
+        if (expected.compare(chunk, 0, size, 0, size) !== 0) {
+          return reject(new Error(`connection ${seed}: other bytes came back before ${received}`));
+        }
+        if (size === expected.length) unanswered.shift(); else unanswered[0] = expected.subarray(size);
+        chunk = chunk.subarray(size);
+      }
+      if (received === total) setTimeout(() => socket.end(), HOLD);
+    });
+    socket.on('close', () => {
+      if (received !== total) return reject(new Error(`connection ${seed}: ended after ${received} of ${total}`));
+      resolve(digest.digest('hex'));
+    });
+    socket.on('error', reject);
+  });
+}
+
+const [role, port, connections, megabytes] = process.argv.slice(2);
+if (role === 'server') {
+  server(Number(port));
+} else {
+  const all = Array.from({ length: Number(connections) },
+    (_, index) => client(Number(port), index, Number(megabytes) * 1024 * 1024));
+  Promise.all(all).then(
+    (digests) => console.log(crypto.createHash('sha256').update(digests.join('')).digest('hex')),
+    (error) => { console.error(error); process.exit(1); });
+}

@@ -1,0 +1,152 @@
+"""Echo server and verifying clients: blocking sockets with threads, or asyncio streams.
+
+    echo.py server threads|asyncio PORT
+    echo.py client threads|asyncio PORT CONNECTIONS MESSAGES [SECONDS]
+
+A message is a 4-byte big-endian length and that many bytes; the server sends back the same. The client compares
+each with what it sent, and prints one digest over all connections, which depends on its arguments only. With
+SECONDS it repeats the messages on the same connections until that time has passed.
+"""
+
+import asyncio
+import hashlib
+import random
+import socket
+import struct
+import sys
+import threading
+import time
+
+HOLD = 0.5  # seconds that the connections stay open after the last message, so that the status shows them
+
+
+def messages(connection, count):
+    """The messages of one connection: mostly small, a few large."""
+    source = random.Random(connection)
+    for _ in range(count):
+        kind = source.random()
+        size = source.randrange(1, 2000) if kind < 0.9 else source.randrange(1, 70_000)
+        if kind > 0.995:
+            size = source.randrange(500_000, 1_000_000)
+        yield source.randbytes(size)
+
+
+def receive_exactly(sock, size):
+    parts = bytearray()
+    while len(parts) < size:
+        part = sock.recv(min(size - len(parts), 65536))
+        if not part:
+            raise EOFError(f"end of file after {len(parts)} of {size} bytes")
+        parts += part
+    return bytes(parts)
+
+
+def serve_threads(port):
+    def serve(sock):
+        with sock:
+            while True:
+                head = sock.recv(4)
+                if not head:
+                    return
+                if len(head) < 4:
+                    head += receive_exactly(sock, 4 - len(head))
+                (size,) = struct.unpack(">I", head)
+                sock.sendall(head + receive_exactly(sock, size))
+
+    listener = socket.create_server(("127.0.0.1", port), backlog=128)
+    while True:
+        sock, _ = listener.accept()
+        threading.Thread(target=serve, args=(sock,), daemon=True).start()
+
+
+def client_threads(port, connections, count, seconds):
+    digests = [None] * connections
+    end = time.monotonic() + seconds
+
+    def run(connection):
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            first = True
+            while first or time.monotonic() < end:
+                digest = hashlib.sha256()
+                for message in messages(connection, count):
+                    # The sender is a thread of its own for large ones: neither end may need to buffer them whole.
+                    whole = struct.pack(">I", len(message)) + message
+                    if len(whole) > 60_000:
+                        sender = threading.Thread(target=sock.sendall, args=(whole,))
+                        sender.start()
+                    else:
+                        sender = None
+                        sock.sendall(whole)
+                    answer = receive_exactly(sock, len(whole))
+                    if sender:
+                        sender.join()
+                    if answer != whole:
+                        raise ValueError(f"connection {connection}: other bytes came back")
+                    digest.update(answer)
+                digests[connection] = digest.hexdigest()
+                first = False
+            time.sleep(HOLD)
+
+    threads = [threading.Thread(target=run, args=(connection,)) for connection in range(connections)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return digests
+
+
+async def serve_asyncio(port):
+    async def serve(reader, writer):
+        try:
+            while True:
+                head = await reader.readexactly(4)
+                writer.write(head + await reader.readexactly(struct.unpack(">I", head)[0]))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionResetError):
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", port, backlog=128)
+    await server.serve_forever()
+
+
+async def client_asyncio(port, connections, count, seconds):
+    end = time.monotonic() + seconds
+
+    async def run(connection):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        first = True
+        while first or time.monotonic() < end:
+            digest = hashlib.sha256()
+            for message in messages(connection, count):
+                whole = struct.pack(">I", len(message)) + message
+                writer.write(whole)
+                answer = await reader.readexactly(len(whole))
+                await writer.drain()
+                if answer != whole:
+                    raise ValueError(f"connection {connection}: other bytes came back")
+                digest.update(answer)
+            first = False
+        await asyncio.sleep(HOLD)
+        writer.close()
+        await writer.wait_closed()
+        return digest.hexdigest()
+
+    return await asyncio.gather(*(run(connection) for connection in range(connections)))
+
+
+def main():
+    role, style, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    if role == "server":
+        return serve_threads(port) if style == "threads" else asyncio.run(serve_asyncio(port))
+    connections, count = int(sys.argv[4]), int(sys.argv[5])
+    seconds = float(sys.argv[6]) if len(sys.argv) > 6 else 0.0
+    if style == "threads":
+        digests = client_threads(port, connections, count, seconds)
+    else:
+        digests = asyncio.run(client_asyncio(port, connections, count, seconds))
+    if None in digests:
+        sys.exit("some connections failed")
+    print(hashlib.sha256("".join(digests).encode()).hexdigest())
+
+
+main()

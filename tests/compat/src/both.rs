@@ -1,0 +1,69 @@
+//! Running a test's body natively and under shunt, each bounded in time.
+
+use crate::ground::Ground;
+use crate::host::{Host, Mode};
+use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// Runs `body` natively, then under shunt, each within `limit`, and requires the same result.
+///
+/// With `COMPAT_ONLY=native` or `COMPAT_ONLY=shunt` in the environment only that half runs, for work on it.
+pub fn both<T: Debug + PartialEq + Send + 'static>(
+    limit: Duration,
+    body: impl Fn(&Host) -> T + Clone + Send + 'static,
+) {
+    let only = std::env::var("COMPAT_ONLY").unwrap_or_default();
+    let native = (only != "shunt").then(|| on_host(Mode::Native, limit, body.clone()));
+    let shunt = (only != "native").then(|| on_host(Mode::Shunt, limit, body));
+    if let (Some(native), Some(shunt)) = (native, shunt) {
+        assert_eq!(native, shunt, "natively (left) and under shunt (right)");
+    }
+}
+
+/// Runs `body` under shunt only, within `limit`: for what has no native counterpart, such as the broker's death.
+pub fn under_shunt(limit: Duration, body: impl Fn(&Host) + Clone + Send + 'static) {
+    if std::env::var("COMPAT_ONLY").is_ok_and(|only| only == "native") {
+        return;
+    }
+    on_host(Mode::Shunt, limit, body);
+}
+
+/// The body runs on a thread of its own, which moves to the host's namespace. When its time is up everything
+/// there is killed, which ends whatever the body waits for.
+fn on_host<T: Send + 'static>(mode: Mode, limit: Duration, body: impl Fn(&Host) -> T + Send + 'static) -> T {
+    let (ground_sender, ground_receiver) = channel::<Arc<Ground>>();
+    let (sender, receiver) = channel();
+    let thread = std::thread::spawn(move || {
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let ground = Arc::new(Ground::enter());
+            let _ = ground_sender.send(ground.clone());
+            let host = Host::new(mode, ground);
+            let baseline = host.broker_descriptors();
+            let result = body(&host);
+            host.assert_broker_is_empty(baseline);
+            host.finish();
+            result
+        }));
+        let _ = sender.send(());
+        result
+    });
+    let ground = ground_receiver.recv().ok();
+    let in_time = receiver.recv_timeout(limit);
+    if in_time == Err(RecvTimeoutError::Timeout) {
+        eprintln!("{mode:?}: not done within {limit:?}: everything on the host is killed");
+        if let Some(ground) = &ground {
+            ground.kill_all();
+        }
+    }
+    match thread.join() {
+        Ok(Ok(result)) if in_time.is_ok() => result,
+        Ok(Ok(_)) => panic!("{mode:?}: not done within {limit:?}"),
+        Ok(Err(panic)) | Err(panic) => {
+            eprintln!("the {mode:?} half failed");
+            resume_unwind(panic)
+        }
+    }
+}

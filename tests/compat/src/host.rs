@@ -1,0 +1,252 @@
+//! A host under test: a ground, a temporary directory, and, under shunt, a broker of its own.
+
+use crate::ground::Ground;
+use crate::launch::{Launch, Program};
+use crate::programs::{Tools, find};
+use crate::road::Road;
+use std::fs;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How the programs of a host are started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// As they are.
+    Native,
+    /// Under `shunt run`.
+    Shunt,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Host {
+    mode: Mode,
+    ground: Arc<Ground>,
+    dir: TempDir,
+    tools: Option<Tools>,
+    broker: Mutex<Option<Program>>,
+    next_port: AtomicU16,
+}
+
+/// The first port that is handed out; well below the ephemeral ones.
+const FIRST_PORT: u16 = 7001;
+/// A broker that holds nothing more for anybody has at most this long to notice.
+const SETTLE: Duration = Duration::from_secs(3);
+
+impl Host {
+    /// A new host. The calling thread moves into its namespace.
+    pub fn new(mode: Mode, ground: Arc<Ground>) -> Host {
+        let dir = tempfile::Builder::new().prefix("shunt-compat-").tempdir().expect("a temporary directory");
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("own directory");
+        let tools = (mode == Mode::Shunt).then(|| Tools::locate().copy_to(dir.path()));
+        let host = Host {
+            mode,
+            ground,
+            dir,
+            tools,
+            broker: Mutex::new(None),
+            next_port: AtomicU16::new(FIRST_PORT),
+        };
+        if mode == Mode::Shunt {
+            host.start_broker();
+        }
+        host
+    }
+
+    /// How programs are started here.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The ground it stands on.
+    pub fn ground(&self) -> &Ground {
+        &self.ground
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A path in its directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A file in its directory.
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, content).unwrap_or_else(|error| panic!("writing {}: {error}", path.display()));
+        path
+    }
+
+    /// A program to start here, under shunt if that is the host's mode.
+    pub fn program(&self, name: impl AsRef<str>) -> Launch<'_> {
+        Launch::new(self, find(name.as_ref()))
+    }
+
+    /// A program of ours, from `tests/compat/programs`.
+    pub fn script(&self, interpreter: &str, name: &str) -> Launch<'_> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name);
+        let text = fs::read(&path).unwrap_or_else(|error| panic!("reading {}: {error}", path.display()));
+        // A copy, so that a program running as another user can reach it.
+        self.program(interpreter).arg(self.write(name, text))
+    }
+
+    /// A free port on the loopback interface.
+    pub fn port(&self) -> u16 {
+        loop {
+            let port = self.next_port.fetch_add(1, Relaxed);
+            if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+                return port;
+            }
+        }
+    }
+
+    /// Waits until `port` accepts connections.
+    pub fn wait_for_port(&self, port: u16) {
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        wait_until(&format!("port {port}"), || TcpStream::connect(address).is_ok());
+    }
+
+    /// Waits until the Unix socket `path` accepts connections.
+    pub fn wait_for_socket(&self, path: &Path) {
+        wait_until(&path.display().to_string(), || UnixStream::connect(path).is_ok());
+    }
+
+    /// Begins to watch the road, until [`Road::expect`]. On a native host there is nothing to watch.
+    pub fn watch_road(&self) -> Road {
+        Road::watch(self.status_command())
+    }
+
+    /// `shunt status --json` for this host's broker; nothing on a native host.
+    pub(crate) fn status_command(&self) -> Option<Command> {
+        let tools = self.tools.as_ref()?;
+        let mut command = Command::new(&tools.shunt);
+        command.args(["status", "--json", "--broker"]).arg(self.broker_socket());
+        Some(command)
+    }
+
+    /// The paths of the command and the shim on this host.
+    pub fn tools(&self) -> Option<&Tools> {
+        self.tools.as_ref()
+    }
+
+    /// The broker's socket.
+    pub fn broker_socket(&self) -> PathBuf {
+        self.path("broker.sock")
+    }
+
+    /// The broker's process id.
+    pub fn broker_pid(&self) -> Option<u32> {
+        self.broker.lock().expect("no holder panics").as_ref().map(Program::pid)
+    }
+
+    /// Starts the broker; it must accept connections before this returns.
+    pub fn start_broker(&self) {
+        let Some(tools) = &self.tools else { return };
+        let broker = Launch::new(self, tools.shunt.clone())
+            .native()
+            .args(["daemon", "--socket"])
+            .arg(self.broker_socket())
+            .start("broker");
+        *self.broker.lock().expect("no holder panics") = Some(broker);
+        self.wait_for_socket(&self.broker_socket());
+        // Programs of other users connect to it as well.
+        let _ = fs::set_permissions(self.broker_socket(), fs::Permissions::from_mode(0o666));
+    }
+
+    /// Kills the broker as `kill -9` does.
+    pub fn kill_broker(&self) {
+        if let Some(mut broker) = self.broker.lock().expect("no holder panics").take() {
+            broker.kill();
+        }
+    }
+
+    /// Number of descriptors the broker holds.
+    pub fn broker_descriptors(&self) -> usize {
+        let Some(pid) = self.broker_pid() else { return 0 };
+        fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
+    }
+
+    /// Waits until the broker knows no process and holds as few descriptors as `baseline`.
+    pub fn assert_broker_is_empty(&self, baseline: usize) {
+        if self.broker_pid().is_none() {
+            return;
+        }
+        let deadline = Instant::now() + SETTLE;
+        loop {
+            let snapshot = self.status_command().and_then(|mut command| crate::road::snapshot(&mut command));
+            let processes = snapshot.map_or(usize::MAX, |snapshot| snapshot.processes.len());
+            let descriptors = self.broker_descriptors();
+            if processes == 0 && descriptors <= baseline {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "the broker still knows {processes} processes and holds {descriptors} descriptors, \
+                 {baseline} at its start"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Ends the host: nothing may be left of it.
+    pub fn finish(self) {
+        let deadline = Instant::now() + SETTLE;
+        let broker = self.broker.lock().expect("no holder panics").take();
+        let broker_pid = broker.as_ref().map(Program::pid);
+        loop {
+            let mut leftovers = self.ground.leftovers();
+            leftovers.retain(|pid| Some(*pid) != broker_pid);
+            if leftovers.is_empty() {
+                break;
+            }
+            assert!(Instant::now() < deadline, "still running at the end: {}", describe(&leftovers));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if let Some(broker) = broker {
+            let ended = broker.stop();
+            assert!(ended.success(), "the broker ended with {}\n{}", ended.status, ended.stderr);
+            assert!(!self.broker_socket().exists(), "the broker left its socket behind");
+        }
+    }
+
+    /// The last lines of everything the programs of this host have printed.
+    pub fn logs(&self) -> String {
+        crate::launch::tails(self.dir.path())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.logs());
+        }
+        self.broker.lock().map(|mut broker| drop(broker.take())).ok();
+        self.ground.kill_all();
+    }
+}
+
+fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !ready() {
+        assert!(Instant::now() < deadline, "{what} did not accept connections within 20 s");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn describe(pids: &[u32]) -> String {
+    let line = |pid: &u32| {
+        let command = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        format!("{pid} {}", command.replace('\0', " "))
+    };
+    pids.iter().map(line).collect::<Vec<_>>().join("; ")
+}

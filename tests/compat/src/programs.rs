@@ -1,0 +1,79 @@
+//! Where programs are: the ones under test, and shunt itself.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// `shunt` and `libshunt.so`, side by side.
+#[derive(Clone, Debug)]
+pub struct Tools {
+    /// The command.
+    pub shunt: PathBuf,
+    /// The shim.
+    pub library: PathBuf,
+}
+
+impl Tools {
+    /// The pair named by `SHUNT_BIN` (the command; the shim lies beside it), else the release build of the
+    /// workspace. A missing file is a failure: a test is never skipped.
+    pub fn locate() -> Tools {
+        let shunt =
+            env::var_os("SHUNT_BIN").map(PathBuf::from).unwrap_or_else(|| release_dir().join("shunt"));
+        let library = shunt.with_file_name("libshunt.so");
+        for file in [&shunt, &library] {
+            assert!(file.is_file(), "{} is missing: run `make test`, which builds it", file.display());
+        }
+        Tools { shunt, library }
+    }
+
+    /// A copy of both in `dir`, so that a program running as another user can reach them.
+    pub fn copy_to(&self, dir: &Path) -> Tools {
+        let copy = Tools { shunt: dir.join("shunt"), library: dir.join("libshunt.so") };
+        for (from, to) in [(&self.shunt, &copy.shunt), (&self.library, &copy.library)] {
+            std::fs::copy(from, to).unwrap_or_else(|error| panic!("copying {}: {error}", from.display()));
+        }
+        copy
+    }
+}
+
+/// The release directory of the target directory that this very executable was built in.
+fn release_dir() -> PathBuf {
+    let executable = env::current_exe().expect("a running test has a path");
+    executable
+        .ancestors()
+        .find(|dir| dir.join("CACHEDIR.TAG").is_file())
+        .map(|target| target.join("release"))
+        .expect("tests run from cargo's target directory")
+}
+
+/// The full path of a program: among the distribution's, PostgreSQL's own or in PATH. PATH comes last, because
+/// version managers put wrapper scripts there.
+pub fn find(name: &str) -> PathBuf {
+    search(name).unwrap_or_else(|| panic!("{name} is not installed: run `make test`, which sets it up"))
+}
+
+fn search(name: &str) -> Option<PathBuf> {
+    if name.contains('/') {
+        return Some(name.into());
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    ["/usr/bin", "/usr/sbin", "/bin", "/sbin"]
+        .map(PathBuf::from)
+        .into_iter()
+        .chain(postgres_dirs())
+        .chain(env::split_paths(&path))
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+}
+
+/// Debian keeps PostgreSQL's programs per major version; the newest first.
+fn postgres_dirs() -> Vec<PathBuf> {
+    let mut dirs: Vec<_> = std::fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path().join("bin"))
+        .collect();
+    dirs.sort();
+    dirs.reverse();
+    dirs
+}

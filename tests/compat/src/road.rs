@@ -1,0 +1,246 @@
+//! The road that connections took, gathered from `shunt status --json` while the programs run: a connection
+//! vanishes from the status when it ends.
+
+use shunt_abi::reason::{Reason, Road as Taken};
+use shunt_abi::status::{Connection, Snapshot};
+use std::collections::{BTreeMap, HashMap};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often the status is asked for.
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// A watch on the road. On a native host it sees nothing and expects nothing.
+#[derive(Debug)]
+pub struct Road {
+    watch: Option<Watch>,
+}
+
+#[derive(Debug)]
+struct Watch {
+    stop: Arc<AtomicBool>,
+    seen: Arc<Mutex<Seen>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What a test expects of the connections to one port.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected {
+    /// The server's port.
+    pub port: u16,
+    /// How many connections must have been on shared memory in both directions, at either end.
+    pub connections: usize,
+    /// Which part of all bytes must have gone through shared memory, as last seen of each connection.
+    pub share: f64,
+}
+
+/// One end of a connection, by process and cookie.
+type End = (u32, u64);
+
+#[derive(Debug, Default)]
+struct Seen {
+    snapshots: usize,
+    ends: HashMap<End, EndSeen>,
+    last: Snapshot,
+    bypasses: BTreeMap<String, BTreeMap<String, u64>>,
+}
+
+#[derive(Debug)]
+struct EndSeen {
+    program: String,
+    last: Connection,
+    both_on_shm: bool,
+}
+
+/// The present status, if the broker answers.
+pub(crate) fn snapshot(command: &mut Command) -> Option<Snapshot> {
+    let output = command.output().ok()?;
+    serde_json::from_slice(&output.stdout).ok()
+}
+
+impl Road {
+    pub(crate) fn watch(status: Option<Command>) -> Road {
+        let watch = status.map(|mut command| {
+            let stop = Arc::new(AtomicBool::new(false));
+            let seen = Arc::new(Mutex::new(Seen::default()));
+            let (stop_too, seen_too) = (stop.clone(), seen.clone());
+            let thread = std::thread::spawn(move || {
+                while !stop_too.load(Relaxed) {
+                    if let Some(snapshot) = snapshot(&mut command) {
+                        seen_too.lock().expect("no holder panics").add(snapshot);
+                    }
+                    std::thread::sleep(PERIOD);
+                }
+            });
+            Watch { stop, seen, thread: Some(thread) }
+        });
+        Road { watch }
+    }
+
+    /// Whether there is anything to see.
+    pub fn is_watched(&self) -> bool {
+        self.watch.is_some()
+    }
+
+    /// The connections to `port` seen so far with both directions on shared memory.
+    pub fn on_shm(&self, port: u16) -> usize {
+        let Some(watch) = &self.watch else { return 0 };
+        watch.seen.lock().expect("no holder panics").tally(port).on_shm()
+    }
+
+    /// Waits until `connections` connections to `port` have been on shared memory. On a native host at once.
+    pub fn wait_for_shm(&self, port: u16, connections: usize, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        while self.is_watched() && self.on_shm(port) < connections {
+            assert!(
+                Instant::now() < deadline,
+                "{} of {connections} connections to port {port} came onto shared memory within {limit:?}\n{}",
+                self.on_shm(port),
+                self.report(port)
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Panics, with all that is known, unless the connections took the road that is expected.
+    pub fn expect(&self, expected: Expected) {
+        let Some(watch) = &self.watch else { return };
+        let tally = watch.seen.lock().expect("no holder panics").tally(expected.port);
+        assert!(
+            tally.on_shm() >= expected.connections,
+            "{} of at least {} connections to port {} were on shared memory\n{}",
+            tally.on_shm(),
+            expected.connections,
+            expected.port,
+            self.report(expected.port)
+        );
+        assert!(
+            tally.share() >= expected.share,
+            "{:.3} of the bytes to and from port {} went through shared memory, expected {:.3}\n{}",
+            tally.share(),
+            expected.port,
+            expected.share,
+            self.report(expected.port)
+        );
+    }
+
+    /// What was seen of the connections to `port`, and why those on TCP were.
+    pub fn report(&self, port: u16) -> String {
+        match &self.watch {
+            Some(watch) => watch.seen.lock().expect("no holder panics").report(port),
+            None => String::from("native: no road was watched"),
+        }
+    }
+}
+
+impl Drop for Road {
+    fn drop(&mut self) {
+        if let Some(watch) = &mut self.watch {
+            watch.stop.store(true, Relaxed);
+            if let Some(thread) = watch.thread.take() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// The ends of the connections to one port, added up.
+#[derive(Debug, Default)]
+struct Tally {
+    client_ends: usize,
+    server_ends: usize,
+    client_on_shm: usize,
+    server_on_shm: usize,
+    shm_bytes: u64,
+    tcp_bytes: u64,
+    reasons: BTreeMap<(String, &'static str, &'static str), usize>,
+}
+
+impl Tally {
+    /// Both ends report the same connection; either's word will do, as it may have been seen only there.
+    fn on_shm(&self) -> usize {
+        self.client_on_shm.max(self.server_on_shm)
+    }
+
+    fn share(&self) -> f64 {
+        self.shm_bytes as f64 / (self.shm_bytes + self.tcp_bytes).max(1) as f64
+    }
+}
+
+impl Seen {
+    fn add(&mut self, snapshot: Snapshot) {
+        self.snapshots += 1;
+        for process in &snapshot.processes {
+            for connection in &process.connections {
+                let on_shm = connection.send.road == Taken::Shm && connection.receive.road == Taken::Shm;
+                let end = self.ends.entry((process.pid, connection.cookie)).or_insert_with(|| EndSeen {
+                    program: process.program.clone(),
+                    last: connection.clone(),
+                    both_on_shm: false,
+                });
+                end.last = connection.clone();
+                end.both_on_shm |= on_shm;
+            }
+            let name = format!("{} {}", process.program, process.pid);
+            self.bypasses.insert(name, process.bypasses.clone());
+        }
+        self.last = snapshot;
+    }
+
+    fn tally(&self, port: u16) -> Tally {
+        let mut tally = Tally::default();
+        for end in self.ends.values() {
+            let client = end.last.remote.port() == port;
+            if !client && end.last.local.port() != port {
+                continue;
+            }
+            let on_shm = usize::from(end.both_on_shm);
+            if client {
+                tally.client_ends += 1;
+                tally.client_on_shm += on_shm;
+            } else {
+                tally.server_ends += 1;
+                tally.server_on_shm += on_shm;
+            }
+            for (name, direction) in [("send", end.last.send), ("receive", end.last.receive)] {
+                tally.shm_bytes += direction.shm_bytes;
+                tally.tcp_bytes += direction.tcp_bytes;
+                if direction.reason != Reason::None {
+                    let key = (end.program.clone(), name, direction.reason.label());
+                    *tally.reasons.entry(key).or_default() += 1;
+                }
+            }
+        }
+        tally
+    }
+
+    fn report(&self, port: u16) -> String {
+        let tally = self.tally(port);
+        let mut text = format!(
+            "port {port}, {} snapshots: {} of {} client ends and {} of {} server ends were on shared memory; \
+             {} bytes by shared memory, {} by TCP\n",
+            self.snapshots,
+            tally.client_on_shm,
+            tally.client_ends,
+            tally.server_on_shm,
+            tally.server_ends,
+            tally.shm_bytes,
+            tally.tcp_bytes
+        );
+        for ((program, direction, reason), count) in &tally.reasons {
+            text.push_str(&format!("  {program}: {direction} on TCP because {reason}: {count} ends\n"));
+        }
+        text.push_str(&format!(
+            "  broker: {} links, {} pairs made, refused {:?}, bad messages {:?}\n",
+            self.last.links, self.last.pairs_made, self.last.offers_refused, self.last.bad_messages
+        ));
+        for (process, bypasses) in self.bypasses.iter().filter(|(_, bypasses)| !bypasses.is_empty()).take(12)
+        {
+            text.push_str(&format!("  {process} bypassed: {bypasses:?}\n"));
+        }
+        text
+    }
+}

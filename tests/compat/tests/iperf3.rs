@@ -1,0 +1,66 @@
+//! iperf3: one stream and four, in either direction.
+
+use serde_json::Value;
+use shunt_compat::{Expected, both};
+use std::time::Duration;
+
+/// What must hold of a run: no error, no stream without bytes, and both ends count (nearly) the same.
+fn check(report: &str, streams: usize) -> bool {
+    let report: Value = serde_json::from_str(report).expect("iperf3 prints JSON");
+    assert!(report.get("error").is_none(), "iperf3: {}", report["error"]);
+    let ends = report["end"]["streams"].as_array().expect("the streams' sums").clone();
+    assert_eq!(ends.len(), streams);
+    for end in &ends {
+        let sent = end["sender"]["bytes"].as_f64().unwrap_or(0.0);
+        let received = end["receiver"]["bytes"].as_f64().unwrap_or(0.0);
+        assert!(sent > 1e6, "a stream sent {sent} bytes only");
+        // What was under way when the sender stopped is not counted by the receiver.
+        assert!(received > 0.5 * sent && received <= sent, "sent {sent}, received {received}");
+    }
+    true
+}
+
+fn run(arguments: &'static str, streams: usize) {
+    both(Duration::from_secs(40), move |host| {
+        let port = host.port();
+        // Without --one-off and with a --bind: the server must be there before, and end when it is told to.
+        let server =
+            host.program("iperf3").words(&format!("--server --bind 127.0.0.1 --port {port}")).start("server");
+        host.wait_for_port(port);
+        std::thread::sleep(Duration::from_millis(200));
+        let road = host.watch_road();
+        let client = host
+            .program("iperf3")
+            .words(&format!("--client 127.0.0.1 --port {port} --time 2 --json {arguments}"))
+            .run("client", Duration::from_secs(20));
+        // The control connection carries a few messages only; the streams are what counts.
+        road.expect(Expected { port, connections: streams, share: 0.9 });
+        drop(server);
+        check(&client.stdout, streams)
+    });
+}
+
+#[test]
+fn one_stream() {
+    run("", 1);
+}
+
+#[test]
+fn one_stream_in_reverse() {
+    run("--reverse", 1);
+}
+
+#[test]
+fn four_streams() {
+    run("--parallel 4", 4);
+}
+
+#[test]
+fn four_streams_in_reverse_with_small_writes() {
+    run("--parallel 4 --reverse --length 1000", 4);
+}
+
+#[test]
+fn four_streams_both_ways() {
+    run("--parallel 2 --bidir", 4);
+}

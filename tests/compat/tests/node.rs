@@ -1,0 +1,23 @@
+//! Node: a net server and client, streams with backpressure.
+
+use shunt_compat::{Expected, both};
+use std::time::Duration;
+
+const CONNECTIONS: usize = 20;
+
+#[test]
+fn streams_with_backpressure() {
+    both(Duration::from_secs(60), |host| {
+        let port = host.port();
+        let server = host.script("node", "echo.js").args(["server", &port.to_string()]).start("server");
+        host.wait_for_port(port);
+        let road = host.watch_road();
+        let client = host
+            .script("node", "echo.js")
+            .args(["client", &port.to_string(), &CONNECTIONS.to_string(), "3"])
+            .run("client", Duration::from_secs(40));
+        road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
+        drop(server);
+        client.stdout
+    });
+}
