@@ -1,1 +1,18 @@
-//! sys
+//! Small wrappers over system calls, shared by the broker and the shim.
+//!
+//! The shim lives inside other programs, where libc's `read`, `close` and the rest are its own hooks. So
+//! nothing here calls them: system calls are made directly (rustix's Linux backend), nothing allocates, and
+//! nothing touches errno. The one exception is the drop of an `OwnedFd`, which ends in libc's `close`: the
+//! shim's hook knows its own descriptors.
+
+pub mod eventfd;
+pub mod identity;
+pub mod mapping;
+pub mod memfd;
+pub mod seqpacket;
+pub mod tcp;
+
+mod sockopt;
+
+/// The error number and result of a system call made without libc.
+pub use rustix::io::{Errno, Result};

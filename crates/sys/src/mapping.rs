@@ -1,0 +1,131 @@
+//! A shared mapping of a sealed memfd. Its other mappers are untrusted, so it is never seen as a slice: only
+//! as a raw pointer, as atomics, or through the bounds-checked helpers here.
+
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use shunt_abi::page::{PAGE_BYTES, Page};
+
+use crate::{Errno, Result};
+
+/// An owned, shared, readable and writable mapping; unmapped at drop.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the address space and not to a thread; what it holds is reached only
+// through raw pointers and atomics.
+unsafe impl Send for Mapping {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len` bytes of `fd`, which must be sealed against shrinking or be our own
+    /// (see [`crate::memfd`]): otherwise an access could end in SIGBUS.
+    pub fn map(fd: impl AsFd, len: usize) -> Result<Mapping> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
+        let start = unsafe {
+            mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)?
+        };
+        Ok(Mapping { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, len })
+    }
+
+    /// Where the mapping begins: page aligned, valid for `len()` bytes while `self` lives.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Bytes mapped.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never true: the kernel refuses empty mappings.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The 64-bit word at `offset`, if it lies inside and is aligned.
+    pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
+        let inside = offset.checked_add(8).is_some_and(|end| end <= self.len);
+        if !inside || !offset.is_multiple_of(8) {
+            return None;
+        }
+        // SAFETY: inside the mapping and aligned (the start is page aligned); lives as long as `self`;
+        // everyone who shares it uses atomics (L5: a peer that does not harms only what it reads itself).
+        Some(unsafe { AtomicU64::from_ptr(self.as_ptr().add(offset).cast()) })
+    }
+
+    /// Zeros `len` bytes at `offset`, word by word. `false`, and nothing done, if that is not inside and aligned.
+    #[must_use]
+    pub fn zero(&self, offset: usize, len: usize) -> bool {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        if !inside || !offset.is_multiple_of(8) || !len.is_multiple_of(8) {
+            return false;
+        }
+        (offset..offset + len)
+            .step_by(8)
+            .filter_map(|at| self.word(at))
+            .for_each(|word| word.store(0, Relaxed));
+        true
+    }
+
+    /// The mapping as a process's page, if it is large enough.
+    pub fn page(&self) -> Option<&Page> {
+        if self.len < PAGE_BYTES {
+            return None;
+        }
+        // SAFETY: large enough and page aligned; every field of `Page` that is ever read is an atomic.
+        Some(unsafe { self.start.cast::<Page>().as_ref() })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: ours since `map`, and no reference outlives `self`. It cannot fail for a whole mapping.
+        let _ = unsafe { munmap(self.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memfd::create_sealed;
+
+    #[test]
+    fn two_mappings_of_one_memfd_see_each_other() {
+        let fd = create_sealed("shunt-test", 8192).unwrap();
+        let (one, two) = (Mapping::map(&fd, 8192).unwrap(), Mapping::map(&fd, 4096).unwrap());
+        one.word(8).unwrap().store(7, Relaxed);
+        assert_eq!(two.word(8).unwrap().load(Relaxed), 7);
+        assert!(two.zero(0, 64));
+        assert_eq!(one.word(8).unwrap().load(Relaxed), 0);
+    }
+
+    #[test]
+    fn what_lies_outside_is_refused() {
+        let fd = create_sealed("shunt-test", 4096).unwrap();
+        let mapping = Mapping::map(&fd, 4096).unwrap();
+        assert!(mapping.word(4088).is_some());
+        for offset in [4, 4089, 4096, usize::MAX, usize::MAX - 7] {
+            assert!(mapping.word(offset).is_none(), "{offset}");
+        }
+        assert!(!mapping.zero(4096, 8));
+        assert!(!mapping.zero(8, usize::MAX - 7));
+        assert!(!mapping.zero(4, 8));
+        assert!(mapping.page().is_none());
+        assert!(Mapping::map(&fd, 0).is_err());
+    }
+
+    #[test]
+    fn a_page_is_seen_by_both_sides() {
+        let fd = create_sealed("shunt-test", PAGE_BYTES).unwrap();
+        let (one, two) = (Mapping::map(&fd, PAGE_BYTES).unwrap(), Mapping::map(&fd, PAGE_BYTES).unwrap());
+        one.page().unwrap().inbox.store(3, Relaxed);
+        assert_eq!(two.page().unwrap().inbox.load(Relaxed), 3);
+    }
+}

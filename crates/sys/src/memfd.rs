@@ -1,0 +1,71 @@
+//! Sealed memfds: memory that two processes share and neither can shrink under the other (L5).
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use thiserror::Error;
+
+use crate::{Errno, Result};
+
+/// Why a descriptor is not memory that can be mapped without risk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum SealError {
+    /// Not a memfd at all.
+    #[error("the descriptor is not a memfd")]
+    NotMemfd,
+    /// A memfd whose size its owner could still change.
+    #[error("the memfd is not sealed against shrinking and growing: seal it before it is sent")]
+    NotSealed,
+    /// Of another size.
+    #[error("the memfd has {0} bytes, not the size its kind must have")]
+    Size(u64),
+}
+
+/// Makes a zeroed, close-on-exec memfd of exactly `len` bytes whose size and seals are final.
+pub fn create_sealed(name: &str, len: usize) -> Result<OwnedFd> {
+    let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&fd, len as u64)?;
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+/// Checks that `fd` is a memfd of exactly `len` bytes that nobody can shrink or grow any more.
+pub fn verify_sealed(fd: impl AsFd, len: usize) -> std::result::Result<(), SealError> {
+    // Only memfds have seals; files of any other kind answer EINVAL.
+    let seals = fcntl_get_seals(&fd).map_err(|_| SealError::NotMemfd)?;
+    if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+        return Err(SealError::NotSealed);
+    }
+    let size = fstat(&fd).map_err(|_: Errno| SealError::NotMemfd)?.st_size as u64;
+    if size == len as u64 { Ok(()) } else { Err(SealError::Size(size)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sealed_memfd_cannot_change_its_size() {
+        let fd = create_sealed("shunt-test", 8192).unwrap();
+        assert_eq!(verify_sealed(&fd, 8192), Ok(()));
+        assert_eq!(verify_sealed(&fd, 4096), Err(SealError::Size(8192)));
+        assert!(ftruncate(&fd, 4096).is_err());
+        assert!(ftruncate(&fd, 16384).is_err());
+        assert!(fcntl_add_seals(&fd, SealFlags::WRITE).is_err());
+        assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+    }
+
+    #[test]
+    fn everything_else_is_refused() {
+        let open = memfd_create("shunt-test", MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&open, 4096).unwrap();
+        assert_eq!(verify_sealed(&open, 4096), Err(SealError::NotSealed));
+        fcntl_add_seals(&open, SealFlags::SHRINK).unwrap();
+        assert_eq!(verify_sealed(&open, 4096), Err(SealError::NotSealed));
+
+        let (reader, _writer) = std::io::pipe().unwrap();
+        assert_eq!(verify_sealed(&reader, 0), Err(SealError::NotMemfd));
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        assert!(verify_sealed(&file, file.metadata().unwrap().len() as usize).is_err());
+    }
+}

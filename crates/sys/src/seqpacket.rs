@@ -1,0 +1,208 @@
+//! The control socket: whole messages with descriptors beside them, over SOCK_SEQPACKET. Never blocks.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
+};
+
+use crate::{Errno, Result};
+
+/// The most descriptors one message of ours carries.
+pub const MAX_DESCRIPTORS: usize = 4;
+/// The most descriptors the kernel lets anybody put into one message (SCM_MAX_FD).
+const KERNEL_MAX_DESCRIPTORS: usize = 253;
+
+/// Who is at the other end, as the kernel recorded it when the connection was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// Process id, as seen from our pid namespace; 0 if it is not visible there.
+    pub pid: u32,
+    /// User id.
+    pub uid: u32,
+}
+
+/// The descriptors of one message, at most [`MAX_DESCRIPTORS`], without heap.
+#[derive(Debug, Default)]
+pub struct Descriptors {
+    slots: [Option<OwnedFd>; MAX_DESCRIPTORS],
+}
+
+/// One message received by [`receive_each`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Bytes in the buffer; 0 is the end of the connection or an empty message.
+    pub len: usize,
+    /// Bytes or descriptors were cut off: the message is not whole.
+    pub truncated: bool,
+}
+
+/// A non-blocking, close-on-exec connection to the socket at `path`.
+pub fn connect(path: &[u8]) -> Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::connect(&fd, &address)?;
+    Ok(fd)
+}
+
+/// Sends one message whole, or fails (EAGAIN: no room now). Never blocks, never raises SIGPIPE.
+pub fn send(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+    const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS));
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::INVAL);
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let sent = sendmsg(fd, &[IoSlice::new(bytes)], &mut control, flags)?;
+    if sent == bytes.len() { Ok(()) } else { Err(Errno::MSGSIZE) }
+}
+
+/// Receives one message: its length (0: end of the connection) and its descriptors, close-on-exec.
+/// EAGAIN: none now. A message with more bytes than `buffer` or more than [`MAX_DESCRIPTORS`]
+/// descriptors is EMSGSIZE, and all of its descriptors are closed.
+pub fn recv(fd: impl AsFd, buffer: &mut [u8]) -> Result<(usize, Descriptors)> {
+    let mut descriptors = Descriptors::default();
+    let mut overflow = false;
+    let received = receive_each(fd, buffer, |fd| match descriptors.slots.iter_mut().find(|s| s.is_none()) {
+        Some(slot) => *slot = Some(fd),
+        None => overflow = true,
+    })?;
+    if received.truncated || overflow { Err(Errno::MSGSIZE) } else { Ok((received.len, descriptors)) }
+}
+
+/// Receives one message and gives every descriptor that came with it to `sink`, however many. For a receiver
+/// that must decide itself where a stranger's descriptor is closed: closing one can block.
+pub fn receive_each(fd: impl AsFd, buffer: &mut [u8], mut sink: impl FnMut(OwnedFd)) -> Result<Received> {
+    const SPACE: usize = rustix::cmsg_space!(ScmRights(KERNEL_MAX_DESCRIPTORS));
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let message = recvmsg(fd, &mut [IoSliceMut::new(buffer)], &mut control, flags)?;
+    for ancillary in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = ancillary {
+            fds.for_each(&mut sink);
+        }
+    }
+    let truncated = message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    Ok(Received { len: message.bytes.min(buffer.len()), truncated })
+}
+
+/// Who is at the other end (SO_PEERCRED).
+pub fn peer_credentials(fd: impl AsFd) -> Result<Credentials> {
+    let (credentials, len) =
+        crate::sockopt::read::<RawCredentials>(fd.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED)?;
+    if len < size_of::<RawCredentials>() {
+        return Err(Errno::INVAL);
+    }
+    Ok(Credentials { pid: credentials.pid.max(0) as u32, uid: credentials.uid })
+}
+
+/// `struct ucred`. Read as plain integers: a process outside our pid namespace has pid 0, which rustix's own
+/// type cannot hold.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct RawCredentials {
+    pid: i32,
+    uid: u32,
+    gid: u32,
+}
+
+// SAFETY: integers only.
+unsafe impl crate::sockopt::Plain for RawCredentials {}
+
+impl Descriptors {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.slots.iter().flatten().count()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Takes the first that is left.
+    pub fn take_first(&mut self) -> Option<OwnedFd> {
+        self.slots.iter_mut().find_map(Option::take)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{bind, listen, socketpair};
+    use std::os::fd::AsRawFd;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+    }
+
+    #[test]
+    fn messages_keep_their_bounds_and_descriptors() {
+        let (one, two) = pair();
+        let bell = crate::eventfd::create().unwrap();
+        send(&one, b"first", &[bell.as_fd(), bell.as_fd()]).unwrap();
+        send(&one, b"second", &[]).unwrap();
+        let mut buffer = [0; 64];
+        let (len, mut fds) = recv(&two, &mut buffer).unwrap();
+        assert_eq!((&buffer[..len], fds.len()), (&b"first"[..], 2));
+        let copy = fds.take_first().unwrap();
+        assert_ne!(copy.as_raw_fd(), bell.as_raw_fd());
+        crate::eventfd::ring(&copy).unwrap();
+        assert!(crate::eventfd::drain(&bell).unwrap());
+        assert!(rustix::io::fcntl_getfd(&copy).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        let (len, fds) = recv(&two, &mut buffer).unwrap();
+        assert_eq!((&buffer[..len], fds.is_empty()), (&b"second"[..], true));
+        assert_eq!(recv(&two, &mut buffer).unwrap_err(), Errno::AGAIN);
+        drop(one);
+        assert_eq!(recv(&two, &mut buffer).unwrap().0, 0);
+        assert_eq!(send(&two, b"x", &[]).unwrap_err(), Errno::PIPE);
+    }
+
+    #[test]
+    fn a_message_that_does_not_fit_leaks_no_descriptor() {
+        let (one, two) = pair();
+        let (reader, writer) = std::io::pipe().unwrap();
+        // More descriptors than ours ever carry, sent by hand; and more bytes than the buffer takes.
+        let six = [writer.as_fd(); 6];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(6))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&six)));
+        sendmsg(&one, &[IoSlice::new(b"six")], &mut control, SendFlags::empty()).unwrap();
+        send(&one, &[0; 65], &[writer.as_fd()]).unwrap();
+        drop(writer);
+        let mut buffer = [0; 64];
+        assert_eq!(recv(&two, &mut buffer).unwrap_err(), Errno::MSGSIZE);
+        assert_eq!(recv(&two, &mut buffer).unwrap_err(), Errno::MSGSIZE);
+        // Every copy of the writer is gone, so the pipe reports its end instead of blocking.
+        assert_eq!(rustix::io::read(&reader, &mut buffer), Ok(0));
+    }
+
+    #[test]
+    fn too_many_descriptors_to_send_are_refused() {
+        let (one, _two) = pair();
+        assert_eq!(send(&one, b"x", &[one.as_fd(); MAX_DESCRIPTORS + 4]), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn connecting_tells_who_listens() {
+        let name = format!("\0shunt-test-{}", std::process::id());
+        let listener =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new_abstract_name(&name.as_bytes()[1..]).unwrap()).unwrap();
+        listen(&listener, 1).unwrap();
+        let client =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::connect(&client, &SocketAddrUnix::new_abstract_name(&name.as_bytes()[1..]).unwrap())
+            .unwrap();
+        let credentials = peer_credentials(&client).unwrap();
+        assert_eq!(credentials.pid, std::process::id());
+        assert_eq!(credentials.uid, rustix::process::getuid().as_raw());
+        assert_eq!(connect(b"/nonexistent/broker.sock").unwrap_err(), Errno::NOENT);
+    }
+}

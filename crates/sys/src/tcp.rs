@@ -1,0 +1,359 @@
+//! How many bytes have passed a TCP socket, by the kernel's own counts: see *Offsets* in docs/local-path.md.
+//! Bytes written or read by calls that nobody saw are counted too.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::ioctl_fionread;
+use rustix::ioctl::{Getter, ioctl};
+
+use crate::{Errno, Result, sockopt};
+
+/// TCP_ESTABLISHED, the one state in which an endpoint may be offered.
+pub const ESTABLISHED: u8 = 1;
+/// TCP_CLOSE: not connected yet, or over.
+pub const CLOSE: u8 = 7;
+
+const FIN_WAIT1: u8 = 4;
+const FIN_WAIT2: u8 = 5;
+const TIME_WAIT: u8 = 6;
+const CLOSE_WAIT: u8 = 8;
+const LAST_ACK: u8 = 9;
+const CLOSING: u8 = 11;
+/// States in which the stream counts mean something.
+const CONNECTED: [u8; 7] = [ESTABLISHED, FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING];
+/// How often a count is read again before it is given up as unclear.
+const ATTEMPTS: usize = 32;
+
+/// Who called connect: the opener's SYN is part of its kernel's count of acknowledged bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opener {
+    /// This end called connect.
+    Us,
+    /// This end was accepted.
+    Peer,
+}
+
+/// Bytes the program has written to this socket so far. `None`: the counts do not agree, or the socket is not
+/// connected any more, and the direction must stay on TCP.
+///
+/// Exact while no other thread is inside a send on the socket; a concurrent one makes it `None` or is
+/// counted.
+pub fn sent(fd: impl AsFd) -> Result<Option<u64>> {
+    let Some(count) = acknowledged_and_queued(fd.as_fd())? else { return Ok(None) };
+    // `upper` is exact but for the opener's SYN. `lower` has no SYN in it, but can be wrong for good after
+    // the host itself dropped a segment on its way out: it only decides who opened, and must fit.
+    Ok(match count.upper.checked_sub(count.lower) {
+        Some(0 | 1) => Some(count.lower),
+        _ => None,
+    })
+}
+
+/// As [`sent`], for a caller that knows who opened the connection: exact also after local drops.
+pub fn sent_as(fd: impl AsFd, opener: Opener) -> Result<Option<u64>> {
+    let count = acknowledged_and_queued(fd.as_fd())?;
+    Ok(count.and_then(|count| count.upper.checked_sub(u64::from(opener == Opener::Us))))
+}
+
+/// Bytes the program has read from this socket so far.
+///
+/// ECONNRESET: the socket is closed with an error, and whether a FIN is part of its count cannot be told any
+/// more. EAGAIN: bytes arrived at every attempt. A receiver that needs neither takes one reading while the
+/// socket is established and counts from there.
+pub fn read(fd: impl AsFd) -> Result<u64> {
+    let fd = fd.as_fd();
+    for _ in 0..ATTEMPTS {
+        let before = info(fd)?;
+        let unread = ioctl_fionread(fd)?;
+        let after = info(fd)?;
+        if (before.bytes_received, before.state) != (after.bytes_received, after.state) {
+            continue;
+        }
+        let fin = match after.state {
+            CLOSE_WAIT | LAST_ACK | CLOSING | TIME_WAIT => 1,
+            // Over. Without a pending error both FINs were exchanged.
+            CLOSE if after.bytes_received == 0 => 0,
+            CLOSE if polled(fd, PollFlags::ERR)? => return Err(Errno::CONNRESET),
+            CLOSE => 1,
+            _ => 0,
+        };
+        return after.bytes_received.checked_sub(unread + fin).ok_or(Errno::CONNRESET);
+    }
+    Err(Errno::AGAIN)
+}
+
+/// Whether the peer has sent its FIN, or the connection is reset or over.
+pub fn hung_up(fd: impl AsFd) -> bool {
+    // A descriptor that cannot be polled is no connection either.
+    polled(fd.as_fd(), PollFlags::RDHUP).unwrap_or(true)
+}
+
+/// The socket's TCP state.
+pub fn state(fd: impl AsFd) -> Result<u8> {
+    sockopt::read::<Info>(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO).map(|(info, _)| info.state)
+}
+
+/// Two counts of the bytes written, neither of which is enough alone.
+struct Count {
+    /// Acknowledged and queued: sequence numbers, so always exact, but with the opener's SYN in it.
+    upper: u64,
+    /// Sent and not yet sent: no SYN in it, but only as right as the kernel's statistics.
+    lower: u64,
+}
+
+fn acknowledged_and_queued(fd: BorrowedFd<'_>) -> Result<Option<Count>> {
+    for _ in 0..ATTEMPTS {
+        let before = info(fd)?;
+        let queued = outq(fd)?;
+        let after = info(fd)?;
+        // The queue length is the span from the first unacknowledged byte: it fits a count of acknowledged
+        // bytes only if that stood still.
+        if before.progress() != after.progress() {
+            continue;
+        }
+        if !CONNECTED.contains(&after.state) {
+            return Ok(None);
+        }
+        let fin = u64::from(![ESTABLISHED, CLOSE_WAIT].contains(&after.state));
+        let unsent = u64::from(after.notsent_bytes);
+        let lower =
+            (after.bytes_sent + unsent).checked_sub(after.bytes_retrans + fin * u64::from(unsent > 0));
+        let upper = (after.bytes_acked + queued).checked_sub(fin);
+        return Ok(upper.zip(lower).map(|(upper, lower)| Count { upper, lower }));
+    }
+    Ok(None)
+}
+
+/// The head of `struct tcp_info` (linux/tcp.h), which only ever grows at its end.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Info {
+    state: u8,
+    _bytes: [u8; 7],
+    _words: [u32; 24],
+    _pacing: [u64; 2],
+    bytes_acked: u64,
+    bytes_received: u64,
+    _segments: [u32; 2],
+    notsent_bytes: u32,
+    _data_segments: [u32; 3],
+    _times: [u64; 4],
+    _delivered: [u32; 2],
+    bytes_sent: u64,
+    bytes_retrans: u64,
+}
+
+const _: () = assert!(std::mem::offset_of!(Info, bytes_acked) == 120);
+const _: () = assert!(std::mem::offset_of!(Info, notsent_bytes) == 144);
+const _: () = assert!(std::mem::offset_of!(Info, bytes_sent) == 200);
+
+// SAFETY: integers without padding.
+unsafe impl sockopt::Plain for Info {}
+
+impl Info {
+    fn progress(&self) -> [u64; 5] {
+        let state = u64::from(self.state);
+        [self.bytes_acked, self.bytes_sent, self.bytes_retrans, u64::from(self.notsent_bytes), state]
+    }
+}
+
+fn info(fd: BorrowedFd<'_>) -> Result<Info> {
+    let (info, len) = sockopt::read::<Info>(fd, libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    // Linux before 4.19 does not count bytes sent.
+    if len < size_of::<Info>() { Err(Errno::OPNOTSUPP) } else { Ok(info) }
+}
+
+/// SIOCOUTQ: bytes written and not acknowledged, the FIN included.
+fn outq(fd: BorrowedFd<'_>) -> Result<u64> {
+    // SAFETY: SIOCOUTQ (TIOCOUTQ) writes one int.
+    let bytes = unsafe { ioctl(fd, Getter::<{ libc::TIOCOUTQ as u32 }, i32>::new())? };
+    Ok(bytes.max(0) as u64)
+}
+
+/// Whether poll reports `events`, or an error or hang-up where `events` is RDHUP.
+fn polled(fd: BorrowedFd<'_>, events: PollFlags) -> Result<bool> {
+    let mut polled = [PollFd::from_borrowed_fd(fd, events)];
+    poll(&mut polled, Some(&Timespec::default()))?;
+    let answer = polled[0].revents();
+    let over = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+    Ok(answer.intersects(if events.contains(PollFlags::RDHUP) { over } else { events }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use socket2::SockRef;
+    use std::io::{Read, Write};
+    use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+    use std::time::Duration;
+
+    /// Both ends of a loopback connection: the opener first.
+    fn loopback() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let opener = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (opener, listener.accept().unwrap().0)
+    }
+
+    /// The pair in both roles: writer first, with who opened as the writer sees it.
+    fn both_ways() -> Vec<(TcpStream, TcpStream, Opener)> {
+        let (opener, acceptor) = loopback();
+        let (opener2, acceptor2) = loopback();
+        vec![(opener, acceptor, Opener::Us), (acceptor2, opener2, Opener::Peer)]
+    }
+
+    fn settle() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+
+    #[track_caller]
+    fn expect(writer: &TcpStream, opener: Opener, reader: &TcpStream, written: u64, taken: u64) {
+        assert_eq!(sent(writer), Ok(Some(written)), "sent");
+        assert_eq!(sent_as(writer, opener), Ok(Some(written)), "sent_as");
+        assert_eq!(read(reader), Ok(taken), "read");
+    }
+
+    #[test]
+    fn counts_are_exact_from_the_first_byte() {
+        for (mut writer, mut reader, opener) in both_ways() {
+            expect(&writer, opener, &reader, 0, 0);
+            let (mut written, mut taken) = (0, 0);
+            for round in 1..200usize {
+                writer.write_all(&vec![1; round * 7]).unwrap();
+                written += round as u64 * 7;
+                // Read at once: nothing may depend on acknowledgements having settled.
+                assert_eq!(sent(&writer), Ok(Some(written)));
+                let mut buffer = vec![0; round * 5];
+                reader.read_exact(&mut buffer).unwrap();
+                taken += round as u64 * 5;
+                assert_eq!(read(&reader), Ok(taken));
+            }
+            settle();
+            expect(&writer, opener, &reader, written, taken);
+            expect(&reader, if opener == Opener::Us { Opener::Peer } else { Opener::Us }, &writer, 0, 0);
+        }
+    }
+
+    #[test]
+    fn counts_are_exact_with_a_full_window_and_large_transfers() {
+        for (mut writer, mut reader, opener) in both_ways() {
+            writer.set_nonblocking(true).unwrap();
+            let (mut written, mut taken) = (0u64, 0u64);
+            for _ in 0..20 {
+                while let Ok(count) = writer.write(&[2; 50_000]) {
+                    written += count as u64;
+                }
+                expect(&writer, opener, &reader, written, taken);
+                settle();
+                expect(&writer, opener, &reader, written, taken);
+                let mut buffer = vec![0; 300_001];
+                reader.read_exact(&mut buffer).unwrap();
+                taken += buffer.len() as u64;
+                assert_eq!(read(&reader), Ok(taken));
+            }
+            assert!(written > 1 << 20);
+        }
+    }
+
+    #[test]
+    fn fins_are_not_bytes() {
+        for (mut writer, mut reader, opener) in both_ways() {
+            let other = if opener == Opener::Us { Opener::Peer } else { Opener::Us };
+            writer.write_all(&[3; 100]).unwrap();
+            reader.write_all(&[4; 50]).unwrap();
+            writer.shutdown(Shutdown::Write).unwrap();
+            settle();
+            expect(&writer, opener, &reader, 100, 0);
+            assert!(hung_up(&reader) && !hung_up(&writer));
+            let mut all = Vec::new();
+            reader.read_to_end(&mut all).unwrap();
+            expect(&writer, opener, &reader, 100, 100);
+            reader.write_all(&[4; 5]).unwrap();
+            settle();
+            expect(&reader, other, &writer, 55, 0);
+            reader.shutdown(Shutdown::Write).unwrap();
+            settle();
+            // Both FINs exchanged: one end is CLOSE or TIME_WAIT, with its data still to be read.
+            assert_eq!(read(&writer), Ok(0));
+            writer.read_exact(&mut [0; 10]).unwrap();
+            assert_eq!(read(&writer), Ok(10));
+            writer.read_to_end(&mut all).unwrap();
+            assert_eq!(read(&writer), Ok(55));
+            assert_eq!(read(&reader), Ok(100));
+        }
+    }
+
+    #[test]
+    fn a_fin_behind_a_full_window_is_not_a_byte() {
+        for (mut writer, mut reader, opener) in both_ways() {
+            writer.set_nonblocking(true).unwrap();
+            let mut written = 0u64;
+            while let Ok(count) = writer.write(&[5; 65_536]) {
+                written += count as u64;
+            }
+            settle();
+            writer.shutdown(Shutdown::Write).unwrap();
+            expect(&writer, opener, &reader, written, 0);
+            let mut rest = Vec::new();
+            reader.read_to_end(&mut rest).unwrap();
+            expect(&writer, opener, &reader, written, written);
+            assert_eq!(rest.len() as u64, written);
+        }
+    }
+
+    #[test]
+    fn small_buffers_and_concurrent_readers_do_not_disturb() {
+        for (mut writer, mut reader, opener) in both_ways() {
+            SockRef::from(&writer).set_send_buffer_size(4096).unwrap();
+            SockRef::from(&reader).set_recv_buffer_size(4096).unwrap();
+            let mut copy = reader.try_clone().unwrap();
+            let thread = std::thread::spawn(move || {
+                let mut buffer = vec![0; 1013];
+                let mut total = 0u64;
+                while let Ok(count @ 1..) = copy.read(&mut buffer) {
+                    total += count as u64;
+                    assert_eq!(read(&copy), Ok(total));
+                }
+                total
+            });
+            let mut written = 0u64;
+            for round in 1..150usize {
+                writer.write_all(&vec![6; round * 19]).unwrap();
+                written += round as u64 * 19;
+                // Unclear is allowed while acknowledgements rush in; wrong is not.
+                let exact = sent(&writer).unwrap().is_none_or(|count| count == written);
+                assert!(exact && sent_as(&writer, opener).unwrap().is_none_or(|count| count == written));
+            }
+            writer.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(thread.join().unwrap(), written);
+            assert_eq!(reader.read(&mut [0; 1]).unwrap(), 0);
+            assert_eq!(read(&reader), Ok(written));
+        }
+    }
+
+    #[test]
+    fn a_reset_connection_has_no_count() {
+        let (mut opener, acceptor) = loopback();
+        assert!(!hung_up(&opener));
+        opener.write_all(&[7; 10]).unwrap();
+        settle();
+        drop(acceptor);
+        settle();
+        assert_eq!(sent(&opener), Ok(None));
+        assert_eq!(sent_as(&opener, Opener::Us), Ok(None));
+        assert!(hung_up(&opener));
+        let (mut opener, acceptor) = loopback();
+        opener.write_all(&[7; 10]).unwrap();
+        settle();
+        SockRef::from(&opener).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(opener);
+        settle();
+        assert_eq!(read(&acceptor), Err(Errno::CONNRESET));
+    }
+
+    #[test]
+    fn what_is_no_tcp_socket_is_an_error() {
+        let pipe = std::io::pipe().unwrap().0;
+        assert_eq!(sent(&pipe), Err(Errno::NOTSOCK));
+        assert_eq!(read(&pipe), Err(Errno::NOTSOCK));
+    }
+}
