@@ -87,6 +87,12 @@ impl Host {
         path
     }
 
+    /// The same, for a file that a running program reads: it sees the old content or the new.
+    pub fn replace(&self, name: &str, content: impl AsRef<[u8]>) {
+        let new = self.write(&format!("{name}.new"), content);
+        fs::rename(new, self.path(name)).expect("own directory");
+    }
+
     /// A program to start here, under shunt if that is the host's mode.
     pub fn program(&self, name: impl AsRef<str>) -> Launch<'_> {
         Launch::new(self, find(name.as_ref()))

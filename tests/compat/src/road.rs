@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How often the status is asked for.
-const PERIOD: Duration = Duration::from_millis(100);
+const PERIOD: Duration = Duration::from_millis(50);
 
 /// A watch on the road. On a native host it sees nothing and expects nothing.
 #[derive(Debug)]
@@ -125,6 +125,12 @@ impl Road {
             expected.share,
             self.report(expected.port)
         );
+    }
+
+    /// Messages that the broker has counted as bad.
+    pub fn bad_messages(&self) -> u64 {
+        let Some(watch) = &self.watch else { return 0 };
+        watch.seen.lock().expect("no holder panics").last.bad_messages.values().sum()
     }
 
     /// What was seen of the connections to `port`, and why those on TCP were.

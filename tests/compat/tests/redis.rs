@@ -75,8 +75,7 @@ fn fifty_connections_sixteen_requests_at_a_time() {
 fn values_come_back_as_they_were_stored() {
     both(Duration::from_secs(60), |host| {
         let (server, port) = redis(host);
-        let value: String =
-            (0..3_000_000u32).map(|index| char::from(b'a' + (index * index % 23) as u8)).collect();
+        let value: String = (0..3_000_000).map(|index| char::from(b'a' + (index / 7 % 23) as u8)).collect();
         let file = host.write("value", &value);
         let set = host
             .program("redis-cli")

@@ -1,0 +1,139 @@
+//! Bad input: no descriptors left, little address space, rubbish on the broker's socket, a peer that scribbles
+//! over the shared memory. Each a counted fallback, never a crash or a hang.
+
+use shunt_compat::{Expected, Host, Program, both, find_program, under_shunt};
+use std::time::Duration;
+
+const CONNECTIONS: usize = 8;
+const LIMIT: Duration = Duration::from_secs(40);
+
+fn server(host: &Host, style: &str) -> (Program, u16) {
+    let port = host.port();
+    let server = host.script("python3", "echo.py").args(["server", style, &port.to_string()]).start("server");
+    host.wait_for_port(port);
+    (server, port)
+}
+
+fn client_arguments(port: u16, seconds: f64) -> [String; 6] {
+    let text = |value: &dyn ToString| value.to_string();
+    [text(&"client"), text(&"threads"), text(&port), text(&CONNECTIONS), text(&30), text(&seconds)]
+}
+
+fn client(host: &Host, port: u16, seconds: f64) -> Program {
+    host.script("python3", "echo.py").args(client_arguments(port, seconds)).start("client")
+}
+
+/// Clients with this limit of util-linux's prlimit; they must get back what they would get without it.
+fn limited(limit: &'static str) {
+    both(Duration::from_secs(90), move |host| {
+        let (server, port) = server(host, "threads");
+        let python = find_program("python3");
+        // `script` writes the file; the program that is started is prlimit, which becomes python.
+        let _ = host.script("python3", "echo.py");
+        let ended = host
+            .program("prlimit")
+            .arg(limit)
+            .arg(python)
+            .arg(host.path("echo.py"))
+            .args(client_arguments(port, 0.5))
+            .start("limited")
+            .wait(LIMIT);
+        drop(server);
+        assert!(ended.success(), "{limit}: {}\n{}", ended.status, ended.stderr);
+        ended.stdout
+    });
+}
+
+#[test]
+fn a_descriptor_table_with_no_room_for_more() {
+    // Three for stdio, one per connection, and what Python opens for a moment while it loads its modules.
+    limited("--nofile=14");
+}
+
+#[test]
+fn a_descriptor_table_with_room_for_a_few() {
+    limited("--nofile=20");
+}
+
+#[test]
+fn an_address_space_without_room_for_a_link() {
+    // Enough for Python and its eight threads; a link or two of 32 MB each may or may not fit.
+    limited("--as=700000000");
+}
+
+#[test]
+fn rubbish_on_the_broker_socket() {
+    under_shunt(Duration::from_secs(60), |host| {
+        let (server, port) = server(host, "threads");
+        let road = host.watch_road();
+        let client = client(host, port, 3.0);
+        road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(10));
+        let rubbish = host
+            .script("python3", "rubbish.py")
+            .native()
+            .arg("broker")
+            .arg(host.broker_socket())
+            .run("rubbish", LIMIT);
+        assert!(rubbish.stdout.contains("sent"), "{}", rubbish.stdout);
+        assert!(client.wait(LIMIT).success(), "the clients, while the broker was sent rubbish");
+        // It still pairs.
+        let second = host.watch_road();
+        let client = self::client(host, port, 1.0);
+        second.wait_for_shm(port, CONNECTIONS, Duration::from_secs(10));
+        assert!(client.wait(LIMIT).success(), "the clients, after the broker was sent rubbish");
+        drop(server);
+        assert!(second.bad_messages() > 0, "no bad message was counted\n{}", second.report(port));
+    });
+}
+
+/// The echo server has two clients: one scribbles over what it shares with the server, the other must not notice.
+fn scribble(style: &'static str) {
+    under_shunt(Duration::from_secs(90), move |host| {
+        let (mut server, port) = server(host, style);
+        let road = host.watch_road();
+        let healthy = client(host, port, 6.0);
+        road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(10));
+        let scribbler = host
+            .script("python3", "rubbish.py")
+            .arg("scribbler")
+            .arg(port.to_string())
+            .arg(host.dir())
+            .start("rubbish");
+        road.wait_for_shm(port, CONNECTIONS + 4, Duration::from_secs(10));
+        host.write("gate", "");
+        // Its own end may come in any way, but it must come.
+        let scribbled = scribbler.wait(LIMIT);
+        assert!(scribbled.stdout.contains("links"), "{}{}", scribbled.stdout, scribbled.stderr);
+        assert!(!scribbled.stdout.contains("links 0"), "the scribbler found no link in its own mappings");
+        let healthy = healthy.wait(LIMIT);
+        assert!(healthy.success(), "the healthy client: {}\n{}", healthy.stdout, healthy.stderr);
+        road.expect(Expected { port, connections: CONNECTIONS + 4, share: 0.8 });
+        assert!(server.is_running(), "the server fell over the scribbler");
+        // The server still takes connections and puts them on shared memory.
+        let second = host.watch_road();
+        let client = client(host, port, 1.0);
+        second.wait_for_shm(port, CONNECTIONS, Duration::from_secs(10));
+        assert!(client.wait(LIMIT).success(), "the clients after the scribbler");
+    });
+}
+
+#[test]
+fn a_scribbling_peer_of_a_server_with_threads() {
+    scribble("threads");
+}
+
+#[test]
+fn a_scribbling_peer_of_a_server_with_epoll() {
+    scribble("asyncio");
+}
+
+#[test]
+fn a_command_that_does_not_exist() {
+    under_shunt(Duration::from_secs(20), |host| {
+        for (name, expected) in [("./no-such-program", 127), ("/etc/passwd", 126)] {
+            let ended = host.program(name).start("missing").wait(LIMIT);
+            assert_eq!(ended.status.code(), Some(expected), "{name}: {}", ended.stderr);
+            assert_eq!(ended.stderr.lines().count(), 1, "one line says why: {}", ended.stderr);
+        }
+    });
+}

@@ -1,0 +1,88 @@
+//! `kill -9` of the broker under load (L6): established connections go on, new ones work on TCP, and once a
+//! broker is back, new connections are paired again.
+
+use shunt_compat::{Expected, Host, Program, under_shunt};
+use std::time::Duration;
+
+const CONNECTIONS: usize = 10;
+
+fn server(host: &Host) -> (Program, u16) {
+    let port = host.port();
+    let server =
+        host.script("python3", "echo.py").args(["server", "threads", &port.to_string()]).start("server");
+    host.wait_for_port(port);
+    (server, port)
+}
+
+/// Clients that verify every echo, for at least `seconds`.
+fn clients(host: &Host, name: &str, port: u16, seconds: f64) -> Program {
+    host.script("python3", "echo.py")
+        .args(["client", "threads", &port.to_string(), &CONNECTIONS.to_string(), "20", &seconds.to_string()])
+        .start(name)
+}
+
+fn verified(program: Program) {
+    let ended = program.wait(Duration::from_secs(40));
+    assert!(ended.success(), "{}\n{}", ended.stdout, ended.stderr);
+}
+
+#[test]
+fn connections_outlive_the_broker_and_new_ones_are_paired_by_the_next() {
+    under_shunt(Duration::from_secs(90), |host| {
+        let (server, port) = server(host);
+        let established = {
+            let road = host.watch_road();
+            let clients = clients(host, "established", port, 4.0);
+            road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(10));
+            clients
+        };
+
+        host.kill_broker();
+        // Without a broker: new connections between programs that knew it, and a program that starts without one.
+        let orphans = clients(host, "orphans", port, 1.0);
+        verified(orphans);
+        verified(established);
+
+        host.start_broker();
+        let road = host.watch_road();
+        let again = clients(host, "again", port, 3.0);
+        road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(10));
+        verified(again);
+        road.expect(Expected { port, connections: CONNECTIONS, share: 0.5 });
+        drop(server);
+    });
+}
+
+#[test]
+fn redis_benchmark_does_not_notice() {
+    under_shunt(Duration::from_secs(90), |host| {
+        let port = host.port();
+        let server = host
+            .program("redis-server")
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
+            .start("redis");
+        host.wait_for_port(port);
+        let load = host
+            .program("redis-benchmark")
+            .words(&format!("-h 127.0.0.1 -p {port} -t set,get,incr,lpush -c 50 -n 150000 -q"))
+            .start("load");
+        host.watch_road().wait_for_shm(port, 40, Duration::from_secs(10));
+        host.kill_broker();
+        // Its next tests open new connections, while there is no broker and, later, while there is one.
+        std::thread::sleep(Duration::from_secs(1));
+        host.start_broker();
+        let ended = load.wait(Duration::from_secs(60));
+        assert!(ended.success() && !ended.stderr.contains("rror"), "{}\n{}", ended.stdout, ended.stderr);
+        drop(server);
+    });
+}
+
+#[test]
+fn without_any_broker_programs_run_on_tcp() {
+    under_shunt(Duration::from_secs(60), |host| {
+        let (server, port) = server(host);
+        host.kill_broker();
+        verified(clients(host, "clients", port, 0.5));
+        drop(server);
+    });
+}

@@ -1,0 +1,62 @@
+//! What a program sees when its peer ends, in every way a process or a connection can end: under shunt, exactly
+//! what TCP would have shown. That no process, descriptor or file stays behind is asserted after each half.
+
+use shunt_compat::{Host, both};
+use std::time::{Duration, Instant};
+
+/// How many scenarios a group may have: one port each.
+const SCENARIOS: u16 = 64;
+
+/// Runs the scenarios of a group. Each waits, through the file `gate`, until its connection is on shared memory.
+fn observe(host: &Host, group: &str) -> Vec<String> {
+    let first = host.port() + 1000;
+    let road = host.watch_road();
+    let mut program = host
+        .script("python3", "endings.py")
+        .arg("observe")
+        .arg(host.dir())
+        .args([&first.to_string(), group])
+        .args(road.is_watched().then_some("gated"))
+        .start(group);
+    let deadline = Instant::now() + Duration::from_secs(100);
+    while program.is_running() {
+        assert!(Instant::now() < deadline, "the group {group} hangs");
+        let open = (first..first + SCENARIOS).filter(|port| road.on_shm(*port) > 0);
+        let open: Vec<_> = open.map(|port| port.to_string()).collect();
+        host.replace("gate", open.join(" "));
+        std::thread::sleep(Duration::from_millis(25));
+    }
+    let ended = program.wait(Duration::from_secs(1));
+    assert!(ended.success(), "{}", ended.stderr);
+    ended.stdout.lines().map(str::to_owned).collect()
+}
+
+fn group(name: &'static str) {
+    both(Duration::from_secs(120), move |host| Scenarios(observe(host, name)));
+}
+
+/// One line per scenario. A difference is shown as the lines that differ.
+#[derive(PartialEq)]
+struct Scenarios(Vec<String>);
+
+impl std::fmt::Debug for Scenarios {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(formatter)?;
+        self.0.iter().try_for_each(|line| writeln!(formatter, "{line}"))
+    }
+}
+
+#[test]
+fn a_process_that_dies() {
+    group("deaths");
+}
+
+#[test]
+fn a_peer_that_watches() {
+    group("watchers");
+}
+
+#[test]
+fn a_connection_that_is_closed() {
+    group("closes");
+}
