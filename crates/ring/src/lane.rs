@@ -19,7 +19,7 @@ const CHUNK: usize = 64 * 1024;
 pub struct LaneHeader {
     tail: AtomicU64,
     start: AtomicU64,
-    fin: AtomicU32,
+    end: AtomicU32,
     tx_wants: AtomicU32,
     tx_waiter: AtomicU32,
     receiver: ReceiverLine,
@@ -40,6 +40,20 @@ const _: () = assert!(size_of::<LaneHeader>() == shunt_abi::geometry::LANE_BYTES
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Misbehaved;
 
+/// How the sender of a lane left its socket. A hint about what TCP is about to say, never a substitute for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum End {
+    /// It has not.
+    Open = 0,
+    /// It has shut the direction down by a call.
+    ShutDown = 1,
+    /// It has closed the socket by a call.
+    Closed = 2,
+    /// Its process ended: the broker says so.
+    Died = 3,
+}
+
 /// What a [`Producer::write`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
@@ -57,7 +71,7 @@ impl LaneHeader {
         LaneHeader {
             tail: AtomicU64::new(0),
             start: AtomicU64::new(0),
-            fin: AtomicU32::new(0),
+            end: AtomicU32::new(0),
             tx_wants: AtomicU32::new(0),
             tx_waiter: AtomicU32::new(0),
             receiver: ReceiverLine {
@@ -101,14 +115,20 @@ impl LaneHeader {
         self.start.load(Acquire).checked_sub(1)
     }
 
-    /// The sender has shut the direction down by a call: end of file is no sign of its death.
-    pub fn set_fin(&self) {
-        self.fin.store(1, Release);
+    /// The sender says how its direction ended, before it makes the call that ends it. The last word stays.
+    pub fn set_end(&self, end: End) {
+        self.end.fetch_max(end as u32, AcqRel);
     }
 
-    /// Whether it has.
-    pub fn has_fin(&self) -> bool {
-        self.fin.load(Acquire) != 0
+    /// How the sender's direction ended.
+    #[inline]
+    pub fn end(&self) -> End {
+        match self.end.load(Acquire) {
+            0 => End::Open,
+            1 => End::ShutDown,
+            2 => End::Closed,
+            _ => End::Died,
+        }
     }
 
     /// The receiver names the waiter to ring, before it announces its sleep.
@@ -297,7 +317,12 @@ impl Consumer {
     ) -> Result<usize, Misbehaved> {
         let mut total = 0;
         while sink.remaining() > 0 {
-            let count = self.available(lane, ring)?.min(sink.remaining()).min(CHUNK);
+            let count = match self.available(lane, ring) {
+                Ok(count) => count.min(sink.remaining()).min(CHUNK),
+                // What was copied before is the caller's; the next read says it again.
+                Err(Misbehaved) if total > 0 => break,
+                Err(Misbehaved) => return Err(Misbehaved),
+            };
             if count == 0 {
                 break;
             }

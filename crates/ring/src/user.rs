@@ -112,6 +112,23 @@ cursor!(
     "writes"
 );
 
+impl Sink<'_> {
+    /// Has `take` fill no more than `limit` bytes, and advances past those it did fill. If `limit` is less than
+    /// what is left, that is at most one contiguous run.
+    pub fn within<R>(&mut self, limit: usize, take: impl FnOnce(&mut Sink<'_>) -> R) -> R {
+        if limit >= self.remaining() {
+            return take(self);
+        }
+        let (base, len) = self.run(limit);
+        let piece = [Piece { base, len }];
+        // SAFETY: a part of one of our own pieces, used while we are.
+        let mut part = unsafe { Sink::new(&piece) };
+        let outcome = take(&mut part);
+        self.advance(len - part.remaining());
+        outcome
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -20,9 +20,14 @@ pub trait Kernel {
     fn sent(&self) -> Option<u64>;
     /// Bytes ever read from TCP.
     fn read(&self) -> Option<u64>;
+    /// How many bytes a receive would find now, taking none of them: `Ok(0)` at end of file, `Err(EAGAIN)` if there
+    /// are none. On Linux: `recv(fd, null, huge, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT)`, which copies nothing.
+    fn waiting(&self) -> Result<usize, i32>;
     /// Receives without blocking into `sink` and advances it. `Ok(0)` is end of file; `Err` an errno.
     fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32>;
 }
 
 /// `EAGAIN`, as a kernel's receive reports an empty socket.
 pub const EAGAIN: i32 = 11;
+/// `ECONNRESET`, for a connection of which not even the kernel knows how far it has been read.
+pub const ECONNRESET: i32 = 104;

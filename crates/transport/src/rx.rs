@@ -2,9 +2,10 @@
 
 use shunt_abi::reason::Reason;
 use shunt_ring::bytes::Ring;
+use shunt_ring::lane::End;
 use shunt_ring::{Consumer, LaneHeader, Misbehaved, Sink};
 
-use crate::{EAGAIN, Kernel};
+use crate::{EAGAIN, ECONNRESET, Kernel};
 
 /// Empty receives in a row after which TCP is asked anyway, so that a program that only ever calls a
 /// non-blocking receive still learns of end of file.
@@ -26,7 +27,7 @@ enum State {
 /// What a receive found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// So many bytes, at least one.
+    /// So many bytes, at least one unless the sink has no room.
     Bytes(usize),
     /// Nothing now.
     Empty,
@@ -46,6 +47,9 @@ pub struct Rx {
     done: u64,
     empty_in_a_row: u32,
     tcp_has_news: bool,
+    peek_limit: usize,
+    /// An error of TCP that is due when everything before it has been read.
+    error: Option<i32>,
 }
 
 impl Rx {
@@ -69,6 +73,8 @@ impl Rx {
     }
 
     /// Receives what is there, first TCP's share and then the lane's, without blocking.
+    ///
+    /// A count shorter than the sink means that everything that had arrived was taken.
     #[inline]
     pub fn receive(
         &mut self,
@@ -78,7 +84,7 @@ impl Rx {
         sink: &mut Sink<'_>,
     ) -> Received {
         let mut total = 0;
-        loop {
+        while sink.remaining() > 0 {
             if let State::Lane(consumer) = &mut self.state {
                 match consumer.read(lane, ring, sink) {
                     Ok(count) => total += count,
@@ -93,34 +99,115 @@ impl Rx {
             if self.step(lane, kernel) {
                 continue;
             }
-            if matches!(self.state, State::Lane(_)) {
-                return self.empty_lane(lane, ring, kernel, sink, total);
+            match self.state {
+                State::Tcp | State::Adopted(_) if total == 0 => {
+                    return self.error.take().map_or(Received::UseTcp, Received::Error);
+                }
+                State::Lane(_) if total > 0 => break,
+                _ => {}
             }
-            if matches!(self.state, State::Tcp | State::Adopted(_)) && total == 0 {
-                return Received::UseTcp;
+            if self.on_lane() && !self.must_ask_tcp(lane) {
+                return Received::Empty;
             }
-            match kernel.receive(sink) {
-                Ok(0) => return if total > 0 { Received::Bytes(total) } else { Received::EndOfFile },
-                Ok(count) => total += count,
-                Err(_) if total > 0 => return Received::Bytes(total),
-                Err(EAGAIN) if self.step(lane, kernel) => continue,
-                Err(EAGAIN) => return Received::Empty,
-                Err(errno) => return Received::Error(errno),
-            }
-            if sink.remaining() == 0 {
-                break;
+            let Some(share) = self.tcp_share(lane, ring, kernel) else { continue };
+            let outcome = match share {
+                Ok(share) if share > 0 => sink.within(share, |part| kernel.receive(part)),
+                verdict => verdict,
+            };
+            match outcome {
+                Ok(count) if count > 0 => total += count,
+                verdict if total == 0 => return self.judge(verdict),
+                Err(errno) if errno != EAGAIN => {
+                    // The kernel tells it once, and what was read before it must be returned first.
+                    self.error = Some(errno);
+                    break;
+                }
+                _ => break,
             }
         }
         self.empty_in_a_row = 0;
         Received::Bytes(total)
     }
 
+    /// An empty lane: is it time to ask TCP whether the connection has ended?
+    fn must_ask_tcp(&mut self, lane: &LaneHeader) -> bool {
+        self.empty_in_a_row = self.empty_in_a_row.wrapping_add(1);
+        self.tcp_has_news
+            || self.error.is_some()
+            || lane.end() != End::Open
+            || self.empty_in_a_row.is_multiple_of(ASK_TCP_EVERY)
+    }
+
+    /// How many bytes may be taken from TCP before the lane must be looked at again: `Ok(0)` if TCP has ended, `Err`
+    /// as [`Kernel::receive`]. `None` if the stream goes on elsewhere.
+    ///
+    /// The sender may begin, publish, go back and write to TCP, all between two instructions of ours. So TCP is
+    /// first asked what it holds, then the lane is looked at, and no more is taken than TCP held before: those bytes
+    /// (or that end of file) cannot lie behind something in the lane that this look did not see.
+    fn tcp_share(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        kernel: &impl Kernel,
+    ) -> Option<Result<usize, i32>> {
+        let waiting = match self.state {
+            State::Tcp | State::Adopted(_) => return Some(self.error.take().map_or(Ok(usize::MAX), Err)),
+            State::CatchingUp(_, offset) => match kernel.read() {
+                Some(read) if read < offset => {
+                    return Some(self.error.take().map_or(Ok((offset - read) as usize), Err));
+                }
+                Some(_) => return None,
+                None => self.waiting(kernel),
+            },
+            _ => self.waiting(kernel),
+        };
+        let elsewhere = match &mut self.state {
+            State::Watching(_) => lane.beginning().is_some(),
+            State::Lane(consumer) => match consumer.available(lane, ring) {
+                Ok(count) => count > 0 || consumer.is_finished(),
+                Err(Misbehaved) => {
+                    self.misbehaved(lane);
+                    true
+                }
+            },
+            // The kernel has lost count, as it does after a reset. Only an ended lane can have bytes of TCP behind it.
+            State::CatchingUp(..) if waiting.is_ok_and(|count| count > 0) && lane.is_closed() => {
+                self.empty_in_a_row = self.empty_in_a_row.wrapping_add(1);
+                let lost = self.empty_in_a_row.is_multiple_of(ASK_TCP_EVERY);
+                return Some(Err(if lost { ECONNRESET } else { EAGAIN }));
+            }
+            _ => false,
+        };
+        if !elsewhere {
+            return Some(waiting);
+        }
+        self.error = waiting.err().filter(|errno| *errno != EAGAIN);
+        None
+    }
+
+    /// What TCP would say to a receive. An error is told by the kernel once only, and kept here until it is due.
+    fn waiting(&mut self, kernel: &impl Kernel) -> Result<usize, i32> {
+        self.error.take().map_or_else(|| kernel.waiting(), Err)
+    }
+
+    fn judge(&mut self, verdict: Result<usize, i32>) -> Received {
+        // End of file stays: from now on every receive asks for it.
+        self.tcp_has_news = verdict != Err(EAGAIN);
+        match verdict {
+            Ok(_) => Received::EndOfFile,
+            Err(EAGAIN) => Received::Empty,
+            Err(errno) => Received::Error(errno),
+        }
+    }
+
     /// Moves on along the stream if it can: begins to catch up, has caught up, or has drained an ended lane.
     fn step(&mut self, lane: &LaneHeader, kernel: &impl Kernel) -> bool {
         match &mut self.state {
             State::Watching(_) => {
+                // In this order: a lane that has ended without a beginning has nothing in it, now and for ever.
+                let ended = lane.is_closed();
                 let Some(offset) = lane.beginning() else {
-                    if lane.is_closed() && lane.beginning().is_none() {
+                    if ended {
                         self.leave(Reason::PeerWentBack);
                     }
                     return false;
@@ -136,7 +223,10 @@ impl Rx {
                     Some(read) if read == offset => {
                         if let State::CatchingUp(consumer, _) = std::mem::take(&mut self.state) {
                             self.state = State::Lane(consumer);
-                            self.reason = Reason::None;
+                            // Otherwise it is only drained, and why it ended is known already.
+                            if !lane.is_closed() {
+                                self.reason = Reason::None;
+                            }
                         }
                         true
                     }
@@ -156,44 +246,10 @@ impl Rx {
         }
     }
 
-    /// The lane is empty and has not ended: say so, or ask TCP whether the connection has.
-    fn empty_lane(
-        &mut self,
-        lane: &LaneHeader,
-        ring: &impl Ring,
-        kernel: &impl Kernel,
-        sink: &mut Sink<'_>,
-        total: usize,
-    ) -> Received {
-        if total > 0 {
-            self.empty_in_a_row = 0;
-            return Received::Bytes(total);
-        }
-        self.empty_in_a_row += 1;
-        if !self.tcp_has_news && !lane.has_fin() && !self.empty_in_a_row.is_multiple_of(ASK_TCP_EVERY) {
-            return Received::Empty;
-        }
-        let before = *sink;
-        let verdict = match kernel.receive(sink) {
-            Err(EAGAIN) => {
-                self.tcp_has_news = false;
-                return Received::Empty;
-            }
-            // Bytes that the sender wrote past its shim: there is no better place for them than here.
-            Ok(count) if count > 0 => return Received::Bytes(count),
-            Ok(_) => Received::EndOfFile,
-            Err(errno) => Received::Error(errno),
-        };
-        // The sender publishes before it shuts down, so what it published is visible now.
-        *sink = before;
-        let State::Lane(consumer) = &mut self.state else { return verdict };
-        match consumer.read(lane, ring, sink) {
-            Ok(count) if count > 0 => Received::Bytes(count),
-            _ => verdict,
-        }
-    }
-
     /// Copies without reading. Only the nearest stretch of the stream is looked at.
+    ///
+    /// [`Received::UseTcp`] means that it is TCP's: the caller peeks there, without blocking and at no more than
+    /// [`peek_limit`](Self::peek_limit) bytes.
     pub fn peek(
         &mut self,
         lane: &LaneHeader,
@@ -201,21 +257,31 @@ impl Rx {
         kernel: &impl Kernel,
         sink: &mut Sink<'_>,
     ) -> Received {
-        while self.step(lane, kernel) {}
-        let State::Lane(consumer) = &mut self.state else { return Received::UseTcp };
-        match consumer.peek(lane, ring, sink) {
-            Ok(0) if consumer.is_finished() => {
-                self.leave(Reason::PeerWentBack);
-                Received::UseTcp
+        loop {
+            while self.step(lane, kernel) {}
+            if let State::Lane(consumer) = &mut self.state {
+                match consumer.peek(lane, ring, sink) {
+                    Ok(0) if consumer.is_finished() => continue,
+                    Ok(0) => {}
+                    Ok(count) => return Received::Bytes(count),
+                    Err(Misbehaved) => self.misbehaved(lane),
+                }
             }
-            // An empty lane: TCP knows about end of file, and its answer to a peek changes nothing.
-            Ok(0) => Received::UseTcp,
-            Ok(count) => Received::Bytes(count),
-            Err(Misbehaved) => {
-                self.misbehaved(lane);
-                Received::UseTcp
+            match self.tcp_share(lane, ring, kernel) {
+                None => {}
+                Some(Ok(share)) if share > 0 => {
+                    self.peek_limit = share;
+                    return Received::UseTcp;
+                }
+                Some(verdict) => return self.judge(verdict),
             }
         }
+    }
+
+    /// How many bytes of TCP the last [`peek`](Self::peek) left to its caller: what is behind them comes after the
+    /// lane.
+    pub fn peek_limit(&self) -> usize {
+        self.peek_limit
     }
 
     /// Throws away up to `count` bytes of the lane, as MSG_TRUNC does; 0 if there are none.
@@ -280,7 +346,7 @@ impl Rx {
     /// Whether receives must go through here: false once, or as long as, the direction is TCP's alone.
     #[inline]
     pub fn is_attached(&self) -> bool {
-        !matches!(self.state, State::Tcp)
+        !matches!(self.state, State::Tcp) || self.error.is_some()
     }
 
     /// Whether the direction has a lane but has not said "watching".
@@ -315,7 +381,9 @@ impl Rx {
     fn lane_bytes(&self) -> u64 {
         match &self.state {
             State::Tcp => 0,
-            State::Adopted(consumer) | State::Watching(consumer) | State::Lane(consumer) => consumer.consumed(),
+            State::Adopted(consumer) | State::Watching(consumer) | State::Lane(consumer) => {
+                consumer.consumed()
+            }
             State::CatchingUp(consumer, _) => consumer.consumed(),
         }
     }
