@@ -1,1 +1,41 @@
-//! shim
+//! libshunt.so: loaded before libc, it moves the TCP connections of an unmodified program onto shared memory, and back
+//! whenever in doubt.
+//!
+//! From the outside in: `hooks` are the C functions that programs call; `ops` decides what each of them does; `attach`
+//! is the life of an endpoint on a link; `epoll`, `waiter` and `links` are what a sleeper needs; `control` talks to the
+//! broker. The state machines are in `shunt_transport`, the shared memory in `shunt_ring`, and the protocol in
+//! `docs/local-path.md`.
+//!
+//! Inside a hook nothing may call libc functions that we hook ourselves: our own system calls go through rustix, the
+//! program's own through [`real`].
+
+mod attach;
+mod control;
+mod endpoint;
+mod epoll;
+mod errno;
+mod fork;
+mod hooks;
+mod kernel;
+mod links;
+mod lock;
+mod ops;
+mod private;
+mod process;
+mod real;
+mod table;
+mod waiter;
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+/// Runs when the library is loaded, before the program's main.
+extern "C" fn start() {
+    // No panic crosses the C boundary: it would be a bug of ours, and unwinding through a program's frames a second.
+    std::panic::set_hook(Box::new(|_| std::process::abort()));
+    process::start();
+    if !process::is_off() {
+        fork::install();
+    }
+}

@@ -1,0 +1,459 @@
+//! The conversation with the broker. Nothing here ever waits: what cannot be said now is said at a later
+//! operation, and without a broker everything stays on TCP (L6).
+
+use std::ffi::CStr;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::Ordering::*;
+
+use rustix::io::Errno;
+use shunt_abi::control::{Doorbell, Hello, MAX_MESSAGE, Offer, Pair, Release, Reply, Request, Withdraw};
+use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
+use shunt_abi::page::{Counter, EntryCopy};
+use shunt_abi::reason::Reason;
+use shunt_sys::mapping::Mapping;
+use shunt_sys::{identity, memfd, seqpacket};
+
+use crate::endpoint::{Endpoint, EndpointRef, Stage};
+use crate::links::{Attachment, Link, Peer};
+use crate::lock::Lock;
+use crate::private::{PrivateFd, borrow, close_owned};
+use crate::{attach, epoll, process, waiter};
+
+/// Data operations after which a connection counts as used.
+pub(crate) const OFFER_AFTER: u32 = 4;
+/// Operations until an endpoint that found no broker looks for one again.
+const RETRY_AFTER: u32 = 256;
+/// Pause between two attempts to reach a broker.
+const RETRY_NANOS: u64 = 100_000_000;
+
+static CONTROL: Lock<Control> = Lock::new(Control::new());
+
+struct Control {
+    socket: Option<PrivateFd>,
+    retry_at: u64,
+    epoch: u32,
+    links: Vec<&'static Link>,
+    peers: Vec<&'static Peer>,
+}
+
+/// What a message asks for that must wait until the control lock is free, because it takes endpoints' locks.
+enum Deed {
+    Adopt(EndpointRef, &'static Link, usize),
+    Refuse(EndpointRef, Reason),
+    Retire(&'static Link),
+    LostBroker,
+}
+
+/// Takes waiting messages, if the page says that there are any: one load otherwise.
+#[inline]
+pub(crate) fn poll_inbox() {
+    if let Some(page) = process::page()
+        && page.inbox.load(Acquire) != process::SEEN.load(Relaxed)
+    {
+        take_messages();
+    }
+}
+
+#[cold]
+fn take_messages() {
+    let mut deeds = Vec::new();
+    {
+        let Some(mut control) = CONTROL.try_lock() else { return };
+        control.take(&mut deeds);
+    }
+    carry_out(deeds);
+}
+
+fn carry_out(deeds: Vec<Deed>) {
+    for deed in deeds {
+        match deed {
+            Deed::Adopt(name, link, conn) => {
+                if !attach::adopt(name, link, conn) {
+                    release(Attachment { link, conn });
+                }
+            }
+            Deed::Refuse(name, reason) => {
+                if let Some(endpoint) = name.resolve() {
+                    take_back(endpoint, reason, endpoint.offer_after.load(Relaxed).saturating_mul(16));
+                }
+            }
+            Deed::Retire(link) => retire_if_idle(link),
+            Deed::LostBroker => {
+                for endpoint in crate::endpoint::all().filter(|endpoint| endpoint.stage() == Stage::Offered) {
+                    take_back(endpoint, Reason::NoBroker, RETRY_AFTER);
+                }
+            }
+        }
+    }
+}
+
+/// An offered endpoint is on TCP again for now, and may be offered after `again` operations.
+fn take_back(endpoint: &Endpoint, reason: Reason, again: u32) {
+    if endpoint.stage() == Stage::Offered {
+        endpoint.set_stage(Stage::Plain);
+        postpone(endpoint, reason, again);
+    }
+}
+
+fn postpone(endpoint: &Endpoint, reason: Reason, again: u32) {
+    endpoint.offer_after.store(again, Relaxed);
+    endpoint.operations.store(0, Relaxed);
+    process::count_bypass(reason);
+    attach::mark(endpoint, reason);
+}
+
+/// Considers offering an endpoint that has shown that it is used. Called outside all locks.
+#[cold]
+pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
+    let mut deeds = Vec::new();
+    let verdict = {
+        let Some(mut control) = CONTROL.try_lock() else { return };
+        if endpoint.stage() != Stage::Plain {
+            return;
+        }
+        control.offer(endpoint, fd, &mut deeds)
+    };
+    match verdict {
+        Ok(()) => {}
+        Err(reason @ Reason::NoBroker) => postpone(endpoint, reason, RETRY_AFTER),
+        Err(reason @ Reason::Shared) => postpone(endpoint, reason, RETRY_AFTER),
+        Err(reason) => postpone(endpoint, reason, u32::MAX),
+    }
+    carry_out(deeds);
+}
+
+/// The endpoint is gone before it was paired.
+pub(crate) fn withdraw(name: EndpointRef) {
+    CONTROL.lock().say(&Request::Withdraw(Withdraw { ticket: name.pack() }), &[]);
+}
+
+/// This process has left `at` for good.
+pub(crate) fn release(at: Attachment) {
+    {
+        let mut control = CONTROL.lock();
+        if control.epoch == at.link.epoch {
+            let conn = at.conn as u32;
+            control.say(&Request::Release(Release { link: at.link.id, conn, pad: 0 }), &[]);
+        }
+    }
+    retire_if_idle(at.link);
+}
+
+/// Registers a doorbell; `false` if it could not be said now.
+pub(crate) fn tell_doorbell(slot: usize, doorbell: RawFd) -> bool {
+    let Some(mut control) = CONTROL.try_lock() else { return false };
+    if control.socket.is_none() {
+        return false;
+    }
+    PrivateFd::with_raw(doorbell, |fd| {
+        control.say(&Request::Doorbell(Doorbell { slot: slot as u32, pad: 0 }), &[fd])
+    })
+}
+
+/// Unmaps a link that nobody will use again.
+fn retire_if_idle(link: &'static Link) {
+    if !link.is_idle_for_good() {
+        return;
+    }
+    let known = {
+        let mut control = CONTROL.lock();
+        let before = control.links.len();
+        control.links.retain(|other| !std::ptr::eq(*other, link));
+        before != control.links.len()
+    };
+    // Whoever took it off the list unmaps it, once no epoll instance looks at it any more.
+    if known {
+        epoll::drop_link(link);
+        link.unmap();
+    }
+}
+
+/// A private descriptor has moved to another number.
+pub(crate) fn renumber(old: RawFd, new: RawFd) {
+    let mut control = CONTROL.lock();
+    control.peers.iter().for_each(|peer| peer.renumber(old, new));
+    if control.socket.as_ref().is_some_and(|socket| socket.raw() == old) {
+        let moved = (new >= 0).then(|| PrivateFd::from_raw(new));
+        std::mem::replace(&mut control.socket, moved).map(PrivateFd::into_raw);
+    }
+}
+
+/// A forked child has its own conversation, not its parent's.
+///
+/// # Safety
+/// This must be the only thread of the process.
+pub(crate) unsafe fn after_fork_in_child() {
+    // SAFETY: the caller's promise.
+    unsafe { CONTROL.reset() };
+    let mut control = CONTROL.lock();
+    for peer in &control.peers {
+        peer.forget_doorbells();
+    }
+    // Links stay mapped: what was in their lanes at the fork may still be read.
+    *control = Control { epoch: control.epoch + 1, ..Control::new() };
+}
+
+impl Control {
+    const fn new() -> Control {
+        Control { socket: None, retry_at: 0, epoch: 0, links: Vec::new(), peers: Vec::new() }
+    }
+
+    /// Connects and says hello, unless it was tried a moment ago.
+    fn connect(&mut self) -> bool {
+        if self.socket.is_some() {
+            return true;
+        }
+        let now = process::now();
+        if now < self.retry_at {
+            return false;
+        }
+        self.retry_at = now + RETRY_NANOS;
+        let Some(socket) = reach().and_then(PrivateFd::adopt) else { return false };
+        let Some(page) = process::make_page() else { return false };
+        self.epoch += 1;
+        self.socket = Some(socket);
+        waiter::forget_told();
+        let said = {
+            use std::os::fd::AsFd;
+            self.say(&Request::Hello(Hello { program: program_name() }), &[page.as_fd()])
+        };
+        close_owned(page);
+        said
+    }
+
+    /// Sends one message. A broker that cannot take it now is treated as gone: it would have to be waited for.
+    fn say(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> bool {
+        let Some(socket) = &self.socket else { return false };
+        match seqpacket::send(socket, request.encode().as_bytes(), fds) {
+            Ok(()) => true,
+            // The socket is full, or this message's descriptor could not be sent: the message is lost, no more.
+            Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::BADF | Errno::NOBUFS | Errno::NOMEM) => false,
+            Err(_) => {
+                self.lose();
+                false
+            }
+        }
+    }
+
+    /// The broker has gone. Established lanes go on; their links are unmapped when they end.
+    fn lose(&mut self) {
+        self.socket = None;
+        self.retry_at = process::now() + RETRY_NANOS;
+        for link in &self.links {
+            link.set_gone();
+        }
+    }
+
+    fn offer(&mut self, endpoint: &Endpoint, fd: RawFd, deeds: &mut Vec<Deed>) -> Result<(), Reason> {
+        let had_broker = self.socket.is_some();
+        if !self.connect() {
+            return Err(Reason::NoBroker);
+        }
+        if !had_broker {
+            waiter::register_all(|slot, doorbell| {
+                self.say(&Request::Doorbell(Doorbell { slot: slot as u32, pad: 0 }), &[doorbell])
+            });
+        }
+        let identity = identity::identify(borrow(fd)).map_err(|_| Reason::NotTcp)?;
+        list(endpoint, fd, &identity);
+        if let Some(reason) = endpoint.barred() {
+            return Err(reason);
+        }
+        if crate::fork::is_shared(endpoint) {
+            return Err(Reason::Shared);
+        }
+        if !may_be_local(&identity.local, &identity.remote) {
+            return Err(Reason::RemotePeer);
+        }
+        crate::ops::options::learn(endpoint, fd)?;
+        endpoint.set_stage(Stage::Offered);
+        attach::mark(endpoint, Reason::PeerNotOffered);
+        let ticket = endpoint.reference().pack();
+        if !self.say(&Request::Offer(Offer { ticket }), &[borrow(fd)]) {
+            endpoint.set_stage(Stage::Plain);
+            if self.socket.is_none() {
+                deeds.push(Deed::LostBroker);
+            }
+            return Err(Reason::NoBroker);
+        }
+        process::count(Counter::Offered, 1);
+        Ok(())
+    }
+
+    fn take(&mut self, deeds: &mut Vec<Deed>) {
+        let mut buffer = [0; MAX_MESSAGE];
+        while let Some(socket) = &self.socket {
+            match seqpacket::recv(socket, &mut buffer) {
+                Ok((0, _)) => {
+                    self.lose();
+                    deeds.push(Deed::LostBroker);
+                }
+                Ok((len, mut fds)) => {
+                    process::SEEN.fetch_add(1, AcqRel);
+                    let first = fds.take_first();
+                    let count = fds.len() + usize::from(first.is_some());
+                    match Reply::decode(&buffer[..len], count) {
+                        Ok(reply) => self.obey(reply, first, deeds),
+                        Err(_) => {
+                            self.lose();
+                            deeds.push(Deed::LostBroker);
+                        }
+                    }
+                }
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR) => {}
+                Err(_) => {
+                    self.lose();
+                    deeds.push(Deed::LostBroker);
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, reply: Reply, fd: Option<std::os::fd::OwnedFd>, deeds: &mut Vec<Deed>) {
+        match (reply, fd) {
+            (Reply::Link(body), Some(fd)) => {
+                let geometry = Geometry::new(body.ring_bytes as usize);
+                if let (Some(geometry), Some(side)) = (geometry, Side::parse(body.side))
+                    && memfd::verify_sealed(&fd, geometry.link_bytes()).is_ok()
+                    && let Ok(mapping) = Mapping::map(&fd, geometry.link_bytes())
+                {
+                    let peer = self.peer(body.peer);
+                    let link = Link::new(body.link, side, peer, self.epoch, mapping, geometry);
+                    self.links.push(Box::leak(Box::new(link)));
+                }
+                close_owned(fd);
+            }
+            (Reply::PeerDoorbell(body), Some(fd)) => match (body.slot as usize, PrivateFd::adopt(fd)) {
+                (slot, Some(doorbell)) if slot < WAITERS => {
+                    let peer = self.peer(body.peer);
+                    peer.set_doorbell(slot, doorbell);
+                    for link in self.links.iter().filter(|link| std::ptr::eq(link.peer, peer)) {
+                        link.view().set_known(link.side, slot);
+                    }
+                }
+                _ => {}
+            },
+            (Reply::Pair(body), None) => {
+                let name = EndpointRef::unpack(body.ticket);
+                let conn = body.conn as usize;
+                match self.link(&body).filter(|_| conn < CONNS) {
+                    Some(link) => deeds.push(Deed::Adopt(name, link, conn)),
+                    None => {
+                        self.say(
+                            &Request::Release(Release { link: body.link, conn: body.conn, pad: 0 }),
+                            &[],
+                        );
+                        deeds.push(Deed::Refuse(name, Reason::NoMemory));
+                    }
+                }
+            }
+            (Reply::Refused(body), None) => {
+                let reason = Reason::parse(body.reason as u16).unwrap_or(Reason::NotTcp);
+                deeds.push(Deed::Refuse(EndpointRef::unpack(body.ticket), reason));
+            }
+            (Reply::PeerGone(body), None) => {
+                for link in self.links.iter().filter(|link| link.peer.id == body.peer) {
+                    link.set_gone();
+                    deeds.push(Deed::Retire(link));
+                }
+                self.peers.retain(|peer| {
+                    let gone = peer.id == body.peer;
+                    if gone {
+                        peer.forget_doorbells();
+                    }
+                    !gone
+                });
+            }
+            (_, fd) => {
+                if let Some(fd) = fd {
+                    close_owned(fd);
+                }
+            }
+        }
+    }
+
+    fn peer(&mut self, id: u64) -> &'static Peer {
+        match self.peers.iter().find(|peer| peer.id == id) {
+            Some(peer) => peer,
+            None => {
+                let peer: &'static Peer = Box::leak(Box::new(Peer::new(id)));
+                self.peers.push(peer);
+                peer
+            }
+        }
+    }
+
+    fn link(&self, body: &Pair) -> Option<&'static Link> {
+        let named = |link: &&&'static Link| {
+            link.id == body.link && link.side as u32 == body.side && link.epoch == self.epoch
+        };
+        self.links.iter().find(named).copied()
+    }
+}
+
+/// A row in the page for an endpoint that has shown traffic.
+fn list(endpoint: &Endpoint, fd: RawFd, identity: &identity::Identity) {
+    if endpoint.entry().is_some() {
+        return;
+    }
+    let Some(entry) = process::list() else { return };
+    let (local, remote) = (identity.local, identity.remote);
+    entry.publish(&EntryCopy {
+        cookie: identity.cookie,
+        fd,
+        local: octets(local.ip()),
+        local_port: local.port(),
+        remote: octets(remote.ip()),
+        remote_port: remote.port(),
+        roads: 0,
+        tcp_sent: shunt_sys::tcp::sent(borrow(fd)).ok().flatten().unwrap_or(0),
+        tcp_received: shunt_sys::tcp::read(borrow(fd)).unwrap_or(0),
+        ..EntryCopy::default()
+    });
+    endpoint.set_entry(Some(entry));
+}
+
+fn octets(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// Whether the peer can be on this host: the kernel gives a connection to a local address that address as its
+/// source, unless the program chose another loopback one.
+fn may_be_local(local: &SocketAddr, remote: &SocketAddr) -> bool {
+    remote.ip() == local.ip() || remote.ip().is_loopback()
+}
+
+fn program_name() -> [u8; 32] {
+    let mut name = [0; 32];
+    if let Ok(comm) = rustix::thread::name() {
+        let bytes = comm.to_bytes();
+        let len = bytes.len().min(name.len());
+        name[..len].copy_from_slice(&bytes[..len]);
+    }
+    name
+}
+
+/// A connection to a broker of ours or root's.
+fn reach() -> Option<std::os::fd::OwnedFd> {
+    let configured = process::broker_path();
+    let socket = match &configured {
+        Some(path) => seqpacket::connect(path.to_bytes()).ok()?,
+        None => default_path(|path| seqpacket::connect(path.to_bytes()).ok())?,
+    };
+    let trusted = seqpacket::peer_credentials(&socket)
+        .is_ok_and(|peer| peer.uid == 0 || peer.uid == rustix::process::getuid().as_raw());
+    if trusted {
+        return Some(socket);
+    }
+    close_owned(socket);
+    None
+}
+
+fn default_path<T>(attempt: impl Fn(&CStr) -> Option<T>) -> Option<T> {
+    process::runtime_broker_path().and_then(|path| attempt(&path)).or_else(|| attempt(c"/run/shunt/broker.sock"))
+}

@@ -1,0 +1,364 @@
+//! Endpoints: the connected TCP sockets of this process.
+//!
+//! They live in a slab that is never given back, so that a hook that still holds one while another thread
+//! closes its descriptor reads stale numbers at worst, never freed memory; generations tell the difference.
+
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+
+use shunt_abi::page;
+use shunt_abi::reason::{Reason, Road};
+use shunt_transport::{Rx, Tx};
+
+use crate::epoll::EpollRef;
+use crate::links::Attachment;
+use crate::lock::Lock;
+use crate::waiter::Slot;
+
+const CHUNK: usize = 256;
+const CHUNKS: usize = 4096;
+
+/// Where an endpoint is on its way to shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Stage {
+    /// On TCP, with nothing in preparation.
+    Plain = 0,
+    /// Shown to the broker.
+    Offered = 1,
+    /// On a link: calls take the locks.
+    Attached = 2,
+}
+
+/// The sending direction and what belongs to its lock.
+#[derive(Default)]
+pub(crate) struct TxSide {
+    pub(crate) tx: Tx,
+    pub(crate) at: Option<Attachment>,
+    /// When the lane was first found full, and how much the receiver had not read then.
+    pub(crate) full_since: Option<(u64, u64)>,
+}
+
+/// The receiving direction and what belongs to its lock.
+#[derive(Default)]
+pub(crate) struct RxSide {
+    pub(crate) rx: Rx,
+    pub(crate) at: Option<Attachment>,
+}
+
+/// One connected TCP socket.
+#[derive(Default)]
+#[repr(align(128))]
+pub(crate) struct Endpoint {
+    index: AtomicU32,
+    generation: AtomicU32,
+    stage: AtomicU32,
+    /// Threads inside a kernel receive or poll on the socket (L4).
+    receivers_in_kernel: AtomicU32,
+    /// Threads inside a kernel send on the socket (L4).
+    senders_in_kernel: AtomicU32,
+    /// Data operations since the last offer, and how many the next offer takes.
+    pub(crate) operations: AtomicU32,
+    pub(crate) offer_after: AtomicU32,
+    entry: AtomicPtr<page::Entry>,
+    /// Descriptors of this process that name the socket.
+    names: AtomicU32,
+    /// One of them.
+    pub(crate) fd: AtomicI32,
+    pub(crate) nonblocking: AtomicU32,
+    /// Why the endpoint must never be offered, as a reason code.
+    barred: AtomicU32,
+    /// The waiter that the peer wakes for bytes: 0 nobody, else its slot + 1. An epoll instance owns it as long as
+    /// the socket is registered, a thread while it sleeps.
+    owner: AtomicU32,
+    /// SO_RCVTIMEO and SO_SNDTIMEO in nanoseconds; 0 means none.
+    pub(crate) receive_timeout: AtomicU64,
+    pub(crate) send_timeout: AtomicU64,
+    /// Index in the table of sockets shared by fork, plus one.
+    pub(crate) holders: AtomicU32,
+    pub(crate) tx: Lock<TxSide>,
+    pub(crate) rx: Lock<RxSide>,
+    /// The epoll instances it is registered with.
+    pub(crate) epolls: Lock<Vec<EpollRef>>,
+}
+
+/// A name for an endpoint that notices when the slot has been used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EndpointRef {
+    index: u32,
+    generation: u32,
+}
+
+impl EndpointRef {
+    /// As a number below 2^56.
+    pub(crate) fn pack(self) -> u64 {
+        u64::from(self.index) | u64::from(self.generation) << 24
+    }
+
+    pub(crate) fn unpack(word: u64) -> EndpointRef {
+        EndpointRef { index: word as u32 & 0xff_ffff, generation: (word >> 24) as u32 }
+    }
+
+    /// The endpoint, if this still is its name.
+    #[inline]
+    pub(crate) fn resolve(self) -> Option<&'static Endpoint> {
+        let endpoint = slot(self.index)?;
+        (endpoint.generation.load(Acquire) == self.generation).then_some(endpoint)
+    }
+}
+
+static SLAB: [AtomicPtr<[Endpoint; CHUNK]>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
+static FREE: Lock<Free> = Lock::new(Free { list: Vec::new(), made: 0 });
+
+struct Free {
+    list: Vec<u32>,
+    made: u32,
+}
+
+fn slot(index: u32) -> Option<&'static Endpoint> {
+    let chunk = SLAB.get(index as usize / CHUNK)?.load(Acquire);
+    // SAFETY: a chunk that is not null is never freed.
+    (!chunk.is_null()).then(|| unsafe { &(*chunk)[index as usize % CHUNK] })
+}
+
+/// Makes an endpoint for the newly connected socket `fd`. `None` when a million are in use.
+pub(crate) fn allocate(fd: i32, nonblocking: bool) -> Option<EndpointRef> {
+    let index = {
+        let mut free = FREE.lock();
+        match free.list.pop() {
+            Some(index) => index,
+            None => {
+                let index = free.made;
+                let chunk = SLAB.get(index as usize / CHUNK)?;
+                if (index as usize).is_multiple_of(CHUNK) {
+                    let endpoints: Box<[Endpoint; CHUNK]> = Box::new(std::array::from_fn(|_| Endpoint::default()));
+                    chunk.store(Box::into_raw(endpoints), Release);
+                }
+                free.made += 1;
+                index
+            }
+        }
+    };
+    let endpoint = slot(index)?;
+    endpoint.index.store(index, Relaxed);
+    endpoint.fd.store(fd, Relaxed);
+    endpoint.names.store(1, Relaxed);
+    endpoint.nonblocking.store(nonblocking.into(), Relaxed);
+    endpoint.offer_after.store(crate::control::OFFER_AFTER, Relaxed);
+    Some(EndpointRef { index, generation: endpoint.generation.load(Acquire) })
+}
+
+/// Every endpoint in use.
+pub(crate) fn all() -> impl Iterator<Item = &'static Endpoint> {
+    let made = FREE.lock().made;
+    (0..made).filter_map(slot).filter(|endpoint| endpoint.names.load(Relaxed) > 0)
+}
+
+/// Frees the locks of every endpoint in a forked child.
+///
+/// # Safety
+/// This must be the only thread of the process.
+pub(crate) unsafe fn reset_locks() {
+    // SAFETY: the caller's promise.
+    unsafe { FREE.reset() };
+    for endpoint in all() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            endpoint.tx.reset();
+            endpoint.rx.reset();
+            endpoint.epolls.reset();
+        }
+        endpoint.receivers_in_kernel.store(0, Relaxed);
+        endpoint.senders_in_kernel.store(0, Relaxed);
+        endpoint.owner.store(0, Relaxed);
+    }
+}
+
+impl Endpoint {
+    /// Its name.
+    pub(crate) fn reference(&self) -> EndpointRef {
+        EndpointRef { index: self.index.load(Relaxed), generation: self.generation.load(Acquire) }
+    }
+
+    #[inline]
+    pub(crate) fn stage(&self) -> Stage {
+        match self.stage.load(SeqCst) {
+            0 => Stage::Plain,
+            1 => Stage::Offered,
+            _ => Stage::Attached,
+        }
+    }
+
+    pub(crate) fn set_stage(&self, stage: Stage) {
+        self.stage.store(stage as u32, SeqCst);
+    }
+
+    #[inline]
+    pub(crate) fn is_attached(&self) -> bool {
+        self.stage.load(SeqCst) == Stage::Attached as u32
+    }
+
+    /// Enters a kernel receive or poll; `false`, and not entered, if calls must take the lock instead.
+    ///
+    /// The other half of the handshake is in [`is_quiet_for_receive`](Self::is_quiet_for_receive): the stage is
+    /// set before the count is read, here the count is raised before the stage is read.
+    #[inline]
+    pub(crate) fn enter_receive(&self) -> bool {
+        self.receivers_in_kernel.fetch_add(1, SeqCst);
+        if self.is_attached() {
+            self.leave_receive();
+            return false;
+        }
+        true
+    }
+
+    /// Enters while the receive lock is held.
+    #[inline]
+    pub(crate) fn enter_receive_locked(&self) {
+        self.receivers_in_kernel.fetch_add(1, SeqCst);
+    }
+
+    #[inline]
+    pub(crate) fn leave_receive(&self) {
+        self.receivers_in_kernel.fetch_sub(1, SeqCst);
+    }
+
+    /// As [`enter_receive`](Self::enter_receive), for sending.
+    #[inline]
+    pub(crate) fn enter_send(&self) -> bool {
+        self.senders_in_kernel.fetch_add(1, SeqCst);
+        if self.is_attached() {
+            self.leave_send();
+            return false;
+        }
+        true
+    }
+
+    #[inline]
+    pub(crate) fn enter_send_locked(&self) {
+        self.senders_in_kernel.fetch_add(1, SeqCst);
+    }
+
+    #[inline]
+    pub(crate) fn leave_send(&self) {
+        self.senders_in_kernel.fetch_sub(1, SeqCst);
+    }
+
+    /// Whether no thread is inside a kernel receive or poll. Asked under the receive lock, when attached.
+    pub(crate) fn is_quiet_for_receive(&self) -> bool {
+        self.receivers_in_kernel.load(SeqCst) == 0
+    }
+
+    /// Whether no thread is inside a kernel send. Asked under the send lock, when attached.
+    #[inline]
+    pub(crate) fn is_quiet_for_send(&self) -> bool {
+        self.senders_in_kernel.load(SeqCst) == 0
+    }
+
+    /// Makes `slot` the waiter that is woken for bytes, unless another one is.
+    pub(crate) fn claim(&self, slot: Slot) -> bool {
+        let word = slot.0 as u32 + 1;
+        self.owner.compare_exchange(0, word, AcqRel, Acquire).is_ok()
+    }
+
+    /// Gives that up.
+    pub(crate) fn unclaim(&self, slot: Slot) {
+        let _ = self.owner.compare_exchange(slot.0 as u32 + 1, 0, AcqRel, Relaxed);
+    }
+
+    /// The waiter that is woken for bytes.
+    pub(crate) fn owner(&self) -> Option<Slot> {
+        self.owner.load(Acquire).checked_sub(1).map(|slot| Slot(slot as usize))
+    }
+
+    /// Another descriptor names the socket.
+    pub(crate) fn add_name(&self) {
+        self.names.fetch_add(1, AcqRel);
+    }
+
+    /// A descriptor no longer does; `true` if it was the last.
+    pub(crate) fn drop_name(&self) -> bool {
+        self.names.fetch_sub(1, AcqRel) == 1
+    }
+
+    /// Never offer this endpoint again.
+    pub(crate) fn bar(&self, reason: Reason) {
+        self.barred.store(reason as u32, Release);
+    }
+
+    /// Why it must not be offered.
+    pub(crate) fn barred(&self) -> Option<Reason> {
+        let code = self.barred.load(Acquire);
+        if code == 0 { None } else { Reason::parse(code as u16) }
+    }
+
+    /// Its row in the page.
+    pub(crate) fn entry(&self) -> Option<&'static page::Entry> {
+        let entry = self.entry.load(Acquire);
+        // SAFETY: rows lie in the page, which stays mapped for the life of the process.
+        (!entry.is_null()).then(|| unsafe { &*entry })
+    }
+
+    pub(crate) fn set_entry(&self, entry: Option<&'static page::Entry>) {
+        let pointer = entry.map_or(std::ptr::null_mut(), |entry| std::ptr::from_ref(entry).cast_mut());
+        self.entry.store(pointer, Release);
+    }
+
+    /// Adds to the bytes that TCP received, for `shunt status`.
+    #[inline]
+    pub(crate) fn count_received(&self, bytes: usize) {
+        if let Some(entry) = self.entry() {
+            entry.tcp_received.store(entry.tcp_received.load(Relaxed) + bytes as u64, Relaxed);
+        }
+    }
+
+    /// Adds to the bytes that TCP sent.
+    #[inline]
+    pub(crate) fn count_sent(&self, bytes: usize) {
+        if let Some(entry) = self.entry() {
+            entry.tcp_sent.store(entry.tcp_sent.load(Relaxed) + bytes as u64, Relaxed);
+        }
+    }
+
+    /// Reports the sending direction for `shunt status`. Under its lock.
+    pub(crate) fn report_tx(&self, side: &TxSide) {
+        let Some(entry) = self.entry() else { return };
+        entry.shm_sent.store(side.tx.lane_total(), Relaxed);
+        let (road, reason) = described(side.tx.on_lane(), side.tx.reason());
+        let word = road as u64 | u64::from(reason as u16) << 16;
+        let _ = entry.roads.fetch_update(Relaxed, Relaxed, |old| Some(old & !0xffff_00ff | word));
+    }
+
+    /// Reports the receiving direction. Under its lock.
+    pub(crate) fn report_rx(&self, side: &RxSide) {
+        let Some(entry) = self.entry() else { return };
+        entry.shm_received.store(side.rx.lane_total(), Relaxed);
+        let (road, reason) = described(side.rx.on_lane(), side.rx.reason());
+        let word = (road as u64) << 8 | u64::from(reason as u16) << 32;
+        let _ = entry.roads.fetch_update(Relaxed, Relaxed, |old| Some(old & !0xffff_0000_ff00 | word));
+    }
+
+    /// Gives the slot back. Nothing of it is attached any more.
+    pub(crate) fn free(&self) {
+        let name = self.reference();
+        self.generation.fetch_add(1, AcqRel);
+        if let Some(entry) = self.entry() {
+            crate::process::unlist(entry);
+        }
+        self.set_entry(None);
+        self.set_stage(Stage::Plain);
+        self.operations.store(0, Relaxed);
+        self.barred.store(0, Relaxed);
+        self.owner.store(0, Relaxed);
+        self.receive_timeout.store(0, Relaxed);
+        self.send_timeout.store(0, Relaxed);
+        self.holders.store(0, Relaxed);
+        *self.tx.lock() = TxSide::default();
+        *self.rx.lock() = RxSide::default();
+        self.epolls.lock().clear();
+        FREE.lock().list.push(name.index);
+    }
+}
+
+fn described(on_lane: bool, reason: Reason) -> (Road, Reason) {
+    if on_lane { (Road::Shm, Reason::None) } else { (Road::Tcp, reason) }
+}

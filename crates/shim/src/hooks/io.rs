@@ -1,0 +1,536 @@
+//! Everything that moves bytes.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use libc::{iovec, mmsghdr, msghdr, off64_t, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use shunt_abi::reason::Reason;
+use shunt_ring::user::Piece;
+use shunt_ring::{Sink, Source};
+
+use crate::endpoint::Endpoint;
+use crate::ops::{self, receive, send};
+use crate::{attach, errno, real, table};
+
+/// The answer of an operation, as C wants it.
+#[inline]
+fn answer(outcome: Result<usize, i32>) -> ssize_t {
+    match outcome {
+        Ok(count) => count as ssize_t,
+        Err(errno) => {
+            errno::set(errno);
+            -1
+        }
+    }
+}
+
+/// A receive: the kernel's own while the endpoint is on TCP, counted as being inside the kernel (L4).
+#[inline]
+fn receiving(
+    fd: c_int,
+    ours: impl FnOnce(&'static Endpoint) -> Result<usize, i32>,
+    kernel: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    let Some(endpoint) = table::endpoint(fd) else { return kernel() };
+    ops::used(endpoint, fd);
+    if !endpoint.enter_receive() {
+        return answer(ours(endpoint));
+    }
+    let result = kernel();
+    endpoint.leave_receive();
+    if result > 0 {
+        endpoint.count_received(result as usize);
+    }
+    result
+}
+
+/// A send, the same way.
+#[inline]
+fn sending(
+    fd: c_int,
+    ours: impl FnOnce(&'static Endpoint) -> Result<usize, i32>,
+    kernel: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    let Some(endpoint) = table::endpoint(fd) else { return kernel() };
+    ops::used(endpoint, fd);
+    if !endpoint.enter_send() {
+        return answer(ours(endpoint));
+    }
+    let result = kernel();
+    endpoint.leave_send();
+    if result > 0 {
+        endpoint.count_sent(result as usize);
+    }
+    result
+}
+
+#[inline]
+fn piece(base: *const c_void, len: size_t) -> [Piece; 1] {
+    [Piece { base: base.cast_mut().cast(), len: len.min(isize::MAX as usize) }]
+}
+
+/// The pieces of an iovec list, or `None` if the kernel must refuse it.
+///
+/// # Safety
+/// `iov` points to `count` entries.
+#[inline]
+unsafe fn pieces<'a>(iov: *const iovec, count: usize) -> Option<&'a [Piece]> {
+    const IOV_MAX: usize = 1024;
+    if iov.is_null() || count > IOV_MAX {
+        return None;
+    }
+    // SAFETY: Piece has the layout of iovec; the rest is the caller's promise.
+    Some(unsafe { std::slice::from_raw_parts(iov.cast(), count) })
+}
+
+#[inline]
+fn source<'a>(pieces: &'a [Piece]) -> Source<'a> {
+    // SAFETY: the program promised the buffers of its call to be readable.
+    unsafe { Source::new(pieces) }
+}
+
+#[inline]
+fn sink<'a>(pieces: &'a [Piece]) -> Sink<'a> {
+    // SAFETY: the program promised the buffers of its call to be writable.
+    unsafe { Sink::new(pieces) }
+}
+
+/// See read(2).
+///
+/// # Safety
+/// As in C; so for every hook.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
+    // SAFETY: the program's own call.
+    let kernel = || unsafe { real::read(fd, buf, len) };
+    receiving(fd, |endpoint| receive::receive(endpoint, fd, &mut sink(&piece(buf, len)), 0), kernel)
+}
+
+/// See write(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
+    // SAFETY: the program's own call.
+    let kernel = || unsafe { real::write(fd, buf, len) };
+    sending(fd, |endpoint| send::send(endpoint, fd, &mut source(&piece(buf, len)), 0), kernel)
+}
+
+/// See readv(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the program's own call.
+    let kernel = || unsafe { real::readv(fd, iov, count) };
+    // SAFETY: the program's promise.
+    match unsafe { pieces(iov, count as usize) } {
+        Some(pieces) => {
+            receiving(fd, |endpoint| receive::receive(endpoint, fd, &mut sink(pieces), 0), kernel)
+        }
+        None => kernel(),
+    }
+}
+
+/// See writev(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the program's own call.
+    let kernel = || unsafe { real::writev(fd, iov, count) };
+    // SAFETY: the program's promise.
+    match unsafe { pieces(iov, count as usize) } {
+        Some(pieces) => sending(fd, |endpoint| send::send(endpoint, fd, &mut source(pieces), 0), kernel),
+        None => kernel(),
+    }
+}
+
+/// preadv2 and pwritev2 at offset -1 are readv and writev; sockets know no other offset.
+macro_rules! at_current_offset {
+    ($($name:ident, $real:ident, $plain:ident;)*) => { $(
+        /// See preadv2(2).
+        ///
+        /// # Safety
+        /// As in C.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
+            // SAFETY: the program's own call.
+            unsafe {
+                match table::endpoint(fd) {
+                    Some(_) if offset == -1 && flags == 0 => $plain(fd, iov, count),
+                    Some(endpoint) if offset == -1 => {
+                        attach::bar(endpoint, Reason::UnsupportedFlag);
+                        real::$real(fd, iov, count, offset, flags)
+                    }
+                    _ => real::$real(fd, iov, count, offset, flags),
+                }
+            }
+        }
+    )* };
+}
+
+at_current_offset! {
+    preadv2, preadv2, readv;
+    preadv64v2, preadv2, readv;
+    pwritev2, pwritev2, writev;
+    pwritev64v2, pwritev2, writev;
+}
+
+/// See recv(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the program's own call.
+    let kernel = || unsafe { real::recv(fd, buf, len, flags) };
+    receiving(fd, |endpoint| receive::receive(endpoint, fd, &mut sink(&piece(buf, len)), flags), kernel)
+}
+
+/// See send(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the program's own call.
+    let kernel = || unsafe { real::send(fd, buf, len, flags) };
+    sending(fd, |endpoint| send::send(endpoint, fd, &mut source(&piece(buf, len)), flags), kernel)
+}
+
+/// See recvfrom(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn recvfrom(
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    fromlen: *mut socklen_t,
+) -> ssize_t {
+    // SAFETY: the program's own call.
+    let kernel = || unsafe { real::recvfrom(fd, buf, len, flags, from, fromlen) };
+    let ours = |endpoint| {
+        let outcome = receive::receive(endpoint, fd, &mut sink(&piece(buf, len)), flags);
+        if outcome.is_ok() && !from.is_null() && !fromlen.is_null() {
+            // TCP names no sender.
+            // SAFETY: the program's promise.
+            unsafe { *fromlen = 0 };
+        }
+        outcome
+    };
+    receiving(fd, ours, kernel)
+}
+
+/// See sendto(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendto(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    tolen: socklen_t,
+) -> ssize_t {
+    // SAFETY: the program's own call.
+    let kernel = || unsafe { real::sendto(fd, buf, len, flags, to, tolen) };
+    if flags & libc::MSG_FASTOPEN != 0 && table::look_up(fd) == table::Entry::Unconnected {
+        // It connects as well; such a socket stays unknown.
+        table::replace(fd, table::Entry::None);
+        return kernel();
+    }
+    // A connected TCP socket ignores the address.
+    sending(fd, |endpoint| send::send(endpoint, fd, &mut source(&piece(buf, len)), flags), kernel)
+}
+
+/// See recvmsg(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the program's own call.
+    let kernel = || unsafe { real::recvmsg(fd, message, flags) };
+    if message.is_null() {
+        return kernel();
+    }
+    // SAFETY: not null, and the program's promise.
+    let Some(pieces) = (unsafe { pieces((*message).msg_iov, (*message).msg_iovlen as usize) }) else {
+        return kernel();
+    };
+    let ours = |endpoint| {
+        let outcome = receive::receive(endpoint, fd, &mut sink(pieces), flags);
+        if outcome.is_ok() {
+            // SAFETY: as above.
+            unsafe {
+                (*message).msg_namelen = 0;
+                (*message).msg_controllen = 0;
+                (*message).msg_flags = 0;
+            }
+        }
+        outcome
+    };
+    receiving(fd, ours, kernel)
+}
+
+/// See sendmsg(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the program's own call.
+    let kernel = || unsafe { real::sendmsg(fd, message, flags) };
+    // SAFETY: the program's promise, if it is not null.
+    let Some(header) = (unsafe { message.as_ref() }) else { return kernel() };
+    passes_on(header);
+    // SAFETY: the program's promise.
+    let Some(pieces) = (unsafe { pieces(header.msg_iov, header.msg_iovlen as usize) }) else {
+        return kernel();
+    };
+    let ours = |endpoint: &'static Endpoint| {
+        if header.msg_controllen != 0 {
+            attach::bar(endpoint, Reason::ControlData);
+            let count = kernel();
+            return usize::try_from(count).map_err(|_| errno::get());
+        }
+        send::send(endpoint, fd, &mut source(pieces), flags)
+    };
+    sending(fd, ours, kernel)
+}
+
+/// A connection that is sent to another process goes back to TCP first.
+fn passes_on(header: &msghdr) {
+    if header.msg_controllen == 0 || header.msg_control.is_null() {
+        return;
+    }
+    // SAFETY: the program's promise: a well-formed control buffer. The macros stay within its length.
+    unsafe {
+        let mut next = libc::CMSG_FIRSTHDR(header);
+        while !next.is_null() {
+            let part = &*next;
+            if part.cmsg_level == libc::SOL_SOCKET && part.cmsg_type == libc::SCM_RIGHTS {
+                let count = (part.cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
+                let fds: *const c_int = libc::CMSG_DATA(next).cast();
+                for index in 0..count {
+                    if let Some(endpoint) = table::endpoint(fds.add(index).read_unaligned()) {
+                        attach::bar(endpoint, Reason::PassedOn);
+                    }
+                }
+            }
+            next = libc::CMSG_NXTHDR(header, next);
+        }
+    }
+}
+
+/// See recvmmsg(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    if let Some(endpoint) = table::endpoint(fd) {
+        attach::bar(endpoint, Reason::UnsupportedFlag);
+    }
+    // SAFETY: the program's own call.
+    unsafe { real::recvmmsg(fd, messages, count, flags, timeout) }
+}
+
+/// See sendmmsg(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    let ours = table::endpoint(fd).is_some_and(Endpoint::is_attached);
+    if !ours || messages.is_null() {
+        // SAFETY: the program's own call.
+        return unsafe { real::sendmmsg(fd, messages, count, flags) };
+    }
+    for index in 0..count.min(1024) as usize {
+        // SAFETY: the program's promise: `count` messages.
+        let message = unsafe { &mut *messages.add(index) };
+        let wanted = {
+            let header = &message.msg_hdr;
+            // SAFETY: the same.
+            unsafe { pieces(header.msg_iov, header.msg_iovlen as usize) }
+                .map_or(0, |pieces| pieces.iter().map(|piece| piece.len).sum())
+        };
+        // SAFETY: the same.
+        let sent = unsafe { sendmsg(fd, &message.msg_hdr, flags) };
+        if sent < 0 {
+            return if index > 0 { index as c_int } else { -1 };
+        }
+        message.msg_len = sent as c_uint;
+        if (sent as usize) < wanted {
+            return index as c_int + 1;
+        }
+    }
+    count as c_int
+}
+
+/// See sendfile(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendfile64(
+    out: c_int,
+    from: c_int,
+    offset: *mut off64_t,
+    count: size_t,
+) -> ssize_t {
+    // SAFETY: the program's own call.
+    let kernel = || unsafe { real::sendfile64(out, from, offset, count) };
+    if let Some(endpoint) = table::endpoint(from) {
+        attach::bar(endpoint, Reason::Splice);
+    }
+    let ours = |endpoint: &'static Endpoint| {
+        let read_file = |to: *mut u8, len: usize| {
+            // SAFETY: `to` has room for `len` bytes in the ring; the offset is the program's.
+            let result = unsafe {
+                if offset.is_null() {
+                    real::read(from, to.cast(), len)
+                } else {
+                    libc::pread64(from, to.cast(), len, *offset)
+                }
+            };
+            if result > 0 && !offset.is_null() {
+                // SAFETY: the program's promise.
+                unsafe { *offset += result as off64_t };
+            }
+            usize::try_from(result).map_err(|_| errno::get())
+        };
+        match send::send_file(endpoint, out, count, read_file)? {
+            send::FileStep::Moved(count) => Ok(count),
+            send::FileStep::UseTcp => {
+                // Bytes below go to TCP, so the lane must not be begun behind their back.
+                endpoint.enter_send_locked();
+                let result = usize::try_from(kernel()).map_err(|_| errno::get());
+                endpoint.leave_send();
+                result
+            }
+        }
+    };
+    sending(out, ours, kernel)
+}
+
+/// See sendfile(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendfile(
+    out: c_int,
+    from: c_int,
+    offset: *mut off64_t,
+    count: size_t,
+) -> ssize_t {
+    // SAFETY: off_t has 64 bits here.
+    unsafe { sendfile64(out, from, offset, count) }
+}
+
+/// See splice(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn splice(
+    from: c_int,
+    from_offset: *mut off64_t,
+    to: c_int,
+    to_offset: *mut off64_t,
+    len: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    for fd in [from, to] {
+        if let Some(endpoint) = table::endpoint(fd) {
+            attach::bar(endpoint, Reason::Splice);
+        }
+    }
+    // SAFETY: the program's own call.
+    unsafe { real::splice(from, from_offset, to, to_offset, len, flags) }
+}
+
+/// glibc's checked variants, which programs built with _FORTIFY_SOURCE call.
+mod checked {
+    use super::*;
+
+    unsafe extern "C" {
+        fn __chk_fail() -> !;
+    }
+
+    fn check(len: size_t, room: size_t) {
+        if len > room {
+            // SAFETY: reports the overflow and ends the program, as the checked function would.
+            unsafe { __chk_fail() }
+        }
+    }
+
+    /// See read(2).
+    ///
+    /// # Safety
+    /// As in C.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C-unwind" fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t {
+        check(len, room);
+        // SAFETY: the program's own call.
+        unsafe { read(fd, buf, len) }
+    }
+
+    /// See recv(2).
+    ///
+    /// # Safety
+    /// As in C.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C-unwind" fn __recv_chk(
+        fd: c_int,
+        buf: *mut c_void,
+        len: size_t,
+        room: size_t,
+        flags: c_int,
+    ) -> ssize_t {
+        check(len, room);
+        // SAFETY: the program's own call.
+        unsafe { recv(fd, buf, len, flags) }
+    }
+
+    /// See recvfrom(2).
+    ///
+    /// # Safety
+    /// As in C.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C-unwind" fn __recvfrom_chk(
+        fd: c_int,
+        buf: *mut c_void,
+        len: size_t,
+        room: size_t,
+        flags: c_int,
+        from: *mut sockaddr,
+        fromlen: *mut socklen_t,
+    ) -> ssize_t {
+        check(len, room);
+        // SAFETY: the program's own call.
+        unsafe { recvfrom(fd, buf, len, flags, from, fromlen) }
+    }
+}

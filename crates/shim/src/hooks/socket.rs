@@ -1,0 +1,133 @@
+//! socket, connect, accept, listen, shutdown, and socket options.
+
+use std::ffi::{c_int, c_void};
+
+use libc::{sockaddr, socklen_t};
+use shunt_abi::reason::Reason;
+use shunt_ring::lane::End;
+
+use crate::ops::{descriptors, options};
+use crate::table::{self, Entry};
+use crate::{attach, errno, process, real};
+
+/// See socket(2).
+///
+/// # Safety
+/// As in C; so for every hook.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: the program's own call.
+    let fd = unsafe { real::socket(domain, kind, protocol) };
+    let stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
+    let tcp = matches!(domain, libc::AF_INET | libc::AF_INET6) && matches!(protocol, 0 | libc::IPPROTO_TCP);
+    if fd >= 0 && stream && tcp && !process::is_off() && process::is_home() {
+        descriptors::made(fd);
+    }
+    fd
+}
+
+/// See connect(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    let entry = table::look_up(fd);
+    if let Entry::Endpoint(name) = entry
+        && let Some(endpoint) = name.resolve()
+        && endpoint.is_attached()
+    {
+        attach::bar(endpoint, Reason::Disconnected);
+    }
+    // SAFETY: the program's own call.
+    let result = unsafe { real::connect(fd, address, len) };
+    let begun = result == 0 || matches!(errno::get(), libc::EINPROGRESS | libc::EINTR);
+    if entry == Entry::Unconnected && begun && process::is_home() {
+        descriptors::connected(fd);
+    }
+    result
+}
+
+/// See accept(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the program's own call.
+    let new = unsafe { real::accept(fd, address, len) };
+    if new >= 0 && table::look_up(fd) == Entry::Unconnected && process::is_home() {
+        descriptors::accepted(new, false);
+    }
+    new
+}
+
+/// See accept4(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn accept4(
+    fd: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: the program's own call.
+    let new = unsafe { real::accept4(fd, address, len, flags) };
+    if new >= 0 && table::look_up(fd) == Entry::Unconnected && process::is_home() {
+        descriptors::accepted(new, flags & libc::SOCK_NONBLOCK != 0);
+    }
+    new
+}
+
+/// See shutdown(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    let endpoint = table::endpoint(fd).filter(|endpoint| endpoint.is_attached());
+    if let Some(endpoint) = endpoint
+        && matches!(how, libc::SHUT_WR | libc::SHUT_RDWR)
+    {
+        let mut side = endpoint.tx.lock();
+        if let Some(at) = side.at {
+            // Published before the FIN, so that whoever sees the FIN sees every byte and this too.
+            at.outgoing().0.set_end(End::ShutDown);
+            attach::stop_sending(endpoint, &mut side, Reason::ShutDown);
+        }
+    }
+    // SAFETY: the program's own call.
+    let result = unsafe { real::shutdown(fd, how) };
+    if let Some(endpoint) = endpoint {
+        endpoint.rx.lock().rx.note_tcp_news();
+    }
+    result
+}
+
+/// See setsockopt(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    let endpoint = table::endpoint(fd);
+    if let Some(endpoint) = endpoint {
+        options::before_set(endpoint, level, name);
+    }
+    // SAFETY: the program's own call.
+    let result = unsafe { real::setsockopt(fd, level, name, value, len) };
+    if let Some(endpoint) = endpoint
+        && result == 0
+    {
+        options::after_set(endpoint, fd, level, name);
+    }
+    result
+}

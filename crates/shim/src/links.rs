@@ -1,0 +1,208 @@
+//! Links and peers as this process holds them.
+//!
+//! A link is mapped when the broker announces it and unmapped when its peer has gone and no endpoint uses it any
+//! more. The structures themselves are kept and used again, so that a reference to one is always valid.
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
+
+use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
+use shunt_abi::page::Counter;
+use shunt_ring::LaneHeader;
+use shunt_ring::bytes::MappedRing;
+use shunt_ring::link::LinkView;
+use shunt_sys::mapping::Mapping;
+
+use crate::endpoint::EndpointRef;
+use crate::lock::Lock;
+use crate::private::PrivateFd;
+use crate::process;
+
+/// Another process, or this one, at the far side of links.
+pub(crate) struct Peer {
+    /// The broker's name for it.
+    pub(crate) id: u64,
+    doorbells: [AtomicI32; WAITERS],
+}
+
+impl Peer {
+    pub(crate) fn new(id: u64) -> Peer {
+        Peer { id, doorbells: [const { AtomicI32::new(-1) }; WAITERS] }
+    }
+
+    /// Keeps the doorbell of the peer's waiter `slot`; the one it replaces is closed.
+    pub(crate) fn set_doorbell(&self, slot: usize, doorbell: PrivateFd) {
+        let old = self.doorbells[slot].swap(doorbell.into_raw(), AcqRel);
+        PrivateFd::close_raw(old);
+    }
+
+    /// The slots whose doorbells are held.
+    pub(crate) fn known_slots(&self) -> impl Iterator<Item = usize> {
+        (0..WAITERS).filter(|&slot| self.doorbells[slot].load(Relaxed) >= 0)
+    }
+
+    /// A doorbell has moved to another number.
+    pub(crate) fn renumber(&self, old: i32, new: i32) {
+        for doorbell in &self.doorbells {
+            let _ = doorbell.compare_exchange(old, new, AcqRel, Relaxed);
+        }
+    }
+
+    /// Closes every doorbell.
+    pub(crate) fn forget_doorbells(&self) {
+        for doorbell in &self.doorbells {
+            PrivateFd::close_raw(doorbell.swap(-1, AcqRel));
+        }
+    }
+}
+
+/// One side of one link.
+pub(crate) struct Link {
+    /// The broker's name for it.
+    pub(crate) id: u64,
+    /// Which side this process is.
+    pub(crate) side: Side,
+    /// Who is at the other.
+    pub(crate) peer: &'static Peer,
+    /// The broker that made it, counted by its hellos; another broker's names mean nothing to it.
+    pub(crate) epoch: u32,
+    view: LinkView,
+    mapping: Lock<Option<Mapping>>,
+    conns: [AtomicU64; CONNS],
+    used: AtomicU32,
+    gone: AtomicBool,
+}
+
+impl Link {
+    pub(crate) fn new(
+        id: u64,
+        side: Side,
+        peer: &'static Peer,
+        epoch: u32,
+        mapping: Mapping,
+        geometry: Geometry,
+    ) -> Link {
+        // SAFETY: the mapping has `geometry.link_bytes()` bytes and lives in the same structure as the view.
+        let view = unsafe { LinkView::new(mapping.as_ptr(), geometry) };
+        let link = Link {
+            id,
+            side,
+            peer,
+            epoch,
+            view,
+            mapping: Lock::new(Some(mapping)),
+            conns: [const { AtomicU64::new(0) }; CONNS],
+            used: AtomicU32::new(0),
+            gone: AtomicBool::new(false),
+        };
+        for slot in peer.known_slots() {
+            link.view.set_known(side, slot);
+        }
+        link
+    }
+
+    /// The views of the shared memory.
+    #[inline]
+    pub(crate) fn view(&self) -> &LinkView {
+        &self.view
+    }
+
+    /// The endpoint that uses `conn`.
+    #[inline]
+    pub(crate) fn endpoint(&self, conn: usize) -> Option<EndpointRef> {
+        self.conns[conn].load(Acquire).checked_sub(1).map(EndpointRef::unpack)
+    }
+
+    /// Gives `conn` to an endpoint; `false` if it is taken, which an honest broker never causes.
+    pub(crate) fn occupy(&self, conn: usize, endpoint: EndpointRef) -> bool {
+        let taken = self.conns[conn].compare_exchange(0, endpoint.pack() + 1, AcqRel, Relaxed).is_ok();
+        if taken {
+            self.used.fetch_add(1, AcqRel);
+        }
+        taken
+    }
+
+    /// Takes `conn` back.
+    pub(crate) fn vacate(&self, conn: usize) {
+        if self.conns[conn].swap(0, AcqRel) != 0 {
+            self.used.fetch_sub(1, AcqRel);
+        }
+    }
+
+    /// The peer has ended: no new connection will use this link.
+    pub(crate) fn set_gone(&self) {
+        self.gone.store(true, Release);
+    }
+
+    /// Unmaps the memory. No endpoint and no epoll instance uses the link any more.
+    pub(crate) fn unmap(&self) {
+        *self.mapping.lock() = None;
+    }
+
+    /// Whether nothing will use the mapping again.
+    pub(crate) fn is_idle_for_good(&self) -> bool {
+        self.gone.load(Acquire) && self.used.load(Acquire) == 0
+    }
+
+    /// Tells the peer's waiter `slot` that something happened on `conn`, and wakes it if it sleeps.
+    #[inline]
+    pub(crate) fn notify(&self, slot: usize, conn: usize) {
+        if self.view.waiter(self.side.other(), slot).notify(conn) {
+            self.ring(slot);
+        }
+    }
+
+    #[cold]
+    fn ring(&self, slot: usize) {
+        let doorbell = self.peer.doorbells[slot].load(Acquire);
+        if doorbell >= 0 {
+            process::count(Counter::DoorbellsRung, 1);
+            PrivateFd::with_raw(doorbell, |fd| {
+                let _ = shunt_sys::eventfd::ring(fd);
+            });
+        }
+    }
+}
+
+/// Where an endpoint is on a link.
+#[derive(Clone, Copy)]
+pub(crate) struct Attachment {
+    /// The link.
+    pub(crate) link: &'static Link,
+    /// The connection within it.
+    pub(crate) conn: usize,
+}
+
+impl Attachment {
+    /// The lane this end sends on.
+    #[inline]
+    pub(crate) fn outgoing(&self) -> (&'static LaneHeader, MappedRing) {
+        self.lane(self.link.side)
+    }
+
+    /// The lane this end receives from.
+    #[inline]
+    pub(crate) fn incoming(&self) -> (&'static LaneHeader, MappedRing) {
+        self.lane(self.link.side.other())
+    }
+
+    #[inline]
+    fn lane(&self, sender: Side) -> (&'static LaneHeader, MappedRing) {
+        (self.link.view.lane(self.conn, sender), self.link.view.ring(self.conn, sender))
+    }
+
+    /// Wakes whoever waits for bytes at the other end. After publishing.
+    #[inline]
+    pub(crate) fn announce_bytes(&self) {
+        if let Some(slot) = self.outgoing().0.rx_waiter() {
+            self.link.notify(slot, self.conn);
+        }
+    }
+
+    /// Wakes the sender at the other end if it waits for space. After reading.
+    #[inline]
+    pub(crate) fn announce_space(&self) {
+        if let Some(slot) = self.incoming().0.take_space_wanted() {
+            self.link.notify(slot, self.conn);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! A mutex for use inside hooks: it touches neither errno nor libc, and can be reset in a forked child.
+//!
+//! Critical sections are short and never sleep in the kernel, so it spins a little before it asks the kernel.
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering::*};
+
+use rustix::thread::futex;
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const CONTENDED: u32 = 2;
+const SPINS: u32 = 100;
+
+/// A value behind a lock.
+#[derive(Default)]
+pub(crate) struct Lock<T> {
+    word: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the lock gives one thread at a time access to the value.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+/// Access to the value, until dropped.
+pub(crate) struct Guard<'a, T>(&'a Lock<T>);
+
+impl<T> Lock<T> {
+    pub(crate) const fn new(value: T) -> Lock<T> {
+        Lock { word: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
+        if self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_err() {
+            self.lock_slowly();
+        }
+        Guard(self)
+    }
+
+    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+        self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).ok().map(|_| Guard(self))
+    }
+
+    #[cold]
+    fn lock_slowly(&self) {
+        for _ in 0..SPINS {
+            if self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        while self.word.swap(CONTENDED, Acquire) != FREE {
+            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, CONTENDED, None);
+        }
+    }
+
+    /// Frees a lock whose holder did not come along into a forked child.
+    ///
+    /// # Safety
+    /// This must be the only thread of the process.
+    pub(crate) unsafe fn reset(&self) {
+        self.word.store(FREE, Relaxed);
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.0.word.swap(FREE, Release) == CONTENDED {
+            let _ = futex::wake(&self.0.word, futex::Flags::PRIVATE, 1);
+        }
+    }
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the guard is the proof of exclusive access.
+        unsafe { &*self.0.value.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`.
+        unsafe { &mut *self.0.value.get() }
+    }
+}

@@ -1,0 +1,227 @@
+//! The life of descriptors: made, duplicated, closed.
+
+use std::ffi::c_int;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering::*;
+
+use shunt_abi::reason::Reason;
+
+use crate::table::{self, Entry};
+use crate::{attach, endpoint, epoll, errno, fork, process, real};
+
+/// A new TCP socket, not connected.
+pub(crate) fn made(fd: RawFd) {
+    forget(table::replace(fd, Entry::Unconnected), fd);
+}
+
+/// A socket that was accepted.
+pub(crate) fn accepted(fd: RawFd, nonblocking: bool) {
+    if let Some(name) = endpoint::allocate(fd, nonblocking) {
+        forget(table::replace(fd, Entry::Endpoint(name)), fd);
+    }
+}
+
+/// A socket that has connected, or is about to. It may be in an epoll set already.
+pub(crate) fn connected(fd: RawFd) {
+    let Some(name) = endpoint::allocate(fd, false) else { return };
+    table::replace(fd, Entry::Endpoint(name));
+    if let Some(endpoint) = name.resolve() {
+        epoll::adopt_registrations(endpoint, fd);
+    }
+}
+
+/// A new epoll instance.
+pub(crate) fn made_epoll(fd: RawFd) {
+    forget(table::replace(fd, Entry::None), fd);
+    epoll::track(fd);
+}
+
+/// Closes `fd`, as the program asked.
+pub(crate) fn close(fd: RawFd) -> c_int {
+    match table::look_up(fd) {
+        // SAFETY: the program's own call.
+        Entry::None => unsafe { real::close(fd) },
+        Entry::Private => {
+            errno::set(libc::EBADF);
+            -1
+        }
+        // A child of vfork runs in our memory: its descriptors are its own, our table is not.
+        // SAFETY: the program's own call.
+        _ if !process::is_home() => unsafe { real::close(fd) },
+        _ => {
+            let entry = begin_close(fd);
+            // SAFETY: the program's own call.
+            let result = unsafe { real::close(fd) };
+            end_close(entry);
+            result
+        }
+    }
+}
+
+/// What happens before the kernel closes `fd`; [`end_close`] happens after. In between the number may be used again
+/// by another thread, so the table has forgotten it.
+pub(crate) fn begin_close(fd: RawFd) -> Entry {
+    let entry = table::replace(fd, Entry::None);
+    if let Entry::Endpoint(name) = entry
+        && let Some(endpoint) = name.resolve()
+    {
+        if !endpoint.drop_name() {
+            rename(endpoint, fd, entry);
+            return Entry::None;
+        }
+        if endpoint.is_attached() && attach::before_close(endpoint, fd) && !fork::is_shared(endpoint) {
+            reset_on_close(fd);
+        }
+    }
+    entry
+}
+
+/// A duplicate lives on: the endpoint goes by its number from now on.
+fn rename(endpoint: &endpoint::Endpoint, closed: RawFd, entry: Entry) {
+    if endpoint.fd.load(Relaxed) != closed {
+        return;
+    }
+    if let Some(other) = table::name_of(entry) {
+        endpoint.fd.store(other, Relaxed);
+    }
+    if !endpoint.epolls.lock().is_empty() {
+        // The kernel's set goes on knowing the socket by the closed number.
+        attach::bar(endpoint, Reason::UnknownEpoll);
+    }
+}
+
+/// TCP answers a close with unread bytes by RST. The bytes are in a lane, so the kernel must be told.
+fn reset_on_close(fd: RawFd) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let value: *const libc::linger = &linger;
+    let before = errno::get();
+    // SAFETY: a structure of ours.
+    unsafe {
+        real::setsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            value.cast(),
+            size_of::<libc::linger>() as libc::socklen_t,
+        )
+    };
+    errno::set(before);
+}
+
+/// See [`begin_close`].
+pub(crate) fn end_close(entry: Entry) {
+    match entry {
+        Entry::Endpoint(name) => {
+            if let Some(endpoint) = name.resolve() {
+                fork::let_go(endpoint);
+                attach::after_close(endpoint);
+            }
+        }
+        Entry::Epoll(name) => {
+            if let Some(epoll) = name.resolve()
+                && table::name_of(entry).is_none()
+            {
+                epoll.close();
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The kernel has replaced what was behind `fd` without our seeing a close: it was closed by a call we do not hook.
+fn forget(old: Entry, fd: RawFd) {
+    if let Entry::Endpoint(name) = old
+        && let Some(endpoint) = name.resolve()
+        && endpoint.drop_name()
+    {
+        attach::before_close(endpoint, fd);
+        end_close(old);
+    } else if let Entry::Epoll(_) = old {
+        end_close(old);
+    }
+}
+
+/// `new` names what `old` does.
+pub(crate) fn duplicated(old: RawFd, new: RawFd) {
+    let entry = table::look_up(old);
+    match entry {
+        Entry::Endpoint(name) => {
+            let Some(endpoint) = name.resolve() else { return };
+            endpoint.add_name();
+            forget(table::replace(new, entry), new);
+        }
+        Entry::Epoll(_) | Entry::Unconnected => forget(table::replace(new, entry), new),
+        Entry::None | Entry::Private => forget(table::replace(new, Entry::None), new),
+    }
+}
+
+/// dup2 and dup3: `new` is closed by the kernel on the way.
+pub(crate) fn duplicate_onto(old: RawFd, new: RawFd, real: impl FnOnce() -> c_int) -> c_int {
+    if old == new || !process::is_home() {
+        return real();
+    }
+    let replaced = table::look_up(new);
+    if replaced == Entry::Private {
+        // The program wants the number of one of our descriptors, which it cannot know to be taken.
+        crate::private::surrender(new);
+        let result = real();
+        if result >= 0 {
+            duplicated(old, new);
+        }
+        return result;
+    }
+    if table::look_up(old) == Entry::None && replaced == Entry::None {
+        return real();
+    }
+    // Nothing is forgotten before the kernel has agreed that `old` is open.
+    if rustix::io::fcntl_getfd(crate::private::borrow(old)).is_err() {
+        return real();
+    }
+    let closed = begin_close(new);
+    let result = real();
+    end_close(closed);
+    if result >= 0 {
+        duplicated(old, new);
+    }
+    result
+}
+
+/// Closes everything from `first` to `last`, but not what is ours.
+pub(crate) fn close_range(first: u32, last: u32, real: impl Fn(u32, u32) -> c_int) -> c_int {
+    if !process::is_home() {
+        return real(first, last);
+    }
+    let mut from = first;
+    let known: Vec<_> = table::known(first, last).collect();
+    let mut closed = Vec::new();
+    for (fd, entry) in known {
+        if entry == Entry::Private {
+            if fd as u32 > from {
+                real(from, fd as u32 - 1);
+            }
+            from = fd as u32 + 1;
+        } else {
+            closed.push(begin_close(fd));
+        }
+    }
+    let result = if from <= last { real(from, last) } else { 0 };
+    closed.into_iter().for_each(end_close);
+    result
+}
+
+/// exec: what the new program inherits goes back to TCP first.
+pub(crate) fn before_exec() {
+    if !process::is_home() {
+        return;
+    }
+    for (fd, entry) in table::known(0, u32::MAX) {
+        if let Entry::Endpoint(name) = entry
+            && let Some(endpoint) = name.resolve()
+            && endpoint.is_attached()
+            && rustix::io::fcntl_getfd(crate::private::borrow(fd))
+                .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
+        {
+            attach::go_back(endpoint, Reason::Exec);
+        }
+    }
+}

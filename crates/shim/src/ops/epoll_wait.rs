@@ -1,0 +1,134 @@
+//! epoll_wait and its kin: the lanes' events and the kernel's, in one answer.
+
+use std::ffi::c_int;
+
+use libc::epoll_event;
+use shunt_abi::page::Counter;
+
+use crate::epoll::{DEGRADED_NANOS, Epoll};
+use crate::ops::{send, sleep::Deadline};
+use crate::{control, errno, process, waiter};
+
+/// While lanes stay ready the kernel is asked this often all the same: listening sockets, timers and TCP's own
+/// events must not starve.
+const ASK_KERNEL_NANOS: u64 = 50_000;
+const ASK_KERNEL_EVERY: u32 = 16;
+
+/// Waits. `kernel` makes the real call into the given part of the array, for at most so many nanoseconds.
+pub(crate) fn wait(
+    epoll: &'static Epoll,
+    events: &mut [epoll_event],
+    timeout: Option<u64>,
+    kernel: &mut dyn FnMut(&mut [epoll_event], Option<u64>) -> c_int,
+) -> c_int {
+    control::poll_inbox();
+    let deadline: Deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
+    if !epoll.is_active() {
+        let result = kernel(events, timeout);
+        if result <= 0 || !epoll.is_active() {
+            return result;
+        }
+        // Somebody attached a connection meanwhile: the doorbell may be among the events.
+        let kept = epoll.lock().take_over(events, 0, result as usize);
+        if kept > 0 {
+            return kept as c_int;
+        }
+    }
+    loop {
+        if let Some(result) = round(epoll, events, deadline, kernel) {
+            return result;
+        }
+        control::poll_inbox();
+    }
+}
+
+/// One look, one sleep. `None`: neither found anything, and there is time left.
+fn round(
+    epoll: &'static Epoll,
+    events: &mut [epoll_event],
+    deadline: Deadline,
+    kernel: &mut dyn FnMut(&mut [epoll_event], Option<u64>) -> c_int,
+) -> Option<c_int> {
+    let mut inner = epoll.lock();
+    let now = process::now();
+    let found = inner.collect(events);
+    if found > 0 {
+        let ask = inner.unasked >= ASK_KERNEL_EVERY || now.saturating_sub(inner.asked_at) >= ASK_KERNEL_NANOS;
+        if !ask || found == events.len() {
+            inner.unasked += 1;
+            return Some(found as c_int);
+        }
+        inner.unasked = 0;
+        inner.asked_at = now;
+        drop(inner);
+        let before = errno::get();
+        let more = kernel(&mut events[found..], Some(0));
+        errno::set(before);
+        let more = more.max(0) as usize;
+        return Some(epoll.lock().take_over(events, found, more) as c_int);
+    }
+    let left = deadline.map(|deadline| deadline.saturating_sub(now));
+    drop(inner);
+    if left != Some(0) && waiter::spin(|| epoll.lock().has_marks()) {
+        return None;
+    }
+    let mut inner = epoll.lock();
+    let patience = if left == Some(0) { None } else { inner.patience() };
+    inner.announce_sleep();
+    let found = inner.collect(events);
+    if found > 0 {
+        inner.awake();
+        return Some(found as c_int);
+    }
+    inner.unasked = 0;
+    inner.asked_at = now;
+    drop(inner);
+
+    let nanos = match (left, patience) {
+        (Some(left), Some(patience)) => Some(left.min(patience)),
+        (left, patience) => left.or(patience),
+    };
+    if nanos != Some(0) {
+        process::count(Counter::Sleeps, 1);
+    }
+    let result = kernel(events, nanos);
+    let failed = errno::get();
+
+    let mut inner = epoll.lock();
+    inner.awake();
+    if result < 0 {
+        errno::set(failed);
+        return Some(result);
+    }
+    if patience == Some(DEGRADED_NANOS) {
+        process::count(Counter::DegradedSleeps, 1);
+        inner.mark_all();
+    }
+    // What came by the lanes while we slept goes first; the kernel's events move behind it.
+    let kept = inner.take_over(events, 0, result as usize);
+    let found = inner.collect(&mut events[kept..]);
+    let merged = merge(events, kept, found);
+    if merged > 0 {
+        return Some(merged as c_int);
+    }
+    let stalled = inner.stalled();
+    drop(inner);
+    stalled.into_iter().for_each(send::give_up);
+    deadline.is_some_and(|deadline| process::now() >= deadline).then_some(0)
+}
+
+/// Two events of one socket become one.
+fn merge(events: &mut [epoll_event], first: usize, more: usize) -> usize {
+    let mut kept = first;
+    for index in first..first + more {
+        let event = events[index];
+        match events[..first].iter_mut().find(|earlier| { earlier.u64 } == { event.u64 }) {
+            Some(earlier) => earlier.events |= event.events,
+            None => {
+                events[kept] = event;
+                kept += 1;
+            }
+        }
+    }
+    kept
+}

@@ -1,0 +1,32 @@
+//! What each call does: handled here, failed, or given to the kernel for a named reason. The hooks only translate.
+
+pub(crate) mod descriptors;
+pub(crate) mod epoll_wait;
+pub(crate) mod options;
+pub(crate) mod poll;
+pub(crate) mod receive;
+pub(crate) mod select;
+pub(crate) mod send;
+pub(crate) mod sleep;
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering::*;
+
+use crate::control;
+use crate::endpoint::{Endpoint, Stage};
+
+/// Counts a data operation of an endpoint that is on TCP, and considers offering it once there were enough.
+#[inline]
+pub(crate) fn used(endpoint: &'static Endpoint, fd: RawFd) {
+    match endpoint.stage() {
+        Stage::Plain => {
+            let operations = endpoint.operations.load(Relaxed) + 1;
+            if operations < endpoint.offer_after.load(Relaxed) {
+                endpoint.operations.store(operations, Relaxed);
+            } else if endpoint.offer_after.load(Relaxed) != u32::MAX {
+                control::consider(endpoint, fd);
+            }
+        }
+        Stage::Offered | Stage::Attached => control::poll_inbox(),
+    }
+}

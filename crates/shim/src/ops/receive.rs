@@ -1,0 +1,209 @@
+//! Receiving: read, readv, recv, recvfrom, recvmsg.
+
+use std::ffi::c_int;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering::*;
+
+use libc::iovec;
+use shunt_abi::reason::Reason;
+use shunt_ring::Sink;
+use shunt_ring::bytes::Ring;
+use shunt_ring::lane::End;
+use shunt_transport::Received;
+
+use crate::endpoint::{Endpoint, RxSide};
+use crate::kernel::Tcp;
+use crate::ops::send::{empty_message, fill_list, really_blocks};
+use crate::ops::sleep::{self, Deadline, Woken};
+use crate::{attach, errno, real, waiter};
+
+const PIECES: usize = 64;
+/// Flags that are answered here.
+const UNDERSTOOD: c_int =
+    libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_DONTWAIT | libc::MSG_TRUNC | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
+
+/// Receives into `sink`. `Err` is an errno.
+pub(crate) fn receive(endpoint: &Endpoint, fd: RawFd, sink: &mut Sink<'_>, flags: c_int) -> Result<usize, i32> {
+    if flags & !UNDERSTOOD != 0 {
+        if flags & libc::MSG_OOB != 0 {
+            attach::bar(endpoint, Reason::OutOfBand);
+        }
+        return by_tcp(fd, sink, flags);
+    }
+    if sink.remaining() == 0 {
+        return by_tcp(fd, sink, flags);
+    }
+    let waits = flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0;
+    let deadline = sleep::deadline(endpoint.receive_timeout.load(Relaxed));
+    let wanted = sink.remaining();
+    if endpoint.rx.lock().rx.is_adopted() {
+        attach::try_watch(endpoint);
+    }
+    loop {
+        let mut side = endpoint.rx.lock();
+        let done = wanted - sink.remaining();
+        let outcome = look(endpoint, fd, &mut side, sink, flags);
+        match outcome {
+            Received::UseTcp => {
+                endpoint.enter_receive_locked();
+                drop(side);
+                attach::let_go_if_done(endpoint);
+                let flags = if done > 0 && flags & libc::MSG_WAITALL == 0 { flags | libc::MSG_DONTWAIT } else { flags };
+                let outcome = by_tcp(fd, sink, flags);
+                endpoint.leave_receive();
+                return match outcome {
+                    Ok(count) => {
+                        if flags & libc::MSG_PEEK == 0 {
+                            endpoint.count_received(count);
+                        }
+                        Ok(done + count)
+                    }
+                    Err(_) if done > 0 => Ok(done),
+                    Err(errno) => Err(errno),
+                };
+            }
+            Received::Bytes(count) => {
+                let whole = flags & libc::MSG_WAITALL != 0 && flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0;
+                if !whole || !waits || sink.remaining() == 0 {
+                    return Ok(done + count);
+                }
+            }
+            Received::EndOfFile if done > 0 => return Ok(done),
+            Received::EndOfFile => {
+                drop(side);
+                return if was_reset(endpoint, fd) { Err(libc::ECONNRESET) } else { Ok(0) };
+            }
+            // It is told again: the direction keeps what the kernel tells only once.
+            Received::Error(_) if done > 0 => return Ok(done),
+            Received::Error(errno) => return Err(errno),
+            Received::Empty if waits => {
+                drop(side);
+                if !really_blocks(endpoint, fd) {
+                    return if done > 0 { Ok(done) } else { Err(libc::EAGAIN) };
+                }
+                match wait_for_bytes(endpoint, fd, deadline) {
+                    Woken::LookAgain { .. } => {}
+                    _ if done > 0 => return Ok(done),
+                    Woken::TimedOut => return Err(libc::EAGAIN),
+                    Woken::Interrupted => return Err(libc::EINTR),
+                }
+            }
+            Received::Empty if done > 0 => return Ok(done),
+            Received::Empty => return Err(libc::EAGAIN),
+        }
+    }
+}
+
+/// One look at the lane, and at TCP where the stream is not on it.
+#[inline]
+fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, flags: c_int) -> Received {
+    let Some(at) = side.at else { return Received::UseTcp };
+    let (lane, ring) = at.incoming();
+    let tcp = Tcp { endpoint, fd };
+    let on_lane = side.rx.on_lane();
+    let outcome = if flags & libc::MSG_PEEK != 0 {
+        side.rx.peek(lane, &ring, &tcp, &mut { *sink })
+    } else if flags & libc::MSG_TRUNC != 0 {
+        match side.rx.discard(lane, &ring, &tcp, sink.remaining()) {
+            0 => Received::UseTcp,
+            count => Received::Bytes(count),
+        }
+    } else {
+        side.rx.receive(lane, &ring, &tcp, sink)
+    };
+    if on_lane || side.rx.on_lane() {
+        if on_lane != side.rx.on_lane() {
+            endpoint.report_rx(side);
+        } else if let Some(entry) = endpoint.entry() {
+            entry.shm_received.store(side.rx.lane_total(), Relaxed);
+        }
+        // A sender that waits for room is woken once there is enough of it to be worth its while.
+        if side.rx.available(lane, &ring, &tcp) <= ring.len() / 3 * 2 {
+            at.announce_space();
+        }
+    }
+    // A peek or a discard that the lane cannot answer must not block in the kernel while the lane is watched.
+    match outcome {
+        Received::UseTcp if side.rx.is_attached() && !side.rx.is_adopted() => {
+            let limit = if flags & libc::MSG_PEEK != 0 { side.rx.peek_limit() } else { usize::MAX };
+            match sink.within(limit, |part| by_tcp(fd, part, flags | libc::MSG_DONTWAIT)) {
+                Ok(0) => Received::EndOfFile,
+                Ok(count) => Received::Bytes(count),
+                Err(libc::EAGAIN) => Received::Empty,
+                Err(errno) => Received::Error(errno),
+            }
+        }
+        outcome => outcome,
+    }
+}
+
+/// Whether the lane has bytes to read now.
+#[inline]
+pub(crate) fn is_readable(endpoint: &Endpoint, fd: RawFd) -> bool {
+    available(endpoint, fd) > 0
+}
+
+/// Bytes that wait in the lane.
+#[inline]
+pub(crate) fn available(endpoint: &Endpoint, fd: RawFd) -> usize {
+    let mut side = endpoint.rx.lock();
+    let Some(at) = side.at else { return 0 };
+    let (lane, ring) = at.incoming();
+    side.rx.available(lane, &ring, &Tcp { endpoint, fd })
+}
+
+/// Nothing there, and a caller that may be made to wait.
+fn wait_for_bytes(endpoint: &Endpoint, fd: RawFd, deadline: Deadline) -> Woken {
+    if waiter::spin(|| is_readable(endpoint, fd)) {
+        return Woken::LookAgain { tcp: false };
+    }
+    let slot = sleep::thread_slot();
+    let at = endpoint.rx.lock().at;
+    let Some(at) = at else { return Woken::LookAgain { tcp: false } };
+    let owns = slot.is_some_and(|slot| endpoint.claim(slot));
+    let step = sleep::step_for(&at, slot, owns);
+    if let (true, Some(slot)) = (owns, slot) {
+        at.incoming().0.set_rx_waiter(Some(slot.0));
+        at.link.view().waiter(at.link.side, slot.0).announce_sleep();
+    }
+    let woken = if is_readable(endpoint, fd) {
+        Woken::LookAgain { tcp: false }
+    } else {
+        sleep::sleep(fd, libc::POLLIN | libc::POLLRDHUP, slot, deadline, step)
+    };
+    if let (true, Some(slot)) = (owns, slot) {
+        at.link.view().waiter(at.link.side, slot.0).awake();
+        endpoint.unclaim(slot);
+    }
+    if woken == (Woken::LookAgain { tcp: true }) {
+        endpoint.rx.lock().rx.note_tcp_news();
+    }
+    woken
+}
+
+/// End of file, and the peer's process is gone with bytes of ours unread: TCP would have reset the connection.
+fn was_reset(endpoint: &Endpoint, fd: RawFd) -> bool {
+    let mut side = endpoint.tx.lock();
+    let Some(at) = side.at else { return false };
+    let died = matches!(at.incoming().0.end(), End::Open | End::Died);
+    let lost = died && side.tx.unread(at.outgoing().0) > 0;
+    if lost {
+        attach::stop_sending(endpoint, &mut side, Reason::PeerDied);
+        drop(side);
+        // What the kernel would answer from now on: end of file to a receive, EPIPE to a send.
+        // SAFETY: a plain call on the program's descriptor.
+        unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
+    }
+    lost
+}
+
+/// The real recvmsg for what is left of `sink`.
+fn by_tcp(fd: RawFd, sink: &Sink<'_>, flags: c_int) -> Result<usize, i32> {
+    let (pieces, offset) = sink.pieces();
+    let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
+    let count = fill_list(&mut list, pieces, offset);
+    let mut message = empty_message(&mut list[..count]);
+    // SAFETY: the list describes the program's own buffer.
+    let result = unsafe { real::recvmsg(fd, &mut message, flags) };
+    usize::try_from(result).map_err(|_| errno::get())
+}

@@ -1,0 +1,106 @@
+//! select and pselect, by way of poll where a connection of ours is in a set.
+
+use std::ffi::c_int;
+
+use libc::{fd_set, pollfd, sigset_t};
+
+use crate::{errno, ops::poll};
+
+const BITS: usize = 64;
+
+/// The three sets of a call, as the words of their bitmaps.
+pub(crate) struct Sets {
+    sets: [*mut u64; 3],
+    count: usize,
+}
+
+const ASKED: [i16; 3] = [
+    libc::POLLIN | libc::POLLRDNORM,
+    libc::POLLOUT | libc::POLLWRNORM,
+    libc::POLLPRI,
+];
+/// What the kernel's select counts as readable, writable and exceptional.
+const MEANS: [i16; 3] = [
+    libc::POLLIN | libc::POLLRDNORM | libc::POLLHUP | libc::POLLERR,
+    libc::POLLOUT | libc::POLLWRNORM | libc::POLLERR,
+    libc::POLLPRI,
+];
+
+impl Sets {
+    /// # Safety
+    /// As select: each set is null or as long as `count` descriptors need.
+    pub(crate) unsafe fn new(count: c_int, sets: [*mut fd_set; 3]) -> Sets {
+        Sets { sets: sets.map(|set| set.cast()), count: count.max(0) as usize }
+    }
+
+    /// Whether one of the descriptors is a connected TCP socket.
+    pub(crate) fn concern_us(&self) -> bool {
+        poll::concerns(self.members().map(|(fd, _)| fd))
+    }
+
+    fn word(&self, set: usize, index: usize) -> u64 {
+        // SAFETY: `new`'s promise; `index` is below the words that `count` descriptors need.
+        if self.sets[set].is_null() { 0 } else { unsafe { self.sets[set].add(index).read_unaligned() } }
+    }
+
+    fn members(&self) -> impl Iterator<Item = (c_int, i16)> + '_ {
+        let words = self.count.div_ceil(BITS);
+        (0..words).flat_map(move |index| {
+            let mut bits = [0, 1, 2].map(|set| self.word(set, index));
+            if (index + 1) * BITS > self.count {
+                let keep = u64::MAX >> ((index + 1) * BITS - self.count);
+                bits.iter_mut().for_each(|word| *word &= keep);
+            }
+            let mut any = bits[0] | bits[1] | bits[2];
+            std::iter::from_fn(move || {
+                let bit = (any != 0).then(|| any.trailing_zeros() as usize)?;
+                any &= any - 1;
+                let events = (0..3).filter(|&set| bits[set] & 1 << bit != 0).fold(0, |all, set| all | ASKED[set]);
+                Some(((index * BITS + bit) as c_int, events))
+            })
+        })
+    }
+
+    /// select, with poll beneath.
+    pub(crate) fn wait(&self, timeout: Option<u64>, mask: *const sigset_t) -> c_int {
+        let mut fds: Vec<pollfd> =
+            self.members().map(|(fd, events)| pollfd { fd, events, revents: 0 }).collect();
+        let entries = fds.as_mut_ptr();
+        let count = fds.len();
+        let result = poll::poll(&mut fds, timeout, mask, || {
+            let timeout = timeout.map(crate::ops::sleep::as_timespec);
+            let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+            // SAFETY: the array is ours; the callee fills it in while `poll` does not touch it.
+            unsafe { crate::real::ppoll(entries, count as u64, pointer, mask) }
+        });
+        if result < 0 {
+            return result;
+        }
+        if fds.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
+            errno::set(libc::EBADF);
+            return -1;
+        }
+        self.store(&fds)
+    }
+
+    fn store(&self, fds: &[pollfd]) -> c_int {
+        let words = self.count.div_ceil(BITS);
+        let mut total = 0;
+        for set in (0..3).filter(|&set| !self.sets[set].is_null()) {
+            let mut result = vec![0u64; words];
+            for entry in fds {
+                let (index, bit) = (entry.fd as usize / BITS, entry.fd as usize % BITS);
+                let asked = self.word(set, index) & 1 << bit != 0;
+                if asked && entry.revents & MEANS[set] != 0 {
+                    result[index] |= 1 << bit;
+                    total += 1;
+                }
+            }
+            for (index, word) in result.into_iter().enumerate() {
+                // SAFETY: as in `word`.
+                unsafe { self.sets[set].add(index).write_unaligned(word) };
+            }
+        }
+        total
+    }
+}

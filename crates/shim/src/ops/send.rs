@@ -1,0 +1,340 @@
+//! Sending: write, writev, send, sendto, sendmsg, sendfile.
+
+use std::ffi::c_int;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering::*;
+
+use libc::{iovec, msghdr};
+use shunt_abi::reason::{Reason, Road};
+use shunt_ring::Source;
+use shunt_ring::bytes::{MappedRing, Ring};
+use shunt_ring::lane::{End, LaneHeader};
+use shunt_ring::user::Piece;
+use shunt_transport::Sent;
+
+use crate::endpoint::{Endpoint, TxSide};
+use crate::links::Attachment;
+use crate::ops::sleep::{self, Deadline, Woken};
+use crate::waiter::Slot;
+use crate::{attach, epoll, errno, process, real, waiter};
+
+/// A receiver that has not read for this long is not going to: TCP takes more than a ring does.
+pub(crate) const STALL_NANOS: u64 = 10_000_000;
+/// Flags whose meaning on a lane is that of TCP.
+const UNDERSTOOD: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
+/// Pieces of one system call.
+const PIECES: usize = 64;
+
+/// Sends `source`. `Err` is an errno.
+pub(crate) fn send(endpoint: &Endpoint, fd: RawFd, source: &mut Source<'_>, flags: c_int) -> Result<usize, i32> {
+    if source.remaining() == 0 {
+        return by_tcp(fd, source, flags);
+    }
+    if flags & !UNDERSTOOD != 0 {
+        refuse_flags(endpoint, flags);
+    }
+    let waits = flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0;
+    let deadline = sleep::deadline(endpoint.send_timeout.load(Relaxed));
+    let wanted = source.remaining();
+    loop {
+        let mut side = endpoint.tx.lock();
+        let (road, switched) = attach::sending_road(endpoint, &mut side, fd);
+        if road == Road::Tcp {
+            endpoint.enter_send_locked();
+            drop(side);
+            let outcome = by_tcp(fd, source, flags);
+            endpoint.leave_send();
+            let done = wanted - source.remaining();
+            match outcome {
+                Ok(count) => {
+                    endpoint.count_sent(count);
+                    if !waits || source.remaining() == count {
+                        return Ok(done + count);
+                    }
+                    source.advance(count);
+                    continue;
+                }
+                Err(_) if done > 0 => return Ok(done),
+                Err(errno) => return Err(errno),
+            }
+        }
+        let outcome = onto_lane(endpoint, &mut side, source);
+        drop(side);
+        if switched || outcome == Lane::Left {
+            epoll::refresh(endpoint);
+        }
+        match outcome {
+            Lane::Done => return Ok(wanted),
+            Lane::Left => attach::let_go_if_done(endpoint),
+            Lane::Full if waits && really_blocks(endpoint, fd) => match wait_for_space(endpoint, fd, deadline) {
+                Woken::LookAgain { .. } => {}
+                _ if source.remaining() < wanted => return Ok(wanted - source.remaining()),
+                Woken::TimedOut => return Err(libc::EAGAIN),
+                Woken::Interrupted => return Err(libc::EINTR),
+            },
+            Lane::Full if arm_for_space(endpoint) => {}
+            Lane::Full if source.remaining() < wanted => return Ok(wanted - source.remaining()),
+            Lane::Full => return Err(libc::EAGAIN),
+        }
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Lane {
+    Done,
+    Full,
+    Left,
+}
+
+/// Puts what fits onto the lane.
+#[inline]
+fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) -> Lane {
+    let Some(at) = side.at else { return Lane::Left };
+    let (lane, ring) = at.outgoing();
+    if peer_has_left(&at) {
+        attach::stop_sending(endpoint, side, Reason::PeerDied);
+        return Lane::Left;
+    }
+    let before = source.remaining();
+    let outcome = loop {
+        match side.tx.write(lane, &ring, source) {
+            Sent::Bytes(_) => {
+                at.announce_bytes();
+                if source.remaining() == 0 {
+                    break Lane::Done;
+                }
+            }
+            Sent::Full => break Lane::Full,
+            Sent::UseTcp => break Lane::Left,
+        }
+    };
+    if source.remaining() < before {
+        side.full_since = None;
+        if let Some(entry) = endpoint.entry() {
+            entry.shm_sent.store(side.tx.lane_total(), Relaxed);
+        }
+    }
+    match outcome {
+        Lane::Full if is_stalled(side, lane) => {
+            attach::stop_sending(endpoint, side, Reason::Stalled);
+            Lane::Left
+        }
+        Lane::Left => {
+            endpoint.report_tx(side);
+            Lane::Left
+        }
+        outcome => outcome,
+    }
+}
+
+/// The peer said, or the broker did, that nobody reads at the other end any more. What TCP then answers is TCP's.
+#[inline]
+fn peer_has_left(at: &Attachment) -> bool {
+    matches!(at.incoming().0.end(), End::Closed | End::Died)
+}
+
+/// Whether the receiver has stood still for too long. Under the send lock, when the lane is full.
+fn is_stalled(side: &mut TxSide, lane: &LaneHeader) -> bool {
+    let (unread, now) = (side.tx.unread(lane), process::now());
+    match side.full_since {
+        Some((since, then)) if then == unread => now - since >= STALL_NANOS,
+        _ => {
+            side.full_since = Some((now, unread));
+            false
+        }
+    }
+}
+
+/// The same question from outside: for waiters that slept on a full lane.
+pub(crate) fn has_stalled(endpoint: &Endpoint) -> bool {
+    let mut side = endpoint.tx.lock();
+    let Some(at) = side.at.filter(|_| side.full_since.is_some()) else { return false };
+    let (lane, ring) = at.outgoing();
+    side.tx.is_writable(lane, &ring) == Some(false) && (is_stalled(&mut side, lane) || peer_has_left(&at))
+}
+
+/// Takes a stalled direction off its lane.
+pub(crate) fn give_up(endpoint: &Endpoint) {
+    attach::stop_sending(endpoint, &mut endpoint.tx.lock(), Reason::Stalled);
+    epoll::refresh(endpoint);
+    attach::let_go_if_done(endpoint);
+}
+
+/// Whether a send on the lane would make progress; `None`: ask TCP. If not, `slot` is told when it would.
+pub(crate) fn writability(endpoint: &Endpoint, slot: Option<Slot>) -> Option<bool> {
+    let mut side = endpoint.tx.lock();
+    let at = side.at?;
+    let (lane, ring) = at.outgoing();
+    if peer_has_left(&at) {
+        // A send would go to TCP, and TCP takes it or fails: either way it does not block.
+        return side.tx.on_lane().then_some(true);
+    }
+    let writable = side.tx.is_writable(lane, &ring)?;
+    if writable {
+        side.full_since = None;
+        return Some(true);
+    }
+    is_stalled(&mut side, lane);
+    if let Some(slot) = slot {
+        lane.want_space(slot.0);
+    }
+    side.tx.is_writable(lane, &ring)
+}
+
+/// For a non-blocking send that found no room: has the waiter of the socket told of space. `true`: there is some now.
+fn arm_for_space(endpoint: &Endpoint) -> bool {
+    writability(endpoint, endpoint.owner()) != Some(false)
+}
+
+/// A full lane, and a caller that may be made to wait.
+fn wait_for_space(endpoint: &Endpoint, fd: RawFd, deadline: Deadline) -> Woken {
+    if waiter::spin(|| writability(endpoint, None) != Some(false)) {
+        return Woken::LookAgain { tcp: false };
+    }
+    let slot = sleep::thread_slot();
+    let at = endpoint.tx.lock().at;
+    let Some(at) = at else { return Woken::LookAgain { tcp: false } };
+    let line = slot.map(|slot| at.link.view().waiter(at.link.side, slot.0));
+    if let Some(line) = line {
+        line.announce_sleep();
+    }
+    let woken = if writability(endpoint, slot) == Some(false) {
+        sleep::sleep(fd, 0, slot, deadline, Some(STALL_NANOS))
+    } else {
+        Woken::LookAgain { tcp: false }
+    };
+    if let Some(line) = line {
+        line.awake();
+    }
+    woken
+}
+
+/// The cached flag may be stale: another process may share the open file. Asked before a sleep only.
+pub(crate) fn really_blocks(endpoint: &Endpoint, fd: RawFd) -> bool {
+    let Ok(flags) = rustix::fs::fcntl_getfl(crate::private::borrow(fd)) else { return false };
+    let nonblocking = flags.contains(rustix::fs::OFlags::NONBLOCK);
+    endpoint.nonblocking.store(nonblocking.into(), Relaxed);
+    !nonblocking
+}
+
+/// A flag that a lane does not have: back to TCP first.
+fn refuse_flags(endpoint: &Endpoint, flags: c_int) {
+    if flags & libc::MSG_ZEROCOPY != 0 {
+        attach::bar(endpoint, Reason::ZeroCopy);
+    } else if flags & libc::MSG_FASTOPEN != 0 {
+        attach::bar(endpoint, Reason::FastOpen);
+    } else {
+        let reason = if flags & libc::MSG_OOB != 0 { Reason::OutOfBand } else { Reason::UnsupportedFlag };
+        attach::bar(endpoint, reason);
+    }
+}
+
+/// The real sendmsg for what is left of `source`.
+fn by_tcp(fd: RawFd, source: &Source<'_>, flags: c_int) -> Result<usize, i32> {
+    let (pieces, offset) = source.pieces();
+    let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
+    let count = fill_list(&mut list, pieces, offset);
+    let mut message = empty_message(&mut list[..count]);
+    message.msg_flags = 0;
+    // SAFETY: the list describes the program's own buffer.
+    let result = unsafe { real::sendmsg(fd, &message, flags) };
+    usize::try_from(result).map_err(|_| errno::get())
+}
+
+/// The first pieces of a cursor as an iovec list; returns how many.
+pub(crate) fn fill_list(list: &mut [iovec], pieces: &[Piece], offset: usize) -> usize {
+    let mut skip = offset;
+    for (to, from) in list.iter_mut().zip(pieces) {
+        *to = iovec { iov_base: from.base.wrapping_add(skip).cast(), iov_len: from.len - skip };
+        skip = 0;
+    }
+    pieces.len().min(list.len())
+}
+
+/// A message of nothing but bytes.
+pub(crate) fn empty_message(list: &mut [iovec]) -> msghdr {
+    // SAFETY: all zeroes is a valid msghdr: no name, no control data.
+    let mut message: msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = list.as_mut_ptr();
+    message.msg_iovlen = list.len() as _;
+    message
+}
+
+/// What a step of sendfile did.
+pub(crate) enum FileStep {
+    /// So many bytes of the file are in the lane; 0 at its end.
+    Moved(usize),
+    /// Not a lane, or not a file that can be read into one: the kernel's own sendfile must do it.
+    UseTcp,
+}
+
+/// sendfile onto a lane: the kernel reads the file straight into the ring.
+pub(crate) fn send_file(
+    endpoint: &Endpoint,
+    fd: RawFd,
+    wanted: usize,
+    mut read_file: impl FnMut(*mut u8, usize) -> Result<usize, i32>,
+) -> Result<FileStep, i32> {
+    let waits = endpoint.nonblocking.load(Relaxed) == 0;
+    let deadline = sleep::deadline(endpoint.send_timeout.load(Relaxed));
+    let mut moved = 0;
+    while moved < wanted {
+        let mut side = endpoint.tx.lock();
+        let Some(at) = side.at.filter(|at| side.tx.on_lane() && !peer_has_left(at)) else {
+            return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Ok(FileStep::UseTcp) };
+        };
+        let (lane, ring) = at.outgoing();
+        match fill_from_file(&mut side, lane, &ring, wanted - moved, &mut read_file) {
+            Ok(Sent::Bytes(0)) => return Ok(FileStep::Moved(moved)),
+            Ok(Sent::Bytes(count)) => {
+                moved += count;
+                side.full_since = None;
+                at.announce_bytes();
+                if let Some(entry) = endpoint.entry() {
+                    entry.shm_sent.store(side.tx.lane_total(), Relaxed);
+                }
+            }
+            Ok(Sent::UseTcp) => {
+                drop(side);
+                epoll::refresh(endpoint);
+            }
+            Ok(Sent::Full) if is_stalled(&mut side, lane) => {
+                drop(side);
+                give_up(endpoint);
+            }
+            Ok(Sent::Full) => {
+                drop(side);
+                if waits && really_blocks(endpoint, fd) {
+                    match wait_for_space(endpoint, fd, deadline) {
+                        Woken::LookAgain { .. } => {}
+                        _ if moved > 0 => return Ok(FileStep::Moved(moved)),
+                        Woken::TimedOut => return Err(libc::EAGAIN),
+                        Woken::Interrupted => return Err(libc::EINTR),
+                    }
+                } else if !arm_for_space(endpoint) {
+                    return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Err(libc::EAGAIN) };
+                }
+            }
+            Err(_) if moved > 0 => return Ok(FileStep::Moved(moved)),
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(FileStep::Moved(moved))
+}
+
+fn fill_from_file(
+    side: &mut TxSide,
+    lane: &LaneHeader,
+    ring: &MappedRing,
+    wanted: usize,
+    read_file: &mut impl FnMut(*mut u8, usize) -> Result<usize, i32>,
+) -> Result<Sent, i32> {
+    // A quarter of the ring at a time, so that the reader can begin.
+    side.tx.write_with(lane, ring, wanted.min(ring.len() / 4), |at, room| {
+        if room == 0 {
+            return Ok(0);
+        }
+        let (to, run) = ring.run(at, room);
+        read_file(to, run)
+    })
+}

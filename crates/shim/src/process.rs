@@ -1,0 +1,217 @@
+//! What the shim knows of its process: its settings, its page, its counters.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+
+use rustix::time::{ClockId, clock_gettime};
+use shunt_abi::page::{Counter, ENTRIES, Entry, PAGE_BYTES, Page};
+use shunt_abi::reason::Reason;
+use shunt_sys::mapping::Mapping;
+use shunt_sys::memfd;
+
+use crate::lock::Lock;
+
+static PAGE: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
+static ROWS: Lock<Rows> = Lock::new(Rows { free: Vec::new(), next: 0 });
+static PID: AtomicI32 = AtomicI32::new(0);
+static SPIN: AtomicU32 = AtomicU32::new(SPIN_AUTO);
+/// How many control messages have been taken from the socket.
+pub(crate) static SEEN: AtomicU64 = AtomicU64::new(0);
+
+const SPIN_AUTO: u32 = u32::MAX;
+
+struct Rows {
+    free: Vec<u16>,
+    next: u16,
+}
+
+/// How a waiter may spin before it sleeps: `shunt run --spin`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spin {
+    /// For a bounded time, while it pays.
+    Auto,
+    /// So many nanoseconds each time; 0 is off.
+    Nanos(u64),
+}
+
+/// Reads the settings. Called once, before main, and by every hook that may run earlier.
+pub(crate) fn start() {
+    PID.store(current_pid(), Relaxed);
+    if let Some(spin) = variable(c"SHUNT_SPIN") {
+        let micros = match spin.to_bytes() {
+            b"auto" => SPIN_AUTO,
+            b"off" => 0,
+            digits => std::str::from_utf8(digits).ok().and_then(|text| text.parse().ok()).unwrap_or(SPIN_AUTO),
+        };
+        SPIN.store(micros, Relaxed);
+    }
+}
+
+/// Whether `--transport tcp` was given: then nothing is tracked at all.
+pub(crate) fn is_off() -> bool {
+    static OFF: AtomicU32 = AtomicU32::new(0);
+    match OFF.load(Relaxed) {
+        0 => {
+            let off = variable(c"SHUNT_TRANSPORT").is_some_and(|value| value.to_bytes() == b"tcp");
+            OFF.store(1 + u32::from(off), Relaxed);
+            off
+        }
+        word => word == 2,
+    }
+}
+
+pub(crate) fn spin() -> Spin {
+    match SPIN.load(Relaxed) {
+        SPIN_AUTO => Spin::Auto,
+        micros => Spin::Nanos(u64::from(micros) * 1000),
+    }
+}
+
+/// Where the broker is said to be.
+pub(crate) fn broker_path() -> Option<CString> {
+    variable(c"SHUNT_BROKER").map(CStr::to_owned)
+}
+
+/// Where a per-user broker is, if nobody said anything.
+pub(crate) fn runtime_broker_path() -> Option<CString> {
+    let mut path = variable(c"XDG_RUNTIME_DIR")?.to_bytes().to_vec();
+    path.extend_from_slice(b"/shunt/broker.sock");
+    CString::new(path).ok()
+}
+
+fn variable(name: &CStr) -> Option<&'static CStr> {
+    // SAFETY: a look-up in the environment; values are copied or compared at once, before the program could
+    // change them.
+    unsafe {
+        let value = libc::getenv(name.as_ptr());
+        (!value.is_null()).then(|| CStr::from_ptr(value))
+    }
+}
+
+/// Whether this is the process the shim was started in, and not a child of vfork or clone that shares or copied
+/// its memory without our knowledge.
+pub(crate) fn is_home() -> bool {
+    PID.load(Relaxed) == current_pid()
+}
+
+fn current_pid() -> i32 {
+    rustix::process::getpid().as_raw_pid()
+}
+
+/// Process id as of the last fork that was seen.
+pub(crate) fn pid() -> i32 {
+    PID.load(Relaxed)
+}
+
+/// A forked child starts without page and with its own id.
+pub(crate) fn after_fork_in_child() {
+    PID.store(current_pid(), Relaxed);
+    // The parent's page stays mapped: endpoints of the parent's may be read while this is done.
+    PAGE.store(std::ptr::null_mut(), Release);
+    // SAFETY: the child has one thread.
+    unsafe { ROWS.reset() };
+    *ROWS.lock() = Rows { free: Vec::new(), next: 0 };
+    SEEN.store(0, Relaxed);
+}
+
+/// Monotonic time in nanoseconds; no system call.
+#[inline]
+pub(crate) fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// The page, once there is one.
+#[inline]
+pub(crate) fn page() -> Option<&'static Page> {
+    let page = PAGE.load(Acquire);
+    // SAFETY: set by `make_page` to a mapping that is never unmapped.
+    (!page.is_null()).then(|| unsafe { &*page })
+}
+
+/// Makes the page if there is none, and returns a descriptor of its memfd for the hello. A page is made anew for
+/// each hello, because only then is there a descriptor; rows move over by being listed again.
+pub(crate) fn make_page() -> Option<OwnedFd> {
+    let memfd = memfd::create_sealed("shunt-page", PAGE_BYTES).ok()?;
+    let mapping = Mapping::map(&memfd, PAGE_BYTES).ok()?;
+    let fresh: *mut Page = mapping.as_ptr().cast();
+    std::mem::forget(mapping);
+    if let Some(old) = page() {
+        // SAFETY: just mapped, PAGE_BYTES long, zeroed, and made of atomics.
+        copy_report(old, unsafe { &*fresh });
+    }
+    PAGE.store(fresh, Release);
+    SEEN.store(0, Release);
+    Some(memfd)
+}
+
+/// What a process has counted goes with it to its next broker.
+fn copy_report(old: &Page, fresh: &Page) {
+    for (from, to) in old.counters.iter().zip(&fresh.counters) {
+        to.store(from.load(Relaxed), Relaxed);
+    }
+    for (from, to) in old.bypasses.iter().zip(&fresh.bypasses) {
+        to.store(from.load(Relaxed), Relaxed);
+    }
+    for (from, to) in old.entries.iter().zip(&fresh.entries) {
+        if let Some(copy) = from.copy() {
+            to.publish(&copy);
+        }
+    }
+    for endpoint in crate::endpoint::all() {
+        if let Some(entry) = endpoint.entry() {
+            let row = row_of(old, entry);
+            endpoint.set_entry(row.map(|row| {
+                // SAFETY: the fresh page is never unmapped either.
+                unsafe { &*std::ptr::from_ref(&fresh.entries[row]) }
+            }));
+        }
+    }
+}
+
+fn row_of(page: &Page, entry: &Entry) -> Option<usize> {
+    let offset = (std::ptr::from_ref(entry) as usize).checked_sub(page.entries.as_ptr() as usize)?;
+    let row = offset / size_of::<Entry>();
+    (row < ENTRIES).then_some(row)
+}
+
+/// A free row of the page.
+pub(crate) fn list() -> Option<&'static Entry> {
+    let page = page()?;
+    let mut rows = ROWS.lock();
+    let row = match rows.free.pop() {
+        Some(row) => row,
+        None if (rows.next as usize) < ENTRIES => {
+            rows.next += 1;
+            rows.next - 1
+        }
+        None => {
+            count(Counter::Unlisted, 1);
+            return None;
+        }
+    };
+    Some(&page.entries[row as usize])
+}
+
+/// Gives a row back.
+pub(crate) fn unlist(entry: &Entry) {
+    entry.clear();
+    if let Some(row) = page().and_then(|page| row_of(page, entry)) {
+        ROWS.lock().free.push(row as u16);
+    }
+}
+
+/// Counts something for `shunt status`.
+pub(crate) fn count(counter: Counter, amount: u64) {
+    if let Some(page) = page() {
+        page.counters[counter as usize].fetch_add(amount, Relaxed);
+    }
+}
+
+/// Counts a bypass.
+pub(crate) fn count_bypass(reason: Reason) {
+    if let Some(page) = page() {
+        page.bypasses[reason as usize].fetch_add(1, Relaxed);
+    }
+}

@@ -1,0 +1,221 @@
+//! The waiters of this process: who sleeps, and by which doorbell it is woken.
+//!
+//! A waiter owns one of 64 slots and an eventfd. Threads get theirs when they first sleep on a lane, epoll
+//! instances when a registered connection is first watched. A slot's eventfd is made once and used again by the
+//! next owner, so that the broker hears of it once.
+
+use std::cell::Cell;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
+
+use shunt_abi::geometry::WAITERS;
+use shunt_abi::page::Counter;
+
+use crate::private::PrivateFd;
+use crate::process::{self, Spin};
+
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+static DOORBELLS: [AtomicI32; WAITERS] = [const { AtomicI32::new(-1) }; WAITERS];
+/// Slots whose doorbell the present broker has been told.
+static TOLD: AtomicU64 = AtomicU64::new(0);
+
+/// A slot, owned until given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot(pub(crate) usize);
+
+impl Slot {
+    /// Takes a free slot. `None` when 64 are taken or there is no descriptor for a doorbell: the waiter then
+    /// sleeps in short steps.
+    pub(crate) fn take() -> Option<Slot> {
+        let mut taken = TAKEN.load(Acquire);
+        let index = loop {
+            let index = (!taken).trailing_zeros() as usize;
+            if index == WAITERS {
+                return None;
+            }
+            match TAKEN.compare_exchange(taken, taken | 1 << index, AcqRel, Acquire) {
+                Ok(_) => break index,
+                Err(now) => taken = now,
+            }
+        };
+        if DOORBELLS[index].load(Acquire) < 0 {
+            match shunt_sys::eventfd::create().ok().and_then(PrivateFd::adopt) {
+                Some(doorbell) => DOORBELLS[index].store(doorbell.into_raw(), Release),
+                None => {
+                    Slot(index).give_back();
+                    return None;
+                }
+            }
+        }
+        Some(Slot(index))
+    }
+
+    pub(crate) fn give_back(self) {
+        TAKEN.fetch_and(!(1 << self.0), AcqRel);
+    }
+
+    /// The number of the eventfd.
+    pub(crate) fn doorbell(self) -> i32 {
+        DOORBELLS[self.0].load(Acquire)
+    }
+
+    /// Tells the broker, unless it knows. Whoever cannot be told is woken by its own short sleeps.
+    pub(crate) fn register(self) {
+        if TOLD.load(Acquire) & 1 << self.0 == 0 && crate::control::tell_doorbell(self.0, self.doorbell()) {
+            TOLD.fetch_or(1 << self.0, AcqRel);
+        }
+    }
+
+    /// Wakes this waiter: something it must look at has changed.
+    pub(crate) fn ring(self) {
+        with(self.doorbell(), |fd| {
+            let _ = shunt_sys::eventfd::ring(fd);
+        });
+    }
+
+    pub(crate) fn drain(self) {
+        with(self.doorbell(), |fd| {
+            let _ = shunt_sys::eventfd::drain(fd);
+        });
+    }
+}
+
+fn with(doorbell: i32, use_it: impl FnOnce(BorrowedFd<'_>)) {
+    if doorbell >= 0 {
+        PrivateFd::with_raw(doorbell, use_it);
+    }
+}
+
+/// A doorbell has moved to another number; the broker and the peers hold the eventfd itself.
+pub(crate) fn renumber(old: i32, new: i32) {
+    for doorbell in &DOORBELLS {
+        let _ = doorbell.compare_exchange(old, new, AcqRel, Relaxed);
+    }
+}
+
+/// A new broker knows no doorbell yet.
+pub(crate) fn forget_told() {
+    TOLD.store(0, Release);
+}
+
+/// Tells a new broker every doorbell in use, by `tell`: the caller holds the control lock.
+pub(crate) fn register_all(mut tell: impl FnMut(usize, BorrowedFd<'_>) -> bool) {
+    let taken = TAKEN.load(Acquire);
+    for slot in (0..WAITERS).filter(|slot| taken & 1 << slot != 0) {
+        with(Slot(slot).doorbell(), |doorbell| {
+            if tell(slot, doorbell) {
+                TOLD.fetch_or(1 << slot, AcqRel);
+            }
+        });
+    }
+}
+
+/// A forked child has none of its parent's waiters.
+pub(crate) fn after_fork_in_child() {
+    for doorbell in &DOORBELLS {
+        PrivateFd::close_raw(doorbell.swap(-1, AcqRel));
+    }
+    TAKEN.store(0, Release);
+    TOLD.store(0, Release);
+    THREAD.with(|thread| thread.0.set(None));
+}
+
+struct ThreadSlot(Cell<Option<Slot>>);
+
+impl Drop for ThreadSlot {
+    fn drop(&mut self) {
+        if let Some(slot) = self.0.take() {
+            slot.give_back();
+        }
+    }
+}
+
+thread_local! {
+    static THREAD: ThreadSlot = const { ThreadSlot(Cell::new(None)) };
+    static SPINNER: Spinner = const { Spinner::new() };
+}
+
+/// The slot of this thread, taken at first use.
+pub(crate) fn of_this_thread() -> Option<Slot> {
+    THREAD
+        .try_with(|thread| {
+            if thread.0.get().is_none() {
+                thread.0.set(Slot::take());
+            }
+            thread.0.get()
+        })
+        .ok()
+        .flatten()
+}
+
+/// Spins for this thread as its settings and its luck allow, until `ready` says so. `true` if it did.
+pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
+    SPINNER.try_with(|spinner| spinner.spin(ready)).unwrap_or(false)
+}
+
+/// Adaptive spinning: only while it has been paying off.
+pub(crate) struct Spinner {
+    /// Sleeps to go without spinning.
+    pause: Cell<u32>,
+    /// Misses in a row; the pause doubles with each.
+    misses: Cell<u32>,
+}
+
+/// The longest spin in automatic mode.
+const AUTO_SPIN_NANOS: u64 = 20_000;
+/// Looks between two looks at the clock.
+const LOOKS: u32 = 32;
+const MISSES_ALLOWED: u32 = 2;
+const LONGEST_PAUSE: u32 = 256;
+
+impl Spinner {
+    pub(crate) const fn new() -> Spinner {
+        Spinner { pause: Cell::new(0), misses: Cell::new(0) }
+    }
+
+    fn spin(&self, mut ready: impl FnMut() -> bool) -> bool {
+        let nanos = match process::spin() {
+            Spin::Nanos(0) => return false,
+            Spin::Nanos(nanos) => nanos,
+            Spin::Auto if self.pause.get() > 0 => {
+                self.pause.set(self.pause.get() - 1);
+                return false;
+            }
+            Spin::Auto if single_processor() => return false,
+            Spin::Auto => AUTO_SPIN_NANOS,
+        };
+        let begin = process::now();
+        let found = loop {
+            if (0..LOOKS).any(|_| {
+                std::hint::spin_loop();
+                ready()
+            }) {
+                break true;
+            }
+            if process::now() - begin >= nanos {
+                break false;
+            }
+        };
+        process::count(Counter::SpinNanos, process::now() - begin);
+        if found {
+            process::count(Counter::SpinHits, 1);
+            self.misses.set(0);
+        } else {
+            let misses = self.misses.get() + 1;
+            self.misses.set(misses);
+            if misses > MISSES_ALLOWED {
+                self.pause.set((1 << (misses - MISSES_ALLOWED).min(16)).min(LONGEST_PAUSE));
+            }
+        }
+        found
+    }
+}
+
+fn single_processor() -> bool {
+    static PROCESSORS: AtomicI32 = AtomicI32::new(0);
+    if PROCESSORS.load(Relaxed) == 0 {
+        let set = rustix::thread::sched_getaffinity(None);
+        PROCESSORS.store(set.map_or(1, |set| set.count() as i32), Relaxed);
+    }
+    PROCESSORS.load(Relaxed) == 1
+}
