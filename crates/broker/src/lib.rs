@@ -1,1 +1,28 @@
-//! broker
+//! The broker: one process per host or per user that pairs the two ends of a connection and hands both a
+//! link (docs/local-path.md). It believes what the kernel says of a descriptor and nothing that it is told
+//! (L3), never blocks, and may die at any time (L6).
+//!
+//! Inner shape: [`Config`]; `control` is one client's connection; `state` is what all of them share, and
+//! decides; `pairing` and `links` are its two pure halves; `diag` asks the kernel; `status` reports.
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod control;
+mod diag;
+mod disposal;
+mod links;
+mod listener;
+mod outbox;
+mod pairing;
+mod paths;
+mod server;
+mod state;
+mod status;
+mod watch;
+
+pub use config::{Config, Limits, Mode};
+pub use listener::ListenError;
+pub use paths::{PathError, SYSTEM_SOCKET, socket_candidates, user_socket};
+pub use server::{Error, run};
+pub use status::{StatusError, status};

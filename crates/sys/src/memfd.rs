@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::io::{pwrite, retry_on_intr};
 use thiserror::Error;
 
 use crate::{Errno, Result};
@@ -26,6 +27,17 @@ pub fn create_sealed(name: &str, len: usize) -> Result<OwnedFd> {
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&fd, len as u64)?;
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+/// Makes a close-on-exec memfd that holds `bytes` and can never change again.
+pub fn create_with(name: &str, bytes: &[u8]) -> Result<OwnedFd> {
+    let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let mut written = 0;
+    while written < bytes.len() {
+        written += retry_on_intr(|| pwrite(&fd, &bytes[written..], written as u64))?;
+    }
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL)?;
     Ok(fd)
 }
 
@@ -53,6 +65,16 @@ mod tests {
         assert!(ftruncate(&fd, 16384).is_err());
         assert!(fcntl_add_seals(&fd, SealFlags::WRITE).is_err());
         assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+    }
+
+    #[test]
+    fn contents_are_final() {
+        let fd = create_with("shunt-test", b"hello").unwrap();
+        assert_eq!(verify_sealed(&fd, 5), Ok(()));
+        assert!(pwrite(&fd, b"x", 0).is_err());
+        let mut back = [0; 8];
+        assert_eq!(rustix::io::pread(&fd, &mut back, 0), Ok(5));
+        assert_eq!(&back[..5], b"hello");
     }
 
     #[test]

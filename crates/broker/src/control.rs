@@ -1,0 +1,192 @@
+//! One client's connection: receives its messages, hands them to the state, and keeps its outbox moving.
+
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use shunt_abi::control::{DecodeError, MAX_MESSAGE, Request};
+use shunt_sys::Errno;
+use shunt_sys::seqpacket::{self, Credentials};
+use tokio::time::{Instant, sleep_until};
+
+use crate::outbox::{Backlog, Outbox};
+use crate::pairing::ProcessId;
+use crate::state::{BadMessage, State};
+use crate::status;
+use crate::watch::watch;
+
+/// Messages taken from one client before the others have their turn.
+const BATCH: usize = 64;
+/// How long a client may stay without a hello.
+const HELLO_WITHIN: Duration = Duration::from_secs(10);
+/// Pause before trying again what the kernel had no room for.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// Why a conversation is over.
+enum End {
+    /// The client has closed it.
+    Closed,
+    /// It cannot be read from, or is not wanted any more.
+    Dropped,
+    /// It said something that is no message.
+    Bad(BadMessage),
+}
+
+struct Client {
+    credentials: Credentials,
+    outbox: Rc<Outbox>,
+    process: Option<ProcessId>,
+    state: Rc<RefCell<State>>,
+    /// Descriptors of the message under way.
+    fds: Vec<OwnedFd>,
+}
+
+/// Serves one accepted connection until it ends.
+pub(crate) async fn serve(state: Rc<RefCell<State>>, socket: OwnedFd, credentials: Credentials) {
+    let (disposal, limit) = {
+        let state = state.borrow();
+        (state.disposal.clone(), state.limits.queue)
+    };
+    let socket = match watch(socket) {
+        Ok(socket) => socket,
+        Err((socket, error)) => {
+            tracing::warn!(%error, "cannot watch a client");
+            return disposal.close(credentials.uid, socket);
+        }
+    };
+    let outbox = Rc::new(Outbox::new(socket, limit));
+    let mut client = Client { credentials, outbox, process: None, state, fds: Vec::new() };
+    let end = client.converse().await;
+    if let End::Bad(bad) = &end {
+        tracing::warn!(pid = credentials.pid, uid = credentials.uid, error = %bad, "hung up on a client");
+        client.state.borrow_mut().count_bad(bad);
+    }
+    let Client { outbox, process, state, fds, .. } = client;
+    if let Some(process) = process {
+        state.borrow_mut().end(process);
+    }
+    fds.into_iter().for_each(|fd| disposal.close(credentials.uid, fd));
+    // Descriptors that were never received are closed with the socket.
+    if let Ok(outbox) = Rc::try_unwrap(outbox) {
+        disposal.close(credentials.uid, outbox.into_socket());
+    }
+}
+
+impl Client {
+    async fn converse(&mut self) -> End {
+        let outbox = self.outbox.clone();
+        let hello_by = Instant::now() + HELLO_WITHIN;
+        loop {
+            if outbox.has_failed() {
+                return End::Dropped;
+            }
+            let backlog = outbox.backlog();
+            let deadline = match (backlog, self.process) {
+                (Backlog::Short, _) => Some(Instant::now() + RETRY),
+                (_, None) => Some(hello_by),
+                _ => None,
+            };
+            tokio::select! {
+                ready = outbox.socket().readable() => {
+                    let Ok(mut ready) = ready else { return End::Dropped };
+                    match self.receive() {
+                        Ok(true) => {}
+                        Ok(false) => ready.clear_ready(),
+                        Err(end) => return end,
+                    }
+                    // Fairness: a client that never pauses does not keep the others waiting.
+                    tokio::task::yield_now().await;
+                }
+                ready = outbox.socket().writable(), if backlog == Backlog::Full => {
+                    let Ok(mut ready) = ready else { return End::Dropped };
+                    if outbox.flush() == Backlog::Full {
+                        ready.clear_ready();
+                    }
+                }
+                () = outbox.changed() => {}
+                () = sleep_until(deadline.unwrap_or(hello_by)), if deadline.is_some() => {
+                    if backlog == Backlog::Short {
+                        outbox.flush();
+                    } else {
+                        tracing::debug!(pid = self.credentials.pid, "client said no hello in time");
+                        return End::Dropped;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes a batch of messages; says whether there may be more.
+    fn receive(&mut self) -> Result<bool, End> {
+        let mut buffer = [0; MAX_MESSAGE];
+        for _ in 0..BATCH {
+            let fds = &mut self.fds;
+            let received = match seqpacket::receive_each(self.outbox.socket(), &mut buffer, |fd| fds.push(fd))
+            {
+                Ok(received) => received,
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => continue,
+                Err(Errno::CONNRESET) => return Err(End::Closed),
+                Err(error) => {
+                    tracing::debug!(%error, "client cannot be read from");
+                    return Err(End::Dropped);
+                }
+            };
+            if received.truncated {
+                return Err(End::Bad(BadMessage::Truncated));
+            }
+            if received.len == 0 && self.fds.is_empty() {
+                return Err(End::Closed);
+            }
+            let request = Request::decode(&buffer[..received.len], self.fds.len())
+                .map_err(|bad| End::Bad(bad.into()))?;
+            let costly = matches!(request, Request::Status(_));
+            self.obey(request).map_err(End::Bad)?;
+            if self.state.borrow().disposal.is_choked(self.credentials.uid) {
+                tracing::warn!(
+                    uid = self.credentials.uid,
+                    "descriptors of this user cannot be closed: client dropped"
+                );
+                return Err(End::Dropped);
+            }
+            if costly {
+                break;
+            }
+        }
+        Ok(true)
+    }
+
+    fn obey(&mut self, request: Request) -> Result<(), BadMessage> {
+        if padding(&request) != 0 {
+            return Err(DecodeError::Field("pad").into());
+        }
+        let fd = self.fds.pop();
+        let mut state = self.state.borrow_mut();
+        match (self.process, request, fd) {
+            (_, Request::Status(_), None) => {
+                status::answer(&state, self.credentials.uid, &self.outbox);
+                Ok(())
+            }
+            (None, Request::Hello(hello), Some(page)) => {
+                self.process = Some(state.hello(self.credentials, &self.outbox, &hello, page)?);
+                Ok(())
+            }
+            (None, _, fd) => {
+                drop(state);
+                self.fds.extend(fd);
+                Err(BadMessage::BeforeHello)
+            }
+            (Some(process), request, fd) => state.request(process, request, fd),
+        }
+    }
+}
+
+fn padding(request: &Request) -> u64 {
+    match request {
+        Request::Release(body) => body.pad.into(),
+        Request::Doorbell(body) => body.pad.into(),
+        Request::Status(body) => body.pad,
+        Request::Hello(_) | Request::Offer(_) | Request::Withdraw(_) => 0,
+    }
+}

@@ -1,0 +1,376 @@
+//! Links and their connection slots: who holds what, and when it may be given out again.
+//!
+//! A slot has a holder on each side. It is free only when both have released it or their process has ended,
+//! so that nobody is given a lane that somebody may still use.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use shunt_abi::geometry::{CONNS, Geometry, LANE_BYTES, RINGS_OFFSET, Side};
+use shunt_sys::mapping::Mapping;
+use shunt_sys::{Errno, memfd};
+use thiserror::Error;
+
+use crate::pairing::{Offer, ProcessId};
+
+pub(crate) type LinkId = u64;
+
+/// All links.
+#[derive(Debug)]
+pub(crate) struct Links {
+    geometry: Geometry,
+    limit: usize,
+    next: LinkId,
+    links: HashMap<LinkId, Link>,
+    /// Links with a free slot, by pair of processes.
+    open: HashMap<(ProcessId, ProcessId), Vec<LinkId>>,
+    by_process: HashMap<ProcessId, HashSet<LinkId>>,
+    /// Which process holds a paired socket, and in how many slots.
+    holders: HashMap<u64, (ProcessId, usize)>,
+}
+
+#[derive(Debug)]
+struct Link {
+    ends: [ProcessId; 2],
+    /// Bit per connection and side: set while that side may use it.
+    held: [u64; 2],
+    cookies: Box<[[u64; 2]; CONNS]>,
+    /// Everything before the rings: what is reset before a slot is given out.
+    head: Mapping,
+    /// One of the two processes has ended.
+    orphaned: bool,
+}
+
+/// A slot given to two endpoints.
+#[derive(Debug)]
+pub(crate) struct Grant {
+    pub(crate) link: LinkId,
+    pub(crate) conn: u32,
+    /// Sides of the earlier and of the later offer.
+    pub(crate) sides: [Side; 2],
+    /// The memfd, if the link is new and both processes must be told of it.
+    pub(crate) fresh: Option<Rc<OwnedFd>>,
+    /// The two processes have had no link before: their doorbells are exchanged.
+    pub(crate) introduction: bool,
+}
+
+/// Why there is no slot.
+#[derive(Debug, Error)]
+pub(crate) enum GrantError {
+    #[error("all {0} links are in use")]
+    Full(usize),
+    #[error("no memory or descriptor for another link: {0}")]
+    Kernel(#[from] Errno),
+}
+
+impl Links {
+    pub(crate) fn new(geometry: Geometry, limit: usize) -> Links {
+        Links {
+            geometry,
+            limit,
+            next: 1,
+            links: HashMap::new(),
+            open: HashMap::new(),
+            by_process: HashMap::new(),
+            holders: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.links.len()
+    }
+
+    pub(crate) fn ring_bytes(&self) -> usize {
+        self.geometry.ring_bytes()
+    }
+
+    /// The process whose side of a slot holds this socket.
+    pub(crate) fn holder(&self, cookie: u64) -> Option<ProcessId> {
+        self.holders.get(&cookie).map(|(process, _)| *process)
+    }
+
+    /// The processes that share a link with this one; itself too, if it is connected to itself.
+    pub(crate) fn peers(&self, process: ProcessId) -> BTreeSet<ProcessId> {
+        let links = self.by_process.get(&process).into_iter().flatten().filter_map(|id| self.links.get(id));
+        links.filter(|link| !link.orphaned).map(|link| link.other_end(process)).collect()
+    }
+
+    /// Finds or makes a slot for two endpoints and resets its lanes.
+    pub(crate) fn grant(&mut self, earlier: &Offer, later: &Offer) -> Result<Grant, GrantError> {
+        let pair = sorted(earlier.process, later.process);
+        let introduction = !self.open.contains_key(&pair);
+        let last = self.open.get(&pair).and_then(|open| open.last()).copied();
+        let (id, fresh) = match last {
+            Some(id) => (id, None),
+            None => {
+                let (id, memfd) = self.create(pair)?;
+                (id, Some(Rc::new(memfd)))
+            }
+        };
+        let link = self.links.get_mut(&id).expect("open links exist");
+        let conn = (!(link.held[0] | link.held[1])).trailing_zeros();
+        debug_assert!(conn < CONNS as u32);
+        // A connection of a process with itself has its earlier offer on side A.
+        let first = if link.ends[0] == earlier.process { Side::A } else { Side::B };
+        let sides = [first, first.other()];
+        let reset = link.head.zero(self.geometry.lane_offset(conn as usize, Side::A), 2 * LANE_BYTES);
+        debug_assert!(reset, "lane headers lie before the rings");
+        for (side, offer) in sides.into_iter().zip([earlier, later]) {
+            link.held[side as usize] |= 1 << conn;
+            link.cookies[conn as usize][side as usize] = offer.cookie;
+            self.holders.entry(offer.cookie).or_insert((offer.process, 0)).1 += 1;
+        }
+        if link.is_full() {
+            self.open.entry(pair).or_default().pop();
+        }
+        Ok(Grant { link: id, conn, sides, fresh, introduction })
+    }
+
+    fn create(&mut self, pair: (ProcessId, ProcessId)) -> Result<(LinkId, OwnedFd), GrantError> {
+        if self.links.len() >= self.limit {
+            return Err(GrantError::Full(self.limit));
+        }
+        let memfd = memfd::create_sealed("shunt-link", self.geometry.link_bytes())?;
+        let head = Mapping::map(&memfd, RINGS_OFFSET)?;
+        let id = self.next;
+        self.next += 1;
+        let link = Link {
+            ends: [pair.0, pair.1],
+            held: [0; 2],
+            cookies: Box::new([[0; 2]; CONNS]),
+            head,
+            orphaned: false,
+        };
+        self.links.insert(id, link);
+        self.open.entry(pair).or_default().push(id);
+        for process in [pair.0, pair.1] {
+            self.by_process.entry(process).or_default().insert(id);
+        }
+        Ok((id, memfd))
+    }
+
+    /// `process` has left a slot for good. `false` if it did not hold it.
+    pub(crate) fn release(&mut self, process: ProcessId, id: LinkId, conn: u32) -> bool {
+        let Some(link) = self.links.get_mut(&id).filter(|_| (conn as usize) < CONNS) else { return false };
+        let held = |link: &Link, side: Side| {
+            link.ends[side as usize] == process && link.held[side as usize] & 1 << conn != 0
+        };
+        // A process connected to itself releases twice, once for each side.
+        let Some(side) = [Side::A, Side::B].into_iter().find(|side| held(link, *side)) else { return false };
+        let was_full = link.is_full();
+        link.held[side as usize] &= !(1 << conn);
+        let cookie = link.cookies[conn as usize][side as usize];
+        let (full, dead) = (link.is_full(), link.is_dead());
+        let (pair, orphaned) = (sorted(link.ends[0], link.ends[1]), link.orphaned);
+        self.let_go(cookie);
+        if dead {
+            self.drop_link(id);
+        } else if was_full && !full && !orphaned {
+            self.open.entry(pair).or_default().push(id);
+        }
+        true
+    }
+
+    /// A process has ended: frees what it held, and says whom to tell.
+    pub(crate) fn forget(&mut self, process: ProcessId) -> BTreeSet<ProcessId> {
+        let mut peers = self.peers(process);
+        peers.remove(&process);
+        for id in self.by_process.get(&process).cloned().unwrap_or_default() {
+            let Some(link) = self.links.get_mut(&id) else { continue };
+            link.orphaned = true;
+            self.open.remove(&sorted(link.ends[0], link.ends[1]));
+            let mut freed = Vec::new();
+            for side in [0, 1].into_iter().filter(|side| link.ends[*side] == process) {
+                freed.extend(bits(link.held[side]).map(|conn| link.cookies[conn][side]));
+                link.held[side] = 0;
+            }
+            let dead = link.is_dead();
+            freed.into_iter().for_each(|cookie| self.let_go(cookie));
+            if dead {
+                self.drop_link(id);
+            }
+        }
+        self.by_process.remove(&process);
+        peers
+    }
+
+    fn let_go(&mut self, cookie: u64) {
+        if let Some((_, count)) = self.holders.get_mut(&cookie) {
+            *count -= 1;
+            if *count == 0 {
+                self.holders.remove(&cookie);
+            }
+        }
+    }
+
+    fn drop_link(&mut self, id: LinkId) {
+        let Some(link) = self.links.remove(&id) else { return };
+        for process in link.ends {
+            if let Some(links) = self.by_process.get_mut(&process) {
+                links.remove(&id);
+                if links.is_empty() {
+                    self.by_process.remove(&process);
+                }
+            }
+        }
+    }
+}
+
+impl Link {
+    fn is_full(&self) -> bool {
+        self.held[0] | self.held[1] == u64::MAX
+    }
+
+    /// Nobody will use it again.
+    fn is_dead(&self) -> bool {
+        self.orphaned && self.held == [0; 2]
+    }
+
+    fn other_end(&self, process: ProcessId) -> ProcessId {
+        if self.ends[0] == process { self.ends[1] } else { self.ends[0] }
+    }
+}
+
+fn sorted(one: ProcessId, two: ProcessId) -> (ProcessId, ProcessId) {
+    (one.min(two), one.max(two))
+}
+
+fn bits(mut word: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = word.trailing_zeros() as usize;
+        word &= word.wrapping_sub(1);
+        (bit < 64).then_some(bit)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pairing::Key;
+    use proptest::prelude::*;
+    use shunt_abi::geometry::MIN_RING_BYTES;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    fn links(limit: usize) -> Links {
+        Links::new(Geometry::new(MIN_RING_BYTES).unwrap(), limit)
+    }
+
+    fn offer(process: ProcessId, cookie: u64) -> Offer {
+        let address = ([127, 0, 0, 1], 1).into();
+        Offer { process, ticket: 0, cookie, key: Key { netns: 0, local: address, remote: address } }
+    }
+
+    #[test]
+    fn a_slot_comes_back_only_when_both_sides_have_left_it() {
+        let mut links = links(8);
+        let first = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
+        assert!(first.fresh.is_some() && first.introduction);
+        assert_eq!((first.conn, links.holder(10), links.holder(20)), (0, Some(1), Some(2)));
+        assert!(links.release(1, first.link, 0));
+        assert!(!links.release(1, first.link, 0), "released twice");
+        assert!(!links.release(3, first.link, 0), "not a party");
+        assert_eq!(links.grant(&offer(1, 11), &offer(2, 21)).unwrap().conn, 1);
+        assert!(links.release(2, first.link, 0));
+        let again = links.grant(&offer(2, 22), &offer(1, 12)).unwrap();
+        assert_eq!((again.link, again.conn, again.sides), (first.link, 0, [Side::B, Side::A]));
+        assert!(again.fresh.is_none() && !again.introduction);
+        assert_eq!((links.holder(10), links.holder(12)), (None, Some(1)));
+    }
+
+    #[test]
+    fn lanes_are_zero_when_a_slot_is_given_out() {
+        let mut links = links(8);
+        let grant = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
+        let whole = Mapping::map(grant.fresh.unwrap(), RINGS_OFFSET).unwrap();
+        let lane = links.geometry.lane_offset(0, Side::B);
+        whole.word(lane).unwrap().store(u64::MAX, Relaxed);
+        whole.word(lane + 2 * LANE_BYTES).unwrap().store(5, Relaxed);
+        links.release(1, grant.link, 0);
+        links.release(2, grant.link, 0);
+        links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
+        assert_eq!(whole.word(lane).unwrap().load(Relaxed), 0);
+        assert_eq!(whole.word(lane + 2 * LANE_BYTES).unwrap().load(Relaxed), 5, "another connection's lane");
+    }
+
+    #[test]
+    fn a_full_link_is_followed_by_another_up_to_the_limit() {
+        let mut links = links(2);
+        let mut grants = Vec::new();
+        for cookie in 0..128 {
+            grants.push(links.grant(&offer(1, cookie), &offer(2, 1000 + cookie)).unwrap());
+        }
+        assert_eq!(links.len(), 2);
+        assert!(grants[64].fresh.is_some() && !grants[64].introduction);
+        assert!(matches!(links.grant(&offer(1, 500), &offer(2, 501)), Err(GrantError::Full(2))));
+        let early = &grants[3];
+        assert!(links.release(1, early.link, early.conn) && links.release(2, early.link, early.conn));
+        let grant = links.grant(&offer(1, 500), &offer(2, 501)).unwrap();
+        assert_eq!((grant.link, grant.conn), (early.link, early.conn));
+    }
+
+    #[test]
+    fn a_process_connected_to_itself_holds_both_sides() {
+        let mut links = links(8);
+        let grant = links.grant(&offer(1, 10), &offer(1, 11)).unwrap();
+        assert_eq!(grant.sides, [Side::A, Side::B]);
+        assert_eq!(links.peers(1), BTreeSet::from([1]));
+        assert!(links.release(1, grant.link, 0));
+        assert_eq!(links.grant(&offer(1, 12), &offer(1, 13)).unwrap().conn, 1);
+        assert!(links.release(1, grant.link, 0));
+        assert!(!links.release(1, grant.link, 0));
+        assert!(links.forget(1).is_empty());
+        assert_eq!((links.len(), links.holders.len()), (0, 0));
+    }
+
+    #[test]
+    fn an_ended_process_leaves_its_peers_their_lanes() {
+        let mut links = links(8);
+        let grant = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
+        links.grant(&offer(1, 11), &offer(3, 30)).unwrap();
+        assert_eq!(links.forget(1), BTreeSet::from([2, 3]));
+        assert_eq!(links.len(), 2);
+        assert!(links.release(2, grant.link, grant.conn));
+        assert_eq!(links.len(), 1);
+        assert!(links.forget(3).is_empty());
+        assert_eq!((links.len(), links.holders.len(), links.by_process.len()), (0, 0, 0));
+        assert!(links.open.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn no_slot_has_two_users(steps in proptest::collection::vec((0..3u8, 0..4u64, 0..4u64, any::<usize>()), 1..400)) {
+            let mut links = links(64);
+            // Who holds (link, conn): a count for each process.
+            let mut held: HashMap<(LinkId, u32), Vec<ProcessId>> = HashMap::new();
+            for (cookie, (step, one, two, pick)) in steps.into_iter().enumerate() {
+                match step {
+                    0 => {
+                        let grant = links.grant(&offer(one, cookie as u64 * 2), &offer(two, cookie as u64 * 2 + 1)).unwrap();
+                        let users = held.entry((grant.link, grant.conn)).or_default();
+                        prop_assert!(users.is_empty());
+                        *users = vec![one, two];
+                    }
+                    1 => {
+                        let mut slots: Vec<_> = held.keys().copied().collect();
+                        slots.sort();
+                        let Some(slot) = slots.get(pick % slots.len().max(1)) else { continue };
+                        let users = held.get_mut(slot).unwrap();
+                        let at = users.iter().position(|user| *user == one);
+                        prop_assert_eq!(links.release(one, slot.0, slot.1), at.is_some());
+                        at.map(|at| users.swap_remove(at));
+                    }
+                    _ => {
+                        links.forget(one);
+                        held.values_mut().for_each(|users| users.retain(|user| *user != one));
+                    }
+                }
+                held.retain(|_, users| !users.is_empty());
+            }
+            for process in 0..4 {
+                links.forget(process);
+            }
+            prop_assert_eq!((links.len(), links.holders.len(), links.by_process.len(), links.open.len()), (0, 0, 0, 0));
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Open offers, and which two of them are one connection. Pure: no I/O, and every look-up is by hash.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+/// The broker's name for a process: one per control connection, never used twice.
+pub(crate) type ProcessId = u64;
+
+/// What two ends of one connection have mirrored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) netns: u64,
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: SocketAddr,
+}
+
+impl Key {
+    pub(crate) fn mirrored(self) -> Key {
+        Key { netns: self.netns, local: self.remote, remote: self.local }
+    }
+}
+
+/// One endpoint shown by one process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Offer {
+    pub(crate) process: ProcessId,
+    pub(crate) ticket: u64,
+    pub(crate) cookie: u64,
+    pub(crate) key: Key,
+}
+
+/// What an offer meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Finding {
+    /// Nothing: it can wait.
+    Nothing,
+    /// Its other end, which stays open until it is taken.
+    Counterpart(Offer),
+    /// Another socket with the same addresses, which stays open: one of the two is dead.
+    Occupied(Offer),
+    /// The same socket in the hands of another process. That offer has been taken out.
+    Shared(Offer),
+}
+
+/// All open offers. At most one per key, per cookie, and per ticket of a process.
+#[derive(Debug, Default)]
+pub(crate) struct Offers {
+    by_key: HashMap<Key, Offer>,
+    by_cookie: HashMap<u64, Key>,
+    by_process: HashMap<ProcessId, HashMap<u64, Key>>,
+}
+
+impl Offers {
+    /// What `offer` meets. An older offer of the same socket by the same process is replaced, and so gone.
+    pub(crate) fn look(&mut self, offer: &Offer) -> Finding {
+        if let Some(older) = self.by_cookie.get(&offer.cookie).copied().and_then(|key| self.remove(&key))
+            && older.process != offer.process
+        {
+            return Finding::Shared(older);
+        }
+        if let Some(older) = self.by_key.get(&offer.key) {
+            return Finding::Occupied(*older);
+        }
+        match self.by_key.get(&offer.key.mirrored()) {
+            Some(other) => Finding::Counterpart(*other),
+            None => Finding::Nothing,
+        }
+    }
+
+    /// Leaves `offer` open. It replaces whatever has its key, cookie or ticket.
+    pub(crate) fn insert(&mut self, offer: Offer) {
+        self.withdraw(offer.process, offer.ticket);
+        self.remove(&offer.key);
+        if let Some(key) = self.by_cookie.get(&offer.cookie).copied() {
+            self.remove(&key);
+        }
+        self.by_key.insert(offer.key, offer);
+        self.by_cookie.insert(offer.cookie, offer.key);
+        self.by_process.entry(offer.process).or_default().insert(offer.ticket, offer.key);
+    }
+
+    /// Takes out the offer with these addresses.
+    pub(crate) fn remove(&mut self, key: &Key) -> Option<Offer> {
+        let offer = self.by_key.remove(key)?;
+        self.by_cookie.remove(&offer.cookie);
+        if let Some(tickets) = self.by_process.get_mut(&offer.process) {
+            tickets.remove(&offer.ticket);
+            if tickets.is_empty() {
+                self.by_process.remove(&offer.process);
+            }
+        }
+        Some(offer)
+    }
+
+    /// Takes out what a process offered under a ticket.
+    pub(crate) fn withdraw(&mut self, process: ProcessId, ticket: u64) -> Option<Offer> {
+        let key = *self.by_process.get(&process)?.get(&ticket)?;
+        self.remove(&key)
+    }
+
+    /// Takes out all offers of a process.
+    pub(crate) fn forget(&mut self, process: ProcessId) {
+        for key in self.by_process.remove(&process).unwrap_or_default().into_values() {
+            if let Some(offer) = self.by_key.remove(&key) {
+                self.by_cookie.remove(&offer.cookie);
+            }
+        }
+    }
+
+    /// Open offers of a process.
+    pub(crate) fn count(&self, process: ProcessId) -> usize {
+        self.by_process.get(&process).map_or(0, HashMap::len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn key(netns: u64, local: u16, remote: u16) -> Key {
+        let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        Key { netns, local: address(local), remote: address(remote) }
+    }
+
+    fn offer(process: ProcessId, ticket: u64, cookie: u64, key: Key) -> Offer {
+        Offer { process, ticket, cookie, key }
+    }
+
+    #[test]
+    fn mirrored_addresses_in_one_namespace_meet() {
+        let mut offers = Offers::default();
+        let first = offer(1, 1, 10, key(0, 80, 999));
+        offers.insert(first);
+        assert_eq!(offers.look(&offer(2, 1, 11, key(0, 999, 80))), Finding::Counterpart(first));
+        assert_eq!(offers.look(&offer(2, 1, 11, key(5, 999, 80))), Finding::Nothing);
+        assert_eq!(offers.look(&offer(2, 1, 11, key(0, 999, 81))), Finding::Nothing);
+    }
+
+    #[test]
+    fn the_same_socket_again_replaces_or_is_shared() {
+        let mut offers = Offers::default();
+        let first = offer(1, 1, 10, key(0, 80, 999));
+        offers.insert(first);
+        let again = offer(1, 2, 10, key(0, 80, 999));
+        assert_eq!(offers.look(&again), Finding::Nothing);
+        offers.insert(again);
+        assert_eq!(offers.withdraw(1, 1), None);
+        assert_eq!(offers.look(&offer(3, 7, 10, key(0, 80, 999))), Finding::Shared(again));
+        assert_eq!(offers.count(1), 0);
+    }
+
+    #[test]
+    fn reused_addresses_are_told_apart_by_cookie() {
+        let mut offers = Offers::default();
+        let old = offer(1, 1, 10, key(0, 80, 999));
+        offers.insert(old);
+        let new = offer(2, 1, 20, key(0, 80, 999));
+        assert_eq!(offers.look(&new), Finding::Occupied(old));
+        offers.insert(new);
+        assert_eq!((offers.count(1), offers.count(2)), (0, 1));
+    }
+
+    /// The same questions answered by scanning a list.
+    #[derive(Default)]
+    struct Oracle(Vec<Offer>);
+
+    impl Oracle {
+        fn look(&mut self, offer: &Offer) -> Finding {
+            let same = |other: &&Offer| other.cookie == offer.cookie;
+            if let Some(older) = self.0.iter().find(same).copied() {
+                self.0.retain(|other| other.cookie != offer.cookie);
+                if older.process != offer.process {
+                    return Finding::Shared(older);
+                }
+            }
+            let at = |key: Key| self.0.iter().find(|other| other.key == key).copied();
+            at(offer.key)
+                .map(Finding::Occupied)
+                .or_else(|| at(offer.key.mirrored()).map(Finding::Counterpart))
+                .unwrap_or(Finding::Nothing)
+        }
+
+        fn insert(&mut self, offer: Offer) {
+            self.0.retain(|other| {
+                let ticket = (other.process, other.ticket) != (offer.process, offer.ticket);
+                ticket && other.key != offer.key && other.cookie != offer.cookie
+            });
+            self.0.push(offer);
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Look(Offer),
+        Insert(Offer),
+        Withdraw(ProcessId, u64),
+        Remove(Key),
+        Forget(ProcessId),
+    }
+
+    fn any_key() -> impl Strategy<Value = Key> {
+        (0..2u64, 1..4u16, 1..4u16).prop_map(|(netns, local, remote)| key(netns, local, remote))
+    }
+
+    fn any_offer() -> impl Strategy<Value = Offer> {
+        (0..3u64, 0..4u64, 0..6u64, any_key()).prop_map(|(p, t, c, key)| offer(p, t, c, key))
+    }
+
+    fn any_step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => any_offer().prop_map(Step::Look),
+            4 => any_offer().prop_map(Step::Insert),
+            2 => (0..3u64, 0..4u64).prop_map(|(process, ticket)| Step::Withdraw(process, ticket)),
+            1 => any_key().prop_map(Step::Remove),
+            1 => (0..3u64).prop_map(Step::Forget),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn the_maps_agree_with_a_list(steps in proptest::collection::vec(any_step(), 0..80)) {
+            let (mut offers, mut oracle) = (Offers::default(), Oracle::default());
+            for step in steps {
+                match step {
+                    Step::Look(offer) => prop_assert_eq!(offers.look(&offer), oracle.look(&offer)),
+                    Step::Insert(offer) => { offers.insert(offer); oracle.insert(offer); }
+                    Step::Withdraw(process, ticket) => {
+                        offers.withdraw(process, ticket);
+                        oracle.0.retain(|other| (other.process, other.ticket) != (process, ticket));
+                    }
+                    Step::Remove(key) => { offers.remove(&key); oracle.0.retain(|other| other.key != key); }
+                    Step::Forget(process) => {
+                        offers.forget(process);
+                        oracle.0.retain(|other| other.process != process);
+                    }
+                }
+                let held: usize = offers.by_process.values().map(HashMap::len).sum();
+                prop_assert_eq!(offers.by_key.len(), oracle.0.len());
+                prop_assert_eq!(offers.by_cookie.len(), oracle.0.len());
+                prop_assert_eq!(held, oracle.0.len());
+                prop_assert!(oracle.0.iter().all(|offer| offers.by_key.get(&offer.key) == Some(offer)));
+            }
+        }
+    }
+}
