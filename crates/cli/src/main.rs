@@ -1,2 +1,51 @@
-//! The command: shunt
-fn main() {}
+//! The command: shunt. Parses the command line and hands over to one module per subcommand; errors end here as one
+//! line on standard error and exit code 1.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod broker;
+mod daemon;
+mod doctor;
+mod elf;
+mod exec;
+mod generate;
+mod library;
+mod program;
+mod run;
+mod status;
+mod table;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let command = Cli::parse().command;
+    if !matches!(command, Command::Daemon(_) | Command::Run(_)) {
+        // `shunt status | head` ends as any other filter does. The broker lives on when a client hangs up.
+        sigpipe::reset();
+    }
+    let done = match command {
+        Command::Run(args) => return run::run(&args),
+        Command::Daemon(args) => daemon::run(&args),
+        Command::Status(args) => status::run(&args),
+        Command::Doctor(args) => match doctor::run(&args) {
+            Ok(true) => Ok(()),
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => Err(error),
+        },
+        Command::Man { directory } => generate::man(&directory),
+        Command::Completions { shell } => generate::completions(shell),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "shunt: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

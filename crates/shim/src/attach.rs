@@ -82,7 +82,10 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
     {
         let mut rx = endpoint.rx.lock();
         if let Some(at) = rx.at {
-            rx.rx.close(at.incoming().0, reason);
+            let (lane, ring) = at.incoming();
+            rx.rx.close(lane, reason);
+            // An empty lane is left at once.
+            rx.rx.available(lane, &ring, &Tcp { endpoint, fd: endpoint.fd.load(Relaxed) });
             endpoint.report_rx(&rx);
             at.announce_space();
         }
@@ -123,8 +126,13 @@ pub(crate) fn let_go_if_done(endpoint: &Endpoint) {
     let at = {
         let mut tx = endpoint.tx.lock();
         let mut rx = endpoint.rx.lock();
-        let busy = tx.tx.on_lane() || tx.tx.is_adopted() || rx.rx.is_attached();
-        let Some(at) = tx.at.filter(|_| !busy) else { return };
+        let Some(at) = tx.at else { return };
+        if tx.tx.is_adopted() && at.outgoing().0.is_closed() {
+            tx.tx.close(at.outgoing().0, Reason::PeerWentBack);
+        }
+        if tx.tx.on_lane() || tx.tx.is_adopted() || rx.rx.is_attached() {
+            return;
+        }
         tx.at = None;
         rx.at = None;
         at.link.vacate(at.conn);

@@ -36,7 +36,7 @@ macro_rules! real {
             /// # Safety
             /// As the C function.
             #[inline]
-            #[allow(clippy::too_many_arguments)]
+            #[allow(clippy::too_many_arguments, non_snake_case)]
             pub(crate) unsafe fn $name($($arg: $ty),*) -> $ret {
                 static CELL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
                 let mut found = CELL.load(Relaxed);

@@ -4,6 +4,7 @@ use crate::ground::Ground;
 use crate::launch::{Launch, Program};
 use crate::programs::{Tools, find};
 use crate::road::Road;
+use shunt_abi::status::Snapshot;
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -140,6 +141,11 @@ impl Host {
         Some(command)
     }
 
+    /// The broker's status now, if there is one.
+    pub fn status(&self) -> Option<Snapshot> {
+        self.status_command().and_then(|mut command| crate::road::snapshot(&mut command))
+    }
+
     /// The paths of the command and the shim on this host.
     pub fn tools(&self) -> Option<&Tools> {
         self.tools.as_ref()
@@ -189,8 +195,7 @@ impl Host {
         }
         let deadline = Instant::now() + SETTLE;
         loop {
-            let snapshot = self.status_command().and_then(|mut command| crate::road::snapshot(&mut command));
-            let processes = snapshot.map_or(usize::MAX, |snapshot| snapshot.processes.len());
+            let processes = self.status().map_or(usize::MAX, |snapshot| snapshot.processes.len());
             let descriptors = self.broker_descriptors();
             if processes == 0 && descriptors <= baseline {
                 return;

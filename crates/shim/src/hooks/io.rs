@@ -32,7 +32,7 @@ fn receiving(
 ) -> ssize_t {
     let Some(endpoint) = table::endpoint(fd) else { return kernel() };
     ops::used(endpoint, fd);
-    if !endpoint.enter_receive() {
+    if endpoint.is_attached() || !endpoint.enter_receive() {
         return answer(ours(endpoint));
     }
     let result = kernel();
@@ -52,7 +52,7 @@ fn sending(
 ) -> ssize_t {
     let Some(endpoint) = table::endpoint(fd) else { return kernel() };
     ops::used(endpoint, fd);
-    if !endpoint.enter_send() {
+    if endpoint.is_attached() || !endpoint.enter_send() {
         return answer(ours(endpoint));
     }
     let result = kernel();
@@ -264,7 +264,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         return kernel();
     }
     // SAFETY: not null, and the program's promise.
-    let Some(pieces) = (unsafe { pieces((*message).msg_iov, (*message).msg_iovlen as usize) }) else {
+    let Some(pieces) = (unsafe { pieces((*message).msg_iov, (*message).msg_iovlen) }) else {
         return kernel();
     };
     let ours = |endpoint| {
@@ -294,7 +294,7 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     let Some(header) = (unsafe { message.as_ref() }) else { return kernel() };
     passes_on(header);
     // SAFETY: the program's promise.
-    let Some(pieces) = (unsafe { pieces(header.msg_iov, header.msg_iovlen as usize) }) else {
+    let Some(pieces) = (unsafe { pieces(header.msg_iov, header.msg_iovlen) }) else {
         return kernel();
     };
     let ours = |endpoint: &'static Endpoint| {
@@ -373,7 +373,7 @@ pub unsafe extern "C-unwind" fn sendmmsg(
         let wanted = {
             let header = &message.msg_hdr;
             // SAFETY: the same.
-            unsafe { pieces(header.msg_iov, header.msg_iovlen as usize) }
+            unsafe { pieces(header.msg_iov, header.msg_iovlen) }
                 .map_or(0, |pieces| pieces.iter().map(|piece| piece.len).sum())
         };
         // SAFETY: the same.

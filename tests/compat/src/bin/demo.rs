@@ -1,2 +1,0 @@
-//! The demo.
-fn main() {}
