@@ -1,0 +1,185 @@
+//! The one registry of subcommands and flags: the parser, the help, the manual pages and the completions all come
+//! from here.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use shunt_abi::geometry::{Geometry, MAX_RING_BYTES, MIN_RING_BYTES};
+
+/// Takes TCP connections off the general road: unmodified programs, the same addresses, shared memory beneath
+#[derive(Debug, Parser)]
+#[command(name = "shunt", version, arg_required_else_help = true, max_term_width = 100)]
+#[command(after_help = "Start with: shunt run -- PROGRAM, once for the server and once for the client. \
+    `shunt status` shows which road each connection takes, `shunt doctor` what this machine supports.")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a program under shunt
+    Run(RunArgs),
+    /// Run the broker, in the foreground unless told otherwise
+    Daemon(DaemonArgs),
+    /// Show live connections: their programs, their roads, and why some are on TCP
+    Status(StatusArgs),
+    /// Say what this machine supports, what it lacks and what to do about it
+    Doctor(DoctorArgs),
+    /// Write the manual pages to a directory
+    Man {
+        /// Where to write them; it is created if it does not exist
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
+    /// Print the completions of a shell
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "CMD replaces shunt: its exit code and its signals are its own. If it cannot be entered \
+    (static, 32-bit, setuid) or no broker can be had, it still runs, on TCP, and one line on standard error says so.\n\n\
+    Exit codes of shunt itself: 2 wrong flags, 126 CMD cannot be executed, 127 CMD not found."
+)]
+pub(crate) struct RunArgs {
+    /// Which road connections may take
+    #[arg(long, value_enum, default_value_t = Transport::Auto, env = shunt_abi::env::TRANSPORT)]
+    pub(crate) transport: Transport,
+
+    /// How long a thread looks for work before it sleeps: auto, off, or microseconds
+    #[arg(long, value_name = "auto|off|USECS", default_value = "auto", value_parser = parse_spin, env = shunt_abi::env::SPIN)]
+    pub(crate) spin: String,
+
+    /// Use the broker at this socket and no other [default: the user's, else the system's, else one is started]
+    #[arg(long, value_name = "SOCKET", env = shunt_abi::env::BROKER)]
+    pub(crate) broker: Option<PathBuf>,
+
+    /// The program and its arguments
+    #[arg(value_name = "CMD", required = true, trailing_var_arg = true, allow_hyphen_values = false)]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// The roads that `--transport` allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Transport {
+    /// The shortest road there is: shared memory where both ends can use it, TCP elsewhere
+    Auto,
+    /// Shared memory or TCP, and no road that a later version may add to auto
+    Shm,
+    /// TCP only; no broker is needed
+    Tcp,
+}
+
+impl Transport {
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Transport::Auto => "auto",
+            Transport::Shm => "shm",
+            Transport::Tcp => "tcp",
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DaemonArgs {
+    /// Serve every user of this host, at the system's socket, instead of this user only
+    #[arg(long)]
+    pub(crate) system: bool,
+
+    /// Listen here instead of at the default place
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+
+    /// Exit after this many seconds without a program [default: never]
+    #[arg(long, value_name = "SECS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) idle_exit: Option<u64>,
+
+    /// Bytes of one direction's ring: a power of two, from a page to 16 MiB
+    #[arg(long, value_name = "N", value_parser = parse_ring_bytes)]
+    pub(crate) ring_bytes: Option<usize>,
+
+    /// Start in the background, and return when the broker accepts programs
+    #[arg(long)]
+    pub(crate) detach: bool,
+
+    /// Append the log to this file instead of writing it to standard error
+    #[arg(long, value_name = "PATH", env = "SHUNT_LOG_FILE")]
+    pub(crate) log_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// Print everything the broker knows as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Ask the broker at this socket [default: the user's, else the system's]
+    #[arg(long, value_name = "SOCKET", env = shunt_abi::env::BROKER)]
+    pub(crate) broker: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Exits with 0 if connections on this machine can take shared memory, with 1 if not.")]
+pub(crate) struct DoctorArgs {
+    /// Print the checks as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A thread that looks for work longer than this has stopped being useful to anyone.
+const MAX_SPIN_USECS: u32 = 1_000_000;
+
+fn parse_spin(text: &str) -> Result<String, String> {
+    let number = || text.parse().is_ok_and(|usecs: u32| usecs <= MAX_SPIN_USECS);
+    if matches!(text, "auto" | "off") || number() {
+        return Ok(text.to_owned());
+    }
+    Err(format!("expected auto, off, or microseconds from 0 to {MAX_SPIN_USECS}"))
+}
+
+fn parse_ring_bytes(text: &str) -> Result<usize, String> {
+    let bytes = text.parse().ok().filter(|bytes| Geometry::new(*bytes).is_some());
+    bytes.ok_or_else(|| format!("expected a power of two from {MIN_RING_BYTES} to {MAX_RING_BYTES}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_registry_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_the_command_is_the_commands() {
+        let cli = Cli::try_parse_from(["shunt", "run", "--spin", "off", "ls", "-l", "--", "--json"]).unwrap();
+        let Command::Run(run) = cli.command else { panic!("not a run") };
+        assert_eq!(run.command, ["ls", "-l", "--", "--json"]);
+        assert_eq!(run.spin, "off");
+    }
+
+    #[test]
+    fn spin_is_a_word_or_microseconds() {
+        for good in ["auto", "off", "0", "50", "1000000"] {
+            assert!(parse_spin(good).is_ok(), "{good}");
+        }
+        for bad in ["", "on", "-1", "1.5", "10us", "1000001"] {
+            assert!(parse_spin(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn rings_are_powers_of_two() {
+        assert_eq!(parse_ring_bytes("65536"), Ok(65536));
+        for bad in ["", "0", "4095", "65537", "33554432", "64k"] {
+            assert!(parse_ring_bytes(bad).is_err(), "{bad}");
+        }
+    }
+}

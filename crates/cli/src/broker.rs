@@ -1,0 +1,156 @@
+//! Finding the broker, and starting the user's own if there is none.
+
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::geteuid;
+use shunt_sys::{Errno, seqpacket};
+
+/// How long a broker may take to start before the program goes on without it.
+pub(crate) const START_LIMIT: Duration = Duration::from_secs(1);
+/// How long the broker that `shunt run` starts outlives its last program.
+const IDLE_EXIT_SECONDS: &str = "300";
+const POLL: Duration = Duration::from_millis(5);
+
+/// Why a broker cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Unusable {
+    /// Nothing listens there.
+    Absent,
+    /// The socket cannot be reached.
+    Unreachable(Errno),
+    /// It belongs to neither this user nor root: whoever it is would be shown this user's sockets.
+    Foreign(u32),
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unusable::Absent => f.write_str("nothing listens there"),
+            Unusable::Unreachable(errno) => write!(f, "{}", describe(*errno)),
+            Unusable::Foreign(uid) => write!(f, "it belongs to user {uid}, neither you nor root"),
+        }
+    }
+}
+
+/// No broker can be had, in one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NoBroker {
+    /// What happened, and what can be done.
+    pub(crate) why: String,
+    /// Where one may appear later; nothing if that socket must not be used.
+    pub(crate) later: Option<PathBuf>,
+}
+
+/// Asks the kernel who listens at `path`, and hangs up again.
+pub(crate) fn probe(path: &Path) -> Result<(), Unusable> {
+    let connection = seqpacket::connect(path.as_os_str().as_bytes()).map_err(|errno| match errno {
+        Errno::NOENT | Errno::CONNREFUSED => Unusable::Absent,
+        other => Unusable::Unreachable(other),
+    })?;
+    let owner = seqpacket::peer_credentials(&connection).map_err(Unusable::Unreachable)?.uid;
+    if owner != 0 && owner != geteuid().as_raw() {
+        return Err(Unusable::Foreign(owner));
+    }
+    Ok(())
+}
+
+/// The socket of a broker that is alive: the one that was asked for, or the user's, or the system's, or the user's
+/// after having started it.
+pub(crate) fn reach(asked: Option<&Path>) -> Result<PathBuf, NoBroker> {
+    let own = shunt_broker::user_socket();
+    if let Some(path) = asked {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        // A program that was itself started by `shunt run` names the user's own socket: that may be started.
+        let startable = own.as_ref().is_ok_and(|own| *own == path);
+        match probe(&path) {
+            Ok(()) => return Ok(path),
+            Err(Unusable::Absent) if startable => {}
+            Err(error) => {
+                let hint = match error {
+                    Unusable::Absent => format!("; start it with `shunt daemon --socket {}`", path.display()),
+                    _ => String::new(),
+                };
+                let later = (!matches!(error, Unusable::Foreign(_))).then(|| path.clone());
+                return Err(NoBroker { why: format!("broker {}: {error}{hint}", path.display()), later });
+            }
+        }
+    }
+    if let Some(path) = first_alive() {
+        return Ok(path);
+    }
+    let path = own.map_err(|error| NoBroker { why: error.to_string(), later: None })?;
+    match probe(&path) {
+        Ok(()) => Ok(path),
+        Err(Unusable::Absent) => match start(&path) {
+            Ok(()) => Ok(path),
+            Err(why) => Err(NoBroker { why, later: Some(path) }),
+        },
+        Err(error) => Err(NoBroker { why: format!("broker {}: {error}", path.display()), later: None }),
+    }
+}
+
+/// The first of the default sockets behind which a usable broker listens.
+pub(crate) fn first_alive() -> Option<PathBuf> {
+    shunt_broker::socket_candidates().into_iter().find(|path| probe(path).is_ok())
+}
+
+/// Starts a broker in the background. The process that is waited for here is not the broker but the one that
+/// detaches it, so that CMD inherits no child that it does not know.
+fn start(socket: &Path) -> Result<(), String> {
+    let failed = |why: &dyn fmt::Display| format!("the broker did not start: {why}");
+    let output = myself()
+        .args(["daemon", "--detach", "--idle-exit", IDLE_EXIT_SECONDS, "--socket"])
+        .arg(socket)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .output()
+        .map_err(|error| failed(&error))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    let line = complaint.lines().last().unwrap_or("it ended without a word");
+    Err(failed(&line.trim_start_matches("shunt: ")))
+}
+
+/// This program, as a process of ours: not under shunt itself, and with nothing that systemd meant for another.
+pub(crate) fn myself() -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into()));
+    for variable in ["LD_PRELOAD", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "NOTIFY_SOCKET"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// Waits until a broker accepts connections at `path`, or `ended` says why it never will, or time is up.
+pub(crate) fn await_start(path: &Path, mut ended: impl FnMut() -> Option<String>) -> Result<(), String> {
+    let deadline = Instant::now() + START_LIMIT;
+    let mut complaint = None;
+    loop {
+        match probe(path) {
+            Ok(()) => return Ok(()),
+            Err(Unusable::Absent) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+        // One that found another broker starting ends at once: the other one may take a moment more.
+        complaint = complaint.or_else(&mut ended);
+        if Instant::now() > deadline {
+            return Err(complaint.unwrap_or_else(|| format!("it does not answer after {START_LIMIT:?}")));
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+fn describe(errno: Errno) -> String {
+    match errno {
+        Errno::ACCESS => "permission denied".to_owned(),
+        Errno::PROTOTYPE | Errno::NOTSOCK => "it is not a broker's socket".to_owned(),
+        Errno::NAMETOOLONG => "the path is too long for a socket".to_owned(),
+        other => std::io::Error::from(other).to_string(),
+    }
+}

@@ -1,0 +1,150 @@
+//! `shunt daemon`: the broker as a process. In the foreground it is what systemd wants (socket activation, notify, log on
+//! standard error); `--detach` starts the same thing in the background.
+
+use std::fs::OpenOptions;
+use std::io::{IsTerminal, Read};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use sd_notify::NotifyState;
+use shunt_broker::{Config, Mode, SYSTEM_SOCKET};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::args::DaemonArgs;
+use crate::broker;
+
+/// The filter of the log, as in `info` or `shunt_broker=debug`.
+const LOG_VARIABLE: &str = "SHUNT_LOG";
+
+pub(crate) fn run(args: &DaemonArgs) -> Result<()> {
+    let socket = match (&args.socket, args.system) {
+        (Some(path), _) => std::path::absolute(path)?,
+        (None, true) => PathBuf::from(SYSTEM_SOCKET),
+        (None, false) => shunt_broker::user_socket()?,
+    };
+    if args.detach { detach(args, &socket) } else { serve(args, socket) }
+}
+
+fn serve(args: &DaemonArgs, socket: PathBuf) -> Result<()> {
+    start_log(args.log_file.as_deref())?;
+    let mode = if args.system { Mode::System } else { Mode::User };
+    let mut config = Config::new(socket, mode);
+    config.idle_exit = args.idle_exit.map(Duration::from_secs);
+    config.ring_bytes = args.ring_bytes.unwrap_or(config.ring_bytes);
+    config.listener = activated_socket()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        // Before anybody can send one: a broker that dies of SIGTERM leaves its socket behind.
+        let signals = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+        let [terminate, interrupt, hangup] = signals.map(signal);
+        let shutdown = until_stopped(terminate?, interrupt?, hangup?);
+        shunt_broker::run(config, shutdown).await.map_err(anyhow::Error::from)
+    })
+}
+
+/// The broker polls this once it listens, and stops when it completes.
+async fn until_stopped(mut terminate: Signal, mut interrupt: Signal, mut hangup: Signal) {
+    notify(NotifyState::Ready);
+    let name = tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+        _ = hangup.recv() => "SIGHUP",
+    };
+    tracing::info!(signal = name, "stopping");
+    notify(NotifyState::Stopping);
+}
+
+fn notify(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!(%error, "the service manager cannot be told");
+    }
+}
+
+/// The socket that a service manager has opened for us.
+fn activated_socket() -> Result<Option<OwnedFd>> {
+    use nix::libc::{AF_UNIX, SOCK_SEQPACKET};
+    let mut sockets = listenfd::ListenFd::from_env();
+    match sockets.len() {
+        0 => Ok(None),
+        1 => sockets
+            .take_custom(0, AF_UNIX, SOCK_SEQPACKET, "broker socket")
+            .context("the unit's socket needs ListenSequentialPacket="),
+        more => bail!("the service manager hands over {more} sockets; the broker takes one"),
+    }
+}
+
+fn start_log(file: Option<&Path>) -> Result<()> {
+    let filter = EnvFilter::builder()
+        .with_default_directive(LevelFilter::INFO.into())
+        .with_env_var(LOG_VARIABLE)
+        .from_env()
+        .with_context(|| format!("{LOG_VARIABLE} takes a filter such as info or shunt_broker=debug"))?;
+    // A detached broker's standard error leads nowhere after its start, and writing there must do no harm.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).log_internal_errors(false);
+    match file {
+        Some(path) => {
+            let file = OpenOptions::new().append(true).create(true).open(path);
+            let file = file.with_context(|| format!("cannot write the log to {}", path.display()))?;
+            log.with_ansi(false).with_writer(Mutex::new(file)).init();
+        }
+        None => log.with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr).init(),
+    }
+    Ok(())
+}
+
+/// Starts the broker as a grandchild, in a session of its own, and waits until it accepts programs. One that runs
+/// already is as good.
+fn detach(args: &DaemonArgs, socket: &Path) -> Result<()> {
+    let log_file = args.log_file.as_deref().map(std::path::absolute).transpose()?;
+    close_inherited()?;
+    // Not a group leader when `shunt run` starts us; if we are, the terminal's signals are the user's own wish.
+    let _ = rustix::process::setsid();
+    let mut command = broker::myself();
+    command.arg("daemon").arg("--socket").arg(socket).current_dir("/");
+    if args.system {
+        command.arg("--system");
+    }
+    if let Some(seconds) = args.idle_exit {
+        command.args(["--idle-exit", &seconds.to_string()]);
+    }
+    if let Some(bytes) = args.ring_bytes {
+        command.args(["--ring-bytes", &bytes.to_string()]);
+    }
+    if let Some(path) = log_file {
+        command.arg("--log-file").arg(path);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut broker = command.spawn().context("the broker cannot be started")?;
+    let mut output = broker.stderr.take();
+    let started = broker::await_start(socket, || {
+        broker.try_wait().ok().flatten()?;
+        let mut text = String::new();
+        output.take()?.read_to_string(&mut text).ok()?;
+        let line = text.lines().last().unwrap_or("it ended without a word");
+        Some(line.trim_start_matches("shunt: ").to_owned())
+    });
+    started.map_err(|why| {
+        let _ = broker.kill();
+        let _ = broker.wait();
+        anyhow!(why)
+    })
+}
+
+/// Closes what the starter left open: a lock, a pipe that somebody reads to its end.
+fn close_inherited() -> Result<()> {
+    let open: Vec<i32> = std::fs::read_dir("/proc/self/fd")?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|fd| *fd > 2)
+        .collect();
+    for fd in open {
+        // Among them is the directory just read, which is closed already.
+        let _ = nix::unistd::close(fd);
+    }
+    Ok(())
+}

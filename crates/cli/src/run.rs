@@ -1,0 +1,114 @@
+//! `shunt run`: sets up the environment and becomes CMD. Whatever is missing costs the shorter road and one line on
+//! standard error, never the program.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use crate::args::{RunArgs, Transport};
+use crate::program::Obstacle;
+use crate::{broker, exec, library, program};
+
+const PRELOAD: &str = "LD_PRELOAD";
+
+/// Returns only if CMD could not be started.
+pub(crate) fn run(args: &RunArgs) -> ExitCode {
+    let name = args.command[0].to_string_lossy();
+    let path = match program::find(&args.command[0], std::env::var_os("PATH")) {
+        Ok(path) => path,
+        Err(error) => return refuse(&name, &error, error.exit_code()),
+    };
+    let mut environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
+    let (road, complaint) = choose(args, &path);
+    road.apply(args, &mut environment);
+    if let Some(complaint) = complaint {
+        say(&format!("{name} runs on TCP: {complaint}"));
+    }
+    let Err(refused) = exec::exec(&path, &args.command, environment);
+    refuse(&name, &refused.message, refused.exit_code)
+}
+
+/// What CMD gets.
+#[derive(Debug, PartialEq, Eq)]
+enum Road {
+    /// No shim.
+    Bare {
+        /// The shim, to be taken out of what this process inherited.
+        library: Option<PathBuf>,
+    },
+    /// The shim.
+    Shim {
+        /// libshunt.so.
+        library: PathBuf,
+        /// The transport it may use.
+        transport: Transport,
+        /// Where the broker is or may appear.
+        broker: Option<PathBuf>,
+    },
+}
+
+impl Road {
+    fn apply(self, args: &RunArgs, environment: &mut BTreeMap<OsString, OsString>) {
+        let existing = environment.get(PRELOAD.as_ref() as &std::ffi::OsStr).cloned();
+        let mut set = |name: &str, value: Option<OsString>| match value {
+            Some(value) => drop(environment.insert(name.into(), value)),
+            None => drop(environment.remove(name.as_ref() as &std::ffi::OsStr)),
+        };
+        match self {
+            Road::Bare { library: None } => {}
+            Road::Bare { library: Some(library) } => {
+                set(PRELOAD, library::without(existing.as_deref(), &library));
+            }
+            Road::Shim { library, transport, broker } => {
+                set(PRELOAD, Some(library::preload(existing.as_deref(), &library)));
+                set(shunt_abi::env::TRANSPORT, Some(transport.label().into()));
+                set(shunt_abi::env::SPIN, Some(args.spin.clone().into()));
+                set(shunt_abi::env::BROKER, broker.map(PathBuf::into_os_string));
+            }
+        }
+    }
+}
+
+/// Decides how CMD runs, and what to say if that is on TCP without having been asked for.
+fn choose(args: &RunArgs, path: &Path) -> (Road, Option<String>) {
+    let obstacle = program::obstacle(path);
+    let library = match library::find() {
+        Ok(library) => library,
+        Err(error) => {
+            return (Road::Bare { library: None }, Some(format!("{error}; see `shunt doctor`")));
+        }
+    };
+    if obstacle.as_ref().is_some_and(|obstacle| !obstacle.keeps_preload()) {
+        let complaint = (args.transport != Transport::Tcp).then(|| cannot_enter(obstacle));
+        return (Road::Bare { library: Some(library) }, complaint.flatten());
+    }
+    let shim = |transport, broker| Road::Shim { library: library.clone(), transport, broker };
+    if args.transport == Transport::Tcp {
+        return (shim(Transport::Tcp, args.broker.clone()), None);
+    }
+    match broker::reach(args.broker.as_deref()) {
+        Ok(socket) => (shim(args.transport, Some(socket)), cannot_enter(obstacle)),
+        Err(error) => {
+            // A socket that must not be used must not be tried later either.
+            let transport = if error.later.is_some() { args.transport } else { Transport::Tcp };
+            (shim(transport, error.later), cannot_enter(obstacle).or(Some(error.why)))
+        }
+    }
+}
+
+fn cannot_enter(obstacle: Option<Obstacle>) -> Option<String> {
+    obstacle.map(|obstacle| format!("shunt cannot enter it, {obstacle}"))
+}
+
+fn refuse(name: &str, why: &dyn Display, exit_code: u8) -> ExitCode {
+    say(&format!("{name}: {why}"));
+    ExitCode::from(exit_code)
+}
+
+/// One line on standard error. If nobody reads it, the program runs all the same.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "shunt: {line}");
+}
