@@ -58,10 +58,18 @@ pub struct Limits {
     pub queue: usize,
     /// Links in all.
     pub links: usize,
+    /// How long a client may stay without a hello.
+    pub hello_within: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { clients: 4096, offers: 65_536, queue: 65_536, links: 16_384 }
+        Limits {
+            clients: 4096,
+            offers: 65_536,
+            queue: 65_536,
+            links: 16_384,
+            hello_within: Duration::from_secs(10),
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use shunt_abi::control::{DecodeError, MAX_MESSAGE, Request};
 use shunt_sys::Errno;
 use shunt_sys::seqpacket::{self, Credentials};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::outbox::{Backlog, Outbox};
 use crate::pairing::ProcessId;
@@ -18,10 +18,11 @@ use crate::watch::watch;
 
 /// Messages taken from one client before the others have their turn.
 const BATCH: usize = 64;
-/// How long a client may stay without a hello.
-const HELLO_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before trying again what the kernel had no room for.
 const RETRY: Duration = Duration::from_millis(20);
+
+/// How long a client waits for its descriptors to be closed before it is dropped.
+const SETTLE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Why a conversation is over.
 enum End {
@@ -76,7 +77,7 @@ pub(crate) async fn serve(state: Rc<RefCell<State>>, socket: OwnedFd, credential
 impl Client {
     async fn converse(&mut self) -> End {
         let outbox = self.outbox.clone();
-        let hello_by = Instant::now() + HELLO_WITHIN;
+        let hello_by = Instant::now() + self.state.borrow().limits.hello_within;
         loop {
             if outbox.has_failed() {
                 return End::Dropped;
@@ -97,6 +98,9 @@ impl Client {
                     }
                     // Fairness: a client that never pauses does not keep the others waiting.
                     tokio::task::yield_now().await;
+                    if !self.settle().await {
+                        return End::Dropped;
+                    }
                 }
                 ready = outbox.socket().writable(), if backlog == Backlog::Full => {
                     let Ok(mut ready) = ready else { return End::Dropped };
@@ -115,6 +119,26 @@ impl Client {
                 }
             }
         }
+    }
+
+    /// Waits while descriptors of this user are still to be closed. `false`: they do not go away.
+    async fn settle(&self) -> bool {
+        let deadline = Instant::now() + SETTLE_WITHIN;
+        while self.is_busy() {
+            if Instant::now() > deadline {
+                tracing::warn!(
+                    uid = self.credentials.uid,
+                    "descriptors of this user cannot be closed: dropped"
+                );
+                return false;
+            }
+            sleep(Duration::from_millis(2)).await;
+        }
+        true
+    }
+
+    fn is_busy(&self) -> bool {
+        self.state.borrow().disposal.is_busy(self.credentials.uid)
     }
 
     /// Takes a batch of messages; says whether there may be more.
@@ -143,14 +167,7 @@ impl Client {
                 .map_err(|bad| End::Bad(bad.into()))?;
             let costly = matches!(request, Request::Status(_));
             self.obey(request).map_err(End::Bad)?;
-            if self.state.borrow().disposal.is_choked(self.credentials.uid) {
-                tracing::warn!(
-                    uid = self.credentials.uid,
-                    "descriptors of this user cannot be closed: client dropped"
-                );
-                return Err(End::Dropped);
-            }
-            if costly {
+            if costly || self.is_busy() {
                 break;
             }
         }

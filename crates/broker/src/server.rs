@@ -108,7 +108,7 @@ fn take_in(client: OwnedFd, state: &Rc<RefCell<State>>, census: &Rc<Census>, lim
     let privileged = uid == 0 || uid == getuid().as_raw();
     let of_user = census.by_user.borrow().get(&uid).copied().unwrap_or(0);
     let full = census.total.get() >= limits.clients || !privileged && of_user >= limits.clients / 2;
-    if full || state.borrow().disposal.is_choked(uid) {
+    if full || state.borrow().disposal.is_stuck(uid) {
         tracing::warn!(uid, pid = credentials.pid, "too many clients: one turned away");
         // What it may have sent already is closed with it.
         return state.borrow().disposal.close(uid, client);

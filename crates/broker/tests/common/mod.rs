@@ -1,0 +1,285 @@
+//! A broker in a thread of the test, and processes that are nothing but control sockets to it.
+
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use std::collections::VecDeque;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Acquire;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use shunt_abi::control::{Datagram, Doorbell, Hello, MAX_MESSAGE, Offer, Release, Reply, Request};
+use shunt_abi::geometry::MIN_RING_BYTES;
+use shunt_abi::page::PAGE_BYTES;
+use shunt_abi::reason::Reason;
+use shunt_abi::status::Snapshot;
+use shunt_broker::{Config, Error, Mode, run, status};
+use shunt_sys::mapping::Mapping;
+use shunt_sys::{Errno, memfd, seqpacket};
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A running broker.
+pub(crate) struct Broker {
+    directory: TempDir,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<Result<(), Error>>>,
+}
+
+impl Broker {
+    pub(crate) fn start() -> Broker {
+        Broker::start_with(|_| {})
+    }
+
+    pub(crate) fn start_with(adjust: impl FnOnce(&mut Config)) -> Broker {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = Config::new(directory.path().join("broker.sock"), Mode::User);
+        config.ring_bytes = MIN_RING_BYTES;
+        adjust(&mut config);
+        let mut broker = Broker { directory, stop: None, thread: None };
+        broker.run(config);
+        broker
+    }
+
+    /// Runs a broker at the same place again.
+    pub(crate) fn run(&mut self, config: Config) {
+        let (stop, stopped) = oneshot::channel();
+        self.stop = Some(stop);
+        self.thread = Some(spawn(config, async { drop(stopped.await) }));
+        eventually(|| seqpacket::connect(path_bytes(&self.socket())).is_ok());
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.directory.path().join("broker.sock")
+    }
+
+    pub(crate) fn stop(&mut self) -> Result<(), Error> {
+        drop(self.stop.take());
+        self.thread.take().unwrap().join().unwrap()
+    }
+
+    pub(crate) fn status(&self) -> Snapshot {
+        status(self.socket()).unwrap()
+    }
+
+    pub(crate) fn refused(&self, reason: Reason) -> u64 {
+        self.status().offers_refused.get(reason.label()).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn bad(&self, label: &str) -> u64 {
+        self.status().bad_messages.get(label).copied().unwrap_or(0)
+    }
+
+    /// A process that has said hello.
+    pub(crate) fn process(&self) -> Process {
+        Process::connect(&self.socket())
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(std::thread::panicking() || matches!(ended, Ok(Ok(()))), "{ended:?}");
+        }
+    }
+}
+
+/// Runs a broker on a thread of its own.
+pub(crate) fn spawn(config: Config, shutdown: impl Future + Send + 'static) -> JoinHandle<Result<(), Error>> {
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(run(config, shutdown))
+    })
+}
+
+pub(crate) fn path_bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_encoded_bytes()
+}
+
+#[track_caller]
+pub(crate) fn eventually(mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "it did not come about in time");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A control socket without a hello.
+pub(crate) fn stranger(broker: &Broker) -> OwnedFd {
+    seqpacket::connect(path_bytes(&broker.socket())).unwrap()
+}
+
+/// Both ends of a connection through `host`: who connected, who accepted.
+pub(crate) fn loopback(host: &str) -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind((host, 0)).unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (client, listener.accept().unwrap().0)
+}
+
+/// A process as the broker sees one.
+pub(crate) struct Process {
+    pub(crate) socket: OwnedFd,
+    pub(crate) page: Mapping,
+    pub(crate) id: u64,
+    received: u64,
+    kept: VecDeque<(Reply, Option<OwnedFd>)>,
+}
+
+impl Process {
+    pub(crate) fn connect(path: &Path) -> Process {
+        let socket = seqpacket::connect(path_bytes(path)).unwrap();
+        let memfd = memfd::create_sealed("shunt-page", PAGE_BYTES).unwrap();
+        let page = Mapping::map(&memfd, PAGE_BYTES).unwrap();
+        let mut process = Process { socket, page, id: 0, received: 0, kept: VecDeque::new() };
+        let mut program = [0; 32];
+        program[..4].copy_from_slice(b"test");
+        process.say(Hello { program }, &[memfd.as_fd()]);
+        let (Reply::Welcome(welcome), None) = process.next() else { panic!("no welcome") };
+        process.id = welcome.process;
+        process
+    }
+
+    pub(crate) fn say(&self, request: impl Into<Request>, fds: &[BorrowedFd<'_>]) {
+        send_all(&self.socket, &request.into().encode(), fds);
+    }
+
+    pub(crate) fn offer(&self, ticket: u64, socket: impl AsFd) {
+        self.say(Offer { ticket }, &[socket.as_fd()]);
+    }
+
+    pub(crate) fn release(&self, link: u64, conn: u32) {
+        self.say(Release { link, conn, pad: 0 }, &[]);
+    }
+
+    pub(crate) fn doorbell(&self, slot: u32, fd: impl AsFd) {
+        self.say(Doorbell { slot, pad: 0 }, &[fd.as_fd()]);
+    }
+
+    /// The next message; the inbox count must have announced it.
+    #[track_caller]
+    pub(crate) fn next(&mut self) -> (Reply, Option<OwnedFd>) {
+        self.try_next(PATIENCE).expect("a message")
+    }
+
+    #[track_caller]
+    pub(crate) fn try_next(&mut self, patience: Duration) -> Option<(Reply, Option<OwnedFd>)> {
+        if let Some(kept) = self.kept.pop_front() {
+            return Some(kept);
+        }
+        let mut buffer = [0; MAX_MESSAGE];
+        let deadline = Instant::now() + patience;
+        loop {
+            match seqpacket::recv(&self.socket, &mut buffer) {
+                Ok((0, _)) | Err(Errno::CONNRESET) => panic!("the broker hung up"),
+                Ok((len, mut fds)) => {
+                    self.received += 1;
+                    let page = self.page.page().unwrap();
+                    eventually(|| page.inbox.load(Acquire) >= self.received);
+                    let reply = Reply::decode(&buffer[..len], fds.len()).unwrap();
+                    return Some((reply, fds.take_first()));
+                }
+                Err(Errno::AGAIN) if Instant::now() < deadline => wait(&self.socket, PollFlags::IN),
+                Err(Errno::AGAIN) => return None,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// Waits until the broker has done everything said so far, and checks that it had nothing to say.
+    #[track_caller]
+    pub(crate) fn silence(&mut self) {
+        self.sync();
+        let said = self.kept.front().map(|(reply, _)| *reply);
+        assert_eq!(said, None);
+    }
+
+    /// Waits until the broker has done everything said so far.
+    #[track_caller]
+    pub(crate) fn sync(&mut self) {
+        // A pipe is always refused, and answers come in order.
+        const TICKET: u64 = u64::MAX;
+        self.offer(TICKET, std::io::pipe().unwrap().0);
+        let mut before = VecDeque::new();
+        loop {
+            match self.next() {
+                (Reply::Refused(refused), None) if refused.ticket == TICKET => break,
+                other => before.push_back(other),
+            }
+        }
+        self.kept = before;
+    }
+
+    #[track_caller]
+    pub(crate) fn expect_refusal(&mut self, ticket: u64, reason: Reason) {
+        match self.next() {
+            (Reply::Refused(refused), None) => {
+                assert_eq!((refused.ticket, Reason::parse(refused.reason as u16)), (ticket, Some(reason)));
+            }
+            (other, _) => panic!("expected a refusal, got {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn expect_link(&mut self) -> (shunt_abi::control::Link, OwnedFd) {
+        match self.next() {
+            (Reply::Link(link), Some(memfd)) => (link, memfd),
+            (other, _) => panic!("expected a link, got {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn expect_pair(&mut self) -> shunt_abi::control::Pair {
+        match self.next() {
+            (Reply::Pair(pair), None) => pair,
+            (other, _) => panic!("expected a pair, got {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn expect_doorbell(&mut self) -> (shunt_abi::control::PeerDoorbell, OwnedFd) {
+        match self.next() {
+            (Reply::PeerDoorbell(bell), Some(fd)) => (bell, fd),
+            (other, _) => panic!("expected a doorbell, got {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn expect_gone(&mut self, peer: u64) {
+        match self.next() {
+            (Reply::PeerGone(gone), None) => assert_eq!(gone.peer, peer),
+            (other, _) => panic!("expected the end of a peer, got {other:?}"),
+        }
+    }
+}
+
+/// Sends, waiting for room.
+pub(crate) fn send_all(socket: &OwnedFd, datagram: &Datagram, fds: &[BorrowedFd<'_>]) {
+    loop {
+        match seqpacket::send(socket, datagram.as_bytes(), fds) {
+            Ok(()) => return,
+            Err(Errno::AGAIN) => wait(socket, PollFlags::OUT),
+            Err(Errno::TOOMANYREFS) => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn wait(socket: &OwnedFd, events: PollFlags) {
+    let moment = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+    poll(&mut [PollFd::new(socket, events)], Some(&moment)).unwrap();
+}
+
+/// Whether the broker has hung up on this socket.
+#[track_caller]
+pub(crate) fn expect_hang_up(socket: &OwnedFd) {
+    let mut buffer = [0; MAX_MESSAGE];
+    eventually(|| matches!(seqpacket::recv(socket, &mut buffer), Ok((0, _)) | Err(Errno::CONNRESET)));
+}

@@ -1,0 +1,341 @@
+//! What liars, replayers, flooders and noise get: refused, counted, and nobody else disturbed.
+
+mod common;
+
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use common::{Broker, eventually, expect_hang_up, loopback, send_all, stranger};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use shunt_abi::control::{Doorbell, Hello, Offer, Release, Reply, Request, Status, Withdraw};
+use shunt_abi::page::PAGE_BYTES;
+use shunt_abi::reason::Reason;
+use shunt_sys::{eventfd, memfd, seqpacket};
+use socket2::{Domain, SockRef, Socket, Type};
+
+/// An honest pair still works.
+#[track_caller]
+fn still_serves(broker: &Broker) {
+    let (mut one, mut two) = (broker.process(), broker.process());
+    let (client, server) = loopback("127.0.0.1");
+    one.offer(1, &client);
+    two.offer(1, &server);
+    one.expect_link();
+    two.expect_link();
+    assert_eq!(one.expect_pair().conn, two.expect_pair().conn);
+}
+
+#[test]
+fn what_is_no_established_tcp_socket_is_refused() {
+    let broker = Broker::start();
+    let mut liar = broker.process();
+    let closed = {
+        let (client, server) = loopback("127.0.0.1");
+        drop(server);
+        client
+    };
+    let lies: Vec<OwnedFd> = vec![
+        std::io::pipe().unwrap().0.into(),
+        UdpSocket::bind("127.0.0.1:0").unwrap().into(),
+        TcpListener::bind("127.0.0.1:0").unwrap().into(),
+        Socket::new(Domain::IPV4, Type::STREAM, None).unwrap().into(),
+        UnixStream::pair().unwrap().0.into(),
+        std::fs::File::open("/dev/null").unwrap().into(),
+        std::fs::File::open("/").unwrap().into(),
+        rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap(),
+        eventfd::create().unwrap(),
+        memfd::create_sealed("shunt-test", 4096).unwrap(),
+        stranger(&broker),
+        closed.into(),
+    ];
+    for (ticket, lie) in lies.iter().enumerate() {
+        liar.offer(ticket as u64, lie);
+        liar.expect_refusal(ticket as u64, Reason::NotTcp);
+    }
+    assert_eq!(broker.refused(Reason::NotTcp), lies.len() as u64);
+    still_serves(&broker);
+}
+
+#[test]
+fn sockets_whose_addresses_prove_nothing_are_refused() {
+    let broker = Broker::start();
+    let mut liar = broker.process();
+    // Connected to itself, by a simultaneous open.
+    let own = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    own.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    own.connect(&own.local_addr().unwrap()).unwrap();
+    liar.offer(1, &own);
+    liar.expect_refusal(1, Reason::SelfConnected);
+    let (client, _server) = loopback("127.0.0.1");
+    SockRef::from(&client).bind_device(Some(b"lo")).unwrap();
+    liar.offer(2, &client);
+    liar.expect_refusal(2, Reason::BoundToDevice);
+}
+
+/// Needs root: makes a network namespace.
+#[test]
+fn sockets_of_another_namespace_are_refused() {
+    let broker = Broker::start();
+    let mut one = broker.process();
+    let elsewhere = std::thread::spawn(|| {
+        // SAFETY: only this thread, which ends with the closure, changes its namespace.
+        unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }.unwrap();
+        let up = std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap();
+        assert!(up.success());
+        loopback("127.0.0.1")
+    });
+    let (client, _server) = elsewhere.join().unwrap();
+    one.offer(1, &client);
+    one.expect_refusal(1, Reason::ForeignNamespace);
+}
+
+#[test]
+fn replays_and_false_releases_gain_nothing() {
+    let broker = Broker::start();
+    let (mut one, mut two, mut thief) = (broker.process(), broker.process(), broker.process());
+    let (client, server) = loopback("127.0.0.1");
+    one.offer(1, &client);
+    two.offer(1, &server);
+    let (link, _memfd) = one.expect_link();
+    two.expect_link();
+    let pair = one.expect_pair();
+    two.expect_pair();
+    // Somebody else's tickets and links, and links that never were.
+    thief.say(Withdraw { ticket: 1 }, &[]);
+    thief.release(link.link, pair.conn);
+    thief.release(u64::MAX, 0);
+    thief.silence();
+    // The same offers again: a new pair in a new slot, as after a switch back; the first is untouched.
+    one.offer(1, &client);
+    two.offer(1, &server);
+    let (again, other) = (one.expect_pair(), two.expect_pair());
+    assert_eq!((again.conn, other.conn), (1, 1));
+    one.say(Release { link: link.link, conn: 64, pad: 0 }, &[]);
+    expect_hang_up(&one.socket);
+    assert_eq!(broker.bad("field"), 1);
+}
+
+#[test]
+fn each_kind_of_bad_message_is_counted_and_hung_up_on() {
+    let broker = Broker::start();
+    let good = Request::from(Withdraw { ticket: 1 }).encode();
+    let change = |at: usize, to: u8| {
+        let mut bytes = good.as_bytes().to_vec();
+        bytes[at] = to;
+        bytes
+    };
+    let cases: [(&str, Vec<u8>); 6] = [
+        ("length", good.as_bytes()[..9].to_vec()),
+        ("magic", change(0, 0)),
+        ("version", change(4, 9)),
+        ("kind", change(6, 77)),
+        ("truncated", vec![0; 1000]),
+        ("before_hello", good.as_bytes().to_vec()),
+    ];
+    for (label, bytes) in cases {
+        let socket = stranger(&broker);
+        seqpacket::send(&socket, &bytes, &[]).unwrap();
+        expect_hang_up(&socket);
+        eventually(|| broker.bad(label) == 1);
+    }
+    let (reader, writer) = std::io::pipe().unwrap();
+    for (label, request, fds) in [
+        ("descriptors", Request::from(Withdraw { ticket: 1 }), vec![writer.as_fd()]),
+        ("descriptors", Offer { ticket: 1 }.into(), vec![]),
+        ("descriptors", Offer { ticket: 1 }.into(), vec![writer.as_fd(); 3]),
+        ("field", Doorbell { slot: 64, pad: 0 }.into(), vec![writer.as_fd()]),
+        ("field", Doorbell { slot: 0, pad: 1 }.into(), vec![writer.as_fd()]),
+        ("field", Status { pad: 1 }.into(), vec![]),
+        ("doorbell", Doorbell { slot: 0, pad: 0 }.into(), vec![writer.as_fd()]),
+        ("second_hello", Hello { program: [0; 32] }.into(), vec![writer.as_fd()]),
+    ] {
+        let before = broker.bad(label);
+        let process = broker.process();
+        process.say(request, &fds);
+        expect_hang_up(&process.socket);
+        eventually(|| broker.bad(label) == before + 1);
+    }
+    drop(writer);
+    // Whatever was sent has been closed: the pipe has no writer left.
+    assert_eq!(std::io::Read::read(&mut { reader }, &mut [0; 1]).unwrap(), 0);
+    eventually(|| broker.status().processes.is_empty());
+    still_serves(&broker);
+}
+
+#[test]
+fn pages_that_could_change_or_are_none_are_refused() {
+    let broker = Broker::start();
+    let open = memfd_create("shunt-test", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&open, PAGE_BYTES as u64).unwrap();
+    let pages: Vec<OwnedFd> = vec![
+        open,
+        memfd::create_sealed("shunt-test", PAGE_BYTES - 4096).unwrap(),
+        memfd::create_sealed("shunt-test", PAGE_BYTES + 4096).unwrap(),
+        memfd::create_with("shunt-test", &vec![0; PAGE_BYTES]).unwrap(),
+        std::io::pipe().unwrap().0.into(),
+        UnixStream::pair().unwrap().0.into(),
+    ];
+    for page in &pages {
+        let socket = stranger(&broker);
+        send_all(&socket, &Request::from(Hello { program: [0; 32] }).encode(), &[page.as_fd()]);
+        expect_hang_up(&socket);
+    }
+    eventually(|| broker.bad("page") == pages.len() as u64);
+}
+
+#[test]
+fn a_process_that_never_reads_is_dropped_alone() {
+    let broker = Broker::start_with(|config| config.limits.queue = 100);
+    let (deaf, mut other) = (broker.process(), broker.process());
+    let pipe = std::io::pipe().unwrap().0;
+    // Until the broker hangs up: more refusals than the socket and the queue can hold.
+    let offer = Request::from(Offer { ticket: 1 }).encode();
+    let mut sent = 0;
+    eventually(|| match seqpacket::send(&deaf.socket, offer.as_bytes(), &[pipe.as_fd()]) {
+        Err(shunt_sys::Errno::PIPE | shunt_sys::Errno::CONNRESET) => true,
+        outcome => {
+            sent += usize::from(outcome.is_ok());
+            false
+        }
+    });
+    other.silence();
+    assert_eq!(broker.status().processes.len(), 1);
+}
+
+#[test]
+fn a_slow_reader_gets_everything_in_order() {
+    let broker = Broker::start();
+    let mut slow = broker.process();
+    let pipe = std::io::pipe().unwrap().0;
+    for ticket in 0..3_000 {
+        slow.offer(ticket, &pipe);
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    for ticket in 0..3_000 {
+        slow.expect_refusal(ticket, Reason::NotTcp);
+    }
+    slow.silence();
+}
+
+#[test]
+fn a_socket_that_lingers_does_not_stop_the_broker() {
+    use std::io::Write;
+    let broker = Broker::start();
+    let mut one = broker.process();
+    let (mut client, server) = loopback("127.0.0.1");
+    client.set_nonblocking(true).unwrap();
+    while client.write(&[0; 65_536]).is_ok() {}
+    SockRef::from(&client).set_linger(Some(Duration::from_secs(3600))).unwrap();
+    client.set_nonblocking(false).unwrap();
+    one.offer(1, &client);
+    // Ours is the last copy when the broker closes its own, or the broker's is: either way it must go on.
+    let closing = std::thread::spawn(move || drop(client));
+    one.sync();
+    still_serves(&broker);
+    drop(server);
+    closing.join().unwrap();
+}
+
+/// Needs root: connects as another user.
+#[test]
+fn others_see_only_their_own_processes() {
+    let broker = Broker::start_with(|config| {
+        config.mode = shunt_broker::Mode::System;
+        let directory = config.socket.parent().unwrap();
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(directory, open).unwrap();
+    });
+    let _mine = broker.process();
+    let path = broker.socket();
+    let seen = std::thread::spawn(move || {
+        let nobody = rustix::process::Uid::from_raw(65534);
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        let theirs = common::Process::connect(&path);
+        (shunt_broker::status(&path).unwrap(), theirs)
+    });
+    let (snapshot, theirs) = seen.join().unwrap();
+    let uids: Vec<u32> = snapshot.processes.iter().map(|process| process.uid).collect();
+    assert_eq!(uids, [65534]);
+    let all = broker.status();
+    assert_eq!(all.processes.len(), 2);
+    assert_eq!((all.processes[0].program.as_str(), all.processes[0].pid), ("test", std::process::id()));
+    drop(theirs);
+}
+
+#[test]
+fn noise_of_every_kind_leaves_the_broker_standing() {
+    let broker = Broker::start();
+    // A small generator with a fixed seed, so that a failure can be seen again.
+    let mut seed = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = move |below: u64| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        (seed >> 11) % below
+    };
+    let (client, server) = loopback("127.0.0.1");
+    let things: Vec<OwnedFd> = vec![
+        client.into(),
+        server.into(),
+        eventfd::create().unwrap(),
+        memfd::create_sealed("shunt-test", PAGE_BYTES).unwrap(),
+        std::io::pipe().unwrap().1.into(),
+        UdpSocket::bind("127.0.0.1:0").unwrap().into(),
+    ];
+    let mut process = None;
+    for _ in 0..6_000 {
+        let conversation = process.get_or_insert_with(|| {
+            let socket = stranger(&broker);
+            if random(4) > 0 {
+                let hello = Request::from(Hello { program: [b'n'; 32] }).encode();
+                send_all(&socket, &hello, &[things[3].as_fd()]);
+            }
+            socket
+        });
+        let mut request: Request = match random(6) {
+            0 => Withdraw { ticket: random(4) }.into(),
+            1 => Release { link: random(8), conn: random(66) as u32, pad: 0 }.into(),
+            2 => Doorbell { slot: random(66) as u32, pad: 0 }.into(),
+            3 => Status { pad: 0 }.into(),
+            4 => Hello { program: [0xff; 32] }.into(),
+            _ => Offer { ticket: random(4) }.into(),
+        };
+        if random(2) == 0 {
+            request = Offer { ticket: random(4) }.into();
+        }
+        let mut bytes = request.encode().as_bytes().to_vec();
+        if random(10) == 0 {
+            let at = random(bytes.len() as u64) as usize;
+            bytes[at] = random(256) as u8;
+        }
+        if random(20) == 0 {
+            bytes.resize(1 + random(400) as usize, 0xaa);
+        }
+        let count = if random(10) == 0 { random(5) as usize } else { request.descriptors() };
+        let fds: Vec<_> = (0..count).map(|_| things[random(things.len() as u64) as usize].as_fd()).collect();
+        let sent = seqpacket::send(&*conversation, &bytes, &fds);
+        if matches!(sent, Err(shunt_sys::Errno::AGAIN)) {
+            std::thread::sleep(Duration::from_millis(1));
+        } else if sent.is_err() || random(50) == 0 {
+            process = None;
+        }
+    }
+    drop(process);
+    eventually(|| broker.status().processes.is_empty());
+    let status = broker.status();
+    assert_eq!(status.links, 0);
+    assert!(status.bad_messages.len() > 5, "{:?}", status.bad_messages);
+    still_serves(&broker);
+}
+
+#[test]
+fn a_status_can_be_asked_for_in_the_middle_of_a_conversation() {
+    let broker = Broker::start();
+    let mut one = broker.process();
+    one.say(Status { pad: 0 }, &[]);
+    let (Reply::StatusReply(reply), Some(memfd)) = one.next() else { panic!("no status") };
+    memfd::verify_sealed(&memfd, reply.bytes as usize).unwrap();
+    one.silence();
+}

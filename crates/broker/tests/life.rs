@@ -1,0 +1,171 @@
+//! Starting, stopping, starting again: one broker per socket, and nothing left behind.
+
+mod common;
+
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use common::{Broker, Process, eventually, loopback, path_bytes, spawn};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use shunt_broker::{Config, Error, ListenError, Mode, StatusError, status};
+use shunt_sys::seqpacket;
+
+fn ended(config: Config) -> Result<(), Error> {
+    spawn(config, std::future::pending::<()>()).join().unwrap()
+}
+
+#[test]
+fn a_clean_stop_leaves_no_file() {
+    let mut broker = Broker::start();
+    let process = broker.process();
+    assert_eq!(broker.socket().metadata().unwrap().mode() & 0o777, 0o600);
+    broker.stop().unwrap();
+    let left: Vec<_> = std::fs::read_dir(broker.socket().parent().unwrap()).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+    common::expect_hang_up(&process.socket);
+    assert!(matches!(status(broker.socket()), Err(StatusError::NoBroker { .. })));
+    // And another may start in its place.
+    broker.run(Config::new(broker.socket(), Mode::User));
+    Process::connect(&broker.socket());
+}
+
+#[test]
+fn a_second_broker_says_who_is_there() {
+    let mut broker = Broker::start();
+    for _ in 0..3 {
+        match ended(Config::new(broker.socket(), Mode::User)) {
+            Err(Error::Listen(ListenError::AlreadyRunning { pid, path })) => {
+                assert_eq!((pid, path), (std::process::id(), broker.socket()));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    // The attempts have not hurt the first.
+    broker.process();
+    broker.stop().unwrap();
+}
+
+#[test]
+fn a_stale_socket_is_replaced_and_a_foreign_one_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("broker.sock");
+    let bound = || {
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        socket
+    };
+    // What a killed broker leaves: a file that nobody listens on, and a lock that nobody holds.
+    drop(bound());
+    std::fs::write(directory.path().join("broker.sock.lock"), "4194304\n").unwrap();
+    let mut config = Config::new(&path, Mode::User);
+    config.idle_exit = Some(Duration::from_millis(50));
+    assert!(matches!(ended(config), Ok(())));
+    assert!(!path.exists());
+    // Something else that listens, without our lock.
+    let foreign = bound();
+    listen(&foreign, 1).unwrap();
+    match ended(Config::new(&path, Mode::User)) {
+        Err(Error::Listen(ListenError::AlreadyRunning { pid, .. })) => assert_eq!(pid, std::process::id()),
+        other => panic!("{other:?}"),
+    }
+    assert!(path.exists());
+    drop(foreign);
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "precious").unwrap();
+    assert!(matches!(
+        ended(Config::new(&path, Mode::User)),
+        Err(Error::Listen(ListenError::NotASocket { .. }))
+    ));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+}
+
+#[test]
+fn a_broker_that_is_restarted_pairs_again() {
+    let mut broker = Broker::start();
+    let (mut one, two) = (broker.process(), broker.process());
+    let (client, server) = loopback("127.0.0.1");
+    one.offer(1, &client);
+    two.offer(1, &server);
+    let memfd = one.expect_link().1;
+    broker.stop().unwrap();
+    // The link outlives the broker that made it.
+    shunt_sys::mapping::Mapping::map(&memfd, 4096).unwrap();
+    broker.run(Config::new(broker.socket(), Mode::User));
+    let (mut one, mut two) = (broker.process(), broker.process());
+    one.offer(1, &client);
+    two.offer(1, &server);
+    one.expect_link();
+    two.expect_link();
+    assert_eq!(one.expect_pair().conn, two.expect_pair().conn);
+}
+
+#[test]
+fn an_idle_broker_stops_but_not_under_a_client() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("deeper/broker.sock");
+    let mut config = Config::new(&path, Mode::User);
+    config.idle_exit = Some(Duration::from_millis(100));
+    let thread = spawn(config, std::future::pending::<()>());
+    eventually(|| seqpacket::connect(path_bytes(&path)).is_ok());
+    assert_eq!(path.parent().unwrap().metadata().unwrap().mode() & 0o777, 0o700);
+    let mut process = Process::connect(&path);
+    std::thread::sleep(Duration::from_millis(300));
+    process.silence();
+    assert!(!thread.is_finished());
+    drop(process);
+    thread.join().unwrap().unwrap();
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_socket_from_activation_is_used_and_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("broker.sock");
+    let made = |kind| {
+        let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&socket, 8).unwrap();
+        socket
+    };
+    let mut config = Config::new(&path, Mode::System);
+    config.listener = Some(made(SocketType::SEQPACKET));
+    config.idle_exit = Some(Duration::from_millis(200));
+    let thread = spawn(config, std::future::pending::<()>());
+    Process::connect(&path).silence();
+    thread.join().unwrap().unwrap();
+    assert!(path.exists(), "the file belongs to whoever made it");
+    std::fs::remove_file(&path).unwrap();
+    let mut config = Config::new(&path, Mode::System);
+    config.listener = Some(made(SocketType::STREAM));
+    assert!(matches!(ended(config), Err(Error::Listen(ListenError::Activation))));
+}
+
+#[test]
+fn impossible_configurations_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = Config::new(directory.path().join("broker.sock"), Mode::User);
+    config.ring_bytes = 5000;
+    assert!(matches!(ended(config), Err(Error::RingBytes(5000))));
+    let long = directory.path().join("x".repeat(120));
+    assert!(matches!(ended(Config::new(long, Mode::User)), Err(Error::Listen(ListenError::TooLong { .. }))));
+    let nowhere = Config::new("/nonexistent/deep/broker.sock", Mode::User);
+    assert!(matches!(ended(nowhere), Err(Error::Listen(ListenError::Io { .. }))));
+}
+
+#[test]
+fn clients_are_bounded() {
+    let broker = Broker::start_with(|config| config.limits.clients = 3);
+    let (one, _two, _three) = (broker.process(), broker.process(), broker.process());
+    assert!(matches!(status(broker.socket()), Err(StatusError::HungUp)));
+    drop(one);
+    eventually(|| status(broker.socket()).is_ok());
+}
+
+#[test]
+fn a_connection_without_a_hello_ends() {
+    let broker = Broker::start_with(|config| config.limits.hello_within = Duration::from_millis(100));
+    let mut process = broker.process();
+    common::expect_hang_up(&common::stranger(&broker));
+    process.silence();
+}
