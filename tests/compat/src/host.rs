@@ -170,7 +170,7 @@ impl Host {
             .arg(self.broker_socket())
             .start("broker");
         *self.broker.lock().expect("no holder panics") = Some(broker);
-        self.wait_for_socket(&self.broker_socket());
+        wait_until("the broker", || self.status().is_some());
         // Programs of other users connect to it as well.
         let _ = fs::set_permissions(self.broker_socket(), fs::Permissions::from_mode(0o666));
     }
@@ -249,7 +249,7 @@ impl Drop for Host {
 fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !ready() {
-        assert!(Instant::now() < deadline, "{what} did not accept connections within 20 s");
+        assert!(Instant::now() < deadline, "{what} did not answer within 20 s");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
