@@ -2,7 +2,7 @@
 //! and never waited for.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Release;
@@ -30,12 +30,46 @@ pub(crate) enum Backlog {
 pub(crate) struct Outbox {
     socket: AsyncFd<OwnedFd>,
     page: RefCell<Option<Mapping>>,
-    queue: RefCell<VecDeque<(Reply, Option<Rc<OwnedFd>>)>>,
+    queue: RefCell<Queue>,
     limit: usize,
     sent: Cell<u64>,
     backlog: Cell<Backlog>,
     failed: Cell<bool>,
     changed: Notify,
+}
+
+/// Messages in order. A doorbell that replaces one still queued takes its place, so that no process can fill
+/// the queue of another by registering doorbells.
+#[derive(Debug, Default)]
+struct Queue {
+    messages: VecDeque<(Reply, Option<Rc<OwnedFd>>)>,
+    /// Messages that have left.
+    popped: u64,
+    /// Where the doorbell of a peer's waiter stands, counted from the first message ever.
+    doorbells: HashMap<(u64, u32), u64>,
+}
+
+impl Queue {
+    fn push(&mut self, reply: Reply, fd: Option<Rc<OwnedFd>>) {
+        if let Reply::PeerDoorbell(bell) = &reply {
+            let place = self.popped + self.messages.len() as u64;
+            if let Some(queued) = self.doorbells.get(&(bell.peer, bell.slot))
+                && let Some(message) = self.messages.get_mut((queued - self.popped) as usize)
+            {
+                message.1 = fd;
+                return;
+            }
+            self.doorbells.insert((bell.peer, bell.slot), place);
+        }
+        self.messages.push_back((reply, fd));
+    }
+
+    fn pop(&mut self) {
+        if let Some((Reply::PeerDoorbell(bell), _)) = self.messages.pop_front() {
+            self.doorbells.remove(&(bell.peer, bell.slot));
+        }
+        self.popped += 1;
+    }
 }
 
 impl Outbox {
@@ -75,12 +109,12 @@ impl Outbox {
         if self.failed.get() {
             return;
         }
-        if self.queue.borrow().len() >= self.limit {
+        if self.queue.borrow().messages.len() >= self.limit {
             tracing::warn!(limit = self.limit, "client does not read its messages: dropped");
             return self.fail();
         }
         let idle = self.backlog.get() == Backlog::None;
-        self.queue.borrow_mut().push_back((reply, fd));
+        self.queue.borrow_mut().push(reply, fd);
         if idle && self.flush() != Backlog::None {
             self.changed.notify_one();
         }
@@ -89,12 +123,12 @@ impl Outbox {
     /// Sends what the socket takes.
     pub(crate) fn flush(&self) -> Backlog {
         let mut queue = self.queue.borrow_mut();
-        while let Some((reply, fd)) = queue.front() {
+        while let Some((reply, fd)) = queue.messages.front() {
             let datagram = reply.encode();
             let fds = fd.as_ref().map(|fd| fd.as_fd());
             match seqpacket::send(&self.socket, datagram.as_bytes(), fds.as_slice()) {
                 Ok(()) => {
-                    queue.pop_front();
+                    queue.pop();
                     self.sent.set(self.sent.get() + 1);
                     // After the datagram: a shim that sees the count finds the message.
                     self.with_page(|page| page.inbox.store(self.sent.get(), Release));
@@ -122,7 +156,7 @@ impl Outbox {
 
     fn fail(&self) {
         self.failed.set(true);
-        self.queue.borrow_mut().clear();
+        *self.queue.borrow_mut() = Queue::default();
         self.changed.notify_one();
     }
 
@@ -137,5 +171,36 @@ impl Outbox {
     /// Waits until the backlog or the health of the client has changed.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shunt_abi::control::{PeerDoorbell, PeerGone};
+    use shunt_sys::eventfd;
+
+    #[test]
+    fn a_queued_doorbell_is_replaced_in_its_place() {
+        let bell = |peer, slot| Reply::from(PeerDoorbell { peer, slot, pad: 0 });
+        let fd = || Some(Rc::new(eventfd::create().unwrap()));
+        let mut queue = Queue::default();
+        queue.push(PeerGone { peer: 9 }.into(), None);
+        queue.push(bell(1, 0), fd());
+        queue.push(bell(1, 1), fd());
+        queue.pop();
+        let newer = fd();
+        queue.push(bell(1, 0), newer.clone());
+        assert_eq!(queue.messages.len(), 2);
+        assert!(Rc::ptr_eq(queue.messages[0].1.as_ref().unwrap(), newer.as_ref().unwrap()));
+        queue.pop();
+        queue.push(bell(1, 0), fd());
+        assert_eq!(
+            queue.messages.iter().map(|(reply, _)| *reply).collect::<Vec<_>>(),
+            [bell(1, 1), bell(1, 0)]
+        );
+        queue.pop();
+        queue.pop();
+        assert!(queue.doorbells.is_empty() && queue.messages.is_empty());
     }
 }

@@ -205,6 +205,35 @@ fn a_process_that_never_reads_is_dropped_alone() {
 }
 
 #[test]
+fn doorbells_cannot_fill_the_queue_of_a_peer() {
+    let broker = Broker::start_with(|config| config.limits.queue = 200);
+    let (mut one, mut two) = (broker.process(), broker.process());
+    let (client, server) = loopback("127.0.0.1");
+    one.offer(1, &client);
+    two.offer(1, &server);
+    one.expect_link();
+    one.expect_pair();
+    let mut last = None;
+    for round in 0..5_000 {
+        let bell = eventfd::create().unwrap();
+        one.doorbell(round % 64, &bell);
+        last = Some(bell);
+    }
+    one.silence();
+    two.expect_link();
+    two.expect_pair();
+    two.sync();
+    // What came last is what is held in the end.
+    let mut held = std::collections::HashMap::new();
+    while let Some((Reply::PeerDoorbell(bell), fd)) = two.try_next(Duration::ZERO) {
+        held.insert(bell.slot, fd.unwrap());
+    }
+    assert_eq!(held.len(), 64);
+    eventfd::ring(&held[&(4_999 % 64)]).unwrap();
+    assert!(eventfd::drain(last.unwrap()).unwrap());
+}
+
+#[test]
 fn a_slow_reader_gets_everything_in_order() {
     let broker = Broker::start();
     let mut slow = broker.process();

@@ -1,0 +1,51 @@
+//! Needs root and tc (iproute2): a network namespace whose loopback drops what it is given.
+//!
+//! A segment that the host itself drops is sent again without counting as a retransmission. The kernel's
+//! statistics are then wrong for good, and only the count by sequence numbers is still the stream's.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use shunt_sys::tcp::{Opener, read, sent, sent_as};
+
+fn run(command: &str) {
+    let mut words = command.split(' ');
+    let status = Command::new(words.next().unwrap()).args(words).status().unwrap();
+    assert!(status.success(), "{command}");
+}
+
+#[test]
+fn offsets_survive_local_drops() {
+    let outcome = std::thread::spawn(|| {
+        // SAFETY: only this thread, which ends with the closure, changes its namespace.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+        run("ip link set lo up");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut opener = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut acceptor = listener.accept().unwrap().0;
+        opener.set_nodelay(true).unwrap();
+        acceptor.set_nodelay(true).unwrap();
+        run("tc qdisc add dev lo root bfifo limit 1");
+        for _ in 0..5 {
+            opener.write_all(&[1; 1000]).unwrap();
+            acceptor.write_all(&[2; 1]).unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        run("tc qdisc del dev lo root");
+        opener.read_exact(&mut [0; 5]).unwrap();
+        acceptor.read_exact(&mut [0; 5000]).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        for (socket, by, written, taken) in
+            [(&opener, Opener::Us, 5000, 5), (&acceptor, Opener::Peer, 5, 5000)]
+        {
+            assert_eq!(sent_as(socket, by), Ok(Some(written)));
+            assert_eq!(read(socket), Ok(taken));
+            // Without knowing who opened: nothing, rather than something wrong.
+            assert_eq!(sent(socket), Ok(None));
+        }
+    });
+    outcome.join().unwrap();
+}
