@@ -9,8 +9,8 @@ use shunt_abi::geometry::{Geometry, MAX_RING_BYTES, MIN_RING_BYTES};
 
 /// Takes TCP connections off the general road: unmodified programs, the same addresses, shared memory beneath
 #[derive(Debug, Parser)]
-#[command(name = "shunt", version, arg_required_else_help = true, max_term_width = 100)]
-#[command(after_help = "Start with: shunt run -- PROGRAM, once for the server and once for the client. \
+#[command(name = "shunt", version, arg_required_else_help = true)]
+#[command(after_help = "Start with: shunt run -- PROGRAM, once for the server and once for the client.\n\
     `shunt status` shows which road each connection takes, `shunt doctor` what this machine supports.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -42,9 +42,11 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "CMD replaces shunt: its exit code and its signals are its own. If it cannot be entered \
-    (static, 32-bit, setuid) or no broker can be had, it still runs, on TCP, and one line on standard error says so.\n\n\
-    Exit codes of shunt itself: 2 wrong flags, 126 CMD cannot be executed, 127 CMD not found."
+    override_usage = "shunt run [OPTIONS] [--] CMD [ARG]...",
+    after_help = "CMD replaces shunt: its exit code and its signals are its own. If it cannot be entered (static,\n\
+        32-bit, setuid) or no broker can be had, it still runs, on TCP, and one line on standard error\n\
+        says so.\n\n\
+        Exit codes of shunt itself: 2 wrong flags, 126 CMD cannot be executed, 127 CMD not found."
 )]
 pub(crate) struct RunArgs {
     /// Which road connections may take

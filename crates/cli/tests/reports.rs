@@ -1,0 +1,118 @@
+//! What shunt prints about itself and about the machine: status, doctor, help, manual pages, completions, and the
+//! commands in docs/usage.md.
+
+mod common;
+
+use common::*;
+
+#[test]
+fn status_as_json_is_the_snapshot() {
+    let shell = Shell::new();
+    Ended::of(shell.shunt(["status", "--json"])).saying(1, &["no broker is running"]);
+    shell.run(["true"]).quietly(0);
+    let ended = Ended::of(shell.shunt(["status", "--json"])).quietly(0);
+    let status: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    for field in ["version", "broker_pid", "links", "pairs_made", "processes", "offers_refused"] {
+        assert!(!status[field].is_null(), "{field} in {status}");
+    }
+    let ended = Ended::of(shell.shunt(["status"])).quietly(0);
+    assert!(ended.stdout.starts_with("broker ") && ended.stdout.contains("no connection"), "{ended:?}");
+}
+
+#[test]
+fn status_of_something_that_is_no_broker() {
+    let shell = Shell::new();
+    let path = shell.path("stream.sock");
+    let _other = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let mut command = shell.shunt(["status", "--broker"]);
+    command.arg(&path);
+    Ended::of(command).saying(1, &["not a broker's socket"]);
+}
+
+#[test]
+fn doctor_finds_this_machine_fit() {
+    let shell = Shell::new();
+    let ended = Ended::of(shell.shunt(["doctor"])).quietly(0);
+    assert!(
+        ended.stdout.ends_with("Connections on this machine can take shared memory.\n"),
+        "{}",
+        ended.stdout
+    );
+    shell.run(["true"]).quietly(0);
+    let ended = Ended::of(shell.shunt(["doctor", "--json"])).quietly(0);
+    let report: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(report["local_path"], true);
+    let checks = report["checks"].as_array().unwrap();
+    let check = |name: &str| checks.iter().find(|check| check["name"] == name).unwrap();
+    assert_eq!(check("sock_diag")["state"], "ok");
+    assert!(check("own broker")["found"].as_str().unwrap().contains("protocol version"));
+}
+
+#[test]
+fn doctor_says_what_is_missing_and_fails() {
+    let shell = Shell::new();
+    let mut command = shell.shunt(["doctor"]);
+    command.env("SHUNT_LIB", "/no/libshunt.so");
+    let ended = Ended::of(command).quietly(1);
+    assert!(ended.stdout.contains("missing  libshunt.so"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("make install"), "{}", ended.stdout);
+    // Found, but nothing that can be loaded.
+    let rubbish = shell.file("libshunt.so", "rubbish");
+    let mut command = shell.shunt(["doctor"]);
+    command.env("SHUNT_LIB", rubbish);
+    let ended = Ended::of(command).quietly(1);
+    assert!(ended.stdout.contains("cannot be loaded"), "{}", ended.stdout);
+}
+
+#[test]
+fn every_subcommand_has_help_a_manual_page_and_completions() {
+    let shell = Shell::new();
+    let directory = shell.path("man");
+    let mut command = shell.shunt(["man"]);
+    command.arg(&directory);
+    Ended::of(command).quietly(0);
+    let subcommands = ["run", "daemon", "status", "doctor", "man", "completions"];
+    for name in subcommands {
+        let help = Ended::of(shell.shunt([name, "--help"])).quietly(0);
+        assert!(help.stdout.contains(&format!("shunt {name}")), "{}", help.stdout);
+        let page = std::fs::read_to_string(directory.join(format!("shunt-{name}.1"))).unwrap();
+        assert!(page.contains(".TH"), "{page}");
+    }
+    assert!(std::fs::read_to_string(directory.join("shunt.1")).unwrap().contains("shunt\\-run"));
+    for name in ["bash", "zsh", "fish"] {
+        let script = Ended::of(shell.shunt(["completions", name])).quietly(0);
+        assert!(subcommands.iter().all(|command| script.stdout.contains(command)), "{name}");
+    }
+    let version = Ended::of(shell.shunt(["--version"])).quietly(0);
+    assert_eq!(version.stdout, format!("shunt {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+/// Every block marked `console` is a shell session: what stands behind `$ ` must exit with 0.
+#[test]
+fn the_commands_in_the_usage_page_work() {
+    let shell = Shell::new();
+    let page = include_str!("../../../docs/usage.md");
+    let mut session = false;
+    let mut ran = 0;
+    for line in page.lines() {
+        match line.trim_start() {
+            "```console" => session = true,
+            "```" => session = false,
+            line if session => {
+                let Some(command) = line.strip_prefix("$ ") else { continue };
+                let ended = shell.sh(&format!("shunt() {{ \"$SHUNT\" \"$@\"; }}\n{command}"));
+                assert_eq!(ended.code, Some(0), "{command}: {ended:?}");
+                ran += 1;
+            }
+            _ => {}
+        }
+    }
+    assert!(ran >= 5, "only {ran} commands were found");
+}
+
+#[test]
+fn a_closed_pipe_ends_the_report_quietly() {
+    let shell = Shell::new();
+    let ended = shell.sh("$SHUNT completions bash | head -1");
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+}
