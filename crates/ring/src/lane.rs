@@ -147,6 +147,9 @@ impl LaneHeader {
     }
 
     /// The sender wants to be told of space through `slot`. It must look for space once more afterwards.
+    ///
+    /// The wish is granted once. A waiter that has not announced its sleep before it wishes must look at its ready
+    /// word before it sleeps: it may have been told between the two, of space that it has used since.
     pub fn want_space(&self, slot: usize) {
         self.tx_waiter.store(slot as u32 + 1, Relaxed);
         self.tx_wants.swap(1, AcqRel);

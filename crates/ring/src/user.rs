@@ -28,7 +28,10 @@ struct Cursor<'a> {
 impl<'a> Cursor<'a> {
     fn new(pieces: &'a [Piece]) -> Cursor<'a> {
         let remaining = pieces.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.len));
-        Cursor { pieces: pieces.as_ptr(), count: pieces.len(), offset: 0, remaining, _pieces: PhantomData }
+        let (base, count) = (pieces.as_ptr(), pieces.len());
+        let mut cursor = Cursor { pieces: base, count, offset: 0, remaining, _pieces: PhantomData };
+        cursor.advance(0);
+        cursor
     }
 
     fn pieces(&self) -> &'a [Piece] {
@@ -38,15 +41,13 @@ impl<'a> Cursor<'a> {
 
     /// The longest run that is contiguous in memory, at most `limit` bytes.
     fn run(&self, limit: usize) -> (*mut u8, usize) {
-        for (index, piece) in self.pieces().iter().enumerate() {
-            let skip = if index == 0 { self.offset } else { 0 };
-            if piece.len > skip {
-                return (piece.base.wrapping_add(skip), (piece.len - skip).min(limit));
-            }
+        match self.pieces().first() {
+            Some(first) => (first.base.wrapping_add(self.offset), (first.len - self.offset).min(limit)),
+            None => (std::ptr::null_mut(), 0),
         }
-        (std::ptr::null_mut(), 0)
     }
 
+    /// Afterwards the first piece has bytes left, or there is none: nobody mistakes an empty piece for the end.
     fn advance(&mut self, mut count: usize) {
         debug_assert!(count <= self.remaining);
         self.remaining -= count;
@@ -84,7 +85,7 @@ macro_rules! cursor {
                 self.0.remaining
             }
 
-            /// The pieces left and the offset into the first, for a system call.
+            /// The pieces left and the offset into the first, for a system call. The first is never used up.
             pub fn pieces(&self) -> (&'a [Piece], usize) {
                 (self.0.pieces(), self.0.offset)
             }
@@ -145,7 +146,7 @@ mod tests {
         ];
         // SAFETY: the pieces lie in `bytes`, which outlives the cursor.
         let mut source = unsafe { Source::new(&pieces) };
-        assert_eq!(source.remaining(), 6);
+        assert_eq!((source.remaining(), source.pieces().0.len()), (6, 3));
         assert_eq!(source.run(9), (base, 2));
         source.advance(1);
         assert_eq!(source.run(9), (base.wrapping_add(1), 1));
@@ -154,5 +155,22 @@ mod tests {
         source.advance(4);
         assert_eq!((source.remaining(), source.run(1).1), (0, 0));
         assert_eq!(source.pieces().0.len(), 0);
+    }
+
+    #[test]
+    fn a_part_of_a_sink_is_one_run_within_the_limit() {
+        let mut bytes = *b"abcdef";
+        let base = bytes.as_mut_ptr();
+        let pieces = [Piece { base, len: 2 }, Piece { base: base.wrapping_add(2), len: 4 }];
+        // SAFETY: as above.
+        let mut sink = unsafe { Sink::new(&pieces) };
+        let fill = |part: &mut Sink<'_>| {
+            let seen = part.remaining();
+            part.advance(seen.min(3));
+            seen
+        };
+        assert_eq!((sink.within(5, fill), sink.remaining()), (2, 4));
+        assert_eq!((sink.within(1, fill), sink.remaining()), (1, 3));
+        assert_eq!((sink.within(9, fill), sink.remaining()), (3, 0));
     }
 }

@@ -68,7 +68,8 @@ impl WaiterLine {
     #[inline]
     pub fn awake(&self) {
         if self.sleeping.load(Relaxed) != 0 {
-            self.sleeping.store(0, Release);
+            // A swap like every other write of this word: the model checker keeps only those in one order.
+            self.sleeping.swap(0, AcqRel);
         }
     }
 }

@@ -1,0 +1,91 @@
+//! The model checker's side: a ring that notices unsynchronised access, a doorbell that loses nothing, a runner.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use loom::cell::UnsafeCell;
+use loom::sync::{Condvar, Mutex};
+use shunt_ring::bytes::Ring;
+use shunt_ring::{Sink, Source};
+
+use super::{pour, take};
+
+/// A ring of bytes on which any two accesses that nothing orders are an error, whatever value they would see.
+///
+/// That is stricter than atomics, which would show a missing release only as one of several values, and it adds no
+/// branches to the search.
+pub(crate) struct CheckedRing(Vec<UnsafeCell<u8>>);
+
+// SAFETY: loom checks every access of a cell.
+unsafe impl Send for CheckedRing {}
+// SAFETY: as above.
+unsafe impl Sync for CheckedRing {}
+
+impl CheckedRing {
+    pub(crate) fn new(len: usize) -> CheckedRing {
+        assert!(len.is_power_of_two());
+        CheckedRing((0..len).map(|_| UnsafeCell::new(0)).collect())
+    }
+
+    fn cell(&self, at: u64) -> &UnsafeCell<u8> {
+        &self.0[at as usize & (self.0.len() - 1)]
+    }
+}
+
+impl Ring for CheckedRing {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) {
+        for at in at..at + count as u64 {
+            let byte = take(source);
+            // SAFETY: loom has checked that nobody else accesses the cell.
+            self.cell(at).with_mut(|cell| unsafe { *cell = byte });
+        }
+    }
+
+    fn drain(&self, at: u64, count: usize, sink: &mut Sink<'_>) {
+        for at in at..at + count as u64 {
+            // SAFETY: as above.
+            let byte = self.cell(at).with(|cell| unsafe { *cell });
+            pour([byte], sink);
+        }
+    }
+}
+
+/// An eventfd: a ring before the wait ends the wait. Loom reports a wait that nothing ends as a deadlock.
+#[derive(Default)]
+pub(crate) struct Doorbell {
+    rung: Mutex<bool>,
+    bell: Condvar,
+}
+
+impl Doorbell {
+    pub(crate) fn ring(&self) {
+        *self.rung.lock().unwrap() = true;
+        self.bell.notify_one();
+    }
+
+    pub(crate) fn wait(&self) {
+        let mut rung = self.rung.lock().unwrap();
+        while !*rung {
+            rung = self.bell.wait(rung).unwrap();
+        }
+        *rung = false;
+    }
+}
+
+/// Runs `model` in every interleaving with at most `preemptions` switches away from a thread that could go on, and
+/// says how many there were.
+pub(crate) fn explore(name: &str, preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
+    builder.max_branches = 10_000;
+    let count = std::sync::Arc::new(AtomicUsize::new(0));
+    let counter = count.clone();
+    builder.check(move || {
+        counter.fetch_add(1, Relaxed);
+        model();
+    });
+    println!("{name}: {} interleavings", count.load(Relaxed));
+}

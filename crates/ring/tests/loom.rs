@@ -1,0 +1,287 @@
+//! Lanes and waiters in all interleavings: `RUSTFLAGS="--cfg loom" cargo test --release`.
+//!
+//! Each model names the changes to `src` that make it fail; they have been tried. Waiting is modelled by a doorbell
+//! that nothing but the protocol rings, so a lost wake-up is a deadlock.
+
+#![cfg(loom)]
+
+mod common;
+
+use loom::sync::Arc;
+use loom::thread;
+use shunt_ring::{Consumer, LaneHeader, Producer, Published, WaiterLine};
+
+use common::Buffer;
+use common::model::{CheckedRing, Doorbell, explore};
+
+/// The one waiter of these models; connections are numbered as they come.
+const SLOT: usize = 0;
+
+struct Lane {
+    header: LaneHeader,
+    ring: CheckedRing,
+    conn: usize,
+}
+
+impl Lane {
+    fn new(size: usize, conn: usize) -> Lane {
+        Lane { header: LaneHeader::new(), ring: CheckedRing::new(size), conn }
+    }
+
+    /// Publishes what fits of the bytes from `first` on.
+    fn write(&self, producer: &mut Producer, first: u8, len: u8) -> Published {
+        let mut buffer = Buffer::new((first..first + len).collect(), &[]);
+        producer.write(&self.header, &self.ring, &mut buffer.source()).expect("both ends behave")
+    }
+
+    fn read(&self, consumer: &mut Consumer, len: usize) -> Vec<u8> {
+        let mut buffer = Buffer::zeroed(len, &[]);
+        let count = consumer.read(&self.header, &self.ring, &mut buffer.sink()).expect("both ends behave");
+        buffer.bytes()[..count].to_vec()
+    }
+
+    /// What a sender does after publishing.
+    fn announce_bytes(&self, waiter: &Waiter) {
+        if self.header.rx_waiter() == Some(SLOT) && waiter.line.notify(self.conn) {
+            waiter.doorbell.ring();
+        }
+    }
+
+    /// What a receiver does after reading.
+    fn announce_space(&self, waiter: &Waiter) {
+        if self.header.take_space_wanted() == Some(SLOT) && waiter.line.notify(self.conn) {
+            waiter.doorbell.ring();
+        }
+    }
+}
+
+#[derive(Default)]
+struct Waiter {
+    line: WaiterLine,
+    doorbell: Doorbell,
+}
+
+impl Waiter {
+    /// Announces a sleep, looks once more, and sleeps unless that found something.
+    fn sleep_unless(&self, found: impl FnOnce() -> bool) {
+        self.line.announce_sleep();
+        if !found() {
+            self.doorbell.wait();
+        }
+        self.line.awake();
+    }
+}
+
+fn counting(bytes: u8) -> Vec<u8> {
+    (1..=bytes).collect()
+}
+
+/// Caught: `commit` with Relaxed instead of AcqRel; `available` with a Relaxed load; `advance` with a Relaxed swap or
+/// `refresh` with a Relaxed load (the sender fills what is still being read); `advance` before `drain`; one byte more
+/// of `room`.
+#[test]
+fn bytes_arrive_in_order_and_whole() {
+    explore("bytes_arrive_in_order_and_whole", 9, || {
+        let lane = Arc::new(Lane::new(2, 0));
+        let sender = thread::spawn({
+            let lane = lane.clone();
+            move || {
+                let mut producer = Producer::new();
+                let mut written = 0;
+                for _ in 0..3 {
+                    if let Published::Bytes(count) = lane.write(&mut producer, written + 1, 2) {
+                        written += count as u8;
+                    }
+                }
+                written
+            }
+        });
+        let mut consumer = Consumer::new();
+        let mut got = lane.read(&mut consumer, 1);
+        got.extend(lane.read(&mut consumer, 4));
+        got.extend(lane.read(&mut consumer, 4));
+        let written = sender.join().unwrap();
+        got.extend(lane.read(&mut consumer, 4));
+        assert_eq!(got, counting(written));
+    });
+}
+
+/// Caught: no fence in `full_fence_after_rmw`; no second look in `sleep_unless`; `sleeping` stored with Release instead
+/// of swapped and fenced; `rx_waiter` named after the announcement.
+#[test]
+fn a_thread_that_sleeps_on_a_lane_is_woken() {
+    explore("a_thread_that_sleeps_on_a_lane_is_woken", 5, || {
+        let lane = Arc::new(Lane::new(4, 0));
+        let waiter = Arc::new(Waiter::default());
+        let sender = thread::spawn({
+            let (lane, waiter) = (lane.clone(), waiter.clone());
+            move || {
+                let mut producer = Producer::new();
+                for byte in 1..=2 {
+                    assert_eq!(lane.write(&mut producer, byte, 1), Published::Bytes(1));
+                    lane.announce_bytes(&waiter);
+                }
+            }
+        });
+        let mut consumer = Consumer::new();
+        let mut got = Vec::new();
+        while got.len() < 2 {
+            got.extend(lane.read(&mut consumer, 4));
+            if got.len() < 2 {
+                lane.header.set_rx_waiter(Some(SLOT));
+                waiter.sleep_unless(|| {
+                    consumer.available(&lane.header, &lane.ring).expect("both ends behave") > 0
+                });
+                lane.header.set_rx_waiter(None);
+            }
+        }
+        sender.join().unwrap();
+        assert_eq!(got, counting(2));
+    });
+}
+
+/// An epoll instance looks only at lanes whose bit is set, so a bit must never be missed, in particular not by a sender
+/// that finds it set and leaves it at that.
+fn epoll(name: &'static str, preemptions: usize, sizes: &'static [u8]) {
+    explore(name, preemptions, move || {
+        let waiter = Arc::new(Waiter::default());
+        let lanes: Arc<Vec<Lane>> = Arc::new((0..sizes.len()).map(|conn| Lane::new(4, conn)).collect());
+        let senders: Vec<_> = (0..sizes.len())
+            .map(|conn| {
+                let (lanes, waiter) = (lanes.clone(), waiter.clone());
+                lanes[conn].header.set_rx_waiter(Some(SLOT));
+                thread::spawn(move || {
+                    let mut producer = Producer::new();
+                    for byte in 1..=sizes[conn] {
+                        assert_eq!(lanes[conn].write(&mut producer, byte, 1), Published::Bytes(1));
+                        lanes[conn].announce_bytes(&waiter);
+                    }
+                })
+            })
+            .collect();
+        let mut ends: Vec<_> = sizes.iter().map(|_| (Consumer::new(), Vec::new())).collect();
+        while ends.iter().zip(sizes).any(|((_, got), size)| got.len() < usize::from(*size)) {
+            let ready = waiter.line.take_ready();
+            for (lane, (consumer, got)) in lanes.iter().zip(&mut ends) {
+                if ready & 1 << lane.conn != 0 {
+                    got.extend(lane.read(consumer, 4));
+                }
+            }
+            if ready == 0 {
+                waiter.sleep_unless(|| waiter.line.peek_ready() != 0);
+            }
+        }
+        for sender in senders {
+            sender.join().unwrap();
+        }
+        for ((_, got), size) in ends.iter().zip(sizes) {
+            assert_eq!(*got, counting(*size));
+        }
+    });
+}
+
+/// Caught: no fence in `take_ready`, or none in `commit` (a bit that is still set hides the second byte); no fence in
+/// `announce_sleep`; no second look.
+#[test]
+fn an_epoll_instance_misses_no_byte_of_a_busy_lane() {
+    epoll("an_epoll_instance_misses_no_byte_of_a_busy_lane", 5, &[3]);
+}
+
+/// Caught: `ready` stored instead of or-ed; no fence in `notify` after marking a bit.
+#[test]
+fn an_epoll_instance_misses_no_lane() {
+    epoll("an_epoll_instance_misses_no_lane", 4, &[2, 1]);
+}
+
+/// A sender finds the lane full and writes two more bytes than fit; `wait` is how it waits for space.
+fn full_lane(name: &str, wait: impl Fn(&Lane, &Waiter, &mut Producer) + Send + Sync + 'static) {
+    explore(name, 5, move || {
+        let lane = Arc::new(Lane::new(2, 0));
+        let waiter = Arc::new(Waiter::default());
+        let mut producer = Producer::new();
+        assert_eq!(lane.write(&mut producer, 1, 2), Published::Bytes(2));
+        let receiver = thread::spawn({
+            let (lane, waiter) = (lane.clone(), waiter.clone());
+            move || {
+                let mut consumer = Consumer::new();
+                let mut got = Vec::new();
+                for _ in 0..2 {
+                    got.extend(lane.read(&mut consumer, 1));
+                    lane.announce_space(&waiter);
+                }
+                (consumer, got)
+            }
+        });
+        for byte in 3..=4 {
+            while lane.write(&mut producer, byte, 1) == Published::Full {
+                wait(&lane, &waiter, &mut producer);
+            }
+        }
+        let (mut consumer, mut got) = receiver.join().unwrap();
+        got.extend(lane.read(&mut consumer, 4));
+        assert_eq!(got, counting(4));
+    });
+}
+
+fn has_room(lane: &Lane, producer: &mut Producer) -> bool {
+    producer.room(&lane.header, &lane.ring, 1).expect("both ends behave") > 0
+}
+
+/// Caught: no fence in `want_space` or in `advance`; no second look; the wish before the announcement;
+/// `take_space_wanted` asked before reading; `tx_waiter` stored after `tx_wants`.
+#[test]
+fn a_thread_that_sleeps_on_a_full_lane_is_woken() {
+    full_lane("a_thread_that_sleeps_on_a_full_lane_is_woken", |lane, waiter, producer| {
+        waiter.sleep_unless(|| {
+            lane.header.want_space(SLOT);
+            has_room(lane, producer)
+        });
+    });
+}
+
+/// A non-blocking send leaves its wish behind, and an epoll instance sleeps later.
+///
+/// Caught: no look for space after the wish; no look at the ready word after the announcement.
+#[test]
+fn an_epoll_instance_that_waits_for_space_is_woken() {
+    full_lane("an_epoll_instance_that_waits_for_space_is_woken", |lane, waiter, producer| {
+        lane.header.want_space(SLOT);
+        if !has_room(lane, producer) {
+            while waiter.line.take_ready() == 0 {
+                waiter.sleep_unless(|| waiter.line.peek_ready() != 0);
+            }
+        }
+    });
+}
+
+/// Either end, or both, end a lane that is being written. Both must agree on its last byte.
+///
+/// Caught: `commit` that loads and stores instead of comparing and swapping; `close` that stores the tail it has loaded.
+#[test]
+fn both_ends_agree_on_the_last_byte() {
+    explore("both_ends_agree_on_the_last_byte", 9, || {
+        let lane = Arc::new(Lane::new(2, 0));
+        let sender = thread::spawn({
+            let lane = lane.clone();
+            move || {
+                let mut producer = Producer::new();
+                let mut written = 0;
+                for _ in 0..3 {
+                    match lane.write(&mut producer, written + 1, 1) {
+                        Published::Bytes(count) => written += count as u8,
+                        Published::Full => lane.header.close(),
+                        Published::Closed => break,
+                    }
+                }
+                written
+            }
+        });
+        let mut consumer = Consumer::new();
+        let mut got = lane.read(&mut consumer, 1);
+        lane.header.close();
+        got.extend(lane.read(&mut consumer, 4));
+        // The end is final: nothing is published behind it, whether the sender knows of it yet or not.
+        assert!(consumer.is_finished());
+        assert_eq!(got, counting(sender.join().unwrap()));
+    });
+}

@@ -1,0 +1,271 @@
+//! Random operations on a lane in ordinary memory, against a queue, and against a peer that writes rubbish.
+
+#![cfg(not(loom))]
+
+mod common;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use shunt_ring::bytes::{MappedRing, Ring};
+use shunt_ring::{Consumer, LaneHeader, Misbehaved, Producer, Published};
+
+use common::Buffer;
+
+/// What no write may touch, on both sides of a ring.
+const GUARD: usize = 64;
+const CLOSED: u64 = 1 << 63;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write(usize, Vec<usize>),
+    /// Fills the ring from outside, as a splice would, then commits.
+    Commit(usize),
+    Read(usize, Vec<usize>),
+    Peek(usize, Vec<usize>),
+    Discard(usize),
+    CloseBySender,
+    CloseByReceiver,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let cuts = || vec(any::<usize>(), 0..4);
+    prop_oneof![
+        8 => (1..100usize, cuts()).prop_map(|(len, cuts)| Op::Write(len, cuts)),
+        2 => (1..100usize).prop_map(Op::Commit),
+        8 => (1..100usize, cuts()).prop_map(|(len, cuts)| Op::Read(len, cuts)),
+        2 => (1..100usize, cuts()).prop_map(|(len, cuts)| Op::Peek(len, cuts)),
+        2 => (0..20usize).prop_map(Op::Discard),
+    ]
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let end = prop_oneof![Just(vec![Op::CloseBySender]), Just(vec![Op::CloseByReceiver]), Just(vec![])];
+    (vec(op(), 1..60), end, vec(op(), 0..10)).prop_map(|(head, end, tail)| [head, end, tail].concat())
+}
+
+/// A lane with both its ends.
+struct Lane {
+    header: LaneHeader,
+    memory: Vec<u8>,
+    ring: MappedRing,
+    producer: Producer,
+    consumer: Consumer,
+    /// Bytes written to the lane so far: the next byte is `pattern(written)`.
+    written: u64,
+}
+
+impl Lane {
+    fn new(size: usize) -> Lane {
+        let mut memory = vec![0xee; size + 2 * GUARD];
+        // SAFETY: the vector is kept beside the ring and never resized.
+        let ring = unsafe { MappedRing::new(memory.as_mut_ptr().wrapping_add(GUARD), size) };
+        Lane {
+            header: LaneHeader::new(),
+            memory,
+            ring,
+            producer: Producer::new(),
+            consumer: Consumer::new(),
+            written: 0,
+        }
+    }
+
+    fn write(&mut self, len: usize, cuts: &[usize]) -> Result<Published, Misbehaved> {
+        let mut buffer = Buffer::new(self.next_bytes(len), cuts);
+        let mut source = buffer.source();
+        let outcome = self.producer.write(&self.header, &self.ring, &mut source);
+        let count = count(outcome);
+        assert_eq!(len - source.remaining(), count, "a source moves by what was published");
+        self.written += count as u64;
+        outcome
+    }
+
+    fn commit(&mut self, wanted: usize) -> Result<Published, Misbehaved> {
+        let room = self.producer.room(&self.header, &self.ring, wanted)?.min(wanted);
+        let bytes = self.next_bytes(room);
+        let mut put = 0;
+        while put < room {
+            let (to, run) = self.ring.run(self.producer.published() + put as u64, room - put);
+            // SAFETY: `run` stays inside the ring.
+            unsafe { std::ptr::copy_nonoverlapping(bytes[put..].as_ptr(), to, run) };
+            put += run;
+        }
+        let outcome = self.producer.commit(&self.header, room);
+        self.written += count(outcome) as u64;
+        outcome
+    }
+
+    fn read(&mut self, len: usize, cuts: &[usize], peek: bool) -> Result<Vec<u8>, Misbehaved> {
+        let mut buffer = Buffer::zeroed(len, cuts);
+        let mut sink = buffer.sink();
+        let outcome = match peek {
+            true => self.consumer.peek(&self.header, &self.ring, &mut sink),
+            false => self.consumer.read(&self.header, &self.ring, &mut sink),
+        };
+        assert_eq!(len - sink.remaining(), outcome.unwrap_or(0), "a sink moves by what was read");
+        outcome.map(|count| buffer.bytes()[..count].to_vec())
+    }
+
+    fn next_bytes(&self, len: usize) -> Vec<u8> {
+        (self.written..self.written + len as u64).map(pattern).collect()
+    }
+
+    fn guards_are_whole(&self) -> bool {
+        let (front, rest) = self.memory.split_at(GUARD);
+        let back = &rest[rest.len() - GUARD..];
+        [front, back].concat().iter().all(|&byte| byte == 0xee)
+    }
+}
+
+fn pattern(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+fn count(outcome: Result<Published, Misbehaved>) -> usize {
+    match outcome {
+        Ok(Published::Bytes(count)) => count,
+        _ => 0,
+    }
+}
+
+#[test]
+fn a_publication_is_a_chunk_at_the_most() {
+    const CHUNK: usize = 64 * 1024;
+    for len in [1, CHUNK - 1, CHUNK, CHUNK + 1, 4 * CHUNK] {
+        assert_eq!(Lane::new(4 * CHUNK).write(len, &[]), Ok(Published::Bytes(len.min(CHUNK))));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn a_lane_is_a_queue_with_an_end(bits in 0..7u32, ops in ops()) {
+        let size = 1 << bits;
+        let mut lane = Lane::new(size);
+        let mut queue = VecDeque::new();
+        let mut closed = false;
+        for op in ops {
+            let room = size - queue.len();
+            match op {
+                Op::Write(len, cuts) => {
+                    let before = lane.written;
+                    let expected = match () {
+                        () if closed => Published::Closed,
+                        () if room == 0 => Published::Full,
+                        () => Published::Bytes(len.min(room)),
+                    };
+                    prop_assert_eq!(lane.write(len, &cuts), Ok(expected));
+                    queue.extend((before..lane.written).map(pattern));
+                }
+                Op::Commit(wanted) => {
+                    let before = lane.written;
+                    let expected = if closed { Published::Closed } else { Published::Bytes(wanted.min(room)) };
+                    prop_assert_eq!(lane.commit(wanted), Ok(expected));
+                    queue.extend((before..lane.written).map(pattern));
+                }
+                Op::Read(len, cuts) => {
+                    let expected: Vec<u8> = queue.drain(..len.min(queue.len())).collect();
+                    prop_assert_eq!(lane.read(len, &cuts, false), Ok(expected));
+                }
+                Op::Peek(len, cuts) => {
+                    let expected: Vec<u8> = queue.iter().copied().take(len).collect();
+                    prop_assert_eq!(lane.read(len, &cuts, true), Ok(expected));
+                }
+                Op::Discard(len) => {
+                    let expected = queue.drain(..len.min(queue.len())).count();
+                    prop_assert_eq!(lane.consumer.discard(&lane.header, &lane.ring, len), Ok(expected));
+                }
+                Op::CloseBySender | Op::CloseByReceiver => {
+                    lane.header.close();
+                    closed = true;
+                }
+            }
+            prop_assert_eq!(lane.producer.unread(&lane.header), Ok(queue.len() as u64));
+            prop_assert_eq!(lane.consumer.available(&lane.header, &lane.ring), Ok(queue.len()));
+            prop_assert_eq!(lane.consumer.is_finished(), closed && queue.is_empty());
+            prop_assert_eq!(lane.consumer.consumed() + queue.len() as u64, lane.producer.published());
+            prop_assert_eq!(lane.header.is_closed(), closed);
+        }
+        prop_assert!(lane.guards_are_whole());
+    }
+
+    #[test]
+    fn rubbish_in_the_header_harms_nobody_else(
+        bits in 0..7u32,
+        ops in vec((op(), proptest::option::of(poke())), 1..60),
+        closing in any::<bool>(),
+    ) {
+        let mut lane = Lane::new(1 << bits);
+        for (op, poke) in ops {
+            if let Some(poke) = poke {
+                poke.apply(&lane.header);
+            }
+            let (written, read) = (lane.producer.published(), lane.consumer.consumed());
+            // The counts are checked inside `write` and `read`; the lane may say anything but must not go back.
+            match op {
+                Op::Write(len, cuts) => drop(lane.write(len, &cuts)),
+                Op::Commit(wanted) => drop(lane.commit(wanted)),
+                Op::Read(len, cuts) => drop(lane.read(len, &cuts, false)),
+                Op::Peek(len, cuts) => drop(lane.read(len, &cuts, true)),
+                Op::Discard(len) => drop(lane.consumer.discard(&lane.header, &lane.ring, len)),
+                Op::CloseBySender | Op::CloseByReceiver => {}
+            }
+            if closing {
+                lane.header.close();
+            }
+            let size = lane.ring.len() as u64;
+            prop_assert!((written..=written + size).contains(&lane.producer.published()));
+            prop_assert!((read..=read + 100).contains(&lane.consumer.consumed()));
+            prop_assert!(lane.consumer.available(&lane.header, &lane.ring).unwrap_or(0) as u64 <= size);
+            prop_assert!(lane.producer.unread(&lane.header).unwrap_or(0) <= size);
+            prop_assert!(lane.header.rx_waiter().is_none_or(|slot| slot < 64));
+            prop_assert!(lane.header.take_space_wanted().is_none_or(|slot| slot < 64));
+            let _ = (lane.header.beginning(), lane.header.end(), lane.header.is_watched());
+        }
+        prop_assert!(lane.guards_are_whole());
+    }
+}
+
+/// One word of the header, overwritten by the other process.
+#[derive(Clone, Debug)]
+enum Poke {
+    Tail(u64),
+    Start(u64),
+    Head(u64),
+    /// One of the 32-bit words, by its offset.
+    Small(usize, u32),
+}
+
+fn poke() -> impl Strategy<Value = Poke> {
+    // Values that could be right are the dangerous ones.
+    let cursor = || prop_oneof![0..300u64, (0..300u64).prop_map(|near| near | CLOSED), any::<u64>()];
+    let small = prop_oneof![0..3u32, 60..70u32, any::<u32>()];
+    prop_oneof![
+        3 => cursor().prop_map(Poke::Tail),
+        1 => prop_oneof![any::<u64>(), Just(u64::MAX), Just(0)].prop_map(Poke::Start),
+        3 => cursor().prop_map(Poke::Head),
+        1 => (prop::sample::select(vec![16, 20, 24, 72, 76]), small).prop_map(|(at, value)| Poke::Small(at, value)),
+    ]
+}
+
+impl Poke {
+    fn apply(self, header: &LaneHeader) {
+        let base: *const u8 = std::ptr::from_ref(header).cast();
+        let store = |at: usize, value: u64| {
+            // SAFETY: the header is made of atomics, and `at` is where one of 64 bits begins.
+            unsafe { (*base.wrapping_add(at).cast::<AtomicU64>()).store(value, Relaxed) };
+        };
+        match self {
+            Poke::Tail(value) => store(0, value),
+            Poke::Start(value) => store(8, value),
+            Poke::Head(value) => store(64, value),
+            // SAFETY: as above, for 32 bits.
+            Poke::Small(at, value) => unsafe {
+                (*base.wrapping_add(at).cast::<AtomicU32>()).store(value, Relaxed)
+            },
+        }
+    }
+}
