@@ -1,0 +1,75 @@
+# One way to do each chore. `make demo` and `make test` set up whatever is missing, on Debian 12 with git, make, gcc,
+# curl and a Rust toolchain.
+
+PREFIX  ?= /usr/local
+DESTDIR ?=
+CARGO   ?= cargo
+
+TARGET  := $(or $(CARGO_TARGET_DIR),target)
+RELEASE := $(TARGET)/release
+BIN     := $(DESTDIR)$(PREFIX)/bin
+LIB     := $(DESTDIR)$(PREFIX)/lib/shunt
+SHARE   := $(DESTDIR)$(PREFIX)/share
+UNITS   := $(DESTDIR)$(PREFIX)/lib/systemd
+
+# Some tests make namespaces and files of other users. Only the tests themselves run as root, not the compiler.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,--config 'target."cfg(all())".runner="scripts/as-root"')
+
+.PHONY: build demo test lint loom man install uninstall setup clean help
+
+help:
+	@echo "make demo       build, and compare TCP, Unix sockets and shunt under real load (two minutes)"
+	@echo "make test       build, and run every test"
+	@echo "make install    into PREFIX=$(PREFIX), below DESTDIR if that is set"
+	@echo "make uninstall  take away what install put there"
+	@echo "make build, lint, loom, man, setup, clean"
+
+build:
+	$(CARGO) build --release -p shunt-cli -p shunt-shim
+
+demo: setup build
+	$(CARGO) run --release -p shunt-compat --bin demo
+
+test: setup build
+	$(CARGO) test --workspace $(AS_ROOT)
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) deny --all-features check licenses bans sources
+
+# All interleavings of the lanes and of the two directions of an endpoint; a target directory of its own because
+# everything is compiled differently.
+loom:
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom $(CARGO) test --release -p shunt-ring -p shunt-transport
+
+man: build
+	$(RELEASE)/shunt man $(TARGET)/man
+
+setup:
+	@scripts/setup
+
+# With sudo, what was built before is installed: root may have no toolchain, and should own nothing in ./target.
+install: $(if $(SUDO_USER),,build)
+	@test -x $(RELEASE)/shunt || { echo "nothing to install: run 'make build' first, without sudo" >&2; exit 1; }
+	install -D -m 755 $(RELEASE)/shunt $(BIN)/shunt
+	install -D -m 644 $(RELEASE)/libshunt.so $(LIB)/libshunt.so
+	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
+	    $(SHARE)/fish/vendor_completions.d $(UNITS)/system $(UNITS)/user
+	$(RELEASE)/shunt man $(SHARE)/man/man1
+	$(RELEASE)/shunt completions bash > $(SHARE)/bash-completion/completions/shunt
+	$(RELEASE)/shunt completions zsh > $(SHARE)/zsh/site-functions/_shunt
+	$(RELEASE)/shunt completions fish > $(SHARE)/fish/vendor_completions.d/shunt.fish
+	for scope in system user; do for unit in service socket; do \
+	    sed 's|@BIN@|$(PREFIX)/bin|' packaging/systemd/$$scope/shunt.$$unit > $(UNITS)/$$scope/shunt.$$unit || exit; \
+	done; done
+
+uninstall:
+	rm -f $(BIN)/shunt $(LIB)/libshunt.so $(SHARE)/man/man1/shunt.1 $(SHARE)/man/man1/shunt-*.1
+	rm -f $(SHARE)/bash-completion/completions/shunt $(SHARE)/zsh/site-functions/_shunt
+	rm -f $(SHARE)/fish/vendor_completions.d/shunt.fish
+	rm -f $(foreach scope,system user,$(foreach unit,service socket,$(UNITS)/$(scope)/shunt.$(unit)))
+	-rmdir $(LIB)
+
+clean:
+	$(CARGO) clean
