@@ -16,7 +16,7 @@ pub const PAGE_BYTES: usize = size_of::<Page>();
 pub struct Page {
     /// Messages the broker has put on the control socket so far. Written by the broker only.
     pub inbox: AtomicU64,
-    _line: [u64; 7],
+    _line: [AtomicU64; 7],
     /// Counters of the process, in the order of [`Counter`].
     pub counters: [AtomicU64; Counter::COUNT],
     /// How often each bypass reason was met, indexed by its code.
@@ -87,7 +87,7 @@ pub struct Entry {
     pub shm_sent: AtomicU64,
     /// Bytes received through lanes.
     pub shm_received: AtomicU64,
-    _rest: [u64; 5],
+    _rest: [AtomicU64; 5],
 }
 
 const _: () = assert!(size_of::<Entry>() == 128);

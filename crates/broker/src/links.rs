@@ -6,8 +6,9 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::atomic::Ordering::AcqRel;
 
-use shunt_abi::geometry::{CONNS, Geometry, LANE_BYTES, RINGS_OFFSET, Side};
+use shunt_abi::geometry::{CONNS, Geometry, LANE_BYTES, LANE_END_DIED, LANE_END_OFFSET, RINGS_OFFSET, Side};
 use shunt_sys::mapping::Mapping;
 use shunt_sys::{Errno, memfd};
 use thiserror::Error;
@@ -183,6 +184,7 @@ impl Links {
             let mut freed = Vec::new();
             for side in [0, 1].into_iter().filter(|side| link.ends[*side] == process) {
                 freed.extend(bits(link.held[side]).map(|conn| link.cookies[conn][side]));
+                link.say_died(self.geometry, side);
                 link.held[side] = 0;
             }
             let dead = link.is_dead();
@@ -218,6 +220,16 @@ impl Links {
 }
 
 impl Link {
+    /// Writes into every lane that `side` sent on that its process has ended, so that the other end asks TCP.
+    fn say_died(&self, geometry: Geometry, side: usize) {
+        let sender = if side == 0 { Side::A } else { Side::B };
+        for conn in bits(self.held[side]) {
+            if let Some(word) = self.head.word(geometry.lane_offset(conn, sender) + LANE_END_OFFSET) {
+                word.fetch_or(LANE_END_DIED, AcqRel);
+            }
+        }
+    }
+
     fn is_full(&self) -> bool {
         self.held[0] | self.held[1] == u64::MAX
     }

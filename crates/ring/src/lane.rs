@@ -34,7 +34,11 @@ struct ReceiverLine {
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<LaneHeader>() == shunt_abi::geometry::LANE_BYTES);
+const _: () = {
+    assert!(size_of::<LaneHeader>() == shunt_abi::geometry::LANE_BYTES);
+    assert!(std::mem::offset_of!(LaneHeader, end) == shunt_abi::geometry::LANE_END_OFFSET);
+    assert!(End::Died as u64 == shunt_abi::geometry::LANE_END_DIED);
+};
 
 /// The peer wrote an impossible value; the lane must be left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -30,7 +30,7 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> bool
         // L4: from here on nobody enters a kernel call without the lock.
         endpoint.set_stage(Stage::Attached);
         endpoint.report_tx(&tx);
-        endpoint.report_rx(&rx);
+        endpoint.report_rx(&mut rx);
     }
     process::count(Counter::Adopted, 1);
     try_watch(endpoint);
@@ -86,7 +86,7 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
             rx.rx.close(lane, reason);
             // An empty lane is left at once.
             rx.rx.available(lane, &ring, &Tcp { endpoint, fd: endpoint.fd.load(Relaxed) });
-            endpoint.report_rx(&rx);
+            endpoint.report_rx(&mut rx);
             at.announce_space();
         }
     }
@@ -118,7 +118,7 @@ pub(crate) fn mark(endpoint: &Endpoint, reason: Reason) {
     drop(tx);
     let mut rx = endpoint.rx.lock();
     rx.rx.set_reason(reason);
-    endpoint.report_rx(&rx);
+    endpoint.report_rx(&mut rx);
 }
 
 /// Leaves the link once neither direction needs it: the fast path is TCP's again, and the endpoint may be offered anew.

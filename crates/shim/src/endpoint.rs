@@ -43,6 +43,8 @@ pub(crate) struct TxSide {
 pub(crate) struct RxSide {
     pub(crate) rx: Rx,
     pub(crate) at: Option<Attachment>,
+    /// The road that `shunt status` was told last.
+    told_on_lane: bool,
 }
 
 /// One connected TCP socket.
@@ -328,8 +330,19 @@ impl Endpoint {
         let _ = entry.roads.fetch_update(Relaxed, Relaxed, |old| Some(old & !0xffff_00ff | word));
     }
 
+    /// Reports what has been received, and the road if it has changed. Under the lock.
+    #[inline]
+    pub(crate) fn report_received(&self, side: &mut RxSide) {
+        if side.told_on_lane != side.rx.on_lane() {
+            self.report_rx(side);
+        } else if let Some(entry) = self.entry() {
+            entry.shm_received.store(side.rx.lane_total(), Relaxed);
+        }
+    }
+
     /// Reports the receiving direction. Under its lock.
-    pub(crate) fn report_rx(&self, side: &RxSide) {
+    pub(crate) fn report_rx(&self, side: &mut RxSide) {
+        side.told_on_lane = side.rx.on_lane();
         let Some(entry) = self.entry() else { return };
         entry.shm_received.store(side.rx.lane_total(), Relaxed);
         let (road, reason) = described(side.rx.on_lane(), side.rx.reason());

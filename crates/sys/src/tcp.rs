@@ -88,6 +88,11 @@ pub fn hung_up(fd: impl AsFd) -> bool {
     polled(fd.as_fd(), PollFlags::RDHUP).unwrap_or(true)
 }
 
+/// Whether received bytes wait to be read, so that closing the socket resets the connection.
+pub fn has_unread(fd: impl AsFd) -> bool {
+    rustix::io::ioctl_fionread(fd).is_ok_and(|count| count > 0)
+}
+
 /// The socket's TCP state.
 pub fn state(fd: impl AsFd) -> Result<u8> {
     sockopt::read::<Info>(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO).map(|(info, _)| info.state)

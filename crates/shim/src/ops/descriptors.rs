@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::*;
 
 use shunt_abi::reason::Reason;
 
+use crate::endpoint::Stage;
 use crate::table::{self, Entry};
 use crate::{attach, endpoint, epoll, errno, fork, process, real};
 
@@ -72,6 +73,9 @@ pub(crate) fn begin_close(fd: RawFd) -> Entry {
         if endpoint.is_attached() && attach::before_close(endpoint, fd) && !fork::is_shared(endpoint) {
             reset_on_close(fd);
         }
+        if endpoint.stage() == Stage::Offered && !fork::is_shared(endpoint) {
+            finish_for_broker(fd);
+        }
     }
     entry
 }
@@ -105,6 +109,16 @@ fn reset_on_close(fd: RawFd) {
             size_of::<libc::linger>() as libc::socklen_t,
         )
     };
+    errno::set(before);
+}
+
+/// A broker that has not looked at the offer yet still holds the socket, so closing alone would send no FIN.
+fn finish_for_broker(fd: RawFd) {
+    let before = errno::get();
+    if !shunt_sys::tcp::has_unread(crate::private::borrow(fd)) {
+        // SAFETY: a plain call on the program's descriptor.
+        unsafe { real::shutdown(fd, libc::SHUT_WR) };
+    }
     errno::set(before);
 }
 

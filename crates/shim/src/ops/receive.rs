@@ -112,11 +112,7 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
         side.rx.receive(lane, &ring, &tcp, sink)
     };
     if on_lane || side.rx.on_lane() {
-        if on_lane != side.rx.on_lane() {
-            endpoint.report_rx(side);
-        } else if let Some(entry) = endpoint.entry() {
-            entry.shm_received.store(side.rx.lane_total(), Relaxed);
-        }
+        endpoint.report_received(side);
         // A sender that waits for room is woken once there is enough of it to be worth its while.
         if side.rx.available(lane, &ring, &tcp) <= ring.len() / 3 * 2 {
             at.announce_space();
