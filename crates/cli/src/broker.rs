@@ -13,6 +13,8 @@ use shunt_sys::{Errno, seqpacket};
 pub(crate) const START_LIMIT: Duration = Duration::from_secs(1);
 /// How long the broker that `shunt run` starts outlives its last program.
 const IDLE_EXIT_SECONDS: &str = "300";
+/// One that found another broker starting ends at once: the other may take this much more.
+const RACE_LIMIT: Duration = Duration::from_millis(250);
 const POLL: Duration = Duration::from_millis(5);
 
 /// Why a broker cannot be used.
@@ -45,17 +47,17 @@ pub(crate) struct NoBroker {
     pub(crate) later: Option<PathBuf>,
 }
 
-/// Asks the kernel who listens at `path`, and hangs up again.
-pub(crate) fn probe(path: &Path) -> Result<(), Unusable> {
+/// Asks the kernel which process listens at `path`, and hangs up again.
+pub(crate) fn probe(path: &Path) -> Result<u32, Unusable> {
     let connection = seqpacket::connect(path.as_os_str().as_bytes()).map_err(|errno| match errno {
         Errno::NOENT | Errno::CONNREFUSED => Unusable::Absent,
         other => Unusable::Unreachable(other),
     })?;
-    let owner = seqpacket::peer_credentials(&connection).map_err(Unusable::Unreachable)?.uid;
-    if owner != 0 && owner != geteuid().as_raw() {
-        return Err(Unusable::Foreign(owner));
+    let owner = seqpacket::peer_credentials(&connection).map_err(Unusable::Unreachable)?;
+    if owner.uid != 0 && owner.uid != geteuid().as_raw() {
+        return Err(Unusable::Foreign(owner.uid));
     }
-    Ok(())
+    Ok(owner.pid)
 }
 
 /// The socket of a broker that is alive: the one that was asked for, or the user's, or the system's, or the user's
@@ -67,7 +69,7 @@ pub(crate) fn reach(asked: Option<&Path>) -> Result<PathBuf, NoBroker> {
         // A program that was itself started by `shunt run` names the user's own socket: that may be started.
         let startable = own.as_ref().is_ok_and(|own| *own == path);
         match probe(&path) {
-            Ok(()) => return Ok(path),
+            Ok(_) => return Ok(path),
             Err(Unusable::Absent) if startable => {}
             Err(error) => {
                 let hint = match error {
@@ -84,7 +86,7 @@ pub(crate) fn reach(asked: Option<&Path>) -> Result<PathBuf, NoBroker> {
     }
     let path = own.map_err(|error| NoBroker { why: error.to_string(), later: None })?;
     match probe(&path) {
-        Ok(()) => Ok(path),
+        Ok(_) => Ok(path),
         Err(Unusable::Absent) => match start(&path) {
             Ok(()) => Ok(path),
             Err(why) => Err(NoBroker { why, later: Some(path) }),
@@ -127,18 +129,23 @@ pub(crate) fn myself() -> Command {
     command
 }
 
-/// Waits until a broker accepts connections at `path`, or `ended` says why it never will, or time is up.
-pub(crate) fn await_start(path: &Path, mut ended: impl FnMut() -> Option<String>) -> Result<(), String> {
-    let deadline = Instant::now() + START_LIMIT;
+/// Waits until a broker accepts connections at `path`, or `ended` says why it never will, or time is up. Returns which
+/// process it is.
+pub(crate) fn await_start(path: &Path, mut ended: impl FnMut() -> Option<String>) -> Result<u32, String> {
+    let mut deadline = Instant::now() + START_LIMIT;
     let mut complaint = None;
     loop {
         match probe(path) {
-            Ok(()) => return Ok(()),
+            Ok(pid) => return Ok(pid),
             Err(Unusable::Absent) => {}
             Err(error) => return Err(error.to_string()),
         }
-        // One that found another broker starting ends at once: the other one may take a moment more.
-        complaint = complaint.or_else(&mut ended);
+        if complaint.is_none() {
+            complaint = ended();
+            if complaint.is_some() {
+                deadline = deadline.min(Instant::now() + RACE_LIMIT);
+            }
+        }
         if Instant::now() > deadline {
             return Err(complaint.unwrap_or_else(|| format!("it does not answer after {START_LIMIT:?}")));
         }

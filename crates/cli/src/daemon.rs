@@ -129,11 +129,16 @@ fn detach(args: &DaemonArgs, socket: &Path) -> Result<()> {
         let line = text.lines().last().unwrap_or("it ended without a word");
         Some(line.trim_start_matches("shunt: ").to_owned())
     });
-    started.map_err(|why| {
-        let _ = broker.kill();
-        let _ = broker.wait();
-        anyhow!(why)
-    })
+    match started {
+        Ok(pid) if pid == broker.id() => Ok(()),
+        // Another was faster. Ours finds that out by itself, and nothing of it is left when we return.
+        Ok(_) => broker.wait().map(drop).context("the broker cannot be waited for"),
+        Err(why) => {
+            let _ = broker.kill();
+            let _ = broker.wait();
+            Err(anyhow!(why))
+        }
+    }
 }
 
 /// Closes what the starter left open: a lock, a pipe that somebody reads to its end.

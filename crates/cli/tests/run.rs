@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use common::*;
 
@@ -258,7 +259,9 @@ fn no_broker_can_be_started_and_the_command_runs() {
     fs::create_dir(shell.path("shunt")).unwrap();
     fs::set_permissions(shell.path("shunt"), fs::Permissions::from_mode(0o700)).unwrap();
     fs::write(shell.socket(), "").unwrap();
+    let begin = Instant::now();
     shell.run(["sh", "-c", "exit 4"]).saying(4, &["runs on TCP", "did not start", "not a socket"]);
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
 }
 
 #[test]

@@ -182,14 +182,14 @@ fn answering(
     name: &'static str,
     meaning: &'static str,
     path: &Path,
-    reached: Result<(), Unusable>,
+    reached: Result<u32, Unusable>,
     state: State,
 ) -> Check {
     let unusable = |why: String| {
         Check::ok(name, meaning, format!("{}: {why}", path.display()))
             .lacking(state, "stop what listens there, and restart the broker and its programs")
     };
-    match reached.map(|()| shunt_broker::status(path)) {
+    match reached.map(|_| shunt_broker::status(path)) {
         Err(error) => unusable(error.to_string()),
         Ok(Err(error)) => unusable(error.to_string()),
         Ok(Ok(snapshot)) => Check::ok(
