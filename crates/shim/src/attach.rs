@@ -71,6 +71,7 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
         return;
     }
     process::count_bypass(reason);
+    epoll::bury_everywhere(endpoint);
     {
         let mut tx = endpoint.tx.lock();
         if let Some(at) = tx.at {
@@ -150,6 +151,7 @@ pub(crate) fn let_go_if_done(endpoint: &Endpoint) {
 /// What the peer is told, and the kernel asked, before the last descriptor of an endpoint is closed. `true` if
 /// unread bytes demand a reset.
 pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> bool {
+    epoll::bury_everywhere(endpoint);
     let unread = {
         let mut rx = endpoint.rx.lock();
         let RxSide { rx: state, at, .. } = &mut *rx;

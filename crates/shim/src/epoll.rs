@@ -18,7 +18,7 @@ use crate::links::Link;
 use crate::lock::{Guard, Lock};
 use crate::table::{self, Entry};
 use crate::waiter::Slot;
-use crate::{attach, real};
+use crate::{attach, errno, real};
 
 const MAX: usize = 65536;
 /// Events that a lane can answer.
@@ -27,6 +27,8 @@ pub(crate) const OUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+/// Reported whether asked for or not.
+const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 
 /// One epoll instance of this process.
 pub(crate) struct Epoll {
@@ -90,9 +92,11 @@ pub(crate) struct Inner {
 struct Registration {
     events: u32,
     data: u64,
-    /// What the kernel's set holds.
+    /// What the kernel's set holds. While attached that may be more than `events` wants, see [`Inner::shortcut`].
     kernel_events: u32,
     disarmed: bool,
+    /// Removed by the program, but not yet from the kernel's set.
+    deleted: bool,
     pending: bool,
     attached: Option<EndpointRef>,
     primary: bool,
@@ -175,6 +179,13 @@ pub(crate) fn forget_everywhere(endpoint: &Endpoint, link: Option<&'static Link>
         {
             inner.registrations.remove(&fd);
         }
+    }
+}
+
+/// What the program has removed from its sets goes from the kernel's too: before the socket is shared or closed.
+pub(crate) fn bury_everywhere(endpoint: &Endpoint) {
+    for epoll in sets_of(endpoint) {
+        epoll.inner.lock().bury(epoll, endpoint.fd.load(Relaxed), Some(endpoint));
     }
 }
 
@@ -274,6 +285,12 @@ impl Epoll {
         let mut bar = None;
         let result = {
             let mut inner = self.inner.lock();
+            // SAFETY: the caller's promise.
+            if let Some(errno) = unsafe { inner.shortcut(operation, fd, endpoint, event) } {
+                errno::set(if errno == 0 { errno::get() } else { errno });
+                return if errno == 0 { 0 } else { -1 };
+            }
+            inner.bury(self, fd, endpoint);
             if operation == libc::EPOLL_CTL_DEL || event.is_null() {
                 // SAFETY: the caller's promise.
                 let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, event) };
@@ -310,6 +327,54 @@ fn kernel_events(endpoint: Option<&Endpoint>, wanted: u32) -> u32 {
 }
 
 impl Inner {
+    /// `epoll_ctl` for a level-triggered registration of an attached socket, without the kernel where its set holds
+    /// enough already. What it holds too much is taken out when it first reports it. `None`: not such a case; else
+    /// an errno, or 0.
+    ///
+    /// # Safety
+    /// `event` must be what the program passed to epoll_ctl.
+    unsafe fn shortcut(
+        &mut self,
+        operation: i32,
+        fd: RawFd,
+        endpoint: Option<&Endpoint>,
+        event: *mut epoll_event,
+    ) -> Option<i32> {
+        let registration = self.registrations.get_mut(&fd)?;
+        let endpoint = endpoint?;
+        let plain = |events: u32| events & (EDGE | ONE_SHOT | EXCLUSIVE) == 0;
+        if registration.attached != Some(endpoint.reference()) || !plain(registration.events) {
+            return None;
+        }
+        match operation {
+            libc::EPOLL_CTL_DEL | libc::EPOLL_CTL_MOD if registration.deleted => return Some(libc::ENOENT),
+            libc::EPOLL_CTL_ADD if !registration.deleted => return Some(libc::EEXIST),
+            libc::EPOLL_CTL_DEL => {
+                registration.deleted = true;
+                return Some(0);
+            }
+            libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD if !event.is_null() => {}
+            _ => return None,
+        }
+        // SAFETY: not null, and the program's promise to the kernel.
+        let wanted = unsafe { std::ptr::read_unaligned(event) };
+        let needed = kernel_events(Some(endpoint), wanted.events);
+        if !plain(wanted.events) || wanted.u64 != registration.data || needed & !registration.kernel_events != 0 {
+            return None;
+        }
+        registration.events = wanted.events;
+        registration.deleted = false;
+        self.mark_pending(fd);
+        Some(0)
+    }
+
+    /// Takes a registration out of the kernel's set that the program removed before.
+    fn bury(&mut self, epoll: &Epoll, fd: RawFd, endpoint: Option<&Endpoint>) {
+        if self.registrations.get(&fd).is_some_and(|registration| registration.deleted) {
+            self.remove(epoll, fd, endpoint);
+        }
+    }
+
     fn put(
         &mut self,
         epoll: &Epoll,
@@ -340,6 +405,7 @@ impl Inner {
             data: wanted.u64,
             kernel_events,
             disarmed: false,
+            deleted: false,
             pending: false,
             attached: None,
             primary: false,
@@ -438,7 +504,36 @@ impl Inner {
             }
         }
         epoll.active.fetch_sub(1, AcqRel);
-        self.refresh(endpoint);
+        self.settle(epoll, fd, endpoint);
+    }
+
+    /// Makes the kernel's set exactly what the program asked for.
+    fn settle(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
+        let Some(registration) = self.registrations.get_mut(&fd) else { return };
+        if registration.deleted {
+            self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
+            self.registrations.remove(&fd);
+            let name = epoll.name();
+            endpoint.epolls.lock().retain(|other| *other != name);
+        } else if registration.kernel_events != registration.events && !registration.disarmed {
+            self.set_kernel_events(fd, endpoint);
+        }
+    }
+
+    fn set_kernel_events(&mut self, fd: RawFd, endpoint: &Endpoint) {
+        let Some(registration) = self.registrations.get_mut(&fd) else { return };
+        registration.kernel_events = kernel_events(Some(endpoint), registration.events);
+        let (events, data) = (registration.kernel_events, registration.data);
+        self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
+    }
+
+    /// A change of our own to the kernel's set. If the registration has vanished it fails and changes nothing.
+    fn change_kernel(&self, operation: i32, fd: RawFd, events: u32, data: u64) {
+        let before = errno::get();
+        let mut event = epoll_event { events, u64: data };
+        // SAFETY: an event of our own.
+        unsafe { real::epoll_ctl(self.fd, operation, fd, &mut event) };
+        errno::set(before);
     }
 
     /// Puts the doorbell into the kernel's set, edge-triggered: it is never drained. The instance stays active
@@ -456,13 +551,12 @@ impl Inner {
         let fd = endpoint.fd.load(Relaxed);
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         let wanted = kernel_events(Some(endpoint), registration.events);
-        if wanted == registration.kernel_events || registration.disarmed {
+        let enough = wanted & !registration.kernel_events == 0;
+        let too_much = registration.kernel_events & OUT & !wanted != 0;
+        if (enough && !too_much) || registration.disarmed || registration.deleted {
             return;
         }
-        registration.kernel_events = wanted;
-        let mut event = epoll_event { events: wanted, u64: registration.data };
-        // SAFETY: an event of our own; if the registration has vanished the call fails and changes nothing.
-        unsafe { real::epoll_ctl(self.fd, libc::EPOLL_CTL_MOD, fd, &mut event) };
+        self.set_kernel_events(fd, endpoint);
     }
 
     fn mark_pending(&mut self, fd: RawFd) {
@@ -515,7 +609,7 @@ impl Inner {
             let Some(registration) = self.registrations.get_mut(&fd) else { continue };
             registration.pending = false;
             let Some(endpoint) = registration.attached.and_then(EndpointRef::resolve) else { continue };
-            if registration.disarmed {
+            if registration.disarmed || registration.deleted {
                 continue;
             }
             let reported = judge(endpoint, fd, registration.events, slot);
@@ -550,13 +644,21 @@ impl Inner {
                 if registration.disarmed {
                     continue;
                 }
-                endpoint.rx.lock().rx.note_tcp_news();
-                event.events = translate(endpoint, event.events);
-                if let Some(same) = events[..before].iter_mut().find(|earlier| { earlier.u64 } == data) {
-                    same.events |= event.events;
+                if registration.deleted {
+                    registration.kernel_events = 0;
+                    self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
                     continue;
                 }
+                endpoint.rx.lock().rx.note_tcp_news();
+                let reported = translate(endpoint, event.events);
+                event.events = reported & (registration.events | ALWAYS);
                 if event.events == 0 {
+                    // The kernel's set holds more than is wanted, and would report it for ever.
+                    self.set_kernel_events(fd, endpoint);
+                    continue;
+                }
+                if let Some(same) = events[..before].iter_mut().find(|earlier| { earlier.u64 } == data) {
+                    same.events |= event.events;
                     continue;
                 }
                 if registration.events & ONE_SHOT != 0 {
