@@ -77,6 +77,7 @@ reasons! {
     BrokerVersion = 37, "broker_version", "The broker speaks another version of the protocol.";
     Disconnected = 38, "disconnected", "The connection was dissolved by connect(AF_UNSPEC).";
     LowWater = 39, "low_water", "SO_RCVLOWAT is above one byte.";
+    Idle = 40, "idle", "Paired and ready; the next bytes in this direction go through shared memory.";
 }
 
 /// The road one direction of a connection takes.

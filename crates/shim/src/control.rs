@@ -1,7 +1,6 @@
 //! The conversation with the broker. Nothing here ever waits: what cannot be said now is said at a later
 //! operation, and without a broker everything stays on TCP (L6).
 
-use std::ffi::CStr;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::*;
@@ -440,20 +439,14 @@ fn program_name() -> [u8; 32] {
 
 /// A connection to a broker of ours or root's.
 fn reach() -> Option<std::os::fd::OwnedFd> {
-    let configured = process::broker_path();
-    let socket = match &configured {
-        Some(path) => seqpacket::connect(path.to_bytes()).ok()?,
-        None => default_path(|path| seqpacket::connect(path.to_bytes()).ok())?,
-    };
-    let trusted = seqpacket::peer_credentials(&socket)
-        .is_ok_and(|peer| peer.uid == 0 || peer.uid == rustix::process::getuid().as_raw());
-    if trusted {
-        return Some(socket);
-    }
-    close_owned(socket);
-    None
-}
-
-fn default_path<T>(attempt: impl Fn(&CStr) -> Option<T>) -> Option<T> {
-    process::runtime_broker_path().and_then(|path| attempt(&path)).or_else(|| attempt(c"/run/shunt/broker.sock"))
+    process::broker_paths().iter().find_map(|path| {
+        let socket = seqpacket::connect(path.to_bytes()).ok()?;
+        let trusted = seqpacket::peer_credentials(&socket)
+            .is_ok_and(|peer| peer.uid == 0 || peer.uid == rustix::process::getuid().as_raw());
+        if trusted {
+            return Some(socket);
+        }
+        close_owned(socket);
+        None
+    })
 }

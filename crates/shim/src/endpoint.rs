@@ -108,7 +108,8 @@ impl EndpointRef {
     }
 }
 
-static SLAB: [AtomicPtr<[Endpoint; CHUNK]>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
+static SLAB: [AtomicPtr<[Endpoint; CHUNK]>; CHUNKS] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
 static FREE: Lock<Free> = Lock::new(Free { list: Vec::new(), made: 0 });
 
 struct Free {
@@ -132,7 +133,8 @@ pub(crate) fn allocate(fd: i32, nonblocking: bool) -> Option<EndpointRef> {
                 let index = free.made;
                 let chunk = SLAB.get(index as usize / CHUNK)?;
                 if (index as usize).is_multiple_of(CHUNK) {
-                    let endpoints: Box<[Endpoint; CHUNK]> = Box::new(std::array::from_fn(|_| Endpoint::default()));
+                    let endpoints: Box<[Endpoint; CHUNK]> =
+                        Box::new(std::array::from_fn(|_| Endpoint::default()));
                     chunk.store(Box::into_raw(endpoints), Release);
                 }
                 free.made += 1;

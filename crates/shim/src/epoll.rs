@@ -359,7 +359,10 @@ impl Inner {
         // SAFETY: not null, and the program's promise to the kernel.
         let wanted = unsafe { std::ptr::read_unaligned(event) };
         let needed = kernel_events(Some(endpoint), wanted.events);
-        if !plain(wanted.events) || wanted.u64 != registration.data || needed & !registration.kernel_events != 0 {
+        if !plain(wanted.events)
+            || wanted.u64 != registration.data
+            || needed & !registration.kernel_events != 0
+        {
             return None;
         }
         registration.events = wanted.events;

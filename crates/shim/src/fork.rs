@@ -78,7 +78,9 @@ fn family() -> Option<&'static [Holders; SOCKETS]> {
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a fresh anonymous mapping; zeroes are valid for atomics.
         family = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags).ok()?.cast()
+            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
+                .ok()?
+                .cast()
         };
         FAMILY.store(family, Release);
     }

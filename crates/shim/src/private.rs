@@ -80,7 +80,8 @@ impl AsFd for PrivateFd {
 /// The program wants this number for itself: what is ours moves.
 pub(crate) fn surrender(raw: RawFd) {
     // SAFETY: the table says that it is ours, hence open.
-    let moved = fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(raw) }, 0).ok().and_then(PrivateFd::adopt);
+    let moved =
+        fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(raw) }, 0).ok().and_then(PrivateFd::adopt);
     let new = moved.map_or(-1, PrivateFd::into_raw);
     table::replace(raw, Entry::None);
     crate::waiter::renumber(raw, new);

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -15,6 +16,7 @@ use crate::lock::Lock;
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
 static ROWS: Lock<Rows> = Lock::new(Rows { free: Vec::new(), next: 0 });
 static PID: AtomicI32 = AtomicI32::new(0);
+static BROKER_PATHS: OnceLock<Vec<CString>> = OnceLock::new();
 static SPIN: AtomicU32 = AtomicU32::new(SPIN_AUTO);
 /// How many control messages have been taken from the socket.
 pub(crate) static SEEN: AtomicU64 = AtomicU64::new(0);
@@ -35,14 +37,17 @@ pub(crate) enum Spin {
     Nanos(u64),
 }
 
-/// Reads the settings. Called once, before main, and by every hook that may run earlier.
+/// Reads the settings, before main: some programs clear their environment later.
 pub(crate) fn start() {
     PID.store(current_pid(), Relaxed);
+    let _ = BROKER_PATHS.set(broker_paths_now());
     if let Some(spin) = variable(c"SHUNT_SPIN") {
         let micros = match spin.to_bytes() {
             b"auto" => SPIN_AUTO,
             b"off" => 0,
-            digits => std::str::from_utf8(digits).ok().and_then(|text| text.parse().ok()).unwrap_or(SPIN_AUTO),
+            digits => {
+                std::str::from_utf8(digits).ok().and_then(|text| text.parse().ok()).unwrap_or(SPIN_AUTO)
+            }
         };
         SPIN.store(micros, Relaxed);
     }
@@ -68,16 +73,21 @@ pub(crate) fn spin() -> Spin {
     }
 }
 
-/// Where the broker is said to be.
-pub(crate) fn broker_path() -> Option<CString> {
-    variable(c"SHUNT_BROKER").map(CStr::to_owned)
+/// Where the broker may be, best first.
+pub(crate) fn broker_paths() -> &'static [CString] {
+    BROKER_PATHS.get_or_init(broker_paths_now)
 }
 
-/// Where a per-user broker is, if nobody said anything.
-pub(crate) fn runtime_broker_path() -> Option<CString> {
-    let mut path = variable(c"XDG_RUNTIME_DIR")?.to_bytes().to_vec();
-    path.extend_from_slice(b"/shunt/broker.sock");
-    CString::new(path).ok()
+fn broker_paths_now() -> Vec<CString> {
+    if let Some(path) = variable(c"SHUNT_BROKER") {
+        return vec![path.to_owned()];
+    }
+    let per_user = variable(c"XDG_RUNTIME_DIR").and_then(|directory| {
+        let mut path = directory.to_bytes().to_vec();
+        path.extend_from_slice(b"/shunt/broker.sock");
+        CString::new(path).ok()
+    });
+    per_user.into_iter().chain([c"/run/shunt/broker.sock".to_owned()]).collect()
 }
 
 fn variable(name: &CStr) -> Option<&'static CStr> {

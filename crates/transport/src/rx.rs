@@ -56,7 +56,8 @@ impl Rx {
     /// The direction has a lane now.
     pub fn adopt(&mut self) {
         self.state = State::Adopted(Consumer::new());
-        self.reason = Reason::PeerNotOffered;
+        self.empty_in_a_row = 0;
+        self.reason = Reason::Idle;
     }
 
     /// L4: says "watching" once `quiet` says that no thread of this process is inside a kernel receive or poll
@@ -131,7 +132,7 @@ impl Rx {
 
     /// An empty lane: is it time to ask TCP whether the connection has ended?
     fn must_ask_tcp(&mut self, lane: &LaneHeader) -> bool {
-        self.empty_in_a_row = self.empty_in_a_row.wrapping_add(1);
+        self.empty_in_a_row = self.empty_in_a_row.saturating_add(1);
         self.tcp_has_news
             || self.error.is_some()
             || lane.end() != End::Open
@@ -170,10 +171,11 @@ impl Rx {
                     true
                 }
             },
-            // The kernel has lost count, as it does after a reset. Only an ended lane can have bytes of TCP behind it.
+            // The kernel has lost count, as it does after a reset. Only an ended lane can have bytes of TCP behind it;
+            // to go on there would leave a hole in the stream.
             State::CatchingUp(..) if waiting.is_ok_and(|count| count > 0) && lane.is_closed() => {
-                self.empty_in_a_row = self.empty_in_a_row.wrapping_add(1);
-                let lost = self.empty_in_a_row.is_multiple_of(ASK_TCP_EVERY);
+                self.empty_in_a_row = self.empty_in_a_row.saturating_add(1);
+                let lost = self.empty_in_a_row >= ASK_TCP_EVERY;
                 return Some(Err(if lost { ECONNRESET } else { EAGAIN }));
             }
             _ => false,
@@ -338,7 +340,7 @@ impl Rx {
         self.done += self.lane_bytes();
         self.state = State::Tcp;
         // The reason why this side closed is better than "the lane had an end".
-        if matches!(self.reason, Reason::None | Reason::PeerNotOffered) || reason != Reason::PeerWentBack {
+        if matches!(self.reason, Reason::None | Reason::Idle) || reason != Reason::PeerWentBack {
             self.reason = reason;
         }
     }

@@ -38,7 +38,7 @@ impl Tx {
     /// The direction has a lane now; nothing changes until [`road`](Self::road) finds the receiver watching.
     pub fn adopt(&mut self) {
         self.state = State::Adopted(Producer::new());
-        self.reason = Reason::PeerNotOffered;
+        self.reason = Reason::Idle;
     }
 
     /// The road to take now. Moves onto the lane if the receiver watches and `quiet` says that no thread of this

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use libc::{iovec, mmsghdr, msghdr, off64_t, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use libc::{iovec, mmsghdr, msghdr, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use shunt_abi::reason::Reason;
 use shunt_ring::user::Piece;
 use shunt_ring::{Sink, Source};
@@ -492,7 +492,12 @@ mod checked {
     /// # Safety
     /// As in C.
     #[unsafe(no_mangle)]
-    pub unsafe extern "C-unwind" fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t {
+    pub unsafe extern "C-unwind" fn __read_chk(
+        fd: c_int,
+        buf: *mut c_void,
+        len: size_t,
+        room: size_t,
+    ) -> ssize_t {
         check(len, room);
         // SAFETY: the program's own call.
         unsafe { read(fd, buf, len) }

@@ -87,7 +87,8 @@ pub unsafe extern "C-unwind" fn select(
     // SAFETY: the program's own call, here and below.
     unsafe {
         let sets = selecting::Sets::new(count, [read, write, except]);
-        let bad = timeout.as_ref().is_some_and(|time| time.tv_sec < 0 || !(0..1_000_000).contains(&time.tv_usec));
+        let bad =
+            timeout.as_ref().is_some_and(|time| time.tv_sec < 0 || !(0..1_000_000).contains(&time.tv_usec));
         if bad || !sets.concern_us() {
             return real::select(count, read, write, except, timeout);
         }
@@ -99,7 +100,10 @@ pub unsafe extern "C-unwind" fn select(
         // Linux leaves the time that was not slept.
         if let (Some(time), Some(nanos)) = (timeout.as_mut(), nanos) {
             let left = nanos.saturating_sub(crate::process::now() - begin);
-            *time = timeval { tv_sec: (left / 1_000_000_000) as i64, tv_usec: (left % 1_000_000_000 / 1000) as i64 };
+            *time = timeval {
+                tv_sec: (left / 1_000_000_000) as i64,
+                tv_usec: (left % 1_000_000_000 / 1000) as i64,
+            };
         }
         result
     }
@@ -148,7 +152,12 @@ mod checked {
     /// # Safety
     /// As in C.
     #[unsafe(no_mangle)]
-    pub unsafe extern "C-unwind" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
+    pub unsafe extern "C-unwind" fn __poll_chk(
+        fds: *mut pollfd,
+        count: nfds_t,
+        timeout: c_int,
+        room: size_t,
+    ) -> c_int {
         check(count, room);
         // SAFETY: the program's own call.
         unsafe { poll(fds, count, timeout) }

@@ -97,8 +97,7 @@ pub(crate) fn before_set(endpoint: &Endpoint, level: c_int, name: c_int) {
 /// After a setsockopt that succeeded.
 pub(crate) fn after_set(endpoint: &Endpoint, fd: RawFd, level: c_int, name: c_int) {
     if level == libc::SOL_SOCKET && (name == libc::SO_RCVTIMEO || name == libc::SO_SNDTIMEO) {
-        let cell =
-            if name == libc::SO_RCVTIMEO { &endpoint.receive_timeout } else { &endpoint.send_timeout };
+        let cell = if name == libc::SO_RCVTIMEO { &endpoint.receive_timeout } else { &endpoint.send_timeout };
         cell.store(option(fd, name).map_or(0, nanos), Relaxed);
     }
 }

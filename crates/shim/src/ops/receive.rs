@@ -19,11 +19,20 @@ use crate::{attach, errno, real, waiter};
 
 const PIECES: usize = 64;
 /// Flags that are answered here.
-const UNDERSTOOD: c_int =
-    libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_DONTWAIT | libc::MSG_TRUNC | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
+const UNDERSTOOD: c_int = libc::MSG_PEEK
+    | libc::MSG_WAITALL
+    | libc::MSG_DONTWAIT
+    | libc::MSG_TRUNC
+    | libc::MSG_NOSIGNAL
+    | libc::MSG_CMSG_CLOEXEC;
 
 /// Receives into `sink`. `Err` is an errno.
-pub(crate) fn receive(endpoint: &Endpoint, fd: RawFd, sink: &mut Sink<'_>, flags: c_int) -> Result<usize, i32> {
+pub(crate) fn receive(
+    endpoint: &Endpoint,
+    fd: RawFd,
+    sink: &mut Sink<'_>,
+    flags: c_int,
+) -> Result<usize, i32> {
     if flags & !UNDERSTOOD != 0 {
         if flags & libc::MSG_OOB != 0 {
             attach::bar(endpoint, Reason::OutOfBand);
@@ -48,7 +57,11 @@ pub(crate) fn receive(endpoint: &Endpoint, fd: RawFd, sink: &mut Sink<'_>, flags
                 endpoint.enter_receive_locked();
                 drop(side);
                 attach::let_go_if_done(endpoint);
-                let flags = if done > 0 && flags & libc::MSG_WAITALL == 0 { flags | libc::MSG_DONTWAIT } else { flags };
+                let flags = if done > 0 && flags & libc::MSG_WAITALL == 0 {
+                    flags | libc::MSG_DONTWAIT
+                } else {
+                    flags
+                };
                 let outcome = by_tcp(fd, sink, flags);
                 endpoint.leave_receive();
                 return match outcome {

@@ -14,11 +14,7 @@ pub(crate) struct Sets {
     count: usize,
 }
 
-const ASKED: [i16; 3] = [
-    libc::POLLIN | libc::POLLRDNORM,
-    libc::POLLOUT | libc::POLLWRNORM,
-    libc::POLLPRI,
-];
+const ASKED: [i16; 3] = [libc::POLLIN | libc::POLLRDNORM, libc::POLLOUT | libc::POLLWRNORM, libc::POLLPRI];
 /// What the kernel's select counts as readable, writable and exceptional.
 const MEANS: [i16; 3] = [
     libc::POLLIN | libc::POLLRDNORM | libc::POLLHUP | libc::POLLERR,
@@ -55,7 +51,8 @@ impl Sets {
             std::iter::from_fn(move || {
                 let bit = (any != 0).then(|| any.trailing_zeros() as usize)?;
                 any &= any - 1;
-                let events = (0..3).filter(|&set| bits[set] & 1 << bit != 0).fold(0, |all, set| all | ASKED[set]);
+                let events =
+                    (0..3).filter(|&set| bits[set] & 1 << bit != 0).fold(0, |all, set| all | ASKED[set]);
                 Some(((index * BITS + bit) as c_int, events))
             })
         })

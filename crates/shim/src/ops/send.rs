@@ -19,14 +19,20 @@ use crate::waiter::Slot;
 use crate::{attach, epoll, errno, process, real, waiter};
 
 /// A receiver that has not read for this long is not going to: TCP takes more than a ring does.
-pub(crate) const STALL_NANOS: u64 = 10_000_000;
+pub(crate) const STALL_NANOS: u64 = 50_000_000;
 /// Flags whose meaning on a lane is that of TCP.
-const UNDERSTOOD: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
+const UNDERSTOOD: c_int =
+    libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
 /// Pieces of one system call.
 const PIECES: usize = 64;
 
 /// Sends `source`. `Err` is an errno.
-pub(crate) fn send(endpoint: &Endpoint, fd: RawFd, source: &mut Source<'_>, flags: c_int) -> Result<usize, i32> {
+pub(crate) fn send(
+    endpoint: &Endpoint,
+    fd: RawFd,
+    source: &mut Source<'_>,
+    flags: c_int,
+) -> Result<usize, i32> {
     if source.remaining() == 0 {
         return by_tcp(fd, source, flags);
     }
@@ -66,12 +72,15 @@ pub(crate) fn send(endpoint: &Endpoint, fd: RawFd, source: &mut Source<'_>, flag
         match outcome {
             Lane::Done => return Ok(wanted),
             Lane::Left => attach::let_go_if_done(endpoint),
-            Lane::Full if waits && really_blocks(endpoint, fd) => match wait_for_space(endpoint, fd, deadline) {
-                Woken::LookAgain { .. } => {}
-                _ if source.remaining() < wanted => return Ok(wanted - source.remaining()),
-                Woken::TimedOut => return Err(libc::EAGAIN),
-                Woken::Interrupted => return Err(libc::EINTR),
-            },
+            Lane::Stalled => give_up(endpoint),
+            Lane::Full if waits && really_blocks(endpoint, fd) => {
+                match wait_for_space(endpoint, fd, deadline) {
+                    Woken::LookAgain { .. } => {}
+                    _ if source.remaining() < wanted => return Ok(wanted - source.remaining()),
+                    Woken::TimedOut => return Err(libc::EAGAIN),
+                    Woken::Interrupted => return Err(libc::EINTR),
+                }
+            }
             Lane::Full if arm_for_space(endpoint) => {}
             Lane::Full if source.remaining() < wanted => return Ok(wanted - source.remaining()),
             Lane::Full => return Err(libc::EAGAIN),
@@ -79,10 +88,16 @@ pub(crate) fn send(endpoint: &Endpoint, fd: RawFd, source: &mut Source<'_>, flag
     }
 }
 
+/// How far a send has come on the lane.
 #[derive(PartialEq, Eq)]
 enum Lane {
+    /// Everything is in it.
     Done,
+    /// There is no room.
     Full,
+    /// There has been no room for so long that nobody seems to read.
+    Stalled,
+    /// The rest is TCP's.
     Left,
 }
 
@@ -115,10 +130,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         }
     }
     match outcome {
-        Lane::Full if is_stalled(side, lane) => {
-            attach::stop_sending(endpoint, side, Reason::Stalled);
-            Lane::Left
-        }
+        Lane::Full if is_stalled(side, lane) => Lane::Stalled,
         Lane::Left => {
             endpoint.report_tx(side);
             Lane::Left
@@ -153,11 +165,9 @@ pub(crate) fn has_stalled(endpoint: &Endpoint) -> bool {
     side.tx.is_writable(lane, &ring) == Some(false) && (is_stalled(&mut side, lane) || peer_has_left(&at))
 }
 
-/// Takes a stalled direction off its lane.
+/// Takes a stalled connection off its link. Both directions go, so that it can be paired again later.
 pub(crate) fn give_up(endpoint: &Endpoint) {
-    attach::stop_sending(endpoint, &mut endpoint.tx.lock(), Reason::Stalled);
-    epoll::refresh(endpoint);
-    attach::let_go_if_done(endpoint);
+    attach::go_back(endpoint, Reason::Stalled);
 }
 
 /// Whether a send on the lane would make progress; `None`: ask TCP. If not, `slot` is told when it would.

@@ -35,7 +35,13 @@ pub(crate) enum Woken {
 /// Sleeps until the doorbell of `slot`, `events` on the socket, the deadline, or `step` nanoseconds.
 ///
 /// The caller has announced the sleep and looked once more.
-pub(crate) fn sleep(fd: RawFd, events: c_short, slot: Option<Slot>, deadline: Deadline, step: Option<u64>) -> Woken {
+pub(crate) fn sleep(
+    fd: RawFd,
+    events: c_short,
+    slot: Option<Slot>,
+    deadline: Deadline,
+    step: Option<u64>,
+) -> Woken {
     let now = process::now();
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
     let nanos = match (left, step) {
@@ -60,7 +66,9 @@ pub(crate) fn sleep(fd: RawFd, events: c_short, slot: Option<Slot>, deadline: De
         slot.drain();
     }
     match failed {
-        Some(libc::EINTR) if deadline.is_none() && every_handler_restarts() => Woken::LookAgain { tcp: false },
+        Some(libc::EINTR) if deadline.is_none() && every_handler_restarts() => {
+            Woken::LookAgain { tcp: false }
+        }
         Some(_) => Woken::Interrupted,
         None if fds[0].revents != 0 => Woken::LookAgain { tcp: true },
         None if result == 0 && left == nanos && left.is_some() => Woken::TimedOut,
