@@ -106,8 +106,8 @@ fn bytes_arrive_in_order_and_whole() {
     });
 }
 
-/// Caught: no fence in `full_fence_after_rmw`; no second look in `sleep_unless`; `sleeping` stored with Release instead
-/// of swapped and fenced; `rx_waiter` named after the announcement.
+/// Caught: no fence in `commit` or `announce_sleep`; `sleeping` stored with Release instead of swapped and fenced; no
+/// second look in `sleep_unless`; `rx_waiter` named after the announcement.
 #[test]
 fn a_thread_that_sleeps_on_a_lane_is_woken() {
     explore("a_thread_that_sleeps_on_a_lane_is_woken", 5, || {
@@ -180,14 +180,14 @@ fn epoll(name: &'static str, preemptions: usize, sizes: &'static [u8]) {
     });
 }
 
-/// Caught: no fence in `take_ready`, or none in `commit` (a bit that is still set hides the second byte); no fence in
-/// `announce_sleep`; no second look.
+/// Caught: no fence in `take_ready` (a bit that is still set hides the second byte), in `notify` after marking a bit, or
+/// in `announce_sleep`; no second look.
 #[test]
 fn an_epoll_instance_misses_no_byte_of_a_busy_lane() {
     epoll("an_epoll_instance_misses_no_byte_of_a_busy_lane", 5, &[3]);
 }
 
-/// Caught: `ready` stored instead of or-ed; no fence in `notify` after marking a bit.
+/// Caught: `ready` stored, or loaded and stored, instead of or-ed.
 #[test]
 fn an_epoll_instance_misses_no_lane() {
     epoll("an_epoll_instance_misses_no_lane", 4, &[2, 1]);

@@ -132,7 +132,7 @@ impl Rx {
 
     /// An empty lane: is it time to ask TCP whether the connection has ended?
     fn must_ask_tcp(&mut self, lane: &LaneHeader) -> bool {
-        self.empty_in_a_row = self.empty_in_a_row.saturating_add(1);
+        self.empty_in_a_row = self.empty_in_a_row.wrapping_add(1);
         self.tcp_has_news
             || self.error.is_some()
             || lane.end() != End::Open

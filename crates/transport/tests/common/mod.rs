@@ -1,0 +1,102 @@
+//! The TCP connection beneath both ends, as both kinds of checks need it.
+
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::collections::VecDeque;
+
+use shunt_ring::Sink;
+use shunt_transport::EAGAIN;
+
+#[path = "../../../ring/tests/common/mod.rs"]
+mod lanes;
+
+pub(crate) use lanes::*;
+
+/// `ECONNRESET`, as the kernel reports it.
+pub(crate) const ECONNRESET: i32 = 104;
+
+/// One direction of a TCP connection with the counts that the kernel keeps of it.
+#[derive(Debug, Default)]
+pub(crate) struct Wire {
+    /// Written, but not yet at the receiver.
+    flying: VecDeque<u8>,
+    arrived: VecDeque<u8>,
+    sent: u64,
+    read: u64,
+    fin: bool,
+    reset: Option<Reset>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reset {
+    Untold,
+    Told,
+}
+
+impl Wire {
+    pub(crate) fn send(&mut self, bytes: impl IntoIterator<Item = u8>) {
+        let before = self.flying.len();
+        self.flying.extend(bytes);
+        self.sent += (self.flying.len() - before) as u64;
+    }
+
+    /// Lets up to `count` bytes arrive.
+    pub(crate) fn arrive(&mut self, count: usize) {
+        self.arrived.extend(self.flying.drain(..count.min(self.flying.len())));
+    }
+
+    pub(crate) fn finish(&mut self) {
+        self.fin = true;
+    }
+
+    /// A reset overtakes what has not arrived.
+    pub(crate) fn reset(&mut self) {
+        self.flying.clear();
+        self.reset = Some(Reset::Untold);
+    }
+
+    pub(crate) fn was_reset(&self) -> bool {
+        self.reset.is_some()
+    }
+
+    /// Bytes that have ever been written, and that have ever arrived.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    pub(crate) fn arrived_total(&self) -> u64 {
+        self.read + self.arrived.len() as u64
+    }
+
+    /// Bytes that have been read; a kernel loses that count at a reset.
+    pub(crate) fn read(&self) -> Option<u64> {
+        self.reset.is_none().then_some(self.read)
+    }
+
+    pub(crate) fn waiting(&mut self) -> Result<usize, i32> {
+        if !self.arrived.is_empty() {
+            return Ok(self.arrived.len());
+        }
+        match self.reset {
+            // Even a peek takes the error.
+            Some(Reset::Untold) => {
+                self.reset = Some(Reset::Told);
+                Err(ECONNRESET)
+            }
+            Some(Reset::Told) => Ok(0),
+            None if self.fin && self.flying.is_empty() => Ok(0),
+            None => Err(EAGAIN),
+        }
+    }
+
+    pub(crate) fn receive(&mut self, sink: &mut Sink<'_>) -> Result<usize, i32> {
+        let count = self.waiting()?.min(sink.remaining());
+        self.read += count as u64;
+        Ok(pour(self.arrived.drain(..count), sink))
+    }
+
+    /// The first bytes that have arrived and not been read.
+    pub(crate) fn peek(&self, count: usize) -> Vec<u8> {
+        self.arrived.iter().copied().take(count).collect()
+    }
+}
