@@ -2,12 +2,16 @@
 
 use shunt_abi::page::Counter;
 use shunt_abi::reason::{Reason, Road};
+use shunt_ring::lane::End;
 use std::sync::atomic::Ordering::*;
 
 use crate::endpoint::{Endpoint, EndpointRef, RxSide, Stage, TxSide};
 use crate::kernel::Tcp;
 use crate::links::{Attachment, Link};
-use crate::{control, epoll, process};
+use crate::{control, epoll, errno, process, real};
+
+/// How long the broker's word about a death is waited for. Only a reader of end of file whose own bytes lie unread waits.
+const DEATH_NEWS_NANOS: u64 = 20_000_000;
 
 /// Puts a paired endpoint on its link. `false` if it is not there any more.
 pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> bool {
@@ -122,6 +126,38 @@ pub(crate) fn mark(endpoint: &Endpoint, reason: Reason) {
     endpoint.report_rx(&mut rx);
 }
 
+/// TCP has ended. If that was the death of the peer's process, with bytes of ours unread in the lane, TCP would have
+/// reset the connection: then this makes the kernel's socket what a reset leaves behind. `true` if it did.
+pub(crate) fn reset_if_lost(endpoint: &Endpoint, fd: i32) -> bool {
+    let may_be_lost = || {
+        let mut side = endpoint.tx.lock();
+        let at = side.at?;
+        (side.tx.unread(at.outgoing().0) > 0).then(|| at.incoming().0.end())
+    };
+    // The kernel has closed the dead process's socket; the broker's word follows at once, if there is a broker.
+    let deadline = process::now() + DEATH_NEWS_NANOS;
+    loop {
+        match may_be_lost() {
+            Some(End::Died) => break,
+            Some(End::Open) if control::has_broker() && process::now() < deadline => {
+                let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 50_000 });
+            }
+            _ => return false,
+        }
+    }
+    stop_sending(endpoint, &mut endpoint.tx.lock(), Reason::PeerDied);
+    let before = errno::get();
+    let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
+    // SAFETY: plain calls on the program's descriptor. Dissolving the association leaves ECONNRESET as the socket's
+    // error; the shutdown, which fails with ENOTCONN, marks both directions as over all the same.
+    unsafe {
+        real::connect(fd, &nowhere, size_of::<libc::sockaddr>() as libc::socklen_t);
+        real::shutdown(fd, libc::SHUT_RDWR);
+    }
+    errno::set(before);
+    true
+}
+
 /// Leaves the link once neither direction needs it: the fast path is TCP's again, and the endpoint may be offered anew.
 pub(crate) fn let_go_if_done(endpoint: &Endpoint) {
     let at = {
@@ -148,6 +184,19 @@ pub(crate) fn let_go_if_done(endpoint: &Endpoint) {
     control::release(at);
 }
 
+/// What the peer is told before a direction is shut down by a call.
+pub(crate) fn before_shutdown(endpoint: &Endpoint, how: i32) {
+    let reads = matches!(how, libc::SHUT_RD | libc::SHUT_RDWR);
+    let writes = matches!(how, libc::SHUT_WR | libc::SHUT_RDWR);
+    let shut = endpoint.add_shut(reads, writes);
+    let mut tx = endpoint.tx.lock();
+    let Some(at) = tx.at.filter(|_| writes || shut.both) else { return };
+    // Published before the FIN, so that whoever sees the FIN sees every byte and this too. Once both directions are
+    // shut TCP answers what still comes by a reset, so the peer must not go on with its lane.
+    at.outgoing().0.set_end(if shut.both { End::Closed } else { End::ShutDown });
+    stop_sending(endpoint, &mut tx, Reason::ShutDown);
+}
+
 /// What the peer is told, and the kernel asked, before the last descriptor of an endpoint is closed. `true` if
 /// unread bytes demand a reset.
 pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> bool {
@@ -168,7 +217,7 @@ pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> bool {
     };
     let mut tx = endpoint.tx.lock();
     if let Some(at) = tx.at {
-        at.outgoing().0.set_end(shunt_ring::lane::End::Closed);
+        at.outgoing().0.set_end(End::Closed);
         tx.tx.close(at.outgoing().0, Reason::ShutDown);
     }
     unread

@@ -139,6 +139,11 @@ pub(crate) fn release(at: Attachment) {
     retire_if_idle(at.link);
 }
 
+/// Whether there is a broker to hear from.
+pub(crate) fn has_broker() -> bool {
+    CONTROL.lock().socket.is_some()
+}
+
 /// Registers a doorbell; `false` if it could not be said now.
 pub(crate) fn tell_doorbell(slot: usize, doorbell: RawFd) -> bool {
     let Some(mut control) = CONTROL.try_lock() else { return false };
@@ -159,6 +164,10 @@ fn retire_if_idle(link: &'static Link) {
         let mut control = CONTROL.lock();
         let before = control.links.len();
         control.links.retain(|other| !std::ptr::eq(*other, link));
+        let shared = |peer: &'static Peer| std::ptr::eq(peer, link.peer);
+        if !control.links.iter().any(|other| shared(other.peer)) && !control.peers.iter().any(|peer| shared(peer)) {
+            link.peer.forget_doorbells();
+        }
         before != control.links.len()
     };
     // Whoever took it off the list unmaps it, once no epoll instance looks at it any more.
@@ -242,6 +251,8 @@ impl Control {
         for link in &self.links {
             link.set_gone();
         }
+        // The next broker gives the same names to others. The links keep the peers they have.
+        self.peers.clear();
     }
 
     fn offer(&mut self, endpoint: &Endpoint, fd: RawFd, deeds: &mut Vec<Deed>) -> Result<(), Reason> {

@@ -67,6 +67,8 @@ pub(crate) struct Endpoint {
     /// One of them.
     pub(crate) fd: AtomicI32,
     pub(crate) nonblocking: AtomicU32,
+    /// Directions that were shut down: 1 reading, 2 writing.
+    shut: AtomicU32,
     /// Why the endpoint must never be offered, as a reason code.
     barred: AtomicU32,
     /// The waiter that the peer wakes for bytes: 0 nobody, else its slot + 1. An epoll instance owns it as long as
@@ -81,6 +83,11 @@ pub(crate) struct Endpoint {
     pub(crate) rx: Lock<RxSide>,
     /// The epoll instances it is registered with.
     pub(crate) epolls: Lock<Vec<EpollRef>>,
+}
+
+/// What has been shut down so far.
+pub(crate) struct Shut {
+    pub(crate) both: bool,
 }
 
 /// A name for an endpoint that notices when the slot has been used again.
@@ -284,6 +291,12 @@ impl Endpoint {
         self.names.fetch_sub(1, AcqRel) == 1
     }
 
+    /// Notes a shutdown.
+    pub(crate) fn add_shut(&self, reads: bool, writes: bool) -> Shut {
+        let bits = u32::from(reads) | u32::from(writes) << 1;
+        Shut { both: self.shut.fetch_or(bits, AcqRel) | bits == 3 }
+    }
+
     /// Never offer this endpoint again.
     pub(crate) fn bar(&self, reason: Reason) {
         self.barred.store(reason as u32, Release);
@@ -363,6 +376,7 @@ impl Endpoint {
         self.set_stage(Stage::Plain);
         self.operations.store(0, Relaxed);
         self.barred.store(0, Relaxed);
+        self.shut.store(0, Relaxed);
         self.owner.store(0, Relaxed);
         self.receive_timeout.store(0, Relaxed);
         self.send_timeout.store(0, Relaxed);

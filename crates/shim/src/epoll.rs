@@ -640,7 +640,12 @@ impl Inner {
             if data == self.marker {
                 continue;
             }
-            if let Some(&fd) = self.by_data.get(&data)
+            let ours = self.by_data.get(&data).copied();
+            if let Some(fd) = ours {
+                // TCP may end here and the lane begin: the next look must not wait for another mark.
+                self.mark_pending(fd);
+            }
+            if let Some(fd) = ours
                 && let Some(registration) = self.registrations.get_mut(&fd)
                 && let Some(endpoint) = registration.attached.and_then(EndpointRef::resolve)
             {
@@ -653,7 +658,10 @@ impl Inner {
                     continue;
                 }
                 endpoint.rx.lock().rx.note_tcp_news();
-                let reported = translate(endpoint, event.events);
+                let mut reported = translate(endpoint, event.events);
+                if attach::reset_if_lost(endpoint, fd) {
+                    reported |= IN | OUT | ALWAYS | libc::EPOLLRDHUP as u32;
+                }
                 event.events = reported & (registration.events | ALWAYS);
                 if event.events == 0 {
                     // The kernel's set holds more than is wanted, and would report it for ever.

@@ -317,6 +317,12 @@ impl Rx {
         self.tcp_has_news = true;
     }
 
+    /// Whether TCP has something to say about this direction, as far as is known without asking.
+    #[inline]
+    pub fn has_tcp_news(&self, lane: &LaneHeader) -> bool {
+        self.tcp_has_news || !self.on_lane() || lane.end() != End::Open
+    }
+
     /// L2: ends the lane. What is in it is still read first.
     pub fn close(&mut self, lane: &LaneHeader, reason: Reason) {
         match self.state {

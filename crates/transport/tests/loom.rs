@@ -275,7 +275,7 @@ fn nothing_overtakes_a_lane_that_ends() {
 #[test]
 fn the_lane_begins_behind_every_send_of_two_threads() {
     explore("two senders", 3, || {
-        let connection = Connection::watched();
+        let connection = Connection::adopted();
         let other = thread::spawn({
             let connection = connection.clone();
             move || connection.send(20)
@@ -287,6 +287,7 @@ fn the_lane_begins_behind_every_send_of_two_threads() {
                 connection.send_blocking(11);
             }
         });
+        connection.try_watch();
         connection.receive(8);
         first.join().unwrap();
         other.join().unwrap();

@@ -78,7 +78,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 /// The usual course, then anything, with what the other end does meanwhile.
-fn story() -> impl Strategy<Value = (Vec<Op>, Vec<Op>)> {
+fn story() -> impl Strategy<Value = (Vec<Op>, Vec<Vec<Op>>)> {
     let rare = prop_oneof![6 => Just(vec![]), 1 => Just(vec![Op::Unsettle])];
     let start = prop_oneof![
         Just(vec![Op::AdoptRx, Op::AdoptTx, Op::TryWatch]),
@@ -89,7 +89,13 @@ fn story() -> impl Strategy<Value = (Vec<Op>, Vec<Op>)> {
     let story = (vec(op(), 0..6), rare, start, vec(op(), 0..60), end, vec(op(), 0..8)).prop_map(
         |(before, rare, start, middle, end, after)| [before, rare, start, middle, vec![end], after].concat(),
     );
-    (story, vec(op(), 0..40))
+    // A sender that begins, goes back and writes to TCP, all in one moment of its peer, is the dangerous one.
+    let sender = (1..4usize, any::<bool>(), 1..4usize).prop_map(|(lane, goes_back, tcp)| {
+        let back = if goes_back { Op::CloseTx } else { Op::Arrive(1) };
+        vec![Op::Send(lane, vec![]), back, Op::Send(tcp, vec![]), Op::Arrive(60)]
+    });
+    let moment = prop_oneof![3 => Just(vec![]), 3 => vec(op(), 1..2), 2 => sender, 1 => vec(op(), 2..8)];
+    (story, vec(moment, 0..40))
 }
 
 /// A lane that both ends share.
@@ -125,7 +131,7 @@ struct World {
     wire: RefCell<Wire>,
     tx: RefCell<Tx>,
     rx: RefCell<Rx>,
-    script: RefCell<VecDeque<Op>>,
+    script: RefCell<VecDeque<Vec<Op>>>,
     places: RefCell<Vec<Place>>,
     got: Cell<usize>,
     sender_in_kernel: Cell<bool>,
@@ -163,7 +169,7 @@ impl Kernel for World {
 }
 
 impl World {
-    fn new(script: Vec<Op>) -> World {
+    fn new(script: Vec<Vec<Op>>) -> World {
         World {
             lane: RefCell::new(Lane::new()),
             wire: RefCell::default(),
@@ -182,8 +188,8 @@ impl World {
 
     /// What the other end does while one is inside the kernel.
     fn meanwhile(&self) {
-        let next = self.script.borrow_mut().pop_front();
-        if let Some(op) = next {
+        let moment = self.script.borrow_mut().pop_front();
+        for op in moment.into_iter().flatten() {
             self.run(op);
         }
     }
@@ -291,7 +297,9 @@ impl World {
             Op::CloseRx => rx.close(&lane.header, Reason::Fork),
             Op::EnterReceive if !rx.is_attached() || rx.is_adopted() => self.receiver_in_kernel.set(true),
             Op::LeaveReceive(len) if self.receiver_in_kernel.replace(false) => {
-                self.receive_by_tcp(len);
+                if let Received::Error(_) = self.receive_by_tcp(len) {
+                    self.check_error(rx);
+                }
             }
             Op::Receive(len, cuts) => {
                 self.receive(len, &cuts, lane, rx);
@@ -428,6 +436,7 @@ impl World {
         assert!(self.over.get());
         let reset = self.wire.borrow().was_reset();
         assert!(reset || self.got.get() == self.places.borrow().len(), "an end of file before the end");
+        assert!(!reset || self.told_of_reset.get(), "a reset shown as an end of file");
     }
 
     fn check_error(&self, rx: &Rx) {

@@ -4,7 +4,6 @@ use std::ffi::{c_int, c_void};
 
 use libc::{sockaddr, socklen_t};
 use shunt_abi::reason::Reason;
-use shunt_ring::lane::End;
 
 use crate::ops::{descriptors, options};
 use crate::table::{self, Entry};
@@ -87,16 +86,9 @@ pub unsafe extern "C-unwind" fn accept4(
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    let endpoint = table::endpoint(fd).filter(|endpoint| endpoint.is_attached());
-    if let Some(endpoint) = endpoint
-        && matches!(how, libc::SHUT_WR | libc::SHUT_RDWR)
-    {
-        let mut side = endpoint.tx.lock();
-        if let Some(at) = side.at {
-            // Published before the FIN, so that whoever sees the FIN sees every byte and this too.
-            at.outgoing().0.set_end(End::ShutDown);
-            attach::stop_sending(endpoint, &mut side, Reason::ShutDown);
-        }
+    let endpoint = table::endpoint(fd);
+    if let Some(endpoint) = endpoint {
+        attach::before_shutdown(endpoint, how);
     }
     // SAFETY: the program's own call.
     let result = unsafe { real::shutdown(fd, how) };
@@ -104,6 +96,30 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         endpoint.rx.lock().rx.note_tcp_news();
     }
     result
+}
+
+/// See getsockopt(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    if level == libc::SOL_SOCKET
+        && name == libc::SO_ERROR
+        && let Some(endpoint) = table::endpoint(fd)
+        && endpoint.is_attached()
+        && shunt_sys::tcp::hung_up(crate::private::borrow(fd))
+    {
+        attach::reset_if_lost(endpoint, fd);
+    }
+    // SAFETY: the program's own call.
+    unsafe { real::getsockopt(fd, level, name, value, len) }
 }
 
 /// See setsockopt(2).

@@ -98,7 +98,7 @@ fn poll_mixed(fds: &mut [pollfd], watched: &mut [Watched], deadline: Deadline, m
     let mut shadow: Vec<pollfd> = Vec::with_capacity(fds.len() + 1);
     loop {
         let lanes = answer(fds, watched);
-        let only_lanes = watched.len() == fds.len();
+        let only_lanes = watched.len() == fds.len() && !watched.iter().any(|one| receive::tcp_has_news(one.endpoint));
         if lanes > 0 && only_lanes && !UNASKED.fetch_add(1, Relaxed).is_multiple_of(ASK_KERNEL_EVERY) {
             return lanes;
         }
@@ -116,7 +116,9 @@ fn poll_mixed(fds: &mut [pollfd], watched: &mut [Watched], deadline: Deadline, m
         if result < 0 {
             return result;
         }
-        merge(fds, &shadow, watched);
+        if merge(fds, &shadow, watched) {
+            continue;
+        }
         let ready = fds.iter().filter(|entry| entry.revents != 0).count() as i32;
         if ready > 0 || deadline.is_some_and(|deadline| deadline <= process::now()) {
             return ready;
@@ -235,8 +237,8 @@ fn ask_kernel(
     result
 }
 
-/// Adds the kernel's answer to the lanes', asked once more.
-fn merge(fds: &mut [pollfd], shadow: &[pollfd], watched: &[Watched]) {
+/// Adds the kernel's answer to the lanes', asked once more. `true` if a socket has changed under it: ask again.
+fn merge(fds: &mut [pollfd], shadow: &[pollfd], watched: &[Watched]) -> bool {
     let before = errno::get();
     answer(fds, watched);
     for (entry, kernel) in fds.iter_mut().zip(shadow) {
@@ -244,8 +246,12 @@ fn merge(fds: &mut [pollfd], shadow: &[pollfd], watched: &[Watched]) {
     }
     for one in watched.iter().filter(|one| shadow[one.index].revents != 0) {
         one.endpoint.rx.lock().rx.note_tcp_news();
+        if attach::reset_if_lost(one.endpoint, one.fd) {
+            return true;
+        }
     }
     errno::set(before);
+    false
 }
 
 /// Whether any of these descriptors needs more than the kernel's own select.

@@ -8,7 +8,6 @@ use libc::iovec;
 use shunt_abi::reason::Reason;
 use shunt_ring::Sink;
 use shunt_ring::bytes::Ring;
-use shunt_ring::lane::End;
 use shunt_transport::Received;
 
 use crate::endpoint::{Endpoint, RxSide};
@@ -84,7 +83,10 @@ pub(crate) fn receive(
             Received::EndOfFile if done > 0 => return Ok(done),
             Received::EndOfFile => {
                 drop(side);
-                return if was_reset(endpoint, fd) { Err(libc::ECONNRESET) } else { Ok(0) };
+                if attach::reset_if_lost(endpoint, fd) {
+                    continue;
+                }
+                return Ok(0);
             }
             // It is told again: the direction keeps what the kernel tells only once.
             Received::Error(_) if done > 0 => return Ok(done),
@@ -152,6 +154,12 @@ pub(crate) fn is_readable(endpoint: &Endpoint, fd: RawFd) -> bool {
     available(endpoint, fd) > 0
 }
 
+/// Whether the kernel must be asked how the socket is: end of file, reset, or bytes of TCP's own.
+pub(crate) fn tcp_has_news(endpoint: &Endpoint) -> bool {
+    let side = endpoint.rx.lock();
+    side.at.is_none_or(|at| side.rx.has_tcp_news(at.incoming().0))
+}
+
 /// Bytes that wait in the lane.
 #[inline]
 pub(crate) fn available(endpoint: &Endpoint, fd: RawFd) -> usize {
@@ -188,22 +196,6 @@ fn wait_for_bytes(endpoint: &Endpoint, fd: RawFd, deadline: Deadline) -> Woken {
         endpoint.rx.lock().rx.note_tcp_news();
     }
     woken
-}
-
-/// End of file, and the peer's process is gone with bytes of ours unread: TCP would have reset the connection.
-fn was_reset(endpoint: &Endpoint, fd: RawFd) -> bool {
-    let mut side = endpoint.tx.lock();
-    let Some(at) = side.at else { return false };
-    let died = matches!(at.incoming().0.end(), End::Open | End::Died);
-    let lost = died && side.tx.unread(at.outgoing().0) > 0;
-    if lost {
-        attach::stop_sending(endpoint, &mut side, Reason::PeerDied);
-        drop(side);
-        // What the kernel would answer from now on: end of file to a receive, EPIPE to a send.
-        // SAFETY: a plain call on the program's descriptor.
-        unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
-    }
-    lost
 }
 
 /// The real recvmsg for what is left of `sink`.

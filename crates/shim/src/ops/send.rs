@@ -19,7 +19,7 @@ use crate::waiter::Slot;
 use crate::{attach, epoll, errno, process, real, waiter};
 
 /// A receiver that has not read for this long is not going to: TCP takes more than a ring does.
-pub(crate) const STALL_NANOS: u64 = 50_000_000;
+pub(crate) const STALL_NANOS: u64 = 100_000_000;
 /// Flags whose meaning on a lane is that of TCP.
 const UNDERSTOOD: c_int =
     libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
@@ -73,6 +73,10 @@ pub(crate) fn send(
             Lane::Done => return Ok(wanted),
             Lane::Left => attach::let_go_if_done(endpoint),
             Lane::Stalled => give_up(endpoint),
+            Lane::Deserted => {
+                attach::reset_if_lost(endpoint, fd);
+                attach::go_back(endpoint, Reason::PeerDied);
+            }
             Lane::Full if waits && really_blocks(endpoint, fd) => {
                 match wait_for_space(endpoint, fd, deadline) {
                     Woken::LookAgain { .. } => {}
@@ -97,6 +101,8 @@ enum Lane {
     Full,
     /// There has been no room for so long that nobody seems to read.
     Stalled,
+    /// The other end has been closed, or its process is gone.
+    Deserted,
     /// The rest is TCP's.
     Left,
 }
@@ -107,8 +113,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
     let Some(at) = side.at else { return Lane::Left };
     let (lane, ring) = at.outgoing();
     if peer_has_left(&at) {
-        attach::stop_sending(endpoint, side, Reason::PeerDied);
-        return Lane::Left;
+        return Lane::Deserted;
     }
     let before = source.remaining();
     let outcome = loop {
@@ -175,8 +180,8 @@ pub(crate) fn writability(endpoint: &Endpoint, slot: Option<Slot>) -> Option<boo
     let mut side = endpoint.tx.lock();
     let at = side.at?;
     let (lane, ring) = at.outgoing();
-    if peer_has_left(&at) {
-        // A send would go to TCP, and TCP takes it or fails: either way it does not block.
+    if peer_has_left(&at) || lane.is_closed() {
+        // A send finds that out and goes to TCP; what TCP says to it is the next thing to wait for.
         return side.tx.on_lane().then_some(true);
     }
     let writable = side.tx.is_writable(lane, &ring)?;
