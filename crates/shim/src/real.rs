@@ -96,6 +96,7 @@ real! {
     fn epoll_pwait2(epoll: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
     fn _Fork() -> pid_t;
+    fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
     fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     fn execv(path: *const c_char, argv: *const *const c_char) -> c_int;
     fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int;

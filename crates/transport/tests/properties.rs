@@ -70,7 +70,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::EnterReceive),
         2 => len().prop_map(Op::LeaveReceive),
         8 => len().prop_map(Op::Arrive),
-        2 => Just(Op::TcpNews),
+        5 => Just(Op::TcpNews),
         2 => Just(Op::CloseTx),
         2 => Just(Op::CloseRx),
         1 => Just(Op::Renew),
@@ -89,12 +89,20 @@ fn story() -> impl Strategy<Value = (Vec<Op>, Vec<Vec<Op>>)> {
     let story = (vec(op(), 0..6), rare, start, vec(op(), 0..60), end, vec(op(), 0..8)).prop_map(
         |(before, rare, start, middle, end, after)| [before, rare, start, middle, vec![end], after].concat(),
     );
-    // A sender that begins, goes back and writes to TCP, all in one moment of its peer, is the dangerous one.
+    // A sender that begins, goes back and writes to TCP, or ends, all in one moment of its peer, is the dangerous one.
     let sender = (1..4usize, any::<bool>(), 1..4usize).prop_map(|(lane, goes_back, tcp)| {
         let back = if goes_back { Op::CloseTx } else { Op::Arrive(1) };
         vec![Op::Send(lane, vec![]), back, Op::Send(tcp, vec![]), Op::Arrive(60)]
     });
-    let moment = prop_oneof![3 => Just(vec![]), 3 => vec(op(), 1..2), 2 => sender, 1 => vec(op(), 2..8)];
+    let last = prop_oneof![Just(Op::Finish), Just(Op::Reset)]
+        .prop_map(|end| vec![Op::Arrive(60), Op::Send(2, vec![]), Op::Arrive(2), end]);
+    let moment = prop_oneof![
+        12 => Just(vec![]),
+        12 => vec(op(), 1..2),
+        8 => sender,
+        4 => vec(op(), 2..8),
+        3 => last,
+    ];
     (story, vec(moment, 0..40))
 }
 
@@ -317,14 +325,14 @@ impl World {
     }
 
     fn receive(&self, len: usize, cuts: &[usize], lane: &Lane, rx: &mut Rx) -> Received {
-        // A kernel that has reset the connection has lost count of it: then only a receiver that is already on the
-        // lane is sure to get there.
-        let sure = rx.on_lane() || !self.wire.borrow().was_reset();
-        let due = if sure { self.deliverable() } else { 0 };
+        let (on_lane, due) = (rx.on_lane(), self.deliverable());
         let mut buffer = Buffer::zeroed(len, cuts);
         let mut sink = buffer.sink();
         let mut outcome = rx.receive(&lane.header, &lane.ring, self, &mut sink);
         let moved = len - sink.remaining();
+        // A kernel that has reset the connection has lost count of it: then only a receiver that was on the lane is
+        // sure to get there.
+        let due = if on_lane || !self.wire.borrow().was_reset() { due } else { 0 };
         match outcome {
             Received::Bytes(count) => {
                 assert_eq!(count, moved);

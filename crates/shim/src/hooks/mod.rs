@@ -9,5 +9,6 @@ mod descriptor;
 mod epoll;
 mod io;
 mod process;
+mod raw;
 mod readiness;
 mod socket;

@@ -19,7 +19,7 @@ use crate::waiter::Slot;
 use crate::{attach, epoll, errno, process, real, waiter};
 
 /// A receiver that has not read for this long is not going to: TCP takes more than a ring does.
-pub(crate) const STALL_NANOS: u64 = 100_000_000;
+pub(crate) const STALL_NANOS: u64 = 250_000_000;
 /// Flags whose meaning on a lane is that of TCP.
 const UNDERSTOOD: c_int =
     libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
