@@ -222,8 +222,8 @@ fn counting(bytes: u8) -> Vec<u8> {
 
 /// L4, receiver first: the sender may begin, publish, go back and write to TCP between any two steps of a receive.
 ///
-/// Caught: in `tcp_share`, no look at the lane after asking TCP while watching, or no limit while catching up; in
-/// `begin`, a Relaxed store with a Relaxed `beginning`; in `Rx::step`, `is_closed` asked after `beginning`.
+/// Caught: in `tcp_share`, no look at the lane after asking TCP while watching, no limit while catching up, or more
+/// taken than TCP was seen to hold; in `Rx::step`, `is_closed` asked after `beginning`, or with a Relaxed load.
 #[test]
 fn nothing_overtakes_a_lane_that_begins() {
     for (name, len) in [("begins, receives of 1", 1), ("begins, receives of 8", 8)] {
@@ -326,10 +326,10 @@ fn the_receiver_watches_only_when_nobody_is_in_the_kernel() {
     });
 }
 
-/// L2: either end goes back, or both at once, or a third thread of the receiver, while bytes are being published.
+/// L2: either end goes back, or both at once, while bytes are being published.
 ///
-/// Caught: `commit` that stores instead of comparing and swapping; a sender that drops what a closed lane refused; a
-/// receiver that leaves before the lane is drained.
+/// Caught: `commit` that loads and stores instead of comparing and swapping; a sender that drops what a closed lane
+/// refused; a receiver that leaves before the lane is drained.
 fn goes_back(name: &str, sender_closes: bool, receiver_closes: bool) {
     explore(name, 4, move || {
         let connection = Connection::switched();
@@ -372,7 +372,7 @@ fn both_go_back_at_once_without_loss() {
 
 /// A close by the receiver before it knows whether the sender has begun.
 ///
-/// Caught: `Rx::close` that leaves at once while watching; `is_closed` with a Relaxed load in `Rx::step`.
+/// Caught: `Rx::close` that leaves at once while watching; no limit while catching up.
 #[test]
 fn the_receiver_goes_back_while_the_sender_begins() {
     explore("goes back while it begins", 4, || {
@@ -395,8 +395,7 @@ fn the_receiver_goes_back_while_the_sender_begins() {
 /// The sender, or the whole process, stops after any of its steps, and its kernel sends the FIN. The receiver gets exactly
 /// what was published, and then the end, even if it looks at TCP in that very moment.
 ///
-/// Caught: in `receive`, an end of file believed without a look at the lane behind it, while watching or on the lane; in
-/// `commit`, bytes counted before the swap.
+/// Caught: in `tcp_share`, an end of file believed without a look at the lane behind it, while watching or on the lane.
 #[test]
 fn the_end_of_file_comes_behind_everything_published() {
     for steps in 0..=4 {

@@ -2,6 +2,9 @@
 //!
 //! Every call into the kernel is a place where the other end may run: the operations scripted for it happen there, in the
 //! middle of the call that is being checked.
+//!
+//! Caught, besides what `loom.rs` names and single steps can show: an error of TCP that is dropped because bytes came
+//! before it; an end of file that does not stay; a receive that stops short at a border; a peek beyond one.
 
 #![cfg(not(loom))]
 
