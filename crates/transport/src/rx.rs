@@ -320,7 +320,7 @@ impl Rx {
     /// Whether TCP has something to say about this direction, as far as is known without asking.
     #[inline]
     pub fn has_tcp_news(&self, lane: &LaneHeader) -> bool {
-        self.tcp_has_news || !self.on_lane() || lane.end() != End::Open
+        self.tcp_has_news || self.error.is_some() || !self.on_lane() || lane.end() != End::Open
     }
 
     /// L2: ends the lane. What is in it is still read first.
