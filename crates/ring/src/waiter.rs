@@ -64,6 +64,11 @@ impl WaiterLine {
         full_fence_after_rmw();
     }
 
+    /// Whether the waiter sleeps, as far as the other side can see.
+    pub fn is_sleeping(&self) -> bool {
+        self.sleeping.load(Relaxed) != 0
+    }
+
     /// Ends a sleep, or gives up an announced one.
     #[inline]
     pub fn awake(&self) {

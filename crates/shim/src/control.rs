@@ -165,7 +165,9 @@ fn retire_if_idle(link: &'static Link) {
         let before = control.links.len();
         control.links.retain(|other| !std::ptr::eq(*other, link));
         let shared = |peer: &'static Peer| std::ptr::eq(peer, link.peer);
-        if !control.links.iter().any(|other| shared(other.peer)) && !control.peers.iter().any(|peer| shared(peer)) {
+        if !control.links.iter().any(|other| shared(other.peer))
+            && !control.peers.iter().any(|peer| shared(peer))
+        {
             link.peer.forget_doorbells();
         }
         before != control.links.len()

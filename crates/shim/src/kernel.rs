@@ -39,29 +39,21 @@ impl Kernel for Tcp<'_> {
     }
 
     fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32> {
-        let mut total = 0;
-        while sink.remaining() > 0 {
-            let (pieces, offset) = sink.pieces();
-            let Some(piece) = pieces.first() else { break };
-            let run = piece.len - offset;
-            // SAFETY: the program promised this run of its buffer to be writable (`Sink::new`).
-            let buffer = unsafe {
-                std::slice::from_raw_parts_mut(piece.base.wrapping_add(offset).cast::<MaybeUninit<u8>>(), run)
-            };
-            match rustix::net::recv(borrow(self.fd), buffer, RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => break,
-                Ok((_, count)) => {
-                    self.endpoint.count_received(count);
-                    sink.advance(count);
-                    total += count;
-                    if count < run {
-                        break;
-                    }
-                }
-                Err(errno) if total == 0 => return Err(errno.raw_os_error()),
-                Err(_) => break,
+        // One run of the buffer at a time: an error that came after bytes would be told by nobody.
+        let (pieces, offset) = sink.pieces();
+        let Some(piece) = pieces.first() else { return Ok(0) };
+        // SAFETY: the program promised this run of its buffer to be writable (`Sink::new`).
+        let buffer = unsafe {
+            let base = piece.base.wrapping_add(offset).cast::<MaybeUninit<u8>>();
+            std::slice::from_raw_parts_mut(base, piece.len - offset)
+        };
+        match rustix::net::recv(borrow(self.fd), buffer, RecvFlags::DONTWAIT) {
+            Ok((_, count)) => {
+                self.endpoint.count_received(count);
+                sink.advance(count);
+                Ok(count)
             }
+            Err(errno) => Err(errno.raw_os_error()),
         }
-        Ok(total)
     }
 }

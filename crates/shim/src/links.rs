@@ -198,6 +198,12 @@ impl Attachment {
         }
     }
 
+    /// Whether the waiter that is woken for our bytes sleeps all the same.
+    pub(crate) fn receiver_sleeps(&self) -> bool {
+        let waiter = |slot| self.link.view.waiter(self.link.side.other(), slot);
+        self.outgoing().0.rx_waiter().is_some_and(|slot| waiter(slot).is_sleeping())
+    }
+
     /// Wakes the sender at the other end if it waits for space. After reading.
     #[inline]
     pub(crate) fn announce_space(&self) {

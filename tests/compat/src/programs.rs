@@ -2,6 +2,7 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// `shunt` and `libshunt.so`, side by side.
 #[derive(Clone, Debug)]
@@ -29,7 +30,10 @@ impl Tools {
     pub fn copy_to(&self, dir: &Path) -> Tools {
         let copy = Tools { shunt: dir.join("shunt"), library: dir.join("libshunt.so") };
         for (from, to) in [(&self.shunt, &copy.shunt), (&self.library, &copy.library)] {
-            std::fs::copy(from, to).unwrap_or_else(|error| panic!("copying {}: {error}", from.display()));
+            // Not in this process: a test that forks meanwhile would inherit a descriptor that can write the copy, and
+            // then nobody could run it.
+            let copied = Command::new("cp").args([from, to]).status().expect("cp runs").success();
+            assert!(copied, "copying {} failed", from.display());
         }
         copy
     }

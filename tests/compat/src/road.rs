@@ -2,7 +2,7 @@
 //! vanishes from the status when it ends.
 
 use shunt_abi::reason::{Reason, Road as Taken};
-use shunt_abi::status::{Connection, Snapshot};
+use shunt_abi::status::{Connection, Direction, Snapshot};
 use std::collections::{BTreeMap, HashMap};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -181,7 +181,11 @@ impl Seen {
         self.snapshots += 1;
         for process in &snapshot.processes {
             for connection in &process.connections {
-                let on_shm = connection.send.road == Taken::Shm && connection.receive.road == Taken::Shm;
+                // A direction in which nothing has been sent since the pairing is idle: its next byte is on the lane.
+                let directions = [connection.send, connection.receive];
+                let ready = |one: &Direction| one.road == Taken::Shm || one.reason == Reason::Idle;
+                let on_shm =
+                    directions.iter().all(ready) && directions.iter().any(|one| one.road == Taken::Shm);
                 let end = self.ends.entry((process.pid, connection.cookie)).or_insert_with(|| EndSeen {
                     program: process.program.clone(),
                     last: connection.clone(),

@@ -31,7 +31,9 @@ pub unsafe extern "C-unwind" fn syscall(
             libc::SYS_write => io::write(fd, pb, c as usize) as c_long,
             libc::SYS_readv => io::readv(fd, pb.cast(), ic) as c_long,
             libc::SYS_writev => io::writev(fd, pb.cast(), ic) as c_long,
-            libc::SYS_recvfrom => io::recvfrom(fd, pb, c as usize, d as c_int, e as *mut _, f as *mut _) as c_long,
+            libc::SYS_recvfrom => {
+                io::recvfrom(fd, pb, c as usize, d as c_int, e as *mut _, f as *mut _) as c_long
+            }
             libc::SYS_sendto => io::sendto(fd, pb, c as usize, d as c_int, e as *const _, f as u32) as c_long,
             libc::SYS_recvmsg => io::recvmsg(fd, pb.cast(), ic) as c_long,
             libc::SYS_sendmsg => io::sendmsg(fd, pb.cast(), ic) as c_long,

@@ -98,7 +98,8 @@ fn poll_mixed(fds: &mut [pollfd], watched: &mut [Watched], deadline: Deadline, m
     let mut shadow: Vec<pollfd> = Vec::with_capacity(fds.len() + 1);
     loop {
         let lanes = answer(fds, watched);
-        let only_lanes = watched.len() == fds.len() && !watched.iter().any(|one| receive::tcp_has_news(one.endpoint));
+        let only_lanes =
+            watched.len() == fds.len() && !watched.iter().any(|one| receive::tcp_has_news(one.endpoint));
         if lanes > 0 && only_lanes && !UNASKED.fetch_add(1, Relaxed).is_multiple_of(ASK_KERNEL_EVERY) {
             return lanes;
         }

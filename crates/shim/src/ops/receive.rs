@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering::*;
 
 use libc::iovec;
 use shunt_abi::reason::Reason;
-use shunt_ring::Sink;
-use shunt_ring::bytes::Ring;
+use shunt_ring::bytes::{MappedRing, Ring};
+use shunt_ring::user::Piece;
+use shunt_ring::{LaneHeader, Sink};
 use shunt_transport::Received;
 
 use crate::endpoint::{Endpoint, RxSide};
@@ -119,10 +120,7 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
     let outcome = if flags & libc::MSG_PEEK != 0 {
         side.rx.peek(lane, &ring, &tcp, &mut { *sink })
     } else if flags & libc::MSG_TRUNC != 0 {
-        match side.rx.discard(lane, &ring, &tcp, sink.remaining()) {
-            0 => Received::UseTcp,
-            count => Received::Bytes(count),
-        }
+        discard(side, lane, &ring, &tcp, sink.remaining())
     } else {
         side.rx.receive(lane, &ring, &tcp, sink)
     };
@@ -136,8 +134,7 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
     // A peek or a discard that the lane cannot answer must not block in the kernel while the lane is watched.
     match outcome {
         Received::UseTcp if side.rx.is_attached() && !side.rx.is_adopted() => {
-            let limit = if flags & libc::MSG_PEEK != 0 { side.rx.peek_limit() } else { usize::MAX };
-            match sink.within(limit, |part| by_tcp(fd, part, flags | libc::MSG_DONTWAIT)) {
+            match sink.within(side.rx.peek_limit(), |part| by_tcp(fd, part, flags | libc::MSG_DONTWAIT)) {
                 Ok(0) => Received::EndOfFile,
                 Ok(count) => Received::Bytes(count),
                 Err(libc::EAGAIN) => Received::Empty,
@@ -145,6 +142,24 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
             }
         }
         outcome => outcome,
+    }
+}
+
+/// MSG_TRUNC: throws bytes away without writing to the program's buffer, which may be null.
+fn discard(side: &mut RxSide, lane: &LaneHeader, ring: &MappedRing, tcp: &Tcp<'_>, count: usize) -> Received {
+    let mut probe = [0u8];
+    let pieces = [Piece { base: probe.as_mut_ptr(), len: 1 }];
+    loop {
+        let count = side.rx.discard(lane, ring, tcp, count);
+        if count > 0 {
+            return Received::Bytes(count);
+        }
+        // How much of TCP may go is what a peek would show of it.
+        // SAFETY: one byte of our own.
+        match side.rx.peek(lane, ring, tcp, &mut unsafe { Sink::new(&pieces) }) {
+            Received::Bytes(_) => {}
+            outcome => return outcome,
+        }
     }
 }
 

@@ -18,8 +18,10 @@ use crate::ops::sleep::{self, Deadline, Woken};
 use crate::waiter::Slot;
 use crate::{attach, epoll, errno, process, real, waiter};
 
-/// A receiver that has not read for this long is not going to: TCP takes more than a ring does.
-pub(crate) const STALL_NANOS: u64 = 250_000_000;
+/// A receiver that sleeps and has not read for this long is not going to: TCP takes more than a ring does.
+pub(crate) const STALL_NANOS: u64 = 20_000_000;
+/// One that is awake may only be busy, and is given this long.
+const BUSY_STALL_NANOS: u64 = 1_000_000_000;
 /// Flags whose meaning on a lane is that of TCP.
 const UNDERSTOOD: c_int =
     libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
@@ -135,7 +137,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         }
     }
     match outcome {
-        Lane::Full if is_stalled(side, lane) => Lane::Stalled,
+        Lane::Full if is_stalled(side, &at) => Lane::Stalled,
         Lane::Left => {
             endpoint.report_tx(side);
             Lane::Left
@@ -151,10 +153,15 @@ fn peer_has_left(at: &Attachment) -> bool {
 }
 
 /// Whether the receiver has stood still for too long. Under the send lock, when the lane is full.
-fn is_stalled(side: &mut TxSide, lane: &LaneHeader) -> bool {
-    let (unread, now) = (side.tx.unread(lane), process::now());
+fn is_stalled(side: &mut TxSide, at: &Attachment) -> bool {
+    let (unread, now) = (side.tx.unread(at.outgoing().0), process::now());
     match side.full_since {
-        Some((since, then)) if then == unread => now - since >= STALL_NANOS,
+        Some((since, then)) if then == unread => {
+            // A receiver may also wait for us to read what it has sent; then it is we who are slow.
+            let idle = at.receiver_sleeps() && at.incoming().0.looks_empty();
+            let patience = if idle { STALL_NANOS } else { BUSY_STALL_NANOS };
+            now - since >= patience
+        }
         _ => {
             side.full_since = Some((now, unread));
             false
@@ -167,7 +174,7 @@ pub(crate) fn has_stalled(endpoint: &Endpoint) -> bool {
     let mut side = endpoint.tx.lock();
     let Some(at) = side.at.filter(|_| side.full_since.is_some()) else { return false };
     let (lane, ring) = at.outgoing();
-    side.tx.is_writable(lane, &ring) == Some(false) && (is_stalled(&mut side, lane) || peer_has_left(&at))
+    side.tx.is_writable(lane, &ring) == Some(false) && (is_stalled(&mut side, &at) || peer_has_left(&at))
 }
 
 /// Takes a stalled connection off its link. Both directions go, so that it can be paired again later.
@@ -189,7 +196,7 @@ pub(crate) fn writability(endpoint: &Endpoint, slot: Option<Slot>) -> Option<boo
         side.full_since = None;
         return Some(true);
     }
-    is_stalled(&mut side, lane);
+    is_stalled(&mut side, &at);
     if let Some(slot) = slot {
         lane.want_space(slot.0);
     }
@@ -313,7 +320,7 @@ pub(crate) fn send_file(
                 drop(side);
                 epoll::refresh(endpoint);
             }
-            Ok(Sent::Full) if is_stalled(&mut side, lane) => {
+            Ok(Sent::Full) if is_stalled(&mut side, &at) => {
                 drop(side);
                 give_up(endpoint);
             }
