@@ -560,6 +560,8 @@ impl Inner {
             return;
         }
         self.set_kernel_events(fd, endpoint);
+        // What the kernel no longer answers, the next look must.
+        self.mark_pending(fd);
     }
 
     fn mark_pending(&mut self, fd: RawFd) {
