@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+/// Looks whether a child has ended, and leaves it as it is.
+const PEEK: WaitIdOptions = WaitIdOptions::EXITED.union(WaitIdOptions::NOWAIT).union(WaitIdOptions::NOHANG);
+
 /// How long a program may take to end when it is asked to.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -176,9 +179,9 @@ impl Program {
         self.child.id()
     }
 
-    /// Whether it has not ended.
-    pub fn is_running(&mut self) -> bool {
-        self.poll().is_none()
+    /// Whether it has not ended. Leaves the end of it to be waited for, with the processor time it used.
+    pub fn is_running(&self) -> bool {
+        self.ended.is_none() && matches!(waitid(WaitId::Pid(parse_pid(self.pid())), PEEK), Ok(None))
     }
 
     /// What it has printed on standard output so far.
@@ -215,8 +218,7 @@ impl Program {
     /// Waits for its end and says how much processor time it used, as user and system time together.
     pub fn wait_with_cpu(self, limit: Duration) -> (Finished, Duration) {
         let deadline = Instant::now() + limit;
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
-        while let Ok(None) = waitid(WaitId::Pid(parse_pid(self.pid())), options) {
+        while self.is_running() {
             assert!(Instant::now() < deadline, "{} did not end within {limit:?}", self.name);
             std::thread::sleep(Duration::from_millis(2));
         }
