@@ -11,7 +11,7 @@ const SCENARIOS: u16 = 64;
 fn observe(host: &Host, group: &str) -> Vec<String> {
     let first = host.port() + 1000;
     let road = host.watch_road();
-    let mut program = host
+    let program = host
         .script("python3", "endings.py")
         .arg("observe")
         .arg(host.dir())

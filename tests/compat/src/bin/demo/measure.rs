@@ -179,7 +179,7 @@ impl Case {
         let before = server.cpu();
         let launch =
             pinned(variant(self.client(host, transport), transport), self.pins.map(|(_, client)| client));
-        let mut client = launch.start(&format!("{} client", self.name));
+        let client = launch.start(&format!("{} client", self.name));
         let (mut on_shm, mut reasons) = (0, BTreeMap::new());
         if transport == Transport::Shunt {
             // Looked at a few times only: every look takes processor time from the programs.
