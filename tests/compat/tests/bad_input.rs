@@ -89,7 +89,7 @@ fn rubbish_on_the_broker_socket() {
 /// The echo server has two clients: one scribbles over what it shares with the server, the other must not notice.
 fn scribble(style: &'static str) {
     under_shunt(Duration::from_secs(90), move |host| {
-        let (mut server, port) = server(host, style);
+        let (server, port) = server(host, style);
         let road = host.watch_road();
         let healthy = client(host, port, 6.0);
         road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(10));
