@@ -1,0 +1,324 @@
+//! Epoll instances: what is registered with each, and which lanes it must look at.
+//!
+//! Every registration is also in the kernel's set, which stays the authority for FIN, RST, errors and TCP's own
+//! data. A registration whose endpoint is on a link is *attached*: its readability, and its writability once it sends
+//! on a lane, are answered here. An instance without attached registrations costs nothing (L7).
+//!
+//! Locks: an instance's lock is taken before an endpoint's, never after.
+
+mod answer;
+mod registration;
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
+
+use libc::epoll_event;
+use shunt_abi::reason::Reason;
+
+use crate::endpoint::{Endpoint, EndpointRef};
+use crate::links::Link;
+use crate::lock::{Guard, Lock};
+use crate::table::{self, Entry};
+use crate::waiter::Slot;
+use crate::{attach, errno, real};
+
+const MAX: usize = 65536;
+/// Events that a lane can answer.
+pub(crate) const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
+pub(crate) const OUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
+const EDGE: u32 = libc::EPOLLET as u32;
+const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+/// The longest sleep of a waiter that its peers cannot wake.
+pub(crate) const DEGRADED_NANOS: u64 = 1_000_000;
+/// Reported whether asked for or not.
+const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+
+/// One epoll instance of this process.
+pub(crate) struct Epoll {
+    index: u32,
+    generation: AtomicU32,
+    /// Attached registrations, or a doorbell in the kernel's set: either way calls must look here.
+    active: AtomicU32,
+    inner: Lock<Inner>,
+}
+
+/// A name for an instance that notices when the slot has been used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EpollRef {
+    index: u32,
+    generation: u32,
+}
+
+impl EpollRef {
+    /// As a number below 2^56.
+    pub(crate) fn pack(self) -> u64 {
+        u64::from(self.index) | u64::from(self.generation) << 24
+    }
+
+    pub(crate) fn unpack(word: u64) -> EpollRef {
+        EpollRef { index: word as u32 & 0xff_ffff, generation: (word >> 24) as u32 }
+    }
+
+    #[inline]
+    pub(crate) fn resolve(self) -> Option<&'static Epoll> {
+        let epoll = SLAB.get(self.index as usize)?.load(Acquire);
+        // SAFETY: instances are never freed.
+        let epoll = unsafe { epoll.as_ref() }?;
+        (epoll.generation.load(Acquire) == self.generation).then_some(epoll)
+    }
+}
+
+static SLAB: [AtomicPtr<Epoll>; MAX] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX];
+static FREE: Lock<(Vec<u32>, u32)> = Lock::new((Vec::new(), 0));
+
+/// What an instance keeps under its lock.
+#[derive(Default)]
+pub(crate) struct Inner {
+    fd: RawFd,
+    pub(crate) slot: Option<Slot>,
+    marker: u64,
+    nested: bool,
+    registrations: HashMap<RawFd, Registration>,
+    by_data: HashMap<u64, RawFd>,
+    links: Vec<(&'static Link, u32)>,
+    /// Descriptors to look at in the next wait: marked by a peer, newly armed, or level-triggered and ready.
+    pending: VecDeque<RawFd>,
+    /// Threads asleep in the kernel on this instance.
+    pub(crate) sleepers: u32,
+    /// Attached registrations that another waiter is woken for.
+    secondary: u32,
+    /// When the kernel was last asked, and how often it was not asked since.
+    pub(crate) asked_at: u64,
+    pub(crate) unasked: u32,
+}
+
+struct Registration {
+    events: u32,
+    data: u64,
+    /// What the kernel's set holds. While attached that may be more than `events` wants, see [`Inner::shortcut`].
+    kernel_events: u32,
+    disarmed: bool,
+    /// Removed by the program, but not yet from the kernel's set.
+    deleted: bool,
+    pending: bool,
+    attached: Option<EndpointRef>,
+    primary: bool,
+}
+
+/// Tracks a new instance; beyond 65,536 of them they stay unknown, and their sockets on TCP.
+pub(crate) fn track(fd: RawFd) {
+    let index = {
+        let mut free = FREE.lock();
+        match free.0.pop() {
+            Some(index) => index,
+            None if (free.1 as usize) < MAX => {
+                let index = free.1;
+                let epoll = Epoll {
+                    index,
+                    generation: AtomicU32::new(0),
+                    active: AtomicU32::new(0),
+                    inner: Lock::new(Inner::default()),
+                };
+                SLAB[index as usize].store(Box::into_raw(Box::new(epoll)), Release);
+                free.1 += 1;
+                index
+            }
+            None => return,
+        }
+    };
+    // SAFETY: the slot was filled above or earlier, and instances are never freed.
+    let Some(epoll) = (unsafe { SLAB[index as usize].load(Acquire).as_ref() }) else { return };
+    let marker = marker_of(epoll);
+    *epoll.inner.lock() = Inner { fd, marker, ..Inner::default() };
+    let name = EpollRef { index, generation: epoll.generation.load(Acquire) };
+    table::replace(fd, Entry::Epoll(name));
+}
+
+/// The user data of the doorbell: an address of ours, which no program has a reason to use.
+fn marker_of(epoll: &Epoll) -> u64 {
+    std::ptr::from_ref(epoll) as u64 ^ 0xd00b_e110_0000_0001
+}
+
+fn all() -> impl Iterator<Item = &'static Epoll> {
+    let made = FREE.lock().1 as usize;
+    // SAFETY: instances are never freed.
+    SLAB[..made].iter().filter_map(|epoll| unsafe { epoll.load(Acquire).as_ref() })
+}
+
+/// A socket that has just connected may have been registered before.
+pub(crate) fn adopt_registrations(endpoint: &Endpoint, fd: RawFd) {
+    for epoll in all() {
+        if epoll.inner.lock().registrations.contains_key(&fd) {
+            endpoint.epolls.lock().push(epoll.name());
+        }
+    }
+}
+
+/// Attaches an endpoint in every set that has it.
+pub(crate) fn attach_everywhere(endpoint: &Endpoint) {
+    for epoll in sets_of(endpoint) {
+        epoll.inner.lock().attach(epoll, endpoint);
+    }
+}
+
+/// An endpoint has left its link but stays registered.
+pub(crate) fn detach_everywhere(endpoint: &Endpoint, link: &'static Link) {
+    for epoll in sets_of(endpoint) {
+        epoll.inner.lock().detach(epoll, endpoint, link);
+    }
+}
+
+/// An endpoint is being closed: the kernel has dropped its registrations.
+pub(crate) fn forget_everywhere(endpoint: &Endpoint, link: Option<&'static Link>) {
+    let fd = endpoint.fd.load(Relaxed);
+    for epoll in sets_of(endpoint) {
+        let mut inner = epoll.inner.lock();
+        if let Some(link) = link {
+            inner.detach(epoll, endpoint, link);
+        }
+        // The number may be in use again already: only what is still this endpoint's goes.
+        if inner.registrations.get(&fd).is_some_and(|registration| registration.attached.is_none())
+            && table::endpoint(fd).is_none_or(|other| std::ptr::eq(other, endpoint))
+        {
+            inner.registrations.remove(&fd);
+        }
+    }
+}
+
+/// What the program has removed from its sets goes from the kernel's too: before the socket is shared or closed.
+pub(crate) fn bury_everywhere(endpoint: &Endpoint) {
+    for epoll in sets_of(endpoint) {
+        epoll.inner.lock().bury(epoll, endpoint.fd.load(Relaxed), Some(endpoint));
+    }
+}
+
+/// Brings the kernel's sets up to date after a direction changed its road.
+pub(crate) fn refresh(endpoint: &Endpoint) {
+    for epoll in sets_of(endpoint) {
+        epoll.inner.lock().refresh(endpoint);
+    }
+}
+
+/// Nobody looks at `link` any more.
+pub(crate) fn drop_link(link: &'static Link) {
+    for epoll in all() {
+        epoll.inner.lock().links.retain(|(other, _)| !std::ptr::eq(*other, link));
+    }
+}
+
+fn sets_of(endpoint: &Endpoint) -> Vec<&'static Epoll> {
+    endpoint.epolls.lock().iter().filter_map(|name| name.resolve()).collect()
+}
+
+/// A forked child shares its parent's instances, but has no lanes.
+///
+/// # Safety
+/// This must be the only thread of the process.
+pub(crate) unsafe fn after_fork_in_child() {
+    // SAFETY: the caller's promise.
+    unsafe { FREE.reset() };
+    for epoll in all() {
+        // SAFETY: the caller's promise.
+        unsafe { epoll.inner.reset() };
+        let mut inner = epoll.inner.lock();
+        inner.slot = None;
+        inner.sleepers = 0;
+        inner.links.clear();
+    }
+}
+
+impl Epoll {
+    /// Whether calls must look here at all.
+    #[inline]
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.load(Acquire) != 0
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> Guard<'_, Inner> {
+        self.inner.lock()
+    }
+
+    fn name(&self) -> EpollRef {
+        EpollRef { index: self.index, generation: self.generation.load(Acquire) }
+    }
+
+    /// The last descriptor of the instance is closed.
+    pub(crate) fn close(&self) {
+        let mut inner = self.inner.lock();
+        let slot = inner.slot.take();
+        for registration in inner.registrations.values() {
+            if let Some(endpoint) = registration.attached.and_then(EndpointRef::resolve)
+                && let Some(slot) = slot
+            {
+                endpoint.unclaim(slot);
+            }
+        }
+        *inner = Inner::default();
+        drop(inner);
+        if let Some(slot) = slot {
+            slot.give_back();
+        }
+        self.active.store(0, Release);
+        self.generation.fetch_add(1, AcqRel);
+        FREE.lock().0.push(self.index);
+    }
+
+    /// The instance is itself watched: its sockets go back to TCP, and later ones never leave it.
+    pub(crate) fn set_nested(&self) {
+        let endpoints: Vec<_> = {
+            let mut inner = self.inner.lock();
+            if inner.nested {
+                return;
+            }
+            inner.nested = true;
+            inner.registrations.keys().filter_map(|fd| table::endpoint(*fd)).collect()
+        };
+        for endpoint in endpoints {
+            attach::bar(endpoint, Reason::NestedEpoll);
+        }
+    }
+
+    /// `epoll_ctl` for a TCP socket. Returns what the kernel does.
+    ///
+    /// # Safety
+    /// `event` must be what the program passed to epoll_ctl.
+    pub(crate) unsafe fn control(&self, operation: i32, fd: RawFd, event: *mut epoll_event) -> i32 {
+        let endpoint = table::endpoint(fd);
+        let mut bar = None;
+        let result = {
+            let mut inner = self.inner.lock();
+            // SAFETY: the caller's promise.
+            if let Some(errno) = unsafe { inner.shortcut(operation, fd, endpoint, event) } {
+                errno::set(if errno == 0 { errno::get() } else { errno });
+                return if errno == 0 { 0 } else { -1 };
+            }
+            inner.bury(self, fd, endpoint);
+            if operation == libc::EPOLL_CTL_DEL || event.is_null() {
+                // SAFETY: the caller's promise.
+                let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, event) };
+                if result == 0 {
+                    inner.remove(self, fd, endpoint);
+                }
+                result
+            } else {
+                // SAFETY: not null, and the program's promise to the kernel.
+                let wanted = unsafe { std::ptr::read_unaligned(event) };
+                let kernel_events = registration::kernel_events(endpoint, wanted.events);
+                let mut passed = epoll_event { events: kernel_events, u64: wanted.u64 };
+                // SAFETY: an event of our own.
+                let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, &mut passed) };
+                if result == 0 {
+                    bar = inner.put(self, operation, fd, endpoint, wanted, kernel_events);
+                }
+                result
+            }
+        };
+        if let (Some(reason), Some(endpoint)) = (bar, endpoint) {
+            attach::bar(endpoint, reason);
+        }
+        result
+    }
+}
