@@ -25,7 +25,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // SAFETY: the program's own call, in parts.
     let real = |first, last| unsafe { real::close_range(first, last, flags) };
-    if flags != 0 || first > last {
+    if flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 || first > last {
         return real(first, last);
     }
     descriptors::close_range(first, last, real)

@@ -8,6 +8,7 @@
 mod descriptor;
 mod epoll;
 mod io;
+mod message;
 mod process;
 mod raw;
 mod readiness;

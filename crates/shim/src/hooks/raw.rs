@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_long, c_ulong, c_void};
 
-use super::{descriptor, epoll, io, readiness, socket};
+use super::{descriptor, epoll, io, message, readiness, socket};
 use crate::real;
 
 /// See syscall(2). C passes the arguments, as many as there are, where named ones would be.
@@ -35,8 +35,8 @@ pub unsafe extern "C-unwind" fn syscall(
                 io::recvfrom(fd, pb, c as usize, d as c_int, e as *mut _, f as *mut _) as c_long
             }
             libc::SYS_sendto => io::sendto(fd, pb, c as usize, d as c_int, e as *const _, f as u32) as c_long,
-            libc::SYS_recvmsg => io::recvmsg(fd, pb.cast(), ic) as c_long,
-            libc::SYS_sendmsg => io::sendmsg(fd, pb.cast(), ic) as c_long,
+            libc::SYS_recvmsg => message::recvmsg(fd, pb.cast(), ic) as c_long,
+            libc::SYS_sendmsg => message::sendmsg(fd, pb.cast(), ic) as c_long,
             libc::SYS_sendfile => io::sendfile64(fd, ib, pc.cast(), d as usize) as c_long,
             libc::SYS_socket => socket::socket(fd, ib, ic) as c_long,
             libc::SYS_connect => socket::connect(fd, pb.cast(), c as u32) as c_long,
