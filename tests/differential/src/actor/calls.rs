@@ -1,0 +1,399 @@
+//! The operations of an actor, each as calls of libc.
+
+use super::{CLOSED, PIPES, fd, put, readiness};
+use crate::script::{RECEIVE_CALLS, SEND_CALLS, Step, Verb, end_of, peer_of};
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::Ordering::*;
+
+/// What came of an operation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) ret: i64,
+    pub(crate) errno: i32,
+    /// SIGPIPEs while it ran.
+    pub(crate) signals: u32,
+    /// 1 + the first byte that was not the stream's, or -1 if bytes behind the answer were touched.
+    pub(crate) bad: i64,
+    /// What else the operation says.
+    pub(crate) extra: Vec<i64>,
+}
+
+impl Answer {
+    pub(crate) fn failed(errno: i32) -> Answer {
+        Answer { ret: -1, errno, ..Answer::default() }
+    }
+
+    pub(super) fn of(ret: i64) -> Answer {
+        let errno = if ret < 0 { io::Error::last_os_error().raw_os_error().unwrap_or(0) } else { 0 };
+        Answer { ret, errno, ..Answer::default() }
+    }
+}
+
+/// What the receive buffers hold before.
+const UNTOUCHED: u8 = 0xee;
+/// The byte of urgent data.
+const URGENT: u8 = b'!';
+
+/// A stretch of the stream that the end `end` sends.
+fn stream(end: usize, position: u64, len: usize) -> Vec<u8> {
+    let word = |index: u64| {
+        let mixed = (index ^ (end as u64) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9).to_le_bytes()
+    };
+    let skip = (position % 8) as usize;
+    let first = position / 8;
+    let words = (skip + len).div_ceil(8) as u64;
+    let mut bytes: Vec<u8> = (first..first + words).flat_map(word).collect();
+    bytes.drain(..skip);
+    bytes.truncate(len);
+    bytes
+}
+
+/// Does one operation.
+pub(crate) fn perform(step: &Step, position: u64) -> Answer {
+    let before = PIPES.load(Relaxed);
+    let mut answer = dispatch(step, position);
+    answer.signals = PIPES.load(Relaxed) - before;
+    answer
+}
+
+fn dispatch(step: &Step, position: u64) -> Answer {
+    let arg = |index: usize| step.args[index] as c_int;
+    let at = |index: usize| fd(step.slot(index));
+    match step.verb {
+        Verb::Send => {
+            send(step.slot(0), step.args[1] as usize, arg(2), SEND_CALLS[step.args[3] as usize], position)
+        }
+        Verb::Recv => receive(
+            step.slot(0),
+            step.args[1] as usize,
+            arg(2),
+            RECEIVE_CALLS[step.args[3] as usize],
+            position,
+        ),
+        Verb::RecvTimeout => {
+            set_time(at(0), step.args[2]);
+            let answer = receive(step.slot(0), step.args[1] as usize, 0, "recv", position);
+            set_time(at(0), 0);
+            answer
+        }
+        Verb::Poll => readiness::poll(step),
+        Verb::EpollNew => {
+            // SAFETY: plain calls on descriptors of ours, here and below.
+            let made = unsafe { libc::epoll_create1(0) };
+            replace(step.slot(0), made)
+        }
+        Verb::EpollCtl => readiness::control(step),
+        Verb::EpollWait => readiness::wait(step),
+        Verb::Inq => {
+            let mut count: c_int = -1;
+            // SAFETY: see above.
+            let ret = unsafe { libc::ioctl(at(0), libc::FIONREAD, &mut count) };
+            Answer { extra: vec![count.into()], ..Answer::of(ret.into()) }
+        }
+        // SAFETY: see above.
+        Verb::Shutdown => Answer::of(unsafe { libc::shutdown(at(0), arg(1)) }.into()),
+        Verb::Close => {
+            let number = at(0);
+            put(step.slot(0), CLOSED);
+            // SAFETY: see above.
+            Answer::of(unsafe { libc::close(number) }.into())
+        }
+        Verb::Dup => duplicate(step),
+        Verb::Nonblock => set_nonblocking(at(0), arg(1) != 0, arg(2) == 1),
+        Verb::Linger => {
+            set(at(0), libc::SOL_SOCKET, libc::SO_LINGER, &libc::linger { l_onoff: 1, l_linger: 0 })
+        }
+        Verb::SetOption => {
+            let (level, name) = option(arg(1));
+            set(at(0), level, name, &arg(2))
+        }
+        Verb::GetOption => get(at(0), arg(1)),
+        Verb::Names => names(at(0)),
+        _ => Answer::failed(libc::ENOSYS),
+    }
+}
+
+fn replace(slot: usize, new: c_int) -> Answer {
+    let answer = Answer::of(new.into());
+    let old = fd(slot);
+    put(slot, new);
+    if old != CLOSED && old != new {
+        // SAFETY: a descriptor of ours.
+        unsafe { libc::close(old) };
+    }
+    answer
+}
+
+fn pieces(base: *mut u8, len: usize) -> [libc::iovec; 3] {
+    let first = len / 3;
+    let piece =
+        |from: usize, len: usize| libc::iovec { iov_base: base.wrapping_add(from).cast(), iov_len: len };
+    [piece(0, first), piece(first, 0), piece(first, len - first)]
+}
+
+fn send(slot: usize, len: usize, flags: c_int, call: &str, position: u64) -> Answer {
+    let urgent = flags & libc::MSG_OOB != 0;
+    let mut bytes = if urgent { vec![URGENT; len] } else { stream(end_of(slot), position, len) };
+    let data: *mut u8 = bytes.as_mut_ptr();
+    let fd = fd(slot);
+    let mut list = pieces(data, len);
+    // SAFETY: every pointer is to `bytes`, which outlives the call, or to the stack.
+    let ret = unsafe {
+        match call {
+            "write" => libc::write(fd, data.cast(), len),
+            "writev" => libc::writev(fd, list.as_ptr(), 3),
+            "sendto" => libc::sendto(fd, data.cast(), len, flags, null(), 0),
+            "sendmsg" => {
+                let mut message: libc::msghdr = std::mem::zeroed();
+                message.msg_iov = list.as_mut_ptr();
+                message.msg_iovlen = 3;
+                libc::sendmsg(fd, &message, flags)
+            }
+            "sendfile" => return send_file(fd, &bytes),
+            _ => libc::send(fd, data.cast(), len, flags),
+        }
+    };
+    Answer::of(ret as i64)
+}
+
+fn send_file(fd: c_int, bytes: &[u8]) -> Answer {
+    // SAFETY: pointers to `bytes`, which outlives the calls.
+    unsafe {
+        let file = libc::memfd_create(c"bytes".as_ptr(), libc::MFD_CLOEXEC);
+        libc::write(file, bytes.as_ptr().cast(), bytes.len());
+        let mut offset: libc::off_t = 0;
+        let answer = Answer::of(libc::sendfile(fd, file, &mut offset, bytes.len()) as i64);
+        libc::close(file);
+        Answer { extra: vec![offset - answer.ret.max(0)], ..answer }
+    }
+}
+
+fn receive(slot: usize, len: usize, flags: c_int, call: &str, position: u64) -> Answer {
+    let mut bytes = vec![UNTOUCHED; len + 16];
+    let data: *mut u8 = bytes.as_mut_ptr();
+    let fd = fd(slot);
+    let mut list = pieces(data, len);
+    let mut extra = Vec::new();
+    // SAFETY: every pointer is to `bytes`, which outlives the call, or to the stack.
+    let ret = unsafe {
+        match call {
+            "read" => libc::read(fd, data.cast(), len),
+            "readv" => libc::readv(fd, list.as_ptr(), 3),
+            "recvfrom" => {
+                let mut from: libc::sockaddr_storage = std::mem::zeroed();
+                let mut room = size_of_val(&from) as libc::socklen_t;
+                let from: *mut libc::sockaddr_storage = &mut from;
+                let ret = libc::recvfrom(fd, data.cast(), len, flags, from.cast(), &mut room);
+                extra.push(room.into());
+                ret
+            }
+            "recvmsg" => {
+                let mut name = [0u8; 32];
+                let mut control = [0u64; 8];
+                let mut message: libc::msghdr = std::mem::zeroed();
+                message.msg_name = name.as_mut_ptr().cast();
+                message.msg_namelen = 32;
+                message.msg_control = control.as_mut_ptr().cast();
+                message.msg_controllen = 64;
+                message.msg_iov = list.as_mut_ptr();
+                message.msg_iovlen = 3;
+                let ret = libc::recvmsg(fd, &mut message, flags);
+                if ret >= 0 {
+                    extra.extend([message.msg_namelen as i64, message.msg_controllen as i64]);
+                    extra.push(message.msg_flags.into());
+                }
+                ret
+            }
+            _ => libc::recv(fd, data.cast(), len, flags),
+        }
+    };
+    let mut answer = Answer { extra, ..Answer::of(ret as i64) };
+    let count = usize::try_from(ret).unwrap_or(0).min(len);
+    if flags & libc::MSG_OOB != 0 {
+        answer.bad = i64::from(count > 0 && bytes[0] != URGENT);
+    } else if flags & libc::MSG_TRUNC == 0 {
+        let right = stream(peer_of(slot), position, count);
+        let wrong = bytes.iter().zip(&right).position(|(is, must)| is != must);
+        let touched = bytes[count..count + 16].iter().any(|byte| *byte != UNTOUCHED);
+        answer.bad = wrong.map_or(if touched { -1 } else { 0 }, |at| at as i64 + 1);
+    }
+    answer
+}
+
+fn duplicate(step: &Step) -> Answer {
+    let (old, slot) = (fd(step.slot(0)), step.slot(1));
+    // SAFETY: plain calls on descriptors of ours.
+    unsafe {
+        match step.args[2] {
+            // Onto the number that the slot has, if it has one.
+            1 if fd(slot) != CLOSED => {
+                let answer = Answer::of(libc::dup2(old, fd(slot)).into());
+                Answer { ret: answer.ret.min(0), ..answer }
+            }
+            2 => replace(slot, libc::fcntl(old, libc::F_DUPFD, 0)),
+            _ => replace(slot, libc::dup(old)),
+        }
+    }
+}
+
+fn set_nonblocking(fd: c_int, on: bool, by_ioctl: bool) -> Answer {
+    // SAFETY: plain calls on descriptors of ours.
+    let ret = unsafe {
+        if by_ioctl {
+            let mut value: c_int = on.into();
+            libc::ioctl(fd, libc::FIONBIO, &mut value)
+        } else {
+            let flags = libc::fcntl(fd, libc::F_GETFL);
+            let flags = if on { flags | libc::O_NONBLOCK } else { flags & !libc::O_NONBLOCK };
+            libc::fcntl(fd, libc::F_SETFL, flags)
+        }
+    };
+    Answer::of(ret.into())
+}
+
+fn set<T>(fd: c_int, level: c_int, name: c_int, value: &T) -> Answer {
+    let pointer: *const T = value;
+    // SAFETY: the value is as long as said.
+    let ret = unsafe { libc::setsockopt(fd, level, name, pointer.cast(), size_of::<T>() as libc::socklen_t) };
+    Answer::of(ret.into())
+}
+
+fn set_time(fd: c_int, millis: i64) {
+    let time = libc::timeval { tv_sec: millis / 1000, tv_usec: millis % 1000 * 1000 };
+    set(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &time);
+}
+
+/// In the order of [`crate::script::OPTIONS`].
+fn option(index: c_int) -> (c_int, c_int) {
+    match index {
+        0 => (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+        1 => (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+        2 => (libc::SOL_SOCKET, libc::SO_PRIORITY),
+        3 => (libc::IPPROTO_IP, libc::IP_TOS),
+        4 => (libc::SOL_SOCKET, libc::SO_OOBINLINE),
+        5 => (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+        6 => (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+        7 => (libc::IPPROTO_TCP, libc::TCP_QUICKACK),
+        8 => (libc::SOL_SOCKET, libc::SO_ERROR),
+        9 => (libc::SOL_SOCKET, libc::SO_TYPE),
+        10 => (libc::SOL_SOCKET, libc::SO_LINGER),
+        _ => (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
+    }
+}
+
+fn get(fd: c_int, index: c_int) -> Answer {
+    let (level, name) = option(index);
+    let mut value = [0i64; 4];
+    let mut room = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the value is as long as said.
+    let ret = unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut room) };
+    Answer { extra: [vec![room.into()], value.into()].concat(), ..Answer::of(ret.into()) }
+}
+
+/// Both names of a socket; ports are not the same twice.
+fn names(fd: c_int) -> Answer {
+    let mut extra = Vec::new();
+    let mut last = Answer::default();
+    for call in [libc::getsockname, libc::getpeername] {
+        // SAFETY: the structure is as long as said.
+        unsafe {
+            let mut name: libc::sockaddr_in = std::mem::zeroed();
+            let mut room = size_of_val(&name) as libc::socklen_t;
+            let pointer: *mut libc::sockaddr_in = &mut name;
+            last = Answer::of(call(fd, pointer.cast(), &mut room).into());
+            extra.extend([last.ret, last.errno.into(), room.into()]);
+            extra.extend([
+                name.sin_family.into(),
+                name.sin_addr.s_addr.into(),
+                i64::from(name.sin_port != 0),
+            ]);
+        }
+    }
+    Answer { extra, ..last }
+}
+
+fn loopback(port: u16) -> libc::sockaddr_in {
+    // SAFETY: zeroes are a valid address.
+    let mut address: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+    address.sin_family = libc::AF_INET as u16;
+    address.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
+    address.sin_port = port.to_be();
+    address
+}
+
+const NAME_LEN: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+
+/// Makes the listening socket; answers with its port.
+pub(crate) fn listen(slot: usize) -> Answer {
+    // SAFETY: plain calls with structures on the stack.
+    unsafe {
+        let socket = libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
+        let mut address = loopback(0);
+        let mut room = NAME_LEN;
+        let pointer: *mut libc::sockaddr_in = &mut address;
+        if libc::bind(socket, pointer.cast(), NAME_LEN) < 0
+            || libc::listen(socket, 64) < 0
+            || libc::getsockname(socket, pointer.cast(), &mut room) < 0
+        {
+            return Answer::of(-1);
+        }
+        put(slot, socket);
+        Answer { ret: u16::from_be(address.sin_port).into(), ..Answer::default() }
+    }
+}
+
+pub(crate) fn connect(slot: usize, port: u16) -> Answer {
+    // SAFETY: plain calls with structures on the stack.
+    unsafe {
+        let socket = libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
+        let address = loopback(port);
+        let pointer: *const libc::sockaddr_in = &address;
+        if libc::connect(socket, pointer.cast(), NAME_LEN) < 0 {
+            return Answer::of(-1);
+        }
+        without_delay(socket);
+        replace(slot, socket)
+    }
+}
+
+pub(crate) fn accept(listener: usize, slot: usize) -> Answer {
+    // SAFETY: a plain call.
+    let socket = unsafe { libc::accept(fd(listener), null_mut(), null_mut()) };
+    without_delay(socket);
+    replace(slot, socket)
+}
+
+/// When Nagle's algorithm lets a small segment go depends on time.
+fn without_delay(socket: c_int) {
+    set(socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1);
+}
+
+const BALL: usize = 16;
+
+fn throw(slot: usize) -> bool {
+    let ball = [0u8; BALL];
+    // SAFETY: the buffer is as long as said.
+    unsafe { libc::send(fd(slot), ball.as_ptr().cast(), BALL, 0) == BALL as isize }
+}
+
+fn catch(slot: usize) -> bool {
+    let mut ball = [0u8; BALL];
+    let data: *mut c_void = ball.as_mut_ptr().cast();
+    // SAFETY: the buffer is as long as said.
+    unsafe { libc::recv(fd(slot), data, BALL, 0) == BALL as isize }
+}
+
+/// Round trips with another actor.
+pub(crate) fn round_trips(from: usize, to: usize, count: i64, first: bool) -> Answer {
+    let went = (0..count).all(|_| if first { throw(from) && catch(to) } else { catch(to) && throw(from) });
+    Answer::of(if went { 0 } else { -1 })
+}
+
+/// Round trips between two ends in this process.
+pub(crate) fn ping_self(client: usize, server: usize, count: i64) -> Answer {
+    let went = (0..count).all(|_| throw(client) && catch(server) && throw(server) && catch(client));
+    Answer::of(if went { 0 } else { -1 })
+}

@@ -1,0 +1,226 @@
+//! An actor: a process that does what it is told over its standard input, one line at a time, and answers there.
+//!
+//! Operations run on worker threads, so that one that blocks leaves the actor able to listen. Every call goes through
+//! libc's symbols, where a preloaded shim sees it.
+
+mod calls;
+mod readiness;
+mod workers;
+
+use crate::script::{FIRST_EPOLL, SLOTS, Step, Verb};
+pub(crate) use calls::Answer;
+use std::ffi::c_int;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
+use workers::Workers;
+
+/// What a line begins with.
+pub(crate) mod order {
+    /// mode, stream position, step: runs an operation.
+    pub(crate) const RUN: i64 = 0;
+    /// id, mode: asks for an operation that was blocked.
+    pub(crate) const CHECK: i64 = 1;
+    /// Makes the listening socket.
+    pub(crate) const LISTEN: i64 = 2;
+    /// slot, port
+    pub(crate) const CONNECT: i64 = 3;
+    /// slot
+    pub(crate) const ACCEPT: i64 = 4;
+    /// slot, count: round trips, this side first.
+    pub(crate) const PING: i64 = 5;
+    /// slot, count
+    pub(crate) const ECHO: i64 = 6;
+    /// slot, slot, count: round trips within this process.
+    pub(crate) const PING_SELF: i64 = 7;
+    /// Closes everything.
+    pub(crate) const RESET: i64 = 8;
+    /// id, whether the handler restarts calls.
+    pub(crate) const SIGNAL: i64 = 9;
+}
+
+/// How long to wait for an operation.
+pub(crate) mod mode {
+    /// Until it is done; seconds at most.
+    pub(crate) const DONE: i64 = 0;
+    /// Until it is done or its thread sleeps in the kernel.
+    pub(crate) const SETTLE: i64 = 1;
+    /// A moment.
+    pub(crate) const BRIEF: i64 = 2;
+    /// Not at all.
+    pub(crate) const NOW: i64 = 3;
+}
+
+/// In the environment of an actor that another has become.
+const GREETS: &str = "SHUNT_DIFFERENTIAL_GREETS";
+/// No descriptor ever has this number. It is below what the kernel's table has room for at least, beyond which select
+/// takes no notice.
+const CLOSED: c_int = 60;
+const LISTENER: usize = SLOTS;
+static FDS: [AtomicI32; SLOTS + 1] = [const { AtomicI32::new(CLOSED) }; SLOTS + 1];
+/// SIGPIPEs so far.
+static PIPES: AtomicU32 = AtomicU32::new(0);
+
+/// The descriptor of a slot.
+fn fd(slot: usize) -> c_int {
+    FDS[slot].load(Relaxed)
+}
+
+/// Notes the descriptor of a slot; whatever it was before is closed.
+fn put(slot: usize, fd: c_int) {
+    FDS[slot].store(if fd < 0 { CLOSED } else { fd }, Relaxed);
+}
+
+/// The life of an actor. `arguments`: the descriptor it is told over, then `slot:descriptor` for what it inherits.
+pub(crate) fn run(arguments: &[String]) {
+    let mut control: c_int = arguments.first().and_then(|word| word.parse().ok()).unwrap_or(0);
+    for word in arguments.iter().skip(1) {
+        if let Some((slot, fd)) = word.split_once(':')
+            && let (Ok(slot), Ok(fd)) = (slot.parse::<usize>(), fd.parse())
+        {
+            put(slot, fd);
+        }
+    }
+    handle(libc::SIGPIPE, libc::SA_RESTART);
+    // SAFETY: children are reaped by the kernel, and this process ends with its controller.
+    unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+        if control == 0 {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        }
+    }
+    let mut workers = Workers::start();
+    if std::env::var_os(GREETS).is_some() {
+        say(control, "1 0 0 0 0 0\n");
+    }
+    let mut lines = Lines::default();
+    while let Some(line) = lines.next(control) {
+        let words: Vec<i64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let (state, id, answer) = obey(&words, &mut workers, &mut control, &mut lines);
+        let mut text =
+            format!("{state} {id} {} {} {} {}", answer.ret, answer.errno, answer.signals, answer.bad);
+        answer.extra.iter().for_each(|value| text.push_str(&format!(" {value}")));
+        text.push('\n');
+        say(control, &text);
+    }
+}
+
+fn say(control: c_int, text: &str) {
+    // SAFETY: a buffer of ours.
+    unsafe { libc::write(control, text.as_ptr().cast(), text.len()) };
+}
+
+fn obey(
+    words: &[i64],
+    workers: &mut Workers,
+    control: &mut c_int,
+    lines: &mut Lines,
+) -> (i64, usize, Answer) {
+    let arg = |index: usize| words.get(index).copied().unwrap_or(0);
+    let slot = |index: usize| arg(index) as usize % SLOTS;
+    let done = |answer| (1, 0, answer);
+    match arg(0) {
+        order::RUN => {
+            let Some(step) = Step::decode(b'?', words.get(3..).unwrap_or_default()) else {
+                return done(Answer::failed(libc::EINVAL));
+            };
+            match step.verb {
+                Verb::Fork => done(fork(workers, control, lines)),
+                Verb::Exec => done(exec(*control, step.args[0] != 0)),
+                _ => workers.run(step, arg(2) as u64, arg(1)),
+            }
+        }
+        order::CHECK => workers.check(arg(1) as usize, arg(2)),
+        order::LISTEN => done(calls::listen(LISTENER)),
+        order::CONNECT => done(calls::connect(slot(1), arg(2) as u16)),
+        order::ACCEPT => done(calls::accept(LISTENER, slot(1))),
+        order::PING => done(calls::round_trips(slot(1), slot(1), arg(2), true)),
+        order::ECHO => done(calls::round_trips(slot(1), slot(1), arg(2), false)),
+        order::PING_SELF => done(calls::ping_self(slot(1), slot(2), arg(3))),
+        order::RESET => {
+            for slot in (FIRST_EPOLL..SLOTS).chain(0..FIRST_EPOLL) {
+                if fd(slot) != CLOSED {
+                    // SAFETY: a descriptor of ours.
+                    unsafe { libc::close(fd(slot)) };
+                    put(slot, CLOSED);
+                }
+            }
+            done(Answer { ret: i64::from(workers.idle()), ..Answer::default() })
+        }
+        order::SIGNAL => {
+            handle(libc::SIGUSR1, if arg(2) != 0 { libc::SA_RESTART } else { 0 });
+            workers.interrupt(arg(1) as usize);
+            done(Answer::default())
+        }
+        _ => done(Answer::failed(libc::EINVAL)),
+    }
+}
+
+/// The child listens on its own control descriptor, which every actor has as its standard output.
+fn fork(workers: &mut Workers, control: &mut c_int, lines: &mut Lines) -> Answer {
+    // SAFETY: no worker is busy; the child makes workers of its own and goes on with this thread.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        *control = 1;
+        *lines = Lines::default();
+        workers.begin_anew();
+    }
+    Answer { ret: pid.into(), ..Answer::default() }
+}
+
+/// Goes on as a new program with the same descriptors.
+fn exec(control: c_int, with_shim: bool) -> Answer {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("actor").arg(control.to_string());
+    for slot in 0..=SLOTS {
+        if fd(slot) != CLOSED {
+            command.arg(format!("{slot}:{}", fd(slot)));
+        }
+    }
+    // The new program says so itself.
+    command.env(GREETS, "1");
+    if !with_shim {
+        command.env_remove("LD_PRELOAD");
+    }
+    Answer::failed(command.exec().raw_os_error().unwrap_or(0))
+}
+
+extern "C" fn count_signal(signal: c_int) {
+    if signal == libc::SIGPIPE {
+        PIPES.fetch_add(1, Relaxed);
+    }
+}
+
+fn handle(signal: c_int, flags: c_int) {
+    // SAFETY: a handler that only counts.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = count_signal as *const () as usize;
+        action.sa_flags = flags;
+        libc::sigaction(signal, &action, std::ptr::null_mut());
+    }
+}
+
+/// Lines of the control descriptor.
+#[derive(Default)]
+struct Lines {
+    buffer: Vec<u8>,
+}
+
+impl Lines {
+    fn next(&mut self, control: c_int) -> Option<String> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line = self.buffer.drain(..=end).collect();
+                return String::from_utf8(line).ok();
+            }
+            let mut part = [0u8; 512];
+            // SAFETY: the buffer is as long as said.
+            let count = unsafe { libc::read(control, part.as_mut_ptr().cast(), part.len()) };
+            if count <= 0 {
+                return None;
+            }
+            self.buffer.extend_from_slice(&part[..count as usize]);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! poll, select and epoll, as an actor calls them.
+
+use super::calls::Answer;
+use crate::actor::fd;
+use crate::script::{EPOLL_CALLS, POLL_CALLS, Step};
+use std::ffi::c_int;
+use std::ptr::{null, null_mut};
+
+unsafe extern "C" {
+    fn epoll_pwait2(
+        set: c_int,
+        events: *mut libc::epoll_event,
+        room: c_int,
+        limit: *const libc::timespec,
+        mask: *const libc::sigset_t,
+    ) -> c_int;
+}
+
+fn time(millis: i64) -> libc::timespec {
+    libc::timespec { tv_sec: millis / 1000, tv_nsec: millis % 1000 * 1_000_000 }
+}
+
+/// The descriptors of a poll, with what is asked.
+fn asked(step: &Step) -> Vec<libc::pollfd> {
+    [2, 4]
+        .into_iter()
+        .filter(|index| step.args[*index] >= 0)
+        .map(|index| libc::pollfd {
+            fd: fd(step.slot(index)),
+            events: step.args[index + 1] as i16,
+            revents: 0,
+        })
+        .collect()
+}
+
+/// poll and its kin; the answer's extra is what each descriptor is ready for.
+pub(super) fn poll(step: &Step) -> Answer {
+    let call = POLL_CALLS[step.args[0] as usize];
+    let millis = step.args[1];
+    let mut fds = asked(step);
+    let limit = time(millis.max(0));
+    let limit: *const libc::timespec = if millis < 0 { null() } else { &limit };
+    // SAFETY: the array is as long as said.
+    let ret = unsafe {
+        match call {
+            "poll" => libc::poll(fds.as_mut_ptr(), fds.len() as u64, millis as c_int),
+            "ppoll" => libc::ppoll(fds.as_mut_ptr(), fds.len() as u64, limit, null()),
+            _ => return select(call, &fds, millis),
+        }
+    };
+    Answer { extra: fds.iter().map(|one| one.revents.into()).collect(), ..Answer::of(ret.into()) }
+}
+
+fn select(call: &str, fds: &[libc::pollfd], millis: i64) -> Answer {
+    let highest = fds.iter().map(|one| one.fd).max().unwrap_or(0);
+    // SAFETY: the sets are initialised, and descriptors are below 1024.
+    unsafe {
+        let mut sets: [libc::fd_set; 3] = std::mem::zeroed();
+        for one in fds {
+            for (set, event) in sets.iter_mut().zip([libc::POLLIN, libc::POLLOUT, libc::POLLPRI]) {
+                if one.events & event != 0 {
+                    libc::FD_SET(one.fd, set);
+                }
+            }
+        }
+        let [read, write, except] = &mut sets;
+        let limit = time(millis.max(0));
+        let ret = if call == "select" {
+            let mut limit = libc::timeval { tv_sec: limit.tv_sec, tv_usec: limit.tv_nsec / 1000 };
+            let limit: *mut libc::timeval = if millis < 0 { null_mut() } else { &mut limit };
+            libc::select(highest + 1, read, write, except, limit)
+        } else {
+            let limit: *const libc::timespec = if millis < 0 { null() } else { &limit };
+            libc::pselect(highest + 1, read, write, except, limit, null())
+        };
+        let bits = |one: &libc::pollfd| {
+            (0..3).filter(|set| libc::FD_ISSET(one.fd, &sets[*set])).map(|set| 1 << set).sum()
+        };
+        let extra = if ret < 0 { Vec::new() } else { fds.iter().map(bits).collect() };
+        Answer { extra, ..Answer::of(ret.into()) }
+    }
+}
+
+/// epoll_ctl.
+pub(super) fn control(step: &Step) -> Answer {
+    let mut event = libc::epoll_event { events: step.args[3] as u32, u64: step.args[4] as u64 };
+    let target = fd(step.slot(2));
+    // SAFETY: an event of ours.
+    let ret = unsafe { libc::epoll_ctl(fd(step.slot(0)), step.args[1] as c_int, target, &mut event) };
+    Answer::of(ret.into())
+}
+
+/// epoll_wait and its kin; the answer's extra is pairs of data and events, in order of data.
+pub(super) fn wait(step: &Step) -> Answer {
+    let set = fd(step.slot(0));
+    let most = (step.args[1] as usize).clamp(1, 16);
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
+    let (array, room) = (events.as_mut_ptr(), most as c_int);
+    let millis = step.args[2];
+    let limit = time(millis.max(0));
+    let limit: *const libc::timespec = if millis < 0 { null() } else { &limit };
+    // SAFETY: the array has room for as many.
+    let ret = unsafe {
+        match EPOLL_CALLS[step.args[3] as usize] {
+            "epoll_pwait" => libc::epoll_pwait(set, array, room, millis as c_int, null()),
+            "epoll_pwait2" => epoll_pwait2(set, array, room, limit, null()),
+            _ => libc::epoll_wait(set, array, room, millis as c_int),
+        }
+    };
+    let count = usize::try_from(ret).unwrap_or(0);
+    let mut found: Vec<(u64, u32)> = events[..count].iter().map(|event| (event.u64, event.events)).collect();
+    found.sort_unstable();
+    let extra = found.into_iter().flat_map(|(data, events)| [data as i64, events.into()]).collect();
+    Answer { extra, ..Answer::of(ret.into()) }
+}

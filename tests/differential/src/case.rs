@@ -1,0 +1,206 @@
+//! One sequence in two worlds, compared; and what to do with a difference.
+
+use crate::generate::epilogue;
+use crate::judge::{Judge, Match};
+use crate::run::{Record, Run};
+use crate::script::{Sequence, Step};
+use crate::world::{Shim, World};
+use anyhow::{Context, Result};
+use shunt_abi::reason::Road;
+use std::path::PathBuf;
+
+/// A world on TCP, and one to compare with it.
+pub(crate) struct Worlds {
+    tcp: World,
+    other: World,
+    /// Whether TCP agrees with itself is asked when something differs.
+    control: World,
+    broker: Option<PathBuf>,
+}
+
+/// What the comparison of a sequence came to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Verdict {
+    /// Where and how the two differ.
+    pub(crate) difference: Option<String>,
+    /// The number of the step, in the sequence or its epilogue.
+    pub(crate) at: usize,
+    /// A direction of a connection was on shared memory.
+    pub(crate) on_shm: bool,
+    pub(crate) late: u32,
+    pub(crate) extra_edges: u32,
+    /// The comparison ended early because TCP leaves open how it goes on.
+    pub(crate) open: bool,
+    /// Steps compared.
+    pub(crate) steps: usize,
+}
+
+impl Worlds {
+    /// Without a shim the other world is on TCP as well: the judge judged.
+    pub(crate) fn new(shim: Option<Shim>) -> Worlds {
+        let broker = shim.as_ref().map(|shim| shim.broker.clone());
+        Worlds { tcp: World::new(None), other: World::new(shim), control: World::new(None), broker }
+    }
+
+    /// Ends all processes.
+    pub(crate) fn end(&mut self) {
+        self.tcp.end();
+        self.other.end();
+        self.control.end();
+    }
+
+    /// The next comparison begins with new processes.
+    pub(crate) fn renew(&mut self) {
+        self.tcp.worn = true;
+        self.other.worn = true;
+    }
+
+    /// Runs a sequence in both worlds.
+    pub(crate) fn compare(&mut self, sequence: &Sequence) -> Result<Verdict> {
+        let steps = [sequence.steps.clone(), epilogue(sequence)].concat();
+        let mut attempts = 0;
+        let trace = loop {
+            match on_tcp(&mut self.tcp, sequence, &steps) {
+                Ok(trace) => break trace,
+                Err(error) if attempts == 2 => return Err(error.context("on TCP")),
+                Err(_) => {
+                    attempts += 1;
+                    self.tcp.worn = true;
+                }
+            }
+        };
+        if self.other.worn {
+            self.other.begin_anew().context("a new world")?;
+        }
+        let mut verdict = Verdict::default();
+        let mut judge = Judge::default();
+        let mut run = Run::new(&mut self.other, sequence, &steps, Some(&trace));
+        for (index, record) in trace.iter().enumerate() {
+            if index + 1 == sequence.steps.len().min(2) || index == sequence.steps.len() {
+                verdict.on_shm |= self.broker.as_ref().is_some_and(is_on_shm);
+            }
+            verdict.at = index;
+            if let Err(error) = run.next() {
+                verdict.difference = Some(format!("`{}`: {error:#}", steps[index]));
+                break;
+            }
+            match judge.next(&steps, record, &run.trace[index]) {
+                Match::Same => verdict.steps += 1,
+                Match::ExtraEdge => {
+                    verdict.steps += 1;
+                    verdict.extra_edges += 1;
+                    if run.trace[index].woken != record.woken || run.trace[index].outcome != record.outcome {
+                        verdict.open = true;
+                        break;
+                    }
+                }
+                Match::Open => {
+                    verdict.open = true;
+                    break;
+                }
+                Match::Different(what) => {
+                    verdict.difference = Some(what);
+                    break;
+                }
+            }
+        }
+        verdict.late = run.late;
+        let stopped = verdict.open || verdict.difference.is_some() || run.is_blocked();
+        self.other.worn |= stopped;
+        self.other.tidy();
+        Ok(verdict)
+    }
+
+    /// How often a sequence differs in `times` runs, each with new processes; the last difference.
+    pub(crate) fn confirm(&mut self, sequence: &Sequence, times: u32) -> Result<(u32, Verdict)> {
+        let mut differing = 0;
+        let mut last = Verdict::default();
+        for _ in 0..times {
+            self.renew();
+            let verdict = self.compare(sequence)?;
+            if verdict.difference.is_some() {
+                differing += 1;
+                last = verdict;
+            }
+        }
+        Ok((differing, last))
+    }
+
+    /// How often TCP differs from itself in `times` runs.
+    pub(crate) fn control(&mut self, sequence: &Sequence, times: u32) -> Result<u32> {
+        std::mem::swap(&mut self.other, &mut self.control);
+        let result = self.confirm(sequence, times);
+        std::mem::swap(&mut self.other, &mut self.control);
+        self.control.end();
+        Ok(result?.0)
+    }
+
+    /// Makes a failing sequence as small as it stays failing.
+    pub(crate) fn shrink(&mut self, sequence: &Sequence, at: usize) -> Result<Sequence> {
+        let mut best = sequence.clone();
+        best.steps.truncate(at + 1);
+        if !self.fails(&best)? {
+            best = sequence.clone();
+        }
+        let mut size = best.steps.len().div_ceil(2);
+        while size > 0 {
+            let mut from = best.steps.len();
+            while from > 0 {
+                from = from.saturating_sub(size);
+                let mut fewer = best.clone();
+                fewer.steps.drain(from..(from + size).min(best.steps.len()));
+                if self.fails(&fewer)? {
+                    best = fewer;
+                }
+            }
+            size /= 2;
+        }
+        for smaller in simpler(&best) {
+            if self.fails(&smaller)? {
+                best = smaller;
+            }
+        }
+        Ok(best)
+    }
+
+    fn fails(&mut self, sequence: &Sequence) -> Result<bool> {
+        if sequence.steps.is_empty() {
+            return Ok(false);
+        }
+        for _ in 0..2 {
+            self.renew();
+            if self.compare(sequence)?.difference.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn on_tcp(world: &mut World, sequence: &Sequence, steps: &[Step]) -> Result<Vec<Record>> {
+    if world.worn {
+        world.begin_anew().context("a new world")?;
+    }
+    let mut run = Run::new(world, sequence, steps, None);
+    for _ in steps {
+        run.next()?;
+    }
+    let (trace, blocked) = (std::mem::take(&mut run.trace), run.is_blocked());
+    world.worn |= blocked;
+    world.tidy();
+    Ok(trace)
+}
+
+/// The same story with all its connections warm, in two processes.
+fn simpler(sequence: &Sequence) -> Vec<Sequence> {
+    let warm = Sequence { warm: 12, ..sequence.clone() };
+    let apart = Sequence { alone: false, ..warm.clone() };
+    if sequence.alone { vec![warm] } else { vec![warm, apart] }
+}
+
+/// Whether a connection of the only processes that the broker has is on shared memory.
+fn is_on_shm(broker: &PathBuf) -> bool {
+    let Ok(snapshot) = shunt_broker::status(broker) else { return false };
+    let mut connections = snapshot.processes.iter().flat_map(|process| &process.connections);
+    connections.any(|one| one.send.road == Road::Shm || one.receive.road == Road::Shm)
+}

@@ -1,0 +1,361 @@
+//! Random sequences, each made from one number.
+
+use crate::script::{
+    EDGE, ENDS, EPOLL_CALLS, FIRST_EPOLL, OPTIONS, POLL_CALLS, RECEIVE_CALLS, SEND_CALLS, Sequence, Step,
+    Verb,
+};
+
+/// SplitMix64.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    /// Below `end`.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    /// True in `percent` of a hundred cases.
+    fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    fn one_of(&mut self, values: &[i64]) -> i64 {
+        values[self.below(values.len())]
+    }
+}
+
+/// A sequence in the making.
+struct Draft {
+    random: Random,
+    sequence: Sequence,
+    conns: usize,
+    forked: [bool; 2],
+    epolls: Vec<(usize, u8)>,
+    dups: Vec<usize>,
+    urgent: bool,
+}
+
+/// The sequence that belongs to a number.
+pub(crate) fn sequence(seed: u64) -> Sequence {
+    let mut random = Random::new(seed);
+    let alone = random.chance(15);
+    // Mostly on shared memory when it begins, sometimes on the way there.
+    let warm = if random.chance(75) { 8 + random.below(8) as u32 } else { random.below(8) as u32 };
+    let sequence = Sequence { alone, warm, steps: Vec::new() };
+    let mut draft = Draft {
+        random,
+        sequence,
+        conns: 0,
+        forked: [false; 2],
+        epolls: Vec::new(),
+        dups: Vec::new(),
+        urgent: false,
+    };
+    draft.open();
+    if draft.random.chance(20) {
+        draft.open();
+    }
+    let steps = 4 + draft.random.below(26);
+    // Most stories have a theme: what they do most.
+    let theme = draft.random.below(6);
+    for _ in 0..steps {
+        draft.step(theme);
+    }
+    draft.sequence
+}
+
+impl Draft {
+    fn push(&mut self, actor: u8, verb: Verb, args: &[i64]) {
+        self.sequence.steps.push(Step::new(actor, verb, args));
+    }
+
+    fn open(&mut self) {
+        if self.conns < ENDS / 2 {
+            self.push(b'A', Verb::Open, &[self.conns as i64]);
+            self.conns += 1;
+        }
+    }
+
+    /// A slot of a connection, and who uses it.
+    fn slot(&mut self) -> (u8, i64) {
+        let slot = if !self.dups.is_empty() && self.random.chance(25) {
+            self.dups[self.random.below(self.dups.len())]
+        } else {
+            self.random.below(self.conns * 2)
+        };
+        let owner = self.sequence.owner(slot);
+        let forked = self.forked[usize::from(owner == b'B')];
+        let actor = if forked && self.random.chance(50) { owner.to_ascii_lowercase() } else { owner };
+        (actor, slot as i64)
+    }
+
+    fn len(&mut self) -> i64 {
+        match self.random.below(10) {
+            0 => 1,
+            1..=5 => 1 + self.random.below(200) as i64,
+            6..=8 => 1 + self.random.below(6000) as i64,
+            _ => 1 + self.random.below(30_000) as i64,
+        }
+    }
+
+    fn step(&mut self, theme: usize) {
+        let (actor, slot) = self.slot();
+        match (self.random.below(100), theme) {
+            (0..30, _) => self.send(actor, slot),
+            (30..52, _) => self.receive(actor, slot),
+            (52..66, 0 | 1) => self.epoll(),
+            (52..66, 2) => self.ending(actor, slot),
+            (52..66, 3) => self.bulk(actor, slot),
+            (52..66, 4) => self.processes(actor, slot),
+            (52..74, _) => self.poll(),
+            (74..80, _) => self.epoll(),
+            (80..83, _) => self.push(actor, Verb::Inq, &[slot]),
+            (83..85, _) => self.push(actor, Verb::Drain, &[slot]),
+            (85..88, _) => self.bulk(actor, slot),
+            (88..91, _) => self.options(actor, slot),
+            (91..93, _) => self.duplicate(actor, slot),
+            (93..95, _) => self.ending(actor, slot),
+            (95, _) => self.processes(actor, slot),
+            (96, _) => self.open(),
+            (97, _) => {
+                let restarts = self.random.below(2) as i64;
+                self.push(actor, Verb::Signal, &[restarts]);
+            }
+            _ => {
+                let (on, call) = (self.random.below(2) as i64, self.random.below(2) as i64);
+                self.push(actor, Verb::Nonblock, &[slot, on, call]);
+            }
+        }
+    }
+
+    fn send(&mut self, actor: u8, slot: i64) {
+        let len = if self.random.chance(4) { 0 } else { self.len() };
+        let flags = self.random.one_of(&[0, 0, 0, libc::MSG_DONTWAIT.into(), libc::MSG_NOSIGNAL.into()]);
+        let call = self.random.below(SEND_CALLS.len()) as i64;
+        if !self.urgent && self.random.chance(1) {
+            // A second urgent byte would turn the first into a plain one.
+            self.urgent = true;
+            self.push(actor, Verb::Send, &[slot, 1, libc::MSG_OOB.into(), 0]);
+        } else {
+            self.push(actor, Verb::Send, &[slot, len, flags, call]);
+        }
+    }
+
+    fn receive(&mut self, actor: u8, slot: i64) {
+        let len = if self.random.chance(3) { 0 } else { self.len() };
+        let mut flags: i64 = if self.random.chance(60) { libc::MSG_DONTWAIT.into() } else { 0 };
+        let mut call = self.random.below(RECEIVE_CALLS.len()) as i64;
+        if self.random.chance(30) {
+            let more =
+                [libc::MSG_PEEK, libc::MSG_WAITALL, libc::MSG_TRUNC, libc::MSG_PEEK | libc::MSG_WAITALL];
+            flags |= i64::from(more[self.random.below(more.len())]);
+        }
+        if self.urgent && self.random.chance(20) {
+            flags = (libc::MSG_OOB | libc::MSG_DONTWAIT).into();
+        }
+        if flags != 0 && matches!(RECEIVE_CALLS[call as usize], "read" | "readv") {
+            call = 0;
+        }
+        if self.random.chance(5) {
+            self.push(actor, Verb::RecvTimeout, &[slot, len.max(1), 15]);
+        } else {
+            self.push(actor, Verb::Recv, &[slot, len, flags, call]);
+        }
+    }
+
+    fn poll(&mut self) {
+        let (actor, slot) = self.slot();
+        let (other_actor, mut other) = self.slot();
+        if other_actor != actor || other == slot || self.random.chance(60) {
+            other = -1;
+        }
+        let mut events = || {
+            let all = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI, libc::POLLRDHUP];
+            all.into_iter().filter(|_| self.random.chance(60)).fold(0, |set, event| set | i64::from(event))
+        };
+        let (first, second) = (events(), events());
+        let call = self.random.below(POLL_CALLS.len()) as i64;
+        let millis = self.random.one_of(&[0, 0, 0, 0, 5, -1]);
+        self.push(actor, Verb::Poll, &[call, millis, slot, first, other, second]);
+    }
+
+    fn epoll(&mut self) {
+        if self.epolls.is_empty() || self.random.chance(10) {
+            let number = FIRST_EPOLL + self.epolls.len();
+            if self.epolls.len() < 4 {
+                let actor = if self.sequence.alone || self.random.chance(50) { b'A' } else { b'B' };
+                self.epolls.push((number, actor));
+                self.push(actor, Verb::EpollNew, &[number as i64]);
+                for slot in 0..self.conns * 2 {
+                    if self.sequence.owner(slot) == actor && self.random.chance(70) {
+                        self.control(actor, number, slot as i64, 1);
+                    }
+                }
+            }
+            return;
+        }
+        let (set, owner) = self.epolls[self.random.below(self.epolls.len())];
+        let forked = self.forked[usize::from(owner == b'B')];
+        let actor = if forked && self.random.chance(30) { owner.to_ascii_lowercase() } else { owner };
+        if self.random.chance(30) {
+            let (_, slot) = self.slot();
+            let how = self.random.one_of(&[1, 2, 3, 3, 3]);
+            self.control(actor, set, slot, how);
+        } else {
+            let millis = self.random.one_of(&[0, 0, 0, 0, 5, -1]);
+            let call = self.random.below(EPOLL_CALLS.len()) as i64;
+            self.push(actor, Verb::EpollWait, &[set as i64, 8, millis, call]);
+        }
+    }
+
+    fn control(&mut self, actor: u8, set: usize, slot: i64, how: i64) {
+        let all = [(libc::EPOLLIN, 80), (libc::EPOLLOUT, 40), (libc::EPOLLPRI, 10), (libc::EPOLLRDHUP, 40)];
+        let mut events = all
+            .into_iter()
+            .filter(|one| self.random.chance(one.1))
+            .fold(0, |set, one| set | i64::from(one.0));
+        if self.random.chance(35) {
+            events |= EDGE;
+        }
+        if self.random.chance(15) {
+            events |= i64::from(libc::EPOLLONESHOT);
+        }
+        let data = if self.random.chance(90) { 100 + slot } else { 100 + self.random.below(16) as i64 };
+        self.push(actor, Verb::EpollCtl, &[set as i64, how, slot, events, data]);
+    }
+
+    fn bulk(&mut self, actor: u8, slot: i64) {
+        let len = 1 + self.random.below(300_000) as i64;
+        if self.random.chance(60) {
+            let part = self.random.one_of(&[1500, 16384, 65536, 262_144]);
+            self.push(actor, Verb::Flood, &[slot, len, part]);
+        } else {
+            self.push(actor, Verb::Send, &[slot, len, libc::MSG_DONTWAIT.into(), 0]);
+            let peer = slot ^ 1;
+            let other = self.sequence.owner(peer as usize % ENDS);
+            if self.random.chance(80) {
+                self.push(other, Verb::Drain, &[peer % ENDS as i64]);
+            }
+        }
+    }
+
+    fn options(&mut self, actor: u8, slot: i64) {
+        let option = self.random.below(OPTIONS.len()) as i64;
+        let value = match OPTIONS[option as usize] {
+            "nodelay" => 1,
+            "keepidle" => 100,
+            "rcvlowat" => self.random.one_of(&[1, 1, 50]),
+            "tos" => self.random.one_of(&[0, 16]),
+            _ => self.random.below(2) as i64,
+        };
+        let inline = OPTIONS[option as usize] == "oobinline";
+        if self.random.chance(50) || inline && self.urgent {
+            self.push(actor, Verb::GetOption, &[slot, option]);
+        } else if option < 8 {
+            // An urgent byte would come in the stream then.
+            self.urgent |= inline;
+            self.push(actor, Verb::SetOption, &[slot, option, value]);
+        } else {
+            self.push(actor, Verb::Names, &[slot]);
+        }
+    }
+
+    fn duplicate(&mut self, actor: u8, slot: i64) {
+        let new = slot % ENDS as i64 + ENDS as i64;
+        let call = self.random.below(3) as i64;
+        if self.random.chance(80) {
+            self.dups.push(new as usize);
+            self.push(actor, Verb::Dup, &[slot, new, call]);
+        } else {
+            self.push(actor, Verb::Close, &[slot]);
+        }
+    }
+
+    fn ending(&mut self, actor: u8, slot: i64) {
+        match self.random.below(10) {
+            0..=4 => {
+                let how = self.random.one_of(&[0, 1, 1, 2]);
+                self.push(actor, Verb::Shutdown, &[slot, how]);
+            }
+            5..=7 => self.push(actor, Verb::Close, &[slot]),
+            8 => {
+                self.push(actor, Verb::Linger, &[slot]);
+                if self.random.chance(70) {
+                    self.push(actor, Verb::Close, &[slot]);
+                }
+            }
+            _ => {
+                if self.random.chance(30) {
+                    self.push(actor, Verb::Kill, &[]);
+                }
+            }
+        }
+    }
+
+    fn processes(&mut self, actor: u8, slot: i64) {
+        match self.random.below(10) {
+            0..=2 => {
+                let parent = actor.to_ascii_uppercase();
+                let index = usize::from(parent == b'B');
+                if !self.forked[index] {
+                    self.forked[index] = true;
+                    self.push(parent, Verb::Fork, &[]);
+                }
+            }
+            3..=4 => self.push(actor, Verb::Close, &[slot]),
+            5 => {
+                let shim = self.random.below(2) as i64;
+                self.push(actor, Verb::Exec, &[shim]);
+            }
+            6 => self.push(actor, Verb::Kill, &[]),
+            _ => self.send(actor, slot),
+        }
+    }
+}
+
+/// What every sequence ends with: everything sent arrives, and both ends see each other's end.
+pub(crate) fn epilogue(sequence: &Sequence) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut opened: Vec<usize> = Vec::new();
+    for step in sequence.steps.iter().filter(|step| step.verb == Verb::Open) {
+        let conn = step.args[0] as usize % (ENDS / 2);
+        if !opened.contains(&conn) {
+            opened.push(conn);
+        }
+    }
+    let watched = i64::from(libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP);
+    for conn in opened {
+        // Either end may be the one to close first.
+        let first = (2 * conn + sequence.steps.len() % 2) as i64;
+        let second = first ^ 1;
+        let (this, other) = (sequence.owner(first as usize), sequence.owner(second as usize));
+        let mut say = |actor: u8, verb, args: &[i64]| steps.push(Step::new(actor, verb, args));
+        say(this, Verb::Drain, &[first]);
+        say(other, Verb::Drain, &[second]);
+        say(this, Verb::Poll, &[0, 0, first, watched, -1, 0]);
+        for actor in [this, this.to_ascii_lowercase()] {
+            say(actor, Verb::Close, &[first + ENDS as i64]);
+            say(actor, Verb::Close, &[first]);
+        }
+        say(other, Verb::Poll, &[0, 0, second, watched, -1, 0]);
+        say(other, Verb::Drain, &[second]);
+        for _ in 0..3 {
+            say(other, Verb::Send, &[second, 10, libc::MSG_DONTWAIT.into(), 0]);
+        }
+        say(other, Verb::Drain, &[second]);
+        say(other, Verb::GetOption, &[second, 8]);
+        say(other, Verb::Poll, &[0, 0, second, watched, -1, 0]);
+    }
+    steps
+}

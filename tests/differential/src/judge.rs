@@ -1,0 +1,200 @@
+//! Says whether two runs of a sequence agree.
+//!
+//! Everything must, but for what TCP itself leaves open: how much a send takes and a receive gives once more is under
+//! way than fits for certain, and what readiness says of a buffer that is neither empty nor surely full.
+
+use crate::actor::Answer;
+use crate::late::pairs;
+use crate::run::{CERTAIN, Outcome, Record};
+use crate::script::{EDGE, ENDS, FIRST_EPOLL, Step, Verb, end_of, peer_of};
+use std::collections::HashMap;
+
+/// How two outcomes compare.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Match {
+    Same,
+    /// Open in TCP, and from here on the two runs may differ.
+    Open,
+    /// An edge that TCP does not report, of a condition that holds.
+    ExtraEdge,
+    Different(String),
+}
+
+/// Follows two runs.
+#[derive(Default)]
+pub(crate) struct Judge {
+    /// Streams that have more under way than fits for certain, until they are drained.
+    loose: [bool; ENDS],
+    /// Events asked for, by epoll slot and data.
+    registered: HashMap<(usize, i64), i64>,
+    on_tcp: Vec<Record>,
+    under_shunt: Vec<Record>,
+}
+
+const OUT: i64 = (libc::POLLOUT | libc::POLLWRNORM) as i64;
+const READ: i64 = libc::POLLIN as i64;
+
+impl Judge {
+    /// Compares the next step of both.
+    pub(crate) fn next(&mut self, steps: &[Step], tcp: &Record, shunt: &Record) -> Match {
+        let index = self.on_tcp.len();
+        self.on_tcp.push(tcp.clone());
+        self.under_shunt.push(shunt.clone());
+        let step = &steps[index];
+        if step.verb == Verb::EpollCtl {
+            self.registered.insert((step.slot(0), step.args[4]), step.args[3]);
+        }
+        for (loose, (a, b)) in self.loose.iter_mut().zip(tcp.after.iter().zip(&shunt.after)) {
+            if *a.max(b) > CERTAIN {
+                *loose = true;
+            }
+        }
+        let mut verdict = self.outcomes(index, step, &tcp.outcome, &shunt.outcome);
+        let mut numbers: Vec<usize> = tcp.woken.iter().chain(&shunt.woken).map(|one| one.0).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        for number in numbers {
+            if verdict != Match::Same {
+                break;
+            }
+            let find =
+                |record: &Record| record.woken.iter().find(|one| one.0 == number).map(|one| one.1.clone());
+            let of = |answer: Option<Answer>| answer.map_or(Outcome::Blocked, Outcome::Done);
+            verdict = self.outcomes(number, &steps[number], &of(find(tcp)), &of(find(shunt)));
+        }
+        for (loose, (a, b)) in self.loose.iter_mut().zip(tcp.after.iter().zip(&shunt.after)) {
+            *loose &= *a != 0 || *b != 0;
+        }
+        verdict
+    }
+
+    fn outcomes(&self, index: usize, step: &Step, tcp: &Outcome, shunt: &Outcome) -> Match {
+        let slack = self.has_slack(index, step);
+        match (tcp, shunt) {
+            (Outcome::Done(a), Outcome::Done(b)) => self.answers(step, a, b, slack),
+            (a, b) if a == b => Match::Same,
+            (Outcome::Blocked, Outcome::Done(_)) if step.verb == Verb::EpollWait && self.has_edges(step) => {
+                Match::ExtraEdge
+            }
+            _ if slack => Match::Open,
+            (a, b) => differ(step, index, a, b),
+        }
+    }
+
+    /// Whether a stream that the step touches has more under way than fits for certain.
+    fn has_slack(&self, index: usize, step: &Step) -> bool {
+        let much = |end: usize, more: u64| {
+            self.loose[end]
+                || self.on_tcp[index].before[end] + more > CERTAIN
+                || self.under_shunt[index].before[end] + more > CERTAIN
+        };
+        match step.verb {
+            Verb::Flood => false,
+            Verb::Send => much(end_of(step.slot(0)), step.args[1] as u64),
+            Verb::EpollWait => self.loose.contains(&true),
+            _ => {
+                let ends = step.slots().into_iter().filter(|slot| *slot < FIRST_EPOLL);
+                ends.into_iter().any(|slot| much(end_of(slot), 0) || much(peer_of(slot), 0))
+            }
+        }
+    }
+
+    fn has_edges(&self, step: &Step) -> bool {
+        self.registered.iter().any(|((set, _), events)| *set == step.slot(0) && events & EDGE != 0)
+    }
+
+    fn answers(&self, step: &Step, tcp: &Answer, shunt: &Answer, slack: bool) -> Match {
+        if shunt.bad != 0 || tcp.bad != 0 {
+            return different(step, tcp, shunt);
+        }
+        let same = (tcp.ret, tcp.errno, tcp.signals) == (shunt.ret, shunt.errno, shunt.signals);
+        match step.verb {
+            Verb::Drain if slack && tcp.ret == shunt.ret && tcp.errno == shunt.errno => Match::Same,
+            Verb::Poll if slack => self.polls(step, tcp, shunt),
+            Verb::EpollWait => self.waits(step, tcp, shunt, slack),
+            Verb::Send | Verb::Recv | Verb::RecvTimeout if slack => {
+                let takes = |answer: &Answer| answer.ret > 0 || answer.errno == libc::EAGAIN;
+                match (takes(tcp), takes(shunt)) {
+                    _ if same => Match::Same,
+                    // How much, and whether any: open, and the streams are counted apart.
+                    (true, true) => Match::Same,
+                    _ => Match::Open,
+                }
+            }
+            _ if same && tcp.extra == shunt.extra => Match::Same,
+            _ if slack && matches!(step.verb, Verb::Inq | Verb::Drain | Verb::GetOption) => Match::Open,
+            _ => different(step, tcp, shunt),
+        }
+    }
+
+    /// Only what is certain of the descriptors.
+    fn polls(&self, step: &Step, tcp: &Answer, shunt: &Answer) -> Match {
+        let slots = step.slots();
+        let strict = tcp.extra.iter().zip(&shunt.extra).zip(slots).all(|((a, b), slot)| {
+            let mut mask = !0;
+            if self.loose[peer_of(slot)] {
+                mask = READ;
+            }
+            if self.loose[end_of(slot)] {
+                mask &= !OUT;
+            }
+            step.args[0] > 1 || (a ^ b) & mask == 0
+        });
+        if strict { Match::Same } else { Match::Open }
+    }
+
+    fn waits(&self, step: &Step, tcp: &Answer, shunt: &Answer, slack: bool) -> Match {
+        if (tcp.ret < 0 || shunt.ret < 0) && (tcp.ret, tcp.errno) != (shunt.ret, shunt.errno) {
+            return different(step, tcp, shunt);
+        }
+        let (must, is) = (pairs(tcp), pairs(shunt));
+        if must == is {
+            return Match::Same;
+        }
+        if slack {
+            return Match::Open;
+        }
+        let missing = must.iter().any(|(data, events)| events & !is.get(data).copied().unwrap_or(0) != 0);
+        let edges = is.iter().all(|(data, events)| {
+            let more = events & !must.get(data).copied().unwrap_or(0) != 0;
+            !more || self.registered.get(&(step.slot(0), *data)).is_some_and(|asked| asked & EDGE != 0)
+        });
+        if !missing && edges { Match::ExtraEdge } else { different(step, tcp, shunt) }
+    }
+}
+
+fn different(step: &Step, tcp: &Answer, shunt: &Answer) -> Match {
+    Match::Different(format!("`{step}`\n    on TCP:      {}\n    under shunt: {}", show(tcp), show(shunt)))
+}
+
+fn differ(step: &Step, index: usize, tcp: &Outcome, shunt: &Outcome) -> Match {
+    let show = |outcome: &Outcome| match outcome {
+        Outcome::Skipped => "left out".to_owned(),
+        Outcome::Blocked => "blocks".to_owned(),
+        Outcome::Done(answer) => show(answer),
+    };
+    Match::Different(format!(
+        "`{step}` (step {})\n    on TCP:      {}\n    under shunt: {}",
+        index + 1,
+        show(tcp),
+        show(shunt)
+    ))
+}
+
+fn show(answer: &Answer) -> String {
+    let mut text = answer.ret.to_string();
+    if answer.ret < 0 {
+        text += &format!(" {}", std::io::Error::from_raw_os_error(answer.errno));
+    }
+    if answer.signals > 0 {
+        text += &format!(", {} SIGPIPE", answer.signals);
+    }
+    if answer.bad != 0 {
+        text += &format!(", wrong bytes ({})", answer.bad);
+    }
+    if !answer.extra.is_empty() {
+        let values: Vec<_> = answer.extra.iter().map(|value| format!("{value:#x}")).collect();
+        text += &format!(", [{}]", values.join(" "));
+    }
+    text
+}

@@ -1,0 +1,208 @@
+//! Random sequences of socket operations, each run on plain TCP and under shunt. Every return value, errno, byte,
+//! readiness report and ordering that TCP defines must be the same. See the README beside this crate.
+
+mod actor;
+mod case;
+mod generate;
+mod judge;
+mod late;
+mod run;
+mod script;
+mod tally;
+mod world;
+
+use anyhow::{Context, Result};
+use case::Worlds;
+use clap::Parser;
+use script::Sequence;
+use shunt_compat::{Ground, Host, Mode};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tally::Tally;
+use world::Shim;
+
+#[derive(Clone, Debug, Parser)]
+#[command(about = "Compares random sequences of socket operations on TCP and under shunt")]
+struct Args {
+    /// How many sequences; without it as many as fit into the time.
+    #[arg(long)]
+    sequences: Option<u64>,
+    /// The first sequence's number; the others follow it.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many sequences at a time.
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// Stop after so many seconds.
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Stop at so many differences.
+    #[arg(long, default_value_t = 1)]
+    differences: usize,
+    /// The least share of sequences, in percent, that must have been on shared memory.
+    #[arg(long, default_value_t = 50)]
+    share: u64,
+    /// Run this file, or all files of this directory, instead.
+    #[arg(long)]
+    replay: Option<PathBuf>,
+    /// How often each file is replayed.
+    #[arg(long, default_value_t = 1)]
+    times: u32,
+    /// Print the sequence of the seed, and no more.
+    #[arg(long)]
+    print: bool,
+    /// Compare TCP with TCP: what differs then is the judge's fault.
+    #[arg(long)]
+    itself: bool,
+    /// Write shrunk sequences here.
+    #[arg(long)]
+    keep: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().is_some_and(|word| word == "actor") {
+        actor::run(&words[1..]);
+        return ExitCode::SUCCESS;
+    }
+    let args = Args::parse();
+    if args.print {
+        print!("{}", generate::sequence(args.seed));
+        return ExitCode::SUCCESS;
+    }
+    let outcome = match &args.replay {
+        Some(path) => replay(&args, path),
+        None => search(&args),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Gives `work` two worlds on a host of their own: a namespace, a broker, nothing left at the end.
+fn on_host<T>(args: &Args, work: impl FnOnce(&mut Worlds) -> T) -> T {
+    let ground = Arc::new(Ground::enter());
+    if ground.is_isolated() {
+        // Time decides nothing then: no closed connection keeps its port, and no segment waits for another.
+        for (name, value) in [("tcp_max_tw_buckets", "1"), ("tcp_autocorking", "0")] {
+            let _ = std::fs::write(format!("/proc/sys/net/ipv4/{name}"), value);
+        }
+        let _ = std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "2000 65000");
+    }
+    let mode = if args.itself { Mode::Native } else { Mode::Shunt };
+    let host = Host::new(mode, ground);
+    let baseline = host.broker_descriptors();
+    let shim =
+        host.tools().map(|tools| Shim { library: tools.library.clone(), broker: host.broker_socket() });
+    let mut worlds = Worlds::new(shim);
+    let result = work(&mut worlds);
+    worlds.end();
+    host.assert_broker_is_empty(baseline);
+    host.finish();
+    result
+}
+
+/// Compares random sequences. `false` if there was a difference, or too little on shared memory.
+fn search(args: &Args) -> Result<bool> {
+    let total = args.sequences.unwrap_or(if args.seconds.is_some() { u64::MAX } else { 1000 });
+    let deadline = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let next = AtomicU64::new(0);
+    let stop = AtomicBool::new(false);
+    let tally = Mutex::new(Tally::default());
+    let work = |worlds: &mut Worlds| -> Result<()> {
+        while !stop.load(Relaxed) && deadline.is_none_or(|deadline| Instant::now() < deadline) {
+            let number = next.fetch_add(1, Relaxed);
+            if number >= total {
+                break;
+            }
+            let seed = args.seed.wrapping_add(number);
+            let sequence = generate::sequence(seed);
+            let verdict = worlds.compare(&sequence).with_context(|| format!("seed {seed}"))?;
+            tally.lock().expect("no holder panics").add(&verdict);
+            if let Some(what) = &verdict.difference {
+                let found = examine(args, worlds, &sequence, seed, what)?;
+                let mut tally = tally.lock().expect("no holder panics");
+                tally.differences += usize::from(found);
+                tally.unconfirmed += usize::from(!found);
+                if tally.differences >= args.differences {
+                    stop.store(true, Relaxed);
+                }
+            }
+        }
+        Ok(())
+    };
+    let begin = Instant::now();
+    let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..args.jobs.max(1)).map(|_| scope.spawn(|| on_host(args, work))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a job panicked")).collect()
+    });
+    let tally = tally.into_inner().expect("no holder panics");
+    println!("{} ({:.0} s)", tally, begin.elapsed().as_secs_f64());
+    outcomes.into_iter().collect::<Result<()>>()?;
+    let enough = args.itself || tally.share() >= args.share;
+    if !enough {
+        println!("that is too little on shared memory: at least {}% must be", args.share);
+    }
+    Ok(tally.differences == 0 && enough)
+}
+
+/// Runs a differing sequence again, and makes it small if it goes on differing. `false` if it does not.
+fn examine(args: &Args, worlds: &mut Worlds, sequence: &Sequence, seed: u64, first: &str) -> Result<bool> {
+    const AGAIN: u32 = 5;
+    let (times, verdict) = worlds.confirm(sequence, AGAIN)?;
+    if times == 0 {
+        println!("seed {seed} differed once and not in {AGAIN} more runs: {}", first.replace('\n', "\n#"));
+        return Ok(false);
+    }
+    if times < AGAIN && worlds.control(sequence, 2 * AGAIN)? > 0 {
+        println!("seed {seed} differs on TCP alone as well: {}", first.replace('\n', "\n#"));
+        return Ok(false);
+    }
+    let small = worlds.shrink(sequence, verdict.at)?;
+    let (small_times, small_verdict) = worlds.confirm(&small, AGAIN)?;
+    let (times, what) = match small_verdict.difference {
+        Some(what) => (small_times, what),
+        None => (times, verdict.difference.unwrap_or_default()),
+    };
+    println!("seed {seed} differs, {times} of {AGAIN} runs:\n{small}# {}\n", what.replace('\n', "\n#"));
+    if let Some(directory) = &args.keep {
+        let text = format!("# {}\n{small}", what.replace('\n', "\n#"));
+        std::fs::write(directory.join(format!("{seed}.seq")), text)?;
+    }
+    Ok(true)
+}
+
+/// Runs kept sequences. `false` if one differs.
+fn replay(args: &Args, path: &Path) -> Result<bool> {
+    let mut files = vec![path.to_owned()];
+    if path.is_dir() {
+        files = std::fs::read_dir(path)?.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        files.retain(|file| file.extension().is_some_and(|extension| extension == "seq"));
+        files.sort();
+    }
+    let mut sequences = Vec::new();
+    for file in files {
+        let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        sequences.push((Sequence::parse(&text).with_context(|| file.display().to_string())?, file));
+    }
+    on_host(args, |worlds| {
+        let mut same = true;
+        for (sequence, file) in &sequences {
+            let (times, verdict) = worlds.confirm(sequence, args.times)?;
+            if let Some(what) = verdict.difference {
+                println!("{} differs, {times} of {} runs: {what}", file.display(), args.times);
+                same = false;
+            }
+        }
+        println!("{} files replayed", sequences.len());
+        Ok(same)
+    })
+}

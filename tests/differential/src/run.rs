@@ -1,0 +1,442 @@
+//! Runs a sequence in one world, in lock step: one operation at a time, and after each a look at those that were
+//! blocked before.
+//!
+//! On TCP the runner decides what to leave out and sees what blocks. Under shunt it follows that trace: it waits for
+//! what must end, and looks again, for a bounded time, for what must become visible.
+
+use crate::actor::{Answer, mode};
+use crate::late::{is_late, join};
+use crate::script::{ENDS, FIRST_EPOLL, RECEIVE_CALLS, SEND_CALLS, Sequence, Step, Verb, end_of, peer_of};
+use crate::world::{Reply, World};
+use anyhow::Result;
+use std::time::{Duration, Instant};
+
+/// Up to so many bytes under way TCP and a lane take everything at once; beyond, how much is open.
+pub(crate) const CERTAIN: u64 = 32 * 1024;
+/// How long something that TCP has shown may take to show under shunt.
+const SETTLE: Duration = Duration::from_millis(800);
+
+/// What came of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Left out: it could not be compared.
+    Skipped,
+    Done(Answer),
+    Blocked,
+}
+
+/// A step as it went.
+#[derive(Clone, Debug)]
+pub(crate) struct Record {
+    pub(crate) outcome: Outcome,
+    /// Blocked steps that this one ended, by number.
+    pub(crate) woken: Vec<(usize, Answer)>,
+    /// Bytes under way in each stream, before and after.
+    pub(crate) before: [u64; ENDS],
+    pub(crate) after: [u64; ENDS],
+}
+
+struct Blocked {
+    step: usize,
+    worker: usize,
+}
+
+/// A run under way.
+pub(crate) struct Run<'w> {
+    world: &'w mut World,
+    sequence: &'w Sequence,
+    steps: &'w [Step],
+    /// What happened on TCP, if this is the other run.
+    model: Option<&'w [Record]>,
+    sent: [u64; ENDS],
+    received: [u64; ENDS],
+    nonblocking: [bool; ENDS],
+    opened: [bool; ENDS],
+    blocked: Vec<Blocked>,
+    pub(crate) trace: Vec<Record>,
+    /// Answers that came only when asked again.
+    pub(crate) late: u32,
+}
+
+impl<'w> Run<'w> {
+    pub(crate) fn new(
+        world: &'w mut World,
+        sequence: &'w Sequence,
+        steps: &'w [Step],
+        model: Option<&'w [Record]>,
+    ) -> Run<'w> {
+        Run {
+            world,
+            sequence,
+            steps,
+            model,
+            sent: [0; ENDS],
+            received: [0; ENDS],
+            nonblocking: [false; ENDS],
+            opened: [false; ENDS],
+            blocked: Vec::new(),
+            trace: Vec::new(),
+            late: 0,
+        }
+    }
+
+    /// Does the next step and records it.
+    pub(crate) fn next(&mut self) -> Result<()> {
+        let index = self.trace.len();
+        let before = self.under_way();
+        let skips = match self.model {
+            Some(model) => model[index].outcome == Outcome::Skipped,
+            None => !self.is_sensible(&self.steps[index]),
+        };
+        let outcome = if skips { Outcome::Skipped } else { self.perform(index)? };
+        if self.model.is_none() && matches!(self.steps[index].verb, Verb::Close | Verb::Shutdown | Verb::Kill)
+        {
+            // What the kernel put off under load comes first.
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        let woken = self.look_at_blocked(index)?;
+            eprintln!(
+                "SLOW {:?} {:?} {} {:?} {woken:?}",
+                t1,
+                before_time.elapsed(),
+                self.steps[index],
+                outcome
+            );
+        }
+        self.trace.push(Record { outcome, woken, before, after: self.under_way() });
+        Ok(())
+    }
+
+    /// Whether something is blocked still.
+    pub(crate) fn is_blocked(&self) -> bool {
+        !self.blocked.is_empty()
+    }
+
+    fn under_way(&self) -> [u64; ENDS] {
+        std::array::from_fn(|end| self.sent[end].saturating_sub(self.received[end]))
+    }
+
+    fn blocked_steps(&self) -> impl Iterator<Item = &Step> {
+        self.blocked.iter().map(|blocked| &self.steps[blocked.step])
+    }
+
+    /// Whether a step's outcome is defined, as far as is known before it.
+    fn is_sensible(&mut self, step: &Step) -> bool {
+        let slot = || step.slot(0);
+        if !self.world.has(step.actor) {
+            return false;
+        }
+        let busy: Vec<&Step> = self.blocked_steps().filter(|other| other.actor == step.actor).collect();
+        let idle = busy.is_empty();
+        let holds = |slot: usize| busy.iter().any(|other| other.slots().contains(&slot));
+        let receives = |end: usize| self.blocked_steps().any(|other| other.receives() == Some(end));
+        let sends = |end: usize| self.blocked_steps().any(|other| other.sends() == Some(end));
+        // Who of several sleepers finds the bytes still there is open.
+        let contended = match step.verb {
+            Verb::Recv => self.blocked_steps().any(|other| matches!(other.verb, Verb::Poll | Verb::EpollWait)),
+            Verb::Poll => self.blocked_steps().any(|other| other.verb == Verb::Recv),
+            Verb::EpollWait => self.blocked_steps().any(|other| {
+                other.verb == Verb::Recv || other.verb == Verb::EpollWait && other.slot(0) == step.slot(0)
+            }),
+            _ => false,
+        };
+        if contended && step.may_block() {
+            return false;
+        }
+        if busy.len() >= 4 && !matches!(step.verb, Verb::Kill | Verb::Signal | Verb::Open) {
+            return false;
+        }
+        match step.verb {
+            Verb::Open => {
+                let conn = step.args[0] as usize % (ENDS / 2);
+                let owners = [2 * conn, 2 * conn + 1].map(|slot| self.sequence.owner(slot));
+                !self.opened[2 * conn] && owners.into_iter().all(|owner| self.world.has(owner))
+            }
+            Verb::Send => {
+                let end = end_of(slot());
+                let waits = !self.nonblocking[end]
+                    && (step.args[2] & i64::from(libc::MSG_DONTWAIT) == 0 || ignores_flags(step));
+                let much = self.under_way()[end] + step.args[1] as u64 > CERTAIN;
+                !sends(end) && !(waits && much)
+            }
+            Verb::Recv | Verb::RecvTimeout | Verb::Drain => !receives(peer_of(slot())),
+            Verb::Flood => {
+                let (end, peer) = (end_of(slot()), slot() ^ 1);
+                let open = self.opened[end] && self.world.has(self.sequence.owner(end_of(peer)));
+                open && !self.nonblocking[end] && !sends(end) && !receives(end)
+            }
+            Verb::Close => !holds(slot()),
+            Verb::Dup => !holds(step.slot(1)) && step.slot(1) != step.slot(0),
+            Verb::EpollNew => !holds(slot()),
+            Verb::Fork => idle && step.actor.is_ascii_uppercase() && self.world.can_fork(step.actor),
+            Verb::Exec => idle,
+            Verb::Signal => !idle,
+            _ => true,
+        }
+    }
+
+    fn perform(&mut self, index: usize) -> Result<Outcome> {
+        let step = &self.steps[index];
+        let answer = match step.verb {
+            Verb::Open => {
+                let conn = step.args[0] as usize % (ENDS / 2);
+                self.world.open(self.sequence, conn)?;
+                self.opened[2 * conn] = true;
+                self.opened[2 * conn + 1] = true;
+                Answer::default()
+            }
+            Verb::Fork => {
+                let answer = self.world.run(step, 0, mode::DONE)?;
+                let Reply::Done(Answer { ret: pid @ 1.., .. }) = answer else { anyhow::bail!("no fork") };
+                self.world.adopt_child(step.actor, pid)?;
+                Answer::default()
+            }
+            Verb::Exec => {
+                self.world.worn = true;
+                match self.world.run(step, 0, mode::DONE)? {
+                    Reply::Done(answer) => answer,
+                    Reply::Blocked(_) => anyhow::bail!("exec blocks"),
+                }
+            }
+            Verb::Kill => {
+                self.world.kill(step.actor);
+                self.blocked.retain(|blocked| self.steps[blocked.step].actor != step.actor);
+                Answer::default()
+            }
+            Verb::Signal => {
+                let first = self.blocked.iter().find(|blocked| self.steps[blocked.step].actor == step.actor);
+                let worker = first.map_or(0, |blocked| blocked.worker);
+                self.world.order(step.actor, &[crate::actor::order::SIGNAL, worker as i64, step.args[0]])?
+            }
+            Verb::Drain => self.drain(step)?,
+            Verb::Flood => self.flood(index)?,
+            _ => return self.plain(index),
+        };
+        Ok(Outcome::Done(answer))
+    }
+
+    /// An operation that is one call.
+    fn plain(&mut self, index: usize) -> Result<Outcome> {
+        let step = &self.steps[index];
+        let expected = self.model.map(|model| &model[index].outcome);
+        let mode = match expected {
+            Some(Outcome::Blocked) => mode::BRIEF,
+            Some(_) => mode::DONE,
+            None if step.may_block() => mode::SETTLE,
+            None => mode::DONE,
+        };
+        match self.world.run(step, self.position(step), mode)? {
+            Reply::Blocked(worker) => {
+                self.blocked.push(Blocked { step: index, worker });
+                Ok(Outcome::Blocked)
+            }
+            Reply::Done(mut answer) => {
+                if let Some(Outcome::Done(model)) = expected {
+                    self.ask_again(step, model, &mut answer)?;
+                }
+                self.note(step, &answer);
+                Ok(Outcome::Done(answer))
+            }
+        }
+    }
+
+    /// What TCP has shown must show here too, soon.
+    fn ask_again(&mut self, step: &Step, model: &Answer, answer: &mut Answer) -> Result<()> {
+        let deadline = Instant::now() + SETTLE;
+        let mut asked = false;
+        while is_late(step, model, answer) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(300));
+            match self.world.run(step, self.position(step), mode::DONE)? {
+                Reply::Done(again) => *answer = join(step, answer, again),
+                Reply::Blocked(_) => anyhow::bail!("blocks when asked again"),
+            }
+            asked = true;
+        }
+        self.late += u32::from(asked && !is_late(step, model, answer));
+        Ok(())
+    }
+
+    fn position(&self, step: &Step) -> u64 {
+        match (step.sends(), step.receives()) {
+            (Some(end), _) => self.sent[end],
+            (_, Some(end)) => self.received[end],
+            _ => 0,
+        }
+    }
+
+    /// Keeps count of the streams.
+    fn note(&mut self, step: &Step, answer: &Answer) {
+        let moved = answer.ret.max(0) as u64;
+        if let Some(end) = step.sends() {
+            // The urgent byte is not part of the stream.
+            self.sent[end] += if step.is_urgent() { 0 } else { moved };
+        } else if let Some(end) = step.receives() {
+            let peeks = step.verb == Verb::Recv && step.args[2] & i64::from(libc::MSG_PEEK) != 0;
+            self.received[end] += if peeks || step.is_urgent() { 0 } else { moved };
+        } else if step.verb == Verb::Nonblock && answer.ret >= 0 && step.slot(0) < FIRST_EPOLL {
+            self.nonblocking[end_of(step.slot(0))] = step.args[1] != 0;
+        }
+    }
+
+    fn look_at_blocked(&mut self, index: usize) -> Result<Vec<(usize, Answer)>> {
+        let mut woken = Vec::new();
+        let mut at = 0;
+        while at < self.blocked.len() {
+            let Blocked { step, worker } = self.blocked[at];
+            let mode = match self.model {
+                None => mode::SETTLE,
+                Some(model) if model[index].woken.iter().any(|one| one.0 == step) => mode::DONE,
+                Some(_) if step == index => mode::BRIEF,
+                Some(_) => mode::NOW,
+            };
+            if step == index && mode != mode::DONE {
+                at += 1;
+                continue;
+            }
+            match self.world.check(self.steps[step].actor, worker, mode)? {
+                Reply::Blocked(_) => at += 1,
+                Reply::Done(answer) => {
+                    self.blocked.remove(at);
+                    self.note(&self.steps[step], &answer);
+                    woken.push((step, answer));
+                }
+            }
+        }
+        Ok(woken)
+    }
+
+    /// One receive that does not wait, by the actor that owns the slot or by the step's.
+    fn take(&mut self, actor: u8, slot: usize, len: i64) -> Result<Answer> {
+        let flags = i64::from(libc::MSG_DONTWAIT);
+        let step = Step::new(actor, Verb::Recv, &[slot as i64, len, flags, call(RECEIVE_CALLS, "recv")]);
+        match self.world.run(&step, self.position(&step), mode::DONE)? {
+            Reply::Blocked(_) => anyhow::bail!("a receive with MSG_DONTWAIT blocks"),
+            Reply::Done(answer) => {
+                self.note(&step, &answer);
+                Ok(answer)
+            }
+        }
+    }
+
+    /// Receives until the stream has ended or all that was sent has come. Says how many bytes have not.
+    fn drain(&mut self, step: &Step) -> Result<Answer> {
+        let end = peer_of(step.slot(0));
+        let deadline = Instant::now() + SETTLE;
+        loop {
+            let mut answer = self.take(step.actor, step.slot(0), 65536)?;
+            if answer.ret > 0 && answer.bad == 0 {
+                continue;
+            }
+            let missing = self.under_way()[end];
+            let waits = answer.ret < 0 && answer.errno == libc::EAGAIN && missing > 0;
+            if !waits || Instant::now() > deadline {
+                answer.extra = vec![missing as i64];
+                return Ok(answer);
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Sends, however much it is, while the peer receives.
+    fn flood(&mut self, index: usize) -> Result<Answer> {
+        let step = &self.steps[index];
+        let (slot, len) = (step.slot(0), step.args[1]);
+        let peer = end_of(slot) ^ 1;
+        let send = Step::new(step.actor, Verb::Send, &[slot as i64, len, 0, call(SEND_CALLS, "send")]);
+        let deadline = Instant::now() + 4 * SETTLE;
+        let mut reply = self.world.run(&send, self.position(&send), mode::BRIEF)?;
+        // What is received before the call has ended was sent.
+        let already = self.sent[end_of(slot)];
+        self.sent[end_of(slot)] = already + len as u64;
+        loop {
+            let took = self.take(self.sequence.owner(peer), peer, step.args[2].max(1))?;
+            if took.bad != 0 {
+                return Ok(took);
+            }
+            if let Reply::Blocked(worker) = reply {
+                reply = self.world.check(
+                    step.actor,
+                    worker,
+                    if took.ret > 0 { mode::NOW } else { mode::BRIEF },
+                )?;
+            }
+            let over = took.ret == 0 || took.ret < 0 && took.errno != libc::EAGAIN;
+            match &reply {
+                Reply::Done(sent) => {
+                    let sent = sent.clone();
+                    self.sent[end_of(slot)] = already + sent.ret.max(0) as u64;
+                    if over
+                        || took.ret < 0 && self.under_way()[end_of(slot)] == 0
+                        || Instant::now() > deadline
+                    {
+                        let missing = self.under_way()[end_of(slot)];
+                        return Ok(Answer {
+                            extra: vec![took.ret, took.errno.into(), missing as i64],
+                            ..sent
+                        });
+                    }
+                }
+                Reply::Blocked(worker) if over || Instant::now() > deadline => {
+                    // Not awaited any more.
+                    let _ = worker;
+                    self.world.worn = true;
+                    self.sent[end_of(slot)] = already;
+                    return Ok(Answer {
+                        extra: vec![took.ret, took.errno.into()],
+                        ..Answer::failed(libc::EDEADLK)
+                    });
+                }
+                Reply::Blocked(_) => {}
+            }
+        }
+    }
+}
+
+fn call(calls: &[&str], name: &str) -> i64 {
+    calls.iter().position(|call| *call == name).unwrap_or(0) as i64
+}
+
+fn ignores_flags(step: &Step) -> bool {
+    matches!(SEND_CALLS[step.args[3] as usize], "write" | "writev" | "sendfile")
+}
+
+impl Step {
+    /// The stream that it sends.
+    pub(crate) fn sends(&self) -> Option<usize> {
+        matches!(self.verb, Verb::Send | Verb::Flood).then(|| end_of(self.slot(0)))
+    }
+
+    /// The stream that it receives.
+    pub(crate) fn receives(&self) -> Option<usize> {
+        matches!(self.verb, Verb::Recv | Verb::RecvTimeout | Verb::Drain).then(|| peer_of(self.slot(0)))
+    }
+
+    fn is_urgent(&self) -> bool {
+        matches!(self.verb, Verb::Send | Verb::Recv) && self.args[2] & i64::from(libc::MSG_OOB) != 0
+    }
+
+    /// Whether it may wait for ever.
+    fn may_block(&self) -> bool {
+        match self.verb {
+            Verb::Send => true,
+            Verb::Recv => self.args[2] & i64::from(libc::MSG_DONTWAIT) == 0,
+            Verb::Poll => self.args[1] < 0,
+            Verb::EpollWait => self.args[2] < 0,
+            _ => false,
+        }
+    }
+
+    /// The slots it uses.
+    pub(crate) fn slots(&self) -> Vec<usize> {
+        match self.verb {
+            Verb::Poll => [2, 4]
+                .into_iter()
+                .filter(|index| self.args[*index] >= 0)
+                .map(|index| self.slot(index))
+                .collect(),
+            Verb::Open | Verb::Fork | Verb::Exec | Verb::Kill | Verb::Signal => Vec::new(),
+            Verb::EpollCtl => vec![self.slot(0), self.slot(2)],
+            _ => vec![self.slot(0)],
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! A sequence: what the actors do, one operation a line. The same words are printed, kept under `regressions/`, and
+//! read again by `--replay`.
+//!
+//! `A` and `B` are the client's and the server's process, `a` and `b` a forked child of each. A *slot* names a
+//! descriptor: connection `k` has its client end in slot `2k` and its server end in slot `2k + 1`; a duplicate of
+//! slot `s` is slot `s + 8`; 16 to 19 are epoll instances.
+
+use anyhow::{Context, Result, bail, ensure};
+use std::fmt;
+
+/// Slots of connections' ends, below their duplicates.
+pub(crate) const ENDS: usize = 8;
+/// The first slot of an epoll instance.
+pub(crate) const FIRST_EPOLL: usize = 16;
+/// All slots.
+pub(crate) const SLOTS: usize = 20;
+/// The actors.
+pub(crate) const ACTORS: &[u8; 4] = b"ABab";
+
+/// The end that a slot or its duplicate names. Also names the stream that this end sends.
+pub(crate) fn end_of(slot: usize) -> usize {
+    slot % ENDS
+}
+
+/// The end at the other side; names the stream that is received.
+pub(crate) fn peer_of(slot: usize) -> usize {
+    end_of(slot) ^ 1
+}
+
+/// What an argument is, and so how it is written.
+#[derive(Clone, Copy)]
+enum Kind {
+    Number,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// Some of these flags, joined by `+`.
+    Flags(&'static [(&'static str, i64)]),
+}
+
+use Kind::{Choice, Flags, Number};
+
+const SEND_FLAGS: Kind = Flags(&[
+    ("dontwait", libc::MSG_DONTWAIT as i64),
+    ("nosignal", libc::MSG_NOSIGNAL as i64),
+    ("oob", libc::MSG_OOB as i64),
+]);
+const RECEIVE_FLAGS: Kind = Flags(&[
+    ("dontwait", libc::MSG_DONTWAIT as i64),
+    ("peek", libc::MSG_PEEK as i64),
+    ("waitall", libc::MSG_WAITALL as i64),
+    ("trunc", libc::MSG_TRUNC as i64),
+    ("nosignal", libc::MSG_NOSIGNAL as i64),
+    ("oob", libc::MSG_OOB as i64),
+]);
+const POLL_EVENTS: Kind = Flags(&[
+    ("in", libc::POLLIN as i64),
+    ("out", libc::POLLOUT as i64),
+    ("pri", libc::POLLPRI as i64),
+    ("rdhup", libc::POLLRDHUP as i64),
+]);
+const EPOLL_EVENTS: Kind = Flags(&[
+    ("in", libc::EPOLLIN as i64),
+    ("out", libc::EPOLLOUT as i64),
+    ("pri", libc::EPOLLPRI as i64),
+    ("rdhup", libc::EPOLLRDHUP as i64),
+    ("et", EDGE),
+    ("oneshot", libc::EPOLLONESHOT as i64),
+]);
+/// `EPOLLET` as the unsigned number that the kernel has.
+pub(crate) const EDGE: i64 = libc::EPOLLET as u32 as i64;
+
+pub(crate) const SEND_CALLS: &[&str] = &["send", "write", "writev", "sendmsg", "sendto", "sendfile"];
+pub(crate) const RECEIVE_CALLS: &[&str] = &["recv", "read", "readv", "recvmsg", "recvfrom"];
+pub(crate) const POLL_CALLS: &[&str] = &["poll", "ppoll", "select", "pselect"];
+pub(crate) const EPOLL_CALLS: &[&str] = &["epoll_wait", "epoll_pwait", "epoll_pwait2"];
+const CONTROLS: &[&str] = &["none", "add", "del", "mod"];
+const HOWS: &[&str] = &["rd", "wr", "rdwr"];
+const DUPS: &[&str] = &["dup", "dup2", "fcntl"];
+const MODES: &[&str] = &["fcntl", "fionbio"];
+pub(crate) const OPTIONS: &[&str] = &[
+    "keepalive",
+    "nodelay",
+    "priority",
+    "tos",
+    "oobinline",
+    "rcvlowat",
+    "keepidle",
+    "quickack",
+    "error",
+    "type",
+    "linger",
+    "rcvtimeo",
+];
+
+macro_rules! verbs {
+    ($($(#[$doc:meta])* $name:ident = $word:literal: [$($kind:expr),*];)*) => {
+        /// What an operation is.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Verb {
+            $($(#[$doc])* $name,)*
+        }
+
+        const VERBS: &[(Verb, &str, &[Kind])] = &[$((Verb::$name, $word, &[$($kind),*]),)*];
+    };
+}
+
+verbs! {
+    /// Makes connection k.
+    Open = "open": [Number];
+    /// slot, length, flags, call
+    Send = "send": [Number, Number, SEND_FLAGS, Choice(SEND_CALLS)];
+    /// slot, length, flags, call
+    Recv = "recv": [Number, Number, RECEIVE_FLAGS, Choice(RECEIVE_CALLS)];
+    /// Receives until everything sent has come: slot.
+    Drain = "drain": [Number];
+    /// Sends while the other end receives: slot, length, length of a receive.
+    Flood = "flood": [Number, Number, Number];
+    /// call, milliseconds or -1, slot, events, another slot or -1, its events
+    Poll = "poll": [Choice(POLL_CALLS), Number, Number, POLL_EVENTS, Number, POLL_EVENTS];
+    /// epoll slot
+    EpollNew = "epoll": [Number];
+    /// epoll slot, what to do, slot, events, data
+    EpollCtl = "ctl": [Number, Choice(CONTROLS), Number, EPOLL_EVENTS, Number];
+    /// epoll slot, most events, milliseconds or -1, call
+    EpollWait = "wait": [Number, Number, Number, Choice(EPOLL_CALLS)];
+    /// FIONREAD: slot
+    Inq = "inq": [Number];
+    /// slot, direction
+    Shutdown = "shutdown": [Number, Choice(HOWS)];
+    /// slot
+    Close = "close": [Number];
+    /// slot, new slot, call
+    Dup = "dup": [Number, Number, Choice(DUPS)];
+    /// slot, on or off, call
+    Nonblock = "nonblock": [Number, Number, Choice(MODES)];
+    /// Sets SO_LINGER to 0 seconds: slot.
+    Linger = "linger": [Number];
+    /// A receive with SO_RCVTIMEO: slot, length, milliseconds
+    RecvTimeout = "timeout": [Number, Number, Number];
+    /// slot, option, value
+    SetOption = "set": [Number, Choice(OPTIONS), Number];
+    /// slot, option
+    GetOption = "get": [Number, Choice(OPTIONS)];
+    /// Whether both names are there: slot.
+    Names = "names": [Number];
+    /// The actor forks.
+    Fork = "fork": [];
+    /// The actor executes itself anew: with the shim or without.
+    Exec = "exec": [Number];
+    /// kill -9.
+    Kill = "kill": [];
+    /// A signal to the operation that is blocked longest: whether the handler restarts calls.
+    Signal = "signal": [Number];
+}
+
+/// One operation of one actor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) actor: u8,
+    pub(crate) verb: Verb,
+    pub(crate) args: Vec<i64>,
+}
+
+impl Step {
+    pub(crate) fn new(actor: u8, verb: Verb, args: &[i64]) -> Step {
+        Step { actor, verb, args: args.to_vec() }
+    }
+
+    /// An argument that is a slot.
+    pub(crate) fn slot(&self, index: usize) -> usize {
+        usize::try_from(self.args[index]).unwrap_or(0) % SLOTS
+    }
+
+    /// For the wire: the verb's number and the arguments'.
+    pub(crate) fn encode(&self) -> String {
+        let number = VERBS.iter().position(|verb| verb.0 == self.verb).unwrap_or(0);
+        self.args.iter().fold(number.to_string(), |text, arg| format!("{text} {arg}"))
+    }
+
+    /// The reverse of [`encode`](Self::encode), from words already split.
+    pub(crate) fn decode(actor: u8, words: &[i64]) -> Option<Step> {
+        let (number, args) = words.split_first()?;
+        let verb = VERBS.get(usize::try_from(*number).ok()?)?;
+        (verb.2.len() == args.len()).then(|| Step::new(actor, verb.0, args))
+    }
+
+    fn parse(line: &str) -> Result<Step> {
+        let mut words = line.split_whitespace();
+        let actor = words.next().context("no actor")?;
+        ensure!(actor.len() == 1 && ACTORS.contains(&actor.as_bytes()[0]), "no such actor: {actor}");
+        let word = words.next().context("no operation")?;
+        let (verb, _, kinds) = VERBS.iter().find(|verb| verb.1 == word).context("no such operation")?;
+        let args = kinds
+            .iter()
+            .map(|kind| kind.parse(words.next().context("an argument is missing")?))
+            .collect::<Result<_>>()?;
+        ensure!(words.next().is_none(), "too many arguments");
+        Ok(Step { actor: actor.as_bytes()[0], verb: *verb, args })
+    }
+}
+
+impl Kind {
+    fn parse(self, word: &str) -> Result<i64> {
+        match self {
+            Number => Ok(word.parse()?),
+            Choice(words) => Ok(words.iter().position(|one| *one == word).context("no such word")? as i64),
+            Flags(_) if word == "-" => Ok(0),
+            Flags(flags) => {
+                word.split('+').try_fold(0, |all, part| match flags.iter().find(|flag| flag.0 == part) {
+                    Some(flag) => Ok(all | flag.1),
+                    None => bail!("no such flag: {part}"),
+                })
+            }
+        }
+    }
+
+    fn print(self, value: i64) -> String {
+        match self {
+            Number => value.to_string(),
+            Choice(words) => words.get(value as usize).unwrap_or(&"?").to_string(),
+            Flags(flags) => {
+                let set: Vec<_> =
+                    flags.iter().filter(|flag| value & flag.1 != 0).map(|flag| flag.0).collect();
+                if set.is_empty() { "-".into() } else { set.join("+") }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((_, word, kinds)) = VERBS.iter().find(|verb| verb.0 == self.verb) else { return Ok(()) };
+        write!(formatter, "{} {word}", self.actor as char)?;
+        self.args.iter().zip(*kinds).try_for_each(|(arg, kind)| write!(formatter, " {}", kind.print(*arg)))
+    }
+}
+
+/// A whole story.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sequence {
+    /// Both ends in one process.
+    pub(crate) alone: bool,
+    /// Round trips of each connection before anything else. Under eight the connection may be switching later on.
+    pub(crate) warm: u32,
+    pub(crate) steps: Vec<Step>,
+}
+
+impl Sequence {
+    /// The actor that first holds a slot.
+    pub(crate) fn owner(&self, slot: usize) -> u8 {
+        if self.alone || slot.is_multiple_of(2) { b'A' } else { b'B' }
+    }
+
+    pub(crate) fn parse(text: &str) -> Result<Sequence> {
+        let mut sequence = Sequence { alone: false, warm: 8, steps: Vec::new() };
+        for (number, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            match line.split_once(' ') {
+                None if line.is_empty() => {}
+                None if line == "alone" => sequence.alone = true,
+                Some(("warm", count)) => sequence.warm = count.parse()?,
+                _ => sequence.steps.push(Step::parse(line).with_context(|| format!("line {}", number + 1))?),
+            }
+        }
+        Ok(sequence)
+    }
+}
+
+impl fmt::Display for Sequence {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.alone {
+            writeln!(formatter, "alone")?;
+        }
+        writeln!(formatter, "warm {}", self.warm)?;
+        self.steps.iter().try_for_each(|step| writeln!(formatter, "{step}"))
+    }
+}

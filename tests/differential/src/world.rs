@@ -1,0 +1,261 @@
+//! Two actors that can reach each other, all on TCP or all under shunt.
+
+use crate::actor::{Answer, order};
+use crate::script::{ACTORS, Sequence, Step};
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// An actor that says nothing for so long hangs.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What puts a world under shunt.
+#[derive(Clone, Debug)]
+pub(crate) struct Shim {
+    pub(crate) library: PathBuf,
+    pub(crate) broker: PathBuf,
+}
+
+/// One process and the line to it.
+struct Actor {
+    pid: u32,
+    /// `None` for the forked child of an actor.
+    child: Option<Child>,
+    line: BufReader<UnixStream>,
+    /// The line that a forked child will have.
+    spare: Option<UnixStream>,
+    port: u16,
+}
+
+/// What an order came to.
+pub(crate) enum Reply {
+    Done(Answer),
+    /// Blocked, on this worker.
+    Blocked(usize),
+}
+
+/// See the module.
+pub(crate) struct World {
+    shim: Option<Shim>,
+    actors: [Option<Actor>; 4],
+    /// Must begin anew before the next sequence.
+    pub(crate) worn: bool,
+}
+
+impl World {
+    pub(crate) fn new(shim: Option<Shim>) -> World {
+        World { shim, actors: Default::default(), worn: true }
+    }
+
+    /// Ends all actors and starts two.
+    pub(crate) fn begin_anew(&mut self) -> Result<()> {
+        self.end();
+        for index in 0..2 {
+            self.actors[index] = Some(self.start()?);
+            let port = self.order(ACTORS[index], &[order::LISTEN])?;
+            if let Some(actor) = &mut self.actors[index] {
+                actor.port = port.ret as u16;
+            }
+        }
+        self.worn = false;
+        Ok(())
+    }
+
+    fn start(&self) -> Result<Actor> {
+        let (line, its_line) = UnixStream::pair()?;
+        let (spare, its_spare) = UnixStream::pair()?;
+        line.set_read_timeout(Some(PATIENCE))?;
+        spare.set_read_timeout(Some(PATIENCE))?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .arg("actor")
+            .stdin(OwnedFd::from(its_line))
+            .stdout(OwnedFd::from(its_spare))
+            .stderr(Stdio::inherit());
+        command.env_remove("LD_PRELOAD");
+        if let Some(shim) = &self.shim {
+            command.env("LD_PRELOAD", &shim.library).env(shunt_abi::env::BROKER, &shim.broker);
+        }
+        let child = command.spawn().context("an actor cannot be started")?;
+        Ok(Actor {
+            pid: child.id(),
+            child: Some(child),
+            line: BufReader::new(line),
+            spare: Some(spare),
+            port: 0,
+        })
+    }
+
+    fn actor(&mut self, name: u8) -> Result<&mut Actor> {
+        let index = ACTORS.iter().position(|actor| *actor == name).context("no such actor")?;
+        self.actors[index].as_mut().context("the actor is not there")
+    }
+
+    /// Whether an actor lives.
+    pub(crate) fn has(&self, name: u8) -> bool {
+        ACTORS.iter().position(|actor| *actor == name).is_some_and(|index| self.actors[index].is_some())
+    }
+
+    fn say(&mut self, name: u8, text: &str) -> Result<()> {
+        Ok(writeln!(self.actor(name)?.line.get_mut(), "{text}")?)
+    }
+
+    fn hear(&mut self, name: u8) -> Result<Reply> {
+        let mut text = String::new();
+        let actor = self.actor(name)?;
+        if actor.line.read_line(&mut text).context("the actor hangs")? == 0 {
+            bail!("actor {} has ended", name as char);
+        }
+        let words: Vec<i64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let [state, id, ret, errno, signals, bad, extra @ ..] = &words[..] else {
+            bail!("strange answer: {text}")
+        };
+        if *state == 0 {
+            return Ok(Reply::Blocked(*id as usize));
+        }
+        Ok(Reply::Done(Answer {
+            ret: *ret,
+            errno: *errno as i32,
+            signals: *signals as u32,
+            bad: *bad,
+            extra: extra.to_vec(),
+        }))
+    }
+
+    fn ask(&mut self, name: u8, words: &[i64]) -> Result<Reply> {
+        let text: Vec<_> = words.iter().map(i64::to_string).collect();
+        self.say(name, &text.join(" "))?;
+        self.hear(name)
+    }
+
+    /// An order that is done at once.
+    pub(crate) fn order(&mut self, name: u8, words: &[i64]) -> Result<Answer> {
+        match self.ask(name, words)? {
+            Reply::Done(answer) => Ok(answer),
+            Reply::Blocked(_) => bail!("actor {} blocks where it must not", name as char),
+        }
+    }
+
+    /// Runs an operation.
+    pub(crate) fn run(&mut self, step: &Step, position: u64, mode: i64) -> Result<Reply> {
+        self.say(step.actor, &format!("{} {mode} {position} {}", order::RUN, step.encode()))?;
+        self.hear(step.actor)
+    }
+
+    /// Asks for one that was blocked.
+    pub(crate) fn check(&mut self, name: u8, id: usize, mode: i64) -> Result<Reply> {
+        self.ask(name, &[order::CHECK, id as i64, mode])
+    }
+
+    /// Makes a connection, and uses it for some round trips.
+    pub(crate) fn open(&mut self, sequence: &Sequence, conn: usize) -> Result<()> {
+        let (client, server) = (2 * conn, 2 * conn + 1);
+        let (from, to) = (sequence.owner(client), sequence.owner(server));
+        let port = self.actor(to)?.port;
+        let connected = self.order(from, &[order::CONNECT, client as i64, port.into()])?;
+        let accepted = self.order(to, &[order::ACCEPT, server as i64])?;
+        if connected.ret < 0 || accepted.ret < 0 {
+            bail!("no connection: {connected:?} {accepted:?}");
+        }
+        let warm = i64::from(sequence.warm);
+        let mut left = warm;
+        while left > 0 {
+            // The broker answers in the pauses.
+            let some = if warm < 8 { left } else { left.min((warm + 2) / 3) };
+            left -= some;
+            let went = if from == to {
+                self.order(from, &[order::PING_SELF, client as i64, server as i64, some])?
+            } else {
+                self.say(to, &format!("{} {server} {some}", order::ECHO))?;
+                let went = self.order(from, &[order::PING, client as i64, some])?;
+                self.hear(to)?;
+                went
+            };
+            if went.ret < 0 {
+                bail!("no round trip: {went:?}");
+            }
+            if left > 0 {
+                std::thread::sleep(Duration::from_micros(600));
+            }
+        }
+        Ok(())
+    }
+
+    /// The child of `name` has the other name.
+    pub(crate) fn adopt_child(&mut self, name: u8, pid: i64) -> Result<()> {
+        let line = self.actor(name)?.spare.take().context("one child only")?;
+        let child = Actor { pid: pid as u32, child: None, line: BufReader::new(line), spare: None, port: 0 };
+        let index = ACTORS.iter().position(|actor| *actor == name.to_ascii_lowercase()).unwrap_or(2);
+        self.actors[index] = Some(child);
+        self.worn = true;
+        // It says when it is there.
+        self.hear(name.to_ascii_lowercase())?;
+        Ok(())
+    }
+
+    /// Whether the actor can still have a child.
+    pub(crate) fn can_fork(&mut self, name: u8) -> bool {
+        self.actor(name).is_ok_and(|actor| actor.spare.is_some())
+    }
+
+    /// `kill -9`, and waits for the end.
+    pub(crate) fn kill(&mut self, name: u8) {
+        let Some(index) = ACTORS.iter().position(|actor| *actor == name) else { return };
+        if let Some(mut actor) = self.actors[index].take() {
+            self.worn = true;
+            match &mut actor.child {
+                Some(child) => {
+                    let _ = child.kill();
+                    let _ = child.wait();
+                }
+                None => {
+                    if let Some(pid) = Pid::from_raw(actor.pid as i32) {
+                        let _ = kill_process(pid, Signal::KILL);
+                    }
+                    await_end(actor.pid);
+                }
+            }
+        }
+    }
+
+    /// Closes everything the actors hold; they must begin anew if that is not enough.
+    pub(crate) fn tidy(&mut self) {
+        for name in *b"AB" {
+            if !self.worn {
+                self.worn = !self.order(name, &[order::RESET]).is_ok_and(|answer| answer.ret == 1);
+            }
+        }
+    }
+
+    /// Ends all actors.
+    pub(crate) fn end(&mut self) {
+        // Children first: they are their parents' to reap.
+        for name in *b"abAB" {
+            self.kill(name);
+        }
+        self.worn = true;
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A process that is not our child: gone when the kernel has closed its descriptors.
+fn await_end(pid: u32) {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let lives = || {
+        std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .is_ok_and(|stat| !stat.contains(") Z") && !stat.contains(") X"))
+    };
+    while lives() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
