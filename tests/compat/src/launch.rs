@@ -248,7 +248,7 @@ impl Program {
 
     /// `kill -9`, and waits for the end.
     pub fn kill(&mut self) {
-        if self.is_running() {
+        if self.poll().is_none() {
             let _ = self.child.kill();
             self.ended = self.child.wait().ok();
         }
@@ -262,12 +262,12 @@ impl Program {
     }
 
     fn end(&mut self) {
-        if !self.is_running() {
+        if self.poll().is_some() {
             return;
         }
         self.signal(self.stop_signal);
         let deadline = Instant::now() + GRACE;
-        while self.is_running() {
+        while self.poll().is_none() {
             if Instant::now() > deadline {
                 eprintln!("{} did not end when asked to; {}", self.name, self.whereabouts());
                 signal_group(self.pid(), Signal::KILL);
