@@ -95,14 +95,6 @@ impl<'w> Run<'w> {
             std::thread::sleep(Duration::from_micros(50));
         }
         let woken = self.look_at_blocked(index)?;
-            eprintln!(
-                "SLOW {:?} {:?} {} {:?} {woken:?}",
-                t1,
-                before_time.elapsed(),
-                self.steps[index],
-                outcome
-            );
-        }
         self.trace.push(Record { outcome, woken, before, after: self.under_way() });
         Ok(())
     }
@@ -133,7 +125,9 @@ impl<'w> Run<'w> {
         let sends = |end: usize| self.blocked_steps().any(|other| other.sends() == Some(end));
         // Who of several sleepers finds the bytes still there is open.
         let contended = match step.verb {
-            Verb::Recv => self.blocked_steps().any(|other| matches!(other.verb, Verb::Poll | Verb::EpollWait)),
+            Verb::Recv => {
+                self.blocked_steps().any(|other| matches!(other.verb, Verb::Poll | Verb::EpollWait))
+            }
             Verb::Poll => self.blocked_steps().any(|other| other.verb == Verb::Recv),
             Verb::EpollWait => self.blocked_steps().any(|other| {
                 other.verb == Verb::Recv || other.verb == Verb::EpollWait && other.slot(0) == step.slot(0)
