@@ -252,6 +252,15 @@ pub unsafe extern "C-unwind" fn sendto(
     sending(fd, |endpoint| send::send(endpoint, fd, &mut source(&piece(buf, len)), flags), kernel)
 }
 
+/// Where a sendfile begins to read: at the offset that the program gave, else at the file's own.
+fn start_of(file: c_int, offset: *const off64_t) -> Result<off64_t, rustix::io::Errno> {
+    // SAFETY: null, or the program's promise.
+    match unsafe { offset.as_ref() } {
+        Some(offset) => Ok(*offset),
+        None => rustix::fs::tell(crate::private::borrow(file)).map(|at| at as off64_t),
+    }
+}
+
 /// See sendfile(2).
 ///
 /// # Safety
@@ -269,23 +278,33 @@ pub unsafe extern "C-unwind" fn sendfile64(
         attach::bar(endpoint, Reason::Splice);
     }
     let ours = |endpoint: &'static Endpoint| {
-        let read_file = |to: *mut u8, len: usize| {
-            // SAFETY: `to` has room for `len` bytes in the ring; the offset is the program's.
-            let result = unsafe {
-                if offset.is_null() {
-                    real::read(from, to.cast(), len)
-                } else {
-                    libc::pread64(from, to.cast(), len, *offset)
-                }
-            };
-            if result > 0 && !offset.is_null() {
-                // SAFETY: the program's promise.
-                unsafe { *offset += result as off64_t };
+        // A quarter of the ring may have been read when the lane turns out to have ended, so the file's offset moves
+        // only when all is done.
+        let begin = match start_of(from, offset) {
+            Ok(begin) => begin,
+            Err(_) => {
+                attach::bar(endpoint, Reason::Splice);
+                return usize::try_from(kernel()).map_err(|_| errno::get());
             }
+        };
+        let read_file = |to: *mut u8, len: usize, moved: usize| {
+            // SAFETY: `to` has room for `len` bytes in the ring.
+            let result = unsafe { libc::pread64(from, to.cast(), len, begin + moved as off64_t) };
             usize::try_from(result).map_err(|_| errno::get())
         };
         match send::send_file(endpoint, out, count, read_file)? {
-            send::FileStep::Moved(count) => Ok(count),
+            send::FileStep::Moved(count) => {
+                let end = begin + count as off64_t;
+                // SAFETY: the offset is the program's, and was read before.
+                match unsafe { offset.as_mut() } {
+                    Some(offset) => *offset = end,
+                    None => drop(rustix::fs::seek(
+                        crate::private::borrow(from),
+                        rustix::fs::SeekFrom::Start(end as u64),
+                    )),
+                }
+                Ok(count)
+            }
             send::FileStep::UseTcp => {
                 // Bytes below go to TCP, so the lane must not be begun behind their back.
                 endpoint.enter_send_locked();

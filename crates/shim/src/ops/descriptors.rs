@@ -115,7 +115,10 @@ fn reset_on_close(fd: RawFd) {
 /// A broker that has not looked at the offer yet still holds the socket, so closing alone would send no FIN.
 fn finish_for_broker(fd: RawFd) {
     let before = errno::get();
-    if !shunt_sys::tcp::has_unread(crate::private::borrow(fd)) {
+    // Both of these end the connection by a reset, as soon as the broker lets go.
+    let resets = rustix::net::sockopt::socket_linger(crate::private::borrow(fd))
+        .is_ok_and(|linger| linger.is_some_and(|time| time.is_zero()));
+    if !resets && !shunt_sys::tcp::has_unread(crate::private::borrow(fd)) {
         // SAFETY: a plain call on the program's descriptor.
         unsafe { real::shutdown(fd, libc::SHUT_WR) };
     }

@@ -39,14 +39,14 @@ pub(crate) fn receive(
         }
         return by_tcp(fd, sink, flags);
     }
-    if sink.remaining() == 0 {
-        return by_tcp(fd, sink, flags);
-    }
     let waits = flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0;
     let deadline = sleep::deadline(endpoint.receive_timeout.load(Relaxed));
-    let wanted = sink.remaining();
     if endpoint.rx.lock().rx.is_adopted() {
         attach::try_watch(endpoint);
+    }
+    let wanted = sink.remaining();
+    if wanted == 0 {
+        return receive_nothing(endpoint, fd, sink, flags, waits.then_some(deadline));
     }
     loop {
         let mut side = endpoint.rx.lock();
@@ -106,6 +106,41 @@ pub(crate) fn receive(
             }
             Received::Empty if done > 0 => return Ok(done),
             Received::Empty => return Err(libc::EAGAIN),
+        }
+    }
+}
+
+/// A receive without room waits for bytes, or the end, as any other does: until `deadline` if it may wait at all.
+fn receive_nothing(
+    endpoint: &Endpoint,
+    fd: RawFd,
+    sink: &Sink<'_>,
+    flags: c_int,
+    deadline: Option<Deadline>,
+) -> Result<usize, i32> {
+    loop {
+        if is_readable(endpoint, fd) {
+            return Ok(0);
+        }
+        let side = endpoint.rx.lock();
+        if !side.rx.is_attached() || side.rx.is_adopted() {
+            endpoint.enter_receive_locked();
+            drop(side);
+            attach::let_go_if_done(endpoint);
+            let outcome = by_tcp(fd, sink, flags);
+            endpoint.leave_receive();
+            return outcome;
+        }
+        drop(side);
+        match (by_tcp(fd, sink, flags | libc::MSG_DONTWAIT), deadline) {
+            (Err(libc::EAGAIN), Some(deadline)) if really_blocks(endpoint, fd) => {
+                match wait_for_bytes(endpoint, fd, deadline) {
+                    Woken::LookAgain { .. } => {}
+                    Woken::TimedOut => return Err(libc::EAGAIN),
+                    Woken::Interrupted => return Err(libc::EINTR),
+                }
+            }
+            (outcome, _) => return outcome,
         }
     }
 }

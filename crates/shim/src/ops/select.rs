@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use libc::{fd_set, pollfd, sigset_t};
 
-use crate::{errno, ops::poll};
+use crate::{errno, ops::poll, process};
 
 const BITS: usize = 64;
 
@@ -62,22 +62,41 @@ impl Sets {
     pub(crate) fn wait(&self, timeout: Option<u64>, mask: *const sigset_t) -> c_int {
         let mut fds: Vec<pollfd> =
             self.members().map(|(fd, events)| pollfd { fd, events, revents: 0 }).collect();
-        let entries = fds.as_mut_ptr();
-        let count = fds.len();
-        let result = poll::poll(&mut fds, timeout, mask, || {
-            let timeout = timeout.map(crate::ops::sleep::as_timespec);
-            let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-            // SAFETY: the array is ours; the callee fills it in while `poll` does not touch it.
-            unsafe { crate::real::ppoll(entries, count as u64, pointer, mask) }
-        });
-        if result < 0 {
-            return result;
+        let deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
+        loop {
+            let entries = fds.as_mut_ptr();
+            let count = fds.len();
+            let left = deadline.map(|deadline| deadline.saturating_sub(process::now()));
+            let result = poll::poll(&mut fds, left, mask, || {
+                let timeout = left.map(crate::ops::sleep::as_timespec);
+                let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+                // SAFETY: the array is ours; the callee fills it in while `poll` does not touch it.
+                unsafe { crate::real::ppoll(entries, count as u64, pointer, mask) }
+            });
+            if result < 0 {
+                return result;
+            }
+            if fds.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
+                errno::set(libc::EBADF);
+                return -1;
+            }
+            if result == 0 || fds.iter().any(|entry| self.means(entry) != 0) {
+                return self.store(&fds);
+            }
+            // poll reports a hang-up to those who did not ask, and would again; select does not, and nothing else
+            // can come of such a descriptor.
+            fds.iter_mut().filter(|entry| entry.revents != 0).for_each(|entry| entry.fd = !entry.fd);
         }
-        if fds.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
-            errno::set(libc::EBADF);
-            return -1;
-        }
-        self.store(&fds)
+    }
+
+    /// In which of the sets an entry is to be reported, as bits.
+    fn means(&self, entry: &pollfd) -> usize {
+        let Ok(fd) = usize::try_from(entry.fd) else { return 0 };
+        (0..3)
+            .filter(|&set| {
+                self.word(set, fd / BITS) & 1 << (fd % BITS) != 0 && entry.revents & MEANS[set] != 0
+            })
+            .fold(0, |all, set| all | 1 << set)
     }
 
     fn store(&self, fds: &[pollfd]) -> c_int {
@@ -85,13 +104,9 @@ impl Sets {
         let mut total = 0;
         for set in (0..3).filter(|&set| !self.sets[set].is_null()) {
             let mut result = vec![0u64; words];
-            for entry in fds {
-                let (index, bit) = (entry.fd as usize / BITS, entry.fd as usize % BITS);
-                let asked = self.word(set, index) & 1 << bit != 0;
-                if asked && entry.revents & MEANS[set] != 0 {
-                    result[index] |= 1 << bit;
-                    total += 1;
-                }
+            for entry in fds.iter().filter(|entry| self.means(entry) & 1 << set != 0) {
+                result[entry.fd as usize / BITS] |= 1 << (entry.fd as usize % BITS);
+                total += 1;
             }
             for (index, word) in result.into_iter().enumerate() {
                 // SAFETY: as in `word`.

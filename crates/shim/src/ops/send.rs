@@ -290,12 +290,13 @@ pub(crate) enum FileStep {
     UseTcp,
 }
 
-/// sendfile onto a lane: the kernel reads the file straight into the ring.
+/// sendfile onto a lane: the kernel reads the file straight into the ring. `read_file` is told where to, how much at
+/// most, and how far behind the beginning.
 pub(crate) fn send_file(
     endpoint: &Endpoint,
     fd: RawFd,
     wanted: usize,
-    mut read_file: impl FnMut(*mut u8, usize) -> Result<usize, i32>,
+    mut read_file: impl FnMut(*mut u8, usize, usize) -> Result<usize, i32>,
 ) -> Result<FileStep, i32> {
     let waits = endpoint.nonblocking.load(Relaxed) == 0;
     let deadline = sleep::deadline(endpoint.send_timeout.load(Relaxed));
@@ -306,7 +307,7 @@ pub(crate) fn send_file(
             return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Ok(FileStep::UseTcp) };
         };
         let (lane, ring) = at.outgoing();
-        match fill_from_file(&mut side, lane, &ring, wanted - moved, &mut read_file) {
+        match fill_from_file(&mut side, lane, &ring, wanted - moved, |to, room| read_file(to, room, moved)) {
             Ok(Sent::Bytes(0)) => return Ok(FileStep::Moved(moved)),
             Ok(Sent::Bytes(count)) => {
                 moved += count;
@@ -349,7 +350,7 @@ fn fill_from_file(
     lane: &LaneHeader,
     ring: &MappedRing,
     wanted: usize,
-    read_file: &mut impl FnMut(*mut u8, usize) -> Result<usize, i32>,
+    read_file: impl FnOnce(*mut u8, usize) -> Result<usize, i32>,
 ) -> Result<Sent, i32> {
     // A quarter of the ring at a time, so that the reader can begin.
     side.tx.write_with(lane, ring, wanted.min(ring.len() / 4), |at, room| {
