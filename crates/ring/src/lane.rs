@@ -310,6 +310,13 @@ impl Consumer {
             self.tail = tail;
             self.ended = word & CLOSED != 0;
         }
+        if self.ended {
+            // A fork ends every lane, and either process may drain it: what the other has read is gone.
+            let head = lane.receiver.head.load(Acquire);
+            if (self.head..=self.tail).contains(&head) {
+                self.head = head;
+            }
+        }
         Ok((self.tail - self.head) as usize)
     }
 

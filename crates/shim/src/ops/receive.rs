@@ -76,6 +76,15 @@ pub(crate) fn receive(
                 };
             }
             Received::Bytes(count) => {
+                let peeks =
+                    flags & (libc::MSG_PEEK | libc::MSG_WAITALL) == libc::MSG_PEEK | libc::MSG_WAITALL;
+                if peeks && waits && count < sink.remaining() && side.rx.on_lane() {
+                    drop(side);
+                    match really_blocks(endpoint, fd).then(|| wait_for_more(fd, deadline)) {
+                        Some(Woken::LookAgain { tcp: false }) => continue,
+                        _ => return Ok(count),
+                    }
+                }
                 let whole = flags & libc::MSG_WAITALL != 0 && flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0;
                 if !whole || !waits || sink.remaining() == 0 {
                     return Ok(done + count);
@@ -171,6 +180,12 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
         Received::UseTcp if side.rx.is_attached() && !side.rx.is_adopted() => {
             match sink.within(side.rx.peek_limit(), |part| by_tcp(fd, part, flags | libc::MSG_DONTWAIT)) {
                 Ok(0) => Received::EndOfFile,
+                // What is thrown away goes on into the lane, as what is received does.
+                Ok(count) if flags & (libc::MSG_TRUNC | libc::MSG_PEEK) == libc::MSG_TRUNC => {
+                    let left = sink.remaining().saturating_sub(count);
+                    let more = if left > 0 { side.rx.discard(lane, &ring, &tcp, left) } else { 0 };
+                    Received::Bytes(count + more)
+                }
                 Ok(count) => Received::Bytes(count),
                 Err(libc::EAGAIN) => Received::Empty,
                 Err(errno) => Received::Error(errno),
@@ -217,6 +232,11 @@ pub(crate) fn available(endpoint: &Endpoint, fd: RawFd) -> usize {
     let Some(at) = side.at else { return 0 };
     let (lane, ring) = at.incoming();
     side.rx.available(lane, &ring, &Tcp { endpoint, fd })
+}
+
+/// A peek for more than is there. Bytes that were seen wake nobody a second time, so this looks again and again.
+fn wait_for_more(fd: RawFd, deadline: Deadline) -> Woken {
+    sleep::sleep(fd, libc::POLLRDHUP, None, deadline, Some(crate::epoll::DEGRADED_NANOS))
 }
 
 /// Nothing there, and a caller that may be made to wait.

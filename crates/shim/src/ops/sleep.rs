@@ -1,5 +1,6 @@
 //! Sleeping in the kernel for one endpoint, on its TCP socket and a doorbell at once.
 
+use std::ffi::c_int;
 use std::os::fd::{AsRawFd, RawFd};
 
 use libc::{c_short, pollfd, timespec};
@@ -9,6 +10,10 @@ use crate::links::Attachment;
 use crate::private::borrow;
 use crate::waiter::{self, Slot};
 use crate::{epoll, errno, process, real};
+
+/// What a thread does to itself, but for a wilful sender. Language runtimes catch these, and without SA_RESTART.
+const FAULTS: [c_int; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT];
 
 /// When a call with a time-out must give up. `None`: never.
 pub(crate) type Deadline = Option<u64>;
@@ -100,7 +105,7 @@ pub(crate) fn as_timespec(nanos: u64) -> timespec {
 /// Whether a blocking receive or send goes on after a signal. ppoll never does by itself, so the handlers are asked:
 /// the kernel does not say which one ran. With handlers of both kinds the interrupted call says so.
 fn every_handler_restarts() -> bool {
-    (1..=64).all(|signal| {
+    (1..=64).filter(|signal| !FAULTS.contains(signal)).all(|signal| {
         let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: only asks; the structure is ours.
         let asked = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } == 0;
