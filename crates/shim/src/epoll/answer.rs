@@ -2,7 +2,7 @@
 
 use libc::epoll_event;
 
-use super::{ALWAYS, DEGRADED_NANOS, EDGE, IN, Inner, ONE_SHOT, OUT};
+use super::{ALWAYS, DEGRADED_NANOS, EDGE, IN, Inner, ONE_SHOT, OUT, Registration};
 use crate::attach;
 use crate::endpoint::{Endpoint, EndpointRef};
 use crate::ops::{receive, send};
@@ -31,6 +31,14 @@ impl Inner {
                     }
                 }
             }
+        }
+        if self.secondary > 0 {
+            // Marks of these go to another waiter.
+            let unmarked = |(fd, one): (&RawFd, &Registration)| {
+                (one.attached.is_some() && !one.primary && one.events & EDGE == 0).then_some(*fd)
+            };
+            let level: Vec<RawFd> = self.registrations.iter().filter_map(unmarked).collect();
+            level.into_iter().for_each(|fd| self.mark_pending(fd));
         }
         self.look_at_pending(events)
     }

@@ -102,6 +102,10 @@ pub(super) fn sink<'a>(pieces: &'a [Piece]) -> Sink<'a> {
 pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::read(fd, buf, len) };
+    if len == 0 {
+        // Unlike recv it waits for nothing.
+        return kernel();
+    }
     receiving(fd, |endpoint| receive::receive(endpoint, fd, &mut sink(&piece(buf, len)), 0), kernel)
 }
 
@@ -126,6 +130,7 @@ pub unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int
     let kernel = || unsafe { real::readv(fd, iov, count) };
     // SAFETY: the program's promise.
     match unsafe { pieces(iov, count as usize) } {
+        Some(pieces) if pieces.iter().all(|piece| piece.len == 0) => kernel(),
         Some(pieces) => {
             receiving(fd, |endpoint| receive::receive(endpoint, fd, &mut sink(pieces), 0), kernel)
         }

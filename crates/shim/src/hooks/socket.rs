@@ -7,7 +7,7 @@ use shunt_abi::reason::Reason;
 
 use crate::ops::{descriptors, options};
 use crate::table::{self, Entry};
-use crate::{attach, errno, process, real};
+use crate::{attach, epoll, errno, process, real};
 
 /// See socket(2).
 ///
@@ -94,6 +94,8 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     let result = unsafe { real::shutdown(fd, how) };
     if let Some(endpoint) = endpoint {
         endpoint.rx.lock().rx.note_tcp_news();
+        // What can be written is TCP's to say again.
+        epoll::refresh(endpoint);
     }
     result
 }

@@ -48,6 +48,7 @@ pub(crate) fn receive(
     if wanted == 0 {
         return receive_nothing(endpoint, fd, sink, flags, waits.then_some(deadline));
     }
+    let mut slept = false;
     loop {
         let mut side = endpoint.rx.lock();
         let done = wanted - sink.remaining();
@@ -103,9 +104,11 @@ pub(crate) fn receive(
             Received::Error(errno) => return Err(errno),
             Received::Empty if waits => {
                 drop(side);
-                if !really_blocks(endpoint, fd) {
+                // Only what the mode was when the call began counts.
+                if !slept && !really_blocks(endpoint, fd) {
                     return if done > 0 { Ok(done) } else { Err(libc::EAGAIN) };
                 }
+                slept = true;
                 match wait_for_bytes(endpoint, fd, deadline) {
                     Woken::LookAgain { .. } => {}
                     _ if done > 0 => return Ok(done),
