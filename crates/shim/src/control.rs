@@ -156,7 +156,7 @@ pub(crate) fn tell_doorbell(slot: usize, doorbell: RawFd) -> bool {
 }
 
 /// Unmaps a link that nobody will use again.
-fn retire_if_idle(link: &'static Link) {
+pub(crate) fn retire_if_idle(link: &'static Link) {
     if !link.is_idle_for_good() {
         return;
     }

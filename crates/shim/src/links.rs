@@ -172,7 +172,31 @@ pub(crate) struct Attachment {
     pub(crate) conn: usize,
 }
 
+/// Keeps a link mapped for a thread that sleeps on it: the endpoint may leave meanwhile.
+pub(crate) struct Pin(Attachment);
+
+impl std::ops::Deref for Pin {
+    type Target = Attachment;
+
+    fn deref(&self) -> &Attachment {
+        &self.0
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.0.link.used.fetch_sub(1, AcqRel);
+        crate::control::retire_if_idle(self.0.link);
+    }
+}
+
 impl Attachment {
+    /// For a sleep. Called under the lock of the direction that says where the endpoint is.
+    pub(crate) fn pin(self) -> Pin {
+        self.link.used.fetch_add(1, AcqRel);
+        Pin(self)
+    }
+
     /// The lane this end sends on.
     #[inline]
     pub(crate) fn outgoing(&self) -> (&'static LaneHeader, MappedRing) {

@@ -8,7 +8,7 @@ use libc::{pollfd, sigset_t};
 use shunt_abi::page::Counter;
 
 use crate::endpoint::Endpoint;
-use crate::links::Attachment;
+use crate::links::Pin;
 use crate::ops::sleep::{self, Deadline, as_timespec};
 use crate::ops::{receive, send};
 use crate::table::{self, Entry};
@@ -25,7 +25,7 @@ struct Watched {
     index: usize,
     endpoint: &'static Endpoint,
     fd: RawFd,
-    at: Attachment,
+    at: Pin,
     owns: bool,
 }
 
@@ -74,7 +74,7 @@ fn examine(fds: &[pollfd], may_sleep: bool) -> Set {
                     continue;
                 }
                 if let Some(at) = endpoint.rx.lock().at {
-                    watched.push(Watched { index, endpoint, fd: entry.fd, at, owns: false });
+                    watched.push(Watched { index, endpoint, fd: entry.fd, at: at.pin(), owns: false });
                 }
             }
             Entry::Epoll(name) => {

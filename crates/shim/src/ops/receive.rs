@@ -13,6 +13,7 @@ use shunt_transport::Received;
 
 use crate::endpoint::{Endpoint, RxSide};
 use crate::kernel::Tcp;
+use crate::links::Attachment;
 use crate::ops::send::{empty_message, fill_list, really_blocks};
 use crate::ops::sleep::{self, Deadline, Woken};
 use crate::{attach, errno, real, waiter};
@@ -248,7 +249,7 @@ fn wait_for_bytes(endpoint: &Endpoint, fd: RawFd, deadline: Deadline) -> Woken {
         return Woken::LookAgain { tcp: false };
     }
     let slot = sleep::thread_slot();
-    let at = endpoint.rx.lock().at;
+    let at = endpoint.rx.lock().at.map(Attachment::pin);
     let Some(at) = at else { return Woken::LookAgain { tcp: false } };
     let owns = slot.is_some_and(|slot| endpoint.claim(slot));
     let step = sleep::step_for(&at, slot, owns);

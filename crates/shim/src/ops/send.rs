@@ -214,7 +214,7 @@ fn wait_for_space(endpoint: &Endpoint, fd: RawFd, deadline: Deadline) -> Woken {
         return Woken::LookAgain { tcp: false };
     }
     let slot = sleep::thread_slot();
-    let at = endpoint.tx.lock().at;
+    let at = endpoint.tx.lock().at.map(Attachment::pin);
     let Some(at) = at else { return Woken::LookAgain { tcp: false } };
     let line = slot.map(|slot| at.link.view().waiter(at.link.side, slot.0));
     if let Some(line) = line {
