@@ -78,6 +78,7 @@ reasons! {
     Disconnected = 38, "disconnected", "The connection was dissolved by connect(AF_UNSPEC).";
     LowWater = 39, "low_water", "SO_RCVLOWAT is above one byte.";
     Idle = 40, "idle", "Paired and ready; the next bytes in this direction go through shared memory.";
+    LeftBehind = 41, "left_behind", "The reader changed while an ended lane still held bytes: they could not be given back.";
 }
 
 /// The road one direction of a connection takes.

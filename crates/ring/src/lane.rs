@@ -10,6 +10,9 @@ use crate::user::{Sink, Source};
 
 /// The bit of `tail` that ends a lane.
 const CLOSED: u64 = 1 << 63;
+/// The bit of `tail`, set together with [`CLOSED`], by which the receiver gives back what it has not read.
+const RETURNED: u64 = 1 << 62;
+const FLAGS: u64 = CLOSED | RETURNED;
 /// A publication at the most, so that for large messages both ends copy at the same time.
 const CHUNK: usize = 64 * 1024;
 
@@ -67,6 +70,8 @@ pub enum Published {
     Full,
     /// The lane has ended; everything not published before belongs to TCP.
     Closed,
+    /// The same, and what was published but not read belongs to TCP too: see [`Producer::unread_range`].
+    Returned,
 }
 
 impl LaneHeader {
@@ -92,6 +97,28 @@ impl LaneHeader {
         full_fence_after_rmw();
     }
 
+    /// The receiver ends the lane and gives back what it has not read: the sender sends that again, by TCP, before
+    /// anything else. `false` if the lane has ended before, for then the sender may have gone on already.
+    pub fn give_back(&self) -> bool {
+        let mut word = self.tail.load(Relaxed);
+        while word & CLOSED == 0 {
+            match self.tail.compare_exchange(word, word | FLAGS, AcqRel, Relaxed) {
+                Ok(_) => {
+                    full_fence_after_rmw();
+                    return true;
+                }
+                Err(now) => word = now,
+            }
+        }
+        false
+    }
+
+    /// Whether the receiver has given back what it has not read.
+    #[inline]
+    pub fn is_returned(&self) -> bool {
+        self.tail.load(Acquire) & RETURNED != 0
+    }
+
     /// Whether the lane has ended.
     pub fn is_closed(&self) -> bool {
         self.tail.load(Acquire) & CLOSED != 0
@@ -99,7 +126,7 @@ impl LaneHeader {
 
     /// Whether the lane looks empty, by both cursors as they stand in shared memory: a hint.
     pub fn looks_empty(&self) -> bool {
-        self.tail.load(Relaxed) & !CLOSED == self.receiver.head.load(Relaxed)
+        self.tail.load(Relaxed) & !FLAGS == self.receiver.head.load(Relaxed)
     }
 
     /// L4, receiver: from now on it looks at this lane before it sleeps.
@@ -247,6 +274,11 @@ impl Producer {
                 self.closed = true;
                 Ok(Published::Closed)
             }
+            Err(found) if found == self.tail | FLAGS => {
+                self.closed = true;
+                self.refresh(lane)?;
+                Ok(Published::Returned)
+            }
             Err(_) => Err(Misbehaved),
         }
     }
@@ -265,6 +297,11 @@ impl Producer {
     pub fn unread(&mut self, lane: &LaneHeader) -> Result<u64, Misbehaved> {
         self.refresh(lane)?;
         Ok(self.tail - self.head)
+    }
+
+    /// Positions of what the receiver gave back. After [`Published::Returned`].
+    pub fn unread_range(&self) -> std::ops::Range<u64> {
+        self.head..self.tail
     }
 
     fn refresh(&mut self, lane: &LaneHeader) -> Result<(), Misbehaved> {
@@ -302,7 +339,7 @@ impl Consumer {
     pub fn available(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Result<usize, Misbehaved> {
         if !self.ended {
             let word = lane.tail.load(Acquire);
-            let tail = word & !CLOSED;
+            let tail = word & !FLAGS;
             // L5: the sender's cursor only moves forward, and never further than the ring is long.
             if tail < self.tail || tail - self.head > ring.len() as u64 {
                 return Err(Misbehaved);

@@ -270,7 +270,7 @@ fn both_ends_agree_on_the_last_byte() {
                     match lane.write(&mut producer, written + 1, 1) {
                         Published::Bytes(count) => written += count as u8,
                         Published::Full => lane.header.close(),
-                        Published::Closed => break,
+                        Published::Closed | Published::Returned => break,
                     }
                 }
                 written

@@ -96,7 +96,81 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
         }
     }
     epoll::refresh(endpoint);
+    // The receiver may have been first, with a return: that goes before whatever the caller sends next.
+    send_again_if_returned(endpoint, endpoint.fd.load(Relaxed));
     let_go_if_done(endpoint);
+}
+
+/// L2 for a reader that will be out of reach (another program, another process, the kernel itself): both directions go
+/// back, and what has not been read is given back to the sender, so that it comes by TCP in its place.
+pub(crate) fn give_back(endpoint: &Endpoint, reason: Reason) {
+    if endpoint.is_attached() {
+        let mut rx = endpoint.rx.lock();
+        if let Some(at) = rx.at {
+            if !rx.rx.give_back(at.incoming().0, reason) {
+                process::count_bypass(Reason::LeftBehind);
+            }
+            // The sender may have nothing to say for a long time: wake it where it waits to receive.
+            at.announce_bytes();
+        }
+    }
+    go_back(endpoint, reason);
+}
+
+/// Never offer this endpoint again, because somebody reads from it whom we cannot see.
+pub(crate) fn bar_reading(endpoint: &Endpoint, reason: Reason) {
+    endpoint.bar(reason);
+    give_back(endpoint, reason);
+    mark(endpoint, reason);
+}
+
+/// Whether the receiver at the other end has given bytes back. Every waiter asks when it looks, because the sender may
+/// have nothing to say for a long time.
+#[inline]
+pub(crate) fn is_returned(endpoint: &Endpoint) -> bool {
+    let at = endpoint.rx.lock().at;
+    // The flag stays in the lane; that it has been dealt with, only the sending direction knows.
+    at.is_some_and(|at| at.outgoing().0.is_returned()) && endpoint.tx.lock().tx.on_lane()
+}
+
+/// Sends them again if so. Outside all locks.
+#[inline]
+pub(crate) fn send_again_if_returned(endpoint: &Endpoint, fd: i32) {
+    if is_returned(endpoint) {
+        send_again(endpoint, fd);
+    }
+}
+
+/// Sends by TCP what the receiver has given back. `false` if TCP cannot take it all now.
+pub(crate) fn send_again(endpoint: &Endpoint, fd: i32) -> bool {
+    let mut side = endpoint.tx.lock();
+    let Some(at) = side.at else { return true };
+    let (lane, ring) = at.outgoing();
+    side.tx.notice_return(lane);
+    let before = errno::get();
+    while let Some(range) = side.tx.returning() {
+        let (base, len) = ring.run(range.start, (range.end - range.start) as usize);
+        // SAFETY: a run of the mapped ring; the kernel copies it, whatever the peer does to it meanwhile.
+        let sent = unsafe { real::send(fd, base.cast(), len, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        match usize::try_from(sent) {
+            Ok(count) => {
+                endpoint.count_sent(count);
+                side.tx.returned(count);
+            }
+            Err(_) if errno::get() == libc::EAGAIN => {
+                errno::set(before);
+                return false;
+            }
+            // The connection is over; nobody will read it.
+            Err(_) => side.tx.returned(len),
+        }
+    }
+    errno::set(before);
+    endpoint.report_tx(&side);
+    drop(side);
+    epoll::refresh(endpoint);
+    let_go_if_done(endpoint);
+    true
 }
 
 /// The sending direction alone goes back.
@@ -132,7 +206,9 @@ pub(crate) fn reset_if_lost(endpoint: &Endpoint, fd: i32) -> bool {
     let may_be_lost = || {
         let mut side = endpoint.tx.lock();
         let at = side.at?;
-        (side.tx.unread(at.outgoing().0) > 0).then(|| at.incoming().0.end())
+        let lane = at.outgoing().0;
+        // A receiver that ended the lane itself has not died with it: it is another program now.
+        (!lane.is_closed() && side.tx.unread(lane) > 0).then(|| at.incoming().0.end())
     };
     // The kernel has closed the dead process's socket; the broker's word follows at once, if there is a broker.
     let deadline = process::now() + DEATH_NEWS_NANOS;
@@ -195,6 +271,8 @@ pub(crate) fn before_shutdown(endpoint: &Endpoint, how: i32) {
     // shut TCP answers what still comes by a reset, so the peer must not go on with its lane.
     at.outgoing().0.set_end(if shut.both { End::Closed } else { End::ShutDown });
     stop_sending(endpoint, &mut tx, Reason::ShutDown);
+    drop(tx);
+    send_again_if_returned(endpoint, endpoint.fd.load(Relaxed));
 }
 
 /// What the peer is told, and the kernel asked, before the last descriptor of an endpoint is closed. `true` if
@@ -215,11 +293,14 @@ pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> bool {
             None => false,
         }
     };
-    let mut tx = endpoint.tx.lock();
-    if let Some(at) = tx.at {
-        at.outgoing().0.set_end(End::Closed);
-        tx.tx.close(at.outgoing().0, Reason::ShutDown);
+    {
+        let mut tx = endpoint.tx.lock();
+        if let Some(at) = tx.at {
+            at.outgoing().0.set_end(End::Closed);
+            tx.tx.close(at.outgoing().0, Reason::ShutDown);
+        }
     }
+    send_again_if_returned(endpoint, fd);
     unread
 }
 

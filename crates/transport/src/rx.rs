@@ -337,6 +337,19 @@ impl Rx {
         self.reason = reason;
     }
 
+    /// L2, for a reader that will be out of reach: gives back what has not been read, so that it comes by TCP. `false` if
+    /// the lane had ended before; then what is in it is still to be read here.
+    pub fn give_back(&mut self, lane: &LaneHeader, reason: Reason) -> bool {
+        if matches!(self.state, State::Tcp) {
+            return true;
+        }
+        if !lane.give_back() {
+            return false;
+        }
+        self.leave(reason);
+        true
+    }
+
     fn misbehaved(&mut self, lane: &LaneHeader) {
         lane.close();
         self.leave(Reason::PeerMisbehaved);

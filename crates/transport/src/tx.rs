@@ -1,5 +1,7 @@
 //! The sending direction.
 
+use std::ops::Range;
+
 use shunt_abi::reason::{Reason, Road};
 use shunt_ring::bytes::Ring;
 use shunt_ring::{LaneHeader, Producer, Published, Source};
@@ -13,6 +15,8 @@ enum State {
     /// Paired, but the receiver is not watching yet, or a thread is inside a kernel send.
     Adopted(Producer),
     Lane(Producer),
+    /// The receiver gave back what it had not read: these positions of the ring must go to TCP before anything else.
+    Returning(Producer, Range<u64>),
 }
 
 /// What became of a write.
@@ -24,6 +28,8 @@ pub enum Sent {
     Full,
     /// The rest belongs to TCP.
     UseTcp,
+    /// What [`Tx::returning`] names belongs to TCP, and then the rest.
+    SendAgain,
 }
 
 /// The sending direction of one endpoint.
@@ -46,7 +52,7 @@ impl Tx {
     #[inline]
     pub fn road(&mut self, lane: &LaneHeader, kernel: &impl Kernel, quiet: bool) -> Road {
         match self.state {
-            State::Lane(_) => Road::Shm,
+            State::Lane(_) | State::Returning(..) => Road::Shm,
             State::Tcp => Road::Tcp,
             State::Adopted(_) => self.try_begin(lane, kernel, quiet),
         }
@@ -77,7 +83,11 @@ impl Tx {
     /// Writes to the lane, if that is the road.
     #[inline]
     pub fn write(&mut self, lane: &LaneHeader, ring: &impl Ring, source: &mut Source<'_>) -> Sent {
-        let State::Lane(producer) = &mut self.state else { return Sent::UseTcp };
+        let producer = match &mut self.state {
+            State::Lane(producer) => producer,
+            State::Returning(..) => return Sent::SendAgain,
+            _ => return Sent::UseTcp,
+        };
         let outcome = producer.write(lane, ring, source);
         self.judge(lane, outcome)
     }
@@ -91,7 +101,11 @@ impl Tx {
         wanted: usize,
         fill: impl FnOnce(u64, usize) -> Result<usize, E>,
     ) -> Result<Sent, E> {
-        let State::Lane(producer) = &mut self.state else { return Ok(Sent::UseTcp) };
+        let producer = match &mut self.state {
+            State::Lane(producer) => producer,
+            State::Returning(..) => return Ok(Sent::SendAgain),
+            _ => return Ok(Sent::UseTcp),
+        };
         let outcome = match producer.room(lane, ring, wanted) {
             Ok(0) if !lane.is_closed() => Ok(Published::Full),
             Ok(room) => {
@@ -111,6 +125,7 @@ impl Tx {
                 self.leave(Reason::PeerWentBack);
                 Sent::UseTcp
             }
+            Ok(Published::Returned) => self.begin_returning(),
             Err(shunt_ring::Misbehaved) => {
                 self.close(lane, Reason::PeerMisbehaved);
                 Sent::UseTcp
@@ -118,10 +133,57 @@ impl Tx {
         }
     }
 
-    /// L2: ends the lane at what has been published; everything else goes to TCP.
+    fn begin_returning(&mut self) -> Sent {
+        let State::Lane(producer) = std::mem::take(&mut self.state) else { return Sent::UseTcp };
+        let range = producer.unread_range();
+        if range.is_empty() {
+            self.state = State::Lane(producer);
+            self.leave(Reason::PeerWentBack);
+            return Sent::UseTcp;
+        }
+        self.reason = Reason::PeerWentBack;
+        self.state = State::Returning(producer, range);
+        Sent::SendAgain
+    }
+
+    /// Finds out whether the receiver has given back what it had not read, for a sender that has nothing to send.
+    pub fn notice_return(&mut self, lane: &LaneHeader) {
+        if let State::Lane(producer) = &mut self.state
+            && lane.is_returned()
+        {
+            let outcome = producer.commit(lane, 0);
+            self.judge(lane, outcome);
+        }
+    }
+
+    /// The positions of the ring whose bytes must go to TCP next.
+    pub fn returning(&self) -> Option<Range<u64>> {
+        match &self.state {
+            State::Returning(_, range) => Some(range.clone()),
+            _ => None,
+        }
+    }
+
+    /// So many of them have gone.
+    pub fn returned(&mut self, count: usize) {
+        if let State::Returning(_, range) = &mut self.state {
+            range.start += count as u64;
+            if range.is_empty() {
+                self.leave(Reason::PeerWentBack);
+            }
+        }
+    }
+
+    /// L2: ends the lane at what has been published; everything else goes to TCP. What the receiver has given back stays
+    /// to be sent first.
     pub fn close(&mut self, lane: &LaneHeader, reason: Reason) {
-        if !matches!(self.state, State::Tcp) {
-            lane.close();
+        if matches!(self.state, State::Tcp | State::Returning(..)) {
+            return;
+        }
+        lane.close();
+        // Only now is it certain whether the receiver was first, with a return.
+        self.notice_return(lane);
+        if !matches!(self.state, State::Tcp | State::Returning(..)) {
             self.leave(reason);
         }
     }
@@ -157,7 +219,7 @@ impl Tx {
     /// Whether the direction is on its lane.
     #[inline]
     pub fn on_lane(&self) -> bool {
-        matches!(self.state, State::Lane(_))
+        matches!(self.state, State::Lane(_) | State::Returning(..))
     }
 
     /// Whether the direction has a lane that it may still move to.
@@ -186,6 +248,7 @@ impl Tx {
     fn lane_bytes(&self) -> u64 {
         match &self.state {
             State::Lane(producer) => producer.published(),
+            State::Returning(producer, range) => producer.published() - (range.end - range.start),
             _ => 0,
         }
     }

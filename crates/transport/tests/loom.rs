@@ -11,6 +11,7 @@ mod common;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 use shunt_abi::reason::{Reason, Road};
+use shunt_ring::bytes::Ring;
 use shunt_ring::lane::End;
 use shunt_ring::{LaneHeader, Sink};
 use shunt_transport::{Kernel, Received, Rx, Sent, Tx};
@@ -141,10 +142,30 @@ impl Connection {
             Sent::Bytes(_) => true,
             Sent::Full => {
                 side.tx.close(&self.header, Reason::Stalled);
+                self.send_again(side);
                 false
             }
             Sent::UseTcp => false,
+            Sent::SendAgain => {
+                self.send_again(side);
+                false
+            }
         }
+    }
+
+    /// What the receiver gave back goes to TCP before anything else does.
+    fn send_again(&self, side: &mut Sending) {
+        side.tx.notice_return(&self.header);
+        while let Some(range) = side.tx.returning() {
+            let mut buffer = Buffer::zeroed(1, &[]);
+            self.ring.drain(range.start, 1, &mut buffer.sink());
+            self.tcp.send(buffer.bytes()[0]);
+            side.tx.returned(1);
+        }
+    }
+
+    fn give_back(&self) -> bool {
+        self.receiving.lock().unwrap().rx.give_back(&self.header, Reason::Exec)
     }
 
     /// The kernel's part of the end of a process or of a shutdown.
@@ -203,6 +224,7 @@ impl Connection {
 
     /// Both ends have stopped. Everything that was sent must be there, and then the end.
     fn drain(&self) -> Vec<u8> {
+        self.send_again(&mut self.sending.lock().unwrap());
         self.finish();
         self.receiving.lock().unwrap().rx.note_tcp_news();
         for _ in 0..10 {
@@ -352,6 +374,62 @@ fn goes_back(name: &str, sender_closes: bool, receiver_closes: bool) {
         connection.receive(8);
         sender.join().unwrap();
         assert_eq!(connection.drain(), counting(5));
+    });
+}
+
+/// L2 for a reader that will be out of reach: what it has not read comes again by TCP, once and in its place.
+///
+/// Caught: `give_back` that sets its bits without a comparison; a sender that goes on before it has sent again; a `close` by
+/// the sender that does not notice the return.
+fn gives_back(name: &str, sender_closes: bool) {
+    explore(name, 4, move || {
+        let connection = Connection::switched();
+        let sender = thread::spawn({
+            let connection = connection.clone();
+            move || {
+                connection.send(3);
+                connection.send(4);
+                if sender_closes {
+                    connection.close_sending();
+                }
+                connection.send(5);
+            }
+        });
+        connection.receive(1);
+        // If the sender was first with an end, the lane is drained here instead.
+        let _ = connection.give_back();
+        connection.receive(8);
+        sender.join().unwrap();
+        assert_eq!(connection.drain(), counting(5));
+    });
+}
+
+#[test]
+fn what_is_given_back_comes_again_in_its_place() {
+    gives_back("gives back", false);
+}
+
+#[test]
+fn what_is_given_back_survives_a_sender_that_closes() {
+    gives_back("gives back while the sender closes", true);
+}
+
+/// Before the receiver knows whether the sender has begun.
+#[test]
+fn the_receiver_gives_back_while_the_sender_begins() {
+    explore("gives back while it begins", 4, || {
+        let connection = Connection::watched();
+        let sender = thread::spawn({
+            let connection = connection.clone();
+            move || {
+                connection.send(2);
+                connection.send(3);
+            }
+        });
+        let _ = connection.give_back();
+        connection.receive(8);
+        sender.join().unwrap();
+        assert_eq!(connection.drain(), counting(3));
     });
 }
 

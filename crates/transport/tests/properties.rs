@@ -275,6 +275,7 @@ impl World {
                     Ok(Sent::Bytes(count)) => self.place_in_lane(count),
                     Ok(Sent::Full) => {}
                     Ok(Sent::UseTcp) => self.send_by_tcp(len),
+                    Ok(Sent::SendAgain) => unreachable!("nothing is given back in these stories"),
                     Err(()) => unreachable!("the filling cannot fail"),
                 }
             }

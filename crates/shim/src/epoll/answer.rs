@@ -63,6 +63,9 @@ impl Inner {
             if registration.disarmed || registration.deleted {
                 continue;
             }
+            if attach::is_returned(endpoint) {
+                self.returned.push(endpoint);
+            }
             let reported = judge(endpoint, fd, registration.events, slot);
             if reported != 0 {
                 events[found] = epoll_event { events: reported, u64: registration.data };
@@ -176,6 +179,11 @@ impl Inner {
                 act(link.view().waiter(link.side, slot.0));
             }
         }
+    }
+
+    /// Endpoints whose receivers have given bytes back: to be sent again outside the lock.
+    pub(crate) fn take_returned(&mut self) -> Vec<&'static Endpoint> {
+        std::mem::take(&mut self.returned)
     }
 
     /// Senders whose receiver does not read go back to TCP.

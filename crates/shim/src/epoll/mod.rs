@@ -85,6 +85,8 @@ pub(crate) struct Inner {
     links: Vec<(&'static Link, u32)>,
     /// Descriptors to look at in the next wait: marked by a peer, newly armed, or level-triggered and ready.
     pending: VecDeque<RawFd>,
+    /// Endpoints whose receivers have given bytes back, found out while the lock was held.
+    returned: Vec<&'static Endpoint>,
     /// Threads asleep in the kernel on this instance.
     pub(crate) sleepers: u32,
     /// Attached registrations that another waiter is woken for.

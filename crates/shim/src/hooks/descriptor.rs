@@ -134,7 +134,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
 pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
     let before = errno::get();
     if let Some(endpoint) = table::endpoint(fd) {
-        attach::bar(endpoint, Reason::Stdio);
+        attach::bar_reading(endpoint, Reason::Stdio);
     }
     errno::set(before);
     // SAFETY: the program's own call.

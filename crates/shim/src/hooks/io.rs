@@ -167,7 +167,7 @@ macro_rules! at_current_offset {
                 match table::endpoint(fd) {
                     Some(_) if offset == -1 && flags == 0 => $plain(fd, iov, count),
                     Some(endpoint) if offset == -1 => {
-                        attach::bar(endpoint, Reason::UnsupportedFlag);
+                        attach::bar_reading(endpoint, Reason::UnsupportedFlag);
                         real::$real(fd, iov, count, offset, flags)
                     }
                     _ => real::$real(fd, iov, count, offset, flags),
@@ -280,7 +280,7 @@ pub unsafe extern "C-unwind" fn sendfile64(
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::sendfile64(out, from, offset, count) };
     if let Some(endpoint) = table::endpoint(from) {
-        attach::bar(endpoint, Reason::Splice);
+        attach::bar_reading(endpoint, Reason::Splice);
     }
     let ours = |endpoint: &'static Endpoint| {
         // A quarter of the ring may have been read when the lane turns out to have ended, so the file's offset moves
@@ -288,7 +288,7 @@ pub unsafe extern "C-unwind" fn sendfile64(
         let begin = match start_of(from, offset) {
             Ok(begin) => begin,
             Err(_) => {
-                attach::bar(endpoint, Reason::Splice);
+                attach::bar_reading(endpoint, Reason::Splice);
                 return usize::try_from(kernel()).map_err(|_| errno::get());
             }
         };
@@ -350,9 +350,14 @@ pub unsafe extern "C-unwind" fn splice(
     len: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    for fd in [from, to] {
-        if let Some(endpoint) = table::endpoint(fd) {
-            attach::bar(endpoint, Reason::Splice);
+    if let Some(endpoint) = table::endpoint(to) {
+        attach::bar(endpoint, Reason::Splice);
+    }
+    if let Some(endpoint) = table::endpoint(from) {
+        attach::bar_reading(endpoint, Reason::Splice);
+        if receive::available(endpoint, from) > 0 {
+            // The sender has finished, so these could not be given back.
+            return answer(receive::move_to_pipe(endpoint, from, to, len));
         }
     }
     // SAFETY: the program's own call.

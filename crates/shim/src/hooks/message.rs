@@ -81,7 +81,7 @@ fn passes_on(header: &msghdr) {
                 let fds: *const c_int = libc::CMSG_DATA(next).cast();
                 for index in 0..count {
                     if let Some(endpoint) = table::endpoint(fds.add(index).read_unaligned()) {
-                        attach::bar(endpoint, Reason::PassedOn);
+                        attach::bar_reading(endpoint, Reason::PassedOn);
                     }
                 }
             }
@@ -103,7 +103,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     timeout: *mut timespec,
 ) -> c_int {
     if let Some(endpoint) = table::endpoint(fd) {
-        attach::bar(endpoint, Reason::UnsupportedFlag);
+        attach::bar_reading(endpoint, Reason::UnsupportedFlag);
     }
     // SAFETY: the program's own call.
     unsafe { real::recvmmsg(fd, messages, count, flags, timeout) }

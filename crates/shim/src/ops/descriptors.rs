@@ -238,7 +238,7 @@ pub(crate) fn before_exec() {
             && rustix::io::fcntl_getfd(crate::private::borrow(fd))
                 .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
         {
-            attach::go_back(endpoint, Reason::Exec);
+            attach::give_back(endpoint, Reason::Exec);
         }
     }
 }

@@ -7,7 +7,8 @@ use shunt_abi::page::Counter;
 
 use crate::epoll::{DEGRADED_NANOS, Epoll};
 use crate::ops::{send, sleep::Deadline};
-use crate::{control, errno, process, waiter};
+use crate::{attach, control, errno, process, waiter};
+use std::sync::atomic::Ordering::*;
 
 /// While lanes stay ready the kernel is asked this often all the same: listening sockets, timers and TCP's own
 /// events must not starve.
@@ -35,7 +36,12 @@ pub(crate) fn wait(
         }
     }
     loop {
-        if let Some(result) = round(epoll, events, deadline, kernel) {
+        let result = round(epoll, events, deadline, kernel);
+        let returned = epoll.lock().take_returned();
+        for endpoint in returned {
+            attach::send_again(endpoint, endpoint.fd.load(Relaxed));
+        }
+        if let Some(result) = result {
             return result;
         }
         control::poll_inbox();

@@ -97,6 +97,7 @@ fn poll_mixed(fds: &mut [pollfd], watched: &mut [Watched], deadline: Deadline, m
     static UNASKED: AtomicU32 = AtomicU32::new(0);
     let mut shadow: Vec<pollfd> = Vec::with_capacity(fds.len() + 1);
     loop {
+        watched.iter().for_each(|one| attach::send_again_if_returned(one.endpoint, one.fd));
         let lanes = answer(fds, watched);
         let only_lanes =
             watched.len() == fds.len() && !watched.iter().any(|one| receive::tcp_has_news(one.endpoint));
@@ -150,7 +151,8 @@ fn answer(fds: &mut [pollfd], watched: &[Watched]) -> i32 {
 }
 
 fn is_ready(one: &Watched, events: c_short) -> bool {
-    events & IN != 0 && receive::is_readable(one.endpoint, one.fd)
+    attach::is_returned(one.endpoint)
+        || events & IN != 0 && receive::is_readable(one.endpoint, one.fd)
         || events & OUT != 0 && send::writability(one.endpoint, None) == Some(true)
 }
 

@@ -35,9 +35,8 @@ pub(crate) fn receive(
     flags: c_int,
 ) -> Result<usize, i32> {
     if flags & !UNDERSTOOD != 0 {
-        if flags & libc::MSG_OOB != 0 {
-            attach::bar(endpoint, Reason::OutOfBand);
-        }
+        let reason = if flags & libc::MSG_OOB != 0 { Reason::OutOfBand } else { Reason::UnsupportedFlag };
+        attach::bar_reading(endpoint, reason);
         return by_tcp(fd, sink, flags);
     }
     let waits = flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0;
@@ -51,6 +50,7 @@ pub(crate) fn receive(
     }
     let mut slept = false;
     loop {
+        attach::send_again_if_returned(endpoint, fd);
         let mut side = endpoint.rx.lock();
         let done = wanted - sink.remaining();
         let outcome = look(endpoint, fd, &mut side, sink, flags);
@@ -238,7 +238,21 @@ pub(crate) fn available(endpoint: &Endpoint, fd: RawFd) -> usize {
     side.rx.available(lane, &ring, &Tcp { endpoint, fd })
 }
 
-/// A peek for more than is there. Bytes that were seen wake nobody a second time, so this looks again and again.
+/// splice from a lane that has ended: what is left of it goes into the pipe, and no more is read than the pipe takes.
+pub(crate) fn move_to_pipe(endpoint: &Endpoint, fd: RawFd, pipe: RawFd, len: usize) -> Result<usize, i32> {
+    let mut bytes = [0u8; 16 * 1024];
+    let pieces = [Piece { base: bytes.as_mut_ptr(), len: len.min(bytes.len()) }];
+    // SAFETY: a buffer of our own.
+    let mut sink = unsafe { Sink::new(&pieces) };
+    let count = receive(endpoint, fd, &mut sink, libc::MSG_PEEK | libc::MSG_DONTWAIT)?;
+    let moved = rustix::io::write(crate::private::borrow(pipe), &bytes[..count])
+        .map_err(|errno| errno.raw_os_error())?;
+    // SAFETY: MSG_TRUNC writes nothing.
+    let mut discarded = unsafe { Sink::new(&pieces) };
+    discarded.within(moved, |part| receive(endpoint, fd, part, libc::MSG_TRUNC | libc::MSG_DONTWAIT))
+}
+
+/// A peek that wants more than there is: the bytes that it has seen keep a doorbell from telling, so it looks again soon.
 fn wait_for_more(fd: RawFd, deadline: Deadline) -> Woken {
     sleep::sleep(fd, libc::POLLRDHUP, None, deadline, Some(crate::epoll::DEGRADED_NANOS))
 }
@@ -257,7 +271,7 @@ fn wait_for_bytes(endpoint: &Endpoint, fd: RawFd, deadline: Deadline) -> Woken {
         at.incoming().0.set_rx_waiter(Some(slot.0));
         at.link.view().waiter(at.link.side, slot.0).announce_sleep();
     }
-    let woken = if is_readable(endpoint, fd) {
+    let woken = if is_readable(endpoint, fd) || attach::is_returned(endpoint) {
         Woken::LookAgain { tcp: false }
     } else {
         sleep::sleep(fd, libc::POLLIN | libc::POLLRDHUP, slot, deadline, step)

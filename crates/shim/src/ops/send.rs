@@ -75,6 +75,20 @@ pub(crate) fn send(
             Lane::Done => return Ok(wanted),
             Lane::Left => attach::let_go_if_done(endpoint),
             Lane::Stalled => give_up(endpoint),
+            Lane::Returned => {
+                if !attach::send_again(endpoint, fd) {
+                    let done = wanted - source.remaining();
+                    if !waits || !really_blocks(endpoint, fd) {
+                        return if done > 0 { Ok(done) } else { Err(libc::EAGAIN) };
+                    }
+                    match sleep::sleep(fd, libc::POLLOUT, None, deadline, None) {
+                        Woken::LookAgain { .. } => {}
+                        _ if done > 0 => return Ok(done),
+                        Woken::TimedOut => return Err(libc::EAGAIN),
+                        Woken::Interrupted => return Err(libc::EINTR),
+                    }
+                }
+            }
             Lane::Deserted => {
                 attach::reset_if_lost(endpoint, fd);
                 attach::go_back(endpoint, Reason::PeerDied);
@@ -105,6 +119,8 @@ enum Lane {
     Stalled,
     /// The other end has been closed, or its process is gone.
     Deserted,
+    /// The receiver has given back what it had not read.
+    Returned,
     /// The rest is TCP's.
     Left,
 }
@@ -114,7 +130,7 @@ enum Lane {
 fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) -> Lane {
     let Some(at) = side.at else { return Lane::Left };
     let (lane, ring) = at.outgoing();
-    if peer_has_left(&at) {
+    if peer_has_left(&at) && !lane.is_returned() {
         return Lane::Deserted;
     }
     let before = source.remaining();
@@ -128,6 +144,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
             }
             Sent::Full => break Lane::Full,
             Sent::UseTcp => break Lane::Left,
+            Sent::SendAgain => break Lane::Returned,
         }
     };
     if source.remaining() < before {
@@ -320,6 +337,12 @@ pub(crate) fn send_file(
             Ok(Sent::UseTcp) => {
                 drop(side);
                 epoll::refresh(endpoint);
+            }
+            Ok(Sent::SendAgain) => {
+                drop(side);
+                if !attach::send_again(endpoint, fd) {
+                    return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Err(libc::EAGAIN) };
+                }
             }
             Ok(Sent::Full) if is_stalled(&mut side, &at) => {
                 drop(side);

@@ -1,0 +1,29 @@
+//! Bytes that wait in a lane when its reader goes out of the shim's reach: they must come by TCP, in their place.
+
+use shunt_compat::{Host, both};
+use std::time::Duration;
+
+fn hand_over(host: &Host, how: &str) -> String {
+    let port = host.port().to_string();
+    let mut server = host.script("python3", "give_back.py").args(["server", &port, how]).start("server");
+    server.wait_for_output("ready", Duration::from_secs(10));
+    host.script("python3", "give_back.py")
+        .args(["client", &port, how])
+        .run("client", Duration::from_secs(20));
+    server.wait(Duration::from_secs(10)).stdout
+}
+
+#[test]
+fn a_program_without_the_shim_reads_on_after_exec() {
+    both(Duration::from_secs(60), |host| hand_over(host, "exec"));
+}
+
+#[test]
+fn another_process_reads_on_a_descriptor_that_was_sent_to_it() {
+    both(Duration::from_secs(60), |host| hand_over(host, "pass"));
+}
+
+#[test]
+fn splice_reads_on_inside_the_kernel() {
+    both(Duration::from_secs(60), |host| hand_over(host, "splice"));
+}
