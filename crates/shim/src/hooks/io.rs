@@ -148,6 +148,8 @@ pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_in
     let kernel = || unsafe { real::writev(fd, iov, count) };
     // SAFETY: the program's promise.
     match unsafe { pieces(iov, count as usize) } {
+        // Unlike sendmsg it does not come as far as the socket.
+        Some(pieces) if pieces.iter().all(|piece| piece.len == 0) => kernel(),
         Some(pieces) => sending(fd, |endpoint| send::send(endpoint, fd, &mut source(pieces), 0), kernel),
         None => kernel(),
     }
