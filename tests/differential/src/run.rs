@@ -151,7 +151,7 @@ impl<'w> Run<'w> {
                 let waits = !self.nonblocking[end]
                     && (step.args[2] & i64::from(libc::MSG_DONTWAIT) == 0 || ignores_flags(step));
                 let much = self.under_way()[end] + step.args[1] as u64 > CERTAIN;
-                !sends(end) && !(waits && much)
+                !(sends(end) || waits && much)
             }
             Verb::Recv | Verb::RecvTimeout | Verb::Drain => !receives(peer_of(slot())),
             Verb::Flood => {

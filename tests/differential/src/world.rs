@@ -55,12 +55,10 @@ impl World {
     /// Ends all actors and starts two.
     pub(crate) fn begin_anew(&mut self) -> Result<()> {
         self.end();
-        for index in 0..2 {
+        for (index, name) in ACTORS.iter().enumerate().take(2) {
             self.actors[index] = Some(self.start()?);
-            let port = self.order(ACTORS[index], &[order::LISTEN])?;
-            if let Some(actor) = &mut self.actors[index] {
-                actor.port = port.ret as u16;
-            }
+            let port = self.order(*name, &[order::LISTEN])?;
+            self.actor(*name)?.port = port.ret as u16;
         }
         self.worn = false;
         Ok(())

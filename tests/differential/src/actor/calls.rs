@@ -388,7 +388,11 @@ fn catch(slot: usize) -> bool {
 
 /// Round trips with another actor.
 pub(crate) fn round_trips(from: usize, to: usize, count: i64, first: bool) -> Answer {
-    let went = (0..count).all(|_| if first { throw(from) && catch(to) } else { catch(to) && throw(from) });
+    let trip = |_| match first {
+        true => throw(from) && catch(to),
+        false => catch(to) && throw(from),
+    };
+    let went = (0..count).all(trip);
     Answer::of(if went { 0 } else { -1 })
 }
 
