@@ -12,21 +12,20 @@ const crypto = require('crypto');
 
 const HOLD = 500; // milliseconds that a connection stays open after its last byte, so that the status shows it
 
-/** A small generator whose bytes depend on the seed only. */
+/** One block of bytes that look random; every connection sends windows of it. */
+const BLOCK = 1 << 20;
+const block = Buffer.alloc(BLOCK + 65536);
+for (let index = 0, state = 1; index < block.length; index++) {
+  state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+  block[index] = state >>> 24;
+}
+
+/** The chunks of a connection: each from another place, so that one taken for another does not go unseen. */
 function stream(seed) {
-  let state = BigInt(seed + 1) * 0x9e3779b97f4a7c15n & 0xffffffffffffffffn;
+  let place = seed * 7919;
   return (size) => {
-    const words = Math.ceil(size / 8);
-    const bytes = Buffer.alloc(words * 8);
-    for (let index = 0; index < words; index++) {
-      if (index % 64 === 0) {
-        state ^= state << 13n & 0xffffffffffffffffn;
-        state ^= state >> 7n;
-        state ^= state << 17n & 0xffffffffffffffffn;
-      }
-      bytes.writeBigUInt64LE(state + BigInt(index) & 0xffffffffffffffffn, index * 8);
-    }
-    return bytes.subarray(0, size);
+    place = (place + 104729) % BLOCK;
+    return block.subarray(place, place + size);
   };
 }
 
