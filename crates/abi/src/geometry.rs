@@ -20,7 +20,7 @@ pub const LANE_BYTES: usize = 128;
 /// Where in a lane's header the word stands that says how its sender left.
 pub const LANE_END_OFFSET: usize = 16;
 /// What the broker adds to that word when the sender's process has ended.
-pub const LANE_END_DIED: u64 = 3;
+pub const LANE_END_DIED: u64 = 4;
 /// Where the link-wide words stand: `known[2]`.
 pub const KNOWN_OFFSET: usize = 0;
 /// Where the waiters stand.

@@ -58,7 +58,7 @@ pub enum End {
     /// It has closed the socket by a call.
     Closed = 2,
     /// Its process ended: the broker says so.
-    Died = 3,
+    Died = 4,
 }
 
 /// What a [`Producer::write`] did.
@@ -151,20 +151,25 @@ impl LaneHeader {
         self.start.load(Acquire).checked_sub(1)
     }
 
-    /// The sender says how its direction ended, before it makes the call that ends it. The last word stays.
+    /// The sender says how its direction ended, before it makes the call that ends it. What was said before stays.
     pub fn set_end(&self, end: End) {
-        self.end.fetch_max(end as u32, AcqRel);
+        self.end.fetch_or(end as u32, AcqRel);
     }
 
-    /// How the sender's direction ended.
+    /// How the sender's direction ended: the last that was said of it.
     #[inline]
     pub fn end(&self) -> End {
         match self.end.load(Acquire) {
             0 => End::Open,
-            1 => End::ShutDown,
-            2 => End::Closed,
-            _ => End::Died,
+            word if word & End::Died as u32 != 0 => End::Died,
+            word if word & End::Closed as u32 != 0 => End::Closed,
+            _ => End::ShutDown,
         }
+    }
+
+    /// Whether the sender had shut the direction down by a call, whatever happened to it later.
+    pub fn was_shut_down(&self) -> bool {
+        self.end.load(Acquire) & End::ShutDown as u32 != 0
     }
 
     /// The receiver names the waiter to ring, before it announces its sleep.

@@ -208,7 +208,9 @@ pub(crate) fn reset_if_lost(endpoint: &Endpoint, fd: i32) -> bool {
         let at = side.at?;
         let lane = at.outgoing().0;
         // A receiver that ended the lane itself has not died with it: it is another program now.
-        (!lane.is_closed() && side.tx.unread(lane) > 0).then(|| at.incoming().0.end())
+        // Nor does TCP reset a connection whose FIN it has sent long before: the reader has had its end of file.
+        let possible = !lane.is_closed() && !at.incoming().0.was_shut_down();
+        (possible && side.tx.unread(lane) > 0).then(|| at.incoming().0.end())
     };
     // The kernel has closed the dead process's socket; the broker's word follows at once, if there is a broker.
     let deadline = process::now() + DEATH_NEWS_NANOS;

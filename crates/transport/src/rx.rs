@@ -311,6 +311,13 @@ impl Rx {
         }
     }
 
+    /// Whether something has arrived that has not been read, wherever on the stream it stands: bytes of the lane count
+    /// also while TCP's before them have not been read.
+    pub fn has_arrived(&mut self, lane: &LaneHeader, ring: &impl Ring, kernel: &impl Kernel) -> bool {
+        self.available(lane, ring, kernel) > 0
+            || matches!(self.state, State::CatchingUp(..)) && !lane.looks_empty()
+    }
+
     /// The kernel has said that TCP is readable: the next receive that finds the lane empty asks it.
     #[inline]
     pub fn note_tcp_news(&mut self) {

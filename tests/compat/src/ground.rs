@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 pub struct Ground {
     namespace: Option<Namespace>,
     groups: Mutex<Vec<u32>>,
+    /// Process groups of the harness itself.
+    spared: Mutex<Vec<u32>>,
 }
 
 #[derive(Debug)]
@@ -31,7 +33,7 @@ impl Ground {
     /// Moves the calling thread, and what it starts from now on, to a new ground.
     pub fn enter() -> Ground {
         let namespace = rustix::process::geteuid().is_root().then(Namespace::enter);
-        Ground { namespace, groups: Mutex::default() }
+        Ground { namespace, groups: Mutex::default(), spared: Mutex::default() }
     }
 
     /// Whether it is a network namespace of its own.
@@ -44,9 +46,15 @@ impl Ground {
         self.groups.lock().expect("no holder panics").push(group);
     }
 
+    /// Notes a process group that belongs to the harness: it is no leftover, and is not killed.
+    pub(crate) fn spare_group(&self, group: u32) {
+        self.spared.lock().expect("no holder panics").push(group);
+    }
+
     /// Processes still running here.
     pub fn leftovers(&self) -> Vec<u32> {
         let groups = self.groups.lock().expect("no holder panics").clone();
+        let spared = self.spared.lock().expect("no holder panics").clone();
         let mine = |pid: u32| match &self.namespace {
             Some(namespace) => {
                 pid != namespace.holder_pid
@@ -55,7 +63,9 @@ impl Ground {
             }
             None => groups.contains(&process_group(pid)),
         };
-        all_processes().filter(|pid| mine(*pid) && !is_zombie(*pid)).collect()
+        all_processes()
+            .filter(|pid| mine(*pid) && !is_zombie(*pid) && !spared.contains(&process_group(*pid)))
+            .collect()
     }
 
     /// Ends everything that runs here, the hard way.

@@ -1,5 +1,6 @@
 //! A host under test: a ground, a temporary directory, and, under shunt, a broker of its own.
 
+use crate::dir::HostDir;
 use crate::ground::Ground;
 use crate::launch::{Launch, Program};
 use crate::programs::{Tools, find};
@@ -14,7 +15,6 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 
 /// How the programs of a host are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub enum Mode {
 pub struct Host {
     mode: Mode,
     ground: Arc<Ground>,
-    dir: TempDir,
+    dir: HostDir,
     tools: Option<Tools>,
     broker: Mutex<Option<Program>>,
     next_port: AtomicU16,
@@ -44,8 +44,7 @@ const SETTLE: Duration = Duration::from_secs(3);
 impl Host {
     /// A new host. The calling thread moves into its namespace.
     pub fn new(mode: Mode, ground: Arc<Ground>) -> Host {
-        let dir = tempfile::Builder::new().prefix("shunt-compat-").tempdir().expect("a temporary directory");
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("own directory");
+        let dir = HostDir::new(&ground);
         let tools = (mode == Mode::Shunt).then(|| Tools::locate().copy_to(dir.path()));
         let host = Host {
             mode,

@@ -6,6 +6,7 @@
 //! of its own), and must see the same. On a native host the road is not looked at.
 
 mod both;
+mod dir;
 mod ground;
 mod host;
 mod launch;

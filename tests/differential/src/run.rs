@@ -371,8 +371,12 @@ impl<'w> Run<'w> {
                     }
                 }
                 Reply::Blocked(worker) if over || Instant::now() > deadline => {
-                    // Not awaited any more.
-                    let _ = worker;
+                    // The answer may have come since the last look.
+                    let again = self.world.check(step.actor, *worker, mode::BRIEF)?;
+                    if let Reply::Done(_) = again {
+                        reply = again;
+                        continue;
+                    }
                     self.world.worn = true;
                     self.sent[end_of(slot)] = already;
                     return Ok(Answer {

@@ -3,10 +3,10 @@
 use libc::epoll_event;
 
 use super::{ALWAYS, DEGRADED_NANOS, EDGE, IN, Inner, ONE_SHOT, OUT, Registration};
-use crate::attach;
 use crate::endpoint::{Endpoint, EndpointRef};
 use crate::ops::{receive, send};
 use crate::waiter::Slot;
+use crate::{attach, errno, real};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
@@ -66,7 +66,11 @@ impl Inner {
             if attach::is_returned(endpoint) {
                 self.returned.push(endpoint);
             }
-            let reported = judge(endpoint, fd, registration.events, slot);
+            let mut reported = judge(endpoint, fd, registration.events, slot);
+            if reported != 0 && registration.events & ONE_SHOT != 0 {
+                // It is the only report until it is armed again, so what TCP would add belongs into it.
+                reported |= translate(endpoint, asked_of_kernel(fd, registration.events));
+            }
             if reported != 0 {
                 events[found] = epoll_event { events: reported, u64: registration.data };
                 found += 1;
@@ -196,13 +200,23 @@ impl Inner {
 /// Which events the lanes of a registration answer with.
 fn judge(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> u32 {
     let mut events = 0;
-    if wanted & IN != 0 && receive::is_readable(endpoint, fd) {
+    if wanted & IN != 0 && receive::has_arrived(endpoint, fd) {
         events |= IN;
     }
     if wanted & OUT != 0 && send::writability(endpoint, slot) == Some(true) {
         events |= OUT;
     }
     events & wanted
+}
+
+/// What the kernel says of the socket now. The bits of poll and epoll are the same.
+fn asked_of_kernel(fd: RawFd, wanted: u32) -> u32 {
+    let mut entry = libc::pollfd { fd, events: wanted as u16 as i16, revents: 0 };
+    let before = errno::get();
+    // SAFETY: one entry of our own.
+    unsafe { real::poll(&mut entry, 1, 0) };
+    errno::set(before);
+    u32::from(entry.revents as u16) & (wanted | ALWAYS)
 }
 
 /// The kernel's events for an attached socket, with EPOLLOUT as the lane has it.

@@ -223,6 +223,14 @@ pub(crate) fn is_readable(endpoint: &Endpoint, fd: RawFd) -> bool {
     available(endpoint, fd) > 0
 }
 
+/// Whether an edge is due: something has arrived, in the lane or behind what TCP still holds.
+pub(crate) fn has_arrived(endpoint: &Endpoint, fd: RawFd) -> bool {
+    let mut side = endpoint.rx.lock();
+    let Some(at) = side.at else { return false };
+    let (lane, ring) = at.incoming();
+    side.rx.has_arrived(lane, &ring, &Tcp { endpoint, fd })
+}
+
 /// Whether the kernel must be asked how the socket is: end of file, reset, or bytes of TCP's own.
 pub(crate) fn tcp_has_news(endpoint: &Endpoint) -> bool {
     let side = endpoint.rx.lock();
