@@ -14,6 +14,7 @@ use shunt_transport::Received;
 use crate::endpoint::{Endpoint, RxSide};
 use crate::kernel::Tcp;
 use crate::links::Attachment;
+use crate::lock::Guard;
 use crate::ops::send::{empty_message, fill_list, really_blocks};
 use crate::ops::sleep::{self, Deadline, Woken};
 use crate::{attach, errno, real, waiter};
@@ -41,17 +42,14 @@ pub(crate) fn receive(
     }
     let waits = flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0;
     let deadline = sleep::deadline(endpoint.receive_timeout.load(Relaxed));
-    if endpoint.rx.lock().rx.is_adopted() {
-        attach::try_watch(endpoint);
-    }
     let wanted = sink.remaining();
     if wanted == 0 {
+        drop(ready_side(endpoint, fd));
         return receive_nothing(endpoint, fd, sink, flags, waits.then_some(deadline));
     }
     let mut slept = false;
     loop {
-        attach::send_again_if_returned(endpoint, fd);
-        let mut side = endpoint.rx.lock();
+        let mut side = ready_side(endpoint, fd);
         let done = wanted - sink.remaining();
         let outcome = look(endpoint, fd, &mut side, sink, flags);
         match outcome {
@@ -156,6 +154,21 @@ fn receive_nothing(
             (outcome, _) => return outcome,
         }
     }
+}
+
+/// The receiving direction under its lock, after what must come first and cannot be done under it: "watching" is said
+/// as soon as it may be, and bytes that were given back go out.
+#[inline]
+fn ready_side(endpoint: &Endpoint, fd: RawFd) -> Guard<'_, RxSide> {
+    let side = endpoint.rx.lock();
+    let returned = side.at.is_some_and(|at| at.outgoing().0.is_returned());
+    if !returned && !side.rx.is_adopted() {
+        return side;
+    }
+    drop(side);
+    attach::try_watch(endpoint);
+    attach::send_again_if_returned(endpoint, fd);
+    endpoint.rx.lock()
 }
 
 /// One look at the lane, and at TCP where the stream is not on it.
