@@ -53,12 +53,24 @@ fn the_command_inherits_no_child_and_no_ignored_signal() {
     let mut lines = ended.stdout.lines();
     let pid: u32 = lines.next().unwrap().parse().unwrap();
     assert_eq!(lines.next(), Some(native.trim_end()));
-    let stat = fs::read_to_string(format!("/proc/{}/stat", shell.broker_pid().unwrap())).unwrap();
-    let fields: Vec<u32> =
-        stat.split(") ").nth(1).unwrap().split(' ').map(|n| n.parse().unwrap_or(0)).collect();
-    let (parent, session) = (fields[1], fields[3]);
-    assert_ne!(parent, pid, "the broker is the command's child");
-    assert_ne!(session, rustix::process::getsid(None).unwrap().as_raw_pid() as u32);
+    let broker = ancestry(&shell.broker_pid().unwrap().to_string());
+    assert_ne!(broker.parent, pid, "the broker is the command's child");
+    assert_ne!(broker.session, ancestry("self").session);
+}
+
+struct Ancestry {
+    parent: u32,
+    /// 0 for a session that was begun outside this PID namespace.
+    session: u32,
+}
+
+fn ancestry(pid: &str) -> Ancestry {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let mut fields = stat.rsplit(") ").next().unwrap().split(' ').skip(1);
+    let mut next = || fields.next().unwrap().parse().unwrap();
+    let parent = next();
+    let _group = next();
+    Ancestry { parent, session: next() }
 }
 
 #[test]
