@@ -371,8 +371,13 @@ impl<'w> Run<'w> {
                     }
                 }
                 Reply::Blocked(worker) if over || Instant::now() > deadline => {
-                    // The answer may have come since the last look.
-                    let again = self.world.check(step.actor, *worker, mode::BRIEF)?;
+                    // The answer may be on its way.
+                    let patience = match self.model.map(|model| &model[index].outcome) {
+                        None => mode::SETTLE,
+                        Some(Outcome::Done(model)) if model.errno == libc::EDEADLK => mode::BRIEF,
+                        Some(_) => mode::DONE,
+                    };
+                    let again = self.world.check(step.actor, *worker, patience)?;
                     if let Reply::Done(_) = again {
                         reply = again;
                         continue;
