@@ -118,7 +118,8 @@ messages! {
             /// Zero.
             pad: u32,
         }
-        /// Registers, or replaces, the doorbell of a waiter: an eventfd that the peers of this process may write.
+        /// Registers, or replaces, the doorbell of a waiter: an eventfd that the peers of this process ring as
+        /// ADR 7 says.
         Doorbell = 5, fds 1 {
             /// The waiter, below [`crate::geometry::WAITERS`].
             slot: u32,

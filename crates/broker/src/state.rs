@@ -68,7 +68,7 @@ pub(crate) enum BadMessage {
     Page(#[from] SealError),
     #[error("the page cannot be mapped: {0}")]
     PageMapping(Errno),
-    #[error("the doorbell is not a non-blocking eventfd")]
+    #[error("the doorbell is not an eventfd")]
     NotADoorbell,
 }
 

@@ -11,7 +11,7 @@ use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::{Counter, EntryCopy};
 use shunt_abi::reason::Reason;
 use shunt_sys::mapping::Mapping;
-use shunt_sys::{identity, memfd, seqpacket};
+use shunt_sys::{eventfd, identity, memfd, seqpacket};
 
 use crate::endpoint::{Endpoint, EndpointRef, Stage};
 use crate::links::{Attachment, Link, Peer};
@@ -338,7 +338,8 @@ impl Control {
                 close_owned(fd);
             }
             (Reply::PeerDoorbell(body), Some(fd)) => match (body.slot as usize, PrivateFd::adopt(fd)) {
-                (slot, Some(doorbell)) if slot < WAITERS => {
+                // Rung once before the peer is told that it can be: only then is it certain.
+                (slot, Some(doorbell)) if slot < WAITERS && eventfd::ring(&doorbell).is_ok() => {
                     let peer = self.peer(body.peer);
                     peer.set_doorbell(slot, doorbell);
                     for link in self.links.iter().filter(|link| std::ptr::eq(link.peer, peer)) {

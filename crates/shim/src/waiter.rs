@@ -1,11 +1,12 @@
 //! The waiters of this process: who sleeps, and by which doorbell it is woken.
 //!
-//! A waiter owns one of 64 slots and an eventfd. Threads get theirs when they first sleep on a lane, epoll
-//! instances when a registered connection is first watched. A slot's eventfd is made once and used again by the
-//! next owner, so that the broker hears of it once.
+//! A waiter owns one of 64 slots and a doorbell. Threads get theirs when they first sleep on a lane, epoll
+//! instances when a registered connection is first watched. A slot's doorbell is made once and used again by the
+//! next owner, so that the broker hears of it once. An instance listens to it in its own kernel set, a thread by a
+//! descriptor that belongs to the slot.
 
 use std::cell::Cell;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
 
 use shunt_abi::geometry::WAITERS;
@@ -16,6 +17,8 @@ use crate::process::{self, Spin};
 
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 static DOORBELLS: [AtomicI32; WAITERS] = [const { AtomicI32::new(-1) }; WAITERS];
+/// What a thread sleeps on: see `shunt_sys::eventfd::listen`. Made when a thread first has the slot.
+static LISTENERS: [AtomicI32; WAITERS] = [const { AtomicI32::new(-1) }; WAITERS];
 /// Slots whose doorbell the present broker has been told.
 static TOLD: AtomicU64 = AtomicU64::new(0);
 
@@ -38,25 +41,37 @@ impl Slot {
                 Err(now) => taken = now,
             }
         };
-        if DOORBELLS[index].load(Acquire) < 0 {
-            match shunt_sys::eventfd::create().ok().and_then(PrivateFd::adopt) {
-                Some(doorbell) => DOORBELLS[index].store(doorbell.into_raw(), Release),
-                None => {
-                    Slot(index).give_back();
-                    return None;
-                }
-            }
+        let slot = Slot(index);
+        if !make(&DOORBELLS[index], shunt_sys::eventfd::create) {
+            slot.give_back();
+            return None;
         }
-        Some(Slot(index))
+        Some(slot)
+    }
+
+    /// Takes a free slot for a thread, which can then sleep on its [`listener`](Self::listener).
+    fn take_for_thread() -> Option<Slot> {
+        let slot = Slot::take()?;
+        let listen = || PrivateFd::with_raw(slot.doorbell(), |fd| shunt_sys::eventfd::listen(fd));
+        if !make(&LISTENERS[slot.0], listen) {
+            slot.give_back();
+            return None;
+        }
+        Some(slot)
     }
 
     pub(crate) fn give_back(self) {
         TAKEN.fetch_and(!(1 << self.0), AcqRel);
     }
 
-    /// The number of the eventfd.
+    /// The number of the doorbell.
     pub(crate) fn doorbell(self) -> i32 {
         DOORBELLS[self.0].load(Acquire)
+    }
+
+    /// The descriptor that is readable once the doorbell has been rung, until that is [heard](Self::hear).
+    pub(crate) fn listener(self) -> i32 {
+        LISTENERS[self.0].load(Acquire)
     }
 
     /// Tells the broker, unless it knows. Whoever cannot be told is woken by its own short sleeps.
@@ -73,11 +88,23 @@ impl Slot {
         });
     }
 
-    pub(crate) fn drain(self) {
-        with(self.doorbell(), |fd| {
-            let _ = shunt_sys::eventfd::drain(fd);
+    /// Takes note of the rings so far.
+    pub(crate) fn hear(self) {
+        with(self.listener(), |fd| {
+            let _ = shunt_sys::eventfd::heard(fd);
         });
     }
+}
+
+/// Has a slot's descriptor made, unless an earlier owner had. `false` if there is none left.
+fn make(place: &AtomicI32, new: impl FnOnce() -> rustix::io::Result<OwnedFd>) -> bool {
+    if place.load(Acquire) < 0 {
+        match new().ok().and_then(PrivateFd::adopt) {
+            Some(made) => place.store(made.into_raw(), Release),
+            None => return false,
+        }
+    }
+    true
 }
 
 fn with(doorbell: i32, use_it: impl FnOnce(BorrowedFd<'_>)) {
@@ -86,10 +113,10 @@ fn with(doorbell: i32, use_it: impl FnOnce(BorrowedFd<'_>)) {
     }
 }
 
-/// A doorbell has moved to another number; the broker and the peers hold the eventfd itself.
+/// A descriptor has moved to another number; the broker and the peers hold the eventfd itself.
 pub(crate) fn renumber(old: i32, new: i32) {
-    for doorbell in &DOORBELLS {
-        let _ = doorbell.compare_exchange(old, new, AcqRel, Relaxed);
+    for place in DOORBELLS.iter().chain(&LISTENERS) {
+        let _ = place.compare_exchange(old, new, AcqRel, Relaxed);
     }
 }
 
@@ -112,8 +139,8 @@ pub(crate) fn register_all(mut tell: impl FnMut(usize, BorrowedFd<'_>) -> bool) 
 
 /// A forked child has none of its parent's waiters.
 pub(crate) fn after_fork_in_child() {
-    for doorbell in &DOORBELLS {
-        PrivateFd::close_raw(doorbell.swap(-1, AcqRel));
+    for place in DOORBELLS.iter().chain(&LISTENERS) {
+        PrivateFd::close_raw(place.swap(-1, AcqRel));
     }
     TAKEN.store(0, Release);
     TOLD.store(0, Release);
@@ -140,7 +167,7 @@ pub(crate) fn of_this_thread() -> Option<Slot> {
     THREAD
         .try_with(|thread| {
             if thread.0.get().is_none() {
-                thread.0.set(Slot::take());
+                thread.0.set(Slot::take_for_thread());
             }
             thread.0.get()
         })

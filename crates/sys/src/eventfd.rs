@@ -1,44 +1,66 @@
-//! Doorbells: eventfds that a process shares with its peers.
+//! Doorbells: eventfds that a process shares with its peers, and that none of them can spoil for the others.
+//!
+//! The flags and the counter of an eventfd belong to everybody who holds it. So a doorbell's are without effect: its
+//! counter stands at 2^63 and goes down by one for each read (EFD_SEMAPHORE), a ring is a read that is told by the call,
+//! and not by the file's flags, not to block, and who listens waits for an *edge*. Nobody can empty it, filling it
+//! changes nothing, and every read and every write is an edge, of EPOLLOUT or of EPOLLIN. See ADR 7.
 
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use rustix::event::EventfdFlags;
-use rustix::fs::{CWD, OFlags, fcntl_getfl, readlinkat_raw};
-use rustix::io::{read, retry_on_intr, write};
+use rustix::event::{EventfdFlags, Timespec, epoll};
+use rustix::fs::{CWD, readlinkat_raw};
+use rustix::io::{ReadWriteFlags, preadv2, retry_on_intr, write};
 
 use crate::{Errno, Result};
 
-/// Makes a non-blocking, close-on-exec eventfd.
+/// What a listener asks epoll for. One of the two levels always holds, whatever the counter: an edge is never dropped.
+pub const EDGES: epoll::EventFlags =
+    epoll::EventFlags::IN.union(epoll::EventFlags::OUT).union(epoll::EventFlags::ET);
+/// As many rings as nobody lives to make.
+const RINGS: u64 = 1 << 63;
+/// For preadv2: the file has no position.
+const NO_OFFSET: u64 = u64::MAX;
+
+/// Makes a close-on-exec doorbell.
 pub fn create() -> Result<OwnedFd> {
-    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+    let doorbell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)?;
+    write(&doorbell, &RINGS.to_ne_bytes())?;
+    Ok(doorbell)
 }
 
-/// Rings: wakes whoever waits for the eventfd. One that is full has been rung already.
+/// Rings: wakes whoever listens. Never blocks, whatever `fd` is and whoever else holds it. An error: it is no doorbell, or
+/// the kernel or a seccomp filter does not let this process ring any.
 pub fn ring(fd: impl AsFd) -> Result<()> {
-    match retry_on_intr(|| write(&fd, &1u64.to_ne_bytes())) {
-        Ok(_) | Err(Errno::AGAIN) => Ok(()),
-        Err(error) => Err(error),
-    }
-}
-
-/// Takes back all rings so far; says whether there were any.
-pub fn drain(fd: impl AsFd) -> Result<bool> {
     let mut count = [0; 8];
-    match retry_on_intr(|| read(&fd, &mut count)) {
-        Ok(_) => Ok(true),
-        Err(Errno::AGAIN) => Ok(false),
-        Err(error) => Err(error),
+    let read = || preadv2(&fd, &mut [IoSliceMut::new(&mut count)], NO_OFFSET, ReadWriteFlags::NOWAIT);
+    match retry_on_intr(read)? {
+        8 => Ok(()),
+        _ => Err(Errno::INVAL),
     }
 }
 
-/// Whether `fd` is an eventfd on which a write does not block now. Asks /proc, as nothing else tells.
+/// Listens to a doorbell: the descriptor is readable, for poll, from a ring until [`heard`]. It belongs to the listener alone.
+pub fn listen(doorbell: impl AsFd) -> Result<OwnedFd> {
+    let listener = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    epoll::add(&listener, doorbell, epoll::EventData::new_u64(0), EDGES)?;
+    heard(&listener)?;
+    Ok(listener)
+}
+
+/// Whether the doorbell has been rung since this was asked last.
+pub fn heard(listener: impl AsFd) -> Result<bool> {
+    let mut event = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    Ok(epoll::wait(listener, &mut event, Some(&now))? > 0)
+}
+
+/// Whether `fd` is an eventfd. Asks /proc, as nothing else tells.
 pub fn is_doorbell(fd: impl AsFd) -> bool {
-    let nonblocking = fcntl_getfl(&fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
     let mut path = [0; 32];
     let path = proc_path(fd.as_fd().as_raw_fd(), &mut path);
     let mut target = [0; 64];
-    let Ok(len) = readlinkat_raw(CWD, path, &mut target) else { return false };
-    nonblocking && &target[..len] == b"anon_inode:[eventfd]"
+    readlinkat_raw(CWD, path, &mut target).is_ok_and(|len| &target[..len] == b"anon_inode:[eventfd]")
 }
 
 /// Writes "/proc/self/fd/N" without allocating.
@@ -62,28 +84,67 @@ fn proc_path(fd: i32, buffer: &mut [u8; 32]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{OFlags, fcntl_setfl};
 
     #[test]
-    fn rings_are_kept_until_drained() {
+    fn rings_are_kept_until_heard() {
         let bell = create().unwrap();
-        assert!(!drain(&bell).unwrap());
+        let listener = listen(&bell).unwrap();
+        assert!(!heard(&listener).unwrap());
         ring(&bell).unwrap();
         ring(&bell).unwrap();
-        assert!(drain(&bell).unwrap());
-        assert!(!drain(&bell).unwrap());
+        assert!(heard(&listener).unwrap());
+        assert!(!heard(&listener).unwrap());
+    }
+
+    /// Whoever holds a doorbell may write it full, by system calls up to 2^64 - 2, and change its flags.
+    #[test]
+    fn a_full_doorbell_still_rings_and_blocks_nobody() {
+        let bell = create().unwrap();
+        let listener = listen(&bell).unwrap();
+        write(&bell, &(u64::MAX - 1 - RINGS).to_ne_bytes()).unwrap();
+        assert!(heard(&listener).unwrap());
+        for flags in [OFlags::empty(), OFlags::NONBLOCK, OFlags::APPEND] {
+            fcntl_setfl(&bell, flags).unwrap();
+            for _ in 0..3 {
+                ring(&bell).unwrap();
+                assert!(heard(&listener).unwrap());
+            }
+        }
+    }
+
+    /// Between a ring and the moment when the listener looks, another holder may write or read what it likes.
+    #[test]
+    fn nobody_can_silence_a_doorbell() {
+        let bell = create().unwrap();
+        let listener = listen(&bell).unwrap();
+        write(&bell, &(u64::MAX - 1 - RINGS).to_ne_bytes()).unwrap();
+        let fill: fn(&OwnedFd) = |bell| write(bell, &1u64.to_ne_bytes()).map(|_| ()).unwrap();
+        let empty: fn(&OwnedFd) = |bell| rustix::io::read(bell, &mut [0; 8]).map(|_| ()).unwrap();
+        for spoil in [fill, empty] {
+            assert!(heard(&listener).unwrap());
+            ring(&bell).unwrap();
+            spoil(&bell);
+            assert!(heard(&listener).unwrap(), "a ring was swallowed");
+            ring(&bell).unwrap();
+        }
     }
 
     #[test]
-    fn a_full_eventfd_counts_as_rung() {
-        let bell = create().unwrap();
-        rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        ring(&bell).unwrap();
+    fn what_is_no_doorbell_is_told_by_ringing() {
+        let empty = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        assert_eq!(ring(&empty), Err(Errno::AGAIN));
+        let (reader, writer) = std::io::pipe().unwrap();
+        assert_eq!(ring(&reader), Err(Errno::AGAIN));
+        assert_eq!(ring(&writer), Err(Errno::BADF));
+        assert!(ring(std::fs::File::open("/").unwrap()).is_err());
+        assert!(ring(std::fs::File::open("/dev/null").unwrap()).is_err());
+        assert!(ring(std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).is_err());
     }
 
     #[test]
-    fn only_non_blocking_eventfds_are_doorbells() {
+    fn eventfds_are_told_by_their_name() {
         assert!(is_doorbell(create().unwrap()));
-        assert!(!is_doorbell(rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap()));
         assert!(!is_doorbell(std::io::pipe().unwrap().0));
         assert!(!is_doorbell(std::fs::File::open("/dev/null").unwrap()));
     }

@@ -233,10 +233,10 @@ impl Inner {
         errno::set(before);
     }
 
-    /// Puts the doorbell into the kernel's set, edge-triggered: it is never drained. The instance stays active
+    /// Puts the doorbell into the kernel's set, for its edges. The instance stays active
     /// afterwards, since the kernel will report the marker.
     pub(super) fn put_doorbell(&mut self, epoll: &Epoll, slot: Slot) {
-        let mut event = epoll_event { events: libc::EPOLLIN as u32 | EDGE, u64: self.marker };
+        let mut event = epoll_event { events: shunt_sys::eventfd::EDGES.bits(), u64: self.marker };
         // SAFETY: an event of our own. Adding it twice fails with EEXIST, which is as good.
         let result = unsafe { real::epoll_ctl(self.fd, libc::EPOLL_CTL_ADD, slot.doorbell(), &mut event) };
         if result == 0 {

@@ -217,7 +217,7 @@ fn ask_kernel(
             entry.events &= !OUT;
         }
     }
-    shadow.push(pollfd { fd: slot.map_or(-1, Slot::doorbell), events: libc::POLLIN, revents: 0 });
+    shadow.push(pollfd { fd: slot.map_or(-1, Slot::listener), events: libc::POLLIN, revents: 0 });
     let left = deadline.map(|deadline| deadline.saturating_sub(process::now()));
     let nanos = match (left, step) {
         _ if !sleeps => Some(0),
@@ -235,7 +235,7 @@ fn ask_kernel(
         && shadow.last().is_some_and(|doorbell| doorbell.revents != 0)
         && let Some(slot) = slot
     {
-        slot.drain();
+        slot.hear();
     }
     result
 }

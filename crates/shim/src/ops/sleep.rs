@@ -55,7 +55,7 @@ pub(crate) fn sleep(
     };
     let mut fds = [
         pollfd { fd: borrow(fd).as_raw_fd(), events, revents: 0 },
-        pollfd { fd: slot.map_or(-1, Slot::doorbell), events: libc::POLLIN, revents: 0 },
+        pollfd { fd: slot.map_or(-1, Slot::listener), events: libc::POLLIN, revents: 0 },
     ];
     process::count(Counter::Sleeps, 1);
     let before = errno::get();
@@ -68,7 +68,7 @@ pub(crate) fn sleep(
     if fds[1].revents != 0
         && let Some(slot) = slot
     {
-        slot.drain();
+        slot.hear();
     }
     match failed {
         Some(libc::EINTR) if deadline.is_none() && every_handler_restarts() => {
