@@ -59,7 +59,7 @@ reasons! {
     ControlData = 19, "control_data", "A message carried or asked for control data.";
     SocketOption = 20, "socket_option", "An option was set that shared memory does not emulate.";
     Ioctl = 21, "ioctl", "An ioctl was made that shared memory does not emulate.";
-    AsyncIo = 22, "async_io", "Signal-driven I/O was asked for.";
+    AsyncIo = 22, "async_io", "Signal-driven or asynchronous I/O was asked for.";
     NestedEpoll = 23, "nested_epoll", "The socket is in an epoll set that is itself watched.";
     ExclusiveEpoll = 24, "exclusive_epoll", "The socket is in an epoll set with EPOLLEXCLUSIVE.";
     UnknownEpoll = 25, "unknown_epoll", "The socket is in an epoll set that shunt did not see being made.";
@@ -79,6 +79,8 @@ reasons! {
     LowWater = 39, "low_water", "SO_RCVLOWAT is above one byte.";
     Idle = 40, "idle", "Paired and ready; the next bytes in this direction go through shared memory.";
     LeftBehind = 41, "left_behind", "The reader changed while an ended lane still held bytes: they could not be given back.";
+    IoUring = 42, "io_uring", "The program uses io_uring, whose reads and writes cannot be seen.";
+    OwnTable = 43, "own_table", "A thread of the program has a descriptor table of its own.";
 }
 
 /// The road one direction of a connection takes.

@@ -8,23 +8,26 @@ use std::sync::atomic::Ordering::*;
 use crate::endpoint::{Endpoint, EndpointRef, RxSide, Stage, TxSide};
 use crate::kernel::Tcp;
 use crate::links::{Attachment, Link};
+use crate::ops::descriptors;
 use crate::{control, epoll, errno, process, real};
 
 /// How long the broker's word about a death is waited for. Only a reader of end of file whose own bytes lie unread waits.
 const DEATH_NEWS_NANOS: u64 = 20_000_000;
 
-/// Puts a paired endpoint on its link. `false` if it is not there any more.
-pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> bool {
-    let Some(endpoint) = name.resolve() else { return false };
+/// Puts a paired endpoint on its link, unless it is not there any more or must not be.
+pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Result<(), Reason> {
+    let Some(endpoint) = name.resolve() else { return Err(Reason::Stale) };
     {
         let mut tx = endpoint.tx.lock();
         let mut rx = endpoint.rx.lock();
-        if endpoint.barred().is_some()
-            || tx.at.is_some()
-            || name.resolve().is_none()
-            || !link.occupy(conn, name)
-        {
-            return false;
+        if let Some(reason) = endpoint.barred() {
+            return Err(reason);
+        }
+        if descriptors::is_standard_stream(endpoint) {
+            return Err(Reason::Stdio);
+        }
+        if tx.at.is_some() || name.resolve().is_none() || !link.occupy(conn, name) {
+            return Err(Reason::Stale);
         }
         let at = Attachment { link, conn };
         tx.at = Some(at);
@@ -38,7 +41,12 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> bool
     }
     process::count(Counter::Adopted, 1);
     try_watch(endpoint);
-    true
+    // Whoever barred it since the look above has seen it unattached.
+    let standard = descriptors::is_standard_stream(endpoint).then_some(Reason::Stdio);
+    if let Some(reason) = endpoint.barred().or(standard) {
+        give_back(endpoint, reason);
+    }
+    Ok(())
 }
 
 /// L4, receiver: says "watching" as soon as no thread is inside the kernel on this socket.

@@ -17,7 +17,7 @@ use crate::endpoint::{Endpoint, EndpointRef, Stage};
 use crate::links::{Attachment, Link, Peer};
 use crate::lock::Lock;
 use crate::private::{PrivateFd, borrow, close_owned};
-use crate::{attach, epoll, process, waiter};
+use crate::{attach, epoll, process, unseen, waiter};
 
 /// Data operations after which a connection counts as used.
 pub(crate) const OFFER_AFTER: u32 = 4;
@@ -68,8 +68,11 @@ fn carry_out(deeds: Vec<Deed>) {
     for deed in deeds {
         match deed {
             Deed::Adopt(name, link, conn) => {
-                if !attach::adopt(name, link, conn) {
+                if let Err(reason) = attach::adopt(name, link, conn) {
                     release(Attachment { link, conn });
+                    if let Some(endpoint) = name.resolve() {
+                        take_back(endpoint, reason, RETRY_AFTER);
+                    }
                 }
             }
             Deed::Refuse(name, reason) => {
@@ -105,6 +108,7 @@ fn postpone(endpoint: &Endpoint, reason: Reason, again: u32) {
 /// Considers offering an endpoint that has shown that it is used. Called outside all locks.
 #[cold]
 pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
+    unseen::look_for_rings();
     let mut deeds = Vec::new();
     let verdict = {
         let Some(mut control) = CONTROL.try_lock() else { return };
@@ -115,8 +119,11 @@ pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
     };
     match verdict {
         Ok(()) => {}
-        Err(reason @ Reason::NoBroker) => postpone(endpoint, reason, RETRY_AFTER),
-        Err(reason @ Reason::Shared) => postpone(endpoint, reason, RETRY_AFTER),
+        Err(reason) if endpoint.barred().is_some() => postpone(endpoint, reason, u32::MAX),
+        // These may pass.
+        Err(reason @ (Reason::NoBroker | Reason::Shared | Reason::Stdio)) => {
+            postpone(endpoint, reason, RETRY_AFTER)
+        }
         Err(reason) => postpone(endpoint, reason, u32::MAX),
     }
     carry_out(deeds);
@@ -269,11 +276,14 @@ impl Control {
         }
         let identity = identity::identify(borrow(fd)).map_err(|_| Reason::NotTcp)?;
         list(endpoint, fd, &identity);
-        if let Some(reason) = endpoint.barred() {
+        if let Some(reason) = endpoint.barred().or_else(unseen::left) {
             return Err(reason);
         }
         if crate::fork::is_shared(endpoint) {
             return Err(Reason::Shared);
+        }
+        if crate::ops::descriptors::is_standard_stream(endpoint) {
+            return Err(Reason::Stdio);
         }
         if !may_be_local(&identity.local, &identity.remote) {
             return Err(Reason::RemotePeer);

@@ -299,12 +299,13 @@ impl Endpoint {
 
     /// Never offer this endpoint again.
     pub(crate) fn bar(&self, reason: Reason) {
-        self.barred.store(reason as u32, Release);
+        // Before the stage is read: see `attach::adopt`.
+        self.barred.store(reason as u32, SeqCst);
     }
 
     /// Why it must not be offered.
     pub(crate) fn barred(&self) -> Option<Reason> {
-        let code = self.barred.load(Acquire);
+        let code = self.barred.load(SeqCst);
         if code == 0 { None } else { Reason::parse(code as u16) }
     }
 

@@ -24,6 +24,7 @@ mod private;
 mod process;
 mod real;
 mod table;
+mod unseen;
 mod waiter;
 
 #[used]

@@ -28,6 +28,22 @@ extern "C" fn missing() -> c_long {
     -1
 }
 
+/// Where the next definition of a function is, for hooks that jump to it.
+macro_rules! address {
+    ($name:literal) => {{
+        static CELL: std::sync::atomic::AtomicPtr<std::ffi::c_void> =
+            std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
+        $crate::real::found(&CELL, concat!($name, "\0"))
+    }};
+}
+pub(crate) use address;
+
+#[inline]
+pub(crate) fn found(cell: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
+    let found = cell.load(Relaxed);
+    if found.is_null() { resolve(cell, name) } else { found }
+}
+
 macro_rules! real {
     ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty;)*) => {
         $(
@@ -39,10 +55,7 @@ macro_rules! real {
             #[allow(clippy::too_many_arguments, non_snake_case)]
             pub(crate) unsafe fn $name($($arg: $ty),*) -> $ret {
                 static CELL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-                let mut found = CELL.load(Relaxed);
-                if found.is_null() {
-                    found = resolve(&CELL, concat!(stringify!($name), "\0"));
-                }
+                let found = found(&CELL, concat!(stringify!($name), "\0"));
                 // SAFETY: the symbol has this C prototype; the rest is the caller's promise.
                 unsafe {
                     let function: unsafe extern "C-unwind" fn($($ty),*) -> $ret = std::mem::transmute(found);
@@ -95,6 +108,13 @@ real! {
     fn epoll_pwait(epoll: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     fn epoll_pwait2(epoll: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
+    fn fclose(stream: *mut libc::FILE) -> c_int;
+    fn freopen(path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE;
+    fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE;
+    fn aio_read(request: *mut libc::aiocb) -> c_int;
+    fn aio_write(request: *mut libc::aiocb) -> c_int;
+    fn lio_listio(mode: c_int, list: *const *mut libc::aiocb, count: c_int, event: *mut libc::sigevent) -> c_int;
+    fn unshare(flags: c_int) -> c_int;
     fn _Fork() -> pid_t;
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
     fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;

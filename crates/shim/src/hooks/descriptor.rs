@@ -1,12 +1,12 @@
 //! dup, close, fcntl, ioctl: what happens to numbers.
 
-use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
 
 use shunt_abi::reason::Reason;
 
 use crate::ops::{descriptors, options};
 use crate::table::{self, Entry};
-use crate::{attach, errno, process, real};
+use crate::{process, real, unseen};
 
 /// See close(2).
 ///
@@ -25,6 +25,9 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // SAFETY: the program's own call, in parts.
     let real = |first, last| unsafe { real::close_range(first, last, flags) };
+    if flags & libc::CLOSE_RANGE_UNSHARE as c_int != 0 {
+        unseen::leave(Reason::OwnTable);
+    }
     if flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 || first > last {
         return real(first, last);
     }
@@ -124,19 +127,4 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
         // SAFETY: the program's own call.
         None => unsafe { real::ioctl(fd, request, argument) },
     }
-}
-
-/// See fdopen(3): stdio's own reads and writes cannot be seen.
-///
-/// # Safety
-/// As in C.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
-    let before = errno::get();
-    if let Some(endpoint) = table::endpoint(fd) {
-        attach::bar_reading(endpoint, Reason::Stdio);
-    }
-    errno::set(before);
-    // SAFETY: the program's own call.
-    unsafe { real::fdopen(fd, mode) }
 }

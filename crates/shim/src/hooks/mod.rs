@@ -5,6 +5,7 @@
 
 #![expect(unreachable_pub, reason = "the symbols are exported to C programs, not to Rust")]
 
+mod alias;
 mod descriptor;
 mod epoll;
 mod io;
@@ -13,3 +14,6 @@ mod process;
 mod raw;
 mod readiness;
 mod socket;
+mod stdio;
+mod trampoline;
+mod unseen;

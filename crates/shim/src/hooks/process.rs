@@ -1,11 +1,13 @@
 //! fork and exec. Ordinary forks are seen by handlers, see `crate::fork`.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 
 use libc::pid_t;
+use shunt_abi::reason::Reason;
 
+use super::trampoline::{Call, trampolines};
 use crate::ops::descriptors;
-use crate::{fork, real};
+use crate::{fork, real, unseen};
 
 /// See _Fork(3): a fork that runs no handlers.
 ///
@@ -49,52 +51,40 @@ exec! {
     execveat(dir: c_int, path: *const c_char, argv: List, envp: List, flags: c_int);
 }
 
-/// What the variadic ones do first; returns where the real function is.
-#[cfg(target_arch = "x86_64")]
-unsafe extern "C" fn before_variadic_exec(name: *const c_char) -> *mut std::ffi::c_void {
-    descriptors::before_exec();
-    // SAFETY: the trampolines below pass a constant name.
-    unsafe { libc::dlsym(libc::RTLD_NEXT, name) }
+// Variadic functions, which Rust cannot define.
+trampolines! {
+    /// See exec(3).
+    execl: before_execl;
+    /// See exec(3).
+    execlp: before_execlp;
+    /// See exec(3).
+    execle: before_execle;
 }
 
-/// Rust cannot define variadic functions, and need not: all arguments are left where they are, and the real function
-/// is jumped to.
 macro_rules! variadic_exec {
-    ($($name:ident;)*) => { $(
-        /// See exec(3).
-        ///
-        /// # Safety
-        /// As in C.
-        #[cfg(target_arch = "x86_64")]
-        #[unsafe(naked)]
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name() {
-            // Seven pushes leave the stack aligned for a call, and every register that may carry an argument as it was.
-            std::arch::naked_asm!(
-                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
-                "lea rdi, [rip + {text}]",
-                "call {before}",
-                "mov r11, rax",
-                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
-                "jmp r11",
-                text = sym names::$name,
-                before = sym before_variadic_exec,
-            )
+    ($($before:ident: $name:literal;)*) => { $(
+        extern "C" fn $before(_: &Call) -> *mut c_void {
+            descriptors::before_exec();
+            real::address!($name)
         }
     )* };
 }
 
-/// The names that the trampolines look up.
-#[cfg(target_arch = "x86_64")]
-#[allow(non_upper_case_globals)]
-mod names {
-    pub(super) static execl: [u8; 6] = *b"execl\0";
-    pub(super) static execlp: [u8; 7] = *b"execlp\0";
-    pub(super) static execle: [u8; 7] = *b"execle\0";
+variadic_exec! {
+    before_execl: "execl";
+    before_execlp: "execlp";
+    before_execle: "execle";
 }
 
-variadic_exec! {
-    execl;
-    execlp;
-    execle;
+/// See unshare(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
+    if flags & libc::CLONE_FILES != 0 {
+        unseen::leave(Reason::OwnTable);
+    }
+    // SAFETY: the program's own call.
+    unsafe { real::unshare(flags) }
 }

@@ -1,18 +1,103 @@
 //! syscall(2), through which some programs make the calls we hook: libuv closes descriptors this way.
 //!
-//! Calls with a hook of the same shape are given to it; everything else goes to the kernel unseen.
+//! What has a hook is given to it. Everything else is jumped to as it is: a child of clone or vfork comes back on a stack
+//! that none of our frames may be on.
 
-use std::ffi::{c_int, c_long, c_ulong, c_void};
+use std::ffi::{c_int, c_long, c_void};
 
-use super::{descriptor, epoll, io, message, readiness, socket};
-use crate::real;
+use libc::timespec;
+use shunt_abi::reason::Reason;
 
-/// See syscall(2). C passes the arguments, as many as there are, where named ones would be.
-///
-/// # Safety
-/// As in C; so for every hook.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn syscall(
+use super::trampoline::{Call, trampolines};
+use super::{descriptor, epoll, io, message, process, readiness, socket};
+use crate::{fork, real, unseen};
+
+trampolines! {
+    /// See syscall(2).
+    syscall: route;
+}
+
+extern "C" fn route(call: &Call) -> *mut c_void {
+    let number = call.argument(0) as c_long;
+    match number {
+        libc::SYS_io_uring_setup | libc::SYS_io_uring_enter | libc::SYS_io_uring_register => {
+            unseen::leave(Reason::IoUring);
+        }
+        libc::SYS_io_submit => submitting(call),
+        libc::SYS_unshare if call.argument(1) as c_int & libc::CLONE_FILES != 0 => {
+            unseen::leave(Reason::OwnTable);
+        }
+        // glibc's fcntl turns the owner's sign around.
+        libc::SYS_fcntl if call.argument(2) as c_int == libc::F_GETOWN => {}
+        libc::SYS_clone if !is_fork(call.argument(1), call.argument(2)) => {}
+        libc::SYS_clone3 if !is_clone3_fork(call) => {}
+        _ if hook(number).is_some() => return hooked as *mut c_void,
+        _ => {}
+    }
+    real::address!("syscall")
+}
+
+/// Whether clone makes a process with memory of its own that goes on where its parent is.
+fn is_fork(flags: u64, stack: u64) -> bool {
+    flags & libc::CLONE_VM as u64 == 0 && stack == 0
+}
+
+fn is_clone3_fork(call: &Call) -> bool {
+    /// The beginning of struct clone_args.
+    #[repr(C)]
+    struct CloneArgs {
+        flags: u64,
+        unused: [u64; 4],
+        stack: u64,
+    }
+    let (arguments, size) = (call.argument(1) as *const CloneArgs, call.argument(2) as usize);
+    if arguments.is_null() || size < size_of::<CloneArgs>() {
+        return false;
+    }
+    // SAFETY: not null, as long as the program says, and the program's promise.
+    unsafe { is_fork((*arguments).flags, (*arguments).stack) }
+}
+
+/// The kernel's own asynchronous I/O names the sockets that it is asked to read, write or watch.
+fn submitting(call: &Call) {
+    let (count, list) = (call.argument(2) as i64, call.argument(3) as *const *const Iocb);
+    if list.is_null() {
+        return;
+    }
+    /// struct iocb.
+    #[repr(C)]
+    struct Iocb {
+        unused: [u64; 2],
+        operation: u32,
+        fd: u32,
+    }
+    for index in 0..count.max(0) as usize {
+        // SAFETY: the program's promise: `count` entries, each of them valid.
+        if let Some(request) = unsafe { (*list.add(index)).as_ref() } {
+            super::unseen::going_async(request.fd as c_int);
+        }
+    }
+}
+
+/// The arguments of one call; how many there are is the call's affair.
+struct Arguments([c_long; 6]);
+
+impl Arguments {
+    fn int(&self, index: usize) -> c_int {
+        self.0[index] as c_int
+    }
+
+    fn size(&self, index: usize) -> usize {
+        self.0[index] as usize
+    }
+
+    fn pointer<T>(&self, index: usize) -> *mut T {
+        self.0[index] as *mut T
+    }
+}
+
+/// A program's call that has a hook. C passes the arguments, as many as there are, where named ones would be.
+unsafe extern "C-unwind" fn hooked(
     number: c_long,
     a: c_long,
     b: c_long,
@@ -21,41 +106,129 @@ pub unsafe extern "C-unwind" fn syscall(
     e: c_long,
     f: c_long,
 ) -> c_long {
-    let fd = a as c_int;
-    let (pb, pc, pd) = (b as *mut c_void, c as *mut c_void, d as *mut c_void);
-    let (ib, ic) = (b as c_int, c as c_int);
-    // SAFETY: the program's own call, with its own arguments.
-    unsafe {
-        match number {
-            libc::SYS_read => io::read(fd, pb, c as usize) as c_long,
-            libc::SYS_write => io::write(fd, pb, c as usize) as c_long,
-            libc::SYS_readv => io::readv(fd, pb.cast(), ic) as c_long,
-            libc::SYS_writev => io::writev(fd, pb.cast(), ic) as c_long,
-            libc::SYS_recvfrom => {
-                io::recvfrom(fd, pb, c as usize, d as c_int, e as *mut _, f as *mut _) as c_long
-            }
-            libc::SYS_sendto => io::sendto(fd, pb, c as usize, d as c_int, e as *const _, f as u32) as c_long,
-            libc::SYS_recvmsg => message::recvmsg(fd, pb.cast(), ic) as c_long,
-            libc::SYS_sendmsg => message::sendmsg(fd, pb.cast(), ic) as c_long,
-            libc::SYS_sendfile => io::sendfile64(fd, ib, pc.cast(), d as usize) as c_long,
-            libc::SYS_socket => socket::socket(fd, ib, ic) as c_long,
-            libc::SYS_connect => socket::connect(fd, pb.cast(), c as u32) as c_long,
-            libc::SYS_accept => socket::accept(fd, pb.cast(), pc.cast()) as c_long,
-            libc::SYS_accept4 => socket::accept4(fd, pb.cast(), pc.cast(), d as c_int) as c_long,
-            libc::SYS_shutdown => socket::shutdown(fd, ib) as c_long,
-            libc::SYS_setsockopt => socket::setsockopt(fd, ib, ic, pd, e as u32) as c_long,
-            libc::SYS_close => descriptor::close(fd) as c_long,
-            libc::SYS_close_range => descriptor::close_range(a as u32, b as u32, ic) as c_long,
-            libc::SYS_dup => descriptor::dup(fd) as c_long,
-            libc::SYS_dup2 => descriptor::dup2(fd, ib) as c_long,
-            libc::SYS_dup3 => descriptor::dup3(fd, ib, ic) as c_long,
-            libc::SYS_fcntl => descriptor::fcntl(fd, ib, c as c_ulong) as c_long,
-            libc::SYS_ioctl => descriptor::ioctl(fd, b as c_ulong, pc) as c_long,
-            libc::SYS_poll => readiness::poll(a as *mut _, b as c_ulong, ic) as c_long,
-            libc::SYS_epoll_create1 => epoll::epoll_create1(fd) as c_long,
-            libc::SYS_epoll_ctl => epoll::epoll_ctl(fd, ib, ic, pd.cast()) as c_long,
-            libc::SYS_epoll_wait => epoll::epoll_wait(fd, pb.cast(), ic, d as c_int) as c_long,
-            _ => real::syscall(number, a, b, c, d, e, f),
-        }
+    unsafe extern "C" {
+        fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
     }
+    const PTHREAD_CANCEL_DISABLE: c_int = 1;
+    let Some(hook) = hook(number) else { unreachable!("route has looked") };
+    let mut state = 0;
+    // SAFETY: the program's own call, with its own arguments. Unlike the functions below, syscall is no cancellation
+    // point.
+    unsafe {
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut state);
+        let result = hook(&Arguments([a, b, c, d, e, f]));
+        pthread_setcancelstate(state, &mut state);
+        result
+    }
+}
+
+type Hook = unsafe fn(&Arguments) -> c_long;
+
+/// Which function of ours answers a system call.
+///
+/// # Safety
+/// Of each: as the system call.
+fn hook(number: c_long) -> Option<Hook> {
+    macro_rules! hooks {
+        ($($number:ident: |$a:ident| $call:expr,)*) => {
+            match number {
+                $(libc::$number => {
+                    unsafe fn hook($a: &Arguments) -> c_long {
+                        // SAFETY: the caller's promise.
+                        unsafe { $call as c_long }
+                    }
+                    Some(hook as Hook)
+                })*
+                _ => None,
+            }
+        };
+    }
+    hooks! {
+        SYS_read: |a| io::read(a.int(0), a.pointer(1), a.size(2)),
+        SYS_write: |a| io::write(a.int(0), a.pointer(1), a.size(2)),
+        SYS_readv: |a| io::readv(a.int(0), a.pointer(1), a.int(2)),
+        SYS_writev: |a| io::writev(a.int(0), a.pointer(1), a.int(2)),
+        // The offset's upper half, which is nothing here, has an argument of its own.
+        SYS_preadv2: |a| io::preadv2(a.int(0), a.pointer(1), a.int(2), a.0[3], a.int(5)),
+        SYS_pwritev2: |a| io::pwritev2(a.int(0), a.pointer(1), a.int(2), a.0[3], a.int(5)),
+        SYS_recvfrom: |a| io::recvfrom(a.int(0), a.pointer(1), a.size(2), a.int(3), a.pointer(4), a.pointer(5)),
+        SYS_sendto: |a| io::sendto(a.int(0), a.pointer(1), a.size(2), a.int(3), a.pointer(4), a.0[5] as u32),
+        SYS_recvmsg: |a| message::recvmsg(a.int(0), a.pointer(1), a.int(2)),
+        SYS_sendmsg: |a| message::sendmsg(a.int(0), a.pointer(1), a.int(2)),
+        SYS_recvmmsg: |a| message::recvmmsg(a.int(0), a.pointer(1), a.0[2] as u32, a.int(3), a.pointer(4)),
+        SYS_sendmmsg: |a| message::sendmmsg(a.int(0), a.pointer(1), a.0[2] as u32, a.int(3)),
+        SYS_sendfile: |a| io::sendfile64(a.int(0), a.int(1), a.pointer(2), a.size(3)),
+        SYS_splice: |a| io::splice(a.int(0), a.pointer(1), a.int(2), a.pointer(3), a.size(4), a.0[5] as u32),
+        SYS_socket: |a| socket::socket(a.int(0), a.int(1), a.int(2)),
+        SYS_connect: |a| socket::connect(a.int(0), a.pointer(1), a.0[2] as u32),
+        SYS_accept: |a| socket::accept(a.int(0), a.pointer(1), a.pointer(2)),
+        SYS_accept4: |a| socket::accept4(a.int(0), a.pointer(1), a.pointer(2), a.int(3)),
+        SYS_shutdown: |a| socket::shutdown(a.int(0), a.int(1)),
+        SYS_getsockopt: |a| socket::getsockopt(a.int(0), a.int(1), a.int(2), a.pointer(3), a.pointer(4)),
+        SYS_setsockopt: |a| socket::setsockopt(a.int(0), a.int(1), a.int(2), a.pointer(3), a.0[4] as u32),
+        SYS_close: |a| descriptor::close(a.int(0)),
+        SYS_close_range: |a| descriptor::close_range(a.0[0] as u32, a.0[1] as u32, a.int(2)),
+        SYS_dup: |a| descriptor::dup(a.int(0)),
+        SYS_dup2: |a| descriptor::dup2(a.int(0), a.int(1)),
+        SYS_dup3: |a| descriptor::dup3(a.int(0), a.int(1), a.int(2)),
+        SYS_fcntl: |a| descriptor::fcntl64(a.int(0), a.int(1), a.0[2] as u64),
+        SYS_ioctl: |a| descriptor::ioctl(a.int(0), a.0[1] as u64, a.pointer(2)),
+        SYS_poll: |a| readiness::poll(a.pointer(0), a.0[1] as u64, a.int(2)),
+        SYS_ppoll: |a| leaving_the_rest(a.pointer(2), |time| readiness::ppoll(
+            a.pointer(0), a.0[1] as u64, time, a.pointer(3)
+        )),
+        SYS_select: |a| readiness::select(a.int(0), a.pointer(1), a.pointer(2), a.pointer(3), a.pointer(4)),
+        SYS_pselect6: |a| leaving_the_rest(a.pointer(4), |time| readiness::pselect(
+            a.int(0), a.pointer(1), a.pointer(2), a.pointer(3), time, mask_of(a.pointer(5))
+        )),
+        SYS_epoll_create: |a| epoll::epoll_create(a.int(0)),
+        SYS_epoll_create1: |a| epoll::epoll_create1(a.int(0)),
+        SYS_epoll_ctl: |a| epoll::epoll_ctl(a.int(0), a.int(1), a.int(2), a.pointer(3)),
+        SYS_epoll_wait: |a| epoll::epoll_wait(a.int(0), a.pointer(1), a.int(2), a.int(3)),
+        SYS_epoll_pwait: |a| epoll::epoll_pwait(a.int(0), a.pointer(1), a.int(2), a.int(3), a.pointer(4)),
+        SYS_epoll_pwait2: |a| epoll::epoll_pwait2(a.int(0), a.pointer(1), a.int(2), a.pointer(3), a.pointer(4)),
+        SYS_execve: |a| process::execve(a.pointer(0), a.pointer(1), a.pointer(2)),
+        SYS_execveat: |a| process::execveat(a.int(0), a.pointer(1), a.pointer(2), a.pointer(3), a.int(4)),
+        SYS_fork: |a| forking(libc::SYS_fork, a),
+        SYS_clone: |a| forking(libc::SYS_clone, a),
+        SYS_clone3: |a| forking(libc::SYS_clone3, a),
+    }
+}
+
+/// A fork that libc knows nothing of, and so runs no handlers for.
+unsafe fn forking(number: c_long, a: &Arguments) -> c_long {
+    fork::before_bare();
+    // SAFETY: the caller's promise.
+    let pid = unsafe { real::syscall(number, a.0[0], a.0[1], a.0[2], a.0[3], a.0[4], a.0[5]) };
+    if pid == 0 {
+        // SAFETY: this is the only thread of the child.
+        unsafe { fork::after_in_child() };
+    }
+    pid
+}
+
+/// The kernel leaves in `time` what was not slept; libc's functions hide that.
+///
+/// # Safety
+/// `time` is null or valid.
+unsafe fn leaving_the_rest(time: *mut timespec, wait: impl FnOnce(*const timespec) -> c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    let Some(time) = (unsafe { time.as_mut() }) else { return wait(std::ptr::null()) };
+    let begin = crate::process::now();
+    let result = wait(time);
+    if let (true, true) = (time.tv_sec >= 0, (0..1_000_000_000).contains(&time.tv_nsec)) {
+        let whole = (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64);
+        let left = whole.saturating_sub(crate::process::now() - begin);
+        *time = timespec { tv_sec: (left / 1_000_000_000) as i64, tv_nsec: (left % 1_000_000_000) as i64 };
+    }
+    result
+}
+
+/// pselect6 has too many arguments for the mask and its size to be two of them.
+///
+/// # Safety
+/// `pair` is null or valid.
+unsafe fn mask_of(pair: *const [usize; 2]) -> *const libc::sigset_t {
+    // SAFETY: the caller's promise.
+    unsafe { pair.as_ref() }.map_or(std::ptr::null(), |pair| pair[0] as *const libc::sigset_t)
 }

@@ -158,6 +158,15 @@ fn forget(old: Entry, fd: RawFd) {
     }
 }
 
+/// Whether the endpoint is behind one of the numbers that stdin, stdout and stderr read and write. Those calls are
+/// libc's own and cannot be seen, so it stays on TCP for as long as it is.
+pub(crate) fn is_standard_stream(endpoint: &endpoint::Endpoint) -> bool {
+    let entry = Entry::Endpoint(endpoint.reference());
+    STANDARD_STREAMS.into_iter().any(|fd| table::look_up(fd) == entry)
+}
+
+const STANDARD_STREAMS: std::ops::RangeInclusive<RawFd> = 0..=2;
+
 /// `new` names what `old` does.
 pub(crate) fn duplicated(old: RawFd, new: RawFd) {
     let entry = table::look_up(old);
@@ -166,6 +175,9 @@ pub(crate) fn duplicated(old: RawFd, new: RawFd) {
             let Some(endpoint) = name.resolve() else { return };
             endpoint.add_name();
             forget(table::replace(new, entry), new);
+            if STANDARD_STREAMS.contains(&new) {
+                attach::give_back(endpoint, Reason::Stdio);
+            }
         }
         Entry::Epoll(_) | Entry::Unconnected => forget(table::replace(new, entry), new),
         Entry::None | Entry::Private => forget(table::replace(new, Entry::None), new),
@@ -194,11 +206,20 @@ pub(crate) fn duplicate_onto(old: RawFd, new: RawFd, real: impl FnOnce() -> c_in
     if rustix::io::fcntl_getfd(crate::private::borrow(old)).is_err() {
         return real();
     }
+    // What nobody has told us of may be the number of an open stream, which from now on reads and writes the socket.
+    let may_be_stream =
+        replaced == Entry::None && rustix::io::fcntl_getfd(crate::private::borrow(new)).is_ok();
     let closed = begin_close(new);
     let result = real();
     end_close(closed);
     if result >= 0 {
         duplicated(old, new);
+        if may_be_stream
+            && !STANDARD_STREAMS.contains(&new)
+            && let Some(endpoint) = table::endpoint(new)
+        {
+            attach::bar_reading(endpoint, Reason::Stdio);
+        }
     }
     result
 }

@@ -1,0 +1,645 @@
+// One connection, used by plain calls until both ends were seen on shared memory, and then by calls that reach a socket
+// on other ways: stdio, system calls by number, rings, other names of the same function.
+//
+//   hidden_calls client|server PORT SCENARIO GATE LAST_GATE
+//
+// The server is the subject: 5000 bytes wait for it when it begins to use the scenario's calls. Everything both ends see
+// is printed, to be compared with what they see on TCP.
+#define _GNU_SOURCE
+#include <aio.h>
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <liburing.h>
+#include <linux/aio_abi.h>
+#include <linux/sched.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/select.h>
+#include <sys/sendfile.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BULK 5000
+#define LITTLE 700
+
+static int failures;
+
+static void check(int good, const char *what) {
+    if (good) return;
+    printf("FAILED: %s: %s\n", what, strerror(errno));
+    failures++;
+}
+
+// ---- what other names and other ways there are -------------------------------------------------------------------
+
+typedef ssize_t reader(int, char *, size_t);
+typedef ssize_t writer(int, const char *, size_t);
+
+struct scenario {
+    const char *name;
+    reader *read;
+    writer *write;
+    int (*close)(int);
+    void (*before)(void);  // before the first byte of the connection
+};
+
+ssize_t __read(int, void *, size_t);
+ssize_t __write(int, const void *, size_t);
+ssize_t __send(int, const void *, size_t, int);
+int __close(int);
+int __poll(struct pollfd *, nfds_t, int);
+int __select(int, fd_set *, fd_set *, fd_set *, struct timeval *);
+ssize_t __read_chk(int, void *, size_t, size_t);
+ssize_t __recv_chk(int, void *, size_t, size_t, int);
+ssize_t __recvfrom_chk(int, void *, size_t, size_t, int, struct sockaddr *, socklen_t *);
+int __poll_chk(struct pollfd *, nfds_t, int, size_t);
+int __ppoll_chk(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *, size_t);
+int __dprintf_chk(int, int, const char *, ...);
+int __vdprintf_chk(int, int, const char *, va_list);
+
+static ssize_t alias_read(int fd, char *to, size_t len) { return __read(fd, to, len); }
+static ssize_t alias_write(int fd, const char *from, size_t len) {
+    return len % 2 ? __write(fd, from, len) : __send(fd, from, len, 0);
+}
+static ssize_t fortified_read(int fd, char *to, size_t len) {
+    static int turn;
+    struct pollfd one = {fd, POLLIN, 0};
+    struct timespec time = {10, 0};
+    check(__poll_chk(&one, 1, 10000, sizeof one) == 1 && one.revents == POLLIN, "__poll_chk");
+    check(__ppoll_chk(&one, 1, &time, NULL, sizeof one) == 1 && time.tv_sec == 10, "__ppoll_chk");
+    check(__poll(&one, 1, 10000) == 1, "__poll");
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(fd, &set);
+    check(__select(fd + 1, &set, NULL, NULL, NULL) == 1, "__select");
+    switch (turn++ % 3) {
+    case 0: return __read_chk(fd, to, len, len);
+    case 1: return __recv_chk(fd, to, len, len, 0);
+    default: return __recvfrom_chk(fd, to, len, len, 0, NULL, NULL);
+    }
+}
+
+// ---- stdio --------------------------------------------------------------------------------------------------------
+
+static FILE *stream;
+static int stream_of;
+
+static FILE *opened(int fd, const char *mode) {
+    if (!stream) stream = fdopen(fd, mode), stream_of = fd;
+    check(stream != NULL && fileno(stream) == fd, "fdopen");
+    return stream;
+}
+static ssize_t stdio_read(int fd, char *to, size_t len) { return fread(to, 1, len, opened(fd, "r+")); }
+static ssize_t stdio_write(int fd, const char *from, size_t len) {
+    FILE *f = opened(fd, "r+");
+    size_t n = fwrite(from, 1, len, f);
+    check(fflush(f) == 0, "fflush");
+    return n;
+}
+static ssize_t unbuffered_read(int fd, char *to, size_t len) {
+    setvbuf(opened(fd, "r+"), NULL, _IONBF, 0);
+    for (size_t i = 0; i < len; i++) to[i] = getc(stream);
+    return len;
+}
+static ssize_t unbuffered_write(int fd, const char *from, size_t len) {
+    opened(fd, "r+");
+    return fprintf(stream, "%.*s", (int)len, from);
+}
+// A stream that has read ahead, and plain reads behind what it holds.
+static ssize_t mixed_read(int fd, char *to, size_t len) {
+    static char ahead[512];
+    FILE *f = opened(fd, "r");
+    setvbuf(f, ahead, _IOFBF, sizeof ahead);
+    size_t n = 0;
+    while (n < sizeof ahead) to[n++] = getc(f);
+    while (n < len) {
+        ssize_t got = read(fileno(f), to + n, len - n);
+        if (got <= 0) return got;
+        n += got;
+    }
+    return n;
+}
+static ssize_t line_read(int fd, char *to, size_t len) {
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t got = getline(&line, &room, opened(fd, "r"));
+    check(got == (ssize_t)len, "getline");
+    memcpy(to, line, len);
+    free(line);
+    return got;
+}
+static int stdio_close(int fd) {
+    if (stream && stream_of == fd) {
+        // Left in the buffer for fclose to write.
+        if (fwrite("last", 1, 4, stream) != 4) return -1;
+        return fclose(stream);
+    }
+    return close(fd);
+}
+static int reopen_close(int fd) {
+    opened(fd, "r+");
+    if (fwrite("last", 1, 4, stream) != 4) return -1;
+    stream = freopen("/dev/null", "r", stream);
+    return stream ? fclose(stream) : -1;
+}
+static int vd(int fd, int checked, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    int n = checked ? __vdprintf_chk(fd, 1, format, list) : vdprintf(fd, format, list);
+    va_end(list);
+    return n;
+}
+static ssize_t dprintf_write(int fd, const char *from, size_t len) {
+    static int turn;
+    double half = 0.5, third = 0.25;
+    char small[64];
+    int tail = snprintf(small, sizeof small, "%.1f%.2f%d", half, third, 7);
+    int body = len - tail, n = 0;
+    // Floating-point arguments travel in other registers than the rest.
+    switch (turn++ % 4) {
+    case 0: n = dprintf(fd, "%.*s%.1f%.2f%d", body, from, half, third, 7); break;
+    case 1: n = __dprintf_chk(fd, 1, "%.*s%.1f%.2f%d", body, from, half, third, 7); break;
+    case 2: n = vd(fd, 0, "%.*s%.1f%.2f%d", body, from, half, third, 7); break;
+    case 3: n = vd(fd, 1, "%.*s%.1f%.2f%d", body, from, half, third, 7); break;
+    }
+    return n;
+}
+
+// The socket becomes stdin and stdout, as a server started by inetd finds it, and is put back.
+static int saved[2];
+static void become_standard(int fd) {
+    fflush(stdout);
+    for (int i = 0; i < 2; i++) {
+        saved[i] = fcntl(i, F_DUPFD_CLOEXEC, 100);
+        check(dup2(fd, i) == i, "dup2");
+    }
+}
+static void give_standard_back(void) {
+    fflush(stdout);
+    for (int i = 0; i < 2; i++) check(dup2(saved[i], i) == i && close(saved[i]) == 0, "dup2 back");
+}
+static ssize_t standard_read(int fd, char *to, size_t len) {
+    become_standard(fd);
+    setvbuf(stdin, NULL, _IONBF, 0);
+    size_t n = fread(to, 1, len, stdin);
+    give_standard_back();
+    return n;
+}
+static ssize_t standard_write(int fd, const char *from, size_t len) {
+    become_standard(fd);
+    ssize_t n = printf("%.*s", (int)len, from);
+    give_standard_back();
+    return n;
+}
+// The same with the number of a stream of the program's own.
+static FILE *own;
+static void open_own(void) { own = fopen("/dev/null", "r+"); }
+static ssize_t placed_write(int fd, const char *from, size_t len) {
+    check(dup2(fd, fileno(own)) == fileno(own), "dup2 onto a stream");
+    size_t n = fwrite(from, 1, len, own);
+    check(fflush(own) == 0, "fflush");
+    return n;
+}
+static int placed_close(int fd) { return close(fd) || fclose(own); }
+// A stream that was made before the connection.
+static FILE *early;
+static ssize_t early_write(int fd, const char *from, size_t len) {
+    (void)fd;
+    size_t n = fwrite(from, 1, len, early);
+    check(fflush(early) == 0, "fflush");
+    return n;
+}
+
+// ---- system calls by number -----------------------------------------------------------------------------------------
+
+static ssize_t n_read(int fd, char *to, size_t len) { return syscall(SYS_read, fd, to, len); }
+static ssize_t n_write(int fd, const char *from, size_t len) { return syscall(SYS_write, fd, from, len); }
+static ssize_t n_readv(int fd, char *to, size_t len) {
+    struct iovec v[2] = {{to, 1}, {to + 1, len - 1}};
+    return syscall(SYS_readv, fd, v, 2);
+}
+static ssize_t n_writev(int fd, const char *from, size_t len) {
+    struct iovec v[2] = {{(char *)from, 1}, {(char *)from + 1, len - 1}};
+    return syscall(SYS_writev, fd, v, 2);
+}
+static ssize_t n_preadv2(int fd, char *to, size_t len) {
+    struct iovec v = {to, len};
+    return syscall(SYS_preadv2, fd, &v, 1, -1L, -1L, 0);
+}
+static ssize_t n_pwritev2(int fd, const char *from, size_t len) {
+    struct iovec v = {(char *)from, len};
+    return syscall(SYS_pwritev2, fd, &v, 1, -1L, -1L, 0);
+}
+static ssize_t n_recvfrom(int fd, char *to, size_t len) {
+    struct sockaddr_storage from;
+    socklen_t room = sizeof from;
+    ssize_t n = syscall(SYS_recvfrom, fd, to, len, 0, &from, &room);
+    check(room == 0, "TCP names no sender");
+    return n;
+}
+static ssize_t n_sendto(int fd, const char *from, size_t len) {
+    return syscall(SYS_sendto, fd, from, len, MSG_NOSIGNAL, NULL, 0);
+}
+static ssize_t n_recvmsg(int fd, char *to, size_t len) {
+    struct iovec v = {to, len};
+    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1};
+    return syscall(SYS_recvmsg, fd, &m, 0);
+}
+static ssize_t n_sendmsg(int fd, const char *from, size_t len) {
+    struct iovec v = {(char *)from, len};
+    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1};
+    return syscall(SYS_sendmsg, fd, &m, MSG_NOSIGNAL);
+}
+static ssize_t n_recvmmsg(int fd, char *to, size_t len) {
+    struct iovec v = {to, len};
+    struct mmsghdr m = {.msg_hdr = {.msg_iov = &v, .msg_iovlen = 1}};
+    return syscall(SYS_recvmmsg, fd, &m, 1, 0, NULL) == 1 ? (ssize_t)m.msg_len : -1;
+}
+static ssize_t n_sendmmsg(int fd, const char *from, size_t len) {
+    struct iovec v = {(char *)from, len};
+    struct mmsghdr m = {.msg_hdr = {.msg_iov = &v, .msg_iovlen = 1}};
+    return syscall(SYS_sendmmsg, fd, &m, 1, 0) == 1 ? (ssize_t)m.msg_len : -1;
+}
+static ssize_t n_splice(int fd, char *to, size_t len) {
+    int ends[2];
+    check(pipe(ends) == 0, "pipe");
+    ssize_t n = syscall(SYS_splice, fd, NULL, ends[1], NULL, len, 0);
+    if (n > 0) check(read(ends[0], to, n) == n, "what was spliced");
+    close(ends[0]), close(ends[1]);
+    return n;
+}
+static ssize_t n_sendfile(int fd, const char *from, size_t len) {
+    FILE *file = tmpfile();
+    off_t offset = 0;
+    fwrite(from, 1, len, file), fflush(file);
+    ssize_t n = syscall(SYS_sendfile, fd, fileno(file), &offset, len);
+    fclose(file);
+    return n;
+}
+static int n_close(int fd) { return syscall(SYS_close, fd); }
+static int n_close_range(int fd) { return syscall(SYS_close_range, fd, fd, 0); }
+static int n_shutdown(int fd) { return syscall(SYS_shutdown, fd, SHUT_WR) || close(fd); }
+static int n_dup(int fd) {
+    int one = syscall(SYS_dup, fd), two = syscall(SYS_dup2, fd, 200), three = syscall(SYS_dup3, fd, 201, O_CLOEXEC);
+    int four = syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 300);
+    check(one > 0 && two == 200 && three == 201 && four == 300, "dups");
+    close(fd);
+    check(write(one, "one", 3) == 3 && write(two, "two", 3) == 3, "writes on dups");
+    check(write(three, "three", 5) == 5 && write(four, "four", 4) == 4, "writes on dups");
+    return close(one) || close(two) || close(three) || close(four);
+}
+static ssize_t n_options(int fd, char *to, size_t len) {
+    int error = -1, on = 1, waiting = 0;
+    socklen_t room = sizeof error;
+    struct pollfd one = {fd, POLLIN, 0};
+    check(poll(&one, 1, 20000) == 1, "poll");
+    check(syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_ERROR, &error, &room) == 0 && error == 0, "getsockopt");
+    check(syscall(SYS_setsockopt, fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0, "setsockopt");
+    check(syscall(SYS_ioctl, fd, FIONREAD, &waiting) == 0 && waiting == (int)len, "FIONREAD");
+    check(syscall(SYS_fcntl, fd, F_SETFL, O_NONBLOCK) == 0, "F_SETFL");
+    check((syscall(SYS_fcntl, fd, F_GETFL) & O_NONBLOCK) != 0, "F_GETFL");
+    ssize_t n = syscall(SYS_read, fd, to, len);
+    char beyond;
+    check(syscall(SYS_read, fd, &beyond, 1) == -1 && errno == EAGAIN, "a non-blocking read of nothing");
+    check(syscall(SYS_fcntl, fd, F_SETFL, 0) == 0, "F_SETFL");
+    check(syscall(SYS_fcntl, fd, F_GETOWN) == 0, "F_GETOWN");
+    return n;
+}
+static ssize_t n_ready(int fd, char *to, size_t len) {
+    struct pollfd one = {fd, POLLIN, 0};
+    struct timespec time = {20, 0};
+    struct timeval other = {20, 0};
+    unsigned long mask = 0;
+    struct { void *mask; size_t size; } pair = {&mask, 8};
+    fd_set in, out;
+    check(syscall(SYS_poll, &one, 1, 20000) == 1 && one.revents == POLLIN, "poll");
+    one.events |= POLLOUT;
+    check(syscall(SYS_ppoll, &one, 1, &time, &mask, 8) == 1 && one.revents == (POLLIN | POLLOUT), "ppoll");
+    check(time.tv_sec == 19 && time.tv_nsec > 0, "ppoll leaves the time that is left");
+    FD_ZERO(&in);
+    FD_SET(fd, &in);
+    out = in;
+    check(syscall(SYS_select, fd + 1, &in, &out, NULL, &other) == 2, "select");
+    check(other.tv_sec == 19 && FD_ISSET(fd, &in) && FD_ISSET(fd, &out), "select's sets and time");
+    time = (struct timespec){20, 0};
+    check(syscall(SYS_pselect6, fd + 1, &in, &out, NULL, &time, &pair) == 2 && time.tv_sec == 19, "pselect6");
+    int sets[2] = {syscall(SYS_epoll_create, 1), syscall(SYS_epoll_create1, EPOLL_CLOEXEC)};
+    for (int i = 0; i < 2; i++) {
+        struct epoll_event event = {EPOLLIN, {.fd = 77}}, seen = {0};
+        check(syscall(SYS_epoll_ctl, sets[i], EPOLL_CTL_ADD, fd, &event) == 0, "epoll_ctl");
+        check(syscall(SYS_epoll_wait, sets[i], &seen, 1, 20000) == 1 && seen.data.fd == 77, "epoll_wait");
+        check(syscall(SYS_epoll_pwait, sets[i], &seen, 1, 20000, &mask, 8) == 1, "epoll_pwait");
+        time = (struct timespec){20, 0};
+        check(syscall(SYS_epoll_pwait2, sets[i], &seen, 1, &time, &mask, 8) == 1, "epoll_pwait2");
+        check(syscall(SYS_close, sets[i]) == 0, "closing the set");
+    }
+    return syscall(SYS_read, fd, to, len);
+}
+// A child that libc knows nothing of reads; the parent goes on after it.
+static long by_fork(void) { return syscall(SYS_fork); }
+static long by_clone(void) { return syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, 0); }
+static long by_clone3(void) {
+    struct clone_args arguments = {.exit_signal = SIGCHLD};
+    return syscall(SYS_clone3, &arguments, sizeof arguments);
+}
+static ssize_t child_reads(long (*make)(void), int fd, char *to, size_t len) {
+    int ends[2];
+    check(pipe(ends) == 0, "pipe");
+    long pid = make();
+    if (pid == 0) {
+        ssize_t n = read(fd, to, len);
+        _exit(n <= 0 || write(ends[1], to, n) != n);
+    }
+    close(ends[1]);
+    ssize_t n = read(ends[0], to, len);
+    int status = -1;
+    check(waitpid(pid, &status, 0) == pid && status == 0, "the child");
+    close(ends[0]);
+    return n;
+}
+static ssize_t fork_read(int fd, char *to, size_t len) { return child_reads(by_fork, fd, to, len); }
+static ssize_t clone_read(int fd, char *to, size_t len) { return child_reads(by_clone, fd, to, len); }
+static ssize_t clone3_read(int fd, char *to, size_t len) { return child_reads(by_clone3, fd, to, len); }
+static ssize_t unshared_read(int fd, char *to, size_t len) {
+    check(syscall(SYS_unshare, CLONE_FILES) == 0, "unshare");
+    return read(fd, to, len);
+}
+static ssize_t range_unshared_read(int fd, char *to, size_t len) {
+    check(close_range(900, 901, CLOSE_RANGE_UNSHARE) == 0, "close_range");
+    return read(fd, to, len);
+}
+
+// ---- asynchronous I/O -------------------------------------------------------------------------------------------------
+
+static ssize_t finished(struct aiocb *request) {
+    const struct aiocb *list[] = {request};
+    while (aio_error(request) == EINPROGRESS) aio_suspend(list, 1, NULL);
+    return aio_return(request);
+}
+static ssize_t posix_aio_read(int fd, char *to, size_t len) {
+    struct aiocb request = {.aio_fildes = fd, .aio_buf = to, .aio_nbytes = len};
+    check(aio_read(&request) == 0, "aio_read");
+    return finished(&request);
+}
+static ssize_t posix_aio_write(int fd, const char *from, size_t len) {
+    struct aiocb request = {.aio_fildes = fd, .aio_buf = (char *)from, .aio_nbytes = len};
+    check(aio_write(&request) == 0, "aio_write");
+    return finished(&request);
+}
+static ssize_t list_read(int fd, char *to, size_t len) {
+    struct aiocb request = {.aio_fildes = fd, .aio_buf = to, .aio_nbytes = len, .aio_lio_opcode = LIO_READ};
+    struct aiocb *list[] = {NULL, &request};
+    check(lio_listio(LIO_WAIT, list, 2, NULL) == 0, "lio_listio");
+    return finished(&request);
+}
+static ssize_t kernel_aio(int fd, void *buffer, size_t len, int operation) {
+    aio_context_t context = 0;
+    struct iocb request = {
+        .aio_fildes = fd, .aio_lio_opcode = operation, .aio_buf = (unsigned long)buffer, .aio_nbytes = len};
+    struct iocb *list[] = {&request};
+    struct io_event event;
+    check(syscall(SYS_io_setup, 8, &context) == 0, "io_setup");
+    check(syscall(SYS_io_submit, context, 1, list) == 1, "io_submit");
+    check(syscall(SYS_io_getevents, context, 1, 1, &event, NULL) == 1, "io_getevents");
+    syscall(SYS_io_destroy, context);
+    return event.res;
+}
+static ssize_t kernel_aio_read(int fd, char *to, size_t len) { return kernel_aio(fd, to, len, IOCB_CMD_PREAD); }
+static ssize_t kernel_aio_write(int fd, const char *from, size_t len) {
+    return kernel_aio(fd, (char *)from, len, IOCB_CMD_PWRITE);
+}
+
+static struct io_uring ring;
+static int ring_made;
+static void make_ring(void) {
+    check(io_uring_queue_init(8, &ring, 0) == 0, "io_uring_queue_init");
+    ring_made = 1;
+}
+static ssize_t complete(void) {
+    struct io_uring_cqe *cqe;
+    check(io_uring_submit(&ring) == 1 && io_uring_wait_cqe(&ring, &cqe) == 0, "a ring");
+    ssize_t n = cqe->res;
+    io_uring_cqe_seen(&ring, cqe);
+    return n;
+}
+static ssize_t ring_read(int fd, char *to, size_t len) {
+    if (!ring_made) make_ring();
+    io_uring_prep_recv(io_uring_get_sqe(&ring), fd, to, len, 0);
+    return complete();
+}
+static ssize_t ring_write(int fd, const char *from, size_t len) {
+    if (!ring_made) make_ring();
+    io_uring_prep_send(io_uring_get_sqe(&ring), fd, from, len, 0);
+    return complete();
+}
+// As liburing, with system calls by number.
+static void make_numbered_ring(void) {
+    struct io_uring_params parameters = {0};
+    int fd = syscall(SYS_io_uring_setup, 8, &parameters);
+    check(fd >= 0 && io_uring_queue_mmap(fd, &parameters, &ring) == 0, "io_uring_setup");
+    ring.enter_ring_fd = fd;
+    for (unsigned i = 0; i < parameters.sq_entries; i++) ring.sq.array[i] = i;
+    ring_made = 1;
+}
+static ssize_t numbered_ring_read(int fd, char *to, size_t len) {
+    if (!ring_made) make_numbered_ring();
+    return ring_read(fd, to, len);
+}
+
+static const struct scenario scenarios[] = {
+    {"plain", NULL, NULL, NULL, NULL},
+    {"aliases", alias_read, alias_write, __close, NULL},
+    {"fortified", fortified_read, NULL, NULL, NULL},
+    {"stdio", stdio_read, stdio_write, stdio_close, NULL},
+    {"unbuffered", unbuffered_read, unbuffered_write, stdio_close, NULL},
+    {"mixed", mixed_read, NULL, NULL, NULL},
+    {"getline", line_read, NULL, NULL, NULL},
+    {"freopen", stdio_read, NULL, reopen_close, NULL},
+    {"dprintf", NULL, dprintf_write, NULL, NULL},
+    {"standard-streams", standard_read, standard_write, NULL, NULL},
+    {"placed-stream", NULL, placed_write, placed_close, open_own},
+    {"fdopen-before-connect", NULL, NULL, NULL, NULL},
+    {"number-read", n_read, n_write, n_close, NULL},
+    {"number-readv", n_readv, n_writev, n_close_range, NULL},
+    {"number-preadv2", n_preadv2, n_pwritev2, n_shutdown, NULL},
+    {"number-recvfrom", n_recvfrom, n_sendto, n_dup, NULL},
+    {"number-recvmsg", n_recvmsg, n_sendmsg, NULL, NULL},
+    {"number-recvmmsg", n_recvmmsg, n_sendmmsg, NULL, NULL},
+    {"number-sendmmsg", NULL, n_sendmmsg, NULL, NULL},
+    {"number-splice", n_splice, NULL, NULL, NULL},
+    {"number-sendfile", NULL, n_sendfile, NULL, NULL},
+    {"number-options", n_options, NULL, NULL, NULL},
+    {"number-ready", n_ready, NULL, NULL, NULL},
+    {"number-fork", fork_read, NULL, NULL, NULL},
+    {"number-clone", clone_read, NULL, NULL, NULL},
+    {"number-clone3", clone3_read, NULL, NULL, NULL},
+    {"number-unshare", unshared_read, NULL, NULL, NULL},
+    {"close_range-unshare", range_unshared_read, NULL, NULL, NULL},
+    {"posix-aio", posix_aio_read, posix_aio_write, NULL, NULL},
+    {"lio_listio", list_read, NULL, NULL, NULL},
+    {"kernel-aio", kernel_aio_read, kernel_aio_write, NULL, NULL},
+    {"ring", ring_read, ring_write, NULL, NULL},
+    {"ring-before", ring_read, ring_write, NULL, make_ring},
+    {"number-ring", numbered_ring_read, ring_write, NULL, NULL},
+};
+
+// ---- the two ends ---------------------------------------------------------------------------------------------------
+
+static void fill(char *buffer, size_t len, int seed) {
+    for (size_t i = 0; i < len; i++) buffer[i] = 'a' + (i * 7 + i / 26 + seed) % 26;
+    buffer[len - 1] = '\n';
+}
+
+static size_t read_all(reader *read_some, int fd, char *to, size_t len) {
+    size_t done = 0;
+    while (done < len) {
+        ssize_t n = read_some(fd, to + done, len - done);
+        if (n <= 0) {
+            printf("read of %zu after %zu: %zd, %s\n", len, done, n, n < 0 ? strerror(errno) : "end");
+            break;
+        }
+        done += n;
+    }
+    return done;
+}
+
+static size_t write_all(writer *write_some, int fd, const char *from, size_t len) {
+    size_t done = 0;
+    while (done < len) {
+        ssize_t n = write_some(fd, from + done, len - done);
+        if (n <= 0) {
+            printf("write of %zu after %zu: %zd, %s\n", len, done, n, strerror(errno));
+            break;
+        }
+        done += n;
+    }
+    return done;
+}
+
+static ssize_t plain_read(int fd, char *to, size_t len) { return read(fd, to, len); }
+static ssize_t plain_write(int fd, const char *from, size_t len) { return write(fd, from, len); }
+
+static void wait_for(const char *gate) {
+    while (access(gate, F_OK)) usleep(2000);
+}
+
+static void expect(reader *read_some, int fd, size_t len, int seed) {
+    static char expected[BULK], got[BULK];
+    fill(expected, len, seed);
+    memset(got, 0, len);
+    size_t n = read_all(read_some, fd, got, len);
+    size_t same = 0;
+    while (same < n && got[same] == expected[same]) same++;
+    printf("read %zu bytes, %zu as they were sent\n", n, same);
+    if (same != len) failures++;
+}
+
+static void say(writer *write_some, int fd, size_t len, int seed) {
+    char buffer[BULK];
+    fill(buffer, len, seed);
+    printf("wrote %zu bytes\n", write_all(write_some, fd, buffer, len));
+}
+
+// A plain read of a stream's leftovers, whatever they are, to the end.
+static void drain(int fd) {
+    char buffer[256];
+    size_t done = 0;
+    ssize_t n;
+    while ((n = read(fd, buffer + done, sizeof buffer - 1 - done)) > 0) done += n;
+    buffer[done] = 0;
+    printf("at the end: \"%s\", then %zd\n", buffer, n);
+}
+
+static void server(int fd, const struct scenario *how, const char *last_gate) {
+    reader *read_some = how->read ? how->read : plain_read;
+    writer *write_some = how->write ? how->write : plain_write;
+    char message[8];
+    while (read_all(plain_read, fd, message, 8) == 8 && memcmp(message, "go", 2))
+        if (write_all(plain_write, fd, message, 8) != 8) exit(1);
+    for (int waiting = 0; waiting < BULK;) {
+        check(ioctl(fd, FIONREAD, &waiting) == 0, "FIONREAD");
+        usleep(100);
+    }
+    expect(read_some, fd, BULK, 1);
+    say(write_some, fd, BULK, 2);
+    // A plain call in between, and the other way round.
+    say(plain_write, fd, 8, 3);
+    expect(read_some, fd, LITTLE, 4);
+    say(write_some, fd, LITTLE, 5);
+    expect(how->read == mixed_read || !how->read ? plain_read : how->read, fd, LITTLE, 6);
+    puts("done");
+    fflush(stdout);
+    wait_for(last_gate);
+    int result = how->close ? how->close(fd) : close(fd);
+    printf("closed: %d\n", result);
+}
+
+static void client(int fd, const char *gate) {
+    char message[8] = "ping";
+    do {
+        if (write_all(plain_write, fd, message, 8) != 8 || read_all(plain_read, fd, message, 8) != 8) exit(1);
+        usleep(500);
+    } while (access(gate, F_OK));
+    memcpy(message, "go", 3);
+    writer *write_some = early ? early_write : plain_write;
+    write_all(write_some, fd, message, 8);
+    say(write_some, fd, BULK, 1);
+    // dprintf's ends with its own figures, which replace what was there.
+    static char got[BULK], expected[BULK];
+    for (int round = 0; round < 2; round++) {
+        size_t len = round ? LITTLE : BULK;
+        size_t n = read_all(plain_read, fd, got, len);
+        fill(expected, len, round ? 5 : 2);
+        size_t same = 0;
+        while (same < n && got[same] == expected[same]) same++;
+        printf("read %zu bytes, %zu as they were sent, last \"%.*s\"\n", n, same, 12, got + n - 12);
+        if (round == 0) {
+            expect(plain_read, fd, 8, 3);
+            say(write_some, fd, LITTLE, 4);
+        } else {
+            say(write_some, fd, LITTLE, 6);
+        }
+    }
+    puts("done");
+    fflush(stdout);
+    drain(fd);
+    check(close(fd) == 0, "close");
+}
+
+int main(int count, char **words) {
+    if (count != 6) return 2;
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(atoi(words[2]))};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const struct scenario *how = NULL;
+    for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++)
+        if (!strcmp(scenarios[i].name, words[3])) how = &scenarios[i];
+    if (!how) return 2;
+    signal(SIGPIPE, SIG_IGN);
+    int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+    if (!strcmp(words[1], "server")) {
+        if (how->before) how->before();
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        if (bind(fd, (struct sockaddr *)&address, sizeof address) || listen(fd, 1)) return perror("listen"), 1;
+        puts("listening");
+        fflush(stdout);
+        int accepted = accept(fd, NULL, NULL);
+        close(fd);
+        server(accepted, how, words[5]);
+    } else {
+        if (!strcmp(how->name, "fdopen-before-connect")) early = fdopen(fd, "r+");
+        if (connect(fd, (struct sockaddr *)&address, sizeof address)) return perror("connect"), 1;
+        client(fd, words[4]);
+    }
+    return failures != 0;
+}

@@ -1,0 +1,171 @@
+//! Calls that reach a socket on other ways than the usual ones: stdio, system calls by number, POSIX AIO, io_uring, other
+//! names of the same function. Each on a connection that is on shared memory, with bytes waiting in the lane.
+
+use shunt_abi::reason::Road;
+use shunt_abi::status::Connection;
+use shunt_compat::{Host, both};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(20);
+const SHM: &str = "shm";
+
+/// One scenario of `programs/hidden_calls.c`, and the road on which the server's end must be afterwards: shared memory,
+/// or TCP for a reason.
+struct Scenario(&'static str, &'static str);
+
+fn run_all(libraries: &'static [&'static str], scenarios: &'static [Scenario]) {
+    both(Duration::from_secs(120), move |host| {
+        compile(host, libraries);
+        scenarios.iter().map(|scenario| run(host, scenario)).collect::<Vec<_>>()
+    });
+}
+
+fn compile(host: &Host, libraries: &[&str]) {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/hidden_calls.c");
+    let gcc = host.program("gcc").native().args(["-O1", "-o"]).arg(host.path("hidden_calls")).arg(source);
+    gcc.args(libraries).run("gcc", LIMIT);
+}
+
+fn run(host: &Host, Scenario(name, road): &Scenario) -> (String, String, String) {
+    let port = host.port();
+    let (gate, last_gate) = (format!("{name}.gate"), format!("{name}.last"));
+    let program = |side: &str| {
+        let program = host.path("hidden_calls");
+        host.program(program.to_str().expect("plain"))
+            .args([side, &port.to_string(), name, &gate, &last_gate])
+            .start(&format!("{name}-{side}"))
+    };
+    let mut server = program("server");
+    server.wait_for_output("listening", LIMIT);
+    let mut client = program("client");
+    let pid = server.pid();
+    // On shared memory, or known to be kept from it.
+    until(host, pid, name, |end| is_on_shm(end) || end.send.reason.label() == *road);
+    host.write(&gate, "");
+    server.wait_for_output("done", LIMIT);
+    client.wait_for_output("done", LIMIT);
+    until(
+        host,
+        pid,
+        name,
+        |end| {
+            if *road == SHM { is_on_shm(end) } else { end.send.reason.label() == *road }
+        },
+    );
+    host.write(&last_gate, "");
+    let (server, client) = (server.wait(LIMIT), client.wait(LIMIT));
+    for ended in [&server, &client] {
+        assert!(ended.success(), "{name}: {}\n{}{}", ended.status, server.stdout, client.stdout);
+    }
+    (name.to_string(), server.stdout, client.stdout)
+}
+
+fn is_on_shm(end: &Connection) -> bool {
+    end.send.road == Road::Shm && end.receive.road == Road::Shm
+}
+
+/// Waits for what the server's end of the connection is to show; natively nothing is waited for.
+fn until(host: &Host, pid: u32, name: &str, shows: impl Fn(&Connection) -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while let Some(snapshot) = host.status() {
+        let process = snapshot.processes.iter().find(|process| process.pid == pid);
+        if process.is_some_and(|process| process.connections.iter().any(&shows)) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{name}: {:#?}\n{}", snapshot.processes, host.logs());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn plain_calls_and_other_names_of_them_stay_on_shared_memory() {
+    run_all(&["-luring"], &[Scenario("plain", SHM), Scenario("aliases", SHM), Scenario("fortified", SHM)]);
+}
+
+#[test]
+fn stdio_goes_back_to_tcp() {
+    run_all(
+        &["-luring"],
+        &[
+            Scenario("stdio", "stdio"),
+            Scenario("unbuffered", "stdio"),
+            Scenario("mixed", "stdio"),
+            Scenario("getline", "stdio"),
+            Scenario("freopen", "stdio"),
+            Scenario("dprintf", "stdio"),
+            Scenario("standard-streams", "stdio"),
+            Scenario("placed-stream", "stdio"),
+            Scenario("fdopen-before-connect", "peer_not_offered"),
+        ],
+    );
+}
+
+#[test]
+fn system_calls_by_number_are_the_calls_of_that_name() {
+    run_all(
+        &["-luring"],
+        &[
+            Scenario("number-read", SHM),
+            Scenario("number-readv", SHM),
+            Scenario("number-preadv2", SHM),
+            Scenario("number-recvfrom", SHM),
+            Scenario("number-recvmsg", SHM),
+            Scenario("number-sendmmsg", SHM),
+            Scenario("number-sendfile", SHM),
+            Scenario("number-options", SHM),
+            Scenario("number-ready", SHM),
+            Scenario("number-recvmmsg", "unsupported_flag"),
+            Scenario("number-splice", "splice"),
+        ],
+    );
+}
+
+#[test]
+fn forks_by_number_go_back_to_tcp() {
+    run_all(
+        &["-luring"],
+        &[
+            Scenario("number-fork", "fork"),
+            Scenario("number-clone", "fork"),
+            Scenario("number-clone3", "fork"),
+        ],
+    );
+}
+
+#[test]
+fn a_descriptor_table_of_ones_own_goes_back_to_tcp() {
+    run_all(
+        &["-luring"],
+        &[Scenario("number-unshare", "own_table"), Scenario("close_range-unshare", "own_table")],
+    );
+}
+
+#[test]
+fn asynchronous_calls_go_back_to_tcp() {
+    run_all(
+        &["-luring"],
+        &[
+            Scenario("posix-aio", "async_io"),
+            Scenario("lio_listio", "async_io"),
+            Scenario("kernel-aio", "async_io"),
+        ],
+    );
+}
+
+#[test]
+fn rings_go_back_to_tcp() {
+    run_all(
+        &["-luring"],
+        &[
+            Scenario("ring", "io_uring"),
+            Scenario("ring-before", "io_uring"),
+            Scenario("number-ring", "io_uring"),
+        ],
+    );
+}
+
+/// liburing's system calls are instructions of its own: nothing but the descriptor shows the ring.
+#[test]
+fn a_ring_that_no_hook_saw_is_noticed_before_a_connection_is_offered() {
+    run_all(&["-l:liburing.a"], &[Scenario("ring-before", "io_uring")]);
+}
