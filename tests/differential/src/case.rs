@@ -2,12 +2,14 @@
 
 use crate::generate::epilogue;
 use crate::judge::{Judge, Match};
+use crate::processor::Processor;
 use crate::run::{Record, Run};
 use crate::script::{Sequence, Step};
 use crate::world::{Shim, World};
 use anyhow::{Context, Result};
 use shunt_abi::reason::Road;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 /// A world on TCP, and one to compare with it.
 pub(crate) struct Worlds {
@@ -37,9 +39,10 @@ pub(crate) struct Verdict {
 
 impl Worlds {
     /// Without a shim the other world is on TCP as well: the judge judged.
-    pub(crate) fn new(shim: Option<Shim>) -> Worlds {
+    pub(crate) fn new(shim: Option<Shim>, processor: &Rc<Processor>) -> Worlds {
         let broker = shim.as_ref().map(|shim| shim.broker.clone());
-        Worlds { tcp: World::new(None), other: World::new(shim), control: World::new(None), broker }
+        let [tcp, other, control] = [None, shim, None].map(|shim| World::new(shim, processor.clone()));
+        Worlds { tcp, other, control, broker }
     }
 
     /// Ends all processes.

@@ -89,11 +89,7 @@ impl<'w> Run<'w> {
             None => !self.is_sensible(&self.steps[index]),
         };
         let outcome = if skips { Outcome::Skipped } else { self.perform(index)? };
-        if self.model.is_none() && matches!(self.steps[index].verb, Verb::Close | Verb::Shutdown | Verb::Kill)
-        {
-            // What the kernel put off under load comes first.
-            std::thread::sleep(Duration::from_micros(50));
-        }
+        self.world.settle()?;
         let woken = self.look_at_blocked(index)?;
         self.trace.push(Record { outcome, woken, before, after: self.under_way() });
         Ok(())
@@ -157,13 +153,18 @@ impl<'w> Run<'w> {
             Verb::Flood => {
                 let (end, peer) = (end_of(slot()), slot() ^ 1);
                 let open = self.opened[end] && self.world.has(self.sequence.owner(end_of(peer)));
-                open && !self.nonblocking[end] && !sends(end) && !receives(end)
+                // Bytes come and go: whether a sleeper sees some is open.
+                let watched =
+                    self.blocked_steps().any(|other| matches!(other.verb, Verb::Poll | Verb::EpollWait));
+                open && !watched && !self.nonblocking[end] && !sends(end) && !receives(end)
             }
             Verb::Close => !holds(slot()),
             Verb::Dup => !holds(step.slot(1)) && step.slot(1) != step.slot(0),
             Verb::EpollNew => !holds(slot()),
             Verb::Fork => idle && step.actor.is_ascii_uppercase() && self.world.can_fork(step.actor),
             Verb::Exec => idle,
+            // How much a killed receive had taken, nobody learns.
+            Verb::Kill => !busy.iter().any(|other| other.gathers()),
             Verb::Signal => !idle,
             _ => true,
         }
@@ -202,7 +203,7 @@ impl<'w> Run<'w> {
                 let worker = first.map_or(0, |blocked| blocked.worker);
                 self.world.order(step.actor, &[crate::actor::order::SIGNAL, worker as i64, step.args[0]])?
             }
-            Verb::Drain => self.drain(step)?,
+            Verb::Drain => self.drain(index)?,
             Verb::Flood => self.flood(index)?,
             _ => return self.plain(index),
         };
@@ -214,7 +215,7 @@ impl<'w> Run<'w> {
         let step = &self.steps[index];
         let expected = self.model.map(|model| &model[index].outcome);
         let mode = match expected {
-            Some(Outcome::Blocked) => mode::BRIEF,
+            Some(Outcome::Blocked) => mode::SETTLE,
             Some(_) => mode::DONE,
             None if step.may_block() => mode::SETTLE,
             None => mode::DONE,
@@ -280,7 +281,8 @@ impl<'w> Run<'w> {
             let mode = match self.model {
                 None => mode::SETTLE,
                 Some(model) if model[index].woken.iter().any(|one| one.0 == step) => mode::DONE,
-                Some(_) if step == index => mode::BRIEF,
+                // It takes its part before the next operation looks.
+                Some(_) if self.steps[step].gathers() => mode::SETTLE,
                 Some(_) => mode::NOW,
             };
             if step == index && mode != mode::DONE {
@@ -313,7 +315,12 @@ impl<'w> Run<'w> {
     }
 
     /// Receives until the stream has ended or all that was sent has come. Says how many bytes have not.
-    fn drain(&mut self, step: &Step) -> Result<Answer> {
+    fn drain(&mut self, index: usize) -> Result<Answer> {
+        let step = &self.steps[index];
+        let ends = match self.model.map(|model| &model[index].outcome) {
+            Some(Outcome::Done(model)) => model.errno != libc::EAGAIN,
+            _ => false,
+        };
         let end = peer_of(step.slot(0));
         let deadline = Instant::now() + SETTLE;
         loop {
@@ -322,7 +329,7 @@ impl<'w> Run<'w> {
                 continue;
             }
             let missing = self.under_way()[end];
-            let waits = answer.ret < 0 && answer.errno == libc::EAGAIN && missing > 0;
+            let waits = answer.ret < 0 && answer.errno == libc::EAGAIN && (missing > 0 || ends);
             if !waits || Instant::now() > deadline {
                 answer.extra = vec![missing as i64];
                 return Ok(answer);
@@ -337,7 +344,7 @@ impl<'w> Run<'w> {
         let (slot, len) = (step.slot(0), step.args[1]);
         let peer = end_of(slot) ^ 1;
         let send = Step::new(step.actor, Verb::Send, &[slot as i64, len, 0, call(SEND_CALLS, "send")]);
-        let deadline = Instant::now() + 4 * SETTLE;
+        let mut deadline = Instant::now() + 4 * SETTLE;
         let mut reply = self.world.run(&send, self.position(&send), mode::BRIEF)?;
         // What is received before the call has ended was sent.
         let already = self.sent[end_of(slot)];
@@ -346,6 +353,9 @@ impl<'w> Run<'w> {
             let took = self.take(self.sequence.owner(peer), peer, step.args[2].max(1))?;
             if took.bad != 0 {
                 return Ok(took);
+            }
+            if took.ret > 0 {
+                deadline = Instant::now() + 4 * SETTLE;
             }
             if let Reply::Blocked(worker) = reply {
                 reply = self.world.check(
@@ -359,11 +369,10 @@ impl<'w> Run<'w> {
                 Reply::Done(sent) => {
                     let sent = sent.clone();
                     self.sent[end_of(slot)] = already + sent.ret.max(0) as u64;
-                    if over
-                        || took.ret < 0 && self.under_way()[end_of(slot)] == 0
-                        || Instant::now() > deadline
-                    {
-                        let missing = self.under_way()[end_of(slot)];
+                    let missing = self.under_way()[end_of(slot)];
+                    // After shutdown(SHUT_RD) 0 only means that nothing is there now.
+                    let ended = over && (took.ret < 0 || missing == 0);
+                    if ended || took.ret < 0 && missing == 0 || Instant::now() > deadline {
                         return Ok(Answer {
                             extra: vec![took.ret, took.errno.into(), missing as i64],
                             ..sent
@@ -416,6 +425,11 @@ impl Step {
 
     fn is_urgent(&self) -> bool {
         matches!(self.verb, Verb::Send | Verb::Recv) && self.args[2] & i64::from(libc::MSG_OOB) != 0
+    }
+
+    /// Whether it may take bytes and wait for more.
+    fn gathers(&self) -> bool {
+        self.verb == Verb::Recv && self.args[2] & i64::from(libc::MSG_WAITALL) != 0
     }
 
     /// Whether it may wait for ever.

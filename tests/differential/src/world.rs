@@ -1,6 +1,7 @@
 //! Two actors that can reach each other, all on TCP or all under shunt.
 
 use crate::actor::{Answer, order};
+use crate::processor::Processor;
 use crate::script::{ACTORS, Sequence, Step};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
@@ -9,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// An actor that says nothing for so long hangs.
@@ -42,14 +44,15 @@ pub(crate) enum Reply {
 /// See the module.
 pub(crate) struct World {
     shim: Option<Shim>,
+    processor: Rc<Processor>,
     actors: [Option<Actor>; 4],
     /// Must begin anew before the next sequence.
     pub(crate) worn: bool,
 }
 
 impl World {
-    pub(crate) fn new(shim: Option<Shim>) -> World {
-        World { shim, actors: Default::default(), worn: true }
+    pub(crate) fn new(shim: Option<Shim>, processor: Rc<Processor>) -> World {
+        World { shim, processor, actors: Default::default(), worn: true }
     }
 
     /// Ends all actors and starts two.
@@ -79,7 +82,11 @@ impl World {
         if let Some(shim) = &self.shim {
             command.env("LD_PRELOAD", &shim.library).env(shunt_abi::env::BROKER, &shim.broker);
         }
-        let child = command.spawn().context("an actor cannot be started")?;
+        let child = match &self.shim {
+            Some(_) => self.processor.unbound(|| command.spawn()),
+            None => command.spawn(),
+        };
+        let child = child.context("an actor cannot be started")?;
         Ok(Actor {
             pid: child.id(),
             child: Some(child),
@@ -137,6 +144,11 @@ impl World {
             Reply::Done(answer) => Ok(answer),
             Reply::Blocked(_) => bail!("actor {} blocks where it must not", name as char),
         }
+    }
+
+    /// Waits until what was sent has arrived, so far as that can be known.
+    pub(crate) fn settle(&self) -> Result<()> {
+        Ok(self.processor.settle()?)
     }
 
     /// Runs an operation.
@@ -246,14 +258,18 @@ impl Drop for World {
     }
 }
 
-/// A process that is not our child: gone when the kernel has closed its descriptors.
+/// A process that is not our child: waits until the kernel has closed its descriptors.
 fn await_end(pid: u32) {
     let deadline = Instant::now() + Duration::from_secs(5);
-    let lives = || {
-        std::fs::read_to_string(format!("/proc/{pid}/stat"))
-            .is_ok_and(|stat| !stat.contains(") Z") && !stat.contains(") X"))
-    };
-    while lives() && Instant::now() < deadline {
+    while lives(pid) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_micros(100));
     }
+}
+
+/// Whether a thread of it is left. The first may be a zombie long before the last has ended.
+fn lives(pid: u32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    let fields: Vec<_> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
+    let threads = fields.get(17).and_then(|word| word.parse().ok()).unwrap_or(0);
+    !matches!(fields[0], "Z" | "X") || threads > 1
 }

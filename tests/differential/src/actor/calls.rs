@@ -5,7 +5,6 @@ use crate::script::{RECEIVE_CALLS, SEND_CALLS, Step, Verb, end_of, peer_of};
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr::{null, null_mut};
-use std::sync::atomic::Ordering::*;
 
 /// What came of an operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,9 +52,9 @@ fn stream(end: usize, position: u64, len: usize) -> Vec<u8> {
 
 /// Does one operation.
 pub(crate) fn perform(step: &Step, position: u64) -> Answer {
-    let before = PIPES.load(Relaxed);
+    let before = PIPES.get();
     let mut answer = dispatch(step, position);
-    answer.signals = PIPES.load(Relaxed) - before;
+    answer.signals = PIPES.get() - before;
     answer
 }
 

@@ -9,10 +9,11 @@ mod workers;
 
 use crate::script::{FIRST_EPOLL, SLOTS, Step, Verb};
 pub(crate) use calls::Answer;
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicI32, Ordering::*};
 use workers::Workers;
 
 /// What a line begins with.
@@ -58,8 +59,11 @@ const GREETS: &str = "SHUNT_DIFFERENTIAL_GREETS";
 const CLOSED: c_int = 60;
 const LISTENER: usize = SLOTS;
 static FDS: [AtomicI32; SLOTS + 1] = [const { AtomicI32::new(CLOSED) }; SLOTS + 1];
-/// SIGPIPEs so far.
-static PIPES: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    /// SIGPIPEs so far: the kernel sends them to the thread that wrote.
+    static PIPES: Cell<u32> = const { Cell::new(0) };
+}
 
 /// The descriptor of a slot.
 fn fd(slot: usize) -> c_int {
@@ -187,7 +191,7 @@ fn exec(control: c_int, with_shim: bool) -> Answer {
 
 extern "C" fn count_signal(signal: c_int) {
     if signal == libc::SIGPIPE {
-        PIPES.fetch_add(1, Relaxed);
+        PIPES.set(PIPES.get() + 1);
     }
 }
 
