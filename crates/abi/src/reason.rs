@@ -4,7 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $name:ident = $code:literal, $label:literal, $text:literal;)*) => {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $label:literal, $text:literal,
+       $advice:literal;)*) => {
         /// A named reason for staying on TCP or for going back to it.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
@@ -27,6 +28,11 @@ macro_rules! reasons {
                 match self { $(Reason::$name => $text,)* }
             }
 
+            /// One sentence that says what to do about it.
+            pub fn advice(self) -> &'static str {
+                match self { $(Reason::$name => $advice,)* }
+            }
+
             /// The reason with this code.
             pub fn parse(code: u16) -> Option<Reason> {
                 match code { $($code => Some(Reason::$name),)* _ => None }
@@ -37,50 +43,94 @@ macro_rules! reasons {
 
 reasons! {
     #[default]
-    None = 0, "none", "Nothing stands against shared memory.";
-    TooFewOperations = 1, "too_few_operations", "The connection has not shown enough traffic to be worth offering.";
-    NoBroker = 2, "no_broker", "No broker could be reached; it is tried again from time to time.";
-    Policy = 3, "policy", "The program was started with --transport tcp.";
-    RemotePeer = 4, "remote_peer", "The peer's address is not one of this host.";
-    PeerNotOffered = 5, "peer_not_offered", "The other end has not been offered: it does not run under shunt, or has been idle.";
-    SelfConnected = 6, "self_connected", "The socket is connected to itself.";
-    BoundToDevice = 7, "bound_to_device", "The socket is bound to a device or VRF, where addresses can repeat.";
-    ForeignNamespace = 8, "foreign_namespace", "The broker cannot verify sockets of this network namespace.";
-    NotTcp = 9, "not_tcp", "The descriptor shown to the broker is no established TCP socket.";
-    Stale = 10, "stale", "One end was closed between being offered and being paired.";
-    BrokerLimit = 11, "broker_limit", "The broker has no room for another link.";
-    DescriptorLimit = 12, "descriptor_limit", "The process has no descriptors left for a link.";
-    NoMemory = 13, "no_memory", "The link could not be mapped, or /dev/shm is full.";
-    OffsetUnclear = 14, "offset_unclear", "The kernel's counts of the stream did not agree; the direction stayed on TCP.";
-    Fork = 15, "fork", "The process forked while it held the connection.";
-    Shared = 16, "shared", "More than one process holds the socket.";
-    Exec = 17, "exec", "The process replaced its program.";
-    OutOfBand = 18, "out_of_band", "Urgent data was sent or asked for.";
-    ControlData = 19, "control_data", "A message carried or asked for control data.";
-    SocketOption = 20, "socket_option", "An option was set that shared memory does not emulate.";
-    Ioctl = 21, "ioctl", "An ioctl was made that shared memory does not emulate.";
-    AsyncIo = 22, "async_io", "Signal-driven or asynchronous I/O was asked for.";
-    NestedEpoll = 23, "nested_epoll", "The socket is in an epoll set that is itself watched.";
-    ExclusiveEpoll = 24, "exclusive_epoll", "The socket is in an epoll set with EPOLLEXCLUSIVE.";
-    UnknownEpoll = 25, "unknown_epoll", "The socket is in an epoll set that shunt did not see being made.";
-    Stdio = 26, "stdio", "The descriptor was given to stdio, whose calls cannot be seen.";
-    PassedOn = 27, "passed_on", "The descriptor was sent to another process.";
-    Splice = 28, "splice", "A call moved data between the socket and a pipe inside the kernel.";
-    ZeroCopy = 29, "zero_copy", "MSG_ZEROCOPY was used.";
-    FastOpen = 30, "fast_open", "TCP Fast Open was used.";
-    Stalled = 31, "stalled", "The receiver did not read for a while: TCP's larger buffers took over.";
-    PeerWentBack = 32, "peer_went_back", "The other end went back to TCP.";
-    PeerMisbehaved = 33, "peer_misbehaved", "The other end wrote something impossible to shared memory.";
-    PeerDied = 34, "peer_died", "The other end's process ended.";
-    ShutDown = 35, "shut_down", "The program shut this direction down.";
-    UnsupportedFlag = 36, "unsupported_flag", "A flag was used that shared memory does not emulate.";
-    BrokerVersion = 37, "broker_version", "The broker speaks another version of the protocol.";
-    Disconnected = 38, "disconnected", "The connection was dissolved by connect(AF_UNSPEC).";
-    LowWater = 39, "low_water", "SO_RCVLOWAT is above one byte.";
-    Idle = 40, "idle", "Paired and ready; the next bytes in this direction go through shared memory.";
-    LeftBehind = 41, "left_behind", "The reader changed while an ended lane still held bytes: they could not be given back.";
-    IoUring = 42, "io_uring", "The program uses io_uring, whose reads and writes cannot be seen.";
-    OwnTable = 43, "own_table", "A thread of the program has a descriptor table of its own.";
+    None = 0, "none", "Nothing stands against shared memory.",
+        "Nothing needs to be done.";
+    TooFewOperations = 1, "too_few_operations", "The connection has not shown enough traffic to be worth offering.",
+        "Nothing needs to be done: it is offered after a few reads and writes.";
+    NoBroker = 2, "no_broker", "No broker could be reached; it is tried again from time to time.",
+        "Look with `shunt status` whether a broker runs, and start one with `shunt daemon --detach`.";
+    Policy = 3, "policy", "The program was started with --transport tcp.",
+        "Start the program without --transport tcp and without SHUNT_TRANSPORT=tcp.";
+    RemotePeer = 4, "remote_peer", "The peer's address is not one of this host.",
+        "Nothing can be done: memory cannot be shared with another host.";
+    PeerNotOffered = 5, "peer_not_offered", "The other end has not been offered: it does not run under shunt, or has been idle.",
+        "Start the program at the other end with `shunt run` too; `shunt explain` with its name says what keeps it out.";
+    SelfConnected = 6, "self_connected", "The socket is connected to itself.",
+        "Nothing can be done: such a socket has no other end.";
+    BoundToDevice = 7, "bound_to_device", "The socket is bound to a device or VRF, where addresses can repeat.",
+        "Do not bind the socket to a device, if the program has an option for that.";
+    ForeignNamespace = 8, "foreign_namespace", "The broker cannot verify sockets of this network namespace.",
+        "Let both programs use a broker that runs in their network namespace.";
+    NotTcp = 9, "not_tcp", "The descriptor shown to the broker is no established TCP socket.",
+        "Nothing can be done: only TCP over IPv4 and IPv6 can take shared memory.";
+    Stale = 10, "stale", "One end was closed between being offered and being paired.",
+        "Nothing needs to be done: the connection has ended.";
+    BrokerLimit = 11, "broker_limit", "The broker has no room for another link.",
+        "Start the broker with a higher limit of open files (`ulimit -n`).";
+    DescriptorLimit = 12, "descriptor_limit", "The process has no descriptors left for a link.",
+        "Start the program with a higher limit of open files (`ulimit -n`).";
+    NoMemory = 13, "no_memory", "The link could not be mapped, or /dev/shm is full.",
+        "Free memory, or raise the program's limit of address space (`ulimit -v`).";
+    OffsetUnclear = 14, "offset_unclear", "The kernel's counts of the stream did not agree; the direction stayed on TCP.",
+        "Connect again, if the connection is to last.";
+    Fork = 15, "fork", "The process forked while it held the connection.",
+        "Nothing needs to be done: it is offered again when only one process holds it.";
+    Shared = 16, "shared", "More than one process holds the socket.",
+        "Let the process that does not use the connection close it.";
+    Exec = 17, "exec", "The process replaced its program.",
+        "Let the program mark the socket close-on-exec, if what it starts does not need it.";
+    OutOfBand = 18, "out_of_band", "Urgent data was sent or asked for.",
+        "Turn urgent data off, if the program has an option for that.";
+    ControlData = 19, "control_data", "A message carried or asked for control data.",
+        "Turn off what asks for control data (time stamps, for example), if the program has an option for that.";
+    SocketOption = 20, "socket_option", "An option was set that shared memory does not emulate.",
+        "Turn the option off, if the program can do without.";
+    Ioctl = 21, "ioctl", "An ioctl was made that shared memory does not emulate.",
+        "Nothing can be done, unless the program can do without the ioctl.";
+    AsyncIo = 22, "async_io", "Signal-driven or asynchronous I/O was asked for.",
+        "Choose another I/O method of the program's, such as epoll.";
+    NestedEpoll = 23, "nested_epoll", "The socket is in an epoll set that is itself watched.",
+        "Nothing can be done, unless the program can watch its sockets directly.";
+    ExclusiveEpoll = 24, "exclusive_epoll", "The socket is in an epoll set with EPOLLEXCLUSIVE.",
+        "Turn EPOLLEXCLUSIVE off, if the program has an option for that.";
+    UnknownEpoll = 25, "unknown_epoll", "The socket is in an epoll set that shunt did not see being made.",
+        "Let the program make its epoll set itself instead of inheriting or receiving it.";
+    Stdio = 26, "stdio", "The descriptor was given to stdio, whose calls cannot be seen.",
+        "Nothing can be done, unless the program can read and write the socket without stdio.";
+    PassedOn = 27, "passed_on", "The descriptor was sent to another process.",
+        "Nothing can be done: the process that has received it goes on by TCP.";
+    Splice = 28, "splice", "A call moved data between the socket and a pipe inside the kernel.",
+        "Turn splice off, if the program has an option for that.";
+    ZeroCopy = 29, "zero_copy", "MSG_ZEROCOPY was used.",
+        "Turn zero copy off: shared memory copies less.";
+    FastOpen = 30, "fast_open", "TCP Fast Open was used.",
+        "Turn TCP Fast Open off: between programs of one host it saves nothing.";
+    Stalled = 31, "stalled", "The receiver did not read for a while: TCP's larger buffers took over.",
+        "Nothing needs to be done: it is offered again when it has been used for a while.";
+    PeerWentBack = 32, "peer_went_back", "The other end went back to TCP.",
+        "Ask `shunt explain` why the other end went back.";
+    PeerMisbehaved = 33, "peer_misbehaved", "The other end wrote something impossible to shared memory.",
+        "Restart the program at the other end; if it happens again, report it.";
+    PeerDied = 34, "peer_died", "The other end's process ended.",
+        "Nothing needs to be done: the connection has ended.";
+    ShutDown = 35, "shut_down", "The program shut this direction down.",
+        "Nothing needs to be done: nothing more is sent in this direction.";
+    UnsupportedFlag = 36, "unsupported_flag", "A flag was used that shared memory does not emulate.",
+        "Nothing can be done, unless the program can do without the flag.";
+    BrokerVersion = 37, "broker_version", "The broker speaks another version of the protocol.",
+        "Restart whichever is older: the broker or the program.";
+    Disconnected = 38, "disconnected", "The connection was dissolved by connect(AF_UNSPEC).",
+        "Nothing needs to be done: the connection has ended.";
+    LowWater = 39, "low_water", "SO_RCVLOWAT is above one byte.",
+        "Let the program leave SO_RCVLOWAT at one byte.";
+    Idle = 40, "idle", "Paired and ready; the next bytes in this direction go through shared memory.",
+        "Nothing needs to be done.";
+    LeftBehind = 41, "left_behind", "The reader changed while an ended lane still held bytes: they could not be given back.",
+        "Let the program read what has come before it hands the connection on.";
+    IoUring = 42, "io_uring", "The program uses io_uring, whose reads and writes cannot be seen.",
+        "Choose another I/O method of the program's, such as epoll.";
+    OwnTable = 43, "own_table", "A thread of the program has a descriptor table of its own.",
+        "Nothing can be done, unless the program can do without unshare(CLONE_FILES).";
 }
 
 /// The road one direction of a connection takes.
