@@ -258,6 +258,7 @@ pub(crate) fn let_go_if_done(endpoint: &Endpoint) {
         }
         tx.at = None;
         rx.at = None;
+        let at = at.pin();
         at.link.vacate(at.conn);
         // Offered again only after ever more operations, so that what keeps going back is left alone.
         let again = endpoint.offer_after.load(Relaxed).saturating_mul(16);
@@ -267,7 +268,7 @@ pub(crate) fn let_go_if_done(endpoint: &Endpoint) {
         at
     };
     epoll::detach_everywhere(endpoint, at.link);
-    control::release(at);
+    control::release(&at);
 }
 
 /// What the peer is told before a direction is shut down by a call.
@@ -320,16 +321,16 @@ pub(crate) fn after_close(endpoint: &Endpoint) {
         let mut tx = endpoint.tx.lock();
         let mut rx = endpoint.rx.lock();
         rx.at = None;
-        tx.at.take()
+        tx.at.take().map(Attachment::pin)
     };
     let name = endpoint.reference();
     if endpoint.stage() == Stage::Offered {
         control::withdraw(name);
     }
-    epoll::forget_everywhere(endpoint, at.map(|at| at.link));
+    epoll::forget_everywhere(endpoint, at.as_ref().map(|at| at.link));
     if let Some(at) = at {
         at.link.vacate(at.conn);
-        control::release(at);
+        control::release(&at);
     }
     endpoint.free();
 }

@@ -1,6 +1,7 @@
 //! The conversation with the broker. Nothing here ever waits: what cannot be said now is said at a later
 //! operation, and without a broker everything stays on TCP (L6).
 
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::*;
@@ -14,7 +15,7 @@ use shunt_sys::mapping::Mapping;
 use shunt_sys::{eventfd, identity, memfd, seqpacket};
 
 use crate::endpoint::{Endpoint, EndpointRef, Stage};
-use crate::links::{Attachment, Link, Peer};
+use crate::links::{Attachment, Identity, Link, Peer, Pin};
 use crate::lock::Lock;
 use crate::private::{PrivateFd, borrow, close_owned};
 use crate::{attach, epoll, process, unseen, waiter};
@@ -25,22 +26,36 @@ pub(crate) const OFFER_AFTER: u32 = 4;
 const RETRY_AFTER: u32 = 256;
 /// Pause between two attempts to reach a broker.
 const RETRY_NANOS: u64 = 100_000_000;
+/// Pause after the broker's socket was full.
+const BUSY_NANOS: u64 = 1_000_000;
 
 static CONTROL: Lock<Control> = Lock::new(Control::new());
 
 struct Control {
     socket: Option<PrivateFd>,
     retry_at: u64,
+    /// The socket was full: nothing is offered until then.
+    busy_until: u64,
     epoch: u32,
-    links: Vec<&'static Link>,
-    peers: Vec<&'static Peer>,
+    /// What the broker must hear and had no room for. Without it a connection of a link would never be free again.
+    unsaid: VecDeque<Request>,
+    links: BTreeMap<LinkName, &'static Link>,
+    peers: BTreeMap<u64, &'static Peer>,
+    /// Structures to be used again.
+    spare_links: Vec<&'static Link>,
+    spare_peers: Vec<&'static Peer>,
 }
+
+/// The broker that made a link, its name for it, and which side this process is.
+type LinkName = (u32, u64, u32);
 
 /// What a message asks for that must wait until the control lock is free, because it takes endpoints' locks.
 enum Deed {
-    Adopt(EndpointRef, &'static Link, usize),
+    Adopt(EndpointRef, Pin),
     Refuse(EndpointRef, Reason),
     Retire(&'static Link),
+    /// There is no descriptor for a doorbell of this peer's: what is on its links goes back.
+    Mute(&'static Peer),
     LostBroker,
 }
 
@@ -67,9 +82,9 @@ fn take_messages() {
 fn carry_out(deeds: Vec<Deed>) {
     for deed in deeds {
         match deed {
-            Deed::Adopt(name, link, conn) => {
-                if let Err(reason) = attach::adopt(name, link, conn) {
-                    release(Attachment { link, conn });
+            Deed::Adopt(name, at) => {
+                if let Err(reason) = attach::adopt(name, at.link, at.conn) {
+                    release(&at);
                     if let Some(endpoint) = name.resolve() {
                         take_back(endpoint, reason, RETRY_AFTER);
                     }
@@ -81,6 +96,11 @@ fn carry_out(deeds: Vec<Deed>) {
                 }
             }
             Deed::Retire(link) => retire_if_idle(link),
+            Deed::Mute(peer) => {
+                for endpoint in crate::endpoint::all().filter(|endpoint| endpoint.is_linked_with(peer)) {
+                    attach::go_back(endpoint, Reason::DescriptorLimit);
+                }
+            }
             Deed::LostBroker => {
                 for endpoint in crate::endpoint::all().filter(|endpoint| endpoint.stage() == Stage::Offered) {
                     take_back(endpoint, Reason::NoBroker, RETRY_AFTER);
@@ -120,6 +140,8 @@ pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
     match verdict {
         Ok(()) => {}
         Err(reason) if endpoint.barred().is_some() => postpone(endpoint, reason, u32::MAX),
+        // So many are offered at once that it takes the broker a moment.
+        Err(Reason::TooFewOperations) => endpoint.operations.store(0, Relaxed),
         // These may pass.
         Err(reason @ (Reason::NoBroker | Reason::Shared | Reason::Stdio)) => {
             postpone(endpoint, reason, RETRY_AFTER)
@@ -131,19 +153,15 @@ pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
 
 /// The endpoint is gone before it was paired.
 pub(crate) fn withdraw(name: EndpointRef) {
-    CONTROL.lock().say(&Request::Withdraw(Withdraw { ticket: name.pack() }), &[]);
+    CONTROL.lock().tell(Request::Withdraw(Withdraw { ticket: name.pack() }));
 }
 
-/// This process has left `at` for good.
-pub(crate) fn release(at: Attachment) {
-    {
-        let mut control = CONTROL.lock();
-        if control.epoch == at.link.epoch {
-            let conn = at.conn as u32;
-            control.say(&Request::Release(Release { link: at.link.id, conn, pad: 0 }), &[]);
-        }
+/// This process has left `at` for good. The pin keeps the link what it is until this has been said.
+pub(crate) fn release(at: &Pin) {
+    let mut control = CONTROL.lock();
+    if control.epoch == at.link.epoch {
+        control.tell(Request::Release(Release { link: at.link.id, conn: at.conn as u32, pad: 0 }));
     }
-    retire_if_idle(at.link);
 }
 
 /// Whether there is a broker to hear from.
@@ -162,34 +180,34 @@ pub(crate) fn tell_doorbell(slot: usize, doorbell: RawFd) -> bool {
     })
 }
 
-/// Unmaps a link that nobody will use again.
+/// Unmaps a link that nobody will use again. Asked by everybody who may have been the last to use it.
 pub(crate) fn retire_if_idle(link: &'static Link) {
     if !link.is_idle_for_good() {
         return;
     }
-    let known = {
+    {
         let mut control = CONTROL.lock();
-        let before = control.links.len();
-        control.links.retain(|other| !std::ptr::eq(*other, link));
-        let shared = |peer: &'static Peer| std::ptr::eq(peer, link.peer);
-        if !control.links.iter().any(|other| shared(other.peer))
-            && !control.peers.iter().any(|peer| shared(peer))
-        {
-            link.peer.forget_doorbells();
+        // Whoever takes it off the list retires it. It may have been another link's since the question above.
+        if !link.is_idle_for_good() || control.links.remove(&name_of(link)).is_none() {
+            return;
         }
-        before != control.links.len()
-    };
-    // Whoever took it off the list unmaps it, once no epoll instance looks at it any more.
-    if known {
-        epoll::drop_link(link);
-        link.unmap();
     }
+    // Unmapped once no epoll instance looks at it any more.
+    epoll::drop_link(link);
+    link.unmap();
+    let mut control = CONTROL.lock();
+    control.spare_links.push(link);
+    control.spare_if_unused(link.peer);
+}
+
+fn name_of(link: &Identity) -> LinkName {
+    (link.epoch, link.id, link.side as u32)
 }
 
 /// A private descriptor has moved to another number.
 pub(crate) fn renumber(old: RawFd, new: RawFd) {
     let mut control = CONTROL.lock();
-    control.peers.iter().for_each(|peer| peer.renumber(old, new));
+    control.peers.values().for_each(|peer| peer.renumber(old, new));
     if control.socket.as_ref().is_some_and(|socket| socket.raw() == old) {
         let moved = (new >= 0).then(|| PrivateFd::from_raw(new));
         std::mem::replace(&mut control.socket, moved).map(PrivateFd::into_raw);
@@ -204,16 +222,24 @@ pub(crate) unsafe fn after_fork_in_child() {
     // SAFETY: the caller's promise.
     unsafe { CONTROL.reset() };
     let mut control = CONTROL.lock();
-    for peer in &control.peers {
-        peer.forget_doorbells();
-    }
+    control.peers.values().for_each(|peer| peer.forget_doorbells());
     // Links stay mapped: what was in their lanes at the fork may still be read.
     *control = Control { epoch: control.epoch + 1, ..Control::new() };
 }
 
 impl Control {
     const fn new() -> Control {
-        Control { socket: None, retry_at: 0, epoch: 0, links: Vec::new(), peers: Vec::new() }
+        Control {
+            socket: None,
+            retry_at: 0,
+            busy_until: 0,
+            epoch: 0,
+            unsaid: VecDeque::new(),
+            links: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            spare_links: Vec::new(),
+            spare_peers: Vec::new(),
+        }
     }
 
     /// Connects and says hello, unless it was tried a moment ago.
@@ -239,13 +265,40 @@ impl Control {
         said
     }
 
-    /// Sends one message. A broker that cannot take it now is treated as gone: it would have to be waited for.
+    /// Says something that may get lost, after what may not. `false`: it was not said.
     fn say(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> bool {
+        self.say_unsaid() && self.send(request, fds)
+    }
+
+    /// Says something without descriptors, now or later.
+    fn tell(&mut self, request: Request) {
+        if self.socket.is_some() {
+            self.unsaid.push_back(request);
+            self.say_unsaid();
+        }
+    }
+
+    /// Whether nothing is left that had to be said first.
+    fn say_unsaid(&mut self) -> bool {
+        while let Some(request) = self.unsaid.front().copied() {
+            if !self.send(&request, &[]) {
+                return false;
+            }
+            self.unsaid.pop_front();
+        }
+        self.socket.is_some()
+    }
+
+    /// Sends one message, if the broker can take it now.
+    fn send(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> bool {
         let Some(socket) = &self.socket else { return false };
         match seqpacket::send(socket, request.encode().as_bytes(), fds) {
             Ok(()) => true,
-            // The socket is full, or this message's descriptor could not be sent: the message is lost, no more.
-            Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::BADF | Errno::NOBUFS | Errno::NOMEM) => false,
+            // The socket is full, or this message's descriptor could not be sent.
+            Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::BADF | Errno::NOBUFS | Errno::NOMEM) => {
+                self.busy_until = process::now() + BUSY_NANOS;
+                false
+            }
             Err(_) => {
                 self.lose();
                 false
@@ -257,14 +310,27 @@ impl Control {
     fn lose(&mut self) {
         self.socket = None;
         self.retry_at = process::now() + RETRY_NANOS;
-        for link in &self.links {
-            link.set_gone();
-        }
+        self.unsaid.clear();
+        self.links.values().for_each(|link| link.set_gone());
         // The next broker gives the same names to others. The links keep the peers they have.
-        self.peers.clear();
+        for peer in std::mem::take(&mut self.peers).into_values() {
+            self.spare_if_unused(peer);
+        }
+    }
+
+    /// Keeps the structure of a peer that is none any more to be used again.
+    fn spare_if_unused(&mut self, peer: &'static Peer) {
+        let is = |other: &'static Peer| std::ptr::eq(other, peer);
+        if !self.peers.values().any(|other| is(other)) && !self.links.values().any(|link| is(link.peer)) {
+            peer.forget_doorbells();
+            self.spare_peers.push(peer);
+        }
     }
 
     fn offer(&mut self, endpoint: &Endpoint, fd: RawFd, deeds: &mut Vec<Deed>) -> Result<(), Reason> {
+        if process::now() < self.busy_until {
+            return Err(Reason::TooFewOperations);
+        }
         let had_broker = self.socket.is_some();
         if !self.connect() {
             return Err(Reason::NoBroker);
@@ -294,9 +360,11 @@ impl Control {
         let ticket = endpoint.reference().pack();
         if !self.say(&Request::Offer(Offer { ticket }), &[borrow(fd)]) {
             endpoint.set_stage(Stage::Plain);
-            if self.socket.is_none() {
-                deeds.push(Deed::LostBroker);
+            if self.socket.is_some() {
+                attach::mark(endpoint, Reason::TooFewOperations);
+                return Err(Reason::TooFewOperations);
             }
+            deeds.push(Deed::LostBroker);
             return Err(Reason::NoBroker);
         }
         process::count(Counter::Offered, 1);
@@ -323,7 +391,10 @@ impl Control {
                         }
                     }
                 }
-                Err(Errno::AGAIN) => return,
+                Err(Errno::AGAIN) => {
+                    self.say_unsaid();
+                    return;
+                }
                 Err(Errno::INTR) => {}
                 Err(_) => {
                     self.lose();
@@ -342,33 +413,47 @@ impl Control {
                     && let Ok(mapping) = Mapping::map(&fd, geometry.link_bytes())
                 {
                     let peer = self.peer(body.peer);
-                    let link = Link::new(body.link, side, peer, self.epoch, mapping, geometry);
-                    self.links.push(Box::leak(Box::new(link)));
+                    let identity = Identity::new(body.link, side, peer, self.epoch, &mapping, geometry);
+                    let link = self.new_link(identity, mapping);
+                    self.links.insert(name_of(link), link);
                 }
                 close_owned(fd);
             }
-            (Reply::PeerDoorbell(body), Some(fd)) => match (body.slot as usize, PrivateFd::adopt(fd)) {
-                // Rung once before the peer is told that it can be: only then is it certain.
-                (slot, Some(doorbell)) if slot < WAITERS && eventfd::ring(&doorbell).is_ok() => {
-                    let peer = self.peer(body.peer);
-                    peer.set_doorbell(slot, doorbell);
-                    for link in self.links.iter().filter(|link| std::ptr::eq(link.peer, peer)) {
-                        link.view().set_known(link.side, slot);
+            (Reply::PeerDoorbell(body), Some(fd)) => {
+                match (body.slot as usize, PrivateFd::adopt_one_of_many(fd)) {
+                    // Rung once before the peer is told that it can be: only then is it certain.
+                    (slot, Some(doorbell)) if slot < WAITERS && eventfd::ring(&doorbell).is_ok() => {
+                        let peer = self.peer(body.peer);
+                        peer.set_doorbell(slot, doorbell);
+                        for link in self.links.values().filter(|link| std::ptr::eq(link.peer, peer)) {
+                            link.view().set_known(link.side, slot);
+                        }
                     }
+                    (_, None) => {
+                        let peer = self.peer(body.peer);
+                        peer.set_mute();
+                        deeds.push(Deed::Mute(peer));
+                    }
+                    _ => {}
                 }
-                _ => {}
-            },
+            }
             (Reply::Pair(body), None) => {
                 let name = EndpointRef::unpack(body.ticket);
                 let conn = body.conn as usize;
                 match self.link(&body).filter(|_| conn < CONNS) {
-                    Some(link) => deeds.push(Deed::Adopt(name, link, conn)),
-                    None => {
-                        self.say(
-                            &Request::Release(Release { link: body.link, conn: body.conn, pad: 0 }),
-                            &[],
-                        );
-                        deeds.push(Deed::Refuse(name, Reason::NoMemory));
+                    Some(link) if !link.peer.is_mute() => {
+                        deeds.push(Deed::Adopt(name, Attachment { link, conn }.pin()));
+                    }
+                    link => {
+                        // The other end does not wait in vain.
+                        if let Some(link) = link {
+                            for side in [Side::A, Side::B] {
+                                link.view().lane(conn, side).close();
+                            }
+                        }
+                        self.tell(Request::Release(Release { link: body.link, conn: body.conn, pad: 0 }));
+                        let reason = if link.is_some() { Reason::DescriptorLimit } else { Reason::NoMemory };
+                        deeds.push(Deed::Refuse(name, reason));
                     }
                 }
             }
@@ -377,17 +462,13 @@ impl Control {
                 deeds.push(Deed::Refuse(EndpointRef::unpack(body.ticket), reason));
             }
             (Reply::PeerGone(body), None) => {
-                for link in self.links.iter().filter(|link| link.peer.id == body.peer) {
+                let Some(peer) = self.peers.remove(&body.peer) else { return };
+                peer.forget_doorbells();
+                for link in self.links.values().filter(|link| std::ptr::eq(link.peer, peer)) {
                     link.set_gone();
                     deeds.push(Deed::Retire(link));
                 }
-                self.peers.retain(|peer| {
-                    let gone = peer.id == body.peer;
-                    if gone {
-                        peer.forget_doorbells();
-                    }
-                    !gone
-                });
+                self.spare_if_unused(peer);
             }
             (_, fd) => {
                 if let Some(fd) = fd {
@@ -398,21 +479,29 @@ impl Control {
     }
 
     fn peer(&mut self, id: u64) -> &'static Peer {
-        match self.peers.iter().find(|peer| peer.id == id) {
-            Some(peer) => peer,
-            None => {
-                let peer: &'static Peer = Box::leak(Box::new(Peer::new(id)));
-                self.peers.push(peer);
+        let spare = &mut self.spare_peers;
+        self.peers.entry(id).or_insert_with(|| match spare.pop() {
+            Some(peer) => {
+                peer.reuse();
                 peer
             }
+            None => Box::leak(Box::new(Peer::new())),
+        })
+    }
+
+    fn new_link(&mut self, identity: Identity, mapping: Mapping) -> &'static Link {
+        match self.spare_links.pop() {
+            Some(link) => {
+                // SAFETY: it was retired before it became a spare, and the control lock is held.
+                unsafe { link.reuse(identity, mapping) };
+                link
+            }
+            None => Box::leak(Box::new(Link::new(identity, mapping))),
         }
     }
 
     fn link(&self, body: &Pair) -> Option<&'static Link> {
-        let named = |link: &&&'static Link| {
-            link.id == body.link && link.side as u32 == body.side && link.epoch == self.epoch
-        };
-        self.links.iter().find(named).copied()
+        self.links.get(&(self.epoch, body.link, body.side)).copied()
     }
 }
 

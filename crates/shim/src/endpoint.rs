@@ -10,7 +10,7 @@ use shunt_abi::reason::{Reason, Road};
 use shunt_transport::{Rx, Tx};
 
 use crate::epoll::EpollRef;
-use crate::links::Attachment;
+use crate::links::{Attachment, Peer};
 use crate::lock::Lock;
 use crate::waiter::Slot;
 
@@ -252,6 +252,11 @@ impl Endpoint {
     #[inline]
     pub(crate) fn leave_send(&self) {
         self.senders_in_kernel.fetch_sub(1, SeqCst);
+    }
+
+    /// Whether it is on a link with this peer.
+    pub(crate) fn is_linked_with(&self, peer: &Peer) -> bool {
+        self.rx.lock().at.is_some_and(|at| std::ptr::eq(at.link.peer, peer))
     }
 
     /// Whether no thread is inside a kernel receive or poll. Asked under the receive lock, when attached.

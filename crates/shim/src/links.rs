@@ -1,8 +1,11 @@
 //! Links and peers as this process holds them.
 //!
 //! A link is mapped when the broker announces it and unmapped when its peer has gone and no endpoint uses it any
-//! more. The structures themselves are kept and used again, so that a reference to one is always valid.
+//! more. The structures themselves are kept and used again, so that a reference to one is always valid, and a process
+//! that meets a million others in its life needs no more memory than for those it knows at a time.
 
+use std::cell::UnsafeCell;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
@@ -19,14 +22,29 @@ use crate::process;
 
 /// Another process, or this one, at the far side of links.
 pub(crate) struct Peer {
-    /// The broker's name for it.
-    pub(crate) id: u64,
     doorbells: [AtomicI32; WAITERS],
+    /// There was no descriptor for one of its doorbells.
+    mute: AtomicBool,
 }
 
 impl Peer {
-    pub(crate) fn new(id: u64) -> Peer {
-        Peer { id, doorbells: [const { AtomicI32::new(-1) }; WAITERS] }
+    pub(crate) fn new() -> Peer {
+        Peer { doorbells: [const { AtomicI32::new(-1) }; WAITERS], mute: AtomicBool::new(false) }
+    }
+
+    /// Makes the structure another process's. Its doorbells have been forgotten.
+    pub(crate) fn reuse(&self) {
+        self.mute.store(false, Relaxed);
+    }
+
+    /// This process has no descriptor left for a doorbell of the peer's: what they share would be slow.
+    pub(crate) fn set_mute(&self) {
+        self.mute.store(true, Relaxed);
+    }
+
+    /// See [`set_mute`](Self::set_mute).
+    pub(crate) fn is_mute(&self) -> bool {
+        self.mute.load(Relaxed)
     }
 
     /// Keeps the doorbell of the peer's waiter `slot`; the one it replaces is closed.
@@ -57,6 +75,15 @@ impl Peer {
 
 /// One side of one link.
 pub(crate) struct Link {
+    identity: UnsafeCell<Identity>,
+    mapping: Lock<Option<Mapping>>,
+    conns: [AtomicU64; CONNS],
+    used: AtomicU32,
+    gone: AtomicBool,
+}
+
+/// What a link is, from when it is announced until nobody uses it any more.
+pub(crate) struct Identity {
     /// The broker's name for it.
     pub(crate) id: u64,
     /// Which side this process is.
@@ -66,38 +93,61 @@ pub(crate) struct Link {
     /// The broker that made it, counted by its hellos; another broker's names mean nothing to it.
     pub(crate) epoch: u32,
     view: LinkView,
-    mapping: Lock<Option<Mapping>>,
-    conns: [AtomicU64; CONNS],
-    used: AtomicU32,
-    gone: AtomicBool,
 }
 
-impl Link {
+// SAFETY: the identity is written only in `new` and `reuse`, when nobody else uses the link.
+unsafe impl Sync for Link {}
+
+impl Deref for Link {
+    type Target = Identity;
+
+    #[inline]
+    fn deref(&self) -> &Identity {
+        // SAFETY: whoever reads it uses the link, or holds the control lock: see `reuse`.
+        unsafe { &*self.identity.get() }
+    }
+}
+
+impl Identity {
     pub(crate) fn new(
         id: u64,
         side: Side,
         peer: &'static Peer,
         epoch: u32,
-        mapping: Mapping,
+        mapping: &Mapping,
         geometry: Geometry,
-    ) -> Link {
-        // SAFETY: the mapping has `geometry.link_bytes()` bytes and lives in the same structure as the view.
+    ) -> Identity {
+        // SAFETY: the mapping has `geometry.link_bytes()` bytes, and the link keeps it as long as it has this identity.
         let view = unsafe { LinkView::new(mapping.as_ptr(), geometry) };
-        let link = Link {
-            id,
-            side,
-            peer,
-            epoch,
-            view,
+        for slot in peer.known_slots() {
+            view.set_known(side, slot);
+        }
+        Identity { id, side, peer, epoch, view }
+    }
+}
+
+impl Link {
+    pub(crate) fn new(identity: Identity, mapping: Mapping) -> Link {
+        Link {
+            identity: UnsafeCell::new(identity),
             mapping: Lock::new(Some(mapping)),
             conns: [const { AtomicU64::new(0) }; CONNS],
             used: AtomicU32::new(0),
             gone: AtomicBool::new(false),
-        };
-        for slot in peer.known_slots() {
-            link.view.set_known(side, slot);
         }
-        link
+    }
+
+    /// Makes the structure another link.
+    ///
+    /// # Safety
+    /// The caller holds the control lock, and the link has been retired: no endpoint, sleeper, epoll instance or list
+    /// has it.
+    pub(crate) unsafe fn reuse(&self, identity: Identity, mapping: Mapping) {
+        // SAFETY: the caller's promise. Whoever looks at a retired link reads only `gone` and `used` before it has the
+        // control lock (`retire_if_idle`).
+        unsafe { *self.identity.get() = identity };
+        *self.mapping.lock() = Some(mapping);
+        self.gone.store(false, Release);
     }
 
     /// The views of the shared memory.
@@ -172,7 +222,8 @@ pub(crate) struct Attachment {
     pub(crate) conn: usize,
 }
 
-/// Keeps a link mapped for a thread that sleeps on it: the endpoint may leave meanwhile.
+/// Keeps a link mapped, and what it is, for whoever is about to use it or sleeps on it: the endpoint may leave
+/// meanwhile.
 pub(crate) struct Pin(Attachment);
 
 impl std::ops::Deref for Pin {
@@ -191,7 +242,8 @@ impl Drop for Pin {
 }
 
 impl Attachment {
-    /// For a sleep. Called under the lock of the direction that says where the endpoint is.
+    /// For use without a lock. Called under the lock of the direction that says where the endpoint is, or under the
+    /// control lock.
     pub(crate) fn pin(self) -> Pin {
         self.link.used.fetch_add(1, AcqRel);
         Pin(self)

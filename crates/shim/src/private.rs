@@ -2,6 +2,8 @@
 
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, getrlimit};
 
@@ -12,6 +14,11 @@ use crate::table::{self, Entry};
 const HIGH: u64 = 1024;
 /// ... or so far below the limit.
 const BELOW_LIMIT: u64 = 128;
+/// Peers' doorbells may take this part of what the program may open: the rest is its own (L8).
+const SHARE: u64 = 8;
+
+/// Private descriptors now open.
+static HELD: AtomicU64 = AtomicU64::new(0);
 
 /// An owned private descriptor.
 #[derive(Debug)]
@@ -20,13 +27,22 @@ pub(crate) struct PrivateFd(RawFd);
 impl PrivateFd {
     /// Moves `fd` out of the program's way. `None` if the process has no descriptor left.
     pub(crate) fn adopt(fd: OwnedFd) -> Option<PrivateFd> {
-        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let floor = HIGH.min(limit.saturating_sub(BELOW_LIMIT));
+        let floor = HIGH.min(limit().saturating_sub(BELOW_LIMIT));
         let high = fcntl_dupfd_cloexec(&fd, floor as RawFd).ok();
         close_owned(fd);
         let raw = high?.into_raw_fd();
         table::replace(raw, Entry::Private);
+        HELD.fetch_add(1, Relaxed);
         Some(PrivateFd(raw))
+    }
+
+    /// The same for what a process may have thousands of: within the share of them that is ours.
+    pub(crate) fn adopt_one_of_many(fd: OwnedFd) -> Option<PrivateFd> {
+        if HELD.load(Relaxed) >= limit() / SHARE {
+            close_owned(fd);
+            return None;
+        }
+        PrivateFd::adopt(fd)
     }
 
     /// Its number.
@@ -50,6 +66,7 @@ impl PrivateFd {
     pub(crate) fn close_raw(raw: RawFd) {
         if raw >= 0 && table::look_up(raw) == Entry::Private {
             table::replace(raw, Entry::None);
+            HELD.fetch_sub(1, Relaxed);
             // SAFETY: it is ours (the table says so) and forgotten here.
             unsafe { rustix::io::close(raw) };
         }
@@ -77,6 +94,10 @@ impl AsFd for PrivateFd {
     }
 }
 
+fn limit() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
 /// The program wants this number for itself: what is ours moves.
 pub(crate) fn surrender(raw: RawFd) {
     // SAFETY: the table says that it is ours, hence open.
@@ -84,6 +105,7 @@ pub(crate) fn surrender(raw: RawFd) {
         fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(raw) }, 0).ok().and_then(PrivateFd::adopt);
     let new = moved.map_or(-1, PrivateFd::into_raw);
     table::replace(raw, Entry::None);
+    HELD.fetch_sub(1, Relaxed);
     crate::waiter::renumber(raw, new);
     crate::control::renumber(raw, new);
 }
