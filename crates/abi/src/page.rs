@@ -6,8 +6,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// Connections a page can describe; further ones are only counted.
-pub const ENTRIES: usize = 2048;
+/// Connections a page can describe; further ones are only counted. Rows that were never used take no memory, so nobody
+/// may read beyond [`Page::rows`].
+pub const ENTRIES: usize = 16_384;
 /// Bytes of the whole page memfd.
 pub const PAGE_BYTES: usize = size_of::<Page>();
 
@@ -16,7 +17,9 @@ pub const PAGE_BYTES: usize = size_of::<Page>();
 pub struct Page {
     /// Messages the broker has put on the control socket so far. Written by the broker only.
     pub inbox: AtomicU64,
-    _line: [AtomicU64; 7],
+    /// Rows of `entries` that have ever been used, from the first.
+    pub rows: AtomicU64,
+    _line: [AtomicU64; 6],
     /// Counters of the process, in the order of [`Counter`].
     pub counters: [AtomicU64; Counter::COUNT],
     /// How often each bypass reason was met, indexed by its code.
@@ -26,6 +29,13 @@ pub struct Page {
 }
 
 const _: () = assert!(Counter::COUNT + 8 + 64 <= 512 && crate::reason::Reason::ALL.len() <= 64);
+
+impl Page {
+    /// The rows that have ever been used.
+    pub fn used(&self) -> &[Entry] {
+        &self.entries[..ENTRIES.min(self.rows.load(Acquire) as usize)]
+    }
+}
 
 /// What a process counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -125,7 +125,7 @@ fn snapshot(state: &State, visible: impl Fn(&state::Process) -> bool) -> Snapsho
 
 fn process(process: &state::Process) -> Process {
     let report = |page: &Page| {
-        let connections = page.entries.iter().filter_map(|entry| entry.copy()).map(connection).collect();
+        let connections = page.used().iter().filter_map(|entry| entry.copy()).map(connection).collect();
         let counters = Counter::NAMES
             .iter()
             .map(|(counter, name)| ((*name).to_owned(), page.counters[*counter as usize].load(Relaxed)))

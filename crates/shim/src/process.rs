@@ -164,7 +164,8 @@ fn copy_report(old: &Page, fresh: &Page) {
     for (from, to) in old.bypasses.iter().zip(&fresh.bypasses) {
         to.store(from.load(Relaxed), Relaxed);
     }
-    for (from, to) in old.entries.iter().zip(&fresh.entries) {
+    fresh.rows.store(old.rows.load(Relaxed), Release);
+    for (from, to) in old.used().iter().zip(&fresh.entries) {
         if let Some(copy) = from.copy() {
             to.publish(&copy);
         }
@@ -194,6 +195,7 @@ pub(crate) fn list() -> Option<&'static Entry> {
         Some(row) => row,
         None if (rows.next as usize) < ENTRIES => {
             rows.next += 1;
+            page.rows.store(rows.next.into(), Release);
             rows.next - 1
         }
         None => {
