@@ -4,6 +4,7 @@ use libc::epoll_event;
 
 use super::{ALWAYS, DEGRADED_NANOS, EDGE, IN, Inner, ONE_SHOT, OUT, Registration};
 use crate::endpoint::{Endpoint, EndpointRef};
+use crate::links::Link;
 use crate::ops::{receive, send};
 use crate::waiter::Slot;
 use crate::{attach, errno, real};
@@ -14,22 +15,28 @@ impl Inner {
     /// Whether a look is worth while: cheap, for spinning and before a sleep.
     pub(crate) fn has_marks(&self) -> bool {
         let Some(slot) = self.slot else { return false };
-        self.links.iter().any(|(link, _)| link.view().waiter(link.side, slot.0).peek_ready() != 0)
+        self.links.have_marks(slot)
     }
 
     /// The lanes' answer: fills `events` with what is ready and returns how many.
     pub(crate) fn collect(&mut self, events: &mut [epoll_event]) -> usize {
         if let Some(slot) = self.slot {
-            for index in 0..self.links.len() {
-                let link = self.links[index].0;
-                let mut marks = link.view().waiter(link.side, slot.0).take_ready();
+            let Inner { links, registrations, pending, .. } = self;
+            let mut each = |link: &'static Link, mut marks: u64| {
                 while marks != 0 {
                     let conn = marks.trailing_zeros() as usize;
                     marks &= marks - 1;
                     if let Some(endpoint) = link.endpoint(conn).and_then(EndpointRef::resolve) {
-                        self.mark_pending(endpoint.fd.load(Relaxed));
+                        let fd = endpoint.fd.load(Relaxed);
+                        if let Some(registration) = registrations.get_mut(&fd) {
+                            registration.queue(pending, fd);
+                        }
                     }
                 }
+            };
+            links.take_marks(slot, &mut each);
+            if std::mem::take(&mut self.rung) {
+                links.take_rung(slot, self.sleepers > 0, &mut each);
             }
         }
         if self.secondary > 0 {
@@ -47,6 +54,7 @@ impl Inner {
     pub(crate) fn mark_all(&mut self) {
         let attached: Vec<RawFd> = self.by_data.values().copied().collect();
         attached.into_iter().for_each(|fd| self.mark_pending(fd));
+        self.rung = true;
     }
 
     fn look_at_pending(&mut self, events: &mut [epoll_event]) -> usize {
@@ -66,7 +74,7 @@ impl Inner {
             if attach::is_returned(endpoint) {
                 self.returned.push(endpoint);
             }
-            let mut reported = judge(endpoint, fd, registration.events, slot);
+            let (mut reported, full) = judge(endpoint, fd, registration.events, slot);
             if reported != 0 && registration.events & ONE_SHOT != 0 {
                 // It is the only report until it is armed again, so what TCP would add belongs into it.
                 reported |= translate(endpoint, asked_of_kernel(fd, registration.events));
@@ -77,9 +85,11 @@ impl Inner {
                 if registration.events & ONE_SHOT != 0 {
                     registration.disarmed = true;
                 } else if registration.events & EDGE == 0 {
-                    registration.pending = true;
-                    self.pending.push_back(fd);
+                    registration.queue(&mut self.pending, fd);
                 }
+            }
+            if full {
+                self.note_full(fd);
             }
         }
         found
@@ -93,6 +103,7 @@ impl Inner {
             let mut event = events[index];
             let data = event.u64;
             if data == self.marker {
+                self.rung = true;
                 continue;
             }
             let ours = self.by_data.get(&data).copied();
@@ -144,44 +155,60 @@ impl Inner {
         }
         let Some(slot) = self.slot.filter(|_| self.secondary == 0) else { return Some(DEGRADED_NANOS) };
         slot.register();
-        let known = self.links.iter().all(|(link, _)| link.view().is_known(link.side.other(), slot.0));
-        if !known {
+        self.rung |= self.links.learn_known(slot);
+        if !self.links.all_known() {
             return Some(DEGRADED_NANOS);
         }
-        let waits_for_space = self.by_data.values().any(|fd| {
-            self.registrations.get(fd).is_some_and(|registration| {
-                registration.events & OUT != 0
-                    && !registration.disarmed
-                    && registration
-                        .attached
-                        .and_then(EndpointRef::resolve)
-                        .is_some_and(|endpoint| endpoint.tx.lock().full_since.is_some())
-            })
-        });
-        waits_for_space.then_some(send::STALL_NANOS)
+        self.forget_room();
+        (!self.full.is_empty()).then_some(send::STALL_NANOS)
     }
 
-    /// Announces a sleep on every link; the caller looks once more afterwards.
+    /// Takes those off the list of full lanes that do not wait for room any more.
+    fn forget_room(&mut self) {
+        let registrations = &mut self.registrations;
+        self.full.retain(|fd| {
+            let Some(registration) = registrations.get_mut(fd) else { return false };
+            let wanted = registration.events & OUT != 0 && !registration.disarmed;
+            let endpoint = registration.attached.and_then(EndpointRef::resolve);
+            registration.full =
+                wanted && endpoint.is_some_and(|endpoint| endpoint.tx.lock().full_since.is_some());
+            registration.full
+        });
+    }
+
+    /// Announces a sleep; the caller looks once more afterwards, and then [rests](Self::rest) or not.
     pub(crate) fn announce_sleep(&mut self) {
         self.sleepers += 1;
-        self.each_waiter(|waiter| waiter.announce_sleep());
-    }
-
-    /// The sleep is over. Others that still sleep must be woken for what comes.
-    pub(crate) fn awake(&mut self) {
-        self.sleepers -= 1;
-        if self.sleepers == 0 {
-            self.each_waiter(|waiter| waiter.awake());
-        } else {
-            self.each_waiter(|waiter| waiter.announce_sleep());
+        if let Some(slot) = self.slot {
+            self.links.announce_sleep(slot);
         }
     }
 
-    fn each_waiter(&self, act: impl Fn(&shunt_ring::WaiterLine)) {
-        if let Some(slot) = self.slot {
-            for (link, _) in &self.links {
-                act(link.view().waiter(link.side, slot.0));
-            }
+    /// Nothing was found: until the doorbell is rung, nobody need look at the links.
+    pub(crate) fn rest(&mut self) {
+        self.links.rest();
+    }
+
+    /// Something was found: there is no sleep. Others that do sleep must be woken for what comes.
+    pub(crate) fn stay_awake(&mut self) {
+        self.sleepers -= 1;
+        let Some(slot) = self.slot else { return };
+        if self.sleepers == 0 {
+            self.links.stay_awake(slot);
+        } else {
+            self.links.announce_sleep(slot);
+        }
+    }
+
+    /// The sleep is over.
+    pub(crate) fn awake(&mut self) {
+        self.sleepers -= 1;
+    }
+
+    /// This thread was told of a ring, and returns to the program without having looked: a sleeping one does.
+    pub(crate) fn pass_ring_on(&self) {
+        if let Some(slot) = self.slot.filter(|_| self.rung && self.sleepers > 0) {
+            slot.ring();
         }
     }
 
@@ -192,21 +219,22 @@ impl Inner {
 
     /// Senders whose receiver does not read go back to TCP.
     pub(crate) fn stalled(&mut self) -> Vec<&'static Endpoint> {
-        let attached = self.by_data.values().filter_map(|fd| self.registrations.get(fd)?.attached?.resolve());
-        attached.filter(|endpoint| send::has_stalled(endpoint)).collect()
+        let full = self.full.iter().filter_map(|fd| self.registrations.get(fd)?.attached?.resolve());
+        full.filter(|endpoint| send::has_stalled(endpoint)).collect()
     }
 }
 
-/// Which events the lanes of a registration answer with.
-fn judge(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> u32 {
+/// Which events the lanes of a registration answer with, and whether there is no room where some is wanted.
+fn judge(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> (u32, bool) {
     let mut events = 0;
     if wanted & IN != 0 && receive::has_arrived(endpoint, fd) {
         events |= IN;
     }
-    if wanted & OUT != 0 && send::writability(endpoint, slot) == Some(true) {
+    let room = if wanted & OUT != 0 { send::writability(endpoint, slot) } else { None };
+    if room == Some(true) {
         events |= OUT;
     }
-    events & wanted
+    (events & wanted, room == Some(false))
 }
 
 /// What the kernel says of the socket now. The bits of poll and epoll are the same.

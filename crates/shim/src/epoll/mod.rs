@@ -8,6 +8,7 @@
 
 mod answer;
 mod registration;
+mod watched;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
@@ -22,6 +23,7 @@ use crate::lock::{Guard, Lock};
 use crate::table::{self, Entry};
 use crate::waiter::Slot;
 use crate::{attach, errno, real};
+use watched::Watched;
 
 const MAX: usize = 65536;
 /// Events that a lane can answer.
@@ -82,11 +84,15 @@ pub(crate) struct Inner {
     nested: bool,
     registrations: HashMap<RawFd, Registration>,
     by_data: HashMap<u64, RawFd>,
-    links: Vec<(&'static Link, u32)>,
+    links: Watched,
+    /// The doorbell has been rung since the links at rest were last looked at.
+    rung: bool,
     /// Descriptors to look at in the next wait: marked by a peer, newly armed, or level-triggered and ready.
     pending: VecDeque<RawFd>,
     /// Endpoints whose receivers have given bytes back, found out while the lock was held.
     returned: Vec<&'static Endpoint>,
+    /// Registrations whose lanes had no room for what the program wants to send.
+    full: Vec<RawFd>,
     /// Threads asleep in the kernel on this instance.
     pub(crate) sleepers: u32,
     /// Attached registrations that another waiter is woken for.
@@ -105,6 +111,8 @@ struct Registration {
     /// Removed by the program, but not yet from the kernel's set.
     deleted: bool,
     pending: bool,
+    /// Listed in [`Inner::full`].
+    full: bool,
     attached: Option<EndpointRef>,
     primary: bool,
 }
@@ -203,10 +211,18 @@ pub(crate) fn refresh(endpoint: &Endpoint) {
     }
 }
 
+/// A lane of `endpoint` has no room: whoever waits for some must find out if that stays so.
+pub(crate) fn watch_for_space(endpoint: &Endpoint) {
+    let fd = endpoint.fd.load(Relaxed);
+    for epoll in sets_of(endpoint) {
+        epoll.inner.lock().note_full(fd);
+    }
+}
+
 /// Nobody looks at `link` any more.
 pub(crate) fn drop_link(link: &'static Link) {
     for epoll in all() {
-        epoll.inner.lock().links.retain(|(other, _)| !std::ptr::eq(*other, link));
+        epoll.inner.lock().links.forget(link);
     }
 }
 
@@ -227,7 +243,7 @@ pub(crate) unsafe fn after_fork_in_child() {
         let mut inner = epoll.inner.lock();
         inner.slot = None;
         inner.sleepers = 0;
-        inner.links.clear();
+        inner.links = Watched::default();
     }
 }
 

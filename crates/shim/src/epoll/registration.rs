@@ -1,5 +1,6 @@
 //! epoll_ctl, and what attaching does to a registration: which part of it the kernel's set answers, and which the lanes.
 
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
@@ -104,6 +105,7 @@ impl Inner {
             disarmed: false,
             deleted: false,
             pending: false,
+            full: false,
             attached: None,
             primary: false,
         };
@@ -167,10 +169,7 @@ impl Inner {
             registration.primary = primary;
         }
         self.secondary += u32::from(!primary);
-        match self.links.iter_mut().find(|(link, _)| std::ptr::eq(*link, at.link)) {
-            Some((_, uses)) => *uses += 1,
-            None => self.links.push((at.link, 1)),
-        }
+        self.links.add(at.link);
         epoll.active.fetch_add(1, AcqRel);
         self.mark_pending(fd);
         self.refresh(endpoint);
@@ -194,12 +193,7 @@ impl Inner {
         if primary && let Some(slot) = self.slot {
             endpoint.unclaim(slot);
         }
-        if let Some(index) = self.links.iter().position(|(other, _)| std::ptr::eq(*other, link)) {
-            self.links[index].1 -= 1;
-            if self.links[index].1 == 0 {
-                self.links.swap_remove(index);
-            }
-        }
+        self.links.remove(link);
         epoll.active.fetch_sub(1, AcqRel);
         self.settle(epoll, fd, endpoint);
     }
@@ -259,11 +253,28 @@ impl Inner {
     }
 
     pub(super) fn mark_pending(&mut self, fd: RawFd) {
+        if let Some(registration) = self.registrations.get_mut(&fd) {
+            registration.queue(&mut self.pending, fd);
+        }
+    }
+
+    /// A lane of this registration has no room.
+    pub(super) fn note_full(&mut self, fd: RawFd) {
         if let Some(registration) = self.registrations.get_mut(&fd)
-            && !registration.pending
+            && !registration.full
         {
-            registration.pending = true;
-            self.pending.push_back(fd);
+            registration.full = true;
+            self.full.push(fd);
+        }
+    }
+}
+
+impl Registration {
+    /// To be looked at in the next wait.
+    pub(super) fn queue(&mut self, pending: &mut VecDeque<RawFd>, fd: RawFd) {
+        if !self.pending {
+            self.pending = true;
+            pending.push_back(fd);
         }
     }
 }

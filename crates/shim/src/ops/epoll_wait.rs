@@ -30,8 +30,10 @@ pub(crate) fn wait(
             return result;
         }
         // Somebody attached a connection meanwhile: the doorbell may be among the events.
-        let kept = epoll.lock().take_over(events, 0, result as usize);
+        let mut inner = epoll.lock();
+        let kept = inner.take_over(events, 0, result as usize);
         if kept > 0 {
+            inner.pass_ring_on();
             return kept as c_int;
         }
     }
@@ -71,20 +73,27 @@ fn round(
         let more = kernel(&mut events[found..], Some(0));
         errno::set(before);
         let more = more.max(0) as usize;
-        return Some(epoll.lock().take_over(events, found, more) as c_int);
+        let mut inner = epoll.lock();
+        let kept = inner.take_over(events, found, more);
+        inner.pass_ring_on();
+        return Some(kept as c_int);
     }
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
     drop(inner);
-    if left != Some(0) && waiter::spin(|| epoll.lock().has_marks()) {
+    let sleeps = left != Some(0);
+    if sleeps && waiter::spin(|| epoll.lock().has_marks()) {
         return None;
     }
     let mut inner = epoll.lock();
-    let patience = if left == Some(0) { None } else { inner.patience() };
-    inner.announce_sleep();
-    let found = inner.collect(events);
-    if found > 0 {
-        inner.awake();
-        return Some(found as c_int);
+    let patience = if sleeps { inner.patience() } else { None };
+    if sleeps {
+        inner.announce_sleep();
+        let found = inner.collect(events);
+        if found > 0 {
+            inner.stay_awake();
+            return Some(found as c_int);
+        }
+        inner.rest();
     }
     inner.unasked = 0;
     inner.asked_at = now;
@@ -101,7 +110,9 @@ fn round(
     let failed = errno::get();
 
     let mut inner = epoll.lock();
-    inner.awake();
+    if sleeps {
+        inner.awake();
+    }
     if result < 0 {
         errno::set(failed);
         return Some(result);

@@ -222,7 +222,11 @@ pub(crate) fn writability(endpoint: &Endpoint, slot: Option<Slot>) -> Option<boo
 
 /// For a non-blocking send that found no room: has the waiter of the socket told of space. `true`: there is some now.
 fn arm_for_space(endpoint: &Endpoint) -> bool {
-    writability(endpoint, endpoint.owner()) != Some(false)
+    let is_full = writability(endpoint, endpoint.owner()) == Some(false);
+    if is_full {
+        epoll::watch_for_space(endpoint);
+    }
+    !is_full
 }
 
 /// A full lane, and a caller that may be made to wait.

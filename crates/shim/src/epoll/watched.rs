@@ -1,0 +1,184 @@
+//! The links that an epoll instance looks at. A wait must not cost more because there are many of them, so it looks only
+//! at those that are *busy*: all others are *at rest*. On a link at rest the sleep stays announced, whatever the
+//! instance does meanwhile, so that the peer's next word comes with a ring of the doorbell; only that makes the instance
+//! look through the links at rest, for those whose sleep has been ended or that have marks.
+
+use std::collections::HashMap;
+
+use shunt_ring::WaiterLine;
+
+use crate::links::Link;
+use crate::waiter::Slot;
+
+/// A busy link that had nothing to say this often in a row comes to rest.
+const LOOKS: u8 = 64;
+/// As long as there are no more busy links than this, looking costs less than being rung for.
+const FEW: usize = 4;
+
+/// See the module. The busy ones come first.
+#[derive(Default)]
+pub(super) struct Watched {
+    links: Vec<One>,
+    busy: usize,
+    places: HashMap<usize, usize>,
+    /// Links whose peer does not hold this instance's doorbell, as far as was known when it was last asked.
+    unknown: usize,
+}
+
+struct One {
+    link: &'static Link,
+    /// Attached registrations on it.
+    uses: u32,
+    /// Looks in a row that found nothing.
+    silent: u8,
+    /// The peer holds the doorbell.
+    known: bool,
+}
+
+impl One {
+    fn line(&self, slot: Slot) -> &WaiterLine {
+        self.link.view().waiter(self.link.side, slot.0)
+    }
+}
+
+impl Watched {
+    /// Another attached registration is on `link`.
+    pub(super) fn add(&mut self, link: &'static Link) {
+        if let Some(place) = self.places.get(&key(link)) {
+            self.links[*place].uses += 1;
+            return;
+        }
+        self.places.insert(key(link), self.links.len());
+        self.links.push(One { link, uses: 1, silent: 0, known: false });
+        self.unknown += 1;
+        self.make_busy(self.links.len() - 1);
+    }
+
+    /// One fewer is.
+    pub(super) fn remove(&mut self, link: &'static Link) {
+        let Some(place) = self.places.get(&key(link)).copied() else { return };
+        self.links[place].uses -= 1;
+        if self.links[place].uses == 0 {
+            self.forget(link);
+        }
+    }
+
+    /// Nobody looks at `link` any more.
+    pub(super) fn forget(&mut self, link: &'static Link) {
+        let Some(mut place) = self.places.get(&key(link)).copied() else { return };
+        if place < self.busy {
+            self.swap(place, self.busy - 1);
+            place = self.busy - 1;
+            self.busy = place;
+        }
+        self.swap(place, self.links.len() - 1);
+        self.places.remove(&key(link));
+        if let Some(one) = self.links.pop() {
+            self.unknown -= usize::from(!one.known);
+        }
+    }
+
+    /// Whether a busy link has marks, without taking them.
+    pub(super) fn have_marks(&self, slot: Slot) -> bool {
+        self.links[..self.busy].iter().any(|one| one.line(slot).peek_ready() != 0)
+    }
+
+    /// Takes the marks of the busy links.
+    pub(super) fn take_marks(&mut self, slot: Slot, mut each: impl FnMut(&'static Link, u64)) {
+        let mut place = 0;
+        while place < self.busy {
+            let (link, line) = (self.links[place].link, self.links[place].line(slot));
+            let mut marks = line.take_ready();
+            let one = &mut self.links[place];
+            one.silent = if marks == 0 { one.silent.saturating_add(1) } else { 0 };
+            if one.silent >= LOOKS && self.busy > FEW {
+                let line = link.view().waiter(link.side, slot.0);
+                line.announce_sleep();
+                marks = line.take_ready();
+                if marks == 0 {
+                    // Another one has its place now.
+                    self.busy -= 1;
+                    self.swap(place, self.busy);
+                    continue;
+                }
+                line.awake();
+                self.links[place].silent = 0;
+            }
+            each(link, marks);
+            place += 1;
+        }
+    }
+
+    /// Announces a sleep on every busy link; the caller takes their marks once more afterwards.
+    pub(super) fn announce_sleep(&self, slot: Slot) {
+        self.links[..self.busy].iter().for_each(|one| one.line(slot).announce_sleep());
+    }
+
+    /// There is no sleep after all.
+    pub(super) fn stay_awake(&self, slot: Slot) {
+        self.links[..self.busy].iter().for_each(|one| one.line(slot).awake());
+    }
+
+    /// After the announcement, when there were no marks: everything is at rest.
+    pub(super) fn rest(&mut self) {
+        self.busy = 0;
+    }
+
+    /// The doorbell has been rung: takes the marks of the links at rest. Those that rang are busy from now on, unless
+    /// somebody `sleeps` on and is to be rung for again.
+    pub(super) fn take_rung(&mut self, slot: Slot, sleeps: bool, mut each: impl FnMut(&'static Link, u64)) {
+        for place in self.busy..self.links.len() {
+            let line = self.links[place].line(slot);
+            if line.is_sleeping() && line.peek_ready() == 0 {
+                continue;
+            }
+            if sleeps {
+                line.announce_sleep();
+            } else {
+                line.awake();
+            }
+            let marks = line.take_ready();
+            each(self.links[place].link, marks);
+            if !sleeps {
+                self.make_busy(place);
+            }
+        }
+    }
+
+    /// Whether every peer can ring.
+    pub(super) fn all_known(&self) -> bool {
+        self.unknown == 0
+    }
+
+    /// Finds out which peers can ring by now. `true`: more than before, and what they had to say until then came without
+    /// a ring.
+    pub(super) fn learn_known(&mut self, slot: Slot) -> bool {
+        let before = self.unknown;
+        if before > 0 {
+            for one in self.links.iter_mut().filter(|one| !one.known) {
+                one.known = one.link.view().is_known(one.link.side.other(), slot.0);
+                self.unknown -= usize::from(one.known);
+            }
+        }
+        self.unknown < before
+    }
+
+    fn make_busy(&mut self, place: usize) {
+        self.links[place].silent = 0;
+        self.swap(place, self.busy);
+        self.busy += 1;
+    }
+
+    fn swap(&mut self, one: usize, other: usize) {
+        if one != other {
+            self.links.swap(one, other);
+            for place in [one, other] {
+                self.places.insert(key(self.links[place].link), place);
+            }
+        }
+    }
+}
+
+fn key(link: &'static Link) -> usize {
+    std::ptr::from_ref(link) as usize
+}
