@@ -1,0 +1,130 @@
+//! Many connections at once: opened, all of them used in every round, then held until told to close.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use crate::client::{connect, ordinary};
+use crate::pattern::{Head, Random, check_answer};
+
+/// Silence for longer than this is a lost message.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// See the module. Prints a line of JSON once every round is done, and closes when `gate` exists.
+pub(crate) fn run(port: u16, connections: usize, rounds: usize, sparse: usize, gate: &Path) -> Result<()> {
+    let begun = Instant::now();
+    let mut all = All { epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?, members: Vec::new() };
+    for index in 0..connections {
+        let stream = connect(port).with_context(|| format!("connection {index}"))?;
+        stream.set_nonblocking(true)?;
+        all.epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, index as u64))?;
+        all.members.push(Member { stream, head: None, answer: Vec::new() });
+    }
+    let opened = begun.elapsed();
+    let mut random = Random::new(connections as u64);
+    let begun = Instant::now();
+    for _ in 0..rounds {
+        (0..connections).try_for_each(|index| all.begin(index, ordinary(&mut random)))?;
+        all.finish()?;
+    }
+    let busy = begun.elapsed();
+    // One connection at a time: what the idle ones cost shows here.
+    let begun = Instant::now();
+    for _ in 0..sparse {
+        let index = random.below(connections as u64) as usize;
+        all.begin(index, Head { request: 64, answer: 64, seed: random.next() })?;
+        all.finish()?;
+    }
+    let alone = begun.elapsed();
+    let report = serde_json::json!({
+        "connections": connections,
+        "open_seconds": opened.as_secs_f64(),
+        "exchanges_per_second": (rounds * connections) as f64 / busy.as_secs_f64(),
+        "sparse_us": alone.as_secs_f64() * 1e6 / sparse.max(1) as f64,
+    });
+    println!("{report}");
+    while !gate.exists() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // Still all there, and then all gone.
+    (0..connections).try_for_each(|index| all.begin(index, ordinary(&mut random)))?;
+    all.finish()?;
+    println!("done");
+    Ok(())
+}
+
+struct All {
+    epoll: Epoll,
+    members: Vec<Member>,
+}
+
+struct Member {
+    stream: TcpStream,
+    /// The exchange under way.
+    head: Option<Head>,
+    answer: Vec<u8>,
+}
+
+impl All {
+    fn begin(&mut self, index: usize, head: Head) -> Result<()> {
+        let member = &mut self.members[index];
+        member.head = Some(head);
+        member.answer.clear();
+        let request = head.encode();
+        let mut sent = 0;
+        while sent < request.len() {
+            match member.stream.write(&request[sent..]) {
+                Ok(count) => sent += count,
+                // The buffers take a request whole; only a loaded machine makes this wait.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::yield_now(),
+                Err(error) => return Err(error).with_context(|| format!("sending on connection {index}")),
+            }
+        }
+        if head.answer == 0 {
+            member.head = None;
+        }
+        Ok(())
+    }
+
+    /// Waits until every exchange under way is done.
+    fn finish(&mut self) -> Result<()> {
+        let mut open = self.members.iter().filter(|member| member.head.is_some()).count();
+        let mut events = vec![EpollEvent::empty(); 1024];
+        let timeout = EpollTimeout::try_from(PATIENCE)?;
+        while open > 0 {
+            let count = self.epoll.wait(&mut events, timeout)?;
+            ensure!(count > 0, "{open} answers have not come within {PATIENCE:?}");
+            for event in &events[..count] {
+                open -= usize::from(self.members[event.data() as usize].advance()?);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Member {
+    /// Takes what has come; `true` if that ends the exchange.
+    fn advance(&mut self) -> Result<bool> {
+        let Some(head) = self.head else { bail!("bytes, or an end, that nobody asked for") };
+        let mut buffer = [0; 32 * 1024];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => bail!("the server has closed a connection"),
+                Ok(count) => self.answer.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error).context("receiving"),
+            }
+            ensure!(self.answer.len() <= head.answer, "more bytes than were asked for");
+            if self.answer.len() == head.answer {
+                check_answer(&head, &self.answer)?;
+                self.head = None;
+                self.answer.shrink_to(1024);
+                return Ok(true);
+            }
+        }
+    }
+}
