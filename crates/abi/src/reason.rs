@@ -77,7 +77,7 @@ reasons! {
         "Nothing needs to be done: it is offered again when only one process holds it.";
     Shared = 16, "shared", "More than one process holds the socket.",
         "Let the process that does not use the connection close it.";
-    Exec = 17, "exec", "The process replaced its program.",
+    Exec = 17, "exec", "The process replaced its program, or started one that inherits the connection.",
         "Let the program mark the socket close-on-exec, if what it starts does not need it.";
     OutOfBand = 18, "out_of_band", "Urgent data was sent or asked for.",
         "Turn urgent data off, if the program has an option for that.";

@@ -6,8 +6,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use shunt_abi::control::{DecodeError, MAX_MESSAGE, Request};
-use shunt_sys::Errno;
 use shunt_sys::seqpacket::{self, Credentials};
+use shunt_sys::{Errno, pidfd};
+use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::outbox::{Backlog, Outbox};
@@ -38,6 +39,8 @@ struct Client {
     credentials: Credentials,
     outbox: Rc<Outbox>,
     process: Option<ProcessId>,
+    /// Readable once the process has ended. Its end closes the socket as well, unless a child holds a copy.
+    life: Option<AsyncFd<OwnedFd>>,
     state: Rc<RefCell<State>>,
     /// Descriptors of the message under way.
     fds: Vec<OwnedFd>,
@@ -57,7 +60,7 @@ pub(crate) async fn serve(state: Rc<RefCell<State>>, socket: OwnedFd, credential
         }
     };
     let outbox = Rc::new(Outbox::new(socket, limit));
-    let mut client = Client { credentials, outbox, process: None, state, fds: Vec::new() };
+    let mut client = Client { credentials, outbox, process: None, life: None, state, fds: Vec::new() };
     let end = client.converse().await;
     if let End::Bad(bad) = &end {
         tracing::warn!(pid = credentials.pid, uid = credentials.uid, error = %bad, "hung up on a client");
@@ -109,6 +112,7 @@ impl Client {
                     }
                 }
                 () = outbox.changed() => {}
+                () = end_of(&self.life), if self.life.is_some() => return End::Closed,
                 () = sleep_until(deadline.unwrap_or(hello_by)), if deadline.is_some() => {
                     if backlog == Backlog::Short {
                         outbox.flush();
@@ -187,6 +191,8 @@ impl Client {
             }
             (None, Request::Hello(hello), Some(page)) => {
                 self.process = Some(state.hello(self.credentials, &self.outbox, &hello, page)?);
+                self.life = pidfd::of_peer(self.outbox.socket(), self.credentials.pid)
+                    .and_then(|pidfd| watch(pidfd).ok());
                 Ok(())
             }
             (None, _, fd) => {
@@ -196,6 +202,13 @@ impl Client {
             }
             (Some(process), request, fd) => state.request(process, request, fd),
         }
+    }
+}
+
+async fn end_of(life: &Option<AsyncFd<OwnedFd>>) {
+    match life {
+        Some(pidfd) => drop(pidfd.readable().await),
+        None => std::future::pending().await,
     }
 }
 

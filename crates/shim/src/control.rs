@@ -227,6 +227,18 @@ pub(crate) unsafe fn after_fork_in_child() {
     *control = Control { epoch: control.epoch + 1, ..Control::new() };
 }
 
+/// In a child that was made unseen: the conversation is its parent's, who goes on with it.
+///
+/// # Safety
+/// This must be the only thread of the process.
+pub(crate) unsafe fn disown() {
+    // SAFETY: the caller's promise.
+    unsafe { CONTROL.reset() };
+    let mut control = CONTROL.lock();
+    control.socket = None;
+    control.epoch += 1;
+}
+
 impl Control {
     const fn new() -> Control {
         Control {
@@ -345,8 +357,8 @@ impl Control {
         if let Some(reason) = endpoint.barred().or_else(unseen::left) {
             return Err(reason);
         }
-        if crate::fork::is_shared(endpoint) {
-            return Err(Reason::Shared);
+        if let Some(reason) = crate::family::sharing(endpoint) {
+            return Err(reason);
         }
         if crate::ops::descriptors::is_standard_stream(endpoint) {
             return Err(Reason::Stdio);

@@ -77,8 +77,9 @@ pub(crate) struct Endpoint {
     /// SO_RCVTIMEO and SO_SNDTIMEO in nanoseconds; 0 means none.
     pub(crate) receive_timeout: AtomicU64,
     pub(crate) send_timeout: AtomicU64,
-    /// Index in the table of sockets shared by fork, plus one.
-    pub(crate) holders: AtomicU32,
+    /// Index of its row in `crate::family`, plus one, and how many stray children there were when it was made.
+    pub(crate) family_row: AtomicU32,
+    pub(crate) strays: AtomicU32,
     pub(crate) tx: Lock<TxSide>,
     pub(crate) rx: Lock<RxSide>,
     /// The epoll instances it is registered with.
@@ -155,6 +156,7 @@ pub(crate) fn allocate(fd: i32, nonblocking: bool) -> Option<EndpointRef> {
     endpoint.names.store(1, Relaxed);
     endpoint.nonblocking.store(nonblocking.into(), Relaxed);
     endpoint.offer_after.store(crate::control::OFFER_AFTER, Relaxed);
+    endpoint.strays.store(crate::family::strays(), Relaxed);
     Some(EndpointRef { index, generation: endpoint.generation.load(Acquire) })
 }
 
@@ -386,7 +388,7 @@ impl Endpoint {
         self.owner.store(0, Relaxed);
         self.receive_timeout.store(0, Relaxed);
         self.send_timeout.store(0, Relaxed);
-        self.holders.store(0, Relaxed);
+        self.family_row.store(0, Relaxed);
         *self.tx.lock() = TxSide::default();
         *self.rx.lock() = RxSide::default();
         self.epolls.lock().clear();

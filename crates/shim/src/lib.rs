@@ -14,6 +14,7 @@ mod control;
 mod endpoint;
 mod epoll;
 mod errno;
+mod family;
 mod fork;
 mod hooks;
 mod kernel;

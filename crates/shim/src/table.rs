@@ -2,8 +2,14 @@
 //! socket (L7).
 //!
 //! Two levels, so that a process with few descriptors pays for few. Chunks are never freed.
+//!
+//! The kernel wipes the upper level in every child that gets a copy of our memory. A fork that we see restores it; a child
+//! made by a system call of the program's own finds nothing there, and is told apart by that from a process that never
+//! had a socket, without a look-up costing more.
 
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
+
+use rustix::mm::{Advice, madvise};
 
 use crate::endpoint::{Endpoint, EndpointRef};
 use crate::epoll::{Epoll, EpollRef};
@@ -13,7 +19,19 @@ const CHUNKS: usize = 1024;
 
 type Chunk = [AtomicU64; CHUNK];
 
-static TABLE: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
+/// The upper level, on pages of its own.
+#[repr(C, align(4096))]
+struct Upper([AtomicPtr<Chunk>; CHUNKS]);
+
+impl Upper {
+    const fn new() -> Upper {
+        Upper([const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS])
+    }
+}
+
+static UPPER: Upper = Upper::new();
+/// What the upper level is restored from. Written after it.
+static COPY: Upper = Upper::new();
 
 /// What a descriptor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +71,44 @@ impl Entry {
     }
 }
 
+/// Has the upper level wiped in children. A kernel that cannot leaves children of such system calls unnoticed.
+pub(crate) fn start() {
+    // SAFETY: whole pages of our own; what is in them is restored in every child.
+    let _ =
+        unsafe { madvise((&raw const UPPER).cast_mut().cast(), size_of::<Upper>(), Advice::LinuxWipeOnFork) };
+}
+
+/// In a forked child.
+pub(crate) fn restore() {
+    for (upper, copy) in UPPER.0.iter().zip(&COPY.0) {
+        upper.store(copy.load(Acquire), Release);
+    }
+}
+
 #[inline]
 fn cell(fd: i32) -> Option<&'static AtomicU64> {
-    let chunk = TABLE.get(fd as u32 as usize / CHUNK)?.load(Acquire);
+    Some(&chunk(fd as u32 as usize / CHUNK)?[fd as usize % CHUNK])
+}
+
+#[inline]
+fn chunk(index: usize) -> Option<&'static Chunk> {
+    let chunk = UPPER.0.get(index)?.load(Acquire);
     // SAFETY: a chunk that is not null is never freed.
-    (!chunk.is_null()).then(|| unsafe { &(*chunk)[fd as usize % CHUNK] })
+    unsafe { chunk.as_ref() }.or_else(|| missing(index))
+}
+
+/// Nothing there: because there never was, or because this is a child that nobody announced.
+#[cold]
+fn missing(index: usize) -> Option<&'static Chunk> {
+    let present = || UPPER.0[index].load(Acquire);
+    if COPY.0[index].load(Acquire).is_null() {
+        return None;
+    }
+    if present().is_null() {
+        crate::fork::stray();
+    }
+    // SAFETY: as in `chunk`.
+    unsafe { present().as_ref() }
 }
 
 /// What `fd` is.
@@ -98,8 +149,10 @@ pub(crate) fn replace(fd: i32, entry: Entry) -> Entry {
             return Entry::None;
         }
         let fresh = Box::into_raw(Box::new([const { AtomicU64::new(0) }; CHUNK]));
-        let slot = &TABLE[fd as usize / CHUNK];
-        if slot.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire).is_err() {
+        let index = fd as usize / CHUNK;
+        if UPPER.0[index].compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire).is_ok() {
+            COPY.0[index].store(fresh, Release);
+        } else {
             // SAFETY: it was made above and nobody else has seen it.
             drop(unsafe { Box::from_raw(fresh) });
         }
@@ -113,7 +166,7 @@ pub(crate) fn replace(fd: i32, entry: Entry) -> Entry {
 /// Every descriptor from `first` to `last` that is something to us.
 pub(crate) fn known(first: u32, last: u32) -> impl Iterator<Item = (i32, Entry)> {
     (first as usize / CHUNK..CHUNKS.min(last as usize / CHUNK + 1))
-        .filter(|&index| !TABLE[index].load(Relaxed).is_null())
+        .filter(|&index| chunk(index).is_some())
         .flat_map(|index| index * CHUNK..(index + 1) * CHUNK)
         .filter(move |fd| (first as usize..=last as usize).contains(fd))
         .map(|fd| (fd as i32, look_up(fd as i32)))

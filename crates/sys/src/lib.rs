@@ -9,6 +9,7 @@ pub mod eventfd;
 pub mod identity;
 pub mod mapping;
 pub mod memfd;
+pub mod pidfd;
 pub mod seqpacket;
 pub mod tcp;
 

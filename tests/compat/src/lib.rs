@@ -10,6 +10,7 @@ mod dir;
 mod ground;
 mod host;
 mod launch;
+mod phases;
 mod programs;
 mod road;
 
@@ -21,6 +22,9 @@ pub use host::Mode;
 pub use launch::Finished;
 pub use launch::Launch;
 pub use launch::Program;
+pub use phases::Phase;
+pub use phases::compile;
+pub use phases::run_phases;
 pub use programs::Tools;
 pub use programs::find as find_program;
 pub use road::Expected;

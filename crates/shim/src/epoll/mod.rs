@@ -230,16 +230,27 @@ fn sets_of(endpoint: &Endpoint) -> Vec<&'static Epoll> {
     endpoint.epolls.lock().iter().filter_map(|name| name.resolve()).collect()
 }
 
+/// Frees the locks of every instance in a forked child.
+///
+/// # Safety
+/// This must be the only thread of the process.
+pub(crate) unsafe fn reset_locks() {
+    // SAFETY: the caller's promise.
+    unsafe { FREE.reset() };
+    for epoll in all() {
+        // SAFETY: the caller's promise.
+        unsafe { epoll.inner.reset() };
+    }
+}
+
 /// A forked child shares its parent's instances, but has no lanes.
 ///
 /// # Safety
 /// This must be the only thread of the process.
 pub(crate) unsafe fn after_fork_in_child() {
     // SAFETY: the caller's promise.
-    unsafe { FREE.reset() };
+    unsafe { reset_locks() };
     for epoll in all() {
-        // SAFETY: the caller's promise.
-        unsafe { epoll.inner.reset() };
         let mut inner = epoll.inner.lock();
         inner.slot = None;
         inner.sleepers = 0;

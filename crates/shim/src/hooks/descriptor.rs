@@ -6,7 +6,7 @@ use shunt_abi::reason::Reason;
 
 use crate::ops::{descriptors, options};
 use crate::table::{self, Entry};
-use crate::{process, real, unseen};
+use crate::{real, unseen};
 
 /// See close(2).
 ///
@@ -52,7 +52,7 @@ pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
 pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
     // SAFETY: the program's own call.
     let new = unsafe { real::dup(fd) };
-    if new >= 0 && process::is_home() {
+    if new >= 0 {
         descriptors::duplicated(fd, new);
     }
     new
@@ -96,7 +96,7 @@ pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_u
     }
     let result = real();
     if result >= 0 {
-        if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) && process::is_home() {
+        if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
             descriptors::duplicated(fd, result);
         } else if let Some(endpoint) = endpoint {
             options::after_fcntl(endpoint, command, argument);

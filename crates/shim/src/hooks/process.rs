@@ -6,7 +6,7 @@ use libc::pid_t;
 use shunt_abi::reason::Reason;
 
 use super::trampoline::{Call, trampolines};
-use crate::ops::descriptors;
+use crate::ops::exec;
 use crate::{fork, real, unseen};
 
 /// See _Fork(3): a fork that runs no handlers.
@@ -18,9 +18,25 @@ pub unsafe extern "C-unwind" fn _Fork() -> pid_t {
     fork::before_bare();
     // SAFETY: the program's own call.
     let pid = unsafe { real::_Fork() };
-    if pid == 0 {
+    match pid {
         // SAFETY: this is the only thread of the child.
-        unsafe { fork::after_in_child() };
+        0 => unsafe { fork::after_in_child() },
+        -1 => fork::failed(),
+        _ => {}
+    }
+    pid
+}
+
+/// See fork(2). Handlers do what there is to do, unless the kernel refuses.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fork() -> pid_t {
+    // SAFETY: the program's own call.
+    let pid = unsafe { real::fork() };
+    if pid < 0 {
+        fork::failed();
     }
     pid
 }
@@ -33,7 +49,7 @@ macro_rules! exec {
         /// As in C.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> c_int {
-            descriptors::before_exec();
+            exec::before_exec();
             // SAFETY: the program's own call.
             unsafe { real::$name($($arg),*) }
         }
@@ -64,7 +80,7 @@ trampolines! {
 macro_rules! variadic_exec {
     ($($before:ident: $name:literal;)*) => { $(
         extern "C" fn $before(_: &Call) -> *mut c_void {
-            descriptors::before_exec();
+            exec::before_exec();
             real::address!($name)
         }
     )* };
@@ -87,4 +103,45 @@ pub unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
     }
     // SAFETY: the program's own call.
     unsafe { real::unshare(flags) }
+}
+
+macro_rules! spawn {
+    ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => { $(
+        /// Starts another program in a child, inside libc.
+        ///
+        /// # Safety
+        /// As in C.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
+            exec::before_child();
+            // SAFETY: the program's own call.
+            unsafe { real::$name($($arg),*) }
+        }
+    )* };
+}
+
+type Actions = libc::posix_spawn_file_actions_t;
+type Attributes = libc::posix_spawnattr_t;
+type Strings = *const *mut c_char;
+
+spawn! {
+    posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const Actions, attributes: *const Attributes, argv: Strings, envp: Strings) -> c_int;
+    posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const Actions, attributes: *const Attributes, argv: Strings, envp: Strings) -> c_int;
+    system(command: *const c_char) -> c_int;
+    popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE;
+}
+
+/// See posix_spawn_file_actions_adddup2(3): a child will be given a descriptor.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
+    actions: *mut Actions,
+    old: c_int,
+    new: c_int,
+) -> c_int {
+    exec::hand_out(old);
+    // SAFETY: the program's own call.
+    unsafe { real::posix_spawn_file_actions_adddup2(actions, old, new) }
 }

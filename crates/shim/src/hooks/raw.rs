@@ -200,9 +200,11 @@ unsafe fn forking(number: c_long, a: &Arguments) -> c_long {
     fork::before_bare();
     // SAFETY: the caller's promise.
     let pid = unsafe { real::syscall(number, a.0[0], a.0[1], a.0[2], a.0[3], a.0[4], a.0[5]) };
-    if pid == 0 {
+    match pid {
         // SAFETY: this is the only thread of the child.
-        unsafe { fork::after_in_child() };
+        0 => unsafe { fork::after_in_child() },
+        -1 => fork::failed(),
+        _ => {}
     }
     pid
 }

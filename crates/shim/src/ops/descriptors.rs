@@ -7,8 +7,9 @@ use std::sync::atomic::Ordering::*;
 use shunt_abi::reason::Reason;
 
 use crate::endpoint::Stage;
+use crate::ops::exec;
 use crate::table::{self, Entry};
-use crate::{attach, endpoint, epoll, errno, fork, process, real};
+use crate::{attach, endpoint, epoll, errno, family, process, real};
 
 /// A new TCP socket, not connected.
 pub(crate) fn made(fd: RawFd) {
@@ -70,10 +71,10 @@ pub(crate) fn begin_close(fd: RawFd) -> Entry {
             rename(endpoint, fd, entry);
             return Entry::None;
         }
-        if endpoint.is_attached() && attach::before_close(endpoint, fd) && !fork::is_shared(endpoint) {
+        if endpoint.is_attached() && attach::before_close(endpoint, fd) && !family::is_shared(endpoint) {
             reset_on_close(fd);
         }
-        if endpoint.stage() == Stage::Offered && !fork::is_shared(endpoint) {
+        if endpoint.stage() == Stage::Offered && !family::is_shared(endpoint) {
             finish_for_broker(fd);
         }
     }
@@ -130,7 +131,7 @@ pub(crate) fn end_close(entry: Entry) {
     match entry {
         Entry::Endpoint(name) => {
             if let Some(endpoint) = name.resolve() {
-                fork::let_go(endpoint);
+                family::let_go(endpoint);
                 attach::after_close(endpoint);
             }
         }
@@ -167,8 +168,11 @@ pub(crate) fn is_standard_stream(endpoint: &endpoint::Endpoint) -> bool {
 
 const STANDARD_STREAMS: std::ops::RangeInclusive<RawFd> = 0..=2;
 
-/// `new` names what `old` does.
+/// `new` names what `old` does. In a child of vfork that is a number of its own, for the program that it becomes.
 pub(crate) fn duplicated(old: RawFd, new: RawFd) {
+    if !process::is_home() {
+        return exec::hand_out(old);
+    }
     let entry = table::look_up(old);
     match entry {
         Entry::Endpoint(name) => {
@@ -186,7 +190,11 @@ pub(crate) fn duplicated(old: RawFd, new: RawFd) {
 
 /// dup2 and dup3: `new` is closed by the kernel on the way.
 pub(crate) fn duplicate_onto(old: RawFd, new: RawFd, real: impl FnOnce() -> c_int) -> c_int {
-    if old == new || !process::is_home() {
+    if old == new {
+        return real();
+    }
+    if !process::is_home() {
+        exec::hand_out(old);
         return real();
     }
     let replaced = table::look_up(new);
@@ -245,21 +253,4 @@ pub(crate) fn close_range(first: u32, last: u32, real: impl Fn(u32, u32) -> c_in
     let result = if from <= last { real(from, last) } else { 0 };
     closed.into_iter().for_each(end_close);
     result
-}
-
-/// exec: what the new program inherits goes back to TCP first.
-pub(crate) fn before_exec() {
-    if !process::is_home() {
-        return;
-    }
-    for (fd, entry) in table::known(0, u32::MAX) {
-        if let Entry::Endpoint(name) = entry
-            && let Some(endpoint) = name.resolve()
-            && endpoint.is_attached()
-            && rustix::io::fcntl_getfd(crate::private::borrow(fd))
-                .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
-        {
-            attach::give_back(endpoint, Reason::Exec);
-        }
-    }
 }

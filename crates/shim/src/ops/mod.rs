@@ -2,6 +2,7 @@
 
 pub(crate) mod descriptors;
 pub(crate) mod epoll_wait;
+pub(crate) mod exec;
 pub(crate) mod options;
 pub(crate) mod poll;
 pub(crate) mod receive;

@@ -1,0 +1,9 @@
+/* Another program that is handed a connection: serve_on DESCRIPTOR. */
+
+#include "phases.h"
+
+int main(int argc, char **argv) {
+    expect(argc == 2, "usage: serve_on DESCRIPTOR");
+    serve(atoi(argv[1]), 'X');
+    return 7;
+}

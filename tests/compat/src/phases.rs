@@ -1,0 +1,103 @@
+//! Tests in phases: a program of ours serves one connection, and does something to its process between two phases.
+//! Under shunt each phase lasts until the connection has come onto the road that the test expects.
+
+use crate::host::Host;
+use crate::launch::{Launch, Program};
+use crate::programs::find;
+use shunt_abi::reason::{Reason, Road as Taken};
+use shunt_abi::status::{Connection, Direction};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The road a phase must come onto.
+#[derive(Clone, Copy, Debug)]
+pub enum Phase {
+    /// Shared memory in both directions.
+    Shm,
+    /// TCP, with this reason at the server's end.
+    Tcp(Reason),
+    /// Whatever road there is: nothing tells.
+    Unseen,
+}
+
+/// Compiles a C program of ours into the host's directory, where it can be started as `./NAME`.
+pub fn compile(host: &Host, name: &str, flags: &[&str]) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(format!("{name}.c"));
+    let program = host.path(name);
+    let compiled = Command::new(find("gcc"))
+        .args(["-O1", "-Wall", "-Werror", "-pthread", "-o"])
+        .arg(&program)
+        .arg(source)
+        .args(flags)
+        .status()
+        .expect("gcc can be started");
+    assert!(compiled.success(), "gcc did not accept {name}.c");
+    program
+}
+
+/// Serves the phases by `server`, which says "ready" when it listens on `port`, and returns what it and its client saw.
+pub fn run_phases(host: &Host, server: Launch<'_>, port: u16, phases: &[Phase]) -> String {
+    compile(host, "peer", &[]);
+    let mut server = server.start("server");
+    server.wait_for_output("ready", LIMIT);
+    let client = host
+        .program("./peer")
+        .arg(port.to_string())
+        .arg(host.dir())
+        .arg(phases.len().to_string())
+        .start("client");
+    for (number, phase) in phases.iter().enumerate() {
+        await_road(host, port, *phase, number, &[&server, &client]);
+        host.write(&format!("gate.{number}"), "");
+        await_end_of_phase(&client, number);
+    }
+    let client = client.wait(LIMIT);
+    // What has outlived its program until now may end.
+    host.write("over", "");
+    let server = server.wait(LIMIT);
+    assert!(client.success(), "the client: {}", client.stderr);
+    format!("{}{}{}{:?}", client.stdout, server.stdout, server.stderr, server.status)
+}
+
+fn await_end_of_phase(client: &Program, number: usize) {
+    let deadline = Instant::now() + LIMIT;
+    while !client.output().contains(&format!("phase {number}:")) {
+        assert!(Instant::now() < deadline, "phase {number} did not end\n{}", client.output());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Waits until the status shows the connection to `port` on the road that the phase expects.
+fn await_road(host: &Host, port: u16, phase: Phase, number: usize, programs: &[&Program]) {
+    let deadline = Instant::now() + LIMIT;
+    while let Some(status) = host.status() {
+        let ends = || status.processes.iter().flat_map(|process| &process.connections);
+        let server = || ends().filter(|end| end.local.port() == port);
+        let client = || ends().filter(|end| end.remote.port() == port);
+        let arrived = match phase {
+            Phase::Shm => server().any(is_on_shm) && client().any(is_on_shm),
+            Phase::Tcp(reason) => server().any(|end| is_on_tcp_for(end, reason)),
+            Phase::Unseen => true,
+        };
+        if arrived {
+            return;
+        }
+        let seen: Vec<_> = programs.iter().map(|program| program.output()).collect();
+        assert!(Instant::now() < deadline, "phase {number} did not come to {phase:?}\n{seen:?}\n{status:#?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A direction in which nothing has been sent since the pairing is idle: its next byte is on the lane.
+fn is_on_shm(end: &Connection) -> bool {
+    let ready = |one: &Direction| one.road == Taken::Shm || one.reason == Reason::Idle;
+    ready(&end.send) && ready(&end.receive)
+}
+
+fn is_on_tcp_for(end: &Connection, reason: Reason) -> bool {
+    let directions = [end.send, end.receive];
+    directions.iter().all(|one| one.road == Taken::Tcp) && directions.iter().any(|one| one.reason == reason)
+}

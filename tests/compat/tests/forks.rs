@@ -1,0 +1,50 @@
+//! Processes that share a connection or hand it on, by every kind of fork, spawn and exec.
+
+use shunt_abi::reason::Reason;
+use shunt_compat::{Phase, both, compile, run_phases};
+use std::time::Duration;
+
+use Phase::{Shm, Tcp, Unseen};
+
+fn scenario(name: &'static str, phases: &'static [Phase]) {
+    both(Duration::from_secs(120), move |host| {
+        compile(host, "forks", &[]);
+        compile(host, "serve_on", &[]);
+        let port = host.port();
+        run_phases(host, host.program("./forks").args([name, &port.to_string()]), port, phases)
+    });
+}
+
+macro_rules! scenarios {
+    ($($name:ident: $($phase:expr),*;)*) => { $(
+        #[test]
+        #[allow(non_snake_case)]
+        fn $name() {
+            scenario(stringify!($name), &[$($phase),*]);
+        }
+    )* };
+}
+
+scenarios! {
+    child_takes_over: Shm, Shm;
+    child_from_the_start: Shm;
+    child_of_bare_fork: Shm, Tcp(Reason::Shared);
+    child_of_raw_clone: Shm, Shm;
+    child_of_Fork: Shm, Shm;
+    turns: Shm, Tcp(Reason::Shared), Shm;
+    turns_of_bare_fork: Shm, Unseen, Tcp(Reason::Shared);
+    turns_of_raw_clone: Shm, Tcp(Reason::Shared), Shm;
+    child_ends_unseen: Shm, Shm;
+    daemonise: Shm, Shm;
+    exec_without_the_shim: Shm, Unseen;
+    exec_with_the_shim: Shm, Unseen;
+    fork_and_exec: Shm, Unseen, Tcp(Reason::Exec);
+    vfork_and_exec: Shm, Unseen, Tcp(Reason::Exec);
+    spawn_without_the_shim: Shm, Unseen, Tcp(Reason::Exec);
+    spawn_with_the_shim: Shm, Unseen, Tcp(Reason::Exec);
+    shell: Shm, Unseen, Tcp(Reason::Exec);
+    pipe_to_a_shell: Shm, Unseen, Tcp(Reason::Exec);
+    clone_with_our_memory: Shm, Unseen, Unseen;
+    clone_with_a_copy: Shm, Tcp(Reason::Shared), Tcp(Reason::Shared);
+    orphan_of_bare_fork: Shm, Unseen;
+}
