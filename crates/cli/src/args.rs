@@ -27,6 +27,12 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Say what this machine supports, what it lacks and what to do about it
     Doctor(DoctorArgs),
+    /// Compare the roads side by side, with what each gives and costs
+    #[command(subcommand)]
+    Bench(Bench),
+    /// The loads of the comparisons
+    #[command(subcommand, hide = true)]
+    BenchWorker(shunt_bench::Worker),
     /// Write the manual pages to a directory
     Man {
         /// Where to write them; it is created if it does not exist
@@ -131,6 +137,13 @@ pub(crate) struct DoctorArgs {
     /// Print the checks as JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What can be compared.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// The local path against TCP and Unix sockets: our own loads, and real programs as far as they are installed
+    Local(shunt_bench::LocalArguments),
 }
 
 /// A thread that looks for work longer than this has stopped being useful to anyone.

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Cli, Command};
+use args::{Bench, Cli, Command};
 
 fn main() -> ExitCode {
     let command = Cli::parse().command;
@@ -38,6 +38,8 @@ fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error),
         },
+        Command::Bench(Bench::Local(args)) => shunt_bench::local(&args),
+        Command::BenchWorker(worker) => shunt_bench::worker(&worker),
         Command::Man { directory } => generate::man(&directory),
         Command::Completions { shell } => generate::completions(shell),
     };

@@ -1,0 +1,33 @@
+//! Times of single operations, and what is reported of them.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use crate::worker::Measured;
+
+/// Nanoseconds, to three digits.
+pub(crate) struct Latencies(Histogram<u64>);
+
+impl Latencies {
+    pub(crate) fn new() -> Latencies {
+        Latencies(Histogram::new(3).expect("three digits are allowed"))
+    }
+
+    pub(crate) fn record(&mut self, latency: Duration) {
+        self.0.saturating_record(latency.as_nanos() as u64);
+    }
+
+    pub(crate) fn add(&mut self, other: &Latencies) {
+        self.0.add(&other.0).expect("it grows by itself");
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.0.len()
+    }
+
+    pub(crate) fn measured(&self, operations: u64, seconds: f64) -> Measured {
+        let percentile = |part| self.0.value_at_quantile(part) as f64 / 1000.0;
+        Measured { operations, seconds, p50_us: percentile(0.5), p99_us: percentile(0.99) }
+    }
+}

@@ -1,0 +1,17 @@
+//! `shunt bench`: what each road gives and what it costs, side by side in one run. The command hands its arguments over;
+//! everything is printed from here.
+
+#![forbid(unsafe_code)]
+
+mod latency;
+mod local;
+mod machine;
+mod process;
+mod report;
+mod side;
+mod stage;
+mod stats;
+mod worker;
+
+pub use local::{Arguments as LocalArguments, run as local};
+pub use worker::{Worker, run as worker};

@@ -1,0 +1,135 @@
+//! `shunt bench local`: the local path against TCP and Unix sockets.
+//!
+//! Every point of every table is measured on all its sides in turn, again and again; which side begins rotates. What is
+//! compared is always of the same round.
+
+mod pair;
+mod point;
+mod programs;
+mod synthetic;
+mod tables;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::machine::Machine;
+use crate::report::{self, Report};
+use crate::stage::Stage;
+pub(crate) use point::{Point, Sample};
+pub(crate) use tables::{Table, Unit};
+
+/// `shunt bench local`
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+
+    /// Write a page with plots as well
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// How often every side has its turn
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..1000))]
+    repeats: u32,
+
+    /// How long one turn is measured
+    #[arg(long, value_name = "SECS", default_value_t = 0.5, value_parser = parse_seconds)]
+    seconds: f64,
+
+    /// Only these [default: all]
+    #[arg(value_enum, value_name = "WHAT")]
+    only: Vec<Group>,
+}
+
+/// What can be asked for by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Group {
+    /// One message there and back, by size
+    RoundTrip,
+    /// Messages in one direction, by size
+    Stream,
+    /// Many connections to one server, by number
+    Connections,
+    /// memcached, Redis, PostgreSQL, nginx; Java, Node and Python
+    Programs,
+    /// What shunt costs where it cannot help
+    Cost,
+    /// More threads than processors
+    Crowd,
+}
+
+/// Runs and prints it.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let stage = Stage::set().context("setting the stage")?;
+    let machine = Machine::describe(&stage);
+    let mut tables: Vec<Table> = tables::all()
+        .into_iter()
+        .filter(|table| arguments.only.is_empty() || arguments.only.contains(&table.group))
+        .collect();
+    let begin = Instant::now();
+    let bar = progress(&tables, arguments.repeats);
+    for table in &mut tables {
+        measure(table, &stage, arguments, &bar)?;
+    }
+    bar.finish_and_clear();
+    let report = Report::new(machine, &tables, arguments.repeats, arguments.seconds, begin.elapsed());
+    if let Some(path) = &arguments.html {
+        std::fs::write(path, report::html(&report)?)
+            .with_context(|| format!("writing {}", path.display()))?;
+    }
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", report::text(&report));
+    }
+    Ok(())
+}
+
+fn measure(table: &mut Table, stage: &Stage, arguments: &Arguments, bar: &ProgressBar) -> Result<()> {
+    let seconds = Duration::from_secs_f64(arguments.seconds);
+    for point in &mut table.points {
+        if let Some(missing) = point.load.missing() {
+            bar.suspend(|| eprintln!("left out: {}, {}: {missing}", table.title, point.label));
+            point.missing = Some(missing);
+            bar.inc(u64::from(arguments.repeats) * point.sides.len() as u64);
+            continue;
+        }
+        for round in 0..arguments.repeats as usize {
+            for turn in 0..point.sides.len() {
+                let index = (round + turn) % point.sides.len();
+                let side = point.sides[index];
+                bar.set_message(format!("{}, {}: {}", table.title, point.label, side.label()));
+                let sample: Sample = point
+                    .load
+                    .run(stage, side, seconds)
+                    .with_context(|| format!("{}, {}, by {}", table.title, point.label, side.label()))?;
+                point.samples[index].push(sample);
+                bar.inc(1);
+            }
+        }
+        point.load.close();
+    }
+    Ok(())
+}
+
+fn progress(tables: &[Table], repeats: u32) -> ProgressBar {
+    let turns: usize = tables.iter().flat_map(|table| &table.points).map(|point| point.sides.len()).sum();
+    let bar =
+        ProgressBar::with_draw_target(Some(turns as u64 * u64::from(repeats)), ProgressDrawTarget::stderr());
+    let style = ProgressStyle::with_template("{bar:24} {pos}/{len}, {eta} to go  {msg}");
+    bar.with_style(style.expect("a template that is right"))
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    let parse = || -> Result<f64> {
+        let seconds: f64 = text.parse()?;
+        ensure!((0.01..=600.0).contains(&seconds));
+        Ok(seconds)
+    };
+    parse().map_err(|_| "expected seconds, from 0.01 to 600".to_owned())
+}

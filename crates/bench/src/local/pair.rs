@@ -1,0 +1,89 @@
+//! A server and a client that speak the protocol of our loads, one turn of them.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use shunt_abi::reason::Road;
+use shunt_abi::status::Snapshot;
+
+use super::point::Sample;
+use crate::process::Process;
+use crate::side::Side;
+use crate::stage::Stage;
+use crate::worker::{BEGIN, Measured, READY};
+
+/// How long a program may take to be ready, or to say what it measured after its time is over.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Where a server of the side is told to listen.
+pub(super) fn listen_at(stage: &Stage, side: Side) -> String {
+    if side != Side::Unix {
+        return "127.0.0.1:0".to_owned();
+    }
+    let socket = stage.path("bench.sock");
+    remove(&socket);
+    socket.display().to_string()
+}
+
+fn remove(socket: &Path) {
+    let _ = std::fs::remove_file(socket);
+}
+
+/// Starts the server, then the client that `client` makes for the server's address, and waits for what it measured.
+pub(super) fn run(
+    stage: &Stage,
+    side: Side,
+    server: &mut Command,
+    client: impl FnOnce(&str) -> Command,
+    seconds: Duration,
+) -> Result<Sample> {
+    let mut server = Process::spawn_with_lines(server, "the server")?;
+    let address = server.expect(READY, LIMIT)?;
+    let mut client = Process::spawn_with_lines(&mut client(&address), "the client")?;
+    client.expect(BEGIN, LIMIT)?;
+    let (server_before, client_before) = (server.cpu(), client.cpu());
+    let line = client.line(seconds + LIMIT)?;
+    let server_cpu = server.cpu().saturating_sub(server_before);
+    let client_cpu = client.cpu().saturating_sub(client_before);
+    let measured: Measured =
+        serde_json::from_str(&line).with_context(|| format!("the client said {line:?}"))?;
+    let mut sample = Sample::of(&measured, server_cpu, client_cpu);
+    if side.is_short_road() {
+        sample.look(&stage.status()?, &address);
+        sample.link_bytes = server.link_bytes() + client.link_bytes();
+    }
+    client.finish()?;
+    server.finish()?;
+    Ok(sample)
+}
+
+impl Sample {
+    pub(super) fn of(measured: &Measured, server_cpu: Duration, client_cpu: Duration) -> Sample {
+        let each = |cpu: Duration| cpu.as_secs_f64() * 1e6 / measured.operations.max(1) as f64;
+        Sample {
+            rate: measured.operations as f64 / measured.seconds,
+            p50_us: measured.p50_us,
+            p99_us: measured.p99_us,
+            server_us: each(server_cpu),
+            client_us: each(client_cpu),
+            ..Sample::default()
+        }
+    }
+
+    /// Which roads the connections of the server at `address` take.
+    pub(super) fn look(&mut self, snapshot: &Snapshot, address: &str) {
+        (self.connections, self.on_shm) = (0, 0);
+        self.reasons.clear();
+        let all = snapshot.processes.iter().flat_map(|process| &process.connections);
+        for connection in all.filter(|connection| connection.local.to_string() == address) {
+            let directions = [connection.send, connection.receive];
+            self.connections += 1;
+            self.on_shm += usize::from(directions.iter().all(|direction| direction.road == Road::Shm));
+            for direction in directions.iter().filter(|direction| direction.road == Road::Tcp) {
+                *self.reasons.entry(direction.reason.label()).or_default() += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Where other people's programs are.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+/// Among the distribution's, PostgreSQL's own, or in PATH. PATH comes last: version managers put wrappers there.
+pub(super) fn program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    ["/usr/bin", "/usr/sbin", "/bin", "/sbin"]
+        .map(PathBuf::from)
+        .into_iter()
+        .chain(postgres())
+        .chain(std::env::split_paths(&path))
+        .map(|directory| directory.join(name))
+        .find(|file| file.is_file())
+}
+
+/// The same, for one that was found before.
+pub(super) fn installed(name: &str) -> Result<PathBuf> {
+    program(name).with_context(|| format!("{name} is not installed"))
+}
+
+/// Debian keeps PostgreSQL's programs per major version; the newest first.
+fn postgres() -> Vec<PathBuf> {
+    let directories = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut directories: Vec<_> = directories.map(|entry| entry.path().join("bin")).collect();
+    directories.sort();
+    directories.reverse();
+    directories
+}

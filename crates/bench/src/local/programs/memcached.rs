@@ -1,0 +1,60 @@
+//! memcached with one thread, under our own load.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::super::point::Point;
+use super::{Address, Program, Served, find};
+use crate::process::Process;
+use crate::side::Side;
+use crate::stage::{Placement, Role, Stage};
+use crate::worker::Measured;
+
+pub(super) fn points() -> Vec<Point> {
+    let point = |connections: usize| {
+        let label = format!("memcached, 1 B to 4 KB, {connections} connections");
+        Point::new(label, Side::PROGRAM, Served::new(Memcached { connections }))
+    };
+    [1, 8, 50].map(point).into()
+}
+
+struct Memcached {
+    connections: usize,
+}
+
+impl Program for Memcached {
+    fn needs(&self) -> &[&str] {
+        &["memcached"]
+    }
+
+    fn start(&self, stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>> {
+        let program = find::installed("memcached")?;
+        let mut command = stage.command(&program, side, Role::Server, Placement::TwoCores);
+        command.args(["-t", "1", "-m", "256"]);
+        if rustix::process::geteuid().is_root() {
+            command.args(["-u", "root"]);
+        }
+        match &address.socket {
+            Some(socket) => command.args(["-s", socket]),
+            None => command.args(["-l", "127.0.0.1", "-U", "0", "-p", &address.port.to_string()]),
+        };
+        Ok(vec![Process::spawn(&mut command, "memcached")?])
+    }
+
+    fn load(&self, stage: &Stage, side: Side, address: &Address, seconds: Duration) -> Result<Command> {
+        let mut command = stage.worker(side, Role::Client, Placement::TwoCores);
+        command.args(["memcached", "--connections", &self.connections.to_string()]);
+        command.args(["--seconds", &seconds.as_secs_f64().to_string(), "--to"]);
+        match &address.socket {
+            Some(socket) => command.arg(socket),
+            None => command.arg(format!("127.0.0.1:{}", address.port)),
+        };
+        Ok(command)
+    }
+
+    fn parse(&self, output: &str, _: Duration) -> Option<Measured> {
+        output.lines().find_map(|line| serde_json::from_str(line).ok())
+    }
+}

@@ -1,0 +1,158 @@
+//! Programs that nobody here wrote. The servers of all sides run all the time, idle but for their turn.
+
+mod find;
+mod memcached;
+mod nginx;
+mod postgres;
+mod redis;
+mod runtimes;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::Group;
+use super::point::{Load, Point, Sample};
+use super::tables::{Table, Unit};
+use crate::process::Process;
+use crate::side::Side;
+use crate::stage::Stage;
+use crate::worker::Measured;
+
+pub(super) fn tables() -> Vec<Table> {
+    let table = |title: &str, unit, points| Table {
+        group: Group::Programs,
+        title: title.to_owned(),
+        unit,
+        axis: None,
+        points,
+    };
+    vec![
+        table("Servers", Unit::PerSecond, servers()),
+        table("PostgreSQL, pgbench with 8 clients", Unit::PerSecond, postgres::points()),
+        table("Round trip of 64 B in a language's own runtime", Unit::Microseconds, runtimes::points()),
+    ]
+}
+
+fn servers() -> Vec<Point> {
+    [memcached::points(), redis::points(), nginx::points()].into_iter().flatten().collect()
+}
+
+/// A server with a load that somebody else wrote.
+trait Program {
+    /// What must be installed.
+    fn needs(&self) -> &[&str];
+
+    /// The Unix socket of a server which has this port elsewhere.
+    fn socket(&self, stage: &Stage, port: u16) -> PathBuf {
+        stage.path(&format!("{port}.sock"))
+    }
+
+    /// Starts the server for a side. It listens at `address`, which is free.
+    fn start(&self, stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>>;
+
+    /// The load for one turn.
+    fn load(&self, stage: &Stage, side: Side, address: &Address, seconds: Duration) -> Result<Command>;
+
+    /// What the load printed, which was to run so long.
+    fn parse(&self, output: &str, seconds: Duration) -> Option<Measured>;
+}
+
+/// Where a server of a side listens.
+#[derive(Clone, Debug)]
+pub(super) struct Address {
+    port: u16,
+    /// For the side that uses Unix sockets.
+    socket: Option<String>,
+}
+
+struct Served<P> {
+    program: P,
+    running: RefCell<HashMap<Side, Running>>,
+}
+
+struct Running {
+    address: Address,
+    /// The first is the one whose processor time is the server's.
+    processes: Vec<Process>,
+}
+
+impl<P: Program> Served<P> {
+    fn new(program: P) -> Served<P> {
+        Served { program, running: RefCell::default() }
+    }
+
+    fn start(&self, stage: &Stage, side: Side) -> Result<Running> {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let socket = (side == Side::Unix).then(|| self.program.socket(stage, port).display().to_string());
+        let address = Address { port, socket };
+        let processes = self.program.start(stage, side, &address)?;
+        address.wait()?;
+        Ok(Running { address, processes })
+    }
+}
+
+impl<P: Program> Load for Served<P> {
+    fn missing(&self) -> Option<String> {
+        let missing = self.program.needs().iter().find(|name| find::program(name).is_none())?;
+        Some(format!("{missing} is not installed"))
+    }
+
+    fn close(&self) {
+        self.running.borrow_mut().clear();
+    }
+
+    fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {
+        let mut all = self.running.borrow_mut();
+        if !all.contains_key(&side) {
+            all.insert(side, self.start(stage, side)?);
+        }
+        let running = &all[&side];
+        let server = running.processes.first().context("a server")?;
+        let mut command = self.program.load(stage, side, &running.address, seconds)?;
+        let before = server.tree_cpu();
+        let client = Process::spawn_with_lines(&mut command, "the load")?;
+        let mut sample = Sample::default();
+        if side.is_short_road() {
+            std::thread::sleep(seconds / 2);
+            sample.look(&stage.status()?, &format!("127.0.0.1:{}", running.address.port));
+            sample.link_bytes = server.link_bytes() + client.link_bytes();
+        }
+        let (output, client_cpu) = client.output(LIMIT)?;
+        let server_cpu = server.tree_cpu().saturating_sub(before);
+        let measured =
+            self.program.parse(&output, seconds).with_context(|| format!("the load printed\n{output}"))?;
+        let figures = Sample::of(&measured, server_cpu, client_cpu);
+        let Sample { on_shm, connections, reasons, link_bytes, .. } = sample;
+        Ok(Sample { on_shm, connections, reasons, link_bytes, ..figures })
+    }
+}
+
+const LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+impl Address {
+    /// Until somebody listens there.
+    fn wait(&self) -> Result<()> {
+        let deadline = Instant::now() + START_LIMIT;
+        loop {
+            let answers = match &self.socket {
+                Some(path) => UnixStream::connect(path).is_ok(),
+                None => TcpStream::connect(("127.0.0.1", self.port)).is_ok(),
+            };
+            if answers {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("the server does not answer within {START_LIMIT:?}");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! PostgreSQL with pgbench: SELECT only and TPC-B, simple and prepared.
+
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::super::point::Point;
+use super::{Address, Program, START_LIMIT, Served, find};
+use crate::process::Process;
+use crate::side::Side;
+use crate::stage::{Placement, Role, Stage};
+use crate::worker::Measured;
+
+pub(super) fn points() -> Vec<Point> {
+    let point = |label, arguments| Point::new(label, Side::PROGRAM, Served::new(Pgbench { arguments }));
+    vec![
+        point("SELECT, simple protocol", &["-S", "-M", "simple"]),
+        point("SELECT, prepared statements", &["-S", "-M", "prepared"]),
+        point("TPC-B, simple protocol", &["-N", "-M", "simple"]),
+    ]
+}
+
+struct Pgbench {
+    arguments: &'static [&'static str],
+}
+
+/// PostgreSQL refuses to run as root; Debian makes this user.
+const USER: &str = "postgres";
+
+impl Program for Pgbench {
+    fn needs(&self) -> &[&str] {
+        &["initdb", "postgres", "pgbench", "setpriv"]
+    }
+
+    fn socket(&self, stage: &Stage, port: u16) -> PathBuf {
+        stage.path(&format!("data-{port}/.s.PGSQL.{port}"))
+    }
+
+    fn start(&self, stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>> {
+        let data = data_directory(stage, address.port)?;
+        let mut initdb = Command::new(find::installed("setpriv")?);
+        set_user(&mut initdb, &find::installed("initdb")?);
+        initdb.args(["--auth", "trust", "--no-sync", "--username", "postgres", "--pgdata"]).arg(&data);
+        succeed(&mut initdb, "initdb")?;
+        let mut server = stage.command(&find::installed("setpriv")?, side, Role::Server, Placement::Free);
+        set_user(&mut server, &find::installed("postgres")?);
+        server.arg("-D").arg(&data).args(["-p", &address.port.to_string(), "-c", "fsync=off"]);
+        server.args(["-c", "listen_addresses=127.0.0.1", "-c", "max_wal_size=1GB", "-c"]);
+        server.arg(format!("unix_socket_directories={}", data.display()));
+        let server = Process::spawn(server.stdout(Stdio::null()).stderr(Stdio::null()), "PostgreSQL")?;
+        self.fill(stage, address)?;
+        Ok(vec![server])
+    }
+
+    fn load(&self, stage: &Stage, side: Side, address: &Address, seconds: Duration) -> Result<Command> {
+        let program = find::installed("pgbench")?;
+        let mut command = stage.command(&program, side, Role::Client, Placement::Free);
+        let whole = seconds.as_secs_f64().ceil() as u64;
+        command.args(["-n", "-c", "8", "-j", "1", "-T", &whole.to_string(), "-U", "postgres"]);
+        command.args(self.arguments).args(["-p", &address.port.to_string(), "-h"]);
+        match &address.socket {
+            Some(_) => command.arg(stage.path(&format!("data-{}", address.port))),
+            None => command.arg("127.0.0.1"),
+        };
+        command.arg("postgres").stderr(Stdio::null());
+        Ok(command)
+    }
+
+    fn parse(&self, output: &str, _: Duration) -> Option<Measured> {
+        let after =
+            |label: &str| output.lines().find_map(|line| line.strip_prefix(label)?.split_whitespace().next());
+        let rate: f64 = after("tps = ")?.parse().ok()?;
+        let average_ms: f64 = after("latency average = ")?.parse().ok()?;
+        let all = after("number of transactions actually processed: ")?;
+        let operations: u64 = all.split('/').next()?.parse().ok()?;
+        let seconds = operations as f64 / rate;
+        Some(Measured { operations, seconds, p50_us: average_ms * 1e3, p99_us: 0.0 })
+    }
+}
+
+impl Pgbench {
+    fn fill(&self, stage: &Stage, address: &Address) -> Result<()> {
+        let deadline = Instant::now() + START_LIMIT;
+        let data = stage.path(&format!("data-{}", address.port));
+        loop {
+            let mut fill = Command::new(find::installed("pgbench")?);
+            fill.args(["-i", "-q", "-s", "5", "-U", "postgres", "-p", &address.port.to_string(), "-h"]);
+            match succeed(fill.arg(&data).arg("postgres"), "pgbench -i") {
+                Ok(()) => return Ok(()),
+                Err(error) if Instant::now() > deadline => return Err(error),
+                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            }
+        }
+    }
+}
+
+/// A directory that belongs to the user who runs the server.
+fn data_directory(stage: &Stage, port: u16) -> Result<PathBuf> {
+    let data = stage.path(&format!("data-{port}"));
+    std::fs::create_dir(&data)?;
+    if rustix::process::geteuid().is_root() {
+        // The stage's own directory is root's alone.
+        std::fs::set_permissions(stage.path(""), std::fs::Permissions::from_mode(0o755))?;
+        let passwd = std::fs::read_to_string("/etc/passwd")?;
+        let entry = passwd.lines().find_map(|line| line.strip_prefix(USER)?.strip_prefix(':'));
+        let uid = entry.and_then(|entry| entry.split(':').nth(1)?.parse().ok());
+        chown(&data, Some(uid.with_context(|| format!("there is no user {USER}"))?), None)?;
+    }
+    Ok(data)
+}
+
+/// Arguments of setpriv, which becomes `program`.
+fn set_user(command: &mut Command, program: &Path) {
+    if rustix::process::geteuid().is_root() {
+        command.args(["--reuid", USER, "--regid", USER, "--init-groups"]);
+    }
+    command.arg("--").arg(program);
+}
+
+fn succeed(command: &mut Command, name: &str) -> Result<()> {
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("starting {name}"))?;
+    ensure!(
+        output.status.success(),
+        "{name} ended with {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
+}

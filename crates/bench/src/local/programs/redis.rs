@@ -1,0 +1,73 @@
+//! Redis with redis-benchmark.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::super::point::Point;
+use super::{Address, Program, Served, find};
+use crate::process::Process;
+use crate::side::Side;
+use crate::stage::{Placement, Role, Stage};
+use crate::worker::Measured;
+
+pub(super) fn points() -> Vec<Point> {
+    let point = |pipeline: u32| {
+        let label = format!("Redis GET, 100 B, 50 connections, pipeline {pipeline}");
+        Point::new(label, Side::PROGRAM, Served::new(Redis { pipeline }))
+    };
+    [1, 16].map(point).into()
+}
+
+struct Redis {
+    pipeline: u32,
+}
+
+/// redis-benchmark counts requests: as many as take plain TCP about the time that was asked for.
+const REQUESTS_PER_SECOND: f64 = 150_000.0;
+
+impl Program for Redis {
+    fn needs(&self) -> &[&str] {
+        &["redis-server", "redis-benchmark"]
+    }
+
+    fn start(&self, stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>> {
+        let program = find::installed("redis-server")?;
+        let mut command = stage.command(&program, side, Role::Server, Placement::TwoCores);
+        command.args(["--save", "", "--appendonly", "no"]);
+        match &address.socket {
+            Some(socket) => command.args(["--port", "0", "--unixsocket", socket]),
+            None => command.args(["--bind", "127.0.0.1", "--port", &address.port.to_string()]),
+        };
+        Ok(vec![Process::spawn(command.stdout(std::process::Stdio::null()), "Redis")?])
+    }
+
+    fn load(&self, stage: &Stage, side: Side, address: &Address, seconds: Duration) -> Result<Command> {
+        let program = find::installed("redis-benchmark")?;
+        let mut command = stage.command(&program, side, Role::Client, Placement::TwoCores);
+        command.args(["-t", "get", "-c", "50", "-d", "100", "-r", "10000", "--csv"]);
+        command.args(["-n", &self.requests(seconds).to_string(), "-P", &self.pipeline.to_string()]);
+        match &address.socket {
+            Some(socket) => command.args(["-s", socket]),
+            None => command.args(["-h", "127.0.0.1", "-p", &address.port.to_string()]),
+        };
+        Ok(command)
+    }
+
+    /// A line with the rate and latencies in milliseconds: "test","rps","avg","min","p50","p95","p99","max".
+    fn parse(&self, output: &str, seconds: Duration) -> Option<Measured> {
+        let line = output.lines().nth(1)?;
+        let cells: Vec<f64> =
+            line.split(',').skip(1).map(|cell| cell.trim_matches('"').parse().ok()).collect::<Option<_>>()?;
+        let [rate, _, _, p50, _, p99, _] = cells[..] else { return None };
+        let operations = self.requests(seconds);
+        Some(Measured { operations, seconds: operations as f64 / rate, p50_us: p50 * 1e3, p99_us: p99 * 1e3 })
+    }
+}
+
+impl Redis {
+    fn requests(&self, seconds: Duration) -> u64 {
+        (REQUESTS_PER_SECOND * f64::from(self.pipeline).sqrt() * seconds.as_secs_f64()) as u64
+    }
+}

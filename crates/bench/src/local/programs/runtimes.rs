@@ -1,0 +1,100 @@
+//! Round trips in other languages, with what their runtimes do to sockets: programs of ours, since nobody has written a
+//! benchmark that is the same in all three.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::super::pair;
+use super::super::point::{Load, Point, Sample};
+use super::find;
+use crate::side::Side;
+use crate::stage::{Placement, Role, Stage};
+
+pub(super) fn points() -> Vec<Point> {
+    let point = |runtime: &'static Runtime| Point::new(runtime.label, Side::PROGRAM, runtime);
+    RUNTIMES.iter().map(point).collect()
+}
+
+struct Runtime {
+    label: &'static str,
+    program: &'static str,
+    file: &'static str,
+    text: &'static str,
+    /// What makes of the file what is run, and the arguments by which that is named.
+    compiler: Option<(&'static str, &'static [&'static str])>,
+}
+
+const RUNTIMES: [Runtime; 3] = [
+    Runtime {
+        label: "Java, blocking channels",
+        program: "java",
+        file: "RoundTrip.java",
+        text: include_str!("../../../programs/RoundTrip.java"),
+        compiler: Some(("javac", &["-Xshare:auto", "-cp", ".", "RoundTrip"])),
+    },
+    Runtime {
+        label: "Node.js, net.Socket",
+        program: "node",
+        file: "round_trip.js",
+        text: include_str!("../../../programs/round_trip.js"),
+        compiler: None,
+    },
+    Runtime {
+        label: "Python, asyncio streams",
+        program: "python3",
+        file: "round_trip.py",
+        text: include_str!("../../../programs/round_trip.py"),
+        compiler: None,
+    },
+];
+
+const SIZE: &str = "64";
+
+impl Load for &'static Runtime {
+    fn missing(&self) -> Option<String> {
+        let needs = [Some(self.program), self.compiler.map(|(compiler, _)| compiler)];
+        let missing = needs.into_iter().flatten().find(|name| find::program(name).is_none())?;
+        Some(format!("{missing} is not installed"))
+    }
+
+    fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {
+        self.prepare(stage)?;
+        let mut server = self.command(stage, side, Role::Server)?;
+        server.args(["serve", &pair::listen_at(stage, side), SIZE]);
+        let mut client = self.command(stage, side, Role::Client)?;
+        let client = |address: &str| {
+            client.args(["load", address, SIZE, &seconds.as_secs_f64().to_string()]);
+            client
+        };
+        pair::run(stage, side, &mut server, client, seconds)
+    }
+}
+
+impl Runtime {
+    fn prepare(&self, stage: &Stage) -> Result<()> {
+        let file = stage.path(self.file);
+        if file.exists() {
+            return Ok(());
+        }
+        std::fs::write(&file, self.text)?;
+        if let Some((compiler, _)) = self.compiler {
+            let status =
+                Command::new(find::installed(compiler)?).arg("-d").arg(stage.path("")).arg(&file).status();
+            ensure!(status.context(compiler)?.success(), "{compiler} refuses {}", self.file);
+        }
+        Ok(())
+    }
+
+    fn command(&self, stage: &Stage, side: Side, role: Role) -> Result<Command> {
+        let program: PathBuf = find::installed(self.program)?;
+        let mut command = stage.command(&program, side, role, Placement::TwoCores);
+        match self.compiler {
+            Some((_, arguments)) => command.args(arguments),
+            None => command.arg(self.file),
+        };
+        Ok(command)
+    }
+}

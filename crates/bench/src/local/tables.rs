@@ -1,0 +1,168 @@
+//! What is compared.
+
+use serde::Serialize;
+
+use super::Group;
+use super::point::{Load, Point};
+use super::programs;
+use super::synthetic::{Calls, Pattern, Synthetic};
+use crate::side::Side;
+use crate::stage::Placement;
+use crate::worker::{Call, Style};
+
+/// What the figure of a cell is.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Unit {
+    /// Operations a second.
+    PerSecond,
+    /// Microseconds for one, lower is better.
+    Microseconds,
+    /// Megabytes a second.
+    Megabytes,
+}
+
+/// See the module.
+pub(crate) struct Table {
+    pub(super) group: Group,
+    pub(crate) title: String,
+    pub(crate) unit: Unit,
+    /// What the points differ in, for the plot's axis.
+    pub(crate) axis: Option<&'static str>,
+    pub(crate) points: Vec<Point>,
+}
+
+const SIZES: [usize; 9] = [1, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+const STREAM_SIZES: [usize; 9] = [32, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+const FEW_SIZES: [usize; 3] = [64, 4 << 10, 64 << 10];
+
+/// All of them, in the order they are run.
+pub(super) fn all() -> Vec<Table> {
+    let mut tables = vec![
+        round_trips(Style::Blocking, Placement::TwoCores, &SIZES),
+        round_trips(Style::Blocking, Placement::OneCore, &FEW_SIZES),
+        round_trips(Style::Epoll, Placement::TwoCores, &FEW_SIZES),
+        round_trips(Style::Epoll, Placement::OneCore, &FEW_SIZES),
+        streams(),
+        connections(1),
+        connections(16),
+        crowd(),
+        one_sided(),
+        with_and_without(),
+    ];
+    tables.extend(programs::tables());
+    tables
+}
+
+fn round_trips(style: Style, placement: Placement, sizes: &[usize]) -> Table {
+    let pattern = Pattern::RoundTrip { style, threads: 1 };
+    Table {
+        group: Group::RoundTrip,
+        title: format!("Round trip, {}, {}", style.label(), placement.label()),
+        unit: Unit::Microseconds,
+        axis: Some("bytes"),
+        points: sizes
+            .iter()
+            .map(|&size| {
+                Point::new(bytes(size), Side::ROADS, Synthetic { pattern, size, placement }).at(size)
+            })
+            .collect(),
+    }
+}
+
+fn streams() -> Table {
+    let placement = Placement::TwoCores;
+    let load = |size| Synthetic { pattern: Pattern::Stream, size, placement };
+    Table {
+        group: Group::Stream,
+        title: format!("Messages in one direction, {}", placement.label()),
+        unit: Unit::Megabytes,
+        axis: Some("bytes"),
+        points: STREAM_SIZES
+            .iter()
+            .map(|&size| Point::new(bytes(size), Side::ROADS, load(size)).at(size).of_bytes(size))
+            .collect(),
+    }
+}
+
+fn connections(depth: usize) -> Table {
+    let numbers: &[usize] = if depth == 1 { &[1, 8, 50, 500, 5000] } else { &[1, 8, 50, 500] };
+    let load = |connections| Synthetic {
+        pattern: Pattern::Many { connections, depth },
+        size: 64,
+        placement: Placement::TwoCores,
+    };
+    let under_way = if depth == 1 { "one request".to_owned() } else { format!("{depth} requests") };
+    Table {
+        group: Group::Connections,
+        title: format!("Connections to an epoll server, {under_way} of 64 B under way on each"),
+        unit: Unit::PerSecond,
+        axis: Some("connections"),
+        points: numbers
+            .iter()
+            .map(|&number| Point::new(number.to_string(), Side::ROADS, load(number)).at(number))
+            .collect(),
+    }
+}
+
+/// Four times more threads that want to run than there are processors.
+fn crowd() -> Table {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = 4 * processors;
+    let pattern = Pattern::RoundTrip { style: Style::Blocking, threads };
+    let load = Synthetic { pattern, size: 64, placement: Placement::Free };
+    Table {
+        group: Group::Crowd,
+        title: format!("{threads} threads in round trips of 64 B on {processors} processors"),
+        unit: Unit::PerSecond,
+        axis: None,
+        points: vec![Point::new(format!("{threads} threads"), Side::ROADS, load)],
+    }
+}
+
+fn one_sided() -> Table {
+    let placement = Placement::TwoCores;
+    let round_trip = Pattern::RoundTrip { style: Style::Blocking, threads: 1 };
+    let many = Pattern::Many { connections: 50, depth: 1 };
+    let point =
+        |label, pattern, size| Point::new(label, Side::ONE_SIDED, Synthetic { pattern, size, placement });
+    Table {
+        group: Group::Cost,
+        title: "Only one side under shunt".to_owned(),
+        unit: Unit::PerSecond,
+        axis: None,
+        points: vec![
+            point("round trip 64 B", round_trip, 64),
+            point("stream 16 KiB", Pattern::Stream, 16 << 10),
+            point("50 connections", many, 64),
+            point("short connections", Pattern::Short, 64),
+        ],
+    }
+}
+
+fn with_and_without() -> Table {
+    fn point(label: &str, load: impl Load + 'static) -> Point {
+        Point::new(label, Side::WITH_AND_WITHOUT, load)
+    }
+    let short = Synthetic { pattern: Pattern::Short, size: 64, placement: Placement::TwoCores };
+    Table {
+        group: Group::Cost,
+        title: "Nothing to gain".to_owned(),
+        unit: Unit::Microseconds,
+        axis: None,
+        points: vec![
+            point("connection with one request, both under shunt", short),
+            point("open and close of a file", Calls(Call::OpenClose)),
+            point("select on 100 descriptors", Calls(Call::Select)),
+            point("spawn of a program", Calls(Call::Spawn)),
+        ],
+    }
+}
+
+pub(super) fn bytes(size: usize) -> String {
+    match size {
+        _ if size >= 1 << 20 => format!("{} MiB", size >> 20),
+        _ if size >= 1 << 10 => format!("{} KiB", size >> 10),
+        _ => format!("{size} B"),
+    }
+}

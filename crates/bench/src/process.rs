@@ -1,0 +1,191 @@
+//! A program that was started: its lines, its processor time, its end. Dropping it ends it.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::time::{clock_getcpuclockid, clock_gettime};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+
+/// See the module.
+pub(crate) struct Process {
+    name: String,
+    child: Child,
+    lines: Option<Receiver<String>>,
+}
+
+/// How long a program may take to end when its input does, or when it is asked to.
+const GRACE: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(2);
+
+impl Process {
+    /// Starts it in a process group of its own, so that everything it starts ends with it.
+    pub(crate) fn spawn(command: &mut Command, name: &str) -> Result<Process> {
+        let child = command
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("starting {name} ({})", command.get_program().display()))?;
+        Ok(Process { name: name.to_owned(), child, lines: None })
+    }
+
+    /// The same, with its standard output to be read by line.
+    pub(crate) fn spawn_with_lines(command: &mut Command, name: &str) -> Result<Process> {
+        let mut process = Process::spawn(command.stdout(Stdio::piped()), name)?;
+        let stdout = process.child.stdout.take().context("piped")?;
+        process.lines = Some(forward(stdout));
+        Ok(process)
+    }
+
+    /// The next line it prints.
+    pub(crate) fn line(&mut self, limit: Duration) -> Result<String> {
+        let lines = self.lines.as_ref().context("started with lines")?;
+        match lines.recv_timeout(limit) {
+            Ok(line) => Ok(line),
+            Err(RecvTimeoutError::Timeout) => bail!("{} said nothing for {limit:?}", self.name),
+            Err(RecvTimeoutError::Disconnected) => {
+                bail!("{} ended too early: {}", self.name, self.child.wait()?)
+            }
+        }
+    }
+
+    /// The next line, which must begin with `word`; what comes after it.
+    pub(crate) fn expect(&mut self, word: &str, limit: Duration) -> Result<String> {
+        let line = self.line(limit)?;
+        let rest = line.strip_prefix(word).with_context(|| format!("{} said {line:?}", self.name))?;
+        Ok(rest.trim().to_owned())
+    }
+
+    /// Processor time so far of all its threads, ended ones included.
+    pub(crate) fn cpu(&self) -> Duration {
+        let clock = clock_getcpuclockid(nix::unistd::Pid::from_raw(self.child.id() as i32));
+        clock.and_then(clock_gettime).map_or(Duration::ZERO, Duration::from)
+    }
+
+    /// Processor time of it and of all that it started, ended children included; to the clock tick.
+    pub(crate) fn tree_cpu(&self) -> Duration {
+        let all: Vec<Stat> = std::fs::read_dir("/proc")
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| Stat::of(entry.file_name().to_str()?.parse().ok()?))
+            .collect();
+        let mut family = vec![self.child.id()];
+        let mut ticks = 0;
+        while let Some(pid) = family.pop() {
+            ticks += all.iter().filter(|stat| stat.pid == pid).map(|stat| stat.ticks).sum::<u64>();
+            family.extend(all.iter().filter(|stat| stat.parent == pid).map(|stat| stat.pid));
+        }
+        Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    }
+
+    /// Waits for its end; what it printed, and the processor time that it used.
+    pub(crate) fn output(mut self, limit: Duration) -> Result<(String, Duration)> {
+        drop(self.child.stdin.take());
+        let deadline = Instant::now() + limit;
+        let pid = Pid::from_child(&self.child);
+        // Its figures are read before its end is collected: after that they are gone.
+        let peek = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        while waitid(WaitId::Pid(pid), peek)?.is_none() {
+            if Instant::now() > deadline {
+                bail!("{} does not end within {limit:?}", self.name);
+            }
+            std::thread::sleep(POLL);
+        }
+        let cpu = self.tree_cpu();
+        let status = self.child.wait()?;
+        let lines: Vec<String> = self.lines.take().context("started with lines")?.iter().collect();
+        let text = lines.join("\n");
+        if !status.success() {
+            bail!("{} ended with {status}: {text}", self.name);
+        }
+        Ok((text, cpu))
+    }
+
+    /// Proportional share of the shared memory that links take, in bytes.
+    pub(crate) fn link_bytes(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/smaps", self.child.id())).unwrap_or_default();
+        let mut in_link = false;
+        let mut kilobytes = 0;
+        for line in text.lines() {
+            match line.split_once(':') {
+                Some(("Pss", rest)) if in_link => {
+                    kilobytes += rest.trim().trim_end_matches(" kB").parse().unwrap_or(0);
+                }
+                Some((key, _)) if !key.contains(' ') => {}
+                _ => in_link = line.contains("memfd:shunt-link"),
+            }
+        }
+        kilobytes * 1024
+    }
+
+    /// Ends its standard input and waits for its end.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        drop(self.child.stdin.take());
+        let deadline = Instant::now() + GRACE;
+        loop {
+            match self.child.try_wait()? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => bail!("{} ended with {status}", self.name),
+                None if Instant::now() > deadline => bail!("{} does not end", self.name),
+                None => std::thread::sleep(POLL),
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let _ = kill_process_group(Pid::from_child(&self.child), signal);
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        self.signal(Signal::TERM);
+        let deadline = Instant::now() + GRACE;
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if Instant::now() > deadline {
+                self.signal(Signal::KILL);
+                let _ = self.child.wait();
+                return;
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+}
+
+/// What /proc says of a process.
+struct Stat {
+    pid: u32,
+    parent: u32,
+    /// User and system time, its own and that of its children that have ended.
+    ticks: u64,
+}
+
+impl Stat {
+    fn of(pid: u32) -> Option<Stat> {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The fields after the name, which may hold anything; the first is the state.
+        let fields: Vec<u64> =
+            text.rsplit_once(") ")?.1.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
+        Some(Stat { pid, parent: *fields.get(1)? as u32, ticks: fields.get(11..15)?.iter().sum() })
+    }
+}
+
+fn forward(stdout: ChildStdout) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}

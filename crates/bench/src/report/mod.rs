@@ -1,0 +1,167 @@
+//! What a comparison says: as text for a terminal, as a page with plots, as JSON.
+
+mod html;
+mod plot;
+mod text;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::local::{Point, Sample, Table, Unit};
+use crate::machine::Machine;
+use crate::side::Side;
+use crate::stats::Spread;
+
+pub(crate) use html::html;
+pub(crate) use text::text;
+
+/// Everything.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) machine: Machine,
+    pub(crate) repeats: u32,
+    pub(crate) seconds_per_turn: f64,
+    pub(crate) seconds_in_all: f64,
+    pub(crate) tables: Vec<TableReport>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct TableReport {
+    pub(crate) title: String,
+    pub(crate) unit: Unit,
+    pub(crate) axis: Option<&'static str>,
+    pub(crate) lines: Vec<Line>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Line {
+    pub(crate) label: String,
+    pub(crate) x: Option<f64>,
+    /// Why it was left out.
+    pub(crate) missing: Option<String>,
+    pub(crate) cells: Vec<Cell>,
+}
+
+/// One side of one line.
+#[derive(Debug, Serialize)]
+pub(crate) struct Cell {
+    pub(crate) side: Side,
+    /// In the table's unit.
+    pub(crate) figure: Spread,
+    /// How many times as fast as each other side, round by round.
+    pub(crate) ratio_to: BTreeMap<Side, Spread>,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) server_cpu_us: f64,
+    pub(crate) client_cpu_us: f64,
+    /// The fewest connections of a turn that had both directions on shared memory, and how many there were.
+    pub(crate) on_shm: Option<(usize, usize)>,
+    pub(crate) on_tcp_because: BTreeMap<&'static str, usize>,
+    /// Shared memory per connection, in bytes.
+    pub(crate) link_bytes_per_connection: Option<f64>,
+}
+
+impl Report {
+    pub(crate) fn new(
+        machine: Machine,
+        tables: &[Table],
+        repeats: u32,
+        seconds: f64,
+        all: Duration,
+    ) -> Report {
+        Report {
+            machine,
+            repeats,
+            seconds_per_turn: seconds,
+            seconds_in_all: all.as_secs_f64(),
+            tables: tables.iter().map(TableReport::of).collect(),
+        }
+    }
+}
+
+impl TableReport {
+    fn of(table: &Table) -> TableReport {
+        TableReport {
+            title: table.title.clone(),
+            unit: table.unit,
+            axis: table.axis,
+            lines: table.points.iter().map(|point| Line::of(point, table.unit)).collect(),
+        }
+    }
+
+    /// The sides that any line has, in the order of the columns.
+    pub(crate) fn sides(&self) -> Vec<Side> {
+        let mut sides: Vec<Side> =
+            self.lines.iter().flat_map(|line| &line.cells).map(|cell| cell.side).collect();
+        sides.sort();
+        sides.dedup();
+        sides
+    }
+}
+
+impl Line {
+    fn of(point: &Point, unit: Unit) -> Line {
+        let cells = point.sides.iter().zip(&point.samples);
+        Line {
+            label: point.label.clone(),
+            x: point.x,
+            missing: point.missing.clone(),
+            cells: cells.filter_map(|(side, samples)| Cell::of(point, *side, samples, unit)).collect(),
+        }
+    }
+
+    pub(crate) fn cell(&self, side: Side) -> Option<&Cell> {
+        self.cells.iter().find(|cell| cell.side == side)
+    }
+}
+
+impl Cell {
+    fn of(point: &Point, side: Side, samples: &[Sample], unit: Unit) -> Option<Cell> {
+        let median = |figure: fn(&Sample) -> f64| {
+            Spread::of(samples.iter().map(figure)).map_or(0.0, |spread| spread.median)
+        };
+        let others = point.sides.iter().zip(&point.samples).filter(|(other, _)| **other != side);
+        let ratio_to = others.filter_map(|(other, theirs)| {
+            let rounds = samples.iter().zip(theirs);
+            Some((*other, Spread::of(rounds.map(|(ours, theirs)| ours.rate / theirs.rate))?))
+        });
+        let least = samples.iter().min_by_key(|sample| sample.on_shm)?;
+        let mut on_tcp_because = BTreeMap::new();
+        for (reason, count) in samples.iter().flat_map(|sample| &sample.reasons) {
+            *on_tcp_because.entry(*reason).or_default() += count;
+        }
+        Some(Cell {
+            side,
+            figure: Spread::of(samples.iter().map(|sample| unit.figure(sample.rate, point.bytes)))?,
+            ratio_to: ratio_to.collect(),
+            p50_us: median(|sample| sample.p50_us),
+            p99_us: median(|sample| sample.p99_us),
+            server_cpu_us: median(|sample| sample.server_us),
+            client_cpu_us: median(|sample| sample.client_us),
+            on_shm: side.is_short_road().then_some((least.on_shm, least.connections)),
+            on_tcp_because,
+            link_bytes_per_connection: (least.on_shm > 0)
+                .then(|| least.link_bytes as f64 / least.on_shm as f64),
+        })
+    }
+}
+
+impl Unit {
+    fn figure(self, rate: f64, bytes: usize) -> f64 {
+        match self {
+            Unit::PerSecond => rate,
+            Unit::Microseconds => 1e6 / rate,
+            Unit::Megabytes => rate * bytes as f64 / 1e6,
+        }
+    }
+
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Unit::PerSecond => "a second",
+            Unit::Microseconds => "us each, lower is better",
+            Unit::Megabytes => "MB/s",
+        }
+    }
+}

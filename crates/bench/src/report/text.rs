@@ -1,0 +1,123 @@
+//! Tables for a terminal.
+
+use std::fmt::Write;
+
+use super::{Cell, Report, TableReport};
+use crate::side::Side;
+
+/// All of it.
+pub(crate) fn text(report: &Report) -> String {
+    let machine = &report.machine;
+    let mut out = format!(
+        "Linux {}, {}, {} processors (load {:.1} before); server on {}, client on {}{}\n\
+         Medians of {} turns of {} s each, sides in turn within each round; {:.0} s in all.\n",
+        machine.kernel,
+        machine.processor,
+        machine.processors,
+        machine.load_before,
+        machine.pinned.0,
+        machine.pinned.1,
+        if machine.own_namespace { ", in a network namespace of its own" } else { "" },
+        report.repeats,
+        report.seconds_per_turn,
+        report.seconds_in_all
+    );
+    for table in &report.tables {
+        append(&mut out, table);
+    }
+    out.push_str(
+        "\nshunt to X: how many times as fast, round by round: the median (and the least and most). CPU: processor time per \
+         operation,\nuser and system, of the server and the client.\n",
+    );
+    out
+}
+
+fn append(out: &mut String, table: &TableReport) {
+    let sides = table.sides();
+    let against = against(&sides);
+    let width = table.lines.iter().map(|line| line.label.len()).max().unwrap_or(0).max(5);
+    let _ = write!(out, "\n{} ({})\n{:width$}", table.title, table.unit.label(), "");
+    for side in &sides {
+        let _ = write!(out, " {:>14}", side.label());
+    }
+    for (ours, theirs) in &against {
+        let _ = write!(out, " {:>24}", format!("{} to {}", ours.label(), theirs.label()));
+    }
+    out.push('\n');
+    for line in &table.lines {
+        let _ = write!(out, "{:width$}", line.label);
+        if let Some(missing) = &line.missing {
+            let _ = writeln!(out, " left out: {missing}");
+            continue;
+        }
+        for side in &sides {
+            let figure = line.cell(*side).map_or_else(|| "-".to_owned(), |cell| number(cell.figure.median));
+            let _ = write!(out, " {figure:>14}");
+        }
+        for (ours, theirs) in &against {
+            let ratio = line.cell(*ours).and_then(|cell| cell.ratio_to.get(theirs));
+            let ratio = ratio.map_or_else(
+                || "-".to_owned(),
+                |ratio| format!("{:.2}x ({:.2}-{:.2})", ratio.median, ratio.min, ratio.max),
+            );
+            let _ = write!(out, " {ratio:>24}");
+        }
+        out.push('\n');
+    }
+    append_cpu(out, table, &sides, width);
+    for line in &table.lines {
+        for cell in &line.cells {
+            append_road(out, &line.label, cell);
+        }
+    }
+}
+
+fn append_cpu(out: &mut String, table: &TableReport, sides: &[Side], width: usize) {
+    let _ = writeln!(out, "{:width$} CPU us, server + client", "");
+    for line in table.lines.iter().filter(|line| line.missing.is_none()) {
+        let _ = write!(out, "{:width$}", line.label);
+        for side in sides {
+            let cpu = line.cell(*side).map_or_else(
+                || "-".to_owned(),
+                |cell| format!("{} + {}", number(cell.server_cpu_us), number(cell.client_cpu_us)),
+            );
+            let _ = write!(out, " {cpu:>14}");
+        }
+        out.push('\n');
+    }
+}
+
+/// Only if not everything was as it should be.
+fn append_road(out: &mut String, label: &str, cell: &Cell) {
+    let Some((on_shm, all)) = cell.on_shm.filter(|(on_shm, all)| on_shm < all) else { return };
+    let _ = write!(out, "  {label}, {}: {on_shm} of {all} connections on shared memory", cell.side.label());
+    for (reason, count) in &cell.on_tcp_because {
+        let _ = write!(out, "; {count} directions on TCP because {reason}");
+    }
+    out.push('\n');
+}
+
+/// What is worth a ratio.
+fn against(sides: &[Side]) -> Vec<(Side, Side)> {
+    [
+        (Side::Shunt, Side::Tcp),
+        (Side::Shunt, Side::TcpNodelay),
+        (Side::Shunt, Side::Unix),
+        (Side::ShuntSleep, Side::Unix),
+        (Side::ServerOnly, Side::TcpNodelay),
+        (Side::ClientOnly, Side::TcpNodelay),
+    ]
+    .into_iter()
+    .filter(|(ours, theirs)| sides.contains(ours) && sides.contains(theirs))
+    .collect()
+}
+
+/// Three digits that count.
+fn number(figure: f64) -> String {
+    match figure {
+        _ if figure >= 100.0 => format!("{figure:.0}"),
+        _ if figure >= 10.0 => format!("{figure:.1}"),
+        _ if figure >= 0.1 => format!("{figure:.2}"),
+        _ => format!("{figure:.3}"),
+    }
+}

@@ -1,0 +1,71 @@
+//! The sides of a comparison: ways for the bytes to go.
+
+use serde::Serialize;
+
+use crate::stage::Role;
+
+/// One way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Side {
+    /// Loopback TCP as it comes, with Nagle's algorithm.
+    Tcp,
+    /// The same with TCP_NODELAY.
+    TcpNodelay,
+    /// A Unix stream socket.
+    Unix,
+    /// Both programs under shunt, which never spins.
+    ShuntSleep,
+    /// Both programs under shunt, as `shunt run` does it.
+    Shunt,
+    /// Only the server under shunt: nothing can be gained.
+    ServerOnly,
+    /// Only the client under shunt.
+    ClientOnly,
+}
+
+impl Side {
+    /// What the local path is compared with, in the order of the columns.
+    pub(crate) const ROADS: &[Side] =
+        &[Side::Tcp, Side::TcpNodelay, Side::Unix, Side::ShuntSleep, Side::Shunt];
+    /// For programs that choose TCP_NODELAY by themselves.
+    pub(crate) const PROGRAM: &[Side] = &[Side::Tcp, Side::Unix, Side::ShuntSleep, Side::Shunt];
+    /// Where shunt cannot help because one side is not under it.
+    pub(crate) const ONE_SIDED: &[Side] = &[Side::TcpNodelay, Side::ServerOnly, Side::ClientOnly];
+    /// What shunt does to what it has nothing to do with.
+    pub(crate) const WITH_AND_WITHOUT: &[Side] = &[Side::TcpNodelay, Side::Shunt];
+
+    /// The title of its column.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Side::Tcp => "TCP",
+            Side::TcpNodelay => "TCP nodelay",
+            Side::Unix => "Unix",
+            Side::ShuntSleep => "shunt, no spin",
+            Side::Shunt => "shunt",
+            Side::ServerOnly => "server only",
+            Side::ClientOnly => "client only",
+        }
+    }
+
+    /// What `shunt run --spin` is given; nothing for a program that runs without shunt.
+    pub(crate) fn spin(self, role: Role) -> Option<&'static str> {
+        match (self, role) {
+            (Side::Shunt, _) | (Side::ServerOnly, Role::Server) | (Side::ClientOnly, Role::Client) => {
+                Some("auto")
+            }
+            (Side::ShuntSleep, _) => Some("off"),
+            _ => None,
+        }
+    }
+
+    /// Whether our own loads set TCP_NODELAY. Under shunt they are those of the TCP_NODELAY side.
+    pub(crate) fn nodelay(self) -> bool {
+        !matches!(self, Side::Tcp | Side::Unix)
+    }
+
+    /// Whether both directions are expected on shared memory.
+    pub(crate) fn is_short_road(self) -> bool {
+        matches!(self, Side::Shunt | Side::ShuntSleep)
+    }
+}

@@ -1,0 +1,162 @@
+//! Where a comparison takes place: a temporary directory, a broker of its own, processors for the two programs, and, for
+//! root, a network namespace, so that nothing else is met and ports are plenty.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::thread::CpuSet;
+use serde::Serialize;
+use shunt_abi::status::Snapshot;
+use tempfile::TempDir;
+
+use crate::process::Process;
+use crate::side::Side;
+
+/// Which program runs on which processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Placement {
+    /// The server on one, the client on another.
+    TwoCores,
+    /// Both on the same.
+    OneCore,
+    /// Wherever the scheduler puts them.
+    Free,
+}
+
+impl Placement {
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Placement::TwoCores => "two cores",
+            Placement::OneCore => "one core",
+            Placement::Free => "unpinned",
+        }
+    }
+}
+
+/// Which of the two programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Server,
+    Client,
+}
+
+/// See the module.
+pub(crate) struct Stage {
+    directory: TempDir,
+    shunt: PathBuf,
+    cpus: (usize, usize),
+    isolated: bool,
+    broker: Option<Process>,
+}
+
+const BROKER_LIMIT: Duration = Duration::from_secs(5);
+
+impl Stage {
+    /// Moves the calling thread, and with it all that it starts, to a namespace of its own if it may.
+    pub(crate) fn set() -> Result<Stage> {
+        let directory = tempfile::Builder::new().prefix("shunt-bench-").tempdir()?;
+        let shunt = std::env::current_exe().context("finding this program")?;
+        let cpus = two_cpus()?;
+        let mut stage = Stage { directory, shunt, cpus, isolated: isolate()?, broker: None };
+        stage.start_broker()?;
+        Ok(stage)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) fn is_isolated(&self) -> bool {
+        self.isolated
+    }
+
+    /// The processors of the server and of the client.
+    pub(crate) fn cpus(&self) -> (usize, usize) {
+        self.cpus
+    }
+
+    /// A command that runs `program` in its role on its processor, under shunt if the side says so.
+    pub(crate) fn command(&self, program: &Path, side: Side, role: Role, placement: Placement) -> Command {
+        let cpu = match (placement, role) {
+            (Placement::Free, _) => None,
+            (Placement::TwoCores, Role::Client) => Some(self.cpus.1),
+            _ => Some(self.cpus.0),
+        };
+        let mut line: Vec<OsString> = Vec::new();
+        if let Some(cpu) = cpu {
+            line.extend(["taskset".into(), "--cpu-list".into(), cpu.to_string().into()]);
+        }
+        if let Some(spin) = side.spin(role) {
+            line.extend([self.shunt.clone().into(), "run".into(), "--broker".into(), self.socket().into()]);
+            line.extend(["--spin", spin, "--"].map(OsString::from));
+        }
+        line.push(program.into());
+        let mut command = Command::new(&line[0]);
+        command.args(&line[1..]).current_dir(self.directory.path()).env_remove("LD_PRELOAD");
+        command
+    }
+
+    /// The command that is one of our own loads.
+    pub(crate) fn worker(&self, side: Side, role: Role, placement: Placement) -> Command {
+        let mut command = self.command(&self.shunt, side, role, placement);
+        command.arg("bench-worker");
+        command
+    }
+
+    /// What the broker knows now.
+    pub(crate) fn status(&self) -> Result<Snapshot> {
+        let output = Command::new(&self.shunt)
+            .args(["status", "--json", "--broker"])
+            .arg(self.socket())
+            .output()
+            .context("asking the broker")?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+        serde_json::from_slice(&output.stdout).context("the broker's answer")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.path("broker.sock")
+    }
+
+    fn start_broker(&mut self) -> Result<()> {
+        let mut command = Command::new(&self.shunt);
+        command.args(["daemon", "--socket"]).arg(self.socket()).env_remove("LD_PRELOAD");
+        let log = std::fs::File::create(self.path("broker.log"))?;
+        self.broker = Some(Process::spawn(command.stderr(log).stdout(Stdio::null()), "the broker")?);
+        let deadline = Instant::now() + BROKER_LIMIT;
+        while self.status().is_err() {
+            if Instant::now() > deadline {
+                let log = std::fs::read_to_string(self.path("broker.log")).unwrap_or_default();
+                bail!("the broker does not answer: {}", log.trim());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+}
+
+/// Whether the calling thread is in a namespace of its own now.
+fn isolate() -> Result<bool> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(false);
+    }
+    if nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).is_err() {
+        return Ok(false);
+    }
+    let up =
+        Command::new("ip").args(["link", "set", "lo", "up"]).status().context("ip (iproute2) is needed")?;
+    ensure!(up.success(), "the loopback interface of a new network namespace did not come up");
+    Ok(true)
+}
+
+/// The first two processors that this process may use; the same twice if there is one.
+fn two_cpus() -> Result<(usize, usize)> {
+    let allowed = rustix::thread::sched_getaffinity(None)?;
+    let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+    let first = cpus.next().context("a process has a processor")?;
+    Ok((first, cpus.next().unwrap_or(first)))
+}

@@ -1,0 +1,74 @@
+//! System calls that the shim sees although they have nothing to do with connections: what does that cost?
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use nix::sys::select::FdSet;
+
+use super::{BEGIN, Measured, finish, say};
+
+/// What is called again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Call {
+    /// open and close of a file
+    OpenClose,
+    /// select on 100 descriptors, one of them ready
+    Select,
+    /// fork and exec of /bin/true, and waiting for its end; where posix_spawn is used, that
+    Spawn,
+}
+
+impl Call {
+    /// Its name on the command line.
+    pub fn label(self) -> &'static str {
+        match self {
+            Call::OpenClose => "open-close",
+            Call::Select => "select",
+            Call::Spawn => "spawn",
+        }
+    }
+}
+
+pub(super) fn run(call: Call, limit: Duration) -> Result<()> {
+    match call {
+        Call::OpenClose => repeat(limit, 100, || Ok(drop(File::open("/dev/null")?))),
+        Call::Select => {
+            let (reader, writer) = std::io::pipe()?;
+            let files = (0..99).map(|_| reader.try_clone()).collect::<Result<Vec<_>, _>>()?;
+            std::io::Write::write_all(&mut &writer, b"x")?;
+            repeat(limit, 100, || {
+                let mut set = FdSet::new();
+                files.iter().for_each(|file| set.insert(file.as_fd()));
+                nix::sys::select::select(None, &mut set, None, None, None)?;
+                Ok(())
+            })
+        }
+        Call::Spawn => repeat(limit, 1, || {
+            let status = Command::new("/bin/true").stdin(Stdio::null()).status().context("/bin/true")?;
+            anyhow::ensure!(status.success(), "/bin/true ended with {status}");
+            Ok(())
+        }),
+    }
+}
+
+/// Calls until `limit`, with a look at the clock every `batch` calls.
+fn repeat(limit: Duration, batch: u64, mut call: impl FnMut() -> Result<()>) -> Result<()> {
+    for _ in 0..batch {
+        call()?;
+    }
+    say(BEGIN)?;
+    let begin = Instant::now();
+    let mut operations = 0;
+    while begin.elapsed() < limit {
+        for _ in 0..batch {
+            call()?;
+        }
+        operations += batch;
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    finish(&Measured { operations, seconds, p50_us: seconds * 1e6 / operations as f64, p99_us: 0.0 })
+}

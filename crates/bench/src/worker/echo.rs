@@ -1,0 +1,148 @@
+//! The servers: every whole message is sent back as it came.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+
+use anyhow::{Context, Result};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use rustix::fd::AsFd;
+
+use super::socket::{Listener, Socket, unless_blocked};
+use super::{READY, Server, say, wait_for_end};
+
+/// A thread for each connection.
+pub(super) fn blocking(server: &Server) -> Result<()> {
+    let listener = Listener::bind(&server.at)?;
+    say(&format!("{READY} {}", listener.address()?))?;
+    let (size, nodelay) = (server.size, server.nodelay);
+    std::thread::spawn(move || {
+        while let Ok(socket) = listener.accept(nodelay) {
+            std::thread::spawn(move || serve(socket, size));
+        }
+    });
+    wait_for_end();
+    Ok(())
+}
+
+fn serve(mut socket: Socket, size: usize) {
+    let mut message = vec![0; size];
+    // An end in the middle of a message is the client's end as well.
+    while socket.read_exact(&mut message).is_ok() && socket.write_all(&message).is_ok() {}
+}
+
+/// One thread, one level-triggered epoll set.
+pub(super) fn epoll(server: &Server) -> Result<()> {
+    let listener = Listener::bind(&server.at)?;
+    say(&format!("{READY} {}", listener.address()?))?;
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+    let stdin = std::io::stdin();
+    let add = |fd: rustix::fd::BorrowedFd<'_>, key| epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, key));
+    add(stdin.as_fd(), STDIN)?;
+    add(listener.as_fd(), LISTENER)?;
+    let mut conversations = HashMap::new();
+    let mut events = [EpollEvent::empty(); 64];
+    let mut buffer = vec![0; server.size.max(64 * 1024)];
+    loop {
+        let count = epoll.wait(&mut events, EpollTimeout::NONE)?;
+        for event in &events[..count] {
+            match event.data() {
+                STDIN => return Ok(()),
+                LISTENER => {
+                    let socket = listener.accept(server.nodelay).context("accepting")?;
+                    socket.set_nonblocking()?;
+                    add(socket.as_fd(), socket.key())?;
+                    conversations.insert(socket.key(), Conversation::new(socket, server.size));
+                }
+                key => {
+                    let conversation: &mut Conversation =
+                        conversations.get_mut(&key).context("an event of a socket that is known")?;
+                    if conversation.advance(&mut buffer).unwrap_or(false) {
+                        conversation.watch(&epoll)?;
+                    } else {
+                        conversations.remove(&key);
+                    }
+                }
+            }
+        }
+    }
+}
+
+const STDIN: u64 = u64::MAX;
+const LISTENER: u64 = u64::MAX - 1;
+
+struct Conversation {
+    socket: Socket,
+    size: usize,
+    /// The part of a message that has come, then what has not been sent back.
+    kept: Vec<u8>,
+    sent: usize,
+    /// Whether `kept` is to be sent back.
+    answering: bool,
+    watched: EpollFlags,
+}
+
+impl Conversation {
+    fn new(socket: Socket, size: usize) -> Conversation {
+        Conversation {
+            socket,
+            size,
+            kept: Vec::new(),
+            sent: 0,
+            answering: false,
+            watched: EpollFlags::EPOLLIN,
+        }
+    }
+
+    /// Whether the connection goes on.
+    fn advance(&mut self, buffer: &mut [u8]) -> Result<bool> {
+        if self.answering && !self.answer()? {
+            return Ok(true);
+        }
+        let Some(count) = unless_blocked(self.socket.read(buffer))? else { return Ok(true) };
+        if count == 0 {
+            return Ok(false);
+        }
+        if self.kept.is_empty() {
+            // What every server does where it can: no copy.
+            let whole = count - count % self.size;
+            let sent = unless_blocked(self.socket.write(&buffer[..whole]))?.unwrap_or(0);
+            self.answering = sent < whole;
+            self.kept.extend_from_slice(&buffer[sent..if self.answering { whole } else { count }]);
+            debug_assert!(
+                !self.answering || whole == count,
+                "a client has no more than whole messages under way"
+            );
+        } else {
+            self.kept.extend_from_slice(&buffer[..count]);
+            self.answering = self.kept.len().is_multiple_of(self.size);
+            if self.answering {
+                self.answer()?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether everything has been sent back.
+    fn answer(&mut self) -> Result<bool> {
+        while self.sent < self.kept.len() {
+            let Some(count) = unless_blocked(self.socket.write(&self.kept[self.sent..]))? else {
+                return Ok(false);
+            };
+            self.sent += count;
+        }
+        self.kept.clear();
+        self.sent = 0;
+        self.answering = false;
+        Ok(true)
+    }
+
+    /// Waits for what comes next.
+    fn watch(&mut self, epoll: &Epoll) -> Result<()> {
+        let wanted = if self.answering { EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
+        if wanted != self.watched {
+            epoll.modify(&self.socket, &mut EpollEvent::new(wanted, self.socket.key()))?;
+            self.watched = wanted;
+        }
+        Ok(())
+    }
+}

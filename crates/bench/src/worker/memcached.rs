@@ -1,0 +1,204 @@
+//! The load on memcached: one thread, an epoll set and many connections with one request under way on each, as
+//! memtier and redis-benchmark do it. Nine gets to one set over 10,000 items of 1 B to 4 KB; every value that
+//! comes back is compared.
+//!
+//! libmemcached's own generators are not used here: memcaslap knows no Unix sockets, and memcslap has a thread
+//! for each connection, so that with one CPU for the client it measures the scheduler.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use super::socket::{Socket, unless_blocked};
+use super::{Client, Clock, PATIENCE_MS, Phase, finish};
+use crate::latency::Latencies;
+
+const ITEMS: u64 = 10_000;
+const LARGEST: usize = 4096;
+/// One request in this many is a set.
+const SET_EVERY: u64 = 10;
+const STORED: &[u8] = b"STORED\r\n";
+
+pub(super) fn run(client: &Client, connections: usize) -> Result<()> {
+    let values = Values::new();
+    store_all(client, &values)?;
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+    let mut conversations = HashMap::with_capacity(connections);
+    for index in 0..connections {
+        let socket = Socket::connect(&client.to, client.nodelay)?;
+        socket.set_nonblocking()?;
+        epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, socket.key()))?;
+        conversations.insert(socket.key(), Conversation::new(socket, index as u64));
+    }
+
+    let mut clock = Clock::start(client);
+    let mut latencies = Latencies::new();
+    for conversation in conversations.values_mut() {
+        conversation.begin(&values)?;
+        conversation.watch(&epoll)?;
+    }
+    let mut events = [EpollEvent::empty(); 64];
+    loop {
+        let count = epoll.wait(&mut events, EpollTimeout::from(PATIENCE_MS))?;
+        ensure!(count > 0, "no answer within {PATIENCE_MS} ms");
+        let now = Instant::now();
+        let phase = clock.phase(now)?;
+        if phase == Phase::Over {
+            return finish(&latencies.measured(latencies.count(), clock.seconds(now)));
+        }
+        for event in &events[..count] {
+            let conversation = conversations.get_mut(&event.data()).context("a socket of ours")?;
+            if conversation.advance()? {
+                if phase == Phase::Measured {
+                    latencies.record(conversation.begun.elapsed());
+                }
+                conversation.begin(&values)?;
+            }
+            conversation.watch(&epoll)?;
+        }
+    }
+}
+
+/// Stores every item once, over a connection of its own.
+fn store_all(client: &Client, values: &Values) -> Result<()> {
+    let mut socket = Socket::connect(&client.to, client.nodelay)?;
+    let mut requests = Vec::new();
+    let mut answers = vec![0; 100 * STORED.len()];
+    for first in (0..ITEMS).step_by(100) {
+        requests.clear();
+        (first..first + 100).for_each(|key| values.append_set(&mut requests, key));
+        socket.write_all(&requests)?;
+        socket.read_exact(&mut answers)?;
+        let stored = answers.chunks(STORED.len()).all(|answer| answer == STORED);
+        ensure!(stored, "memcached refused to store an item");
+    }
+    Ok(())
+}
+
+/// The value of each item: a window of one block, so that size and content follow from the key.
+struct Values {
+    block: Vec<u8>,
+}
+
+impl Values {
+    fn new() -> Values {
+        let mut state = 1;
+        Values { block: (0..3 * LARGEST).map(|_| (next_random(&mut state) >> 56) as u8).collect() }
+    }
+
+    /// Sizes are spread evenly over the powers of two up to 4 KB.
+    fn of(&self, key: u64) -> &[u8] {
+        let mut state = key.wrapping_add(77).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let power = next_random(&mut state) >> 32;
+        let most = 1 << (1 + power % 12);
+        let size = 1 + (next_random(&mut state) >> 32) as usize % most;
+        let offset = (next_random(&mut state) >> 32) as usize % (2 * LARGEST);
+        &self.block[offset..offset + size]
+    }
+
+    fn append_set(&self, request: &mut Vec<u8>, key: u64) {
+        let value = self.of(key);
+        write!(request, "set item:{key:05} 0 0 {}\r\n", value.len()).expect("a Vec takes all");
+        request.extend_from_slice(value);
+        request.extend_from_slice(b"\r\n");
+    }
+
+    /// The whole answer to a get.
+    fn append_answer(&self, answer: &mut Vec<u8>, key: u64) {
+        let value = self.of(key);
+        write!(answer, "VALUE item:{key:05} 0 {}\r\n", value.len()).expect("a Vec takes all");
+        answer.extend_from_slice(value);
+        answer.extend_from_slice(b"\r\nEND\r\n");
+    }
+}
+
+/// One connection, with one request under way.
+struct Conversation {
+    socket: Socket,
+    random: u64,
+    begun: Instant,
+    request: Vec<u8>,
+    written: usize,
+    expected: Vec<u8>,
+    answer: Vec<u8>,
+    received: usize,
+    watched: EpollFlags,
+}
+
+impl Conversation {
+    fn new(socket: Socket, index: u64) -> Conversation {
+        Conversation {
+            socket,
+            random: index + 1,
+            begun: Instant::now(),
+            request: Vec::new(),
+            written: 0,
+            expected: Vec::new(),
+            answer: vec![0; 2 * LARGEST],
+            received: 0,
+            watched: EpollFlags::EPOLLIN,
+        }
+    }
+
+    /// Sends a random request.
+    fn begin(&mut self, values: &Values) -> Result<()> {
+        let random = next_random(&mut self.random) >> 16;
+        let key = random % ITEMS;
+        self.request.clear();
+        self.expected.clear();
+        (self.written, self.received) = (0, 0);
+        if (random / ITEMS).is_multiple_of(SET_EVERY) {
+            values.append_set(&mut self.request, key);
+            self.expected.extend_from_slice(STORED);
+        } else {
+            write!(self.request, "get item:{key:05}\r\n").expect("a Vec takes all");
+            values.append_answer(&mut self.expected, key);
+        }
+        self.begun = Instant::now();
+        self.write()
+    }
+
+    fn write(&mut self) -> Result<()> {
+        while self.written < self.request.len() {
+            let sent = unless_blocked(self.socket.write(&self.request[self.written..])).context("sending")?;
+            let Some(count) = sent else { break };
+            self.written += count;
+        }
+        Ok(())
+    }
+
+    /// Goes as far as the socket allows; whether the answer has become complete. It must be right.
+    fn advance(&mut self) -> Result<bool> {
+        self.write()?;
+        // One request is under way at a time: a complete answer leaves nothing more to read.
+        while self.received < self.expected.len() {
+            let got =
+                unless_blocked(self.socket.read(&mut self.answer[self.received..])).context("receiving")?;
+            match got {
+                Some(0) => bail!("memcached closed the connection"),
+                Some(count) => self.received += count,
+                None => return Ok(false),
+            }
+        }
+        ensure!(self.answer[..self.received] == self.expected[..], "memcached answered with something else");
+        Ok(true)
+    }
+
+    fn watch(&mut self, epoll: &Epoll) -> Result<()> {
+        let mut wanted = EpollFlags::EPOLLIN;
+        wanted.set(EpollFlags::EPOLLOUT, self.written < self.request.len());
+        if wanted != self.watched {
+            epoll.modify(&self.socket, &mut EpollEvent::new(wanted, self.socket.key()))?;
+            self.watched = wanted;
+        }
+        Ok(())
+    }
+}
+
+fn next_random(state: &mut u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *state ^ *state >> 29
+}

@@ -1,0 +1,253 @@
+//! The loads: plain programs which use sockets through libc, as any other does, and know nothing of shunt. The
+//! command starts itself as them, natively or under shunt.
+//!
+//! A server prints `ready ADDRESS` and serves until its standard input ends. A client prints `begin` when it is warm, then
+//! one JSON object, and keeps its connections until its standard input ends, so that somebody may look at them.
+
+mod calls;
+mod echo;
+mod many;
+mod memcached;
+mod round_trip;
+mod short;
+mod socket;
+mod stream;
+
+use std::io::{BufRead, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::{Args, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use calls::Call;
+use socket::Address;
+
+/// One load.
+#[derive(Debug, Subcommand)]
+pub enum Worker {
+    /// Sends back what it receives, message by message
+    Echo {
+        /// See [`Server`].
+        #[command(flatten)]
+        server: Server,
+        /// How it waits
+        #[arg(long, value_enum, default_value_t = Style::Epoll)]
+        style: Style,
+    },
+    /// Reads everything, and says how much at the end
+    Sink {
+        /// See [`Server`].
+        #[command(flatten)]
+        server: Server,
+    },
+    /// One message there and back at a time
+    RoundTrip {
+        /// See [`Client`].
+        #[command(flatten)]
+        client: Client,
+        /// How it waits
+        #[arg(long, value_enum, default_value_t = Style::Blocking)]
+        style: Style,
+        /// As many threads at once, a connection each
+        #[arg(long, default_value_t = 1)]
+        threads: usize,
+    },
+    /// Messages in one direction, as fast as they go
+    Stream {
+        /// See [`Client`].
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Many connections in one epoll set, each with requests under way
+    Many {
+        /// See [`Client`].
+        #[command(flatten)]
+        client: Client,
+        /// How many
+        #[arg(long)]
+        connections: usize,
+        /// Requests under way on each
+        #[arg(long, default_value_t = 1)]
+        depth: usize,
+    },
+    /// Connections that carry one request each
+    Short {
+        /// See [`Client`].
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Requests to memcached over many connections
+    Memcached {
+        /// See [`Client`].
+        #[command(flatten)]
+        client: Client,
+        /// How many connections
+        #[arg(long)]
+        connections: usize,
+    },
+    /// System calls that have nothing to do with connections
+    Calls {
+        /// Which
+        #[arg(value_enum)]
+        call: Call,
+        /// How long to measure
+        #[arg(long, default_value_t = 0.5)]
+        seconds: f64,
+    },
+}
+
+/// What every server needs to know.
+#[derive(Debug, Args)]
+pub struct Server {
+    /// Where to listen: an address with port 0, or the path of a Unix socket
+    #[arg(long)]
+    at: Address,
+    /// Bytes of a message
+    #[arg(long)]
+    size: usize,
+    /// Sets TCP_NODELAY
+    #[arg(long)]
+    nodelay: bool,
+}
+
+/// What every client needs to know.
+#[derive(Debug, Args)]
+pub struct Client {
+    /// Where the server is
+    #[arg(long)]
+    to: Address,
+    /// Bytes of a message
+    #[arg(long, default_value_t = 64)]
+    size: usize,
+    /// Sets TCP_NODELAY
+    #[arg(long)]
+    nodelay: bool,
+    /// How long to measure
+    #[arg(long)]
+    seconds: f64,
+    /// How long to run before that
+    #[arg(long, default_value_t = 0.2)]
+    warm: f64,
+}
+
+/// How a thread waits for a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Style {
+    /// In the call itself, a thread for each connection
+    Blocking,
+    /// In epoll_wait, one thread for all
+    Epoll,
+}
+
+impl Style {
+    /// Its name on the command line.
+    pub fn label(self) -> &'static str {
+        match self {
+            Style::Blocking => "blocking",
+            Style::Epoll => "epoll",
+        }
+    }
+}
+
+/// What a client measured.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    /// Messages, requests or calls.
+    pub(crate) operations: u64,
+    /// In how many seconds.
+    pub(crate) seconds: f64,
+    /// Median time of one, in microseconds; 0 where one cannot be timed.
+    pub(crate) p50_us: f64,
+    /// 99th percentile.
+    pub(crate) p99_us: f64,
+}
+
+/// Runs one.
+pub fn run(worker: &Worker) -> Result<()> {
+    match worker {
+        Worker::Echo { server, style: Style::Blocking } => echo::blocking(server),
+        Worker::Echo { server, style: Style::Epoll } => echo::epoll(server),
+        Worker::Sink { server } => stream::sink(server),
+        Worker::RoundTrip { client, style: Style::Blocking, threads } => {
+            round_trip::blocking(client, *threads)
+        }
+        Worker::RoundTrip { client, style: Style::Epoll, .. } => many::run(client, 1, 1),
+        Worker::Stream { client } => stream::source(client),
+        Worker::Many { client, connections, depth } => many::run(client, *connections, *depth),
+        Worker::Short { client } => short::run(client),
+        Worker::Memcached { client, connections } => memcached::run(client, *connections),
+        Worker::Calls { call, seconds } => calls::run(*call, Duration::from_secs_f64(*seconds)),
+    }
+}
+
+/// The line before which everything was warming up.
+pub(crate) const BEGIN: &str = "begin";
+/// What a server says before its address.
+pub(crate) const READY: &str = "ready";
+
+/// No answer for so long is a failure.
+const PATIENCE_MS: u16 = 20_000;
+
+fn say(line: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}
+
+/// Until whoever started this is done with it.
+fn wait_for_end() {
+    let mut line = String::new();
+    while std::io::stdin().lock().read_line(&mut line).is_ok_and(|count| count > 0) {
+        line.clear();
+    }
+}
+
+fn finish(measured: &Measured) -> Result<()> {
+    say(&serde_json::to_string(measured)?)?;
+    wait_for_end();
+    Ok(())
+}
+
+/// First warms up, then measures.
+#[derive(Debug)]
+struct Clock {
+    begin: Instant,
+    end: Instant,
+    begun: bool,
+}
+
+/// What to do with an operation that has just ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Warm,
+    Measured,
+    Over,
+}
+
+impl Clock {
+    fn start(client: &Client) -> Clock {
+        let begin = Instant::now() + Duration::from_secs_f64(client.warm);
+        Clock { begin, end: begin + Duration::from_secs_f64(client.seconds), begun: false }
+    }
+
+    /// The phase at `now`; says `begin` once.
+    fn phase(&mut self, now: Instant) -> Result<Phase> {
+        if !self.begun {
+            if now < self.begin {
+                return Ok(Phase::Warm);
+            }
+            self.begun = true;
+            say(BEGIN)?;
+            // Saying so took time.
+            let late = self.begin.elapsed();
+            self.begin += late;
+            self.end += late;
+        }
+        Ok(if now < self.end { Phase::Measured } else { Phase::Over })
+    }
+
+    fn seconds(&self, now: Instant) -> f64 {
+        (now - self.begin).as_secs_f64()
+    }
+}

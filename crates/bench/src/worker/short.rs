@@ -1,0 +1,29 @@
+//! Connections that carry one request and one answer.
+
+use std::io::{Read, Write};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use super::socket::Socket;
+use super::{Client, Clock, Phase, finish};
+use crate::latency::Latencies;
+
+pub(super) fn run(client: &Client) -> Result<()> {
+    let mut message = vec![7; client.size];
+    let mut latencies = Latencies::new();
+    let mut clock = Clock::start(client);
+    loop {
+        let before = Instant::now();
+        let mut socket = Socket::connect(&client.to, client.nodelay)?;
+        socket.write_all(&message).context("sending")?;
+        socket.read_exact(&mut message).context("receiving")?;
+        drop(socket);
+        let now = Instant::now();
+        match clock.phase(now)? {
+            Phase::Warm => {}
+            Phase::Measured => latencies.record(now - before),
+            Phase::Over => return finish(&latencies.measured(latencies.count(), clock.seconds(now))),
+        }
+    }
+}
