@@ -28,7 +28,7 @@ build:
 	$(CARGO) build --release -p shunt-cli -p shunt-shim
 
 demo: setup build
-	$(CARGO) run --release -p shunt-compat --bin demo
+	$(RELEASE)/shunt bench local memcached redis --seconds 1
 
 test: setup build
 	$(CARGO) test --workspace $(AS_ROOT)

@@ -55,8 +55,16 @@ pub(crate) enum Group {
     Stream,
     /// Many connections to one server, by number
     Connections,
-    /// memcached, Redis, PostgreSQL, nginx; Java, Node and Python
-    Programs,
+    /// memcached under our own load
+    Memcached,
+    /// Redis with redis-benchmark
+    Redis,
+    /// nginx with wrk
+    Nginx,
+    /// PostgreSQL with pgbench
+    Postgres,
+    /// Java, Node.js and Python
+    Runtimes,
     /// What shunt costs where it cannot help
     Cost,
     /// More threads than processors

@@ -35,7 +35,10 @@ impl Call {
 
 pub(super) fn run(call: Call, limit: Duration) -> Result<()> {
     match call {
-        Call::OpenClose => repeat(limit, 100, || Ok(drop(File::open("/dev/null")?))),
+        Call::OpenClose => repeat(limit, 100, || {
+            File::open("/dev/null")?;
+            Ok(())
+        }),
         Call::Select => {
             let (reader, writer) = std::io::pipe()?;
             let files = (0..99).map(|_| reader.try_clone()).collect::<Result<Vec<_>, _>>()?;

@@ -14,7 +14,7 @@ use crate::worker::Measured;
 
 pub(super) fn points() -> Vec<Point> {
     let point = |connections: usize| {
-        let label = format!("memcached, 1 B to 4 KB, {connections} connections");
+        let label = format!("1 B to 4 KB, {connections} connections");
         Point::new(label, Side::PROGRAM, Served::new(Memcached { connections }))
     };
     [1, 8, 50].map(point).into()

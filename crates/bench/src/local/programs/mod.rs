@@ -9,6 +9,7 @@ mod runtimes;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::Group;
-use super::point::{Load, Point, Sample};
+use super::point::{Load, Sample};
 use super::tables::{Table, Unit};
 use crate::process::Process;
 use crate::side::Side;
@@ -26,22 +27,20 @@ use crate::stage::Stage;
 use crate::worker::Measured;
 
 pub(super) fn tables() -> Vec<Table> {
-    let table = |title: &str, unit, points| Table {
-        group: Group::Programs,
-        title: title.to_owned(),
-        unit,
-        axis: None,
-        points,
-    };
+    let table =
+        |group, title: &str, unit, points| Table { group, title: title.to_owned(), unit, axis: None, points };
     vec![
-        table("Servers", Unit::PerSecond, servers()),
-        table("PostgreSQL, pgbench with 8 clients", Unit::PerSecond, postgres::points()),
-        table("Round trip of 64 B in a language's own runtime", Unit::Microseconds, runtimes::points()),
+        table(Group::Memcached, "memcached, 9 gets to a set", Unit::PerSecond, memcached::points()),
+        table(Group::Redis, "Redis", Unit::PerSecond, redis::points()),
+        table(Group::Nginx, "nginx", Unit::PerSecond, nginx::points()),
+        table(Group::Postgres, "PostgreSQL, pgbench with 8 clients", Unit::PerSecond, postgres::points()),
+        table(
+            Group::Runtimes,
+            "Round trip of 64 B in a language's own runtime",
+            Unit::Microseconds,
+            runtimes::points(),
+        ),
     ]
-}
-
-fn servers() -> Vec<Point> {
-    [memcached::points(), redis::points(), nginx::points()].into_iter().flatten().collect()
 }
 
 /// A server with a load that somebody else wrote.
@@ -110,10 +109,10 @@ impl<P: Program> Load for Served<P> {
 
     fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {
         let mut all = self.running.borrow_mut();
-        if !all.contains_key(&side) {
-            all.insert(side, self.start(stage, side)?);
-        }
-        let running = &all[&side];
+        let running = match all.entry(side) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(self.start(stage, side)?),
+        };
         let server = running.processes.first().context("a server")?;
         let mut command = self.program.load(stage, side, &running.address, seconds)?;
         let before = server.tree_cpu();

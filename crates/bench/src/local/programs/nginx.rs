@@ -17,10 +17,10 @@ pub(super) fn points() -> Vec<Point> {
     const SIDES: &[Side] = &[Side::Tcp, Side::ShuntSleep, Side::Shunt];
     let point = |label, load| Point::new(label, SIDES, Served::new(load));
     vec![
-        point("nginx, 1 KB, 50 connections", Nginx { file: "small", connections: 50, proxy: false }),
-        point("nginx, 1 MB, 10 connections", Nginx { file: "large", connections: 10, proxy: false }),
+        point("1 KB, 50 connections", Nginx { file: "small", connections: 50, proxy: false }),
+        point("1 MB, 10 connections", Nginx { file: "large", connections: 10, proxy: false }),
         point(
-            "nginx as a keep-alive proxy, 1 KB, 50 connections",
+            "as a keep-alive proxy, 1 KB, 50 connections",
             Nginx { file: "small", connections: 50, proxy: true },
         ),
     ]

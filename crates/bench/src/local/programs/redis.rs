@@ -14,7 +14,7 @@ use crate::worker::Measured;
 
 pub(super) fn points() -> Vec<Point> {
     let point = |pipeline: u32| {
-        let label = format!("Redis GET, 100 B, 50 connections, pipeline {pipeline}");
+        let label = format!("GET, 100 B, 50 connections, pipeline {pipeline}");
         Point::new(label, Side::PROGRAM, Served::new(Redis { pipeline }))
     };
     [1, 16].map(point).into()

@@ -1,0 +1,63 @@
+//! `shunt bench`: it measures what it says, on the roads that it says. How much is not tested.
+
+mod common;
+
+use common::*;
+use serde_json::Value;
+
+fn bench(arguments: &[&str]) -> Value {
+    let shell = Shell::new();
+    let mut command = shell.shunt(["bench", "local", "--json", "--repeats", "1", "--seconds", "0.05"]);
+    command.args(arguments);
+    let ended = Ended::of(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    serde_json::from_str(&ended.stdout).unwrap()
+}
+
+fn cells(report: &Value) -> Vec<(&Value, &Value)> {
+    let tables = report["tables"].as_array().unwrap().iter();
+    let lines = tables.flat_map(|table| table["lines"].as_array().unwrap());
+    lines.flat_map(|line| line["cells"].as_array().unwrap().iter().map(move |cell| (line, cell))).collect()
+}
+
+#[test]
+fn our_own_loads_are_on_the_roads_that_they_are_measured_on() {
+    let report = bench(&["round-trip", "crowd"]);
+    let cells = cells(&report);
+    assert!(cells.len() >= 5 * (9 + 3 * 3 + 1), "{} cells", cells.len());
+    for (line, cell) in cells {
+        assert!(cell["figure"]["median"].as_f64().unwrap() > 0.0, "{line}");
+        let side = cell["side"].as_str().unwrap();
+        let expected = side.starts_with("shunt");
+        assert_eq!(!cell["on_shm"].is_null(), expected, "{cell}");
+        if expected {
+            assert_eq!(cell["on_shm"][0], cell["on_shm"][1], "not all on shared memory: {line}");
+            assert!(cell["on_shm"][1].as_u64().unwrap() > 0, "nobody was seen: {line}");
+        }
+    }
+}
+
+#[test]
+fn a_real_server_is_measured_and_a_page_with_plots_is_written() {
+    let shell = Shell::new();
+    let page = shell.path("report.html");
+    let report = bench(&["memcached", "stream", "--html", page.to_str().unwrap()]);
+    let servers = report["tables"][1]["lines"].as_array().unwrap();
+    assert!(servers.iter().all(|line| line["missing"].is_null()), "{servers:?}");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains("<svg") && page.contains("in one direction"), "no plot");
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() {
+    let shell = Shell::new();
+    for (arguments, complaint) in [
+        (vec!["bench", "local", "everything"], "possible values"),
+        (vec!["bench", "local", "--seconds", "0"], "expected seconds"),
+        (vec!["bench", "local", "--repeats", "0"], "0 is not in"),
+    ] {
+        let ended = Ended::of(shell.shunt(arguments));
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert!(ended.stderr.contains(complaint), "{}", ended.stderr);
+    }
+}
