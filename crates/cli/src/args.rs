@@ -11,7 +11,8 @@ use shunt_abi::geometry::{Geometry, MAX_RING_BYTES, MIN_RING_BYTES};
 #[derive(Debug, Parser)]
 #[command(name = "shunt", version, arg_required_else_help = true)]
 #[command(after_help = "Start with: shunt run -- PROGRAM, once for the server and once for the client.\n\
-    `shunt status` shows which road each connection takes, `shunt doctor` what this machine supports.")]
+    `shunt status` shows which road each connection takes, `shunt explain` why, and `shunt doctor` what this\n\
+    machine supports.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -25,6 +26,8 @@ pub(crate) enum Command {
     Daemon(DaemonArgs),
     /// Show live connections: their programs, their roads, and why some are on TCP
     Status(StatusArgs),
+    /// Say why a process, a connection or a program is or is not on shared memory, and what to do about it
+    Explain(ExplainArgs),
     /// Say what this machine supports, what it lacks and what to do about it
     Doctor(DoctorArgs),
     /// Compare the roads side by side, with what each gives and costs
@@ -128,6 +131,25 @@ pub(crate) struct StatusArgs {
 
     /// Ask the broker at this socket [default: the user's, else the system's]
     #[arg(long, value_name = "SOCKET", env = shunt_abi::env::BROKER)]
+    pub(crate) broker: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A process is described with all its TCP connections: who is at the other end, which road each\n\
+    direction takes, and why it is TCP. Other users' processes can be looked into by root only."
+)]
+pub(crate) struct ExplainArgs {
+    /// A process id; the address of a connection, as in 127.0.0.1:80, [::1]:80 or :80; or a program
+    #[arg(value_name = "PID|ADDRESS:PORT|PROGRAM")]
+    pub(crate) what: String,
+
+    /// Print the answer as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Ask the broker at this socket [default: for each process, the one that it looks for]
+    #[arg(long, value_name = "SOCKET")]
     pub(crate) broker: Option<PathBuf>,
 }
 

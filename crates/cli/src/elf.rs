@@ -70,11 +70,11 @@ pub(crate) fn parse(file: &File) -> Option<Elf> {
     Some(Elf::Native { interpreter, go })
 }
 
-/// The Go linker leaves a note with the owner "Go".
+/// The Go linker leaves a note with the owner "Go", whose length it gives with the padding.
 fn has_go_note(mut notes: &[u8]) -> bool {
     while notes.len() >= 12 {
         let (name, description) = (u32_at(notes, 0) as usize, u32_at(notes, 4) as usize);
-        if name == 3 && notes[12..].starts_with(b"Go\0") {
+        if matches!(name, 3 | 4) && notes[12..].starts_with(b"Go\0") {
             return true;
         }
         let padded = |bytes: usize| bytes.saturating_add(3) & !3;
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn go_leaves_a_note() {
-        let note = b"\x04\0\0\0\x04\0\0\0\x01\0\0\0GNU\0abcd\x03\0\0\0\x02\0\0\0\x04\0\0\0Go\0\0xy\0\0";
+        let note = b"\x04\0\0\0\x04\0\0\0\x01\0\0\0GNU\0abcd\x04\0\0\0\x02\0\0\0\x04\0\0\0Go\0\0xy\0\0";
         assert!(has_go_note(note));
         assert!(!has_go_note(&note[..20]));
         assert!(!has_go_note(&[0xff; 40]));

@@ -9,8 +9,10 @@ mod daemon;
 mod doctor;
 mod elf;
 mod exec;
+mod explain;
 mod generate;
 mod library;
+mod obstacle;
 mod program;
 mod run;
 mod status;
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
         Command::Run(args) => return run::run(&args),
         Command::Daemon(args) => daemon::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Doctor(args) => match doctor::run(&args) {
             Ok(true) => Ok(()),
             Ok(false) => return ExitCode::FAILURE,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::args::{RunArgs, Transport};
-use crate::program::Obstacle;
+use crate::obstacle::{self, Obstacle};
 use crate::{broker, exec, library, program};
 
 const PRELOAD: &str = "LD_PRELOAD";
@@ -74,7 +74,7 @@ impl Road {
 
 /// Decides how CMD runs, and what to say if that is on TCP without having been asked for.
 fn choose(args: &RunArgs, path: &Path) -> (Road, Option<String>) {
-    let obstacle = program::obstacle(path);
+    let obstacle = obstacle::of_file(path);
     let library = match library::find() {
         Ok(library) => library,
         Err(error) => {

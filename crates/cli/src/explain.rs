@@ -1,0 +1,307 @@
+//! `shunt explain`: why a process, a connection or a program is or is not on shared memory, and what to do about it.
+//!
+//! What a file says comes from `obstacle`, as for `shunt run`; what a process is, from /proc; which road its connections
+//! are on and why, from its broker.
+
+mod process;
+mod report;
+mod sockets;
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+use shunt_abi::reason::{Reason, Road};
+use shunt_abi::status::{Connection, Snapshot};
+use shunt_broker::StatusError;
+
+use crate::args::ExplainArgs;
+use crate::obstacle;
+use crate::program;
+use process::Process;
+use report::{Cause, ConnectionReport, FileReport, Peer, ProcessReport, Report};
+use sockets::{Socket, Sockets, State};
+
+pub(crate) fn run(args: &ExplainArgs) -> Result<()> {
+    let report = explain(&Target::parse(&args.what), args.broker.as_deref())?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report).context("the report cannot be printed")?);
+    } else {
+        print!("{}", report.text());
+    }
+    Ok(())
+}
+
+/// What is asked about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Target {
+    Process(u32),
+    /// Either end of a connection, or a listening socket; no address means any.
+    Address(Option<IpAddr>, u16),
+    Program(String),
+}
+
+impl Target {
+    fn parse(text: &str) -> Target {
+        if let Ok(pid) = text.parse() {
+            return Target::Process(pid);
+        }
+        if let Ok(address) = text.parse::<SocketAddr>() {
+            let address = shunt_sys::identity::normalise(address);
+            return Target::Address(Some(address.ip()), address.port());
+        }
+        match text.strip_prefix(':').and_then(|port| port.parse().ok()) {
+            Some(port) => Target::Address(None, port),
+            None => Target::Program(text.to_owned()),
+        }
+    }
+
+    /// Whether `socket` is one that is asked about.
+    fn covers(&self, socket: &Socket) -> bool {
+        let Target::Address(ip, port) = self else { return true };
+        let is = |address: SocketAddr| {
+            let any = socket.state == State::LISTEN && address.ip().is_unspecified();
+            address.port() == *port && (any || ip.is_none_or(|ip| ip == address.ip()))
+        };
+        is(socket.local) || is(socket.remote)
+    }
+}
+
+fn explain(target: &Target, broker: Option<&Path>) -> Result<Report> {
+    let mut view = View { sockets: Sockets::look(), asked: broker, brokers: HashMap::new() };
+    let (file, pids) = match target {
+        Target::Process(pid) => (None, vec![*pid]),
+        Target::Address(..) => (None, holders(target, &view.sockets)?),
+        Target::Program(name) => named(name)?,
+    };
+    let mut processes = Vec::new();
+    for pid in pids {
+        match Process::look(pid) {
+            Ok(process) => processes.push(view.describe(&process, target)),
+            Err(error) if matches!(target, Target::Process(_)) => return Err(error),
+            // It has ended since it was found.
+            Err(_) => {}
+        }
+    }
+    Ok(Report { file, processes })
+}
+
+/// The processes with a socket of that address.
+fn holders(target: &Target, sockets: &Sockets) -> Result<Vec<u32>> {
+    let found: Vec<&Socket> = sockets.iter().filter(|socket| target.covers(socket)).collect();
+    let mut pids: Vec<u32> = found.iter().flat_map(|socket| sockets.owners(socket)).copied().collect();
+    pids.sort_unstable();
+    pids.dedup();
+    match found.first() {
+        None => bail!("no TCP socket of this host has that address"),
+        Some(socket) if pids.is_empty() => {
+            bail!(
+                "no process that you may look into has a socket with that address (one belongs to user {}): \
+                 ask as root",
+                socket.uid
+            )
+        }
+        Some(_) => Ok(pids),
+    }
+}
+
+/// A program by name or path, and the processes that run it.
+fn named(name: &str) -> Result<(Option<FileReport>, Vec<u32>)> {
+    let path = program::find(OsStr::new(name), std::env::var_os("PATH"));
+    let base = Path::new(name).file_name().and_then(OsStr::to_str).unwrap_or(name);
+    let mut pids: Vec<u32> =
+        Process::all().filter(|pid| Process::runs(*pid, path.as_deref().ok(), base)).collect();
+    pids.sort_unstable();
+    let file = match path {
+        Ok(path) => {
+            let obstacle = obstacle::of_file(&path);
+            let causes = obstacle.iter().map(|obstacle| Cause::of_obstacle(obstacle, base)).collect();
+            Some(FileReport { path, can_be_entered: obstacle.is_none(), causes })
+        }
+        Err(_) if !pids.is_empty() => None,
+        Err(error) => return Err(anyhow!("{name}: {error}, and no process goes by that name")),
+    };
+    Ok((file, pids))
+}
+
+/// What is looked at once for the whole answer.
+struct View<'a> {
+    sockets: Sockets,
+    /// The broker that the user named.
+    asked: Option<&'a Path>,
+    brokers: HashMap<PathBuf, Result<Snapshot, StatusError>>,
+}
+
+impl View<'_> {
+    fn describe(&mut self, process: &Process, target: &Target) -> ProcessReport {
+        let broker = if process.has_shim { self.broker_of(process) } else { None };
+        let mut report = ProcessReport {
+            pid: process.pid,
+            uid: process.uid,
+            program: process.name.clone(),
+            under_shunt: process.has_shim,
+            causes: self.causes(process, broker.as_deref()),
+            broker,
+            connections: Vec::new(),
+        };
+        let connections: Vec<Socket> = self
+            .sockets
+            .iter()
+            .filter(|socket| process.sockets.contains_key(&socket.inode) && target.covers(socket))
+            .filter(|socket| socket.state != State::LISTEN && socket.remote.port() != 0)
+            .cloned()
+            .collect();
+        for socket in connections {
+            let connection = self.connection(process, &socket, &report);
+            report.connections.push(connection);
+        }
+        report.connections.sort_by_key(|connection| (connection.local, connection.remote));
+        report
+    }
+
+    /// The first of its brokers that answers.
+    fn broker_of(&mut self, process: &Process) -> Option<PathBuf> {
+        let asked = self.asked.map(Path::to_owned);
+        let paths = asked.map_or_else(|| process.broker_paths.clone(), |path| vec![path]);
+        paths.into_iter().find(|path| {
+            let answer = self
+                .brokers
+                .entry(path.clone())
+                .or_insert_with_key(|path: &PathBuf| shunt_broker::status(path));
+            !matches!(answer, Err(StatusError::NoBroker { .. }))
+        })
+    }
+
+    fn snapshot(&self, broker: &Path) -> Option<&Snapshot> {
+        self.brokers.get(broker)?.as_ref().ok()
+    }
+
+    /// What keeps all connections of the process on TCP.
+    fn causes(&self, process: &Process, broker: Option<&Path>) -> Vec<Cause> {
+        if let Some(obstacle) = &process.obstacle {
+            return vec![Cause::of_obstacle(obstacle, &process.name)];
+        }
+        if process.off {
+            return vec![Reason::Policy.into()];
+        }
+        let mut causes = Vec::new();
+        if process.has_ring {
+            causes.push(Reason::IoUring.into());
+        }
+        let snapshot = broker.and_then(|path| self.snapshot(path));
+        let is_known =
+            snapshot.is_some_and(|snapshot| snapshot.processes.iter().any(|one| one.pid == process.pid));
+        match snapshot {
+            None if broker.is_some() => causes.push(Reason::BrokerVersion.into()),
+            None => causes.push(Reason::NoBroker.into()),
+            Some(_) if !is_known && process.shim_replaced => causes.push(Cause {
+                label: "replaced",
+                explanation: "The libshunt.so that it has loaded was replaced since.".into(),
+                advice: "Restart it, so that it and the broker are of one version.".into(),
+            }),
+            Some(_) if !is_known && process.filtered => causes.push(Cause {
+                label: "seccomp",
+                explanation: "It has not spoken to the broker, and a seccomp filter may be what forbids it."
+                    .into(),
+                advice: "Let the filter allow sockets, sendmsg, recvmsg, memfd_create and mmap.".into(),
+            }),
+            Some(_) => {}
+        }
+        causes
+    }
+
+    fn connection(&mut self, process: &Process, socket: &Socket, report: &ProcessReport) -> ConnectionReport {
+        let row = report.broker.as_deref().and_then(|broker| {
+            let processes = &self.snapshot(broker)?.processes;
+            let own = processes.iter().filter(|one| one.pid == process.pid);
+            let is_row = |row: &&Connection| (row.local, row.remote) == (socket.local, socket.remote);
+            own.flat_map(|one| &one.connections).find(is_row).cloned()
+        });
+        let peers = self.peers(socket, process.pid);
+        let mut causes: Vec<Cause> = match &row {
+            Some(row) => reasons_of(row).into_iter().map(Cause::from).collect(),
+            // The process as a whole is explained already.
+            None if !report.causes.is_empty() => Vec::new(),
+            None => vec![unseen(socket).into()],
+        };
+        let on_shm = |road: Option<Road>| road == Some(Road::Shm);
+        let sends = row.as_ref().map(|row| row.send.road);
+        let receives = row.as_ref().map(|row| row.receive.road);
+        if !(on_shm(sends) && on_shm(receives)) {
+            for (peer, mut causes_there) in peers.iter().map(|(peer, causes)| (peer, causes.clone())) {
+                causes.extend(causes_there.drain(..).map(|cause| cause.at_peer(peer)));
+            }
+        }
+        ConnectionReport {
+            fd: process.sockets.get(&socket.inode).copied(),
+            local: socket.local,
+            remote: socket.remote,
+            state: socket.state.label(),
+            peers: peers.into_iter().map(|(peer, _)| peer).collect(),
+            sends: sends.unwrap_or(Road::Tcp),
+            receives: receives.unwrap_or(Road::Tcp),
+            causes,
+        }
+    }
+
+    /// The processes at the other end, each with what keeps all its connections on TCP.
+    fn peers(&mut self, socket: &Socket, own: u32) -> Vec<(Peer, Vec<Cause>)> {
+        let Some(other) = self.sockets.peer(socket) else { return Vec::new() };
+        let mut pids = self.sockets.owners(other).to_vec();
+        // A process may be connected to itself.
+        if pids.len() > 1 && other.inode != socket.inode {
+            pids.retain(|pid| *pid != own);
+        }
+        let describe = |pid: u32| {
+            let process = Process::look(pid).ok()?;
+            let broker = if process.has_shim { self.broker_of(&process) } else { None };
+            let causes = self.causes(&process, broker.as_deref());
+            let peer = Peer { pid, program: process.name.clone(), under_shunt: process.has_shim };
+            Some((peer, causes))
+        };
+        pids.into_iter().filter_map(describe).collect()
+    }
+}
+
+/// Why its directions are on TCP; nothing for one that is not.
+fn reasons_of(row: &Connection) -> Vec<Reason> {
+    let mut reasons = Vec::new();
+    for direction in [row.send, row.receive] {
+        let settled = direction.road == Road::Shm || direction.reason == Reason::None;
+        if !settled && !reasons.contains(&direction.reason) {
+            reasons.push(direction.reason);
+        }
+    }
+    reasons
+}
+
+/// Why a process under shunt says nothing of a connection.
+fn unseen(socket: &Socket) -> Reason {
+    let local = socket.remote.ip().is_loopback() || socket.remote.ip() == socket.local.ip();
+    match (socket.state, local) {
+        (State::ESTABLISHED, false) => Reason::RemotePeer,
+        (State::ESTABLISHED, true) => Reason::TooFewOperations,
+        _ => Reason::Stale,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_addresses_and_names_are_told_apart() {
+        assert_eq!(Target::parse("123"), Target::Process(123));
+        assert_eq!(Target::parse(":80"), Target::Address(None, 80));
+        let loopback = Some("127.0.0.1".parse().unwrap());
+        for text in ["127.0.0.1:80", "[::ffff:127.0.0.1]:80"] {
+            assert_eq!(Target::parse(text), Target::Address(loopback, 80));
+        }
+        assert_eq!(Target::parse("[::1]:80"), Target::Address(Some("::1".parse().unwrap()), 80));
+        for name in ["memcached", "/bin/sh", ":x", "host:80", "-1"] {
+            assert_eq!(Target::parse(name), Target::Program(name.into()));
+        }
+    }
+}

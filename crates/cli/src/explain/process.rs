@@ -1,0 +1,253 @@
+//! One process, as /proc shows it.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, anyhow};
+
+use crate::obstacle::{self, Obstacle};
+
+const LIBRARY: &str = "libshunt.so";
+/// The type of the entry in the auxiliary vector that says whether the dynamic linker is in secure mode.
+const AT_SECURE: u64 = 23;
+
+/// What is known of it.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) pid: u32,
+    pub(super) uid: u32,
+    pub(super) name: String,
+    /// The shim is in it.
+    pub(super) has_shim: bool,
+    /// Why the shim is not in it, or of no use there.
+    pub(super) obstacle: Option<Obstacle>,
+    /// The libshunt.so that it has loaded is no longer in its place.
+    pub(super) shim_replaced: bool,
+    /// Where it looks for its broker, best first, as paths from here.
+    pub(super) broker_paths: Vec<PathBuf>,
+    /// It was started with --transport tcp.
+    pub(super) off: bool,
+    /// It holds an io_uring.
+    pub(super) has_ring: bool,
+    /// It is under a seccomp filter.
+    pub(super) filtered: bool,
+    /// Its sockets, by inode, with their descriptors.
+    pub(super) sockets: HashMap<u64, i32>,
+}
+
+impl Process {
+    /// Looks at the process with this id.
+    pub(super) fn look(pid: u32) -> Result<Process> {
+        let status =
+            fs::read_to_string(proc(pid, "status")).map_err(|_| anyhow!("there is no process {pid}"))?;
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":"));
+            line.map(str::trim).unwrap_or_default().to_owned()
+        };
+        let first = |name: &str| field(name).split_whitespace().next().and_then(|word| word.parse().ok());
+        // A thread is asked about as its process.
+        let pid = first("Tgid").unwrap_or(pid);
+        let uid = first("Uid").unwrap_or(0);
+        let maps = fs::read_to_string(proc(pid, "maps"));
+        let shim = maps.as_deref().ok().and_then(loaded_shim);
+        let environment = Environment::of(pid);
+        let (sockets, has_ring) = descriptors(pid);
+        let obstacle = match (&shim, &maps) {
+            (Some(_), _) => {
+                obstacle::of_linkage(&proc(pid, "exe")).filter(|obstacle| *obstacle == Obstacle::Go)
+            }
+            _ if field("State").starts_with('Z') => Some(Obstacle::Ended),
+            (None, Err(_)) => Some(Obstacle::Hidden { uid }),
+            (None, Ok(maps)) if maps.is_empty() => Some(Obstacle::Kernel),
+            (None, Ok(_)) => Some(why_not_loaded(pid, &environment)),
+        };
+        Ok(Process {
+            pid,
+            uid,
+            name: field("Name"),
+            has_shim: shim.is_some(),
+            obstacle,
+            shim_replaced: shim.is_some_and(|path| path.ends_with(" (deleted)")),
+            broker_paths: environment.broker_paths(pid),
+            off: environment.get(shunt_abi::env::TRANSPORT) == Some(b"tcp"),
+            has_ring,
+            filtered: field("Seccomp") == "2",
+            sockets,
+        })
+    }
+
+    /// Every process of this host.
+    pub(super) fn all() -> impl Iterator<Item = u32> {
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    }
+
+    /// Whether it runs the program at `path`, or goes by that name.
+    pub(super) fn runs(pid: u32, path: Option<&Path>, name: &str) -> bool {
+        let same_file = |path: &Path| {
+            let (one, other) = (fs::metadata(path).ok()?, fs::metadata(proc(pid, "exe")).ok()?);
+            Some((one.dev(), one.ino()) == (other.dev(), other.ino()))
+        };
+        path.and_then(same_file).unwrap_or(false)
+            || fs::read_to_string(proc(pid, "comm")).is_ok_and(|comm| comm.trim_end() == name)
+    }
+}
+
+fn proc(pid: u32, name: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/{name}"))
+}
+
+/// The inodes of the sockets that `pid` holds, with the descriptors, and whether it holds a ring.
+pub(super) fn descriptors(pid: u32) -> (HashMap<u64, i32>, bool) {
+    let (mut sockets, mut ring) = (HashMap::new(), false);
+    for entry in fs::read_dir(proc(pid, "fd")).into_iter().flatten().flatten() {
+        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        let target = target.to_string_lossy().into_owned();
+        ring |= target == "anon_inode:[io_uring]";
+        let inode = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')?.parse().ok());
+        let fd = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        if let (Some(inode), Some(fd)) = (inode, fd) {
+            sockets.entry(inode).or_insert(fd);
+        }
+    }
+    (sockets, ring)
+}
+
+/// The path of the shim among the mappings.
+fn loaded_shim(maps: &str) -> Option<String> {
+    let path = |line: &str| line.splitn(6, ' ').nth(5).map(|path| path.trim_start().to_owned());
+    maps.lines().filter_map(path).find(|path| {
+        let path = path.trim_end_matches(" (deleted)");
+        path.rsplit('/').next() == Some(LIBRARY)
+    })
+}
+
+fn why_not_loaded(pid: u32, environment: &Environment) -> Obstacle {
+    let program = proc(pid, "exe");
+    let linkage = obstacle::of_linkage(&program);
+    // The auxiliary vector of another word size is another one too.
+    if linkage != Some(Obstacle::OtherClass) && is_secure(pid) {
+        return obstacle::of_secure_process(&program);
+    }
+    if let Some(obstacle) = linkage {
+        return obstacle;
+    }
+    match environment.preloaded_shim() {
+        Some(path) => {
+            let seen = proc(pid, "root").join(path.strip_prefix("/").unwrap_or(&path));
+            if seen.exists() { Obstacle::NotLoaded(path) } else { Obstacle::OutOfReach(path) }
+        }
+        None => match ancestor_with_shim(pid) {
+            Some((ancestor, name)) => Obstacle::EnvironmentCleaned { ancestor, name },
+            None => Obstacle::NotPreloaded,
+        },
+    }
+}
+
+/// Whether it runs in the dynamic linker's secure mode.
+fn is_secure(pid: u32) -> bool {
+    let vector = fs::read(proc(pid, "auxv")).unwrap_or_default();
+    let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or(0);
+    vector.chunks_exact(16).any(|entry| word(&entry[..8]) == AT_SECURE && word(&entry[8..]) != 0)
+}
+
+fn ancestor_with_shim(pid: u32) -> Option<(u32, String)> {
+    let mut pid = parent(pid)?;
+    while pid > 1 {
+        if Environment::of(pid).preloaded_shim().is_some() {
+            let name = fs::read_to_string(proc(pid, "comm")).unwrap_or_default();
+            return Some((pid, name.trim_end().to_owned()));
+        }
+        pid = parent(pid)?;
+    }
+    None
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(proc(pid, "stat")).ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
+
+/// The environment that a process was started with.
+struct Environment(Vec<u8>);
+
+impl Environment {
+    fn of(pid: u32) -> Environment {
+        Environment(fs::read(proc(pid, "environ")).unwrap_or_default())
+    }
+
+    fn get(&self, name: &str) -> Option<&[u8]> {
+        let value = |entry| <[u8]>::strip_prefix(entry, name.as_bytes())?.strip_prefix(b"=");
+        self.0.split(|byte| *byte == 0).find_map(value)
+    }
+
+    /// The shim, as LD_PRELOAD names it.
+    fn preloaded_shim(&self) -> Option<PathBuf> {
+        let entries = self.get("LD_PRELOAD")?.split(|byte| b" :".contains(byte));
+        let paths = entries.map(|entry| PathBuf::from(std::ffi::OsStr::from_bytes(entry)));
+        paths.into_iter().find(|path| path.file_name().is_some_and(|name| name == LIBRARY))
+    }
+
+    /// Where the shim looks for the broker. In another mount namespace that is reached through /proc.
+    fn broker_paths(&self, pid: u32) -> Vec<PathBuf> {
+        let path = |bytes| PathBuf::from(std::ffi::OsStr::from_bytes(bytes));
+        let paths = match self.get(shunt_abi::env::BROKER) {
+            Some(one) => vec![path(one)],
+            None => {
+                let own =
+                    self.get("XDG_RUNTIME_DIR").map(|directory| path(directory).join("shunt/broker.sock"));
+                own.into_iter().chain([shunt_broker::SYSTEM_SOCKET.into()]).collect()
+            }
+        };
+        let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+        if namespace(&pid.to_string()) == namespace("self") {
+            return paths;
+        }
+        let seen = |path: PathBuf| proc(pid, "root").join(path.strip_prefix("/").unwrap_or(&path));
+        paths.into_iter().map(seen).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shim_is_found_among_the_mappings() {
+        let line = "7f00-7f01 r-xp 00000000 fe:00 42                         /a b/libshunt.so";
+        assert_eq!(loaded_shim(line).as_deref(), Some("/a b/libshunt.so"));
+        assert_eq!(
+            loaded_shim(&format!("x\n{line} (deleted)")).as_deref(),
+            Some("/a b/libshunt.so (deleted)")
+        );
+        assert_eq!(
+            loaded_shim("7f00-7f01 r-xp 00000000 fe:00 42  /lib/notlibshunt.so\n7f02-7f03 rw-p 0 0 0 0"),
+            None
+        );
+    }
+
+    #[test]
+    fn the_environment_is_read_as_the_shim_reads_it() {
+        let environment =
+            Environment(b"A=1\0LD_PRELOAD=/x.so:/y/libshunt.so\0XDG_RUNTIME_DIR=/run/me\0".to_vec());
+        assert_eq!(environment.preloaded_shim(), Some("/y/libshunt.so".into()));
+        let pid = std::process::id();
+        assert_eq!(
+            environment.broker_paths(pid),
+            [PathBuf::from("/run/me/shunt/broker.sock"), shunt_broker::SYSTEM_SOCKET.into()]
+        );
+        let environment = Environment(b"SHUNT_BROKER=/b\0".to_vec());
+        assert_eq!(environment.broker_paths(pid), [PathBuf::from("/b")]);
+        assert_eq!(environment.preloaded_shim(), None);
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_is_an_error() {
+        assert!(Process::look(u32::MAX).unwrap_err().to_string().contains("there is no process"));
+        let me = Process::look(std::process::id()).unwrap();
+        assert_eq!((me.uid, me.obstacle.is_some()), (rustix::process::geteuid().as_raw(), true));
+    }
+}

@@ -1,0 +1,243 @@
+//! What `shunt explain` says, as data for `--json` and as text.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::Serialize;
+use shunt_abi::reason::{Reason, Road};
+
+use crate::obstacle::Obstacle;
+
+/// The whole answer.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    /// The file that was asked about, if it was one.
+    pub(super) file: Option<FileReport>,
+    /// The processes that it was asked about.
+    pub(super) processes: Vec<ProcessReport>,
+}
+
+/// A program that need not run.
+#[derive(Debug, Serialize)]
+pub(super) struct FileReport {
+    pub(super) path: PathBuf,
+    /// Whether `shunt run` can put the shim into it.
+    pub(super) can_be_entered: bool,
+    pub(super) causes: Vec<Cause>,
+}
+
+/// A process.
+#[derive(Debug, Serialize)]
+pub(super) struct ProcessReport {
+    pub(super) pid: u32,
+    pub(super) uid: u32,
+    pub(super) program: String,
+    /// Whether the shim is in it.
+    pub(super) under_shunt: bool,
+    /// The broker that it looks for, if one is there.
+    pub(super) broker: Option<PathBuf>,
+    /// Why all its connections are on TCP, if they are.
+    pub(super) causes: Vec<Cause>,
+    pub(super) connections: Vec<ConnectionReport>,
+}
+
+/// One end of a TCP connection.
+#[derive(Debug, Serialize)]
+pub(super) struct ConnectionReport {
+    pub(super) fd: Option<i32>,
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    pub(super) state: &'static str,
+    /// Who has the other end, where that is a process of this host that can be seen.
+    pub(super) peers: Vec<Peer>,
+    pub(super) sends: Road,
+    pub(super) receives: Road,
+    /// Why it is on TCP, or one direction of it is.
+    pub(super) causes: Vec<Cause>,
+}
+
+/// A process at the other end.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Peer {
+    pub(super) pid: u32,
+    pub(super) program: String,
+    pub(super) under_shunt: bool,
+}
+
+/// One cause, in words, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Cause {
+    pub(super) label: &'static str,
+    pub(super) explanation: String,
+    pub(super) advice: String,
+}
+
+impl From<Reason> for Cause {
+    fn from(reason: Reason) -> Cause {
+        Cause {
+            label: reason.label(),
+            explanation: reason.explanation().to_owned(),
+            advice: reason.advice().to_owned(),
+        }
+    }
+}
+
+impl Cause {
+    pub(super) fn of_obstacle(obstacle: &Obstacle, program: &str) -> Cause {
+        let mut explanation = obstacle.to_string();
+        // Obstacles are halves of sentences; this one stands alone.
+        if let Some(first) = explanation.get_mut(..1) {
+            first.make_ascii_uppercase();
+        }
+        explanation.push('.');
+        Cause { label: obstacle.label(), explanation, advice: obstacle.advice(program) }
+    }
+
+    /// The same cause, at the other end.
+    pub(super) fn at_peer(self, peer: &Peer) -> Cause {
+        let explanation =
+            format!("The other end is {} (pid {}). {}", peer.program, peer.pid, self.explanation);
+        Cause { explanation, ..self }
+    }
+}
+
+impl Report {
+    /// For people.
+    pub(super) fn text(&self) -> String {
+        let mut text = String::new();
+        if let Some(file) = &self.file {
+            let verdict = if file.can_be_entered { "can run under shunt" } else { "cannot run under shunt" };
+            let _ = writeln!(text, "{}: {verdict}", file.path.display());
+            add_causes(&mut text, "  ", &file.causes);
+        }
+        for process in &self.processes {
+            process.add(&mut text);
+        }
+        text
+    }
+}
+
+impl ProcessReport {
+    fn add(&self, text: &mut String) {
+        let _ = write!(text, "{}, pid {}: ", printable(&self.program), self.pid);
+        let _ = match (self.under_shunt, &self.broker) {
+            (false, _) => writeln!(text, "not under shunt"),
+            (true, None) => writeln!(text, "under shunt, without a broker"),
+            (true, Some(path)) => writeln!(text, "under shunt, with the broker at {}", path.display()),
+        };
+        add_causes(text, "  ", &self.causes);
+        if self.connections.is_empty() {
+            let _ = writeln!(text, "  It has no TCP connection.");
+        }
+        for connection in &self.connections {
+            connection.add(text);
+        }
+    }
+}
+
+impl ConnectionReport {
+    fn add(&self, text: &mut String) {
+        let road = |road| if road == Road::Shm { "shared memory" } else { "TCP" };
+        let roads = match (road(self.sends), road(self.receives)) {
+            (one, other) if one == other => format!("on {one}"),
+            (one, other) => format!("sends by {one}, receives by {other}"),
+        };
+        let peers = self.peers.iter().map(|peer| format!("{} (pid {})", printable(&peer.program), peer.pid));
+        let peers = peers.collect::<Vec<_>>().join(", ");
+        let with = if peers.is_empty() { String::new() } else { format!(" with {peers}") };
+        let state = if self.state == "established" { String::new() } else { format!(", {}", self.state) };
+        let _ = writeln!(text, "  {} to {}{with}: {roads}{state}", self.local, self.remote);
+        add_causes(text, "    ", &self.causes);
+    }
+}
+
+fn add_causes(text: &mut String, indent: &str, causes: &[Cause]) {
+    for cause in causes {
+        let _ = writeln!(text, "{indent}{}: {}", cause.label, printable(&cause.explanation));
+        let _ = writeln!(text, "{indent}  {}", printable(&cause.advice));
+    }
+}
+
+/// A program names itself: what it says must not move the terminal's cursor.
+fn printable(name: &str) -> String {
+    name.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_of_reasons_has_them_all() {
+        let page = include_str!("../../../../docs/reasons.md");
+        let reasons = Reason::ALL.iter().map(|reason| Cause::from(*reason));
+        let path = || "PATH".into();
+        let cleaned = Obstacle::EnvironmentCleaned { ancestor: 0, name: "sudo".into() };
+        let obstacles = [
+            Obstacle::OtherClass,
+            Obstacle::OtherMachine,
+            Obstacle::Static,
+            Obstacle::OtherLibc(path()),
+            Obstacle::Go,
+            Obstacle::Setuid,
+            Obstacle::Setgid,
+            Obstacle::Capabilities,
+            Obstacle::NotPreloaded,
+            cleaned,
+            Obstacle::OutOfReach(path()),
+            Obstacle::NotLoaded(path()),
+            Obstacle::Ended,
+            Obstacle::Kernel,
+            Obstacle::Hidden { uid: 0 },
+        ];
+        let obstacles = obstacles.iter().map(|obstacle| Cause::of_obstacle(obstacle, "PROGRAM"));
+        let mut rows = 0;
+        for cause in reasons.chain(obstacles) {
+            let row = format!("| `{}` | {} | {} |\n", cause.label, cause.explanation, cause.advice);
+            assert!(page.contains(&row), "docs/reasons.md lacks:\n{row}");
+            rows += 1;
+        }
+        let listed = page.lines().filter(|line| line.starts_with("| `")).count();
+        assert_eq!(listed, rows, "docs/reasons.md lists something that is not in the code");
+    }
+
+    #[test]
+    fn the_text_says_who_which_road_why_and_what_to_do() {
+        let peer = Peer { pid: 9, program: "curl".into(), under_shunt: false };
+        let cause = Cause::of_obstacle(&Obstacle::Static, "curl").at_peer(&peer);
+        let connection = ConnectionReport {
+            fd: Some(5),
+            local: "127.0.0.1:80".parse().unwrap(),
+            remote: "127.0.0.1:4000".parse().unwrap(),
+            state: "close_wait",
+            peers: vec![peer],
+            sends: Road::Shm,
+            receives: Road::Tcp,
+            causes: vec![Reason::PeerNotOffered.into(), cause],
+        };
+        let process = ProcessReport {
+            pid: 7,
+            uid: 0,
+            program: "ng\x1binx".into(),
+            under_shunt: true,
+            broker: None,
+            causes: vec![Reason::NoBroker.into()],
+            connections: vec![connection],
+        };
+        let file = FileReport { path: "/bin/x".into(), can_be_entered: true, causes: Vec::new() };
+        let report = Report { file: Some(file), processes: vec![process] };
+        assert_eq!(
+            report.text(),
+            "/bin/x: can run under shunt\n\
+             ng?inx, pid 7: under shunt, without a broker\n  \
+               no_broker: No broker could be reached; it is tried again from time to time.\n    \
+                 Look with `shunt status` whether a broker runs, and start one with `shunt daemon --detach`.\n  \
+               127.0.0.1:80 to 127.0.0.1:4000 with curl (pid 9): sends by shared memory, receives by TCP, close_wait\n    \
+                 peer_not_offered: The other end has not been offered: it does not run under shunt, or has been idle.\n      \
+                   Start the program at the other end with `shunt run` too; `shunt explain` with its name says what keeps it out.\n    \
+                 static: The other end is curl (pid 9). It is statically linked.\n      \
+                   Use a build that is dynamically linked with glibc.\n"
+        );
+    }
+}

@@ -1,0 +1,236 @@
+//! Why the shim is not in a program: what the file says before it is started, and what /proc says of it afterwards. The
+//! one list of such causes, for `shunt run` and `shunt explain` alike.
+//!
+//! Whatever cannot be read or understood in a file is taken for enterable, because the kernel and the dynamic linker have
+//! the last word.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{StatVfsMountFlags, getxattr, statvfs};
+use rustix::io::Errno;
+use rustix::process::{getgid, getuid};
+
+use crate::elf::{self, Elf};
+use crate::program;
+
+/// How many scripts may interpret each other, as in the kernel.
+const SCRIPT_DEPTH: usize = 5;
+const SETUID: u32 = 0o4000;
+const SETGID_EXECUTABLE: u32 = 0o2010;
+
+/// One such cause.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    /// Of another word size.
+    OtherClass,
+    /// For another processor.
+    OtherMachine,
+    /// Without a dynamic linker.
+    Static,
+    /// With a dynamic linker that is not glibc's.
+    OtherLibc(PathBuf),
+    /// A Go program: it makes system calls by itself.
+    Go,
+    /// Runs as another user.
+    Setuid,
+    /// Runs as another group.
+    Setgid,
+    /// Has capabilities of its own.
+    Capabilities,
+    /// Was started without the shim.
+    NotPreloaded,
+    /// An ancestor has the shim in its environment, and something has cleaned that on the way.
+    EnvironmentCleaned { ancestor: u32, name: String },
+    /// The shim is not where LD_PRELOAD says, seen from the program's root directory.
+    OutOfReach(PathBuf),
+    /// LD_PRELOAD is right, and the dynamic linker did not follow it.
+    NotLoaded(PathBuf),
+    /// A zombie.
+    Ended,
+    /// A thread of the kernel.
+    Kernel,
+    /// Somebody else's, and we are not root.
+    Hidden { uid: u32 },
+}
+
+impl Obstacle {
+    /// Whether LD_PRELOAD is still worth setting, for the programs that CMD starts in turn. Where it is not, the
+    /// dynamic linker would print an error of its own, or refuse to start CMD.
+    pub(crate) fn keeps_preload(&self) -> bool {
+        !matches!(self, Obstacle::OtherClass | Obstacle::OtherMachine | Obstacle::OtherLibc(_))
+    }
+
+    /// The name used in `--json`.
+    pub(crate) fn label(&self) -> &'static str {
+        match self {
+            Obstacle::OtherClass => "other_word_size",
+            Obstacle::OtherMachine => "other_processor",
+            Obstacle::Static => "static",
+            Obstacle::OtherLibc(_) => "other_libc",
+            Obstacle::Go => "go",
+            Obstacle::Setuid => "setuid",
+            Obstacle::Setgid => "setgid",
+            Obstacle::Capabilities => "capabilities",
+            Obstacle::NotPreloaded => "not_preloaded",
+            Obstacle::EnvironmentCleaned { .. } => "environment_cleaned",
+            Obstacle::OutOfReach(_) => "out_of_reach",
+            Obstacle::NotLoaded(_) => "not_loaded",
+            Obstacle::Ended => "ended",
+            Obstacle::Kernel => "kernel",
+            Obstacle::Hidden { .. } => "hidden",
+        }
+    }
+
+    /// One sentence that says what to do about it.
+    pub(crate) fn advice(&self, program: &str) -> String {
+        let fixed = match self {
+            Obstacle::OtherClass => "Use a 64-bit build of it.",
+            Obstacle::OtherMachine => "Use a build for this processor.",
+            Obstacle::Static => "Use a build that is dynamically linked with glibc.",
+            Obstacle::OtherLibc(_) => "Use a build for glibc.",
+            Obstacle::Go => "Nothing can be done: its connections stay on TCP.",
+            Obstacle::Setuid | Obstacle::Setgid => {
+                "Run a copy without that bit, as the user or group that it needs."
+            }
+            Obstacle::Capabilities => {
+                "Give the capabilities to the process instead of the file: `setpriv --inh-caps=... --ambient-caps=...`."
+            }
+            Obstacle::NotPreloaded => return format!("Start it with `shunt run -- {program}`."),
+            Obstacle::EnvironmentCleaned { .. } => {
+                return format!("Put `shunt run` behind what cleans it: `sudo shunt run -- {program}`.");
+            }
+            Obstacle::OutOfReach(path) => {
+                return format!("Make {} visible there, for example by a bind mount.", path.display());
+            }
+            Obstacle::NotLoaded(_) => "Look for a complaint of ld.so on its standard error.",
+            Obstacle::Ended => "Nothing needs to be done.",
+            Obstacle::Kernel => "Nothing can be done.",
+            Obstacle::Hidden { .. } => "Ask as root: `sudo shunt explain ...`.",
+        };
+        fixed.to_owned()
+    }
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Obstacle::OtherClass => f.write_str("it is a 32-bit program and shunt is 64-bit"),
+            Obstacle::OtherMachine => f.write_str("it is built for another processor"),
+            Obstacle::Static => f.write_str("it is statically linked"),
+            Obstacle::OtherLibc(path) => write!(f, "it is linked with another libc ({})", path.display()),
+            Obstacle::Go => f.write_str("it is a Go program and makes system calls by itself"),
+            Obstacle::Setuid => f.write_str("it is setuid, so the dynamic linker ignores LD_PRELOAD"),
+            Obstacle::Setgid => f.write_str("it is setgid, so the dynamic linker ignores LD_PRELOAD"),
+            Obstacle::Capabilities => {
+                f.write_str("it has file capabilities, so the dynamic linker ignores LD_PRELOAD")
+            }
+            Obstacle::NotPreloaded => f.write_str("its LD_PRELOAD names no libshunt.so"),
+            Obstacle::EnvironmentCleaned { ancestor, name } => write!(
+                f,
+                "its LD_PRELOAD names no libshunt.so although that of {name} (pid {ancestor}), which it descends from, \
+                 does: the environment was cleaned on the way"
+            ),
+            Obstacle::OutOfReach(path) => {
+                write!(f, "its LD_PRELOAD names {}, which its root directory does not have", path.display())
+            }
+            Obstacle::NotLoaded(path) => {
+                write!(f, "its LD_PRELOAD names {}, but the dynamic linker did not load it", path.display())
+            }
+            Obstacle::Ended => f.write_str("it has ended, and its parent has not noticed"),
+            Obstacle::Kernel => f.write_str("it is a thread of the kernel"),
+            Obstacle::Hidden { uid } => write!(f, "it belongs to user {uid}, so it cannot be looked into"),
+        }
+    }
+}
+
+/// Whether something will keep the shim out of the program at `path`.
+pub(crate) fn of_file(path: &Path) -> Option<Obstacle> {
+    let mut path = path.to_owned();
+    for _ in 0..SCRIPT_DEPTH {
+        match program::interpreter(&path) {
+            Some(interpreter) => path = interpreter,
+            None => break,
+        }
+    }
+    // In secure mode the dynamic linker looks at nothing else.
+    if let Some(obstacle) = secure_mode(&path) {
+        return Some(obstacle);
+    }
+    of_linkage(&path)
+}
+
+/// What the ELF headers of `path` say against it.
+pub(crate) fn of_linkage(path: &Path) -> Option<Obstacle> {
+    match elf::parse(&File::open(path).ok()?)? {
+        Elf::OtherClass => Some(Obstacle::OtherClass),
+        Elf::OtherMachine => Some(Obstacle::OtherMachine),
+        Elf::Native { go: true, .. } => Some(Obstacle::Go),
+        Elf::Native { interpreter: Some(linker), .. } => {
+            let linker = PathBuf::from(OsStr::from_bytes(&linker));
+            (!is_glibc_linker(&linker)).then_some(Obstacle::OtherLibc(linker))
+        }
+        // The dynamic linker itself asks for none, and takes a program as its argument.
+        Elf::Native { interpreter: None, .. } => {
+            let path = fs::read_link(path).unwrap_or_else(|_| path.to_owned());
+            (!is_glibc_linker(&path)).then_some(Obstacle::Static)
+        }
+    }
+}
+
+fn is_glibc_linker(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| {
+        let name = name.as_bytes();
+        name.starts_with(b"ld-linux") || name.starts_with(b"ld-2.") || name == b"ld.so"
+    })
+}
+
+/// Why a program that runs with AT_SECURE set does.
+pub(crate) fn of_secure_process(path: &Path) -> Obstacle {
+    match fs::metadata(path).map(|metadata| metadata.mode()) {
+        Ok(mode) if mode & SETUID != 0 => Obstacle::Setuid,
+        Ok(mode) if mode & SETGID_EXECUTABLE == SETGID_EXECUTABLE => Obstacle::Setgid,
+        _ => Obstacle::Capabilities,
+    }
+}
+
+/// Whether the kernel would start the program with AT_SECURE set, in which LD_PRELOAD is ignored.
+fn secure_mode(path: &Path) -> Option<Obstacle> {
+    let metadata = fs::metadata(path).ok()?;
+    let honoured = !statvfs(path).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NOSUID))
+        && !matches!(rustix::thread::no_new_privs(), Ok(true));
+    if !honoured {
+        return None;
+    }
+    if metadata.mode() & SETUID != 0 && metadata.uid() != getuid().as_raw() {
+        return Some(Obstacle::Setuid);
+    }
+    if metadata.mode() & SETGID_EXECUTABLE == SETGID_EXECUTABLE && metadata.gid() != getgid().as_raw() {
+        return Some(Obstacle::Setgid);
+    }
+    // Root gains nothing by file capabilities, so it stays out of secure mode.
+    let mut value = [0_u8; 64];
+    let has_capabilities =
+        !matches!(getxattr(path, "security.capability", &mut value), Err(error) if error != Errno::RANGE);
+    (has_capabilities && !getuid().is_root()).then_some(Obstacle::Capabilities)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_is_as_enterable_as_what_interprets_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let script = directory.path().join("script");
+        fs::write(&script, "#!/bin/sh\n").unwrap();
+        assert_eq!(of_file(&script), None);
+        // One that interprets itself ends.
+        fs::write(&script, format!("#!{}\n", script.display())).unwrap();
+        assert_eq!(of_file(&script), None);
+    }
+}

@@ -1,0 +1,360 @@
+//! `shunt explain`: each cause that keeps a program on TCP, met by a real process; connections with both their ends.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use common::*;
+use serde_json::Value;
+
+/// A program that has started, says so, and does nothing until it is killed.
+struct Idle(Child);
+
+const IDLE: &str = "#include <unistd.h>\nint main(void) { write(1, \"up\", 2); pause(); }";
+
+impl Idle {
+    fn start(mut command: Command) -> Idle {
+        let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
+        let mut up = [0; 2];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut up).unwrap();
+        Idle(child)
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// `shunt explain WHAT --json`
+fn explain(shell: &Shell, what: impl ToString) -> Value {
+    let ended = Ended::of(shell.shunt(["explain", "--json", &what.to_string()])).quietly(0);
+    serde_json::from_str(&ended.stdout).unwrap()
+}
+
+/// The one cause that is given for a process.
+#[track_caller]
+fn cause(shell: &Shell, process: &Idle) -> (String, String, String) {
+    let report = explain(shell, process.pid());
+    let found = &report["processes"][0];
+    assert_eq!(found["pid"], process.pid());
+    let causes = found["causes"].as_array().unwrap();
+    assert_eq!(causes.len(), 1, "{report:#}");
+    let word = |name: &str| causes[0][name].as_str().unwrap().to_owned();
+    // The text says the same.
+    let text = Ended::of(shell.shunt(["explain", &process.pid().to_string()])).quietly(0).stdout;
+    assert!(text.contains(&word("explanation")) && text.contains(&word("advice")), "{text}");
+    (word("label"), word("explanation"), word("advice"))
+}
+
+#[track_caller]
+fn has_cause(shell: &Shell, process: &Idle, label: &str, explanation: &str, advice: &str) {
+    let found = cause(shell, process);
+    assert_eq!(found.0, label, "{found:?}");
+    assert!(found.1.contains(explanation) && found.2.contains(advice), "{found:?}");
+}
+
+fn compiled(shell: &Shell, name: &str, flags: &[&str]) -> std::path::PathBuf {
+    let program = shell.path(name);
+    compile(&program, IDLE, flags);
+    program
+}
+
+/// `shunt run WORDS`, not yet started.
+fn under_shunt(shell: &Shell, words: &[&str]) -> Command {
+    let mut command = shell.shunt(["run", "--"]);
+    command.args(words);
+    command
+}
+
+#[test]
+fn a_program_that_was_not_started_by_shunt() {
+    let shell = Shell::new();
+    let idle = Idle::start(Command::new(compiled(&shell, "idle", &[])));
+    has_cause(&shell, &idle, "not_preloaded", "names no libshunt.so", "`shunt run -- idle`");
+}
+
+#[test]
+fn programs_without_a_dynamic_linker_of_glibc() {
+    let shell = Shell::new();
+    for (name, flags) in [("static", &["-static"][..]), ("static-pie", &["-static-pie"])] {
+        let program = compiled(&shell, name, flags);
+        let idle = Idle::start(under_shunt(&shell, &[program.to_str().unwrap()]));
+        has_cause(&shell, &idle, "static", "It is statically linked.", "dynamically linked");
+    }
+    let linker = shell.path("ld-musl-test.so.1");
+    let program = compiled(&shell, "musl", &[&format!("-Wl,--dynamic-linker={}", linker.display())]);
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let real =
+        maps.lines().find_map(|line| line.split(' ').next_back().filter(|path| path.contains("/ld-linux")));
+    std::os::unix::fs::symlink(real.unwrap(), linker).unwrap();
+    let idle = Idle::start(Command::new(program));
+    has_cause(&shell, &idle, "other_libc", "ld-musl-test.so.1", "glibc");
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_32_bit_program() {
+    let shell = Shell::new();
+    let program = shell.path("32bit");
+    // write(1, "up", 2), then pause().
+    let source = "void _start(void) { __asm__(\"push $0x7075; mov %esp, %ecx; mov $1, %ebx; mov $2, %edx; mov $4, %eax; \
+                  int $0x80; mov $29, %eax; int $0x80\"); }";
+    compile(&program, source, &["-m32", "-nostdlib", "-static", "-fno-pie", "-no-pie"]);
+    let idle = Idle::start(under_shunt(&shell, &[program.to_str().unwrap()]));
+    has_cause(&shell, &idle, "other_word_size", "32-bit", "64-bit build");
+}
+
+#[test]
+fn a_go_program() {
+    let shell = Shell::new();
+    // What the Go linker leaves in a program that is dynamically linked.
+    let note = "__attribute__((section(\".note.go.buildid\"), used, aligned(4)))\n\
+        static const struct { int name, text, kind; char owner[4], id[4]; } note = {4, 4, 4, \"Go\", \"abc\"};\n";
+    let program = shell.path("golang");
+    compile(&program, &format!("{note}{IDLE}"), &[]);
+    let idle = Idle::start(under_shunt(&shell, &[program.to_str().unwrap()]));
+    // The shim is in it, and of no use.
+    has_cause(&shell, &idle, "go", "makes system calls by itself", "stay on TCP");
+    let file = explain(&shell, program.display());
+    assert_eq!(file["file"]["causes"][0]["label"], "go", "{file:#}");
+}
+
+#[test]
+fn programs_in_secure_mode() {
+    needs_root();
+    let shell = Shell::new();
+    for (name, mode, label) in [("setuid", 0o4755, "setuid"), ("setgid", 0o2755, "setgid")] {
+        let program = compiled(&shell, name, &[]);
+        std::os::unix::fs::chown(&program, Some(NOBODY), Some(NOBODY)).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
+        let idle = Idle::start(under_shunt(&shell, &[program.to_str().unwrap()]));
+        has_cause(&shell, &idle, label, "the dynamic linker ignores LD_PRELOAD", "without that bit");
+    }
+    let program = compiled(&shell, "capable", &[]);
+    let status = Command::new("/usr/sbin/setcap").arg("cap_net_raw+ep").arg(&program).status();
+    assert!(status.expect("setcap, of libcap2-bin").success());
+    let mut command = Command::new(&program);
+    command.env("LD_PRELOAD", shell.path("libshunt.so")).uid(NOBODY).gid(NOBODY);
+    let idle = Idle::start(command);
+    has_cause(&shell, &idle, "capabilities", "file capabilities", "setpriv");
+}
+
+#[test]
+fn an_environment_that_was_cleaned_on_the_way() {
+    let shell = Shell::new();
+    let program = compiled(&shell, "idle", &[]);
+    // The shell stays as the parent, with the shim.
+    let script = format!("env -i {} & echo $! > {}; wait", program.display(), shell.path("pid").display());
+    let parent = Idle::start(under_shunt(&shell, &["sh", "-c", &script]));
+    let pid = || fs::read_to_string(shell.path("pid")).ok()?.trim().parse::<u32>().ok();
+    eventually("the pid is written", || pid().is_some());
+    let report = explain(&shell, pid().unwrap());
+    let _ = Command::new("kill").arg(pid().unwrap().to_string()).status();
+    let cause = &report["processes"][0]["causes"][0];
+    assert_eq!(cause["label"], "environment_cleaned", "{report:#}");
+    let named = format!("sh (pid {})", parent.pid());
+    assert!(cause["explanation"].as_str().unwrap().contains(&named), "{report:#}");
+    assert!(cause["advice"].as_str().unwrap().contains("sudo shunt run -- idle"), "{report:#}");
+}
+
+#[test]
+fn a_shim_that_cannot_be_loaded() {
+    let shell = Shell::new();
+    let program = compiled(&shell, "idle", &[]);
+    let preloading = |path: &Path| {
+        let mut command = Command::new(&program);
+        command.env("LD_PRELOAD", path).stderr(Stdio::null());
+        Idle::start(command)
+    };
+    let absent = preloading(&shell.path("gone/libshunt.so"));
+    has_cause(&shell, &absent, "out_of_reach", "gone/libshunt.so", "bind mount");
+    let rubbish = preloading(&shell.file("libshunt.so", "rubbish"));
+    has_cause(&shell, &rubbish, "not_loaded", "did not load it", "ld.so");
+}
+
+#[test]
+fn a_program_on_tcp_by_policy_or_for_want_of_a_broker() {
+    let shell = Shell::new();
+    let program = compiled(&shell, "idle", &[]);
+    let mut command = shell.shunt(["run", "--transport", "tcp", "--"]);
+    command.arg(&program);
+    has_cause(&shell, &Idle::start(command), "policy", "--transport tcp", "without --transport tcp");
+    let mut command = Command::new(&program);
+    command.env("LD_PRELOAD", library()).env("SHUNT_BROKER", shell.path("no.sock"));
+    has_cause(&shell, &Idle::start(command), "no_broker", "No broker", "shunt daemon");
+    // What listens there is no broker that this command understands.
+    let _other = std::os::unix::net::UnixListener::bind(shell.path("stream.sock")).unwrap();
+    let mut command = Command::new(&program);
+    command.env("LD_PRELOAD", library()).env("SHUNT_BROKER", shell.path("stream.sock"));
+    has_cause(&shell, &Idle::start(command), "no_broker", "No broker", "shunt daemon");
+}
+
+#[test]
+fn a_shim_that_was_replaced_and_a_filter() {
+    let shell = Shell::new();
+    shell.run(["true"]).quietly(0);
+    let copy = shell.path("libshunt.so");
+    fs::copy(library(), &copy).unwrap();
+    let program = compiled(&shell, "idle", &[]);
+    let mut command = Command::new(&program);
+    command.env("LD_PRELOAD", &copy).env("SHUNT_BROKER", shell.socket());
+    let idle = Idle::start(command);
+    assert_eq!(explain(&shell, idle.pid())["processes"][0]["causes"], Value::Array(Vec::new()));
+    fs::remove_file(&copy).unwrap();
+    has_cause(&shell, &idle, "replaced", "was replaced since", "Restart it");
+    // A filter that allows everything is a filter all the same.
+    let filtered = shell.path("filtered");
+    let source = "#include <linux/filter.h>\n#include <linux/seccomp.h>\n#include <sys/prctl.h>\n#include <unistd.h>\n\
+        int main(void) {\n\
+            struct sock_filter all = {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW};\n\
+            struct sock_fprog program = {1, &all};\n\
+            prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);\n\
+            prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);\n\
+            write(1, \"up\", 2);\n\
+            pause();\n\
+        }";
+    compile(&filtered, source, &[]);
+    let idle = Idle::start(under_shunt(&shell, &[filtered.to_str().unwrap()]));
+    has_cause(&shell, &idle, "seccomp", "seccomp filter", "memfd_create");
+}
+
+#[test]
+fn a_program_with_a_ring() {
+    let shell = Shell::new();
+    let program = shell.path("ring");
+    let source = "#include <liburing.h>\n#include <unistd.h>\nint main(void) { struct io_uring ring;\n\
+        if (io_uring_queue_init(4, &ring, 0)) return 1; write(1, \"up\", 2); pause(); }";
+    compile(&program, source, &["-Wl,--no-as-needed", "-luring"]);
+    let idle = Idle::start(under_shunt(&shell, &[program.to_str().unwrap()]));
+    has_cause(&shell, &idle, "io_uring", "cannot be seen", "epoll");
+}
+
+#[test]
+fn what_is_no_process_or_another_users() {
+    needs_root();
+    let shell = Shell::new();
+    Ended::of(shell.shunt(["explain", "4194304"])).saying(1, &["there is no process 4194304"]);
+    Ended::of(shell.shunt(["explain", "127.0.0.1:1"])).saying(1, &["no TCP socket", "that address"]);
+    Ended::of(shell.shunt(["explain", "no-such-program"]))
+        .saying(1, &["no-such-program", "command not found"]);
+    assert_eq!(Ended::of(shell.shunt(["explain"])).code, Some(2));
+    // A zombie: its parent has not waited.
+    let mut child = Command::new("true").spawn().unwrap();
+    let pid = child.id();
+    eventually("it is a zombie", || {
+        fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ")
+    });
+    let report = explain(&shell, pid);
+    child.wait().unwrap();
+    assert_eq!(report["processes"][0]["causes"][0]["label"], "ended", "{report:#}");
+    // Root's process, asked about by nobody.
+    let program = compiled(&shell, "idle", &[]);
+    let idle = Idle::start(Command::new(program));
+    let mut command = shell.for_everybody();
+    command.args(["explain", "--json", &idle.pid().to_string()]).uid(NOBODY).gid(NOBODY);
+    let ended = Ended::of(command).quietly(0);
+    assert!(ended.stdout.contains("\"hidden\"") && ended.stdout.contains("belongs to user 0"), "{ended:?}");
+}
+
+#[test]
+fn a_program_and_the_processes_that_run_it() {
+    let shell = Shell::new();
+    let program = compiled(&shell, "idle-by-name", &[]);
+    let idle = Idle::start(Command::new(&program));
+    for name in [program.to_str().unwrap(), "idle-by-name"] {
+        let report = explain(&shell, name);
+        let pids: Vec<_> = report["processes"].as_array().unwrap().iter().map(|one| &one["pid"]).collect();
+        assert_eq!(pids, [&Value::from(idle.pid())], "{report:#}");
+    }
+    assert_eq!(explain(&shell, program.display())["file"]["can_be_entered"], true);
+    let text = Ended::of(shell.shunt(["explain", program.to_str().unwrap()])).quietly(0).stdout;
+    assert!(
+        text.starts_with(&format!("{}: can run under shunt\nidle-by-name, pid ", program.display())),
+        "{text}"
+    );
+}
+
+/// A server that answers each byte, and a client that asks until its standard input ends.
+const PING: &str = r#"
+import os, socket, sys, threading
+def serve(connection):
+    while data := connection.recv(1):
+        connection.sendall(data)
+if sys.argv[1] == "server":
+    listener = socket.create_server(("127.0.0.1", 0))
+    os.write(1, b"up")
+    open(sys.argv[2], "w").write(str(listener.getsockname()[1]))
+    while True:
+        threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+else:
+    connection = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
+    for turn in range(20 if sys.argv[3] == "busy" else 1):
+        connection.sendall(b"x")
+        connection.recv(1)
+        threading.Event().wait(0.02)
+    os.write(1, b"up")
+    threading.Event().wait()
+"#;
+
+#[test]
+fn a_connection_with_both_its_ends() {
+    let shell = Shell::new();
+    let script = shell.file("ping.py", PING);
+    let script = script.to_str().unwrap();
+    let port_file = shell.path("port");
+    let server =
+        Idle::start(under_shunt(&shell, &["python3", script, "server", port_file.to_str().unwrap()]));
+    let port = || fs::read_to_string(&port_file).ok()?.parse::<u16>().ok();
+    eventually("the port is written", || port().is_some());
+    let port = port().unwrap();
+    // Nobody is connected yet.
+    let listening = explain(&shell, format!(":{port}"));
+    assert_eq!(listening["processes"][0]["pid"], server.pid());
+    assert_eq!(listening["processes"][0]["connections"], Value::Array(Vec::new()));
+
+    let client = Idle::start(under_shunt(&shell, &["python3", script, "client", &port.to_string(), "busy"]));
+    let report = explain(&shell, client.pid());
+    let connection = &report["processes"][0]["connections"][0];
+    assert_eq!((&connection["sends"], &connection["receives"]), (&"shm".into(), &"shm".into()), "{report:#}");
+    assert_eq!(connection["peers"][0]["pid"], server.pid());
+    assert_eq!(connection["causes"], Value::Array(Vec::new()));
+    let local = connection["local"].as_str().unwrap();
+    // By address, both ends are told of.
+    let report = explain(&shell, local);
+    assert_eq!(report["processes"].as_array().unwrap().len(), 2, "{report:#}");
+    let text = Ended::of(shell.shunt(["explain", local])).quietly(0).stdout;
+    assert!(text.contains(&format!("(pid {}): on shared memory\n", server.pid())), "{text}");
+    drop(client);
+
+    // A client that is not under shunt: the server's end says so, and so does its own.
+    let mut command = Command::new("python3");
+    command.args([script, "client", &port.to_string(), "busy"]);
+    let client = Idle::start(command);
+    let report = explain(&shell, server.pid());
+    let connection = &report["processes"][0]["connections"][0];
+    let labels: Vec<_> =
+        connection["causes"].as_array().unwrap().iter().map(|cause| &cause["label"]).collect();
+    assert_eq!(labels, ["peer_not_offered", "not_preloaded"], "{report:#}");
+    let words = connection["causes"][1]["explanation"].as_str().unwrap();
+    assert!(words.contains(&format!("The other end is python3 (pid {})", client.pid())), "{words}");
+    let report = explain(&shell, client.pid());
+    assert_eq!(report["processes"][0]["causes"][0]["label"], "not_preloaded", "{report:#}");
+    drop(client);
+
+    // One byte is not enough to be worth it.
+    let client = Idle::start(under_shunt(&shell, &["python3", script, "client", &port.to_string(), "idle"]));
+    let report = explain(&shell, client.pid());
+    let connection = &report["processes"][0]["connections"][0];
+    assert_eq!(connection["causes"][0]["label"], "too_few_operations", "{report:#}");
+}
