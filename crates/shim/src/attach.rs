@@ -9,7 +9,7 @@ use crate::endpoint::{Endpoint, EndpointRef, RxSide, Stage, TxSide};
 use crate::kernel::Tcp;
 use crate::links::{Attachment, Link};
 use crate::ops::descriptors;
-use crate::{control, epoll, errno, process, real};
+use crate::{control, epoll, errno, kernel, process, real};
 
 /// How long the broker's word about a death is waited for. Only a reader of end of file whose own bytes lie unread waits.
 const DEATH_NEWS_NANOS: u64 = 20_000_000;
@@ -155,25 +155,19 @@ pub(crate) fn send_again(endpoint: &Endpoint, fd: i32) -> bool {
     let Some(at) = side.at else { return true };
     let (lane, ring) = at.outgoing();
     side.tx.notice_return(lane);
-    let before = errno::get();
     while let Some(range) = side.tx.returning() {
         let (base, len) = ring.run(range.start, (range.end - range.start) as usize);
         // SAFETY: a run of the mapped ring; the kernel copies it, whatever the peer does to it meanwhile.
-        let sent = unsafe { real::send(fd, base.cast(), len, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-        match usize::try_from(sent) {
+        match unsafe { kernel::send_now(fd, base, len) } {
             Ok(count) => {
                 endpoint.count_sent(count);
                 side.tx.returned(count);
             }
-            Err(_) if errno::get() == libc::EAGAIN => {
-                errno::set(before);
-                return false;
-            }
+            Err(libc::EAGAIN) => return false,
             // The connection is over; nobody will read it.
             Err(_) => side.tx.returned(len),
         }
     }
-    errno::set(before);
     endpoint.report_tx(&side);
     drop(side);
     epoll::refresh(endpoint);
@@ -233,13 +227,10 @@ pub(crate) fn reset_if_lost(endpoint: &Endpoint, fd: i32) -> bool {
     }
     stop_sending(endpoint, &mut endpoint.tx.lock(), Reason::PeerDied);
     let before = errno::get();
-    let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
-    // SAFETY: plain calls on the program's descriptor. Dissolving the association leaves ECONNRESET as the socket's
-    // error; the shutdown, which fails with ENOTCONN, marks both directions as over all the same.
-    unsafe {
-        real::connect(fd, &nowhere, size_of::<libc::sockaddr>() as libc::socklen_t);
-        real::shutdown(fd, libc::SHUT_RDWR);
-    }
+    kernel::dissolve(fd);
+    // SAFETY: a plain call on the program's descriptor. It fails with ENOTCONN and marks both directions as over all the
+    // same.
+    unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
     errno::set(before);
     true
 }

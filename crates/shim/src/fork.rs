@@ -6,43 +6,59 @@ use std::sync::atomic::Ordering::*;
 use shunt_abi::reason::Reason;
 
 use crate::endpoint::{self, Stage};
-use crate::{attach, control, epoll, errno, family, process, table, waiter};
+use crate::signal::Shield;
+use crate::{alloc, attach, control, epoll, errno, family, process, signal, table, waiter};
 
-/// Installs the handlers that run around every fork, also one made inside libc.
+/// Installs the handlers that run around every fork, also one made inside libc. `_Fork` runs none: its hook does.
 pub(crate) fn install() {
     table::start();
     family::start();
     // SAFETY: three functions that live as long as the program.
-    unsafe { libc::pthread_atfork(Some(before), None, Some(after_in_child)) };
+    unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
 }
 
-unsafe extern "C" fn before() {
+pub(crate) unsafe extern "C" fn before() {
     let errno = errno::get();
+    let shield = Shield::raise();
     for endpoint in endpoint::all() {
         attach::go_back(endpoint, Reason::Fork);
         if !family::expect_child(endpoint) {
             endpoint.bar(Reason::Shared);
         }
     }
+    alloc::before_fork();
+    shield.stay_up();
     errno::set(errno);
-}
-
-/// What must happen before `_Fork`, which runs no handlers.
-pub(crate) fn before_bare() {
-    // SAFETY: the handler asks for nothing.
-    unsafe { before() };
 }
 
 /// There is no child: the kernel refused.
 pub(crate) fn failed() {
+    let _shield = Shield::raise();
     endpoint::all().for_each(family::forget_child);
 }
 
-/// The child's side of a fork that no handler sees: `_Fork`.
+pub(crate) unsafe extern "C" fn after_in_parent() {
+    let _shield = Shield::take_over();
+    // SAFETY: `before` has run.
+    unsafe { alloc::after_fork() };
+}
+
 pub(crate) unsafe extern "C" fn after_in_child() {
+    let _shield = Shield::take_over();
     table::restore();
-    // SAFETY: a child of fork has one thread.
+    // SAFETY: `before` has run, and a child of fork has one thread.
     unsafe {
+        alloc::after_fork();
+        begin_child();
+    }
+}
+
+/// # Safety
+/// In a child of fork, which has one thread.
+unsafe fn begin_child() {
+    // SAFETY: the caller's promise.
+    unsafe {
+        signal::after_fork_in_child();
         process::after_fork_in_child();
         control::after_fork_in_child();
         endpoint::reset_locks();
@@ -65,10 +81,12 @@ pub(crate) unsafe extern "C" fn after_in_child() {
 #[cold]
 pub(crate) fn stray() {
     let errno = errno::get();
+    let _shield = Shield::raise();
     table::restore();
     family::add_stray();
     // SAFETY: a child of fork has one thread.
     unsafe {
+        alloc::reset_lock();
         process::after_fork_in_child();
         control::disown();
         endpoint::reset_locks();
@@ -81,6 +99,6 @@ pub(crate) fn stray() {
         endpoint.bar(Reason::Shared);
     }
     // SAFETY: as above.
-    unsafe { after_in_child() };
+    unsafe { begin_child() };
     errno::set(errno);
 }

@@ -3,6 +3,9 @@
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 
+use std::ffi::{c_int, c_long};
+
+use libc::{epoll_event, msghdr, pollfd};
 use rustix::net::RecvFlags;
 use shunt_ring::Sink;
 use shunt_transport::Kernel;
@@ -28,14 +31,8 @@ impl Kernel for Tcp<'_> {
 
     fn waiting(&self) -> Result<usize, i32> {
         let flags = libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_DONTWAIT;
-        let before = errno::get();
         // SAFETY: with MSG_TRUNC nothing is copied, so the null buffer is never written.
-        let result = unsafe { real::recv(self.fd, std::ptr::null_mut(), i32::MAX as usize, flags) };
-        usize::try_from(result).map_err(|_| {
-            let failed = errno::get();
-            errno::set(before);
-            failed
-        })
+        unsafe { call(libc::SYS_recvfrom, [self.fd.into(), 0, i32::MAX.into(), flags.into(), 0, 0]) }
     }
 
     fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32> {
@@ -56,4 +53,72 @@ impl Kernel for Tcp<'_> {
             Err(errno) => Err(errno.raw_os_error()),
         }
     }
+}
+
+/// A system call that does not wait, made under a lock: libc's own function could be a cancellation point, and a thread
+/// that ended there would keep the lock.
+///
+/// # Safety
+/// As the system call.
+unsafe fn call(number: c_long, arguments: [c_long; 6]) -> Result<usize, i32> {
+    let before = errno::get();
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: the caller's promise.
+    let result = unsafe { real::syscall(number, a, b, c, d, e, f) };
+    usize::try_from(result).map_err(|_| {
+        let failed = errno::get();
+        errno::set(before);
+        failed
+    })
+}
+
+/// recvmsg that does not wait.
+///
+/// # Safety
+/// As recvmsg; the flags contain MSG_DONTWAIT.
+pub(crate) unsafe fn recvmsg_now(fd: RawFd, message: *mut msghdr, flags: c_int) -> Result<usize, i32> {
+    // SAFETY: the caller's promise.
+    unsafe { call(libc::SYS_recvmsg, [fd.into(), message as _, flags.into(), 0, 0, 0]) }
+}
+
+/// send that neither waits nor raises SIGPIPE.
+///
+/// # Safety
+/// As send.
+pub(crate) unsafe fn send_now(fd: RawFd, base: *const u8, len: usize) -> Result<usize, i32> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the caller's promise.
+    unsafe { call(libc::SYS_sendto, [fd.into(), base as _, len as _, flags.into(), 0, 0]) }
+}
+
+/// pread, of a regular file.
+///
+/// # Safety
+/// As pread.
+pub(crate) unsafe fn read_at(file: RawFd, base: *mut u8, len: usize, offset: i64) -> Result<usize, i32> {
+    // SAFETY: the caller's promise.
+    unsafe { call(libc::SYS_pread64, [file.into(), base as _, len as _, offset, 0, 0]) }
+}
+
+/// Dissolves the socket's association, which leaves ECONNRESET as its error.
+pub(crate) fn dissolve(fd: RawFd) {
+    let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
+    let (address, len) = (std::ptr::from_ref(&nowhere) as c_long, size_of_val(&nowhere) as c_long);
+    // SAFETY: an address of ours.
+    let _ = unsafe { call(libc::SYS_connect, [fd.into(), address, len, 0, 0, 0]) };
+}
+
+/// poll that does not wait. An interrupted one has found nothing.
+pub(crate) fn poll_now(fds: &mut [pollfd]) -> usize {
+    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let time = std::ptr::from_ref(&at_once) as c_long;
+    // SAFETY: the array is as long as it says.
+    unsafe { call(libc::SYS_ppoll, [fds.as_mut_ptr() as _, fds.len() as _, time, 0, 0, 0]) }.unwrap_or(0)
+}
+
+/// epoll_wait that does not wait.
+pub(crate) fn epoll_now(epoll: RawFd, events: &mut [epoll_event]) -> usize {
+    let (base, len) = (events.as_mut_ptr() as c_long, events.len() as c_long);
+    // SAFETY: the array is as long as it says.
+    unsafe { call(libc::SYS_epoll_pwait, [epoll.into(), base, len, 0, 0, 0]) }.unwrap_or(0)
 }

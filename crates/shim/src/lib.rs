@@ -3,12 +3,13 @@
 //!
 //! From the outside in: `hooks` are the C functions that programs call; `ops` decides what each of them does; `attach`
 //! is the life of an endpoint on a link; `epoll`, `waiter` and `links` are what a sleeper needs; `control` talks to the
-//! broker. The state machines are in `shunt_transport`, the shared memory in `shunt_ring`, and the protocol in
-//! `docs/local-path.md`.
+//! broker; `signal` keeps handlers and cancellation out of all of it. The state machines are in `shunt_transport`, the
+//! shared memory in `shunt_ring`, and the protocol in `docs/local-path.md`.
 //!
 //! Inside a hook nothing may call libc functions that we hook ourselves: our own system calls go through rustix, the
 //! program's own through [`real`].
 
+mod alloc;
 mod attach;
 mod control;
 mod endpoint;
@@ -24,7 +25,9 @@ mod ops;
 mod private;
 mod process;
 mod real;
+mod signal;
 mod table;
+mod thread;
 mod unseen;
 mod waiter;
 
@@ -36,6 +39,7 @@ static START: extern "C" fn() = start;
 extern "C" fn start() {
     // No panic crosses the C boundary: it would be a bug of ours, and unwinding through a program's frames a second.
     std::panic::set_hook(Box::new(|_| std::process::abort()));
+    thread::start();
     process::start();
     if !process::is_off() {
         fork::install();

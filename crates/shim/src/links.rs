@@ -241,12 +241,27 @@ impl Drop for Pin {
     }
 }
 
+impl Pin {
+    /// Without a destructor, for a sleep: its frames may be left without their knowledge, or be unwound, and then the
+    /// journal ends the pin.
+    pub(crate) fn by_hand(self) -> Attachment {
+        let at = self.0;
+        std::mem::forget(self);
+        at
+    }
+}
+
 impl Attachment {
     /// For use without a lock. Called under the lock of the direction that says where the endpoint is, or under the
     /// control lock.
     pub(crate) fn pin(self) -> Pin {
         self.link.used.fetch_add(1, AcqRel);
         Pin(self)
+    }
+
+    /// Ends what [`Pin::by_hand`] began.
+    pub(crate) fn unpin(self) {
+        drop(Pin(self));
     }
 
     /// The lane this end sends on.

@@ -1,6 +1,7 @@
 //! A mutex for use inside hooks: it touches neither errno nor libc, and can be reset in a forked child.
 //!
-//! Critical sections are short and never sleep in the kernel, so it spins a little before it asks the kernel.
+//! Critical sections are short and never sleep in the kernel, so it spins a little before it asks the kernel. They lie
+//! behind the shield (`crate::signal`), so that no handler interrupts one.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -33,6 +34,7 @@ impl<T> Lock<T> {
 
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
+        debug_assert!(is_shielded(), "a handler could ask for the lock that its own thread holds");
         if self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_err() {
             self.lock_slowly();
         }
@@ -40,6 +42,7 @@ impl<T> Lock<T> {
     }
 
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+        debug_assert!(is_shielded());
         self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).ok().map(|_| Guard(self))
     }
 
@@ -56,6 +59,17 @@ impl<T> Lock<T> {
         }
     }
 
+    /// Frees the lock of a guard that was forgotten.
+    ///
+    /// # Safety
+    /// This thread must hold it.
+    #[inline]
+    pub(crate) unsafe fn release(&self) {
+        if self.word.swap(FREE, Release) == CONTENDED {
+            let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
+        }
+    }
+
     /// Frees a lock whose holder did not come along into a forked child.
     ///
     /// # Safety
@@ -65,12 +79,15 @@ impl<T> Lock<T> {
     }
 }
 
+fn is_shielded() -> bool {
+    crate::thread::this().shields.load(Relaxed) > 0
+}
+
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if self.0.word.swap(FREE, Release) == CONTENDED {
-            let _ = futex::wake(&self.0.word, futex::Flags::PRIVATE, 1);
-        }
+        // SAFETY: the guard is the proof.
+        unsafe { self.0.release() };
     }
 }
 

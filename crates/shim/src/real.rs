@@ -4,7 +4,7 @@
 //! cancellation points what they are.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 
 use libc::{
     epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, off64_t, pid_t, pollfd,
@@ -47,6 +47,15 @@ pub(crate) fn found(cell: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void
 
 macro_rules! real {
     ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty;)*) => {
+        #[allow(non_upper_case_globals)]
+        mod cells {
+            $(pub(super) static $name: super::AtomicPtr<super::c_void> = super::AtomicPtr::new(std::ptr::null_mut());)*
+        }
+
+        fn resolve_all() {
+            $(resolve(&cells::$name, concat!(stringify!($name), "\0"));)*
+        }
+
         $(
             /// The next definition of this function in the link order.
             ///
@@ -55,8 +64,7 @@ macro_rules! real {
             #[inline]
             #[allow(clippy::too_many_arguments, non_snake_case)]
             pub(crate) unsafe fn $name($($arg: $ty),*) -> $ret {
-                static CELL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-                let found = found(&CELL, concat!(stringify!($name), "\0"));
+                let found = found(&cells::$name, concat!(stringify!($name), "\0"));
                 // SAFETY: the symbol has this C prototype; the rest is the caller's promise.
                 unsafe {
                     let function: unsafe extern "C-unwind" fn($($ty),*) -> $ret = std::mem::transmute(found);
@@ -65,6 +73,14 @@ macro_rules! real {
             }
         )*
     };
+}
+
+/// Finds all of them at once: a look-up takes the dynamic linker's lock, so none may be made in a signal handler.
+pub(crate) fn find_all() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if !DONE.swap(true, Relaxed) {
+        resolve_all();
+    }
 }
 
 real! {
@@ -130,4 +146,9 @@ real! {
     fn execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     fn fexecve(fd: c_int, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     fn execveat(dir: c_int, path: *const c_char, argv: *const *const c_char, envp: *const *const c_char, flags: c_int) -> c_int;
+    fn sigaction(signal: c_int, action: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
+    fn pthread_cancel(thread: libc::pthread_t) -> c_int;
+    fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+    fn pthread_testcancel() -> ();
 }

@@ -12,6 +12,7 @@ use rustix::fs::FileType;
 use shunt_abi::reason::Reason;
 
 use crate::private::borrow;
+use crate::signal::Shield;
 use crate::table::{self, Entry};
 use crate::{attach, endpoint, errno, process};
 
@@ -36,6 +37,7 @@ pub(crate) fn leave(reason: Reason) {
     // already is not adopted once the endpoint is barred.
     let _ = LEFT.compare_exchange(0, reason as u32, SeqCst, Relaxed);
     let before = errno::get();
+    let _shield = Shield::raise();
     for endpoint in endpoint::all() {
         attach::bar_reading(endpoint, reason);
     }

@@ -14,6 +14,7 @@ use shunt_abi::page::Counter;
 
 use crate::private::PrivateFd;
 use crate::process::{self, Spin};
+use crate::{signal, thread};
 
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 static DOORBELLS: [AtomicI32; WAITERS] = [const { AtomicI32::new(-1) }; WAITERS];
@@ -144,40 +145,23 @@ pub(crate) fn after_fork_in_child() {
     }
     TAKEN.store(0, Release);
     TOLD.store(0, Release);
-    THREAD.with(|thread| thread.0.set(None));
-}
-
-struct ThreadSlot(Cell<Option<Slot>>);
-
-impl Drop for ThreadSlot {
-    fn drop(&mut self) {
-        if let Some(slot) = self.0.take() {
-            slot.give_back();
-        }
-    }
-}
-
-thread_local! {
-    static THREAD: ThreadSlot = const { ThreadSlot(Cell::new(None)) };
-    static SPINNER: Spinner = const { Spinner::new() };
+    thread::this().take_slot();
 }
 
 /// The slot of this thread, taken at first use.
 pub(crate) fn of_this_thread() -> Option<Slot> {
-    THREAD
-        .try_with(|thread| {
-            if thread.0.get().is_none() {
-                thread.0.set(Slot::take_for_thread());
-            }
-            thread.0.get()
-        })
-        .ok()
-        .flatten()
+    let thread = thread::this();
+    if thread.slot().is_none()
+        && let Some(slot) = Slot::take_for_thread()
+    {
+        thread.set_slot(slot);
+    }
+    thread.slot()
 }
 
 /// Spins for this thread as its settings and its luck allow, until `ready` says so. `true` if it did.
 pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
-    SPINNER.try_with(|spinner| spinner.spin(ready)).unwrap_or(false)
+    thread::this().spinner.spin(ready)
 }
 
 /// Adaptive spinning: only while it has been paying off.
@@ -196,10 +180,6 @@ const MISSES_ALLOWED: u32 = 2;
 const LONGEST_PAUSE: u32 = 256;
 
 impl Spinner {
-    pub(crate) const fn new() -> Spinner {
-        Spinner { pause: Cell::new(0), misses: Cell::new(0) }
-    }
-
     fn spin(&self, mut ready: impl FnMut() -> bool) -> bool {
         let nanos = match process::spin() {
             Spin::Nanos(0) => return false,
@@ -219,7 +199,7 @@ impl Spinner {
             }) {
                 break true;
             }
-            if process::now() - begin >= nanos {
+            if signal::has_deferred() || process::now() - begin >= nanos {
                 break false;
             }
         };

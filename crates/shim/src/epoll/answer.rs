@@ -7,7 +7,7 @@ use crate::endpoint::{Endpoint, EndpointRef};
 use crate::links::Link;
 use crate::ops::{receive, send};
 use crate::waiter::Slot;
-use crate::{attach, errno, real};
+use crate::{attach, kernel};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
@@ -202,7 +202,8 @@ impl Inner {
 
     /// The sleep is over.
     pub(crate) fn awake(&mut self) {
-        self.sleepers -= 1;
+        // An instance that was closed meanwhile counts from zero.
+        self.sleepers = self.sleepers.saturating_sub(1);
     }
 
     /// This thread was told of a ring, and returns to the program without having looked: a sleeping one does.
@@ -240,10 +241,7 @@ fn judge(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> (u3
 /// What the kernel says of the socket now. The bits of poll and epoll are the same.
 fn asked_of_kernel(fd: RawFd, wanted: u32) -> u32 {
     let mut entry = libc::pollfd { fd, events: wanted as u16 as i16, revents: 0 };
-    let before = errno::get();
-    // SAFETY: one entry of our own.
-    unsafe { real::poll(&mut entry, 1, 0) };
-    errno::set(before);
+    kernel::poll_now(std::slice::from_mut(&mut entry));
     u32::from(entry.revents as u16) & (wanted | ALWAYS)
 }
 

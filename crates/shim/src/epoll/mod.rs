@@ -258,6 +258,13 @@ pub(crate) unsafe fn after_fork_in_child() {
     }
 }
 
+impl Inner {
+    /// The kernel's set.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.fd
+    }
+}
+
 impl Epoll {
     /// Whether calls must look here at all.
     #[inline]

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint, c_ulong, c_void};
 use shunt_abi::reason::Reason;
 
 use crate::ops::{descriptors, options};
+use crate::signal::Shield;
 use crate::table::{self, Entry};
 use crate::{real, unseen};
 
@@ -90,6 +91,7 @@ pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_u
     if entry == Entry::None {
         return real();
     }
+    let _shield = Shield::raise();
     let endpoint = table::endpoint(fd);
     if let Some(endpoint) = endpoint {
         options::before_fcntl(endpoint, command, argument);
@@ -122,8 +124,11 @@ pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     match table::endpoint(fd) {
-        // SAFETY: the program's own call.
-        Some(endpoint) => unsafe { options::ioctl(endpoint, fd, request, argument) },
+        Some(endpoint) => {
+            let _shield = Shield::raise();
+            // SAFETY: the program's own call.
+            unsafe { options::ioctl(endpoint, fd, request, argument) }
+        }
         // SAFETY: the program's own call.
         None => unsafe { real::ioctl(fd, request, argument) },
     }

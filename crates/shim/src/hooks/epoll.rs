@@ -7,8 +7,9 @@ use shunt_abi::reason::Reason;
 
 use super::readiness::from_timespec;
 use crate::ops::{descriptors, epoll_wait as waiting, sleep::as_timespec};
+use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{attach, process, real};
+use crate::{attach, process, real, signal};
 
 /// See epoll_create(2).
 ///
@@ -51,9 +52,11 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     match (table::epoll(epfd), table::look_up(fd)) {
         // SAFETY: the program's own call.
         (Some(epoll), Entry::Endpoint(_) | Entry::Unconnected) => unsafe {
+            let _shield = Shield::raise();
             epoll.control(operation, fd, event)
         },
         (set, entry) => {
+            let _shield = Shield::raise();
             match entry {
                 Entry::Epoll(name) => {
                     if let Some(inner) = name.resolve() {
@@ -91,7 +94,7 @@ fn millis(nanos: Option<u64>) -> c_int {
 }
 
 fn nanos(millis: c_int) -> Option<u64> {
-    (millis >= 0).then_some(millis as u64 * 1_000_000)
+    (millis >= 0).then(|| millis as u64 * 1_000_000)
 }
 
 /// See epoll_wait(2).
@@ -108,9 +111,13 @@ pub unsafe extern "C-unwind" fn epoll_wait(
     // SAFETY: the program's own call, here and below.
     unsafe {
         match (table::epoll(epfd), array(events, max)) {
-            (Some(epoll), Some(array)) => waiting::wait(epoll, array, nanos(timeout), &mut |part, time| {
-                real::epoll_wait(epfd, part.as_mut_ptr(), part.len() as c_int, millis(time))
-            }),
+            (Some(epoll), Some(array)) => {
+                signal::point();
+                let _shield = Shield::raise();
+                waiting::wait(epoll, array, nanos(timeout), &mut |part, time| {
+                    real::epoll_wait(epfd, part.as_mut_ptr(), part.len() as c_int, millis(time))
+                })
+            }
             _ => real::epoll_wait(epfd, events, max, timeout),
         }
     }
@@ -131,9 +138,13 @@ pub unsafe extern "C-unwind" fn epoll_pwait(
     // SAFETY: the program's own call, here and below.
     unsafe {
         match (table::epoll(epfd), array(events, max)) {
-            (Some(epoll), Some(array)) => waiting::wait(epoll, array, nanos(timeout), &mut |part, time| {
-                real::epoll_pwait(epfd, part.as_mut_ptr(), part.len() as c_int, millis(time), mask)
-            }),
+            (Some(epoll), Some(array)) => {
+                signal::point();
+                let _shield = Shield::raise();
+                waiting::wait(epoll, array, nanos(timeout), &mut |part, time| {
+                    real::epoll_pwait(epfd, part.as_mut_ptr(), part.len() as c_int, millis(time), mask)
+                })
+            }
             _ => real::epoll_pwait(epfd, events, max, timeout, mask),
         }
     }
@@ -154,11 +165,15 @@ pub unsafe extern "C-unwind" fn epoll_pwait2(
     // SAFETY: the program's own call, here and below.
     unsafe {
         match (table::epoll(epfd), array(events, max), from_timespec(timeout)) {
-            (Some(epoll), Some(array), Ok(nanos)) => waiting::wait(epoll, array, nanos, &mut |part, time| {
-                let time = time.map(as_timespec);
-                let pointer = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-                real::epoll_pwait2(epfd, part.as_mut_ptr(), part.len() as c_int, pointer, mask)
-            }),
+            (Some(epoll), Some(array), Ok(nanos)) => {
+                signal::point();
+                let _shield = Shield::raise();
+                waiting::wait(epoll, array, nanos, &mut |part, time| {
+                    let time = time.map(as_timespec);
+                    let pointer = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+                    real::epoll_pwait2(epfd, part.as_mut_ptr(), part.len() as c_int, pointer, mask)
+                })
+            }
             _ => real::epoll_pwait2(epfd, events, max, timeout, mask),
         }
     }

@@ -9,7 +9,8 @@ use shunt_ring::{Sink, Source};
 
 use crate::endpoint::Endpoint;
 use crate::ops::{self, receive, send};
-use crate::{attach, errno, real, table};
+use crate::signal::{Held, Shield};
+use crate::{attach, errno, kernel, real, signal, table};
 
 /// The answer of an operation, as C wants it.
 #[inline]
@@ -31,11 +32,13 @@ pub(super) fn receiving(
     kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     let Some(endpoint) = table::endpoint(fd) else { return kernel() };
+    signal::point();
+    let _shield = Shield::raise();
     ops::used(endpoint, fd);
     if endpoint.is_attached() || !endpoint.enter_receive() {
         return answer(ours(endpoint));
     }
-    let result = kernel();
+    let result = signal::open(Held::Receive(endpoint), kernel);
     endpoint.leave_receive();
     if result > 0 {
         endpoint.count_received(result as usize);
@@ -51,11 +54,13 @@ pub(super) fn sending(
     kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     let Some(endpoint) = table::endpoint(fd) else { return kernel() };
+    signal::point();
+    let _shield = Shield::raise();
     ops::used(endpoint, fd);
     if endpoint.is_attached() || !endpoint.enter_send() {
         return answer(ours(endpoint));
     }
-    let result = kernel();
+    let result = signal::open(Held::Send(endpoint), kernel);
     endpoint.leave_send();
     if result > 0 {
         endpoint.count_sent(result as usize);
@@ -169,8 +174,9 @@ macro_rules! at_current_offset {
                 match table::endpoint(fd) {
                     Some(_) if offset == -1 && flags == 0 => $plain(fd, iov, count),
                     Some(endpoint) if offset == -1 => {
+                        let _shield = Shield::raise();
                         attach::bar_reading(endpoint, Reason::UnsupportedFlag);
-                        real::$real(fd, iov, count, offset, flags)
+                        signal::open(Held::Nothing, || real::$real(fd, iov, count, offset, flags))
                     }
                     _ => real::$real(fd, iov, count, offset, flags),
                 }
@@ -282,6 +288,7 @@ pub unsafe extern "C-unwind" fn sendfile64(
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::sendfile64(out, from, offset, count) };
     if let Some(endpoint) = table::endpoint(from) {
+        let _shield = Shield::raise();
         attach::bar_reading(endpoint, Reason::Splice);
     }
     let ours = |endpoint: &'static Endpoint| {
@@ -291,13 +298,13 @@ pub unsafe extern "C-unwind" fn sendfile64(
             Ok(begin) => begin,
             Err(_) => {
                 attach::bar_reading(endpoint, Reason::Splice);
-                return usize::try_from(kernel()).map_err(|_| errno::get());
+                let result = signal::open(Held::Nothing, kernel);
+                return usize::try_from(result).map_err(|_| errno::get());
             }
         };
         let read_file = |to: *mut u8, len: usize, moved: usize| {
             // SAFETY: `to` has room for `len` bytes in the ring.
-            let result = unsafe { libc::pread64(from, to.cast(), len, begin + moved as off64_t) };
-            usize::try_from(result).map_err(|_| errno::get())
+            unsafe { kernel::read_at(from, to, len, begin + moved as off64_t) }
         };
         match send::send_file(endpoint, out, count, read_file)? {
             send::FileStep::Moved(count) => {
@@ -315,9 +322,9 @@ pub unsafe extern "C-unwind" fn sendfile64(
             send::FileStep::UseTcp => {
                 // Bytes below go to TCP, so the lane must not be begun behind their back.
                 endpoint.enter_send_locked();
-                let result = usize::try_from(kernel()).map_err(|_| errno::get());
+                let result = signal::open(Held::Send(endpoint), kernel);
                 endpoint.leave_send();
-                result
+                usize::try_from(result).map_err(|_| errno::get())
             }
         }
     };
@@ -353,9 +360,11 @@ pub unsafe extern "C-unwind" fn splice(
     flags: c_uint,
 ) -> ssize_t {
     if let Some(endpoint) = table::endpoint(to) {
+        let _shield = Shield::raise();
         attach::bar(endpoint, Reason::Splice);
     }
     if let Some(endpoint) = table::endpoint(from) {
+        let _shield = Shield::raise();
         attach::bar_reading(endpoint, Reason::Splice);
         if receive::available(endpoint, from) > 0 {
             // The sender has finished, so these could not be given back.

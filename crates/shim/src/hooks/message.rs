@@ -8,7 +8,8 @@ use shunt_abi::reason::Reason;
 use super::io::{pieces, receiving, sending, sink, source};
 use crate::endpoint::Endpoint;
 use crate::ops::{receive, send};
-use crate::{attach, errno, real, table};
+use crate::signal::{Held, Shield};
+use crate::{attach, errno, real, signal, table};
 
 /// See recvmsg(2).
 ///
@@ -58,7 +59,7 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     let ours = |endpoint: &'static Endpoint| {
         if header.msg_controllen != 0 {
             attach::bar(endpoint, Reason::ControlData);
-            let count = kernel();
+            let count = signal::open(Held::Nothing, kernel);
             return usize::try_from(count).map_err(|_| errno::get());
         }
         send::send(endpoint, fd, &mut source(pieces), flags)
@@ -71,6 +72,7 @@ fn passes_on(header: &msghdr) {
     if header.msg_controllen == 0 || header.msg_control.is_null() {
         return;
     }
+    let _shield = Shield::raise();
     // SAFETY: the program's promise: a well-formed control buffer. The macros stay within its length.
     unsafe {
         let mut next = libc::CMSG_FIRSTHDR(header);
@@ -103,6 +105,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     timeout: *mut timespec,
 ) -> c_int {
     if let Some(endpoint) = table::endpoint(fd) {
+        let _shield = Shield::raise();
         attach::bar_reading(endpoint, Reason::UnsupportedFlag);
     }
     // SAFETY: the program's own call.

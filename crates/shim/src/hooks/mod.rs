@@ -13,6 +13,7 @@ mod message;
 mod process;
 mod raw;
 mod readiness;
+mod signal;
 mod socket;
 mod stdio;
 mod trampoline;

@@ -15,14 +15,19 @@ use crate::{fork, real, unseen};
 /// As in C; so for every hook.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn _Fork() -> pid_t {
-    fork::before_bare();
+    // SAFETY: what surrounds every other fork.
+    unsafe { fork::before() };
     // SAFETY: the program's own call.
     let pid = unsafe { real::_Fork() };
-    match pid {
-        // SAFETY: this is the only thread of the child.
-        0 => unsafe { fork::after_in_child() },
-        -1 => fork::failed(),
-        _ => {}
+    // SAFETY: as above; a child has one thread.
+    unsafe {
+        match pid {
+            0 => fork::after_in_child(),
+            _ => fork::after_in_parent(),
+        }
+    }
+    if pid < 0 {
+        fork::failed();
     }
     pid
 }

@@ -10,7 +10,7 @@ use shunt_abi::reason::Reason;
 
 use super::trampoline::{Call, trampolines};
 use super::{descriptor, epoll, io, message, process, readiness, socket};
-use crate::{fork, real, unseen};
+use crate::{fork, real, signal, unseen};
 
 trampolines! {
     /// See syscall(2).
@@ -27,6 +27,8 @@ extern "C" fn route(call: &Call) -> *mut c_void {
         libc::SYS_unshare if call.argument(1) as c_int & libc::CLONE_FILES != 0 => {
             unseen::leave(Reason::OwnTable);
         }
+        // The kernel refuses a mask of another size.
+        libc::SYS_rt_sigaction if call.argument(4) as usize != size_of::<u64>() => {}
         // glibc's fcntl turns the owner's sign around.
         libc::SYS_fcntl if call.argument(2) as c_int == libc::F_GETOWN => {}
         libc::SYS_clone if !is_fork(call.argument(1), call.argument(2)) => {}
@@ -187,6 +189,7 @@ fn hook(number: c_long) -> Option<Hook> {
         SYS_epoll_wait: |a| epoll::epoll_wait(a.int(0), a.pointer(1), a.int(2), a.int(3)),
         SYS_epoll_pwait: |a| epoll::epoll_pwait(a.int(0), a.pointer(1), a.int(2), a.int(3), a.pointer(4)),
         SYS_epoll_pwait2: |a| epoll::epoll_pwait2(a.int(0), a.pointer(1), a.int(2), a.pointer(3), a.pointer(4)),
+        SYS_rt_sigaction: |a| signal::kernel_sigaction(a.int(0), a.pointer(1), a.pointer(2)),
         SYS_execve: |a| process::execve(a.pointer(0), a.pointer(1), a.pointer(2)),
         SYS_execveat: |a| process::execveat(a.int(0), a.pointer(1), a.pointer(2), a.pointer(3), a.int(4)),
         SYS_fork: |a| forking(libc::SYS_fork, a),
@@ -197,16 +200,20 @@ fn hook(number: c_long) -> Option<Hook> {
 
 /// A fork that libc knows nothing of, and so runs no handlers for.
 unsafe fn forking(number: c_long, a: &Arguments) -> c_long {
-    fork::before_bare();
-    // SAFETY: the caller's promise.
-    let pid = unsafe { real::syscall(number, a.0[0], a.0[1], a.0[2], a.0[3], a.0[4], a.0[5]) };
-    match pid {
-        // SAFETY: this is the only thread of the child.
-        0 => unsafe { fork::after_in_child() },
-        -1 => fork::failed(),
-        _ => {}
+    // SAFETY: the caller's promise; what surrounds every other fork.
+    unsafe {
+        fork::before();
+        let pid = real::syscall(number, a.0[0], a.0[1], a.0[2], a.0[3], a.0[4], a.0[5]);
+        // A child has one thread.
+        match pid {
+            0 => fork::after_in_child(),
+            _ => fork::after_in_parent(),
+        }
+        if pid < 0 {
+            fork::failed();
+        }
+        pid
     }
-    pid
 }
 
 /// The kernel leaves in `time` what was not slept; libc's functions hide that.

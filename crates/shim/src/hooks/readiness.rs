@@ -5,7 +5,8 @@ use std::ffi::c_int;
 use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 
 use crate::ops::{poll as polling, select as selecting};
-use crate::real;
+use crate::signal::Shield;
+use crate::{real, signal};
 
 /// The set of a call, if it is one the kernel would read.
 ///
@@ -28,9 +29,13 @@ pub unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c
     // SAFETY: the program's own call, here and below.
     unsafe {
         let kernel = || real::poll(fds, count, timeout);
-        let nanos = (timeout >= 0).then_some(timeout as u64 * 1_000_000);
+        let nanos = (timeout >= 0).then(|| timeout as u64 * 1_000_000);
         match set(fds, count) {
-            Some(set) => polling::poll(set, nanos, std::ptr::null(), kernel),
+            Some(set) => {
+                signal::point();
+                let _shield = Shield::raise();
+                polling::poll(set, nanos, std::ptr::null(), kernel)
+            }
             None => kernel(),
         }
     }
@@ -51,7 +56,11 @@ pub unsafe extern "C-unwind" fn ppoll(
     unsafe {
         let kernel = || real::ppoll(fds, count, timeout, mask);
         match (set(fds, count), from_timespec(timeout)) {
-            (Some(set), Ok(nanos)) => polling::poll(set, nanos, mask, kernel),
+            (Some(set), Ok(nanos)) => {
+                signal::point();
+                let _shield = Shield::raise();
+                polling::poll(set, nanos, mask, kernel)
+            }
             _ => kernel(),
         }
     }
@@ -95,6 +104,8 @@ pub unsafe extern "C-unwind" fn select(
         let nanos = timeout.as_ref().map(|time| {
             (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_usec as u64 * 1000)
         });
+        signal::point();
+        let _shield = Shield::raise();
         let begin = crate::process::now();
         let result = sets.wait(nanos, std::ptr::null());
         // Linux leaves the time that was not slept.
@@ -126,7 +137,11 @@ pub unsafe extern "C-unwind" fn pselect(
     unsafe {
         let sets = selecting::Sets::new(count, [read, write, except]);
         match from_timespec(timeout) {
-            Ok(nanos) if sets.concern_us() => sets.wait(nanos, mask),
+            Ok(nanos) if sets.concern_us() => {
+                signal::point();
+                let _shield = Shield::raise();
+                sets.wait(nanos, mask)
+            }
             _ => real::pselect(count, read, write, except, timeout, mask),
         }
     }

@@ -6,6 +6,7 @@ use libc::{sockaddr, socklen_t};
 use shunt_abi::reason::Reason;
 
 use crate::ops::{descriptors, options};
+use crate::signal::Shield;
 use crate::table::{self, Entry};
 use crate::{attach, epoll, errno, process, real};
 
@@ -36,6 +37,7 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
         && let Some(endpoint) = name.resolve()
         && endpoint.is_attached()
     {
+        let _shield = Shield::raise();
         attach::bar(endpoint, Reason::Disconnected);
     }
     // SAFETY: the program's own call.
@@ -87,6 +89,7 @@ pub unsafe extern "C-unwind" fn accept4(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     let endpoint = table::endpoint(fd);
+    let _shield = Shield::raise();
     if let Some(endpoint) = endpoint {
         attach::before_shutdown(endpoint, how);
     }
@@ -118,6 +121,7 @@ pub unsafe extern "C-unwind" fn getsockopt(
         && endpoint.is_attached()
         && shunt_sys::tcp::hung_up(crate::private::borrow(fd))
     {
+        let _shield = Shield::raise();
         attach::reset_if_lost(endpoint, fd);
     }
     // SAFETY: the program's own call.
@@ -137,6 +141,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
     len: socklen_t,
 ) -> c_int {
     let endpoint = table::endpoint(fd);
+    let _shield = Shield::raise();
     if let Some(endpoint) = endpoint {
         options::before_set(endpoint, level, name);
     }

@@ -8,14 +8,16 @@ use shunt_abi::reason::Reason;
 use super::trampoline::{Call, trampolines};
 use crate::endpoint::Stage;
 use crate::ops::descriptors;
+use crate::signal::{Held, Shield};
 use crate::table::{self, Entry};
-use crate::{attach, errno, process, real};
+use crate::{attach, errno, process, real, signal};
 
 /// `fd` is stdio's from now on.
 fn given(fd: c_int) {
     let before = errno::get();
     match table::look_up(fd) {
         Entry::Endpoint(name) => {
+            let _shield = Shield::raise();
             if let Some(endpoint) = name.resolve() {
                 attach::bar_reading(endpoint, Reason::Stdio);
             }
@@ -83,8 +85,9 @@ unsafe fn closing<R>(stream: *mut FILE, real: impl FnOnce() -> R) -> R {
         unsafe { libc::fflush(stream) };
         errno::set(before);
     }
+    let _shield = Shield::raise();
     let closed = descriptors::begin_close(fd);
-    let result = real();
+    let result = signal::open(Held::Nothing, || signal::without(real));
     descriptors::end_close(closed);
     result
 }

@@ -6,6 +6,7 @@ use libc::{aiocb, sigevent};
 use shunt_abi::reason::Reason;
 
 use super::trampoline::{Call, trampolines};
+use crate::signal::Shield;
 use crate::{attach, errno, real, table, unseen};
 
 trampolines! {
@@ -74,6 +75,7 @@ extern "C" fn no_rings() -> c_int {
 /// glibc's threads read and write the socket behind our back.
 pub(super) fn going_async(fd: c_int) {
     if let Some(endpoint) = table::endpoint(fd) {
+        let _shield = Shield::raise();
         let before = errno::get();
         attach::bar_reading(endpoint, Reason::AsyncIo);
         errno::set(before);

@@ -8,16 +8,19 @@ use shunt_abi::reason::Reason;
 
 use crate::endpoint::Stage;
 use crate::ops::exec;
+use crate::signal::{Held, Shield};
 use crate::table::{self, Entry};
-use crate::{attach, endpoint, epoll, errno, family, process, real};
+use crate::{attach, endpoint, epoll, errno, family, process, real, signal};
 
 /// A new TCP socket, not connected.
 pub(crate) fn made(fd: RawFd) {
+    let _shield = Shield::raise();
     forget(table::replace(fd, Entry::Unconnected), fd);
 }
 
 /// A socket that was accepted.
 pub(crate) fn accepted(fd: RawFd, nonblocking: bool) {
+    let _shield = Shield::raise();
     if let Some(name) = endpoint::allocate(fd, nonblocking) {
         forget(table::replace(fd, Entry::Endpoint(name)), fd);
     }
@@ -25,6 +28,7 @@ pub(crate) fn accepted(fd: RawFd, nonblocking: bool) {
 
 /// A socket that has connected, or is about to. It may be in an epoll set already.
 pub(crate) fn connected(fd: RawFd) {
+    let _shield = Shield::raise();
     let Some(name) = endpoint::allocate(fd, false) else { return };
     table::replace(fd, Entry::Endpoint(name));
     if let Some(endpoint) = name.resolve() {
@@ -34,6 +38,7 @@ pub(crate) fn connected(fd: RawFd) {
 
 /// A new epoll instance.
 pub(crate) fn made_epoll(fd: RawFd) {
+    let _shield = Shield::raise();
     forget(table::replace(fd, Entry::None), fd);
     epoll::track(fd);
 }
@@ -51,9 +56,13 @@ pub(crate) fn close(fd: RawFd) -> c_int {
         // SAFETY: the program's own call.
         _ if !process::is_home() => unsafe { real::close(fd) },
         _ => {
+            signal::point();
+            let _shield = Shield::raise();
             let entry = begin_close(fd);
+            // It may linger.
             // SAFETY: the program's own call.
-            let result = unsafe { real::close(fd) };
+            let close = || signal::without(|| unsafe { real::close(fd) });
+            let result = signal::open(Held::Nothing, close);
             end_close(entry);
             result
         }
@@ -173,6 +182,7 @@ pub(crate) fn duplicated(old: RawFd, new: RawFd) {
     if !process::is_home() {
         return exec::hand_out(old);
     }
+    let _shield = Shield::raise();
     let entry = table::look_up(old);
     match entry {
         Entry::Endpoint(name) => {
@@ -197,6 +207,7 @@ pub(crate) fn duplicate_onto(old: RawFd, new: RawFd, real: impl FnOnce() -> c_in
         exec::hand_out(old);
         return real();
     }
+    let _shield = Shield::raise();
     let replaced = table::look_up(new);
     if replaced == Entry::Private {
         // The program wants the number of one of our descriptors, which it cannot know to be taken.
@@ -237,6 +248,7 @@ pub(crate) fn close_range(first: u32, last: u32, real: impl Fn(u32, u32) -> c_in
     if !process::is_home() {
         return real(first, last);
     }
+    let _shield = Shield::raise();
     let mut from = first;
     let known: Vec<_> = table::known(first, last).collect();
     let mut closed = Vec::new();

@@ -7,7 +7,9 @@ use shunt_abi::page::Counter;
 
 use crate::epoll::{DEGRADED_NANOS, Epoll};
 use crate::ops::{send, sleep::Deadline};
-use crate::{attach, control, errno, process, waiter};
+use crate::signal::{Held, Ran};
+use crate::waiter;
+use crate::{attach, control, errno, kernel, process, signal};
 use std::sync::atomic::Ordering::*;
 
 /// While lanes stay ready the kernel is asked this often all the same: listening sockets, timers and TCP's own
@@ -15,17 +17,17 @@ use std::sync::atomic::Ordering::*;
 const ASK_KERNEL_NANOS: u64 = 50_000;
 const ASK_KERNEL_EVERY: u32 = 16;
 
-/// Waits. `kernel` makes the real call into the given part of the array, for at most so many nanoseconds.
+/// Waits. `sleep_in_kernel` makes the real call into the given part of the array, for at most so many nanoseconds.
 pub(crate) fn wait(
     epoll: &'static Epoll,
     events: &mut [epoll_event],
     timeout: Option<u64>,
-    kernel: &mut dyn FnMut(&mut [epoll_event], Option<u64>) -> c_int,
+    sleep_in_kernel: &mut dyn FnMut(&mut [epoll_event], Option<u64>) -> c_int,
 ) -> c_int {
     control::poll_inbox();
     let deadline: Deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
     if !epoll.is_active() {
-        let result = kernel(events, timeout);
+        let result = signal::open(Held::Nothing, || sleep_in_kernel(events, timeout));
         if result <= 0 || !epoll.is_active() {
             return result;
         }
@@ -38,7 +40,7 @@ pub(crate) fn wait(
         }
     }
     loop {
-        let result = round(epoll, events, deadline, kernel);
+        let result = round(epoll, events, deadline, sleep_in_kernel);
         let returned = epoll.lock().take_returned();
         for endpoint in returned {
             attach::send_again(endpoint, endpoint.fd.load(Relaxed));
@@ -55,7 +57,7 @@ fn round(
     epoll: &'static Epoll,
     events: &mut [epoll_event],
     deadline: Deadline,
-    kernel: &mut dyn FnMut(&mut [epoll_event], Option<u64>) -> c_int,
+    sleep_in_kernel: &mut dyn FnMut(&mut [epoll_event], Option<u64>) -> c_int,
 ) -> Option<c_int> {
     let mut inner = epoll.lock();
     let now = process::now();
@@ -68,11 +70,10 @@ fn round(
         }
         inner.unasked = 0;
         inner.asked_at = now;
+        let set = inner.fd();
         drop(inner);
-        let before = errno::get();
-        let more = kernel(&mut events[found..], Some(0));
-        errno::set(before);
-        let more = more.max(0) as usize;
+        // Not with the program's mask: nothing is waited for, so it lets no handler in.
+        let more = kernel::epoll_now(set, &mut events[found..]);
         let mut inner = epoll.lock();
         let kept = inner.take_over(events, found, more);
         inner.pass_ring_on();
@@ -80,6 +81,11 @@ fn round(
     }
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
     drop(inner);
+    // A handler ends the call whatever its flags are.
+    if signal::take_ran() != Ran::Nothing {
+        errno::set(libc::EINTR);
+        return Some(-1);
+    }
     let sleeps = left != Some(0);
     if sleeps && waiter::spin(|| epoll.lock().has_marks()) {
         return None;
@@ -97,6 +103,7 @@ fn round(
     }
     inner.unasked = 0;
     inner.asked_at = now;
+    signal::ring_bell_on_signal(inner.slot);
     drop(inner);
 
     let nanos = match (left, patience) {
@@ -106,7 +113,8 @@ fn round(
     if nanos != Some(0) {
         process::count(Counter::Sleeps, 1);
     }
-    let result = kernel(events, nanos);
+    let held = if sleeps { Held::Epoll(epoll) } else { Held::Nothing };
+    let result = signal::open(held, || sleep_in_kernel(events, nanos));
     let failed = errno::get();
 
     let mut inner = epoll.lock();

@@ -9,6 +9,7 @@ use rustix::io::FdFlags;
 use shunt_abi::reason::Reason;
 
 use crate::endpoint::Endpoint;
+use crate::signal::Shield;
 use crate::table::{self, Entry};
 use crate::{attach, errno, family, process};
 
@@ -48,6 +49,7 @@ fn inheritable() -> impl Iterator<Item = &'static Endpoint> {
 
 fn keeping_errno(act: impl FnOnce()) {
     let before = errno::get();
+    let _shield = Shield::raise();
     act();
     errno::set(before);
 }

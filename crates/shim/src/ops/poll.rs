@@ -8,12 +8,13 @@ use libc::{pollfd, sigset_t};
 use shunt_abi::page::Counter;
 
 use crate::endpoint::Endpoint;
-use crate::links::Pin;
+use crate::links::Attachment;
 use crate::ops::sleep::{self, Deadline, as_timespec};
 use crate::ops::{receive, send};
+use crate::signal::{Held, Ran, Shield};
 use crate::table::{self, Entry};
 use crate::waiter::{self, Slot};
-use crate::{attach, control, epoll, errno, process, real};
+use crate::{attach, control, epoll, errno, kernel, process, real, signal};
 
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM;
@@ -25,16 +26,19 @@ struct Watched {
     index: usize,
     endpoint: &'static Endpoint,
     fd: RawFd,
-    at: Pin,
+    at: Attachment,
     owns: bool,
 }
 
-/// What the set is made of.
-enum Set {
-    /// Nothing for us: the kernel's own poll does it. The endpoints are marked as being inside the kernel.
-    Kernel(Vec<&'static Endpoint>),
-    /// Some are on links.
-    Mixed(Vec<Watched>),
+/// What one call has announced, until dropped.
+#[derive(Default)]
+pub(crate) struct Watch {
+    /// Marked as being inside the kernel (L4): nothing in the set is on a link.
+    entered: Vec<&'static Endpoint>,
+    /// Those that are on links, which stay mapped.
+    watched: Vec<Watched>,
+    /// The waiter that sleeps for them.
+    slot: Option<Slot>,
 }
 
 /// Polls. `timeout` in nanoseconds, `None` for ever; `kernel` makes the program's own call.
@@ -45,22 +49,30 @@ pub(crate) fn poll(
     kernel: impl FnOnce() -> i32,
 ) -> i32 {
     control::poll_inbox();
-    match examine(fds, timeout != Some(0)) {
-        Set::Kernel(entered) => {
-            let result = kernel();
-            entered.iter().for_each(|endpoint| endpoint.leave_receive());
-            result
-        }
-        Set::Mixed(mut watched) => {
-            let deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
-            poll_mixed(fds, &mut watched, deadline, mask)
-        }
+    let watch = examine(fds, timeout != Some(0));
+    if watch.entered.is_empty() && watch.watched.is_empty() {
+        return signal::open(Held::Nothing, kernel);
     }
+    // Dropped here or, if nobody comes back from the sleep, by way of the journal; never by unwinding.
+    let watch = Box::into_raw(Box::new(watch));
+    let held = Held::Poll(watch);
+    // SAFETY: nobody else uses it before this call has been left.
+    let borrowed = unsafe { &mut *watch };
+    let result = if borrowed.watched.is_empty() {
+        signal::open(held, kernel)
+    } else {
+        let deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
+        poll_mixed(fds, borrowed, held, deadline, mask)
+    };
+    let failed = errno::get();
+    // SAFETY: made above, and this call has come back.
+    drop(unsafe { Box::from_raw(watch) });
+    errno::set(failed);
+    result
 }
 
-fn examine(fds: &[pollfd], may_sleep: bool) -> Set {
-    let mut entered: Vec<&'static Endpoint> = Vec::new();
-    let mut watched = Vec::new();
+fn examine(fds: &[pollfd], may_sleep: bool) -> Watch {
+    let mut watch = Watch::default();
     for (index, entry) in fds.iter().enumerate() {
         match table::look_up(entry.fd) {
             Entry::Endpoint(name) => {
@@ -69,12 +81,18 @@ fn examine(fds: &[pollfd], may_sleep: bool) -> Set {
                     attach::try_watch(endpoint);
                 } else if !may_sleep || endpoint.enter_receive() {
                     if may_sleep {
-                        entered.push(endpoint);
+                        watch.entered.push(endpoint);
                     }
                     continue;
                 }
                 if let Some(at) = endpoint.rx.lock().at {
-                    watched.push(Watched { index, endpoint, fd: entry.fd, at: at.pin(), owns: false });
+                    watch.watched.push(Watched {
+                        index,
+                        endpoint,
+                        fd: entry.fd,
+                        at: at.pin().by_hand(),
+                        owns: false,
+                    });
                 }
             }
             Entry::Epoll(name) => {
@@ -85,18 +103,49 @@ fn examine(fds: &[pollfd], may_sleep: bool) -> Set {
             _ => {}
         }
     }
-    if watched.is_empty() {
-        return Set::Kernel(entered);
+    if !watch.watched.is_empty() {
+        // The others are polled in short sleeps of ours, each of which begins by looking again.
+        watch.leave();
     }
-    // The others are polled in short sleeps of ours, each of which begins by looking again.
-    entered.iter().for_each(|endpoint| endpoint.leave_receive());
-    Set::Mixed(watched)
+    watch
 }
 
-fn poll_mixed(fds: &mut [pollfd], watched: &mut [Watched], deadline: Deadline, mask: *const sigset_t) -> i32 {
+impl Watch {
+    fn leave(&mut self) {
+        self.entered.drain(..).for_each(Endpoint::leave_receive);
+    }
+
+    /// The sleep is over.
+    fn retract(&mut self) {
+        let Some(slot) = self.slot.take() else { return };
+        for one in &mut self.watched {
+            one.at.link.view().waiter(one.at.link.side, slot.0).awake();
+            if std::mem::take(&mut one.owns) {
+                one.endpoint.unclaim(slot);
+            }
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.leave();
+        self.retract();
+        self.watched.iter().for_each(|one| one.at.unpin());
+    }
+}
+
+fn poll_mixed(
+    fds: &mut [pollfd],
+    watch: &mut Watch,
+    held: Held,
+    deadline: Deadline,
+    mask: *const sigset_t,
+) -> i32 {
     static UNASKED: AtomicU32 = AtomicU32::new(0);
-    let mut shadow: Vec<pollfd> = Vec::with_capacity(fds.len() + 1);
+    let mut shadow: Vec<pollfd> = Vec::new();
     loop {
+        let watched = &watch.watched;
         watched.iter().for_each(|one| attach::send_again_if_returned(one.endpoint, one.fd));
         let lanes = answer(fds, watched);
         let only_lanes =
@@ -105,27 +154,43 @@ fn poll_mixed(fds: &mut [pollfd], watched: &mut [Watched], deadline: Deadline, m
             return lanes;
         }
         let may_sleep = lanes == 0 && deadline.is_none_or(|deadline| deadline > process::now());
-        if may_sleep && waiter::spin(|| watched.iter().any(|one| is_ready(one, fds[one.index].events))) {
+        if may_sleep && waiter::spin(|| any_ready(fds, watched)) {
             continue;
         }
-        let slot = if may_sleep { sleep::thread_slot() } else { None };
-        let step = if may_sleep { announce(fds, watched, slot) } else { None };
-        let sleeps = may_sleep && !watched.iter().any(|one| is_ready(one, fds[one.index].events));
-        let result = ask_kernel(fds, &mut shadow, watched, slot, sleeps, deadline, step, mask);
-        if may_sleep {
-            retract(watched, slot);
+        let step = if may_sleep { announce(fds, watch, sleep::thread_slot()) } else { None };
+        let ready = lanes > 0 || any_ready(fds, &watch.watched);
+        prepare(fds, &mut shadow, watch);
+        // A mask that may let a handler in counts even if the call does not wait, but not if it has found something.
+        let result = if !ready && (may_sleep || !mask.is_null()) {
+            ask_kernel(&mut shadow, watch.slot, held, if may_sleep { deadline } else { Some(0) }, step, mask)
+        } else {
+            kernel::poll_now(&mut shadow) as i32
+        };
+        if let Some(slot) = watch.slot
+            && shadow.last().is_some_and(|doorbell| doorbell.revents != 0)
+        {
+            slot.hear();
         }
+        watch.retract();
         if result < 0 {
             return result;
         }
-        if merge(fds, &shadow, watched) {
+        if merge(fds, &shadow, &watch.watched) {
             continue;
         }
-        let ready = fds.iter().filter(|entry| entry.revents != 0).count() as i32;
-        if ready > 0 || deadline.is_some_and(|deadline| deadline <= process::now()) {
-            return ready;
+        let found = fds.iter().filter(|entry| entry.revents != 0).count() as i32;
+        if found > 0 {
+            return found;
         }
-        for one in watched.iter().filter(|one| fds[one.index].events & OUT != 0) {
+        // A handler ends the call whatever its flags are, and before the time does.
+        if signal::take_ran() != Ran::Nothing {
+            errno::set(libc::EINTR);
+            return -1;
+        }
+        if deadline.is_some_and(|deadline| deadline <= process::now()) {
+            return 0;
+        }
+        for one in watch.watched.iter().filter(|one| fds[one.index].events & OUT != 0) {
             if send::has_stalled(one.endpoint) {
                 send::give_up(one.endpoint);
             }
@@ -156,8 +221,13 @@ fn is_ready(one: &Watched, events: c_short) -> bool {
         || events & OUT != 0 && send::writability(one.endpoint, None) == Some(true)
 }
 
+fn any_ready(fds: &[pollfd], watched: &[Watched]) -> bool {
+    watched.iter().any(|one| is_ready(one, fds[one.index].events))
+}
+
 /// Makes this thread the one to be woken, where it can be; returns how long a step of the sleep may be.
-fn announce(fds: &[pollfd], watched: &mut [Watched], slot: Option<Slot>) -> Option<u64> {
+fn announce(fds: &[pollfd], watch: &mut Watch, slot: Option<Slot>) -> Option<u64> {
+    watch.slot = slot;
     let mut step: Option<u64> = None;
     let mut at_most = |nanos: Option<u64>| {
         step = match (step, nanos) {
@@ -165,7 +235,7 @@ fn announce(fds: &[pollfd], watched: &mut [Watched], slot: Option<Slot>) -> Opti
             (a, b) => a.or(b),
         }
     };
-    for one in watched.iter_mut() {
+    for one in &mut watch.watched {
         let events = fds[one.index].events;
         one.owns = slot.is_some_and(|slot| one.endpoint.claim(slot));
         if events & IN != 0 {
@@ -184,60 +254,44 @@ fn announce(fds: &[pollfd], watched: &mut [Watched], slot: Option<Slot>) -> Opti
     step
 }
 
-fn retract(watched: &mut [Watched], slot: Option<Slot>) {
-    let Some(slot) = slot else { return };
-    for one in watched {
-        one.at.link.view().waiter(one.at.link.side, slot.0).awake();
-        if std::mem::take(&mut one.owns) {
-            one.endpoint.unclaim(slot);
-        }
-    }
-}
-
-/// The kernel's answer, in `shadow`; the last entry is the doorbell.
-#[allow(clippy::too_many_arguments)]
-fn ask_kernel(
-    fds: &[pollfd],
-    shadow: &mut Vec<pollfd>,
-    watched: &[Watched],
-    slot: Option<Slot>,
-    sleeps: bool,
-    deadline: Deadline,
-    step: Option<u64>,
-    mask: *const sigset_t,
-) -> i32 {
+/// What the kernel is asked; the last entry is the doorbell.
+fn prepare(fds: &[pollfd], shadow: &mut Vec<pollfd>, watch: &Watch) {
     shadow.clear();
+    shadow.reserve_exact(fds.len() + 1);
     shadow.extend_from_slice(fds);
     for entry in shadow.iter_mut() {
         entry.revents = 0;
     }
-    for one in watched {
+    for one in &watch.watched {
         let entry = &mut shadow[one.index];
         if one.endpoint.tx.lock().tx.on_lane() {
             entry.events &= !OUT;
         }
     }
-    shadow.push(pollfd { fd: slot.map_or(-1, Slot::listener), events: libc::POLLIN, revents: 0 });
+    shadow.push(pollfd { fd: watch.slot.map_or(-1, Slot::listener), events: libc::POLLIN, revents: 0 });
+}
+
+/// Sleeps in the kernel: with the program's mask, until the deadline or for a step.
+fn ask_kernel(
+    shadow: &mut [pollfd],
+    slot: Option<Slot>,
+    held: Held,
+    deadline: Deadline,
+    step: Option<u64>,
+    mask: *const sigset_t,
+) -> i32 {
     let left = deadline.map(|deadline| deadline.saturating_sub(process::now()));
     let nanos = match (left, step) {
-        _ if !sleeps => Some(0),
         (Some(left), Some(step)) => Some(left.min(step)),
         (left, step) => left.or(step),
     };
     let timeout = nanos.map(as_timespec);
     let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    if sleeps {
-        process::count(Counter::Sleeps, 1);
-    }
+    process::count(Counter::Sleeps, 1);
+    signal::ring_bell_on_signal(slot);
+    let (entries, count) = (shadow.as_mut_ptr(), shadow.len() as u64);
     // SAFETY: `shadow` is ours, `mask` is the program's.
-    let result = unsafe { real::ppoll(shadow.as_mut_ptr(), shadow.len() as u64, pointer, mask) };
-    if result >= 0
-        && shadow.last().is_some_and(|doorbell| doorbell.revents != 0)
-        && let Some(slot) = slot
-    {
-        slot.hear();
-    }
-    result
+    signal::open(held, || unsafe { real::ppoll(entries, count, pointer, mask) })
 }
 
 /// Adds the kernel's answer to the lanes', asked once more. `true` if a socket has changed under it: ask again.
@@ -265,6 +319,7 @@ pub(crate) fn concerns(fds: impl Iterator<Item = RawFd>) -> bool {
             Entry::Endpoint(_) => found = true,
             Entry::Epoll(name) => {
                 if let Some(epoll) = name.resolve() {
+                    let _shield = Shield::raise();
                     epoll::Epoll::set_nested(epoll);
                 }
             }

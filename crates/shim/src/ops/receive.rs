@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
-use libc::iovec;
+use libc::{iovec, msghdr};
 use shunt_abi::reason::Reason;
 use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::user::Piece;
@@ -13,11 +13,11 @@ use shunt_transport::Received;
 
 use crate::endpoint::{Endpoint, RxSide};
 use crate::kernel::Tcp;
-use crate::links::Attachment;
 use crate::lock::Guard;
 use crate::ops::send::{empty_message, fill_list, really_blocks};
 use crate::ops::sleep::{self, Deadline, Woken};
-use crate::{attach, errno, real, waiter};
+use crate::signal::Held;
+use crate::{attach, errno, kernel, real, signal, waiter};
 
 const PIECES: usize = 64;
 /// Flags that are answered here.
@@ -30,7 +30,7 @@ const UNDERSTOOD: c_int = libc::MSG_PEEK
 
 /// Receives into `sink`. `Err` is an errno.
 pub(crate) fn receive(
-    endpoint: &Endpoint,
+    endpoint: &'static Endpoint,
     fd: RawFd,
     sink: &mut Sink<'_>,
     flags: c_int,
@@ -38,7 +38,7 @@ pub(crate) fn receive(
     if flags & !UNDERSTOOD != 0 {
         let reason = if flags & libc::MSG_OOB != 0 { Reason::OutOfBand } else { Reason::UnsupportedFlag };
         attach::bar_reading(endpoint, reason);
-        return by_tcp(fd, sink, flags);
+        return by_tcp(Held::Nothing, fd, sink, flags);
     }
     let waits = flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0;
     let deadline = sleep::deadline(endpoint.receive_timeout.load(Relaxed));
@@ -62,7 +62,7 @@ pub(crate) fn receive(
                 } else {
                     flags
                 };
-                let outcome = by_tcp(fd, sink, flags);
+                let outcome = by_tcp(Held::Receive(endpoint), fd, sink, flags);
                 endpoint.leave_receive();
                 return match outcome {
                     Ok(count) => {
@@ -107,13 +107,12 @@ pub(crate) fn receive(
                 if !slept && !really_blocks(endpoint, fd) {
                     return if done > 0 { Ok(done) } else { Err(libc::EAGAIN) };
                 }
-                slept = true;
-                match wait_for_bytes(endpoint, fd, deadline) {
-                    Woken::LookAgain { .. } => {}
-                    _ if done > 0 => return Ok(done),
-                    Woken::TimedOut => return Err(libc::EAGAIN),
-                    Woken::Interrupted => return Err(libc::EINTR),
+                let woken = wait_for_bytes(endpoint, fd, deadline);
+                if let Some(outcome) = woken.ends(done) {
+                    return outcome;
                 }
+                // A call that begins anew asks for the mode again.
+                slept = matches!(woken, Woken::LookAgain { .. });
             }
             Received::Empty if done > 0 => return Ok(done),
             Received::Empty => return Err(libc::EAGAIN),
@@ -123,7 +122,7 @@ pub(crate) fn receive(
 
 /// A receive without room waits for bytes, or the end, as any other does: until `deadline` if it may wait at all.
 fn receive_nothing(
-    endpoint: &Endpoint,
+    endpoint: &'static Endpoint,
     fd: RawFd,
     sink: &Sink<'_>,
     flags: c_int,
@@ -138,17 +137,15 @@ fn receive_nothing(
             endpoint.enter_receive_locked();
             drop(side);
             attach::let_go_if_done(endpoint);
-            let outcome = by_tcp(fd, sink, flags);
+            let outcome = by_tcp(Held::Receive(endpoint), fd, sink, flags);
             endpoint.leave_receive();
             return outcome;
         }
         drop(side);
-        match (by_tcp(fd, sink, flags | libc::MSG_DONTWAIT), deadline) {
+        match (by_tcp_now(fd, sink, flags), deadline) {
             (Err(libc::EAGAIN), Some(deadline)) if really_blocks(endpoint, fd) => {
-                match wait_for_bytes(endpoint, fd, deadline) {
-                    Woken::LookAgain { .. } => {}
-                    Woken::TimedOut => return Err(libc::EAGAIN),
-                    Woken::Interrupted => return Err(libc::EINTR),
+                if let Some(outcome) = wait_for_bytes(endpoint, fd, deadline).ends(0) {
+                    return outcome;
                 }
             }
             (outcome, _) => return outcome,
@@ -195,7 +192,7 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
     // A peek or a discard that the lane cannot answer must not block in the kernel while the lane is watched.
     match outcome {
         Received::UseTcp if side.rx.is_attached() && !side.rx.is_adopted() => {
-            match sink.within(side.rx.peek_limit(), |part| by_tcp(fd, part, flags | libc::MSG_DONTWAIT)) {
+            match sink.within(side.rx.peek_limit(), |part| by_tcp_now(fd, part, flags)) {
                 Ok(0) => Received::EndOfFile,
                 // What is thrown away goes on into the lane, as what is received does.
                 Ok(count) if flags & (libc::MSG_TRUNC | libc::MSG_PEEK) == libc::MSG_TRUNC => {
@@ -260,7 +257,12 @@ pub(crate) fn available(endpoint: &Endpoint, fd: RawFd) -> usize {
 }
 
 /// splice from a lane that has ended: what is left of it goes into the pipe, and no more is read than the pipe takes.
-pub(crate) fn move_to_pipe(endpoint: &Endpoint, fd: RawFd, pipe: RawFd, len: usize) -> Result<usize, i32> {
+pub(crate) fn move_to_pipe(
+    endpoint: &'static Endpoint,
+    fd: RawFd,
+    pipe: RawFd,
+    len: usize,
+) -> Result<usize, i32> {
     let mut bytes = [0u8; 16 * 1024];
     let pieces = [Piece { base: bytes.as_mut_ptr(), len: len.min(bytes.len()) }];
     // SAFETY: a buffer of our own.
@@ -275,16 +277,16 @@ pub(crate) fn move_to_pipe(endpoint: &Endpoint, fd: RawFd, pipe: RawFd, len: usi
 
 /// A peek that wants more than there is: the bytes that it has seen keep a doorbell from telling, so it looks again soon.
 fn wait_for_more(fd: RawFd, deadline: Deadline) -> Woken {
-    sleep::sleep(fd, libc::POLLRDHUP, None, deadline, Some(crate::epoll::DEGRADED_NANOS))
+    sleep::sleep(fd, libc::POLLRDHUP, None, deadline, Some(crate::epoll::DEGRADED_NANOS), Held::Nothing)
 }
 
 /// Nothing there, and a caller that may be made to wait.
-fn wait_for_bytes(endpoint: &Endpoint, fd: RawFd, deadline: Deadline) -> Woken {
+fn wait_for_bytes(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline) -> Woken {
     if waiter::spin(|| is_readable(endpoint, fd)) {
         return Woken::LookAgain { tcp: false };
     }
     let slot = sleep::thread_slot();
-    let at = endpoint.rx.lock().at.map(Attachment::pin);
+    let at = endpoint.rx.lock().at.map(|at| at.pin().by_hand());
     let Some(at) = at else { return Woken::LookAgain { tcp: false } };
     let owns = slot.is_some_and(|slot| endpoint.claim(slot));
     let step = sleep::step_for(&at, slot, owns);
@@ -295,12 +297,14 @@ fn wait_for_bytes(endpoint: &Endpoint, fd: RawFd, deadline: Deadline) -> Woken {
     let woken = if is_readable(endpoint, fd) || attach::is_returned(endpoint) {
         Woken::LookAgain { tcp: false }
     } else {
-        sleep::sleep(fd, libc::POLLIN | libc::POLLRDHUP, slot, deadline, step)
+        let held = Held::Sleep(endpoint, at, slot.filter(|_| owns));
+        sleep::sleep(fd, libc::POLLIN | libc::POLLRDHUP, slot, deadline, step, held)
     };
     if let (true, Some(slot)) = (owns, slot) {
         at.link.view().waiter(at.link.side, slot.0).awake();
         endpoint.unclaim(slot);
     }
+    at.unpin();
     if woken == (Woken::LookAgain { tcp: true }) {
         endpoint.rx.lock().rx.note_tcp_news();
     }
@@ -308,12 +312,23 @@ fn wait_for_bytes(endpoint: &Endpoint, fd: RawFd, deadline: Deadline) -> Woken {
 }
 
 /// The real recvmsg for what is left of `sink`.
-fn by_tcp(fd: RawFd, sink: &Sink<'_>, flags: c_int) -> Result<usize, i32> {
+fn by_tcp(held: Held, fd: RawFd, sink: &Sink<'_>, flags: c_int) -> Result<usize, i32> {
+    with_message(sink, |message| {
+        // SAFETY: the message describes the program's own buffer.
+        let result = signal::open(held, || unsafe { real::recvmsg(fd, message, flags) });
+        usize::try_from(result).map_err(|_| errno::get())
+    })
+}
+
+/// The same without waiting, so that it can be made under a lock.
+fn by_tcp_now(fd: RawFd, sink: &Sink<'_>, flags: c_int) -> Result<usize, i32> {
+    // SAFETY: the message describes the program's own buffer.
+    with_message(sink, |message| unsafe { kernel::recvmsg_now(fd, message, flags | libc::MSG_DONTWAIT) })
+}
+
+fn with_message<R>(sink: &Sink<'_>, receive: impl FnOnce(*mut msghdr) -> R) -> R {
     let (pieces, offset) = sink.pieces();
     let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
     let count = fill_list(&mut list, pieces, offset);
-    let mut message = empty_message(&mut list[..count]);
-    // SAFETY: the list describes the program's own buffer.
-    let result = unsafe { real::recvmsg(fd, &mut message, flags) };
-    usize::try_from(result).map_err(|_| errno::get())
+    receive(&mut empty_message(&mut list[..count]))
 }

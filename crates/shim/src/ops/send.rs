@@ -15,8 +15,9 @@ use shunt_transport::Sent;
 use crate::endpoint::{Endpoint, TxSide};
 use crate::links::Attachment;
 use crate::ops::sleep::{self, Deadline, Woken};
+use crate::signal::Held;
 use crate::waiter::Slot;
-use crate::{attach, epoll, errno, process, real, waiter};
+use crate::{attach, epoll, errno, process, real, signal, waiter};
 
 /// A receiver that sleeps and has not read for this long is not going to: TCP takes more than a ring does.
 pub(crate) const STALL_NANOS: u64 = 20_000_000;
@@ -30,13 +31,13 @@ const PIECES: usize = 64;
 
 /// Sends `source`. `Err` is an errno.
 pub(crate) fn send(
-    endpoint: &Endpoint,
+    endpoint: &'static Endpoint,
     fd: RawFd,
     source: &mut Source<'_>,
     flags: c_int,
 ) -> Result<usize, i32> {
     if source.remaining() == 0 {
-        return by_tcp(fd, source, flags);
+        return by_tcp(Held::Nothing, fd, source, flags).map(|sent| sent.count);
     }
     if flags & !UNDERSTOOD != 0 {
         refuse_flags(endpoint, flags);
@@ -50,13 +51,14 @@ pub(crate) fn send(
         if road == Road::Tcp {
             endpoint.enter_send_locked();
             drop(side);
-            let outcome = by_tcp(fd, source, flags);
+            let outcome = by_tcp(Held::Send(endpoint), fd, source, flags);
             endpoint.leave_send();
             let done = wanted - source.remaining();
             match outcome {
-                Ok(count) => {
+                Ok(ByTcp { count, all }) => {
                     endpoint.count_sent(count);
-                    if !waits || source.remaining() == count {
+                    // One that was cut short must not go on: a handler may have sent something of its own.
+                    if !waits || !all || source.remaining() == count {
                         return Ok(done + count);
                     }
                     source.advance(count);
@@ -81,11 +83,9 @@ pub(crate) fn send(
                     if !waits || !really_blocks(endpoint, fd) {
                         return if done > 0 { Ok(done) } else { Err(libc::EAGAIN) };
                     }
-                    match sleep::sleep(fd, libc::POLLOUT, None, deadline, None) {
-                        Woken::LookAgain { .. } => {}
-                        _ if done > 0 => return Ok(done),
-                        Woken::TimedOut => return Err(libc::EAGAIN),
-                        Woken::Interrupted => return Err(libc::EINTR),
+                    let woken = sleep::sleep(fd, libc::POLLOUT, None, deadline, None, Held::Nothing);
+                    if let Some(outcome) = woken.ends(done) {
+                        return outcome;
                     }
                 }
             }
@@ -94,11 +94,9 @@ pub(crate) fn send(
                 attach::go_back(endpoint, Reason::PeerDied);
             }
             Lane::Full if waits && really_blocks(endpoint, fd) => {
-                match wait_for_space(endpoint, fd, deadline) {
-                    Woken::LookAgain { .. } => {}
-                    _ if source.remaining() < wanted => return Ok(wanted - source.remaining()),
-                    Woken::TimedOut => return Err(libc::EAGAIN),
-                    Woken::Interrupted => return Err(libc::EINTR),
+                let woken = wait_for_space(endpoint, fd, deadline);
+                if let Some(outcome) = woken.ends(wanted - source.remaining()) {
+                    return outcome;
                 }
             }
             Lane::Full if arm_for_space(endpoint) => {}
@@ -230,25 +228,27 @@ fn arm_for_space(endpoint: &Endpoint) -> bool {
 }
 
 /// A full lane, and a caller that may be made to wait.
-fn wait_for_space(endpoint: &Endpoint, fd: RawFd, deadline: Deadline) -> Woken {
+fn wait_for_space(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline) -> Woken {
     if waiter::spin(|| writability(endpoint, None) != Some(false)) {
         return Woken::LookAgain { tcp: false };
     }
     let slot = sleep::thread_slot();
-    let at = endpoint.tx.lock().at.map(Attachment::pin);
+    let at = endpoint.tx.lock().at.map(|at| at.pin().by_hand());
     let Some(at) = at else { return Woken::LookAgain { tcp: false } };
     let line = slot.map(|slot| at.link.view().waiter(at.link.side, slot.0));
     if let Some(line) = line {
         line.announce_sleep();
     }
     let woken = if writability(endpoint, slot) == Some(false) {
-        sleep::sleep(fd, 0, slot, deadline, Some(STALL_NANOS))
+        let held = Held::Sleep(endpoint, at, slot);
+        sleep::sleep(fd, 0, slot, deadline, Some(STALL_NANOS), held)
     } else {
         Woken::LookAgain { tcp: false }
     };
     if let Some(line) = line {
         line.awake();
     }
+    at.unpin();
     woken
 }
 
@@ -272,16 +272,24 @@ fn refuse_flags(endpoint: &Endpoint, flags: c_int) {
     }
 }
 
+/// What TCP took of one list of pieces.
+struct ByTcp {
+    count: usize,
+    /// Everything that was in the list.
+    all: bool,
+}
+
 /// The real sendmsg for what is left of `source`.
-fn by_tcp(fd: RawFd, source: &Source<'_>, flags: c_int) -> Result<usize, i32> {
+fn by_tcp(held: Held, fd: RawFd, source: &Source<'_>, flags: c_int) -> Result<ByTcp, i32> {
     let (pieces, offset) = source.pieces();
     let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
     let count = fill_list(&mut list, pieces, offset);
-    let mut message = empty_message(&mut list[..count]);
-    message.msg_flags = 0;
+    let offered: usize = list[..count].iter().map(|piece| piece.iov_len).sum();
+    let message = empty_message(&mut list[..count]);
     // SAFETY: the list describes the program's own buffer.
-    let result = unsafe { real::sendmsg(fd, &message, flags) };
-    usize::try_from(result).map_err(|_| errno::get())
+    let result = signal::open(held, || unsafe { real::sendmsg(fd, &message, flags) });
+    let count = usize::try_from(result).map_err(|_| errno::get())?;
+    Ok(ByTcp { count, all: count == offered })
 }
 
 /// The first pieces of a cursor as an iovec list; returns how many.
@@ -314,7 +322,7 @@ pub(crate) enum FileStep {
 /// sendfile onto a lane: the kernel reads the file straight into the ring. `read_file` is told where to, how much at
 /// most, and how far behind the beginning.
 pub(crate) fn send_file(
-    endpoint: &Endpoint,
+    endpoint: &'static Endpoint,
     fd: RawFd,
     wanted: usize,
     mut read_file: impl FnMut(*mut u8, usize, usize) -> Result<usize, i32>,
@@ -355,11 +363,8 @@ pub(crate) fn send_file(
             Ok(Sent::Full) => {
                 drop(side);
                 if waits && really_blocks(endpoint, fd) {
-                    match wait_for_space(endpoint, fd, deadline) {
-                        Woken::LookAgain { .. } => {}
-                        _ if moved > 0 => return Ok(FileStep::Moved(moved)),
-                        Woken::TimedOut => return Err(libc::EAGAIN),
-                        Woken::Interrupted => return Err(libc::EINTR),
+                    if let Some(outcome) = wait_for_space(endpoint, fd, deadline).ends(moved) {
+                        return outcome.map(FileStep::Moved);
                     }
                 } else if !arm_for_space(endpoint) {
                     return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Err(libc::EAGAIN) };

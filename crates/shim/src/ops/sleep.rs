@@ -1,6 +1,5 @@
 //! Sleeping in the kernel for one endpoint, on its TCP socket and a doorbell at once.
 
-use std::ffi::c_int;
 use std::os::fd::{AsRawFd, RawFd};
 
 use libc::{c_short, pollfd, timespec};
@@ -8,12 +7,9 @@ use shunt_abi::page::Counter;
 
 use crate::links::Attachment;
 use crate::private::borrow;
+use crate::signal::{Held, Ran};
 use crate::waiter::{self, Slot};
-use crate::{epoll, errno, process, real};
-
-/// What a thread does to itself, but for a wilful sender. Language runtimes catch these, and without SA_RESTART.
-const FAULTS: [c_int; 6] =
-    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT];
+use crate::{epoll, errno, process, real, signal};
 
 /// When a call with a time-out must give up. `None`: never.
 pub(crate) type Deadline = Option<u64>;
@@ -33,20 +29,37 @@ pub(crate) enum Woken {
     },
     /// The deadline has passed.
     TimedOut,
-    /// A signal handler ran, and the call must say so.
-    Interrupted,
+    /// A signal handler ran. Only a call that has done nothing yet can begin anew.
+    Signal { restarts: bool },
+}
+
+impl Woken {
+    /// What a call returns now that has moved `done` bytes; `None`: it goes on.
+    pub(crate) fn ends(self, done: usize) -> Option<Result<usize, i32>> {
+        match self {
+            Woken::LookAgain { .. } => None,
+            _ if done > 0 => Some(Ok(done)),
+            Woken::TimedOut => Some(Err(libc::EAGAIN)),
+            Woken::Signal { restarts: true } => None,
+            Woken::Signal { restarts: false } => Some(Err(libc::EINTR)),
+        }
+    }
 }
 
 /// Sleeps until the doorbell of `slot`, `events` on the socket, the deadline, or `step` nanoseconds.
 ///
-/// The caller has announced the sleep and looked once more.
+/// The caller has announced the sleep, as `held` says, and looked once more.
 pub(crate) fn sleep(
     fd: RawFd,
     events: c_short,
     slot: Option<Slot>,
     deadline: Deadline,
     step: Option<u64>,
+    held: Held,
 ) -> Woken {
+    if let Some(ended) = by_signal(deadline) {
+        return ended;
+    }
     let now = process::now();
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
     let nanos = match (left, step) {
@@ -58,26 +71,40 @@ pub(crate) fn sleep(
         pollfd { fd: slot.map_or(-1, Slot::listener), events: libc::POLLIN, revents: 0 },
     ];
     process::count(Counter::Sleeps, 1);
+    signal::ring_bell_on_signal(slot);
     let before = errno::get();
     let timeout = nanos.map(as_timespec);
     let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: two descriptors of our own; the real function, so that cancellation works.
-    let result = unsafe { real::ppoll(fds.as_mut_ptr(), 2, pointer, std::ptr::null()) };
-    let failed = (result < 0).then(errno::get);
+    let result = signal::open(held, || {
+        // SAFETY: two descriptors of our own; the real function, so that cancellation works.
+        unsafe { real::ppoll(fds.as_mut_ptr(), 2, pointer, std::ptr::null()) }
+    });
     errno::set(before);
     if fds[1].revents != 0
         && let Some(slot) = slot
     {
         slot.hear();
     }
-    match failed {
-        Some(libc::EINTR) if deadline.is_none() && every_handler_restarts() => {
-            Woken::LookAgain { tcp: false }
-        }
-        Some(_) => Woken::Interrupted,
-        None if fds[0].revents != 0 => Woken::LookAgain { tcp: true },
-        None if result == 0 && left == nanos && left.is_some() => Woken::TimedOut,
-        None => Woken::LookAgain { tcp: false },
+    // What is ready counts more than a handler, as in the kernel; the next sleep hears of that.
+    match result {
+        1.. => Woken::LookAgain { tcp: fds[0].revents != 0 },
+        _ => match by_signal(deadline) {
+            Some(ended) => ended,
+            None if result < 0 => {
+                Woken::Signal { restarts: deadline.is_none() && signal::unseen_handlers_restart() }
+            }
+            None if left == nanos && left.is_some() => Woken::TimedOut,
+            None => Woken::LookAgain { tcp: false },
+        },
+    }
+}
+
+/// Whether a handler has run since the call began, or began anew. A call with a time-out never begins anew.
+fn by_signal(deadline: Deadline) -> Option<Woken> {
+    match signal::take_ran() {
+        Ran::Nothing => None,
+        Ran::Restarting => Some(Woken::Signal { restarts: deadline.is_none() }),
+        Ran::Interrupting => Some(Woken::Signal { restarts: false }),
     }
 }
 
@@ -100,18 +127,4 @@ pub(crate) fn thread_slot() -> Option<Slot> {
 
 pub(crate) fn as_timespec(nanos: u64) -> timespec {
     timespec { tv_sec: (nanos / 1_000_000_000) as i64, tv_nsec: (nanos % 1_000_000_000) as i64 }
-}
-
-/// Whether a blocking receive or send goes on after a signal. ppoll never does by itself, so the handlers are asked:
-/// the kernel does not say which one ran. With handlers of both kinds the interrupted call says so.
-fn every_handler_restarts() -> bool {
-    (1..=64).filter(|signal| !FAULTS.contains(signal)).all(|signal| {
-        let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: only asks; the structure is ours.
-        let asked = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } == 0;
-        // SAFETY: zeroed is a valid value, and the call has filled it in if it succeeded.
-        let action = unsafe { action.assume_init() };
-        let caught = asked && action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
-        !caught || action.sa_flags & libc::SA_RESTART != 0
-    })
 }
