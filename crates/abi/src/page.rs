@@ -19,7 +19,9 @@ pub struct Page {
     pub inbox: AtomicU64,
     /// Rows of `entries` that have ever been used, from the first.
     pub rows: AtomicU64,
-    _line: [AtomicU64; 6],
+    /// A [`Reach`]. Written by the broker only.
+    reach: AtomicU64,
+    _line: [AtomicU64; 5],
     /// Counters of the process, in the order of [`Counter`].
     pub counters: [AtomicU64; Counter::COUNT],
     /// How often each bypass reason was met, indexed by its code.
@@ -30,10 +32,36 @@ pub struct Page {
 
 const _: () = assert!(Counter::COUNT + 8 + 64 <= 512 && crate::reason::Reason::ALL.len() <= 64);
 
+/// Between which sockets the broker can pair those of this process: what is worth offering.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Reach {
+    /// Within the process's network namespace.
+    Namespace = 0,
+    /// With any socket of the host.
+    Host = 1,
+    /// With none: the broker cannot ask about the process's network namespace.
+    Nothing = 2,
+}
+
 impl Page {
     /// The rows that have ever been used.
     pub fn used(&self) -> &[Entry] {
         &self.entries[..ENTRIES.min(self.rows.load(Acquire) as usize)]
+    }
+
+    /// What is worth offering.
+    pub fn reach(&self) -> Reach {
+        match self.reach.load(Relaxed) {
+            1 => Reach::Host,
+            2 => Reach::Nothing,
+            _ => Reach::Namespace,
+        }
+    }
+
+    /// Says what is worth offering.
+    pub fn set_reach(&self, reach: Reach) {
+        self.reach.store(reach as u64, Relaxed);
     }
 }
 

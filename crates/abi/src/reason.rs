@@ -53,14 +53,14 @@ reasons! {
         "Start the program without --transport tcp and without SHUNT_TRANSPORT=tcp.";
     RemotePeer = 4, "remote_peer", "The peer's address is not one of this host.",
         "Nothing can be done: memory cannot be shared with another host.";
-    PeerNotOffered = 5, "peer_not_offered", "The other end has not been offered: it does not run under shunt, or has been idle.",
+    PeerNotOffered = 5, "peer_not_offered", "The other end has not been offered: it does not run under shunt, has been idle, or is on another host.",
         "Start the program at the other end with `shunt run` too; `shunt explain` with its name says what keeps it out.";
     SelfConnected = 6, "self_connected", "The socket is connected to itself.",
         "Nothing can be done: such a socket has no other end.";
     BoundToDevice = 7, "bound_to_device", "The socket is bound to a device or VRF, where addresses can repeat.",
         "Do not bind the socket to a device, if the program has an option for that.";
     ForeignNamespace = 8, "foreign_namespace", "The broker cannot verify sockets of this network namespace.",
-        "Let both programs use a broker that runs in their network namespace.";
+        "Let both programs use a broker that root runs on the host (`shunt daemon --system`), or one that runs in their network namespace.";
     NotTcp = 9, "not_tcp", "The descriptor shown to the broker is no established TCP socket.",
         "Nothing can be done: only TCP over IPv4 and IPv6 can take shared memory.";
     Stale = 10, "stale", "One end was closed between being offered and being paired.",
@@ -131,6 +131,10 @@ reasons! {
         "Choose another I/O method of the program's, such as epoll.";
     OwnTable = 43, "own_table", "A thread of the program has a descriptor table of its own.",
         "Nothing can be done, unless the program can do without unshare(CLONE_FILES).";
+    Ambiguous = 44, "ambiguous", "More than one socket could be the other end, so none is taken for it.",
+        "Connect again: the sequence numbers of another connection look like those of this one.";
+    Rewritten = 45, "rewritten", "Something between the two ends changes the stream: what one has sent is not what the other has received.",
+        "Nothing can be done, unless what changes the stream (a helper of the firewall, for example) can be turned off.";
 }
 
 /// The road one direction of a connection takes.

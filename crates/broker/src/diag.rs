@@ -1,4 +1,5 @@
-//! Asks the kernel which live socket has a pair of addresses (NETLINK_SOCK_DIAG, exact look-up).
+//! Asks the kernel which live socket has a pair of addresses, and what has passed it (NETLINK_SOCK_DIAG, exact
+//! look-up).
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,8 +16,10 @@ const NLMSG_ERROR: u16 = 2;
 const NLM_F_REQUEST: u16 = 1;
 const TCP_LISTEN: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
+/// The attribute that holds `struct tcp_info`.
+const INET_DIAG_INFO: u16 = 2;
 
-/// A socket to the kernel's socket table of the broker's own network namespace.
+/// A socket to the kernel's socket table of the network namespace that it was opened in.
 #[derive(Debug)]
 pub(crate) struct Diag {
     socket: OwnedFd,
@@ -59,7 +62,7 @@ struct Question {
     id: SocketId,
 }
 
-/// The head of `struct inet_diag_msg`.
+/// `struct inet_diag_msg`.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Answer {
@@ -68,9 +71,28 @@ struct Answer {
     timer: u8,
     retransmits: u8,
     id: SocketId,
+    rest: [u32; 5],
 }
 
-const _: () = assert!(size_of::<Question>() == 72);
+const _: () = assert!(size_of::<Question>() == 72 && size_of::<Answer>() == 72);
+
+/// A live connection, as the kernel finds it by its addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// SO_COOKIE.
+    pub(crate) cookie: u64,
+    /// What has passed it.
+    pub(crate) counts: Counts,
+}
+
+/// How much has passed a socket, in the kernel's counts: each may have a SYN or a FIN in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) acked: u64,
+    pub(crate) received: u64,
+    /// Everything sent, also what was sent again.
+    pub(crate) sent: u64,
+}
 
 impl Diag {
     pub(crate) fn open() -> Result<Diag, Errno> {
@@ -85,13 +107,13 @@ impl Diag {
         self.netns
     }
 
-    /// SO_COOKIE of the live TCP connection from `local` to `remote`, if there is one.
-    pub(crate) fn cookie(&mut self, local: SocketAddr, remote: SocketAddr) -> Result<Option<u64>, Errno> {
+    /// The live TCP connection from `local` to `remote`, if there is one.
+    pub(crate) fn find(&mut self, local: SocketAddr, remote: SocketAddr) -> Result<Option<Found>, Errno> {
         self.sequence = self.sequence.wrapping_add(1);
         let question = question(self.sequence, local, remote);
         // The kernel answers inside the send, so nothing here waits.
         send(&self.socket, question.as_bytes(), SendFlags::DONTWAIT)?;
-        let mut buffer = [0; 1024];
+        let mut buffer = [0; 2048];
         loop {
             let (len, _) = recv(&self.socket, &mut buffer, RecvFlags::DONTWAIT)?;
             let Ok((header, body)) = MessageHeader::read_from_prefix(&buffer[..len]) else {
@@ -103,10 +125,12 @@ impl Diag {
             }
             return match header.kind {
                 SOCK_DIAG_BY_FAMILY => {
-                    let (answer, _) = Answer::read_from_prefix(body).map_err(|_| Errno::PROTO)?;
+                    let (answer, attributes) = Answer::read_from_prefix(body).map_err(|_| Errno::PROTO)?;
                     let [low, high] = answer.id.cookie.map(u64::from);
                     // The look-up falls back to a listener where no connection is.
-                    Ok((answer.state != TCP_LISTEN).then_some(low | high << 32))
+                    let connected = answer.state != TCP_LISTEN;
+                    let counts = counts(attributes).unwrap_or_default();
+                    Ok(connected.then_some(Found { cookie: low | high << 32, counts }))
                 }
                 NLMSG_ERROR => {
                     let (code, _) = i32::read_from_prefix(body).map_err(|_| Errno::PROTO)?;
@@ -119,6 +143,20 @@ impl Diag {
             };
         }
     }
+}
+
+/// What `struct tcp_info` says, if it is among the attributes. A time-wait socket has none.
+fn counts(mut attributes: &[u8]) -> Option<Counts> {
+    while let Some((&[len, len_high, kind, kind_high], _)) = attributes.split_first_chunk() {
+        let len = usize::from(u16::from_ne_bytes([len, len_high]));
+        let value = attributes.get(4..len)?;
+        if u16::from_ne_bytes([kind, kind_high]) == INET_DIAG_INFO {
+            let count = |at: usize| u64::read_from_bytes(value.get(at..at + 8)?).ok();
+            return Some(Counts { acked: count(120)?, received: count(128)?, sent: count(200)? });
+        }
+        attributes = attributes.get(len.next_multiple_of(4)..)?;
+    }
+    None
 }
 
 fn question(sequence: u32, local: SocketAddr, remote: SocketAddr) -> Question {
@@ -141,7 +179,7 @@ fn question(sequence: u32, local: SocketAddr, remote: SocketAddr) -> Question {
         },
         family: family.as_raw() as u8,
         protocol: IPPROTO_TCP,
-        extensions: 0,
+        extensions: 1 << (INET_DIAG_INFO - 1),
         pad: 0,
         states: u32::MAX,
         id: SocketId {
@@ -159,6 +197,7 @@ fn question(sequence: u32, local: SocketAddr, remote: SocketAddr) -> Question {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
     #[test]
@@ -172,9 +211,27 @@ mod tests {
             for socket in [&client, &server] {
                 let shown = identity::identify(socket).unwrap();
                 assert_eq!(shown.netns, diag.netns());
-                assert_eq!(diag.cookie(shown.local, shown.remote), Ok(Some(shown.cookie)));
+                let found = diag.find(shown.local, shown.remote).unwrap().unwrap();
+                assert_eq!(found.cookie, shown.cookie);
             }
         }
+    }
+
+    #[test]
+    fn what_has_passed_is_counted() {
+        let mut diag = Diag::open().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut server = listener.accept().unwrap().0;
+        client.write_all(&[1; 1000]).unwrap();
+        server.read_exact(&mut [0; 1000]).unwrap();
+        let mut counts = |socket: &TcpStream| {
+            let shown = identity::identify(socket).unwrap();
+            diag.find(shown.local, shown.remote).unwrap().unwrap().counts
+        };
+        // The opener's SYN is among what was acknowledged.
+        assert_eq!(counts(&client), Counts { acked: 1001, received: 0, sent: 1000 });
+        assert_eq!(counts(&server), Counts { acked: 0, received: 1000, sent: 0 });
     }
 
     #[test]
@@ -182,8 +239,8 @@ mod tests {
         let mut diag = Diag::open().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (local, remote) = (listener.local_addr().unwrap(), "127.0.0.1:9".parse().unwrap());
-        assert_eq!(diag.cookie(local, remote), Ok(None));
+        assert_eq!(diag.find(local, remote), Ok(None));
         drop(listener);
-        assert_eq!(diag.cookie(local, remote), Ok(None));
+        assert_eq!(diag.find(local, remote), Ok(None));
     }
 }

@@ -2,8 +2,9 @@
 //! link (docs/local-path.md). It believes what the kernel says of a descriptor and nothing that it is told
 //! (L3), never blocks, and may die at any time (L6).
 //!
-//! Inner shape: [`Config`]; `control` is one client's connection; `state` is what all of them share, and
-//! decides; `pairing` and `links` are its two pure halves; `diag` asks the kernel; `status` reports.
+//! Inner shape: [`Config`]; `control` is one client's connection; `state` is what all of them share; `offers` decides
+//! what becomes of a socket that was shown; `pairing` and `links` are its two pure halves; `namespaces` and `diag` ask
+//! the kernel; `status` reports.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,8 @@ mod diag;
 mod disposal;
 mod links;
 mod listener;
+mod namespaces;
+mod offers;
 mod outbox;
 mod pairing;
 mod paths;

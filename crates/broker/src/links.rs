@@ -270,7 +270,8 @@ mod tests {
 
     fn offer(process: ProcessId, cookie: u64) -> Offer {
         let address = ([127, 0, 0, 1], 1).into();
-        Offer { process, ticket: 0, cookie, key: Key { netns: 0, local: address, remote: address } }
+        let key = Key { netns: 0, local: address, remote: address };
+        Offer { process, ticket: 0, cookie, key, origin: None }
     }
 
     #[test]

@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
+use shunt_kernel::sequence::Origin;
+
 /// The broker's name for a process: one per control connection, never used twice.
 pub(crate) type ProcessId = u64;
 
-/// What two ends of one connection have mirrored.
+/// What two ends of one connection have mirrored if they are in one network namespace and nothing translates addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) netns: u64,
@@ -27,10 +29,12 @@ pub(crate) struct Offer {
     pub(crate) ticket: u64,
     pub(crate) cookie: u64,
     pub(crate) key: Key,
+    /// What they have mirrored wherever they are, if the kernel could be asked.
+    pub(crate) origin: Option<Origin>,
 }
 
 /// What an offer meets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Finding {
     /// Nothing: it can wait.
     Nothing,
@@ -38,6 +42,8 @@ pub(crate) enum Finding {
     Counterpart(Offer),
     /// Another socket with the same addresses, which stays open: one of the two is dead.
     Occupied(Offer),
+    /// More than one pair is possible. All offers that could be part of one, which stay open.
+    Ambiguous(Vec<Offer>),
     /// The same socket in the hands of another process. That offer has been taken out.
     Shared(Offer),
 }
@@ -46,6 +52,8 @@ pub(crate) enum Finding {
 #[derive(Debug, Default)]
 pub(crate) struct Offers {
     by_key: HashMap<Key, Offer>,
+    /// Two sockets with one origin are as good as impossible; if there are, neither is paired.
+    by_origin: HashMap<Origin, Vec<Key>>,
     by_cookie: HashMap<u64, Key>,
     by_process: HashMap<ProcessId, HashMap<u64, Key>>,
 }
@@ -63,7 +71,20 @@ impl Offers {
         }
         match self.by_key.get(&offer.key.mirrored()) {
             Some(other) => Finding::Counterpart(*other),
-            None => Finding::Nothing,
+            None => offer.origin.map_or(Finding::Nothing, |origin| self.look_by_origin(origin)),
+        }
+    }
+
+    /// Across namespaces, and where addresses are translated: the one offer whose origin mirrors this one, if there is
+    /// nobody else that could be either of the two.
+    fn look_by_origin(&self, origin: Origin) -> Finding {
+        let with =
+            |origin: &Origin| self.by_origin.get(origin).into_iter().flatten().map(|key| self.by_key[key]);
+        let candidates: Vec<_> = origin.mirrored().iter().flat_map(with).collect();
+        match candidates[..] {
+            [] => Finding::Nothing,
+            [other] if !self.by_origin.contains_key(&origin) => Finding::Counterpart(other),
+            _ => Finding::Ambiguous(candidates.into_iter().chain(with(&origin)).collect()),
         }
     }
 
@@ -75,6 +96,9 @@ impl Offers {
             self.remove(&key);
         }
         self.by_key.insert(offer.key, offer);
+        if let Some(origin) = offer.origin {
+            self.by_origin.entry(origin).or_default().push(offer.key);
+        }
         self.by_cookie.insert(offer.cookie, offer.key);
         self.by_process.entry(offer.process).or_default().insert(offer.ticket, offer.key);
     }
@@ -82,7 +106,7 @@ impl Offers {
     /// Takes out the offer with these addresses.
     pub(crate) fn remove(&mut self, key: &Key) -> Option<Offer> {
         let offer = self.by_key.remove(key)?;
-        self.by_cookie.remove(&offer.cookie);
+        self.unindex(&offer);
         if let Some(tickets) = self.by_process.get_mut(&offer.process) {
             tickets.remove(&offer.ticket);
             if tickets.is_empty() {
@@ -102,7 +126,19 @@ impl Offers {
     pub(crate) fn forget(&mut self, process: ProcessId) {
         for key in self.by_process.remove(&process).unwrap_or_default().into_values() {
             if let Some(offer) = self.by_key.remove(&key) {
-                self.by_cookie.remove(&offer.cookie);
+                self.unindex(&offer);
+            }
+        }
+    }
+
+    fn unindex(&mut self, offer: &Offer) {
+        self.by_cookie.remove(&offer.cookie);
+        if let Some(origin) = offer.origin
+            && let Some(keys) = self.by_origin.get_mut(&origin)
+        {
+            keys.retain(|key| *key != offer.key);
+            if keys.is_empty() {
+                self.by_origin.remove(&origin);
             }
         }
     }
@@ -124,7 +160,11 @@ mod tests {
     }
 
     fn offer(process: ProcessId, ticket: u64, cookie: u64, key: Key) -> Offer {
-        Offer { process, ticket, cookie, key }
+        Offer { process, ticket, cookie, key, origin: None }
+    }
+
+    fn with_origin(offer: Offer, sent: u32, received: u32) -> Offer {
+        Offer { origin: Some(Origin { sent, received }), ..offer }
     }
 
     #[test]
@@ -135,6 +175,44 @@ mod tests {
         assert_eq!(offers.look(&offer(2, 1, 11, key(0, 999, 80))), Finding::Counterpart(first));
         assert_eq!(offers.look(&offer(2, 1, 11, key(5, 999, 80))), Finding::Nothing);
         assert_eq!(offers.look(&offer(2, 1, 11, key(0, 999, 81))), Finding::Nothing);
+    }
+
+    #[test]
+    fn mirrored_origins_meet_across_namespaces() {
+        let mut offers = Offers::default();
+        // The opener's SYN was number 100, the acceptor's first byte is number 500.
+        let opener = with_origin(offer(1, 1, 10, key(1, 999, 80)), 100, 500);
+        let acceptor = with_origin(offer(2, 1, 11, key(2, 8080, 4321)), 500, 101);
+        offers.insert(opener);
+        assert_eq!(offers.look(&acceptor), Finding::Counterpart(opener));
+        offers.forget(1);
+        offers.insert(acceptor);
+        assert_eq!(offers.look(&opener), Finding::Counterpart(acceptor));
+        // One off, two that accepted, or nothing known.
+        for (sent, received) in [(100, 501), (101, 500), (99, 500), (101, 499)] {
+            assert_eq!(offers.look(&with_origin(opener, sent, received)), Finding::Nothing);
+        }
+        assert_eq!(offers.look(&Offer { origin: None, ..opener }), Finding::Nothing);
+        assert_eq!(offers.remove(&acceptor.key), Some(acceptor));
+        assert!(offers.by_origin.is_empty());
+    }
+
+    #[test]
+    fn whatever_could_be_two_pairs_is_none() {
+        let opener = |cookie, netns| with_origin(offer(1, cookie, cookie, key(netns, 999, 80)), 100, 500);
+        let acceptor = |cookie, netns| with_origin(offer(2, cookie, cookie, key(netns, 80, 9)), 500, 101);
+        let mut offers = Offers::default();
+        offers.insert(opener(10, 1));
+        offers.insert(opener(11, 2));
+        let finding = offers.look(&acceptor(20, 3));
+        assert_eq!(finding, Finding::Ambiguous(vec![opener(10, 1), opener(11, 2)]));
+        offers.remove(&opener(11, 2).key);
+        offers.insert(acceptor(21, 4));
+        let finding = offers.look(&acceptor(20, 3));
+        assert_eq!(finding, Finding::Ambiguous(vec![opener(10, 1), acceptor(21, 4)]));
+        // Once the rest is gone it is none any more.
+        offers.remove(&acceptor(21, 4).key);
+        assert_eq!(offers.look(&acceptor(20, 3)), Finding::Counterpart(opener(10, 1)));
     }
 
     #[test]
@@ -175,10 +253,22 @@ mod tests {
                 }
             }
             let at = |key: Key| self.0.iter().find(|other| other.key == key).copied();
-            at(offer.key)
-                .map(Finding::Occupied)
-                .or_else(|| at(offer.key.mirrored()).map(Finding::Counterpart))
-                .unwrap_or(Finding::Nothing)
+            if let Some(older) = at(offer.key) {
+                return Finding::Occupied(older);
+            }
+            if let Some(other) = at(offer.key.mirrored()) {
+                return Finding::Counterpart(other);
+            }
+            let Some(origin) = offer.origin else { return Finding::Nothing };
+            let having =
+                |origin: Origin| self.0.iter().filter(move |other| other.origin == Some(origin)).copied();
+            let candidates: Vec<_> = origin.mirrored().into_iter().flat_map(having).collect();
+            let rivals: Vec<_> = having(origin).collect();
+            match (&candidates[..], &rivals[..]) {
+                ([], _) => Finding::Nothing,
+                ([other], []) => Finding::Counterpart(*other),
+                _ => Finding::Ambiguous([candidates, rivals].concat()),
+            }
         }
 
         fn insert(&mut self, offer: Offer) {
@@ -204,7 +294,11 @@ mod tests {
     }
 
     fn any_offer() -> impl Strategy<Value = Offer> {
-        (0..3u64, 0..4u64, 0..6u64, any_key()).prop_map(|(p, t, c, key)| offer(p, t, c, key))
+        let origin = proptest::option::of((0..3u32, 0..3u32));
+        (0..3u64, 0..4u64, 0..6u64, any_key(), origin).prop_map(|(process, ticket, cookie, key, origin)| {
+            let origin = origin.map(|(sent, received)| Origin { sent, received });
+            Offer { process, ticket, cookie, key, origin }
+        })
     }
 
     fn any_step() -> impl Strategy<Value = Step> {
@@ -235,6 +329,8 @@ mod tests {
                         oracle.0.retain(|other| other.process != process);
                     }
                 }
+                let origins: usize = offers.by_origin.values().map(Vec::len).sum();
+                prop_assert_eq!(origins, oracle.0.iter().filter(|offer| offer.origin.is_some()).count());
                 let held: usize = offers.by_process.values().map(HashMap::len).sum();
                 prop_assert_eq!(offers.by_key.len(), oracle.0.len());
                 prop_assert_eq!(offers.by_cookie.len(), oracle.0.len());

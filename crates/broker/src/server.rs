@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Resource, getrlimit, getuid, setrlimit};
 use shunt_abi::geometry::{Geometry, MAX_RING_BYTES, MIN_RING_BYTES};
+use shunt_kernel::sequence::Reader;
 use shunt_sys::{Errno, seqpacket};
 use thiserror::Error;
 use tokio::io::unix::AsyncFd;
@@ -18,8 +19,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::config::{Config, Limits};
 use crate::control;
-use crate::diag::Diag;
 use crate::listener::{ListenError, Listener};
+use crate::namespaces::Namespaces;
 use crate::state::State;
 use crate::watch::watch;
 
@@ -52,12 +53,12 @@ struct Census {
 /// I/O and time; everything happens on the calling thread.
 pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error> {
     let geometry = Geometry::new(config.ring_bytes).ok_or(Error::RingBytes(config.ring_bytes))?;
-    let diag = Diag::open().map_err(Error::Diag)?;
+    let namespaces = Namespaces::new().map_err(Error::Diag)?;
     let (listener, socket) = Listener::open(&mut config)?;
     raise_descriptor_limit();
     let socket = watch(socket).map_err(|(_, error)| Error::Loop(error))?;
     tracing::info!(socket = %config.socket.display(), mode = ?config.mode, "broker is listening");
-    let state = Rc::new(RefCell::new(State::new(geometry, config.limits, diag)));
+    let state = Rc::new(RefCell::new(State::new(geometry, config.limits, namespaces, sequences())));
     let served = LocalSet::new();
     let accepting = accept(&socket, state, &config);
     let result = served
@@ -72,6 +73,17 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
     drop(listener);
     tracing::info!("broker has stopped");
     result
+}
+
+/// What tells the ends of a connection across namespaces, if this broker may load it.
+fn sequences() -> Option<Reader> {
+    match Reader::load() {
+        Ok(reader) => Some(reader),
+        Err(error) => {
+            tracing::info!(%error, "connections between network namespaces stay on TCP");
+            None
+        }
+    }
 }
 
 async fn accept(socket: &AsyncFd<OwnedFd>, state: Rc<RefCell<State>>, config: &Config) -> Result<(), Error> {

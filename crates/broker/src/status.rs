@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -92,10 +92,15 @@ fn read_snapshot(memfd: OwnedFd, bytes: u64) -> Result<Snapshot, StatusError> {
     serde_json::from_slice(&json).map_err(|error| unreadable(&error))
 }
 
-/// Answers a status request: everything for root and the broker's own user, for others what is theirs.
+/// Answers a status request: everything for root and the broker's own user, for others what is theirs; and for whoever
+/// is in another network namespace, what is in the same. Root in a container is not root of the host.
 pub(crate) fn answer(state: &State, uid: u32, outbox: &Outbox) {
-    let all = uid == 0 || uid == getuid().as_raw();
-    let snapshot = snapshot(state, |process| all || process.credentials.uid == uid);
+    let netns = identity::namespace(outbox.socket().as_fd()).ok();
+    let everywhere = netns == Some(state.namespaces.own());
+    let everybody = uid == 0 || uid == getuid().as_raw();
+    let snapshot = snapshot(state, |process| {
+        (everywhere || netns == Some(process.netns)) && (everybody || process.credentials.uid == uid)
+    });
     let json = match serde_json::to_vec(&snapshot) {
         Ok(json) => json,
         Err(error) => return tracing::error!(%error, "the status cannot be written as JSON"),

@@ -9,7 +9,7 @@ use crate::endpoint::{Endpoint, EndpointRef, RxSide, Stage, TxSide};
 use crate::kernel::Tcp;
 use crate::links::{Attachment, Link};
 use crate::ops::descriptors;
-use crate::{control, epoll, errno, kernel, process, real};
+use crate::{control, distance, epoll, errno, kernel, process, real};
 
 /// How long the broker's word about a death is waited for. Only a reader of end of file whose own bytes lie unread waits.
 const DEATH_NEWS_NANOS: u64 = 20_000_000;
@@ -40,6 +40,7 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
         endpoint.report_rx(&mut rx);
     }
     process::count(Counter::Adopted, 1);
+    distance::paired(endpoint);
     try_watch(endpoint);
     // Whoever barred it since the look above has seen it unattached.
     let standard = descriptors::is_standard_stream(endpoint).then_some(Reason::Stdio);
@@ -314,9 +315,8 @@ pub(crate) fn after_close(endpoint: &Endpoint) {
         rx.at = None;
         tx.at.take().map(Attachment::pin)
     };
-    let name = endpoint.reference();
     if endpoint.stage() == Stage::Offered {
-        control::withdraw(name);
+        control::withdraw(endpoint);
     }
     epoll::forget_everywhere(endpoint, at.as_ref().map(|at| at.link));
     if let Some(at) = at {

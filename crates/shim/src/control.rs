@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::*;
 use rustix::io::Errno;
 use shunt_abi::control::{Doorbell, Hello, MAX_MESSAGE, Offer, Pair, Release, Reply, Request, Withdraw};
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
-use shunt_abi::page::{Counter, EntryCopy};
+use shunt_abi::page::{Counter, EntryCopy, Reach};
 use shunt_abi::reason::Reason;
 use shunt_sys::mapping::Mapping;
 use shunt_sys::{eventfd, identity, memfd, seqpacket};
@@ -18,7 +18,7 @@ use crate::endpoint::{Endpoint, EndpointRef, Stage};
 use crate::links::{Attachment, Identity, Link, Peer, Pin};
 use crate::lock::Lock;
 use crate::private::{PrivateFd, borrow, close_owned};
-use crate::{attach, epoll, process, unseen, waiter};
+use crate::{attach, distance, epoll, process, unseen, waiter};
 
 /// Data operations after which a connection counts as used.
 pub(crate) const OFFER_AFTER: u32 = 4;
@@ -57,6 +57,21 @@ enum Deed {
     /// There is no descriptor for a doorbell of this peer's: what is on its links goes back.
     Mute(&'static Peer),
     LostBroker,
+}
+
+/// Why an endpoint is not offered now.
+enum Later {
+    /// For this reason, which is looked at again after so many operations.
+    After(Reason, u32),
+    /// The broker has enough to do.
+    Busy,
+}
+
+impl From<Reason> for Later {
+    fn from(reason: Reason) -> Later {
+        let may_pass = matches!(reason, Reason::NoBroker | Reason::Shared | Reason::Stdio);
+        Later::After(reason, if may_pass { RETRY_AFTER } else { u32::MAX })
+    }
 }
 
 /// Takes waiting messages, if the page says that there are any: one load otherwise.
@@ -139,21 +154,19 @@ pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
     };
     match verdict {
         Ok(()) => {}
-        Err(reason) if endpoint.barred().is_some() => postpone(endpoint, reason, u32::MAX),
+        Err(Later::After(reason, _)) if endpoint.barred().is_some() => postpone(endpoint, reason, u32::MAX),
+        Err(Later::After(reason, again)) => postpone(endpoint, reason, again),
         // So many are offered at once that it takes the broker a moment.
-        Err(Reason::TooFewOperations) => endpoint.operations.store(0, Relaxed),
-        // These may pass.
-        Err(reason @ (Reason::NoBroker | Reason::Shared | Reason::Stdio)) => {
-            postpone(endpoint, reason, RETRY_AFTER)
-        }
-        Err(reason) => postpone(endpoint, reason, u32::MAX),
+        Err(Later::Busy) => endpoint.operations.store(0, Relaxed),
     }
     carry_out(deeds);
 }
 
 /// The endpoint is gone before it was paired.
-pub(crate) fn withdraw(name: EndpointRef) {
-    CONTROL.lock().tell(Request::Withdraw(Withdraw { ticket: name.pack() }));
+pub(crate) fn withdraw(endpoint: &Endpoint) {
+    distance::unpaired(endpoint);
+    let ticket = endpoint.reference().pack();
+    CONTROL.lock().tell(Request::Withdraw(Withdraw { ticket }));
 }
 
 /// This process has left `at` for good. The pin keeps the link what it is until this has been said.
@@ -339,13 +352,13 @@ impl Control {
         }
     }
 
-    fn offer(&mut self, endpoint: &Endpoint, fd: RawFd, deeds: &mut Vec<Deed>) -> Result<(), Reason> {
+    fn offer(&mut self, endpoint: &Endpoint, fd: RawFd, deeds: &mut Vec<Deed>) -> Result<(), Later> {
         if process::now() < self.busy_until {
-            return Err(Reason::TooFewOperations);
+            return Err(Later::Busy);
         }
         let had_broker = self.socket.is_some();
         if !self.connect() {
-            return Err(Reason::NoBroker);
+            return Err(Reason::NoBroker.into());
         }
         if !had_broker {
             waiter::register_all(|slot, doorbell| {
@@ -355,17 +368,15 @@ impl Control {
         let identity = identity::identify(borrow(fd)).map_err(|_| Reason::NotTcp)?;
         list(endpoint, fd, &identity);
         if let Some(reason) = endpoint.barred().or_else(unseen::left) {
-            return Err(reason);
+            return Err(reason.into());
         }
         if let Some(reason) = crate::family::sharing(endpoint) {
-            return Err(reason);
+            return Err(reason.into());
         }
         if crate::ops::descriptors::is_standard_stream(endpoint) {
-            return Err(Reason::Stdio);
+            return Err(Reason::Stdio.into());
         }
-        if !may_be_local(&identity.local, &identity.remote) {
-            return Err(Reason::RemotePeer);
-        }
+        is_worth_offering(endpoint, &identity, had_broker)?;
         crate::ops::options::learn(endpoint, fd)?;
         endpoint.set_stage(Stage::Offered);
         attach::mark(endpoint, Reason::PeerNotOffered);
@@ -374,10 +385,10 @@ impl Control {
             endpoint.set_stage(Stage::Plain);
             if self.socket.is_some() {
                 attach::mark(endpoint, Reason::TooFewOperations);
-                return Err(Reason::TooFewOperations);
+                return Err(Later::Busy);
             }
             deeds.push(Deed::LostBroker);
-            return Err(Reason::NoBroker);
+            return Err(Reason::NoBroker.into());
         }
         process::count(Counter::Offered, 1);
         Ok(())
@@ -546,7 +557,32 @@ fn octets(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Whether the peer can be on this host: the kernel gives a connection to a local address that address as its
+/// L7: whether the broker could pair the endpoint, as far as can be told from here. What a broker that has just been met
+/// can do is not known yet.
+fn is_worth_offering(
+    endpoint: &Endpoint,
+    identity: &identity::Identity,
+    met_before: bool,
+) -> Result<(), Later> {
+    let near = may_be_local(&identity.local, &identity.remote);
+    let patience = distance::patience(identity.remote.ip());
+    let later = |reason| Later::After(reason, distance::LONGEST);
+    match process::page().map_or(Reach::Namespace, |page| page.reach()) {
+        Reach::Nothing => Err(later(Reason::ForeignNamespace)),
+        _ if near => Ok(()),
+        Reach::Namespace if met_before => Err(later(Reason::RemotePeer)),
+        Reach::Namespace => Err(Later::After(Reason::RemotePeer, patience)),
+        Reach::Host if endpoint.offer_after.load(Relaxed) < patience => {
+            Err(Later::After(Reason::TooFewOperations, patience))
+        }
+        Reach::Host => {
+            distance::offered(endpoint, identity.remote.ip());
+            Ok(())
+        }
+    }
+}
+
+/// Whether the peer is on this host by its address: the kernel gives a connection to a local address that address as its
 /// source, unless the program chose another loopback one.
 fn may_be_local(local: &SocketAddr, remote: &SocketAddr) -> bool {
     remote.ip() == local.ip() || remote.ip().is_loopback()

@@ -80,6 +80,8 @@ pub(crate) struct Endpoint {
     /// Index of its row in `crate::family`, plus one, and how many stray children there were when it was made.
     pub(crate) family_row: AtomicU32,
     pub(crate) strays: AtomicU32,
+    /// See [`crate::distance`].
+    pub(crate) distance: AtomicU32,
     pub(crate) tx: Lock<TxSide>,
     pub(crate) rx: Lock<RxSide>,
     /// The epoll instances it is registered with.
@@ -389,6 +391,7 @@ impl Endpoint {
         self.receive_timeout.store(0, Relaxed);
         self.send_timeout.store(0, Relaxed);
         self.family_row.store(0, Relaxed);
+        self.distance.store(0, Relaxed);
         *self.tx.lock() = TxSide::default();
         *self.rx.lock() = RxSide::default();
         self.epolls.lock().clear();

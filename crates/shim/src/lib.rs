@@ -12,6 +12,7 @@
 mod alloc;
 mod attach;
 mod control;
+mod distance;
 mod endpoint;
 mod epoll;
 mod errno;

@@ -9,6 +9,7 @@ pub mod eventfd;
 pub mod identity;
 pub mod mapping;
 pub mod memfd;
+pub mod netns;
 pub mod pidfd;
 pub mod seqpacket;
 pub mod tcp;

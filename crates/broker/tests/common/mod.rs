@@ -11,12 +11,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use shunt_abi::control::{Datagram, Doorbell, Hello, MAX_MESSAGE, Offer, Release, Reply, Request};
 use shunt_abi::geometry::MIN_RING_BYTES;
-use shunt_abi::page::PAGE_BYTES;
+use shunt_abi::page::{PAGE_BYTES, Reach};
 use shunt_abi::reason::Reason;
 use shunt_abi::status::Snapshot;
 use shunt_broker::{Config, Error, Mode, run, status};
+use shunt_netns::Net;
 use shunt_sys::mapping::Mapping;
 use shunt_sys::{Errno, memfd, seqpacket};
 use tempfile::TempDir;
@@ -44,6 +46,19 @@ impl Broker {
         let mut broker = Broker { directory, stop: None, thread: None };
         broker.run(config);
         broker
+    }
+
+    /// A broker that may not do more than any program may.
+    pub(crate) fn start_unprivileged() -> Broker {
+        // Threads have capabilities of their own, and the broker's has those of the thread that starts it.
+        std::thread::spawn(|| {
+            let none = CapabilitySet::empty();
+            let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+            set_capabilities(None, sets).unwrap();
+            Broker::start()
+        })
+        .join()
+        .unwrap()
     }
 
     /// Runs a broker at the same place again.
@@ -78,6 +93,11 @@ impl Broker {
     /// A process that has said hello.
     pub(crate) fn process(&self) -> Process {
         Process::connect(&self.socket())
+    }
+
+    /// The same, in a container.
+    pub(crate) fn process_in(&self, net: &Net) -> Process {
+        net.inside(|| self.process())
     }
 }
 
@@ -191,6 +211,11 @@ impl Process {
                 Err(error) => panic!("{error}"),
             }
         }
+    }
+
+    /// What the broker says is worth offering.
+    pub(crate) fn reach(&self) -> Reach {
+        self.page.page().unwrap().reach()
     }
 
     /// Waits until the broker has done everything said so far, and checks that it had nothing to say.

@@ -1,0 +1,120 @@
+// Reads the sequence numbers of one TCP socket: the descriptor that the caller of BPF_PROG_RUN names, in its own table.
+//
+// Never attached to anything, so it costs nothing while nobody asks, and changes nothing when somebody does.
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+
+// The fields that are read, wherever this kernel has them (CO-RE).
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct fdtable {
+	unsigned int max_fds;
+	struct file **fd;
+};
+
+struct files_struct {
+	struct fdtable *fdt;
+};
+
+struct task_struct {
+	struct files_struct *files;
+};
+
+struct file {
+	void *private_data;
+};
+
+typedef struct {
+	__s64 counter;
+} atomic64_t;
+
+struct sock_common {
+	atomic64_t skc_cookie;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+};
+
+struct socket {
+	struct file *file;
+	struct sock *sk;
+};
+
+struct tcp_sock {
+	__u32 snd_una;
+	__u64 bytes_acked;
+	__u32 rcv_nxt;
+	__u64 bytes_received;
+};
+
+#pragma clang attribute pop
+
+// As crates/kernel/src/sequence.rs has it.
+struct origin {
+	__u32 sent;
+	__u32 received;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct origin);
+} answer SEC(".maps");
+
+enum { FOUND, NOT_THERE, UNSTEADY };
+
+// A segment may be processed meanwhile on another processor: two readings must agree.
+#define ATTEMPTS 8
+
+static void read_origin(struct tcp_sock *tcp, struct origin *origin)
+{
+	// Each is what the count was when the connection was made, so it never changes.
+	origin->sent = BPF_CORE_READ(tcp, snd_una) - (__u32)BPF_CORE_READ(tcp, bytes_acked);
+	origin->received = BPF_CORE_READ(tcp, rcv_nxt) - (__u32)BPF_CORE_READ(tcp, bytes_received);
+}
+
+// Arguments: the descriptor, and the SO_COOKIE that the socket behind it must have.
+SEC("raw_tp")
+int sequence(struct bpf_raw_tracepoint_args *args)
+{
+	__u32 fd = args->args[0];
+	__s64 cookie = args->args[1];
+	struct task_struct *task = (void *)bpf_get_current_task();
+	struct fdtable *table = BPF_CORE_READ(task, files, fdt);
+	struct file *file = NULL;
+
+	if (fd >= BPF_CORE_READ(table, max_fds))
+		return NOT_THERE;
+	bpf_probe_read_kernel(&file, sizeof(file), BPF_CORE_READ(table, fd) + fd);
+
+	// If the file were no socket, what is read here would be other memory of the kernel: no harm, and no match.
+	struct socket *socket = BPF_CORE_READ(file, private_data);
+	struct sock *sk = BPF_CORE_READ(socket, sk);
+
+	if (!file || BPF_CORE_READ(socket, file) != file || BPF_CORE_READ(sk, __sk_common.skc_cookie.counter) != cookie)
+		return NOT_THERE;
+
+	struct tcp_sock *tcp = (void *)sk;
+	struct origin origin, again;
+
+	read_origin(tcp, &origin);
+	for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
+		read_origin(tcp, &again);
+		if (origin.sent == again.sent && origin.received == again.received) {
+			__u32 only = 0;
+
+			bpf_map_update_elem(&answer, &only, &origin, BPF_ANY);
+			return FOUND;
+		}
+		origin = again;
+	}
+	return UNSTEADY;
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -1,0 +1,43 @@
+//! Compiles `bpf/*.bpf.c` with clang. Without clang the crate is built without them, and says so when it is asked to
+//! load one: everything else works.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Each is one program with one job.
+const PROGRAMS: [&str; 1] = ["sequence"];
+
+fn main() {
+    println!("cargo::rerun-if-changed=bpf");
+    println!("cargo::rerun-if-env-changed=CLANG");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
+    for program in PROGRAMS {
+        let object = out.join(format!("{program}.bpf.o"));
+        if let Err(why) = compile(program, &object) {
+            println!("cargo::warning=without {program}.bpf.c, and so without what it is for: {why}");
+            std::fs::write(&object, []).expect("OUT_DIR can be written");
+        }
+    }
+}
+
+fn compile(program: &str, object: &PathBuf) -> Result<(), String> {
+    let clang = env::var_os("CLANG").unwrap_or_else(|| "clang".into());
+    let source = PathBuf::from("bpf").join(format!("{program}.bpf.c"));
+    let mut command = Command::new(&clang);
+    // -g for the type information (BTF) by which the program finds its way on other kernels.
+    command.args(["-target", "bpf", "-O2", "-g", "-Wall", "-Werror"]);
+    // Debian keeps <asm/types.h> per architecture.
+    let architecture = env::var("CARGO_CFG_TARGET_ARCH").expect("set by cargo");
+    command.arg(format!("-I/usr/include/{architecture}-linux-gnu"));
+    let output = command.arg("-c").arg(source).arg("-o").arg(object).output();
+    match output {
+        Err(error) => Err(format!("{} cannot be run ({error}); install clang", clang.display())),
+        Ok(output) if !output.status.success() => {
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            let first = complaint.lines().next().unwrap_or("clang failed without a word");
+            Err(format!("{first}; are clang and libbpf-dev installed?"))
+        }
+        Ok(_) => Ok(()),
+    }
+}

@@ -1,0 +1,61 @@
+//! Loading an object, and why it could not be.
+
+use aya::Ebpf;
+use aya::programs::{ProgramError, RawTracePoint};
+use rustix::thread::{CapabilitySet, capabilities};
+use thiserror::Error;
+
+/// Why a program is not in the kernel.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// There was no clang when this was built.
+    #[error("shunt was built without its kernel programs: install clang and libbpf-dev, and build it again")]
+    NotBuilt,
+    /// The kernel does not let this process load programs.
+    #[error("this process may not load programs into the kernel: it needs CAP_BPF and CAP_PERFMON")]
+    NotPermitted,
+    /// The kernel lacks something.
+    #[error("the kernel does not take the program: {0}")]
+    Refused(String),
+}
+
+/// Loads the object, and `program` in it.
+pub(crate) fn load(object: &[u8], program: &str) -> Result<Ebpf, LoadError> {
+    if object.is_empty() {
+        return Err(LoadError::NotBuilt);
+    }
+    // Asked first: without them nothing works, and what the library then learns of the kernel is wrong for the rest of
+    // the process's life.
+    if !is_privileged() {
+        return Err(LoadError::NotPermitted);
+    }
+    let mut loaded = Ebpf::load(object).map_err(|error| refusal(&error))?;
+    let program: &mut RawTracePoint = loaded
+        .program_mut(program)
+        .expect("the object is our own")
+        .try_into()
+        .map_err(|error: ProgramError| refusal(&error))?;
+    program.load().map_err(|error| refusal(&error))?;
+    Ok(loaded)
+}
+
+fn is_privileged() -> bool {
+    let enough = [CapabilitySet::SYS_ADMIN, CapabilitySet::BPF | CapabilitySet::PERFMON];
+    capabilities(None).is_ok_and(|held| enough.iter().any(|set| held.effective.contains(*set)))
+}
+
+/// EPERM, wherever in the chain it is, has one meaning; everything else is told as it is.
+fn refusal(error: &(dyn std::error::Error + 'static)) -> LoadError {
+    let mut text = String::new();
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let denied = |error: &std::io::Error| error.kind() == std::io::ErrorKind::PermissionDenied;
+        if error.downcast_ref().is_some_and(denied) {
+            return LoadError::NotPermitted;
+        }
+        text = if text.is_empty() { error.to_string() } else { format!("{text}: {error}") };
+        cause = error.source();
+    }
+    // The verifier's log is long.
+    LoadError::Refused(text.lines().next().unwrap_or_default().to_owned())
+}

@@ -1,0 +1,22 @@
+//! A file of its own, because it looks at all programs that this process holds. Needs root.
+
+use shunt_kernel::sequence::Reader;
+
+/// The program ids that the descriptors of this process name.
+fn held() -> Vec<u32> {
+    let fds = std::fs::read_dir("/proc/self/fdinfo").unwrap().flatten();
+    let info = |fd: std::fs::DirEntry| std::fs::read_to_string(fd.path()).unwrap_or_default();
+    let id = |text: String| text.lines().find_map(|line| line.strip_prefix("prog_id:")?.trim().parse().ok());
+    fds.map(info).filter_map(id).collect()
+}
+
+#[test]
+fn the_program_is_gone_with_its_reader() {
+    let in_kernel =
+        |id: u32| aya::programs::loaded_programs().any(|program| program.is_ok_and(|it| it.id() == id));
+    let reader = Reader::load().unwrap();
+    let [id] = held()[..] else { panic!("one program: {:?}", held()) };
+    assert!(in_kernel(id));
+    drop(reader);
+    assert!(!in_kernel(id));
+}

@@ -1,0 +1,98 @@
+//! The two ends of a connection have mirrored origins, always, and nothing else has. Needs root.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+
+use rustix::net::sockopt::socket_cookie;
+use shunt_kernel::sequence::{Origin, ReadError, Reader};
+
+fn loopback() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let opener = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (opener, listener.accept().unwrap().0)
+}
+
+fn origin(reader: &Reader, socket: &TcpStream) -> Origin {
+    reader.origin(socket, socket_cookie(socket).unwrap()).unwrap()
+}
+
+#[track_caller]
+fn expect_mirrored(reader: &Reader, one: &TcpStream, two: &TcpStream) {
+    let (one, two) = (origin(reader, one), origin(reader, two));
+    assert!(one.mirrored().contains(&two) && two.mirrored().contains(&one), "{one:x?} {two:x?}");
+}
+
+#[test]
+fn the_ends_mirror_each_other_whatever_is_in_flight() {
+    let reader = Reader::load().unwrap();
+    let (mut opener, mut acceptor) = loopback();
+    expect_mirrored(&reader, &opener, &acceptor);
+    let first = origin(&reader, &opener);
+    // A full window and a FIN behind it, in one direction and then the other.
+    for _ in 0..2 {
+        opener.set_nonblocking(true).unwrap();
+        let mut written = 0;
+        while let Ok(count) = opener.write(&[1; 60_000]) {
+            written += count;
+            expect_mirrored(&reader, &opener, &acceptor);
+        }
+        opener.shutdown(std::net::Shutdown::Write).unwrap();
+        expect_mirrored(&reader, &opener, &acceptor);
+        let mut rest = Vec::new();
+        acceptor.read_to_end(&mut rest).unwrap();
+        assert_eq!(rest.len(), written);
+        expect_mirrored(&reader, &opener, &acceptor);
+        std::mem::swap(&mut opener, &mut acceptor);
+        opener.set_nonblocking(true).unwrap();
+    }
+    assert_eq!(origin(&reader, &opener), first, "it changed during the life of the connection");
+}
+
+#[test]
+fn readings_under_load_are_the_same_ones() {
+    let reader = Reader::load().unwrap();
+    let (mut opener, acceptor) = loopback();
+    let (first, second) = (origin(&reader, &opener), origin(&reader, &acceptor));
+    let mut sink = acceptor.try_clone().unwrap();
+    let thread = std::thread::spawn(move || {
+        let mut buffer = vec![0; 100_000];
+        while sink.read(&mut buffer).unwrap() > 0 {}
+    });
+    for _ in 0..3000 {
+        opener.write_all(&[2; 10_000]).unwrap();
+        assert_eq!((origin(&reader, &opener), origin(&reader, &acceptor)), (first, second));
+    }
+    drop(opener);
+    thread.join().unwrap();
+}
+
+#[test]
+fn no_other_connection_is_mistaken() {
+    let reader = Reader::load().unwrap();
+    let pairs: Vec<_> = (0..200).map(|_| loopback()).collect();
+    let origins: Vec<_> =
+        pairs.iter().map(|(one, two)| (origin(&reader, one), origin(&reader, two))).collect();
+    for (index, (one, _)) in origins.iter().enumerate() {
+        let matching: Vec<_> =
+            (0..origins.len()).filter(|other| one.mirrored().contains(&origins[*other].1)).collect();
+        assert_eq!(matching, [index]);
+    }
+}
+
+#[test]
+fn what_is_not_that_socket_has_no_origin() {
+    let reader = Reader::load().unwrap();
+    let (socket, _peer) = loopback();
+    let cookie = socket_cookie(&socket).unwrap();
+    let pipe = std::io::pipe().unwrap().0;
+    let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    assert!(matches!(reader.origin(&socket, cookie + 1), Err(ReadError::NotThere)));
+    assert!(matches!(reader.origin(&pipe, cookie), Err(ReadError::NotThere)));
+    assert!(matches!(reader.origin(&udp, cookie), Err(ReadError::NotThere)));
+    let path = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+    assert!(matches!(reader.origin(path.as_fd(), cookie), Err(ReadError::NotThere)));
+    // SAFETY: never used as a descriptor but as a number.
+    let nobody = unsafe { std::os::fd::BorrowedFd::borrow_raw(1_000_000) };
+    assert!(matches!(reader.origin(nobody, cookie), Err(ReadError::NotThere)));
+}
