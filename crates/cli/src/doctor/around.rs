@@ -1,10 +1,14 @@
 //! The machine around the local path: what makes it slower, and what later parts of shunt will need.
 
 use std::fs;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 
+use anyhow::{Context, Result, ensure};
+use rustix::net::sockopt::socket_cookie;
 use rustix::process::{Resource, getrlimit};
 use shunt_abi::geometry::Geometry;
+use shunt_kernel::sequence::Reader;
 
 use super::{Check, State};
 use crate::table;
@@ -13,11 +17,9 @@ use crate::table;
 const FEW_DESCRIPTORS: u64 = 256;
 /// Less memory than a few busy links need.
 const LITTLE_MEMORY: u64 = 256 << 20;
-const CAP_SYS_ADMIN: u64 = 1 << 21;
-const CAP_BPF: u64 = 1 << 39;
 
 pub(super) fn checks() -> Vec<Check> {
-    vec![kernel(), processors(), memory(), descriptors(), tracing(), ebpf(), cgroups(), user_namespaces()]
+    vec![kernel(), processors(), memory(), descriptors(), tracing(), containers(), cgroups(), user_namespaces()]
 }
 
 fn kernel() -> Check {
@@ -85,30 +87,26 @@ fn tracing() -> Check {
     Check::ok("ptrace_scope", "nothing that shunt does today: it traces no program", found)
 }
 
-fn ebpf() -> Check {
-    const MEANING: &str = "the parts to come that work in the kernel; not the local path";
-    let check = |found: &str| Check::ok("eBPF", MEANING, found);
-    // The switch exists exactly if the kernel has the system call.
-    let Some(switch) = read("/proc/sys/kernel/unprivileged_bpf_disabled") else {
-        return check("no bpf() system call").lacking(State::Limited, "use a kernel with CONFIG_BPF_SYSCALL");
-    };
-    if !Path::new("/sys/kernel/btf/vmlinux").exists() {
-        return check("programs load, but the kernel has no type information")
-            .lacking(State::Limited, "use a kernel with CONFIG_DEBUG_INFO_BTF");
-    }
-    if capabilities().is_some_and(|held| held & (CAP_BPF | CAP_SYS_ADMIN) != 0) {
-        return check("may be loaded");
-    }
-    match switch.trim() {
-        "0" => check("only socket filters may be loaded").lacking(State::Limited, "run those parts as root"),
-        _ => check("not for this user").lacking(State::Limited, "run those parts as root"),
+/// Tries the thing itself, on a connection of its own.
+fn containers() -> Check {
+    let check = |found: String| Check::ok("eBPF", "connections between containers, by the system's broker", found);
+    match origins() {
+        Ok(()) => check("tells the two ends of a connection".into()),
+        Err(error) => check(format!("{error:#}")).lacking(
+            State::Limited,
+            "run the broker as root (`shunt daemon --system`), on a kernel with CONFIG_BPF_SYSCALL and CONFIG_DEBUG_INFO_BTF",
+        ),
     }
 }
 
-fn capabilities() -> Option<u64> {
-    let status = read("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(line.trim(), 16).ok()
+fn origins() -> Result<()> {
+    let reader = Reader::load()?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen on 127.0.0.1")?;
+    let one = TcpStream::connect(listener.local_addr()?).context("cannot connect to 127.0.0.1")?;
+    let two = listener.accept()?.0;
+    let origin = |socket: &TcpStream| anyhow::Ok(reader.origin(socket, socket_cookie(socket)?)?);
+    ensure!(origin(&one)?.mirrored().contains(&origin(&two)?), "the ends of a connection are not recognised");
+    Ok(())
 }
 
 fn cgroups() -> Check {
