@@ -19,7 +19,16 @@ const FEW_DESCRIPTORS: u64 = 256;
 const LITTLE_MEMORY: u64 = 256 << 20;
 
 pub(super) fn checks() -> Vec<Check> {
-    vec![kernel(), processors(), memory(), descriptors(), tracing(), containers(), cgroups(), user_namespaces()]
+    vec![
+        kernel(),
+        processors(),
+        memory(),
+        descriptors(),
+        tracing(),
+        containers(),
+        cgroups(),
+        user_namespaces(),
+    ]
 }
 
 fn kernel() -> Check {
@@ -89,7 +98,8 @@ fn tracing() -> Check {
 
 /// Tries the thing itself, on a connection of its own.
 fn containers() -> Check {
-    let check = |found: String| Check::ok("eBPF", "connections between containers, by the system's broker", found);
+    let check =
+        |found: String| Check::ok("eBPF", "connections between containers, by the system's broker", found);
     match origins() {
         Ok(()) => check("tells the two ends of a connection".into()),
         Err(error) => check(format!("{error:#}")).lacking(
