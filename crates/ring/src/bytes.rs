@@ -1,17 +1,18 @@
 //! The bytes of a ring, behind a trait so that the model checker can watch them too.
 
-use crate::user::{Sink, Source};
+use crate::user::{Fault, Sink, Source};
 
 /// A power-of-two ring of bytes that a peer may be writing at the same time: never a slice.
 pub trait Ring {
     /// Number of bytes, a power of two.
     fn len(&self) -> usize;
 
-    /// Copies the next `count` bytes of `source` to ring position `at` onwards, and advances `source`.
-    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>);
+    /// Copies the next `count` bytes of `source` to ring position `at` onwards, and advances `source`. After a fault
+    /// some may have been copied, and where `source` stands is open.
+    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault>;
 
-    /// Copies `count` bytes from ring position `at` onwards into `sink`, and advances it.
-    fn drain(&self, at: u64, count: usize, sink: &mut Sink<'_>);
+    /// Copies `count` bytes from ring position `at` onwards into `sink`, and advances it. A fault is as in `fill`.
+    fn drain(&self, at: u64, count: usize, sink: &mut Sink<'_>) -> Result<(), Fault>;
 
     /// Whether the ring has no bytes at all: never.
     fn is_empty(&self) -> bool {
@@ -56,32 +57,34 @@ impl Ring for MappedRing {
     }
 
     #[inline]
-    fn fill(&self, mut at: u64, mut count: usize, source: &mut Source<'_>) {
+    fn fill(&self, mut at: u64, mut count: usize, source: &mut Source<'_>) -> Result<(), Fault> {
         debug_assert!(count <= self.len && count <= source.remaining());
         while count > 0 {
             let (to, room) = self.run(at, count);
-            let (from, run) = source.run(room);
+            let (from, run) = source.run(room)?;
             // SAFETY: `to` is a run of at most `room` bytes inside the mapping (see `new`); `from` is a run
-            // of the program's buffer that it promised to be readable (`Source::new`). They cannot overlap:
+            // of the program's buffer that can be read (`Source::new`, `checked`). They cannot overlap:
             // the program does not know where the mapping is.
             unsafe { std::ptr::copy_nonoverlapping(from, to, run) };
             source.advance(run);
             at += run as u64;
             count -= run;
         }
+        Ok(())
     }
 
     #[inline]
-    fn drain(&self, mut at: u64, mut count: usize, sink: &mut Sink<'_>) {
+    fn drain(&self, mut at: u64, mut count: usize, sink: &mut Sink<'_>) -> Result<(), Fault> {
         debug_assert!(count <= self.len && count <= sink.remaining());
         while count > 0 {
             let (from, room) = self.run(at, count);
-            let (to, run) = sink.run(room);
+            let (to, run) = sink.run(room)?;
             // SAFETY: as in `fill`, the other way round.
             unsafe { std::ptr::copy_nonoverlapping(from, to, run) };
             sink.advance(run);
             at += run as u64;
             count -= run;
         }
+        Ok(())
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::bytes::Ring;
 use crate::sync::{AtomicU32, AtomicU64, Ordering::*, full_fence_after_rmw};
-use crate::user::{Sink, Source};
+use crate::user::{Fault, Sink, Source};
 
 /// The bit of `tail` that ends a lane.
 const CLOSED: u64 = 1 << 63;
@@ -47,6 +47,27 @@ const _: () = {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Misbehaved;
 
+/// Why a lane could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadError {
+    /// See [`Misbehaved`].
+    Misbehaved,
+    /// The bytes stay unread: see [`Fault`].
+    Fault,
+}
+
+impl From<Misbehaved> for ReadError {
+    fn from(_: Misbehaved) -> ReadError {
+        ReadError::Misbehaved
+    }
+}
+
+impl From<Fault> for ReadError {
+    fn from(_: Fault) -> ReadError {
+        ReadError::Fault
+    }
+}
+
 /// How the sender of a lane left its socket. A hint about what TCP is about to say, never a substitute for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -72,6 +93,8 @@ pub enum Published {
     Closed,
     /// The same, and what was published but not read belongs to TCP too: see [`Producer::unread_range`].
     Returned,
+    /// Nothing: see [`Fault`].
+    Fault,
 }
 
 impl LaneHeader {
@@ -255,7 +278,9 @@ impl Producer {
         }
         let mut ahead = *source;
         let count = wanted.min(room);
-        ring.fill(self.tail, count, &mut ahead);
+        if ring.fill(self.tail, count, &mut ahead).is_err() {
+            return Ok(Published::Fault);
+        }
         let published = self.commit(lane, count)?;
         if let Published::Bytes(_) = published {
             *source = ahead;
@@ -375,23 +400,35 @@ impl Consumer {
         lane: &LaneHeader,
         ring: &impl Ring,
         sink: &mut Sink<'_>,
-    ) -> Result<usize, Misbehaved> {
+    ) -> Result<usize, ReadError> {
         let mut total = 0;
         while sink.remaining() > 0 {
-            let count = match self.available(lane, ring) {
-                Ok(count) => count.min(sink.remaining()).min(CHUNK),
+            match self.read_chunk(lane, ring, sink) {
+                Ok(0) => break,
+                Ok(count) => total += count,
                 // What was copied before is the caller's; the next read says it again.
-                Err(Misbehaved) if total > 0 => break,
-                Err(Misbehaved) => return Err(Misbehaved),
-            };
-            if count == 0 {
-                break;
+                Err(_) if total > 0 => break,
+                Err(error) => return Err(error),
             }
-            ring.drain(self.head, count, sink);
-            self.advance(lane, count);
-            total += count;
         }
         Ok(total)
+    }
+
+    #[inline]
+    fn read_chunk(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        sink: &mut Sink<'_>,
+    ) -> Result<usize, ReadError> {
+        let count = self.available(lane, ring)?.min(sink.remaining()).min(CHUNK);
+        if count > 0 {
+            let mut ahead = *sink;
+            ring.drain(self.head, count, &mut ahead)?;
+            *sink = ahead;
+            self.advance(lane, count);
+        }
+        Ok(count)
     }
 
     /// Copies without reading, from `skip` bytes after the cursor.
@@ -400,9 +437,9 @@ impl Consumer {
         lane: &LaneHeader,
         ring: &impl Ring,
         sink: &mut Sink<'_>,
-    ) -> Result<usize, Misbehaved> {
+    ) -> Result<usize, ReadError> {
         let count = self.available(lane, ring)?.min(sink.remaining());
-        ring.drain(self.head, count, sink);
+        ring.drain(self.head, count, sink)?;
         Ok(count)
     }
 

@@ -12,6 +12,6 @@ mod sync;
 pub mod user;
 pub mod waiter;
 
-pub use lane::{Consumer, LaneHeader, Misbehaved, Producer, Published};
-pub use user::{Sink, Source};
+pub use lane::{Consumer, LaneHeader, Misbehaved, Producer, Published, ReadError};
+pub use user::{Fault, Sink, Source};
 pub use waiter::WaiterLine;

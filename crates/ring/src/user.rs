@@ -1,7 +1,7 @@
 //! Buffers of the program: what a socket call was given to send from or to receive into.
 //!
-//! They are raw addresses that the program promised to be valid, as it would promise the kernel. They are
-//! walked with a cursor, so that one call can be served partly by TCP and partly by a lane.
+//! They are raw addresses, as the kernel would be given them: what the program must not touch is a [`Fault`], and no
+//! crash. They are walked with a cursor, so that one call can be served partly by TCP and partly by a lane.
 
 use std::marker::PhantomData;
 
@@ -15,6 +15,13 @@ pub struct Piece {
     pub len: usize,
 }
 
+/// Says whether so many bytes can be touched in the way that a cursor is for.
+pub type Reach = fn(*mut u8, usize) -> bool;
+
+/// The program gave memory that it must not touch: EFAULT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault;
+
 /// A cursor over the pieces of one call.
 #[derive(Clone, Copy, Debug)]
 struct Cursor<'a> {
@@ -22,14 +29,15 @@ struct Cursor<'a> {
     count: usize,
     offset: usize,
     remaining: usize,
+    reach: Reach,
     _pieces: PhantomData<&'a [Piece]>,
 }
 
 impl<'a> Cursor<'a> {
-    fn new(pieces: &'a [Piece]) -> Cursor<'a> {
+    fn new(pieces: &'a [Piece], reach: Reach) -> Cursor<'a> {
         let remaining = pieces.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.len));
         let (base, count) = (pieces.as_ptr(), pieces.len());
-        let mut cursor = Cursor { pieces: base, count, offset: 0, remaining, _pieces: PhantomData };
+        let mut cursor = Cursor { pieces: base, count, offset: 0, remaining, reach, _pieces: PhantomData };
         cursor.advance(0);
         cursor
     }
@@ -77,7 +85,15 @@ macro_rules! cursor {
             /// # Safety
             #[doc = concat!("Every piece must be valid for ", $what, " for as long as the cursor or a copy of it is used.")]
             pub unsafe fn new(pieces: &'a [Piece]) -> $name<'a> {
-                $name(Cursor::new(pieces))
+                $name(Cursor::new(pieces, |_, _| true))
+            }
+
+            /// The same for pieces of which nothing is known: `reach` is asked about every run before it is touched.
+            ///
+            /// # Safety
+            #[doc = concat!("What `reach` says yes to must be valid for ", $what, ", as for `new`.")]
+            pub unsafe fn checked(pieces: &'a [Piece], reach: Reach) -> $name<'a> {
+                $name(Cursor::new(pieces, reach))
             }
 
             /// Bytes left.
@@ -95,8 +111,10 @@ macro_rules! cursor {
                 self.0.advance(count);
             }
 
-            pub(crate) fn run(&self, limit: usize) -> (*mut u8, usize) {
-                self.0.run(limit)
+            #[inline]
+            pub(crate) fn run(&self, limit: usize) -> Result<(*mut u8, usize), Fault> {
+                let (base, len) = self.0.run(limit);
+                if (self.0.reach)(base, len) { Ok((base, len)) } else { Err(Fault) }
             }
         }
     };
@@ -120,10 +138,10 @@ impl Sink<'_> {
         if limit >= self.remaining() {
             return take(self);
         }
-        let (base, len) = self.run(limit);
+        let (base, len) = self.0.run(limit);
         let piece = [Piece { base, len }];
         // SAFETY: a part of one of our own pieces, used while we are.
-        let mut part = unsafe { Sink::new(&piece) };
+        let mut part = unsafe { Sink::checked(&piece, self.0.reach) };
         let outcome = take(&mut part);
         self.advance(len - part.remaining());
         outcome
@@ -147,13 +165,13 @@ mod tests {
         // SAFETY: the pieces lie in `bytes`, which outlives the cursor.
         let mut source = unsafe { Source::new(&pieces) };
         assert_eq!((source.remaining(), source.pieces().0.len()), (6, 3));
-        assert_eq!(source.run(9), (base, 2));
+        assert_eq!(source.run(9), Ok((base, 2)));
         source.advance(1);
-        assert_eq!(source.run(9), (base.wrapping_add(1), 1));
+        assert_eq!(source.run(9), Ok((base.wrapping_add(1), 1)));
         source.advance(1);
-        assert_eq!(source.run(3), (base.wrapping_add(2), 3));
+        assert_eq!(source.run(3), Ok((base.wrapping_add(2), 3)));
         source.advance(4);
-        assert_eq!((source.remaining(), source.run(1).1), (0, 0));
+        assert_eq!((source.remaining(), source.run(1).map(|run| run.1)), (0, Ok(0)));
         assert_eq!(source.pieces().0.len(), 0);
     }
 

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use shunt_ring::bytes::{MappedRing, Ring};
-use shunt_ring::{Consumer, LaneHeader, Misbehaved, Producer, Published};
+use shunt_ring::user::Piece;
+use shunt_ring::{Consumer, LaneHeader, Misbehaved, Producer, Published, ReadError, Sink, Source};
 
 use common::Buffer;
 
@@ -97,7 +98,7 @@ impl Lane {
         outcome
     }
 
-    fn read(&mut self, len: usize, cuts: &[usize], peek: bool) -> Result<Vec<u8>, Misbehaved> {
+    fn read(&mut self, len: usize, cuts: &[usize], peek: bool) -> Result<Vec<u8>, ReadError> {
         let mut buffer = Buffer::zeroed(len, cuts);
         let mut sink = buffer.sink();
         let outcome = match peek {
@@ -227,6 +228,27 @@ proptest! {
         }
         prop_assert!(lane.guards_are_whole());
     }
+}
+
+#[test]
+fn memory_that_cannot_be_touched_neither_sends_nor_takes() {
+    let mut lane = Lane::new(64);
+    lane.write(10, &[]).unwrap();
+    let mut bytes = [0u8; 30];
+    let base = bytes.as_mut_ptr();
+    // A good piece, and one that the program must not touch.
+    let pieces = [Piece { base, len: 4 }, Piece { base: std::ptr::null_mut(), len: 20 }];
+    let reach = |base: *mut u8, _| !base.is_null();
+    // SAFETY: the piece that is not null lies in `bytes`.
+    let (mut source, mut sink) = unsafe { (Source::checked(&pieces, reach), Sink::checked(&pieces, reach)) };
+    assert_eq!(lane.producer.write(&lane.header, &lane.ring, &mut source), Ok(Published::Fault));
+    assert_eq!((source.remaining(), lane.producer.published()), (24, 10));
+    assert_eq!(lane.consumer.peek(&lane.header, &lane.ring, &mut { sink }), Err(ReadError::Fault));
+    assert_eq!(lane.consumer.read(&lane.header, &lane.ring, &mut sink), Err(ReadError::Fault));
+    assert_eq!((sink.remaining(), lane.consumer.consumed()), (24, 0));
+    // As much as fits into the good piece can be read.
+    lane.consumer.discard(&lane.header, &lane.ring, 7).unwrap();
+    assert_eq!(lane.consumer.read(&lane.header, &lane.ring, &mut sink), Ok(3));
 }
 
 /// One word of the header, overwritten by the other process.

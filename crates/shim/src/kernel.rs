@@ -1,12 +1,10 @@
 //! The TCP socket beneath an endpoint, as the state machines need it.
 
-use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 
 use std::ffi::{c_int, c_long};
 
 use libc::{epoll_event, msghdr, pollfd};
-use rustix::net::RecvFlags;
 use shunt_ring::Sink;
 use shunt_transport::Kernel;
 
@@ -39,19 +37,12 @@ impl Kernel for Tcp<'_> {
         // One run of the buffer at a time: an error that came after bytes would be told by nobody.
         let (pieces, offset) = sink.pieces();
         let Some(piece) = pieces.first() else { return Ok(0) };
-        // SAFETY: the program promised this run of its buffer to be writable (`Sink::new`).
-        let buffer = unsafe {
-            let base = piece.base.wrapping_add(offset).cast::<MaybeUninit<u8>>();
-            std::slice::from_raw_parts_mut(base, piece.len - offset)
-        };
-        match rustix::net::recv(borrow(self.fd), buffer, RecvFlags::DONTWAIT) {
-            Ok((_, count)) => {
-                self.endpoint.count_received(count);
-                sink.advance(count);
-                Ok(count)
-            }
-            Err(errno) => Err(errno.raw_os_error()),
-        }
+        let (base, len) = (piece.base.wrapping_add(offset), piece.len - offset);
+        // SAFETY: the kernel checks the program's buffer itself.
+        let count = unsafe { receive_now(self.fd, base, len)? };
+        self.endpoint.count_received(count);
+        sink.advance(count);
+        Ok(count)
     }
 }
 
@@ -70,6 +61,16 @@ unsafe fn call(number: c_long, arguments: [c_long; 6]) -> Result<usize, i32> {
         errno::set(before);
         failed
     })
+}
+
+/// recv that does not wait.
+///
+/// # Safety
+/// As recv.
+unsafe fn receive_now(fd: RawFd, base: *mut u8, len: usize) -> Result<usize, i32> {
+    let flags = libc::MSG_DONTWAIT;
+    // SAFETY: the caller's promise.
+    unsafe { call(libc::SYS_recvfrom, [fd.into(), base as _, len as _, flags.into(), 0, 0]) }
 }
 
 /// recvmsg that does not wait.

@@ -42,6 +42,7 @@ extern "C" fn start() {
     std::panic::set_hook(Box::new(|_| std::process::abort()));
     thread::start();
     process::start();
+    hooks::memory::prepare();
     if !process::is_off() {
         fork::install();
     }

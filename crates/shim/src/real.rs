@@ -124,6 +124,11 @@ real! {
     fn epoll_wait(epoll: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int;
     fn epoll_pwait(epoll: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     fn epoll_pwait2(epoll: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    fn mmap(address: *mut c_void, len: size_t, access: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void;
+    fn munmap(address: *mut c_void, len: size_t) -> c_int;
+    fn mprotect(address: *mut c_void, len: size_t, access: c_int) -> c_int;
+    fn pkey_mprotect(address: *mut c_void, len: size_t, access: c_int, key: c_int) -> c_int;
+    fn mremap(address: *mut c_void, len: size_t, new_len: size_t, flags: c_int, new_address: *mut c_void) -> *mut c_void;
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
     fn fclose(stream: *mut libc::FILE) -> c_int;
     fn freopen(path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE;

@@ -9,11 +9,13 @@ pub mod eventfd;
 pub mod identity;
 pub mod mapping;
 pub mod memfd;
+pub mod memory;
 pub mod netns;
 pub mod pidfd;
 pub mod seqpacket;
 pub mod tcp;
 
+mod raw;
 mod sockopt;
 
 /// The error number and result of a system call made without libc.

@@ -162,6 +162,26 @@ impl Info {
     }
 }
 
+/// Adds bytes that went another way to a `struct tcp_info` of which the kernel has filled `len` bytes: sent (and at once
+/// acknowledged), and received.
+///
+/// # Safety
+/// So many bytes at `info` can be written.
+pub unsafe fn add_to_info(info: *mut u8, len: usize, (sent, received): (u64, u64)) {
+    let counts = [
+        (std::mem::offset_of!(Info, bytes_acked), sent),
+        (std::mem::offset_of!(Info, bytes_received), received),
+        (std::mem::offset_of!(Info, bytes_sent), sent),
+    ];
+    for (offset, more) in counts {
+        if offset + size_of::<u64>() <= len {
+            let count = info.wrapping_add(offset).cast::<u64>();
+            // SAFETY: within the bytes that the caller speaks of.
+            unsafe { count.write_unaligned(count.read_unaligned() + more) };
+        }
+    }
+}
+
 fn info(fd: BorrowedFd<'_>) -> Result<Info> {
     let (info, len) = sockopt::read::<Info>(fd, libc::IPPROTO_TCP, libc::TCP_INFO)?;
     // Linux before 4.19 does not count bytes sent.

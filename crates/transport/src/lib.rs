@@ -27,6 +27,8 @@ pub trait Kernel {
     fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32>;
 }
 
+/// `EFAULT`, for memory that the program must not touch.
+pub const EFAULT: i32 = 14;
 /// `EAGAIN`, as a kernel's receive reports an empty socket.
 pub const EAGAIN: i32 = 11;
 /// `ECONNRESET`, for a connection of which not even the kernel knows how far it has been read.

@@ -3,9 +3,9 @@
 use shunt_abi::reason::Reason;
 use shunt_ring::bytes::Ring;
 use shunt_ring::lane::End;
-use shunt_ring::{Consumer, LaneHeader, Misbehaved, Sink};
+use shunt_ring::{Consumer, LaneHeader, Misbehaved, ReadError, Sink};
 
-use crate::{EAGAIN, ECONNRESET, Kernel};
+use crate::{EAGAIN, ECONNRESET, EFAULT, Kernel};
 
 /// Empty receives in a row after which TCP is asked anyway, so that a program that only ever calls a
 /// non-blocking receive still learns of end of file.
@@ -89,7 +89,9 @@ impl Rx {
             if let State::Lane(consumer) = &mut self.state {
                 match consumer.read(lane, ring, sink) {
                     Ok(count) => total += count,
-                    Err(Misbehaved) => self.misbehaved(lane),
+                    Err(ReadError::Fault) if total > 0 => break,
+                    Err(ReadError::Fault) => return Received::Error(EFAULT),
+                    Err(ReadError::Misbehaved) => self.misbehaved(lane),
                 }
                 if sink.remaining() == 0 {
                     break;
@@ -118,7 +120,7 @@ impl Rx {
             match outcome {
                 Ok(count) if count > 0 => total += count,
                 verdict if total == 0 => return self.judge(verdict),
-                Err(errno) if errno != EAGAIN => {
+                Err(errno) if errno != EAGAIN && errno != EFAULT => {
                     // The kernel tells it once, and what was read before it must be returned first.
                     self.error = Some(errno);
                     break;
@@ -266,7 +268,8 @@ impl Rx {
                     Ok(0) if consumer.is_finished() => continue,
                     Ok(0) => {}
                     Ok(count) => return Received::Bytes(count),
-                    Err(Misbehaved) => self.misbehaved(lane),
+                    Err(ReadError::Fault) => return Received::Error(EFAULT),
+                    Err(ReadError::Misbehaved) => self.misbehaved(lane),
                 }
             }
             match self.tcp_share(lane, ring, kernel) {
@@ -404,6 +407,18 @@ impl Rx {
     /// Bytes that came through lanes in all.
     pub fn lane_total(&self) -> u64 {
         self.done + self.lane_bytes()
+    }
+
+    /// Bytes that have arrived through lanes in all, read or not.
+    pub fn arrived_total(&mut self, lane: &LaneHeader, ring: &impl Ring) -> u64 {
+        let unread = match &mut self.state {
+            State::Tcp => 0,
+            State::Adopted(consumer)
+            | State::Watching(consumer)
+            | State::CatchingUp(consumer, _)
+            | State::Lane(consumer) => consumer.available(lane, ring).unwrap_or(0),
+        };
+        self.lane_total() + unread as u64
     }
 
     fn lane_bytes(&self) -> u64 {

@@ -16,7 +16,7 @@ enum State {
     Adopted(Producer),
     Lane(Producer),
     /// The receiver gave back what it had not read: these positions of the ring must go to TCP before anything else.
-    Returning(Producer, Range<u64>),
+    Returning(Range<u64>),
 }
 
 /// What became of a write.
@@ -30,6 +30,8 @@ pub enum Sent {
     UseTcp,
     /// What [`Tx::returning`] names belongs to TCP, and then the rest.
     SendAgain,
+    /// Nothing: the program must not touch the memory that it gave. EFAULT.
+    Fault,
 }
 
 /// The sending direction of one endpoint.
@@ -126,6 +128,7 @@ impl Tx {
                 Sent::UseTcp
             }
             Ok(Published::Returned) => self.begin_returning(),
+            Ok(Published::Fault) => Sent::Fault,
             Err(shunt_ring::Misbehaved) => {
                 self.close(lane, Reason::PeerMisbehaved);
                 Sent::UseTcp
@@ -142,7 +145,9 @@ impl Tx {
             return Sent::UseTcp;
         }
         self.reason = Reason::PeerWentBack;
-        self.state = State::Returning(producer, range);
+        // The rest has not gone through the lane after all.
+        self.done += range.start;
+        self.state = State::Returning(range);
         Sent::SendAgain
     }
 
@@ -159,14 +164,14 @@ impl Tx {
     /// The positions of the ring whose bytes must go to TCP next.
     pub fn returning(&self) -> Option<Range<u64>> {
         match &self.state {
-            State::Returning(_, range) => Some(range.clone()),
+            State::Returning(range) => Some(range.clone()),
             _ => None,
         }
     }
 
     /// So many of them have gone.
     pub fn returned(&mut self, count: usize) {
-        if let State::Returning(_, range) = &mut self.state {
+        if let State::Returning(range) = &mut self.state {
             range.start += count as u64;
             if range.is_empty() {
                 self.leave(Reason::PeerWentBack);
@@ -248,7 +253,6 @@ impl Tx {
     fn lane_bytes(&self) -> u64 {
         match &self.state {
             State::Lane(producer) => producer.published(),
-            State::Returning(producer, range) => producer.published() - (range.end - range.start),
             _ => 0,
         }
     }

@@ -158,7 +158,7 @@ impl Connection {
         side.tx.notice_return(&self.header);
         while let Some(range) = side.tx.returning() {
             let mut buffer = Buffer::zeroed(1, &[]);
-            self.ring.drain(range.start, 1, &mut buffer.sink());
+            self.ring.drain(range.start, 1, &mut buffer.sink()).unwrap();
             self.tcp.send(buffer.bytes()[0]);
             side.tx.returned(1);
         }

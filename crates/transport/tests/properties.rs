@@ -276,6 +276,7 @@ impl World {
                     Ok(Sent::Full) => {}
                     Ok(Sent::UseTcp) => self.send_by_tcp(len),
                     Ok(Sent::SendAgain) => unreachable!("nothing is given back in these stories"),
+                    Ok(Sent::Fault) => unreachable!("all memory is good in these stories"),
                     Err(()) => unreachable!("the filling cannot fail"),
                 }
             }

@@ -1,5 +1,6 @@
 //! Random sequences, each made from one number.
 
+use crate::actor::{ODD_RECEIVES, ODD_SENDS, QUESTIONS, SETTINGS};
 use crate::script::{
     EDGE, ENDS, EPOLL_CALLS, FIRST_EPOLL, OPTIONS, POLL_CALLS, RECEIVE_CALLS, SEND_CALLS, Sequence, Step,
     Verb,
@@ -68,7 +69,7 @@ pub(crate) fn sequence(seed: u64) -> Sequence {
     }
     let steps = 4 + draft.random.below(26);
     // Most stories have a theme: what they do most.
-    let theme = draft.random.below(6);
+    let theme = draft.random.below(7);
     for _ in 0..steps {
         draft.step(theme);
     }
@@ -113,14 +114,16 @@ impl Draft {
         let (actor, slot) = self.slot();
         match (self.random.below(100), theme) {
             (0..30, _) => self.send(actor, slot),
-            (30..52, _) => self.receive(actor, slot),
+            (30..52, 0..5 | 6) => self.receive(actor, slot),
             (52..66, 0 | 1) => self.epoll(),
             (52..66, 2) => self.ending(actor, slot),
             (52..66, 3) => self.bulk(actor, slot),
             (52..66, 4) => self.processes(actor, slot),
+            (30..66, 5) => self.odd(actor, slot),
             (52..74, _) => self.poll(),
             (74..80, _) => self.epoll(),
-            (80..83, _) => self.push(actor, Verb::Inq, &[slot]),
+            (80..82, _) => self.push(actor, Verb::Inq, &[slot]),
+            (82, _) => self.odd(actor, slot),
             (83..85, _) => self.push(actor, Verb::Drain, &[slot]),
             (85..88, _) => self.bulk(actor, slot),
             (88..91, _) => self.options(actor, slot),
@@ -171,6 +174,28 @@ impl Draft {
             self.push(actor, Verb::RecvTimeout, &[slot, len.max(1), 15]);
         } else {
             self.push(actor, Verb::Recv, &[slot, len, flags, call]);
+        }
+    }
+
+    fn odd(&mut self, actor: u8, slot: i64) {
+        let len = self.len();
+        match self.random.below(10) {
+            0..=3 => {
+                let kind = self.random.below(ODD_SENDS.len()) as i64;
+                self.push(actor, Verb::OddSend, &[slot, len, kind]);
+            }
+            4..=6 => {
+                let kind = self.random.below(ODD_RECEIVES.len()) as i64;
+                self.push(actor, Verb::OddRecv, &[slot, len, kind]);
+            }
+            7..=8 => {
+                let question = self.random.below(QUESTIONS.len()) as i64;
+                self.push(actor, Verb::Ask, &[slot, question]);
+            }
+            _ => {
+                let setting = self.random.below(SETTINGS.len()) as i64;
+                self.push(actor, Verb::Change, &[slot, setting]);
+            }
         }
     }
 
@@ -322,6 +347,72 @@ impl Draft {
             _ => self.send(actor, slot),
         }
     }
+}
+
+/// A sequence for every odd call, question and setting: each on shared memory, with nothing, something and much to be
+/// read, and what it leaves behind.
+pub(crate) fn every_odd_call() -> Vec<(&'static str, Sequence)> {
+    let story = |steps: &[(u8, Verb, &[i64])]| {
+        let steps = steps.iter().map(|(actor, verb, args)| Step::new(*actor, *verb, args));
+        let steps = [Step::new(b'A', Verb::Open, &[0])].into_iter().chain(steps).collect();
+        Sequence { alone: false, warm: 12, steps }
+    };
+    let now = i64::from(libc::MSG_DONTWAIT);
+    let sends = ODD_SENDS.iter().enumerate().map(|(index, kind)| {
+        let odd = |len| [0, len, index as i64];
+        (
+            *kind,
+            story(&[
+                (b'A', Verb::OddSend, &odd(300)),
+                (b'B', Verb::Inq, &[1]),
+                (b'B', Verb::Recv, &[1, 5000, now, 0]),
+                (b'A', Verb::OddSend, &odd(2500)),
+                (b'B', Verb::Drain, &[1]),
+                (b'A', Verb::Ask, &[0, 0]),
+            ]),
+        )
+    });
+    let receives = ODD_RECEIVES.iter().enumerate().map(|(index, kind)| {
+        let odd = |len| [1, len, index as i64];
+        (
+            *kind,
+            story(&[
+                (b'A', Verb::Send, &[0, 300, 0, 0]),
+                (b'B', Verb::OddRecv, &odd(300)),
+                (b'B', Verb::Inq, &[1]),
+                (b'B', Verb::OddRecv, &odd(100)),
+                (b'A', Verb::Send, &[0, 700, 0, 0]),
+                (b'B', Verb::OddRecv, &odd(900)),
+                (b'B', Verb::Drain, &[1]),
+                (b'B', Verb::OddRecv, &odd(900)),
+                (b'B', Verb::Ask, &[1, 0]),
+            ]),
+        )
+    });
+    let others = QUESTIONS.iter().enumerate().map(|one| (Verb::Ask, one));
+    let others = others.chain(SETTINGS.iter().enumerate().map(|one| (Verb::Change, one)));
+    let others = others.map(|(verb, (index, kind))| {
+        let odd = |slot| [slot, index as i64];
+        (
+            *kind,
+            story(&[
+                (b'B', verb, &odd(1)),
+                (b'A', Verb::Send, &[0, 300, 0, 0]),
+                (b'B', verb, &odd(1)),
+                (b'B', Verb::Recv, &[1, 100, now, 0]),
+                (b'A', Verb::Send, &[0, 300, 0, 0]),
+                (b'B', verb, &odd(1)),
+                (b'B', Verb::Recv, &[1, 100, now, 3]),
+                (b'B', Verb::Send, &[1, 100, 0, 3]),
+                (b'A', verb, &odd(0)),
+                (b'B', Verb::Drain, &[1]),
+                (b'A', Verb::Drain, &[0]),
+                (b'A', Verb::Ask, &[0, 0]),
+                (b'B', Verb::Ask, &[1, 0]),
+            ]),
+        )
+    });
+    sends.chain(receives).chain(others).collect()
 }
 
 /// What every sequence ends with: everything sent arrives, and both ends see each other's end.

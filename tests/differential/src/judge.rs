@@ -90,7 +90,7 @@ impl Judge {
         };
         match step.verb {
             Verb::Flood => false,
-            Verb::Send => much(end_of(step.slot(0)), step.args[1] as u64),
+            Verb::Send | Verb::OddSend => much(end_of(step.slot(0)), step.args[1] as u64),
             Verb::EpollWait => self.loose.contains(&true),
             _ => {
                 let ends = step.slots().into_iter().filter(|slot| *slot < FIRST_EPOLL);
@@ -118,7 +118,7 @@ impl Judge {
             }
             // Changes with time.
             Verb::GetOption if OPTIONS[step.args[1] as usize] == "quickack" => Match::Same,
-            Verb::Send | Verb::Recv | Verb::RecvTimeout if slack => {
+            Verb::Send | Verb::OddSend | Verb::Recv | Verb::OddRecv | Verb::RecvTimeout if slack => {
                 let takes = |answer: &Answer| answer.ret > 0 || answer.errno == libc::EAGAIN;
                 match (takes(tcp), takes(shunt)) {
                     _ if same => Match::Same,
@@ -128,7 +128,9 @@ impl Judge {
                 }
             }
             _ if same && tcp.extra == shunt.extra => Match::Same,
-            _ if slack && matches!(step.verb, Verb::Inq | Verb::Drain | Verb::GetOption) => Match::Open,
+            _ if slack && matches!(step.verb, Verb::Inq | Verb::Drain | Verb::GetOption | Verb::Ask) => {
+                Match::Open
+            }
             _ => different(step, tcp, shunt),
         }
     }

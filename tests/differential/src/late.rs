@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// Whether `answer` shows less than the model's.
 pub(crate) fn is_late(step: &Step, model: &Answer, answer: &Answer) -> bool {
     match step.verb {
-        Verb::Recv => {
+        Verb::Recv | Verb::OddRecv => {
             answer.ret < 0 && answer.errno == libc::EAGAIN && (model.ret >= 0 || model.errno != libc::EAGAIN)
         }
         Verb::Poll => {
@@ -19,7 +19,7 @@ pub(crate) fn is_late(step: &Step, model: &Answer, answer: &Answer) -> bool {
             answer.ret >= 0
                 && pairs(model).iter().any(|(data, must)| must & !found.get(data).copied().unwrap_or(0) != 0)
         }
-        Verb::Inq => answer.ret >= 0 && answer.extra < model.extra,
+        Verb::Inq | Verb::Ask => answer.ret >= 0 && answer.extra < model.extra,
         Verb::GetOption => answer.ret >= 0 && answer.extra != model.extra && answer.extra.get(1) == Some(&0),
         _ => false,
     }

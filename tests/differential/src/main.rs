@@ -54,6 +54,9 @@ struct Args {
     /// How often each file is replayed.
     #[arg(long, default_value_t = 1)]
     times: u32,
+    /// Run the sequence of every odd call instead.
+    #[arg(long)]
+    odd: bool,
     /// Print the sequence of the seed, and no more.
     #[arg(long)]
     print: bool,
@@ -77,7 +80,8 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let outcome = match &args.replay {
-        Some(path) => replay(&args, path),
+        Some(path) => read(path).and_then(|sequences| replay(&args, &sequences)),
+        None if args.odd => replay(&args, &odd()),
         None => search(&args),
     };
     match outcome {
@@ -182,29 +186,38 @@ fn examine(args: &Args, worlds: &mut Worlds, sequence: &Sequence, seed: u64, fir
     Ok(true)
 }
 
-/// Runs kept sequences. `false` if one differs.
-fn replay(args: &Args, path: &Path) -> Result<bool> {
+/// The kept sequences of a file or a directory, with their names.
+fn read(path: &Path) -> Result<Vec<(String, Sequence)>> {
     let mut files = vec![path.to_owned()];
     if path.is_dir() {
         files = std::fs::read_dir(path)?.filter_map(|entry| Some(entry.ok()?.path())).collect();
         files.retain(|file| file.extension().is_some_and(|extension| extension == "seq"));
         files.sort();
     }
-    let mut sequences = Vec::new();
-    for file in files {
-        let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        sequences.push((Sequence::parse(&text).with_context(|| file.display().to_string())?, file));
-    }
+    let parse = |file: PathBuf| {
+        let name = file.display().to_string();
+        let text = std::fs::read_to_string(&file).with_context(|| name.clone())?;
+        Ok((name.clone(), Sequence::parse(&text).context(name)?))
+    };
+    files.into_iter().map(parse).collect()
+}
+
+fn odd() -> Vec<(String, Sequence)> {
+    generate::every_odd_call().into_iter().map(|(name, sequence)| (name.to_owned(), sequence)).collect()
+}
+
+/// Runs named sequences. `false` if one differs.
+fn replay(args: &Args, sequences: &[(String, Sequence)]) -> Result<bool> {
     on_host(args, |worlds| {
         let mut same = true;
-        for (sequence, file) in &sequences {
+        for (name, sequence) in sequences {
             let (times, verdict) = worlds.confirm(sequence, args.times)?;
             if let Some(what) = verdict.difference {
-                println!("{} differs, {times} of {} runs: {what}", file.display(), args.times);
+                println!("{name} differs, {times} of {} runs: {what}", args.times);
                 same = false;
             }
         }
-        println!("{} files replayed", sequences.len());
+        println!("{} sequences replayed", sequences.len());
         Ok(same)
     })
 }

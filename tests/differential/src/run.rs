@@ -4,7 +4,7 @@
 //! On TCP the runner decides what to leave out and sees what blocks. Under shunt it follows that trace: it waits for
 //! what must end, and looks again, for a bounded time, for what must become visible.
 
-use crate::actor::{Answer, mode};
+use crate::actor::{Answer, ODD_RECEIVES, PEEKS, mode};
 use crate::late::{is_late, join};
 use crate::script::{ENDS, FIRST_EPOLL, RECEIVE_CALLS, SEND_CALLS, Sequence, Step, Verb, end_of, peer_of};
 use crate::world::{Reply, World};
@@ -149,6 +149,21 @@ impl<'w> Run<'w> {
                 let much = self.under_way()[end] + step.args[1] as u64 > CERTAIN;
                 !(sends(end) || waits && much)
             }
+            // None of them can be made not to wait, so there must be room.
+            Verb::OddSend => {
+                let end = end_of(slot());
+                !sends(end) && self.under_way()[end] + step.args[1] as u64 <= CERTAIN
+            }
+            Verb::OddRecv => {
+                let end = peer_of(slot());
+                // Whether a buffer that is too short gets a part depends on how the bytes are packed into segments;
+                // and an endless buffer is none.
+                let fits = !matches!(step.odd_receive(), "page-end" | "endless")
+                    || self.under_way()[end] <= step.args[1] as u64;
+                !receives(end) && fits
+            }
+            // With one byte of time, it is not certain what comes before the time is up.
+            Verb::Ask | Verb::Change => !receives(peer_of(slot())) && !sends(end_of(slot())),
             Verb::Recv | Verb::RecvTimeout | Verb::Drain => !receives(peer_of(slot())),
             Verb::Flood => {
                 let (end, peer) = (end_of(slot()), slot() ^ 1);
@@ -266,8 +281,7 @@ impl<'w> Run<'w> {
             // The urgent byte is not part of the stream.
             self.sent[end] += if step.is_urgent() { 0 } else { moved };
         } else if let Some(end) = step.receives() {
-            let peeks = step.verb == Verb::Recv && step.args[2] & i64::from(libc::MSG_PEEK) != 0;
-            self.received[end] += if peeks || step.is_urgent() { 0 } else { moved };
+            self.received[end] += if step.peeks() || step.is_urgent() { 0 } else { moved };
         } else if step.verb == Verb::Nonblock && answer.ret >= 0 && step.slot(0) < FIRST_EPOLL {
             self.nonblocking[end_of(step.slot(0))] = step.args[1] != 0;
         }
@@ -415,12 +429,25 @@ fn ignores_flags(step: &Step) -> bool {
 impl Step {
     /// The stream that it sends.
     pub(crate) fn sends(&self) -> Option<usize> {
-        matches!(self.verb, Verb::Send | Verb::Flood).then(|| end_of(self.slot(0)))
+        matches!(self.verb, Verb::Send | Verb::OddSend | Verb::Flood).then(|| end_of(self.slot(0)))
     }
 
     /// The stream that it receives.
     pub(crate) fn receives(&self) -> Option<usize> {
-        matches!(self.verb, Verb::Recv | Verb::RecvTimeout | Verb::Drain).then(|| peer_of(self.slot(0)))
+        matches!(self.verb, Verb::Recv | Verb::OddRecv | Verb::RecvTimeout | Verb::Drain)
+            .then(|| peer_of(self.slot(0)))
+    }
+
+    fn odd_receive(&self) -> &'static str {
+        ODD_RECEIVES[self.args[2] as usize]
+    }
+
+    fn peeks(&self) -> bool {
+        match self.verb {
+            Verb::Recv => self.args[2] & i64::from(libc::MSG_PEEK) != 0,
+            Verb::OddRecv => PEEKS.contains(&self.odd_receive()),
+            _ => false,
+        }
     }
 
     fn is_urgent(&self) -> bool {

@@ -5,6 +5,7 @@
 //! descriptor: connection `k` has its client end in slot `2k` and its server end in slot `2k + 1`; a duplicate of
 //! slot `s` is slot `s + 8`; 16 to 19 are epoll instances.
 
+use crate::actor::{ODD_RECEIVES, ODD_SENDS, QUESTIONS, SETTINGS};
 use anyhow::{Context, Result, bail, ensure};
 use std::fmt;
 
@@ -111,6 +112,14 @@ verbs! {
     Send = "send": [Number, Number, SEND_FLAGS, Choice(SEND_CALLS)];
     /// slot, length, flags, call
     Recv = "recv": [Number, Number, RECEIVE_FLAGS, Choice(RECEIVE_CALLS)];
+    /// slot, length, kind
+    OddSend = "oddsend": [Number, Number, Choice(ODD_SENDS)];
+    /// slot, length, kind
+    OddRecv = "oddrecv": [Number, Number, Choice(ODD_RECEIVES)];
+    /// slot, question
+    Ask = "ask": [Number, Choice(QUESTIONS)];
+    /// slot, setting
+    Change = "change": [Number, Choice(SETTINGS)];
     /// Receives until everything sent has come: slot.
     Drain = "drain": [Number];
     /// Sends while the other end receives: slot, length, length of a receive.

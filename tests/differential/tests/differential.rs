@@ -19,6 +19,11 @@ fn kept_sequences_do_not_differ() {
 }
 
 #[test]
+fn odd_calls_do_not_differ() {
+    run(&["--odd"]);
+}
+
+#[test]
 fn the_judge_finds_no_difference_between_tcp_and_tcp() {
     run(&["--itself", "--seconds", "8"]);
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use loom::cell::UnsafeCell;
 use loom::sync::{Condvar, Mutex};
 use shunt_ring::bytes::Ring;
-use shunt_ring::{Sink, Source};
+use shunt_ring::{Fault, Sink, Source};
 
 use super::{pour, take};
 
@@ -36,20 +36,22 @@ impl Ring for CheckedRing {
         self.0.len()
     }
 
-    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) {
+    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault> {
         for at in at..at + count as u64 {
             let byte = take(source);
             // SAFETY: loom has checked that nobody else accesses the cell.
             self.cell(at).with_mut(|cell| unsafe { *cell = byte });
         }
+        Ok(())
     }
 
-    fn drain(&self, at: u64, count: usize, sink: &mut Sink<'_>) {
+    fn drain(&self, at: u64, count: usize, sink: &mut Sink<'_>) -> Result<(), Fault> {
         for at in at..at + count as u64 {
             // SAFETY: as above.
             let byte = self.cell(at).with(|cell| unsafe { *cell });
             pour([byte], sink);
         }
+        Ok(())
     }
 }
 

@@ -4,12 +4,14 @@ use std::ffi::c_int;
 
 use libc::{epoll_event, sigset_t, timespec};
 use shunt_abi::reason::Reason;
+use shunt_sys::memory;
 
 use super::readiness::from_timespec;
+use crate::epoll::Epoll;
 use crate::ops::{descriptors, epoll_wait as waiting, sleep::as_timespec};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{attach, process, real, signal};
+use crate::{attach, errno, process, real, signal};
 
 /// See epoll_create(2).
 ///
@@ -49,7 +51,11 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
+    let bad =
+        operation != libc::EPOLL_CTL_DEL && !memory::is_readable(event.cast(), size_of::<epoll_event>());
     match (table::epoll(epfd), table::look_up(fd)) {
+        // SAFETY: the program's own call, which the kernel refuses.
+        _ if bad => unsafe { real::epoll_ctl(epfd, operation, fd, event) },
         // SAFETY: the program's own call.
         (Some(epoll), Entry::Endpoint(_) | Entry::Unconnected) => unsafe {
             let _shield = Shield::raise();
@@ -76,16 +82,36 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     }
 }
 
-/// The array of a call, if it is one the kernel would fill.
+/// The instance of a call, if it is one of ours and the kernel has nothing against the size of the array.
+fn waited_for(epfd: c_int, max: c_int) -> Option<&'static Epoll> {
+    const MOST: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
+    (1..=MOST).contains(&max).then(|| table::epoll(epfd)).flatten()
+}
+
+/// Has `wait` fill the array of a call. What it finds for an array that cannot be written is an error.
 ///
 /// # Safety
-/// As epoll_wait: `events` has room for `max`.
-unsafe fn array<'a>(events: *mut epoll_event, max: c_int) -> Option<&'a mut [epoll_event]> {
-    if events.is_null() || max <= 0 {
-        return None;
+/// As epoll_wait: `events` has room for `max`, or is a bad address.
+unsafe fn fill(
+    events: *mut epoll_event,
+    max: c_int,
+    wait: impl FnOnce(&mut [epoll_event]) -> c_int,
+) -> c_int {
+    /// Of a longer array the rest is believed: it would cost more to look at than it is ever used.
+    const LOOKED_AT: usize = 1024;
+    signal::point();
+    let _shield = Shield::raise();
+    let looked_at = (max as usize).min(LOOKED_AT) * size_of::<epoll_event>();
+    if memory::is_writable(events.cast(), looked_at) {
+        // SAFETY: it can be written, and the caller's promise.
+        return wait(unsafe { std::slice::from_raw_parts_mut(events, max as usize) });
     }
-    // SAFETY: the caller's promise.
-    Some(unsafe { std::slice::from_raw_parts_mut(events, max as usize) })
+    let found = wait(&mut [epoll_event { events: 0, u64: 0 }]);
+    if found > 0 {
+        errno::set(libc::EFAULT);
+        return -1;
+    }
+    found
 }
 
 fn millis(nanos: Option<u64>) -> c_int {
@@ -110,16 +136,11 @@ pub unsafe extern "C-unwind" fn epoll_wait(
 ) -> c_int {
     // SAFETY: the program's own call, here and below.
     unsafe {
-        match (table::epoll(epfd), array(events, max)) {
-            (Some(epoll), Some(array)) => {
-                signal::point();
-                let _shield = Shield::raise();
-                waiting::wait(epoll, array, nanos(timeout), &mut |part, time| {
-                    real::epoll_wait(epfd, part.as_mut_ptr(), part.len() as c_int, millis(time))
-                })
-            }
-            _ => real::epoll_wait(epfd, events, max, timeout),
-        }
+        let Some(epoll) = waited_for(epfd, max) else { return real::epoll_wait(epfd, events, max, timeout) };
+        let mut kernel = |part: &mut [epoll_event], time| {
+            real::epoll_wait(epfd, part.as_mut_ptr(), part.len() as c_int, millis(time))
+        };
+        fill(events, max, |array| waiting::wait(epoll, array, nanos(timeout), &mut kernel))
     }
 }
 
@@ -137,16 +158,13 @@ pub unsafe extern "C-unwind" fn epoll_pwait(
 ) -> c_int {
     // SAFETY: the program's own call, here and below.
     unsafe {
-        match (table::epoll(epfd), array(events, max)) {
-            (Some(epoll), Some(array)) => {
-                signal::point();
-                let _shield = Shield::raise();
-                waiting::wait(epoll, array, nanos(timeout), &mut |part, time| {
-                    real::epoll_pwait(epfd, part.as_mut_ptr(), part.len() as c_int, millis(time), mask)
-                })
-            }
-            _ => real::epoll_pwait(epfd, events, max, timeout, mask),
-        }
+        let Some(epoll) = waited_for(epfd, max) else {
+            return real::epoll_pwait(epfd, events, max, timeout, mask);
+        };
+        let mut kernel = |part: &mut [epoll_event], time| {
+            real::epoll_pwait(epfd, part.as_mut_ptr(), part.len() as c_int, millis(time), mask)
+        };
+        fill(events, max, |array| waiting::wait(epoll, array, nanos(timeout), &mut kernel))
     }
 }
 
@@ -164,17 +182,14 @@ pub unsafe extern "C-unwind" fn epoll_pwait2(
 ) -> c_int {
     // SAFETY: the program's own call, here and below.
     unsafe {
-        match (table::epoll(epfd), array(events, max), from_timespec(timeout)) {
-            (Some(epoll), Some(array), Ok(nanos)) => {
-                signal::point();
-                let _shield = Shield::raise();
-                waiting::wait(epoll, array, nanos, &mut |part, time| {
-                    let time = time.map(as_timespec);
-                    let pointer = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-                    real::epoll_pwait2(epfd, part.as_mut_ptr(), part.len() as c_int, pointer, mask)
-                })
-            }
-            _ => real::epoll_pwait2(epfd, events, max, timeout, mask),
-        }
+        let (Some(epoll), Ok(nanos)) = (waited_for(epfd, max), from_timespec(timeout)) else {
+            return real::epoll_pwait2(epfd, events, max, timeout, mask);
+        };
+        let mut kernel = |part: &mut [epoll_event], time: Option<u64>| {
+            let time = time.map(as_timespec);
+            let pointer = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+            real::epoll_pwait2(epfd, part.as_mut_ptr(), part.len() as c_int, pointer, mask)
+        };
+        fill(events, max, |array| waiting::wait(epoll, array, nanos, &mut kernel))
     }
 }

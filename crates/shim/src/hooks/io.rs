@@ -6,8 +6,10 @@ use libc::{iovec, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t};
 use shunt_abi::reason::Reason;
 use shunt_ring::user::Piece;
 use shunt_ring::{Sink, Source};
+use shunt_sys::memory;
 
 use crate::endpoint::Endpoint;
+use crate::ops::receive::Taken;
 use crate::ops::{self, receive, send};
 use crate::signal::{Held, Shield};
 use crate::{attach, errno, kernel, real, signal, table};
@@ -68,35 +70,87 @@ pub(super) fn sending(
     result
 }
 
+/// What the kernel says to a call that it refuses, or that has nothing to do with a stream.
+pub(super) fn by_kernel(kernel: impl FnOnce() -> ssize_t) -> Result<usize, i32> {
+    usize::try_from(signal::open(Held::Nothing, kernel)).map_err(|_| errno::get())
+}
+
+/// The kernel moves no more than this in one call.
+const MOST: usize = 0x7fff_f000;
+
+/// The piece of a call with one buffer, or `None` if the kernel must refuse it.
 #[inline]
-fn piece(base: *const c_void, len: size_t) -> [Piece; 1] {
-    [Piece { base: base.cast_mut().cast(), len: len.min(isize::MAX as usize) }]
+fn piece(base: *const c_void, len: size_t) -> Option<[Piece; 1]> {
+    let len = len.min(MOST);
+    is_of_user(base as usize, len).then(|| [Piece { base: base.cast_mut().cast(), len }])
+}
+
+/// Addresses of the kernel's are refused before anything else is looked at.
+#[inline]
+fn is_of_user(base: usize, len: usize) -> bool {
+    base.checked_add(len).is_some_and(|end| end as isize >= 0)
 }
 
 /// The pieces of an iovec list, or `None` if the kernel must refuse it.
 ///
 /// # Safety
-/// `iov` points to `count` entries.
+/// As readv: `iov` points to `count` entries, or is a bad address, or the count is too large.
 #[inline]
 pub(super) unsafe fn pieces<'a>(iov: *const iovec, count: usize) -> Option<&'a [Piece]> {
     const IOV_MAX: usize = 1024;
-    if iov.is_null() || count > IOV_MAX {
+    if count == 0 {
+        return Some(&[]);
+    }
+    if count > IOV_MAX || !memory::is_readable(iov.cast(), count * size_of::<iovec>()) {
         return None;
     }
-    // SAFETY: Piece has the layout of iovec; the rest is the caller's promise.
-    Some(unsafe { std::slice::from_raw_parts(iov.cast(), count) })
+    // SAFETY: it can be read, and Piece has the layout of iovec.
+    let pieces: &[Piece] = unsafe { std::slice::from_raw_parts(iov.cast(), count) };
+    pieces.iter().all(|piece| is_of_user(piece.base as usize, piece.len)).then_some(pieces)
 }
 
 #[inline]
 pub(super) fn source<'a>(pieces: &'a [Piece]) -> Source<'a> {
-    // SAFETY: the program promised the buffers of its call to be readable.
-    unsafe { Source::new(pieces) }
+    // SAFETY: what can be read by what the kernel says may be read.
+    unsafe { Source::checked(pieces, |base, len| memory::is_readable(base, len)) }
 }
 
 #[inline]
 pub(super) fn sink<'a>(pieces: &'a [Piece]) -> Sink<'a> {
-    // SAFETY: the program promised the buffers of its call to be writable.
-    unsafe { Sink::new(pieces) }
+    // SAFETY: what can be written by what the kernel says may be written.
+    unsafe { Sink::checked(pieces, memory::is_writable) }
+}
+
+/// A receive into one buffer.
+#[inline]
+fn receive_one(
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    kernel: &dyn Fn() -> ssize_t,
+) -> ssize_t {
+    let ours = |endpoint| match piece(buf, len) {
+        Some(piece) => receive::receive(endpoint, fd, &mut sink(&piece), flags, kernel).map(Taken::count),
+        None => by_kernel(kernel),
+    };
+    receiving(fd, ours, kernel)
+}
+
+/// A send of one buffer.
+#[inline]
+fn send_one(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+    kernel: &dyn Fn() -> ssize_t,
+) -> ssize_t {
+    let ours = |endpoint| match piece(buf, len) {
+        Some(piece) => send::send(endpoint, fd, &mut source(&piece), flags, kernel),
+        None => by_kernel(kernel),
+    };
+    sending(fd, ours, kernel)
 }
 
 /// See read(2).
@@ -111,7 +165,7 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: size_t) -
         // Unlike recv it waits for nothing.
         return kernel();
     }
-    receiving(fd, |endpoint| receive::receive(endpoint, fd, &mut sink(&piece(buf, len)), 0), kernel)
+    receive_one(fd, buf, len, 0, &kernel)
 }
 
 /// See write(2).
@@ -121,8 +175,44 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: size_t) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
     // SAFETY: the program's own call.
-    let kernel = || unsafe { real::write(fd, buf, len) };
-    sending(fd, |endpoint| send::send(endpoint, fd, &mut source(&piece(buf, len)), 0), kernel)
+    send_one(fd, buf, len, 0, &|| unsafe { real::write(fd, buf, len) })
+}
+
+/// readv, with flags for the socket that preadv2 has other names for.
+unsafe fn read_list(
+    fd: c_int,
+    iov: *const iovec,
+    count: c_int,
+    flags: c_int,
+    kernel: &dyn Fn() -> ssize_t,
+) -> ssize_t {
+    // SAFETY: the program's list.
+    let ours = |endpoint| match unsafe { pieces(iov, count as usize) } {
+        Some(pieces) if pieces.iter().any(|piece| piece.len > 0) => {
+            receive::receive(endpoint, fd, &mut sink(pieces), flags, kernel).map(Taken::count)
+        }
+        _ => by_kernel(kernel),
+    };
+    receiving(fd, ours, kernel)
+}
+
+/// writev, the same way.
+unsafe fn write_list(
+    fd: c_int,
+    iov: *const iovec,
+    count: c_int,
+    flags: c_int,
+    kernel: &dyn Fn() -> ssize_t,
+) -> ssize_t {
+    // SAFETY: the program's list.
+    let ours = |endpoint| match unsafe { pieces(iov, count as usize) } {
+        // Nothing does not come as far as the socket, unlike with sendmsg.
+        Some(pieces) if pieces.iter().any(|piece| piece.len > 0) => {
+            send::send(endpoint, fd, &mut source(pieces), flags, kernel)
+        }
+        _ => by_kernel(kernel),
+    };
+    sending(fd, ours, kernel)
 }
 
 /// See readv(2).
@@ -132,15 +222,7 @@ pub unsafe extern "C-unwind" fn write(fd: c_int, buf: *const c_void, len: size_t
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    let kernel = || unsafe { real::readv(fd, iov, count) };
-    // SAFETY: the program's promise.
-    match unsafe { pieces(iov, count as usize) } {
-        Some(pieces) if pieces.iter().all(|piece| piece.len == 0) => kernel(),
-        Some(pieces) => {
-            receiving(fd, |endpoint| receive::receive(endpoint, fd, &mut sink(pieces), 0), kernel)
-        }
-        None => kernel(),
-    }
+    unsafe { read_list(fd, iov, count, 0, &|| real::readv(fd, iov, count)) }
 }
 
 /// See writev(2).
@@ -150,15 +232,12 @@ pub unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    let kernel = || unsafe { real::writev(fd, iov, count) };
-    // SAFETY: the program's promise.
-    match unsafe { pieces(iov, count as usize) } {
-        // Unlike sendmsg it does not come as far as the socket.
-        Some(pieces) if pieces.iter().all(|piece| piece.len == 0) => kernel(),
-        Some(pieces) => sending(fd, |endpoint| send::send(endpoint, fd, &mut source(pieces), 0), kernel),
-        None => kernel(),
-    }
+    unsafe { write_list(fd, iov, count, 0, &|| real::writev(fd, iov, count)) }
 }
+
+/// The flags of preadv2 and pwritev2 that a socket takes, all but the first without effect.
+const RWF_NOWAIT: c_int = 8;
+const RWF_KNOWN: c_int = 0x3f;
 
 /// preadv2 and pwritev2 at offset -1 are readv and writev; sockets know no other offset.
 macro_rules! at_current_offset {
@@ -170,26 +249,22 @@ macro_rules! at_current_offset {
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
             // SAFETY: the program's own call.
-            unsafe {
-                match table::endpoint(fd) {
-                    Some(_) if offset == -1 && flags == 0 => $plain(fd, iov, count),
-                    Some(endpoint) if offset == -1 => {
-                        let _shield = Shield::raise();
-                        attach::bar_reading(endpoint, Reason::UnsupportedFlag);
-                        signal::open(Held::Nothing, || real::$real(fd, iov, count, offset, flags))
-                    }
-                    _ => real::$real(fd, iov, count, offset, flags),
-                }
+            let kernel = || unsafe { real::$real(fd, iov, count, offset, flags) };
+            if offset != -1 || flags & !RWF_KNOWN != 0 {
+                return kernel();
             }
+            let socket_flags = if flags & RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
+            // SAFETY: the same.
+            unsafe { $plain(fd, iov, count, socket_flags, &kernel) }
         }
     )* };
 }
 
 at_current_offset! {
-    preadv2, preadv2, readv;
-    preadv64v2, preadv2, readv;
-    pwritev2, pwritev2, writev;
-    pwritev64v2, pwritev2, writev;
+    preadv2, preadv2, read_list;
+    preadv64v2, preadv2, read_list;
+    pwritev2, pwritev2, write_list;
+    pwritev64v2, pwritev2, write_list;
 }
 
 /// See recv(2).
@@ -199,8 +274,7 @@ at_current_offset! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    let kernel = || unsafe { real::recv(fd, buf, len, flags) };
-    receiving(fd, |endpoint| receive::receive(endpoint, fd, &mut sink(&piece(buf, len)), flags), kernel)
+    receive_one(fd, buf, len, flags, &|| unsafe { real::recv(fd, buf, len, flags) })
 }
 
 /// See send(2).
@@ -210,8 +284,7 @@ pub unsafe extern "C-unwind" fn recv(fd: c_int, buf: *mut c_void, len: size_t, f
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    let kernel = || unsafe { real::send(fd, buf, len, flags) };
-    sending(fd, |endpoint| send::send(endpoint, fd, &mut source(&piece(buf, len)), flags), kernel)
+    send_one(fd, buf, len, flags, &|| unsafe { real::send(fd, buf, len, flags) })
 }
 
 /// See recvfrom(2).
@@ -230,15 +303,31 @@ pub unsafe extern "C-unwind" fn recvfrom(
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::recvfrom(fd, buf, len, flags, from, fromlen) };
     let ours = |endpoint| {
-        let outcome = receive::receive(endpoint, fd, &mut sink(&piece(buf, len)), flags);
-        if outcome.is_ok() && !from.is_null() && !fromlen.is_null() {
-            // TCP names no sender.
-            // SAFETY: the program's promise.
-            unsafe { *fromlen = 0 };
+        let Some(piece) = piece(buf, len) else { return by_kernel(kernel) };
+        let taken = receive::receive(endpoint, fd, &mut sink(&piece), flags, &kernel)?;
+        if !taken.by_kernel && !from.is_null() {
+            name_no_sender(fromlen)?;
         }
-        outcome
+        Ok(taken.count)
     };
     receiving(fd, ours, kernel)
+}
+
+/// TCP names no sender, and says so in the length. The bytes are gone even if that fails.
+pub(super) fn name_no_sender(len: *mut socklen_t) -> Result<(), i32> {
+    if !memory::is_readable(len.cast(), size_of::<socklen_t>()) {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: it can be read.
+    if (unsafe { len.read_unaligned() } as c_int) < 0 {
+        return Err(libc::EINVAL);
+    }
+    if !memory::is_writable(len.cast(), size_of::<socklen_t>()) {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: it can be written.
+    unsafe { len.write_unaligned(0) };
+    Ok(())
 }
 
 /// See sendto(2).
@@ -261,17 +350,45 @@ pub unsafe extern "C-unwind" fn sendto(
         table::replace(fd, table::Entry::None);
         return kernel();
     }
-    // A connected TCP socket ignores the address.
-    sending(fd, |endpoint| send::send(endpoint, fd, &mut source(&piece(buf, len)), flags), kernel)
+    let ours = |endpoint| match piece(buf, len) {
+        Some(piece) if is_ignored(to, tolen) => send::send(endpoint, fd, &mut source(&piece), flags, &kernel),
+        _ => by_kernel(kernel),
+    };
+    sending(fd, ours, kernel)
+}
+
+/// Whether an address is one that a connected TCP socket ignores: the kernel copies it all the same.
+pub(super) fn is_ignored(to: *const sockaddr, len: socklen_t) -> bool {
+    let len = len as usize;
+    to.is_null() || len <= size_of::<libc::sockaddr_storage>() && memory::is_readable(to.cast(), len)
 }
 
 /// Where a sendfile begins to read: at the offset that the program gave, else at the file's own.
-fn start_of(file: c_int, offset: *const off64_t) -> Result<off64_t, rustix::io::Errno> {
-    // SAFETY: null, or the program's promise.
-    match unsafe { offset.as_ref() } {
-        Some(offset) => Ok(*offset),
-        None => rustix::fs::tell(crate::private::borrow(file)).map(|at| at as off64_t),
+fn start_of(file: c_int, offset: *const off64_t) -> Result<off64_t, i32> {
+    if offset.is_null() {
+        return rustix::fs::tell(crate::private::borrow(file))
+            .map(|at| at as off64_t)
+            .map_err(|errno| errno.raw_os_error());
     }
+    if !memory::is_readable(offset.cast(), size_of::<off64_t>()) {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: it can be read.
+    Ok(unsafe { offset.read_unaligned() })
+}
+
+/// Where it has come.
+fn advance(file: c_int, offset: *mut off64_t, to: off64_t) -> Result<(), i32> {
+    if offset.is_null() {
+        let _ = rustix::fs::seek(crate::private::borrow(file), rustix::fs::SeekFrom::Start(to as u64));
+        return Ok(());
+    }
+    if !memory::is_writable(offset.cast(), size_of::<off64_t>()) {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: it can be written.
+    unsafe { offset.write_unaligned(to) };
+    Ok(())
 }
 
 /// See sendfile(2).
@@ -287,36 +404,21 @@ pub unsafe extern "C-unwind" fn sendfile64(
 ) -> ssize_t {
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::sendfile64(out, from, offset, count) };
-    if let Some(endpoint) = table::endpoint(from) {
-        let _shield = Shield::raise();
-        attach::bar_reading(endpoint, Reason::Splice);
-    }
     let ours = |endpoint: &'static Endpoint| {
-        // A quarter of the ring may have been read when the lane turns out to have ended, so the file's offset moves
-        // only when all is done.
+        // What cannot be read at an offset (a pipe, a socket, nothing at all), the kernel refuses.
         let begin = match start_of(from, offset) {
-            Ok(begin) => begin,
-            Err(_) => {
-                attach::bar_reading(endpoint, Reason::Splice);
-                let result = signal::open(Held::Nothing, kernel);
-                return usize::try_from(result).map_err(|_| errno::get());
-            }
+            Ok(begin) if count > 0 => begin,
+            _ => return by_kernel(kernel),
         };
         let read_file = |to: *mut u8, len: usize, moved: usize| {
             // SAFETY: `to` has room for `len` bytes in the ring.
             unsafe { kernel::read_at(from, to, len, begin + moved as off64_t) }
         };
-        match send::send_file(endpoint, out, count, read_file)? {
+        match send::send_file(endpoint, out, count.min(MOST), read_file)? {
             send::FileStep::Moved(count) => {
-                let end = begin + count as off64_t;
-                // SAFETY: the offset is the program's, and was read before.
-                match unsafe { offset.as_mut() } {
-                    Some(offset) => *offset = end,
-                    None => drop(rustix::fs::seek(
-                        crate::private::borrow(from),
-                        rustix::fs::SeekFrom::Start(end as u64),
-                    )),
-                }
+                // A quarter of the ring may have been read when the lane turns out to have ended, so the file's offset
+                // moves only when all is done.
+                advance(from, offset, begin + count as off64_t)?;
                 Ok(count)
             }
             send::FileStep::UseTcp => {
@@ -359,20 +461,24 @@ pub unsafe extern "C-unwind" fn splice(
     len: size_t,
     flags: c_uint,
 ) -> ssize_t {
+    // SAFETY: the program's own call.
+    let kernel = || unsafe { real::splice(from, from_offset, to, to_offset, len, flags) };
     if let Some(endpoint) = table::endpoint(to) {
         let _shield = Shield::raise();
         attach::bar(endpoint, Reason::Splice);
     }
-    if let Some(endpoint) = table::endpoint(from) {
-        let _shield = Shield::raise();
-        attach::bar_reading(endpoint, Reason::Splice);
-        if receive::available(endpoint, from) > 0 {
-            // The sender has finished, so these could not be given back.
-            return answer(receive::move_to_pipe(endpoint, from, to, len));
+    let Some(endpoint) = table::endpoint(from) else { return kernel() };
+    let shield = Shield::raise();
+    attach::bar(endpoint, Reason::Splice);
+    let takes = from_offset.is_null() && to_offset.is_null() && len > 0;
+    if takes && rustix::pipe::fcntl_getpipe_size(crate::private::borrow(to)).is_ok() {
+        // What the lane still holds comes first.
+        if let Some(outcome) = receive::move_to_pipe(endpoint, from, to, len.min(MOST), flags) {
+            return answer(outcome);
         }
     }
-    // SAFETY: the program's own call.
-    unsafe { real::splice(from, from_offset, to, to_offset, len, flags) }
+    drop(shield);
+    receiving(from, |_| by_kernel(kernel), kernel)
 }
 
 /// glibc's checked variants, which programs built with _FORTIFY_SOURCE call.

@@ -2,14 +2,18 @@
 
 use std::ffi::{c_int, c_uint};
 
-use libc::{mmsghdr, msghdr, ssize_t, timespec};
+use libc::{mmsghdr, msghdr, sockaddr_storage, socklen_t, ssize_t, timespec};
 use shunt_abi::reason::Reason;
+use shunt_ring::user::Piece;
+use shunt_sys::memory;
 
-use super::io::{pieces, receiving, sending, sink, source};
+use super::io::{by_kernel, is_ignored, pieces, receiving, sending, sink, source};
+use super::readiness::from_timespec;
 use crate::endpoint::Endpoint;
-use crate::ops::{receive, send};
-use crate::signal::{Held, Shield};
-use crate::{attach, errno, real, signal, table};
+use crate::ops::sleep::as_timespec;
+use crate::ops::{options, receive, send};
+use crate::signal::Shield;
+use crate::{attach, errno, process, real, table};
 
 /// See recvmsg(2).
 ///
@@ -19,26 +23,54 @@ use crate::{attach, errno, real, signal, table};
 pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::recvmsg(fd, message, flags) };
-    if message.is_null() {
-        return kernel();
-    }
-    // SAFETY: not null, and the program's promise.
-    let Some(pieces) = (unsafe { pieces((*message).msg_iov, (*message).msg_iovlen) }) else {
-        return kernel();
-    };
     let ours = |endpoint| {
-        let outcome = receive::receive(endpoint, fd, &mut sink(pieces), flags);
-        if outcome.is_ok() {
-            // SAFETY: as above.
-            unsafe {
-                (*message).msg_namelen = 0;
-                (*message).msg_controllen = 0;
-                (*message).msg_flags = 0;
-            }
+        // SAFETY: the program's pointer; what is bad about it, the kernel says.
+        let Some((header, pieces)) = (unsafe { read_header(message) }) else { return by_kernel(kernel) };
+        let taken = receive::receive(endpoint, fd, &mut sink(pieces), flags, &kernel)?;
+        if !taken.by_kernel {
+            // SAFETY: the program's pointer.
+            unsafe { say_nothing_more(message, &header, flags)? };
         }
-        outcome
+        Ok(taken.count)
     };
     receiving(fd, ours, kernel)
+}
+
+/// A message header and its list. `None` if the kernel must refuse it.
+///
+/// # Safety
+/// `message` is the program's argument.
+unsafe fn read_header<'a>(message: *const msghdr) -> Option<(msghdr, &'a [Piece])> {
+    if !memory::is_readable(message.cast(), size_of::<msghdr>()) {
+        return None;
+    }
+    // SAFETY: it can be read.
+    let header = unsafe { message.read_unaligned() };
+    if !header.msg_name.is_null() && (header.msg_namelen as c_int) < 0 {
+        return None;
+    }
+    // SAFETY: the program's list.
+    let pieces = unsafe { pieces(header.msg_iov, header.msg_iovlen) }?;
+    Some((header, pieces))
+}
+
+/// What the kernel reports with bytes of a TCP connection: no sender, no control data.
+///
+/// # Safety
+/// `message` has been read before.
+unsafe fn say_nothing_more(message: *mut msghdr, header: &msghdr, flags: c_int) -> Result<(), i32> {
+    if !memory::is_writable(message.cast(), size_of::<msghdr>()) {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: it can be written.
+    unsafe {
+        if !header.msg_name.is_null() {
+            (&raw mut (*message).msg_namelen).write_unaligned(0);
+        }
+        (&raw mut (*message).msg_controllen).write_unaligned(0);
+        (&raw mut (*message).msg_flags).write_unaligned(flags & libc::MSG_CMSG_CLOEXEC);
+    }
+    Ok(())
 }
 
 /// See sendmsg(2).
@@ -49,31 +81,37 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
 pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::sendmsg(fd, message, flags) };
-    // SAFETY: the program's promise, if it is not null.
-    let Some(header) = (unsafe { message.as_ref() }) else { return kernel() };
-    passes_on(header);
-    // SAFETY: the program's promise.
-    let Some(pieces) = (unsafe { pieces(header.msg_iov, header.msg_iovlen) }) else {
+    let Some(endpoint) = table::endpoint(fd) else {
+        // SAFETY: the program's pointer.
+        if let Some((header, _)) = unsafe { read_header(message) } {
+            passes_on(&header);
+        }
         return kernel();
     };
-    let ours = |endpoint: &'static Endpoint| {
+    let ours = |_| {
+        // SAFETY: the program's pointer; what is bad about it, the kernel says.
+        let Some((header, pieces)) = (unsafe { read_header(message) }) else { return by_kernel(kernel) };
         if header.msg_controllen != 0 {
             attach::bar(endpoint, Reason::ControlData);
-            let count = signal::open(Held::Nothing, kernel);
-            return usize::try_from(count).map_err(|_| errno::get());
+        } else if !is_ignored(header.msg_name.cast(), header.msg_namelen.min(MOST_OF_A_NAME)) {
+            return by_kernel(kernel);
         }
-        send::send(endpoint, fd, &mut source(pieces), flags)
+        send::send(endpoint, fd, &mut source(pieces), flags, &kernel)
     };
     sending(fd, ours, kernel)
 }
 
+/// The kernel copies no more of a name.
+const MOST_OF_A_NAME: socklen_t = size_of::<sockaddr_storage>() as socklen_t;
+
 /// A connection that is sent to another process goes back to TCP first.
 fn passes_on(header: &msghdr) {
-    if header.msg_controllen == 0 || header.msg_control.is_null() {
+    let len = header.msg_controllen;
+    if len == 0 || header.msg_control.is_null() || !memory::is_readable(header.msg_control.cast(), len) {
         return;
     }
     let _shield = Shield::raise();
-    // SAFETY: the program's promise: a well-formed control buffer. The macros stay within its length.
+    // SAFETY: it can be read, and the macros stay within its length.
     unsafe {
         let mut next = libc::CMSG_FIRSTHDR(header);
         while !next.is_null() {
@@ -104,12 +142,62 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    if let Some(endpoint) = table::endpoint(fd) {
-        let _shield = Shield::raise();
-        attach::bar_reading(endpoint, Reason::UnsupportedFlag);
-    }
     // SAFETY: the program's own call.
-    unsafe { real::recvmmsg(fd, messages, count, flags, timeout) }
+    let kernel = || unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+    let ours = table::endpoint(fd).is_some_and(Endpoint::is_attached) && flags & libc::MSG_ERRQUEUE == 0;
+    if !ours || !timeout.is_null() && !memory::is_writable(timeout.cast(), size_of::<timespec>()) {
+        return kernel();
+    }
+    // SAFETY: null, or it can be read.
+    let Ok(limit) = (unsafe { from_timespec(timeout) }) else { return kernel() };
+    if let Some(errno) = options::take_error(fd) {
+        errno::set(errno);
+        return -1;
+    }
+    let deadline = limit.map(|limit| process::now().saturating_add(limit));
+    let mut flags = flags;
+    let mut done = 0;
+    while done < count {
+        // SAFETY: the program's array; what is bad about an entry is found below.
+        let received =
+            unsafe { receive_entry(fd, messages.add(done as usize), flags & !libc::MSG_WAITFORONE) };
+        if received < 0 {
+            return if done > 0 { done as c_int } else { -1 };
+        }
+        done += 1;
+        if flags & libc::MSG_WAITFORONE != 0 {
+            flags |= libc::MSG_DONTWAIT;
+        }
+        // As in the kernel, the limit is looked at between two messages only.
+        if let Some(deadline) = deadline {
+            let left = deadline.saturating_sub(process::now());
+            // SAFETY: it can be written.
+            unsafe { timeout.write_unaligned(as_timespec(left)) };
+            if left == 0 {
+                break;
+            }
+        }
+    }
+    done as c_int
+}
+
+/// One message of recvmmsg.
+///
+/// # Safety
+/// As recvmsg.
+unsafe fn receive_entry(fd: c_int, entry: *mut mmsghdr, flags: c_int) -> ssize_t {
+    if !memory::is_writable(entry.cast(), size_of::<mmsghdr>()) {
+        errno::set(libc::EFAULT);
+        return -1;
+    }
+    // SAFETY: it can be read and written; the rest is the program's own call.
+    unsafe {
+        let received = recvmsg(fd, &raw mut (*entry).msg_hdr, flags);
+        if received >= 0 {
+            (&raw mut (*entry).msg_len).write_unaligned(received as c_uint);
+        }
+        received
+    }
 }
 
 /// See sendmmsg(2).
@@ -123,29 +211,38 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     count: c_uint,
     flags: c_int,
 ) -> c_int {
-    let ours = table::endpoint(fd).is_some_and(Endpoint::is_attached);
-    if !ours || messages.is_null() {
+    if !table::endpoint(fd).is_some_and(Endpoint::is_attached) {
         // SAFETY: the program's own call.
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }
-    for index in 0..count.min(1024) as usize {
-        // SAFETY: the program's promise: `count` messages.
-        let message = unsafe { &mut *messages.add(index) };
-        let wanted = {
-            let header = &message.msg_hdr;
-            // SAFETY: the same.
-            unsafe { pieces(header.msg_iov, header.msg_iovlen) }
-                .map_or(0, |pieces| pieces.iter().map(|piece| piece.len).sum())
-        };
-        // SAFETY: the same.
-        let sent = unsafe { sendmsg(fd, &message.msg_hdr, flags) };
-        if sent < 0 {
-            return if index > 0 { index as c_int } else { -1 };
-        }
-        message.msg_len = sent as c_uint;
-        if (sent as usize) < wanted {
-            return index as c_int + 1;
+    let count = count.min(1024);
+    for index in 0..count {
+        // SAFETY: the program's array; what is bad about an entry is found below.
+        let whole = unsafe { send_entry(fd, messages.add(index as usize), flags) };
+        match whole {
+            Some(true) => {}
+            Some(false) => return index as c_int + 1,
+            None => return if index > 0 { index as c_int } else { -1 },
         }
     }
     count as c_int
+}
+
+/// One message of sendmmsg. Whether all of it was sent; `None` and errno if nothing was.
+///
+/// # Safety
+/// As sendmsg.
+unsafe fn send_entry(fd: c_int, entry: *mut mmsghdr, flags: c_int) -> Option<bool> {
+    if !memory::is_writable(entry.cast(), size_of::<mmsghdr>()) {
+        errno::set(libc::EFAULT);
+        return None;
+    }
+    // SAFETY: it can be read and written; the rest is the program's own call.
+    unsafe {
+        let header = &raw const (*entry).msg_hdr;
+        let wanted = read_header(header).map_or(0, |(_, pieces)| pieces.iter().map(|piece| piece.len).sum());
+        let sent = usize::try_from(sendmsg(fd, header, flags)).ok()?;
+        (&raw mut (*entry).msg_len).write_unaligned(sent as c_uint);
+        Some(sent >= wanted)
+    }
 }

@@ -9,7 +9,7 @@ use libc::timespec;
 use shunt_abi::reason::Reason;
 
 use super::trampoline::{Call, trampolines};
-use super::{descriptor, epoll, io, message, process, readiness, socket};
+use super::{descriptor, epoll, io, memory, message, process, readiness, socket};
 use crate::{fork, real, signal, unseen};
 
 trampolines! {
@@ -175,6 +175,8 @@ fn hook(number: c_long) -> Option<Hook> {
         SYS_dup3: |a| descriptor::dup3(a.int(0), a.int(1), a.int(2)),
         SYS_fcntl: |a| descriptor::fcntl64(a.int(0), a.int(1), a.0[2] as u64),
         SYS_ioctl: |a| descriptor::ioctl(a.int(0), a.0[1] as u64, a.pointer(2)),
+        SYS_munmap: |a| memory::munmap(a.pointer(0), a.size(1)),
+        SYS_mprotect: |a| memory::mprotect(a.pointer(0), a.size(1), a.int(2)),
         SYS_poll: |a| readiness::poll(a.pointer(0), a.0[1] as u64, a.int(2)),
         SYS_ppoll: |a| leaving_the_rest(a.pointer(2), |time| readiness::ppoll(
             a.pointer(0), a.0[1] as u64, time, a.pointer(3)

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+use shunt_sys::memory;
 
 use crate::ops::{poll as polling, select as selecting};
 use crate::signal::Shield;
@@ -13,10 +14,11 @@ use crate::{real, signal};
 /// # Safety
 /// As poll: `fds` points to `count` entries.
 unsafe fn set<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
-    if fds.is_null() || count > i32::MAX as nfds_t {
+    let len = (count as usize).saturating_mul(size_of::<pollfd>());
+    if fds.is_null() || count > i32::MAX as nfds_t || !memory::is_writable(fds.cast(), len) {
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: it can be read and written.
     Some(unsafe { std::slice::from_raw_parts_mut(fds, count as usize) })
 }
 
@@ -69,9 +71,12 @@ pub unsafe extern "C-unwind" fn ppoll(
 /// A relative time in nanoseconds; `Err` if the kernel must refuse it.
 ///
 /// # Safety
-/// `time` is null or valid.
+/// `time` is null or the program's argument.
 pub(super) unsafe fn from_timespec(time: *const timespec) -> Result<Option<u64>, ()> {
-    // SAFETY: the caller's promise.
+    if !time.is_null() && !memory::is_readable(time.cast(), size_of::<timespec>()) {
+        return Err(());
+    }
+    // SAFETY: null, or it can be read.
     match unsafe { time.as_ref() } {
         None => Ok(None),
         Some(time) if time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec) => Err(()),
@@ -96,9 +101,9 @@ pub unsafe extern "C-unwind" fn select(
     // SAFETY: the program's own call, here and below.
     unsafe {
         let sets = selecting::Sets::new(count, [read, write, except]);
-        let bad =
-            timeout.as_ref().is_some_and(|time| time.tv_sec < 0 || !(0..1_000_000).contains(&time.tv_usec));
-        if bad || !sets.concern_us() {
+        let readable = timeout.is_null() || memory::is_writable(timeout.cast(), size_of::<timeval>());
+        let in_order = |time: &timeval| time.tv_sec >= 0 && (0..1_000_000).contains(&time.tv_usec);
+        if !readable || !timeout.as_ref().is_none_or(in_order) || !sets.concern_us() {
             return real::select(count, read, write, except, timeout);
         }
         let nanos = timeout.as_ref().map(|time| {

@@ -5,7 +5,8 @@ use std::ffi::{c_int, c_void};
 use libc::{sockaddr, socklen_t};
 use shunt_abi::reason::Reason;
 
-use crate::ops::{descriptors, options};
+use crate::ops::descriptors;
+use crate::ops::options::{self, Setting};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
 use crate::{attach, epoll, errno, process, real};
@@ -115,17 +116,15 @@ pub unsafe extern "C-unwind" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    if level == libc::SOL_SOCKET
-        && name == libc::SO_ERROR
-        && let Some(endpoint) = table::endpoint(fd)
-        && endpoint.is_attached()
-        && shunt_sys::tcp::hung_up(crate::private::borrow(fd))
-    {
-        let _shield = Shield::raise();
-        attach::reset_if_lost(endpoint, fd);
+    match table::endpoint(fd) {
+        // SAFETY: the program's own call.
+        Some(endpoint) => unsafe {
+            let _shield = Shield::raise();
+            options::get(endpoint, fd, (level, name), value, len)
+        },
+        // SAFETY: the program's own call.
+        None => unsafe { real::getsockopt(fd, level, name, value, len) },
     }
-    // SAFETY: the program's own call.
-    unsafe { real::getsockopt(fd, level, name, value, len) }
 }
 
 /// See setsockopt(2).
@@ -143,7 +142,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
     let endpoint = table::endpoint(fd);
     let _shield = Shield::raise();
     if let Some(endpoint) = endpoint {
-        options::before_set(endpoint, level, name);
+        options::before_set(endpoint, level, name, Setting::new(value, len));
     }
     // SAFETY: the program's own call.
     let result = unsafe { real::setsockopt(fd, level, name, value, len) };

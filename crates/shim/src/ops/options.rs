@@ -1,105 +1,401 @@
 //! Socket options, fcntl and ioctl: which of them a lane honours, and which send a connection back to TCP.
 
-use std::ffi::{c_int, c_ulong, c_void};
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
-use libc::timeval;
+use libc::{socklen_t, timeval};
 use shunt_abi::reason::Reason;
+use shunt_sys::memory;
 
 use crate::endpoint::Endpoint;
 use crate::ops::receive;
-use crate::{attach, real};
+use crate::private::borrow;
+use crate::{attach, errno, real};
 
 /// Linux's own, which the crate does not name.
 const F_SETSIG: c_int = 10;
+const F_SETOWN_EX: c_int = 15;
+const SIOCATMARK: c_ulong = 0x8905;
+const SIOCOUTQNSD: c_ulong = 0x894b;
+/// Requests of network interfaces, for which any socket will do.
+const INTERFACES: std::ops::RangeInclusive<c_ulong> = 0x890b..=0x894a;
+
+/// Options that must have this value, as an integer, on a connection that is offered: set before it was made, or
+/// inherited from the listening socket, they were not seen. Docs: options.md.
+const MUST_BE: &[(c_int, c_int, c_int, Reason)] = &[
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMP, 0, Reason::SocketOption),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 0, Reason::SocketOption),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPING, 0, Reason::SocketOption),
+    (libc::SOL_SOCKET, SO_TIMESTAMP_NEW, 0, Reason::SocketOption),
+    (libc::SOL_SOCKET, SO_TIMESTAMPNS_NEW, 0, Reason::SocketOption),
+    (libc::SOL_SOCKET, SO_TIMESTAMPING_NEW, 0, Reason::SocketOption),
+    (libc::SOL_SOCKET, libc::SO_PEEK_OFF, -1, Reason::SocketOption),
+    (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, -1, Reason::SocketOption),
+    (libc::IPPROTO_TCP, libc::TCP_INQ, 0, Reason::SocketOption),
+    (libc::IPPROTO_TCP, libc::TCP_REPAIR, 0, Reason::SocketOption),
+    (libc::IPPROTO_TCP, TCP_TX_DELAY, 0, Reason::SocketOption),
+];
+const SO_TIMESTAMP_NEW: c_int = 63;
+const SO_TIMESTAMPNS_NEW: c_int = 64;
+const SO_TIMESTAMPING_NEW: c_int = 65;
+const SO_RCVTIMEO_NEW: c_int = 66;
+const SO_SNDTIMEO_NEW: c_int = 67;
+const SO_PREFER_BUSY_POLL: c_int = 69;
+const SO_BUSY_POLL_BUDGET: c_int = 70;
+const SO_BUF_LOCK: c_int = 72;
+const SO_RESERVE_MEM: c_int = 73;
+const SO_TXREHASH: c_int = 74;
+const SO_RCVMARK: c_int = 75;
+const TCP_TX_DELAY: c_int = 37;
+const TCP_RTO_MAX_MS: c_int = 44;
+const TCP_RTO_MIN_US: c_int = 45;
+const TCP_DELACK_MAX_US: c_int = 46;
+const TCP_ZEROCOPY_RECEIVE: c_int = 35;
 
 /// Reads what calls on a lane must honour, before an endpoint is offered. `Err`: it cannot be.
 pub(crate) fn learn(endpoint: &Endpoint, fd: RawFd) -> Result<(), Reason> {
-    let low_water: c_int = option(fd, libc::SO_RCVLOWAT).unwrap_or(1);
-    if low_water > 1 {
+    if option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).is_some_and(|bytes: c_int| bytes > 1) {
         return Err(Reason::LowWater);
     }
-    let receive: Option<timeval> = option(fd, libc::SO_RCVTIMEO);
-    let send: Option<timeval> = option(fd, libc::SO_SNDTIMEO);
-    endpoint.receive_timeout.store(receive.map_or(0, nanos), Relaxed);
-    endpoint.send_timeout.store(send.map_or(0, nanos), Relaxed);
+    for &(level, name, value, reason) in MUST_BE {
+        // What the kernel does not know is not set.
+        if option(fd, level, name).is_some_and(|now: c_int| now != value) {
+            return Err(reason);
+        }
+    }
+    let flags = rustix::fs::fcntl_getfl(borrow(fd)).map_or(0, |flags| flags.bits());
+    if flags & libc::O_ASYNC as c_uint != 0 {
+        return Err(Reason::AsyncIo);
+    }
+    if has_filter(fd) || has_upper_layer(fd) {
+        return Err(Reason::SocketOption);
+    }
+    learn_timeouts(endpoint, fd);
     // Asks the kernel, and keeps the answer.
     crate::ops::send::really_blocks(endpoint, fd);
     Ok(())
 }
 
-fn option<T: Copy>(fd: RawFd, name: c_int) -> Option<T> {
-    let mut value = std::mem::MaybeUninit::<T>::zeroed();
-    let mut len = size_of::<T>() as libc::socklen_t;
-    let before = crate::errno::get();
+fn learn_timeouts(endpoint: &Endpoint, fd: RawFd) {
+    let time = |name| option(fd, libc::SOL_SOCKET, name).map_or(0, nanos);
+    endpoint.receive_timeout.store(time(libc::SO_RCVTIMEO), Relaxed);
+    endpoint.send_timeout.store(time(libc::SO_SNDTIMEO), Relaxed);
+}
+
+/// A filter sees segments, and there are none on a lane.
+fn has_filter(fd: RawFd) -> bool {
+    // How many instructions; a filter that cannot be shown is an error other than "unknown".
+    let mut len = 0;
+    // SAFETY: no room, so nothing is written but the length.
+    let asked = quietly(|| unsafe {
+        real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, std::ptr::null_mut(), &mut len)
+    });
+    asked.map_or_else(|errno| errno == libc::EACCES, |()| len > 0)
+}
+
+/// Such as kTLS.
+fn has_upper_layer(fd: RawFd) -> bool {
+    let mut name = [0u8; 16];
+    let mut len = name.len() as socklen_t;
     // SAFETY: the buffer is `len` bytes long.
-    let result = unsafe { real::getsockopt(fd, libc::SOL_SOCKET, name, value.as_mut_ptr().cast(), &mut len) };
-    crate::errno::set(before);
+    let asked = quietly(|| unsafe {
+        real::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_ULP, name.as_mut_ptr().cast(), &mut len)
+    });
+    asked.is_ok() && len > 0
+}
+
+/// A call of ours that leaves errno alone. `Err` is its errno.
+fn quietly(call: impl FnOnce() -> c_int) -> Result<(), i32> {
+    let before = errno::get();
+    let result = call();
+    let failed = errno::get();
+    errno::set(before);
+    if result == 0 { Ok(()) } else { Err(failed) }
+}
+
+fn option<T: Copy>(fd: RawFd, level: c_int, name: c_int) -> Option<T> {
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    let mut len = size_of::<T>() as socklen_t;
+    // SAFETY: the buffer is `len` bytes long.
+    let asked = quietly(|| unsafe { real::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut len) });
     // SAFETY: callers ask for integers and timevals, for which every bit pattern is valid.
-    (result == 0 && len as usize == size_of::<T>()).then(|| unsafe { value.assume_init() })
+    (asked.is_ok() && len as usize == size_of::<T>()).then(|| unsafe { value.assume_init() })
 }
 
 fn nanos(time: timeval) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1000
 }
 
+/// The error that waits for the socket, which is told once.
+pub(crate) fn take_error(fd: RawFd) -> Option<i32> {
+    option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_ERROR).filter(|errno| *errno != 0)
+}
+
+/// The value that a program sets.
+#[derive(Clone, Copy)]
+pub(crate) struct Setting {
+    value: *const c_void,
+    len: socklen_t,
+}
+
+impl Setting {
+    pub(crate) fn new(value: *const c_void, len: socklen_t) -> Setting {
+        Setting { value, len }
+    }
+
+    /// The beginning of it, if it is as long.
+    fn read<T: Copy>(self) -> Option<T> {
+        let enough = self.len as usize >= size_of::<T>();
+        // SAFETY: it can be read; callers ask for integers, for which every bit pattern is valid.
+        (enough && memory::is_readable(self.value.cast(), size_of::<T>()))
+            .then(|| unsafe { self.value.cast::<T>().read_unaligned() })
+    }
+
+    fn is(self, value: c_int) -> bool {
+        self.read() == Some(value)
+    }
+}
+
 /// Before setsockopt on an endpoint: what cannot be honoured on a lane sends it back.
-pub(crate) fn before_set(endpoint: &Endpoint, level: c_int, name: c_int) {
-    let reason = match (level, name) {
-        (libc::SOL_SOCKET, name) => match name {
-            libc::SO_REUSEADDR
-            | libc::SO_REUSEPORT
-            | libc::SO_KEEPALIVE
-            | libc::SO_LINGER
-            | libc::SO_SNDBUF
-            | libc::SO_RCVBUF
-            | libc::SO_SNDBUFFORCE
-            | libc::SO_RCVBUFFORCE
-            | libc::SO_SNDTIMEO
-            | libc::SO_RCVTIMEO
-            | libc::SO_DONTROUTE
-            | libc::SO_PRIORITY
-            | libc::SO_OOBINLINE
-            | libc::SO_BUSY_POLL
-            | libc::SO_INCOMING_CPU
-            | libc::SO_BROADCAST => return,
-            libc::SO_RCVLOWAT => Reason::LowWater,
-            libc::SO_ZEROCOPY => Reason::ZeroCopy,
-            _ => Reason::SocketOption,
-        },
-        (libc::IPPROTO_TCP, name) => match name {
-            libc::TCP_NODELAY
-            | libc::TCP_CORK
-            | libc::TCP_QUICKACK
-            | libc::TCP_KEEPIDLE
-            | libc::TCP_KEEPINTVL
-            | libc::TCP_KEEPCNT
-            | libc::TCP_USER_TIMEOUT
-            | libc::TCP_MAXSEG
-            | libc::TCP_SYNCNT
-            | libc::TCP_LINGER2
-            | libc::TCP_DEFER_ACCEPT
-            | libc::TCP_WINDOW_CLAMP
-            | libc::TCP_CONGESTION
-            | libc::TCP_NOTSENT_LOWAT => return,
-            libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_CONNECT => Reason::FastOpen,
-            _ => Reason::SocketOption,
-        },
-        // Type of service, time to live: what they change is on the wire, and nothing is.
-        (libc::IPPROTO_IP, libc::IP_TOS | libc::IP_TTL | libc::IP_MTU_DISCOVER) => return,
-        (libc::IPPROTO_IPV6, libc::IPV6_TCLASS | libc::IPV6_UNICAST_HOPS | libc::IPV6_V6ONLY) => return,
-        _ => Reason::SocketOption,
+pub(crate) fn before_set(endpoint: &Endpoint, level: c_int, name: c_int, setting: Setting) {
+    let reason = match level {
+        libc::SOL_SOCKET => against_socket_option(name, setting),
+        libc::IPPROTO_TCP => against_tcp_option(name, setting),
+        libc::IPPROTO_IP => against_ip_option(name),
+        libc::IPPROTO_IPV6 => against_ipv6_option(name),
+        _ => Some(Reason::SocketOption),
     };
-    attach::bar(endpoint, reason);
+    if let Some(reason) = reason {
+        attach::bar(endpoint, reason);
+    }
+}
+
+fn against_socket_option(name: c_int, setting: Setting) -> Option<Reason> {
+    match name {
+        // What they say of segments, of memory, of the way to a network card or of connections to come is nothing to a
+        // lane; or there is nothing to set, and the kernel says so.
+        libc::SO_DEBUG
+        | libc::SO_REUSEADDR
+        | libc::SO_TYPE
+        | libc::SO_ERROR
+        | libc::SO_DONTROUTE
+        | libc::SO_BROADCAST
+        | libc::SO_SNDBUF
+        | libc::SO_RCVBUF
+        | libc::SO_SNDBUFFORCE
+        | libc::SO_RCVBUFFORCE
+        | libc::SO_KEEPALIVE
+        | libc::SO_OOBINLINE
+        | libc::SO_NO_CHECK
+        | libc::SO_PRIORITY
+        | libc::SO_LINGER
+        | libc::SO_BSDCOMPAT
+        | libc::SO_REUSEPORT
+        | libc::SO_PASSCRED
+        | libc::SO_PEERCRED
+        | libc::SO_SNDLOWAT
+        | libc::SO_ACCEPTCONN
+        | libc::SO_PEERSEC
+        | libc::SO_PASSSEC
+        | libc::SO_DETACH_FILTER
+        | libc::SO_PEERNAME
+        | libc::SO_MARK
+        | libc::SO_PROTOCOL
+        | libc::SO_DOMAIN
+        | libc::SO_RXQ_OVFL
+        | libc::SO_WIFI_STATUS
+        | libc::SO_NOFCS
+        | libc::SO_LOCK_FILTER
+        | libc::SO_SELECT_ERR_QUEUE
+        | libc::SO_BUSY_POLL
+        | libc::SO_BPF_EXTENSIONS
+        | libc::SO_INCOMING_CPU
+        | libc::SO_CNX_ADVICE
+        | libc::SO_MEMINFO
+        | libc::SO_INCOMING_NAPI_ID
+        | libc::SO_COOKIE
+        | libc::SO_PEERGROUPS
+        | SO_PREFER_BUSY_POLL
+        | SO_BUSY_POLL_BUDGET
+        | SO_BUF_LOCK
+        | SO_RESERVE_MEM
+        | SO_TXREHASH
+        | SO_RCVMARK => None,
+        // A negative time means none at all, and is not told from no limit afterwards.
+        libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW => {
+            setting.read().filter(|seconds: &i64| *seconds < 0).map(|_| Reason::SocketOption)
+        }
+        libc::SO_RCVLOWAT if setting.read().is_none_or(|bytes: c_int| (0..=1).contains(&bytes)) => None,
+        libc::SO_RCVLOWAT => Some(Reason::LowWater),
+        libc::SO_ZEROCOPY if setting.is(0) => None,
+        libc::SO_ZEROCOPY => Some(Reason::ZeroCopy),
+        libc::SO_TIMESTAMP
+        | libc::SO_TIMESTAMPNS
+        | libc::SO_TIMESTAMPING
+        | SO_TIMESTAMP_NEW
+        | SO_TIMESTAMPNS_NEW
+        | SO_TIMESTAMPING_NEW
+            if setting.is(0) =>
+        {
+            None
+        }
+        libc::SO_PEEK_OFF | libc::SO_MAX_PACING_RATE if setting.is(-1) => None,
+        _ => Some(Reason::SocketOption),
+    }
+}
+
+fn against_tcp_option(name: c_int, setting: Setting) -> Option<Reason> {
+    match name {
+        libc::TCP_NODELAY
+        | libc::TCP_MAXSEG
+        | libc::TCP_CORK
+        | libc::TCP_KEEPIDLE
+        | libc::TCP_KEEPINTVL
+        | libc::TCP_KEEPCNT
+        | libc::TCP_SYNCNT
+        | libc::TCP_LINGER2
+        | libc::TCP_DEFER_ACCEPT
+        | libc::TCP_WINDOW_CLAMP
+        | libc::TCP_INFO
+        | libc::TCP_QUICKACK
+        | libc::TCP_CONGESTION
+        | libc::TCP_COOKIE_TRANSACTIONS
+        | libc::TCP_THIN_LINEAR_TIMEOUTS
+        | libc::TCP_THIN_DUPACK
+        | libc::TCP_USER_TIMEOUT
+        | libc::TCP_NOTSENT_LOWAT
+        | libc::TCP_CC_INFO
+        | libc::TCP_SAVE_SYN
+        | libc::TCP_SAVED_SYN
+        | TCP_RTO_MAX_MS
+        | TCP_RTO_MIN_US
+        | TCP_DELACK_MAX_US => None,
+        libc::TCP_INQ | libc::TCP_REPAIR | TCP_TX_DELAY if setting.is(0) => None,
+        libc::TCP_FASTOPEN
+        | libc::TCP_FASTOPEN_CONNECT
+        | libc::TCP_FASTOPEN_KEY
+        | libc::TCP_FASTOPEN_NO_COOKIE => Some(Reason::FastOpen),
+        _ => Some(Reason::SocketOption),
+    }
+}
+
+/// What is on the wire, and what a TCP socket takes without heeding it.
+fn against_ip_option(name: c_int) -> Option<Reason> {
+    match name {
+        libc::IP_TOS
+        | libc::IP_TTL
+        | libc::IP_MTU_DISCOVER
+        | libc::IP_MTU
+        | libc::IP_RECVERR
+        | libc::IP_RECVTOS
+        | libc::IP_RECVTTL
+        | libc::IP_RECVOPTS
+        | libc::IP_RETOPTS
+        | libc::IP_PKTINFO
+        | libc::IP_RECVORIGDSTADDR
+        | libc::IP_FREEBIND
+        | libc::IP_BIND_ADDRESS_NO_PORT => None,
+        _ => Some(Reason::SocketOption),
+    }
+}
+
+fn against_ipv6_option(name: c_int) -> Option<Reason> {
+    match name {
+        libc::IPV6_TCLASS
+        | libc::IPV6_UNICAST_HOPS
+        | libc::IPV6_V6ONLY
+        | libc::IPV6_MTU_DISCOVER
+        | libc::IPV6_RECVERR
+        | libc::IPV6_RECVPKTINFO
+        | libc::IPV6_RECVTCLASS
+        | libc::IPV6_RECVHOPLIMIT
+        | libc::IPV6_AUTOFLOWLABEL => None,
+        _ => Some(Reason::SocketOption),
+    }
 }
 
 /// After a setsockopt that succeeded.
 pub(crate) fn after_set(endpoint: &Endpoint, fd: RawFd, level: c_int, name: c_int) {
-    if level == libc::SOL_SOCKET && (name == libc::SO_RCVTIMEO || name == libc::SO_SNDTIMEO) {
-        let cell = if name == libc::SO_RCVTIMEO { &endpoint.receive_timeout } else { &endpoint.send_timeout };
-        cell.store(option(fd, name).map_or(0, nanos), Relaxed);
+    let times = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, SO_RCVTIMEO_NEW, SO_SNDTIMEO_NEW];
+    if level == libc::SOL_SOCKET && times.contains(&name) {
+        learn_timeouts(endpoint, fd);
     }
+}
+
+/// getsockopt on an endpoint, where a lane has a part in the answer.
+///
+/// # Safety
+/// As getsockopt.
+pub(crate) unsafe fn get(
+    endpoint: &Endpoint,
+    fd: RawFd,
+    name: (c_int, c_int),
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the caller's promise, here and below.
+    let real = || unsafe { real::getsockopt(fd, name.0, name.1, value, len) };
+    match name {
+        (libc::SOL_SOCKET, libc::SO_ERROR) => {
+            if endpoint.is_attached() && shunt_sys::tcp::hung_up(borrow(fd)) {
+                attach::reset_if_lost(endpoint, fd);
+            }
+            real()
+        }
+        (libc::IPPROTO_TCP, libc::TCP_INFO) => {
+            let result = real();
+            if result == 0 {
+                // SAFETY: the kernel has just written so many bytes there.
+                unsafe { shunt_sys::tcp::add_to_info(value.cast(), *len as usize, lane_bytes(endpoint)) };
+            }
+            result
+        }
+        (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) => {
+            attach::bar(endpoint, Reason::ZeroCopy);
+            match receive::available(endpoint, fd) {
+                0 => real(),
+                // SAFETY: the caller's promise.
+                waiting => unsafe { nothing_to_map(waiting, value, len) },
+            }
+        }
+        _ => real(),
+    }
+}
+
+/// How many bytes of each direction have gone over lanes: sent, and arrived.
+fn lane_bytes(endpoint: &Endpoint) -> (u64, u64) {
+    let sent = endpoint.tx.lock().tx.lane_total();
+    let mut side = endpoint.rx.lock();
+    let arrived = match side.at {
+        Some(at) => {
+            let (lane, ring) = at.incoming();
+            side.rx.arrived_total(lane, &ring)
+        }
+        None => side.rx.lane_total(),
+    };
+    (sent, arrived)
+}
+
+/// TCP_ZEROCOPY_RECEIVE for what a lane still holds: the answer that TCP gives when the next bytes fill no page.
+///
+/// # Safety
+/// As getsockopt.
+unsafe fn nothing_to_map(waiting: usize, value: *mut c_void, len: *mut socklen_t) -> c_int {
+    /// The beginning of `struct tcp_zerocopy_receive`: address, length, recv_skip_hint.
+    const HEAD: usize = 16;
+    let good =
+        memory::is_readable(len.cast(), size_of::<socklen_t>()) && memory::is_writable(value.cast(), HEAD);
+    // SAFETY: they can be read and written.
+    unsafe {
+        if !good || (len.read_unaligned() as usize) < HEAD {
+            errno::set(if good { libc::EINVAL } else { libc::EFAULT });
+            return -1;
+        }
+        value.cast::<u32>().add(2).write_unaligned(0);
+        value.cast::<u32>().add(3).write_unaligned(waiting as u32);
+    }
+    0
 }
 
 /// ioctl on an endpoint: `Some` is the answer, errno set if it is -1.
@@ -131,7 +427,14 @@ pub(crate) unsafe fn ioctl(endpoint: &Endpoint, fd: RawFd, request: c_ulong, arg
             }
             result
         }
-        libc::TIOCOUTQ | libc::FIOCLEX | libc::FIONCLEX => real(),
+        // Before the mark is what the lane still holds.
+        SIOCATMARK if receive::available(endpoint, fd) > 0 => {
+            // SAFETY: the caller's promise.
+            unsafe { answer_int(argument.cast(), 0) }
+        }
+        // A lane delivers at once: nothing is queued, and nothing not acknowledged. The rest says nothing of the stream.
+        SIOCATMARK | libc::TIOCOUTQ | SIOCOUTQNSD | libc::FIOCLEX | libc::FIONCLEX => real(),
+        request if INTERFACES.contains(&request) => real(),
         libc::FIOASYNC => {
             attach::bar(endpoint, Reason::AsyncIo);
             real()
@@ -143,10 +446,24 @@ pub(crate) unsafe fn ioctl(endpoint: &Endpoint, fd: RawFd, request: c_ulong, arg
     }
 }
 
-/// After an fcntl that succeeded on an endpoint; `before` one that must not meet a lane.
+/// Answers an ioctl with a number.
+///
+/// # Safety
+/// `to` is the program's argument.
+unsafe fn answer_int(to: *mut c_int, value: c_int) -> c_int {
+    if !memory::is_writable(to.cast(), size_of::<c_int>()) {
+        errno::set(libc::EFAULT);
+        return -1;
+    }
+    // SAFETY: it can be written.
+    unsafe { to.write_unaligned(value) };
+    0
+}
+
+/// Before an fcntl that must not meet a lane.
 pub(crate) fn before_fcntl(endpoint: &Endpoint, command: c_int, argument: c_ulong) {
     let asynchronous = command == libc::F_SETFL && argument as c_int & libc::O_ASYNC != 0;
-    if asynchronous || command == libc::F_SETOWN || command == F_SETSIG {
+    if asynchronous || matches!(command, libc::F_SETOWN | F_SETOWN_EX | F_SETSIG) {
         attach::bar(endpoint, Reason::AsyncIo);
     }
 }

@@ -1,10 +1,12 @@
 //! Receiving: read, readv, recv, recvfrom, recvmsg.
 
-use std::ffi::c_int;
-use std::os::fd::RawFd;
+use std::ffi::{c_int, c_uint};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::*;
 
-use libc::{iovec, msghdr};
+use libc::{iovec, msghdr, ssize_t};
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::OFlags;
 use shunt_abi::reason::Reason;
 use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::user::Piece;
@@ -16,36 +18,67 @@ use crate::kernel::Tcp;
 use crate::lock::Guard;
 use crate::ops::send::{empty_message, fill_list, really_blocks};
 use crate::ops::sleep::{self, Deadline, Woken};
+use crate::private::borrow;
 use crate::signal::Held;
 use crate::{attach, errno, kernel, real, signal, waiter};
 
 const PIECES: usize = 64;
-/// Flags that are answered here.
-const UNDERSTOOD: c_int = libc::MSG_PEEK
-    | libc::MSG_WAITALL
-    | libc::MSG_DONTWAIT
-    | libc::MSG_TRUNC
+/// Flags that are answered here, and those that mean nothing to a receive of TCP.
+const UNDERSTOOD: c_int = MEANINGFUL
     | libc::MSG_NOSIGNAL
-    | libc::MSG_CMSG_CLOEXEC;
+    | libc::MSG_CMSG_CLOEXEC
+    | libc::MSG_MORE
+    | libc::MSG_EOR
+    | libc::MSG_CONFIRM
+    | libc::MSG_DONTROUTE
+    | libc::MSG_CTRUNC
+    | libc::MSG_WAITFORONE;
+const MEANINGFUL: c_int = libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_DONTWAIT | libc::MSG_TRUNC;
 
-/// Receives into `sink`. `Err` is an errno.
+/// What a receive took.
+pub(crate) struct Taken {
+    pub(crate) count: usize,
+    /// By the program's own call: the kernel has said all there is to say.
+    pub(crate) by_kernel: bool,
+}
+
+impl Taken {
+    fn here(count: usize) -> Taken {
+        Taken { count, by_kernel: false }
+    }
+
+    pub(crate) fn count(self) -> usize {
+        self.count
+    }
+}
+
+/// Receives into `sink`; where nothing but TCP is concerned, by the program's own call, `kernel`. `Err` is an errno.
 pub(crate) fn receive(
     endpoint: &'static Endpoint,
     fd: RawFd,
     sink: &mut Sink<'_>,
     flags: c_int,
-) -> Result<usize, i32> {
+    kernel: &dyn Fn() -> ssize_t,
+) -> Result<Taken, i32> {
     if flags & !UNDERSTOOD != 0 {
-        let reason = if flags & libc::MSG_OOB != 0 { Reason::OutOfBand } else { Reason::UnsupportedFlag };
-        attach::bar_reading(endpoint, reason);
-        return by_tcp(Held::Nothing, fd, sink, flags);
+        // Urgent data and the queue of errors lie beside the stream.
+        if flags & libc::MSG_ERRQUEUE != 0 {
+            return by_kernel(Held::Nothing, kernel);
+        }
+        if flags & libc::MSG_OOB != 0 {
+            attach::bar(endpoint, Reason::OutOfBand);
+            return by_kernel(Held::Nothing, kernel);
+        }
+        // What is still in the lane comes as without the flag.
+        attach::bar(endpoint, Reason::UnsupportedFlag);
     }
+    let flags = flags & MEANINGFUL;
     let waits = flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0;
     let deadline = sleep::deadline(endpoint.receive_timeout.load(Relaxed));
     let wanted = sink.remaining();
     if wanted == 0 {
         drop(ready_side(endpoint, fd));
-        return receive_nothing(endpoint, fd, sink, flags, waits.then_some(deadline));
+        return receive_nothing(endpoint, fd, sink, flags, waits.then_some(deadline)).map(Taken::here);
     }
     let mut slept = false;
     loop {
@@ -57,23 +90,21 @@ pub(crate) fn receive(
                 endpoint.enter_receive_locked();
                 drop(side);
                 attach::let_go_if_done(endpoint);
-                let flags = if done > 0 && flags & libc::MSG_WAITALL == 0 {
-                    flags | libc::MSG_DONTWAIT
+                let outcome = if done > 0 {
+                    let more = if flags & libc::MSG_WAITALL == 0 { libc::MSG_DONTWAIT } else { 0 };
+                    by_tcp(Held::Receive(endpoint), fd, sink, flags | more)
+                        .map_or(Ok(done), |count| Ok(done + count))
+                        .map(Taken::here)
                 } else {
-                    flags
+                    by_kernel(Held::Receive(endpoint), kernel)
                 };
-                let outcome = by_tcp(Held::Receive(endpoint), fd, sink, flags);
                 endpoint.leave_receive();
-                return match outcome {
-                    Ok(count) => {
-                        if flags & libc::MSG_PEEK == 0 {
-                            endpoint.count_received(count);
-                        }
-                        Ok(done + count)
-                    }
-                    Err(_) if done > 0 => Ok(done),
-                    Err(errno) => Err(errno),
-                };
+                if let Ok(taken) = &outcome
+                    && flags & libc::MSG_PEEK == 0
+                {
+                    endpoint.count_received(taken.count - done);
+                }
+                return outcome;
             }
             Received::Bytes(count) => {
                 let peeks =
@@ -82,42 +113,47 @@ pub(crate) fn receive(
                     drop(side);
                     match really_blocks(endpoint, fd).then(|| wait_for_more(fd, deadline)) {
                         Some(Woken::LookAgain { tcp: false }) => continue,
-                        _ => return Ok(count),
+                        _ => return Ok(Taken::here(count)),
                     }
                 }
                 let whole = flags & libc::MSG_WAITALL != 0 && flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0;
                 if !whole || !waits || sink.remaining() == 0 {
-                    return Ok(done + count);
+                    return Ok(Taken::here(done + count));
                 }
             }
-            Received::EndOfFile if done > 0 => return Ok(done),
+            Received::EndOfFile if done > 0 => return Ok(Taken::here(done)),
             Received::EndOfFile => {
                 drop(side);
                 if attach::reset_if_lost(endpoint, fd) {
                     continue;
                 }
-                return Ok(0);
+                return Ok(Taken::here(0));
             }
             // It is told again: the direction keeps what the kernel tells only once.
-            Received::Error(_) if done > 0 => return Ok(done),
+            Received::Error(_) if done > 0 => return Ok(Taken::here(done)),
             Received::Error(errno) => return Err(errno),
             Received::Empty if waits => {
                 drop(side);
                 // Only what the mode was when the call began counts.
                 if !slept && !really_blocks(endpoint, fd) {
-                    return if done > 0 { Ok(done) } else { Err(libc::EAGAIN) };
+                    return if done > 0 { Ok(Taken::here(done)) } else { Err(libc::EAGAIN) };
                 }
                 let woken = wait_for_bytes(endpoint, fd, deadline);
                 if let Some(outcome) = woken.ends(done) {
-                    return outcome;
+                    return outcome.map(Taken::here);
                 }
                 // A call that begins anew asks for the mode again.
                 slept = matches!(woken, Woken::LookAgain { .. });
             }
-            Received::Empty if done > 0 => return Ok(done),
+            Received::Empty if done > 0 => return Ok(Taken::here(done)),
             Received::Empty => return Err(libc::EAGAIN),
         }
     }
+}
+
+fn by_kernel(held: Held, kernel: &dyn Fn() -> ssize_t) -> Result<Taken, i32> {
+    let count = usize::try_from(signal::open(held, kernel)).map_err(|_| errno::get())?;
+    Ok(Taken { count, by_kernel: true })
 }
 
 /// A receive without room waits for bytes, or the end, as any other does: until `deadline` if it may wait at all.
@@ -175,10 +211,10 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
     let (lane, ring) = at.incoming();
     let tcp = Tcp { endpoint, fd };
     let on_lane = side.rx.on_lane();
-    let outcome = if flags & libc::MSG_PEEK != 0 {
+    let outcome = if flags & libc::MSG_TRUNC != 0 {
+        without_copying(side, lane, &ring, &tcp, sink.remaining(), flags)
+    } else if flags & libc::MSG_PEEK != 0 {
         side.rx.peek(lane, &ring, &tcp, &mut { *sink })
-    } else if flags & libc::MSG_TRUNC != 0 {
-        discard(side, lane, &ring, &tcp, sink.remaining())
     } else {
         side.rx.receive(lane, &ring, &tcp, sink)
     };
@@ -209,12 +245,23 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
     }
 }
 
-/// MSG_TRUNC: throws bytes away without writing to the program's buffer, which may be null.
-fn discard(side: &mut RxSide, lane: &LaneHeader, ring: &MappedRing, tcp: &Tcp<'_>, count: usize) -> Received {
+/// MSG_TRUNC: throws bytes away, or with MSG_PEEK only counts them. The program's buffer is not touched, and may be null.
+fn without_copying(
+    side: &mut RxSide,
+    lane: &LaneHeader,
+    ring: &MappedRing,
+    tcp: &Tcp<'_>,
+    count: usize,
+    flags: c_int,
+) -> Received {
     let mut probe = [0u8];
     let pieces = [Piece { base: probe.as_mut_ptr(), len: 1 }];
     loop {
-        let count = side.rx.discard(lane, ring, tcp, count);
+        let count = if flags & libc::MSG_PEEK != 0 {
+            side.rx.available(lane, ring, tcp).min(count)
+        } else {
+            side.rx.discard(lane, ring, tcp, count)
+        };
         if count > 0 {
             return Received::Bytes(count);
         }
@@ -256,23 +303,54 @@ pub(crate) fn available(endpoint: &Endpoint, fd: RawFd) -> usize {
     side.rx.available(lane, &ring, &Tcp { endpoint, fd })
 }
 
-/// splice from a lane that has ended: what is left of it goes into the pipe, and no more is read than the pipe takes.
+/// splice from a connection that is going back: what the lane still holds goes into the pipe, and no more is read than
+/// the pipe takes. `None`: it holds nothing more.
 pub(crate) fn move_to_pipe(
-    endpoint: &'static Endpoint,
+    endpoint: &Endpoint,
     fd: RawFd,
     pipe: RawFd,
     len: usize,
-) -> Result<usize, i32> {
+    flags: c_uint,
+) -> Option<Result<usize, i32>> {
+    let pipe = borrow(pipe);
+    let waits = flags & libc::SPLICE_F_NONBLOCK == 0
+        && rustix::fs::fcntl_getfl(pipe).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
+    loop {
+        let moved = move_some(endpoint, fd, pipe, len)?;
+        if moved != Err(libc::EAGAIN) || !waits {
+            return Some(moved);
+        }
+        let mut polled = [PollFd::from_borrowed_fd(pipe, PollFlags::OUT)];
+        if let Err(errno) = rustix::event::poll(&mut polled, None) {
+            return Some(Err(errno.raw_os_error()));
+        }
+    }
+}
+
+/// One attempt, which does not wait: it holds the lock.
+fn move_some(endpoint: &Endpoint, fd: RawFd, pipe: BorrowedFd<'_>, len: usize) -> Option<Result<usize, i32>> {
+    let mut side = endpoint.rx.lock();
+    if !side.rx.is_attached() {
+        return None;
+    }
     let mut bytes = [0u8; 16 * 1024];
     let pieces = [Piece { base: bytes.as_mut_ptr(), len: len.min(bytes.len()) }];
-    // SAFETY: a buffer of our own.
+    // SAFETY: a buffer of our own, here and below.
     let mut sink = unsafe { Sink::new(&pieces) };
-    let count = receive(endpoint, fd, &mut sink, libc::MSG_PEEK | libc::MSG_DONTWAIT)?;
-    let moved = rustix::io::write(crate::private::borrow(pipe), &bytes[..count])
-        .map_err(|errno| errno.raw_os_error())?;
-    // SAFETY: MSG_TRUNC writes nothing.
-    let mut discarded = unsafe { Sink::new(&pieces) };
-    discarded.within(moved, |part| receive(endpoint, fd, part, libc::MSG_TRUNC | libc::MSG_DONTWAIT))
+    let Received::Bytes(count) = look(endpoint, fd, &mut side, &mut sink, libc::MSG_PEEK) else {
+        return None;
+    };
+    // "At the current offset", which is all that a pipe has.
+    let here = u64::MAX;
+    let slices = [std::io::IoSlice::new(&bytes[..count])];
+    let moved = match rustix::io::pwritev2(pipe, &slices, here, rustix::io::ReadWriteFlags::NOWAIT) {
+        Ok(moved) => moved,
+        Err(errno) => return Some(Err(errno.raw_os_error())),
+    };
+    let pieces = [Piece { base: bytes.as_mut_ptr(), len: moved }];
+    // SAFETY: see above.
+    look(endpoint, fd, &mut side, &mut unsafe { Sink::new(&pieces) }, libc::MSG_TRUNC);
+    Some(Ok(moved))
 }
 
 /// A peek that wants more than there is: the bytes that it has seen keep a doorbell from telling, so it looks again soon.
@@ -311,9 +389,9 @@ fn wait_for_bytes(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline) ->
     woken
 }
 
-/// The real recvmsg for what is left of `sink`.
+/// The real recvmsg for what is left of `sink`, which it leaves where it is.
 fn by_tcp(held: Held, fd: RawFd, sink: &Sink<'_>, flags: c_int) -> Result<usize, i32> {
-    with_message(sink, |message| {
+    in_lists(sink, flags, |message| {
         // SAFETY: the message describes the program's own buffer.
         let result = signal::open(held, || unsafe { real::recvmsg(fd, message, flags) });
         usize::try_from(result).map_err(|_| errno::get())
@@ -323,12 +401,32 @@ fn by_tcp(held: Held, fd: RawFd, sink: &Sink<'_>, flags: c_int) -> Result<usize,
 /// The same without waiting, so that it can be made under a lock.
 fn by_tcp_now(fd: RawFd, sink: &Sink<'_>, flags: c_int) -> Result<usize, i32> {
     // SAFETY: the message describes the program's own buffer.
-    with_message(sink, |message| unsafe { kernel::recvmsg_now(fd, message, flags | libc::MSG_DONTWAIT) })
+    in_lists(sink, flags, |message| unsafe { kernel::recvmsg_now(fd, message, flags | libc::MSG_DONTWAIT) })
 }
 
-fn with_message<R>(sink: &Sink<'_>, receive: impl FnOnce(*mut msghdr) -> R) -> R {
-    let (pieces, offset) = sink.pieces();
-    let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
-    let count = fill_list(&mut list, pieces, offset);
-    receive(&mut empty_message(&mut list[..count]))
+/// Has `receive` fill one list of pieces after the other, as long as it fills them.
+fn in_lists(
+    sink: &Sink<'_>,
+    flags: c_int,
+    receive: impl Fn(*mut msghdr) -> Result<usize, i32>,
+) -> Result<usize, i32> {
+    let mut sink = *sink;
+    let mut done = 0;
+    loop {
+        let (pieces, offset) = sink.pieces();
+        let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
+        let count = fill_list(&mut list, pieces, offset);
+        let listed: usize = list[..count].iter().map(|piece| piece.iov_len).sum();
+        let received = match receive(&mut empty_message(&mut list[..count])) {
+            Ok(received) => received,
+            Err(_) if done > 0 => return Ok(done),
+            Err(errno) => return Err(errno),
+        };
+        done += received;
+        sink.advance(received.min(sink.remaining()));
+        // A second peek would see the same bytes again.
+        if received < listed || sink.remaining() == 0 || flags & libc::MSG_PEEK != 0 {
+            return Ok(done);
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use libc::{fd_set, pollfd, sigset_t};
+use shunt_sys::memory;
 
 use crate::{errno, ops::poll, process};
 
@@ -24,18 +25,20 @@ const MEANS: [i16; 3] = [
 
 impl Sets {
     /// # Safety
-    /// As select: each set is null or as long as `count` descriptors need.
+    /// As select: each set is null, or as long as `count` descriptors need, or a bad address.
     pub(crate) unsafe fn new(count: c_int, sets: [*mut fd_set; 3]) -> Sets {
         Sets { sets: sets.map(|set| set.cast()), count: count.max(0) as usize }
     }
 
-    /// Whether one of the descriptors is a connected TCP socket.
+    /// Whether one of the descriptors is a connected TCP socket, and the kernel has nothing against the addresses.
     pub(crate) fn concern_us(&self) -> bool {
-        poll::concerns(self.members().map(|(fd, _)| fd))
+        let len = self.count.div_ceil(BITS) * BITS / 8;
+        self.sets.iter().all(|set| set.is_null() || memory::is_writable(set.cast(), len))
+            && poll::concerns(self.members().map(|(fd, _)| fd))
     }
 
     fn word(&self, set: usize, index: usize) -> u64 {
-        // SAFETY: `new`'s promise; `index` is below the words that `count` descriptors need.
+        // SAFETY: `concern_us` has found it good; `index` is below the words that `count` descriptors need.
         if self.sets[set].is_null() { 0 } else { unsafe { self.sets[set].add(index).read_unaligned() } }
     }
 

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
-use libc::{iovec, msghdr};
+use libc::{iovec, msghdr, ssize_t};
 use shunt_abi::reason::{Reason, Road};
 use shunt_ring::Source;
 use shunt_ring::bytes::{MappedRing, Ring};
@@ -23,21 +23,27 @@ use crate::{attach, epoll, errno, process, real, signal, waiter};
 pub(crate) const STALL_NANOS: u64 = 20_000_000;
 /// One that is awake may only be busy, and is given this long.
 const BUSY_STALL_NANOS: u64 = 1_000_000_000;
-/// Flags whose meaning on a lane is that of TCP.
-const UNDERSTOOD: c_int =
-    libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
+/// Flags whose meaning on a lane is that of TCP, or that mean nothing to a send of TCP.
+const UNDERSTOOD: c_int = libc::MSG_NOSIGNAL
+    | libc::MSG_DONTWAIT
+    | libc::MSG_MORE
+    | libc::MSG_EOR
+    | libc::MSG_CONFIRM
+    | libc::MSG_DONTROUTE
+    | libc::MSG_WAITALL;
 /// Pieces of one system call.
 const PIECES: usize = 64;
 
-/// Sends `source`. `Err` is an errno.
+/// Sends `source`; where nothing but TCP is concerned, by the program's own call, `kernel`. `Err` is an errno.
 pub(crate) fn send(
     endpoint: &'static Endpoint,
     fd: RawFd,
     source: &mut Source<'_>,
     flags: c_int,
+    kernel: &dyn Fn() -> ssize_t,
 ) -> Result<usize, i32> {
     if source.remaining() == 0 {
-        return by_tcp(Held::Nothing, fd, source, flags).map(|sent| sent.count);
+        return by_kernel(Held::Nothing, kernel);
     }
     if flags & !UNDERSTOOD != 0 {
         refuse_flags(endpoint, flags);
@@ -51,22 +57,18 @@ pub(crate) fn send(
         if road == Road::Tcp {
             endpoint.enter_send_locked();
             drop(side);
-            let outcome = by_tcp(Held::Send(endpoint), fd, source, flags);
-            endpoint.leave_send();
             let done = wanted - source.remaining();
-            match outcome {
-                Ok(ByTcp { count, all }) => {
+            let held = Held::Send(endpoint);
+            let outcome = if done == 0 { by_kernel(held, kernel) } else { by_tcp(held, fd, source, flags) };
+            endpoint.leave_send();
+            return match outcome {
+                Ok(count) => {
                     endpoint.count_sent(count);
-                    // One that was cut short must not go on: a handler may have sent something of its own.
-                    if !waits || !all || source.remaining() == count {
-                        return Ok(done + count);
-                    }
-                    source.advance(count);
-                    continue;
+                    Ok(done + count)
                 }
-                Err(_) if done > 0 => return Ok(done),
-                Err(errno) => return Err(errno),
-            }
+                Err(_) if done > 0 => Ok(done),
+                Err(errno) => Err(errno),
+            };
         }
         let outcome = onto_lane(endpoint, &mut side, source);
         drop(side);
@@ -75,6 +77,8 @@ pub(crate) fn send(
         }
         match outcome {
             Lane::Done => return Ok(wanted),
+            Lane::Fault if source.remaining() < wanted => return Ok(wanted - source.remaining()),
+            Lane::Fault => return Err(libc::EFAULT),
             Lane::Left => attach::let_go_if_done(endpoint),
             Lane::Stalled => give_up(endpoint),
             Lane::Returned => {
@@ -121,6 +125,8 @@ enum Lane {
     Returned,
     /// The rest is TCP's.
     Left,
+    /// The program must not touch what it wants to send.
+    Fault,
 }
 
 /// Puts what fits onto the lane.
@@ -143,6 +149,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
             Sent::Full => break Lane::Full,
             Sent::UseTcp => break Lane::Left,
             Sent::SendAgain => break Lane::Returned,
+            Sent::Fault => break Lane::Fault,
         }
     };
     if source.remaining() < before {
@@ -272,24 +279,34 @@ fn refuse_flags(endpoint: &Endpoint, flags: c_int) {
     }
 }
 
-/// What TCP took of one list of pieces.
-struct ByTcp {
-    count: usize,
-    /// Everything that was in the list.
-    all: bool,
+fn by_kernel(held: Held, kernel: &dyn Fn() -> ssize_t) -> Result<usize, i32> {
+    usize::try_from(signal::open(held, kernel)).map_err(|_| errno::get())
 }
 
-/// The real sendmsg for what is left of `source`.
-fn by_tcp(held: Held, fd: RawFd, source: &Source<'_>, flags: c_int) -> Result<ByTcp, i32> {
-    let (pieces, offset) = source.pieces();
-    let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
-    let count = fill_list(&mut list, pieces, offset);
-    let offered: usize = list[..count].iter().map(|piece| piece.iov_len).sum();
-    let message = empty_message(&mut list[..count]);
-    // SAFETY: the list describes the program's own buffer.
-    let result = signal::open(held, || unsafe { real::sendmsg(fd, &message, flags) });
-    let count = usize::try_from(result).map_err(|_| errno::get())?;
-    Ok(ByTcp { count, all: count == offered })
+/// The real sendmsg for what is left of `source`, which it leaves where it is.
+fn by_tcp(held: Held, fd: RawFd, source: &Source<'_>, flags: c_int) -> Result<usize, i32> {
+    let mut source = *source;
+    let mut done = 0;
+    while source.remaining() > 0 {
+        let (pieces, offset) = source.pieces();
+        let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
+        let count = fill_list(&mut list, pieces, offset);
+        let listed: usize = list[..count].iter().map(|piece| piece.iov_len).sum();
+        let message = empty_message(&mut list[..count]);
+        // SAFETY: the list describes the program's own buffer.
+        let result = signal::open(held, || unsafe { real::sendmsg(fd, &message, flags) });
+        let sent = match usize::try_from(result) {
+            Ok(sent) => sent,
+            Err(_) if done > 0 => break,
+            Err(_) => return Err(errno::get()),
+        };
+        done += sent;
+        if sent < listed {
+            break;
+        }
+        source.advance(sent.min(source.remaining()));
+    }
+    Ok(done)
 }
 
 /// The first pieces of a cursor as an iovec list; returns how many.
@@ -370,6 +387,7 @@ pub(crate) fn send_file(
                     return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Err(libc::EAGAIN) };
                 }
             }
+            Ok(Sent::Fault) => return Err(libc::EFAULT),
             Err(_) if moved > 0 => return Ok(FileStep::Moved(moved)),
             Err(errno) => return Err(errno),
         }

@@ -1,6 +1,7 @@
 //! The operations of an actor, each as calls of libc.
 
-use super::{CLOSED, PIPES, fd, put, readiness};
+use super::{CLOSED, PIPES, ask, fd, odd_receive, odd_send, put, readiness};
+use crate::actor::{ODD_RECEIVES, ODD_SENDS, QUESTIONS, SETTINGS};
 use crate::script::{RECEIVE_CALLS, SEND_CALLS, Step, Verb, end_of, peer_of};
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -36,7 +37,7 @@ const UNTOUCHED: u8 = 0xee;
 const URGENT: u8 = b'!';
 
 /// A stretch of the stream that the end `end` sends.
-fn stream(end: usize, position: u64, len: usize) -> Vec<u8> {
+pub(super) fn stream(end: usize, position: u64, len: usize) -> Vec<u8> {
     let word = |index: u64| {
         let mixed = (index ^ (end as u64) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9).to_le_bytes()
@@ -78,6 +79,17 @@ fn dispatch(step: &Step, position: u64) -> Answer {
             set_time(at(0), 0);
             answer
         }
+        Verb::OddSend => {
+            odd_send::send(step.slot(0), ODD_SENDS[step.args[2] as usize], step.args[1] as usize, position)
+        }
+        Verb::OddRecv => odd_receive::receive(
+            step.slot(0),
+            ODD_RECEIVES[step.args[2] as usize],
+            step.args[1] as usize,
+            position,
+        ),
+        Verb::Ask => ask::ask(step.slot(0), QUESTIONS[step.args[1] as usize]),
+        Verb::Change => ask::ask(step.slot(0), SETTINGS[step.args[1] as usize]),
         Verb::Poll => readiness::poll(step),
         Verb::EpollNew => {
             // SAFETY: plain calls on descriptors of ours, here and below.

@@ -3,12 +3,19 @@
 //! Operations run on worker threads, so that one that blocks leaves the actor able to listen. Every call goes through
 //! libc's symbols, where a preloaded shim sees it.
 
+mod ask;
 mod calls;
+mod memory;
+mod odd_receive;
+mod odd_send;
 mod readiness;
 mod workers;
 
 use crate::script::{FIRST_EPOLL, SLOTS, Step, Verb};
+pub(crate) use ask::{QUESTIONS, SETTINGS};
 pub(crate) use calls::Answer;
+pub(crate) use odd_receive::{ODD_RECEIVES, PEEKS};
+pub(crate) use odd_send::ODD_SENDS;
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::os::unix::process::CommandExt;

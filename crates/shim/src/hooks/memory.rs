@@ -1,0 +1,122 @@
+//! mmap, munmap, mprotect, mremap: what is known of the program's memory, so that a bad pointer is EFAULT, ends here.
+
+use std::ffi::{c_int, c_void};
+
+use libc::{off_t, size_t};
+use shunt_sys::memory;
+
+use crate::{errno, real};
+
+/// Finds the real functions before the program starts: they are called by allocators that hold locks of their own.
+pub(crate) fn prepare() {
+    let (nowhere, before) = (std::ptr::null_mut(), errno::get());
+    // SAFETY: none of these changes anything: nothing is mapped at length 0.
+    unsafe {
+        real::mmap(nowhere, 0, 0, 0, -1, 0);
+        real::munmap(nowhere, 0);
+        real::mprotect(nowhere, 0, 0);
+        real::pkey_mprotect(nowhere, 0, 0, -1);
+        real::mremap(nowhere, 0, 0, 0, nowhere);
+    }
+    errno::set(before);
+}
+
+/// See mmap(2).
+///
+/// # Safety
+/// As in C; so for every hook.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn mmap(
+    address: *mut c_void,
+    len: size_t,
+    access: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    // SAFETY: the program's own call.
+    let mapped = unsafe { real::mmap(address, len, access, flags, fd, offset) };
+    if mapped != libc::MAP_FAILED {
+        memory::forget(mapped as usize, len);
+    }
+    mapped
+}
+
+/// See mmap(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn mmap64(
+    address: *mut c_void,
+    len: size_t,
+    access: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    // SAFETY: the same call: off_t has 64 bits here.
+    unsafe { mmap(address, len, access, flags, fd, offset) }
+}
+
+/// See munmap(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn munmap(address: *mut c_void, len: size_t) -> c_int {
+    // SAFETY: the program's own call.
+    let result = unsafe { real::munmap(address, len) };
+    memory::forget(address as usize, len);
+    result
+}
+
+/// See mprotect(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn mprotect(address: *mut c_void, len: size_t, access: c_int) -> c_int {
+    // SAFETY: the program's own call.
+    let result = unsafe { real::mprotect(address, len, access) };
+    memory::forget(address as usize, len);
+    result
+}
+
+/// See pkey_mprotect(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pkey_mprotect(
+    address: *mut c_void,
+    len: size_t,
+    access: c_int,
+    key: c_int,
+) -> c_int {
+    // SAFETY: the program's own call.
+    let result = unsafe { real::pkey_mprotect(address, len, access, key) };
+    memory::forget(address as usize, len);
+    result
+}
+
+/// See mremap(2). C passes the last argument, if there is one, where a named one would be.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn mremap(
+    address: *mut c_void,
+    len: size_t,
+    new_len: size_t,
+    flags: c_int,
+    new_address: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: the program's own call.
+    let mapped = unsafe { real::mremap(address, len, new_len, flags, new_address) };
+    memory::forget(address as usize, len);
+    if mapped != libc::MAP_FAILED {
+        memory::forget(mapped as usize, new_len);
+    }
+    mapped
+}

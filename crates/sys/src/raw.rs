@@ -1,0 +1,56 @@
+//! System calls that rustix has no function for, made directly: `syscall` of libc is one of the functions that the shim
+//! stands in front of, and it sets errno.
+
+use std::arch::asm;
+
+use crate::{Errno, Result};
+
+/// Makes a system call. What it returns is its own affair; an error is not kept in errno.
+///
+/// # Safety
+/// As the system call.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize> {
+    let [a, b, c, d, e, f] = arguments;
+    let result: isize;
+    // SAFETY: the kernel's calling convention: it changes rax, rcx and r11; the rest is the caller's promise.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack)
+        );
+    }
+    outcome(result)
+}
+
+/// The same.
+///
+/// # Safety
+/// As the system call.
+#[cfg(target_arch = "aarch64")]
+pub(crate) unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize> {
+    let [a, b, c, d, e, f] = arguments;
+    let result: isize;
+    // SAFETY: the kernel's calling convention: it changes x0 only; the rest is the caller's promise.
+    unsafe {
+        asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
+            options(nostack)
+        );
+    }
+    outcome(result)
+}
+
+fn outcome(result: isize) -> Result<usize> {
+    if (-4095..0).contains(&result) {
+        Err(Errno::from_raw_os_error(-result as i32))
+    } else {
+        Ok(result as usize)
+    }
+}

@@ -1,0 +1,257 @@
+//! Questions about a socket, and settings that programs seldom make.
+
+use super::calls::Answer;
+use super::{fd, memory};
+use std::ffi::{c_int, c_void};
+use std::ptr::{null, null_mut};
+
+/// The kinds, as they are written.
+pub(crate) const QUESTIONS: &[&str] = &[
+    "info",
+    "info-short",
+    "info-negative",
+    "info-null",
+    "at-mark",
+    "at-mark-null",
+    "unread-null",
+    "unsent",
+    "nonblock-null",
+    "unknown-ioctl",
+    "interface",
+    "unknown-option",
+    "unknown-level",
+    "option-null",
+    "option-short",
+    "timeout-short",
+    "timeout-wrong",
+    "timeout-tiny",
+    "ulp",
+    "md5",
+    "poll-null",
+    "select-null",
+    "epoll-null",
+    "reopen",
+    "path-only",
+    "owner",
+    "flags",
+];
+/// Those that change the socket.
+pub(crate) const SETTINGS: &[&str] = &[
+    "async",
+    "set-owner",
+    "set-owner-ex",
+    "set-signal",
+    "timestamp",
+    "timestampns-new",
+    "timestamping",
+    "zerocopy",
+    "filter",
+    "filter-bpf",
+    "inq",
+    "cork-and-not",
+    "peek-off",
+    "pacing",
+    "mark",
+    "rcvbuf",
+    "sndbuf",
+    "busy-poll",
+    "recverr",
+    "notsent",
+    "reuse",
+    "congestion",
+    "user-timeout",
+    "device",
+    "low-water-1",
+    "timeouts-new",
+    "window-clamp",
+    "fd-flags",
+];
+
+fn get(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: &mut u32) -> Answer {
+    // SAFETY: as bad as is meant, else as long as said.
+    Answer::of(unsafe { libc::getsockopt(fd, level, name, value, len) }.into())
+}
+
+fn set<T>(fd: c_int, level: c_int, name: c_int, value: &T) -> Answer {
+    let pointer: *const T = value;
+    // SAFETY: the value is as long as said.
+    Answer::of(unsafe { libc::setsockopt(fd, level, name, pointer.cast(), size_of::<T>() as u32) }.into())
+}
+
+fn ioctl<T>(fd: c_int, request: u64, argument: *mut T) -> Answer {
+    // SAFETY: as bad as is meant, else as long as the request demands.
+    Answer::of(unsafe { libc::ioctl(fd, request, argument) }.into())
+}
+
+const SIOCOUTQNSD: u64 = 0x894b;
+const SIOCATMARK: u64 = 0x8905;
+const F_SETSIG: c_int = 10;
+const F_SETOWN_EX: c_int = 15;
+
+/// Asks.
+pub(super) fn ask(slot: usize, kind: &str) -> Answer {
+    let socket = fd(slot);
+    let mut word: c_int = -7;
+    let mut len = 4u32;
+    let bad = memory::forbidden();
+    let here: *mut c_int = &mut word;
+    let mut answer = match kind {
+        "info" => return info(socket, 512),
+        "info-short" => return info(socket, 130),
+        "info-negative" => {
+            len = u32::MAX;
+            get(socket, libc::IPPROTO_TCP, libc::TCP_INFO, here.cast(), &mut len)
+        }
+        "info-null" => get(socket, libc::IPPROTO_TCP, libc::TCP_INFO, null_mut(), &mut len),
+        "at-mark" => ioctl(socket, SIOCATMARK, here),
+        "at-mark-null" => ioctl(socket, SIOCATMARK, null_mut::<c_int>()),
+        "unread-null" => ioctl(socket, libc::FIONREAD, null_mut::<c_int>()),
+        "unsent" => ioctl(socket, SIOCOUTQNSD, here),
+        "nonblock-null" => ioctl(socket, libc::FIONBIO, bad),
+        "unknown-ioctl" => ioctl(socket, 0x1234_5678, here),
+        "interface" => {
+            let mut request = [0u8; 64];
+            request[..2].copy_from_slice(b"lo");
+            ioctl(socket, libc::SIOCGIFINDEX, request.as_mut_ptr())
+        }
+        "unknown-option" => get(socket, libc::IPPROTO_TCP, 12_345, here.cast(), &mut len),
+        "unknown-level" => get(socket, 12_345, 1, here.cast(), &mut len),
+        "option-null" => {
+            // SAFETY: meant to be bad.
+            let ret = unsafe { libc::setsockopt(socket, 1, libc::SO_KEEPALIVE, null(), 4) };
+            Answer::of(ret.into())
+        }
+        "option-short" => set(socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &1u16),
+        "timeout-short" => set(socket, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &1u32),
+        "timeout-wrong" => set(socket, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &[0i64, 2_000_000]),
+        "timeout-tiny" => {
+            set(socket, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &[0i64, 1]);
+            let mut byte = 0u8;
+            let to: *mut u8 = &mut byte;
+            // SAFETY: one byte.
+            let answer = Answer::of(unsafe { libc::recv(socket, to.cast(), 1, libc::MSG_PEEK) } as i64);
+            set(socket, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &[0i64, 0]);
+            answer
+        }
+        "ulp" => set(socket, libc::IPPROTO_TCP, libc::TCP_ULP, b"none"),
+        "md5" => set(socket, libc::IPPROTO_TCP, libc::TCP_MD5SIG, &1u32),
+        // SAFETY: meant to be bad, here and below.
+        "poll-null" => Answer::of(unsafe { libc::poll(null_mut(), 1, 0) }.into()),
+        "select-null" => {
+            // SAFETY: see above.
+            Answer::of(
+                unsafe { libc::select(socket + 1, bad.cast(), null_mut(), null_mut(), null_mut()) }.into(),
+            )
+        }
+        // SAFETY: see above.
+        "epoll-null" => unsafe {
+            let set = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+            let add = Answer::of(libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, socket, null_mut()).into());
+            let mut event = libc::epoll_event { events: libc::EPOLLOUT as u32, u64: 0 };
+            libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, socket, &mut event);
+            let wait = Answer::of(libc::epoll_wait(set, bad.cast(), 4, 0).into());
+            libc::close(set);
+            return Answer { extra: vec![add.ret, add.errno.into()], ..wait };
+        },
+        "reopen" | "path-only" => {
+            let path = format!("/proc/self/fd/{socket}\0");
+            let how = if kind == "reopen" { libc::O_RDWR } else { libc::O_PATH };
+            // SAFETY: a terminated string, and a descriptor of our own.
+            unsafe {
+                let opened = libc::open(path.as_ptr().cast(), how | libc::O_CLOEXEC);
+                let answer = Answer::of(opened.min(0).into());
+                let read = Answer::of(libc::read(opened, here.cast(), 4) as i64);
+                if opened >= 0 {
+                    libc::close(opened);
+                }
+                return Answer { extra: vec![read.ret, read.errno.into()], ..answer };
+            }
+        }
+        // SAFETY: plain calls.
+        "owner" => Answer::of(unsafe { libc::fcntl(socket, libc::F_GETOWN) }.into()),
+        // SAFETY: plain calls.
+        "flags" => Answer::of(unsafe { libc::fcntl(socket, libc::F_GETFL) }.into()),
+        _ => change(socket, kind),
+    };
+    answer.extra.push(word.into());
+    answer
+}
+
+/// Sets something, and for most things sets it back.
+fn change(socket: c_int, kind: &str) -> Answer {
+    let sol = |name: c_int, value: c_int| set(socket, libc::SOL_SOCKET, name, &value);
+    let tcp = |name: c_int, value: c_int| set(socket, libc::IPPROTO_TCP, name, &value);
+    let (mut on, mut off) = (1, 0);
+    // SAFETY: plain calls; no signal is wanted, so 0 means nobody.
+    unsafe {
+        match kind {
+            "async" => {
+                ioctl(socket, libc::FIOASYNC, &mut on);
+                ioctl(socket, libc::FIOASYNC, &mut off)
+            }
+            "set-owner" => Answer::of(libc::fcntl(socket, libc::F_SETOWN, 0).into()),
+            "set-owner-ex" => {
+                let nobody = [2, 0];
+                Answer::of(libc::fcntl(socket, F_SETOWN_EX, nobody.as_ptr()).into())
+            }
+            "set-signal" => Answer::of(libc::fcntl(socket, F_SETSIG, 0).into()),
+            "timestamp" => sol(libc::SO_TIMESTAMP, 0),
+            "timestampns-new" => sol(64, 0),
+            "timestamping" => sol(libc::SO_TIMESTAMPING, 0),
+            "zerocopy" => sol(libc::SO_ZEROCOPY, 1),
+            "filter" | "filter-bpf" => {
+                // One instruction: all of every packet.
+                let all = [6u64 | 0xffff_ffff << 32];
+                let program = (1u16, all.as_ptr());
+                let name = if kind == "filter" { libc::SO_ATTACH_FILTER } else { libc::SO_ATTACH_BPF };
+                if name == libc::SO_ATTACH_FILTER {
+                    set(socket, libc::SOL_SOCKET, name, &program)
+                } else {
+                    sol(name, -1)
+                }
+            }
+            "inq" => tcp(libc::TCP_INQ, 1),
+            "cork-and-not" => {
+                tcp(libc::TCP_CORK, 1);
+                tcp(libc::TCP_CORK, 0)
+            }
+            "peek-off" => sol(libc::SO_PEEK_OFF, -1),
+            "pacing" => sol(libc::SO_MAX_PACING_RATE, 1 << 30),
+            "mark" => sol(libc::SO_MARK, 0),
+            "rcvbuf" => sol(libc::SO_RCVBUF, 200_000),
+            "sndbuf" => sol(libc::SO_SNDBUF, 200_000),
+            "busy-poll" => sol(libc::SO_BUSY_POLL, 0),
+            "recverr" => set(socket, libc::IPPROTO_IP, libc::IP_RECVERR, &1),
+            "notsent" => tcp(libc::TCP_NOTSENT_LOWAT, 1 << 20),
+            "reuse" => sol(libc::SO_REUSEADDR, 1),
+            "congestion" => set(socket, libc::IPPROTO_TCP, libc::TCP_CONGESTION, b"cubic"),
+            "user-timeout" => tcp(libc::TCP_USER_TIMEOUT, 100_000),
+            "device" => set(socket, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, b"lo\0"),
+            "low-water-1" => sol(libc::SO_RCVLOWAT, 1),
+            "timeouts-new" => {
+                set(socket, libc::SOL_SOCKET, 66, &[1000i64, 0]);
+                set(socket, libc::SOL_SOCKET, 67, &[0i64, 0]);
+                set(socket, libc::SOL_SOCKET, 66, &[0i64, 0])
+            }
+            "window-clamp" => tcp(libc::TCP_WINDOW_CLAMP, 1 << 20),
+            "fd-flags" => {
+                libc::fcntl(socket, libc::F_SETFD, libc::FD_CLOEXEC);
+                Answer::of(libc::fcntl(socket, libc::F_SETFD, 0).into())
+            }
+            _ => Answer::failed(libc::ENOSYS),
+        }
+    }
+}
+
+/// What TCP_INFO says that does not depend on when segments and acknowledgements went: the state, what was received,
+/// and what was sent.
+fn info(socket: c_int, room: u32) -> Answer {
+    let mut words = [0u64; 64];
+    let mut len = room;
+    let answer = get(socket, libc::IPPROTO_TCP, libc::TCP_INFO, words.as_mut_ptr().cast(), &mut len);
+    let at = |offset: usize| words[offset / 8] as i64;
+    // tcpi_state, tcpi_bytes_received, and tcpi_bytes_sent less tcpi_bytes_retrans with tcpi_notsent_bytes
+    let received = if room < 136 { 0 } else { at(128) };
+    let sent = if room < 216 { 0 } else { at(200) - at(208) + (at(144) & 0xffff_ffff) };
+    Answer { extra: vec![len.into(), words[0] as u8 as i64, received, sent], ..answer }
+}
