@@ -376,7 +376,7 @@ impl Control {
         if crate::ops::descriptors::is_standard_stream(endpoint) {
             return Err(Reason::Stdio.into());
         }
-        is_worth_offering(endpoint, &identity, had_broker)?;
+        is_worth_offering(endpoint, &identity)?;
         crate::ops::options::learn(endpoint, fd)?;
         endpoint.set_stage(Stage::Offered);
         attach::mark(endpoint, Reason::PeerNotOffered);
@@ -557,24 +557,18 @@ fn octets(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// L7: whether the broker could pair the endpoint, as far as can be told from here. What a broker that has just been met
-/// can do is not known yet.
-fn is_worth_offering(
-    endpoint: &Endpoint,
-    identity: &identity::Identity,
-    met_before: bool,
-) -> Result<(), Later> {
+/// L7: whether the broker could pair the endpoint, as far as can be told from here. What it can do is in the page once it
+/// has answered the hello, and may grow later, so that is looked at again, ever more rarely.
+fn is_worth_offering(endpoint: &Endpoint, identity: &identity::Identity) -> Result<(), Later> {
     let near = may_be_local(&identity.local, &identity.remote);
     let patience = distance::patience(identity.remote.ip());
-    let later = |reason| Later::After(reason, distance::LONGEST);
+    let watched = endpoint.offer_after.load(Relaxed);
+    let later = |reason| Later::After(reason, distance::longer(watched));
     match process::page().map_or(Reach::Namespace, |page| page.reach()) {
         Reach::Nothing => Err(later(Reason::ForeignNamespace)),
         _ if near => Ok(()),
-        Reach::Namespace if met_before => Err(later(Reason::RemotePeer)),
-        Reach::Namespace => Err(Later::After(Reason::RemotePeer, patience)),
-        Reach::Host if endpoint.offer_after.load(Relaxed) < patience => {
-            Err(Later::After(Reason::TooFewOperations, patience))
-        }
+        Reach::Namespace => Err(later(Reason::RemotePeer)),
+        Reach::Host if watched < patience => Err(Later::After(Reason::TooFewOperations, patience)),
         Reach::Host => {
             distance::offered(endpoint, identity.remote.ip());
             Ok(())

@@ -12,7 +12,7 @@ use crate::endpoint::Endpoint;
 /// Operations before the first offer to a peer.
 const SHORTEST: u32 = 32;
 /// And before the last: an offer is then less than a thousandth of the work.
-pub(crate) const LONGEST: u32 = 4096;
+const LONGEST: u32 = 4096;
 /// Many distant peers fill all of the table, and then whoever is new is watched for long as well.
 const SLOTS: usize = 256;
 
@@ -23,6 +23,11 @@ static IN_VAIN: [AtomicU8; SLOTS] = [const { AtomicU8::new(0) }; SLOTS];
 pub(crate) fn patience(peer: IpAddr) -> u32 {
     let in_vain = u32::from(IN_VAIN[slot(peer)].load(Relaxed));
     (SHORTEST << (2 * in_vain.min(8))).min(LONGEST)
+}
+
+/// After how many more operations something is looked at again that may change, after so many the last time.
+pub(crate) fn longer(operations: u32) -> u32 {
+    operations.saturating_mul(4).clamp(SHORTEST, LONGEST)
 }
 
 /// An endpoint is offered although its peer may be far away.

@@ -7,6 +7,7 @@
 
 mod both;
 mod dir;
+mod docker;
 mod ground;
 mod host;
 mod launch;
@@ -16,6 +17,7 @@ mod road;
 
 pub use both::both;
 pub use both::under_shunt;
+pub use docker::Engine;
 pub use ground::Ground;
 pub use host::Host;
 pub use host::Mode;

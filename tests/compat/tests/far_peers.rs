@@ -1,0 +1,85 @@
+//! Connections whose peer is not on this host by its address: offered only if the broker could pair them, and seldom if
+//! that is in vain (L7).
+
+use shunt_compat::{Host, Launch, Program, under_shunt};
+use shunt_netns::Net;
+use std::fs;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// Connections of a client, one after the other.
+const CONNECTIONS: usize = 12;
+/// With an answer each: some 128 operations.
+const REQUESTS: usize = 64;
+
+/// Another host, as far as anybody can tell: a network namespace at the end of a cable.
+fn neighbour() -> Net {
+    let neighbour = Net::new();
+    Net::connect((&Net::current(), "cable", "192.0.2.1/24"), (&neighbour, "cable", "192.0.2.2/24"));
+    neighbour
+}
+
+/// `far.py` over there.
+fn over_there<'h>(host: &'h Host, net: &Net, words: &str) -> Launch<'h> {
+    let program = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/far.py");
+    let program = host.write("far.py", fs::read(program).expect("it is in the tree"));
+    let namespace = format!("--net={}", net.path().display());
+    host.program("nsenter").args([namespace.as_str(), "--", "python3"]).arg(program).words(words)
+}
+
+fn serve(launch: Launch<'_>, name: &str) -> Program {
+    let mut server = launch.start(name);
+    server.wait_for_output("serving", LIMIT);
+    server
+}
+
+/// Loads the neighbour's server, and says how many of the connections were offered.
+fn load(host: &Host) -> u64 {
+    let mut client = host
+        .script("python3", "far.py")
+        .words(&format!("load 192.0.2.2 7000 {CONNECTIONS} {REQUESTS}"))
+        .start("client");
+    client.wait_for_output("done", LIMIT);
+    let status = host.status().expect("a broker");
+    let process = status.processes.iter().find(|process| process.pid == client.pid()).expect("it said hello");
+    process.counters["offered"]
+}
+
+#[test]
+fn without_containers_nothing_is_offered() {
+    under_shunt(LIMIT, |host| {
+        let net = neighbour();
+        let server = serve(over_there(host, &net, "serve 192.0.2.2 7000").native(), "server");
+        assert_eq!(load(host), 0);
+        drop(server);
+    });
+}
+
+#[test]
+fn what_is_offered_in_vain_is_offered_ever_later() {
+    under_shunt(LIMIT, |host| {
+        let net = neighbour();
+        let server = serve(over_there(host, &net, "serve 192.0.2.2 7000").native(), "server");
+        // Somebody over there is under shunt, so the broker pairs between the two, but not the one that is asked.
+        let near = serve(over_there(host, &net, "serve 192.0.2.2 7001"), "near-server");
+        let mut nearby = over_there(host, &net, "load 192.0.2.2 7001 1 64").start("nearby");
+        nearby.wait_for_output("done", LIMIT);
+        let offered = load(host);
+        assert!((1..=3).contains(&offered), "{offered} of {CONNECTIONS} connections were offered");
+        drop((server, near, nearby));
+    });
+}
+
+#[test]
+fn what_can_be_paired_is_paired() {
+    under_shunt(LIMIT, |host| {
+        let net = neighbour();
+        let server = serve(over_there(host, &net, "serve 192.0.2.2 7000"), "server");
+        // The server says hello during its first connections, and only then is anything worth offering.
+        load(host);
+        let offered = load(host);
+        let pairs = host.status().map_or(0, |status| status.pairs_made);
+        assert!(offered > 3 && pairs > 3, "{offered} of {CONNECTIONS} were offered, {pairs} pairs made");
+        drop(server);
+    });
+}
