@@ -83,6 +83,16 @@ fn plain_calls_and_other_names_of_them_stay_on_shared_memory() {
 }
 
 #[test]
+fn calls_that_mean_nothing_to_us_are_passed_through() {
+    run_all(&["-luring"], &[Scenario("passed", SHM)]);
+}
+
+#[test]
+fn the_resolvers_own_connections_are_left_alone() {
+    run_all(&["-luring"], &[Scenario("resolver", SHM)]);
+}
+
+#[test]
 fn stdio_goes_back_to_tcp() {
     run_all(
         &["-luring"],
