@@ -15,6 +15,9 @@ const RETURNED: u64 = 1 << 62;
 const FLAGS: u64 = CLOSED | RETURNED;
 /// A publication at the most, so that for large messages both ends copy at the same time.
 const CHUNK: usize = 64 * 1024;
+/// A sender about to leave the page it writes to goes back to the first if the lane is empty, so that a lane that is
+/// never full stays in the cache and takes no memory but that page.
+const PAGE: u64 = if cfg!(loom) { 2 } else { 4096 };
 
 /// The shared words of a lane: a cache line for each writer.
 #[derive(Debug)]
@@ -25,6 +28,8 @@ pub struct LaneHeader {
     end: AtomicU32,
     tx_wants: AtomicU32,
     tx_waiter: AtomicU32,
+    /// What stands at the beginning of the ring: a value of `tail`.
+    base: AtomicU64,
     receiver: ReceiverLine,
 }
 
@@ -106,6 +111,7 @@ impl LaneHeader {
             end: AtomicU32::new(0),
             tx_wants: AtomicU32::new(0),
             tx_waiter: AtomicU32::new(0),
+            base: AtomicU64::new(0),
             receiver: ReceiverLine {
                 head: AtomicU64::new(0),
                 watching: AtomicU32::new(0),
@@ -246,6 +252,7 @@ fn checked_slot(word: u32) -> Option<usize> {
 pub struct Producer {
     tail: u64,
     head: u64,
+    base: u64,
     closed: bool,
 }
 
@@ -258,6 +265,11 @@ impl Producer {
     /// Bytes published so far.
     pub fn published(&self) -> u64 {
         self.tail
+    }
+
+    /// Where in the ring the next byte goes.
+    pub fn position(&self) -> u64 {
+        self.tail - self.base
     }
 
     /// Publishes as much of `source` as fits, a chunk at the most.
@@ -278,7 +290,7 @@ impl Producer {
         }
         let mut ahead = *source;
         let count = wanted.min(room);
-        if ring.fill(self.tail, count, &mut ahead).is_err() {
+        if ring.fill(self.position(), count, &mut ahead).is_err() {
             return Ok(Published::Fault);
         }
         let published = self.commit(lane, count)?;
@@ -313,12 +325,19 @@ impl Producer {
         }
     }
 
-    /// Room in the ring; looks at the receiver's cursor only if `wanted` bytes do not fit otherwise.
+    /// Room in the ring; looks at the receiver's cursor only if `wanted` bytes do not fit otherwise, or not on this page.
     #[inline]
     pub fn room(&mut self, lane: &LaneHeader, ring: &impl Ring, wanted: usize) -> Result<usize, Misbehaved> {
         let size = ring.len() as u64;
-        if size - (self.tail - self.head) < wanted as u64 {
+        let (at, page) = (self.position(), PAGE.min(size));
+        let leaves_page = at > 0 && (at - 1) % page + 1 + wanted as u64 > page;
+        if leaves_page || size - (self.tail - self.head) < wanted as u64 {
             self.refresh(lane)?;
+            if self.head == self.tail && at > 0 {
+                // The receiver reads the base only when it sees bytes to read, and as long as it has any the base stays.
+                self.base = self.tail;
+                lane.base.store(self.base, Relaxed);
+            }
         }
         Ok((size - (self.tail - self.head)) as usize)
     }
@@ -329,9 +348,9 @@ impl Producer {
         Ok(self.tail - self.head)
     }
 
-    /// Positions of what the receiver gave back. After [`Published::Returned`].
+    /// Positions in the ring of what the receiver gave back. After [`Published::Returned`].
     pub fn unread_range(&self) -> std::ops::Range<u64> {
-        self.head..self.tail
+        self.head - self.base..self.position()
     }
 
     fn refresh(&mut self, lane: &LaneHeader) -> Result<(), Misbehaved> {
@@ -424,7 +443,7 @@ impl Consumer {
         let count = self.available(lane, ring)?.min(sink.remaining()).min(CHUNK);
         if count > 0 {
             let mut ahead = *sink;
-            ring.drain(self.head, count, &mut ahead)?;
+            ring.drain(self.position(lane)?, count, &mut ahead)?;
             *sink = ahead;
             self.advance(lane, count);
         }
@@ -439,7 +458,9 @@ impl Consumer {
         sink: &mut Sink<'_>,
     ) -> Result<usize, ReadError> {
         let count = self.available(lane, ring)?.min(sink.remaining());
-        ring.drain(self.head, count, sink)?;
+        if count > 0 {
+            ring.drain(self.position(lane)?, count, sink)?;
+        }
         Ok(count)
     }
 
@@ -453,6 +474,13 @@ impl Consumer {
         let count = self.available(lane, ring)?.min(count);
         self.advance(lane, count);
         Ok(count)
+    }
+
+    /// Where in the ring the next byte is. Asked when there is one: the tail, read with acquire, brought the base along.
+    #[inline]
+    fn position(&self, lane: &LaneHeader) -> Result<u64, Misbehaved> {
+        // L5: the base was the tail of an empty lane, so nothing before it is unread.
+        self.head.checked_sub(lane.base.load(Relaxed)).ok_or(Misbehaved)
     }
 
     #[inline]

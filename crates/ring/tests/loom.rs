@@ -78,7 +78,7 @@ fn counting(bytes: u8) -> Vec<u8> {
 
 /// Caught: `commit` with Relaxed instead of AcqRel; `available` with a Relaxed load; `advance` with a Relaxed swap or
 /// `refresh` with a Relaxed load (the sender fills what is still being read); `advance` before `drain`; one byte more
-/// of `room`.
+/// of `room`; the base moved while bytes are unread, stored after `commit`, or read before the tail.
 #[test]
 fn bytes_arrive_in_order_and_whole() {
     explore("bytes_arrive_in_order_and_whole", 9, || {

@@ -88,7 +88,7 @@ impl Lane {
         let bytes = self.next_bytes(room);
         let mut put = 0;
         while put < room {
-            let (to, run) = self.ring.run(self.producer.published() + put as u64, room - put);
+            let (to, run) = self.ring.run(self.producer.position() + put as u64, room - put);
             // SAFETY: `run` stays inside the ring.
             unsafe { std::ptr::copy_nonoverlapping(bytes[put..].as_ptr(), to, run) };
             put += run;

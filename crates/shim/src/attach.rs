@@ -9,7 +9,7 @@ use crate::endpoint::{Endpoint, EndpointRef, RxSide, Stage, TxSide};
 use crate::kernel::Tcp;
 use crate::links::{Attachment, Link};
 use crate::ops::descriptors;
-use crate::{control, distance, epoll, errno, kernel, process, real};
+use crate::{control, distance, epoll, errno, kernel, process, real, worth};
 
 /// How long the broker's word about a death is waited for. Only a reader of end of file whose own bytes lie unread waits.
 const DEATH_NEWS_NANOS: u64 = 20_000_000;
@@ -315,6 +315,7 @@ pub(crate) fn after_close(endpoint: &Endpoint) {
         rx.at = None;
         tx.at.take().map(Attachment::pin)
     };
+    worth::note_end(endpoint);
     if endpoint.stage() == Stage::Offered {
         control::withdraw(endpoint);
     }

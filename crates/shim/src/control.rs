@@ -18,10 +18,8 @@ use crate::endpoint::{Endpoint, EndpointRef, Stage};
 use crate::links::{Attachment, Identity, Link, Peer, Pin};
 use crate::lock::Lock;
 use crate::private::{PrivateFd, borrow, close_owned};
-use crate::{attach, distance, epoll, process, unseen, waiter};
+use crate::{attach, distance, epoll, process, unseen, waiter, worth};
 
-/// Data operations after which a connection counts as used.
-pub(crate) const OFFER_AFTER: u32 = 4;
 /// Operations until an endpoint that found no broker looks for one again.
 const RETRY_AFTER: u32 = 256;
 /// Pause between two attempts to reach a broker.
@@ -390,6 +388,7 @@ impl Control {
             deeds.push(Deed::LostBroker);
             return Err(Reason::NoBroker.into());
         }
+        worth::note_offer(endpoint);
         process::count(Counter::Offered, 1);
         Ok(())
     }

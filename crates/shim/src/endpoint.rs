@@ -61,6 +61,8 @@ pub(crate) struct Endpoint {
     /// Data operations since the last offer, and how many the next offer takes.
     pub(crate) operations: AtomicU32,
     pub(crate) offer_after: AtomicU32,
+    /// When it was last offered; 0: never.
+    pub(crate) offered_at: AtomicU64,
     entry: AtomicPtr<page::Entry>,
     /// Descriptors of this process that name the socket.
     names: AtomicU32,
@@ -157,7 +159,7 @@ pub(crate) fn allocate(fd: i32, nonblocking: bool) -> Option<EndpointRef> {
     endpoint.fd.store(fd, Relaxed);
     endpoint.names.store(1, Relaxed);
     endpoint.nonblocking.store(nonblocking.into(), Relaxed);
-    endpoint.offer_after.store(crate::control::OFFER_AFTER, Relaxed);
+    endpoint.offer_after.store(crate::worth::operations(), Relaxed);
     endpoint.strays.store(crate::family::strays(), Relaxed);
     Some(EndpointRef { index, generation: endpoint.generation.load(Acquire) })
 }
@@ -385,6 +387,7 @@ impl Endpoint {
         self.set_entry(None);
         self.set_stage(Stage::Plain);
         self.operations.store(0, Relaxed);
+        self.offered_at.store(0, Relaxed);
         self.barred.store(0, Relaxed);
         self.shut.store(0, Relaxed);
         self.owner.store(0, Relaxed);

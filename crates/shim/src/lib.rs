@@ -31,6 +31,7 @@ mod table;
 mod thread;
 mod unseen;
 mod waiter;
+mod worth;
 
 #[used]
 #[unsafe(link_section = ".init_array")]

@@ -111,7 +111,7 @@ impl Tx {
         let outcome = match producer.room(lane, ring, wanted) {
             Ok(0) if !lane.is_closed() => Ok(Published::Full),
             Ok(room) => {
-                let count = fill(producer.published(), room.min(wanted))?;
+                let count = fill(producer.position(), room.min(wanted))?;
                 producer.commit(lane, count)
             }
             Err(misbehaved) => Err(misbehaved),

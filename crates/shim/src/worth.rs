@@ -1,0 +1,43 @@
+//! When a connection has shown enough to be worth offering. Pairing costs about as much as ten exchanges over TCP, so a
+//! connection that ends soon afterwards has paid for nothing. A process whose connections do so, one after another, lets
+//! them show more first.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use crate::endpoint::Endpoint;
+use crate::process;
+
+/// Data operations after which a connection is offered.
+const SOON: u32 = 4;
+/// The same in a process whose connections end soon.
+const LATE: u32 = 64;
+/// A connection that ends sooner after its offer was not worth it.
+const SOON_OVER_NANOS: u64 = 20_000_000;
+/// So many of them in a row make a process offer late.
+const IN_A_ROW: u32 = 16;
+
+/// Offered connections that ended soon, since the last that did not.
+static SOON_OVER: AtomicU32 = AtomicU32::new(0);
+
+/// Data operations after which a new connection is to be offered.
+pub(crate) fn operations() -> u32 {
+    if SOON_OVER.load(Relaxed) >= IN_A_ROW { LATE } else { SOON }
+}
+
+/// An endpoint has been offered.
+pub(crate) fn note_offer(endpoint: &Endpoint) {
+    endpoint.offered_at.store(process::now(), Relaxed);
+}
+
+/// An endpoint has been closed.
+pub(crate) fn note_end(endpoint: &Endpoint) {
+    let offered_at = endpoint.offered_at.load(Relaxed);
+    if offered_at == 0 {
+        return;
+    }
+    if process::now().saturating_sub(offered_at) < SOON_OVER_NANOS {
+        SOON_OVER.fetch_add(1, Relaxed);
+    } else {
+        SOON_OVER.store(0, Relaxed);
+    }
+}
