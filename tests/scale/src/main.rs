@@ -4,6 +4,7 @@ mod churn;
 mod client;
 mod hold;
 mod member;
+mod mixed;
 mod pattern;
 mod server;
 
@@ -45,6 +46,15 @@ enum Command {
         threads: usize,
         /// Exchanges on each connection.
         requests: usize,
+    },
+    /// Does a little of everything.
+    Mixed {
+        /// The server's port.
+        port: u16,
+        /// For so long.
+        seconds: f64,
+        /// What its choices are made from.
+        seed: u64,
     },
     /// Many processes, each connected to the server and to the next.
     Swarm {
@@ -88,6 +98,7 @@ fn main() -> Result<()> {
         Command::Churn { port, seconds, threads, requests } => {
             churn::run(port, Duration::from_secs_f64(seconds), threads, requests)
         }
+        Command::Mixed { port, seconds, seed } => mixed::run(port, seconds, seed),
         Command::Swarm { server, first, count, rounds, directory } => {
             member::swarm(server, first, count, rounds, &directory)
         }

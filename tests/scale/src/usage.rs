@@ -1,0 +1,38 @@
+//! What a process holds, as /proc tells it.
+
+use std::fs;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Memory of its own, in KiB.
+    pub private_kib: u64,
+    /// Its share of the memory of links and pages, in KiB.
+    pub shared_kib: u64,
+    /// Descriptors.
+    pub descriptors: u64,
+    /// Mappings.
+    pub mappings: u64,
+    /// Threads.
+    pub threads: u64,
+}
+
+impl Usage {
+    /// Of this process now; `None` if it has ended.
+    pub fn of(pid: u32) -> Option<Usage> {
+        let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        Some(Usage {
+            private_kib: field(&rollup, "Pss_Anon:")?,
+            shared_kib: field(&rollup, "Pss_Shmem:")?,
+            descriptors: fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() as u64,
+            mappings: fs::read_to_string(format!("/proc/{pid}/maps")).ok()?.lines().count() as u64,
+            threads: field(&status, "Threads:")?,
+        })
+    }
+}
+
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}

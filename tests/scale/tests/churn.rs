@@ -1,0 +1,59 @@
+//! Connections that come and go as fast as they can: nothing of them is left, and they cost what they cost without
+//! shunt. `SCALE_CHURN_SECONDS` makes it longer; the rates are printed, natively and under shunt.
+
+use std::time::Duration;
+
+use shunt_compat::{Host, both};
+use shunt_scale::{Usage, load, wait_until, widen};
+
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// One exchange is less than what makes a connection worth offering; eight are more.
+#[test]
+fn short_connections_leave_nothing_behind() {
+    churn(1);
+}
+
+#[test]
+fn connections_that_end_while_they_are_paired_leave_nothing_behind() {
+    churn(8);
+}
+
+fn churn(exchanges: usize) {
+    let seconds: f64 =
+        std::env::var("SCALE_CHURN_SECONDS").map_or(2.0, |text| text.parse().expect("a number"));
+    both(LIMIT, move |host: &Host| {
+        widen(host);
+        let executable = env!("CARGO_BIN_EXE_scale-load");
+        let port = host.port();
+        let server = load(host, executable, &format!("serve {port}")).start("server");
+        host.wait_for_port(port);
+        // A first round, so that what is kept for use again has been made.
+        let round = |name: &str| {
+            let words = format!("churn {port} {seconds} 4 {exchanges}");
+            let (ended, cpu) = load(host, executable, &words).start(name).wait_with_cpu(LIMIT);
+            assert!(ended.success(), "{}", ended.stderr);
+            println!("{:?}, {exchanges} exchanges each: {} {cpu:?}", host.mode(), ended.stdout.trim());
+        };
+        round("first");
+        let settled = || Usage::of(server.pid()).expect("it serves");
+        let before = settled();
+        let cpu = server.cpu();
+        round("second");
+        println!(
+            "{:?}, the server: {:?}; the broker: {:?}",
+            host.mode(),
+            server.cpu() - cpu,
+            host.broker_pid().and_then(Usage::of)
+        );
+        wait_until("the server holds no more than before", Duration::from_secs(30), || {
+            drop(std::net::TcpStream::connect(("127.0.0.1", port)));
+            let now = settled();
+            now.descriptors <= before.descriptors + 4
+                && now.mappings <= before.mappings + 4
+                && now.private_kib <= before.private_kib + 2048
+        });
+        assert!(server.is_running());
+        server.stop();
+    });
+}

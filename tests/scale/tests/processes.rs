@@ -1,0 +1,55 @@
+//! Many processes at once: each is connected to one server and to its neighbour.
+//!
+//! Three hundred by default; `SCALE_PROCESSES=2000` for as many as the issue of scale asks for.
+
+use std::time::Duration;
+
+use shunt_compat::{Host, both};
+use shunt_scale::{Usage, ends, load, ready_members, wait_until, widen};
+
+const LIMIT: Duration = Duration::from_secs(900);
+
+#[test]
+fn processes_in_a_ring_around_a_server() {
+    let count: usize = std::env::var("SCALE_PROCESSES").map_or(300, |text| text.parse().expect("a number"));
+    both(LIMIT, move |host: &Host| {
+        widen(host);
+        let executable = env!("CARGO_BIN_EXE_scale-load");
+        let port = host.port();
+        let server = load(host, executable, &format!("serve {port}")).start("server");
+        host.wait_for_port(port);
+        let before = Usage::of(server.pid()).expect("it serves");
+        let words = format!("swarm {port} {} {count} 20 {}", port + 1, host.dir().display());
+        let swarm = load(host, executable, &words).start("swarm");
+        wait_until("the members are ready", LIMIT, || {
+            assert!(swarm.is_running(), "{}", host.logs());
+            ready_members(host.dir()) == count
+        });
+        if host.status().is_some() {
+            let mut last = (0, 0);
+            wait_until("the connections come onto shared memory", Duration::from_secs(120), || {
+                let Some(snapshot) = host.status() else { return false };
+                let (on, off) = ends(&snapshot);
+                if last != (on, off.len()) {
+                    last = (on, off.len());
+                    println!("{on} ends on shared memory, {} not: {:?}", off.len(), off.first());
+                }
+                // Each member has one to the server and one to its neighbour; either end of both reports it.
+                on == 4 * count
+            });
+            println!("the server: {:?}", Usage::of(server.pid()));
+            println!("the broker: {:?}", host.broker_pid().and_then(Usage::of));
+        }
+        host.replace("gate", "");
+        let ended = swarm.wait(LIMIT);
+        assert!(ended.success() && ended.stdout.contains("done"), "{}", ended.stderr);
+        if host.status().is_some() {
+            wait_until("the server lets go of its peers", Duration::from_secs(60), || {
+                drop(std::net::TcpStream::connect(("127.0.0.1", port)));
+                let now = Usage::of(server.pid()).expect("it serves");
+                now.mappings <= before.mappings + 8 && now.descriptors <= before.descriptors + 8
+            });
+        }
+        server.stop();
+    });
+}

@@ -1,0 +1,65 @@
+//! Ten thousand connections between two processes: every byte is checked, all of them come onto shared memory, and when
+//! they are closed nothing of them is left.
+
+use std::time::Duration;
+
+use shunt_compat::{Host, both};
+use shunt_scale::{Usage, ends, load, wait_until, widen};
+
+const CONNECTIONS: usize = 10_000;
+const LIMIT: Duration = Duration::from_secs(240);
+
+#[test]
+fn ten_thousand_connections_of_one_pair_of_processes() {
+    both(LIMIT, |host: &Host| {
+        widen(host);
+        let executable = env!("CARGO_BIN_EXE_scale-load");
+        let port = host.port();
+        let server = load(host, executable, &format!("serve {port}")).start("server");
+        host.wait_for_port(port);
+        let before = Usage::of(server.pid()).expect("it serves");
+        let gate = host.path("gate");
+        let words = format!("hold {port} {CONNECTIONS} 12 2000 {}", gate.display());
+        let mut client = load(host, executable, &words).start("client");
+        client.wait_for_output("sparse_us", LIMIT);
+        if host.status().is_some() {
+            all_on_shared_memory(host, server.pid());
+        }
+        host.replace("gate", "");
+        let ended = client.wait(LIMIT);
+        assert!(ended.success() && ended.stdout.contains("done"), "{}", ended.stderr);
+        if host.status().is_some() {
+            // The client's links go with it: 157 mappings.
+            wait_until("the server lets go of its links", Duration::from_secs(30), || {
+                drop(std::net::TcpStream::connect(("127.0.0.1", port)));
+                let now = Usage::of(server.pid()).expect("it serves");
+                now.mappings <= before.mappings + 8 && now.descriptors <= before.descriptors + 8
+            });
+        }
+        assert!(server.is_running());
+        server.stop();
+    });
+}
+
+fn all_on_shared_memory(host: &Host, server: u32) {
+    let mut report = String::new();
+    let mut last = 0;
+    wait_until("all connections come onto shared memory", Duration::from_secs(60), || {
+        let Some(snapshot) = host.status() else { return false };
+        let (on, off) = ends(&snapshot);
+        if on != last {
+            last = on;
+            report = format!("{on} ends; of the others: {:?}", off.first());
+            println!("{report}");
+        }
+        on == 2 * CONNECTIONS
+    });
+    let usage = Usage::of(server).expect("it serves");
+    let each = usage.shared_kib * 1024 / CONNECTIONS as u64;
+    println!(
+        "{} mappings, {} descriptors; {each} bytes of links for each connection",
+        usage.mappings, usage.descriptors
+    );
+    // The program's own connections, and a handful of ours: links take none.
+    assert!(usage.descriptors < CONNECTIONS as u64 + 32, "{usage:?}");
+}
