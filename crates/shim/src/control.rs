@@ -38,6 +38,8 @@ struct Control {
     /// What the broker must hear and had no room for. Without it a connection of a link would never be free again.
     unsaid: VecDeque<Request>,
     links: BTreeMap<LinkName, &'static Link>,
+    /// A broker was lost, and with it links that nobody may be using: they are to be retired.
+    orphaned: bool,
     peers: BTreeMap<u64, &'static Peer>,
     /// Structures to be used again.
     spare_links: Vec<&'static Link>,
@@ -88,6 +90,7 @@ fn take_messages() {
     {
         let Some(mut control) = CONTROL.try_lock() else { return };
         control.take(&mut deeds);
+        control.retire_orphans(&mut deeds);
     }
     carry_out(deeds);
 }
@@ -148,7 +151,9 @@ pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
         if endpoint.stage() != Stage::Plain {
             return;
         }
-        control.offer(endpoint, fd, &mut deeds)
+        let verdict = control.offer(endpoint, fd, &mut deeds);
+        control.retire_orphans(&mut deeds);
+        verdict
     };
     match verdict {
         Ok(()) => {}
@@ -259,6 +264,7 @@ impl Control {
             epoch: 0,
             unsaid: VecDeque::new(),
             links: BTreeMap::new(),
+            orphaned: false,
             peers: BTreeMap::new(),
             spare_links: Vec::new(),
             spare_peers: Vec::new(),
@@ -335,9 +341,18 @@ impl Control {
         self.retry_at = process::now() + RETRY_NANOS;
         self.unsaid.clear();
         self.links.values().for_each(|link| link.set_gone());
+        self.orphaned = true;
         // The next broker gives the same names to others. The links keep the peers they have.
         for peer in std::mem::take(&mut self.peers).into_values() {
             self.spare_if_unused(peer);
+        }
+    }
+
+    /// The links of a lost broker that no connection uses: the others are retired by their last one.
+    fn retire_orphans(&mut self, deeds: &mut Vec<Deed>) {
+        if std::mem::take(&mut self.orphaned) {
+            let idle = self.links.values().filter(|link| link.is_idle_for_good());
+            deeds.extend(idle.map(|link| Deed::Retire(link)));
         }
     }
 

@@ -140,18 +140,22 @@ pub(crate) fn page() -> Option<&'static Page> {
     (!page.is_null()).then(|| unsafe { &*page })
 }
 
-/// Makes the page if there is none, and returns a descriptor of its memfd for the hello. A page is made anew for
-/// each hello, because only then is there a descriptor; rows move over by being listed again.
+/// Makes a page for a hello, and returns a descriptor of its memfd. A page is made anew for each hello, because only then
+/// is there a descriptor; it takes the place of the one before, with what that one reported.
 pub(crate) fn make_page() -> Option<OwnedFd> {
     let memfd = memfd::create_sealed("shunt-page", PAGE_BYTES).ok()?;
-    let mapping = Mapping::map(&memfd, PAGE_BYTES).ok()?;
-    let fresh: *mut Page = mapping.as_ptr().cast();
-    std::mem::forget(mapping);
-    if let Some(old) = page() {
-        // SAFETY: just mapped, PAGE_BYTES long, zeroed, and made of atomics.
-        copy_report(old, unsafe { &*fresh });
+    let fresh = Mapping::map(&memfd, PAGE_BYTES).ok()?;
+    match page() {
+        Some(old) => {
+            copy_report(old, fresh.page()?);
+            // SAFETY: a page of the same length, which is never unmapped.
+            unsafe { fresh.move_over(std::ptr::from_ref(old).cast_mut().cast()) }.ok()?;
+        }
+        None => {
+            PAGE.store(fresh.as_ptr().cast(), Release);
+            std::mem::forget(fresh);
+        }
     }
-    PAGE.store(fresh, Release);
     SEEN.store(0, Release);
     Some(memfd)
 }
@@ -168,15 +172,6 @@ fn copy_report(old: &Page, fresh: &Page) {
     for (from, to) in old.used().iter().zip(&fresh.entries) {
         if let Some(copy) = from.copy() {
             to.publish(&copy);
-        }
-    }
-    for endpoint in crate::endpoint::all() {
-        if let Some(entry) = endpoint.entry() {
-            let row = row_of(old, entry);
-            endpoint.set_entry(row.map(|row| {
-                // SAFETY: the fresh page is never unmapped either.
-                unsafe { &*std::ptr::from_ref(&fresh.entries[row]) }
-            }));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mremap_fixed, munmap};
 use shunt_abi::page::{PAGE_BYTES, Page};
 
 use crate::{Errno, Result};
@@ -32,6 +32,20 @@ impl Mapping {
             mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)?
         };
         Ok(Mapping { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, len })
+    }
+
+    /// Moves the mapping to `place`, over what is mapped there now, in one step: who holds an address there finds the new
+    /// memory behind it. It stays for ever.
+    ///
+    /// # Safety
+    /// At `place` there must be a mapping of the same length that nobody will unmap.
+    pub unsafe fn move_over(self, place: *mut u8) -> Result<()> {
+        // SAFETY: ours since `map`; and the caller's promise.
+        unsafe {
+            mremap_fixed(self.as_ptr().cast(), self.len, self.len, MremapFlags::MAYMOVE, place.cast())?;
+        }
+        std::mem::forget(self);
+        Ok(())
     }
 
     /// Where the mapping begins: page aligned, valid for `len()` bytes while `self` lives.
@@ -104,6 +118,20 @@ mod tests {
         assert_eq!(two.word(8).unwrap().load(Relaxed), 7);
         assert!(two.zero(0, 64));
         assert_eq!(one.word(8).unwrap().load(Relaxed), 0);
+    }
+
+    #[test]
+    fn a_mapping_that_moves_over_another_is_found_in_its_place() {
+        let old = Mapping::map(create_sealed("shunt-test", 4096).unwrap(), 4096).unwrap();
+        let fd = create_sealed("shunt-test", 4096).unwrap();
+        let (fresh, other) = (Mapping::map(&fd, 4096).unwrap(), Mapping::map(&fd, 4096).unwrap());
+        let place = old.as_ptr();
+        old.word(8).unwrap().store(1, Relaxed);
+        // SAFETY: `old` is forgotten below.
+        unsafe { fresh.move_over(place) }.unwrap();
+        other.word(8).unwrap().store(7, Relaxed);
+        assert_eq!(old.word(8).unwrap().load(Relaxed), 7);
+        std::mem::forget(old);
     }
 
     #[test]

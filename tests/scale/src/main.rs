@@ -89,7 +89,7 @@ fn main() -> Result<()> {
         Command::Serve { port } => {
             raise_descriptor_limit();
             let listener = TcpListener::bind(("127.0.0.1", port))?;
-            server::serve(&listener, || true)
+            server::serve(&listener, |_| true)
         }
         Command::Hold { port, connections, rounds, sparse, gate } => {
             raise_descriptor_limit();

@@ -39,7 +39,7 @@ pub(crate) fn run(server: u16, own: u16, before: u16, rounds: usize, directory: 
     let listener = TcpListener::bind(("127.0.0.1", own))?;
     let over = Arc::new(AtomicBool::new(false));
     let over_too = over.clone();
-    let serving = std::thread::spawn(move || serve(&listener, || !over_too.load(Relaxed)));
+    let serving = std::thread::spawn(move || serve(&listener, |open| open > 0 || !over_too.load(Relaxed)));
     let mut to_server = connect(server).context("the server")?;
     let mut to_neighbour = connect_patiently(before)?;
     let mut random = Random::new(u64::from(own));
@@ -51,11 +51,11 @@ pub(crate) fn run(server: u16, own: u16, before: u16, rounds: usize, directory: 
     let gate: PathBuf = directory.join("gate");
     while !gate.exists() {
         exchange(&mut to_server, ordinary(&mut random)).context("with the server, later")?;
+        exchange(&mut to_neighbour, ordinary(&mut random)).context("with the neighbour, later")?;
         std::thread::sleep(Duration::from_millis(500 + random.below(500)));
     }
     drop((to_server, to_neighbour));
-    // The neighbours are told at the same moment, and serve until everybody has read the gate.
-    std::thread::sleep(Duration::from_millis(1500));
+    // The neighbour is served until it has closed too.
     over.store(true, Relaxed);
     serving.join().expect("the server does not panic")
 }

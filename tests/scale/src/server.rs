@@ -17,8 +17,8 @@ const LISTENER: u64 = u64::MAX;
 /// Pause after the kernel had no descriptor for a connection.
 const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(20);
 
-/// Serves at `listener` until `forever` turns false, which is asked after each wait.
-pub(crate) fn serve(listener: &TcpListener, mut forever: impl FnMut() -> bool) -> Result<()> {
+/// Serves at `listener` as long as `goes_on` says so, which is asked before each wait with the number of connections.
+pub(crate) fn serve(listener: &TcpListener, mut goes_on: impl FnMut(usize) -> bool) -> Result<()> {
     listener.set_nonblocking(true)?;
     // As servers with many clients do: std's own 128 makes connects wait for a second when they come in thousands.
     rustix::net::listen(listener, BACKLOG)?;
@@ -27,7 +27,7 @@ pub(crate) fn serve(listener: &TcpListener, mut forever: impl FnMut() -> bool) -
     let mut connections: HashMap<u64, Connection> = HashMap::new();
     let mut events = vec![EpollEvent::empty(); 1024];
     let mut paused: Option<Instant> = None;
-    while forever() {
+    while goes_on(connections.len()) {
         let count = match epoll.wait(&mut events, EpollTimeout::from(100u8)) {
             Ok(count) => count,
             Err(Errno::EINTR) => continue,

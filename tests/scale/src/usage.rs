@@ -13,6 +13,8 @@ pub struct Usage {
     pub descriptors: u64,
     /// Mappings.
     pub mappings: u64,
+    /// Those of them that are links.
+    pub links: u64,
     /// Threads.
     pub threads: u64,
 }
@@ -22,11 +24,13 @@ impl Usage {
     pub fn of(pid: u32) -> Option<Usage> {
         let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let mappings = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
         Some(Usage {
             private_kib: field(&rollup, "Pss_Anon:")?,
             shared_kib: field(&rollup, "Pss_Shmem:")?,
             descriptors: fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() as u64,
-            mappings: fs::read_to_string(format!("/proc/{pid}/maps")).ok()?.lines().count() as u64,
+            mappings: mappings.lines().count() as u64,
+            links: mappings.matches("/memfd:shunt-link").count() as u64,
             threads: field(&status, "Threads:")?,
         })
     }

@@ -204,7 +204,7 @@ impl<'h> Soak<'h> {
         judge(&self.samples);
         wait_until("the servers let go of their peers", Duration::from_secs(30), || {
             drop(std::net::TcpStream::connect(("127.0.0.1", self.steady_port)));
-            Usage::of(self.steady.pid()).is_some_and(|now| now.descriptors < 32 && now.mappings < 64)
+            Usage::of(self.steady.pid()).is_some_and(|now| now.descriptors < 32 && now.links == 0)
         });
         println!("at the end: {:?}", Usage::of(self.steady.pid()));
         self.steady.stop();
