@@ -19,12 +19,13 @@ pub fn load<'h>(host: &'h Host, executable: &str, words: &str) -> Launch<'h> {
 pub fn widen(host: &Host) {
     assert!(host.ground().is_isolated(), "the tests of scale need a network namespace: run them as root");
     let settings = [
-        ("net/ipv4/ip_local_port_range", "1024 65535"),
+        // Above what the tests listen at.
+        ("net/ipv4/ip_local_port_range", "10000 65535"),
         ("net/ipv4/tcp_tw_reuse", "1"),
         ("net/core/somaxconn", "4096"),
     ];
     for (name, value) in settings {
-        // Written by a program that the calling thread starts: the settings are those of its namespace.
+        // Those of the calling thread's namespace.
         let path = format!("/proc/sys/{name}");
         std::fs::write(&path, value).unwrap_or_else(|error| panic!("{path}: {error}"));
     }
