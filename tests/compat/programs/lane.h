@@ -17,6 +17,7 @@
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -69,7 +70,7 @@ struct peer {
     pid_t pid;
 };
 
-static void obey(int fd, int orders, int done)
+static inline void obey(int fd, int orders, int done)
 {
     static char bytes[1 << 16];
     struct order order;
@@ -110,7 +111,7 @@ static void wait_done(struct peer *peer)
 }
 
 /* `count` connections to one child, which listens on `port`; each has orders of its own. */
-static void connect_peers(struct peer *peers, int count, int port)
+static inline void connect_peers(struct peer *peers, int count, int port)
 {
     int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
@@ -126,19 +127,25 @@ static void connect_peers(struct peer *peers, int count, int port)
             for (int other = 0; other < i; other++)
                 close(peers[other].orders), close(peers[other].fd);
             close(orders[1]), close(done[0]);
-            obey(accept(listener, NULL, NULL), orders[0], done[1]);
+            int fd = accept(listener, NULL, NULL);
+            close(listener);
+            if (write(done[1], "", 1) == 1)
+                obey(fd, orders[0], done[1]);
+            exit(0);
         }
         close(orders[0]), close(done[1]);
         peers[i].orders = orders[1], peers[i].done = done[0];
         peers[i].fd = socket(AF_INET, SOCK_STREAM, 0);
         if (connect(peers[i].fd, (void *)&address, sizeof address))
             die("connect");
+        /* Accepted by this child, not by the next. */
+        wait_done(&peers[i]);
     }
     close(listener);
 }
 
 /* Small round trips on all of them until the file is there. */
-static void warm_up(struct peer *peers, int count, const char *gate)
+static inline void warm_up(struct peer *peers, int count, const char *gate)
 {
     do
         for (int i = 0; i < count; i++) {
@@ -153,7 +160,7 @@ static void warm_up(struct peer *peers, int count, const char *gate)
     while (access(gate, F_OK) != 0);
 }
 
-static void end_peers(struct peer *peers, int count)
+static inline void end_peers(struct peer *peers, int count)
 {
     for (int i = 0; i < count; i++) {
         close(peers[i].orders);
@@ -163,7 +170,7 @@ static void end_peers(struct peer *peers, int count)
 }
 
 /* Whether a thread of this process sleeps, as the kernel sees it: twice, so that a short sleep is not taken for one. */
-static void wait_asleep(pid_t tid)
+static inline void wait_asleep(pid_t tid)
 {
     char path[64], line[256];
     snprintf(path, sizeof path, "/proc/self/task/%d/stat", tid);

@@ -43,3 +43,26 @@ fn program(name: &str) -> String {
 fn which_calls_go_on_after_a_handler() {
     both(LIMIT, |host| ask(host, "interrupts", 1));
 }
+
+#[test]
+fn what_handlers_see() {
+    both(LIMIT, |host| ask(host, "handlers", 1));
+}
+
+#[test]
+fn threads_that_are_cancelled() {
+    both(LIMIT, |host| ask(host, "cancels", 1));
+}
+
+/// Handlers use sockets while the code that they interrupt does, thousands of times. The longer variant: `storm PORT GATE
+/// 100000`.
+#[test]
+fn a_storm_of_handlers() {
+    both(LIMIT, |host| ask(host, "storm", 3));
+}
+
+/// The longer variant: `threads PORT GATE 2000`.
+#[test]
+fn more_threads_than_waiters() {
+    both(LIMIT, |host| ask(host, "threads", 100));
+}
