@@ -38,7 +38,9 @@ pub(crate) fn exec(
         })
         .collect::<Result<Vec<_>, _>>()?;
     // The Rust runtime has told the kernel to ignore SIGPIPE, which survives exec.
-    sigpipe::reset();
+    if !shunt_start::sigpipe_was_ignored() {
+        sigpipe::reset();
+    }
     let Err(mut error) = execve(&file, &arguments, &environment);
     if error == Errno::ENOEXEC && program::is_text(path) {
         let mut script = vec![SHELL.to_owned(), file];

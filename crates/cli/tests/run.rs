@@ -46,6 +46,16 @@ fn arguments_and_standard_input_arrive_as_they_are() {
 }
 
 #[test]
+fn the_command_inherits_the_signals_that_were_ignored() {
+    let shell = Shell::new();
+    for traps in ["", "trap '' PIPE; ", "trap '' PIPE INT USR1; "] {
+        let native = shell.sh(&format!("{traps}exec grep SigIgn /proc/self/status")).quietly(0);
+        let ended = shell.sh(&format!("{traps}exec $SHUNT run grep SigIgn /proc/self/status")).quietly(0);
+        assert_eq!(ended.stdout, native.stdout, "after {traps:?}");
+    }
+}
+
+#[test]
 fn the_command_inherits_no_child_and_no_ignored_signal() {
     let shell = Shell::new();
     let ended = shell.run(["sh", "-c", "echo $$; exec grep SigIgn /proc/self/status"]).quietly(0);
