@@ -59,7 +59,9 @@ pub(crate) fn try_watch(endpoint: &Endpoint) {
     };
     if watched {
         // A sender may begin at once. Whoever sleeps in an epoll set is told to look: attaching rings its doorbell.
-        epoll::attach_everywhere(endpoint);
+        if let Some(reason) = epoll::attach_everywhere(endpoint) {
+            bar(endpoint, reason);
+        }
     }
 }
 

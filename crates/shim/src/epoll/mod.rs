@@ -166,11 +166,10 @@ pub(crate) fn adopt_registrations(endpoint: &Endpoint, fd: RawFd) {
     }
 }
 
-/// Attaches an endpoint in every set that has it.
-pub(crate) fn attach_everywhere(endpoint: &Endpoint) {
-    for epoll in sets_of(endpoint) {
-        epoll.inner.lock().attach(epoll, endpoint);
-    }
+/// Attaches an endpoint in every set that has it; says why one of them cannot have it on a lane.
+pub(crate) fn attach_everywhere(endpoint: &Endpoint) -> Option<Reason> {
+    let refusals = sets_of(endpoint).into_iter().map(|epoll| epoll.inner.lock().attach(epoll, endpoint));
+    refusals.fold(None, Option::or)
 }
 
 /// An endpoint has left its link but stays registered.

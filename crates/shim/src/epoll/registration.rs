@@ -151,18 +151,14 @@ impl Inner {
             // Two sockets with the same user data: an event of the kernel's could not be told apart.
             return Some(Reason::UnknownEpoll);
         }
+        let Some(slot) = self.slot.or_else(Slot::take) else { return Some(Reason::NoWaiter) };
+        self.slot = Some(slot);
         self.by_data.insert(data, fd);
-        if self.slot.is_none() {
-            self.slot = Slot::take();
-        }
-        let mut primary = false;
-        if let Some(slot) = self.slot {
-            slot.register();
-            self.put_doorbell(epoll, slot);
-            primary = endpoint.claim(slot) || endpoint.owner() == Some(slot);
-            if primary {
-                at.incoming().0.set_rx_waiter(Some(slot.0));
-            }
+        slot.register();
+        self.put_doorbell(epoll, slot);
+        let primary = endpoint.claim(slot) || endpoint.owner() == Some(slot);
+        if primary {
+            at.incoming().0.set_rx_waiter(Some(slot.0));
         }
         if let Some(registration) = self.registrations.get_mut(&fd) {
             registration.attached = Some(endpoint.reference());

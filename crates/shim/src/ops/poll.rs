@@ -14,7 +14,7 @@ use crate::ops::{receive, send};
 use crate::signal::{Held, Ran, Shield};
 use crate::table::{self, Entry};
 use crate::waiter::{self, Slot};
-use crate::{attach, control, epoll, errno, kernel, process, real, signal};
+use crate::{attach, control, epoll, errno, kernel, process, real, signal, thread};
 
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM;
@@ -49,7 +49,14 @@ pub(crate) fn poll(
     kernel: impl FnOnce() -> i32,
 ) -> i32 {
     control::poll_inbox();
-    let watch = examine(fds, timeout != Some(0));
+    let mut watch = examine(fds, timeout != Some(0));
+    if timeout != Some(0) && needs_waiter(fds, &watch.watched) && sleep::thread_slot().is_none() {
+        for one in &watch.watched {
+            sleep::leave_to_tcp(one.endpoint);
+        }
+        drop(watch);
+        watch = examine(fds, true);
+    }
     if watch.entered.is_empty() && watch.watched.is_empty() {
         return signal::open(Held::Nothing, kernel);
     }
@@ -219,6 +226,11 @@ fn is_ready(one: &Watched, events: c_short) -> bool {
     attach::is_returned(one.endpoint)
         || events & IN != 0 && receive::is_readable(one.endpoint, one.fd)
         || events & OUT != 0 && send::writability(one.endpoint, None) == Some(true)
+}
+
+/// Whether there are lanes, with nothing to say now.
+fn needs_waiter(fds: &[pollfd], watched: &[Watched]) -> bool {
+    !watched.is_empty() && thread::this().slot().is_none() && !any_ready(fds, watched)
 }
 
 fn any_ready(fds: &[pollfd], watched: &[Watched]) -> bool {

@@ -364,6 +364,9 @@ fn wait_for_bytes(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline) ->
         return Woken::LookAgain { tcp: false };
     }
     let slot = sleep::thread_slot();
+    if slot.is_none() && sleep::leave_to_tcp(endpoint) {
+        return Woken::LookAgain { tcp: false };
+    }
     let at = endpoint.rx.lock().at.map(|at| at.pin().by_hand());
     let Some(at) = at else { return Woken::LookAgain { tcp: false } };
     let owns = slot.is_some_and(|slot| endpoint.claim(slot));

@@ -4,12 +4,14 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use libc::{c_short, pollfd, timespec};
 use shunt_abi::page::Counter;
+use shunt_abi::reason::Reason;
 
+use crate::endpoint::Endpoint;
 use crate::links::Attachment;
 use crate::private::borrow;
 use crate::signal::{Held, Ran};
 use crate::waiter::{self, Slot};
-use crate::{epoll, errno, process, real, signal};
+use crate::{attach, epoll, errno, process, real, signal};
 
 /// When a call with a time-out must give up. `None`: never.
 pub(crate) type Deadline = Option<u64>;
@@ -123,6 +125,13 @@ pub(crate) fn thread_slot() -> Option<Slot> {
     let slot = waiter::of_this_thread()?;
     slot.register();
     Some(slot)
+}
+
+/// For a thread that has no waiter: with hundreds of threads, all those short sleeps would cost more than TCP does. `false`
+/// if the connection is not off its link at once.
+pub(crate) fn leave_to_tcp(endpoint: &Endpoint) -> bool {
+    attach::go_back(endpoint, Reason::NoWaiter);
+    !endpoint.is_attached()
 }
 
 pub(crate) fn as_timespec(nanos: u64) -> timespec {
