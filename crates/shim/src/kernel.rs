@@ -33,6 +33,15 @@ impl Kernel for Tcp<'_> {
         unsafe { call(libc::SYS_recvfrom, [self.fd.into(), 0, i32::MAX.into(), flags.into(), 0, 0]) }
     }
 
+    fn at_mark(&self) -> bool {
+        const SIOCATMARK: c_long = 0x8905;
+        let mut at_mark: c_int = 0;
+        let answer = std::ptr::from_mut(&mut at_mark) as c_long;
+        // SAFETY: SIOCATMARK writes one int.
+        unsafe { call(libc::SYS_ioctl, [self.fd.into(), SIOCATMARK, answer, 0, 0, 0]) }.is_ok()
+            && at_mark != 0
+    }
+
     fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32> {
         // One run of the buffer at a time: an error that came after bytes would be told by nobody.
         let (pieces, offset) = sink.pieces();

@@ -23,6 +23,10 @@ pub trait Kernel {
     /// How many bytes a receive would find now, taking none of them: `Ok(0)` at end of file, `Err(EAGAIN)` if there
     /// are none. On Linux: `recv(fd, null, huge, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT)`, which copies nothing.
     fn waiting(&self) -> Result<usize, i32>;
+    /// Whether the next byte of TCP is behind urgent data, where a receive that has bytes already must stop.
+    fn at_mark(&self) -> bool {
+        false
+    }
     /// Receives without blocking into `sink` and advances it. `Ok(0)` is end of file; `Err` an errno.
     fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32>;
 }

@@ -113,6 +113,9 @@ impl Rx {
                 return Received::Empty;
             }
             let Some(share) = self.tcp_share(lane, ring, kernel) else { continue };
+            if total > 0 && share.is_ok_and(|share| share > 0) && kernel.at_mark() {
+                break;
+            }
             let outcome = match share {
                 Ok(share) if share > 0 => sink.within(share, |part| kernel.receive(part)),
                 verdict => verdict,
@@ -283,6 +286,22 @@ impl Rx {
         }
     }
 
+    /// Whether the lane has ended `count` bytes behind the cursor, so that a peek goes on in TCP there.
+    pub fn ends_behind(&mut self, lane: &LaneHeader, ring: &impl Ring, count: usize) -> bool {
+        match &mut self.state {
+            State::Lane(consumer) => consumer.available(lane, ring) == Ok(count) && lane.is_closed(),
+            _ => false,
+        }
+    }
+
+    /// Copies without reading what the lane holds behind TCP's share of the stream, all of which has been seen.
+    pub fn peek_behind(&mut self, lane: &LaneHeader, ring: &impl Ring, sink: &mut Sink<'_>) -> usize {
+        match &mut self.state {
+            State::CatchingUp(consumer, _) => consumer.peek(lane, ring, sink).unwrap_or(0),
+            _ => 0,
+        }
+    }
+
     /// How many bytes of TCP the last [`peek`](Self::peek) left to its caller: what is behind them comes after the
     /// lane.
     pub fn peek_limit(&self) -> usize {
@@ -409,15 +428,20 @@ impl Rx {
         self.done + self.lane_bytes()
     }
 
-    /// Bytes that have arrived through lanes in all, read or not.
-    pub fn arrived_total(&mut self, lane: &LaneHeader, ring: &impl Ring) -> u64 {
-        let unread = match &mut self.state {
+    /// Bytes of the lane that have not been read, also while TCP's before them have not been either.
+    pub fn unread(&mut self, lane: &LaneHeader, ring: &impl Ring) -> usize {
+        match &mut self.state {
             State::Tcp => 0,
             State::Adopted(consumer)
             | State::Watching(consumer)
             | State::CatchingUp(consumer, _)
             | State::Lane(consumer) => consumer.available(lane, ring).unwrap_or(0),
-        };
+        }
+    }
+
+    /// Bytes that have arrived through lanes in all, read or not.
+    pub fn arrived_total(&mut self, lane: &LaneHeader, ring: &impl Ring) -> u64 {
+        let unread = self.unread(lane, ring);
         self.lane_total() + unread as u64
     }
 

@@ -416,7 +416,7 @@ pub(crate) unsafe fn ioctl(endpoint: &Endpoint, fd: RawFd, request: c_ulong, arg
             result
         }
         libc::FIONREAD => {
-            let waiting = receive::available(endpoint, fd);
+            let waiting = receive::unread(endpoint);
             let result = real();
             if result == 0 {
                 // SAFETY: the kernel has just written an int there.

@@ -11,7 +11,7 @@ use shunt_abi::reason::Reason;
 use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::user::Piece;
 use shunt_ring::{LaneHeader, Sink};
-use shunt_transport::Received;
+use shunt_transport::{Kernel, Received};
 
 use crate::endpoint::{Endpoint, RxSide};
 use crate::kernel::Tcp;
@@ -90,7 +90,9 @@ pub(crate) fn receive(
                 endpoint.enter_receive_locked();
                 drop(side);
                 attach::let_go_if_done(endpoint);
-                let outcome = if done > 0 {
+                let outcome = if done > 0 && (Tcp { endpoint, fd }).at_mark() {
+                    Ok(Taken::here(done))
+                } else if done > 0 {
                     let more = if flags & libc::MSG_WAITALL == 0 { libc::MSG_DONTWAIT } else { 0 };
                     by_tcp(Held::Receive(endpoint), fd, sink, flags | more)
                         .map_or(Ok(done), |count| Ok(done + count))
@@ -230,6 +232,17 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
         Received::UseTcp if side.rx.is_attached() && !side.rx.is_adopted() => {
             match sink.within(side.rx.peek_limit(), |part| by_tcp_now(fd, part, flags)) {
                 Ok(0) => Received::EndOfFile,
+                // A peek that has seen all of TCP's goes on in the lane.
+                Ok(count) if flags & libc::MSG_PEEK != 0 && count == side.rx.peek_limit() => {
+                    let mut rest = *sink;
+                    rest.advance(count.min(rest.remaining()));
+                    let behind = if flags & libc::MSG_TRUNC != 0 {
+                        side.rx.unread(lane, &ring).min(rest.remaining())
+                    } else {
+                        side.rx.peek_behind(lane, &ring, &mut rest)
+                    };
+                    Received::Bytes(count + behind)
+                }
                 // What is thrown away goes on into the lane, as what is received does.
                 Ok(count) if flags & (libc::MSG_TRUNC | libc::MSG_PEEK) == libc::MSG_TRUNC => {
                     let left = sink.remaining().saturating_sub(count);
@@ -240,6 +253,17 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
                 Err(libc::EAGAIN) => Received::Empty,
                 Err(errno) => Received::Error(errno),
             }
+        }
+        // A peek that has seen all of an ended lane goes on in TCP.
+        Received::Bytes(count)
+            if flags & libc::MSG_PEEK != 0
+                && count < sink.remaining()
+                && side.rx.ends_behind(lane, &ring, count)
+                && !tcp.at_mark() =>
+        {
+            let mut rest = *sink;
+            rest.advance(count);
+            Received::Bytes(count + by_tcp_now(fd, &rest, flags).unwrap_or(0))
         }
         outcome => outcome,
     }
@@ -301,6 +325,14 @@ pub(crate) fn available(endpoint: &Endpoint, fd: RawFd) -> usize {
     let Some(at) = side.at else { return 0 };
     let (lane, ring) = at.incoming();
     side.rx.available(lane, &ring, &Tcp { endpoint, fd })
+}
+
+/// Bytes that wait in the lane, and those that do behind bytes of TCP's.
+pub(crate) fn unread(endpoint: &Endpoint) -> usize {
+    let mut side = endpoint.rx.lock();
+    let Some(at) = side.at else { return 0 };
+    let (lane, ring) = at.incoming();
+    side.rx.unread(lane, &ring)
 }
 
 /// splice from a connection that is going back: what the lane still holds goes into the pipe, and no more is read than
