@@ -130,7 +130,9 @@ impl Tx {
             Ok(Published::Returned) => self.begin_returning(),
             Ok(Published::Fault) => Sent::Fault,
             Err(shunt_ring::Misbehaved) => {
-                self.close(lane, Reason::PeerMisbehaved);
+                // Not by `close`, which asks the lane once more and would be judged again.
+                lane.close();
+                self.leave(Reason::PeerMisbehaved);
                 Sent::UseTcp
             }
         }
