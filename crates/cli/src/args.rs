@@ -136,11 +136,11 @@ pub(crate) struct StatusArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A process is described with all its TCP connections: who is at the other end, which road each\n\
-    direction takes, and why it is TCP. Other users' processes can be looked into by root only."
+    after_help = "An IPv6 address has brackets, as in [::1]:80. A process is described with all its TCP connections: who is at\n\
+    the other end, which road each direction takes, and why it is TCP. Other users' processes can be looked into by root only."
 )]
 pub(crate) struct ExplainArgs {
-    /// A process id; the address of a connection, as in 127.0.0.1:80, [::1]:80 or :80; or a program
+    /// A process id; the address of a connection, as in 127.0.0.1:80 or, for every address, :80; or a program
     #[arg(value_name = "PID|ADDRESS:PORT|PROGRAM")]
     pub(crate) what: String,
 

@@ -7,7 +7,7 @@
 //! shared memory in `shunt_ring`, and the protocol in `docs/local-path.md`.
 //!
 //! Inside a hook nothing may call libc functions that we hook ourselves: our own system calls go through rustix, the
-//! program's own through [`real`].
+//! program's own through `real`.
 
 mod alloc;
 mod attach;
