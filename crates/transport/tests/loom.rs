@@ -150,6 +150,7 @@ impl Connection {
                 self.send_again(side);
                 false
             }
+            Sent::Fault => unreachable!("the model's memory can be read"),
         }
     }
 
