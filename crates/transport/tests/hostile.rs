@@ -1,0 +1,276 @@
+//! A peer that writes anything to the words of a lane, at any moment: neither direction panics, loops or takes more than
+//! there is, and what has been caught lying is left for a named reason (L5).
+
+#![cfg(not(loom))]
+
+mod common;
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use shunt_abi::reason::{Reason, Road};
+use shunt_ring::bytes::{MappedRing, Ring};
+use shunt_ring::{LaneHeader, Sink};
+use shunt_transport::{EAGAIN, Kernel, Received, Rx, Sent, Tx};
+
+use common::{Buffer, Wire};
+
+const RING: usize = 64;
+const CLOSED: u64 = 1 << 63;
+const RETURNED: u64 = 1 << 62;
+/// Where the words stand that the two ends read of each other.
+const TAIL: usize = 0;
+const START: usize = 8;
+const END: usize = 16;
+const BASE: usize = 32;
+const HEAD: usize = 64;
+const WATCHING: usize = 72;
+
+/// A lane whose words the peer can write.
+struct Lane {
+    header: LaneHeader,
+    ring: MappedRing,
+    _memory: Vec<u8>,
+}
+
+impl Lane {
+    fn new() -> Lane {
+        let mut memory = vec![0; RING];
+        // SAFETY: the vector is kept beside the ring and never resized.
+        let ring = unsafe { MappedRing::new(memory.as_mut_ptr(), RING) };
+        Lane { header: LaneHeader::new(), ring, _memory: memory }
+    }
+
+    fn poke(&self, offset: usize, word: u64) {
+        let at = std::ptr::from_ref(&self.header).cast::<AtomicU64>().wrapping_byte_add(offset);
+        // SAFETY: inside the header, which is made of atomics and aligned to its line.
+        unsafe { (*at).store(word, Relaxed) };
+    }
+}
+
+/// The peer's socket beneath; what the peer sends by TCP, it sends by the book.
+#[derive(Default)]
+struct Tcp(RefCell<Wire>);
+
+impl Kernel for Tcp {
+    fn sent(&self) -> Option<u64> {
+        Some(0)
+    }
+
+    fn read(&self) -> Option<u64> {
+        self.0.borrow().read()
+    }
+
+    fn waiting(&self) -> Result<usize, i32> {
+        self.0.borrow_mut().waiting()
+    }
+
+    fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32> {
+        self.0.borrow_mut().receive(sink)
+    }
+}
+
+fn write(tx: &mut Tx, lane: &Lane, len: usize) -> Sent {
+    tx.write(&lane.header, &lane.ring, &mut Buffer::zeroed(len, &[]).source())
+}
+
+/// A sender on its lane with ten bytes under way.
+fn sender(lane: &Lane) -> Tx {
+    let mut tx = Tx::default();
+    tx.adopt();
+    lane.header.watch();
+    assert_eq!(tx.road(&lane.header, &Tcp::default(), true), Road::Shm);
+    assert_eq!(write(&mut tx, lane, 10), Sent::Bytes(10));
+    tx
+}
+
+#[test]
+fn a_sender_leaves_a_lane_whose_reader_lies() {
+    let lies: [(&str, fn(&Lane)); 3] = [
+        ("has read what was never sent", |lane| lane.poke(HEAD, 1000)),
+        ("has read what was never sent, and gives it back", |lane| {
+            lane.poke(HEAD, 1000);
+            lane.header.give_back();
+        }),
+        ("has sent on the sender's behalf", |lane| lane.poke(TAIL, 20)),
+    ];
+    let deeds: [(&str, fn(&mut Tx, &Lane)); 4] = [
+        ("write", |tx, lane| assert_eq!(write(tx, lane, RING), Sent::UseTcp)),
+        ("write_with", |tx, lane| {
+            let sent = tx.write_with(&lane.header, &lane.ring, RING, |_, room| Ok::<_, ()>(room));
+            assert_eq!(sent, Ok(Sent::UseTcp));
+        }),
+        ("notice_return", |tx, lane| tx.notice_return(&lane.header)),
+        ("close", |tx, lane| tx.close(&lane.header, Reason::Fork)),
+    ];
+    for (lie, tell) in lies {
+        for (deed, act) in deeds {
+            let lane = Lane::new();
+            let mut tx = sender(&lane);
+            tell(&lane);
+            act(&mut tx, &lane);
+            // Nothing was given back, so it saw nothing.
+            if deed == "notice_return" && !lane.header.is_returned() {
+                assert_eq!(write(&mut tx, &lane, RING), Sent::UseTcp);
+            }
+            assert!(!tx.on_lane() && lane.header.is_closed(), "{lie}, seen by {deed}");
+            // What was to be left anyway may be left before the lie is seen.
+            let named = tx.reason() == Reason::PeerMisbehaved || deed == "close";
+            assert!(named, "{lie}, seen by {deed}: {:?}", tx.reason());
+        }
+    }
+}
+
+#[test]
+fn a_receiver_leaves_a_lane_whose_sender_lies() {
+    let lies: [(&str, fn(&Lane)); 3] = [
+        ("more than the ring holds", |lane| lane.poke(TAIL, RING as u64 + 9)),
+        ("a tail that goes back", |lane| lane.poke(TAIL, 3)),
+        ("a base ahead of what was read", |lane| {
+            lane.poke(BASE, 1000);
+            lane.poke(TAIL, 20);
+        }),
+    ];
+    for (lie, tell) in lies {
+        let (lane, tcp) = (Lane::new(), Tcp::default());
+        let mut rx = Rx::default();
+        rx.adopt();
+        assert!(rx.try_watch(&lane.header, true));
+        lane.header.begin(0);
+        lane.poke(TAIL, 8);
+        let mut buffer = Buffer::zeroed(8, &[]);
+        assert_eq!(rx.receive(&lane.header, &lane.ring, &tcp, &mut buffer.sink()), Received::Bytes(8));
+        tell(&lane);
+        assert_eq!(rx.receive(&lane.header, &lane.ring, &tcp, &mut buffer.sink()), Received::UseTcp, "{lie}");
+        assert_eq!((rx.reason(), lane.header.is_closed()), (Reason::PeerMisbehaved, true), "{lie}");
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Poke(usize, u64),
+    /// The peer sends by TCP.
+    Tcp(usize),
+    Road,
+    Write(usize),
+    WriteWith(usize, usize),
+    NoticeReturn,
+    Returned(usize),
+    Receive(usize),
+    Peek(usize),
+    Discard(usize),
+    Ask,
+    CloseTx,
+    CloseRx,
+    GiveBack,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    // Values that could be right are the dangerous ones.
+    let near = || prop_oneof![0..4u64, 0..200u64, (0..200u64).prop_map(|at| at + (1 << 32))];
+    let flags = prop::sample::select(vec![0, CLOSED, RETURNED, CLOSED | RETURNED]);
+    let word = prop_oneof![
+        4 => (near(), flags).prop_map(|(at, flags)| at | flags),
+        1 => any::<u64>(),
+        1 => Just(u64::MAX),
+    ];
+    let place = prop::sample::select(vec![TAIL, START, END, 24, BASE, HEAD, WATCHING]);
+    let len = || 1..100usize;
+    prop_oneof![
+        10 => (place, word).prop_map(|(place, word)| Op::Poke(place, word)),
+        3 => len().prop_map(Op::Tcp),
+        3 => Just(Op::Road),
+        4 => len().prop_map(Op::Write),
+        2 => (len(), len()).prop_map(|(wanted, count)| Op::WriteWith(wanted, count)),
+        1 => Just(Op::NoticeReturn),
+        2 => len().prop_map(Op::Returned),
+        5 => len().prop_map(Op::Receive),
+        3 => len().prop_map(Op::Peek),
+        2 => len().prop_map(Op::Discard),
+        3 => Just(Op::Ask),
+        1 => Just(Op::CloseTx),
+        1 => Just(Op::CloseRx),
+        1 => Just(Op::GiveBack),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    /// Both directions of one endpoint on lanes of their own that the peer pokes at.
+    #[test]
+    fn anything_in_the_words_of_a_lane_is_survived(ops in vec(op(), 1..80)) {
+        let (out, inn, tcp) = (Lane::new(), Lane::new(), Tcp::default());
+        let (mut tx, mut rx) = (Tx::default(), Rx::default());
+        tx.adopt();
+        rx.adopt();
+        rx.try_watch(&inn.header, true);
+        for op in ops {
+            match op {
+                Op::Poke(place, word) => {
+                    out.poke(place, word);
+                    inn.poke(place, word);
+                }
+                Op::Tcp(len) => {
+                    let mut wire = tcp.0.borrow_mut();
+                    wire.send(std::iter::repeat_n(7, len));
+                    wire.arrive(len);
+                }
+                Op::Road => drop(tx.road(&out.header, &tcp, true)),
+                Op::Write(len) => {
+                    if let Sent::Bytes(count) = write(&mut tx, &out, len) {
+                        prop_assert!((1..=len.min(RING)).contains(&count));
+                    }
+                }
+                Op::WriteWith(wanted, count) => {
+                    let fill = |_, room: usize| {
+                        assert!(room <= RING);
+                        Ok::<_, ()>(count.min(room))
+                    };
+                    let _ = tx.write_with(&out.header, &out.ring, wanted, fill);
+                }
+                Op::NoticeReturn => tx.notice_return(&out.header),
+                Op::Returned(count) => {
+                    if let Some(range) = tx.returning() {
+                        let left = range.end - range.start;
+                        prop_assert!((1..=RING as u64).contains(&left), "{range:?}");
+                        tx.returned(count.min(left as usize));
+                    }
+                }
+                Op::Receive(len) => {
+                    let mut buffer = Buffer::zeroed(len, &[]);
+                    match rx.receive(&inn.header, &inn.ring, &tcp, &mut buffer.sink()) {
+                        Received::Bytes(count) => prop_assert!((1..=len).contains(&count)),
+                        Received::Error(errno) => prop_assert_ne!(errno, EAGAIN),
+                        _ => {}
+                    }
+                }
+                Op::Peek(len) => {
+                    let mut buffer = Buffer::zeroed(len, &[]);
+                    if let Received::Bytes(count) = rx.peek(&inn.header, &inn.ring, &tcp, &mut buffer.sink()) {
+                        prop_assert!((1..=len).contains(&count));
+                    }
+                }
+                Op::Discard(len) => prop_assert!(rx.discard(&inn.header, &inn.ring, &tcp, len) <= len),
+                Op::Ask => {
+                    prop_assert!(rx.available(&inn.header, &inn.ring, &tcp) <= inn.ring.len());
+                    prop_assert!(rx.unread(&inn.header, &inn.ring) <= inn.ring.len());
+                    rx.has_arrived(&inn.header, &inn.ring, &tcp);
+                    prop_assert!(tx.unread(&out.header) <= RING as u64);
+                    tx.is_writable(&out.header, &out.ring);
+                }
+                Op::CloseTx => tx.close(&out.header, Reason::Fork),
+                Op::CloseRx => rx.close(&inn.header, Reason::Fork),
+                Op::GiveBack => drop(rx.give_back(&inn.header, Reason::Exec)),
+            }
+        }
+        // However it stands, the program can have both directions back.
+        tx.close(&out.header, Reason::Fork);
+        if let Some(range) = tx.returning() {
+            tx.returned((range.end - range.start) as usize);
+        }
+        prop_assert!(!tx.on_lane() && !tx.is_adopted());
+    }
+}
