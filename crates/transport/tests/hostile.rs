@@ -28,6 +28,11 @@ const BASE: usize = 32;
 const HEAD: usize = 64;
 const WATCHING: usize = 72;
 
+/// What a peer does to a lane, and what it is called.
+type Lie = (&'static str, fn(&Lane));
+/// What a sender does, and what it is called.
+type Deed = (&'static str, fn(&mut Tx, &Lane));
+
 /// A lane whose words the peer can write.
 struct Lane {
     header: LaneHeader,
@@ -88,7 +93,7 @@ fn sender(lane: &Lane) -> Tx {
 
 #[test]
 fn a_sender_leaves_a_lane_whose_reader_lies() {
-    let lies: [(&str, fn(&Lane)); 3] = [
+    let lies: [Lie; 3] = [
         ("has read what was never sent", |lane| lane.poke(HEAD, 1000)),
         ("has read what was never sent, and gives it back", |lane| {
             lane.poke(HEAD, 1000);
@@ -96,7 +101,7 @@ fn a_sender_leaves_a_lane_whose_reader_lies() {
         }),
         ("has sent on the sender's behalf", |lane| lane.poke(TAIL, 20)),
     ];
-    let deeds: [(&str, fn(&mut Tx, &Lane)); 4] = [
+    let deeds: [Deed; 4] = [
         ("write", |tx, lane| assert_eq!(write(tx, lane, RING), Sent::UseTcp)),
         ("write_with", |tx, lane| {
             let sent = tx.write_with(&lane.header, &lane.ring, RING, |_, room| Ok::<_, ()>(room));
@@ -125,7 +130,7 @@ fn a_sender_leaves_a_lane_whose_reader_lies() {
 
 #[test]
 fn a_receiver_leaves_a_lane_whose_sender_lies() {
-    let lies: [(&str, fn(&Lane)); 3] = [
+    let lies: [Lie; 3] = [
         ("more than the ring holds", |lane| lane.poke(TAIL, RING as u64 + 9)),
         ("a tail that goes back", |lane| lane.poke(TAIL, 3)),
         ("a base ahead of what was read", |lane| {
