@@ -126,6 +126,11 @@ messages! {
             /// Zero.
             pad: u32,
         }
+        /// Says nothing but that it has been said: whether the broker takes it shows in [`crate::page::Page::taken`].
+        Announce = 6, fds 0 {
+            /// Zero.
+            pad: u64,
+        }
         /// Asks for the state of everything: see [`crate::status`]. The only message that needs no hello.
         Status = 16, fds 0 {
             /// Zero.

@@ -21,7 +21,10 @@ pub struct Page {
     pub rows: AtomicU64,
     /// A [`Reach`]. Written by the broker only.
     reach: AtomicU64,
-    _line: [AtomicU64; 5],
+    /// Messages of the process that the broker has dealt with: what came with them it holds no longer. Written by the
+    /// broker only.
+    pub taken: AtomicU64,
+    _line: [AtomicU64; 4],
     /// Counters of the process, in the order of [`Counter`].
     pub counters: [AtomicU64; Counter::COUNT],
     /// How often each bypass reason was met, indexed by its code.

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
 
 use shunt_abi::control::{DecodeError, MAX_MESSAGE, Request};
@@ -44,6 +45,8 @@ struct Client {
     state: Rc<RefCell<State>>,
     /// Descriptors of the message under way.
     fds: Vec<OwnedFd>,
+    /// Messages dealt with.
+    taken: u64,
 }
 
 /// Serves one accepted connection until it ends.
@@ -60,7 +63,8 @@ pub(crate) async fn serve(state: Rc<RefCell<State>>, socket: OwnedFd, credential
         }
     };
     let outbox = Rc::new(Outbox::new(socket, limit));
-    let mut client = Client { credentials, outbox, process: None, life: None, state, fds: Vec::new() };
+    let mut client =
+        Client { credentials, outbox, process: None, life: None, state, fds: Vec::new(), taken: 0 };
     let end = client.converse().await;
     if let End::Bad(bad) = &end {
         tracing::warn!(pid = credentials.pid, uid = credentials.uid, error = %bad, "hung up on a client");
@@ -171,6 +175,8 @@ impl Client {
                 .map_err(|bad| End::Bad(bad.into()))?;
             let costly = matches!(request, Request::Status(_));
             self.obey(request).map_err(End::Bad)?;
+            self.taken += 1;
+            self.outbox.with_page(|page| page.taken.store(self.taken, Release));
             if costly || self.is_busy() {
                 break;
             }
@@ -216,6 +222,7 @@ fn padding(request: &Request) -> u64 {
     match request {
         Request::Release(body) => body.pad.into(),
         Request::Doorbell(body) => body.pad.into(),
+        Request::Announce(body) => body.pad,
         Request::Status(body) => body.pad,
         Request::Hello(_) | Request::Offer(_) | Request::Withdraw(_) => 0,
     }

@@ -160,6 +160,7 @@ impl State {
     ) -> Result<(), BadMessage> {
         match (request, fd) {
             (Request::Offer(offer), Some(fd)) => self.offer(id, offer.ticket, fd),
+            (Request::Announce(_), None) => {}
             (Request::Withdraw(withdraw), None) => drop(self.offers.withdraw(id, withdraw.ticket)),
             (Request::Release(release), None) => self.release(id, &release)?,
             (Request::Doorbell(doorbell), Some(fd)) => self.doorbell(id, &doorbell, fd)?,

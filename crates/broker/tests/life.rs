@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use common::{Broker, Process, eventually, loopback, path_bytes, spawn};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use shunt_abi::control::Announce;
+use shunt_abi::reason::Reason;
 use shunt_broker::{Config, Error, ListenError, Mode, StatusError, status};
 use shunt_sys::seqpacket;
 
@@ -168,4 +170,23 @@ fn a_connection_without_a_hello_ends() {
     let mut process = broker.process();
     common::expect_hang_up(&common::stranger(&broker));
     process.silence();
+}
+
+#[test]
+fn the_page_counts_what_the_broker_has_dealt_with() {
+    let broker = Broker::start();
+    let mut process = broker.process();
+    let taken =
+        |process: &Process| process.page.page().unwrap().taken.load(std::sync::atomic::Ordering::Acquire);
+    // The hello.
+    eventually(|| taken(&process) == 1);
+    process.say(Announce { pad: 0 }, &[]);
+    eventually(|| taken(&process) == 2);
+    let (reader, writer) = std::io::pipe().unwrap();
+    process.offer(7, &writer);
+    drop(writer);
+    eventually(|| taken(&process) == 3);
+    process.expect_refusal(7, Reason::NotTcp);
+    // It is counted when it is held no longer, or soon will be.
+    assert_eq!(std::io::Read::read(&mut { reader }, &mut [0; 1]).unwrap(), 0);
 }

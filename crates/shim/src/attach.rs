@@ -11,7 +11,8 @@ use crate::links::{Attachment, Link};
 use crate::ops::descriptors;
 use crate::{control, distance, epoll, errno, kernel, process, real, worth};
 
-/// How long the broker's word about a death is waited for. Only a reader of end of file whose own bytes lie unread waits.
+/// How long the broker's word about a death is waited for. Only a reader of end of file whose own bytes lie unread waits,
+/// and only once.
 const DEATH_NEWS_NANOS: u64 = 20_000_000;
 
 /// Puts a paired endpoint on its link, unless it is not there any more or must not be.
@@ -218,11 +219,20 @@ pub(crate) fn reset_if_lost(endpoint: &Endpoint, fd: i32) -> bool {
         (possible && side.tx.unread(lane) > 0).then(|| at.incoming().0.end())
     };
     // The kernel has closed the dead process's socket; the broker's word follows at once, if there is a broker.
-    let deadline = process::now() + DEATH_NEWS_NANOS;
+    let mut deadline = None;
+    let mut is_worth_waiting = || {
+        if deadline.is_none() {
+            let is_over = shunt_sys::tcp::hung_up(crate::private::borrow(fd));
+            let first = is_over && !std::mem::replace(&mut endpoint.tx.lock().awaited_death, true);
+            let patience = if first && control::has_broker() { DEATH_NEWS_NANOS } else { 0 };
+            deadline = Some(process::now() + patience);
+        }
+        deadline.is_some_and(|deadline| process::now() < deadline)
+    };
     loop {
         match may_be_lost() {
             Some(End::Died) => break,
-            Some(End::Open) if control::has_broker() && process::now() < deadline => {
+            Some(End::Open) if is_worth_waiting() => {
                 let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 50_000 });
             }
             _ => return false,

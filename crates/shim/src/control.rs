@@ -7,7 +7,9 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::*;
 
 use rustix::io::Errno;
-use shunt_abi::control::{Doorbell, Hello, MAX_MESSAGE, Offer, Pair, Release, Reply, Request, Withdraw};
+use shunt_abi::control::{
+    Announce, Doorbell, Hello, MAX_MESSAGE, Offer, Pair, Release, Reply, Request, Withdraw,
+};
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::{Counter, EntryCopy, Reach};
 use shunt_abi::reason::Reason;
@@ -18,6 +20,7 @@ use crate::endpoint::{Endpoint, EndpointRef, Stage};
 use crate::links::{Attachment, Identity, Link, Peer, Pin};
 use crate::lock::Lock;
 use crate::private::{PrivateFd, borrow, close_owned};
+use crate::pulse::{Pulse, State};
 use crate::{attach, distance, epoll, process, unseen, waiter, worth};
 
 /// Operations until an endpoint that found no broker looks for one again.
@@ -34,6 +37,7 @@ struct Control {
     retry_at: u64,
     /// The socket was full: nothing is offered until then.
     busy_until: u64,
+    pulse: Pulse,
     epoch: u32,
     /// What the broker must hear and had no room for. Without it a connection of a link would never be free again.
     unsaid: VecDeque<Request>,
@@ -65,11 +69,14 @@ enum Later {
     After(Reason, u32),
     /// The broker has enough to do.
     Busy,
+    /// It has been spoken to, and the next operation may find that it is awake.
+    Asked,
 }
 
 impl From<Reason> for Later {
     fn from(reason: Reason) -> Later {
-        let may_pass = matches!(reason, Reason::NoBroker | Reason::Shared | Reason::Stdio);
+        let may_pass =
+            matches!(reason, Reason::NoBroker | Reason::BrokerSilent | Reason::Shared | Reason::Stdio);
         Later::After(reason, if may_pass { RETRY_AFTER } else { u32::MAX })
     }
 }
@@ -161,6 +168,7 @@ pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
         Err(Later::After(reason, again)) => postpone(endpoint, reason, again),
         // So many are offered at once that it takes the broker a moment.
         Err(Later::Busy) => endpoint.operations.store(0, Relaxed),
+        Err(Later::Asked) => {}
     }
     carry_out(deeds);
 }
@@ -182,7 +190,8 @@ pub(crate) fn release(at: &Pin) {
 
 /// Whether there is a broker to hear from.
 pub(crate) fn has_broker() -> bool {
-    CONTROL.lock().socket.is_some()
+    let mut control = CONTROL.lock();
+    control.socket.is_some() && control.state() != State::Silent
 }
 
 /// Registers a doorbell; `false` if it could not be said now.
@@ -261,6 +270,7 @@ impl Control {
             socket: None,
             retry_at: 0,
             busy_until: 0,
+            pulse: Pulse::new(),
             epoch: 0,
             unsaid: VecDeque::new(),
             links: BTreeMap::new(),
@@ -285,6 +295,7 @@ impl Control {
         let Some(page) = process::make_page() else { return false };
         self.epoch += 1;
         self.socket = Some(socket);
+        self.pulse = Pulse::new();
         waiter::forget_told();
         let said = {
             use std::os::fd::AsFd;
@@ -322,7 +333,10 @@ impl Control {
     fn send(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> bool {
         let Some(socket) = &self.socket else { return false };
         match seqpacket::send(socket, request.encode().as_bytes(), fds) {
-            Ok(()) => true,
+            Ok(()) => {
+                self.pulse.said(process::now());
+                true
+            }
             // The socket is full, or this message's descriptor could not be sent.
             Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::BADF | Errno::NOBUFS | Errno::NOMEM) => {
                 self.busy_until = process::now() + BUSY_NANOS;
@@ -332,6 +346,22 @@ impl Control {
                 self.lose();
                 false
             }
+        }
+    }
+
+    /// How the broker is.
+    fn state(&mut self) -> State {
+        let taken = process::page().map_or(0, |page| page.taken.load(Acquire));
+        self.pulse.state(taken, process::now())
+    }
+
+    /// Whether a socket may be shown to the broker now.
+    fn is_awake(&mut self) -> Result<(), Later> {
+        match self.state() {
+            State::Awake => Ok(()),
+            State::Silent => Err(Reason::BrokerSilent.into()),
+            State::Unknown if !self.say(&Request::Announce(Announce { pad: 0 }), &[]) => Err(Later::Busy),
+            State::Unknown | State::Asked => Err(Later::Asked),
         }
     }
 
@@ -369,6 +399,9 @@ impl Control {
         if process::now() < self.busy_until {
             return Err(Later::Busy);
         }
+        if endpoint.entry().is_some() && self.socket.is_some() && self.state() == State::Asked {
+            return Err(Later::Asked);
+        }
         let had_broker = self.socket.is_some();
         if !self.connect() {
             return Err(Reason::NoBroker.into());
@@ -391,6 +424,7 @@ impl Control {
         }
         is_worth_offering(endpoint, &identity)?;
         crate::ops::options::learn(endpoint, fd)?;
+        self.is_awake()?;
         endpoint.set_stage(Stage::Offered);
         attach::mark(endpoint, Reason::PeerNotOffered);
         let ticket = endpoint.reference().pack();

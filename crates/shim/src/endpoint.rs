@@ -36,6 +36,8 @@ pub(crate) struct TxSide {
     pub(crate) at: Option<Attachment>,
     /// When the lane was first found full, and how much the receiver had not read then.
     pub(crate) full_since: Option<(u64, u64)>,
+    /// TCP has ended with bytes of ours unread, and the broker has been given time to say why.
+    pub(crate) awaited_death: bool,
 }
 
 /// The receiving direction and what belongs to its lock.

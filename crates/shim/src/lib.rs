@@ -25,6 +25,7 @@ mod lock;
 mod ops;
 mod private;
 mod process;
+mod pulse;
 mod real;
 mod signal;
 mod table;

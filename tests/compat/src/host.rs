@@ -5,6 +5,7 @@ use crate::ground::Ground;
 use crate::launch::{Launch, Program};
 use crate::programs::{Tools, find};
 use crate::road::Road;
+use rustix::process::Signal;
 use shunt_abi::status::Snapshot;
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -178,6 +179,13 @@ impl Host {
     pub fn kill_broker(&self) {
         if let Some(mut broker) = self.broker.lock().expect("no holder panics").take() {
             broker.kill();
+        }
+    }
+
+    /// Sends the broker a signal.
+    pub fn signal_broker(&self, signal: Signal) {
+        if let Some(broker) = self.broker.lock().expect("no holder panics").as_mut() {
+            broker.signal(signal);
         }
     }
 

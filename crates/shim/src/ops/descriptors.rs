@@ -10,7 +10,7 @@ use crate::endpoint::Stage;
 use crate::ops::exec;
 use crate::signal::{Held, Shield};
 use crate::table::{self, Entry};
-use crate::{attach, endpoint, epoll, errno, family, process, real, signal};
+use crate::{attach, endpoint, epoll, errno, family, kernel, process, real, signal};
 
 /// A new TCP socket, not connected.
 pub(crate) fn made(fd: RawFd) {
@@ -122,15 +122,16 @@ fn reset_on_close(fd: RawFd) {
     errno::set(before);
 }
 
-/// A broker that has not looked at the offer yet still holds the socket, so closing alone would send no FIN.
+/// A broker that has not looked at the offer yet still holds the socket, so closing alone would end nothing.
 fn finish_for_broker(fd: RawFd) {
     let before = errno::get();
-    // Both of these end the connection by a reset, as soon as the broker lets go.
     let resets = rustix::net::sockopt::socket_linger(crate::private::borrow(fd))
         .is_ok_and(|linger| linger.is_some_and(|time| time.is_zero()));
-    if !resets && !shunt_sys::tcp::has_unread(crate::private::borrow(fd)) {
+    if resets || shunt_sys::tcp::has_unread(crate::private::borrow(fd)) {
+        kernel::dissolve(fd);
+    } else {
         // SAFETY: a plain call on the program's descriptor.
-        unsafe { real::shutdown(fd, libc::SHUT_WR) };
+        unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
     }
     errno::set(before);
 }

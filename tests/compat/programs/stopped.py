@@ -1,0 +1,150 @@
+"""Connections that end while the broker is stopped: the other end must see it at once all the same.
+
+    stopped.py closes BROKER ROUNDS   in every way a close can end a connection, at any moment of its being offered
+    stopped.py killed BROKER ROUNDS   by the end of the process
+
+BROKER is its process id. Each end is seen within LIMIT, or never: the broker goes on only afterwards.
+"""
+
+import os
+import random
+import signal
+import socket
+import struct
+import sys
+import time
+
+LIMIT = 10
+# Long after a broker that does not answer is taken for awake.
+LATER = 0.1
+
+
+def connection(listener):
+    client = socket.create_connection(listener.getsockname())
+    server, _ = listener.accept()
+    server.settimeout(LIMIT)
+    return client, server
+
+
+def exchange(client, server, times):
+    for _ in range(times):
+        client.sendall(b"ping")
+        assert server.recv(4) == b"ping"
+        server.sendall(b"pong")
+        assert client.recv(4) == b"pong"
+
+
+def end_of(server):
+    try:
+        return "end of file" if server.recv(4) == b"" else "bytes"
+    except ConnectionResetError:
+        return "reset"
+
+
+def plainly(client, server):
+    client.close()
+
+
+def with_unread(client, server):
+    server.sendall(b"late")
+    while client.recv(4, socket.MSG_PEEK) != b"late":
+        pass
+    client.close()
+
+
+def without_linger(client, server):
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+def and_answered(client, server):
+    """The server writes to what is closed, and then sees the reset."""
+    client.close()
+    assert end_of(server) == "end of file"
+    server.sendall(b"too late")
+    end = time.monotonic() + LIMIT
+    while time.monotonic() < end:
+        try:
+            server.sendall(b"!")
+        except OSError:
+            return
+        time.sleep(0.001)
+    sys.exit("a write to a closed connection was not refused")
+
+
+WAYS = {plainly: "end of file", with_unread: "reset", without_linger: "reset", and_answered: None}
+
+
+def closes(listener, broker, rounds):
+    source = random.Random(7)
+    for _ in range(rounds):
+        os.kill(broker, signal.SIGCONT)
+        # So that the broker is known to be awake.
+        exchange(*connection(listener), 40)
+        for way, expected in WAYS.items():
+            client, server = connection(listener)
+            operations = source.randrange(1, 12)
+            exchange(client, server, operations // 2)
+            os.kill(broker, signal.SIGSTOP)
+            exchange(client, server, operations - operations // 2)
+            way(client, server)
+            if expected:
+                seen = end_of(server)
+                assert seen == expected, f"{way.__name__} after {operations}: {seen} instead of {expected}"
+            server.close()
+            os.kill(broker, signal.SIGCONT)
+
+
+def killed(listener, broker, rounds):
+    for _ in range(rounds):
+        ready, go = os.pipe(), os.pipe()
+        child = os.fork()
+        if child == 0:
+            clients = []
+            # The first may be shown to the broker just before it is known to be stopped; the others may not.
+            for operations in (40, 16, 16, 16):
+                client = socket.create_connection(listener.getsockname())
+                clients.append(client)
+                for _ in range(operations):
+                    client.sendall(b"ping")
+                    assert client.recv(4) == b"pong"
+                os.write(ready[1], b".")
+                os.read(go[0], 1)
+            os._exit(1)
+        servers = []
+        for number in range(4):
+            server, _ = listener.accept()
+            server.settimeout(LIMIT)
+            servers.append(server)
+            for _ in range(40 if number == 0 else 16):
+                assert server.recv(4) == b"ping"
+                server.sendall(b"pong")
+            os.read(ready[0], 1)
+            if number == 0:
+                os.kill(broker, signal.SIGSTOP)
+            if number == 1:
+                time.sleep(LATER)
+            if number < 3:
+                os.write(go[1], b".")
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        for number in (0, 2, 3):
+            seen = end_of(servers[number])
+            assert seen == "end of file", f"connection {number}: {seen}"
+        os.kill(broker, signal.SIGCONT)
+        assert end_of(servers[1]) == "end of file"
+        for end in (*ready, *go):
+            os.close(end)
+
+
+def main():
+    what, broker, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    listener = socket.create_server(("127.0.0.1", 0), backlog=16)
+    try:
+        {"closes": closes, "killed": killed}[what](listener, broker, rounds)
+    finally:
+        os.kill(broker, signal.SIGCONT)
+    print("seen", flush=True)
+
+
+main()

@@ -1,0 +1,83 @@
+//! A broker that is stopped, as by Ctrl-Z, or hangs (L6): nobody waits for it. Established connections go on, new ones
+//! work on TCP, what ends is seen to end, and pairing goes on once the broker does.
+
+use rustix::process::Signal;
+use shunt_abi::reason::Reason;
+use shunt_compat::{Expected, Host, Program, under_shunt};
+use std::time::Duration;
+
+const CONNECTIONS: usize = 8;
+const LIMIT: Duration = Duration::from_secs(40);
+
+fn server(host: &Host) -> (Program, u16) {
+    let port = host.port();
+    let server =
+        host.script("python3", "echo.py").args(["server", "threads", &port.to_string()]).start("server");
+    host.wait_for_port(port);
+    (server, port)
+}
+
+/// Clients that verify every echo, for at least `seconds`.
+fn clients(host: &Host, name: &str, port: u16, seconds: f64) -> Program {
+    host.script("python3", "echo.py")
+        .args(["client", "threads", &port.to_string(), &CONNECTIONS.to_string(), "20", &seconds.to_string()])
+        .start(name)
+}
+
+fn verified(program: Program) {
+    let ended = program.wait(LIMIT);
+    assert!(ended.success(), "{}\n{}", ended.stdout, ended.stderr);
+}
+
+#[test]
+fn programs_go_on_and_are_paired_afterwards() {
+    under_shunt(Duration::from_secs(90), |host| {
+        let (server, port) = server(host);
+        let established = {
+            let road = host.watch_road();
+            let clients = clients(host, "established", port, 3.0);
+            road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(20));
+            clients
+        };
+        host.signal_broker(Signal::STOP);
+        // A program that starts meanwhile, and a server that has known the broker.
+        let meanwhile = clients(host, "meanwhile", port, 5.0);
+        verified(established);
+        host.signal_broker(Signal::CONT);
+        let silent = |counts: &std::collections::BTreeMap<String, u64>| {
+            counts.get(Reason::BrokerSilent.label()).is_some_and(|count| *count > 0)
+        };
+        let status = host.status().expect("it goes on");
+        assert!(status.processes.iter().any(|process| silent(&process.bypasses)), "{status:#?}");
+        verified(meanwhile);
+        let road = host.watch_road();
+        let again = clients(host, "again", port, 2.0);
+        road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(20));
+        verified(again);
+        road.expect(Expected { port, connections: CONNECTIONS, share: 0.5 });
+        drop(server);
+    });
+}
+
+fn ends(what: &'static str, rounds: usize) {
+    under_shunt(Duration::from_secs(90), move |host| {
+        let broker = host.broker_pid().expect("it runs");
+        let program = host
+            .script("python3", "stopped.py")
+            .args([what, &broker.to_string(), &rounds.to_string()])
+            .start("program");
+        let ended = program.wait(Duration::from_secs(80));
+        host.signal_broker(Signal::CONT);
+        assert!(ended.success() && ended.stdout == "seen\n", "{}\n{}", ended.stdout, ended.stderr);
+    });
+}
+
+#[test]
+fn a_close_is_seen_at_once() {
+    ends("closes", 40);
+}
+
+#[test]
+fn the_end_of_a_process_is_seen_at_once() {
+    ends("killed", 5);
+}
