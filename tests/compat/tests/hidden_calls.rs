@@ -124,7 +124,7 @@ fn system_calls_by_number_are_the_calls_of_that_name() {
             Scenario("number-sendfile", SHM),
             Scenario("number-options", SHM),
             Scenario("number-ready", SHM),
-            Scenario("number-recvmmsg", "unsupported_flag"),
+            Scenario("number-recvmmsg", SHM),
             Scenario("number-splice", "splice"),
         ],
     );
