@@ -139,6 +139,8 @@ reasons! {
         "Nothing needs to be done; programs with fewer threads, or one epoll instance for many connections, gain more.";
     BrokerSilent = 47, "broker_silent", "The broker does not answer: it is stopped, or hangs.",
         "Let it go on (`kill -CONT`), or end it and start another with `shunt daemon --detach`.";
+    Sandboxed = 48, "sandboxed", "The program has put itself under a seccomp filter, which could forbid it what shared memory needs.",
+        "Turn the sandbox off, if the program has an option for that and its connections are worth more.";
 }
 
 /// The road one direction of a connection takes.

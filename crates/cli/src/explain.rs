@@ -191,8 +191,11 @@ impl View<'_> {
             causes.push(Reason::IoUring.into());
         }
         let snapshot = broker.and_then(|path| self.snapshot(path));
-        let is_known =
-            snapshot.is_some_and(|snapshot| snapshot.processes.iter().any(|one| one.pid == process.pid));
+        let known = snapshot.and_then(|all| all.processes.iter().find(|one| one.pid == process.pid));
+        let is_known = known.is_some();
+        if known.is_some_and(|one| one.bypasses.contains_key(Reason::Sandboxed.label())) {
+            causes.push(Reason::Sandboxed.into());
+        }
         match snapshot {
             None if broker.is_some() => causes.push(Reason::BrokerVersion.into()),
             None => causes.push(Reason::NoBroker.into()),
@@ -203,9 +206,11 @@ impl View<'_> {
             }),
             Some(_) if !is_known && process.filtered => causes.push(Cause {
                 label: "seccomp",
-                explanation: "It has not spoken to the broker, and a seccomp filter may be what forbids it."
+                explanation: "It has not spoken to the broker and is under a seccomp filter: its own, or one that it was \
+                              started with, which may forbid that."
                     .into(),
-                advice: "Let the filter allow sockets, sendmsg, recvmsg, memfd_create and mmap.".into(),
+                advice: "Turn its own off, or let the other allow sockets, sendmsg, recvmsg, memfd_create and mmap."
+                    .into(),
             }),
             Some(_) => {}
         }

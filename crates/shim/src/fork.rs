@@ -7,7 +7,7 @@ use shunt_abi::reason::Reason;
 
 use crate::endpoint::{self, Stage};
 use crate::signal::Shield;
-use crate::{alloc, attach, control, epoll, errno, family, process, signal, table, waiter};
+use crate::{alloc, attach, control, epoll, errno, family, process, sandbox, signal, table, thread, waiter};
 
 /// Installs the handlers that run around every fork, also one made inside libc. `_Fork` runs none: its hook does.
 pub(crate) fn install() {
@@ -18,6 +18,9 @@ pub(crate) fn install() {
 }
 
 pub(crate) unsafe extern "C" fn before() {
+    if process::is_off() {
+        return sandbox::pass_beyond();
+    }
     let errno = errno::get();
     let shield = Shield::raise();
     for endpoint in endpoint::all() {
@@ -31,19 +34,33 @@ pub(crate) unsafe extern "C" fn before() {
     errno::set(errno);
 }
 
+/// Whether `before` has prepared this thread's fork. Another thread may have turned the shim off since.
+fn is_under_way() -> bool {
+    thread::this().shields.load(Relaxed) > 0
+}
+
 /// There is no child: the kernel refused.
 pub(crate) fn failed() {
+    if process::is_off() {
+        return;
+    }
     let _shield = Shield::raise();
     endpoint::all().for_each(family::forget_child);
 }
 
 pub(crate) unsafe extern "C" fn after_in_parent() {
+    if !is_under_way() {
+        return;
+    }
     let _shield = Shield::take_over();
     // SAFETY: `before` has run.
     unsafe { alloc::after_fork() };
 }
 
 pub(crate) unsafe extern "C" fn after_in_child() {
+    if !is_under_way() {
+        return table::restore();
+    }
     let _shield = Shield::take_over();
     table::restore();
     // SAFETY: `before` has run, and a child of fork has one thread.
@@ -80,6 +97,9 @@ unsafe fn begin_child() {
 /// the lanes, unaware, so the child ends them; and what both may hold stays on TCP.
 #[cold]
 pub(crate) fn stray() {
+    if process::is_off() {
+        return table::restore();
+    }
     let errno = errno::get();
     let _shield = Shield::raise();
     table::restore();

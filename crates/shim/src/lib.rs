@@ -27,6 +27,7 @@ mod private;
 mod process;
 mod pulse;
 mod real;
+mod sandbox;
 mod signal;
 mod table;
 mod thread;

@@ -17,6 +17,8 @@ static PAGE: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
 static ROWS: Lock<Rows> = Lock::new(Rows { free: Vec::new(), next: 0 });
 static PID: AtomicI32 = AtomicI32::new(0);
 static BROKER_PATHS: OnceLock<Vec<CString>> = OnceLock::new();
+/// 1: on, 2: off, 0: not asked yet.
+static OFF: AtomicU32 = AtomicU32::new(0);
 static SPIN: AtomicU32 = AtomicU32::new(SPIN_AUTO);
 /// How many control messages have been taken from the socket.
 pub(crate) static SEEN: AtomicU64 = AtomicU64::new(0);
@@ -53,17 +55,23 @@ pub(crate) fn start() {
     }
 }
 
-/// Whether `--transport tcp` was given: then nothing is tracked at all.
+/// Whether `--transport tcp` was given, or the program is in a sandbox (`crate::sandbox`): then nothing is tracked at all,
+/// and no hook makes a system call that the program has not asked for.
+#[inline]
 pub(crate) fn is_off() -> bool {
-    static OFF: AtomicU32 = AtomicU32::new(0);
-    match OFF.load(Relaxed) {
+    match OFF.load(Acquire) {
         0 => {
             let off = variable(c"SHUNT_TRANSPORT").is_some_and(|value| value.to_bytes() == b"tcp");
-            OFF.store(1 + u32::from(off), Relaxed);
+            let _ = OFF.compare_exchange(0, 1 + u32::from(off), AcqRel, Relaxed);
             off
         }
         word => word == 2,
     }
+}
+
+/// Nothing is tracked from now on.
+pub(crate) fn turn_off() {
+    OFF.store(2, Release);
 }
 
 pub(crate) fn spin() -> Spin {

@@ -85,6 +85,13 @@ pub(crate) fn restore() {
     }
 }
 
+/// Nothing is known of any descriptor any more, but which are our own.
+pub(crate) fn clear() {
+    for (fd, _) in known(0, u32::MAX).filter(|(_, entry)| *entry != Entry::Private) {
+        replace(fd, Entry::None);
+    }
+}
+
 #[inline]
 fn cell(fd: i32) -> Option<&'static AtomicU64> {
     Some(&chunk(fd as u32 as usize / CHUNK)?[fd as usize % CHUNK])

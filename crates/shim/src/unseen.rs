@@ -1,5 +1,5 @@
 //! What reads and writes sockets where no hook sees it. A process that has it stays on TCP altogether, and for good: an
-//! io_uring, and a thread with a descriptor table of its own.
+//! io_uring, and a thread with a descriptor table of its own. One in a sandbox does too (`crate::sandbox`).
 //!
 //! A ring is noticed when it is made, if that goes through a hook (`syscall`, or liburing's own functions). Programs
 //! with liburing built in make it by system calls of their own, so the descriptors are looked at as well, before a

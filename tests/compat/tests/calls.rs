@@ -20,7 +20,7 @@ const STEMS: &str = "
     getpmsg getsockname getsockopt inotify_add_watch inotify_init inotify_init1 inotify_rm_watch ioctl iruserok isatty
     isfdtype lio_listio listen llseek lockf login_tty lseek memfd_create mmap mq_close mq_getattr mq_notify mq_open
     mq_receive mq_send mq_setattr mq_timedreceive mq_timedsend openlog openpty pclose pidfd_getfd pidfd_open
-    pidfd_send_signal pipe pipe2 poll popen posix_fadvise posix_fallocate posix_spawn posix_spawnp ppoll pread preadv
+    pidfd_send_signal pipe pipe2 poll popen posix_fadvise posix_fallocate posix_spawn posix_spawnp ppoll prctl pread preadv
     preadv2 preadv64v2 proc_close proc_open process_vm_readv process_vm_writev pselect putmsg putpmsg pwrite pwritev
     pwritev2 pwritev64v2 rcmd rcmd_af read readahead readv recv recvfrom recvmmsg recvmsg res_nclose res_nquery
     res_nquerydomain res_nsearch res_nsend res_query res_querydomain res_search res_send rexec rexec_af ruserok select

@@ -179,6 +179,13 @@ pub(crate) fn detach_everywhere(endpoint: &Endpoint, link: &'static Link) {
     }
 }
 
+/// Every instance is the kernel's alone from now on; no endpoint is attached any more.
+pub(crate) fn leave() {
+    for epoll in all() {
+        epoll.inner.lock().leave();
+    }
+}
+
 /// An endpoint is being closed: the kernel has dropped its registrations.
 pub(crate) fn forget_everywhere(endpoint: &Endpoint, link: Option<&'static Link>) {
     let fd = endpoint.fd.load(Relaxed);

@@ -234,6 +234,17 @@ impl Inner {
         }
     }
 
+    /// Takes the doorbell out of the kernel's set, and has it look anew at what lanes have answered until now.
+    pub(super) fn leave(&mut self) {
+        let Some(slot) = self.slot else { return };
+        self.change_kernel(libc::EPOLL_CTL_DEL, slot.doorbell(), 0, 0);
+        for (&fd, registration) in
+            self.registrations.iter().filter(|(_, registration)| !registration.disarmed)
+        {
+            self.change_kernel(libc::EPOLL_CTL_MOD, fd, registration.events, registration.data);
+        }
+    }
+
     pub(super) fn refresh(&mut self, endpoint: &Endpoint) {
         let fd = endpoint.fd.load(Relaxed);
         let Some(registration) = self.registrations.get_mut(&fd) else { return };

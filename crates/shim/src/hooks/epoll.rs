@@ -51,6 +51,10 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
+    if process::is_off() {
+        // SAFETY: the program's own call.
+        return unsafe { real::epoll_ctl(epfd, operation, fd, event) };
+    }
     let bad =
         operation != libc::EPOLL_CTL_DEL && !memory::is_readable(event.cast(), size_of::<epoll_event>());
     match (table::epoll(epfd), table::look_up(fd)) {

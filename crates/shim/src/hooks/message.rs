@@ -82,9 +82,9 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::sendmsg(fd, message, flags) };
     let Some(endpoint) = table::endpoint(fd) else {
-        // SAFETY: the program's pointer.
-        if let Some((header, _)) = unsafe { read_header(message) } {
-            passes_on(&header);
+        if !process::is_off() {
+            // SAFETY: the program's pointer, which is looked at before it is read.
+            unsafe { pass_on(message) };
         }
         return kernel();
     };
@@ -105,7 +105,12 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
 const MOST_OF_A_NAME: socklen_t = size_of::<sockaddr_storage>() as socklen_t;
 
 /// A connection that is sent to another process goes back to TCP first.
-fn passes_on(header: &msghdr) {
+///
+/// # Safety
+/// `message` is the program's argument.
+unsafe fn pass_on(message: *const msghdr) {
+    // SAFETY: the caller's promise.
+    let Some((header, _)) = (unsafe { read_header(message) }) else { return };
     let len = header.msg_controllen;
     if len == 0 || header.msg_control.is_null() || !memory::is_readable(header.msg_control.cast(), len) {
         return;
@@ -113,7 +118,7 @@ fn passes_on(header: &msghdr) {
     let _shield = Shield::raise();
     // SAFETY: it can be read, and the macros stay within its length.
     unsafe {
-        let mut next = libc::CMSG_FIRSTHDR(header);
+        let mut next = libc::CMSG_FIRSTHDR(&header);
         while !next.is_null() {
             let part = &*next;
             if part.cmsg_level == libc::SOL_SOCKET && part.cmsg_type == libc::SCM_RIGHTS {
@@ -125,7 +130,7 @@ fn passes_on(header: &msghdr) {
                     }
                 }
             }
-            next = libc::CMSG_NXTHDR(header, next);
+            next = libc::CMSG_NXTHDR(&header, next);
         }
     }
 }
@@ -200,6 +205,9 @@ unsafe fn receive_entry(fd: c_int, entry: *mut mmsghdr, flags: c_int) -> ssize_t
     }
 }
 
+/// The kernel sends no more of them in one call.
+const MOST_MESSAGES: c_uint = 1024;
+
 /// See sendmmsg(2).
 ///
 /// # Safety
@@ -211,11 +219,17 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     count: c_uint,
     flags: c_int,
 ) -> c_int {
+    let count = count.min(MOST_MESSAGES);
     if !table::endpoint(fd).is_some_and(Endpoint::is_attached) {
+        if !process::is_off() {
+            for index in 0..count as usize {
+                // SAFETY: the program's array, whose entries are looked at before they are read.
+                unsafe { pass_on(&raw const (*messages.add(index)).msg_hdr) };
+            }
+        }
         // SAFETY: the program's own call.
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }
-    let count = count.min(1024);
     for index in 0..count {
         // SAFETY: the program's array; what is bad about an entry is found below.
         let whole = unsafe { send_entry(fd, messages.add(index as usize), flags) };

@@ -7,7 +7,7 @@ use shunt_abi::reason::Reason;
 
 use super::trampoline::{Call, trampolines};
 use crate::ops::exec;
-use crate::{fork, real, unseen};
+use crate::{fork, real, sandbox, unseen};
 
 /// See _Fork(3): a fork that runs no handlers.
 ///
@@ -95,6 +95,31 @@ variadic_exec! {
     before_execl: "execl";
     before_execlp: "execlp";
     before_execle: "execle";
+}
+
+trampolines! {
+    /// See prctl(2).
+    prctl: before_prctl;
+}
+
+extern "C" fn before_prctl(call: &Call) -> *mut c_void {
+    let [option, mode, filter] = [0, 1, 2].map(|index| call.argument(index));
+    controlling(option as c_int, mode, filter);
+    real::address!("prctl")
+}
+
+/// prctl installs a seccomp filter, or turns the strict mode on.
+pub(super) fn controlling(option: c_int, mode: u64, filter: u64) {
+    if option == libc::PR_SET_SECCOMP {
+        filtering(mode == libc::SECCOMP_MODE_FILTER.into(), filter);
+    }
+}
+
+/// So does seccomp. Whoever only asks what the kernel can do names no filter.
+pub(super) fn filtering(by_filter: bool, filter: u64) {
+    if !by_filter || filter != 0 {
+        sandbox::before_filter();
+    }
 }
 
 /// See unshare(2).

@@ -20,6 +20,16 @@ trampolines! {
 extern "C" fn route(call: &Call) -> *mut c_void {
     let number = call.argument(0) as c_long;
     match number {
+        // What is not watched is not answered either.
+        _ if crate::process::is_off() => {}
+        libc::SYS_prctl => {
+            process::controlling(call.argument(1) as c_int, call.argument(2), call.argument(3))
+        }
+        libc::SYS_seccomp => match call.argument(1) as u32 {
+            libc::SECCOMP_SET_MODE_STRICT => process::filtering(false, 0),
+            libc::SECCOMP_SET_MODE_FILTER => process::filtering(true, call.argument(3)),
+            _ => {}
+        },
         libc::SYS_io_uring_setup | libc::SYS_io_uring_enter | libc::SYS_io_uring_register => {
             unseen::leave(Reason::IoUring);
         }

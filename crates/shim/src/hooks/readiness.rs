@@ -7,7 +7,7 @@ use shunt_sys::memory;
 
 use crate::ops::{poll as polling, select as selecting};
 use crate::signal::Shield;
-use crate::{real, signal};
+use crate::{process, real, signal};
 
 /// The set of a call, if it is one the kernel would read.
 ///
@@ -31,6 +31,9 @@ pub unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c
     // SAFETY: the program's own call, here and below.
     unsafe {
         let kernel = || real::poll(fds, count, timeout);
+        if process::is_off() {
+            return kernel();
+        }
         let nanos = (timeout >= 0).then(|| timeout as u64 * 1_000_000);
         match set(fds, count) {
             Some(set) => {
@@ -57,6 +60,9 @@ pub unsafe extern "C-unwind" fn ppoll(
     // SAFETY: the program's own call, here and below.
     unsafe {
         let kernel = || real::ppoll(fds, count, timeout, mask);
+        if process::is_off() {
+            return kernel();
+        }
         match (set(fds, count), from_timespec(timeout)) {
             (Some(set), Ok(nanos)) => {
                 signal::point();
@@ -100,6 +106,9 @@ pub unsafe extern "C-unwind" fn select(
 ) -> c_int {
     // SAFETY: the program's own call, here and below.
     unsafe {
+        if process::is_off() {
+            return real::select(count, read, write, except, timeout);
+        }
         let sets = selecting::Sets::new(count, [read, write, except]);
         let readable = timeout.is_null() || memory::is_writable(timeout.cast(), size_of::<timeval>());
         let in_order = |time: &timeval| time.tv_sec >= 0 && (0..1_000_000).contains(&time.tv_usec);
@@ -111,11 +120,11 @@ pub unsafe extern "C-unwind" fn select(
         });
         signal::point();
         let _shield = Shield::raise();
-        let begin = crate::process::now();
+        let begin = process::now();
         let result = sets.wait(nanos, std::ptr::null());
         // Linux leaves the time that was not slept.
         if let (Some(time), Some(nanos)) = (timeout.as_mut(), nanos) {
-            let left = nanos.saturating_sub(crate::process::now() - begin);
+            let left = nanos.saturating_sub(process::now() - begin);
             *time = timeval {
                 tv_sec: (left / 1_000_000_000) as i64,
                 tv_usec: (left % 1_000_000_000 / 1000) as i64,
@@ -140,6 +149,9 @@ pub unsafe extern "C-unwind" fn pselect(
 ) -> c_int {
     // SAFETY: the program's own call, here and below.
     unsafe {
+        if process::is_off() {
+            return real::pselect(count, read, write, except, timeout, mask);
+        }
         let sets = selecting::Sets::new(count, [read, write, except]);
         match from_timespec(timeout) {
             Ok(nanos) if sets.concern_us() => {

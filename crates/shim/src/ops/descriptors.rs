@@ -180,6 +180,9 @@ const STANDARD_STREAMS: std::ops::RangeInclusive<RawFd> = 0..=2;
 
 /// `new` names what `old` does. In a child of vfork that is a number of its own, for the program that it becomes.
 pub(crate) fn duplicated(old: RawFd, new: RawFd) {
+    if process::is_off() {
+        return;
+    }
     if !process::is_home() {
         return exec::hand_out(old);
     }
@@ -201,7 +204,7 @@ pub(crate) fn duplicated(old: RawFd, new: RawFd) {
 
 /// dup2 and dup3: `new` is closed by the kernel on the way.
 pub(crate) fn duplicate_onto(old: RawFd, new: RawFd, real: impl FnOnce() -> c_int) -> c_int {
-    if old == new {
+    if old == new || process::is_off() {
         return real();
     }
     if !process::is_home() {
@@ -246,7 +249,7 @@ pub(crate) fn duplicate_onto(old: RawFd, new: RawFd, real: impl FnOnce() -> c_in
 
 /// Closes everything from `first` to `last`, but not what is ours.
 pub(crate) fn close_range(first: u32, last: u32, real: impl Fn(u32, u32) -> c_int) -> c_int {
-    if !process::is_home() {
+    if process::is_off() || !process::is_home() {
         return real(first, last);
     }
     let _shield = Shield::raise();

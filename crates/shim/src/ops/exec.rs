@@ -11,10 +11,13 @@ use shunt_abi::reason::Reason;
 use crate::endpoint::Endpoint;
 use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{attach, errno, family, process};
+use crate::{attach, errno, family, process, sandbox};
 
 /// exec, in the process itself or in a child of vfork, which runs in our memory with descriptors of its own.
 pub(crate) fn before_exec() {
+    if process::is_off() {
+        return sandbox::pass_beyond();
+    }
     if !process::is_home() {
         return before_child();
     }

@@ -78,11 +78,7 @@ pub(crate) unsafe fn sigaction(
     if let Some(old) = unsafe { old.as_mut() }
         && old.sa_sigaction == our_handler()
     {
-        let known = actions[signal as usize];
-        old.sa_sigaction = known.handler;
-        old.sa_flags = old.sa_flags & !OURS | known.flags & OURS;
-        // SAFETY: the first word of the set; libc leaves the rest as it was.
-        unsafe { std::ptr::from_mut(&mut old.sa_mask).cast::<u64>().write(known.mask) };
+        show_own(old, &actions[signal as usize]);
     }
     note(&mut actions, signal, wanted);
     result
@@ -162,6 +158,30 @@ pub(crate) fn unseen_handlers_restart() -> bool {
         let unseen = asked && ![SIG_DFL, SIG_IGN, our_handler()].contains(&action.sa_sigaction);
         !unseen || action.sa_flags & SA_RESTART != 0
     })
+}
+
+/// The kernel is told the program's own handlers, and calls them from now on.
+pub(crate) fn give_back() {
+    let actions = ACTIONS.lock();
+    for signal in 1..SIGNALS as c_int {
+        // SAFETY: zeroes are a valid action; the first call fills it in, and the second passes the program's own.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            let asked = real::sigaction(signal, std::ptr::null(), &mut action) == 0;
+            if asked && action.sa_sigaction == our_handler() {
+                show_own(&mut action, &actions[signal as usize]);
+                real::sigaction(signal, &action, std::ptr::null_mut());
+            }
+        }
+    }
+}
+
+/// Puts the program's handler where ours is.
+fn show_own(action: &mut libc::sigaction, own: &Action) {
+    action.sa_sigaction = own.handler;
+    action.sa_flags = action.sa_flags & !OURS | own.flags & OURS;
+    // SAFETY: the first word of the set; libc leaves the rest as it was.
+    unsafe { std::ptr::from_mut(&mut action.sa_mask).cast::<u64>().write(own.mask) };
 }
 
 /// Another thread of the parent's may have held the table.

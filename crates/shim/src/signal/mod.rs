@@ -12,7 +12,9 @@ mod deliver;
 mod journal;
 mod shield;
 
-pub(crate) use action::{after_fork_in_child, kernel_sigaction, sigaction, unseen_handlers_restart};
+pub(crate) use action::{
+    after_fork_in_child, give_back, kernel_sigaction, sigaction, unseen_handlers_restart,
+};
 pub(crate) use cancel::{cancel, point, set_type, without};
 pub(crate) use deliver::{Deferred, Ran, ring_bell_on_signal, take_ran};
 pub(crate) use journal::{Held, Journal};
