@@ -1,11 +1,13 @@
 """Stores random values of 0 B to 1 MB in memcached over many connections at once and reads them back, each over
-another connection than it was written by. Prints one digest of all that came back.
+another connection than it was written by. Prints one digest of all that came back. Begins when the file GATE exists,
+after a few small exchanges on every connection.
 
-    memcache_values.py PORT CONNECTIONS VALUES_PER_CONNECTION
+    memcache_values.py PORT CONNECTIONS VALUES_PER_CONNECTION GATE
 """
 
 import asyncio
 import hashlib
+import os
 import random
 import sys
 
@@ -19,8 +21,16 @@ def value(connection, index):
     return source.randbytes(size)
 
 
-async def main(port, connections, count):
+async def main(port, connections, count, gate):
     streams = [await asyncio.open_connection("127.0.0.1", port, limit=1 << 21) for _ in range(connections)]
+
+    async def warm_up(connection):
+        reader, writer = streams[connection]
+        while not os.path.exists(gate):
+            writer.write(b"get nothing\r\n")
+            if await reader.readline() != b"END\r\n":
+                raise ValueError("a value that nobody stored")
+            await asyncio.sleep(0.01)
 
     async def store(connection):
         reader, writer = streams[connection]
@@ -48,6 +58,7 @@ async def main(port, connections, count):
             digest.update(data)
         return digest.hexdigest()
 
+    await asyncio.gather(*(warm_up(connection) for connection in range(connections)))
     await asyncio.gather(*(store(connection) for connection in range(connections)))
     digests = await asyncio.gather(*(load(connection) for connection in range(connections)))
     await asyncio.sleep(HOLD)
@@ -56,4 +67,4 @@ async def main(port, connections, count):
     print(hashlib.sha256("".join(digests).encode()).hexdigest())
 
 
-asyncio.run(main(*map(int, sys.argv[1:])))
+asyncio.run(main(*map(int, sys.argv[1:4]), sys.argv[4]))

@@ -77,8 +77,12 @@ fn values_come_back_as_they_were_stored() {
         let road = host.watch_road();
         let client = host
             .script("python3", "memcache_values.py")
-            .args([port.to_string(), CONNECTIONS.to_string(), String::from("60")])
-            .run("client", Duration::from_secs(40));
+            .args([&port.to_string(), &CONNECTIONS.to_string(), "60", "gate"])
+            .start("client");
+        road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(20));
+        host.write("gate", "");
+        let client = client.wait(Duration::from_secs(40));
+        assert!(client.success(), "{}", host.logs());
         road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
         drop(server);
         client.stdout
