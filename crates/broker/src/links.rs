@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering::AcqRel;
 
 use shunt_abi::geometry::{CONNS, Geometry, LANE_BYTES, LANE_END_DIED, LANE_END_OFFSET, RINGS_OFFSET, Side};
-use shunt_sys::mapping::Mapping;
+use shunt_sys::mapping::{self, Mapping};
 use shunt_sys::{Errno, memfd};
 use thiserror::Error;
 
@@ -134,6 +134,7 @@ impl Links {
         }
         let memfd = memfd::create_sealed("shunt-link", self.geometry.link_bytes())?;
         let head = Mapping::map(&memfd, RINGS_OFFSET)?;
+        mapping::back(head.as_ptr(), RINGS_OFFSET)?;
         let id = self.next;
         self.next += 1;
         let link = Link {

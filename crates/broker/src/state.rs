@@ -1,6 +1,7 @@
 //! What all clients share, and every decision about it. Nothing here waits; what is said goes to outboxes.
 
 use std::collections::{BTreeMap, HashMap};
+use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Instant;
@@ -9,10 +10,10 @@ use shunt_abi::control::{
     DecodeError, Doorbell, Hello, Link, PeerDoorbell, PeerGone, Release, Reply, Request, Welcome,
 };
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
-use shunt_abi::page::{PAGE_BYTES, Reach};
+use shunt_abi::page::{PAGE_BYTES, Page, Reach};
 use shunt_abi::reason::Reason;
 use shunt_kernel::sequence::Reader;
-use shunt_sys::mapping::Mapping;
+use shunt_sys::mapping::{self, Mapping};
 use shunt_sys::memfd::{SealError, verify_sealed};
 use shunt_sys::seqpacket::Credentials;
 use shunt_sys::{Errno, eventfd};
@@ -132,7 +133,10 @@ impl State {
             self.disposal.close(credentials.uid, page);
             return Err(error.into());
         }
-        outbox.set_page(Mapping::map(&page, PAGE_BYTES).map_err(BadMessage::PageMapping)?);
+        let page = Mapping::map(&page, PAGE_BYTES).map_err(BadMessage::PageMapping)?;
+        // What is written here. An honest process has seen to that; it is not relied on.
+        mapping::back(page.as_ptr(), offset_of!(Page, entries)).map_err(BadMessage::PageMapping)?;
+        outbox.set_page(page);
         let netns = self.namespaces.join(outbox.socket().as_fd()).map_err(BadMessage::Namespace)?;
         let id = self.next_process;
         self.next_process += 1;

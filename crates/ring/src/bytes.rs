@@ -7,6 +7,15 @@ pub trait Ring {
     /// Number of bytes, a power of two.
     fn len(&self) -> usize;
 
+    /// Makes sure that there is memory behind `count` bytes from position `at` onwards, which are about to be written.
+    /// `false`: there is none. In a file in memory a page is made when it is first touched, and if it cannot be, that is a
+    /// signal.
+    #[inline]
+    fn back(&self, at: u64, count: usize) -> bool {
+        let _ = (at, count);
+        true
+    }
+
     /// Copies the next `count` bytes of `source` to ring position `at` onwards, and advances `source`. After a fault
     /// some may have been copied, and where `source` stands is open.
     fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault>;

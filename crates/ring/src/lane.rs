@@ -100,6 +100,8 @@ pub enum Published {
     Returned,
     /// Nothing: see [`Fault`].
     Fault,
+    /// Nothing: see [`Ring::back`].
+    NoMemory,
 }
 
 impl LaneHeader {
@@ -290,6 +292,9 @@ impl Producer {
         }
         let mut ahead = *source;
         let count = wanted.min(room);
+        if !ring.back(self.position(), count) {
+            return Ok(Published::NoMemory);
+        }
         if ring.fill(self.position(), count, &mut ahead).is_err() {
             return Ok(Published::Fault);
         }

@@ -33,6 +33,7 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
         let at = Attachment { link, conn };
         tx.at = Some(at);
         rx.at = Some(at);
+        tx.backed.set(0);
         tx.tx.adopt();
         rx.rx.adopt();
         // L4: from here on nobody enters a kernel call without the lock.

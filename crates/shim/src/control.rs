@@ -282,17 +282,18 @@ impl Control {
     }
 
     /// Connects and says hello, unless it was tried a moment ago.
-    fn connect(&mut self) -> bool {
+    fn connect(&mut self) -> Result<(), Reason> {
         if self.socket.is_some() {
-            return true;
+            return Ok(());
         }
         let now = process::now();
         if now < self.retry_at {
-            return false;
+            return Err(Reason::NoBroker);
         }
         self.retry_at = now + RETRY_NANOS;
-        let Some(socket) = reach().and_then(PrivateFd::adopt) else { return false };
-        let Some(page) = process::make_page() else { return false };
+        let socket = reach().ok_or(Reason::NoBroker)?;
+        let socket = PrivateFd::adopt(socket).ok_or(Reason::DescriptorLimit)?;
+        let page = process::make_page().ok_or(Reason::NoMemory)?;
         self.epoch += 1;
         self.socket = Some(socket);
         self.pulse = Pulse::new();
@@ -302,7 +303,7 @@ impl Control {
             self.say(&Request::Hello(Hello { program: program_name() }), &[page.as_fd()])
         };
         close_owned(page);
-        said
+        if said { Ok(()) } else { Err(Reason::NoBroker) }
     }
 
     /// Says something that may get lost, after what may not. `false`: it was not said.
@@ -403,9 +404,7 @@ impl Control {
             return Err(Later::Asked);
         }
         let had_broker = self.socket.is_some();
-        if !self.connect() {
-            return Err(Reason::NoBroker.into());
-        }
+        self.connect().map_err(|reason| Later::After(reason, RETRY_AFTER))?;
         if !had_broker {
             waiter::register_all(|slot, doorbell| {
                 self.say(&Request::Doorbell(Doorbell { slot: slot as u32, pad: 0 }), &[doorbell])

@@ -3,6 +3,7 @@
 //! They live in a slab that is never given back, so that a hook that still holds one while another thread
 //! closes its descriptor reads stale numbers at worst, never freed memory; generations tell the difference.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
 use shunt_abi::page;
@@ -38,6 +39,8 @@ pub(crate) struct TxSide {
     pub(crate) full_since: Option<(u64, u64)>,
     /// TCP has ended with bytes of ours unread, and the broker has been given time to say why.
     pub(crate) awaited_death: bool,
+    /// Bytes of the ring, from its first, with memory behind them.
+    pub(crate) backed: Cell<usize>,
 }
 
 /// The receiving direction and what belongs to its lock.

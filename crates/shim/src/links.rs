@@ -4,15 +4,16 @@
 //! more. The structures themselves are kept and used again, so that a reference to one is always valid, and a process
 //! that meets a million others in its life needs no more memory than for those it knows at a time.
 
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::Counter;
-use shunt_ring::LaneHeader;
-use shunt_ring::bytes::MappedRing;
+use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::link::LinkView;
+use shunt_ring::user::Fault;
+use shunt_ring::{LaneHeader, Sink, Source};
 use shunt_sys::mapping::Mapping;
 
 use crate::endpoint::EndpointRef;
@@ -210,6 +211,48 @@ impl Link {
                 let _ = shunt_sys::eventfd::ring(fd);
             });
         }
+    }
+}
+
+/// A ring to write to, of which each page gets its memory before it is touched. That is asked for once, since a lane with
+/// little under way stays on its first page.
+pub(crate) struct Backed<'a> {
+    pub(crate) ring: MappedRing,
+    /// Bytes of it, from the first, that are known to have memory.
+    pub(crate) backed: &'a Cell<usize>,
+}
+
+impl Ring for Backed<'_> {
+    fn len(&self) -> usize {
+        self.ring.len()
+    }
+
+    #[inline]
+    fn back(&self, at: u64, count: usize) -> bool {
+        // Positions count from the beginning of the ring, and go round it.
+        let end = (at as usize + count).min(self.ring.len());
+        end <= self.backed.get() || self.back_up_to(end)
+    }
+
+    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault> {
+        self.ring.fill(at, count, source)
+    }
+
+    fn drain(&self, at: u64, count: usize, sink: &mut Sink<'_>) -> Result<(), Fault> {
+        self.ring.drain(at, count, sink)
+    }
+}
+
+impl Backed<'_> {
+    #[cold]
+    fn back_up_to(&self, end: usize) -> bool {
+        let (from, to) = (self.backed.get(), end.next_multiple_of(4096));
+        let (start, _) = self.ring.run(from as u64, 0);
+        let backed = shunt_sys::mapping::back(start, to - from).is_ok();
+        if backed {
+            self.backed.set(to);
+        }
+        backed
     }
 }
 

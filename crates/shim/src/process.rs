@@ -1,6 +1,7 @@
 //! What the shim knows of its process: its settings, its page, its counters.
 
 use std::ffi::{CStr, CString};
+use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
@@ -8,13 +9,13 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*}
 use rustix::time::{ClockId, clock_gettime};
 use shunt_abi::page::{Counter, ENTRIES, Entry, PAGE_BYTES, Page};
 use shunt_abi::reason::Reason;
-use shunt_sys::mapping::Mapping;
+use shunt_sys::mapping::{self, Mapping};
 use shunt_sys::memfd;
 
 use crate::lock::Lock;
 
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
-static ROWS: Lock<Rows> = Lock::new(Rows { free: Vec::new(), next: 0 });
+static ROWS: Lock<Rows> = Lock::new(Rows::NONE);
 static PID: AtomicI32 = AtomicI32::new(0);
 static BROKER_PATHS: OnceLock<Vec<CString>> = OnceLock::new();
 /// 1: on, 2: off, 0: not asked yet.
@@ -28,6 +29,25 @@ const SPIN_AUTO: u32 = u32::MAX;
 struct Rows {
     free: Vec<u16>,
     next: u16,
+    /// Bytes of the page, from its first, with memory behind them.
+    backed: usize,
+}
+
+impl Rows {
+    const NONE: Rows = Rows { free: Vec::new(), next: 0, backed: 0 };
+
+    /// Whether there is memory behind the next row.
+    fn back_next(&mut self, page: &Page) -> bool {
+        let needed = with_rows(self.next as usize + 1);
+        let first = std::ptr::from_ref(page).cast_mut().cast::<u8>().wrapping_add(self.backed);
+        if needed > self.backed {
+            if mapping::back(first, needed - self.backed).is_err() {
+                return false;
+            }
+            self.backed = needed;
+        }
+        true
+    }
 }
 
 /// How a waiter may spin before it sleeps: `shunt run --spin`.
@@ -129,7 +149,7 @@ pub(crate) fn after_fork_in_child() {
     PAGE.store(std::ptr::null_mut(), Release);
     // SAFETY: the child has one thread.
     unsafe { ROWS.reset() };
-    *ROWS.lock() = Rows { free: Vec::new(), next: 0 };
+    *ROWS.lock() = Rows::NONE;
     SEEN.store(0, Relaxed);
 }
 
@@ -153,6 +173,8 @@ pub(crate) fn page() -> Option<&'static Page> {
 pub(crate) fn make_page() -> Option<OwnedFd> {
     let memfd = memfd::create_sealed("shunt-page", PAGE_BYTES).ok()?;
     let fresh = Mapping::map(&memfd, PAGE_BYTES).ok()?;
+    let backed = with_rows(page().map_or(0, |old| old.used().len()));
+    mapping::back(fresh.as_ptr(), backed).ok()?;
     match page() {
         Some(old) => {
             copy_report(old, fresh.page()?);
@@ -164,8 +186,14 @@ pub(crate) fn make_page() -> Option<OwnedFd> {
             std::mem::forget(fresh);
         }
     }
+    ROWS.lock().backed = backed;
     SEEN.store(0, Release);
     Some(memfd)
+}
+
+/// Bytes of a page up to the end of so many rows, in whole pages of memory.
+fn with_rows(rows: usize) -> usize {
+    (offset_of!(Page, entries) + rows * size_of::<Entry>()).next_multiple_of(4096)
 }
 
 /// What a process has counted goes with it to its next broker.
@@ -196,7 +224,7 @@ pub(crate) fn list() -> Option<&'static Entry> {
     let mut rows = ROWS.lock();
     let row = match rows.free.pop() {
         Some(row) => row,
-        None if (rows.next as usize) < ENTRIES => {
+        None if (rows.next as usize) < ENTRIES && rows.back_next(page) => {
             rows.next += 1;
             page.rows.store(rows.next.into(), Release);
             rows.next - 1

@@ -5,10 +5,12 @@ use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mremap_fixed, munmap};
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mremap_fixed, munmap};
 use shunt_abi::page::{PAGE_BYTES, Page};
 
 use crate::{Errno, Result};
+
+const PAGE_SIZE: usize = 4096;
 
 /// An owned, shared, readable and writable mapping; unmapped at drop.
 #[derive(Debug)]
@@ -98,6 +100,20 @@ impl Mapping {
     }
 }
 
+/// Has the kernel put memory behind the pages of `len` bytes at `start`, in a shared mapping. A page of a memfd is made when it
+/// is first touched, and where there is no memory for it that is SIGBUS: so it is asked for first. What the pages hold
+/// stays as it is.
+pub fn back(start: *mut u8, len: usize) -> Result<()> {
+    let before = start as usize % PAGE_SIZE;
+    let (first, len) = (start.wrapping_sub(before), len + before);
+    // SAFETY: it changes nothing that can be seen, and where nothing is mapped it fails.
+    match unsafe { madvise(first.cast(), len, Advice::LinuxPopulateWrite) } {
+        // Linux before 5.14 cannot be asked.
+        Ok(()) | Err(Errno::INVAL) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: ours since `map`, and no reference outlives `self`. It cannot fail for a whole mapping.
@@ -132,6 +148,19 @@ mod tests {
         other.word(8).unwrap().store(7, Relaxed);
         assert_eq!(old.word(8).unwrap().load(Relaxed), 7);
         std::mem::forget(old);
+    }
+
+    #[test]
+    fn memory_is_put_behind_the_pages_that_are_named_and_no_others() {
+        let fd = create_sealed("shunt-test", 4 * 4096).unwrap();
+        let mapping = Mapping::map(&fd, 4 * 4096).unwrap();
+        mapping.word(4096).unwrap().store(7, Relaxed);
+        back(mapping.as_ptr().wrapping_add(4096 + 100), 4096).unwrap();
+        assert_eq!(rustix::fs::fstat(&fd).unwrap().st_blocks, 2 * 4096 / 512);
+        assert_eq!(mapping.word(4096).unwrap().load(Relaxed), 7);
+        let nowhere = mapping.as_ptr();
+        drop(mapping);
+        assert!(back(nowhere, 4096).is_err());
     }
 
     #[test]

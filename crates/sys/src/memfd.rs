@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::{pwrite, retry_on_intr};
+use rustix::process::{Resource, getrlimit};
 use thiserror::Error;
 
 use crate::{Errno, Result};
@@ -22,8 +23,15 @@ pub enum SealError {
     Size(u64),
 }
 
+/// A file that grows beyond RLIMIT_FSIZE is SIGXFSZ for the program, even in memory.
+fn allow_size(len: usize) -> Result<()> {
+    let limit = getrlimit(Resource::Fsize).current;
+    if limit.is_some_and(|limit| limit < len as u64) { Err(Errno::FBIG) } else { Ok(()) }
+}
+
 /// Makes a zeroed, close-on-exec memfd of exactly `len` bytes whose size and seals are final.
 pub fn create_sealed(name: &str, len: usize) -> Result<OwnedFd> {
+    allow_size(len)?;
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&fd, len as u64)?;
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
@@ -32,6 +40,7 @@ pub fn create_sealed(name: &str, len: usize) -> Result<OwnedFd> {
 
 /// Makes a close-on-exec memfd that holds `bytes` and can never change again.
 pub fn create_with(name: &str, bytes: &[u8]) -> Result<OwnedFd> {
+    allow_size(bytes.len())?;
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut written = 0;
     while written < bytes.len() {

@@ -110,6 +110,7 @@ impl Tx {
         };
         let outcome = match producer.room(lane, ring, wanted) {
             Ok(0) if !lane.is_closed() => Ok(Published::Full),
+            Ok(room) if !ring.back(producer.position(), room.min(wanted)) => Ok(Published::NoMemory),
             Ok(room) => {
                 let count = fill(producer.position(), room.min(wanted))?;
                 producer.commit(lane, count)
@@ -129,6 +130,10 @@ impl Tx {
             }
             Ok(Published::Returned) => self.begin_returning(),
             Ok(Published::Fault) => Sent::Fault,
+            Ok(Published::NoMemory) => {
+                self.close(lane, Reason::NoMemory);
+                if self.returning().is_some() { Sent::SendAgain } else { Sent::UseTcp }
+            }
             Err(shunt_ring::Misbehaved) => {
                 // Not by `close`, which asks the lane once more and would be judged again.
                 lane.close();

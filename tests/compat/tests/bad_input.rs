@@ -61,6 +61,28 @@ fn an_address_space_without_room_for_a_link() {
     limited("--as=700000000");
 }
 
+/// The shim's page would be larger than the program may make a file: not even in memory, or it is SIGXFSZ.
+#[test]
+fn a_limit_of_file_sizes() {
+    both(Duration::from_secs(60), |host| {
+        let port = host.port();
+        let server = host
+            .program("redis-server")
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
+            .start("redis");
+        host.wait_for_port(port);
+        let ended = host
+            .program("prlimit")
+            .arg("--fsize=8192")
+            .arg(find_program("redis-benchmark"))
+            .words(&format!("-h 127.0.0.1 -p {port} -t set,get -c 8 -n 4000 -q"))
+            .start("limited")
+            .wait(LIMIT);
+        drop(server);
+        assert!(ended.success(), "{}\n{}", ended.status, ended.stderr);
+    });
+}
+
 #[test]
 fn rubbish_on_the_broker_socket() {
     under_shunt(Duration::from_secs(60), |host| {

@@ -20,7 +20,7 @@ use crate::ops::send::{empty_message, fill_list, really_blocks};
 use crate::ops::sleep::{self, Deadline, Woken};
 use crate::private::borrow;
 use crate::signal::Held;
-use crate::{attach, errno, kernel, real, signal, waiter};
+use crate::{attach, errno, kernel, process, real, signal, waiter};
 
 const PIECES: usize = 64;
 /// Flags that are answered here, and those that mean nothing to a receive of TCP.
@@ -221,6 +221,9 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
         side.rx.receive(lane, &ring, &tcp, sink)
     };
     if on_lane || side.rx.on_lane() {
+        if on_lane && !side.rx.on_lane() && side.rx.reason() == Reason::PeerMisbehaved {
+            process::count_bypass(Reason::PeerMisbehaved);
+        }
         endpoint.report_received(side);
         // A sender that waits for room is woken once there is enough of it to be worth its while.
         if side.rx.available(lane, &ring, &tcp) <= ring.len() / 3 * 2 {

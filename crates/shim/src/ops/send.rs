@@ -13,7 +13,7 @@ use shunt_ring::user::Piece;
 use shunt_transport::Sent;
 
 use crate::endpoint::{Endpoint, TxSide};
-use crate::links::Attachment;
+use crate::links::{Attachment, Backed};
 use crate::ops::sleep::{self, Deadline, Woken};
 use crate::signal::Held;
 use crate::waiter::Slot;
@@ -138,6 +138,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         return Lane::Deserted;
     }
     let before = source.remaining();
+    let ring = Backed { ring, backed: &side.backed };
     let outcome = loop {
         match side.tx.write(lane, &ring, source) {
             Sent::Bytes(_) => {
@@ -161,6 +162,9 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
     match outcome {
         Lane::Full if is_stalled(side, &at) => Lane::Stalled,
         Lane::Left => {
+            if side.tx.reason() != Reason::PeerWentBack {
+                process::count_bypass(side.tx.reason());
+            }
             endpoint.report_tx(side);
             Lane::Left
         }
@@ -403,7 +407,8 @@ fn fill_from_file(
     read_file: impl FnOnce(*mut u8, usize) -> Result<usize, i32>,
 ) -> Result<Sent, i32> {
     // A quarter of the ring at a time, so that the reader can begin.
-    side.tx.write_with(lane, ring, wanted.min(ring.len() / 4), |at, room| {
+    let backed = Backed { ring: *ring, backed: &side.backed };
+    side.tx.write_with(lane, &backed, wanted.min(ring.len() / 4), |at, room| {
         if room == 0 {
             return Ok(0);
         }
