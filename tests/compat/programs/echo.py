@@ -1,16 +1,18 @@
 """Echo server and verifying clients: blocking sockets with threads, or asyncio streams.
 
-    echo.py server threads|asyncio PORT
-    echo.py client threads|asyncio PORT CONNECTIONS MESSAGES [SECONDS]
+    echo.py server threads|asyncio|asyncio-poll PORT
+    echo.py client threads|asyncio PORT CONNECTIONS MESSAGES [SECONDS|FILE]
 
 A message is a 4-byte big-endian length and that many bytes; the server sends back the same. The client compares
 each with what it sent, and prints one digest over all connections, which depends on its arguments only. With
-SECONDS it repeats the messages on the same connections until that time has passed.
+SECONDS or FILE it repeats the messages on the same connections until that time has passed, or there is that file.
 """
 
 import asyncio
 import hashlib
+import os
 import random
+import selectors
 import socket
 import struct
 import sys
@@ -18,6 +20,15 @@ import threading
 import time
 
 HOLD = 0.5  # seconds that the connections stay open after the last message, so that the status shows them
+
+
+def until(word):
+    """Whether it is over, to be asked again and again."""
+    try:
+        end = time.monotonic() + float(word)
+        return lambda: time.monotonic() >= end
+    except ValueError:
+        return lambda: os.path.exists(word)
 
 
 def messages(connection, count):
@@ -59,14 +70,13 @@ def serve_threads(port):
         threading.Thread(target=serve, args=(sock,), daemon=True).start()
 
 
-def client_threads(port, connections, count, seconds):
+def client_threads(port, connections, count, is_over):
     digests = [None] * connections
-    end = time.monotonic() + seconds
 
     def run(connection):
         with socket.create_connection(("127.0.0.1", port)) as sock:
             first = True
-            while first or time.monotonic() < end:
+            while first or not is_over():
                 digest = hashlib.sha256()
                 for message in messages(connection, count):
                     # The sender is a thread of its own for large ones: neither end may need to buffer them whole.
@@ -109,13 +119,12 @@ async def serve_asyncio(port):
     await server.serve_forever()
 
 
-async def client_asyncio(port, connections, count, seconds):
-    end = time.monotonic() + seconds
+async def client_asyncio(port, connections, count, is_over):
 
     async def run(connection):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         first = True
-        while first or time.monotonic() < end:
+        while first or not is_over():
             digest = hashlib.sha256()
             for message in messages(connection, count):
                 whole = struct.pack(">I", len(message)) + message
@@ -137,13 +146,17 @@ async def client_asyncio(port, connections, count, seconds):
 def main():
     role, style, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
     if role == "server":
-        return serve_threads(port) if style == "threads" else asyncio.run(serve_asyncio(port))
+        if style == "threads":
+            return serve_threads(port)
+        selector = selectors.PollSelector() if style == "asyncio-poll" else selectors.DefaultSelector()
+        loop = asyncio.SelectorEventLoop(selector)
+        return loop.run_until_complete(serve_asyncio(port))
     connections, count = int(sys.argv[4]), int(sys.argv[5])
-    seconds = float(sys.argv[6]) if len(sys.argv) > 6 else 0.0
+    is_over = until(sys.argv[6] if len(sys.argv) > 6 else "0")
     if style == "threads":
-        digests = client_threads(port, connections, count, seconds)
+        digests = client_threads(port, connections, count, is_over)
     else:
-        digests = asyncio.run(client_asyncio(port, connections, count, seconds))
+        digests = asyncio.run(client_asyncio(port, connections, count, is_over))
     if None in digests:
         sys.exit("some connections failed")
     print(hashlib.sha256("".join(digests).encode()).hexdigest())

@@ -20,6 +20,7 @@ impl Inner {
 
     /// The lanes' answer: fills `events` with what is ready and returns how many.
     pub(crate) fn collect(&mut self, events: &mut [epoll_event]) -> usize {
+        self.behind = false;
         if let Some(slot) = self.slot {
             let Inner { links, registrations, pending, .. } = self;
             let mut each = |link: &'static Link, mut marks: u64| {
@@ -74,7 +75,12 @@ impl Inner {
             if attach::is_returned(endpoint) {
                 self.returned.push(endpoint);
             }
-            let (mut reported, full) = judge(endpoint, fd, registration.events, slot);
+            let Answer { mut reported, full, behind } = judge(endpoint, fd, registration.events, slot);
+            if behind {
+                // Whoever reads TCP up to there may be another thread, and then nothing tells this one.
+                registration.queue(&mut self.pending, fd);
+                self.behind = true;
+            }
             if reported != 0 && registration.events & ONE_SHOT != 0 {
                 // It is the only report until it is armed again, so what TCP would add belongs into it.
                 reported |= translate(endpoint, asked_of_kernel(fd, registration.events));
@@ -163,6 +169,11 @@ impl Inner {
         (!self.full.is_empty()).then_some(send::STALL_NANOS)
     }
 
+    /// The same once more, after the last look before the sleep.
+    pub(crate) fn last_patience(&self, before: Option<u64>) -> Option<u64> {
+        if self.behind { Some(DEGRADED_NANOS) } else { before }
+    }
+
     /// Takes those off the list of full lanes that do not wait for room any more.
     fn forget_room(&mut self) {
         let registrations = &mut self.registrations;
@@ -225,17 +236,27 @@ impl Inner {
     }
 }
 
-/// Which events the lanes of a registration answer with, and whether there is no room where some is wanted.
-fn judge(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> (u32, bool) {
+/// What the lanes of a registration say.
+struct Answer {
+    reported: u32,
+    /// There is no room, and some is wanted.
+    full: bool,
+    /// There are bytes, but behind those of TCP that have not come yet: an edge, but nothing to read.
+    behind: bool,
+}
+
+fn judge(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> Answer {
     let mut events = 0;
+    let mut behind = false;
     if wanted & IN != 0 && receive::has_arrived(endpoint, fd) {
-        events |= IN;
+        behind = wanted & EDGE == 0 && !receive::is_readable(endpoint, fd);
+        events |= if behind { 0 } else { IN };
     }
     let room = if wanted & OUT != 0 { send::writability(endpoint, slot) } else { None };
     if room == Some(true) {
         events |= OUT;
     }
-    (events & wanted, room == Some(false))
+    Answer { reported: events & wanted, full: room == Some(false), behind }
 }
 
 /// What the kernel says of the socket now. The bits of poll and epoll are the same.

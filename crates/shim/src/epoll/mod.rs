@@ -89,6 +89,8 @@ pub(crate) struct Inner {
     rung: bool,
     /// Descriptors to look at in the next wait: marked by a peer, newly armed, or level-triggered and ready.
     pending: VecDeque<RawFd>,
+    /// The last look found lanes with bytes that cannot be read yet.
+    behind: bool,
     /// Endpoints whose receivers have given bytes back, found out while the lock was held.
     returned: Vec<&'static Endpoint>,
     /// Registrations whose lanes had no room for what the program wants to send.

@@ -101,6 +101,7 @@ fn round(
         }
         inner.rest();
     }
+    let patience = if sleeps { inner.last_patience(patience) } else { None };
     inner.unasked = 0;
     inner.asked_at = now;
     signal::ring_bell_on_signal(inner.slot);

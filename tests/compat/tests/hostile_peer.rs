@@ -1,0 +1,99 @@
+//! A peer that writes anything to everything it shares (L5): the server that has it neither crashes nor hangs nor spins, and
+//! its other connections lose no byte and stay on shared memory.
+//!
+//! HOSTILE_SEED and HOSTILE_ROUNDS choose another story, or a longer one.
+
+use shunt_abi::reason::Road;
+use shunt_compat::{Host, Program, under_shunt};
+use std::str::FromStr;
+use std::time::Duration;
+
+const CONNECTIONS: usize = 8;
+const ROUNDS: u64 = 300;
+/// For the rounds, and then for the clients to notice that they may end.
+const LIMIT: Duration = Duration::from_secs(300);
+/// Of processor time in a second in which nothing is asked of the server.
+const AT_REST: Duration = Duration::from_millis(300);
+
+fn variable<T: FromStr>(name: &str, default: T) -> T {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// Clients that verify every echo until the host has a file of their name.
+fn honest(host: &Host, name: &str, port: u16) -> Program {
+    let gate = host.path(name);
+    host.script("python3", "echo.py")
+        .args(["client", "threads", &port.to_string(), &CONNECTIONS.to_string(), "20"])
+        .arg(gate)
+        .start(name)
+}
+
+fn verified(host: &Host, program: Program, name: &str) {
+    host.write(name, "");
+    let ended = program.wait(LIMIT);
+    assert!(ended.success(), "the {name} clients: {}\n{}", ended.stdout, ended.stderr);
+}
+
+/// Every connection of the program is on shared memory, and has been for most of its bytes. Its own report says so: that of
+/// the hostile peer says anything.
+fn assert_on_shm(host: &Host, program: &Program) {
+    let status = host.status().expect("a broker");
+    let process =
+        status.processes.iter().find(|process| process.pid == program.pid()).expect("it said hello");
+    assert_eq!(process.connections.len(), CONNECTIONS, "{process:#?}");
+    for connection in &process.connections {
+        for one in [connection.send, connection.receive] {
+            assert!(one.road == Road::Shm && one.shm_bytes > 4 * one.tcp_bytes, "{process:#?}");
+        }
+    }
+}
+
+fn hostile_peer(style: &'static str, seed: u64) {
+    under_shunt(LIMIT, move |host| {
+        let port = host.port();
+        let server =
+            host.script("python3", "echo.py").args(["server", style, &port.to_string()]).start("server");
+        host.wait_for_port(port);
+        let road = host.watch_road();
+        let clients = honest(host, "honest", port);
+        road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(20));
+
+        let (seed, rounds) = (variable("HOSTILE_SEED", seed), variable("HOSTILE_ROUNDS", ROUNDS));
+        eprintln!("HOSTILE_SEED={seed} HOSTILE_ROUNDS={rounds}, a server with {style}");
+        let words = [u64::from(port), seed, rounds, shunt_abi::VERSION.into()].map(|word| word.to_string());
+        let mut hostile = host.script("python3", "hostile.py").args(words).start("hostile");
+        hostile.wait_for_output("spoilt", LIMIT);
+        assert!(server.is_running(), "the server has ended");
+        let spoilt: u64 = hostile.output().trim().rsplit(' ').next().unwrap_or("").parse().expect("a number");
+        assert!(spoilt > rounds / 2, "only {spoilt} of {rounds} rounds had a link to spoil");
+        assert_on_shm(host, &clients);
+        verified(host, clients, "honest");
+
+        // The hostile peer's connections are still there, in whatever state.
+        let before = server.cpu();
+        std::thread::sleep(Duration::from_secs(1));
+        let used = server.cpu() - before;
+        assert!(used < AT_REST, "the server used {used:?} in a second without anything to do");
+
+        let second = host.watch_road();
+        let clients = honest(host, "later", port);
+        second.wait_for_shm(port, CONNECTIONS, Duration::from_secs(20));
+        verified(host, clients, "later");
+        drop((hostile, server));
+    });
+}
+
+#[test]
+fn of_a_server_with_threads() {
+    hostile_peer("threads", 1);
+}
+
+#[test]
+fn of_a_server_with_epoll() {
+    hostile_peer("asyncio", 2);
+}
+
+#[test]
+fn of_a_server_with_poll() {
+    hostile_peer("asyncio-poll", 3);
+}
