@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bridge;
 mod latency;
 mod local;
 mod machine;

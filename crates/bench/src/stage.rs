@@ -1,6 +1,7 @@
 //! Where a comparison takes place: a temporary directory, a broker of its own, processors for the two programs, and, for
 //! root, a network namespace, so that nothing else is met and ports are plenty.
 
+use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,6 +13,7 @@ use serde::Serialize;
 use shunt_abi::status::Snapshot;
 use tempfile::TempDir;
 
+use crate::bridge::Bridge;
 use crate::process::Process;
 use crate::side::Side;
 
@@ -25,14 +27,23 @@ pub(crate) enum Placement {
     OneCore,
     /// Wherever the scheduler puts them.
     Free,
+    /// As on two cores, each in a network namespace of its own, with a bridge between them. For root only.
+    Apart,
 }
 
 impl Placement {
+    /// Why this process cannot place programs so, if so.
+    pub(crate) fn missing(self) -> Option<String> {
+        let missing = self == Placement::Apart && !rustix::process::geteuid().is_root();
+        missing.then(|| "network namespaces are made by root only".to_owned())
+    }
+
     pub(crate) fn label(self) -> &'static str {
         match self {
             Placement::TwoCores => "two cores",
             Placement::OneCore => "one core",
             Placement::Free => "unpinned",
+            Placement::Apart => "two network namespaces on a bridge",
         }
     }
 }
@@ -50,6 +61,7 @@ pub(crate) struct Stage {
     shunt: PathBuf,
     cpus: (usize, usize),
     isolated: bool,
+    bridge: OnceCell<Bridge>,
     broker: Option<Process>,
 }
 
@@ -61,7 +73,8 @@ impl Stage {
         let directory = tempfile::Builder::new().prefix("shunt-bench-").tempdir()?;
         let shunt = std::env::current_exe().context("finding this program")?;
         let cpus = two_cpus()?;
-        let mut stage = Stage { directory, shunt, cpus, isolated: isolate()?, broker: None };
+        let mut stage =
+            Stage { directory, shunt, cpus, isolated: isolate()?, bridge: OnceCell::new(), broker: None };
         stage.start_broker()?;
         Ok(stage)
     }
@@ -79,14 +92,29 @@ impl Stage {
         self.cpus
     }
 
-    /// A command that runs `program` in its role on its processor, under shunt if the side says so.
-    pub(crate) fn command(&self, program: &Path, side: Side, role: Role, placement: Placement) -> Command {
+    /// The address at which clients reach a server that is placed so.
+    pub(crate) fn host(&self, placement: Placement) -> Result<&'static str> {
+        Ok(if placement == Placement::Apart { self.bridge()?.host() } else { "127.0.0.1" })
+    }
+
+    /// A command that runs `program` in its role in its place, under shunt if the side says so.
+    pub(crate) fn command(
+        &self,
+        program: &Path,
+        side: Side,
+        role: Role,
+        placement: Placement,
+    ) -> Result<Command> {
         let cpu = match (placement, role) {
             (Placement::Free, _) => None,
-            (Placement::TwoCores, Role::Client) => Some(self.cpus.1),
+            (Placement::TwoCores | Placement::Apart, Role::Client) => Some(self.cpus.1),
             _ => Some(self.cpus.0),
         };
         let mut line: Vec<OsString> = Vec::new();
+        if placement == Placement::Apart {
+            let namespace = self.bridge()?.path(role);
+            line.extend(["nsenter".into(), format!("--net={}", namespace.display()).into()]);
+        }
         if let Some(cpu) = cpu {
             line.extend(["taskset".into(), "--cpu-list".into(), cpu.to_string().into()]);
         }
@@ -97,14 +125,14 @@ impl Stage {
         line.push(program.into());
         let mut command = Command::new(&line[0]);
         command.args(&line[1..]).current_dir(self.directory.path()).env_remove("LD_PRELOAD");
-        command
+        Ok(command)
     }
 
     /// The command that is one of our own loads.
-    pub(crate) fn worker(&self, side: Side, role: Role, placement: Placement) -> Command {
-        let mut command = self.command(&self.shunt, side, role, placement);
+    pub(crate) fn worker(&self, side: Side, role: Role, placement: Placement) -> Result<Command> {
+        let mut command = self.command(&self.shunt, side, role, placement)?;
         command.arg("bench-worker");
-        command
+        Ok(command)
     }
 
     /// What the broker knows now.
@@ -116,6 +144,14 @@ impl Stage {
             .context("asking the broker")?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
         serde_json::from_slice(&output.stdout).context("the broker's answer")
+    }
+
+    fn bridge(&self) -> Result<&Bridge> {
+        if self.bridge.get().is_none() {
+            ensure!(self.isolated, "a bridge is built only in a network namespace of our own");
+            let _ = self.bridge.set(Bridge::build()?);
+        }
+        self.bridge.get().context("built")
     }
 
     fn socket(&self) -> PathBuf {

@@ -11,20 +11,20 @@ use shunt_abi::status::Snapshot;
 use super::point::Sample;
 use crate::process::Process;
 use crate::side::Side;
-use crate::stage::Stage;
+use crate::stage::{Placement, Stage};
 use crate::worker::{BEGIN, Measured, READY};
 
 /// How long a program may take to be ready, or to say what it measured after its time is over.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Where a server of the side is told to listen.
-pub(super) fn listen_at(stage: &Stage, side: Side) -> String {
+pub(super) fn listen_at(stage: &Stage, side: Side, placement: Placement) -> Result<String> {
     if side != Side::Unix {
-        return "127.0.0.1:0".to_owned();
+        return Ok(format!("{}:0", stage.host(placement)?));
     }
     let socket = stage.path("bench.sock");
     remove(&socket);
-    socket.display().to_string()
+    Ok(socket.display().to_string())
 }
 
 fn remove(socket: &Path) {
@@ -36,12 +36,12 @@ pub(super) fn run(
     stage: &Stage,
     side: Side,
     server: &mut Command,
-    client: impl FnOnce(&str) -> Command,
+    client: impl FnOnce(&str) -> Result<Command>,
     seconds: Duration,
 ) -> Result<Sample> {
     let mut server = Process::spawn_with_lines(server, "the server")?;
     let address = server.expect(READY, LIMIT)?;
-    let mut client = Process::spawn_with_lines(&mut client(&address), "the client")?;
+    let mut client = Process::spawn_with_lines(&mut client(&address)?, "the client")?;
     client.expect(BEGIN, LIMIT)?;
     let (server_before, client_before) = (server.cpu(), client.cpu());
     let line = client.line(seconds + LIMIT)?;

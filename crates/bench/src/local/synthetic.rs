@@ -15,10 +15,19 @@ use crate::worker::{BEGIN, Call, Measured, Style};
 /// What is sent how.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pattern {
-    RoundTrip { style: Style, threads: usize },
+    RoundTrip {
+        style: Style,
+        threads: usize,
+    },
     Stream,
-    Many { connections: usize, depth: usize },
-    Short,
+    Many {
+        connections: usize,
+        depth: usize,
+    },
+    /// Connections that end after so many exchanges.
+    Short {
+        exchanges: usize,
+    },
 }
 
 /// See the module.
@@ -30,27 +39,31 @@ pub(super) struct Synthetic {
 }
 
 impl Load for Synthetic {
+    fn missing(&self) -> Option<String> {
+        self.placement.missing()
+    }
+
     fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {
-        let mut server = self.server(stage, side);
+        let mut server = self.server(stage, side)?;
         pair::run(stage, side, &mut server, |address| self.client(stage, side, address, seconds), seconds)
     }
 }
 
 impl Synthetic {
-    fn server(&self, stage: &Stage, side: Side) -> Command {
-        let mut command = stage.worker(side, Role::Server, self.placement);
+    fn server(&self, stage: &Stage, side: Side) -> Result<Command> {
+        let mut command = stage.worker(side, Role::Server, self.placement)?;
         match self.pattern {
             Pattern::Stream => command.arg("sink"),
             Pattern::RoundTrip { style, .. } => command.args(["echo", "--style", style.label()]),
-            Pattern::Many { .. } | Pattern::Short => command.args(["echo", "--style", "epoll"]),
+            Pattern::Many { .. } | Pattern::Short { .. } => command.args(["echo", "--style", "epoll"]),
         };
-        command.args(["--at", &pair::listen_at(stage, side)]);
+        command.args(["--at", &pair::listen_at(stage, side, self.placement)?]);
         self.common(&mut command, side);
-        command
+        Ok(command)
     }
 
-    fn client(&self, stage: &Stage, side: Side, address: &str, seconds: Duration) -> Command {
-        let mut command = stage.worker(side, Role::Client, self.placement);
+    fn client(&self, stage: &Stage, side: Side, address: &str, seconds: Duration) -> Result<Command> {
+        let mut command = stage.worker(side, Role::Client, self.placement)?;
         match self.pattern {
             Pattern::Stream => command.arg("stream"),
             Pattern::RoundTrip { style, threads } => {
@@ -60,11 +73,11 @@ impl Synthetic {
                 command.arg("many");
                 command.args(["--connections", &connections.to_string(), "--depth", &depth.to_string()])
             }
-            Pattern::Short => command.arg("short"),
+            Pattern::Short { exchanges } => command.args(["short", "--exchanges", &exchanges.to_string()]),
         };
         command.args(["--to", address, "--seconds", &seconds.as_secs_f64().to_string()]);
         self.common(&mut command, side);
-        command
+        Ok(command)
     }
 
     fn common(&self, command: &mut Command, side: Side) {
@@ -82,7 +95,7 @@ pub(super) struct Calls(pub(super) Call);
 impl Load for Calls {
     fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {
         let limit = seconds + Duration::from_secs(30);
-        let mut command = stage.worker(side, Role::Client, Placement::TwoCores);
+        let mut command = stage.worker(side, Role::Client, Placement::TwoCores)?;
         command.args(["calls", self.0.label(), "--seconds", &seconds.as_secs_f64().to_string()]);
         let mut process = Process::spawn_with_lines(&mut command, "the caller")?;
         process.expect(BEGIN, limit)?;

@@ -48,6 +48,7 @@ pub(super) fn all() -> Vec<Table> {
         connections(16),
         crowd(),
         one_sided(),
+        short_lives(),
         with_and_without(),
     ];
     tables.extend(programs::tables());
@@ -121,11 +122,13 @@ fn crowd() -> Table {
 }
 
 fn one_sided() -> Table {
-    let placement = Placement::TwoCores;
     let round_trip = Pattern::RoundTrip { style: Style::Blocking, threads: 1 };
     let many = Pattern::Many { connections: 50, depth: 1 };
-    let point =
-        |label, pattern, size| Point::new(label, Side::ONE_SIDED, Synthetic { pattern, size, placement });
+    let short = Pattern::Short { exchanges: 1 };
+    let placed = |label, pattern, size, placement| {
+        Point::new(label, Side::ONE_SIDED, Synthetic { pattern, size, placement })
+    };
+    let point = |label, pattern, size| placed(label, pattern, size, Placement::TwoCores);
     Table {
         group: Group::Cost,
         title: "Only one side under shunt".to_owned(),
@@ -135,8 +138,30 @@ fn one_sided() -> Table {
             point("round trip 64 B", round_trip, 64),
             point("stream 16 KiB", Pattern::Stream, 16 << 10),
             point("50 connections", many, 64),
-            point("short connections", Pattern::Short, 64),
+            point("short connections", short, 64),
+            placed("round trip 64 B, a peer elsewhere", round_trip, 64, Placement::Apart),
+            placed("50 connections, a peer elsewhere", many, 64, Placement::Apart),
         ],
+    }
+}
+
+/// What it costs to come onto shared memory, and after how many exchanges that has paid.
+fn short_lives() -> Table {
+    let load = |exchanges| Synthetic {
+        pattern: Pattern::Short { exchanges },
+        size: 64,
+        placement: Placement::TwoCores,
+    };
+    Table {
+        group: Group::Cost,
+        title: "Connections that end after a few exchanges of 64 B, one after another".to_owned(),
+        unit: Unit::PerSecond,
+        axis: Some("exchanges"),
+        points: [1, 4, 16, 64, 256, 1024]
+            .map(|exchanges| {
+                Point::new(exchanges.to_string(), Side::WITH_AND_WITHOUT, load(exchanges)).at(exchanges)
+            })
+            .into(),
     }
 }
 
@@ -144,14 +169,12 @@ fn with_and_without() -> Table {
     fn point(label: &str, load: impl Load + 'static) -> Point {
         Point::new(label, Side::WITH_AND_WITHOUT, load)
     }
-    let short = Synthetic { pattern: Pattern::Short, size: 64, placement: Placement::TwoCores };
     Table {
         group: Group::Cost,
         title: "Nothing to gain".to_owned(),
         unit: Unit::Microseconds,
         axis: None,
         points: vec![
-            point("connection with one request, both under shunt", short),
             point("open and close of a file", Calls(Call::OpenClose)),
             point("select on 100 descriptors", Calls(Call::Select)),
             point("spawn of a program", Calls(Call::Spawn)),

@@ -13,6 +13,9 @@ use super::socket::{Socket, unless_blocked};
 use super::{Client, Clock, PATIENCE_MS, Phase, finish};
 use crate::latency::Latencies;
 
+/// Answers on each connection, on average, before anything is measured: by then it is on its road.
+const WARM_ANSWERS: u64 = 16;
+
 pub(super) fn run(client: &Client, connections: usize, depth: usize) -> Result<()> {
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     let mut requesters = HashMap::with_capacity(connections);
@@ -31,12 +34,13 @@ pub(super) fn run(client: &Client, connections: usize, depth: usize) -> Result<(
     }
     let mut events = [EpollEvent::empty(); 64];
     let mut buffer = vec![0; (client.size * depth).max(64 * 1024)];
-    let mut operations = 0;
+    let warm = WARM_ANSWERS * connections as u64;
+    let (mut answers, mut operations) = (0, 0);
     let seconds = loop {
         let count = epoll.wait(&mut events, EpollTimeout::from(PATIENCE_MS))?;
         ensure!(count > 0, "no answer within {PATIENCE_MS} ms");
         let now = Instant::now();
-        let phase = clock.phase(now)?;
+        let phase = if answers < warm { Phase::Warm } else { clock.phase(now)? };
         if phase == Phase::Over {
             break clock.seconds(now);
         }
@@ -47,6 +51,7 @@ pub(super) fn run(client: &Client, connections: usize, depth: usize) -> Result<(
                     latencies.record(begun.elapsed());
                 }
             })?;
+            answers += answered as u64;
             if phase == Phase::Measured {
                 operations += answered as u64;
             }

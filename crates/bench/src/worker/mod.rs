@@ -71,11 +71,14 @@ pub enum Worker {
         #[arg(long, default_value_t = 1)]
         depth: usize,
     },
-    /// Connections that carry one request each
+    /// Connections that end after a few requests
     Short {
         /// See [`Client`].
         #[command(flatten)]
         client: Client,
+        /// Requests on each
+        #[arg(long, default_value_t = 1)]
+        exchanges: usize,
     },
     /// Requests to memcached over many connections
     Memcached {
@@ -175,7 +178,7 @@ pub fn run(worker: &Worker) -> Result<()> {
         Worker::RoundTrip { client, style: Style::Epoll, .. } => many::run(client, 1, 1),
         Worker::Stream { client } => stream::source(client),
         Worker::Many { client, connections, depth } => many::run(client, *connections, *depth),
-        Worker::Short { client } => short::run(client),
+        Worker::Short { client, exchanges } => short::run(client, *exchanges),
         Worker::Memcached { client, connections } => memcached::run(client, *connections),
         Worker::Calls { call, seconds } => calls::run(*call, Duration::from_secs_f64(*seconds)),
     }

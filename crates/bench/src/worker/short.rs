@@ -1,4 +1,4 @@
-//! Connections that carry one request and one answer.
+//! Connections that carry a few requests and their answers.
 
 use std::io::{Read, Write};
 use std::time::Instant;
@@ -9,15 +9,17 @@ use super::socket::Socket;
 use super::{Client, Clock, Phase, finish};
 use crate::latency::Latencies;
 
-pub(super) fn run(client: &Client) -> Result<()> {
+pub(super) fn run(client: &Client, exchanges: usize) -> Result<()> {
     let mut message = vec![7; client.size];
     let mut latencies = Latencies::new();
     let mut clock = Clock::start(client);
     loop {
         let before = Instant::now();
         let mut socket = Socket::connect(&client.to, client.nodelay)?;
-        socket.write_all(&message).context("sending")?;
-        socket.read_exact(&mut message).context("receiving")?;
+        for _ in 0..exchanges {
+            socket.write_all(&message).context("sending")?;
+            socket.read_exact(&mut message).context("receiving")?;
+        }
         drop(socket);
         let now = Instant::now();
         match clock.phase(now)? {

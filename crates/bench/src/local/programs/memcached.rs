@@ -15,9 +15,14 @@ use crate::worker::Measured;
 pub(super) fn points() -> Vec<Point> {
     let point = |connections: usize| {
         let label = format!("1 B to 4 KB, {connections} connections");
-        Point::new(label, Side::PROGRAM, Served::new(Memcached { connections }))
+        Point::new(label, Side::PROGRAM, Served::new(Memcached { connections }, Placement::TwoCores))
     };
-    [1, 8, 50].map(point).into()
+    let apart = Point::new(
+        "the same, across two containers",
+        Side::PROGRAM,
+        Served::new(Memcached { connections: 50 }, Placement::Apart),
+    );
+    [1, 8, 50].map(point).into_iter().chain([apart]).collect()
 }
 
 struct Memcached {
@@ -31,25 +36,25 @@ impl Program for Memcached {
 
     fn start(&self, stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>> {
         let program = find::installed("memcached")?;
-        let mut command = stage.command(&program, side, Role::Server, Placement::TwoCores);
+        let mut command = stage.command(&program, side, Role::Server, address.placement)?;
         command.args(["-t", "1", "-m", "256"]);
         if rustix::process::geteuid().is_root() {
             command.args(["-u", "root"]);
         }
         match &address.socket {
             Some(socket) => command.args(["-s", socket]),
-            None => command.args(["-l", "127.0.0.1", "-U", "0", "-p", &address.port.to_string()]),
+            None => command.args(["-l", address.host, "-U", "0", "-p", &address.port.to_string()]),
         };
         Ok(vec![Process::spawn(&mut command, "memcached")?])
     }
 
     fn load(&self, stage: &Stage, side: Side, address: &Address, seconds: Duration) -> Result<Command> {
-        let mut command = stage.worker(side, Role::Client, Placement::TwoCores);
+        let mut command = stage.worker(side, Role::Client, address.placement)?;
         command.args(["memcached", "--connections", &self.connections.to_string()]);
         command.args(["--seconds", &seconds.as_secs_f64().to_string(), "--to"]);
         match &address.socket {
             Some(socket) => command.arg(socket),
-            None => command.arg(format!("127.0.0.1:{}", address.port)),
+            None => command.arg(format!("{}:{}", address.host, address.port)),
         };
         Ok(command)
     }

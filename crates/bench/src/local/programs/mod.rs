@@ -23,7 +23,7 @@ use super::point::{Load, Sample};
 use super::tables::{Table, Unit};
 use crate::process::Process;
 use crate::side::Side;
-use crate::stage::Stage;
+use crate::stage::{Placement, Stage};
 use crate::worker::Measured;
 
 pub(super) fn tables() -> Vec<Table> {
@@ -66,6 +66,8 @@ trait Program {
 /// Where a server of a side listens.
 #[derive(Clone, Debug)]
 pub(super) struct Address {
+    placement: Placement,
+    host: &'static str,
     port: u16,
     /// For the side that uses Unix sockets.
     socket: Option<String>,
@@ -73,6 +75,7 @@ pub(super) struct Address {
 
 struct Served<P> {
     program: P,
+    placement: Placement,
     running: RefCell<HashMap<Side, Running>>,
 }
 
@@ -83,14 +86,15 @@ struct Running {
 }
 
 impl<P: Program> Served<P> {
-    fn new(program: P) -> Served<P> {
-        Served { program, running: RefCell::default() }
+    fn new(program: P, placement: Placement) -> Served<P> {
+        Served { program, placement, running: RefCell::default() }
     }
 
     fn start(&self, stage: &Stage, side: Side) -> Result<Running> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let socket = (side == Side::Unix).then(|| self.program.socket(stage, port).display().to_string());
-        let address = Address { port, socket };
+        let (placement, host) = (self.placement, stage.host(self.placement)?);
+        let address = Address { placement, host, port, socket };
         let processes = self.program.start(stage, side, &address)?;
         address.wait()?;
         Ok(Running { address, processes })
@@ -99,8 +103,10 @@ impl<P: Program> Served<P> {
 
 impl<P: Program> Load for Served<P> {
     fn missing(&self) -> Option<String> {
-        let missing = self.program.needs().iter().find(|name| find::program(name).is_none())?;
-        Some(format!("{missing} is not installed"))
+        if let Some(missing) = self.program.needs().iter().find(|name| find::program(name).is_none()) {
+            return Some(format!("{missing} is not installed"));
+        }
+        self.placement.missing()
     }
 
     fn close(&self) {
@@ -120,7 +126,7 @@ impl<P: Program> Load for Served<P> {
         let mut sample = Sample::default();
         if side.is_short_road() {
             std::thread::sleep(seconds / 2);
-            sample.look(&stage.status()?, &format!("127.0.0.1:{}", running.address.port));
+            sample.look(&stage.status()?, &format!("{}:{}", running.address.host, running.address.port));
             sample.link_bytes = server.link_bytes() + client.link_bytes();
         }
         let (output, client_cpu) = client.output(LIMIT)?;
@@ -143,7 +149,7 @@ impl Address {
         loop {
             let answers = match &self.socket {
                 Some(path) => UnixStream::connect(path).is_ok(),
-                None => TcpStream::connect(("127.0.0.1", self.port)).is_ok(),
+                None => TcpStream::connect((self.host, self.port)).is_ok(),
             };
             if answers {
                 return Ok(());

@@ -15,7 +15,7 @@ use crate::worker::Measured;
 pub(super) fn points() -> Vec<Point> {
     // wrk knows no Unix sockets.
     const SIDES: &[Side] = &[Side::Tcp, Side::ShuntSleep, Side::Shunt];
-    let point = |label, load| Point::new(label, SIDES, Served::new(load));
+    let point = |label, load| Point::new(label, SIDES, Served::new(load, Placement::TwoCores));
     vec![
         point("1 KB, 50 connections", Nginx { file: "small", connections: 50, proxy: false }),
         point("1 MB, 10 connections", Nginx { file: "large", connections: 10, proxy: false }),
@@ -64,7 +64,7 @@ impl Program for Nginx {
 
     fn load(&self, stage: &Stage, side: Side, address: &Address, seconds: Duration) -> Result<Command> {
         let program = find::installed("wrk")?;
-        let mut command = stage.command(&program, side, Role::Client, Placement::TwoCores);
+        let mut command = stage.command(&program, side, Role::Client, address.placement)?;
         let whole = seconds.as_secs_f64().ceil() as u64;
         command.args([
             "-t",
@@ -114,7 +114,7 @@ fn serve(stage: &Stage, side: Side, role: Role, port: u16, http: &str) -> Result
     );
     let file = directory.join("nginx.conf");
     std::fs::write(&file, configuration).context("nginx.conf")?;
-    let mut command = stage.command(&find::installed("nginx")?, side, role, Placement::TwoCores);
+    let mut command = stage.command(&find::installed("nginx")?, side, role, Placement::TwoCores)?;
     command.arg("-e").arg(directory.join("error.log")).arg("-c").arg(file);
     Process::spawn(&mut command, "nginx")
 }

@@ -15,7 +15,9 @@ use crate::stage::{Placement, Role, Stage};
 use crate::worker::Measured;
 
 pub(super) fn points() -> Vec<Point> {
-    let point = |label, arguments| Point::new(label, Side::PROGRAM, Served::new(Pgbench { arguments }));
+    let point = |label, arguments| {
+        Point::new(label, Side::PROGRAM, Served::new(Pgbench { arguments }, Placement::Free))
+    };
     vec![
         point("SELECT, simple protocol", &["-S", "-M", "simple"]),
         point("SELECT, prepared statements", &["-S", "-M", "prepared"]),
@@ -45,7 +47,8 @@ impl Program for Pgbench {
         set_user(&mut initdb, &find::installed("initdb")?);
         initdb.args(["--auth", "trust", "--no-sync", "--username", "postgres", "--pgdata"]).arg(&data);
         succeed(&mut initdb, "initdb")?;
-        let mut server = stage.command(&find::installed("setpriv")?, side, Role::Server, Placement::Free);
+        let mut server =
+            stage.command(&find::installed("setpriv")?, side, Role::Server, address.placement)?;
         set_user(&mut server, &find::installed("postgres")?);
         server.arg("-D").arg(&data).args(["-p", &address.port.to_string(), "-c", "fsync=off"]);
         server.args(["-c", "listen_addresses=127.0.0.1", "-c", "max_wal_size=1GB", "-c"]);
@@ -57,7 +60,7 @@ impl Program for Pgbench {
 
     fn load(&self, stage: &Stage, side: Side, address: &Address, seconds: Duration) -> Result<Command> {
         let program = find::installed("pgbench")?;
-        let mut command = stage.command(&program, side, Role::Client, Placement::Free);
+        let mut command = stage.command(&program, side, Role::Client, address.placement)?;
         let whole = seconds.as_secs_f64().ceil() as u64;
         command.args(["-n", "-c", "8", "-j", "1", "-T", &whole.to_string(), "-U", "postgres"]);
         command.args(self.arguments).args(["-p", &address.port.to_string(), "-h"]);

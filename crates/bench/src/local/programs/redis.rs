@@ -15,7 +15,7 @@ use crate::worker::Measured;
 pub(super) fn points() -> Vec<Point> {
     let point = |pipeline: u32| {
         let label = format!("GET, 100 B, 50 connections, pipeline {pipeline}");
-        Point::new(label, Side::PROGRAM, Served::new(Redis { pipeline }))
+        Point::new(label, Side::PROGRAM, Served::new(Redis { pipeline }, Placement::TwoCores))
     };
     [1, 16].map(point).into()
 }
@@ -34,7 +34,7 @@ impl Program for Redis {
 
     fn start(&self, stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>> {
         let program = find::installed("redis-server")?;
-        let mut command = stage.command(&program, side, Role::Server, Placement::TwoCores);
+        let mut command = stage.command(&program, side, Role::Server, address.placement)?;
         command.args(["--save", "", "--appendonly", "no"]);
         match &address.socket {
             Some(socket) => command.args(["--port", "0", "--unixsocket", socket]),
@@ -45,7 +45,7 @@ impl Program for Redis {
 
     fn load(&self, stage: &Stage, side: Side, address: &Address, seconds: Duration) -> Result<Command> {
         let program = find::installed("redis-benchmark")?;
-        let mut command = stage.command(&program, side, Role::Client, Placement::TwoCores);
+        let mut command = stage.command(&program, side, Role::Client, address.placement)?;
         command.args(["-t", "get", "-c", "50", "-d", "100", "-r", "10000", "--csv"]);
         command.args(["-n", &self.requests(seconds).to_string(), "-P", &self.pipeline.to_string()]);
         match &address.socket {

@@ -52,6 +52,7 @@ const RUNTIMES: [Runtime; 3] = [
 ];
 
 const SIZE: &str = "64";
+const PLACEMENT: Placement = Placement::TwoCores;
 
 impl Load for &'static Runtime {
     fn missing(&self) -> Option<String> {
@@ -63,11 +64,11 @@ impl Load for &'static Runtime {
     fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {
         self.prepare(stage)?;
         let mut server = self.command(stage, side, Role::Server)?;
-        server.args(["serve", &pair::listen_at(stage, side), SIZE]);
+        server.args(["serve", &pair::listen_at(stage, side, PLACEMENT)?, SIZE]);
         let mut client = self.command(stage, side, Role::Client)?;
         let client = |address: &str| {
             client.args(["load", address, SIZE, &seconds.as_secs_f64().to_string()]);
-            client
+            Ok(client)
         };
         pair::run(stage, side, &mut server, client, seconds)
     }
@@ -90,7 +91,7 @@ impl Runtime {
 
     fn command(&self, stage: &Stage, side: Side, role: Role) -> Result<Command> {
         let program: PathBuf = find::installed(self.program)?;
-        let mut command = stage.command(&program, side, role, Placement::TwoCores);
+        let mut command = stage.command(&program, side, role, PLACEMENT)?;
         match self.compiler {
             Some((_, arguments)) => command.args(arguments),
             None => command.arg(self.file),
