@@ -177,6 +177,7 @@ fn with_and_without() -> Table {
         points: vec![
             point("open and close of a file", Calls(Call::OpenClose)),
             point("select on 100 descriptors", Calls(Call::Select)),
+            point("fork", Calls(Call::Fork)),
             point("spawn of a program", Calls(Call::Spawn)),
         ],
     }

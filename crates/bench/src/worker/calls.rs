@@ -18,6 +18,8 @@ pub enum Call {
     OpenClose,
     /// select on 100 descriptors, one of them ready
     Select,
+    /// fork in a shell, and waiting for the child's end
+    Fork,
     /// fork and exec of /bin/true, and waiting for its end; where posix_spawn is used, that
     Spawn,
 }
@@ -28,6 +30,7 @@ impl Call {
         match self {
             Call::OpenClose => "open-close",
             Call::Select => "select",
+            Call::Fork => "fork",
             Call::Spawn => "spawn",
         }
     }
@@ -35,7 +38,7 @@ impl Call {
 
 pub(super) fn run(call: Call, limit: Duration) -> Result<()> {
     match call {
-        Call::OpenClose => repeat(limit, 100, || {
+        Call::OpenClose => repeat(limit, 100, 1, || {
             File::open("/dev/null")?;
             Ok(())
         }),
@@ -43,14 +46,19 @@ pub(super) fn run(call: Call, limit: Duration) -> Result<()> {
             let (reader, writer) = std::io::pipe()?;
             let files = (0..99).map(|_| reader.try_clone()).collect::<Result<Vec<_>, _>>()?;
             std::io::Write::write_all(&mut &writer, b"x")?;
-            repeat(limit, 100, || {
+            repeat(limit, 100, 1, || {
                 let mut set = FdSet::new();
                 files.iter().for_each(|file| set.insert(file.as_fd()));
                 nix::sys::select::select(None, &mut set, None, None, None)?;
                 Ok(())
             })
         }
-        Call::Spawn => repeat(limit, 1, || {
+        Call::Fork => repeat(limit, 1, FORKS, || {
+            let status = Command::new("/bin/sh").args(["-c", SUBSHELLS]).stdin(Stdio::null()).status()?;
+            anyhow::ensure!(status.success(), "the shell ended with {status}");
+            Ok(())
+        }),
+        Call::Spawn => repeat(limit, 1, 1, || {
             let status = Command::new("/bin/true").stdin(Stdio::null()).status().context("/bin/true")?;
             anyhow::ensure!(status.success(), "/bin/true ended with {status}");
             Ok(())
@@ -58,8 +66,12 @@ pub(super) fn run(call: Call, limit: Duration) -> Result<()> {
     }
 }
 
-/// Calls until `limit`, with a look at the clock every `batch` calls.
-fn repeat(limit: Duration, batch: u64, mut call: impl FnMut() -> Result<()>) -> Result<()> {
+/// So many that the start of the shell does not count.
+const FORKS: u64 = 500;
+const SUBSHELLS: &str = "i=0; while [ $i -lt 500 ]; do (:); i=$((i+1)); done";
+
+/// Calls until `limit`, with a look at the clock every `batch` calls. Each stands for so many operations.
+fn repeat(limit: Duration, batch: u64, each: u64, mut call: impl FnMut() -> Result<()>) -> Result<()> {
     for _ in 0..batch {
         call()?;
     }
@@ -70,7 +82,7 @@ fn repeat(limit: Duration, batch: u64, mut call: impl FnMut() -> Result<()>) -> 
         for _ in 0..batch {
             call()?;
         }
-        operations += batch;
+        operations += batch * each;
     }
     let seconds = begin.elapsed().as_secs_f64();
     finish(&Measured { operations, seconds, p50_us: seconds * 1e6 / operations as f64, p99_us: 0.0 })
