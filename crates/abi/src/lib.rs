@@ -8,12 +8,13 @@
 
 pub mod control;
 pub mod geometry;
+pub mod handover;
 pub mod page;
 pub mod reason;
 pub mod status;
 
 /// Version of the control protocol and of the shared layouts. A different version is refused, never guessed.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// Environment variables shared by `shunt run` and the shim.
 pub mod env {

@@ -12,7 +12,10 @@ use crate::user::{Fault, Sink, Source};
 const CLOSED: u64 = 1 << 63;
 /// The bit of `tail`, set together with [`CLOSED`], by which the receiver gives back what it has not read.
 const RETURNED: u64 = 1 << 62;
-const FLAGS: u64 = CLOSED | RETURNED;
+/// The bit of `tail`, set together with [`CLOSED`], by which the sender says that it goes on in TCP: from then on nothing can be
+/// given back.
+const LEFT: u64 = 1 << 61;
+const FLAGS: u64 = CLOSED | RETURNED | LEFT;
 /// A publication at the most, so that for large messages both ends copy at the same time.
 const CHUNK: usize = 64 * 1024;
 /// A sender about to leave the page it writes to goes back to the first if the lane is empty, so that a lane that is
@@ -128,12 +131,18 @@ impl LaneHeader {
         full_fence_after_rmw();
     }
 
+    /// The sender ends the lane, and goes on in TCP. If the receiver was first and has given bytes back, those go there first.
+    pub fn leave(&self) {
+        self.tail.fetch_or(CLOSED | LEFT, AcqRel);
+        full_fence_after_rmw();
+    }
+
     /// The receiver ends the lane and gives back what it has not read: the sender sends that again, by TCP, before
-    /// anything else. `false` if the lane has ended before, for then the sender may have gone on already.
+    /// anything else. `false` if the sender has gone on already.
     pub fn give_back(&self) -> bool {
         let mut word = self.tail.load(Relaxed);
-        while word & CLOSED == 0 {
-            match self.tail.compare_exchange(word, word | FLAGS, AcqRel, Relaxed) {
+        while word & (LEFT | RETURNED) == 0 {
+            match self.tail.compare_exchange(word, word | CLOSED | RETURNED, AcqRel, Relaxed) {
                 Ok(_) => {
                     full_fence_after_rmw();
                     return true;
@@ -141,7 +150,7 @@ impl LaneHeader {
                 Err(now) => word = now,
             }
         }
-        false
+        word & RETURNED != 0
     }
 
     /// Whether the receiver has given back what it has not read.
@@ -317,17 +326,22 @@ impl Producer {
                 self.tail += count as u64;
                 Ok(Published::Bytes(count))
             }
-            Err(found) if found == self.tail | CLOSED => {
-                self.closed = true;
-                Ok(Published::Closed)
-            }
-            Err(found) if found == self.tail | FLAGS => {
-                self.closed = true;
-                self.refresh(lane)?;
-                Ok(Published::Returned)
-            }
-            Err(_) => Err(Misbehaved),
+            Err(found) => self.end(lane, found),
         }
+    }
+
+    /// The lane has ended. Whoever ended it, the receiver may give bytes back until this side goes on in TCP.
+    #[cold]
+    fn end(&mut self, lane: &LaneHeader, found: u64) -> Result<Published, Misbehaved> {
+        if found & !FLAGS != self.tail || found & CLOSED == 0 {
+            return Err(Misbehaved);
+        }
+        self.closed = true;
+        if lane.tail.fetch_or(LEFT, AcqRel) & RETURNED == 0 {
+            return Ok(Published::Closed);
+        }
+        self.refresh(lane)?;
+        Ok(Published::Returned)
     }
 
     /// Room in the ring; looks at the receiver's cursor only if `wanted` bytes do not fit otherwise, or not on this page.
@@ -402,9 +416,11 @@ impl Consumer {
             self.ended = word & CLOSED != 0;
         }
         if self.ended {
-            // A fork ends every lane, and either process may drain it: what the other has read is gone.
+            // A fork ends every lane, and either process may drain it: what the other has read, or given back, is gone.
             let head = lane.receiver.head.load(Acquire);
-            if (self.head..=self.tail).contains(&head) {
+            if lane.is_returned() {
+                self.head = self.tail;
+            } else if (self.head..=self.tail).contains(&head) {
                 self.head = head;
             }
         }

@@ -9,7 +9,7 @@ use crate::endpoint::{Endpoint, EndpointRef, RxSide, Stage, TxSide};
 use crate::kernel::Tcp;
 use crate::links::{Attachment, Link};
 use crate::ops::descriptors;
-use crate::{control, distance, epoll, errno, kernel, process, real, worth};
+use crate::{control, distance, epoll, errno, family, kernel, process, real, worth};
 
 /// How long the broker's word about a death is waited for. Only a reader of end of file whose own bytes lie unread waits,
 /// and only once.
@@ -18,6 +18,10 @@ const DEATH_NEWS_NANOS: u64 = 20_000_000;
 /// Puts a paired endpoint on its link, unless it is not there any more or must not be.
 pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Result<(), Reason> {
     let Some(endpoint) = name.resolve() else { return Err(Reason::Stale) };
+    // It may have been offered before a fork.
+    if let Some(reason) = family::sharing(endpoint) {
+        return Err(reason);
+    }
     {
         let mut tx = endpoint.tx.lock();
         let mut rx = endpoint.rx.lock();
@@ -44,9 +48,9 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
     process::count(Counter::Adopted, 1);
     distance::paired(endpoint);
     try_watch(endpoint);
-    // Whoever barred it since the look above has seen it unattached.
+    // Whoever barred or shared it since the looks above has seen it unattached.
     let standard = descriptors::is_standard_stream(endpoint).then_some(Reason::Stdio);
-    if let Some(reason) = endpoint.barred().or(standard) {
+    if let Some(reason) = endpoint.barred().or(standard).or_else(|| family::sharing(endpoint)) {
         give_back(endpoint, reason);
     }
     Ok(())

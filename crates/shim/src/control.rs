@@ -247,8 +247,9 @@ pub(crate) unsafe fn after_fork_in_child() {
     // SAFETY: the caller's promise.
     unsafe { CONTROL.reset() };
     let mut control = CONTROL.lock();
-    control.peers.values().for_each(|peer| peer.forget_doorbells());
-    // Links stay mapped: what was in their lanes at the fork may still be read.
+    // What was in the lanes at the fork may still be read, or given back: those links stay mapped, and those peers can be rung.
+    let draining = |peer: &Peer| crate::endpoint::all().any(|endpoint| endpoint.is_linked_with(peer));
+    control.peers.values().filter(|peer| !draining(peer)).for_each(|peer| peer.forget_doorbells());
     *control = Control { epoch: control.epoch + 1, ..Control::new() };
 }
 

@@ -11,6 +11,7 @@ use shunt_abi::reason::{Reason, Road};
 use shunt_transport::{Rx, Tx};
 
 use crate::epoll::EpollRef;
+use crate::family;
 use crate::links::{Attachment, Peer};
 use crate::lock::Lock;
 use crate::waiter::Slot;
@@ -142,6 +143,7 @@ fn slot(index: u32) -> Option<&'static Endpoint> {
 
 /// Makes an endpoint for the newly connected socket `fd`. `None` when a million are in use.
 pub(crate) fn allocate(fd: i32, nonblocking: bool) -> Option<EndpointRef> {
+    family::prepare();
     let index = {
         let mut free = FREE.lock();
         match free.list.pop() {
@@ -165,7 +167,7 @@ pub(crate) fn allocate(fd: i32, nonblocking: bool) -> Option<EndpointRef> {
     endpoint.names.store(1, Relaxed);
     endpoint.nonblocking.store(nonblocking.into(), Relaxed);
     endpoint.offer_after.store(crate::worth::operations(), Relaxed);
-    endpoint.strays.store(crate::family::strays(), Relaxed);
+    endpoint.strays.store(family::strays(), Relaxed);
     Some(EndpointRef { index, generation: endpoint.generation.load(Acquire) })
 }
 
@@ -305,6 +307,11 @@ impl Endpoint {
     /// A descriptor no longer does; `true` if it was the last.
     pub(crate) fn drop_name(&self) -> bool {
         self.names.fetch_sub(1, AcqRel) == 1
+    }
+
+    /// What [`add_shut`](Self::add_shut) has noted.
+    pub(crate) fn shut(&self) -> u32 {
+        self.shut.load(Acquire)
     }
 
     /// Notes a shutdown.

@@ -1,24 +1,35 @@
 //! Which processes hold a socket: memory that a process shares with all that it forks, with a row for each socket that
 //! more than one of them has held.
 //!
-//! A process may put a connection on shared memory only while it is the last of its holders. Those that this memory
-//! cannot follow (another program after exec, another pid namespace) are *beyond*, and a row never forgets them.
+//! A process may put a connection on shared memory only while it is the last of its holders. One that becomes another
+//! program hands the memory on (`crate::handover`). Those that cannot be followed (a program without the shim, another pid
+//! namespace) are *beyond*, and a row never forgets them.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use rustix::fs::{CWD, Mode, OFlags, RawDir};
+use rustix::io::FdFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use shunt_abi::reason::Reason;
+use shunt_sys::mapping::Mapping;
+use shunt_sys::memfd;
 
 use crate::endpoint::Endpoint;
+use crate::private::{PrivateFd, borrow, close_owned};
 use crate::process;
 
 const ROWS: usize = 65536;
 const HOLDERS: usize = 7;
 /// A child that has not said its name yet.
 const UNBORN: u32 = u32::MAX;
+/// With a process id: it becomes another program, which inherits the socket.
+const CHANGING: u32 = 1 << 30;
+/// With a process id: it becomes another program, which does not inherit the socket.
+const LEAVING: u32 = 1 << 29;
 /// In a row's count: somebody beyond holds the socket too.
 const BEYOND: u32 = 1 << 31;
 
@@ -38,18 +49,51 @@ struct Row {
 }
 
 static FAMILY: AtomicPtr<Family> = AtomicPtr::new(std::ptr::null_mut());
+/// The memory's descriptor, for the program that this one may become.
+static MEMORY: AtomicI32 = AtomicI32::new(-1);
 
-/// Makes the memory, before anything is forked. Without it nothing is put on shared memory.
-pub(crate) fn start() {
-    let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-    // SAFETY: a fresh anonymous mapping.
-    let memory = unsafe {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        mmap_anonymous(std::ptr::null_mut(), size_of::<Family>(), protection, flags)
-    };
-    if let Ok(memory) = memory {
-        FAMILY.store(memory.cast(), Release);
+/// Makes the memory, with the first connection: there is nothing to share before. Without it nothing is put on shared
+/// memory.
+pub(crate) fn prepare() {
+    if FAMILY.load(Acquire).is_null()
+        && let Ok(memory) = memfd::create_sealed("shunt-family", size_of::<Family>())
+    {
+        take_over(memory);
     }
+}
+
+/// The memory that was handed over, or made. Of two threads that make one, the first has.
+pub(crate) fn take_over(memory: OwnedFd) -> bool {
+    if memfd::verify_sealed(&memory, size_of::<Family>()).is_err() {
+        close_owned(memory);
+        return false;
+    }
+    let Ok(mapping) = Mapping::map(&memory, size_of::<Family>()) else {
+        close_owned(memory);
+        return false;
+    };
+    let place = mapping.as_ptr().cast();
+    if FAMILY.compare_exchange(std::ptr::null_mut(), place, AcqRel, Relaxed).is_err() {
+        close_owned(memory);
+        return false;
+    }
+    std::mem::forget(mapping);
+    let private = PrivateFd::adopt(memory).map_or(-1, PrivateFd::into_raw);
+    MEMORY.store(private, Release);
+    true
+}
+
+/// The memory's descriptor, which the next program inherits or, as ever, does not.
+pub(crate) fn leave_open(inherited: bool) -> Option<i32> {
+    let memory = MEMORY.load(Acquire);
+    let flags = if inherited { FdFlags::empty() } else { FdFlags::CLOEXEC };
+    let good = memory >= 0 && memfd::verify_sealed(borrow(memory), size_of::<Family>()).is_ok();
+    (good && rustix::io::fcntl_setfd(borrow(memory), flags).is_ok()).then_some(memory)
+}
+
+/// A private descriptor has moved to another number.
+pub(crate) fn renumber(old: i32, new: i32) {
+    let _ = MEMORY.compare_exchange(old, new, AcqRel, Relaxed);
 }
 
 fn family() -> Option<&'static Family> {
@@ -67,6 +111,11 @@ pub(crate) fn strays() -> u32 {
     family().map_or(0, |family| family.strays.load(Acquire))
 }
 
+/// Whether the socket may be such a child's too.
+pub(crate) fn has_strayed(endpoint: &Endpoint) -> bool {
+    family().is_none() || endpoint.strays.load(Relaxed) != strays()
+}
+
 /// This process is one of them.
 pub(crate) fn add_stray() {
     if let Some(family) = family() {
@@ -76,11 +125,16 @@ pub(crate) fn add_stray() {
 
 /// A child is about to hold the socket too. `false` if nobody could tell later.
 pub(crate) fn expect_child(endpoint: &Endpoint) -> bool {
+    listed(endpoint).is_some_and(|row| row.enter(UNBORN))
+}
+
+/// The socket's row, with this process in it if it is new.
+fn listed(endpoint: &Endpoint) -> Option<&'static Row> {
     if row(endpoint).is_none() {
-        let Some(index) = family().and_then(claim) else { return false };
+        let index = family().and_then(claim)?;
         endpoint.family_row.store(index as u32 + 1, Release);
     }
-    row(endpoint).is_some_and(|row| row.enter(UNBORN))
+    row(endpoint)
 }
 
 /// There is no child after all.
@@ -107,26 +161,48 @@ pub(crate) fn is_shared(endpoint: &Endpoint) -> bool {
 
 /// Why the socket must not be put on shared memory: others may hold it, for now or for good.
 pub(crate) fn sharing(endpoint: &Endpoint) -> Option<Reason> {
-    if family().is_none() || endpoint.strays.load(Relaxed) != strays() {
+    if has_strayed(endpoint) {
         return Some(Reason::Shared);
     }
     let row = row(endpoint)?;
+    let own = process::pid() as u32;
+    let shared = row.pids.iter().any(|cell| {
+        let holder = cell.load(Acquire);
+        holder != 0 && holder != own && !row.has_left(holder, endpoint)
+    });
     if row.count.load(Acquire) & BEYOND != 0 {
         return Some(Reason::Exec);
     }
+    shared.then_some(Reason::Shared)
+}
+
+/// This process is about to become another program, which inherits the socket or does not. The number of its row if
+/// there is one.
+pub(crate) fn change(endpoint: &Endpoint, inherited: bool) -> Option<u32> {
     let own = process::pid() as u32;
-    let others = row.pids.iter().any(|cell| {
-        let pid = cell.load(Acquire);
-        if pid == 0 || pid == own {
-            return false;
-        }
-        if pid != UNBORN && has_ended(pid) {
-            row.leave_one(pid);
-            return false;
-        }
-        true
-    });
-    others.then_some(Reason::Shared)
+    let row = if inherited { listed(endpoint) } else { row(endpoint) }?;
+    row.rename(own, own | if inherited { CHANGING } else { LEAVING });
+    endpoint.family_row.load(Acquire).checked_sub(1)
+}
+
+/// It has not.
+pub(crate) fn stay(endpoint: &Endpoint) {
+    let own = process::pid() as u32;
+    if let Some(row) = row(endpoint) {
+        row.rename(own | CHANGING, own);
+        row.rename(own | LEAVING, own);
+    }
+}
+
+/// It has, and the program knows. `false` if the row does not.
+pub(crate) fn arrive(endpoint: &Endpoint, index: u32) -> bool {
+    let own = process::pid() as u32;
+    let row = family().and_then(|family| family.rows.get(index as usize));
+    let arrived = row.is_some_and(|row| row.rename(own | CHANGING, own));
+    if arrived {
+        endpoint.family_row.store(index + 1, Release);
+    }
+    arrived
 }
 
 /// This process holds the socket no longer.
@@ -158,6 +234,32 @@ fn claim(family: &'static Family) -> Option<usize> {
 }
 
 impl Row {
+    /// Whether a listed holder has the socket no longer: then it is listed no longer either.
+    fn has_left(&self, holder: u32, endpoint: &Endpoint) -> bool {
+        if holder == UNBORN {
+            return false;
+        }
+        let pid = holder & !(CHANGING | LEAVING);
+        let left = match holder & (CHANGING | LEAVING) {
+            // It was another program in the end, and may have passed the socket on.
+            CHANGING if has_ended(pid) => {
+                self.count.fetch_or(BEYOND, AcqRel);
+                true
+            }
+            CHANGING => false,
+            LEAVING => has_ended(pid) || !may_hold(pid, endpoint),
+            _ => has_ended(pid),
+        };
+        if left {
+            self.leave_one(holder);
+        }
+        left
+    }
+
+    fn rename(&self, from: u32, to: u32) -> bool {
+        self.pids.iter().any(|cell| cell.compare_exchange(from, to, AcqRel, Relaxed).is_ok())
+    }
+
     fn enter(&self, pid: u32) -> bool {
         let entered = self.pids.iter().any(|cell| cell.compare_exchange(0, pid, AcqRel, Relaxed).is_ok());
         if entered {
@@ -188,4 +290,41 @@ fn has_ended(pid: u32) -> bool {
         }
         Err(error) => error == rustix::io::Errno::SRCH,
     }
+}
+
+/// Whether a process has the socket among its descriptors. In doubt it has.
+fn may_hold(pid: u32, endpoint: &Endpoint) -> bool {
+    let Ok(socket) = rustix::fs::fstat(borrow(endpoint.fd.load(Relaxed))) else { return true };
+    let mut path = [0u8; 32];
+    let _ = write!(&mut path[..31], "/proc/{pid}/fd");
+    let Ok(path) = std::ffi::CStr::from_bytes_until_nul(&path) else { return true };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(directory) = rustix::fs::openat(CWD, path, flags, Mode::empty()) else { return true };
+    let found = is_among(directory.as_fd(), socket.st_ino);
+    close_owned(directory);
+    found
+}
+
+fn is_among(directory: BorrowedFd<'_>, inode: u64) -> bool {
+    let mut name = [0u8; 32];
+    let mut rest = &mut name[..];
+    let _ = write!(rest, "socket:[{inode}]");
+    let unwritten = rest.len();
+    let name = &name[..32 - unwritten];
+    let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
+    let mut entries = RawDir::new(directory, &mut buffer);
+    while let Some(entry) = entries.next() {
+        let Ok(entry) = entry else { return true };
+        if entry.file_name().to_bytes().starts_with(b".") {
+            continue;
+        }
+        let mut target = [std::mem::MaybeUninit::<u8>::uninit(); 32];
+        match rustix::fs::readlinkat_raw(directory, entry.file_name(), &mut target) {
+            Ok((target, _)) if *target == *name => return true,
+            // It was closed meanwhile.
+            Ok(_) | Err(rustix::io::Errno::NOENT) => {}
+            Err(_) => return true,
+        }
+    }
+    false
 }

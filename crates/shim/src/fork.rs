@@ -12,7 +12,6 @@ use crate::{alloc, attach, control, epoll, errno, family, process, sandbox, sign
 /// Installs the handlers that run around every fork, also one made inside libc. `_Fork` runs none: its hook does.
 pub(crate) fn install() {
     table::start();
-    family::start();
     // SAFETY: three functions that live as long as the program.
     unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
 }
@@ -77,8 +76,8 @@ unsafe fn begin_child() {
     unsafe {
         signal::after_fork_in_child();
         process::after_fork_in_child();
-        control::after_fork_in_child();
         endpoint::reset_locks();
+        control::after_fork_in_child();
         epoll::after_fork_in_child();
     }
     waiter::after_fork_in_child();

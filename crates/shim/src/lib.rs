@@ -18,6 +18,7 @@ mod epoll;
 mod errno;
 mod family;
 mod fork;
+mod handover;
 mod hooks;
 mod kernel;
 mod links;
@@ -49,4 +50,5 @@ extern "C" fn start() {
     if !process::is_off() {
         fork::install();
     }
+    handover::receive();
 }

@@ -27,8 +27,7 @@ pub(crate) struct PrivateFd(RawFd);
 impl PrivateFd {
     /// Moves `fd` out of the program's way. `None` if the process has no descriptor left.
     pub(crate) fn adopt(fd: OwnedFd) -> Option<PrivateFd> {
-        let floor = HIGH.min(limit().saturating_sub(BELOW_LIMIT));
-        let high = fcntl_dupfd_cloexec(&fd, floor as RawFd).ok();
+        let high = fcntl_dupfd_cloexec(&fd, floor()).ok();
         close_owned(fd);
         let raw = high?.into_raw_fd();
         table::replace(raw, Entry::Private);
@@ -94,6 +93,12 @@ impl AsFd for PrivateFd {
     }
 }
 
+/// Where private descriptors start in this process; the number below is that of a handover, between exec and the start of
+/// the next program.
+pub(crate) fn floor() -> RawFd {
+    HIGH.min(limit().saturating_sub(BELOW_LIMIT)).max(1) as RawFd
+}
+
 fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
@@ -108,6 +113,7 @@ pub(crate) fn surrender(raw: RawFd) {
     HELD.fetch_sub(1, Relaxed);
     crate::waiter::renumber(raw, new);
     crate::control::renumber(raw, new);
+    crate::family::renumber(raw, new);
 }
 
 /// Closes without libc, whose `close` is our own hook.

@@ -367,7 +367,7 @@ impl Rx {
     }
 
     /// L2, for a reader that will be out of reach: gives back what has not been read, so that it comes by TCP. `false` if
-    /// the lane had ended before; then what is in it is still to be read here.
+    /// the sender has left the lane before; then what is in it is still to be read here.
     pub fn give_back(&mut self, lane: &LaneHeader, reason: Reason) -> bool {
         if matches!(self.state, State::Tcp) {
             return true;

@@ -136,7 +136,7 @@ impl Tx {
             }
             Err(shunt_ring::Misbehaved) => {
                 // Not by `close`, which asks the lane once more and would be judged again.
-                lane.close();
+                lane.leave();
                 self.leave(Reason::PeerMisbehaved);
                 Sent::UseTcp
             }
@@ -192,7 +192,7 @@ impl Tx {
         if matches!(self.state, State::Tcp | State::Returning(..)) {
             return;
         }
-        lane.close();
+        lane.leave();
         // Only now is it certain whether the receiver was first, with a return.
         self.notice_return(lane);
         if !matches!(self.state, State::Tcp | State::Returning(..)) {

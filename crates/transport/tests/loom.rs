@@ -380,9 +380,9 @@ fn goes_back(name: &str, sender_closes: bool, receiver_closes: bool) {
 
 /// L2 for a reader that will be out of reach: what it has not read comes again by TCP, once and in its place.
 ///
-/// Caught: `give_back` that sets its bits without a comparison; a sender that goes on before it has sent again; a `close` by
-/// the sender that does not notice the return.
-fn gives_back(name: &str, sender_closes: bool) {
+/// Caught: `give_back` that sets its bits without a comparison; a sender that goes on before it has sent again, or does not say
+/// that it has gone on; a `close` by the sender that does not notice the return.
+fn gives_back(name: &str, sender_closes: bool, receiver_closes: bool) {
     explore(name, 4, move || {
         let connection = Connection::switched();
         let sender = thread::spawn({
@@ -397,7 +397,11 @@ fn gives_back(name: &str, sender_closes: bool) {
             }
         });
         connection.receive(1);
-        // If the sender was first with an end, the lane is drained here instead.
+        if receiver_closes {
+            // As before a fork, of which this is the child.
+            connection.close_receiving();
+        }
+        // If the sender has left, the lane is drained here instead.
         let _ = connection.give_back();
         connection.receive(8);
         sender.join().unwrap();
@@ -407,12 +411,17 @@ fn gives_back(name: &str, sender_closes: bool) {
 
 #[test]
 fn what_is_given_back_comes_again_in_its_place() {
-    gives_back("gives back", false);
+    gives_back("gives back", false, false);
 }
 
 #[test]
 fn what_is_given_back_survives_a_sender_that_closes() {
-    gives_back("gives back while the sender closes", true);
+    gives_back("gives back while the sender closes", true, false);
+}
+
+#[test]
+fn what_is_given_back_late_comes_again_in_its_place() {
+    gives_back("gives back after an end", false, true);
 }
 
 /// Before the receiver knows whether the sender has begun.

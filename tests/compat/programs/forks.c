@@ -2,6 +2,7 @@
 
 #include "phases.h"
 
+#include <poll.h>
 #include <sched.h>
 #include <spawn.h>
 #include <sys/syscall.h>
@@ -37,6 +38,31 @@ static void child_takes_over(int connection) {
 
 static void child_from_the_start(int connection) {
     hand_to_child(connection, fork);
+}
+
+/* The parent has used the connection, and so has offered it, before it forks; it waits for the child by poll, and never
+ * uses the connection again. */
+static void child_after_an_offer(int connection) {
+    int life[2];
+    char byte;
+    for (int count = 0; count < 6; count++)
+        expect(recv(connection, &byte, 1, MSG_PEEK) == 1, "a peek");
+    expect(pipe(life) == 0, "pipe");
+    pid_t child = fork();
+    if (child == 0) {
+        close(life[0]);
+        serve(connection, 'C');
+        /* The parent hears meanwhile that the peer has offered it too. */
+        usleep(200000);
+        serve(connection, 'D');
+        _exit(7);
+    }
+    close(life[1]);
+    struct pollfd set = {.fd = life[0], .events = POLLIN};
+    while (poll(&set, 1, 1) == 0)
+        ;
+    close(connection);
+    wait_for(child);
 }
 
 static void child_of_bare_fork(int connection) {
@@ -129,13 +155,86 @@ static void exec_with_the_shim(int connection) {
     exec_a_server(connection, environ);
 }
 
+/* The next question has come, and is unread at what follows. */
+static void await_question(int connection) {
+    struct pollfd set = {.fd = connection, .events = POLLIN};
+    expect(poll(&set, 1, -1) == 1, "a question");
+}
+
 static void fork_and_exec(int connection) {
     serve(connection, 'P');
+    await_question(connection);
     pid_t child = fork();
     if (child == 0)
         exec_a_server(connection, no_environment);
     wait_for(child);
     serve(connection, 'P');
+}
+
+/* Both programs know of the connection, and the parent goes on when the child has ended. */
+static void fork_and_exec_with_the_shim(int connection) {
+    serve(connection, 'P');
+    await_question(connection);
+    pid_t child = fork();
+    if (child == 0)
+        exec_a_server(connection, environ);
+    wait_for(child);
+    serve(connection, 'P');
+}
+
+/* A server that starts another program for each connection, as sshd does. */
+static void another_program_takes_over(int connection) {
+    serve(connection, 'P');
+    pid_t child = fork();
+    if (child == 0)
+        exec_a_server(connection, environ);
+    close(connection);
+    wait_for(child);
+}
+
+/* exec that fails leaves everything as it was, also in a child. */
+static void exec_of_nothing(int connection) {
+    char *const arguments[] = {"nothing", NULL};
+    serve(connection, 'P');
+    expect(execve("./nothing", arguments, environ) < 0 && errno == ENOENT, "no such program");
+    serve(connection, 'Q');
+    pid_t child = fork();
+    if (child == 0) {
+        fcntl(connection, F_SETFD, FD_CLOEXEC);
+        expect(execve("./nothing", arguments, no_environment) < 0 && errno == ENOENT, "no such program");
+        serve(connection, 'C');
+        _exit(7);
+    }
+    wait_for(child);
+    serve(connection, 'P');
+}
+
+/* A program that lives on, but has not inherited the connection. */
+static void beside_another_program(int connection) {
+    int life[2];
+    fcntl(connection, F_SETFD, FD_CLOEXEC);
+    serve(connection, 'P');
+    expect(pipe(life) == 0, "pipe");
+    pid_t child = fork();
+    if (child == 0) {
+        char *const arguments[] = {"cat", NULL};
+        dup2(life[0], 0);
+        close(life[1]);
+        execve("/bin/cat", arguments, no_environment);
+        _exit(127);
+    }
+    serve(connection, 'P');
+    close(life[1]);
+    wait_for(child);
+}
+
+/* A program that the shim cannot enter keeps a child with the connection, and then becomes one that it can enter. */
+static void through_a_static_program(int connection) {
+    serve(connection, 'P');
+    dup2(connection, 3);
+    char *const arguments[] = {"static_program", NULL};
+    execve("./static_program", arguments, environ);
+    _exit(127);
 }
 
 static void vfork_and_exec(int connection) {
@@ -243,6 +342,7 @@ static void orphan_of_bare_fork(int connection) {
 static const struct scenario scenarios[] = {
     {"child_takes_over", child_takes_over},
     {"child_from_the_start", child_from_the_start},
+    {"child_after_an_offer", child_after_an_offer},
     {"child_of_bare_fork", child_of_bare_fork},
     {"child_of_raw_clone", child_of_raw_clone},
     {"child_of_Fork", child_of_Fork},
@@ -254,6 +354,11 @@ static const struct scenario scenarios[] = {
     {"exec_without_the_shim", exec_without_the_shim},
     {"exec_with_the_shim", exec_with_the_shim},
     {"fork_and_exec", fork_and_exec},
+    {"fork_and_exec_with_the_shim", fork_and_exec_with_the_shim},
+    {"another_program_takes_over", another_program_takes_over},
+    {"exec_of_nothing", exec_of_nothing},
+    {"beside_another_program", beside_another_program},
+    {"through_a_static_program", through_a_static_program},
     {"vfork_and_exec", vfork_and_exec},
     {"spawn_without_the_shim", spawn_without_the_shim},
     {"spawn_with_the_shim", spawn_with_the_shim},

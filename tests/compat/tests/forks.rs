@@ -10,6 +10,9 @@ fn scenario(name: &'static str, phases: &'static [Phase]) {
     both(Duration::from_secs(120), move |host| {
         compile(host, "forks", &[]);
         compile(host, "serve_on", &[]);
+        if name == "through_a_static_program" {
+            compile(host, "static_program", &["-static"]);
+        }
         let port = host.port();
         run_phases(host, host.program("./forks").args([name, &port.to_string()]), port, phases)
     });
@@ -28,6 +31,7 @@ macro_rules! scenarios {
 scenarios! {
     child_takes_over: Shm, Shm;
     child_from_the_start: Shm;
+    child_after_an_offer: Tcp(Reason::Shared), Unseen;
     child_of_bare_fork: Shm, Tcp(Reason::Shared);
     child_of_raw_clone: Shm, Shm;
     child_of_Fork: Shm, Shm;
@@ -37,8 +41,13 @@ scenarios! {
     child_ends_unseen: Shm, Shm;
     daemonise: Shm, Shm;
     exec_without_the_shim: Shm, Unseen;
-    exec_with_the_shim: Shm, Unseen;
+    exec_with_the_shim: Shm, Shm;
+    exec_of_nothing: Shm, Shm, Tcp(Reason::Shared), Shm;
+    through_a_static_program: Shm, Unseen, Unseen;
     fork_and_exec: Shm, Unseen, Tcp(Reason::Exec);
+    fork_and_exec_with_the_shim: Shm, Tcp(Reason::Shared), Shm;
+    another_program_takes_over: Shm, Shm;
+    beside_another_program: Shm, Shm;
     vfork_and_exec: Shm, Unseen, Tcp(Reason::Exec);
     spawn_without_the_shim: Shm, Unseen, Tcp(Reason::Exec);
     spawn_with_the_shim: Shm, Unseen, Tcp(Reason::Exec);

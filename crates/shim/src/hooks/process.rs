@@ -47,32 +47,41 @@ pub unsafe extern "C-unwind" fn fork() -> pid_t {
 }
 
 macro_rules! exec {
-    ($($name:ident($($arg:ident: $ty:ty),*);)*) => { $(
+    ($($name:ident($($arg:ident: $ty:ty),*) as $path:expr, $environment:expr;)*) => { $(
         /// See execve(2).
         ///
         /// # Safety
         /// As in C.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> c_int {
-            exec::before_exec();
             // SAFETY: the program's own call.
-            unsafe { real::$name($($arg),*) }
+            unsafe {
+                let _leaving = exec::before_exec($path, $environment);
+                real::$name($($arg),*)
+            }
         }
     )* };
 }
 
 type List = *const *const c_char;
 
-exec! {
-    execve(path: *const c_char, argv: List, envp: List);
-    execv(path: *const c_char, argv: List);
-    execvp(file: *const c_char, argv: List);
-    execvpe(file: *const c_char, argv: List, envp: List);
-    fexecve(fd: c_int, argv: List, envp: List);
-    execveat(dir: c_int, path: *const c_char, argv: List, envp: List, flags: c_int);
+unsafe extern "C" {
+    static environ: List;
 }
 
-// Variadic functions, which Rust cannot define.
+/// Of a program that is searched for, or that a descriptor names.
+const NO_PATH: *const c_char = std::ptr::null();
+
+exec! {
+    execve(path: *const c_char, argv: List, envp: List) as path, envp;
+    execv(path: *const c_char, argv: List) as path, environ;
+    execvp(file: *const c_char, argv: List) as file, environ;
+    execvpe(file: *const c_char, argv: List, envp: List) as file, envp;
+    fexecve(fd: c_int, argv: List, envp: List) as NO_PATH, envp;
+    execveat(dir: c_int, path: *const c_char, argv: List, envp: List, flags: c_int) as NO_PATH, envp;
+}
+
+// Variadic functions, which Rust cannot define. Nobody is told by them what is inherited.
 trampolines! {
     /// See exec(3).
     execl: before_execl;
@@ -85,7 +94,7 @@ trampolines! {
 macro_rules! variadic_exec {
     ($($before:ident: $name:literal;)*) => { $(
         extern "C" fn $before(_: &Call) -> *mut c_void {
-            exec::before_exec();
+            exec::before_variadic_exec();
             real::address!($name)
         }
     )* };

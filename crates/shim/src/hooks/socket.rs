@@ -58,9 +58,7 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
 pub unsafe extern "C-unwind" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     // SAFETY: the program's own call.
     let new = unsafe { real::accept(fd, address, len) };
-    if new >= 0 && table::look_up(fd) == Entry::Unconnected && process::is_home() {
-        descriptors::accepted(new, false);
-    }
+    descriptors::accepted(fd, new, false);
     new
 }
 
@@ -77,9 +75,7 @@ pub unsafe extern "C-unwind" fn accept4(
 ) -> c_int {
     // SAFETY: the program's own call.
     let new = unsafe { real::accept4(fd, address, len, flags) };
-    if new >= 0 && table::look_up(fd) == Entry::Unconnected && process::is_home() {
-        descriptors::accepted(new, flags & libc::SOCK_NONBLOCK != 0);
-    }
+    descriptors::accepted(fd, new, flags & libc::SOCK_NONBLOCK != 0);
     new
 }
 

@@ -18,12 +18,29 @@ pub(crate) fn made(fd: RawFd) {
     forget(table::replace(fd, Entry::Unconnected), fd);
 }
 
-/// A socket that was accepted.
-pub(crate) fn accepted(fd: RawFd, nonblocking: bool) {
+/// `fd`, if not negative, was accepted by `listener`.
+pub(crate) fn accepted(listener: RawFd, fd: RawFd, nonblocking: bool) {
+    if fd < 0 || process::is_off() {
+        return;
+    }
     let _shield = Shield::raise();
+    match table::look_up(listener) {
+        Entry::Unconnected => {}
+        // A listener that this program has inherited, or been sent, was not seen being made. What it accepts is new.
+        Entry::None if is_tcp(fd) => drop(table::replace(listener, Entry::Unconnected)),
+        _ => return,
+    }
+    if !process::is_home() {
+        return;
+    }
     if let Some(name) = endpoint::allocate(fd, nonblocking) {
         forget(table::replace(fd, Entry::Endpoint(name)), fd);
     }
+}
+
+fn is_tcp(fd: RawFd) -> bool {
+    use rustix::net::{ipproto, sockopt::socket_protocol};
+    socket_protocol(crate::private::borrow(fd)) == Ok(Some(ipproto::TCP))
 }
 
 /// A socket that has connected, or is about to. It may be in an epoll set already.

@@ -1,20 +1,79 @@
 //! What another program is handed: what it inherits at an exec, and what a child takes along that becomes one.
 //!
-//! The other program reads and writes by TCP, so what has not been read is given back to the sender first (L2). Nobody can
-//! say how long it, or what it starts in turn, holds the socket: who shares one with it stays on TCP.
+//! The other program reads and writes by TCP, so what has not been read is given back to the sender first (L2). A program
+//! that has the shim too is told what it inherits (`crate::handover`). Nobody can say how long another one, or what it starts
+//! in turn, holds the socket: who shares one with it stays on TCP.
 
+use std::ffi::{CStr, c_char};
 use std::os::fd::RawFd;
 
 use rustix::io::FdFlags;
+use shunt_abi::handover::Held;
 use shunt_abi::reason::Reason;
 
-use crate::endpoint::Endpoint;
+use crate::endpoint::{self, Endpoint};
+use crate::handover::{self, Letter};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{attach, errno, family, process, sandbox};
+use crate::{attach, errno, family, process, sandbox, unseen};
+
+/// An exec under way. Dropped if it has failed.
+pub(crate) struct Leaving {
+    letter: Option<Letter>,
+    changed: bool,
+}
 
 /// exec, in the process itself or in a child of vfork, which runs in our memory with descriptors of its own.
-pub(crate) fn before_exec() {
+///
+/// # Safety
+/// As execve: `path` is null where the program is searched for, and `environment` null or a list that ends in a null.
+pub(crate) unsafe fn before_exec(path: *const c_char, environment: *const *const c_char) -> Leaving {
+    let mut leaving = Leaving { letter: None, changed: false };
+    if process::is_off() {
+        sandbox::pass_beyond();
+        return leaving;
+    }
+    if !process::is_home() {
+        before_child();
+        return leaving;
+    }
+    keeping_errno(|| {
+        // SAFETY: the caller's promise.
+        let path = unsafe { named(path) };
+        // SAFETY: the caller's promise.
+        let path = path.filter(|_| unsafe { handover::preloads_us(environment) });
+        let mut held = Vec::new();
+        for (fd, endpoint) in inheritable() {
+            attach::give_back(endpoint, Reason::Exec);
+            if let Some(row) = family::change(endpoint, true) {
+                held.push(describe(fd, endpoint, row));
+            }
+        }
+        let stays = |endpoint: &Endpoint| !held.iter().any(|held| is_row(endpoint, held.row));
+        for endpoint in endpoint::all().filter(|endpoint| stays(endpoint)) {
+            family::change(endpoint, false);
+        }
+        leaving.changed = true;
+        leaving.letter = path.and_then(|path| handover::leave(path, held));
+    });
+    leaving
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if self.changed {
+            keeping_errno(|| {
+                endpoint::all().for_each(family::stay);
+                if let Some(letter) = self.letter.take() {
+                    letter.take_back();
+                }
+            });
+        }
+    }
+}
+
+/// exec with arguments that only C can pass on, so that nobody comes back here if it fails.
+pub(crate) fn before_variadic_exec() {
     if process::is_off() {
         return sandbox::pass_beyond();
     }
@@ -22,16 +81,53 @@ pub(crate) fn before_exec() {
         return before_child();
     }
     keeping_errno(|| {
-        for endpoint in inheritable() {
+        for (_, endpoint) in inheritable() {
             family::pass_beyond(endpoint);
             attach::give_back(endpoint, Reason::Exec);
         }
     });
 }
 
+/// A path that says which program it will be, wherever that is looked for.
+///
+/// # Safety
+/// `path` is null or the program's argument.
+unsafe fn named<'a>(path: *const c_char) -> Option<&'a CStr> {
+    /// The kernel takes no longer one.
+    const PATH_MAX: usize = 4096;
+    let readable = |len| shunt_sys::memory::is_readable(path.cast(), len);
+    if path.is_null() || !readable(1) {
+        return None;
+    }
+    // SAFETY: the program's string, or one that the kernel refuses because it does not end.
+    let len = (0..PATH_MAX).find(|&len| !readable(len + 1) || unsafe { *path.add(len) } == 0)?;
+    // SAFETY: it ends there.
+    readable(len + 1).then(|| unsafe { CStr::from_ptr(path) }).filter(|path| path.to_bytes().contains(&b'/'))
+}
+
+fn is_row(endpoint: &Endpoint, row: u32) -> bool {
+    endpoint.family_row.load(std::sync::atomic::Ordering::Acquire) == row + 1
+}
+
+fn describe(fd: RawFd, endpoint: &Endpoint, row: u32) -> Held {
+    // A set that outlives the program goes on reporting the socket.
+    let watched = (!endpoint.epolls.lock().is_empty()).then_some(Reason::UnknownEpoll);
+    let strayed = family::has_strayed(endpoint).then_some(Reason::Shared);
+    let barred = endpoint.barred().or_else(unseen::left).or(watched).or(strayed).unwrap_or(Reason::None);
+    Held {
+        cookie: rustix::net::sockopt::socket_cookie(crate::private::borrow(fd)).unwrap_or(0),
+        fd,
+        row,
+        barred: barred as u32,
+        shut: endpoint.shut(),
+    }
+}
+
 /// A child is started that becomes another program, where no hook is met: it inherits what has no close-on-exec flag.
 pub(crate) fn before_child() {
-    keeping_errno(|| inheritable().for_each(|endpoint| attach::bar_reading(endpoint, Reason::Exec)));
+    if !process::is_off() {
+        keeping_errno(|| inheritable().for_each(|(_, endpoint)| attach::bar_reading(endpoint, Reason::Exec)));
+    }
 }
 
 /// Such a child is given `fd` by name.
@@ -41,12 +137,12 @@ pub(crate) fn hand_out(fd: RawFd) {
     }
 }
 
-fn inheritable() -> impl Iterator<Item = &'static Endpoint> {
+fn inheritable() -> impl Iterator<Item = (RawFd, &'static Endpoint)> {
     table::known(0, u32::MAX).filter_map(|(fd, entry)| {
         let Entry::Endpoint(name) = entry else { return None };
         let stays = rustix::io::fcntl_getfd(crate::private::borrow(fd))
             .is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC));
-        name.resolve().filter(|_| stays)
+        name.resolve().filter(|_| stays).map(|endpoint| (fd, endpoint))
     })
 }
 

@@ -81,11 +81,20 @@ pub(crate) fn receive(
         return receive_nothing(endpoint, fd, sink, flags, waits.then_some(deadline)).map(Taken::here);
     }
     let mut slept = false;
+    let mut tcp_has_some = false;
     loop {
         let mut side = ready_side(endpoint, fd);
         let done = wanted - sink.remaining();
         let outcome = look(endpoint, fd, &mut side, sink, flags);
         match outcome {
+            Received::UseTcp if waits && done == 0 && !tcp_has_some && awaits_return(endpoint, &side) => {
+                drop(side);
+                let woken = wait_for_bytes(endpoint, fd, deadline);
+                if let Some(outcome) = woken.ends(done) {
+                    return outcome.map(Taken::here);
+                }
+                tcp_has_some = woken == (Woken::LookAgain { tcp: true });
+            }
             Received::UseTcp => {
                 endpoint.enter_receive_locked();
                 drop(side);
@@ -151,6 +160,17 @@ pub(crate) fn receive(
             Received::Empty => return Err(libc::EAGAIN),
         }
     }
+}
+
+/// Whether the peer may still give bytes back: it has ended a lane that it has not read to the end. Somebody who waits for an
+/// answer to them must hear of that, as nobody does inside the kernel. Another thread that sends just now finds out by itself.
+fn awaits_return(endpoint: &Endpoint, side: &RxSide) -> bool {
+    side.at.is_some_and(|at| {
+        let lane = at.outgoing().0;
+        lane.is_closed()
+            && !lane.looks_empty()
+            && endpoint.tx.try_lock().is_some_and(|side| side.tx.on_lane())
+    })
 }
 
 fn by_kernel(held: Held, kernel: &dyn Fn() -> ssize_t) -> Result<Taken, i32> {

@@ -1,0 +1,115 @@
+//! What a process hands over to the program that it becomes by exec: which of the descriptors that the program inherits
+//! are connections, and where the memory is that tells who else holds them. It lies in a memfd whose number both know.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::VERSION;
+
+/// The first word: "SHNTEXEC".
+const MAGIC: u64 = u64::from_le_bytes(*b"SHNTEXEC");
+/// The largest handover that is read: so many descriptors, and a path.
+pub const MAX_BYTES: usize = 256 * 1024;
+
+/// What it begins with. The descriptors follow, then the program's path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Head {
+    magic: u64,
+    version: u32,
+    pid: u32,
+    family: i32,
+    strays: u32,
+    held: u32,
+    path_len: u32,
+}
+
+/// A descriptor that names a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Held {
+    /// The connection's, by which the kernel confirms it.
+    pub cookie: u64,
+    /// The descriptor.
+    pub fd: i32,
+    /// The connection's row in the memory of the family.
+    pub row: u32,
+    /// The code of the reason why it must not be offered, or 0.
+    pub barred: u32,
+    /// Directions that were shut down.
+    pub shut: u32,
+}
+
+/// A handover.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Handover<'a> {
+    /// The process, which keeps its number.
+    pub pid: u32,
+    /// The descriptor of the memory of the family.
+    pub family: i32,
+    /// How many stray children the family had when the connections were made.
+    pub strays: u32,
+    /// The connections.
+    pub held: Vec<Held>,
+    /// The program, as exec was asked for it.
+    pub path: &'a [u8],
+}
+
+impl Handover<'_> {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let head = Head {
+            magic: MAGIC,
+            version: VERSION.into(),
+            pid: self.pid,
+            family: self.family,
+            strays: self.strays,
+            held: self.held.len() as u32,
+            path_len: self.path.len() as u32,
+        };
+        [head.as_bytes(), self.held.as_bytes(), self.path].concat()
+    }
+}
+
+/// A handover of this version, complete.
+pub fn decode(bytes: &[u8]) -> Option<Handover<'_>> {
+    let (head, rest) = Head::read_from_prefix(bytes).ok()?;
+    if head.magic != MAGIC || head.version != VERSION.into() {
+        return None;
+    }
+    let (held, path) = rest.split_at_checked((head.held as usize).checked_mul(size_of::<Held>())?)?;
+    (path.len() == head.path_len as usize).then(|| Handover {
+        pid: head.pid,
+        family: head.family,
+        strays: head.strays,
+        held: held
+            .chunks_exact(size_of::<Held>())
+            .filter_map(|one| Held::read_from_bytes(one).ok())
+            .collect(),
+        path,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_handed_over_arrives_whole_or_not_at_all() {
+        let held = |fd| Held { cookie: 1 << 40, fd, row: 5, barred: 2, shut: 1 };
+        let handover = Handover {
+            pid: 7,
+            family: 1025,
+            strays: 3,
+            held: vec![held(0), held(1)],
+            path: b"/usr/sbin/sshd",
+        };
+        let bytes = handover.encode();
+        assert_eq!(decode(&bytes), Some(handover));
+        for len in 0..bytes.len() {
+            assert_eq!(decode(&bytes[..len]), None);
+        }
+        let mut other = bytes.clone();
+        other[8] ^= 1;
+        assert_eq!(decode(&other), None, "of another version");
+    }
+}

@@ -1,0 +1,212 @@
+//! OpenSSH, as Debian builds it: commands, files of 20 MB by scp and sftp, and a forwarded port.
+//!
+//! sshd starts itself anew for each connection, which a process of its own in a chroot and under a seccomp filter then
+//! authenticates. It goes back to one process for root; for others two hold the connection until it ends, and so it
+//! stays on TCP.
+
+use shunt_abi::reason::Reason;
+use shunt_compat::{Expected, Host, Program, Road, both};
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const FILE: usize = 20_000_000;
+/// A user with a shell, of the package that another test needs.
+const OTHER: &str = "postgres";
+
+struct Server {
+    _program: Program,
+    port: u16,
+}
+
+impl Server {
+    fn start(host: &Host) -> Server {
+        for key in ["host_key", "key"] {
+            host.program("ssh-keygen")
+                .native()
+                .words("-q -t ed25519 -N")
+                .args(["", "-f"])
+                .arg(host.path(key))
+                .run("ssh-keygen", LIMIT);
+        }
+        fs::copy(host.path("key.pub"), host.path("authorized_keys")).expect("own directory");
+        let port = host.port();
+        let here = host.dir().display();
+        let config = format!(
+            "Port {port}\nListenAddress 127.0.0.1\nHostKey {here}/host_key\nPidFile none\n\
+             AuthorizedKeysFile {here}/authorized_keys\nStrictModes no\nUsePAM yes\nPermitRootLogin yes\n\
+             Subsystem sftp /usr/lib/openssh/sftp-server\nAllowTcpForwarding yes\n"
+        );
+        let config = host.write("sshd_config", config);
+        // Its empty directory is in a /run of its own.
+        let script = "mount -t tmpfs none /run && mkdir -m 755 /run/sshd && exec \"$0\" -D -e -f \"$1\"";
+        let program = host
+            .program("unshare")
+            .args(["--mount", "sh", "-c", script])
+            .arg(shunt_compat::find_program("sshd"))
+            .arg(config)
+            .start("sshd");
+        host.wait_for_port(port);
+        Server { _program: program, port }
+    }
+
+    /// What the clients are told alike. They differ in the name of the port's option.
+    fn options(&self, host: &Host, port: &str) -> Vec<String> {
+        let here = host.dir().display();
+        let mut options =
+            vec![format!("-F/dev/null"), format!("-i{here}/key"), format!("{port}{}", self.port)];
+        let settings = [
+            String::from("BatchMode=yes"),
+            String::from("StrictHostKeyChecking=no"),
+            format!("UserKnownHostsFile={here}/known_hosts"),
+            String::from("LogLevel=ERROR"),
+        ];
+        options.extend(settings.map(|setting| format!("-o{setting}")));
+        options
+    }
+}
+
+/// Bytes that do not repeat.
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 88_172_645_463_325_252u64;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+fn large_file(host: &Host) -> (PathBuf, Vec<u8>) {
+    let content = noise(FILE);
+    (host.write("large", &content), content)
+}
+
+/// The transfer's bytes went by shared memory, but for those before and between the forks of a session.
+fn expect_shm(road: &Road, port: u16) {
+    road.expect(Expected { port, connections: 1, share: 0.3 });
+}
+
+#[test]
+fn a_command_answers_line_by_line() {
+    both(Duration::from_secs(120), |host| {
+        let server = Server::start(host);
+        let lines: String =
+            (0..3000).map(|line| format!("line {line} x{}\n", "y".repeat(line % 90))).collect();
+        let input = host.write("lines", &lines);
+        let road = host.watch_road();
+        let script = "while read -r line; do echo \"got $line\"; done; echo over >&2; exit 7";
+        let client = host
+            .program("ssh")
+            .args(server.options(host, "-p"))
+            .args(["root@127.0.0.1", script])
+            .input(input)
+            .start("ssh");
+        let ended = client.wait(LIMIT);
+        let expected: String = lines.lines().map(|line| format!("got {line}\n")).collect();
+        assert!(ended.stdout == expected, "{}", ended.stderr);
+        if road.is_watched() {
+            assert!(road.on_shm(server.port) > 0, "{}", road.report(server.port));
+        }
+        (ended.status.code(), ended.stderr)
+    });
+}
+
+#[test]
+fn scp_copies_both_ways() {
+    both(Duration::from_secs(120), |host| {
+        let server = Server::start(host);
+        let (large, content) = large_file(host);
+        let road = host.watch_road();
+        let there = host.path("there");
+        let back = host.path("back");
+        let remote = format!("root@127.0.0.1:{}", there.display());
+        let scp = || host.program("scp").args(server.options(host, "-P"));
+        scp().arg(&large).arg(&remote).run("scp", LIMIT);
+        scp().arg(&remote).arg(&back).run("scp", LIMIT);
+        assert!(fs::read(there).ok().as_ref() == Some(&content), "what scp has sent");
+        assert!(fs::read(back).ok().as_ref() == Some(&content), "what scp has fetched");
+        expect_shm(&road, server.port);
+    });
+}
+
+#[test]
+fn sftp_copies_both_ways() {
+    both(Duration::from_secs(120), |host| {
+        let server = Server::start(host);
+        let (large, content) = large_file(host);
+        let (there, back) = (host.path("there"), host.path("back"));
+        let batch = format!("put {} {}\nget {1} {}\n", large.display(), there.display(), back.display());
+        let batch = host.write("batch", batch);
+        let road = host.watch_road();
+        host.program("sftp")
+            .args(server.options(host, "-P"))
+            .arg("-b")
+            .arg(batch)
+            .arg("root@127.0.0.1")
+            .run("sftp", LIMIT);
+        assert!(fs::read(there).ok().as_ref() == Some(&content), "what sftp has sent");
+        assert!(fs::read(back).ok().as_ref() == Some(&content), "what sftp has fetched");
+        expect_shm(&road, server.port);
+    });
+}
+
+#[test]
+fn a_forwarded_port() {
+    both(Duration::from_secs(120), |host| {
+        let server = Server::start(host);
+        let (_, content) = large_file(host);
+        let (web, forwarded) = (host.port(), host.port());
+        let _web = host
+            .program("python3")
+            .args(["-m", "http.server", "--bind", "127.0.0.1", "--directory"])
+            .arg(host.dir())
+            .arg(web.to_string())
+            .start("web");
+        host.wait_for_port(web);
+        let road = host.watch_road();
+        let _tunnel = host
+            .program("ssh")
+            .args(server.options(host, "-p"))
+            .args(["-N", "-L", &format!("127.0.0.1:{forwarded}:127.0.0.1:{web}"), "root@127.0.0.1"])
+            .start("ssh");
+        host.wait_for_port(forwarded);
+        let fetched = host.path("fetched");
+        for _ in 0..2 {
+            host.program("curl")
+                .args(["--silent", "--show-error", "--fail", "--output"])
+                .arg(&fetched)
+                .arg(format!("http://127.0.0.1:{forwarded}/large"))
+                .run("curl", LIMIT);
+            assert!(fs::read(&fetched).ok().as_ref() == Some(&content), "what came through the tunnel");
+        }
+        expect_shm(&road, server.port);
+    });
+}
+
+/// The process that has logged the user in keeps the connection, beside the one that serves the user.
+#[test]
+fn another_user_than_root_stays_on_tcp() {
+    both(Duration::from_secs(120), |host| {
+        let server = Server::start(host);
+        let lines: String =
+            (0..20_000).map(|line| format!("line {line} {}\n", "x".repeat(line % 90))).collect();
+        let road = host.watch_road();
+        let ended = host
+            .program("ssh")
+            .args(server.options(host, "-p"))
+            // Long enough for the status to be seen.
+            .args([&format!("{OTHER}@127.0.0.1"), "id -un; cat; sleep 1"])
+            .input(host.write("lines", &lines))
+            .run("ssh", LIMIT);
+        assert!(ended.stdout == format!("{OTHER}\n{lines}"), "{}", ended.stderr);
+        let report = road.report(server.port);
+        let named = report.contains(&format!("sshd: send on TCP because {}", Reason::Shared.label()));
+        assert!(named || !road.is_watched(), "{report}");
+        assert_eq!(road.on_shm(server.port), 0, "{report}");
+    });
+}
