@@ -143,6 +143,7 @@ fn slot(index: u32) -> Option<&'static Endpoint> {
 
 /// Makes an endpoint for the newly connected socket `fd`. `None` when a million are in use.
 pub(crate) fn allocate(fd: i32, nonblocking: bool) -> Option<EndpointRef> {
+    crate::fork::note_use();
     family::prepare();
     let index = {
         let mut free = FREE.lock();

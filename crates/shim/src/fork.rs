@@ -1,13 +1,25 @@
 //! fork: every lane goes back to TCP first, and a socket that two processes hold is not offered until one holds it
 //! alone. See `docs/adr/0001`, and `crate::family` for who holds what.
 
-use std::sync::atomic::Ordering::*;
+use std::sync::atomic::{AtomicBool, Ordering::*};
 
 use shunt_abi::reason::Reason;
 
 use crate::endpoint::{self, Stage};
 use crate::signal::Shield;
 use crate::{alloc, attach, control, epoll, errno, family, process, sandbox, signal, table, thread, waiter};
+
+/// Whether this process, or one that it was forked from, has ever tracked a descriptor. Until then there is nothing to do
+/// around a fork, and nothing is written: the kernel would have to copy every page of memory that is.
+static IN_USE: AtomicBool = AtomicBool::new(false);
+
+/// Before anything is tracked, and before a lock that belongs to it is taken.
+#[inline]
+pub(crate) fn note_use() {
+    if !IN_USE.load(Relaxed) {
+        IN_USE.store(true, SeqCst);
+    }
+}
 
 /// Installs the handlers that run around every fork, also one made inside libc. `_Fork` runs none: its hook does.
 pub(crate) fn install() {
@@ -22,10 +34,12 @@ pub(crate) unsafe extern "C" fn before() {
     }
     let errno = errno::get();
     let shield = Shield::raise();
-    for endpoint in endpoint::all() {
-        attach::go_back(endpoint, Reason::Fork);
-        if !family::expect_child(endpoint) {
-            endpoint.bar(Reason::Shared);
+    if IN_USE.load(SeqCst) {
+        for endpoint in endpoint::all() {
+            attach::go_back(endpoint, Reason::Fork);
+            if !family::expect_child(endpoint) {
+                endpoint.bar(Reason::Shared);
+            }
         }
     }
     alloc::before_fork();
@@ -57,25 +71,32 @@ pub(crate) unsafe extern "C" fn after_in_parent() {
 }
 
 pub(crate) unsafe extern "C" fn after_in_child() {
+    let in_use = IN_USE.load(SeqCst);
+    if in_use {
+        table::restore();
+    }
     if !is_under_way() {
-        return table::restore();
+        return;
     }
     let _shield = Shield::take_over();
-    table::restore();
     // SAFETY: `before` has run, and a child of fork has one thread.
     unsafe {
         alloc::after_fork();
-        begin_child();
+        signal::after_fork_in_child();
+    }
+    process::renew_id();
+    if in_use {
+        // SAFETY: as above.
+        unsafe { begin_child() };
     }
 }
 
 /// # Safety
 /// In a child of fork, which has one thread.
 unsafe fn begin_child() {
+    process::forget_page();
     // SAFETY: the caller's promise.
     unsafe {
-        signal::after_fork_in_child();
-        process::after_fork_in_child();
         endpoint::reset_locks();
         control::after_fork_in_child();
         epoll::after_fork_in_child();
@@ -106,7 +127,9 @@ pub(crate) fn stray() {
     // SAFETY: a child of fork has one thread.
     unsafe {
         alloc::reset_lock();
-        process::after_fork_in_child();
+        signal::after_fork_in_child();
+        process::renew_id();
+        process::forget_page();
         control::disown();
         endpoint::reset_locks();
         epoll::reset_locks();

@@ -75,7 +75,10 @@ impl<T> Lock<T> {
     /// # Safety
     /// This must be the only thread of the process.
     pub(crate) unsafe fn reset(&self) {
-        self.word.store(FREE, Relaxed);
+        // Not written without need: the kernel would have to copy the page.
+        if self.word.load(Relaxed) != FREE {
+            self.word.store(FREE, Relaxed);
+        }
     }
 }
 

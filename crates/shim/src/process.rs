@@ -142,9 +142,13 @@ pub(crate) fn pid() -> i32 {
     PID.load(Relaxed)
 }
 
-/// A forked child starts without page and with its own id.
-pub(crate) fn after_fork_in_child() {
+/// A forked child has an id of its own.
+pub(crate) fn renew_id() {
     PID.store(current_pid(), Relaxed);
+}
+
+/// A forked child starts without page.
+pub(crate) fn forget_page() {
     // The parent's page stays mapped: endpoints of the parent's may be read while this is done.
     PAGE.store(std::ptr::null_mut(), Release);
     // SAFETY: the child has one thread.

@@ -155,6 +155,7 @@ pub(crate) fn replace(fd: i32, entry: Entry) -> Entry {
         if entry == Entry::None {
             return Entry::None;
         }
+        crate::fork::note_use();
         let fresh = Box::into_raw(Box::new([const { AtomicU64::new(0) }; CHUNK]));
         let index = fd as usize / CHUNK;
         if UPPER.0[index].compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire).is_ok() {

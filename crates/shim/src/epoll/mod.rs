@@ -121,6 +121,7 @@ struct Registration {
 
 /// Tracks a new instance; beyond 65,536 of them they stay unknown, and their sockets on TCP.
 pub(crate) fn track(fd: RawFd) {
+    crate::fork::note_use();
     let index = {
         let mut free = FREE.lock();
         match free.0.pop() {
