@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::*};
 use shunt_abi::reason::Reason;
 
 use crate::endpoint::{self, Stage};
+use crate::ops::descriptors;
 use crate::signal::Shield;
 use crate::{alloc, attach, control, epoll, errno, family, process, sandbox, signal, table, thread, waiter};
 
@@ -42,6 +43,7 @@ pub(crate) unsafe extern "C" fn before() {
             }
         }
     }
+    descriptors::share_unconnected();
     alloc::before_fork();
     shield.stay_up();
     errno::set(errno);

@@ -40,6 +40,8 @@ pub(crate) enum Entry {
     None,
     /// A TCP socket that is not connected.
     Unconnected,
+    /// The same, of which another process may have a copy since a fork.
+    Shared,
     /// A connected TCP socket.
     Endpoint(EndpointRef),
     /// An epoll instance.
@@ -54,6 +56,7 @@ impl Entry {
             Entry::None => 0,
             Entry::Unconnected => 1,
             Entry::Private => 2,
+            Entry::Shared => 5,
             Entry::Endpoint(endpoint) => 3 | endpoint.pack() << 3,
             Entry::Epoll(epoll) => 4 | epoll.pack() << 3,
         }
@@ -64,6 +67,7 @@ impl Entry {
         match word & 7 {
             1 => Entry::Unconnected,
             2 => Entry::Private,
+            5 => Entry::Shared,
             3 => Entry::Endpoint(EndpointRef::unpack(word >> 3)),
             4 => Entry::Epoll(EpollRef::unpack(word >> 3)),
             _ => Entry::None,

@@ -345,7 +345,9 @@ pub unsafe extern "C-unwind" fn sendto(
 ) -> ssize_t {
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::sendto(fd, buf, len, flags, to, tolen) };
-    if flags & libc::MSG_FASTOPEN != 0 && table::look_up(fd) == table::Entry::Unconnected {
+    if flags & libc::MSG_FASTOPEN != 0
+        && matches!(table::look_up(fd), table::Entry::Unconnected | table::Entry::Shared)
+    {
         // It connects as well; such a socket stays unknown.
         table::replace(fd, table::Entry::None);
         return kernel();

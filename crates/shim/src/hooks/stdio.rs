@@ -23,7 +23,7 @@ fn given(fd: c_int) {
             }
         }
         // It may connect later; such a socket stays unknown.
-        Entry::Unconnected if process::is_home() => drop(table::replace(fd, Entry::None)),
+        Entry::Unconnected | Entry::Shared if process::is_home() => drop(table::replace(fd, Entry::None)),
         _ => {}
     }
     errno::set(before);

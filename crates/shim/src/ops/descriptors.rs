@@ -25,7 +25,7 @@ pub(crate) fn accepted(listener: RawFd, fd: RawFd, nonblocking: bool) {
     }
     let _shield = Shield::raise();
     match table::look_up(listener) {
-        Entry::Unconnected => {}
+        Entry::Unconnected | Entry::Shared => {}
         // A listener that this program has inherited, or been sent, was not seen being made. What it accepts is new.
         Entry::None if is_tcp(fd) => drop(table::replace(listener, Entry::Unconnected)),
         _ => return,
@@ -43,13 +43,23 @@ fn is_tcp(fd: RawFd) -> bool {
     socket_protocol(crate::private::borrow(fd)) == Ok(Some(ipproto::TCP))
 }
 
-/// A socket that has connected, or is about to. It may be in an epoll set already.
-pub(crate) fn connected(fd: RawFd) {
+/// A socket that has connected, or is about to. It may be in an epoll set already, and `shared` with another process.
+pub(crate) fn connected(fd: RawFd, shared: bool) {
     let _shield = Shield::raise();
     let Some(name) = endpoint::allocate(fd, false) else { return };
     table::replace(fd, Entry::Endpoint(name));
     if let Some(endpoint) = name.resolve() {
         epoll::adopt_registrations(endpoint, fd);
+        if shared {
+            endpoint.bar(Reason::Shared);
+        }
+    }
+}
+
+/// At a fork: whichever process connects such a socket, the other may have it too.
+pub(crate) fn share_unconnected() {
+    for (fd, _) in table::known(0, u32::MAX).filter(|(_, entry)| *entry == Entry::Unconnected) {
+        table::replace(fd, Entry::Shared);
     }
 }
 
@@ -214,7 +224,7 @@ pub(crate) fn duplicated(old: RawFd, new: RawFd) {
                 attach::give_back(endpoint, Reason::Stdio);
             }
         }
-        Entry::Epoll(_) | Entry::Unconnected => forget(table::replace(new, entry), new),
+        Entry::Epoll(_) | Entry::Unconnected | Entry::Shared => forget(table::replace(new, entry), new),
         Entry::None | Entry::Private => forget(table::replace(new, Entry::None), new),
     }
 }

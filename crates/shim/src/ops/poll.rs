@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use libc::{pollfd, sigset_t};
 use shunt_abi::page::Counter;
+use shunt_abi::reason::Reason;
 
 use crate::endpoint::Endpoint;
 use crate::links::Attachment;
@@ -69,7 +70,12 @@ pub(crate) fn poll(
         signal::open(held, kernel)
     } else {
         let deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
-        poll_mixed(fds, borrowed, held, deadline, mask)
+        poll_mixed(fds, borrowed, held, deadline, mask).unwrap_or_else(|| {
+            for one in &borrowed.watched {
+                attach::bar(one.endpoint, Reason::DescriptorLimit);
+            }
+            signal::open(held, kernel)
+        })
     };
     let failed = errno::get();
     // SAFETY: made above, and this call has come back.
@@ -148,7 +154,7 @@ fn poll_mixed(
     held: Held,
     deadline: Deadline,
     mask: *const sigset_t,
-) -> i32 {
+) -> Option<i32> {
     static UNASKED: AtomicU32 = AtomicU32::new(0);
     let mut shadow: Vec<pollfd> = Vec::new();
     loop {
@@ -158,7 +164,7 @@ fn poll_mixed(
         let only_lanes =
             watched.len() == fds.len() && !watched.iter().any(|one| receive::tcp_has_news(one.endpoint));
         if lanes > 0 && only_lanes && !UNASKED.fetch_add(1, Relaxed).is_multiple_of(ASK_KERNEL_EVERY) {
-            return lanes;
+            return Some(lanes);
         }
         let may_sleep = lanes == 0 && deadline.is_none_or(|deadline| deadline > process::now());
         if may_sleep && waiter::spin(|| any_ready(fds, watched)) {
@@ -179,23 +185,26 @@ fn poll_mixed(
             slot.hear();
         }
         watch.retract();
+        if result < 0 && errno::get() == libc::EINVAL {
+            return None;
+        }
         if result < 0 {
-            return result;
+            return Some(result);
         }
         if merge(fds, &shadow, &watch.watched) {
             continue;
         }
         let found = fds.iter().filter(|entry| entry.revents != 0).count() as i32;
         if found > 0 {
-            return found;
+            return Some(found);
         }
         // A handler ends the call whatever its flags are, and before the time does.
         if signal::take_ran() != Ran::Nothing {
             errno::set(libc::EINTR);
-            return -1;
+            return Some(-1);
         }
         if deadline.is_some_and(|deadline| deadline <= process::now()) {
-            return 0;
+            return Some(0);
         }
         for one in watch.watched.iter().filter(|one| fds[one.index].events & OUT != 0) {
             if send::has_stalled(one.endpoint) {

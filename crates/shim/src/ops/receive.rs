@@ -441,6 +441,7 @@ fn wait_for_bytes(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline) ->
         endpoint.unclaim(slot);
     }
     at.unpin();
+    sleep::leave_if_refused(endpoint, woken);
     if woken == (Woken::LookAgain { tcp: true }) {
         endpoint.rx.lock().rx.note_tcp_news();
     }

@@ -260,6 +260,7 @@ fn wait_for_space(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline) ->
         line.awake();
     }
     at.unpin();
+    sleep::leave_if_refused(endpoint, woken);
     woken
 }
 

@@ -31,6 +31,8 @@ pub(crate) enum Woken {
     },
     /// The deadline has passed.
     TimedOut,
+    /// The limit of descriptors is so low that the kernel polls no two at a time.
+    Refused,
     /// A signal handler ran. Only a call that has done nothing yet can begin anew.
     Signal { restarts: bool },
 }
@@ -39,7 +41,7 @@ impl Woken {
     /// What a call returns now that has moved `done` bytes; `None`: it goes on.
     pub(crate) fn ends(self, done: usize) -> Option<Result<usize, i32>> {
         match self {
-            Woken::LookAgain { .. } => None,
+            Woken::LookAgain { .. } | Woken::Refused => None,
             _ if done > 0 => Some(Ok(done)),
             Woken::TimedOut => Some(Err(libc::EAGAIN)),
             Woken::Signal { restarts: true } => None,
@@ -81,7 +83,11 @@ pub(crate) fn sleep(
         // SAFETY: two descriptors of our own; the real function, so that cancellation works.
         unsafe { real::ppoll(fds.as_mut_ptr(), 2, pointer, std::ptr::null()) }
     });
+    let refused = result < 0 && errno::get() == libc::EINVAL;
     errno::set(before);
+    if refused {
+        return Woken::Refused;
+    }
     if fds[1].revents != 0
         && let Some(slot) = slot
     {
@@ -132,6 +138,13 @@ pub(crate) fn thread_slot() -> Option<Slot> {
 pub(crate) fn leave_to_tcp(endpoint: &Endpoint) -> bool {
     attach::go_back(endpoint, Reason::NoWaiter);
     !endpoint.is_attached()
+}
+
+/// For one who cannot sleep on a lane: see [`Woken::Refused`].
+pub(crate) fn leave_if_refused(endpoint: &Endpoint, woken: Woken) {
+    if woken == Woken::Refused {
+        attach::bar(endpoint, Reason::DescriptorLimit);
+    }
 }
 
 pub(crate) fn as_timespec(nanos: u64) -> timespec {
