@@ -2,7 +2,7 @@
 //!
 //! Asking the kernel about a page is a system call, so what it said is remembered, in a table with a word for each page
 //! seen lately. On the fast path that is a load and a comparison for a page. What the program then takes away again by
-//! munmap and the like is forgotten ([`forget`]); what glibc unmaps by itself is not seen. See docs/adr/0010.
+//! munmap and the like is forgotten ([`forget`]); what glibc unmaps by itself is not seen. See docs/adr/0012.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
