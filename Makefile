@@ -15,13 +15,14 @@ UNITS   := $(DESTDIR)$(PREFIX)/lib/systemd
 # Some tests make namespaces and files of other users. Only the tests themselves run as root, not the compiler.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,--config 'target."cfg(all())".runner="scripts/as-root"')
 
-.PHONY: build demo test lint loom man install uninstall setup clean help
+.PHONY: build demo test lint loom fuzz man install uninstall setup clean help
 
 help:
 	@echo "make demo       build, and compare TCP, Unix sockets and shunt under real load (two minutes)"
 	@echo "make test       build, and run every test"
 	@echo "make install    into PREFIX=$(PREFIX), below DESTDIR if that is set"
 	@echo "make uninstall  take away what install put there"
+	@echo "make fuzz       look for bugs in what reads strangers' bytes, for SECONDS=60 each (nightly, cargo-fuzz)"
 	@echo "make build, lint, loom, man, setup, clean"
 
 build:
@@ -42,6 +43,14 @@ lint:
 # everything is compiled differently.
 loom:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom $(CARGO) test --release -p shunt-ring -p shunt-transport
+
+# What libFuzzer finds new goes into the corpora, which `cargo test` runs too.
+FUZZ := tests/fuzz/libfuzzer
+fuzz:
+	for target in control endpoint lane link page; do \
+	    $(CARGO) +nightly fuzz run --fuzz-dir $(FUZZ) $$target tests/fuzz/corpus/$$target -- \
+	        -max_total_time=$(or $(SECONDS),60) -max_len=4096 || exit; \
+	done
 
 man: build
 	$(RELEASE)/shunt man $(TARGET)/man

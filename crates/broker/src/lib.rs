@@ -28,4 +28,4 @@ pub use config::{Config, Limits, Mode};
 pub use listener::ListenError;
 pub use paths::{PathError, SYSTEM_SOCKET, socket_candidates, user_socket};
 pub use server::{Error, run};
-pub use status::{StatusError, status};
+pub use status::{Report, StatusError, report, status};

@@ -129,22 +129,7 @@ fn snapshot(state: &State, visible: impl Fn(&state::Process) -> bool) -> Snapsho
 }
 
 fn process(process: &state::Process) -> Process {
-    let report = |page: &Page| {
-        let connections = page.used().iter().filter_map(|entry| entry.copy()).map(connection).collect();
-        let counters = Counter::NAMES
-            .iter()
-            .map(|(counter, name)| ((*name).to_owned(), page.counters[*counter as usize].load(Relaxed)))
-            .collect();
-        let bypasses = Reason::ALL
-            .iter()
-            .map(|reason| (reason, page.bypasses[*reason as usize].load(Relaxed)))
-            .filter(|(_, count)| *count > 0)
-            .map(|(reason, count)| (reason.label().to_owned(), count))
-            .collect();
-        (connections, counters, bypasses)
-    };
-    let (connections, counters, bypasses): (Vec<_>, BTreeMap<_, _>, BTreeMap<_, _>) =
-        process.outbox.with_page(report).unwrap_or_default();
+    let Report { connections, counters, bypasses } = process.outbox.with_page(report).unwrap_or_default();
     Process {
         pid: process.credentials.pid,
         uid: process.credentials.uid,
@@ -152,6 +137,33 @@ fn process(process: &state::Process) -> Process {
         connections,
         counters,
         bypasses,
+    }
+}
+
+/// What a page says of its process. That may be anything, and is only shown.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Its connections.
+    pub connections: Vec<Connection>,
+    /// Its counters, by name.
+    pub counters: BTreeMap<String, u64>,
+    /// How often each bypass reason was met, by name.
+    pub bypasses: BTreeMap<String, u64>,
+}
+
+/// Reads a page.
+pub fn report(page: &Page) -> Report {
+    let counters = Counter::NAMES.iter();
+    let bypasses = Reason::ALL.iter().map(|reason| (reason, page.bypasses[*reason as usize].load(Relaxed)));
+    Report {
+        connections: page.used().iter().filter_map(|entry| entry.copy()).map(connection).collect(),
+        counters: counters
+            .map(|(counter, name)| ((*name).to_owned(), page.counters[*counter as usize].load(Relaxed)))
+            .collect(),
+        bypasses: bypasses
+            .filter(|(_, count)| *count > 0)
+            .map(|(reason, count)| (reason.label().to_owned(), count))
+            .collect(),
     }
 }
 

@@ -1,0 +1,125 @@
+//! The two directions of an endpoint on lanes that its peer spoils: each goes on, or leaves its lane for a reason, and the
+//! program can have both back at any time.
+
+use std::cell::Cell;
+
+use shunt_abi::geometry::Side;
+use shunt_abi::reason::Reason;
+use shunt_ring::Sink;
+use shunt_transport::{EAGAIN, Kernel, Received, Rx, Sent, Tx};
+
+use crate::input::Input;
+use crate::shared::{Buffer, RING, Shared};
+
+/// A socket that holds so many bytes, or has ended.
+#[derive(Default)]
+struct Tcp {
+    waiting: Cell<usize>,
+    read: Cell<u64>,
+    ended: Cell<bool>,
+}
+
+impl Kernel for Tcp {
+    fn sent(&self) -> Option<u64> {
+        Some(0)
+    }
+
+    fn read(&self) -> Option<u64> {
+        Some(self.read.get())
+    }
+
+    fn waiting(&self) -> Result<usize, i32> {
+        match self.waiting.get() {
+            0 if self.ended.get() => Ok(0),
+            0 => Err(EAGAIN),
+            count => Ok(count),
+        }
+    }
+
+    fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32> {
+        let count = self.waiting()?.min(sink.remaining());
+        sink.advance(count);
+        self.waiting.set(self.waiting.get() - count);
+        self.read.set(self.read.get() + count as u64);
+        Ok(count)
+    }
+}
+
+pub(crate) fn run(bytes: &[u8]) {
+    let (shared, tcp) = (Shared::new(), Tcp::default());
+    let ((out, out_ring), (inn, in_ring)) = (shared.lane(Side::A), shared.lane(Side::B));
+    let (mut tx, mut rx) = (Tx::default(), Rx::default());
+    tx.adopt();
+    rx.adopt();
+    rx.try_watch(inn, true);
+    out.watch();
+    let mut input = Input::new(bytes);
+    while !input.is_over() {
+        let len = |input: &mut Input<'_>| 1 + input.below(2 * RING);
+        match input.byte() % 20 {
+            0..5 => shared.spoil(&mut input),
+            5 => tcp.waiting.set(tcp.waiting.get() + len(&mut input)),
+            6 => tcp.ended.set(input.byte().is_multiple_of(4)),
+            7..10 => {
+                let len = len(&mut input);
+                tx.road(out, &tcp, true);
+                if let Sent::Bytes(count) = tx.write(out, &out_ring, &mut Buffer::new(len).source()) {
+                    assert!((1..=len.min(RING)).contains(&count));
+                }
+            }
+            10 => {
+                let (wanted, count) = (len(&mut input), len(&mut input));
+                let fill = |_, room: usize| {
+                    assert!(room <= RING);
+                    Ok::<_, ()>(count.min(room))
+                };
+                let _ = tx.write_with(out, &out_ring, wanted, fill);
+            }
+            11 => tx.notice_return(out),
+            12 => {
+                if let Some(range) = tx.returning() {
+                    let left = range.end - range.start;
+                    assert!((1..=RING as u64).contains(&left));
+                    tx.returned(len(&mut input).min(left as usize));
+                }
+            }
+            13..16 => {
+                let len = len(&mut input);
+                match rx.receive(inn, &in_ring, &tcp, &mut Buffer::new(len).sink()) {
+                    Received::Bytes(count) => assert!((1..=len).contains(&count)),
+                    Received::Error(errno) => assert_ne!(errno, EAGAIN),
+                    _ => {}
+                }
+            }
+            16 => {
+                let len = len(&mut input);
+                if let Received::Bytes(count) = rx.peek(inn, &in_ring, &tcp, &mut Buffer::new(len).sink()) {
+                    assert!((1..=len).contains(&count));
+                }
+            }
+            17 => {
+                let len = len(&mut input);
+                assert!(rx.discard(inn, &in_ring, &tcp, len) <= len);
+            }
+            18 => {
+                assert!(rx.available(inn, &in_ring, &tcp) <= RING);
+                assert!(rx.unread(inn, &in_ring) <= RING);
+                assert!(tx.unread(out) <= RING as u64);
+                tx.is_writable(out, &out_ring);
+                rx.has_arrived(inn, &in_ring, &tcp);
+            }
+            _ => match input.byte() % 4 {
+                0 => tx.close(out, Reason::Fork),
+                1 => rx.close(inn, Reason::Fork),
+                2 => drop(rx.give_back(inn, Reason::Exec)),
+                _ => {}
+            },
+        }
+    }
+    tx.close(out, Reason::Fork);
+    if let Some(range) = tx.returning() {
+        tx.returned((range.end - range.start) as usize);
+    }
+    assert!(!tx.on_lane() && !tx.is_adopted());
+    shared.assert_rest_is_whole();
+}

@@ -1,0 +1,44 @@
+//! A page as its process has written it: what `shunt status` shows of it is whole, and survives being sent.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use shunt_abi::page::{ENTRIES, PAGE_BYTES, Page};
+use shunt_abi::status::{Process, Snapshot};
+
+#[repr(C, align(4096))]
+struct Memory([AtomicU64; PAGE_BYTES / 8]);
+
+pub(crate) fn run(bytes: &[u8]) {
+    let memory = zeroed();
+    for (word, chunk) in memory.0.iter().zip(bytes.chunks(8)) {
+        let mut padded = [0; 8];
+        padded[..chunk.len()].copy_from_slice(chunk);
+        word.store(u64::from_le_bytes(padded), Relaxed);
+    }
+    let page: &Page = page_of(&memory);
+    assert!(page.used().len() <= ENTRIES);
+    let _ = page.reach();
+    let report = shunt_broker::report(page);
+    assert!(report.connections.len() <= page.used().len());
+    let process = Process {
+        pid: 1,
+        uid: 2,
+        program: "fuzz".into(),
+        connections: report.connections,
+        counters: report.counters,
+        bypasses: report.bypasses,
+    };
+    let snapshot = Snapshot { processes: vec![process], ..Snapshot::default() };
+    let json = serde_json::to_vec(&snapshot).expect("a snapshot can be written");
+    assert_eq!(serde_json::from_slice::<Snapshot>(&json).expect("and read"), snapshot);
+}
+
+fn zeroed() -> Box<Memory> {
+    // SAFETY: zeroes are valid for atomics. It is too large for the stack.
+    unsafe { Box::<Memory>::new_zeroed().assume_init() }
+}
+
+fn page_of(memory: &Memory) -> &Page {
+    // SAFETY: as large and as aligned as a page, and made of atomics, as the page is.
+    unsafe { &*std::ptr::from_ref(memory).cast() }
+}
