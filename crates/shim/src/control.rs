@@ -304,7 +304,12 @@ impl Control {
             self.say(&Request::Hello(Hello { program: program_name() }), &[page.as_fd()])
         };
         close_owned(page);
-        if said { Ok(()) } else { Err(Reason::NoBroker) }
+        if !said {
+            // Nothing may be said before a hello.
+            self.lose();
+            return Err(Reason::NoBroker);
+        }
+        Ok(())
     }
 
     /// Says something that may get lost, after what may not. `false`: it was not said.

@@ -1,0 +1,65 @@
+//! Nothing left, at any moment: whichever system call of the shim's fails, once or from then on, the program does not
+//! notice (L2). It stays on TCP, or goes back to it.
+
+use shunt_compat::{Finished, Host, compile, under_shunt};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(30);
+/// More are not tried: by then the connections are long paired.
+const MOST: usize = 48;
+
+/// The program, with the `nth` call that only the shim makes failing with `errno`, `how` often.
+fn run(host: &Host, nth: usize, how: &str, errno: i32) -> Finished {
+    let shunt = &host.tools().expect("under shunt").shunt;
+    host.program("./inject")
+        .native()
+        .args([&nth.to_string(), how, &errno.to_string()])
+        .arg(shunt)
+        .args(["run", "--broker"])
+        .arg(host.broker_socket())
+        .args(["--", "./exchange"])
+        .start("exchange")
+        .wait(LIMIT)
+}
+
+fn calls(ended: &Finished) -> usize {
+    let line = ended.stderr.lines().find_map(|line| line.strip_prefix("calls: "));
+    line.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("no count in {:?}", ended.stderr))
+}
+
+fn sweep(how: &'static str, errno: i32) {
+    under_shunt(Duration::from_secs(300), move |host| {
+        compile(host, "inject", &[]);
+        compile(host, "exchange", &[]);
+        let expected = host.program("./exchange").native().run("natively", LIMIT).stdout;
+        let free = run(host, 0, how, errno);
+        assert!(free.success() && free.stdout == expected, "{}\n{}", free.stdout, free.stderr);
+        let pairs = host.status().expect("a broker").pairs_made;
+        assert!(pairs > 0, "nothing was paired, so nothing is tried here");
+        let last = calls(&free).min(MOST);
+        assert!(last > 20, "only {last} calls");
+        for nth in 1..=last {
+            let ended = run(host, nth, how, errno);
+            assert!(
+                ended.success() && ended.stdout == expected,
+                "call {nth} of {last} fails with errno {errno}, {how}: {}\n{}{}",
+                ended.status,
+                ended.stdout,
+                ended.stderr
+            );
+        }
+        // And what the shim says to the broker in its need is right.
+        let status = host.status().expect("a broker");
+        assert!(status.bad_messages.is_empty(), "{:?}", status.bad_messages);
+    });
+}
+
+#[test]
+fn a_call_that_fails_once() {
+    sweep("once", rustix::io::Errno::NOMEM.raw_os_error());
+}
+
+#[test]
+fn calls_that_fail_from_some_moment_on() {
+    sweep("on", rustix::io::Errno::MFILE.raw_os_error());
+}
