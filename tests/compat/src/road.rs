@@ -172,7 +172,7 @@ impl Tally {
     }
 
     fn share(&self) -> f64 {
-        self.shm_bytes as f64 / (self.shm_bytes + self.tcp_bytes).max(1) as f64
+        self.shm_bytes as f64 / (self.shm_bytes as f64 + self.tcp_bytes as f64).max(1.0)
     }
 }
 
@@ -216,8 +216,8 @@ impl Seen {
                 tally.server_on_shm += on_shm;
             }
             for (name, direction) in [("send", end.last.send), ("receive", end.last.receive)] {
-                tally.shm_bytes += direction.shm_bytes;
-                tally.tcp_bytes += direction.tcp_bytes;
+                tally.shm_bytes = tally.shm_bytes.saturating_add(direction.shm_bytes);
+                tally.tcp_bytes = tally.tcp_bytes.saturating_add(direction.tcp_bytes);
                 if direction.reason != Reason::None {
                     let key = (end.program.clone(), name, direction.reason.label());
                     *tally.reasons.entry(key).or_default() += 1;
