@@ -184,17 +184,6 @@ static void duplicating_over_everything(int connection) {
     serve(connection, 'S');
 }
 
-/* Behind the back of libc: what is lost cannot be known, but the connection goes on. */
-static void closing_by_bare_calls(int connection) {
-    serve(connection, 'P');
-    for (long fd = 3; fd < 1200; fd++) {
-        long closed;
-        if (fd != connection)
-            __asm__ volatile("syscall" : "=a"(closed) : "a"(SYS_close), "D"(fd) : "rcx", "r11", "memory");
-    }
-    serve(connection, 'Q');
-}
-
 static void daemon_without_descriptors(int connection) {
     serve(connection, 'P');
     int done[2];
@@ -301,7 +290,6 @@ static const struct scenario scenarios[] = {
     {"shared_before_connect", shared_before_connect},
     {"closing_everything_else", closing_everything_else},
     {"duplicating_over_everything", duplicating_over_everything},
-    {"closing_by_bare_calls", closing_by_bare_calls},
     {"daemon_without_descriptors", daemon_without_descriptors},
     {"few_descriptors", few_descriptors},
     {"no_descriptors", no_descriptors},

@@ -33,7 +33,6 @@ scenarios! {
     shared_before_connect: Shm;
     closing_everything_else: Shm, Shm, Shm, Shm, Shm;
     duplicating_over_everything: Shm, Shm, Shm, Shm;
-    closing_by_bare_calls: Shm, Unseen;
     daemon_without_descriptors: Shm, Shm;
     few_descriptors: Shm, Shm, Shm;
     no_descriptors: Shm, Tcp(Reason::DescriptorLimit);
