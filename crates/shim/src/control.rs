@@ -27,6 +27,8 @@ use crate::{attach, distance, epoll, process, unseen, waiter, worth};
 const RETRY_AFTER: u32 = 256;
 /// Pause between two attempts to reach a broker.
 const RETRY_NANOS: u64 = 100_000_000;
+/// Messages taken in one operation of the program's, which is not to wait for a broker that never stops.
+const BATCH: usize = 256;
 /// Pause after the broker's socket was full.
 const BUSY_NANOS: u64 = 1_000_000;
 
@@ -449,7 +451,8 @@ impl Control {
 
     fn take(&mut self, deeds: &mut Vec<Deed>) {
         let mut buffer = [0; MAX_MESSAGE];
-        while let Some(socket) = &self.socket {
+        for _ in 0..BATCH {
+            let Some(socket) = &self.socket else { return };
             match seqpacket::recv(socket, &mut buffer) {
                 Ok((0, _)) => {
                     self.lose();
