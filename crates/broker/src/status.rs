@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::mem::offset_of;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -13,9 +14,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::getuid;
 use shunt_abi::VERSION;
 use shunt_abi::control::{DecodeError, MAX_MESSAGE, Reply, Request, Status, StatusReply};
-use shunt_abi::page::{Counter, EntryCopy, Page};
+use shunt_abi::page::{Counter, Entry, EntryCopy, Page};
 use shunt_abi::reason::{Reason, Road};
 use shunt_abi::status::{Connection, Direction, Process, Snapshot};
+use shunt_sys::mapping::backed_pages;
 use shunt_sys::{Errno, identity, memfd, seqpacket};
 use thiserror::Error;
 
@@ -156,7 +158,7 @@ pub fn report(page: &Page) -> Report {
     let counters = Counter::NAMES.iter();
     let bypasses = Reason::ALL.iter().map(|reason| (reason, page.bypasses[*reason as usize].load(Relaxed)));
     Report {
-        connections: page.used().iter().filter_map(|entry| entry.copy()).map(connection).collect(),
+        connections: rows(page).filter_map(Entry::copy).map(connection).collect(),
         counters: counters
             .map(|(counter, name)| ((*name).to_owned(), page.counters[*counter as usize].load(Relaxed)))
             .collect(),
@@ -165,6 +167,20 @@ pub fn report(page: &Page) -> Report {
             .map(|(reason, count)| (reason.label().to_owned(), count))
             .collect(),
     }
+}
+
+/// The rows in use, but those only that have ever been written: a process that says it uses all of them does not make us
+/// fill its page.
+fn rows(page: &Page) -> impl Iterator<Item = &Entry> {
+    let used = page.used();
+    let start = std::ptr::from_ref(page).cast::<u8>();
+    let len = offset_of!(Page, entries) + size_of_val(used);
+    let backed = backed_pages(start, len);
+    used.iter().enumerate().filter_map(move |(row, entry)| {
+        let first = offset_of!(Page, entries) + row * size_of::<Entry>();
+        let last = first + size_of::<Entry>() - 1;
+        (backed[first / 4096] && backed[last / 4096]).then_some(entry)
+    })
 }
 
 /// A row as the process reports it. It may be rubbish; it is only shown.

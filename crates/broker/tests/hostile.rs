@@ -369,3 +369,30 @@ fn a_status_can_be_asked_for_in_the_middle_of_a_conversation() {
     memfd::verify_sealed(&memfd, reply.bytes as usize).unwrap();
     one.silence();
 }
+
+#[test]
+fn a_page_that_claims_rows_takes_no_memory_for_a_status() {
+    let broker = Broker::start();
+    let memfd = memfd::create_sealed("shunt-page", PAGE_BYTES).unwrap();
+    let socket = stranger(&broker);
+    send_all(&socket, &Request::from(Hello { program: [0; 32] }).encode(), &[memfd.as_fd()]);
+    eventually(|| broker.status().processes.len() == 1);
+    let page = shunt_sys::mapping::Mapping::map(&memfd, PAGE_BYTES).unwrap();
+    page.page().unwrap().rows.store(u64::MAX, std::sync::atomic::Ordering::Release);
+    assert!(broker.status().processes[0].connections.is_empty());
+    // The first page, which the broker writes to.
+    assert!(rustix::fs::fstat(&memfd).unwrap().st_blocks <= 2 * 4096 / 512);
+}
+
+#[test]
+fn a_crowd_that_says_nothing_makes_room() {
+    let broker = Broker::start_with(|config| {
+        config.limits.clients = 32;
+        config.limits.hello_within = Duration::from_millis(200);
+    });
+    let crowd: Vec<OwnedFd> = (0..500).map(|_| stranger(&broker)).collect();
+    // Some were turned away, the others had their time.
+    crowd.iter().for_each(|one| expect_hang_up(one));
+    eventually(|| shunt_broker::status(broker.socket()).is_ok());
+    still_serves(&broker);
+}

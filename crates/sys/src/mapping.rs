@@ -114,6 +114,15 @@ pub fn back(start: *mut u8, len: usize) -> Result<()> {
     }
 }
 
+/// Which of the pages of `len` bytes at `start` have memory behind them, by their order; none, if the kernel does not say. To
+/// read any of the others would make it.
+pub fn backed_pages(start: *const u8, len: usize) -> Vec<bool> {
+    let mut pages = vec![0u8; len.div_ceil(PAGE_SIZE)];
+    // SAFETY: it writes a byte for each page, and looks at nothing that is mapped.
+    let asked = unsafe { libc::mincore(start.cast_mut().cast(), len, pages.as_mut_ptr()) };
+    pages.iter().map(|page| asked == 0 && page & 1 != 0).collect()
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: ours since `map`, and no reference outlives `self`. It cannot fail for a whole mapping.
@@ -158,6 +167,7 @@ mod tests {
         back(mapping.as_ptr().wrapping_add(4096 + 100), 4096).unwrap();
         assert_eq!(rustix::fs::fstat(&fd).unwrap().st_blocks, 2 * 4096 / 512);
         assert_eq!(mapping.word(4096).unwrap().load(Relaxed), 7);
+        assert_eq!(backed_pages(mapping.as_ptr(), 4 * 4096), [false, true, true, false]);
         let nowhere = mapping.as_ptr();
         drop(mapping);
         assert!(back(nowhere, 4096).is_err());
