@@ -165,9 +165,9 @@ static void real_time(void)
     sigemptyset(&mask), sigemptyset(&none);
     sigaddset(&mask, SIGRTMIN);
     pthread_sigmask(SIG_BLOCK, &mask, NULL);
+    ran = 0, order = 0;
     pthread_create(&thread, NULL, queue_all, (void *)&over);
     pthread_sigmask(SIG_SETMASK, &none, NULL);
-    ran = 0, order = 0;
     char bytes[1000] = {0};
     while (!over) {
         tell(&peer, 'r', sizeof bytes, 0);
