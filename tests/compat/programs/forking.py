@@ -1,9 +1,13 @@
 """A server with a process for each connection, and its client.
 
     forking.py PORT                      the server: sends back what it gets
-    forking.py PORT CONNECTIONS LINES    the client: so many connections at a time, so many lines on each
+    forking.py PORT CONNECTIONS LINES [GATE]
+                                         the client: so many connections at a time, so many lines on each at least, and as
+                                         many as it takes until there is a file of that name
 """
 
+import itertools
+import os
 import socket
 import socketserver
 import sys
@@ -20,9 +24,11 @@ class Server(socketserver.ForkingTCPServer):
     request_queue_size = 64
 
 
-def client(port, connections, lines):
+def client(port, connections, lines, gate=os.curdir):
     sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(connections)]
-    for line in range(lines):
+    for line in itertools.count():
+        if line >= lines and line % 50 == 0 and os.path.exists(gate):
+            break
         for number, sock in enumerate(sockets):
             sock.sendall(b"%d %d %s\n" % (number, line, b"x" * (line % 300)))
         for number, sock in enumerate(sockets):
@@ -44,4 +50,4 @@ if len(sys.argv) == 2:
         print("ready", flush=True)
         server.serve_forever()
 else:
-    client(*map(int, sys.argv[1:]))
+    client(*map(int, sys.argv[1:4]), *sys.argv[4:])

@@ -9,7 +9,7 @@ use libc::timespec;
 use shunt_abi::reason::Reason;
 
 use super::trampoline::{Call, trampolines};
-use super::{descriptor, epoll, io, memory, message, process, readiness, socket};
+use super::{descriptor, epoll, io, message, process, readiness, socket};
 use crate::{fork, real, signal, unseen};
 
 trampolines! {
@@ -185,8 +185,8 @@ fn hook(number: c_long) -> Option<Hook> {
         SYS_dup3: |a| descriptor::dup3(a.int(0), a.int(1), a.int(2)),
         SYS_fcntl: |a| descriptor::fcntl64(a.int(0), a.int(1), a.0[2] as u64),
         SYS_ioctl: |a| descriptor::ioctl(a.int(0), a.0[1] as u64, a.pointer(2)),
-        SYS_munmap: |a| memory::munmap(a.pointer(0), a.size(1)),
-        SYS_mprotect: |a| memory::mprotect(a.pointer(0), a.size(1), a.int(2)),
+        SYS_munmap: |a| changing_memory(libc::SYS_munmap, a),
+        SYS_mprotect: |a| changing_memory(libc::SYS_mprotect, a),
         SYS_poll: |a| readiness::poll(a.pointer(0), a.0[1] as u64, a.int(2)),
         SYS_ppoll: |a| leaving_the_rest(a.pointer(2), |time| readiness::ppoll(
             a.pointer(0), a.0[1] as u64, time, a.pointer(3)
@@ -208,6 +208,15 @@ fn hook(number: c_long) -> Option<Hook> {
         SYS_clone: |a| forking(libc::SYS_clone, a),
         SYS_clone3: |a| forking(libc::SYS_clone3, a),
     }
+}
+
+/// An allocator behind us in the link order has a `munmap` of its own, and makes it of this very call: so it is not given to
+/// the function of that name.
+unsafe fn changing_memory(number: c_long, a: &Arguments) -> c_long {
+    // SAFETY: the caller's promise.
+    let result = unsafe { real::syscall(number, a.0[0], a.0[1], a.0[2], a.0[3], a.0[4], a.0[5]) };
+    shunt_sys::memory::forget(a.size(0), a.size(1));
+    result
 }
 
 /// A fork that libc knows nothing of, and so runs no handlers for.

@@ -1,0 +1,74 @@
+//! Other libraries in LD_PRELOAD, before libshunt.so and behind it, and programs that look functions up themselves.
+
+use shunt_compat::{Host, Launch, Phase, both, compile, run_phases};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Where Debian has a library: in the directory of the machine's architecture.
+fn library(name: &str) -> PathBuf {
+    let places = std::fs::read_dir("/usr/lib").expect("there is a /usr/lib").flatten();
+    let found = places.map(|place| place.path().join(name)).find(|path| path.is_file());
+    found.unwrap_or_else(|| panic!("{name} is not installed: run `make test`, which sets it up"))
+}
+
+/// Python with another library, which the dynamic linker finds before libshunt.so or behind it.
+fn python<'h>(host: &'h Host, other: &Path, first: bool) -> Launch<'h> {
+    let python = shunt_compat::find_program("python3");
+    let list = match host.tools() {
+        Some(tools) if first => format!("{}:{}", other.display(), tools.library.display()),
+        Some(tools) => format!("{}:{}", tools.library.display(), other.display()),
+        None => other.display().to_string(),
+    };
+    host.program("env").arg(format!("LD_PRELOAD={list}")).arg("FAKETIME=-20y").arg(python)
+}
+
+/// A server with a process for each connection, and its client: malloc, fork and the clock are used on both sides.
+fn with(name: &'static str) {
+    both(Duration::from_secs(100), move |host| {
+        let other = library(name);
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/forking.py");
+        [true, false].map(|first| {
+            let port = host.port();
+            let start = || python(host, &other, first).arg(&script).arg(port.to_string());
+            let mut server = start().start(&format!("server-{first}"));
+            server.wait_for_output("ready", LIMIT);
+            let road = host.watch_road();
+            let gate = format!("gate-{first}");
+            let client = start().args(["4", "1500", &gate]).start(&format!("client-{first}"));
+            road.wait_for_shm(port, 4, LIMIT);
+            host.write(&gate, "");
+            let client = client.wait(LIMIT);
+            assert!(client.success(), "{}", client.stderr);
+            let clock = ["-c", "import time; print(time.localtime().tm_year)"];
+            let year = python(host, &other, first).args(clock).run(&format!("clock-{first}"), LIMIT);
+            (client.stdout, year.stdout)
+        })
+    });
+}
+
+#[test]
+fn jemalloc() {
+    with("libjemalloc.so.2");
+}
+
+#[test]
+fn tcmalloc() {
+    with("libtcmalloc_minimal.so.4");
+}
+
+#[test]
+fn another_clock() {
+    with("faketime/libfaketime.so.1");
+}
+
+#[test]
+fn functions_that_a_program_looks_up() {
+    both(Duration::from_secs(60), |host| {
+        compile(host, "lookups", &["-ldl"]);
+        let port = host.port();
+        let server = host.program("./lookups").args(["looked_up", &port.to_string()]);
+        run_phases(host, server, port, &[Phase::Shm, Phase::Shm, Phase::Shm])
+    });
+}
