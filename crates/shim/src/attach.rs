@@ -9,6 +9,7 @@ use crate::endpoint::{Endpoint, EndpointRef, RxSide, Stage, TxSide};
 use crate::kernel::Tcp;
 use crate::links::{Attachment, Link};
 use crate::ops::descriptors;
+use crate::private::borrow;
 use crate::{control, distance, epoll, errno, family, kernel, process, real, worth};
 
 /// How long the broker's word about a death is waited for. Only a reader of end of file whose own bytes lie unread waits,
@@ -27,6 +28,9 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
         let mut rx = endpoint.rx.lock();
         if let Some(reason) = endpoint.barred() {
             return Err(reason);
+        }
+        if endpoint.is_shut() {
+            return Err(Reason::ShutDown);
         }
         if descriptors::is_standard_stream(endpoint) {
             return Err(Reason::Stdio);
@@ -61,7 +65,8 @@ pub(crate) fn try_watch(endpoint: &Endpoint) {
     let watched = {
         let mut rx = endpoint.rx.lock();
         let Some(at) = rx.at else { return };
-        rx.rx.try_watch(at.incoming().0, endpoint.is_quiet_for_receive())
+        let tcp = Tcp { endpoint, fd: endpoint.fd.load(Relaxed) };
+        rx.rx.try_watch(at.incoming().0, &tcp, endpoint.is_quiet_for_receive())
     };
     if watched {
         // A sender may begin at once. Whoever sleeps in an epoll set is told to look: attaching rings its doorbell.
@@ -92,6 +97,10 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
         return;
     }
     process::count_bypass(reason);
+    let fd = endpoint.fd.load(Relaxed);
+    if reason != Reason::PeerDied {
+        notice_reset(endpoint, fd);
+    }
     epoll::bury_everywhere(endpoint);
     {
         let mut tx = endpoint.tx.lock();
@@ -107,20 +116,26 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
             let (lane, ring) = at.incoming();
             rx.rx.close(lane, reason);
             // An empty lane is left at once.
-            rx.rx.available(lane, &ring, &Tcp { endpoint, fd: endpoint.fd.load(Relaxed) });
+            rx.rx.available(lane, &ring, &Tcp { endpoint, fd });
             endpoint.report_rx(&mut rx);
             at.announce_space();
         }
     }
     epoll::refresh(endpoint);
     // The receiver may have been first, with a return: that goes before whatever the caller sends next.
-    send_again_if_returned(endpoint, endpoint.fd.load(Relaxed));
+    send_again_if_returned(endpoint, fd);
     let_go_if_done(endpoint);
 }
 
 /// L2 for a reader that will be out of reach (another program, another process, the kernel itself): both directions go
 /// back, and what has not been read is given back to the sender, so that it comes by TCP in its place.
 pub(crate) fn give_back(endpoint: &Endpoint, reason: Reason) {
+    give_back_unread(endpoint, reason);
+    go_back(endpoint, reason);
+}
+
+/// The first half of that: where both ends are this process's, each must have given back before either goes.
+pub(crate) fn give_back_unread(endpoint: &Endpoint, reason: Reason) {
     if endpoint.is_attached() {
         let mut rx = endpoint.rx.lock();
         if let Some(at) = rx.at {
@@ -131,7 +146,6 @@ pub(crate) fn give_back(endpoint: &Endpoint, reason: Reason) {
             at.announce_bytes();
         }
     }
-    go_back(endpoint, reason);
 }
 
 /// Never offer this endpoint again, because somebody reads from it whom we cannot see.
@@ -166,6 +180,11 @@ pub(crate) fn send_again(endpoint: &Endpoint, fd: i32) -> bool {
     side.tx.notice_return(lane);
     while let Some(range) = side.tx.returning() {
         let (base, len) = ring.run(range.start, (range.end - range.start) as usize);
+        // It is the program's to be told.
+        if kernel::has_error(fd) {
+            side.tx.returned(len);
+            continue;
+        }
         // SAFETY: a run of the mapped ring; the kernel copies it, whatever the peer does to it meanwhile.
         match unsafe { kernel::send_now(fd, base, len) } {
             Ok(count) => {
@@ -211,39 +230,68 @@ pub(crate) fn mark(endpoint: &Endpoint, reason: Reason) {
     endpoint.report_rx(&mut rx);
 }
 
+/// Whether bytes of ours lie in a lane that the peer has not read, and has not given back.
+pub(crate) fn has_unread_at_peer(endpoint: &Endpoint) -> bool {
+    let mut side = endpoint.tx.lock();
+    let Some(at) = side.at else { return false };
+    let lane = at.outgoing().0;
+    !lane.is_returned() && side.tx.unread(lane) > 0
+}
+
+/// For a call that shows what has become of the connection, though it moves no bytes: see [`reset_if_lost`].
+pub(crate) fn notice_reset(endpoint: &Endpoint, fd: i32) {
+    if endpoint.is_attached() && has_unread_at_peer(endpoint) && shunt_sys::tcp::hung_up(borrow(fd)) {
+        reset_if_lost(endpoint, fd);
+    }
+}
+
 /// TCP has ended. If that was the death of the peer's process, with bytes of ours unread in the lane, TCP would have
 /// reset the connection: then this makes the kernel's socket what a reset leaves behind. `true` if it did.
 pub(crate) fn reset_if_lost(endpoint: &Endpoint, fd: i32) -> bool {
-    let may_be_lost = || {
-        let mut side = endpoint.tx.lock();
-        let at = side.at?;
-        let lane = at.outgoing().0;
-        // A receiver that ended the lane itself has not died with it: it is another program now.
-        // Nor does TCP reset a connection whose FIN it has sent long before: the reader has had its end of file.
-        let possible = !lane.is_closed() && !at.incoming().0.was_shut_down();
-        (possible && side.tx.unread(lane) > 0).then(|| at.incoming().0.end())
-    };
+    let incoming =
+        || endpoint.tx.lock().at.map(|at| (at.incoming().0.end(), at.incoming().0.was_shut_down()));
     // The kernel has closed the dead process's socket; the broker's word follows at once, if there is a broker.
     let mut deadline = None;
     let mut is_worth_waiting = || {
         if deadline.is_none() {
-            let is_over = shunt_sys::tcp::hung_up(crate::private::borrow(fd));
+            let is_over = shunt_sys::tcp::hung_up(borrow(fd));
             let first = is_over && !std::mem::replace(&mut endpoint.tx.lock().awaited_death, true);
             let patience = if first && control::has_broker() { DEATH_NEWS_NANOS } else { 0 };
             deadline = Some(process::now() + patience);
         }
         deadline.is_some_and(|deadline| process::now() < deadline)
     };
-    loop {
-        match may_be_lost() {
-            Some(End::Died) => break,
-            Some(End::Open) if is_worth_waiting() => {
+    let had_finished = loop {
+        match incoming().filter(|_| has_unread_at_peer(endpoint)) {
+            // A child may hold the socket still.
+            Some((End::Died, had_finished)) if shunt_sys::tcp::hung_up(borrow(fd)) => break had_finished,
+            Some((End::Open, _)) if is_worth_waiting() => {
                 let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 50_000 });
             }
             _ => return false,
         }
+    };
+    {
+        let mut side = endpoint.tx.lock();
+        let Some(at) = side.at else { return false };
+        process::count_bypass(Reason::PeerDied);
+        side.tx.abandon(at.outgoing().0, Reason::PeerDied);
+        endpoint.report_tx(&side);
     }
-    stop_sending(endpoint, &mut endpoint.tx.lock(), Reason::PeerDied);
+    if had_finished {
+        // Its FIN came long before, so this is no reset of an established connection. Nobody holds the other socket any
+        // more, and bytes that reach it bring forth the reset that TCP knows in that case.
+        // SAFETY: a byte of ours.
+        let _ = unsafe { kernel::send_now(fd, [0].as_ptr(), 1) };
+        return true;
+    }
+    if shunt_sys::tcp::state(borrow(fd)) == Ok(shunt_sys::tcp::CLOSE) {
+        // Reset already; or both ends had finished, and then the kernel has nothing left to reset.
+        if endpoint.has_shut_writing() && !kernel::has_error(fd) {
+            endpoint.owe(libc::ECONNRESET);
+        }
+        return true;
+    }
     let before = errno::get();
     kernel::dissolve(fd);
     // SAFETY: a plain call on the program's descriptor. It fails with ENOTCONN and marks both directions as over all the
@@ -262,7 +310,11 @@ pub(crate) fn let_go_if_done(endpoint: &Endpoint) {
         if tx.tx.is_adopted() && at.outgoing().0.is_closed() {
             tx.tx.close(at.outgoing().0, Reason::PeerWentBack);
         }
-        if tx.tx.on_lane() || tx.tx.is_adopted() || rx.rx.is_attached() {
+        if tx.tx.on_lane() || tx.tx.is_adopted() || rx.rx.is_attached() || endpoint.owes() {
+            return;
+        }
+        // If the peer dies before it has read the rest, that is to be told.
+        if tx.tx.unread(at.outgoing().0) > 0 && !at.outgoing().0.is_returned() {
             return;
         }
         tx.at = None;

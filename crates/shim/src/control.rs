@@ -109,6 +109,10 @@ fn carry_out(deeds: Vec<Deed>) {
         match deed {
             Deed::Adopt(name, at) => {
                 if let Err(reason) = attach::adopt(name, at.link, at.conn) {
+                    // The other end does not wait in vain.
+                    if reason != Reason::Stale {
+                        at.link.close_lanes(at.conn);
+                    }
                     release(&at);
                     if let Some(endpoint) = name.resolve() {
                         take_back(endpoint, reason, RETRY_AFTER);
@@ -526,9 +530,7 @@ impl Control {
                     link => {
                         // The other end does not wait in vain.
                         if let Some(link) = link {
-                            for side in [Side::A, Side::B] {
-                                link.view().lane(conn, side).close();
-                            }
+                            link.close_lanes(conn);
                         }
                         self.tell(Request::Release(Release { link: body.link, conn: body.conn, pad: 0 }));
                         let reason = if link.is_some() { Reason::DescriptorLimit } else { Reason::NoMemory };

@@ -82,6 +82,10 @@ pub(crate) struct Endpoint {
     /// The waiter that the peer wakes for bytes: 0 nobody, else its slot + 1. An epoll instance owns it as long as
     /// the socket is registered, a thread while it sleeps.
     owner: AtomicU32,
+    /// SO_RCVLOWAT where it is more than 1, and lanes hold bytes from before it was set; else 0.
+    pub(crate) low_water: AtomicU32,
+    /// An error that the kernel cannot be made to tell, and that is told once.
+    owed: AtomicI32,
     /// SO_RCVTIMEO and SO_SNDTIMEO in nanoseconds; 0 means none.
     pub(crate) receive_timeout: AtomicU64,
     pub(crate) send_timeout: AtomicU64,
@@ -315,10 +319,35 @@ impl Endpoint {
         self.shut.load(Acquire)
     }
 
+    /// Whether the sending direction was shut down.
+    pub(crate) fn has_shut_writing(&self) -> bool {
+        self.shut.load(Acquire) & 2 != 0
+    }
+
     /// Notes a shutdown.
     pub(crate) fn add_shut(&self, reads: bool, writes: bool) -> Shut {
         let bits = u32::from(reads) | u32::from(writes) << 1;
         Shut { both: self.shut.fetch_or(bits, AcqRel) | bits == 3 }
+    }
+
+    /// Whether a direction has been shut down.
+    pub(crate) fn is_shut(&self) -> bool {
+        self.shut.load(Acquire) != 0
+    }
+
+    /// The next call is told this error.
+    pub(crate) fn owe(&self, errno: i32) {
+        self.owed.store(errno, Relaxed);
+    }
+
+    /// Whether there is such an error.
+    pub(crate) fn owes(&self) -> bool {
+        self.owed.load(Relaxed) != 0
+    }
+
+    /// Tells it.
+    pub(crate) fn take_owed(&self) -> Option<i32> {
+        Some(self.owed.swap(0, Relaxed)).filter(|errno| *errno != 0)
     }
 
     /// Never offer this endpoint again.
@@ -403,6 +432,8 @@ impl Endpoint {
         self.offered_at.store(0, Relaxed);
         self.barred.store(0, Relaxed);
         self.shut.store(0, Relaxed);
+        self.owed.store(0, Relaxed);
+        self.low_water.store(0, Relaxed);
         self.owner.store(0, Relaxed);
         self.receive_timeout.store(0, Relaxed);
         self.send_timeout.store(0, Relaxed);

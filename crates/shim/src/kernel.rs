@@ -5,8 +5,9 @@ use std::os::fd::RawFd;
 use std::ffi::{c_int, c_long};
 
 use libc::{epoll_event, msghdr, pollfd};
+use shunt_abi::reason::Reason;
 use shunt_ring::Sink;
-use shunt_transport::Kernel;
+use shunt_transport::{Kernel, Waiting};
 
 use crate::endpoint::Endpoint;
 use crate::private::borrow;
@@ -24,13 +25,42 @@ impl Kernel for Tcp<'_> {
     }
 
     fn read(&self) -> Option<u64> {
-        shunt_sys::tcp::read(borrow(self.fd)).ok()
+        // Over: how it ended cannot be told once the error has been.
+        if shunt_sys::tcp::state(borrow(self.fd)) == Ok(shunt_sys::tcp::CLOSE) {
+            return None;
+        }
+        let read = shunt_sys::tcp::read(borrow(self.fd)).ok();
+        let mut polled = [pollfd { fd: self.fd, events: libc::POLLPRI, revents: 0 }];
+        poll_now(&mut polled);
+        // Asked second, since urgent data may come in between.
+        let is_urgent = polled[0].revents & libc::POLLPRI != 0;
+        if is_urgent || self.endpoint.barred() == Some(Reason::OutOfBand) {
+            return shunt_sys::tcp::read_beside_urgent(borrow(self.fd)).ok();
+        }
+        read
     }
 
-    fn waiting(&self) -> Result<usize, i32> {
+    fn received(&self) -> u64 {
+        shunt_sys::tcp::received(borrow(self.fd)).unwrap_or(0)
+    }
+
+    fn waiting(&self) -> Waiting {
+        let mut polled = [pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 }];
+        if poll_now(&mut polled) == 0 {
+            return Waiting::Nothing;
+        }
+        // Even a peek would take the error, if nothing lies before it.
+        if polled[0].revents & libc::POLLERR != 0 && !shunt_sys::tcp::has_unread(borrow(self.fd)) {
+            return Waiting::Error;
+        }
         let flags = libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_DONTWAIT;
         // SAFETY: with MSG_TRUNC nothing is copied, so the null buffer is never written.
-        unsafe { call(libc::SYS_recvfrom, [self.fd.into(), 0, i32::MAX.into(), flags.into(), 0, 0]) }
+        match unsafe { call(libc::SYS_recvfrom, [self.fd.into(), 0, i32::MAX.into(), flags.into(), 0, 0]) } {
+            Ok(0) => Waiting::EndOfFile,
+            Ok(count) => Waiting::Bytes(count),
+            Err(libc::EAGAIN) => Waiting::Nothing,
+            Err(_) => Waiting::Error,
+        }
     }
 
     fn at_mark(&self) -> bool {
@@ -116,6 +146,12 @@ pub(crate) fn dissolve(fd: RawFd) {
     let (address, len) = (std::ptr::from_ref(&nowhere) as c_long, size_of_val(&nowhere) as c_long);
     // SAFETY: an address of ours.
     let _ = unsafe { call(libc::SYS_connect, [fd.into(), address, len, 0, 0, 0]) };
+}
+
+/// Whether the socket has an error to tell, which is told once.
+pub(crate) fn has_error(fd: RawFd) -> bool {
+    let mut polled = [pollfd { fd, events: 0, revents: 0 }];
+    poll_now(&mut polled) > 0 && polled[0].revents & libc::POLLERR != 0
 }
 
 /// poll that does not wait. An interrupted one has found nothing.

@@ -138,6 +138,13 @@ impl Link {
         }
     }
 
+    /// Ends both lanes of a connection that does not come about.
+    pub(crate) fn close_lanes(&self, conn: usize) {
+        for side in [Side::A, Side::B] {
+            self.view().lane(conn, side).close();
+        }
+    }
+
     /// Makes the structure another link.
     ///
     /// # Safety

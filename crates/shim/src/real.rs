@@ -89,6 +89,7 @@ real! {
     fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
     fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
     fn shutdown(fd: c_int, how: c_int) -> c_int;
+    fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
     fn close(fd: c_int) -> c_int;
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
     fn dup(fd: c_int) -> c_int;

@@ -82,6 +82,22 @@ pub fn read(fd: impl AsFd) -> Result<u64> {
     Err(Errno::AGAIN)
 }
 
+/// Bytes that the socket has received so far, read or not; one more if a FIN is among them.
+pub fn received(fd: impl AsFd) -> Result<u64> {
+    info(fd.as_fd()).map(|info| info.bytes_received)
+}
+
+/// As [`read`], on a socket that has urgent data: the kernel does not count what lies behind it as unread, unless it
+/// belongs to the stream. No other thread may receive meanwhile.
+pub fn read_beside_urgent(fd: impl AsFd) -> Result<u64> {
+    let fd = fd.as_fd();
+    let was_inline = rustix::net::sockopt::socket_oobinline(fd)?;
+    rustix::net::sockopt::set_socket_oobinline(fd, true)?;
+    let count = read(fd);
+    rustix::net::sockopt::set_socket_oobinline(fd, was_inline)?;
+    count
+}
+
 /// Whether the peer has sent its FIN, or the connection is reset or over.
 pub fn hung_up(fd: impl AsFd) -> bool {
     // A descriptor that cannot be polled is no connection either.

@@ -18,17 +18,31 @@ use shunt_ring::Sink;
 pub trait Kernel {
     /// Bytes ever given to TCP for sending, or `None` if the kernel's counts do not settle.
     fn sent(&self) -> Option<u64>;
-    /// Bytes ever read from TCP.
+    /// Bytes ever read from TCP. `None` after a reset: the kernel has lost count.
     fn read(&self) -> Option<u64>;
-    /// How many bytes a receive would find now, taking none of them: `Ok(0)` at end of file, `Err(EAGAIN)` if there
-    /// are none. On Linux: `recv(fd, null, huge, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT)`, which copies nothing.
-    fn waiting(&self) -> Result<usize, i32>;
+    /// Bytes that TCP has ever received, read or not; after a reset it may be one more.
+    fn received(&self) -> u64;
+    /// What a receive would find now, taking nothing: not even an error, which the kernel tells only once.
+    fn waiting(&self) -> Waiting;
     /// Whether the next byte of TCP is behind urgent data, where a receive that has bytes already must stop.
     fn at_mark(&self) -> bool {
         false
     }
     /// Receives without blocking into `sink` and advances it. `Ok(0)` is end of file; `Err` an errno.
     fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32>;
+}
+
+/// What a receive on TCP would find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// So many bytes, at least one.
+    Bytes(usize),
+    /// Nothing now.
+    Nothing,
+    /// The end.
+    EndOfFile,
+    /// An error.
+    Error,
 }
 
 /// `EFAULT`, for memory that the program must not touch.

@@ -5,7 +5,7 @@ use shunt_ring::bytes::Ring;
 use shunt_ring::lane::End;
 use shunt_ring::{Consumer, LaneHeader, Misbehaved, ReadError, Sink};
 
-use crate::{EAGAIN, ECONNRESET, EFAULT, Kernel};
+use crate::{EAGAIN, ECONNRESET, EFAULT, Kernel, Waiting};
 
 /// Empty receives in a row after which TCP is asked anyway, so that a program that only ever calls a
 /// non-blocking receive still learns of end of file.
@@ -33,7 +33,10 @@ pub enum Received {
     Empty,
     /// TCP has ended, and the lane is drained.
     EndOfFile,
-    /// TCP reports this errno, and the lane is drained.
+    /// TCP has an error, and the lane is drained. It is told once, to whoever asks next: the caller, if it has nothing
+    /// else to say, by a receive on TCP.
+    Failed,
+    /// This errno.
     Error(i32),
     /// The direction is TCP's alone.
     UseTcp,
@@ -48,8 +51,19 @@ pub struct Rx {
     empty_in_a_row: u32,
     tcp_has_news: bool,
     peek_limit: usize,
-    /// An error of TCP that is due when everything before it has been read.
-    error: Option<i32>,
+    /// Bytes ever read from TCP. The kernel loses that count at a reset, so it is kept here from the moment on when all
+    /// receives come by here.
+    read: Option<u64>,
+}
+
+/// What of TCP is next in the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Share {
+    Tcp(Waiting),
+    /// Nobody knows: the count has been lost, and what TCP holds may lie on both sides of the lane.
+    Unclear,
+    /// The stream goes on elsewhere.
+    None,
 }
 
 impl Rx {
@@ -62,10 +76,11 @@ impl Rx {
 
     /// L4: says "watching" once `quiet` says that no thread of this process is inside a kernel receive or poll
     /// on the socket. From then on nobody blocks in one.
-    pub fn try_watch(&mut self, lane: &LaneHeader, quiet: bool) -> bool {
+    pub fn try_watch(&mut self, lane: &LaneHeader, kernel: &impl Kernel, quiet: bool) -> bool {
         if !quiet || !matches!(self.state, State::Adopted(_)) {
             return false;
         }
+        self.read = kernel.read();
         if let State::Adopted(consumer) = std::mem::take(&mut self.state) {
             self.state = State::Watching(consumer);
         }
@@ -103,32 +118,31 @@ impl Rx {
                 continue;
             }
             match self.state {
-                State::Tcp | State::Adopted(_) if total == 0 => {
-                    return self.error.take().map_or(Received::UseTcp, Received::Error);
-                }
+                State::Tcp | State::Adopted(_) if total == 0 => return Received::UseTcp,
                 State::Lane(_) if total > 0 => break,
                 _ => {}
             }
             if self.on_lane() && !self.must_ask_tcp(lane) {
                 return Received::Empty;
             }
-            let Some(share) = self.tcp_share(lane, ring, kernel) else { continue };
-            if total > 0 && share.is_ok_and(|share| share > 0) && kernel.at_mark() {
-                break;
-            }
-            let outcome = match share {
-                Ok(share) if share > 0 => sink.within(share, |part| kernel.receive(part)),
-                verdict => verdict,
-            };
-            match outcome {
-                Ok(count) if count > 0 => total += count,
-                verdict if total == 0 => return self.judge(verdict),
-                Err(errno) if errno != EAGAIN && errno != EFAULT => {
-                    // The kernel tells it once, and what was read before it must be returned first.
-                    self.error = Some(errno);
-                    break;
+            match self.tcp_share(lane, ring, kernel) {
+                Share::None => {}
+                Share::Tcp(Waiting::Bytes(_)) if total > 0 && kernel.at_mark() => break,
+                Share::Tcp(Waiting::Bytes(share)) => {
+                    match sink.within(share, |part| kernel.receive(part)) {
+                        Ok(count) if count > 0 => {
+                            self.note_taken(count);
+                            total += count;
+                        }
+                        _ if total > 0 => break,
+                        // Somebody else, whom nobody sees, was faster.
+                        Ok(_) => return self.judge(Share::Tcp(Waiting::EndOfFile)),
+                        Err(EAGAIN) => return self.judge(Share::Tcp(Waiting::Nothing)),
+                        Err(errno) => return Received::Error(errno),
+                    }
                 }
-                _ => break,
+                _ if total > 0 => break,
+                verdict => return self.judge(verdict),
             }
         }
         self.empty_in_a_row = 0;
@@ -138,37 +152,34 @@ impl Rx {
     /// An empty lane: is it time to ask TCP whether the connection has ended?
     fn must_ask_tcp(&mut self, lane: &LaneHeader) -> bool {
         self.empty_in_a_row = self.empty_in_a_row.wrapping_add(1);
-        self.tcp_has_news
-            || self.error.is_some()
-            || lane.end() != End::Open
-            || self.empty_in_a_row.is_multiple_of(ASK_TCP_EVERY)
+        self.tcp_has_news || lane.end() != End::Open || self.empty_in_a_row.is_multiple_of(ASK_TCP_EVERY)
     }
 
-    /// How many bytes may be taken from TCP before the lane must be looked at again: `Ok(0)` if TCP has ended, `Err`
-    /// as [`Kernel::receive`]. `None` if the stream goes on elsewhere.
+    /// What may be taken from TCP before the lane must be looked at again.
     ///
     /// The sender may begin, publish, go back and write to TCP, all between two instructions of ours. So TCP is
     /// first asked what it holds, then the lane is looked at, and no more is taken than TCP held before: those bytes
     /// (or that end of file) cannot lie behind something in the lane that this look did not see.
-    fn tcp_share(
-        &mut self,
-        lane: &LaneHeader,
-        ring: &impl Ring,
-        kernel: &impl Kernel,
-    ) -> Option<Result<usize, i32>> {
-        let waiting = match self.state {
-            State::Tcp | State::Adopted(_) => return Some(self.error.take().map_or(Ok(usize::MAX), Err)),
-            State::CatchingUp(_, offset) => match kernel.read() {
-                Some(read) if read < offset => {
-                    return Some(self.error.take().map_or(Ok((offset - read) as usize), Err));
-                }
-                Some(_) => return None,
-                None => self.waiting(kernel),
-            },
-            _ => self.waiting(kernel),
-        };
+    fn tcp_share(&mut self, lane: &LaneHeader, ring: &impl Ring, kernel: &impl Kernel) -> Share {
+        let waiting = kernel.waiting();
         let elsewhere = match &mut self.state {
+            State::Tcp | State::Adopted(_) => false,
             State::Watching(_) => lane.beginning().is_some(),
+            State::CatchingUp(_, offset) => {
+                let offset = *offset;
+                match (self.read(kernel), waiting) {
+                    (Some(read), Waiting::Bytes(count)) if read < offset => {
+                        return Share::Tcp(Waiting::Bytes(count.min((offset - read) as usize)));
+                    }
+                    (Some(read), _) => read >= offset,
+                    // Only an ended lane can have bytes of TCP behind it; to go on there would leave a hole in the
+                    // stream.
+                    (None, Waiting::Bytes(_)) if lane.is_closed() && kernel.received() > offset => {
+                        return Share::Unclear;
+                    }
+                    (None, _) => false,
+                }
+            }
             State::Lane(consumer) => match consumer.available(lane, ring) {
                 Ok(count) => count > 0 || consumer.is_finished(),
                 Err(Misbehaved) => {
@@ -176,34 +187,39 @@ impl Rx {
                     true
                 }
             },
-            // The kernel has lost count, as it does after a reset. Only an ended lane can have bytes of TCP behind it;
-            // to go on there would leave a hole in the stream.
-            State::CatchingUp(..) if waiting.is_ok_and(|count| count > 0) && lane.is_closed() => {
+        };
+        if elsewhere {
+            self.tcp_has_news |= matches!(waiting, Waiting::Error | Waiting::EndOfFile);
+            return Share::None;
+        }
+        Share::Tcp(waiting)
+    }
+
+    fn read(&mut self, kernel: &impl Kernel) -> Option<u64> {
+        let known = kernel.read();
+        if known.is_some() {
+            self.read = known;
+        }
+        self.read
+    }
+
+    /// So many bytes have been taken from TCP.
+    pub fn note_taken(&mut self, count: usize) {
+        self.read = self.read.map(|read| read + count as u64);
+    }
+
+    fn judge(&mut self, share: Share) -> Received {
+        // The end stays: from now on every receive asks for it.
+        self.tcp_has_news = share != Share::Tcp(Waiting::Nothing);
+        match share {
+            Share::Tcp(Waiting::EndOfFile) => Received::EndOfFile,
+            Share::Tcp(Waiting::Error) => Received::Failed,
+            Share::Unclear => {
                 self.empty_in_a_row = self.empty_in_a_row.saturating_add(1);
                 let lost = self.empty_in_a_row >= ASK_TCP_EVERY;
-                return Some(Err(if lost { ECONNRESET } else { EAGAIN }));
+                if lost { Received::Error(ECONNRESET) } else { Received::Empty }
             }
-            _ => false,
-        };
-        if !elsewhere {
-            return Some(waiting);
-        }
-        self.error = waiting.err().filter(|errno| *errno != EAGAIN);
-        None
-    }
-
-    /// What TCP would say to a receive. An error is told by the kernel once only, and kept here until it is due.
-    fn waiting(&mut self, kernel: &impl Kernel) -> Result<usize, i32> {
-        self.error.take().map_or_else(|| kernel.waiting(), Err)
-    }
-
-    fn judge(&mut self, verdict: Result<usize, i32>) -> Received {
-        // End of file stays: from now on every receive asks for it.
-        self.tcp_has_news = verdict != Err(EAGAIN);
-        match verdict {
-            Ok(_) => Received::EndOfFile,
-            Err(EAGAIN) => Received::Empty,
-            Err(errno) => Received::Error(errno),
+            Share::Tcp(Waiting::Nothing | Waiting::Bytes(_)) | Share::None => Received::Empty,
         }
     }
 
@@ -226,15 +242,9 @@ impl Rx {
             }
             State::CatchingUp(_, offset) => {
                 let offset = *offset;
-                match kernel.read() {
+                match self.read(kernel) {
                     Some(read) if read == offset => {
-                        if let State::CatchingUp(consumer, _) = std::mem::take(&mut self.state) {
-                            self.state = State::Lane(consumer);
-                            // Otherwise it is only drained, and why it ended is known already.
-                            if !lane.is_closed() {
-                                self.reason = Reason::None;
-                            }
-                        }
+                        self.reach_lane(lane);
                         true
                     }
                     // A beginning that lies behind us is a lie, or bytes that the sender wrote past its own shim.
@@ -242,7 +252,14 @@ impl Rx {
                         self.misbehaved(lane);
                         false
                     }
-                    _ => false,
+                    Some(_) => false,
+                    // Reset before it was known how far it had been read. Nothing more comes, and if a FIN is in the
+                    // count it is one too high; but a FIN comes after all that was written, which is at least `offset`.
+                    None if kernel.received() >= offset && !matches!(kernel.waiting(), Waiting::Bytes(_)) => {
+                        self.reach_lane(lane);
+                        true
+                    }
+                    None => false,
                 }
             }
             State::Lane(consumer) if consumer.is_finished() => {
@@ -250,6 +267,16 @@ impl Rx {
                 true
             }
             _ => false,
+        }
+    }
+
+    fn reach_lane(&mut self, lane: &LaneHeader) {
+        if let State::CatchingUp(consumer, _) = std::mem::take(&mut self.state) {
+            self.state = State::Lane(consumer);
+            // Otherwise it is only drained, and why it ended is known already.
+            if !lane.is_closed() {
+                self.reason = Reason::None;
+            }
         }
     }
 
@@ -276,12 +303,12 @@ impl Rx {
                 }
             }
             match self.tcp_share(lane, ring, kernel) {
-                None => {}
-                Some(Ok(share)) if share > 0 => {
+                Share::None => {}
+                Share::Tcp(Waiting::Bytes(share)) => {
                     self.peek_limit = share;
                     return Received::UseTcp;
                 }
-                Some(verdict) => return self.judge(verdict),
+                verdict => return self.judge(verdict),
             }
         }
     }
@@ -349,7 +376,7 @@ impl Rx {
     /// Whether TCP has something to say about this direction, as far as is known without asking.
     #[inline]
     pub fn has_tcp_news(&self, lane: &LaneHeader) -> bool {
-        self.tcp_has_news || self.error.is_some() || !self.on_lane() || lane.end() != End::Open
+        self.tcp_has_news || !self.on_lane() || lane.end() != End::Open
     }
 
     /// L2: ends the lane. What is in it is still read first.
@@ -362,6 +389,10 @@ impl Rx {
             }
             // The sender may have begun just before: only `step` can tell, and it drains what there is.
             _ => lane.close(),
+        }
+        // From now on another process reads too.
+        if reason == Reason::Fork {
+            self.read = None;
         }
         self.reason = reason;
     }
@@ -396,7 +427,7 @@ impl Rx {
     /// Whether receives must go through here: false once, or as long as, the direction is TCP's alone.
     #[inline]
     pub fn is_attached(&self) -> bool {
-        !matches!(self.state, State::Tcp) || self.error.is_some()
+        !matches!(self.state, State::Tcp)
     }
 
     /// Whether the direction has a lane but has not said "watching".

@@ -40,11 +40,14 @@ pub struct Tx {
     state: State,
     reason: Reason,
     done: u64,
+    /// The end of a lane that this side has left: the receiver may not have read all of it yet.
+    left: Option<Producer>,
 }
 
 impl Tx {
     /// The direction has a lane now; nothing changes until [`road`](Self::road) finds the receiver watching.
     pub fn adopt(&mut self) {
+        self.left = None;
         self.state = State::Adopted(Producer::new());
         self.reason = Reason::Idle;
     }
@@ -202,8 +205,16 @@ impl Tx {
 
     fn leave(&mut self, reason: Reason) {
         self.done += self.lane_bytes();
-        self.state = State::Tcp;
+        if let State::Lane(producer) = std::mem::take(&mut self.state) {
+            self.left = Some(producer);
+        }
         self.reason = reason;
+    }
+
+    /// Ends the lane, which nobody will read any more.
+    pub fn abandon(&mut self, lane: &LaneHeader, reason: Reason) {
+        self.close(lane, reason);
+        self.left = None;
     }
 
     /// Whether a write could make progress now. `None`: ask TCP.
@@ -220,12 +231,18 @@ impl Tx {
         }
     }
 
-    /// Bytes in the lane that the receiver has not read.
+    /// Bytes in the lane that the receiver has not read, and will, also after this side has left it.
     pub fn unread(&mut self, lane: &LaneHeader) -> u64 {
-        match &mut self.state {
-            State::Lane(producer) => producer.unread(lane).unwrap_or(0),
-            _ => 0,
+        let producer = match &mut self.state {
+            State::Lane(producer) => Some(producer),
+            State::Tcp => self.left.as_mut(),
+            _ => None,
+        };
+        let unread = producer.map_or(0, |producer| producer.unread(lane).unwrap_or(0));
+        if unread == 0 {
+            self.left = None;
         }
+        unread
     }
 
     /// Whether the direction is on its lane.

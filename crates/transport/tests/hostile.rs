@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use shunt_abi::reason::{Reason, Road};
 use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::{LaneHeader, Sink};
-use shunt_transport::{EAGAIN, Kernel, Received, Rx, Sent, Tx};
+use shunt_transport::{EAGAIN, Kernel, Received, Rx, Sent, Tx, Waiting};
 
 use common::{Buffer, Wire};
 
@@ -68,8 +68,12 @@ impl Kernel for Tcp {
         self.0.borrow().read()
     }
 
-    fn waiting(&self) -> Result<usize, i32> {
-        self.0.borrow_mut().waiting()
+    fn received(&self) -> u64 {
+        self.0.borrow().arrived_total()
+    }
+
+    fn waiting(&self) -> Waiting {
+        self.0.borrow().waiting()
     }
 
     fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32> {
@@ -142,7 +146,7 @@ fn a_receiver_leaves_a_lane_whose_sender_lies() {
         let (lane, tcp) = (Lane::new(), Tcp::default());
         let mut rx = Rx::default();
         rx.adopt();
-        assert!(rx.try_watch(&lane.header, true));
+        assert!(rx.try_watch(&lane.header, &Tcp::default(), true));
         lane.header.begin(0);
         lane.poke(TAIL, 8);
         let mut buffer = Buffer::zeroed(8, &[]);
@@ -211,7 +215,7 @@ proptest! {
         let (mut tx, mut rx) = (Tx::default(), Rx::default());
         tx.adopt();
         rx.adopt();
-        rx.try_watch(&inn.header, true);
+        rx.try_watch(&inn.header, &tcp, true);
         for op in ops {
             match op {
                 Op::Poke(place, word) => {

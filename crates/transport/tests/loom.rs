@@ -14,7 +14,7 @@ use shunt_abi::reason::{Reason, Road};
 use shunt_ring::bytes::Ring;
 use shunt_ring::lane::End;
 use shunt_ring::{LaneHeader, Sink};
-use shunt_transport::{Kernel, Received, Rx, Sent, Tx};
+use shunt_transport::{Kernel, Received, Rx, Sent, Tx, Waiting};
 
 use common::model::{CheckedRing, explore};
 use common::{Buffer, Wire};
@@ -64,7 +64,11 @@ impl Kernel for Tcp {
         self.0.lock().unwrap().read()
     }
 
-    fn waiting(&self) -> Result<usize, i32> {
+    fn received(&self) -> u64 {
+        self.0.lock().unwrap().arrived_total()
+    }
+
+    fn waiting(&self) -> Waiting {
         self.0.lock().unwrap().waiting()
     }
 
@@ -108,7 +112,7 @@ impl Connection {
     fn try_watch(&self) -> bool {
         let mut side = self.receiving.lock().unwrap();
         let quiet = side.in_kernel == 0;
-        side.rx.try_watch(&self.header, quiet)
+        side.rx.try_watch(&self.header, &self.tcp, quiet)
     }
 
     /// A non-blocking send: to TCP under the lock if the lane will not have it, and off a lane that is full.

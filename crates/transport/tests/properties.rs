@@ -20,7 +20,7 @@ use shunt_abi::reason::{Reason, Road};
 use shunt_ring::bytes::MappedRing;
 use shunt_ring::lane::End;
 use shunt_ring::{LaneHeader, Sink};
-use shunt_transport::{Kernel, Received, Rx, Sent, Tx};
+use shunt_transport::{Kernel, Received, Rx, Sent, Tx, Waiting};
 
 use common::{Buffer, ECONNRESET, Wire};
 
@@ -166,9 +166,13 @@ impl Kernel for World {
         self.wire.borrow().read()
     }
 
-    fn waiting(&self) -> Result<usize, i32> {
+    fn received(&self) -> u64 {
+        self.wire.borrow().arrived_total()
+    }
+
+    fn waiting(&self) -> Waiting {
         self.meanwhile();
-        let waiting = self.wire.borrow_mut().waiting();
+        let waiting = self.wire.borrow().waiting();
         self.meanwhile();
         waiting
     }
@@ -304,7 +308,7 @@ impl World {
         match op {
             Op::AdoptRx if !lane.rx_adopted.replace(true) => rx.adopt(),
             Op::TryWatch => {
-                rx.try_watch(&lane.header, !self.receiver_in_kernel.get());
+                rx.try_watch(&lane.header, self, !self.receiver_in_kernel.get());
             }
             Op::TcpNews => rx.note_tcp_news(),
             Op::CloseRx => rx.close(&lane.header, Reason::Fork),
@@ -344,7 +348,7 @@ impl World {
                 self.check(&buffer.bytes()[..count]);
                 assert!(count >= due.min(len), "{count} of {len} bytes, though {due} were there");
             }
-            Received::UseTcp => {
+            Received::UseTcp | Received::Failed => {
                 assert_eq!(moved, 0);
                 outcome = self.receive_by_tcp(len);
             }
@@ -389,6 +393,7 @@ impl World {
             Received::UseTcp => self.check_ahead(&self.wire.borrow().peek(len.min(rx.peek_limit()))),
             Received::Empty => assert!(due == 0 || self.wire.borrow().was_reset()),
             Received::EndOfFile => self.check_end(),
+            Received::Failed => assert!(self.wire.borrow().was_reset()),
             Received::Error(errno) => {
                 assert_eq!(errno, ECONNRESET);
                 self.check_error(rx);

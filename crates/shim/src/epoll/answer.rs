@@ -42,11 +42,14 @@ impl Inner {
         }
         if self.secondary > 0 {
             // Marks of these go to another waiter.
-            let unmarked = |(fd, one): (&RawFd, &Registration)| {
-                (one.attached.is_some() && !one.primary && one.events & EDGE == 0).then_some(*fd)
+            let unmarked = |(fd, one): (&RawFd, &mut Registration)| {
+                let endpoint = one.attached.and_then(EndpointRef::resolve).filter(|_| !one.primary)?;
+                let arrived = receive::arrived(endpoint);
+                let is_new = std::mem::replace(&mut one.arrived, arrived) != arrived;
+                (one.events & EDGE == 0 || is_new).then_some(*fd)
             };
-            let level: Vec<RawFd> = self.registrations.iter().filter_map(unmarked).collect();
-            level.into_iter().for_each(|fd| self.mark_pending(fd));
+            let due: Vec<RawFd> = self.registrations.iter_mut().filter_map(unmarked).collect();
+            due.into_iter().for_each(|fd| self.mark_pending(fd));
         }
         self.look_at_pending(events)
     }

@@ -81,6 +81,8 @@ pub(crate) struct Inner {
     fd: RawFd,
     pub(crate) slot: Option<Slot>,
     marker: u64,
+    /// The doorbell has been taken out of the kernel's set for an exec.
+    hidden: bool,
     nested: bool,
     registrations: HashMap<RawFd, Registration>,
     by_data: HashMap<u64, RawFd>,
@@ -117,6 +119,8 @@ struct Registration {
     full: bool,
     attached: Option<EndpointRef>,
     primary: bool,
+    /// How much had arrived when it was last looked at, for the edges of one that is not primary.
+    arrived: u64,
 }
 
 /// Tracks a new instance; beyond 65,536 of them they stay unknown, and their sockets on TCP.
@@ -186,6 +190,13 @@ pub(crate) fn detach_everywhere(endpoint: &Endpoint, link: &'static Link) {
 pub(crate) fn leave() {
     for epoll in all() {
         epoll.inner.lock().leave();
+    }
+}
+
+/// Another program may inherit the kernel's sets, and must not meet our doorbells there.
+pub(crate) fn hide_doorbells() {
+    for epoll in all() {
+        epoll.inner.lock().hide_doorbell();
     }
 }
 
@@ -357,6 +368,10 @@ impl Epoll {
                 let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, &mut passed) };
                 if result == 0 {
                     bar = inner.put(self, operation, fd, endpoint, wanted, kernel_events);
+                    if bar.is_some() && kernel_events != wanted.events {
+                        // It is the kernel's to answer, all of it.
+                        inner.change_kernel(libc::EPOLL_CTL_MOD, fd, wanted.events, wanted.u64);
+                    }
                 }
                 result
             }

@@ -63,6 +63,7 @@ impl Inner {
         registration.events = wanted.events;
         registration.deleted = false;
         self.mark_pending(fd);
+        self.wake();
         Some(0)
     }
 
@@ -95,6 +96,7 @@ impl Inner {
             registration.disarmed = false;
             if registration.attached.is_some() {
                 self.mark_pending(fd);
+                self.wake();
             }
             return None;
         }
@@ -108,6 +110,7 @@ impl Inner {
             full: false,
             attached: None,
             primary: false,
+            arrived: 0,
         };
         self.registrations.insert(fd, registration);
         let endpoint = endpoint?;
@@ -169,11 +172,16 @@ impl Inner {
         epoll.active.fetch_add(1, AcqRel);
         self.mark_pending(fd);
         self.refresh(endpoint);
-        // Whoever sleeps on this instance went to sleep without looking at this lane.
-        if let Some(slot) = self.slot {
+        // Whoever sleeps on this instance went to sleep without looking at this lane, and may not be counted.
+        slot.ring();
+        None
+    }
+
+    /// Whoever sleeps on this instance looks again: what the program asks for has changed.
+    fn wake(&self) {
+        if let Some(slot) = self.slot.filter(|_| self.sleepers > 0) {
             slot.ring();
         }
-        None
     }
 
     pub(super) fn detach(&mut self, epoll: &Epoll, endpoint: &Endpoint, link: &'static Link) {
@@ -227,17 +235,37 @@ impl Inner {
     /// afterwards, since the kernel will report the marker.
     pub(super) fn put_doorbell(&mut self, epoll: &Epoll, slot: Slot) {
         let mut event = epoll_event { events: shunt_sys::eventfd::EDGES.bits(), u64: self.marker };
+        // First: a thread that sleeps in the kernel on this instance may be told of the doorbell at once.
+        epoll.active.fetch_add(1, AcqRel);
         // SAFETY: an event of our own. Adding it twice fails with EEXIST, which is as good.
         let result = unsafe { real::epoll_ctl(self.fd, libc::EPOLL_CTL_ADD, slot.doorbell(), &mut event) };
-        if result == 0 {
-            epoll.active.fetch_add(1, AcqRel);
+        if result != 0 {
+            epoll.active.fetch_sub(1, AcqRel);
+        }
+    }
+
+    /// Takes the doorbell out of the kernel's set.
+    pub(super) fn hide_doorbell(&mut self) {
+        if let Some(slot) = self.slot {
+            self.hidden = true;
+            self.change_kernel(libc::EPOLL_CTL_DEL, slot.doorbell(), 0, 0);
+        }
+    }
+
+    /// Puts it back, if it was taken out for an exec that has failed.
+    pub(crate) fn show_doorbell(&mut self) {
+        if let Some(slot) = self.slot.filter(|_| std::mem::take(&mut self.hidden)) {
+            let events = shunt_sys::eventfd::EDGES.bits();
+            self.change_kernel(libc::EPOLL_CTL_ADD, slot.doorbell(), events, self.marker);
         }
     }
 
     /// Takes the doorbell out of the kernel's set, and has it look anew at what lanes have answered until now.
     pub(super) fn leave(&mut self) {
-        let Some(slot) = self.slot else { return };
-        self.change_kernel(libc::EPOLL_CTL_DEL, slot.doorbell(), 0, 0);
+        if self.slot.is_none() {
+            return;
+        }
+        self.hide_doorbell();
         for (&fd, registration) in
             self.registrations.iter().filter(|(_, registration)| !registration.disarmed)
         {

@@ -88,6 +88,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     let endpoint = table::endpoint(fd);
     let _shield = Shield::raise();
     if let Some(endpoint) = endpoint {
+        attach::notice_reset(endpoint, fd);
         attach::before_shutdown(endpoint, how);
     }
     // SAFETY: the program's own call.
@@ -98,6 +99,20 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         epoll::refresh(endpoint);
     }
     result
+}
+
+/// See getpeername(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    if let Some(endpoint) = table::endpoint(fd) {
+        let _shield = Shield::raise();
+        attach::notice_reset(endpoint, fd);
+    }
+    // SAFETY: the program's own call.
+    unsafe { real::getpeername(fd, address, len) }
 }
 
 /// See getsockopt(2).

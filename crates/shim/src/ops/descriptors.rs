@@ -122,12 +122,12 @@ fn rename(endpoint: &endpoint::Endpoint, closed: RawFd, entry: Entry) {
     if endpoint.fd.load(Relaxed) != closed {
         return;
     }
-    if let Some(other) = table::name_of(entry) {
-        endpoint.fd.store(other, Relaxed);
-    }
     if !endpoint.epolls.lock().is_empty() {
         // The kernel's set goes on knowing the socket by the closed number.
         attach::bar(endpoint, Reason::UnknownEpoll);
+    }
+    if let Some(other) = table::name_of(entry) {
+        endpoint.fd.store(other, Relaxed);
     }
 }
 

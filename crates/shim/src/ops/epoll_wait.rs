@@ -60,6 +60,7 @@ fn round(
     sleep_in_kernel: &mut dyn FnMut(&mut [epoll_event], Option<u64>) -> c_int,
 ) -> Option<c_int> {
     let mut inner = epoll.lock();
+    inner.show_doorbell();
     let now = process::now();
     let found = inner.collect(events);
     if found > 0 {

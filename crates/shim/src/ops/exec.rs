@@ -15,7 +15,7 @@ use crate::endpoint::{self, Endpoint};
 use crate::handover::{self, Letter};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{attach, errno, family, process, sandbox, unseen};
+use crate::{attach, epoll, errno, family, process, sandbox, unseen};
 
 /// An exec under way. Dropped if it has failed.
 pub(crate) struct Leaving {
@@ -43,6 +43,7 @@ pub(crate) unsafe fn before_exec(path: *const c_char, environment: *const *const
         // SAFETY: the caller's promise.
         let path = path.filter(|_| unsafe { handover::preloads_us(environment) });
         let mut held = Vec::new();
+        inheritable().for_each(|(_, endpoint)| attach::give_back_unread(endpoint, Reason::Exec));
         for (fd, endpoint) in inheritable() {
             attach::give_back(endpoint, Reason::Exec);
             if let Some(row) = family::change(endpoint, true) {
@@ -53,6 +54,7 @@ pub(crate) unsafe fn before_exec(path: *const c_char, environment: *const *const
         for endpoint in endpoint::all().filter(|endpoint| stays(endpoint)) {
             family::change(endpoint, false);
         }
+        epoll::hide_doorbells();
         leaving.changed = true;
         leaving.letter = path.and_then(|path| handover::leave(path, held));
     });
@@ -81,10 +83,12 @@ pub(crate) fn before_variadic_exec() {
         return before_child();
     }
     keeping_errno(|| {
+        inheritable().for_each(|(_, endpoint)| attach::give_back_unread(endpoint, Reason::Exec));
         for (_, endpoint) in inheritable() {
             family::pass_beyond(endpoint);
             attach::give_back(endpoint, Reason::Exec);
         }
+        epoll::hide_doorbells();
     });
 }
 

@@ -321,6 +321,10 @@ pub(crate) fn after_set(endpoint: &Endpoint, fd: RawFd, level: c_int, name: c_in
     if level == libc::SOL_SOCKET && times.contains(&name) {
         learn_timeouts(endpoint, fd);
     }
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+        let bytes = option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).unwrap_or(1);
+        endpoint.low_water.store(if bytes > 1 { bytes } else { 0 }, Relaxed);
+    }
 }
 
 /// getsockopt on an endpoint, where a lane has a part in the answer.
@@ -338,12 +342,22 @@ pub(crate) unsafe fn get(
     let real = || unsafe { real::getsockopt(fd, name.0, name.1, value, len) };
     match name {
         (libc::SOL_SOCKET, libc::SO_ERROR) => {
-            if endpoint.is_attached() && shunt_sys::tcp::hung_up(borrow(fd)) {
-                attach::reset_if_lost(endpoint, fd);
+            attach::notice_reset(endpoint, fd);
+            let result = real();
+            // SAFETY: the kernel has just written so many bytes there.
+            unsafe {
+                if result == 0
+                    && *len as usize >= size_of::<c_int>()
+                    && value.cast::<c_int>().read_unaligned() == 0
+                    && let Some(errno) = endpoint.take_owed()
+                {
+                    value.cast::<c_int>().write_unaligned(errno);
+                }
             }
-            real()
+            result
         }
         (libc::IPPROTO_TCP, libc::TCP_INFO) => {
+            attach::notice_reset(endpoint, fd);
             let result = real();
             if result == 0 {
                 // SAFETY: the kernel has just written so many bytes there.
@@ -366,15 +380,7 @@ pub(crate) unsafe fn get(
 /// How many bytes of each direction have gone over lanes: sent, and arrived.
 fn lane_bytes(endpoint: &Endpoint) -> (u64, u64) {
     let sent = endpoint.tx.lock().tx.lane_total();
-    let mut side = endpoint.rx.lock();
-    let arrived = match side.at {
-        Some(at) => {
-            let (lane, ring) = at.incoming();
-            side.rx.arrived_total(lane, &ring)
-        }
-        None => side.rx.lane_total(),
-    };
-    (sent, arrived)
+    (sent, receive::arrived(endpoint))
 }
 
 /// TCP_ZEROCOPY_RECEIVE for what a lane still holds: the answer that TCP gives when the next bytes fill no page.

@@ -1,5 +1,6 @@
 //! poll and ppoll, and what select needs of them.
 
+use std::cell::Cell;
 use std::ffi::c_short;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -29,6 +30,8 @@ struct Watched {
     fd: RawFd,
     at: Attachment,
     owns: bool,
+    /// TCP has ended, which says no more.
+    ended: Cell<bool>,
 }
 
 /// What one call has announced, until dropped.
@@ -105,6 +108,7 @@ fn examine(fds: &[pollfd], may_sleep: bool) -> Watch {
                         fd: entry.fd,
                         at: at.pin().by_hand(),
                         owns: false,
+                        ended: Cell::new(false),
                     });
                 }
             }
@@ -288,6 +292,10 @@ fn prepare(fds: &[pollfd], shadow: &mut Vec<pollfd>, watch: &Watch) {
         if one.endpoint.tx.lock().tx.on_lane() {
             entry.events &= !OUT;
         }
+        // The death of the peer is an error that nobody need ask for.
+        if !one.ended.get() && attach::has_unread_at_peer(one.endpoint) {
+            entry.events |= libc::POLLRDHUP;
+        }
     }
     shadow.push(pollfd { fd: watch.slot.map_or(-1, Slot::listener), events: libc::POLLIN, revents: 0 });
 }
@@ -323,9 +331,17 @@ fn merge(fds: &mut [pollfd], shadow: &[pollfd], watched: &[Watched]) -> bool {
         entry.revents |= kernel.revents;
     }
     for one in watched.iter().filter(|one| shadow[one.index].revents != 0) {
+        let entry = &mut fds[one.index];
+        if entry.revents & !entry.events & libc::POLLRDHUP != 0 {
+            entry.revents &= !libc::POLLRDHUP;
+            one.ended.set(true);
+        }
         one.endpoint.rx.lock().rx.note_tcp_news();
         if attach::reset_if_lost(one.endpoint, one.fd) {
             return true;
+        }
+        if one.endpoint.owes() {
+            fds[one.index].revents |= libc::POLLERR;
         }
     }
     errno::set(before);

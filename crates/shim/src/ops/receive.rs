@@ -11,7 +11,7 @@ use shunt_abi::reason::Reason;
 use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::user::Piece;
 use shunt_ring::{LaneHeader, Sink};
-use shunt_transport::{Kernel, Received};
+use shunt_transport::{Kernel, Received, Waiting};
 
 use crate::endpoint::{Endpoint, RxSide};
 use crate::kernel::Tcp;
@@ -98,8 +98,11 @@ pub(crate) fn receive(
             Received::UseTcp => {
                 endpoint.enter_receive_locked();
                 drop(side);
+                attach::notice_reset(endpoint, fd);
                 attach::let_go_if_done(endpoint);
-                let outcome = if done > 0 && (Tcp { endpoint, fd }).at_mark() {
+                let tcp = Tcp { endpoint, fd };
+                // What was taken counts, and an error is kept for the next call.
+                let outcome = if done > 0 && (tcp.at_mark() || tcp.waiting() == Waiting::Error) {
                     Ok(Taken::here(done))
                 } else if done > 0 {
                     let more = if flags & libc::MSG_WAITALL == 0 { libc::MSG_DONTWAIT } else { 0 };
@@ -110,6 +113,24 @@ pub(crate) fn receive(
                     by_kernel(Held::Receive(endpoint), kernel)
                 };
                 endpoint.leave_receive();
+                // The end, for somebody whose bytes may lie unread in a lane.
+                if matches!(outcome, Ok(Taken { count: 0, .. })) && endpoint.is_attached() {
+                    if attach::reset_if_lost(endpoint, fd) {
+                        continue;
+                    }
+                    if let Some(errno) = endpoint.take_owed() {
+                        return Err(errno);
+                    }
+                }
+                // It is non-blocking since the call began to sleep, which goes on.
+                if slept && waits && matches!(outcome, Err(libc::EAGAIN)) {
+                    let events = libc::POLLIN | libc::POLLRDHUP;
+                    let woken = sleep::sleep(fd, events, None, deadline, None, Held::Nothing);
+                    match woken.ends(done) {
+                        Some(outcome) => return outcome.map(Taken::here),
+                        None => continue,
+                    }
+                }
                 if let Ok(taken) = &outcome
                     && flags & libc::MSG_PEEK == 0
                 {
@@ -120,11 +141,19 @@ pub(crate) fn receive(
             Received::Bytes(count) => {
                 let peeks =
                     flags & (libc::MSG_PEEK | libc::MSG_WAITALL) == libc::MSG_PEEK | libc::MSG_WAITALL;
-                if peeks && waits && count < sink.remaining() && side.rx.on_lane() {
+                let by_lane = side.rx.is_attached() && !side.rx.is_adopted();
+                if peeks && waits && count < sink.remaining() && by_lane {
                     drop(side);
-                    match really_blocks(endpoint, fd).then(|| wait_for_more(fd, deadline)) {
-                        Some(Woken::LookAgain { tcp: false }) => continue,
-                        _ => return Ok(Taken::here(count)),
+                    match (slept || really_blocks(endpoint, fd)).then(|| wait_for_more(fd, deadline)) {
+                        Some(Woken::LookAgain { tcp: false }) => {
+                            slept = true;
+                            continue;
+                        }
+                        _ => {
+                            let all = look(endpoint, fd, &mut ready_side(endpoint, fd), sink, flags);
+                            let count = if let Received::Bytes(all) = all { all } else { count };
+                            return Ok(Taken::here(count));
+                        }
                     }
                 }
                 let whole = flags & libc::MSG_WAITALL != 0 && flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0;
@@ -138,11 +167,11 @@ pub(crate) fn receive(
                 if attach::reset_if_lost(endpoint, fd) {
                     continue;
                 }
-                return Ok(Taken::here(0));
+                return endpoint.take_owed().map_or(Ok(Taken::here(0)), Err);
             }
-            // It is told again: the direction keeps what the kernel tells only once.
-            Received::Error(_) if done > 0 => return Ok(Taken::here(done)),
+            Received::Error(_) | Received::Failed if done > 0 => return Ok(Taken::here(done)),
             Received::Error(errno) => return Err(errno),
+            Received::Failed => return by_tcp_now(fd, sink, flags).map(Taken::here),
             Received::Empty if waits => {
                 drop(side);
                 // Only what the mode was when the call began counts.
@@ -151,7 +180,11 @@ pub(crate) fn receive(
                 }
                 let woken = wait_for_bytes(endpoint, fd, deadline);
                 if let Some(outcome) = woken.ends(done) {
-                    return outcome.map(Taken::here);
+                    // What is there counts more than a handler, as in the kernel.
+                    return match look(endpoint, fd, &mut ready_side(endpoint, fd), sink, flags) {
+                        Received::Bytes(count) => Ok(Taken::here(done + count)),
+                        _ => outcome.map(Taken::here),
+                    };
                 }
                 // A call that begins anew asks for the mode again.
                 slept = matches!(woken, Woken::LookAgain { .. });
@@ -186,6 +219,7 @@ fn receive_nothing(
     flags: c_int,
     deadline: Option<Deadline>,
 ) -> Result<usize, i32> {
+    attach::notice_reset(endpoint, fd);
     loop {
         if is_readable(endpoint, fd) {
             return Ok(0);
@@ -253,7 +287,7 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
     // A peek or a discard that the lane cannot answer must not block in the kernel while the lane is watched.
     match outcome {
         Received::UseTcp if side.rx.is_attached() && !side.rx.is_adopted() => {
-            match sink.within(side.rx.peek_limit(), |part| by_tcp_now(fd, part, flags)) {
+            match by_tcp_up_to(fd, sink, side.rx.peek_limit(), flags) {
                 Ok(0) => Received::EndOfFile,
                 // A peek that has seen all of TCP's goes on in the lane.
                 Ok(count) if flags & libc::MSG_PEEK != 0 && count == side.rx.peek_limit() => {
@@ -268,6 +302,7 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
                 }
                 // What is thrown away goes on into the lane, as what is received does.
                 Ok(count) if flags & (libc::MSG_TRUNC | libc::MSG_PEEK) == libc::MSG_TRUNC => {
+                    side.rx.note_taken(count);
                     let left = sink.remaining().saturating_sub(count);
                     let more = if left > 0 { side.rx.discard(lane, &ring, &tcp, left) } else { 0 };
                     Received::Bytes(count + more)
@@ -282,11 +317,27 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
             if flags & libc::MSG_PEEK != 0
                 && count < sink.remaining()
                 && side.rx.ends_behind(lane, &ring, count)
+                && matches!(tcp.waiting(), Waiting::Bytes(_))
                 && !tcp.at_mark() =>
         {
             let mut rest = *sink;
             rest.advance(count);
             Received::Bytes(count + by_tcp_now(fd, &rest, flags).unwrap_or(0))
+        }
+        // Of urgent data nothing is found, but it is passed over.
+        Received::Empty
+            if side.rx.is_attached()
+                && !side.rx.on_lane()
+                && flags & libc::MSG_PEEK == 0
+                && tcp.at_mark() =>
+        {
+            match tcp.receive(sink) {
+                Ok(count) if count > 0 => {
+                    side.rx.note_taken(count);
+                    Received::Bytes(count)
+                }
+                _ => Received::Empty,
+            }
         }
         outcome => outcome,
     }
@@ -324,7 +375,17 @@ fn without_copying(
 /// Whether the lane has bytes to read now.
 #[inline]
 pub(crate) fn is_readable(endpoint: &Endpoint, fd: RawFd) -> bool {
-    available(endpoint, fd) > 0
+    let available = available(endpoint, fd);
+    available > 0 && is_enough(endpoint, fd, available)
+}
+
+/// Whether so many bytes, and what TCP holds, reach SO_RCVLOWAT.
+fn is_enough(endpoint: &Endpoint, fd: RawFd, available: usize) -> bool {
+    let low_water = endpoint.low_water.load(Relaxed) as usize;
+    low_water <= available || {
+        let behind = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as usize;
+        available + behind >= low_water
+    }
 }
 
 /// Whether an edge is due: something has arrived, in the lane or behind what TCP still holds.
@@ -332,7 +393,10 @@ pub(crate) fn has_arrived(endpoint: &Endpoint, fd: RawFd) -> bool {
     let mut side = endpoint.rx.lock();
     let Some(at) = side.at else { return false };
     let (lane, ring) = at.incoming();
-    side.rx.has_arrived(lane, &ring, &Tcp { endpoint, fd })
+    let arrived = side.rx.has_arrived(lane, &ring, &Tcp { endpoint, fd });
+    let unread = side.rx.unread(lane, &ring);
+    drop(side);
+    arrived && is_enough(endpoint, fd, unread)
 }
 
 /// Whether the kernel must be asked how the socket is: end of file, reset, or bytes of TCP's own.
@@ -356,6 +420,14 @@ pub(crate) fn unread(endpoint: &Endpoint) -> usize {
     let Some(at) = side.at else { return 0 };
     let (lane, ring) = at.incoming();
     side.rx.unread(lane, &ring)
+}
+
+/// How many bytes have ever arrived by lanes, read or not.
+pub(crate) fn arrived(endpoint: &Endpoint) -> u64 {
+    let mut side = endpoint.rx.lock();
+    let Some(at) = side.at else { return side.rx.lane_total() };
+    let (lane, ring) = at.incoming();
+    side.rx.arrived_total(lane, &ring)
 }
 
 /// splice from a connection that is going back: what the lane still holds goes into the pipe, and no more is read than
@@ -461,6 +533,20 @@ fn by_tcp(held: Held, fd: RawFd, sink: &Sink<'_>, flags: c_int) -> Result<usize,
 fn by_tcp_now(fd: RawFd, sink: &Sink<'_>, flags: c_int) -> Result<usize, i32> {
     // SAFETY: the message describes the program's own buffer.
     in_lists(sink, flags, |message| unsafe { kernel::recvmsg_now(fd, message, flags | libc::MSG_DONTWAIT) })
+}
+
+/// The same for no more than `limit` bytes, and a single call.
+fn by_tcp_up_to(fd: RawFd, sink: &Sink<'_>, limit: usize, flags: c_int) -> Result<usize, i32> {
+    let (pieces, offset) = sink.pieces();
+    let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
+    let count = fill_list(&mut list, pieces, offset);
+    let mut left = limit;
+    for piece in &mut list[..count] {
+        piece.iov_len = piece.iov_len.min(left);
+        left -= piece.iov_len;
+    }
+    // SAFETY: the message describes the program's own buffer.
+    unsafe { kernel::recvmsg_now(fd, &mut empty_message(&mut list[..count]), flags | libc::MSG_DONTWAIT) }
 }
 
 /// Has `receive` fill one list of pieces after the other, as long as it fills them.

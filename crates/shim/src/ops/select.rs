@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use libc::{fd_set, pollfd, sigset_t};
 use shunt_sys::memory;
 
+use crate::signal::{self, Ran};
 use crate::{errno, ops::poll, process};
 
 const BITS: usize = 64;
@@ -85,6 +86,11 @@ impl Sets {
             }
             if result == 0 || fds.iter().any(|entry| self.means(entry) != 0) {
                 return self.store(&fds);
+            }
+            // The handler may also wait for this call to end.
+            if signal::has_deferred() || signal::take_ran() != Ran::Nothing {
+                errno::set(libc::EINTR);
+                return -1;
             }
             // poll reports a hang-up to those who did not ask, and would again; select does not, and nothing else
             // can come of such a descriptor.

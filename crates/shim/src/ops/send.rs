@@ -43,6 +43,7 @@ pub(crate) fn send(
     kernel: &dyn Fn() -> ssize_t,
 ) -> Result<usize, i32> {
     if source.remaining() == 0 {
+        attach::notice_reset(endpoint, fd);
         return by_kernel(Held::Nothing, kernel);
     }
     if flags & !UNDERSTOOD != 0 {
@@ -56,7 +57,16 @@ pub(crate) fn send(
         let (road, switched) = attach::sending_road(endpoint, &mut side, fd);
         if road == Road::Tcp {
             endpoint.enter_send_locked();
+            let has_left = side.at.is_some_and(|at| peer_has_left(&at));
             drop(side);
+            if has_left {
+                attach::notice_reset(endpoint, fd);
+                if let Some(errno) = endpoint.take_owed() {
+                    endpoint.leave_send();
+                    return Err(errno);
+                }
+            }
+            attach::let_go_if_done(endpoint);
             let done = wanted - source.remaining();
             let held = Held::Send(endpoint);
             let outcome = if done == 0 { by_kernel(held, kernel) } else { by_tcp(held, fd, source, flags) };
@@ -93,10 +103,7 @@ pub(crate) fn send(
                     }
                 }
             }
-            Lane::Deserted => {
-                attach::reset_if_lost(endpoint, fd);
-                attach::go_back(endpoint, Reason::PeerDied);
-            }
+            Lane::Deserted => desert(endpoint, fd),
             Lane::Full if waits && really_blocks(endpoint, fd) => {
                 let woken = wait_for_space(endpoint, fd, deadline);
                 if let Some(outcome) = woken.ends(wanted - source.remaining()) {
@@ -176,6 +183,12 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
 #[inline]
 fn peer_has_left(at: &Attachment) -> bool {
     matches!(at.incoming().0.end(), End::Closed | End::Died)
+}
+
+/// What is said next is said by TCP.
+fn desert(endpoint: &Endpoint, fd: RawFd) {
+    attach::reset_if_lost(endpoint, fd);
+    attach::go_back(endpoint, Reason::PeerDied);
 }
 
 /// Whether the receiver has stood still for too long. Under the send lock, when the lane is full.
@@ -354,10 +367,20 @@ pub(crate) fn send_file(
     let mut moved = 0;
     while moved < wanted {
         let mut side = endpoint.tx.lock();
-        let Some(at) = side.at.filter(|at| side.tx.on_lane() && !peer_has_left(at)) else {
-            return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Ok(FileStep::UseTcp) };
+        let Some(at) = side.at.filter(|_| side.tx.on_lane()) else {
+            drop(side);
+            if moved > 0 {
+                return Ok(FileStep::Moved(moved));
+            }
+            attach::notice_reset(endpoint, fd);
+            return endpoint.take_owed().map_or(Ok(FileStep::UseTcp), Err);
         };
         let (lane, ring) = at.outgoing();
+        if peer_has_left(&at) && !lane.is_returned() {
+            drop(side);
+            desert(endpoint, fd);
+            continue;
+        }
         match fill_from_file(&mut side, lane, &ring, wanted - moved, |to, room| read_file(to, room, moved)) {
             Ok(Sent::Bytes(0)) => return Ok(FileStep::Moved(moved)),
             Ok(Sent::Bytes(count)) => {

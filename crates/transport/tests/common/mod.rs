@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use shunt_ring::Sink;
-use shunt_transport::EAGAIN;
+use shunt_transport::{EAGAIN, Waiting};
 
 #[path = "../../../ring/tests/common/mod.rs"]
 mod lanes;
@@ -73,26 +73,30 @@ impl Wire {
         self.reset.is_none().then_some(self.read)
     }
 
-    pub(crate) fn waiting(&mut self) -> Result<usize, i32> {
-        if !self.arrived.is_empty() {
-            return Ok(self.arrived.len());
-        }
+    pub(crate) fn waiting(&self) -> Waiting {
         match self.reset {
-            // Even a peek takes the error.
-            Some(Reset::Untold) => {
-                self.reset = Some(Reset::Told);
-                Err(ECONNRESET)
-            }
-            Some(Reset::Told) => Ok(0),
-            None if self.fin && self.flying.is_empty() => Ok(0),
-            None => Err(EAGAIN),
+            _ if !self.arrived.is_empty() => Waiting::Bytes(self.arrived.len()),
+            Some(Reset::Untold) => Waiting::Error,
+            Some(Reset::Told) => Waiting::EndOfFile,
+            None if self.fin && self.flying.is_empty() => Waiting::EndOfFile,
+            None => Waiting::Nothing,
         }
     }
 
     pub(crate) fn receive(&mut self, sink: &mut Sink<'_>) -> Result<usize, i32> {
-        let count = self.waiting()?.min(sink.remaining());
-        self.read += count as u64;
-        Ok(pour(self.arrived.drain(..count), sink))
+        match self.waiting() {
+            Waiting::Bytes(count) => {
+                let count = count.min(sink.remaining());
+                self.read += count as u64;
+                Ok(pour(self.arrived.drain(..count), sink))
+            }
+            Waiting::Nothing => Err(EAGAIN),
+            Waiting::EndOfFile => Ok(0),
+            Waiting::Error => {
+                self.reset = Some(Reset::Told);
+                Err(ECONNRESET)
+            }
+        }
     }
 
     /// The first bytes that have arrived and not been read.
