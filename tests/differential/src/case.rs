@@ -108,8 +108,7 @@ impl Worlds {
             }
         }
         verdict.late = run.late;
-        let stopped = verdict.open || verdict.difference.is_some() || run.is_blocked();
-        self.other.worn |= stopped;
+        self.other.worn |= verdict.open || verdict.difference.is_some();
         self.other.tidy();
         Ok(verdict)
     }
@@ -188,8 +187,7 @@ fn on_tcp(world: &mut World, sequence: &Sequence, steps: &[Step]) -> Result<Vec<
     for _ in steps {
         run.next()?;
     }
-    let (trace, blocked) = (std::mem::take(&mut run.trace), run.is_blocked());
-    world.worn |= blocked;
+    let trace = std::mem::take(&mut run.trace);
     world.tidy();
     Ok(trace)
 }

@@ -110,6 +110,15 @@ impl Judge {
         let same = (tcp.ret, tcp.errno, tcp.signals) == (shunt.ret, shunt.errno, shunt.signals);
         match step.verb {
             Verb::Drain if slack && tcp.ret == shunt.ret && tcp.errno == shunt.errno => Match::Same,
+            // How much of what was sent arrives before a reset.
+            Verb::Flood if !same || tcp.extra != shunt.extra => {
+                let alike = (tcp.ret, tcp.errno) == (shunt.ret, shunt.errno);
+                if alike && self.loose[end_of(step.slot(0))] {
+                    Match::Open
+                } else {
+                    different(step, tcp, shunt)
+                }
+            }
             Verb::Poll if slack => self.polls(step, tcp, shunt),
             Verb::EpollWait => self.waits(step, tcp, shunt, slack),
             // How a reset is told depends on whether a FIN behind those bytes came before it.
@@ -128,9 +137,7 @@ impl Judge {
                 }
             }
             _ if same && tcp.extra == shunt.extra => Match::Same,
-            _ if slack && matches!(step.verb, Verb::Inq | Verb::Drain | Verb::GetOption | Verb::Ask) => {
-                Match::Open
-            }
+            _ if slack && step.shows_end() => Match::Open,
             _ => different(step, tcp, shunt),
         }
     }
@@ -168,6 +175,14 @@ impl Judge {
             !more || self.registered.get(&(step.slot(0), *data)).is_some_and(|asked| asked & EDGE != 0)
         });
         if !missing && edges { Match::ExtraEdge } else { different(step, tcp, shunt) }
+    }
+}
+
+impl Step {
+    /// Whether it shows how a connection has ended, or what is under way.
+    fn shows_end(&self) -> bool {
+        let asks = [Verb::Inq, Verb::Drain, Verb::GetOption, Verb::Ask, Verb::Shutdown, Verb::Names];
+        asks.contains(&self.verb)
     }
 }
 

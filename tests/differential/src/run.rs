@@ -52,6 +52,10 @@ pub(crate) struct Run<'w> {
     received: [u64; ENDS],
     nonblocking: [bool; ENDS],
     opened: [bool; ENDS],
+    /// Ends with which something was done that may have ended a lane.
+    unplain: [bool; ENDS],
+    /// Actors that have executed another program.
+    replaced: Vec<u8>,
     blocked: Vec<Blocked>,
     pub(crate) trace: Vec<Record>,
     /// Answers that came only when asked again.
@@ -74,6 +78,8 @@ impl<'w> Run<'w> {
             received: [0; ENDS],
             nonblocking: [false; ENDS],
             opened: [false; ENDS],
+            unplain: [false; ENDS],
+            replaced: Vec::new(),
             blocked: Vec::new(),
             trace: Vec::new(),
             late: 0,
@@ -89,15 +95,15 @@ impl<'w> Run<'w> {
             None => !self.is_sensible(&self.steps[index]),
         };
         let outcome = if skips { Outcome::Skipped } else { self.perform(index)? };
-        self.world.settle()?;
+        if !skips {
+            self.note_roads(&self.steps[index].clone());
+        }
+        if !skips && !self.steps[index].is_quiet() {
+            self.world.settle()?;
+        }
         let woken = self.look_at_blocked(index)?;
         self.trace.push(Record { outcome, woken, before, after: self.under_way() });
         Ok(())
-    }
-
-    /// Whether something is blocked still.
-    pub(crate) fn is_blocked(&self) -> bool {
-        !self.blocked.is_empty()
     }
 
     fn under_way(&self) -> [u64; ENDS] {
@@ -177,11 +183,45 @@ impl<'w> Run<'w> {
             Verb::Dup => !holds(step.slot(1)) && step.slot(1) != step.slot(0),
             Verb::EpollNew => !holds(slot()),
             Verb::Fork => idle && step.actor.is_ascii_uppercase() && self.world.can_fork(step.actor),
-            Verb::Exec => idle,
+            Verb::Exec => idle && self.gives_back(step.actor),
             // How much a killed receive had taken, nobody learns.
-            Verb::Kill => !busy.iter().any(|other| other.gathers()),
+            Verb::Kill => !busy.iter().any(|other| other.gathers()) && self.is_mourned(step.actor),
             Verb::Signal => !idle,
             _ => true,
+        }
+    }
+
+    /// Ends whose streams `actor` receives, with something under way.
+    fn awaited_by(&self, actor: u8) -> impl Iterator<Item = usize> {
+        let under_way = self.under_way();
+        (0..ENDS).filter(move |end| {
+            under_way[*end] > 0 && self.sequence.owner(end ^ 1) == actor.to_ascii_uppercase()
+        })
+    }
+
+    /// Whether what `actor` has not read can be given back before it executes another program: only of a lane that
+    /// neither side has ended before (docs/local-path.md, *Switch back*).
+    fn gives_back(&self, actor: u8) -> bool {
+        self.awaited_by(actor).all(|end| !self.unplain[end] && !self.unplain[end ^ 1])
+    }
+
+    /// Whether those who have sent to `actor` what it has not read still know that they did: another program than the one
+    /// that sent it does not.
+    fn is_mourned(&self, actor: u8) -> bool {
+        self.awaited_by(actor).all(|end| !self.replaced.contains(&self.sequence.owner(end)))
+    }
+
+    fn note_roads(&mut self, step: &Step) {
+        if step.verb == Verb::Exec {
+            self.replaced.push(step.actor.to_ascii_uppercase());
+        }
+        if step.is_plain() {
+            return;
+        }
+        let slots = step.slots();
+        for end in 0..ENDS {
+            let of_process = slots.is_empty() && self.sequence.owner(end) == step.actor.to_ascii_uppercase();
+            self.unplain[end] |= of_process || slots.iter().any(|slot| end_of(*slot) == end);
         }
     }
 
@@ -203,10 +243,12 @@ impl<'w> Run<'w> {
             }
             Verb::Exec => {
                 self.world.worn = true;
-                match self.world.run(step, 0, mode::DONE)? {
+                let answer = match self.world.run(step, 0, mode::DONE)? {
                     Reply::Done(answer) => answer,
                     Reply::Blocked(_) => anyhow::bail!("exec blocks"),
-                }
+                };
+                self.wake_senders()?;
+                answer
             }
             Verb::Kill => {
                 self.world.kill(step.actor);
@@ -304,6 +346,12 @@ impl<'w> Run<'w> {
                 continue;
             }
             match self.world.check(self.steps[step].actor, worker, mode)? {
+                Reply::Blocked(_)
+                    if mode == mode::SETTLE && self.steps[step].gathers() && !self.steps[step].peeks() =>
+                {
+                    self.await_gathered(step)?;
+                    at += 1;
+                }
                 Reply::Blocked(_) => at += 1,
                 Reply::Done(answer) => {
                     self.blocked.remove(at);
@@ -313,6 +361,39 @@ impl<'w> Run<'w> {
             }
         }
         Ok(woken)
+    }
+
+    /// A receive that takes its part and waits for more has taken it once nothing is left; when it does is open.
+    fn await_gathered(&mut self, blocked: usize) -> Result<()> {
+        let step = &self.steps[blocked];
+        let look = Step::new(step.actor, Verb::Inq, &[step.args[0]]);
+        let deadline = Instant::now() + SETTLE;
+        while let Reply::Done(answer) = self.world.run(&look, 0, mode::DONE)?
+            && answer.extra.first().is_some_and(|left| *left > 0)
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
+    }
+
+    /// What a program that executes another has not read comes to that by TCP when the sender next looks at the connection
+    /// (docs/local-path.md, *Switch back*): so every sender of something unread looks.
+    fn wake_senders(&mut self) -> Result<()> {
+        let under_way = self.under_way();
+        for end in (0..ENDS).filter(|end| under_way[*end] > 0) {
+            let owner = self.sequence.owner(end);
+            for actor in [owner, owner.to_ascii_lowercase()] {
+                for slot in [end, end + ENDS] {
+                    if !self.world.has(actor) {
+                        continue;
+                    }
+                    let look = Step::new(actor, Verb::Poll, &[0, 0, slot as i64, 0, -1, 0]);
+                    self.world.run(&look, 0, mode::DONE)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// One receive that does not wait, by the actor that owns the slot or by the step's.
@@ -460,14 +541,28 @@ impl Step {
     }
 
     /// Whether it may wait for ever.
-    fn may_block(&self) -> bool {
+    pub(crate) fn may_block(&self) -> bool {
         match self.verb {
             Verb::Send => true,
             Verb::Recv => self.args[2] & i64::from(libc::MSG_DONTWAIT) == 0,
             Verb::Poll => self.args[1] < 0,
             Verb::EpollWait => self.args[2] < 0,
+            // SPLICE_F_NONBLOCK is about the pipe.
+            Verb::OddRecv => self.odd_receive() == "splice",
             _ => false,
         }
+    }
+
+    /// Whether it sends nothing, not even an acknowledgement.
+    fn is_quiet(&self) -> bool {
+        let quiet = [Verb::Poll, Verb::EpollNew, Verb::EpollCtl, Verb::EpollWait, Verb::Inq, Verb::Ask];
+        quiet.contains(&self.verb) || [Verb::Nonblock, Verb::GetOption, Verb::Names].contains(&self.verb)
+    }
+
+    /// Whether it leaves the connection on the road that it takes.
+    fn is_plain(&self) -> bool {
+        let plain = [Verb::Open, Verb::Send, Verb::Recv, Verb::Drain, Verb::Poll, Verb::Inq, Verb::Names];
+        plain.contains(&self.verb) && !self.is_urgent()
     }
 
     /// The slots it uses.

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -32,6 +32,26 @@ struct Actor {
     /// The line that a forked child will have.
     spare: Option<UnixStream>,
     port: u16,
+}
+
+impl Actor {
+    fn kill(&mut self) {
+        match &mut self.child {
+            Some(child) => drop(child.kill()),
+            None => {
+                if let Some(pid) = Pid::from_raw(self.pid as i32) {
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+            }
+        }
+    }
+
+    fn await_end(&mut self) {
+        match &mut self.child {
+            Some(child) => drop(child.wait()),
+            None => await_end(self.pid),
+        }
+    }
 }
 
 /// What an order came to.
@@ -189,7 +209,7 @@ impl World {
             if went.ret < 0 {
                 bail!("no round trip: {went:?}");
             }
-            if left > 0 {
+            if left > 0 && self.shim.is_some() {
                 std::thread::sleep(Duration::from_micros(600));
             }
         }
@@ -218,17 +238,11 @@ impl World {
         let Some(index) = ACTORS.iter().position(|actor| *actor == name) else { return };
         if let Some(mut actor) = self.actors[index].take() {
             self.worn = true;
-            match &mut actor.child {
-                Some(child) => {
-                    let _ = child.kill();
-                    let _ = child.wait();
-                }
-                None => {
-                    if let Some(pid) = Pid::from_raw(actor.pid as i32) {
-                        let _ = kill_process(pid, Signal::KILL);
-                    }
-                    await_end(actor.pid);
-                }
+            actor.kill();
+            actor.await_end();
+            if let Some(shim) = &self.shim {
+                // A peer hears of the death from the broker.
+                await_broker(&shim.broker, actor.pid);
             }
         }
     }
@@ -244,10 +258,10 @@ impl World {
 
     /// Ends all actors.
     pub(crate) fn end(&mut self) {
+        let mut ended: Vec<Actor> = self.actors.iter_mut().filter_map(Option::take).collect();
+        ended.iter_mut().for_each(Actor::kill);
         // Children first: they are their parents' to reap.
-        for name in *b"abAB" {
-            self.kill(name);
-        }
+        ended.iter_mut().rev().for_each(Actor::await_end);
         self.worn = true;
     }
 }
@@ -262,6 +276,18 @@ impl Drop for World {
 fn await_end(pid: u32) {
     let deadline = Instant::now() + Duration::from_secs(5);
     while lives(pid) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// Waits until the broker has heard of the end of a process.
+fn await_broker(broker: &Path, pid: u32) {
+    let knows = || {
+        shunt_broker::status(broker)
+            .is_ok_and(|snapshot| snapshot.processes.iter().any(|process| process.pid == pid))
+    };
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while knows() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_micros(100));
     }
 }

@@ -41,7 +41,7 @@ pub(crate) mod order {
     pub(crate) const ECHO: i64 = 6;
     /// slot, slot, count: round trips within this process.
     pub(crate) const PING_SELF: i64 = 7;
-    /// Closes everything.
+    /// Ends what is blocked, and closes everything.
     pub(crate) const RESET: i64 = 8;
     /// id, whether the handler restarts calls.
     pub(crate) const SIGNAL: i64 = 9;
@@ -100,7 +100,7 @@ pub(crate) fn run(arguments: &[String]) {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         }
     }
-    let mut workers = Workers::start();
+    let mut workers = Workers::new();
     if std::env::var_os(GREETS).is_some() {
         say(control, "1 0 0 0 0 0\n");
     }
@@ -149,6 +149,8 @@ fn obey(
         order::ECHO => done(calls::round_trips(slot(1), slot(1), arg(2), false)),
         order::PING_SELF => done(calls::ping_self(slot(1), slot(2), arg(3))),
         order::RESET => {
+            handle(libc::SIGUSR1, 0);
+            let cleared = workers.clear();
             for slot in (FIRST_EPOLL..SLOTS).chain(0..FIRST_EPOLL) {
                 if fd(slot) != CLOSED {
                     // SAFETY: a descriptor of ours.
@@ -156,7 +158,7 @@ fn obey(
                     put(slot, CLOSED);
                 }
             }
-            done(Answer { ret: i64::from(workers.idle()), ..Answer::default() })
+            done(Answer { ret: i64::from(cleared), ..Answer::default() })
         }
         order::SIGNAL => {
             handle(libc::SIGUSR1, if arg(2) != 0 { libc::SA_RESTART } else { 0 });

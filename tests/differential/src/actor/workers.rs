@@ -13,6 +13,11 @@ pub(crate) const WORKERS: usize = 4;
 /// An operation that must end and has not after so long is taken to hang.
 const PATIENCE: Duration = Duration::from_millis(2500);
 
+/// Descriptors of the threads' own have numbers from here on.
+const FIRST_OF_OURS: c_int = 300;
+/// How long a moment is.
+const BRIEF: Duration = Duration::from_micros(800);
+
 #[derive(Default)]
 struct Shared {
     desk: Mutex<Desk>,
@@ -39,8 +44,9 @@ struct Worker {
 pub(crate) struct Workers(Vec<Worker>);
 
 impl Workers {
-    pub(crate) fn start() -> Workers {
-        Workers((0..WORKERS).map(|_| Worker::start()).collect())
+    /// None yet: each is started when it is needed.
+    pub(crate) fn new() -> Workers {
+        Workers(Vec::new())
     }
 
     /// A forked child has none of its parent's threads.
@@ -50,17 +56,36 @@ impl Workers {
             unsafe { libc::close(worker.stat) };
             std::mem::forget(worker);
         }
-        *self = Workers::start();
     }
 
-    /// Whether nothing is blocked.
-    pub(crate) fn idle(&self) -> bool {
-        self.0.iter().all(|worker| !worker.desk().busy)
+    /// Ends what is blocked. `false` if something goes on sleeping.
+    pub(crate) fn clear(&self) -> bool {
+        let deadline = Instant::now() + PATIENCE;
+        for (id, worker) in self.0.iter().enumerate() {
+            while worker.take().is_none() && worker.desk().busy {
+                if Instant::now() > deadline {
+                    return false;
+                }
+                self.interrupt(id);
+                worker.await_end(mode::BRIEF);
+            }
+        }
+        true
     }
 
-    pub(crate) fn run(&self, step: Step, position: u64, mode: i64) -> (i64, usize, Answer) {
-        let Some(id) = self.0.iter().position(|worker| !worker.desk().busy) else {
-            return (1, 0, Answer::failed(libc::EBUSY));
+    /// Does a step: here if it cannot block for ever, else on a thread that can be left alone with it.
+    pub(crate) fn run(&mut self, step: Step, position: u64, mode: i64) -> (i64, usize, Answer) {
+        if mode == mode::DONE && !step.may_block() {
+            return (1, 0, calls::perform(&step, position));
+        }
+        let idle = self.0.iter().position(|worker| !worker.desk().busy);
+        let id = match idle {
+            Some(id) => id,
+            None if self.0.len() < WORKERS => {
+                self.0.push(Worker::start());
+                self.0.len() - 1
+            }
+            None => return (1, 0, Answer::failed(libc::EBUSY)),
         };
         let worker = &self.0[id];
         worker.shared.begun.store(false, SeqCst);
@@ -106,7 +131,12 @@ impl Worker {
         }
         let path = format!("/proc/self/task/{}/stat\0", shared.thread.load(SeqCst));
         // SAFETY: a terminated string.
-        let stat = unsafe { libc::open(path.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        let opened = unsafe { libc::open(path.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        // Out of the way: the numbers of the sockets are compared.
+        // SAFETY: a descriptor of ours, here and below.
+        let stat = unsafe { libc::fcntl(opened, libc::F_DUPFD_CLOEXEC, FIRST_OF_OURS) };
+        // SAFETY: see above.
+        unsafe { libc::close(opened) };
         Worker { shared, stat }
     }
 
@@ -129,23 +159,23 @@ impl Worker {
                 return Some(answer);
             }
             let waited = begin.elapsed();
-            if mode == mode::NOW
-                || waited > PATIENCE
-                || mode == mode::BRIEF && waited > Duration::from_micros(800)
-            {
+            if mode == mode::NOW || waited > PATIENCE || mode == mode::BRIEF && waited > BRIEF {
                 return None;
             }
-            if mode == mode::SETTLE && waited > Duration::from_micros(60) {
+            if mode == mode::SETTLE {
                 let sleeps = self.shared.begun.load(SeqCst) && self.sleeps();
                 asleep = if sleeps { asleep + 1 } else { 0 };
                 if asleep == 3 {
                     // It may have ended and then gone to sleep.
                     return self.take();
                 }
+                std::thread::yield_now();
+                continue;
             }
+            let left = if mode == mode::BRIEF { BRIEF } else { PATIENCE }.saturating_sub(waited);
             let desk = self.desk();
             if desk.done.is_none() {
-                let _ = self.shared.change.wait_timeout(desk, Duration::from_micros(40));
+                let _ = self.shared.change.wait_timeout(desk, left);
             }
         }
     }
