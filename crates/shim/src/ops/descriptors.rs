@@ -110,7 +110,7 @@ pub(crate) fn begin_close(fd: RawFd) -> Entry {
         if endpoint.is_attached() && attach::before_close(endpoint, fd) && !family::is_shared(endpoint) {
             reset_on_close(fd);
         }
-        if endpoint.stage() == Stage::Offered && !family::is_shared(endpoint) {
+        if endpoint.stage() == Stage::Offered && !family::is_shared(endpoint) && !process::has_children() {
             finish_for_broker(fd);
         }
     }
@@ -149,7 +149,8 @@ fn reset_on_close(fd: RawFd) {
     errno::set(before);
 }
 
-/// A broker that has not looked at the offer yet still holds the socket, so closing alone would end nothing.
+/// A broker that has not looked at the offer yet still holds the socket, so closing alone would end nothing. Not where a
+/// child may hold it too, even one that was made unseen: then it ends when the broker has looked.
 fn finish_for_broker(fd: RawFd) {
     let before = errno::get();
     let resets = rustix::net::sockopt::socket_linger(crate::private::borrow(fd))
