@@ -11,6 +11,7 @@
 
 mod alloc;
 mod attach;
+mod children;
 mod control;
 mod distance;
 mod endpoint;

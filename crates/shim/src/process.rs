@@ -6,8 +6,6 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
-use rustix::io::Errno;
-use rustix::process::{WaitId, WaitIdOptions, waitid};
 use rustix::time::{ClockId, clock_gettime};
 use shunt_abi::page::{Counter, ENTRIES, Entry, PAGE_BYTES, Page};
 use shunt_abi::reason::Reason;
@@ -142,14 +140,6 @@ fn current_pid() -> i32 {
 /// Process id as of the last fork that was seen.
 pub(crate) fn pid() -> i32 {
     PID.load(Relaxed)
-}
-
-/// Whether this process has children, however they were made.
-pub(crate) fn has_children() -> bool {
-    // Looks and takes nothing. Children whose end is told by no SIGCHLD count too.
-    let all = WaitIdOptions::from_bits_retain(libc::__WALL as u32);
-    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT | all;
-    !matches!(waitid(WaitId::All, look), Err(Errno::CHILD))
 }
 
 /// A forked child has an id of its own.

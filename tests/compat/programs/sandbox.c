@@ -74,7 +74,7 @@ static void half_read(int connection) {
         expect(read_all(connection, &message.head, sizeof message.head) > 0, "a head");
         if (message.head.length < 100) {
             expect(read_all(connection, message.body, message.head.length) > 0 || message.head.length == 0, "a body");
-            message.head.who = 'p';
+            message.head.who = 's';
             expect(write_all(connection, &message, sizeof message.head + message.head.length) > 0, "an answer");
         }
     } while (message.head.length < 100);

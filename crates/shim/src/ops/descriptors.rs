@@ -10,7 +10,7 @@ use crate::endpoint::Stage;
 use crate::ops::exec;
 use crate::signal::{Held, Shield};
 use crate::table::{self, Entry};
-use crate::{attach, endpoint, epoll, errno, family, kernel, process, real, signal};
+use crate::{attach, children, endpoint, epoll, errno, family, kernel, process, real, signal};
 
 /// A new TCP socket, not connected.
 pub(crate) fn made(fd: RawFd) {
@@ -107,10 +107,10 @@ pub(crate) fn begin_close(fd: RawFd) -> Entry {
             rename(endpoint, fd, entry);
             return Entry::None;
         }
-        if endpoint.is_attached() && attach::before_close(endpoint, fd) && !family::is_shared(endpoint) {
+        if endpoint.is_attached() && attach::before_close(endpoint, fd) && !is_held_elsewhere(endpoint, fd) {
             reset_on_close(fd);
         }
-        if endpoint.stage() == Stage::Offered && !family::is_shared(endpoint) && !process::has_children() {
+        if endpoint.stage() == Stage::Offered && !is_held_elsewhere(endpoint, fd) {
             finish_for_broker(fd);
         }
     }
@@ -149,8 +149,15 @@ fn reset_on_close(fd: RawFd) {
     errno::set(before);
 }
 
-/// A broker that has not looked at the offer yet still holds the socket, so closing alone would end nothing. Not where a
-/// child may hold it too, even one that was made unseen: then it ends when the broker has looked.
+/// Whether other processes may hold the socket, made seen or unseen: what ends the connection is then not this close.
+fn is_held_elsewhere(endpoint: &endpoint::Endpoint, fd: RawFd) -> bool {
+    let before = errno::get();
+    let held = family::is_shared(endpoint) || children::may_hold(fd);
+    errno::set(before);
+    held
+}
+
+/// A broker that has not looked at the offer yet still holds the socket, so closing alone would end nothing.
 fn finish_for_broker(fd: RawFd) {
     let before = errno::get();
     let resets = rustix::net::sockopt::socket_linger(crate::private::borrow(fd))
