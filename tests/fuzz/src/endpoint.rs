@@ -6,7 +6,7 @@ use std::cell::Cell;
 use shunt_abi::geometry::Side;
 use shunt_abi::reason::Reason;
 use shunt_ring::Sink;
-use shunt_transport::{EAGAIN, Kernel, Received, Rx, Sent, Tx};
+use shunt_transport::{EAGAIN, Kernel, Received, Rx, Sent, Tx, Waiting};
 
 use crate::input::Input;
 use crate::shared::{Buffer, RING, Shared};
@@ -28,16 +28,24 @@ impl Kernel for Tcp {
         Some(self.read.get())
     }
 
-    fn waiting(&self) -> Result<usize, i32> {
+    fn received(&self) -> u64 {
+        self.read.get() + self.waiting.get() as u64
+    }
+
+    fn waiting(&self) -> Waiting {
         match self.waiting.get() {
-            0 if self.ended.get() => Ok(0),
-            0 => Err(EAGAIN),
-            count => Ok(count),
+            0 if self.ended.get() => Waiting::EndOfFile,
+            0 => Waiting::Nothing,
+            count => Waiting::Bytes(count),
         }
     }
 
     fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32> {
-        let count = self.waiting()?.min(sink.remaining());
+        let count = match self.waiting() {
+            Waiting::Bytes(count) => count.min(sink.remaining()),
+            Waiting::EndOfFile => 0,
+            Waiting::Nothing | Waiting::Error => return Err(EAGAIN),
+        };
         sink.advance(count);
         self.waiting.set(self.waiting.get() - count);
         self.read.set(self.read.get() + count as u64);
@@ -51,7 +59,7 @@ pub(crate) fn run(bytes: &[u8]) {
     let (mut tx, mut rx) = (Tx::default(), Rx::default());
     tx.adopt();
     rx.adopt();
-    rx.try_watch(inn, true);
+    rx.try_watch(inn, &tcp, true);
     out.watch();
     let mut input = Input::new(bytes);
     while !input.is_over() {
