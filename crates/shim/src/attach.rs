@@ -303,6 +303,14 @@ pub(crate) fn reset_if_lost(endpoint: &Endpoint, fd: i32) -> bool {
 
 /// Leaves the link once neither direction needs it: the fast path is TCP's again, and the endpoint may be offered anew.
 pub(crate) fn let_go_if_done(endpoint: &Endpoint) {
+    // If the peer dies before it has read the rest, that is to be told.
+    if !endpoint.owes() && !has_unread_at_peer(endpoint) {
+        let_go(endpoint);
+    }
+}
+
+/// The same also where the peer has not read everything: what becomes of that is nobody's affair any more.
+pub(crate) fn let_go(endpoint: &Endpoint) {
     let at = {
         let mut tx = endpoint.tx.lock();
         let mut rx = endpoint.rx.lock();
@@ -310,11 +318,7 @@ pub(crate) fn let_go_if_done(endpoint: &Endpoint) {
         if tx.tx.is_adopted() && at.outgoing().0.is_closed() {
             tx.tx.close(at.outgoing().0, Reason::PeerWentBack);
         }
-        if tx.tx.on_lane() || tx.tx.is_adopted() || rx.rx.is_attached() || endpoint.owes() {
-            return;
-        }
-        // If the peer dies before it has read the rest, that is to be told.
-        if tx.tx.unread(at.outgoing().0) > 0 && !at.outgoing().0.is_returned() {
+        if tx.tx.on_lane() || tx.tx.is_adopted() || rx.rx.is_attached() {
             return;
         }
         tx.at = None;

@@ -7,7 +7,7 @@ use shunt_abi::reason::Reason;
 
 use crate::endpoint::{self, Stage};
 use crate::signal::Shield;
-use crate::{control, epoll, errno, family, process, real, signal, table, unseen};
+use crate::{attach, control, epoll, errno, family, process, real, signal, table, unseen};
 
 /// The program is about to install a filter.
 #[cold]
@@ -25,6 +25,7 @@ pub(crate) fn before_filter() {
         control::withdraw(endpoint);
         endpoint.set_stage(Stage::Plain);
     }
+    endpoint::all().for_each(attach::let_go);
     // The bytes of a lane that the peer has ended before cannot be given back: only we can read them.
     if !endpoint::all().any(|endpoint| endpoint.is_attached()) {
         epoll::leave();
