@@ -5,8 +5,8 @@ use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Each is one program with one job.
-const PROGRAMS: [&str; 1] = ["sequence"];
+/// Each has one job.
+const PROGRAMS: [&str; 2] = ["redirect", "sequence"];
 
 fn main() {
     println!("cargo::rerun-if-changed=bpf");

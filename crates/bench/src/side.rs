@@ -12,6 +12,8 @@ pub(crate) enum Side {
     Tcp,
     /// The same with TCP_NODELAY.
     TcpNodelay,
+    /// The same where the kernel itself takes the bytes from one socket's queue to the other's: sockmap redirect.
+    Sockmap,
     /// A Unix stream socket.
     Unix,
     /// Both programs under shunt, which never spins.
@@ -27,6 +29,9 @@ pub(crate) enum Side {
 impl Side {
     /// What the local path is compared with, in the order of the columns.
     pub(crate) const ROADS: &[Side] =
+        &[Side::Tcp, Side::TcpNodelay, Side::Sockmap, Side::Unix, Side::ShuntSleep, Side::Shunt];
+    /// For streams: sockmap redirect holds no sender back, and is not measured filling the kernel's memory.
+    pub(crate) const BACKPRESSURE: &[Side] =
         &[Side::Tcp, Side::TcpNodelay, Side::Unix, Side::ShuntSleep, Side::Shunt];
     /// For programs that choose TCP_NODELAY by themselves.
     pub(crate) const PROGRAM: &[Side] = &[Side::Tcp, Side::Unix, Side::ShuntSleep, Side::Shunt];
@@ -40,6 +45,7 @@ impl Side {
         match self {
             Side::Tcp => "TCP",
             Side::TcpNodelay => "TCP nodelay",
+            Side::Sockmap => "sockmap",
             Side::Unix => "Unix",
             Side::ShuntSleep => "shunt, no spin",
             Side::Shunt => "shunt",

@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::thread::CpuSet;
 use serde::Serialize;
 use shunt_abi::status::Snapshot;
+use shunt_kernel::LoadError;
+use shunt_kernel::redirect::Redirect;
 use tempfile::TempDir;
 
 use crate::bridge::Bridge;
@@ -63,6 +65,8 @@ pub(crate) struct Stage {
     isolated: bool,
     bridge: OnceCell<Bridge>,
     broker: Option<Process>,
+    /// Or why there is none.
+    redirect: Result<Redirect, LoadError>,
 }
 
 const BROKER_LIMIT: Duration = Duration::from_secs(5);
@@ -73,8 +77,9 @@ impl Stage {
         let directory = tempfile::Builder::new().prefix("shunt-bench-").tempdir()?;
         let shunt = std::env::current_exe().context("finding this program")?;
         let cpus = two_cpus()?;
-        let mut stage =
-            Stage { directory, shunt, cpus, isolated: isolate()?, bridge: OnceCell::new(), broker: None };
+        let isolated = isolate()?;
+        let (bridge, redirect) = (OnceCell::new(), Redirect::attach());
+        let mut stage = Stage { directory, shunt, cpus, isolated, bridge, broker: None, redirect };
         stage.start_broker()?;
         Ok(stage)
     }
@@ -85,6 +90,11 @@ impl Stage {
 
     pub(crate) fn is_isolated(&self) -> bool {
         self.isolated
+    }
+
+    /// Why nothing can be measured on this side here, if so.
+    pub(crate) fn missing(&self, side: Side) -> Option<&LoadError> {
+        self.redirect.as_ref().err().filter(|_| side == Side::Sockmap)
     }
 
     /// The processors of the server and of the client.
@@ -114,6 +124,11 @@ impl Stage {
         if placement == Placement::Apart {
             let namespace = self.bridge()?.path(role);
             line.extend(["nsenter".into(), format!("--net={}", namespace.display()).into()]);
+        }
+        if side == Side::Sockmap {
+            let entrance = self.redirect.as_ref().map_err(|error| anyhow!("{error}"))?.entrance();
+            let enter = "echo 0 > \"$0\" && exec \"$@\"";
+            line.extend(["sh".into(), "-c".into(), enter.into(), entrance.into()]);
         }
         if let Some(cpu) = cpu {
             line.extend(["taskset".into(), "--cpu-list".into(), cpu.to_string().into()]);
@@ -161,6 +176,10 @@ impl Stage {
     fn start_broker(&mut self) -> Result<()> {
         let mut command = Command::new(&self.shunt);
         command.args(["daemon", "--socket"]).arg(self.socket()).env_remove("LD_PRELOAD");
+        if rustix::process::geteuid().is_root() {
+            // PostgreSQL runs as another user.
+            command.arg("--system");
+        }
         let log = std::fs::File::create(self.path("broker.log"))?;
         self.broker = Some(Process::spawn(command.stderr(log).stdout(Stdio::null()), "the broker")?);
         let deadline = Instant::now() + BROKER_LIMIT;

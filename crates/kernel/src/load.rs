@@ -1,7 +1,7 @@
 //! Loading an object, and why it could not be.
 
 use aya::Ebpf;
-use aya::programs::{ProgramError, RawTracePoint};
+use aya::programs::Program;
 use rustix::thread::{CapabilitySet, capabilities};
 use thiserror::Error;
 
@@ -19,8 +19,8 @@ pub enum LoadError {
     Refused(String),
 }
 
-/// Loads the object, and `program` in it.
-pub(crate) fn load(object: &[u8], program: &str) -> Result<Ebpf, LoadError> {
+/// Loads the object's maps; its programs are loaded one by one.
+pub(crate) fn load(object: &[u8]) -> Result<Ebpf, LoadError> {
     if object.is_empty() {
         return Err(LoadError::NotBuilt);
     }
@@ -29,14 +29,16 @@ pub(crate) fn load(object: &[u8], program: &str) -> Result<Ebpf, LoadError> {
     if !is_privileged() {
         return Err(LoadError::NotPermitted);
     }
-    let mut loaded = Ebpf::load(object).map_err(|error| refusal(&error))?;
-    let program: &mut RawTracePoint = loaded
-        .program_mut(program)
-        .expect("the object is our own")
-        .try_into()
-        .map_err(|error: ProgramError| refusal(&error))?;
-    program.load().map_err(|error| refusal(&error))?;
-    Ok(loaded)
+    Ebpf::load(object).map_err(|error| refusal(&error))
+}
+
+/// A program of an object of ours, of the kind that it is.
+pub(crate) fn program<'a, P>(loaded: &'a mut Ebpf, name: &str) -> &'a mut P
+where
+    &'a mut P: TryFrom<&'a mut Program>,
+{
+    let program = loaded.program_mut(name).expect("the object is our own");
+    program.try_into().ok().expect("of this kind in the source")
 }
 
 fn is_privileged() -> bool {
@@ -45,7 +47,7 @@ fn is_privileged() -> bool {
 }
 
 /// EPERM, wherever in the chain it is, has one meaning; everything else is told as it is.
-fn refusal(error: &(dyn std::error::Error + 'static)) -> LoadError {
+pub(crate) fn refusal(error: &(dyn std::error::Error + 'static)) -> LoadError {
     let mut text = String::new();
     let mut cause = Some(error);
     while let Some(error) = cause {

@@ -60,7 +60,9 @@ pub enum ReadError {
 impl Reader {
     /// Loads the program. It is gone when the reader is dropped.
     pub fn load() -> Result<Reader, LoadError> {
-        load::load(OBJECT, PROGRAM).map(|loaded| Reader { loaded })
+        let mut loaded = load::load(OBJECT)?;
+        load::program::<RawTracePoint>(&mut loaded, PROGRAM).load().map_err(|error| load::refusal(&error))?;
+        Ok(Reader { loaded })
     }
 
     /// The origin of a TCP socket of any network namespace, held as `socket` by this process, with this SO_COOKIE.

@@ -18,6 +18,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::machine::Machine;
 use crate::report::{self, Report};
+use crate::side::Side;
 use crate::stage::Stage;
 pub(crate) use point::{Point, Sample};
 pub(crate) use tables::{Table, Unit};
@@ -79,6 +80,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         .into_iter()
         .filter(|table| arguments.only.is_empty() || arguments.only.contains(&table.group))
         .collect();
+    if let Some(missing) = stage.missing(Side::Sockmap) {
+        eprintln!("left out: {}: {missing}", Side::Sockmap.label());
+    }
+    for point in tables.iter_mut().flat_map(|table| &mut table.points) {
+        point.leave_out(|side| stage.missing(side).is_some());
+    }
     let begin = Instant::now();
     let bar = progress(&tables, arguments.repeats);
     for table in &mut tables {

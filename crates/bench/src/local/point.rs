@@ -37,6 +37,8 @@ pub(crate) struct Sample {
     /// Of the server's connections under shunt: with both directions on shared memory, and in all.
     pub(crate) on_shm: usize,
     pub(crate) connections: usize,
+    /// Half-way there was no connection under shunt at all.
+    pub(crate) is_unseen: bool,
     /// Why directions were on TCP.
     pub(crate) reasons: BTreeMap<&'static str, usize>,
     /// Shared memory of both programs, in bytes.
@@ -50,7 +52,7 @@ pub(crate) struct Point {
     pub(crate) bytes: usize,
     /// Where it stands on the plot's axis, if the table has one.
     pub(crate) x: Option<f64>,
-    pub(crate) sides: &'static [Side],
+    pub(crate) sides: Vec<Side>,
     pub(super) load: Box<dyn Load>,
     /// By side.
     pub(crate) samples: Vec<Vec<Sample>>,
@@ -58,16 +60,22 @@ pub(crate) struct Point {
 }
 
 impl Point {
-    pub(super) fn new(label: impl Into<String>, sides: &'static [Side], load: impl Load + 'static) -> Point {
+    pub(super) fn new(label: impl Into<String>, sides: &[Side], load: impl Load + 'static) -> Point {
         Point {
             label: label.into(),
             bytes: 0,
             x: None,
-            sides,
+            sides: sides.to_vec(),
             load: Box::new(load),
             samples: vec![Vec::new(); sides.len()],
             missing: None,
         }
+    }
+
+    /// Without the sides that cannot be measured here.
+    pub(super) fn leave_out(&mut self, is_missing: impl Fn(Side) -> bool) {
+        self.sides.retain(|side| !is_missing(*side));
+        self.samples.truncate(self.sides.len());
     }
 
     pub(super) fn at(mut self, x: usize) -> Point {

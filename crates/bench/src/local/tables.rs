@@ -81,7 +81,7 @@ fn streams() -> Table {
         axis: Some("bytes"),
         points: STREAM_SIZES
             .iter()
-            .map(|&size| Point::new(bytes(size), Side::ROADS, load(size)).at(size).of_bytes(size))
+            .map(|&size| Point::new(bytes(size), Side::BACKPRESSURE, load(size)).at(size).of_bytes(size))
             .collect(),
     }
 }

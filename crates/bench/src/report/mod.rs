@@ -59,6 +59,8 @@ pub(crate) struct Cell {
     /// The fewest connections of a turn that had both directions on shared memory, and how many there were.
     pub(crate) on_shm: Option<(usize, usize)>,
     pub(crate) on_tcp_because: BTreeMap<&'static str, usize>,
+    /// Turns in which there was no connection under shunt at all.
+    pub(crate) unseen: usize,
     /// Shared memory per connection, in bytes.
     pub(crate) link_bytes_per_connection: Option<f64>,
 }
@@ -142,6 +144,7 @@ impl Cell {
             client_cpu_us: median(|sample| sample.client_us),
             on_shm: side.is_short_road().then_some((least.on_shm, least.connections)),
             on_tcp_because,
+            unseen: samples.iter().filter(|sample| sample.is_unseen).count(),
             link_bytes_per_connection: (least.on_shm > 0)
                 .then(|| least.link_bytes as f64 / least.on_shm as f64),
         })

@@ -89,6 +89,14 @@ fn append_cpu(out: &mut String, table: &TableReport, sides: &[Side], width: usiz
 
 /// Only if not everything was as it should be.
 fn append_road(out: &mut String, label: &str, cell: &Cell) {
+    if cell.unseen > 0 {
+        let _ = writeln!(
+            out,
+            "  {label}, {}: in {} turns no connection was under shunt",
+            cell.side.label(),
+            cell.unseen
+        );
+    }
     let Some((on_shm, all)) = cell.on_shm.filter(|(on_shm, all)| on_shm < all) else { return };
     let _ = write!(out, "  {label}, {}: {on_shm} of {all} connections on shared memory", cell.side.label());
     for (reason, count) in &cell.on_tcp_because {
@@ -102,6 +110,7 @@ fn against(sides: &[Side]) -> Vec<(Side, Side)> {
     [
         (Side::Shunt, Side::Tcp),
         (Side::Shunt, Side::TcpNodelay),
+        (Side::Shunt, Side::Sockmap),
         (Side::Shunt, Side::Unix),
         (Side::ShuntSleep, Side::Unix),
         (Side::ServerOnly, Side::TcpNodelay),

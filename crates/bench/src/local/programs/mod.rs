@@ -128,14 +128,15 @@ impl<P: Program> Load for Served<P> {
             std::thread::sleep(seconds / 2);
             sample.look(&stage.status()?, &format!("{}:{}", running.address.host, running.address.port));
             sample.link_bytes = server.link_bytes() + client.link_bytes();
+            sample.is_unseen = sample.connections == 0;
         }
         let (output, client_cpu) = client.output(LIMIT)?;
         let server_cpu = server.tree_cpu().saturating_sub(before);
         let measured =
             self.program.parse(&output, seconds).with_context(|| format!("the load printed\n{output}"))?;
         let figures = Sample::of(&measured, server_cpu, client_cpu);
-        let Sample { on_shm, connections, reasons, link_bytes, .. } = sample;
-        Ok(Sample { on_shm, connections, reasons, link_bytes, ..figures })
+        let Sample { on_shm, connections, is_unseen, reasons, link_bytes, .. } = sample;
+        Ok(Sample { on_shm, connections, is_unseen, reasons, link_bytes, ..figures })
     }
 }
 
