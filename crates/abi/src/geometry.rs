@@ -15,10 +15,10 @@ pub const CONNS: usize = 64;
 pub const WAITERS: usize = 64;
 /// Bytes of one waiter's line: a cache line, so that two waiters never share one.
 pub const WAITER_BYTES: usize = 64;
-/// Bytes of one lane's header: a line for the sender, a line for the receiver.
-pub const LANE_BYTES: usize = 128;
+/// Bytes of one lane's header: two lines for the sender, two for the receiver. Processors fetch lines in pairs.
+pub const LANE_BYTES: usize = 256;
 /// Where in a lane's header the word stands that says how its sender left.
-pub const LANE_END_OFFSET: usize = 16;
+pub const LANE_END_OFFSET: usize = 72;
 /// What the broker adds to that word when the sender's process has ended.
 pub const LANE_END_DIED: u64 = 4;
 /// Where the link-wide words stand: `known[2]`.

@@ -37,6 +37,10 @@ pub struct Held {
     pub barred: u32,
     /// Directions that were shut down.
     pub shut: u32,
+    /// An error that the kernel does not tell by its right name, if at all, or 0.
+    pub owed: u64,
+    /// What the kernel's counts of bytes acknowledged, received and sent lack.
+    pub beside_kernel: [u64; 3],
 }
 
 /// A handover.
@@ -95,7 +99,15 @@ mod tests {
 
     #[test]
     fn what_is_handed_over_arrives_whole_or_not_at_all() {
-        let held = |fd| Held { cookie: 1 << 40, fd, row: 5, barred: 2, shut: 1 };
+        let held = |fd| Held {
+            cookie: 1 << 40,
+            fd,
+            row: 5,
+            barred: 2,
+            shut: 1,
+            owed: 104,
+            beside_kernel: [1, 2, 3],
+        };
         let handover = Handover {
             pid: 7,
             family: 1025,

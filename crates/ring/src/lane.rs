@@ -16,38 +16,58 @@ const RETURNED: u64 = 1 << 62;
 /// given back.
 const LEFT: u64 = 1 << 61;
 const FLAGS: u64 = CLOSED | RETURNED | LEFT;
-/// A publication at the most, so that for large messages both ends copy at the same time.
-const CHUNK: usize = 64 * 1024;
+/// What one call writes or reads at the most. It is wholly good memory of the program's, or none of it is touched.
+const BLOCK: usize = 64 * 1024;
+/// A message up to this long is published, and read, as a whole.
+const WHOLE: usize = 32 * 1024;
+/// A longer one goes in pieces, so that both ends copy at the same time, and what one has just copied is still in the
+/// nearest cache when the other does.
+const PIECE: usize = 8 * 1024;
 /// A sender about to leave the page it writes to goes back to the first if the lane is empty, so that a lane that is
 /// never full stays in the cache and takes no memory but that page.
 const PAGE: u64 = if cfg!(loom) { 2 } else { 4096 };
 
-/// The shared words of a lane: a cache line for each writer.
+/// The shared words of a lane. Each end has a line for the cursor that it moves all the time, and one for what it says
+/// rarely and the other end reads all the time.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct LaneHeader {
     tail: AtomicU64,
+    sender: SenderLine,
+    head: HeadLine,
+    receiver: ReceiverLine,
+}
+
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct SenderLine {
     start: AtomicU64,
     end: AtomicU32,
     tx_wants: AtomicU32,
     tx_waiter: AtomicU32,
     /// What stands at the beginning of the ring: a value of `tail`.
     base: AtomicU64,
-    receiver: ReceiverLine,
+}
+
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct HeadLine {
+    head: AtomicU64,
 }
 
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct ReceiverLine {
-    head: AtomicU64,
     watching: AtomicU32,
     rx_waiter: AtomicU32,
+    /// Set by whoever ends the lane, before `tail` says so: a receiver that knows of bytes enough does not look there.
+    over: AtomicU32,
 }
 
 #[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<LaneHeader>() == shunt_abi::geometry::LANE_BYTES);
-    assert!(std::mem::offset_of!(LaneHeader, end) == shunt_abi::geometry::LANE_END_OFFSET);
+    assert!(std::mem::offset_of!(LaneHeader, sender.end) == shunt_abi::geometry::LANE_END_OFFSET);
     assert!(End::Died as u64 == shunt_abi::geometry::LANE_END_DIED);
 };
 
@@ -112,27 +132,32 @@ impl LaneHeader {
     pub fn new() -> LaneHeader {
         LaneHeader {
             tail: AtomicU64::new(0),
-            start: AtomicU64::new(0),
-            end: AtomicU32::new(0),
-            tx_wants: AtomicU32::new(0),
-            tx_waiter: AtomicU32::new(0),
-            base: AtomicU64::new(0),
+            sender: SenderLine {
+                start: AtomicU64::new(0),
+                end: AtomicU32::new(0),
+                tx_wants: AtomicU32::new(0),
+                tx_waiter: AtomicU32::new(0),
+                base: AtomicU64::new(0),
+            },
+            head: HeadLine { head: AtomicU64::new(0) },
             receiver: ReceiverLine {
-                head: AtomicU64::new(0),
                 watching: AtomicU32::new(0),
                 rx_waiter: AtomicU32::new(0),
+                over: AtomicU32::new(0),
             },
         }
     }
 
     /// Ends the lane at what has been published so far. Either end may; the second time changes nothing.
     pub fn close(&self) {
+        self.note_end();
         self.tail.fetch_or(CLOSED, AcqRel);
         full_fence_after_rmw();
     }
 
     /// The sender ends the lane, and goes on in TCP. If the receiver was first and has given bytes back, those go there first.
     pub fn leave(&self) {
+        self.note_end();
         self.tail.fetch_or(CLOSED | LEFT, AcqRel);
         full_fence_after_rmw();
     }
@@ -140,6 +165,7 @@ impl LaneHeader {
     /// The receiver ends the lane and gives back what it has not read: the sender sends that again, by TCP, before
     /// anything else. `false` if the sender has gone on already.
     pub fn give_back(&self) -> bool {
+        self.note_end();
         let mut word = self.tail.load(Relaxed);
         while word & (LEFT | RETURNED) == 0 {
             match self.tail.compare_exchange(word, word | CLOSED | RETURNED, AcqRel, Relaxed) {
@@ -151,6 +177,10 @@ impl LaneHeader {
             }
         }
         word & RETURNED != 0
+    }
+
+    fn note_end(&self) {
+        self.receiver.over.store(1, Relaxed);
     }
 
     /// Whether the receiver has given back what it has not read.
@@ -166,7 +196,7 @@ impl LaneHeader {
 
     /// Whether the lane looks empty, by both cursors as they stand in shared memory: a hint.
     pub fn looks_empty(&self) -> bool {
-        self.tail.load(Relaxed) & !FLAGS == self.receiver.head.load(Relaxed)
+        self.tail.load(Relaxed) & !FLAGS == self.head.head.load(Relaxed)
     }
 
     /// L4, receiver: from now on it looks at this lane before it sleeps.
@@ -182,24 +212,24 @@ impl LaneHeader {
 
     /// The sender begins at stream offset `offset`. Before anything is published.
     pub fn begin(&self, offset: u64) {
-        self.start.store(offset + 1, Release);
+        self.sender.start.store(offset + 1, Release);
     }
 
     /// Where in the stream the lane begins, once it has.
     #[inline]
     pub fn beginning(&self) -> Option<u64> {
-        self.start.load(Acquire).checked_sub(1)
+        self.sender.start.load(Acquire).checked_sub(1)
     }
 
     /// The sender says how its direction ended, before it makes the call that ends it. What was said before stays.
     pub fn set_end(&self, end: End) {
-        self.end.fetch_or(end as u32, AcqRel);
+        self.sender.end.fetch_or(end as u32, AcqRel);
     }
 
     /// How the sender's direction ended: the last that was said of it.
     #[inline]
     pub fn end(&self) -> End {
-        match self.end.load(Acquire) {
+        match self.sender.end.load(Acquire) {
             0 => End::Open,
             word if word & End::Died as u32 != 0 => End::Died,
             word if word & End::Closed as u32 != 0 => End::Closed,
@@ -209,7 +239,7 @@ impl LaneHeader {
 
     /// Whether the sender had shut the direction down by a call, whatever happened to it later.
     pub fn was_shut_down(&self) -> bool {
-        self.end.load(Acquire) & End::ShutDown as u32 != 0
+        self.sender.end.load(Acquire) & End::ShutDown as u32 != 0
     }
 
     /// The receiver names the waiter to ring, before it announces its sleep.
@@ -232,18 +262,24 @@ impl LaneHeader {
     /// The wish is granted once. A waiter that has not announced its sleep before it wishes must look at its ready
     /// word before it sleeps: it may have been told between the two, of space that it has used since.
     pub fn want_space(&self, slot: usize) {
-        self.tx_waiter.store(slot as u32 + 1, Relaxed);
-        self.tx_wants.swap(1, AcqRel);
+        self.sender.tx_waiter.store(slot as u32 + 1, Relaxed);
+        self.sender.tx_wants.swap(1, AcqRel);
         full_fence_after_rmw();
+    }
+
+    /// Whether the sender waits for space. Asked after [`Consumer::read`].
+    #[inline]
+    pub fn is_space_wanted(&self) -> bool {
+        self.sender.tx_wants.load(Relaxed) != 0
     }
 
     /// The waiter to ring for space, if the sender waits for some. Asked after [`Consumer::read`].
     #[inline]
     pub fn take_space_wanted(&self) -> Option<usize> {
-        if self.tx_wants.load(Relaxed) == 0 || self.tx_wants.swap(0, AcqRel) == 0 {
+        if !self.is_space_wanted() || self.sender.tx_wants.swap(0, AcqRel) == 0 {
             return None;
         }
-        checked_slot(self.tx_waiter.load(Relaxed))
+        checked_slot(self.sender.tx_waiter.load(Relaxed))
     }
 }
 
@@ -283,7 +319,8 @@ impl Producer {
         self.tail - self.base
     }
 
-    /// Publishes as much of `source` as fits, a chunk at the most.
+    /// Publishes as much of `source` as fits, a block at the most. Whatever it returns, what has been published is that by which
+    /// `source` has advanced.
     #[inline]
     pub fn write(
         &mut self,
@@ -291,7 +328,7 @@ impl Producer {
         ring: &impl Ring,
         source: &mut Source<'_>,
     ) -> Result<Published, Misbehaved> {
-        let wanted = source.remaining().min(CHUNK);
+        let wanted = source.remaining().min(BLOCK);
         let room = self.room(lane, ring, wanted)?;
         if self.closed {
             return Ok(Published::Closed);
@@ -299,11 +336,38 @@ impl Producer {
         if room == 0 {
             return if lane.is_closed() { self.commit(lane, 0) } else { Ok(Published::Full) };
         }
-        let mut ahead = *source;
         let count = wanted.min(room);
         if !ring.back(self.position(), count) {
             return Ok(Published::NoMemory);
         }
+        if count <= WHOLE {
+            return self.write_piece(lane, ring, source, count);
+        }
+        if !source.reaches(count) {
+            return Ok(Published::Fault);
+        }
+        let mut done = 0;
+        while done < count {
+            match self.write_piece(lane, ring, source, PIECE.min(count - done))? {
+                Published::Bytes(piece) => done += piece,
+                // Another thread has taken the memory away meanwhile.
+                Published::Fault if done > 0 => break,
+                ended => return Ok(ended),
+            }
+        }
+        Ok(Published::Bytes(done))
+    }
+
+    /// Publishes `count` bytes, for which there is room, at once.
+    #[inline]
+    fn write_piece(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        source: &mut Source<'_>,
+        count: usize,
+    ) -> Result<Published, Misbehaved> {
+        let mut ahead = *source;
         if ring.fill(self.position(), count, &mut ahead).is_err() {
             return Ok(Published::Fault);
         }
@@ -355,7 +419,7 @@ impl Producer {
             if self.head == self.tail && at > 0 {
                 // The receiver reads the base only when it sees bytes to read, and as long as it has any the base stays.
                 self.base = self.tail;
-                lane.base.store(self.base, Relaxed);
+                lane.sender.base.store(self.base, Relaxed);
             }
         }
         Ok((size - (self.tail - self.head)) as usize)
@@ -373,7 +437,7 @@ impl Producer {
     }
 
     fn refresh(&mut self, lane: &LaneHeader) -> Result<(), Misbehaved> {
-        let head = lane.receiver.head.load(Acquire);
+        let head = lane.head.head.load(Acquire);
         // L5: the receiver's cursor only moves forward, and never past what was published.
         if head < self.head || head > self.tail {
             return Err(Misbehaved);
@@ -417,7 +481,7 @@ impl Consumer {
         }
         if self.ended {
             // A fork ends every lane, and either process may drain it: what the other has read, or given back, is gone.
-            let head = lane.receiver.head.load(Acquire);
+            let head = lane.head.head.load(Acquire);
             if lane.is_returned() {
                 self.head = self.tail;
             } else if (self.head..=self.tail).contains(&head) {
@@ -425,6 +489,22 @@ impl Consumer {
             }
         }
         Ok((self.tail - self.head) as usize)
+    }
+
+    /// The same, but no more than are known of if those are `enough`: the line of the sender's cursor stays with the sender.
+    #[inline]
+    fn known_or_available(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        enough: usize,
+    ) -> Result<usize, Misbehaved> {
+        let known = (self.tail - self.head) as usize;
+        // Of an ended lane somebody else may read too.
+        if known >= enough && lane.receiver.over.load(Relaxed) == 0 {
+            return Ok(known);
+        }
+        self.available(lane, ring)
     }
 
     /// Whether the lane has ended and everything in it has been read. Asked after [`available`](Self::available).
@@ -443,7 +523,7 @@ impl Consumer {
     ) -> Result<usize, ReadError> {
         let mut total = 0;
         while sink.remaining() > 0 {
-            match self.read_chunk(lane, ring, sink) {
+            match self.read_block(lane, ring, sink) {
                 Ok(0) => break,
                 Ok(count) => total += count,
                 // What was copied before is the caller's; the next read says it again.
@@ -455,13 +535,39 @@ impl Consumer {
     }
 
     #[inline]
-    fn read_chunk(
+    fn read_block(
         &mut self,
         lane: &LaneHeader,
         ring: &impl Ring,
         sink: &mut Sink<'_>,
     ) -> Result<usize, ReadError> {
-        let count = self.available(lane, ring)?.min(sink.remaining()).min(CHUNK);
+        let count = self.known_or_available(lane, ring, sink.remaining())?.min(sink.remaining()).min(BLOCK);
+        if count <= WHOLE {
+            return self.read_piece(lane, ring, sink, count);
+        }
+        if !sink.reaches(count) {
+            return Err(ReadError::Fault);
+        }
+        let mut done = 0;
+        while done < count {
+            match self.read_piece(lane, ring, sink, PIECE.min(count - done)) {
+                Ok(piece) => done += piece,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Reads `count` bytes, which there are, at once.
+    #[inline]
+    fn read_piece(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        sink: &mut Sink<'_>,
+        count: usize,
+    ) -> Result<usize, ReadError> {
         if count > 0 {
             let mut ahead = *sink;
             ring.drain(self.position(lane)?, count, &mut ahead)?;
@@ -501,14 +607,14 @@ impl Consumer {
     #[inline]
     fn position(&self, lane: &LaneHeader) -> Result<u64, Misbehaved> {
         // L5: the base was the tail of an empty lane, so nothing before it is unread.
-        self.head.checked_sub(lane.base.load(Relaxed)).ok_or(Misbehaved)
+        self.head.checked_sub(lane.sender.base.load(Relaxed)).ok_or(Misbehaved)
     }
 
     #[inline]
     fn advance(&mut self, lane: &LaneHeader, count: usize) {
         self.head += count as u64;
         // A swap, because `tx_wants` is read next and the sender does the reverse.
-        lane.receiver.head.swap(self.head, AcqRel);
+        lane.head.head.swap(self.head, AcqRel);
         full_fence_after_rmw();
     }
 }

@@ -111,6 +111,18 @@ macro_rules! cursor {
                 self.0.advance(count);
             }
 
+            /// Whether the next `count` bytes can all be touched.
+            pub(crate) fn reaches(&self, count: usize) -> bool {
+                let mut ahead = *self;
+                let mut left = count;
+                while left > 0 {
+                    let Ok((_, run)) = ahead.run(left) else { return false };
+                    ahead.advance(run);
+                    left -= run;
+                }
+                true
+            }
+
             #[inline]
             pub(crate) fn run(&self, limit: usize) -> Result<(*mut u8, usize), Fault> {
                 let (base, len) = self.0.run(limit);

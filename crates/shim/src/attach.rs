@@ -3,6 +3,7 @@
 use shunt_abi::page::Counter;
 use shunt_abi::reason::{Reason, Road};
 use shunt_ring::lane::End;
+use shunt_sys::tcp::Beside;
 use std::sync::atomic::Ordering::*;
 
 use crate::endpoint::{Endpoint, EndpointRef, RxSide, Stage, TxSide};
@@ -15,6 +16,8 @@ use crate::{control, distance, epoll, errno, family, kernel, process, real, wort
 /// How long the broker's word about a death is waited for. Only a reader of end of file whose own bytes lie unread waits,
 /// and only once.
 const DEATH_NEWS_NANOS: u64 = 20_000_000;
+/// How long the kernel's own reset is waited for. On this host it comes before the call that brings it forth returns.
+const RESET_NANOS: u64 = 5_000_000;
 
 /// Puts a paired endpoint on its link, unless it is not there any more or must not be.
 pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Result<(), Reason> {
@@ -212,6 +215,18 @@ pub(crate) fn stop_sending(endpoint: &Endpoint, side: &mut TxSide, reason: Reaso
     }
 }
 
+/// The receiving direction alone goes back. `true` if it is TCP's at once: nothing lies before or in the lane.
+pub(crate) fn stop_receiving(endpoint: &Endpoint, side: &mut RxSide, reason: Reason) -> bool {
+    let Some(at) = side.at else { return true };
+    process::count_bypass(reason);
+    let (lane, ring) = at.incoming();
+    side.rx.close(lane, reason);
+    side.rx.available(lane, &ring, &Tcp { endpoint, fd: endpoint.fd.load(Relaxed) });
+    endpoint.report_rx(side);
+    at.announce_space();
+    !side.rx.is_attached()
+}
+
 /// Never offer this endpoint, and take it back if it was.
 pub(crate) fn bar(endpoint: &Endpoint, reason: Reason) {
     endpoint.bar(reason);
@@ -246,8 +261,18 @@ pub(crate) fn notice_reset(endpoint: &Endpoint, fd: i32) {
 }
 
 /// TCP has ended. If that was the death of the peer's process, with bytes of ours unread in the lane, TCP would have
-/// reset the connection: then this makes the kernel's socket what a reset leaves behind. `true` if it did.
+/// reset the connection: then this makes of the kernel's socket what a reset leaves behind. `true` if it did.
 pub(crate) fn reset_if_lost(endpoint: &Endpoint, fd: i32) -> bool {
+    let is_lost = reset_in_a_set(endpoint, fd);
+    if is_lost {
+        // Whether there is room is TCP's to say again.
+        epoll::refresh(endpoint);
+    }
+    is_lost
+}
+
+/// The same for one who holds the lock of an epoll instance, and brings the sets up to date later.
+pub(crate) fn reset_in_a_set(endpoint: &Endpoint, fd: i32) -> bool {
     let incoming =
         || endpoint.tx.lock().at.map(|at| (at.incoming().0.end(), at.incoming().0.was_shut_down()));
     // The kernel has closed the dead process's socket; the broker's word follows at once, if there is a broker.
@@ -279,16 +304,17 @@ pub(crate) fn reset_if_lost(endpoint: &Endpoint, fd: i32) -> bool {
         endpoint.report_tx(&side);
     }
     if had_finished {
-        // Its FIN came long before, so this is no reset of an established connection. Nobody holds the other socket any
-        // more, and bytes that reach it bring forth the reset that TCP knows in that case.
-        // SAFETY: a byte of ours.
-        let _ = unsafe { kernel::send_now(fd, [0].as_ptr(), 1) };
+        // Its FIN came long before, so this is no reset of an established connection.
+        provoke_reset(endpoint, fd);
         return true;
     }
-    if shunt_sys::tcp::state(borrow(fd)) == Ok(shunt_sys::tcp::CLOSE) {
-        // Reset already; or both ends had finished, and then the kernel has nothing left to reset.
-        if endpoint.has_shut_writing() && !kernel::has_error(fd) {
-            endpoint.owe(libc::ECONNRESET);
+    // What TCP resets has no FIN, which the kernel counts.
+    count_beside(endpoint, Beside { received: LESS, ..Beside::default() });
+    if provoke_reset(endpoint, fd) {
+        // The kernel has an error of another name, since the FIN came first, or none, since both ends had finished. With
+        // none it may also have been told before.
+        if kernel::has_error(fd) || endpoint.has_shut_writing() {
+            endpoint.owe(fd, libc::ECONNRESET);
         }
         return true;
     }
@@ -299,6 +325,48 @@ pub(crate) fn reset_if_lost(endpoint: &Endpoint, fd: i32) -> bool {
     unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
     errno::set(before);
     true
+}
+
+/// The program has been told of a reset, so what the peer has not read will cause no other.
+pub(crate) fn reset_is_told(endpoint: &Endpoint) {
+    let mut side = endpoint.tx.lock();
+    if let Some(at) = side.at {
+        side.tx.abandon(at.outgoing().0, Reason::PeerDied);
+        endpoint.report_tx(&side);
+    }
+}
+
+/// Has the kernel reset the connection, with all that it has received, and all that it says of it, left as it is: nobody holds
+/// the other socket any more, and bytes that reach it bring forth a reset. `false` if none has come.
+fn provoke_reset(endpoint: &Endpoint, fd: i32) -> bool {
+    let is_over = || shunt_sys::tcp::state(borrow(fd)) == Ok(shunt_sys::tcp::CLOSE);
+    // Reset already: a send would take the error, which is the program's to be told.
+    if is_over() {
+        return true;
+    }
+    // An urgent one: should somebody hold it after all, whom nobody has seen, the stream has no byte more.
+    if !kernel::send_urgent_now(fd) {
+        return false;
+    }
+    count_beside(endpoint, Beside { sent: LESS, ..Beside::default() });
+    let deadline = process::now() + RESET_NANOS;
+    loop {
+        if is_over() {
+            return true;
+        }
+        if process::now() >= deadline {
+            return false;
+        }
+        let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 50_000 });
+    }
+}
+
+/// One byte less.
+const LESS: u64 = u64::MAX;
+
+fn count_beside(endpoint: &Endpoint, more: Beside) {
+    let mut beside = endpoint.beside_kernel.lock();
+    *beside = beside.and(more);
 }
 
 /// Leaves the link once neither direction needs it: the fast path is TCP's again, and the endpoint may be offered anew.
@@ -345,7 +413,12 @@ pub(crate) fn before_shutdown(endpoint: &Endpoint, how: i32) {
     let Some(at) = tx.at.filter(|_| writes || shut.both) else { return };
     // Published before the FIN, so that whoever sees the FIN sees every byte and this too. Once both directions are
     // shut TCP answers what still comes by a reset, so the peer must not go on with its lane.
-    at.outgoing().0.set_end(if shut.both { End::Closed } else { End::ShutDown });
+    if writes {
+        at.outgoing().0.set_end(End::ShutDown);
+    }
+    if shut.both {
+        at.outgoing().0.set_end(End::Closed);
+    }
     stop_sending(endpoint, &mut tx, Reason::ShutDown);
     drop(tx);
     send_again_if_returned(endpoint, endpoint.fd.load(Relaxed));

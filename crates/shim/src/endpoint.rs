@@ -4,17 +4,19 @@
 //! closes its descriptor reads stale numbers at worst, never freed memory; generations tell the difference.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
 use shunt_abi::page;
 use shunt_abi::reason::{Reason, Road};
+use shunt_sys::tcp::Beside;
 use shunt_transport::{Rx, Tx};
 
 use crate::epoll::EpollRef;
-use crate::family;
 use crate::links::{Attachment, Peer};
 use crate::lock::Lock;
+use crate::ops::options;
 use crate::waiter::Slot;
+use crate::{family, kernel};
 
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
@@ -84,8 +86,14 @@ pub(crate) struct Endpoint {
     owner: AtomicU32,
     /// SO_RCVLOWAT where it is more than 1, and lanes hold bytes from before it was set; else 0.
     pub(crate) low_water: AtomicU32,
+    /// The kernel has told a waiter that the peer sends no more.
+    peer_finished: AtomicBool,
     /// An error that the kernel cannot be made to tell, and that is told once.
     owed: AtomicI32,
+    /// It stands for one that the kernel has, and is told no more once somebody has taken that.
+    owed_for_kernel: AtomicU32,
+    /// What the kernel's counts lack, or have too much, apart from the bytes of lanes of this process's own.
+    pub(crate) beside_kernel: Lock<Beside>,
     /// SO_RCVTIMEO and SO_SNDTIMEO in nanoseconds; 0 means none.
     pub(crate) receive_timeout: AtomicU64,
     pub(crate) send_timeout: AtomicU64,
@@ -195,6 +203,7 @@ pub(crate) unsafe fn reset_locks() {
             endpoint.tx.reset();
             endpoint.rx.reset();
             endpoint.epolls.reset();
+            endpoint.beside_kernel.reset();
         }
         endpoint.receivers_in_kernel.store(0, Relaxed);
         endpoint.senders_in_kernel.store(0, Relaxed);
@@ -335,19 +344,53 @@ impl Endpoint {
         self.shut.load(Acquire) != 0
     }
 
-    /// The next call is told this error.
-    pub(crate) fn owe(&self, errno: i32) {
+    /// Notes that the kernel has said so: it need not be asked for any more.
+    pub(crate) fn note_peer_finished(&self) {
+        self.peer_finished.store(true, Relaxed);
+    }
+
+    /// Whether it has.
+    pub(crate) fn has_peer_finished(&self) -> bool {
+        self.peer_finished.load(Relaxed)
+    }
+
+    /// The next call that asks is told this error; in place of the kernel's own, if it has one now.
+    pub(crate) fn owe(&self, fd: i32, errno: i32) {
+        self.owed_for_kernel.store(kernel::has_error(fd).into(), Relaxed);
         self.owed.store(errno, Relaxed);
     }
 
+    /// That error, or 0.
+    #[inline]
+    pub(crate) fn owed(&self) -> i32 {
+        self.owed.load(Relaxed)
+    }
+
     /// Whether there is such an error.
+    #[inline]
     pub(crate) fn owes(&self) -> bool {
-        self.owed.load(Relaxed) != 0
+        self.owed() != 0
+    }
+
+    /// Whether there is one that the kernel does not show.
+    pub(crate) fn owes_alone(&self) -> bool {
+        self.owes() && self.owed_for_kernel.load(Relaxed) == 0
     }
 
     /// Tells it.
-    pub(crate) fn take_owed(&self) -> Option<i32> {
-        Some(self.owed.swap(0, Relaxed)).filter(|errno| *errno != 0)
+    #[inline]
+    pub(crate) fn take_owed(&self, fd: i32) -> Option<i32> {
+        self.tell_owed(|| options::take_error(fd).is_some())
+    }
+
+    /// Tells it to a caller who takes the kernel's error by `take_kernels`, which says whether there still was one.
+    pub(crate) fn tell_owed(&self, take_kernels: impl FnOnce() -> bool) -> Option<i32> {
+        if !self.owes() {
+            return None;
+        }
+        let stands_alone = self.owed_for_kernel.load(Relaxed) == 0;
+        let errno = self.owed.swap(0, Relaxed);
+        (errno != 0 && (take_kernels() || stands_alone)).then_some(errno)
     }
 
     /// Never offer this endpoint again.
@@ -433,6 +476,8 @@ impl Endpoint {
         self.barred.store(0, Relaxed);
         self.shut.store(0, Relaxed);
         self.owed.store(0, Relaxed);
+        *self.beside_kernel.lock() = Beside::default();
+        self.peer_finished.store(false, Relaxed);
         self.low_water.store(0, Relaxed);
         self.owner.store(0, Relaxed);
         self.receive_timeout.store(0, Relaxed);

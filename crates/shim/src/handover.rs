@@ -10,8 +10,9 @@ use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
 use shunt_abi::handover::{Handover, Held, MAX_BYTES, decode};
 use shunt_abi::reason::Reason;
 use shunt_sys::memfd;
+use shunt_sys::tcp::Beside;
 
-use crate::endpoint::{self, EndpointRef};
+use crate::endpoint::{self, EndpointRef, Stage};
 use crate::private::{self, borrow, close_owned};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
@@ -160,6 +161,13 @@ fn accept(letter: &Handover<'_>) {
         let barred = Reason::parse(held.barred as u16).filter(|reason| *reason != Reason::None);
         if let Some(reason) = barred.or((!family::arrive(endpoint, held.row)).then_some(Reason::Exec)) {
             endpoint.bar(reason);
+        }
+        let [acked, received, sent] = held.beside_kernel;
+        *endpoint.beside_kernel.lock() = Beside { acked, received, sent };
+        if held.owed != 0 {
+            endpoint.owe(held.fd, held.owed as i32);
+            // Calls ask the kernel alone otherwise.
+            endpoint.set_stage(Stage::Attached);
         }
         table::replace(held.fd, Entry::Endpoint(name));
         accepted.push((held.row, name));

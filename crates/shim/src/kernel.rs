@@ -1,6 +1,7 @@
 //! The TCP socket beneath an endpoint, as the state machines need it.
 
 use std::os::fd::RawFd;
+use std::sync::atomic::Ordering::Relaxed;
 
 use std::ffi::{c_int, c_long};
 
@@ -46,7 +47,10 @@ impl Kernel for Tcp<'_> {
 
     fn waiting(&self) -> Waiting {
         let mut polled = [pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 }];
-        if poll_now(&mut polled) == 0 {
+        // To poll there is nothing below SO_RCVLOWAT, but it is what comes before the lane.
+        let hides =
+            || self.endpoint.low_water.load(Relaxed) > 0 && shunt_sys::tcp::has_unread(borrow(self.fd));
+        if poll_now(&mut polled) == 0 && !hides() {
             return Waiting::Nothing;
         }
         // Even a peek would take the error, if nothing lies before it.
@@ -129,6 +133,14 @@ pub(crate) unsafe fn send_now(fd: RawFd, base: *const u8, len: usize) -> Result<
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the caller's promise.
     unsafe { call(libc::SYS_sendto, [fd.into(), base as _, len as _, flags.into(), 0, 0]) }
+}
+
+/// Sends a byte of urgent data, which lies beside the stream.
+pub(crate) fn send_urgent_now(fd: RawFd) -> bool {
+    let byte = [0u8];
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_OOB;
+    // SAFETY: a byte of ours.
+    unsafe { call(libc::SYS_sendto, [fd.into(), byte.as_ptr() as _, 1, flags.into(), 0, 0]) }.is_ok()
 }
 
 /// pread, of a regular file.

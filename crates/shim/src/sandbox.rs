@@ -28,7 +28,7 @@ pub(crate) fn before_filter() {
     endpoint::all().for_each(attach::let_go);
     // The bytes of a lane that the peer has ended before cannot be given back: only we can read them.
     if !endpoint::all().any(|endpoint| endpoint.is_attached()) {
-        epoll::leave();
+        epoll::hide();
         signal::give_back();
         table::clear();
         process::turn_off();

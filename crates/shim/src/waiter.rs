@@ -168,16 +168,25 @@ pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
 pub(crate) struct Spinner {
     /// Sleeps to go without spinning.
     pause: Cell<u32>,
-    /// Misses in a row; the pause doubles with each.
+    /// Misses since the last quick hit; the pause doubles with each.
     misses: Cell<u32>,
+    /// Whether the last spin hit.
+    hit: Cell<bool>,
 }
 
-/// The longest spin in automatic mode.
+/// The longest spin in automatic mode, once a spin has hit.
 const AUTO_SPIN_NANOS: u64 = 20_000;
+/// The longest before that: the peer may be asleep, and a processor that is idle takes a while to wake. Once both are awake
+/// they find each other at once.
+const TRIAL_NANOS: u64 = 150_000;
+/// How long a spin goes on before it asks whether somebody else wants the processor.
+const YIELD_NANOS: u64 = 5_000;
+/// Somebody does if giving it up took as long as this: then spinning takes time from those who have something to do.
+const OTHERS_NANOS: u64 = 3_000;
 /// Looks between two looks at the clock.
 const LOOKS: u32 = 32;
-const MISSES_ALLOWED: u32 = 2;
-const LONGEST_PAUSE: u32 = 256;
+const MISSES_ALLOWED: u32 = 1;
+const LONGEST_PAUSE: u32 = 4096;
 
 impl Spinner {
     fn spin(&self, mut ready: impl FnMut() -> bool) -> bool {
@@ -189,9 +198,12 @@ impl Spinner {
                 return false;
             }
             Spin::Auto if single_processor() => return false,
-            Spin::Auto => AUTO_SPIN_NANOS,
+            Spin::Auto if self.hit.get() => AUTO_SPIN_NANOS,
+            Spin::Auto => TRIAL_NANOS,
         };
         let begin = process::now();
+        let mut yield_at = begin + YIELD_NANOS;
+        let mut is_crowded = false;
         let found = loop {
             if (0..LOOKS).any(|_| {
                 std::hint::spin_loop();
@@ -199,14 +211,30 @@ impl Spinner {
             }) {
                 break true;
             }
-            if signal::has_deferred() || process::now() - begin >= nanos {
+            let now = process::now();
+            if signal::has_deferred() || now - begin >= nanos {
                 break false;
             }
+            if now >= yield_at {
+                rustix::thread::sched_yield();
+                let after = process::now();
+                if after - now > OTHERS_NANOS {
+                    // Perhaps the peer itself: then it is there now, but a sleep would have been as quick.
+                    is_crowded = true;
+                    break ready();
+                }
+                yield_at = after + YIELD_NANOS;
+            }
         };
-        process::count(Counter::SpinNanos, process::now() - begin);
-        if found {
+        let spent = process::now() - begin;
+        process::count(Counter::SpinNanos, spent);
+        let has_paid = found && !is_crowded;
+        self.hit.set(has_paid);
+        if has_paid {
             process::count(Counter::SpinHits, 1);
-            self.misses.set(0);
+            if spent <= AUTO_SPIN_NANOS {
+                self.misses.set(0);
+            }
         } else {
             let misses = self.misses.get() + 1;
             self.misses.set(misses);
@@ -218,11 +246,13 @@ impl Spinner {
     }
 }
 
+/// Of the whole machine: a program that is bound to one processor may have peers on others.
 fn single_processor() -> bool {
     static PROCESSORS: AtomicI32 = AtomicI32::new(0);
     if PROCESSORS.load(Relaxed) == 0 {
-        let set = rustix::thread::sched_getaffinity(None);
-        PROCESSORS.store(set.map_or(1, |set| set.count() as i32), Relaxed);
+        // SAFETY: a plain call.
+        let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+        PROCESSORS.store(online.max(1) as i32, Relaxed);
     }
     PROCESSORS.load(Relaxed) == 1
 }

@@ -100,8 +100,11 @@ pub fn read_beside_urgent(fd: impl AsFd) -> Result<u64> {
 
 /// Whether the peer has sent its FIN, or the connection is reset or over.
 pub fn hung_up(fd: impl AsFd) -> bool {
-    // A descriptor that cannot be polled is no connection either.
-    polled(fd.as_fd(), PollFlags::RDHUP).unwrap_or(true)
+    let fd = fd.as_fd();
+    // A descriptor that cannot be polled is no connection either; and poll says the same of a direction that this end has
+    // shut down.
+    let goes_on = || state(fd).is_ok_and(|state| [ESTABLISHED, FIN_WAIT1, FIN_WAIT2].contains(&state));
+    polled(fd, PollFlags::RDHUP).unwrap_or(true) && !goes_on()
 }
 
 /// Whether received bytes wait to be read, so that closing the socket resets the connection.
@@ -178,22 +181,43 @@ impl Info {
     }
 }
 
-/// Adds bytes that went another way to a `struct tcp_info` of which the kernel has filled `len` bytes: sent (and at once
-/// acknowledged), and received.
+/// What is added to the kernel's counts of a connection; modulo 2^64, so that it may also be less than nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Beside {
+    /// To the bytes that the peer has acknowledged.
+    pub acked: u64,
+    /// To those that were received.
+    pub received: u64,
+    /// To those that were sent.
+    pub sent: u64,
+}
+
+impl Beside {
+    /// Both together.
+    pub fn and(self, more: Beside) -> Beside {
+        Beside {
+            acked: self.acked.wrapping_add(more.acked),
+            received: self.received.wrapping_add(more.received),
+            sent: self.sent.wrapping_add(more.sent),
+        }
+    }
+}
+
+/// Adds bytes that went another way to a `struct tcp_info` of which the kernel has filled `len` bytes.
 ///
 /// # Safety
 /// So many bytes at `info` can be written.
-pub unsafe fn add_to_info(info: *mut u8, len: usize, (sent, received): (u64, u64)) {
+pub unsafe fn add_to_info(info: *mut u8, len: usize, beside: Beside) {
     let counts = [
-        (std::mem::offset_of!(Info, bytes_acked), sent),
-        (std::mem::offset_of!(Info, bytes_received), received),
-        (std::mem::offset_of!(Info, bytes_sent), sent),
+        (std::mem::offset_of!(Info, bytes_acked), beside.acked),
+        (std::mem::offset_of!(Info, bytes_received), beside.received),
+        (std::mem::offset_of!(Info, bytes_sent), beside.sent),
     ];
     for (offset, more) in counts {
         if offset + size_of::<u64>() <= len {
             let count = info.wrapping_add(offset).cast::<u64>();
             // SAFETY: within the bytes that the caller speaks of.
-            unsafe { count.write_unaligned(count.read_unaligned() + more) };
+            unsafe { count.write_unaligned(count.read_unaligned().wrapping_add(more)) };
         }
     }
 }

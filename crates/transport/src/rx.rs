@@ -353,10 +353,14 @@ impl Rx {
     /// Bytes of the lane that can be read now.
     #[inline]
     pub fn available(&mut self, lane: &LaneHeader, ring: &impl Ring, kernel: &impl Kernel) -> usize {
-        while self.step(lane, kernel) {}
-        match &mut self.state {
-            State::Lane(consumer) => consumer.available(lane, ring).unwrap_or(0),
-            _ => 0,
+        loop {
+            while self.step(lane, kernel) {}
+            let State::Lane(consumer) = &mut self.state else { return 0 };
+            let count = consumer.available(lane, ring).unwrap_or(0);
+            // Only now is it known whether the lane ends here.
+            if count > 0 || !consumer.is_finished() {
+                return count;
+            }
         }
     }
 

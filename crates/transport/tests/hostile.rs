@@ -20,13 +20,15 @@ use common::{Buffer, Wire};
 const RING: usize = 64;
 const CLOSED: u64 = 1 << 63;
 const RETURNED: u64 = 1 << 62;
-/// Where the words stand that the two ends read of each other.
+/// Where the words stand that the two ends read of each other, two of 32 bits at a time.
 const TAIL: usize = 0;
-const START: usize = 8;
-const END: usize = 16;
-const BASE: usize = 32;
-const HEAD: usize = 64;
-const WATCHING: usize = 72;
+const START: usize = 64;
+const END: usize = 72;
+const BASE: usize = 88;
+const HEAD: usize = 128;
+const WANTS: usize = 80;
+const WATCHING: usize = 192;
+const OVER: usize = 200;
 
 /// What a peer does to a lane, and what it is called.
 type Lie = (&'static str, fn(&Lane));
@@ -185,7 +187,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => any::<u64>(),
         1 => Just(u64::MAX),
     ];
-    let place = prop::sample::select(vec![TAIL, START, END, 24, BASE, HEAD, WATCHING]);
+    let place = prop::sample::select(vec![TAIL, START, END, WANTS, BASE, HEAD, WATCHING, OVER]);
     let len = || 1..100usize;
     prop_oneof![
         10 => (place, word).prop_map(|(place, word)| Op::Poke(place, word)),

@@ -370,6 +370,35 @@ static ssize_t n_ready(int fd, char *to, size_t len) {
     }
     return syscall(SYS_read, fd, to, len);
 }
+// A socket and something else in one set, with the same user data: neither is taken for the other.
+static ssize_t same_data_read(int fd, char *to, size_t len) {
+    int set = epoll_create1(0), other = eventfd(0, EFD_NONBLOCK);
+    struct epoll_event of_fd = {EPOLLIN, {.fd = 77}}, of_other = {EPOLLOUT, {.fd = 77}}, seen[4];
+    check(epoll_ctl(set, EPOLL_CTL_ADD, other, &of_other) == 0, "an eventfd's registration");
+    check(epoll_ctl(set, EPOLL_CTL_ADD, fd, &of_fd) == 0, "a socket's registration");
+    struct pollfd one = {.fd = fd, .events = POLLIN};
+    check(poll(&one, 1, 20000) == 1, "something to read");
+    int in = 0, out = 0;
+    for (int tries = 0; tries < 100 && (!in || !out); tries++) {
+        int count = epoll_wait(set, seen, 4, 20000);
+        for (int i = 0; i < count; i++) {
+            check(seen[i].data.fd == 77, "its user data");
+            in |= seen[i].events == EPOLLIN;
+            out |= seen[i].events == EPOLLOUT;
+        }
+    }
+    check(in && out, "each is reported for itself");
+    // What one can do is not said of the other.
+    of_fd.events = of_other.events = 0;
+    check(epoll_ctl(set, EPOLL_CTL_MOD, other, &of_other) == 0, "nothing is asked of the eventfd");
+    check(epoll_wait(set, seen, 4, 20000) == 1 && seen[0].events == EPOLLIN, "the socket alone");
+    check(epoll_ctl(set, EPOLL_CTL_MOD, fd, &of_fd) == 0, "nothing is asked of the socket");
+    check(epoll_wait(set, seen, 4, 0) == 0, "neither");
+    close(other);
+    close(set);
+    return read(fd, to, len);
+}
+
 // A child that libc knows nothing of reads; the parent goes on after it.
 static long by_fork(void) { return syscall(SYS_fork); }
 static long by_clone(void) { return syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, 0); }
@@ -691,6 +720,7 @@ static const struct scenario scenarios[] = {
     {"number-sendfile", NULL, n_sendfile, NULL, NULL},
     {"number-options", n_options, NULL, NULL, NULL},
     {"number-ready", n_ready, NULL, NULL, NULL},
+    {"same-data", same_data_read, NULL, NULL, NULL},
     {"number-fork", fork_read, NULL, NULL, NULL},
     {"number-clone", clone_read, NULL, NULL, NULL},
     {"number-clone3", clone3_read, NULL, NULL, NULL},

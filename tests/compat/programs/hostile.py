@@ -19,7 +19,8 @@ import struct
 import sys
 import time
 
-LANES, LANE, CONNS = 4096 + 2 * 64 * 64, 128, 64
+LANES, LANE, CONNS = 4096 + 2 * 64 * 64, 256, 64
+START, WORDS = 64, [0, 64, 72, 80, 88, 128, 192, 200]
 RINGS = LANES + CONNS * 2 * LANE
 RING = 256 * 1024
 TOP = (1 << 64) - 1
@@ -63,9 +64,9 @@ class Memory:
 def spoil_lanes(memory, links):
     for _ in range(source.randrange(1, 16)):
         base, _ = source.choice(links)
-        used = [conn for conn in range(CONNS) if any(memory.read(base + LANES + (2 * conn + s) * LANE + 8) for s in (0, 1))]
+        used = [conn for conn in range(CONNS) if any(memory.read(base + LANES + (2 * conn + s) * LANE + START) for s in (0, 1))]
         conn = source.choice(used) if used and source.random() < 0.9 else source.randrange(CONNS)
-        memory.spoil(base + LANES + 2 * conn * LANE + source.randrange(2 * LANE // 8) * 8)
+        memory.spoil(base + LANES + (2 * conn + source.randrange(2)) * LANE + source.choice(WORDS))
 
 
 def spoil_beginnings(memory, links):
@@ -73,8 +74,8 @@ def spoil_beginnings(memory, links):
     for base, _ in links:
         for lane in range(2 * CONNS):
             at = base + LANES + lane * LANE
-            if not memory.read(at + 8):
-                memory.write(at + 8, 1 << source.choice([20, 40, 60]))
+            if not memory.read(at + START):
+                memory.write(at + START, 1 << source.choice([20, 40, 60]))
                 memory.write(at, 100)
         for slot in range(2 * 64):
             memory.write(base + 4096 + slot * 64, TOP)
@@ -242,7 +243,7 @@ def main():
         leave(sock, kept)
         if len(kept) > 16:
             kept.pop(source.randrange(len(kept))).close()
-    print("spoilt", spoilt, flush=True)
+    print(f"spoilt {spoilt}", flush=True)
     signal.pause()
 
 

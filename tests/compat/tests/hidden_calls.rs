@@ -83,6 +83,11 @@ fn plain_calls_and_other_names_of_them_stay_on_shared_memory() {
 }
 
 #[test]
+fn a_socket_and_something_else_may_have_the_same_user_data() {
+    run_all(&["-luring"], &[Scenario("same-data", SHM)]);
+}
+
+#[test]
 fn calls_that_mean_nothing_to_us_are_passed_through() {
     run_all(&["-luring"], &[Scenario("passed", SHM)]);
 }

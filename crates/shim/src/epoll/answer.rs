@@ -1,8 +1,10 @@
 //! epoll_wait: what the lanes answer, and how it goes together with what the kernel answers.
 
-use libc::epoll_event;
+use libc::{c_int, epoll_event};
 
-use super::{ALWAYS, DEGRADED_NANOS, EDGE, IN, Inner, ONE_SHOT, OUT, Registration};
+use super::registration::is_token;
+use super::report::{NOBODY, Report};
+use super::{ALWAYS, DEGRADED_NANOS, EDGE, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration};
 use crate::endpoint::{Endpoint, EndpointRef};
 use crate::links::Link;
 use crate::ops::{receive, send};
@@ -18,8 +20,20 @@ impl Inner {
         self.links.have_marks(slot)
     }
 
-    /// The lanes' answer: fills `events` with what is ready and returns how many.
-    pub(crate) fn collect(&mut self, events: &mut [epoll_event]) -> usize {
+    /// What a wait is going to return.
+    pub(crate) fn begin<'a>(&mut self, events: &'a mut [epoll_event]) -> Report<'a> {
+        Report::new(events, std::mem::take(&mut self.owners))
+    }
+
+    /// Ends that; returns how many events it has.
+    pub(crate) fn finish(&mut self, report: Report<'_>) -> c_int {
+        let count = report.len();
+        self.owners = report.into_owners();
+        count as c_int
+    }
+
+    /// The lanes' answer: adds what is ready.
+    pub(crate) fn collect(&mut self, report: &mut Report<'_>) {
         self.behind = false;
         if let Some(slot) = self.slot {
             let Inner { links, registrations, pending, .. } = self;
@@ -51,20 +65,21 @@ impl Inner {
             let due: Vec<RawFd> = self.registrations.iter_mut().filter_map(unmarked).collect();
             due.into_iter().for_each(|fd| self.mark_pending(fd));
         }
-        self.look_at_pending(events)
+        self.look_at_pending(report);
     }
 
     /// Looks at everything attached, marked or not: for instances that nobody can wake.
     pub(crate) fn mark_all(&mut self) {
-        let attached: Vec<RawFd> = self.by_data.values().copied().collect();
+        let attached = self.registrations.iter().filter(|(_, one)| one.attached.is_some());
+        let attached: Vec<RawFd> = attached.map(|(fd, _)| *fd).collect();
         attached.into_iter().for_each(|fd| self.mark_pending(fd));
         self.rung = true;
     }
 
-    fn look_at_pending(&mut self, events: &mut [epoll_event]) -> usize {
-        let mut found = 0;
+    fn look_at_pending(&mut self, report: &mut Report<'_>) {
+        let before = report.len();
         for _ in 0..self.pending.len() {
-            if found == events.len() {
+            if report.is_full() {
                 break;
             }
             let Some(fd) = self.pending.pop_front() else { break };
@@ -78,19 +93,29 @@ impl Inner {
             if attach::is_returned(endpoint) {
                 self.returned.push(endpoint);
             }
-            let Answer { mut reported, full, behind } = judge(endpoint, fd, registration.events, slot);
+            let Answer { mut reported, full, behind, left, by_tcp } =
+                judge(endpoint, fd, registration.events, slot);
             if behind {
                 // Whoever reads TCP up to there may be another thread, and then nothing tells this one.
                 registration.queue(&mut self.pending, fd);
                 self.behind = true;
             }
-            if reported != 0 && registration.events & ONE_SHOT != 0 {
-                // It is the only report until it is armed again, so what TCP would add belongs into it.
-                reported |= translate(endpoint, asked_of_kernel(fd, registration.events));
+            self.must_ask |= left;
+            let more = by_tcp || endpoint.is_shut() || endpoint.has_peer_finished();
+            if reported != 0
+                && (registration.events & ONE_SHOT != 0 || registration.events & EDGE != 0 && more)
+            {
+                // It is the only report of this, so what TCP would add belongs into it.
+                let wanted = registration.events | ALWAYS;
+                let said = asked_of_kernel(fd, registration.events | FINISHED);
+                reported |= translate(endpoint, said) & wanted;
+                if said & FINISHED != 0 && attach::reset_in_a_set(endpoint, fd) {
+                    reported |= (IN | OUT | ALWAYS | FINISHED) & wanted;
+                    self.returned.push(endpoint);
+                }
             }
             if reported != 0 {
-                events[found] = epoll_event { events: reported, u64: registration.data };
-                found += 1;
+                report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
                 if registration.events & ONE_SHOT != 0 {
                     registration.disarmed = true;
                 } else if registration.events & EDGE == 0 {
@@ -101,65 +126,72 @@ impl Inner {
                 self.note_full(fd);
             }
         }
-        found
     }
 
-    /// Takes the kernel's events in `events[..count]` over: drops the doorbell's, adds what lanes say to a socket's, and
-    /// merges them with the `before` events that are in the array already. Returns the new number in all.
-    pub(crate) fn take_over(&mut self, events: &mut [epoll_event], before: usize, count: usize) -> usize {
-        let mut kept = before;
+    /// Takes over the `count` events that the kernel has put behind those of `report`: drops the doorbell's, and adds
+    /// what lanes say to a socket's.
+    pub(crate) fn take_over(&mut self, report: &mut Report<'_>, count: usize) {
+        let before = report.len();
         for index in before..before + count {
-            let mut event = events[index];
+            let event = report.at(index);
             let data = event.u64;
             if data == self.marker {
                 self.rung = true;
-                continue;
-            }
-            let ours = self.by_data.get(&data).copied();
-            if let Some(fd) = ours {
-                // TCP may end here and the lane begin: the next look must not wait for another mark.
-                self.mark_pending(fd);
-            }
-            if let Some(fd) = ours
-                && let Some(registration) = self.registrations.get_mut(&fd)
-                && let Some(endpoint) = registration.attached.and_then(EndpointRef::resolve)
+            } else if !is_token(data) {
+                report.tell(NOBODY, event, 0);
+            } else if let Some(fd) = self.by_token.get(&data).copied()
+                && let Some(event) = self.own(fd, event.events)
             {
-                if registration.disarmed {
-                    continue;
-                }
-                if registration.deleted {
-                    registration.kernel_events = 0;
-                    self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
-                    continue;
-                }
-                endpoint.rx.lock().rx.note_tcp_news();
-                let mut reported = translate(endpoint, event.events);
-                if attach::reset_if_lost(endpoint, fd) {
-                    reported |= IN | OUT | ALWAYS | libc::EPOLLRDHUP as u32;
-                }
-                event.events = reported & (registration.events | ALWAYS);
-                if event.events == 0 {
-                    // The kernel's set holds more than is wanted, and would report it for ever.
-                    self.set_kernel_events(fd, endpoint);
-                    continue;
-                }
-                if let Some(same) = events[..before].iter_mut().find(|earlier| { earlier.u64 } == data) {
-                    same.events |= event.events;
-                    continue;
-                }
-                if registration.events & ONE_SHOT != 0 {
-                    registration.disarmed = true;
-                }
+                report.tell(fd, event, before);
             }
-            events[kept] = event;
-            kept += 1;
         }
-        kept
+    }
+
+    /// What is to be told of a registration for which the kernel has these events.
+    fn own(&mut self, fd: RawFd, events: u32) -> Option<epoll_event> {
+        // TCP may end here and the lane begin: the next look must not wait for another mark.
+        self.mark_pending(fd);
+        let registration = self.registrations.get_mut(&fd)?;
+        if registration.disarmed {
+            return None;
+        }
+        if registration.deleted {
+            registration.kernel_events = 0;
+            self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
+            return None;
+        }
+        let mut reported = events;
+        let endpoint = registration.attached.and_then(EndpointRef::resolve);
+        if let Some(endpoint) = endpoint {
+            endpoint.rx.lock().rx.note_tcp_news();
+            reported = translate(endpoint, events);
+            if events & FINISHED != 0 {
+                endpoint.note_peer_finished();
+            }
+            if attach::reset_in_a_set(endpoint, fd) {
+                reported |= IN | OUT | ALWAYS | FINISHED;
+                // All sets are told that it is off its lane.
+                self.returned.push(endpoint);
+            }
+            if registration.events & (ONE_SHOT | EDGE) != 0 {
+                // It is the only report of this, so what lanes would add belongs into it, and TCP since.
+                reported |= judge(endpoint, fd, registration.events, self.slot).reported;
+                reported |= translate(endpoint, asked_of_kernel(fd, registration.events));
+            }
+        }
+        reported &= registration.events | ALWAYS;
+        if reported == 0 {
+            // The kernel's set holds more than is wanted, and would report it for ever.
+            self.set_kernel_events(fd, endpoint);
+            return None;
+        }
+        registration.disarmed = registration.events & ONE_SHOT != 0;
+        Some(epoll_event { events: reported, u64: registration.data })
     }
 
     /// How long a sleep may last at most, beside what the program wants, and whether that is for want of a doorbell.
     pub(crate) fn patience(&mut self) -> Option<u64> {
-        if self.by_data.is_empty() {
+        if self.attached == 0 {
             return None;
         }
         let Some(slot) = self.slot.filter(|_| self.secondary == 0) else { return Some(DEGRADED_NANOS) };
@@ -227,6 +259,11 @@ impl Inner {
         }
     }
 
+    /// Whether what the lanes have said is not all, since a peer has left.
+    pub(crate) fn must_ask(&mut self) -> bool {
+        std::mem::take(&mut self.must_ask)
+    }
+
     /// Endpoints whose receivers have given bytes back: to be sent again outside the lock.
     pub(crate) fn take_returned(&mut self) -> Vec<&'static Endpoint> {
         std::mem::take(&mut self.returned)
@@ -246,6 +283,10 @@ struct Answer {
     full: bool,
     /// There are bytes, but behind those of TCP that have not come yet: an edge, but nothing to read.
     behind: bool,
+    /// There is nobody at the other end any more.
+    left: bool,
+    /// Whether there is room is TCP's to say.
+    by_tcp: bool,
 }
 
 fn judge(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> Answer {
@@ -255,11 +296,12 @@ fn judge(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> Ans
         behind = wanted & EDGE == 0 && !receive::is_readable(endpoint, fd);
         events |= if behind { 0 } else { IN };
     }
-    let room = if wanted & OUT != 0 { send::writability(endpoint, slot) } else { None };
+    let (room, left) = if wanted & OUT != 0 { send::room(endpoint, slot) } else { (None, false) };
     if room == Some(true) {
         events |= OUT;
     }
-    Answer { reported: events & wanted, full: room == Some(false), behind }
+    let by_tcp = wanted & OUT != 0 && room.is_none();
+    Answer { reported: events & wanted, full: room == Some(false), behind, left, by_tcp }
 }
 
 /// What the kernel says of the socket now. The bits of poll and epoll are the same.

@@ -4,15 +4,20 @@
 //! data. A registration whose endpoint is on a link is *attached*: its readability, and its writability once it sends
 //! on a lane, are answered here. An instance without attached registrations costs nothing (L7).
 //!
+//! What a program gives as user data may be the same for several descriptors, ours or not. So the kernel's set holds a
+//! *token* of ours in its place for what is answered here, and an event is the registration's that has its token. One that
+//! is for a single event has a token from the beginning: the kernel disarms it, and only the event says that it has.
+//!
 //! Locks: an instance's lock is taken before an endpoint's, never after.
 
 mod answer;
 mod registration;
+mod report;
 mod watched;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
 use libc::epoll_event;
 use shunt_abi::reason::Reason;
@@ -23,6 +28,7 @@ use crate::lock::{Guard, Lock};
 use crate::table::{self, Entry};
 use crate::waiter::Slot;
 use crate::{attach, errno, real};
+use registration::Passed;
 use watched::Watched;
 
 const MAX: usize = 65536;
@@ -32,6 +38,8 @@ pub(crate) const OUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+/// The peer sends no more.
+const FINISHED: u32 = libc::EPOLLRDHUP as u32;
 /// The longest sleep of a waiter that its peers cannot wake.
 pub(crate) const DEGRADED_NANOS: u64 = 1_000_000;
 /// Reported whether asked for or not.
@@ -43,6 +51,8 @@ pub(crate) struct Epoll {
     generation: AtomicU32,
     /// Attached registrations, or a doorbell in the kernel's set: either way calls must look here.
     active: AtomicU32,
+    /// The kernel's set holds tokens, or has.
+    has_tokens: AtomicBool,
     inner: Lock<Inner>,
 }
 
@@ -81,20 +91,30 @@ pub(crate) struct Inner {
     fd: RawFd,
     pub(crate) slot: Option<Slot>,
     marker: u64,
-    /// The doorbell has been taken out of the kernel's set for an exec.
+    /// What is ours has been taken out of the kernel's set for an exec.
     hidden: bool,
+    /// Made by a process that this one was forked from, which goes on using the kernel's set.
+    inherited: bool,
     nested: bool,
     registrations: HashMap<RawFd, Registration>,
-    by_data: HashMap<u64, RawFd>,
+    by_token: HashMap<u64, RawFd>,
+    /// Registrations that are attached.
+    attached: u32,
+    /// Those of them that go by another number than their endpoint's.
+    aliases: Vec<RawFd>,
     links: Watched,
     /// The doorbell has been rung since the links at rest were last looked at.
     rung: bool,
     /// Descriptors to look at in the next wait: marked by a peer, newly armed, or level-triggered and ready.
     pending: VecDeque<RawFd>,
+    /// Memory for the next [`report::Report`].
+    owners: Vec<RawFd>,
     /// The last look found lanes with bytes that cannot be read yet.
     behind: bool,
-    /// Endpoints whose receivers have given bytes back, found out while the lock was held.
+    /// Endpoints whose receivers have given bytes back, or that have been reset, found out while the lock was held.
     returned: Vec<&'static Endpoint>,
+    /// The kernel must be asked too: it knows how the peer has ended.
+    must_ask: bool,
     /// Registrations whose lanes had no room for what the program wants to send.
     full: Vec<RawFd>,
     /// Threads asleep in the kernel on this instance.
@@ -109,6 +129,8 @@ pub(crate) struct Inner {
 struct Registration {
     events: u32,
     data: u64,
+    /// What the kernel's set holds instead of `data`.
+    token: Option<u64>,
     /// What the kernel's set holds. While attached that may be more than `events` wants, see [`Inner::shortcut`].
     kernel_events: u32,
     disarmed: bool,
@@ -136,6 +158,7 @@ pub(crate) fn track(fd: RawFd) {
                     index,
                     generation: AtomicU32::new(0),
                     active: AtomicU32::new(0),
+                    has_tokens: AtomicBool::new(false),
                     inner: Lock::new(Inner::default()),
                 };
                 SLAB[index as usize].store(Box::into_raw(Box::new(epoll)), Release);
@@ -186,17 +209,11 @@ pub(crate) fn detach_everywhere(endpoint: &Endpoint, link: &'static Link) {
     }
 }
 
-/// Every instance is the kernel's alone from now on; no endpoint is attached any more.
-pub(crate) fn leave() {
+/// Every instance is the kernel's alone for now: another program may inherit it, and must not meet what is ours there, or
+/// we leave it for good.
+pub(crate) fn hide() {
     for epoll in all() {
-        epoll.inner.lock().leave();
-    }
-}
-
-/// Another program may inherit the kernel's sets, and must not meet our doorbells there.
-pub(crate) fn hide_doorbells() {
-    for epoll in all() {
-        epoll.inner.lock().hide_doorbell();
+        epoll.inner.lock().hide();
     }
 }
 
@@ -212,7 +229,7 @@ pub(crate) fn forget_everywhere(endpoint: &Endpoint, link: Option<&'static Link>
         if inner.registrations.get(&fd).is_some_and(|registration| registration.attached.is_none())
             && table::endpoint(fd).is_none_or(|other| std::ptr::eq(other, endpoint))
         {
-            inner.registrations.remove(&fd);
+            inner.forget(fd);
         }
     }
 }
@@ -221,6 +238,14 @@ pub(crate) fn forget_everywhere(endpoint: &Endpoint, link: Option<&'static Link>
 pub(crate) fn bury_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
         epoll.inner.lock().bury(epoll, endpoint.fd.load(Relaxed), Some(endpoint));
+    }
+}
+
+/// The last descriptor of this process is about to be closed, but another holds the socket: the kernel's sets go on reporting
+/// it, and as the program has registered it.
+pub(crate) fn leave_everywhere(endpoint: &Endpoint) {
+    for epoll in sets_of(endpoint) {
+        epoll.inner.lock().leave(endpoint.fd.load(Relaxed));
     }
 }
 
@@ -243,6 +268,14 @@ pub(crate) fn watch_for_space(endpoint: &Endpoint) {
 pub(crate) fn drop_link(link: &'static Link) {
     for epoll in all() {
         epoll.inner.lock().links.forget(link);
+    }
+}
+
+/// The program has done something that makes TCP tell its waiters of one of `events` anew, for their edges.
+pub(crate) fn tell_again(endpoint: &Endpoint, events: u32) {
+    let fd = endpoint.fd.load(Relaxed);
+    for epoll in sets_of(endpoint) {
+        epoll.inner.lock().tell_again(fd, events);
     }
 }
 
@@ -273,9 +306,11 @@ pub(crate) unsafe fn after_fork_in_child() {
     for epoll in all() {
         let mut inner = epoll.inner.lock();
         inner.slot = None;
+        inner.inherited = true;
         inner.sleepers = 0;
         inner.links = Watched::default();
     }
+    registration::part_tokens();
 }
 
 impl Inner {
@@ -290,6 +325,12 @@ impl Epoll {
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         self.active.load(Acquire) != 0
+    }
+
+    /// Whether what the kernel reports must be [taken over](Inner::take_over).
+    #[inline]
+    pub(crate) fn must_translate(&self) -> bool {
+        self.is_active() || self.has_tokens.load(Acquire)
     }
 
     #[inline]
@@ -318,6 +359,7 @@ impl Epoll {
             slot.give_back();
         }
         self.active.store(0, Release);
+        self.has_tokens.store(false, Release);
         self.generation.fetch_add(1, AcqRel);
         FREE.lock().0.push(self.index);
     }
@@ -362,15 +404,20 @@ impl Epoll {
             } else {
                 // SAFETY: not null, and the program's promise to the kernel.
                 let wanted = unsafe { std::ptr::read_unaligned(event) };
-                let kernel_events = registration::kernel_events(endpoint, wanted.events);
-                let mut passed = epoll_event { events: kernel_events, u64: wanted.u64 };
+                let passed = Passed {
+                    events: registration::kernel_events(endpoint, wanted.events),
+                    token: inner.token_for(self, operation, fd, endpoint, wanted.events),
+                };
+                let mut event =
+                    epoll_event { events: passed.events, u64: passed.token.unwrap_or(wanted.u64) };
                 // SAFETY: an event of our own.
-                let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, &mut passed) };
+                let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, &mut event) };
                 if result == 0 {
-                    bar = inner.put(self, operation, fd, endpoint, wanted, kernel_events);
-                    if bar.is_some() && kernel_events != wanted.events {
+                    let events = passed.events;
+                    bar = inner.put(self, operation, fd, endpoint, wanted, passed);
+                    if bar.is_some() && events != wanted.events {
                         // It is the kernel's to answer, all of it.
-                        inner.change_kernel(libc::EPOLL_CTL_MOD, fd, wanted.events, wanted.u64);
+                        inner.change_kernel(libc::EPOLL_CTL_MOD, fd, wanted.events, event.u64);
                     }
                 }
                 result

@@ -2,23 +2,43 @@
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering::*;
+use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use libc::epoll_event;
 use shunt_abi::reason::Reason;
 
-use super::{EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, OUT, Registration};
+use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration};
 use crate::endpoint::Endpoint;
 use crate::links::Link;
 use crate::waiter::Slot;
-use crate::{errno, real};
+use crate::{errno, process, real};
 
-/// What the kernel's set must hold: TCP's send buffer is empty while a lane is used, so EPOLLOUT is ours then.
+/// The upper half of every token. As an address it would be no program's, and nobody counts that far.
+const TOKENS: u64 = 0xd00b_e112;
+static NEXT_TOKEN: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this user data is of ours.
+pub(super) fn is_token(data: u64) -> bool {
+    data >> 32 == TOKENS
+}
+
+/// A forked child's tokens in the sets that it shares are none of its parent's.
+pub(super) fn part_tokens() {
+    NEXT_TOKEN.store((process::now() >> 10) as u32, Relaxed);
+}
+
+/// What the kernel is told of a registration.
+pub(super) struct Passed {
+    pub(super) events: u32,
+    pub(super) token: Option<u64>,
+}
+
+/// What the kernel's set must hold: TCP's send buffer is empty while a lane is used, so EPOLLOUT is ours then; and the death
+/// of the peer, which is an error that nobody need ask for, is first seen as the end of what it sends.
 pub(super) fn kernel_events(endpoint: Option<&Endpoint>, wanted: u32) -> u32 {
-    match endpoint {
-        Some(endpoint) if endpoint.is_attached() && endpoint.tx.lock().tx.on_lane() => wanted & !OUT,
-        _ => wanted,
-    }
+    let Some(endpoint) = endpoint.filter(|endpoint| endpoint.is_attached()) else { return wanted };
+    let held = if endpoint.tx.lock().tx.on_lane() { wanted & !OUT } else { wanted };
+    if endpoint.has_peer_finished() { held } else { held | FINISHED }
 }
 
 impl Inner {
@@ -54,13 +74,11 @@ impl Inner {
         // SAFETY: not null, and the program's promise to the kernel.
         let wanted = unsafe { std::ptr::read_unaligned(event) };
         let needed = kernel_events(Some(endpoint), wanted.events);
-        if !plain(wanted.events)
-            || wanted.u64 != registration.data
-            || needed & !registration.kernel_events != 0
-        {
+        if !plain(wanted.events) || needed & !registration.kernel_events != 0 {
             return None;
         }
         registration.events = wanted.events;
+        registration.data = wanted.u64;
         registration.deleted = false;
         self.mark_pending(fd);
         self.wake();
@@ -74,6 +92,32 @@ impl Inner {
         }
     }
 
+    /// The token with which the kernel's set is to know a registration that is made or changed.
+    pub(super) fn token_for(
+        &mut self,
+        epoll: &Epoll,
+        operation: i32,
+        fd: RawFd,
+        endpoint: Option<&Endpoint>,
+        events: u32,
+    ) -> Option<u64> {
+        let known = self.registrations.get(&fd).filter(|_| operation == libc::EPOLL_CTL_MOD);
+        if let Some(token) = known.and_then(|registration| registration.token) {
+            return Some(token);
+        }
+        let answered = known.is_none() && endpoint.is_some_and(Endpoint::is_attached);
+        (events & EXCLUSIVE == 0 && (answered || events & ONE_SHOT != 0)).then(|| new_token(epoll))
+    }
+
+    fn note_token(&mut self, fd: RawFd, token: Option<u64>) {
+        if let Some(registration) = self.registrations.get_mut(&fd) {
+            registration.token = token;
+        }
+        if let Some(token) = token {
+            self.by_token.insert(token, fd);
+        }
+    }
+
     pub(super) fn put(
         &mut self,
         epoll: &Epoll,
@@ -81,18 +125,17 @@ impl Inner {
         fd: RawFd,
         endpoint: Option<&Endpoint>,
         wanted: epoll_event,
-        kernel_events: u32,
+        passed: Passed,
     ) -> Option<Reason> {
+        if operation == libc::EPOLL_CTL_MOD && self.registrations.contains_key(&fd) {
+            self.note_token(fd, passed.token);
+        }
         if operation == libc::EPOLL_CTL_MOD
             && let Some(registration) = self.registrations.get_mut(&fd)
         {
-            if registration.attached.is_some() && registration.data != wanted.u64 {
-                self.by_data.remove(&registration.data);
-                self.by_data.insert(wanted.u64, fd);
-            }
             registration.events = wanted.events;
             registration.data = wanted.u64;
-            registration.kernel_events = kernel_events;
+            registration.kernel_events = passed.events;
             registration.disarmed = false;
             if registration.attached.is_some() {
                 self.mark_pending(fd);
@@ -103,7 +146,8 @@ impl Inner {
         let registration = Registration {
             events: wanted.events,
             data: wanted.u64,
-            kernel_events,
+            token: None,
+            kernel_events: passed.events,
             disarmed: false,
             deleted: false,
             pending: false,
@@ -112,7 +156,10 @@ impl Inner {
             primary: false,
             arrived: 0,
         };
+        self.detach_alias(epoll, fd);
+        self.forget_token(fd);
         self.registrations.insert(fd, registration);
+        self.note_token(fd, passed.token);
         let endpoint = endpoint?;
         endpoint.epolls.lock().push(epoll.name());
         if self.nested {
@@ -122,6 +169,9 @@ impl Inner {
             return Some(Reason::ExclusiveEpoll);
         }
         if endpoint.fd.load(Relaxed) != fd {
+            if endpoint.is_attached() {
+                self.attach_alias(epoll, fd, endpoint);
+            }
             return Some(Reason::UnknownEpoll);
         }
         if endpoint.is_attached() {
@@ -131,15 +181,32 @@ impl Inner {
     }
 
     pub(super) fn remove(&mut self, epoll: &Epoll, fd: RawFd, endpoint: Option<&Endpoint>) {
+        self.detach_alias(epoll, fd);
         if let Some(endpoint) = endpoint {
-            let at = endpoint.rx.lock().at;
+            let at = endpoint.rx.lock().at.filter(|_| endpoint.fd.load(Relaxed) == fd);
             if let Some(at) = at {
-                self.detach(epoll, endpoint, at.link);
+                self.detach_own(epoll, endpoint, at.link);
             }
             let name = epoll.name();
-            endpoint.epolls.lock().retain(|other| *other != name);
+            let mut sets = endpoint.epolls.lock();
+            // One of them: the set may know the socket by another number too.
+            if let Some(place) = sets.iter().position(|other| *other == name) {
+                sets.remove(place);
+            }
         }
+        self.forget(fd);
+    }
+
+    /// The kernel's set does not have it any more.
+    pub(super) fn forget(&mut self, fd: RawFd) {
+        self.forget_token(fd);
         self.registrations.remove(&fd);
+    }
+
+    fn forget_token(&mut self, fd: RawFd) {
+        if let Some(token) = self.registrations.get(&fd).and_then(|registration| registration.token) {
+            self.by_token.remove(&token);
+        }
     }
 
     /// From now on the registration of `endpoint` is answered here.
@@ -149,29 +216,31 @@ impl Inner {
         if self.registrations.get(&fd)?.attached.is_some() {
             return None;
         }
-        let data = self.registrations.get(&fd)?.data;
-        if self.by_data.contains_key(&data) || data == self.marker {
-            // Two sockets with the same user data: an event of the kernel's could not be told apart.
-            return Some(Reason::UnknownEpoll);
-        }
         let Some(slot) = self.slot.or_else(Slot::take) else { return Some(Reason::NoWaiter) };
         self.slot = Some(slot);
-        self.by_data.insert(data, fd);
         slot.register();
         self.put_doorbell(epoll, slot);
         let primary = endpoint.claim(slot) || endpoint.owner() == Some(slot);
         if primary {
             at.incoming().0.set_rx_waiter(Some(slot.0));
         }
+        let mut has_token = true;
         if let Some(registration) = self.registrations.get_mut(&fd) {
             registration.attached = Some(endpoint.reference());
             registration.primary = primary;
+            has_token = registration.token.is_some();
         }
+        self.attached += 1;
         self.secondary += u32::from(!primary);
         self.links.add(at.link);
         epoll.active.fetch_add(1, AcqRel);
         self.mark_pending(fd);
-        self.refresh(endpoint);
+        if has_token {
+            self.refresh(endpoint);
+        } else {
+            self.note_token(fd, Some(new_token(epoll)));
+            self.set_kernel_events(fd, Some(endpoint));
+        }
         // Whoever sleeps on this instance went to sleep without looking at this lane, and may not be counted.
         slot.ring();
         None
@@ -184,15 +253,50 @@ impl Inner {
         }
     }
 
+    /// A duplicate's registration, by whose number no mark finds it. The connection goes back, so this lasts until its lane has
+    /// been drained, and as long a wait looks there by itself.
+    fn attach_alias(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
+        let Some(registration) = self.registrations.get_mut(&fd) else { return };
+        registration.attached = Some(endpoint.reference());
+        self.attached += 1;
+        self.secondary += 1;
+        self.aliases.push(fd);
+        epoll.active.fetch_add(1, AcqRel);
+        self.mark_pending(fd);
+    }
+
+    fn detach_alias(&mut self, epoll: &Epoll, fd: RawFd) {
+        let Some(place) = self.aliases.iter().position(|alias| *alias == fd) else { return };
+        self.aliases.swap_remove(place);
+        self.attached -= 1;
+        self.secondary -= 1;
+        epoll.active.fetch_sub(1, AcqRel);
+        if let Some(registration) = self.registrations.get_mut(&fd) {
+            registration.attached = None;
+        }
+    }
+
     pub(super) fn detach(&mut self, epoll: &Epoll, endpoint: &Endpoint, link: &'static Link) {
+        let of_endpoint = |fd: &RawFd| {
+            self.registrations.get(fd).is_some_and(|one| one.attached == Some(endpoint.reference()))
+        };
+        let aliases: Vec<RawFd> = self.aliases.iter().copied().filter(of_endpoint).collect();
+        for fd in aliases {
+            self.detach_alias(epoll, fd);
+            self.settle(epoll, fd, endpoint);
+        }
+        self.detach_own(epoll, endpoint, link);
+    }
+
+    fn detach_own(&mut self, epoll: &Epoll, endpoint: &Endpoint, link: &'static Link) {
         let fd = endpoint.fd.load(Relaxed);
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         if registration.attached != Some(endpoint.reference()) {
             return;
         }
         registration.attached = None;
-        let (data, primary) = (registration.data, registration.primary);
-        self.by_data.remove(&data);
+        let primary = registration.primary;
+        self.attached -= 1;
         self.secondary -= u32::from(!primary);
         if primary && let Some(slot) = self.slot {
             endpoint.unclaim(slot);
@@ -202,23 +306,24 @@ impl Inner {
         self.settle(epoll, fd, endpoint);
     }
 
-    /// Makes the kernel's set exactly what the program asked for.
+    /// Has the kernel's set hold all that the program asked for. What it holds too much is taken out when it is first
+    /// reported.
     pub(super) fn settle(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         if registration.deleted {
             self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
-            self.registrations.remove(&fd);
+            self.forget(fd);
             let name = epoll.name();
             endpoint.epolls.lock().retain(|other| *other != name);
-        } else if registration.kernel_events != registration.events && !registration.disarmed {
-            self.set_kernel_events(fd, endpoint);
+        } else if registration.events & !registration.kernel_events != 0 && !registration.disarmed {
+            self.set_kernel_events(fd, Some(endpoint));
         }
     }
 
-    pub(super) fn set_kernel_events(&mut self, fd: RawFd, endpoint: &Endpoint) {
+    pub(super) fn set_kernel_events(&mut self, fd: RawFd, endpoint: Option<&Endpoint>) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
-        registration.kernel_events = kernel_events(Some(endpoint), registration.events);
-        let (events, data) = (registration.kernel_events, registration.data);
+        registration.kernel_events = kernel_events(endpoint, registration.events);
+        let (events, data) = (registration.kernel_events, registration.kernel_data());
         self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
     }
 
@@ -244,32 +349,46 @@ impl Inner {
         }
     }
 
-    /// Takes the doorbell out of the kernel's set.
-    pub(super) fn hide_doorbell(&mut self) {
+    /// Takes what is ours out of the kernel's set, the doorbell and the tokens, and has it look anew at what lanes have
+    /// answered until now.
+    pub(super) fn hide(&mut self) {
+        if self.slot.is_none() && self.by_token.is_empty() {
+            return;
+        }
+        self.hidden = true;
         if let Some(slot) = self.slot {
-            self.hidden = true;
             self.change_kernel(libc::EPOLL_CTL_DEL, slot.doorbell(), 0, 0);
         }
+        self.for_tokens(|one| (one.events, one.data));
     }
 
     /// Puts it back, if it was taken out for an exec that has failed.
-    pub(crate) fn show_doorbell(&mut self) {
-        if let Some(slot) = self.slot.filter(|_| std::mem::take(&mut self.hidden)) {
+    pub(crate) fn show(&mut self) {
+        if !std::mem::take(&mut self.hidden) {
+            return;
+        }
+        if let Some(slot) = self.slot {
             let events = shunt_sys::eventfd::EDGES.bits();
             self.change_kernel(libc::EPOLL_CTL_ADD, slot.doorbell(), events, self.marker);
         }
+        self.for_tokens(|one| (one.kernel_events, one.kernel_data()));
     }
 
-    /// Takes the doorbell out of the kernel's set, and has it look anew at what lanes have answered until now.
-    pub(super) fn leave(&mut self) {
-        if self.slot.is_none() {
-            return;
+    /// See [`super::leave_everywhere`].
+    pub(super) fn leave(&self, fd: RawFd) {
+        let held = self.registrations.get(&fd).filter(|one| one.token.is_some() && !one.deleted);
+        if let Some(one) = held.filter(|one| !one.disarmed && !self.inherited) {
+            self.change_kernel(libc::EPOLL_CTL_MOD, fd, one.events, one.data);
         }
-        self.hide_doorbell();
-        for (&fd, registration) in
-            self.registrations.iter().filter(|(_, registration)| !registration.disarmed)
-        {
-            self.change_kernel(libc::EPOLL_CTL_MOD, fd, registration.events, registration.data);
+    }
+
+    /// Has the kernel's set hold something else where it holds a token. What is disarmed reports nothing before it is given
+    /// its data anew, and what a parent goes on using is left as it is.
+    fn for_tokens(&self, held: impl Fn(&Registration) -> (u32, u64)) {
+        let armed = |one: &Registration| one.token.is_some() && !one.disarmed && !self.inherited;
+        for (&fd, one) in self.registrations.iter().filter(|(_, one)| armed(one)) {
+            let (events, data) = held(one);
+            self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
         }
     }
 
@@ -282,7 +401,7 @@ impl Inner {
         if (enough && !too_much) || registration.disarmed || registration.deleted {
             return;
         }
-        self.set_kernel_events(fd, endpoint);
+        self.set_kernel_events(fd, Some(endpoint));
         // What the kernel no longer answers, the next look must.
         self.mark_pending(fd);
     }
@@ -290,6 +409,14 @@ impl Inner {
     pub(super) fn mark_pending(&mut self, fd: RawFd) {
         if let Some(registration) = self.registrations.get_mut(&fd) {
             registration.queue(&mut self.pending, fd);
+        }
+    }
+
+    /// See [`super::tell_again`].
+    pub(super) fn tell_again(&mut self, fd: RawFd, events: u32) {
+        if self.registrations.get(&fd).is_some_and(|one| one.attached.is_some() && one.events & events != 0) {
+            self.mark_pending(fd);
+            self.wake();
         }
     }
 
@@ -304,7 +431,18 @@ impl Inner {
     }
 }
 
+fn new_token(epoll: &Epoll) -> u64 {
+    // First: a thread that sleeps in the kernel on this instance may be given it at once.
+    epoll.has_tokens.store(true, Release);
+    TOKENS << 32 | u64::from(NEXT_TOKEN.fetch_add(1, Relaxed))
+}
+
 impl Registration {
+    /// The user data that the kernel's set holds.
+    pub(super) fn kernel_data(&self) -> u64 {
+        self.token.unwrap_or(self.data)
+    }
+
     /// To be looked at in the next wait.
     pub(super) fn queue(&mut self, pending: &mut VecDeque<RawFd>, fd: RawFd) {
         if !self.pending {

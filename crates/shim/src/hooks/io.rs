@@ -30,12 +30,14 @@ pub(super) fn answer(outcome: Result<usize, i32>) -> ssize_t {
 #[inline]
 pub(super) fn receiving(
     fd: c_int,
+    flags: c_int,
     ours: impl FnOnce(&'static Endpoint) -> Result<usize, i32>,
     kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     let Some(endpoint) = table::endpoint(fd) else { return kernel() };
     signal::point();
     let _shield = Shield::raise();
+    note_urgent(endpoint, flags);
     ops::used(endpoint, fd);
     if endpoint.is_attached() || !endpoint.enter_receive() {
         return answer(ours(endpoint));
@@ -52,12 +54,14 @@ pub(super) fn receiving(
 #[inline]
 pub(super) fn sending(
     fd: c_int,
+    flags: c_int,
     ours: impl FnOnce(&'static Endpoint) -> Result<usize, i32>,
     kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     let Some(endpoint) = table::endpoint(fd) else { return kernel() };
     signal::point();
     let _shield = Shield::raise();
+    note_urgent(endpoint, flags);
     ops::used(endpoint, fd);
     if endpoint.is_attached() || !endpoint.enter_send() {
         return answer(ours(endpoint));
@@ -68,6 +72,14 @@ pub(super) fn sending(
         endpoint.count_sent(result as usize);
     }
     result
+}
+
+/// Urgent data lies beside the stream, also where it has been sent or read before the connection could be offered.
+#[inline]
+pub(super) fn note_urgent(endpoint: &Endpoint, flags: c_int) {
+    if flags & libc::MSG_OOB != 0 {
+        attach::bar(endpoint, Reason::OutOfBand);
+    }
 }
 
 /// What the kernel says to a call that it refuses, or that has nothing to do with a stream.
@@ -134,7 +146,7 @@ fn receive_one(
         Some(piece) => receive::receive(endpoint, fd, &mut sink(&piece), flags, kernel).map(Taken::count),
         None => by_kernel(kernel),
     };
-    receiving(fd, ours, kernel)
+    receiving(fd, flags, ours, kernel)
 }
 
 /// A send of one buffer.
@@ -150,7 +162,7 @@ fn send_one(
         Some(piece) => send::send(endpoint, fd, &mut source(&piece), flags, kernel),
         None => by_kernel(kernel),
     };
-    sending(fd, ours, kernel)
+    sending(fd, flags, ours, kernel)
 }
 
 /// See read(2).
@@ -193,7 +205,7 @@ unsafe fn read_list(
         }
         _ => by_kernel(kernel),
     };
-    receiving(fd, ours, kernel)
+    receiving(fd, 0, ours, kernel)
 }
 
 /// writev, the same way.
@@ -212,7 +224,7 @@ unsafe fn write_list(
         }
         _ => by_kernel(kernel),
     };
-    sending(fd, ours, kernel)
+    sending(fd, 0, ours, kernel)
 }
 
 /// See readv(2).
@@ -310,7 +322,7 @@ pub unsafe extern "C-unwind" fn recvfrom(
         }
         Ok(taken.count)
     };
-    receiving(fd, ours, kernel)
+    receiving(fd, flags, ours, kernel)
 }
 
 /// TCP names no sender, and says so in the length. The bytes are gone even if that fails.
@@ -356,7 +368,7 @@ pub unsafe extern "C-unwind" fn sendto(
         Some(piece) if is_ignored(to, tolen) => send::send(endpoint, fd, &mut source(&piece), flags, &kernel),
         _ => by_kernel(kernel),
     };
-    sending(fd, ours, kernel)
+    sending(fd, flags, ours, kernel)
 }
 
 /// Whether an address is one that a connected TCP socket ignores: the kernel copies it all the same.
@@ -432,7 +444,7 @@ pub unsafe extern "C-unwind" fn sendfile64(
             }
         }
     };
-    sending(out, ours, kernel)
+    sending(out, 0, ours, kernel)
 }
 
 /// See sendfile(2).
@@ -468,6 +480,11 @@ pub unsafe extern "C-unwind" fn splice(
     if let Some(endpoint) = table::endpoint(to) {
         let _shield = Shield::raise();
         attach::bar(endpoint, Reason::Splice);
+        if rustix::io::ioctl_fionread(crate::private::borrow(from)).is_ok_and(|bytes| bytes > 0)
+            && let Some(errno) = endpoint.take_owed(to)
+        {
+            return answer(Err(errno));
+        }
     }
     let Some(endpoint) = table::endpoint(from) else { return kernel() };
     let shield = Shield::raise();
@@ -480,7 +497,7 @@ pub unsafe extern "C-unwind" fn splice(
         }
     }
     drop(shield);
-    receiving(from, |_| by_kernel(kernel), kernel)
+    receiving(from, 0, |_| by_kernel(kernel), kernel)
 }
 
 /// glibc's checked variants, which programs built with _FORTIFY_SOURCE call.

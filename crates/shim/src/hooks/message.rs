@@ -7,7 +7,7 @@ use shunt_abi::reason::Reason;
 use shunt_ring::user::Piece;
 use shunt_sys::memory;
 
-use super::io::{by_kernel, is_ignored, pieces, receiving, sending, sink, source};
+use super::io::{by_kernel, is_ignored, note_urgent, pieces, receiving, sending, sink, source};
 use super::readiness::from_timespec;
 use crate::endpoint::Endpoint;
 use crate::ops::sleep::as_timespec;
@@ -33,7 +33,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         }
         Ok(taken.count)
     };
-    receiving(fd, ours, kernel)
+    receiving(fd, flags, ours, kernel)
 }
 
 /// A message header and its list. `None` if the kernel must refuse it.
@@ -98,7 +98,7 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
         }
         send::send(endpoint, fd, &mut source(pieces), flags, &kernel)
     };
-    sending(fd, ours, kernel)
+    sending(fd, flags, ours, kernel)
 }
 
 /// The kernel copies no more of a name.
@@ -149,13 +149,18 @@ pub unsafe extern "C-unwind" fn recvmmsg(
 ) -> c_int {
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
-    let ours = table::endpoint(fd).is_some_and(Endpoint::is_attached) && flags & libc::MSG_ERRQUEUE == 0;
-    if !ours || !timeout.is_null() && !memory::is_writable(timeout.cast(), size_of::<timespec>()) {
+    let named = table::endpoint(fd);
+    if let Some(endpoint) = named {
+        note_urgent(endpoint, flags);
+    }
+    let ours = named.filter(|one| one.is_attached() && flags & libc::MSG_ERRQUEUE == 0);
+    let Some(endpoint) = ours else { return kernel() };
+    if !timeout.is_null() && !memory::is_writable(timeout.cast(), size_of::<timespec>()) {
         return kernel();
     }
     // SAFETY: null, or it can be read.
     let Ok(limit) = (unsafe { from_timespec(timeout) }) else { return kernel() };
-    if let Some(errno) = options::take_error(fd) {
+    if let Some(errno) = endpoint.take_owed(fd).or_else(|| options::take_error(fd)) {
         errno::set(errno);
         return -1;
     }
@@ -220,7 +225,11 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     flags: c_int,
 ) -> c_int {
     let count = count.min(MOST_MESSAGES);
-    if !table::endpoint(fd).is_some_and(Endpoint::is_attached) {
+    let endpoint = table::endpoint(fd);
+    if let Some(endpoint) = endpoint {
+        note_urgent(endpoint, flags);
+    }
+    if !endpoint.is_some_and(Endpoint::is_attached) {
         if !process::is_off() {
             for index in 0..count as usize {
                 // SAFETY: the program's array, whose entries are looked at before they are read.

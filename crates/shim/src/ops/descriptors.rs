@@ -107,6 +107,9 @@ pub(crate) fn begin_close(fd: RawFd) -> Entry {
             rename(endpoint, fd, entry);
             return Entry::None;
         }
+        if !endpoint.epolls.lock().is_empty() && family::is_shared(endpoint) {
+            epoll::leave_everywhere(endpoint);
+        }
         if endpoint.is_attached() && attach::before_close(endpoint, fd) && !is_held_elsewhere(endpoint, fd) {
             reset_on_close(fd);
         }

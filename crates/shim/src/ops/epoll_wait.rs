@@ -28,15 +28,18 @@ pub(crate) fn wait(
     let deadline: Deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
     if !epoll.is_active() {
         let result = signal::open(Held::Nothing, || sleep_in_kernel(events, timeout));
-        if result <= 0 || !epoll.is_active() {
+        if result <= 0 || !epoll.must_translate() {
             return result;
         }
-        // Somebody attached a connection meanwhile: the doorbell may be among the events.
+        // Somebody may have attached a connection meanwhile, and then the doorbell is among the events.
         let mut inner = epoll.lock();
-        let kept = inner.take_over(events, 0, result as usize);
+        inner.show();
+        let mut report = inner.begin(events);
+        inner.take_over(&mut report, result as usize);
+        let kept = inner.finish(report);
         if kept > 0 {
             inner.pass_ring_on();
-            return kept as c_int;
+            return kept;
         }
     }
     loop {
@@ -60,25 +63,28 @@ fn round(
     sleep_in_kernel: &mut dyn FnMut(&mut [epoll_event], Option<u64>) -> c_int,
 ) -> Option<c_int> {
     let mut inner = epoll.lock();
-    inner.show_doorbell();
+    inner.show();
     let now = process::now();
-    let found = inner.collect(events);
-    if found > 0 {
-        let ask = inner.unasked >= ASK_KERNEL_EVERY || now.saturating_sub(inner.asked_at) >= ASK_KERNEL_NANOS;
-        if !ask || found == events.len() {
+    let mut report = inner.begin(events);
+    inner.collect(&mut report);
+    if report.len() > 0 {
+        let ask = inner.must_ask()
+            || inner.unasked >= ASK_KERNEL_EVERY
+            || now.saturating_sub(inner.asked_at) >= ASK_KERNEL_NANOS;
+        if !ask || report.is_full() {
             inner.unasked += 1;
-            return Some(found as c_int);
+            return Some(inner.finish(report));
         }
         inner.unasked = 0;
         inner.asked_at = now;
         let set = inner.fd();
         drop(inner);
         // Not with the program's mask: nothing is waited for, so it lets no handler in.
-        let more = kernel::epoll_now(set, &mut events[found..]);
+        let more = kernel::epoll_now(set, report.room());
         let mut inner = epoll.lock();
-        let kept = inner.take_over(events, found, more);
+        inner.take_over(&mut report, more);
         inner.pass_ring_on();
-        return Some(kept as c_int);
+        return Some(inner.finish(report));
     }
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
     drop(inner);
@@ -95,10 +101,10 @@ fn round(
     let patience = if sleeps { inner.patience() } else { None };
     if sleeps {
         inner.announce_sleep();
-        let found = inner.collect(events);
-        if found > 0 {
+        inner.collect(&mut report);
+        if report.len() > 0 {
             inner.stay_awake();
-            return Some(found as c_int);
+            return Some(inner.finish(report));
         }
         inner.rest();
     }
@@ -116,7 +122,7 @@ fn round(
         process::count(Counter::Sleeps, 1);
     }
     let held = if sleeps { Held::Epoll(epoll) } else { Held::Nothing };
-    let result = signal::open(held, || sleep_in_kernel(events, nanos));
+    let result = signal::open(held, || sleep_in_kernel(report.room(), nanos));
     let failed = errno::get();
 
     let mut inner = epoll.lock();
@@ -132,30 +138,14 @@ fn round(
         inner.mark_all();
     }
     // What came by the lanes while we slept goes first; the kernel's events move behind it.
-    let kept = inner.take_over(events, 0, result as usize);
-    let found = inner.collect(&mut events[kept..]);
-    let merged = merge(events, kept, found);
-    if merged > 0 {
-        return Some(merged as c_int);
+    inner.take_over(&mut report, result as usize);
+    inner.collect(&mut report);
+    let found = inner.finish(report);
+    if found > 0 {
+        return Some(found);
     }
     let stalled = inner.stalled();
     drop(inner);
     stalled.into_iter().for_each(send::give_up);
     deadline.is_some_and(|deadline| process::now() >= deadline).then_some(0)
-}
-
-/// Two events of one socket become one.
-fn merge(events: &mut [epoll_event], first: usize, more: usize) -> usize {
-    let mut kept = first;
-    for index in first..first + more {
-        let event = events[index];
-        match events[..first].iter_mut().find(|earlier| { earlier.u64 } == { event.u64 }) {
-            Some(earlier) => earlier.events |= event.events,
-            None => {
-                events[kept] = event;
-                kept += 1;
-            }
-        }
-    }
-    kept
 }

@@ -13,6 +13,7 @@ use shunt_abi::reason::Reason;
 
 use crate::endpoint::{self, Endpoint};
 use crate::handover::{self, Letter};
+use crate::ops::options;
 use crate::signal::Shield;
 use crate::table::{self, Entry};
 use crate::{attach, epoll, errno, family, process, sandbox, unseen};
@@ -43,7 +44,7 @@ pub(crate) unsafe fn before_exec(path: *const c_char, environment: *const *const
         // SAFETY: the caller's promise.
         let path = path.filter(|_| unsafe { handover::preloads_us(environment) });
         let mut held = Vec::new();
-        inheritable().for_each(|(_, endpoint)| attach::give_back_unread(endpoint, Reason::Exec));
+        give_back_unread();
         for (fd, endpoint) in inheritable() {
             attach::give_back(endpoint, Reason::Exec);
             if let Some(row) = family::change(endpoint, true) {
@@ -54,7 +55,7 @@ pub(crate) unsafe fn before_exec(path: *const c_char, environment: *const *const
         for endpoint in endpoint::all().filter(|endpoint| stays(endpoint)) {
             family::change(endpoint, false);
         }
-        epoll::hide_doorbells();
+        epoll::hide();
         leaving.changed = true;
         leaving.letter = path.and_then(|path| handover::leave(path, held));
     });
@@ -83,12 +84,12 @@ pub(crate) fn before_variadic_exec() {
         return before_child();
     }
     keeping_errno(|| {
-        inheritable().for_each(|(_, endpoint)| attach::give_back_unread(endpoint, Reason::Exec));
+        give_back_unread();
         for (_, endpoint) in inheritable() {
             family::pass_beyond(endpoint);
             attach::give_back(endpoint, Reason::Exec);
         }
-        epoll::hide_doorbells();
+        epoll::hide();
     });
 }
 
@@ -118,12 +119,15 @@ fn describe(fd: RawFd, endpoint: &Endpoint, row: u32) -> Held {
     let watched = (!endpoint.epolls.lock().is_empty()).then_some(Reason::UnknownEpoll);
     let strayed = family::has_strayed(endpoint).then_some(Reason::Shared);
     let barred = endpoint.barred().or_else(unseen::left).or(watched).or(strayed).unwrap_or(Reason::None);
+    let beside = options::beside_kernel(endpoint);
     Held {
         cookie: rustix::net::sockopt::socket_cookie(crate::private::borrow(fd)).unwrap_or(0),
         fd,
         row,
         barred: barred as u32,
         shut: endpoint.shut(),
+        owed: endpoint.owed() as u64,
+        beside_kernel: [beside.acked, beside.received, beside.sent],
     }
 }
 
@@ -138,6 +142,14 @@ pub(crate) fn before_child() {
 pub(crate) fn hand_out(fd: RawFd) {
     if let Some(endpoint) = table::endpoint(fd) {
         keeping_errno(|| attach::bar_reading(endpoint, Reason::Exec));
+    }
+}
+
+/// The first half of giving back, for all that is inherited. Bytes that a dead peer has not read are known here alone.
+fn give_back_unread() {
+    for (fd, endpoint) in inheritable() {
+        attach::notice_reset(endpoint, fd);
+        attach::give_back_unread(endpoint, Reason::Exec);
     }
 }
 

@@ -7,11 +7,12 @@ use std::sync::atomic::Ordering::*;
 use libc::{socklen_t, timeval};
 use shunt_abi::reason::Reason;
 use shunt_sys::memory;
+use shunt_sys::tcp::Beside;
 
 use crate::endpoint::Endpoint;
 use crate::ops::receive;
 use crate::private::borrow;
-use crate::{attach, errno, real};
+use crate::{attach, epoll, errno, real};
 
 /// Linux's own, which the crate does not name.
 const F_SETSIG: c_int = 10;
@@ -325,6 +326,14 @@ pub(crate) fn after_set(endpoint: &Endpoint, fd: RawFd, level: c_int, name: c_in
         let bytes = option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).unwrap_or(1);
         endpoint.low_water.store(if bytes > 1 { bytes } else { 0 }, Relaxed);
     }
+    // With these TCP tells those that wait how it is, changed or not.
+    match (level, name) {
+        _ if !endpoint.is_attached() => {}
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => epoll::tell_again(endpoint, epoll::IN),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE)
+        | (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT) => epoll::tell_again(endpoint, epoll::OUT),
+        _ => {}
+    }
 }
 
 /// getsockopt on an endpoint, where a lane has a part in the answer.
@@ -346,12 +355,14 @@ pub(crate) unsafe fn get(
             let result = real();
             // SAFETY: the kernel has just written so many bytes there.
             unsafe {
-                if result == 0
-                    && *len as usize >= size_of::<c_int>()
-                    && value.cast::<c_int>().read_unaligned() == 0
-                    && let Some(errno) = endpoint.take_owed()
-                {
-                    value.cast::<c_int>().write_unaligned(errno);
+                if result == 0 && *len as usize >= size_of::<c_int>() {
+                    let value = value.cast::<c_int>();
+                    if let Some(errno) = endpoint.tell_owed(|| value.read_unaligned() != 0) {
+                        value.write_unaligned(errno);
+                    }
+                    if value.read_unaligned() == libc::ECONNRESET {
+                        attach::reset_is_told(endpoint);
+                    }
                 }
             }
             result
@@ -361,7 +372,7 @@ pub(crate) unsafe fn get(
             let result = real();
             if result == 0 {
                 // SAFETY: the kernel has just written so many bytes there.
-                unsafe { shunt_sys::tcp::add_to_info(value.cast(), *len as usize, lane_bytes(endpoint)) };
+                unsafe { shunt_sys::tcp::add_to_info(value.cast(), *len as usize, beside_kernel(endpoint)) };
             }
             result
         }
@@ -377,10 +388,11 @@ pub(crate) unsafe fn get(
     }
 }
 
-/// How many bytes of each direction have gone over lanes: sent, and arrived.
-fn lane_bytes(endpoint: &Endpoint) -> (u64, u64) {
+/// What the kernel's counts lack, or have too much: the bytes that have gone over lanes, and what a reset has made up.
+pub(crate) fn beside_kernel(endpoint: &Endpoint) -> Beside {
     let sent = endpoint.tx.lock().tx.lane_total();
-    (sent, receive::arrived(endpoint))
+    let lanes = Beside { acked: sent, received: receive::arrived(endpoint), sent };
+    endpoint.beside_kernel.lock().and(lanes)
 }
 
 /// TCP_ZEROCOPY_RECEIVE for what a lane still holds: the answer that TCP gives when the next bytes fill no page.

@@ -293,7 +293,7 @@ fn prepare(fds: &[pollfd], shadow: &mut Vec<pollfd>, watch: &Watch) {
             entry.events &= !OUT;
         }
         // The death of the peer is an error that nobody need ask for.
-        if !one.ended.get() && attach::has_unread_at_peer(one.endpoint) {
+        if !one.ended.get() {
             entry.events |= libc::POLLRDHUP;
         }
     }
@@ -340,7 +340,7 @@ fn merge(fds: &mut [pollfd], shadow: &[pollfd], watched: &[Watched]) -> bool {
         if attach::reset_if_lost(one.endpoint, one.fd) {
             return true;
         }
-        if one.endpoint.owes() {
+        if one.endpoint.owes_alone() {
             fds[one.index].revents |= libc::POLLERR;
         }
     }

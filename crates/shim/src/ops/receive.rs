@@ -1,6 +1,6 @@
 //! Receiving: read, readv, recv, recvfrom, recvmsg.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_short, c_uint};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::*;
 
@@ -20,7 +20,7 @@ use crate::ops::send::{empty_message, fill_list, really_blocks};
 use crate::ops::sleep::{self, Deadline, Woken};
 use crate::private::borrow;
 use crate::signal::Held;
-use crate::{attach, errno, kernel, process, real, signal, waiter};
+use crate::{attach, epoll, errno, kernel, process, signal, waiter};
 
 const PIECES: usize = 64;
 /// Flags that are answered here, and those that mean nothing to a receive of TCP.
@@ -60,13 +60,23 @@ pub(crate) fn receive(
     flags: c_int,
     kernel: &dyn Fn() -> ssize_t,
 ) -> Result<Taken, i32> {
+    let outcome = receive_bytes(endpoint, fd, sink, flags, kernel);
+    if matches!(outcome, Err(libc::ECONNRESET)) {
+        attach::reset_is_told(endpoint);
+    }
+    outcome
+}
+
+fn receive_bytes(
+    endpoint: &'static Endpoint,
+    fd: RawFd,
+    sink: &mut Sink<'_>,
+    flags: c_int,
+    kernel: &dyn Fn() -> ssize_t,
+) -> Result<Taken, i32> {
     if flags & !UNDERSTOOD != 0 {
         // Urgent data and the queue of errors lie beside the stream.
-        if flags & libc::MSG_ERRQUEUE != 0 {
-            return by_kernel(Held::Nothing, kernel);
-        }
-        if flags & libc::MSG_OOB != 0 {
-            attach::bar(endpoint, Reason::OutOfBand);
+        if flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) != 0 {
             return by_kernel(Held::Nothing, kernel);
         }
         // What is still in the lane comes as without the flag.
@@ -78,8 +88,9 @@ pub(crate) fn receive(
     let wanted = sink.remaining();
     if wanted == 0 {
         drop(ready_side(endpoint, fd));
-        return receive_nothing(endpoint, fd, sink, flags, waits.then_some(deadline)).map(Taken::here);
+        return receive_nothing(endpoint, fd, sink, flags, waits.then_some(deadline), kernel);
     }
+    let whole = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
     let mut slept = false;
     let mut tcp_has_some = false;
     loop {
@@ -89,26 +100,34 @@ pub(crate) fn receive(
         match outcome {
             Received::UseTcp if waits && done == 0 && !tcp_has_some && awaits_return(endpoint, &side) => {
                 drop(side);
-                let woken = wait_for_bytes(endpoint, fd, deadline);
+                if !slept && !really_blocks(endpoint, fd) {
+                    tcp_has_some = true;
+                    continue;
+                }
+                // The kernel passes over urgent data.
+                let woken = wait_for_bytes(endpoint, fd, deadline, libc::POLLPRI);
                 if let Some(outcome) = woken.ends(done) {
                     return outcome.map(Taken::here);
                 }
                 tcp_has_some = woken == (Woken::LookAgain { tcp: true });
+                slept = matches!(woken, Woken::LookAgain { .. });
             }
             Received::UseTcp => {
                 endpoint.enter_receive_locked();
                 drop(side);
                 attach::notice_reset(endpoint, fd);
                 attach::let_go_if_done(endpoint);
+                if done == 0
+                    && let Some(errno) = take_owed(endpoint, fd)
+                {
+                    endpoint.leave_receive();
+                    return Err(errno);
+                }
                 let tcp = Tcp { endpoint, fd };
                 // What was taken counts, and an error is kept for the next call.
-                let outcome = if done > 0 && (tcp.at_mark() || tcp.waiting() == Waiting::Error) {
-                    Ok(Taken::here(done))
-                } else if done > 0 {
-                    let more = if flags & libc::MSG_WAITALL == 0 { libc::MSG_DONTWAIT } else { 0 };
-                    by_tcp(Held::Receive(endpoint), fd, sink, flags | more)
-                        .map_or(Ok(done), |count| Ok(done + count))
-                        .map(Taken::here)
+                let outcome = if done > 0 {
+                    let goes_on = whole && waits && (slept || really_blocks(endpoint, fd));
+                    Ok(Taken::here(done + rest_by_tcp(&tcp, sink, flags, goes_on.then_some(deadline))))
                 } else {
                     by_kernel(Held::Receive(endpoint), kernel)
                 };
@@ -118,7 +137,7 @@ pub(crate) fn receive(
                     if attach::reset_if_lost(endpoint, fd) {
                         continue;
                     }
-                    if let Some(errno) = endpoint.take_owed() {
+                    if let Some(errno) = endpoint.take_owed(fd) {
                         return Err(errno);
                     }
                 }
@@ -126,23 +145,35 @@ pub(crate) fn receive(
                 if slept && waits && matches!(outcome, Err(libc::EAGAIN)) {
                     let events = libc::POLLIN | libc::POLLRDHUP;
                     let woken = sleep::sleep(fd, events, None, deadline, None, Held::Nothing);
-                    match woken.ends(done) {
-                        Some(outcome) => return outcome.map(Taken::here),
-                        None => continue,
+                    if let Some(outcome) = woken.ends(done) {
+                        return outcome.map(Taken::here);
                     }
+                    // A call that begins anew asks for the mode again.
+                    slept = matches!(woken, Woken::LookAgain { .. });
+                    continue;
                 }
                 if let Ok(taken) = &outcome
                     && flags & libc::MSG_PEEK == 0
                 {
-                    endpoint.count_received(taken.count - done);
+                    let count = taken.count - done;
+                    endpoint.count_received(count);
+                    let is_short = done == 0 && count > 0 && count < sink.remaining();
+                    if whole && slept && waits && is_short && !really_blocks(endpoint, fd) {
+                        sink.advance(count);
+                        continue;
+                    }
                 }
                 return outcome;
             }
             Received::Bytes(count) => {
                 let peeks =
                     flags & (libc::MSG_PEEK | libc::MSG_WAITALL) == libc::MSG_PEEK | libc::MSG_WAITALL;
-                let by_lane = side.rx.is_attached() && !side.rx.is_adopted();
-                if peeks && waits && count < sink.remaining() && by_lane {
+                if peeks
+                    && waits
+                    && count < sink.remaining()
+                    && is_watched(&side)
+                    && !ends_at_mark(endpoint, fd, &mut side, count)
+                {
                     drop(side);
                     match (slept || really_blocks(endpoint, fd)).then(|| wait_for_more(fd, deadline)) {
                         Some(Woken::LookAgain { tcp: false }) => {
@@ -156,7 +187,6 @@ pub(crate) fn receive(
                         }
                     }
                 }
-                let whole = flags & libc::MSG_WAITALL != 0 && flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0;
                 if !whole || !waits || sink.remaining() == 0 {
                     return Ok(Taken::here(done + count));
                 }
@@ -167,18 +197,21 @@ pub(crate) fn receive(
                 if attach::reset_if_lost(endpoint, fd) {
                     continue;
                 }
-                return endpoint.take_owed().map_or(Ok(Taken::here(0)), Err);
+                return endpoint.take_owed(fd).map_or(Ok(Taken::here(0)), Err);
             }
             Received::Error(_) | Received::Failed if done > 0 => return Ok(Taken::here(done)),
             Received::Error(errno) => return Err(errno),
-            Received::Failed => return by_tcp_now(fd, sink, flags).map(Taken::here),
+            Received::Failed => {
+                let owed = endpoint.take_owed(fd);
+                return owed.map_or_else(|| by_tcp_now(fd, sink, flags), Err).map(Taken::here);
+            }
             Received::Empty if waits => {
                 drop(side);
                 // Only what the mode was when the call began counts.
                 if !slept && !really_blocks(endpoint, fd) {
                     return if done > 0 { Ok(Taken::here(done)) } else { Err(libc::EAGAIN) };
                 }
-                let woken = wait_for_bytes(endpoint, fd, deadline);
+                let woken = wait_for_bytes(endpoint, fd, deadline, 0);
                 if let Some(outcome) = woken.ends(done) {
                     // What is there counts more than a handler, as in the kernel.
                     return match look(endpoint, fd, &mut ready_side(endpoint, fd), sink, flags) {
@@ -195,15 +228,24 @@ pub(crate) fn receive(
     }
 }
 
-/// Whether the peer may still give bytes back: it has ended a lane that it has not read to the end. Somebody who waits for an
-/// answer to them must hear of that, as nobody does inside the kernel. Another thread that sends just now finds out by itself.
-fn awaits_return(endpoint: &Endpoint, side: &RxSide) -> bool {
+/// Whether urgent data follows the `count` bytes of the lane that a peek has seen: no receive goes on behind it.
+fn ends_at_mark(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, count: usize) -> bool {
     side.at.is_some_and(|at| {
-        let lane = at.outgoing().0;
-        lane.is_closed()
-            && !lane.looks_empty()
-            && endpoint.tx.try_lock().is_some_and(|side| side.tx.on_lane())
+        let (lane, ring) = at.incoming();
+        side.rx.ends_behind(lane, &ring, count) && Tcp { endpoint, fd }.at_mark()
     })
+}
+
+/// The error that the shim has to tell, if no bytes come before it.
+fn take_owed(endpoint: &Endpoint, fd: RawFd) -> Option<i32> {
+    (endpoint.owes() && !shunt_sys::tcp::has_unread(borrow(fd))).then(|| endpoint.take_owed(fd)).flatten()
+}
+
+/// Whether the peer may still give bytes back. Somebody who waits for an answer to them must hear of that, as nobody does
+/// inside the kernel; and this direction may go back to TCP before the other does. In doubt it may: then another thread
+/// sends just now.
+fn awaits_return(endpoint: &Endpoint, side: &RxSide) -> bool {
+    side.at.is_some() && endpoint.tx.try_lock().is_none_or(|side| side.tx.on_lane())
 }
 
 fn by_kernel(held: Held, kernel: &dyn Fn() -> ssize_t) -> Result<Taken, i32> {
@@ -211,36 +253,74 @@ fn by_kernel(held: Held, kernel: &dyn Fn() -> ssize_t) -> Result<Taken, i32> {
     Ok(Taken { count, by_kernel: true })
 }
 
-/// A receive without room waits for bytes, or the end, as any other does: until `deadline` if it may wait at all.
+/// What TCP adds to what has been taken already: until `deadline` if it may wait. The kernel's own wait would take an error
+/// that comes meanwhile, which is the next call's; nor does a receive that has bytes go on beyond urgent data.
+fn rest_by_tcp(tcp: &Tcp<'static>, sink: &mut Sink<'_>, flags: c_int, deadline: Option<Deadline>) -> usize {
+    let mut taken = 0;
+    while !tcp.at_mark() && tcp.waiting() != Waiting::Error {
+        match (by_tcp_now(tcp.fd, sink, flags), deadline) {
+            (Ok(count), _) => {
+                taken += count;
+                sink.advance(count.min(sink.remaining()));
+                if count == 0 || sink.remaining() == 0 || deadline.is_none() {
+                    break;
+                }
+            }
+            (Err(libc::EAGAIN), Some(deadline)) => {
+                let events = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
+                let held = Held::Receive(tcp.endpoint);
+                if !matches!(
+                    sleep::sleep(tcp.fd, events, None, deadline, None, held),
+                    Woken::LookAgain { .. }
+                ) {
+                    break;
+                }
+            }
+            _ => break,
+        }
+    }
+    taken
+}
+
+/// A receive without room. One that waits, until `deadline`, is in the kernel over and answered 0 by whatever happens to the
+/// socket first, be it a signal, a shutdown of this end or an error, which stays. So it waits there, and the direction goes
+/// back to TCP for it.
 fn receive_nothing(
     endpoint: &'static Endpoint,
     fd: RawFd,
     sink: &Sink<'_>,
     flags: c_int,
     deadline: Option<Deadline>,
-) -> Result<usize, i32> {
+    kernel: &dyn Fn() -> ssize_t,
+) -> Result<Taken, i32> {
     attach::notice_reset(endpoint, fd);
     loop {
-        if is_readable(endpoint, fd) {
-            return Ok(0);
+        if available(endpoint, fd) > 0 {
+            return Ok(Taken::here(0));
         }
-        let side = endpoint.rx.lock();
-        if !side.rx.is_attached() || side.rx.is_adopted() {
+        if let Some(errno) = take_owed(endpoint, fd) {
+            return Err(errno);
+        }
+        let mut side = endpoint.rx.lock();
+        if !is_watched(&side) {
             endpoint.enter_receive_locked();
             drop(side);
             attach::let_go_if_done(endpoint);
-            let outcome = by_tcp(Held::Receive(endpoint), fd, sink, flags);
+            let outcome = by_kernel(Held::Receive(endpoint), kernel);
             endpoint.leave_receive();
             return outcome;
         }
-        drop(side);
         match (by_tcp_now(fd, sink, flags), deadline) {
             (Err(libc::EAGAIN), Some(deadline)) if really_blocks(endpoint, fd) => {
-                if let Some(outcome) = wait_for_bytes(endpoint, fd, deadline).ends(0) {
-                    return outcome;
+                let by_tcp = attach::stop_receiving(endpoint, &mut side, Reason::UnsupportedFlag);
+                drop(side);
+                epoll::refresh(endpoint);
+                // Otherwise bytes of TCP that the sender wrote before its lane have still to come.
+                if !by_tcp && wait_for_bytes(endpoint, fd, deadline, 0).ends(0).is_some() {
+                    return Ok(Taken::here(0));
                 }
             }
-            (outcome, _) => return outcome,
+            (outcome, _) => return outcome.map(Taken::here),
         }
     }
 }
@@ -267,12 +347,11 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
     let (lane, ring) = at.incoming();
     let tcp = Tcp { endpoint, fd };
     let on_lane = side.rx.on_lane();
-    let outcome = if flags & libc::MSG_TRUNC != 0 {
-        without_copying(side, lane, &ring, &tcp, sink.remaining(), flags)
-    } else if flags & libc::MSG_PEEK != 0 {
-        side.rx.peek(lane, &ring, &tcp, &mut { *sink })
-    } else {
-        side.rx.receive(lane, &ring, &tcp, sink)
+    let outcome = match flags & (libc::MSG_PEEK | libc::MSG_TRUNC) {
+        0 => side.rx.receive(lane, &ring, &tcp, sink),
+        libc::MSG_PEEK => side.rx.peek(lane, &ring, &tcp, &mut { *sink }),
+        libc::MSG_TRUNC => discard(side, lane, &ring, &tcp, sink, flags),
+        _ => count(side, lane, &ring, &tcp, sink.remaining()),
     };
     if on_lane || side.rx.on_lane() {
         if on_lane && !side.rx.on_lane() && side.rx.reason() == Reason::PeerMisbehaved {
@@ -280,17 +359,18 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
         }
         endpoint.report_received(side);
         // A sender that waits for room is woken once there is enough of it to be worth its while.
-        if side.rx.available(lane, &ring, &tcp) <= ring.len() / 3 * 2 {
+        if lane.is_space_wanted() && side.rx.available(lane, &ring, &tcp) <= ring.len() / 3 * 2 {
             at.announce_space();
         }
     }
-    // A peek or a discard that the lane cannot answer must not block in the kernel while the lane is watched.
+    // A peek that the lane cannot answer must not block in the kernel while the lane is watched.
     match outcome {
-        Received::UseTcp if side.rx.is_attached() && !side.rx.is_adopted() => {
+        Received::Empty if !is_watched(side) => Received::UseTcp,
+        Received::UseTcp if flags & libc::MSG_PEEK != 0 && is_watched(side) => {
             match by_tcp_up_to(fd, sink, side.rx.peek_limit(), flags) {
                 Ok(0) => Received::EndOfFile,
                 // A peek that has seen all of TCP's goes on in the lane.
-                Ok(count) if flags & libc::MSG_PEEK != 0 && count == side.rx.peek_limit() => {
+                Ok(count) if count == side.rx.peek_limit() => {
                     let mut rest = *sink;
                     rest.advance(count.min(rest.remaining()));
                     let behind = if flags & libc::MSG_TRUNC != 0 {
@@ -299,13 +379,6 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
                         side.rx.peek_behind(lane, &ring, &mut rest)
                     };
                     Received::Bytes(count + behind)
-                }
-                // What is thrown away goes on into the lane, as what is received does.
-                Ok(count) if flags & (libc::MSG_TRUNC | libc::MSG_PEEK) == libc::MSG_TRUNC => {
-                    side.rx.note_taken(count);
-                    let left = sink.remaining().saturating_sub(count);
-                    let more = if left > 0 { side.rx.discard(lane, &ring, &tcp, left) } else { 0 };
-                    Received::Bytes(count + more)
                 }
                 Ok(count) => Received::Bytes(count),
                 Err(libc::EAGAIN) => Received::Empty,
@@ -343,40 +416,85 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
     }
 }
 
-/// MSG_TRUNC: throws bytes away, or with MSG_PEEK only counts them. The program's buffer is not touched, and may be null.
-fn without_copying(
-    side: &mut RxSide,
-    lane: &LaneHeader,
-    ring: &MappedRing,
-    tcp: &Tcp<'_>,
-    count: usize,
-    flags: c_int,
-) -> Received {
-    let mut probe = [0u8];
-    let pieces = [Piece { base: probe.as_mut_ptr(), len: 1 }];
+/// Whether no receive may block in the kernel.
+fn is_watched(side: &RxSide) -> bool {
+    side.rx.is_attached() && !side.rx.is_adopted()
+}
+
+/// MSG_TRUNC with MSG_PEEK: only counts the bytes. The program's buffer is not touched, and may be null.
+fn count(side: &mut RxSide, lane: &LaneHeader, ring: &MappedRing, tcp: &Tcp<'_>, count: usize) -> Received {
     loop {
-        let count = if flags & libc::MSG_PEEK != 0 {
-            side.rx.available(lane, ring, tcp).min(count)
-        } else {
-            side.rx.discard(lane, ring, tcp, count)
-        };
+        let count = side.rx.available(lane, ring, tcp).min(count);
         if count > 0 {
             return Received::Bytes(count);
         }
-        // How much of TCP may go is what a peek would show of it.
-        // SAFETY: one byte of our own.
-        match side.rx.peek(lane, ring, tcp, &mut unsafe { Sink::new(&pieces) }) {
+        match probe(side, lane, ring, tcp) {
             Received::Bytes(_) => {}
             outcome => return outcome,
         }
     }
 }
 
+/// MSG_TRUNC: throws bytes away, across every border of the stream, as a receive takes them. The program's buffer is not
+/// touched, and may be null.
+fn discard(
+    side: &mut RxSide,
+    lane: &LaneHeader,
+    ring: &MappedRing,
+    tcp: &Tcp<'_>,
+    sink: &mut Sink<'_>,
+    flags: c_int,
+) -> Received {
+    let mut total = 0;
+    let outcome = loop {
+        let count = side.rx.discard(lane, ring, tcp, sink.remaining());
+        total += count;
+        sink.advance(count);
+        if sink.remaining() == 0 {
+            return Received::Bytes(total);
+        }
+        // How much of TCP may go is what a peek would show of it.
+        let limit = match probe(side, lane, ring, tcp) {
+            Received::Bytes(_) => continue,
+            Received::UseTcp if is_watched(side) => side.rx.peek_limit(),
+            Received::UseTcp if total == 0 => return Received::UseTcp,
+            Received::UseTcp if matches!(tcp.waiting(), Waiting::Bytes(_)) => sink.remaining(),
+            outcome => break outcome,
+        };
+        if total > 0 && tcp.at_mark() {
+            break Received::Empty;
+        }
+        match by_tcp_up_to(tcp.fd, sink, limit, flags) {
+            Ok(0) => break Received::EndOfFile,
+            Ok(count) => {
+                side.rx.note_taken(count);
+                total += count;
+                sink.advance(count);
+            }
+            Err(libc::EAGAIN) => break Received::Empty,
+            Err(errno) => break Received::Error(errno),
+        }
+    };
+    if total > 0 { Received::Bytes(total) } else { outcome }
+}
+
+/// What a peek at one byte finds.
+fn probe(side: &mut RxSide, lane: &LaneHeader, ring: &MappedRing, tcp: &Tcp<'_>) -> Received {
+    let mut probe = [0u8];
+    let pieces = [Piece { base: probe.as_mut_ptr(), len: 1 }];
+    // SAFETY: one byte of our own.
+    side.rx.peek(lane, ring, tcp, &mut unsafe { Sink::new(&pieces) })
+}
+
 /// Whether the lane has bytes to read now.
 #[inline]
 pub(crate) fn is_readable(endpoint: &Endpoint, fd: RawFd) -> bool {
-    let available = available(endpoint, fd);
-    available > 0 && is_enough(endpoint, fd, available)
+    if endpoint.low_water.load(Relaxed) == 0 {
+        return available(endpoint, fd) > 0;
+    }
+    // The kernel does not speak of bytes below it that lie before the lane.
+    let unread = unread(endpoint);
+    unread > 0 && is_enough(endpoint, fd, unread)
 }
 
 /// Whether so many bytes, and what TCP holds, reach SO_RCVLOWAT.
@@ -442,16 +560,23 @@ pub(crate) fn move_to_pipe(
     let pipe = borrow(pipe);
     let waits = flags & libc::SPLICE_F_NONBLOCK == 0
         && rustix::fs::fcntl_getfl(pipe).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
-    loop {
-        let moved = move_some(endpoint, fd, pipe, len)?;
-        if moved != Err(libc::EAGAIN) || !waits {
-            return Some(moved);
+    let mut done = 0;
+    while done < len {
+        match move_some(endpoint, fd, pipe, len - done) {
+            Some(Ok(count)) if count > 0 => {
+                done += count;
+                continue;
+            }
+            _ if done > 0 => break,
+            Some(Err(libc::EAGAIN)) if waits => {}
+            ended => return ended,
         }
         let mut polled = [PollFd::from_borrowed_fd(pipe, PollFlags::OUT)];
         if let Err(errno) = rustix::event::poll(&mut polled, None) {
             return Some(Err(errno.raw_os_error()));
         }
     }
+    Some(Ok(done))
 }
 
 /// One attempt, which does not wait: it holds the lock.
@@ -485,8 +610,8 @@ fn wait_for_more(fd: RawFd, deadline: Deadline) -> Woken {
     sleep::sleep(fd, libc::POLLRDHUP, None, deadline, Some(crate::epoll::DEGRADED_NANOS), Held::Nothing)
 }
 
-/// Nothing there, and a caller that may be made to wait.
-fn wait_for_bytes(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline) -> Woken {
+/// Nothing there, and a caller that may be made to wait, also for `more` that TCP may have.
+fn wait_for_bytes(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline, more: c_short) -> Woken {
     if waiter::spin(|| is_readable(endpoint, fd)) {
         return Woken::LookAgain { tcp: false };
     }
@@ -506,7 +631,7 @@ fn wait_for_bytes(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline) ->
         Woken::LookAgain { tcp: false }
     } else {
         let held = Held::Sleep(endpoint, at, slot.filter(|_| owns));
-        sleep::sleep(fd, libc::POLLIN | libc::POLLRDHUP, slot, deadline, step, held)
+        sleep::sleep(fd, libc::POLLIN | libc::POLLRDHUP | more, slot, deadline, step, held)
     };
     if let (true, Some(slot)) = (owns, slot) {
         at.link.view().waiter(at.link.side, slot.0).awake();
@@ -520,16 +645,7 @@ fn wait_for_bytes(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline) ->
     woken
 }
 
-/// The real recvmsg for what is left of `sink`, which it leaves where it is.
-fn by_tcp(held: Held, fd: RawFd, sink: &Sink<'_>, flags: c_int) -> Result<usize, i32> {
-    in_lists(sink, flags, |message| {
-        // SAFETY: the message describes the program's own buffer.
-        let result = signal::open(held, || unsafe { real::recvmsg(fd, message, flags) });
-        usize::try_from(result).map_err(|_| errno::get())
-    })
-}
-
-/// The same without waiting, so that it can be made under a lock.
+/// The real recvmsg for what is left of `sink`, which it leaves where it is, without waiting: it can be made under a lock.
 fn by_tcp_now(fd: RawFd, sink: &Sink<'_>, flags: c_int) -> Result<usize, i32> {
     // SAFETY: the message describes the program's own buffer.
     in_lists(sink, flags, |message| unsafe { kernel::recvmsg_now(fd, message, flags | libc::MSG_DONTWAIT) })

@@ -44,10 +44,13 @@ pub(crate) fn send(
 ) -> Result<usize, i32> {
     if source.remaining() == 0 {
         attach::notice_reset(endpoint, fd);
-        return by_kernel(Held::Nothing, kernel);
+        return endpoint.take_owed(fd).map_or_else(|| by_kernel(Held::Nothing, kernel), Err);
     }
     if flags & !UNDERSTOOD != 0 {
         refuse_flags(endpoint, flags);
+    }
+    if let Some(errno) = endpoint.take_owed(fd) {
+        return Err(errno);
     }
     let waits = flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0;
     let deadline = sleep::deadline(endpoint.send_timeout.load(Relaxed));
@@ -61,7 +64,7 @@ pub(crate) fn send(
             drop(side);
             if has_left {
                 attach::notice_reset(endpoint, fd);
-                if let Some(errno) = endpoint.take_owed() {
+                if let Some(errno) = endpoint.take_owed(fd) {
                     endpoint.leave_send();
                     return Err(errno);
                 }
@@ -77,7 +80,12 @@ pub(crate) fn send(
                     Ok(done + count)
                 }
                 Err(_) if done > 0 => Ok(done),
-                Err(errno) => Err(errno),
+                Err(errno) => {
+                    if errno == libc::ECONNRESET {
+                        attach::reset_is_told(endpoint);
+                    }
+                    Err(errno)
+                }
             };
         }
         let outcome = onto_lane(endpoint, &mut side, source);
@@ -147,13 +155,15 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
     let before = source.remaining();
     let ring = Backed { ring, backed: &side.backed };
     let outcome = loop {
-        match side.tx.write(lane, &ring, source) {
-            Sent::Bytes(_) => {
-                at.announce_bytes();
-                if source.remaining() == 0 {
-                    break Lane::Done;
-                }
-            }
+        let left = source.remaining();
+        let sent = side.tx.write(lane, &ring, source);
+        // The lane may have ended behind bytes that it took.
+        if source.remaining() < left {
+            at.announce_bytes();
+        }
+        match sent {
+            Sent::Bytes(_) if source.remaining() == 0 => break Lane::Done,
+            Sent::Bytes(_) => {}
             Sent::Full => break Lane::Full,
             Sent::UseTcp => break Lane::Left,
             Sent::SendAgain => break Lane::Returned,
@@ -223,23 +233,29 @@ pub(crate) fn give_up(endpoint: &Endpoint) {
 
 /// Whether a send on the lane would make progress; `None`: ask TCP. If not, `slot` is told when it would.
 pub(crate) fn writability(endpoint: &Endpoint, slot: Option<Slot>) -> Option<bool> {
+    room(endpoint, slot).0
+}
+
+/// The same, and whether nobody reads at the other end any more.
+pub(crate) fn room(endpoint: &Endpoint, slot: Option<Slot>) -> (Option<bool>, bool) {
     let mut side = endpoint.tx.lock();
-    let at = side.at?;
+    let Some(at) = side.at else { return (None, false) };
     let (lane, ring) = at.outgoing();
-    if peer_has_left(&at) || lane.is_closed() {
+    let left = peer_has_left(&at);
+    if left || lane.is_closed() {
         // A send finds that out and goes to TCP; what TCP says to it is the next thing to wait for.
-        return side.tx.on_lane().then_some(true);
+        return (side.tx.on_lane().then_some(true), left);
     }
-    let writable = side.tx.is_writable(lane, &ring)?;
+    let Some(writable) = side.tx.is_writable(lane, &ring) else { return (None, false) };
     if writable {
         side.full_since = None;
-        return Some(true);
+        return (Some(true), false);
     }
     is_stalled(&mut side, &at);
     if let Some(slot) = slot {
         lane.want_space(slot.0);
     }
-    side.tx.is_writable(lane, &ring)
+    (side.tx.is_writable(lane, &ring), false)
 }
 
 /// For a non-blocking send that found no room: has the waiter of the socket told of space. `true`: there is some now.
@@ -285,15 +301,14 @@ pub(crate) fn really_blocks(endpoint: &Endpoint, fd: RawFd) -> bool {
     !nonblocking
 }
 
-/// A flag that a lane does not have: back to TCP first.
+/// A flag that a lane does not have: back to TCP first. For urgent data the hook has seen to that.
 fn refuse_flags(endpoint: &Endpoint, flags: c_int) {
     if flags & libc::MSG_ZEROCOPY != 0 {
         attach::bar(endpoint, Reason::ZeroCopy);
     } else if flags & libc::MSG_FASTOPEN != 0 {
         attach::bar(endpoint, Reason::FastOpen);
-    } else {
-        let reason = if flags & libc::MSG_OOB != 0 { Reason::OutOfBand } else { Reason::UnsupportedFlag };
-        attach::bar(endpoint, reason);
+    } else if flags & libc::MSG_OOB == 0 {
+        attach::bar(endpoint, Reason::UnsupportedFlag);
     }
 }
 
@@ -373,7 +388,7 @@ pub(crate) fn send_file(
                 return Ok(FileStep::Moved(moved));
             }
             attach::notice_reset(endpoint, fd);
-            return endpoint.take_owed().map_or(Ok(FileStep::UseTcp), Err);
+            return endpoint.take_owed(fd).map_or(Ok(FileStep::UseTcp), Err);
         };
         let (lane, ring) = at.outgoing();
         if peer_has_left(&at) && !lane.is_returned() {

@@ -1,0 +1,58 @@
+//! What one epoll_wait is going to return, while it is put together from what lanes say and what the kernel does.
+
+use std::os::fd::RawFd;
+
+use libc::epoll_event;
+
+/// Of no registration that is answered here.
+pub(super) const NOBODY: RawFd = -1;
+
+/// The events so far, and whose they are: two registrations may have the same user data.
+pub(crate) struct Report<'a> {
+    events: &'a mut [epoll_event],
+    owners: Vec<RawFd>,
+}
+
+impl<'a> Report<'a> {
+    /// An empty one. `owners` is used for its memory.
+    pub(super) fn new(events: &'a mut [epoll_event], mut owners: Vec<RawFd>) -> Report<'a> {
+        owners.clear();
+        Report { events, owners }
+    }
+
+    /// How many events there are.
+    pub(crate) fn len(&self) -> usize {
+        self.owners.len()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.len() == self.events.len()
+    }
+
+    /// The array behind them: what the kernel puts there is to be taken over next.
+    pub(crate) fn room(&mut self) -> &mut [epoll_event] {
+        &mut self.events[self.owners.len()..]
+    }
+
+    /// What is at a place of the array, told or not.
+    pub(super) fn at(&self, index: usize) -> epoll_event {
+        self.events[index]
+    }
+
+    /// Adds an event, which becomes one with another of the same owner among the first `first`. There is room.
+    pub(super) fn tell(&mut self, owner: RawFd, event: epoll_event, first: usize) {
+        if owner != NOBODY
+            && let Some(place) = self.owners[..first].iter().position(|other| *other == owner)
+        {
+            self.events[place].events |= event.events;
+            return;
+        }
+        self.events[self.owners.len()] = event;
+        self.owners.push(owner);
+    }
+
+    /// Gives the memory back.
+    pub(super) fn into_owners(self) -> Vec<RawFd> {
+        self.owners
+    }
+}
