@@ -5,19 +5,28 @@ use crate::actor::Answer;
 use crate::script::{Step, Verb};
 use std::collections::BTreeMap;
 
-/// Whether `answer` shows less than the model's.
+/// Urgent data, which a receive that sleeps passes over as soon as it has the processor: until then it shows.
+const URGENT: i64 = libc::POLLPRI as i64;
+/// The same in the answer to a select.
+const EXCEPTIONAL: i64 = 4;
+
+/// Whether `answer` shows less than the model's, or urgent data that is about to be passed over.
 pub(crate) fn is_late(step: &Step, model: &Answer, answer: &Answer) -> bool {
     match step.verb {
         Verb::Recv | Verb::OddRecv => {
             answer.ret < 0 && answer.errno == libc::EAGAIN && (model.ret >= 0 || model.errno != libc::EAGAIN)
         }
         Verb::Poll => {
-            answer.ret >= 0 && model.extra.iter().zip(&answer.extra).any(|(must, is)| must & !is != 0)
+            let urgent = if step.args[0] > 1 { EXCEPTIONAL } else { URGENT };
+            let behind = |(must, is): (&i64, &i64)| must & !is != 0 || is & !must & urgent != 0;
+            answer.ret >= 0 && model.extra.iter().zip(&answer.extra).any(behind)
         }
         Verb::EpollWait => {
-            let found = pairs(answer);
+            let (model, found) = (pairs(model), pairs(answer));
+            let of = |all: &BTreeMap<i64, i64>, data: &i64| all.get(data).copied().unwrap_or(0);
             answer.ret >= 0
-                && pairs(model).iter().any(|(data, must)| must & !found.get(data).copied().unwrap_or(0) != 0)
+                && (model.iter().any(|(data, must)| must & !of(&found, data) != 0)
+                    || found.iter().any(|(data, is)| is & !of(&model, data) & URGENT != 0))
         }
         Verb::Inq | Verb::Ask => answer.ret >= 0 && answer.extra < model.extra,
         Verb::GetOption => answer.ret >= 0 && answer.extra != model.extra && answer.extra.get(1) == Some(&0),
@@ -31,6 +40,8 @@ pub(crate) fn join(step: &Step, before: &Answer, again: Answer) -> Answer {
         return again;
     }
     let mut found = pairs(before);
+    found.values_mut().for_each(|events| *events &= !URGENT);
+    found.retain(|_, events| *events != 0);
     for (data, events) in pairs(&again) {
         *found.entry(data).or_default() |= events;
     }

@@ -4,7 +4,7 @@
 //! On TCP the runner decides what to leave out and sees what blocks. Under shunt it follows that trace: it waits for
 //! what must end, and looks again, for a bounded time, for what must become visible.
 
-use crate::actor::{Answer, ODD_RECEIVES, PEEKS, mode};
+use crate::actor::{Answer, ODD_RECEIVES, PEEKS, QUESTIONS, mode};
 use crate::late::{is_late, join};
 use crate::script::{ENDS, FIRST_EPOLL, RECEIVE_CALLS, SEND_CALLS, Sequence, Step, Verb, end_of, peer_of};
 use crate::world::{Reply, World};
@@ -282,7 +282,8 @@ impl<'w> Run<'w> {
                 self.blocked.push(Blocked { step: index, worker });
                 Ok(Outcome::Blocked)
             }
-            Reply::Done(mut answer) => {
+            Reply::Done(answer) => {
+                let mut answer = self.count_from_here(step, answer);
                 if let Some(Outcome::Done(model)) = expected {
                     self.ask_again(step, model, &mut answer)?;
                 }
@@ -299,13 +300,26 @@ impl<'w> Run<'w> {
         while is_late(step, model, answer) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(300));
             match self.world.run(step, self.position(step), mode::DONE)? {
-                Reply::Done(again) => *answer = join(step, answer, again),
+                Reply::Done(again) => *answer = join(step, answer, self.count_from_here(step, again)),
                 Reply::Blocked(_) => anyhow::bail!("blocks when asked again"),
             }
             asked = true;
         }
         self.late += u32::from(asked && !is_late(step, model, answer));
         Ok(())
+    }
+
+    /// The kernel's counts of a connection less what went over it here: how much a send had taken may have been open.
+    fn count_from_here(&self, step: &Step, mut answer: Answer) -> Answer {
+        if step.verb == Verb::Ask
+            && QUESTIONS[step.args[1] as usize] == "info"
+            && let [_, _, received, sent] = answer.extra.as_mut_slice()
+        {
+            let slot = step.slot(0);
+            *received -= self.sent[peer_of(slot)] as i64;
+            *sent -= self.sent[end_of(slot)] as i64;
+        }
+        answer
     }
 
     fn position(&self, step: &Step) -> u64 {
