@@ -29,7 +29,7 @@ pub(crate) fn load(object: &[u8]) -> Result<Ebpf, LoadError> {
     if !is_privileged() {
         return Err(LoadError::NotPermitted);
     }
-    Ebpf::load(object).map_err(|error| refusal(&error))
+    Ebpf::load(object).map_err(refusal)
 }
 
 /// A program of an object of ours, of the kind that it is.
@@ -47,9 +47,9 @@ fn is_privileged() -> bool {
 }
 
 /// EPERM, wherever in the chain it is, has one meaning; everything else is told as it is.
-pub(crate) fn refusal(error: &(dyn std::error::Error + 'static)) -> LoadError {
+pub(crate) fn refusal(error: impl std::error::Error + 'static) -> LoadError {
     let mut text = String::new();
-    let mut cause = Some(error);
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(error) = cause {
         let denied = |error: &std::io::Error| error.kind() == std::io::ErrorKind::PermissionDenied;
         if error.downcast_ref().is_some_and(denied) {

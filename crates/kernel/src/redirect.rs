@@ -27,17 +27,17 @@ impl Redirect {
     /// Makes the group, loads the programs and attaches them.
     pub fn attach() -> Result<Redirect, LoadError> {
         let mut loaded = load::load(OBJECT)?;
-        let cgroup = Cgroup::create().map_err(|error| refusal(&error))?;
+        let cgroup = Cgroup::create().map_err(refusal)?;
         let map = loaded.map("sockets").expect("in the object");
-        let sockets: SockHash<&MapData, End> = map.try_into().map_err(|error| refusal(&error))?;
-        let sockets = sockets.fd().try_clone().map_err(|error| refusal(&error))?;
+        let sockets: SockHash<&MapData, End> = map.try_into().map_err(refusal)?;
+        let sockets = sockets.fd().try_clone().map_err(refusal)?;
         let redirect: &mut SkMsg = load::program(&mut loaded, "redirect");
-        redirect.load().map_err(|error| refusal(&error))?;
-        redirect.attach(&sockets).map_err(|error| refusal(&error))?;
+        redirect.load().map_err(refusal)?;
+        redirect.attach(&sockets).map_err(refusal)?;
         let notice: &mut SockOps = load::program(&mut loaded, "notice");
-        notice.load().map_err(|error| refusal(&error))?;
-        let group = cgroup.open().map_err(|error| refusal(&error))?;
-        notice.attach(group, CgroupAttachMode::Single).map_err(|error| refusal(&error))?;
+        notice.load().map_err(refusal)?;
+        let group = cgroup.open().map_err(refusal)?;
+        notice.attach(group, CgroupAttachMode::Single).map_err(refusal)?;
         Ok(Redirect { _loaded: loaded, cgroup })
     }
 

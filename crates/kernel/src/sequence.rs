@@ -61,7 +61,7 @@ impl Reader {
     /// Loads the program. It is gone when the reader is dropped.
     pub fn load() -> Result<Reader, LoadError> {
         let mut loaded = load::load(OBJECT)?;
-        load::program::<RawTracePoint>(&mut loaded, PROGRAM).load().map_err(|error| load::refusal(&error))?;
+        load::program::<RawTracePoint>(&mut loaded, PROGRAM).load().map_err(load::refusal)?;
         Ok(Reader { loaded })
     }
 

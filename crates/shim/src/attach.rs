@@ -116,12 +116,7 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
     {
         let mut rx = endpoint.rx.lock();
         if let Some(at) = rx.at {
-            let (lane, ring) = at.incoming();
-            rx.rx.close(lane, reason);
-            // An empty lane is left at once.
-            rx.rx.available(lane, &ring, &Tcp { endpoint, fd });
-            endpoint.report_rx(&mut rx);
-            at.announce_space();
+            close_receiving(endpoint, &mut rx, at, reason);
         }
     }
     epoll::refresh(endpoint);
@@ -219,12 +214,17 @@ pub(crate) fn stop_sending(endpoint: &Endpoint, side: &mut TxSide, reason: Reaso
 pub(crate) fn stop_receiving(endpoint: &Endpoint, side: &mut RxSide, reason: Reason) -> bool {
     let Some(at) = side.at else { return true };
     process::count_bypass(reason);
+    close_receiving(endpoint, side, at, reason);
+    !side.rx.is_attached()
+}
+
+fn close_receiving(endpoint: &Endpoint, side: &mut RxSide, at: Attachment, reason: Reason) {
     let (lane, ring) = at.incoming();
     side.rx.close(lane, reason);
+    // An empty lane is left at once.
     side.rx.available(lane, &ring, &Tcp { endpoint, fd: endpoint.fd.load(Relaxed) });
     endpoint.report_rx(side);
     at.announce_space();
-    !side.rx.is_attached()
 }
 
 /// Never offer this endpoint, and take it back if it was.

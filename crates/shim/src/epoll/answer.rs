@@ -109,9 +109,8 @@ impl Inner {
                 let wanted = registration.events | ALWAYS;
                 let said = asked_of_kernel(fd, registration.events | FINISHED);
                 reported |= translate(endpoint, said) & wanted;
-                if said & FINISHED != 0 && attach::reset_in_a_set(endpoint, fd) {
-                    reported |= (IN | OUT | ALWAYS | FINISHED) & wanted;
-                    self.returned.push(endpoint);
+                if said & FINISHED != 0 {
+                    reported |= of_reset(endpoint, fd, &mut self.returned) & wanted;
                 }
             }
             if reported != 0 {
@@ -168,11 +167,7 @@ impl Inner {
             if events & FINISHED != 0 {
                 endpoint.note_peer_finished();
             }
-            if attach::reset_in_a_set(endpoint, fd) {
-                reported |= IN | OUT | ALWAYS | FINISHED;
-                // All sets are told that it is off its lane.
-                self.returned.push(endpoint);
-            }
+            reported |= of_reset(endpoint, fd, &mut self.returned);
             if registration.events & (ONE_SHOT | EDGE) != 0 {
                 // It is the only report of this, so what lanes would add belongs into it, and TCP since.
                 reported |= judge(endpoint, fd, registration.events, self.slot).reported;
@@ -302,6 +297,16 @@ fn judge(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> Ans
     }
     let by_tcp = wanted & OUT != 0 && room.is_none();
     Answer { reported: events & wanted, full: room == Some(false), behind, left, by_tcp }
+}
+
+/// What the death of a peer with unread bytes adds, for one who holds the lock of a set. All sets are told afterwards that the
+/// endpoint is off its lane: it joins those that are `returned`.
+fn of_reset(endpoint: &'static Endpoint, fd: RawFd, returned: &mut Vec<&'static Endpoint>) -> u32 {
+    if !attach::reset_in_a_set(endpoint, fd) {
+        return 0;
+    }
+    returned.push(endpoint);
+    IN | OUT | ALWAYS | FINISHED
 }
 
 /// What the kernel says of the socket now. The bits of poll and epoll are the same.

@@ -187,12 +187,7 @@ impl Inner {
             if let Some(at) = at {
                 self.detach_own(epoll, endpoint, at.link);
             }
-            let name = epoll.name();
-            let mut sets = endpoint.epolls.lock();
-            // One of them: the set may know the socket by another number too.
-            if let Some(place) = sets.iter().position(|other| *other == name) {
-                sets.remove(place);
-            }
+            unlist(epoll, endpoint);
         }
         self.forget(fd);
     }
@@ -224,18 +219,9 @@ impl Inner {
         if primary {
             at.incoming().0.set_rx_waiter(Some(slot.0));
         }
-        let mut has_token = true;
-        if let Some(registration) = self.registrations.get_mut(&fd) {
-            registration.attached = Some(endpoint.reference());
-            registration.primary = primary;
-            has_token = registration.token.is_some();
-        }
-        self.attached += 1;
-        self.secondary += u32::from(!primary);
+        self.begin_answering(epoll, fd, endpoint, primary);
         self.links.add(at.link);
-        epoll.active.fetch_add(1, AcqRel);
-        self.mark_pending(fd);
-        if has_token {
+        if self.registrations.get(&fd).is_some_and(|registration| registration.token.is_some()) {
             self.refresh(endpoint);
         } else {
             self.note_token(fd, Some(new_token(epoll)));
@@ -256,24 +242,37 @@ impl Inner {
     /// A duplicate's registration, by whose number no mark finds it. The connection goes back, so this lasts until its lane has
     /// been drained, and as long a wait looks there by itself.
     fn attach_alias(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
+        self.begin_answering(epoll, fd, endpoint, false);
+        self.aliases.push(fd);
+    }
+
+    /// Counts a registration among those that lanes answer. `primary`: the marks of its connection go to this set.
+    fn begin_answering(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint, primary: bool) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         registration.attached = Some(endpoint.reference());
+        registration.primary = primary;
         self.attached += 1;
-        self.secondary += 1;
-        self.aliases.push(fd);
+        self.secondary += u32::from(!primary);
         epoll.active.fetch_add(1, AcqRel);
         self.mark_pending(fd);
+    }
+
+    /// Undoes that. `false` if it was not among them.
+    fn end_answering(&mut self, epoll: &Epoll, fd: RawFd) -> bool {
+        let Some(registration) = self.registrations.get_mut(&fd) else { return false };
+        if registration.attached.take().is_none() {
+            return false;
+        }
+        self.attached -= 1;
+        self.secondary -= u32::from(!registration.primary);
+        epoll.active.fetch_sub(1, AcqRel);
+        true
     }
 
     fn detach_alias(&mut self, epoll: &Epoll, fd: RawFd) {
         let Some(place) = self.aliases.iter().position(|alias| *alias == fd) else { return };
         self.aliases.swap_remove(place);
-        self.attached -= 1;
-        self.secondary -= 1;
-        epoll.active.fetch_sub(1, AcqRel);
-        if let Some(registration) = self.registrations.get_mut(&fd) {
-            registration.attached = None;
-        }
+        self.end_answering(epoll, fd);
     }
 
     pub(super) fn detach(&mut self, epoll: &Epoll, endpoint: &Endpoint, link: &'static Link) {
@@ -290,19 +289,15 @@ impl Inner {
 
     fn detach_own(&mut self, epoll: &Epoll, endpoint: &Endpoint, link: &'static Link) {
         let fd = endpoint.fd.load(Relaxed);
-        let Some(registration) = self.registrations.get_mut(&fd) else { return };
+        let Some(registration) = self.registrations.get(&fd) else { return };
         if registration.attached != Some(endpoint.reference()) {
             return;
         }
-        registration.attached = None;
-        let primary = registration.primary;
-        self.attached -= 1;
-        self.secondary -= u32::from(!primary);
-        if primary && let Some(slot) = self.slot {
+        if registration.primary && let Some(slot) = self.slot {
             endpoint.unclaim(slot);
         }
+        self.end_answering(epoll, fd);
         self.links.remove(link);
-        epoll.active.fetch_sub(1, AcqRel);
         self.settle(epoll, fd, endpoint);
     }
 
@@ -313,8 +308,7 @@ impl Inner {
         if registration.deleted {
             self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
             self.forget(fd);
-            let name = epoll.name();
-            endpoint.epolls.lock().retain(|other| *other != name);
+            unlist(epoll, endpoint);
         } else if registration.events & !registration.kernel_events != 0 && !registration.disarmed {
             self.set_kernel_events(fd, Some(endpoint));
         }
@@ -428,6 +422,15 @@ impl Inner {
             registration.full = true;
             self.full.push(fd);
         }
+    }
+}
+
+/// Takes the set off the list of those that hold the endpoint: once, as the set may know it by another number too.
+fn unlist(epoll: &Epoll, endpoint: &Endpoint) {
+    let name = epoll.name();
+    let mut sets = endpoint.epolls.lock();
+    if let Some(place) = sets.iter().position(|other| *other == name) {
+        sets.remove(place);
     }
 }
 

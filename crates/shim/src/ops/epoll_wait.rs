@@ -87,6 +87,7 @@ fn round(
         return Some(inner.finish(report));
     }
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
+    inner.finish(report);
     drop(inner);
     // A handler ends the call whatever its flags are.
     if signal::take_ran() != Ran::Nothing {
@@ -98,6 +99,7 @@ fn round(
         return None;
     }
     let mut inner = epoll.lock();
+    let mut report = inner.begin(events);
     let patience = if sleeps { inner.patience() } else { None };
     if sleeps {
         inner.announce_sleep();
@@ -130,6 +132,7 @@ fn round(
         inner.awake();
     }
     if result < 0 {
+        inner.finish(report);
         errno::set(failed);
         return Some(result);
     }
