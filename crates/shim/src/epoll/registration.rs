@@ -293,7 +293,9 @@ impl Inner {
         if registration.attached != Some(endpoint.reference()) {
             return;
         }
-        if registration.primary && let Some(slot) = self.slot {
+        if registration.primary
+            && let Some(slot) = self.slot
+        {
             endpoint.unclaim(slot);
         }
         self.end_answering(epoll, fd);
