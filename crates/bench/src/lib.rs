@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod bridge;
+mod interrupt;
 mod latency;
 mod local;
 mod machine;

@@ -2,13 +2,15 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+
+use crate::interrupt;
 
 /// See the module.
 pub(crate) struct Process {
@@ -29,6 +31,7 @@ impl Process {
             .stdin(Stdio::piped())
             .spawn()
             .with_context(|| format!("starting {name} ({})", command.get_program().display()))?;
+        interrupt::note_begin(Pid::from_child(&child));
         Ok(Process { name: name.to_owned(), child, lines: None })
     }
 
@@ -47,7 +50,8 @@ impl Process {
             Ok(line) => Ok(line),
             Err(RecvTimeoutError::Timeout) => bail!("{} said nothing for {limit:?}", self.name),
             Err(RecvTimeoutError::Disconnected) => {
-                bail!("{} ended too early: {}", self.name, self.child.wait()?)
+                let status = self.end()?;
+                bail!("{} ended too early: {status}", self.name)
             }
         }
     }
@@ -96,7 +100,7 @@ impl Process {
             std::thread::sleep(POLL);
         }
         let cpu = self.tree_cpu();
-        let status = self.child.wait()?;
+        let status = self.end()?;
         let lines: Vec<String> = self.lines.take().context("started with lines")?.iter().collect();
         let text = lines.join("\n");
         if !status.success() {
@@ -125,11 +129,17 @@ impl Process {
     /// Ends its standard input and waits for its end.
     pub(crate) fn finish(mut self) -> Result<()> {
         drop(self.child.stdin.take());
+        let status = self.end()?;
+        ensure!(status.success(), "{} ended with {status}", self.name);
+        Ok(())
+    }
+
+    /// Waits for its end, which is due.
+    fn end(&mut self) -> Result<ExitStatus> {
         let deadline = Instant::now() + GRACE;
         loop {
-            match self.child.try_wait()? {
-                Some(status) if status.success() => return Ok(()),
-                Some(status) => bail!("{} ended with {status}", self.name),
+            match interrupt::collect(&mut self.child)? {
+                Some(status) => return Ok(status),
                 None if Instant::now() > deadline => bail!("{} does not end", self.name),
                 None => std::thread::sleep(POLL),
             }
@@ -144,18 +154,14 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
-        if !matches!(self.child.try_wait(), Ok(None)) {
-            return;
-        }
-        self.signal(Signal::TERM);
-        let deadline = Instant::now() + GRACE;
-        while matches!(self.child.try_wait(), Ok(None)) {
-            if Instant::now() > deadline {
-                self.signal(Signal::KILL);
-                let _ = self.child.wait();
+        for signal in [Signal::TERM, Signal::KILL] {
+            if !matches!(interrupt::collect(&mut self.child), Ok(None)) {
                 return;
             }
-            std::thread::sleep(POLL);
+            self.signal(signal);
+            if self.end().is_ok() {
+                return;
+            }
         }
     }
 }

@@ -61,3 +61,22 @@ fn what_cannot_be_measured_is_refused() {
         assert!(ended.stderr.contains(complaint), "{}", ended.stderr);
     }
 }
+
+#[test]
+fn an_interrupted_comparison_leaves_nothing_behind() {
+    for (signal, number) in [("INT", 2), ("TERM", 15)] {
+        let shell = Shell::new();
+        let place = shell.path("place");
+        std::fs::create_dir(&place).unwrap();
+        let mut command = shell.shunt(["bench", "local", "--seconds", "60", "round-trip"]);
+        command.env("TMPDIR", &place);
+        let bench = Running::start(command);
+        eventually("two programs are measured", || shell.within().len() >= 2);
+        assert_eq!(shell.brokers().len(), 1);
+        bench.signal(signal);
+        let ended = bench.end();
+        assert_eq!(ended.signal, Some(number), "{ended:?}");
+        assert_eq!((shell.within().len(), shell.brokers().len()), (0, 0));
+        assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0);
+    }
+}

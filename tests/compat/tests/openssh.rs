@@ -96,7 +96,7 @@ fn a_command_answers_line_by_line() {
     both(Duration::from_secs(120), |host| {
         let server = Server::start(host);
         let lines: String =
-            (0..3000).map(|line| format!("line {line} x{}\n", "y".repeat(line % 90))).collect();
+            (0..20_000).map(|line| format!("line {line} x{}\n", "y".repeat(line % 90))).collect();
         let input = host.write("lines", &lines);
         let road = host.watch_road();
         let script = "while read -r line; do echo \"got $line\"; done; echo over >&2; exit 7";

@@ -16,6 +16,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::report::{self, Report};
 use crate::side::Side;
@@ -74,6 +75,10 @@ pub(crate) enum Group {
 
 /// Runs and prints it.
 pub fn run(arguments: &Arguments) -> Result<()> {
+    interruptible(|| compare(arguments))
+}
+
+fn compare(arguments: &Arguments) -> Result<()> {
     let stage = Stage::set().context("setting the stage")?;
     let machine = Machine::describe(&stage);
     let mut tables: Vec<Table> = tables::all()

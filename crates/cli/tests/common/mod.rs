@@ -106,14 +106,24 @@ impl Shell {
     /// Every broker whose command line names this shell's directory.
     pub(crate) fn brokers(&self) -> Vec<u32> {
         let directory = self.directory.path().to_str().unwrap();
-        let daemon = |pid: &u32| {
+        processes(|pid| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let line = String::from_utf8_lossy(&line).into_owned();
             line.contains("\0daemon\0") && line.contains(directory)
-        };
-        let processes = fs::read_dir("/proc").unwrap();
-        processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).filter(daemon).collect()
+        })
     }
+
+    /// Every process that works below this shell's directory.
+    pub(crate) fn within(&self) -> Vec<u32> {
+        let is_below = |path: PathBuf| path.starts_with(self.directory.path());
+        processes(|pid| fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(is_below))
+    }
+}
+
+fn processes(wanted: impl Fn(u32) -> bool) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").unwrap();
+    let all = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    all.filter(|pid| wanted(*pid)).collect()
 }
 
 impl Drop for Shell {

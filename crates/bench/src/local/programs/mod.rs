@@ -21,6 +21,7 @@ use anyhow::{Context, Result, bail};
 use super::Group;
 use super::point::{Load, Sample};
 use super::tables::{Table, Unit};
+use crate::interrupt::pause;
 use crate::process::Process;
 use crate::side::Side;
 use crate::stage::{Placement, Stage};
@@ -125,7 +126,7 @@ impl<P: Program> Load for Served<P> {
         let client = Process::spawn_with_lines(&mut command, "the load")?;
         let mut sample = Sample::default();
         if side.is_short_road() {
-            std::thread::sleep(seconds / 2);
+            pause(seconds / 2)?;
             sample.look(&stage.status()?, &format!("{}:{}", running.address.host, running.address.port));
             sample.link_bytes = server.link_bytes() + client.link_bytes();
             sample.is_unseen = sample.connections == 0;
@@ -158,7 +159,7 @@ impl Address {
             if Instant::now() > deadline {
                 bail!("the server does not answer within {START_LIMIT:?}");
             }
-            std::thread::sleep(Duration::from_millis(10));
+            pause(Duration::from_millis(10))?;
         }
     }
 }

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::super::point::Point;
 use super::{Address, Program, START_LIMIT, Served, find};
+use crate::interrupt::pause;
 use crate::process::Process;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
@@ -94,7 +95,7 @@ impl Pgbench {
             match succeed(fill.arg(&data).arg("postgres"), "pgbench -i") {
                 Ok(()) => return Ok(()),
                 Err(error) if Instant::now() > deadline => return Err(error),
-                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+                Err(_) => pause(Duration::from_millis(100))?,
             }
         }
     }

@@ -1,0 +1,80 @@
+//! What becomes of a comparison that is interrupted: all that it has started is ended, which ends the comparison in order, and
+//! with it goes what it has made: directories, a namespace, a control group.
+
+use std::process::{Child, ExitStatus};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
+
+static STATE: Mutex<State> = Mutex::new(State { signal: None, groups: Vec::new() });
+
+/// There has been a signal.
+static HEARD: Condvar = Condvar::new();
+
+struct State {
+    signal: Option<i32>,
+    /// Of processes that run.
+    groups: Vec<Pid>,
+}
+
+/// Runs `work`, which returns soon once somebody wants it to end; then this process ends by that same signal.
+pub(crate) fn interruptible(work: impl FnOnce() -> Result<()>) -> Result<()> {
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("listening to signals")?;
+    std::thread::spawn(move || signals.forever().for_each(interrupt));
+    let result = work();
+    let signal = state().signal;
+    if let Some(signal) = signal {
+        emulate_default_handler(signal)?;
+    }
+    result
+}
+
+/// A process group has been started.
+pub(crate) fn note_begin(group: Pid) {
+    let mut state = state();
+    state.groups.push(group);
+    if state.signal.is_some() {
+        end(group);
+    }
+}
+
+/// Collects the first process of a group if that has ended: then its number may be another's, so nobody is ended by it any more.
+pub(crate) fn collect(child: &mut Child) -> std::io::Result<Option<ExitStatus>> {
+    let mut state = state();
+    let status = child.try_wait()?;
+    if status.is_some() {
+        let group = Pid::from_child(child);
+        state.groups.retain(|other| *other != group);
+    }
+    Ok(status)
+}
+
+/// Sleeps; an error if the comparison is to end.
+pub(crate) fn pause(duration: Duration) -> Result<()> {
+    let waited = HEARD.wait_timeout_while(state(), duration, |state| state.signal.is_none());
+    let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+    match state.signal {
+        Some(signal) => bail!("interrupted by signal {signal}"),
+        None => Ok(()),
+    }
+}
+
+fn interrupt(signal: i32) {
+    let mut state = state();
+    state.signal = Some(signal);
+    state.groups.iter().copied().for_each(end);
+    HEARD.notify_all();
+}
+
+fn end(group: Pid) {
+    let _ = kill_process_group(group, Signal::TERM);
+}
+
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
