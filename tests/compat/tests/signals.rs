@@ -1,4 +1,4 @@
-//! Signals and the ends of threads, in calls on shared memory: our own programs ask one question a line, and the answers
+//! Signals, sleepers and the ends of threads, in calls on shared memory: our own programs ask one question a line, and the answers
 //! must be those of TCP.
 
 use shunt_compat::{Host, both};
@@ -65,4 +65,9 @@ fn a_storm_of_handlers() {
 #[test]
 fn more_threads_than_waiters() {
     both(LIMIT, |host| ask(host, "threads", 100));
+}
+
+#[test]
+fn sleepers_on_a_connection_that_switches() {
+    both(LIMIT, |host| ask(host, "switches", 1));
 }

@@ -37,7 +37,7 @@ struct Watched {
 /// What one call has announced, until dropped.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// Marked as being inside the kernel (L4): nothing in the set is on a link.
+    /// Not on links, and marked as being inside the kernel (L4): none of them comes onto a lane while this call sleeps.
     entered: Vec<&'static Endpoint>,
     /// Those that are on links, which stay mapped.
     watched: Vec<Watched>,
@@ -120,18 +120,10 @@ fn examine(fds: &[pollfd], may_sleep: bool) -> Watch {
             _ => {}
         }
     }
-    if !watch.watched.is_empty() {
-        // The others are polled in short sleeps of ours, each of which begins by looking again.
-        watch.leave();
-    }
     watch
 }
 
 impl Watch {
-    fn leave(&mut self) {
-        self.entered.drain(..).for_each(Endpoint::leave_receive);
-    }
-
     /// The sleep is over.
     fn retract(&mut self) {
         let Some(slot) = self.slot.take() else { return };
@@ -146,7 +138,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.leave();
+        self.entered.drain(..).for_each(Endpoint::leave_receive);
         self.retract();
         self.watched.iter().for_each(|one| one.at.unpin());
     }
