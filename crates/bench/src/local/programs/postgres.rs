@@ -22,7 +22,7 @@ pub(super) fn points() -> Vec<Point> {
     vec![
         point("SELECT, simple protocol", &["-S", "-M", "simple"]),
         point("SELECT, prepared statements", &["-S", "-M", "prepared"]),
-        point("TPC-B, simple protocol", &["-N", "-M", "simple"]),
+        point("TPC-B, simple protocol", &["-M", "simple"]),
     ]
 }
 
@@ -32,6 +32,8 @@ struct Pgbench {
 
 /// PostgreSQL refuses to run as root; Debian makes this user.
 const USER: &str = "postgres";
+/// Branches of the bank. Every transaction of TPC-B locks one: there are more than clients.
+const SCALE: &str = "10";
 
 impl Program for Pgbench {
     fn needs(&self) -> &[&str] {
@@ -91,7 +93,7 @@ impl Pgbench {
         let data = stage.path(&format!("data-{}", address.port));
         loop {
             let mut fill = Command::new(find::installed("pgbench")?);
-            fill.args(["-i", "-q", "-s", "5", "-U", "postgres", "-p", &address.port.to_string(), "-h"]);
+            fill.args(["-i", "-q", "-s", SCALE, "-U", "postgres", "-p", &address.port.to_string(), "-h"]);
             match succeed(fill.arg(&data).arg("postgres"), "pgbench -i") {
                 Ok(()) => return Ok(()),
                 Err(error) if Instant::now() > deadline => return Err(error),
