@@ -170,12 +170,14 @@ pub(crate) struct Spinner {
     pause: Cell<u32>,
     /// Misses since the last quick hit; the pause doubles with each.
     misses: Cell<u32>,
-    /// Whether the last spin hit.
-    hit: Cell<bool>,
+    /// How long the last spin took, if it hit; else 0.
+    hit: Cell<u64>,
 }
 
-/// The longest spin in automatic mode, once a spin has hit.
-const AUTO_SPIN_NANOS: u64 = 20_000;
+/// Once a spin has hit, the next is twice as long in automatic mode, but at least
+const SHORT_NANOS: u64 = 20_000;
+/// and at most this: a program in a slow language answers in 20 us, and to wake up takes as long again.
+const LONG_NANOS: u64 = 60_000;
 /// The longest before that: the peer may be asleep, and a processor that is idle takes a while to wake. Once both are awake
 /// they find each other at once.
 const TRIAL_NANOS: u64 = 150_000;
@@ -198,7 +200,7 @@ impl Spinner {
                 return false;
             }
             Spin::Auto if single_processor() => return false,
-            Spin::Auto if self.hit.get() => AUTO_SPIN_NANOS,
+            Spin::Auto if self.hit.get() > 0 => (2 * self.hit.get()).clamp(SHORT_NANOS, LONG_NANOS),
             Spin::Auto => TRIAL_NANOS,
         };
         let begin = process::now();
@@ -229,10 +231,10 @@ impl Spinner {
         let spent = process::now() - begin;
         process::count(Counter::SpinNanos, spent);
         let has_paid = found && !is_crowded;
-        self.hit.set(has_paid);
+        self.hit.set(if has_paid { spent.max(1) } else { 0 });
         if has_paid {
             process::count(Counter::SpinHits, 1);
-            if spent <= AUTO_SPIN_NANOS {
+            if spent <= LONG_NANOS {
                 self.misses.set(0);
             }
         } else {
