@@ -16,8 +16,23 @@ use crate::epoll::{Epoll, EpollRef};
 
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 1024;
+/// Descriptors in a word of a set for select.
+pub(crate) const WORD: usize = 64;
 
-type Chunk = [AtomicU64; CHUNK];
+struct Chunk {
+    cells: [AtomicU64; CHUNK],
+    /// A bit for every descriptor that has ever been a connection or an epoll instance.
+    pollable: [AtomicU64; CHUNK / WORD],
+}
+
+impl Chunk {
+    const fn new() -> Chunk {
+        Chunk {
+            cells: [const { AtomicU64::new(0) }; CHUNK],
+            pollable: [const { AtomicU64::new(0) }; CHUNK / WORD],
+        }
+    }
+}
 
 /// The upper level, on pages of its own.
 #[repr(C, align(4096))]
@@ -98,7 +113,7 @@ pub(crate) fn clear() {
 
 #[inline]
 fn cell(fd: i32) -> Option<&'static AtomicU64> {
-    Some(&chunk(fd as u32 as usize / CHUNK)?[fd as usize % CHUNK])
+    Some(&chunk(fd as u32 as usize / CHUNK)?.cells[fd as usize % CHUNK])
 }
 
 #[inline]
@@ -131,6 +146,13 @@ pub(crate) fn look_up(fd: i32) -> Entry {
     }
 }
 
+/// Which of the descriptors from `WORD * index` on may be a connection or an epoll instance: a bit for each.
+#[inline]
+pub(crate) fn pollable(index: usize) -> u64 {
+    const WORDS: usize = CHUNK / WORD;
+    chunk(index / WORDS).map_or(0, |chunk| chunk.pollable[index % WORDS].load(Acquire))
+}
+
 /// The endpoint behind `fd`, if it is one.
 #[inline]
 pub(crate) fn endpoint(fd: i32) -> Option<&'static Endpoint> {
@@ -160,7 +182,7 @@ pub(crate) fn replace(fd: i32, entry: Entry) -> Entry {
             return Entry::None;
         }
         crate::fork::note_use();
-        let fresh = Box::into_raw(Box::new([const { AtomicU64::new(0) }; CHUNK]));
+        let fresh = Box::into_raw(Box::new(Chunk::new()));
         let index = fd as usize / CHUNK;
         if UPPER.0[index].compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire).is_ok() {
             COPY.0[index].store(fresh, Release);
@@ -169,10 +191,12 @@ pub(crate) fn replace(fd: i32, entry: Entry) -> Entry {
             drop(unsafe { Box::from_raw(fresh) });
         }
     }
-    match cell(fd) {
-        Some(cell) => Entry::unpack(cell.swap(entry.pack(), AcqRel)),
-        None => Entry::None,
+    let at = fd as usize % CHUNK;
+    let Some(chunk) = chunk(fd as usize / CHUNK) else { return Entry::None };
+    if matches!(entry, Entry::Endpoint(_) | Entry::Epoll(_)) {
+        chunk.pollable[at / WORD].fetch_or(1 << (at % WORD), AcqRel);
     }
+    Entry::unpack(chunk.cells[at].swap(entry.pack(), AcqRel))
 }
 
 /// Every descriptor from `first` to `last` that is something to us.

@@ -6,9 +6,8 @@ use libc::{fd_set, pollfd, sigset_t};
 use shunt_sys::memory;
 
 use crate::signal::{self, Ran};
+use crate::table::{self, WORD as BITS};
 use crate::{errno, ops::poll, process};
-
-const BITS: usize = 64;
 
 /// The three sets of a call, as the words of their bitmaps.
 pub(crate) struct Sets {
@@ -35,12 +34,18 @@ impl Sets {
     pub(crate) fn concern_us(&self) -> bool {
         let len = self.count.div_ceil(BITS) * BITS / 8;
         self.sets.iter().all(|set| set.is_null() || memory::is_writable(set.cast(), len))
+            && (0..self.count.div_ceil(BITS)).any(|index| self.any(index) & table::pollable(index) != 0)
             && poll::concerns(self.members().map(|(fd, _)| fd))
     }
 
     fn word(&self, set: usize, index: usize) -> u64 {
         // SAFETY: `concern_us` has found it good; `index` is below the words that `count` descriptors need.
         if self.sets[set].is_null() { 0 } else { unsafe { self.sets[set].add(index).read_unaligned() } }
+    }
+
+    /// The members of all sets.
+    fn any(&self, index: usize) -> u64 {
+        (0..3).fold(0, |all, set| all | self.word(set, index))
     }
 
     fn members(&self) -> impl Iterator<Item = (c_int, i16)> + '_ {
