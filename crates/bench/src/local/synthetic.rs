@@ -33,10 +33,16 @@ pub(super) enum Pattern {
 /// See the module.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Synthetic {
-    pub(super) pattern: Pattern,
-    pub(super) size: usize,
-    pub(super) placement: Placement,
+    pattern: Pattern,
+    size: usize,
+    placement: Placement,
+    warm: Duration,
 }
+
+/// How long a load runs before it is measured.
+const WARM: Duration = Duration::from_millis(200);
+/// The same where an offer must first have been in vain for long enough to be taken back.
+const LONG_WARM: Duration = Duration::from_millis(1600);
 
 impl Load for Synthetic {
     fn missing(&self) -> Option<String> {
@@ -50,6 +56,15 @@ impl Load for Synthetic {
 }
 
 impl Synthetic {
+    pub(super) fn new(pattern: Pattern, size: usize, placement: Placement) -> Synthetic {
+        Synthetic { pattern, size, placement, warm: WARM }
+    }
+
+    /// Measured when it has shown that the peer is not under shunt.
+    pub(super) fn once_settled(self) -> Synthetic {
+        Synthetic { warm: LONG_WARM, ..self }
+    }
+
     fn server(&self, stage: &Stage, side: Side) -> Result<Command> {
         let mut command = stage.worker(side, Role::Server, self.placement)?;
         match self.pattern {
@@ -76,6 +91,7 @@ impl Synthetic {
             Pattern::Short { exchanges } => command.args(["short", "--exchanges", &exchanges.to_string()]),
         };
         command.args(["--to", address, "--seconds", &seconds.as_secs_f64().to_string()]);
+        command.args(["--warm", &self.warm.as_secs_f64().to_string()]);
         self.common(&mut command, side);
         Ok(command)
     }

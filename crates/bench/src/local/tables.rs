@@ -65,7 +65,7 @@ fn round_trips(style: Style, placement: Placement, sizes: &[usize]) -> Table {
         points: sizes
             .iter()
             .map(|&size| {
-                Point::new(bytes(size), Side::ROADS, Synthetic { pattern, size, placement }).at(size)
+                Point::new(bytes(size), Side::ROADS, Synthetic::new(pattern, size, placement)).at(size)
             })
             .collect(),
     }
@@ -73,7 +73,7 @@ fn round_trips(style: Style, placement: Placement, sizes: &[usize]) -> Table {
 
 fn streams() -> Table {
     let placement = Placement::TwoCores;
-    let load = |size| Synthetic { pattern: Pattern::Stream, size, placement };
+    let load = |size| Synthetic::new(Pattern::Stream, size, placement);
     Table {
         group: Group::Stream,
         title: format!("Messages in one direction, {}", placement.label()),
@@ -88,11 +88,7 @@ fn streams() -> Table {
 
 fn connections(depth: usize) -> Table {
     let numbers: &[usize] = if depth == 1 { &[1, 8, 50, 500, 5000] } else { &[1, 8, 50, 500] };
-    let load = |connections| Synthetic {
-        pattern: Pattern::Many { connections, depth },
-        size: 64,
-        placement: Placement::TwoCores,
-    };
+    let load = |connections| Synthetic::new(Pattern::Many { connections, depth }, 64, Placement::TwoCores);
     let under_way = if depth == 1 { "one request".to_owned() } else { format!("{depth} requests") };
     Table {
         group: Group::Connections,
@@ -111,7 +107,7 @@ fn crowd() -> Table {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = 4 * processors;
     let pattern = Pattern::RoundTrip { style: Style::Blocking, threads };
-    let load = Synthetic { pattern, size: 64, placement: Placement::Free };
+    let load = Synthetic::new(pattern, 64, Placement::Free);
     Table {
         group: Group::Crowd,
         title: format!("{threads} threads in round trips of 64 B on {processors} processors"),
@@ -126,7 +122,7 @@ fn one_sided() -> Table {
     let many = Pattern::Many { connections: 50, depth: 1 };
     let short = Pattern::Short { exchanges: 1 };
     let placed = |label, pattern, size, placement| {
-        Point::new(label, Side::ONE_SIDED, Synthetic { pattern, size, placement })
+        Point::new(label, Side::ONE_SIDED, Synthetic::new(pattern, size, placement).once_settled())
     };
     let point = |label, pattern, size| placed(label, pattern, size, Placement::TwoCores);
     Table {
@@ -147,11 +143,7 @@ fn one_sided() -> Table {
 
 /// What it costs to come onto shared memory, and after how many exchanges that has paid.
 fn short_lives() -> Table {
-    let load = |exchanges| Synthetic {
-        pattern: Pattern::Short { exchanges },
-        size: 64,
-        placement: Placement::TwoCores,
-    };
+    let load = |exchanges| Synthetic::new(Pattern::Short { exchanges }, 64, Placement::TwoCores);
     Table {
         group: Group::Cost,
         title: "Connections that end after a few exchanges of 64 B, one after another".to_owned(),
