@@ -186,6 +186,32 @@ pub(crate) fn withdraw(endpoint: &Endpoint) {
     CONTROL.lock().tell(Request::Withdraw(Withdraw { ticket }));
 }
 
+/// The peer of an offered endpoint has used the connection as much by now: if it has not been offered for so long, it is not
+/// going to be, and the connection is the kernel's from now on.
+const ALONE_NANOS: u64 = 1_000_000_000;
+
+/// Takes an offer back that nobody has answered for long.
+#[cold]
+pub(crate) fn give_up_if_alone(endpoint: &Endpoint) {
+    endpoint.operations.store(0, Relaxed);
+    let is_late = process::now().saturating_sub(endpoint.offered_at.load(Relaxed)) >= ALONE_NANOS;
+    // A broker that does not speak answers nobody.
+    if !is_late || CONTROL.lock().is_awake().is_err() {
+        return;
+    }
+    {
+        // Against an answer that comes now: see `attach::adopt`.
+        let (_tx, _rx) = (endpoint.tx.lock(), endpoint.rx.lock());
+        if endpoint.stage() != Stage::Offered {
+            return;
+        }
+        endpoint.bar(Reason::PeerNotOffered);
+        endpoint.set_stage(Stage::Plain);
+    }
+    withdraw(endpoint);
+    postpone(endpoint, Reason::PeerNotOffered, u32::MAX);
+}
+
 /// This process has left `at` for good. The pin keeps the link what it is until this has been said.
 pub(crate) fn release(at: &Pin) {
     let mut control = CONTROL.lock();
@@ -448,6 +474,7 @@ impl Control {
             deeds.push(Deed::LostBroker);
             return Err(Reason::NoBroker.into());
         }
+        endpoint.operations.store(0, Relaxed);
         worth::note_offer(endpoint);
         process::count(Counter::Offered, 1);
         Ok(())

@@ -81,6 +81,8 @@ pub(crate) struct Endpoint {
     shut: AtomicU32,
     /// Why the endpoint must never be offered, as a reason code.
     barred: AtomicU32,
+    /// See [`is_settled`](Self::is_settled).
+    settled: AtomicBool,
     /// The waiter that the peer wakes for bytes: 0 nobody, else its slot + 1. An epoll instance owns it as long as
     /// the socket is registered, a thread while it sleeps.
     owner: AtomicU32,
@@ -405,6 +407,20 @@ impl Endpoint {
         if code == 0 { None } else { Reason::parse(code as u16) }
     }
 
+    /// Whether it is the kernel's for good: barred, and on no link. Its data calls need not be announced (L4).
+    #[inline]
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled.load(Relaxed)
+    }
+
+    /// Makes it so if it can be. Under the locks, as [`adopt`](crate::attach::adopt), which is either over or finds it barred.
+    pub(crate) fn settle(&self) {
+        if self.barred().is_some() {
+            let (_tx, _rx) = (self.tx.lock(), self.rx.lock());
+            self.settled.store(self.stage() == Stage::Plain && !self.owes(), Relaxed);
+        }
+    }
+
     /// Its row in the page.
     pub(crate) fn entry(&self) -> Option<&'static page::Entry> {
         let entry = self.entry.load(Acquire);
@@ -474,6 +490,7 @@ impl Endpoint {
         self.operations.store(0, Relaxed);
         self.offered_at.store(0, Relaxed);
         self.barred.store(0, Relaxed);
+        self.settled.store(false, Relaxed);
         self.shut.store(0, Relaxed);
         self.owed.store(0, Relaxed);
         *self.beside_kernel.lock() = Beside::default();

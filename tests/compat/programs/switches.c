@@ -1,9 +1,9 @@
-/* A thread sleeps on two connections, one on shared memory and one that is not yet. The other end of the second is used by
- * another thread, which brings it there, and then it speaks: the sleeper hears it, whatever it sleeps in.
+/* A thread sleeps on two connections, one on shared memory and one that is not yet, or on the second alone. That is used by
+ * another thread, which brings it to shared memory, and then its other end speaks: the sleeper hears it, whatever it sleeps in.
  * usage: switches PORT GATE. */
 #include "lane.h"
 
-enum { ROUNDS = 4, SETTLED = 10 };
+enum { ROUNDS = 3, SETTLED = 10 };
 
 static int wait_by_poll(int one, int other)
 {
@@ -41,14 +41,64 @@ static int wait_by_epoll(int one, int other)
     return count;
 }
 
+/* Each of these takes the byte. */
+static int take_by_recv(int one, int other)
+{
+    char byte;
+    (void)one;
+    return recv(other, &byte, 1, 0);
+}
+
+static int take_by_readv(int one, int other)
+{
+    char byte;
+    struct iovec list = {&byte, 1};
+    (void)one;
+    return readv(other, &list, 1);
+}
+
+static int take_by_recvmsg(int one, int other)
+{
+    char byte;
+    struct iovec list = {&byte, 1};
+    struct msghdr message = {.msg_iov = &list, .msg_iovlen = 1};
+    (void)one;
+    return recvmsg(other, &message, 0);
+}
+
+static int take_by_recvmmsg(int one, int other)
+{
+    char byte;
+    struct iovec list = {&byte, 1};
+    struct mmsghdr message = {.msg_hdr = {.msg_iov = &list, .msg_iovlen = 1}};
+    (void)one;
+    return recvmmsg(other, &message, 1, 0, NULL);
+}
+
+static int take_by_splice(int one, int other)
+{
+    int ends[2];
+    (void)one;
+    if (pipe(ends))
+        die("pipe");
+    int count = splice(other, NULL, ends[1], NULL, 1, 0);
+    close(ends[0]);
+    close(ends[1]);
+    return count;
+}
+
 static const struct {
     const char *name;
     int (*wait)(int, int);
-} ways[] = {{"poll", wait_by_poll}, {"ppoll", wait_by_ppoll}, {"select", wait_by_select}, {"epoll", wait_by_epoll}};
+} ways[] = {
+    {"poll", wait_by_poll},       {"ppoll", wait_by_ppoll},       {"select", wait_by_select},
+    {"epoll", wait_by_epoll},     {"recv", take_by_recv},         {"readv", take_by_readv},
+    {"recvmsg", take_by_recvmsg}, {"recvmmsg", take_by_recvmmsg}, {"splice", take_by_splice},
+};
 
 static int first[2], second[2], way, found;
 
-static void *sleep_on_both(void *unused)
+static void *sleep_until_heard(void *unused)
 {
     found = ways[way].wait(first[1], second[1]);
     return unused;
@@ -84,7 +134,7 @@ int main(int argc, char **argv)
         for (int round = 0; round < ROUNDS && heard == round; round++) {
             pthread_t sleeper;
             make_pair(listener, &address, second);
-            if (pthread_create(&sleeper, NULL, sleep_on_both, NULL))
+            if (pthread_create(&sleeper, NULL, sleep_until_heard, NULL))
                 die("pthread_create");
             /* Long enough to be paired. */
             for (int used = 0; used < 300; used++) {
@@ -93,7 +143,11 @@ int main(int argc, char **argv)
                 pause_ms(1);
             }
             put(second[0], bytes, 1);
-            pthread_join(sleeper, NULL);
+            struct timespec limit;
+            clock_gettime(CLOCK_REALTIME, &limit);
+            limit.tv_sec += SETTLED;
+            if (pthread_timedjoin_np(sleeper, NULL, &limit))
+                break;
             heard += found == 1;
             close(second[0]);
             close(second[1]);

@@ -35,19 +35,31 @@ pub(super) fn receiving(
     kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     let Some(endpoint) = table::endpoint(fd) else { return kernel() };
-    signal::point();
-    let _shield = Shield::raise();
-    note_urgent(endpoint, flags);
-    ops::used(endpoint, fd);
-    if endpoint.is_attached() || !endpoint.enter_receive() {
-        return answer(ours(endpoint));
-    }
-    let result = signal::open(Held::Receive(endpoint), kernel);
-    endpoint.leave_receive();
+    let result = if endpoint.is_settled() {
+        kernel()
+    } else {
+        signal::point();
+        let _shield = Shield::raise();
+        note_urgent(endpoint, flags);
+        ops::used(endpoint, fd);
+        let Some(result) = receiving_by_tcp(endpoint, kernel) else { return answer(ours(endpoint)) };
+        result
+    };
     if result > 0 {
         endpoint.count_received(result as usize);
     }
     result
+}
+
+/// The kernel's own receive, counted as being inside it. `None`: the endpoint is not on TCP alone.
+#[inline]
+pub(super) fn receiving_by_tcp<R>(endpoint: &'static Endpoint, kernel: impl FnOnce() -> R) -> Option<R> {
+    if endpoint.is_attached() || !endpoint.enter_receive() {
+        return None;
+    }
+    let result = signal::open(Held::Receive(endpoint), kernel);
+    endpoint.leave_receive();
+    Some(result)
 }
 
 /// A send, the same way.
@@ -59,19 +71,31 @@ pub(super) fn sending(
     kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
     let Some(endpoint) = table::endpoint(fd) else { return kernel() };
-    signal::point();
-    let _shield = Shield::raise();
-    note_urgent(endpoint, flags);
-    ops::used(endpoint, fd);
-    if endpoint.is_attached() || !endpoint.enter_send() {
-        return answer(ours(endpoint));
-    }
-    let result = signal::open(Held::Send(endpoint), kernel);
-    endpoint.leave_send();
+    let result = if endpoint.is_settled() {
+        kernel()
+    } else {
+        signal::point();
+        let _shield = Shield::raise();
+        note_urgent(endpoint, flags);
+        ops::used(endpoint, fd);
+        let Some(result) = sending_by_tcp(endpoint, kernel) else { return answer(ours(endpoint)) };
+        result
+    };
     if result > 0 {
         endpoint.count_sent(result as usize);
     }
     result
+}
+
+/// The kernel's own send, as [`receiving_by_tcp`].
+#[inline]
+pub(super) fn sending_by_tcp<R>(endpoint: &'static Endpoint, kernel: impl FnOnce() -> R) -> Option<R> {
+    if endpoint.is_attached() || !endpoint.enter_send() {
+        return None;
+    }
+    let result = signal::open(Held::Send(endpoint), kernel);
+    endpoint.leave_send();
+    Some(result)
 }
 
 /// Urgent data lies beside the stream, also where it has been sent or read before the connection could be offered.

@@ -7,13 +7,16 @@ use shunt_abi::reason::Reason;
 use shunt_ring::user::Piece;
 use shunt_sys::memory;
 
-use super::io::{by_kernel, is_ignored, note_urgent, pieces, receiving, sending, sink, source};
+use super::io::{
+    by_kernel, is_ignored, note_urgent, pieces, receiving, receiving_by_tcp, sending, sending_by_tcp, sink,
+    source,
+};
 use super::readiness::from_timespec;
 use crate::endpoint::Endpoint;
 use crate::ops::sleep::as_timespec;
-use crate::ops::{options, receive, send};
+use crate::ops::{self, options, receive, send};
 use crate::signal::Shield;
-use crate::{attach, errno, process, real, table};
+use crate::{attach, errno, process, real, signal, table};
 
 /// See recvmsg(2).
 ///
@@ -149,12 +152,15 @@ pub unsafe extern "C-unwind" fn recvmmsg(
 ) -> c_int {
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
-    let named = table::endpoint(fd);
-    if let Some(endpoint) = named {
-        note_urgent(endpoint, flags);
+    let Some(endpoint) = table::endpoint(fd) else { return kernel() };
+    if endpoint.is_settled() || flags & libc::MSG_ERRQUEUE != 0 {
+        return kernel();
     }
-    let ours = named.filter(|one| one.is_attached() && flags & libc::MSG_ERRQUEUE == 0);
-    let Some(endpoint) = ours else { return kernel() };
+    if let Some(received) = by_tcp(endpoint, fd, flags, || receiving_by_tcp(endpoint, kernel)) {
+        // SAFETY: the kernel has filled in so many entries.
+        endpoint.count_received(unsafe { bytes_of(messages, received) });
+        return received;
+    }
     if !timeout.is_null() && !memory::is_writable(timeout.cast(), size_of::<timespec>()) {
         return kernel();
     }
@@ -210,6 +216,30 @@ unsafe fn receive_entry(fd: c_int, entry: *mut mmsghdr, flags: c_int) -> ssize_t
     }
 }
 
+/// Many messages in one call of the kernel's own, if the endpoint is on TCP alone.
+fn by_tcp(
+    endpoint: &'static Endpoint,
+    fd: c_int,
+    flags: c_int,
+    call: impl FnOnce() -> Option<c_int>,
+) -> Option<c_int> {
+    signal::point();
+    let _shield = Shield::raise();
+    note_urgent(endpoint, flags);
+    ops::used(endpoint, fd);
+    call()
+}
+
+/// How many bytes went with the first `count` messages.
+///
+/// # Safety
+/// There are so many, if any.
+unsafe fn bytes_of(messages: *const mmsghdr, count: c_int) -> usize {
+    // SAFETY: the caller's promise.
+    let len = |index| unsafe { (&raw const (*messages.add(index)).msg_len).read_unaligned() as usize };
+    (0..usize::try_from(count).unwrap_or(0)).map(len).sum()
+}
+
 /// The kernel sends no more of them in one call.
 const MOST_MESSAGES: c_uint = 1024;
 
@@ -225,19 +255,24 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     flags: c_int,
 ) -> c_int {
     let count = count.min(MOST_MESSAGES);
-    let endpoint = table::endpoint(fd);
-    if let Some(endpoint) = endpoint {
-        note_urgent(endpoint, flags);
-    }
-    if !endpoint.is_some_and(Endpoint::is_attached) {
+    // SAFETY: the program's own call.
+    let kernel = || unsafe { real::sendmmsg(fd, messages, count, flags) };
+    let Some(endpoint) = table::endpoint(fd) else {
         if !process::is_off() {
             for index in 0..count as usize {
                 // SAFETY: the program's array, whose entries are looked at before they are read.
                 unsafe { pass_on(&raw const (*messages.add(index)).msg_hdr) };
             }
         }
-        // SAFETY: the program's own call.
-        return unsafe { real::sendmmsg(fd, messages, count, flags) };
+        return kernel();
+    };
+    if endpoint.is_settled() {
+        return kernel();
+    }
+    if let Some(sent) = by_tcp(endpoint, fd, flags, || sending_by_tcp(endpoint, kernel)) {
+        // SAFETY: the kernel has filled in so many entries.
+        endpoint.count_sent(unsafe { bytes_of(messages, sent) });
+        return sent;
     }
     for index in 0..count {
         // SAFETY: the program's array; what is bad about an entry is found below.

@@ -26,8 +26,22 @@ pub(crate) fn used(endpoint: &'static Endpoint, fd: RawFd) {
                 endpoint.operations.store(operations, Relaxed);
             } else if endpoint.offer_after.load(Relaxed) != u32::MAX {
                 control::consider(endpoint, fd);
+            } else {
+                endpoint.settle();
             }
         }
-        Stage::Offered | Stage::Attached => control::poll_inbox(),
+        Stage::Offered => {
+            control::poll_inbox();
+            let operations = endpoint.operations.load(Relaxed) + 1;
+            endpoint.operations.store(operations, Relaxed);
+            if operations >= ALONE_AFTER {
+                control::give_up_if_alone(endpoint);
+            }
+        }
+        Stage::Attached => control::poll_inbox(),
     }
 }
+
+/// Data operations after which an endpoint that was offered, and whose peer was not, is looked at: see
+/// [`control::give_up_if_alone`].
+const ALONE_AFTER: u32 = 4096;

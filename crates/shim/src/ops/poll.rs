@@ -92,7 +92,9 @@ fn examine(fds: &[pollfd], may_sleep: bool) -> Watch {
     for (index, entry) in fds.iter().enumerate() {
         match table::look_up(entry.fd) {
             Entry::Endpoint(name) => {
-                let Some(endpoint) = name.resolve() else { continue };
+                let Some(endpoint) = name.resolve().filter(|endpoint| !endpoint.is_settled()) else {
+                    continue;
+                };
                 if endpoint.is_attached() {
                     attach::try_watch(endpoint);
                 } else if !may_sleep || endpoint.enter_receive() {
