@@ -43,5 +43,5 @@ pub(crate) fn used(endpoint: &'static Endpoint, fd: RawFd) {
 }
 
 /// Data operations after which an endpoint that was offered, and whose peer was not, is looked at: see
-/// [`control::give_up_if_alone`].
-const ALONE_AFTER: u32 = 4096;
+/// [`control::give_up_if_alone`]. Twice as many as the peer may wait for before it is offered: see [`crate::distance`].
+const ALONE_AFTER: u32 = 8192;
