@@ -1,7 +1,7 @@
 //! One sequence in two worlds, compared; and what to do with a difference.
 
 use crate::generate::epilogue;
-use crate::judge::{Judge, Match};
+use crate::judge::{Judge, Match, show, show_outcome};
 use crate::processor::Processor;
 use crate::run::{Record, Run};
 use crate::script::{Sequence, Step};
@@ -18,6 +18,8 @@ pub(crate) struct Worlds {
     /// Whether TCP agrees with itself is asked when something differs.
     control: World,
     broker: Option<PathBuf>,
+    /// Every step of a comparison is printed.
+    pub(crate) tells: bool,
 }
 
 /// What the comparison of a sequence came to.
@@ -42,7 +44,7 @@ impl Worlds {
     pub(crate) fn new(shim: Option<Shim>, processor: &Rc<Processor>) -> Worlds {
         let broker = shim.as_ref().map(|shim| shim.broker.clone());
         let [tcp, other, control] = [None, shim, None].map(|shim| World::new(shim, processor.clone()));
-        Worlds { tcp, other, control, broker }
+        Worlds { tcp, other, control, broker, tells: false }
     }
 
     /// Ends all processes.
@@ -86,6 +88,9 @@ impl Worlds {
             if let Err(error) = run.next() {
                 verdict.difference = Some(format!("`{}`: {error:#}", steps[index]));
                 break;
+            }
+            if self.tells {
+                println!("{}", tell(&steps, index, record, &run.trace[index]));
             }
             match judge.next(&steps, record, &run.trace[index]) {
                 Match::Same => verdict.steps += 1,
@@ -190,6 +195,16 @@ fn on_tcp(world: &mut World, sequence: &Sequence, steps: &[Step]) -> Result<Vec<
     let trace = std::mem::take(&mut run.trace);
     world.tidy();
     Ok(trace)
+}
+
+/// What came of a step on TCP and in the other world.
+fn tell(steps: &[Step], index: usize, tcp: &Record, other: &Record) -> String {
+    let of = |record: &Record| {
+        let woken =
+            record.woken.iter().map(|(step, answer)| format!("; step {}: {}", step + 1, show(answer)));
+        show_outcome(&record.outcome) + &woken.collect::<String>()
+    };
+    format!("{:3} {}\n        {}\n        {}", index + 1, steps[index], of(tcp), of(other))
 }
 
 /// The same story with all its connections warm, in two processes.

@@ -215,20 +215,25 @@ fn different(step: &Step, tcp: &Answer, shunt: &Answer) -> Match {
 }
 
 fn differ(step: &Step, index: usize, tcp: &Outcome, shunt: &Outcome) -> Match {
-    let show = |outcome: &Outcome| match outcome {
-        Outcome::Skipped => "left out".to_owned(),
-        Outcome::Blocked => "blocks".to_owned(),
-        Outcome::Done(answer) => show(answer),
-    };
     Match::Different(format!(
         "`{step}` (step {})\n    on TCP:      {}\n    under shunt: {}",
         index + 1,
-        show(tcp),
-        show(shunt)
+        show_outcome(tcp),
+        show_outcome(shunt)
     ))
 }
 
-fn show(answer: &Answer) -> String {
+/// An outcome, for a person.
+pub(crate) fn show_outcome(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Skipped => "left out".to_owned(),
+        Outcome::Blocked => "blocks".to_owned(),
+        Outcome::Done(answer) => show(answer),
+    }
+}
+
+/// An answer, for a person.
+pub(crate) fn show(answer: &Answer) -> String {
     let mut text = answer.ret.to_string();
     if answer.ret < 0 {
         text += &format!(" {}", std::io::Error::from_raw_os_error(answer.errno));

@@ -54,6 +54,9 @@ struct Args {
     /// How often each file is replayed.
     #[arg(long, default_value_t = 1)]
     times: u32,
+    /// Print what comes of every step of what is replayed, on TCP and under shunt.
+    #[arg(long)]
+    trace: bool,
     /// Run the sequence of every odd call instead.
     #[arg(long)]
     odd: bool,
@@ -209,6 +212,7 @@ fn odd() -> Vec<(String, Sequence)> {
 /// Runs named sequences. `false` if one differs.
 fn replay(args: &Args, sequences: &[(String, Sequence)]) -> Result<bool> {
     on_host(args, |worlds| {
+        worlds.tells = args.trace;
         let mut same = true;
         for (name, sequence) in sequences {
             let (times, verdict) = worlds.confirm(sequence, args.times)?;
