@@ -166,6 +166,8 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     }
     // SAFETY: null, or it can be read.
     let Ok(limit) = (unsafe { from_timespec(timeout) }) else { return kernel() };
+    // Here an error comes before bytes.
+    attach::notice_reset(endpoint, fd);
     if let Some(errno) = endpoint.take_owed(fd).or_else(|| options::take_error(fd)) {
         errno::set(errno);
         return -1;

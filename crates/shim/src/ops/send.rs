@@ -388,7 +388,11 @@ pub(crate) fn send_file(
                 return Ok(FileStep::Moved(moved));
             }
             attach::notice_reset(endpoint, fd);
-            return endpoint.take_owed(fd).map_or(Ok(FileStep::UseTcp), Err);
+            // Only bytes meet an error: a file that has none is the kernel's to refuse.
+            let mut byte = [0u8];
+            let meets_error = endpoint.owes() && read_file(byte.as_mut_ptr(), 1, 0) == Ok(1);
+            let owed = if meets_error { endpoint.take_owed(fd) } else { None };
+            return owed.map_or(Ok(FileStep::UseTcp), Err);
         };
         let (lane, ring) = at.outgoing();
         if peer_has_left(&at) && !lane.is_returned() {
