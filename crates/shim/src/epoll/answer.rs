@@ -4,7 +4,7 @@ use libc::{c_int, epoll_event};
 
 use super::registration::is_token;
 use super::report::{NOBODY, Report};
-use super::{ALWAYS, DEGRADED_NANOS, EDGE, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration};
+use super::{ALWAYS, DEGRADED_NANOS, EDGE, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
 use crate::endpoint::{Endpoint, EndpointRef};
 use crate::links::Link;
 use crate::ops::{receive, send};
@@ -102,9 +102,10 @@ impl Inner {
             }
             self.must_ask |= left;
             let more = by_tcp || endpoint.is_shut() || endpoint.has_peer_finished();
-            if reported != 0
-                && (registration.events & ONE_SHOT != 0 || registration.events & EDGE != 0 && more)
-            {
+            // With TCP, bytes that arrive are an edge also for those who ask for urgent ones only.
+            let has_arrived = || registration.events & URGENT != 0 && receive::has_arrived(endpoint, fd);
+            let has_edge = registration.events & EDGE != 0 && (reported != 0 || by_tcp && has_arrived());
+            if reported != 0 && registration.events & ONE_SHOT != 0 || has_edge && more {
                 // It is the only report of this, so what TCP would add belongs into it.
                 let wanted = registration.events | ALWAYS;
                 let said = asked_of_kernel(fd, registration.events | FINISHED);
