@@ -329,11 +329,14 @@ pub(crate) fn reset_in_a_set(endpoint: &Endpoint, fd: i32) -> bool {
 
 /// The program has been told of a reset, so what the peer has not read will cause no other.
 pub(crate) fn reset_is_told(endpoint: &Endpoint) {
-    let mut side = endpoint.tx.lock();
-    if let Some(at) = side.at {
+    {
+        let mut side = endpoint.tx.lock();
+        let Some(at) = side.at else { return };
         side.tx.abandon(at.outgoing().0, Reason::PeerDied);
         endpoint.report_tx(&side);
     }
+    // Whether there is room is TCP's to say again.
+    epoll::refresh(endpoint);
 }
 
 /// Has the kernel reset the connection, with all that it has received, and all that it says of it, left as it is: nobody holds
