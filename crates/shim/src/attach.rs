@@ -404,7 +404,7 @@ pub(crate) fn let_go(endpoint: &Endpoint) {
         at
     };
     epoll::detach_everywhere(endpoint, at.link);
-    control::release(&at);
+    control::release_after(&at, family::heirs(endpoint));
 }
 
 /// What the peer is told before a direction is shut down by a call.
@@ -471,7 +471,7 @@ pub(crate) fn after_close(endpoint: &Endpoint) {
     epoll::forget_everywhere(endpoint, at.as_ref().map(|at| at.link));
     if let Some(at) = at {
         at.link.vacate(at.conn);
-        control::release(&at);
+        control::release_after(&at, family::heirs(endpoint));
     }
     endpoint.free();
 }

@@ -17,6 +17,7 @@ use shunt_sys::mapping::Mapping;
 use shunt_sys::{eventfd, identity, memfd, seqpacket};
 
 use crate::endpoint::{Endpoint, EndpointRef, Stage};
+use crate::family::{self, Heirs};
 use crate::links::{Attachment, Identity, Link, Peer, Pin};
 use crate::lock::Lock;
 use crate::private::{PrivateFd, borrow, close_owned};
@@ -29,6 +30,8 @@ const RETRY_AFTER: u32 = 256;
 const RETRY_NANOS: u64 = 100_000_000;
 /// Messages taken in one operation of the program's, which is not to wait for a broker that never stops.
 const BATCH: usize = 256;
+/// Connections whose other holders are looked for at a time.
+const FEW: usize = 8;
 /// Pause after the broker's socket was full.
 const BUSY_NANOS: u64 = 1_000_000;
 
@@ -43,6 +46,8 @@ struct Control {
     epoch: u32,
     /// What the broker must hear and had no room for. Without it a connection of a link would never be free again.
     unsaid: VecDeque<Request>,
+    /// Connections that this process has left, each with the row of others who may still drain it.
+    inherited: VecDeque<(u32, Release)>,
     links: BTreeMap<LinkName, &'static Link>,
     /// A broker was lost, and with it links that nobody may be using: they are to be retired.
     orphaned: bool,
@@ -164,6 +169,7 @@ pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
         if endpoint.stage() != Stage::Plain {
             return;
         }
+        control.release_drained();
         let verdict = control.offer(endpoint, fd, &mut deeds);
         control.retire_orphans(&mut deeds);
         verdict
@@ -212,11 +218,24 @@ pub(crate) fn give_up_if_alone(endpoint: &Endpoint) {
     postpone(endpoint, Reason::PeerNotOffered, u32::MAX);
 }
 
-/// This process has left `at` for good. The pin keeps the link what it is until this has been said.
+/// This process has left `at` for good, where it was never used. The pin keeps the link what it is until this has been said.
 pub(crate) fn release(at: &Pin) {
+    release_after(at, Heirs::None);
+}
+
+/// The same where children may still drain the lanes: the broker, who gives them out again, hears of it once none does.
+pub(crate) fn release_after(at: &Pin, heirs: Heirs) {
     let mut control = CONTROL.lock();
-    if control.epoch == at.link.epoch {
-        control.tell(Request::Release(Release { link: at.link.id, conn: at.conn as u32, pad: 0 }));
+    control.release_drained();
+    if control.epoch != at.link.epoch {
+        return;
+    }
+    let release = Release { link: at.link.id, conn: at.conn as u32, pad: 0 };
+    match heirs {
+        Heirs::None => control.tell(Request::Release(release)),
+        Heirs::OfRow(row) => control.inherited.push_back((row, release)),
+        // They go with this process.
+        Heirs::Unseen => {}
     }
 }
 
@@ -294,6 +313,8 @@ pub(crate) unsafe fn disown() {
     unsafe { CONTROL.reset() };
     let mut control = CONTROL.lock();
     control.socket = None;
+    control.unsaid.clear();
+    control.inherited.clear();
     control.epoch += 1;
 }
 
@@ -306,6 +327,7 @@ impl Control {
             pulse: Pulse::new(),
             epoch: 0,
             unsaid: VecDeque::new(),
+            inherited: VecDeque::new(),
             links: BTreeMap::new(),
             orphaned: false,
             peers: BTreeMap::new(),
@@ -354,6 +376,18 @@ impl Control {
         if self.socket.is_some() {
             self.unsaid.push_back(request);
             self.say_unsaid();
+        }
+    }
+
+    /// Says what has been kept back for the sake of others, of those that let go since.
+    fn release_drained(&mut self) {
+        for _ in 0..self.inherited.len().min(FEW) {
+            let Some((row, release)) = self.inherited.pop_front() else { return };
+            if family::has_others(row) {
+                self.inherited.push_back((row, release));
+            } else {
+                self.tell(Request::Release(release));
+            }
         }
     }
 
@@ -409,6 +443,7 @@ impl Control {
         self.socket = None;
         self.retry_at = process::now() + RETRY_NANOS;
         self.unsaid.clear();
+        self.inherited.clear();
         self.links.values().for_each(|link| link.set_gone());
         self.orphaned = true;
         // The next broker gives the same names to others. The links keep the peers they have.

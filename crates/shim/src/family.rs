@@ -176,6 +176,36 @@ pub(crate) fn sharing(endpoint: &Endpoint) -> Option<Reason> {
     shared.then_some(Reason::Shared)
 }
 
+/// Who, apart from this process, may still drain lanes that it had when it forked.
+pub(crate) enum Heirs {
+    None,
+    /// Those in the row of this number.
+    OfRow(u32),
+    /// Children that nobody saw being made.
+    Unseen,
+}
+
+/// Those of a socket that this process has taken off its lanes.
+pub(crate) fn heirs(endpoint: &Endpoint) -> Heirs {
+    if has_strayed(endpoint) {
+        return Heirs::Unseen;
+    }
+    let row = endpoint.family_row.load(Acquire).checked_sub(1);
+    row.filter(|row| has_others(*row)).map_or(Heirs::None, Heirs::OfRow)
+}
+
+/// Whether a row has a living process but this. In doubt it has: it may be another socket's by now.
+pub(crate) fn has_others(row: u32) -> bool {
+    let own = process::pid() as u32;
+    let lives = |holder: u32| holder == UNBORN || !has_ended(holder & !(CHANGING | LEAVING));
+    family().and_then(|family| family.rows.get(row as usize)).is_some_and(|row| {
+        row.pids
+            .iter()
+            .map(|cell| cell.load(Acquire))
+            .any(|holder| holder != 0 && holder & !(CHANGING | LEAVING) != own && lives(holder))
+    })
+}
+
 /// This process is about to become another program, which inherits the socket or does not. The number of its row if
 /// there is one.
 pub(crate) fn change(endpoint: &Endpoint, inherited: bool) -> Option<u32> {
