@@ -156,7 +156,7 @@ impl Tx {
         }
         self.reason = Reason::PeerWentBack;
         // The rest has not gone through the lane after all.
-        self.done += range.start;
+        self.done += producer.published() - (range.end - range.start);
         self.state = State::Returning(range);
         Sent::SendAgain
     }
