@@ -97,6 +97,8 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         endpoint.rx.lock().rx.note_tcp_news();
         // What can be written is TCP's to say again.
         epoll::refresh(endpoint);
+        // TCP tells everybody who waits, for their edges.
+        epoll::tell_again(endpoint, epoll::IN);
     }
     result
 }
