@@ -212,12 +212,15 @@ fn receive_bytes(
                     return if done > 0 { Ok(Taken::here(done)) } else { Err(libc::EAGAIN) };
                 }
                 let woken = wait_for_bytes(endpoint, fd, deadline, 0);
-                if let Some(outcome) = woken.ends(done) {
-                    // What is there counts more than a handler, as in the kernel.
-                    return match look(endpoint, fd, &mut ready_side(endpoint, fd), sink, flags) {
-                        Received::Bytes(count) => Ok(Taken::here(done + count)),
-                        _ => outcome.map(Taken::here),
-                    };
+                if matches!(woken, Woken::TimedOut | Woken::Signal { .. }) {
+                    // What is there counts more than a handler, as in the kernel, also if the call would begin anew.
+                    let found = look(endpoint, fd, &mut ready_side(endpoint, fd), sink, flags);
+                    if let Received::Bytes(count) = found {
+                        return Ok(Taken::here(done + count));
+                    }
+                    if let Some(outcome) = woken.ends(done) {
+                        return outcome.map(Taken::here);
+                    }
                 }
                 // A call that begins anew asks for the mode again.
                 slept = matches!(woken, Woken::LookAgain { .. });
