@@ -90,11 +90,13 @@ impl Inner {
             if registration.disarmed || registration.deleted {
                 continue;
             }
+            // The registration may go by the number of a duplicate, and that be closed.
+            let socket = endpoint.fd.load(Relaxed);
             if attach::is_returned(endpoint) {
                 self.returned.push(endpoint);
             }
             let Answer { mut reported, full, behind, left, by_tcp } =
-                judge(endpoint, fd, registration.events, slot);
+                judge(endpoint, socket, registration.events, slot);
             if behind {
                 // Whoever reads TCP up to there may be another thread, and then nothing tells this one.
                 registration.queue(&mut self.pending, fd);
@@ -103,15 +105,15 @@ impl Inner {
             self.must_ask |= left;
             let more = by_tcp || endpoint.is_shut() || endpoint.has_peer_finished();
             // With TCP, bytes that arrive are an edge also for those who ask for urgent ones only.
-            let has_arrived = || registration.events & URGENT != 0 && receive::has_arrived(endpoint, fd);
+            let has_arrived = || registration.events & URGENT != 0 && receive::has_arrived(endpoint, socket);
             let has_edge = registration.events & EDGE != 0 && (reported != 0 || by_tcp && has_arrived());
             if reported != 0 && registration.events & ONE_SHOT != 0 || has_edge && more {
                 // It is the only report of this, so what TCP would add belongs into it.
                 let wanted = registration.events | ALWAYS;
-                let said = asked_of_kernel(fd, registration.events | FINISHED);
+                let said = asked_of_kernel(socket, registration.events | FINISHED);
                 reported |= translate(endpoint, said) & wanted;
                 if said & FINISHED != 0 {
-                    reported |= of_reset(endpoint, fd, &mut self.returned) & wanted;
+                    reported |= of_reset(endpoint, socket, &mut self.returned) & wanted;
                 }
             }
             if reported != 0 {
@@ -163,16 +165,17 @@ impl Inner {
         let mut reported = events;
         let endpoint = registration.attached.and_then(EndpointRef::resolve);
         if let Some(endpoint) = endpoint {
+            let socket = endpoint.fd.load(Relaxed);
             endpoint.rx.lock().rx.note_tcp_news();
             reported = translate(endpoint, events);
             if events & FINISHED != 0 {
                 endpoint.note_peer_finished();
             }
-            reported |= of_reset(endpoint, fd, &mut self.returned);
+            reported |= of_reset(endpoint, socket, &mut self.returned);
             if registration.events & (ONE_SHOT | EDGE) != 0 {
                 // It is the only report of this, so what lanes would add belongs into it, and TCP since.
-                reported |= judge(endpoint, fd, registration.events, self.slot).reported;
-                reported |= translate(endpoint, asked_of_kernel(fd, registration.events));
+                reported |= judge(endpoint, socket, registration.events, self.slot).reported;
+                reported |= translate(endpoint, asked_of_kernel(socket, registration.events));
             }
         }
         reported &= registration.events | ALWAYS;

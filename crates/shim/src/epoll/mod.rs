@@ -250,6 +250,13 @@ pub(crate) fn leave_everywhere(endpoint: &Endpoint) {
     }
 }
 
+/// The endpoint goes by another number from now on, but its registrations by the one that they have, as a duplicate's do.
+pub(crate) fn renumber_everywhere(endpoint: &Endpoint) {
+    for epoll in sets_of(endpoint) {
+        epoll.inner.lock().renumber(epoll, endpoint);
+    }
+}
+
 /// Brings the kernel's sets up to date after a direction changed its road.
 pub(crate) fn refresh(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {

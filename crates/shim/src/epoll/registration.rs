@@ -288,10 +288,17 @@ impl Inner {
     }
 
     fn detach_own(&mut self, epoll: &Epoll, endpoint: &Endpoint, link: &'static Link) {
+        if self.part(epoll, endpoint, link) {
+            self.settle(epoll, endpoint.fd.load(Relaxed), endpoint);
+        }
+    }
+
+    /// The marks of the connection find its registration no more. `false` if they never did.
+    fn part(&mut self, epoll: &Epoll, endpoint: &Endpoint, link: &'static Link) -> bool {
         let fd = endpoint.fd.load(Relaxed);
-        let Some(registration) = self.registrations.get(&fd) else { return };
+        let Some(registration) = self.registrations.get(&fd) else { return false };
         if registration.attached != Some(endpoint.reference()) {
-            return;
+            return false;
         }
         if registration.primary
             && let Some(slot) = self.slot
@@ -300,7 +307,15 @@ impl Inner {
         }
         self.end_answering(epoll, fd);
         self.links.remove(link);
-        self.settle(epoll, fd, endpoint);
+        true
+    }
+
+    /// See [`super::renumber_everywhere`].
+    pub(super) fn renumber(&mut self, epoll: &Epoll, endpoint: &Endpoint) {
+        let at = endpoint.rx.lock().at;
+        if at.is_some_and(|at| self.part(epoll, endpoint, at.link)) {
+            self.attach_alias(epoll, endpoint.fd.load(Relaxed), endpoint);
+        }
     }
 
     /// Has the kernel's set hold all that the program asked for. What it holds too much is taken out when it is first

@@ -130,6 +130,7 @@ fn rename(endpoint: &endpoint::Endpoint, closed: RawFd, entry: Entry) {
         attach::bar(endpoint, Reason::UnknownEpoll);
     }
     if let Some(other) = table::name_of(entry) {
+        epoll::renumber_everywhere(endpoint);
         endpoint.fd.store(other, Relaxed);
     }
 }
