@@ -630,7 +630,9 @@ fn wait_for_bytes(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline, mo
         at.incoming().0.set_rx_waiter(Some(slot.0));
         at.link.view().waiter(at.link.side, slot.0).announce_sleep();
     }
-    let woken = if is_readable(endpoint, fd) || attach::is_returned(endpoint) {
+    // If the lane has ended just now, TCP may have urgent data, which the caller has not waited for on the lane.
+    let has_ended = || more == 0 && !endpoint.rx.lock().rx.is_attached();
+    let woken = if is_readable(endpoint, fd) || attach::is_returned(endpoint) || has_ended() {
         Woken::LookAgain { tcp: false }
     } else {
         let held = Held::Sleep(endpoint, at, slot.filter(|_| owns));
