@@ -242,6 +242,14 @@ pub(crate) fn bury_everywhere(endpoint: &Endpoint) {
     }
 }
 
+/// The last descriptor is about to be closed, and something else happens to the socket first.
+pub(crate) fn remove_everywhere(endpoint: &Endpoint) {
+    for epoll in sets_of(endpoint) {
+        let inner = epoll.inner.lock();
+        inner.change_kernel(libc::EPOLL_CTL_DEL, endpoint.fd.load(Relaxed), 0, 0);
+    }
+}
+
 /// The last descriptor of this process is about to be closed, but another holds the socket: the kernel's sets go on reporting
 /// it, and as the program has registered it.
 pub(crate) fn leave_everywhere(endpoint: &Endpoint) {

@@ -5,8 +5,10 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
 use shunt_abi::reason::Reason;
+use shunt_transport::Kernel;
 
 use crate::endpoint::Stage;
+use crate::kernel::Tcp;
 use crate::ops::exec;
 use crate::signal::{Held, Shield};
 use crate::table::{self, Entry};
@@ -114,7 +116,7 @@ pub(crate) fn begin_close(fd: RawFd) -> Entry {
             reset_on_close(fd);
         }
         if endpoint.stage() == Stage::Offered && !is_held_elsewhere(endpoint, fd) {
-            finish_for_broker(fd);
+            finish_for_broker(endpoint, fd);
         }
     }
     entry
@@ -162,11 +164,16 @@ fn is_held_elsewhere(endpoint: &endpoint::Endpoint, fd: RawFd) -> bool {
 }
 
 /// A broker that has not looked at the offer yet still holds the socket, so closing alone would end nothing.
-fn finish_for_broker(fd: RawFd) {
+fn finish_for_broker(endpoint: &endpoint::Endpoint, fd: RawFd) {
     let before = errno::get();
+    // An urgent byte, which is in no count, is unread too.
+    let has_unread =
+        || shunt_sys::tcp::has_unread(crate::private::borrow(fd)) || Tcp { endpoint, fd }.at_mark();
+    // The program's sets see nothing of it: with the close the kernel forgets the socket there.
+    epoll::remove_everywhere(endpoint);
     let resets = rustix::net::sockopt::socket_linger(crate::private::borrow(fd))
         .is_ok_and(|linger| linger.is_some_and(|time| time.is_zero()));
-    if resets || shunt_sys::tcp::has_unread(crate::private::borrow(fd)) {
+    if resets || has_unread() {
         kernel::dissolve(fd);
     } else {
         // SAFETY: a plain call on the program's descriptor.
