@@ -36,6 +36,7 @@ pub(crate) fn wait(
         inner.show();
         let mut report = inner.begin(events);
         inner.take_over(&mut report, result as usize);
+        inner.collect(&mut report);
         let kept = inner.finish(report);
         if kept > 0 {
             inner.pass_ring_on();
