@@ -56,13 +56,12 @@ impl Inner {
         }
         if self.secondary > 0 {
             // Marks of these go to another waiter.
-            let unmarked = |(fd, one): (&RawFd, &mut Registration)| {
+            let unmarked = |(fd, one): (&RawFd, &Registration)| {
                 let endpoint = one.attached.and_then(EndpointRef::resolve).filter(|_| !one.primary)?;
-                let arrived = receive::arrived(endpoint);
-                let is_new = std::mem::replace(&mut one.arrived, arrived) != arrived;
+                let is_new = receive::arrived(endpoint) != one.arrived;
                 (one.events & EDGE == 0 || is_new).then_some(*fd)
             };
-            let due: Vec<RawFd> = self.registrations.iter_mut().filter_map(unmarked).collect();
+            let due: Vec<RawFd> = self.registrations.iter().filter_map(unmarked).collect();
             due.into_iter().for_each(|fd| self.mark_pending(fd));
         }
         self.look_at_pending(report);
@@ -95,8 +94,11 @@ impl Inner {
             if attach::is_returned(endpoint) {
                 self.returned.push(endpoint);
             }
+            // Before the look, so that what arrives during it is looked at again.
+            let mut is_new = !registration.primary && registration.note_arrived(endpoint);
             let Answer { mut reported, full, behind, left, by_tcp } =
                 judge(endpoint, socket, registration.events, slot);
+            is_new |= by_tcp && registration.note_arrived(endpoint);
             if behind {
                 // Whoever reads TCP up to there may be another thread, and then nothing tells this one.
                 registration.queue(&mut self.pending, fd);
@@ -104,10 +106,10 @@ impl Inner {
             }
             self.must_ask |= left;
             let more = by_tcp || endpoint.is_shut() || endpoint.has_peer_finished();
-            // With TCP, bytes that arrive are an edge also for those who ask for urgent ones only.
-            let has_arrived = || registration.events & URGENT != 0 && receive::has_arrived(endpoint, socket);
-            let has_edge = registration.events & EDGE != 0 && (reported != 0 || by_tcp && has_arrived());
-            if reported != 0 && registration.events & ONE_SHOT != 0 || has_edge && more {
+            // With TCP, bytes that arrive are an edge for those who ask for any, and also if another thread has read them since.
+            let has_edge = reported != 0 || by_tcp && is_new && registration.events & (IN | URGENT) != 0;
+            let is_edge = registration.events & EDGE != 0 && has_edge;
+            if reported != 0 && registration.events & ONE_SHOT != 0 || is_edge && more {
                 // It is the only report of this, so what TCP would add belongs into it.
                 let wanted = registration.events | ALWAYS;
                 let said = asked_of_kernel(socket, registration.events | FINISHED);
@@ -272,6 +274,14 @@ impl Inner {
     pub(crate) fn stalled(&mut self) -> Vec<&'static Endpoint> {
         let full = self.full.iter().filter_map(|fd| self.registrations.get(fd)?.attached?.resolve());
         full.filter(|endpoint| send::has_stalled(endpoint)).collect()
+    }
+}
+
+impl Registration {
+    /// Whether anything has arrived since this was last asked.
+    fn note_arrived(&mut self, endpoint: &Endpoint) -> bool {
+        let arrived = receive::arrived(endpoint);
+        std::mem::replace(&mut self.arrived, arrived) != arrived
     }
 }
 

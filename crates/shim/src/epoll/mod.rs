@@ -142,7 +142,7 @@ struct Registration {
     full: bool,
     attached: Option<EndpointRef>,
     primary: bool,
-    /// How much had arrived when it was last looked at, for the edges of one that is not primary.
+    /// How much had arrived when that was last asked, for edges that no mark or no lane tells.
     arrived: u64,
 }
 

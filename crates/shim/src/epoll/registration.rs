@@ -10,6 +10,7 @@ use shunt_abi::reason::Reason;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration};
 use crate::endpoint::Endpoint;
 use crate::links::Link;
+use crate::ops::receive;
 use crate::waiter::Slot;
 use crate::{errno, process, real};
 
@@ -251,6 +252,7 @@ impl Inner {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         registration.attached = Some(endpoint.reference());
         registration.primary = primary;
+        registration.arrived = receive::arrived(endpoint);
         self.attached += 1;
         self.secondary += u32::from(!primary);
         epoll.active.fetch_add(1, AcqRel);
