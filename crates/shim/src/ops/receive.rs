@@ -181,9 +181,12 @@ fn receive_bytes(
                             continue;
                         }
                         _ => {
-                            let all = look(endpoint, fd, &mut ready_side(endpoint, fd), sink, flags);
-                            let count = if let Received::Bytes(all) = all { all } else { count };
-                            return Ok(Taken::here(count));
+                            let all = match look(endpoint, fd, &mut ready_side(endpoint, fd), sink, flags) {
+                                Received::Bytes(all) => all,
+                                Received::UseTcp => by_tcp_now(fd, sink, flags).unwrap_or(count),
+                                _ => count,
+                            };
+                            return Ok(Taken::here(all));
                         }
                     }
                 }
