@@ -52,6 +52,8 @@ pub(crate) struct Run<'w> {
     received: [u64; ENDS],
     nonblocking: [bool; ENDS],
     opened: [bool; ENDS],
+    /// Streams with urgent data, which a receive that sleeps passes over once it has the processor.
+    urgent: [bool; ENDS],
     /// Ends with which something was done that may have ended a lane.
     unplain: [bool; ENDS],
     /// Actors that have executed another program.
@@ -78,6 +80,7 @@ impl<'w> Run<'w> {
             received: [0; ENDS],
             nonblocking: [false; ENDS],
             opened: [false; ENDS],
+            urgent: [false; ENDS],
             unplain: [false; ENDS],
             replaced: Vec::new(),
             blocked: Vec::new(),
@@ -184,8 +187,11 @@ impl<'w> Run<'w> {
             Verb::EpollNew => !holds(slot()),
             Verb::Fork => idle && step.actor.is_ascii_uppercase() && self.world.can_fork(step.actor),
             Verb::Exec => idle && self.gives_back(step.actor),
-            // How much a killed receive had taken, nobody learns.
-            Verb::Kill => !busy.iter().any(|other| other.gathers()) && self.is_mourned(step.actor),
+            // How much a killed receive had taken, or passed over, nobody learns.
+            Verb::Kill => {
+                let passes = |other: &Step| other.receives().is_some_and(|end| self.urgent[end]);
+                !busy.iter().any(|other| other.gathers() || passes(other)) && self.is_mourned(step.actor)
+            }
             Verb::Signal => !idle,
             _ => true,
         }
@@ -336,6 +342,7 @@ impl<'w> Run<'w> {
         if let Some(end) = step.sends() {
             // The urgent byte is not part of the stream.
             self.sent[end] += if step.is_urgent() { 0 } else { moved };
+            self.urgent[end] |= step.is_urgent();
         } else if let Some(end) = step.receives() {
             self.received[end] += if step.peeks() || step.is_urgent() { 0 } else { moved };
         } else if step.verb == Verb::Nonblock && answer.ret >= 0 && step.slot(0) < FIRST_EPOLL {
