@@ -273,6 +273,28 @@ pub(crate) fn reset_if_lost(endpoint: &Endpoint, fd: i32) -> bool {
 
 /// The same for one who holds the lock of an epoll instance, and brings the sets up to date later.
 pub(crate) fn reset_in_a_set(endpoint: &Endpoint, fd: i32) -> bool {
+    let had_finished = abandon_if_lost(endpoint, fd);
+    if let Some(had_finished) = had_finished {
+        reset(endpoint, fd, had_finished);
+    }
+    had_finished.is_some()
+}
+
+/// The same before another program goes on with the socket that nobody can tell of an error. It is told by the kernel then, if
+/// that has no bytes to keep.
+pub(crate) fn notice_reset_for_another(endpoint: &Endpoint, fd: i32) {
+    if endpoint.is_attached() && has_unread_at_peer(endpoint) && shunt_sys::tcp::hung_up(borrow(fd)) {
+        match abandon_if_lost(endpoint, fd) {
+            Some(false) if !shunt_sys::tcp::has_unread(borrow(fd)) => dissolve(fd),
+            Some(had_finished) => reset(endpoint, fd, had_finished),
+            None => {}
+        }
+    }
+}
+
+/// Whether the connection is lost as [`reset_if_lost`] says; its lane is given up then. `Some` says whether the peer had finished
+/// before.
+fn abandon_if_lost(endpoint: &Endpoint, fd: i32) -> Option<bool> {
     let incoming =
         || endpoint.tx.lock().at.map(|at| (at.incoming().0.end(), at.incoming().0.was_shut_down()));
     // The kernel has closed the dead process's socket; the broker's word follows at once, if there is a broker.
@@ -293,20 +315,23 @@ pub(crate) fn reset_in_a_set(endpoint: &Endpoint, fd: i32) -> bool {
             Some((End::Open, _)) if is_worth_waiting() => {
                 let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 50_000 });
             }
-            _ => return false,
+            _ => return None,
         }
     };
-    {
-        let mut side = endpoint.tx.lock();
-        let Some(at) = side.at else { return false };
-        process::count_bypass(Reason::PeerDied);
-        side.tx.abandon(at.outgoing().0, Reason::PeerDied);
-        endpoint.report_tx(&side);
-    }
+    let mut side = endpoint.tx.lock();
+    let at = side.at?;
+    process::count_bypass(Reason::PeerDied);
+    side.tx.abandon(at.outgoing().0, Reason::PeerDied);
+    endpoint.report_tx(&side);
+    Some(had_finished)
+}
+
+/// Makes of the kernel's socket what a reset leaves behind.
+fn reset(endpoint: &Endpoint, fd: i32, had_finished: bool) {
     if had_finished {
         // Its FIN came long before, so this is no reset of an established connection.
         provoke_reset(endpoint, fd);
-        return true;
+        return;
     }
     // What TCP resets has no FIN, which the kernel counts.
     count_beside(endpoint, Beside { received: LESS, ..Beside::default() });
@@ -316,15 +341,19 @@ pub(crate) fn reset_in_a_set(endpoint: &Endpoint, fd: i32) -> bool {
         if kernel::has_error(fd) || endpoint.has_shut_writing() {
             endpoint.owe(fd, libc::ECONNRESET);
         }
-        return true;
+    } else {
+        dissolve(fd);
     }
+}
+
+/// The same by giving up what the kernel has received.
+fn dissolve(fd: i32) {
     let before = errno::get();
     kernel::dissolve(fd);
     // SAFETY: a plain call on the program's descriptor. It fails with ENOTCONN and marks both directions as over all the
     // same.
     unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
     errno::set(before);
-    true
 }
 
 /// The program has been told of a reset, so what the peer has not read will cause no other.

@@ -44,7 +44,7 @@ pub(crate) unsafe fn before_exec(path: *const c_char, environment: *const *const
         // SAFETY: the caller's promise.
         let path = path.filter(|_| unsafe { handover::preloads_us(environment) });
         let mut held = Vec::new();
-        give_back_unread();
+        give_back_unread(path.is_some());
         for (fd, endpoint) in inheritable() {
             attach::give_back(endpoint, Reason::Exec);
             if let Some(row) = family::change(endpoint, true) {
@@ -84,7 +84,7 @@ pub(crate) fn before_variadic_exec() {
         return before_child();
     }
     keeping_errno(|| {
-        give_back_unread();
+        give_back_unread(false);
         for (_, endpoint) in inheritable() {
             family::pass_beyond(endpoint);
             attach::give_back(endpoint, Reason::Exec);
@@ -146,9 +146,14 @@ pub(crate) fn hand_out(fd: RawFd) {
 }
 
 /// The first half of giving back, for all that is inherited. Bytes that a dead peer has not read are known here alone.
-fn give_back_unread() {
+/// What becomes of the connection, the next program can be told if it has the shim too.
+fn give_back_unread(has_shim: bool) {
     for (fd, endpoint) in inheritable() {
-        attach::notice_reset(endpoint, fd);
+        if has_shim {
+            attach::notice_reset(endpoint, fd);
+        } else {
+            attach::notice_reset_for_another(endpoint, fd);
+        }
         attach::give_back_unread(endpoint, Reason::Exec);
     }
 }
