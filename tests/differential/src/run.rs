@@ -58,6 +58,8 @@ pub(crate) struct Run<'w> {
     unplain: [bool; ENDS],
     /// Actors that have executed another program.
     replaced: Vec<u8>,
+    /// Actors that have executed one without the shim, which is told the kernel's counts and nothing of lanes.
+    uncounted: Vec<u8>,
     blocked: Vec<Blocked>,
     pub(crate) trace: Vec<Record>,
     /// Answers that came only when asked again.
@@ -83,6 +85,7 @@ impl<'w> Run<'w> {
             urgent: [false; ENDS],
             unplain: [false; ENDS],
             replaced: Vec::new(),
+            uncounted: Vec::new(),
             blocked: Vec::new(),
             trace: Vec::new(),
             late: 0,
@@ -172,7 +175,11 @@ impl<'w> Run<'w> {
                 !receives(end) && fits
             }
             // With one byte of time, it is not certain what comes before the time is up.
-            Verb::Ask | Verb::Change => !receives(peer_of(slot())) && !sends(end_of(slot())),
+            Verb::Ask | Verb::Change => {
+                let counts = step.verb == Verb::Ask && QUESTIONS[step.args[1] as usize].starts_with("info");
+                let known = !counts || !self.uncounted.contains(&step.actor.to_ascii_uppercase());
+                known && !receives(peer_of(slot())) && !sends(end_of(slot()))
+            }
             Verb::Recv | Verb::RecvTimeout | Verb::Drain => !receives(peer_of(slot())),
             Verb::Flood => {
                 let (end, peer) = (end_of(slot()), slot() ^ 1);
@@ -219,7 +226,11 @@ impl<'w> Run<'w> {
 
     fn note_roads(&mut self, step: &Step) {
         if step.verb == Verb::Exec {
-            self.replaced.push(step.actor.to_ascii_uppercase());
+            let actor = step.actor.to_ascii_uppercase();
+            self.replaced.push(actor);
+            if step.args[0] == 0 {
+                self.uncounted.push(actor);
+            }
         }
         if step.is_plain() {
             return;
