@@ -212,10 +212,7 @@ impl Inner {
         if self.registrations.get(&fd)?.attached.is_some() {
             return None;
         }
-        let Some(slot) = self.slot.or_else(Slot::take) else { return Some(Reason::NoWaiter) };
-        self.slot = Some(slot);
-        slot.register();
-        self.put_doorbell(epoll, slot);
+        let Some(slot) = self.take_slot(epoll) else { return Some(Reason::NoWaiter) };
         let primary = endpoint.claim(slot) || endpoint.owner() == Some(slot);
         if primary {
             at.incoming().0.set_rx_waiter(Some(slot.0));
@@ -233,6 +230,15 @@ impl Inner {
         None
     }
 
+    /// The waiter of this instance, which has one from now on if there is one to have.
+    fn take_slot(&mut self, epoll: &Epoll) -> Option<Slot> {
+        let slot = self.slot.or_else(Slot::take)?;
+        self.slot = Some(slot);
+        slot.register();
+        self.put_doorbell(epoll, slot);
+        Some(slot)
+    }
+
     /// Whoever sleeps on this instance looks again: what the program asks for has changed.
     fn wake(&self) {
         if let Some(slot) = self.slot.filter(|_| self.sleepers > 0) {
@@ -245,6 +251,10 @@ impl Inner {
     fn attach_alias(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         self.begin_answering(epoll, fd, endpoint, false);
         self.aliases.push(fd);
+        // See `attach`.
+        if let Some(slot) = self.take_slot(epoll) {
+            slot.ring();
+        }
     }
 
     /// Counts a registration among those that lanes answer. `primary`: the marks of its connection go to this set.
