@@ -302,8 +302,11 @@ fn abandon_if_lost(endpoint: &Endpoint, fd: i32) -> Option<bool> {
     let mut is_worth_waiting = || {
         if deadline.is_none() {
             let is_over = shunt_sys::tcp::hung_up(borrow(fd));
-            let first = is_over && !std::mem::replace(&mut endpoint.tx.lock().awaited_death, true);
-            let patience = if first && control::has_broker() { DEATH_NEWS_NANOS } else { 0 };
+            let mut side = endpoint.tx.lock();
+            let first = is_over && !std::mem::replace(&mut side.awaited_death, true);
+            let epoch = side.at.filter(|at| first && !at.link.is_gone()).map(|at| at.link.epoch);
+            drop(side);
+            let patience = if epoch.is_some_and(control::has_broker) { DEATH_NEWS_NANOS } else { 0 };
             deadline = Some(process::now() + patience);
         }
         deadline.is_some_and(|deadline| process::now() < deadline)

@@ -239,10 +239,11 @@ pub(crate) fn release_after(at: &Pin, heirs: Heirs) {
     }
 }
 
-/// Whether there is a broker to hear from.
-pub(crate) fn has_broker() -> bool {
+/// Whether there is a broker to hear from, of which a link that it made in this `epoch` is.
+pub(crate) fn has_broker(epoch: u32) -> bool {
     let mut control = CONTROL.lock();
-    control.socket.is_some() && control.state() != State::Silent
+    // A child knows nothing of its parent's.
+    control.epoch != epoch || control.socket.is_some() && control.state() != State::Silent
 }
 
 /// Registers a doorbell; `false` if it could not be said now.

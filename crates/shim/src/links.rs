@@ -191,6 +191,11 @@ impl Link {
         self.gone.store(true, Release);
     }
 
+    /// Whether it has, or the broker that made the link.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Acquire)
+    }
+
     /// Unmaps the memory. No endpoint and no epoll instance uses the link any more.
     pub(crate) fn unmap(&self) {
         *self.mapping.lock() = None;
@@ -198,7 +203,7 @@ impl Link {
 
     /// Whether nothing will use the mapping again.
     pub(crate) fn is_idle_for_good(&self) -> bool {
-        self.gone.load(Acquire) && self.used.load(Acquire) == 0
+        self.is_gone() && self.used.load(Acquire) == 0
     }
 
     /// Tells the peer's waiter `slot` that something happened on `conn`, and wakes it if it sleeps.

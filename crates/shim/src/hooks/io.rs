@@ -340,7 +340,18 @@ pub unsafe extern "C-unwind" fn recvfrom(
     let kernel = || unsafe { real::recvfrom(fd, buf, len, flags, from, fromlen) };
     let ours = |endpoint| {
         let Some(piece) = piece(buf, len) else { return by_kernel(kernel) };
-        let taken = receive::receive(endpoint, fd, &mut sink(&piece), flags, &kernel)?;
+        let is_readable = !from.is_null() && memory::is_readable(fromlen.cast(), size_of::<socklen_t>());
+        // SAFETY: it can be read.
+        let room = is_readable.then(|| unsafe { fromlen.read_unaligned() });
+        let taken = receive::receive(endpoint, fd, &mut sink(&piece), flags, &kernel);
+        if let (Err(_), Some(room)) = (&taken, room)
+            && memory::is_writable(fromlen.cast(), size_of::<socklen_t>())
+        {
+            // The kernel may have said that the stream has ended, where TCP has an error and leaves this alone.
+            // SAFETY: it can be written.
+            unsafe { fromlen.write_unaligned(room) };
+        }
+        let taken = taken?;
         if !taken.by_kernel && !from.is_null() {
             name_no_sender(fromlen)?;
         }

@@ -29,7 +29,12 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     let ours = |endpoint| {
         // SAFETY: the program's pointer; what is bad about it, the kernel says.
         let Some((header, pieces)) = (unsafe { read_header(message) }) else { return by_kernel(kernel) };
-        let taken = receive::receive(endpoint, fd, &mut sink(pieces), flags, &kernel)?;
+        let taken = receive::receive(endpoint, fd, &mut sink(pieces), flags, &kernel);
+        if taken.is_err() {
+            // SAFETY: the program's pointer, which has been read before.
+            unsafe { take_back(message, &header) };
+        }
+        let taken = taken?;
         if !taken.by_kernel {
             // SAFETY: the program's pointer.
             unsafe { say_nothing_more(message, &header, flags)? };
@@ -37,6 +42,17 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         Ok(taken.count)
     };
     receiving(fd, flags, ours, kernel)
+}
+
+/// With an error TCP leaves the header alone, but the kernel may have said that the stream has ended.
+///
+/// # Safety
+/// `message` has been read before.
+unsafe fn take_back(message: *mut msghdr, header: &msghdr) {
+    if memory::is_writable(message.cast(), size_of::<msghdr>()) {
+        // SAFETY: it can be written.
+        unsafe { message.write_unaligned(*header) };
+    }
 }
 
 /// A message header and its list. `None` if the kernel must refuse it.
