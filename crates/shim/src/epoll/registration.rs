@@ -345,7 +345,7 @@ impl Inner {
 
     pub(super) fn set_kernel_events(&mut self, fd: RawFd, endpoint: Option<&Endpoint>) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
-        registration.kernel_events = kernel_events(endpoint, registration.events);
+        registration.kernel_events = registration.needed_of_kernel(endpoint);
         let (events, data) = (registration.kernel_events, registration.kernel_data());
         self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
     }
@@ -418,7 +418,7 @@ impl Inner {
     pub(super) fn refresh(&mut self, endpoint: &Endpoint) {
         let fd = endpoint.fd.load(Relaxed);
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
-        let wanted = kernel_events(Some(endpoint), registration.events);
+        let wanted = registration.needed_of_kernel(Some(endpoint));
         let enough = wanted & !registration.kernel_events == 0;
         let too_much = registration.kernel_events & OUT & !wanted != 0;
         if (enough && !too_much) || registration.disarmed || registration.deleted {
@@ -470,6 +470,12 @@ fn new_token(epoll: &Epoll) -> u64 {
 }
 
 impl Registration {
+    /// What the kernel's set must hold: everything, as long as nothing of it is answered here, though the endpoint may be on its
+    /// lanes already.
+    fn needed_of_kernel(&self, endpoint: Option<&Endpoint>) -> u32 {
+        kernel_events(endpoint.filter(|_| self.attached.is_some()), self.events)
+    }
+
     /// The user data that the kernel's set holds.
     pub(super) fn kernel_data(&self) -> u64 {
         self.token.unwrap_or(self.data)
