@@ -151,5 +151,7 @@ fn round(
     let stalled = inner.stalled();
     drop(inner);
     stalled.into_iter().for_each(send::give_up);
-    deadline.is_some_and(|deadline| process::now() >= deadline).then_some(0)
+    // What the kernel said was ours, and may have taken the place of what is the program's.
+    let is_over = result == 0 && deadline.is_some_and(|deadline| process::now() >= deadline);
+    is_over.then_some(0)
 }
