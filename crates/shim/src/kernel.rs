@@ -31,11 +31,8 @@ impl Kernel for Tcp<'_> {
             return None;
         }
         let read = shunt_sys::tcp::read(borrow(self.fd)).ok();
-        let mut polled = [pollfd { fd: self.fd, events: libc::POLLPRI, revents: 0 }];
-        poll_now(&mut polled);
         // Asked second, since urgent data may come in between.
-        let is_urgent = polled[0].revents & libc::POLLPRI != 0;
-        if is_urgent || self.endpoint.barred() == Some(Reason::OutOfBand) {
+        if has_urgent(self.fd) || self.endpoint.barred() == Some(Reason::OutOfBand) {
             return shunt_sys::tcp::read_beside_urgent(borrow(self.fd)).ok();
         }
         read
@@ -164,6 +161,13 @@ pub(crate) fn dissolve(fd: RawFd) {
 pub(crate) fn has_error(fd: RawFd) -> bool {
     let mut polled = [pollfd { fd, events: 0, revents: 0 }];
     poll_now(&mut polled) > 0 && polled[0].revents & libc::POLLERR != 0
+}
+
+/// Whether urgent data waits.
+pub(crate) fn has_urgent(fd: RawFd) -> bool {
+    let mut polled = [pollfd { fd, events: libc::POLLPRI, revents: 0 }];
+    poll_now(&mut polled);
+    polled[0].revents & libc::POLLPRI != 0
 }
 
 /// poll that does not wait. An interrupted one has found nothing.

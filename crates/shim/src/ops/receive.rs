@@ -77,6 +77,11 @@ fn receive_bytes(
     if flags & !UNDERSTOOD != 0 {
         // Urgent data and the queue of errors lie beside the stream.
         if flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) != 0 {
+            attach::notice_reset(endpoint, fd);
+            // The kernel has seen a FIN before the reset, and would give it.
+            if flags & libc::MSG_OOB != 0 && endpoint.owes() && kernel::has_urgent(fd) {
+                return Err(libc::ENOTCONN);
+            }
             return by_kernel(Held::Nothing, kernel);
         }
         // What is still in the lane comes as without the flag.
@@ -117,13 +122,22 @@ fn receive_bytes(
                 drop(side);
                 attach::notice_reset(endpoint, fd);
                 attach::let_go_if_done(endpoint);
+                let tcp = Tcp { endpoint, fd };
+                // Urgent data is passed over before an error is met, and bytes may follow.
+                if done == 0
+                    && endpoint.owes()
+                    && tcp.at_mark()
+                    && let Ok(count @ 1..) = by_tcp_now(fd, sink, flags)
+                {
+                    endpoint.leave_receive();
+                    return Ok(Taken::here(count));
+                }
                 if done == 0
                     && let Some(errno) = take_owed(endpoint, fd)
                 {
                     endpoint.leave_receive();
                     return Err(errno);
                 }
-                let tcp = Tcp { endpoint, fd };
                 // What was taken counts, and an error is kept for the next call.
                 let outcome = if done > 0 {
                     let goes_on = whole && waits && (slept || really_blocks(endpoint, fd));
