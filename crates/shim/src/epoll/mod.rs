@@ -358,6 +358,11 @@ impl Epoll {
         EpollRef { index: self.index, generation: self.generation.load(Acquire) }
     }
 
+    /// It goes by another number from now on.
+    pub(crate) fn renumber(&self, fd: RawFd) {
+        self.inner.lock().fd = fd;
+    }
+
     /// The last descriptor of the instance is closed.
     pub(crate) fn close(&self) {
         let mut inner = self.inner.lock();
@@ -369,7 +374,8 @@ impl Epoll {
                 endpoint.unclaim(slot);
             }
         }
-        *inner = Inner::default();
+        // A thread that sleeps on it is still told of the doorbell.
+        *inner = Inner { fd: -1, marker: inner.marker, ..Inner::default() };
         drop(inner);
         if let Some(slot) = slot {
             slot.give_back();

@@ -119,7 +119,20 @@ pub(crate) fn begin_close(fd: RawFd) -> Entry {
             finish_for_broker(endpoint, fd);
         }
     }
+    forget_epoll(entry);
     entry
+}
+
+/// A descriptor of an epoll instance goes. Before its number can be another's: whoever attaches a connection at this time, in
+/// another thread, must not reach for that.
+fn forget_epoll(entry: Entry) {
+    let Entry::Epoll(name) = entry else { return };
+    if let Some(epoll) = name.resolve() {
+        match table::name_of(entry) {
+            Some(other) => epoll.renumber(other),
+            None => epoll.close(),
+        }
+    }
 }
 
 /// A duplicate lives on: the endpoint goes by its number from now on.
@@ -184,21 +197,11 @@ fn finish_for_broker(endpoint: &endpoint::Endpoint, fd: RawFd) {
 
 /// See [`begin_close`].
 pub(crate) fn end_close(entry: Entry) {
-    match entry {
-        Entry::Endpoint(name) => {
-            if let Some(endpoint) = name.resolve() {
-                family::let_go(endpoint);
-                attach::after_close(endpoint);
-            }
-        }
-        Entry::Epoll(name) => {
-            if let Some(epoll) = name.resolve()
-                && table::name_of(entry).is_none()
-            {
-                epoll.close();
-            }
-        }
-        _ => {}
+    if let Entry::Endpoint(name) = entry
+        && let Some(endpoint) = name.resolve()
+    {
+        family::let_go(endpoint);
+        attach::after_close(endpoint);
     }
 }
 
@@ -210,9 +213,8 @@ fn forget(old: Entry, fd: RawFd) {
     {
         attach::before_close(endpoint, fd);
         end_close(old);
-    } else if let Entry::Epoll(_) = old {
-        end_close(old);
     }
+    forget_epoll(old);
 }
 
 /// Whether the endpoint is behind one of the numbers that stdin, stdout and stderr read and write. Those calls are
