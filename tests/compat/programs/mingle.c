@@ -1,6 +1,7 @@
 /* Threads that wait in every way there is, for several connections at a time, while others send on those: connections come,
- * come onto shared memory under the sleepers, carry a few exchanges and go. Every byte is checked.
- * usage: mingle serve PORT | mingle load PORT SECONDS */
+ * come onto shared memory under the sleepers, carry a few exchanges and go. With `fork` both processes also fork all the time,
+ * so that what is on shared memory goes back. Every byte is checked.
+ * usage: mingle serve PORT 0 [fork] | mingle load PORT SECONDS [fork] */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -17,6 +18,7 @@
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -275,12 +277,28 @@ static void *load(void *argument)
     return NULL;
 }
 
+static void *fork_now_and_then(void *unused)
+{
+    for (;;) {
+        struct timespec pause = {0, 30000000};
+        nanosleep(&pause, NULL);
+        pid_t child = fork();
+        if (child == 0)
+            _exit(0);
+        if (child < 0 || waitpid(child, NULL, 0) != child)
+            die("fork");
+    }
+    return unused;
+}
+
 int main(int argc, char **argv)
 {
-    pthread_t threads[THREADS];
+    pthread_t threads[THREADS], forker;
     int serves = argc > 1 && strcmp(argv[1], "serve") == 0, one = 1;
-    if (argc < (serves ? 3 : 4))
+    if (argc < 4)
         die("usage");
+    if (argc > 4 && pthread_create(&forker, NULL, fork_now_and_then, NULL))
+        die("pthread_create");
     address.sin_port = htons(atoi(argv[2]));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     if (serves) {

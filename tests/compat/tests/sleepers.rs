@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(100);
-/// The longer variant: `mingle serve PORT` and `mingle load PORT 600`, both under shunt.
+/// The longer variant: `mingle serve PORT 0` and `mingle load PORT 600`, both under shunt.
 const SECONDS: &str = "6";
 
 fn build(host: &Host) -> String {
@@ -16,24 +16,37 @@ fn build(host: &Host) -> String {
     program.to_string_lossy().into_owned()
 }
 
-#[test]
-fn everybody_is_woken() {
-    both(LIMIT, |host| {
+/// `extra` is for both programs.
+fn mingle(extra: &'static [&'static str]) {
+    both(LIMIT, move |host| {
         let program = build(host);
-        let port = host.port();
-        let _server = host.program(&program).args(["serve", &port.to_string()]).start("server");
-        host.wait_for_port(port);
+        let port = host.port().to_string();
+        let start = |name: &str, seconds: &str| {
+            host.program(&program).args([name, &port, seconds]).args(extra).start(name)
+        };
+        let number = port.parse().expect("a number");
+        let _server = start("serve", "0");
+        host.wait_for_port(number);
         let road = host.watch_road();
         // On a busy machine the broker may not be heard for a while.
         for _ in 0..4 {
-            let load = host.program(&program).args(["load", &port.to_string(), SECONDS]).start("load");
-            let ended = load.wait(LIMIT);
+            let ended = start("load", SECONDS).wait(LIMIT);
             assert!(ended.success(), "{}\n{}\n{}", ended.status, ended.stdout, ended.stderr);
             assert_eq!(ended.stdout, "every byte was right\n");
-            if !road.is_watched() || road.on_shm(port) > 0 {
+            if !road.is_watched() || road.on_shm(number) > 0 {
                 return;
             }
         }
-        panic!("{}", road.report(port));
+        panic!("{}", road.report(number));
     });
+}
+
+#[test]
+fn everybody_is_woken() {
+    mingle(&[]);
+}
+
+#[test]
+fn everybody_is_woken_while_the_programs_fork() {
+    mingle(&["fork"]);
 }
