@@ -354,7 +354,8 @@ impl Epoll {
         self.inner.lock()
     }
 
-    fn name(&self) -> EpollRef {
+    /// Its name as long as it is open.
+    pub(crate) fn name(&self) -> EpollRef {
         EpollRef { index: self.index, generation: self.generation.load(Acquire) }
     }
 
@@ -374,8 +375,9 @@ impl Epoll {
                 endpoint.unclaim(slot);
             }
         }
-        // A thread that sleeps on it is still told of the doorbell.
-        *inner = Inner { fd: -1, marker: inner.marker, ..Inner::default() };
+        // A thread that sleeps on it, or has just been about to, goes on with what the program itself has put there.
+        inner.hide();
+        *inner = Inner { fd: -1, ..Inner::default() };
         drop(inner);
         if let Some(slot) = slot {
             slot.give_back();

@@ -27,8 +27,9 @@ pub(crate) fn wait(
     control::poll_inbox();
     let deadline: Deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
     if !epoll.is_active() {
+        let name = epoll.name();
         let result = signal::open(Held::Nothing, || sleep_in_kernel(events, timeout));
-        if result <= 0 || !epoll.must_translate() {
+        if result <= 0 || !epoll.must_translate() || epoll.name() != name {
             return result;
         }
         // Somebody may have attached a connection meanwhile, and then the doorbell is among the events.
@@ -63,6 +64,7 @@ fn round(
     deadline: Deadline,
     sleep_in_kernel: &mut dyn FnMut(&mut [epoll_event], Option<u64>) -> c_int,
 ) -> Option<c_int> {
+    let name = epoll.name();
     let mut inner = epoll.lock();
     inner.show();
     let now = process::now();
@@ -128,6 +130,10 @@ fn round(
     let result = signal::open(held, || sleep_in_kernel(report.room(), nanos));
     let failed = errno::get();
 
+    if epoll.name() != name {
+        // Closed by another thread: nothing of ours was left in the kernel's set.
+        return Some(result);
+    }
     let mut inner = epoll.lock();
     if sleeps {
         inner.awake();
