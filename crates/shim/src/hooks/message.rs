@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint};
 
-use libc::{mmsghdr, msghdr, sockaddr_storage, socklen_t, ssize_t, timespec};
+use libc::{cmsghdr, mmsghdr, msghdr, sockaddr_storage, socklen_t, ssize_t, timespec};
 use shunt_abi::reason::Reason;
 use shunt_ring::user::Piece;
 use shunt_sys::memory;
@@ -36,8 +36,9 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         }
         let taken = taken?;
         if !taken.by_kernel {
+            let waiting = options::waiting_to_tell(endpoint, fd);
             // SAFETY: the program's pointer.
-            unsafe { say_nothing_more(message, &header, flags)? };
+            unsafe { say_the_rest(message, &header, flags, waiting)? };
         }
         Ok(taken.count)
     };
@@ -73,23 +74,62 @@ unsafe fn read_header<'a>(message: *const msghdr) -> Option<(msghdr, &'a [Piece]
     Some((header, pieces))
 }
 
-/// What the kernel reports with bytes of a TCP connection: no sender, no control data.
+/// What the kernel reports with bytes of a TCP connection: no sender; and no control data, but how many bytes are `waiting` if
+/// the program has asked for that.
 ///
 /// # Safety
 /// `message` has been read before.
-unsafe fn say_nothing_more(message: *mut msghdr, header: &msghdr, flags: c_int) -> Result<(), i32> {
+unsafe fn say_the_rest(
+    message: *mut msghdr,
+    header: &msghdr,
+    flags: c_int,
+    waiting: Option<c_int>,
+) -> Result<(), i32> {
     if !memory::is_writable(message.cast(), size_of::<msghdr>()) {
         return Err(libc::EFAULT);
     }
+    // SAFETY: the program's own header.
+    let (told, lost) = waiting.map_or((0, 0), |waiting| unsafe { tell_waiting(header, waiting) });
     // SAFETY: it can be written.
     unsafe {
         if !header.msg_name.is_null() {
             (&raw mut (*message).msg_namelen).write_unaligned(0);
         }
-        (&raw mut (*message).msg_controllen).write_unaligned(0);
-        (&raw mut (*message).msg_flags).write_unaligned(flags & libc::MSG_CMSG_CLOEXEC);
+        (&raw mut (*message).msg_controllen).write_unaligned(told);
+        (&raw mut (*message).msg_flags).write_unaligned(flags & libc::MSG_CMSG_CLOEXEC | lost);
     }
     Ok(())
+}
+
+/// Puts the message that TCP_INQ asks for where the program wants control data, or as much of it as there is room for. How
+/// much room it took, and MSG_CTRUNC if it was not enough.
+///
+/// # Safety
+/// `header` is the program's.
+unsafe fn tell_waiting(header: &msghdr, waiting: c_int) -> (usize, c_int) {
+    const HEAD: usize = size_of::<cmsghdr>();
+    const WHOLE: usize = HEAD + size_of::<c_int>();
+    let room = header.msg_controllen;
+    if header.msg_control.is_null() || room < HEAD {
+        return (0, libc::MSG_CTRUNC);
+    }
+    let len = WHOLE.min(room);
+    if !memory::is_writable(header.msg_control.cast(), len) {
+        return (0, 0);
+    }
+    // SAFETY: zeroes are a valid head.
+    let mut head: cmsghdr = unsafe { std::mem::zeroed() };
+    head.cmsg_len = len;
+    head.cmsg_level = libc::SOL_TCP;
+    head.cmsg_type = libc::TCP_CM_INQ;
+    let to: *mut u8 = header.msg_control.cast();
+    let number = waiting.to_ne_bytes();
+    // SAFETY: so much can be written.
+    unsafe {
+        to.cast::<cmsghdr>().write_unaligned(head);
+        std::ptr::copy_nonoverlapping(number.as_ptr(), to.add(HEAD), len - HEAD);
+    }
+    (WHOLE.next_multiple_of(size_of::<usize>()).min(room), if len < WHOLE { libc::MSG_CTRUNC } else { 0 })
 }
 
 /// See sendmsg(2).

@@ -395,6 +395,16 @@ pub(crate) fn beside_kernel(endpoint: &Endpoint) -> Beside {
     endpoint.beside_kernel.lock().and(lanes)
 }
 
+/// How many bytes wait behind those that a call has received, if the program wants to be told (TCP_INQ). With that a connection
+/// stays on TCP, and a lane is only drained. The kernel counts a FIN too.
+pub(crate) fn waiting_to_tell(endpoint: &Endpoint, fd: RawFd) -> Option<c_int> {
+    endpoint.barred()?;
+    option(fd, libc::IPPROTO_TCP, libc::TCP_INQ).filter(|asked: &c_int| *asked != 0)?;
+    let on_tcp = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as c_int;
+    let finished = shunt_sys::tcp::hung_up(borrow(fd));
+    Some(on_tcp.saturating_add(receive::unread(endpoint) as c_int).saturating_add(finished.into()))
+}
+
 /// TCP_ZEROCOPY_RECEIVE for what a lane still holds: the answer that TCP gives when the next bytes fill no page.
 ///
 /// # Safety
