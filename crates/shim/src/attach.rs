@@ -23,7 +23,7 @@ const RESET_NANOS: u64 = 5_000_000;
 pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Result<(), Reason> {
     let Some(endpoint) = name.resolve() else { return Err(Reason::Stale) };
     // It may have been offered before a fork.
-    if let Some(reason) = family::sharing(endpoint) {
+    if let Some(reason) = sharing(endpoint) {
         return Err(reason);
     }
     {
@@ -57,10 +57,15 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
     try_watch(endpoint);
     // Whoever barred or shared it since the looks above has seen it unattached.
     let standard = descriptors::is_standard_stream(endpoint).then_some(Reason::Stdio);
-    if let Some(reason) = endpoint.barred().or(standard).or_else(|| family::sharing(endpoint)) {
+    if let Some(reason) = endpoint.barred().or(standard).or_else(|| sharing(endpoint)) {
         give_back(endpoint, reason);
     }
     Ok(())
+}
+
+/// Why it must not be put on shared memory now: other processes may hold the socket, or a set that it is in.
+pub(crate) fn sharing(endpoint: &Endpoint) -> Option<Reason> {
+    family::sharing(endpoint).or_else(|| epoll::is_shared(endpoint).then_some(Reason::Shared))
 }
 
 /// L4, receiver: says "watching" as soon as no thread is inside the kernel on this socket.
@@ -73,8 +78,11 @@ pub(crate) fn try_watch(endpoint: &Endpoint) {
     };
     if watched {
         // A sender may begin at once. Whoever sleeps in an epoll set is told to look: attaching rings its doorbell.
-        if let Some(reason) = epoll::attach_everywhere(endpoint) {
-            bar(endpoint, reason);
+        match epoll::attach_everywhere(endpoint) {
+            // Not for good.
+            Some(Reason::Shared) => go_back(endpoint, Reason::Shared),
+            Some(reason) => bar(endpoint, reason),
+            None => {}
         }
     }
 }

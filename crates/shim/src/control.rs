@@ -163,6 +163,9 @@ fn postpone(endpoint: &Endpoint, reason: Reason, again: u32) {
 #[cold]
 pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
     unseen::look_for_rings();
+    if endpoint.stage() == Stage::Plain && epoll::is_shared(endpoint) {
+        return postpone(endpoint, Reason::Shared, RETRY_AFTER);
+    }
     let mut deeds = Vec::new();
     let verdict = {
         let Some(mut control) = CONTROL.try_lock() else { return };

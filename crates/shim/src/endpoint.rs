@@ -12,11 +12,12 @@ use shunt_sys::tcp::Beside;
 use shunt_transport::{Rx, Tx};
 
 use crate::epoll::EpollRef;
+use crate::family::{self, Holders, Shareable};
+use crate::kernel;
 use crate::links::{Attachment, Peer};
 use crate::lock::Lock;
 use crate::ops::options;
 use crate::waiter::Slot;
-use crate::{family, kernel};
 
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
@@ -99,9 +100,8 @@ pub(crate) struct Endpoint {
     /// SO_RCVTIMEO and SO_SNDTIMEO in nanoseconds; 0 means none.
     pub(crate) receive_timeout: AtomicU64,
     pub(crate) send_timeout: AtomicU64,
-    /// Index of its row in `crate::family`, plus one, and how many stray children there were when it was made.
-    pub(crate) family_row: AtomicU32,
-    pub(crate) strays: AtomicU32,
+    /// Which processes hold the socket.
+    pub(crate) holders: Holders,
     /// See [`crate::distance`].
     pub(crate) distance: AtomicU32,
     pub(crate) tx: Lock<TxSide>,
@@ -142,6 +142,8 @@ impl EndpointRef {
 
 static SLAB: [AtomicPtr<[Endpoint; CHUNK]>; CHUNKS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
+/// Endpoints that are on a link.
+static ATTACHED: AtomicU32 = AtomicU32::new(0);
 static FREE: Lock<Free> = Lock::new(Free { list: Vec::new(), made: 0 });
 
 struct Free {
@@ -182,8 +184,13 @@ pub(crate) fn allocate(fd: i32, nonblocking: bool) -> Option<EndpointRef> {
     endpoint.names.store(1, Relaxed);
     endpoint.nonblocking.store(nonblocking.into(), Relaxed);
     endpoint.offer_after.store(crate::worth::operations(), Relaxed);
-    endpoint.strays.store(family::strays(), Relaxed);
+    endpoint.holders.begin(family::strays());
     Some(EndpointRef { index, generation: endpoint.generation.load(Acquire) })
+}
+
+/// Whether any endpoint is on a link.
+pub(crate) fn any_is_attached() -> bool {
+    ATTACHED.load(Acquire) > 0
 }
 
 /// Every endpoint in use.
@@ -213,6 +220,16 @@ pub(crate) unsafe fn reset_locks() {
     }
 }
 
+impl Shareable for Endpoint {
+    fn holders(&self) -> &Holders {
+        &self.holders
+    }
+
+    fn may_be_held_by(&self, pid: u32) -> bool {
+        family::may_hold(pid, self.fd.load(Relaxed))
+    }
+}
+
 impl Endpoint {
     /// Its name.
     pub(crate) fn reference(&self) -> EndpointRef {
@@ -229,7 +246,13 @@ impl Endpoint {
     }
 
     pub(crate) fn set_stage(&self, stage: Stage) {
-        self.stage.store(stage as u32, SeqCst);
+        let is_attached = stage == Stage::Attached;
+        let was_attached = self.stage.swap(stage as u32, SeqCst) == Stage::Attached as u32;
+        match (was_attached, is_attached) {
+            (false, true) => ATTACHED.fetch_add(1, AcqRel),
+            (true, false) => ATTACHED.fetch_sub(1, AcqRel),
+            _ => 0,
+        };
     }
 
     #[inline]
@@ -499,7 +522,6 @@ impl Endpoint {
         self.owner.store(0, Relaxed);
         self.receive_timeout.store(0, Relaxed);
         self.send_timeout.store(0, Relaxed);
-        self.family_row.store(0, Relaxed);
         self.distance.store(0, Relaxed);
         *self.tx.lock() = TxSide::default();
         *self.rx.lock() = RxSide::default();

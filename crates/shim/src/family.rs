@@ -1,5 +1,5 @@
-//! Which processes hold a socket: memory that a process shares with all that it forks, with a row for each socket that
-//! more than one of them has held.
+//! Which processes hold a socket, or an epoll instance: memory that a process shares with all that it forks, with a row for
+//! each that more than one of them has held.
 //!
 //! A process may put a connection on shared memory only while it is the last of its holders. One that becomes another
 //! program hands the memory on (`crate::handover`). Those that cannot be followed (a program without the shim, another pid
@@ -40,12 +40,49 @@ struct Family {
     rows: [Row; ROWS],
 }
 
-/// The holders of one socket.
+/// The holders of one.
 #[repr(C)]
 struct Row {
     /// How many are listed, and [`BEYOND`]. 0: the row is free.
     count: AtomicU32,
+    /// How often one of them has changed what all of them see.
+    changes: AtomicU32,
     pids: [AtomicU32; HOLDERS],
+}
+
+/// What several processes may hold.
+pub(crate) trait Shareable {
+    /// How it is listed.
+    fn holders(&self) -> &Holders;
+    /// Whether a process has it among its descriptors. In doubt it has.
+    fn may_be_held_by(&self, pid: u32) -> bool;
+}
+
+/// How it is listed who holds it.
+#[derive(Default)]
+pub(crate) struct Holders {
+    /// Index of its row, plus one; 0: it has none.
+    row: AtomicU32,
+    /// How many stray children there were when it was made.
+    strays: AtomicU32,
+}
+
+impl Holders {
+    /// Only this process so far. As many stray children as there have been by now cannot have it.
+    pub(crate) fn begin(&self, strays: u32) {
+        self.row.store(0, Relaxed);
+        self.strays.store(strays, Relaxed);
+    }
+
+    /// Whether `index` is its row.
+    pub(crate) fn is_row(&self, index: u32) -> bool {
+        self.row.load(Acquire) == index + 1
+    }
+
+    /// Nobody can tell any more who holds it.
+    pub(crate) fn lose(&self) {
+        self.strays.store(u32::MAX, Relaxed);
+    }
 }
 
 static FAMILY: AtomicPtr<Family> = AtomicPtr::new(std::ptr::null_mut());
@@ -101,8 +138,8 @@ fn family() -> Option<&'static Family> {
     unsafe { FAMILY.load(Acquire).as_ref() }
 }
 
-fn row(endpoint: &Endpoint) -> Option<&'static Row> {
-    let index = endpoint.family_row.load(Acquire).checked_sub(1)?;
+fn row(held: &impl Shareable) -> Option<&'static Row> {
+    let index = held.holders().row.load(Acquire).checked_sub(1)?;
     family()?.rows.get(index as usize)
 }
 
@@ -111,9 +148,9 @@ pub(crate) fn strays() -> u32 {
     family().map_or(0, |family| family.strays.load(Acquire))
 }
 
-/// Whether the socket may be such a child's too.
-pub(crate) fn has_strayed(endpoint: &Endpoint) -> bool {
-    family().is_none() || endpoint.strays.load(Relaxed) != strays()
+/// Whether it may be such a child's too.
+pub(crate) fn has_strayed(held: &impl Shareable) -> bool {
+    family().is_none() || held.holders().strays.load(Relaxed) != strays()
 }
 
 /// This process is one of them.
@@ -123,30 +160,30 @@ pub(crate) fn add_stray() {
     }
 }
 
-/// A child is about to hold the socket too. `false` if nobody could tell later.
-pub(crate) fn expect_child(endpoint: &Endpoint) -> bool {
-    listed(endpoint).is_some_and(|row| row.enter(UNBORN))
+/// A child is about to hold it too. `false` if nobody could tell later.
+pub(crate) fn expect_child(held: &impl Shareable) -> bool {
+    listed(held).is_some_and(|row| row.enter(UNBORN))
 }
 
-/// The socket's row, with this process in it if it is new.
-fn listed(endpoint: &Endpoint) -> Option<&'static Row> {
-    if row(endpoint).is_none() {
+/// Its row, with this process in it if it is new.
+fn listed(held: &impl Shareable) -> Option<&'static Row> {
+    if row(held).is_none() {
         let index = family().and_then(claim)?;
-        endpoint.family_row.store(index as u32 + 1, Release);
+        held.holders().row.store(index as u32 + 1, Release);
     }
-    row(endpoint)
+    row(held)
 }
 
 /// There is no child after all.
-pub(crate) fn forget_child(endpoint: &Endpoint) {
-    if let Some(row) = row(endpoint) {
+pub(crate) fn forget_child(held: &impl Shareable) {
+    if let Some(row) = row(held) {
         row.leave_one(UNBORN);
     }
 }
 
 /// The child says its name. Numbers mean nothing to a parent in another pid namespace, which shows as no parent.
-pub(crate) fn be_born(endpoint: &Endpoint) {
-    let Some(row) = row(endpoint) else { return };
+pub(crate) fn be_born(held: &impl Shareable) {
+    let Some(row) = row(held) else { return };
     if rustix::process::getppid().is_none() {
         row.count.fetch_or(BEYOND, AcqRel);
     }
@@ -154,21 +191,21 @@ pub(crate) fn be_born(endpoint: &Endpoint) {
     let _ = row.pids.iter().any(|pid| pid.compare_exchange(UNBORN, own, AcqRel, Relaxed).is_ok());
 }
 
-/// Whether another living process may hold the socket.
-pub(crate) fn is_shared(endpoint: &Endpoint) -> bool {
-    sharing(endpoint).is_some()
+/// Whether another living process may hold it.
+pub(crate) fn is_shared(held: &impl Shareable) -> bool {
+    sharing(held).is_some()
 }
 
-/// Why the socket must not be put on shared memory: others may hold it, for now or for good.
-pub(crate) fn sharing(endpoint: &Endpoint) -> Option<Reason> {
-    if has_strayed(endpoint) {
+/// Why it must have nothing to do with shared memory: others may hold it, for now or for good.
+pub(crate) fn sharing(held: &impl Shareable) -> Option<Reason> {
+    if has_strayed(held) {
         return Some(Reason::Shared);
     }
-    let row = row(endpoint)?;
+    let row = row(held)?;
     let own = process::pid() as u32;
     let shared = row.pids.iter().any(|cell| {
         let holder = cell.load(Acquire);
-        holder != 0 && holder != own && !row.has_left(holder, endpoint)
+        holder != 0 && holder != own && !row.has_left(holder, held)
     });
     if row.count.load(Acquire) & BEYOND != 0 {
         return Some(Reason::Exec);
@@ -190,7 +227,7 @@ pub(crate) fn heirs(endpoint: &Endpoint) -> Heirs {
     if has_strayed(endpoint) {
         return Heirs::Unseen;
     }
-    let row = endpoint.family_row.load(Acquire).checked_sub(1);
+    let row = endpoint.holders.row.load(Acquire).checked_sub(1);
     row.filter(|row| has_others(*row)).map_or(Heirs::None, Heirs::OfRow)
 }
 
@@ -206,47 +243,57 @@ pub(crate) fn has_others(row: u32) -> bool {
     })
 }
 
-/// This process is about to become another program, which inherits the socket or does not. The number of its row if
+/// This process is about to become another program, which inherits it or does not. The number of its row if
 /// there is one.
-pub(crate) fn change(endpoint: &Endpoint, inherited: bool) -> Option<u32> {
+pub(crate) fn change(held: &impl Shareable, inherited: bool) -> Option<u32> {
     let own = process::pid() as u32;
-    let row = if inherited { listed(endpoint) } else { row(endpoint) }?;
+    let row = if inherited { listed(held) } else { row(held) }?;
     row.rename(own, own | if inherited { CHANGING } else { LEAVING });
-    endpoint.family_row.load(Acquire).checked_sub(1)
+    held.holders().row.load(Acquire).checked_sub(1)
 }
 
 /// It has not.
-pub(crate) fn stay(endpoint: &Endpoint) {
+pub(crate) fn stay(held: &impl Shareable) {
     let own = process::pid() as u32;
-    if let Some(row) = row(endpoint) {
+    if let Some(row) = row(held) {
         row.rename(own | CHANGING, own);
         row.rename(own | LEAVING, own);
     }
 }
 
 /// It has, and the program knows. `false` if the row does not.
-pub(crate) fn arrive(endpoint: &Endpoint, index: u32) -> bool {
+pub(crate) fn arrive(held: &impl Shareable, index: u32) -> bool {
     let own = process::pid() as u32;
     let row = family().and_then(|family| family.rows.get(index as usize));
     let arrived = row.is_some_and(|row| row.rename(own | CHANGING, own));
     if arrived {
-        endpoint.family_row.store(index + 1, Release);
+        held.holders().row.store(index + 1, Release);
     }
     arrived
 }
 
-/// This process holds the socket no longer.
-pub(crate) fn let_go(endpoint: &Endpoint) {
-    if let Some(row) = row(endpoint) {
+/// This process holds it no longer.
+pub(crate) fn let_go(held: &impl Shareable) {
+    if let Some(row) = row(held) {
         row.leave_one(process::pid() as u32);
     }
 }
 
-/// A program that cannot be followed is about to hold the socket.
-pub(crate) fn pass_beyond(endpoint: &Endpoint) {
-    if let Some(row) = row(endpoint) {
+/// A program that cannot be followed is about to hold it.
+pub(crate) fn pass_beyond(held: &impl Shareable) {
+    if let Some(row) = row(held) {
         row.count.fetch_or(BEYOND, AcqRel);
     }
+}
+
+/// How often any of its holders has [changed](note_change) it.
+pub(crate) fn changes(held: &impl Shareable) -> Option<u32> {
+    row(held).map(|row| row.changes.load(Acquire))
+}
+
+/// This process has changed it. How often that had been done before.
+pub(crate) fn note_change(held: &impl Shareable) -> Option<u32> {
+    row(held).map(|row| row.changes.fetch_add(1, AcqRel))
 }
 
 /// A free row, with this process in it.
@@ -265,7 +312,7 @@ fn claim(family: &'static Family) -> Option<usize> {
 
 impl Row {
     /// Whether a listed holder has the socket no longer: then it is listed no longer either.
-    fn has_left(&self, holder: u32, endpoint: &Endpoint) -> bool {
+    fn has_left(&self, holder: u32, held: &impl Shareable) -> bool {
         if holder == UNBORN {
             return false;
         }
@@ -277,7 +324,7 @@ impl Row {
                 true
             }
             CHANGING => false,
-            LEAVING => has_ended(pid) || !may_hold(pid, endpoint),
+            LEAVING => has_ended(pid) || !held.may_be_held_by(pid),
             _ => has_ended(pid),
         };
         if left {
@@ -322,9 +369,9 @@ fn has_ended(pid: u32) -> bool {
     }
 }
 
-/// Whether a process has the socket among its descriptors. In doubt it has.
-fn may_hold(pid: u32, endpoint: &Endpoint) -> bool {
-    let Ok(socket) = rustix::fs::fstat(borrow(endpoint.fd.load(Relaxed))) else { return true };
+/// Whether a process has the socket `fd` among its descriptors. In doubt it has.
+pub(crate) fn may_hold(pid: u32, fd: i32) -> bool {
+    let Ok(socket) = rustix::fs::fstat(borrow(fd)) else { return true };
     let mut path = [0u8; 32];
     let _ = write!(&mut path[..31], "/proc/{pid}/fd");
     let Ok(path) = std::ffi::CStr::from_bytes_until_nul(&path) else { return true };

@@ -42,6 +42,7 @@ pub(crate) unsafe extern "C" fn before() {
                 endpoint.bar(Reason::Shared);
             }
         }
+        epoll::share();
     }
     descriptors::share_unconnected();
     alloc::before_fork();
@@ -61,6 +62,7 @@ pub(crate) fn failed() {
     }
     let _shield = Shield::raise();
     endpoint::all().for_each(family::forget_child);
+    epoll::forget_child();
 }
 
 pub(crate) unsafe extern "C" fn after_in_parent() {
@@ -112,6 +114,7 @@ unsafe fn begin_child() {
         }
         family::be_born(endpoint);
     }
+    epoll::be_born();
 }
 
 /// In a child that was made behind our back, by a system call of the program's own: it has a copy of everything, but its

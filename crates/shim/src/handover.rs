@@ -156,7 +156,7 @@ fn accept(letter: &Handover<'_>) {
         let nonblocking = rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
         let Some(name) = endpoint::allocate(held.fd, nonblocking) else { continue };
         let Some(endpoint) = name.resolve() else { continue };
-        endpoint.strays.store(letter.strays, Relaxed);
+        endpoint.holders.begin(letter.strays);
         endpoint.add_shut(held.shut & 1 != 0, held.shut & 2 != 0);
         let barred = Reason::parse(held.barred as u16).filter(|reason| *reason != Reason::None);
         if let Some(reason) = barred.or((!family::arrive(endpoint, held.row)).then_some(Reason::Exec)) {

@@ -40,4 +40,5 @@ pub(crate) fn before_filter() {
 /// lets go of it.
 pub(crate) fn pass_beyond() {
     endpoint::all().for_each(family::pass_beyond);
+    epoll::pass_beyond();
 }

@@ -2,9 +2,10 @@
 
 use libc::{c_int, epoll_event};
 
-use super::registration::is_token;
+use super::registration::{change, is_token};
 use super::report::{NOBODY, Report};
-use super::{ALWAYS, DEGRADED_NANOS, EDGE, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
+use super::shared::PRIVATE;
+use super::{ALWAYS, DEGRADED_NANOS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
 use crate::endpoint::{Endpoint, EndpointRef};
 use crate::links::Link;
 use crate::ops::{receive, send};
@@ -91,7 +92,8 @@ impl Inner {
             }
             // The registration may go by the number of a duplicate, and that be closed.
             let socket = endpoint.fd.load(Relaxed);
-            if attach::is_returned(endpoint) {
+            // Of a lane that another process has drained nobody else tells.
+            if attach::is_returned(endpoint) || self.shared && receive::unread(endpoint) == 0 {
                 self.returned.push(endpoint);
             }
             // Before the look, so that what arrives during it is looked at again.
@@ -122,6 +124,10 @@ impl Inner {
                 report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
                 if registration.events & ONE_SHOT != 0 {
                     registration.disarmed = true;
+                    if self.shared {
+                        let disarmed = registration.events & PRIVATE;
+                        change(self.fd, libc::EPOLL_CTL_MOD, fd, disarmed, registration.data);
+                    }
                 } else if registration.events & EDGE == 0 {
                     registration.queue(&mut self.pending, fd);
                 }
@@ -141,12 +147,12 @@ impl Inner {
             let data = event.u64;
             if data == self.marker {
                 self.rung = true;
+            } else if let Some(fd) = self.by_token.get(&data).copied() {
+                if let Some(event) = self.own(fd, event.events) {
+                    report.tell(fd, event, before);
+                }
             } else if !is_token(data) {
                 report.tell(NOBODY, event, 0);
-            } else if let Some(fd) = self.by_token.get(&data).copied()
-                && let Some(event) = self.own(fd, event.events)
-            {
-                report.tell(fd, event, before);
             }
         }
     }
@@ -156,7 +162,8 @@ impl Inner {
         // TCP may end here and the lane begin: the next look must not wait for another mark.
         self.mark_pending(fd);
         let registration = self.registrations.get_mut(&fd)?;
-        if registration.disarmed {
+        // In a shared set the kernel knows better.
+        if registration.disarmed && !self.shared {
             return None;
         }
         if registration.deleted {
@@ -180,13 +187,18 @@ impl Inner {
                 reported |= translate(endpoint, asked_of_kernel(socket, registration.events));
             }
         }
-        reported &= registration.events | ALWAYS;
+        if !self.shared {
+            reported &= registration.events | ALWAYS;
+        }
         if reported == 0 {
             // The kernel's set holds more than is wanted, and would report it for ever.
             self.set_kernel_events(fd, endpoint);
             return None;
         }
-        registration.disarmed = registration.events & ONE_SHOT != 0;
+        if registration.events & ONE_SHOT != 0 {
+            registration.disarmed = true;
+            registration.kernel_events = 0;
+        }
         Some(epoll_event { events: reported, u64: registration.data })
     }
 
@@ -195,7 +207,9 @@ impl Inner {
         if self.attached == 0 {
             return None;
         }
-        let Some(slot) = self.slot.filter(|_| self.secondary == 0) else { return Some(DEGRADED_NANOS) };
+        let Some(slot) = self.slot.filter(|_| self.secondary == 0 && !self.shared) else {
+            return Some(DEGRADED_NANOS);
+        };
         slot.register();
         self.rung |= self.links.learn_known(slot);
         if !self.links.all_known() {
@@ -237,8 +251,8 @@ impl Inner {
     }
 
     /// Something was found: there is no sleep. Others that do sleep must be woken for what comes.
-    pub(crate) fn stay_awake(&mut self) {
-        self.sleepers -= 1;
+    pub(crate) fn stay_awake(&mut self, epoll: &Epoll) {
+        self.awake(epoll);
         let Some(slot) = self.slot else { return };
         if self.sleepers == 0 {
             self.links.stay_awake(slot);
@@ -248,9 +262,10 @@ impl Inner {
     }
 
     /// The sleep is over.
-    pub(crate) fn awake(&mut self) {
+    pub(crate) fn awake(&mut self, epoll: &Epoll) {
         // An instance that was closed meanwhile counts from zero.
         self.sleepers = self.sleepers.saturating_sub(1);
+        self.retire_doorbell(epoll);
     }
 
     /// This thread was told of a ring, and returns to the program without having looked: a sleeping one does.

@@ -11,8 +11,10 @@
 //! Locks: an instance's lock is taken before an endpoint's, never after.
 
 mod answer;
+mod listing;
 mod registration;
 mod report;
+mod shared;
 mod watched;
 
 use std::collections::{HashMap, VecDeque};
@@ -23,12 +25,14 @@ use libc::epoll_event;
 use shunt_abi::reason::Reason;
 
 use crate::endpoint::{Endpoint, EndpointRef};
+use crate::family::{self, Holders};
 use crate::links::Link;
 use crate::lock::{Guard, Lock};
 use crate::table::{self, Entry};
 use crate::waiter::Slot;
 use crate::{attach, errno, real};
 use registration::Passed;
+pub(crate) use shared::{be_born, change_program, forget_child, is_shared, pass_beyond, share, stay};
 use watched::Watched;
 
 const MAX: usize = 65536;
@@ -50,10 +54,12 @@ const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 pub(crate) struct Epoll {
     index: u32,
     generation: AtomicU32,
-    /// Attached registrations, or a doorbell in the kernel's set: either way calls must look here.
+    /// Attached registrations, a doorbell in the kernel's set, or other processes that have it too: calls must look here.
     active: AtomicU32,
     /// The kernel's set holds tokens, or has.
     has_tokens: AtomicBool,
+    /// Which processes have it.
+    holders: Holders,
     inner: Lock<Inner>,
 }
 
@@ -94,8 +100,10 @@ pub(crate) struct Inner {
     marker: u64,
     /// What is ours has been taken out of the kernel's set for an exec.
     hidden: bool,
-    /// Made by a process that this one was forked from, which goes on using the kernel's set.
-    inherited: bool,
+    /// Another process has it too, or has had it: see [`shared`].
+    shared: bool,
+    /// How often it had been changed by all of them when the records were last true.
+    seen_changes: u32,
     nested: bool,
     registrations: HashMap<RawFd, Registration>,
     by_token: HashMap<u64, RawFd>,
@@ -160,6 +168,7 @@ pub(crate) fn track(fd: RawFd) {
                     generation: AtomicU32::new(0),
                     active: AtomicU32::new(0),
                     has_tokens: AtomicBool::new(false),
+                    holders: Holders::default(),
                     inner: Lock::new(Inner::default()),
                 };
                 SLAB[index as usize].store(Box::into_raw(Box::new(epoll)), Release);
@@ -172,6 +181,7 @@ pub(crate) fn track(fd: RawFd) {
     // SAFETY: the slot was filled above or earlier, and instances are never freed.
     let Some(epoll) = (unsafe { SLAB[index as usize].load(Acquire).as_ref() }) else { return };
     let marker = marker_of(epoll);
+    epoll.holders.begin(family::strays());
     *epoll.inner.lock() = Inner { fd, marker, ..Inner::default() };
     let name = EpollRef { index, generation: epoll.generation.load(Acquire) };
     table::replace(fd, Entry::Epoll(name));
@@ -319,10 +329,10 @@ pub(crate) unsafe fn reset_locks() {
 pub(crate) unsafe fn after_fork_in_child() {
     // SAFETY: the caller's promise.
     unsafe { reset_locks() };
-    for epoll in all() {
+    for epoll in shared::in_use() {
         let mut inner = epoll.inner.lock();
+        inner.begin_sharing(epoll);
         inner.slot = None;
-        inner.inherited = true;
         inner.sleepers = 0;
         inner.links = Watched::default();
     }
@@ -366,6 +376,7 @@ impl Epoll {
 
     /// The last descriptor of the instance is closed.
     pub(crate) fn close(&self) {
+        family::let_go(self);
         let mut inner = self.inner.lock();
         let slot = inner.slot.take();
         for registration in inner.registrations.values() {
@@ -410,8 +421,18 @@ impl Epoll {
     pub(crate) unsafe fn control(&self, operation: i32, fd: RawFd, event: *mut epoll_event) -> i32 {
         let endpoint = table::endpoint(fd);
         let mut bar = None;
+        if operation == libc::EPOLL_CTL_ADD
+            && let Some(endpoint) = endpoint.filter(|endpoint| endpoint.is_attached())
+            && !self.inner.lock().unshare(self)
+        {
+            attach::go_back(endpoint, Reason::Shared);
+        }
         let result = {
             let mut inner = self.inner.lock();
+            if inner.shared {
+                // SAFETY: the caller's promise.
+                return unsafe { inner.control_shared(self, operation, fd, endpoint, event) };
+            }
             // SAFETY: the caller's promise.
             if let Some(errno) = unsafe { inner.shortcut(operation, fd, endpoint, event) } {
                 errno::set(if errno == 0 { errno::get() } else { errno });

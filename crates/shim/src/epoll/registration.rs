@@ -110,7 +110,7 @@ impl Inner {
         (events & EXCLUSIVE == 0 && (answered || events & ONE_SHOT != 0)).then(|| new_token(epoll))
     }
 
-    fn note_token(&mut self, fd: RawFd, token: Option<u64>) {
+    pub(super) fn note_token(&mut self, fd: RawFd, token: Option<u64>) {
         if let Some(registration) = self.registrations.get_mut(&fd) {
             registration.token = token;
         }
@@ -175,7 +175,10 @@ impl Inner {
             }
             return Some(Reason::UnknownEpoll);
         }
-        if endpoint.is_attached() {
+        if endpoint.is_attached() && self.shared {
+            // What its lane still holds.
+            self.begin_answering(epoll, fd, endpoint, false);
+        } else if endpoint.is_attached() {
             return self.attach(epoll, endpoint);
         }
         None
@@ -211,6 +214,9 @@ impl Inner {
         let at = endpoint.rx.lock().at?;
         if self.registrations.get(&fd)?.attached.is_some() {
             return None;
+        }
+        if !self.unshare(epoll) {
+            return Some(Reason::Shared);
         }
         let Some(slot) = self.take_slot(epoll) else { return Some(Reason::NoWaiter) };
         let primary = endpoint.claim(slot) || endpoint.owner() == Some(slot);
@@ -251,8 +257,10 @@ impl Inner {
     fn attach_alias(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         self.begin_answering(epoll, fd, endpoint, false);
         self.aliases.push(fd);
-        // See `attach`.
-        if let Some(slot) = self.take_slot(epoll) {
+        // See `attach`. In a shared set nobody can be woken.
+        if !self.shared
+            && let Some(slot) = self.take_slot(epoll)
+        {
             slot.ring();
         }
     }
@@ -338,7 +346,10 @@ impl Inner {
             self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
             self.forget(fd);
             unlist(epoll, endpoint);
-        } else if registration.events & !registration.kernel_events != 0 && !registration.disarmed {
+        } else if registration.events & !registration.kernel_events != 0
+            && !registration.disarmed
+            && !self.shared
+        {
             self.set_kernel_events(fd, Some(endpoint));
         }
     }
@@ -350,13 +361,9 @@ impl Inner {
         self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
     }
 
-    /// A change of our own to the kernel's set. If the registration has vanished it fails and changes nothing.
+    /// See [`change`].
     pub(super) fn change_kernel(&self, operation: i32, fd: RawFd, events: u32, data: u64) {
-        let before = errno::get();
-        let mut event = epoll_event { events, u64: data };
-        // SAFETY: an event of our own.
-        unsafe { real::epoll_ctl(self.fd, operation, fd, &mut event) };
-        errno::set(before);
+        change(self.fd, operation, fd, events, data);
     }
 
     /// Puts the doorbell into the kernel's set, for its edges. The instance stays active
@@ -400,15 +407,15 @@ impl Inner {
     /// See [`super::leave_everywhere`].
     pub(super) fn leave(&self, fd: RawFd) {
         let held = self.registrations.get(&fd).filter(|one| one.token.is_some() && !one.deleted);
-        if let Some(one) = held.filter(|one| !one.disarmed && !self.inherited) {
+        if let Some(one) = held.filter(|one| !one.disarmed && !self.shared) {
             self.change_kernel(libc::EPOLL_CTL_MOD, fd, one.events, one.data);
         }
     }
 
     /// Has the kernel's set hold something else where it holds a token. What is disarmed reports nothing before it is given
-    /// its data anew, and what a parent goes on using is left as it is.
+    /// its data anew, and what other processes use is left as it is.
     fn for_tokens(&self, held: impl Fn(&Registration) -> (u32, u64)) {
-        let armed = |one: &Registration| one.token.is_some() && !one.disarmed && !self.inherited;
+        let armed = |one: &Registration| one.token.is_some() && !one.disarmed && !self.shared;
         for (&fd, one) in self.registrations.iter().filter(|(_, one)| armed(one)) {
             let (events, data) = held(one);
             self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
@@ -416,6 +423,9 @@ impl Inner {
     }
 
     pub(super) fn refresh(&mut self, endpoint: &Endpoint) {
+        if self.shared {
+            return;
+        }
         let fd = endpoint.fd.load(Relaxed);
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         let wanted = registration.needed_of_kernel(Some(endpoint));
@@ -454,6 +464,17 @@ impl Inner {
     }
 }
 
+/// A change of our own to the kernel's set `set`. If the registration has vanished, or its descriptor is closed while another
+/// names the socket, it fails and changes nothing.
+pub(super) fn change(set: RawFd, operation: i32, fd: RawFd, events: u32, data: u64) -> bool {
+    let before = errno::get();
+    let mut event = epoll_event { events, u64: data };
+    // SAFETY: an event of our own.
+    let changed = unsafe { real::epoll_ctl(set, operation, fd, &mut event) } == 0;
+    errno::set(before);
+    changed
+}
+
 /// Takes the set off the list of those that hold the endpoint: once, as the set may know it by another number too.
 fn unlist(epoll: &Epoll, endpoint: &Endpoint) {
     let name = epoll.name();
@@ -463,7 +484,7 @@ fn unlist(epoll: &Epoll, endpoint: &Endpoint) {
     }
 }
 
-fn new_token(epoll: &Epoll) -> u64 {
+pub(super) fn new_token(epoll: &Epoll) -> u64 {
     // First: a thread that sleeps in the kernel on this instance may be given it at once.
     epoll.has_tokens.store(true, Release);
     TOKENS << 32 | u64::from(NEXT_TOKEN.fetch_add(1, Relaxed))

@@ -46,7 +46,13 @@ pub(crate) fn wait(
     }
     loop {
         let result = round(epoll, events, deadline, sleep_in_kernel);
-        let returned = epoll.lock().take_returned();
+        let returned = {
+            let mut inner = epoll.lock();
+            if result.is_some_and(|count| count > 0) {
+                inner.note_change(epoll);
+            }
+            inner.take_returned()
+        };
         for endpoint in returned {
             attach::send_again(endpoint, endpoint.fd.load(Relaxed));
         }
@@ -67,6 +73,7 @@ fn round(
     let name = epoll.name();
     let mut inner = epoll.lock();
     inner.show();
+    inner.catch_up(epoll);
     let now = process::now();
     let mut report = inner.begin(events);
     inner.collect(&mut report);
@@ -108,7 +115,7 @@ fn round(
         inner.announce_sleep();
         inner.collect(&mut report);
         if report.len() > 0 {
-            inner.stay_awake();
+            inner.stay_awake(epoll);
             return Some(inner.finish(report));
         }
         inner.rest();
@@ -136,8 +143,9 @@ fn round(
     }
     let mut inner = epoll.lock();
     if sleeps {
-        inner.awake();
+        inner.awake(epoll);
     }
+    inner.catch_up(epoll);
     if result < 0 {
         inner.finish(report);
         errno::set(failed);

@@ -56,6 +56,7 @@ pub(crate) unsafe fn before_exec(path: *const c_char, environment: *const *const
             family::change(endpoint, false);
         }
         epoll::hide();
+        epoll::change_program();
         leaving.changed = true;
         leaving.letter = path.and_then(|path| handover::leave(path, held));
     });
@@ -67,6 +68,7 @@ impl Drop for Leaving {
         if self.changed {
             keeping_errno(|| {
                 endpoint::all().for_each(family::stay);
+                epoll::stay();
                 if let Some(letter) = self.letter.take() {
                     letter.take_back();
                 }
@@ -90,6 +92,7 @@ pub(crate) fn before_variadic_exec() {
             attach::give_back(endpoint, Reason::Exec);
         }
         epoll::hide();
+        epoll::change_program();
     });
 }
 
@@ -111,7 +114,7 @@ unsafe fn named<'a>(path: *const c_char) -> Option<&'a CStr> {
 }
 
 fn is_row(endpoint: &Endpoint, row: u32) -> bool {
-    endpoint.family_row.load(std::sync::atomic::Ordering::Acquire) == row + 1
+    endpoint.holders.is_row(row)
 }
 
 fn describe(fd: RawFd, endpoint: &Endpoint, row: u32) -> Held {

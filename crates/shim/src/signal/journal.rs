@@ -49,7 +49,7 @@ impl Held {
             }
             // SAFETY: whoever would have freed it has gone.
             Held::Poll(watch) => drop(unsafe { Box::from_raw(watch) }),
-            Held::Epoll(epoll) => epoll.lock().awake(),
+            Held::Epoll(epoll) => epoll.lock().awake(epoll),
         }
     }
 }

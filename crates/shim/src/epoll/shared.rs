@@ -1,0 +1,274 @@
+//! Sets that another process has too, since a fork. There is one set in the kernel for all of them, and each may change it, so
+//! it holds what the program has asked for and nothing of ours, and lanes answer only for what was in them at the fork. Once no
+//! other process has it any more, it is asked what it holds, and everything is as before.
+
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering::*;
+
+use libc::epoll_event;
+use rustix::io::FdFlags;
+
+use super::registration::{Passed, change, is_token, new_token};
+use super::watched::Watched;
+use super::{ALWAYS, EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, Registration, all, listing};
+use crate::endpoint::{self, Endpoint, EndpointRef};
+use crate::family::{self, Holders, Shareable};
+use crate::private::borrow;
+use crate::table::{self, Entry};
+use crate::{process, real};
+
+/// What an event leaves of a registration for one event.
+pub(super) const PRIVATE: u32 = EDGE | ONE_SHOT | EXCLUSIVE | libc::EPOLLWAKEUP as u32;
+
+impl Shareable for Epoll {
+    fn holders(&self) -> &Holders {
+        &self.holders
+    }
+
+    /// Of one that has become another program meanwhile: whether its descriptor of that number is a set with the same in it.
+    fn may_be_held_by(&self, pid: u32) -> bool {
+        let Some(fd) = table::name_of(Entry::Epoll(self.name())) else { return true };
+        let own = listing::of(process::pid() as u32, fd);
+        own.is_none() || own == listing::of(pid, fd)
+    }
+}
+
+pub(super) fn in_use() -> impl Iterator<Item = &'static Epoll> {
+    all().filter(|epoll| epoll.inner.lock().is_open())
+}
+
+/// Before a fork.
+pub(crate) fn share() {
+    for epoll in in_use() {
+        family::prepare();
+        if !family::expect_child(epoll) {
+            epoll.holders.lose();
+        }
+        epoll.inner.lock().share(epoll);
+    }
+}
+
+/// There is no child after all.
+pub(crate) fn forget_child() {
+    in_use().for_each(family::forget_child);
+}
+
+/// In a child.
+pub(crate) fn be_born() {
+    in_use().for_each(family::be_born);
+}
+
+/// This process is about to become another program. Which of them it inherits, no program of ours will know.
+pub(crate) fn change_program() {
+    for epoll in in_use() {
+        if is_inheritable(epoll) {
+            family::pass_beyond(epoll);
+        } else {
+            family::change(epoll, false);
+        }
+    }
+}
+
+/// It has not.
+pub(crate) fn stay() {
+    in_use().for_each(family::stay);
+}
+
+/// A program that cannot be followed is about to hold them.
+pub(crate) fn pass_beyond() {
+    in_use().for_each(family::pass_beyond);
+}
+
+fn is_inheritable(epoll: &Epoll) -> bool {
+    let entry = Entry::Epoll(epoll.name());
+    table::known(0, u32::MAX).any(|(fd, other)| {
+        other == entry
+            && rustix::io::fcntl_getfd(borrow(fd)).is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
+    })
+}
+
+/// Whether the endpoint is in a set that another process has too.
+pub(crate) fn is_shared(endpoint: &Endpoint) -> bool {
+    super::sets_of(endpoint).into_iter().any(|epoll| !epoll.inner.lock().unshare(epoll))
+}
+
+impl Inner {
+    fn is_open(&self) -> bool {
+        self.marker != 0
+    }
+
+    /// Before a fork. The connections have gone back; what is left in their lanes is looked for by every wait.
+    fn share(&mut self, epoll: &Epoll) {
+        self.begin_sharing(epoll);
+        let Inner { fd: set, registrations, by_token, .. } = self;
+        for (&fd, one) in registrations.iter_mut() {
+            let held = if one.disarmed { 0 } else { one.events };
+            let is_as_asked = one.kernel_events == held && one.token.is_none();
+            // One that the kernel has disarmed keeps its token, which it does not show.
+            let is_quiet = one.disarmed && one.kernel_events == 0;
+            let events = held | one.events & PRIVATE;
+            if !is_as_asked && !is_quiet && change(*set, libc::EPOLL_CTL_MOD, fd, events, one.data) {
+                one.kernel_events = held;
+                one.token.take().map(|token| by_token.remove(&token));
+            }
+        }
+        if let Some(slot) = self.slot.filter(|_| self.sleepers > 0) {
+            // Whoever sleeps looks once more, and takes the doorbell out when it is awake.
+            slot.ring();
+        }
+        self.retire_doorbell(epoll);
+    }
+
+    /// The kernel's set is not this process's alone.
+    pub(super) fn begin_sharing(&mut self, epoll: &Epoll) {
+        if !std::mem::replace(&mut self.shared, true) {
+            epoll.active.fetch_add(1, AcqRel);
+        }
+    }
+
+    /// In a shared set, nobody can be woken by lanes once nobody sleeps.
+    pub(super) fn retire_doorbell(&mut self, epoll: &Epoll) {
+        let Some(slot) = self.slot.take_if(|_| self.shared && self.sleepers == 0) else { return };
+        self.change_kernel(libc::EPOLL_CTL_DEL, slot.doorbell(), 0, 0);
+        epoll.active.fetch_sub(1, AcqRel);
+        for one in self.registrations.values_mut().filter(|one| one.attached.is_some() && one.primary) {
+            one.primary = false;
+            self.secondary += 1;
+            if let Some(endpoint) = one.attached.and_then(EndpointRef::resolve) {
+                endpoint.unclaim(slot);
+            }
+        }
+        self.links = Watched::default();
+        slot.give_back();
+    }
+
+    /// Whether the set is this process's alone, from now on if not before.
+    pub(super) fn unshare(&mut self, epoll: &Epoll) -> bool {
+        if !self.shared {
+            return true;
+        }
+        if family::is_shared(epoll) || !self.learn(epoll) {
+            return false;
+        }
+        self.shared = false;
+        epoll.active.fetch_sub(1, AcqRel);
+        self.by_token.clear();
+        let needs_token =
+            |one: &Registration| (one.attached.is_some() || one.events & ONE_SHOT != 0) && !one.disarmed;
+        let fds: Vec<RawFd> =
+            self.registrations.iter().filter(|(_, one)| needs_token(one)).map(|(fd, _)| *fd).collect();
+        for fd in fds {
+            self.note_token(fd, Some(new_token(epoll)));
+            self.set_kernel_events(fd, table::endpoint(fd));
+        }
+        true
+    }
+
+    /// Before a look at a shared set: what others have changed in it matters to what lanes answer.
+    pub(crate) fn catch_up(&mut self, epoll: &Epoll) {
+        if self.shared && endpoint::any_is_attached() {
+            let changes = family::changes(epoll);
+            if changes.is_some_and(|changes| changes != self.seen_changes) {
+                self.learn(epoll);
+                self.seen_changes = changes.unwrap_or(0);
+            }
+        }
+    }
+
+    /// This process has changed a shared set, or been told what others are not told any more.
+    pub(crate) fn note_change(&mut self, epoll: &Epoll) {
+        if self.shared && family::note_change(epoll) == Some(self.seen_changes) {
+            self.seen_changes = self.seen_changes.wrapping_add(1);
+        }
+    }
+
+    /// `epoll_ctl` on a shared set.
+    ///
+    /// # Safety
+    /// `event` must be what the program passed to epoll_ctl.
+    pub(super) unsafe fn control_shared(
+        &mut self,
+        epoll: &Epoll,
+        operation: i32,
+        fd: RawFd,
+        endpoint: Option<&Endpoint>,
+        event: *mut epoll_event,
+    ) -> i32 {
+        // SAFETY: the caller's promise.
+        let result = unsafe { real::epoll_ctl(self.fd, operation, fd, event) };
+        if result != 0 {
+            return result;
+        }
+        if operation != libc::EPOLL_CTL_MOD && self.registrations.contains_key(&fd) {
+            self.remove(epoll, fd, endpoint);
+        }
+        if operation != libc::EPOLL_CTL_DEL {
+            // SAFETY: the kernel has read it.
+            let wanted = unsafe { std::ptr::read_unaligned(event) };
+            self.put(epoll, operation, fd, endpoint, wanted, Passed { events: wanted.events, token: None });
+            self.merge_by_data(&listing::of(process::pid() as u32, self.fd).unwrap_or_default());
+        }
+        self.note_change(epoll);
+        0
+    }
+
+    /// Has the records say what the kernel's set does. `false`: they cannot.
+    fn learn(&mut self, epoll: &Epoll) -> bool {
+        let Some(listed) = listing::of(process::pid() as u32, self.fd) else { return false };
+        let is_there =
+            |fd: RawFd, inode: u64| rustix::fs::fstat(borrow(fd)).is_ok_and(|file| file.st_ino == inode);
+        let is_ours =
+            |fd| matches!(table::look_up(fd), Entry::Endpoint(_) | Entry::Unconnected | Entry::Shared);
+        let present: HashMap<RawFd, _> = listed
+            .iter()
+            .filter(|one| is_ours(one.fd) && is_there(one.fd, one.inode))
+            .map(|one| (one.fd, one))
+            .collect();
+        // What a token stands for is in the kernel's set under a number that has been closed.
+        let is_gone = |(fd, one): (&RawFd, &Registration)| {
+            let gone = !present.contains_key(fd) && !one.token.is_some_and(is_token);
+            gone.then_some(*fd)
+        };
+        let gone: Vec<RawFd> = self.registrations.iter().filter_map(is_gone).collect();
+        for fd in gone {
+            self.remove(epoll, fd, table::endpoint(fd));
+        }
+        for (&fd, one) in &present {
+            let is_known = self.registrations.contains_key(&fd);
+            let disarmed = one.events & ONE_SHOT != 0 && one.events & !(PRIVATE | ALWAYS) == 0;
+            let wanted = epoll_event { events: one.events, u64: one.data };
+            if is_token(one.data) {
+                // As it was before the fork.
+                continue;
+            }
+            let operation = if is_known { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
+            self.put(
+                epoll,
+                operation,
+                fd,
+                table::endpoint(fd),
+                wanted,
+                Passed { events: one.events, token: None },
+            );
+            if let Some(registration) = self.registrations.get_mut(&fd) {
+                registration.disarmed = disarmed;
+            }
+        }
+        self.merge_by_data(&listed);
+        // A file that goes by another number here, or by none, cannot be told from others.
+        listed.iter().all(|one| is_there(one.fd, one.inode))
+    }
+
+    /// Has what lanes and the kernel say of a registration become one event, if no other has the same data.
+    fn merge_by_data(&mut self, listed: &[listing::Listed]) {
+        self.by_token.clear();
+        for (&fd, one) in &mut self.registrations {
+            if !one.token.is_some_and(is_token) {
+                let is_single = || listed.iter().filter(|other| other.data == one.data).count() == 1;
+                one.token = (one.attached.is_some() && is_single()).then_some(one.data);
+            }
+            self.by_token.extend(one.token.map(|token| (token, fd)));
+        }
+    }
+}
