@@ -34,7 +34,7 @@ impl Inner {
     }
 
     /// The lanes' answer: adds what is ready.
-    pub(crate) fn collect(&mut self, report: &mut Report<'_>) {
+    pub(crate) fn collect(&mut self, epoll: &Epoll, report: &mut Report<'_>) {
         self.behind = false;
         if let Some(slot) = self.slot {
             let Inner { links, registrations, pending, .. } = self;
@@ -66,6 +66,7 @@ impl Inner {
             due.into_iter().for_each(|fd| self.mark_pending(fd));
         }
         self.look_at_pending(report);
+        self.look_at_ghosts(epoll, report);
     }
 
     /// Looks at everything attached, marked or not: for instances that nobody can wake.

@@ -11,6 +11,7 @@
 //! Locks: an instance's lock is taken before an endpoint's, never after.
 
 mod answer;
+mod ghost;
 mod listing;
 mod registration;
 mod report;
@@ -26,11 +27,12 @@ use shunt_abi::reason::Reason;
 
 use crate::endpoint::{Endpoint, EndpointRef};
 use crate::family::{self, Holders};
-use crate::links::Link;
+use crate::links::{Link, Pin};
 use crate::lock::{Guard, Lock};
 use crate::table::{self, Entry};
 use crate::waiter::Slot;
 use crate::{attach, errno, real};
+use ghost::Ghost;
 use registration::Passed;
 pub(crate) use shared::{be_born, change_program, forget_child, is_shared, pass_beyond, share, stay};
 use watched::Watched;
@@ -130,6 +132,10 @@ pub(crate) struct Inner {
     pub(crate) sleepers: u32,
     /// Attached registrations that another waiter is woken for.
     secondary: u32,
+    /// Connections that this process has closed, and the kernel's set goes on reporting.
+    ghosts: Vec<Ghost>,
+    /// What has been read of such, to be let go of outside the lock.
+    laid: Vec<Pin>,
     /// When the kernel was last asked, and how often it was not asked since.
     pub(crate) asked_at: u64,
     pub(crate) unasked: u32,
@@ -264,7 +270,9 @@ pub(crate) fn remove_everywhere(endpoint: &Endpoint) {
 /// it, and as the program has registered it.
 pub(crate) fn leave_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
-        epoll.inner.lock().leave(endpoint.fd.load(Relaxed));
+        let mut inner = epoll.inner.lock();
+        inner.leave(endpoint.fd.load(Relaxed));
+        inner.add_ghost(epoll, endpoint);
     }
 }
 
@@ -388,8 +396,9 @@ impl Epoll {
         }
         // A thread that sleeps on it, or has just been about to, goes on with what the program itself has put there.
         inner.hide();
-        *inner = Inner { fd: -1, ..Inner::default() };
+        let closed = std::mem::replace(&mut *inner, Inner { fd: -1, ..Inner::default() });
         drop(inner);
+        drop(closed);
         if let Some(slot) = slot {
             slot.give_back();
         }

@@ -95,7 +95,7 @@ pub(crate) fn is_shared(endpoint: &Endpoint) -> bool {
 
 impl Inner {
     fn is_open(&self) -> bool {
-        self.marker != 0
+        self.marker != 0 && self.fd >= 0
     }
 
     /// Before a fork. The connections have gone back; what is left in their lanes is looked for by every wait.

@@ -37,7 +37,7 @@ pub(crate) fn wait(
         inner.show();
         let mut report = inner.begin(events);
         inner.take_over(&mut report, result as usize);
-        inner.collect(&mut report);
+        inner.collect(epoll, &mut report);
         let kept = inner.finish(report);
         if kept > 0 {
             inner.pass_ring_on();
@@ -46,12 +46,12 @@ pub(crate) fn wait(
     }
     loop {
         let result = round(epoll, events, deadline, sleep_in_kernel);
-        let returned = {
+        let (returned, _read) = {
             let mut inner = epoll.lock();
             if result.is_some_and(|count| count > 0) {
                 inner.note_change(epoll);
             }
-            inner.take_returned()
+            (inner.take_returned(), inner.take_read())
         };
         for endpoint in returned {
             attach::send_again(endpoint, endpoint.fd.load(Relaxed));
@@ -76,7 +76,7 @@ fn round(
     inner.catch_up(epoll);
     let now = process::now();
     let mut report = inner.begin(events);
-    inner.collect(&mut report);
+    inner.collect(epoll, &mut report);
     if report.len() > 0 {
         let ask = inner.must_ask()
             || inner.unasked >= ASK_KERNEL_EVERY
@@ -113,7 +113,7 @@ fn round(
     let patience = if sleeps { inner.patience() } else { None };
     if sleeps {
         inner.announce_sleep();
-        inner.collect(&mut report);
+        inner.collect(epoll, &mut report);
         if report.len() > 0 {
             inner.stay_awake(epoll);
             return Some(inner.finish(report));
@@ -157,7 +157,7 @@ fn round(
     }
     // What came by the lanes while we slept goes first; the kernel's events move behind it.
     inner.take_over(&mut report, result as usize);
-    inner.collect(&mut report);
+    inner.collect(epoll, &mut report);
     let found = inner.finish(report);
     if found > 0 {
         return Some(found);

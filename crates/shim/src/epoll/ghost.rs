@@ -1,0 +1,68 @@
+//! Sockets that this process has closed while another holds them: the kernel's set goes on reporting them to both, and so what
+//! lies in their lanes is reported here.
+
+use std::sync::atomic::Ordering::*;
+
+use libc::epoll_event;
+
+use super::report::{NOBODY, Report};
+use super::{EDGE, Epoll, IN, Inner, ONE_SHOT, listing};
+use crate::endpoint::Endpoint;
+use crate::links::{Attachment, Pin};
+use crate::ops::receive;
+use crate::private::borrow;
+use crate::process;
+
+/// One of them. Its lanes become no other connection's as long as another process holds it.
+pub(super) struct Ghost {
+    at: Pin,
+    inode: u64,
+    /// Those that are told of it once have been.
+    told: bool,
+}
+
+impl Ghost {
+    fn is_read(&self) -> bool {
+        let lane = self.at.incoming().0;
+        lane.looks_empty() || lane.is_returned()
+    }
+}
+
+impl Inner {
+    /// The last descriptor of this process is about to be closed.
+    pub(super) fn add_ghost(&mut self, epoll: &Epoll, endpoint: &Endpoint) {
+        let unread = endpoint.is_attached() && receive::unread(endpoint) > 0;
+        let at = endpoint.rx.lock().at.filter(|_| unread).map(Attachment::pin);
+        let file = rustix::fs::fstat(borrow(endpoint.fd.load(Relaxed)));
+        if let (Some(at), Ok(file)) = (at, file) {
+            self.ghosts.push(Ghost { at, inode: file.st_ino, told: false });
+            epoll.active.fetch_add(1, AcqRel);
+        }
+    }
+
+    /// Adds those that have something to read. What is registered of them, only the kernel knows.
+    pub(super) fn look_at_ghosts(&mut self, epoll: &Epoll, report: &mut Report<'_>) {
+        if self.ghosts.is_empty() {
+            return;
+        }
+        for ghost in self.ghosts.extract_if(.., |ghost| ghost.is_read()) {
+            self.laid.push(ghost.at);
+            epoll.active.fetch_sub(1, AcqRel);
+        }
+        let listed = listing::of(process::pid() as u32, self.fd).unwrap_or_default();
+        for ghost in &mut self.ghosts {
+            for one in listed.iter().filter(|one| one.inode == ghost.inode) {
+                let is_due = one.events & (EDGE | ONE_SHOT) == 0 || !ghost.told;
+                if one.events & IN != 0 && is_due && !report.is_full() {
+                    report.tell(NOBODY, epoll_event { events: one.events & IN, u64: one.data }, 0);
+                }
+            }
+            ghost.told = true;
+        }
+    }
+
+    /// Those that have been read, to be dropped outside the lock.
+    pub(crate) fn take_read(&mut self) -> Vec<Pin> {
+        std::mem::take(&mut self.laid)
+    }
+}
