@@ -313,10 +313,12 @@ impl Rx {
         }
     }
 
-    /// Whether the lane has ended `count` bytes behind the cursor, so that a peek goes on in TCP there.
+    /// Whether the lane has ended `count` bytes behind the cursor, so that a peek that has come so far goes on in TCP there.
     pub fn ends_behind(&mut self, lane: &LaneHeader, ring: &impl Ring, count: usize) -> bool {
         match &mut self.state {
-            State::Lane(consumer) => consumer.available(lane, ring) == Ok(count) && lane.is_closed(),
+            State::CatchingUp(consumer, _) | State::Lane(consumer) => {
+                lane.is_closed() && consumer.available(lane, ring) == Ok(count)
+            }
             _ => false,
         }
     }

@@ -394,11 +394,19 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
                     let mut rest = *sink;
                     rest.advance(count.min(rest.remaining()));
                     let behind = if flags & libc::MSG_TRUNC != 0 {
-                        side.rx.unread(lane, &ring).min(rest.remaining())
+                        let behind = side.rx.unread(lane, &ring).min(rest.remaining());
+                        rest.advance(behind);
+                        behind
                     } else {
                         side.rx.peek_behind(lane, &ring, &mut rest)
                     };
-                    Received::Bytes(count + behind)
+                    // Behind the end of that it is TCP again.
+                    let beyond = if rest.remaining() > 0 && side.rx.ends_behind(lane, &ring, behind) {
+                        by_tcp_beyond(fd, sink, count, &rest, flags)
+                    } else {
+                        0
+                    };
+                    Received::Bytes(count + behind + beyond)
                 }
                 Ok(count) => Received::Bytes(count),
                 Err(libc::EAGAIN) => Received::Empty,
@@ -685,6 +693,25 @@ fn by_tcp_up_to(fd: RawFd, sink: &Sink<'_>, limit: usize, flags: c_int) -> Resul
     }
     // SAFETY: the message describes the program's own buffer.
     unsafe { kernel::recvmsg_now(fd, &mut empty_message(&mut list[..count]), flags | libc::MSG_DONTWAIT) }
+}
+
+/// A peek into `rest` at what TCP has beyond its first `before` bytes, which are seen once more at the beginning of `sink`.
+fn by_tcp_beyond(fd: RawFd, sink: &Sink<'_>, before: usize, rest: &Sink<'_>, flags: c_int) -> usize {
+    let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
+    let (pieces, offset) = sink.pieces();
+    let filled = fill_list(&mut list, pieces, offset);
+    let (mut left, mut used) = (before, 0);
+    while left > 0 && used < filled {
+        list[used].iov_len = list[used].iov_len.min(left);
+        left -= list[used].iov_len;
+        used += 1;
+    }
+    let (pieces, offset) = rest.pieces();
+    used += fill_list(&mut list[used..], pieces, offset);
+    // SAFETY: the message describes the program's own buffer.
+    let seen =
+        unsafe { kernel::recvmsg_now(fd, &mut empty_message(&mut list[..used]), flags | libc::MSG_DONTWAIT) };
+    seen.map_or(0, |seen| seen.saturating_sub(before))
 }
 
 /// Has `receive` fill one list of pieces after the other, as long as it fills them.
