@@ -110,6 +110,9 @@ pub enum End {
     Died = 4,
 }
 
+/// Beside an [`End`]: the sender's end of the connection has been reset, and that has been told.
+const RESET_TOLD: u32 = 8;
+
 /// What a [`Producer::write`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
@@ -229,7 +232,7 @@ impl LaneHeader {
     /// How the sender's direction ended: the last that was said of it.
     #[inline]
     pub fn end(&self) -> End {
-        match self.sender.end.load(Acquire) {
+        match self.sender.end.load(Acquire) & !RESET_TOLD {
             0 => End::Open,
             word if word & End::Died as u32 != 0 => End::Died,
             word if word & End::Closed as u32 != 0 => End::Closed,
@@ -240,6 +243,16 @@ impl LaneHeader {
     /// Whether the sender had shut the direction down by a call, whatever happened to it later.
     pub fn was_shut_down(&self) -> bool {
         self.sender.end.load(Acquire) & End::ShutDown as u32 != 0
+    }
+
+    /// The sender, or a process that shares its socket, has been told of a reset.
+    pub fn note_reset_told(&self) {
+        self.sender.end.fetch_or(RESET_TOLD, AcqRel);
+    }
+
+    /// Whether one of them has: there is no second reset.
+    pub fn is_reset_told(&self) -> bool {
+        self.sender.end.load(Acquire) & RESET_TOLD != 0
     }
 
     /// The receiver names the waiter to ring, before it announces its sleep.

@@ -253,12 +253,12 @@ pub(crate) fn mark(endpoint: &Endpoint, reason: Reason) {
     endpoint.report_rx(&mut rx);
 }
 
-/// Whether bytes of ours lie in a lane that the peer has not read, and has not given back.
+/// Whether bytes of ours lie in a lane that the peer has not read, and has not given back; and it still matters.
 pub(crate) fn has_unread_at_peer(endpoint: &Endpoint) -> bool {
     let mut side = endpoint.tx.lock();
     let Some(at) = side.at else { return false };
     let lane = at.outgoing().0;
-    !lane.is_returned() && side.tx.unread(lane) > 0
+    !lane.is_returned() && !lane.is_reset_told() && side.tx.unread(lane) > 0
 }
 
 /// For a call that shows what has become of the connection, though it moves no bytes: see [`reset_if_lost`].
@@ -372,6 +372,7 @@ pub(crate) fn reset_is_told(endpoint: &Endpoint) {
     {
         let mut side = endpoint.tx.lock();
         let Some(at) = side.at else { return };
+        at.outgoing().0.note_reset_told();
         side.tx.abandon(at.outgoing().0, Reason::PeerDied);
         endpoint.report_tx(&side);
     }
