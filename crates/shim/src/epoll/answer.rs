@@ -108,6 +108,10 @@ impl Inner {
                 self.behind = true;
             }
             self.must_ask |= left;
+            if by_tcp && registration.kernel_events & OUT == 0 {
+                // The direction has not left its lane, but the lane has ended: the kernel's set does not answer for it yet.
+                reported |= asked_of_kernel(fd, registration.events) & registration.events & OUT;
+            }
             let more = by_tcp || endpoint.is_shut() || endpoint.has_peer_finished();
             // With TCP, bytes that arrive are an edge for those who ask for any, and also if another thread has read them since.
             let has_edge = reported != 0 || by_tcp && is_new && registration.events & (IN | URGENT) != 0;
