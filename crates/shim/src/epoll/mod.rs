@@ -386,7 +386,7 @@ impl Epoll {
     pub(crate) fn close(&self) {
         family::let_go(self);
         let mut inner = self.inner.lock();
-        let slot = inner.slot.take();
+        let slot = inner.slot;
         for registration in inner.registrations.values() {
             if let Some(endpoint) = registration.attached.and_then(EndpointRef::resolve)
                 && let Some(slot) = slot
