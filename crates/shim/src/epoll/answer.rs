@@ -101,7 +101,6 @@ impl Inner {
             let mut is_new = !registration.primary && registration.note_arrived(endpoint);
             let Answer { mut reported, full, behind, left, by_tcp } =
                 judge(endpoint, socket, registration.events, slot);
-            is_new |= by_tcp && registration.note_arrived(endpoint);
             if behind {
                 // Whoever reads TCP up to there may be another thread, and then nothing tells this one.
                 registration.queue(&mut self.pending, fd);
@@ -113,8 +112,9 @@ impl Inner {
                 reported |= asked_of_kernel(fd, registration.events) & registration.events & OUT;
             }
             let more = by_tcp || endpoint.is_shut() || endpoint.has_peer_finished();
+            is_new |= more && registration.note_arrived(endpoint);
             // With TCP, bytes that arrive are an edge for those who ask for any, and also if another thread has read them since.
-            let has_edge = reported != 0 || by_tcp && is_new && registration.events & (IN | URGENT) != 0;
+            let has_edge = reported != 0 || more && is_new && registration.events & (IN | URGENT) != 0;
             let is_edge = registration.events & EDGE != 0 && has_edge;
             if reported != 0 && registration.events & ONE_SHOT != 0 || is_edge && more {
                 // It is the only report of this, so what TCP would add belongs into it.
