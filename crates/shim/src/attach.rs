@@ -32,7 +32,8 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
         if let Some(reason) = endpoint.barred() {
             return Err(reason);
         }
-        if endpoint.is_shut() {
+        // Another process may have shut it down that held it too when it was offered.
+        if endpoint.is_shut() || !shunt_sys::tcp::is_whole(borrow(endpoint.fd.load(Relaxed))) {
             return Err(Reason::ShutDown);
         }
         if descriptors::is_standard_stream(endpoint) {

@@ -107,6 +107,12 @@ pub fn hung_up(fd: impl AsFd) -> bool {
     polled(fd, PollFlags::RDHUP).unwrap_or(true) && !goes_on()
 }
 
+/// Whether no direction has been shut down, by whichever process.
+pub fn is_whole(fd: impl AsFd) -> bool {
+    let fd = fd.as_fd();
+    state(fd) == Ok(ESTABLISHED) && !polled(fd, PollFlags::RDHUP).unwrap_or(true)
+}
+
 /// Whether received bytes wait to be read, so that closing the socket resets the connection.
 pub fn has_unread(fd: impl AsFd) -> bool {
     rustix::io::ioctl_fionread(fd).is_ok_and(|count| count > 0)
