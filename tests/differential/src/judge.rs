@@ -25,6 +25,9 @@ pub(crate) enum Match {
 pub(crate) struct Judge {
     /// Streams that have more under way than fits for certain, until they are drained.
     loose: [bool; ENDS],
+    /// Streams whose receiver has shut reading down. TCP tells their sender of no room that a receive makes: once much has
+    /// passed, the rest comes when the sender probes for some.
+    silent: [bool; ENDS],
     /// Data and events of registrations, by epoll slot and the slot that is registered.
     registered: HashMap<(usize, usize), (i64, i64)>,
     on_tcp: Vec<Record>,
@@ -49,10 +52,16 @@ impl Judge {
                 self.registered.insert(place, (step.args[4], step.args[3]));
             }
         }
+        if step.verb == Verb::Shutdown && step.args[1] != i64::from(libc::SHUT_WR) {
+            self.silent[peer_of(step.slot(0))] = true;
+        }
         for (loose, (a, b)) in self.loose.iter_mut().zip(tcp.after.iter().zip(&shunt.after)) {
             if *a.max(b) > CERTAIN {
                 *loose = true;
             }
+        }
+        if step.verb == Verb::Flood && step.args[1] as u64 > CERTAIN {
+            self.loose[end_of(step.slot(0))] |= self.silent[end_of(step.slot(0))];
         }
         let mut verdict = self.outcomes(index, step, &tcp.outcome, &shunt.outcome);
         let mut numbers: Vec<usize> = tcp.woken.iter().chain(&shunt.woken).map(|one| one.0).collect();
@@ -67,8 +76,8 @@ impl Judge {
             let of = |answer: Option<Answer>| answer.map_or(Outcome::Blocked, Outcome::Done);
             verdict = self.outcomes(number, &steps[number], &of(find(tcp)), &of(find(shunt)));
         }
-        for (loose, (a, b)) in self.loose.iter_mut().zip(tcp.after.iter().zip(&shunt.after)) {
-            *loose &= *a != 0 || *b != 0;
+        for end in 0..ENDS {
+            self.loose[end] &= self.silent[end] || tcp.after[end] != 0 || shunt.after[end] != 0;
         }
         verdict
     }
