@@ -144,14 +144,15 @@ impl Inner {
     }
 
     /// Takes over the `count` events that the kernel has put behind those of `report`: drops the doorbell's, and adds
-    /// what lanes say to a socket's.
-    pub(crate) fn take_over(&mut self, report: &mut Report<'_>, count: usize) {
+    /// what lanes say to a socket's. `true` if the doorbell was among them.
+    pub(crate) fn take_over(&mut self, report: &mut Report<'_>, count: usize) -> bool {
         let before = report.len();
+        let mut has_rung = false;
         for index in before..before + count {
             let event = report.at(index);
             let data = event.u64;
             if data == self.marker {
-                self.rung = true;
+                has_rung = true;
             } else if let Some(fd) = self.by_token.get(&data).copied() {
                 if let Some(event) = self.own(fd, event.events) {
                     report.tell(fd, event, before);
@@ -160,6 +161,8 @@ impl Inner {
                 report.tell(NOBODY, event, 0);
             }
         }
+        self.rung |= has_rung;
+        has_rung
     }
 
     /// What is to be told of a registration for which the kernel has these events.

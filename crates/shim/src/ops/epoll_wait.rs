@@ -156,7 +156,7 @@ fn round(
         inner.mark_all();
     }
     // What came by the lanes while we slept goes first; the kernel's events move behind it.
-    inner.take_over(&mut report, result as usize);
+    let has_rung = inner.take_over(&mut report, result as usize);
     inner.collect(epoll, &mut report);
     let found = inner.finish(report);
     if found > 0 {
@@ -165,7 +165,7 @@ fn round(
     let stalled = inner.stalled();
     drop(inner);
     stalled.into_iter().for_each(send::give_up);
-    // What the kernel said was ours, and may have taken the place of what is the program's.
-    let is_over = result == 0 && deadline.is_some_and(|deadline| process::now() >= deadline);
+    // The doorbell, which is told once, may have taken the place of what is the program's.
+    let is_over = !has_rung && deadline.is_some_and(|deadline| process::now() >= deadline);
     is_over.then_some(0)
 }
