@@ -131,6 +131,16 @@ messages! {
             /// Zero.
             pad: u64,
         }
+        /// This process has left a connection of a link, but others that have the memory from it may still drain the lanes:
+        /// `Release` follows when none does. Until then they may offer the socket themselves.
+        Leave = 7, fds 0 {
+            /// The link.
+            link: u64,
+            /// The connection within it.
+            conn: u32,
+            /// Zero.
+            pad: u32,
+        }
         /// Asks for the state of everything: see [`crate::status`]. The only message that needs no hello.
         Status = 16, fds 0 {
             /// Zero.

@@ -158,11 +158,13 @@ impl Links {
         let held = |link: &Link, side: Side| {
             link.ends[side as usize] == process && link.held[side as usize] & 1 << conn != 0
         };
-        // A process connected to itself releases twice, once for each side.
-        let Some(side) = [Side::A, Side::B].into_iter().find(|side| held(link, *side)) else { return false };
+        // A process connected to itself releases twice, once for each side; one that it has left comes last.
+        let left = |side: &Side| link.cookies[conn as usize][*side as usize] == 0;
+        let sides = [Side::A, Side::B].into_iter().filter(|side| held(link, *side));
+        let Some(side) = sides.min_by_key(left) else { return false };
         let was_full = link.is_full();
         link.held[side as usize] &= !(1 << conn);
-        let cookie = link.cookies[conn as usize][side as usize];
+        let cookie = std::mem::take(&mut link.cookies[conn as usize][side as usize]);
         let (full, dead) = (link.is_full(), link.is_dead());
         let (pair, orphaned) = (sorted(link.ends[0], link.ends[1]), link.orphaned);
         self.let_go(cookie);
@@ -172,6 +174,16 @@ impl Links {
             self.open.entry(pair).or_default().push(id);
         }
         true
+    }
+
+    /// `process` holds the socket in a slot no more, but the slot is not to be given out yet.
+    pub(crate) fn leave(&mut self, process: ProcessId, id: LinkId, conn: u32) {
+        let Some(link) = self.links.get_mut(&id).filter(|_| (conn as usize) < CONNS) else { return };
+        let ends = link.ends;
+        let cookies = link.cookies[conn as usize].iter_mut().zip(ends);
+        let held = cookies.filter(|(cookie, end)| *end == process && **cookie != 0).map(|(cookie, _)| cookie);
+        let cookie = held.map(std::mem::take).next();
+        cookie.into_iter().for_each(|cookie| self.let_go(cookie));
     }
 
     /// A process has ended: frees what it held, and says whom to tell.
@@ -224,7 +236,7 @@ impl Link {
     /// Writes into every lane that `side` sent on that its process has ended, so that the other end asks TCP.
     fn say_died(&self, geometry: Geometry, side: usize) {
         let sender = if side == 0 { Side::A } else { Side::B };
-        for conn in bits(self.held[side]) {
+        for conn in bits(self.held[side]).filter(|conn| self.cookies[*conn][side] != 0) {
             if let Some(word) = self.head.word(geometry.lane_offset(conn, sender) + LANE_END_OFFSET) {
                 word.fetch_or(LANE_END_DIED, AcqRel);
             }
@@ -290,6 +302,22 @@ mod tests {
         assert_eq!((again.link, again.conn, again.sides), (first.link, 0, [Side::B, Side::A]));
         assert!(again.fresh.is_none() && !again.introduction);
         assert_eq!((links.holder(10), links.holder(12)), (None, Some(1)));
+    }
+
+    #[test]
+    fn a_slot_that_was_left_is_not_given_out_before_it_is_released() {
+        let mut links = links(8);
+        let first = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
+        assert!(links.release(2, first.link, 0));
+        links.leave(1, first.link, 0);
+        assert_eq!(links.holder(10), None);
+        let again = links.grant(&offer(3, 10), &offer(2, 20)).unwrap();
+        assert_ne!(again.link, first.link);
+        links.leave(2, first.link, 0);
+        assert_eq!(links.holder(20), Some(2), "another slot's");
+        assert_eq!(links.grant(&offer(1, 11), &offer(2, 21)).unwrap().conn, 1);
+        assert!(links.release(1, first.link, 0));
+        assert_eq!(links.grant(&offer(1, 12), &offer(2, 22)).unwrap().conn, 0);
     }
 
     #[test]

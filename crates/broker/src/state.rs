@@ -167,6 +167,7 @@ impl State {
             (Request::Announce(_), None) => {}
             (Request::Withdraw(withdraw), None) => drop(self.offers.withdraw(id, withdraw.ticket)),
             (Request::Release(release), None) => self.release(id, &release)?,
+            (Request::Leave(leave), None) => self.links.leave(id, leave.link, leave.conn),
             (Request::Doorbell(doorbell), Some(fd)) => self.doorbell(id, &doorbell, fd)?,
             (Request::Hello(_), fd) => {
                 self.close_all(id, fd);

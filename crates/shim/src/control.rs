@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::*;
 
 use rustix::io::Errno;
 use shunt_abi::control::{
-    Announce, Doorbell, Hello, MAX_MESSAGE, Offer, Pair, Release, Reply, Request, Withdraw,
+    Announce, Doorbell, Hello, Leave, MAX_MESSAGE, Offer, Pair, Release, Reply, Request, Withdraw,
 };
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::{Counter, EntryCopy, Reach};
@@ -226,19 +226,22 @@ pub(crate) fn release(at: &Pin) {
     release_after(at, Heirs::None);
 }
 
-/// The same where children may still drain the lanes: the broker, who gives them out again, hears of it once none does.
+/// The same where children may still drain the lanes, which the broker gives out again only once none does.
 pub(crate) fn release_after(at: &Pin, heirs: Heirs) {
     let mut control = CONTROL.lock();
     control.release_drained();
     if control.epoch != at.link.epoch {
         return;
     }
-    let release = Release { link: at.link.id, conn: at.conn as u32, pad: 0 };
-    match heirs {
-        Heirs::None => control.tell(Request::Release(release)),
-        Heirs::OfRow(row) => control.inherited.push_back((row, release)),
-        // They go with this process.
-        Heirs::Unseen => {}
+    let (link, conn) = (at.link.id, at.conn as u32);
+    let release = Release { link, conn, pad: 0 };
+    if let Heirs::None = heirs {
+        return control.tell(Request::Release(release));
+    }
+    control.tell(Request::Leave(Leave { link, conn, pad: 0 }));
+    // For those that nobody saw being made, it ends with this process.
+    if let Heirs::OfRow(row) = heirs {
+        control.inherited.push_back((row, release));
     }
 }
 
