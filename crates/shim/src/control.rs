@@ -22,7 +22,7 @@ use crate::links::{Attachment, Identity, Link, Peer, Pin};
 use crate::lock::Lock;
 use crate::private::{PrivateFd, borrow, close_owned};
 use crate::pulse::{Pulse, State};
-use crate::{attach, distance, epoll, process, unseen, waiter, worth};
+use crate::{attach, distance, epoll, private, process, unseen, waiter, worth};
 
 /// Operations until an endpoint that found no broker looks for one again.
 const RETRY_AFTER: u32 = 256;
@@ -353,6 +353,9 @@ impl Control {
             return Err(Reason::NoBroker);
         }
         self.retry_at = now + RETRY_NANOS;
+        if private::are_scarce() {
+            return Err(Reason::DescriptorLimit);
+        }
         let socket = reach().ok_or(Reason::NoBroker)?;
         let socket = PrivateFd::adopt(socket).ok_or(Reason::DescriptorLimit)?;
         let page = process::make_page().ok_or(Reason::NoMemory)?;

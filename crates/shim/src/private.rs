@@ -17,6 +17,9 @@ const BELOW_LIMIT: u64 = 128;
 /// Peers' doorbells may take this part of what the program may open: the rest is its own (L8).
 const SHARE: u64 = 8;
 
+/// With fewer that it may open, a program could lack the very ones that are ours.
+const FEW: u64 = 32;
+
 /// Private descriptors now open.
 static HELD: AtomicU64 = AtomicU64::new(0);
 
@@ -97,6 +100,11 @@ impl AsFd for PrivateFd {
 /// the next program.
 pub(crate) fn floor() -> RawFd {
     HIGH.min(limit().saturating_sub(BELOW_LIMIT)).max(1) as RawFd
+}
+
+/// Whether the program may open so few descriptors that all of them are its own (L8).
+pub(crate) fn are_scarce() -> bool {
+    limit() < FEW
 }
 
 fn limit() -> u64 {
