@@ -264,9 +264,13 @@ pub(crate) fn has_unread_at_peer(endpoint: &Endpoint) -> bool {
 
 /// For a call that shows what has become of the connection, though it moves no bytes: see [`reset_if_lost`].
 pub(crate) fn notice_reset(endpoint: &Endpoint, fd: i32) {
-    if endpoint.is_attached() && has_unread_at_peer(endpoint) && shunt_sys::tcp::hung_up(borrow(fd)) {
+    if may_be_lost(endpoint, fd) {
         reset_if_lost(endpoint, fd);
     }
+}
+
+fn may_be_lost(endpoint: &Endpoint, fd: i32) -> bool {
+    endpoint.is_attached() && has_unread_at_peer(endpoint) && shunt_sys::tcp::hung_up(borrow(fd))
 }
 
 /// TCP has ended. If that was the death of the peer's process, with bytes of ours unread in the lane, TCP would have
@@ -292,7 +296,7 @@ pub(crate) fn reset_in_a_set(endpoint: &Endpoint, fd: i32) -> bool {
 /// The same before another program goes on with the socket that nobody can tell of an error. It is told by the kernel then, if
 /// that has no bytes to keep.
 pub(crate) fn notice_reset_for_another(endpoint: &Endpoint, fd: i32) {
-    if endpoint.is_attached() && has_unread_at_peer(endpoint) && shunt_sys::tcp::hung_up(borrow(fd)) {
+    if may_be_lost(endpoint, fd) {
         match abandon_if_lost(endpoint, fd) {
             Some(false) if !shunt_sys::tcp::has_unread(borrow(fd)) => dissolve(fd),
             Some(had_finished) => reset(endpoint, fd, had_finished),
@@ -324,9 +328,7 @@ fn abandon_if_lost(endpoint: &Endpoint, fd: i32) -> Option<bool> {
         match incoming().filter(|_| has_unread_at_peer(endpoint)) {
             // A child may hold the socket still.
             Some((End::Died, had_finished)) if shunt_sys::tcp::hung_up(borrow(fd)) => break had_finished,
-            Some((End::Open, _)) if is_worth_waiting() => {
-                let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 50_000 });
-            }
+            Some((End::Open, _)) if is_worth_waiting() => nap(),
             _ => return None,
         }
     };
@@ -402,8 +404,13 @@ fn provoke_reset(endpoint: &Endpoint, fd: i32) -> bool {
         if process::now() >= deadline {
             return false;
         }
-        let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 50_000 });
+        nap();
     }
+}
+
+/// Between two looks at what comes at once, if it comes.
+fn nap() {
+    let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 50_000 });
 }
 
 /// One byte less.

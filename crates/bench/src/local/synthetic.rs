@@ -36,13 +36,11 @@ pub(super) struct Synthetic {
     pattern: Pattern,
     size: usize,
     placement: Placement,
-    warm: Duration,
+    once_settled: bool,
 }
 
-/// How long a load runs before it is measured.
-const WARM: Duration = Duration::from_millis(200);
-/// The same where an offer must first have been in vain for long enough to be taken back.
-const LONG_WARM: Duration = Duration::from_millis(1600);
+/// Seconds that a load runs before it is measured, where an offer must first have been in vain for long enough to be taken back.
+const LONG_WARM: &str = "1.6";
 
 impl Load for Synthetic {
     fn missing(&self) -> Option<String> {
@@ -57,12 +55,12 @@ impl Load for Synthetic {
 
 impl Synthetic {
     pub(super) fn new(pattern: Pattern, size: usize, placement: Placement) -> Synthetic {
-        Synthetic { pattern, size, placement, warm: WARM }
+        Synthetic { pattern, size, placement, once_settled: false }
     }
 
     /// Measured when it has shown that the peer is not under shunt.
     pub(super) fn once_settled(self) -> Synthetic {
-        Synthetic { warm: LONG_WARM, ..self }
+        Synthetic { once_settled: true, ..self }
     }
 
     fn server(&self, stage: &Stage, side: Side) -> Result<Command> {
@@ -91,7 +89,9 @@ impl Synthetic {
             Pattern::Short { exchanges } => command.args(["short", "--exchanges", &exchanges.to_string()]),
         };
         command.args(["--to", address, "--seconds", &seconds.as_secs_f64().to_string()]);
-        command.args(["--warm", &self.warm.as_secs_f64().to_string()]);
+        if self.once_settled {
+            command.args(["--warm", LONG_WARM]);
+        }
         self.common(&mut command, side);
         Ok(command)
     }

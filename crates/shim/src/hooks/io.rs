@@ -26,9 +26,65 @@ pub(super) fn answer(outcome: Result<usize, i32>) -> ssize_t {
     }
 }
 
-/// A receive: the kernel's own while the endpoint is on TCP, counted as being inside the kernel (L4).
+/// Which way bytes move, and how that is announced (L4) and counted.
+pub(super) trait Direction {
+    fn enter(endpoint: &Endpoint) -> bool;
+    fn leave(endpoint: &Endpoint);
+    fn held(endpoint: &'static Endpoint) -> Held;
+    fn count(endpoint: &Endpoint, bytes: usize);
+}
+
+pub(super) struct Receiving;
+
+impl Direction for Receiving {
+    #[inline]
+    fn enter(endpoint: &Endpoint) -> bool {
+        endpoint.enter_receive()
+    }
+
+    #[inline]
+    fn leave(endpoint: &Endpoint) {
+        endpoint.leave_receive();
+    }
+
+    #[inline]
+    fn held(endpoint: &'static Endpoint) -> Held {
+        Held::Receive(endpoint)
+    }
+
+    #[inline]
+    fn count(endpoint: &Endpoint, bytes: usize) {
+        endpoint.count_received(bytes);
+    }
+}
+
+pub(super) struct Sending;
+
+impl Direction for Sending {
+    #[inline]
+    fn enter(endpoint: &Endpoint) -> bool {
+        endpoint.enter_send()
+    }
+
+    #[inline]
+    fn leave(endpoint: &Endpoint) {
+        endpoint.leave_send();
+    }
+
+    #[inline]
+    fn held(endpoint: &'static Endpoint) -> Held {
+        Held::Send(endpoint)
+    }
+
+    #[inline]
+    fn count(endpoint: &Endpoint, bytes: usize) {
+        endpoint.count_sent(bytes);
+    }
+}
+
+/// A data call: the kernel's own while the endpoint is on TCP, counted as being inside the kernel (L4).
 #[inline]
-pub(super) fn receiving(
+pub(super) fn moving<D: Direction>(
     fd: c_int,
     flags: c_int,
     ours: impl FnOnce(&'static Endpoint) -> Result<usize, i32>,
@@ -38,69 +94,40 @@ pub(super) fn receiving(
     let result = if endpoint.is_settled() {
         kernel()
     } else {
-        signal::point();
-        let _shield = Shield::raise();
-        note_urgent(endpoint, flags);
-        ops::used(endpoint, fd);
-        let Some(result) = receiving_by_tcp(endpoint, kernel) else { return answer(ours(endpoint)) };
+        let _shield = begin(endpoint, fd, flags);
+        let Some(result) = by_tcp::<D, _>(endpoint, kernel) else { return answer(ours(endpoint)) };
         result
     };
     if result > 0 {
-        endpoint.count_received(result as usize);
+        D::count(endpoint, result as usize);
     }
     result
 }
 
-/// The kernel's own receive, counted as being inside it. `None`: the endpoint is not on TCP alone.
+/// What every data call does first on an endpoint that may come onto a lane, or is on one.
 #[inline]
-pub(super) fn receiving_by_tcp<R>(endpoint: &'static Endpoint, kernel: impl FnOnce() -> R) -> Option<R> {
-    if endpoint.is_attached() || !endpoint.enter_receive() {
-        return None;
-    }
-    let result = signal::open(Held::Receive(endpoint), kernel);
-    endpoint.leave_receive();
-    Some(result)
+pub(super) fn begin(endpoint: &'static Endpoint, fd: c_int, flags: c_int) -> Shield {
+    signal::point();
+    let shield = Shield::raise();
+    note_urgent(endpoint, flags);
+    ops::used(endpoint, fd);
+    shield
 }
 
-/// A send, the same way.
+/// The kernel's own call, counted as being inside it. `None`: the endpoint is not on TCP alone.
 #[inline]
-pub(super) fn sending(
-    fd: c_int,
-    flags: c_int,
-    ours: impl FnOnce(&'static Endpoint) -> Result<usize, i32>,
-    kernel: impl FnOnce() -> ssize_t,
-) -> ssize_t {
-    let Some(endpoint) = table::endpoint(fd) else { return kernel() };
-    let result = if endpoint.is_settled() {
-        kernel()
-    } else {
-        signal::point();
-        let _shield = Shield::raise();
-        note_urgent(endpoint, flags);
-        ops::used(endpoint, fd);
-        let Some(result) = sending_by_tcp(endpoint, kernel) else { return answer(ours(endpoint)) };
-        result
-    };
-    if result > 0 {
-        endpoint.count_sent(result as usize);
-    }
-    result
-}
-
-/// The kernel's own send, as [`receiving_by_tcp`].
-#[inline]
-pub(super) fn sending_by_tcp<R>(endpoint: &'static Endpoint, kernel: impl FnOnce() -> R) -> Option<R> {
-    if endpoint.is_attached() || !endpoint.enter_send() {
+pub(super) fn by_tcp<D: Direction, R>(endpoint: &'static Endpoint, kernel: impl FnOnce() -> R) -> Option<R> {
+    if endpoint.is_attached() || !D::enter(endpoint) {
         return None;
     }
-    let result = signal::open(Held::Send(endpoint), kernel);
-    endpoint.leave_send();
+    let result = signal::open(D::held(endpoint), kernel);
+    D::leave(endpoint);
     Some(result)
 }
 
 /// Urgent data lies beside the stream, also where it has been sent or read before the connection could be offered.
 #[inline]
-pub(super) fn note_urgent(endpoint: &Endpoint, flags: c_int) {
+fn note_urgent(endpoint: &Endpoint, flags: c_int) {
     if flags & libc::MSG_OOB != 0 {
         attach::bar(endpoint, Reason::OutOfBand);
     }
@@ -170,7 +197,7 @@ fn receive_one(
         Some(piece) => receive::receive(endpoint, fd, &mut sink(&piece), flags, kernel).map(Taken::count),
         None => by_kernel(kernel),
     };
-    receiving(fd, flags, ours, kernel)
+    moving::<Receiving>(fd, flags, ours, kernel)
 }
 
 /// A send of one buffer.
@@ -186,7 +213,7 @@ fn send_one(
         Some(piece) => send::send(endpoint, fd, &mut source(&piece), flags, kernel),
         None => by_kernel(kernel),
     };
-    sending(fd, flags, ours, kernel)
+    moving::<Sending>(fd, flags, ours, kernel)
 }
 
 /// See read(2).
@@ -229,7 +256,7 @@ unsafe fn read_list(
         }
         _ => by_kernel(kernel),
     };
-    receiving(fd, 0, ours, kernel)
+    moving::<Receiving>(fd, 0, ours, kernel)
 }
 
 /// writev, the same way.
@@ -248,7 +275,7 @@ unsafe fn write_list(
         }
         _ => by_kernel(kernel),
     };
-    sending(fd, 0, ours, kernel)
+    moving::<Sending>(fd, 0, ours, kernel)
 }
 
 /// See readv(2).
@@ -357,7 +384,7 @@ pub unsafe extern "C-unwind" fn recvfrom(
         }
         Ok(taken.count)
     };
-    receiving(fd, flags, ours, kernel)
+    moving::<Receiving>(fd, flags, ours, kernel)
 }
 
 /// TCP names no sender, and says so in the length. The bytes are gone even if that fails.
@@ -403,7 +430,7 @@ pub unsafe extern "C-unwind" fn sendto(
         Some(piece) if is_ignored(to, tolen) => send::send(endpoint, fd, &mut source(&piece), flags, &kernel),
         _ => by_kernel(kernel),
     };
-    sending(fd, flags, ours, kernel)
+    moving::<Sending>(fd, flags, ours, kernel)
 }
 
 /// Whether an address is one that a connected TCP socket ignores: the kernel copies it all the same.
@@ -479,7 +506,7 @@ pub unsafe extern "C-unwind" fn sendfile64(
             }
         }
     };
-    sending(out, 0, ours, kernel)
+    moving::<Sending>(out, 0, ours, kernel)
 }
 
 /// See sendfile(2).
@@ -532,7 +559,7 @@ pub unsafe extern "C-unwind" fn splice(
         }
     }
     drop(shield);
-    receiving(from, 0, |_| by_kernel(kernel), kernel)
+    moving::<Receiving>(from, 0, |_| by_kernel(kernel), kernel)
 }
 
 /// glibc's checked variants, which programs built with _FORTIFY_SOURCE call.

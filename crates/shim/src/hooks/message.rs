@@ -7,16 +7,12 @@ use shunt_abi::reason::Reason;
 use shunt_ring::user::Piece;
 use shunt_sys::memory;
 
-use super::io::{
-    by_kernel, is_ignored, note_urgent, pieces, receiving, receiving_by_tcp, sending, sending_by_tcp, sink,
-    source,
-};
+use super::io::{Receiving, Sending, begin, by_kernel, by_tcp, is_ignored, moving, pieces, sink, source};
 use super::readiness::from_timespec;
-use crate::endpoint::Endpoint;
 use crate::ops::sleep::as_timespec;
-use crate::ops::{self, options, receive, send};
+use crate::ops::{options, receive, send};
 use crate::signal::Shield;
-use crate::{attach, errno, process, real, signal, table};
+use crate::{attach, errno, process, real, table};
 
 /// See recvmsg(2).
 ///
@@ -42,7 +38,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         }
         Ok(taken.count)
     };
-    receiving(fd, flags, ours, kernel)
+    moving::<Receiving>(fd, flags, ours, kernel)
 }
 
 /// With an error TCP leaves the header alone, but the kernel may have said that the stream has ended.
@@ -157,7 +153,7 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
         }
         send::send(endpoint, fd, &mut source(pieces), flags, &kernel)
     };
-    sending(fd, flags, ours, kernel)
+    moving::<Sending>(fd, flags, ours, kernel)
 }
 
 /// The kernel copies no more of a name.
@@ -212,7 +208,11 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     if endpoint.is_settled() || flags & libc::MSG_ERRQUEUE != 0 {
         return kernel();
     }
-    if let Some(received) = by_tcp(endpoint, fd, flags, || receiving_by_tcp(endpoint, kernel)) {
+    let by_tcp = {
+        let _shield = begin(endpoint, fd, flags);
+        by_tcp::<Receiving, _>(endpoint, kernel)
+    };
+    if let Some(received) = by_tcp {
         // SAFETY: the kernel has filled in so many entries.
         endpoint.count_received(unsafe { bytes_of(messages, received) });
         return received;
@@ -274,20 +274,6 @@ unsafe fn receive_entry(fd: c_int, entry: *mut mmsghdr, flags: c_int) -> ssize_t
     }
 }
 
-/// Many messages in one call of the kernel's own, if the endpoint is on TCP alone.
-fn by_tcp(
-    endpoint: &'static Endpoint,
-    fd: c_int,
-    flags: c_int,
-    call: impl FnOnce() -> Option<c_int>,
-) -> Option<c_int> {
-    signal::point();
-    let _shield = Shield::raise();
-    note_urgent(endpoint, flags);
-    ops::used(endpoint, fd);
-    call()
-}
-
 /// How many bytes went with the first `count` messages.
 ///
 /// # Safety
@@ -327,7 +313,11 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     if endpoint.is_settled() {
         return kernel();
     }
-    if let Some(sent) = by_tcp(endpoint, fd, flags, || sending_by_tcp(endpoint, kernel)) {
+    let by_tcp = {
+        let _shield = begin(endpoint, fd, flags);
+        by_tcp::<Sending, _>(endpoint, kernel)
+    };
+    if let Some(sent) = by_tcp {
         // SAFETY: the kernel has filled in so many entries.
         endpoint.count_sent(unsafe { bytes_of(messages, sent) });
         return sent;
