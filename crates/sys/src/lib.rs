@@ -1,4 +1,4 @@
-//! Small wrappers over system calls, shared by the broker and the shim.
+//! Small wrappers over system calls, shared by the broker, the shim and the link emulator.
 //!
 //! The shim lives inside other programs, where libc's `read`, `close` and the rest are its own hooks. So
 //! nothing here calls them: system calls are made directly (rustix's Linux backend), nothing allocates, and
@@ -12,8 +12,10 @@ pub mod memfd;
 pub mod memory;
 pub mod netns;
 pub mod pidfd;
+pub mod realtime;
 pub mod seqpacket;
 pub mod tcp;
+pub mod tun;
 
 mod raw;
 mod sockopt;
