@@ -2,7 +2,7 @@
 
 use libc::{c_int, epoll_event};
 
-use super::registration::{change, is_token};
+use super::registration::{change, is_token, is_told_edges};
 use super::report::{NOBODY, Report};
 use super::shared::PRIVATE;
 use super::{ALWAYS, DEGRADED_NANOS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
@@ -107,7 +107,7 @@ impl Inner {
                 self.behind = true;
             }
             self.must_ask |= left;
-            if by_tcp && registration.kernel_events & OUT == 0 {
+            if by_tcp && registration.sends_on_lane {
                 // The direction has not left its lane, but the lane has ended: the kernel's set does not answer for it yet.
                 reported |= asked_of_kernel(fd, registration.events) & registration.events & OUT;
             }
@@ -167,9 +167,12 @@ impl Inner {
 
     /// What is to be told of a registration for which the kernel has these events.
     fn own(&mut self, fd: RawFd, events: u32) -> Option<epoll_event> {
-        // TCP may end here and the lane begin: the next look must not wait for another mark.
-        self.mark_pending(fd);
         let registration = self.registrations.get_mut(&fd)?;
+        let is_told_edges = is_told_edges(registration.events);
+        if !is_told_edges {
+            // TCP may end here and the lane begin: the next look must not wait for another mark.
+            registration.queue(&mut self.pending, fd);
+        }
         // In a shared set the kernel knows better.
         if registration.disarmed && !self.shared {
             return None;
@@ -199,8 +202,10 @@ impl Inner {
             reported &= registration.events | ALWAYS;
         }
         if reported == 0 {
-            // The kernel's set holds more than is wanted, and would report it for ever.
-            self.set_kernel_events(fd, endpoint);
+            if !is_told_edges {
+                // The kernel's set holds more than is wanted, and would report it for ever.
+                self.set_kernel_events(fd, endpoint);
+            }
             return None;
         }
         if registration.events & ONE_SHOT != 0 {

@@ -148,6 +148,8 @@ struct Registration {
     token: Option<u64>,
     /// What the kernel's set holds. While attached that may be more than `events` wants, see [`Inner::shortcut`].
     kernel_events: u32,
+    /// Whether there is room is the lane's to say, as far as the kernel's set has been told.
+    sends_on_lane: bool,
     disarmed: bool,
     /// Removed by the program, but not yet from the kernel's set.
     deleted: bool,

@@ -34,12 +34,24 @@ pub(super) struct Passed {
     pub(super) token: Option<u64>,
 }
 
-/// What the kernel's set must hold: TCP's send buffer is empty while a lane is used, so EPOLLOUT is ours then; and the death
-/// of the peer, which is an error that nobody need ask for, is first seen as the end of what it sends.
+/// What the kernel's set must hold: TCP's send buffer is empty while a lane is used, so EPOLLOUT is ours then, though it stays
+/// where edges are told: whatever wakes such a registration reports all of its events that hold, and may be nothing else,
+/// like urgent data that has been passed over. And the death of the peer, which is an error that nobody need ask for, is
+/// first seen as the end of what it sends.
 pub(super) fn kernel_events(endpoint: Option<&Endpoint>, wanted: u32) -> u32 {
     let Some(endpoint) = endpoint.filter(|endpoint| endpoint.is_attached()) else { return wanted };
-    let held = if endpoint.tx.lock().tx.on_lane() { wanted & !OUT } else { wanted };
+    let held = if sends_on_lane(endpoint) && !is_told_edges(wanted) { wanted & !OUT } else { wanted };
     if endpoint.has_peer_finished() { held } else { held | FINISHED }
+}
+
+/// Whether there is room is the lane's to say.
+fn sends_on_lane(endpoint: &Endpoint) -> bool {
+    endpoint.is_attached() && endpoint.tx.lock().tx.on_lane()
+}
+
+/// Whether a registration is told the same again and again, whenever something happens.
+pub(super) fn is_told_edges(events: u32) -> bool {
+    events & (EDGE | ONE_SHOT) == EDGE
 }
 
 impl Inner {
@@ -139,6 +151,7 @@ impl Inner {
             registration.kernel_events = passed.events;
             registration.disarmed = false;
             if registration.attached.is_some() {
+                self.note_sending_road(fd, endpoint);
                 self.mark_pending(fd);
                 self.wake();
             }
@@ -149,6 +162,7 @@ impl Inner {
             data: wanted.u64,
             token: None,
             kernel_events: passed.events,
+            sends_on_lane: false,
             disarmed: false,
             deleted: false,
             pending: false,
@@ -274,6 +288,7 @@ impl Inner {
         self.attached += 1;
         self.secondary += u32::from(!primary);
         epoll.active.fetch_add(1, AcqRel);
+        self.note_sending_road(fd, Some(endpoint));
         self.mark_pending(fd);
     }
 
@@ -359,6 +374,15 @@ impl Inner {
         registration.kernel_events = registration.needed_of_kernel(endpoint);
         let (events, data) = (registration.kernel_events, registration.kernel_data());
         self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
+        self.note_sending_road(fd, endpoint);
+    }
+
+    /// The kernel's set has just been told of a registration, and looks at it. Where it holds EPOLLOUT beside a lane, what it
+    /// finds belongs into one report with what the lane says.
+    fn note_sending_road(&mut self, fd: RawFd, endpoint: Option<&Endpoint>) {
+        let Some(registration) = self.registrations.get_mut(&fd) else { return };
+        registration.sends_on_lane = !self.shared && endpoint.is_some_and(sends_on_lane);
+        self.must_ask |= registration.sends_on_lane && registration.kernel_events & OUT != 0;
     }
 
     /// See [`change`].
@@ -431,7 +455,10 @@ impl Inner {
         let wanted = registration.needed_of_kernel(Some(endpoint));
         let enough = wanted & !registration.kernel_events == 0;
         let too_much = registration.kernel_events & OUT & !wanted != 0;
-        if (enough && !too_much) || registration.disarmed || registration.deleted {
+        let was_on_lane = std::mem::replace(&mut registration.sends_on_lane, sends_on_lane(endpoint));
+        // A program that waits for room has it in TCP now, of which the kernel must tell anew.
+        let has_left = was_on_lane && !registration.sends_on_lane && registration.events & OUT != 0;
+        if (enough && !too_much && !has_left) || registration.disarmed || registration.deleted {
             return;
         }
         self.set_kernel_events(fd, Some(endpoint));
