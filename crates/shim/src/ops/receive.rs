@@ -95,7 +95,8 @@ fn receive_bytes(
         drop(ready_side(endpoint, fd));
         return receive_nothing(endpoint, fd, sink, flags, waits.then_some(deadline), kernel);
     }
-    let whole = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
+    let whole = flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == libc::MSG_WAITALL;
+    let peeks_whole = flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == libc::MSG_WAITALL | libc::MSG_PEEK;
     let mut slept = false;
     let mut tcp_has_some = false;
     loop {
@@ -166,23 +167,29 @@ fn receive_bytes(
                     slept = matches!(woken, Woken::LookAgain { .. });
                     continue;
                 }
-                if let Ok(taken) = &outcome
-                    && flags & libc::MSG_PEEK == 0
-                {
+                if let Ok(taken) = &outcome {
                     let count = taken.count - done;
-                    endpoint.count_received(count);
+                    if flags & libc::MSG_PEEK == 0 {
+                        endpoint.count_received(count);
+                    }
                     let is_short = done == 0 && count > 0 && count < sink.remaining();
-                    if whole && slept && waits && is_short && !really_blocks(endpoint, fd) {
+                    let goes_on = slept && waits && is_short && !really_blocks(endpoint, fd);
+                    if whole && goes_on {
                         sink.advance(count);
                         continue;
+                    }
+                    // What a peek has seen ends where urgent data lies.
+                    if peeks_whole && goes_on && !kernel::has_urgent(fd) {
+                        if wait_for_more(fd, deadline) == (Woken::LookAgain { tcp: false }) {
+                            continue;
+                        }
+                        return Ok(Taken::here(by_tcp_now(fd, sink, flags).unwrap_or(count)));
                     }
                 }
                 return outcome;
             }
             Received::Bytes(count) => {
-                let peeks =
-                    flags & (libc::MSG_PEEK | libc::MSG_WAITALL) == libc::MSG_PEEK | libc::MSG_WAITALL;
-                if peeks
+                if peeks_whole
                     && waits
                     && count < sink.remaining()
                     && is_watched(&side)
