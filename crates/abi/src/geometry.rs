@@ -15,6 +15,10 @@ pub const CONNS: usize = 64;
 pub const WAITERS: usize = 64;
 /// Bytes of one waiter's line: a cache line, so that two waiters never share one.
 pub const WAITER_BYTES: usize = 64;
+/// Where in a waiter's line the word stands that has a bit for each connection to look at.
+pub const WAITER_READY_OFFSET: usize = 0;
+/// Where the word stands that is not 0 while it sleeps.
+pub const WAITER_SLEEPING_OFFSET: usize = 8;
 /// Bytes of one lane's header: two lines for the sender, two for the receiver. Processors fetch lines in pairs.
 pub const LANE_BYTES: usize = 256;
 /// Where in a lane's header the word stands that says how its sender left.

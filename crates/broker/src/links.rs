@@ -6,9 +6,12 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::atomic::Ordering::AcqRel;
+use std::sync::atomic::{Ordering::*, fence};
 
-use shunt_abi::geometry::{CONNS, Geometry, LANE_BYTES, LANE_END_DIED, LANE_END_OFFSET, RINGS_OFFSET, Side};
+use shunt_abi::geometry::{
+    CONNS, Geometry, LANE_BYTES, LANE_END_DIED, LANE_END_OFFSET, RINGS_OFFSET, Side, WAITER_READY_OFFSET,
+    WAITER_SLEEPING_OFFSET, WAITERS,
+};
 use shunt_sys::mapping::{self, Mapping};
 use shunt_sys::{Errno, memfd};
 use thiserror::Error;
@@ -54,6 +57,15 @@ pub(crate) struct Grant {
     pub(crate) fresh: Option<Rc<OwnedFd>>,
     /// The two processes have had no link before: their doorbells are exchanged.
     pub(crate) introduction: bool,
+}
+
+/// Who is to hear of the end of a process.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Bereaved {
+    /// Those that shared a link with it.
+    pub(crate) peers: BTreeSet<ProcessId>,
+    /// The waiters of theirs that sleep on such a link.
+    pub(crate) asleep: BTreeSet<(ProcessId, u32)>,
 }
 
 /// Why there is no slot.
@@ -187,9 +199,9 @@ impl Links {
     }
 
     /// A process has ended: frees what it held, and says whom to tell.
-    pub(crate) fn forget(&mut self, process: ProcessId) -> BTreeSet<ProcessId> {
-        let mut peers = self.peers(process);
-        peers.remove(&process);
+    pub(crate) fn forget(&mut self, process: ProcessId) -> Bereaved {
+        let mut bereaved = Bereaved { peers: self.peers(process), ..Bereaved::default() };
+        bereaved.peers.remove(&process);
         for id in self.by_process.get(&process).cloned().unwrap_or_default() {
             let Some(link) = self.links.get_mut(&id) else { continue };
             link.orphaned = true;
@@ -197,7 +209,10 @@ impl Links {
             let mut freed = Vec::new();
             for side in [0, 1].into_iter().filter(|side| link.ends[*side] == process) {
                 freed.extend(bits(link.held[side]).map(|conn| link.cookies[conn][side]));
-                link.say_died(self.geometry, side);
+                let died = link.say_died(self.geometry, side);
+                let peer = link.ends[1 - side];
+                let asleep = link.wake(self.geometry, 1 - side, died);
+                bereaved.asleep.extend(asleep.into_iter().map(|slot| (peer, slot)));
                 link.held[side] = 0;
             }
             let dead = link.is_dead();
@@ -207,7 +222,7 @@ impl Links {
             }
         }
         self.by_process.remove(&process);
-        peers
+        bereaved
     }
 
     fn let_go(&mut self, cookie: u64) {
@@ -233,14 +248,35 @@ impl Links {
 }
 
 impl Link {
-    /// Writes into every lane that `side` sent on that its process has ended, so that the other end asks TCP.
-    fn say_died(&self, geometry: Geometry, side: usize) {
-        let sender = if side == 0 { Side::A } else { Side::B };
+    /// Writes into every lane that `side` sent on that its process has ended, so that the other end asks TCP. Returns the
+    /// connections, a bit for each.
+    fn say_died(&self, geometry: Geometry, side: usize) -> u64 {
+        let mut died = 0;
         for conn in bits(self.held[side]).filter(|conn| self.cookies[*conn][side] != 0) {
-            if let Some(word) = self.head.word(geometry.lane_offset(conn, sender) + LANE_END_OFFSET) {
+            if let Some(word) = self.head.word(geometry.lane_offset(conn, SIDES[side]) + LANE_END_OFFSET) {
                 word.fetch_or(LANE_END_DIED, AcqRel);
             }
+            died |= 1 << conn;
         }
+        died
+    }
+
+    /// Marks `conns` for the waiters of `side` that sleep, as a sender does, and returns whose doorbells are to be rung: TCP
+    /// tells of the death only if it has not said before that the peer sends no more.
+    fn wake(&self, geometry: Geometry, side: usize, conns: u64) -> Vec<u32> {
+        if conns == 0 {
+            return Vec::new();
+        }
+        let sleeps = |slot: &usize| {
+            let line = geometry.waiter_offset(SIDES[side], *slot);
+            let words = [WAITER_READY_OFFSET, WAITER_SLEEPING_OFFSET].map(|at| self.head.word(line + at));
+            let [Some(ready), Some(sleeping)] = words else { return false };
+            ready.fetch_or(conns, AcqRel);
+            // Between the mark and this look: whoever announces its sleep looks for marks afterwards.
+            fence(SeqCst);
+            sleeping.load(Relaxed) != 0 && sleeping.swap(0, AcqRel) != 0
+        };
+        (0..WAITERS).filter(sleeps).map(|slot| slot as u32).collect()
     }
 
     fn is_full(&self) -> bool {
@@ -256,6 +292,8 @@ impl Link {
         if self.ends[0] == process { self.ends[1] } else { self.ends[0] }
     }
 }
+
+const SIDES: [Side; 2] = [Side::A, Side::B];
 
 fn sorted(one: ProcessId, two: ProcessId) -> (ProcessId, ProcessId) {
     (one.min(two), one.max(two))
@@ -361,7 +399,7 @@ mod tests {
         assert_eq!(links.grant(&offer(1, 12), &offer(1, 13)).unwrap().conn, 1);
         assert!(links.release(1, grant.link, 0));
         assert!(!links.release(1, grant.link, 0));
-        assert!(links.forget(1).is_empty());
+        assert_eq!(links.forget(1), Bereaved::default());
         assert_eq!((links.len(), links.holders.len()), (0, 0));
     }
 
@@ -370,13 +408,31 @@ mod tests {
         let mut links = links(8);
         let grant = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
         links.grant(&offer(1, 11), &offer(3, 30)).unwrap();
-        assert_eq!(links.forget(1), BTreeSet::from([2, 3]));
+        assert_eq!(links.forget(1).peers, BTreeSet::from([2, 3]));
         assert_eq!(links.len(), 2);
         assert!(links.release(2, grant.link, grant.conn));
         assert_eq!(links.len(), 1);
-        assert!(links.forget(3).is_empty());
+        assert_eq!(links.forget(3), Bereaved::default());
         assert_eq!((links.len(), links.holders.len(), links.by_process.len()), (0, 0, 0));
         assert!(links.open.is_empty());
+    }
+
+    #[test]
+    fn whoever_sleeps_on_a_link_is_woken_when_the_peer_ends() {
+        let mut links = links(8);
+        let grant = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
+        let left = links.grant(&offer(1, 11), &offer(2, 21)).unwrap();
+        links.leave(1, left.link, left.conn);
+        let whole = Mapping::map(grant.fresh.unwrap(), RINGS_OFFSET).unwrap();
+        let word = |side, slot, at| whole.word(links.geometry.waiter_offset(side, slot) + at).unwrap();
+        word(Side::B, 3, WAITER_SLEEPING_OFFSET).store(1, Relaxed);
+        // Its own.
+        word(Side::A, 5, WAITER_SLEEPING_OFFSET).store(1, Relaxed);
+        let geometry = links.geometry;
+        assert_eq!(links.forget(1).asleep, BTreeSet::from([(2, 3)]));
+        let word = |slot, at| whole.word(geometry.waiter_offset(Side::B, slot) + at).unwrap().load(Relaxed);
+        assert_eq!(word(3, WAITER_SLEEPING_OFFSET), 0);
+        assert_eq!((word(3, WAITER_READY_OFFSET), word(0, WAITER_READY_OFFSET)), (1, 1));
     }
 
     proptest! {

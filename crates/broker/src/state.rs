@@ -190,8 +190,15 @@ impl State {
     /// A process has ended, or has been hung up on.
     pub(crate) fn end(&mut self, id: ProcessId) {
         self.offers.forget(id);
-        for peer in self.links.forget(id) {
+        let bereaved = self.links.forget(id);
+        for peer in bereaved.peers {
             self.say(peer, PeerGone { peer: id }, None);
+        }
+        for (peer, slot) in bereaved.asleep {
+            if let Some(doorbell) = self.processes.get(&peer).and_then(|peer| peer.doorbells.get(&slot)) {
+                // One that cannot be rung is its owner's loss.
+                let _ = eventfd::ring(doorbell.as_ref());
+            }
         }
         if let Some(process) = self.processes.remove(&id) {
             self.namespaces.leave(process.netns);

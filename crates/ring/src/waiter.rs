@@ -16,7 +16,11 @@ pub struct WaiterLine {
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<WaiterLine>() == shunt_abi::geometry::WAITER_BYTES);
+const _: () = {
+    assert!(size_of::<WaiterLine>() == shunt_abi::geometry::WAITER_BYTES);
+    assert!(std::mem::offset_of!(WaiterLine, ready) == shunt_abi::geometry::WAITER_READY_OFFSET);
+    assert!(std::mem::offset_of!(WaiterLine, sleeping) == shunt_abi::geometry::WAITER_SLEEPING_OFFSET);
+};
 
 impl WaiterLine {
     /// An idle line; only the model checker and tests make one, a link's lines begin as zeroed memory.

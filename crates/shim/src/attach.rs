@@ -269,6 +269,13 @@ pub(crate) fn notice_reset(endpoint: &Endpoint, fd: i32) {
     }
 }
 
+/// Whether the broker says what [`reset_if_lost`] is about. Every waiter asks when it looks, because TCP tells nobody of the
+/// death of a peer that had finished before.
+pub(crate) fn is_lost(endpoint: &Endpoint, fd: i32) -> bool {
+    let at = endpoint.rx.lock().at;
+    at.is_some_and(|at| at.incoming().0.end() == End::Died) && may_be_lost(endpoint, fd)
+}
+
 fn may_be_lost(endpoint: &Endpoint, fd: i32) -> bool {
     endpoint.is_attached() && has_unread_at_peer(endpoint) && shunt_sys::tcp::hung_up(borrow(fd))
 }

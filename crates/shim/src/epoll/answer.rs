@@ -111,6 +111,11 @@ impl Inner {
                 // The direction has not left its lane, but the lane has ended: the kernel's set does not answer for it yet.
                 reported |= asked_of_kernel(fd, registration.events) & registration.events & OUT;
             }
+            if attach::is_lost(endpoint, socket) {
+                reported |= of_reset(endpoint, socket, &mut self.returned) & (registration.events | ALWAYS);
+                // It has an event of this too, and for an edge the two are one.
+                self.must_ask = true;
+            }
             let more = by_tcp || endpoint.is_shut() || endpoint.has_peer_finished();
             is_new |= more && registration.note_arrived(endpoint);
             // With TCP, bytes that arrive are an edge for those who ask for any, and also if another thread has read them since.

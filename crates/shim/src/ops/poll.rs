@@ -157,7 +157,12 @@ fn poll_mixed(
     let mut shadow: Vec<pollfd> = Vec::new();
     loop {
         let watched = &watch.watched;
-        watched.iter().for_each(|one| attach::send_again_if_returned(one.endpoint, one.fd));
+        for one in watched {
+            attach::send_again_if_returned(one.endpoint, one.fd);
+            if attach::is_lost(one.endpoint, one.fd) {
+                attach::reset_if_lost(one.endpoint, one.fd);
+            }
+        }
         let lanes = answer(fds, watched);
         let only_lanes =
             watched.len() == fds.len() && !watched.iter().any(|one| receive::tcp_has_news(one.endpoint));
@@ -231,6 +236,7 @@ fn answer(fds: &mut [pollfd], watched: &[Watched]) -> i32 {
 
 fn is_ready(one: &Watched, events: c_short) -> bool {
     attach::is_returned(one.endpoint)
+        || attach::is_lost(one.endpoint, one.fd)
         || events & IN != 0 && receive::is_readable(one.endpoint, one.fd)
         || events & OUT != 0 && send::writability(one.endpoint, None) == Some(true)
 }
