@@ -34,6 +34,7 @@ mod signal;
 mod table;
 mod thread;
 mod unseen;
+mod unwind;
 mod waiter;
 mod worth;
 

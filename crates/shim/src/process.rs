@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
-use rustix::time::{ClockId, clock_gettime};
 use shunt_abi::page::{Counter, ENTRIES, Entry, PAGE_BYTES, Page};
 use shunt_abi::reason::Reason;
+pub(crate) use shunt_sys::clock::now;
 use shunt_sys::mapping::{self, Mapping};
 use shunt_sys::memfd;
 
@@ -155,13 +155,6 @@ pub(crate) fn forget_page() {
     unsafe { ROWS.reset() };
     *ROWS.lock() = Rows::NONE;
     SEEN.store(0, Relaxed);
-}
-
-/// Monotonic time in nanoseconds; no system call.
-#[inline]
-pub(crate) fn now() -> u64 {
-    let time = clock_gettime(ClockId::Monotonic);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// The page, once there is one.

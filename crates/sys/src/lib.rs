@@ -5,6 +5,7 @@
 //! nothing touches errno. The one exception is the drop of an `OwnedFd`, which ends in libc's `close`: the
 //! shim's hook knows its own descriptors.
 
+pub mod clock;
 pub mod eventfd;
 pub mod identity;
 pub mod mapping;

@@ -1,4 +1,5 @@
-//! Other libraries in LD_PRELOAD, before libshunt.so and behind it, and programs that look functions up themselves.
+//! Other libraries in LD_PRELOAD, before libshunt.so and behind it, programs that look functions up themselves, and valgrind,
+//! which puts itself in the kernel's place.
 
 use shunt_compat::{Host, Launch, Phase, both, compile, run_phases};
 use std::path::{Path, PathBuf};
@@ -70,5 +71,26 @@ fn functions_that_a_program_looks_up() {
         let port = host.port();
         let server = host.program("./lookups").args(["looked_up", &port.to_string()]);
         run_phases(host, server, port, &[Phase::Shm, Phase::Shm, Phase::Shm])
+    });
+}
+
+/// Whatever the shim needs, the program has it already: to load more would slow every start down.
+#[test]
+fn libraries_that_come_along() {
+    both(LIMIT, |host| {
+        let maps = host.program("cat").arg("/proc/self/maps").run("cat", LIMIT).stdout;
+        let files = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+        let libraries = files.filter_map(|path| path.rsplit('/').next()).filter(|name| name.contains(".so"));
+        let others = libraries.filter(|name| !name.contains("libshunt")).map(str::to_owned);
+        others.collect::<std::collections::BTreeSet<_>>()
+    });
+}
+
+#[test]
+fn valgrind() {
+    both(Duration::from_secs(100), |host| {
+        compile(host, "exchange", &[]);
+        let watched = host.program("valgrind").args(["-q", "./exchange"]);
+        watched.run("exchange", Duration::from_secs(100)).stdout
     });
 }

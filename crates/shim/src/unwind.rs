@@ -1,0 +1,96 @@
+//! The unwinder, found when it is first needed.
+//!
+//! Frames of ours are unwound when a thread is cancelled or ends in a call that sleeps, or when a handler throws out of one. Who
+//! unwinds them has loaded libgcc_s, as a rule. To be linked against it would have it loaded into every program, and a third of
+//! what the shim adds to the start of one was that. So what Rust's runtime asks of it goes by way of here.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+/// Each function twice: under its own name, for Rust's runtime and nobody outside this library, and as what that jumps to.
+macro_rules! unwinder {
+    ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => { $(
+        /// libgcc_s's function of that name.
+        ///
+        /// # Safety
+        /// As that.
+        #[allow(non_snake_case)]
+        unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
+            static CELL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+            let found = find(&CELL, const { c_name(concat!(stringify!($name), "\0")) });
+            // SAFETY: the symbol has this C prototype; the rest is the caller's promise.
+            unsafe {
+                let function: unsafe extern "C-unwind" fn($($ty),*) -> $ret = std::mem::transmute(found);
+                function($($arg),*)
+            }
+        }
+
+        std::arch::global_asm!(
+            concat!(".pushsection .text.", stringify!($name), ", \"ax\", @progbits"),
+            concat!(".globl ", stringify!($name)),
+            concat!(".hidden ", stringify!($name)),
+            concat!(".type ", stringify!($name), ", @function"),
+            concat!(stringify!($name), ":"),
+            jump!(),
+            concat!(".size ", stringify!($name), ", . - ", stringify!($name)),
+            ".popsection",
+            to = sym $name,
+        );
+    )* };
+}
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! jump {
+    () => {
+        "jmp {to}"
+    };
+}
+
+#[cfg(target_arch = "aarch64")]
+macro_rules! jump {
+    () => {
+        "b {to}"
+    };
+}
+
+/// What `_Unwind_Backtrace` calls for each frame.
+type Trace = extern "C-unwind" fn(*mut c_void, *mut c_void) -> c_int;
+
+unwinder! {
+    fn _Unwind_Backtrace(trace: Trace, argument: *mut c_void) -> c_int;
+    fn _Unwind_GetDataRelBase(context: *mut c_void) -> usize;
+    fn _Unwind_GetIP(context: *mut c_void) -> usize;
+    fn _Unwind_GetIPInfo(context: *mut c_void, before: *mut c_int) -> usize;
+    fn _Unwind_GetLanguageSpecificData(context: *mut c_void) -> *mut c_void;
+    fn _Unwind_GetRegionStart(context: *mut c_void) -> usize;
+    fn _Unwind_GetTextRelBase(context: *mut c_void) -> usize;
+    fn _Unwind_RaiseException(exception: *mut c_void) -> c_int;
+    fn _Unwind_Resume(exception: *mut c_void) -> !;
+    fn _Unwind_SetGR(context: *mut c_void, register: c_int, value: usize) -> ();
+    fn _Unwind_SetIP(context: *mut c_void, value: usize) -> ();
+}
+
+const fn c_name(name: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(name.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("names end in a zero"),
+    }
+}
+
+#[inline(never)]
+fn find(cell: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let known = cell.load(Relaxed);
+    if !known.is_null() {
+        return known;
+    }
+    // SAFETY: a library that is there already, or that glibc itself loads to end a thread; a look-up of a constant name.
+    let found = unsafe { libc::dlsym(libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
+    if found.is_null() {
+        // As glibc does where a thread is to be unwound, and there is no unwinder.
+        std::process::abort();
+    }
+    cell.store(found, Relaxed);
+    found
+}
+
+const LIBRARY: &CStr = c"libgcc_s.so.1";
