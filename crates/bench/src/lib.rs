@@ -8,7 +8,10 @@ mod interrupt;
 mod latency;
 mod local;
 mod machine;
+mod namespace;
 mod process;
+mod progress;
+mod relay;
 mod report;
 mod side;
 mod stage;
@@ -16,4 +19,5 @@ mod stats;
 mod worker;
 
 pub use local::{Arguments as LocalArguments, run as local};
+pub use relay::{Arguments as RelayArguments, run as relay};
 pub use worker::{Worker, run as worker};

@@ -71,19 +71,13 @@ impl Process {
 
     /// Processor time of it and of all that it started, ended children included; to the clock tick.
     pub(crate) fn tree_cpu(&self) -> Duration {
-        let all: Vec<Stat> = std::fs::read_dir("/proc")
-            .into_iter()
-            .flatten()
-            .flatten()
-            .filter_map(|entry| Stat::of(entry.file_name().to_str()?.parse().ok()?))
-            .collect();
-        let mut family = vec![self.child.id()];
-        let mut ticks = 0;
-        while let Some(pid) = family.pop() {
-            ticks += all.iter().filter(|stat| stat.pid == pid).map(|stat| stat.ticks).sum::<u64>();
-            family.extend(all.iter().filter(|stat| stat.parent == pid).map(|stat| stat.pid));
-        }
-        Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+        cpu_of(&family(self.child.id()))
+    }
+
+    /// Memory in which it and all that it started are resident, in bytes.
+    pub(crate) fn tree_resident(&self) -> u64 {
+        let pages: u64 = family(self.child.id()).iter().map(|stat| stat.resident_pages).sum();
+        pages * rustix::param::page_size() as u64
     }
 
     /// Waits for its end; what it printed, and the processor time that it used.
@@ -166,12 +160,42 @@ impl Drop for Process {
     }
 }
 
+/// Processor time of this program and of all that it started.
+pub(crate) fn own_tree_cpu() -> Duration {
+    cpu_of(&family(std::process::id()))
+}
+
+fn cpu_of(family: &[Stat]) -> Duration {
+    let ticks: u64 = family.iter().map(|stat| stat.ticks).sum();
+    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// A process, and all that it started.
+fn family(pid: u32) -> Vec<Stat> {
+    let mut others: Vec<Stat> = std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| Stat::of(entry.file_name().to_str()?.parse().ok()?))
+        .collect();
+    let mut parents = vec![pid];
+    let mut family: Vec<Stat> = others.extract_if(.., |stat| stat.pid == pid).collect();
+    while let Some(parent) = parents.pop() {
+        for child in others.extract_if(.., |stat| stat.parent == parent) {
+            parents.push(child.pid);
+            family.push(child);
+        }
+    }
+    family
+}
+
 /// What /proc says of a process.
 struct Stat {
     pid: u32,
     parent: u32,
     /// User and system time, its own and that of its children that have ended.
     ticks: u64,
+    resident_pages: u64,
 }
 
 impl Stat {
@@ -180,7 +204,12 @@ impl Stat {
         // The fields after the name, which may hold anything; the first is the state.
         let fields: Vec<u64> =
             text.rsplit_once(") ")?.1.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
-        Some(Stat { pid, parent: *fields.get(1)? as u32, ticks: fields.get(11..15)?.iter().sum() })
+        Some(Stat {
+            pid,
+            parent: *fields.get(1)? as u32,
+            ticks: fields.get(11..15)?.iter().sum(),
+            resident_pages: *fields.get(21)?,
+        })
     }
 }
 

@@ -166,6 +166,8 @@ pub(crate) struct DoctorArgs {
 pub(crate) enum Bench {
     /// The local path against TCP and Unix sockets: our own loads, and real programs as far as they are installed
     Local(shunt_bench::LocalArguments),
+    /// Relays between two far sites against what else there is, over links of hundreds of milliseconds; for root
+    Relay(shunt_bench::RelayArguments),
 }
 
 /// A thread that looks for work longer than this has stopped being useful to anyone.

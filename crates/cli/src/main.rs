@@ -42,6 +42,7 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         Command::Bench(Bench::Local(args)) => shunt_bench::local(&args),
+        Command::Bench(Bench::Relay(args)) => shunt_bench::relay(&args),
         Command::BenchWorker(worker) => shunt_bench::worker(&worker),
         Command::Man { directory } => generate::man(&directory),
         Command::Completions { shell } => generate::completions(shell),

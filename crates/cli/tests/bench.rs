@@ -48,6 +48,43 @@ fn a_real_server_is_measured_and_a_page_with_plots_is_written() {
     assert!(page.contains("<svg") && page.contains("in one direction"), "no plot");
 }
 
+/// Lower bounds only: the round trips of the lab's links.
+#[test]
+fn the_lab_is_as_far_as_it_says_on_every_way() {
+    needs_root();
+    let shell = Shell::new();
+    let page = shell.path("report.html");
+    let mut command = shell.shunt(["bench", "relay", "--json", "--repeats", "1", "--sizes", "10k,100k"]);
+    command.args(["--ways", "direct,routed,ssh,haproxy-window", "downloads", "--html"]).arg(&page);
+    let ended = Ended::of(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let ways = report["ways"].as_array().unwrap();
+    assert_eq!(ways.len(), 4);
+    for way in ways {
+        assert!(way["missing"].is_null(), "{way}");
+        let downloads = way["downloads"].as_array().unwrap();
+        assert_eq!(downloads.len(), 2);
+        for (download, floor) in downloads.iter().zip(report["floors"].as_array().unwrap()) {
+            let seconds = |of: &str| download[of]["min"].as_f64().unwrap();
+            // A handshake, then the request.
+            assert!(seconds("first_byte") >= 2.0 * 0.2737, "{way}");
+            assert!(
+                seconds("total") >= seconds("first_byte")
+                    && seconds("total") >= floor[1]["total"].as_f64().unwrap()
+            );
+        }
+        let window = way["way"] == "haproxy-window";
+        // More than the initial window of a segment's ten: another round trip of a leg, or of the whole path.
+        let extra = if window { 0.0327 } else { 0.215 };
+        let all = &downloads[1];
+        let late = all["total"]["min"].as_f64().unwrap() - all["first_byte"]["min"].as_f64().unwrap();
+        assert!(late >= extra, "{way}");
+    }
+    let page = std::fs::read_to_string(page).unwrap();
+    assert_eq!(page.matches("<svg").count(), 2);
+}
+
 #[test]
 fn what_cannot_be_measured_is_refused() {
     let shell = Shell::new();
@@ -55,6 +92,9 @@ fn what_cannot_be_measured_is_refused() {
         (vec!["bench", "local", "everything"], "possible values"),
         (vec!["bench", "local", "--seconds", "0"], "expected seconds"),
         (vec!["bench", "local", "--repeats", "0"], "0 is not in"),
+        (vec!["bench", "relay", "--sizes", "10k,0"], "expected bytes"),
+        (vec!["bench", "relay", "--bandwidth", "500"], "expected a rate"),
+        (vec!["bench", "relay", "--ways", "teleport"], "possible values"),
     ] {
         let ended = Ended::of(shell.shunt(arguments));
         assert_eq!(ended.code, Some(2), "{}", ended.stderr);
@@ -79,4 +119,24 @@ fn an_interrupted_comparison_leaves_nothing_behind() {
         assert_eq!((shell.within().len(), shell.brokers().len()), (0, 0));
         assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0);
     }
+}
+
+#[test]
+fn an_interrupted_lab_leaves_nothing_behind() {
+    needs_root();
+    let shell = Shell::new();
+    let place = shell.path("place");
+    std::fs::create_dir(&place).unwrap();
+    let mut command = shell.shunt(["bench", "relay", "--ways", "ssh", "--sizes", "1000m", "downloads"]);
+    command.env("TMPDIR", &place);
+    let bench = Running::start(command);
+    eventually("the client downloads through ssh", || {
+        !shell.with_word("fetch").is_empty() && !shell.with_word("sshd_config").is_empty()
+    });
+    bench.signal("INT");
+    let ended = bench.end();
+    assert_eq!(ended.signal, Some(2), "{ended:?}");
+    assert_eq!(shell.within().len(), 0);
+    eventually("sshd's processes end", || shell.with_word("sshd").is_empty());
+    assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0);
 }

@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 
 use crate::interrupt::interruptible;
-use crate::machine::Machine;
+use crate::machine::Place;
+use crate::progress;
 use crate::report::{self, Report};
 use crate::side::Side;
 use crate::stage::Stage;
@@ -80,7 +81,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 
 fn compare(arguments: &Arguments) -> Result<()> {
     let stage = Stage::set().context("setting the stage")?;
-    let machine = Machine::describe(&stage);
+    let place = Place::describe(&stage);
     let mut tables: Vec<Table> = tables::all()
         .into_iter()
         .filter(|table| arguments.only.is_empty() || arguments.only.contains(&table.group))
@@ -92,12 +93,12 @@ fn compare(arguments: &Arguments) -> Result<()> {
         point.leave_out(|side| stage.missing(side).is_some());
     }
     let begin = Instant::now();
-    let bar = progress(&tables, arguments.repeats);
+    let bar = progress::bar(turns(&tables, arguments.repeats));
     for table in &mut tables {
         measure(table, &stage, arguments, &bar)?;
     }
     bar.finish_and_clear();
-    let report = Report::new(machine, &tables, arguments.repeats, arguments.seconds, begin.elapsed());
+    let report = Report::new(place, &tables, arguments.repeats, arguments.seconds, begin.elapsed());
     if let Some(path) = &arguments.html {
         std::fs::write(path, report::html(&report)?)
             .with_context(|| format!("writing {}", path.display()))?;
@@ -137,12 +138,10 @@ fn measure(table: &mut Table, stage: &Stage, arguments: &Arguments, bar: &Progre
     Ok(())
 }
 
-fn progress(tables: &[Table], repeats: u32) -> ProgressBar {
-    let turns: usize = tables.iter().flat_map(|table| &table.points).map(|point| point.sides.len()).sum();
-    let bar =
-        ProgressBar::with_draw_target(Some(turns as u64 * u64::from(repeats)), ProgressDrawTarget::stderr());
-    let style = ProgressStyle::with_template("{bar:24} {pos}/{len}, {eta} to go  {msg}");
-    bar.with_style(style.expect("a template that is right"))
+/// How often any side has its turn.
+fn turns(tables: &[Table], repeats: u32) -> u64 {
+    let sides: usize = tables.iter().flat_map(|table| &table.points).map(|point| point.sides.len()).sum();
+    sides as u64 * u64::from(repeats)
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {

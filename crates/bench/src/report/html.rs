@@ -1,24 +1,33 @@
-//! One page that needs nothing else: tables, and a plot of every table that has an axis.
+//! One page that needs nothing else: plots, and the text beneath.
 
 use std::fmt::Write;
 
 use anyhow::Result;
 
-use super::{Report, plot, text};
+use super::plot::Plot;
+use super::{Report, text};
 
-const HEAD: &str = "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>shunt bench local</title>\n<style>\
+const STYLE: &str = "<style>\
     body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em;color:#222}\
     pre{font-size:12px;line-height:1.35;overflow-x:auto;background:#f6f6f6;padding:1em}\
-    figure{margin:1em 0}svg{max-width:100%;height:auto}</style></head><body>\n";
+    figure{margin:1em 0}svg{max-width:100%;height:auto}</style>";
 
-/// The page.
+/// The page of a comparison of tables: a plot of every table that has an axis.
 pub(crate) fn html(report: &Report) -> Result<String> {
-    let mut page = HEAD.to_owned();
-    page.push_str("<h1>shunt bench local</h1>\n");
-    for table in report.tables.iter().filter(|table| table.axis.is_some()) {
-        let _ = writeln!(page, "<figure>{}</figure>", plot::svg(table)?);
+    let with_axis = report.tables.iter().filter(|table| table.axis.is_some());
+    page("shunt bench local", &with_axis.map(Plot::of).collect::<Vec<_>>(), &text(report))
+}
+
+/// Any page.
+pub(crate) fn page(title: &str, plots: &[Plot], text: &str) -> Result<String> {
+    let mut page = format!(
+        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\n{STYLE}</head><body>\n\
+         <h1>{title}</h1>\n"
+    );
+    for plot in plots {
+        let _ = writeln!(page, "<figure>{}</figure>", plot.svg()?);
     }
-    let _ = writeln!(page, "<pre>{}</pre></body></html>", escape(&text(report)));
+    let _ = writeln!(page, "<pre>{}</pre></body></html>", escape(text));
     Ok(page)
 }
 

@@ -10,17 +10,19 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::local::{Point, Sample, Table, Unit};
-use crate::machine::Machine;
+use crate::machine::Place;
 use crate::side::Side;
 use crate::stats::Spread;
 
-pub(crate) use html::html;
+pub(crate) use html::{html, page};
+pub(crate) use plot::{Plot, Series};
 pub(crate) use text::text;
 
 /// Everything.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    pub(crate) machine: Machine,
+    #[serde(rename = "machine")]
+    pub(crate) place: Place,
     pub(crate) repeats: u32,
     pub(crate) seconds_per_turn: f64,
     pub(crate) seconds_in_all: f64,
@@ -66,15 +68,9 @@ pub(crate) struct Cell {
 }
 
 impl Report {
-    pub(crate) fn new(
-        machine: Machine,
-        tables: &[Table],
-        repeats: u32,
-        seconds: f64,
-        all: Duration,
-    ) -> Report {
+    pub(crate) fn new(place: Place, tables: &[Table], repeats: u32, seconds: f64, all: Duration) -> Report {
         Report {
-            machine,
+            place,
             repeats,
             seconds_per_turn: seconds,
             seconds_in_all: all.as_secs_f64(),

@@ -7,7 +7,7 @@ use crate::side::Side;
 
 /// All of it.
 pub(crate) fn text(report: &Report) -> String {
-    let machine = &report.machine;
+    let (place, machine) = (&report.place, &report.place.machine);
     let mut out = format!(
         "Linux {}, {}, {} processors (load {:.1} before); server on {}, client on {}{}\n\
          Medians of {} turns of {} s each, sides in turn within each round; {:.0} s in all.\n",
@@ -15,9 +15,9 @@ pub(crate) fn text(report: &Report) -> String {
         machine.processor,
         machine.processors,
         machine.load_before,
-        machine.pinned.0,
-        machine.pinned.1,
-        if machine.own_namespace { ", in a network namespace of its own" } else { "" },
+        place.pinned.0,
+        place.pinned.1,
+        if place.own_namespace { ", in a network namespace of its own" } else { "" },
         report.repeats,
         report.seconds_per_turn,
         report.seconds_in_all
@@ -122,7 +122,7 @@ fn against(sides: &[Side]) -> Vec<(Side, Side)> {
 }
 
 /// Three digits that count.
-fn number(figure: f64) -> String {
+pub(crate) fn number(figure: f64) -> String {
     match figure {
         _ if figure >= 100.0 => format!("{figure:.0}"),
         _ if figure >= 10.0 => format!("{figure:.1}"),

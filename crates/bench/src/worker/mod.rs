@@ -5,6 +5,7 @@
 //! one JSON object, and keeps its connections until its standard input ends, so that somebody may look at them.
 
 mod calls;
+mod download;
 mod echo;
 mod many;
 mod memcached;
@@ -14,6 +15,7 @@ mod socket;
 mod stream;
 
 use std::io::{BufRead, Write};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -21,6 +23,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use calls::Call;
+pub(crate) use download::Download;
 use socket::Address;
 
 /// One load.
@@ -86,6 +89,33 @@ pub enum Worker {
         #[command(flatten)]
         client: Client,
         /// How many connections
+        #[arg(long)]
+        connections: usize,
+    },
+    /// Sends as many bytes as each request asks for
+    Serve {
+        /// Where to listen
+        #[arg(long)]
+        at: SocketAddr,
+    },
+    /// Downloads, each over a connection of its own, all at once
+    Fetch {
+        /// Where the server is
+        #[arg(long)]
+        from: SocketAddr,
+        /// Bytes of each
+        #[arg(long)]
+        size: u64,
+        /// How many
+        #[arg(long, default_value_t = 1)]
+        connections: usize,
+    },
+    /// Connections that have been used and are kept
+    Hold {
+        /// Where the server is
+        #[arg(long)]
+        from: SocketAddr,
+        /// How many
         #[arg(long)]
         connections: usize,
     },
@@ -180,6 +210,9 @@ pub fn run(worker: &Worker) -> Result<()> {
         Worker::Many { client, connections, depth } => many::run(client, *connections, *depth),
         Worker::Short { client, exchanges } => short::run(client, *exchanges),
         Worker::Memcached { client, connections } => memcached::run(client, *connections),
+        Worker::Serve { at } => download::serve(*at),
+        Worker::Fetch { from, size, connections } => download::fetch(*from, *size, *connections),
+        Worker::Hold { from, connections } => download::hold(*from, *connections),
         Worker::Calls { call, seconds } => calls::run(*call, Duration::from_secs_f64(*seconds)),
     }
 }

@@ -115,8 +115,21 @@ impl Shell {
 
     /// Every process that works below this shell's directory.
     pub(crate) fn within(&self) -> Vec<u32> {
-        let is_below = |path: PathBuf| path.starts_with(self.directory.path());
-        processes(|pid| fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(is_below))
+        processes(|pid| self.is_within(pid))
+    }
+
+    /// Every process that works below this shell's directory, or names it, and has this word on its command line.
+    pub(crate) fn with_word(&self, word: &str) -> Vec<u32> {
+        let directory = self.directory.path().to_str().unwrap();
+        processes(|pid| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).into_owned();
+            line.contains(word) && (line.contains(directory) || self.is_within(pid))
+        })
+    }
+
+    fn is_within(&self, pid: u32) -> bool {
+        fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|path| path.starts_with(self.directory.path()))
     }
 }
 

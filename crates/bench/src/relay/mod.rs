@@ -1,0 +1,285 @@
+//! `shunt bench relay`: relays between two far sites, and what else there is, in the paper's topology.
+//!
+//! In every round each way is set up, measured and taken down again, one after the other; which begins rotates. Only one
+//! is up at a time, since some change the hosts' settings.
+
+mod floor;
+mod lab;
+mod measure;
+mod report;
+mod way;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use indicatif::ProgressBar;
+
+use crate::interrupt::interruptible;
+use crate::machine::Machine;
+use crate::process::Process;
+use crate::progress;
+use crate::worker::{Download, READY};
+use lab::{Host, Lab, PORT, Settings};
+use measure::{Burst, Cpu, Idle};
+use report::Report;
+use way::{Name, Running};
+
+/// `shunt bench relay`
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+
+    /// Write a page with plots as well
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// Write the plots to this directory, as first-byte.svg and total.svg
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
+
+    /// How often every way has its turn
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..1000))]
+    repeats: u32,
+
+    /// What is downloaded: bytes, or as many thousand (k) or million (m)
+    #[arg(long, value_name = "BYTES,...", value_delimiter = ',', default_value = "10k,50k,100k,1m,10m,50m", value_parser = parse_size)]
+    sizes: Vec<u64>,
+
+    /// The rate of every link
+    #[arg(long, value_name = "N(k|m|g)bit", default_value = "500mbit", value_parser = parse_rate)]
+    bandwidth: u64,
+
+    /// The share of packets that every link loses
+    #[arg(long, value_name = "PERCENT", default_value_t = 0.0, value_parser = parse_percent)]
+    loss: f64,
+
+    /// Only these ways [default: all]
+    #[arg(long, value_enum, value_name = "WAY,...", value_delimiter = ',')]
+    ways: Vec<Name>,
+
+    /// Only these measurements [default: all]
+    #[arg(value_enum, value_name = "WHAT")]
+    only: Vec<Group>,
+}
+
+/// What can be asked for by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Group {
+    /// Time to first byte and in all, by size
+    Downloads,
+    /// 200 new connections at once against a single one
+    Burst,
+    /// Processor time by volume
+    Cpu,
+    /// Memory of 1,000 idle connections
+    Idle,
+}
+
+/// What was measured on one way, round by round.
+struct Row {
+    name: Name,
+    /// Why it was left out.
+    missing: Option<String>,
+    /// By size.
+    downloads: Vec<Vec<Download>>,
+    bursts: Vec<Burst>,
+    cpu: Vec<Cpu>,
+    idle: Vec<Idle>,
+}
+
+/// Runs and prints it.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    ensure!(
+        rustix::process::geteuid().is_root(),
+        "its hosts are network namespaces, which are made by root only"
+    );
+    interruptible(|| compare(arguments))
+}
+
+fn compare(arguments: &Arguments) -> Result<()> {
+    let machine = Machine::describe();
+    let begin = Instant::now();
+    let settings = Settings { bits_per_second: arguments.bandwidth, loss: arguments.loss / 100.0 };
+    let lab = Lab::build(settings).context("building the lab")?;
+    let server = serve(&lab)?;
+    let mut rows: Vec<Row> = arguments.ways().into_iter().map(|name| Row::new(name, arguments)).collect();
+    let bar = progress::bar(turns(&rows, arguments));
+    for round in 0..arguments.repeats as usize {
+        for turn in 0..rows.len() {
+            let index = (round + turn) % rows.len();
+            let row = &mut rows[index];
+            let label = row.name.label().trim();
+            row.measure(&lab, arguments, &bar).with_context(|| format!("measuring {label}"))?;
+        }
+    }
+    bar.finish_and_clear();
+    server.finish()?;
+    let report = Report::new(machine, settings, arguments, &rows, begin.elapsed());
+    write(&report, arguments)
+}
+
+/// The server, for all ways.
+fn serve(lab: &Lab) -> Result<Process> {
+    let mut command = lab.worker(Host::Server, "serve");
+    command.args(["--at", &format!("0.0.0.0:{PORT}")]);
+    let mut server = Process::spawn_with_lines(&mut command, "the server")?;
+    server.expect(READY, std::time::Duration::from_secs(10))?;
+    Ok(server)
+}
+
+fn write(report: &Report, arguments: &Arguments) -> Result<()> {
+    let save = |path: &Path, text: String| {
+        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+    };
+    if let Some(path) = &arguments.html {
+        save(path, crate::report::page("shunt bench relay", &report.plots(), &report.text())?)?;
+    }
+    if let Some(directory) = &arguments.svg {
+        std::fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
+        for (plot, name) in report.plots().iter().zip(["first-byte.svg", "total.svg"]) {
+            save(&directory.join(name), plot.svg()?)?;
+        }
+    }
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(report)?);
+    } else {
+        print!("{}", report.text());
+    }
+    Ok(())
+}
+
+impl Arguments {
+    fn ways(&self) -> Vec<Name> {
+        let all = Name::value_variants().iter().copied();
+        all.filter(|name| self.ways.is_empty() || self.ways.contains(name)).collect()
+    }
+
+    fn wants(&self, group: Group) -> bool {
+        self.only.is_empty() || self.only.contains(&group)
+    }
+
+    /// How often something is measured on a way in a round.
+    fn measurements(&self, name: Name) -> usize {
+        let downloads = if self.wants(Group::Downloads) { self.sizes.len() } else { 0 };
+        let others = [Group::Burst, Group::Cpu, Group::Idle].into_iter().filter(|group| self.wants(*group));
+        downloads + if name.is_weighed() { others.count() } else { 0 }
+    }
+}
+
+impl Row {
+    fn new(name: Name, arguments: &Arguments) -> Row {
+        Row {
+            name,
+            missing: name.way().missing(),
+            downloads: vec![Vec::new(); arguments.sizes.len()],
+            bursts: Vec::new(),
+            cpu: Vec::new(),
+            idle: Vec::new(),
+        }
+    }
+
+    /// One turn.
+    fn measure(&mut self, lab: &Lab, arguments: &Arguments, bar: &ProgressBar) -> Result<()> {
+        if self.missing.is_some() || arguments.measurements(self.name) == 0 {
+            return Ok(());
+        }
+        let way = self.name.way();
+        let running = way.start(lab).context("starting it")?;
+        self.measure_running(lab, arguments, &running, bar)?;
+        drop(running);
+        way.end(lab)
+    }
+
+    fn measure_running(
+        &mut self,
+        lab: &Lab,
+        arguments: &Arguments,
+        way: &Running,
+        bar: &ProgressBar,
+    ) -> Result<()> {
+        let name = self.name;
+        let say = |what: &str| bar.set_message(format!("{}: {what}", name.label().trim()));
+        let wants = |group| name.is_weighed() && arguments.wants(group);
+        if arguments.wants(Group::Downloads) {
+            for (size, downloads) in arguments.sizes.iter().zip(&mut self.downloads) {
+                say(&report::bytes(*size));
+                downloads.push(measure::download(lab, way, *size)?);
+                bar.inc(1);
+            }
+        }
+        if wants(Group::Burst) {
+            say("a burst");
+            self.bursts.push(measure::burst(lab, way)?);
+            bar.inc(1);
+        }
+        if wants(Group::Cpu) {
+            say("processor time");
+            self.cpu.push(measure::cpu(lab, way)?);
+            bar.inc(1);
+        }
+        if wants(Group::Idle) {
+            say("idle connections");
+            self.idle.push(measure::idle(lab, way)?);
+            bar.inc(1);
+        }
+        Ok(())
+    }
+}
+
+/// How much is to be measured.
+fn turns(rows: &[Row], arguments: &Arguments) -> u64 {
+    let present = rows.iter().filter(|row| row.missing.is_none());
+    let once: usize = present.map(|row| arguments.measurements(row.name)).sum();
+    once as u64 * u64::from(arguments.repeats)
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    let size = scaled(&text.to_ascii_lowercase()).filter(|size| (1..=1_000_000_000).contains(size));
+    size.ok_or_else(|| "expected bytes, from 1 to 1000m".to_owned())
+}
+
+fn parse_rate(text: &str) -> Result<u64, String> {
+    let text = text.to_ascii_lowercase();
+    let rate = text.strip_suffix("bit").and_then(scaled);
+    let rate = rate.filter(|rate| (100_000..=10_000_000_000).contains(rate));
+    rate.ok_or_else(|| "expected a rate such as 500mbit, from 100kbit to 10gbit".to_owned())
+}
+
+fn parse_percent(text: &str) -> Result<f64, String> {
+    let percent = text.parse().ok().filter(|percent| (0.0..=50.0).contains(percent));
+    percent.ok_or_else(|| "expected percent, from 0 to 50".to_owned())
+}
+
+/// A number that may end in k, m or g.
+fn scaled(text: &str) -> Option<u64> {
+    let scales = [('k', 1_000), ('m', 1_000_000), ('g', 1_000_000_000)];
+    let scale = scales.into_iter().find_map(|(letter, scale)| Some((text.strip_suffix(letter)?, scale)));
+    let (number, scale) = scale.unwrap_or((text, 1));
+    number.parse::<u64>().ok()?.checked_mul(scale)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_rates_are_of_thousands() {
+        assert_eq!(parse_size("10k"), Ok(10_000));
+        assert_eq!(parse_size("50M"), Ok(50_000_000));
+        assert_eq!(parse_size("7"), Ok(7));
+        assert_eq!(parse_rate("500mbit"), Ok(500_000_000));
+        for bad in ["", "0", "k", "-1", "1.5m", "2g", "99999999999999999999"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+        for bad in ["500", "mbit", "1kbit", "100gbit", "500mb"] {
+            assert!(parse_rate(bad).is_err(), "{bad}");
+        }
+        for bad in ["-1", "51", "nan", ""] {
+            assert!(parse_percent(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! What the comparison says: as text for a terminal, as plots in the manner of the paper's Figures 3 and 4, as JSON.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::floor::Floor;
+use super::lab::Settings;
+use super::measure::{BURST, IDLE};
+use super::way::Name;
+use super::{Arguments, Row};
+use crate::machine::Machine;
+use crate::report::{Plot, Series};
+use crate::stats::Spread;
+
+/// Everything.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    machine: Machine,
+    links: Settings,
+    repeats: u32,
+    seconds_in_all: f64,
+    /// By size.
+    floors: Vec<(u64, Floor)>,
+    ways: Vec<Line>,
+}
+
+/// What one way gave.
+#[derive(Debug, Serialize)]
+struct Line {
+    way: Name,
+    missing: Option<String>,
+    downloads: Vec<Downloads>,
+    burst: Option<BurstFigures>,
+    cpu: Option<CpuFigures>,
+    idle: Option<IdleFigures>,
+}
+
+/// Of one size, in seconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Downloads {
+    bytes: u64,
+    first_byte: Spread,
+    total: Spread,
+}
+
+/// In seconds to the first byte.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct BurstFigures {
+    single: Spread,
+    p50: Spread,
+    p90: Spread,
+    /// The 90th percentile to the single one, round by round.
+    ratio: Spread,
+}
+
+/// In seconds of processor time for each 10^9 bytes.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct CpuFigures {
+    machine: Spread,
+    lab: Spread,
+    relays: Spread,
+}
+
+/// In bytes of each connection.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct IdleFigures {
+    resident: Spread,
+    slab: Spread,
+}
+
+impl Report {
+    pub(super) fn new(
+        machine: Machine,
+        links: Settings,
+        arguments: &Arguments,
+        rows: &[Row],
+        all: Duration,
+    ) -> Report {
+        let floor = |size: &u64| (*size, Floor::of(*size, links.bits_per_second));
+        Report {
+            machine,
+            links,
+            repeats: arguments.repeats,
+            seconds_in_all: all.as_secs_f64(),
+            floors: arguments.sizes.iter().map(floor).collect(),
+            ways: rows.iter().map(|row| Line::of(row, &arguments.sizes)).collect(),
+        }
+    }
+
+    /// Time to the first byte, and in all.
+    pub(super) fn plots(&self) -> [Plot; 2] {
+        let plot = |title: &str, figure: fn(&Downloads) -> Spread, floor: fn(&Floor) -> f64| {
+            let at = |seconds: f64| Spread { median: seconds, min: seconds, max: seconds };
+            let floors = self.floors.iter().map(|(bytes, of)| (*bytes as f64, at(floor(of)))).collect();
+            let mut series = vec![Series { label: FLOOR, points: floors }];
+            series.extend(self.ways.iter().filter(|line| !line.downloads.is_empty()).map(|line| Series {
+                label: line.way.label().trim_start(),
+                points: line.downloads.iter().map(|of| (of.bytes as f64, figure(of))).collect(),
+            }));
+            Plot {
+                title: title.to_owned(),
+                x_label: "bytes".to_owned(),
+                y_label: "seconds".to_owned(),
+                series,
+            }
+        };
+        [
+            plot("Time to the first byte", |of| of.first_byte, |of| of.first_byte),
+            plot("Time to the last byte", |of| of.total, |of| of.total),
+        ]
+    }
+
+    /// For a terminal.
+    pub(super) fn text(&self) -> String {
+        let machine = &self.machine;
+        let mut out = format!(
+            "Linux {}, {}, {} processors (load {:.1} before)\n\
+             Round trips of 32.7, 215 and 26 ms, each link {} Mbit/s with a queue of what is under way, {} % loss; cubic.\n\
+             Medians of {} rounds, every way in turn within each; {:.0} s in all.\n",
+            machine.kernel,
+            machine.processor,
+            machine.processors,
+            machine.load_before,
+            self.links.bits_per_second as f64 / 1e6,
+            self.links.loss * 100.0,
+            self.repeats,
+            self.seconds_in_all
+        );
+        if self.ways.iter().any(|line| !line.downloads.is_empty()) {
+            self.append_downloads(&mut out, "Time to the first byte", |of| of.first_byte, |of| of.first_byte);
+            self.append_downloads(&mut out, "Time to the last byte", |of| of.total, |of| of.total);
+        }
+        self.append_burst(&mut out);
+        self.append_cpu(&mut out);
+        self.append_idle(&mut out);
+        for line in &self.ways {
+            if let Some(missing) = &line.missing {
+                let _ = writeln!(out, "left out: {}: {missing}", line.way.label().trim());
+            }
+        }
+        out
+    }
+
+    fn append_downloads(
+        &self,
+        out: &mut String,
+        title: &str,
+        figure: fn(&Downloads) -> Spread,
+        floor: fn(&Floor) -> f64,
+    ) {
+        let _ = write!(out, "\n{title}, in ms (least-most)\n{:WIDTH$}", "");
+        for (size, _) in &self.floors {
+            let _ = write!(out, " {:>21}", bytes(*size));
+        }
+        let _ = write!(out, "\n{FLOOR:WIDTH$}");
+        for (_, of) in &self.floors {
+            let _ = write!(out, " {:>21}", format!("{:.1}", floor(of) * 1e3));
+        }
+        out.push('\n');
+        for line in self.ways.iter().filter(|line| !line.downloads.is_empty()) {
+            let _ = write!(out, "{:WIDTH$}", line.way.label());
+            for of in &line.downloads {
+                let _ = write!(out, " {:>21}", milliseconds(figure(of)));
+            }
+            out.push('\n');
+        }
+    }
+
+    fn append_burst(&self, out: &mut String) {
+        let columns = ["one alone", "median", "90th percentile"];
+        let lines = self.lines(|line| {
+            let of = line.burst?;
+            let ratio = format!("{:.2}x ({:.2}-{:.2})", of.ratio.median, of.ratio.min, of.ratio.max);
+            Some([of.single, of.p50, of.p90].map(milliseconds).into_iter().chain([ratio]).collect())
+        });
+        let title = format!("{BURST} new connections at once, to the first byte, in ms (least-most)");
+        append_table(out, &title, columns.into_iter().chain(["90th to one"]), &lines);
+    }
+
+    fn append_cpu(&self, out: &mut String) {
+        let lines = self.lines(|line| {
+            let of = line.cpu?;
+            let show = |spread: Spread| format!("{:.2} ({:.2}-{:.2})", spread.median, spread.min, spread.max);
+            Some([of.machine, of.lab, of.relays].map(show).into())
+        });
+        let title = "Processor time of a GB, in s (least-most); routed is what the lab itself takes";
+        append_table(
+            out,
+            title,
+            ["whole machine", "the lab's programs", "of these, the relays'"].into_iter(),
+            &lines,
+        );
+    }
+
+    fn append_idle(&self, out: &mut String) {
+        let routed = self.ways.iter().find(|line| line.way == Name::Routed).and_then(|line| line.idle);
+        let lab = routed.map_or(0.0, |of| of.slab.median);
+        let lines = self.lines(|line| {
+            let of = line.idle?;
+            let show = |bytes: f64| format!("{:.1}", bytes / 1024.0);
+            let relay = (of.resident.median + of.slab.median - lab) / 2.0;
+            Some(vec![show(of.resident.median), show(of.slab.median), show(relay)])
+        });
+        let title = format!(
+            "Memory of each of {IDLE} idle connections, in KB; one relay: half of what exceeds the slabs of routed"
+        );
+        append_table(out, &title, ["both programs", "slabs", "one relay"].into_iter(), &lines);
+    }
+
+    fn lines(&self, cells: impl Fn(&Line) -> Option<Vec<String>>) -> Vec<(&'static str, Vec<String>)> {
+        self.ways.iter().filter_map(|line| Some((line.way.label(), cells(line)?))).collect()
+    }
+}
+
+impl Line {
+    fn of(row: &Row, sizes: &[u64]) -> Line {
+        let downloads = sizes.iter().zip(&row.downloads).filter_map(|(bytes, downloads)| {
+            Some(Downloads {
+                bytes: *bytes,
+                first_byte: Spread::of(downloads.iter().map(|download| download.first_byte))?,
+                total: Spread::of(downloads.iter().map(|download| download.total))?,
+            })
+        });
+        Line {
+            way: row.name,
+            missing: row.missing.clone(),
+            downloads: downloads.collect(),
+            burst: BurstFigures::of(row),
+            cpu: CpuFigures::of(row),
+            idle: IdleFigures::of(row),
+        }
+    }
+}
+
+impl BurstFigures {
+    fn of(row: &Row) -> Option<BurstFigures> {
+        Some(BurstFigures {
+            single: Spread::of(row.bursts.iter().map(|burst| burst.single))?,
+            p50: Spread::of(row.bursts.iter().map(|burst| burst.p50))?,
+            p90: Spread::of(row.bursts.iter().map(|burst| burst.p90))?,
+            ratio: Spread::of(row.bursts.iter().map(|burst| burst.p90 / burst.single))?,
+        })
+    }
+}
+
+impl CpuFigures {
+    fn of(row: &Row) -> Option<CpuFigures> {
+        Some(CpuFigures {
+            machine: Spread::of(row.cpu.iter().map(|cpu| cpu.machine))?,
+            lab: Spread::of(row.cpu.iter().map(|cpu| cpu.lab))?,
+            relays: Spread::of(row.cpu.iter().map(|cpu| cpu.relays))?,
+        })
+    }
+}
+
+impl IdleFigures {
+    fn of(row: &Row) -> Option<IdleFigures> {
+        Some(IdleFigures {
+            resident: Spread::of(row.idle.iter().map(|idle| idle.resident))?,
+            slab: Spread::of(row.idle.iter().map(|idle| idle.slab))?,
+        })
+    }
+}
+
+/// How a size is called.
+pub(super) fn bytes(size: u64) -> String {
+    match size {
+        _ if size >= 1_000_000 && size.is_multiple_of(1_000_000) => format!("{} MB", size / 1_000_000),
+        _ if size >= 1_000 && size.is_multiple_of(1_000) => format!("{} KB", size / 1_000),
+        _ => format!("{size} B"),
+    }
+}
+
+fn milliseconds(spread: Spread) -> String {
+    let [median, min, max] = [spread.median, spread.min, spread.max].map(|seconds| seconds * 1e3);
+    format!("{median:.1} ({min:.0}-{max:.0})")
+}
+
+fn append_table<'a>(
+    out: &mut String,
+    title: &str,
+    columns: impl Iterator<Item = &'a str>,
+    lines: &[(&str, Vec<String>)],
+) {
+    if lines.is_empty() {
+        return;
+    }
+    let _ = write!(out, "\n{title}\n{:WIDTH$}", "");
+    for column in columns {
+        let _ = write!(out, " {column:>21}");
+    }
+    out.push('\n');
+    for (label, cells) in lines {
+        let _ = write!(out, "{label:WIDTH$}");
+        for cell in cells {
+            let _ = write!(out, " {cell:>21}");
+        }
+        out.push('\n');
+    }
+}
+
+const FLOOR: &str = "ideal";
+/// Of the first column.
+const WIDTH: usize = 30;

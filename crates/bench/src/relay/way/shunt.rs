@@ -1,0 +1,117 @@
+//! `shunt relay` on both relays. The client connects to the server's own address, which R_C, its router, intercepts.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Running, Way};
+use crate::interrupt;
+use crate::process::Process;
+use crate::relay::lab::{self, EXIT, Host, Lab, MIDDLE_RTT, PORT};
+
+/// Which of its improvements are switched on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Relay {
+    pub(super) early: bool,
+    pub(super) pool: bool,
+    pub(super) turbo: bool,
+}
+
+const RELAY_PORT: u16 = 7440;
+const INTERCEPT_PORT: u16 = 7441;
+/// How long it may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Way for Relay {
+    fn missing(&self) -> Option<String> {
+        let help = Command::new(std::env::current_exe().ok()?).args(["relay", "--help"]).output().ok()?;
+        (!help.status.success()).then(|| "this shunt has no relay".to_owned())
+    }
+
+    fn start(&self, lab: &Lab) -> Result<Running> {
+        new_key(lab, &lab.path("relay.key"))?;
+        let exit = relay(lab, Host::Exit, &self.exit(lab))?;
+        let edge = relay(lab, Host::Edge, &self.edge(lab))?;
+        // Warm connections are made in the background: a handshake, then who is who.
+        interrupt::pause(4 * MIDDLE_RTT)?;
+        Ok(Running { target: lab::server(), relays: vec![edge, exit] })
+    }
+}
+
+impl Relay {
+    fn edge(&self, lab: &Lab) -> String {
+        let mode = if self.early { "early" } else { "late" };
+        let (low, high) = if self.pool { (8, 256) } else { (0, 0) };
+        format!(
+            "name = \"edge\"\ncontrol = \"{control}\"\n\n[[peer]]\nname = \"exit\"\naddress = \"{EXIT}:{RELAY_PORT}\"\n\
+             key = \"{key}\"\npool = {{ low = {low}, high = {high} }}\n{leg}\n[[route]]\nto = [\"10.3.0.0/24\"]\n\
+             via = \"exit\"\nmode = \"{mode}\"\nsource = \"relay\"\n\n[intercept]\ninterfaces = [\"access\"]\n\
+             port = {INTERCEPT_PORT}\n",
+            control = control(lab, Host::Edge).display(),
+            key = lab.path("relay.key").display(),
+            leg = self.leg(lab),
+        )
+    }
+
+    fn exit(&self, lab: &Lab) -> String {
+        format!(
+            "name = \"exit\"\ncontrol = \"{control}\"\n\n[accept]\nlisten = [\"{EXIT}:{RELAY_PORT}\"]\n\n\
+             [[accept.peer]]\nname = \"edge\"\nkey = \"{key}\"\ntargets = [\"10.3.0.0/24:{PORT}\"]\n{leg}",
+            control = control(lab, Host::Exit).display(),
+            key = lab.path("relay.key").display(),
+            leg = self.leg(lab),
+        )
+    }
+
+    /// What both say of the leg between them.
+    fn leg(&self, lab: &Lab) -> String {
+        format!(
+            "turbo = {}\nbandwidth = \"{}bit\"\nrtt = \"{}ms\"\n",
+            self.turbo,
+            lab.settings().bits_per_second,
+            MIDDLE_RTT.as_millis()
+        )
+    }
+}
+
+fn control(lab: &Lab, host: Host) -> std::path::PathBuf {
+    lab.path(&format!("relay-{}.sock", host as usize))
+}
+
+fn new_key(lab: &Lab, key: &Path) -> Result<()> {
+    if key.exists() {
+        return Ok(());
+    }
+    let output = Command::new(lab.shunt()).args(["relay", "new-key"]).arg(key).output()?;
+    ensure!(output.status.success(), "making a key: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
+}
+
+/// Starts one, and waits until it answers.
+fn relay(lab: &Lab, host: Host, config: &str) -> Result<Process> {
+    let config = lab.write(&format!("relay-{}.toml", host as usize), config)?;
+    let log = lab.path(&format!("relay-{}.log", host as usize));
+    let mut command = lab.command(host, lab.shunt());
+    command
+        .args(["relay", "--config"])
+        .arg(config)
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(&log)?);
+    let process = Process::spawn(&mut command, "shunt relay")?;
+    let end = Instant::now() + PATIENCE;
+    while !answers(lab, host)? {
+        let said = || std::fs::read_to_string(&log).unwrap_or_default();
+        ensure!(Instant::now() < end, "shunt relay on {host} does not answer: {}", said().trim());
+        interrupt::pause(Duration::from_millis(20))?;
+    }
+    Ok(process)
+}
+
+fn answers(lab: &Lab, host: Host) -> Result<bool> {
+    let mut command = Command::new(lab.shunt());
+    command.args(["relay", "status", "--control"]).arg(control(lab, host));
+    let status = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    Ok(status.context("asking shunt relay")?.success())
+}
