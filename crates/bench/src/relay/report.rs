@@ -13,6 +13,7 @@ use super::{Arguments, Row};
 use crate::machine::Machine;
 use crate::report::{Plot, Series};
 use crate::stats::Spread;
+use crate::worker::Download;
 
 /// Everything.
 #[derive(Debug, Serialize)]
@@ -24,6 +25,18 @@ pub(super) struct Report {
     /// By size.
     floors: Vec<(u64, Floor)>,
     ways: Vec<Line>,
+    /// All of shunt relay, by size; nothing if it was not measured.
+    ratios: Vec<Ratios>,
+}
+
+/// How long all of shunt relay takes for a download, by what it is measured against.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Ratios {
+    first_byte_to_ideal: Spread,
+    total_to_ideal: Spread,
+    /// How many times as long HAProxy with large windows takes, round by round.
+    window_to_first_byte: Option<Spread>,
+    window_to_total: Option<Spread>,
 }
 
 /// What one way gave.
@@ -79,12 +92,14 @@ impl Report {
         all: Duration,
     ) -> Report {
         let floor = |size: &u64| (*size, Floor::of(*size, links.bits_per_second));
+        let floors: Vec<(u64, Floor)> = arguments.sizes.iter().map(floor).collect();
         Report {
+            ratios: ratios(&floors, rows),
             machine,
             links,
             repeats: arguments.repeats,
             seconds_in_all: all.as_secs_f64(),
-            floors: arguments.sizes.iter().map(floor).collect(),
+            floors,
             ways: rows.iter().map(|row| Line::of(row, &arguments.sizes)).collect(),
         }
     }
@@ -117,7 +132,7 @@ impl Report {
         let machine = &self.machine;
         let mut out = format!(
             "Linux {}, {}, {} processors (load {:.1} before)\n\
-             Round trips of 32.7, 215 and 26 ms, each link {} Mbit/s with a queue of what is under way, {} % loss; cubic.\n\
+             Round trips of 32.7, 215 and 26 ms, each link {} Mbit/s with a queue of what is under way, {} % loss.\n\
              Medians of {} rounds, every way in turn within each; {:.0} s in all.\n",
             machine.kernel,
             machine.processor,
@@ -132,6 +147,7 @@ impl Report {
             self.append_downloads(&mut out, "Time to the first byte", |of| of.first_byte, |of| of.first_byte);
             self.append_downloads(&mut out, "Time to the last byte", |of| of.total, |of| of.total);
         }
+        self.append_ratios(&mut out);
         self.append_burst(&mut out);
         self.append_cpu(&mut out);
         self.append_idle(&mut out);
@@ -166,6 +182,24 @@ impl Report {
             }
             out.push('\n');
         }
+    }
+
+    fn append_ratios(&self, out: &mut String) {
+        let ratio = |spread: Spread| format!("{:.3}x ({:.3}-{:.3})", spread.median, spread.min, spread.max);
+        let cells = |of: fn(&Ratios) -> Option<Spread>| -> Vec<String> {
+            self.ratios.iter().filter_map(of).map(ratio).collect()
+        };
+        let lines = [
+            ("first byte to ideal", cells(|of| Some(of.first_byte_to_ideal))),
+            ("last byte to ideal", cells(|of| Some(of.total_to_ideal))),
+            ("HAProxy's first byte to it", cells(|of| of.window_to_first_byte)),
+            ("HAProxy's last byte to it", cells(|of| of.window_to_total)),
+        ];
+        let lines: Vec<_> = lines.into_iter().filter(|(_, cells)| !cells.is_empty()).collect();
+        let sizes: Vec<String> = self.floors.iter().map(|(size, _)| bytes(*size)).collect();
+        let title =
+            "All of shunt relay against the ideal, and HAProxy with large windows against it (least-most)";
+        append_table(out, title, sizes.iter().map(String::as_str), &lines);
     }
 
     fn append_burst(&self, out: &mut String) {
@@ -212,6 +246,28 @@ impl Report {
     fn lines(&self, cells: impl Fn(&Line) -> Option<Vec<String>>) -> Vec<(&'static str, Vec<String>)> {
         self.ways.iter().filter_map(|line| Some((line.way.label(), cells(line)?))).collect()
     }
+}
+
+/// By size.
+fn ratios(floors: &[(u64, Floor)], rows: &[Row]) -> Vec<Ratios> {
+    let by_size = |name| rows.iter().find(|row| row.name == name).map(|row| &row.downloads);
+    let Some(ours) = by_size(Name::RelayTurbo) else { return Vec::new() };
+    let theirs = by_size(Name::HaproxyWindow);
+    let of_size = |(index, (_, floor)): (usize, &(u64, Floor))| {
+        let (ours, theirs) = (&ours[index], theirs.map(|theirs| &theirs[index]));
+        let to_ideal =
+            |figure: fn(&Download) -> f64, floor: f64| Spread::of(ours.iter().map(|of| figure(of) / floor));
+        let to_theirs = |figure: fn(&Download) -> f64| {
+            Spread::of(ours.iter().zip(theirs?).map(|(of, theirs)| figure(theirs) / figure(of)))
+        };
+        Some(Ratios {
+            first_byte_to_ideal: to_ideal(|of| of.first_byte, floor.first_byte)?,
+            total_to_ideal: to_ideal(|of| of.total, floor.total)?,
+            window_to_first_byte: to_theirs(|of| of.first_byte),
+            window_to_total: to_theirs(|of| of.total),
+        })
+    };
+    floors.iter().enumerate().filter_map(of_size).collect()
 }
 
 impl Line {

@@ -22,7 +22,11 @@ pub(crate) struct Series {
     pub(crate) points: Vec<(f64, Spread)>,
 }
 
-const SIZE: (u32, u32) = (900, 480);
+const SIZE: (u32, u32) = (1_080, 480);
+/// Where the legend begins, to the right of everything else.
+const LEGEND_X: u32 = 860;
+const LEGEND_Y: i32 = 60;
+const LEGEND_LINE: i32 = 22;
 
 impl Plot {
     /// The lines of a table that have a place on its axis.
@@ -54,26 +58,26 @@ impl Plot {
         let y = bounds(all().flat_map(|(_, figure)| [figure.min, figure.max])).context("nothing")?;
         let root = SVGBackend::with_string(out, SIZE).into_drawing_area();
         root.fill(&WHITE)?;
-        let mut chart = ChartBuilder::on(&root)
+        let (left, legend) = root.split_horizontally(LEGEND_X);
+        let mut chart = ChartBuilder::on(&left)
             .caption(&self.title, ("sans-serif", 20))
             .margin(12)
             .x_label_area_size(40)
             .y_label_area_size(80)
             .build_cartesian_2d((x.0..x.1 * 1.01).log_scale(), (y.0 * 0.8..y.1 * 1.25).log_scale())?;
-        chart.configure_mesh().x_desc(&self.x_label).y_desc(&self.y_label).draw()?;
+        let mut mesh = chart.configure_mesh();
+        mesh.x_label_formatter(&|x| format!("{x:.0}")).x_desc(&self.x_label).y_desc(&self.y_label).draw()?;
         for (index, Series { label, points }) in self.series.iter().enumerate() {
             let color = Palette99::pick(index).to_rgba();
             let line = points.iter().map(|(x, figure)| (*x, figure.median));
-            chart
-                .draw_series(LineSeries::new(line, color.stroke_width(2)))?
-                .label(*label)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], color.stroke_width(2)));
+            chart.draw_series(LineSeries::new(line, color.stroke_width(2)))?;
             let spread =
                 |(x, figure): &(f64, Spread)| PathElement::new([(*x, figure.min), (*x, figure.max)], color);
             chart.draw_series(points.iter().map(spread))?;
+            let y = LEGEND_Y + LEGEND_LINE * index as i32;
+            legend.draw(&PathElement::new([(0, y), (20, y)], color.stroke_width(2)))?;
+            legend.draw(&Text::new(*label, (26, y - 6), ("sans-serif", 13)))?;
         }
-        let mut labels = chart.configure_series_labels();
-        labels.border_style(BLACK.mix(0.3)).background_style(WHITE.mix(0.8)).draw()?;
         root.present()?;
         Ok(())
     }
