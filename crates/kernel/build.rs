@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// Each has one job.
-const PROGRAMS: [&str; 2] = ["redirect", "sequence"];
+const PROGRAMS: [&str; 3] = ["redirect", "sequence", "window"];
 
 fn main() {
     println!("cargo::rerun-if-changed=bpf");

@@ -9,5 +9,6 @@ mod cgroup;
 mod load;
 pub mod redirect;
 pub mod sequence;
+pub mod window;
 
 pub use load::LoadError;

@@ -46,12 +46,13 @@ fn is_privileged() -> bool {
     capabilities(None).is_ok_and(|held| enough.iter().any(|set| held.effective.contains(*set)))
 }
 
-/// EPERM, wherever in the chain it is, has one meaning; everything else is told as it is.
+/// EPERM, wherever in the chain it is, has one meaning; everything else is told as it is. EACCES is the verifier's.
 pub(crate) fn refusal(error: impl std::error::Error + 'static) -> LoadError {
     let mut text = String::new();
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(error) = cause {
-        let denied = |error: &std::io::Error| error.kind() == std::io::ErrorKind::PermissionDenied;
+        let denied =
+            |error: &std::io::Error| error.raw_os_error() == Some(rustix::io::Errno::PERM.raw_os_error());
         if error.downcast_ref().is_some_and(denied) {
             return LoadError::NotPermitted;
         }

@@ -17,6 +17,7 @@ pub mod realtime;
 pub mod seqpacket;
 pub mod tcp;
 pub mod tun;
+pub mod tuning;
 
 mod raw;
 mod sockopt;

@@ -1,4 +1,4 @@
-//! getsockopt for the options that rustix has no function for.
+//! getsockopt and setsockopt for the options that rustix has no function for.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -28,4 +28,13 @@ pub(crate) fn read<T: Plain>(fd: BorrowedFd<'_>, level: i32, option: i32) -> Res
     unsafe { raw::call(libc::SYS_getsockopt, arguments)? };
     // SAFETY: zeroed before the call, and every bit pattern is a `T` (`Plain`).
     Ok((unsafe { value.assume_init() }, len as usize))
+}
+
+/// Sets an option.
+pub(crate) fn write<T: Plain>(fd: BorrowedFd<'_>, level: i32, option: i32, value: T) -> Result<()> {
+    let (value_at, len) = (&raw const value as usize, size_of::<T>());
+    let arguments = [fd.as_raw_fd() as usize, level as usize, option as usize, value_at, len, 0];
+    // SAFETY: the kernel reads `len` bytes of `value`, which outlives the call.
+    unsafe { raw::call(libc::SYS_setsockopt, arguments)? };
+    Ok(())
 }

@@ -235,7 +235,7 @@ fn info(fd: BorrowedFd<'_>) -> Result<Info> {
 }
 
 /// SIOCOUTQ: bytes written and not acknowledged, the FIN included.
-fn outq(fd: BorrowedFd<'_>) -> Result<u64> {
+pub fn outq(fd: BorrowedFd<'_>) -> Result<u64> {
     // SAFETY: SIOCOUTQ (TIOCOUTQ) writes one int.
     let bytes = unsafe { ioctl(fd, Getter::<{ libc::TIOCOUTQ as u32 }, i32>::new())? };
     Ok(bytes.max(0) as u64)

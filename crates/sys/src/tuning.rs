@@ -1,0 +1,49 @@
+//! How much of the network and of memory a TCP socket may take.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use libc::{SO_MAX_PACING_RATE, SO_RCVBUF, SO_RCVBUFFORCE, SO_SNDBUF, SO_SNDBUFFORCE, SOL_SOCKET};
+
+use crate::{Errno, Result, sockopt};
+
+/// It sends no faster, in bytes per second, whatever its window allows.
+pub fn set_max_pacing_rate(fd: impl AsFd, bytes_per_second: u64) -> Result<()> {
+    sockopt::write(fd.as_fd(), SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_second)
+}
+
+/// Room for what has arrived and has not been read. Beyond `net.core.rmem_max` only with CAP_NET_ADMIN; without, as much as that.
+pub fn set_receive_buffer(fd: impl AsFd, bytes: u32) -> Result<()> {
+    set_buffer(fd.as_fd(), SO_RCVBUFFORCE, SO_RCVBUF, bytes)
+}
+
+/// Room for what has been written and has not been acknowledged; `net.core.wmem_max`, the same way.
+pub fn set_send_buffer(fd: impl AsFd, bytes: u32) -> Result<()> {
+    set_buffer(fd.as_fd(), SO_SNDBUFFORCE, SO_SNDBUF, bytes)
+}
+
+fn set_buffer(fd: BorrowedFd<'_>, forced: i32, usual: i32, bytes: u32) -> Result<()> {
+    match sockopt::write(fd, SOL_SOCKET, forced, bytes) {
+        Err(Errno::PERM) => sockopt::write(fd, SOL_SOCKET, usual, bytes),
+        done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use rustix::net::sockopt::{socket_recv_buffer_size, socket_send_buffer_size};
+
+    use super::*;
+
+    #[test]
+    fn buffers_grow_and_a_rate_is_taken() {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        // What is allowed to everybody; the kernel doubles it for its own needs.
+        set_receive_buffer(&socket, 65_536).unwrap();
+        set_send_buffer(&socket, 32_768).unwrap();
+        assert_eq!(socket_recv_buffer_size(&socket), Ok(131_072));
+        assert_eq!(socket_send_buffer_size(&socket), Ok(65_536));
+        set_max_pacing_rate(&socket, 62_500_000).unwrap();
+    }
+}
