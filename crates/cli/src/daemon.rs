@@ -60,7 +60,7 @@ async fn until_stopped(mut terminate: Signal, mut interrupt: Signal, mut hangup:
     notify(NotifyState::Stopping);
 }
 
-fn notify(state: NotifyState<'_>) {
+pub(crate) fn notify(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!(%error, "the service manager cannot be told");
     }
@@ -79,7 +79,7 @@ fn activated_socket() -> Result<Option<OwnedFd>> {
     }
 }
 
-fn start_log(file: Option<&Path>) -> Result<()> {
+pub(crate) fn start_log(file: Option<&Path>) -> Result<()> {
     let filter = EnvFilter::builder()
         .with_default_directive(LevelFilter::INFO.into())
         .with_env_var(LOG_VARIABLE)

@@ -14,6 +14,7 @@ mod generate;
 mod library;
 mod obstacle;
 mod program;
+mod relay;
 mod run;
 mod status;
 mod table;
@@ -27,8 +28,8 @@ use args::{Bench, Cli, Command};
 
 fn main() -> ExitCode {
     let command = Cli::parse().command;
-    if !matches!(command, Command::Daemon(_) | Command::Run(_)) {
-        // `shunt status | head` ends as any other filter does. The broker lives on when a client hangs up.
+    if !matches!(command, Command::Daemon(_) | Command::Run(_) | Command::Relay(_)) {
+        // `shunt status | head` ends as any other filter does. Brokers and relays live on when a client hangs up.
         sigpipe::reset();
     }
     let done = match command {
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error),
         },
+        Command::Relay(args) => relay::run(&args),
         Command::Bench(Bench::Local(args)) => shunt_bench::local(&args),
         Command::Bench(Bench::Relay(args)) => shunt_bench::relay(&args),
         Command::BenchWorker(worker) => shunt_bench::worker(&worker),

@@ -1,0 +1,112 @@
+//! `shunt relay`: a relay as a process, and what it can be told while it runs.
+
+use std::path::Path;
+
+use anyhow::{Result, anyhow};
+use sd_notify::NotifyState;
+use serde_json::Value;
+use shunt_relay::Request;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::{RelayAction, RelayArgs};
+use crate::daemon::{notify, start_log};
+use crate::table::{Column, render};
+
+pub(crate) fn run(args: &RelayArgs) -> Result<()> {
+    match (&args.action, &args.config) {
+        (Some(action), _) => act(action),
+        (None, Some(config)) => serve(config),
+        (None, None) => Err(anyhow!("say --config FILE")),
+    }
+}
+
+fn act(action: &RelayAction) -> Result<()> {
+    let ask = |socket: &Path, request: Request| shunt_relay::ask(socket, &request).map(drop);
+    match action {
+        RelayAction::Status { control, json } => {
+            let status = shunt_relay::ask(&control.control, &Request::Status)?;
+            print!("{}", if *json { format!("{status:#}\n") } else { report(&status) });
+        }
+        RelayAction::Set { control, assignments } => {
+            for assignment in assignments {
+                ask(&control.control, Request::Set(assignment.clone()))?;
+            }
+        }
+        RelayAction::Reload { control } => ask(&control.control, Request::Reload)?,
+        RelayAction::Drain { control, timeout } => ask(&control.control, Request::Drain(*timeout))?,
+        RelayAction::Check { config } => shunt_relay::check(config)?,
+        RelayAction::NewKey { file } => shunt_relay::new_key(file)?,
+    }
+    Ok(())
+}
+
+fn serve(config: &Path) -> Result<()> {
+    start_log(None)?;
+    let config = std::path::absolute(config)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let [mut terminate, mut interrupt] =
+            [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
+        let shutdown = async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            notify(NotifyState::Stopping);
+        };
+        let reload = signal(SignalKind::hangup())?;
+        let ready = || {
+            tracing::info!("the relay serves");
+            notify(NotifyState::Ready);
+        };
+        shunt_relay::run(config, ready, reload, shutdown).await.map_err(anyhow::Error::from)
+    })
+}
+
+/// For a person.
+fn report(status: &Value) -> String {
+    let of = |value: &Value, name: &str| value[name].as_u64().unwrap_or(0).to_string();
+    let mut text = format!(
+        "relay {}, {} connections, {} waiting for a target{}\n",
+        status["name"].as_str().unwrap_or("?"),
+        of(status, "open-connections"),
+        of(status, "idle-legs"),
+        if status["draining"] == true { ", draining" } else { "" }
+    );
+    let peers: Vec<Vec<String>> = status["peers"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|peer| {
+            let words = ["name", "address"].map(|name| peer[name].as_str().unwrap_or("?").to_owned());
+            let numbers =
+                ["ready", "wanted", "hits", "misses", "stale", "failed"].map(|name| of(&peer["pool"], name));
+            words.into_iter().chain(numbers).collect()
+        })
+        .collect();
+    if !peers.is_empty() {
+        text += &format!("\n{}", render(&PEERS, &peers));
+    }
+    let counters = status["counters"].as_object().into_iter().flatten();
+    let counts: Vec<Vec<String>> = counters
+        .filter(|(name, _)| name.contains("_total"))
+        .map(|(name, value)| vec![name.trim_start_matches("shunt_relay_").to_owned(), value.to_string()])
+        .collect();
+    if !counts.is_empty() {
+        text += &format!("\n{}", render(&COUNTS, &counts));
+    }
+    text
+}
+
+const PEERS: [Column; 8] = [
+    Column { title: "PEER", right: false },
+    Column { title: "ADDRESS", right: false },
+    Column { title: "READY", right: true },
+    Column { title: "WANTED", right: true },
+    Column { title: "TAKEN", right: true },
+    Column { title: "MISSED", right: true },
+    Column { title: "STALE", right: true },
+    Column { title: "FAILED", right: true },
+];
+const COUNTS: [Column; 2] =
+    [Column { title: "COUNTER", right: false }, Column { title: "COUNT", right: true }];

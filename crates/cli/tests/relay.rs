@@ -1,0 +1,536 @@
+//! Relays between two sites, as their users have them: intercepted connections, forwards, and everything that can go wrong
+//! on the way. Needs root, nftables and iproute2.
+
+#[path = "relay/lab.rs"]
+mod lab;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use lab::{EXIT, LIMIT, Lab, SERVER, SERVER6, Site, await_until, edge, receive, sample, send, with_limits};
+use socket2::SockRef;
+
+fn reset(stream: TcpStream) {
+    SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+}
+
+/// What a read says that must fail.
+fn failure(mut stream: &TcpStream) -> ErrorKind {
+    let mut byte = [0; 1];
+    match stream.read(&mut byte) {
+        Err(error) => error.kind(),
+        Ok(count) => panic!("{count} bytes instead of an error"),
+    }
+}
+
+/// Of a connection that comes to no good: a reset may come before connect has returned.
+fn unhappy(connected: std::io::Result<TcpStream>) -> ErrorKind {
+    connected.map_or_else(|error| error.kind(), |stream| failure(&stream))
+}
+
+/// Both ways at once, as much as fills every buffer on the way several times, with ends that come one after the other.
+fn exchange(client: &TcpStream, server: &TcpStream, length: usize) {
+    let (up, down) = (sample(length, 1), sample(length, 2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| send(client, &up).unwrap());
+        scope.spawn(|| send(server, &down).unwrap());
+        let received = scope.spawn(|| receive(server).unwrap());
+        assert!(receive(client).unwrap() == down, "what the server sent");
+        assert!(received.join().unwrap() == up, "what the client sent");
+    });
+}
+
+#[test]
+fn bytes_arrive_in_every_mode_and_on_every_data_path() {
+    for mode in ["early", "faithful", "late"] {
+        let lab = Lab::with_relays(&format!("mode = '{mode}'"));
+        for data in ["auto", "splice", "copy"] {
+            for site in [Site::Edge, Site::Exit] {
+                assert!(lab.ask(site, &["set", &format!("data={data}")]).status.success());
+            }
+            for address in [format!("{SERVER}:80"), format!("[{SERVER6}]:80")] {
+                let listener = lab.listen(&address);
+                let (client, server) = lab.pair(&listener);
+                // What the server knows is the exit's address, and the client that of the server.
+                assert_eq!(client.peer_addr().unwrap().to_string(), address);
+                assert_ne!(server.peer_addr().unwrap().ip(), client.local_addr().unwrap().ip());
+                exchange(&client, &server, 8 << 20);
+            }
+        }
+        assert_eq!(
+            lab.counter(Site::Edge, "connections_total", &format!("mode=\"{mode}\",verdict=\"connected\"")),
+            6
+        );
+        assert_eq!(lab.counter(Site::Edge, "bytes_total", "direction=\"up\""), 6 * (8 << 20));
+    }
+}
+
+#[test]
+fn small_messages_go_to_and_fro() {
+    let lab = Lab::with_relays("");
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let (mut client, mut server) = lab.pair(&listener);
+    for round in 0..500 {
+        let message = sample(1 + round * 7 % 900, round as u64);
+        let mut got = vec![0; message.len()];
+        client.write_all(&message).unwrap();
+        server.read_exact(&mut got).unwrap();
+        server.write_all(&got).unwrap();
+        client.read_exact(&mut got).unwrap();
+        assert_eq!(got, message);
+    }
+}
+
+#[test]
+fn the_server_may_speak_first() {
+    let lab = Lab::with_relays("");
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let (client, server) = lab.pair(&listener);
+    send(&server, b"220 ready").unwrap();
+    assert_eq!(receive(&client).unwrap(), b"220 ready");
+}
+
+#[test]
+fn each_side_may_end_its_stream_alone() {
+    let lab = Lab::with_relays("");
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let (client, server) = lab.pair(&listener);
+    send(&client, b"question").unwrap();
+    assert_eq!(receive(&server).unwrap(), b"question");
+    std::thread::sleep(Duration::from_millis(100));
+    send(&server, b"answer").unwrap();
+    assert_eq!(receive(&client).unwrap(), b"answer");
+    let (client, server) = lab.pair(&listener);
+    send(&server, b"bye").unwrap();
+    assert_eq!(receive(&client).unwrap(), b"bye");
+    send(&client, b"still here").unwrap();
+    assert_eq!(receive(&server).unwrap(), b"still here");
+    await_until(|| lab.status(Site::Exit)["open-connections"] == 0, || lab.log(Site::Exit));
+}
+
+#[test]
+fn a_reset_is_passed_on_in_every_phase_and_after_what_was_sent() {
+    let lab = Lab::with_relays("");
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    // Before anything was said, by either.
+    let (client, server) = lab.pair(&listener);
+    reset(client);
+    assert_eq!(failure(&server), ErrorKind::ConnectionReset);
+    let (client, server) = lab.pair(&listener);
+    reset(server);
+    assert_eq!(failure(&client), ErrorKind::ConnectionReset);
+    // With much on the way: all of it arrives first.
+    let (client, mut server) = lab.pair(&listener);
+    let page = sample(300_000, 3);
+    server.write_all(&page).unwrap();
+    let mut got = vec![0; page.len()];
+    (&client).read_exact(&mut got).unwrap();
+    assert!(got == page);
+    reset(server);
+    assert_eq!(failure(&client), ErrorKind::ConnectionReset);
+    // The other end has ended its stream already.
+    let (client, server) = lab.pair(&listener);
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(receive(&server).unwrap(), b"");
+    reset(server);
+    assert_eq!(failure(&client), ErrorKind::ConnectionReset);
+    // A server that says no before it has read all, as web servers do.
+    let (client, mut server) = lab.pair(&listener);
+    (&client).write_all(&sample(200_000, 4)).unwrap();
+    server.read_exact(&mut [0; 1]).unwrap();
+    server.write_all(b"413").unwrap();
+    drop(server);
+    let mut answer = [0; 3];
+    (&client).read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"413");
+    assert_eq!(failure(&client), ErrorKind::ConnectionReset);
+    await_until(|| lab.status(Site::Edge)["open-connections"] == 0, || lab.log(Site::Edge));
+}
+
+#[test]
+fn a_target_that_refuses_is_told_as_the_route_says() {
+    let refused = |lab: &Lab| {
+        let address: SocketAddr = format!("{SERVER}:81").parse().unwrap();
+        lab.connect(address)
+    };
+    let lab = Lab::with_relays("mode = 'faithful'");
+    assert_eq!(refused(&lab).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    let missing: SocketAddr = "10.3.0.99:80".parse().unwrap();
+    assert_eq!(lab.connect(missing).unwrap_err().kind(), ErrorKind::HostUnreachable);
+    for mode in ["early", "late"] {
+        let lab = Lab::with_relays(&format!("mode = '{mode}'"));
+        assert_eq!(unhappy(refused(&lab)), ErrorKind::ConnectionReset);
+        assert_eq!(unhappy(lab.connect(missing)), ErrorKind::ConnectionReset);
+        assert_eq!(lab.counter(Site::Edge, "connections_total", "verdict=\"refused\""), 1);
+        assert_eq!(lab.counter(Site::Edge, "connections_total", "verdict=\"unreachable\""), 1);
+    }
+}
+
+#[test]
+fn a_faithful_target_that_does_not_answer_is_silent() {
+    let mut lab = Lab::build();
+    lab.start(Site::Exit, &format!("connect-timeout = '1s'\n{EXIT}"));
+    lab.start(Site::Edge, &edge("mode = 'faithful'"));
+    // Everything to this port is dropped.
+    let rule = "table inet silence { chain in { type filter hook input priority 0; tcp dport 82 drop; }; }";
+    lab.server.run("nft", [rule]);
+    let address: SocketAddr = format!("{SERVER}:82").parse().unwrap();
+    let error =
+        lab.client.inside(|| TcpStream::connect_timeout(&address, Duration::from_secs(3))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(lab.counter(Site::Edge, "connections_total", "verdict=\"timed-out\"") >= 1);
+}
+
+#[test]
+fn a_slow_reader_holds_the_sender_back() {
+    let lab = Lab::with_relays("");
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let (client, server) = lab.pair(&listener);
+    server.set_nonblocking(true).unwrap();
+    let mut sent = 0u64;
+    let mut quiet = Instant::now();
+    // Until nothing has gone on for a second: every buffer on the way is full.
+    while quiet.elapsed() < Duration::from_secs(1) {
+        match (&server).write(&[7; 65_536]) {
+            Ok(count) => (sent, quiet) = (sent + count as u64, Instant::now()),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+    }
+    assert!(sent < 200 << 20, "{sent} bytes are somewhere");
+    let resident = |site| {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", lab.pid(site))).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    assert!(resident(Site::Edge) < 64 << 10 && resident(Site::Exit) < 64 << 10);
+    drop(server);
+    let mut left = 0u64;
+    let mut buffer = vec![0; 1 << 20];
+    while let Ok(count @ 1..) = (&client).read(&mut buffer) {
+        left += count as u64;
+    }
+    assert_eq!(left, sent);
+}
+
+#[test]
+fn an_exit_that_was_killed_and_started_again_gets_no_stale_connection() {
+    let mut lab = Lab::with_relays("");
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    await_until(|| lab.status(Site::Edge)["peers"][0]["pool"]["ready"] == 4, || lab.log(Site::Edge));
+    let (client, _server) = lab.pair(&listener);
+    lab.kill(Site::Exit);
+    assert_eq!(
+        failure(&client),
+        ErrorKind::ConnectionReset,
+        "what was on the way is not taken for all there was"
+    );
+    lab.start(Site::Exit, EXIT);
+    for _ in 0..10 {
+        let (client, server) = lab.pair(&listener);
+        exchange(&client, &server, 1000);
+    }
+    let pool = &lab.status(Site::Edge)["peers"][0]["pool"];
+    assert!(pool["stale"].as_u64().unwrap() >= 3, "{pool}");
+}
+
+#[test]
+fn without_an_exit_clients_are_told_and_with_one_again_they_are_served() {
+    let mut lab = Lab::build();
+    lab.start(Site::Edge, &edge("mode = 'faithful'"));
+    let address: SocketAddr = format!("{SERVER}:80").parse().unwrap();
+    assert_eq!(lab.connect(address).unwrap_err().kind(), ErrorKind::HostUnreachable);
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    lab.start(Site::Exit, EXIT);
+    let (client, server) = lab.pair(&listener);
+    exchange(&client, &server, 1000);
+}
+
+#[test]
+fn a_killed_edge_lets_traffic_pass_it_by_and_the_next_cleans_up() {
+    let mut lab = Lab::with_relays("");
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    lab.kill(Site::Edge);
+    let (client, server) = lab.pair(&listener);
+    assert_eq!(server.peer_addr().unwrap(), client.local_addr().unwrap(), "by the plain road");
+    exchange(&client, &server, 100_000);
+    // One that is there before the relay is not taken away from under its ends.
+    let (old_client, old_server) = lab.pair(&listener);
+    lab.start(Site::Edge, &edge(""));
+    exchange(&old_client, &old_server, 100_000);
+    let (client, server) = lab.pair(&listener);
+    assert_ne!(server.peer_addr().unwrap(), client.local_addr().unwrap());
+    exchange(&client, &server, 100_000);
+    let rules = || {
+        let output = lab.edge.inside(|| std::process::Command::new("ip").args(["rule"]).output()).unwrap();
+        String::from_utf8(output.stdout).unwrap().matches("lookup 7440").count()
+    };
+    assert_eq!(rules(), 1);
+    assert!(lab.ask(Site::Edge, &["drain"]).status.success());
+    lab.await_end(Site::Edge);
+    let rules = lab.edge.inside(|| std::process::Command::new("ip").args(["rule"]).output()).unwrap();
+    assert!(!String::from_utf8(rules.stdout).unwrap().contains("7440"));
+    let tables =
+        lab.edge.inside(|| std::process::Command::new("nft").args(["list", "ruleset"]).output()).unwrap();
+    assert!(!String::from_utf8_lossy(&tables.stdout).to_lowercase().contains("shunt"), "{tables:?}");
+}
+
+#[test]
+fn the_target_can_be_shown_the_clients_address() {
+    let lab = Lab::with_relays("source = 'client'");
+    for address in [format!("{SERVER}:80"), format!("[{SERVER6}]:80")] {
+        let listener = lab.listen(&address);
+        let (client, server) = lab.pair(&listener);
+        assert_eq!(server.peer_addr().unwrap().ip(), client.local_addr().unwrap().ip());
+        exchange(&client, &server, 100_000);
+    }
+    assert_eq!(lab.counter(Site::Exit, "connections_total", "verdict=\"connected\""), 2);
+}
+
+#[test]
+fn an_exit_connects_only_where_it_may_and_only_for_its_peers() {
+    let mut lab = Lab::build();
+    lab.start(Site::Exit, &EXIT.replace("10.3.0.0/24:*", "10.3.0.0/24:80"));
+    lab.start(Site::Edge, &edge("mode = 'faithful'"));
+    let allowed = lab.listen(&format!("{SERVER}:80"));
+    let forbidden = lab.listen(&format!("{SERVER}:83"));
+    drop(lab.pair(&allowed));
+    assert_eq!(
+        lab.connect(forbidden.local_addr().unwrap()).unwrap_err().kind(),
+        ErrorKind::ConnectionRefused
+    );
+    forbidden.set_nonblocking(true).unwrap();
+    assert_eq!(forbidden.accept().unwrap_err().kind(), ErrorKind::WouldBlock, "not even an attempt");
+    assert_eq!(lab.counter(Site::Exit, "connections_total", "verdict=\"denied\""), 1);
+    // Another key, and another name.
+    let other = lab.path("other");
+    assert!(lab::shunt(&["relay", "new-key", other.to_str().unwrap()]).status.success());
+    for config in [
+        edge("").replace("KEY", other.to_str().unwrap()),
+        edge("").replace("name = 'edge'", "name = 'nobody'"),
+    ] {
+        lab.kill(Site::Edge);
+        let before = lab.counter(Site::Exit, "strangers_total", "");
+        lab.start(Site::Edge, &config);
+        await_until(|| lab.counter(Site::Exit, "strangers_total", "") > before, || lab.log(Site::Exit));
+        assert_eq!(unhappy(lab.connect(allowed.local_addr().unwrap())), ErrorKind::ConnectionReset);
+    }
+}
+
+#[test]
+fn rubbish_gets_nothing_and_harms_nobody() {
+    let lab = Lab::with_relays("");
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let (client, server) = lab.pair(&listener);
+    let exit: SocketAddr = "10.2.0.2:7440".parse().unwrap();
+    for (number, length) in [1, 8, 9, 105, 5000].into_iter().cycle().take(50).enumerate() {
+        let mut bytes = sample(length, number as u64);
+        if number % 2 == 1 {
+            // The beginning of a hello.
+            let shared = 9.min(bytes.len());
+            bytes[..shared].copy_from_slice(&b"shuntrly\x01"[..shared]);
+        }
+        let stream = lab.edge.inside(|| TcpStream::connect_timeout(&exit, LIMIT)).map(with_limits).unwrap();
+        let _ = send(&stream, &bytes);
+        let answered = receive(&stream).unwrap_or_default();
+        assert_eq!(answered, b"", "a stranger is told nothing");
+    }
+    assert!(lab.counter(Site::Exit, "strangers_total", "") >= 50);
+    exchange(&client, &server, 100_000);
+}
+
+#[test]
+fn a_forward_needs_no_interception() {
+    let mut lab = Lab::build();
+    lab.start(Site::Exit, &EXIT.replace("[intercept]\n", ""));
+    let config = "name = 'edge'\n[[peer]]\nname = 'exit'\naddress = '10.2.0.2:7440'\nkey = 'KEY'\n\
+        [[forward]]\nlisten = '10.1.0.1:8080'\ntarget = '10.3.0.2:80'\nvia = 'exit'\n\
+        [[forward]]\nlisten = '10.1.0.1:8081'\ntarget = '10.3.0.2:80'\n";
+    lab.start(Site::Edge, config);
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    for port in [8080, 8081] {
+        let client = lab.connect(SocketAddr::from(([10, 1, 0, 1], port))).unwrap();
+        let server = with_limits(listener.accept().unwrap().0);
+        exchange(&client, &server, 1 << 20);
+    }
+}
+
+#[test]
+fn a_relay_in_the_middle_hands_on_and_a_circle_ends() {
+    let mut lab = Lab::build();
+    // The edge listens for a relay too, and is its own client's next relay: from there the target is one hop further.
+    let hop = "[accept]\nlisten = ['10.2.0.1:7440']\n[[accept.peer]]\nname = 'outer'\nkey = 'KEY'\ntargets = ['10.3.0.0/24:*']\n\
+        [[peer]]\nname = 'exit'\naddress = '10.2.0.2:7440'\nkey = 'KEY'\n[[route]]\nto = ['10.3.0.0/24']\nvia = 'exit'\n";
+    lab.start(Site::Exit, EXIT);
+    lab.start(Site::Edge, &format!("name = 'edge'\n{hop}"));
+    let outer = lab.path("outer.toml");
+    let text = format!(
+        "name = 'outer'\ncontrol = '{}'\n[[peer]]\nname = 'edge'\naddress = '10.2.0.1:7440'\nkey = '{}'\n\
+         [[forward]]\nlisten = '10.1.0.2:8080'\ntarget = '10.3.0.2:80'\nvia = 'edge'\n",
+        lab.path("outer.sock").display(),
+        lab.path("key").display()
+    );
+    std::fs::write(&outer, text).unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_shunt"));
+    command.arg("relay").arg("--config").arg(&outer).stderr(std::process::Stdio::null());
+    struct Ends(std::process::Child);
+    impl Drop for Ends {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    let _outer = Ends(lab.client.inside(|| command.spawn().unwrap()));
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let address = SocketAddr::from(([10, 1, 0, 2], 8080));
+    await_until(|| lab.connect(address).is_ok(), String::new);
+    drop(listener.accept());
+    let client = lab.connect(address).unwrap();
+    let server = with_limits(listener.accept().unwrap().0);
+    exchange(&client, &server, 1 << 20);
+    // Now the exit sends it back to the edge, and so on.
+    let circle = "[[peer]]\nname = 'edge'\naddress = '10.2.0.1:7440'\nkey = 'KEY'\n[[route]]\nto = ['10.3.0.0/24']\nvia = 'edge'\n";
+    lab.kill(Site::Exit);
+    lab.kill(Site::Edge);
+    let exit = EXIT.replace("[intercept]\n", "");
+    let hop = hop.replace("name = 'outer'", "name = 'exit'").replace(
+        "[[peer]]",
+        "[[accept.peer]]\nname = 'outer'\nkey = 'KEY'\ntargets = ['10.3.0.0/24:*']\n[[peer]]",
+    );
+    lab.start(Site::Edge, &format!("name = 'edge'\n{hop}"));
+    lab.start(Site::Exit, &format!("{exit}{circle}"));
+    await_until(
+        || lab.connect(address).is_ok_and(|client| failure(&client) == ErrorKind::ConnectionReset),
+        String::new,
+    );
+    await_until(
+        || {
+            lab.counter(Site::Exit, "connections_total", "circle")
+                + lab.counter(Site::Edge, "connections_total", "circle")
+                > 0
+        },
+        || lab.log(Site::Edge),
+    );
+}
+
+#[test]
+fn its_configuration_changes_while_connections_go_on() {
+    let lab = Lab::with_relays("");
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let (client, server) = lab.pair(&listener);
+    assert!(lab.ask(Site::Edge, &["set", "peer.exit.pool.low=9", "route.0.mode=late"]).status.success());
+    await_until(|| lab.status(Site::Edge)["peers"][0]["pool"]["ready"] == 9, || lab.log(Site::Edge));
+    drop(lab.pair(&listener));
+    await_until(
+        || lab.counter(Site::Edge, "connections_total", "mode=\"late\"") == 1,
+        || lab.log(Site::Edge),
+    );
+    let wrong = lab.ask(Site::Edge, &["set", "peer.exit.pool.low=900"]);
+    assert!(!wrong.status.success());
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("above pool.high"), "{wrong:?}");
+    assert_eq!(lab.status(Site::Edge)["config"]["peer"][0]["pool"]["low"], 9, "nothing has changed");
+    // The route leads past the relay: new connections do, old ones go on.
+    lab.write_config(Site::Edge, &edge("").replace("10.3.0.0/24", "10.9.0.0/24"));
+    assert!(lab.ask(Site::Edge, &["reload"]).status.success());
+    let (direct, other) = lab.pair(&listener);
+    assert_eq!(other.peer_addr().unwrap(), direct.local_addr().unwrap());
+    lab.write_config(Site::Edge, "rubbish");
+    assert!(!lab.ask(Site::Edge, &["reload"]).status.success());
+    exchange(&client, &server, 100_000);
+}
+
+#[test]
+fn a_drained_relay_ends_with_its_last_connection() {
+    let mut lab = Lab::with_relays("");
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let (client, server) = lab.pair(&listener);
+    assert!(lab.ask(Site::Edge, &["drain"]).status.success());
+    let (direct, other) = lab.pair(&listener);
+    assert_eq!(other.peer_addr().unwrap(), direct.local_addr().unwrap(), "new ones pass it by");
+    exchange(&client, &server, 1 << 20);
+    drop((client, server));
+    lab.await_end(Site::Edge);
+}
+
+#[test]
+fn there_are_no_more_connections_than_there_may_be() {
+    let mut lab = Lab::build();
+    lab.start(Site::Exit, EXIT);
+    lab.start(Site::Edge, &format!("max-connections = 5\n{}", edge("")));
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let pairs: Vec<_> = (0..5).map(|_| lab.pair(&listener)).collect();
+    assert_eq!(unhappy(lab.connect(listener.local_addr().unwrap())), ErrorKind::ConnectionReset);
+    assert_eq!(lab.counter(Site::Edge, "connections_total", "verdict=\"full\""), 1);
+    for (client, server) in &pairs {
+        exchange(client, server, 1000);
+    }
+}
+
+#[test]
+fn packets_are_small_where_the_way_is_narrow() {
+    let lab = Lab::with_relays("");
+    lab.edge.words("ip link set right mtu 1400");
+    lab.exit.words("ip link set left mtu 1400");
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let (client, server) = lab.pair(&listener);
+    exchange(&client, &server, 4 << 20);
+}
+
+#[test]
+fn a_burst_finds_enough_connections_the_second_time() {
+    let lab = Lab::with_relays("");
+    assert!(lab.ask(Site::Edge, &["set", "peer.exit.pool.high=256"]).status.success());
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let burst = || {
+        let clients: Vec<TcpStream> =
+            (0..200).map(|_| lab.connect(listener.local_addr().unwrap()).unwrap()).collect();
+        let servers: Vec<TcpStream> = (0..200).map(|_| listener.accept().unwrap().0).collect();
+        (clients, servers)
+    };
+    drop(burst());
+    await_until(
+        || lab.status(Site::Edge)["peers"][0]["pool"]["ready"].as_u64() >= Some(200),
+        || lab.log(Site::Edge),
+    );
+    let misses = || lab.status(Site::Edge)["peers"][0]["pool"]["misses"].as_u64().unwrap();
+    let before = misses();
+    drop(burst());
+    assert_eq!(misses(), before);
+}
+
+#[test]
+fn metrics_are_there_for_prometheus() {
+    let mut lab = Lab::build();
+    lab.start(Site::Exit, EXIT);
+    lab.start(Site::Edge, &format!("metrics = '10.1.0.1:9440'\n{}", edge("")));
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let (client, server) = lab.pair(&listener);
+    exchange(&client, &server, 1000);
+    let page = |path: &str| {
+        let stream = lab.connect(SocketAddr::from(([10, 1, 0, 1], 9440))).unwrap();
+        (&stream).write_all(format!("GET {path} HTTP/1.1\r\nHost: relay\r\n\r\n").as_bytes()).unwrap();
+        String::from_utf8(receive(&stream).unwrap()).unwrap()
+    };
+    let text = page("/metrics");
+    assert!(text.starts_with("HTTP/1.1 200 OK\r\n"), "{text}");
+    assert!(text.contains("shunt_relay_bytes_total{via=\"exit\",direction=\"down\"} 1000\n"), "{text}");
+    assert!(text.contains("shunt_relay_pool_connections{peer=\"exit\",state=\"ready\"}"), "{text}");
+    assert!(page("/").starts_with("HTTP/1.1 404"));
+}
+
+#[test]
+fn a_connection_has_a_line_in_the_log_if_that_is_wished() {
+    let mut lab = Lab::build();
+    lab.start(Site::Exit, EXIT);
+    lab.start(Site::Edge, &format!("log-connections = true\n{}", edge("")));
+    let listener: TcpListener = lab.listen(&format!("{SERVER}:80"));
+    let (client, server) = lab.pair(&listener);
+    exchange(&client, &server, 1000);
+    drop((client, server));
+    await_until(|| lab.log(Site::Edge).contains("first_down"), || lab.log(Site::Edge));
+    let log = lab.log(Site::Edge);
+    let line = log.lines().find(|line| line.contains("first_down")).unwrap();
+    for part in ["10.3.0.2:80", "connected", "accepted", "answered", "1000"] {
+        assert!(line.contains(part), "{line}");
+    }
+}

@@ -1,0 +1,146 @@
+//! Questions and orders to a relay that runs: a line of JSON there, a line back, by a Unix socket that only its owner may
+//! use.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream as StdStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use thiserror::Error;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader as AsyncReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
+
+/// What can be asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Request {
+    /// How it is.
+    Status,
+    /// One value of the configuration is another from now on.
+    Set(String),
+    /// The file is read again.
+    Reload,
+    /// No connection is taken any more; when the last has ended, or after so many seconds, the relay ends.
+    Drain(u64),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Answer {
+    Done(Value),
+    Failed(String),
+}
+
+/// Why there is no answer.
+#[derive(Debug, Error)]
+pub enum AskError {
+    /// Nobody is there.
+    #[error("no relay answers at {path} ({source}): is it running, with that control socket?")]
+    Absent {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It went away, or is something else.
+    #[error("what answers at {path} is no relay of this version")]
+    Strange {
+        /// Where.
+        path: PathBuf,
+    },
+    /// The relay says no.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Asks the relay whose control socket this is.
+pub fn ask(path: &Path, request: &Request) -> Result<Value, AskError> {
+    let absent = |source| AskError::Absent { path: path.to_owned(), source };
+    let strange = |_| AskError::Strange { path: path.to_owned() };
+    let mut stream = StdStream::connect(path).map_err(absent)?;
+    stream.set_read_timeout(Some(Duration::from_secs(30))).map_err(absent)?;
+    let line = serde_json::to_string(request).expect("it has no maps with odd keys");
+    writeln!(stream, "{line}").map_err(strange)?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).map_err(strange)?;
+    match serde_json::from_str(&answer).map_err(|_| AskError::Strange { path: path.to_owned() })? {
+        Answer::Done(value) => Ok(value),
+        Answer::Failed(why) => Err(AskError::Refused(why)),
+    }
+}
+
+/// A request, and where its answer goes.
+pub(crate) type Asked = (Request, oneshot::Sender<Result<Value, String>>);
+
+/// The socket, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Control {
+    path: PathBuf,
+    listener: UnixListener,
+}
+
+/// A request is one line of so many bytes at most.
+const LINE: u64 = 4096;
+
+impl Control {
+    /// In place of what a killed relay left there, but not of one that runs.
+    pub(crate) fn open(path: &Path) -> io::Result<Control> {
+        if StdStream::connect(path).is_ok() {
+            let why = format!("a relay runs already with the control socket {}", path.display());
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, why));
+        }
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory)?;
+        }
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        Ok(Control { path: path.to_owned(), listener })
+    }
+
+    /// Hands on what is asked.
+    pub(crate) async fn serve(&self, asked: mpsc::Sender<Asked>) {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, _)) => drop(tokio::spawn(answer(stream, asked.clone()))),
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+async fn answer(mut stream: UnixStream, asked: mpsc::Sender<Asked>) {
+    let (read, mut write) = stream.split();
+    let mut line = String::new();
+    let read = AsyncReader::new(read.take(LINE)).read_line(&mut line).await;
+    let answer = match (read, serde_json::from_str(&line)) {
+        (Err(_), _) => return,
+        (_, Err(error)) => Answer::Failed(format!("this is no request: {error}")),
+        (_, Ok(request)) => {
+            let (sender, receiver) = oneshot::channel();
+            if asked.send((request, sender)).await.is_err() {
+                return;
+            }
+            match receiver.await {
+                Ok(Ok(value)) => Answer::Done(value),
+                Ok(Err(why)) => Answer::Failed(why),
+                Err(_) => return,
+            }
+        }
+    };
+    let text = serde_json::to_string(&answer).expect("it was JSON");
+    let _ = write.write_all(format!("{text}\n").as_bytes()).await;
+}

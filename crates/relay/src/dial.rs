@@ -1,0 +1,98 @@
+//! The way onward: to the target itself, or to the next relay with the target and the first bytes in one segment.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
+
+use crate::config::Source;
+use crate::frame::{MAX_HOPS, Open, Verdict};
+use crate::leg;
+use crate::shared::Shared;
+
+/// What is to be reached for whom, and how.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) open: Open,
+    /// The next relay.
+    pub(crate) via: Option<String>,
+}
+
+/// A connection towards the target.
+#[derive(Debug)]
+pub(crate) enum Onward {
+    /// It is the target.
+    Target(TcpStream),
+    /// A relay, which will say how it went before it passes on anything.
+    Relay(TcpStream),
+}
+
+impl Request {
+    /// Of a client that this relay has.
+    pub(crate) fn new(
+        client: SocketAddr,
+        target: SocketAddr,
+        source: Source,
+        via: Option<String>,
+    ) -> Request {
+        let (client, target) = (canonical(client), canonical(target));
+        Request { open: Open { target, client, source, hops: MAX_HOPS }, via }
+    }
+
+    /// Sends `first` with it, if the next is a relay. To a target nothing is sent before it is known that it answers.
+    pub(crate) async fn dial(&self, shared: &Arc<Shared>, first: &[u8]) -> Result<Onward, Verdict> {
+        match &self.via {
+            Some(name) => self.to_relay(shared, name, first).await.map(Onward::Relay),
+            None => self.to_target(shared).await.map(Onward::Target).map_err(|error| Verdict::of(&error)),
+        }
+    }
+
+    async fn to_relay(&self, shared: &Arc<Shared>, name: &str, first: &[u8]) -> Result<TcpStream, Verdict> {
+        let hops = self.open.hops.checked_sub(1).ok_or(Verdict::Circle)?;
+        let pool = shared.pool(name).ok_or(Verdict::NoRelay)?;
+        let mut stream = match pool.take().map(TcpStream::from_std) {
+            Some(Ok(stream)) => stream,
+            _ => pool.make().await.map_err(|error| {
+                tracing::warn!(peer = name, %error, "the next relay cannot be reached");
+                Verdict::NoRelay
+            })?,
+        };
+        let open = Open { hops, ..self.open }.encode();
+        stream.write_all(&[&open[..], first].concat()).await.map_err(|_| Verdict::NoRelay)?;
+        Ok(stream)
+    }
+
+    async fn to_target(&self, shared: &Arc<Shared>) -> io::Result<TcpStream> {
+        let Open { target, client, source, .. } = self.open;
+        let socket =
+            Socket::new(Domain::for_address(target), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        if source == Source::Client && client.is_ipv4() == target.is_ipv4() {
+            bind_as(&socket, client)?;
+        }
+        let limit = shared.loaded().config.connect_timeout.0;
+        let connecting = TcpSocket::from_std_stream(socket.into()).connect(target);
+        let stream =
+            timeout(limit, connecting).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        leg::watch_over_stranger(&stream)?;
+        Ok(stream)
+    }
+}
+
+/// Speaks with the client's own address; needs CAP_NET_ADMIN.
+fn bind_as(socket: &Socket, client: SocketAddr) -> io::Result<()> {
+    match client {
+        SocketAddr::V4(_) => socket.set_ip_transparent_v4(true)?,
+        SocketAddr::V6(_) => socket.set_ip_transparent_v6(true)?,
+    }
+    socket.set_reuse_address(true)?;
+    // Its port is taken if this host already has such a connection.
+    socket.bind(&client.into()).or_else(|_| socket.bind(&SocketAddr::new(client.ip(), 0).into()))
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}

@@ -1,0 +1,161 @@
+//! Clients: those that come to a port on purpose, and those whose packets are diverted here.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream as StdStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::net::{RecvFlags, recv};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::config::Source;
+use crate::dial::Request;
+use crate::early::Begun;
+use crate::frame::Verdict;
+use crate::leg;
+use crate::record::Record;
+use crate::session::{self, Inward};
+use crate::shared::Shared;
+
+/// A port that clients connect to on purpose.
+pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    bind(socket, address)
+}
+
+/// The port to which packets for any address are diverted; needs CAP_NET_ADMIN.
+pub(crate) fn listen_for_all(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    match address {
+        SocketAddr::V4(_) => socket.set_ip_transparent_v4(true)?,
+        SocketAddr::V6(_) => socket.set_ip_transparent_v6(true)?,
+    }
+    bind(socket, address)
+}
+
+/// Takes in those who connect to a forward's address, as long as the configuration has it.
+pub(crate) async fn forward(shared: Arc<Shared>, listener: TcpListener, address: SocketAddr) {
+    loop {
+        let (stream, client) = accept(&listener).await;
+        let loaded = shared.loaded();
+        let Some(forward) = loaded.config.forwards.iter().find(|forward| forward.listen == address) else {
+            continue;
+        };
+        let request = Request::new(client, forward.target, forward.source, forward.via.clone());
+        take_in(&shared, stream, Wish { request, mode: "forward", begun: None });
+    }
+}
+
+/// Takes in those whose packets were diverted: what they connected to is the address of the socket.
+pub(crate) async fn intercept(shared: Arc<Shared>, listener: TcpListener) {
+    loop {
+        let (stream, client) = accept(&listener).await;
+        let Ok(target) = stream.local_addr() else { continue };
+        let loaded = shared.loaded();
+        // A route that is gone leads to the target, as it would without a relay.
+        let (via, source, mode) = match loaded.config.route(target) {
+            Some((_, route)) => (route.via.clone(), route.source, route.mode.label()),
+            None => (None, Source::Relay, "none"),
+        };
+        let request = Request::new(client, target, source, via);
+        let begun = shared.early.take((request.open.client, request.open.target));
+        take_in(&shared, stream, Wish { request, mode, begun });
+    }
+}
+
+/// The next connection, for any thread. What fails for want of descriptors or memory is tried again.
+pub(crate) async fn accept(listener: &TcpListener) -> (StdStream, SocketAddr) {
+    loop {
+        let accepted = listener.accept().await;
+        // Its worker has an event loop of its own.
+        match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
+            Ok(accepted) => return accepted,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => {
+                tracing::warn!(%error, "a connection cannot be accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+const BACKLOG: i32 = 65_535;
+/// What goes in one segment with the target.
+const FIRST: usize = 1200;
+
+fn bind(socket: Socket, address: SocketAddr) -> io::Result<TcpListener> {
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// What a client wants.
+struct Wish {
+    request: Request,
+    mode: &'static str,
+    begun: Option<Begun>,
+}
+
+fn take_in(shared: &Arc<Shared>, stream: StdStream, wish: Wish) {
+    let worker = wish.begun.as_ref().map_or_else(|| shared.next_worker(), |begun| begun.worker);
+    let task = serve(shared.clone(), stream, wish);
+    shared.spawn(worker, async move {
+        if let Err(error) = task.await {
+            tracing::debug!(%error, "a client was gone at once");
+        }
+    });
+}
+
+async fn serve(shared: Arc<Shared>, stream: StdStream, wish: Wish) -> io::Result<()> {
+    let Wish { request, mode, begun } = wish;
+    let stream = TcpStream::from_std(stream)?;
+    leg::watch_over_stranger(&stream)?;
+    let (client, loaded) = (Inward::Client(stream), shared.loaded());
+    let via = request.via.as_deref();
+    let Some(_slot) = shared.slot() else {
+        shared.metrics.count(via, mode, Verdict::Full);
+        client.refuse(Verdict::Full).await;
+        return Ok(());
+    };
+    let began = begun.as_ref().map_or_else(Instant::now, |begun| begun.since);
+    let ends = (request.open.client, request.open.target);
+    let record = Record::new(ends, request.via.clone(), began, shared.metrics.flows(via));
+    record.note(&record.phases.accepted);
+    let onward = match begun {
+        Some(begun) => begun.onward.await.unwrap_or(Err(Verdict::NoRelay)),
+        None => {
+            let first = client.at_once(if via.is_some() { FIRST } else { 0 });
+            record.up.note(first.len());
+            request.dial(&shared, &first).await
+        }
+    };
+    record.note(&record.phases.dialed);
+    let verdict = match onward {
+        Ok(onward) => session::run(client, onward, loaded.config.data, &record).await,
+        Err(verdict) => {
+            client.refuse(verdict).await;
+            verdict
+        }
+    };
+    shared.metrics.count(via, mode, verdict);
+    if loaded.config.log_connections {
+        record.log(verdict);
+    }
+    Ok(())
+}
+
+impl Inward {
+    /// What has come already, up to a limit.
+    fn at_once(&self, limit: usize) -> Vec<u8> {
+        let mut bytes = vec![0; limit];
+        let (Inward::Client(stream) | Inward::Relay(stream)) = self;
+        let have = recv(stream, &mut bytes[..], RecvFlags::DONTWAIT).map_or(0, |(count, _)| count);
+        bytes.truncate(have);
+        bytes
+    }
+}

@@ -1,0 +1,113 @@
+//! Other relays: each shows that it has its key, waits as long as it likes, and names one target.
+
+use std::net::TcpStream as StdStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
+
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::config::Loaded;
+use crate::dial::Request;
+use crate::edge;
+use crate::frame::{FrameError, Open, Verdict};
+use crate::handshake;
+use crate::leg;
+use crate::record::Record;
+use crate::session::{self, Inward};
+use crate::shared::Shared;
+
+/// Takes relays in.
+pub(crate) async fn accept(shared: Arc<Shared>, listener: TcpListener) {
+    loop {
+        let (stream, _) = edge::accept(&listener).await;
+        take_in(&shared, stream);
+    }
+}
+
+/// So many may be about to show who they are; more are hung up on.
+const MOST_UNKNOWN: usize = 1024;
+static UNKNOWN: AtomicUsize = AtomicUsize::new(0);
+
+fn take_in(shared: &Arc<Shared>, stream: StdStream) {
+    if UNKNOWN.fetch_add(1, Relaxed) >= MOST_UNKNOWN {
+        UNKNOWN.fetch_sub(1, Relaxed);
+        return shared.metrics.count_stranger();
+    }
+    let shared = shared.clone();
+    shared.clone().spawn(shared.next_worker(), async move {
+        let known = meet(&shared, stream).await;
+        UNKNOWN.fetch_sub(1, Relaxed);
+        match known {
+            Ok((stream, peer)) => serve(shared, stream, &peer).await,
+            Err(error) => {
+                shared.metrics.count_stranger();
+                tracing::debug!(%error, "somebody came who is no relay of ours");
+            }
+        }
+    });
+}
+
+/// Who it is, by name.
+async fn meet(shared: &Shared, stream: StdStream) -> Result<(TcpStream, String), FrameError> {
+    let (mut stream, loaded) = (TcpStream::from_std(stream)?, shared.loaded());
+    let index = handshake::listen(&mut stream, &loaded.config.name, |name| {
+        let peers = &loaded.config.accept.as_ref()?.peers;
+        let index = peers.iter().position(|peer| peer.name == name)?;
+        Some((index, loaded.accepted_keys[index].clone()))
+    });
+    let index = index.await?;
+    let peer = &loaded.config.accept.as_ref().expect("one of its peers came").peers[index];
+    leg::welcome(&stream, &peer.leg)?;
+    Ok((stream, peer.name.clone()))
+}
+
+async fn serve(shared: Arc<Shared>, mut stream: TcpStream, peer: &str) {
+    shared.metrics.idle_legs.inc();
+    let opened = Open::read(&mut stream).await;
+    shared.metrics.idle_legs.dec();
+    // A connection that was not needed is closed without a word.
+    let Ok(open) = opened else { return };
+    let (inward, loaded) = (Inward::Relay(stream), shared.loaded());
+    let slot = shared.slot();
+    let request = match judge(&loaded, peer, open) {
+        Ok(request) if slot.is_some() => request,
+        other => {
+            let verdict = other.err().unwrap_or(Verdict::Full);
+            shared.metrics.count(None, "relay", verdict);
+            return inward.refuse(verdict).await;
+        }
+    };
+    let via = request.via.as_deref();
+    let record = Record::new(
+        (open.client, open.target),
+        request.via.clone(),
+        Instant::now(),
+        shared.metrics.flows(via),
+    );
+    record.note(&record.phases.accepted);
+    let onward = request.dial(&shared, &[]).await;
+    record.note(&record.phases.dialed);
+    let verdict = match onward {
+        Ok(onward) => session::run(inward, onward, loaded.config.data, &record).await,
+        Err(verdict) => {
+            inward.refuse(verdict).await;
+            verdict
+        }
+    };
+    shared.metrics.count(via, "relay", verdict);
+    if loaded.config.log_connections {
+        record.log(verdict);
+    }
+}
+
+/// Where it goes, if this peer may go there. The configuration of now counts, not that of when it came.
+fn judge(loaded: &Loaded, peer: &str, open: Open) -> Result<Request, Verdict> {
+    let accept = loaded.config.accept.as_ref().ok_or(Verdict::Denied)?;
+    let peer = accept.peers.iter().find(|accepted| accepted.name == peer).ok_or(Verdict::Denied)?;
+    if !peer.targets.iter().any(|targets| targets.contain(open.target)) {
+        return Err(Verdict::Denied);
+    }
+    let via = loaded.config.route(open.target).and_then(|(_, route)| route.via.clone());
+    Ok(Request { open, via })
+}

@@ -1,0 +1,137 @@
+//! A key that two relays share, in a file of which nobody else can read.
+
+use std::fmt::{self, Write as _};
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use aws_lc_rs::{hmac, rand};
+use thiserror::Error;
+
+/// Bytes.
+const LENGTH: usize = 32;
+
+/// For proofs that one has it.
+#[derive(Clone)]
+pub(crate) struct Key(hmac::Key);
+
+/// Why there is no key.
+#[derive(Debug, Error)]
+pub enum KeyError {
+    /// The file cannot be read or written.
+    #[error("the key {path}: {source}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Others could have it.
+    #[error("the key {path} can be read by other users: chmod 600 {path}")]
+    Open {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is something else.
+    #[error("{path} holds no key: 64 hexadecimal digits are expected, as shunt relay new-key writes them")]
+    Shape {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl Key {
+    pub(crate) fn read(path: &Path) -> Result<Key, KeyError> {
+        let failed = |source| KeyError::File { path: path.to_owned(), source };
+        if std::fs::metadata(path).map_err(failed)?.mode() & 0o077 != 0 {
+            return Err(KeyError::Open { path: path.to_owned() });
+        }
+        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let bytes = from_hex(text.trim()).ok_or_else(|| KeyError::Shape { path: path.to_owned() })?;
+        Ok(Key(hmac::Key::new(hmac::HMAC_SHA256, &bytes)))
+    }
+
+    /// Over the parts, whose lengths are fixed by the protocol.
+    pub(crate) fn sign(&self, parts: &[&[u8]]) -> [u8; LENGTH] {
+        let mut context = hmac::Context::with_key(&self.0);
+        for part in parts {
+            context.update(part);
+        }
+        context.sign().as_ref().try_into().expect("SHA-256 has 32 bytes")
+    }
+
+    /// Whether `proof` is that of somebody with the same key; takes as long whatever it is.
+    pub(crate) fn verifies(&self, parts: &[&[u8]], proof: &[u8]) -> bool {
+        hmac::verify(&self.0, &parts.concat(), proof).is_ok()
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Key")
+    }
+}
+
+/// What nobody can foresee.
+pub(crate) fn nonce() -> [u8; LENGTH] {
+    let mut bytes = [0; LENGTH];
+    rand::fill(&mut bytes).expect("the kernel has random bytes");
+    bytes
+}
+
+/// Writes a new key to a file that does not exist yet.
+pub fn new_key(path: &Path) -> Result<(), KeyError> {
+    let mut text = String::new();
+    for byte in nonce() {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text.push('\n');
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|source| KeyError::File { path: path.to_owned(), source })
+}
+
+fn from_hex(text: &str) -> Option<[u8; LENGTH]> {
+    let digits: Vec<u8> =
+        text.chars().map(|char| char.to_digit(16).map(|digit| digit as u8)).collect::<Option<_>>()?;
+    let bytes: Vec<u8> =
+        digits.chunks(2).map(|pair| pair[0] << 4 | pair.get(1).copied().unwrap_or(0)).collect();
+    bytes.try_into().ok().filter(|_| digits.len() == 2 * LENGTH)
+}
+
+#[cfg(test)]
+pub(crate) fn of(byte: u8) -> Key {
+    Key(hmac::Key::new(hmac::HMAC_SHA256, &[byte; LENGTH]))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_new_key_is_its_owners_alone_and_is_not_overwritten() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        new_key(&path).unwrap();
+        let key = Key::read(&path).unwrap();
+        assert!(key.verifies(&[b"a", b"b"], &key.sign(&[b"a", b"b"])));
+        assert!(!key.verifies(&[b"a", b"c"], &key.sign(&[b"a", b"b"])));
+        assert!(matches!(new_key(&path), Err(KeyError::File { .. })));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        assert!(matches!(Key::read(&path), Err(KeyError::Open { .. })));
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        for text in ["", "00", &"0".repeat(63), &"0".repeat(65), &"g".repeat(64), &"é".repeat(32)] {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+            assert!(matches!(Key::read(&path), Err(KeyError::Shape { .. })), "{text}");
+        }
+    }
+}

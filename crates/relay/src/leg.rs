@@ -1,0 +1,136 @@
+//! A connection between two relays: made so that it fills its leg from the first byte on, and noticed soon when the other
+//! end is gone.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use shunt_kernel::window::End;
+use shunt_sys::tuning;
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use thiserror::Error;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+use crate::config::{AcceptedPeer, Leg, Loaded, Peer};
+use crate::frame::FrameError;
+use crate::handshake;
+use crate::key::Key;
+
+/// Why there is no connection to a relay.
+#[derive(Debug, Error)]
+pub(crate) enum LegError {
+    #[error("no connection: {0}")]
+    Connect(#[from] io::Error),
+    #[error(transparent)]
+    Hello(#[from] FrameError),
+}
+
+/// A connection to a peer which has shown that it has the key, as this relay has. `name` is this relay's.
+pub(crate) async fn connect(peer: &Peer, name: &str, key: &Key) -> Result<TcpStream, LegError> {
+    let socket =
+        Socket::new(Domain::for_address(peer.address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    prepare(&socket, std::slice::from_ref(&peer.leg).iter())?;
+    let connecting = TcpSocket::from_std_stream(socket.into()).connect(peer.address);
+    let mut stream = tokio::time::timeout(CONNECT_LIMIT, connecting)
+        .await
+        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    pace(&stream, &peer.leg)?;
+    handshake::call(&mut stream, name, key).await?;
+    Ok(stream)
+}
+
+/// Where peers connect to.
+pub(crate) fn listen(address: SocketAddr, peers: &[AcceptedPeer]) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    // Windows are agreed on before it is known who comes.
+    prepare(&socket, peers.iter().map(|peer| &peer.leg))?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// One has come, and is known now.
+pub(crate) fn welcome(stream: &TcpStream, leg: &Leg) -> io::Result<()> {
+    pace(stream, leg)?;
+    watch_over(SockRef::from(stream), LEG_KEEPALIVE)
+}
+
+/// With what congestion window connections of these ends begin, in segments.
+pub(crate) fn windows(loaded: &Loaded) -> Vec<(End, u32)> {
+    let segments = |leg: &Leg| leg.window().map_or(0, |bytes| bytes.div_ceil(SEGMENT) as u32);
+    let to = loaded.config.peers.iter().map(|peer| (End::To(peer.address), segments(&peer.leg)));
+    let accept = loaded.config.accept.iter();
+    let at = accept.flat_map(|accept| {
+        let widest = accept.peers.iter().map(|peer| segments(&peer.leg)).max().unwrap_or(0);
+        accept.listen.iter().map(move |address| (End::At(address.port()), widest))
+    });
+    to.chain(at).filter(|(_, segments)| *segments > 0).collect()
+}
+
+/// What cannot work on this host, before anything is begun.
+pub(crate) fn check(loaded: &Loaded) -> Result<(), String> {
+    let accepted = loaded.config.accept.iter().flat_map(|accept| &accept.peers);
+    let legs = loaded.config.peers.iter().map(|peer| &peer.leg).chain(accepted.map(|peer| &peer.leg));
+    let probe = Socket::new(Domain::IPV4, Type::STREAM, None).map_err(|error| error.to_string())?;
+    for algorithm in legs.filter_map(|leg| leg.congestion.as_deref()) {
+        sockopt::set_tcp_congestion(&probe, algorithm).map_err(|error| {
+            let file = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+            let there = std::fs::read_to_string(file).unwrap_or_default();
+            format!("congestion = {algorithm:?} cannot be used here ({error}); there are: {}", there.trim())
+        })?;
+    }
+    Ok(())
+}
+
+/// A connection to something else than a relay: a client, a target.
+pub(crate) fn watch_over_stranger(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    watch_over(SockRef::from(stream), STRANGER_KEEPALIVE)
+}
+
+const BACKLOG: i32 = 4096;
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// What a segment of Ethernet carries, with timestamps.
+const SEGMENT: u64 = 1448;
+/// What is used where nothing else is said, because its window survives a pause.
+const TURBO_CONGESTION: &str = "bbr";
+
+/// Idle time, and the time between two probes. A leg that is gone must not be handed out.
+const LEG_KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3));
+/// A client that vanished is noticed some time.
+const STRANGER_KEEPALIVE: (Duration, Duration) = (Duration::from_secs(120), Duration::from_secs(15));
+
+/// Before it connects or listens. Buffers are shared by all that may come this way.
+fn prepare<'a>(socket: &Socket, legs: impl Iterator<Item = &'a Leg> + Clone) -> io::Result<()> {
+    if let Some(window) = legs.clone().filter_map(Leg::window).max() {
+        // Half of it is for the window, and what the kernel calls its size is twice what is asked for. A second window
+        // waits behind the one that is on the way.
+        let bytes = u32::try_from(2 * window).unwrap_or(u32::MAX).min(i32::MAX as u32 / 2);
+        tuning::set_receive_buffer(socket, bytes)?;
+        tuning::set_send_buffer(socket, bytes)?;
+    }
+    let explicit = legs.clone().find_map(|leg| leg.congestion.as_deref());
+    if let Some(algorithm) = explicit {
+        sockopt::set_tcp_congestion(socket, algorithm)?;
+    } else if legs.clone().any(|leg| leg.turbo) {
+        // Not everywhere.
+        let _ = sockopt::set_tcp_congestion(socket, TURBO_CONGESTION);
+    }
+    socket.set_tcp_nodelay(true)?;
+    watch_over(SockRef::from(socket), LEG_KEEPALIVE)
+}
+
+/// No more than the leg carries, so that a large window does not leave in one burst.
+fn pace(socket: impl AsFd, leg: &Leg) -> io::Result<()> {
+    if let Some(bandwidth) = leg.bandwidth.filter(|_| leg.turbo) {
+        tuning::set_max_pacing_rate(socket, bandwidth.bytes_per_second())?;
+    }
+    Ok(())
+}
+
+fn watch_over(socket: SockRef<'_>, (idle, interval): (Duration, Duration)) -> io::Result<()> {
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle).with_interval(interval).with_retries(4))
+}

@@ -1,0 +1,39 @@
+//! The relay: between two sites with a long round trip, each TCP connection becomes three short ones that cost nothing to
+//! set up (docs/relay.md). Clients and servers are untouched.
+//!
+//! Inner shape: `config`; `edge` takes clients in, `syn` and `intercept` those who do not know of a relay; `exit` takes
+//! other relays in (`handshake`, `frame`); `dial` goes onward, by a connection from the `pool` where there is one; `session`
+//! and `pump` move the bytes; `control`, `scrape` and `metrics` tell; `relay` is the life of it all.
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod control;
+mod dial;
+mod early;
+mod edge;
+mod exit;
+mod frame;
+mod handshake;
+mod intercept;
+mod key;
+mod leg;
+mod metrics;
+mod pipe;
+mod pool;
+mod pump;
+mod queue;
+mod queueing;
+mod record;
+mod relay;
+mod scrape;
+mod session;
+mod shared;
+mod syn;
+mod tool;
+
+pub use config::{ConfigError, DEFAULT_CONTROL};
+pub use control::{AskError, Request, ask};
+pub use key::{KeyError, new_key};
+pub use relay::{Error, check, run};
+pub use tool::ToolError;

@@ -1,0 +1,128 @@
+//! What the relay has counted since it started, for Prometheus and for `shunt relay status`.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use crate::frame::Verdict;
+use crate::pool::Level;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    pub(crate) open: Gauge,
+    pub(crate) idle_legs: Gauge,
+    connections: Family<Connection, Counter>,
+    bytes: Family<Bytes, Counter>,
+    early: Family<Outcome, Counter>,
+    strangers: Counter,
+    pools: Family<PoolState, Gauge>,
+    taken: Family<PoolOutcome, Gauge>,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Connection {
+    via: String,
+    mode: &'static str,
+    verdict: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Bytes {
+    via: String,
+    direction: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Outcome {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PoolState {
+    peer: String,
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PoolOutcome {
+    peer: String,
+    outcome: &'static str,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Metrics {
+        let mut registry = Registry::with_prefix("shunt_relay");
+        let (open, idle_legs, strangers) = (Gauge::default(), Gauge::default(), Counter::default());
+        let (connections, bytes, early) = (Family::default(), Family::default(), Family::default());
+        let (pools, taken) = (Family::default(), Family::default());
+        registry.register("open_connections", "Connections that are being relayed", open.clone());
+        registry.register(
+            "idle_legs",
+            "Connections of other relays that wait for a target",
+            idle_legs.clone(),
+        );
+        registry.register("connections", "Connections by what became of them at first", connections.clone());
+        registry.register("bytes", "Bytes moved", bytes.clone());
+        registry.register("early", "Onward connections that began with a SYN", early.clone());
+        registry.register("strangers", "Connections that did not show to be a relay's", strangers.clone());
+        registry.register("pool_connections", "Connections kept ready for a peer", pools.clone());
+        registry.register(
+            "pool_events",
+            "What became of connections kept ready, since the start",
+            taken.clone(),
+        );
+        Metrics { registry, open, idle_legs, connections, bytes, early, strangers, pools, taken }
+    }
+
+    pub(crate) fn count(&self, via: Option<&str>, mode: &'static str, verdict: Verdict) {
+        let label = Connection { via: name(via), mode, verdict: verdict.label() };
+        self.connections.get_or_create(&label).inc();
+    }
+
+    /// The counters of what goes to the target and of what comes from it.
+    pub(crate) fn flows(&self, via: Option<&str>) -> (Counter, Counter) {
+        let of = |direction| self.bytes.get_or_create(&Bytes { via: name(via), direction }).clone();
+        (of("up"), of("down"))
+    }
+
+    pub(crate) fn count_early(&self, outcome: &'static str) {
+        self.early.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    pub(crate) fn count_stranger(&self) {
+        self.strangers.inc();
+    }
+
+    /// In the text format of Prometheus.
+    pub(crate) fn text(&self, pools: impl Iterator<Item = (String, Level)>) -> String {
+        for (peer, level) in pools {
+            let counts = level.counts;
+            for (state, value) in [("ready", level.ready), ("making", level.making), ("wanted", level.wanted)]
+            {
+                self.pools.get_or_create(&PoolState { peer: peer.clone(), state }).set(value as i64);
+            }
+            let outcomes = [
+                ("hit", counts.hits),
+                ("miss", counts.misses),
+                ("stale", counts.stale),
+                ("expired", counts.expired),
+                ("failed", counts.failed),
+            ];
+            for (outcome, value) in outcomes {
+                self.taken.get_or_create(&PoolOutcome { peer: peer.clone(), outcome }).set(value as i64);
+            }
+        }
+        let mut text = String::new();
+        encode(&mut text, &self.registry).expect("a string takes everything");
+        text
+    }
+}
+
+fn name(via: Option<&str>) -> String {
+    via.unwrap_or("direct").to_owned()
+}

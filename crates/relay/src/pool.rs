@@ -1,0 +1,320 @@
+//! Connections to a peer that are ready before anybody asks: between two marks, as many as were lately taken at a time.
+
+use std::collections::VecDeque;
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use rustix::net::{RecvFlags, recv};
+use serde::Serialize;
+use tokio::sync::Notify;
+
+use crate::config::{Peer, Pool as Marks};
+use crate::key::Key;
+use crate::leg;
+
+/// Of one peer. Whoever takes one has it for itself; it never comes back.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    peer: Peer,
+    key: Key,
+    /// This relay's.
+    name: String,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    marks: Marks,
+    ready: VecDeque<Ready>,
+    /// Being made.
+    making: usize,
+    demand: Demand,
+    counts: Counts,
+    /// After a failure none is made before this.
+    not_before: Option<Instant>,
+    failures: u32,
+}
+
+#[derive(Debug)]
+struct Ready {
+    stream: TcpStream,
+    since: Instant,
+}
+
+/// What has become of connections that were wanted, since the start.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Counts {
+    /// A ready one was taken.
+    pub(crate) hits: u64,
+    /// There was none.
+    pub(crate) misses: u64,
+    /// Found dead when they were to be taken, or before.
+    pub(crate) stale: u64,
+    /// Replaced because nobody had taken them for so long.
+    pub(crate) expired: u64,
+    /// Could not be made.
+    pub(crate) failed: u64,
+}
+
+/// A pool now.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Level {
+    pub(crate) ready: usize,
+    pub(crate) making: usize,
+    pub(crate) wanted: usize,
+    #[serde(flatten)]
+    pub(crate) counts: Counts,
+}
+
+/// How often levels and ages are looked at.
+const TICK: Duration = Duration::from_secs(1);
+/// So many are made at a time.
+const PARALLEL: usize = 64;
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+
+impl Pool {
+    pub(crate) fn new(peer: Peer, key: Key, name: String) -> Arc<Pool> {
+        let state = State { marks: peer.pool, ..State::default() };
+        Arc::new(Pool { peer, key, name, state: Mutex::new(state), changed: Notify::new() })
+    }
+
+    pub(crate) fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// Whether this pool serves what that configuration says of a peer; its marks may differ.
+    pub(crate) fn serves(&self, peer: &Peer, key: &Key, name: &str) -> bool {
+        let leg =
+            |peer: &Peer| (peer.leg.turbo, peer.leg.bandwidth, peer.leg.rtt, peer.leg.congestion.clone());
+        let same_key = key.sign(&[b"same"]) == self.key.sign(&[b"same"]);
+        self.peer.address == peer.address && leg(&self.peer) == leg(peer) && self.name == name && same_key
+    }
+
+    pub(crate) fn set_marks(&self, marks: Marks) {
+        self.state().marks = marks;
+        self.changed.notify_one();
+    }
+
+    /// A ready connection, if there is one that is alive.
+    pub(crate) fn take(&self) -> Option<TcpStream> {
+        let mut state = self.state();
+        state.demand.note();
+        // The youngest: those that nobody needs grow old and are replaced.
+        let taken = loop {
+            match state.ready.pop_back() {
+                Some(ready) if is_alive(&ready.stream) => break Some(ready.stream),
+                Some(_) => state.counts.stale += 1,
+                None => break None,
+            }
+        };
+        match taken {
+            Some(_) => state.counts.hits += 1,
+            None => state.counts.misses += 1,
+        }
+        drop(state);
+        self.changed.notify_one();
+        taken
+    }
+
+    /// One that is made now.
+    pub(crate) async fn make(&self) -> Result<tokio::net::TcpStream, leg::LegError> {
+        leg::connect(&self.peer, &self.name, &self.key).await
+    }
+
+    pub(crate) fn level(&self) -> Level {
+        let state = self.state();
+        Level { ready: state.ready.len(), making: state.making, wanted: state.wanted(), counts: state.counts }
+    }
+
+    /// Fills it up as long as it is kept.
+    pub(crate) async fn keep(self: Arc<Pool>) {
+        let mut tick = tokio::time::interval(TICK);
+        loop {
+            tokio::select! {
+                _ = tick.tick() => self.state().age(),
+                () = self.changed.notified() => {}
+            }
+            for _ in 0..self.state().begin() {
+                let pool = self.clone();
+                tokio::spawn(async move { pool.add().await });
+            }
+        }
+    }
+
+    async fn add(&self) {
+        // Other threads take it: it is registered with the runtime of the one that does.
+        let made = match self.make().await {
+            Ok(stream) => stream.into_std().map_err(leg::LegError::Connect),
+            Err(error) => Err(error),
+        };
+        self.state().end(made.map_err(|error| {
+            tracing::debug!(peer = self.peer.name, %error, "no connection to keep ready");
+        }));
+        self.changed.notify_one();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nobody panics while it is locked")
+    }
+}
+
+impl State {
+    fn wanted(&self) -> usize {
+        self.demand.wanted().clamp(self.marks.low, self.marks.high)
+    }
+
+    /// How many to make now.
+    fn begin(&mut self) -> usize {
+        if self.not_before.is_some_and(|time| Instant::now() < time) {
+            return 0;
+        }
+        // After a failure one tries the ground.
+        let parallel = if self.failures > 0 { 1 } else { PARALLEL };
+        let missing = self.wanted().saturating_sub(self.ready.len() + self.making);
+        let now = missing.min(parallel.saturating_sub(self.making));
+        self.making += now;
+        now
+    }
+
+    fn end(&mut self, made: Result<TcpStream, ()>) {
+        self.making -= 1;
+        match made {
+            Ok(stream) => {
+                self.failures = 0;
+                self.ready.push_back(Ready { stream, since: Instant::now() });
+            }
+            Err(()) => {
+                self.counts.failed += 1;
+                self.failures += 1;
+                let pause = Duration::from_millis(100 << self.failures.min(6)).min(MAX_PAUSE);
+                self.not_before = Some(Instant::now() + pause);
+            }
+        }
+    }
+
+    /// A second has passed.
+    fn age(&mut self) {
+        self.demand.decay();
+        let before = self.ready.len();
+        self.ready.retain(|ready| is_alive(&ready.stream));
+        self.counts.stale += (before - self.ready.len()) as u64;
+        let idle = self.marks.idle.0;
+        while self.ready.front().is_some_and(|oldest| oldest.since.elapsed() > idle) {
+            self.ready.pop_front();
+            self.counts.expired += 1;
+        }
+        let wanted = self.wanted();
+        self.ready.drain(..self.ready.len().saturating_sub(wanted));
+    }
+}
+
+/// Nothing is to be read from a connection that waits for its first target: no byte, no end and no error.
+fn is_alive(stream: &TcpStream) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    matches!(recv(stream, &mut [0; 1], flags), Err(rustix::io::Errno::AGAIN))
+}
+
+/// How many are taken in a second, at most, of late.
+#[derive(Debug, Default)]
+struct Demand {
+    peak: f64,
+    this_second: u32,
+}
+
+/// What is left of a peak after a second: half of it after a minute.
+const DECAY: f64 = 0.9885;
+/// Room for a peak that is larger than the last.
+const MARGIN: f64 = 1.25;
+
+impl Demand {
+    fn note(&mut self) {
+        self.this_second += 1;
+        self.peak = self.peak.max(self.this_second.into());
+    }
+
+    fn decay(&mut self) {
+        self.this_second = 0;
+        self.peak *= DECAY;
+    }
+
+    fn wanted(&self) -> usize {
+        (self.peak * MARGIN).ceil() as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(low: usize, high: usize) -> State {
+        State { marks: Marks { low, high, ..Marks::default() }, ..State::default() }
+    }
+
+    fn connected() -> (TcpStream, TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (client, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn a_burst_is_remembered_and_then_forgotten() {
+        let mut state = state(4, 256);
+        assert_eq!(state.wanted(), 4);
+        for _ in 0..100 {
+            state.demand.note();
+        }
+        assert_eq!(state.wanted(), 125);
+        for _ in 0..60 {
+            state.age();
+        }
+        assert!((60..70).contains(&state.wanted()), "{}", state.wanted());
+        for _ in 0..600 {
+            state.age();
+        }
+        assert_eq!(state.wanted(), 4);
+        for _ in 0..1000 {
+            state.demand.note();
+        }
+        assert_eq!(state.wanted(), 256);
+    }
+
+    #[test]
+    fn after_a_failure_there_is_a_pause_and_then_one_attempt() {
+        let mut state = state(8, 8);
+        assert_eq!(state.begin(), 8);
+        assert_eq!(state.begin(), 0);
+        for _ in 0..8 {
+            state.end(Err(()));
+        }
+        assert_eq!(state.begin(), 0);
+        state.not_before = Some(Instant::now());
+        assert_eq!(state.begin(), 1);
+        let (stream, _peer) = connected();
+        state.end(Ok(stream));
+        assert_eq!(state.begin(), 7);
+    }
+
+    #[test]
+    fn none_is_handed_out_that_has_ended_or_says_something() {
+        let (one, peer) = connected();
+        assert!(is_alive(&one));
+        drop(peer);
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!is_alive(&one));
+        let (one, mut peer) = connected();
+        std::io::Write::write_all(&mut peer, b"x").unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!is_alive(&one));
+    }
+
+    #[test]
+    fn nothing_is_kept_where_nothing_may_be() {
+        let mut state = state(0, 0);
+        state.demand.note();
+        assert_eq!(state.begin(), 0);
+    }
+}

@@ -1,0 +1,124 @@
+//! The rules that show SYNs to the relay before anything else sees them: a chain of its own that the mangle table jumps to.
+//! Made by iptables, because not every kernel that has netfilter queues lets nftables name one; it takes both kinds.
+
+use std::fmt::Write as _;
+
+use ipnet::IpNet;
+
+use crate::config::{Intercept, Mode, Route};
+use crate::tool::{Tool, ToolError};
+
+/// Until they are dropped.
+#[derive(Debug)]
+pub(crate) struct Queueing {
+    intercept: Intercept,
+}
+
+impl Queueing {
+    /// Makes them, in place of any that are there.
+    pub(crate) fn make(intercept: &Intercept, routes: &[Route]) -> Result<Queueing, ToolError> {
+        remove();
+        let queueing = Queueing { intercept: intercept.clone() };
+        queueing.load(routes, "-I PREROUTING -j SHUNT-RELAY\n")?;
+        Ok(queueing)
+    }
+
+    /// Other routes, in one step for each family.
+    pub(crate) fn replace(&self, routes: &[Route]) -> Result<(), ToolError> {
+        self.load(routes, "")
+    }
+
+    fn load(&self, routes: &[Route], jump: &str) -> Result<(), ToolError> {
+        for family in &FAMILIES {
+            family.restore.run(["--noflush"], &script(family, &self.intercept, routes, jump))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Queueing {
+    fn drop(&mut self) {
+        remove();
+    }
+}
+
+/// IPv4 or IPv6.
+struct Family {
+    command: Tool,
+    restore: Tool,
+    has: fn(&IpNet) -> bool,
+}
+
+const PACKAGE: &str = "iptables";
+const FAMILIES: [Family; 2] = [
+    Family {
+        command: Tool { program: "iptables", package: PACKAGE },
+        restore: Tool { program: "iptables-restore", package: PACKAGE },
+        has: |net| matches!(net, IpNet::V4(_)),
+    },
+    Family {
+        command: Tool { program: "ip6tables", package: PACKAGE },
+        restore: Tool { program: "ip6tables-restore", package: PACKAGE },
+        has: |net| matches!(net, IpNet::V6(_)),
+    },
+];
+
+/// The chain with all its rules, which takes the place of what it held. The first that matches counts.
+fn script(family: &Family, intercept: &Intercept, routes: &[Route], jump: &str) -> String {
+    let mut text = "*mangle\n:SHUNT-RELAY - [0:0]\n".to_owned();
+    let any = [String::new()];
+    let interfaces: Vec<String> = intercept.interfaces.iter().map(|name| format!("-i {name} ")).collect();
+    for route in routes {
+        let ports: Vec<String> = route.ports.iter().map(|port| format!("--dport {port} ")).collect();
+        let fate = match route.mode {
+            Mode::Late => "RETURN".to_owned(),
+            Mode::Early | Mode::Faithful => format!("NFQUEUE --queue-num {} --queue-bypass", intercept.queue),
+        };
+        for net in route.to.iter().filter(|net| (family.has)(net)) {
+            for interface in if interfaces.is_empty() { &any[..] } else { &interfaces } {
+                for port in if ports.is_empty() { &any[..] } else { &ports } {
+                    let _ = writeln!(text, "-A SHUNT-RELAY {interface}-d {net} -p tcp --syn {port}-j {fate}");
+                }
+            }
+        }
+    }
+    text + jump + "COMMIT\n"
+}
+
+/// Whatever of it is there.
+fn remove() {
+    for Family { command, .. } in &FAMILIES {
+        let table = |line: &str| command.run(["-t", "mangle"].into_iter().chain(line.split(' ')), "");
+        while table("-D PREROUTING -j SHUNT-RELAY").is_ok() {}
+        let _ = table("-F SHUNT-RELAY");
+        let _ = table("-X SHUNT-RELAY");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Loaded;
+
+    #[test]
+    fn each_net_and_port_has_its_rule_in_the_order_of_the_routes() {
+        let text = "name = 'a'\n[intercept]\ninterfaces = ['eth0']\n\
+            [[route]]\nto = ['10.3.0.0/24', 'fd00:3::/64']\nports = [80, 443]\n\
+            [[route]]\nto = ['10.0.0.0/8']\nmode = 'late'\n";
+        let config = Loaded::parse(text).unwrap().config;
+        let lines = |family: &Family| {
+            let script = script(family, config.intercept.as_ref().unwrap(), &config.routes, "");
+            script.lines().filter(|line| line.starts_with("-A")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let queue = "NFQUEUE --queue-num 7440 --queue-bypass";
+        assert_eq!(
+            lines(&FAMILIES[0]),
+            [
+                format!("-A SHUNT-RELAY -i eth0 -d 10.3.0.0/24 -p tcp --syn --dport 80 -j {queue}"),
+                format!("-A SHUNT-RELAY -i eth0 -d 10.3.0.0/24 -p tcp --syn --dport 443 -j {queue}"),
+                "-A SHUNT-RELAY -i eth0 -d 10.0.0.0/8 -p tcp --syn -j RETURN".to_owned(),
+            ]
+        );
+        assert_eq!(lines(&FAMILIES[1]).len(), 2);
+    }
+}

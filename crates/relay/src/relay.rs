@@ -1,0 +1,356 @@
+//! A relay's life: its threads, what it listens to, and what it is told while it runs.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+use serde_json::{Value, json};
+use shunt_kernel::window::Windows;
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Handle};
+use tokio::signal::unix::Signal;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+use crate::config::{Config, ConfigError, Loaded};
+use crate::control::{Asked, Control, Request};
+use crate::intercept::Rules;
+use crate::shared::Shared;
+use crate::syn::Syns;
+use crate::tool::ToolError;
+use crate::{edge, exit, leg, scrape};
+
+/// Why a relay does not run.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The file is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// This host lacks something.
+    #[error("{0}")]
+    Host(String),
+    /// The rules cannot be made.
+    #[error(transparent)]
+    Intercept(#[from] ToolError),
+    /// An address, or the control socket, cannot be had.
+    #[error("cannot listen at {place}: {source}")]
+    Listen {
+        /// Where.
+        place: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// Threads cannot be made.
+    #[error("no threads: {0}")]
+    Threads(io::Error),
+}
+
+/// Whether a relay could run with this file, as far as can be told without doing it.
+pub fn check(path: &Path) -> Result<(), Error> {
+    leg::check(&Loaded::read(path)?).map_err(Error::Host)
+}
+
+/// Runs a relay until `shutdown` completes or it was drained. `ready` is called when it serves; with each `hangup` it reads
+/// its file again. Needs a tokio runtime with I/O and time.
+pub async fn run(
+    path: PathBuf,
+    ready: impl FnOnce(),
+    hangup: Signal,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    let loaded = Loaded::read(&path)?;
+    leg::check(&loaded).map_err(Error::Host)?;
+    raise_descriptor_limit();
+    let control_path = loaded.config.control.clone();
+    let control = Control::open(&control_path).map_err(listening(control_path.display()))?;
+    // Before anything listens: only sockets made afterwards are concerned.
+    let windows = windows(&loaded)?;
+    let crew = Crew::hire()?;
+    let shared = Arc::new(Shared::new(loaded.clone(), crew.handles.clone()));
+    let mut relay =
+        Relay { path, shared, windows, posts: HashMap::new(), rules: None, began: Instant::now() };
+    relay.apply(loaded).await?;
+    let (sender, mut asked) = mpsc::channel(16);
+    ready();
+    tokio::select! {
+        () = shutdown => {}
+        () = control.serve(sender) => {}
+        () = relay.obey(&mut asked, hangup) => {}
+    }
+    relay.close().await;
+    Ok(())
+}
+
+struct Relay {
+    path: PathBuf,
+    shared: Arc<Shared>,
+    windows: Option<Windows>,
+    /// What waits for connections.
+    posts: HashMap<Post, JoinHandle<()>>,
+    rules: Option<Rules>,
+    began: Instant,
+}
+
+/// Something that is waited at.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Post {
+    Forward(SocketAddr),
+    /// With the window for which its sockets have room.
+    Relays(SocketAddr, u64),
+    Diverted(SocketAddr),
+    Syns(u16, u32),
+    Metrics(SocketAddr),
+}
+
+impl Relay {
+    /// From now on this is the configuration: at once, and without a connection being lost. If something of it cannot be
+    /// had, the rest is in force all the same, and it is said.
+    async fn apply(&mut self, loaded: Loaded) -> Result<(), Error> {
+        leg::check(&loaded).map_err(Error::Host)?;
+        if let Some(windows) = &mut self.windows {
+            for (end, segments) in leg::windows(&loaded) {
+                windows.set(end, segments).map_err(|error| Error::Host(error.to_string()))?;
+            }
+        }
+        let (wanted, config) = (posts(&loaded.config), loaded.config.clone());
+        self.shared.adopt(loaded);
+        let gone: Vec<Post> = self.posts.keys().filter(|post| !wanted.contains(post)).cloned().collect();
+        for post in gone {
+            self.leave(&post).await;
+        }
+        for post in wanted {
+            if !self.posts.contains_key(&post) {
+                let task = self.man(&post, &config)?;
+                self.posts.insert(post, task);
+            }
+        }
+        self.rules = match (self.rules.take(), &config.intercept) {
+            (Some(mut rules), Some(intercept)) if rules.intercept() == intercept => {
+                rules.replace(&config)?;
+                Some(rules)
+            }
+            (old, Some(intercept)) => {
+                drop(old);
+                Some(Rules::make(intercept, &config)?)
+            }
+            (_, None) => None,
+        };
+        Ok(())
+    }
+
+    fn man(&self, post: &Post, config: &Config) -> Result<JoinHandle<()>, Error> {
+        let shared = self.shared.clone();
+        Ok(match post {
+            Post::Forward(address) => {
+                let listener = edge::listen(*address).map_err(listening(address))?;
+                tokio::spawn(edge::forward(shared, listener, *address))
+            }
+            Post::Diverted(address) => {
+                let listener = edge::listen_for_all(*address).map_err(listening(address))?;
+                tokio::spawn(edge::intercept(shared, listener))
+            }
+            Post::Relays(address, _) => {
+                let peers = config.accept.as_ref().map_or(&[][..], |accept| &accept.peers);
+                let listener = leg::listen(*address, peers).map_err(listening(address))?;
+                tokio::spawn(exit::accept(shared, listener))
+            }
+            Post::Syns(queue, _) => {
+                let intercept = config.intercept.as_ref().expect("its post is wanted");
+                let place = format!("netfilter queue {queue}");
+                tokio::spawn(Syns::open(shared, intercept).map_err(listening(place))?.watch())
+            }
+            Post::Metrics(address) => {
+                let listener = std::net::TcpListener::bind(address).and_then(|listener| {
+                    listener.set_nonblocking(true)?;
+                    TcpListener::from_std(listener)
+                });
+                tokio::spawn(scrape::serve(shared, listener.map_err(listening(address))?))
+            }
+        })
+    }
+
+    async fn leave(&mut self, post: &Post) {
+        if let Some(task) = self.posts.remove(post) {
+            task.abort();
+            // Its socket is closed when it has ended.
+            let _ = task.await;
+        }
+    }
+
+    /// Until it is drained.
+    async fn obey(&mut self, asked: &mut mpsc::Receiver<Asked>, mut hangup: Signal) {
+        let mut drained: Option<Instant> = None;
+        loop {
+            let pause = tokio::time::sleep(Duration::from_millis(100));
+            tokio::select! {
+                Some((request, answer)) = asked.recv() => self.answer(request, answer, &mut drained).await,
+                Some(()) = hangup.recv() => {
+                    if let Err(why) = self.change(Loaded::read(&self.path)).await {
+                        tracing::error!(why, "the configuration stays as it was");
+                    }
+                }
+                () = pause, if drained.is_some() => {
+                    let late = drained.is_some_and(|deadline| Instant::now() >= deadline);
+                    if late || self.shared.metrics.open.get() == 0 {
+                        return tracing::info!("drained");
+                    }
+                }
+            }
+        }
+    }
+
+    async fn answer(
+        &mut self,
+        request: Request,
+        answer: oneshot::Sender<Result<Value, String>>,
+        drained: &mut Option<Instant>,
+    ) {
+        let done = match request {
+            Request::Status => Ok(self.status()),
+            Request::Set(assignment) => self.change(self.shared.loaded().with(&assignment)).await,
+            Request::Reload => self.change(Loaded::read(&self.path)).await,
+            Request::Drain(seconds) => {
+                self.drain().await;
+                *drained = Some(Instant::now() + Duration::from_secs(seconds));
+                Ok(json!({ "open": self.shared.metrics.open.get() }))
+            }
+        };
+        let _ = answer.send(done);
+    }
+
+    async fn change(&mut self, loaded: Result<Loaded, ConfigError>) -> Result<Value, String> {
+        let loaded = loaded.map_err(|error| error.to_string())?;
+        let before = self.shared.loaded();
+        if loaded.config.control != before.config.control {
+            return Err("control cannot be changed while the relay runs".to_owned());
+        }
+        self.apply(loaded).await.map_err(|error| error.to_string())?;
+        tracing::info!("the configuration has changed");
+        Ok(Value::Null)
+    }
+
+    /// New connections pass the relay by, or are refused; those that are there go on.
+    async fn drain(&mut self) {
+        self.shared.drain();
+        if let Some(rules) = &mut self.rules {
+            // What belongs to the connections that are there is diverted still.
+            let nowhere = Config { routes: Vec::new(), ..self.shared.loaded().config.clone() };
+            if let Err(error) = rules.replace(&nowhere) {
+                tracing::warn!(%error, "new connections are still intercepted");
+            }
+        }
+        let posts: Vec<Post> =
+            self.posts.keys().filter(|post| !matches!(post, Post::Metrics(_))).cloned().collect();
+        for post in posts {
+            self.leave(&post).await;
+        }
+    }
+
+    fn status(&self) -> Value {
+        let (loaded, metrics) = (self.shared.loaded(), &self.shared.metrics);
+        let levels = self.shared.levels();
+        let text = metrics.text(levels.clone().into_iter());
+        let samples =
+            text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.rsplit_once(' '));
+        let counters: serde_json::Map<String, Value> = samples
+            .filter_map(|(name, value)| Some((name.to_owned(), value.parse::<u64>().ok()?.into())))
+            .collect();
+        let peers: Vec<Value> = loaded
+            .config
+            .peers
+            .iter()
+            .map(|peer| {
+                let level = levels.iter().find(|(name, _)| *name == peer.name).map(|(_, level)| level);
+                json!({ "name": peer.name, "address": peer.address, "pool": level })
+            })
+            .collect();
+        json!({
+            "name": loaded.config.name,
+            "uptime-seconds": self.began.elapsed().as_secs(),
+            "draining": self.shared.is_draining(),
+            "open-connections": metrics.open.get(),
+            "idle-legs": metrics.idle_legs.get(),
+            "peers": peers,
+            "counters": counters,
+            "config": loaded.config,
+        })
+    }
+
+    async fn close(mut self) {
+        self.rules = None;
+        let posts: Vec<Post> = self.posts.keys().cloned().collect();
+        for post in posts {
+            self.leave(&post).await;
+        }
+    }
+}
+
+/// Everything that a configuration wants to be waited at.
+fn posts(config: &Config) -> Vec<Post> {
+    let mut posts: Vec<Post> = config.forwards.iter().map(|forward| Post::Forward(forward.listen)).collect();
+    posts.extend(config.metrics.map(Post::Metrics));
+    if let Some(accept) = &config.accept {
+        let window = accept.peers.iter().filter_map(|peer| peer.leg.window()).max().unwrap_or(0);
+        posts.extend(accept.listen.iter().map(|address| Post::Relays(*address, window)));
+    }
+    if let Some(intercept) = &config.intercept {
+        let port = intercept.port;
+        posts.push(Post::Diverted((Ipv4Addr::UNSPECIFIED, port).into()));
+        posts.push(Post::Diverted((Ipv6Addr::UNSPECIFIED, port).into()));
+        posts.push(Post::Syns(intercept.queue, intercept.mark));
+    }
+    posts
+}
+
+/// The threads that carry connections, until they are dropped.
+struct Crew {
+    handles: Vec<Handle>,
+    _stop: Vec<oneshot::Sender<()>>,
+}
+
+impl Crew {
+    /// One for each processor.
+    fn hire() -> Result<Crew, Error> {
+        let count = std::thread::available_parallelism().map_or(1, usize::from);
+        let (mut handles, mut stops) = (Vec::new(), Vec::new());
+        for number in 0..count {
+            let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Threads)?;
+            handles.push(runtime.handle().clone());
+            let (stop, stopped) = oneshot::channel::<()>();
+            stops.push(stop);
+            let thread = std::thread::Builder::new().name(format!("relay-{number}"));
+            thread.spawn(move || runtime.block_on(stopped)).map_err(Error::Threads)?;
+        }
+        Ok(Crew { handles, _stop: stops })
+    }
+}
+
+/// What gives connections their first congestion window, where that is wanted and the kernel lets it be loaded.
+fn windows(loaded: &Loaded) -> Result<Option<Windows>, Error> {
+    if leg::windows(loaded).is_empty() {
+        return Ok(None);
+    }
+    let windows = Windows::attach();
+    if let Err(error) = &windows {
+        tracing::warn!(%error, "turbo start begins with the kernel's own congestion window");
+    }
+    Ok(windows.ok())
+}
+
+fn listening(place: impl ToString) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::Listen { place: place.to_string(), source }
+}
+
+/// Each connection takes two descriptors, and for a time four more.
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "the descriptor limit stays as it is");
+    }
+}

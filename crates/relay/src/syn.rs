@@ -1,0 +1,194 @@
+//! The first packet of each intercepted connection, shown by netfilter before anything else sees it. The onward connection
+//! begins with it; on a faithful route it is let through only when the target has answered.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::config::{Intercept, Mode};
+use crate::dial::{Onward, Request};
+use crate::early::{Begun, Ends, Refusal};
+use crate::frame::{Verdict, decode_reply};
+use crate::intercept::Mark;
+use crate::pump::read_exact;
+use crate::queue::{Fate, Packet, Queue};
+use crate::shared::Shared;
+
+/// The queue that the rules of [`crate::intercept`] name.
+pub(crate) struct Syns {
+    shared: Arc<Shared>,
+    queue: AsyncFd<Queue>,
+    marks: u32,
+    /// Held back until the target has answered.
+    held: HashMap<Ends, Packet>,
+    answers: (mpsc::UnboundedSender<Answer>, mpsc::UnboundedReceiver<Answer>),
+}
+
+type Answer = (Ends, Verdict);
+
+impl Syns {
+    /// Needs CAP_NET_ADMIN, and a queue of this number that nobody else has.
+    #[allow(deprecated, reason = "`register` is unsafe for types that may close early; this one cannot")]
+    pub(crate) fn open(shared: Arc<Shared>, intercept: &Intercept) -> io::Result<Syns> {
+        let queue = AsyncFd::new(Queue::bind(intercept.queue)?)?;
+        let (marks, held, answers) = (intercept.mark, HashMap::new(), mpsc::unbounded_channel());
+        Ok(Syns { shared, queue, marks, held, answers })
+    }
+
+    pub(crate) async fn watch(mut self) {
+        let mut tick = tokio::time::interval(Duration::from_secs(1));
+        loop {
+            tokio::select! {
+                shown = self.queue.async_io(Interest::READABLE, Queue::receive) => match shown {
+                    Ok(packets) => packets.into_iter().for_each(|packet| self.arrived(packet)),
+                    Err(error) => return tracing::error!(%error, "SYNs are not shown any more"),
+                },
+                Some(answer) = self.answers.1.recv() => self.answered(answer),
+                _ = tick.tick() => {
+                    for _ in 0..self.shared.early.expire() {
+                        self.shared.metrics.count_early("expired");
+                    }
+                }
+            }
+        }
+    }
+
+    fn arrived(&mut self, packet: Packet) {
+        let loaded = self.shared.loaded();
+        let ends = ends(&packet.head);
+        let route = ends.and_then(|(_, target)| loaded.config.route(target));
+        let (Some(ends), Some((_, route))) = (ends, route) else {
+            return self.decide(&packet, Fate::Pass(None));
+        };
+        let faithful = route.mode == Mode::Faithful;
+        if self.shared.is_draining() || route.mode == Mode::Late {
+            return self.decide(&packet, Fate::Pass(None));
+        }
+        let request = Request::new(ends.0, ends.1, route.source, route.via.clone());
+        let begun = self.shared.early.begin(ends, || self.begin(request, faithful.then_some(ends)));
+        self.shared.metrics.count_early(match begun {
+            Ok(()) => "begun",
+            Err(Refusal::Begun) => "repeated",
+            Err(Refusal::TooMany) => "too-many",
+        });
+        match begun {
+            Ok(()) if faithful => drop(self.held.insert(ends, packet)),
+            // Its first transmission waits still.
+            Err(Refusal::Begun) if self.held.contains_key(&ends) => self.decide(&packet, Fate::Drop),
+            _ => self.decide(&packet, Fate::Pass(None)),
+        }
+    }
+
+    /// Starts to connect onward. Faithful: and to wait for the target's answer.
+    fn begin(&self, request: Request, asked: Option<Ends>) -> Begun {
+        let (sender, onward) = oneshot::channel();
+        let (worker, since) = (self.shared.next_worker(), Instant::now());
+        let (shared, answers) = (self.shared.clone(), self.answers.0.clone());
+        self.shared.spawn(worker, async move {
+            let mut onward = request.dial(&shared, &[]).await;
+            if let Some(ends) = asked {
+                onward = answer(onward).await;
+                let verdict = onward.as_ref().map_or_else(|verdict| *verdict, |_| Verdict::Connected);
+                // First, so that it is there when the client is.
+                let _ = sender.send(onward);
+                let _ = answers.send((ends, verdict));
+            } else {
+                let _ = sender.send(onward);
+            }
+        });
+        Begun { worker, since, onward }
+    }
+
+    fn answered(&mut self, (ends, verdict): Answer) {
+        let Some(packet) = self.held.remove(&ends) else { return };
+        let marked = |mark: Mark| Fate::Pass(Some(mark.of(self.marks)));
+        let fate = match verdict {
+            Verdict::Connected => return self.decide(&packet, Fate::Pass(None)),
+            Verdict::Refused | Verdict::Denied | Verdict::Full | Verdict::Circle => marked(Mark::Refused),
+            Verdict::Unreachable | Verdict::NoRelay => marked(Mark::Unreachable),
+            // As the target: no answer. The client asks again.
+            Verdict::TimedOut => Fate::Drop,
+        };
+        self.shared.early.take(ends);
+        self.shared.metrics.count(None, Mode::Faithful.label(), verdict);
+        self.decide(&packet, fate);
+    }
+
+    fn decide(&self, packet: &Packet, fate: Fate) {
+        if let Err(error) = self.queue.get_ref().decide(packet, fate) {
+            tracing::warn!(%error, "a SYN stays in its queue");
+        }
+    }
+}
+
+/// What the relay at the end says, if it is one.
+async fn answer(onward: Result<Onward, Verdict>) -> Result<Onward, Verdict> {
+    let stream = match onward? {
+        Onward::Relay(stream) => stream,
+        target => return Ok(target),
+    };
+    match read_exact(&stream).await.map(decode_reply) {
+        // It has been heard: nothing but the target's bytes follow.
+        Ok(Ok(Verdict::Connected)) => Ok(Onward::Target(stream)),
+        Ok(Ok(verdict)) => Err(verdict),
+        _ => Err(Verdict::NoRelay),
+    }
+}
+
+const TCP: u8 = 6;
+
+/// Source and destination of a TCP packet.
+fn ends(packet: &[u8]) -> Option<Ends> {
+    let (from, to, rest): (IpAddr, IpAddr, &[u8]) = match packet.first()? >> 4 {
+        4 if *packet.get(9)? == TCP => {
+            let header = usize::from(packet[0] & 15) * 4;
+            let address = |at: usize| Some(<[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?.into());
+            (address(12)?, address(16)?, packet.get(header..)?)
+        }
+        // With further headers between it is left alone.
+        6 if *packet.get(6)? == TCP => {
+            let address = |at: usize| Some(<[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?.into());
+            (address(8)?, address(24)?, packet.get(40..)?)
+        }
+        _ => return None,
+    };
+    let port = |at: usize| Some(u16::from_be_bytes(rest.get(at..at + 2)?.try_into().ok()?));
+    Some((SocketAddr::new(from, port(0)?), SocketAddr::new(to, port(2)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_ends_of_a_packet_are_read() {
+        let mut packet =
+            vec![0x46, 0, 0, 44, 0, 0, 0, 0, 64, TCP, 0, 0, 10, 0, 0, 1, 10, 3, 0, 2, 1, 1, 1, 1];
+        packet.extend([0x9c, 0x40, 0, 80]);
+        let expected = ("10.0.0.1:40000".parse().unwrap(), "10.3.0.2:80".parse().unwrap());
+        assert_eq!(ends(&packet), Some(expected));
+        packet[9] = 17;
+        assert_eq!(ends(&packet), None);
+        let mut packet = vec![0x60, 0, 0, 0, 0, 20, TCP, 64];
+        packet.extend("fd00::1".parse::<std::net::Ipv6Addr>().unwrap().octets());
+        packet.extend("fd00:3::2".parse::<std::net::Ipv6Addr>().unwrap().octets());
+        packet.extend([0x9c, 0x40, 0, 80]);
+        let expected = ("[fd00::1]:40000".parse().unwrap(), "[fd00:3::2]:80".parse().unwrap());
+        assert_eq!(ends(&packet), Some(expected));
+    }
+
+    proptest! {
+        #[test]
+        fn no_packet_is_too_strange(packet: Vec<u8>) {
+            let _ = ends(&packet);
+        }
+    }
+}
