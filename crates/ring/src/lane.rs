@@ -356,6 +356,17 @@ impl Producer {
         if count <= WHOLE {
             return self.write_piece(lane, ring, source, count);
         }
+        self.write_in_pieces(lane, ring, source, count)
+    }
+
+    #[inline(never)]
+    fn write_in_pieces(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        source: &mut Source<'_>,
+        count: usize,
+    ) -> Result<Published, Misbehaved> {
         if !source.reaches(count) {
             return Ok(Published::Fault);
         }
@@ -372,7 +383,7 @@ impl Producer {
     }
 
     /// Publishes `count` bytes, for which there is room, at once.
-    #[inline]
+    #[inline(always)]
     fn write_piece(
         &mut self,
         lane: &LaneHeader,
@@ -479,6 +490,12 @@ impl Consumer {
         self.head
     }
 
+    /// Bytes to read, as far as is known without a look at the sender's cursor.
+    #[inline]
+    pub fn known(&self) -> usize {
+        (self.tail - self.head) as usize
+    }
+
     /// Bytes to read.
     #[inline]
     pub fn available(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Result<usize, Misbehaved> {
@@ -512,7 +529,7 @@ impl Consumer {
         ring: &impl Ring,
         enough: usize,
     ) -> Result<usize, Misbehaved> {
-        let known = (self.tail - self.head) as usize;
+        let known = self.known();
         // Of an ended lane somebody else may read too.
         if known >= enough && lane.receiver.over.load(Relaxed) == 0 {
             return Ok(known);
@@ -558,6 +575,17 @@ impl Consumer {
         if count <= WHOLE {
             return self.read_piece(lane, ring, sink, count);
         }
+        self.read_in_pieces(lane, ring, sink, count)
+    }
+
+    #[inline(never)]
+    fn read_in_pieces(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        sink: &mut Sink<'_>,
+        count: usize,
+    ) -> Result<usize, ReadError> {
         if !sink.reaches(count) {
             return Err(ReadError::Fault);
         }
@@ -573,7 +601,7 @@ impl Consumer {
     }
 
     /// Reads `count` bytes, which there are, at once.
-    #[inline]
+    #[inline(always)]
     fn read_piece(
         &mut self,
         lane: &LaneHeader,

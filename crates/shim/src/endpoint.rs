@@ -17,6 +17,7 @@ use crate::kernel;
 use crate::links::{Attachment, Peer};
 use crate::lock::Lock;
 use crate::ops::options;
+use crate::pace::{Pace, Unanswered};
 use crate::waiter::Slot;
 
 const CHUNK: usize = 256;
@@ -54,6 +55,7 @@ pub(crate) struct RxSide {
     pub(crate) at: Option<Attachment>,
     /// The road that `shunt status` was told last.
     told_on_lane: bool,
+    pub(crate) pace: Pace,
 }
 
 /// One connected TCP socket.
@@ -104,6 +106,7 @@ pub(crate) struct Endpoint {
     pub(crate) holders: Holders,
     /// See [`crate::distance`].
     pub(crate) distance: AtomicU32,
+    pub(crate) unanswered: Unanswered,
     pub(crate) tx: Lock<TxSide>,
     pub(crate) rx: Lock<RxSide>,
     /// The epoll instances it is registered with.
@@ -523,6 +526,7 @@ impl Endpoint {
         self.receive_timeout.store(0, Relaxed);
         self.send_timeout.store(0, Relaxed);
         self.distance.store(0, Relaxed);
+        self.unanswered.answer();
         *self.tx.lock() = TxSide::default();
         *self.rx.lock() = RxSide::default();
         self.epolls.lock().clear();

@@ -25,6 +25,7 @@ mod kernel;
 mod links;
 mod lock;
 mod ops;
+mod pace;
 mod private;
 mod process;
 mod pulse;

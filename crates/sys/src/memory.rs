@@ -41,9 +41,15 @@ pub fn is_writable(address: *mut u8, len: usize) -> bool {
 fn is_accessible(address: usize, len: usize, access: Access) -> bool {
     let Some(last) = len.checked_sub(1) else { return true };
     let Some(last) = address.checked_add(last) else { return false };
-    let mut page = page_of(address);
+    let page = page_of(address);
+    page == page_of(last) && is_known(page, access) || are_accessible(page, page_of(last), access)
+}
+
+#[inline(never)]
+fn are_accessible(first: usize, last: usize, access: Access) -> bool {
+    let mut page = first;
     while is_known(page, access) || ask(page, access) {
-        if page == page_of(last) {
+        if page == last {
             return true;
         }
         page += PAGE;

@@ -366,6 +366,15 @@ impl Rx {
         }
     }
 
+    /// The same, as far as is known without a look at what the sender says. `None`: not on the lane.
+    #[inline]
+    pub fn known(&self) -> Option<usize> {
+        match &self.state {
+            State::Lane(consumer) => Some(consumer.known()),
+            _ => None,
+        }
+    }
+
     /// Whether something has arrived that has not been read, wherever on the stream it stands: bytes of the lane count
     /// also while TCP's before them have not been read.
     pub fn has_arrived(&mut self, lane: &LaneHeader, ring: &impl Ring, kernel: &impl Kernel) -> bool {

@@ -105,7 +105,7 @@ pub(super) fn moving<D: Direction>(
 }
 
 /// What every data call does first on an endpoint that may come onto a lane, or is on one.
-#[inline]
+#[inline(always)]
 pub(super) fn begin(endpoint: &'static Endpoint, fd: c_int, flags: c_int) -> Shield {
     signal::point();
     let shield = Shield::raise();

@@ -16,9 +16,19 @@ use std::sync::atomic::Ordering::*;
 use crate::control;
 use crate::endpoint::{Endpoint, Stage};
 
-/// Counts a data operation of an endpoint that is on TCP, and considers offering it once there were enough.
+/// A data operation begins. Those of an endpoint that is on TCP are counted, and it is considered for an offer once there were
+/// enough.
 #[inline]
 pub(crate) fn used(endpoint: &'static Endpoint, fd: RawFd) {
+    if endpoint.is_attached() {
+        control::poll_inbox();
+    } else {
+        used_on_tcp(endpoint, fd);
+    }
+}
+
+#[inline(never)]
+fn used_on_tcp(endpoint: &'static Endpoint, fd: RawFd) {
     match endpoint.stage() {
         Stage::Plain => {
             let operations = endpoint.operations.load(Relaxed) + 1;

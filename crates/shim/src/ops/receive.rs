@@ -88,35 +88,82 @@ fn receive_bytes(
         attach::bar(endpoint, Reason::UnsupportedFlag);
     }
     let flags = flags & MEANINGFUL;
-    let waits = flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0;
-    let deadline = sleep::deadline(endpoint.receive_timeout.load(Relaxed));
-    let wanted = sink.remaining();
-    if wanted == 0 {
+    let mut call = Call {
+        endpoint,
+        fd,
+        flags,
+        wanted: sink.remaining(),
+        waits: flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0,
+        deadline: sleep::deadline(endpoint.receive_timeout.load(Relaxed)),
+        slept: false,
+        tcp_has_some: false,
+    };
+    if call.wanted == 0 {
         drop(ready_side(endpoint, fd));
-        return receive_nothing(endpoint, fd, sink, flags, waits.then_some(deadline), kernel);
+        return receive_nothing(endpoint, fd, sink, flags, call.waits.then_some(call.deadline), kernel);
     }
-    let whole = flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == libc::MSG_WAITALL;
-    let peeks_whole = flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == libc::MSG_WAITALL | libc::MSG_PEEK;
-    let mut slept = false;
-    let mut tcp_has_some = false;
     loop {
         let mut side = ready_side(endpoint, fd);
-        let done = wanted - sink.remaining();
-        let outcome = look(endpoint, fd, &mut side, sink, flags);
+        let done = call.wanted - sink.remaining();
+        let outcome = if call.waits && flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0 {
+            look_in_time(endpoint, fd, &mut side, sink)
+        } else {
+            look(endpoint, fd, &mut side, sink, flags)
+        };
+        // What most receives find.
+        if let Received::Bytes(count) = outcome
+            && flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == 0
+        {
+            return Ok(Taken::here(done + count));
+        }
+        if let Some(answer) = call.go_on(outcome, done, side, sink, kernel) {
+            return answer;
+        }
+    }
+}
+
+/// A receive that has not found all that it wants.
+struct Call {
+    endpoint: &'static Endpoint,
+    fd: RawFd,
+    flags: c_int,
+    wanted: usize,
+    waits: bool,
+    deadline: Deadline,
+    slept: bool,
+    tcp_has_some: bool,
+}
+
+impl Call {
+    /// What follows from a look at the lane, which had `done` bytes before it. `None`: look again.
+    #[inline(never)]
+    fn go_on(
+        &mut self,
+        outcome: Received,
+        done: usize,
+        mut side: Guard<'_, RxSide>,
+        sink: &mut Sink<'_>,
+        kernel: &dyn Fn() -> ssize_t,
+    ) -> Option<Result<Taken, i32>> {
+        let Call { endpoint, fd, flags, waits, deadline, .. } = *self;
+        let whole = flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == libc::MSG_WAITALL;
+        let peeks_whole = flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == libc::MSG_WAITALL | libc::MSG_PEEK;
         match outcome {
-            Received::UseTcp if waits && done == 0 && !tcp_has_some && awaits_return(endpoint, &side) => {
+            Received::UseTcp
+                if waits && done == 0 && !self.tcp_has_some && awaits_return(endpoint, &side) =>
+            {
                 drop(side);
-                if !slept && !really_blocks(endpoint, fd) {
-                    tcp_has_some = true;
-                    continue;
+                if !self.slept && !really_blocks(endpoint, fd) {
+                    self.tcp_has_some = true;
+                    return None;
                 }
                 // The kernel passes over urgent data.
                 let woken = wait_for_bytes(endpoint, fd, deadline, libc::POLLPRI);
                 if let Some(outcome) = woken.ends(done) {
-                    return outcome.map(Taken::here);
+                    return Some(outcome.map(Taken::here));
                 }
-                tcp_has_some = woken == (Woken::LookAgain { tcp: true });
-                slept = matches!(woken, Woken::LookAgain { .. });
+                self.tcp_has_some = woken == (Woken::LookAgain { tcp: true });
+                self.slept = matches!(woken, Woken::LookAgain { .. });
             }
             Received::UseTcp => {
                 endpoint.enter_receive_locked();
@@ -131,17 +178,17 @@ fn receive_bytes(
                     && let Ok(count @ 1..) = by_tcp_now(fd, sink, flags)
                 {
                     endpoint.leave_receive();
-                    return Ok(Taken::here(count));
+                    return Some(Ok(Taken::here(count)));
                 }
                 if done == 0
                     && let Some(errno) = take_owed(endpoint, fd)
                 {
                     endpoint.leave_receive();
-                    return Err(errno);
+                    return Some(Err(errno));
                 }
                 // What was taken counts, and an error is kept for the next call.
                 let outcome = if done > 0 {
-                    let goes_on = whole && waits && (slept || really_blocks(endpoint, fd));
+                    let goes_on = whole && waits && (self.slept || really_blocks(endpoint, fd));
                     Ok(Taken::here(done + rest_by_tcp(&tcp, sink, flags, goes_on.then_some(deadline))))
                 } else {
                     by_kernel(Held::Receive(endpoint), kernel)
@@ -150,22 +197,22 @@ fn receive_bytes(
                 // The end, for somebody whose bytes may lie unread in a lane.
                 if matches!(outcome, Ok(Taken { count: 0, .. })) && endpoint.is_attached() {
                     if attach::reset_if_lost(endpoint, fd) {
-                        continue;
+                        return None;
                     }
                     if let Some(errno) = endpoint.take_owed(fd) {
-                        return Err(errno);
+                        return Some(Err(errno));
                     }
                 }
                 // It is non-blocking since the call began to sleep, which goes on.
-                if slept && waits && matches!(outcome, Err(libc::EAGAIN)) {
+                if self.slept && waits && matches!(outcome, Err(libc::EAGAIN)) {
                     let events = libc::POLLIN | libc::POLLRDHUP;
                     let woken = sleep::sleep(fd, events, None, deadline, None, Held::Nothing);
                     if let Some(outcome) = woken.ends(done) {
-                        return outcome.map(Taken::here);
+                        return Some(outcome.map(Taken::here));
                     }
                     // A call that begins anew asks for the mode again.
-                    slept = matches!(woken, Woken::LookAgain { .. });
-                    continue;
+                    self.slept = matches!(woken, Woken::LookAgain { .. });
+                    return None;
                 }
                 if let Ok(taken) = &outcome {
                     let count = taken.count - done;
@@ -173,20 +220,20 @@ fn receive_bytes(
                         endpoint.count_received(count);
                     }
                     let is_short = done == 0 && count > 0 && count < sink.remaining();
-                    let goes_on = slept && waits && is_short && !really_blocks(endpoint, fd);
+                    let goes_on = self.slept && waits && is_short && !really_blocks(endpoint, fd);
                     if whole && goes_on {
                         sink.advance(count);
-                        continue;
+                        return None;
                     }
                     // What a peek has seen ends where urgent data lies.
                     if peeks_whole && goes_on && !kernel::has_urgent(fd) {
                         if wait_for_more(fd, deadline) == (Woken::LookAgain { tcp: false }) {
-                            continue;
+                            return None;
                         }
-                        return Ok(Taken::here(by_tcp_now(fd, sink, flags).unwrap_or(count)));
+                        return Some(Ok(Taken::here(by_tcp_now(fd, sink, flags).unwrap_or(count))));
                     }
                 }
-                return outcome;
+                return Some(outcome);
             }
             Received::Bytes(count) => {
                 if peeks_whole
@@ -196,10 +243,10 @@ fn receive_bytes(
                     && !ends_at_mark(endpoint, fd, &mut side, count)
                 {
                     drop(side);
-                    match (slept || really_blocks(endpoint, fd)).then(|| wait_for_more(fd, deadline)) {
+                    match (self.slept || really_blocks(endpoint, fd)).then(|| wait_for_more(fd, deadline)) {
                         Some(Woken::LookAgain { tcp: false }) => {
-                            slept = true;
-                            continue;
+                            self.slept = true;
+                            return None;
                         }
                         _ => {
                             let all = match look(endpoint, fd, &mut ready_side(endpoint, fd), sink, flags) {
@@ -207,51 +254,52 @@ fn receive_bytes(
                                 Received::UseTcp => by_tcp_now(fd, sink, flags).unwrap_or(count),
                                 _ => count,
                             };
-                            return Ok(Taken::here(all));
+                            return Some(Ok(Taken::here(all)));
                         }
                     }
                 }
                 if !whole || !waits || sink.remaining() == 0 {
-                    return Ok(Taken::here(done + count));
+                    return Some(Ok(Taken::here(done + count)));
                 }
             }
-            Received::EndOfFile if done > 0 => return Ok(Taken::here(done)),
+            Received::EndOfFile if done > 0 => return Some(Ok(Taken::here(done))),
             Received::EndOfFile => {
                 drop(side);
                 if attach::reset_if_lost(endpoint, fd) {
-                    continue;
+                    return None;
                 }
-                return endpoint.take_owed(fd).map_or(Ok(Taken::here(0)), Err);
+                return Some(endpoint.take_owed(fd).map_or(Ok(Taken::here(0)), Err));
             }
-            Received::Error(_) | Received::Failed if done > 0 => return Ok(Taken::here(done)),
-            Received::Error(errno) => return Err(errno),
+            Received::Error(_) | Received::Failed if done > 0 => return Some(Ok(Taken::here(done))),
+            Received::Error(errno) => return Some(Err(errno)),
             Received::Failed => {
                 let owed = endpoint.take_owed(fd);
-                return owed.map_or_else(|| by_tcp_now(fd, sink, flags), Err).map(Taken::here);
+                return Some(owed.map_or_else(|| by_tcp_now(fd, sink, flags), Err).map(Taken::here));
             }
             Received::Empty if waits => {
                 drop(side);
                 // Only what the mode was when the call began counts.
-                if !slept && !really_blocks(endpoint, fd) {
-                    return if done > 0 { Ok(Taken::here(done)) } else { Err(libc::EAGAIN) };
+                if !self.slept && !really_blocks(endpoint, fd) {
+                    return Some(if done > 0 { Ok(Taken::here(done)) } else { Err(libc::EAGAIN) });
                 }
                 let woken = wait_for_bytes(endpoint, fd, deadline, 0);
                 if matches!(woken, Woken::TimedOut | Woken::Signal { .. }) {
                     // What is there counts more than a handler, as in the kernel, also if the call would begin anew.
                     let found = look(endpoint, fd, &mut ready_side(endpoint, fd), sink, flags);
                     if let Received::Bytes(count) = found {
-                        return Ok(Taken::here(done + count));
+                        return Some(Ok(Taken::here(done + count)));
                     }
                     if let Some(outcome) = woken.ends(done) {
-                        return outcome.map(Taken::here);
+                        return Some(outcome.map(Taken::here));
                     }
                 }
                 // A call that begins anew asks for the mode again.
-                slept = matches!(woken, Woken::LookAgain { .. });
+                self.slept = matches!(woken, Woken::LookAgain { .. });
             }
-            Received::Empty if done > 0 => return Ok(Taken::here(done)),
-            Received::Empty => return Err(libc::EAGAIN),
+            Received::Empty if done > 0 => return Some(Ok(Taken::here(done))),
+            Received::Empty => return Some(Err(libc::EAGAIN)),
         }
+        None
     }
 }
 
@@ -367,6 +415,20 @@ fn ready_side(endpoint: &Endpoint, fd: RawFd) -> Guard<'_, RxSide> {
     endpoint.rx.lock()
 }
 
+/// A look for bytes by a call that may wait, and so leaves a sender alone for a moment first that is slower than it.
+#[inline]
+fn look_in_time(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>) -> Received {
+    let wanted = sink.remaining();
+    if side.rx.known().is_none_or(|known| known >= wanted) {
+        return look(endpoint, fd, side, sink, 0);
+    }
+    side.pace.wait();
+    let outcome = look(endpoint, fd, side, sink, 0);
+    let found = wanted - sink.remaining() + side.rx.known().unwrap_or(0);
+    side.pace.learn(found, wanted, &endpoint.unanswered);
+    outcome
+}
+
 /// One look at the lane, and at TCP where the stream is not on it.
 #[inline]
 fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, flags: c_int) -> Received {
@@ -376,9 +438,7 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
     let on_lane = side.rx.on_lane();
     let outcome = match flags & (libc::MSG_PEEK | libc::MSG_TRUNC) {
         0 => side.rx.receive(lane, &ring, &tcp, sink),
-        libc::MSG_PEEK => side.rx.peek(lane, &ring, &tcp, &mut { *sink }),
-        libc::MSG_TRUNC => discard(side, lane, &ring, &tcp, sink, flags),
-        _ => count(side, lane, &ring, &tcp, sink.remaining()),
+        _ => take_no_bytes(side, lane, &ring, &tcp, sink, flags),
     };
     if on_lane || side.rx.on_lane() {
         if on_lane && !side.rx.on_lane() && side.rx.reason() == Reason::PeerMisbehaved {
@@ -390,6 +450,41 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
             at.announce_space();
         }
     }
+    match outcome {
+        Received::Bytes(_) if flags & libc::MSG_PEEK == 0 => outcome,
+        outcome => look_beyond(side, lane, &ring, &tcp, sink, flags, outcome),
+    }
+}
+
+/// MSG_PEEK and MSG_TRUNC.
+#[inline(never)]
+fn take_no_bytes(
+    side: &mut RxSide,
+    lane: &LaneHeader,
+    ring: &MappedRing,
+    tcp: &Tcp<'_>,
+    sink: &mut Sink<'_>,
+    flags: c_int,
+) -> Received {
+    match flags & (libc::MSG_PEEK | libc::MSG_TRUNC) {
+        libc::MSG_PEEK => side.rx.peek(lane, ring, tcp, &mut { *sink }),
+        libc::MSG_TRUNC => discard(side, lane, ring, tcp, sink, flags),
+        _ => count(side, lane, ring, tcp, sink.remaining()),
+    }
+}
+
+/// What TCP has to say where the lane is not all there is.
+#[inline(never)]
+fn look_beyond(
+    side: &mut RxSide,
+    lane: &LaneHeader,
+    ring: &MappedRing,
+    tcp: &Tcp<'_>,
+    sink: &mut Sink<'_>,
+    flags: c_int,
+    outcome: Received,
+) -> Received {
+    let fd = tcp.fd;
     // A peek that the lane cannot answer must not block in the kernel while the lane is watched.
     match outcome {
         Received::Empty if !is_watched(side) => Received::UseTcp,
@@ -401,14 +496,14 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
                     let mut rest = *sink;
                     rest.advance(count.min(rest.remaining()));
                     let behind = if flags & libc::MSG_TRUNC != 0 {
-                        let behind = side.rx.unread(lane, &ring).min(rest.remaining());
+                        let behind = side.rx.unread(lane, ring).min(rest.remaining());
                         rest.advance(behind);
                         behind
                     } else {
-                        side.rx.peek_behind(lane, &ring, &mut rest)
+                        side.rx.peek_behind(lane, ring, &mut rest)
                     };
                     // Behind the end of that it is TCP again.
-                    let beyond = if rest.remaining() > 0 && side.rx.ends_behind(lane, &ring, behind) {
+                    let beyond = if rest.remaining() > 0 && side.rx.ends_behind(lane, ring, behind) {
                         by_tcp_beyond(fd, sink, count, &rest, flags)
                     } else {
                         0
@@ -424,7 +519,7 @@ fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, 
         Received::Bytes(count)
             if flags & libc::MSG_PEEK != 0
                 && count < sink.remaining()
-                && side.rx.ends_behind(lane, &ring, count)
+                && side.rx.ends_behind(lane, ring, count)
                 && matches!(tcp.waiting(), Waiting::Bytes(_))
                 && !tcp.at_mark() =>
         {

@@ -14,6 +14,7 @@ use shunt_transport::Sent;
 
 use crate::endpoint::{Endpoint, TxSide};
 use crate::links::{Attachment, Backed};
+use crate::lock::Guard;
 use crate::ops::sleep::{self, Deadline, Woken};
 use crate::signal::Held;
 use crate::waiter::Slot;
@@ -49,78 +50,120 @@ pub(crate) fn send(
     if flags & !UNDERSTOOD != 0 {
         refuse_flags(endpoint, flags);
     }
-    if let Some(errno) = endpoint.take_owed(fd) {
+    if endpoint.owes()
+        && let Some(errno) = endpoint.take_owed(fd)
+    {
         return Err(errno);
     }
-    let waits = flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0;
-    let deadline = sleep::deadline(endpoint.send_timeout.load(Relaxed));
-    let wanted = source.remaining();
+    endpoint.unanswered.answer();
+    let call = Call {
+        endpoint,
+        fd,
+        wanted: source.remaining(),
+        waits: flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0,
+        deadline: sleep::deadline(endpoint.send_timeout.load(Relaxed)),
+    };
     loop {
         let mut side = endpoint.tx.lock();
         let (road, switched) = attach::sending_road(endpoint, &mut side, fd);
         if road == Road::Tcp {
-            endpoint.enter_send_locked();
-            let has_left = side.at.is_some_and(|at| peer_has_left(&at));
-            drop(side);
-            if has_left {
-                attach::notice_reset(endpoint, fd);
-                if let Some(errno) = endpoint.take_owed(fd) {
-                    endpoint.leave_send();
-                    return Err(errno);
-                }
-            }
-            attach::let_go_if_done(endpoint);
-            let done = wanted - source.remaining();
-            let held = Held::Send(endpoint);
-            let outcome = if done == 0 { by_kernel(held, kernel) } else { by_tcp(held, fd, source, flags) };
-            endpoint.leave_send();
-            return match outcome {
-                Ok(count) => {
-                    endpoint.count_sent(count);
-                    Ok(done + count)
-                }
-                Err(_) if done > 0 => Ok(done),
-                Err(errno) => {
-                    if errno == libc::ECONNRESET {
-                        attach::reset_is_told(endpoint);
-                    }
-                    Err(errno)
-                }
-            };
+            return call.by_tcp(side, source, flags, kernel);
         }
         let outcome = onto_lane(endpoint, &mut side, source);
         drop(side);
         if switched || outcome == Lane::Left {
             epoll::refresh(endpoint);
         }
+        if outcome == Lane::Done {
+            return Ok(call.wanted);
+        }
+        if let Some(answer) = call.go_on(outcome, source) {
+            return answer;
+        }
+    }
+}
+
+/// A send that the lane has not taken at once.
+struct Call {
+    endpoint: &'static Endpoint,
+    fd: RawFd,
+    wanted: usize,
+    waits: bool,
+    deadline: Deadline,
+}
+
+impl Call {
+    /// The rest, where TCP is the road.
+    #[inline(never)]
+    fn by_tcp(
+        &self,
+        side: Guard<'_, TxSide>,
+        source: &Source<'_>,
+        flags: c_int,
+        kernel: &dyn Fn() -> ssize_t,
+    ) -> Result<usize, i32> {
+        let Call { endpoint, fd, wanted, .. } = *self;
+        endpoint.enter_send_locked();
+        let has_left = side.at.is_some_and(|at| peer_has_left(&at));
+        drop(side);
+        if has_left {
+            attach::notice_reset(endpoint, fd);
+            if let Some(errno) = endpoint.take_owed(fd) {
+                endpoint.leave_send();
+                return Err(errno);
+            }
+        }
+        attach::let_go_if_done(endpoint);
+        let done = wanted - source.remaining();
+        let held = Held::Send(endpoint);
+        let outcome = if done == 0 { by_kernel(held, kernel) } else { by_tcp(held, fd, source, flags) };
+        endpoint.leave_send();
         match outcome {
-            Lane::Done => return Ok(wanted),
-            Lane::Fault if source.remaining() < wanted => return Ok(wanted - source.remaining()),
-            Lane::Fault => return Err(libc::EFAULT),
-            Lane::Left => attach::let_go_if_done(endpoint),
-            Lane::Stalled => give_up(endpoint),
-            Lane::Returned => {
-                if !attach::send_again(endpoint, fd) {
-                    let done = wanted - source.remaining();
-                    if !waits || !really_blocks(endpoint, fd) {
-                        return if done > 0 { Ok(done) } else { Err(libc::EAGAIN) };
-                    }
-                    let woken = sleep::sleep(fd, libc::POLLOUT, None, deadline, None, Held::Nothing);
-                    if let Some(outcome) = woken.ends(done) {
-                        return outcome;
-                    }
-                }
+            Ok(count) => {
+                endpoint.count_sent(count);
+                Ok(done + count)
             }
-            Lane::Deserted => desert(endpoint, fd),
+            Err(_) if done > 0 => Ok(done),
+            Err(errno) => {
+                if errno == libc::ECONNRESET {
+                    attach::reset_is_told(endpoint);
+                }
+                Err(errno)
+            }
+        }
+    }
+
+    /// What follows from how far it has come on the lane. `None`: try again.
+    #[inline(never)]
+    fn go_on(&self, outcome: Lane, source: &Source<'_>) -> Option<Result<usize, i32>> {
+        let Call { endpoint, fd, wanted, waits, deadline } = *self;
+        let done = wanted - source.remaining();
+        match outcome {
+            Lane::Done => Some(Ok(wanted)),
+            Lane::Fault if done > 0 => Some(Ok(done)),
+            Lane::Fault => Some(Err(libc::EFAULT)),
+            Lane::Left => {
+                attach::let_go_if_done(endpoint);
+                None
+            }
+            Lane::Stalled => {
+                give_up(endpoint);
+                None
+            }
+            Lane::Returned if attach::send_again(endpoint, fd) => None,
+            Lane::Returned if waits && really_blocks(endpoint, fd) => {
+                sleep::sleep(fd, libc::POLLOUT, None, deadline, None, Held::Nothing).ends(done)
+            }
+            Lane::Deserted => {
+                desert(endpoint, fd);
+                None
+            }
             Lane::Full if waits && really_blocks(endpoint, fd) => {
-                let woken = wait_for_space(endpoint, fd, deadline);
-                if let Some(outcome) = woken.ends(wanted - source.remaining()) {
-                    return outcome;
-                }
+                wait_for_space(endpoint, fd, deadline).ends(done)
             }
-            Lane::Full if arm_for_space(endpoint) => {}
-            Lane::Full if source.remaining() < wanted => return Ok(wanted - source.remaining()),
-            Lane::Full => return Err(libc::EAGAIN),
+            Lane::Full if arm_for_space(endpoint) => None,
+            Lane::Returned | Lane::Full if done > 0 => Some(Ok(done)),
+            Lane::Returned | Lane::Full => Some(Err(libc::EAGAIN)),
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::{attach, epoll, errno, process, real, signal};
 pub(crate) type Deadline = Option<u64>;
 
 /// The deadline of a call that begins now.
+#[inline]
 pub(crate) fn deadline(timeout_nanos: u64) -> Deadline {
     (timeout_nanos != 0).then(|| process::now().saturating_add(timeout_nanos))
 }
