@@ -43,8 +43,8 @@ pub(crate) unsafe extern "C" fn before() {
             }
         }
         epoll::share();
+        descriptors::share_unconnected();
     }
-    descriptors::share_unconnected();
     alloc::before_fork();
     shield.stay_up();
     errno::set(errno);

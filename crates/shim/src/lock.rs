@@ -59,6 +59,12 @@ impl<T> Lock<T> {
         }
     }
 
+    /// Whether anybody holds it.
+    #[inline]
+    pub(crate) fn is_held(&self) -> bool {
+        self.word.load(Relaxed) != FREE
+    }
+
     /// Frees the lock of a guard that was forgotten.
     ///
     /// # Safety
@@ -76,7 +82,7 @@ impl<T> Lock<T> {
     /// This must be the only thread of the process.
     pub(crate) unsafe fn reset(&self) {
         // Not written without need: the kernel would have to copy the page.
-        if self.word.load(Relaxed) != FREE {
+        if self.is_held() {
             self.word.store(FREE, Relaxed);
         }
     }

@@ -188,6 +188,7 @@ fn show_own(action: &mut libc::sigaction, own: &Action) {
 ///
 /// # Safety
 /// This must be the only thread of the process.
+#[inline]
 pub(crate) unsafe fn after_fork_in_child() {
     // SAFETY: the caller's promise.
     unsafe { ACTIONS.reset() };

@@ -39,6 +39,7 @@ impl Shield {
     }
 
     /// The shield that [`Shield::stay_up`] left behind.
+    #[inline]
     pub(crate) fn take_over() -> Shield {
         let thread = thread::this();
         Shield { thread, below: thread.shields.load(Relaxed) - 1 }
