@@ -42,7 +42,7 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
         if tx.at.is_some() || name.resolve().is_none() || !link.occupy(conn, name) {
             return Err(Reason::Stale);
         }
-        let at = Attachment { link, conn };
+        let at = Attachment::new(link, conn);
         tx.at = Some(at);
         rx.at = Some(at);
         tx.backed.set(0);

@@ -597,7 +597,7 @@ impl Control {
                 let conn = body.conn as usize;
                 match self.link(&body).filter(|_| conn < CONNS) {
                     Some(link) if !link.peer.is_mute() => {
-                        deeds.push(Deed::Adopt(name, Attachment { link, conn }.pin()));
+                        deeds.push(Deed::Adopt(name, Attachment::new(link, conn).pin()));
                     }
                     link => {
                         // The other end does not wait in vain.

@@ -275,6 +275,15 @@ pub(crate) struct Attachment {
     pub(crate) link: &'static Link,
     /// The connection within it.
     pub(crate) conn: usize,
+    outgoing: Lane,
+    incoming: Lane,
+}
+
+/// A lane of the link, found once: every call needs it.
+#[derive(Clone, Copy)]
+struct Lane {
+    header: &'static LaneHeader,
+    ring: MappedRing,
 }
 
 /// Keeps a link mapped, and what it is, for whoever is about to use it or sleeps on it: the endpoint may leave
@@ -307,6 +316,12 @@ impl Pin {
 }
 
 impl Attachment {
+    /// Where `conn` is, for as long as the link has its identity.
+    pub(crate) fn new(link: &'static Link, conn: usize) -> Attachment {
+        let lane = |sender| Lane { header: link.view.lane(conn, sender), ring: link.view.ring(conn, sender) };
+        Attachment { link, conn, outgoing: lane(link.side), incoming: lane(link.side.other()) }
+    }
+
     /// For use without a lock. Called under the lock of the direction that says where the endpoint is, or under the
     /// control lock.
     pub(crate) fn pin(self) -> Pin {
@@ -322,18 +337,13 @@ impl Attachment {
     /// The lane this end sends on.
     #[inline]
     pub(crate) fn outgoing(&self) -> (&'static LaneHeader, MappedRing) {
-        self.lane(self.link.side)
+        (self.outgoing.header, self.outgoing.ring)
     }
 
     /// The lane this end receives from.
     #[inline]
     pub(crate) fn incoming(&self) -> (&'static LaneHeader, MappedRing) {
-        self.lane(self.link.side.other())
-    }
-
-    #[inline]
-    fn lane(&self, sender: Side) -> (&'static LaneHeader, MappedRing) {
-        (self.link.view.lane(self.conn, sender), self.link.view.ring(self.conn, sender))
+        (self.incoming.header, self.incoming.ring)
     }
 
     /// Wakes whoever waits for bytes at the other end. After publishing.
