@@ -487,7 +487,8 @@ fn look_beyond(
     let fd = tcp.fd;
     // A peek that the lane cannot answer must not block in the kernel while the lane is watched.
     match outcome {
-        Received::Empty if !is_watched(side) => Received::UseTcp,
+        // Where it may, the kernel's own receive also passes over urgent data.
+        Received::Empty | Received::EndOfFile if !is_watched(side) => Received::UseTcp,
         Received::UseTcp if flags & libc::MSG_PEEK != 0 && is_watched(side) => {
             match by_tcp_up_to(fd, sink, side.rx.peek_limit(), flags) {
                 Ok(0) => Received::EndOfFile,
