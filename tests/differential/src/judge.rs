@@ -1,12 +1,13 @@
 //! Says whether two runs of a sequence agree.
 //!
 //! Everything must, but for what TCP itself leaves open: how much a send takes and a receive gives once more is under
-//! way than fits for certain, and what readiness says of a buffer that is neither empty nor surely full.
+//! way than fits for certain, what readiness says of a buffer that is neither empty nor surely full, and in how many
+//! pieces that arrives, or what is sent in parts: how much of it a receive takes that sleeps, and how many edges it is.
 
-use crate::actor::Answer;
+use crate::actor::{Answer, ODD_SENDS};
 use crate::late::pairs;
 use crate::run::{CERTAIN, Outcome, Record};
-use crate::script::{EDGE, ENDS, FIRST_EPOLL, OPTIONS, Step, Verb, end_of, peer_of};
+use crate::script::{EDGE, ENDS, FIRST_EPOLL, OPTIONS, SLOTS, Step, Verb, end_of, peer_of};
 use std::collections::HashMap;
 
 /// How two outcomes compare.
@@ -28,6 +29,10 @@ pub(crate) struct Judge {
     /// Streams whose receiver has shut reading down. TCP tells their sender of no room that a receive makes: once much has
     /// passed, the rest comes when the sender probes for some.
     silent: [bool; ENDS],
+    /// The last step at which a stream may have arrived in several pieces.
+    in_pieces: [Option<usize>; ENDS],
+    /// The last step at which a wait on a set ended.
+    waited: [Option<usize>; SLOTS],
     /// Data and events of registrations, by epoll slot and the slot that is registered.
     registered: HashMap<(usize, usize), (i64, i64)>,
     on_tcp: Vec<Record>,
@@ -63,6 +68,11 @@ impl Judge {
         if step.verb == Verb::Flood && step.args[1] as u64 > CERTAIN {
             self.loose[end_of(step.slot(0))] |= self.silent[end_of(step.slot(0))];
         }
+        for end in 0..ENDS {
+            if self.loose[end] || step.sends() == Some(end) && step.has_parts() {
+                self.in_pieces[end] = Some(index);
+            }
+        }
         let mut verdict = self.outcomes(index, step, &tcp.outcome, &shunt.outcome);
         let mut numbers: Vec<usize> = tcp.woken.iter().chain(&shunt.woken).map(|one| one.0).collect();
         numbers.sort_unstable();
@@ -74,12 +84,27 @@ impl Judge {
             let find =
                 |record: &Record| record.woken.iter().find(|one| one.0 == number).map(|one| one.1.clone());
             let of = |answer: Option<Answer>| answer.map_or(Outcome::Blocked, Outcome::Done);
-            verdict = self.outcomes(number, &steps[number], &of(find(tcp)), &of(find(shunt)));
+            let (tcp, shunt) = (of(find(tcp)), of(find(shunt)));
+            verdict = self.outcomes(number, &steps[number], &tcp, &shunt);
+            if step.has_parts() && steps[number].takes_some(&tcp) && steps[number].takes_some(&shunt) {
+                verdict = if tcp == shunt { Match::Same } else { Match::Open };
+            }
+            self.note_wait(index, &steps[number]);
+        }
+        if tcp.outcome != Outcome::Blocked {
+            self.note_wait(index, step);
         }
         for end in 0..ENDS {
             self.loose[end] &= self.silent[end] || tcp.after[end] != 0 || shunt.after[end] != 0;
         }
         verdict
+    }
+
+    /// A wait on a set has ended.
+    fn note_wait(&mut self, index: usize, step: &Step) {
+        if step.verb == Verb::EpollWait {
+            self.waited[step.slot(0)] = Some(index);
+        }
     }
 
     fn outcomes(&self, index: usize, step: &Step, tcp: &Outcome, shunt: &Outcome) -> Match {
@@ -93,6 +118,13 @@ impl Judge {
             // The kernel answers it at whatever wakes it, be it the acknowledgement of a FIN that came a moment earlier in
             // the other run.
             (Outcome::Blocked, Outcome::Done(answer)) if step.has_no_room() && answer.ret == 0 => Match::Open,
+            (Outcome::Done(a), Outcome::Blocked)
+                if step.verb == Verb::EpollWait
+                    && a.ret > 0
+                    && pairs(a).keys().all(|data| self.may_be_told_before(step, *data)) =>
+            {
+                Match::Open
+            }
             _ if slack => Match::Open,
             (a, b) => differ(step, index, a, b),
         }
@@ -197,16 +229,48 @@ impl Judge {
         if slack {
             return Match::Open;
         }
-        let missing = must.iter().any(|(data, events)| events & !is.get(data).copied().unwrap_or(0) != 0);
+        let lacks = |(data, events): &(&i64, &i64)| *events & !is.get(*data).copied().unwrap_or(0) != 0;
+        let (told, missing): (Vec<i64>, Vec<i64>) = must
+            .iter()
+            .filter(lacks)
+            .map(|(data, _)| *data)
+            .partition(|data| self.may_be_told_before(step, *data));
         let edges = is.iter().all(|(data, events)| {
             let more = events & !must.get(data).copied().unwrap_or(0) != 0;
             !more || self.edges(step).any(|other| other == *data)
         });
-        if !missing && edges { Match::ExtraEdge } else { different(step, tcp, shunt) }
+        match (missing.is_empty() && edges, told.is_empty()) {
+            (true, true) => Match::ExtraEdge,
+            (true, false) => Match::Open,
+            _ => different(step, tcp, shunt),
+        }
+    }
+
+    /// Whether the edges that a set tells with this data may be one with those that it has told before.
+    fn may_be_told_before(&self, step: &Step, data: i64) -> bool {
+        let set = step.slot(0);
+        let of_it = self.registered.iter().filter(|((other, _), one)| *other == set && one.0 == data);
+        of_it.into_iter().all(|((_, slot), (_, events))| {
+            let in_pieces = self.in_pieces[end_of(*slot)].max(self.in_pieces[peer_of(*slot)]);
+            events & EDGE != 0 && in_pieces.is_some() && in_pieces >= self.waited[set]
+        })
     }
 }
 
 impl Step {
+    /// Whether it sends by several calls, or while the other end receives.
+    fn has_parts(&self) -> bool {
+        let odd = || ODD_SENDS[self.args[2] as usize];
+        self.verb == Verb::Flood
+            || self.verb == Verb::OddSend && ["many", "more", "taken-away"].contains(&odd())
+    }
+
+    /// Whether it is a receive that has taken something, and need not wait for all that it asks for.
+    fn takes_some(&self, outcome: &Outcome) -> bool {
+        let some = matches!(outcome, Outcome::Done(Answer { ret: 1.., errno: 0, bad: 0, signals: 0, .. }));
+        some && self.verb == Verb::Recv && self.args[2] & i64::from(libc::MSG_WAITALL) == 0
+    }
+
     /// Whether it is a receive into nothing.
     fn has_no_room(&self) -> bool {
         self.verb == Verb::Recv && self.args[1] == 0
