@@ -229,9 +229,10 @@ pub(crate) fn stop_receiving(endpoint: &Endpoint, side: &mut RxSide, reason: Rea
 
 fn close_receiving(endpoint: &Endpoint, side: &mut RxSide, at: Attachment, reason: Reason) {
     let (lane, ring) = at.incoming();
-    side.rx.close(lane, reason);
+    let tcp = Tcp { endpoint, fd: endpoint.fd.load(Relaxed) };
+    side.rx.close(lane, &tcp, reason);
     // An empty lane is left at once.
-    side.rx.available(lane, &ring, &Tcp { endpoint, fd: endpoint.fd.load(Relaxed) });
+    side.rx.available(lane, &ring, &tcp);
     endpoint.report_rx(side);
     at.announce_space();
 }
@@ -493,8 +494,9 @@ pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> bool {
         match at {
             Some(at) => {
                 let (lane, ring) = at.incoming();
-                let unread = state.available(lane, &ring, &Tcp { endpoint, fd }) > 0;
-                state.close(lane, Reason::ShutDown);
+                let tcp = Tcp { endpoint, fd };
+                let unread = state.available(lane, &ring, &tcp) > 0;
+                state.close(lane, &tcp, Reason::ShutDown);
                 at.announce_space();
                 unread
             }

@@ -54,6 +54,8 @@ pub struct Rx {
     /// Bytes ever read from TCP. The kernel loses that count at a reset, so it is kept here from the moment on when all
     /// receives come by here.
     read: Option<u64>,
+    /// Bytes that TCP had received in all when it was reset. Then this tells how far it has been read, whoever reads.
+    total: Option<u64>,
 }
 
 /// What of TCP is next in the stream.
@@ -200,7 +202,7 @@ impl Rx {
         if known.is_some() {
             self.read = known;
         }
-        self.read
+        self.read.or_else(|| self.total?.checked_sub(kernel.unread()?))
     }
 
     /// So many bytes have been taken from TCP.
@@ -395,7 +397,7 @@ impl Rx {
     }
 
     /// L2: ends the lane. What is in it is still read first.
-    pub fn close(&mut self, lane: &LaneHeader, reason: Reason) {
+    pub fn close(&mut self, lane: &LaneHeader, kernel: &impl Kernel, reason: Reason) {
         match self.state {
             State::Tcp => return,
             State::Adopted(_) => {
@@ -407,7 +409,10 @@ impl Rx {
         }
         // From now on another process reads too.
         if reason == Reason::Fork {
-            self.read = None;
+            let read = self.read.take();
+            if kernel.read().is_none() {
+                self.total = read.zip(kernel.unread()).map(|(read, unread)| read + unread);
+            }
         }
         self.reason = reason;
     }

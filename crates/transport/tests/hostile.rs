@@ -273,7 +273,7 @@ proptest! {
                     tx.is_writable(&out.header, &out.ring);
                 }
                 Op::CloseTx => tx.close(&out.header, Reason::Fork),
-                Op::CloseRx => rx.close(&inn.header, Reason::Fork),
+                Op::CloseRx => rx.close(&inn.header, &tcp, Reason::Fork),
                 Op::GiveBack => drop(rx.give_back(&inn.header, Reason::Exec)),
             }
         }

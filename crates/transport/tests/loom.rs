@@ -183,7 +183,7 @@ impl Connection {
     }
 
     fn close_receiving(&self) {
-        self.receiving.lock().unwrap().rx.close(&self.header, Reason::Fork);
+        self.receiving.lock().unwrap().rx.close(&self.header, &self.tcp, Reason::Fork);
     }
 
     /// A non-blocking receive of up to `len` bytes.

@@ -311,7 +311,7 @@ impl World {
                 rx.try_watch(&lane.header, self, !self.receiver_in_kernel.get());
             }
             Op::TcpNews => rx.note_tcp_news(),
-            Op::CloseRx => rx.close(&lane.header, Reason::Fork),
+            Op::CloseRx => rx.close(&lane.header, self, Reason::Fork),
             Op::EnterReceive if !rx.is_attached() || rx.is_adopted() => self.receiver_in_kernel.set(true),
             Op::LeaveReceive(len) if self.receiver_in_kernel.replace(false) => {
                 if let Received::Error(_) = self.receive_by_tcp(len) {
