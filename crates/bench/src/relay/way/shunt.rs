@@ -1,6 +1,6 @@
 //! `shunt relay` on both relays. The client connects to the server's own address, which R_C, its router, intercepts.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -25,16 +25,11 @@ const INTERCEPT_PORT: u16 = 7441;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Way for Relay {
-    fn missing(&self) -> Option<String> {
-        let help = Command::new(std::env::current_exe().ok()?).args(["relay", "--help"]).output().ok()?;
-        (!help.status.success()).then(|| "this shunt has no relay".to_owned())
-    }
-
     fn start(&self, lab: &Lab) -> Result<Running> {
         new_key(lab, &lab.path("relay.key"))?;
         let exit = relay(lab, Host::Exit, &self.exit(lab))?;
         let edge = relay(lab, Host::Edge, &self.edge(lab))?;
-        // Warm connections are made in the background: a handshake, then who is who.
+        // Warm connections are made in the background: a handshake, then who is who, at each end.
         interrupt::pause(4 * MIDDLE_RTT)?;
         Ok(Running { target: lab::server(), relays: vec![edge, exit] })
     }
@@ -76,7 +71,7 @@ impl Relay {
     }
 }
 
-fn control(lab: &Lab, host: Host) -> std::path::PathBuf {
+fn control(lab: &Lab, host: Host) -> PathBuf {
     lab.path(&format!("relay-{}.sock", host as usize))
 }
 
