@@ -9,6 +9,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use lab::{EXIT, LIMIT, Lab, SERVER, SERVER6, Site, await_until, edge, receive, sample, send, with_limits};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::SockRef;
 
 fn reset(stream: TcpStream) {
@@ -496,6 +497,106 @@ fn a_burst_finds_enough_connections_the_second_time() {
     let before = misses();
     drop(burst());
     assert_eq!(misses(), before);
+}
+
+#[test]
+fn ten_thousand_connections_live_side_by_side() {
+    // Each is two descriptors, for a relay and for this process: where the limit is hard, that many.
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let count = maximum.map_or(10_000, |most| 10_000.min((most as usize - 500) / 2));
+    assert!(count > 5_000, "a hard limit of {maximum:?} descriptors is too low for this test");
+    let enough = Some(2 * count as u64 + 500);
+    setrlimit(Resource::Nofile, Rlimit { current: enough, maximum }).expect("below the hard limit");
+    let lab = Lab::with_relays("");
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let address = listener.local_addr().unwrap();
+    let mut pairs: Vec<(TcpStream, TcpStream)> = Vec::new();
+    std::thread::scope(|scope| {
+        let servers = scope.spawn(|| -> Vec<TcpStream> {
+            (0..count).map(|_| with_limits(listener.accept().unwrap().0)).collect()
+        });
+        // On one thread inside, or each would be a thread.
+        let clients = lab.client.inside(|| -> Vec<TcpStream> {
+            let connect = |number: usize| {
+                let mut stream = with_limits(TcpStream::connect_timeout(&address, LIMIT).unwrap());
+                stream.write_all(&(number as u32).to_be_bytes()).unwrap();
+                stream
+            };
+            (0..count).map(connect).collect()
+        });
+        let mut servers: Vec<Option<TcpStream>> = servers.join().unwrap().into_iter().map(Some).collect();
+        let mut by_number: Vec<Option<TcpStream>> = (0..count).map(|_| None).collect();
+        for server in &mut servers {
+            let mut server = server.take().unwrap();
+            let mut number = [0; 4];
+            server.read_exact(&mut number).unwrap();
+            by_number[u32::from_be_bytes(number) as usize] = Some(server);
+        }
+        pairs = clients
+            .into_iter()
+            .zip(by_number.into_iter().map(|server| server.expect("each has come")))
+            .collect();
+    });
+    assert_eq!(lab.status(Site::Edge)["open-connections"], count);
+    for (number, (client, server)) in pairs.iter_mut().enumerate() {
+        server.write_all(&(number as u64).to_be_bytes()).unwrap();
+        let mut answer = [0; 8];
+        client.read_exact(&mut answer).unwrap();
+        assert_eq!(u64::from_be_bytes(answer), number as u64);
+    }
+    drop(pairs);
+    await_until(|| lab.status(Site::Edge)["open-connections"] == 0, || lab.log(Site::Edge));
+    await_until(|| lab.status(Site::Exit)["open-connections"] == 0, || lab.log(Site::Exit));
+}
+
+/// What the documentation tells a newcomer to do, word by word, in a directory of its own.
+#[test]
+fn the_first_example_of_the_documentation_works() {
+    let text = include_str!("../../../docs/relay.md");
+    let section = text.split("## ").find(|section| section.starts_with("Try it without privilege")).unwrap();
+    let block: String = section
+        .lines()
+        .filter_map(|line| line.strip_prefix("    "))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let file = |name: &str| {
+        let from = block.split_once(&format!("# {name}\n")).unwrap().1;
+        from.lines()
+            .take_while(|line| !line.starts_with("# ") && !line.starts_with("shunt "))
+            .collect::<Vec<_>>()
+            .join("\n")
+    };
+    let directory = tempfile::tempdir().unwrap();
+    for name in ["exit.toml", "edge.toml"] {
+        std::fs::write(directory.path().join(name), file(name)).unwrap();
+    }
+    let commands: String = block
+        .lines()
+        .filter(|line| line.starts_with("shunt ") || line.starts_with("curl "))
+        .collect::<Vec<_>>()
+        .join("\n");
+    assert!(commands.contains("curl http://127.0.0.1:8080/"), "{commands}");
+    let net = shunt_netns::Net::new();
+    let listener = net.inside(|| TcpListener::bind("127.0.0.1:80").unwrap());
+    let server = std::thread::spawn(move || {
+        let stream = with_limits(listener.accept().unwrap().0);
+        let mut request = [0; 4096];
+        let _ = (&stream).read(&mut request).unwrap();
+        send(&stream, b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello").unwrap();
+    });
+    // The relays need a moment before a client comes, and end with the shell.
+    let script = format!(
+        "trap 'kill $(jobs -p)' EXIT\n{}",
+        commands.replace("curl ", "sleep 2; curl -sS --max-time 10 ")
+    );
+    let shunt = std::path::Path::new(env!("CARGO_BIN_EXE_shunt")).parent().unwrap();
+    let path = format!("{}:{}", shunt.display(), std::env::var("PATH").unwrap());
+    let mut command = std::process::Command::new("bash");
+    command.args(["-ec", &script]).env("PATH", path).env("SHUNT_LOG", "warn").current_dir(directory.path());
+    let output = net.inside(|| command.output()).unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(printed.contains("hello") && printed.contains("relay edge"), "{output:?}");
+    server.join().unwrap();
 }
 
 #[test]

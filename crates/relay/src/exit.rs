@@ -26,12 +26,13 @@ pub(crate) async fn accept(shared: Arc<Shared>, listener: TcpListener) {
 }
 
 /// So many may be about to show who they are; more are hung up on.
-const MOST_UNKNOWN: usize = 1024;
+const MOST_UNKNOWN: usize = 4096;
 static UNKNOWN: AtomicUsize = AtomicUsize::new(0);
 
 fn take_in(shared: &Arc<Shared>, stream: StdStream) {
     if UNKNOWN.fetch_add(1, Relaxed) >= MOST_UNKNOWN {
         UNKNOWN.fetch_sub(1, Relaxed);
+        tracing::warn!("too many at a time that have not shown who they are: one is hung up on");
         return shared.metrics.count_stranger();
     }
     let shared = shared.clone();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, recv};
 use serde::Serialize;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::config::{Peer, Pool as Marks};
 use crate::key::Key;
@@ -22,6 +22,8 @@ pub(crate) struct Pool {
     name: String,
     state: Mutex<State>,
     changed: Notify,
+    /// Taken while one is made for a client that waits.
+    urgent: Semaphore,
 }
 
 #[derive(Debug, Default)]
@@ -74,12 +76,21 @@ pub(crate) struct Level {
 const TICK: Duration = Duration::from_secs(1);
 /// So many are made at a time.
 const PARALLEL: usize = 64;
+/// And so many for clients that wait: fewer than a relay hears at a time before it knows them.
+const URGENT: usize = 512;
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 impl Pool {
     pub(crate) fn new(peer: Peer, key: Key, name: String) -> Arc<Pool> {
         let state = State { marks: peer.pool, ..State::default() };
-        Arc::new(Pool { peer, key, name, state: Mutex::new(state), changed: Notify::new() })
+        Arc::new(Pool {
+            peer,
+            key,
+            name,
+            state: Mutex::new(state),
+            changed: Notify::new(),
+            urgent: Semaphore::new(URGENT),
+        })
     }
 
     pub(crate) fn peer(&self) -> &Peer {
@@ -120,8 +131,13 @@ impl Pool {
         taken
     }
 
-    /// One that is made now.
+    /// One that is made now, for a client that waits: when its turn comes, if very many do.
     pub(crate) async fn make(&self) -> Result<tokio::net::TcpStream, leg::LegError> {
+        let _turn = self.urgent.acquire().await.expect("nobody closes it");
+        self.connect().await
+    }
+
+    async fn connect(&self) -> Result<tokio::net::TcpStream, leg::LegError> {
         leg::connect(&self.peer, &self.name, &self.key).await
     }
 
@@ -147,7 +163,7 @@ impl Pool {
 
     async fn add(&self) {
         // Other threads take it: it is registered with the runtime of the one that does.
-        let made = match self.make().await {
+        let made = match self.connect().await {
             Ok(stream) => stream.into_std().map_err(leg::LegError::Connect),
             Err(error) => Err(error),
         };

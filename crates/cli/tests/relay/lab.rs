@@ -164,7 +164,10 @@ impl Lab {
     }
 
     pub(crate) fn listen(&self, address: &str) -> TcpListener {
-        self.server.inside(|| TcpListener::bind(address).unwrap())
+        let listener = self.server.inside(|| TcpListener::bind(address).unwrap());
+        // Of accept, too.
+        socket2::SockRef::from(&listener).set_read_timeout(Some(LIMIT)).unwrap();
+        listener
     }
 
     pub(crate) fn connect(&self, address: impl Into<SocketAddr>) -> std::io::Result<TcpStream> {
