@@ -11,6 +11,10 @@ use crate::{EAGAIN, ECONNRESET, EFAULT, Kernel, Waiting};
 /// non-blocking receive still learns of end of file.
 const ASK_TCP_EVERY: u32 = 8;
 
+/// A receiver that has much to catch up with asks the kernel where it is every so many bytes, and for each of the last so many
+/// before the lane. Should somebody have read whom nobody sees, it is told so long before the border.
+const FAR: u64 = 64 * 1024;
+
 #[derive(Debug, Default)]
 enum State {
     #[default]
@@ -56,6 +60,8 @@ pub struct Rx {
     read: Option<u64>,
     /// Bytes that TCP had received in all when it was reset. Then this tells how far it has been read, whoever reads.
     total: Option<u64>,
+    /// Bytes that may be taken from TCP, as long as the lane has not ended, before the kernel is asked again where that is.
+    unasked: u64,
 }
 
 /// What of TCP is next in the stream.
@@ -103,6 +109,14 @@ impl Rx {
     ) -> Received {
         let mut total = 0;
         while sink.remaining() > 0 {
+            // An error would be told to nobody if bytes came before it, so only the first are taken unasked.
+            if self.unasked > 0 && total == 0 {
+                match self.catch_up_unasked(lane, kernel, sink) {
+                    Ok(count) => total = count,
+                    Err(errno) => return Received::Error(errno),
+                }
+                continue;
+            }
             if let State::Lane(consumer) = &mut self.state {
                 match consumer.read(lane, ring, sink) {
                     Ok(count) => total += count,
@@ -149,6 +163,32 @@ impl Rx {
         }
         self.empty_in_a_row = 0;
         Received::Bytes(total)
+    }
+
+    /// Takes from TCP what cannot lie behind the lane. Nothing: the kernel must be asked.
+    #[cold]
+    fn catch_up_unasked(
+        &mut self,
+        lane: &LaneHeader,
+        kernel: &impl Kernel,
+        sink: &mut Sink<'_>,
+    ) -> Result<usize, i32> {
+        let limit = self.unasked as usize;
+        let outcome = match lane.is_closed() {
+            true => Ok(0),
+            false => sink.within(limit, |part| kernel.receive(part)),
+        };
+        match outcome {
+            Ok(count @ 1..) => {
+                self.note_taken(count);
+                Ok(count)
+            }
+            Ok(0) | Err(EAGAIN) => {
+                self.unasked = 0;
+                Ok(0)
+            }
+            Err(errno) => Err(errno),
+        }
     }
 
     /// An empty lane: is it time to ask TCP whether the connection has ended?
@@ -207,6 +247,7 @@ impl Rx {
 
     /// So many bytes have been taken from TCP.
     pub fn note_taken(&mut self, count: usize) {
+        self.unasked = self.unasked.saturating_sub(count as u64);
         self.read = self.read.map(|read| read + count as u64);
     }
 
@@ -254,7 +295,10 @@ impl Rx {
                         self.misbehaved(lane);
                         false
                     }
-                    Some(_) => false,
+                    Some(read) => {
+                        self.unasked = (offset - read).saturating_sub(FAR).min(FAR);
+                        false
+                    }
                     // Reset before it was known how far it had been read. Nothing more comes, and if a FIN is in the
                     // count it is one too high; but a FIN comes after all that was written, which is at least `offset`.
                     None if kernel.received() >= offset && !matches!(kernel.waiting(), Waiting::Bytes(_)) => {
@@ -273,6 +317,7 @@ impl Rx {
     }
 
     fn reach_lane(&mut self, lane: &LaneHeader) {
+        self.unasked = 0;
         if let State::CatchingUp(consumer, _) = std::mem::take(&mut self.state) {
             self.state = State::Lane(consumer);
             // Otherwise it is only drained, and why it ended is known already.
@@ -436,6 +481,7 @@ impl Rx {
     }
 
     fn leave(&mut self, reason: Reason) {
+        self.unasked = 0;
         self.done += self.lane_bytes();
         self.state = State::Tcp;
         // The reason why this side closed is better than "the lane had an end".
