@@ -4,12 +4,15 @@
 #[path = "relay/lab.rs"]
 mod lab;
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lab::{EXIT, LIMIT, Lab, SERVER, SERVER6, Site, await_until, edge, receive, sample, send, with_limits};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process_group, setrlimit};
 use socket2::SockRef;
 
 fn reset(stream: TcpStream) {
@@ -263,16 +266,15 @@ fn a_killed_edge_lets_traffic_pass_it_by_and_the_next_cleans_up() {
     assert_ne!(server.peer_addr().unwrap(), client.local_addr().unwrap());
     exchange(&client, &server, 100_000);
     let rules = || {
-        let output = lab.edge.inside(|| std::process::Command::new("ip").args(["rule"]).output()).unwrap();
+        let output = lab.edge.inside(|| Command::new("ip").args(["rule"]).output()).unwrap();
         String::from_utf8(output.stdout).unwrap().matches("lookup 7440").count()
     };
     assert_eq!(rules(), 1);
     assert!(lab.ask(Site::Edge, &["drain"]).status.success());
     lab.await_end(Site::Edge);
-    let rules = lab.edge.inside(|| std::process::Command::new("ip").args(["rule"]).output()).unwrap();
+    let rules = lab.edge.inside(|| Command::new("ip").args(["rule"]).output()).unwrap();
     assert!(!String::from_utf8(rules.stdout).unwrap().contains("7440"));
-    let tables =
-        lab.edge.inside(|| std::process::Command::new("nft").args(["list", "ruleset"]).output()).unwrap();
+    let tables = lab.edge.inside(|| Command::new("nft").args(["list", "ruleset"]).output()).unwrap();
     assert!(!String::from_utf8_lossy(&tables.stdout).to_lowercase().contains("shunt"), "{tables:?}");
 }
 
@@ -372,8 +374,8 @@ fn a_relay_in_the_middle_hands_on_and_a_circle_ends() {
         lab.path("key").display()
     );
     std::fs::write(&outer, text).unwrap();
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_shunt"));
-    command.arg("relay").arg("--config").arg(&outer).stderr(std::process::Stdio::null());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
+    command.arg("relay").arg("--config").arg(&outer).stderr(Stdio::null());
     struct Ends(std::process::Child);
     impl Drop for Ends {
         fn drop(&mut self) {
@@ -591,12 +593,55 @@ fn the_first_example_of_the_documentation_works() {
     );
     let shunt = std::path::Path::new(env!("CARGO_BIN_EXE_shunt")).parent().unwrap();
     let path = format!("{}:{}", shunt.display(), std::env::var("PATH").unwrap());
-    let mut command = std::process::Command::new("bash");
+    let mut command = Command::new("bash");
     command.args(["-ec", &script]).env("PATH", path).env("SHUNT_LOG", "warn").current_dir(directory.path());
     let output = net.inside(|| command.output()).unwrap();
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(printed.contains("hello") && printed.contains("relay edge"), "{output:?}");
     server.join().unwrap();
+}
+
+/// In a process group that ends with it.
+struct Group(std::process::Child);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = kill_process_group(Pid::from_child(&self.0), Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn curl_ssh_and_a_database_client_work() {
+    let lab = Lab::with_relays("");
+    let directory = lab.path("servers");
+    std::fs::create_dir(&directory).unwrap();
+    // PostgreSQL is nobody special.
+    for path in [directory.parent().unwrap(), &directory] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let mut command = Command::new("bash");
+    command.args(["-c", include_str!("relay/servers.sh"), "servers"]).arg(&directory);
+    command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut servers = Group(lab.server.inside(|| command.spawn().unwrap()));
+    let mut line = String::new();
+    BufReader::new(servers.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "up\n", "see the logs above");
+    let client = |line: &str| {
+        let mut command = Command::new("bash");
+        command.args(["-ec", line]).current_dir(&directory).stdin(Stdio::null());
+        let output = lab.client.inside(|| command.output()).unwrap();
+        assert!(output.status.success(), "{line}: {output:?}\n{}", lab.log(Site::Edge));
+        output.stdout
+    };
+    let file = std::fs::read(directory.join("www/file")).unwrap();
+    assert!(client("curl -sS --max-time 20 http://10.3.0.2/file") == file);
+    let ssh = "ssh -F /dev/null -i user_key -o BatchMode=yes -o UserKnownHostsFile=known_hosts root@10.3.0.2";
+    assert!(client(&format!("{ssh} cat {}/www/file", directory.display())) == file);
+    assert!(client(&format!("{ssh} sha256sum < www/file")) == client("sha256sum < www/file"));
+    let psql = "PATH=$PATH:$(echo /usr/lib/postgresql/*/bin) psql -h 10.3.0.2 -U postgres -XAtc";
+    assert_eq!(client(&format!("{psql} 'select sum(i) from generate_series(1, 100000) i'")), b"5000050000\n");
+    assert_eq!(lab.counter(Site::Edge, "connections_total", "mode=\"early\",verdict=\"connected\""), 4);
 }
 
 #[test]
