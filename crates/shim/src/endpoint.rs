@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, 
 
 use shunt_abi::page;
 use shunt_abi::reason::{Reason, Road};
+use shunt_ring::LaneHeader;
 use shunt_sys::tcp::Beside;
 use shunt_transport::{Rx, Tx};
 
@@ -402,7 +403,14 @@ impl Endpoint {
 
     /// Whether there is one that the kernel does not show.
     pub(crate) fn owes_alone(&self) -> bool {
-        self.owes() && self.owed_for_kernel.load(Relaxed) == 0
+        self.owes()
+            && self.owed_for_kernel.load(Relaxed) == 0
+            && !self.shared_lane().is_some_and(LaneHeader::is_reset_told)
+    }
+
+    /// Where processes that share the socket say that they have told of its reset, which only the shim knows.
+    fn shared_lane(&self) -> Option<&'static LaneHeader> {
+        self.tx.lock().at.map(|at| at.outgoing().0)
     }
 
     /// Tells it.
@@ -416,8 +424,9 @@ impl Endpoint {
         if !self.owes() {
             return None;
         }
-        let stands_alone = self.owed_for_kernel.load(Relaxed) == 0;
+        let stands_alone = self.owes_alone();
         let errno = self.owed.swap(0, Relaxed);
+        self.shared_lane().into_iter().for_each(LaneHeader::note_reset_told);
         (errno != 0 && (take_kernels() || stands_alone)).then_some(errno)
     }
 

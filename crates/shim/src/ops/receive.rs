@@ -273,6 +273,7 @@ impl Call {
             Received::Error(_) | Received::Failed if done > 0 => return Some(Ok(Taken::here(done))),
             Received::Error(errno) => return Some(Err(errno)),
             Received::Failed => {
+                drop(side);
                 let owed = endpoint.take_owed(fd);
                 return Some(owed.map_or_else(|| by_tcp_now(fd, sink, flags), Err).map(Taken::here));
             }
