@@ -12,11 +12,14 @@ use crate::interrupt;
 use crate::process::{self, Process};
 use crate::worker::{BEGIN, Download};
 
-/// A burst of new connections, in seconds to the first byte.
+/// Bursts of new connections, in seconds to the first byte.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Burst {
     /// A connection alone, just before.
     pub(super) single: f64,
+    /// The 90th percentile of a first burst, which nothing has announced.
+    pub(super) unannounced: f64,
+    /// Of a second one, soon after.
     pub(super) p50: f64,
     pub(super) p90: f64,
 }
@@ -37,7 +40,7 @@ pub(super) struct Cpu {
 pub(super) struct Idle {
     /// In which the programs are resident, of both relays together.
     pub(super) resident: f64,
-    /// The kernel's slabs, of all four hosts together.
+    /// The kernel's slabs of sockets and what belongs to them, of all four hosts together.
     pub(super) slab: f64,
 }
 
@@ -51,6 +54,8 @@ pub(super) const IDLE: usize = 1_000;
 const LIMIT: Duration = Duration::from_secs(300);
 /// Until what connections leave behind is gone: their ends cross the whole path, and the kernel frees memory late.
 const SETTLE: Duration = Duration::from_secs(1);
+/// Until a relay has made ready what it has just learned to need.
+const REFILL: Duration = Duration::from_secs(3);
 
 /// One download of so many bytes.
 pub(super) fn download(lab: &Lab, way: &Running, size: u64) -> Result<Download> {
@@ -60,15 +65,22 @@ pub(super) fn download(lab: &Lab, way: &Running, size: u64) -> Result<Download> 
     }
 }
 
-/// One connection, then many at once.
+/// One connection, then many at once, then as many again.
 pub(super) fn burst(lab: &Lab, way: &Running) -> Result<Burst> {
     let single = download(lab, way, BURST_SIZE)?.first_byte;
     interrupt::pause(SETTLE)?;
-    let mut first_bytes: Vec<f64> =
-        downloads(lab, way, BURST_SIZE, BURST)?.iter().map(|download| download.first_byte).collect();
+    let [_, unannounced] = percentiles(lab, way)?;
+    interrupt::pause(REFILL)?;
+    let [p50, p90] = percentiles(lab, way)?;
+    Ok(Burst { single, unannounced, p50, p90 })
+}
+
+/// The median and the 90th percentile of one burst.
+fn percentiles(lab: &Lab, way: &Running) -> Result<[f64; 2]> {
+    let downloads = downloads(lab, way, BURST_SIZE, BURST)?;
+    let mut first_bytes: Vec<f64> = downloads.iter().map(|download| download.first_byte).collect();
     first_bytes.sort_by(f64::total_cmp);
-    let part = |share: f64| first_bytes[(share * (BURST - 1) as f64) as usize];
-    Ok(Burst { single, p50: part(0.5), p90: part(0.9) })
+    Ok([0.5, 0.9].map(|share| first_bytes[(share * (BURST - 1) as f64) as usize]))
 }
 
 /// A large download.
@@ -122,10 +134,31 @@ fn busy() -> Result<f64> {
     Ok(busy as f64 / clock_ticks_per_second() as f64)
 }
 
-/// Bytes of the kernel's slabs.
+/// Bytes of the kernel's slabs that connections take: of all slabs, others change more than these.
 fn slab() -> Result<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo")?;
-    let line =
-        text.lines().find_map(|line| line.strip_prefix("Slab:")).context("/proc/meminfo has no slabs")?;
-    Ok(line.trim().trim_end_matches(" kB").parse::<u64>().context("/proc/meminfo")? * 1024)
+    let text = std::fs::read_to_string("/proc/slabinfo").context("/proc/slabinfo")?;
+    let of = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (objects, size): (u64, u64) = (fields.get(1)?.parse().ok()?, fields.get(3)?.parse().ok()?);
+        SLABS.contains(fields.first()?).then_some(objects * size)
+    };
+    Ok(text.lines().filter_map(of).sum())
 }
+
+/// A socket, its file, its place in an epoll instance, what is tracked of it, and packets that wait.
+const SLABS: [&str; 14] = [
+    "TCP",
+    "TCPv6",
+    "request_sock_TCP",
+    "tw_sock_TCP",
+    "sock_inode_cache",
+    "dentry",
+    "filp",
+    "lsm_inode_cache",
+    "lsm_file_cache",
+    "eventpoll_epi",
+    "eventpoll_pwq",
+    "nf_conntrack",
+    "skbuff_head_cache",
+    "skbuff_small_head",
+];

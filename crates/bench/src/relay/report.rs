@@ -62,6 +62,7 @@ struct Downloads {
 #[derive(Clone, Copy, Debug, Serialize)]
 struct BurstFigures {
     single: Spread,
+    unannounced: Spread,
     p50: Spread,
     p90: Spread,
     /// The 90th percentile to the single one, round by round.
@@ -203,14 +204,20 @@ impl Report {
     }
 
     fn append_burst(&self, out: &mut String) {
-        let columns = ["one alone", "median", "90th percentile"];
+        let columns = ["one alone", "first burst, 90th", "second, median", "second, 90th"];
         let lines = self.lines(|line| {
             let of = line.burst?;
             let ratio = format!("{:.2}x ({:.2}-{:.2})", of.ratio.median, of.ratio.min, of.ratio.max);
-            Some([of.single, of.p50, of.p90].map(milliseconds).into_iter().chain([ratio]).collect())
+            Some(
+                [of.single, of.unannounced, of.p50, of.p90]
+                    .map(milliseconds)
+                    .into_iter()
+                    .chain([ratio])
+                    .collect(),
+            )
         });
         let title = format!("{BURST} new connections at once, to the first byte, in ms (least-most)");
-        append_table(out, &title, columns.into_iter().chain(["90th to one"]), &lines);
+        append_table(out, &title, columns.into_iter().chain(["that to one"]), &lines);
     }
 
     fn append_cpu(&self, out: &mut String) {
@@ -230,12 +237,13 @@ impl Report {
 
     fn append_idle(&self, out: &mut String) {
         let routed = self.ways.iter().find(|line| line.way == Name::Routed).and_then(|line| line.idle);
-        let lab = routed.map_or(0.0, |of| of.slab.median);
         let lines = self.lines(|line| {
             let of = line.idle?;
             let show = |bytes: f64| format!("{:.1}", bytes / 1024.0);
-            let relay = (of.resident.median + of.slab.median - lab) / 2.0;
-            Some(vec![show(of.resident.median), show(of.slab.median), show(relay)])
+            let relay =
+                |lab: &IdleFigures| show((of.resident.median + of.slab.median - lab.slab.median) / 2.0);
+            let relay = routed.as_ref().map_or_else(|| "not known without routed".to_owned(), relay);
+            Some(vec![show(of.resident.median), show(of.slab.median), relay])
         });
         let title = format!(
             "Memory of each of {IDLE} idle connections, in KB; one relay: half of what exceeds the slabs of routed"
@@ -294,6 +302,7 @@ impl BurstFigures {
     fn of(row: &Row) -> Option<BurstFigures> {
         Some(BurstFigures {
             single: Spread::of(row.bursts.iter().map(|burst| burst.single))?,
+            unannounced: Spread::of(row.bursts.iter().map(|burst| burst.unannounced))?,
             p50: Spread::of(row.bursts.iter().map(|burst| burst.p50))?,
             p90: Spread::of(row.bursts.iter().map(|burst| burst.p90))?,
             ratio: Spread::of(row.bursts.iter().map(|burst| burst.p90 / burst.single))?,
