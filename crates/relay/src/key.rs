@@ -6,7 +6,8 @@ use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use aws_lc_rs::{hmac, rand};
+use aws_lc_rs::hmac;
+use rustix::rand::{GetRandomFlags, getrandom};
 use thiserror::Error;
 
 /// Bytes.
@@ -76,7 +77,9 @@ impl fmt::Debug for Key {
 /// What nobody can foresee.
 pub(crate) fn nonce() -> [u8; LENGTH] {
     let mut bytes = [0; LENGTH];
-    rand::fill(&mut bytes).expect("the kernel has random bytes");
+    // From the kernel itself: the library's own generator takes some 100 ms to begin with, in each thread.
+    let count = getrandom(&mut bytes[..], GetRandomFlags::empty()).expect("the kernel has random bytes");
+    assert_eq!(count, LENGTH, "so few are never cut short");
     bytes
 }
 

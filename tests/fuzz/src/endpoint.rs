@@ -118,7 +118,7 @@ pub(crate) fn run(bytes: &[u8]) {
             }
             _ => match input.byte() % 4 {
                 0 => tx.close(out, Reason::Fork),
-                1 => rx.close(inn, Reason::Fork),
+                1 => rx.close(inn, &tcp, Reason::Fork),
                 2 => drop(rx.give_back(inn, Reason::Exec)),
                 _ => {}
             },
