@@ -470,6 +470,25 @@ fn there_are_no_more_connections_than_there_may_be() {
 }
 
 #[test]
+fn nothing_is_lost_where_packets_are() {
+    let far = shunt_wan::Config {
+        delay: Duration::from_millis(10),
+        bits_per_second: 200_000_000,
+        queue_bytes: 500_000,
+        loss: 0.01,
+        seed: 7,
+    };
+    let mut lab = Lab::build_over(Some(far));
+    lab.start(Site::Exit, EXIT);
+    lab.start(Site::Edge, &edge("mode = 'faithful'"));
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    for _ in 0..3 {
+        let (client, server) = lab.pair(&listener);
+        exchange(&client, &server, 2 << 20);
+    }
+}
+
+#[test]
 fn packets_are_small_where_the_way_is_narrow() {
     let lab = Lab::with_relays("");
     lab.edge.words("ip link set right mtu 1400");

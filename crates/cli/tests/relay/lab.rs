@@ -9,6 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use shunt_netns::Net;
+use shunt_wan::{Config, Link, Tun};
 use tempfile::TempDir;
 
 pub(crate) const SERVER: &str = "10.3.0.2";
@@ -21,6 +22,8 @@ pub(crate) struct Lab {
     pub(crate) server: Net,
     directory: TempDir,
     running: Vec<(Site, Child)>,
+    /// What is between the relays, if not a wire.
+    _far: Option<Link>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,15 +44,32 @@ impl Site {
 impl Lab {
     /// Wires, addresses, routes and a key; no relay runs yet.
     pub(crate) fn build() -> Lab {
+        Lab::build_over(None)
+    }
+
+    /// The same, with relays that are far from each other.
+    pub(crate) fn build_over(far: Option<Config>) -> Lab {
         let [client, edge, exit, server] = [(); 4].map(|()| Net::new());
+        let mut link = None;
         let wires = [(&client, "1", &edge), (&edge, "2", &exit), (&exit, "3", &server)];
         for (number, (left, net, right)) in wires.into_iter().enumerate() {
             // The routers are .1 to the outside; between them the edge is.
-            let (near, far) = if number == 0 { (2, 1) } else { (1, 2) };
-            let ends = [near, far].map(|host| format!("10.{net}.0.{host}/24"));
-            Net::connect((left, "right", &ends[0]), (right, "left", &ends[1]));
+            let (near, away) = if number == 0 { (2, 1) } else { (1, 2) };
+            match far.filter(|_| number == 1) {
+                Some(config) => {
+                    let [one, two] = [(left, "right"), (right, "left")]
+                        .map(|(net, name)| net.inside(|| Tun::open(name, 1_500)).unwrap());
+                    link = Some(Link::start(config, one, two).unwrap());
+                    left.words(&format!("ip address add 10.{net}.0.{near}/24 dev right"));
+                    right.words(&format!("ip address add 10.{net}.0.{away}/24 dev left"));
+                }
+                None => {
+                    let ends = [near, away].map(|host| format!("10.{net}.0.{host}/24"));
+                    Net::connect((left, "right", &ends[0]), (right, "left", &ends[1]));
+                }
+            }
             left.words(&format!("ip address add fd00:{net}::{near}/64 dev right nodad"));
-            right.words(&format!("ip address add fd00:{net}::{far}/64 dev left nodad"));
+            right.words(&format!("ip address add fd00:{net}::{away}/64 dev left nodad"));
         }
         for (net, gateways) in [
             (&client, vec!["default via 10.1.0.1", "default via fd00:1::1"]),
@@ -68,7 +88,7 @@ impl Lab {
             });
         }
         let directory = tempfile::tempdir().unwrap();
-        let lab = Lab { client, edge, exit, server, directory, running: Vec::new() };
+        let lab = Lab { client, edge, exit, server, directory, running: Vec::new(), _far: link };
         assert!(shunt(&["relay", "new-key", lab.path("key").to_str().unwrap()]).status.success());
         lab
     }
