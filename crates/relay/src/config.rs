@@ -435,15 +435,15 @@ fn default_connect_timeout() -> Span {
 }
 
 fn default_low() -> usize {
-    8
-}
-
-fn default_high() -> usize {
     256
 }
 
+fn default_high() -> usize {
+    1024
+}
+
 fn default_idle() -> Span {
-    Span(Duration::from_secs(60))
+    Span(Duration::from_secs(300))
 }
 
 fn default_intercept_port() -> u16 {

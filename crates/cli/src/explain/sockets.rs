@@ -136,9 +136,11 @@ mod tests {
             let client = TcpStream::connect((connect, port)).unwrap();
             let _server = listener.accept().unwrap();
             let sockets = Sockets::look();
-            let local = client.local_addr().unwrap();
-            let own = sockets.iter().find(|socket| socket.local == local).expect("the client's end");
-            assert_eq!((own.state, own.remote.port()), (State::ESTABLISHED, port));
+            let ends = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+            // An earlier connection from the same port may still be in TIME_WAIT.
+            let own = sockets.iter().find(|socket| (socket.local, socket.remote) == ends);
+            let own = own.expect("the client's end");
+            assert_eq!(own.state, State::ESTABLISHED);
             assert!(sockets.owners(own).contains(&std::process::id()));
             let peer = sockets.peer(own).expect("the server's end");
             assert_eq!((peer.local, peer.remote), (own.remote, own.local));

@@ -38,10 +38,11 @@ impl Way for Relay {
 impl Relay {
     fn edge(&self, lab: &Lab) -> String {
         let mode = if self.early { "early" } else { "late" };
-        let (low, high) = if self.pool { (8, 256) } else { (0, 0) };
+        // What is not said is as it is for everybody.
+        let pool = if self.pool { "" } else { "pool = { low = 0, high = 0 }" };
         format!(
             "name = \"edge\"\ncontrol = \"{control}\"\n\n[[peer]]\nname = \"exit\"\naddress = \"{EXIT}:{RELAY_PORT}\"\n\
-             key = \"{key}\"\npool = {{ low = {low}, high = {high} }}\n{leg}\n[[route]]\nto = [\"10.3.0.0/24\"]\n\
+             key = \"{key}\"\n{pool}\n{leg}\n[[route]]\nto = [\"10.3.0.0/24\"]\n\
              via = \"exit\"\nmode = \"{mode}\"\nsource = \"relay\"\n\n[intercept]\ninterfaces = [\"access\"]\n\
              port = {INTERCEPT_PORT}\n",
             control = control(lab, Host::Edge).display(),
