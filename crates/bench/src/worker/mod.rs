@@ -46,7 +46,7 @@ pub enum Worker {
     },
     /// One message there and back at a time
     RoundTrip {
-        /// See [`Client`].
+        /// See `Client`.
         #[command(flatten)]
         client: Client,
         /// How it waits
@@ -58,13 +58,13 @@ pub enum Worker {
     },
     /// Messages in one direction, as fast as they go
     Stream {
-        /// See [`Client`].
+        /// See `Client`.
         #[command(flatten)]
         client: Client,
     },
     /// Many connections in one epoll set, each with requests under way
     Many {
-        /// See [`Client`].
+        /// See `Client`.
         #[command(flatten)]
         client: Client,
         /// How many
@@ -76,7 +76,7 @@ pub enum Worker {
     },
     /// Connections that end after a few requests
     Short {
-        /// See [`Client`].
+        /// See `Client`.
         #[command(flatten)]
         client: Client,
         /// Requests on each
@@ -85,7 +85,7 @@ pub enum Worker {
     },
     /// Requests to memcached over many connections
     Memcached {
-        /// See [`Client`].
+        /// See `Client`.
         #[command(flatten)]
         client: Client,
         /// How many connections
