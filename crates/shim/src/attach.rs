@@ -274,7 +274,17 @@ pub(crate) fn notice_reset(endpoint: &Endpoint, fd: i32) {
 /// death of a peer that had finished before.
 pub(crate) fn is_lost(endpoint: &Endpoint, fd: i32) -> bool {
     let at = endpoint.rx.lock().at;
-    at.is_some_and(|at| at.incoming().0.end() == End::Died) && may_be_lost(endpoint, fd)
+    at.is_some_and(|at| end(&at) == End::Died) && may_be_lost(endpoint, fd)
+}
+
+/// How the peer's sending direction ended, as far as that can be told. Its process has died; but if it had shut the connection
+/// down before, the kernel tells nothing new, and if a fork has closed the lanes, a child may hold the socket still.
+fn end(at: &Attachment) -> End {
+    let incoming = at.incoming().0;
+    match incoming.end() {
+        End::Died if incoming.was_shut_down() && at.outgoing().0.is_closed() => End::ShutDown,
+        end => end,
+    }
 }
 
 fn may_be_lost(endpoint: &Endpoint, fd: i32) -> bool {
@@ -316,8 +326,7 @@ pub(crate) fn notice_reset_for_another(endpoint: &Endpoint, fd: i32) {
 /// Whether the connection is lost as [`reset_if_lost`] says; its lane is given up then. `Some` says whether the peer had finished
 /// before.
 fn abandon_if_lost(endpoint: &Endpoint, fd: i32) -> Option<bool> {
-    let incoming =
-        || endpoint.tx.lock().at.map(|at| (at.incoming().0.end(), at.incoming().0.was_shut_down()));
+    let incoming = || endpoint.tx.lock().at.map(|at| (end(&at), at.incoming().0.was_shut_down()));
     // The kernel has closed the dead process's socket; the broker's word follows at once, if there is a broker.
     let mut deadline = None;
     let mut is_worth_waiting = || {
