@@ -31,7 +31,7 @@ use socket::Address;
 pub enum Worker {
     /// Sends back what it receives, message by message
     Echo {
-        /// See [`Server`].
+        /// See `Server`.
         #[command(flatten)]
         server: Server,
         /// How it waits
@@ -40,7 +40,7 @@ pub enum Worker {
     },
     /// Reads everything, and says how much at the end
     Sink {
-        /// See [`Server`].
+        /// See `Server`.
         #[command(flatten)]
         server: Server,
     },
