@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use shunt_netns::Net;
 use shunt_wan::{Config, Link, Tun};
 use tempfile::TempDir;
@@ -207,6 +208,12 @@ impl Drop for Lab {
         for (site, mut child) in std::mem::take(&mut self.running) {
             if std::thread::panicking() {
                 eprintln!("--- {site:?}\n{}", self.log(site));
+            }
+            // A relay that is killed leaves its control group to the next; these have none.
+            let _ = kill_process(Pid::from_child(&child), Signal::TERM);
+            let deadline = Instant::now() + LIMIT;
+            while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
             }
             let _ = child.kill();
             let _ = child.wait();
