@@ -375,15 +375,8 @@ fn a_relay_in_the_middle_hands_on_and_a_circle_ends() {
     );
     std::fs::write(&outer, text).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
-    command.arg("relay").arg("--config").arg(&outer).stderr(Stdio::null());
-    struct Ends(std::process::Child);
-    impl Drop for Ends {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
-    let _outer = Ends(lab.client.inside(|| command.spawn().unwrap()));
+    command.arg("relay").arg("--config").arg(&outer).stderr(Stdio::null()).process_group(0);
+    let _outer = Group(lab.client.inside(|| command.spawn().unwrap()));
     let listener = lab.listen(&format!("{SERVER}:80"));
     let address = SocketAddr::from(([10, 1, 0, 2], 8080));
     await_until(|| lab.connect(address).is_ok(), String::new);

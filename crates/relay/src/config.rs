@@ -310,8 +310,8 @@ impl Loaded {
 
 impl Config {
     /// The first route to a target.
-    pub(crate) fn route(&self, target: SocketAddr) -> Option<(usize, &Route)> {
-        self.routes.iter().enumerate().find(|(_, route)| route.leads_to(target))
+    pub(crate) fn route(&self, target: SocketAddr) -> Option<&Route> {
+        self.routes.iter().find(|route| route.leads_to(target))
     }
 
     fn check(&self) -> Result<(), String> {

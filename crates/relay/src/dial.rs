@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::Socket;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
@@ -13,6 +13,7 @@ use crate::config::Source;
 use crate::frame::{MAX_HOPS, Open, Verdict};
 use crate::leg;
 use crate::shared::Shared;
+use crate::socket;
 
 /// What is to be reached for whom, and how.
 #[derive(Clone, Debug)]
@@ -68,8 +69,7 @@ impl Request {
 
     async fn to_target(&self, shared: &Arc<Shared>) -> io::Result<TcpStream> {
         let Open { target, client, source, .. } = self.open;
-        let socket =
-            Socket::new(Domain::for_address(target), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        let socket = socket::new(target)?;
         if source == Source::Client && client.is_ipv4() == target.is_ipv4() {
             bind_as(&socket, client)?;
         }
@@ -84,10 +84,7 @@ impl Request {
 
 /// Speaks with the client's own address; needs CAP_NET_ADMIN.
 fn bind_as(socket: &Socket, client: SocketAddr) -> io::Result<()> {
-    match client {
-        SocketAddr::V4(_) => socket.set_ip_transparent_v4(true)?,
-        SocketAddr::V6(_) => socket.set_ip_transparent_v6(true)?,
-    }
+    socket::make_transparent(socket, client)?;
     socket.set_reuse_address(true)?;
     // Its port is taken if this host already has such a connection.
     socket.bind(&client.into()).or_else(|_| socket.bind(&SocketAddr::new(client.ip(), 0).into()))

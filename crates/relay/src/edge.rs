@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, recv};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::Socket;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::config::Source;
@@ -17,20 +17,18 @@ use crate::leg;
 use crate::record::Record;
 use crate::session::{self, Inward};
 use crate::shared::Shared;
+use crate::socket;
 
 /// A port that clients connect to on purpose.
 pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    let socket = socket::new(address)?;
     bind(socket, address)
 }
 
 /// The port to which packets for any address are diverted; needs CAP_NET_ADMIN.
 pub(crate) fn listen_for_all(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
-    match address {
-        SocketAddr::V4(_) => socket.set_ip_transparent_v4(true)?,
-        SocketAddr::V6(_) => socket.set_ip_transparent_v6(true)?,
-    }
+    let socket = socket::new(address)?;
+    socket::make_transparent(&socket, address)?;
     bind(socket, address)
 }
 
@@ -55,7 +53,7 @@ pub(crate) async fn intercept(shared: Arc<Shared>, listener: TcpListener) {
         let loaded = shared.loaded();
         // A route that is gone leads to the target, as it would without a relay.
         let (via, source, mode) = match loaded.config.route(target) {
-            Some((_, route)) => (route.via.clone(), route.source, route.mode.label()),
+            Some(route) => (route.via.clone(), route.source, route.mode.label()),
             None => (None, Source::Relay, "none"),
         };
         let request = Request::new(client, target, source, via);
@@ -126,36 +124,24 @@ async fn serve(shared: Arc<Shared>, stream: StdStream, wish: Wish) -> io::Result
     let ends = (request.open.client, request.open.target);
     let record = Record::new(ends, request.via.clone(), began, shared.metrics.flows(via));
     record.note(&record.phases.accepted);
-    let onward = match begun {
-        Some(begun) => begun.onward.await.unwrap_or(Err(Verdict::NoRelay)),
-        None => {
-            let first = client.at_once(if via.is_some() { FIRST } else { 0 });
-            record.up.note(first.len());
-            request.dial(&shared, &first).await
-        }
-    };
-    record.note(&record.phases.dialed);
-    let verdict = match onward {
-        Ok(onward) => session::run(client, onward, loaded.config.data, &record).await,
-        Err(verdict) => {
-            client.refuse(verdict).await;
-            verdict
-        }
-    };
-    shared.metrics.count(via, mode, verdict);
-    if loaded.config.log_connections {
-        record.log(verdict);
+    let first = if via.is_some() && begun.is_none() { at_once(client.stream()) } else { Vec::new() };
+    if !first.is_empty() {
+        record.up.note(first.len());
     }
+    let onward = async {
+        match begun {
+            Some(begun) => begun.onward.await.unwrap_or(Err(Verdict::NoRelay)),
+            None => request.dial(&shared, &first).await,
+        }
+    };
+    session::serve(&shared, &loaded.config, client, onward, &record, mode).await;
     Ok(())
 }
 
-impl Inward {
-    /// What has come already, up to a limit.
-    fn at_once(&self, limit: usize) -> Vec<u8> {
-        let mut bytes = vec![0; limit];
-        let (Inward::Client(stream) | Inward::Relay(stream)) = self;
-        let have = recv(stream, &mut bytes[..], RecvFlags::DONTWAIT).map_or(0, |(count, _)| count);
-        bytes.truncate(have);
-        bytes
-    }
+/// What has come already, up to a limit.
+fn at_once(stream: &TcpStream) -> Vec<u8> {
+    let mut bytes = vec![0; FIRST];
+    let have = recv(stream, &mut bytes[..], RecvFlags::DONTWAIT).map_or(0, |(count, _)| count);
+    bytes.truncate(have);
+    bytes
 }

@@ -2,10 +2,10 @@
 
 use std::net::TcpStream as StdStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 
 use crate::config::Loaded;
 use crate::dial::Request;
@@ -27,18 +27,17 @@ pub(crate) async fn accept(shared: Arc<Shared>, listener: TcpListener) {
 
 /// So many may be about to show who they are; more are hung up on.
 const MOST_UNKNOWN: usize = 4096;
-static UNKNOWN: AtomicUsize = AtomicUsize::new(0);
+static UNKNOWN: Semaphore = Semaphore::const_new(MOST_UNKNOWN);
 
 fn take_in(shared: &Arc<Shared>, stream: StdStream) {
-    if UNKNOWN.fetch_add(1, Relaxed) >= MOST_UNKNOWN {
-        UNKNOWN.fetch_sub(1, Relaxed);
+    let Ok(place) = UNKNOWN.try_acquire() else {
         tracing::warn!("too many at a time that have not shown who they are: one is hung up on");
         return shared.metrics.count_stranger();
-    }
+    };
     let shared = shared.clone();
     shared.clone().spawn(shared.next_worker(), async move {
         let known = meet(&shared, stream).await;
-        UNKNOWN.fetch_sub(1, Relaxed);
+        drop(place);
         match known {
             Ok((stream, peer)) => serve(shared, stream, &peer).await,
             Err(error) => {
@@ -87,19 +86,8 @@ async fn serve(shared: Arc<Shared>, mut stream: TcpStream, peer: &str) {
         shared.metrics.flows(via),
     );
     record.note(&record.phases.accepted);
-    let onward = request.dial(&shared, &[]).await;
-    record.note(&record.phases.dialed);
-    let verdict = match onward {
-        Ok(onward) => session::run(inward, onward, loaded.config.data, &record).await,
-        Err(verdict) => {
-            inward.refuse(verdict).await;
-            verdict
-        }
-    };
-    shared.metrics.count(via, "relay", verdict);
-    if loaded.config.log_connections {
-        record.log(verdict);
-    }
+    let onward = request.dial(&shared, &[]);
+    session::serve(&shared, &loaded.config, inward, onward, &record, "relay").await;
 }
 
 /// Where it goes, if this peer may go there. The configuration of now counts, not that of when it came.
@@ -109,6 +97,6 @@ fn judge(loaded: &Loaded, peer: &str, open: Open) -> Result<Request, Verdict> {
     if !peer.targets.iter().any(|targets| targets.contain(open.target)) {
         return Err(Verdict::Denied);
     }
-    let via = loaded.config.route(open.target).and_then(|(_, route)| route.via.clone());
+    let via = loaded.config.route(open.target).and_then(|route| route.via.clone());
     Ok(Request { open, via })
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use shunt_kernel::window::End;
 use shunt_sys::tuning;
-use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
@@ -17,6 +17,7 @@ use crate::config::{AcceptedPeer, Leg, Loaded, Peer};
 use crate::frame::FrameError;
 use crate::handshake;
 use crate::key::Key;
+use crate::socket;
 
 /// Why there is no connection to a relay.
 #[derive(Debug, Error)]
@@ -29,8 +30,7 @@ pub(crate) enum LegError {
 
 /// A connection to a peer which has shown that it has the key, as this relay has. `name` is this relay's.
 pub(crate) async fn connect(peer: &Peer, name: &str, key: &Key) -> Result<TcpStream, LegError> {
-    let socket =
-        Socket::new(Domain::for_address(peer.address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    let socket = socket::new(peer.address)?;
     prepare(&socket, std::slice::from_ref(&peer.leg).iter())?;
     let connecting = TcpSocket::from_std_stream(socket.into()).connect(peer.address);
     let mut stream = tokio::time::timeout(CONNECT_LIMIT, connecting)
@@ -43,7 +43,7 @@ pub(crate) async fn connect(peer: &Peer, name: &str, key: &Key) -> Result<TcpStr
 
 /// Where peers connect to.
 pub(crate) fn listen(address: SocketAddr, peers: &[AcceptedPeer]) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    let socket = socket::new(address)?;
     socket.set_reuse_address(true)?;
     // Windows are agreed on before it is known who comes.
     prepare(&socket, peers.iter().map(|peer| &peer.leg))?;

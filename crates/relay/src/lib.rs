@@ -29,6 +29,7 @@ mod relay;
 mod scrape;
 mod session;
 mod shared;
+mod socket;
 mod syn;
 mod tool;
 

@@ -15,7 +15,7 @@ use crate::frame::Verdict;
 pub(crate) struct Record {
     client: SocketAddr,
     target: SocketAddr,
-    via: Option<String>,
+    pub(crate) via: Option<String>,
     began: Instant,
     pub(crate) phases: Phases,
     pub(crate) up: Flow,

@@ -119,10 +119,7 @@ impl Relay {
         }
         let (wanted, config) = (posts(&loaded.config), loaded.config.clone());
         self.shared.adopt(loaded);
-        let gone: Vec<Post> = self.posts.keys().filter(|post| !wanted.contains(post)).cloned().collect();
-        for post in gone {
-            self.leave(&post).await;
-        }
+        self.leave(|post| !wanted.contains(post)).await;
         for post in wanted {
             if !self.posts.contains_key(&post) {
                 let task = self.man(&post, &config)?;
@@ -174,10 +171,10 @@ impl Relay {
         })
     }
 
-    async fn leave(&mut self, post: &Post) {
-        if let Some(task) = self.posts.remove(post) {
+    /// Those posts, whose sockets are closed then.
+    async fn leave(&mut self, which: impl Fn(&Post) -> bool) {
+        for (_, task) in self.posts.extract_if(|post, _| which(post)) {
             task.abort();
-            // Its socket is closed when it has ended.
             let _ = task.await;
         }
     }
@@ -244,11 +241,7 @@ impl Relay {
                 tracing::warn!(%error, "new connections are still intercepted");
             }
         }
-        let posts: Vec<Post> =
-            self.posts.keys().filter(|post| !matches!(post, Post::Metrics(_))).cloned().collect();
-        for post in posts {
-            self.leave(&post).await;
-        }
+        self.leave(|post| !matches!(post, Post::Metrics(_))).await;
     }
 
     fn status(&self) -> Value {
@@ -283,10 +276,7 @@ impl Relay {
 
     async fn close(mut self) {
         self.rules = None;
-        let posts: Vec<Post> = self.posts.keys().cloned().collect();
-        for post in posts {
-            self.leave(&post).await;
-        }
+        self.leave(|_| true).await;
     }
 }
 

@@ -11,11 +11,12 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
 
-use crate::config::DataPath;
+use crate::config::{Config, DataPath};
 use crate::dial::Onward;
 use crate::frame::{Verdict, decode_reply, encode_reply};
 use crate::pump::{Broken, one_way, read_exact, write_all};
 use crate::record::{Flow, Record};
+use crate::shared::Shared;
 
 /// Where a connection comes from.
 #[derive(Debug)]
@@ -26,8 +27,32 @@ pub(crate) enum Inward {
     Relay(TcpStream),
 }
 
+/// A connection's life from when it has come: it is answered, moved, counted and logged. `onward` becomes the way to its target.
+pub(crate) async fn serve(
+    shared: &Shared,
+    config: &Config,
+    inward: Inward,
+    onward: impl Future<Output = Result<Onward, Verdict>>,
+    record: &Record,
+    mode: &'static str,
+) {
+    let onward = onward.await;
+    record.note(&record.phases.dialed);
+    let verdict = match onward {
+        Ok(onward) => run(inward, onward, config.data, record).await,
+        Err(verdict) => {
+            inward.refuse(verdict).await;
+            verdict
+        }
+    };
+    shared.metrics.count(record.via.as_deref(), mode, verdict);
+    if config.log_connections {
+        record.log(verdict);
+    }
+}
+
 /// Moves everything, both ways, until both have ended or one is broken. Says what became of it at first.
-pub(crate) async fn run(inward: Inward, onward: Onward, path: DataPath, record: &Record) -> Verdict {
+async fn run(inward: Inward, onward: Onward, path: DataPath, record: &Record) -> Verdict {
     let (inner, outer) = (inward.stream(), onward.stream());
     // If this process is killed, what it had not passed on must not look like an end.
     reset(inner);
@@ -83,7 +108,7 @@ impl Inward {
         }
     }
 
-    fn stream(&self) -> &TcpStream {
+    pub(crate) fn stream(&self) -> &TcpStream {
         match self {
             Inward::Client(stream) | Inward::Relay(stream) => stream,
         }

@@ -63,7 +63,7 @@ impl Syns {
         let loaded = self.shared.loaded();
         let ends = ends(&packet.head);
         let route = ends.and_then(|(_, target)| loaded.config.route(target));
-        let (Some(ends), Some((_, route))) = (ends, route) else {
+        let (Some(ends), Some(route)) = (ends, route) else {
             return self.decide(&packet, Fate::Pass(None));
         };
         let faithful = route.mode == Mode::Faithful;

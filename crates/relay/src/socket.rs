@@ -1,0 +1,19 @@
+//! Sockets of the relay before they connect or listen.
+
+use std::io;
+use std::net::SocketAddr;
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// One for connections to or at this address.
+pub(crate) fn new(address: SocketAddr) -> io::Result<Socket> {
+    Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))
+}
+
+/// It may have addresses that are not this host's; needs CAP_NET_ADMIN. Any address says of which family it is.
+pub(crate) fn make_transparent(socket: &Socket, address: SocketAddr) -> io::Result<()> {
+    match address {
+        SocketAddr::V4(_) => socket.set_ip_transparent_v4(true),
+        SocketAddr::V6(_) => socket.set_ip_transparent_v6(true),
+    }
+}
