@@ -1,0 +1,59 @@
+//! Compiles `services/*.c` twice: natively, for the user-space engine, and with clang for BPF. Without clang the crate
+//! is built without the second half, and says so when it is asked for a service in the kernel.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Each is a file of that name, and a builtin service. src/service/builtin.rs lists them too.
+const SERVICES: [&str; 1] = ["echo"];
+
+fn main() {
+    println!("cargo::rerun-if-changed=services");
+    println!("cargo::rerun-if-changed=include");
+    println!("cargo::rerun-if-env-changed=CLANG");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
+    for service in SERVICES {
+        let source = PathBuf::from("services").join(format!("{service}.c"));
+        compile_natively(service, &source);
+        let object = out.join(format!("{service}.bpf.o"));
+        if let Err(why) = compile_for_bpf(&source, &object) {
+            println!("cargo::warning=without {service} in the kernel: {why}");
+            std::fs::write(&object, []).expect("OUT_DIR can be written");
+        }
+    }
+}
+
+/// All of them end in one executable, so the one symbol of each has a name of its own.
+fn compile_natively(service: &str, source: &Path) {
+    let symbol = format!("shunt_builtin_{}", service.replace('-', "_"));
+    cc::Build::new()
+        .file(source)
+        .include("include")
+        .define("SHUNT_NATIVE", symbol.as_str())
+        .opt_level(2)
+        .flag("-fno-strict-aliasing")
+        .warnings(true)
+        .extra_warnings(false)
+        .warnings_into_errors(true)
+        .compile(&symbol);
+}
+
+fn compile_for_bpf(source: &Path, object: &Path) -> Result<(), String> {
+    let clang = env::var_os("CLANG").unwrap_or_else(|| "clang".into());
+    let mut command = Command::new(&clang);
+    // -g for the type information (BTF), and for the lines that the verifier's complaints name.
+    command.args(["-target", "bpf", "-O2", "-g", "-Wall", "-Werror", "-Iinclude"]);
+    // Debian keeps <asm/types.h> per architecture.
+    let architecture = env::var("CARGO_CFG_TARGET_ARCH").expect("set by cargo");
+    command.arg(format!("-I/usr/include/{architecture}-linux-gnu"));
+    match command.arg("-c").arg(source).arg("-o").arg(object).output() {
+        Err(error) => Err(format!("{} cannot be run ({error}); install clang", clang.display())),
+        Ok(output) if !output.status.success() => {
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            let first = complaint.lines().next().unwrap_or("clang failed without a word");
+            Err(format!("{first}; are clang and libbpf-dev installed?"))
+        }
+        Ok(_) => Ok(()),
+    }
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//
+// The native half of a service: one table, which the user-space engine finds by its name. Included by service.h.
+
+#ifndef SHUNT_NATIVE_H
+#define SHUNT_NATIVE_H
+
+// Changes when the table, struct shunt_service or struct shunt_verdict does.
+#define SHUNT_NATIVE_VERSION 1
+
+// Services that are part of shunt have each a name of their own.
+#ifndef SHUNT_NATIVE
+#define SHUNT_NATIVE shunt_native
+#endif
+
+// As src/service/native.rs has it.
+struct shunt_native {
+	__u32 version;
+	__u32 verdict_size;
+	const struct shunt_service *service;
+	int (*parse)(const __u8 *bytes, __u32 length);
+	int (*parse_reply)(const __u8 *bytes, __u32 length);
+	void (*decide)(const __u8 *bytes, __u32 length, struct shunt_verdict *verdict);
+	void (*refuse)(const __u8 *bytes, __u32 length, __u32 why, struct shunt_verdict *verdict);
+	void (*accepted)(struct shunt_verdict *verdict);
+};
+
+static int shunt_native_parse(const __u8 *bytes, __u32 length)
+{
+	struct shunt_socket socket = { .bytes = bytes, .length = length };
+
+	return shunt_parse(&socket);
+}
+
+static int shunt_native_parse_reply(const __u8 *bytes, __u32 length)
+{
+	struct shunt_socket socket = { .bytes = bytes, .length = length };
+
+	return shunt_parse_reply(&socket);
+}
+
+static void shunt_native_decide(const __u8 *bytes, __u32 length, struct shunt_verdict *verdict)
+{
+	struct shunt_socket socket = { .bytes = bytes, .length = length };
+
+	shunt_decide(&socket, verdict);
+}
+
+static void shunt_native_refuse(const __u8 *bytes, __u32 length, __u32 why, struct shunt_verdict *verdict)
+{
+	struct shunt_socket socket = { .bytes = bytes, .length = length };
+
+	shunt_answer_refusal(&socket, why, verdict);
+}
+
+static void shunt_native_accepted(struct shunt_verdict *verdict)
+{
+	verdict->action = SHUNT_DROP;
+	verdict->reply_length = 0;
+	if (shunt_service.accepted)
+		shunt_service.accepted(verdict);
+}
+
+__attribute__((visibility("default"))) const struct shunt_native SHUNT_NATIVE = {
+	.version = SHUNT_NATIVE_VERSION,
+	.verdict_size = sizeof(struct shunt_verdict),
+	.service = &shunt_service,
+	.parse = shunt_native_parse,
+	.parse_reply = shunt_native_parse_reply,
+	.decide = shunt_native_decide,
+	.refuse = shunt_native_refuse,
+	.accepted = shunt_native_accepted,
+};
+
+#endif

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//
+// What a service is written against. A service is one C file that includes this header and says SHUNT_SERVICE once. It
+// is compiled twice: for BPF, where a socket is what arrived at it in the kernel, and natively, where it is a buffer of
+// the user-space engine. The service cannot tell which: it sees bytes only through the functions here, which never read
+// beyond what is there.
+//
+//	static int parse(struct shunt_socket *socket) { return length_message(socket, 4); }
+//
+//	static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict) { shunt_echo(verdict); }
+//
+//	SHUNT_SERVICE(.name = "length-echo", .parse = parse, .decide = decide);
+
+#ifndef SHUNT_SERVICE_H
+#define SHUNT_SERVICE_H
+
+#include <linux/types.h>
+
+#define SHUNT_INLINE static inline __attribute__((always_inline))
+
+// Bytes of an answer that a service gives by itself.
+#define SHUNT_MAX_REPLY 256
+
+// Bytes of a message, unless the service says otherwise. More is refused as too long.
+#define SHUNT_MAX_MESSAGE (64 * 1024)
+
+// Why a message cannot be served. What parse gives is one of these negated.
+enum shunt_refusal {
+	SHUNT_MALFORMED = 1, // not of this protocol
+	SHUNT_TOO_LONG, // longer than the service takes
+	SHUNT_UNKNOWN_VERSION, // of a version of the protocol that is not known
+	SHUNT_MISSING_FIELD, // without the field that the service decides by
+	SHUNT_UNKNOWN_COMMAND, // a command that the service does not serve
+	SHUNT_TOO_COMPLEX, // nested too deeply, or of too many parts
+	SHUNT_NO_BACKEND, // there is none for it (said by the engine)
+	SHUNT_BACKEND_GONE, // it was under way to one that is gone (said by the engine)
+};
+
+// The bytes that arrived and were not yet taken, from `position` on. Only the functions below look inside.
+struct shunt_socket {
+#ifdef __bpf__
+	struct __sk_buff *skb;
+#else
+	const __u8 *bytes;
+#endif
+	__u32 begin; // of the message, in what is above
+	__u32 length; // bytes from there on
+	__u32 position; // of the next byte to read, counted from `begin`
+};
+
+enum shunt_action {
+	SHUNT_DROP, // forget the message
+	SHUNT_ECHO, // send it back as it is
+	SHUNT_FORWARD, // send it to the backend of its key
+	SHUNT_REPLY, // answer with `reply`
+	SHUNT_CLOSE, // answer with `reply` if it is not empty, and close
+	SHUNT_REFUSE, // ask the service's `refuse` what to do, for the reason `why`
+	SHUNT_MORE, // the bytes by which to decide are not all there: ask again with the whole message
+};
+
+enum shunt_key {
+	SHUNT_NUMBER, // `number`
+	SHUNT_BYTES, // `key_length` bytes of the message from `key_offset` on
+	SHUNT_BACKEND, // `number` is which backend, counted from 0: the service has chosen
+};
+
+// What to do with a message. src/service/native.rs has it too.
+struct shunt_verdict {
+	__u32 action; // enum shunt_action
+	__u32 why; // enum shunt_refusal, of SHUNT_REFUSE
+	__u32 one_way; // the backend does not answer this message
+	__u32 key; // enum shunt_key, of SHUNT_FORWARD
+	__u64 number;
+	__u32 key_offset;
+	__u32 key_length;
+	__u32 reply_length;
+	__u8 reply[SHUNT_MAX_REPLY];
+	__u32 padding;
+};
+
+// What a service is. src/service/native.rs has it too.
+struct shunt_service {
+	const char *name;
+	// How long is the message that begins here? Its length as soon as that can be told, even if not all of it has
+	// arrived; 0 if that needs more bytes; -enum shunt_refusal if there is no telling.
+	int (*parse)(struct shunt_socket *socket);
+	// The same of a backend's reply. None: the backends do not answer.
+	int (*parse_reply)(struct shunt_socket *socket);
+	// What to do with the message? `socket` has its bytes and no others. The verdict comes as SHUNT_DROP.
+	void (*decide)(struct shunt_socket *socket, struct shunt_verdict *verdict);
+	// What to do with a message that cannot be served? `socket` has its first bytes, 128 or more if there were so many.
+	// If parse refused it, the connection is closed afterwards: nobody knows where the next message begins. The verdict
+	// comes as SHUNT_CLOSE, which is also what happens without this function.
+	void (*refuse)(struct shunt_socket *socket, enum shunt_refusal why, struct shunt_verdict *verdict);
+	// A client has connected: SHUNT_REPLY greets it, SHUNT_CLOSE turns it away. The verdict comes as SHUNT_DROP: nothing.
+	void (*accepted)(struct shunt_verdict *verdict);
+	__u32 max_message; // SHUNT_MAX_MESSAGE if 0
+	__u32 retry; // a message may be sent again, to another backend, when its own died before it answered
+};
+
+static const struct shunt_service shunt_service;
+
+#define SHUNT_SERVICE(...) static const struct shunt_service shunt_service = { __VA_ARGS__ }
+
+// ---- reading
+
+// Bytes that are there and not yet taken.
+SHUNT_INLINE __u32 shunt_available(const struct shunt_socket *socket)
+{
+	return socket->position < socket->length ? socket->length - socket->position : 0;
+}
+
+#ifdef __bpf__
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+SHUNT_INLINE int shunt_copy(const struct shunt_socket *socket, __u32 from, void *to, __u32 length)
+{
+	return bpf_skb_load_bytes(socket->skb, from, to, length) ? -1 : 0;
+}
+#else
+SHUNT_INLINE int shunt_copy(const struct shunt_socket *socket, __u32 from, void *to, __u32 length)
+{
+	__builtin_memcpy(to, socket->bytes + from, length);
+	return 0;
+}
+#endif
+
+// Copies `length` bytes, `offset` bytes further on, without taking them. -1 if they are not all there.
+SHUNT_INLINE int shunt_peek(const struct shunt_socket *socket, __u32 offset, void *to, __u32 length)
+{
+	__u64 end = (__u64)socket->position + offset + length;
+
+	if (end > socket->length)
+		return -1;
+	return shunt_copy(socket, socket->begin + socket->position + offset, to, length);
+}
+
+// Takes `length` bytes without looking at them. -1, and none is taken, if they are not all there.
+SHUNT_INLINE int shunt_discard(struct shunt_socket *socket, __u32 length)
+{
+	if (length > shunt_available(socket))
+		return -1;
+	socket->position += length;
+	return 0;
+}
+
+// Peeks and discards.
+SHUNT_INLINE int shunt_read(struct shunt_socket *socket, void *to, __u32 length)
+{
+	if (shunt_peek(socket, 0, to, length))
+		return -1;
+	socket->position += length;
+	return 0;
+}
+
+// ---- deciding
+
+SHUNT_INLINE void shunt_echo(struct shunt_verdict *verdict)
+{
+	verdict->action = SHUNT_ECHO;
+}
+
+SHUNT_INLINE void shunt_drop(struct shunt_verdict *verdict)
+{
+	verdict->action = SHUNT_DROP;
+}
+
+SHUNT_INLINE void shunt_close(struct shunt_verdict *verdict)
+{
+	verdict->action = SHUNT_CLOSE;
+}
+
+SHUNT_INLINE void shunt_refuse(struct shunt_verdict *verdict, enum shunt_refusal why)
+{
+	verdict->action = SHUNT_REFUSE;
+	verdict->why = why;
+}
+
+// To the backend that the key is for: by number modulo, or by hash, as `--hash` says.
+SHUNT_INLINE void shunt_forward_by_number(struct shunt_verdict *verdict, __u64 number)
+{
+	verdict->action = SHUNT_FORWARD;
+	verdict->key = SHUNT_NUMBER;
+	verdict->number = number;
+}
+
+// The key is `length` bytes of the message from `offset` on, counted from the message's first byte.
+SHUNT_INLINE void shunt_forward_by_bytes(struct shunt_verdict *verdict, __u32 offset, __u32 length)
+{
+	verdict->action = SHUNT_FORWARD;
+	verdict->key = SHUNT_BYTES;
+	verdict->key_offset = offset;
+	verdict->key_length = length;
+}
+
+// To this backend, counted from 0 in the order of the file of backends.
+SHUNT_INLINE void shunt_forward_to(struct shunt_verdict *verdict, __u64 backend)
+{
+	verdict->action = SHUNT_FORWARD;
+	verdict->key = SHUNT_BACKEND;
+	verdict->number = backend;
+}
+
+// ---- answering
+
+// Appends to the answer as many of the bytes as fit, and gives how many. The action becomes SHUNT_REPLY unless it is
+// SHUNT_CLOSE. `length` must be a constant.
+SHUNT_INLINE __u32 shunt_write(struct shunt_verdict *verdict, const void *bytes, __u32 length)
+{
+	const __u8 *from = bytes;
+	__u32 at = verdict->reply_length, done = 0;
+
+	while (done < length && at < SHUNT_MAX_REPLY)
+		verdict->reply[at++] = from[done++];
+	verdict->reply_length = at;
+	if (verdict->action != SHUNT_CLOSE)
+		verdict->action = SHUNT_REPLY;
+	return done;
+}
+
+// Appends all of the bytes, or none and gives -1. `length` must be a constant.
+SHUNT_INLINE int shunt_write_all(struct shunt_verdict *verdict, const void *bytes, __u32 length)
+{
+	__u32 at = verdict->reply_length;
+
+	if (length > SHUNT_MAX_REPLY || at > SHUNT_MAX_REPLY - length)
+		return -1;
+	__builtin_memcpy(verdict->reply + at, bytes, length);
+	verdict->reply_length = at + length;
+	if (verdict->action != SHUNT_CLOSE)
+		verdict->action = SHUNT_REPLY;
+	return 0;
+}
+
+// ---- what the engines call
+
+SHUNT_INLINE int shunt_bounded(int length, const struct shunt_socket *socket)
+{
+	__u32 most = shunt_service.max_message ? shunt_service.max_message : SHUNT_MAX_MESSAGE;
+
+	if (length > 0 ? (__u32)length > most : !length && socket->length >= most)
+		return -SHUNT_TOO_LONG;
+	return length;
+}
+
+SHUNT_INLINE int shunt_parse(struct shunt_socket *socket)
+{
+	return shunt_bounded(shunt_service.parse(socket), socket);
+}
+
+SHUNT_INLINE int shunt_parse_reply(struct shunt_socket *socket)
+{
+	if (!shunt_service.parse_reply)
+		return -SHUNT_MALFORMED;
+	return shunt_bounded(shunt_service.parse_reply(socket), socket);
+}
+
+SHUNT_INLINE void shunt_decide(struct shunt_socket *socket, struct shunt_verdict *verdict)
+{
+	verdict->action = SHUNT_DROP;
+	verdict->one_way = 0;
+	verdict->reply_length = 0;
+	shunt_service.decide(socket, verdict);
+}
+
+SHUNT_INLINE void shunt_answer_refusal(struct shunt_socket *socket, enum shunt_refusal why,
+				       struct shunt_verdict *verdict)
+{
+	verdict->action = SHUNT_CLOSE;
+	verdict->reply_length = 0;
+	if (shunt_service.refuse)
+		shunt_service.refuse(socket, why, verdict);
+}
+
+// ---- the halves
+
+#ifdef __bpf__
+#include "test.bpf.h"
+#else
+#include "native.h"
+#endif
+
+#endif

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//
+// A program for each function of a service, never attached to anything: BPF_PROG_RUN gives it bytes, and it does with
+// them what it would do with a message. That is how a service is tested without sockets. Included by service.h.
+
+#ifndef SHUNT_TEST_BPF_H
+#define SHUNT_TEST_BPF_H
+
+// What the caller says, and is told. src/service/run.rs has both.
+struct shunt_test_call {
+	__u32 begin; // where the message begins in what is given
+	__u32 why; // for refuse
+};
+
+struct shunt_test_result {
+	__s32 parsed;
+	__u32 padding;
+	struct shunt_verdict verdict;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct shunt_test_call);
+} shunt_call SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct shunt_test_result);
+} shunt_result SEC(".maps");
+
+#define SHUNT_TEST(NAME)                                                                             \
+	SHUNT_INLINE int shunt_do_##NAME(struct shunt_socket *, struct shunt_test_call *,            \
+					 struct shunt_test_result *);                                \
+	SEC("tc")                                                                                    \
+	int shunt_test_##NAME(struct __sk_buff *skb)                                                 \
+	{                                                                                            \
+		__u32 only = 0;                                                                      \
+		struct shunt_test_call *call = bpf_map_lookup_elem(&shunt_call, &only);              \
+		struct shunt_test_result *result = bpf_map_lookup_elem(&shunt_result, &only);        \
+		if (!call || !result || call->begin > skb->len)                                      \
+			return -1;                                                                   \
+		struct shunt_socket socket = {                                                       \
+			.skb = skb, .begin = call->begin, .length = skb->len - call->begin           \
+		};                                                                                   \
+		return shunt_do_##NAME(&socket, call, result);                                       \
+	}                                                                                            \
+	SHUNT_INLINE int shunt_do_##NAME(struct shunt_socket *socket, struct shunt_test_call *call,  \
+					 struct shunt_test_result *result)
+
+SHUNT_TEST(parse)
+{
+	result->parsed = shunt_parse(socket);
+	return 0;
+}
+
+SHUNT_TEST(parse_reply)
+{
+	result->parsed = shunt_parse_reply(socket);
+	return 0;
+}
+
+SHUNT_TEST(decide)
+{
+	shunt_decide(socket, &result->verdict);
+	return 0;
+}
+
+SHUNT_TEST(refuse)
+{
+	shunt_answer_refusal(socket, call->why, &result->verdict);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,35 @@
+//! The services that are part of shunt.
+
+use aya::include_bytes_aligned;
+
+use super::native::{self, Native};
+
+/// A builtin service: its native half, and the object for the kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Builtin {
+    /// As in `builtin:NAME`.
+    pub name: &'static str,
+    /// What runs in user space.
+    pub native: Native,
+    /// What runs in the kernel; empty if there was no clang when shunt was built.
+    pub object: &'static [u8],
+}
+
+/// All of them.
+pub fn all() -> Vec<Builtin> {
+    macro_rules! builtin {
+        ($name:literal, $native:expr) => {
+            Builtin {
+                name: $name,
+                native: $native,
+                object: include_bytes_aligned!(concat!(env!("OUT_DIR"), "/", $name, ".bpf.o")),
+            }
+        };
+    }
+    vec![builtin!("echo", native::echo())]
+}
+
+/// The one of this name.
+pub fn named(name: &str) -> Option<Builtin> {
+    all().into_iter().find(|builtin| builtin.name == name)
+}

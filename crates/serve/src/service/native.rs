@@ -1,0 +1,234 @@
+//! The native half of a service, as `include/shunt/native.h` has it: C functions behind a table. This is the one module
+//! of the crate that says `unsafe`.
+//!
+//! What is relied on: a table is what its version says, and its functions read the bytes that they are given and write
+//! the verdict, and nothing else. service.h sees to that as long as a service uses its functions; a service that does
+//! not is a program that its user chose to run, as any other.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::mem::offset_of;
+
+use super::{Answer, Key, Parse, Properties, Refusal, Service, Verdict};
+
+/// SHUNT_MAX_MESSAGE in service.h.
+const MAX_MESSAGE: u32 = 64 * 1024;
+/// SHUNT_MAX_REPLY in service.h.
+const MAX_REPLY: usize = 256;
+/// SHUNT_NATIVE_VERSION in native.h.
+const VERSION: u32 = 1;
+
+/// struct shunt_native.
+#[repr(C)]
+struct Table {
+    version: u32,
+    verdict_size: u32,
+    service: *const Declaration,
+    parse: unsafe extern "C" fn(*const u8, u32) -> c_int,
+    parse_reply: unsafe extern "C" fn(*const u8, u32) -> c_int,
+    decide: unsafe extern "C" fn(*const u8, u32, *mut RawVerdict),
+    refuse: unsafe extern "C" fn(*const u8, u32, u32, *mut RawVerdict),
+    accepted: unsafe extern "C" fn(*mut RawVerdict),
+}
+
+// SAFETY: a table is constant, and so is what it points at.
+unsafe impl Sync for Table {}
+
+/// struct shunt_service. Its functions are called through the table.
+#[repr(C)]
+struct Declaration {
+    name: *const c_char,
+    parse: *const (),
+    parse_reply: *const (),
+    decide: *const (),
+    refuse: *const (),
+    accepted: *const (),
+    max_message: u32,
+    retry: u32,
+}
+
+/// struct shunt_verdict.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct RawVerdict {
+    action: u32,
+    why: u32,
+    one_way: u32,
+    key: u32,
+    number: u64,
+    key_offset: u32,
+    key_length: u32,
+    reply_length: u32,
+    reply: [u8; MAX_REPLY],
+    padding: u32,
+}
+
+const _: () = assert!(size_of::<RawVerdict>() == 296 && offset_of!(RawVerdict, reply) == 36);
+
+/// A native half.
+#[derive(Clone, Copy)]
+pub struct Native {
+    table: &'static Table,
+    name: &'static str,
+}
+
+impl std::fmt::Debug for Native {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Native({})", self.name)
+    }
+}
+
+unsafe extern "C" {
+    static shunt_builtin_echo: Table;
+}
+
+/// `services/echo.c`.
+pub(super) fn echo() -> Native {
+    // SAFETY: native.h of this very build made it.
+    Native::new(unsafe { &shunt_builtin_echo }).expect("of this version")
+}
+
+impl Native {
+    /// None if the table is of another version.
+    fn new(table: &'static Table) -> Option<Native> {
+        if table.version != VERSION || table.verdict_size as usize != size_of::<RawVerdict>() {
+            return None;
+        }
+        // SAFETY: the version says that there is a declaration, and that its name is a string or nothing.
+        let name = unsafe {
+            let name = (*table.service).name;
+            if name.is_null() { "unnamed" } else { CStr::from_ptr(name).to_str().unwrap_or("unnamed") }
+        };
+        Some(Native { table, name })
+    }
+
+    fn declaration(&self) -> &'static Declaration {
+        // SAFETY: as in `new`.
+        unsafe { &*self.table.service }
+    }
+}
+
+impl Service for Native {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn properties(&self) -> Properties {
+        let declaration = self.declaration();
+        let max_message = match declaration.max_message {
+            0 => MAX_MESSAGE,
+            stated => stated,
+        };
+        Properties {
+            max_message: max_message as usize,
+            replies: !declaration.parse_reply.is_null(),
+            retry: declaration.retry != 0,
+        }
+    }
+
+    fn parse(&self, bytes: &[u8]) -> Parse {
+        // SAFETY: the function reads what it is given, and no more.
+        parsed(unsafe { (self.table.parse)(bytes.as_ptr(), length(bytes)) })
+    }
+
+    fn parse_reply(&self, bytes: &[u8]) -> Parse {
+        // SAFETY: the function reads what it is given, and no more.
+        parsed(unsafe { (self.table.parse_reply)(bytes.as_ptr(), length(bytes)) })
+    }
+
+    fn decide(&self, message: &[u8]) -> Verdict {
+        let mut verdict = RawVerdict::default();
+        // SAFETY: the function reads what it is given, and writes the verdict.
+        unsafe { (self.table.decide)(message.as_ptr(), length(message), &mut verdict) };
+        verdict.verdict(message.len())
+    }
+
+    fn refuse(&self, head: &[u8], why: Refusal) -> Answer {
+        let mut verdict = RawVerdict::default();
+        // SAFETY: the function reads what it is given, and writes the verdict.
+        unsafe { (self.table.refuse)(head.as_ptr(), length(head), why as u32, &mut verdict) };
+        verdict.answer()
+    }
+
+    fn accepted(&self) -> Answer {
+        let mut verdict = RawVerdict::default();
+        // SAFETY: the function writes the verdict.
+        unsafe { (self.table.accepted)(&mut verdict) };
+        verdict.answer()
+    }
+}
+
+/// What does not fit is not looked at: a message is never so long.
+fn length(bytes: &[u8]) -> u32 {
+    u32::try_from(bytes.len()).unwrap_or(u32::MAX)
+}
+
+/// What a parser says.
+pub(crate) fn parsed(result: c_int) -> Parse {
+    match result {
+        0 => Parse::More,
+        1.. => Parse::Message(result as usize),
+        _ => Parse::Refused(Refusal::from_code(result.unsigned_abs())),
+    }
+}
+
+impl Default for RawVerdict {
+    fn default() -> RawVerdict {
+        RawVerdict {
+            action: 0,
+            why: 0,
+            one_way: 0,
+            key: 0,
+            number: 0,
+            key_offset: 0,
+            key_length: 0,
+            reply_length: 0,
+            reply: [0; MAX_REPLY],
+            padding: 0,
+        }
+    }
+}
+
+impl RawVerdict {
+    /// Of a message of so many bytes. What makes no sense is refused as malformed.
+    pub(crate) fn verdict(&self, message: usize) -> Verdict {
+        match self.action {
+            0 => Verdict::Drop,
+            1 => Verdict::Echo,
+            2 => match self.key(message) {
+                Some(key) => Verdict::Forward { key, one_way: self.one_way != 0 },
+                None => Verdict::Refuse(Refusal::Malformed),
+            },
+            3 => Verdict::Reply(self.reply()),
+            4 => Verdict::Close(self.reply()),
+            5 => Verdict::Refuse(Refusal::from_code(self.why)),
+            6 => Verdict::More,
+            _ => Verdict::Refuse(Refusal::Malformed),
+        }
+    }
+
+    /// Of a refusal or a greeting, which cannot do what needs a message.
+    pub(crate) fn answer(&self) -> Answer {
+        match self.action {
+            0 => Answer::Nothing,
+            3 => Answer::Reply(self.reply()),
+            _ => Answer::Close(self.reply()),
+        }
+    }
+
+    fn key(&self, message: usize) -> Option<Key> {
+        match self.key {
+            0 => Some(Key::Number(self.number)),
+            1 => {
+                let begin = self.key_offset as usize;
+                let end = begin.checked_add(self.key_length as usize)?;
+                (end <= message).then_some(Key::Bytes(begin..end))
+            }
+            2 => Some(Key::Backend(self.number)),
+            _ => None,
+        }
+    }
+
+    fn reply(&self) -> Vec<u8> {
+        self.reply[..MAX_REPLY.min(self.reply_length as usize)].to_vec()
+    }
+}
