@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Each is a file of that name, and a builtin service. src/service/builtin.rs lists them too.
-const SERVICES: [&str; 1] = ["echo"];
+const SERVICES: [&str; 3] = ["echo", "length-echo", "line-echo"];
 
 fn main() {
     println!("cargo::rerun-if-changed=services");
@@ -43,7 +43,7 @@ fn compile_for_bpf(source: &Path, object: &Path) -> Result<(), String> {
     let clang = env::var_os("CLANG").unwrap_or_else(|| "clang".into());
     let mut command = Command::new(&clang);
     // -g for the type information (BTF), and for the lines that the verifier's complaints name.
-    command.args(["-target", "bpf", "-O2", "-g", "-Wall", "-Werror", "-Iinclude"]);
+    command.args(["-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Werror", "-Iinclude"]);
     // Debian keeps <asm/types.h> per architecture.
     let architecture = env::var("CARGO_CFG_TARGET_ARCH").expect("set by cargo");
     command.arg(format!("-I/usr/include/{architecture}-linux-gnu"));

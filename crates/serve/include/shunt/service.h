@@ -17,12 +17,16 @@
 #include <linux/types.h>
 
 #define SHUNT_INLINE static inline __attribute__((always_inline))
+#define SHUNT_FUNCTION static __attribute__((noinline, unused))
 
 // Bytes of an answer that a service gives by itself.
 #define SHUNT_MAX_REPLY 256
 
 // Bytes of a message, unless the service says otherwise. More is refused as too long.
 #define SHUNT_MAX_MESSAGE (64 * 1024)
+
+// No length is more than this, so that lengths can be added without care.
+#define SHUNT_MAX_LENGTH 0x3fffffff
 
 // Why a message cannot be served. What parse gives is one of these negated.
 enum shunt_refusal {
@@ -118,7 +122,28 @@ SHUNT_INLINE int shunt_copy(const struct shunt_socket *socket, __u32 from, void 
 {
 	return bpf_skb_load_bytes(socket->skb, from, to, length) ? -1 : 0;
 }
+
+// The compiler forgets what it knows of a value, and so leaves in the comparisons that the verifier needs to see.
+#define SHUNT_OPAQUE(value) asm volatile("" : "+r"(value))
+
+SHUNT_INLINE long shunt_loop(__u32 times, long (*step)(__u64 index, void *state), void *state)
+{
+	return bpf_loop(times, step, state, 0);
+}
 #else
+#define SHUNT_OPAQUE(value)
+
+// Calls `step` until it gives something else than 0, but at most so many times. The verifier looks at `step` once,
+// however many times it is called. `state` is on the stack.
+SHUNT_INLINE long shunt_loop(__u32 times, long (*step)(__u64 index, void *state), void *state)
+{
+	__u32 index = 0;
+
+	while (index < times && !step(index, state))
+		index++;
+	return index;
+}
+
 SHUNT_INLINE int shunt_copy(const struct shunt_socket *socket, __u32 from, void *to, __u32 length)
 {
 	__builtin_memcpy(to, socket->bytes + from, length);
@@ -134,6 +159,25 @@ SHUNT_INLINE int shunt_peek(const struct shunt_socket *socket, __u32 offset, voi
 	if (end > socket->length)
 		return -1;
 	return shunt_copy(socket, socket->begin + socket->position + offset, to, length);
+}
+
+// Copies as many of `most` bytes as are there, `offset` bytes further on, without taking them, and gives how many. The
+// rest of `to` becomes 0. `most` must be a constant.
+SHUNT_INLINE __u32 shunt_peek_some(const struct shunt_socket *socket, __u32 offset, void *to, __u32 most)
+{
+	__u64 from = (__u64)socket->position + offset;
+	__u64 length;
+
+	__builtin_memset(to, 0, most);
+	if (from >= socket->length)
+		return 0;
+	length = socket->length - from;
+	if (length > most)
+		length = most;
+	SHUNT_OPAQUE(length);
+	if (length < 1 || length > most)
+		return 0;
+	return shunt_copy(socket, socket->begin + from, to, length) ? 0 : length;
 }
 
 // Takes `length` bytes without looking at them. -1, and none is taken, if they are not all there.

@@ -35,7 +35,7 @@ struct {
 #define SHUNT_TEST(NAME)                                                                             \
 	SHUNT_INLINE int shunt_do_##NAME(struct shunt_socket *, struct shunt_test_call *,            \
 					 struct shunt_test_result *);                                \
-	SEC("tc")                                                                                    \
+	SEC("classifier")                                                                                    \
 	int shunt_test_##NAME(struct __sk_buff *skb)                                                 \
 	{                                                                                            \
 		__u32 only = 0;                                                                      \

@@ -26,7 +26,11 @@ pub fn all() -> Vec<Builtin> {
             }
         };
     }
-    vec![builtin!("echo", native::echo())]
+    vec![
+        builtin!("echo", native::echo()),
+        builtin!("length-echo", native::length_echo()),
+        builtin!("line-echo", native::line_echo()),
+    ]
 }
 
 /// The one of this name.

@@ -4,6 +4,8 @@
 pub mod builtin;
 #[allow(unsafe_code)]
 mod native;
+pub mod trial;
+pub mod verifier;
 
 pub use native::Native;
 

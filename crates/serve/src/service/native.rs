@@ -8,6 +8,8 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::offset_of;
 
+use zerocopy::FromBytes;
+
 use super::{Answer, Key, Parse, Properties, Refusal, Service, Verdict};
 
 /// SHUNT_MAX_MESSAGE in service.h.
@@ -48,7 +50,7 @@ struct Declaration {
 
 /// struct shunt_verdict.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, FromBytes)]
 pub(crate) struct RawVerdict {
     action: u32,
     why: u32,
@@ -77,15 +79,24 @@ impl std::fmt::Debug for Native {
     }
 }
 
-unsafe extern "C" {
-    static shunt_builtin_echo: Table;
+/// Each is a symbol of build.rs, and becomes a function that gives the service.
+macro_rules! builtins {
+    ($($symbol:ident $name:ident),*) => {
+        unsafe extern "C" {
+            $(static $symbol: Table;)*
+        }
+        $(pub(super) fn $name() -> Native {
+            // SAFETY: native.h of this very build made it.
+            Native::new(unsafe { &$symbol }).expect("of this version")
+        })*
+    };
 }
 
-/// `services/echo.c`.
-pub(super) fn echo() -> Native {
-    // SAFETY: native.h of this very build made it.
-    Native::new(unsafe { &shunt_builtin_echo }).expect("of this version")
-}
+builtins!(
+    shunt_builtin_echo echo,
+    shunt_builtin_length_echo length_echo,
+    shunt_builtin_line_echo line_echo
+);
 
 impl Native {
     /// None if the table is of another version.

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//
+// Looking for a byte, and reading numbers in digits: what the framings of text protocols are made of.
+
+#ifndef SHUNT_FIND_H
+#define SHUNT_FIND_H
+
+#include "service.h"
+
+#define SHUNT_WINDOW 64
+#define SHUNT_ONES 0x0101010101010101ull
+
+struct shunt_search {
+	struct shunt_socket socket;
+	__u32 offset; // where to look next, from the position
+	__u32 end; // where to stop
+	__u32 byte;
+	int found;
+	__u64 window[SHUNT_WINDOW / 8];
+};
+
+static long shunt_search_window(__u64 index, void *context)
+{
+	struct shunt_search *search = context;
+	__u8 *bytes = (void *)search->window;
+	__u32 there = shunt_peek_some(&search->socket, search->offset, bytes, SHUNT_WINDOW);
+
+	if (!there || search->offset >= search->end)
+		return 1;
+	for (int word = 0; word < SHUNT_WINDOW / 8; word++) {
+		// A byte of `different` is 0 where the byte looked for is.
+		__u64 different = search->window[word] ^ (SHUNT_ONES * (search->byte & 0xff));
+
+		if (((different - SHUNT_ONES) & ~different & (SHUNT_ONES << 7)) == 0)
+			continue;
+		for (int byte = 0; byte < 8; byte++) {
+			if (bytes[word * 8 + byte] == (__u8)search->byte) {
+				__u32 at = word * 8 + byte;
+
+				if (at < there && search->offset + at < search->end)
+					search->found = search->offset + at;
+				return 1;
+			}
+		}
+	}
+	search->offset += SHUNT_WINDOW;
+	return 0;
+}
+
+// Where this byte is first, from `offset` on and before `end`, both counted from the socket's position; -1 if it is not
+// there. `end` is at most 64 KiB after `offset`.
+SHUNT_FUNCTION int shunt_find(struct shunt_socket *socket, __u32 offset, __u32 end, __u32 byte)
+{
+	struct shunt_search search = {
+		.socket = *socket, .offset = offset, .end = end, .byte = byte, .found = -1
+	};
+
+	shunt_loop(SHUNT_MAX_MESSAGE / SHUNT_WINDOW + 1, shunt_search_window, &search);
+	return search.found;
+}
+
+// Digits, of a line or a word.
+struct shunt_digits {
+	__u64 value;
+	__u32 count; // how many; 0: none, or more than fit
+	__u8 next; // the byte after them; 0 if it is not there
+	__u8 after; // and the one after that
+};
+
+// Reads a decimal number of up to 12 digits.
+SHUNT_FUNCTION int shunt_digits(struct shunt_socket *socket, __u32 offset, struct shunt_digits *digits)
+{
+	__u8 bytes[16] = {};
+
+	digits->value = 0;
+	digits->count = 0;
+	digits->next = 0;
+	digits->after = 0;
+	if (!shunt_peek_some(socket, offset, bytes, sizeof(bytes)))
+		return 0;
+	for (int at = 0; at < 13; at++) {
+		__u8 digit = bytes[at] - '0';
+
+		if (digit > 9) {
+			digits->count = at;
+			digits->next = bytes[at];
+			digits->after = bytes[at + 1];
+			return at;
+		}
+		digits->value = digits->value * 10 + digit;
+	}
+	return 0;
+}
+
+#endif

@@ -1,0 +1,112 @@
+//! The BPF half of a service, run on bytes without a socket (BPF_PROG_RUN). `include/shunt/test.bpf.h` has the programs.
+
+use aya::Ebpf;
+use aya::maps::{Array, MapData};
+use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
+use thiserror::Error;
+use zerocopy::FromBytes;
+
+use super::native::{RawVerdict, parsed};
+use super::verifier::{Complaint, LoadError};
+use super::{Answer, Parse, Refusal, Verdict};
+
+/// The programs of test.bpf.h, one for each function of a service.
+pub const PROGRAMS: [&str; 4] =
+    ["shunt_test_parse", "shunt_test_parse_reply", "shunt_test_decide", "shunt_test_refuse"];
+
+/// What the kernel puts in front of the bytes takes the place of an Ethernet header; any more of it shows that a service
+/// finds its message wherever it begins.
+const BEGIN: usize = 14 + 7;
+
+/// The kernel takes no more than a page with what it adds.
+pub const MAX_BYTES: usize = 3072;
+
+/// A service in the kernel, attached to nothing.
+#[derive(Debug)]
+pub struct Trial {
+    loaded: Ebpf,
+}
+
+/// Why a program was not run.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// The kernel did not run it.
+    #[error("the kernel did not run the program: {0}")]
+    Kernel(String),
+    /// More than the kernel takes.
+    #[error("a trial is of {MAX_BYTES} bytes at most")]
+    TooLong,
+}
+
+impl Trial {
+    /// Has the kernel verify the functions of a service.
+    pub fn load(object: &[u8]) -> Result<Trial, LoadError> {
+        super::verifier::check_loadable(object)?;
+        let mut loaded = Ebpf::load(object).map_err(|error| LoadError::of(&error))?;
+        for name in PROGRAMS {
+            let program = loaded.program_mut(name).ok_or(LoadError::NotAService)?;
+            let program: &mut SchedClassifier = program.try_into().map_err(|_| LoadError::NotAService)?;
+            program.load().map_err(|error| match error {
+                ProgramError::LoadError { ref verifier_log, .. } => {
+                    match Complaint::read(name, &verifier_log.to_string()) {
+                        Some(complaint) => LoadError::Unsafe(complaint),
+                        None => LoadError::of(&error),
+                    }
+                }
+                other => LoadError::of(&other),
+            })?;
+        }
+        Ok(Trial { loaded })
+    }
+
+    /// As [`super::Service::parse`].
+    pub fn parse(&mut self, bytes: &[u8]) -> Result<Parse, RunError> {
+        Ok(parsed(self.run("shunt_test_parse", bytes, 0)?.0))
+    }
+
+    /// As [`super::Service::parse_reply`].
+    pub fn parse_reply(&mut self, bytes: &[u8]) -> Result<Parse, RunError> {
+        Ok(parsed(self.run("shunt_test_parse_reply", bytes, 0)?.0))
+    }
+
+    /// As [`super::Service::decide`].
+    pub fn decide(&mut self, message: &[u8]) -> Result<Verdict, RunError> {
+        Ok(self.run("shunt_test_decide", message, 0)?.1.verdict(message.len()))
+    }
+
+    /// As [`super::Service::refuse`].
+    pub fn refuse(&mut self, head: &[u8], why: Refusal) -> Result<Answer, RunError> {
+        Ok(self.run("shunt_test_refuse", head, why as u32)?.1.answer())
+    }
+
+    /// What struct shunt_test_result has afterwards.
+    fn run(&mut self, program: &str, bytes: &[u8], why: u32) -> Result<(i32, RawVerdict), RunError> {
+        let kernel = |error: &dyn std::fmt::Display| RunError::Kernel(error.to_string());
+        if bytes.len() > MAX_BYTES {
+            return Err(RunError::TooLong);
+        }
+        let map = self.loaded.map_mut("shunt_call").expect("in every service");
+        let mut call: Array<&mut MapData, [u32; 2]> = map.try_into().map_err(|error| kernel(&error))?;
+        call.set(0, [BEGIN as u32, why], 0).map_err(|error| kernel(&error))?;
+
+        let mut packet = vec![0xa5; BEGIN];
+        packet.extend_from_slice(bytes);
+        let program = self.loaded.program(program).expect("loaded with the others");
+        let program: &SchedClassifier = program.try_into().map_err(|error| kernel(&error))?;
+        let options = TestRunOptions { data_in: Some(&packet), ..TestRunOptions::new() };
+        let done = program.test_run(options).map_err(|error| kernel(&error))?;
+        if done.return_value != 0 {
+            return Err(RunError::Kernel(format!("it gave {}", done.return_value as i32)));
+        }
+
+        let map = self.loaded.map("shunt_result").expect("in every service");
+        let result: Array<&MapData, [u8; RESULT]> = map.try_into().map_err(|error| kernel(&error))?;
+        let result = result.get(&0, 0).map_err(|error| kernel(&error))?;
+        let (parsed, rest) = i32::read_from_prefix(&result).expect("long enough");
+        let verdict = RawVerdict::read_from_bytes(&rest[4..]).expect("of this size");
+        Ok((parsed, verdict))
+    }
+}
+
+/// Bytes of struct shunt_test_result.
+const RESULT: usize = 8 + size_of::<RawVerdict>();

@@ -1,0 +1,204 @@
+//! What the kernel's verifier says of a service that it refuses, in the words of who wrote the service.
+
+use std::fmt;
+
+use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities};
+use thiserror::Error;
+
+/// Why a service is not in the kernel.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// There was no clang when this was built.
+    #[error("shunt was built without its kernel services: install clang and libbpf-dev, and build it again")]
+    NotBuilt,
+    /// The object is something else.
+    #[error("this is no service: it was not made by `shunt serve build`")]
+    NotAService,
+    /// The kernel does not let this process load programs.
+    #[error(
+        "this process may not load programs into the kernel: it needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"
+    )]
+    NotPermitted,
+    /// The verifier has found something.
+    #[error("{0}")]
+    Unsafe(Complaint),
+    /// The kernel lacks something.
+    #[error("the kernel does not take the service: {0}")]
+    Refused(String),
+}
+
+impl LoadError {
+    /// Of what the loader says: EPERM, wherever in the chain it is, has one meaning; everything else is told as it is.
+    pub fn of(error: &(dyn std::error::Error + 'static)) -> LoadError {
+        let mut text = String::new();
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+        while let Some(error) = cause {
+            let denied = |error: &std::io::Error| error.raw_os_error() == Some(Errno::PERM.raw_os_error());
+            if error.downcast_ref().is_some_and(denied) {
+                return LoadError::NotPermitted;
+            }
+            text = if text.is_empty() { error.to_string() } else { format!("{text}: {error}") };
+            cause = error.source();
+        }
+        LoadError::Refused(text.lines().next().unwrap_or_default().to_owned())
+    }
+}
+
+/// Whether an object can be tried at all. Asked first: without the capabilities the library learns wrong things of the
+/// kernel, for the rest of the process's life.
+pub fn check_loadable(object: &[u8]) -> Result<(), LoadError> {
+    if object.is_empty() {
+        return Err(LoadError::NotBuilt);
+    }
+    let enough =
+        [CapabilitySet::SYS_ADMIN, CapabilitySet::BPF | CapabilitySet::PERFMON | CapabilitySet::NET_ADMIN];
+    let held = capabilities(None).is_ok_and(|held| enough.iter().any(|set| held.effective.contains(*set)));
+    if held { Ok(()) } else { Err(LoadError::NotPermitted) }
+}
+
+/// One thing that the verifier does not accept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Complaint {
+    /// Which function of the service: `parse`, `decide`, ...
+    pub function: String,
+    /// FILE:LINE, if the verifier knows it.
+    pub place: Option<String>,
+    /// The line itself.
+    pub line: Option<String>,
+    /// What the verifier says.
+    pub said: String,
+    /// What that means, and what to do about it.
+    pub advice: &'static str,
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "the kernel does not accept `{}`", self.function)?;
+        if let Some(place) = &self.place {
+            write!(formatter, "\n  at {place}")?;
+        }
+        if let Some(line) = &self.line {
+            write!(formatter, "\n    {line}")?;
+        }
+        write!(formatter, "\n  {}\n  (the verifier: {})", self.advice, self.said)
+    }
+}
+
+/// Words of the verifier, and what they mean to who wrote a service. The first that fits counts.
+const ADVICE: [(&[&str], &str); 9] = [
+    (
+        &["back-edge", "infinite loop"],
+        "a loop whose end cannot be foreseen: count it up to a constant, or use shunt_loop, shunt_find or a framing",
+    ),
+    (
+        &["too many jumps", "program is too large", "too large. Processed", "is too complex"],
+        "too many ways through the code: loop with shunt_loop, and put what is repeated into a SHUNT_FUNCTION",
+    ),
+    (
+        &["stack size", "stack depth", "looks like the BPF stack limit", "combined stack"],
+        "more than 512 bytes of variables: make arrays smaller, or reuse them",
+    ),
+    (
+        &["invalid read from stack", "invalid indirect read from stack", "uninitialized", "!read_ok"],
+        "a variable is read that may not have been set: set it where it is declared, and look at what shunt_peek gives",
+    ),
+    (
+        &[
+            "invalid access to map value",
+            "invalid access to memory",
+            "unbounded memory access",
+            "outside of the allowed",
+        ],
+        "an index or a length that was not compared with the size of the array before: compare it right before its use",
+    ),
+    (
+        &[
+            "variable-offset",
+            "invalid variable-offset",
+            "invalid write to stack",
+            "invalid zero-sized",
+            "unbounded variable",
+        ],
+        "an index or a length into a variable of the service that was not compared with its size right before",
+    ),
+    (
+        &["mem_or_null", "map_value_or_null", "possibly NULL", "or_null"],
+        "a pointer is used that may be null: compare it with NULL first",
+    ),
+    (
+        &["invalid mem access 'scalar'", "invalid mem access 'inv'", "dereference of modified"],
+        "a pointer is used that is not one of the service's own variables: bytes of a socket are read by shunt_peek only",
+    ),
+    (
+        &["unknown func", "helper call is not allowed", "program of this type cannot use"],
+        "a function of the kernel that services may not call, or that this kernel lacks",
+    ),
+];
+
+impl Complaint {
+    /// Of the log of a program of test.bpf.h. None if there is no log to read.
+    pub fn read(program: &str, log: &str) -> Option<Complaint> {
+        let is_prose = |line: &&str| {
+            let line = line.trim();
+            !(line.is_empty()
+                || line.starts_with("processed ")
+                || line.starts_with("verification time")
+                || line.starts_with("stack depth ")
+                || line.starts_with(';')
+                || is_instruction(line))
+        };
+        let said = log.lines().rev().find(is_prose)?.trim().to_owned();
+        let source = log.lines().rev().find(|line| line.starts_with("; "));
+        // "; a += b; @ file.c:12", since Linux 6.10; before that without the place.
+        let (line, place) = match source.map(|line| line.trim_start_matches("; ")) {
+            Some(text) => match text.rsplit_once(" @ ") {
+                Some((line, place)) => (Some(line.trim().to_owned()), Some(place.trim().to_owned())),
+                None => (Some(text.trim().to_owned()), None),
+            },
+            None => (None, None),
+        };
+        let fits = |words: &[&str]| words.iter().any(|word| said.contains(word));
+        let advice = ADVICE
+            .iter()
+            .find(|(words, _)| fits(words))
+            .map_or("the verifier cannot tell that this is safe", |(_, advice)| advice);
+        let function = program.trim_start_matches("shunt_test_").to_owned();
+        Some(Complaint { function, place, line, said, advice })
+    }
+}
+
+/// "12: (07) r1 += 8", "from 3 to 9: ...", "last_idx 3 ...".
+fn is_instruction(line: &str) -> bool {
+    let numbered = line.split_once(':').is_some_and(|(number, _)| number.parse::<u32>().is_ok());
+    numbered
+        || ["from ", "mark_precise", "last_idx", "func#", "R0", "R1", "parent "].iter().any(|start| {
+            line.starts_with(start)
+                && !line.contains("invalid")
+                && !line.contains("!read_ok")
+                && !line.contains("unbounded")
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_complaint_has_its_line_and_its_meaning() {
+        let log = "func#0 @0\n0: R1=ctx() R10=fp0\n; int sum = 0; @ mine.c:9\n0: (b7) r1 = 0\n; sum += bytes[at]; @ mine.c:12\n\
+            8: (71) r2 = *(u8 *)(r3 +0)\ninvalid access to map value, value_size=8 off=9 size=1\n\
+            R3 min value is outside of the allowed memory range\nprocessed 9 insns (limit 1000000)\n";
+        let complaint = Complaint::read("shunt_test_parse", log).expect("there is a log");
+        assert_eq!(complaint.function, "parse");
+        assert_eq!(complaint.place.as_deref(), Some("mine.c:12"));
+        assert_eq!(complaint.line.as_deref(), Some("sum += bytes[at];"));
+        assert_eq!(complaint.said, "R3 min value is outside of the allowed memory range");
+        assert!(complaint.advice.contains("compare it right before"), "{}", complaint.advice);
+    }
+
+    #[test]
+    fn without_a_log_there_is_nothing_to_say() {
+        assert_eq!(Complaint::read("shunt_test_parse", ""), None);
+    }
+}
