@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Each is a file of that name, and a builtin service. src/service/builtin.rs lists them too.
-const SERVICES: [&str; 3] = ["echo", "length-echo", "line-echo"];
+const SERVICES: [&str; 4] = ["echo", "length-echo", "line-echo", "thrift-forwarder"];
 
 fn main() {
     println!("cargo::rerun-if-changed=services");

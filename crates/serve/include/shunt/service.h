@@ -161,23 +161,28 @@ SHUNT_INLINE int shunt_peek(const struct shunt_socket *socket, __u32 offset, voi
 	return shunt_copy(socket, socket->begin + socket->position + offset, to, length);
 }
 
-// Copies as many of `most` bytes as are there, `offset` bytes further on, without taking them, and gives how many. The
-// rest of `to` becomes 0. `most` must be a constant.
-SHUNT_INLINE __u32 shunt_peek_some(const struct shunt_socket *socket, __u32 offset, void *to, __u32 most)
+// Copies `length` bytes, or as many as are there, `offset` bytes further on, without taking them, and gives how many.
+// The rest of `to` becomes 0. `room`, a constant, is the size of `to`: `length` is no more.
+SHUNT_INLINE __u32 shunt_peek_most(const struct shunt_socket *socket, __u32 offset, void *to, __u32 room,
+				   __u64 length)
 {
 	__u64 from = (__u64)socket->position + offset;
-	__u64 length;
 
-	__builtin_memset(to, 0, most);
+	__builtin_memset(to, 0, room);
 	if (from >= socket->length)
 		return 0;
-	length = socket->length - from;
-	if (length > most)
-		length = most;
+	if (length > socket->length - from)
+		length = socket->length - from;
 	SHUNT_OPAQUE(length);
-	if (length < 1 || length > most)
+	if (length < 1 || length > room)
 		return 0;
 	return shunt_copy(socket, socket->begin + from, to, length) ? 0 : length;
+}
+
+// The same with as many bytes as `to` has.
+SHUNT_INLINE __u32 shunt_peek_some(const struct shunt_socket *socket, __u32 offset, void *to, __u32 room)
+{
+	return shunt_peek_most(socket, offset, to, room, room);
 }
 
 // Takes `length` bytes without looking at them. -1, and none is taken, if they are not all there.
@@ -277,6 +282,28 @@ SHUNT_INLINE int shunt_write_all(struct shunt_verdict *verdict, const void *byte
 	return 0;
 }
 
+// Appends `length` bytes of the message, `most` (a constant) at most, or none and gives -1.
+SHUNT_INLINE int shunt_write_from(struct shunt_verdict *verdict, const struct shunt_socket *socket, __u32 offset,
+				  __u64 length, __u32 most)
+{
+	__u64 at = verdict->reply_length, from = (__u64)socket->position + offset;
+
+	if (from + length > socket->length)
+		return -1;
+	SHUNT_OPAQUE(at);
+	if (at > SHUNT_MAX_REPLY - most)
+		return -1;
+	SHUNT_OPAQUE(length);
+	if (length < 1 || length > most)
+		return -1;
+	if (shunt_copy(socket, socket->begin + from, verdict->reply + at, length))
+		return -1;
+	verdict->reply_length = at + length;
+	if (verdict->action != SHUNT_CLOSE)
+		verdict->action = SHUNT_REPLY;
+	return 0;
+}
+
 // ---- what the engines call
 
 SHUNT_INLINE int shunt_bounded(int length, const struct shunt_socket *socket)
@@ -318,6 +345,8 @@ SHUNT_INLINE void shunt_answer_refusal(struct shunt_socket *socket, enum shunt_r
 }
 
 // ---- the halves
+
+#include "hash.h"
 
 #ifdef __bpf__
 #include "test.bpf.h"

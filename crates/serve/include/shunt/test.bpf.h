@@ -9,7 +9,7 @@
 // What the caller says, and is told. src/service/run.rs has both.
 struct shunt_test_call {
 	__u32 begin; // where the message begins in what is given
-	__u32 why; // for refuse
+	__u32 why; // for refuse and hash
 };
 
 struct shunt_test_result {
@@ -72,6 +72,13 @@ SHUNT_TEST(decide)
 SHUNT_TEST(refuse)
 {
 	shunt_answer_refusal(socket, call->why, &result->verdict);
+	return 0;
+}
+
+// The bytes are a key, and `why` is how it is hashed.
+SHUNT_TEST(hash)
+{
+	result->parsed = shunt_hash_bytes(socket, 0, socket->length, call->why == SHUNT_KETAMA ? SHUNT_KETAMA : SHUNT_MODULO);
 	return 0;
 }
 

@@ -30,6 +30,7 @@ pub fn all() -> Vec<Builtin> {
         builtin!("echo", native::echo()),
         builtin!("length-echo", native::length_echo()),
         builtin!("line-echo", native::line_echo()),
+        builtin!("thrift-forwarder", native::thrift_forwarder()),
     ]
 }
 

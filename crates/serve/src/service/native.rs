@@ -95,7 +95,8 @@ macro_rules! builtins {
 builtins!(
     shunt_builtin_echo echo,
     shunt_builtin_length_echo length_echo,
-    shunt_builtin_line_echo line_echo
+    shunt_builtin_line_echo line_echo,
+    shunt_builtin_thrift_forwarder thrift_forwarder
 );
 
 impl Native {

@@ -6,13 +6,20 @@ use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
 use thiserror::Error;
 use zerocopy::FromBytes;
 
+use crate::hash::Scheme;
+
 use super::native::{RawVerdict, parsed};
 use super::verifier::{Complaint, LoadError};
 use super::{Answer, Parse, Refusal, Verdict};
 
 /// The programs of test.bpf.h, one for each function of a service.
-pub const PROGRAMS: [&str; 4] =
-    ["shunt_test_parse", "shunt_test_parse_reply", "shunt_test_decide", "shunt_test_refuse"];
+pub const PROGRAMS: [&str; 5] = [
+    "shunt_test_parse",
+    "shunt_test_parse_reply",
+    "shunt_test_decide",
+    "shunt_test_refuse",
+    "shunt_test_hash",
+];
 
 /// What the kernel puts in front of the bytes takes the place of an Ethernet header; any more of it shows that a service
 /// finds its message wherever it begins.
@@ -77,6 +84,11 @@ impl Trial {
     /// As [`super::Service::refuse`].
     pub fn refuse(&mut self, head: &[u8], why: Refusal) -> Result<Answer, RunError> {
         Ok(self.run("shunt_test_refuse", head, why as u32)?.1.answer())
+    }
+
+    /// As [`crate::hash::one_at_a_time`] or [`crate::hash::ketama`].
+    pub fn hash(&mut self, key: &[u8], scheme: Scheme) -> Result<u32, RunError> {
+        Ok(self.run("shunt_test_hash", key, (scheme == Scheme::Ketama).into())?.0 as u32)
     }
 
     /// What struct shunt_test_result has afterwards.

@@ -1,0 +1,494 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//
+// Apache Thrift's binary protocol: messages framed and unframed, with strict and with old headers; fields found by
+// their id, past values of every type. Nested to THRIFT_DEPTH, of THRIFT_STEPS parts at most: more is too complex.
+//
+//	struct thrift_message message;
+//	int length = thrift_next(socket, &message); // as parse gives it
+//	struct thrift_field field;
+//	if (thrift_find(socket, &message, 1, &field) > 0 && field.type == THRIFT_I32)
+//		... (int)field.number
+
+#ifndef SHUNT_THRIFT_H
+#define SHUNT_THRIFT_H
+
+#include "service.h"
+
+#define THRIFT_DEPTH 16
+#define THRIFT_STEPS 16384
+
+// Bytes of a method's name that an answer repeats.
+#define THRIFT_NAME 96
+
+enum thrift_type {
+	THRIFT_STOP = 0,
+	THRIFT_BOOL = 2,
+	THRIFT_BYTE = 3,
+	THRIFT_DOUBLE = 4,
+	THRIFT_I16 = 6,
+	THRIFT_I32 = 8,
+	THRIFT_I64 = 10,
+	THRIFT_STRING = 11, // and binary
+	THRIFT_STRUCT = 12,
+	THRIFT_MAP = 13,
+	THRIFT_SET = 14,
+	THRIFT_LIST = 15,
+	THRIFT_UUID = 16,
+};
+
+enum thrift_kind { THRIFT_CALL = 1, THRIFT_REPLY = 2, THRIFT_EXCEPTION = 3, THRIFT_ONEWAY = 4 };
+
+// The codes of a TApplicationException.
+enum thrift_exception {
+	THRIFT_UNKNOWN = 0,
+	THRIFT_UNKNOWN_METHOD = 1,
+	THRIFT_MISSING_RESULT = 5,
+	THRIFT_INTERNAL_ERROR = 6,
+	THRIFT_PROTOCOL_ERROR = 7,
+};
+
+// A message's header. Offsets are from the socket's position.
+struct thrift_message {
+	__u32 framed;
+	__u32 strict;
+	__u32 kind; // enum thrift_kind
+	__u32 sequence;
+	__u32 name; // where the method's name is
+	__u32 name_length;
+	__u32 body; // where the arguments are
+	__u32 end; // where the frame ends; 0 if there is none
+};
+
+// A field. `offset` is that of its value, from the socket's position; of a string, that of its first byte.
+struct thrift_field {
+	__u32 type; // enum thrift_type
+	__u32 offset;
+	__u32 length; // of a string
+	__u64 number; // of a bool, a byte, an i16, an i32 or an i64, with its sign; of a double, its bits
+};
+
+SHUNT_INLINE __u32 thrift_u32(const __u8 *bytes)
+{
+	return (__u32)bytes[0] << 24 | (__u32)bytes[1] << 16 | (__u32)bytes[2] << 8 | bytes[3];
+}
+
+// ---- headers
+
+// Reads the header: 1; 0 if more bytes are needed; or a refusal. A frame says how long it is before the header is there:
+// then `end` is set, and the length is known.
+SHUNT_FUNCTION int thrift_header(struct shunt_socket *socket, struct thrift_message *message)
+{
+	__u8 bytes[12];
+	__u32 there = shunt_peek_some(socket, 0, bytes, sizeof(bytes));
+	__u32 first = thrift_u32(bytes), at = 0;
+
+	message->framed = 0;
+	message->strict = 0;
+	message->end = 0;
+	if (there < 4)
+		return 0;
+	if (!(first >> 31)) {
+		// The length of a frame, or of the name that an old header without a frame begins with. A frame goes on with
+		// the sign bit of a strict header or with the high byte, 0, of a name's length; a name with a character.
+		if (first > SHUNT_MAX_LENGTH - 4)
+			return -SHUNT_TOO_LONG;
+		if (there < 5)
+			return 0;
+		if (bytes[4] == 0 || bytes[4] >> 7) {
+			message->framed = 1;
+			message->end = first + 4;
+			at = 4;
+			if (there < 8)
+				return first < 4 ? -SHUNT_MALFORMED : 0;
+			first = thrift_u32(bytes + 4);
+		}
+	}
+	if (first >> 31) {
+		if (first >> 16 != 0x8001)
+			return -SHUNT_UNKNOWN_VERSION;
+		message->strict = 1;
+		message->kind = first & 0xff;
+		at += 4;
+		if (shunt_peek(socket, at, bytes, 4))
+			return message->framed && message->end < at + 4 ? -SHUNT_MALFORMED : 0;
+		first = thrift_u32(bytes);
+	}
+	// Now at the name's length, which is `first`.
+	if (first == 0 || first > SHUNT_MAX_MESSAGE)
+		return -SHUNT_MALFORMED;
+	message->name = at + 4;
+	message->name_length = first;
+	at += 4 + first;
+	message->body = at + (message->strict ? 4 : 5);
+	if (message->framed && message->body > message->end)
+		return -SHUNT_MALFORMED;
+	if (shunt_peek(socket, at, bytes, 5)) {
+		if (message->strict && !shunt_peek(socket, at, bytes, 4)) {
+			message->sequence = thrift_u32(bytes);
+		} else {
+			return 0;
+		}
+	} else if (message->strict) {
+		message->sequence = thrift_u32(bytes);
+	} else {
+		message->kind = bytes[0];
+		message->sequence = thrift_u32(bytes + 1);
+	}
+	if (message->kind < THRIFT_CALL || message->kind > THRIFT_ONEWAY)
+		return -SHUNT_MALFORMED;
+	return 1;
+}
+
+// ---- values
+
+// Where a walk over values is. Each level is a struct, or a container with what is left of it:
+// bits 0-31 how many values, 32-39 the type of the next, 40-47 the type of the one after, 48 a struct.
+#define THRIFT_IS_STRUCT (1ull << 48)
+
+struct thrift_walk {
+	struct shunt_socket socket;
+	__u32 offset;
+	__u32 end;
+	__s32 depth; // -1: done
+	__s32 wanted; // the id of a field of the outermost struct, or less than any
+	__s32 result; // 1: the field was found; 2: the end was
+	struct thrift_field field;
+	__u64 levels[THRIFT_DEPTH];
+};
+
+#define THRIFT_NOTHING_WANTED (-0x10000)
+
+// Bytes of a value of this type; 0 if they vary; -1 if there is no such type.
+SHUNT_INLINE int thrift_size(__u32 type)
+{
+	switch (type) {
+	case THRIFT_BOOL:
+	case THRIFT_BYTE:
+		return 1;
+	case THRIFT_I16:
+		return 2;
+	case THRIFT_I32:
+		return 4;
+	case THRIFT_DOUBLE:
+	case THRIFT_I64:
+		return 8;
+	case THRIFT_UUID:
+		return 16;
+	case THRIFT_STRING:
+	case THRIFT_STRUCT:
+	case THRIFT_MAP:
+	case THRIFT_SET:
+	case THRIFT_LIST:
+		return 0;
+	}
+	return -1;
+}
+
+SHUNT_INLINE long thrift_stop(struct thrift_walk *walk, int result)
+{
+	walk->result = result;
+	return 1;
+}
+
+// There are not so many bytes: in a frame, or before more have come.
+SHUNT_INLINE long thrift_short(struct thrift_walk *walk)
+{
+	return thrift_stop(walk, walk->end ? -SHUNT_MALFORMED : 0);
+}
+
+// Skips so many bytes.
+SHUNT_INLINE long thrift_skip(struct thrift_walk *walk, __u64 length)
+{
+	__u64 offset = walk->offset + length;
+
+	if (walk->end && offset > walk->end)
+		return thrift_stop(walk, -SHUNT_MALFORMED);
+	if (offset > SHUNT_MAX_LENGTH)
+		return thrift_stop(walk, -SHUNT_TOO_LONG);
+	walk->offset = offset;
+	return 0;
+}
+
+// Into a struct or a container.
+SHUNT_INLINE long thrift_enter(struct thrift_walk *walk, __u64 level)
+{
+	__u32 depth = walk->depth + 1;
+
+	if (depth >= THRIFT_DEPTH)
+		return thrift_stop(walk, -SHUNT_TOO_COMPLEX);
+	walk->levels[depth & (THRIFT_DEPTH - 1)] = level;
+	walk->depth = depth;
+	return 0;
+}
+
+// Past a value, or into it.
+SHUNT_INLINE long thrift_value(struct thrift_walk *walk, __u32 type)
+{
+	__u8 bytes[6];
+	int size = thrift_size(type), second;
+	__u32 there, count;
+
+	if (size < 0)
+		return thrift_stop(walk, -SHUNT_MALFORMED);
+	if (size)
+		return thrift_skip(walk, size);
+	if (type == THRIFT_STRUCT)
+		return thrift_enter(walk, THRIFT_IS_STRUCT);
+	there = shunt_peek_some(&walk->socket, walk->offset, bytes, sizeof(bytes));
+	if (type == THRIFT_STRING) {
+		if (there < 4)
+			return thrift_short(walk);
+		count = thrift_u32(bytes);
+		if (count >> 31)
+			return thrift_stop(walk, -SHUNT_MALFORMED);
+		return thrift_skip(walk, 4ull + count);
+	}
+	if (type == THRIFT_MAP) {
+		if (there < 6)
+			return thrift_short(walk);
+		count = thrift_u32(bytes + 2);
+		if (count >> 31)
+			return thrift_stop(walk, -SHUNT_MALFORMED);
+		if (!count)
+			return thrift_skip(walk, 6);
+		size = thrift_size(bytes[0]);
+		second = thrift_size(bytes[1]);
+		if (size < 0 || second < 0)
+			return thrift_stop(walk, -SHUNT_MALFORMED);
+		if (size && second)
+			return thrift_skip(walk, 6 + (__u64)count * (__u32)(size + second));
+		if (count > SHUNT_MAX_LENGTH)
+			return thrift_stop(walk, -SHUNT_TOO_LONG);
+		if (thrift_skip(walk, 6))
+			return 1;
+		return thrift_enter(walk, (__u64)bytes[1] << 40 | (__u64)bytes[0] << 32 | count * 2);
+	}
+	if (there < 5)
+		return thrift_short(walk);
+	count = thrift_u32(bytes + 1);
+	if (count >> 31)
+		return thrift_stop(walk, -SHUNT_MALFORMED);
+	if (!count)
+		return thrift_skip(walk, 5);
+	size = thrift_size(bytes[0]);
+	if (size < 0)
+		return thrift_stop(walk, -SHUNT_MALFORMED);
+	if (size)
+		return thrift_skip(walk, 5 + (__u64)count * (__u32)size);
+	if (thrift_skip(walk, 5))
+		return 1;
+	return thrift_enter(walk, (__u64)bytes[0] << 40 | (__u64)bytes[0] << 32 | count);
+}
+
+// Reads the value of the field that was looked for.
+SHUNT_INLINE long thrift_take(struct thrift_walk *walk, __u32 type)
+{
+	__u8 bytes[8];
+	int size = thrift_size(type);
+	__u64 number = 0;
+
+	walk->field.type = type;
+	walk->field.offset = walk->offset;
+	walk->field.length = 0;
+	if (size < 0)
+		return thrift_stop(walk, -SHUNT_MALFORMED);
+	if (type == THRIFT_STRING)
+		size = 4;
+	if (walk->end && walk->offset + size > walk->end)
+		return thrift_stop(walk, -SHUNT_MALFORMED);
+	if (shunt_peek_some(&walk->socket, walk->offset, bytes, sizeof(bytes)) < (__u32)(size > 8 ? 8 : size))
+		return thrift_short(walk);
+	for (int at = 0; at < 8; at++)
+		number = number << 8 | bytes[at];
+	switch (size) {
+	case 1:
+		walk->field.number = (__s64)number >> 56;
+		break;
+	case 2:
+		walk->field.number = (__s64)number >> 48;
+		break;
+	case 4:
+		walk->field.number = (__s64)number >> 32;
+		break;
+	default:
+		walk->field.number = number;
+	}
+	if (type == THRIFT_STRING) {
+		__u32 length = number >> 32;
+
+		if (length >> 31)
+			return thrift_stop(walk, -SHUNT_MALFORMED);
+		walk->field.offset += 4;
+		walk->field.length = length;
+		if (thrift_skip(walk, 4ull + length))
+			return 1;
+		if (walk->offset > shunt_available(&walk->socket))
+			return thrift_short(walk);
+	}
+	return thrift_stop(walk, 1);
+}
+
+static long thrift_step(__u64 index, void *context)
+{
+	struct thrift_walk *walk = context;
+	__u32 depth = walk->depth;
+	__u64 level;
+	__u32 type;
+
+	if (depth >= THRIFT_DEPTH)
+		return thrift_stop(walk, 2);
+	level = walk->levels[depth & (THRIFT_DEPTH - 1)];
+	if (level & THRIFT_IS_STRUCT) {
+		__u8 bytes[3];
+		__u32 there = shunt_peek_some(&walk->socket, walk->offset, bytes, sizeof(bytes));
+
+		if (!there)
+			return thrift_short(walk);
+		type = bytes[0];
+		if (type == THRIFT_STOP) {
+			if (thrift_skip(walk, 1))
+				return 1;
+			walk->depth = depth - 1;
+			return depth == 0 ? thrift_stop(walk, 2) : 0;
+		}
+		if (there < 3)
+			return thrift_short(walk);
+		if (thrift_skip(walk, 3))
+			return 1;
+		if (depth == 0 && walk->wanted == (__s16)((__u16)bytes[1] << 8 | bytes[2]))
+			return thrift_take(walk, type);
+	} else {
+		if (!(__u32)level) {
+			walk->depth = depth - 1;
+			return 0;
+		}
+		type = level >> 32 & 0xff;
+		walk->levels[depth & (THRIFT_DEPTH - 1)] =
+			(level >> 40 & 0xff) << 32 | (__u64)type << 40 | ((__u32)level - 1);
+	}
+	return thrift_value(walk, type);
+}
+
+// Walks over the struct that begins at `offset`, to the field `wanted` or to its end. 1: the field was found; 2: the end
+// was, and `offset` is behind it; 0: more bytes are needed; or a refusal. `end` is where the frame ends, or 0.
+SHUNT_FUNCTION int thrift_walk(struct shunt_socket *socket, __u32 *offset, __u32 end, int wanted,
+			       struct thrift_field *field)
+{
+	struct thrift_walk walk = {
+		.socket = *socket, .offset = *offset, .end = end, .wanted = wanted, .result = -SHUNT_TOO_COMPLEX
+	};
+
+	walk.levels[0] = THRIFT_IS_STRUCT;
+	shunt_loop(THRIFT_STEPS, thrift_step, &walk);
+	*offset = walk.offset;
+	*field = walk.field;
+	return walk.result;
+}
+
+// ---- what a service calls
+
+// For parse: the length of the message, framed or not, and its header if that is there (`message->body` is not 0).
+SHUNT_INLINE int thrift_next(struct shunt_socket *socket, struct thrift_message *message)
+{
+	struct thrift_field field;
+	int result;
+	__u32 end;
+
+	__builtin_memset(message, 0, sizeof(*message));
+	result = thrift_header(socket, message);
+	if (result < 0)
+		return result;
+	if (message->end)
+		return message->end;
+	if (!result)
+		return 0;
+	end = message->body;
+	result = thrift_walk(socket, &end, 0, THRIFT_NOTHING_WANTED, &field);
+	return result == 2 ? (int)end : result;
+}
+
+// Finds an argument by its id: 1, and `field` is it; 0 if more bytes are needed; -SHUNT_MISSING_FIELD if it is not there;
+// or another refusal. `message` is what thrift_next or thrift_header gave.
+SHUNT_INLINE int thrift_find(struct shunt_socket *socket, const struct thrift_message *message, int id,
+			     struct thrift_field *field)
+{
+	__u32 offset = message->body;
+	int result = thrift_walk(socket, &offset, message->end, id, field);
+
+	return result == 2 ? -SHUNT_MISSING_FIELD : result;
+}
+
+// Takes the message that thrift_next gave, so that the next call gives the next.
+SHUNT_INLINE int thrift_discard(struct shunt_socket *socket, int length)
+{
+	return length > 0 ? shunt_discard(socket, length) : -1;
+}
+
+// Forwards the message to the backend that a field tells: an integer by number, a string by its bytes.
+SHUNT_INLINE void thrift_forward(const struct thrift_message *message, const struct thrift_field *field,
+				 struct shunt_verdict *verdict)
+{
+	switch (field->type) {
+	case THRIFT_STRING:
+		shunt_forward_by_bytes(verdict, field->offset, field->length);
+		break;
+	case THRIFT_BOOL:
+	case THRIFT_BYTE:
+	case THRIFT_I16:
+	case THRIFT_I32:
+	case THRIFT_I64:
+		shunt_forward_by_number(verdict, field->number);
+		break;
+	default:
+		shunt_refuse(verdict, SHUNT_MISSING_FIELD);
+		return;
+	}
+	verdict->one_way = message->kind == THRIFT_ONEWAY;
+}
+
+// ---- answering
+
+SHUNT_INLINE int thrift_write_u32(struct shunt_verdict *verdict, __u32 value)
+{
+	__u8 bytes[4] = { value >> 24, value >> 16, value >> 8, value };
+
+	return shunt_write_all(verdict, bytes, sizeof(bytes));
+}
+
+// Answers with a TApplicationException: { 1: string message, 2: i32 code }. A message that nobody awaits an answer to is
+// dropped; one whose header cannot be read closes the connection. `text` is a string literal.
+#define thrift_refuse(socket, verdict, code, text) thrift_answer(socket, verdict, code, text, sizeof(text) - 1)
+
+SHUNT_INLINE void thrift_answer(struct shunt_socket *socket, struct shunt_verdict *verdict, __u32 code,
+				const char *text, __u32 length)
+{
+	const __u8 message_field[3] = { THRIFT_STRING, 0, 1 }, code_field[3] = { THRIFT_I32, 0, 2 };
+	const __u8 kind = THRIFT_EXCEPTION, stop = THRIFT_STOP;
+	struct thrift_message message = {};
+	__u32 name_length;
+
+	verdict->action = SHUNT_CLOSE;
+	if (thrift_header(socket, &message) <= 0)
+		return;
+	verdict->action = SHUNT_DROP;
+	if (message.kind == THRIFT_ONEWAY)
+		return;
+	name_length = message.name_length < THRIFT_NAME ? message.name_length : THRIFT_NAME;
+	if (message.framed)
+		thrift_write_u32(verdict, (message.strict ? 12 : 9) + name_length + 7 + length + 8);
+	if (message.strict)
+		thrift_write_u32(verdict, 0x80010000 | THRIFT_EXCEPTION);
+	thrift_write_u32(verdict, name_length);
+	shunt_write_from(verdict, socket, message.name, name_length, THRIFT_NAME);
+	if (!message.strict)
+		shunt_write_all(verdict, &kind, 1);
+	thrift_write_u32(verdict, message.sequence);
+	shunt_write_all(verdict, message_field, 3);
+	thrift_write_u32(verdict, length);
+	shunt_write_all(verdict, text, length);
+	shunt_write_all(verdict, code_field, 3);
+	thrift_write_u32(verdict, code);
+	shunt_write_all(verdict, &stop, 1);
+}
+
+#endif
