@@ -1,6 +1,8 @@
 //! Relays between two sites, as their users have them: intercepted connections, forwards, and everything that can go wrong
 //! on the way. Needs root, nftables and iproute2.
 
+#[path = "relay/encrypted.rs"]
+mod encrypted;
 #[path = "relay/lab.rs"]
 mod lab;
 

@@ -103,7 +103,7 @@ pub(crate) struct Pool {
 }
 
 /// What is known of the network between two relays.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Leg {
     /// Start with the windows that fill the leg instead of finding them.
@@ -118,6 +118,9 @@ pub(crate) struct Leg {
     /// The congestion control of its connections, by the kernel's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) congestion: Option<String>,
+    /// TLS on its connections. The side that connects begins with it; the side that listens turns away what comes without.
+    #[serde(default)]
+    pub(crate) encrypt: bool,
 }
 
 /// Where connections to some targets go.
@@ -510,7 +513,7 @@ mod tests {
             turbo: true,
             bandwidth: Some("500mbit".parse().unwrap()),
             rtt: Some(Span(Duration::from_millis(215))),
-            congestion: None,
+            ..Leg::default()
         };
         assert_eq!(leg.window(), Some(13_437_500));
         assert_eq!(Leg { turbo: false, ..leg }.window(), None);

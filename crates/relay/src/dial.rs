@@ -5,8 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use socket2::Socket;
-use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpSocket;
 use tokio::time::timeout;
 
 use crate::config::Source;
@@ -14,6 +13,7 @@ use crate::frame::{MAX_HOPS, Open, Verdict};
 use crate::leg;
 use crate::shared::Shared;
 use crate::socket;
+use crate::wire::{Parked, Wire};
 
 /// What is to be reached for whom, and how.
 #[derive(Clone, Debug)]
@@ -27,9 +27,9 @@ pub(crate) struct Request {
 #[derive(Debug)]
 pub(crate) enum Onward {
     /// It is the target.
-    Target(TcpStream),
+    Target(Wire),
     /// A relay, which will say how it went before it passes on anything.
-    Relay(TcpStream),
+    Relay(Wire),
 }
 
 impl Request {
@@ -52,22 +52,22 @@ impl Request {
         }
     }
 
-    async fn to_relay(&self, shared: &Arc<Shared>, name: &str, first: &[u8]) -> Result<TcpStream, Verdict> {
+    async fn to_relay(&self, shared: &Arc<Shared>, name: &str, first: &[u8]) -> Result<Wire, Verdict> {
         let hops = self.open.hops.checked_sub(1).ok_or(Verdict::Circle)?;
         let pool = shared.pool(name).ok_or(Verdict::NoRelay)?;
-        let mut stream = match pool.take().map(TcpStream::from_std) {
-            Some(Ok(stream)) => stream,
+        let wire = match pool.take().map(Parked::resume) {
+            Some(Ok(wire)) => wire,
             _ => pool.make().await.map_err(|error| {
                 tracing::warn!(peer = name, %error, "the next relay cannot be reached");
                 Verdict::NoRelay
             })?,
         };
         let open = Open { hops, ..self.open }.encode();
-        stream.write_all(&[&open[..], first].concat()).await.map_err(|_| Verdict::NoRelay)?;
-        Ok(stream)
+        wire.write_all(&[&open[..], first].concat()).await.map_err(|_| Verdict::NoRelay)?;
+        Ok(wire)
     }
 
-    async fn to_target(&self, shared: &Arc<Shared>) -> io::Result<TcpStream> {
+    async fn to_target(&self, shared: &Arc<Shared>) -> io::Result<Wire> {
         let Open { target, client, source, .. } = self.open;
         let socket = socket::new(target)?;
         if source == Source::Client && client.is_ipv4() == target.is_ipv4() {
@@ -78,7 +78,7 @@ impl Request {
         let stream =
             timeout(limit, connecting).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         leg::watch_over_stranger(&stream)?;
-        Ok(stream)
+        Ok(Wire::plain(stream))
     }
 }
 

@@ -18,6 +18,7 @@ use crate::record::Record;
 use crate::session::{self, Inward};
 use crate::shared::Shared;
 use crate::socket;
+use crate::wire::Wire;
 
 /// A port that clients connect to on purpose.
 pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
@@ -113,7 +114,7 @@ async fn serve(shared: Arc<Shared>, stream: StdStream, wish: Wish) -> io::Result
     let Wish { request, mode, begun } = wish;
     let stream = TcpStream::from_std(stream)?;
     leg::watch_over_stranger(&stream)?;
-    let (client, loaded) = (Inward::Client(stream), shared.loaded());
+    let (client, loaded) = (Inward::Client(Wire::plain(stream)), shared.loaded());
     let via = request.via.as_deref();
     let Some(_slot) = shared.slot() else {
         shared.metrics.count(via, mode, Verdict::Full);
@@ -124,7 +125,7 @@ async fn serve(shared: Arc<Shared>, stream: StdStream, wish: Wish) -> io::Result
     let ends = (request.open.client, request.open.target);
     let record = Record::new(ends, request.via.clone(), began, shared.metrics.flows(via));
     record.note(&record.phases.accepted);
-    let first = if via.is_some() && begun.is_none() { at_once(client.stream()) } else { Vec::new() };
+    let first = if via.is_some() && begun.is_none() { at_once(client.wire().stream()) } else { Vec::new() };
     if !first.is_empty() {
         record.up.note(first.len());
     }

@@ -16,6 +16,7 @@ use crate::leg;
 use crate::record::Record;
 use crate::session::{self, Inward};
 use crate::shared::Shared;
+use crate::wire::Wire;
 
 /// Takes relays in.
 pub(crate) async fn accept(shared: Arc<Shared>, listener: TcpListener) {
@@ -39,7 +40,7 @@ fn take_in(shared: &Arc<Shared>, stream: StdStream) {
         let known = meet(&shared, stream).await;
         drop(place);
         match known {
-            Ok((stream, peer)) => serve(shared, stream, &peer).await,
+            Ok((wire, peer)) => serve(shared, wire, &peer).await,
             Err(error) => {
                 shared.metrics.count_stranger();
                 tracing::debug!(%error, "somebody came who is no relay of ours");
@@ -49,26 +50,28 @@ fn take_in(shared: &Arc<Shared>, stream: StdStream) {
 }
 
 /// Who it is, by name.
-async fn meet(shared: &Shared, stream: StdStream) -> Result<(TcpStream, String), FrameError> {
-    let (mut stream, loaded) = (TcpStream::from_std(stream)?, shared.loaded());
-    let index = handshake::listen(&mut stream, &loaded.config.name, |name| {
+async fn meet(shared: &Shared, stream: StdStream) -> Result<(Wire, String), FrameError> {
+    let (stream, loaded) = (TcpStream::from_std(stream)?, shared.loaded());
+    let mut wire = leg::answer(stream).await?;
+    let is_sealed = wire.is_sealed();
+    let index = handshake::listen(&mut wire, &loaded.config.name, |name| {
         let peers = &loaded.config.accept.as_ref()?.peers;
-        let index = peers.iter().position(|peer| peer.name == name)?;
+        let index = peers.iter().position(|peer| peer.name == name && (is_sealed || !peer.leg.encrypt))?;
         Some((index, loaded.accepted_keys[index].clone()))
     });
     let index = index.await?;
     let peer = &loaded.config.accept.as_ref().expect("one of its peers came").peers[index];
-    leg::welcome(&stream, &peer.leg)?;
-    Ok((stream, peer.name.clone()))
+    leg::welcome(wire.stream(), &peer.leg)?;
+    Ok((wire, peer.name.clone()))
 }
 
-async fn serve(shared: Arc<Shared>, mut stream: TcpStream, peer: &str) {
+async fn serve(shared: Arc<Shared>, mut wire: Wire, peer: &str) {
     shared.metrics.idle_legs.inc();
-    let opened = Open::read(&mut stream).await;
+    let opened = Open::read(&mut wire).await;
     shared.metrics.idle_legs.dec();
     // A connection that was not needed is closed without a word.
     let Ok(open) = opened else { return };
-    let (inward, loaded) = (Inward::Relay(stream), shared.loaded());
+    let (inward, loaded) = (Inward::Relay(wire), shared.loaded());
     let slot = shared.slot();
     let request = match judge(&loaded, peer, open) {
         Ok(request) if slot.is_some() => request,

@@ -1,14 +1,13 @@
-//! Two relays find out that each has the key, before either acts on anything the other says. Both sign both nonces and
-//! their own part, so that no proof can be sent back or used again.
+//! Two relays find out that each has the key, before either acts on anything the other says. Both sign both nonces, their
+//! own part, and what binds an encrypted connection to its two ends, so that no proof can be sent back, used again or passed on.
 
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::frame::{FrameError, HELLO, Hello};
 use crate::key::{Key, nonce};
+use crate::wire::Wire;
 
 /// How long a stranger may take to show that it is none, and a relay to answer, besides the round trips.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
@@ -19,17 +18,16 @@ const CALLER: &[u8] = b"shunt relay caller";
 const LISTENER: &[u8] = b"shunt relay listener";
 
 /// As the side that has connected. `name` is its own.
-pub(crate) async fn call(stream: &mut TcpStream, name: &str, key: &Key) -> Result<(), FrameError> {
+pub(crate) async fn call(wire: &mut Wire, name: &str, key: &Key) -> Result<(), FrameError> {
     timeout(LIMIT, async {
         let ours = Hello { name: name.to_owned(), nonce: nonce() }.encode();
-        stream.write_all(&ours).await?;
-        let (theirs, _) = Hello::read(stream).await.map_err(turned_away)?;
-        let mut proof = [0; PROOF];
-        stream.read_exact(&mut proof).await?;
-        if !key.verifies(&[LISTENER, &ours, &theirs], &proof) {
+        wire.write_all(&ours).await?;
+        let (theirs, _) = Hello::read(wire).await.map_err(turned_away)?;
+        let (proof, binding) = (wire.read_exact::<PROOF>().await?, wire.binding());
+        if !key.verifies(&[LISTENER, &ours, &theirs, &binding], &proof) {
             return Err(FrameError::Stranger);
         }
-        stream.write_all(&key.sign(&[CALLER, &ours, &theirs])).await?;
+        wire.write_all(&key.sign(&[CALLER, &ours, &theirs, &binding])).await?;
         Ok(())
     })
     .await
@@ -38,19 +36,19 @@ pub(crate) async fn call(stream: &mut TcpStream, name: &str, key: &Key) -> Resul
 
 /// As the side that listens: which of its peers it is. `known` finds the key by the name that the caller gives.
 pub(crate) async fn listen<P>(
-    stream: &mut TcpStream,
+    wire: &mut Wire,
     name: &str,
     known: impl FnOnce(&str) -> Option<(P, Key)>,
 ) -> Result<P, FrameError> {
     timeout(LIMIT, async {
-        let (theirs, hello) = Hello::read(stream).await?;
+        let (theirs, hello) = Hello::read(wire).await?;
         let (peer, key) = known(&hello.name).ok_or(FrameError::Stranger)?;
         let ours: [u8; HELLO] = Hello { name: name.to_owned(), nonce: nonce() }.encode();
-        let proof = key.sign(&[LISTENER, &theirs, &ours]);
-        stream.write_all(&[&ours[..], &proof].concat()).await?;
-        let mut proof = [0; PROOF];
-        stream.read_exact(&mut proof).await?;
-        if !key.verifies(&[CALLER, &theirs, &ours], &proof) {
+        let binding = wire.binding();
+        let proof = key.sign(&[LISTENER, &theirs, &ours, &binding]);
+        wire.write_all(&[&ours[..], &proof].concat()).await?;
+        let proof = wire.read_exact::<PROOF>().await?;
+        if !key.verifies(&[CALLER, &theirs, &ours, &binding], &proof) {
             return Err(FrameError::Stranger);
         }
         Ok(peer)
@@ -73,15 +71,21 @@ fn too_late() -> FrameError {
 
 #[cfg(test)]
 mod tests {
-    use tokio::net::TcpListener;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
-    use crate::key;
+    use crate::{key, seal};
 
     async fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         (client, listener.accept().await.unwrap().0)
+    }
+
+    async fn sealed(one: TcpStream, two: TcpStream) -> (Wire, Wire) {
+        let both = tokio::join!(Wire::sealed(one, seal::caller()), Wire::sealed(two, seal::listener()));
+        (both.0.unwrap(), both.1.unwrap())
     }
 
     /// What becomes of both when the caller has one key and the listener another.
@@ -90,7 +94,8 @@ mod tests {
         listeners: u8,
         knows: bool,
     ) -> (Result<(), FrameError>, Result<(), FrameError>) {
-        let (mut one, mut two) = pair().await;
+        let (one, two) = pair().await;
+        let (mut one, mut two) = (Wire::plain(one), Wire::plain(two));
         let (callers, listeners) = (key::of(callers), key::of(listeners));
         let known = |name: &str| (knows && name == "edge").then_some(((), listeners));
         tokio::join!(
@@ -128,7 +133,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_proof_sent_back_proves_nothing() {
-        let (mut one, mut two) = pair().await;
+        let (mut one, two) = pair().await;
+        let mut two = Wire::plain(two);
         let listener = async {
             let done = listen(&mut two, "exit", |_| Some(((), key::of(1)))).await;
             drop(two);
@@ -143,5 +149,44 @@ mod tests {
         };
         let (listened, _) = tokio::join!(listener, mirror);
         assert!(matches!(listened, Err(FrameError::Stranger)));
+    }
+
+    #[tokio::test]
+    async fn the_same_key_is_known_under_tls() {
+        let (one, two) = pair().await;
+        let (mut one, mut two) = sealed(one, two).await;
+        let known = |_: &str| Some(((), key::of(1)));
+        let key = key::of(1);
+        let met = tokio::join!(call(&mut one, "edge", &key), listen(&mut two, "exit", known));
+        assert!(matches!(met, (Ok(()), Ok(()))));
+        one.write_all(b"to").await.unwrap();
+        two.write_all(b"fro").await.unwrap();
+        assert_eq!((two.read_exact().await.unwrap(), one.read_exact().await.unwrap()), (*b"to", *b"fro"));
+    }
+
+    /// Somebody between the two, who has a connection with each and hands on everything that they say.
+    #[tokio::test]
+    async fn proofs_that_were_handed_on_prove_nothing() {
+        let ((one, his), (hers, two)) = (pair().await, pair().await);
+        let ((mut one, his), (hers, mut two)) = (sealed(one, his).await, sealed(hers, two).await);
+        let between = async {
+            let hello: [u8; HELLO] = his.read_exact().await?;
+            hers.write_all(&hello).await?;
+            let answer: [u8; HELLO + PROOF] = hers.read_exact().await?;
+            his.write_all(&answer).await?;
+            let proof: [u8; PROOF] = his.read_exact().await?;
+            hers.write_all(&proof).await
+        };
+        let (key, known) = (key::of(1), |_: &str| Some(((), key::of(1))));
+        let caller = async {
+            let called = call(&mut one, "edge", &key).await;
+            drop(one);
+            called
+        };
+        let (called, between, _) = tokio::join!(caller, between, async {
+            tokio::time::timeout(Duration::from_secs(1), listen(&mut two, "exit", known)).await
+        });
+        assert!(matches!(called, Err(FrameError::Stranger)));
+        between.unwrap_err();
     }
 }

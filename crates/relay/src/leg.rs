@@ -9,15 +9,19 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use shunt_kernel::window::End;
 use shunt_sys::tuning;
-use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
+use socket2::{SockRef, Socket, TcpKeepalive};
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::time::timeout;
 
 use crate::config::{AcceptedPeer, Leg, Loaded, Peer};
 use crate::frame::FrameError;
 use crate::handshake;
 use crate::key::Key;
+use crate::probe;
+use crate::seal;
 use crate::socket;
+use crate::wire::Wire;
 
 /// Why there is no connection to a relay.
 #[derive(Debug, Error)]
@@ -29,16 +33,19 @@ pub(crate) enum LegError {
 }
 
 /// A connection to a peer which has shown that it has the key, as this relay has. `name` is this relay's.
-pub(crate) async fn connect(peer: &Peer, name: &str, key: &Key) -> Result<TcpStream, LegError> {
+pub(crate) async fn connect(peer: &Peer, name: &str, key: &Key) -> Result<Wire, LegError> {
     let socket = socket::new(peer.address)?;
     prepare(&socket, std::slice::from_ref(&peer.leg).iter())?;
     let connecting = TcpSocket::from_std_stream(socket.into()).connect(peer.address);
-    let mut stream = tokio::time::timeout(CONNECT_LIMIT, connecting)
-        .await
-        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    let limit = |_| io::Error::from(io::ErrorKind::TimedOut);
+    let stream = timeout(CONNECT_LIMIT, connecting).await.map_err(limit)??;
     pace(&stream, &peer.leg)?;
-    handshake::call(&mut stream, name, key).await?;
-    Ok(stream)
+    let mut wire = match peer.leg.encrypt {
+        true => timeout(handshake::LIMIT, Wire::sealed(stream, seal::caller())).await.map_err(limit)??,
+        false => Wire::plain(stream),
+    };
+    handshake::call(&mut wire, name, key).await?;
+    Ok(wire)
 }
 
 /// Where peers connect to.
@@ -50,6 +57,19 @@ pub(crate) fn listen(address: SocketAddr, peers: &[AcceptedPeer]) -> io::Result<
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     TcpListener::from_std(socket.into())
+}
+
+/// One has come: it speaks TLS, or in the clear.
+pub(crate) async fn answer(stream: TcpStream) -> io::Result<Wire> {
+    let begun = async {
+        let mut first = [0; 1];
+        stream.peek(&mut first).await?;
+        match first[0] {
+            seal::FIRST_BYTE => Wire::sealed(stream, seal::listener()).await,
+            _ => Ok(Wire::plain(stream)),
+        }
+    };
+    timeout(handshake::LIMIT, begun).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
 /// One has come, and is known now.
@@ -74,9 +94,8 @@ pub(crate) fn windows(loaded: &Loaded) -> Vec<(End, u32)> {
 pub(crate) fn check(loaded: &Loaded) -> Result<(), String> {
     let accepted = loaded.config.accept.iter().flat_map(|accept| &accept.peers);
     let legs = loaded.config.peers.iter().map(|peer| &peer.leg).chain(accepted.map(|peer| &peer.leg));
-    let probe = Socket::new(Domain::IPV4, Type::STREAM, None).map_err(|error| error.to_string())?;
     for algorithm in legs.filter_map(|leg| leg.congestion.as_deref()) {
-        sockopt::set_tcp_congestion(&probe, algorithm).map_err(|error| {
+        probe::congestion(algorithm).map_err(|error| {
             let file = "/proc/sys/net/ipv4/tcp_available_congestion_control";
             let there = std::fs::read_to_string(file).unwrap_or_default();
             format!("congestion = {algorithm:?} cannot be used here ({error}); there are: {}", there.trim())

@@ -2,8 +2,8 @@
 //! set up (docs/relay.md). Clients and servers are untouched.
 //!
 //! Inner shape: `config`; `edge` takes clients in, `syn` and `intercept` those who do not know of a relay; `exit` takes
-//! other relays in (`handshake`, `frame`); `dial` goes onward, by a connection from the `pool` where there is one; `session`
-//! and `pump` move the bytes; `control`, `scrape` and `metrics` tell; `relay` is the life of it all.
+//! other relays in (`handshake`, `frame`, `seal`); `dial` goes onward, by a connection from the `pool` where there is one; `session`
+//! and `pump` move the bytes over a `wire`; `control`, `scrape` and `metrics` tell; `relay` is the life of it all.
 
 #![forbid(unsafe_code)]
 
@@ -21,17 +21,20 @@ mod leg;
 mod metrics;
 mod pipe;
 mod pool;
+pub mod probe;
 mod pump;
 mod queue;
 mod queueing;
 mod record;
 mod relay;
 mod scrape;
+mod seal;
 mod session;
 mod shared;
 mod socket;
 mod syn;
 mod tool;
+mod wire;
 
 pub use config::{ConfigError, DEFAULT_CONTROL};
 pub use control::{AskError, Request, ask};

@@ -1,17 +1,16 @@
 //! Connections to a peer that are ready before anybody asks: between two marks, as many as were lately taken at a time.
 
 use std::collections::VecDeque;
-use std::net::TcpStream;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use rustix::net::{RecvFlags, recv};
 use serde::Serialize;
 use tokio::sync::{Notify, Semaphore};
 
 use crate::config::{Peer, Pool as Marks};
 use crate::key::Key;
 use crate::leg;
+use crate::wire::{Parked, Wire};
 
 /// Of one peer. Whoever takes one has it for itself; it never comes back.
 #[derive(Debug)]
@@ -41,7 +40,7 @@ struct State {
 
 #[derive(Debug)]
 struct Ready {
-    stream: TcpStream,
+    wire: Parked,
     since: Instant,
 }
 
@@ -99,10 +98,8 @@ impl Pool {
 
     /// Whether this pool serves what that configuration says of a peer; its marks may differ.
     pub(crate) fn serves(&self, peer: &Peer, key: &Key, name: &str) -> bool {
-        let leg =
-            |peer: &Peer| (peer.leg.turbo, peer.leg.bandwidth, peer.leg.rtt, peer.leg.congestion.clone());
         let same_key = key.sign(&[b"same"]) == self.key.sign(&[b"same"]);
-        self.peer.address == peer.address && leg(&self.peer) == leg(peer) && self.name == name && same_key
+        self.peer.address == peer.address && self.peer.leg == peer.leg && self.name == name && same_key
     }
 
     pub(crate) fn set_marks(&self, marks: Marks) {
@@ -111,13 +108,13 @@ impl Pool {
     }
 
     /// A ready connection, if there is one that is alive.
-    pub(crate) fn take(&self) -> Option<TcpStream> {
+    pub(crate) fn take(&self) -> Option<Parked> {
         let mut state = self.state();
         state.demand.note();
         // The youngest: those that nobody needs grow old and are replaced.
         let taken = loop {
             match state.ready.pop_back() {
-                Some(ready) if is_alive(&ready.stream) => break Some(ready.stream),
+                Some(ready) if ready.wire.is_silent() => break Some(ready.wire),
                 Some(_) => state.counts.stale += 1,
                 None => break None,
             }
@@ -132,12 +129,12 @@ impl Pool {
     }
 
     /// One that is made now, for a client that waits: when its turn comes, if very many do.
-    pub(crate) async fn make(&self) -> Result<tokio::net::TcpStream, leg::LegError> {
+    pub(crate) async fn make(&self) -> Result<Wire, leg::LegError> {
         let _turn = self.urgent.acquire().await.expect("nobody closes it");
         self.connect().await
     }
 
-    async fn connect(&self) -> Result<tokio::net::TcpStream, leg::LegError> {
+    async fn connect(&self) -> Result<Wire, leg::LegError> {
         leg::connect(&self.peer, &self.name, &self.key).await
     }
 
@@ -164,7 +161,7 @@ impl Pool {
     async fn add(&self) {
         // Other threads take it: it is registered with the runtime of the one that does.
         let made = match self.connect().await {
-            Ok(stream) => stream.into_std().map_err(leg::LegError::Connect),
+            Ok(wire) => wire.park().map_err(leg::LegError::Connect),
             Err(error) => Err(error),
         };
         self.state().end(made.map_err(|error| {
@@ -196,12 +193,12 @@ impl State {
         now
     }
 
-    fn end(&mut self, made: Result<TcpStream, ()>) {
+    fn end(&mut self, made: Result<Parked, ()>) {
         self.making -= 1;
         match made {
-            Ok(stream) => {
+            Ok(wire) => {
                 self.failures = 0;
-                self.ready.push_back(Ready { stream, since: Instant::now() });
+                self.ready.push_back(Ready { wire, since: Instant::now() });
             }
             Err(()) => {
                 self.counts.failed += 1;
@@ -216,7 +213,7 @@ impl State {
     fn age(&mut self) {
         self.demand.decay();
         let before = self.ready.len();
-        self.ready.retain(|ready| is_alive(&ready.stream));
+        self.ready.retain(|ready| ready.wire.is_silent());
         self.counts.stale += (before - self.ready.len()) as u64;
         let idle = self.marks.idle.0;
         while self.ready.front().is_some_and(|oldest| oldest.since.elapsed() > idle) {
@@ -226,12 +223,6 @@ impl State {
         let wanted = self.wanted();
         self.ready.drain(..self.ready.len().saturating_sub(wanted));
     }
-}
-
-/// Nothing is to be read from a connection that waits for its first target: no byte, no end and no error.
-fn is_alive(stream: &TcpStream) -> bool {
-    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    matches!(recv(stream, &mut [0; 1], flags), Err(rustix::io::Errno::AGAIN))
 }
 
 /// How many are taken in a second, at most, of late.
@@ -264,6 +255,8 @@ impl Demand {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpStream;
+
     use super::*;
 
     fn state(low: usize, high: usize) -> State {
@@ -310,21 +303,22 @@ mod tests {
         state.not_before = Some(Instant::now());
         assert_eq!(state.begin(), 1);
         let (stream, _peer) = connected();
-        state.end(Ok(stream));
+        state.end(Ok(stream.into()));
         assert_eq!(state.begin(), 7);
     }
 
     #[test]
     fn none_is_handed_out_that_has_ended_or_says_something() {
         let (one, peer) = connected();
-        assert!(is_alive(&one));
+        let one = Parked::from(one);
+        assert!(one.is_silent());
         drop(peer);
         std::thread::sleep(Duration::from_millis(50));
-        assert!(!is_alive(&one));
+        assert!(!one.is_silent());
         let (one, mut peer) = connected();
         std::io::Write::write_all(&mut peer, b"x").unwrap();
         std::thread::sleep(Duration::from_millis(50));
-        assert!(!is_alive(&one));
+        assert!(!Parked::from(one).is_silent());
     }
 
     #[test]

@@ -5,13 +5,13 @@ use std::cell::RefCell;
 use std::io;
 use std::os::fd::AsFd;
 
-use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tokio::io::Interest;
-use tokio::net::TcpStream;
+use tokio::task::consume_budget;
 
 use crate::config::DataPath;
 use crate::pipe::Pipe;
 use crate::record::Flow;
+use crate::wire::{PIECE, Wire};
 
 /// Which of the two sockets failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,12 +21,9 @@ pub(crate) enum Broken {
 }
 
 /// Until the stream has ended, which is the caller's to pass on. `flow` counts the bytes.
-pub(crate) async fn one_way(
-    from: &TcpStream,
-    to: &TcpStream,
-    path: DataPath,
-    flow: &Flow,
-) -> Result<(), Broken> {
+pub(crate) async fn one_way(from: &Wire, to: &Wire, path: DataPath, flow: &Flow) -> Result<(), Broken> {
+    // What is encrypted or decrypted has to be seen.
+    let path = if from.is_sealed() || to.is_sealed() { DataPath::Copy } else { path };
     let mut road = Road::first(path);
     loop {
         let count = match &mut road {
@@ -41,37 +38,12 @@ pub(crate) async fn one_way(
     }
 }
 
-/// A few bytes that are ours and not the stream's.
-pub(crate) async fn read_exact<const N: usize>(from: &TcpStream) -> io::Result<[u8; N]> {
-    let (mut bytes, mut have) = ([0; N], 0);
-    while have < N {
-        let count =
-            from.async_io(Interest::READABLE, || Ok(recv(from, &mut bytes[have..], RecvFlags::DONTWAIT)?.0));
-        match count.await? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            count => have += count,
-        }
-    }
-    Ok(bytes)
-}
-
-/// All of it, however long that takes.
-pub(crate) async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let sent = to.async_io(Interest::WRITABLE, || Ok(send(to, bytes, FLAGS)?)).await?;
-        bytes = &bytes[sent..];
-    }
-    Ok(())
-}
-
 /// How the next bytes are moved, and what speaks for the other way.
 enum Road {
     Copy { large: u32 },
     Splice { pipe: Pipe, small: u32 },
 }
 
-/// What one buffer holds.
-const BUFFER: usize = 64 * 1024;
 /// A piece from which on splicing is cheaper than copying.
 const LARGE: usize = 16 * 1024;
 /// After so many large pieces splicing begins.
@@ -109,33 +81,43 @@ impl Road {
 }
 
 thread_local! {
-    static SHARED: RefCell<Box<[u8]>> = RefCell::new(vec![0; BUFFER].into());
+    static SHARED: RefCell<Box<[u8]>> = RefCell::new(vec![0; PIECE].into());
 }
 
 /// One piece. 0: the stream has ended.
-async fn copy(from: &TcpStream, to: &TcpStream) -> Result<usize, Broken> {
-    let piece = from.async_io(Interest::READABLE, || {
-        SHARED.with_borrow_mut(|buffer| {
-            let count = recv(from, &mut buffer[..], RecvFlags::DONTWAIT)?.0;
-            // What is not taken at once has to wait somewhere else: the buffer is everybody's.
-            let taken = match send(to, &buffer[..count], FLAGS) {
-                Ok(taken) => Ok(taken),
-                Err(rustix::io::Errno::AGAIN) => Ok(0),
-                Err(error) => Err(io::Error::from(error)),
-            };
-            Ok((count, taken.map(|taken| buffer[taken..count].to_vec())))
-        })
-    });
-    let (count, rest) = piece.await.map_err(|_| Broken::From)?;
+async fn copy(from: &Wire, to: &Wire) -> Result<usize, Broken> {
+    let (count, rest) = loop {
+        // Others have their turn, however much there is.
+        consume_budget().await;
+        match SHARED.with_borrow_mut(|buffer| hand_on(from, to, buffer)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                from.stream().readable().await.map_err(|_| Broken::From)?;
+            }
+            piece => break piece.map_err(|_| Broken::From)?,
+        }
+    };
     let rest = rest.map_err(|_| Broken::To)?;
-    write_all(to, &rest).await.map_err(|_| Broken::To)?;
+    to.write_all(&rest).await.map_err(|_| Broken::To)?;
     Ok(count)
 }
 
-const FLAGS: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
+/// What is there, and what of it was not taken at once: that has to wait somewhere else, since the buffer is everybody's.
+fn hand_on(from: &Wire, to: &Wire, buffer: &mut [u8]) -> io::Result<(usize, io::Result<Vec<u8>>)> {
+    let count = from.try_read(buffer)?;
+    let mut taken = 0;
+    while taken < count {
+        match to.try_write(&buffer[taken..count]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) => return Ok((count, Err(error))),
+            Ok(more) => taken += more,
+        }
+    }
+    Ok((count, Ok(buffer[taken..count].to_vec())))
+}
 
 /// The same by way of a pipe.
-async fn splice(from: &TcpStream, to: &TcpStream, pipe: &mut Pipe) -> Result<usize, Broken> {
+async fn splice(from: &Wire, to: &Wire, pipe: &mut Pipe) -> Result<usize, Broken> {
+    let (from, to) = (from.stream(), to.stream());
     let filled = from.async_io(Interest::READABLE, || pipe.fill(from.as_fd()));
     let count = filled.await.map_err(|_| Broken::From)?;
     while pipe.held() > 0 {

@@ -6,25 +6,24 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use rustix::net::{Shutdown, shutdown};
 use socket2::SockRef;
-use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
 
 use crate::config::{Config, DataPath};
 use crate::dial::Onward;
 use crate::frame::{Verdict, decode_reply, encode_reply};
-use crate::pump::{Broken, one_way, read_exact, write_all};
+use crate::pump::{Broken, one_way};
 use crate::record::{Flow, Record};
 use crate::shared::Shared;
+use crate::wire::Wire;
 
 /// Where a connection comes from.
 #[derive(Debug)]
 pub(crate) enum Inward {
     /// Somebody who does not know of relays.
-    Client(TcpStream),
+    Client(Wire),
     /// A relay, which wants to know how it went.
-    Relay(TcpStream),
+    Relay(Wire),
 }
 
 /// A connection's life from when it has come: it is answered, moved, counted and logged. `onward` becomes the way to its target.
@@ -53,7 +52,7 @@ pub(crate) async fn serve(
 
 /// Moves everything, both ways, until both have ended or one is broken. Says what became of it at first.
 async fn run(inward: Inward, onward: Onward, path: DataPath, record: &Record) -> Verdict {
-    let (inner, outer) = (inward.stream(), onward.stream());
+    let (inner, outer) = (inward.wire(), onward.wire());
     // If this process is killed, what it had not passed on must not look like an end.
     reset(inner);
     reset(outer);
@@ -61,7 +60,7 @@ async fn run(inward: Inward, onward: Onward, path: DataPath, record: &Record) ->
     let up = move_all((inner, &inner_is_deaf), (outer, &outer_is_deaf), path, &record.up);
     let down = async {
         if let Onward::Relay(relay) = &onward {
-            let verdict = read_exact(relay).await.map(decode_reply);
+            let verdict = relay.read_exact().await.map(decode_reply);
             match verdict.map_err(|_| Stop::Broken(Broken::From))? {
                 Ok(Verdict::Connected) => {}
                 Ok(verdict) => return Err(Stop::Refused(verdict)),
@@ -95,30 +94,30 @@ impl Inward {
     /// There is nothing to be had.
     pub(crate) async fn refuse(&self, verdict: Verdict) {
         match self {
-            Inward::Client(stream) => reset(stream),
+            Inward::Client(wire) => reset(wire),
             // If it is gone, it does not matter any more.
-            Inward::Relay(stream) => drop(write_all(stream, &encode_reply(verdict)).await),
+            Inward::Relay(wire) => drop(wire.write_all(&encode_reply(verdict)).await),
         }
     }
 
     async fn confirm(&self) -> std::io::Result<()> {
         match self {
             Inward::Client(_) => Ok(()),
-            Inward::Relay(stream) => write_all(stream, &encode_reply(Verdict::Connected)).await,
+            Inward::Relay(wire) => wire.write_all(&encode_reply(Verdict::Connected)).await,
         }
     }
 
-    pub(crate) fn stream(&self) -> &TcpStream {
+    pub(crate) fn wire(&self) -> &Wire {
         match self {
-            Inward::Client(stream) | Inward::Relay(stream) => stream,
+            Inward::Client(wire) | Inward::Relay(wire) => wire,
         }
     }
 }
 
 impl Onward {
-    fn stream(&self) -> &TcpStream {
+    fn wire(&self) -> &Wire {
         match self {
-            Onward::Target(stream) | Onward::Relay(stream) => stream,
+            Onward::Target(wire) | Onward::Relay(wire) => wire,
         }
     }
 }
@@ -136,8 +135,8 @@ type Ended = Option<Result<(), Stop>>;
 /// One direction with its end. The kernel tells of a reset once: if a write was told (`is_deaf`), what is read after it ends
 /// as if nothing had happened, and that end is not passed on.
 async fn move_all(
-    (from, from_is_deaf): (&TcpStream, &AtomicBool),
-    (to, to_is_deaf): (&TcpStream, &AtomicBool),
+    (from, from_is_deaf): (&Wire, &AtomicBool),
+    (to, to_is_deaf): (&Wire, &AtomicBool),
     path: DataPath,
     flow: &Flow,
 ) -> Result<(), Stop> {
@@ -146,7 +145,7 @@ async fn move_all(
     done.map_err(Stop::Broken)?;
     if !from_is_deaf.load(Relaxed) {
         // It may have been closed meanwhile: then there is nobody to be told.
-        let _ = shutdown(to, Shutdown::Write);
+        let _ = to.end().await;
     }
     Ok(())
 }
@@ -173,10 +172,10 @@ async fn both(
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What it was sent arrives before it is reset, if it is alive: the bytes before a reset are not the reset's.
-async fn await_arrival(stream: &TcpStream, is_alive: bool) {
+async fn await_arrival(wire: &Wire, is_alive: bool) {
     let deadline = Instant::now() + PATIENCE;
     let mut pause = Duration::from_millis(1);
-    let waits = || shunt_sys::tcp::outq(stream.as_fd()).is_ok_and(|bytes| bytes > 0);
+    let waits = || shunt_sys::tcp::outq(wire.stream().as_fd()).is_ok_and(|bytes| bytes > 0);
     while is_alive && waits() && Instant::now() < deadline {
         sleep(pause).await;
         pause = (2 * pause).min(Duration::from_millis(50));
@@ -184,11 +183,11 @@ async fn await_arrival(stream: &TcpStream, is_alive: bool) {
 }
 
 /// It is reset when it is closed, whoever closes it.
-fn reset(stream: &TcpStream) {
-    let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
+fn reset(wire: &Wire) {
+    let _ = SockRef::from(wire.stream()).set_linger(Some(Duration::ZERO));
 }
 
 /// Its stream has ended as it should: the kernel delivers what is left.
-fn close(stream: &TcpStream) {
-    let _ = SockRef::from(stream).set_linger(None);
+fn close(wire: &Wire) {
+    let _ = SockRef::from(wire.stream()).set_linger(None);
 }

@@ -16,7 +16,6 @@ use crate::dial::{Onward, Request};
 use crate::early::{Begun, Ends, Refusal};
 use crate::frame::{Verdict, decode_reply};
 use crate::intercept::Mark;
-use crate::pump::read_exact;
 use crate::queue::{Fate, Packet, Queue};
 use crate::shared::Shared;
 
@@ -129,13 +128,13 @@ impl Syns {
 
 /// What the relay at the end says, if it is one.
 async fn answer(onward: Result<Onward, Verdict>) -> Result<Onward, Verdict> {
-    let stream = match onward? {
-        Onward::Relay(stream) => stream,
+    let wire = match onward? {
+        Onward::Relay(wire) => wire,
         target => return Ok(target),
     };
-    match read_exact(&stream).await.map(decode_reply) {
+    match wire.read_exact().await.map(decode_reply) {
         // It has been heard: nothing but the target's bytes follow.
-        Ok(Ok(Verdict::Connected)) => Ok(Onward::Target(stream)),
+        Ok(Ok(Verdict::Connected)) => Ok(Onward::Target(wire)),
         Ok(Ok(verdict)) => Err(verdict),
         _ => Err(Verdict::NoRelay),
     }

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use crate::{Errno, Result};
 
@@ -17,11 +17,24 @@ pub fn of_socket(socket: impl AsFd) -> Result<OwnedFd> {
 
 /// Runs `work` inside a network namespace, on a thread that is in it for no longer. Needs CAP_SYS_ADMIN.
 pub fn inside<T: Send>(namespace: BorrowedFd<'_>, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    apart(|| {
+        move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?;
+        work()
+    })
+}
+
+/// The same, inside a new one, which is gone with the thread and with what `work` leaves open. Needs CAP_SYS_ADMIN.
+pub fn inside_new<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    apart(|| {
+        // SAFETY: descriptors stay shared with the process's other threads; only the network is the thread's own.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
+        work()
+    })
+}
+
+fn apart<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("shunt-netns".into()).spawn_scoped(scope, || {
-            move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?;
-            work()
-        });
+        let thread = std::thread::Builder::new().name("shunt-netns".into()).spawn_scoped(scope, work);
         let thread = thread.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
         thread.join().unwrap_or(Err(Errno::CANCELED))
     })

@@ -62,6 +62,8 @@ pub(super) enum Name {
     RelayPool,
     /// The same with turbo start as well: all of shunt relay
     RelayTurbo,
+    /// All of it, with an encrypted leg
+    RelayEncrypted,
 }
 
 impl Name {
@@ -77,28 +79,33 @@ impl Name {
             Name::RelayEarly => "  + early SYN",
             Name::RelayPool => "  + warm connections",
             Name::RelayTurbo => "  + turbo start",
+            Name::RelayEncrypted => "  + an encrypted leg",
         }
     }
 
     pub(super) fn way(self) -> Box<dyn Way> {
-        let shunt = |early, pool, turbo| Box::new(shunt::Relay { early, pool, turbo });
+        let shunt = |early, pool, turbo, encrypt| Box::new(shunt::Relay { early, pool, turbo, encrypt });
         match self {
             Name::Direct => Box::new(plain::Direct),
             Name::Routed => Box::new(plain::Routed),
             Name::Ssh => Box::new(ssh::Forwarding),
             Name::Haproxy => Box::new(haproxy::Haproxy { large_window: false }),
             Name::HaproxyWindow => Box::new(haproxy::Haproxy { large_window: true }),
-            Name::Relay => shunt(false, false, false),
-            Name::RelayEarly => shunt(true, false, false),
-            Name::RelayPool => shunt(true, true, false),
-            Name::RelayTurbo => shunt(true, true, true),
+            Name::Relay => shunt(false, false, false, false),
+            Name::RelayEarly => shunt(true, false, false, false),
+            Name::RelayPool => shunt(true, true, false, false),
+            Name::RelayTurbo => shunt(true, true, true, false),
+            Name::RelayEncrypted => shunt(true, true, true, true),
         }
     }
 
     /// Whether the burst, the processor time and the memory are measured too: of the whole, what it is compared with, and
     /// what the lab itself takes.
     pub(super) fn is_weighed(self) -> bool {
-        matches!(self, Name::Routed | Name::Haproxy | Name::HaproxyWindow | Name::RelayTurbo)
+        matches!(
+            self,
+            Name::Routed | Name::Haproxy | Name::HaproxyWindow | Name::RelayTurbo | Name::RelayEncrypted
+        )
     }
 }
 

@@ -17,6 +17,7 @@ pub(super) struct Relay {
     pub(super) early: bool,
     pub(super) pool: bool,
     pub(super) turbo: bool,
+    pub(super) encrypt: bool,
 }
 
 const RELAY_PORT: u16 = 7440;
@@ -64,8 +65,9 @@ impl Relay {
     /// What both say of the leg between them.
     fn leg(&self, lab: &Lab) -> String {
         format!(
-            "turbo = {}\nbandwidth = \"{}bit\"\nrtt = \"{}ms\"\n",
+            "turbo = {}\nencrypt = {}\nbandwidth = \"{}bit\"\nrtt = \"{}ms\"\n",
             self.turbo,
+            self.encrypt,
             lab.settings().bits_per_second,
             MIDDLE_RTT.as_millis()
         )

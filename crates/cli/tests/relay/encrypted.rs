@@ -1,0 +1,136 @@
+//! Legs under TLS: everything is as without it, but for those who listen on the way.
+
+use std::io::{ErrorKind, Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use shunt_netns::Net;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::lab::{EXIT, Lab, SERVER, Site, await_until, edge, receive, sample, send};
+use super::{exchange, failure, reset, unhappy};
+
+fn encrypting(config: &str) -> String {
+    config.replace("turbo = true\n", "turbo = true\nencrypt = true\n")
+}
+
+fn lab(route: &str) -> Lab {
+    let mut lab = Lab::build();
+    lab.start(Site::Exit, &encrypting(EXIT));
+    lab.start(Site::Edge, &encrypting(&edge(route)));
+    lab
+}
+
+#[test]
+fn everything_arrives_and_ends_as_it_should() {
+    for mode in ["early", "faithful", "late"] {
+        let lab = lab(&format!("mode = '{mode}'"));
+        let listener = lab.listen(&format!("{SERVER}:80"));
+        let (client, server) = lab.pair(&listener);
+        exchange(&client, &server, 8 << 20);
+        // An end, and then still something the other way.
+        let (client, server) = lab.pair(&listener);
+        send(&client, b"question").unwrap();
+        assert_eq!(receive(&server).unwrap(), b"question");
+        std::thread::sleep(Duration::from_millis(50));
+        send(&server, b"answer").unwrap();
+        assert_eq!(receive(&client).unwrap(), b"answer");
+        // A reset after much.
+        let (client, server) = lab.pair(&listener);
+        let page = sample(300_000, 3);
+        (&server).write_all(&page).unwrap();
+        let mut got = vec![0; page.len()];
+        (&client).read_exact(&mut got).unwrap();
+        assert!(got == page);
+        reset(server);
+        assert_eq!(failure(&client), ErrorKind::ConnectionReset);
+        let (client, server) = lab.pair(&listener);
+        reset(client);
+        assert_eq!(failure(&server), ErrorKind::ConnectionReset);
+    }
+}
+
+#[test]
+fn an_exit_that_was_killed_cuts_off_and_is_found_again() {
+    let mut lab = lab("");
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let (client, _server) = lab.pair(&listener);
+    lab.kill(Site::Exit);
+    assert_eq!(failure(&client), ErrorKind::ConnectionReset);
+    lab.start(Site::Exit, &encrypting(EXIT));
+    await_until(
+        || lab.status(Site::Edge)["peers"][0]["pool"]["ready"].as_u64() >= Some(4),
+        || lab.log(Site::Edge),
+    );
+    let (client, server) = lab.pair(&listener);
+    exchange(&client, &server, 100_000);
+}
+
+#[test]
+fn one_side_alone_does_not_do() {
+    let mut lab = Lab::build();
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    // Who listens demands it: who comes in the clear is turned away.
+    lab.start(Site::Exit, &encrypting(EXIT));
+    lab.start(Site::Edge, &edge(""));
+    assert_eq!(unhappy(lab.connect(listener.local_addr().unwrap())), ErrorKind::ConnectionReset);
+    assert!(lab.counter(Site::Exit, "strangers_total", "") > 0);
+    // Who connects begins with it, also where it is not demanded.
+    lab.kill(Site::Edge);
+    lab.kill(Site::Exit);
+    lab.start(Site::Exit, EXIT);
+    lab.start(Site::Edge, &encrypting(&edge("")));
+    let (client, server) = lab.pair(&listener);
+    exchange(&client, &server, 100_000);
+}
+
+#[test]
+fn who_listens_on_the_way_reads_nothing() {
+    const SECRET: &[u8] = b"The quick brown fox jumps over the lazy dog.";
+    for encrypted in [false, true] {
+        let lab = if encrypted { lab("") } else { Lab::with_relays("") };
+        let listener = lab.listen(&format!("{SERVER}:80"));
+        let done = AtomicBool::new(false);
+        let tap = tap(&lab.exit);
+        let (packets, read) = std::thread::scope(|scope| {
+            let listening = scope.spawn(|| overhear(&tap, SECRET, &done));
+            let (client, server) = lab.pair(&listener);
+            send(&client, SECRET).unwrap();
+            assert_eq!(receive(&server).unwrap(), SECRET);
+            send(&server, SECRET).unwrap();
+            assert_eq!(receive(&client).unwrap(), SECRET);
+            done.store(true, Relaxed);
+            listening.join().unwrap()
+        });
+        assert!(packets > 4, "the leg was listened to: {packets}");
+        assert_eq!(read > 0, !encrypted);
+    }
+}
+
+/// Every packet of a host.
+fn tap(net: &Net) -> Socket {
+    /// Of every protocol, in network order.
+    const ALL: i32 = 0x0003_u16.to_be() as i32;
+    let socket = net.inside(|| Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(ALL))).unwrap());
+    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    socket
+}
+
+/// How many packets there were between the relays, and how many of them held the words.
+fn overhear(mut tap: &Socket, words: &[u8], done: &AtomicBool) -> (usize, usize) {
+    /// Where Ethernet with IPv4 has both addresses, and what is common to those of the leg.
+    const ADDRESSES: [(usize, [u8; 3]); 2] = [(26, [10, 2, 0]), (30, [10, 2, 0])];
+    let (mut packets, mut read, mut buffer) = (0, 0, vec![0; 70_000]);
+    loop {
+        match tap.read(&mut buffer) {
+            Ok(count)
+                if ADDRESSES.iter().all(|(at, net)| count > 34 && buffer[*at..count].starts_with(net)) =>
+            {
+                packets += 1;
+                read += usize::from(buffer[..count].windows(words.len()).any(|part| part == words));
+            }
+            Err(_) if done.load(Relaxed) => return (packets, read),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! TLS between two relays: it keeps secret what flows, and nothing more. Who the other is, the key that both share tells
+//! afterwards, in proofs that cover what only the two ends of this very connection know (`binding`): whoever sits between has
+//! two connections, and can pass on neither proof. So the listener's public key is made at each start, and nobody checks it.
+
+use std::sync::{Arc, LazyLock};
+
+use ::aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{
+    CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls13_signature_with_raw_key,
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
+use rustls::server::{AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage};
+use rustls::sign::CertifiedKey;
+use rustls::version::TLS13;
+use rustls::{
+    ClientConfig, ClientConnection, Connection, DigitallySignedStruct, Error, PeerIncompatible, ServerConfig,
+    ServerConnection, SignatureScheme,
+};
+
+/// What a TLS connection begins with; a hello in the clear begins otherwise.
+pub(crate) const FIRST_BYTE: u8 = 0x16;
+
+/// The side that has connected.
+pub(crate) fn caller() -> Connection {
+    static CONFIG: LazyLock<Arc<ClientConfig>> = LazyLock::new(|| Arc::new(client_config()));
+    // No name is sent: the listener is no host of the web.
+    let nobody = ServerName::try_from("relay.invalid").expect("it is a name");
+    ClientConnection::new(CONFIG.clone(), nobody).expect("the configuration is sound").into()
+}
+
+/// The side that listens.
+pub(crate) fn listener() -> Connection {
+    static CONFIG: LazyLock<Arc<ServerConfig>> = LazyLock::new(|| Arc::new(server_config()));
+    ServerConnection::new(CONFIG.clone()).expect("the configuration is sound").into()
+}
+
+/// What only the two ends of a connection know, after its handshake.
+pub(crate) fn binding(tls: &Connection) -> [u8; 32] {
+    tls.export_keying_material([0; 32], b"EXPORTER-shunt-relay", None).expect("its handshake has ended")
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    static PROVIDER: LazyLock<Arc<CryptoProvider>> =
+        LazyLock::new(|| Arc::new(aws_lc_rs::default_provider()));
+    PROVIDER.clone()
+}
+
+fn client_config() -> ClientConfig {
+    let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
+    let verifier = Arc::new(AnyKey(provider().signature_verification_algorithms));
+    let mut config = builder
+        .expect("the provider has TLS 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(verifier)
+        .with_no_client_auth();
+    config.enable_sni = false;
+    config.resumption = rustls::client::Resumption::disabled();
+    config
+}
+
+fn server_config() -> ServerConfig {
+    let pair = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING).expect("the kernel has random bytes");
+    let pkcs8 = pair.to_pkcs8v1().expect("it was just made");
+    let key = PrivateKeyDer::Pkcs8(pkcs8.as_ref().to_vec().into());
+    let key = provider().key_provider.load_private_key(key).expect("it was just made");
+    let public = key.public_key().expect("it has one").as_ref().to_vec();
+    let resolver =
+        AlwaysResolvesServerRawPublicKeys::new(Arc::new(CertifiedKey::new(vec![public.into()], key)));
+    let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
+    let mut config = builder
+        .expect("the provider has TLS 1.3")
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::new(resolver));
+    // A connection that is kept ready must be silent, and each makes its own secrets.
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config
+}
+
+/// Takes any public key whose owner has signed the handshake.
+#[derive(Debug)]
+struct AnyKey(WebPkiSupportedAlgorithms);
+
+impl ServerCertVerifier for AnyKey {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(PeerIncompatible::Tls12NotOffered.into())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        key: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let key = SubjectPublicKeyInfoDer::from(key.as_ref());
+        verify_tls13_signature_with_raw_key(message, &key, signature, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_schemes()
+    }
+
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}

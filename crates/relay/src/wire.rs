@@ -1,0 +1,381 @@
+//! A connection of the relay's, in the clear or under TLS: what the rest of the relay reads from and writes to without
+//! knowing which. Both directions may be used at a time, each by one.
+
+use std::cell::RefCell;
+use std::io::{self, Cursor, IoSlice, Read, Write};
+use std::net::TcpStream as StdStream;
+use std::pin::Pin;
+use std::sync::{Mutex, MutexGuard};
+use std::task::{Context, Poll, ready};
+
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, send, sendmsg, shutdown};
+use rustls::Connection;
+use tokio::io::{AsyncRead, Interest, ReadBuf};
+use tokio::net::TcpStream;
+
+use crate::seal;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    stream: TcpStream,
+    seal: Option<Box<Mutex<Seal>>>,
+}
+
+/// One that no runtime watches: any may go on with it.
+#[derive(Debug)]
+pub(crate) struct Parked {
+    stream: StdStream,
+    seal: Option<Box<Mutex<Seal>>>,
+}
+
+/// The state of TLS.
+#[derive(Debug)]
+struct Seal {
+    tls: Connection,
+    /// What has come and was not decrypted yet, because nobody has taken what came before.
+    incoming: Cursor<Vec<u8>>,
+}
+
+/// What is read or written at a time.
+pub(crate) const PIECE: usize = 64 * 1024;
+
+const FLAGS: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
+
+thread_local! {
+    /// Nothing stays in it.
+    static INCOMING: RefCell<Box<[u8]>> = RefCell::new(vec![0; PIECE].into());
+}
+
+impl Wire {
+    /// In the clear.
+    pub(crate) fn plain(stream: TcpStream) -> Wire {
+        Wire { stream, seal: None }
+    }
+
+    /// Under TLS, whose handshake has ended then.
+    pub(crate) async fn sealed(stream: TcpStream, mut tls: Connection) -> io::Result<Wire> {
+        tls.set_buffer_limit(Some(2 * PIECE));
+        let wire =
+            Wire { stream, seal: Some(Box::new(Mutex::new(Seal { tls, incoming: Cursor::default() }))) };
+        loop {
+            wire.flush().await?;
+            let more = wire.seal().is_some_and(|seal| seal.tls.is_handshaking());
+            if !more {
+                return Ok(wire);
+            }
+            match wire.try_advance() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => wire.stream.readable().await?,
+                advanced => advanced?,
+            }
+        }
+    }
+
+    pub(crate) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.seal.is_some()
+    }
+
+    /// What only its two ends know: nothing, in the clear.
+    pub(crate) fn binding(&self) -> Vec<u8> {
+        self.seal().map_or_else(Vec::new, |seal| seal::binding(&seal.tls).to_vec())
+    }
+
+    /// Some bytes. 0: the stream has ended.
+    pub(crate) async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.try_read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.stream.readable().await?,
+                done => return done,
+            }
+        }
+    }
+
+    /// Exactly so many bytes.
+    pub(crate) async fn read_exact<const N: usize>(&self) -> io::Result<[u8; N]> {
+        let (mut bytes, mut have) = ([0; N], 0);
+        while have < N {
+            match self.read(&mut bytes[have..]).await? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => have += count,
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// All of it, however long that takes; then the kernel has it.
+    pub(crate) async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match self.try_write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.stream.writable().await?,
+                taken => bytes = &bytes[taken?..],
+            }
+        }
+        self.flush().await
+    }
+
+    /// The stream ends here, for the other side.
+    pub(crate) async fn end(&self) -> io::Result<()> {
+        if let Some(mut seal) = self.seal() {
+            seal.tls.send_close_notify();
+        }
+        self.flush().await?;
+        Ok(shutdown(&self.stream, Shutdown::Write)?)
+    }
+
+    /// What is there. 0: the stream has ended; if the other side's end of TLS did not come first, that is an error.
+    pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let Some(mut seal) = self.seal() else {
+            let receive = || Ok(recv(&self.stream, buffer, RecvFlags::DONTWAIT)?.0);
+            return self.stream.try_io(Interest::READABLE, receive);
+        };
+        let mut have = 0;
+        while have < buffer.len() {
+            match seal.tls.reader().read(&mut buffer[have..]) {
+                Ok(0) => break,
+                Ok(count) => have += count,
+                Err(_) if have > 0 && !seal.has_incoming() => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => seal.advance(&self.stream)?,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(have)
+    }
+
+    /// As much as is taken at once. Under TLS some of it may wait for [`Wire::flush`].
+    pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let Some(mut seal) = self.seal() else {
+            return self.stream.try_io(Interest::WRITABLE, || Ok(send(&self.stream, bytes, FLAGS)?));
+        };
+        let taken = seal.tls.writer().write(bytes)?;
+        match seal.push(&self.stream) {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ if taken == 0 => Err(io::ErrorKind::WouldBlock.into()),
+            _ => Ok(taken),
+        }
+    }
+
+    /// Until the kernel has everything.
+    pub(crate) async fn flush(&self) -> io::Result<()> {
+        loop {
+            let pushed = self.seal().map_or(Ok(()), |mut seal| seal.push(&self.stream));
+            match pushed {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.stream.writable().await?,
+                pushed => return pushed,
+            }
+        }
+    }
+
+    pub(crate) fn park(self) -> io::Result<Parked> {
+        Ok(Parked { stream: self.stream.into_std()?, seal: self.seal })
+    }
+
+    fn try_advance(&self) -> io::Result<()> {
+        self.seal().map_or(Ok(()), |mut seal| seal.advance(&self.stream))
+    }
+
+    fn seal(&self) -> Option<MutexGuard<'_, Seal>> {
+        self.seal.as_ref().map(|seal| seal.lock().expect("nobody panics while it is locked"))
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            match self.try_read(buffer.initialize_unfilled()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    ready!(self.stream.poll_read_ready(context))?;
+                }
+                Err(error) => return Poll::Ready(Err(error)),
+                Ok(count) => {
+                    buffer.advance(count);
+                    return Poll::Ready(Ok(()));
+                }
+            }
+        }
+    }
+}
+
+impl Parked {
+    /// To be used by the runtime in which this is called.
+    pub(crate) fn resume(self) -> io::Result<Wire> {
+        Ok(Wire { stream: TcpStream::from_std(self.stream)?, seal: self.seal })
+    }
+
+    /// Nothing is to be read from a connection that waits for its first target: no byte, no end and no error.
+    pub(crate) fn is_silent(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        matches!(recv(&self.stream, &mut [0; 1], flags), Err(rustix::io::Errno::AGAIN))
+    }
+}
+
+impl From<StdStream> for Parked {
+    fn from(stream: StdStream) -> Parked {
+        Parked { stream, seal: None }
+    }
+}
+
+impl Seal {
+    /// Takes in what has come, as much as TLS has room for.
+    fn advance(&mut self, stream: &TcpStream) -> io::Result<()> {
+        if self.has_incoming() {
+            self.tls.read_tls(&mut self.incoming)?;
+        } else {
+            self.receive(stream)?;
+        }
+        self.tls.process_new_packets().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        // What TLS has to say to that goes out with what is written next, if not now.
+        match self.push(stream) {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn has_incoming(&self) -> bool {
+        self.incoming.position() < self.incoming.get_ref().len() as u64
+    }
+
+    fn receive(&mut self, stream: &TcpStream) -> io::Result<()> {
+        INCOMING.with_borrow_mut(|buffer| {
+            let receive = || Ok(recv(stream, &mut buffer[..], RecvFlags::DONTWAIT)?.0);
+            let count = stream.try_io(Interest::READABLE, receive)?;
+            // An end too: TLS must know of it.
+            let taken = self.tls.read_tls(&mut &buffer[..count])?;
+            self.incoming = Cursor::new(buffer[taken..count].to_vec());
+            Ok(())
+        })
+    }
+
+    /// Gives the kernel what it takes.
+    fn push(&mut self, stream: &TcpStream) -> io::Result<()> {
+        while self.tls.wants_write() {
+            stream.try_io(Interest::WRITABLE, || self.tls.write_tls(&mut Raw(stream)))?;
+        }
+        Ok(())
+    }
+}
+
+/// What TLS writes to: never waits, never raises a signal.
+struct Raw<'a>(&'a TcpStream);
+
+impl Write for Raw<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(send(self.0, bytes, FLAGS)?)
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        Ok(sendmsg(self.0, pieces, &mut SendAncillaryBuffer::default(), FLAGS)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use socket2::SockRef;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    async fn streams() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let two = listener.accept().await.unwrap().0;
+        for stream in [&one, &two] {
+            SockRef::from(stream).set_send_buffer_size(20_000).unwrap();
+        }
+        (one, two)
+    }
+
+    async fn wires(sealed: bool) -> (Wire, Wire) {
+        let (one, two) = streams().await;
+        if !sealed {
+            return (Wire::plain(one), Wire::plain(two));
+        }
+        let both = tokio::join!(Wire::sealed(one, seal::caller()), Wire::sealed(two, seal::listener()));
+        (both.0.unwrap(), both.1.unwrap())
+    }
+
+    fn sample(length: usize, step: usize) -> Vec<u8> {
+        (0..length).map(|index| (index.wrapping_mul(step) >> 3) as u8).collect()
+    }
+
+    /// Writes in pieces of many sizes, then ends.
+    async fn write(wire: &Wire, bytes: &[u8]) {
+        let (mut rest, mut size) = (bytes, 1);
+        while !rest.is_empty() {
+            let (piece, more) = rest.split_at(size.min(rest.len()));
+            wire.write_all(piece).await.unwrap();
+            (rest, size) = (more, (size * 3 + 1) % 200_000);
+        }
+        wire.end().await.unwrap();
+    }
+
+    async fn read(wire: &Wire) -> io::Result<Vec<u8>> {
+        let (mut bytes, mut buffer, mut size) = (Vec::new(), vec![0; 70_000], 1);
+        loop {
+            match wire.read(&mut buffer[..size]).await? {
+                0 => return Ok(bytes),
+                count => bytes.extend_from_slice(&buffer[..count]),
+            }
+            size = size * 2 % 70_000 + 1;
+        }
+    }
+
+    #[tokio::test]
+    async fn both_ways_at_once_and_each_ends_by_itself() {
+        for sealed in [false, true] {
+            let (one, two) = wires(sealed).await;
+            let (up, down) = (sample(3 << 20, 7), sample(2 << 20, 13));
+            let (_, _, got_up, got_down) =
+                tokio::join!(write(&one, &up), write(&two, &down), read(&two), read(&one));
+            assert!(got_up.unwrap() == up && got_down.unwrap() == down, "sealed: {sealed}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_parked_one_goes_on_where_it_was() {
+        for sealed in [false, true] {
+            let (one, two) = wires(sealed).await;
+            let parked = one.park().unwrap();
+            assert!(parked.is_silent());
+            let one = parked.resume().unwrap();
+            two.write_all(b"ready").await.unwrap();
+            assert_eq!(&one.read_exact::<5>().await.unwrap(), b"ready");
+            let parked = one.park().unwrap();
+            two.end().await.unwrap();
+            while parked.is_silent() {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_was_cut_off_has_not_ended() {
+        let (one, two) = wires(true).await;
+        one.write_all(b"half").await.unwrap();
+        drop(one);
+        let mut buffer = [0; 8];
+        assert_eq!(two.read(&mut buffer).await.unwrap(), 4);
+        assert_eq!(two.read(&mut buffer).await.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[tokio::test]
+    async fn what_was_changed_on_the_way_is_refused() {
+        let (one, two) = wires(true).await;
+        // A record that nobody has sealed.
+        let mut forged = vec![0x17, 3, 3, 0, 40];
+        forged.extend([7; 40]);
+        send(one.stream(), &forged, FLAGS).unwrap();
+        assert_eq!(two.read(&mut [0; 8]).await.unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}
