@@ -11,6 +11,7 @@ BIN     := $(DESTDIR)$(PREFIX)/bin
 LIB     := $(DESTDIR)$(PREFIX)/lib/shunt
 SHARE   := $(DESTDIR)$(PREFIX)/share
 UNITS   := $(DESTDIR)$(PREFIX)/lib/systemd
+SYSTEMD := $(patsubst packaging/systemd/%,%,$(wildcard packaging/systemd/*/*))
 
 # Some tests make namespaces and files of other users. Only the tests themselves run as root, not the compiler.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,--config 'target."cfg(all())".runner="scripts/as-root"')
@@ -69,15 +70,15 @@ install: $(if $(SUDO_USER),,build)
 	$(RELEASE)/shunt completions bash > $(SHARE)/bash-completion/completions/shunt
 	$(RELEASE)/shunt completions zsh > $(SHARE)/zsh/site-functions/_shunt
 	$(RELEASE)/shunt completions fish > $(SHARE)/fish/vendor_completions.d/shunt.fish
-	for scope in system user; do for unit in service socket; do \
-	    sed 's|@BIN@|$(PREFIX)/bin|' packaging/systemd/$$scope/shunt.$$unit > $(UNITS)/$$scope/shunt.$$unit || exit; \
-	done; done
+	for unit in $(SYSTEMD); do \
+	    sed 's|@BIN@|$(PREFIX)/bin|' packaging/systemd/$$unit > $(UNITS)/$$unit || exit; \
+	done
 
 uninstall:
 	rm -f $(BIN)/shunt $(LIB)/libshunt.so $(SHARE)/man/man1/shunt.1 $(SHARE)/man/man1/shunt-*.1
 	rm -f $(SHARE)/bash-completion/completions/shunt $(SHARE)/zsh/site-functions/_shunt
 	rm -f $(SHARE)/fish/vendor_completions.d/shunt.fish
-	rm -f $(foreach scope,system user,$(foreach unit,service socket,$(UNITS)/$(scope)/shunt.$(unit)))
+	rm -f $(addprefix $(UNITS)/,$(SYSTEMD))
 	-rmdir $(LIB)
 
 clean:

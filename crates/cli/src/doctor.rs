@@ -3,6 +3,7 @@
 
 mod around;
 mod local;
+mod relay;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -63,7 +64,8 @@ struct Report {
 
 /// Prints the report, and returns whether the local path works.
 pub(crate) fn run(args: &DoctorArgs) -> Result<bool> {
-    let checks: Vec<Check> = local::checks().into_iter().chain(around::checks()).collect();
+    let checks: Vec<Check> =
+        [local::checks(), around::checks(), relay::checks()].into_iter().flatten().collect();
     let local_path = checks.iter().all(|check| check.state != State::Missing);
     let report = Report { local_path, checks };
     if args.json {
