@@ -625,7 +625,19 @@ impl Consumer {
         ring: &impl Ring,
         sink: &mut Sink<'_>,
     ) -> Result<usize, ReadError> {
-        let count = self.available(lane, ring)?.min(sink.remaining());
+        self.available(lane, ring)?;
+        self.peek_known(lane, ring, sink)
+    }
+
+    /// The same of the bytes that are [`known`](Self::known): the line of the sender's cursor stays with the sender.
+    #[inline]
+    pub fn peek_known(
+        &self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        sink: &mut Sink<'_>,
+    ) -> Result<usize, ReadError> {
+        let count = self.known().min(sink.remaining());
         if count > 0 {
             ring.drain(self.position(lane)?, count, sink)?;
         }

@@ -2,16 +2,20 @@
 //!
 //! A [`Producer`] and a [`Consumer`] are the two ends of one lane; a [`WaiterLine`] is where a sleeping
 //! process is found. Both ends distrust what the other writes (L5). The protocol is written down in
-//! `docs/local-path.md` and checked under loom in `tests/loom.rs`; the shim is its only user.
+//! `docs/local-path.md` and checked under loom in `tests/loom.rs`. The shim uses it, and `crates/channel`.
 
 pub mod bytes;
 pub mod lane;
 #[cfg(not(loom))]
 pub mod link;
+#[cfg(not(loom))]
+pub mod private;
 mod sync;
 pub mod user;
 pub mod waiter;
 
 pub use lane::{Consumer, LaneHeader, Misbehaved, Producer, Published, ReadError};
+#[cfg(not(loom))]
+pub use private::PrivateLane;
 pub use user::{Fault, Sink, Source};
 pub use waiter::WaiterLine;

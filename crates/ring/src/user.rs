@@ -3,6 +3,7 @@
 //! They are raw addresses, as the kernel would be given them: what the program must not touch is a [`Fault`], and no
 //! crash. They are walked with a cursor, so that one call can be served partly by TCP and partly by a lane.
 
+use std::io::{IoSlice, IoSliceMut};
 use std::marker::PhantomData;
 
 /// One piece of a buffer, laid out as C's `struct iovec`.
@@ -142,6 +143,29 @@ cursor!(
     Sink,
     "writes"
 );
+
+// Both are laid out as C's `struct iovec`, which std promises of its own.
+const _: () = assert!(size_of::<Piece>() == size_of::<IoSlice<'_>>());
+
+impl<'a> Source<'a> {
+    /// A cursor over memory of this process.
+    pub fn of(slices: &'a [IoSlice<'a>]) -> Source<'a> {
+        // SAFETY: the layouts are the same.
+        let pieces = unsafe { std::slice::from_raw_parts(slices.as_ptr().cast(), slices.len()) };
+        // SAFETY: what the slices borrow can be read for 'a.
+        unsafe { Source::new(pieces) }
+    }
+}
+
+impl<'a> Sink<'a> {
+    /// A cursor over memory of this process.
+    pub fn of(slices: &'a mut [IoSliceMut<'a>]) -> Sink<'a> {
+        // SAFETY: the layouts are the same.
+        let pieces = unsafe { std::slice::from_raw_parts(slices.as_ptr().cast(), slices.len()) };
+        // SAFETY: what the slices borrow is nobody else's for 'a, and can be written.
+        unsafe { Sink::new(pieces) }
+    }
+}
 
 impl Sink<'_> {
     /// Has `take` fill no more than `limit` bytes, and advances past those it did fill. If `limit` is less than

@@ -286,3 +286,52 @@ fn both_ends_agree_on_the_last_byte() {
         assert_eq!(got, counting(sender.join().unwrap()));
     });
 }
+
+/// The pattern of `crates/channel`: each end has a line of its own, a sender always looks at the receiver's, and a receiver
+/// at the sender's once half of the ring is free. The sender sends `COUNT` bytes through a ring of 2.
+///
+/// Caught: no fence in `commit`, `advance` or `announce_sleep`; no second look by either; the sender's line looked at before
+/// reading; a sender that waits for more than half of the ring.
+#[test]
+fn a_channel_of_two_that_sleep_goes_on() {
+    const COUNT: u8 = 3;
+    explore("a_channel_of_two_that_sleep_goes_on", 3, || {
+        let lane = Arc::new(Lane::new(2, 0));
+        let (receiver, sender) = (Arc::new(Waiter::default()), Arc::new(Waiter::default()));
+        let sending = thread::spawn({
+            let (lane, receiver, sender) = (lane.clone(), receiver.clone(), sender.clone());
+            move || {
+                let mut producer = Producer::new();
+                let mut next = 1;
+                while next <= COUNT {
+                    match lane.write(&mut producer, next, 1) {
+                        Published::Bytes(_) => {
+                            next += 1;
+                            if receiver.line.notify(0) {
+                                receiver.doorbell.ring();
+                            }
+                        }
+                        _ => sender.sleep_unless(|| has_room(&lane, &mut producer)),
+                    }
+                }
+            }
+        });
+        let mut consumer = Consumer::new();
+        let mut got = Vec::new();
+        while got.len() < usize::from(COUNT) {
+            let bytes = lane.read(&mut consumer, 1);
+            if bytes.is_empty() {
+                receiver
+                    .sleep_unless(|| consumer.available(&lane.header, &lane.ring).expect("both behave") > 0);
+                continue;
+            }
+            got.extend(bytes);
+            let unread = consumer.available(&lane.header, &lane.ring).expect("both behave");
+            if unread <= 1 && sender.line.notify(0) {
+                sender.doorbell.ring();
+            }
+        }
+        sending.join().unwrap();
+        assert_eq!(got, counting(COUNT));
+    });
+}

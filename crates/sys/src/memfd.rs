@@ -1,9 +1,12 @@
 //! Sealed memfds: memory that two processes share and neither can shrink under the other (L5).
 
+use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::{self, NonNull};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::{pwrite, retry_on_intr};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::process::{Resource, getrlimit};
 use thiserror::Error;
 
@@ -18,6 +21,9 @@ pub enum SealError {
     /// A memfd whose size its owner could still change.
     #[error("the memfd is not sealed against shrinking and growing: seal it before it is sent")]
     NotSealed,
+    /// It could not be mapped.
+    #[error("there is no room in this process for the memory")]
+    NoMemory,
     /// Of another size.
     #[error("the memfd has {0} bytes, not the size its kind must have")]
     Size(u64),
@@ -61,9 +67,73 @@ pub fn verify_sealed(fd: impl AsFd, len: usize) -> std::result::Result<(), SealE
     if size == len as u64 { Ok(()) } else { Err(SealError::Size(size)) }
 }
 
+/// What a memfd holds that can never change again, read where it is.
+#[derive(Debug)]
+pub struct Final {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: memory that nobody writes.
+unsafe impl Send for Final {}
+// SAFETY: as above.
+unsafe impl Sync for Final {}
+
+impl Final {
+    /// Maps the `len` bytes of `fd` if they are final: neither their number nor what they are can be changed by anybody.
+    pub fn map(fd: impl AsFd, len: usize) -> std::result::Result<Final, SealError> {
+        verify_final(&fd, len)?;
+        if len == 0 {
+            return Ok(Final { start: NonNull::dangling(), len });
+        }
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
+        let start = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, fd, 0) };
+        let start = start.ok().and_then(|start| NonNull::new(start.cast()));
+        Ok(Final { start: start.ok_or(SealError::NoMemory)?, len })
+    }
+}
+
+impl Deref for Final {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: mapped as long as `self` lives. By the seals nobody can write it or take it away (`verify_final`), so it
+        // may be seen as a slice although others have it too.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Final {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: ours since `map`, and no slice outlives `self`.
+            let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+        }
+    }
+}
+
+/// Checks that `fd` is a memfd of exactly `len` bytes, and that nobody can change those bytes any more.
+pub fn verify_final(fd: impl AsFd, len: usize) -> std::result::Result<(), SealError> {
+    let seals = fcntl_get_seals(&fd).map_err(|_| SealError::NotMemfd)?;
+    if !seals.contains(SealFlags::WRITE) {
+        return Err(SealError::NotSealed);
+    }
+    verify_sealed(fd, len)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_final_is_read_where_it_is() {
+        let fd = create_with("shunt-test", b"hello").unwrap();
+        assert_eq!(&*Final::map(&fd, 5).unwrap(), b"hello");
+        assert_eq!(Final::map(&fd, 4).unwrap_err(), SealError::Size(5));
+        assert!(Final::map(create_with("shunt-test", b"").unwrap(), 0).unwrap().is_empty());
+        let open = create_sealed("shunt-test", 5).unwrap();
+        assert_eq!(Final::map(&open, 5).unwrap_err(), SealError::NotSealed);
+    }
 
     #[test]
     fn a_sealed_memfd_cannot_change_its_size() {

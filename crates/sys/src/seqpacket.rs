@@ -14,7 +14,7 @@ use crate::{Errno, Result};
 /// The most descriptors one message of ours carries.
 pub const MAX_DESCRIPTORS: usize = 4;
 /// The most descriptors the kernel lets anybody put into one message (SCM_MAX_FD).
-const KERNEL_MAX_DESCRIPTORS: usize = 253;
+pub const KERNEL_MAX_DESCRIPTORS: usize = 253;
 
 /// Who is at the other end, as the kernel recorded it when the connection was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,8 @@ pub struct Received {
     pub len: usize,
     /// Bytes or descriptors were cut off: the message is not whole.
     pub truncated: bool,
+    /// Descriptors were: there was no room for them in this process.
+    pub lost_descriptors: bool,
 }
 
 /// A non-blocking, close-on-exec connection to the socket at `path`.
@@ -52,8 +54,25 @@ pub fn connect(path: &[u8]) -> Result<OwnedFd> {
 /// Sends one message whole, or fails (EAGAIN: no room now). Never blocks, never raises SIGPIPE.
 pub fn send(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
     const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS));
-    let mut space = [MaybeUninit::uninit(); SPACE];
-    let mut control = SendAncillaryBuffer::new(&mut space);
+    send_within(fd, bytes, fds, &mut [MaybeUninit::uninit(); SPACE])
+}
+
+/// The same with up to [`KERNEL_MAX_DESCRIPTORS`].
+pub fn send_many(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+    if fds.len() <= MAX_DESCRIPTORS {
+        return send(fd, bytes, fds);
+    }
+    const SPACE: usize = rustix::cmsg_space!(ScmRights(KERNEL_MAX_DESCRIPTORS));
+    send_within(fd, bytes, fds, &mut [MaybeUninit::uninit(); SPACE])
+}
+
+fn send_within(
+    fd: impl AsFd,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    space: &mut [MaybeUninit<u8>],
+) -> Result<()> {
+    let mut control = SendAncillaryBuffer::new(space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::INVAL);
     }
@@ -89,7 +108,8 @@ pub fn receive_each(fd: impl AsFd, buffer: &mut [u8], mut sink: impl FnMut(Owned
         }
     }
     let truncated = message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-    Ok(Received { len: message.bytes.min(buffer.len()), truncated })
+    let lost_descriptors = message.flags.contains(ReturnFlags::CTRUNC);
+    Ok(Received { len: message.bytes.min(buffer.len()), truncated, lost_descriptors })
 }
 
 /// Who is at the other end (SO_PEERCRED).

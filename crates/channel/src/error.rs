@@ -1,0 +1,114 @@
+//! What can go wrong, by operation.
+
+use shunt_sys::Errno;
+use thiserror::Error;
+
+use crate::frame::{MAX_DESCRIPTORS, MAX_MESSAGE};
+use crate::receiver::SenderId;
+
+/// Why there is no sender or no receiver.
+#[derive(Debug, Error)]
+#[error("{doing} failed: {error}")]
+pub struct OpenError {
+    doing: &'static str,
+    error: Errno,
+}
+
+impl OpenError {
+    pub(crate) fn of(doing: &'static str, error: Errno) -> OpenError {
+        OpenError { doing, error }
+    }
+
+    /// The error number.
+    pub fn errno(&self) -> Errno {
+        self.error
+    }
+}
+
+/// Why a message was not sent. The receiver gets nothing of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum SendError {
+    /// There is no room now, and the caller does not wait. Poll the sender for input, then try again.
+    #[error("there is no room for the message now: poll the sender for input, then try again")]
+    WouldBlock,
+    /// There was no room in time.
+    #[error("the receiver made no room in time")]
+    TimedOut,
+    /// See [`MAX_MESSAGE`].
+    #[error("a message has at most {MAX_MESSAGE} bytes, not {0}: send it in parts")]
+    TooLong(usize),
+    /// See [`MAX_DESCRIPTORS`].
+    #[error(
+        "a message has at most {MAX_DESCRIPTORS} descriptors, one less beside memory that is sent as it is, not {0}"
+    )]
+    TooManyDescriptors(usize),
+    /// Memory that is sent as it is must be a memfd that nobody can change any more.
+    #[error("the memory could still change: seal the memfd against shrinking, growing and writing")]
+    NotFinal,
+    /// The receiver has closed, has died, or does not take this sender.
+    #[error("the receiver has gone")]
+    Gone,
+    /// The receiver wrote what no receiver writes into the shared memory.
+    #[error("the receiver broke the protocol; this sender is of no use any more")]
+    Misbehaved,
+    /// There is no memory for the message.
+    #[error("there is no memory for the message")]
+    NoMemory,
+    /// A system call failed that should not have.
+    #[error("the message could not be sent: {0}")]
+    System(Errno),
+}
+
+/// Why no message was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ReceiveError {
+    /// There is none, and the caller does not wait. Poll the receiver for input, then try again.
+    #[error("there is no message now: poll the receiver for input, then try again")]
+    WouldBlock,
+    /// There was none in time.
+    #[error("there was no message in time")]
+    TimedOut,
+    /// All senders have gone, and nobody listens for more.
+    #[error("all senders have gone")]
+    NoSenders,
+    /// This process had no room for all descriptors of a message. Its bytes have arrived, its descriptors have been closed;
+    /// nothing else is lost.
+    #[error(
+        "{arrived} of {sent} descriptors of a message arrived, and were closed: raise the limit of open files \
+         (ulimit -n), or close some"
+    )]
+    DescriptorsLost {
+        /// Whose message it is.
+        from: SenderId,
+        /// How many it has.
+        sent: usize,
+        /// How many the kernel could install.
+        arrived: usize,
+    },
+    /// A system call failed that should not have.
+    #[error("no message could be received: {0}")]
+    System(Errno),
+}
+
+/// Why a sender is no more. All that it had sent before has been received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Cause {
+    /// It has closed, or its process has ended.
+    #[error("closed")]
+    Closed,
+    /// The same in the middle of a message, of which nothing is received.
+    #[error("closed in the middle of a message")]
+    Midway,
+    /// It broke the protocol.
+    #[error("broke the protocol: {0}")]
+    Misbehaved(&'static str),
+    /// It sent a message that is longer than this receiver takes.
+    #[error("sent {0} bytes, which is more than is taken here")]
+    TooLong(usize),
+    /// There was no memory for what it sent.
+    #[error("no memory for what it sent")]
+    NoMemory,
+    /// Its socket failed.
+    #[error("its socket failed: {0}")]
+    Socket(Errno),
+}

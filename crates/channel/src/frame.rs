@@ -1,0 +1,123 @@
+//! What stands in the ring: frames, each a header and so many bytes. A message is one frame or several.
+
+use crate::error::Cause;
+
+/// The most bytes of a message.
+pub const MAX_MESSAGE: usize = 64 << 20;
+/// The most descriptors of a message: what the kernel passes at once.
+pub const MAX_DESCRIPTORS: usize = 253;
+
+/// Bytes of a header.
+pub(crate) const HEADER: usize = 16;
+
+/// The message begins with this frame.
+pub(crate) const FIRST: u32 = 1;
+/// It ends with this one.
+pub(crate) const LAST: u32 = 2;
+/// It ends here, and was not sent after all.
+pub(crate) const ABORT: u32 = 4;
+/// Its bytes are in memory of their own, the first of its descriptors.
+pub(crate) const MEMORY: u32 = 8;
+
+/// A header, whatever it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub(crate) flags: u32,
+    /// Bytes that follow in the ring.
+    pub(crate) len: u32,
+    /// Bytes of the message, in the first frame.
+    pub(crate) total: u32,
+    /// Descriptors that belong to it, in the first frame.
+    pub(crate) descriptors: u32,
+}
+
+impl Frame {
+    pub(crate) fn bytes(self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        let words = [self.flags, self.len, self.total, self.descriptors];
+        for (place, word) in bytes.chunks_exact_mut(4).zip(words) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    /// The frame, if a message can begin with it.
+    pub(crate) fn first(bytes: &[u8; HEADER]) -> Result<Frame, Cause> {
+        let frame = Frame::any(bytes);
+        let (len, total) = (frame.len as usize, frame.total as usize);
+        let fits = match frame.flags {
+            flags if flags == FIRST => len < total,
+            flags if flags == FIRST | LAST => len == total,
+            flags if flags == FIRST | LAST | MEMORY => len == 0 && frame.descriptors > 0,
+            _ => false,
+        };
+        if !fits || total > MAX_MESSAGE || frame.descriptors as usize > MAX_DESCRIPTORS {
+            return Err(Cause::Misbehaved("no message begins with such a frame"));
+        }
+        Ok(frame)
+    }
+
+    /// The frame, if a message of which `missing` bytes are missing can go on with it.
+    pub(crate) fn next(bytes: &[u8; HEADER], missing: usize) -> Result<Frame, Cause> {
+        let frame = Frame::any(bytes);
+        let len = frame.len as usize;
+        let fits = match frame.flags {
+            0 => len < missing && len > 0,
+            LAST => len == missing,
+            ABORT => len == 0,
+            _ => false,
+        };
+        if !fits || frame.total != 0 || frame.descriptors != 0 {
+            return Err(Cause::Misbehaved("no message goes on with such a frame"));
+        }
+        Ok(frame)
+    }
+
+    fn any(bytes: &[u8; HEADER]) -> Frame {
+        let word = |at: usize| u32::from_ne_bytes(std::array::from_fn(|byte| bytes[at + byte]));
+        Frame { flags: word(0), len: word(4), total: word(8), descriptors: word(12) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_taken_only_where_they_belong() {
+        let bytes = |flags, len, total, descriptors| Frame { flags, len, total, descriptors }.bytes();
+        for good in [
+            bytes(FIRST | LAST, 0, 0, 0),
+            bytes(FIRST | LAST, 9, 9, 253),
+            bytes(FIRST, 9, 10, 0),
+            bytes(FIRST | LAST | MEMORY, 0, MAX_MESSAGE as u32, 1),
+        ] {
+            let frame = Frame::first(&good).unwrap();
+            assert_eq!(frame.bytes(), good);
+            assert!(Frame::next(&good, 9).is_err());
+        }
+        for bad in [
+            bytes(0, 0, 0, 0),
+            bytes(FIRST, 9, 9, 0),
+            bytes(FIRST | LAST, 9, 10, 0),
+            bytes(FIRST | LAST, u32::MAX, u32::MAX, 0),
+            bytes(FIRST | LAST, 0, 0, 254),
+            bytes(FIRST | MEMORY, 0, 10, 1),
+            bytes(FIRST | LAST | MEMORY, 0, 10, 0),
+            bytes(FIRST | LAST | 16, 0, 0, 0),
+        ] {
+            assert!(Frame::first(&bad).is_err(), "{bad:?}");
+        }
+        assert!(Frame::next(&bytes(0, 9, 0, 0), 10).is_ok() && Frame::next(&bytes(LAST, 9, 0, 0), 9).is_ok());
+        assert!(Frame::next(&bytes(ABORT, 0, 0, 0), 9).is_ok());
+        for bad in [
+            bytes(0, 9, 0, 0),
+            bytes(0, 0, 0, 0),
+            bytes(LAST, 8, 0, 0),
+            bytes(ABORT, 1, 0, 0),
+            bytes(LAST, 9, 9, 0),
+        ] {
+            assert!(Frame::next(&bad, 9).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! One sender as the receiver has it: what is read of its ring and of its socket, and checked. What it writes can end it,
+//! and nothing else.
+
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use shunt_ring::bytes::Ring;
+use shunt_ring::{Consumer, Misbehaved, PrivateLane, ReadError, Sink};
+use shunt_sys::Errno;
+use shunt_sys::mapping::Mapping;
+use shunt_sys::memfd::{self, Final};
+
+use crate::error::Cause;
+use crate::frame::{ABORT, Frame, HEADER, LAST, MEMORY};
+use crate::message::{Message, make_room};
+use crate::notice::{self, Descriptors, Notice};
+
+/// Bytes of a large message that are copied before others have their turn.
+const TURN: usize = 1 << 20;
+/// Notices that are read before others have their turn.
+const NOTICES: usize = 32;
+/// Doorbells that may stand before descriptors: far more than a sender that behaves ever leaves there.
+const BELLS: usize = 4096;
+
+/// What one turn came to.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// There is nothing.
+    Nothing,
+    /// There is more of a message that is not whole yet.
+    More,
+    /// A message is whole; of its descriptors so many were sent and so many arrived, if those are not the same.
+    Whole(Option<Lost>),
+}
+
+/// Descriptors for which there was no room.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lost {
+    pub(crate) sent: usize,
+    pub(crate) arrived: usize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    socket: OwnedFd,
+    /// After the greeting.
+    lane: Option<PrivateLane>,
+    consumer: Consumer,
+    /// Descriptors that have come before the frame that they belong to. Never more than one message's.
+    held: Option<Descriptors>,
+    /// Messages with descriptors so far.
+    passed: u64,
+    partial: Option<Partial>,
+    hung_up: bool,
+    max_message: usize,
+}
+
+/// A message of which a part has been read.
+#[derive(Debug)]
+struct Partial {
+    buffer: Vec<u8>,
+    total: usize,
+    filled: usize,
+    /// Bytes of this frame that are missing.
+    frame: usize,
+    descriptors: Vec<OwnedFd>,
+    lost: Option<Lost>,
+}
+
+impl From<Misbehaved> for Cause {
+    fn from(_: Misbehaved) -> Cause {
+        Cause::Misbehaved("the ring's cursors are impossible")
+    }
+}
+
+impl From<ReadError> for Cause {
+    fn from(error: ReadError) -> Cause {
+        match error {
+            ReadError::Misbehaved => Misbehaved.into(),
+            ReadError::Fault => Cause::NoMemory,
+        }
+    }
+}
+
+impl Incoming {
+    pub(crate) fn new(socket: OwnedFd, max_message: usize) -> Incoming {
+        Incoming {
+            socket,
+            lane: None,
+            consumer: Consumer::new(),
+            held: None,
+            passed: 0,
+            partial: None,
+            hung_up: false,
+            max_message,
+        }
+    }
+
+    /// Reads what the socket has, as far as that is due.
+    pub(crate) fn listen(&mut self) -> Result<(), Cause> {
+        for _ in 0..NOTICES {
+            if self.held.is_some() || self.hung_up {
+                return Ok(());
+            }
+            match notice::receive(&self.socket).map_err(Cause::Socket)? {
+                None => return Ok(()),
+                Some(Notice::Bell) if self.lane.is_some() => {}
+                Some(Notice::Descriptors(descriptors)) if self.lane.is_some() => {
+                    self.held = Some(descriptors)
+                }
+                Some(Notice::Greeting { version, ring_bytes, memory }) if self.lane.is_none() => {
+                    self.lane = Some(open(version, ring_bytes, memory)?);
+                }
+                Some(Notice::End) => self.hung_up = true,
+                Some(_) => return Err(Cause::Misbehaved("a notice that has no place here")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks for a message, or for more of one.
+    pub(crate) fn step(&mut self, message: &mut Message) -> Result<Step, Cause> {
+        match self.read(message)? {
+            Step::Nothing if self.hung_up || self.held.is_some() => self.conclude(),
+            step => Ok(step),
+        }
+    }
+
+    /// The ring is empty, and the sender has hung up, or has sent descriptors that nothing has followed yet.
+    #[cold]
+    fn conclude(&mut self) -> Result<Step, Cause> {
+        if !self.hung_up {
+            // A notice behind descriptors is sent when the frame that they belong to is in the ring.
+            match notice::receive(&self.socket).map_err(Cause::Socket)? {
+                None => return Ok(Step::Nothing),
+                Some(Notice::End) => self.hung_up = true,
+                Some(Notice::Bell) => {}
+                Some(_) => return Err(Cause::Misbehaved("descriptors that belong to nothing")),
+            }
+        }
+        // Whatever was published before this notice is seen now.
+        if self.has_something()? {
+            return Ok(Step::More);
+        }
+        match self.hung_up {
+            false => Err(Cause::Misbehaved("descriptors that belong to nothing")),
+            true if self.partial.is_some() || self.held.is_some() || self.consumer.known() > 0 => {
+                Err(Cause::Midway)
+            }
+            true => Err(Cause::Closed),
+        }
+    }
+
+    /// Whether a turn would get on.
+    pub(crate) fn has_something(&mut self) -> Result<bool, Cause> {
+        let Some(lane) = &self.lane else { return Ok(false) };
+        let needed = match &self.partial {
+            Some(partial) if partial.frame > 0 => 1,
+            _ => HEADER,
+        };
+        Ok(self.consumer.available(lane.lane(), lane)? >= needed)
+    }
+
+    /// Announces that the sender must ring from now on. The caller then asks once more whether there is something.
+    pub(crate) fn announce_sleep(&self) {
+        if let Some(lane) = &self.lane {
+            lane.receiver().announce_sleep();
+        }
+    }
+
+    /// Takes the announcement back.
+    pub(crate) fn awake(&self) {
+        if let Some(lane) = &self.lane {
+            lane.receiver().awake();
+        }
+    }
+
+    #[inline]
+    fn read(&mut self, message: &mut Message) -> Result<Step, Cause> {
+        let Some(lane) = &self.lane else { return Ok(Step::Nothing) };
+        if self.partial.is_some() {
+            return self.go_on(message);
+        }
+        let available = match self.consumer.known() {
+            known if known >= HEADER => known,
+            _ => self.consumer.available(lane.lane(), lane)?,
+        };
+        if available < HEADER {
+            return Ok(Step::Nothing);
+        }
+        let mut header = [0; HEADER];
+        self.consumer.peek_known(lane.lane(), lane, &mut Sink::of(&mut [IoSliceMut::new(&mut header)]))?;
+        let frame = Frame::first(&header)?;
+        let (len, total) = (frame.len as usize, frame.total as usize);
+        if total > self.max_message {
+            return Err(Cause::TooLong(total));
+        }
+        message.clear();
+        let lost = self.take_descriptors(frame.descriptors as usize, &mut message.descriptors)?;
+        let lane = self.lane.as_ref().expect("looked at above");
+        if frame.flags & MEMORY != 0 {
+            self.read_header(&mut header)?;
+            return self.open_memory(message, total, lost);
+        }
+        let whole = frame.flags & LAST != 0
+            && (available >= HEADER + len || self.consumer.available(lane.lane(), lane)? >= HEADER + len);
+        make_room(&mut message.buffer, total);
+        if whole && len <= TURN {
+            let mut pieces = [IoSliceMut::new(&mut header), IoSliceMut::new(&mut message.buffer[..len])];
+            self.consumer.read(lane.lane(), lane, &mut Sink::of(&mut pieces))?;
+            self.tell_sender()?;
+            message.len = len;
+            return Ok(Step::Whole(lost));
+        }
+        self.read_header(&mut header)?;
+        // The caller's memory: while there is one sender, it is the one buffer that is used.
+        self.partial = Some(Partial {
+            buffer: std::mem::take(&mut message.buffer),
+            total,
+            filled: 0,
+            frame: len,
+            descriptors: std::mem::take(&mut message.descriptors),
+            lost,
+        });
+        self.go_on(message)
+    }
+
+    /// Goes on with the message that is not whole.
+    fn go_on(&mut self, message: &mut Message) -> Result<Step, Cause> {
+        let mut budget = TURN;
+        loop {
+            let lane = self.lane.as_ref().expect("there is something partial");
+            let partial = self.partial.as_mut().expect("as above");
+            if partial.frame > 0 {
+                let wanted = partial.frame.min(budget);
+                let place = &mut partial.buffer[partial.filled..partial.filled + wanted];
+                let mut pieces = [IoSliceMut::new(place)];
+                let count = self.consumer.read(lane.lane(), lane, &mut Sink::of(&mut pieces))?;
+                partial.filled += count;
+                partial.frame -= count;
+                budget -= count;
+                if count > 0 {
+                    self.tell_sender()?;
+                }
+                if count < wanted {
+                    return Ok(if budget < TURN { Step::More } else { Step::Nothing });
+                }
+            } else if partial.filled == partial.total {
+                let partial = self.partial.take().expect("as above");
+                message.clear();
+                message.buffer = partial.buffer;
+                message.len = partial.total;
+                message.descriptors = partial.descriptors;
+                return Ok(Step::Whole(partial.lost));
+            } else {
+                if self.consumer.available(lane.lane(), lane)? < HEADER {
+                    return Ok(if budget < TURN { Step::More } else { Step::Nothing });
+                }
+                let missing = partial.total - partial.filled;
+                let mut header = [0; HEADER];
+                self.read_header(&mut header)?;
+                let frame = Frame::next(&header, missing)?;
+                if frame.flags == ABORT {
+                    self.partial = None;
+                    return Ok(Step::More);
+                }
+                self.partial.as_mut().expect("as above").frame = frame.len as usize;
+            }
+            if budget == 0 {
+                return Ok(Step::More);
+            }
+        }
+    }
+
+    fn read_header(&mut self, header: &mut [u8; HEADER]) -> Result<(), Cause> {
+        let lane = self.lane.as_ref().expect("asked by those who have one");
+        let mut pieces = [IoSliceMut::new(header)];
+        self.consumer.read(lane.lane(), lane, &mut Sink::of(&mut pieces))?;
+        self.tell_sender()
+    }
+
+    /// After room was made. A sender waits for no more than half of the ring.
+    #[inline]
+    fn tell_sender(&mut self) -> Result<(), Cause> {
+        let lane = self.lane.as_ref().expect("asked by those who have one");
+        if !lane.sender().is_sleeping() {
+            return Ok(());
+        }
+        if self.consumer.available(lane.lane(), lane)? <= lane.len() / 2 && lane.notify_sender() {
+            match notice::ring(&self.socket) {
+                Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
+                Err(error) => return Err(Cause::Socket(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The descriptors of the message whose first frame has just been seen: they were sent before it was published.
+    fn take_descriptors(&mut self, count: usize, into: &mut Vec<OwnedFd>) -> Result<Option<Lost>, Cause> {
+        if count == 0 {
+            return Ok(None);
+        }
+        for _ in 0..BELLS {
+            if self.held.is_some() {
+                break;
+            }
+            match notice::receive(&self.socket).map_err(Cause::Socket)? {
+                Some(Notice::Bell) => {}
+                Some(Notice::Descriptors(descriptors)) => self.held = Some(descriptors),
+                Some(Notice::End) => {
+                    self.hung_up = true;
+                    break;
+                }
+                _ => break,
+            }
+        }
+        let held = self.held.take().ok_or(Cause::Misbehaved("a message without its descriptors"))?;
+        let (sent, arrived) = (held.sent, held.arrived.len());
+        let number = self.passed;
+        self.passed += 1;
+        if sent != count || held.number != number || arrived > sent || arrived < sent && !held.lost {
+            return Err(Cause::Misbehaved("descriptors that belong to another message"));
+        }
+        if held.lost {
+            return Ok(Some(Lost { sent, arrived }));
+        }
+        *into = held.arrived;
+        Ok(None)
+    }
+
+    /// The first descriptor is the message.
+    fn open_memory(&mut self, message: &mut Message, len: usize, lost: Option<Lost>) -> Result<Step, Cause> {
+        if lost.is_some() {
+            return Ok(Step::Whole(lost));
+        }
+        let memory = message.descriptors.remove(0);
+        let memory = Final::map(memory, len).map_err(|error| match error {
+            memfd::SealError::NoMemory => Cause::NoMemory,
+            _ => Cause::Misbehaved("memory that could still change, or of another size"),
+        })?;
+        message.memory = Some(memory);
+        Ok(Step::Whole(None))
+    }
+}
+
+impl AsFd for Incoming {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Maps the ring that a greeting speaks of.
+fn open(version: u32, ring_bytes: u64, memory: Option<OwnedFd>) -> Result<PrivateLane, Cause> {
+    if version != notice::VERSION {
+        return Err(Cause::Misbehaved("it speaks another version"));
+    }
+    let len = usize::try_from(ring_bytes).ok().and_then(PrivateLane::bytes);
+    let len = len.ok_or(Cause::Misbehaved("a ring of an impossible size"))?;
+    let memory = memory.ok_or(Cause::Misbehaved("a greeting without memory"))?;
+    memfd::verify_sealed(&memory, len).map_err(|_| Cause::Misbehaved("memory that could shrink"))?;
+    let mapping = Mapping::map(&memory, len).map_err(|_| Cause::NoMemory)?;
+    PrivateLane::over(mapping).ok_or(Cause::NoMemory)
+}
