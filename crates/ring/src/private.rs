@@ -40,7 +40,7 @@ impl PrivateLane {
     /// Bytes of the memory for a ring of `ring_bytes`, if there can be such a ring.
     pub fn bytes(ring_bytes: usize) -> Option<usize> {
         let fits = ring_bytes.is_power_of_two() && (MIN_RING_BYTES..=MAX_RING_BYTES).contains(&ring_bytes);
-        fits.then_some(RING_OFFSET + ring_bytes)
+        fits.then(|| RING_OFFSET + ring_bytes)
     }
 
     /// Views a mapping that is exactly so long as [`bytes`](PrivateLane::bytes) says.

@@ -295,7 +295,7 @@ fn both_ends_agree_on_the_last_byte() {
 #[test]
 fn a_channel_of_two_that_sleep_goes_on() {
     const COUNT: u8 = 3;
-    explore("a_channel_of_two_that_sleep_goes_on", 3, || {
+    explore("a_channel_of_two_that_sleep_goes_on", 4, || {
         let lane = Arc::new(Lane::new(2, 0));
         let (receiver, sender) = (Arc::new(Waiter::default()), Arc::new(Waiter::default()));
         let sending = thread::spawn({

@@ -1,0 +1,504 @@
+//! Senders that die at any moment or lie about anything: the receiver gets whole messages or none, keeps no descriptor, and
+//! goes on with the others.
+
+mod common;
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use common::*;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use shunt_channel::{Cause, Event, Message, Options, ReceiveError, Receiver, SendError, Sender, Wait, pair};
+use shunt_ring::{PrivateLane, Producer, Published, Source};
+use shunt_sys::mapping::Mapping;
+use shunt_sys::{memfd, seqpacket};
+
+const RING: usize = 65_536;
+const FIRST: u32 = 1;
+const LAST: u32 = 2;
+const ABORT: u32 = 4;
+const MEMORY: u32 = 8;
+
+/// A sender made by hand, that says what it likes.
+struct Liar {
+    socket: OwnedFd,
+    memory: PrivateLane,
+    producer: Producer,
+}
+
+fn notice(kind: u32, count: u32, number: u64) -> Vec<u8> {
+    [&kind.to_ne_bytes()[..], &count.to_ne_bytes(), &number.to_ne_bytes()].concat()
+}
+
+fn greeting(ring: usize) -> Vec<u8> {
+    notice(0x7368_6d01, 1, ring as u64)
+}
+
+fn sockets() -> (OwnedFd, OwnedFd) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+}
+
+impl Liar {
+    /// With one that has nothing to do with it beside.
+    fn new() -> (Liar, Receiver, Sender) {
+        let (ours, theirs) = sockets();
+        let (good, mut receiver) = pair().unwrap();
+        receiver.adopt(theirs).unwrap();
+        let len = PrivateLane::bytes(RING).unwrap();
+        let file = memfd::create_sealed("shunt-test", len).unwrap();
+        seqpacket::send(&ours, &greeting(RING), &[file.as_fd()]).unwrap();
+        let memory = PrivateLane::over(Mapping::map(&file, len).unwrap()).unwrap();
+        (Liar { socket: ours, memory, producer: Producer::new() }, receiver, good)
+    }
+
+    fn pass(&self, number: u64, fds: &[BorrowedFd<'_>]) {
+        seqpacket::send_many(&self.socket, &notice(3, fds.len() as u32, number), fds).unwrap();
+    }
+
+    fn put(&mut self, words: [u32; 4], bytes: &[u8]) {
+        let header: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let pieces = [IoSlice::new(&header), IoSlice::new(bytes)];
+        let mut source = Source::of(&pieces);
+        let len = source.remaining();
+        let written = self.producer.write(self.memory.lane(), &self.memory, &mut source);
+        assert_eq!(written, Ok(Published::Bytes(len)));
+        let _ = seqpacket::send(&self.socket, &notice(2, 0, 0), &[]);
+    }
+}
+
+/// The other sender is served as if nothing were.
+fn assert_unharmed(receiver: &mut Receiver, good: &mut Sender) {
+    let mut message = Message::new();
+    good.send(b"and now", &[], soon()).unwrap();
+    next(receiver, &mut message);
+    assert_eq!(message.bytes(), b"and now");
+}
+
+#[test]
+fn a_sender_that_ends_at_any_stage_leaves_a_whole_message_or_none() {
+    type Stage = fn(&mut Liar, &OwnedFd);
+    let stages: [(Stage, Cause); 6] = [
+        (|_, _| {}, Cause::Closed),
+        (|liar, fd| liar.pass(0, &copies(fd, 3)), Cause::Midway),
+        (
+            |liar, fd| {
+                liar.pass(0, &copies(fd, 3));
+                liar.put([FIRST | LAST, 100, 100, 3], &[7; 99]);
+            },
+            Cause::Midway,
+        ),
+        (
+            |liar, fd| {
+                liar.pass(0, &copies(fd, 3));
+                liar.put([FIRST, 100, 1 << 20, 3], &[7; 100]);
+            },
+            Cause::Midway,
+        ),
+        (
+            |liar, fd| {
+                liar.pass(0, &copies(fd, 3));
+                liar.put([FIRST, 100, 1 << 20, 3], &[7; 100]);
+                liar.put([0, 100, 0, 0], &[7; 50]);
+            },
+            Cause::Midway,
+        ),
+        (
+            |liar, fd| {
+                liar.pass(0, &copies(fd, 2));
+                liar.put([FIRST, 100, 200, 2], &[7; 100]);
+                liar.put([ABORT, 0, 0, 0], &[]);
+                liar.pass(1, &copies(fd, 1));
+            },
+            Cause::Midway,
+        ),
+    ];
+    for (at, (stage, cause)) in stages.into_iter().enumerate() {
+        for before in [false, true] {
+            let (mut liar, mut receiver, mut good) = Liar::new();
+            let (reader, writer) = witness();
+            // Whether the receiver has looked at all of it when the end comes.
+            let mut look = || {
+                if before {
+                    assert_nothing(&mut receiver)
+                }
+            };
+            look();
+            stage(&mut liar, &writer);
+            look();
+            drop((liar, writer));
+            assert_eq!(ending(&mut receiver), cause, "stage {at}");
+            assert!(is_gone(reader), "stage {at}");
+            assert_unharmed(&mut receiver, &mut good);
+        }
+    }
+}
+
+/// A process of its own that is killed while it sends. It is this test again, which then does something else.
+#[test]
+fn a_process_that_is_killed_leaves_a_whole_message_or_none() {
+    const PATH: &str = "SHUNT_CHANNEL_TEST_PATH";
+    const LEN: usize = 3 << 20;
+    if let Some(path) = std::env::var_os(PATH) {
+        let mut sender = Sender::connect(path, soon()).unwrap();
+        let stdin: OwnedFd = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+        for index in 0.. {
+            let len = if index % 2 == 0 { LEN } else { 112_192 };
+            if sender.send(&pattern(index, len), &copies(&stdin, 2), Wait::Forever).is_err() {
+                return;
+            }
+        }
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("killed");
+    let mut receiver = Receiver::listen(&path, Options::default()).unwrap();
+    let mut message = Message::new();
+    let mut midway = 0;
+    for round in 0..25 {
+        let (reader, writer) = witness();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_process_that_is_killed_leaves_a_whole_message_or_none"])
+            .env(PATH, &path)
+            .stdin(writer)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut index = 0;
+        let cause = loop {
+            match receiver.receive(&mut message, soon()) {
+                Ok(Event::Message { .. }) => {
+                    let len = if index % 2 == 0 { LEN } else { 112_192 };
+                    assert!(message.bytes() == pattern(index, len), "round {round}, message {index}");
+                    assert_eq!(message.descriptors().len(), 2);
+                    index += 1;
+                    if index == 3 + round % 5 {
+                        thread::sleep(Duration::from_micros(round * 37));
+                        child.kill().unwrap();
+                    }
+                }
+                Ok(Event::Ended { cause, .. }) => break cause,
+                Err(error) => panic!("{error}"),
+            }
+        };
+        child.wait().unwrap();
+        assert!(matches!(cause, Cause::Closed | Cause::Midway), "{cause}");
+        midway += u32::from(cause == Cause::Midway);
+        message.clear();
+        assert!(is_gone(reader), "round {round}: a descriptor is left");
+    }
+    assert!(midway > 0, "nobody was killed in the middle of a message");
+}
+
+#[test]
+fn a_receiver_that_stops_reading_costs_a_bounded_amount_of_memory() {
+    let (mut sender, mut receiver) = pair().unwrap();
+    let (reader, writer) = witness();
+    let mut sent = 0;
+    let error = loop {
+        match sender.send(&pattern(sent, 10_000), &[writer.as_fd()], Wait::Never) {
+            Ok(()) => sent += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error, SendError::WouldBlock);
+    assert!((10..200).contains(&sent), "{sent} messages of 10,000 bytes");
+    // What is given up after a time is given up as a whole, whether it would have gone at once or in pieces.
+    for len in [10_000, 100_000, 200_000, 5_000_000] {
+        let bytes = pattern(1 << 30, len);
+        let wait = Wait::at_most(Duration::from_millis(20));
+        assert_eq!(sender.send(&bytes, &[writer.as_fd()], wait), Err(SendError::TimedOut), "{len}");
+    }
+    let mut message = Message::new();
+    for index in 0..sent {
+        next(&mut receiver, &mut message);
+        assert!(message.bytes() == pattern(index, 10_000) && message.descriptors().len() == 1);
+    }
+    assert_nothing(&mut receiver);
+    sender.send(b"again", &[], soon()).unwrap();
+    next(&mut receiver, &mut message);
+    assert_eq!(message.bytes(), b"again");
+    drop(writer);
+    assert!(is_gone(reader));
+}
+
+/// The receiver takes a part of a large message, and no more in time.
+#[test]
+fn a_large_message_that_is_given_up_is_not_received() {
+    let (mut sender, mut receiver) = pair().unwrap();
+    let (reader, writer) = witness();
+    let mut message = Message::new();
+    for _ in 0..3 {
+        let wait = Wait::at_most(Duration::from_millis(20));
+        let given_up = sender.send(&pattern(1, 4 << 20), &copies(&writer, 5), wait);
+        assert_eq!(given_up, Err(SendError::TimedOut));
+        assert_nothing(&mut receiver);
+    }
+    sender.send(b"whole", &[writer.as_fd()], soon()).unwrap();
+    drop(writer);
+    next(&mut receiver, &mut message);
+    assert_eq!((message.bytes(), message.descriptors().len()), (&b"whole"[..], 1));
+    message.clear();
+    assert!(is_gone(reader));
+}
+
+#[test]
+fn a_receiver_that_goes_is_noticed() {
+    let (mut sender, receiver) = pair().unwrap();
+    let (reader, writer) = witness();
+    sender.send(b"nobody reads this", &[writer.as_fd()], soon()).unwrap();
+    drop(receiver);
+    // Without a wait: room is left, but the next descriptor, or the next doorbell, finds nobody.
+    assert_eq!(sender.send(b"", &[writer.as_fd()], soon()), Err(SendError::Gone));
+    assert_eq!(sender.send(b"", &[], soon()), Err(SendError::Gone));
+    drop(writer);
+    assert!(is_gone(reader));
+    let (mut sender, receiver) = pair().unwrap();
+    let waiting = thread::spawn(move || sender.send(&vec![1; 8 << 20], &[], Wait::Forever));
+    thread::sleep(Duration::from_millis(20));
+    drop(receiver);
+    assert_eq!(waiting.join().unwrap(), Err(SendError::Gone));
+}
+
+#[test]
+fn receiving_ends_in_time() {
+    let (_sender, mut receiver) = pair().unwrap();
+    let wait = Wait::at_most(Duration::from_millis(20));
+    assert_eq!(receiver.receive(&mut Message::new(), wait), Err(ReceiveError::TimedOut));
+}
+
+/// Frames that no sender writes. All end the liar, and nobody else.
+#[test]
+fn rubbish_in_the_ring_ends_its_sender() {
+    let cases: [[u32; 4]; 14] = [
+        [0, 0, 0, 0],
+        [LAST, 10, 10, 0],
+        [FIRST | LAST, 10, 9, 0],
+        [FIRST | LAST, 9, 10, 0],
+        [FIRST | LAST, u32::MAX, u32::MAX, 0],
+        [FIRST, 0, u32::MAX, 0],
+        [FIRST | LAST, 1 << 31, 1 << 31, 0],
+        [FIRST, 10, 10, 0],
+        [FIRST | LAST, 10, 10, 254],
+        [FIRST | LAST, 10, 10, u32::MAX],
+        [FIRST | LAST, 10, 10, 1],
+        [FIRST | LAST | MEMORY, 0, 10, 0],
+        [FIRST | LAST | MEMORY, 0, 10, 1],
+        [u32::MAX; 4],
+    ];
+    for case in cases {
+        let (mut liar, mut receiver, mut good) = Liar::new();
+        liar.put(case, &[1; 10]);
+        assert!(matches!(ending(&mut receiver), Cause::Misbehaved(_)), "{case:?}");
+        assert_unharmed(&mut receiver, &mut good);
+    }
+    // In the middle of a message.
+    for case in [[0, 0, 0, 0], [0, 101, 0, 0], [LAST, 99, 0, 0], [FIRST | LAST, 1, 1, 0], [ABORT, 1, 0, 0]] {
+        let (mut liar, mut receiver, mut good) = Liar::new();
+        liar.put([FIRST, 100, 200, 0], &[1; 100]);
+        liar.put(case, &[1; 10]);
+        assert!(matches!(ending(&mut receiver), Cause::Misbehaved(_)), "{case:?}");
+        assert_unharmed(&mut receiver, &mut good);
+    }
+}
+
+/// Announcing much costs address space, and no memory.
+#[test]
+fn a_message_that_is_only_announced_takes_no_memory() {
+    let resident = || {
+        let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+        text.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    };
+    let mut receiver = Receiver::new(Options::default()).unwrap();
+    let liars: Vec<Liar> = (0..32)
+        .map(|_| {
+            let (mut liar, _, _) = Liar::new();
+            let (ours, theirs) = sockets();
+            let len = PrivateLane::bytes(RING).unwrap();
+            let file = memfd::create_sealed("shunt-test", len).unwrap();
+            seqpacket::send(&ours, &greeting(RING), &[file.as_fd()]).unwrap();
+            liar.memory = PrivateLane::over(Mapping::map(&file, len).unwrap()).unwrap();
+            liar.socket = ours;
+            receiver.adopt(theirs).unwrap();
+            liar.put([FIRST, 100, 64 << 20, 0], &[1; 100]);
+            liar
+        })
+        .collect();
+    let before = resident();
+    assert_nothing(&mut receiver);
+    assert!(resident() < before + (256 << 20), "as if 2 GiB had come");
+    drop(liars);
+}
+
+#[test]
+fn a_sender_without_decent_memory_is_not_taken() {
+    let len = PrivateLane::bytes(RING).unwrap();
+    let whole = memfd::create_sealed("shunt-test", len).unwrap();
+    let short = memfd::create_sealed("shunt-test", len - 4096).unwrap();
+    let open = rustix::fs::memfd_create("shunt-test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&open, len as u64).unwrap();
+    let (reader, writer) = witness();
+    let cases: Vec<(Vec<u8>, Vec<BorrowedFd<'_>>)> = vec![
+        (greeting(RING), vec![]),
+        (greeting(RING), vec![open.as_fd()]),
+        (greeting(RING), vec![short.as_fd()]),
+        (greeting(RING), vec![writer.as_fd()]),
+        (greeting(RING), vec![whole.as_fd(), whole.as_fd()]),
+        (greeting(RING / 2), vec![whole.as_fd()]),
+        (greeting(RING + 1), vec![whole.as_fd()]),
+        (greeting(usize::MAX), vec![whole.as_fd()]),
+        (greeting(0), vec![whole.as_fd()]),
+        (notice(0x7368_6d01, 2, RING as u64), vec![whole.as_fd()]),
+        (notice(2, 0, 0), vec![]),
+        (notice(3, 1, 0), vec![writer.as_fd()]),
+        (notice(9, 0, 0), vec![writer.as_fd(); 253]),
+        (vec![0; 1], vec![]),
+        (vec![0; 17], vec![writer.as_fd()]),
+        (vec![0; 5000], vec![]),
+    ];
+    let (mut good, mut receiver) = pair().unwrap();
+    for (bytes, fds) in cases {
+        let (ours, theirs) = sockets();
+        receiver.adopt(theirs).unwrap();
+        seqpacket::send_many(&ours, &bytes, &fds).unwrap();
+        assert!(matches!(ending(&mut receiver), Cause::Misbehaved(_)), "{bytes:?} with {}", fds.len());
+        assert_unharmed(&mut receiver, &mut good);
+    }
+    drop(writer);
+    assert!(is_gone(reader));
+}
+
+/// Memory sent as a message that its sender could change under the reader.
+#[test]
+fn memory_that_could_change_is_not_read() {
+    let bytes = pattern(1, 50_000);
+    let good_memory = memfd::create_with("shunt-test", &bytes).unwrap();
+    let open = memfd::create_sealed("shunt-test", 50_000).unwrap();
+    let (_reader, writer) = witness();
+    for (memory, len) in [(&good_memory, 49_999), (&good_memory, 50_001), (&open, 50_000), (&writer, 0)] {
+        let (mut liar, mut receiver, mut good) = Liar::new();
+        liar.pass(0, &[memory.as_fd()]);
+        liar.put([FIRST | LAST | MEMORY, 0, len, 1], &[]);
+        assert!(matches!(ending(&mut receiver), Cause::Misbehaved(_)));
+        assert_unharmed(&mut receiver, &mut good);
+    }
+    let (mut liar, mut receiver, _good) = Liar::new();
+    liar.pass(0, &[good_memory.as_fd()]);
+    liar.put([FIRST | LAST | MEMORY, 0, 50_000, 1], &[]);
+    let mut message = Message::new();
+    next(&mut receiver, &mut message);
+    assert!(message.bytes() == bytes);
+}
+
+/// Descriptors that belong to nothing are bounded by one message's.
+#[test]
+fn a_flood_of_descriptors_or_doorbells_ends_or_is_idle() {
+    let (liar, mut receiver, mut good) = Liar::new();
+    let (reader, writer) = witness();
+    let before = open_descriptors();
+    for number in 0..20 {
+        liar.pass(number, &copies(&writer, 253));
+    }
+    assert!(matches!(ending(&mut receiver), Cause::Misbehaved(_)));
+    assert!(open_descriptors() <= before + 253);
+    assert_unharmed(&mut receiver, &mut good);
+    drop((liar, writer));
+    assert!(is_gone(reader));
+
+    let (liar, mut receiver, mut good) = Liar::new();
+    let flooding = thread::spawn(move || {
+        for _ in 0..200_000 {
+            let _ = seqpacket::send(&liar.socket, &notice(2, 0, 0), &[]);
+        }
+        liar
+    });
+    let mut message = Message::new();
+    for index in 0..2_000u64 {
+        good.send(&index.to_le_bytes(), &[], soon()).unwrap();
+        next(&mut receiver, &mut message);
+        assert_eq!(message.bytes(), index.to_le_bytes());
+    }
+    // Whoever waits no longer than so long does not, whatever the doorbells say.
+    let wait = Wait::at_most(Duration::from_millis(5));
+    assert_eq!(receiver.receive(&mut message, wait), Err(ReceiveError::TimedOut));
+    let liar = flooding.join().unwrap();
+    assert_nothing(&mut receiver);
+    drop(liar);
+    assert_eq!(ending(&mut receiver), Cause::Closed);
+}
+
+/// What never becomes a message does not keep a receiver beyond its time.
+#[test]
+fn messages_that_are_always_given_up_keep_nobody() {
+    let (mut liar, mut receiver, _good) = Liar::new();
+    let lying = thread::spawn(move || {
+        for _ in 0..200 {
+            let _ = liar.producer.room(liar.memory.lane(), &liar.memory, RING);
+            let room = liar.producer.room(liar.memory.lane(), &liar.memory, RING).unwrap();
+            for _ in 0..room / 64 {
+                liar.put([FIRST, 1, 2, 0], &[1]);
+                liar.put([ABORT, 0, 0, 0], &[]);
+            }
+            thread::yield_now();
+        }
+        liar
+    });
+    for _ in 0..20 {
+        let wait = Wait::at_most(Duration::from_millis(1));
+        assert_eq!(receiver.receive(&mut Message::new(), wait), Err(ReceiveError::TimedOut));
+    }
+    drop(lying.join().unwrap());
+    assert_eq!(ending(&mut receiver), Cause::Closed);
+}
+
+/// Words of the header that only the other end writes.
+#[test]
+fn a_receiver_that_lies_ends_its_sender_only() {
+    let (ours, theirs) = sockets();
+    let mut sender = Sender::over(ours).unwrap();
+    let mut buffer = [0; 64];
+    let (_, mut fds) = seqpacket::recv(&theirs, &mut buffer).unwrap();
+    let memory = fds.take_first().unwrap();
+    let len = rustix::fs::fstat(&memory).unwrap().st_size as usize;
+    let mapping = Mapping::map(&memory, len).unwrap();
+    sender.send(b"one", &[], Wait::Never).unwrap();
+    // The receiver's cursor, beyond what was sent.
+    mapping.word(128).unwrap().store(1 << 40, std::sync::atomic::Ordering::Relaxed);
+    let mut result = Ok(());
+    for _ in 0..100 {
+        result = result.and_then(|()| sender.send(&[0; 100_000], &[], Wait::Never));
+    }
+    assert_eq!(result, Err(SendError::Misbehaved));
+    assert_eq!(sender.send(b"", &[], Wait::Never), Err(SendError::Misbehaved));
+}
+
+#[test]
+fn more_senders_than_allowed_wait_for_their_turn() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("few");
+    let options = Options { max_senders: 2, max_message: 1000, ..Options::default() };
+    let mut receiver = Receiver::listen(&path, options).unwrap();
+    let mut senders: Vec<Sender> = (0..4).map(|_| Sender::connect(&path, soon()).unwrap()).collect();
+    for (index, sender) in senders.iter_mut().enumerate() {
+        sender.send(&[index as u8], &[], soon()).unwrap();
+    }
+    let mut message = Message::new();
+    for turn in 0..2 {
+        for _ in 0..2 {
+            next(&mut receiver, &mut message);
+            assert_eq!(message.bytes()[0] / 2, turn);
+        }
+        assert_nothing(&mut receiver);
+        assert_eq!(receiver.senders(), 2);
+        senders.drain(..2);
+        assert_eq!((ending(&mut receiver), ending(&mut receiver)), (Cause::Closed, Cause::Closed));
+    }
+    // And who sends more than is taken here is ended.
+    let mut sender = Sender::connect(&path, soon()).unwrap();
+    sender.send(&[0; 1001], &[], soon()).unwrap();
+    assert_eq!(ending(&mut receiver), Cause::TooLong(1001));
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+}
