@@ -43,7 +43,7 @@ static long shunt_search_window(__u64 index, void *context)
 			}
 		}
 	}
-	search->offset += SHUNT_WINDOW;
+	search->offset = SHUNT_ANY(&search->socket, search->offset + SHUNT_WINDOW);
 	return 0;
 }
 

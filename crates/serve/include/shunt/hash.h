@@ -33,8 +33,8 @@ SHUNT_INLINE __u32 shunt_next_block(struct shunt_hashing *hashing)
 	__u32 length = hashing->left < SHUNT_BLOCK ? hashing->left : SHUNT_BLOCK;
 
 	shunt_peek_most(&hashing->socket, hashing->offset, hashing->block.bytes, SHUNT_BLOCK, length);
-	hashing->offset += length;
-	hashing->left -= length;
+	hashing->offset = SHUNT_ANY(&hashing->socket, hashing->offset + length);
+	hashing->left = SHUNT_ANY(&hashing->socket, hashing->left - length);
 	return length;
 }
 
@@ -122,7 +122,7 @@ static long shunt_md5_block(__u64 index, void *context)
 		__builtin_memset(hashing->block.bytes, 0, SHUNT_BLOCK);
 	if (!hashing->ended && length < SHUNT_BLOCK) {
 		hashing->block.bytes[length & (SHUNT_BLOCK - 1)] = 0x80;
-		hashing->ended = 1;
+		hashing->ended = SHUNT_ANY(&hashing->socket, 1);
 		length++;
 	} else if (hashing->ended) {
 		length = 0;

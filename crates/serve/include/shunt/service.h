@@ -126,12 +126,18 @@ SHUNT_INLINE int shunt_copy(const struct shunt_socket *socket, __u32 from, void 
 // The compiler forgets what it knows of a value, and so leaves in the comparisons that the verifier needs to see.
 #define SHUNT_OPAQUE(value) asm volatile("" : "+r"(value))
 
+// A 32-bit value, of which the verifier forgets what it knows: the sign of a length is never set. What a loop's step
+// leaves for the next is wrapped in this, so that the verifier sees the same step again, and not another one for each
+// value.
+#define SHUNT_ANY(socket, value) ((__u32)(value) ^ (__u32)((__s32)(socket)->skb->len >> 31))
+
 SHUNT_INLINE long shunt_loop(__u32 times, long (*step)(__u64 index, void *state), void *state)
 {
 	return bpf_loop(times, step, state, 0);
 }
 #else
 #define SHUNT_OPAQUE(value)
+#define SHUNT_ANY(socket, value) ((__u32)(value))
 
 // Calls `step` until it gives something else than 0, but at most so many times. The verifier looks at `step` once,
 // however many times it is called. `state` is on the stack.

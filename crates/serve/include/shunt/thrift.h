@@ -149,7 +149,7 @@ struct thrift_walk {
 	struct shunt_socket socket;
 	__u32 offset;
 	__u32 end;
-	__s32 depth; // -1: done
+	__u32 depth;
 	__s32 wanted; // the id of a field of the outermost struct, or less than any
 	__s32 result; // 1: the field was found; 2: the end was
 	struct thrift_field field;
@@ -158,35 +158,21 @@ struct thrift_walk {
 
 #define THRIFT_NOTHING_WANTED (-0x10000)
 
-// Bytes of a value of this type; 0 if they vary; -1 if there is no such type.
-SHUNT_INLINE int thrift_size(__u32 type)
+// Bytes of a value of each type below 16, four bits each; 0 if they vary; 15 if there is no such type.
+#define THRIFT_SIZES 0x000008f4f2f811ffull
+#define THRIFT_NO_TYPE 15
+
+// By a look-up and not by a switch, so that the verifier sees one way through.
+SHUNT_INLINE __u32 thrift_size(__u32 type)
 {
-	switch (type) {
-	case THRIFT_BOOL:
-	case THRIFT_BYTE:
-		return 1;
-	case THRIFT_I16:
-		return 2;
-	case THRIFT_I32:
-		return 4;
-	case THRIFT_DOUBLE:
-	case THRIFT_I64:
-		return 8;
-	case THRIFT_UUID:
+	if (type == THRIFT_UUID)
 		return 16;
-	case THRIFT_STRING:
-	case THRIFT_STRUCT:
-	case THRIFT_MAP:
-	case THRIFT_SET:
-	case THRIFT_LIST:
-		return 0;
-	}
-	return -1;
+	return type > THRIFT_UUID ? THRIFT_NO_TYPE : THRIFT_SIZES >> (type * 4 & 63) & 15;
 }
 
 SHUNT_INLINE long thrift_stop(struct thrift_walk *walk, int result)
 {
-	walk->result = result;
+	walk->result = SHUNT_ANY(&walk->socket, result);
 	return 1;
 }
 
@@ -205,7 +191,7 @@ SHUNT_INLINE long thrift_skip(struct thrift_walk *walk, __u64 length)
 		return thrift_stop(walk, -SHUNT_MALFORMED);
 	if (offset > SHUNT_MAX_LENGTH)
 		return thrift_stop(walk, -SHUNT_TOO_LONG);
-	walk->offset = offset;
+	walk->offset = SHUNT_ANY(&walk->socket, offset);
 	return 0;
 }
 
@@ -217,7 +203,7 @@ SHUNT_INLINE long thrift_enter(struct thrift_walk *walk, __u64 level)
 	if (depth >= THRIFT_DEPTH)
 		return thrift_stop(walk, -SHUNT_TOO_COMPLEX);
 	walk->levels[depth & (THRIFT_DEPTH - 1)] = level;
-	walk->depth = depth;
+	walk->depth = SHUNT_ANY(&walk->socket, depth);
 	return 0;
 }
 
@@ -225,10 +211,9 @@ SHUNT_INLINE long thrift_enter(struct thrift_walk *walk, __u64 level)
 SHUNT_INLINE long thrift_value(struct thrift_walk *walk, __u32 type)
 {
 	__u8 bytes[6];
-	int size = thrift_size(type), second;
-	__u32 there, count;
+	__u32 size = thrift_size(type), there, count;
 
-	if (size < 0)
+	if (size == THRIFT_NO_TYPE)
 		return thrift_stop(walk, -SHUNT_MALFORMED);
 	if (size)
 		return thrift_skip(walk, size);
@@ -251,12 +236,12 @@ SHUNT_INLINE long thrift_value(struct thrift_walk *walk, __u32 type)
 			return thrift_stop(walk, -SHUNT_MALFORMED);
 		if (!count)
 			return thrift_skip(walk, 6);
-		size = thrift_size(bytes[0]);
-		second = thrift_size(bytes[1]);
-		if (size < 0 || second < 0)
+		__u32 key = thrift_size(bytes[0]), value = thrift_size(bytes[1]);
+
+		if (key == THRIFT_NO_TYPE || value == THRIFT_NO_TYPE)
 			return thrift_stop(walk, -SHUNT_MALFORMED);
-		if (size && second)
-			return thrift_skip(walk, 6 + (__u64)count * (__u32)(size + second));
+		if (key && value)
+			return thrift_skip(walk, 6 + (__u64)count * (key + value));
 		if (count > SHUNT_MAX_LENGTH)
 			return thrift_stop(walk, -SHUNT_TOO_LONG);
 		if (thrift_skip(walk, 6))
@@ -271,10 +256,10 @@ SHUNT_INLINE long thrift_value(struct thrift_walk *walk, __u32 type)
 	if (!count)
 		return thrift_skip(walk, 5);
 	size = thrift_size(bytes[0]);
-	if (size < 0)
+	if (size == THRIFT_NO_TYPE)
 		return thrift_stop(walk, -SHUNT_MALFORMED);
 	if (size)
-		return thrift_skip(walk, 5 + (__u64)count * (__u32)size);
+		return thrift_skip(walk, 5 + (__u64)count * size);
 	if (thrift_skip(walk, 5))
 		return 1;
 	return thrift_enter(walk, (__u64)bytes[0] << 40 | (__u64)bytes[0] << 32 | count);
@@ -284,42 +269,30 @@ SHUNT_INLINE long thrift_value(struct thrift_walk *walk, __u32 type)
 SHUNT_INLINE long thrift_take(struct thrift_walk *walk, __u32 type)
 {
 	__u8 bytes[8];
-	int size = thrift_size(type);
+	__u32 size = type == THRIFT_STRING ? 4 : thrift_size(type);
 	__u64 number = 0;
 
-	walk->field.type = type;
+	walk->field.type = SHUNT_ANY(&walk->socket, type);
 	walk->field.offset = walk->offset;
-	walk->field.length = 0;
-	if (size < 0)
+	if (size == THRIFT_NO_TYPE)
 		return thrift_stop(walk, -SHUNT_MALFORMED);
-	if (type == THRIFT_STRING)
-		size = 4;
 	if (walk->end && walk->offset + size > walk->end)
 		return thrift_stop(walk, -SHUNT_MALFORMED);
-	if (shunt_peek_some(&walk->socket, walk->offset, bytes, sizeof(bytes)) < (__u32)(size > 8 ? 8 : size))
+	if (size > sizeof(bytes))
+		size = sizeof(bytes);
+	if (shunt_peek_some(&walk->socket, walk->offset, bytes, sizeof(bytes)) < size)
 		return thrift_short(walk);
 	for (int at = 0; at < 8; at++)
 		number = number << 8 | bytes[at];
-	switch (size) {
-	case 1:
-		walk->field.number = (__s64)number >> 56;
-		break;
-	case 2:
-		walk->field.number = (__s64)number >> 48;
-		break;
-	case 4:
-		walk->field.number = (__s64)number >> 32;
-		break;
-	default:
-		walk->field.number = number;
-	}
+	// A value without a size of its own, as a struct, has no number.
+	walk->field.number = size ? (__s64)number >> ((64 - 8 * size) & 63) : 0;
 	if (type == THRIFT_STRING) {
 		__u32 length = number >> 32;
 
 		if (length >> 31)
 			return thrift_stop(walk, -SHUNT_MALFORMED);
-		walk->field.offset += 4;
-		walk->field.length = length;
+		walk->field.offset = SHUNT_ANY(&walk->socket, walk->offset + 4);
+		walk->field.length = SHUNT_ANY(&walk->socket, length);
 		if (thrift_skip(walk, 4ull + length))
 			return 1;
 		if (walk->offset > shunt_available(&walk->socket))
@@ -348,7 +321,7 @@ static long thrift_step(__u64 index, void *context)
 		if (type == THRIFT_STOP) {
 			if (thrift_skip(walk, 1))
 				return 1;
-			walk->depth = depth - 1;
+			walk->depth = SHUNT_ANY(&walk->socket, depth - 1);
 			return depth == 0 ? thrift_stop(walk, 2) : 0;
 		}
 		if (there < 3)
@@ -359,7 +332,7 @@ static long thrift_step(__u64 index, void *context)
 			return thrift_take(walk, type);
 	} else {
 		if (!(__u32)level) {
-			walk->depth = depth - 1;
+			walk->depth = SHUNT_ANY(&walk->socket, depth - 1);
 			return 0;
 		}
 		type = level >> 32 & 0xff;
