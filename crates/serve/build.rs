@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Each is a file of that name, and a builtin service. src/service/builtin.rs lists them too.
-const SERVICES: [&str; 4] = ["echo", "length-echo", "line-echo", "thrift-forwarder"];
+const SERVICES: [&str; 6] =
+    ["echo", "length-echo", "line-echo", "memcached-router", "redis-router", "thrift-forwarder"];
 
 fn main() {
     println!("cargo::rerun-if-changed=services");
     println!("cargo::rerun-if-changed=include");
     println!("cargo::rerun-if-env-changed=CLANG");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
+    list_headers(&out);
     for service in SERVICES {
         let source = PathBuf::from("services").join(format!("{service}.c"));
         compile_natively(service, &source);
@@ -22,6 +24,22 @@ fn main() {
             std::fs::write(&object, []).expect("OUT_DIR can be written");
         }
     }
+}
+
+/// For `shunt serve build`, which brings them along.
+fn list_headers(out: &Path) {
+    let folder = std::path::absolute("include/shunt").expect("the directory of this crate");
+    let mut headers: Vec<PathBuf> = std::fs::read_dir(&folder)
+        .expect("part of the source")
+        .map(|header| header.expect("it can be listed").path())
+        .collect();
+    headers.sort();
+    let rows = headers.iter().map(|path| {
+        let name = path.file_name().expect("a file").to_string_lossy();
+        format!("({name:?}, include_str!({path:?})),\n")
+    });
+    std::fs::write(out.join("headers.rs"), format!("&[\n{}]\n", rows.collect::<String>()))
+        .expect("OUT_DIR can be written");
 }
 
 /// All of them end in one executable, so the one symbol of each has a name of its own.

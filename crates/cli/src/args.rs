@@ -32,6 +32,8 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Run a relay between two sites, or talk to one that runs
     Relay(RelayArgs),
+    /// Make services that run in the kernel or in user space
+    Serve(ServeArgs),
     /// Compare the roads side by side, with what each gives and costs
     #[command(subcommand)]
     Bench(Bench),
@@ -230,6 +232,50 @@ pub(crate) struct RelayControl {
     /// The control socket of the relay
     #[arg(long, value_name = "SOCKET", default_value = shunt_relay::DEFAULT_CONTROL)]
     pub(crate) control: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    #[command(subcommand)]
+    pub(crate) action: ServeAction,
+}
+
+/// What makes a service (see docs/serve.md).
+#[derive(Debug, Subcommand)]
+pub(crate) enum ServeAction {
+    /// Write a service to begin with, NAME.c, and its tests, NAME.tests
+    New {
+        /// What it is called: letters, digits and hyphens
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// Where to write them
+        #[arg(long, value_name = "DIR", default_value = ".")]
+        directory: PathBuf,
+    },
+    /// Compile a service, for the kernel and for user space, into NAME.bpf.o
+    Build {
+        /// Its source
+        #[arg(value_name = "NAME.c")]
+        source: PathBuf,
+        /// Write the object here instead of beside the source
+        #[arg(long, value_name = "FILE")]
+        output: Option<PathBuf>,
+        /// Define a macro, as with a C compiler
+        #[arg(short = 'D', value_name = "MACRO[=VALUE]")]
+        define: Vec<String>,
+    },
+    /// Have the kernel verify a service, and run its tests in both halves; nothing is attached to anything
+    Check {
+        /// A file that build has made, or builtin:NAME
+        #[arg(value_name = "SERVICE")]
+        service: String,
+        /// The tests [default: NAME.tests beside NAME.bpf.o, if it is there]
+        #[arg(long, value_name = "FILE")]
+        tests: Option<PathBuf>,
+        /// Leave out the kernel, as where one may not load programs into it
+        #[arg(long)]
+        user: bool,
+    },
 }
 
 /// What can be compared.

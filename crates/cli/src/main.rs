@@ -16,6 +16,7 @@ mod obstacle;
 mod program;
 mod relay;
 mod run;
+mod serve;
 mod status;
 mod table;
 
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         Command::Relay(args) => relay::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Bench(Bench::Local(args)) => shunt_bench::local(&args),
         Command::Bench(Bench::Relay(args)) => shunt_bench::relay(&args),
         Command::BenchWorker(worker) => shunt_bench::worker(&worker),

@@ -6,3 +6,4 @@
 
 pub mod hash;
 pub mod service;
+pub mod workshop;

@@ -3,6 +3,7 @@
 
 mod control;
 mod endpoint;
+mod framing;
 mod input;
 mod lane;
 mod link;
@@ -13,12 +14,15 @@ mod shared;
 pub type Target = fn(&[u8]);
 
 /// All of them, by the names of their corpora.
-pub const TARGETS: [(&str, Target); 5] = [
+pub const TARGETS: [(&str, Target); 8] = [
     ("control", control::run),
     ("endpoint", endpoint::run),
     ("lane", lane::run),
     ("link", link::run),
+    ("memcached", framing::memcached),
     ("page", page::run),
+    ("resp", framing::resp),
+    ("thrift", framing::thrift),
 ];
 
 /// The target of that name.

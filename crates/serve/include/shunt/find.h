@@ -59,37 +59,54 @@ SHUNT_FUNCTION int shunt_find(struct shunt_socket *socket, __u32 offset, __u32 e
 	return search.found;
 }
 
-// Digits, of a line or a word.
+// Digits, and what follows them.
 struct shunt_digits {
 	__u64 value;
-	__u32 count; // how many; 0: none, or more than fit
-	__u8 next; // the byte after them; 0 if it is not there
+	__u32 count; // how many digits; SHUNT_MAX_DIGITS + 1 if there are more than that
+	__u32 there; // how many bytes, digits or not, as far as they were looked at
+	__u8 next; // the byte after the digits
 	__u8 after; // and the one after that
 };
 
-// Reads a decimal number of up to 12 digits.
-SHUNT_FUNCTION int shunt_digits(struct shunt_socket *socket, __u32 offset, struct shunt_digits *digits)
-{
-	__u8 bytes[16] = {};
+#define SHUNT_MAX_DIGITS 12
 
-	digits->value = 0;
-	digits->count = 0;
-	digits->next = 0;
-	digits->after = 0;
-	if (!shunt_peek_some(socket, offset, bytes, sizeof(bytes)))
-		return 0;
-	for (int at = 0; at < 13; at++) {
+// Reads a decimal number, `offset` bytes further on.
+SHUNT_FUNCTION void shunt_digits(struct shunt_socket *socket, __u32 offset, struct shunt_digits *digits)
+{
+	__u8 bytes[16];
+	__u64 value = 0;
+	__u32 at;
+
+	digits->there = shunt_peek_some(socket, offset, bytes, sizeof(bytes));
+	for (at = 0; at <= SHUNT_MAX_DIGITS; at++) {
 		__u8 digit = bytes[at] - '0';
 
-		if (digit > 9) {
-			digits->count = at;
-			digits->next = bytes[at];
-			digits->after = bytes[at + 1];
-			return at;
-		}
-		digits->value = digits->value * 10 + digit;
+		if (digit > 9)
+			break;
+		value = value * 10 + digit;
 	}
-	return 0;
+	digits->value = value;
+	digits->count = SHUNT_ANY(socket, at);
+	digits->next = bytes[at & 15];
+	digits->after = bytes[(at + 1) & 15];
+}
+
+// The number of a line: digits, CR, LF. Gives the bytes of the line, 0 if it is not all there, -1 if it is something else.
+SHUNT_INLINE int shunt_number_line(struct shunt_socket *socket, __u32 offset, __u64 *value)
+{
+	struct shunt_digits digits;
+
+	shunt_digits(socket, offset, &digits);
+	*value = digits.value;
+	if (digits.count > SHUNT_MAX_DIGITS)
+		return -1;
+	if (digits.there <= digits.count)
+		return 0;
+	if (!digits.count || digits.next != '\r')
+		return -1;
+	if (digits.there == digits.count + 1)
+		return 0;
+	return digits.after == '\n' ? (int)digits.count + 2 : -1;
 }
 
 #endif

@@ -93,8 +93,8 @@ struct shunt_service {
 	// What to do with the message? `socket` has its bytes and no others. The verdict comes as SHUNT_DROP.
 	void (*decide)(struct shunt_socket *socket, struct shunt_verdict *verdict);
 	// What to do with a message that cannot be served? `socket` has its first bytes, 128 or more if there were so many.
-	// If parse refused it, the connection is closed afterwards: nobody knows where the next message begins. The verdict
-	// comes as SHUNT_CLOSE, which is also what happens without this function.
+	// If parse refused it, the connection is closed afterwards: nobody knows where the next message begins. It is also
+	// closed if this function decides nothing, or is not there.
 	void (*refuse)(struct shunt_socket *socket, enum shunt_refusal why, struct shunt_verdict *verdict);
 	// A client has connected: SHUNT_REPLY greets it, SHUNT_CLOSE turns it away. The verdict comes as SHUNT_DROP: nothing.
 	void (*accepted)(struct shunt_verdict *verdict);
@@ -344,10 +344,12 @@ SHUNT_INLINE void shunt_decide(struct shunt_socket *socket, struct shunt_verdict
 SHUNT_INLINE void shunt_answer_refusal(struct shunt_socket *socket, enum shunt_refusal why,
 				       struct shunt_verdict *verdict)
 {
-	verdict->action = SHUNT_CLOSE;
+	verdict->action = SHUNT_MORE;
 	verdict->reply_length = 0;
 	if (shunt_service.refuse)
 		shunt_service.refuse(socket, why, verdict);
+	if (verdict->action == SHUNT_MORE)
+		verdict->action = SHUNT_CLOSE;
 }
 
 // ---- the halves

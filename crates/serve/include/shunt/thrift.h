@@ -176,10 +176,10 @@ SHUNT_INLINE long thrift_stop(struct thrift_walk *walk, int result)
 	return 1;
 }
 
-// There are not so many bytes: in a frame, or before more have come.
-SHUNT_INLINE long thrift_short(struct thrift_walk *walk)
+// There are fewer bytes than that: they may still come, unless the frame ends before.
+SHUNT_INLINE long thrift_short(struct thrift_walk *walk, __u32 needed)
 {
-	return thrift_stop(walk, walk->end ? -SHUNT_MALFORMED : 0);
+	return thrift_stop(walk, walk->end && walk->offset + (__u64)needed > walk->end ? -SHUNT_MALFORMED : 0);
 }
 
 // Skips so many bytes.
@@ -222,7 +222,7 @@ SHUNT_INLINE long thrift_value(struct thrift_walk *walk, __u32 type)
 	there = shunt_peek_some(&walk->socket, walk->offset, bytes, sizeof(bytes));
 	if (type == THRIFT_STRING) {
 		if (there < 4)
-			return thrift_short(walk);
+			return thrift_short(walk, 4);
 		count = thrift_u32(bytes);
 		if (count >> 31)
 			return thrift_stop(walk, -SHUNT_MALFORMED);
@@ -230,7 +230,7 @@ SHUNT_INLINE long thrift_value(struct thrift_walk *walk, __u32 type)
 	}
 	if (type == THRIFT_MAP) {
 		if (there < 6)
-			return thrift_short(walk);
+			return thrift_short(walk, 6);
 		count = thrift_u32(bytes + 2);
 		if (count >> 31)
 			return thrift_stop(walk, -SHUNT_MALFORMED);
@@ -249,7 +249,7 @@ SHUNT_INLINE long thrift_value(struct thrift_walk *walk, __u32 type)
 		return thrift_enter(walk, (__u64)bytes[1] << 40 | (__u64)bytes[0] << 32 | count * 2);
 	}
 	if (there < 5)
-		return thrift_short(walk);
+		return thrift_short(walk, 5);
 	count = thrift_u32(bytes + 1);
 	if (count >> 31)
 		return thrift_stop(walk, -SHUNT_MALFORMED);
@@ -281,7 +281,7 @@ SHUNT_INLINE long thrift_take(struct thrift_walk *walk, __u32 type)
 	if (size > sizeof(bytes))
 		size = sizeof(bytes);
 	if (shunt_peek_some(&walk->socket, walk->offset, bytes, sizeof(bytes)) < size)
-		return thrift_short(walk);
+		return thrift_short(walk, size);
 	for (int at = 0; at < 8; at++)
 		number = number << 8 | bytes[at];
 	// A value without a size of its own, as a struct, has no number.
@@ -296,7 +296,7 @@ SHUNT_INLINE long thrift_take(struct thrift_walk *walk, __u32 type)
 		if (thrift_skip(walk, 4ull + length))
 			return 1;
 		if (walk->offset > shunt_available(&walk->socket))
-			return thrift_short(walk);
+			return thrift_stop(walk, 0);
 	}
 	return thrift_stop(walk, 1);
 }
@@ -316,7 +316,7 @@ static long thrift_step(__u64 index, void *context)
 		__u32 there = shunt_peek_some(&walk->socket, walk->offset, bytes, sizeof(bytes));
 
 		if (!there)
-			return thrift_short(walk);
+			return thrift_short(walk, 1);
 		type = bytes[0];
 		if (type == THRIFT_STOP) {
 			if (thrift_skip(walk, 1))
@@ -325,7 +325,7 @@ static long thrift_step(__u64 index, void *context)
 			return depth == 0 ? thrift_stop(walk, 2) : 0;
 		}
 		if (there < 3)
-			return thrift_short(walk);
+			return thrift_short(walk, 3);
 		if (thrift_skip(walk, 3))
 			return 1;
 		if (depth == 0 && walk->wanted == (__s16)((__u16)bytes[1] << 8 | bytes[2]))

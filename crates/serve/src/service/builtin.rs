@@ -30,6 +30,8 @@ pub fn all() -> Vec<Builtin> {
         builtin!("echo", native::echo()),
         builtin!("length-echo", native::length_echo()),
         builtin!("line-echo", native::line_echo()),
+        builtin!("memcached-router", native::memcached_router()),
+        builtin!("redis-router", native::redis_router()),
         builtin!("thrift-forwarder", native::thrift_forwarder()),
     ]
 }

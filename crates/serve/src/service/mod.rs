@@ -2,12 +2,13 @@
 //! answered when it cannot be served.
 
 pub mod builtin;
+pub mod file;
 #[allow(unsafe_code)]
 mod native;
 pub mod trial;
 pub mod verifier;
 
-pub use native::Native;
+pub use native::{Native, NativeError};
 
 use std::ops::Range;
 

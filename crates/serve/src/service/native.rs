@@ -8,6 +8,7 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::offset_of;
 
+use thiserror::Error;
 use zerocopy::FromBytes;
 
 use super::{Answer, Key, Parse, Properties, Refusal, Service, Verdict};
@@ -96,10 +97,37 @@ builtins!(
     shunt_builtin_echo echo,
     shunt_builtin_length_echo length_echo,
     shunt_builtin_line_echo line_echo,
+    shunt_builtin_memcached_router memcached_router,
+    shunt_builtin_redis_router redis_router,
     shunt_builtin_thrift_forwarder thrift_forwarder
 );
 
+/// Why a native half cannot be used.
+#[derive(Debug, Error)]
+pub enum NativeError {
+    /// What the dynamic loader says.
+    #[error("its native half cannot be loaded: {0}")]
+    Loader(libloading::Error),
+    /// Made by another shunt.
+    #[error("it was built by another version of shunt: build it again with `shunt serve build`")]
+    Version,
+}
+
 impl Native {
+    /// From a shared library, which stays loaded.
+    pub(super) fn load(path: &str) -> Result<Native, NativeError> {
+        // SAFETY: a library may do anything when it is loaded, as any program that its user starts; one that
+        // `shunt serve build` has made does nothing.
+        let library = unsafe { libloading::Library::new(path) }.map_err(NativeError::Loader)?;
+        let library: &'static libloading::Library = Box::leak(Box::new(library));
+        // SAFETY: this symbol is a table in every version of native.h, and begins with its version.
+        let table: *const Table = unsafe { library.get::<*const Table>(b"shunt_native\0") }
+            .map(|symbol| *symbol)
+            .map_err(NativeError::Loader)?;
+        // SAFETY: the library is never unloaded.
+        Native::new(unsafe { &*table }).ok_or(NativeError::Version)
+    }
+
     /// None if the table is of another version.
     fn new(table: &'static Table) -> Option<Native> {
         if table.version != VERSION || table.verdict_size as usize != size_of::<RawVerdict>() {

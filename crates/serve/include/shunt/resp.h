@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//
+// Redis' protocol: commands as arrays of strings, and replies of every type of RESP 2 and 3 but what is pushed.
+
+#ifndef SHUNT_RESP_H
+#define SHUNT_RESP_H
+
+#include "find.h"
+
+// Parts of a command or a reply, nested ones counted each.
+#define RESP_PARTS 16384
+
+struct resp_walk {
+	struct shunt_socket socket;
+	__u32 offset;
+	__u32 left; // values still to come
+	__u32 in_line; // what comes is the rest of a line
+	int result;
+};
+
+// The number of a line that begins with a type: "$5\r\n".
+SHUNT_INLINE int resp_number(struct shunt_socket *socket, __u32 offset, __u64 *value)
+{
+	int line = shunt_number_line(socket, offset + 1, value);
+
+	return line > 0 ? line + 1 : line;
+}
+
+SHUNT_INLINE long resp_stop(struct resp_walk *walk, int result)
+{
+	walk->result = SHUNT_ANY(&walk->socket, result);
+	return 1;
+}
+
+// After a value: the message's length, if it was the last.
+SHUNT_INLINE long resp_go_on(struct resp_walk *walk, __u64 offset, __u64 left)
+{
+	if (offset > SHUNT_MAX_LENGTH || left > SHUNT_MAX_LENGTH)
+		return resp_stop(walk, -SHUNT_TOO_LONG);
+	if (!left)
+		return resp_stop(walk, offset);
+	walk->offset = SHUNT_ANY(&walk->socket, offset);
+	walk->left = SHUNT_ANY(&walk->socket, left);
+	return 0;
+}
+
+// ---- commands
+
+static long resp_argument(__u64 index, void *context)
+{
+	struct resp_walk *walk = context;
+	__u8 type;
+	__u64 length;
+	int line;
+
+	if (shunt_peek(&walk->socket, walk->offset, &type, 1))
+		return resp_stop(walk, 0);
+	line = type == '$' ? resp_number(&walk->socket, walk->offset, &length) : -1;
+	if (line <= 0)
+		return resp_stop(walk, line < 0 ? -SHUNT_MALFORMED : 0);
+	return resp_go_on(walk, walk->offset + line + length + 2, walk->left - 1);
+}
+
+// For parse: a command, as an array of strings. One typed by hand, a bare line, is malformed.
+SHUNT_FUNCTION int resp_command(struct shunt_socket *socket)
+{
+	struct resp_walk walk = { .socket = *socket, .result = -SHUNT_TOO_COMPLEX };
+	__u64 count;
+	__u8 type;
+	int line;
+
+	if (shunt_peek(socket, 0, &type, 1))
+		return 0;
+	line = type == '*' ? resp_number(socket, 0, &count) : -1;
+	if (line <= 0)
+		return line < 0 ? -SHUNT_MALFORMED : 0;
+	if (!count)
+		return -SHUNT_MALFORMED;
+	if (count > RESP_PARTS)
+		return -SHUNT_TOO_COMPLEX;
+	walk.offset = SHUNT_ANY(socket, line);
+	walk.left = SHUNT_ANY(socket, count);
+	shunt_loop(RESP_PARTS, resp_argument, &walk);
+	return walk.result;
+}
+
+// ---- replies
+
+static long resp_value(__u64 index, void *context)
+{
+	struct resp_walk *walk = context;
+	struct shunt_socket *socket = &walk->socket;
+	__u8 bytes[4];
+	__u64 number = 0;
+	__u32 there;
+	int line;
+
+	if (walk->in_line) {
+		line = shunt_find(socket, walk->offset, walk->offset + SHUNT_MAX_MESSAGE, '\n');
+		if (line < 0)
+			return resp_stop(walk, shunt_available(socket) >= walk->offset + (__u64)SHUNT_MAX_MESSAGE ?
+						       -SHUNT_TOO_LONG : 0);
+		walk->in_line = SHUNT_ANY(socket, 0);
+		return resp_go_on(walk, (__u64)line + 1, walk->left - 1);
+	}
+	there = shunt_peek_some(socket, walk->offset, bytes, sizeof(bytes));
+	if (!there)
+		return resp_stop(walk, 0);
+	switch (bytes[0]) {
+	case '+':
+	case '-':
+	case ':':
+	case '_':
+	case '#':
+	case ',':
+	case '(':
+		walk->in_line = SHUNT_ANY(socket, 1);
+		return 0;
+	case '$':
+	case '!':
+	case '=':
+	case '*':
+	case '~':
+	case '%':
+	case '|':
+		break;
+	default:
+		return resp_stop(walk, -SHUNT_MALFORMED);
+	}
+	// "$-1" and "*-1" are null.
+	if (there > 1 && bytes[1] == '-') {
+		walk->in_line = SHUNT_ANY(socket, 1);
+		return 0;
+	}
+	line = resp_number(socket, walk->offset, &number);
+	if (line <= 0)
+		return resp_stop(walk, line < 0 ? -SHUNT_MALFORMED : 0);
+	switch (bytes[0]) {
+	case '*':
+	case '~':
+		return resp_go_on(walk, walk->offset + line, walk->left - 1 + number);
+	case '%':
+		return resp_go_on(walk, walk->offset + line, walk->left - 1 + 2 * number);
+	case '|':
+		// Attributes come before the value that they are of.
+		return resp_go_on(walk, walk->offset + line, walk->left + 2 * number);
+	}
+	return resp_go_on(walk, walk->offset + line + number + 2, walk->left - 1);
+}
+
+// For parse_reply: a value of any type, whole.
+SHUNT_FUNCTION int resp_reply(struct shunt_socket *socket)
+{
+	struct resp_walk walk = { .socket = *socket, .result = -SHUNT_TOO_COMPLEX };
+
+	walk.left = SHUNT_ANY(socket, 1);
+	shunt_loop(RESP_PARTS, resp_value, &walk);
+	return walk.result;
+}
+
+// ---- what a service calls
+
+// Where an argument of a command is, counted from the socket's position.
+struct resp_argument {
+	__u32 offset;
+	__u32 length;
+	__u32 next; // where the next one begins
+};
+
+// The first argument, the command's name, if `argument->next` is 0; then the one after. 1, or 0 if it is not there.
+SHUNT_FUNCTION int resp_next(struct shunt_socket *socket, struct resp_argument *argument)
+{
+	__u64 length = 0;
+	int line;
+
+	if (!argument->next) {
+		line = resp_number(socket, 0, &length);
+		if (line <= 0)
+			return 0;
+		argument->next = line;
+	}
+	line = resp_number(socket, argument->next, &length);
+	if (line <= 0 || length > SHUNT_MAX_LENGTH)
+		return 0;
+	argument->offset = argument->next + line;
+	argument->length = length;
+	argument->next = argument->offset + length + 2;
+	return 1;
+}
+
+// How many arguments there are, the command's name included.
+SHUNT_INLINE __u32 resp_count(struct shunt_socket *socket)
+{
+	__u64 count = 0;
+
+	return resp_number(socket, 0, &count) > 0 ? count : 0;
+}
+
+// Up to 16 letters, in capitals, as two numbers that can be compared.
+struct resp_name {
+	__u64 first;
+	__u64 second;
+};
+
+SHUNT_INLINE void resp_name(struct shunt_socket *socket, const struct resp_argument *argument, struct resp_name *name)
+{
+	union {
+		__u8 bytes[16];
+		struct resp_name name;
+	} letters;
+
+	shunt_peek_most(socket, argument->offset, letters.bytes, sizeof(letters.bytes),
+			argument->length <= 16 ? argument->length : 0);
+	// In capitals. What is no letter becomes something else that is none.
+	letters.name.first &= ~0x2020202020202020ull;
+	letters.name.second &= ~0x2020202020202020ull;
+	*name = letters.name;
+}
+
+#define RESP_LETTER(text, at) ((__u64)(__u8)((at) < sizeof(text) - 1 ? (text)[(at) < sizeof(text) ? (at) : 0] : 0) << 8 * ((at) & 7))
+#define RESP_LETTERS(text, from)                                                                            \
+	(RESP_LETTER(text, from) | RESP_LETTER(text, from + 1) | RESP_LETTER(text, from + 2) |              \
+	 RESP_LETTER(text, from + 3) | RESP_LETTER(text, from + 4) | RESP_LETTER(text, from + 5) |          \
+	 RESP_LETTER(text, from + 6) | RESP_LETTER(text, from + 7))
+
+// Whether a name is this one, a literal in capitals.
+#define resp_is(name, text)                                                                                 \
+	((name)->first == RESP_LETTERS(text, 0) && (name)->second == RESP_LETTERS(text, 8))
+
+#endif

@@ -1,0 +1,107 @@
+//! Builds a service: one C file, compiled twice with clang, in one object.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use thiserror::Error;
+
+use crate::service::file::SECTION;
+
+/// What services are written against is part of shunt, so that there is nothing to install.
+const HEADERS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/headers.rs"));
+
+/// Why there is no object.
+#[derive(Debug, Error)]
+pub enum BuildError {
+    /// Not NAME.c.
+    #[error("{}: a service is one C file, as in NAME.c", .0.display())]
+    NotC(PathBuf),
+    /// A file.
+    #[error("{}: {error}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// No clang.
+    #[error("{compiler} cannot be run ({error}): install clang, or name another in CLANG")]
+    NoCompiler {
+        /// What was tried.
+        compiler: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// What the compiler says, which has the lines.
+    #[error("the service does not compile {half}:\n{complaint}")]
+    Complaint {
+        /// For which half.
+        half: &'static str,
+        /// All that it says.
+        complaint: String,
+    },
+}
+
+/// Writes NAME.bpf.o beside NAME.c, or to `output`, and gives its path. `defines` are as in clang's -D.
+pub fn build(source: &Path, output: Option<&Path>, defines: &[String]) -> Result<PathBuf, BuildError> {
+    if source.extension() != Some(OsStr::new("c")) {
+        return Err(BuildError::NotC(source.to_owned()));
+    }
+    let output = output.map_or_else(|| source.with_extension("bpf.o"), Path::to_owned);
+    let file = |path: &Path| {
+        let path = path.to_owned();
+        move |error| BuildError::File { path, error }
+    };
+    let _ = std::fs::metadata(source).map_err(file(source))?;
+    let scratch = tempfile::tempdir().map_err(file(&std::env::temp_dir()))?;
+    let headers = scratch.path().join("shunt");
+    std::fs::create_dir(&headers).map_err(file(&headers))?;
+    for (name, text) in HEADERS {
+        let path = headers.join(name);
+        std::fs::write(&path, text).map_err(file(&path))?;
+    }
+
+    let compile = |half, arguments: &[&OsStr]| {
+        let mut command = clang();
+        command.args(["-O2", "-g", "-Wall", "-I"]).arg(scratch.path());
+        // Debian keeps <asm/types.h> per architecture.
+        command.arg(format!("-I/usr/include/{}-linux-gnu", std::env::consts::ARCH));
+        command.args(defines.iter().map(|define| format!("-D{define}")));
+        run(command.args(arguments).arg(source), half)
+    };
+    let native = scratch.path().join("native.so");
+    let arguments = ["-shared", "-fPIC", "-nostdlib", "-fno-strict-aliasing", "-o"].map(OsStr::new);
+    compile("for user space", &[&arguments[..], &[native.as_os_str()]].concat())?;
+    let carrier = scratch.path().join("carrier.h");
+    let text = format!(
+        "__asm__(\".pushsection {SECTION},\\\"\\\",@progbits\\n.incbin \\\"{}\\\"\\n.popsection\\n\");\n",
+        native.display()
+    );
+    std::fs::write(&carrier, text).map_err(file(&carrier))?;
+    let object = scratch.path().join("service.bpf.o");
+    let arguments = ["-target", "bpf", "-mcpu=v3", "-c", "-include"].map(OsStr::new);
+    compile(
+        "for the kernel",
+        &[&arguments[..], &[carrier.as_os_str(), OsStr::new("-o"), object.as_os_str()]].concat(),
+    )?;
+    // Only what is whole takes the place of what was there.
+    std::fs::copy(&object, &output).map_err(file(&output))?;
+    Ok(output)
+}
+
+fn clang() -> Command {
+    Command::new(std::env::var_os("CLANG").unwrap_or_else(|| "clang".into()))
+}
+
+fn run(command: &mut Command, half: &'static str) -> Result<(), BuildError> {
+    let output = command.output().map_err(|error| BuildError::NoCompiler {
+        compiler: command.get_program().to_string_lossy().into_owned(),
+        error,
+    })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+    Err(BuildError::Complaint { half, complaint })
+}

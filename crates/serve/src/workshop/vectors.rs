@@ -1,0 +1,247 @@
+//! The tests of a service: lines that say what it does with which bytes. See docs/serve.md.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use crate::service::trial::{MAX_BYTES, RunError, Trial};
+use crate::service::{Answer, Key, Parse, Refusal, Service, Verdict};
+
+/// A line of a file of tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vector {
+    /// Counted from 1.
+    pub line: usize,
+    function: Function,
+    bytes: Vec<u8>,
+    expected: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Function {
+    Parse,
+    ParseReply,
+    Decide,
+    Refuse(Refusal),
+}
+
+/// A line that says nothing that can be tested.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("line {line}: {why}")]
+pub struct VectorError {
+    line: usize,
+    why: &'static str,
+}
+
+/// A test that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Of the file, counted from 1.
+    pub line: usize,
+    /// `user` or `kernel`.
+    pub half: &'static str,
+    /// What the file says.
+    pub expected: String,
+    /// What the service did.
+    pub happened: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Failure { line, half, expected, happened } = self;
+        write!(formatter, "line {line}, in {half} space: {happened} instead of {expected}")
+    }
+}
+
+/// Reads a file of tests.
+pub fn read(text: &str) -> Result<Vec<Vector>, VectorError> {
+    let lines = (1..).zip(text.lines().map(str::trim));
+    lines
+        .filter(|(_, text)| !text.is_empty() && !text.starts_with('#'))
+        .map(|(line, text)| vector(line, text).map_err(|why| VectorError { line, why }))
+        .collect()
+}
+
+fn vector(line: usize, text: &str) -> Result<Vector, &'static str> {
+    let (function, rest) = text.split_once(' ').ok_or("expected FUNCTION \"BYTES\" = WHAT")?;
+    let (function, rest) = match function {
+        "parse" => (Function::Parse, rest),
+        "parse_reply" => (Function::ParseReply, rest),
+        "decide" => (Function::Decide, rest),
+        "refuse" => {
+            let (label, rest) = rest.split_once(' ').ok_or("expected refuse WHY \"BYTES\" = WHAT")?;
+            let why = Refusal::ALL.into_iter().find(|why| why.label() == label);
+            (Function::Refuse(why.ok_or("unknown reason to refuse")?), rest)
+        }
+        _ => return Err("the functions are parse, parse_reply, decide and refuse"),
+    };
+    let (bytes, rest) = literal(rest.trim_start())?;
+    if bytes.len() > MAX_BYTES {
+        return Err("too many bytes for a test");
+    }
+    let what = rest.trim_start().strip_prefix('=').ok_or("expected = after the bytes")?.trim();
+    let (word, argument) = what.split_once(' ').unwrap_or((what, ""));
+    let fits = match (function, word) {
+        (Function::Parse | Function::ParseReply, word) => {
+            word == "more" || is_number(word) || is_refusal(word)
+        }
+        (Function::Decide, "forward" | "forward-one-way") => argument.starts_with('"') || is_number(argument),
+        (Function::Decide, "refuse") => is_refusal(argument),
+        (Function::Decide, "drop" | "echo" | "more" | "close" | "reply" | "backend") => true,
+        (Function::Refuse(_), "nothing" | "reply" | "close") => true,
+        _ => false,
+    };
+    if !fits {
+        return Err("this is nothing that the function can do");
+    }
+    // Bytes may be written in several ways: in one from here on.
+    let expected = match argument.starts_with('"') {
+        true => format!("{word} {}", quoted(&literal(argument)?.0)),
+        false => what.to_owned(),
+    };
+    Ok(Vector { line, function, bytes, expected })
+}
+
+fn is_number(word: &str) -> bool {
+    word.parse::<i64>().is_ok()
+}
+
+fn is_refusal(word: &str) -> bool {
+    Refusal::ALL.iter().any(|why| why.label() == word)
+}
+
+/// "..." with \r \n \t \0 \\ \" and \xHH, and what follows it.
+fn literal(text: &str) -> Result<(Vec<u8>, &str), &'static str> {
+    let mut rest = text.strip_prefix('"').ok_or("expected bytes in quotation marks")?;
+    let mut bytes = Vec::new();
+    loop {
+        let next = rest.chars().next().ok_or("the bytes have no end")?;
+        rest = &rest[next.len_utf8()..];
+        match next {
+            '"' => return Ok((bytes, rest)),
+            '\\' => {
+                let escaped = rest.chars().next().ok_or("the bytes have no end")?;
+                rest = &rest[escaped.len_utf8()..];
+                bytes.push(match escaped {
+                    'r' => b'\r',
+                    'n' => b'\n',
+                    't' => b'\t',
+                    '0' => 0,
+                    '\\' | '"' => escaped as u8,
+                    'x' => {
+                        let digits = rest.get(..2).ok_or("\\x has two digits")?;
+                        rest = &rest[2..];
+                        u8::from_str_radix(digits, 16).map_err(|_| "\\x has two digits")?
+                    }
+                    _ => return Err("after \\ comes one of r n t 0 x \\ \""),
+                });
+            }
+            other => bytes.extend_from_slice(other.encode_utf8(&mut [0; 4]).as_bytes()),
+        }
+    }
+}
+
+fn quoted(bytes: &[u8]) -> String {
+    format!("\"{}\"", bytes.escape_ascii().to_string().replace("\\'", "'"))
+}
+
+impl Vector {
+    /// What is wrong in user space.
+    pub fn in_user_space(&self, service: &dyn Service) -> Option<Failure> {
+        let happened = match self.function {
+            Function::Parse => parsed(service.parse(&self.bytes)),
+            Function::ParseReply => parsed(service.parse_reply(&self.bytes)),
+            Function::Decide => decided(&self.bytes, &service.decide(&self.bytes)),
+            Function::Refuse(why) => answered(&service.refuse(&self.bytes, why)),
+        };
+        self.compare("user", happened)
+    }
+
+    /// What is wrong in the kernel.
+    pub fn in_kernel(&self, trial: &mut Trial) -> Result<Option<Failure>, RunError> {
+        let happened = match self.function {
+            Function::Parse => parsed(trial.parse(&self.bytes)?),
+            Function::ParseReply => parsed(trial.parse_reply(&self.bytes)?),
+            Function::Decide => decided(&self.bytes, &trial.decide(&self.bytes)?),
+            Function::Refuse(why) => answered(&trial.refuse(&self.bytes, why)?),
+        };
+        Ok(self.compare("kernel", happened))
+    }
+
+    fn compare(&self, half: &'static str, happened: String) -> Option<Failure> {
+        let (line, expected) = (self.line, self.expected.clone());
+        (happened != expected).then_some(Failure { line, half, expected, happened })
+    }
+}
+
+fn parsed(parsed: Parse) -> String {
+    match parsed {
+        Parse::Message(length) => length.to_string(),
+        Parse::More => "more".to_owned(),
+        Parse::Refused(why) => why.label().to_owned(),
+    }
+}
+
+fn decided(message: &[u8], verdict: &Verdict) -> String {
+    match verdict {
+        Verdict::Drop => "drop".to_owned(),
+        Verdict::Echo => "echo".to_owned(),
+        Verdict::More => "more".to_owned(),
+        Verdict::Forward { key, one_way } => {
+            let how = if *one_way { "forward-one-way" } else { "forward" };
+            match key {
+                Key::Number(number) => format!("{how} {}", *number as i64),
+                Key::Bytes(range) => format!("{how} {}", quoted(&message[range.clone()])),
+                Key::Backend(number) => format!("backend {number}"),
+            }
+        }
+        Verdict::Reply(bytes) => format!("reply {}", quoted(bytes)),
+        Verdict::Close(bytes) => closed(bytes),
+        Verdict::Refuse(why) => format!("refuse {}", why.label()),
+    }
+}
+
+fn answered(answer: &Answer) -> String {
+    match answer {
+        Answer::Nothing => "nothing".to_owned(),
+        Answer::Reply(bytes) => format!("reply {}", quoted(bytes)),
+        Answer::Close(bytes) => closed(bytes),
+    }
+}
+
+fn closed(bytes: &[u8]) -> String {
+    if bytes.is_empty() { "close".to_owned() } else { format!("close {}", quoted(bytes)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::service::builtin;
+
+    #[test]
+    fn lines_are_read_and_compared() {
+        let text = "# nothing\n\nparse \"a\\n\\x62\" = 2\nparse \"\" = 7\ndecide \"a\\\"\\n\" = echo\n";
+        let vectors = read(text).unwrap();
+        let service = builtin::named("line-echo").unwrap().native;
+        let failures: Vec<String> = vectors
+            .iter()
+            .filter_map(|vector| vector.in_user_space(&service))
+            .map(|one| one.to_string())
+            .collect();
+        assert_eq!(failures, ["line 4, in user space: more instead of 7"]);
+    }
+
+    #[test]
+    fn what_cannot_be_tested_is_said() {
+        for (text, why) in [
+            ("nonsense", "expected FUNCTION \"BYTES\" = WHAT"),
+            ("parse abc = 1", "expected bytes in quotation marks"),
+            ("\nparse \"abc = 1", "the bytes have no end"),
+            ("parse \"\\q\" = 1", "after \\ comes one of r n t 0 x \\ \""),
+            ("parse \"\" = echo", "this is nothing that the function can do"),
+            ("refuse bored \"\" = close", "unknown reason to refuse"),
+        ] {
+            assert_eq!(read(text).unwrap_err().why, why);
+        }
+    }
+}
