@@ -28,13 +28,12 @@ static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict)
 {
 	__u32 end = shunt_available(socket) - 1; // without the line feed
 	struct line_word word;
-	char bytes[5];
 
 	line_word(socket, 0, end, &word);
 	if (word.length == 0) {
 		// It gets what refuse says, below; the connection goes on.
 		shunt_refuse(verdict, SHUNT_MISSING_FIELD);
-	} else if (word.length == 5 && !shunt_peek(socket, 0, bytes, 5) && !__builtin_memcmp(bytes, "hello", 5)) {
+	} else if (shunt_is(socket, word.offset, word.length, "hello")) {
 		shunt_write_all(verdict, HELLO, sizeof(HELLO) - 1);
 	} else {
 		// Or shunt_echo, shunt_drop, shunt_close, shunt_forward_by_number, shunt_forward_to.

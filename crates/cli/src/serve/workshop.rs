@@ -9,7 +9,8 @@ use shunt_serve::service::trial::Trial;
 use shunt_serve::workshop::vectors::{self, Vector};
 
 pub(super) fn new(name: &str, directory: &Path) -> Result<()> {
-    let [source, tests] = shunt_serve::workshop::new(name, directory)?;
+    let files = shunt_serve::workshop::new(name, directory)?;
+    let [source, tests] = files.each_ref().map(|file| file.strip_prefix(".").unwrap_or(file));
     println!("{} is a service to begin with, {} are its tests", source.display(), tests.display());
     println!("next: shunt serve build {}", source.display());
     Ok(())

@@ -191,6 +191,22 @@ SHUNT_INLINE __u32 shunt_peek_some(const struct shunt_socket *socket, __u32 offs
 	return shunt_peek_most(socket, offset, to, room, room);
 }
 
+// Whether `length` bytes, `offset` bytes further on, are those of a literal of up to 64 bytes.
+#define shunt_is(socket, offset, length, text) \
+	((length) == sizeof(text) - 1 && shunt_same(socket, offset, text, sizeof(text) - 1))
+
+SHUNT_INLINE int shunt_same(const struct shunt_socket *socket, __u32 offset, const char *text, __u32 length)
+{
+	__u8 bytes[64], different = 0;
+
+	if (length > sizeof(bytes) || shunt_peek(socket, offset, bytes, length))
+		return 0;
+#pragma GCC unroll 64
+	for (__u32 at = 0; at < length; at++)
+		different |= bytes[at] ^ (__u8)text[at];
+	return !different;
+}
+
 // Takes `length` bytes without looking at them. -1, and none is taken, if they are not all there.
 SHUNT_INLINE int shunt_discard(struct shunt_socket *socket, __u32 length)
 {

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use object::{Object, ObjectSymbol};
 use thiserror::Error;
 
 use crate::service::file::SECTION;
@@ -33,6 +34,12 @@ pub enum BuildError {
         /// What the system says.
         error: std::io::Error,
     },
+    /// Nothing links the object with a library.
+    #[error(
+        "there is no {0} in the kernel; bytes are compared by shunt_is, looked for by shunt_find, and copied by \
+         __builtin_memcpy with a constant length"
+    )]
+    Undefined(String),
     /// What the compiler says, which has the lines.
     #[error("the service does not compile {half}:\n{complaint}")]
     Complaint {
@@ -85,9 +92,21 @@ pub fn build(source: &Path, output: Option<&Path>, defines: &[String]) -> Result
         "for the kernel",
         &[&arguments[..], &[carrier.as_os_str(), OsStr::new("-o"), object.as_os_str()]].concat(),
     )?;
+    let missing = undefined(&std::fs::read(&object).map_err(file(&object))?);
+    if !missing.is_empty() {
+        return Err(BuildError::Undefined(missing.join(", ")));
+    }
     // Only what is whole takes the place of what was there.
     std::fs::copy(&object, &output).map_err(file(&output))?;
     Ok(output)
+}
+
+/// Functions that the C library has and the kernel has not, often called without a word in the source.
+fn undefined(object: &[u8]) -> Vec<String> {
+    let parsed = object::File::parse(object);
+    let symbols = parsed.iter().flat_map(|parsed| parsed.symbols());
+    let missing = symbols.filter(|symbol| symbol.is_undefined()).filter_map(|symbol| symbol.name().ok());
+    missing.filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
 fn clang() -> Command {

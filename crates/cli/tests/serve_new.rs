@@ -1,0 +1,105 @@
+//! From nothing to a service that the kernel has verified, by the commands of docs/serve.md. Needs root and clang.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn shunt(directory: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_shunt"))
+        .args(arguments)
+        .current_dir(directory)
+        .output()
+        .expect("it runs")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
+}
+
+/// What it says when all is well.
+fn succeed(directory: &Path, arguments: &[&str]) -> String {
+    let output = shunt(directory, arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", said(&output));
+    said(&output)
+}
+
+fn fail(directory: &Path, arguments: &[&str]) -> String {
+    let output = shunt(directory, arguments);
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", said(&output));
+    said(&output)
+}
+
+#[test]
+fn the_document_leads_from_a_template_to_a_verified_service() {
+    let directory = tempfile::tempdir().unwrap();
+    let document = include_str!("../../../docs/serve.md");
+    let section = document.split("\n## ").find(|section| section.starts_with("From a template")).unwrap();
+    let lines: Vec<&str> = section.lines().filter_map(|line| line.strip_prefix("    ")).collect();
+    let commands: Vec<&&str> = lines.iter().filter(|line| line.starts_with("shunt ")).collect();
+    assert_eq!(commands.len(), 3, "{commands:?}");
+    let mut last = String::new();
+    for command in commands {
+        last = succeed(directory.path(), &command.split_whitespace().skip(1).collect::<Vec<_>>());
+    }
+    let promised: Vec<&str> = lines.into_iter().filter(|line| !line.starts_with("shunt ")).collect();
+    assert_eq!(last.lines().collect::<Vec<_>>(), promised);
+}
+
+#[test]
+fn a_template_overwrites_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    succeed(directory.path(), &["serve", "new", "mine"]);
+    assert!(fail(directory.path(), &["serve", "new", "mine"]).contains("exists"));
+    assert!(fail(directory.path(), &["serve", "new", "../mine"]).contains("no name for a service"));
+}
+
+#[test]
+fn a_failing_test_is_told_with_its_line() {
+    let directory = tempfile::tempdir().unwrap();
+    succeed(directory.path(), &["serve", "new", "mine"]);
+    std::fs::write(directory.path().join("mine.tests"), "# wrong\nparse \"a\\n\" = 7\n").unwrap();
+    succeed(directory.path(), &["serve", "build", "mine.c"]);
+    let said = fail(directory.path(), &["serve", "check", "mine.bpf.o"]);
+    assert!(said.contains("mine.tests: line 2, in user space: 2 instead of 7"), "{said}");
+    assert!(said.contains("mine.tests: line 2, in kernel space: 2 instead of 7"), "{said}");
+}
+
+/// A service with this as the body of parse.
+fn build_parse(directory: &Path, body: &str) -> Output {
+    let source = format!(
+        "#include <shunt/service.h>\nstatic int parse(struct shunt_socket *socket)\n{{\n{body}\n}}\n\
+         static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict)\n{{\n\tshunt_echo(verdict);\n}}\n\
+         SHUNT_SERVICE(.name = \"bad\", .parse = parse, .decide = decide);\n"
+    );
+    std::fs::write(directory.join("bad.c"), source).unwrap();
+    shunt(directory, &["serve", "build", "bad.c"])
+}
+
+#[test]
+fn what_the_verifier_refuses_is_told_with_its_line_and_its_meaning() {
+    let directory = tempfile::tempdir().unwrap();
+    let endless = "\tint sum = 0;\n\t__u8 byte;\n\tfor (__u32 at = 0; at < shunt_available(socket); at++)\n\
+        \t\tif (!shunt_peek(socket, at, &byte, 1))\n\t\t\tsum += byte;\n\treturn sum;";
+    let beyond = "\t__u8 bytes[8] = {}, at = 0;\n\tshunt_peek(socket, 0, &at, 1);\n\tshunt_peek(socket, 1, bytes, 8);\n\
+        \treturn ((volatile __u8 *)bytes)[at];";
+    for (body, line, advice) in
+        [(endless, "\n  at ", "shunt_loop"), (beyond, "bad.c:7", "compared with its size")]
+    {
+        let built = build_parse(directory.path(), body);
+        assert!(built.status.success(), "{}", said(&built));
+        let said = fail(directory.path(), &["serve", "check", "bad.bpf.o"]);
+        assert!(said.contains("the kernel does not accept `parse`"), "{said}");
+        assert!(said.contains(advice), "{said}");
+        // Since Linux 6.10 the verifier says which line.
+        assert!(said.contains(line) || !said.contains("\n  at "), "{said}");
+    }
+}
+
+#[test]
+fn what_does_not_compile_is_told_as_the_compiler_says_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let said_by = |body| said(&build_parse(directory.path(), body));
+    assert!(said_by("\treturn nonsense;").contains("bad.c:4:9: error"), "{}", said_by("\treturn nonsense;"));
+    let library = "\tchar bytes[200] = {}, other[200] = {};\n\tshunt_peek(socket, 0, bytes, 200);\n\
+        \tshunt_peek(socket, 200, other, 200);\n\treturn __builtin_memcmp(bytes, other, 200);";
+    assert!(said_by(library).contains("there is no memcmp in the kernel"), "{}", said_by(library));
+}
