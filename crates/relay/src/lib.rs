@@ -3,12 +3,11 @@
 //!
 //! Inner shape: `config`; `edge` takes clients in, `syn` and `intercept` those who do not know of a relay; `exit` takes
 //! other relays in (`handshake`, `frame`, `seal`); `dial` goes onward, by a connection from the `pool` where there is one; `session`
-//! and `pump` move the bytes over a `wire`; `control`, `scrape` and `metrics` tell; `relay` is the life of it all.
+//! and `pump` move the bytes over a `wire`; `request` and `metrics` tell; `relay` is the life of it all.
 
 #![forbid(unsafe_code)]
 
 mod config;
-mod control;
 mod dial;
 mod early;
 mod edge;
@@ -27,7 +26,7 @@ mod queue;
 mod queueing;
 mod record;
 mod relay;
-mod scrape;
+mod request;
 mod seal;
 mod session;
 mod shared;
@@ -37,7 +36,8 @@ mod tool;
 mod wire;
 
 pub use config::{ConfigError, DEFAULT_CONTROL};
-pub use control::{AskError, Request, ask};
 pub use key::{KeyError, new_key};
 pub use relay::{Error, check, run};
+pub use request::{Request, ask};
+pub use shunt_control::AskError;
 pub use tool::ToolError;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
+use shunt_control::{Asked, Control, serve_metrics};
 use shunt_kernel::window::Windows;
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -18,12 +19,12 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::config::{Config, ConfigError, Loaded};
-use crate::control::{Asked, Control, Request};
 use crate::intercept::Rules;
+use crate::request::{RELAY, Request};
 use crate::shared::Shared;
 use crate::syn::Syns;
 use crate::tool::ToolError;
-use crate::{edge, exit, leg, scrape};
+use crate::{edge, exit, leg};
 
 /// Why a relay does not run.
 #[derive(Debug, Error)]
@@ -67,7 +68,7 @@ pub async fn run(
     leg::check(&loaded).map_err(Error::Host)?;
     raise_descriptor_limit();
     let control_path = loaded.config.control.clone();
-    let control = Control::open(&control_path).map_err(listening(control_path.display()))?;
+    let control = Control::open(RELAY, &control_path).map_err(listening(control_path.display()))?;
     // Before anything listens: only sockets made afterwards are concerned.
     let windows = windows(&loaded)?;
     let crew = Crew::hire()?;
@@ -166,7 +167,8 @@ impl Relay {
                     listener.set_nonblocking(true)?;
                     TcpListener::from_std(listener)
                 });
-                tokio::spawn(scrape::serve(shared, listener.map_err(listening(address))?))
+                let text = move || shared.metrics.text(shared.levels().into_iter());
+                tokio::spawn(serve_metrics(Arc::new(text), listener.map_err(listening(address))?))
             }
         })
     }
@@ -180,7 +182,7 @@ impl Relay {
     }
 
     /// Until it is drained.
-    async fn obey(&mut self, asked: &mut mpsc::Receiver<Asked>, mut hangup: Signal) {
+    async fn obey(&mut self, asked: &mut mpsc::Receiver<Asked<Request>>, mut hangup: Signal) {
         let mut drained: Option<Instant> = None;
         loop {
             let pause = tokio::time::sleep(Duration::from_millis(100));

@@ -7,15 +7,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use crate::shared::Shared;
-
-/// Answers everybody who asks.
-pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener) {
+/// Answers everybody who asks with what `text` gives.
+pub async fn serve(text: Arc<dyn Fn() -> String + Send + Sync>, listener: TcpListener) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let shared = shared.clone();
-                tokio::spawn(async move { timeout(LIMIT, answer(shared, stream)).await });
+                let text = text.clone();
+                tokio::spawn(async move { timeout(LIMIT, answer(text, stream)).await });
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
@@ -27,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 const HEAD: usize = 8192;
 const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-async fn answer(shared: Arc<Shared>, mut stream: TcpStream) -> std::io::Result<()> {
+async fn answer(text: Arc<dyn Fn() -> String + Send + Sync>, mut stream: TcpStream) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.windows(4).any(|end| end == b"\r\n\r\n") && head.len() < HEAD {
         if stream.read_buf(&mut head).await? == 0 {
@@ -35,7 +33,7 @@ async fn answer(shared: Arc<Shared>, mut stream: TcpStream) -> std::io::Result<(
         }
     }
     let (status, body) = match head.starts_with(b"GET /metrics ") {
-        true => ("200 OK", shared.metrics.text(shared.levels().into_iter())),
+        true => ("200 OK", text()),
         false => ("404 Not Found", "the metrics are at /metrics\n".to_owned()),
     };
     let length = body.len();

@@ -1,5 +1,5 @@
-//! Questions and orders to a relay that runs: a line of JSON there, a line back, by a Unix socket that only its owner may
-//! use.
+//! Questions and orders to something that runs: a line of JSON there, a line back, by a Unix socket that only its owner may
+//! use. What can be asked is the part's own.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -7,26 +7,13 @@ use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader as AsyncReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
-
-/// What can be asked.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Request {
-    /// How it is.
-    Status,
-    /// One value of the configuration is another from now on.
-    Set(String),
-    /// The file is read again.
-    Reload,
-    /// No connection is taken any more; when the last has ended, or after so many seconds, the relay ends.
-    Drain(u64),
-}
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -39,46 +26,51 @@ enum Answer {
 #[derive(Debug, Error)]
 pub enum AskError {
     /// Nobody is there.
-    #[error("no relay answers at {path} ({source}): is it running, with that control socket?")]
+    #[error("no {what} answers at {path} ({source}): is it running, with that control socket?")]
     Absent {
+        /// What should.
+        what: &'static str,
         /// Where.
         path: PathBuf,
         /// Why.
         source: io::Error,
     },
     /// It went away, or is something else.
-    #[error("what answers at {path} is no relay of this version")]
+    #[error("what answers at {path} is no {what} of this version")]
     Strange {
+        /// What should.
+        what: &'static str,
         /// Where.
         path: PathBuf,
     },
-    /// The relay says no.
+    /// It says no.
     #[error("{0}")]
     Refused(String),
 }
 
-/// Asks the relay whose control socket this is.
-pub fn ask(path: &Path, request: &Request) -> Result<Value, AskError> {
-    let absent = |source| AskError::Absent { path: path.to_owned(), source };
-    let strange = |_| AskError::Strange { path: path.to_owned() };
+/// Asks whose control socket this is. `what`: a relay or a service, for people.
+pub fn ask(what: &'static str, path: &Path, request: &impl Serialize) -> Result<Value, AskError> {
+    let absent = |source| AskError::Absent { what, path: path.to_owned(), source };
+    let is_strange = || AskError::Strange { what, path: path.to_owned() };
+    let strange = |_| is_strange();
     let mut stream = StdStream::connect(path).map_err(absent)?;
     stream.set_read_timeout(Some(Duration::from_secs(30))).map_err(absent)?;
     let line = serde_json::to_string(request).expect("it has no maps with odd keys");
     writeln!(stream, "{line}").map_err(strange)?;
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).map_err(strange)?;
-    match serde_json::from_str(&answer).map_err(|_| AskError::Strange { path: path.to_owned() })? {
+    match serde_json::from_str(&answer).map_err(|_| is_strange())? {
         Answer::Done(value) => Ok(value),
         Answer::Failed(why) => Err(AskError::Refused(why)),
     }
 }
 
 /// A request, and where its answer goes.
-pub(crate) type Asked = (Request, oneshot::Sender<Result<Value, String>>);
+pub type Asked<Request> = (Request, oneshot::Sender<Result<Value, String>>);
 
 /// The socket, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Control {
+pub struct Control {
     path: PathBuf,
     listener: UnixListener,
 }
@@ -87,10 +79,10 @@ pub(crate) struct Control {
 const LINE: u64 = 4096;
 
 impl Control {
-    /// In place of what a killed relay left there, but not of one that runs.
-    pub(crate) fn open(path: &Path) -> io::Result<Control> {
+    /// In place of what a killed one left there, but not of one that runs.
+    pub fn open(what: &str, path: &Path) -> io::Result<Control> {
         if StdStream::connect(path).is_ok() {
-            let why = format!("a relay runs already with the control socket {}", path.display());
+            let why = format!("a {what} runs already with the control socket {}", path.display());
             return Err(io::Error::new(io::ErrorKind::AddrInUse, why));
         }
         if let Some(directory) = path.parent() {
@@ -106,7 +98,10 @@ impl Control {
     }
 
     /// Hands on what is asked.
-    pub(crate) async fn serve(&self, asked: mpsc::Sender<Asked>) {
+    pub async fn serve<Request: DeserializeOwned + Send + 'static>(
+        &self,
+        asked: mpsc::Sender<Asked<Request>>,
+    ) {
         loop {
             match self.listener.accept().await {
                 Ok((stream, _)) => drop(tokio::spawn(answer(stream, asked.clone()))),
@@ -122,7 +117,7 @@ impl Drop for Control {
     }
 }
 
-async fn answer(mut stream: UnixStream, asked: mpsc::Sender<Asked>) {
+async fn answer<Request: DeserializeOwned>(mut stream: UnixStream, asked: mpsc::Sender<Asked<Request>>) {
     let (read, mut write) = stream.split();
     let mut line = String::new();
     let read = AsyncReader::new(read.take(LINE)).read_line(&mut line).await;
