@@ -4,6 +4,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod engine;
 pub mod hash;
 pub mod service;
 pub mod workshop;

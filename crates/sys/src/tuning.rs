@@ -2,7 +2,9 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use libc::{SO_MAX_PACING_RATE, SO_RCVBUF, SO_RCVBUFFORCE, SO_SNDBUF, SO_SNDBUFFORCE, SOL_SOCKET};
+use libc::{
+    SO_MAX_PACING_RATE, SO_RCVBUF, SO_RCVBUFFORCE, SO_RCVLOWAT, SO_SNDBUF, SO_SNDBUFFORCE, SOL_SOCKET,
+};
 
 use crate::{Errno, Result, sockopt};
 
@@ -19,6 +21,11 @@ pub fn set_receive_buffer(fd: impl AsFd, bytes: u32) -> Result<()> {
 /// Room for what has been written and has not been acknowledged; `net.core.wmem_max`, the same way.
 pub fn set_send_buffer(fd: impl AsFd, bytes: u32) -> Result<()> {
     set_buffer(fd.as_fd(), SO_SNDBUFFORCE, SO_SNDBUF, bytes)
+}
+
+/// It is readable as soon as so many bytes have arrived. The kernel looks at once, and tells whoever waits.
+pub fn set_receive_low_water(fd: impl AsFd, bytes: u32) -> Result<()> {
+    sockopt::write(fd.as_fd(), SOL_SOCKET, SO_RCVLOWAT, bytes)
 }
 
 fn set_buffer(fd: BorrowedFd<'_>, forced: i32, usual: i32, bytes: u32) -> Result<()> {

@@ -374,6 +374,7 @@ SHUNT_INLINE void shunt_answer_refusal(struct shunt_socket *socket, enum shunt_r
 
 #ifdef __bpf__
 #include "test.bpf.h"
+#include "engine.bpf.h"
 #else
 #include "native.h"
 #endif

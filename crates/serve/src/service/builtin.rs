@@ -29,6 +29,7 @@ pub fn all() -> Vec<Builtin> {
     vec![
         builtin!("echo", native::echo()),
         builtin!("length-echo", native::length_echo()),
+        builtin!("length-router", native::length_router()),
         builtin!("line-echo", native::line_echo()),
         builtin!("memcached-router", native::memcached_router()),
         builtin!("redis-router", native::redis_router()),

@@ -96,6 +96,7 @@ macro_rules! builtins {
 builtins!(
     shunt_builtin_echo echo,
     shunt_builtin_length_echo length_echo,
+    shunt_builtin_length_router length_router,
     shunt_builtin_line_echo line_echo,
     shunt_builtin_memcached_router memcached_router,
     shunt_builtin_redis_router redis_router,

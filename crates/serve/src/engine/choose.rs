@@ -1,0 +1,45 @@
+//! Which backend a key belongs to, by what the file of backends or the command line asks for.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::hash::{Placement, Scheme};
+use crate::service::Key;
+
+/// How a key becomes a backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Hashing {
+    /// A number, or the hash of bytes, modulo the number of backends.
+    #[default]
+    Modulo,
+    /// The continuum of libketama: when backends come or go, only their keys move.
+    Ketama,
+    /// The service says which; a key of its is no backend's.
+    Service,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Chooser {
+    pub(crate) hashing: Hashing,
+    pub(crate) placement: Placement,
+}
+
+impl Chooser {
+    pub(crate) fn new(hashing: Hashing, backends: &[(SocketAddr, u32)]) -> Chooser {
+        let scheme = if hashing == Hashing::Ketama { Scheme::Ketama } else { Scheme::Modulo };
+        let names: Vec<_> = backends.iter().map(|(address, weight)| (address.to_string(), *weight)).collect();
+        let placement = Placement::new(scheme, names.iter().map(|(name, weight)| (name.as_str(), *weight)));
+        Chooser { hashing, placement }
+    }
+
+    /// Counted from 0.
+    pub(crate) fn choose(&self, key: &Key, message: &[u8]) -> Option<usize> {
+        if self.hashing == Hashing::Service && !matches!(key, Key::Backend(_)) {
+            return None;
+        }
+        self.placement.backend(message, key)
+    }
+}

@@ -1,0 +1,132 @@
+//! What a service has counted since it started: the same names in `shunt serve status`, its JSON and the metrics.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+
+use crate::service::Refusal;
+
+/// One number that only grows.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    pub(crate) fn add(&self, more: u64) {
+        self.0.fetch_add(more, Relaxed);
+    }
+
+    pub(crate) fn value(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Declares reasons: each with its label and what it means.
+macro_rules! reasons {
+    ($(#[$outer:meta])* $name:ident says $text:ident { $($variant:ident, $label:literal, $meaning:literal;)+ }) => {
+        reasons! { $(#[$outer])* $name { $($variant, $label, $meaning;)+ } }
+
+        impl $name {
+            /// For a person.
+            pub(crate) fn $text(self) -> &'static str {
+                match self { $($name::$variant => $meaning),+ }
+            }
+        }
+    };
+    ($(#[$outer:meta])* $name:ident { $($variant:ident, $label:literal, $text:literal;)+ }) => {
+        $(#[$outer])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum $name { $(#[doc = $text] $variant),+ }
+
+        impl $name {
+            pub(crate) const ALL: &'static [$name] = &[$($name::$variant),+];
+
+            pub(crate) fn label(self) -> &'static str {
+                match self { $($name::$variant => $label),+ }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Why a conversation went from one engine to the other. From the second on they are the kernel's own, in the order
+    /// of `enum shunt_leave` in engine.bpf.h.
+    Move says text {
+        Calm, "calm", "one message at a time: the kernel is faster";
+        Partial, "partial", "a message did not arrive in one piece";
+        Coalesced, "coalesced", "several messages arrived in one piece";
+        Refused, "refused", "a message cannot be served, and is answered from user space";
+        Unusual, "unusual", "the service decided what only user space does: a reply of its own, a close";
+        NoConnection, "no-connection", "the backend has no connection in this conversation yet";
+        Outstanding, "outstanding", "several messages are under way at once: batching is faster";
+        Busy, "busy", "messages come so fast that batching is faster";
+        BackendFull, "backend-full", "a backend does not keep up: the client is to wait";
+        ClientFull, "client-full", "the client does not read its answers";
+        Reply, "reply", "a backend sent what is no single reply to the message under way";
+        TooLongToKeep, "too-long-to-keep", "a message that may be sent again is too long to be kept in the kernel";
+        NoRedirect, "no-redirect", "the kernel did not know where to send a message";
+        KeyHash, "key-hash", "the kernel cannot choose a backend by this key";
+        Ended, "ended", "an end closed its connection";
+        Reload, "reload", "the backends changed";
+        Stop, "stop", "shunt serve ends";
+    }
+}
+
+reasons! {
+    /// Why a message did not reach anybody, beside the refusals of the service.
+    Loss {
+        Service, "service", "the service dropped it";
+        CutShort, "cut-short", "the client went away in the middle of it";
+        Cut, "cut", "the backend went away in the middle of it";
+        Surplus, "surplus", "a backend sent it, and nobody asked";
+        LateReply, "late-reply", "the client went away before the reply came";
+    }
+}
+
+/// Of a service.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) clients: Count,
+    pub(crate) open: AtomicI64,
+    pub(crate) in_kernel: AtomicI64,
+    /// Messages and bytes of clients that were served, by engine: user space, kernel.
+    pub(crate) messages: [Count; 2],
+    pub(crate) bytes: [Count; 2],
+    pub(crate) replies: Count,
+    pub(crate) retried: Count,
+    /// Bytes that a backend had not acknowledged when its connection broke, of messages without an answer.
+    pub(crate) unacknowledged: Count,
+    /// Bytes that wait in user space, in all.
+    pub(crate) queued: AtomicI64,
+    refusals: [Count; Refusal::ALL.len()],
+    losses: [Count; Loss::ALL.len()],
+    moves: [Count; Move::ALL.len()],
+}
+
+/// Which element of the pairs in [`Counts`].
+pub(crate) const USER: usize = 0;
+/// As [`USER`].
+pub(crate) const KERNEL: usize = 1;
+
+impl Counts {
+    pub(crate) fn refused(&self, why: Refusal) {
+        self.refusals[why as usize - 1].add(1);
+    }
+
+    pub(crate) fn lost(&self, why: Loss) {
+        self.losses[why as usize].add(1);
+    }
+
+    pub(crate) fn moved(&self, why: Move) {
+        self.moves[why as usize].add(1);
+    }
+
+    /// Label and number of each refusal and loss.
+    pub(crate) fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let refusals = Refusal::ALL.iter().map(|why| why.label()).zip(&self.refusals);
+        let losses = Loss::ALL.iter().map(|why| why.label()).zip(&self.losses);
+        refusals.chain(losses).map(|(label, count)| (label, count.value()))
+    }
+
+    /// Label and number of each reason to change engines.
+    pub(crate) fn moves(&self) -> impl Iterator<Item = (Move, u64)> {
+        Move::ALL.iter().zip(&self.moves).map(|(why, count)| (*why, count.value()))
+    }
+}

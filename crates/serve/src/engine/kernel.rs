@@ -1,0 +1,245 @@
+//! The kernel engine as user space has it: the program of engine.bpf.h, loaded with a service, and its maps. One for each
+//! worker. Nothing is pinned: all of it is gone when the process is.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use aya::maps::{HashMap, MapData, RingBuf, SockMap};
+use aya::programs::{ProgramError, SkSkb};
+use aya::{Ebpf, EbpfLoader};
+use rustix::net::sockopt::socket_cookie;
+use shunt_sys::mapping::Mapping;
+use shunt_sys::tuning::set_receive_low_water;
+
+use super::backends::Backends;
+use super::choose::Hashing;
+use crate::service::verifier::{Complaint, LoadError, check_loadable};
+
+/// See the module.
+pub(crate) struct Kernel {
+    sockets: SockMap<MapData>,
+    cookies: HashMap<MapData, u64, u32>,
+    left: RingBuf<MapData>,
+    conversations: Mapping,
+    ends: Mapping,
+    placed: Mapping,
+    points: Mapping,
+    stride_bits: u32,
+    /// Numbers of conversations that nobody has.
+    free: Vec<u32>,
+    // Last: the program is detached after the map is empty.
+    _loaded: Ebpf,
+}
+
+/// Sockets of all conversations of a worker together.
+const PLACES: u32 = 1 << 15;
+/// A conversation has so many at most, as a power of two.
+const MOST_BITS: u32 = 8;
+/// Bytes of struct shunt_conversation and of struct shunt_end.
+const CONVERSATION: usize = 12 * 8 + KEPT;
+const END: usize = 8 * 8;
+/// SHUNT_KEPT and SHUNT_POINTS in engine.bpf.h.
+pub(crate) const KEPT: usize = 512;
+const POINTS: usize = 65536;
+
+/// The words of struct shunt_conversation, in order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Of {
+    Word,
+    Why,
+    Outstanding,
+    Backend,
+    KeptLength,
+    Messages,
+    Bytes,
+    Replies,
+    Several,
+}
+
+/// The words of struct shunt_end, in order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Has {
+    IsThere,
+    Redirected,
+    Written,
+    Acknowledged,
+    Passed,
+    Messages,
+}
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Kernel").field("free", &self.free.len()).finish_non_exhaustive()
+    }
+}
+
+impl Kernel {
+    /// Loads a service. `is_auto`: a conversation comes back as soon as user space would be faster.
+    pub(crate) fn load(object: &[u8], backends: usize, is_auto: bool) -> Result<Kernel, LoadError> {
+        check_loadable(object)?;
+        let stride_bits = (backends as u32 + 1).next_power_of_two().ilog2().clamp(1, MOST_BITS);
+        let count = PLACES >> stride_bits;
+        let refused = |error: &(dyn std::error::Error + 'static)| LoadError::of(error);
+        let mut loaded = EbpfLoader::new()
+            .override_global("shunt_stride_bits", &stride_bits, true)
+            .override_global("shunt_is_auto", &u32::from(is_auto), true)
+            .map_max_entries("shunt_sockets", PLACES)
+            .map_max_entries("shunt_cookies", PLACES)
+            .map_max_entries("shunt_ends", PLACES)
+            .map_max_entries("shunt_conversations", count)
+            .load(object)
+            .map_err(|error| refused(&error))?;
+        // Before the maps are taken out: it is loaded with their descriptors.
+        let program = loaded.program_mut(PROGRAM).ok_or(LoadError::NotAService)?;
+        let program: &mut SkSkb = program.try_into().map_err(|_| LoadError::NotAService)?;
+        program.load().map_err(|error| match &error {
+            ProgramError::LoadError { verifier_log, .. } => {
+                match Complaint::read(PROGRAM, &verifier_log.to_string()) {
+                    Some(complaint) => LoadError::Unsafe(complaint),
+                    None => refused(&error),
+                }
+            }
+            _ => refused(&error),
+        })?;
+        let map = |loaded: &mut Ebpf, name| loaded.take_map(name).ok_or(LoadError::NotAService);
+        let sockets: SockMap<MapData> =
+            map(&mut loaded, "shunt_sockets")?.try_into().map_err(|_| LoadError::NotAService)?;
+        let cookies = map(&mut loaded, "shunt_cookies")?.try_into().map_err(|_| LoadError::NotAService)?;
+        let left = map(&mut loaded, "shunt_left")?.try_into().map_err(|_| LoadError::NotAService)?;
+        let mapped = |loaded: &mut Ebpf, name, len: usize| {
+            let map: aya::maps::Map = map(loaded, name)?;
+            let aya::maps::Map::Array(data) = &map else { return Err(LoadError::NotAService) };
+            let len = len.next_multiple_of(rustix::param::page_size());
+            Mapping::map(data.fd(), len).map_err(|error| refused(&std::io::Error::from(error)))
+        };
+        let conversations = mapped(&mut loaded, "shunt_conversations", count as usize * CONVERSATION)?;
+        let ends = mapped(&mut loaded, "shunt_ends", PLACES as usize * END)?;
+        let placed = mapped(&mut loaded, "shunt_placed", 3 * 8)?;
+        let points = mapped(&mut loaded, "shunt_points", POINTS * 8)?;
+        let program = loaded.program_mut(PROGRAM).ok_or(LoadError::NotAService)?;
+        let program: &mut SkSkb = program.try_into().map_err(|_| LoadError::NotAService)?;
+        program.attach(sockets.fd()).map_err(|error| refused(&error))?;
+        let free = (0..count).rev().collect();
+        Ok(Kernel {
+            sockets,
+            cookies,
+            left,
+            conversations,
+            ends,
+            placed,
+            points,
+            stride_bits,
+            free,
+            _loaded: loaded,
+        })
+    }
+
+    /// How keys become backends from now on. No conversation may be the kernel's meanwhile.
+    pub(crate) fn set_backends(&self, backends: &Backends) {
+        let (hashing, points) = (backends.chooser.hashing, backends.chooser.placement.points());
+        let is_known = hashing != Hashing::Service && points.len() <= POINTS;
+        let count = if is_known { backends.list.len() } else { 0 };
+        let settings = [count as u64, u64::from(hashing == Hashing::Ketama), points.len() as u64];
+        for (at, value) in settings.into_iter().enumerate() {
+            self.placed.word(at * 8).expect("inside").store(value, SeqCst);
+        }
+        for (at, point) in points.iter().take(POINTS).enumerate() {
+            let value = u64::from(point.value) << 32 | u64::from(point.backend);
+            self.points.word(at * 8).expect("inside").store(value, SeqCst);
+        }
+    }
+
+    /// Backends of a conversation that can have a place.
+    pub(crate) fn reach(&self) -> usize {
+        (1 << self.stride_bits) - 1
+    }
+
+    /// A number for a conversation, if there is one left.
+    pub(crate) fn take_number(&mut self) -> Option<u32> {
+        let number = self.free.pop()?;
+        let begin = number as usize * CONVERSATION;
+        let zeroed = self.conversations.zero(begin, CONVERSATION);
+        let first = self.place(number, 0) as usize * END;
+        let zeroed = zeroed && self.ends.zero(first, END << self.stride_bits);
+        debug_assert!(zeroed, "inside");
+        Some(number)
+    }
+
+    /// Of a conversation none of whose sockets is in the map any more.
+    pub(crate) fn give_number(&mut self, number: u32) {
+        self.free.push(number);
+    }
+
+    /// Another socket will be at this position.
+    pub(crate) fn clear(&mut self, number: u32, position: usize) {
+        let zeroed = self.ends.zero(self.place(number, position) as usize * END, END);
+        debug_assert!(zeroed, "inside");
+    }
+
+    /// From now on the program is asked about what arrives at this socket, and about what has arrived and was not read.
+    pub(crate) fn insert(&mut self, number: u32, position: usize, socket: &OwnedFd) -> std::io::Result<()> {
+        let place = self.place(number, position);
+        let cookie = socket_cookie(socket)?;
+        self.cookies.insert(cookie, place, 0).map_err(std::io::Error::other)?;
+        if let Err(error) = self.sockets.set(place, socket, 0) {
+            let _ = self.cookies.remove(&cookie);
+            return Err(std::io::Error::other(error));
+        }
+        // What arrived before would else wait for the next segment.
+        let _ = set_receive_low_water(socket, 1);
+        self.has(number, position, Has::IsThere).store(1, SeqCst);
+        Ok(())
+    }
+
+    /// Of a socket that is over; what it had not sent on is lost.
+    pub(crate) fn remove(&mut self, number: u32, position: usize, socket: &OwnedFd) {
+        self.has(number, position, Has::IsThere).store(0, SeqCst);
+        let _ = self.sockets.clear_index(&self.place(number, position));
+        if let Ok(cookie) = socket_cookie(socket) {
+            let _ = self.cookies.remove(&cookie);
+        }
+    }
+
+    /// A word of a conversation.
+    pub(crate) fn of(&self, number: u32, word: Of) -> &AtomicU64 {
+        self.conversations.word(number as usize * CONVERSATION + word as usize * 8).expect("inside")
+    }
+
+    /// A word of one of its sockets.
+    pub(crate) fn has(&self, number: u32, position: usize, word: Has) -> &AtomicU64 {
+        self.ends.word(self.place(number, position) as usize * END + word as usize * 8).expect("inside")
+    }
+
+    /// Whether the program has passed it to user space.
+    pub(crate) fn gave_back(&self, number: u32) -> bool {
+        self.of(number, Of::Word).load(SeqCst) & 1 == 0
+    }
+
+    /// The beginning of the message that is under way, as much as was kept.
+    pub(crate) fn kept(&self, number: u32) -> Vec<u8> {
+        let length = (self.of(number, Of::KeptLength).load(SeqCst) as usize).min(KEPT);
+        let begin = number as usize * CONVERSATION + CONVERSATION - KEPT;
+        let words = (begin..begin + length.next_multiple_of(8)).step_by(8);
+        let word = |at| self.conversations.word(at).expect("inside").load(SeqCst).to_ne_bytes();
+        let mut kept: Vec<u8> = words.flat_map(word).collect();
+        kept.truncate(length);
+        kept
+    }
+
+    /// A conversation that the program has given back, if there is another one.
+    pub(crate) fn next_left(&mut self) -> Option<u32> {
+        let item = self.left.next()?;
+        Some(u32::from_ne_bytes(item.get(..4)?.try_into().expect("four bytes")))
+    }
+
+    /// Readable when there is one.
+    pub(crate) fn events(&self) -> BorrowedFd<'_> {
+        self.left.as_fd()
+    }
+
+    fn place(&self, number: u32, position: usize) -> u32 {
+        (number << self.stride_bits) + position as u32
+    }
+}
+
+const PROGRAM: &str = "shunt_arrived";

@@ -1,0 +1,157 @@
+//! What a service says of itself: for Prometheus, and as JSON for `shunt serve status`.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::{Atomic, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+
+use super::counts::{KERNEL, USER};
+use super::shared::Shared;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct One {
+    service: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByEngine {
+    service: String,
+    engine: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByReason {
+    service: String,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByBackend {
+    service: String,
+    backend: String,
+}
+
+/// In the text format of Prometheus.
+pub(crate) fn text(shared: &Shared) -> String {
+    let (counts, service) = (&shared.counts, shared.service.name().to_owned());
+    let mut registry = Registry::with_prefix("shunt_serve");
+    let one = || One { service: service.clone() };
+    let by_engine = |engine| ByEngine { service: service.clone(), engine };
+    let by_reason = |reason| ByReason { service: service.clone(), reason };
+
+    let total = |registry: &mut Registry, name: &str, help: &str, value: u64| {
+        let family = Family::<One, Counter>::default();
+        set(&family.get_or_create(&one()), value);
+        registry.register(name, help, family);
+    };
+    total(&mut registry, "clients", "Clients that connected", counts.clients.value());
+    total(&mut registry, "replies", "Replies of backends", counts.replies.value());
+    total(&mut registry, "retried", "Messages that were sent again", counts.retried.value());
+    let unacknowledged = "Bytes under way to backends whose connections broke";
+    total(&mut registry, "unacknowledged_bytes", unacknowledged, counts.unacknowledged.value());
+
+    let (messages, bytes) = (Family::<ByEngine, Counter>::default(), Family::<ByEngine, Counter>::default());
+    let open = Family::<ByEngine, Gauge>::default();
+    for (at, engine) in [(USER, "user"), (KERNEL, "kernel")] {
+        set(&messages.get_or_create(&by_engine(engine)), counts.messages[at].value());
+        set(&bytes.get_or_create(&by_engine(engine)), counts.bytes[at].value());
+    }
+    let in_kernel = counts.in_kernel.load(Relaxed);
+    open.get_or_create(&by_engine("kernel")).set(in_kernel);
+    open.get_or_create(&by_engine("user")).set(counts.open.load(Relaxed) - in_kernel);
+    registry.register("messages", "Messages of clients, by the engine that served them", messages);
+    registry.register("bytes", "Bytes of these messages", bytes);
+    registry.register("open_connections", "Clients that are connected, by the engine that has them", open);
+    let queued = Family::<One, Gauge>::default();
+    queued.get_or_create(&one()).set(counts.queued.load(Relaxed));
+    registry.register("queued_bytes", "Bytes that wait in user space", queued);
+
+    let (drops, moves) = (Family::<ByReason, Counter>::default(), Family::<ByReason, Counter>::default());
+    for (reason, count) in counts.drops() {
+        set(&drops.get_or_create(&by_reason(reason)), count);
+    }
+    for (reason, count) in counts.moves() {
+        set(&moves.get_or_create(&by_reason(reason.label())), count);
+    }
+    registry.register("drops", "Messages that did not reach anybody, by reason", drops);
+    registry.register("moves", "Conversations that changed engines, by reason", moves);
+    backends(shared, &service, &mut registry);
+
+    let mut text = String::new();
+    encode(&mut text, &registry).expect("a string takes everything");
+    text
+}
+
+fn backends(shared: &Shared, service: &str, registry: &mut Registry) {
+    let family = Family::<ByBackend, Counter>::default;
+    let (messages, bytes, connected, failed) = (family(), family(), family(), family());
+    let well = Family::<ByBackend, Gauge>::default();
+    for backend in &shared.backends().1.list {
+        let label = ByBackend { service: service.to_owned(), backend: backend.address.to_string() };
+        set(&messages.get_or_create(&label), backend.messages.value());
+        set(&bytes.get_or_create(&label), backend.bytes.value());
+        set(&connected.get_or_create(&label), backend.connected.value());
+        set(&failed.get_or_create(&label), backend.failed.value());
+        well.get_or_create(&label).set(backend.is_well().into());
+    }
+    registry.register("backend_messages", "Messages sent on to a backend", messages);
+    registry.register("backend_bytes", "Bytes of these messages", bytes);
+    registry.register("backend_connections", "Connections made to a backend", connected);
+    registry.register("backend_failures", "Connections to a backend that failed or broke", failed);
+    registry.register("backend_up", "Whether a backend worked when it was last tried", well);
+}
+
+/// For `shunt serve status`.
+pub(crate) fn status(shared: &Shared) -> Value {
+    let (counts, (_, backends)) = (&shared.counts, shared.backends());
+    let engine =
+        |at: usize| json!({ "messages": counts.messages[at].value(), "bytes": counts.bytes[at].value() });
+    let moves: Vec<Value> = counts
+        .moves()
+        .filter(|(_, count)| *count > 0)
+        .map(|(why, count)| json!({ "reason": why.label(), "count": count, "text": why.text() }))
+        .collect();
+    let drops: BTreeMap<&str, u64> = counts.drops().filter(|(_, count)| *count > 0).collect();
+    let backends: Vec<Value> = backends
+        .list
+        .iter()
+        .map(|backend| {
+            json!({
+                "address": backend.address,
+                "weight": backend.weight,
+                "up": backend.is_well(),
+                "messages": backend.messages.value(),
+                "bytes": backend.bytes.value(),
+                "connections": backend.connected.value(),
+                "failures": backend.failed.value(),
+            })
+        })
+        .collect();
+    json!({
+        "service": shared.service.name(),
+        "engine": shared.engine,
+        "clients": counts.clients.value(),
+        "open-connections": counts.open.load(Relaxed),
+        "in-kernel": counts.in_kernel.load(Relaxed),
+        "queued-bytes": counts.queued.load(Relaxed),
+        "user": engine(USER),
+        "kernel": engine(KERNEL),
+        "replies": counts.replies.value(),
+        "retried": counts.retried.value(),
+        "unacknowledged-bytes": counts.unacknowledged.value(),
+        "drops": drops,
+        "moves": moves,
+        "backends": backends,
+    })
+}
+
+fn set(counter: &Counter, value: u64) {
+    // Made for this one page: it was 0.
+    counter.inner().inc_by(value);
+}

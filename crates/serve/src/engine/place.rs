@@ -1,0 +1,266 @@
+//! Where a conversation is, and its moves between user space and the kernel. One of the two owns it as a whole: the other
+//! neither reads nor writes any of its sockets. docs/serve-protocol.md says why no byte is lost or overtaken; tests/moves.rs
+//! goes through all orders in which the steps of both sides can happen.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use shunt_sys::tcp::{self, Opener};
+
+use super::conversation::{Conversation, HEAD, Round};
+use super::counts::{KERNEL, Move};
+use super::kernel::{Has, Kernel, Of};
+use super::link::Link;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Place {
+    owner: Owner,
+    /// Once it has been in the kernel, its sockets stay in the map: what was passed to user space and not read yet would
+    /// be lost with their removal.
+    number: Option<u32>,
+    client: Seat,
+    /// By the place of the connection in `links`.
+    links: Vec<Option<Seat>>,
+    /// Bytes that nobody will read any more, of connections that are gone.
+    forgiven: u64,
+    /// The kernel does not take it: never tried again.
+    refused: bool,
+    /// Why it is on its way back.
+    why: Option<Move>,
+    /// Messages, bytes and replies of the kernel that were counted already.
+    harvested: [u64; 3],
+    /// Messages when it was given to the kernel.
+    before: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Owner {
+    #[default]
+    User,
+    Kernel,
+    /// The kernel takes nothing more, but not all that it has sent on is with TCP yet.
+    Nobody,
+}
+
+/// A socket in the map.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seat {
+    position: usize,
+    /// Bytes that were read since it was put there.
+    read: u64,
+    /// Messages and bytes that were counted already.
+    harvested: [u64; 2],
+}
+
+impl Place {
+    pub(crate) fn is_kernels(&self) -> bool {
+        self.owner != Owner::User
+    }
+
+    /// Its number in the kernel, if it has one.
+    pub(crate) fn number(&self) -> Option<u32> {
+        self.number
+    }
+
+    pub(super) fn client_read(&mut self, count: usize) {
+        self.client.read += count as u64;
+    }
+
+    pub(super) fn link_read(&mut self, at: usize, count: usize) {
+        if let Some(Some(seat)) = self.links.get_mut(at) {
+            seat.read += count as u64;
+        }
+    }
+
+    /// A connection is over.
+    pub(super) fn link_gone(&mut self, at: usize, socket: &OwnedFd, kernel: &mut Option<Kernel>) {
+        let seat = self.links.get_mut(at).and_then(Option::take);
+        if let (Some(seat), Some(number), Some(kernel)) = (seat, self.number, kernel) {
+            kernel.remove(number, seat.position, socket);
+            self.forgiven += kernel.has(number, seat.position, Has::Passed).swap(0, SeqCst);
+        }
+    }
+
+    fn read(&self) -> u64 {
+        self.client.read + self.forgiven + self.links.iter().flatten().map(|seat| seat.read).sum::<u64>()
+    }
+}
+
+impl Conversation {
+    /// Gives it to the kernel, if that is possible now. It may have been put into the map and still be user space's.
+    pub(crate) fn promote(&mut self, round: &mut Round<'_>) {
+        if !self.is_still() || self.place.refused || self.place.is_kernels() {
+            return;
+        }
+        if self.take_seats(round).is_err() {
+            // As of a socket whose peer has closed already.
+            self.place.refused = true;
+            return;
+        }
+        // What arrived before the sockets were in the map is passed now, and has to be served here.
+        self.read_client(round);
+        for at in 0..self.links.len() {
+            self.read_link(at, round);
+        }
+        let (Some(number), Some(kernel)) = (self.place.number, round.kernel.as_ref()) else { return };
+        if !self.is_still() {
+            return;
+        }
+        for (seat, socket, opener) in self.seats() {
+            let Some(sent) = written(socket, opener) else { return };
+            let has = |word| kernel.has(number, seat.position, word);
+            has(Has::Written).store(sent.wrapping_sub(has(Has::Redirected).load(SeqCst)), SeqCst);
+            has(Has::Acknowledged).store(0, SeqCst);
+        }
+        for word in [Of::Outstanding, Of::Several, Of::Why] {
+            kernel.of(number, word).store(0, SeqCst);
+        }
+        // Only if all that was ever passed here was read: what is passed from now on makes this fail.
+        let passed = self.place.read() << 1;
+        if kernel.of(number, Of::Word).compare_exchange(passed, passed | 1, SeqCst, SeqCst).is_ok() {
+            self.place.owner = Owner::Kernel;
+            self.place.before = kernel.of(number, Of::Messages).load(Relaxed);
+            round.counts.moved(Move::Calm);
+            round.counts.in_kernel.fetch_add(1, Relaxed);
+            self.watch_ends(round);
+        }
+    }
+
+    /// Takes it back, unless the kernel has given it back already. It is user space's as soon as [`Self::take_back`] says so.
+    /// True: that is to be asked from now on.
+    pub(crate) fn demote(&mut self, why: Move, kernel: &Kernel) -> bool {
+        let (Some(number), Owner::Kernel) = (self.place.number, self.place.owner) else { return false };
+        let was = kernel.of(number, Of::Word).fetch_and(!1, SeqCst);
+        let said = kernel.of(number, Of::Why).load(SeqCst) as usize;
+        let kernels = Move::ALL.get(said).copied().filter(|_| was & 1 == 0);
+        self.place.why = Some(kernels.unwrap_or(why));
+        self.place.owner = Owner::Nobody;
+        true
+    }
+
+    /// Whether what the kernel has sent on is with TCP, so that it is user space's again.
+    pub(crate) fn take_back(&mut self, round: &mut Round<'_>) -> bool {
+        let (Some(number), Owner::Nobody, Some(kernel)) =
+            (self.place.number, self.place.owner, round.kernel.as_ref())
+        else {
+            return true;
+        };
+        let is_sent = |(seat, socket, opener): (Seat, &OwnedFd, Opener)| {
+            let has = |word| kernel.has(number, seat.position, word).load(SeqCst);
+            let wanted = has(Has::Written).wrapping_add(has(Has::Redirected));
+            // One that is over takes nothing any more.
+            written(socket, opener).is_none_or(|sent| sent >= wanted)
+        };
+        if !self.seats().all(is_sent) {
+            return false;
+        }
+        self.place.owner = Owner::User;
+        round.counts.in_kernel.fetch_sub(1, Relaxed);
+        let why = self.place.why.take().unwrap_or(Move::Ended);
+        round.counts.moved(why);
+        self.calm.left(why, kernel.of(number, Of::Messages).load(SeqCst) - self.place.before, round.now);
+        if kernel.of(number, Of::Outstanding).load(SeqCst) == 1 {
+            self.take_outstanding(number, kernel, round.properties.retry);
+        }
+        self.harvest(round);
+        true
+    }
+
+    /// Counts what the kernel has done since this was asked last.
+    pub(crate) fn harvest(&mut self, round: &mut Round<'_>) {
+        let (Some(number), Some(kernel)) = (self.place.number, round.kernel.as_ref()) else { return };
+        let counts = [&round.counts.messages[KERNEL], &round.counts.bytes[KERNEL], &round.counts.replies];
+        let words = [Of::Messages, Of::Bytes, Of::Replies];
+        for (at, (word, count)) in words.into_iter().zip(counts).enumerate() {
+            let now = kernel.of(number, word).load(Relaxed);
+            count.add(now.saturating_sub(self.place.harvested[at]));
+            self.place.harvested[at] = now;
+        }
+        for (seat, link) in self.place.links.iter_mut().zip(&self.links) {
+            let (Some(seat), Some(link)) = (seat, link) else { continue };
+            let counts = [&link.backend.messages, &link.backend.bytes];
+            for (at, (word, count)) in [Has::Messages, Has::Redirected].into_iter().zip(counts).enumerate() {
+                let now = kernel.has(number, seat.position, word).load(Relaxed);
+                count.add(now.saturating_sub(seat.harvested[at]));
+                seat.harvested[at] = now;
+            }
+        }
+    }
+
+    /// It is over: its sockets leave the map.
+    pub(super) fn leave_seats(&mut self, kernel: &mut Option<Kernel>) {
+        let (Some(number), Some(kernel)) = (self.place.number.take(), kernel) else { return };
+        kernel.remove(number, 0, &self.client);
+        for (seat, link) in self.place.links.drain(..).zip(&self.links) {
+            if let (Some(seat), Some(link)) = (seat, link) {
+                kernel.remove(number, seat.position, &link.socket);
+            }
+        }
+        kernel.give_number(number);
+    }
+
+    /// Nothing is under way, on no side.
+    fn is_still(&self) -> bool {
+        let is_still = |link: &Link| link.connecting.is_none() && link.is_idle() && !link.retired;
+        !(self.ended || self.stopped || self.broken || self.blocked)
+            && self.input.is_empty()
+            && self.output.is_empty()
+            && self.waiting.is_empty()
+            && self.links.iter().flatten().all(is_still)
+    }
+
+    /// Puts those of its sockets into the map that are not there yet. A connection beyond the kernel's reach stays outside.
+    fn take_seats(&mut self, round: &mut Round<'_>) -> std::io::Result<()> {
+        let Some(kernel) = round.kernel.as_mut() else { return Ok(()) };
+        let number = match self.place.number {
+            Some(number) => number,
+            None => {
+                let Some(number) = kernel.take_number() else { return Ok(()) };
+                self.place.number = Some(number);
+                self.place.client = Seat::default();
+                self.place.harvested = [0; 3];
+                kernel.insert(number, 0, &self.client)?;
+                number
+            }
+        };
+        self.place.links.resize(self.links.len(), None);
+        for (seat, link) in self.place.links.iter_mut().zip(&self.links) {
+            let (None, Some(link)) = (&seat, link) else { continue };
+            let at = round.backends.list.iter().position(|backend| Arc::ptr_eq(backend, &link.backend));
+            let Some(position) = at.map(|at| at + 1).filter(|position| *position <= kernel.reach()) else {
+                continue;
+            };
+            kernel.clear(number, position);
+            kernel.insert(number, position, &link.socket)?;
+            *seat = Some(Seat { position, ..Seat::default() });
+        }
+        Ok(())
+    }
+
+    /// Those in the map.
+    fn seats(&self) -> impl Iterator<Item = (Seat, &OwnedFd, Opener)> {
+        let links = self.place.links.iter().zip(&self.links);
+        let links = links.filter_map(|(seat, link)| Some(((*seat)?, &link.as_ref()?.socket, Opener::Us)));
+        std::iter::once((self.place.client, &self.client, Opener::Peer)).chain(links)
+    }
+
+    /// A message is under way in the kernel's hands: it is waited for here from now on.
+    fn take_outstanding(&mut self, number: u32, kernel: &Kernel, retry: bool) {
+        let backend = kernel.of(number, Of::Backend).load(SeqCst) as usize;
+        let kept = kernel.kept(number);
+        let length = if retry { kept.len() } else { kept.len().min(HEAD) };
+        let at = self.place.links.iter().position(|seat| seat.is_some_and(|seat| seat.position == backend));
+        // A connection in the map goes only in user space's hands.
+        if let Some(link) = at.and_then(|at| self.links[at].as_mut()) {
+            link.unanswered.push_back(self.waiting.push(&kept[..length]));
+        }
+    }
+}
+
+/// Bytes that were written to a socket, as the kernel counts them: with the opener's SYN. None: it is over.
+fn written(socket: &OwnedFd, opener: Opener) -> Option<u64> {
+    let sent = tcp::sent_as(socket, opener).ok()??;
+    Some(sent + u64::from(opener == Opener::Us))
+}

@@ -1,0 +1,235 @@
+//! A service's life: its threads, what it listens to, its backends' health, and what it is told while it runs.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use shunt_control::{AskError, Asked, Control, serve_metrics};
+use socket2::{Domain, Protocol, Socket, Type};
+use thiserror::Error;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::Signal;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::backends::{Backends, BackendsError};
+use super::choose::Hashing;
+use super::kernel::Kernel;
+use super::shared::{Engine, Shared};
+use super::worker::Worker;
+use super::{limits, metrics};
+use crate::service::Service;
+use crate::service::verifier::LoadError;
+
+/// What is served, and how.
+pub struct Options {
+    /// The native half.
+    pub service: Arc<dyn Service>,
+    /// The BPF half.
+    pub object: Vec<u8>,
+    /// Where clients connect to.
+    pub listen: SocketAddr,
+    /// The file of backends, if the service has any.
+    pub backends: Option<PathBuf>,
+    /// Where conversations are served.
+    pub engine: Engine,
+    /// Goes before what the file says.
+    pub hashing: Option<Hashing>,
+    /// Threads that serve conversations.
+    pub threads: usize,
+    /// The control socket.
+    pub control: PathBuf,
+    /// A page for Prometheus.
+    pub metrics: Option<SocketAddr>,
+    /// How long conversations may take to end when the service does.
+    pub drain: Duration,
+}
+
+/// Where a service is talked to, if nothing else was said.
+pub const DEFAULT_CONTROL: &str = "/run/shunt/serve.sock";
+
+/// What a service can be asked while it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Request {
+    /// How it is.
+    Status,
+    /// The file of backends is read again.
+    Reload,
+}
+
+/// Asks the service whose control socket this is.
+pub fn ask(path: &Path, request: Request) -> Result<Value, AskError> {
+    shunt_control::ask(SERVICE, path, &request)
+}
+
+/// What runs, in messages.
+const SERVICE: &str = "service";
+
+/// Why a service does not run.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The file of backends is wrong.
+    #[error(transparent)]
+    Backends(#[from] BackendsError),
+    /// It was to run in the kernel.
+    #[error("the service cannot run in the kernel, as --engine kernel asks: {0}")]
+    Kernel(#[from] LoadError),
+    /// An address, or the control socket, cannot be had.
+    #[error("cannot listen at {place}: {source}")]
+    Listen {
+        /// Where.
+        place: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// Threads cannot be made.
+    #[error("no threads: {0}")]
+    Threads(io::Error),
+}
+
+/// Whether a service could run in the kernel: tries it, and takes it out again.
+pub fn try_kernel(object: &[u8]) -> Result<(), LoadError> {
+    Kernel::load(object, 1, true).map(drop)
+}
+
+/// Runs a service until `shutdown` completes and its conversations have ended. `ready` is called when it serves, with the
+/// reason if it does without the kernel; with each `hangup` it reads its backends again. Needs a tokio runtime with I/O and
+/// time.
+pub async fn run(
+    options: Options,
+    ready: impl FnOnce(Option<&LoadError>),
+    mut hangup: Signal,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    let read = |before: Option<&Backends>| match &options.backends {
+        Some(path) => Backends::read(path, options.hashing, before),
+        None => Ok(Backends::none(options.hashing.unwrap_or_default())),
+    };
+    let backends = read(None)?;
+    let control = Control::open(SERVICE, &options.control).map_err(listening(options.control.display()))?;
+    let (kernels, refusal) = kernels(&options, backends.list.len())?;
+    let eventfds = (0..options.threads).map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK));
+    let wakes: Vec<Arc<OwnedFd>> = eventfds
+        .map(|wake| wake.map(Arc::new))
+        .collect::<Result<_, _>>()
+        .map_err(|error| Error::Threads(error.into()))?;
+    let engine = if refusal.is_some() { Engine::User } else { options.engine };
+    let shared = Arc::new(Shared::new(options.service.clone(), engine, backends, wakes.clone()));
+    let threads = crew(&options, &shared, kernels)?;
+    if let Some(address) = options.metrics {
+        let listener = TcpListener::bind(address).await.map_err(listening(address))?;
+        let page = shared.clone();
+        tokio::spawn(serve_metrics(Arc::new(move || metrics::text(&page)), listener));
+    }
+    let reload = || {
+        let backends = read(Some(&shared.backends().1)).map_err(|error| error.to_string())?;
+        let count = backends.list.len();
+        shared.set_backends(backends);
+        tracing::info!(count, "the backends were read again");
+        Ok(json!({ "backends": count }))
+    };
+    let began = Instant::now();
+    let status = || {
+        let mut status = metrics::status(&shared);
+        status["listen"] = json!(options.listen);
+        status["uptime-seconds"] = json!(began.elapsed().as_secs());
+        status["without-kernel"] = json!(refusal.as_ref().map(ToString::to_string));
+        status
+    };
+    let mut obey = async |asked: &mut mpsc::Receiver<Asked<Request>>| {
+        loop {
+            tokio::select! {
+                Some((request, answer)) = asked.recv() => {
+                    let done = match request {
+                        Request::Status => Ok(status()),
+                        Request::Reload => reload(),
+                    };
+                    let _ = answer.send(done);
+                }
+                Some(()) = hangup.recv() => {
+                    if let Err(why) = reload() {
+                        tracing::error!(why, "the backends stay as they were");
+                    }
+                }
+            }
+        }
+    };
+    let (sender, mut asked) = mpsc::channel(16);
+    ready(refusal.as_ref());
+    tokio::select! {
+        () = shutdown => {}
+        () = control.serve(sender) => {}
+        () = obey(&mut asked) => {}
+        () = look_after(&shared) => {}
+    }
+    shared.stop(options.drain);
+    let joined = move || threads.into_iter().for_each(|thread| drop(thread.join()));
+    let _ = tokio::task::spawn_blocking(joined).await;
+    Ok(())
+}
+
+/// One for each thread, or why there is none.
+fn kernels(options: &Options, backends: usize) -> Result<(Vec<Kernel>, Option<LoadError>), LoadError> {
+    if options.engine == Engine::User {
+        return Ok((Vec::new(), None));
+    }
+    let load = |_| Kernel::load(&options.object, backends, options.engine == Engine::Auto);
+    match (0..options.threads).map(load).collect() {
+        Ok(kernels) => Ok((kernels, None)),
+        Err(error) if options.engine == Engine::Kernel => Err(error),
+        Err(error) => Ok((Vec::new(), Some(error))),
+    }
+}
+
+fn crew(options: &Options, shared: &Arc<Shared>, kernels: Vec<Kernel>) -> Result<Vec<JoinHandle<()>>, Error> {
+    let mut kernels = kernels.into_iter();
+    let mut threads = Vec::new();
+    for (number, wake) in shared.wakes.iter().enumerate() {
+        let listener = listen(options.listen).map_err(listening(options.listen))?;
+        let worker = Worker::new(shared.clone(), listener, wake.clone(), kernels.next());
+        let worker = worker.map_err(|error| Error::Threads(error.into()))?;
+        let thread = std::thread::Builder::new().name(format!("serve-{number}"));
+        threads.push(thread.spawn(move || worker.run()).map_err(Error::Threads)?);
+    }
+    Ok(threads)
+}
+
+/// Each thread has a listener of its own, and the kernel shares the clients out.
+fn listen(address: SocketAddr) -> io::Result<OwnedFd> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(true)?;
+    limits::bound(&socket)?;
+    socket.bind(&address.into())?;
+    socket.listen(4096)?;
+    Ok(socket.into())
+}
+
+/// Connects to each backend now and then, so that those that are down or up again are known before a message needs them.
+async fn look_after(shared: &Shared) {
+    loop {
+        let (_, backends) = shared.backends();
+        for backend in backends.list.iter().filter(|backend| backend.may_be_tried()).cloned() {
+            let limit = backends.health.timeout();
+            tokio::spawn(async move {
+                match timeout(limit, TcpStream::connect(backend.address)).await {
+                    Ok(Ok(_)) => backend.works(),
+                    _ => backend.fails(),
+                }
+            });
+        }
+        tokio::time::sleep(backends.health.interval()).await;
+    }
+}
+
+fn listening(place: impl ToString) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::Listen { place: place.to_string(), source }
+}

@@ -1,0 +1,317 @@
+//! One thread: its listener, its conversations, its kernel engine. Each round takes what there is of all of them, and then
+//! writes what there is for each.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+
+use super::backends::Backends;
+use super::conversation::{Conversation, Round};
+use super::counts::Move;
+use super::kernel::Kernel;
+use super::limits;
+use super::linger::Lingering;
+use super::shared::{Engine, Shared};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    epoll: OwnedFd,
+    /// None: no client is taken any more.
+    listener: Option<OwnedFd>,
+    /// Written to when `shared` has changed.
+    wake: Arc<OwnedFd>,
+    kernel: Option<Kernel>,
+    backends: Arc<Backends>,
+    generation: u64,
+    conversations: Vec<Option<Box<Conversation>>>,
+    free: Vec<u32>,
+    /// Something was done for them in this round.
+    touched: Vec<u32>,
+    /// On their way back from the kernel.
+    leaving: Vec<u32>,
+    /// By their numbers in the kernel.
+    by_number: Vec<u32>,
+    lingering: Vec<Lingering>,
+    scratch: Vec<u8>,
+    ticked: Instant,
+}
+
+const LISTENER: u64 = u64::MAX;
+const WAKE: u64 = u64::MAX - 1;
+const LEFT: u64 = u64::MAX - 2;
+/// How often is looked at what no event tells.
+const TICK: Duration = Duration::from_millis(500);
+const SOON: Duration = Duration::from_millis(20);
+/// The kernel's queue of what it sends on is looked at so often while a conversation comes back.
+const LEAVING: Duration = Duration::from_millis(1);
+
+impl Worker {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        listener: OwnedFd,
+        wake: Arc<OwnedFd>,
+        kernel: Option<Kernel>,
+    ) -> rustix::io::Result<Worker> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
+        let (generation, backends) = shared.backends();
+        if let Some(kernel) = &kernel {
+            epoll::add(&epoll, kernel.events(), EventData::new_u64(LEFT), EventFlags::IN)?;
+            kernel.set_backends(&backends);
+        }
+        let scratch = vec![0; shared.service.properties().max_message + limits::READ];
+        Ok(Worker {
+            shared,
+            epoll,
+            listener: Some(listener),
+            wake,
+            kernel,
+            backends,
+            generation,
+            conversations: Vec::new(),
+            free: Vec::new(),
+            touched: Vec::new(),
+            leaving: Vec::new(),
+            by_number: Vec::new(),
+            lingering: Vec::new(),
+            scratch,
+            ticked: Instant::now(),
+        })
+    }
+
+    /// Until the service ends and the last conversation with it, or there is no more time for those.
+    pub(crate) fn run(mut self) {
+        let mut events: Vec<Event> = Vec::with_capacity(256);
+        loop {
+            let pause = match () {
+                () if !self.leaving.is_empty() => LEAVING,
+                () if !self.lingering.is_empty() || self.shared.is_stopping() => SOON,
+                () => TICK,
+            };
+            let timeout = Timespec { tv_sec: 0, tv_nsec: pause.as_nanos() as i64 };
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "epoll_wait failed: this thread serves nobody any more");
+                    return;
+                }
+            }
+            let now = Instant::now();
+            for event in &events {
+                let (data, flags) = (event.data, event.flags);
+                match data.u64() {
+                    LISTENER => self.accept(now),
+                    WAKE => self.look_around(now),
+                    LEFT => self.take_left(now),
+                    data => self.ready(data, flags, now),
+                }
+            }
+            self.take_back(now);
+            self.settle(now);
+            if now.duration_since(self.ticked) >= TICK {
+                self.tick(now);
+            }
+            self.lingering.retain(|lingering| !lingering.is_done(now));
+            if self.shared.is_over(now) || self.shared.is_stopping() && self.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.lingering.is_empty() && self.conversations.iter().all(Option::is_none)
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..64 {
+            let Some(listener) = &self.listener else { return };
+            let client = match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(client) => client,
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                    // They stay in the listener's queue, and would be told of again at once.
+                    std::thread::sleep(LEAVING);
+                    return;
+                }
+                Err(_) => return,
+            };
+            let id = self.free.pop().unwrap_or(self.conversations.len() as u32);
+            let (_, mut round) = self.parts(now);
+            match Conversation::new(id, client, &mut round) {
+                Ok(new) => {
+                    round.counts.clients.add(1);
+                    round.counts.open.fetch_add(1, Relaxed);
+                    if id as usize == self.conversations.len() {
+                        self.conversations.push(None);
+                    }
+                    self.conversations[id as usize] = Some(Box::new(new));
+                    self.touched.push(id);
+                }
+                Err(_) => self.free.push(id),
+            }
+        }
+    }
+
+    /// Another list of backends, or the end.
+    fn look_around(&mut self, now: Instant) {
+        let mut told = [0; 8];
+        let _ = rustix::io::read(&*self.wake, &mut told);
+        let (generation, backends) = self.shared.backends();
+        let changed = generation != self.generation;
+        let stops = self.shared.is_stopping();
+        if stops {
+            self.listener = None;
+        }
+        if !changed && !stops {
+            return;
+        }
+        (self.generation, self.backends) = (generation, backends);
+        let why = if stops { Move::Stop } else { Move::Reload };
+        for id in 0..self.conversations.len() as u32 {
+            self.demote(id, why);
+            self.touched.push(id);
+        }
+        let (conversations, round) = self.parts(now);
+        for conversation in conversations.iter_mut().flatten() {
+            conversation.backends_changed(round.backends);
+            if stops {
+                conversation.drain();
+            }
+        }
+        if let Some(kernel) = &self.kernel {
+            kernel.set_backends(&self.backends);
+        }
+    }
+
+    fn take_left(&mut self, _now: Instant) {
+        while let Some(number) = self.kernel.as_mut().and_then(Kernel::next_left) {
+            // It may have ended meanwhile, and another have its number; then nothing is done.
+            if let Some(id) = self.by_number.get(number as usize).copied() {
+                self.left(id, number);
+            }
+        }
+    }
+
+    fn left(&mut self, id: u32, number: u32) {
+        let (Some(kernel), Some(Some(conversation))) =
+            (&self.kernel, self.conversations.get_mut(id as usize))
+        else {
+            return;
+        };
+        let gave_back = conversation.place.number() == Some(number) && kernel.gave_back(number);
+        if gave_back && conversation.demote(Move::Ended, kernel) {
+            self.leaving.push(id);
+        }
+    }
+
+    fn demote(&mut self, id: u32, why: Move) {
+        let (Some(kernel), Some(Some(conversation))) =
+            (&self.kernel, self.conversations.get_mut(id as usize))
+        else {
+            return;
+        };
+        if conversation.demote(why, kernel) {
+            self.leaving.push(id);
+        }
+    }
+
+    fn ready(&mut self, data: u64, flags: EventFlags, now: Instant) {
+        let (id, generation, part) = ((data >> 32) as u32, (data >> 16) as u16, data as u16 as usize);
+        self.demote(id, Move::Ended);
+        let (conversations, mut round) = self.parts(now);
+        let Some(Some(conversation)) = conversations.get_mut(id as usize) else { return };
+        if conversation.place.is_kernels() {
+            return;
+        }
+        match part {
+            0 => conversation.client_ready(flags, &mut round),
+            part => conversation.link_ready(part - 1, generation, &mut round),
+        }
+        self.touched.push(id);
+    }
+
+    fn take_back(&mut self, now: Instant) {
+        for id in std::mem::take(&mut self.leaving) {
+            let (conversations, mut round) = self.parts(now);
+            let Some(Some(conversation)) = conversations.get_mut(id as usize) else { continue };
+            match conversation.take_back(&mut round) {
+                true => self.touched.push(id),
+                false => self.leaving.push(id),
+            }
+        }
+    }
+
+    fn settle(&mut self, now: Instant) {
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.sort_unstable();
+        touched.dedup();
+        for id in touched.drain(..) {
+            let engine = self.shared.engine;
+            let (conversations, mut round) = self.parts(now);
+            let Some(Some(conversation)) = conversations.get_mut(id as usize) else { continue };
+            if conversation.settle(&mut round) {
+                round.counts.open.fetch_sub(1, Relaxed);
+                conversations[id as usize] = None;
+                self.free.push(id);
+                continue;
+            }
+            let wants = match engine {
+                Engine::User => false,
+                Engine::Kernel => true,
+                Engine::Auto => conversation.is_calm(now),
+            };
+            if wants && round.kernel.is_some() {
+                conversation.promote(&mut round);
+                if let Some(number) = conversation.place.number() {
+                    let number = number as usize;
+                    self.by_number.resize(self.by_number.len().max(number + 1), 0);
+                    self.by_number[number] = id;
+                }
+                // What it read meanwhile is to be written.
+                let (conversations, mut round) = self.parts(now);
+                let Some(Some(conversation)) = conversations.get_mut(id as usize) else { continue };
+                if conversation.settle(&mut round) {
+                    round.counts.open.fetch_sub(1, Relaxed);
+                    conversations[id as usize] = None;
+                    self.free.push(id);
+                }
+            }
+        }
+    }
+
+    /// What no event tells: connections that are not made, room that others have left.
+    fn tick(&mut self, now: Instant) {
+        self.ticked = now;
+        let (conversations, mut round) = self.parts(now);
+        for conversation in conversations.iter_mut().flatten() {
+            conversation.harvest(&mut round);
+        }
+        let open = self.conversations.iter().flatten().map(|conversation| conversation.id());
+        self.touched.extend(open);
+        self.settle(now);
+    }
+
+    fn parts(&mut self, now: Instant) -> (&mut Vec<Option<Box<Conversation>>>, Round<'_>) {
+        let round = Round {
+            service: &*self.shared.service,
+            properties: self.shared.service.properties(),
+            backends: &self.backends,
+            counts: &self.shared.counts,
+            epoll: &self.epoll,
+            scratch: &mut self.scratch,
+            lingering: &mut self.lingering,
+            kernel: &mut self.kernel,
+            now,
+        };
+        (&mut self.conversations, round)
+    }
+}

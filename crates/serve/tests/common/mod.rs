@@ -1,0 +1,195 @@
+//! A service in a network namespace of its own, with backends, and clients that check every byte.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use shunt_netns::Net;
+use shunt_serve::engine::{self, Engine, Options, Request};
+use shunt_serve::service::builtin;
+use tempfile::TempDir;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+
+/// A running service. It ends with this value.
+pub(crate) struct Serving {
+    pub(crate) net: Net,
+    pub(crate) address: SocketAddr,
+    directory: TempDir,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+pub(crate) const ENGINES: [Engine; 3] = [Engine::User, Engine::Kernel, Engine::Auto];
+
+impl Serving {
+    /// A builtin service, with a file of backends if it has any.
+    pub(crate) fn start(net: Net, name: &str, engine: Engine, backends: &[SocketAddr]) -> Serving {
+        let directory = tempfile::tempdir().unwrap();
+        let address = "127.0.0.1:4000".parse().unwrap();
+        let builtin = builtin::named(name).expect("a builtin");
+        let file = directory.path().join("backends.toml");
+        std::fs::write(&file, toml(backends)).unwrap();
+        let options = Options {
+            service: Arc::new(builtin.native),
+            object: builtin.object.to_vec(),
+            listen: address,
+            backends: (!backends.is_empty()).then_some(file),
+            engine,
+            hashing: None,
+            threads: 1,
+            control: directory.path().join("control"),
+            metrics: None,
+            drain: Duration::from_secs(2),
+        };
+        let (stop, stopped) = oneshot::channel();
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let thread = net.inside(|| {
+            std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                runtime.block_on(async {
+                    let hangup = signal(SignalKind::hangup()).unwrap();
+                    let told = move |refusal: Option<&_>| {
+                        assert!(refusal.is_none(), "{refusal:?}");
+                        ready.send(()).unwrap();
+                    };
+                    let shutdown = async { drop(stopped.await) };
+                    engine::run(options, told, hangup, shutdown).await.unwrap();
+                });
+            })
+        });
+        is_ready.recv().expect("the service runs; as root, for it loads programs into the kernel");
+        Serving { net, address, directory, stop: Some(stop), thread: Some(thread) }
+    }
+
+    pub(crate) fn connect(&self) -> TcpStream {
+        let stream = self.net.inside(|| TcpStream::connect(self.address)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    pub(crate) fn status(&self) -> Value {
+        engine::ask(&self.control(), Request::Status).unwrap()
+    }
+
+    /// Other backends from now on.
+    #[allow(dead_code, reason = "not every test does")]
+    pub(crate) fn reload(&self, backends: &[SocketAddr]) {
+        std::fs::write(self.directory.path().join("backends.toml"), toml(backends)).unwrap();
+        engine::ask(&self.control(), Request::Reload).unwrap();
+    }
+
+    /// Waits until the status says so.
+    pub(crate) fn wait(&self, what: &str, is_so: impl Fn(&Value) -> bool) {
+        let began = Instant::now();
+        loop {
+            let status = self.status();
+            if is_so(&status) {
+                return;
+            }
+            assert!(began.elapsed() < PATIENCE, "{what}: {status:#}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn control(&self) -> PathBuf {
+        self.directory.path().join("control")
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        let joined = self.thread.take().unwrap().join();
+        if !std::thread::panicking() {
+            joined.unwrap();
+        }
+    }
+}
+
+/// Longer than anything takes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+fn toml(backends: &[SocketAddr]) -> String {
+    backends.iter().map(|address| format!("[[backend]]\naddress = '{address}'\n")).collect()
+}
+
+/// A message of length-router and length-echo: its length, a key, a number, and bytes that follow from it.
+pub(crate) fn message(key: u32, number: u32, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; 12 + length];
+    bytes[..4].copy_from_slice(&(8 + length as u32).to_be_bytes());
+    bytes[4..8].copy_from_slice(&key.to_be_bytes());
+    bytes[8..12].copy_from_slice(&number.to_be_bytes());
+    for (at, byte) in bytes[12..].iter_mut().enumerate() {
+        *byte = (number as usize).wrapping_mul(31).wrapping_add(at) as u8;
+    }
+    bytes
+}
+
+/// Reads one message.
+pub(crate) fn read_message(stream: &mut impl Read) -> std::io::Result<Vec<u8>> {
+    let mut bytes = vec![0; 4];
+    stream.read_exact(&mut bytes)?;
+    let length = u32::from_be_bytes(bytes[..4].try_into().unwrap()) as usize;
+    bytes.resize(4 + length, 0);
+    stream.read_exact(&mut bytes[4..])?;
+    Ok(bytes)
+}
+
+/// Answers each message with itself.
+pub(crate) struct Backend {
+    pub(crate) address: SocketAddr,
+    pub(crate) messages: Arc<AtomicU64>,
+    /// It neither reads nor answers while this is set.
+    pub(crate) paused: Arc<AtomicBool>,
+    /// Every connection is reset after so many messages; 0: never.
+    pub(crate) resets_after: Arc<AtomicU64>,
+}
+
+impl Backend {
+    pub(crate) fn start(net: &Net, port: u16) -> Backend {
+        let address: SocketAddr = ([127, 0, 0, 1], port).into();
+        let listener = net.inside(|| TcpListener::bind(address)).unwrap();
+        let backend = Backend {
+            address,
+            messages: Arc::default(),
+            paused: Arc::default(),
+            resets_after: Arc::default(),
+        };
+        let (messages, paused, resets) =
+            (backend.messages.clone(), backend.paused.clone(), backend.resets_after.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let (messages, paused, resets) = (messages.clone(), paused.clone(), resets.clone());
+                std::thread::spawn(move || serve(stream, &messages, &paused, &resets));
+            }
+        });
+        backend
+    }
+}
+
+fn serve(mut stream: TcpStream, messages: &AtomicU64, paused: &AtomicBool, resets: &AtomicU64) {
+    stream.set_nodelay(true).unwrap();
+    let mut reader = std::io::BufReader::with_capacity(1 << 16, stream.try_clone().unwrap());
+    for count in 1.. {
+        while paused.load(SeqCst) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let Ok(message) = read_message(&mut reader) else { return };
+        if count == resets.load(SeqCst) {
+            let socket = socket2::SockRef::from(&stream);
+            socket.set_linger(Some(Duration::ZERO)).unwrap();
+            return;
+        }
+        messages.fetch_add(1, SeqCst);
+        if stream.write_all(&message).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Both engines, and the moves between them: every message is answered once, whole and in order, however it is cut.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use common::{Backend, ENGINES, Serving, message, read_message};
+use shunt_netns::Net;
+use shunt_serve::engine::Engine;
+
+#[test]
+fn an_echo_gives_back_every_byte() {
+    for engine in ENGINES {
+        let serving = Serving::start(Net::new(), "echo", engine, &[]);
+        let mut client = serving.connect();
+        for number in 0..400u32 {
+            let sent = message(0, number, number as usize * 7 % 3000);
+            client.write_all(&sent).unwrap();
+            let mut got = vec![0; sent.len()];
+            client
+                .read_exact(&mut got)
+                .unwrap_or_else(|error| panic!("{engine:?} {number}: {error} {:#}", serving.status()));
+            assert_eq!(got, sent);
+        }
+        let status = serving.status();
+        match engine {
+            Engine::User => assert_eq!(status["kernel"]["messages"], 0),
+            _ => assert_eq!(status["in-kernel"], 1, "{status:#}"),
+        }
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        serving.wait("it is over", |status| status["open-connections"] == 0);
+    }
+}
+
+#[test]
+fn one_at_a_time_through_the_router() {
+    for engine in ENGINES {
+        let net = Net::new();
+        let backends: Vec<Backend> = (0..3).map(|at| Backend::start(&net, 5000 + at)).collect();
+        let addresses: Vec<_> = backends.iter().map(|backend| backend.address).collect();
+        let serving = Serving::start(net, "length-router", engine, &addresses);
+        let mut client = serving.connect();
+        for number in 0..600u32 {
+            let sent = message(number % 3, number, number as usize * 13 % 2000);
+            client.write_all(&sent).unwrap();
+            let got = read_message(&mut client)
+                .unwrap_or_else(|error| panic!("{engine:?} {number}: {error} {:#}", serving.status()));
+            assert_eq!(got, sent);
+        }
+        let status = serving.status();
+        let of = |engine: &str| status[engine]["messages"].as_u64().unwrap();
+        assert_eq!(engine == Engine::User, of("kernel") == 0, "{status:#}");
+        for backend in &backends {
+            assert_eq!(backend.messages.load(SeqCst), 200);
+        }
+        drop(client);
+        serving.wait("it is over", |status| status["open-connections"] == 0);
+        let status = serving.status();
+        assert_eq!(
+            status["user"]["messages"].as_u64().unwrap() + status["kernel"]["messages"].as_u64().unwrap(),
+            600,
+            "{status:#}"
+        );
+    }
+}
+
+/// The router with so many backends, which answer each message with itself.
+fn router(engine: Engine, count: u16) -> (Serving, Vec<Backend>) {
+    let net = Net::new();
+    let backends: Vec<Backend> = (0..count).map(|at| Backend::start(&net, 5000 + at)).collect();
+    let addresses: Vec<_> = backends.iter().map(|backend| backend.address).collect();
+    (Serving::start(net, "length-router", engine, &addresses), backends)
+}
+
+fn expect(client: &mut TcpStream, serving: &Serving, wanted: &[u8], what: &str) {
+    let got = read_message(client).unwrap_or_else(|error| panic!("{what}: {error} {:#}", serving.status()));
+    assert!(got == wanted, "{what}: {} bytes instead of {}", got.len(), wanted.len());
+}
+
+/// Sends messages and reads their answers, one after another.
+fn one_by_one(client: &mut TcpStream, serving: &Serving, numbers: std::ops::Range<u32>) {
+    for number in numbers {
+        let sent = message(number, number, number as usize % 300);
+        client.write_all(&sent).unwrap();
+        expect(client, serving, &sent, &format!("message {number}"));
+    }
+}
+
+#[test]
+fn messages_cut_at_every_byte() {
+    for engine in ENGINES {
+        let (serving, _backends) = router(engine, 2);
+        let mut client = serving.connect();
+        let mut number = 0;
+        let pair = |number| [message(number, number, 5), message(number + 1, number + 1, 9)];
+        for cut in 1..pair(0).concat().len() {
+            // So that the kernel has it, where it can, when the next is cut.
+            one_by_one(&mut client, &serving, number..number + 2);
+            number += 2;
+            let (two, bytes) = (pair(number), pair(number).concat());
+            client.write_all(&bytes[..cut]).unwrap();
+            if cut % 3 == 0 {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            client.write_all(&bytes[cut..]).unwrap();
+            for sent in two {
+                expect(&mut client, &serving, &sent, &format!("{engine:?}, cut at {cut}"));
+            }
+            number += 2;
+        }
+        let status = serving.status();
+        assert_eq!(status["drops"], serde_json::json!({}), "{status:#}");
+    }
+}
+
+#[test]
+fn back_and_forth_under_load() {
+    for engine in ENGINES {
+        let (serving, _backends) = router(engine, 3);
+        std::thread::scope(|scope| {
+            for seed in 0..4u32 {
+                let serving = &serving;
+                scope.spawn(move || {
+                    let mut client = serving.connect();
+                    let mut number = seed * 1_000_000;
+                    for round in 0..30u32 {
+                        let calm = number + 40 + round % 7;
+                        one_by_one(&mut client, serving, number..calm);
+                        number = calm;
+                        // Many at once, in pieces that have nothing to do with messages.
+                        let last = number + 100 + round;
+                        let sent: Vec<Vec<u8>> = (number..last)
+                            .map(|number| message(number * 7, number, (number as usize * 37) % 2500))
+                            .collect();
+                        let bytes = sent.concat();
+                        let mut writer = client.try_clone().unwrap();
+                        let writing = scope.spawn(move || {
+                            for piece in bytes.chunks(1 + (round as usize * 997) % 20_000) {
+                                writer.write_all(piece).unwrap();
+                            }
+                        });
+                        for (at, sent) in sent.iter().enumerate() {
+                            expect(&mut client, serving, sent, &format!("{engine:?}, round {round}, {at}"));
+                        }
+                        writing.join().unwrap();
+                        number = last;
+                    }
+                });
+            }
+        });
+        serving.wait("it is over", |status| status["open-connections"] == 0);
+        let status = serving.status();
+        let moves: u64 =
+            status["moves"].as_array().unwrap().iter().map(|of| of["count"].as_u64().unwrap()).sum();
+        assert_eq!(moves > 0, engine != Engine::User, "{status:#}");
+        assert_eq!((&status["queued-bytes"], &status["in-kernel"]), (&0.into(), &0.into()), "{status:#}");
+    }
+}
+
+#[test]
+fn a_backend_that_resets_costs_no_message() {
+    for engine in ENGINES {
+        let (serving, backends) = router(engine, 3);
+        backends[1].resets_after.store(60, SeqCst);
+        let mut client = serving.connect();
+        one_by_one(&mut client, &serving, 0..600);
+        let status = serving.status();
+        assert!(status["retried"].as_u64().unwrap() > 0, "{status:#}");
+    }
+}
+
+#[test]
+fn a_client_that_stops_sending_gets_all_its_answers() {
+    for engine in ENGINES {
+        let (serving, _backends) = router(engine, 3);
+        let mut client = serving.connect();
+        one_by_one(&mut client, &serving, 0..100);
+        let sent: Vec<Vec<u8>> = (0..300).map(|number| message(number, number, 50)).collect();
+        client.write_all(&sent.concat()).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        for (at, sent) in sent.iter().enumerate() {
+            expect(&mut client, &serving, sent, &format!("{engine:?}, {at}"));
+        }
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        serving.wait("it is over", |status| status["open-connections"] == 0);
+    }
+}
+
+#[test]
+fn clients_that_vanish_or_talk_rubbish_hurt_nobody_else() {
+    for engine in ENGINES {
+        let (serving, _backends) = router(engine, 2);
+        let mut good = serving.connect();
+        for round in 0..10 {
+            one_by_one(&mut good, &serving, round * 50..round * 50 + 50);
+            let mut bad = serving.connect();
+            one_by_one(&mut bad, &serving, 0..40);
+            match round % 3 {
+                0 => bad.write_all(&message(1, 1, 100)[..60]).unwrap(),
+                1 => {
+                    bad.write_all(&u32::MAX.to_be_bytes()).unwrap();
+                    assert_eq!(bad.read(&mut [0]).unwrap(), 0, "{engine:?}");
+                }
+                _ => {
+                    bad.write_all(&message(1, 1, 100)[..60]).unwrap();
+                    socket2::SockRef::from(&bad).set_linger(Some(Duration::ZERO)).unwrap();
+                }
+            }
+        }
+        serving.wait("only the good one is left", |status| status["open-connections"] == 1);
+        one_by_one(&mut good, &serving, 0..40);
+        let status = serving.status();
+        assert_eq!(status["drops"]["too-long"], 3, "{status:#}");
+        assert_eq!(status["drops"]["cut-short"], 7, "{status:#}");
+    }
+}
+
+#[test]
+fn a_backend_that_does_not_read_makes_its_clients_wait() {
+    for engine in ENGINES {
+        let (serving, backends) = router(engine, 2);
+        let mut client = serving.connect();
+        one_by_one(&mut client, &serving, 0..100);
+        backends[1].paused.store(true, SeqCst);
+        // As much as is taken, for two seconds.
+        client.set_nonblocking(true).unwrap();
+        let (mut bytes, mut sent) = (Vec::new(), 0u32);
+        let (began, mut taken) = (Instant::now(), 0);
+        while began.elapsed() < Duration::from_secs(2) {
+            if bytes.is_empty() {
+                bytes = message(1, sent, 1000);
+                sent += 1;
+            }
+            match client.write(&bytes) {
+                Ok(count) => {
+                    taken += count;
+                    bytes.drain(..count);
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        // Everything that was taken is somewhere: the two sockets of this client's, the service, the backend's two.
+        assert!(taken < 8 << 20, "{engine:?}: {taken} bytes were taken");
+        client.set_nonblocking(false).unwrap();
+        // Another client is served meanwhile.
+        let mut other = serving.connect();
+        for number in 0..50 {
+            let sent = message(2, number, 100);
+            other.write_all(&sent).unwrap();
+            expect(&mut other, &serving, &sent, "beside a backend that does not read");
+        }
+        backends[1].paused.store(false, SeqCst);
+        let mut writer = client.try_clone().unwrap();
+        let writing = std::thread::spawn(move || writer.write_all(&bytes).unwrap());
+        for number in 0..sent {
+            expect(&mut client, &serving, &message(1, number, 1000), &format!("{engine:?}, {number}"));
+        }
+        writing.join().unwrap();
+    }
+}
+
+#[test]
+fn backends_come_and_go() {
+    for engine in ENGINES {
+        let (serving, backends) = router(engine, 3);
+        let addresses: Vec<_> = backends.iter().map(|backend| backend.address).collect();
+        let mut client = serving.connect();
+        for round in 0..6u32 {
+            one_by_one(&mut client, &serving, round * 100..round * 100 + 100);
+            serving.reload(&addresses[..1 + round as usize % 3]);
+        }
+        one_by_one(&mut client, &serving, 0..100);
+        let status = serving.status();
+        assert_eq!(status["backends"].as_array().unwrap().len(), 3, "{status:#}");
+        assert_eq!(status["drops"], serde_json::json!({}), "{status:#}");
+    }
+}
