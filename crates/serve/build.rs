@@ -6,8 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Each is a file of that name, and a builtin service. src/service/builtin.rs lists them too.
-const SERVICES: [&str; 7] =
-    ["echo", "length-echo", "length-router", "line-echo", "memcached-router", "redis-router", "thrift-forwarder"];
+const SERVICES: [&str; 7] = [
+    "echo",
+    "length-echo",
+    "length-router",
+    "line-echo",
+    "memcached-router",
+    "redis-router",
+    "thrift-forwarder",
+];
 
 fn main() {
     println!("cargo::rerun-if-changed=services");

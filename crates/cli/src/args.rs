@@ -2,6 +2,7 @@
 //! from here.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -32,7 +33,7 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Run a relay between two sites, or talk to one that runs
     Relay(RelayArgs),
-    /// Make services that run in the kernel or in user space
+    /// Run a service in the kernel or in user space, or make one, or talk to one that runs
     Serve(ServeArgs),
     /// Compare the roads side by side, with what each gives and costs
     #[command(subcommand)]
@@ -235,12 +236,53 @@ pub(crate) struct RelayControl {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    override_usage = "shunt serve [OPTIONS] --listen ADDRESS:PORT SERVICE\n       shunt serve <COMMAND>",
+    after_help = "It runs in the foreground. SIGHUP reads the backends again; SIGTERM ends it when its conversations have ended."
+)]
 pub(crate) struct ServeArgs {
+    /// builtin:NAME, one of the services that are part of shunt, or a file that `shunt serve build` has made
+    #[arg(value_name = "SERVICE", required = true)]
+    pub(crate) service: Option<String>,
+
+    /// Where clients connect to
+    #[arg(long, value_name = "ADDRESS:PORT", required = true)]
+    pub(crate) listen: Option<SocketAddr>,
+
+    /// The backends, in a file (see docs/usage.md)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) backends: Option<PathBuf>,
+
+    /// Where conversations are served
+    #[arg(long, value_enum, default_value_t = ServeEngine::Auto)]
+    pub(crate) engine: ServeEngine,
+
+    /// How a key becomes a backend [default: what the file says, else modulo]
+    #[arg(long, value_enum)]
+    pub(crate) hash: Option<ServeHash>,
+
+    /// Threads that serve conversations
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=256))]
+    pub(crate) threads: u64,
+
+    /// A page for Prometheus, at /metrics
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) metrics: Option<SocketAddr>,
+
+    /// How long conversations may take to end when it ends
+    #[arg(long, value_name = "SECS", default_value_t = 10)]
+    pub(crate) drain: u64,
+
+    #[command(flatten)]
+    pub(crate) control: ServeControl,
+
     #[command(subcommand)]
-    pub(crate) action: ServeAction,
+    pub(crate) action: Option<ServeAction>,
 }
 
-/// What makes a service (see docs/serve.md).
+/// What a service that runs can be told, and what makes one (see docs/serve.md).
 #[derive(Debug, Subcommand)]
 pub(crate) enum ServeAction {
     /// Write a service to begin with, NAME.c, and its tests, NAME.tests
@@ -276,6 +318,48 @@ pub(crate) enum ServeAction {
         #[arg(long)]
         user: bool,
     },
+    /// Show its clients, its backends, and which engine serves them and why
+    Status {
+        #[command(flatten)]
+        control: ServeControl,
+        /// Print everything it says as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Have it read its backends again; conversations go on
+    Reload {
+        #[command(flatten)]
+        control: ServeControl,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeControl {
+    /// The control socket of the service
+    #[arg(long, value_name = "SOCKET", default_value = shunt_serve::engine::DEFAULT_CONTROL)]
+    pub(crate) control: PathBuf,
+}
+
+/// The engines that `--engine` allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ServeEngine {
+    /// Each conversation where it is served faster, by what is under way in it
+    Auto,
+    /// In the kernel, as far as it can serve them
+    Kernel,
+    /// In user space
+    User,
+}
+
+/// The ways from a key to a backend that `--hash` allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ServeHash {
+    /// A number, or the hash of bytes, modulo the number of backends
+    Modulo,
+    /// The continuum of libketama, as memcached's clients use it
+    Ketama,
+    /// The service says which
+    Service,
 }
 
 /// What can be compared.

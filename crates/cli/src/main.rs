@@ -29,8 +29,8 @@ use args::{Bench, Cli, Command};
 
 fn main() -> ExitCode {
     let command = Cli::parse().command;
-    if !matches!(command, Command::Daemon(_) | Command::Run(_) | Command::Relay(_)) {
-        // `shunt status | head` ends as any other filter does. Brokers and relays live on when a client hangs up.
+    if !matches!(command, Command::Daemon(_) | Command::Run(_) | Command::Relay(_) | Command::Serve(_)) {
+        // `shunt status | head` ends as any other filter does. Brokers, relays and services live on when a client hangs up.
         sigpipe::reset();
     }
     let done = match command {

@@ -1,5 +1,6 @@
 //! `shunt serve`: services.
 
+mod process;
 mod workshop;
 
 use anyhow::Result;
@@ -8,8 +9,15 @@ use crate::args::{ServeAction, ServeArgs};
 
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     match &args.action {
-        ServeAction::New { name, directory } => workshop::new(name, directory),
-        ServeAction::Build { source, output, define } => workshop::build(source, output.as_deref(), define),
-        ServeAction::Check { service, tests, user } => workshop::check(service, tests.as_deref(), !user),
+        None => process::serve(args),
+        Some(ServeAction::Status { control, json }) => process::status(&control.control, *json),
+        Some(ServeAction::Reload { control }) => process::reload(&control.control),
+        Some(ServeAction::New { name, directory }) => workshop::new(name, directory),
+        Some(ServeAction::Build { source, output, define }) => {
+            workshop::build(source, output.as_deref(), define)
+        }
+        Some(ServeAction::Check { service, tests, user }) => {
+            workshop::check(service, tests.as_deref(), !user)
+        }
     }
 }

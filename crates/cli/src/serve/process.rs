@@ -1,0 +1,134 @@
+//! A service as a process, and what it can be told while it runs.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use sd_notify::NotifyState;
+use serde_json::Value;
+use shunt_serve::engine::{self, Engine, Hashing, Options, Request};
+use shunt_serve::service::file::Program;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::{ServeArgs, ServeEngine, ServeHash};
+use crate::daemon::{notify, start_log};
+use crate::table::{Column, render};
+
+pub(super) fn serve(args: &ServeArgs) -> Result<()> {
+    let options = options(args)?;
+    start_log(None)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let [mut terminate, mut interrupt] =
+            [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
+        let shutdown = async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            notify(NotifyState::Stopping);
+        };
+        let reload = signal(SignalKind::hangup())?;
+        let ready = |refusal: Option<&_>| {
+            if let Some(refusal) = refusal {
+                tracing::warn!("everything is served in user space: {refusal}");
+            }
+            tracing::info!("the service serves");
+            notify(NotifyState::Ready);
+        };
+        engine::run(options, ready, reload, shutdown).await.map_err(anyhow::Error::from)
+    })
+}
+
+pub(super) fn status(control: &Path, json: bool) -> Result<()> {
+    let status = engine::ask(control, Request::Status)?;
+    print!("{}", if json { format!("{status:#}\n") } else { report(&status) });
+    Ok(())
+}
+
+pub(super) fn reload(control: &Path) -> Result<()> {
+    engine::ask(control, Request::Reload)?;
+    Ok(())
+}
+
+fn options(args: &ServeArgs) -> Result<Options> {
+    let program = Program::open(args.service.as_deref().context("say which SERVICE")?)?;
+    Ok(Options {
+        service: Arc::new(program.native),
+        object: program.object,
+        listen: args.listen.context("say --listen ADDRESS:PORT")?,
+        backends: args.backends.as_deref().map(std::path::absolute).transpose()?,
+        engine: match args.engine {
+            ServeEngine::Auto => Engine::Auto,
+            ServeEngine::Kernel => Engine::Kernel,
+            ServeEngine::User => Engine::User,
+        },
+        hashing: args.hash.map(|hash| match hash {
+            ServeHash::Modulo => Hashing::Modulo,
+            ServeHash::Ketama => Hashing::Ketama,
+            ServeHash::Service => Hashing::Service,
+        }),
+        threads: args.threads as usize,
+        control: args.control.control.clone(),
+        metrics: args.metrics,
+        drain: Duration::from_secs(args.drain),
+    })
+}
+
+/// For a person.
+fn report(status: &Value) -> String {
+    let of = |value: &Value, name: &str| value[name].as_u64().unwrap_or(0).to_string();
+    let word = |value: &Value, name: &str| value[name].as_str().unwrap_or("?").to_owned();
+    let mut text = format!(
+        "{} at {}, engine {}: {} clients, {} of them in the kernel\n\
+         messages in user space {}, in the kernel {}, replies {}\n",
+        word(status, "service"),
+        word(status, "listen"),
+        word(status, "engine"),
+        of(status, "open-connections"),
+        of(status, "in-kernel"),
+        of(&status["user"], "messages"),
+        of(&status["kernel"], "messages"),
+        of(status, "replies"),
+    );
+    if let Some(why) = status["without-kernel"].as_str() {
+        text += &format!("not in the kernel: {why}\n");
+    }
+    let list = |name: &str| status[name].as_array().cloned().unwrap_or_default();
+    let backends: Vec<Vec<String>> = list("backends")
+        .iter()
+        .map(|backend| {
+            let state = if backend["up"] == true { "up" } else { "down" };
+            let numbers = ["messages", "bytes", "connections", "failures"].map(|name| of(backend, name));
+            [word(backend, "address"), state.to_owned()].into_iter().chain(numbers).collect()
+        })
+        .collect();
+    let moves: Vec<Vec<String>> =
+        list("moves").iter().map(|it| vec![word(it, "reason"), of(it, "count"), word(it, "text")]).collect();
+    let drops = status["drops"].as_object().into_iter().flatten();
+    let drops: Vec<Vec<String>> =
+        drops.map(|(reason, count)| vec![reason.clone(), count.to_string()]).collect();
+    for (columns, rows) in [(&BACKENDS[..], backends), (&MOVES[..], moves), (&DROPS[..], drops)] {
+        if !rows.is_empty() {
+            text += &format!("\n{}", render(columns, &rows));
+        }
+    }
+    text
+}
+
+const BACKENDS: [Column; 6] = [
+    Column { title: "BACKEND", right: false },
+    Column { title: "STATE", right: false },
+    Column { title: "MESSAGES", right: true },
+    Column { title: "BYTES", right: true },
+    Column { title: "CONNECTIONS", right: true },
+    Column { title: "FAILURES", right: true },
+];
+const MOVES: [Column; 3] = [
+    Column { title: "MOVE", right: false },
+    Column { title: "COUNT", right: true },
+    Column { title: "BECAUSE", right: false },
+];
+const DROPS: [Column; 2] =
+    [Column { title: "NOT SERVED", right: false }, Column { title: "COUNT", right: true }];

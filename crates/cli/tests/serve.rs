@@ -1,0 +1,193 @@
+//! `shunt serve` as its user meets it. As root: it loads programs into the kernel, and each test has a network namespace.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::Shell;
+use serde_json::Value;
+use shunt_netns::Net;
+
+struct Serving {
+    net: Net,
+    child: Child,
+    control: PathBuf,
+}
+
+const ADDRESS: &str = "127.0.0.1:4000";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Serving {
+    fn start(shell: &Shell, arguments: &[&str]) -> Serving {
+        let (net, control) = (Net::new(), shell.path("control"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
+        command.args(["serve", "--listen", ADDRESS, "--control"]).arg(&control).args(arguments);
+        command.stderr(Stdio::piped());
+        let mut child = net.inside(|| command.spawn()).unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let ready = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("the service serves")));
+        assert!(ready.is_some(), "it says when it serves");
+        std::thread::spawn(move || lines.for_each(drop));
+        Serving { net, child, control }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = self.net.inside(|| TcpStream::connect(ADDRESS)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    fn say(&self, words: &[&str]) -> (bool, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
+        let output = command.arg("serve").args(words).arg("--control").arg(&self.control).output().unwrap();
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+        )
+    }
+
+    fn status(&self) -> Value {
+        serde_json::from_str(&self.say(&["status", "--json"]).1).unwrap()
+    }
+
+    /// The programs that it holds in the kernel.
+    fn programs(&self) -> Vec<u32> {
+        let fds = std::fs::read_dir(format!("/proc/{}/fdinfo", self.child.id())).unwrap().flatten();
+        let text = fds.map(|fd| std::fs::read_to_string(fd.path()).unwrap_or_default());
+        text.filter_map(|text| text.lines().find_map(|it| it.strip_prefix("prog_id:")?.trim().parse().ok()))
+            .collect()
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn exchange(stream: &mut TcpStream, count: u32) {
+    for number in 0..count {
+        let sent = [[0, 0, 0, 8].as_slice(), &number.to_be_bytes(), b"word"].concat();
+        stream.write_all(&sent).unwrap();
+        let mut got = [0; 12];
+        stream.read_exact(&mut got).unwrap();
+        assert_eq!(got[..], sent);
+    }
+}
+
+/// Gives back what it gets.
+fn echo(net: &Net, port: u16) -> SocketAddr {
+    let address: SocketAddr = ([127, 0, 0, 1], port).into();
+    let listener = net.inside(|| TcpListener::bind(address)).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            std::thread::spawn(move || std::io::copy(&mut &stream, &mut &stream));
+        }
+    });
+    address
+}
+
+#[test]
+fn a_killed_service_leaves_nothing_in_the_kernel() {
+    let shell = Shell::new();
+    let mut serving = Serving::start(&shell, &["builtin:echo"]);
+    let mut client = serving.connect();
+    exchange(&mut client, 200);
+    assert_eq!(serving.status()["in-kernel"], 1);
+    let programs = serving.programs();
+    assert!(!programs.is_empty());
+    serving.child.kill().unwrap();
+    serving.child.wait().unwrap();
+    // The kernel frees them when nobody can be running them any more.
+    let is_left = |id: &u32| aya::programs::loaded_programs().any(|it| it.is_ok_and(|it| it.id() == *id));
+    let began = Instant::now();
+    while programs.iter().any(is_left) {
+        assert!(began.elapsed() < PATIENCE, "{programs:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(matches!(client.read(&mut [0]), Ok(0) | Err(_)), "its clients are told");
+    let again = Serving::start(&shell, &["builtin:echo"]);
+    exchange(&mut again.connect(), 3);
+}
+
+#[test]
+fn backends_are_shown_and_read_again() {
+    let shell = Shell::new();
+    let file = shell.file("backends.toml", "[[backend]]\naddress = '127.0.0.1:5000'\n");
+    let serving = Serving::start(&shell, &["builtin:length-router", "--backends", file.to_str().unwrap()]);
+    for port in 5000..5002 {
+        echo(&serving.net, port);
+    }
+    let mut client = serving.connect();
+    exchange(&mut client, 100);
+    shell.file(
+        "backends.toml",
+        "[[backend]]\naddress = '127.0.0.1:5000'\n[[backend]]\naddress = '127.0.0.1:5001'\n",
+    );
+    assert_eq!(serving.say(&["reload"]), (true, String::new()));
+    exchange(&mut client, 100);
+    let status = serving.status();
+    assert_eq!(status["backends"][0]["messages"], 150, "{status:#}");
+    assert_eq!(status["backends"][1]["messages"], 50, "{status:#}");
+    shell.file("backends.toml", "[[backend]]\naddress = 'nowhere'\n");
+    let (done, said) = serving.say(&["reload"]);
+    assert!(!done && said.contains("backends.toml"), "{said}");
+    exchange(&mut client, 10);
+    let (done, shown) = serving.say(&["status"]);
+    assert!(done && shown.contains("127.0.0.1:5001  up") && shown.contains("calm"), "{shown}");
+}
+
+#[test]
+fn it_ends_when_its_conversations_have() {
+    let shell = Shell::new();
+    let mut serving = Serving::start(&shell, &["builtin:echo", "--drain", "5"]);
+    let mut client = serving.connect();
+    exchange(&mut client, 100);
+    let pid = rustix::process::Pid::from_child(&serving.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(client.read(&mut [0]).unwrap(), 0);
+    drop(client);
+    assert!(serving.child.wait().unwrap().success());
+    assert!(!serving.control.exists());
+}
+
+#[test]
+fn without_privilege_everything_is_served_in_user_space_and_that_is_said() {
+    let shell = Shell::new();
+    let net = Net::new();
+    let program = shell.path("shunt-copy");
+    std::fs::copy(env!("CARGO_BIN_EXE_shunt"), &program).unwrap();
+    std::fs::create_dir(shell.path("own")).unwrap();
+    std::os::unix::fs::chown(shell.path("own"), Some(common::NOBODY), Some(common::NOBODY)).unwrap();
+    let control = shell.path("own/control");
+    let start = |engine: &str| {
+        let mut command = Command::new(&program);
+        command
+            .args(["serve", "builtin:echo", "--listen", ADDRESS, "--engine", engine, "--control"])
+            .arg(&control);
+        command.uid(common::NOBODY).gid(common::NOBODY).stderr(Stdio::piped());
+        net.inside(|| command.spawn()).unwrap()
+    };
+    let refused = start("kernel").wait_with_output().unwrap();
+    assert!(!refused.status.success());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("CAP_BPF"));
+    let mut child = start("auto");
+    let mut said = String::new();
+    let mut lines = BufReader::new(child.stderr.take().unwrap());
+    while !said.contains("the service serves") {
+        assert!(lines.read_line(&mut said).unwrap() > 0, "{said}");
+    }
+    let serving = Serving { net, child, control };
+    exchange(&mut serving.connect(), 100);
+    assert!(said.contains("user space"), "{said}");
+    let status = serving.status();
+    assert!(status["without-kernel"].as_str().unwrap().contains("CAP_BPF"), "{status:#}");
+    assert_eq!(status["kernel"]["messages"], 0);
+}
