@@ -13,6 +13,7 @@ mod process;
 mod progress;
 mod relay;
 mod report;
+mod serve;
 mod side;
 mod stage;
 mod stats;
@@ -20,4 +21,5 @@ mod worker;
 
 pub use local::{Arguments as LocalArguments, run as local};
 pub use relay::{Arguments as RelayArguments, run as relay};
+pub use serve::{Arguments as ServeArguments, run as serve};
 pub use worker::{Worker, run as worker};

@@ -369,6 +369,8 @@ pub(crate) enum Bench {
     Local(shunt_bench::LocalArguments),
     /// Relays between two far sites against what else there is, over links of hundreds of milliseconds; for root
     Relay(shunt_bench::RelayArguments),
+    /// Services in the kernel and in user space against plain programs: an echo, and a forwarder of Thrift messages; for root
+    Serve(shunt_bench::ServeArguments),
 }
 
 /// A thread that looks for work longer than this has stopped being useful to anyone.

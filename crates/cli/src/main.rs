@@ -47,6 +47,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Bench(Bench::Local(args)) => shunt_bench::local(&args),
         Command::Bench(Bench::Relay(args)) => shunt_bench::relay(&args),
+        Command::Bench(Bench::Serve(args)) => shunt_bench::serve(&args),
         Command::BenchWorker(worker) => shunt_bench::worker(&worker),
         Command::Man { directory } => generate::man(&directory),
         Command::Completions { shell } => generate::completions(shell),

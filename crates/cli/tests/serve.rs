@@ -191,3 +191,32 @@ fn without_privilege_everything_is_served_in_user_space_and_that_is_said() {
     assert!(status["without-kernel"].as_str().unwrap().contains("CAP_BPF"), "{status:#}");
     assert_eq!(status["kernel"]["messages"], 0);
 }
+
+#[test]
+fn the_comparison_measures_every_way() {
+    let shell = Shell::new();
+    let page = shell.path("report.html");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
+    command.args([
+        "bench",
+        "serve",
+        "--json",
+        "--repeats",
+        "1",
+        "--seconds",
+        "0.1",
+        "--sizes",
+        "32",
+        "--payloads",
+        "64",
+    ]);
+    let output = command.arg("--html").arg(&page).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let tables = report["tables"].as_array().unwrap();
+    assert_eq!(tables.len(), 4);
+    for cell in tables.iter().flat_map(|table| table["lines"][0]["cells"].as_array().unwrap()) {
+        assert!(cell["figure"]["median"].as_f64().unwrap() > 0.0, "{cell}");
+    }
+    assert_eq!(std::fs::read_to_string(page).unwrap().matches("<svg").count(), 4);
+}

@@ -1,0 +1,163 @@
+//! `shunt bench serve`: the two benchmarks of the Slick thesis, an echo and a forwarder of Thrift messages: a plain program
+//! in user space, and `shunt serve` with each of its engines. The ways take turns in every round; which begins rotates.
+
+mod load;
+mod report;
+mod way;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+
+use crate::interrupt::interruptible;
+use crate::machine::Machine;
+use crate::progress;
+use load::{Load, Sample, Sinks};
+use report::Report;
+use way::{Stage, WAYS};
+
+/// `shunt bench serve`
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+
+    /// Write a page with plots as well
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// Write the plots to this directory, as echo.svg and forward.svg
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
+
+    /// How often every way has its turn
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..1000))]
+    repeats: u32,
+
+    /// Seconds of a turn
+    #[arg(long, value_name = "SECS", default_value_t = 1.0)]
+    seconds: f64,
+
+    /// Bytes of messages of the echo
+    #[arg(
+        long,
+        value_name = "BYTES,...",
+        value_delimiter = ',',
+        default_value = "32,64,128,256,512,1024,2048,4096,8192,16384"
+    )]
+    sizes: Vec<usize>,
+
+    /// Bytes of payloads of the forwarder, 32 at least
+    #[arg(
+        long,
+        value_name = "BYTES,...",
+        value_delimiter = ',',
+        default_value = "32,64,128,256,512,1024,2048,4096"
+    )]
+    payloads: Vec<usize>,
+
+    /// Only these measurements [default: all]
+    #[arg(value_enum, value_name = "WHAT")]
+    only: Vec<Group>,
+}
+
+/// What can be asked for by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Group {
+    /// 8 clients, each with one message under way
+    Echo,
+    /// The same with 16
+    EchoMany,
+    /// 8 clients, 20 sinks, as much as goes through
+    Forward,
+    /// One client that sends a message each millisecond: how long it takes
+    Sparse,
+}
+
+/// One line of a table.
+struct Line {
+    group: Group,
+    load: Load,
+    /// By way, round by round.
+    samples: [Vec<Sample>; WAYS.len()],
+}
+
+/// Runs and prints it.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    ensure!(
+        rustix::process::geteuid().is_root(),
+        "it runs in a network namespace and loads programs into the kernel, as root only may"
+    );
+    ensure!(arguments.payloads.iter().all(|payload| *payload >= 32), "a payload has 32 bytes at least");
+    interruptible(|| compare(arguments))
+}
+
+fn compare(arguments: &Arguments) -> Result<()> {
+    let (machine, begin) = (Machine::describe(), Instant::now());
+    let stage = Stage::set()?;
+    let sinks = stage.namespace.inside(Sinks::open)?;
+    let mut lines = arguments.lines();
+    let time = Duration::from_secs_f64(arguments.seconds.clamp(0.05, 600.0));
+    let bar = progress::bar(lines.len() as u64 * WAYS.len() as u64 * u64::from(arguments.repeats));
+    for round in 0..arguments.repeats as usize {
+        for line in &mut lines {
+            for turn in 0..WAYS.len() {
+                let index = (round + turn) % WAYS.len();
+                let way = WAYS[index];
+                bar.set_message(format!("{}: {}", way.label(), line.load.label()));
+                let server = stage.start(way, line.load)?;
+                let sample = stage.namespace.inside(|| line.load.run(&sinks, time));
+                let sample = sample.with_context(|| format!("{}: {}", way.label(), line.load.label()))?;
+                line.samples[index].push(sample);
+                drop(server);
+                bar.inc(1);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    write(&Report::new(machine, arguments, &lines, begin.elapsed()), arguments)
+}
+
+fn write(report: &Report, arguments: &Arguments) -> Result<()> {
+    let save = |path: &Path, text: String| {
+        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+    };
+    if let Some(path) = &arguments.html {
+        let plots: Vec<_> = report.plots().into_iter().map(|(_, plot)| plot).collect();
+        save(path, crate::report::page("shunt bench serve", &plots, &report.text())?)?;
+    }
+    if let Some(directory) = &arguments.svg {
+        std::fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
+        for (name, plot) in report.plots() {
+            save(&directory.join(format!("{name}.svg")), plot.svg()?)?;
+        }
+    }
+    match arguments.json {
+        true => println!("{}", serde_json::to_string_pretty(report)?),
+        false => print!("{}", report.text()),
+    }
+    Ok(())
+}
+
+impl Arguments {
+    fn lines(&self) -> Vec<Line> {
+        let loads = |group: Group| -> Vec<Load> {
+            let echo =
+                |outstanding| self.sizes.iter().map(move |bytes| Load::Echo { bytes: *bytes, outstanding });
+            let payloads = self.payloads.iter().copied();
+            match group {
+                Group::Echo => echo(1).collect(),
+                Group::EchoMany => echo(16).collect(),
+                Group::Forward => payloads.map(|payload| Load::Forward { payload }).collect(),
+                Group::Sparse => payloads.map(|payload| Load::Sparse { payload }).collect(),
+            }
+        };
+        let groups = Group::value_variants().iter().copied();
+        let groups = groups.filter(|group| self.only.is_empty() || self.only.contains(group));
+        let line = |group, load| Line { group, load, samples: Default::default() };
+        groups.flat_map(|group| loads(group).into_iter().map(move |load| line(group, load))).collect()
+    }
+}

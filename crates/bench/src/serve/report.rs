@@ -1,0 +1,169 @@
+//! What the comparison says, as tables, plots and JSON.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::load::{CLIENTS, Load, SINKS, Sample};
+use super::way::{WAYS, Way};
+use super::{Arguments, Group, Line};
+use crate::machine::Machine;
+use crate::report::{Plot, Series};
+use crate::stats::Spread;
+
+/// Everything.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    machine: Machine,
+    repeats: u32,
+    seconds_per_turn: f64,
+    seconds_in_all: f64,
+    tables: Vec<Table>,
+}
+
+#[derive(Debug, Serialize)]
+struct Table {
+    name: &'static str,
+    title: String,
+    /// Microseconds that a message took, and not messages a second.
+    is_latency: bool,
+    lines: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    load: Load,
+    cells: Vec<Cell>,
+}
+
+#[derive(Debug, Serialize)]
+struct Cell {
+    way: Way,
+    figure: Spread,
+    /// Of the plain program's figure, round by round.
+    to_plain: Spread,
+    p50_us: Spread,
+    p99_us: Spread,
+}
+
+impl Report {
+    pub(super) fn new(machine: Machine, arguments: &Arguments, lines: &[Line], all: Duration) -> Report {
+        let groups = [Group::Echo, Group::EchoMany, Group::Forward, Group::Sparse];
+        let table = |group: Group| {
+            let lines: Vec<&Line> = lines.iter().filter(|line| line.group == group).collect();
+            (!lines.is_empty()).then(|| Table::of(group, &lines))
+        };
+        Report {
+            machine,
+            repeats: arguments.repeats,
+            seconds_per_turn: arguments.seconds,
+            seconds_in_all: all.as_secs_f64(),
+            tables: groups.into_iter().filter_map(table).collect(),
+        }
+    }
+
+    pub(super) fn text(&self) -> String {
+        let machine = &self.machine;
+        let mut out = format!(
+            "Linux {}, {}, {} processors (load {:.1} before)\n\
+             Medians of {} turns of {} s each, ways in turn within each round; {:.0} s in all.\n",
+            machine.kernel,
+            machine.processor,
+            machine.processors,
+            machine.load_before,
+            self.repeats,
+            self.seconds_per_turn,
+            self.seconds_in_all
+        );
+        for table in &self.tables {
+            table.write(&mut out);
+        }
+        out
+    }
+
+    /// As the thesis has them, with the name of the file of each.
+    pub(super) fn plots(&self) -> Vec<(&'static str, Plot)> {
+        self.tables.iter().map(|table| (table.name, table.plot())).collect()
+    }
+}
+
+impl Table {
+    fn of(group: Group, lines: &[&Line]) -> Table {
+        let (name, title) = match group {
+            Group::Echo => ("echo", format!("Echo, {CLIENTS} clients, one message under way each")),
+            Group::EchoMany => ("echo-many", format!("Echo, {CLIENTS} clients, 16 messages under way each")),
+            Group::Forward => ("forward", format!("Thrift forwarder, {CLIENTS} clients, {SINKS} sinks")),
+            Group::Sparse => ("sparse", "Thrift forwarder, a message each millisecond".to_owned()),
+        };
+        let is_latency = group == Group::Sparse;
+        let lines = lines.iter().map(|line| Row::of(line, is_latency)).collect();
+        Table { name, title, is_latency, lines }
+    }
+
+    fn write(&self, out: &mut String) {
+        let unit =
+            if self.is_latency { "us from client to sink, median" } else { "thousand messages a second" };
+        let _ = write!(out, "\n{} ({unit})\n{:24}", self.title, "");
+        for way in WAYS {
+            let _ = write!(out, " {:>10}", way.label());
+        }
+        for way in &WAYS[1..] {
+            let _ = write!(out, " {:>22}", format!("{} to plain", way.label()));
+        }
+        let with_latency = self.name == "echo";
+        if with_latency {
+            let _ = write!(out, "   latency p50, us");
+        }
+        out.push('\n');
+        for row in &self.lines {
+            let _ = write!(out, "{:24}", row.load.label());
+            for cell in &row.cells {
+                let _ = write!(out, " {:>10.1}", cell.figure.median);
+            }
+            for cell in row.cells.iter().skip(1) {
+                let Spread { median, min, max } = cell.to_plain;
+                let _ = write!(out, " {:>22}", format!("{median:.2}x ({min:.2}-{max:.2})"));
+            }
+            if with_latency {
+                let p50: Vec<String> =
+                    row.cells.iter().map(|cell| format!("{:.0}", cell.p50_us.median)).collect();
+                let _ = write!(out, "   {}", p50.join(" / "));
+            }
+            out.push('\n');
+        }
+    }
+
+    fn plot(&self) -> Plot {
+        let series = WAYS.into_iter().map(|way| {
+            let point = |row: &Row| {
+                let cell = row.cells.iter().find(|cell| cell.way == way)?;
+                Some((row.load.bytes() as f64, cell.figure))
+            };
+            Series { label: way.label(), points: self.lines.iter().filter_map(point).collect() }
+        });
+        Plot {
+            title: self.title.clone(),
+            x_label: "bytes".to_owned(),
+            y_label: if self.is_latency { "us" } else { "thousand messages a second" }.to_owned(),
+            series: series.collect(),
+        }
+    }
+}
+
+impl Row {
+    fn of(line: &Line, is_latency: bool) -> Row {
+        let figure = |sample: &Sample| if is_latency { sample.p50_us } else { sample.rate / 1e3 };
+        let cell = |(way, samples): (Way, &Vec<Sample>)| {
+            let rounds = samples.iter().zip(&line.samples[0]);
+            Some(Cell {
+                way,
+                figure: Spread::of(samples.iter().map(figure))?,
+                to_plain: Spread::of(rounds.map(|(ours, plain)| figure(ours) / figure(plain)))?,
+                p50_us: Spread::of(samples.iter().map(|sample| sample.p50_us))?,
+                p99_us: Spread::of(samples.iter().map(|sample| sample.p99_us))?,
+            })
+        };
+        Row { load: line.load, cells: WAYS.into_iter().zip(&line.samples).filter_map(cell).collect() }
+    }
+}

@@ -1,0 +1,132 @@
+//! Who serves: a plain program as anybody would write it, or `shunt serve` with one of its engines.
+
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
+use tempfile::TempDir;
+
+use super::load::Load;
+use crate::interrupt;
+use crate::namespace::Namespace;
+use crate::process::Process;
+
+/// In the order of the columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Way {
+    /// An echo with epoll, or a forwarder with libevent that sends each message by itself.
+    Plain,
+    User,
+    Kernel,
+    Auto,
+}
+
+pub(super) const WAYS: [Way; 4] = [Way::Plain, Way::User, Way::Kernel, Way::Auto];
+
+/// Where clients connect to, and the first of the sinks.
+pub(super) const ADDRESS: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 4000);
+pub(super) const SINKS: u16 = 5000;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Way {
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Way::Plain => "plain",
+            Way::User => "user",
+            Way::Kernel => "kernel",
+            Way::Auto => "auto",
+        }
+    }
+}
+
+/// The place where everything runs, with what had to be compiled.
+pub(super) struct Stage {
+    pub(super) namespace: Namespace,
+    directory: TempDir,
+}
+
+impl Stage {
+    pub(super) fn set() -> Result<Stage> {
+        let stage = Stage { namespace: Namespace::new()?, directory: TempDir::new()? };
+        for (name, source, libraries) in PROGRAMS {
+            let file = stage.path(&format!("{name}.c"));
+            std::fs::write(&file, source)?;
+            let mut command = Command::new("cc");
+            command.args(["-O2", "-o"]).arg(stage.path(name)).arg(file).args(libraries);
+            let output = command.output().context("a C compiler is needed: install gcc")?;
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "compiling {name} (is libevent-dev installed?): {complaint}");
+        }
+        Ok(stage)
+    }
+
+    /// It serves when this returns.
+    pub(super) fn start(&self, way: Way, load: Load) -> Result<Process> {
+        let mut command = match (way, load) {
+            (Way::Plain, Load::Echo { .. }) => {
+                let mut command = self.namespace.command(self.path("epoll_echo"));
+                command.arg(ADDRESS.port().to_string());
+                command
+            }
+            (Way::Plain, _) => {
+                let mut command = self.namespace.command(self.path("libevent_forwarder"));
+                command.args([ADDRESS.port(), SINKS, super::load::SINKS].map(|it| it.to_string()));
+                command
+            }
+            _ => self.shunt(way, load)?,
+        };
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let process = Process::spawn(&mut command, way.label())?;
+        let begin = Instant::now();
+        while self.namespace.inside(|| Ok(TcpStream::connect(ADDRESS)?)).is_err() {
+            if begin.elapsed() > PATIENCE {
+                bail!("{} does not serve", way.label());
+            }
+            interrupt::pause(Duration::from_millis(5))?;
+        }
+        Ok(process)
+    }
+
+    fn shunt(&self, way: Way, load: Load) -> Result<Command> {
+        let shunt = std::env::current_exe().context("finding this program")?;
+        let mut command = self.namespace.command(shunt);
+        command.args([
+            "serve",
+            "--engine",
+            way.label(),
+            "--listen",
+            &ADDRESS.to_string(),
+            "--drain",
+            "0",
+            "--control",
+        ]);
+        command.arg(self.path("control"));
+        match load {
+            Load::Echo { .. } => command.arg("builtin:echo"),
+            _ => {
+                let sinks = SINKS..SINKS + super::load::SINKS;
+                let backend = |port| format!("[[backend]]\naddress = '127.0.0.1:{port}'\n");
+                // The sinks are watched once an hour: a connection that says nothing is none of the load's.
+                let text: String = sinks.map(backend).collect();
+                let file = self.path("backends.toml");
+                std::fs::write(&file, format!("[health]\ninterval = 3600.0\n{text}"))?;
+                command.args(["builtin:thrift-forwarder", "--backends"]).arg(file)
+            }
+        };
+        Ok(command)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+}
+
+const PROGRAMS: [(&str, &str, &[&str]); 2] = [
+    ("epoll_echo", include_str!("programs/epoll_echo.c"), &[]),
+    ("libevent_forwarder", include_str!("programs/libevent_forwarder.c"), &["-levent"]),
+];
