@@ -9,6 +9,8 @@ use rustix::net::sockopt::socket_cookie;
 use rustix::process::{Resource, getrlimit};
 use shunt_abi::geometry::Geometry;
 use shunt_kernel::sequence::Reader;
+use shunt_serve::engine::try_kernel;
+use shunt_serve::service::builtin;
 
 use super::{Check, State};
 use crate::table;
@@ -26,6 +28,7 @@ pub(super) fn checks() -> Vec<Check> {
         descriptors(),
         tracing(),
         containers(),
+        services(),
         cgroups(),
         user_namespaces(),
     ]
@@ -117,6 +120,19 @@ fn origins() -> Result<()> {
     let origin = |socket: &TcpStream| anyhow::Ok(reader.origin(socket, socket_cookie(socket)?)?);
     ensure!(origin(&one)?.mirrored().contains(&origin(&two)?), "the ends of a connection are not recognised");
     Ok(())
+}
+
+/// Loads one, and attaches it to a map in which there is no socket.
+fn services() -> Check {
+    let check = |found: String| Check::ok("sockmap", "shunt serve, for conversations in the kernel", found);
+    let echo = builtin::named("echo").expect("a builtin service");
+    match try_kernel(echo.object) {
+        Ok(()) => check("takes a service".into()),
+        Err(error) => check(error.to_string()).lacking(
+            State::Limited,
+            "run shunt serve as root, on a kernel with CONFIG_BPF_STREAM_PARSER; without, it serves in user space",
+        ),
+    }
 }
 
 fn cgroups() -> Check {
