@@ -364,17 +364,24 @@ fn reset(endpoint: &Endpoint, fd: i32, had_finished: bool) {
         provoke_reset(endpoint, fd);
         return;
     }
-    // What TCP resets has no FIN, which the kernel counts.
-    count_beside(endpoint, Beside { received: LESS, ..Beside::default() });
+    // What TCP resets has no FIN, which the kernel counts; none has come if it has reset the connection by itself.
+    if shunt_sys::tcp::peer_has_finished(borrow(fd)).unwrap_or_else(|| !kernel::has_error(fd)) {
+        count_beside(endpoint, Beside { received: LESS, ..Beside::default() });
+    }
     if provoke_reset(endpoint, fd) {
         // The kernel has an error of another name, since the FIN came first, or none, since both ends had finished. With
         // none it may also have been told before.
-        if kernel::has_error(fd) || endpoint.has_shut_writing() {
+        if kernel::has_error(fd) || has_finished(endpoint) {
             endpoint.owe(fd, libc::ECONNRESET);
         }
     } else {
         dissolve(fd);
     }
+}
+
+/// Whether this end has shut its sending direction down, be it by another process that shares the socket.
+fn has_finished(endpoint: &Endpoint) -> bool {
+    endpoint.has_shut_writing() || endpoint.tx.lock().at.is_some_and(|at| at.outgoing().0.was_shut_down())
 }
 
 /// The same by giving up what the kernel has received.

@@ -107,6 +107,22 @@ pub fn hung_up(fd: impl AsFd) -> bool {
     polled(fd, PollFlags::RDHUP).unwrap_or(true) && !goes_on()
 }
 
+/// Whether the peer's FIN has come, also of a connection that has been reset since. `None`: of one that is over, and has bytes
+/// to be read, that cannot be told.
+pub fn peer_has_finished(fd: impl AsFd) -> Option<bool> {
+    let fd = fd.as_fd();
+    match state(fd).ok()? {
+        CLOSE => {}
+        state => return Some([CLOSE_WAIT, LAST_ACK, CLOSING, TIME_WAIT].contains(&state)),
+    }
+    // Asked to map what there is to nowhere, the kernel does nothing, and says EIO if nothing will come behind a FIN.
+    match sockopt::read::<Zerocopy>(fd, libc::IPPROTO_TCP, libc::TCP_ZEROCOPY_RECEIVE) {
+        Err(Errno::IO) => Some(true),
+        Ok((asked, _)) if asked.unread == 0 => Some(false),
+        _ => None,
+    }
+}
+
 /// Whether no direction has been shut down, by whichever process.
 pub fn is_whole(fd: impl AsFd) -> bool {
     let fd = fd.as_fd();
@@ -186,6 +202,18 @@ impl Info {
         [self.bytes_acked, self.bytes_sent, self.bytes_retrans, u64::from(self.notsent_bytes), state]
     }
 }
+
+/// The head of `struct tcp_zerocopy_receive` (linux/tcp.h).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Zerocopy {
+    _address: u64,
+    _length: u32,
+    unread: u32,
+}
+
+// SAFETY: integers without padding.
+unsafe impl sockopt::Plain for Zerocopy {}
 
 /// What is added to the kernel's counts of a connection; modulo 2^64, so that it may also be less than nothing.
 #[derive(Clone, Copy, Debug, Default)]
@@ -351,6 +379,35 @@ mod tests {
             assert_eq!(read(&writer), Ok(55));
             assert_eq!(read(&reader), Ok(100));
         }
+    }
+
+    #[test]
+    fn a_fin_is_known_of_also_after_a_reset() {
+        for finishes in [false, true] {
+            let (mut this, peer) = loopback();
+            assert_eq!(peer_has_finished(&this), Some(false));
+            if finishes {
+                peer.shutdown(Shutdown::Write).unwrap();
+                settle();
+                assert_eq!(peer_has_finished(&this), Some(true));
+            }
+            // Unread when the peer closes.
+            this.write_all(&[1]).unwrap();
+            settle();
+            drop(peer);
+            settle();
+            assert_eq!((state(&this), peer_has_finished(&this)), (Ok(CLOSE), Some(finishes)));
+            // The error is still the program's to be told, and only once.
+            assert!(this.take_error().unwrap().is_some() && this.take_error().unwrap().is_none());
+            assert_eq!(peer_has_finished(&this), Some(finishes));
+        }
+        let (this, mut peer) = loopback();
+        (&this).write_all(&[1]).unwrap();
+        peer.write_all(&[2]).unwrap();
+        settle();
+        drop(peer);
+        settle();
+        assert_eq!((state(&this), peer_has_finished(&this)), (Ok(CLOSE), None));
     }
 
     #[test]

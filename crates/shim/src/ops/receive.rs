@@ -171,14 +171,17 @@ impl Call {
                 attach::notice_reset(endpoint, fd);
                 attach::let_go_if_done(endpoint);
                 let tcp = Tcp { endpoint, fd };
-                // Urgent data is passed over before an error is met, and bytes may follow.
-                if done == 0
-                    && endpoint.owes()
-                    && tcp.at_mark()
-                    && let Ok(count @ 1..) = by_tcp_now(fd, sink, flags)
-                {
-                    endpoint.leave_receive();
-                    return Some(Ok(Taken::here(count)));
+                // Urgent data is passed over before an error is met, which is taken then, and bytes may follow.
+                if done == 0 && endpoint.owes() && tcp.at_mark() {
+                    let found = match by_tcp_now(fd, sink, flags) {
+                        Ok(count @ 1..) => Some(Ok(Taken::here(count))),
+                        Ok(0) | Err(libc::EAGAIN | libc::EFAULT) => None,
+                        Err(errno) => Some(Err(endpoint.tell_owed(|| true).unwrap_or(errno))),
+                    };
+                    if found.is_some() {
+                        endpoint.leave_receive();
+                        return found;
+                    }
                 }
                 if done == 0
                     && let Some(errno) = take_owed(endpoint, fd)
@@ -374,7 +377,10 @@ fn receive_nothing(
         if available(endpoint, fd) > 0 {
             return Ok(Taken::here(0));
         }
-        if let Some(errno) = take_owed(endpoint, fd) {
+        // Where urgent data comes first, no receive without room gets beyond it.
+        if !(Tcp { endpoint, fd }).at_mark()
+            && let Some(errno) = take_owed(endpoint, fd)
+        {
             return Err(errno);
         }
         let mut side = endpoint.rx.lock();
@@ -537,11 +543,12 @@ fn look_beyond(
                 && tcp.at_mark() =>
         {
             match tcp.receive(sink) {
-                Ok(count) if count > 0 => {
+                Ok(count @ 1..) => {
                     side.rx.note_taken(count);
                     Received::Bytes(count)
                 }
-                _ => Received::Empty,
+                Ok(0) | Err(libc::EAGAIN) => Received::Empty,
+                Err(errno) => Received::Error(errno),
             }
         }
         outcome => outcome,
