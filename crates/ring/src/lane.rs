@@ -16,6 +16,9 @@ const RETURNED: u64 = 1 << 62;
 /// given back.
 const LEFT: u64 = 1 << 61;
 const FLAGS: u64 = CLOSED | RETURNED | LEFT;
+/// The bit of `head` by which the sender takes what was given back. A receiver, one of two processes since a fork, that has not
+/// read it by then never does.
+const TAKEN: u64 = 1 << 63;
 /// What one call writes or reads at the most. It is wholly good memory of the program's, or none of it is touched.
 const BLOCK: usize = 64 * 1024;
 /// A message up to this long is published, and read, as a whole.
@@ -53,6 +56,8 @@ struct SenderLine {
 #[repr(C, align(64))]
 struct HeadLine {
     head: AtomicU64,
+    /// Since a fork, 1 + what the processes that share the receiver's socket have read from TCP.
+    read: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -113,6 +118,9 @@ pub enum End {
 /// Beside an [`End`]: the sender's end of the connection has been reset, and that has been told.
 const RESET_TOLD: u32 = 8;
 
+/// Beside an [`End`]: the sender has shared its socket with a process that it has forked.
+const SHARED: u32 = 16;
+
 /// What a [`Producer::write`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
@@ -142,7 +150,7 @@ impl LaneHeader {
                 tx_waiter: AtomicU32::new(0),
                 base: AtomicU64::new(0),
             },
-            head: HeadLine { head: AtomicU64::new(0) },
+            head: HeadLine { head: AtomicU64::new(0), read: AtomicU64::new(0) },
             receiver: ReceiverLine {
                 watching: AtomicU32::new(0),
                 rx_waiter: AtomicU32::new(0),
@@ -199,7 +207,7 @@ impl LaneHeader {
 
     /// Whether the lane looks empty, by both cursors as they stand in shared memory: a hint.
     pub fn looks_empty(&self) -> bool {
-        self.tail.load(Relaxed) & !FLAGS == self.head.head.load(Relaxed)
+        self.tail.load(Relaxed) & !FLAGS == self.head.head.load(Relaxed) & !TAKEN
     }
 
     /// L4, receiver: from now on it looks at this lane before it sleeps.
@@ -232,7 +240,7 @@ impl LaneHeader {
     /// How the sender's direction ended: the last that was said of it.
     #[inline]
     pub fn end(&self) -> End {
-        match self.sender.end.load(Acquire) & !RESET_TOLD {
+        match self.sender.end.load(Acquire) & !(RESET_TOLD | SHARED) {
             0 => End::Open,
             word if word & End::Died as u32 != 0 => End::Died,
             word if word & End::Closed as u32 != 0 => End::Closed,
@@ -253,6 +261,34 @@ impl LaneHeader {
     /// Whether one of them has: there is no second reset.
     pub fn is_reset_told(&self) -> bool {
         self.sender.end.load(Acquire) & RESET_TOLD != 0
+    }
+
+    /// The sender is about to share its socket with a child, which may hold it still when the sender's process has ended.
+    pub fn note_shared(&self) {
+        self.sender.end.fetch_or(SHARED, AcqRel);
+    }
+
+    /// Whether it ever has.
+    pub fn was_shared(&self) -> bool {
+        self.sender.end.load(Acquire) & SHARED != 0
+    }
+
+    /// The receiver is about to share its socket, of which so many bytes have been read from TCP.
+    pub fn share_read(&self, read: u64) {
+        // Only the first process to fork knows by itself alone.
+        let _ = self.head.read.compare_exchange(0, read + 1, AcqRel, Relaxed);
+    }
+
+    /// What has been read from TCP by all who share it, if anybody does.
+    pub fn shared_read(&self) -> Option<u64> {
+        self.head.read.load(Acquire).checked_sub(1)
+    }
+
+    /// The receiver has read `count` bytes more from TCP.
+    pub fn note_read(&self, count: usize) {
+        if self.shared_read().is_some() {
+            self.head.read.fetch_add(count as u64, AcqRel);
+        }
     }
 
     /// The receiver names the waiter to ring, before it announces its sleep.
@@ -428,6 +464,7 @@ impl Producer {
         if lane.tail.fetch_or(LEFT, AcqRel) & RETURNED == 0 {
             return Ok(Published::Closed);
         }
+        lane.head.head.fetch_or(TAKEN, AcqRel);
         self.refresh(lane)?;
         Ok(Published::Returned)
     }
@@ -461,7 +498,7 @@ impl Producer {
     }
 
     fn refresh(&mut self, lane: &LaneHeader) -> Result<(), Misbehaved> {
-        let head = lane.head.head.load(Acquire);
+        let head = lane.head.head.load(Acquire) & !TAKEN;
         // L5: the receiver's cursor only moves forward, and never past what was published.
         if head < self.head || head > self.tail {
             return Err(Misbehaved);
@@ -514,8 +551,8 @@ impl Consumer {
             let head = lane.head.head.load(Acquire);
             if lane.is_returned() {
                 self.head = self.tail;
-            } else if (self.head..=self.tail).contains(&head) {
-                self.head = head;
+            } else {
+                self.follow(head)?;
             }
         }
         Ok((self.tail - self.head) as usize)
@@ -571,11 +608,18 @@ impl Consumer {
         ring: &impl Ring,
         sink: &mut Sink<'_>,
     ) -> Result<usize, ReadError> {
-        let count = self.known_or_available(lane, ring, sink.remaining())?.min(sink.remaining()).min(BLOCK);
-        if count <= WHOLE {
-            return self.read_piece(lane, ring, sink, count);
+        loop {
+            let known = self.known_or_available(lane, ring, sink.remaining())?;
+            let count = known.min(sink.remaining()).min(BLOCK);
+            let read = match count {
+                0 => return Ok(0),
+                1..=WHOLE => self.read_piece(lane, ring, sink, count)?,
+                _ => self.read_in_pieces(lane, ring, sink, count)?,
+            };
+            if read > 0 {
+                return Ok(read);
+            }
         }
-        self.read_in_pieces(lane, ring, sink, count)
     }
 
     #[inline(never)]
@@ -592,6 +636,7 @@ impl Consumer {
         let mut done = 0;
         while done < count {
             match self.read_piece(lane, ring, sink, PIECE.min(count - done)) {
+                Ok(0) => break,
                 Ok(piece) => done += piece,
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
@@ -600,7 +645,7 @@ impl Consumer {
         Ok(done)
     }
 
-    /// Reads `count` bytes, which there are, at once.
+    /// Reads `count` bytes, at least one, which there are, at once; or nothing, if another process has read meanwhile.
     #[inline(always)]
     fn read_piece(
         &mut self,
@@ -609,12 +654,12 @@ impl Consumer {
         sink: &mut Sink<'_>,
         count: usize,
     ) -> Result<usize, ReadError> {
-        if count > 0 {
-            let mut ahead = *sink;
-            ring.drain(self.position(lane)?, count, &mut ahead)?;
-            *sink = ahead;
-            self.advance(lane, count);
+        let mut ahead = *sink;
+        ring.drain(self.position(lane)?, count, &mut ahead)?;
+        if !self.advance(lane, count)? {
+            return Ok(0);
         }
+        *sink = ahead;
         Ok(count)
     }
 
@@ -651,9 +696,12 @@ impl Consumer {
         ring: &impl Ring,
         count: usize,
     ) -> Result<usize, Misbehaved> {
-        let count = self.available(lane, ring)?.min(count);
-        self.advance(lane, count);
-        Ok(count)
+        loop {
+            let count = self.available(lane, ring)?.min(count);
+            if count == 0 || self.advance(lane, count)? {
+                return Ok(count);
+            }
+        }
     }
 
     /// Where in the ring the next byte is. Asked when there is one: the tail, read with acquire, brought the base along.
@@ -663,11 +711,30 @@ impl Consumer {
         self.head.checked_sub(lane.sender.base.load(Relaxed)).ok_or(Misbehaved)
     }
 
+    /// Moves the cursor, so that these bytes are this reader's. `false`: somebody else has moved it, and it is where that was.
     #[inline]
-    fn advance(&mut self, lane: &LaneHeader, count: usize) {
-        self.head += count as u64;
-        // A swap, because `tx_wants` is read next and the sender does the reverse.
-        lane.head.head.swap(self.head, AcqRel);
-        full_fence_after_rmw();
+    fn advance(&mut self, lane: &LaneHeader, count: usize) -> Result<bool, Misbehaved> {
+        let next = self.head + count as u64;
+        // With acquire and a fence, because `tx_wants` is read next and the sender does the reverse.
+        match lane.head.head.compare_exchange(self.head, next, AcqRel, Acquire) {
+            Ok(_) => {
+                self.head = next;
+                full_fence_after_rmw();
+                Ok(true)
+            }
+            Err(found) => self.follow(found).map(|()| false),
+        }
+    }
+
+    /// Another process has moved the cursor, or the sender has taken the rest back.
+    #[cold]
+    fn follow(&mut self, found: u64) -> Result<(), Misbehaved> {
+        let head = if found & TAKEN == 0 { found } else { self.tail };
+        // L5: it only moves forward, and never past what was published.
+        if !(self.head..=self.tail).contains(&head) {
+            return Err(Misbehaved);
+        }
+        self.head = head;
+        Ok(())
     }
 }

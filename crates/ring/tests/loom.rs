@@ -76,7 +76,7 @@ fn counting(bytes: u8) -> Vec<u8> {
     (1..=bytes).collect()
 }
 
-/// Caught: `commit` with Relaxed instead of AcqRel; `available` with a Relaxed load; `advance` with a Relaxed swap or
+/// Caught: `commit` with Relaxed instead of AcqRel; `available` with a Relaxed load; `advance` with a Relaxed exchange or
 /// `refresh` with a Relaxed load (the sender fills what is still being read); `advance` before `drain`; one byte more
 /// of `room`; the base moved while bytes are unread, stored after `commit`, or read before the tail.
 #[test]
@@ -333,5 +333,48 @@ fn a_channel_of_two_that_sleep_goes_on() {
         }
         sending.join().unwrap();
         assert_eq!(got, counting(COUNT));
+    });
+}
+
+/// After a fork two processes read a lane that has ended, and one of them gives the rest back: every byte comes once.
+///
+/// Caught: `advance` that swaps or stores instead of comparing; `end` that only loads the cursor of what was given back.
+#[test]
+fn what_two_read_and_give_back_comes_once() {
+    explore("what_two_read_and_give_back_comes_once", 2, || {
+        let lane = Arc::new(Lane::new(4, 0));
+        let mut producer = Producer::new();
+        assert_eq!(lane.write(&mut producer, 1, 3), Published::Bytes(3));
+        lane.header.close();
+        let sender = thread::spawn({
+            let lane = lane.clone();
+            move || match lane.write(&mut producer, 4, 1) {
+                Published::Returned => producer.unread_range().map(|at| at as u8 + 1).collect(),
+                outcome => {
+                    assert_eq!(outcome, Published::Closed);
+                    Vec::new()
+                }
+            }
+        });
+        let other = thread::spawn({
+            let lane = lane.clone();
+            move || {
+                let mut consumer = Consumer::new();
+                let mut got = lane.read(&mut consumer, 1);
+                got.extend(lane.read(&mut consumer, 1));
+                (consumer, got)
+            }
+        });
+        let mut consumer = Consumer::new();
+        let mut got = lane.read(&mut consumer, 1);
+        let gives_back = lane.header.give_back();
+        let (mut other, more) = other.join().unwrap();
+        got.extend(more);
+        got.extend::<Vec<u8>>(sender.join().unwrap());
+        if !gives_back {
+            got.extend(lane.read(&mut other, 4));
+        }
+        got.sort_unstable();
+        assert_eq!(got, counting(3));
     });
 }

@@ -117,6 +117,9 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
     {
         let mut tx = endpoint.tx.lock();
         if let Some(at) = tx.at {
+            if reason == Reason::Fork {
+                at.outgoing().0.note_shared();
+            }
             tx.tx.close(at.outgoing().0, reason);
             endpoint.report_tx(&tx);
             at.announce_bytes();
@@ -278,11 +281,11 @@ pub(crate) fn is_lost(endpoint: &Endpoint, fd: i32) -> bool {
 }
 
 /// How the peer's sending direction ended, as far as that can be told. Its process has died; but if it had shut the connection
-/// down before, the kernel tells nothing new, and if a fork has closed the lanes, a child may hold the socket still.
+/// down before, the kernel tells nothing new, and if it has forked, a child may hold the socket still.
 fn end(at: &Attachment) -> End {
     let incoming = at.incoming().0;
     match incoming.end() {
-        End::Died if incoming.was_shut_down() && at.outgoing().0.is_closed() => End::ShutDown,
+        End::Died if incoming.was_shut_down() && incoming.was_shared() => End::ShutDown,
         end => end,
     }
 }

@@ -42,10 +42,6 @@ impl Kernel for Tcp<'_> {
         shunt_sys::tcp::received(borrow(self.fd)).unwrap_or(0)
     }
 
-    fn unread(&self) -> Option<u64> {
-        if has_urgent(self.fd) { None } else { rustix::io::ioctl_fionread(borrow(self.fd)).ok() }
-    }
-
     fn waiting(&self) -> Waiting {
         let mut polled = [pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 }];
         // To poll there is nothing below SO_RCVLOWAT, but it is what comes before the lane.

@@ -22,13 +22,6 @@ pub trait Kernel {
     fn read(&self) -> Option<u64>;
     /// Bytes that TCP has ever received, read or not; after a reset it may be one more.
     fn received(&self) -> u64;
-    /// Bytes that TCP holds, also after a reset. `None`: urgent data among them hides how many.
-    fn unread(&self) -> Option<u64> {
-        match self.waiting() {
-            Waiting::Bytes(count) => Some(count as u64),
-            _ => Some(0),
-        }
-    }
     /// What a receive would find now, taking nothing: not even an error, which the kernel tells only once.
     fn waiting(&self) -> Waiting;
     /// Whether the next byte of TCP is behind urgent data, where a receive that has bytes already must stop.

@@ -58,8 +58,6 @@ pub struct Rx {
     /// Bytes ever read from TCP. The kernel loses that count at a reset, so it is kept here from the moment on when all
     /// receives come by here.
     read: Option<u64>,
-    /// Bytes that TCP had received in all when it was reset. Then this tells how far it has been read, whoever reads.
-    total: Option<u64>,
     /// Bytes that may be taken from TCP, as long as the lane has not ended, before the kernel is asked again where that is.
     unasked: u64,
 }
@@ -147,7 +145,7 @@ impl Rx {
                 Share::Tcp(Waiting::Bytes(share)) => {
                     match sink.within(share, |part| kernel.receive(part)) {
                         Ok(count) if count > 0 => {
-                            self.note_taken(count);
+                            self.note_taken(lane, count);
                             total += count;
                         }
                         _ if total > 0 => break,
@@ -180,7 +178,7 @@ impl Rx {
         };
         match outcome {
             Ok(count @ 1..) => {
-                self.note_taken(count);
+                self.note_taken(lane, count);
                 Ok(count)
             }
             Ok(0) | Err(EAGAIN) => {
@@ -209,7 +207,7 @@ impl Rx {
             State::Watching(_) => lane.beginning().is_some(),
             State::CatchingUp(_, offset) => {
                 let offset = *offset;
-                match (self.read(kernel), waiting) {
+                match (self.read(lane, kernel), waiting) {
                     (Some(read), Waiting::Bytes(count)) if read < offset => {
                         return Share::Tcp(Waiting::Bytes(count.min((offset - read) as usize)));
                     }
@@ -237,18 +235,20 @@ impl Rx {
         Share::Tcp(waiting)
     }
 
-    fn read(&mut self, kernel: &impl Kernel) -> Option<u64> {
+    fn read(&mut self, lane: &LaneHeader, kernel: &impl Kernel) -> Option<u64> {
         let known = kernel.read();
         if known.is_some() {
             self.read = known;
         }
-        self.read.or_else(|| self.total?.checked_sub(kernel.unread()?))
+        // After a reset only those who have read know; since a fork those are several.
+        known.or_else(|| lane.shared_read()).or(self.read)
     }
 
     /// So many bytes have been taken from TCP.
-    pub fn note_taken(&mut self, count: usize) {
+    pub fn note_taken(&mut self, lane: &LaneHeader, count: usize) {
         self.unasked = self.unasked.saturating_sub(count as u64);
         self.read = self.read.map(|read| read + count as u64);
+        lane.note_read(count);
     }
 
     fn judge(&mut self, share: Share) -> Received {
@@ -285,7 +285,7 @@ impl Rx {
             }
             State::CatchingUp(_, offset) => {
                 let offset = *offset;
-                match self.read(kernel) {
+                match self.read(lane, kernel) {
                     Some(read) if read == offset => {
                         self.reach_lane(lane);
                         true
@@ -453,11 +453,10 @@ impl Rx {
             _ => lane.close(),
         }
         // From now on another process reads too.
-        if reason == Reason::Fork {
-            let read = self.read.take();
-            if kernel.read().is_none() {
-                self.total = read.zip(kernel.unread()).map(|(read, unread)| read + unread);
-            }
+        if reason == Reason::Fork
+            && let Some(read) = self.read(lane, kernel)
+        {
+            lane.share_read(read);
         }
         self.reason = reason;
     }

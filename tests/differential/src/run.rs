@@ -6,7 +6,9 @@
 
 use crate::actor::{Answer, ODD_RECEIVES, PEEKS, QUESTIONS, mode};
 use crate::late::{is_late, join};
-use crate::script::{ENDS, FIRST_EPOLL, RECEIVE_CALLS, SEND_CALLS, Sequence, Step, Verb, end_of, peer_of};
+use crate::script::{
+    ENDS, FIRST_EPOLL, OPTIONS, RECEIVE_CALLS, SEND_CALLS, Sequence, Step, Verb, end_of, peer_of,
+};
 use crate::world::{Reply, World};
 use anyhow::Result;
 use std::time::{Duration, Instant};
@@ -189,11 +191,16 @@ impl<'w> Run<'w> {
                     self.blocked_steps().any(|other| matches!(other.verb, Verb::Poll | Verb::EpollWait));
                 open && !watched && !self.nonblocking[end] && !sends(end) && !receives(end)
             }
+            // Whether it wakes who waits for more than there is depends on what else does.
+            Verb::SetOption if OPTIONS[step.args[1] as usize] == "rcvlowat" => !receives(peer_of(slot())),
             Verb::Close => !holds(slot()),
             Verb::Dup => !holds(step.slot(1)) && step.slot(1) != step.slot(0),
             Verb::EpollNew => !holds(slot()),
             Verb::Fork => idle && step.actor.is_ascii_uppercase() && self.world.can_fork(step.actor),
-            Verb::Exec => idle && self.gives_back(step.actor),
+            Verb::Exec => {
+                let hears = step.args[0] != 0 || self.is_told_by_kernel(step.actor);
+                idle && hears && self.gives_back(step.actor)
+            }
             // How much a killed receive had taken, or passed over, nobody learns.
             Verb::Kill => {
                 let passes = |other: &Step| other.receives().is_some_and(|end| self.urgent[end]);
@@ -222,6 +229,17 @@ impl<'w> Run<'w> {
     /// that sent it does not.
     fn is_mourned(&self, actor: u8) -> bool {
         self.awaited_by(actor).all(|end| !self.replaced.contains(&self.sequence.owner(end)))
+    }
+
+    /// Whether the kernel can tell `actor` that those are dead who have not read what it had sent, as it must where the next
+    /// program has no shim: not behind urgent data, nor if both ends may have finished.
+    fn is_told_by_kernel(&self, actor: u8) -> bool {
+        let under_way = self.under_way();
+        let is_lost = |end: &usize| {
+            let (owner, peer) = (self.sequence.owner(*end), self.sequence.owner(end ^ 1));
+            under_way[*end] > 0 && owner == actor.to_ascii_uppercase() && !self.world.has(peer)
+        };
+        (0..ENDS).filter(is_lost).all(|end| !self.unplain[end] && !self.urgent[end ^ 1])
     }
 
     fn note_roads(&mut self, step: &Step) {

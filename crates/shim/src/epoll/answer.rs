@@ -4,7 +4,7 @@ use libc::{c_int, epoll_event};
 
 use super::registration::{change, is_token, is_told_edges};
 use super::report::{NOBODY, Report};
-use super::shared::PRIVATE;
+use super::shared::{self, PRIVATE};
 use super::{ALWAYS, DEGRADED_NANOS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
 use crate::endpoint::{Endpoint, EndpointRef};
 use crate::links::Link;
@@ -223,7 +223,7 @@ impl Inner {
     /// How long a sleep may last at most, beside what the program wants, and whether that is for want of a doorbell.
     pub(crate) fn patience(&mut self) -> Option<u64> {
         if self.attached == 0 {
-            return None;
+            return (self.shared && shared::may_be_added()).then_some(DEGRADED_NANOS);
         }
         let Some(slot) = self.slot.filter(|_| self.secondary == 0 && !self.shared) else {
             return Some(DEGRADED_NANOS);

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering::*;
+use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use libc::epoll_event;
 use rustix::io::FdFlags;
@@ -14,6 +14,7 @@ use super::watched::Watched;
 use super::{ALWAYS, EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, Registration, all, listing};
 use crate::endpoint::{self, Endpoint, EndpointRef};
 use crate::family::{self, Holders, Shareable};
+use crate::ops::receive;
 use crate::private::borrow;
 use crate::table::{self, Entry};
 use crate::{process, real};
@@ -38,8 +39,28 @@ pub(super) fn in_use() -> impl Iterator<Item = &'static Epoll> {
     all().filter(|epoll| epoll.inner.lock().is_open())
 }
 
+/// Forks that have ended lanes, and how many of them are known to have left no bytes there by now.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+static DRAINED: AtomicU32 = AtomicU32::new(0);
+
+/// Whether another process may add a connection to a shared set that has bytes in a lane: the kernel knows nothing of them, and
+/// wakes nobody.
+pub(super) fn may_be_added() -> bool {
+    let forks = FORKS.load(Acquire);
+    if DRAINED.load(Relaxed) == forks {
+        return false;
+    }
+    let has_some = |endpoint: &Endpoint| endpoint.is_attached() && receive::unread(endpoint) > 0;
+    let any_has = endpoint::all().any(has_some);
+    if !any_has {
+        DRAINED.store(forks, Relaxed);
+    }
+    any_has
+}
+
 /// Before a fork.
 pub(crate) fn share() {
+    FORKS.fetch_add(endpoint::any_is_attached().into(), AcqRel);
     for epoll in in_use() {
         family::prepare();
         if !family::expect_child(epoll) {

@@ -544,7 +544,7 @@ fn look_beyond(
         {
             match tcp.receive(sink) {
                 Ok(count @ 1..) => {
-                    side.rx.note_taken(count);
+                    side.rx.note_taken(lane, count);
                     Received::Bytes(count)
                 }
                 Ok(0) | Err(libc::EAGAIN) => Received::Empty,
@@ -606,7 +606,7 @@ fn discard(
         match by_tcp_up_to(tcp.fd, sink, limit, flags) {
             Ok(0) => break Received::EndOfFile,
             Ok(count) => {
-                side.rx.note_taken(count);
+                side.rx.note_taken(lane, count);
                 total += count;
                 sink.advance(count);
             }
