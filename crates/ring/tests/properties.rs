@@ -219,7 +219,8 @@ proptest! {
             }
             let size = lane.ring.len() as u64;
             prop_assert!((written..=written + size).contains(&lane.producer.published()));
-            prop_assert!((read..=read + 100).contains(&lane.consumer.consumed()));
+            // Who reads may be told that another has read a whole ring before it.
+            prop_assert!((read..=read + size + 100).contains(&lane.consumer.consumed()));
             prop_assert!(lane.consumer.available(&lane.header, &lane.ring).unwrap_or(0) as u64 <= size);
             prop_assert!(lane.producer.unread(&lane.header).unwrap_or(0) <= size);
             prop_assert!(lane.header.rx_waiter().is_none_or(|slot| slot < 64));
