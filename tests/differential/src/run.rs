@@ -348,6 +348,7 @@ impl<'w> Run<'w> {
     fn count_from_here(&self, step: &Step, mut answer: Answer) -> Answer {
         if step.verb == Verb::Ask
             && QUESTIONS[step.args[1] as usize] == "info"
+            && answer.ret == 0
             && let [_, _, received, sent] = answer.extra.as_mut_slice()
         {
             let slot = step.slot(0);
