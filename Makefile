@@ -27,7 +27,7 @@ help:
 	@echo "make build, lint, loom, man, setup, clean"
 
 build:
-	$(CARGO) build --release -p shunt-cli -p shunt-shim
+	$(CARGO) build --release -p shunt-cli -p shunt-shim -p shunt-channel-c
 
 demo: setup build
 	$(RELEASE)/shunt bench local memcached redis --seconds 1
@@ -48,7 +48,7 @@ loom:
 # What libFuzzer finds new goes into the corpora, which `cargo test` runs too.
 FUZZ := tests/fuzz/libfuzzer
 fuzz:
-	for target in control endpoint lane link memcached page resp thrift; do \
+	for target in channel control endpoint lane link memcached page resp thrift; do \
 	    $(CARGO) +nightly fuzz run --fuzz-dir $(FUZZ) $$target tests/fuzz/corpus/$$target -- \
 	        -max_total_time=$(or $(SECONDS),60) -max_len=4096 || exit; \
 	done
@@ -64,6 +64,9 @@ install: $(if $(SUDO_USER),,build)
 	@test -x $(RELEASE)/shunt || { echo "nothing to install: run 'make build' first, without sudo" >&2; exit 1; }
 	install -D -m 755 $(RELEASE)/shunt $(BIN)/shunt
 	install -D -m 644 $(RELEASE)/libshunt.so $(LIB)/libshunt.so
+	install -D -m 644 $(RELEASE)/libshunt_channel_c.so $(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.so
+	install -D -m 644 $(RELEASE)/libshunt_channel_c.a $(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.a
+	install -D -m 644 crates/channel-c/include/shunt_channel.h $(DESTDIR)$(PREFIX)/include/shunt_channel.h
 	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
 	    $(SHARE)/fish/vendor_completions.d $(UNITS)/system $(UNITS)/user
 	$(RELEASE)/shunt man $(SHARE)/man/man1
@@ -75,6 +78,7 @@ install: $(if $(SUDO_USER),,build)
 	done
 
 uninstall:
+	rm -f $(foreach kind,so a,$(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.$(kind)) $(DESTDIR)$(PREFIX)/include/shunt_channel.h
 	rm -f $(BIN)/shunt $(LIB)/libshunt.so $(SHARE)/man/man1/shunt.1 $(SHARE)/man/man1/shunt-*.1
 	rm -f $(SHARE)/bash-completion/completions/shunt $(SHARE)/zsh/site-functions/_shunt
 	rm -f $(SHARE)/fish/vendor_completions.d/shunt.fish

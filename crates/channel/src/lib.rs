@@ -38,6 +38,11 @@ pub use wait::Wait;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
+/// The Rust of the documentation, for the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/channel.md")]
+struct Documentation;
+
 /// A sender and a receiver of each other only.
 pub fn pair() -> Result<(Sender, Receiver), OpenError> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mremap_fixed, munmap};
 use shunt_abi::page::{PAGE_BYTES, Page};
@@ -74,6 +74,38 @@ impl Mapping {
         // SAFETY: inside the mapping and aligned (the start is page aligned); lives as long as `self`;
         // everyone who shares it uses atomics (L5: a peer that does not harms only what it reads itself).
         Some(unsafe { AtomicU64::from_ptr(self.as_ptr().add(offset).cast()) })
+    }
+
+    /// The 32-bit word at `offset`, if it lies inside and is aligned.
+    pub fn half_word(&self, offset: usize) -> Option<&AtomicU32> {
+        let inside = offset.checked_add(4).is_some_and(|end| end <= self.len);
+        if !inside || !offset.is_multiple_of(4) {
+            return None;
+        }
+        // SAFETY: as in `word`.
+        Some(unsafe { AtomicU32::from_ptr(self.as_ptr().add(offset).cast()) })
+    }
+
+    /// Copies `bytes` to `offset`. `false`, and nothing done, if there is no room.
+    #[must_use]
+    pub fn put(&self, offset: usize, bytes: &[u8]) -> bool {
+        let inside = offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len);
+        if inside {
+            // SAFETY: inside the mapping. `bytes` is memory of this process only, so they do not overlap.
+            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_ptr().add(offset), bytes.len()) };
+        }
+        inside
+    }
+
+    /// Copies what is at `offset` to `bytes`, once. `false`, and nothing done, if there is not so much.
+    #[must_use]
+    pub fn take(&self, offset: usize, bytes: &mut [u8]) -> bool {
+        let inside = offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len);
+        if inside {
+            // SAFETY: as in `put`; what a peer writes meanwhile can only change which bytes are copied (L5).
+            unsafe { ptr::copy_nonoverlapping(self.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len()) };
+        }
+        inside
     }
 
     /// Zeros `len` bytes at `offset`, word by word. `false`, and nothing done, if that is not inside and aligned.
@@ -184,6 +216,17 @@ mod tests {
         assert!(!mapping.zero(4096, 8));
         assert!(!mapping.zero(8, usize::MAX - 7));
         assert!(!mapping.zero(4, 8));
+        assert!(mapping.half_word(4092).is_some());
+        for offset in [2, 4093, 4096, usize::MAX - 3] {
+            assert!(mapping.half_word(offset).is_none(), "{offset}");
+        }
+        assert!(
+            mapping.put(4090, b"in here") == mapping.take(4090, &mut [0; 7])
+                && !mapping.put(4090, b"in here")
+        );
+        let mut back = [0; 6];
+        assert!(mapping.put(4090, b"inside") && mapping.take(4090, &mut back) && &back == b"inside");
+        assert!(!mapping.put(usize::MAX, b"x") && !mapping.take(usize::MAX, &mut back));
         assert!(mapping.page().is_none());
         assert!(Mapping::map(&fd, 0).is_err());
     }
