@@ -1,6 +1,7 @@
 //! Everything of shunt that reads what a stranger has written, as functions of arbitrary bytes. Each returns, or it has
 //! found a bug: see `README.md` for who calls them.
 
+mod channel;
 mod control;
 mod endpoint;
 mod framing;
@@ -14,7 +15,8 @@ mod shared;
 pub type Target = fn(&[u8]);
 
 /// All of them, by the names of their corpora.
-pub const TARGETS: [(&str, Target); 8] = [
+pub const TARGETS: [(&str, Target); 9] = [
+    ("channel", channel::run),
     ("control", control::run),
     ("endpoint", endpoint::run),
     ("lane", lane::run),

@@ -1,0 +1,106 @@
+//! A sender that says and writes anything to a receiver of messages: no panic, no message but a whole one, no descriptor left,
+//! and whoever else sends is served.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use shunt_channel::{Event, Message, Options, ReceiveError, Receiver, Wait};
+use shunt_ring::bytes::Ring;
+use shunt_ring::{PrivateLane, Producer, Source};
+use shunt_sys::mapping::Mapping;
+use shunt_sys::{memfd, seqpacket};
+
+use crate::input::Input;
+
+const RING: usize = 4096;
+/// What this receiver takes.
+const LONGEST: usize = 100_000;
+
+pub(crate) fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair of sockets");
+    let options = Options { max_message: LONGEST, ..Options::default() };
+    let mut receiver = Receiver::new(options).expect("a receiver");
+    receiver.adopt(theirs).expect("a sender");
+    let len = PrivateLane::bytes(RING).expect("the smallest there is");
+    let file = memfd::create_sealed("shunt-fuzz", len).expect("a memfd");
+    let map = || Mapping::map(&file, len).expect("a mapping");
+    let (words, lane) = (map(), PrivateLane::over(map()).expect("of this size"));
+    let mut producer = Producer::new();
+    // Most inputs begin as a sender does.
+    if !input.byte().is_multiple_of(8) {
+        tell(&ours, [0x7368_6d01, 1, RING as u32, 0], &[file.as_fd()]);
+    }
+    let mut message = Message::new();
+    while !input.is_over() {
+        match input.byte() % 12 {
+            0..5 => {
+                let header = [small(&mut input), size(&mut input), size(&mut input), small(&mut input)];
+                let bytes = vec![input.byte(); input.below(RING / 2)];
+                let header: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
+                let pieces = [IoSlice::new(&header), IoSlice::new(&bytes)];
+                let _ = producer.write(lane.lane(), &lane, &mut Source::of(&pieces));
+            }
+            5 => tell(&ours, [2, 0, 0, 0], &[]),
+            6 => {
+                let fds = vec![file.as_fd(); input.below(5)];
+                let count = fds.len() as u32 ^ u32::from(input.byte().is_multiple_of(16));
+                tell(&ours, [3, count, input.byte().into(), 0], &fds);
+            }
+            7 => {
+                let offset = input.below(48) * 8;
+                let word = words.word(offset).expect("inside");
+                word.store(input.lie(word.load(Relaxed)), Relaxed);
+            }
+            8 => {
+                let notice = [small(&mut input), small(&mut input), size(&mut input), small(&mut input)];
+                tell(&ours, notice, &vec![file.as_fd(); input.below(3)]);
+            }
+            _ => receive(&mut receiver, &mut message),
+        }
+        assert!(lane.len() == RING);
+    }
+    drop(ours);
+    // Its end is told, after a bounded number of messages: what fits into the ring.
+    for _ in 0..RING {
+        if receiver.receive(&mut message, Wait::Never) == Err(ReceiveError::NoSenders) {
+            return;
+        }
+    }
+    panic!("a sender that has gone is still there");
+}
+
+fn receive(receiver: &mut Receiver, message: &mut Message) {
+    match receiver.receive(message, Wait::Never) {
+        Ok(Event::Message { .. }) => {
+            assert!(message.bytes().len() <= LONGEST && message.descriptors().len() < 254);
+        }
+        Ok(Event::Ended { .. }) | Err(ReceiveError::WouldBlock | ReceiveError::NoSenders) => {}
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Whatever the socket makes of it.
+fn tell(socket: &OwnedFd, words: [u32; 4], fds: &[BorrowedFd<'_>]) {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let _ = seqpacket::send(socket, &bytes, fds);
+}
+
+/// Flags, kinds and counts are small.
+fn small(input: &mut Input<'_>) -> u32 {
+    match input.byte() {
+        255 => input.word() as u32,
+        byte => u32::from(byte % 16),
+    }
+}
+
+fn size(input: &mut Input<'_>) -> u32 {
+    match input.byte() {
+        255 => input.word() as u32,
+        byte => u32::from(byte) * if byte % 2 == 0 { 1 } else { 64 },
+    }
+}
