@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// Each has one job.
-const PROGRAMS: [&str; 3] = ["redirect", "sequence", "window"];
+const PROGRAMS: [&str; 4] = ["calls", "redirect", "sequence", "window"];
 
 fn main() {
     println!("cargo::rerun-if-changed=bpf");

@@ -5,10 +5,12 @@
 
 mod bridge;
 mod interrupt;
+mod ipc;
 mod latency;
 mod local;
 mod machine;
 mod namespace;
+mod options;
 mod process;
 mod progress;
 mod relay;
@@ -19,7 +21,8 @@ mod stage;
 mod stats;
 mod worker;
 
+pub use ipc::{Arguments as IpcArguments, run as ipc};
 pub use local::{Arguments as LocalArguments, run as local};
 pub use relay::{Arguments as RelayArguments, run as relay};
 pub use serve::{Arguments as ServeArguments, run as serve};
-pub use worker::{Worker, run as worker};
+pub use worker::{Way, Worker, run as worker};

@@ -63,6 +63,11 @@ impl Process {
         Ok(rest.trim().to_owned())
     }
 
+    /// Its number.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Processor time so far of all its threads, ended ones included.
     pub(crate) fn cpu(&self) -> Duration {
         let clock = clock_getcpuclockid(nix::unistd::Pid::from_raw(self.child.id() as i32));

@@ -371,6 +371,8 @@ pub(crate) enum Bench {
     Relay(shunt_bench::RelayArguments),
     /// Services in the kernel and in user space against plain programs: an echo, and a forwarder of Thrift messages; for root
     Serve(shunt_bench::ServeArguments),
+    /// The message channel against sockets, files and queues: messages with descriptors between two processes
+    Ipc(shunt_bench::IpcArguments),
 }
 
 /// A thread that looks for work longer than this has stopped being useful to anyone.

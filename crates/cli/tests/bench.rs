@@ -82,12 +82,45 @@ fn the_lab_is_as_far_as_it_says_on_every_way() {
 }
 
 #[test]
+fn messages_go_by_every_way_that_carries_them() {
+    let shell = Shell::new();
+    let page = shell.path("report.html");
+    let mut command = shell.shunt(["bench", "ipc", "--json", "--repeats", "1", "--seconds", "0.01"]);
+    command.args(["--sizes", "0,112192,4194304", "--html"]).arg(&page);
+    let ended = Ended::of(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let sizes = report["sizes"].as_array().unwrap();
+    assert_eq!(sizes.len(), 3);
+    for line in sizes {
+        let ways = line["ways"].as_array().unwrap();
+        assert_eq!(ways.len(), 11);
+        for cell in ways {
+            // The one message that no datagram carries, whatever this machine allows a socket's buffer.
+            let sockets = ["datagram", "seqpacket", "zstd", "gzip"];
+            let way = cell["way"].as_str().unwrap();
+            if line["size"] == 4_194_304 && sockets.contains(&way) {
+                continue;
+            }
+            assert_eq!(cell["refused"], false, "{cell}");
+            assert!(cell["wall_us"]["median"].as_f64().unwrap() > 0.0, "{cell}");
+        }
+    }
+    let calls = report["calls"]["ways"].as_array().unwrap();
+    let missing = &report["calls"]["missing"];
+    assert!(!missing.is_null() || calls.len() == 11, "{missing}");
+    assert!(std::fs::read_to_string(page).unwrap().contains("<svg"));
+}
+
+#[test]
 fn what_cannot_be_measured_is_refused() {
     let shell = Shell::new();
     for (arguments, complaint) in [
         (vec!["bench", "local", "everything"], "possible values"),
         (vec!["bench", "local", "--seconds", "0"], "expected seconds"),
         (vec!["bench", "local", "--repeats", "0"], "0 is not in"),
+        (vec!["bench", "ipc", "--sizes", "67108865"], "expected bytes"),
+        (vec!["bench", "ipc", "--descriptors", "253"], "expected a number"),
         (vec!["bench", "relay", "--sizes", "10k,0"], "expected bytes"),
         (vec!["bench", "relay", "--bandwidth", "500"], "expected a rate"),
         (vec!["bench", "relay", "--ways", "teleport"], "possible values"),

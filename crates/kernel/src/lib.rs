@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod calls;
 mod cgroup;
 mod load;
 pub mod redirect;

@@ -9,7 +9,6 @@ mod programs;
 mod synthetic;
 mod tables;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -18,6 +17,7 @@ use indicatif::ProgressBar;
 
 use crate::interrupt::interruptible;
 use crate::machine::Place;
+use crate::options::Output;
 use crate::progress;
 use crate::report::{self, Report};
 use crate::side::Side;
@@ -28,17 +28,8 @@ pub(crate) use tables::{Table, Unit};
 /// `shunt bench local`
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Print one JSON object instead of tables
-    #[arg(long)]
-    json: bool,
-
-    /// Write a page with plots as well
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-
-    /// How often every side has its turn
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..1000))]
-    repeats: u32,
+    #[command(flatten)]
+    output: Output,
 
     /// How long one turn is measured
     #[arg(long, value_name = "SECS", default_value_t = 0.5, value_parser = parse_seconds)]
@@ -93,22 +84,13 @@ fn compare(arguments: &Arguments) -> Result<()> {
         point.leave_out(|side| stage.missing(side).is_some());
     }
     let begin = Instant::now();
-    let bar = progress::bar(turns(&tables, arguments.repeats));
+    let bar = progress::bar(turns(&tables, arguments.output.repeats));
     for table in &mut tables {
         measure(table, &stage, arguments, &bar)?;
     }
     bar.finish_and_clear();
-    let report = Report::new(place, &tables, arguments.repeats, arguments.seconds, begin.elapsed());
-    if let Some(path) = &arguments.html {
-        std::fs::write(path, report::html(&report)?)
-            .with_context(|| format!("writing {}", path.display()))?;
-    }
-    if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!("{}", report::text(&report));
-    }
-    Ok(())
+    let report = Report::new(place, &tables, arguments.output.repeats, arguments.seconds, begin.elapsed());
+    arguments.output.write("shunt bench local", &report, &report::plots(&report), &report::text(&report))
 }
 
 fn measure(table: &mut Table, stage: &Stage, arguments: &Arguments, bar: &ProgressBar) -> Result<()> {
@@ -117,10 +99,10 @@ fn measure(table: &mut Table, stage: &Stage, arguments: &Arguments, bar: &Progre
         if let Some(missing) = point.load.missing() {
             bar.suspend(|| eprintln!("left out: {}, {}: {missing}", table.title, point.label));
             point.missing = Some(missing);
-            bar.inc(u64::from(arguments.repeats) * point.sides.len() as u64);
+            bar.inc(u64::from(arguments.output.repeats) * point.sides.len() as u64);
             continue;
         }
-        for round in 0..arguments.repeats as usize {
+        for round in 0..arguments.output.repeats as usize {
             for turn in 0..point.sides.len() {
                 let index = (round + turn) % point.sides.len();
                 let side = point.sides[index];

@@ -9,7 +9,7 @@ mod measure;
 mod report;
 mod way;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -18,6 +18,7 @@ use indicatif::ProgressBar;
 
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
+use crate::options::{Output, save};
 use crate::process::Process;
 use crate::progress;
 use crate::worker::{Download, READY};
@@ -29,21 +30,12 @@ use way::{Name, Running};
 /// `shunt bench relay`
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Print one JSON object instead of tables
-    #[arg(long)]
-    json: bool,
-
-    /// Write a page with plots as well
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 
     /// Write the plots to this directory, as first-byte.svg and total.svg
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
-
-    /// How often every way has its turn
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..1000))]
-    repeats: u32,
 
     /// What is downloaded: bytes, or as many thousand (k) or million (m)
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',', default_value = "10k,50k,100k,1m,10m,50m", value_parser = parse_size)]
@@ -108,7 +100,7 @@ fn compare(arguments: &Arguments) -> Result<()> {
     let server = serve(&lab)?;
     let mut rows: Vec<Row> = arguments.ways().into_iter().map(|name| Row::new(name, arguments)).collect();
     let bar = progress::bar(turns(&rows, arguments));
-    for round in 0..arguments.repeats as usize {
+    for round in 0..arguments.output.repeats as usize {
         for turn in 0..rows.len() {
             let index = (round + turn) % rows.len();
             let row = &mut rows[index];
@@ -132,24 +124,13 @@ fn serve(lab: &Lab) -> Result<Process> {
 }
 
 fn write(report: &Report, arguments: &Arguments) -> Result<()> {
-    let save = |path: &Path, text: String| {
-        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
-    };
-    if let Some(path) = &arguments.html {
-        save(path, crate::report::page("shunt bench relay", &report.plots(), &report.text())?)?;
-    }
     if let Some(directory) = &arguments.svg {
         std::fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
         for (plot, name) in report.plots().iter().zip(["first-byte.svg", "total.svg"]) {
             save(&directory.join(name), plot.svg()?)?;
         }
     }
-    if arguments.json {
-        println!("{}", serde_json::to_string_pretty(report)?);
-    } else {
-        print!("{}", report.text());
-    }
-    Ok(())
+    arguments.output.write("shunt bench relay", report, &report.plots(), &report.text())
 }
 
 impl Arguments {
@@ -234,7 +215,7 @@ impl Row {
 fn turns(rows: &[Row], arguments: &Arguments) -> u64 {
     let present = rows.iter().filter(|row| row.missing.is_none());
     let once: usize = present.map(|row| arguments.measurements(row.name)).sum();
-    once as u64 * u64::from(arguments.repeats)
+    once as u64 * u64::from(arguments.output.repeats)
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {

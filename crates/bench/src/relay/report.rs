@@ -98,7 +98,7 @@ impl Report {
             ratios: ratios(&floors, rows),
             machine,
             links,
-            repeats: arguments.repeats,
+            repeats: arguments.output.repeats,
             seconds_in_all: all.as_secs_f64(),
             floors,
             ways: rows.iter().map(|row| Line::of(row, &arguments.sizes)).collect(),

@@ -5,18 +5,11 @@ use std::fmt::Write;
 use anyhow::Result;
 
 use super::plot::Plot;
-use super::{Report, text};
 
 const STYLE: &str = "<style>\
     body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em;color:#222}\
     pre{font-size:12px;line-height:1.35;overflow-x:auto;background:#f6f6f6;padding:1em}\
     figure{margin:1em 0}svg{max-width:100%;height:auto}</style>";
-
-/// The page of a comparison of tables: a plot of every table that has an axis.
-pub(crate) fn html(report: &Report) -> Result<String> {
-    let with_axis = report.tables.iter().filter(|table| table.axis.is_some());
-    page("shunt bench local", &with_axis.map(Plot::of).collect::<Vec<_>>(), &text(report))
-}
 
 /// Any page.
 pub(crate) fn page(title: &str, plots: &[Plot], text: &str) -> Result<String> {

@@ -14,9 +14,9 @@ use crate::machine::Place;
 use crate::side::Side;
 use crate::stats::Spread;
 
-pub(crate) use html::{html, page};
+pub(crate) use html::page;
 pub(crate) use plot::{Plot, Series};
-pub(crate) use text::text;
+pub(crate) use text::{number, text};
 
 /// Everything.
 #[derive(Debug, Serialize)]
@@ -65,6 +65,11 @@ pub(crate) struct Cell {
     pub(crate) unseen: usize,
     /// Shared memory per connection, in bytes.
     pub(crate) link_bytes_per_connection: Option<f64>,
+}
+
+/// A plot of every table that has an axis.
+pub(crate) fn plots(report: &Report) -> Vec<Plot> {
+    report.tables.iter().filter(|table| table.axis.is_some()).map(Plot::of).collect()
 }
 
 impl Report {

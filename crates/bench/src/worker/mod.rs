@@ -7,6 +7,7 @@
 mod calls;
 mod download;
 mod echo;
+mod ipc;
 mod many;
 mod memcached;
 mod round_trip;
@@ -24,6 +25,8 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use calls::Call;
 pub(crate) use download::Download;
+pub use ipc::Way;
+pub(crate) use ipc::{Ipc, IpcMeasured};
 use socket::Address;
 
 /// One load.
@@ -119,6 +122,10 @@ pub enum Worker {
         #[arg(long)]
         connections: usize,
     },
+    /// Sends so many messages by one way
+    IpcSend(Ipc),
+    /// Receives them
+    IpcReceive(Ipc),
     /// System calls that have nothing to do with connections
     Calls {
         /// Which
@@ -213,6 +220,8 @@ pub fn run(worker: &Worker) -> Result<()> {
         Worker::Serve { at } => download::serve(*at),
         Worker::Fetch { from, size, connections } => download::fetch(*from, *size, *connections),
         Worker::Hold { from, connections } => download::hold(*from, *connections),
+        Worker::IpcSend(ipc) => ipc::send(ipc),
+        Worker::IpcReceive(ipc) => ipc::receive(ipc),
         Worker::Calls { call, seconds } => calls::run(*call, Duration::from_secs_f64(*seconds)),
     }
 }

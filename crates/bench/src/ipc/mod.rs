@@ -1,0 +1,144 @@
+//! `shunt bench ipc`: messages with descriptors from one process to another, by every way there is. The comparison of
+//! "IPC performance: sockets vs files" (Inferno Nettverk, 2015), made again.
+//!
+//! For every size, all ways have their turn in each round; which begins rotates. What is compared is of the same round.
+
+mod article;
+mod calls;
+mod report;
+mod turn;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use indicatif::ProgressBar;
+
+use crate::interrupt::interruptible;
+use crate::machine::Machine;
+use crate::options::{Output, save};
+use crate::progress;
+use crate::worker::Way;
+use calls::Traced;
+use report::Report;
+use turn::{Place, Sample};
+
+/// `shunt bench ipc`
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    output: Output,
+
+    /// Write the plot to this directory, as ipc.svg
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
+
+    /// Bytes of the messages
+    #[arg(
+        long,
+        value_name = "BYTES,...",
+        value_delimiter = ',',
+        default_value = "0,64,1024,4096,16384,65536,112192,262144,1048576,8388608",
+        value_parser = parse_size
+    )]
+    sizes: Vec<usize>,
+
+    /// Descriptors of each message
+    #[arg(long, value_name = "N", default_value_t = article::DESCRIPTORS, value_parser = parse_descriptors)]
+    descriptors: usize,
+
+    /// How long one turn is measured, about
+    #[arg(long, value_name = "SECS", default_value_t = 0.2)]
+    seconds: f64,
+
+    /// Only these ways [default: all]
+    #[arg(long, value_enum, value_name = "WAY,...", value_delimiter = ',')]
+    ways: Vec<Way>,
+}
+
+/// What was measured of one size.
+struct Row {
+    size: usize,
+    /// In the order of the ways; nothing of one that does not carry such messages.
+    samples: Vec<Vec<Sample>>,
+}
+
+/// Runs and prints it.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    ensure!((0.001..=600.0).contains(&arguments.seconds), "expected seconds, from 0.001 to 600");
+    interruptible(|| compare(arguments))
+}
+
+fn compare(arguments: &Arguments) -> Result<()> {
+    let machine = Machine::describe();
+    let begin = Instant::now();
+    let place = Place::find()?;
+    let ways = arguments.ways();
+    let turns = arguments.sizes.len() * ways.len() * arguments.output.repeats as usize;
+    let bar = progress::bar(turns as u64);
+    let mut rows = Vec::new();
+    for &size in &arguments.sizes {
+        rows.push(measure(size, &ways, &place, arguments, &bar)?);
+    }
+    bar.finish_and_clear();
+    let traced = Traced::measure(&place, &ways, arguments.descriptors)?;
+    let report = Report::new(machine, &place, arguments, &ways, &rows, traced, begin.elapsed());
+    if let Some(directory) = &arguments.svg {
+        std::fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
+        save(&directory.join("ipc.svg"), report.plot().svg()?)?;
+    }
+    arguments.output.write("shunt bench ipc", &report, &[report.plot()], &report.text())
+}
+
+fn measure(
+    size: usize,
+    ways: &[Way],
+    place: &Place,
+    arguments: &Arguments,
+    bar: &ProgressBar,
+) -> Result<Row> {
+    let seconds = Duration::from_secs_f64(arguments.seconds);
+    let repeats = arguments.output.repeats as usize;
+    let mut samples = vec![Vec::new(); ways.len()];
+    // How many messages each sends in such a time, as far as it carries them.
+    let mut messages = Vec::new();
+    for way in ways {
+        bar.set_message(format!("{size} B, {}", way.label()));
+        let found = place.find_messages(*way, size, arguments.descriptors, seconds);
+        messages.push(found.with_context(|| format!("{size} B by {}", way.label()))?);
+    }
+    for round in 0..repeats {
+        for turn in 0..ways.len() {
+            let index = (round + turn) % ways.len();
+            bar.inc(1);
+            let Some(messages) = messages[index] else { continue };
+            bar.set_message(format!("{size} B, {}", ways[index].label()));
+            let sample = place
+                .turn(ways[index], size, arguments.descriptors, messages)
+                .with_context(|| format!("{size} B by {}", ways[index].label()))?;
+            samples[index].extend(sample);
+        }
+    }
+    Ok(Row { size, samples })
+}
+
+impl Arguments {
+    fn ways(&self) -> Vec<Way> {
+        if self.ways.is_empty() { Way::value_variants().to_vec() } else { self.ways.clone() }
+    }
+}
+
+fn parse_size(text: &str) -> Result<usize, String> {
+    let size = text.parse().ok().filter(|size| *size <= shunt_channel::MAX_MESSAGE);
+    size.ok_or_else(|| format!("expected bytes, from 0 to {}", shunt_channel::MAX_MESSAGE))
+}
+
+/// One less than the kernel passes at once: files take one.
+fn parse_descriptors(text: &str) -> Result<usize, String> {
+    let most = shunt_channel::MAX_DESCRIPTORS - 1;
+    text.parse()
+        .ok()
+        .filter(|count| *count <= most)
+        .ok_or_else(|| format!("expected a number from 0 to {most}"))
+}

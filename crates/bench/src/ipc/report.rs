@@ -1,0 +1,257 @@
+//! What the comparison says: the article's table with its own figures beside ours, every size, the plot, JSON.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::article::{self, Figures};
+use super::calls::{CallFigures, Traced};
+use super::turn::{Place, Sample};
+use super::{Arguments, Row};
+use crate::machine::Machine;
+use crate::report::{Plot, Series, number};
+use crate::stats::Spread;
+use crate::worker::Way;
+
+/// Everything.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    machine: Machine,
+    /// The processors of the receiver and of the sender.
+    pinned: Option<(usize, usize)>,
+    file_system: String,
+    repeats: u32,
+    seconds_per_turn: f64,
+    seconds_in_all: f64,
+    descriptors: usize,
+    sizes: Vec<Line>,
+    calls: Traced,
+}
+
+/// One size.
+#[derive(Debug, Serialize)]
+struct Line {
+    size: usize,
+    ways: Vec<Cell>,
+}
+
+/// One way of one size: nothing but its name if it does not carry such messages.
+#[derive(Debug, Serialize)]
+struct Cell {
+    way: Way,
+    refused: bool,
+    wall_us: Option<Spread>,
+    /// How many times as fast as the datagram socket, round by round.
+    to_datagram: Option<Spread>,
+    /// How many times as fast as it the channel is, round by round.
+    channel_to_it: Option<Spread>,
+    /// Medians, for each message.
+    sender_user_us: Option<f64>,
+    sender_system_us: Option<f64>,
+    receiver_user_us: Option<f64>,
+    receiver_system_us: Option<f64>,
+    article: Option<Figures>,
+}
+
+impl Report {
+    pub(super) fn new(
+        machine: Machine,
+        place: &Place,
+        arguments: &Arguments,
+        ways: &[Way],
+        rows: &[Row],
+        calls: Traced,
+        all: Duration,
+    ) -> Report {
+        Report {
+            machine,
+            pinned: place.cpus,
+            file_system: place.file_system.clone(),
+            repeats: arguments.output.repeats,
+            seconds_per_turn: arguments.seconds,
+            seconds_in_all: all.as_secs_f64(),
+            descriptors: arguments.descriptors,
+            sizes: rows.iter().map(|row| Line::of(row, ways)).collect(),
+            calls,
+        }
+    }
+
+    /// Time of a message by its size, a line for each way.
+    pub(super) fn plot(&self) -> Plot {
+        let mut ways: Vec<Way> = self.sizes.iter().flat_map(|line| &line.ways).map(|cell| cell.way).collect();
+        ways.sort();
+        ways.dedup();
+        let points = |way: Way| {
+            // A logarithmic axis has no place for 0.
+            let lines = self.sizes.iter().filter(|line| line.size > 0);
+            let walls = lines.filter_map(|line| Some((line.size as f64, line.cell(way)?.wall_us?)));
+            walls.collect::<Vec<_>>()
+        };
+        let series = ways.into_iter().map(|way| Series { label: way.label(), points: points(way) });
+        Plot {
+            title: format!("Time of a message with {} descriptors", self.descriptors),
+            x_label: "bytes".to_owned(),
+            y_label: "microseconds, lower is better".to_owned(),
+            series: series.filter(|series| !series.points.is_empty()).collect(),
+        }
+    }
+
+    pub(super) fn text(&self) -> String {
+        let machine = &self.machine;
+        let pinned = self.pinned.map_or_else(
+            || "both on one processor".to_owned(),
+            |(receiver, sender)| format!("receiver on {receiver}, sender on {sender}"),
+        );
+        let mut out = format!(
+            "Linux {}, {}, {} processors (load {:.1} before); {pinned}; temporary files on {}\n\
+             Messages with {} descriptors, one after the other in one direction. Medians of {} turns of about {} s, all \
+             ways in turn\nwithin each round; {:.0} s in all.\n",
+            machine.kernel,
+            machine.processor,
+            machine.processors,
+            machine.load_before,
+            self.file_system,
+            self.descriptors,
+            self.repeats,
+            self.seconds_per_turn,
+            self.seconds_in_all
+        );
+        self.append_sizes(&mut out, "us of each message", |cell| Some(number(cell.wall_us?.median)));
+        self.append_sizes(&mut out, "times as fast as the datagram socket", |cell| {
+            Some(format!("{:.2}", cell.to_datagram?.median))
+        });
+        self.append_sizes(&mut out, "the channel, times as fast as it", |cell| {
+            let ratio = cell.channel_to_it?;
+            Some(format!("{:.2} ({:.1}-{:.1})", ratio.median, ratio.min, ratio.max))
+        });
+        if let Some(line) = self.sizes.iter().find(|line| line.size == article::SIZE) {
+            append_article(&mut out, line);
+        }
+        append_calls(&mut out, &self.calls);
+        out.push_str(
+            "\nEMSGSIZE: the way does not carry messages of that size here.\n\
+             The article (Inferno Nettverk, 2015) ran on an i5 of 2.67 GHz and Linux 3.19; its system calls were timed under \
+             strace.\n",
+        );
+        out
+    }
+
+    fn append_sizes(&self, out: &mut String, title: &str, figure: impl Fn(&Cell) -> Option<String>) {
+        let Some(first) = self.sizes.first() else { return };
+        let _ = write!(out, "\n{title}\n{:>9}", "bytes");
+        for cell in &first.ways {
+            let _ = write!(out, " {:>16}", cell.way.label());
+        }
+        out.push('\n');
+        for line in &self.sizes {
+            let _ = write!(out, "{:>9}", line.size);
+            for cell in &line.ways {
+                let text = if cell.refused { Some("EMSGSIZE".to_owned()) } else { figure(cell) };
+                let _ = write!(out, " {:>16}", text.unwrap_or_else(|| "-".to_owned()));
+            }
+            out.push('\n');
+        }
+    }
+}
+
+/// The article's own table: processor time of both processes, for each message.
+fn append_article(out: &mut String, line: &Line) {
+    let _ = writeln!(
+        out,
+        "\n{} bytes: processor time of both processes, us of each message (seconds of a million), and the article's\n\
+         {:18} {:>8} {:>8} {:>8} {:>10}   {:>7} {:>7} {:>7} {:>9}",
+        line.size, "", "user", "system", "sum", "speed", "user", "system", "sum", "speed"
+    );
+    for cell in line.ways.iter().filter(|cell| !cell.refused) {
+        let sum = |one: Option<f64>, other: Option<f64>| one.unwrap_or(0.0) + other.unwrap_or(0.0);
+        let user = sum(cell.sender_user_us, cell.receiver_user_us);
+        let system = sum(cell.sender_system_us, cell.receiver_system_us);
+        let speed = cell.to_datagram.map_or_else(|| "-".to_owned(), |ratio| format!("{:.2}x", ratio.median));
+        let _ = write!(
+            out,
+            "{:18} {user:>8.1} {system:>8.1} {:>8.1} {speed:>10}",
+            cell.way.label(),
+            user + system
+        );
+        if let Some(theirs) = cell.article {
+            let text = |figure: Option<f64>| figure.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"));
+            let all = theirs.user.zip(theirs.system).map(|(user, system)| user + system);
+            let _ = write!(
+                out,
+                "   {:>7} {:>7} {:>7} {:>8.2}x",
+                text(theirs.user),
+                text(theirs.system),
+                text(all),
+                theirs.speed
+            );
+        }
+        out.push('\n');
+    }
+}
+
+fn append_calls(out: &mut String, traced: &Traced) {
+    let _ = writeln!(
+        out,
+        "\n{} bytes: system calls of a turn of their own, traced in the kernel: for each message, mean and median us \
+         (the article's median)",
+        article::SIZE
+    );
+    if let Some(missing) = &traced.missing {
+        let _ = writeln!(out, "  left out: {missing}");
+    }
+    for of in &traced.ways {
+        for (end, calls) in [("sends", &of.sender), ("receives", &of.receiver)] {
+            let calls: Vec<String> = calls.iter().map(call).collect();
+            let calls = if calls.is_empty() { "hardly any".to_owned() } else { calls.join(", ") };
+            let _ = writeln!(out, "{:18} {end:9} {calls}", of.way.label());
+        }
+    }
+}
+
+fn call(call: &CallFigures) -> String {
+    let theirs = call.article_us.map_or_else(String::new, |us| format!(" ({us:.0})"));
+    let (mean, median) = (number(call.mean_us), number(call.median_us));
+    format!("{} {:.1}x {mean} {median}{theirs}", call.name, call.count)
+}
+
+impl Line {
+    fn of(row: &Row, ways: &[Way]) -> Line {
+        let of = |way: Way| {
+            let samples = ways.iter().zip(&row.samples).find(|(other, _)| **other == way);
+            samples.map_or(&[][..], |(_, samples)| samples)
+        };
+        let (datagram, channel) = (of(Way::Datagram), of(Way::Channel));
+        let cells = ways.iter().zip(&row.samples);
+        Line {
+            size: row.size,
+            ways: cells
+                .map(|(way, samples)| Cell {
+                    way: *way,
+                    refused: samples.is_empty(),
+                    wall_us: Spread::of(samples.iter().map(|sample| sample.wall)),
+                    to_datagram: ratio(datagram, samples),
+                    channel_to_it: if *way == Way::Channel { None } else { ratio(samples, channel) },
+                    sender_user_us: median(samples, |sample| sample.sender_user),
+                    sender_system_us: median(samples, |sample| sample.sender_system),
+                    receiver_user_us: median(samples, |sample| sample.receiver_user),
+                    receiver_system_us: median(samples, |sample| sample.receiver_system),
+                    article: if row.size == article::SIZE { article::figures(*way) } else { None },
+                })
+                .collect(),
+        }
+    }
+
+    fn cell(&self, way: Way) -> Option<&Cell> {
+        self.ways.iter().find(|cell| cell.way == way)
+    }
+}
+
+/// How many times as long `slow` takes as `fast`, round by round.
+fn ratio(slow: &[Sample], fast: &[Sample]) -> Option<Spread> {
+    Spread::of(slow.iter().zip(fast).map(|(slow, fast)| slow.wall / fast.wall))
+}
+
+fn median(samples: &[Sample], figure: fn(&Sample) -> f64) -> Option<f64> {
+    Some(Spread::of(samples.iter().map(figure))?.median)
+}

@@ -1,0 +1,168 @@
+//! One turn of one way: a process that receives, one that sends, and what both measured.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use rustix::thread::{CpuSet, sched_getaffinity};
+use serde::Serialize;
+use tempfile::TempDir;
+
+use crate::process::Process;
+use crate::worker::{BEGIN, IpcMeasured, READY, Way};
+
+/// Where the processes meet, and on which processors they run.
+pub(super) struct Place {
+    directory: TempDir,
+    program: std::path::PathBuf,
+    /// Of the receiver and of the sender, if there are two.
+    pub(super) cpus: Option<(usize, usize)>,
+    /// Where temporary files are.
+    pub(super) file_system: String,
+}
+
+/// One turn, each message's share in microseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Sample {
+    pub(super) wall: f64,
+    pub(super) sender_user: f64,
+    pub(super) sender_system: f64,
+    pub(super) receiver_user: f64,
+    pub(super) receiver_system: f64,
+}
+
+/// Two processes of which one is about to send.
+pub(super) struct Pair {
+    pub(super) receiver: Process,
+    pub(super) sender: Process,
+    messages: u64,
+}
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// Messages of the first try, and of any turn at the least.
+const FEW: u64 = 20;
+const MANY: u64 = 5_000_000;
+
+impl Place {
+    pub(super) fn find() -> Result<Place> {
+        let allowed = sched_getaffinity(None)?;
+        let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+        let cpus = cpus.next().zip(cpus.next());
+        let directory = tempfile::Builder::new().prefix("shunt-bench-").tempdir()?;
+        let file_system = file_system(directory.path());
+        Ok(Place { directory, program: std::env::current_exe()?, cpus, file_system })
+    }
+
+    /// How many messages take about so long, or nothing if the way does not carry them.
+    pub(super) fn find_messages(
+        &self,
+        way: Way,
+        size: usize,
+        descriptors: usize,
+        time: Duration,
+    ) -> Result<Option<u64>> {
+        let mut messages = FEW;
+        loop {
+            let Some(sample) = self.turn(way, size, descriptors, messages)? else { return Ok(None) };
+            let fitting = (time.as_secs_f64() * 1e6 / sample.wall) as u64;
+            let next = fitting.clamp(FEW, MANY).min(messages * 20);
+            if next <= messages * 2 {
+                return Ok(Some(next));
+            }
+            messages = next;
+        }
+    }
+
+    /// One turn, or nothing if the way does not carry such messages.
+    pub(super) fn turn(
+        &self,
+        way: Way,
+        size: usize,
+        descriptors: usize,
+        messages: u64,
+    ) -> Result<Option<Sample>> {
+        self.start(way, size, descriptors, messages, |_| Ok(()))?.sample()
+    }
+
+    /// Starts both; `between` is told of each before it does anything.
+    pub(super) fn start(
+        &self,
+        way: Way,
+        size: usize,
+        descriptors: usize,
+        messages: u64,
+        mut between: impl FnMut(&Process) -> Result<()>,
+    ) -> Result<Pair> {
+        let meeting = tempfile::Builder::new().prefix("turn-").tempdir_in(self.directory.path())?;
+        let command = |role: &str, cpu: Option<usize>| {
+            let mut command = Command::new(&self.program);
+            let name = way.to_possible_value().expect("none is hidden");
+            command.args(["bench-worker", role, "--way", name.get_name(), "--at"]);
+            command.arg(meeting.path().join("socket"));
+            let numbers =
+                [("--size", size as u64), ("--descriptors", descriptors as u64), ("--messages", messages)];
+            for (flag, number) in numbers {
+                command.arg(flag).arg(number.to_string());
+            }
+            if let Some(cpu) = cpu {
+                command.arg("--cpu").arg(cpu.to_string());
+            }
+            command
+        };
+        let (receiving, sending) = (self.cpus.map(|cpus| cpus.0), self.cpus.map(|cpus| cpus.1));
+        let mut receiver = Process::spawn_with_lines(&mut command("ipc-receive", receiving), "the receiver")?;
+        between(&receiver)?;
+        receiver.expect(READY, LIMIT)?;
+        let mut sender = Process::spawn_with_lines(&mut command("ipc-send", sending), "the sender")?;
+        between(&sender)?;
+        // Both have what they need of the directory.
+        sender.expect(BEGIN, LIMIT)?;
+        Ok(Pair { receiver, sender, messages })
+    }
+}
+
+impl Pair {
+    /// Waits for what both measured.
+    pub(super) fn sample(mut self) -> Result<Option<Sample>> {
+        let sample = self.finish()?;
+        if sample.is_some() {
+            self.sender.finish()?;
+            self.receiver.finish()?;
+        }
+        Ok(sample)
+    }
+
+    /// The same, and both still live.
+    pub(super) fn finish(&mut self) -> Result<Option<Sample>> {
+        let sent = measured(&mut self.sender)?;
+        if sent.refused {
+            return Ok(None);
+        }
+        let received = measured(&mut self.receiver)?;
+        let each = |seconds: f64| seconds * 1e6 / self.messages as f64;
+        Ok(Some(Sample {
+            wall: each(received.seconds),
+            sender_user: each(sent.user),
+            sender_system: each(sent.system),
+            receiver_user: each(received.user),
+            receiver_system: each(received.system),
+        }))
+    }
+}
+
+fn measured(process: &mut Process) -> Result<IpcMeasured> {
+    let line = process.line(LIMIT)?;
+    serde_json::from_str(&line).with_context(|| format!("a process said {line:?}"))
+}
+
+/// The kind of file system that a directory is on.
+fn file_system(path: &std::path::Path) -> String {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let fields = mounts.lines().filter_map(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        Some((fields.next()?, fields.next()?))
+    });
+    let longest = fields.filter(|(at, _)| path.starts_with(at)).max_by_key(|(at, _)| at.len());
+    longest.map_or_else(|| "unknown".to_owned(), |(_, kind)| kind.to_owned())
+}

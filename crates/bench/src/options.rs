@@ -1,0 +1,51 @@
+//! The flags that all comparisons have.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde::Serialize;
+
+use crate::report::{Plot, page};
+
+/// How often, and how it is told.
+#[derive(Debug, Args)]
+pub(crate) struct Output {
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+
+    /// Write a page with plots as well
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// How often every side has its turn
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..1000))]
+    pub(crate) repeats: u32,
+}
+
+impl Output {
+    /// Prints the text, or the whole report, and writes the page.
+    pub(crate) fn write(
+        &self,
+        title: &str,
+        report: &impl Serialize,
+        plots: &[Plot],
+        text: &str,
+    ) -> Result<()> {
+        if let Some(path) = &self.html {
+            save(path, page(title, plots, text)?)?;
+        }
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(report)?);
+        } else {
+            print!("{text}");
+        }
+        Ok(())
+    }
+}
+
+/// Writes a file.
+pub(crate) fn save(path: &Path, text: String) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+}

@@ -1,0 +1,250 @@
+//! The two processes of `shunt bench ipc`: one sends so many messages by one of the ways, the other receives them.
+//!
+//! The receiver prints `ready`, the sender `begin` when it has connected; each prints what it measured of itself, or that the
+//! way does not carry such messages.
+
+mod channel;
+mod files;
+mod queue;
+mod sockets;
+mod squeezed;
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use nix::sys::resource::{UsageWho, getrusage};
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use serde::{Deserialize, Serialize};
+
+use super::{BEGIN, READY, say, wait_for_end};
+
+/// A way for messages with descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// Our message channel
+    Channel,
+    /// A datagram over a Unix socket
+    Datagram,
+    /// An empty datagram, and the descriptor of an unlinked temporary file with the message
+    File,
+    /// The same with a memfd
+    Memfd,
+    /// A queue in shared memory under an fcntl lock, and an empty datagram
+    QueueFcntl,
+    /// A queue in shared memory under a futex
+    QueueFutex,
+    /// A queue in shared memory without locks, whose ends spin
+    QueueFree,
+    /// A Unix stream socket, with the length before each message
+    Stream,
+    /// A Unix socket of sequenced packets
+    Seqpacket,
+    /// A datagram, compressed with zstd
+    Zstd,
+    /// A datagram, compressed with gzip
+    Gzip,
+}
+
+impl Way {
+    /// The title of its column.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Way::Channel => "channel",
+            Way::Datagram => "datagram",
+            Way::File => "file",
+            Way::Memfd => "memfd",
+            Way::QueueFcntl => "queue, fcntl",
+            Way::QueueFutex => "queue, futex",
+            Way::QueueFree => "queue, lock-free",
+            Way::Stream => "stream",
+            Way::Seqpacket => "seqpacket",
+            Way::Zstd => "zstd",
+            Way::Gzip => "gzip",
+        }
+    }
+}
+
+/// What both ends need to know.
+#[derive(Debug, Args)]
+pub struct Ipc {
+    /// Which way
+    #[arg(long, value_enum)]
+    way: Way,
+    /// Where they meet
+    #[arg(long)]
+    at: PathBuf,
+    /// Bytes of a message
+    #[arg(long)]
+    size: usize,
+    /// Descriptors of a message
+    #[arg(long)]
+    descriptors: usize,
+    /// How many are measured
+    #[arg(long)]
+    messages: u64,
+    /// The processor to run on
+    #[arg(long)]
+    cpu: Option<usize>,
+}
+
+/// What one end measured.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct IpcMeasured {
+    pub(crate) seconds: f64,
+    pub(crate) user: f64,
+    pub(crate) system: f64,
+    /// Messages of this length are refused by the kernel.
+    pub(crate) refused: bool,
+}
+
+/// One end, which sends. The error of a message that the way cannot carry is EMSGSIZE.
+trait Send {
+    fn send(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()>;
+}
+
+/// One end, which receives.
+trait Receive {
+    /// A message into `buffer`: how long it is, and its descriptors to `fds`.
+    fn receive(&mut self, buffer: &mut Vec<u8>, fds: &mut Vec<OwnedFd>) -> Result<usize>;
+}
+
+/// Messages before those that are measured, for each ten of them.
+const WARM: u64 = 10;
+
+pub(super) fn send(ipc: &Ipc) -> Result<()> {
+    ipc.pin()?;
+    let mut end: Box<dyn Send> = match ipc.way {
+        Way::Channel => Box::new(channel::Sending::connect(&ipc.at)?),
+        Way::Datagram => Box::new(sockets::Sending::datagrams(&ipc.at)?),
+        Way::Stream => Box::new(sockets::Sending::stream(&ipc.at)?),
+        Way::Seqpacket => Box::new(sockets::Sending::seqpackets(&ipc.at)?),
+        Way::File => Box::new(files::Sending::new(&ipc.at, files::Kind::Temporary)?),
+        Way::Memfd => Box::new(files::Sending::new(&ipc.at, files::Kind::Memory)?),
+        Way::QueueFcntl => Box::new(queue::Sending::new(ipc, queue::Lock::Fcntl)?),
+        Way::QueueFutex => Box::new(queue::Sending::new(ipc, queue::Lock::Futex)?),
+        Way::QueueFree => Box::new(queue::Sending::new(ipc, queue::Lock::None)?),
+        Way::Zstd => Box::new(squeezed::Sending::new(&ipc.at, squeezed::Codec::Zstd)?),
+        Way::Gzip => Box::new(squeezed::Sending::new(&ipc.at, squeezed::Codec::Gzip)?),
+    };
+    let bytes = content(ipc.size);
+    let files = (0..ipc.descriptors).map(|_| File::open("/dev/null")).collect::<Result<Vec<_>, _>>()?;
+    let fds: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+    say(BEGIN)?;
+    let mut meter = Meter::start();
+    for index in 0..ipc.all() {
+        if index == ipc.warm() {
+            meter = Meter::start();
+        }
+        if let Err(error) = end.send(&bytes, &fds) {
+            ensure!(error.downcast_ref() == Some(&Errno::MSGSIZE), error);
+            return finish(IpcMeasured { refused: true, ..IpcMeasured::default() });
+        }
+    }
+    finish(meter.stop())
+}
+
+pub(super) fn receive(ipc: &Ipc) -> Result<()> {
+    ipc.pin()?;
+    let mut end: Box<dyn Receive> = match ipc.way {
+        Way::Channel => Box::new(channel::Receiving::listen(&ipc.at)?),
+        Way::Datagram => Box::new(sockets::Datagrams::bind(&ipc.at)?),
+        Way::Stream => Box::new(sockets::Stream::listen(&ipc.at)?),
+        Way::Seqpacket => Box::new(sockets::Seqpackets::listen(&ipc.at)?),
+        Way::File | Way::Memfd => Box::new(files::Receiving::bind(ipc)?),
+        Way::QueueFcntl => Box::new(queue::Receiving::new(ipc, queue::Lock::Fcntl)?),
+        Way::QueueFutex => Box::new(queue::Receiving::new(ipc, queue::Lock::Futex)?),
+        Way::QueueFree => Box::new(queue::Receiving::new(ipc, queue::Lock::None)?),
+        Way::Zstd => Box::new(squeezed::Receiving::bind(ipc, squeezed::Codec::Zstd)?),
+        Way::Gzip => Box::new(squeezed::Receiving::bind(ipc, squeezed::Codec::Gzip)?),
+    };
+    say(READY)?;
+    let expected = content(ipc.size);
+    let mut buffer = vec![0; ipc.size];
+    let mut fds = Vec::new();
+    let mut meter = Meter::start();
+    for index in 0..ipc.all() {
+        if index == ipc.warm() {
+            meter = Meter::start();
+        }
+        fds.clear();
+        let len = end.receive(&mut buffer, &mut fds)?;
+        ensure!(len == ipc.size && fds.len() == ipc.descriptors, "a message that nobody has sent");
+        ensure!(index > 0 || buffer[..len] == expected, "a message with other bytes");
+    }
+    finish(meter.stop())
+}
+
+fn finish(measured: IpcMeasured) -> Result<()> {
+    say(&serde_json::to_string(&measured)?)?;
+    wait_for_end();
+    Ok(())
+}
+
+impl Ipc {
+    fn warm(&self) -> u64 {
+        self.messages / WARM
+    }
+
+    fn all(&self) -> u64 {
+        self.messages + self.warm()
+    }
+
+    fn pin(&self) -> Result<()> {
+        let Some(cpu) = self.cpu else { return Ok(()) };
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        sched_setaffinity(None, &set).context("choosing a processor")
+    }
+}
+
+/// As a program's structures are: a quarter numbers that mean something, the rest zero.
+fn content(size: usize) -> Vec<u8> {
+    let byte = |index: usize| match index % 16 {
+        0..4 => ((index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8,
+        _ => 0,
+    };
+    (0..size).map(byte).collect()
+}
+
+struct Meter {
+    begin: Instant,
+    user: Duration,
+    system: Duration,
+}
+
+impl Meter {
+    fn start() -> Meter {
+        let (user, system) = times();
+        Meter { begin: Instant::now(), user, system }
+    }
+
+    fn stop(&self) -> IpcMeasured {
+        let (user, system) = times();
+        IpcMeasured {
+            seconds: self.begin.elapsed().as_secs_f64(),
+            user: (user - self.user).as_secs_f64(),
+            system: (system - self.system).as_secs_f64(),
+            refused: false,
+        }
+    }
+}
+
+/// Of this process, in user and in system mode.
+fn times() -> (Duration, Duration) {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("of this process");
+    let duration = |time: nix::sys::time::TimeVal| {
+        Duration::from_secs(time.tv_sec() as u64) + Duration::from_micros(time.tv_usec() as u64)
+    };
+    (duration(usage.user_time()), duration(usage.system_time()))
+}
+
+/// A second meeting place beside the first.
+fn beside(path: &Path, what: &str) -> PathBuf {
+    path.with_extension(what)
+}
