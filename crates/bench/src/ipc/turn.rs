@@ -37,6 +37,8 @@ pub(super) struct Pair {
     pub(super) receiver: Process,
     pub(super) sender: Process,
     messages: u64,
+    /// Where they meet, and where one of the ways makes its files.
+    _meeting: TempDir,
 }
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -116,9 +118,8 @@ impl Place {
         receiver.expect(READY, LIMIT)?;
         let mut sender = Process::spawn_with_lines(&mut command("ipc-send", sending), "the sender")?;
         between(&sender)?;
-        // Both have what they need of the directory.
         sender.expect(BEGIN, LIMIT)?;
-        Ok(Pair { receiver, sender, messages })
+        Ok(Pair { receiver, sender, messages, _meeting: meeting })
     }
 }
 
