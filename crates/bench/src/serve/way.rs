@@ -31,7 +31,8 @@ pub(super) const WAYS: [Way; 4] = [Way::Plain, Way::User, Way::Kernel, Way::Auto
 pub(super) const ADDRESS: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 4000);
 pub(super) const SINKS: u16 = 5000;
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The verifier takes seconds for a long parser on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Way {
     pub(super) fn label(self) -> &'static str {
