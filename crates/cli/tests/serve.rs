@@ -56,6 +56,19 @@ impl Serving {
         serde_json::from_str(&self.say(&["status", "--json"]).1).unwrap()
     }
 
+    /// Until its status is such. What the kernel has counted is seen with a delay.
+    fn await_status(&self, holds: impl Fn(&Value) -> bool) {
+        let began = Instant::now();
+        loop {
+            let status = self.status();
+            if holds(&status) {
+                return;
+            }
+            assert!(began.elapsed() < PATIENCE, "{status:#}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// The programs that it holds in the kernel.
     fn programs(&self) -> Vec<u32> {
         let fds = std::fs::read_dir(format!("/proc/{}/fdinfo", self.child.id())).unwrap().flatten();
@@ -125,6 +138,7 @@ fn backends_are_shown_and_read_again() {
     for port in 5000..5002 {
         echo(&serving.net, port);
     }
+    serving.await_status(|status| status["backends"][0]["up"] == true);
     let mut client = serving.connect();
     exchange(&mut client, 100);
     shell.file(
@@ -132,10 +146,11 @@ fn backends_are_shown_and_read_again() {
         "[[backend]]\naddress = '127.0.0.1:5000'\n[[backend]]\naddress = '127.0.0.1:5001'\n",
     );
     assert_eq!(serving.say(&["reload"]), (true, String::new()));
+    serving.await_status(|status| status["backends"][1]["up"] == true);
     exchange(&mut client, 100);
-    let status = serving.status();
-    assert_eq!(status["backends"][0]["messages"], 150, "{status:#}");
-    assert_eq!(status["backends"][1]["messages"], 50, "{status:#}");
+    serving.await_status(|status| {
+        status["backends"][0]["messages"] == 150 && status["backends"][1]["messages"] == 50
+    });
     shell.file("backends.toml", "[[backend]]\naddress = 'nowhere'\n");
     let (done, said) = serving.say(&["reload"]);
     assert!(!done && said.contains("backends.toml"), "{said}");
