@@ -13,6 +13,10 @@
 // Eight for each power of two.
 #define BUCKETS 320
 
+// The PID namespace whose numbers processes are watched by: that of the program that watches.
+volatile const __u64 namespace_device;
+volatile const __u64 namespace_inode;
+
 struct begin {
 	__u64 at;
 	__u64 number;
@@ -56,10 +60,15 @@ static const struct figures none;
 SEC("raw_tp/sys_enter")
 int enter(struct bpf_raw_tracepoint_args *args)
 {
-	__u64 id = bpf_get_current_pid_tgid();
-	__u32 process = id >> 32, thread = id;
+	struct bpf_pidns_info who = {};
 	struct begin begin = {};
+	__u32 process, thread;
 
+	// Processes of other namespaces are nobody's.
+	if (bpf_get_ns_current_pid_tgid(namespace_device, namespace_inode, &who, sizeof(who)))
+		return 0;
+	process = who.tgid;
+	thread = who.pid;
 	if (!bpf_map_lookup_elem(&processes, &process))
 		return 0;
 	begin.number = args->args[1];
@@ -86,12 +95,17 @@ static __always_inline __u32 bucket(__u64 ns)
 SEC("raw_tp/sys_exit")
 int leave(struct bpf_raw_tracepoint_args *args)
 {
-	__u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid();
-	struct key key = { .process = id >> 32 };
-	__u32 thread = id, at;
+	__u64 now = bpf_ktime_get_ns();
+	struct bpf_pidns_info who = {};
+	struct key key = {};
+	__u32 thread, at;
 	struct figures *figures;
 	struct begin *begin;
 
+	if (bpf_get_ns_current_pid_tgid(namespace_device, namespace_inode, &who, sizeof(who)))
+		return 0;
+	key.process = who.tgid;
+	thread = who.pid;
 	begin = bpf_map_lookup_elem(&begins, &thread);
 	if (!begin)
 		return 0;

@@ -1,6 +1,8 @@
 //! How long each system call of some processes takes: count, mean and median, as the kernel itself sees it. What strace
 //! tells at a hundred times the price.
 
+use std::os::unix::fs::MetadataExt;
+
 use aya::Ebpf;
 use aya::maps::{HashMap, MapData};
 use aya::programs::RawTracePoint;
@@ -34,7 +36,9 @@ pub struct Calls(Ebpf);
 impl Calls {
     /// Loads and attaches the programs. No process is watched yet.
     pub fn attach() -> Result<Calls, LoadError> {
-        let mut loaded = load::load(OBJECT)?;
+        let namespace = std::fs::metadata("/proc/self/ns/pid").map_err(refusal)?;
+        let constants = [("namespace_device", namespace.dev()), ("namespace_inode", namespace.ino())];
+        let mut loaded = load::load_with(OBJECT, &constants)?;
         for (name, point) in [("enter", "sys_enter"), ("leave", "sys_exit")] {
             let program: &mut RawTracePoint = load::program(&mut loaded, name);
             program.load().map_err(refusal)?;
@@ -43,7 +47,7 @@ impl Calls {
         Ok(Calls(loaded))
     }
 
-    /// Times the calls of a process from now on.
+    /// Times the calls of a process of this PID namespace from now on.
     pub fn watch(&mut self, process: u32) -> Result<(), LoadError> {
         let map = self.0.map_mut("processes").expect("in the object");
         let mut processes: HashMap<&mut MapData, u32, u32> = map.try_into().map_err(refusal)?;

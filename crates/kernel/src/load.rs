@@ -1,7 +1,7 @@
 //! Loading an object, and why it could not be.
 
-use aya::Ebpf;
 use aya::programs::Program;
+use aya::{Ebpf, EbpfLoader};
 use rustix::thread::{CapabilitySet, capabilities};
 use thiserror::Error;
 
@@ -21,6 +21,11 @@ pub enum LoadError {
 
 /// Loads the object's maps; its programs are loaded one by one.
 pub(crate) fn load(object: &[u8]) -> Result<Ebpf, LoadError> {
+    load_with(object, &[])
+}
+
+/// The same, with values for its constants.
+pub(crate) fn load_with(object: &[u8], constants: &[(&str, u64)]) -> Result<Ebpf, LoadError> {
     if object.is_empty() {
         return Err(LoadError::NotBuilt);
     }
@@ -29,7 +34,11 @@ pub(crate) fn load(object: &[u8]) -> Result<Ebpf, LoadError> {
     if !is_privileged() {
         return Err(LoadError::NotPermitted);
     }
-    Ebpf::load(object).map_err(refusal)
+    let mut loader = EbpfLoader::new();
+    for (name, value) in constants {
+        loader.override_global(name, value, true);
+    }
+    loader.load(object).map_err(refusal)
 }
 
 /// A program of an object of ours, of the kind that it is.
