@@ -60,6 +60,18 @@ async fn until_stopped(mut terminate: Signal, mut interrupt: Signal, mut hangup:
     notify(NotifyState::Stopping);
 }
 
+/// What completes when SIGTERM or SIGINT comes; from now on those end nothing by themselves.
+pub(crate) fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
+    let [mut terminate, mut interrupt] = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        notify(NotifyState::Stopping);
+    })
+}
+
 pub(crate) fn notify(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!(%error, "the service manager cannot be told");

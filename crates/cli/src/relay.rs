@@ -9,7 +9,7 @@ use shunt_relay::Request;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{RelayAction, RelayArgs};
-use crate::daemon::{notify, start_log};
+use crate::daemon::{notify, shutdown, start_log};
 use crate::table::{Column, render};
 
 pub(crate) fn run(args: &RelayArgs) -> Result<()> {
@@ -45,15 +45,7 @@ fn serve(config: &Path) -> Result<()> {
     let config = std::path::absolute(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let [mut terminate, mut interrupt] =
-            [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
-        let shutdown = async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            notify(NotifyState::Stopping);
-        };
+        let shutdown = shutdown()?;
         let reload = signal(SignalKind::hangup())?;
         let ready = || {
             tracing::info!("the relay serves");

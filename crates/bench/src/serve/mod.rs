@@ -5,7 +5,7 @@ mod load;
 mod report;
 mod way;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -13,6 +13,7 @@ use clap::{Args, ValueEnum};
 
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
+use crate::options::{Output, save};
 use crate::progress;
 use load::{Load, Sample, Sinks};
 use report::Report;
@@ -21,21 +22,12 @@ use way::{Stage, WAYS};
 /// `shunt bench serve`
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Print one JSON object instead of tables
-    #[arg(long)]
-    json: bool,
-
-    /// Write a page with plots as well
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 
     /// Write the plots to this directory, as echo.svg and forward.svg
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
-
-    /// How often every way has its turn
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..1000))]
-    repeats: u32,
 
     /// Seconds of a turn
     #[arg(long, value_name = "SECS", default_value_t = 1.0)]
@@ -101,8 +93,8 @@ fn compare(arguments: &Arguments) -> Result<()> {
     let sinks = stage.namespace.inside(Sinks::open)?;
     let mut lines = arguments.lines();
     let time = Duration::from_secs_f64(arguments.seconds.clamp(0.05, 600.0));
-    let bar = progress::bar(lines.len() as u64 * WAYS.len() as u64 * u64::from(arguments.repeats));
-    for round in 0..arguments.repeats as usize {
+    let bar = progress::bar(lines.len() as u64 * WAYS.len() as u64 * u64::from(arguments.output.repeats));
+    for round in 0..arguments.output.repeats as usize {
         for line in &mut lines {
             for turn in 0..WAYS.len() {
                 let index = (round + turn) % WAYS.len();
@@ -122,24 +114,14 @@ fn compare(arguments: &Arguments) -> Result<()> {
 }
 
 fn write(report: &Report, arguments: &Arguments) -> Result<()> {
-    let save = |path: &Path, text: String| {
-        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
-    };
-    if let Some(path) = &arguments.html {
-        let plots: Vec<_> = report.plots().into_iter().map(|(_, plot)| plot).collect();
-        save(path, crate::report::page("shunt bench serve", &plots, &report.text())?)?;
-    }
     if let Some(directory) = &arguments.svg {
         std::fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
         for (name, plot) in report.plots() {
             save(&directory.join(format!("{name}.svg")), plot.svg()?)?;
         }
     }
-    match arguments.json {
-        true => println!("{}", serde_json::to_string_pretty(report)?),
-        false => print!("{}", report.text()),
-    }
-    Ok(())
+    let plots: Vec<_> = report.plots().into_iter().map(|(_, plot)| plot).collect();
+    arguments.output.write("shunt bench serve", report, &plots, &report.text())
 }
 
 impl Arguments {

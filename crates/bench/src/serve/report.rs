@@ -56,7 +56,7 @@ impl Report {
         };
         Report {
             machine,
-            repeats: arguments.repeats,
+            repeats: arguments.output.repeats,
             seconds_per_turn: arguments.seconds,
             seconds_in_all: all.as_secs_f64(),
             tables: groups.into_iter().filter_map(table).collect(),

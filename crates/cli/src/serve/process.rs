@@ -12,7 +12,7 @@ use shunt_serve::service::file::Program;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{ServeArgs, ServeEngine, ServeHash};
-use crate::daemon::{notify, start_log};
+use crate::daemon::{notify, shutdown, start_log};
 use crate::table::{Column, render};
 
 pub(super) fn serve(args: &ServeArgs) -> Result<()> {
@@ -20,15 +20,7 @@ pub(super) fn serve(args: &ServeArgs) -> Result<()> {
     start_log(None)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let [mut terminate, mut interrupt] =
-            [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
-        let shutdown = async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            notify(NotifyState::Stopping);
-        };
+        let shutdown = shutdown()?;
         let reload = signal(SignalKind::hangup())?;
         let ready = |refusal: Option<&_>| {
             if let Some(refusal) = refusal {
