@@ -100,14 +100,17 @@ fn the_server_may_speak_first() {
 #[test]
 fn each_side_may_end_its_stream_alone() {
     let lab = Lab::with_relays("");
-    let listener = lab.listen(&format!("{SERVER}:80"));
-    let (client, server) = lab.pair(&listener);
+    check_ends(&lab, &lab.listen(&format!("{SERVER}:80")));
+}
+
+fn check_ends(lab: &Lab, listener: &TcpListener) {
+    let (client, server) = lab.pair(listener);
     send(&client, b"question").unwrap();
     assert_eq!(receive(&server).unwrap(), b"question");
     std::thread::sleep(Duration::from_millis(100));
     send(&server, b"answer").unwrap();
     assert_eq!(receive(&client).unwrap(), b"answer");
-    let (client, server) = lab.pair(&listener);
+    let (client, server) = lab.pair(listener);
     send(&server, b"bye").unwrap();
     assert_eq!(receive(&client).unwrap(), b"bye");
     send(&client, b"still here").unwrap();
@@ -118,16 +121,19 @@ fn each_side_may_end_its_stream_alone() {
 #[test]
 fn a_reset_is_passed_on_in_every_phase_and_after_what_was_sent() {
     let lab = Lab::with_relays("");
-    let listener = lab.listen(&format!("{SERVER}:80"));
+    check_resets(&lab, &lab.listen(&format!("{SERVER}:80")));
+}
+
+fn check_resets(lab: &Lab, listener: &TcpListener) {
     // Before anything was said, by either.
-    let (client, server) = lab.pair(&listener);
+    let (client, server) = lab.pair(listener);
     reset(client);
     assert_eq!(failure(&server), ErrorKind::ConnectionReset);
-    let (client, server) = lab.pair(&listener);
+    let (client, server) = lab.pair(listener);
     reset(server);
     assert_eq!(failure(&client), ErrorKind::ConnectionReset);
     // With much on the way: all of it arrives first.
-    let (client, mut server) = lab.pair(&listener);
+    let (client, mut server) = lab.pair(listener);
     let page = sample(300_000, 3);
     server.write_all(&page).unwrap();
     let mut got = vec![0; page.len()];
@@ -136,13 +142,13 @@ fn a_reset_is_passed_on_in_every_phase_and_after_what_was_sent() {
     reset(server);
     assert_eq!(failure(&client), ErrorKind::ConnectionReset);
     // The other end has ended its stream already.
-    let (client, server) = lab.pair(&listener);
+    let (client, server) = lab.pair(listener);
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(receive(&server).unwrap(), b"");
     reset(server);
     assert_eq!(failure(&client), ErrorKind::ConnectionReset);
     // A server that says no before it has read all, as web servers do.
-    let (client, mut server) = lab.pair(&listener);
+    let (client, mut server) = lab.pair(listener);
     (&client).write_all(&sample(200_000, 4)).unwrap();
     server.read_exact(&mut [0; 1]).unwrap();
     server.write_all(b"413").unwrap();
@@ -221,7 +227,10 @@ fn a_slow_reader_holds_the_sender_back() {
 
 #[test]
 fn an_exit_that_was_killed_and_started_again_gets_no_stale_connection() {
-    let mut lab = Lab::with_relays("");
+    check_killed_exit(Lab::with_relays(""), EXIT);
+}
+
+fn check_killed_exit(mut lab: Lab, exit: &str) {
     let listener = lab.listen(&format!("{SERVER}:80"));
     await_until(|| lab.status(Site::Edge)["peers"][0]["pool"]["ready"] == 4, || lab.log(Site::Edge));
     let (client, _server) = lab.pair(&listener);
@@ -231,7 +240,7 @@ fn an_exit_that_was_killed_and_started_again_gets_no_stale_connection() {
         ErrorKind::ConnectionReset,
         "what was on the way is not taken for all there was"
     );
-    lab.start(Site::Exit, EXIT);
+    lab.start(Site::Exit, exit);
     for _ in 0..10 {
         let (client, server) = lab.pair(&listener);
         exchange(&client, &server, 1000);

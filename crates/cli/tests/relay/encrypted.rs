@@ -1,14 +1,14 @@
 //! Legs under TLS: everything is as without it, but for those who listen on the way.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use shunt_netns::Net;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::lab::{EXIT, Lab, SERVER, Site, await_until, edge, receive, sample, send};
-use super::{exchange, failure, reset, unhappy};
+use super::lab::{EXIT, Lab, SERVER, Site, edge, receive, send};
+use super::{check_ends, check_killed_exit, check_resets, exchange, unhappy};
 
 fn encrypting(config: &str) -> String {
     config.replace("turbo = true\n", "turbo = true\nencrypt = true\n")
@@ -28,42 +28,14 @@ fn everything_arrives_and_ends_as_it_should() {
         let listener = lab.listen(&format!("{SERVER}:80"));
         let (client, server) = lab.pair(&listener);
         exchange(&client, &server, 8 << 20);
-        // An end, and then still something the other way.
-        let (client, server) = lab.pair(&listener);
-        send(&client, b"question").unwrap();
-        assert_eq!(receive(&server).unwrap(), b"question");
-        std::thread::sleep(Duration::from_millis(50));
-        send(&server, b"answer").unwrap();
-        assert_eq!(receive(&client).unwrap(), b"answer");
-        // A reset after much.
-        let (client, server) = lab.pair(&listener);
-        let page = sample(300_000, 3);
-        (&server).write_all(&page).unwrap();
-        let mut got = vec![0; page.len()];
-        (&client).read_exact(&mut got).unwrap();
-        assert!(got == page);
-        reset(server);
-        assert_eq!(failure(&client), ErrorKind::ConnectionReset);
-        let (client, server) = lab.pair(&listener);
-        reset(client);
-        assert_eq!(failure(&server), ErrorKind::ConnectionReset);
+        check_ends(&lab, &listener);
+        check_resets(&lab, &listener);
     }
 }
 
 #[test]
-fn an_exit_that_was_killed_cuts_off_and_is_found_again() {
-    let mut lab = lab("");
-    let listener = lab.listen(&format!("{SERVER}:80"));
-    let (client, _server) = lab.pair(&listener);
-    lab.kill(Site::Exit);
-    assert_eq!(failure(&client), ErrorKind::ConnectionReset);
-    lab.start(Site::Exit, &encrypting(EXIT));
-    await_until(
-        || lab.status(Site::Edge)["peers"][0]["pool"]["ready"].as_u64() >= Some(4),
-        || lab.log(Site::Edge),
-    );
-    let (client, server) = lab.pair(&listener);
-    exchange(&client, &server, 100_000);
+fn an_exit_that_was_killed_and_started_again_gets_no_stale_connection() {
+    check_killed_exit(lab(""), &encrypting(EXIT));
 }
 
 #[test]
