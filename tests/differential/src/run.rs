@@ -56,6 +56,8 @@ pub(crate) struct Run<'w> {
     opened: [bool; ENDS],
     /// Streams with urgent data, which a receive that sleeps passes over once it has the processor.
     urgent: [bool; ENDS],
+    /// Ends with an SO_RCVLOWAT above 1, whose receives take what is there and wait for more.
+    low_water: [bool; ENDS],
     /// Ends with which something was done that may have ended a lane.
     unplain: [bool; ENDS],
     /// Actors that have executed another program.
@@ -85,6 +87,7 @@ impl<'w> Run<'w> {
             nonblocking: [false; ENDS],
             opened: [false; ENDS],
             urgent: [false; ENDS],
+            low_water: [false; ENDS],
             unplain: [false; ENDS],
             replaced: Vec::new(),
             uncounted: Vec::new(),
@@ -203,7 +206,9 @@ impl<'w> Run<'w> {
             }
             // How much a killed receive had taken, or passed over, nobody learns.
             Verb::Kill => {
-                let passes = |other: &Step| other.receives().is_some_and(|end| self.urgent[end]);
+                let passes = |other: &Step| {
+                    other.receives().is_some_and(|end| self.urgent[end] || self.low_water[end ^ 1])
+                };
                 !busy.iter().any(|other| other.gathers() || passes(other)) && self.is_mourned(step.actor)
             }
             Verb::Signal => !idle,
@@ -375,6 +380,8 @@ impl<'w> Run<'w> {
             self.urgent[end] |= step.is_urgent();
         } else if let Some(end) = step.receives() {
             self.received[end] += if step.peeks() || step.is_urgent() { 0 } else { moved };
+        } else if step.verb == Verb::SetOption && OPTIONS[step.args[1] as usize] == "rcvlowat" {
+            self.low_water[end_of(step.slot(0))] |= answer.ret == 0 && step.args[2] > 1;
         } else if step.verb == Verb::Nonblock && answer.ret >= 0 && step.slot(0) < FIRST_EPOLL {
             self.nonblocking[end_of(step.slot(0))] = step.args[1] != 0;
         }

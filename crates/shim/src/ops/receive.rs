@@ -88,11 +88,13 @@ fn receive_bytes(
         attach::bar(endpoint, Reason::UnsupportedFlag);
     }
     let flags = flags & MEANINGFUL;
+    let wanted = sink.remaining();
     let mut call = Call {
         endpoint,
         fd,
         flags,
-        wanted: sink.remaining(),
+        wanted,
+        least: least(endpoint, wanted, flags),
         waits: flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0,
         deadline: sleep::deadline(endpoint.receive_timeout.load(Relaxed)),
         slept: false,
@@ -112,7 +114,8 @@ fn receive_bytes(
         };
         // What most receives find.
         if let Received::Bytes(count) = outcome
-            && flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == 0
+            && flags & libc::MSG_PEEK == 0
+            && done + count >= call.least
         {
             return Ok(Taken::here(done + count));
         }
@@ -128,6 +131,8 @@ struct Call {
     fd: RawFd,
     flags: c_int,
     wanted: usize,
+    /// With fewer bytes it waits for more, if it waits.
+    least: usize,
     waits: bool,
     deadline: Deadline,
     slept: bool,
@@ -145,9 +150,8 @@ impl Call {
         sink: &mut Sink<'_>,
         kernel: &dyn Fn() -> ssize_t,
     ) -> Option<Result<Taken, i32>> {
-        let Call { endpoint, fd, flags, waits, deadline, .. } = *self;
-        let whole = flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == libc::MSG_WAITALL;
-        let peeks_whole = flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == libc::MSG_WAITALL | libc::MSG_PEEK;
+        let Call { endpoint, fd, flags, least, waits, deadline, .. } = *self;
+        let peeks = flags & libc::MSG_PEEK != 0;
         match outcome {
             Received::UseTcp
                 if waits && done == 0 && !self.tcp_has_some && awaits_return(endpoint, &side) =>
@@ -191,8 +195,10 @@ impl Call {
                 }
                 // What was taken counts, and an error is kept for the next call.
                 let outcome = if done > 0 {
-                    let goes_on = whole && waits && (self.slept || really_blocks(endpoint, fd));
-                    Ok(Taken::here(done + rest_by_tcp(&tcp, sink, flags, goes_on.then_some(deadline))))
+                    let goes_on = done < least && waits && (self.slept || really_blocks(endpoint, fd));
+                    let missing = least.saturating_sub(done);
+                    let rest = rest_by_tcp(&tcp, sink, flags, goes_on.then_some((missing, deadline)));
+                    Ok(Taken::here(done + rest))
                 } else {
                     by_kernel(Held::Receive(endpoint), kernel)
                 };
@@ -222,14 +228,14 @@ impl Call {
                     if flags & libc::MSG_PEEK == 0 {
                         endpoint.count_received(count);
                     }
-                    let is_short = done == 0 && count > 0 && count < sink.remaining();
+                    let is_short = done == 0 && count > 0 && count < least;
                     let goes_on = self.slept && waits && is_short && !really_blocks(endpoint, fd);
-                    if whole && goes_on {
+                    if !peeks && goes_on {
                         sink.advance(count);
                         return None;
                     }
                     // What a peek has seen ends where urgent data lies.
-                    if peeks_whole && goes_on && !kernel::has_urgent(fd) {
+                    if goes_on && !kernel::has_urgent(fd) {
                         if wait_for_more(fd, deadline) == (Woken::LookAgain { tcp: false }) {
                             return None;
                         }
@@ -239,9 +245,9 @@ impl Call {
                 return Some(outcome);
             }
             Received::Bytes(count) => {
-                if peeks_whole
+                if peeks
                     && waits
-                    && count < sink.remaining()
+                    && count < least
                     && is_watched(&side)
                     && !ends_at_mark(endpoint, fd, &mut side, count)
                 {
@@ -261,7 +267,7 @@ impl Call {
                         }
                     }
                 }
-                if !whole || !waits || sink.remaining() == 0 {
+                if peeks || !waits || done + count >= least {
                     return Some(Ok(Taken::here(done + count)));
                 }
             }
@@ -332,20 +338,35 @@ fn by_kernel(held: Held, kernel: &dyn Fn() -> ssize_t) -> Result<Taken, i32> {
     Ok(Taken { count, by_kernel: true })
 }
 
-/// What TCP adds to what has been taken already: until `deadline` if it may wait. The kernel's own wait would take an error
-/// that comes meanwhile, which is the next call's; nor does a receive that has bytes go on beyond urgent data.
-fn rest_by_tcp(tcp: &Tcp<'static>, sink: &mut Sink<'_>, flags: c_int, deadline: Option<Deadline>) -> usize {
+/// With how many of the `wanted` bytes a receive is content: with one, unless it says otherwise or SO_RCVLOWAT does.
+#[inline]
+fn least(endpoint: &Endpoint, wanted: usize, flags: c_int) -> usize {
+    if flags & libc::MSG_WAITALL != 0 {
+        return wanted;
+    }
+    wanted.min(endpoint.low_water.load(Relaxed).max(1) as usize)
+}
+
+/// What TCP adds to what has been taken already: if it may wait, until so many bytes have come or the deadline has. The
+/// kernel's own wait would take an error that comes meanwhile, which is the next call's; nor does a receive that has bytes go
+/// on beyond urgent data.
+fn rest_by_tcp(
+    tcp: &Tcp<'static>,
+    sink: &mut Sink<'_>,
+    flags: c_int,
+    waits: Option<(usize, Deadline)>,
+) -> usize {
     let mut taken = 0;
     while !tcp.at_mark() && tcp.waiting() != Waiting::Error {
-        match (by_tcp_now(tcp.fd, sink, flags), deadline) {
+        match (by_tcp_now(tcp.fd, sink, flags), waits) {
             (Ok(count), _) => {
                 taken += count;
                 sink.advance(count.min(sink.remaining()));
-                if count == 0 || sink.remaining() == 0 || deadline.is_none() {
+                if count == 0 || waits.is_none_or(|(missing, _)| taken >= missing) {
                     break;
                 }
             }
-            (Err(libc::EAGAIN), Some(deadline)) => {
+            (Err(libc::EAGAIN), Some((_, deadline))) => {
                 let events = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
                 let held = Held::Receive(tcp.endpoint);
                 if !matches!(
