@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::*;
 use libc::{iovec, msghdr, ssize_t};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::OFlags;
+use rustix::pipe::SpliceFlags;
 use shunt_abi::reason::Reason;
 use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::user::Piece;
@@ -727,6 +728,10 @@ pub(crate) fn move_to_pipe(
                 done += count;
                 continue;
             }
+            None if done > 0 => {
+                done += splice_rest(endpoint, fd, pipe, len - done);
+                break;
+            }
             _ if done > 0 => break,
             Some(Err(libc::EAGAIN)) if waits => {}
             ended => return ended,
@@ -737,6 +742,27 @@ pub(crate) fn move_to_pipe(
         }
     }
     Some(Ok(done))
+}
+
+/// What TCP holds behind a lane of which some has been moved already: a splice waits for no more then.
+fn splice_rest(endpoint: &Endpoint, fd: RawFd, pipe: BorrowedFd<'_>, len: usize) -> usize {
+    let side = endpoint.rx.lock();
+    if side.rx.is_attached() {
+        return 0;
+    }
+    endpoint.enter_receive_locked();
+    drop(side);
+    // The flag is about the pipe: the socket is waited for, unless it has as much as is asked for.
+    let holds = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as usize;
+    let moved = match len.min(holds) {
+        0 => 0,
+        asked => {
+            rustix::pipe::splice(borrow(fd), None, pipe, None, asked, SpliceFlags::NONBLOCK).unwrap_or(0)
+        }
+    };
+    endpoint.leave_receive();
+    endpoint.count_received(moved);
+    moved
 }
 
 /// One attempt, which does not wait: it holds the lock.
