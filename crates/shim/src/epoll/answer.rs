@@ -2,9 +2,9 @@
 
 use libc::{c_int, epoll_event};
 
-use super::registration::{change, is_token, is_told_edges};
+use super::registration::{is_token, is_told_edges};
 use super::report::{NOBODY, Report};
-use super::shared::{self, PRIVATE};
+use super::shared;
 use super::{ALWAYS, DEGRADED_NANOS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
 use crate::endpoint::{Endpoint, EndpointRef};
 use crate::links::Link;
@@ -65,7 +65,7 @@ impl Inner {
             let due: Vec<RawFd> = self.registrations.iter().filter_map(unmarked).collect();
             due.into_iter().for_each(|fd| self.mark_pending(fd));
         }
-        self.look_at_pending(report);
+        self.look_at_pending(epoll, report);
         self.look_at_ghosts(epoll, report);
     }
 
@@ -77,7 +77,7 @@ impl Inner {
         self.rung = true;
     }
 
-    fn look_at_pending(&mut self, report: &mut Report<'_>) {
+    fn look_at_pending(&mut self, epoll: &Epoll, report: &mut Report<'_>) {
         let before = report.len();
         for _ in 0..self.pending.len() {
             if report.is_full() {
@@ -135,8 +135,7 @@ impl Inner {
                 if registration.events & ONE_SHOT != 0 {
                     registration.disarmed = true;
                     if self.shared {
-                        let disarmed = registration.events & PRIVATE;
-                        change(self.fd, libc::EPOLL_CTL_MOD, fd, disarmed, registration.data);
+                        self.disarm(epoll, fd);
                     }
                 } else if registration.events & EDGE == 0 {
                     registration.queue(&mut self.pending, fd);
@@ -178,8 +177,9 @@ impl Inner {
             // TCP may end here and the lane begin: the next look must not wait for another mark.
             registration.queue(&mut self.pending, fd);
         }
-        // In a shared set the kernel knows better.
-        if registration.disarmed && !self.shared {
+        // In a shared set the kernel knows better, unless it has a token.
+        if registration.disarmed && (!self.shared || registration.token.is_some_and(is_token)) {
+            registration.kernel_events = 0;
             return None;
         }
         if registration.deleted {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 use libc::epoll_event;
 use shunt_abi::reason::Reason;
 
+use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration};
 use crate::endpoint::Endpoint;
 use crate::links::Link;
@@ -413,7 +414,7 @@ impl Inner {
         if let Some(slot) = self.slot {
             self.change_kernel(libc::EPOLL_CTL_DEL, slot.doorbell(), 0, 0);
         }
-        self.for_tokens(|one| (one.events, one.data));
+        self.for_tokens(|one| (if one.disarmed { one.events & PRIVATE } else { one.events }, one.data));
     }
 
     /// Puts it back, if it was taken out for an exec that has failed.
@@ -436,11 +437,11 @@ impl Inner {
         }
     }
 
-    /// Has the kernel's set hold something else where it holds a token. What is disarmed reports nothing before it is given
+    /// Has the kernel's set hold something else where it holds a token. What it has disarmed reports nothing before it is given
     /// its data anew, and what other processes use is left as it is.
     fn for_tokens(&self, held: impl Fn(&Registration) -> (u32, u64)) {
-        let armed = |one: &Registration| one.token.is_some() && !one.disarmed && !self.shared;
-        for (&fd, one) in self.registrations.iter().filter(|(_, one)| armed(one)) {
+        let shows = |one: &Registration| one.token.is_some_and(is_token) && !one.is_silent() && !self.shared;
+        for (&fd, one) in self.registrations.iter().filter(|(_, one)| shows(one)) {
             let (events, data) = held(one);
             self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
         }
@@ -522,6 +523,11 @@ impl Registration {
     /// lanes already.
     fn needed_of_kernel(&self, endpoint: Option<&Endpoint>) -> u32 {
         kernel_events(endpoint.filter(|_| self.attached.is_some()), self.events)
+    }
+
+    /// Whether the kernel's set has disarmed it: nothing is reported, not even an error.
+    pub(super) fn is_silent(&self) -> bool {
+        self.disarmed && self.kernel_events == 0
     }
 
     /// The user data that the kernel's set holds.

@@ -11,7 +11,7 @@ use rustix::io::FdFlags;
 
 use super::registration::{Passed, change, is_token, new_token};
 use super::watched::Watched;
-use super::{ALWAYS, EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, Registration, all, listing};
+use super::{EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, Registration, all, listing};
 use crate::endpoint::{self, Endpoint, EndpointRef};
 use crate::family::{self, Holders, Shareable};
 use crate::ops::receive;
@@ -124,13 +124,12 @@ impl Inner {
         self.begin_sharing(epoll);
         let Inner { fd: set, registrations, by_token, .. } = self;
         for (&fd, one) in registrations.iter_mut() {
-            let held = if one.disarmed { 0 } else { one.events };
-            let is_as_asked = one.kernel_events == held && one.token.is_none();
-            // One that the kernel has disarmed keeps its token, which it does not show.
-            let is_quiet = one.disarmed && one.kernel_events == 0;
-            let events = held | one.events & PRIVATE;
-            if !is_as_asked && !is_quiet && change(*set, libc::EPOLL_CTL_MOD, fd, events, one.data) {
-                one.kernel_events = held;
+            if one.disarmed {
+                one.mark_disarmed(*set, fd);
+            } else if (one.kernel_events != one.events || one.token.is_some())
+                && change(*set, libc::EPOLL_CTL_MOD, fd, one.events, one.data)
+            {
+                one.kernel_events = one.events;
                 one.token.take().map(|token| by_token.remove(&token));
             }
         }
@@ -174,7 +173,9 @@ impl Inner {
         }
         self.shared = false;
         epoll.active.fetch_sub(1, AcqRel);
-        self.by_token.clear();
+        let registrations = &self.registrations;
+        let is_disarmed = |fd: &RawFd| registrations.get(fd).is_some_and(|one: &Registration| one.disarmed);
+        self.by_token.retain(|token, fd| is_token(*token) && is_disarmed(fd));
         let needs_token =
             |one: &Registration| (one.attached.is_some() || one.events & ONE_SHOT != 0) && !one.disarmed;
         let fds: Vec<RawFd> =
@@ -257,10 +258,14 @@ impl Inner {
         }
         for (&fd, one) in &present {
             let is_known = self.registrations.contains_key(&fd);
-            let disarmed = one.events & ONE_SHOT != 0 && one.events & !(PRIVATE | ALWAYS) == 0;
+            let disarmed = one.events & ONE_SHOT != 0 && one.events & !PRIVATE == 0;
             let wanted = epoll_event { events: one.events, u64: one.data };
             if is_token(one.data) {
-                // As it was before the fork.
+                // One that lanes have disarmed, here or elsewhere: its data comes when it is armed again.
+                if let Some(registration) = self.registrations.get_mut(&fd) {
+                    registration.disarmed = true;
+                    registration.token = Some(one.data);
+                }
                 continue;
             }
             let operation = if is_known { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
@@ -272,13 +277,25 @@ impl Inner {
                 wanted,
                 Passed { events: one.events, token: None },
             );
-            if let Some(registration) = self.registrations.get_mut(&fd) {
-                registration.disarmed = disarmed;
+            if let Some(registration) = self.registrations.get_mut(&fd)
+                && disarmed
+            {
+                registration.disarmed = true;
+                registration.kernel_events = 0;
             }
         }
         self.merge_by_data(&listed);
         // A file that goes by another number here, or by none, cannot be told from others.
         listed.iter().all(|one| is_there(one.fd, one.inode))
+    }
+
+    /// A lane has reported what others may wait for too, and so has disarmed it for all of them.
+    pub(super) fn disarm(&mut self, epoll: &Epoll, fd: RawFd) {
+        let token = new_token(epoll);
+        let Some(registration) = self.registrations.get_mut(&fd) else { return };
+        registration.token.replace(token).map(|before| self.by_token.remove(&before));
+        self.by_token.insert(token, fd);
+        registration.mark_disarmed(self.fd, fd);
     }
 
     /// Has what lanes and the kernel say of a registration become one event, if no other has the same data.
@@ -290,6 +307,19 @@ impl Inner {
                 one.token = (one.attached.is_some() && is_single()).then_some(one.data);
             }
             self.by_token.extend(one.token.map(|token| (token, fd)));
+        }
+    }
+}
+
+impl Registration {
+    /// In the kernel's set only an event disarms it, and until then errors are reported whatever was asked for. So it keeps
+    /// a token there, which says to all who share the set that nothing is to be told.
+    fn mark_disarmed(&mut self, set: RawFd, fd: RawFd) {
+        let events = self.events & PRIVATE;
+        if let Some(token) = self.token.filter(|token| is_token(*token) && !self.is_silent())
+            && change(set, libc::EPOLL_CTL_MOD, fd, events, token)
+        {
+            self.kernel_events = events;
         }
     }
 }
