@@ -38,10 +38,15 @@ pub(super) struct Passed {
 /// What the kernel's set must hold: TCP's send buffer is empty while a lane is used, so EPOLLOUT is ours then, though it stays
 /// where edges are told: whatever wakes such a registration reports all of its events that hold, and may be nothing else,
 /// like urgent data that has been passed over. And the death of the peer, which is an error that nobody need ask for, is
-/// first seen as the end of what it sends.
+/// first seen as the end of what it sends. Once this end has been shut down for writing there is always room: with EPOLLOUT
+/// the kernel tells of the edges that TCP makes later, as when the peer acknowledges that, though only a lane has bytes.
 pub(super) fn kernel_events(endpoint: Option<&Endpoint>, wanted: u32) -> u32 {
     let Some(endpoint) = endpoint.filter(|endpoint| endpoint.is_attached()) else { return wanted };
-    let held = if sends_on_lane(endpoint) && !is_told_edges(wanted) { wanted & !OUT } else { wanted };
+    let held = match is_told_edges(wanted) {
+        true if endpoint.has_shut_writing() => wanted | OUT,
+        false if sends_on_lane(endpoint) => wanted & !OUT,
+        _ => wanted,
+    };
     if endpoint.has_peer_finished() { held } else { held | FINISHED }
 }
 
@@ -383,7 +388,8 @@ impl Inner {
     fn note_sending_road(&mut self, fd: RawFd, endpoint: Option<&Endpoint>) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         registration.sends_on_lane = !self.shared && endpoint.is_some_and(sends_on_lane);
-        self.must_ask |= registration.sends_on_lane && registration.kernel_events & OUT != 0;
+        let beside = registration.sends_on_lane || endpoint.is_some_and(Endpoint::has_shut_writing);
+        self.must_ask |= beside && registration.attached.is_some() && registration.kernel_events & OUT != 0;
     }
 
     /// See [`change`].
