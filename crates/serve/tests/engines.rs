@@ -279,3 +279,24 @@ fn backends_come_and_go() {
         assert_eq!(status["drops"], serde_json::json!({}), "{status:#}");
     }
 }
+
+#[test]
+fn what_is_left_of_a_read_is_not_served_twice() {
+    let serving = Serving::start(Net::new(), "echo", Engine::Auto, &[]);
+    for connection in 0..30 {
+        let mut client = serving.connect();
+        // So many that it goes to the kernel with the next, of which one read takes a part.
+        for number in 0..31 {
+            client.write_all(&[number]).unwrap();
+            client.read_exact(&mut [0]).unwrap();
+        }
+        let sent = message(0, connection, 200_000);
+        let mut writer = client.try_clone().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| writer.write_all(&sent).unwrap());
+            expect(&mut client, &serving, &sent, &format!("connection {connection}"));
+        });
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(client.read(&mut [0]).unwrap(), 0, "nothing comes twice");
+    }
+}

@@ -94,10 +94,14 @@ impl Conversation {
         if !self.is_still() || self.place.refused || self.place.is_kernels() {
             return;
         }
-        if self.take_seats(round).is_err() {
-            // As of a socket whose peer has closed already.
-            self.place.refused = true;
-            return;
+        match self.take_seats(round) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(_) => {
+                // As of a socket whose peer has closed already.
+                self.place.refused = true;
+                return;
+            }
         }
         // What arrived before the sockets were in the map is passed now, and has to be served here.
         self.read_client(round);
@@ -212,12 +216,16 @@ impl Conversation {
     }
 
     /// Puts those of its sockets into the map that are not there yet. A connection beyond the kernel's reach stays outside.
-    fn take_seats(&mut self, round: &mut Round<'_>) -> std::io::Result<()> {
-        let Some(kernel) = round.kernel.as_mut() else { return Ok(()) };
+    /// False: not now. Of what TCP has and was read in part, the program would get all.
+    fn take_seats(&mut self, round: &mut Round<'_>) -> std::io::Result<bool> {
+        let Some(kernel) = round.kernel.as_mut() else { return Ok(false) };
         let number = match self.place.number {
             Some(number) => number,
             None => {
-                let Some(number) = kernel.take_number() else { return Ok(()) };
+                if tcp::has_unread(&self.client) {
+                    return Ok(false);
+                }
+                let Some(number) = kernel.take_number() else { return Ok(false) };
                 self.place.number = Some(number);
                 self.place.client = Seat::default();
                 self.place.harvested = [0; 3];
@@ -232,11 +240,14 @@ impl Conversation {
             let Some(position) = at.map(|at| at + 1).filter(|position| *position <= kernel.reach()) else {
                 continue;
             };
+            if tcp::has_unread(&link.socket) {
+                return Ok(false);
+            }
             kernel.clear(number, position);
             kernel.insert(number, position, &link.socket)?;
             *seat = Some(Seat { position, ..Seat::default() });
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Those in the map.
