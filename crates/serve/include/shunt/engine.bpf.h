@@ -53,6 +53,9 @@ struct shunt_conversation {
 	__u64 in_window; // messages in it
 	__u64 unused;
 	__u8 kept[SHUNT_KEPT];
+	// Of the message at hand. Only what arrives at the client's socket is decided about, and under that socket's lock, so
+	// that it is never two at once. A processor's own would not do: one socket's arrival can interrupt another's.
+	struct shunt_verdict verdict;
 };
 
 // A socket.
@@ -126,13 +129,6 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 64 * 1024);
 } shunt_left SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct shunt_verdict);
-} shunt_decision SEC(".maps");
 
 // Of a conversation's sockets, as a power of two. The first is the client's.
 volatile const __u32 shunt_stride_bits = 1;
@@ -311,12 +307,9 @@ SHUNT_INLINE int shunt_forward(struct shunt_arrival *arrival, struct shunt_socke
 SHUNT_INLINE int shunt_message(struct shunt_arrival *arrival)
 {
 	struct shunt_socket socket = { .skb = arrival->skb, .length = arrival->skb->len };
-	__u32 only = 0;
-	struct shunt_verdict *verdict = bpf_map_lookup_elem(&shunt_decision, &only);
+	struct shunt_verdict *verdict = &arrival->conversation->verdict;
 	int length = shunt_parse(&socket);
 
-	if (!verdict)
-		return SHUNT_LEAVE_UNUSUAL;
 	if (length < 0)
 		return SHUNT_LEAVE_REFUSED;
 	if (!length || (__u32)length > arrival->skb->len)

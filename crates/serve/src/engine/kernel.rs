@@ -36,7 +36,8 @@ const PLACES: u32 = 1 << 15;
 /// A conversation has so many at most, as a power of two.
 const MOST_BITS: u32 = 8;
 /// Bytes of struct shunt_conversation and of struct shunt_end.
-const CONVERSATION: usize = 12 * 8 + KEPT;
+const CONVERSATION: usize = KEPT_AT + KEPT + 296;
+const KEPT_AT: usize = 12 * 8;
 const END: usize = 8 * 8;
 /// SHUNT_KEPT and SHUNT_POINTS in engine.bpf.h.
 pub(crate) const KEPT: usize = 512;
@@ -158,7 +159,7 @@ impl Kernel {
     pub(crate) fn take_number(&mut self) -> Option<u32> {
         let number = self.free.pop()?;
         let begin = number as usize * CONVERSATION;
-        let zeroed = self.conversations.zero(begin, CONVERSATION);
+        let zeroed = self.conversations.zero(begin, KEPT_AT);
         let first = self.place(number, 0) as usize * END;
         let zeroed = zeroed && self.ends.zero(first, END << self.stride_bits);
         debug_assert!(zeroed, "inside");
@@ -218,7 +219,7 @@ impl Kernel {
     /// The beginning of the message that is under way, as much as was kept.
     pub(crate) fn kept(&self, number: u32) -> Vec<u8> {
         let length = (self.of(number, Of::KeptLength).load(SeqCst) as usize).min(KEPT);
-        let begin = number as usize * CONVERSATION + CONVERSATION - KEPT;
+        let begin = number as usize * CONVERSATION + KEPT_AT;
         let words = (begin..begin + length.next_multiple_of(8)).step_by(8);
         let word = |at| self.conversations.word(at).expect("inside").load(SeqCst).to_ne_bytes();
         let mut kept: Vec<u8> = words.flat_map(word).collect();
