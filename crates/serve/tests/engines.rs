@@ -300,3 +300,91 @@ fn what_is_left_of_a_read_is_not_served_twice() {
         assert_eq!(client.read(&mut [0]).unwrap(), 0, "nothing comes twice");
     }
 }
+
+/// The messages of one client, which are numbered. Their answers come in that order.
+struct Numbered<'a> {
+    serving: &'a Serving,
+    client: TcpStream,
+    sent: u32,
+    got: u32,
+}
+
+impl Numbered<'_> {
+    fn new(serving: &Serving) -> Numbered<'_> {
+        Numbered { serving, client: serving.connect(), sent: 0, got: 0 }
+    }
+
+    fn send(&mut self, count: u32) {
+        let messages =
+            (self.sent..self.sent + count).map(|number| message(number, number, number as usize % 50));
+        self.client.write_all(&messages.collect::<Vec<_>>().concat()).unwrap();
+        self.sent += count;
+    }
+
+    fn receive(&mut self) {
+        let wanted = message(self.got, self.got, self.got as usize % 50);
+        expect(&mut self.client, self.serving, &wanted, &format!("message {}", self.got));
+        self.got += 1;
+    }
+
+    /// So many messages, and so many of them are under way at a time.
+    fn exchange(&mut self, outstanding: u32, count: u32) {
+        let until = self.sent + count;
+        while self.got < until {
+            self.send((until - self.sent).min(outstanding - (self.sent - self.got)));
+            self.receive();
+        }
+    }
+}
+
+/// Clients have one message and then many under way, in turn, and end at any moment.
+fn to_and_fro(service: &str, clients: u32, rounds: u32) -> u64 {
+    let net = Net::new();
+    let backends: Vec<Backend> = match service {
+        "length-router" => (0..3).map(|at| Backend::start(&net, 5000 + at)).collect(),
+        _ => Vec::new(),
+    };
+    let addresses: Vec<_> = backends.iter().map(|backend| backend.address).collect();
+    let serving = Serving::start(net, service, Engine::Auto, &addresses);
+    std::thread::scope(|scope| {
+        for client in 0..clients {
+            let serving = &serving;
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    let chance = (client * 7919 + round * 104_729) % 6007;
+                    let mut client = Numbered::new(serving);
+                    for turn in 0..3 {
+                        client.exchange(1, 80 << turn);
+                        client.exchange(16, 1000 + chance);
+                    }
+                    client.send(chance % 20);
+                    match chance % 3 {
+                        0 => {}
+                        1 => socket2::SockRef::from(&client.client).set_linger(Some(Duration::ZERO)).unwrap(),
+                        _ => {
+                            client.client.shutdown(Shutdown::Write).unwrap();
+                            while client.got < client.sent {
+                                client.receive();
+                            }
+                            assert_eq!(client.client.read(&mut [0]).unwrap(), 0);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    serving.wait("it is over", |status| status["open-connections"] == 0);
+    let status = serving.status();
+    assert_eq!((&status["queued-bytes"], &status["in-kernel"]), (&0.into(), &0.into()), "{status:#}");
+    assert_eq!(status["stays-in-map"], serde_json::Value::Null);
+    let moves = status["moves"].as_array().unwrap();
+    moves.iter().find(|of| of["reason"] == "plain").map_or(0, |of| of["count"].as_u64().unwrap())
+}
+
+#[test]
+fn out_of_the_map_and_in_again() {
+    for service in ["length-echo", "length-router"] {
+        let left = to_and_fro(service, 12, 2);
+        assert!(left > 20, "{service}: {left}");
+    }
+}

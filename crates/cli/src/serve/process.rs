@@ -87,6 +87,9 @@ fn report(status: &Value) -> String {
     if let Some(why) = status["without-kernel"].as_str() {
         text += &format!("not in the kernel: {why}\n");
     }
+    if let Some(why) = status["stays-in-map"].as_str() {
+        text += &format!("slower after a time in the kernel, until the connection ends: {why}\n");
+    }
     let list = |name: &str| status[name].as_array().cloned().unwrap_or_default();
     let backends: Vec<Vec<String>> = list("backends")
         .iter()

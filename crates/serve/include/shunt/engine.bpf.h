@@ -8,6 +8,8 @@
 #ifndef SHUNT_ENGINE_BPF_H
 #define SHUNT_ENGINE_BPF_H
 
+#include <asm/socket.h>
+
 // As much of a message is kept as is needed to answer it, or to send it again.
 #define SHUNT_KEPT 512
 // Bytes on the way to a socket and not acknowledged by its peer.
@@ -66,7 +68,8 @@ struct shunt_end {
 	__u64 acknowledged; // of both, when that was last asked
 	__u64 passed; // bytes that arrived at it and were passed to user space
 	__u64 messages; // sent on to it
-	__u64 unused[2];
+	__u64 leaves; // 0: it stays in the map. Else one more than what user space has read of `passed`
+	__u64 unused;
 };
 
 struct {
@@ -138,6 +141,12 @@ volatile const __u32 shunt_is_auto = 1;
 // Read by the names that the running kernel has for them.
 struct tcp_sock {
 	__u64 bytes_acked;
+} __attribute__((preserve_access_index));
+
+struct sock_common;
+
+struct bpf_iter__tcp {
+	struct sock_common *sk_common;
 } __attribute__((preserve_access_index));
 
 struct shunt_arrival {
@@ -411,6 +420,38 @@ int shunt_arrived(struct __sk_buff *skb)
 		arrival.conversation->bytes += skb->len;
 	}
 	return bpf_sk_redirect_map(skb, &shunt_sockets, arrival.destination, 0);
+}
+
+// Takes those sockets out of the map that user space wants to have for itself, each under its lock: no arrival is with the
+// program above then, and if user space has read all that was passed, none is on its way to it either. A kernel that does
+// not take the lock here refuses this program, for it sets a socket option.
+SEC("iter/tcp")
+int shunt_leaving(struct bpf_iter__tcp *context)
+{
+	struct sock_common *common = context->sk_common;
+	struct tcp_sock *tcp = common ? bpf_skc_to_tcp_sock(common) : 0;
+	__u32 *found, place;
+	struct shunt_end *end;
+	int bytes = 1;
+	__u64 cookie;
+
+	if (!tcp)
+		return 0;
+	cookie = bpf_get_socket_cookie(tcp);
+	found = bpf_map_lookup_elem(&shunt_cookies, &cookie);
+	if (!found)
+		return 0;
+	place = *found;
+	end = bpf_map_lookup_elem(&shunt_ends, &place);
+	if (!end || end->leaves != end->passed + 1)
+		return 0;
+	if (bpf_map_delete_elem(&shunt_sockets, &place))
+		return 0;
+	bpf_map_delete_elem(&shunt_cookies, &cookie);
+	end->is_there = 0;
+	// TCP tells epoll of what it has now.
+	bpf_setsockopt(tcp, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof(bytes));
+	return 0;
 }
 
 // For the helpers that look into a socket.

@@ -18,29 +18,38 @@ pub(crate) struct Calm {
     since: Instant,
     /// How long a run has to be.
     needed: u32,
+    /// Reads that were none of a run, since it came back from the kernel.
+    busy: u32,
 }
 
 /// Reads before a conversation is moved for the first time, and at most.
 const NEEDED: (u32, u32) = (32, 1 << 16);
-/// The last reads of a run, at which the kernel is asked whether the client has seen all answers.
-const ASKED: u32 = 8;
+/// Reads that were none of a run, before the sockets leave the kernel's map.
+const BUSY: u32 = 32;
 /// Messages that nobody answers may follow each other so closely: engine.bpf.h has the same, as SHUNT_BUSY.
 const APART: Duration = Duration::from_micros(60);
 
 impl Calm {
     pub(crate) fn new(now: Instant) -> Calm {
-        Calm { run: 0, since: now, needed: NEEDED.0 }
+        Calm { run: 0, since: now, needed: NEEDED.0, busy: 0 }
     }
 
     /// One read of the client. `quiet`: it gave one message, and nothing else was under way.
     pub(crate) fn saw(&mut self, quiet: bool, client: &OwnedFd, now: Instant) {
         // What the client has not acknowledged when it sends again, it has not waited for.
-        let asked = quiet && self.run + ASKED >= self.needed;
-        let quiet = quiet && !(asked && tcp::outq(client.as_fd()).unwrap_or(0) > 0);
+        let quiet = quiet && tcp::outq(client.as_fd()).unwrap_or(0) == 0;
         match quiet {
             true => self.run += 1,
-            false => (self.run, self.since) = (0, now),
+            false => {
+                (self.run, self.since) = (0, now);
+                self.busy = self.busy.saturating_add(1);
+            }
         }
+    }
+
+    /// Whether it has been busy for so long that it will hardly be calm soon.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy >= BUSY
     }
 
     /// Whether it has been calm for long enough. `paced`: nothing but time keeps the messages apart.
@@ -57,7 +66,7 @@ impl Calm {
 
     /// It has come back from the kernel, where it had so many messages.
     pub(crate) fn left(&mut self, why: Move, messages: u64, now: Instant) {
-        (self.run, self.since) = (0, now);
+        (self.run, self.since, self.busy) = (0, now, 0);
         let restless = !matches!(why, Move::NoConnection | Move::Ended | Move::Reload | Move::Stop);
         if messages > 64 * u64::from(self.needed) {
             self.needed = NEEDED.0;

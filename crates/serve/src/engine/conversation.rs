@@ -111,6 +111,11 @@ impl Conversation {
         self.calm.is_enough(self.paced, now)
     }
 
+    /// Whether it has been busy in user space for so long that its sockets had better leave the kernel's map.
+    pub(crate) fn wants_out(&self) -> bool {
+        self.calm.is_busy() && self.place.could_leave()
+    }
+
     pub(crate) fn id(&self) -> u32 {
         self.id
     }
@@ -139,8 +144,10 @@ impl Conversation {
                 self.input.clear();
                 let (used, messages) = self.take_messages(&scratch[..left + count], round);
                 self.input.extend_from_slice(&scratch[used..left + count]);
-                let quiet = quiet && self.input.is_empty() && messages == 1;
-                self.calm.saw(quiet, &self.client, round.now);
+                if round.kernel.is_some() {
+                    let quiet = quiet && self.input.is_empty() && messages == 1;
+                    self.calm.saw(quiet, &self.client, round.now);
+                }
             }
             Err(Errno::AGAIN) => {}
             Err(_) => self.broken = true,
@@ -545,6 +552,17 @@ impl Conversation {
         }
     }
 
+    /// What epoll is asked for stays the same; it looks whether there is any of it. 0 is the client.
+    pub(super) fn watch_again(&mut self, at: usize, round: &mut Round<'_>) {
+        if at == 0 && !self.broken {
+            let _ = epoll::modify(round.epoll, &self.client, event_data(self.id, 0, 0), self.interest);
+        }
+        if let Some(Some(link)) = at.checked_sub(1).and_then(|at| self.links.get(at)) {
+            let data = event_data(self.id, link.generation, at);
+            let _ = epoll::modify(round.epoll, &link.socket, data, link.interest);
+        }
+    }
+
     /// Of the client and the connections to backends, only their ends are of interest, and once.
     pub(super) fn watch_ends(&mut self, round: &mut Round<'_>) {
         self.interest = EventFlags::RDHUP | EventFlags::ET;
@@ -583,7 +601,7 @@ impl Conversation {
     }
 
     /// Answers that come early are held, but not without bound.
-    fn reads_replies(&self, at: usize) -> bool {
+    pub(super) fn reads_replies(&self, at: usize) -> bool {
         let Some(Some(link)) = self.links.get(at) else { return false };
         let is_next = link.unanswered.front().is_some_and(|turn| self.waiting.is_next(*turn));
         self.output.len() < limits::BUFFER && (is_next || self.waiting.held() < limits::KEPT)

@@ -66,6 +66,7 @@ reasons! {
         Ended, "ended", "an end closed its connection";
         Reload, "reload", "the backends changed";
         Stop, "stop", "shunt serve ends";
+        Plain, "plain", "busy in user space: the kernel is not asked about its messages any more";
     }
 }
 

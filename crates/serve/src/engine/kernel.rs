@@ -1,12 +1,13 @@
 //! The kernel engine as user space has it: the program of engine.bpf.h, loaded with a service, and its maps. One for each
 //! worker. Nothing is pinned: all of it is gone when the process is.
 
+use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use aya::maps::{HashMap, MapData, RingBuf, SockMap};
-use aya::programs::{ProgramError, SkSkb};
-use aya::{Ebpf, EbpfLoader};
+use aya::programs::{Iter, ProgramError, SkSkb};
+use aya::{Btf, Ebpf, EbpfLoader};
 use rustix::net::sockopt::socket_cookie;
 use shunt_sys::mapping::Mapping;
 use shunt_sys::tuning::set_receive_low_water;
@@ -27,8 +28,10 @@ pub(crate) struct Kernel {
     stride_bits: u32,
     /// Numbers of conversations that nobody has.
     free: Vec<u32>,
+    /// Why sockets stay in the map until their connection ends, if they do.
+    stays: Option<LoadError>,
     // Last: the program is detached after the map is empty.
-    _loaded: Ebpf,
+    loaded: Ebpf,
 }
 
 /// Sockets of all conversations of a worker together.
@@ -66,6 +69,7 @@ pub(crate) enum Has {
     Acknowledged,
     Passed,
     Messages,
+    Leaves,
 }
 
 impl std::fmt::Debug for Kernel {
@@ -91,6 +95,7 @@ impl Kernel {
             .load(object)
             .map_err(|error| refused(&error))?;
         // Before the maps are taken out: it is loaded with their descriptors.
+        let stays = load_leaving(&mut loaded).err();
         let program = loaded.program_mut(PROGRAM).ok_or(LoadError::NotAService)?;
         let program: &mut SkSkb = program.try_into().map_err(|_| LoadError::NotAService)?;
         program.load().map_err(|error| match &error {
@@ -131,7 +136,8 @@ impl Kernel {
             points,
             stride_bits,
             free,
-            _loaded: loaded,
+            stays,
+            loaded,
         })
     }
 
@@ -201,6 +207,31 @@ impl Kernel {
         }
     }
 
+    /// Why sockets stay in the map until their connection ends, if they do.
+    pub(crate) fn stays(&self) -> Option<&LoadError> {
+        self.stays.as_ref()
+    }
+
+    /// Takes out of the map those sockets that can leave it, of those whose [`Has::Leaves`] is set. Looks at every TCP socket
+    /// of the network namespace.
+    pub(crate) fn let_leave(&mut self) -> std::io::Result<()> {
+        let program =
+            self.loaded.program_mut(LEAVING).and_then(|program| <&mut Iter>::try_from(program).ok());
+        let Some(program) = program else { return Ok(()) };
+        let link = program.attach().map_err(std::io::Error::other)?;
+        let link = program.take_link(link).map_err(std::io::Error::other)?;
+        let mut run = link.into_file().map_err(std::io::Error::other)?;
+        // It says nothing: the end of the file is the end of the sockets. Among very many it wants to be asked again.
+        loop {
+            match run.read(&mut [0; 8]) {
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// A word of a conversation.
     pub(crate) fn of(&self, number: u32, word: Of) -> &AtomicU64 {
         self.conversations.word(number as usize * CONVERSATION + word as usize * 8).expect("inside")
@@ -243,4 +274,14 @@ impl Kernel {
     }
 }
 
+/// The program that takes sockets out of the map. Not every kernel has it.
+fn load_leaving(loaded: &mut Ebpf) -> Result<(), LoadError> {
+    let refused = |error: &(dyn std::error::Error + 'static)| LoadError::of(error);
+    let types = Btf::from_sys_fs().map_err(|error| refused(&error))?;
+    let program = loaded.program_mut(LEAVING).ok_or(LoadError::NotAService)?;
+    let program: &mut Iter = program.try_into().map_err(|_| LoadError::NotAService)?;
+    program.load("tcp", &types).map_err(|error| refused(&error))
+}
+
 const PROGRAM: &str = "shunt_arrived";
+const LEAVING: &str = "shunt_leaving";

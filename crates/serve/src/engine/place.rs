@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use shunt_sys::tcp::{self, Opener};
+use shunt_sys::tuning::set_receive_low_water;
 
 use super::conversation::{Conversation, HEAD, Round};
 use super::counts::{KERNEL, Move};
@@ -17,13 +18,12 @@ use super::link::Link;
 #[derive(Debug, Default)]
 pub(crate) struct Place {
     owner: Owner,
-    /// Once it has been in the kernel, its sockets stay in the map: what was passed to user space and not read yet would
-    /// be lost with their removal.
+    /// As long as a socket of it may be in the map.
     number: Option<u32>,
-    client: Seat,
+    client: Option<Seat>,
     /// By the place of the connection in `links`.
     links: Vec<Option<Seat>>,
-    /// Bytes that nobody will read any more, of connections that are gone.
+    /// Bytes that were passed at sockets that are not in the map any more. Nobody will read more of them.
     forgiven: u64,
     /// The kernel does not take it: never tried again.
     refused: bool,
@@ -54,6 +54,9 @@ struct Seat {
     harvested: [u64; 2],
 }
 
+/// Bytes that may wait with TCP while sockets leave the map.
+const HELD: u32 = 128 * 1024;
+
 impl Place {
     pub(crate) fn is_kernels(&self) -> bool {
         self.owner != Owner::User
@@ -65,7 +68,9 @@ impl Place {
     }
 
     pub(super) fn client_read(&mut self, count: usize) {
-        self.client.read += count as u64;
+        if let Some(seat) = &mut self.client {
+            seat.read += count as u64;
+        }
     }
 
     pub(super) fn link_read(&mut self, at: usize, count: usize) {
@@ -83,8 +88,37 @@ impl Place {
         }
     }
 
+    fn seats(&self) -> impl Iterator<Item = &Seat> {
+        self.client.iter().chain(self.links.iter().flatten())
+    }
+
     fn read(&self) -> u64 {
-        self.client.read + self.forgiven + self.links.iter().flatten().map(|seat| seat.read).sum::<u64>()
+        self.forgiven + self.seats().map(|seat| seat.read).sum::<u64>()
+    }
+
+    /// Whether it is user space's, and the program is asked about it all the same.
+    pub(crate) fn could_leave(&self) -> bool {
+        self.owner == Owner::User && self.number.is_some()
+    }
+
+    /// Those that have left are forgotten. Gives where they were: 0 is the client.
+    fn forget_left(&mut self, kernel: &mut Kernel) -> Vec<usize> {
+        let Some(number) = self.number else { return Vec::new() };
+        let mut gone = Vec::new();
+        for (at, place) in std::iter::once(&mut self.client).chain(&mut self.links).enumerate() {
+            let Some(seat) = place else { continue };
+            let has = |word| kernel.has(number, seat.position, word);
+            if has(Has::IsThere).load(SeqCst) == 0 {
+                self.forgiven += has(Has::Passed).swap(0, SeqCst);
+                *place = None;
+                gone.push(at);
+            }
+        }
+        if self.seats().next().is_none() {
+            kernel.give_number(number);
+            (self.number, self.forgiven) = (None, 0);
+        }
+        gone
     }
 }
 
@@ -196,13 +230,53 @@ impl Conversation {
     /// It is over: its sockets leave the map.
     pub(super) fn leave_seats(&mut self, kernel: &mut Option<Kernel>) {
         let (Some(number), Some(kernel)) = (self.place.number.take(), kernel) else { return };
-        kernel.remove(number, 0, &self.client);
+        if self.place.client.is_some() {
+            kernel.remove(number, 0, &self.client);
+        }
         for (seat, link) in self.place.links.drain(..).zip(&self.links) {
             if let (Some(seat), Some(link)) = (seat, link) {
                 kernel.remove(number, seat.position, &link.socket);
             }
         }
         kernel.give_number(number);
+    }
+
+    /// Its sockets may leave the map, each if nothing more is passed there than what was read until now. False: not now.
+    pub(crate) fn offer(&mut self, round: &mut Round<'_>) -> bool {
+        if !self.place.could_leave() {
+            return false;
+        }
+        if self.reads(round) {
+            self.read_client(round);
+        }
+        for at in 0..self.links.len() {
+            if matches!(self.place.links.get(at), Some(Some(_))) && self.reads_replies(at) {
+                self.read_link(at, round);
+            }
+        }
+        let (Some(number), Some(kernel)) = (self.place.number, round.kernel.as_ref()) else { return false };
+        for (seat, socket, _) in self.seats() {
+            // What arrives from now on mostly waits with TCP. That makes it likely to succeed, and nothing else.
+            let _ = set_receive_low_water(socket, HELD);
+            kernel.has(number, seat.position, Has::Leaves).store(seat.read + 1, SeqCst);
+        }
+        true
+    }
+
+    /// After those that could leave the map have left; the others stay. True: one has left.
+    pub(crate) fn see_left(&mut self, round: &mut Round<'_>) -> bool {
+        self.harvest(round);
+        let (Some(number), Some(kernel)) = (self.place.number, round.kernel.as_mut()) else { return false };
+        for (seat, socket, _) in self.seats() {
+            kernel.has(number, seat.position, Has::Leaves).store(0, SeqCst);
+            let _ = set_receive_low_water(socket, 1);
+        }
+        let gone = self.place.forget_left(kernel);
+        // What has arrived since the program is not asked any more was told to nobody.
+        for at in &gone {
+            self.watch_again(*at, round);
+        }
+        !gone.is_empty()
     }
 
     /// Nothing is under way, on no side.
@@ -222,17 +296,19 @@ impl Conversation {
         let number = match self.place.number {
             Some(number) => number,
             None => {
-                if tcp::has_unread(&self.client) {
-                    return Ok(false);
-                }
                 let Some(number) = kernel.take_number() else { return Ok(false) };
-                self.place.number = Some(number);
-                self.place.client = Seat::default();
-                self.place.harvested = [0; 3];
-                kernel.insert(number, 0, &self.client)?;
+                (self.place.number, self.place.harvested) = (Some(number), [0; 3]);
                 number
             }
         };
+        if self.place.client.is_none() {
+            if tcp::has_unread(&self.client) {
+                return Ok(false);
+            }
+            kernel.clear(number, 0);
+            kernel.insert(number, 0, &self.client)?;
+            self.place.client = Some(Seat::default());
+        }
         self.place.links.resize(self.links.len(), None);
         for (seat, link) in self.place.links.iter_mut().zip(&self.links) {
             let (None, Some(link)) = (&seat, link) else { continue };
@@ -254,7 +330,8 @@ impl Conversation {
     fn seats(&self) -> impl Iterator<Item = (Seat, &OwnedFd, Opener)> {
         let links = self.place.links.iter().zip(&self.links);
         let links = links.filter_map(|(seat, link)| Some(((*seat)?, &link.as_ref()?.socket, Opener::Us)));
-        std::iter::once((self.place.client, &self.client, Opener::Peer)).chain(links)
+        let client = self.place.client.map(|seat| (seat, &self.client, Opener::Peer));
+        client.into_iter().chain(links)
     }
 
     /// A message is under way in the kernel's hands: it is waited for here from now on.

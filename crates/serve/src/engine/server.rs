@@ -123,6 +123,7 @@ pub async fn run(
         .map_err(|error| Error::Threads(error.into()))?;
     let engine = if refusal.is_some() { Engine::User } else { options.engine };
     let shared = Arc::new(Shared::new(options.service.clone(), engine, backends, wakes.clone()));
+    let stays = kernels.iter().find_map(Kernel::stays).map(ToString::to_string);
     let threads = crew(&options, &shared, kernels)?;
     if let Some(address) = options.metrics {
         let listener = TcpListener::bind(address).await.map_err(listening(address))?;
@@ -142,6 +143,7 @@ pub async fn run(
         status["listen"] = json!(options.listen);
         status["uptime-seconds"] = json!(began.elapsed().as_secs());
         status["without-kernel"] = json!(refusal.as_ref().map(ToString::to_string));
+        status["stays-in-map"] = json!(stays);
         status
     };
     let mut obey = async |asked: &mut mpsc::Receiver<Asked<Request>>| {

@@ -37,11 +37,21 @@ pub(crate) struct Worker {
     touched: Vec<u32>,
     /// On their way back from the kernel.
     leaving: Vec<u32>,
+    /// Back from the kernel, and better out of its map.
+    outward: Outward,
     /// By their numbers in the kernel.
     by_number: Vec<u32>,
     lingering: Vec<Lingering>,
     scratch: Vec<u8>,
     ticked: Instant,
+}
+
+/// See [`Worker::let_leave`].
+#[derive(Debug)]
+struct Outward {
+    conversations: Vec<u32>,
+    /// Not before.
+    next: Instant,
 }
 
 const LISTENER: u64 = u64::MAX;
@@ -52,6 +62,15 @@ const TICK: Duration = Duration::from_millis(500);
 const SOON: Duration = Duration::from_millis(20);
 /// The kernel's queue of what it sends on is looked at so often while a conversation comes back.
 const LEAVING: Duration = Duration::from_millis(1);
+
+/// Between two times that sockets leave the map: so many times as long as that takes, within bounds.
+const APART: Apart = Apart { least: Duration::from_millis(20), share: 50, most: Duration::from_secs(1) };
+
+struct Apart {
+    least: Duration,
+    share: u32,
+    most: Duration,
+}
 
 impl Worker {
     pub(crate) fn new(
@@ -81,6 +100,7 @@ impl Worker {
             free: Vec::new(),
             touched: Vec::new(),
             leaving: Vec::new(),
+            outward: Outward { conversations: Vec::new(), next: Instant::now() },
             by_number: Vec::new(),
             lingering: Vec::new(),
             scratch,
@@ -94,6 +114,7 @@ impl Worker {
         loop {
             let pause = match () {
                 () if !self.leaving.is_empty() => LEAVING,
+                () if !self.outward.conversations.is_empty() => APART.least,
                 () if !self.lingering.is_empty() || self.shared.is_stopping() => SOON,
                 () => TICK,
             };
@@ -117,6 +138,7 @@ impl Worker {
                 }
             }
             self.take_back(now);
+            self.let_leave(now);
             self.settle(now);
             if now.duration_since(self.ticked) >= TICK {
                 self.tick(now);
@@ -250,6 +272,34 @@ impl Worker {
         }
     }
 
+    /// Sockets of conversations that are busy in user space leave the kernel's map.
+    fn let_leave(&mut self, now: Instant) {
+        if self.outward.conversations.is_empty() || now < self.outward.next {
+            return;
+        }
+        let mut ids = std::mem::take(&mut self.outward.conversations);
+        ids.sort_unstable();
+        ids.dedup();
+        let began = Instant::now();
+        let (conversations, mut round) = self.parts(now);
+        ids.retain(|id| match conversations.get_mut(*id as usize) {
+            Some(Some(conversation)) => conversation.offer(&mut round),
+            _ => false,
+        });
+        if let Some(Err(error)) = round.kernel.as_mut().map(Kernel::let_leave) {
+            tracing::warn!(%error, "sockets stay in the kernel's map");
+        }
+        for id in &ids {
+            if let Some(Some(conversation)) = conversations.get_mut(*id as usize)
+                && conversation.see_left(&mut round)
+            {
+                round.counts.moved(Move::Plain);
+            }
+        }
+        self.touched.append(&mut ids);
+        self.outward.next = now + (began.elapsed() * APART.share).clamp(APART.least, APART.most);
+    }
+
     fn settle(&mut self, now: Instant) {
         let mut touched = std::mem::take(&mut self.touched);
         touched.sort_unstable();
@@ -269,6 +319,11 @@ impl Worker {
                 Engine::Kernel => true,
                 Engine::Auto => conversation.is_calm(now),
             };
+            let can_leave = round.kernel.as_ref().is_some_and(|kernel| kernel.stays().is_none());
+            if !wants && engine == Engine::Auto && can_leave && conversation.wants_out() {
+                self.outward.conversations.push(id);
+                continue;
+            }
             if wants && round.kernel.is_some() {
                 conversation.promote(&mut round);
                 if let Some(number) = conversation.place.number() {
