@@ -318,7 +318,12 @@ impl Call {
 fn ends_at_mark(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, count: usize) -> bool {
     side.at.is_some_and(|at| {
         let (lane, ring) = at.incoming();
-        side.rx.ends_behind(lane, &ring, count) && Tcp { endpoint, fd }.at_mark()
+        if side.rx.ends_behind(lane, &ring, count) && (Tcp { endpoint, fd }).at_mark() {
+            return true;
+        }
+        // This counts no further than to the mark.
+        let on_tcp = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as usize;
+        lane.is_closed() && kernel::has_urgent(fd) && on_tcp + side.rx.unread(lane, &ring) == count
     })
 }
 
