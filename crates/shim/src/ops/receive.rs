@@ -164,10 +164,19 @@ impl Call {
                 }
                 // The kernel passes over urgent data.
                 let woken = wait_for_bytes(endpoint, fd, deadline, libc::POLLPRI);
-                if let Some(outcome) = woken.ends(done) {
+                if let Some(outcome) = self.over(woken, done, sink) {
                     return Some(outcome.map(Taken::here));
                 }
                 self.tcp_has_some = woken == (Woken::LookAgain { tcp: true });
+                self.slept = matches!(woken, Woken::LookAgain { .. });
+            }
+            // The sleep is to go on in the kernel, which knows nothing of a handler that has run since, or is about to.
+            Received::UseTcp if waits && done == 0 && self.slept && signal::is_due() => {
+                drop(side);
+                let woken = sleep::interrupted(deadline);
+                if let Some(outcome) = self.over(woken, done, sink) {
+                    return Some(outcome.map(Taken::here));
+                }
                 self.slept = matches!(woken, Woken::LookAgain { .. });
             }
             Received::UseTcp => {
@@ -294,15 +303,8 @@ impl Call {
                     return Some(if done > 0 { Ok(Taken::here(done)) } else { Err(libc::EAGAIN) });
                 }
                 let woken = wait_for_bytes(endpoint, fd, deadline, 0);
-                if matches!(woken, Woken::TimedOut | Woken::Signal { .. }) {
-                    // What is there counts more than a handler, as in the kernel, also if the call would begin anew.
-                    let found = look(endpoint, fd, &mut ready_side(endpoint, fd), sink, flags);
-                    if let Received::Bytes(count) = found {
-                        return Some(Ok(Taken::here(done + count)));
-                    }
-                    if let Some(outcome) = woken.ends(done) {
-                        return Some(outcome.map(Taken::here));
-                    }
+                if let Some(outcome) = self.over(woken, done, sink) {
+                    return Some(outcome.map(Taken::here));
                 }
                 // A call that begins anew asks for the mode again.
                 self.slept = matches!(woken, Woken::LookAgain { .. });
@@ -312,9 +314,32 @@ impl Call {
         }
         None
     }
+
+    /// What the call returns after a sleep of its own, if that has ended it. What is there counts more than the time or a
+    /// handler, as in the kernel, also if the call would begin anew; and urgent data is passed over.
+    fn over(&self, woken: Woken, done: usize, sink: &mut Sink<'_>) -> Option<Result<usize, i32>> {
+        let Call { endpoint, fd, flags, .. } = *self;
+        if matches!(woken, Woken::LookAgain { .. } | Woken::Refused) {
+            return None;
+        }
+        let tcp = Tcp { endpoint, fd };
+        match look(endpoint, fd, &mut ready_side(endpoint, fd), sink, flags) {
+            Received::Bytes(count) => return Some(Ok(done + count)),
+            Received::UseTcp if done > 0 => {}
+            Received::UseTcp if tcp.at_mark() => {
+                if let Ok(count @ 1..) = by_tcp_now(fd, sink, flags) {
+                    return Some(Ok(count));
+                }
+            }
+            Received::UseTcp if tcp.waiting() != Waiting::Nothing => return None,
+            _ => {}
+        }
+        woken.ends(done)
+    }
 }
 
-/// Whether urgent data follows the `count` bytes of the lane that a peek has seen: no receive goes on behind it.
+/// Whether urgent data follows the `count` bytes that a peek has seen, in the lane and at both sides of it: no receive goes
+/// on behind it.
 fn ends_at_mark(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, count: usize) -> bool {
     side.at.is_some_and(|at| {
         let (lane, ring) = at.incoming();

@@ -108,6 +108,12 @@ pub(crate) fn sleep(
     }
 }
 
+/// As a sleep that ends at once, once a handler that waits has run.
+pub(crate) fn interrupted(deadline: Deadline) -> Woken {
+    signal::open(Held::Nothing, || ());
+    by_signal(deadline).unwrap_or(Woken::LookAgain { tcp: true })
+}
+
 /// Whether a handler has run since the call began, or began anew. A call with a time-out never begins anew.
 fn by_signal(deadline: Deadline) -> Option<Woken> {
     match signal::take_ran() {

@@ -88,6 +88,11 @@ pub(crate) fn open<R>(held: Held, call: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Whether a handler waits, or one has run since the present call began and nobody has asked for it.
+pub(crate) fn is_due() -> bool {
+    has_deferred() || thread::this().ran.load(Relaxed) != 0
+}
+
 /// Whether a handler waits: whoever spins must give way.
 #[inline]
 pub(crate) fn has_deferred() -> bool {
