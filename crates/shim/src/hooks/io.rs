@@ -95,8 +95,14 @@ pub(super) fn moving<D: Direction>(
         kernel()
     } else {
         let _shield = begin(endpoint, fd, flags);
-        let Some(result) = by_tcp::<D, _>(endpoint, kernel) else { return answer(ours(endpoint)) };
-        result
+        match by_tcp::<D, _>(endpoint, kernel) {
+            // The end, for one who has waited for it since before bytes went over a lane, where they may lie unread.
+            Some(0) if endpoint.is_attached() && attach::reset_if_lost(endpoint, fd) => {
+                return answer(ours(endpoint));
+            }
+            Some(result) => result,
+            None => return answer(ours(endpoint)),
+        }
     };
     if result > 0 {
         D::count(endpoint, result as usize);
@@ -556,6 +562,10 @@ pub unsafe extern "C-unwind" fn splice(
         // What the lane still holds comes first.
         if let Some(outcome) = receive::move_to_pipe(endpoint, from, to, len.min(MOST), flags) {
             return answer(outcome);
+        }
+        attach::notice_reset(endpoint, from);
+        if let Some(errno) = receive::take_owed(endpoint, from) {
+            return answer(Err(errno));
         }
     }
     drop(shield);

@@ -353,7 +353,7 @@ fn ends_at_mark(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, count: usize)
 }
 
 /// The error that the shim has to tell, if no bytes come before it.
-fn take_owed(endpoint: &Endpoint, fd: RawFd) -> Option<i32> {
+pub(crate) fn take_owed(endpoint: &Endpoint, fd: RawFd) -> Option<i32> {
     (endpoint.owes() && !shunt_sys::tcp::has_unread(borrow(fd))).then(|| endpoint.take_owed(fd)).flatten()
 }
 
