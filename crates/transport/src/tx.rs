@@ -93,7 +93,11 @@ impl Tx {
             State::Returning(..) => return Sent::SendAgain,
             _ => return Sent::UseTcp,
         };
-        let outcome = producer.write(lane, ring, source);
+        let outcome = match producer.write(lane, ring, source) {
+            // Behind its end it is TCP that answers, which may have an error to tell first.
+            Ok(Published::Fault) if lane.is_closed() => producer.commit(lane, 0),
+            outcome => outcome,
+        };
         self.judge(lane, outcome)
     }
 
