@@ -460,8 +460,11 @@ impl Epoll {
             } else {
                 // SAFETY: not null, and the program's promise to the kernel.
                 let wanted = unsafe { std::ptr::read_unaligned(event) };
+                // One that lanes do not answer for yet, though the endpoint may be on its way there, is the kernel's.
+                let known = inner.registrations.get(&fd).filter(|_| operation == libc::EPOLL_CTL_MOD);
+                let answering = endpoint.filter(|_| known.is_none_or(|one| one.attached.is_some()));
                 let passed = Passed {
-                    events: registration::kernel_events(endpoint, wanted.events),
+                    events: registration::kernel_events(answering, wanted.events),
                     token: inner.token_for(self, operation, fd, endpoint, wanted.events),
                 };
                 let mut event =
