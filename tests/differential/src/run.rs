@@ -395,8 +395,10 @@ impl<'w> Run<'w> {
             let mode = match self.model {
                 None => mode::SETTLE,
                 Some(model) if model[index].woken.iter().any(|one| one.0 == step) => mode::DONE,
-                // It takes its part before the next operation looks.
-                Some(_) if self.steps[step].gathers() => mode::SETTLE,
+                // It takes its part before the next operation looks, or begins anew before that changes what it asks for.
+                Some(_) if self.steps[step].gathers() || self.steps[index].verb == Verb::Signal => {
+                    mode::SETTLE
+                }
                 Some(_) => mode::NOW,
             };
             if step == index && mode != mode::DONE {
