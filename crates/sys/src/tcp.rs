@@ -87,6 +87,11 @@ pub fn received(fd: impl AsFd) -> Result<u64> {
     info(fd.as_fd()).map(|info| info.bytes_received)
 }
 
+/// How many segments with data the socket has received so far, modulo 2^32, and how many bytes one can have.
+pub fn segments(fd: impl AsFd) -> Result<(u32, u32)> {
+    info(fd.as_fd()).map(|info| (info.data_segments_in, info.advertised_mss))
+}
+
 /// As [`read`], on a socket that has urgent data: the kernel does not count what lies behind it as unread, unless it
 /// belongs to the stream. No other thread may receive meanwhile.
 pub fn read_beside_urgent(fd: impl AsFd) -> Result<u64> {
@@ -176,13 +181,17 @@ fn acknowledged_and_queued(fd: BorrowedFd<'_>) -> Result<Option<Count>> {
 struct Info {
     state: u8,
     _bytes: [u8; 7],
-    _words: [u32; 24],
+    _words: [u32; 19],
+    advertised_mss: u32,
+    _more_words: [u32; 4],
     _pacing: [u64; 2],
     bytes_acked: u64,
     bytes_received: u64,
     _segments: [u32; 2],
     notsent_bytes: u32,
-    _data_segments: [u32; 3],
+    _least_rtt: u32,
+    data_segments_in: u32,
+    _data_segments_out: u32,
     _times: [u64; 4],
     _delivered: [u32; 2],
     bytes_sent: u64,
@@ -190,7 +199,9 @@ struct Info {
 }
 
 const _: () = assert!(std::mem::offset_of!(Info, bytes_acked) == 120);
+const _: () = assert!(std::mem::offset_of!(Info, advertised_mss) == 84);
 const _: () = assert!(std::mem::offset_of!(Info, notsent_bytes) == 144);
+const _: () = assert!(std::mem::offset_of!(Info, data_segments_in) == 152);
 const _: () = assert!(std::mem::offset_of!(Info, bytes_sent) == 200);
 
 // SAFETY: integers without padding.
@@ -350,6 +361,18 @@ mod tests {
                 assert_eq!(read(&reader), Ok(taken));
             }
             assert!(written > 1 << 20);
+        }
+    }
+
+    #[test]
+    fn segments_are_counted() {
+        let (mut writer, mut reader) = loopback();
+        for count in 0..10 {
+            let (segments, most) = segments(&reader).unwrap();
+            assert_eq!(segments, count);
+            assert!(most > 500, "{most}");
+            writer.write_all(&[1]).unwrap();
+            reader.read_exact(&mut [0]).unwrap();
         }
     }
 

@@ -108,7 +108,7 @@ impl Conversation {
 
     /// Whether it has been calm for so long that it belongs in the kernel.
     pub(crate) fn is_calm(&mut self, now: Instant) -> bool {
-        self.calm.is_enough(self.paced, now)
+        self.calm.is_enough(self.paced, &self.client, now)
     }
 
     /// Whether it has been busy in user space for so long that its sockets had better leave the kernel's map.
@@ -146,7 +146,7 @@ impl Conversation {
                 self.input.extend_from_slice(&scratch[used..left + count]);
                 if round.kernel.is_some() {
                     let quiet = quiet && self.input.is_empty() && messages == 1;
-                    self.calm.saw(quiet, &self.client, round.now);
+                    self.calm.saw(quiet, count, &self.client, round.now);
                 }
             }
             Err(Errno::AGAIN) => {}
