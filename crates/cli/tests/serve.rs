@@ -5,85 +5,13 @@ mod common;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::Shell;
+use common::serving::{ADDRESS, PATIENCE, Serving};
 use serde_json::Value;
 use shunt_netns::Net;
-
-struct Serving {
-    net: Net,
-    child: Child,
-    control: PathBuf,
-}
-
-const ADDRESS: &str = "127.0.0.1:4000";
-const PATIENCE: Duration = Duration::from_secs(20);
-
-impl Serving {
-    fn start(shell: &Shell, arguments: &[&str]) -> Serving {
-        let (net, control) = (Net::new(), shell.path("control"));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
-        command.args(["serve", "--listen", ADDRESS, "--control"]).arg(&control).args(arguments);
-        command.stderr(Stdio::piped());
-        let mut child = net.inside(|| command.spawn()).unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let ready = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("the service serves")));
-        assert!(ready.is_some(), "it says when it serves");
-        std::thread::spawn(move || lines.for_each(drop));
-        Serving { net, child, control }
-    }
-
-    fn connect(&self) -> TcpStream {
-        let stream = self.net.inside(|| TcpStream::connect(ADDRESS)).unwrap();
-        stream.set_nodelay(true).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream
-    }
-
-    fn say(&self, words: &[&str]) -> (bool, String) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
-        let output = command.arg("serve").args(words).arg("--control").arg(&self.control).output().unwrap();
-        (
-            output.status.success(),
-            String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
-        )
-    }
-
-    fn status(&self) -> Value {
-        serde_json::from_str(&self.say(&["status", "--json"]).1).unwrap()
-    }
-
-    /// Until its status is such. What the kernel has counted is seen with a delay.
-    fn await_status(&self, holds: impl Fn(&Value) -> bool) {
-        let began = Instant::now();
-        loop {
-            let status = self.status();
-            if holds(&status) {
-                return;
-            }
-            assert!(began.elapsed() < PATIENCE, "{status:#}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    /// The programs that it holds in the kernel.
-    fn programs(&self) -> Vec<u32> {
-        let fds = std::fs::read_dir(format!("/proc/{}/fdinfo", self.child.id())).unwrap().flatten();
-        let text = fds.map(|fd| std::fs::read_to_string(fd.path()).unwrap_or_default());
-        text.filter_map(|text| text.lines().find_map(|it| it.strip_prefix("prog_id:")?.trim().parse().ok()))
-            .collect()
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 fn exchange(stream: &mut TcpStream, count: u32) {
     for number in 0..count {
@@ -199,7 +127,7 @@ fn without_privilege_everything_is_served_in_user_space_and_that_is_said() {
     while !said.contains("the service serves") {
         assert!(lines.read_line(&mut said).unwrap() > 0, "{said}");
     }
-    let serving = Serving { net, child, control };
+    let serving = Serving { net: net.into(), child, control };
     exchange(&mut serving.connect(), 100);
     assert!(said.contains("user space"), "{said}");
     let status = serving.status();

@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub(crate) mod serving;
+
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

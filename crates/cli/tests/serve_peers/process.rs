@@ -1,0 +1,64 @@
+//! Other people's programs, as backends and as clients.
+
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use shunt_netns::Net;
+
+use crate::common::serving::PATIENCE;
+
+/// A program that serves. It ends with this value.
+pub(crate) struct Server(Child);
+
+impl Server {
+    /// Started in the namespace; these ports take connections when this returns.
+    pub(crate) fn start(net: &Net, command: &mut Command, ports: &[u16]) -> Server {
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut server =
+            Server(net.inside(|| command.spawn()).unwrap_or_else(|error| panic!("{command:?}: {error}")));
+        let began = Instant::now();
+        for port in ports {
+            while net.inside(|| TcpStream::connect(("127.0.0.1", *port))).is_err() {
+                let ended = server.0.try_wait().unwrap();
+                assert!(ended.is_none() && began.elapsed() < PATIENCE, "{command:?}: {ended:?}");
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+        }
+        server
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What a program prints that must succeed.
+pub(crate) fn output(net: &Net, command: &mut Command) -> String {
+    command.stdin(Stdio::null());
+    let output = net.inside(|| command.output()).unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {:?}\n{said}\n{complaint}", output.status);
+    said
+}
+
+/// A compiler or its like, outside of every namespace.
+pub(crate) fn make(directory: &Path, program: &str, arguments: &[&str]) {
+    let mut command = Command::new(program);
+    output(&Net::current(), command.args(arguments).current_dir(directory));
+}
+
+/// A script of tests/serve_peers, with Debian's Python: the libraries are what it has.
+pub(crate) fn python(script: &str) -> Command {
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg(Path::new(SOURCES).join(script)).env("PYTHONDONTWRITEBYTECODE", "1");
+    command
+}
+
+/// Where the programs of these tests are.
+pub(crate) const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve_peers");
