@@ -19,32 +19,47 @@ struct shunt_search {
 	__u64 window[SHUNT_WINDOW / 8];
 };
 
+// One bit for each byte of a word: whether it is 0. Without a branch, as all of the search: the verifier follows each way
+// of each branch.
+SHUNT_INLINE __u64 shunt_zeroes(__u64 word)
+{
+	__u64 zeroes = ~(((word & ~(SHUNT_ONES << 7)) + ~(SHUNT_ONES << 7)) | word | ~(SHUNT_ONES << 7));
+
+	// The highest bits of the bytes, next to each other.
+	return (zeroes >> 7) * 0x0102040810204080ull >> 56;
+}
+
+// The number of the lowest bit that is set. As a builtin it is more than clang 14 can compile for BPF.
+SHUNT_INLINE __u32 shunt_lowest(__u64 bits)
+{
+	__u64 below = (bits & -bits) - 1;
+
+	SHUNT_OPAQUE(below);
+	below -= below >> 1 & 0x55 * SHUNT_ONES;
+	below = (below & 0x33 * SHUNT_ONES) + (below >> 2 & 0x33 * SHUNT_ONES);
+	below = (below + (below >> 4)) & 0x0f * SHUNT_ONES;
+	return below * SHUNT_ONES >> 56;
+}
+
 static long shunt_search_window(__u64 index, void *context)
 {
 	struct shunt_search *search = context;
-	__u8 *bytes = (void *)search->window;
-	__u32 there = shunt_peek_some(&search->socket, search->offset, bytes, SHUNT_WINDOW);
+	__u32 there = shunt_peek_some(&search->socket, search->offset, search->window, SHUNT_WINDOW), at;
+	__u64 found = 0;
 
 	if (!there || search->offset >= search->end)
 		return 1;
-	for (int word = 0; word < SHUNT_WINDOW / 8; word++) {
-		// A byte of `different` is 0 where the byte looked for is.
-		__u64 different = search->window[word] ^ (SHUNT_ONES * (search->byte & 0xff));
-
-		if (((different - SHUNT_ONES) & ~different & (SHUNT_ONES << 7)) == 0)
-			continue;
-		for (int byte = 0; byte < 8; byte++) {
-			if (bytes[word * 8 + byte] == (__u8)search->byte) {
-				__u32 at = word * 8 + byte;
-
-				if (at < there && search->offset + at < search->end)
-					search->found = search->offset + at;
-				return 1;
-			}
-		}
+#pragma GCC unroll 8
+	for (int word = 0; word < SHUNT_WINDOW / 8; word++)
+		found |= shunt_zeroes(search->window[word] ^ (SHUNT_ONES * (search->byte & 0xff))) << (8 * word);
+	if (!found) {
+		search->offset = SHUNT_ANY(&search->socket, search->offset + SHUNT_WINDOW);
+		return 0;
 	}
-	search->offset = SHUNT_ANY(&search->socket, search->offset + SHUNT_WINDOW);
-	return 0;
+	at = shunt_lowest(found);
+	if (at < there && search->offset + at < search->end)
+		search->found = SHUNT_ANY(&search->socket, search->offset + at);
+	return 1;
 }
 
 // Where this byte is first, from `offset` on and before `end`, both counted from the socket's position; -1 if it is not
