@@ -1,6 +1,8 @@
 //! The builtin services between programs that nobody here wrote: Apache Thrift's compiler and libraries for Python, C++
-//! and Java. Needs root.
+//! and Java, memcached with libmemcached and pymemcache, Redis with its own tools and redis-py. Needs root.
 
+#[path = "serve_peers/cache.rs"]
+mod cache;
 mod common;
 #[path = "serve_peers/process.rs"]
 mod process;

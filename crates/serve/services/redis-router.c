@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Forwards Redis' commands to the backend of their key: those with one key, which is their first argument. Of a key with
-// braces only what is in the first braces counts, as in a Redis cluster. What concerns no key is answered here, and what
-// concerns several, or the connection itself, is refused.
+// Forwards Redis' commands to the backend of their key, which is their first argument. Of a key with braces only what is
+// in the first braces counts, as in a Redis cluster. DEL, EXISTS, UNLINK, TOUCH, MGET and MSET with several keys are
+// split into one command for each, and their answers are put together: so they are not atomic. What concerns no key is
+// answered here; what else concerns several keys, or the connection itself, is refused.
 
 #include <shunt/resp.h>
 
@@ -43,10 +44,10 @@ SHUNT_FUNCTION int has_one_key(struct resp_name *name)
 	       IS("GEOADD") || IS("GEOPOS") || IS("GEODIST");
 }
 
-// Commands with keys only. With one key they are as the others.
+// Commands with keys only, whose answers for several are made of those for each.
 SHUNT_FUNCTION int has_only_keys(struct resp_name *name)
 {
-	return IS("DEL") || IS("EXISTS") || IS("UNLINK") || IS("TOUCH") || IS("MGET") || IS("PFCOUNT");
+	return IS("DEL") || IS("EXISTS") || IS("UNLINK") || IS("TOUCH") || IS("MGET");
 #undef IS
 }
 
@@ -71,22 +72,53 @@ SHUNT_INLINE int is_there(struct shunt_socket *socket, const struct resp_argumen
 	return argument->offset + (__u64)argument->length <= shunt_available(socket);
 }
 
+// A command that was typed, or is a watchdog's. An empty line is nothing.
+SHUNT_INLINE void decide_line(struct shunt_socket *socket, struct shunt_verdict *verdict)
+{
+	struct resp_argument argument = { .length = shunt_available(socket) };
+	struct resp_name name;
+	__u8 last = 0;
+
+	if (!argument.length || shunt_peek(socket, --argument.length, &last, 1) || last != '\n') {
+		verdict->action = SHUNT_MORE;
+		return;
+	}
+	if (argument.length && !shunt_peek(socket, argument.length - 1, &last, 1) && last == '\r')
+		argument.length--;
+	resp_name(socket, &argument, &name);
+	if (resp_is(&name, "PING")) {
+		SAY(verdict, PONG);
+	} else if (resp_is(&name, "QUIT")) {
+		verdict->action = SHUNT_CLOSE;
+		SAY(verdict, OK);
+	} else if (argument.length) {
+		shunt_refuse(verdict, SHUNT_UNKNOWN_COMMAND);
+	}
+}
+
 static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict)
 {
 	struct resp_argument argument = {};
 	struct resp_name name;
 	__u32 count = resp_count(socket);
 
+	if (!count) {
+		decide_line(socket, verdict);
+		return;
+	}
 	if (!resp_next(socket, &argument) || !is_there(socket, &argument)) {
 		verdict->action = SHUNT_MORE;
 		return;
 	}
 	resp_name(socket, &argument, &name);
-	if ((count >= 2 && has_one_key(&name)) || (count == 2 && has_only_keys(&name))) {
+	if ((count >= 2 && has_one_key(&name)) || (count == 2 && (has_only_keys(&name) || resp_is(&name, "PFCOUNT"))) ||
+	    (count == 3 && resp_is(&name, "MSET"))) {
 		if (resp_next(socket, &argument) && is_there(socket, &argument))
 			forward(socket, argument.offset, argument.length, verdict);
 		else
 			verdict->action = SHUNT_MORE;
+	} else if ((count > 2 && has_only_keys(&name)) || (count > 3 && count % 2 && resp_is(&name, "MSET"))) {
+		shunt_split(verdict);
 	} else if (resp_is(&name, "PING") && count == 1) {
 		SAY(verdict, PONG);
 	} else if (resp_is(&name, "QUIT")) {
@@ -101,7 +133,7 @@ static void refuse(struct shunt_socket *socket, enum shunt_refusal why, struct s
 {
 	switch (why) {
 	case SHUNT_UNKNOWN_COMMAND:
-		SAY(verdict, "-ERR shunt forwards commands with one key, as their first argument\r\n");
+		SAY(verdict, "-ERR shunt forwards commands with a key, as their first argument; see docs/serve.md\r\n");
 		break;
 	case SHUNT_TOO_LONG:
 		SAY(verdict, "-ERR shunt: the command is too long\r\n");
@@ -112,10 +144,78 @@ static void refuse(struct shunt_socket *socket, enum shunt_refusal why, struct s
 	case SHUNT_BACKEND_GONE:
 		SAY(verdict, "-ERR shunt: the backend is gone\r\n");
 		break;
+	case SHUNT_NO_REPLY:
+		SAY(verdict, "-ERR shunt: the backend does not answer\r\n");
+		break;
 	default:
 		SAY(verdict, "-ERR Protocol error\r\n");
 	}
 }
 
+// The command with the next key, and with its value if it is MSET.
+static int part(struct shunt_socket *socket, struct shunt_share *share, struct shunt_piece *piece)
+{
+	struct resp_argument argument = {};
+	struct resp_name name;
+	__u8 bytes[16], is_mset;
+	__u32 begin, length;
+
+	if (!resp_next(socket, &argument))
+		return 0;
+	resp_name(socket, &argument, &name);
+	is_mset = resp_is(&name, "MSET");
+	length = argument.length;
+	if (length > sizeof(bytes) || shunt_peek(socket, argument.offset, bytes, length))
+		return 0;
+	if (share->state)
+		argument.next = share->state;
+	begin = argument.next;
+	if (!resp_next(socket, &argument) || (is_mset && !resp_next(socket, &argument)))
+		return 0;
+	share->state = argument.next;
+	shunt_put(piece, is_mset ? "*3\r\n$" : "*2\r\n$", 5);
+	shunt_put_number(piece, length);
+	shunt_put(piece, "\r\n", 2);
+	shunt_put(piece, bytes, length);
+	shunt_put(piece, "\r\n", 2);
+	shunt_take(piece, begin, argument.next - begin);
+	return 1;
+}
+
+// A list of one value each becomes a list, a number each their sum, an OK each one OK.
+static int join(struct shunt_socket *socket, struct shunt_share *share, struct shunt_piece *piece)
+{
+	__u32 length = shunt_available(socket);
+	__u8 type = 0;
+	__u64 number;
+
+	shunt_peek(socket, 0, &type, 1);
+	if (type == '*' && shunt_is(socket, 0, 4, "*1\r\n")) {
+		if (!share->index) {
+			shunt_put(piece, "*", 1);
+			shunt_put_number(piece, share->count);
+			shunt_put(piece, "\r\n", 2);
+		}
+		shunt_take(piece, 4, length - 4);
+		return 1;
+	}
+	if (type == ':' && resp_number(socket, 0, &number) > 0) {
+		share->state += number;
+		if (share->index + 1 == share->count) {
+			shunt_put(piece, ":", 1);
+			shunt_put_number(piece, share->state);
+			shunt_put(piece, "\r\n", 2);
+		}
+		return 1;
+	}
+	if (type == '+') {
+		if (share->index + 1 == share->count)
+			shunt_take(piece, 0, length);
+		return 1;
+	}
+	shunt_take(piece, 0, length);
+	return 0;
+}
+
 SHUNT_SERVICE(.name = "redis-router", .parse = parse, .parse_reply = parse_reply, .decide = decide,
-	      .refuse = refuse, .max_message = 1024 * 1024);
+	      .refuse = refuse, .part = part, .join = join, .max_message = 1024 * 1024);

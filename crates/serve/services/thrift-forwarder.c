@@ -4,6 +4,8 @@
 // an integer by number, of a string by its bytes.
 //
 //	service Forwarder { oneway void msg(1: i32 key, 2: string payload) }
+//
+// Built with -D KEY_FIELD=2 it goes by the argument of that id, and with -D BY_METHOD=1 by the method's name.
 
 #include <shunt/thrift.h>
 
@@ -27,8 +29,12 @@ static void decide(struct shunt_socket *socket, struct shunt_verdict *verdict)
 
 	if (result > 0 && message.kind != THRIFT_CALL && message.kind != THRIFT_ONEWAY)
 		result = -SHUNT_MALFORMED;
+#ifdef BY_METHOD
+	key = (struct thrift_field){ THRIFT_STRING, message.name, message.name_length };
+#else
 	if (result > 0)
 		result = thrift_find(socket, &message, KEY_FIELD, &key);
+#endif
 	if (result > 0)
 		thrift_forward(&message, &key, verdict);
 	else if (result < 0)
@@ -51,6 +57,9 @@ static void refuse(struct shunt_socket *socket, enum shunt_refusal why, struct s
 		break;
 	case SHUNT_BACKEND_GONE:
 		thrift_refuse(socket, verdict, THRIFT_INTERNAL_ERROR, "shunt: the backend is gone");
+		break;
+	case SHUNT_NO_REPLY:
+		thrift_refuse(socket, verdict, THRIFT_INTERNAL_ERROR, "shunt: the backend does not answer");
 		break;
 	default:
 		thrift_refuse(socket, verdict, THRIFT_PROTOCOL_ERROR, "shunt: the message is malformed");

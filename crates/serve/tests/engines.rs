@@ -3,11 +3,12 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use common::{Backend, ENGINES, Serving, message, read_message};
+use common::{Backend, ENGINES, PATIENCE, Serving, message, read_message};
+use serde_json::Value;
 use shunt_netns::Net;
 use shunt_serve::engine::Engine;
 
@@ -386,5 +387,57 @@ fn out_of_the_map_and_in_again() {
     for service in ["length-echo", "length-router"] {
         let left = to_and_fro(service, 12, 2);
         assert!(left > 20, "{service}: {left}");
+    }
+}
+
+/// A backend that answers so many commands of Redis, and is silent then.
+fn silent_after(net: &Net, answers: usize) -> SocketAddr {
+    let address: SocketAddr = ([127, 0, 0, 1], 5000).into();
+    let listener = net.inside(|| TcpListener::bind(address)).unwrap();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            std::thread::spawn(move || {
+                for _ in 0..answers {
+                    if !stream.read(&mut [0; 1000]).is_ok_and(|count| count > 0) {
+                        return;
+                    }
+                    stream.write_all(b"+OK\r\n").unwrap();
+                }
+                std::thread::sleep(PATIENCE);
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn a_backend_that_says_nothing_is_given_up_in_time() {
+    for engine in ENGINES {
+        let net = Net::new();
+        let address = silent_after(&net, 60);
+        let serving = Serving::start(net, "redis-router", engine, &[address]);
+        serving.reload_with("reply-timeout = 0.5", &[address]);
+        let mut client = serving.connect();
+        let mut ask = || {
+            client.write_all(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n").unwrap();
+            let mut answer = [0; 1000];
+            let count = client.read(&mut answer).unwrap();
+            String::from_utf8_lossy(&answer[..count]).into_owned()
+        };
+        for number in 0..60 {
+            assert_eq!(ask(), "+OK\r\n", "{engine:?}, {number}");
+        }
+        if engine != Engine::User {
+            assert_eq!(serving.status()["in-kernel"], 1);
+        }
+        assert_eq!(ask(), "-ERR shunt: the backend does not answer\r\n", "{engine:?}");
+        let status = serving.status();
+        assert_eq!(status["drops"], serde_json::json!({ "no-reply": 1 }), "{status:#}");
+        let silent = |it: &Value| it["reason"] == "silent" && it["count"] == 1;
+        let is_moved = status["moves"].as_array().unwrap().iter().any(silent);
+        assert_eq!(is_moved, engine != Engine::User, "{status:#}");
+        // The next goes over a new connection, as soon as the backend is tried again.
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(ask(), "+OK\r\n", "{engine:?}");
     }
 }

@@ -11,8 +11,8 @@
 #define MEMCACHED_RESPONSE 0x81
 #define MEMCACHED_HEADER 24
 
-// Bytes of a line of the text protocol.
-#define MEMCACHED_LINE 2048
+// Bytes of a line of the text protocol: clients ask for hundreds of keys in one.
+#define MEMCACHED_LINE SHUNT_MAX_MESSAGE
 
 // Values of one reply.
 #define MEMCACHED_VALUES 64

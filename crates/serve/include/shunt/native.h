@@ -5,8 +5,8 @@
 #ifndef SHUNT_NATIVE_H
 #define SHUNT_NATIVE_H
 
-// Changes when the table, struct shunt_service or struct shunt_verdict does.
-#define SHUNT_NATIVE_VERSION 1
+// Changes when the table, struct shunt_service or a struct that is passed does.
+#define SHUNT_NATIVE_VERSION 2
 
 // Services that are part of shunt have each a name of their own.
 #ifndef SHUNT_NATIVE
@@ -23,6 +23,8 @@ struct shunt_native {
 	void (*decide)(const __u8 *bytes, __u32 length, struct shunt_verdict *verdict);
 	void (*refuse)(const __u8 *bytes, __u32 length, __u32 why, struct shunt_verdict *verdict);
 	void (*accepted)(struct shunt_verdict *verdict);
+	int (*part)(const __u8 *bytes, __u32 length, struct shunt_share *share, struct shunt_piece *piece);
+	int (*join)(const __u8 *bytes, __u32 length, struct shunt_share *share, struct shunt_piece *piece);
 };
 
 static int shunt_native_parse(const __u8 *bytes, __u32 length)
@@ -61,6 +63,25 @@ static void shunt_native_accepted(struct shunt_verdict *verdict)
 		shunt_service.accepted(verdict);
 }
 
+static int shunt_native_part(const __u8 *bytes, __u32 length, struct shunt_share *share, struct shunt_piece *piece)
+{
+	struct shunt_socket socket = { .bytes = bytes, .length = length };
+
+	__builtin_memset(piece, 0, sizeof(*piece));
+	return shunt_service.part && shunt_service.part(&socket, share, piece);
+}
+
+static int shunt_native_join(const __u8 *bytes, __u32 length, struct shunt_share *share, struct shunt_piece *piece)
+{
+	struct shunt_socket socket = { .bytes = bytes, .length = length };
+
+	__builtin_memset(piece, 0, sizeof(*piece));
+	if (shunt_service.join)
+		return shunt_service.join(&socket, share, piece);
+	shunt_take(piece, 0, length);
+	return 1;
+}
+
 __attribute__((visibility("default"))) const struct shunt_native SHUNT_NATIVE = {
 	.version = SHUNT_NATIVE_VERSION,
 	.verdict_size = sizeof(struct shunt_verdict),
@@ -70,6 +91,8 @@ __attribute__((visibility("default"))) const struct shunt_native SHUNT_NATIVE = 
 	.decide = shunt_native_decide,
 	.refuse = shunt_native_refuse,
 	.accepted = shunt_native_accepted,
+	.part = shunt_native_part,
+	.join = shunt_native_join,
 };
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Redis' protocol: commands as arrays of strings, and replies of every type of RESP 2 and 3 but what is pushed.
+// Redis' protocol: commands as arrays of strings or bare lines, and replies of every type of RESP 2 and 3 but what is pushed.
 
 #ifndef SHUNT_RESP_H
 #define SHUNT_RESP_H
@@ -61,7 +61,20 @@ static long resp_argument(__u64 index, void *context)
 	return resp_go_on(walk, walk->offset + line + length + 2, walk->left - 1);
 }
 
-// For parse: a command, as an array of strings. One typed by hand, a bare line, is malformed.
+// Bytes of a command that is a bare line, as people and watchdogs send it.
+#define RESP_LINE 1024
+
+// Its length, 0 if its end has not come, or a refusal.
+SHUNT_INLINE int resp_line(struct shunt_socket *socket)
+{
+	int end = shunt_find(socket, 0, RESP_LINE, '\n');
+
+	if (end < 0)
+		return shunt_available(socket) >= RESP_LINE ? -SHUNT_MALFORMED : 0;
+	return end + 1;
+}
+
+// For parse: a command.
 SHUNT_FUNCTION int resp_command(struct shunt_socket *socket)
 {
 	struct resp_walk walk = { .socket = *socket, .result = -SHUNT_TOO_COMPLEX };
@@ -71,7 +84,9 @@ SHUNT_FUNCTION int resp_command(struct shunt_socket *socket)
 
 	if (shunt_peek(socket, 0, &type, 1))
 		return 0;
-	line = type == '*' ? resp_number(socket, 0, &count) : -1;
+	if (type != '*')
+		return resp_line(socket);
+	line = resp_number(socket, 0, &count);
 	if (line <= 0)
 		return line < 0 ? -SHUNT_MALFORMED : 0;
 	if (!count)
@@ -188,12 +203,14 @@ SHUNT_FUNCTION int resp_next(struct shunt_socket *socket, struct resp_argument *
 	return 1;
 }
 
-// How many arguments there are, the command's name included.
+// How many arguments there are, the command's name included; 0 of a bare line.
 SHUNT_INLINE __u32 resp_count(struct shunt_socket *socket)
 {
 	__u64 count = 0;
+	__u8 type = 0;
 
-	return resp_number(socket, 0, &count) > 0 ? count : 0;
+	shunt_peek(socket, 0, &type, 1);
+	return type == '*' && resp_number(socket, 0, &count) > 0 ? count : 0;
 }
 
 // Up to 16 letters, in capitals, as two numbers that can be compared.

@@ -25,6 +25,10 @@
 // Bytes of a message, unless the service says otherwise. More is refused as too long.
 #define SHUNT_MAX_MESSAGE (64 * 1024)
 
+// Bytes of a service's own in front of and behind those of a message or an answer, when it is split or joined.
+#define SHUNT_MAX_HEAD 64
+#define SHUNT_MAX_TAIL 8
+
 // No length is more than this, so that lengths can be added without care.
 #define SHUNT_MAX_LENGTH 0x3fffffff
 
@@ -38,6 +42,7 @@ enum shunt_refusal {
 	SHUNT_TOO_COMPLEX, // nested too deeply, or of too many parts
 	SHUNT_NO_BACKEND, // there is none for it (said by the engine)
 	SHUNT_BACKEND_GONE, // it was under way to one that is gone (said by the engine)
+	SHUNT_NO_REPLY, // its backend has not answered within `reply-timeout` (said by the engine)
 };
 
 // The bytes that arrived and were not yet taken, from `position` on. Only the functions below look inside.
@@ -60,6 +65,7 @@ enum shunt_action {
 	SHUNT_CLOSE, // answer with `reply` if it is not empty, and close
 	SHUNT_REFUSE, // ask the service's `refuse` what to do, for the reason `why`
 	SHUNT_MORE, // the bytes by which to decide are not all there: ask again with the whole message
+	SHUNT_SPLIT, // several backends have a share in it: ask `part` for the messages that they get
 };
 
 enum shunt_key {
@@ -82,6 +88,24 @@ struct shunt_verdict {
 	__u32 padding;
 };
 
+// Which part of a message it is that several backends have a share in. src/service/mod.rs has it too.
+struct shunt_share {
+	__u32 index; // counted from 0
+	__u32 count; // of all parts; known when they are answered
+	__u64 state; // the service's own, from one part to the next: 0 at first
+};
+
+// Bytes put together: the service's own, then some of a message or of an answer, then the service's own again.
+// src/service/native.rs has it too.
+struct shunt_piece {
+	__u32 offset;
+	__u32 length;
+	__u32 head_length;
+	__u32 tail_length;
+	__u8 head[SHUNT_MAX_HEAD];
+	__u8 tail[SHUNT_MAX_TAIL];
+};
+
 // What a service is. src/service/native.rs has it too.
 struct shunt_service {
 	const char *name;
@@ -100,6 +124,12 @@ struct shunt_service {
 	void (*accepted)(struct shunt_verdict *verdict);
 	__u32 max_message; // SHUNT_MAX_MESSAGE if 0
 	__u32 retry; // a message may be sent again, to another backend, when its own died before it answered
+	// Of a message that decide has split (SHUNT_SPLIT), in user space: the next part, as a message that decide forwards.
+	// 0: there are no more.
+	int (*part)(struct shunt_socket *socket, struct shunt_share *share, struct shunt_piece *piece);
+	// All parts are answered; `socket` has the answer to this one, in their order: what of it does the client get? 0: that
+	// alone, as the answer to the whole message, for it is none that can be joined with the others.
+	int (*join)(struct shunt_socket *socket, struct shunt_share *share, struct shunt_piece *piece);
 };
 
 static const struct shunt_service shunt_service;
@@ -273,6 +303,12 @@ SHUNT_INLINE void shunt_forward_to(struct shunt_verdict *verdict, __u64 backend)
 	verdict->number = backend;
 }
 
+// The message is to be sent in parts, each to a backend of its own: see `part`.
+SHUNT_INLINE void shunt_split(struct shunt_verdict *verdict)
+{
+	verdict->action = SHUNT_SPLIT;
+}
+
 // ---- answering
 
 // Appends to the answer as many of the bytes as fit, and gives how many. The action becomes SHUNT_REPLY unless it is
@@ -324,6 +360,45 @@ SHUNT_INLINE int shunt_write_from(struct shunt_verdict *verdict, const struct sh
 	if (verdict->action != SHUNT_CLOSE)
 		verdict->action = SHUNT_REPLY;
 	return 0;
+}
+
+// ---- splitting and joining
+
+// Appends bytes to those in front. Those that do not fit, as a service never has them, are left out, all of them.
+SHUNT_INLINE void shunt_put(struct shunt_piece *piece, const void *bytes, __u32 length)
+{
+	if (length > SHUNT_MAX_HEAD || piece->head_length > SHUNT_MAX_HEAD - length)
+		return;
+	__builtin_memcpy(piece->head + piece->head_length, bytes, length);
+	piece->head_length += length;
+}
+
+// Appends a number in digits to the bytes in front.
+SHUNT_INLINE void shunt_put_number(struct shunt_piece *piece, __u64 number)
+{
+	__u8 digits[20], at = sizeof(digits);
+
+	do {
+		digits[--at] = '0' + number % 10;
+		number /= 10;
+	} while (number);
+	shunt_put(piece, digits + at, sizeof(digits) - at);
+}
+
+// The bytes of the message, or of the answer, counted from its first.
+SHUNT_INLINE void shunt_take(struct shunt_piece *piece, __u32 offset, __u32 length)
+{
+	piece->offset = offset;
+	piece->length = length;
+}
+
+// Appends bytes to those behind. `length` is 8 at most.
+SHUNT_INLINE void shunt_put_behind(struct shunt_piece *piece, const void *bytes, __u32 length)
+{
+	if (length > SHUNT_MAX_TAIL || piece->tail_length > SHUNT_MAX_TAIL - length)
+		return;
+	__builtin_memcpy(piece->tail + piece->tail_length, bytes, length);
+	piece->tail_length += length;
 }
 
 // ---- what the engines call

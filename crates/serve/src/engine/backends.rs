@@ -42,6 +42,8 @@ pub enum BackendsError {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
     hash: Option<Hashing>,
+    /// Seconds.
+    reply_timeout: Option<f64>,
     #[serde(default)]
     health: Health,
     #[serde(default, rename = "backend")]
@@ -153,12 +155,19 @@ pub(crate) struct Backends {
     pub(crate) list: Vec<Arc<Backend>>,
     pub(crate) chooser: Chooser,
     pub(crate) health: Health,
+    /// So long a backend may say nothing while it is to answer.
+    pub(crate) reply_timeout: Option<Duration>,
 }
 
 impl Backends {
     /// None at all, for services that answer by themselves.
     pub(crate) fn none(hashing: Hashing) -> Backends {
-        Backends { list: Vec::new(), chooser: Chooser::new(hashing, &[]), health: Health::default() }
+        Backends {
+            list: Vec::new(),
+            chooser: Chooser::new(hashing, &[]),
+            health: Health::default(),
+            reply_timeout: None,
+        }
     }
 
     /// From a file, with what is known of the backends of the list before. A hashing that was asked for on the command
@@ -196,7 +205,12 @@ impl Backends {
         }
         let ends: Vec<_> = list.iter().map(|backend| (backend.address, backend.weight)).collect();
         let chooser = Chooser::new(asked.or(file.hash).unwrap_or_default(), &ends);
-        Ok(Backends { list, chooser, health: file.health })
+        let seconds = file.reply_timeout.filter(|seconds| *seconds != 0.0);
+        if seconds.is_some_and(|seconds| !(0.1..=86_400.0).contains(&seconds)) {
+            return Err("reply-timeout is from 0.1 to 86400 seconds, or 0 for none".to_owned());
+        }
+        let reply_timeout = seconds.map(Duration::from_secs_f64);
+        Ok(Backends { list, chooser, health: file.health, reply_timeout })
     }
 
     /// The place in the list of the backend of this key of this message.
@@ -247,6 +261,7 @@ mod tests {
             ("[[backends]]\naddress = '127.0.0.1:1'", "backends"),
             (&format!("{TWO}{TWO}"), "twice"),
             ("hash = 'odd'", "odd"),
+            ("reply-timeout = -1", "reply-timeout"),
         ] {
             let why = Backends::parse(text, None, None).unwrap_err();
             assert!(why.contains(word), "{why}");

@@ -5,7 +5,7 @@
 use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
@@ -21,8 +21,8 @@ use super::limits;
 use super::linger::Lingering;
 use super::link::{Link, receive};
 use super::place::Place;
-use super::waiting::{Turn, Waiting};
-use crate::service::{Answer, Key, Parse, Properties, Refusal, Service, Verdict};
+use super::waiting::{self, Turn, Waiting};
+use crate::service::{Answer, Key, Parse, Properties, Refusal, Service, Share, Verdict};
 
 /// See the module.
 #[derive(Debug)]
@@ -51,6 +51,8 @@ pub(crate) struct Conversation {
     /// The last message was one that nobody answers: nothing but time keeps such messages apart.
     paced: bool,
     pub(super) place: Place,
+    /// In the kernel a message waits for its answer: so many replies had come, and since when.
+    pub(super) waits: Option<(u64, Instant)>,
 }
 
 /// What a conversation needs of its worker while something is done for it.
@@ -94,6 +96,7 @@ impl Conversation {
             calm: Calm::new(round.now),
             paced: false,
             place: Place::default(),
+            waits: None,
         };
         match round.service.accepted() {
             Answer::Nothing => {}
@@ -164,7 +167,7 @@ impl Conversation {
         match link.connected() {
             Ok(false) => return,
             Ok(true) => {}
-            Err(_) => return self.lose(at, true, round),
+            Err(_) => return self.lose(at, true, Refusal::BackendGone, round),
         }
         if self.reads_replies(at) {
             self.read_link(at, round);
@@ -180,21 +183,22 @@ impl Conversation {
         match link.read(&mut scratch[left..left + limits::READ]) {
             Ok(0) => {
                 let fails = !link.is_idle();
-                self.lose(at, fails, round);
+                self.lose(at, fails, Refusal::BackendGone, round);
             }
             Ok(count) => {
                 link.input.clear();
+                link.silent_since = round.now;
                 self.place.link_read(at, count);
                 match self.take_replies(at, &scratch[..left + count], round) {
                     Some(used) => {
                         let link = self.links[at].as_mut().expect("it gave the replies");
                         link.input.extend_from_slice(&scratch[used..left + count]);
                     }
-                    None => self.lose(at, true, round),
+                    None => self.lose(at, true, Refusal::BackendGone, round),
                 }
             }
             Err(Errno::AGAIN) => {}
-            Err(_) => self.lose(at, true, round),
+            Err(_) => self.lose(at, true, Refusal::BackendGone, round),
         }
         *round.scratch = scratch;
     }
@@ -235,12 +239,11 @@ impl Conversation {
     fn take_message(&mut self, message: &[u8], round: &mut Round<'_>) -> bool {
         match round.service.decide(message) {
             Verdict::Drop => round.counts.lost(Loss::Service),
-            Verdict::Echo => self.answer(None, message, false),
-            Verdict::Reply(bytes) => self.answer(None, &bytes, false),
-            Verdict::Close(bytes) => {
-                self.answer(None, &bytes, true);
-            }
+            Verdict::Echo => self.answer(None, message, false, round),
+            Verdict::Reply(bytes) => self.answer(None, &bytes, false, round),
+            Verdict::Close(bytes) => self.answer(None, &bytes, true, round),
             Verdict::Forward { key, one_way } => return self.forward(message, &key, one_way, round),
+            Verdict::Split => return self.split(message, round),
             Verdict::Refuse(why) => self.refuse(message, None, why, false, round),
             // The whole message was there.
             Verdict::More => self.refuse(message, None, Refusal::TooComplex, false, round),
@@ -266,7 +269,7 @@ impl Conversation {
             let kept = if round.properties.retry { message.len() } else { message.len().min(HEAD) };
             self.waiting.push(&message[..kept])
         });
-        link.push(message, turn);
+        link.push(message, turn, round.now);
         true
     }
 
@@ -314,17 +317,57 @@ impl Conversation {
         }
     }
 
+    /// Sends a message in parts, each as a message of its own, if there is room for all of them.
+    fn split(&mut self, message: &[u8], round: &mut Round<'_>) -> bool {
+        let mut share = Share::default();
+        let mut parts = Vec::new();
+        while let Some(part) = round.service.part(message, &mut share) {
+            share.index += 1;
+            let Verdict::Forward { key, one_way: false } = round.service.decide(&part) else {
+                // No message that can be sent: the service is wrong.
+                self.refuse(message, None, Refusal::Malformed, false, round);
+                return true;
+            };
+            if parts.len() == limits::PARTS {
+                self.refuse(message, None, Refusal::TooComplex, false, round);
+                return true;
+            }
+            let to = round.backends.choose(&key, &part).and_then(|first| self.link_for(first, round));
+            let Some(at) = to else {
+                self.refuse(message, None, Refusal::NoBackend, false, round);
+                return true;
+            };
+            if !self.links[at].as_ref().expect("just found").has_room() {
+                return false;
+            }
+            parts.push((at, part));
+        }
+        if parts.is_empty() {
+            self.refuse(message, None, Refusal::Malformed, false, round);
+            return true;
+        }
+        self.paced = false;
+        let retry = round.properties.retry;
+        let kept = |part: &Vec<u8>| if retry { part.len() } else { part.len().min(HEAD) };
+        let first = self.waiting.push_parts(parts.iter().map(|(_, part)| &part[..kept(part)]));
+        for ((at, part), turn) in parts.iter().zip(first..) {
+            self.links[*at].as_mut().expect("just found").push(part, Some(turn), round.now);
+        }
+        true
+    }
+
     /// Puts an answer to the message of a turn, or one that nobody else is asked for, into its place in the order.
-    fn answer(&mut self, turn: Option<Turn>, bytes: &[u8], closes: bool) {
+    fn answer(&mut self, turn: Option<Turn>, bytes: &[u8], closes: bool, round: &Round<'_>) {
+        let join = |kept: &[u8], answers: Option<_>| joined(kept, answers, round);
         let done = match turn {
             None if self.waiting.is_empty() => {
                 self.output.push(bytes);
                 closes
             }
-            None => self.waiting.push_answer(bytes, closes, &mut self.output),
-            Some(turn) => self.waiting.answer(turn, bytes, closes, &mut self.output),
+            None => self.waiting.push_answer(bytes, closes, &join, &mut self.output),
+            Some(turn) => self.waiting.answer(turn, bytes, closes, &join, &mut self.output),
         };
-        self.stopped |= closes;
+        self.stopped |= closes || done;
         if done {
             self.waiting.forget();
         }
@@ -333,10 +376,10 @@ impl Conversation {
     fn refuse(&mut self, head: &[u8], turn: Option<Turn>, why: Refusal, lost: bool, round: &mut Round<'_>) {
         round.counts.refused(why);
         match round.service.refuse(head, why) {
-            Answer::Nothing if turn.is_some() || lost => self.answer(turn, &[], lost),
+            Answer::Nothing if turn.is_some() || lost => self.answer(turn, &[], lost, round),
             Answer::Nothing => {}
-            Answer::Reply(bytes) => self.answer(turn, &bytes, lost),
-            Answer::Close(bytes) => self.answer(turn, &bytes, true),
+            Answer::Reply(bytes) => self.answer(turn, &bytes, lost, round),
+            Answer::Close(bytes) => self.answer(turn, &bytes, true, round),
         }
     }
 
@@ -357,7 +400,7 @@ impl Conversation {
             };
             let reply = &bytes[used..used + length];
             match self.links[at].as_mut()?.unanswered.pop_front() {
-                Some(turn) => self.answer(Some(turn), reply, false),
+                Some(turn) => self.answer(Some(turn), reply, false, round),
                 None => round.counts.lost(Loss::Surplus),
             }
             round.counts.replies.add(1);
@@ -368,7 +411,7 @@ impl Conversation {
 
     /// A connection to a backend is over: its messages are sent again where that is safe or the service wants it, and else
     /// answered.
-    pub(super) fn lose(&mut self, at: usize, fails: bool, round: &mut Round<'_>) {
+    pub(super) fn lose(&mut self, at: usize, fails: bool, why: Refusal, round: &mut Round<'_>) {
         let Some(mut link) = self.links[at].take() else { return };
         self.place.link_gone(at, &link.socket, round.kernel);
         if fails {
@@ -380,15 +423,15 @@ impl Conversation {
         }
         let written = link.unanswered.len() - unsent.iter().filter(|(_, turn, _)| turn.is_some()).count();
         for turn in link.unanswered.drain(..).take(written) {
-            self.again(None, turn, round);
+            self.again(None, turn, why, round);
         }
         for (message, turn, is_cut) in unsent {
             match (turn, is_cut) {
-                (Some(turn), true) => self.again(None, turn, round),
-                (Some(turn), false) => self.again(Some(&message), turn, round),
+                (Some(turn), true) => self.again(None, turn, why, round),
+                (Some(turn), false) => self.again(Some(&message), turn, why, round),
                 (None, true) => {
                     round.counts.lost(Loss::Cut);
-                    self.refuse(&[], None, Refusal::BackendGone, false, round);
+                    self.refuse(&[], None, why, false, round);
                 }
                 (None, false) => {
                     // Nobody has seen it.
@@ -396,8 +439,10 @@ impl Conversation {
                     let Verdict::Forward { key, .. } = verdict else { continue };
                     let to = round.backends.choose(&key, &message).and_then(|to| self.link_for(to, round));
                     match to {
-                        Some(to) => self.links[to].as_mut().expect("just found").push(&message, None),
-                        None => self.refuse(&message, None, Refusal::BackendGone, false, round),
+                        Some(to) => {
+                            self.links[to].as_mut().expect("just found").push(&message, None, round.now)
+                        }
+                        None => self.refuse(&message, None, why, false, round),
                     }
                 }
             }
@@ -405,7 +450,7 @@ impl Conversation {
     }
 
     /// Sends a message that was under way once more, or answers it. `unseen`: as a whole, and no backend has any of it.
-    fn again(&mut self, unseen: Option<&[u8]>, turn: Turn, round: &mut Round<'_>) {
+    fn again(&mut self, unseen: Option<&[u8]>, turn: Turn, why: Refusal, round: &mut Round<'_>) {
         let Some(kept) = self.waiting.kept(turn).map(<[u8]>::to_vec) else { return };
         let message = unseen.or(round.properties.retry.then_some(&kept[..]));
         if let Some(message) = message
@@ -415,10 +460,31 @@ impl Conversation {
             && let Some(to) = self.link_for(first, round)
         {
             round.counts.retried.add(1);
-            self.links[to].as_mut().expect("just found").push(message, Some(turn));
+            self.links[to].as_mut().expect("just found").push(message, Some(turn), round.now);
             return;
         }
-        self.refuse(&kept[..kept.len().min(HEAD)], Some(turn), Refusal::BackendGone, false, round);
+        self.refuse(&kept[..kept.len().min(HEAD)], Some(turn), why, false, round);
+    }
+
+    /// Gives up the connections to backends that should have answered by now. In the kernel's hands nobody sees that a
+    /// backend is silent but by what is counted there: true if the conversation has to be taken back for that.
+    pub(crate) fn look_for_silence(&mut self, limit: Duration, round: &mut Round<'_>) -> bool {
+        if self.place.is_kernels() {
+            let waits = round.kernel.as_ref().and_then(|kernel| self.place.waits(kernel));
+            if waits != self.waits.map(|(replies, _)| replies) {
+                self.waits = waits.map(|replies| (replies, round.now));
+            }
+            return self.waits.is_some_and(|(_, since)| round.now - since >= limit);
+        }
+        for at in 0..self.links.len() {
+            let Some(link) = &self.links[at] else { continue };
+            let is_silent = !link.unanswered.is_empty() && round.now - link.silent_since >= limit;
+            // One that is not read for want of room is not silent.
+            if is_silent && link.connecting.is_none() && self.reads_replies(at) {
+                self.lose(at, true, Refusal::NoReply, round);
+            }
+        }
+        false
     }
 
     // ---- the end of a round
@@ -462,7 +528,7 @@ impl Conversation {
                 None => link.flush().is_err(),
             };
             if is_lost {
-                self.lose(at, true, round);
+                self.lose(at, true, Refusal::BackendGone, round);
             } else if link.retired && link.is_idle() {
                 let link = self.links[at].take().expect("it is idle");
                 self.place.link_gone(at, &link.socket, round.kernel);
@@ -625,6 +691,30 @@ impl Conversation {
     pub(crate) fn drain(&mut self) {
         self.ended = true;
     }
+}
+
+/// One answer of those to the parts of a message, of whose first part this was kept. One that is too long is refused.
+fn joined(kept: &[u8], answers: Option<Vec<waiting::Answer>>, round: &Round<'_>) -> waiting::Answer {
+    let Some(answers) = answers else {
+        round.counts.refused(Refusal::TooLong);
+        let (bytes, closes) = match round.service.refuse(&kept[..kept.len().min(HEAD)], Refusal::TooLong) {
+            Answer::Nothing => (Vec::new(), false),
+            Answer::Reply(bytes) => (bytes, false),
+            Answer::Close(bytes) => (bytes, true),
+        };
+        return waiting::Answer { bytes, closes };
+    };
+    let mut share = Share { count: answers.len() as u32, ..Share::default() };
+    let mut all = Vec::new();
+    for answer in answers {
+        let joined = round.service.join(&answer.bytes, &mut share);
+        share.index += 1;
+        if answer.closes || joined.is_alone {
+            return waiting::Answer { bytes: joined.bytes, closes: answer.closes };
+        }
+        all.extend(joined.bytes);
+    }
+    waiting::Answer { bytes: all, closes: false }
 }
 
 /// What epoll gives back: which conversation, which of its connections (0: the client), and of which generation.

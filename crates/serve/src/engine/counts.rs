@@ -67,6 +67,7 @@ reasons! {
         Reload, "reload", "the backends changed";
         Stop, "stop", "shunt serve ends";
         Plain, "plain", "busy in user space: the kernel is not asked about its messages any more";
+        Silent, "silent", "a backend has not answered within the reply-timeout";
     }
 }
 

@@ -1,7 +1,8 @@
 //! How much a conversation may take, so that a backend that does not read makes its clients wait and nothing else.
 //!
 //! In user space: a read of [`READ`] bytes and the message before it of the client; [`BUFFER`] bytes and one message more
-//! to each backend, and to the client; as many of answers that came early; [`WAITING`] messages. In the kernel: what
+//! to each backend, and to the client; as many of answers that came early, or [`JOINED`] bytes of those to the parts of a
+//! message; [`WAITING`] messages. In the kernel: what
 //! [`bound`] allows each socket. All conversations together: [`QUEUED`] bytes in user space, beyond which no client is read
 //! from.
 
@@ -17,6 +18,10 @@ pub(crate) const READ: usize = 64 * 1024;
 pub(crate) const BUFFER: usize = 64 * 1024;
 /// Messages that wait for an answer.
 pub(crate) const WAITING: usize = 1024;
+/// Messages that one is split into.
+pub(crate) const PARTS: usize = 1024;
+/// Bytes of the answers to all of them.
+pub(crate) const JOINED: usize = 2 << 20;
 /// Bytes of messages that are kept until they are answered.
 pub(crate) const KEPT: usize = 256 * 1024;
 /// Bytes in user space, of all conversations.

@@ -30,6 +30,8 @@ pub(crate) struct Link {
     written: usize,
     /// Written or not, in the order in which the backend will answer.
     pub(crate) unanswered: VecDeque<Turn>,
+    /// Since when it has said nothing of what it is to answer.
+    pub(crate) silent_since: Instant,
     /// Part of a reply.
     pub(crate) input: Vec<u8>,
     /// What epoll is asked for.
@@ -69,6 +71,7 @@ impl Link {
             unsent: VecDeque::new(),
             written: 0,
             unanswered: VecDeque::new(),
+            silent_since: now,
             input: Vec::new(),
             interest: EventFlags::empty(),
             generation,
@@ -85,12 +88,22 @@ impl Link {
         self.output.len() < limits::BUFFER
     }
 
-    pub(crate) fn push(&mut self, message: &[u8], turn: Option<Turn>) {
+    pub(crate) fn push(&mut self, message: &[u8], turn: Option<Turn>, now: Instant) {
         self.output.push(message);
         self.unsent.push_back(Unsent { length: message.len(), turn });
-        self.unanswered.extend(turn);
+        if let Some(turn) = turn {
+            self.await_reply(turn, now);
+        }
         self.backend.messages.add(1);
         self.backend.bytes.add(message.len() as u64);
+    }
+
+    /// The backend is to answer, and has been silent at most since then.
+    pub(crate) fn await_reply(&mut self, turn: Turn, since: Instant) {
+        if self.unanswered.is_empty() {
+            self.silent_since = since;
+        }
+        self.unanswered.push_back(turn);
     }
 
     /// Whether it is connected by now.

@@ -67,6 +67,13 @@ impl Place {
         self.number
     }
 
+    /// How many replies had come through the kernel, if a message waits there for another one.
+    pub(super) fn waits(&self, kernel: &Kernel) -> Option<u64> {
+        let number = self.number?;
+        let is_waiting = kernel.of(number, Of::Outstanding).load(SeqCst) == 1;
+        is_waiting.then(|| kernel.of(number, Of::Replies).load(SeqCst))
+    }
+
     pub(super) fn client_read(&mut self, count: usize) {
         if let Some(seat) = &mut self.client {
             seat.read += count as u64;
@@ -200,7 +207,7 @@ impl Conversation {
         round.counts.moved(why);
         self.calm.left(why, kernel.of(number, Of::Messages).load(SeqCst) - self.place.before, round.now);
         if kernel.of(number, Of::Outstanding).load(SeqCst) == 1 {
-            self.take_outstanding(number, kernel, round.properties.retry);
+            self.take_outstanding(number, kernel, round);
         }
         self.harvest(round);
         true
@@ -335,14 +342,15 @@ impl Conversation {
     }
 
     /// A message is under way in the kernel's hands: it is waited for here from now on.
-    fn take_outstanding(&mut self, number: u32, kernel: &Kernel, retry: bool) {
+    fn take_outstanding(&mut self, number: u32, kernel: &Kernel, round: &Round<'_>) {
         let backend = kernel.of(number, Of::Backend).load(SeqCst) as usize;
         let kept = kernel.kept(number);
-        let length = if retry { kept.len() } else { kept.len().min(HEAD) };
+        let length = if round.properties.retry { kept.len() } else { kept.len().min(HEAD) };
         let at = self.place.links.iter().position(|seat| seat.is_some_and(|seat| seat.position == backend));
         // A connection in the map goes only in user space's hands.
         if let Some(link) = at.and_then(|at| self.links[at].as_mut()) {
-            link.unanswered.push_back(self.waiting.push(&kept[..length]));
+            let since = self.waits.take().map_or(round.now, |(_, since)| since);
+            link.await_reply(self.waiting.push(&kept[..length]), since);
         }
     }
 }

@@ -347,8 +347,16 @@ impl Worker {
     fn tick(&mut self, now: Instant) {
         self.ticked = now;
         let (conversations, mut round) = self.parts(now);
+        let limit = round.backends.reply_timeout;
+        let mut silent = Vec::new();
         for conversation in conversations.iter_mut().flatten() {
             conversation.harvest(&mut round);
+            if limit.is_some_and(|limit| conversation.look_for_silence(limit, &mut round)) {
+                silent.push(conversation.id());
+            }
+        }
+        for id in silent {
+            self.demote(id, Move::Silent);
         }
         let open = self.conversations.iter().flatten().map(|conversation| conversation.id());
         self.touched.extend(open);

@@ -34,6 +34,33 @@ pub trait Service: Send + Sync {
 
     /// What a client is told that has just connected.
     fn accepted(&self) -> Answer;
+
+    /// The next part of a message that is split: a message that [`Service::decide`] forwards. None: there are no more.
+    fn part(&self, message: &[u8], share: &mut Share) -> Option<Vec<u8>>;
+
+    /// What a client gets of the answer to a part. Asked when all parts are answered, in their order.
+    fn join(&self, answer: &[u8], share: &mut Share) -> Joined;
+}
+
+/// Which part of a message. `struct shunt_share` in service.h.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Share {
+    /// Counted from 0.
+    pub index: u32,
+    /// Of all parts; known when they are answered.
+    pub count: u32,
+    /// The service's own.
+    pub state: u64,
+}
+
+/// What is left of the answer to a part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Joined {
+    /// For the client.
+    pub bytes: Vec<u8>,
+    /// It is the answer to the whole message, and the others count for nothing.
+    pub is_alone: bool,
 }
 
 /// What holds for every message of a service.
@@ -80,6 +107,8 @@ pub enum Verdict {
     Refuse(Refusal),
     /// Only the whole message tells.
     More,
+    /// Several backends have a share in it: [`Service::part`] has the messages that they get.
+    Split,
 }
 
 /// By what a backend is found.
@@ -124,11 +153,13 @@ pub enum Refusal {
     NoBackend,
     /// It was under way to a backend that is gone.
     BackendGone,
+    /// Its backend has not answered in the time that it has.
+    NoReply,
 }
 
 impl Refusal {
     /// All, in the order of their codes.
-    pub const ALL: [Refusal; 8] = [
+    pub const ALL: [Refusal; 9] = [
         Refusal::Malformed,
         Refusal::TooLong,
         Refusal::UnknownVersion,
@@ -137,6 +168,7 @@ impl Refusal {
         Refusal::TooComplex,
         Refusal::NoBackend,
         Refusal::BackendGone,
+        Refusal::NoReply,
     ];
 
     /// For metrics and status.
@@ -150,6 +182,7 @@ impl Refusal {
             Refusal::TooComplex => "too-complex",
             Refusal::NoBackend => "no-backend",
             Refusal::BackendGone => "backend-gone",
+            Refusal::NoReply => "no-reply",
         }
     }
 

@@ -11,14 +11,17 @@ use std::mem::offset_of;
 use thiserror::Error;
 use zerocopy::FromBytes;
 
-use super::{Answer, Key, Parse, Properties, Refusal, Service, Verdict};
+use super::{Answer, Joined, Key, Parse, Properties, Refusal, Service, Share, Verdict};
 
 /// SHUNT_MAX_MESSAGE in service.h.
 const MAX_MESSAGE: u32 = 64 * 1024;
 /// SHUNT_MAX_REPLY in service.h.
 const MAX_REPLY: usize = 256;
+/// SHUNT_MAX_HEAD and SHUNT_MAX_TAIL in service.h.
+const MAX_HEAD: usize = 64;
+const MAX_TAIL: usize = 8;
 /// SHUNT_NATIVE_VERSION in native.h.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// struct shunt_native.
 #[repr(C)]
@@ -31,6 +34,8 @@ struct Table {
     decide: unsafe extern "C" fn(*const u8, u32, *mut RawVerdict),
     refuse: unsafe extern "C" fn(*const u8, u32, u32, *mut RawVerdict),
     accepted: unsafe extern "C" fn(*mut RawVerdict),
+    part: unsafe extern "C" fn(*const u8, u32, *mut Share, *mut RawPiece) -> c_int,
+    join: unsafe extern "C" fn(*const u8, u32, *mut Share, *mut RawPiece) -> c_int,
 }
 
 // SAFETY: a table is constant, and so is what it points at.
@@ -47,6 +52,19 @@ struct Declaration {
     accepted: *const (),
     max_message: u32,
     retry: u32,
+    part: *const (),
+    join: *const (),
+}
+
+/// struct shunt_piece.
+#[repr(C)]
+struct RawPiece {
+    offset: u32,
+    length: u32,
+    head_length: u32,
+    tail_length: u32,
+    head: [u8; MAX_HEAD],
+    tail: [u8; MAX_TAIL],
 }
 
 /// struct shunt_verdict.
@@ -196,6 +214,20 @@ impl Service for Native {
         unsafe { (self.table.accepted)(&mut verdict) };
         verdict.answer()
     }
+
+    fn part(&self, message: &[u8], share: &mut Share) -> Option<Vec<u8>> {
+        let mut piece = RawPiece::default();
+        // SAFETY: the function reads what it is given, and writes the share and the piece.
+        let more = unsafe { (self.table.part)(message.as_ptr(), length(message), share, &mut piece) };
+        (more != 0).then(|| piece.bytes(message))
+    }
+
+    fn join(&self, answer: &[u8], share: &mut Share) -> Joined {
+        let mut piece = RawPiece::default();
+        // SAFETY: the function reads what it is given, and writes the share and the piece.
+        let joined = unsafe { (self.table.join)(answer.as_ptr(), length(answer), share, &mut piece) };
+        Joined { bytes: piece.bytes(answer), is_alone: joined == 0 }
+    }
 }
 
 /// What does not fit is not looked at: a message is never so long.
@@ -209,6 +241,30 @@ pub(crate) fn parsed(result: c_int) -> Parse {
         0 => Parse::More,
         1.. => Parse::Message(result as usize),
         _ => Parse::Refused(Refusal::from_code(result.unsigned_abs())),
+    }
+}
+
+impl Default for RawPiece {
+    fn default() -> RawPiece {
+        RawPiece {
+            offset: 0,
+            length: 0,
+            head_length: 0,
+            tail_length: 0,
+            head: [0; MAX_HEAD],
+            tail: [0; MAX_TAIL],
+        }
+    }
+}
+
+impl RawPiece {
+    /// Put together. What is beyond the bytes that there are is left out.
+    fn bytes(&self, of: &[u8]) -> Vec<u8> {
+        let begin = of.len().min(self.offset as usize);
+        let end = of.len().min(begin.saturating_add(self.length as usize));
+        let head = &self.head[..MAX_HEAD.min(self.head_length as usize)];
+        let tail = &self.tail[..MAX_TAIL.min(self.tail_length as usize)];
+        [head, &of[begin..end], tail].concat()
     }
 }
 
@@ -243,6 +299,7 @@ impl RawVerdict {
             4 => Verdict::Close(self.reply()),
             5 => Verdict::Refuse(Refusal::from_code(self.why)),
             6 => Verdict::More,
+            7 => Verdict::Split,
             _ => Verdict::Refuse(Refusal::Malformed),
         }
     }

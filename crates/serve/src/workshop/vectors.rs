@@ -87,7 +87,7 @@ fn vector(line: usize, text: &str) -> Result<Vector, &'static str> {
         }
         (Function::Decide, "forward" | "forward-one-way") => argument.starts_with('"') || is_number(argument),
         (Function::Decide, "refuse") => is_refusal(argument),
-        (Function::Decide, "drop" | "echo" | "more" | "close" | "reply" | "backend") => true,
+        (Function::Decide, "drop" | "echo" | "more" | "split" | "close" | "reply" | "backend") => true,
         (Function::Refuse(_), "nothing" | "reply" | "close") => true,
         _ => false,
     };
@@ -187,6 +187,7 @@ fn decided(message: &[u8], verdict: &Verdict) -> String {
         Verdict::Drop => "drop".to_owned(),
         Verdict::Echo => "echo".to_owned(),
         Verdict::More => "more".to_owned(),
+        Verdict::Split => "split".to_owned(),
         Verdict::Forward { key, one_way } => {
             let how = if *one_way { "forward-one-way" } else { "forward" };
             match key {

@@ -81,7 +81,14 @@ impl Serving {
     /// Other backends from now on.
     #[allow(dead_code, reason = "not every test does")]
     pub(crate) fn reload(&self, backends: &[SocketAddr]) {
-        std::fs::write(self.directory.path().join("backends.toml"), toml(backends)).unwrap();
+        self.reload_with("", backends);
+    }
+
+    /// Another file of backends from now on.
+    #[allow(dead_code, reason = "not every test does")]
+    pub(crate) fn reload_with(&self, more: &str, backends: &[SocketAddr]) {
+        let text = format!("{more}\n{}", toml(backends));
+        std::fs::write(self.directory.path().join("backends.toml"), text).unwrap();
         engine::ask(&self.control(), Request::Reload).unwrap();
     }
 

@@ -7,7 +7,7 @@ use shunt_serve::service::{Key, Refusal};
 use super::{Decision, MALFORMED, MAX_LENGTH, Stop, TOO_COMPLEX, TOO_LONG, u32_at};
 
 /// MEMCACHED_LINE in memcached.h.
-const LINE: usize = 2048;
+const LINE: usize = 65536;
 /// MEMCACHED_VALUES in memcached.h.
 const VALUES: usize = 64;
 
@@ -110,10 +110,18 @@ pub(super) fn decide(message: &[u8]) -> Decision {
         let key = usize::from(u16::from_be_bytes([message[2], message[3]]));
         let begin = 24 + usize::from(message[4]);
         return match message[1] {
-            0x00..=0x06 | 0x0c | 0x0e | 0x0f | 0x1c | 0x1d if key > 0 => {
+            0x00..=0x06 | 0x0c | 0x0e | 0x0f | 0x1c | 0x1d | 0x23 if key > 0 => {
                 Decision::Forward(Key::Bytes(begin..begin + key), false)
             }
-            0x07 | 0x0a => Decision::Own,
+            0x07 | 0x0a | 0x0b | 0x17 => Decision::Own,
+            opcode if key > 0 => match QUIET.iter().find(|(quiet, _)| *quiet == opcode) {
+                Some((_, loud)) => {
+                    let mut part = message.to_vec();
+                    part[1] = *loud;
+                    Decision::Split(vec![part])
+                }
+                None => Decision::Refuse(Refusal::UnknownCommand),
+            },
             _ => Decision::Refuse(Refusal::UnknownCommand),
         };
     }
@@ -122,12 +130,38 @@ pub(super) fn decide(message: &[u8]) -> Decision {
     let text = &message[..words.last().expect("one at least").end];
     let quiet = text.ends_with(b" noreply");
     let forward = |word: &Range<usize>, one_way| Decision::Forward(Key::Bytes(word.clone()), one_way);
+    let split = |from: usize| {
+        let command = &message[..words[from].start];
+        if command.len() > 64 {
+            return Decision::Refuse(Refusal::UnknownCommand);
+        }
+        let keys = words[from..].iter().filter(|word| !word.is_empty());
+        Decision::Split(keys.map(|key| [command, &message[key.clone()], b"\r\n"].concat()).collect())
+    };
     match (&message[words[0].clone()], words.len()) {
         (b"get" | b"gets", 2) => forward(&words[1], false),
         (b"gat" | b"gats", 3) => forward(&words[2], false),
+        (b"get" | b"gets", 3..) => split(1),
+        (b"gat" | b"gats", 4..) => split(2),
         (b"delete" | b"incr" | b"decr" | b"touch", _) => forward(&words[1], quiet),
         (b"set" | b"add" | b"replace" | b"append" | b"prepend" | b"cas", _) => forward(&words[1], quiet),
         (b"version" | b"quit", _) => Decision::Own,
         _ => Decision::Refuse(Refusal::UnknownCommand),
     }
 }
+
+/// Each quiet command with a key, and the one that does the same aloud.
+const QUIET: [(u8, u8); 12] = [
+    (0x09, 0x00),
+    (0x0d, 0x0c),
+    (0x11, 0x01),
+    (0x12, 0x02),
+    (0x13, 0x03),
+    (0x14, 0x04),
+    (0x15, 0x05),
+    (0x16, 0x06),
+    (0x19, 0x0e),
+    (0x1a, 0x0f),
+    (0x1e, 0x1d),
+    (0x24, 0x23),
+];

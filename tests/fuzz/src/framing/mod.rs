@@ -5,7 +5,7 @@ mod memcached;
 mod resp;
 mod thrift;
 
-use shunt_serve::service::{Key, Parse, Refusal, Service, Verdict, builtin};
+use shunt_serve::service::{Key, Parse, Refusal, Service, Share, Verdict, builtin};
 
 /// Why a parser stopped before the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ enum Decision {
     Refuse(Refusal),
     /// Something of its own: it answers or closes.
     Own,
+    /// These messages instead.
+    Split(Vec<Vec<u8>>),
 }
 
 const MALFORMED: Stop = Stop::Refused(Refusal::Malformed);
@@ -82,13 +84,26 @@ impl Reference {
         if let Parse::Message(length) = service.parse(bytes)
             && let Some(message) = bytes.get(..length)
         {
-            assert_eq!(decision(service.decide(message)), (self.decide)(message), "{message:x?}");
+            let decided = decision(&service, message);
+            assert_eq!(decided, (self.decide)(message), "{message:x?}");
+            if let Decision::Split(parts) = decided {
+                for part in parts {
+                    assert_eq!(service.parse(&part), Parse::Message(part.len()), "{part:x?} of {message:x?}");
+                    let verdict = decision(&service, &part);
+                    assert!(matches!(verdict, Decision::Forward(_, false)), "{part:x?} of {message:x?}");
+                }
+            }
             for end in (0..length.min(200)).step_by(step) {
                 // With the first bytes only, it says the same or asks for more.
                 let early = service.decide(&message[..end]);
                 let unlike = early != Verdict::More && early != service.decide(message);
                 assert!(!unlike, "{early:?} after {end} of {message:x?}");
             }
+        }
+        for index in 0..2 {
+            // Whatever a backend answers, and whichever part it is.
+            let joined = service.join(bytes, &mut Share { index, count: 2, state: u64::MAX });
+            assert!(joined.bytes.len() <= bytes.len() + 64, "{joined:x?} of {bytes:x?}");
         }
         for why in Refusal::ALL {
             let _ = service.refuse(&bytes[..bytes.len().min(128)], why);
@@ -105,11 +120,20 @@ fn bounded(parsed: Result<usize, Stop>, max: usize) -> Parse {
     }
 }
 
-fn decision(verdict: Verdict) -> Decision {
-    match verdict {
+fn decision(service: &dyn Service, message: &[u8]) -> Decision {
+    match service.decide(message) {
         Verdict::Forward { key, one_way } => Decision::Forward(key, one_way),
         Verdict::Refuse(why) => Decision::Refuse(why),
         Verdict::More => panic!("more than the whole message is asked for"),
+        Verdict::Split => {
+            let mut share = Share::default();
+            let next = || {
+                let part = service.part(message, &mut share);
+                share.index += 1;
+                part
+            };
+            Decision::Split(std::iter::from_fn(next).collect())
+        }
         _ => Decision::Own,
     }
 }

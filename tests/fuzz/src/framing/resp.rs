@@ -6,6 +6,8 @@ use super::{Decision, MALFORMED, MAX_LENGTH, Stop, TOO_COMPLEX, TOO_LONG, number
 
 /// RESP_PARTS in resp.h.
 const PARTS: usize = 16384;
+/// RESP_LINE in resp.h.
+const LINE: usize = 1024;
 
 /// "$5" and its like: the type, the number, and where the line ends.
 fn header(bytes: &[u8], at: usize) -> Result<(u8, usize, usize), Stop> {
@@ -16,7 +18,11 @@ fn header(bytes: &[u8], at: usize) -> Result<(u8, usize, usize), Stop> {
 
 pub(super) fn command(bytes: &[u8]) -> Result<usize, Stop> {
     if bytes.first().is_some_and(|first| *first != b'*') {
-        return Err(MALFORMED);
+        return match bytes.iter().take(LINE).position(|byte| *byte == b'\n') {
+            Some(end) => Ok(end + 1),
+            None if bytes.len() >= LINE => Err(MALFORMED),
+            None => Err(Stop::More),
+        };
     }
     let (_, count, mut at) = header(bytes, 0)?;
     match count {
@@ -78,33 +84,52 @@ fn value(bytes: &[u8], at: usize) -> Result<usize, Stop> {
 }
 
 pub(super) fn decide(message: &[u8]) -> Decision {
+    if message[0] != b'*' {
+        let text = message.strip_suffix(b"\n").expect("a line");
+        return match name(text.strip_suffix(b"\r").unwrap_or(text)).as_deref() {
+            Some("PING" | "QUIT") => Decision::Own,
+            _ if text.is_empty() || text == b"\r" => Decision::Own,
+            _ => Decision::Refuse(Refusal::UnknownCommand),
+        };
+    }
     let (_, count, mut at) = header(message, 0).expect("a command");
-    let mut arguments = Vec::new();
+    let (mut arguments, mut raw) = (Vec::new(), Vec::new());
     for _ in 0..count {
         let (_, length, begin) = header(message, at).expect("an argument");
         arguments.push(begin..begin + length);
+        raw.push(&message[at..begin + length + 2]);
         at = begin + length + 2;
     }
-    let mut name: Vec<u8> = message[arguments[0].clone()].to_vec();
-    // The C code folds more than letters, which no command has.
-    name.iter_mut().for_each(|byte| *byte &= !0x20);
+    let Some(name) = name(&message[arguments[0].clone()]) else {
+        return Decision::Refuse(Refusal::UnknownCommand);
+    };
+    // In each part its name again, and so many arguments of what follows.
+    let split = |size: usize| {
+        let name = &message[arguments[0].clone()];
+        let begin = [format!("*{}\r\n${}\r\n", size + 1, name.len()).as_bytes(), name, b"\r\n"].concat();
+        Decision::Split(raw[1..].chunks(size).map(|raw| [&begin[..], &raw.concat()].concat()).collect())
+    };
+    let one = match (name.as_str(), count) {
+        ("PING", 1) | ("QUIT", _) => return Decision::Own,
+        (name, 2..) if ONE_KEY.split_whitespace().any(|one| one == name) => true,
+        ("DEL" | "EXISTS" | "UNLINK" | "TOUCH" | "MGET" | "PFCOUNT", 2) | ("MSET", 3) => true,
+        ("DEL" | "EXISTS" | "UNLINK" | "TOUCH" | "MGET", _) if count > 2 => return split(1),
+        ("MSET", 5..) if count % 2 == 1 => return split(2),
+        _ => false,
+    };
+    match one {
+        true => forward(message, arguments[1].clone()),
+        false => Decision::Refuse(Refusal::UnknownCommand),
+    }
+}
+
+/// In capitals. The C code folds more than letters, which no command has.
+fn name(bytes: &[u8]) -> Option<String> {
+    let mut name: Vec<u8> = bytes.iter().map(|byte| byte & !0x20).collect();
     while name.last() == Some(&0) {
         name.pop();
     }
-    if name.len() > 16 || arguments[0].len() > 16 {
-        return Decision::Refuse(Refusal::UnknownCommand);
-    }
-    let name = String::from_utf8_lossy(&name).into_owned();
-    match (name.as_str(), count) {
-        ("PING", 1) | ("QUIT", _) => Decision::Own,
-        (name, 2..) if ONE_KEY.split_whitespace().any(|one| one == name) => {
-            forward(message, arguments[1].clone())
-        }
-        ("DEL" | "EXISTS" | "UNLINK" | "TOUCH" | "MGET" | "PFCOUNT", 2) => {
-            forward(message, arguments[1].clone())
-        }
-        _ => Decision::Refuse(Refusal::UnknownCommand),
-    }
+    (bytes.len() <= 16).then(|| String::from_utf8_lossy(&name).into_owned())
 }
 
 fn forward(message: &[u8], key: std::ops::Range<usize>) -> Decision {
