@@ -42,7 +42,8 @@ impl Serving {
             backends: (!backends.is_empty()).then_some(file),
             engine,
             hashing: None,
-            threads: 1,
+            // Each with a kernel engine of its own.
+            threads: 2,
             control: directory.path().join("control"),
             metrics: None,
             drain: Duration::from_secs(2),
