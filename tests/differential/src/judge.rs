@@ -272,7 +272,9 @@ impl Step {
     /// Whether it is a receive that has taken something, and need not wait for all that it asks for.
     fn takes_some(&self, outcome: &Outcome) -> bool {
         let some = matches!(outcome, Outcome::Done(Answer { ret: 1.., errno: 0, bad: 0, signals: 0, .. }));
-        some && self.verb == Verb::Recv && self.args[2] & i64::from(libc::MSG_WAITALL) == 0
+        let gathers = self.verb == Verb::Recv && self.args[2] & i64::from(libc::MSG_WAITALL) != 0;
+        // Of the others only a splice sleeps.
+        some && matches!(self.verb, Verb::Recv | Verb::OddRecv) && !gathers
     }
 
     /// Whether it sends bytes and behind them what it must not touch.
