@@ -131,7 +131,11 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
             close_receiving(endpoint, &mut rx, at, reason);
         }
     }
-    epoll::refresh(endpoint);
+    if reason == Reason::PeerDied {
+        epoll::desert(endpoint);
+    } else {
+        epoll::refresh(endpoint);
+    }
     // The receiver may have been first, with a return: that goes before whatever the caller sends next.
     send_again_if_returned(endpoint, fd);
     let_go_if_done(endpoint);

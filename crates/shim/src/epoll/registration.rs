@@ -246,7 +246,7 @@ impl Inner {
         self.begin_answering(epoll, fd, endpoint, primary);
         self.links.add(at.link);
         if self.registrations.get(&fd).is_some_and(|registration| registration.token.is_some()) {
-            self.refresh(endpoint);
+            self.refresh(endpoint, true);
         } else {
             self.note_token(fd, Some(new_token(epoll)));
             self.set_kernel_events(fd, Some(endpoint));
@@ -453,7 +453,8 @@ impl Inner {
         }
     }
 
-    pub(super) fn refresh(&mut self, endpoint: &Endpoint) {
+    /// `tells_room`: a direction that leaves its lane is an edge for all who ask for room, not only for those who had none.
+    pub(super) fn refresh(&mut self, endpoint: &Endpoint, tells_room: bool) {
         if self.shared {
             return;
         }
@@ -464,7 +465,10 @@ impl Inner {
         let too_much = registration.kernel_events & OUT & !wanted != 0;
         let was_on_lane = std::mem::replace(&mut registration.sends_on_lane, sends_on_lane(endpoint));
         // A program that waits for room has it in TCP now, of which the kernel must tell anew.
-        let has_left = was_on_lane && !registration.sends_on_lane && registration.events & OUT != 0;
+        let has_left = was_on_lane
+            && !registration.sends_on_lane
+            && registration.events & OUT != 0
+            && (tells_room || registration.full || endpoint.tx.lock().full_since.is_some());
         if (enough && !too_much && !has_left) || registration.disarmed || registration.deleted {
             return;
         }
