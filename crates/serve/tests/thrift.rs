@@ -1,6 +1,8 @@
 //! The thrift forwarder, on messages as Apache Thrift writes them, in user space and in the kernel. Needs root.
 
-use shunt_serve::service::builtin::{self, Builtin};
+use std::path::Path;
+
+use shunt_serve::service::file::Program;
 use shunt_serve::service::trial::Trial;
 use shunt_serve::service::{Answer, Key, Parse, Refusal, Service, Verdict};
 
@@ -32,30 +34,44 @@ const ONEWAY: u8 = 4;
 
 /// Both halves of the service, which must say the same.
 struct Both {
-    builtin: Builtin,
+    program: Program,
     trial: Trial,
 }
 
 impl Both {
     fn new() -> Both {
-        let builtin = builtin::named("thrift-forwarder").expect("a builtin");
-        Both { builtin, trial: Trial::load(builtin.object).expect("root") }
+        Both::open("builtin:thrift-forwarder")
+    }
+
+    /// As a user builds it, from the same source.
+    fn built(define: &str) -> Both {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("services/thrift-forwarder.c");
+        let directory = tempfile::tempdir().unwrap();
+        let object = directory.path().join("mine.bpf.o");
+        shunt_serve::workshop::build(&source, Some(&object), &[define.to_owned()]).unwrap();
+        Both::open(object.to_str().unwrap())
+    }
+
+    fn open(name: &str) -> Both {
+        let program = Program::open(name).unwrap();
+        let trial = Trial::load(&program.object).expect("root");
+        Both { program, trial }
     }
 
     fn parse(&mut self, bytes: &[u8]) -> Parse {
-        let parsed = self.builtin.native.parse(bytes);
+        let parsed = self.program.native.parse(bytes);
         assert_eq!(self.trial.parse(bytes).unwrap(), parsed, "{bytes:x?}");
         parsed
     }
 
     fn decide(&mut self, bytes: &[u8]) -> Verdict {
-        let verdict = self.builtin.native.decide(bytes);
+        let verdict = self.program.native.decide(bytes);
         assert_eq!(self.trial.decide(bytes).unwrap(), verdict, "{bytes:x?}");
         verdict
     }
 
     fn refuse(&mut self, bytes: &[u8], why: Refusal) -> Answer {
-        let answer = self.builtin.native.refuse(bytes, why);
+        let answer = self.program.native.refuse(bytes, why);
         assert_eq!(self.trial.refuse(bytes, why).unwrap(), answer, "{bytes:x?}");
         answer
     }
@@ -109,6 +125,26 @@ fn the_key_may_be_of_many_types() {
             panic!("{framed} {strict}");
         };
         assert_eq!(&whole[range], b"user");
+    }
+}
+
+#[test]
+fn the_key_may_be_another_argument_or_the_method() {
+    let by_second = &mut Both::built("KEY_FIELD=2");
+    let by_method = &mut Both::built("BY_METHOD=1");
+    let key = |both: &mut Both, whole: &[u8]| match both.decide(whole) {
+        Verdict::Forward { key: Key::Bytes(range), one_way: false } => whole[range].to_owned(),
+        other => panic!("{other:?}"),
+    };
+    for (framed, strict) in FORMS {
+        let fields = [8, 0, 1, 0, 0, 0, 7, 11, 0, 2, 0, 0, 0, 4, b'u', b's', b'e', b'r'];
+        let whole = message(framed, strict, CALL, &fields);
+        assert_eq!(key(by_second, &whole), b"user");
+        assert_eq!(key(by_method, &whole), b"msg");
+        // No argument is needed where none is the key.
+        let bare = message(framed, strict, CALL, &[]);
+        assert_eq!(by_second.decide(&bare), Verdict::Refuse(Refusal::MissingField));
+        assert_eq!(key(by_method, &bare), b"msg");
     }
 }
 

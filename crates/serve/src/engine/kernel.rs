@@ -112,16 +112,20 @@ impl Kernel {
             map(&mut loaded, "shunt_sockets")?.try_into().map_err(|_| LoadError::NotAService)?;
         let cookies = map(&mut loaded, "shunt_cookies")?.try_into().map_err(|_| LoadError::NotAService)?;
         let left = map(&mut loaded, "shunt_left")?.try_into().map_err(|_| LoadError::NotAService)?;
-        let mapped = |loaded: &mut Ebpf, name, len: usize| {
+        let mapped = |loaded: &mut Ebpf, name, each: usize, count: u32| {
             let map: aya::maps::Map = map(loaded, name)?;
             let aya::maps::Map::Array(data) = &map else { return Err(LoadError::NotAService) };
-            let len = len.next_multiple_of(rustix::param::page_size());
+            let is_ours = data.info().is_ok_and(|info| info.value_size() as usize == each);
+            if !is_ours {
+                return Err(LoadError::OtherVersion);
+            }
+            let len = (each * count as usize).next_multiple_of(rustix::param::page_size());
             Mapping::map(data.fd(), len).map_err(|error| refused(&std::io::Error::from(error)))
         };
-        let conversations = mapped(&mut loaded, "shunt_conversations", count as usize * CONVERSATION)?;
-        let ends = mapped(&mut loaded, "shunt_ends", PLACES as usize * END)?;
-        let placed = mapped(&mut loaded, "shunt_placed", 3 * 8)?;
-        let points = mapped(&mut loaded, "shunt_points", POINTS * 8)?;
+        let conversations = mapped(&mut loaded, "shunt_conversations", CONVERSATION, count)?;
+        let ends = mapped(&mut loaded, "shunt_ends", END, PLACES)?;
+        let placed = mapped(&mut loaded, "shunt_placed", 3 * 8, 1)?;
+        let points = mapped(&mut loaded, "shunt_points", 8, POINTS as u32)?;
         let program = loaded.program_mut(PROGRAM).ok_or(LoadError::NotAService)?;
         let program: &mut SkSkb = program.try_into().map_err(|_| LoadError::NotAService)?;
         program.attach(sockets.fd()).map_err(|error| refused(&error))?;

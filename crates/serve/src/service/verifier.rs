@@ -15,6 +15,9 @@ pub enum LoadError {
     /// The object is something else.
     #[error("this is no service: it was not made by `shunt serve build`")]
     NotAService,
+    /// The object's maps are laid out otherwise.
+    #[error("the service was built by another version of shunt: build it again")]
+    OtherVersion,
     /// The kernel does not let this process load programs.
     #[error(
         "this process may not load programs into the kernel: it needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"
