@@ -231,11 +231,10 @@ impl Seal {
             self.receive(stream)?;
         }
         self.tls.process_new_packets().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        // What TLS has to say to that goes out with what is written next, if not now.
-        match self.push(stream) {
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-            _ => Ok(()),
-        }
+        // What TLS has to say to that goes out with what is written next, if not now. That the other side takes no more is not
+        // a reader's concern: what has come is still to be read, and after it the stream has no end of TLS.
+        let _ = self.push(stream);
+        Ok(())
     }
 
     fn has_incoming(&self) -> bool {
@@ -246,6 +245,9 @@ impl Seal {
         INCOMING.with_borrow_mut(|buffer| {
             let receive = || Ok(recv(stream, &mut buffer[..], RecvFlags::DONTWAIT)?.0);
             let count = stream.try_io(Interest::READABLE, receive)?;
+            if count == 0 && self.tls.is_handshaking() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
             // An end too: TLS must know of it.
             let taken = self.tls.read_tls(&mut &buffer[..count])?;
             self.incoming = Cursor::new(buffer[taken..count].to_vec());
@@ -367,6 +369,31 @@ mod tests {
         let mut buffer = [0; 8];
         assert_eq!(two.read(&mut buffer).await.unwrap(), 4);
         assert_eq!(two.read(&mut buffer).await.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[tokio::test]
+    async fn what_came_before_a_reset_is_read_although_nothing_can_be_written() {
+        for sealed in [false, true] {
+            let (one, two) = wires(sealed).await;
+            while one.try_write(&[7; 1000]).is_ok() {}
+            two.write_all(b"no").await.unwrap();
+            // With unread bytes: a reset.
+            drop(two);
+            one.stream().writable().await.unwrap();
+            assert_eq!(&one.read_exact::<2>().await.unwrap(), b"no", "sealed: {sealed}");
+            assert!(one.read(&mut [0; 8]).await.is_err(), "sealed: {sealed}");
+        }
+    }
+
+    #[tokio::test]
+    async fn who_hangs_up_in_the_middle_of_a_handshake_ends_it() {
+        let (one, two) = streams().await;
+        send(&one, &[seal::FIRST_BYTE, 3], FLAGS).unwrap();
+        drop(one);
+        assert_eq!(
+            Wire::sealed(two, seal::listener()).await.unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
     }
 
     #[tokio::test]
