@@ -54,7 +54,13 @@ fn one_at_a_time_through_the_router() {
         }
         let status = serving.status();
         let of = |engine: &str| status[engine]["messages"].as_u64().unwrap();
-        assert_eq!(engine == Engine::User, of("kernel") == 0, "{status:#}");
+        let is_right = match engine {
+            Engine::User => of("kernel") == 0,
+            Engine::Kernel => of("kernel") > 0,
+            // The first message after a move may each time be one that is too long for the kernel.
+            Engine::Auto => status["moves"].as_array().is_some_and(|moves| !moves.is_empty()),
+        };
+        assert!(is_right, "{status:#}");
         for backend in &backends {
             assert_eq!(backend.messages.load(SeqCst), 200);
         }
