@@ -115,8 +115,8 @@ messages! {
             link: u64,
             /// The connection within it.
             conn: u32,
-            /// Zero.
-            pad: u32,
+            /// Which side of it: a process connected to itself is both.
+            side: u32,
         }
         /// Registers, or replaces, the doorbell of a waiter: an eventfd that the peers of this process ring as
         /// ADR 7 says.
@@ -138,8 +138,8 @@ messages! {
             link: u64,
             /// The connection within it.
             conn: u32,
-            /// Zero.
-            pad: u32,
+            /// Which side of it: a process connected to itself is both.
+            side: u32,
         }
         /// Asks for the state of everything: see [`crate::status`]. The only message that needs no hello.
         Status = 16, fds 0 {

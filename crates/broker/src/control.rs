@@ -220,11 +220,13 @@ async fn end_of(life: &Option<AsyncFd<OwnedFd>>) {
 
 fn padding(request: &Request) -> u64 {
     match request {
-        Request::Release(body) => body.pad.into(),
-        Request::Leave(body) => body.pad.into(),
         Request::Doorbell(body) => body.pad.into(),
         Request::Announce(body) => body.pad,
         Request::Status(body) => body.pad,
-        Request::Hello(_) | Request::Offer(_) | Request::Withdraw(_) => 0,
+        Request::Hello(_)
+        | Request::Offer(_)
+        | Request::Withdraw(_)
+        | Request::Release(_)
+        | Request::Leave(_) => 0,
     }
 }

@@ -46,6 +46,15 @@ struct Link {
     orphaned: bool,
 }
 
+/// One side of a slot. A process connected to itself has both.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) link: LinkId,
+    /// Below [`CONNS`].
+    pub(crate) conn: u32,
+    pub(crate) side: Side,
+}
+
 /// A slot given to two endpoints.
 #[derive(Debug)]
 pub(crate) struct Grant {
@@ -164,16 +173,13 @@ impl Links {
         Ok((id, memfd))
     }
 
-    /// `process` has left a slot for good. `false` if it did not hold it.
-    pub(crate) fn release(&mut self, process: ProcessId, id: LinkId, conn: u32) -> bool {
-        let Some(link) = self.links.get_mut(&id).filter(|_| (conn as usize) < CONNS) else { return false };
-        let held = |link: &Link, side: Side| {
-            link.ends[side as usize] == process && link.held[side as usize] & 1 << conn != 0
-        };
-        // A process connected to itself releases twice, once for each side; one that it has left comes last.
-        let left = |side: &Side| link.cookies[conn as usize][*side as usize] == 0;
-        let sides = [Side::A, Side::B].into_iter().filter(|side| held(link, *side));
-        let Some(side) = sides.min_by_key(left) else { return false };
+    /// `process` has left its side of a slot for good. `false` if it did not hold it.
+    pub(crate) fn release(&mut self, process: ProcessId, place: Place) -> bool {
+        let Place { link: id, conn, side } = place;
+        let Some(link) = self.links.get_mut(&id) else { return false };
+        if link.ends[side as usize] != process || link.held[side as usize] & 1 << conn == 0 {
+            return false;
+        }
         let was_full = link.is_full();
         link.held[side as usize] &= !(1 << conn);
         let cookie = std::mem::take(&mut link.cookies[conn as usize][side as usize]);
@@ -189,13 +195,13 @@ impl Links {
     }
 
     /// `process` holds the socket in a slot no more, but the slot is not to be given out yet.
-    pub(crate) fn leave(&mut self, process: ProcessId, id: LinkId, conn: u32) {
-        let Some(link) = self.links.get_mut(&id).filter(|_| (conn as usize) < CONNS) else { return };
-        let ends = link.ends;
-        let cookies = link.cookies[conn as usize].iter_mut().zip(ends);
-        let held = cookies.filter(|(cookie, end)| *end == process && **cookie != 0).map(|(cookie, _)| cookie);
-        let cookie = held.map(std::mem::take).next();
-        cookie.into_iter().for_each(|cookie| self.let_go(cookie));
+    pub(crate) fn leave(&mut self, process: ProcessId, place: Place) {
+        let Place { link: id, conn, side } = place;
+        let Some(link) = self.links.get_mut(&id) else { return };
+        if link.ends[side as usize] == process {
+            let cookie = std::mem::take(&mut link.cookies[conn as usize][side as usize]);
+            self.let_go(cookie);
+        }
     }
 
     /// A process has ended: frees what it held, and says whom to tell.
@@ -325,17 +331,27 @@ mod tests {
         Offer { process, ticket: 0, cookie, key, origin: None }
     }
 
+    fn at(link: LinkId, conn: u32, side: Side) -> Place {
+        Place { link, conn, side }
+    }
+
+    /// The earlier and the later offer's.
+    fn places(grant: &Grant) -> [Place; 2] {
+        grant.sides.map(|side| at(grant.link, grant.conn, side))
+    }
+
     #[test]
     fn a_slot_comes_back_only_when_both_sides_have_left_it() {
         let mut links = links(8);
         let first = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
         assert!(first.fresh.is_some() && first.introduction);
         assert_eq!((first.conn, links.holder(10), links.holder(20)), (0, Some(1), Some(2)));
-        assert!(links.release(1, first.link, 0));
-        assert!(!links.release(1, first.link, 0), "released twice");
-        assert!(!links.release(3, first.link, 0), "not a party");
+        let [one, two] = places(&first);
+        assert!(links.release(1, one));
+        assert!(!links.release(1, one), "released twice");
+        assert!(!links.release(1, two) && !links.release(3, two), "not its own");
         assert_eq!(links.grant(&offer(1, 11), &offer(2, 21)).unwrap().conn, 1);
-        assert!(links.release(2, first.link, 0));
+        assert!(links.release(2, two));
         let again = links.grant(&offer(2, 22), &offer(1, 12)).unwrap();
         assert_eq!((again.link, again.conn, again.sides), (first.link, 0, [Side::B, Side::A]));
         assert!(again.fresh.is_none() && !again.introduction);
@@ -346,15 +362,16 @@ mod tests {
     fn a_slot_that_was_left_is_not_given_out_before_it_is_released() {
         let mut links = links(8);
         let first = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
-        assert!(links.release(2, first.link, 0));
-        links.leave(1, first.link, 0);
+        let [one, two] = places(&first);
+        assert!(links.release(2, two));
+        links.leave(1, one);
         assert_eq!(links.holder(10), None);
         let again = links.grant(&offer(3, 10), &offer(2, 20)).unwrap();
         assert_ne!(again.link, first.link);
-        links.leave(2, first.link, 0);
+        links.leave(2, two);
         assert_eq!(links.holder(20), Some(2), "another slot's");
         assert_eq!(links.grant(&offer(1, 11), &offer(2, 21)).unwrap().conn, 1);
-        assert!(links.release(1, first.link, 0));
+        assert!(links.release(1, one));
         assert_eq!(links.grant(&offer(1, 12), &offer(2, 22)).unwrap().conn, 0);
     }
 
@@ -366,8 +383,8 @@ mod tests {
         let lane = links.geometry.lane_offset(0, Side::B);
         whole.word(lane).unwrap().store(u64::MAX, Relaxed);
         whole.word(lane + 2 * LANE_BYTES).unwrap().store(5, Relaxed);
-        links.release(1, grant.link, 0);
-        links.release(2, grant.link, 0);
+        links.release(1, at(grant.link, 0, Side::A));
+        links.release(2, at(grant.link, 0, Side::B));
         links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
         assert_eq!(whole.word(lane).unwrap().load(Relaxed), 0);
         assert_eq!(whole.word(lane + 2 * LANE_BYTES).unwrap().load(Relaxed), 5, "another connection's lane");
@@ -384,7 +401,8 @@ mod tests {
         assert!(grants[64].fresh.is_some() && !grants[64].introduction);
         assert!(matches!(links.grant(&offer(1, 500), &offer(2, 501)), Err(GrantError::Full(2))));
         let early = &grants[3];
-        assert!(links.release(1, early.link, early.conn) && links.release(2, early.link, early.conn));
+        let [one, two] = places(early);
+        assert!(links.release(1, one) && links.release(2, two));
         let grant = links.grant(&offer(1, 500), &offer(2, 501)).unwrap();
         assert_eq!((grant.link, grant.conn), (early.link, early.conn));
     }
@@ -395,10 +413,12 @@ mod tests {
         let grant = links.grant(&offer(1, 10), &offer(1, 11)).unwrap();
         assert_eq!(grant.sides, [Side::A, Side::B]);
         assert_eq!(links.peers(1), BTreeSet::from([1]));
-        assert!(links.release(1, grant.link, 0));
+        let [one, two] = places(&grant);
+        assert!(links.release(1, two));
+        assert_eq!((links.holder(10), links.holder(11)), (Some(1), None));
         assert_eq!(links.grant(&offer(1, 12), &offer(1, 13)).unwrap().conn, 1);
-        assert!(links.release(1, grant.link, 0));
-        assert!(!links.release(1, grant.link, 0));
+        assert!(links.release(1, one));
+        assert!(!links.release(1, one) && !links.release(1, two));
         assert_eq!(links.forget(1), Bereaved::default());
         assert_eq!((links.len(), links.holders.len()), (0, 0));
     }
@@ -410,7 +430,7 @@ mod tests {
         links.grant(&offer(1, 11), &offer(3, 30)).unwrap();
         assert_eq!(links.forget(1).peers, BTreeSet::from([2, 3]));
         assert_eq!(links.len(), 2);
-        assert!(links.release(2, grant.link, grant.conn));
+        assert!(links.release(2, places(&grant)[1]));
         assert_eq!(links.len(), 1);
         assert_eq!(links.forget(3), Bereaved::default());
         assert_eq!((links.len(), links.holders.len(), links.by_process.len()), (0, 0, 0));
@@ -418,11 +438,27 @@ mod tests {
     }
 
     #[test]
+    fn the_end_that_a_process_has_left_is_not_said_to_have_died() {
+        let mut links = links(8);
+        let grant = links.grant(&offer(1, 10), &offer(1, 11)).unwrap();
+        let whole = Mapping::map(grant.fresh.as_ref().unwrap(), RINGS_OFFSET).unwrap();
+        let [one, two] = places(&grant);
+        links.leave(1, two);
+        let end = |place: Place| {
+            let lane = links.geometry.lane_offset(place.conn as usize, place.side);
+            whole.word(lane + LANE_END_OFFSET).unwrap()
+        };
+        let (one, two) = (end(one), end(two));
+        links.forget(1);
+        assert_eq!((one.load(Relaxed), two.load(Relaxed)), (LANE_END_DIED, 0));
+    }
+
+    #[test]
     fn whoever_sleeps_on_a_link_is_woken_when_the_peer_ends() {
         let mut links = links(8);
         let grant = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
         let left = links.grant(&offer(1, 11), &offer(2, 21)).unwrap();
-        links.leave(1, left.link, left.conn);
+        links.leave(1, places(&left)[0]);
         let whole = Mapping::map(grant.fresh.unwrap(), RINGS_OFFSET).unwrap();
         let word = |side, slot, at| whole.word(links.geometry.waiter_offset(side, slot) + at).unwrap();
         word(Side::B, 3, WAITER_SLEEPING_OFFSET).store(1, Relaxed);
@@ -439,28 +475,28 @@ mod tests {
         #[test]
         fn no_slot_has_two_users(steps in proptest::collection::vec((0..3u8, 0..4u64, 0..4u64, any::<usize>()), 1..400)) {
             let mut links = links(64);
-            // Who holds (link, conn): a count for each process.
-            let mut held: HashMap<(LinkId, u32), Vec<ProcessId>> = HashMap::new();
+            let mut held: HashMap<(LinkId, u32), Vec<(ProcessId, Side)>> = HashMap::new();
             for (cookie, (step, one, two, pick)) in steps.into_iter().enumerate() {
                 match step {
                     0 => {
                         let grant = links.grant(&offer(one, cookie as u64 * 2), &offer(two, cookie as u64 * 2 + 1)).unwrap();
                         let users = held.entry((grant.link, grant.conn)).or_default();
                         prop_assert!(users.is_empty());
-                        *users = vec![one, two];
+                        *users = vec![(one, grant.sides[0]), (two, grant.sides[1])];
                     }
                     1 => {
                         let mut slots: Vec<_> = held.keys().copied().collect();
                         slots.sort();
                         let Some(slot) = slots.get(pick % slots.len().max(1)) else { continue };
                         let users = held.get_mut(slot).unwrap();
-                        let at = users.iter().position(|user| *user == one);
-                        prop_assert_eq!(links.release(one, slot.0, slot.1), at.is_some());
-                        at.map(|at| users.swap_remove(at));
+                        let side = if two % 2 == 0 { Side::A } else { Side::B };
+                        let found = users.iter().position(|user| *user == (one, side));
+                        prop_assert_eq!(links.release(one, at(slot.0, slot.1, side)), found.is_some());
+                        found.map(|found| users.swap_remove(found));
                     }
                     _ => {
                         links.forget(one);
-                        held.values_mut().for_each(|users| users.retain(|user| *user != one));
+                        held.values_mut().for_each(|users| users.retain(|(user, _)| *user != one));
                     }
                 }
                 held.retain(|_, users| !users.is_empty());

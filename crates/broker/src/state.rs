@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use shunt_abi::control::{
-    DecodeError, Doorbell, Hello, Link, PeerDoorbell, PeerGone, Release, Reply, Request, Welcome,
+    DecodeError, Doorbell, Hello, Leave, Link, PeerDoorbell, PeerGone, Release, Reply, Request, Welcome,
 };
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::{PAGE_BYTES, Page, Reach};
@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use crate::config::Limits;
 use crate::disposal::Disposal;
-use crate::links::{Grant, Links};
+use crate::links::{Grant, Links, Place};
 use crate::namespaces::Namespaces;
 use crate::outbox::Outbox;
 use crate::pairing::{Offers, ProcessId};
@@ -166,8 +166,15 @@ impl State {
             (Request::Offer(offer), Some(fd)) => self.offer(id, offer.ticket, fd),
             (Request::Announce(_), None) => {}
             (Request::Withdraw(withdraw), None) => drop(self.offers.withdraw(id, withdraw.ticket)),
-            (Request::Release(release), None) => self.release(id, &release)?,
-            (Request::Leave(leave), None) => self.links.leave(id, leave.link, leave.conn),
+            (Request::Release(Release { link, conn, side }), None) => {
+                if !self.links.release(id, place(link, conn, side)?) {
+                    // Not its own, or not any more. Nothing is harmed.
+                    tracing::debug!(process = id, link, conn, side, "released what it does not hold");
+                }
+            }
+            (Request::Leave(Leave { link, conn, side }), None) => {
+                self.links.leave(id, place(link, conn, side)?);
+            }
             (Request::Doorbell(doorbell), Some(fd)) => self.doorbell(id, &doorbell, fd)?,
             (Request::Hello(_), fd) => {
                 self.close_all(id, fd);
@@ -234,22 +241,6 @@ impl State {
         }
     }
 
-    fn release(&mut self, id: ProcessId, release: &Release) -> Result<(), BadMessage> {
-        if release.conn as usize >= CONNS {
-            return Err(DecodeError::Field("conn").into());
-        }
-        if !self.links.release(id, release.link, release.conn) {
-            // Not its own, or not any more. Nothing is harmed.
-            tracing::debug!(
-                process = id,
-                link = release.link,
-                conn = release.conn,
-                "released what it does not hold"
-            );
-        }
-        Ok(())
-    }
-
     fn doorbell(&mut self, id: ProcessId, doorbell: &Doorbell, fd: OwnedFd) -> Result<(), BadMessage> {
         if doorbell.slot as usize >= WAITERS {
             self.close_all(id, Some(fd));
@@ -282,6 +273,15 @@ impl State {
 }
 
 /// What the process calls itself, fit to be shown: it goes to logs and terminals.
+/// What a process names. Whether it is its own, [`Links`] knows.
+fn place(link: u64, conn: u32, side: u32) -> Result<Place, BadMessage> {
+    let side = Side::parse(side).ok_or(DecodeError::Field("side"))?;
+    if conn as usize >= CONNS {
+        return Err(DecodeError::Field("conn").into());
+    }
+    Ok(Place { link, conn, side })
+}
+
 fn program_name(padded: &[u8; 32]) -> String {
     let name = padded.split(|byte| *byte == 0).next().unwrap_or_default();
     let printable = |c: char| if c.is_control() || c == char::REPLACEMENT_CHARACTER { '?' } else { c };

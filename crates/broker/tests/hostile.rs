@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{Broker, eventually, expect_hang_up, loopback, send_all, stranger};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use shunt_abi::control::{Doorbell, Hello, Offer, Release, Reply, Request, Status, Withdraw};
+use shunt_abi::control::{Doorbell, Hello, Offer, Pair, Release, Reply, Request, Status, Withdraw};
 use shunt_abi::page::PAGE_BYTES;
 use shunt_abi::reason::Reason;
 use shunt_sys::{eventfd, memfd, seqpacket};
@@ -98,23 +98,26 @@ fn replays_and_false_releases_gain_nothing() {
     let (client, server) = loopback("127.0.0.1");
     one.offer(1, &client);
     two.offer(1, &server);
-    let (link, _memfd) = one.expect_link();
+    one.expect_link();
     two.expect_link();
     let pair = one.expect_pair();
     two.expect_pair();
     // Somebody else's tickets and links, and links that never were.
     thief.say(Withdraw { ticket: 1 }, &[]);
-    thief.release(link.link, pair.conn);
-    thief.release(u64::MAX, 0);
+    thief.release(&pair);
+    thief.release(&Pair { side: 1 - pair.side, ..pair });
+    thief.release(&Pair { link: u64::MAX, ..pair });
     thief.silence();
     // The same offers again: a new pair in a new slot, as after a switch back; the first is untouched.
     one.offer(1, &client);
     two.offer(1, &server);
     let (again, other) = (one.expect_pair(), two.expect_pair());
     assert_eq!((again.conn, other.conn), (1, 1));
-    one.say(Release { link: link.link, conn: 64, pad: 0 }, &[]);
+    one.release(&Pair { conn: 64, ..pair });
     expect_hang_up(&one.socket);
-    assert_eq!(broker.bad("field"), 1);
+    two.release(&Pair { side: 2, ..pair });
+    expect_hang_up(&two.socket);
+    assert_eq!(broker.bad("field"), 2);
 }
 
 #[test]
@@ -326,7 +329,10 @@ fn noise_of_every_kind_leaves_the_broker_standing() {
         });
         let mut request: Request = match random(6) {
             0 => Withdraw { ticket: random(4) }.into(),
-            1 => Release { link: random(8), conn: random(66) as u32, pad: 0 }.into(),
+            1 => {
+                let (link, conn, side) = (random(8), random(66) as u32, random(3) as u32);
+                Release { link, conn, side }.into()
+            }
             2 => Doorbell { slot: random(66) as u32, pad: 0 }.into(),
             3 => Status { pad: 0 }.into(),
             4 => Hello { program: [0xff; 32] }.into(),

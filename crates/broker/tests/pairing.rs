@@ -95,24 +95,23 @@ fn a_slot_is_reused_only_when_both_have_left_it() {
     next(&mut one, &mut two);
     let memfd = one.expect_link().1;
     two.expect_link();
-    let first = one.expect_pair();
-    two.expect_pair();
+    let (first, second) = (one.expect_pair(), two.expect_pair());
     // What a peer has scribbled over the lanes is gone when they are given out again.
     let geometry = Geometry::new(MIN_RING_BYTES).unwrap();
     let mapping = Mapping::map(&memfd, geometry.link_bytes()).unwrap();
     mapping.word(geometry.lane_offset(0, Side::B)).unwrap().store(u64::MAX, Relaxed);
 
-    one.release(first.link, first.conn);
+    one.release(&first);
     one.sync();
     next(&mut one, &mut two);
     assert_eq!(one.expect_pair().conn, 1);
     assert_eq!(two.expect_pair().conn, 1);
     // One side again and again is not both sides.
-    one.release(first.link, first.conn);
+    one.release(&first);
     one.sync();
     next(&mut one, &mut two);
     assert_eq!((one.expect_pair().conn, two.expect_pair().conn), (2, 2));
-    two.release(first.link, first.conn);
+    two.release(&second);
     two.sync();
     next(&mut one, &mut two);
     let again = one.expect_pair();
@@ -183,7 +182,7 @@ fn the_end_of_a_process_is_told_and_cleaned_up() {
     two.offer(2, &waiting_peer);
     two.silence();
     assert_eq!(broker.status().links, 1);
-    two.release(pair.link, pair.conn);
+    two.release(&pair);
     two.silence();
     assert_eq!(broker.status().links, 0);
     assert_eq!(broker.status().processes.len(), 1);
@@ -306,7 +305,7 @@ fn a_socket_in_two_processes_is_shared() {
     let pair = one.expect_pair();
     two.offer(5, &client);
     two.expect_refusal(5, Reason::Shared);
-    one.release(pair.link, pair.conn);
+    one.release(&pair);
     one.sync();
     two.offer(6, &client);
     two.silence();
@@ -363,7 +362,7 @@ fn ten_thousand_offers_are_answered() {
             }
             for process in [&mut one, &mut two] {
                 let pair = process.expect_pair();
-                process.release(pair.link, pair.conn);
+                process.release(&pair);
             }
             paired += 1;
         }

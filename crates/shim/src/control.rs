@@ -233,12 +233,12 @@ pub(crate) fn release_after(at: &Pin, heirs: Heirs) {
     if control.epoch != at.link.epoch {
         return;
     }
-    let (link, conn) = (at.link.id, at.conn as u32);
-    let release = Release { link, conn, pad: 0 };
+    let (link, conn, side) = (at.link.id, at.conn as u32, at.link.side as u32);
+    let release = Release { link, conn, side };
     if let Heirs::None = heirs {
         return control.tell(Request::Release(release));
     }
-    control.tell(Request::Leave(Leave { link, conn, pad: 0 }));
+    control.tell(Request::Leave(Leave { link, conn, side }));
     // For those that nobody saw being made, it ends with this process.
     if let Heirs::OfRow(row) = heirs {
         control.inherited.push_back((row, release));
@@ -604,7 +604,8 @@ impl Control {
                         if let Some(link) = link {
                             link.close_lanes(conn);
                         }
-                        self.tell(Request::Release(Release { link: body.link, conn: body.conn, pad: 0 }));
+                        let Pair { link: id, conn, side, .. } = body;
+                        self.tell(Request::Release(Release { link: id, conn, side }));
                         let reason = if link.is_some() { Reason::DescriptorLimit } else { Reason::NoMemory };
                         deeds.push(Deed::Refuse(name, reason));
                     }

@@ -23,6 +23,8 @@ use crate::waiter::Slot;
 
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
+/// In place of SO_RCVLOWAT: other processes may have set it.
+const ASK_KERNEL: u32 = u32::MAX;
 
 /// Where an endpoint is on its way to shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,8 +92,8 @@ pub(crate) struct Endpoint {
     /// The waiter that the peer wakes for bytes: 0 nobody, else its slot + 1. An epoll instance owns it as long as
     /// the socket is registered, a thread while it sleeps.
     owner: AtomicU32,
-    /// SO_RCVLOWAT where it is more than 1, and lanes hold bytes from before it was set; else 0.
-    pub(crate) low_water: AtomicU32,
+    /// SO_RCVLOWAT where it is more than 1, and lanes hold bytes from before it was set; else 0. Or [`ASK_KERNEL`].
+    low_water: AtomicU32,
     /// The kernel has told a waiter that the peer sends no more.
     peer_finished: AtomicBool,
     /// An error that the kernel cannot be made to tell, and that is told once.
@@ -326,10 +328,16 @@ impl Endpoint {
         self.senders_in_kernel.load(SeqCst) == 0
     }
 
-    /// Makes `slot` the waiter that is woken for bytes, unless another one is.
-    pub(crate) fn claim(&self, slot: Slot) -> bool {
+    /// Makes `slot` the waiter that is woken for bytes, unless another one is, and says so in the lane: under the lock, since
+    /// once the endpoint has left the lane, that may be another connection's.
+    pub(crate) fn wait_on(&self, side: &RxSide, slot: Slot) -> bool {
+        let Some(at) = side.at else { return false };
         let word = slot.0 as u32 + 1;
-        self.owner.compare_exchange(0, word, AcqRel, Acquire).is_ok()
+        let owner = self.owner.compare_exchange(0, word, AcqRel, Acquire);
+        if owner.is_ok() || owner == Err(word) {
+            at.incoming().0.set_rx_waiter(Some(slot.0));
+        }
+        owner.is_ok()
     }
 
     /// Gives that up.
@@ -391,7 +399,7 @@ impl Endpoint {
 
     /// That error, or 0.
     #[inline]
-    pub(crate) fn owed(&self) -> i32 {
+    fn owed(&self) -> i32 {
         self.owed.load(Relaxed)
     }
 
@@ -406,6 +414,12 @@ impl Endpoint {
         self.owes()
             && self.owed_for_kernel.load(Relaxed) == 0
             && !self.shared_lane().is_some_and(LaneHeader::is_reset_told)
+    }
+
+    /// That error, or 0 also if another process that shares the socket has told it.
+    pub(crate) fn still_owed(&self, fd: i32) -> i32 {
+        let is_kernels = self.owed_for_kernel.load(Relaxed) != 0 && kernel::has_error(fd);
+        if is_kernels || self.owes_alone() { self.owed() } else { 0 }
     }
 
     /// Where processes that share the socket say that they have told of its reset, which only the shim knows.
@@ -428,6 +442,31 @@ impl Endpoint {
         let errno = self.owed.swap(0, Relaxed);
         self.shared_lane().into_iter().for_each(LaneHeader::note_reset_told);
         (errno != 0 && (take_kernels() || stands_alone)).then_some(errno)
+    }
+
+    /// SO_RCVLOWAT where it is more than 1, and lanes hold bytes from before it was set; else 0.
+    #[inline]
+    pub(crate) fn low_water(&self, fd: i32) -> usize {
+        match self.low_water.load(Relaxed) {
+            ASK_KERNEL => options::low_water(fd),
+            noted => noted as usize,
+        }
+    }
+
+    /// The program has set it.
+    pub(crate) fn note_low_water(&self, bytes: usize) {
+        let noted = bytes.try_into().unwrap_or(0);
+        let _ = self.low_water.fetch_update(Relaxed, Relaxed, |old| (old != ASK_KERNEL).then_some(noted));
+    }
+
+    /// From now on other processes may set it too.
+    pub(crate) fn share_low_water(&self) {
+        self.low_water.store(ASK_KERNEL, Relaxed);
+    }
+
+    /// No other process holds the socket, and it is not set: see [`options::learn`].
+    pub(crate) fn reclaim_low_water(&self) {
+        let _ = self.low_water.compare_exchange(ASK_KERNEL, 0, Relaxed, Relaxed);
     }
 
     /// Never offer this endpoint again.

@@ -9,9 +9,9 @@ const LIMIT: Duration = Duration::from_secs(100);
 /// The longer variant: `mingle serve PORT 0` and `mingle load PORT 600`, both under shunt.
 const SECONDS: &str = "6";
 
-fn build(host: &Host) -> String {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/mingle.c");
-    let program = host.path("mingle");
+fn build(host: &Host, name: &str) -> String {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name).with_extension("c");
+    let program = host.path(name);
     host.program("gcc").native().args(["-O1", "-pthread", "-o"]).arg(&program).arg(source).run("gcc", LIMIT);
     program.to_string_lossy().into_owned()
 }
@@ -19,7 +19,7 @@ fn build(host: &Host) -> String {
 /// `extra` is for both programs.
 fn mingle(extra: &'static [&'static str]) {
     both(LIMIT, move |host| {
-        let program = build(host);
+        let program = build(host, "mingle");
         let port = host.port().to_string();
         let start = |name: &str, seconds: &str| {
             host.program(&program).args([name, &port, seconds]).args(extra).start(name)
@@ -49,4 +49,18 @@ fn everybody_is_woken() {
 #[test]
 fn everybody_is_woken_while_the_programs_fork() {
     mingle(&["fork"]);
+}
+
+#[test]
+fn who_polls_what_went_back_takes_no_wake_up_of_the_next_connection() {
+    both(LIMIT, |host| {
+        let program = build(host, "next");
+        let port = host.port().to_string();
+        let road = host.watch_road();
+        let ended = host.program(&program).arg(&port).start("next").wait(LIMIT);
+        assert!(ended.success(), "{}\n{}\n{}", ended.status, ended.stdout, ended.stderr);
+        assert_eq!(ended.stdout, "everybody was woken\n");
+        let number = port.parse().expect("a number");
+        assert!(!road.is_watched() || road.on_shm(number) > 0, "{}", road.report(number));
+    });
 }

@@ -173,7 +173,10 @@ impl Judge {
             Verb::Flood if !same || tcp.extra != shunt.extra => {
                 let alike = (tcp.ret, tcp.errno) == (shunt.ret, shunt.errno);
                 let fails = tcp.ret < 0 && shunt.ret < 0 && self.loose[peer_of(step.slot(0))];
-                if alike && self.loose[end_of(step.slot(0))] || fails {
+                // What reaches a receiver that has shut reading down may reset the connection, be it of these bytes or of
+                // those before.
+                let end = end_of(step.slot(0));
+                if alike && self.loose[end] || fails || self.loose[end] && self.silent[end] {
                     Match::Open
                 } else {
                     different(step, tcp, shunt)
@@ -182,7 +185,9 @@ impl Judge {
             Verb::Poll if slack => self.polls(step, tcp, shunt),
             Verb::EpollWait => self.waits(step, tcp, shunt, slack),
             // How a reset is told depends on whether a FIN behind those bytes came before it.
-            Verb::Send if tcp.ret < 0 && shunt.ret < 0 && self.loose[peer_of(step.slot(0))] && !same => {
+            Verb::Send | Verb::OddSend
+                if tcp.ret < 0 && shunt.ret < 0 && self.loose[peer_of(step.slot(0))] && !same =>
+            {
                 Match::Open
             }
             // How many bytes are taken that lie before a bad address depends on where a page of the kernel's ends.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
-use shunt_abi::control::{Datagram, Doorbell, Hello, MAX_MESSAGE, Offer, Release, Reply, Request};
+use shunt_abi::control::{Datagram, Doorbell, Hello, MAX_MESSAGE, Offer, Pair, Release, Reply, Request};
 use shunt_abi::geometry::MIN_RING_BYTES;
 use shunt_abi::page::{PAGE_BYTES, Reach};
 use shunt_abi::reason::Reason;
@@ -175,8 +175,9 @@ impl Process {
         self.say(Offer { ticket }, &[socket.as_fd()]);
     }
 
-    pub(crate) fn release(&self, link: u64, conn: u32) {
-        self.say(Release { link, conn, pad: 0 }, &[]);
+    pub(crate) fn release(&self, pair: &Pair) {
+        let Pair { link, conn, side, .. } = *pair;
+        self.say(Release { link, conn, side }, &[]);
     }
 
     pub(crate) fn doorbell(&self, slot: u32, fd: impl AsFd) {
@@ -261,7 +262,7 @@ impl Process {
     }
 
     #[track_caller]
-    pub(crate) fn expect_pair(&mut self) -> shunt_abi::control::Pair {
+    pub(crate) fn expect_pair(&mut self) -> Pair {
         match self.next() {
             (Reply::Pair(pair), None) => pair,
             (other, _) => panic!("expected a pair, got {other:?}"),

@@ -57,24 +57,36 @@ impl Inner {
         }
         if self.secondary > 0 {
             // Marks of these go to another waiter.
-            let unmarked = |(fd, one): (&RawFd, &Registration)| {
-                let endpoint = one.attached.and_then(EndpointRef::resolve).filter(|_| !one.primary)?;
-                let is_new = receive::arrived(endpoint) != one.arrived;
-                (one.events & EDGE == 0 || is_new).then_some(*fd)
-            };
-            let due: Vec<RawFd> = self.registrations.iter().filter_map(unmarked).collect();
-            due.into_iter().for_each(|fd| self.mark_pending(fd));
+            let shared = self.shared;
+            self.mark_where(|one, endpoint| !one.primary && one.may_tell(endpoint, shared));
         }
         self.look_at_pending(epoll, report);
         self.look_at_ghosts(epoll, report);
     }
 
-    /// Looks at everything attached, marked or not: for instances that nobody can wake.
-    pub(crate) fn mark_all(&mut self) {
-        let attached = self.registrations.iter().filter(|(_, one)| one.attached.is_some());
-        let attached: Vec<RawFd> = attached.map(|(fd, _)| *fd).collect();
-        attached.into_iter().for_each(|fd| self.mark_pending(fd));
+    /// Looks at all marks, also where nobody has rung, and at what nobody marks for this instance. There an edge is told only
+    /// if there is something new.
+    pub(crate) fn look_unrung(&mut self) {
         self.rung = true;
+        let (shared, has_waiter) = (self.shared, self.slot.is_some());
+        self.mark_where(|one, endpoint| {
+            let is_marked = one.primary && has_waiter;
+            !is_marked
+                && (one.may_tell(endpoint, shared)
+                    || attach::is_returned(endpoint)
+                    || attach::is_lost(endpoint, endpoint.fd.load(Relaxed))
+                    || shared && receive::unread(endpoint) == 0)
+        });
+    }
+
+    /// Has the next look look at those attached registrations of which `is_due` says so.
+    fn mark_where(&mut self, is_due: impl Fn(&Registration, &'static Endpoint) -> bool) {
+        let due = |(fd, one): (&RawFd, &Registration)| {
+            let endpoint = one.attached.and_then(EndpointRef::resolve)?;
+            is_due(one, endpoint).then_some(*fd)
+        };
+        let due: Vec<RawFd> = self.registrations.iter().filter_map(due).collect();
+        due.into_iter().for_each(|fd| self.mark_pending(fd));
     }
 
     fn look_at_pending(&mut self, epoll: &Epoll, report: &mut Report<'_>) {
@@ -98,7 +110,8 @@ impl Inner {
                 self.returned.push(endpoint);
             }
             // Before the look, so that what arrives during it is looked at again.
-            let mut is_new = !registration.primary && registration.note_arrived(endpoint);
+            let asks = registration.events & EDGE != 0 || !registration.primary;
+            let is_new = asks && registration.note_arrived(endpoint, self.shared);
             let Answer { mut reported, full, behind, left, by_tcp } =
                 judge(endpoint, socket, registration.events, slot);
             if behind {
@@ -111,13 +124,17 @@ impl Inner {
                 // The direction has not left its lane, but the lane has ended: the kernel's set does not answer for it yet.
                 reported |= asked_of_kernel(fd, registration.events) & registration.events & OUT;
             }
-            if attach::is_lost(endpoint, socket) {
+            let is_lost = attach::is_lost(endpoint, socket);
+            if is_lost {
                 reported |= of_reset(endpoint, socket, &mut self.returned) & (registration.events | ALWAYS);
                 // It has an event of this too, and for an edge the two are one.
                 self.must_ask = true;
             }
             let more = by_tcp || endpoint.is_shut() || endpoint.has_peer_finished();
-            is_new |= more && registration.note_arrived(endpoint);
+            // A peer marks a connection for other reasons too.
+            if registration.events & EDGE != 0 && !(is_new || registration.due || is_lost) {
+                reported = 0;
+            }
             // With TCP, bytes that arrive are an edge for those who ask for any, and also if another thread has read them since.
             let has_edge = reported != 0 || more && is_new && registration.events & (IN | URGENT) != 0;
             let is_edge = registration.events & EDGE != 0 && has_edge;
@@ -131,6 +148,7 @@ impl Inner {
                 }
             }
             if reported != 0 {
+                registration.due = false;
                 report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
                 if registration.events & ONE_SHOT != 0 {
                     registration.disarmed = true;
@@ -311,11 +329,23 @@ impl Inner {
 }
 
 impl Registration {
+    /// Whether a look may find what is to be told, as far as that shows without a mark.
+    fn may_tell(&self, endpoint: &Endpoint, shared: bool) -> bool {
+        self.events & EDGE == 0 || arrived(endpoint, shared) != self.arrived
+    }
+
     /// Whether anything has arrived since this was last asked.
-    fn note_arrived(&mut self, endpoint: &Endpoint) -> bool {
-        let arrived = receive::arrived(endpoint);
+    fn note_arrived(&mut self, endpoint: &Endpoint, shared: bool) -> bool {
+        let arrived = arrived(endpoint, shared);
         std::mem::replace(&mut self.arrived, arrived) != arrived
     }
+}
+
+/// A number that is another once something has arrived. Of urgent data the kernel tells those who have asked, and in a shared
+/// set nobody does on behalf of who has bytes in a lane.
+fn arrived(endpoint: &Endpoint, shared: bool) -> u64 {
+    let urgent = shared && endpoint.is_attached() && kernel::has_urgent(endpoint.fd.load(Relaxed));
+    receive::arrived(endpoint) | if urgent { 1 << 63 } else { 0 }
 }
 
 /// What the lanes of a registration say.
@@ -363,7 +393,9 @@ fn asked_of_kernel(fd: RawFd, wanted: u32) -> u32 {
     u32::from(entry.revents as u16) & (wanted | ALWAYS)
 }
 
-/// The kernel's events for an attached socket, with EPOLLOUT as the lane has it.
+/// The kernel's events for an attached socket, with EPOLLOUT as the lane has it, and the error that only the shim knows.
 fn translate(endpoint: &Endpoint, events: u32) -> u32 {
-    if events & OUT != 0 && endpoint.tx.lock().tx.on_lane() { events & !OUT } else { events }
+    let error = if endpoint.owes_alone() { libc::EPOLLERR as u32 } else { 0 };
+    let room = if events & OUT != 0 && endpoint.tx.lock().tx.on_lane() { OUT } else { 0 };
+    events & !room | error
 }

@@ -158,8 +158,10 @@ struct Registration {
     full: bool,
     attached: Option<EndpointRef>,
     primary: bool,
-    /// How much had arrived when that was last asked, for edges that no mark or no lane tells.
+    /// How much had arrived when that was last asked: only more is an edge.
     arrived: u64,
+    /// Whatever the next look finds is an edge: it has been armed since the last, or waits for room.
+    due: bool,
 }
 
 /// Tracks a new instance; beyond 65,536 of them they stay unknown, and their sockets on TCP.
@@ -282,6 +284,14 @@ pub(crate) fn leave_everywhere(endpoint: &Endpoint) {
 pub(crate) fn renumber_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
         epoll.inner.lock().renumber(epoll, endpoint);
+    }
+}
+
+/// A number of the endpoint's is about to be closed, and the socket is not. The kernel's sets keep what is registered under that
+/// number, and nobody can change it any more.
+pub(crate) fn freeze_everywhere(endpoint: &Endpoint, fd: RawFd) {
+    for epoll in sets_of(endpoint) {
+        epoll.inner.lock().freeze(epoll, fd, endpoint);
     }
 }
 

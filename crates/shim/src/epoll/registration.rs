@@ -8,7 +8,7 @@ use libc::epoll_event;
 use shunt_abi::reason::Reason;
 
 use super::shared::PRIVATE;
-use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration};
+use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
 use crate::endpoint::Endpoint;
 use crate::links::Link;
 use crate::ops::receive;
@@ -39,13 +39,15 @@ pub(super) struct Passed {
 /// where edges are told: whatever wakes such a registration reports all of its events that hold, and may be nothing else,
 /// like urgent data that has been passed over. And the death of the peer, which is an error that nobody need ask for, is
 /// first seen as the end of what it sends. Once this end has been shut down for writing there is always room: with EPOLLOUT
-/// the kernel tells of the edges that TCP makes later, as when the peer acknowledges that, though only a lane has bytes.
+/// the kernel tells of the edges that TCP makes later, as when the peer acknowledges that, though only a lane has bytes. Urgent
+/// data is an edge, too, to who has bytes to read.
 pub(super) fn kernel_events(endpoint: Option<&Endpoint>, wanted: u32) -> u32 {
     let Some(endpoint) = endpoint.filter(|endpoint| endpoint.is_attached()) else { return wanted };
     let held = match is_told_edges(wanted) {
-        true if endpoint.has_shut_writing() => wanted | OUT,
+        true if endpoint.has_shut_writing() => wanted | URGENT | OUT,
+        true => wanted | URGENT,
         false if sends_on_lane(endpoint) => wanted & !OUT,
-        _ => wanted,
+        false => wanted,
     };
     if endpoint.has_peer_finished() { held } else { held | FINISHED }
 }
@@ -99,7 +101,7 @@ impl Inner {
         registration.events = wanted.events;
         registration.data = wanted.u64;
         registration.deleted = false;
-        self.mark_pending(fd);
+        self.mark_due(fd);
         self.wake();
         Some(0)
     }
@@ -158,7 +160,7 @@ impl Inner {
             registration.disarmed = false;
             if registration.attached.is_some() {
                 self.note_sending_road(fd, endpoint);
-                self.mark_pending(fd);
+                self.mark_due(fd);
                 self.wake();
             }
             return None;
@@ -176,6 +178,7 @@ impl Inner {
             attached: None,
             primary: false,
             arrived: 0,
+            due: true,
         };
         self.detach_alias(epoll, fd);
         self.forget_token(fd);
@@ -239,10 +242,7 @@ impl Inner {
             return Some(Reason::Shared);
         }
         let Some(slot) = self.take_slot(epoll) else { return Some(Reason::NoWaiter) };
-        let primary = endpoint.claim(slot) || endpoint.owner() == Some(slot);
-        if primary {
-            at.incoming().0.set_rx_waiter(Some(slot.0));
-        }
+        let primary = endpoint.wait_on(&endpoint.rx.lock(), slot) || endpoint.owner() == Some(slot);
         self.begin_answering(epoll, fd, endpoint, primary);
         self.links.add(at.link);
         if self.registrations.get(&fd).is_some_and(|registration| registration.token.is_some()) {
@@ -295,7 +295,7 @@ impl Inner {
         self.secondary += u32::from(!primary);
         epoll.active.fetch_add(1, AcqRel);
         self.note_sending_road(fd, Some(endpoint));
-        self.mark_pending(fd);
+        self.mark_due(fd);
     }
 
     /// Undoes that. `false` if it was not among them.
@@ -435,6 +435,22 @@ impl Inner {
         self.for_tokens(|one| (one.kernel_events, one.kernel_data()));
     }
 
+    /// See [`super::freeze_everywhere`].
+    pub(super) fn freeze(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
+        self.bury(epoll, fd, Some(endpoint));
+        let Some(one) = self.registrations.get_mut(&fd) else { return };
+        if self.shared || !one.token.is_some_and(is_token) {
+            return;
+        }
+        if one.disarmed {
+            one.mark_disarmed(self.fd, fd);
+        } else if change(self.fd, libc::EPOLL_CTL_MOD, fd, one.events, one.data) {
+            one.kernel_events = one.events;
+            one.token = None;
+            self.merge_by_data(&listing::of(process::pid() as u32, self.fd).unwrap_or_default());
+        }
+    }
+
     /// See [`super::leave_everywhere`].
     pub(super) fn leave(&self, fd: RawFd) {
         let held = self.registrations.get(&fd).filter(|one| one.token.is_some() && !one.deleted);
@@ -474,9 +490,18 @@ impl Inner {
         }
         self.set_kernel_events(fd, Some(endpoint));
         // What the kernel no longer answers, the next look must.
-        self.mark_pending(fd);
+        self.mark_due(fd);
     }
 
+    /// The next wait tells how it is.
+    pub(super) fn mark_due(&mut self, fd: RawFd) {
+        if let Some(registration) = self.registrations.get_mut(&fd) {
+            registration.due = true;
+            registration.queue(&mut self.pending, fd);
+        }
+    }
+
+    /// The next wait tells what is new.
     pub(super) fn mark_pending(&mut self, fd: RawFd) {
         if let Some(registration) = self.registrations.get_mut(&fd) {
             registration.queue(&mut self.pending, fd);
@@ -486,18 +511,18 @@ impl Inner {
     /// See [`super::tell_again`].
     pub(super) fn tell_again(&mut self, fd: RawFd, events: u32) {
         if self.registrations.get(&fd).is_some_and(|one| one.attached.is_some() && one.events & events != 0) {
-            self.mark_pending(fd);
+            self.mark_due(fd);
             self.wake();
         }
     }
 
     /// A lane of this registration has no room.
     pub(super) fn note_full(&mut self, fd: RawFd) {
-        if let Some(registration) = self.registrations.get_mut(&fd)
-            && !registration.full
-        {
-            registration.full = true;
-            self.full.push(fd);
+        if let Some(registration) = self.registrations.get_mut(&fd) {
+            registration.due = true;
+            if !std::mem::replace(&mut registration.full, true) {
+                self.full.push(fd);
+            }
         }
     }
 }

@@ -299,7 +299,7 @@ impl Inner {
     }
 
     /// Has what lanes and the kernel say of a registration become one event, if no other has the same data.
-    fn merge_by_data(&mut self, listed: &[listing::Listed]) {
+    pub(super) fn merge_by_data(&mut self, listed: &[listing::Listed]) {
         self.by_token.clear();
         for (&fd, one) in &mut self.registrations {
             if !one.token.is_some_and(is_token) {
@@ -314,7 +314,7 @@ impl Inner {
 impl Registration {
     /// In the kernel's set only an event disarms it, and until then errors are reported whatever was asked for. So it keeps
     /// a token there, which says to all who share the set that nothing is to be told.
-    fn mark_disarmed(&mut self, set: RawFd, fd: RawFd) {
+    pub(super) fn mark_disarmed(&mut self, set: RawFd, fd: RawFd) {
         let events = self.events & PRIVATE;
         if let Some(token) = self.token.filter(|token| is_token(*token) && !self.is_silent())
             && change(set, libc::EPOLL_CTL_MOD, fd, events, token)

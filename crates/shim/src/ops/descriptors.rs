@@ -137,17 +137,17 @@ fn forget_epoll(entry: Entry) {
 
 /// A duplicate lives on: the endpoint goes by its number from now on.
 fn rename(endpoint: &endpoint::Endpoint, closed: RawFd, entry: Entry) {
-    if endpoint.fd.load(Relaxed) != closed {
-        return;
+    if endpoint.fd.load(Relaxed) == closed {
+        if !endpoint.epolls.lock().is_empty() {
+            // The kernel's set goes on knowing the socket by the closed number.
+            attach::bar(endpoint, Reason::UnknownEpoll);
+        }
+        if let Some(other) = table::name_of(entry) {
+            epoll::renumber_everywhere(endpoint);
+            endpoint.fd.store(other, Relaxed);
+        }
     }
-    if !endpoint.epolls.lock().is_empty() {
-        // The kernel's set goes on knowing the socket by the closed number.
-        attach::bar(endpoint, Reason::UnknownEpoll);
-    }
-    if let Some(other) = table::name_of(entry) {
-        epoll::renumber_everywhere(endpoint);
-        endpoint.fd.store(other, Relaxed);
-    }
+    epoll::freeze_everywhere(endpoint, closed);
 }
 
 /// TCP answers a close with unread bytes by RST. The bytes are in a lane, so the kernel must be told.

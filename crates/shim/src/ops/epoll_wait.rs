@@ -153,7 +153,7 @@ fn round(
     }
     if patience == Some(DEGRADED_NANOS) {
         process::count(Counter::DegradedSleeps, 1);
-        inner.mark_all();
+        inner.look_unrung();
     }
     // What came by the lanes while we slept goes first; the kernel's events move behind it.
     let has_rung = inner.take_over(&mut report, result as usize);

@@ -129,7 +129,7 @@ fn describe(fd: RawFd, endpoint: &Endpoint, row: u32) -> Held {
         row,
         barred: barred as u32,
         shut: endpoint.shut(),
-        owed: endpoint.owed() as u64,
+        owed: endpoint.still_owed(fd) as u64,
         beside_kernel: [beside.acked, beside.received, beside.sent],
     }
 }

@@ -56,7 +56,7 @@ const TCP_ZEROCOPY_RECEIVE: c_int = 35;
 
 /// Reads what calls on a lane must honour, before an endpoint is offered. `Err`: it cannot be.
 pub(crate) fn learn(endpoint: &Endpoint, fd: RawFd) -> Result<(), Reason> {
-    if option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).is_some_and(|bytes: c_int| bytes > 1) {
+    if low_water(fd) > 0 {
         return Err(Reason::LowWater);
     }
     for &(level, name, value, reason) in MUST_BE {
@@ -76,6 +76,12 @@ pub(crate) fn learn(endpoint: &Endpoint, fd: RawFd) -> Result<(), Reason> {
     // Asks the kernel, and keeps the answer.
     crate::ops::send::really_blocks(endpoint, fd);
     Ok(())
+}
+
+/// SO_RCVLOWAT where it is more than 1; else 0.
+pub(crate) fn low_water(fd: RawFd) -> usize {
+    let bytes: c_int = option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).unwrap_or(1);
+    usize::try_from(bytes).map_or(0, |bytes| if bytes > 1 { bytes } else { 0 })
 }
 
 fn learn_timeouts(endpoint: &Endpoint, fd: RawFd) {
@@ -323,8 +329,7 @@ pub(crate) fn after_set(endpoint: &Endpoint, fd: RawFd, level: c_int, name: c_in
         learn_timeouts(endpoint, fd);
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
-        let bytes = option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).unwrap_or(1);
-        endpoint.low_water.store(if bytes > 1 { bytes } else { 0 }, Relaxed);
+        endpoint.note_low_water(low_water(fd));
     }
     // With these TCP tells those that wait how it is, changed or not.
     match (level, name) {

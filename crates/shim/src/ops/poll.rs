@@ -9,7 +9,7 @@ use libc::{pollfd, sigset_t};
 use shunt_abi::page::Counter;
 use shunt_abi::reason::Reason;
 
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, RxSide};
 use crate::links::Attachment;
 use crate::ops::sleep::{self, Deadline, as_timespec};
 use crate::ops::{receive, send};
@@ -112,6 +112,9 @@ fn examine(fds: &[pollfd], may_sleep: bool) -> Watch {
                         owns: false,
                         ended: Cell::new(false),
                     });
+                } else if may_sleep && endpoint.enter_receive() {
+                    // It has just left.
+                    watch.entered.push(endpoint);
                 }
             }
             Entry::Epoll(name) => {
@@ -125,7 +128,19 @@ fn examine(fds: &[pollfd], may_sleep: bool) -> Watch {
     watch
 }
 
+impl Watched {
+    /// Whether the endpoint is still where it was when the call looked. It may have left, and come onto another lane since.
+    fn is_at(&self, side: &RxSide) -> bool {
+        side.at.is_some_and(|at| std::ptr::eq(at.link, self.at.link) && at.conn == self.at.conn)
+    }
+}
+
 impl Watch {
+    /// Whether all are still where they were.
+    fn is_current(&self) -> bool {
+        self.watched.iter().all(|one| one.is_at(&one.endpoint.rx.lock()))
+    }
+
     /// The sleep is over.
     fn retract(&mut self) {
         let Some(slot) = self.slot.take() else { return };
@@ -214,6 +229,9 @@ fn poll_mixed(
                 send::give_up(one.endpoint);
             }
         }
+        if !watch.is_current() {
+            *watch = examine(fds, true);
+        }
     }
 }
 
@@ -262,14 +280,18 @@ fn announce(fds: &[pollfd], watch: &mut Watch, slot: Option<Slot>) -> Option<u64
     };
     for one in &mut watch.watched {
         let events = fds[one.index].events;
-        one.owns = slot.is_some_and(|slot| one.endpoint.claim(slot));
+        {
+            let side = one.endpoint.rx.lock();
+            if !one.is_at(&side) {
+                at_most(Some(0));
+                continue;
+            }
+            one.owns = slot.is_some_and(|slot| one.endpoint.wait_on(&side, slot));
+        }
         if events & IN != 0 {
             at_most(sleep::step_for(&one.at, slot, one.owns));
         }
         if let Some(slot) = slot {
-            if one.owns {
-                one.at.incoming().0.set_rx_waiter(Some(slot.0));
-            }
             one.at.link.view().waiter(one.at.link.side, slot.0).announce_sleep();
         }
         if events & OUT != 0 && send::writability(one.endpoint, slot) == Some(false) {

@@ -95,7 +95,7 @@ fn receive_bytes(
         fd,
         flags,
         wanted,
-        least: least(endpoint, wanted, flags),
+        least: least(endpoint, fd, wanted, flags),
         waits: flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0,
         deadline: sleep::deadline(endpoint.receive_timeout.load(Relaxed)),
         slept: false,
@@ -371,11 +371,11 @@ fn by_kernel(held: Held, kernel: &dyn Fn() -> ssize_t) -> Result<Taken, i32> {
 
 /// With how many of the `wanted` bytes a receive is content: with one, unless it says otherwise or SO_RCVLOWAT does.
 #[inline]
-fn least(endpoint: &Endpoint, wanted: usize, flags: c_int) -> usize {
+fn least(endpoint: &Endpoint, fd: RawFd, wanted: usize, flags: c_int) -> usize {
     if flags & libc::MSG_WAITALL != 0 {
         return wanted;
     }
-    wanted.min(endpoint.low_water.load(Relaxed).max(1) as usize)
+    wanted.min(endpoint.low_water(fd).max(1))
 }
 
 /// What TCP adds to what has been taken already: if it may wait, until so many bytes have come or the deadline has. The
@@ -388,16 +388,26 @@ fn rest_by_tcp(
     waits: Option<(usize, Deadline)>,
 ) -> usize {
     let mut taken = 0;
-    while !tcp.at_mark() && tcp.waiting() != Waiting::Error {
-        match (by_tcp_now(tcp.fd, sink, flags), waits) {
-            (Ok(count), _) => {
-                taken += count;
-                sink.advance(count.min(sink.remaining()));
-                if count == 0 || waits.is_none_or(|(missing, _)| taken >= missing) {
-                    break;
+    loop {
+        let waiting = tcp.waiting();
+        // Asked second: without bytes before it, a receive would pass over urgent data that has just come.
+        if tcp.at_mark() {
+            break;
+        }
+        match (waiting, waits) {
+            (Waiting::Bytes(_), _) => match by_tcp_now(tcp.fd, sink, flags) {
+                Ok(count) => {
+                    taken += count;
+                    sink.advance(count.min(sink.remaining()));
+                    if count == 0 || waits.is_none_or(|(missing, _)| taken >= missing) {
+                        break;
+                    }
                 }
-            }
-            (Err(libc::EAGAIN), Some((_, deadline))) => {
+                // Somebody else was faster.
+                Err(libc::EAGAIN) if waits.is_some() => {}
+                Err(_) => break,
+            },
+            (Waiting::Nothing, Some((_, deadline))) => {
                 let events = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
                 let held = Held::Receive(tcp.endpoint);
                 if !matches!(
@@ -680,7 +690,7 @@ fn probe(side: &mut RxSide, lane: &LaneHeader, ring: &MappedRing, tcp: &Tcp<'_>)
 /// Whether the lane has bytes to read now.
 #[inline]
 pub(crate) fn is_readable(endpoint: &Endpoint, fd: RawFd) -> bool {
-    if endpoint.low_water.load(Relaxed) == 0 {
+    if endpoint.low_water(fd) == 0 {
         return available(endpoint, fd) > 0;
     }
     // The kernel does not speak of bytes below it that lie before the lane.
@@ -690,7 +700,7 @@ pub(crate) fn is_readable(endpoint: &Endpoint, fd: RawFd) -> bool {
 
 /// Whether so many bytes, and what TCP holds, reach SO_RCVLOWAT.
 fn is_enough(endpoint: &Endpoint, fd: RawFd, available: usize) -> bool {
-    let low_water = endpoint.low_water.load(Relaxed) as usize;
+    let low_water = endpoint.low_water(fd);
     low_water <= available || {
         let behind = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as usize;
         available + behind >= low_water
@@ -835,12 +845,13 @@ fn wait_for_bytes(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline, mo
     if slot.is_none() && sleep::leave_to_tcp(endpoint) {
         return Woken::LookAgain { tcp: false };
     }
-    let at = endpoint.rx.lock().at.map(|at| at.pin().by_hand());
-    let Some(at) = at else { return Woken::LookAgain { tcp: false } };
-    let owns = slot.is_some_and(|slot| endpoint.claim(slot));
+    let (at, owns) = {
+        let side = endpoint.rx.lock();
+        let Some(at) = side.at else { return Woken::LookAgain { tcp: false } };
+        (at.pin().by_hand(), slot.is_some_and(|slot| endpoint.wait_on(&side, slot)))
+    };
     let step = sleep::step_for(&at, slot, owns);
     if let (true, Some(slot)) = (owns, slot) {
-        at.incoming().0.set_rx_waiter(Some(slot.0));
         at.link.view().waiter(at.link.side, slot.0).announce_sleep();
     }
     // If the lane has ended just now, TCP may have urgent data, which the caller has not waited for on the lane.

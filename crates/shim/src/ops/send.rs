@@ -104,9 +104,10 @@ impl Call {
     ) -> Result<usize, i32> {
         let Call { endpoint, fd, wanted, .. } = *self;
         endpoint.enter_send_locked();
-        let has_left = side.at.is_some_and(|at| peer_has_left(&at));
+        let is_attached = side.at.is_some();
         drop(side);
-        if has_left {
+        // Also before anybody has said that the peer is gone: TCP knows it sooner.
+        if is_attached {
             attach::notice_reset(endpoint, fd);
             if let Some(errno) = endpoint.take_owed(fd) {
                 endpoint.leave_send();
