@@ -23,8 +23,14 @@ pub const WAITER_SLEEPING_OFFSET: usize = 8;
 pub const LANE_BYTES: usize = 256;
 /// Where in a lane's header the word stands that says how its sender left.
 pub const LANE_END_OFFSET: usize = 72;
+/// What the sender says there when it has shut the direction down.
+pub const LANE_END_SHUT_DOWN: u64 = 1;
 /// What the broker adds to that word when the sender's process has ended.
 pub const LANE_END_DIED: u64 = 4;
+/// What the sender says there before it shares its socket with a child.
+pub const LANE_END_SHARED: u64 = 16;
+/// What the broker adds once a socket that was shared is nobody's any more.
+pub const LANE_END_ABANDONED: u64 = 32;
 /// Where the link-wide words stand: `known[2]`.
 pub const KNOWN_OFFSET: usize = 0;
 /// Where the waiters stand.

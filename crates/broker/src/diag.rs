@@ -71,7 +71,8 @@ struct Answer {
     timer: u8,
     retransmits: u8,
     id: SocketId,
-    rest: [u32; 5],
+    rest: [u32; 4],
+    inode: u32,
 }
 
 const _: () = assert!(size_of::<Question>() == 72 && size_of::<Answer>() == 72);
@@ -81,6 +82,8 @@ const _: () = assert!(size_of::<Question>() == 72 && size_of::<Answer>() == 72);
 pub(crate) struct Found {
     /// SO_COOKIE.
     pub(crate) cookie: u64,
+    /// Whether a process has it: the kernel goes on with a connection that nobody has any more.
+    pub(crate) is_held: bool,
     /// What has passed it.
     pub(crate) counts: Counts,
 }
@@ -130,7 +133,8 @@ impl Diag {
                     // The look-up falls back to a listener where no connection is.
                     let connected = answer.state != TCP_LISTEN;
                     let counts = counts(attributes).unwrap_or_default();
-                    Ok(connected.then_some(Found { cookie: low | high << 32, counts }))
+                    let is_held = answer.inode != 0;
+                    Ok(connected.then_some(Found { cookie: low | high << 32, is_held, counts }))
                 }
                 NLMSG_ERROR => {
                     let (code, _) = i32::read_from_prefix(body).map_err(|_| Errno::PROTO)?;
@@ -215,6 +219,20 @@ mod tests {
                 assert_eq!(found.cookie, shown.cookie);
             }
         }
+    }
+
+    #[test]
+    fn a_connection_may_live_longer_than_its_holders() {
+        let mut diag = Diag::open().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (_server, shown) = (listener.accept().unwrap(), identity::identify(&client).unwrap());
+        let copy = client.try_clone().unwrap();
+        drop(client);
+        assert!(diag.find(shown.local, shown.remote).unwrap().unwrap().is_held);
+        drop(copy);
+        let found = diag.find(shown.local, shown.remote).unwrap().unwrap();
+        assert_eq!((found.cookie, found.is_held), (shown.cookie, false));
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod config;
 mod control;
 mod diag;
 mod disposal;
+mod inherited;
 mod links;
 mod listener;
 mod namespaces;

@@ -6,17 +6,17 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::atomic::{Ordering::*, fence};
+use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 
 use shunt_abi::geometry::{
-    CONNS, Geometry, LANE_BYTES, LANE_END_DIED, LANE_END_OFFSET, RINGS_OFFSET, Side, WAITER_READY_OFFSET,
-    WAITER_SLEEPING_OFFSET, WAITERS,
+    CONNS, Geometry, LANE_BYTES, LANE_END_ABANDONED, LANE_END_DIED, LANE_END_OFFSET, LANE_END_SHARED,
+    LANE_END_SHUT_DOWN, RINGS_OFFSET, Side, WAITER_READY_OFFSET, WAITER_SLEEPING_OFFSET, WAITERS,
 };
 use shunt_sys::mapping::{self, Mapping};
 use shunt_sys::{Errno, memfd};
 use thiserror::Error;
 
-use crate::pairing::{Offer, ProcessId};
+use crate::pairing::{Key, Offer, ProcessId};
 
 pub(crate) type LinkId = u64;
 
@@ -30,8 +30,17 @@ pub(crate) struct Links {
     /// Links with a free slot, by pair of processes.
     open: HashMap<(ProcessId, ProcessId), Vec<LinkId>>,
     by_process: HashMap<ProcessId, HashSet<LinkId>>,
-    /// Which process holds a paired socket, and in how many slots.
-    holders: HashMap<u64, (ProcessId, usize)>,
+    /// Who holds a paired socket.
+    holders: HashMap<u64, Holder>,
+}
+
+#[derive(Debug)]
+struct Holder {
+    process: ProcessId,
+    /// In how many slots.
+    slots: usize,
+    /// Where the kernel finds the socket.
+    key: Key,
 }
 
 #[derive(Debug)]
@@ -47,7 +56,7 @@ struct Link {
 }
 
 /// One side of a slot. A process connected to itself has both.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) link: LinkId,
     /// Below [`CONNS`].
@@ -75,6 +84,17 @@ pub(crate) struct Bereaved {
     pub(crate) peers: BTreeSet<ProcessId>,
     /// The waiters of theirs that sleep on such a link.
     pub(crate) asleep: BTreeSet<(ProcessId, u32)>,
+    /// What its children may hold still, though the kernel tells nobody when they do no more.
+    pub(crate) inherited: Vec<Inherited>,
+}
+
+/// A socket that a process had shut down and shared before it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Inherited {
+    /// The side of that process.
+    pub(crate) place: Place,
+    pub(crate) cookie: u64,
+    pub(crate) key: Key,
 }
 
 /// Why there is no slot.
@@ -109,7 +129,7 @@ impl Links {
 
     /// The process whose side of a slot holds this socket.
     pub(crate) fn holder(&self, cookie: u64) -> Option<ProcessId> {
-        self.holders.get(&cookie).map(|(process, _)| *process)
+        self.holders.get(&cookie).map(|holder| holder.process)
     }
 
     /// The processes that share a link with this one; itself too, if it is connected to itself.
@@ -141,7 +161,8 @@ impl Links {
         for (side, offer) in sides.into_iter().zip([earlier, later]) {
             link.held[side as usize] |= 1 << conn;
             link.cookies[conn as usize][side as usize] = offer.cookie;
-            self.holders.entry(offer.cookie).or_insert((offer.process, 0)).1 += 1;
+            let new = Holder { process: offer.process, slots: 0, key: offer.key };
+            self.holders.entry(offer.cookie).or_insert(new).slots += 1;
         }
         if link.is_full() {
             self.open.entry(pair).or_default().pop();
@@ -216,9 +237,16 @@ impl Links {
             for side in [0, 1].into_iter().filter(|side| link.ends[*side] == process) {
                 freed.extend(bits(link.held[side]).map(|conn| link.cookies[conn][side]));
                 let died = link.say_died(self.geometry, side);
-                let peer = link.ends[1 - side];
-                let asleep = link.wake(self.geometry, 1 - side, died);
-                bereaved.asleep.extend(asleep.into_iter().map(|slot| (peer, slot)));
+                bereaved.inherited.extend(bits(died.inherited).filter_map(|conn| {
+                    let cookie = link.cookies[conn][side];
+                    let key = self.holders.get(&cookie)?.key;
+                    Some(Inherited {
+                        place: Place { link: id, conn: conn as u32, side: SIDES[side] },
+                        cookie,
+                        key,
+                    })
+                }));
+                bereaved.asleep.extend(link.wake(self.geometry, 1 - side, died.all));
                 link.held[side] = 0;
             }
             let dead = link.is_dead();
@@ -231,10 +259,25 @@ impl Links {
         bereaved
     }
 
+    /// Whether the other end of a slot is there to hear what becomes of this one.
+    pub(crate) fn is_heard(&self, place: Place) -> bool {
+        let link = self.links.get(&place.link);
+        link.is_some_and(|link| link.held[place.side.other() as usize] & 1 << place.conn != 0)
+    }
+
+    /// Says that nobody holds any more what a dead process has left on its side of a slot. Returns whose doorbells are to be rung.
+    pub(crate) fn say_abandoned(&self, place: Place) -> Vec<(ProcessId, u32)> {
+        let Some(link) = self.links.get(&place.link) else { return Vec::new() };
+        if let Some(word) = link.end_word(self.geometry, place.conn as usize, place.side) {
+            word.fetch_or(LANE_END_ABANDONED, AcqRel);
+        }
+        link.wake(self.geometry, place.side.other() as usize, 1 << place.conn)
+    }
+
     fn let_go(&mut self, cookie: u64) {
-        if let Some((_, count)) = self.holders.get_mut(&cookie) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(holder) = self.holders.get_mut(&cookie) {
+            holder.slots -= 1;
+            if holder.slots == 0 {
                 self.holders.remove(&cookie);
             }
         }
@@ -254,22 +297,27 @@ impl Links {
 }
 
 impl Link {
-    /// Writes into every lane that `side` sent on that its process has ended, so that the other end asks TCP. Returns the
-    /// connections, a bit for each.
-    fn say_died(&self, geometry: Geometry, side: usize) -> u64 {
-        let mut died = 0;
+    /// Writes into every lane that `side` sent on that its process has ended, so that the other end asks TCP.
+    fn say_died(&self, geometry: Geometry, side: usize) -> Died {
+        const INHERITED: u64 = LANE_END_SHUT_DOWN | LANE_END_SHARED;
+        let mut died = Died::default();
         for conn in bits(self.held[side]).filter(|conn| self.cookies[*conn][side] != 0) {
-            if let Some(word) = self.head.word(geometry.lane_offset(conn, SIDES[side]) + LANE_END_OFFSET) {
-                word.fetch_or(LANE_END_DIED, AcqRel);
-            }
-            died |= 1 << conn;
+            let word = self.end_word(geometry, conn, SIDES[side]);
+            let before = word.map_or(0, |word| word.fetch_or(LANE_END_DIED, AcqRel));
+            died.all |= 1 << conn;
+            died.inherited |= u64::from(before & INHERITED == INHERITED) << conn;
         }
         died
     }
 
+    /// How the sender of a lane left.
+    fn end_word(&self, geometry: Geometry, conn: usize, side: Side) -> Option<&AtomicU64> {
+        self.head.word(geometry.lane_offset(conn, side) + LANE_END_OFFSET)
+    }
+
     /// Marks `conns` for the waiters of `side` that sleep, as a sender does, and returns whose doorbells are to be rung: TCP
     /// tells of the death only if it has not said before that the peer sends no more.
-    fn wake(&self, geometry: Geometry, side: usize, conns: u64) -> Vec<u32> {
+    fn wake(&self, geometry: Geometry, side: usize, conns: u64) -> Vec<(ProcessId, u32)> {
         if conns == 0 {
             return Vec::new();
         }
@@ -282,7 +330,7 @@ impl Link {
             fence(SeqCst);
             sleeping.load(Relaxed) != 0 && sleeping.swap(0, AcqRel) != 0
         };
-        (0..WAITERS).filter(sleeps).map(|slot| slot as u32).collect()
+        (0..WAITERS).filter(sleeps).map(|slot| (self.ends[side], slot as u32)).collect()
     }
 
     fn is_full(&self) -> bool {
@@ -297,6 +345,14 @@ impl Link {
     fn other_end(&self, process: ProcessId) -> ProcessId {
         if self.ends[0] == process { self.ends[1] } else { self.ends[0] }
     }
+}
+
+/// Connections whose process has ended, a bit for each.
+#[derive(Clone, Copy, Debug, Default)]
+struct Died {
+    all: u64,
+    /// Those of them that a child may hold still.
+    inherited: u64,
 }
 
 const SIDES: [Side; 2] = [Side::A, Side::B];
@@ -451,6 +507,33 @@ mod tests {
         let (one, two) = (end(one), end(two));
         links.forget(1);
         assert_eq!((one.load(Relaxed), two.load(Relaxed)), (LANE_END_DIED, 0));
+    }
+
+    #[test]
+    fn what_a_process_has_shut_down_and_shared_is_its_childrens() {
+        let mut links = links(8);
+        let grants = [(10, 20), (11, 21), (12, 22)]
+            .map(|(one, two)| links.grant(&offer(1, one), &offer(2, two)).unwrap());
+        let whole = Mapping::map(grants[0].fresh.as_ref().unwrap(), RINGS_OFFSET).unwrap();
+        let ends = grants.each_ref().map(|grant| {
+            let place = places(grant)[0];
+            whole.word(links.geometry.lane_offset(place.conn as usize, place.side) + LANE_END_OFFSET).unwrap()
+        });
+        ends[0].store(LANE_END_SHUT_DOWN | LANE_END_SHARED, Relaxed);
+        ends[1].store(LANE_END_SHARED, Relaxed);
+        ends[2].store(LANE_END_SHUT_DOWN, Relaxed);
+        let inherited = links.forget(1).inherited;
+        let place = places(&grants[0])[0];
+        assert_eq!(inherited, [Inherited { place, cookie: 10, key: offer(1, 10).key }]);
+        assert!(links.is_heard(place));
+        whole
+            .word(links.geometry.waiter_offset(Side::B, 3) + WAITER_SLEEPING_OFFSET)
+            .unwrap()
+            .store(1, Relaxed);
+        assert_eq!(links.say_abandoned(place), [(2, 3)]);
+        assert_eq!(ends.map(|end| end.load(Relaxed) & LANE_END_ABANDONED != 0), [true, false, false]);
+        assert!(links.release(2, places(&grants[0])[1]));
+        assert!(!links.is_heard(place));
     }
 
     #[test]

@@ -57,6 +57,14 @@ impl Namespaces {
         Ok(cookie)
     }
 
+    /// The same for a namespace that has been taken in. `false`: its sockets cannot be asked about.
+    pub(crate) fn join_again(&mut self, cookie: u64) -> bool {
+        if let Some(entered) = self.entered.get_mut(&cookie).filter(|entered| entered.diag.is_some()) {
+            entered.clients += 1;
+        }
+        self.knows(cookie)
+    }
+
     /// A client has gone.
     pub(crate) fn leave(&mut self, cookie: u64) {
         if let Some(entered) = self.entered.get_mut(&cookie) {

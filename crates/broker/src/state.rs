@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use crate::config::Limits;
 use crate::disposal::Disposal;
-use crate::links::{Grant, Links, Place};
+use crate::links::{Grant, Inherited, Links, Place};
 use crate::namespaces::Namespaces;
 use crate::outbox::Outbox;
 use crate::pairing::{Offers, ProcessId};
@@ -194,24 +194,33 @@ impl State {
         *self.bad_messages.entry(bad.label()).or_default() += 1;
     }
 
-    /// A process has ended, or has been hung up on.
-    pub(crate) fn end(&mut self, id: ProcessId) {
+    /// A process has ended, or has been hung up on. What children of its may hold still is for [`crate::inherited::follow`].
+    pub(crate) fn end(&mut self, id: ProcessId) -> Vec<Inherited> {
         self.offers.forget(id);
-        let bereaved = self.links.forget(id);
+        let mut bereaved = self.links.forget(id);
+        bereaved.inherited.retain(|socket| self.namespaces.join_again(socket.key.netns));
         for peer in bereaved.peers {
             self.say(peer, PeerGone { peer: id }, None);
         }
-        for (peer, slot) in bereaved.asleep {
-            if let Some(doorbell) = self.processes.get(&peer).and_then(|peer| peer.doorbells.get(&slot)) {
-                // One that cannot be rung is its owner's loss.
-                let _ = eventfd::ring(doorbell.as_ref());
-            }
-        }
+        self.ring(bereaved.asleep);
         if let Some(process) = self.processes.remove(&id) {
             self.namespaces.leave(process.netns);
             self.tell_reach();
         }
         tracing::debug!(process = id, "gone");
+        bereaved.inherited
+    }
+
+    /// Wakes sleepers that have been marked.
+    pub(crate) fn ring(&self, asleep: impl IntoIterator<Item = (ProcessId, u32)>) {
+        for (process, slot) in asleep {
+            if let Some(doorbell) =
+                self.processes.get(&process).and_then(|process| process.doorbells.get(&slot))
+            {
+                // One that cannot be rung is its owner's loss.
+                let _ = eventfd::ring(doorbell.as_ref());
+            }
+        }
     }
 
     /// Writes into the pages which connections are worth offering, where that has changed.
@@ -272,7 +281,6 @@ impl State {
     }
 }
 
-/// What the process calls itself, fit to be shown: it goes to logs and terminals.
 /// What a process names. Whether it is its own, [`Links`] knows.
 fn place(link: u64, conn: u32, side: u32) -> Result<Place, BadMessage> {
     let side = Side::parse(side).ok_or(DecodeError::Field("side"))?;
@@ -282,6 +290,7 @@ fn place(link: u64, conn: u32, side: u32) -> Result<Place, BadMessage> {
     Ok(Place { link, conn, side })
 }
 
+/// What the process calls itself, fit to be shown: it goes to logs and terminals.
 fn program_name(padded: &[u8; 32]) -> String {
     let name = padded.split(|byte| *byte == 0).next().unwrap_or_default();
     let printable = |c: char| if c.is_control() || c == char::REPLACEMENT_CHARACTER { '?' } else { c };

@@ -73,7 +73,10 @@ struct ReceiverLine {
 const _: () = {
     assert!(size_of::<LaneHeader>() == shunt_abi::geometry::LANE_BYTES);
     assert!(std::mem::offset_of!(LaneHeader, sender.end) == shunt_abi::geometry::LANE_END_OFFSET);
+    assert!(End::ShutDown as u64 == shunt_abi::geometry::LANE_END_SHUT_DOWN);
     assert!(End::Died as u64 == shunt_abi::geometry::LANE_END_DIED);
+    assert!(SHARED as u64 == shunt_abi::geometry::LANE_END_SHARED);
+    assert!(ABANDONED as u64 == shunt_abi::geometry::LANE_END_ABANDONED);
 };
 
 /// The peer wrote an impossible value; the lane must be left.
@@ -120,6 +123,9 @@ const RESET_TOLD: u32 = 8;
 
 /// Beside an [`End`]: the sender has shared its socket with a process that it has forked.
 const SHARED: u32 = 16;
+
+/// Beside [`End::Died`]: none of those that shared the socket holds it any more. The broker says so.
+const ABANDONED: u32 = 32;
 
 /// What a [`Producer::write`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,7 +246,7 @@ impl LaneHeader {
     /// How the sender's direction ended: the last that was said of it.
     #[inline]
     pub fn end(&self) -> End {
-        match self.sender.end.load(Acquire) & !(RESET_TOLD | SHARED) {
+        match self.sender.end.load(Acquire) & !(RESET_TOLD | SHARED | ABANDONED) {
             0 => End::Open,
             word if word & End::Died as u32 != 0 => End::Died,
             word if word & End::Closed as u32 != 0 => End::Closed,
@@ -271,6 +277,11 @@ impl LaneHeader {
     /// Whether it ever has.
     pub fn was_shared(&self) -> bool {
         self.sender.end.load(Acquire) & SHARED != 0
+    }
+
+    /// Whether its last holder has ended too.
+    pub fn was_abandoned(&self) -> bool {
+        self.sender.end.load(Acquire) & ABANDONED != 0
     }
 
     /// The receiver is about to share its socket, of which so many bytes have been read from TCP.

@@ -287,11 +287,13 @@ pub(crate) fn is_lost(endpoint: &Endpoint, fd: i32) -> bool {
 }
 
 /// How the peer's sending direction ended, as far as that can be told. Its process has died; but if it had shut the connection
-/// down before, the kernel tells nothing new, and if it has forked, a child may hold the socket still.
+/// down before, the kernel tells nothing new, and if it has forked, a child may hold the socket until the broker says otherwise.
 fn end(at: &Attachment) -> End {
     let incoming = at.incoming().0;
     match incoming.end() {
-        End::Died if incoming.was_shut_down() && incoming.was_shared() => End::ShutDown,
+        End::Died if incoming.was_shut_down() && incoming.was_shared() && !incoming.was_abandoned() => {
+            End::ShutDown
+        }
         end => end,
     }
 }

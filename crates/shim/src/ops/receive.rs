@@ -245,7 +245,7 @@ impl Call {
                         return None;
                     }
                     // What a peek has seen ends where urgent data lies.
-                    if goes_on && !kernel::has_urgent(fd) {
+                    if goes_on && before_mark(fd) != Some(count) {
                         if wait_for_more(fd, deadline) == (Woken::LookAgain { tcp: false }) {
                             return None;
                         }
@@ -346,10 +346,15 @@ fn ends_at_mark(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, count: usize)
         if side.rx.ends_behind(lane, &ring, count) && (Tcp { endpoint, fd }).at_mark() {
             return true;
         }
-        // This counts no further than to the mark.
-        let on_tcp = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as usize;
-        lane.is_closed() && kernel::has_urgent(fd) && on_tcp + side.rx.unread(lane, &ring) == count
+        let unread = side.rx.unread(lane, &ring);
+        lane.is_closed() && before_mark(fd).is_some_and(|on_tcp| on_tcp + unread == count)
     })
+}
+
+/// How many bytes TCP has before urgent data, if it has such.
+fn before_mark(fd: RawFd) -> Option<usize> {
+    // This counts no further than to the mark.
+    kernel::has_urgent(fd).then(|| rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as usize)
 }
 
 /// The error that the shim has to tell, if no bytes come before it.
