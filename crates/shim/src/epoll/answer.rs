@@ -115,7 +115,7 @@ impl Inner {
             let Answer { mut reported, full, behind, left, by_tcp } =
                 judge(endpoint, socket, registration.events, slot);
             if behind {
-                // Whoever reads TCP up to there may be another thread, and then nothing tells this one.
+                // Whoever reads TCP up to there may be another thread, and then nothing tells this one; nor of bytes below SO_RCVLOWAT.
                 registration.queue(&mut self.pending, fd);
                 self.behind = true;
             }
@@ -353,7 +353,8 @@ struct Answer {
     reported: u32,
     /// There is no room, and some is wanted.
     full: bool,
-    /// There are bytes, but behind those of TCP that have not come yet: an edge, but nothing to read.
+    /// There are bytes, but behind those of TCP that have not come yet: an edge, but nothing to read. Or the kernel does
+    /// not tell of more.
     behind: bool,
     /// There is nobody at the other end any more.
     left: bool,
@@ -368,6 +369,7 @@ fn judge(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> Ans
         behind = wanted & EDGE == 0 && !receive::is_readable(endpoint, fd);
         events |= if behind { 0 } else { IN };
     }
+    behind |= wanted & IN != 0 && receive::is_unsaid(endpoint, fd);
     let (room, left) = if wanted & OUT != 0 { send::room(endpoint, slot) } else { (None, false) };
     if room == Some(true) {
         events |= OUT;

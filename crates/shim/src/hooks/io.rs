@@ -569,7 +569,14 @@ pub unsafe extern "C-unwind" fn splice(
         }
     }
     drop(shield);
-    moving::<Receiving>(from, 0, |_| by_kernel(kernel), kernel)
+    let attached = |endpoint| match by_kernel(kernel) {
+        // The end, for one whose bytes may lie unread in a lane.
+        Ok(0) if takes && attach::reset_if_lost(endpoint, from) => {
+            endpoint.take_owed(from).map_or_else(|| by_kernel(kernel), Err)
+        }
+        outcome => outcome,
+    };
+    moving::<Receiving>(from, 0, attached, kernel)
 }
 
 /// glibc's checked variants, which programs built with _FORTIFY_SOURCE call.

@@ -13,6 +13,7 @@ use crate::endpoint::{Endpoint, RxSide};
 use crate::links::Attachment;
 use crate::ops::sleep::{self, Deadline, as_timespec};
 use crate::ops::{receive, send};
+use crate::private::borrow;
 use crate::signal::{Held, Ran, Shield};
 use crate::table::{self, Entry};
 use crate::waiter::{self, Slot};
@@ -209,6 +210,7 @@ fn poll_mixed(
         if result < 0 {
             return Some(result);
         }
+        settle(&mut shadow, &watch.watched);
         if merge(fds, &shadow, &watch.watched) {
             continue;
         }
@@ -343,6 +345,19 @@ fn ask_kernel(
     let (entries, count) = (shadow.as_mut_ptr(), shadow.len() as u64);
     // SAFETY: `shadow` is ours, `mask` is the program's.
     signal::open(held, || unsafe { real::ppoll(entries, count, pointer, mask) })
+}
+
+/// The kernel sets the parts of a reset one after the other, the error first. Nobody whom it wakes sees that; one whom a doorbell
+/// wakes may.
+fn settle(shadow: &mut [pollfd], watched: &[Watched]) {
+    for one in watched {
+        let entry = &mut shadow[one.index];
+        if entry.revents & (libc::POLLERR | libc::POLLHUP) == libc::POLLERR {
+            // Not before who resets it has let the socket go.
+            let _ = shunt_sys::tcp::state(borrow(one.fd));
+            kernel::poll_now(std::slice::from_mut(entry));
+        }
+    }
 }
 
 /// Adds the kernel's answer to the lanes', asked once more. `true` if a socket has changed under it: ask again.

@@ -723,6 +723,12 @@ pub(crate) fn has_arrived(endpoint: &Endpoint, fd: RawFd) -> bool {
     arrived && is_enough(endpoint, fd, unread)
 }
 
+/// Whether the kernel may tell nobody of bytes that come: alone they are fewer than SO_RCVLOWAT asks for, with the lane's they need
+/// not be.
+pub(crate) fn is_unsaid(endpoint: &Endpoint, fd: RawFd) -> bool {
+    endpoint.low_water(fd) > 0 && unread(endpoint) > 0
+}
+
 /// Whether the kernel must be asked how the socket is: end of file, reset, or bytes of TCP's own.
 pub(crate) fn tcp_has_news(endpoint: &Endpoint) -> bool {
     let side = endpoint.rx.lock();
@@ -746,12 +752,18 @@ pub(crate) fn unread(endpoint: &Endpoint) -> usize {
     side.rx.unread(lane, &ring)
 }
 
-/// How many bytes have ever arrived by lanes, read or not.
+/// How many bytes have ever arrived of which the kernel tells nobody, read or not: by lanes, and with SO_RCVLOWAT by TCP behind them.
 pub(crate) fn arrived(endpoint: &Endpoint) -> u64 {
-    let mut side = endpoint.rx.lock();
-    let Some(at) = side.at else { return side.rx.lane_total() };
-    let (lane, ring) = at.incoming();
-    side.rx.arrived_total(lane, &ring)
+    let fd = endpoint.fd.load(Relaxed);
+    let by_lanes = {
+        let mut side = endpoint.rx.lock();
+        let Some(at) = side.at else { return side.rx.lane_total() };
+        let (lane, ring) = at.incoming();
+        side.rx.arrived_total(lane, &ring)
+    };
+    let behind =
+        if endpoint.low_water(fd) > 0 { shunt_sys::tcp::received(borrow(fd)).unwrap_or(0) } else { 0 };
+    by_lanes + behind
 }
 
 /// splice from a connection that is going back: what the lane still holds goes into the pipe, and no more is read than
