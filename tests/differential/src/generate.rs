@@ -47,8 +47,8 @@ struct Draft {
     urgent: bool,
 }
 
-/// The sequence that belongs to a number.
-pub(crate) fn sequence(seed: u64) -> Sequence {
+/// The sequence that belongs to a number. `rare`: a short one, in which what programs seldom do is as likely as the rest.
+pub(crate) fn sequence(seed: u64, rare: bool) -> Sequence {
     let mut random = Random::new(seed);
     let alone = random.chance(15);
     // Mostly on shared memory when it begins, sometimes on the way there.
@@ -64,6 +64,11 @@ pub(crate) fn sequence(seed: u64) -> Sequence {
         urgent: false,
     };
     draft.open();
+    if rare {
+        let steps = 3 + draft.random.below(8);
+        (0..steps).for_each(|_| draft.rare_step());
+        return draft.sequence;
+    }
     if draft.random.chance(20) {
         draft.open();
     }
@@ -139,6 +144,36 @@ impl Draft {
                 let (on, call) = (self.random.below(2) as i64, self.random.below(2) as i64);
                 self.push(actor, Verb::Nonblock, &[slot, on, call]);
             }
+        }
+    }
+
+    fn rare_step(&mut self) {
+        let (actor, slot) = self.slot();
+        match self.random.below(12) {
+            0 if !self.urgent => {
+                self.urgent = true;
+                self.push(actor, Verb::Send, &[slot, 1, libc::MSG_OOB.into(), 0]);
+            }
+            0..=1 => self.send(actor, slot),
+            2 => self.receive(actor, slot),
+            3..=4 => self.odd(actor, slot),
+            5 => self.poll(),
+            6..=7 => self.epoll(),
+            8 => self.options(actor, slot),
+            9 => self.ending(actor, slot),
+            10 => self.processes(actor, slot),
+            _ => match self.random.below(4) {
+                0 => self.duplicate(actor, slot),
+                1 => {
+                    let restarts = self.random.below(2) as i64;
+                    self.push(actor, Verb::Signal, &[restarts]);
+                }
+                2 => self.bulk(actor, slot),
+                _ => {
+                    let (on, call) = (self.random.below(2) as i64, self.random.below(2) as i64);
+                    self.push(actor, Verb::Nonblock, &[slot, on, call]);
+                }
+            },
         }
     }
 

@@ -60,6 +60,9 @@ struct Args {
     /// Run the sequence of every odd call instead.
     #[arg(long)]
     odd: bool,
+    /// Short sequences, in which what programs seldom do is as likely as the rest. Fewer of them are on shared memory.
+    #[arg(long)]
+    rare: bool,
     /// Print the sequence of the seed, and no more.
     #[arg(long)]
     print: bool,
@@ -79,7 +82,7 @@ fn main() -> ExitCode {
     }
     let args = Args::parse();
     if args.print {
-        print!("{}", generate::sequence(args.seed));
+        print!("{}", generate::sequence(args.seed, args.rare));
         return ExitCode::SUCCESS;
     }
     let outcome = match &args.replay {
@@ -133,7 +136,7 @@ fn search(args: &Args) -> Result<bool> {
                 break;
             }
             let seed = args.seed.wrapping_add(number);
-            let sequence = generate::sequence(seed);
+            let sequence = generate::sequence(seed, args.rare);
             let verdict = worlds.compare(&sequence).with_context(|| format!("seed {seed}"))?;
             tally.lock().expect("no holder panics").add(&verdict);
             if let Some(what) = &verdict.difference {
