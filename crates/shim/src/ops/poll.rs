@@ -210,7 +210,7 @@ fn poll_mixed(
         if result < 0 {
             return Some(result);
         }
-        settle(&mut shadow, &watch.watched);
+        settle(&mut shadow);
         if merge(fds, &shadow, &watch.watched) {
             continue;
         }
@@ -349,14 +349,12 @@ fn ask_kernel(
 
 /// The kernel sets the parts of a reset one after the other, the error first. Nobody whom it wakes sees that; one whom a doorbell
 /// wakes may.
-fn settle(shadow: &mut [pollfd], watched: &[Watched]) {
-    for one in watched {
-        let entry = &mut shadow[one.index];
-        if entry.revents & (libc::POLLERR | libc::POLLHUP) == libc::POLLERR {
-            // Not before who resets it has let the socket go.
-            let _ = shunt_sys::tcp::state(borrow(one.fd));
-            kernel::poll_now(std::slice::from_mut(entry));
-        }
+fn settle(shadow: &mut [pollfd]) {
+    let is_in_parts = |entry: &&mut pollfd| entry.revents & (libc::POLLERR | libc::POLLHUP) == libc::POLLERR;
+    for entry in shadow.iter_mut().filter(is_in_parts) {
+        // Not before who resets it has let the socket go. Of other descriptors the kernel says the same again.
+        let _ = shunt_sys::tcp::state(borrow(entry.fd));
+        kernel::poll_now(std::slice::from_mut(entry));
     }
 }
 
