@@ -42,7 +42,7 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
         if tx.at.is_some() || name.resolve().is_none() || !link.occupy(conn, name) {
             return Err(Reason::Stale);
         }
-        endpoint.reclaim_low_water();
+        endpoint.low_water.reclaim();
         let at = Attachment::new(link, conn);
         tx.at = Some(at);
         rx.at = Some(at);
@@ -120,7 +120,7 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
         if let Some(at) = tx.at {
             if reason == Reason::Fork {
                 at.outgoing().0.note_shared();
-                endpoint.share_low_water();
+                endpoint.low_water.share();
             }
             tx.tx.close(at.outgoing().0, reason);
             endpoint.report_tx(&tx);
@@ -337,8 +337,11 @@ pub(crate) fn notice_reset_for_another(endpoint: &Endpoint, fd: i32) {
 /// Whether the connection is lost as [`reset_if_lost`] says; its lane is given up then. `Some` says whether the peer had finished
 /// before.
 fn abandon_if_lost(endpoint: &Endpoint, fd: i32) -> Option<bool> {
-    let incoming = || endpoint.tx.lock().at.map(|at| (end(&at), at.incoming().0.was_shut_down()));
-    let peer_has_forked = || endpoint.tx.lock().at.is_some_and(|at| at.incoming().0.was_shared());
+    let incoming = || {
+        let at = endpoint.tx.lock().at?;
+        let lane = at.incoming().0;
+        Some((end(&at), lane.was_shut_down(), lane.was_shared()))
+    };
     // The kernel has closed the dead process's socket; the broker's word follows at once, if there is a broker.
     let mut deadline = None;
     let mut is_worth_waiting = || {
@@ -356,13 +359,11 @@ fn abandon_if_lost(endpoint: &Endpoint, fd: i32) -> Option<bool> {
     let had_finished = loop {
         match incoming().filter(|_| has_unread_at_peer(endpoint)) {
             // A child may hold the socket still.
-            Some((End::Died, had_finished)) if shunt_sys::tcp::hung_up(borrow(fd)) => break had_finished,
-            Some((End::Open, _)) if is_worth_waiting() => nap(),
+            Some((End::Died, had_finished, _)) if shunt_sys::tcp::hung_up(borrow(fd)) => break had_finished,
+            Some((End::Open, ..)) if is_worth_waiting() => nap(),
             // One of those that shared it has closed it, and there is an end without a shutdown: the other has died, since a
             // close by the last of them resets.
-            Some((End::Closed, false)) if peer_has_forked() && shunt_sys::tcp::hung_up(borrow(fd)) => {
-                break false;
-            }
+            Some((End::Closed, false, true)) if shunt_sys::tcp::hung_up(borrow(fd)) => break false,
             _ => return None,
         }
     };

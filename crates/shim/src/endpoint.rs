@@ -17,14 +17,13 @@ use crate::family::{self, Holders, Shareable};
 use crate::kernel;
 use crate::links::{Attachment, Peer};
 use crate::lock::Lock;
+use crate::low_water::LowWater;
 use crate::ops::options;
 use crate::pace::{Pace, Unanswered};
 use crate::waiter::Slot;
 
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
-/// In place of SO_RCVLOWAT: other processes may have set it.
-const ASK_KERNEL: u32 = u32::MAX;
 
 /// Where an endpoint is on its way to shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,8 +91,7 @@ pub(crate) struct Endpoint {
     /// The waiter that the peer wakes for bytes: 0 nobody, else its slot + 1. An epoll instance owns it as long as
     /// the socket is registered, a thread while it sleeps.
     owner: AtomicU32,
-    /// SO_RCVLOWAT where it is more than 1, and lanes hold bytes from before it was set; else 0. Or [`ASK_KERNEL`].
-    low_water: AtomicU32,
+    pub(crate) low_water: LowWater,
     /// The kernel has told a waiter that the peer sends no more.
     peer_finished: AtomicBool,
     /// An error that the kernel cannot be made to tell, and that is told once.
@@ -444,31 +442,6 @@ impl Endpoint {
         (errno != 0 && (take_kernels() || stands_alone)).then_some(errno)
     }
 
-    /// SO_RCVLOWAT where it is more than 1, and lanes hold bytes from before it was set; else 0.
-    #[inline]
-    pub(crate) fn low_water(&self, fd: i32) -> usize {
-        match self.low_water.load(Relaxed) {
-            ASK_KERNEL => options::low_water(fd),
-            noted => noted as usize,
-        }
-    }
-
-    /// The program has set it.
-    pub(crate) fn note_low_water(&self, bytes: usize) {
-        let noted = bytes.try_into().unwrap_or(0);
-        let _ = self.low_water.fetch_update(Relaxed, Relaxed, |old| (old != ASK_KERNEL).then_some(noted));
-    }
-
-    /// From now on other processes may set it too.
-    pub(crate) fn share_low_water(&self) {
-        self.low_water.store(ASK_KERNEL, Relaxed);
-    }
-
-    /// No other process holds the socket, and it is not set: see [`options::learn`].
-    pub(crate) fn reclaim_low_water(&self) {
-        let _ = self.low_water.compare_exchange(ASK_KERNEL, 0, Relaxed, Relaxed);
-    }
-
     /// Never offer this endpoint again.
     pub(crate) fn bar(&self, reason: Reason) {
         // Before the stage is read: see `attach::adopt`.
@@ -569,7 +542,7 @@ impl Endpoint {
         self.owed.store(0, Relaxed);
         *self.beside_kernel.lock() = Beside::default();
         self.peer_finished.store(false, Relaxed);
-        self.low_water.store(0, Relaxed);
+        self.low_water.clear();
         self.owner.store(0, Relaxed);
         self.receive_timeout.store(0, Relaxed);
         self.send_timeout.store(0, Relaxed);

@@ -44,7 +44,7 @@ impl Kernel for Tcp<'_> {
     fn waiting(&self) -> Waiting {
         let mut polled = [pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 }];
         // To poll there is nothing below SO_RCVLOWAT, but it is what comes before the lane.
-        let hides = || self.endpoint.low_water(self.fd) > 0 && shunt_sys::tcp::has_unread(borrow(self.fd));
+        let hides = || self.endpoint.low_water.of(self.fd) > 0 && shunt_sys::tcp::has_unread(borrow(self.fd));
         if poll_now(&mut polled) == 0 && !hides() {
             return Waiting::Nothing;
         }

@@ -9,6 +9,7 @@ use super::{ALWAYS, DEGRADED_NANOS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, 
 use crate::endpoint::{Endpoint, EndpointRef};
 use crate::links::Link;
 use crate::ops::{receive, send};
+use crate::private::borrow;
 use crate::waiter::Slot;
 use crate::{attach, kernel};
 use std::os::fd::RawFd;
@@ -341,11 +342,14 @@ impl Registration {
     }
 }
 
-/// A number that is another once something has arrived. Of urgent data the kernel tells those who have asked, and in a shared
-/// set nobody does on behalf of who has bytes in a lane.
-fn arrived(endpoint: &Endpoint, shared: bool) -> u64 {
-    let urgent = shared && endpoint.is_attached() && kernel::has_urgent(endpoint.fd.load(Relaxed));
-    receive::arrived(endpoint) | if urgent { 1 << 63 } else { 0 }
+/// A number that is another once something has arrived, by a lane or so that the kernel tells nobody. Of urgent data it tells
+/// those who have asked, and in a shared set nobody does on behalf of who has bytes in a lane.
+pub(super) fn arrived(endpoint: &Endpoint, shared: bool) -> u64 {
+    let fd = endpoint.fd.load(Relaxed);
+    let urgent = shared && endpoint.is_attached() && kernel::has_urgent(fd);
+    let is_unsaid = endpoint.low_water.of(fd) > 0;
+    let unsaid = if is_unsaid { shunt_sys::tcp::received(borrow(fd)).unwrap_or(0) } else { 0 };
+    (receive::arrived(endpoint) + unsaid) | if urgent { 1 << 63 } else { 0 }
 }
 
 /// What the lanes of a registration say.

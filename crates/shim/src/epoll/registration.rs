@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 use libc::epoll_event;
 use shunt_abi::reason::Reason;
 
+use super::answer::arrived;
 use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
 use crate::endpoint::Endpoint;
 use crate::links::Link;
-use crate::ops::receive;
 use crate::waiter::Slot;
 use crate::{errno, process, real};
 
@@ -290,7 +290,7 @@ impl Inner {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         registration.attached = Some(endpoint.reference());
         registration.primary = primary;
-        registration.arrived = receive::arrived(endpoint);
+        registration.arrived = arrived(endpoint, self.shared);
         self.attached += 1;
         self.secondary += u32::from(!primary);
         epoll.active.fetch_add(1, AcqRel);

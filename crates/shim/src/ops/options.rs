@@ -329,7 +329,7 @@ pub(crate) fn after_set(endpoint: &Endpoint, fd: RawFd, level: c_int, name: c_in
         learn_timeouts(endpoint, fd);
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
-        endpoint.note_low_water(low_water(fd));
+        endpoint.low_water.note(low_water(fd));
     }
     // With these TCP tells those that wait how it is, changed or not.
     match (level, name) {

@@ -380,7 +380,7 @@ fn least(endpoint: &Endpoint, fd: RawFd, wanted: usize, flags: c_int) -> usize {
     if flags & libc::MSG_WAITALL != 0 {
         return wanted;
     }
-    wanted.min(endpoint.low_water(fd).max(1))
+    wanted.min(endpoint.low_water.of(fd).max(1))
 }
 
 /// What TCP adds to what has been taken already: if it may wait, until so many bytes have come or the deadline has. The
@@ -695,7 +695,7 @@ fn probe(side: &mut RxSide, lane: &LaneHeader, ring: &MappedRing, tcp: &Tcp<'_>)
 /// Whether the lane has bytes to read now.
 #[inline]
 pub(crate) fn is_readable(endpoint: &Endpoint, fd: RawFd) -> bool {
-    if endpoint.low_water(fd) == 0 {
+    if endpoint.low_water.of(fd) == 0 {
         return available(endpoint, fd) > 0;
     }
     // The kernel does not speak of bytes below it that lie before the lane.
@@ -705,7 +705,7 @@ pub(crate) fn is_readable(endpoint: &Endpoint, fd: RawFd) -> bool {
 
 /// Whether so many bytes, and what TCP holds, reach SO_RCVLOWAT.
 fn is_enough(endpoint: &Endpoint, fd: RawFd, available: usize) -> bool {
-    let low_water = endpoint.low_water(fd);
+    let low_water = endpoint.low_water.of(fd);
     low_water <= available || {
         let behind = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as usize;
         available + behind >= low_water
@@ -726,7 +726,7 @@ pub(crate) fn has_arrived(endpoint: &Endpoint, fd: RawFd) -> bool {
 /// Whether the kernel may tell nobody of bytes that come: alone they are fewer than SO_RCVLOWAT asks for, with the lane's they need
 /// not be.
 pub(crate) fn is_unsaid(endpoint: &Endpoint, fd: RawFd) -> bool {
-    endpoint.low_water(fd) > 0 && unread(endpoint) > 0
+    endpoint.low_water.of(fd) > 0 && unread(endpoint) > 0
 }
 
 /// Whether the kernel must be asked how the socket is: end of file, reset, or bytes of TCP's own.
@@ -752,18 +752,12 @@ pub(crate) fn unread(endpoint: &Endpoint) -> usize {
     side.rx.unread(lane, &ring)
 }
 
-/// How many bytes have ever arrived of which the kernel tells nobody, read or not: by lanes, and with SO_RCVLOWAT by TCP behind them.
+/// How many bytes have ever arrived by lanes, read or not.
 pub(crate) fn arrived(endpoint: &Endpoint) -> u64 {
-    let fd = endpoint.fd.load(Relaxed);
-    let by_lanes = {
-        let mut side = endpoint.rx.lock();
-        let Some(at) = side.at else { return side.rx.lane_total() };
-        let (lane, ring) = at.incoming();
-        side.rx.arrived_total(lane, &ring)
-    };
-    let behind =
-        if endpoint.low_water(fd) > 0 { shunt_sys::tcp::received(borrow(fd)).unwrap_or(0) } else { 0 };
-    by_lanes + behind
+    let mut side = endpoint.rx.lock();
+    let Some(at) = side.at else { return side.rx.lane_total() };
+    let (lane, ring) = at.incoming();
+    side.rx.arrived_total(lane, &ring)
 }
 
 /// splice from a connection that is going back: what the lane still holds goes into the pipe, and no more is read than
