@@ -15,7 +15,7 @@ use crate::{control, distance, epoll, errno, family, kernel, process, real, wort
 
 /// How long the broker's word about a death is waited for. Only a reader of end of file whose own bytes lie unread waits,
 /// and only once.
-const DEATH_NEWS_NANOS: u64 = 20_000_000;
+const DEATH_NEWS_NANOS: u64 = 100_000_000;
 /// How long the kernel's own reset is waited for. On this host it comes before the call that brings it forth returns.
 const RESET_NANOS: u64 = 5_000_000;
 
