@@ -24,6 +24,7 @@ mod hooks;
 mod kernel;
 mod links;
 mod lock;
+mod lost;
 mod low_water;
 mod ops;
 mod pace;

@@ -8,10 +8,10 @@ use super::shared;
 use super::{ALWAYS, DEGRADED_NANOS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
 use crate::endpoint::{Endpoint, EndpointRef};
 use crate::links::Link;
-use crate::ops::{receive, send};
+use crate::ops::{incoming, send};
 use crate::private::borrow;
 use crate::waiter::Slot;
-use crate::{attach, kernel};
+use crate::{attach, kernel, lost};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
@@ -75,8 +75,8 @@ impl Inner {
             !is_marked
                 && (one.may_tell(endpoint, shared)
                     || attach::is_returned(endpoint)
-                    || attach::is_lost(endpoint, endpoint.fd.load(Relaxed))
-                    || shared && receive::unread(endpoint) == 0)
+                    || lost::is_lost(endpoint, endpoint.fd.load(Relaxed))
+                    || shared && incoming::unread(endpoint) == 0)
         });
     }
 
@@ -107,7 +107,7 @@ impl Inner {
             // The registration may go by the number of a duplicate, and that be closed.
             let socket = endpoint.fd.load(Relaxed);
             // Of a lane that another process has drained nobody else tells.
-            if attach::is_returned(endpoint) || self.shared && receive::unread(endpoint) == 0 {
+            if attach::is_returned(endpoint) || self.shared && incoming::unread(endpoint) == 0 {
                 self.returned.push(endpoint);
             }
             // Before the look, so that what arrives during it is looked at again.
@@ -125,7 +125,7 @@ impl Inner {
                 // The direction has not left its lane, but the lane has ended: the kernel's set does not answer for it yet.
                 reported |= asked_of_kernel(fd, registration.events) & registration.events & OUT;
             }
-            let is_lost = attach::is_lost(endpoint, socket);
+            let is_lost = lost::is_lost(endpoint, socket);
             if is_lost {
                 reported |= of_reset(endpoint, socket, &mut self.returned) & (registration.events | ALWAYS);
                 // It has an event of this too, and for an edge the two are one.
@@ -349,7 +349,7 @@ pub(super) fn arrived(endpoint: &Endpoint, shared: bool) -> u64 {
     let urgent = shared && endpoint.is_attached() && kernel::has_urgent(fd);
     let is_unsaid = endpoint.low_water.of(fd) > 0;
     let unsaid = if is_unsaid { shunt_sys::tcp::received(borrow(fd)).unwrap_or(0) } else { 0 };
-    (receive::arrived(endpoint) + unsaid) | if urgent { 1 << 63 } else { 0 }
+    (incoming::arrived(endpoint) + unsaid) | if urgent { 1 << 63 } else { 0 }
 }
 
 /// What the lanes of a registration say.
@@ -369,11 +369,11 @@ struct Answer {
 fn judge(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> Answer {
     let mut events = 0;
     let mut behind = false;
-    if wanted & IN != 0 && receive::has_arrived(endpoint, fd) {
-        behind = wanted & EDGE == 0 && !receive::is_readable(endpoint, fd);
+    if wanted & IN != 0 && incoming::has_arrived(endpoint, fd) {
+        behind = wanted & EDGE == 0 && !incoming::is_readable(endpoint, fd);
         events |= if behind { 0 } else { IN };
     }
-    behind |= wanted & IN != 0 && receive::is_unsaid(endpoint, fd);
+    behind |= wanted & IN != 0 && incoming::is_unsaid(endpoint, fd);
     let (room, left) = if wanted & OUT != 0 { send::room(endpoint, slot) } else { (None, false) };
     if room == Some(true) {
         events |= OUT;
@@ -385,7 +385,7 @@ fn judge(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> Ans
 /// What the death of a peer with unread bytes adds, for one who holds the lock of a set. All sets are told afterwards that the
 /// endpoint is off its lane: it joins those that are `returned`.
 fn of_reset(endpoint: &'static Endpoint, fd: RawFd, returned: &mut Vec<&'static Endpoint>) -> u32 {
-    if !attach::reset_in_a_set(endpoint, fd) {
+    if !lost::reset_in_a_set(endpoint, fd) {
         return 0;
     }
     returned.push(endpoint);

@@ -9,7 +9,7 @@ use super::report::{NOBODY, Report};
 use super::{EDGE, Epoll, IN, Inner, ONE_SHOT, listing};
 use crate::endpoint::Endpoint;
 use crate::links::{Attachment, Pin};
-use crate::ops::receive;
+use crate::ops::incoming;
 use crate::private::borrow;
 use crate::process;
 
@@ -31,7 +31,7 @@ impl Ghost {
 impl Inner {
     /// The last descriptor of this process is about to be closed.
     pub(super) fn add_ghost(&mut self, epoll: &Epoll, endpoint: &Endpoint) {
-        let unread = endpoint.is_attached() && receive::unread(endpoint) > 0;
+        let unread = endpoint.is_attached() && incoming::unread(endpoint) > 0;
         let at = endpoint.rx.lock().at.filter(|_| unread).map(Attachment::pin);
         let file = rustix::fs::fstat(borrow(endpoint.fd.load(Relaxed)));
         if let (Some(at), Ok(file)) = (at, file) {

@@ -14,7 +14,7 @@ use super::watched::Watched;
 use super::{EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, Registration, all, listing};
 use crate::endpoint::{self, Endpoint, EndpointRef};
 use crate::family::{self, Holders, Shareable};
-use crate::ops::receive;
+use crate::ops::incoming;
 use crate::private::borrow;
 use crate::table::{self, Entry};
 use crate::{process, real};
@@ -50,7 +50,7 @@ pub(super) fn may_be_added() -> bool {
     if DRAINED.load(Relaxed) == forks {
         return false;
     }
-    let has_some = |endpoint: &Endpoint| endpoint.is_attached() && receive::unread(endpoint) > 0;
+    let has_some = |endpoint: &Endpoint| endpoint.is_attached() && incoming::unread(endpoint) > 0;
     let any_has = endpoint::all().any(has_some);
     if !any_has {
         DRAINED.store(forks, Relaxed);

@@ -10,9 +10,9 @@ use shunt_sys::memory;
 
 use crate::endpoint::Endpoint;
 use crate::ops::receive::Taken;
-use crate::ops::{self, receive, send};
+use crate::ops::{self, pipe, receive, send};
 use crate::signal::{Held, Shield};
-use crate::{attach, errno, kernel, real, signal, table};
+use crate::{attach, errno, kernel, lost, real, signal, table};
 
 /// The answer of an operation, as C wants it.
 #[inline]
@@ -97,7 +97,7 @@ pub(super) fn moving<D: Direction>(
         let _shield = begin(endpoint, fd, flags);
         match by_tcp::<D, _>(endpoint, kernel) {
             // The end, for one who has waited for it since before bytes went over a lane, where they may lie unread.
-            Some(0) if endpoint.is_attached() && attach::reset_if_lost(endpoint, fd) => {
+            Some(0) if endpoint.is_attached() && lost::reset_if_lost(endpoint, fd) => {
                 return answer(ours(endpoint));
             }
             Some(result) => result,
@@ -560,10 +560,10 @@ pub unsafe extern "C-unwind" fn splice(
     let takes = from_offset.is_null() && to_offset.is_null() && len > 0;
     if takes && rustix::pipe::fcntl_getpipe_size(crate::private::borrow(to)).is_ok() {
         // What the lane still holds comes first.
-        if let Some(outcome) = receive::move_to_pipe(endpoint, from, to, len.min(MOST), flags) {
+        if let Some(outcome) = pipe::move_to_pipe(endpoint, from, to, len.min(MOST), flags) {
             return answer(outcome);
         }
-        attach::notice_reset(endpoint, from);
+        lost::notice_reset(endpoint, from);
         if let Some(errno) = receive::take_owed(endpoint, from) {
             return answer(Err(errno));
         }
@@ -571,7 +571,7 @@ pub unsafe extern "C-unwind" fn splice(
     drop(shield);
     let attached = |endpoint| match by_kernel(kernel) {
         // The end, for one whose bytes may lie unread in a lane.
-        Ok(0) if takes && attach::reset_if_lost(endpoint, from) => {
+        Ok(0) if takes && lost::reset_if_lost(endpoint, from) => {
             endpoint.take_owed(from).map_or_else(|| by_kernel(kernel), Err)
         }
         outcome => outcome,

@@ -12,7 +12,7 @@ use super::readiness::from_timespec;
 use crate::ops::sleep::as_timespec;
 use crate::ops::{options, receive, send};
 use crate::signal::Shield;
-use crate::{attach, errno, process, real, table};
+use crate::{attach, errno, lost, process, real, table};
 
 /// See recvmsg(2).
 ///
@@ -223,7 +223,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     // SAFETY: null, or it can be read.
     let Ok(limit) = (unsafe { from_timespec(timeout) }) else { return kernel() };
     // Here an error comes before bytes.
-    attach::notice_reset(endpoint, fd);
+    lost::notice_reset(endpoint, fd);
     if let Some(errno) = endpoint.take_owed(fd).or_else(|| options::take_error(fd)) {
         errno::set(errno);
         return -1;

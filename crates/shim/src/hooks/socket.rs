@@ -9,7 +9,7 @@ use crate::ops::descriptors;
 use crate::ops::options::{self, Setting};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{attach, epoll, errno, process, real};
+use crate::{attach, epoll, errno, lost, process, real};
 
 /// See socket(2).
 ///
@@ -88,7 +88,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     let endpoint = table::endpoint(fd);
     let _shield = Shield::raise();
     if let Some(endpoint) = endpoint {
-        attach::notice_reset(endpoint, fd);
+        lost::notice_reset(endpoint, fd);
         attach::before_shutdown(endpoint, how);
     }
     // SAFETY: the program's own call.
@@ -111,7 +111,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
 pub unsafe extern "C-unwind" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     if let Some(endpoint) = table::endpoint(fd) {
         let _shield = Shield::raise();
-        attach::notice_reset(endpoint, fd);
+        lost::notice_reset(endpoint, fd);
     }
     // SAFETY: the program's own call.
     unsafe { real::getpeername(fd, address, len) }

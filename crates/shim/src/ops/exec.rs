@@ -16,7 +16,7 @@ use crate::handover::{self, Letter};
 use crate::ops::options;
 use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{attach, epoll, errno, family, process, sandbox, unseen};
+use crate::{attach, epoll, errno, family, lost, process, sandbox, unseen};
 
 /// An exec under way. Dropped if it has failed.
 pub(crate) struct Leaving {
@@ -153,9 +153,9 @@ pub(crate) fn hand_out(fd: RawFd) {
 fn give_back_unread(has_shim: bool) {
     for (fd, endpoint) in inheritable() {
         if has_shim {
-            attach::notice_reset(endpoint, fd);
+            lost::notice_reset(endpoint, fd);
         } else {
-            attach::notice_reset_for_another(endpoint, fd);
+            lost::notice_reset_for_another(endpoint, fd);
         }
         attach::give_back_unread(endpoint, Reason::Exec);
     }

@@ -3,7 +3,10 @@
 pub(crate) mod descriptors;
 pub(crate) mod epoll_wait;
 pub(crate) mod exec;
+pub(crate) mod incoming;
+mod look;
 pub(crate) mod options;
+pub(crate) mod pipe;
 pub(crate) mod poll;
 pub(crate) mod receive;
 pub(crate) mod select;

@@ -10,9 +10,9 @@ use shunt_sys::memory;
 use shunt_sys::tcp::Beside;
 
 use crate::endpoint::Endpoint;
-use crate::ops::receive;
+use crate::ops::incoming;
 use crate::private::borrow;
-use crate::{attach, epoll, errno, real};
+use crate::{attach, epoll, errno, lost, real};
 
 /// Linux's own, which the crate does not name.
 const F_SETSIG: c_int = 10;
@@ -356,7 +356,7 @@ pub(crate) unsafe fn get(
     let real = || unsafe { real::getsockopt(fd, name.0, name.1, value, len) };
     match name {
         (libc::SOL_SOCKET, libc::SO_ERROR) => {
-            attach::notice_reset(endpoint, fd);
+            lost::notice_reset(endpoint, fd);
             let result = real();
             // SAFETY: the kernel has just written so many bytes there.
             unsafe {
@@ -366,14 +366,14 @@ pub(crate) unsafe fn get(
                         value.write_unaligned(errno);
                     }
                     if value.read_unaligned() == libc::ECONNRESET {
-                        attach::reset_is_told(endpoint);
+                        lost::reset_is_told(endpoint);
                     }
                 }
             }
             result
         }
         (libc::IPPROTO_TCP, libc::TCP_INFO) => {
-            attach::notice_reset(endpoint, fd);
+            lost::notice_reset(endpoint, fd);
             let result = real();
             if result == 0 {
                 // SAFETY: the kernel has just written so many bytes there.
@@ -383,7 +383,7 @@ pub(crate) unsafe fn get(
         }
         (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) => {
             attach::bar(endpoint, Reason::ZeroCopy);
-            match receive::available(endpoint, fd) {
+            match incoming::available(endpoint, fd) {
                 0 => real(),
                 // SAFETY: the caller's promise.
                 waiting => unsafe { nothing_to_map(waiting, value, len) },
@@ -396,7 +396,7 @@ pub(crate) unsafe fn get(
 /// What the kernel's counts lack, or have too much: the bytes that have gone over lanes, and what a reset has made up.
 pub(crate) fn beside_kernel(endpoint: &Endpoint) -> Beside {
     let sent = endpoint.tx.lock().tx.lane_total();
-    let lanes = Beside { acked: sent, received: receive::arrived(endpoint), sent };
+    let lanes = Beside { acked: sent, received: incoming::arrived(endpoint), sent };
     endpoint.beside_kernel.lock().and(lanes)
 }
 
@@ -407,7 +407,7 @@ pub(crate) fn waiting_to_tell(endpoint: &Endpoint, fd: RawFd) -> Option<c_int> {
     option(fd, libc::IPPROTO_TCP, libc::TCP_INQ).filter(|asked: &c_int| *asked != 0)?;
     let on_tcp = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as c_int;
     let finished = shunt_sys::tcp::hung_up(borrow(fd));
-    Some(on_tcp.saturating_add(receive::unread(endpoint) as c_int).saturating_add(finished.into()))
+    Some(on_tcp.saturating_add(incoming::unread(endpoint) as c_int).saturating_add(finished.into()))
 }
 
 /// TCP_ZEROCOPY_RECEIVE for what a lane still holds: the answer that TCP gives when the next bytes fill no page.
@@ -449,7 +449,7 @@ pub(crate) unsafe fn ioctl(endpoint: &Endpoint, fd: RawFd, request: c_ulong, arg
             result
         }
         libc::FIONREAD => {
-            let waiting = receive::unread(endpoint);
+            let waiting = incoming::unread(endpoint);
             let result = real();
             if result == 0 {
                 // SAFETY: the kernel has just written an int there.
@@ -461,7 +461,7 @@ pub(crate) unsafe fn ioctl(endpoint: &Endpoint, fd: RawFd, request: c_ulong, arg
             result
         }
         // Before the mark is what the lane still holds.
-        SIOCATMARK if receive::available(endpoint, fd) > 0 => {
+        SIOCATMARK if incoming::available(endpoint, fd) > 0 => {
             // SAFETY: the caller's promise.
             unsafe { answer_int(argument.cast(), 0) }
         }

@@ -12,12 +12,12 @@ use shunt_abi::reason::Reason;
 use crate::endpoint::{Endpoint, RxSide};
 use crate::links::Attachment;
 use crate::ops::sleep::{self, Deadline, as_timespec};
-use crate::ops::{receive, send};
+use crate::ops::{incoming, send};
 use crate::private::borrow;
 use crate::signal::{Held, Ran, Shield};
 use crate::table::{self, Entry};
 use crate::waiter::{self, Slot};
-use crate::{attach, control, epoll, errno, kernel, process, real, signal, thread};
+use crate::{attach, control, epoll, errno, kernel, lost, process, real, signal, thread};
 
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM;
@@ -175,13 +175,13 @@ fn poll_mixed(
         let watched = &watch.watched;
         for one in watched {
             attach::send_again_if_returned(one.endpoint, one.fd);
-            if attach::is_lost(one.endpoint, one.fd) {
-                attach::reset_if_lost(one.endpoint, one.fd);
+            if lost::is_lost(one.endpoint, one.fd) {
+                lost::reset_if_lost(one.endpoint, one.fd);
             }
         }
         let lanes = answer(fds, watched);
         let only_lanes =
-            watched.len() == fds.len() && !watched.iter().any(|one| receive::tcp_has_news(one.endpoint));
+            watched.len() == fds.len() && !watched.iter().any(|one| incoming::tcp_has_news(one.endpoint));
         if lanes > 0 && only_lanes && !UNASKED.fetch_add(1, Relaxed).is_multiple_of(ASK_KERNEL_EVERY) {
             return Some(lanes);
         }
@@ -243,7 +243,7 @@ fn answer(fds: &mut [pollfd], watched: &[Watched]) -> i32 {
     let mut ready = 0;
     for one in watched {
         let entry = &mut fds[one.index];
-        if entry.events & IN != 0 && receive::is_readable(one.endpoint, one.fd) {
+        if entry.events & IN != 0 && incoming::is_readable(one.endpoint, one.fd) {
             entry.revents |= entry.events & IN;
         }
         if entry.events & OUT != 0 && send::writability(one.endpoint, None) == Some(true) {
@@ -256,8 +256,8 @@ fn answer(fds: &mut [pollfd], watched: &[Watched]) -> i32 {
 
 fn is_ready(one: &Watched, events: c_short) -> bool {
     attach::is_returned(one.endpoint)
-        || attach::is_lost(one.endpoint, one.fd)
-        || events & IN != 0 && receive::is_readable(one.endpoint, one.fd)
+        || lost::is_lost(one.endpoint, one.fd)
+        || events & IN != 0 && incoming::is_readable(one.endpoint, one.fd)
         || events & OUT != 0 && send::writability(one.endpoint, None) == Some(true)
 }
 
@@ -372,7 +372,7 @@ fn merge(fds: &mut [pollfd], shadow: &[pollfd], watched: &[Watched]) -> bool {
             one.ended.set(true);
         }
         one.endpoint.rx.lock().rx.note_tcp_news();
-        if attach::reset_if_lost(one.endpoint, one.fd) {
+        if lost::reset_if_lost(one.endpoint, one.fd) {
             return true;
         }
         if one.endpoint.owes_alone() {

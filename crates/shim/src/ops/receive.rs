@@ -1,29 +1,25 @@
 //! Receiving: read, readv, recv, recvfrom, recvmsg.
 
-use std::ffi::{c_int, c_short, c_uint};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::ffi::{c_int, c_short};
+use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
-use libc::{iovec, msghdr, ssize_t};
-use rustix::event::{PollFd, PollFlags};
-use rustix::fs::OFlags;
-use rustix::pipe::SpliceFlags;
+use libc::ssize_t;
 use shunt_abi::reason::Reason;
-use shunt_ring::bytes::{MappedRing, Ring};
-use shunt_ring::user::Piece;
-use shunt_ring::{LaneHeader, Sink};
+use shunt_ring::Sink;
 use shunt_transport::{Kernel, Received, Waiting};
 
 use crate::endpoint::{Endpoint, RxSide};
 use crate::kernel::Tcp;
 use crate::lock::Guard;
-use crate::ops::send::{empty_message, fill_list, really_blocks};
+use crate::ops::incoming::{available, is_readable};
+use crate::ops::look::{by_tcp_now, is_watched, look, look_in_time, ready_side};
+use crate::ops::send::really_blocks;
 use crate::ops::sleep::{self, Deadline, Woken};
 use crate::private::borrow;
 use crate::signal::Held;
-use crate::{attach, epoll, errno, kernel, process, signal, waiter};
+use crate::{attach, epoll, errno, kernel, lost, signal, waiter};
 
-const PIECES: usize = 64;
 /// Flags that are answered here, and those that mean nothing to a receive of TCP.
 const UNDERSTOOD: c_int = MEANINGFUL
     | libc::MSG_NOSIGNAL
@@ -63,7 +59,7 @@ pub(crate) fn receive(
 ) -> Result<Taken, i32> {
     let outcome = receive_bytes(endpoint, fd, sink, flags, kernel);
     if matches!(outcome, Err(libc::ECONNRESET)) {
-        attach::reset_is_told(endpoint);
+        lost::reset_is_told(endpoint);
     }
     outcome
 }
@@ -78,7 +74,7 @@ fn receive_bytes(
     if flags & !UNDERSTOOD != 0 {
         // Urgent data and the queue of errors lie beside the stream.
         if flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) != 0 {
-            attach::notice_reset(endpoint, fd);
+            lost::notice_reset(endpoint, fd);
             // The kernel has seen a FIN before the reset, and would give it.
             if flags & libc::MSG_OOB != 0 && endpoint.owes() && kernel::has_urgent(fd) {
                 return Err(libc::ENOTCONN);
@@ -182,7 +178,7 @@ impl Call {
             Received::UseTcp => {
                 endpoint.enter_receive_locked();
                 drop(side);
-                attach::notice_reset(endpoint, fd);
+                lost::notice_reset(endpoint, fd);
                 attach::let_go_if_done(endpoint);
                 let tcp = Tcp { endpoint, fd };
                 // Urgent data is passed over before an error is met, which is taken then, and bytes may follow.
@@ -215,7 +211,7 @@ impl Call {
                 endpoint.leave_receive();
                 // The end, for somebody whose bytes may lie unread in a lane.
                 if matches!(outcome, Ok(Taken { count: 0, .. })) && endpoint.is_attached() {
-                    if attach::reset_if_lost(endpoint, fd) {
+                    if lost::reset_if_lost(endpoint, fd) {
                         return None;
                     }
                     if let Some(errno) = endpoint.take_owed(fd) {
@@ -284,7 +280,7 @@ impl Call {
             Received::EndOfFile if done > 0 => return Some(Ok(Taken::here(done))),
             Received::EndOfFile => {
                 drop(side);
-                if attach::reset_if_lost(endpoint, fd) {
+                if lost::reset_if_lost(endpoint, fd) {
                     return None;
                 }
                 return Some(endpoint.take_owed(fd).map_or(Ok(Taken::here(0)), Err));
@@ -439,7 +435,7 @@ fn receive_nothing(
     deadline: Option<Deadline>,
     kernel: &dyn Fn() -> ssize_t,
 ) -> Result<Taken, i32> {
-    attach::notice_reset(endpoint, fd);
+    lost::notice_reset(endpoint, fd);
     loop {
         if available(endpoint, fd) > 0 {
             return Ok(Taken::here(0));
@@ -472,374 +468,6 @@ fn receive_nothing(
             (outcome, _) => return outcome.map(Taken::here),
         }
     }
-}
-
-/// The receiving direction under its lock, after what must come first and cannot be done under it: "watching" is said
-/// as soon as it may be, and bytes that were given back go out.
-#[inline]
-fn ready_side(endpoint: &Endpoint, fd: RawFd) -> Guard<'_, RxSide> {
-    let side = endpoint.rx.lock();
-    let returned = side.at.is_some_and(|at| at.outgoing().0.is_returned());
-    if !returned && !side.rx.is_adopted() {
-        return side;
-    }
-    drop(side);
-    attach::try_watch(endpoint);
-    attach::send_again_if_returned(endpoint, fd);
-    endpoint.rx.lock()
-}
-
-/// A look for bytes by a call that may wait, and so leaves a sender alone for a moment first that is slower than it.
-#[inline]
-fn look_in_time(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>) -> Received {
-    let wanted = sink.remaining();
-    if side.rx.known().is_none_or(|known| known >= wanted) {
-        return look(endpoint, fd, side, sink, 0);
-    }
-    side.pace.wait();
-    let outcome = look(endpoint, fd, side, sink, 0);
-    let found = wanted - sink.remaining() + side.rx.known().unwrap_or(0);
-    side.pace.learn(found, wanted, &endpoint.unanswered);
-    outcome
-}
-
-/// One look at the lane, and at TCP where the stream is not on it.
-#[inline]
-fn look(endpoint: &Endpoint, fd: RawFd, side: &mut RxSide, sink: &mut Sink<'_>, flags: c_int) -> Received {
-    let Some(at) = side.at else { return Received::UseTcp };
-    let (lane, ring) = at.incoming();
-    let tcp = Tcp { endpoint, fd };
-    let on_lane = side.rx.on_lane();
-    let outcome = match flags & (libc::MSG_PEEK | libc::MSG_TRUNC) {
-        0 => side.rx.receive(lane, &ring, &tcp, sink),
-        _ => take_no_bytes(side, lane, &ring, &tcp, sink, flags),
-    };
-    if on_lane || side.rx.on_lane() {
-        if on_lane && !side.rx.on_lane() && side.rx.reason() == Reason::PeerMisbehaved {
-            process::count_bypass(Reason::PeerMisbehaved);
-        }
-        endpoint.report_received(side);
-        // A sender that waits for room is woken once there is enough of it to be worth its while.
-        if lane.is_space_wanted() && side.rx.available(lane, &ring, &tcp) <= ring.len() / 3 * 2 {
-            at.announce_space();
-        }
-    }
-    match outcome {
-        Received::Bytes(_) if flags & libc::MSG_PEEK == 0 => outcome,
-        outcome => look_beyond(side, lane, &ring, &tcp, sink, flags, outcome),
-    }
-}
-
-/// MSG_PEEK and MSG_TRUNC.
-#[inline(never)]
-fn take_no_bytes(
-    side: &mut RxSide,
-    lane: &LaneHeader,
-    ring: &MappedRing,
-    tcp: &Tcp<'_>,
-    sink: &mut Sink<'_>,
-    flags: c_int,
-) -> Received {
-    match flags & (libc::MSG_PEEK | libc::MSG_TRUNC) {
-        libc::MSG_PEEK => side.rx.peek(lane, ring, tcp, &mut { *sink }),
-        libc::MSG_TRUNC => discard(side, lane, ring, tcp, sink, flags),
-        _ => count(side, lane, ring, tcp, sink.remaining()),
-    }
-}
-
-/// What TCP has to say where the lane is not all there is.
-#[inline(never)]
-fn look_beyond(
-    side: &mut RxSide,
-    lane: &LaneHeader,
-    ring: &MappedRing,
-    tcp: &Tcp<'_>,
-    sink: &mut Sink<'_>,
-    flags: c_int,
-    outcome: Received,
-) -> Received {
-    let fd = tcp.fd;
-    // A peek that the lane cannot answer must not block in the kernel while the lane is watched.
-    match outcome {
-        // Where it may, the kernel's own receive also passes over urgent data.
-        Received::Empty | Received::EndOfFile if !is_watched(side) => Received::UseTcp,
-        Received::UseTcp if flags & libc::MSG_PEEK != 0 && is_watched(side) => {
-            match by_tcp_up_to(fd, sink, side.rx.peek_limit(), flags) {
-                Ok(0) => Received::EndOfFile,
-                // A peek that has seen all of TCP's goes on in the lane.
-                Ok(count) if count == side.rx.peek_limit() => {
-                    let mut rest = *sink;
-                    rest.advance(count.min(rest.remaining()));
-                    let behind = if flags & libc::MSG_TRUNC != 0 {
-                        let behind = side.rx.unread(lane, ring).min(rest.remaining());
-                        rest.advance(behind);
-                        behind
-                    } else {
-                        side.rx.peek_behind(lane, ring, &mut rest)
-                    };
-                    // Behind the end of that it is TCP again.
-                    let beyond = if rest.remaining() > 0 && side.rx.ends_behind(lane, ring, behind) {
-                        by_tcp_beyond(fd, sink, count, &rest, flags)
-                    } else {
-                        0
-                    };
-                    Received::Bytes(count + behind + beyond)
-                }
-                Ok(count) => Received::Bytes(count),
-                Err(libc::EAGAIN) => Received::Empty,
-                Err(errno) => Received::Error(errno),
-            }
-        }
-        // A peek that has seen all of an ended lane goes on in TCP.
-        Received::Bytes(count)
-            if flags & libc::MSG_PEEK != 0
-                && count < sink.remaining()
-                && side.rx.ends_behind(lane, ring, count)
-                && matches!(tcp.waiting(), Waiting::Bytes(_))
-                && !tcp.at_mark() =>
-        {
-            let mut rest = *sink;
-            rest.advance(count);
-            Received::Bytes(count + by_tcp_now(fd, &rest, flags).unwrap_or(0))
-        }
-        // Of urgent data nothing is found, but it is passed over.
-        Received::Empty
-            if side.rx.is_attached()
-                && !side.rx.on_lane()
-                && flags & libc::MSG_PEEK == 0
-                && tcp.at_mark() =>
-        {
-            match tcp.receive(sink) {
-                Ok(count @ 1..) => {
-                    side.rx.note_taken(lane, count);
-                    Received::Bytes(count)
-                }
-                Ok(0) | Err(libc::EAGAIN) => Received::Empty,
-                Err(errno) => Received::Error(errno),
-            }
-        }
-        outcome => outcome,
-    }
-}
-
-/// Whether no receive may block in the kernel.
-fn is_watched(side: &RxSide) -> bool {
-    side.rx.is_attached() && !side.rx.is_adopted()
-}
-
-/// MSG_TRUNC with MSG_PEEK: only counts the bytes. The program's buffer is not touched, and may be null.
-fn count(side: &mut RxSide, lane: &LaneHeader, ring: &MappedRing, tcp: &Tcp<'_>, count: usize) -> Received {
-    loop {
-        let count = side.rx.available(lane, ring, tcp).min(count);
-        if count > 0 {
-            return Received::Bytes(count);
-        }
-        match probe(side, lane, ring, tcp) {
-            Received::Bytes(_) => {}
-            outcome => return outcome,
-        }
-    }
-}
-
-/// MSG_TRUNC: throws bytes away, across every border of the stream, as a receive takes them. The program's buffer is not
-/// touched, and may be null.
-fn discard(
-    side: &mut RxSide,
-    lane: &LaneHeader,
-    ring: &MappedRing,
-    tcp: &Tcp<'_>,
-    sink: &mut Sink<'_>,
-    flags: c_int,
-) -> Received {
-    let mut total = 0;
-    let outcome = loop {
-        let count = side.rx.discard(lane, ring, tcp, sink.remaining());
-        total += count;
-        sink.advance(count);
-        if sink.remaining() == 0 {
-            return Received::Bytes(total);
-        }
-        // How much of TCP may go is what a peek would show of it.
-        let limit = match probe(side, lane, ring, tcp) {
-            Received::Bytes(_) => continue,
-            Received::UseTcp if is_watched(side) => side.rx.peek_limit(),
-            Received::UseTcp if total == 0 => return Received::UseTcp,
-            Received::UseTcp if matches!(tcp.waiting(), Waiting::Bytes(_)) => sink.remaining(),
-            outcome => break outcome,
-        };
-        if total > 0 && tcp.at_mark() {
-            break Received::Empty;
-        }
-        match by_tcp_up_to(tcp.fd, sink, limit, flags) {
-            Ok(0) => break Received::EndOfFile,
-            Ok(count) => {
-                side.rx.note_taken(lane, count);
-                total += count;
-                sink.advance(count);
-            }
-            Err(libc::EAGAIN) => break Received::Empty,
-            Err(errno) => break Received::Error(errno),
-        }
-    };
-    if total > 0 { Received::Bytes(total) } else { outcome }
-}
-
-/// What a peek at one byte finds.
-fn probe(side: &mut RxSide, lane: &LaneHeader, ring: &MappedRing, tcp: &Tcp<'_>) -> Received {
-    let mut probe = [0u8];
-    let pieces = [Piece { base: probe.as_mut_ptr(), len: 1 }];
-    // SAFETY: one byte of our own.
-    side.rx.peek(lane, ring, tcp, &mut unsafe { Sink::new(&pieces) })
-}
-
-/// Whether the lane has bytes to read now.
-#[inline]
-pub(crate) fn is_readable(endpoint: &Endpoint, fd: RawFd) -> bool {
-    if endpoint.low_water.of(fd) == 0 {
-        return available(endpoint, fd) > 0;
-    }
-    // The kernel does not speak of bytes below it that lie before the lane.
-    let unread = unread(endpoint);
-    unread > 0 && is_enough(endpoint, fd, unread)
-}
-
-/// Whether so many bytes, and what TCP holds, reach SO_RCVLOWAT.
-fn is_enough(endpoint: &Endpoint, fd: RawFd, available: usize) -> bool {
-    let low_water = endpoint.low_water.of(fd);
-    low_water <= available || {
-        let behind = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as usize;
-        available + behind >= low_water
-    }
-}
-
-/// Whether an edge is due: something has arrived, in the lane or behind what TCP still holds.
-pub(crate) fn has_arrived(endpoint: &Endpoint, fd: RawFd) -> bool {
-    let mut side = endpoint.rx.lock();
-    let Some(at) = side.at else { return false };
-    let (lane, ring) = at.incoming();
-    let arrived = side.rx.has_arrived(lane, &ring, &Tcp { endpoint, fd });
-    let unread = side.rx.unread(lane, &ring);
-    drop(side);
-    arrived && is_enough(endpoint, fd, unread)
-}
-
-/// Whether the kernel may tell nobody of bytes that come: alone they are fewer than SO_RCVLOWAT asks for, with the lane's they need
-/// not be.
-pub(crate) fn is_unsaid(endpoint: &Endpoint, fd: RawFd) -> bool {
-    endpoint.low_water.of(fd) > 0 && unread(endpoint) > 0
-}
-
-/// Whether the kernel must be asked how the socket is: end of file, reset, or bytes of TCP's own.
-pub(crate) fn tcp_has_news(endpoint: &Endpoint) -> bool {
-    let side = endpoint.rx.lock();
-    side.at.is_none_or(|at| side.rx.has_tcp_news(at.incoming().0))
-}
-
-/// Bytes that wait in the lane.
-#[inline]
-pub(crate) fn available(endpoint: &Endpoint, fd: RawFd) -> usize {
-    let mut side = endpoint.rx.lock();
-    let Some(at) = side.at else { return 0 };
-    let (lane, ring) = at.incoming();
-    side.rx.available(lane, &ring, &Tcp { endpoint, fd })
-}
-
-/// Bytes that wait in the lane, and those that do behind bytes of TCP's.
-pub(crate) fn unread(endpoint: &Endpoint) -> usize {
-    let mut side = endpoint.rx.lock();
-    let Some(at) = side.at else { return 0 };
-    let (lane, ring) = at.incoming();
-    side.rx.unread(lane, &ring)
-}
-
-/// How many bytes have ever arrived by lanes, read or not.
-pub(crate) fn arrived(endpoint: &Endpoint) -> u64 {
-    let mut side = endpoint.rx.lock();
-    let Some(at) = side.at else { return side.rx.lane_total() };
-    let (lane, ring) = at.incoming();
-    side.rx.arrived_total(lane, &ring)
-}
-
-/// splice from a connection that is going back: what the lane still holds goes into the pipe, and no more is read than
-/// the pipe takes. `None`: it holds nothing more.
-pub(crate) fn move_to_pipe(
-    endpoint: &Endpoint,
-    fd: RawFd,
-    pipe: RawFd,
-    len: usize,
-    flags: c_uint,
-) -> Option<Result<usize, i32>> {
-    let pipe = borrow(pipe);
-    let waits = flags & libc::SPLICE_F_NONBLOCK == 0
-        && rustix::fs::fcntl_getfl(pipe).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
-    let mut done = 0;
-    while done < len {
-        match move_some(endpoint, fd, pipe, len - done) {
-            Some(Ok(count)) if count > 0 => {
-                done += count;
-                continue;
-            }
-            None if done > 0 => {
-                done += splice_rest(endpoint, fd, pipe, len - done);
-                break;
-            }
-            _ if done > 0 => break,
-            Some(Err(libc::EAGAIN)) if waits => {}
-            ended => return ended,
-        }
-        let mut polled = [PollFd::from_borrowed_fd(pipe, PollFlags::OUT)];
-        if let Err(errno) = rustix::event::poll(&mut polled, None) {
-            return Some(Err(errno.raw_os_error()));
-        }
-    }
-    Some(Ok(done))
-}
-
-/// What TCP holds behind a lane of which some has been moved already: a splice waits for no more then.
-fn splice_rest(endpoint: &Endpoint, fd: RawFd, pipe: BorrowedFd<'_>, len: usize) -> usize {
-    let side = endpoint.rx.lock();
-    if side.rx.is_attached() {
-        return 0;
-    }
-    endpoint.enter_receive_locked();
-    drop(side);
-    // The flag is about the pipe: the socket is waited for, unless it has as much as is asked for.
-    let holds = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as usize;
-    let moved = match len.min(holds) {
-        0 => 0,
-        asked => {
-            rustix::pipe::splice(borrow(fd), None, pipe, None, asked, SpliceFlags::NONBLOCK).unwrap_or(0)
-        }
-    };
-    endpoint.leave_receive();
-    endpoint.count_received(moved);
-    moved
-}
-
-/// One attempt, which does not wait: it holds the lock.
-fn move_some(endpoint: &Endpoint, fd: RawFd, pipe: BorrowedFd<'_>, len: usize) -> Option<Result<usize, i32>> {
-    let mut side = endpoint.rx.lock();
-    if !side.rx.is_attached() {
-        return None;
-    }
-    let mut bytes = [0u8; 16 * 1024];
-    let pieces = [Piece { base: bytes.as_mut_ptr(), len: len.min(bytes.len()) }];
-    // SAFETY: a buffer of our own, here and below.
-    let mut sink = unsafe { Sink::new(&pieces) };
-    let Received::Bytes(count) = look(endpoint, fd, &mut side, &mut sink, libc::MSG_PEEK) else {
-        return None;
-    };
-    // "At the current offset", which is all that a pipe has.
-    let here = u64::MAX;
-    let slices = [std::io::IoSlice::new(&bytes[..count])];
-    let moved = match rustix::io::pwritev2(pipe, &slices, here, rustix::io::ReadWriteFlags::NOWAIT) {
-        Ok(moved) => moved,
-        Err(errno) => return Some(Err(errno.raw_os_error())),
-    };
-    let pieces = [Piece { base: bytes.as_mut_ptr(), len: moved }];
-    // SAFETY: see above.
-    look(endpoint, fd, &mut side, &mut unsafe { Sink::new(&pieces) }, libc::MSG_TRUNC);
-    Some(Ok(moved))
 }
 
 /// A peek that wants more than there is: the bytes that it has seen keep a doorbell from telling, so it looks again soon.
@@ -883,70 +511,4 @@ fn wait_for_bytes(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline, mo
         endpoint.rx.lock().rx.note_tcp_news();
     }
     woken
-}
-
-/// The real recvmsg for what is left of `sink`, which it leaves where it is, without waiting: it can be made under a lock.
-fn by_tcp_now(fd: RawFd, sink: &Sink<'_>, flags: c_int) -> Result<usize, i32> {
-    // SAFETY: the message describes the program's own buffer.
-    in_lists(sink, flags, |message| unsafe { kernel::recvmsg_now(fd, message, flags | libc::MSG_DONTWAIT) })
-}
-
-/// The same for no more than `limit` bytes, and a single call.
-fn by_tcp_up_to(fd: RawFd, sink: &Sink<'_>, limit: usize, flags: c_int) -> Result<usize, i32> {
-    let (pieces, offset) = sink.pieces();
-    let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
-    let count = fill_list(&mut list, pieces, offset);
-    let mut left = limit;
-    for piece in &mut list[..count] {
-        piece.iov_len = piece.iov_len.min(left);
-        left -= piece.iov_len;
-    }
-    // SAFETY: the message describes the program's own buffer.
-    unsafe { kernel::recvmsg_now(fd, &mut empty_message(&mut list[..count]), flags | libc::MSG_DONTWAIT) }
-}
-
-/// A peek into `rest` at what TCP has beyond its first `before` bytes, which are seen once more at the beginning of `sink`.
-fn by_tcp_beyond(fd: RawFd, sink: &Sink<'_>, before: usize, rest: &Sink<'_>, flags: c_int) -> usize {
-    let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
-    let (pieces, offset) = sink.pieces();
-    let filled = fill_list(&mut list, pieces, offset);
-    let (mut left, mut used) = (before, 0);
-    while left > 0 && used < filled {
-        list[used].iov_len = list[used].iov_len.min(left);
-        left -= list[used].iov_len;
-        used += 1;
-    }
-    let (pieces, offset) = rest.pieces();
-    used += fill_list(&mut list[used..], pieces, offset);
-    // SAFETY: the message describes the program's own buffer.
-    let seen =
-        unsafe { kernel::recvmsg_now(fd, &mut empty_message(&mut list[..used]), flags | libc::MSG_DONTWAIT) };
-    seen.map_or(0, |seen| seen.saturating_sub(before))
-}
-
-/// Has `receive` fill one list of pieces after the other, as long as it fills them.
-fn in_lists(
-    sink: &Sink<'_>,
-    flags: c_int,
-    receive: impl Fn(*mut msghdr) -> Result<usize, i32>,
-) -> Result<usize, i32> {
-    let mut sink = *sink;
-    let mut done = 0;
-    loop {
-        let (pieces, offset) = sink.pieces();
-        let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
-        let count = fill_list(&mut list, pieces, offset);
-        let listed: usize = list[..count].iter().map(|piece| piece.iov_len).sum();
-        let received = match receive(&mut empty_message(&mut list[..count])) {
-            Ok(received) => received,
-            Err(_) if done > 0 => return Ok(done),
-            Err(errno) => return Err(errno),
-        };
-        done += received;
-        sink.advance(received.min(sink.remaining()));
-        // A second peek would see the same bytes again.
-        if received < listed || sink.remaining() == 0 || flags & libc::MSG_PEEK != 0 {
-            return Ok(done);
-        }
-    }
 }

@@ -18,7 +18,7 @@ use crate::lock::Guard;
 use crate::ops::sleep::{self, Deadline, Woken};
 use crate::signal::Held;
 use crate::waiter::Slot;
-use crate::{attach, epoll, errno, process, real, signal, waiter};
+use crate::{attach, epoll, errno, lost, process, real, signal, waiter};
 
 /// A receiver that sleeps and has not read for this long is not going to: TCP takes more than a ring does.
 pub(crate) const STALL_NANOS: u64 = 20_000_000;
@@ -44,7 +44,7 @@ pub(crate) fn send(
     kernel: &dyn Fn() -> ssize_t,
 ) -> Result<usize, i32> {
     if source.remaining() == 0 {
-        attach::notice_reset(endpoint, fd);
+        lost::notice_reset(endpoint, fd);
         return endpoint.take_owed(fd).map_or_else(|| by_kernel(Held::Nothing, kernel), Err);
     }
     if flags & !UNDERSTOOD != 0 {
@@ -108,7 +108,7 @@ impl Call {
         drop(side);
         // Also before anybody has said that the peer is gone: TCP knows it sooner.
         if is_attached {
-            attach::notice_reset(endpoint, fd);
+            lost::notice_reset(endpoint, fd);
             if let Some(errno) = endpoint.take_owed(fd) {
                 endpoint.leave_send();
                 return Err(errno);
@@ -127,7 +127,7 @@ impl Call {
             Err(_) if done > 0 => Ok(done),
             Err(errno) => {
                 if errno == libc::ECONNRESET {
-                    attach::reset_is_told(endpoint);
+                    lost::reset_is_told(endpoint);
                 }
                 Err(errno)
             }
@@ -241,7 +241,7 @@ fn peer_has_left(at: &Attachment) -> bool {
 
 /// What is said next is said by TCP.
 fn desert(endpoint: &Endpoint, fd: RawFd) {
-    attach::reset_if_lost(endpoint, fd);
+    lost::reset_if_lost(endpoint, fd);
     attach::go_back(endpoint, Reason::PeerDied);
 }
 
@@ -431,7 +431,7 @@ pub(crate) fn send_file(
             if moved > 0 {
                 return Ok(FileStep::Moved(moved));
             }
-            attach::notice_reset(endpoint, fd);
+            lost::notice_reset(endpoint, fd);
             // Only bytes meet an error: a file that has none is the kernel's to refuse.
             let mut byte = [0u8];
             let meets_error = endpoint.owes() && read_file(byte.as_mut_ptr(), 1, 0) == Ok(1);

@@ -1,0 +1,97 @@
+//! splice from a connection whose lane still holds bytes.
+
+use std::ffi::c_uint;
+use std::os::fd::{BorrowedFd, RawFd};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::OFlags;
+use rustix::pipe::SpliceFlags;
+use shunt_ring::Sink;
+use shunt_ring::user::Piece;
+use shunt_transport::Received;
+
+use crate::endpoint::Endpoint;
+use crate::ops::look::look;
+use crate::private::borrow;
+
+/// splice from a connection that is going back: what the lane still holds goes into the pipe, and no more is read than
+/// the pipe takes. `None`: it holds nothing more.
+pub(crate) fn move_to_pipe(
+    endpoint: &Endpoint,
+    fd: RawFd,
+    pipe: RawFd,
+    len: usize,
+    flags: c_uint,
+) -> Option<Result<usize, i32>> {
+    let pipe = borrow(pipe);
+    let waits = flags & libc::SPLICE_F_NONBLOCK == 0
+        && rustix::fs::fcntl_getfl(pipe).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
+    let mut done = 0;
+    while done < len {
+        match move_some(endpoint, fd, pipe, len - done) {
+            Some(Ok(count)) if count > 0 => {
+                done += count;
+                continue;
+            }
+            None if done > 0 => {
+                done += splice_rest(endpoint, fd, pipe, len - done);
+                break;
+            }
+            _ if done > 0 => break,
+            Some(Err(libc::EAGAIN)) if waits => {}
+            ended => return ended,
+        }
+        let mut polled = [PollFd::from_borrowed_fd(pipe, PollFlags::OUT)];
+        if let Err(errno) = rustix::event::poll(&mut polled, None) {
+            return Some(Err(errno.raw_os_error()));
+        }
+    }
+    Some(Ok(done))
+}
+
+/// What TCP holds behind a lane of which some has been moved already: a splice waits for no more then.
+fn splice_rest(endpoint: &Endpoint, fd: RawFd, pipe: BorrowedFd<'_>, len: usize) -> usize {
+    let side = endpoint.rx.lock();
+    if side.rx.is_attached() {
+        return 0;
+    }
+    endpoint.enter_receive_locked();
+    drop(side);
+    // The flag is about the pipe: the socket is waited for, unless it has as much as is asked for.
+    let holds = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as usize;
+    let moved = match len.min(holds) {
+        0 => 0,
+        asked => {
+            rustix::pipe::splice(borrow(fd), None, pipe, None, asked, SpliceFlags::NONBLOCK).unwrap_or(0)
+        }
+    };
+    endpoint.leave_receive();
+    endpoint.count_received(moved);
+    moved
+}
+
+/// One attempt, which does not wait: it holds the lock.
+fn move_some(endpoint: &Endpoint, fd: RawFd, pipe: BorrowedFd<'_>, len: usize) -> Option<Result<usize, i32>> {
+    let mut side = endpoint.rx.lock();
+    if !side.rx.is_attached() {
+        return None;
+    }
+    let mut bytes = [0u8; 16 * 1024];
+    let pieces = [Piece { base: bytes.as_mut_ptr(), len: len.min(bytes.len()) }];
+    // SAFETY: a buffer of our own, here and below.
+    let mut sink = unsafe { Sink::new(&pieces) };
+    let Received::Bytes(count) = look(endpoint, fd, &mut side, &mut sink, libc::MSG_PEEK) else {
+        return None;
+    };
+    // "At the current offset", which is all that a pipe has.
+    let here = u64::MAX;
+    let slices = [std::io::IoSlice::new(&bytes[..count])];
+    let moved = match rustix::io::pwritev2(pipe, &slices, here, rustix::io::ReadWriteFlags::NOWAIT) {
+        Ok(moved) => moved,
+        Err(errno) => return Some(Err(errno.raw_os_error())),
+    };
+    let pieces = [Piece { base: bytes.as_mut_ptr(), len: moved }];
+    // SAFETY: see above.
+    look(endpoint, fd, &mut side, &mut unsafe { Sink::new(&pieces) }, libc::MSG_TRUNC);
+    Some(Ok(moved))
+}
