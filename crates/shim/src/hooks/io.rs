@@ -98,16 +98,26 @@ pub(super) fn moving<D: Direction>(
         match by_tcp::<D, _>(endpoint, kernel) {
             // The end, for one who has waited for it since before bytes went over a lane, where they may lie unread.
             Some(0) if endpoint.is_attached() && lost::reset_if_lost(endpoint, fd) => {
-                return answer(ours(endpoint));
+                return answer_of(endpoint, ours(endpoint));
             }
+            Some(-1) => return answer_of(endpoint, Err(errno::get())),
             Some(result) => result,
-            None => return answer(ours(endpoint)),
+            None => return answer_of(endpoint, ours(endpoint)),
         }
     };
     if result > 0 {
         D::count(endpoint, result as usize);
     }
     result
+}
+
+/// The answer of an operation that may have told of a reset.
+#[inline]
+fn answer_of(endpoint: &Endpoint, outcome: Result<usize, i32>) -> ssize_t {
+    if outcome == Err(libc::ECONNRESET) {
+        lost::reset_is_told(endpoint);
+    }
+    answer(outcome)
 }
 
 /// What every data call does first on an endpoint that may come onto a lane, or is on one.
@@ -553,6 +563,7 @@ pub unsafe extern "C-unwind" fn splice(
         {
             return answer(Err(errno));
         }
+        return answer_of(endpoint, by_kernel(kernel));
     }
     let Some(endpoint) = table::endpoint(from) else { return kernel() };
     let shield = Shield::raise();

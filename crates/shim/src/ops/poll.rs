@@ -82,10 +82,26 @@ pub(crate) fn poll(
         })
     };
     let failed = errno::get();
+    if result > 0 {
+        settle(fds);
+    }
     // SAFETY: made above, and this call has come back.
     drop(unsafe { Box::from_raw(watch) });
     errno::set(failed);
     result
+}
+
+/// The kernel sets the parts of a reset one after the other, the error first. Nobody whom that wakes sees it so; somebody whom a
+/// doorbell wakes may, or the FIN that has come where TCP alone would have sent none.
+fn settle(fds: &mut [pollfd]) {
+    let is_in_parts = |entry: &&mut pollfd| entry.revents & (libc::POLLERR | libc::POLLHUP) == libc::POLLERR;
+    for entry in fds.iter_mut().filter(is_in_parts) {
+        // Not before who resets it has let the socket go. Of other descriptors the kernel says the same again.
+        let _ = shunt_sys::tcp::state(borrow(entry.fd));
+        let mut again = [*entry];
+        kernel::poll_now(&mut again);
+        entry.revents |= again[0].revents;
+    }
 }
 
 fn examine(fds: &[pollfd], may_sleep: bool) -> Watch {
@@ -210,7 +226,6 @@ fn poll_mixed(
         if result < 0 {
             return Some(result);
         }
-        settle(&mut shadow);
         if merge(fds, &shadow, &watch.watched) {
             continue;
         }
@@ -345,17 +360,6 @@ fn ask_kernel(
     let (entries, count) = (shadow.as_mut_ptr(), shadow.len() as u64);
     // SAFETY: `shadow` is ours, `mask` is the program's.
     signal::open(held, || unsafe { real::ppoll(entries, count, pointer, mask) })
-}
-
-/// The kernel sets the parts of a reset one after the other, the error first. Nobody whom it wakes sees that; one whom a doorbell
-/// wakes may.
-fn settle(shadow: &mut [pollfd]) {
-    let is_in_parts = |entry: &&mut pollfd| entry.revents & (libc::POLLERR | libc::POLLHUP) == libc::POLLERR;
-    for entry in shadow.iter_mut().filter(is_in_parts) {
-        // Not before who resets it has let the socket go. Of other descriptors the kernel says the same again.
-        let _ = shunt_sys::tcp::state(borrow(entry.fd));
-        kernel::poll_now(std::slice::from_mut(entry));
-    }
 }
 
 /// Adds the kernel's answer to the lanes', asked once more. `true` if a socket has changed under it: ask again.

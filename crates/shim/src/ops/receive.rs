@@ -57,20 +57,6 @@ pub(crate) fn receive(
     flags: c_int,
     kernel: &dyn Fn() -> ssize_t,
 ) -> Result<Taken, i32> {
-    let outcome = receive_bytes(endpoint, fd, sink, flags, kernel);
-    if matches!(outcome, Err(libc::ECONNRESET)) {
-        lost::reset_is_told(endpoint);
-    }
-    outcome
-}
-
-fn receive_bytes(
-    endpoint: &'static Endpoint,
-    fd: RawFd,
-    sink: &mut Sink<'_>,
-    flags: c_int,
-    kernel: &dyn Fn() -> ssize_t,
-) -> Result<Taken, i32> {
     if flags & !UNDERSTOOD != 0 {
         // Urgent data and the queue of errors lie beside the stream.
         if flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) != 0 {

@@ -125,12 +125,7 @@ impl Call {
                 Ok(done + count)
             }
             Err(_) if done > 0 => Ok(done),
-            Err(errno) => {
-                if errno == libc::ECONNRESET {
-                    lost::reset_is_told(endpoint);
-                }
-                Err(errno)
-            }
+            Err(errno) => Err(errno),
         }
     }
 
