@@ -29,6 +29,8 @@ pub(crate) struct Judge {
     /// Streams whose receiver has shut reading down. TCP tells their sender of no room that a receive makes: once much has
     /// passed, the rest comes when the sender probes for some.
     silent: [bool; ENDS],
+    /// Streams that their sender has shut down. When the peer acknowledges that is TCP's own affair, and an edge.
+    finished: [bool; ENDS],
     /// The last step at which a stream may have arrived in several pieces.
     in_pieces: [Option<usize>; ENDS],
     /// The last step at which a wait on a set ended.
@@ -59,6 +61,9 @@ impl Judge {
         }
         if step.verb == Verb::Shutdown && step.args[1] != i64::from(libc::SHUT_WR) {
             self.silent[peer_of(step.slot(0))] = true;
+        }
+        if step.verb == Verb::Shutdown && step.args[1] != i64::from(libc::SHUT_RD) {
+            self.finished[end_of(step.slot(0))] = true;
         }
         for (loose, (a, b)) in self.loose.iter_mut().zip(tcp.after.iter().zip(&shunt.after)) {
             if *a.max(b) > CERTAIN {
@@ -239,11 +244,11 @@ impl Judge {
             return Match::Open;
         }
         let lacks = |(data, events): &(&i64, &i64)| *events & !is.get(*data).copied().unwrap_or(0) != 0;
-        let (told, missing): (Vec<i64>, Vec<i64>) = must
-            .iter()
-            .filter(lacks)
-            .map(|(data, _)| *data)
-            .partition(|data| self.may_be_told_before(step, *data));
+        let (told, missing): (Vec<i64>, Vec<i64>) =
+            must.iter().filter(lacks).map(|(data, _)| *data).partition(|data| {
+                self.may_be_told_before(step, *data)
+                    || is.contains_key(data) && self.may_be_told_early(step, *data)
+            });
         let edges = is.iter().all(|(data, events)| {
             let more = events & !must.get(data).copied().unwrap_or(0) != 0;
             !more || self.edges(step).any(|other| other == *data)
@@ -258,11 +263,21 @@ impl Judge {
     /// Whether the edges that a set tells with this data may be one with those that it has told before.
     fn may_be_told_before(&self, step: &Step, data: i64) -> bool {
         let set = step.slot(0);
-        let of_it = self.registered.iter().filter(|((other, _), one)| *other == set && one.0 == data);
-        of_it.into_iter().all(|((_, slot), (_, events))| {
-            let in_pieces = self.in_pieces[end_of(*slot)].max(self.in_pieces[peer_of(*slot)]);
-            events & EDGE != 0 && in_pieces.is_some() && in_pieces >= self.waited[set]
+        self.are_edges(set, data, |slot| {
+            let in_pieces = self.in_pieces[end_of(slot)].max(self.in_pieces[peer_of(slot)]);
+            in_pieces.is_some() && in_pieces >= self.waited[set]
         })
+    }
+
+    /// Whether a wait may have been told an edge of the peer's acknowledging a FIN before what the other run was told of.
+    fn may_be_told_early(&self, step: &Step, data: i64) -> bool {
+        self.are_edges(step.slot(0), data, |slot| self.finished[end_of(slot)])
+    }
+
+    /// Whether all registrations of a set with this data are told edges, and of slots of which `which` says so.
+    fn are_edges(&self, set: usize, data: i64, which: impl Fn(usize) -> bool) -> bool {
+        let mut of_it = self.registered.iter().filter(|((other, _), one)| *other == set && one.0 == data);
+        of_it.all(|((_, slot), (_, events))| events & EDGE != 0 && which(*slot))
     }
 }
 

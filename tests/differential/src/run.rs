@@ -504,8 +504,13 @@ impl<'w> Run<'w> {
         // What is received before the call has ended was sent.
         let already = self.sent[end_of(slot)];
         self.sent[end_of(slot)] = already + len as u64;
+        // An end that was met before the sender's answer: a reset is told once.
+        let mut met = None;
         loop {
-            let took = self.take(self.sequence.owner(peer), peer, step.args[2].max(1))?;
+            let took = match met.take() {
+                Some(took) => took,
+                None => self.take(self.sequence.owner(peer), peer, step.args[2].max(1))?,
+            };
             if took.bad != 0 {
                 return Ok(took);
             }
@@ -544,6 +549,7 @@ impl<'w> Run<'w> {
                     let again = self.world.check(step.actor, *worker, patience)?;
                     if let Reply::Done(_) = again {
                         reply = again;
+                        met = over.then_some(took);
                         continue;
                     }
                     self.world.worn = true;
