@@ -94,6 +94,16 @@ impl Judge {
             if step.has_parts() && steps[number].takes_some(&tcp) && steps[number].takes_some(&shunt) {
                 verdict = if tcp == shunt { Match::Same } else { Match::Open };
             }
+            // A process that ends closes one connection after the other.
+            let are_found = |outcome: &Outcome| matches!(outcome, Outcome::Done(answer) if answer.ret > 0);
+            if step.verb == Verb::Kill
+                && self.watches_several(&steps[number])
+                && are_found(&tcp)
+                && are_found(&shunt)
+                && tcp != shunt
+            {
+                verdict = Match::Open;
+            }
             self.note_wait(index, &steps[number]);
         }
         if tcp.outcome != Outcome::Blocked {
@@ -103,6 +113,15 @@ impl Judge {
             self.loose[end] &= self.silent[end] || tcp.after[end] != 0 || shunt.after[end] != 0;
         }
         verdict
+    }
+
+    /// Whether it waits for more than one connection.
+    fn watches_several(&self, step: &Step) -> bool {
+        match step.verb {
+            Verb::Poll => step.slots().len() > 1,
+            Verb::EpollWait => self.registered.keys().filter(|(set, _)| *set == step.slot(0)).count() > 1,
+            _ => false,
+        }
     }
 
     /// A wait on a set has ended.
