@@ -67,7 +67,7 @@ pub(super) fn look(
     let on_lane = side.rx.on_lane();
     let outcome = match flags & (libc::MSG_PEEK | libc::MSG_TRUNC) {
         0 => side.rx.receive(lane, &ring, &tcp, sink),
-        _ => take_no_bytes(side, lane, &ring, &tcp, sink, flags),
+        _ => Look { side, lane, ring: &ring, tcp: &tcp }.take_no_bytes(sink, flags),
     };
     if on_lane || side.rx.on_lane() {
         if on_lane && !side.rx.on_lane() && side.rx.reason() == Reason::PeerMisbehaved {
@@ -81,170 +81,160 @@ pub(super) fn look(
     }
     match outcome {
         Received::Bytes(_) if flags & libc::MSG_PEEK == 0 => outcome,
-        outcome => look_beyond(side, lane, &ring, &tcp, sink, flags, outcome),
+        outcome => Look { side, lane, ring: &ring, tcp: &tcp }.beyond(sink, flags, outcome),
     }
 }
 
-/// MSG_PEEK and MSG_TRUNC.
-#[inline(never)]
-fn take_no_bytes(
-    side: &mut RxSide,
-    lane: &LaneHeader,
-    ring: &MappedRing,
-    tcp: &Tcp<'_>,
-    sink: &mut Sink<'_>,
-    flags: c_int,
-) -> Received {
-    match flags & (libc::MSG_PEEK | libc::MSG_TRUNC) {
-        libc::MSG_PEEK => side.rx.peek(lane, ring, tcp, &mut { *sink }),
-        libc::MSG_TRUNC => discard(side, lane, ring, tcp, sink, flags),
-        _ => count(side, lane, ring, tcp, sink.remaining()),
-    }
+/// What is looked at.
+struct Look<'a> {
+    side: &'a mut RxSide,
+    lane: &'a LaneHeader,
+    ring: &'a MappedRing,
+    tcp: &'a Tcp<'a>,
 }
 
-/// What TCP has to say where the lane is not all there is.
-#[inline(never)]
-fn look_beyond(
-    side: &mut RxSide,
-    lane: &LaneHeader,
-    ring: &MappedRing,
-    tcp: &Tcp<'_>,
-    sink: &mut Sink<'_>,
-    flags: c_int,
-    outcome: Received,
-) -> Received {
-    let fd = tcp.fd;
-    // A peek that the lane cannot answer must not block in the kernel while the lane is watched.
-    match outcome {
-        // Where it may, the kernel's own receive also passes over urgent data.
-        Received::Empty | Received::EndOfFile if !is_watched(side) => Received::UseTcp,
-        Received::UseTcp if flags & libc::MSG_PEEK != 0 && is_watched(side) => {
-            match by_tcp_up_to(fd, sink, side.rx.peek_limit(), flags) {
-                Ok(0) => Received::EndOfFile,
-                // A peek that has seen all of TCP's goes on in the lane.
-                Ok(count) if count == side.rx.peek_limit() => {
-                    let mut rest = *sink;
-                    rest.advance(count.min(rest.remaining()));
-                    let behind = if flags & libc::MSG_TRUNC != 0 {
-                        let behind = side.rx.unread(lane, ring).min(rest.remaining());
-                        rest.advance(behind);
-                        behind
-                    } else {
-                        side.rx.peek_behind(lane, ring, &mut rest)
-                    };
-                    // Behind the end of that it is TCP again.
-                    let beyond = if rest.remaining() > 0 && side.rx.ends_behind(lane, ring, behind) {
-                        by_tcp_beyond(fd, sink, count, &rest, flags)
-                    } else {
-                        0
-                    };
-                    Received::Bytes(count + behind + beyond)
+impl Look<'_> {
+    /// MSG_PEEK and MSG_TRUNC.
+    #[inline(never)]
+    fn take_no_bytes(&mut self, sink: &mut Sink<'_>, flags: c_int) -> Received {
+        match flags & (libc::MSG_PEEK | libc::MSG_TRUNC) {
+            libc::MSG_PEEK => self.side.rx.peek(self.lane, self.ring, self.tcp, &mut { *sink }),
+            libc::MSG_TRUNC => self.discard(sink, flags),
+            _ => self.count(sink.remaining()),
+        }
+    }
+
+    /// What TCP has to say where the lane is not all there is.
+    #[inline(never)]
+    fn beyond(&mut self, sink: &mut Sink<'_>, flags: c_int, outcome: Received) -> Received {
+        let fd = self.tcp.fd;
+        // A peek that the lane cannot answer must not block in the kernel while the lane is watched.
+        match outcome {
+            // Where it may, the kernel's own receive also passes over urgent data.
+            Received::Empty | Received::EndOfFile if !is_watched(self.side) => Received::UseTcp,
+            Received::UseTcp if flags & libc::MSG_PEEK != 0 && is_watched(self.side) => {
+                match by_tcp_up_to(fd, sink, self.side.rx.peek_limit(), flags) {
+                    Ok(0) => Received::EndOfFile,
+                    // A peek that has seen all of TCP's goes on in the lane.
+                    Ok(count) if count == self.side.rx.peek_limit() => {
+                        let mut rest = *sink;
+                        rest.advance(count.min(rest.remaining()));
+                        let behind = if flags & libc::MSG_TRUNC != 0 {
+                            let behind = self.side.rx.unread(self.lane, self.ring).min(rest.remaining());
+                            rest.advance(behind);
+                            behind
+                        } else {
+                            self.side.rx.peek_behind(self.lane, self.ring, &mut rest)
+                        };
+                        // Behind the end of that it is TCP again.
+                        let beyond = if rest.remaining() > 0
+                            && self.side.rx.ends_behind(self.lane, self.ring, behind)
+                        {
+                            by_tcp_beyond(fd, sink, count, &rest, flags)
+                        } else {
+                            0
+                        };
+                        Received::Bytes(count + behind + beyond)
+                    }
+                    Ok(count) => Received::Bytes(count),
+                    Err(libc::EAGAIN) => Received::Empty,
+                    Err(errno) => Received::Error(errno),
                 }
-                Ok(count) => Received::Bytes(count),
-                Err(libc::EAGAIN) => Received::Empty,
-                Err(errno) => Received::Error(errno),
+            }
+            // A peek that has seen all of an ended lane goes on in TCP.
+            Received::Bytes(count)
+                if flags & libc::MSG_PEEK != 0
+                    && count < sink.remaining()
+                    && self.side.rx.ends_behind(self.lane, self.ring, count)
+                    && matches!(self.tcp.waiting(), Waiting::Bytes(_))
+                    && !self.tcp.at_mark() =>
+            {
+                let mut rest = *sink;
+                rest.advance(count);
+                Received::Bytes(count + by_tcp_now(fd, &rest, flags).unwrap_or(0))
+            }
+            // Of urgent data nothing is found, but it is passed over.
+            Received::Empty
+                if self.side.rx.is_attached()
+                    && !self.side.rx.on_lane()
+                    && flags & libc::MSG_PEEK == 0
+                    && self.tcp.at_mark() =>
+            {
+                match self.tcp.receive(sink) {
+                    Ok(count @ 1..) => {
+                        self.side.rx.note_taken(self.lane, count);
+                        Received::Bytes(count)
+                    }
+                    Ok(0) | Err(libc::EAGAIN) => Received::Empty,
+                    Err(errno) => Received::Error(errno),
+                }
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// MSG_TRUNC with MSG_PEEK: only counts the bytes. The program's buffer is not touched, and may be null.
+    fn count(&mut self, count: usize) -> Received {
+        loop {
+            let count = self.side.rx.available(self.lane, self.ring, self.tcp).min(count);
+            if count > 0 {
+                return Received::Bytes(count);
+            }
+            match self.probe() {
+                Received::Bytes(_) => {}
+                outcome => return outcome,
             }
         }
-        // A peek that has seen all of an ended lane goes on in TCP.
-        Received::Bytes(count)
-            if flags & libc::MSG_PEEK != 0
-                && count < sink.remaining()
-                && side.rx.ends_behind(lane, ring, count)
-                && matches!(tcp.waiting(), Waiting::Bytes(_))
-                && !tcp.at_mark() =>
-        {
-            let mut rest = *sink;
-            rest.advance(count);
-            Received::Bytes(count + by_tcp_now(fd, &rest, flags).unwrap_or(0))
-        }
-        // Of urgent data nothing is found, but it is passed over.
-        Received::Empty
-            if side.rx.is_attached()
-                && !side.rx.on_lane()
-                && flags & libc::MSG_PEEK == 0
-                && tcp.at_mark() =>
-        {
-            match tcp.receive(sink) {
-                Ok(count @ 1..) => {
-                    side.rx.note_taken(lane, count);
-                    Received::Bytes(count)
-                }
-                Ok(0) | Err(libc::EAGAIN) => Received::Empty,
-                Err(errno) => Received::Error(errno),
+    }
+
+    /// MSG_TRUNC: throws bytes away, across every border of the stream, as a receive takes them. The program's buffer is not
+    /// touched, and may be null.
+    fn discard(&mut self, sink: &mut Sink<'_>, flags: c_int) -> Received {
+        let mut total = 0;
+        let outcome = loop {
+            let count = self.side.rx.discard(self.lane, self.ring, self.tcp, sink.remaining());
+            total += count;
+            sink.advance(count);
+            if sink.remaining() == 0 {
+                return Received::Bytes(total);
             }
-        }
-        outcome => outcome,
+            // How much of TCP may go is what a peek would show of it.
+            let limit = match self.probe() {
+                Received::Bytes(_) => continue,
+                Received::UseTcp if is_watched(self.side) => self.side.rx.peek_limit(),
+                Received::UseTcp if total == 0 => return Received::UseTcp,
+                Received::UseTcp if matches!(self.tcp.waiting(), Waiting::Bytes(_)) => sink.remaining(),
+                outcome => break outcome,
+            };
+            if total > 0 && self.tcp.at_mark() {
+                break Received::Empty;
+            }
+            match by_tcp_up_to(self.tcp.fd, sink, limit, flags) {
+                Ok(0) => break Received::EndOfFile,
+                Ok(count) => {
+                    self.side.rx.note_taken(self.lane, count);
+                    total += count;
+                    sink.advance(count);
+                }
+                Err(libc::EAGAIN) => break Received::Empty,
+                Err(errno) => break Received::Error(errno),
+            }
+        };
+        if total > 0 { Received::Bytes(total) } else { outcome }
+    }
+
+    /// What a peek at one byte finds.
+    fn probe(&mut self) -> Received {
+        let mut probe = [0u8];
+        let pieces = [Piece { base: probe.as_mut_ptr(), len: 1 }];
+        // SAFETY: one byte of our own.
+        self.side.rx.peek(self.lane, self.ring, self.tcp, &mut unsafe { Sink::new(&pieces) })
     }
 }
 
 /// Whether no receive may block in the kernel.
 pub(super) fn is_watched(side: &RxSide) -> bool {
     side.rx.is_attached() && !side.rx.is_adopted()
-}
-
-/// MSG_TRUNC with MSG_PEEK: only counts the bytes. The program's buffer is not touched, and may be null.
-fn count(side: &mut RxSide, lane: &LaneHeader, ring: &MappedRing, tcp: &Tcp<'_>, count: usize) -> Received {
-    loop {
-        let count = side.rx.available(lane, ring, tcp).min(count);
-        if count > 0 {
-            return Received::Bytes(count);
-        }
-        match probe(side, lane, ring, tcp) {
-            Received::Bytes(_) => {}
-            outcome => return outcome,
-        }
-    }
-}
-
-/// MSG_TRUNC: throws bytes away, across every border of the stream, as a receive takes them. The program's buffer is not
-/// touched, and may be null.
-fn discard(
-    side: &mut RxSide,
-    lane: &LaneHeader,
-    ring: &MappedRing,
-    tcp: &Tcp<'_>,
-    sink: &mut Sink<'_>,
-    flags: c_int,
-) -> Received {
-    let mut total = 0;
-    let outcome = loop {
-        let count = side.rx.discard(lane, ring, tcp, sink.remaining());
-        total += count;
-        sink.advance(count);
-        if sink.remaining() == 0 {
-            return Received::Bytes(total);
-        }
-        // How much of TCP may go is what a peek would show of it.
-        let limit = match probe(side, lane, ring, tcp) {
-            Received::Bytes(_) => continue,
-            Received::UseTcp if is_watched(side) => side.rx.peek_limit(),
-            Received::UseTcp if total == 0 => return Received::UseTcp,
-            Received::UseTcp if matches!(tcp.waiting(), Waiting::Bytes(_)) => sink.remaining(),
-            outcome => break outcome,
-        };
-        if total > 0 && tcp.at_mark() {
-            break Received::Empty;
-        }
-        match by_tcp_up_to(tcp.fd, sink, limit, flags) {
-            Ok(0) => break Received::EndOfFile,
-            Ok(count) => {
-                side.rx.note_taken(lane, count);
-                total += count;
-                sink.advance(count);
-            }
-            Err(libc::EAGAIN) => break Received::Empty,
-            Err(errno) => break Received::Error(errno),
-        }
-    };
-    if total > 0 { Received::Bytes(total) } else { outcome }
-}
-
-/// What a peek at one byte finds.
-fn probe(side: &mut RxSide, lane: &LaneHeader, ring: &MappedRing, tcp: &Tcp<'_>) -> Received {
-    let mut probe = [0u8];
-    let pieces = [Piece { base: probe.as_mut_ptr(), len: 1 }];
-    // SAFETY: one byte of our own.
-    side.rx.peek(lane, ring, tcp, &mut unsafe { Sink::new(&pieces) })
 }
 
 /// The real recvmsg for what is left of `sink`, which it leaves where it is, without waiting: it can be made under a lock.
