@@ -8,7 +8,6 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::links::Inherited;
-use crate::pairing::Key;
 use crate::state::State;
 
 /// Between the first two questions, and the most. In between, as much time again as has passed.
@@ -32,9 +31,8 @@ pub(crate) async fn follow(state: Rc<RefCell<State>>, socket: Inherited) {
 
 /// Whether a process has it, as far as can be told.
 fn is_held(state: &mut State, socket: &Inherited) -> bool {
-    let Key { netns, local, remote } = socket.key;
-    match state.namespaces.find(netns, local, remote) {
-        Ok(found) => found.is_some_and(|found| found.cookie == socket.cookie && found.is_held),
+    match state.namespaces.find(socket.key, socket.cookie) {
+        Ok(found) => found.is_some_and(|found| found.is_held),
         Err(error) => {
             tracing::debug!(%error, "sock_diag does not answer");
             true

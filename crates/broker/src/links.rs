@@ -396,6 +396,11 @@ mod tests {
         grant.sides.map(|side| at(grant.link, grant.conn, side))
     }
 
+    fn end<'a>(whole: &'a Mapping, links: &Links, place: Place) -> &'a AtomicU64 {
+        let lane = links.geometry.lane_offset(place.conn as usize, place.side);
+        whole.word(lane + LANE_END_OFFSET).unwrap()
+    }
+
     #[test]
     fn a_slot_comes_back_only_when_both_sides_have_left_it() {
         let mut links = links(8);
@@ -500,11 +505,7 @@ mod tests {
         let whole = Mapping::map(grant.fresh.as_ref().unwrap(), RINGS_OFFSET).unwrap();
         let [one, two] = places(&grant);
         links.leave(1, two);
-        let end = |place: Place| {
-            let lane = links.geometry.lane_offset(place.conn as usize, place.side);
-            whole.word(lane + LANE_END_OFFSET).unwrap()
-        };
-        let (one, two) = (end(one), end(two));
+        let (one, two) = (end(&whole, &links, one), end(&whole, &links, two));
         links.forget(1);
         assert_eq!((one.load(Relaxed), two.load(Relaxed)), (LANE_END_DIED, 0));
     }
@@ -515,10 +516,7 @@ mod tests {
         let grants = [(10, 20), (11, 21), (12, 22)]
             .map(|(one, two)| links.grant(&offer(1, one), &offer(2, two)).unwrap());
         let whole = Mapping::map(grants[0].fresh.as_ref().unwrap(), RINGS_OFFSET).unwrap();
-        let ends = grants.each_ref().map(|grant| {
-            let place = places(grant)[0];
-            whole.word(links.geometry.lane_offset(place.conn as usize, place.side) + LANE_END_OFFSET).unwrap()
-        });
+        let ends = grants.each_ref().map(|grant| end(&whole, &links, places(grant)[0]));
         ends[0].store(LANE_END_SHUT_DOWN | LANE_END_SHARED, Relaxed);
         ends[1].store(LANE_END_SHARED, Relaxed);
         ends[2].store(LANE_END_SHUT_DOWN, Relaxed);

@@ -6,12 +6,12 @@
 //! would keep alive a container's network that everybody else has left.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use shunt_sys::{Errno, identity, netns};
 
 use crate::diag::{Diag, Found};
+use crate::pairing::Key;
 
 /// See the module.
 #[derive(Debug)]
@@ -91,21 +91,16 @@ impl Namespaces {
         cookie == self.own.netns() || entered.is_some()
     }
 
-    /// The live TCP connection from `local` to `remote` in a namespace, if there is one.
-    pub(crate) fn find(
-        &mut self,
-        cookie: u64,
-        local: SocketAddr,
-        remote: SocketAddr,
-    ) -> Result<Option<Found>, Errno> {
-        if cookie == self.own.netns() {
-            return self.own.find(local, remote);
-        }
-        match self.entered.get_mut(&cookie).and_then(|entered| entered.diag.as_mut()) {
-            Some(diag) => diag.find(local, remote),
-            // Nobody lives there any more.
-            None => Ok(None),
-        }
+    /// The live TCP connection with these addresses, if it still is the one whose socket has this cookie.
+    pub(crate) fn find(&mut self, key: Key, cookie: u64) -> Result<Option<Found>, Errno> {
+        let Key { netns, local, remote } = key;
+        let diag = match self.entered.get_mut(&netns) {
+            _ if netns == self.own.netns() => Some(&mut self.own),
+            entered => entered.and_then(|entered| entered.diag.as_mut()),
+        };
+        // Otherwise nobody lives there any more.
+        let found = diag.map_or(Ok(None), |diag| diag.find(local, remote))?;
+        Ok(found.filter(|found| found.cookie == cookie))
     }
 }
 

@@ -137,14 +137,10 @@ impl State {
 
     /// The socket that was offered, if it is still the one with its addresses.
     fn live(&mut self, offer: &Offer) -> Result<Option<Found>, Reason> {
-        let Key { netns, local, remote } = offer.key;
-        match self.namespaces.find(netns, local, remote) {
-            Ok(found) => Ok(found.filter(|found| found.cookie == offer.cookie)),
-            Err(error) => {
-                tracing::warn!(%error, "sock_diag does not answer; is the kernel's tcp_diag module there?");
-                Err(Reason::ForeignNamespace)
-            }
-        }
+        self.namespaces.find(offer.key, offer.cookie).map_err(|error| {
+            tracing::warn!(%error, "sock_diag does not answer; is the kernel's tcp_diag module there?");
+            Reason::ForeignNamespace
+        })
     }
 
     /// Refuses those among open offers that are dead, and says whether there were any.
