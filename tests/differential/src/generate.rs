@@ -136,14 +136,8 @@ impl Draft {
             (93..95, _) => self.ending(actor, slot),
             (95, _) => self.processes(actor, slot),
             (96, _) => self.open(),
-            (97, _) => {
-                let restarts = self.random.below(2) as i64;
-                self.push(actor, Verb::Signal, &[restarts]);
-            }
-            _ => {
-                let (on, call) = (self.random.below(2) as i64, self.random.below(2) as i64);
-                self.push(actor, Verb::Nonblock, &[slot, on, call]);
-            }
+            (97, _) => self.signal(actor),
+            _ => self.nonblock(actor, slot),
         }
     }
 
@@ -164,17 +158,21 @@ impl Draft {
             10 => self.processes(actor, slot),
             _ => match self.random.below(4) {
                 0 => self.duplicate(actor, slot),
-                1 => {
-                    let restarts = self.random.below(2) as i64;
-                    self.push(actor, Verb::Signal, &[restarts]);
-                }
+                1 => self.signal(actor),
                 2 => self.bulk(actor, slot),
-                _ => {
-                    let (on, call) = (self.random.below(2) as i64, self.random.below(2) as i64);
-                    self.push(actor, Verb::Nonblock, &[slot, on, call]);
-                }
+                _ => self.nonblock(actor, slot),
             },
         }
+    }
+
+    fn signal(&mut self, actor: u8) {
+        let restarts = self.random.below(2) as i64;
+        self.push(actor, Verb::Signal, &[restarts]);
+    }
+
+    fn nonblock(&mut self, actor: u8, slot: i64) {
+        let (on, call) = (self.random.below(2) as i64, self.random.below(2) as i64);
+        self.push(actor, Verb::Nonblock, &[slot, on, call]);
     }
 
     fn send(&mut self, actor: u8, slot: i64) {
