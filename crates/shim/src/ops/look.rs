@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::os::fd::RawFd;
 
-use libc::{iovec, msghdr};
+use libc::msghdr;
 use shunt_abi::reason::Reason;
 use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::user::Piece;
@@ -13,10 +13,8 @@ use shunt_transport::{Kernel, Received, Waiting};
 use crate::endpoint::{Endpoint, RxSide};
 use crate::kernel::Tcp;
 use crate::lock::Guard;
-use crate::ops::send::{empty_message, fill_list};
+use crate::ops::send::{NO_PIECES, empty_message, fill_list};
 use crate::{attach, kernel, process};
-
-const PIECES: usize = 64;
 
 /// The receiving direction under its lock, after what must come first and cannot be done under it: "watching" is said
 /// as soon as it may be, and bytes that were given back go out.
@@ -246,7 +244,7 @@ pub(super) fn by_tcp_now(fd: RawFd, sink: &Sink<'_>, flags: c_int) -> Result<usi
 /// The same for no more than `limit` bytes, and a single call.
 fn by_tcp_up_to(fd: RawFd, sink: &Sink<'_>, limit: usize, flags: c_int) -> Result<usize, i32> {
     let (pieces, offset) = sink.pieces();
-    let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
+    let mut list = NO_PIECES;
     let count = fill_list(&mut list, pieces, offset);
     let mut left = limit;
     for piece in &mut list[..count] {
@@ -259,7 +257,7 @@ fn by_tcp_up_to(fd: RawFd, sink: &Sink<'_>, limit: usize, flags: c_int) -> Resul
 
 /// A peek into `rest` at what TCP has beyond its first `before` bytes, which are seen once more at the beginning of `sink`.
 fn by_tcp_beyond(fd: RawFd, sink: &Sink<'_>, before: usize, rest: &Sink<'_>, flags: c_int) -> usize {
-    let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
+    let mut list = NO_PIECES;
     let (pieces, offset) = sink.pieces();
     let filled = fill_list(&mut list, pieces, offset);
     let (mut left, mut used) = (before, 0);
@@ -286,7 +284,7 @@ fn in_lists(
     let mut done = 0;
     loop {
         let (pieces, offset) = sink.pieces();
-        let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
+        let mut list = NO_PIECES;
         let count = fill_list(&mut list, pieces, offset);
         let listed: usize = list[..count].iter().map(|piece| piece.iov_len).sum();
         let received = match receive(&mut empty_message(&mut list[..count])) {

@@ -32,8 +32,8 @@ const UNDERSTOOD: c_int = libc::MSG_NOSIGNAL
     | libc::MSG_CONFIRM
     | libc::MSG_DONTROUTE
     | libc::MSG_WAITALL;
-/// Pieces of one system call.
-const PIECES: usize = 64;
+/// The pieces of one system call, for [`fill_list`] to fill in.
+pub(super) const NO_PIECES: [iovec; 64] = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
 
 /// Sends `source`; where nothing but TCP is concerned, by the program's own call, `kernel`. `Err` is an errno.
 pub(crate) fn send(
@@ -361,7 +361,7 @@ fn by_tcp(held: Held, fd: RawFd, source: &Source<'_>, flags: c_int) -> Result<us
     let mut done = 0;
     while source.remaining() > 0 {
         let (pieces, offset) = source.pieces();
-        let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES];
+        let mut list = NO_PIECES;
         let count = fill_list(&mut list, pieces, offset);
         let listed: usize = list[..count].iter().map(|piece| piece.iov_len).sum();
         let message = empty_message(&mut list[..count]);
