@@ -120,8 +120,28 @@ fn check_ends(lab: &Lab, listener: &TcpListener) {
 
 #[test]
 fn a_reset_is_passed_on_in_every_phase_and_after_what_was_sent() {
-    let lab = Lab::with_relays("");
-    check_resets(&lab, &lab.listen(&format!("{SERVER}:80")));
+    for mode in ["early", "faithful", "late"] {
+        let lab = Lab::with_relays(&format!("mode = '{mode}'"));
+        check_resets(&lab, &lab.listen(&format!("{SERVER}:80")));
+        if mode != "faithful" {
+            check_reset_before_target(&lab);
+        }
+    }
+}
+
+/// The client is gone before its target has answered, and the exit is told so by its own answer to the edge.
+fn check_reset_before_target(lab: &Lab) {
+    let listener = lab.listen(&format!("{SERVER}:83"));
+    lab.server.run(
+        "nft",
+        ["table inet late { chain in { type filter hook input priority 0; tcp dport 83 drop; }; }"],
+    );
+    reset(lab.connect(listener.local_addr().unwrap()).unwrap());
+    await_until(|| lab.status(Site::Edge)["open-connections"] == 0, || lab.log(Site::Edge));
+    lab.server.run("nft", ["delete table inet late"]);
+    // With the target's next SYN.
+    let (server, _) = listener.accept().unwrap();
+    assert_eq!(failure(&server), ErrorKind::ConnectionReset);
 }
 
 fn check_resets(lab: &Lab, listener: &TcpListener) {

@@ -5,7 +5,6 @@ use std::net::{SocketAddr, TcpStream as StdStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::net::{RecvFlags, recv};
 use socket2::Socket;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -125,7 +124,7 @@ async fn serve(shared: Arc<Shared>, stream: StdStream, wish: Wish) -> io::Result
     let ends = (request.open.client, request.open.target);
     let record = Record::new(ends, request.via.clone(), began, shared.metrics.flows(via));
     record.note(&record.phases.accepted);
-    let first = if via.is_some() && begun.is_none() { at_once(client.wire().stream()) } else { Vec::new() };
+    let first = if via.is_some() && begun.is_none() { at_once(client.wire()) } else { Vec::new() };
     if !first.is_empty() {
         record.up.note(first.len());
     }
@@ -140,9 +139,9 @@ async fn serve(shared: Arc<Shared>, stream: StdStream, wish: Wish) -> io::Result
 }
 
 /// What has come already, up to a limit.
-fn at_once(stream: &TcpStream) -> Vec<u8> {
+fn at_once(wire: &Wire) -> Vec<u8> {
     let mut bytes = vec![0; FIRST];
-    let have = recv(stream, &mut bytes[..], RecvFlags::DONTWAIT).map_or(0, |(count, _)| count);
+    let have = wire.take_first(&mut bytes);
     bytes.truncate(have);
     bytes
 }

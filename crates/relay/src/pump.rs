@@ -3,9 +3,7 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::AsFd;
 
-use tokio::io::Interest;
 use tokio::task::consume_budget;
 
 use crate::config::DataPath;
@@ -117,11 +115,7 @@ fn hand_on(from: &Wire, to: &Wire, buffer: &mut [u8]) -> io::Result<(usize, io::
 
 /// The same by way of a pipe.
 async fn splice(from: &Wire, to: &Wire, pipe: &mut Pipe) -> Result<usize, Broken> {
-    let (from, to) = (from.stream(), to.stream());
-    let filled = from.async_io(Interest::READABLE, || pipe.fill(from.as_fd()));
-    let count = filled.await.map_err(|_| Broken::From)?;
-    while pipe.held() > 0 {
-        to.async_io(Interest::WRITABLE, || pipe.drain(to.as_fd())).await.map_err(|_| Broken::To)?;
-    }
+    let count = from.splice_into(pipe).await.map_err(|_| Broken::From)?;
+    to.splice_from(pipe).await.map_err(|_| Broken::To)?;
     Ok(count)
 }

@@ -3,7 +3,6 @@
 
 use std::os::fd::AsFd;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use socket2::SockRef;
@@ -56,8 +55,7 @@ async fn run(inward: Inward, onward: Onward, path: DataPath, record: &Record) ->
     // If this process is killed, what it had not passed on must not look like an end.
     reset(inner);
     reset(outer);
-    let (inner_is_deaf, outer_is_deaf) = (AtomicBool::new(false), AtomicBool::new(false));
-    let up = move_all((inner, &inner_is_deaf), (outer, &outer_is_deaf), path, &record.up);
+    let up = move_all(inner, outer, path, &record.up);
     let down = async {
         if let Onward::Relay(relay) = &onward {
             let verdict = relay.read_exact().await.map(decode_reply);
@@ -69,7 +67,7 @@ async fn run(inward: Inward, onward: Onward, path: DataPath, record: &Record) ->
         }
         record.note(&record.phases.answered);
         inward.confirm().await.map_err(|_| Stop::Broken(Broken::To))?;
-        move_all((outer, &outer_is_deaf), (inner, &inner_is_deaf), path, &record.down).await
+        move_all(outer, inner, path, &record.down).await
     };
     let (upward, downward) = both(up, down).await;
     if let Some(Err(Stop::Refused(verdict))) = downward {
@@ -132,21 +130,11 @@ enum Stop {
 /// How a direction ended, if it has.
 type Ended = Option<Result<(), Stop>>;
 
-/// One direction with its end. The kernel tells of a reset once: if a write was told (`is_deaf`), what is read after it ends
-/// as if nothing had happened, and that end is not passed on.
-async fn move_all(
-    (from, from_is_deaf): (&Wire, &AtomicBool),
-    (to, to_is_deaf): (&Wire, &AtomicBool),
-    path: DataPath,
-    flow: &Flow,
-) -> Result<(), Stop> {
-    let done = one_way(from, to, path, flow).await;
-    to_is_deaf.store(done == Err(Broken::To), Relaxed);
-    done.map_err(Stop::Broken)?;
-    if !from_is_deaf.load(Relaxed) {
-        // It may have been closed meanwhile: then there is nobody to be told.
-        let _ = to.end().await;
-    }
+/// One direction with its end.
+async fn move_all(from: &Wire, to: &Wire, path: DataPath, flow: &Flow) -> Result<(), Stop> {
+    one_way(from, to, path, flow).await.map_err(Stop::Broken)?;
+    // It may have been closed meanwhile: then there is nobody to be told.
+    let _ = to.end().await;
     Ok(())
 }
 

@@ -4,7 +4,9 @@
 use std::cell::RefCell;
 use std::io::{self, Cursor, IoSlice, Read, Write};
 use std::net::TcpStream as StdStream;
+use std::os::fd::AsFd;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
 use std::task::{Context, Poll, ready};
 
@@ -13,6 +15,7 @@ use rustls::Connection;
 use tokio::io::{AsyncRead, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
+use crate::pipe::Pipe;
 use crate::seal;
 
 /// See the module.
@@ -20,6 +23,9 @@ use crate::seal;
 pub(crate) struct Wire {
     stream: TcpStream,
     seal: Option<Box<Mutex<Seal>>>,
+    /// The kernel has told of a failure. It does so once, whoever asks first, and what is read afterwards ends as if nothing had
+    /// happened: in the clear that is no end. Under TLS an end has a mark of its own.
+    failed: AtomicBool,
 }
 
 /// One that no runtime watches: any may go on with it.
@@ -50,14 +56,13 @@ thread_local! {
 impl Wire {
     /// In the clear.
     pub(crate) fn plain(stream: TcpStream) -> Wire {
-        Wire { stream, seal: None }
+        Wire::with(stream, None)
     }
 
     /// Under TLS, whose handshake has ended then.
     pub(crate) async fn sealed(stream: TcpStream, mut tls: Connection) -> io::Result<Wire> {
         tls.set_buffer_limit(Some(2 * PIECE));
-        let wire =
-            Wire { stream, seal: Some(Box::new(Mutex::new(Seal { tls, incoming: Cursor::default() }))) };
+        let wire = Wire::with(stream, Some(Box::new(Mutex::new(Seal { tls, incoming: Cursor::default() }))));
         loop {
             wire.flush().await?;
             let more = wire.seal().is_some_and(|seal| seal.tls.is_handshaking());
@@ -69,6 +74,10 @@ impl Wire {
                 advanced => advanced?,
             }
         }
+    }
+
+    fn with(stream: TcpStream, seal: Option<Box<Mutex<Seal>>>) -> Wire {
+        Wire { stream, seal, failed: AtomicBool::new(false) }
     }
 
     pub(crate) fn stream(&self) -> &TcpStream {
@@ -126,11 +135,12 @@ impl Wire {
         Ok(shutdown(&self.stream, Shutdown::Write)?)
     }
 
-    /// What is there. 0: the stream has ended; if the other side's end of TLS did not come first, that is an error.
+    /// What is there. 0: the stream has ended; if the other side's end of TLS did not come first, that is an error, and so it is
+    /// after a failure.
     pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let Some(mut seal) = self.seal() else {
             let receive = || Ok(recv(&self.stream, buffer, RecvFlags::DONTWAIT)?.0);
-            return self.stream.try_io(Interest::READABLE, receive);
+            return self.unless_failed(self.stream.try_io(Interest::READABLE, receive));
         };
         let mut have = 0;
         while have < buffer.len() {
@@ -148,7 +158,8 @@ impl Wire {
     /// As much as is taken at once. Under TLS some of it may wait for [`Wire::flush`].
     pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         let Some(mut seal) = self.seal() else {
-            return self.stream.try_io(Interest::WRITABLE, || Ok(send(&self.stream, bytes, FLAGS)?));
+            let send = || Ok(send(&self.stream, bytes, FLAGS)?);
+            return self.note(self.stream.try_io(Interest::WRITABLE, send));
         };
         let taken = seal.tls.writer().write(bytes)?;
         match seal.push(&self.stream) {
@@ -156,6 +167,27 @@ impl Wire {
             _ if taken == 0 => Err(io::ErrorKind::WouldBlock.into()),
             _ => Ok(taken),
         }
+    }
+
+    /// What has come already, in the clear and before the runtime has looked; an end or a failure is for the next to read.
+    pub(crate) fn take_first(&self, buffer: &mut [u8]) -> usize {
+        let received = recv(&self.stream, buffer, RecvFlags::DONTWAIT).map_err(io::Error::from);
+        self.note(received).map_or(0, |(count, _)| count)
+    }
+
+    /// Some bytes into a pipe, in the clear. 0: the stream has ended.
+    pub(crate) async fn splice_into(&self, pipe: &mut Pipe) -> io::Result<usize> {
+        let filled = self.stream.async_io(Interest::READABLE, || pipe.fill(self.stream.as_fd()));
+        self.unless_failed(filled.await)
+    }
+
+    /// All that is in a pipe, in the clear.
+    pub(crate) async fn splice_from(&self, pipe: &mut Pipe) -> io::Result<()> {
+        while pipe.held() > 0 {
+            let drained = self.stream.async_io(Interest::WRITABLE, || pipe.drain(self.stream.as_fd()));
+            self.note(drained.await)?;
+        }
+        Ok(())
     }
 
     /// Until the kernel has everything.
@@ -175,6 +207,20 @@ impl Wire {
 
     fn try_advance(&self) -> io::Result<()> {
         self.seal().map_or(Ok(()), |mut seal| seal.advance(&self.stream))
+    }
+
+    fn unless_failed(&self, received: io::Result<usize>) -> io::Result<usize> {
+        match received {
+            Ok(0) if self.failed.load(Relaxed) => Err(io::ErrorKind::ConnectionReset.into()),
+            received => self.note(received),
+        }
+    }
+
+    fn note<T>(&self, done: io::Result<T>) -> io::Result<T> {
+        if done.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::WouldBlock) {
+            self.failed.store(true, Relaxed);
+        }
+        done
     }
 
     fn seal(&self) -> Option<MutexGuard<'_, Seal>> {
@@ -206,7 +252,7 @@ impl AsyncRead for Wire {
 impl Parked {
     /// To be used by the runtime in which this is called.
     pub(crate) fn resume(self) -> io::Result<Wire> {
-        Ok(Wire { stream: TcpStream::from_std(self.stream)?, seal: self.seal })
+        Ok(Wire::with(TcpStream::from_std(self.stream)?, self.seal))
     }
 
     /// Nothing is to be read from a connection that waits for its first target: no byte, no end and no error.
@@ -283,6 +329,8 @@ impl Write for Raw<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use socket2::SockRef;
     use tokio::net::TcpListener;
 
@@ -382,6 +430,22 @@ mod tests {
             one.stream().writable().await.unwrap();
             assert_eq!(&one.read_exact::<2>().await.unwrap(), b"no", "sealed: {sealed}");
             assert!(one.read(&mut [0; 8]).await.is_err(), "sealed: {sealed}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_failure_that_another_was_told_of_is_no_end() {
+        for told in ["first", "write", "splice"] {
+            let (one, two) = wires(false).await;
+            SockRef::from(two.stream()).set_linger(Some(Duration::ZERO)).unwrap();
+            drop(two);
+            match told {
+                "first" => assert_eq!(one.take_first(&mut [0; 8]), 0),
+                "write" => while one.write_all(b"word").await.is_ok() {},
+                _ => assert!(one.splice_into(&mut Pipe::borrow().unwrap()).await.is_err()),
+            }
+            assert!(one.read(&mut [0; 8]).await.is_err(), "{told}");
+            assert!(one.splice_into(&mut Pipe::borrow().unwrap()).await.is_err(), "{told}");
         }
     }
 
