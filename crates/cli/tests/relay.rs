@@ -64,10 +64,8 @@ fn bytes_arrive_in_every_mode_and_on_every_data_path() {
                 exchange(&client, &server, 8 << 20);
             }
         }
-        assert_eq!(
-            lab.counter(Site::Edge, "connections_total", &format!("mode=\"{mode}\",verdict=\"connected\"")),
-            6
-        );
+        let connected = format!("mode=\"{mode}\",verdict=\"connected\"");
+        lab.await_counter(Site::Edge, "connections_total", &connected, 6);
         assert_eq!(lab.counter(Site::Edge, "bytes_total", "direction=\"up\""), 6 * (8 << 20));
     }
 }
@@ -194,8 +192,8 @@ fn a_target_that_refuses_is_told_as_the_route_says() {
         let lab = Lab::with_relays(&format!("mode = '{mode}'"));
         assert_eq!(unhappy(refused(&lab)), ErrorKind::ConnectionReset);
         assert_eq!(unhappy(lab.connect(missing)), ErrorKind::ConnectionReset);
-        assert_eq!(lab.counter(Site::Edge, "connections_total", "verdict=\"refused\""), 1);
-        assert_eq!(lab.counter(Site::Edge, "connections_total", "verdict=\"unreachable\""), 1);
+        lab.await_counter(Site::Edge, "connections_total", "verdict=\"refused\"", 1);
+        lab.await_counter(Site::Edge, "connections_total", "verdict=\"unreachable\"", 1);
     }
 }
 
@@ -318,7 +316,7 @@ fn the_target_can_be_shown_the_clients_address() {
         assert_eq!(server.peer_addr().unwrap().ip(), client.local_addr().unwrap().ip());
         exchange(&client, &server, 100_000);
     }
-    assert_eq!(lab.counter(Site::Exit, "connections_total", "verdict=\"connected\""), 2);
+    lab.await_counter(Site::Exit, "connections_total", "verdict=\"connected\"", 2);
 }
 
 #[test]
@@ -335,7 +333,7 @@ fn an_exit_connects_only_where_it_may_and_only_for_its_peers() {
     );
     forbidden.set_nonblocking(true).unwrap();
     assert_eq!(forbidden.accept().unwrap_err().kind(), ErrorKind::WouldBlock, "not even an attempt");
-    assert_eq!(lab.counter(Site::Exit, "connections_total", "verdict=\"denied\""), 1);
+    lab.await_counter(Site::Exit, "connections_total", "verdict=\"denied\"", 1);
     // Another key, and another name.
     let other = lab.path("other");
     assert!(lab::shunt(&["relay", "new-key", other.to_str().unwrap()]).status.success());
@@ -369,7 +367,7 @@ fn rubbish_gets_nothing_and_harms_nobody() {
         let answered = receive(&stream).unwrap_or_default();
         assert_eq!(answered, b"", "a stranger is told nothing");
     }
-    assert!(lab.counter(Site::Exit, "strangers_total", "") >= 50);
+    await_until(|| lab.counter(Site::Exit, "strangers_total", "") >= 50, || lab.log(Site::Exit));
     exchange(&client, &server, 100_000);
 }
 
@@ -448,10 +446,7 @@ fn its_configuration_changes_while_connections_go_on() {
     assert!(lab.ask(Site::Edge, &["set", "peer.exit.pool.low=9", "route.0.mode=late"]).status.success());
     await_until(|| lab.status(Site::Edge)["peers"][0]["pool"]["ready"] == 9, || lab.log(Site::Edge));
     drop(lab.pair(&listener));
-    await_until(
-        || lab.counter(Site::Edge, "connections_total", "mode=\"late\"") == 1,
-        || lab.log(Site::Edge),
-    );
+    lab.await_counter(Site::Edge, "connections_total", "mode=\"late\"", 1);
     let wrong = lab.ask(Site::Edge, &["set", "peer.exit.pool.low=900"]);
     assert!(!wrong.status.success());
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("above pool.high"), "{wrong:?}");
@@ -486,8 +481,10 @@ fn there_are_no_more_connections_than_there_may_be() {
     lab.start(Site::Edge, &format!("max-connections = 5\n{}", edge("")));
     let listener = lab.listen(&format!("{SERVER}:80"));
     let pairs: Vec<_> = (0..5).map(|_| lab.pair(&listener)).collect();
+    // The way onward of the last may be there before the edge has taken it in.
+    await_until(|| lab.status(Site::Edge)["open-connections"] == 5, || lab.log(Site::Edge));
     assert_eq!(unhappy(lab.connect(listener.local_addr().unwrap())), ErrorKind::ConnectionReset);
-    assert_eq!(lab.counter(Site::Edge, "connections_total", "verdict=\"full\""), 1);
+    lab.await_counter(Site::Edge, "connections_total", "verdict=\"full\"", 1);
     for (client, server) in &pairs {
         exchange(client, server, 1000);
     }
@@ -684,7 +681,7 @@ fn curl_ssh_and_a_database_client_work() {
     assert!(client(&format!("{ssh} sha256sum < www/file")) == client("sha256sum < www/file"));
     let psql = "PATH=$PATH:$(echo /usr/lib/postgresql/*/bin) psql -h 10.3.0.2 -U postgres -XAtc";
     assert_eq!(client(&format!("{psql} 'select sum(i) from generate_series(1, 100000) i'")), b"5000050000\n");
-    assert_eq!(lab.counter(Site::Edge, "connections_total", "mode=\"early\",verdict=\"connected\""), 4);
+    lab.await_counter(Site::Edge, "connections_total", "mode=\"early\",verdict=\"connected\"", 4);
 }
 
 #[test]

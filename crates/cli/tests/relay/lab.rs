@@ -168,6 +168,12 @@ impl Lab {
         counters.iter().filter(of).map(|(_, value)| value.as_u64().unwrap()).sum()
     }
 
+    /// Waits for it: a connection is counted when all of it has ended, a little after its ends have seen that.
+    pub(crate) fn await_counter(&self, site: Site, name: &str, part: &str, count: u64) {
+        let complaint = || format!("{} {name}\n{}", self.counter(site, name, part), self.log(site));
+        await_until(|| self.counter(site, name, part) == count, complaint);
+    }
+
     pub(crate) fn pid(&self, site: Site) -> u32 {
         self.running.iter().find(|(running, _)| *running == site).expect("it runs").1.id()
     }
