@@ -382,14 +382,14 @@ fn judge(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> Ans
     Answer { reported: events & wanted, full: room == Some(false), behind, left, by_tcp }
 }
 
-/// What the death of a peer with unread bytes adds, for one who holds the lock of a set. All sets are told afterwards that the
-/// endpoint is off its lane: it joins those that are `returned`.
+/// What the death of a peer with unread bytes adds, for one who holds the lock of a set: of two that had finished, no error. All
+/// sets are told afterwards that the endpoint is off its lane: it joins those that are `returned`.
 fn of_reset(endpoint: &'static Endpoint, fd: RawFd, returned: &mut Vec<&'static Endpoint>) -> u32 {
     if !lost::reset_in_a_set(endpoint, fd) {
         return 0;
     }
     returned.push(endpoint);
-    IN | OUT | ALWAYS | FINISHED
+    translate(endpoint, asked_of_kernel(fd, IN | OUT | FINISHED))
 }
 
 /// What the kernel says of the socket now. The bits of poll and epoll are the same.
