@@ -8,7 +8,7 @@ use shunt_netns::Net;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::lab::{EXIT, Lab, SERVER, Site, edge, receive, send};
-use super::{check_ends, check_killed_exit, check_reset_before_target, check_resets, exchange, unhappy};
+use super::{check_ends, check_killed_exit, check_resets, exchange, unhappy};
 
 fn encrypting(config: &str) -> String {
     config.replace("turbo = true\n", "turbo = true\nencrypt = true\n")
@@ -29,10 +29,7 @@ fn everything_arrives_and_ends_as_it_should() {
         let (client, server) = lab.pair(&listener);
         exchange(&client, &server, 8 << 20);
         check_ends(&lab, &listener);
-        check_resets(&lab, &listener);
-        if mode != "faithful" {
-            check_reset_before_target(&lab);
-        }
+        check_resets(&lab, &listener, mode);
     }
 }
 
