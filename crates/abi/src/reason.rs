@@ -141,6 +141,8 @@ reasons! {
         "Let it go on (`kill -CONT`), or end it and start another with `shunt daemon --detach`.";
     Sandboxed = 48, "sandboxed", "The program has put itself under a seccomp filter, which could forbid it what shared memory needs.",
         "Turn the sandbox off, if the program has an option for that and its connections are worth more.";
+    Duplicated = 49, "duplicated", "The socket had a duplicate before it was connected.",
+        "Let the program connect the socket before it duplicates it.";
 }
 
 /// The road one direction of a connection takes.

@@ -10,6 +10,7 @@
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
 
 use rustix::mm::{Advice, madvise};
+use shunt_abi::reason::Reason;
 
 use crate::endpoint::{Endpoint, EndpointRef};
 use crate::epoll::{Epoll, EpollRef};
@@ -53,10 +54,8 @@ static COPY: Upper = Upper::new();
 pub(crate) enum Entry {
     /// Nothing of ours.
     None,
-    /// A TCP socket that is not connected.
-    Unconnected,
-    /// The same, of which another process may have a copy since a fork.
-    Shared,
+    /// A TCP socket that is not connected, and what will stand against shared memory once it is.
+    Unconnected(Reason),
     /// A connected TCP socket.
     Endpoint(EndpointRef),
     /// An epoll instance.
@@ -69,9 +68,8 @@ impl Entry {
     fn pack(self) -> u64 {
         match self {
             Entry::None => 0,
-            Entry::Unconnected => 1,
+            Entry::Unconnected(reason) => 1 | u64::from(reason as u16) << 3,
             Entry::Private => 2,
-            Entry::Shared => 5,
             Entry::Endpoint(endpoint) => 3 | endpoint.pack() << 3,
             Entry::Epoll(epoll) => 4 | epoll.pack() << 3,
         }
@@ -80,9 +78,8 @@ impl Entry {
     #[inline]
     fn unpack(word: u64) -> Entry {
         match word & 7 {
-            1 => Entry::Unconnected,
+            1 => Entry::Unconnected(Reason::parse((word >> 3) as u16).unwrap_or_default()),
             2 => Entry::Private,
-            5 => Entry::Shared,
             3 => Entry::Endpoint(EndpointRef::unpack(word >> 3)),
             4 => Entry::Epoll(EpollRef::unpack(word >> 3)),
             _ => Entry::None,
@@ -197,6 +194,17 @@ pub(crate) fn replace(fd: i32, entry: Entry) -> Entry {
         chunk.pollable[at / WORD].fetch_or(1 << (at % WORD), AcqRel);
     }
     Entry::unpack(chunk.cells[at].swap(entry.pack(), AcqRel))
+}
+
+/// Has a socket that is not connected stay on TCP once it is. `false`: it is no such socket, or not any more.
+pub(crate) fn hold_back(fd: i32, reason: Reason) -> bool {
+    let Some(cell) = cell(fd) else { return false };
+    let held_back = |word| match Entry::unpack(word) {
+        Entry::Unconnected(Reason::None) => Some(Entry::Unconnected(reason).pack()),
+        Entry::Unconnected(_) => Some(word),
+        _ => None,
+    };
+    cell.fetch_update(AcqRel, Acquire, held_back).is_ok()
 }
 
 /// Every descriptor from `first` to `last` that is something to us.

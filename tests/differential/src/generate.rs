@@ -3,7 +3,7 @@
 use crate::actor::{ODD_RECEIVES, ODD_SENDS, QUESTIONS, SETTINGS};
 use crate::script::{
     EDGE, ENDS, EPOLL_CALLS, FIRST_EPOLL, OPTIONS, POLL_CALLS, RECEIVE_CALLS, SEND_CALLS, Sequence, Step,
-    Verb,
+    Verb, end_of,
 };
 
 /// SplitMix64.
@@ -63,6 +63,9 @@ pub(crate) fn sequence(seed: u64, rare: bool) -> Sequence {
         dups: Vec::new(),
         urgent: false,
     };
+    if draft.random.chance(10) {
+        draft.prepare();
+    }
     draft.open();
     if rare {
         let steps = 3 + draft.random.below(8);
@@ -91,6 +94,44 @@ impl Draft {
             self.push(b'A', Verb::Open, &[self.conns as i64]);
             self.conns += 1;
         }
+    }
+
+    /// Makes a socket and connects it only after something has been done with it.
+    fn prepare(&mut self) {
+        if self.conns == ENDS / 2 {
+            return;
+        }
+        let client = 2 * self.conns as i64;
+        self.push(b'A', Verb::Socket, &[client]);
+        self.conns += 1;
+        let duplicate = client + ENDS as i64;
+        for _ in 0..self.random.below(5) {
+            match self.random.below(9) {
+                0..=2 => self.epoll(),
+                3 => {
+                    self.dups.push(duplicate as usize);
+                    let call = self.random.below(3) as i64;
+                    self.push(b'A', Verb::Dup, &[client, duplicate, call]);
+                }
+                4 => self.nonblock(b'A', client),
+                5 => self.push(b'A', Verb::Close, &[client]),
+                6 => self.options(b'A', client),
+                7 => self.processes(b'A', client),
+                _ => {
+                    let (actor, slot) = self.slot();
+                    self.odd(actor, slot);
+                }
+            }
+        }
+        match self.random.below(10) {
+            0 => self.push(b'A', Verb::Open, &[client / 2]),
+            1..=3 => {
+                let actor = if self.forked[0] && self.random.chance(30) { b'a' } else { b'A' };
+                self.push(actor, Verb::Connect, &[duplicate]);
+            }
+            _ => {}
+        }
+        self.push(b'A', Verb::Connect, &[client]);
     }
 
     /// A slot of a connection, and who uses it.
@@ -135,7 +176,13 @@ impl Draft {
             (91..93, _) => self.duplicate(actor, slot),
             (93..95, _) => self.ending(actor, slot),
             (95, _) => self.processes(actor, slot),
-            (96, _) => self.open(),
+            (96, _) => {
+                if self.random.chance(50) {
+                    self.prepare();
+                } else {
+                    self.open();
+                }
+            }
             (97, _) => self.signal(actor),
             _ => self.nonblock(actor, slot),
         }
@@ -156,7 +203,8 @@ impl Draft {
             8 => self.options(actor, slot),
             9 => self.ending(actor, slot),
             10 => self.processes(actor, slot),
-            _ => match self.random.below(4) {
+            _ => match self.random.below(5) {
+                4 => self.prepare(),
                 0 => self.duplicate(actor, slot),
                 1 => self.signal(actor),
                 2 => self.bulk(actor, slot),
@@ -452,8 +500,12 @@ pub(crate) fn every_odd_call() -> Vec<(&'static str, Sequence)> {
 pub(crate) fn epilogue(sequence: &Sequence) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut opened: Vec<usize> = Vec::new();
-    for step in sequence.steps.iter().filter(|step| step.verb == Verb::Open) {
-        let conn = step.args[0] as usize % (ENDS / 2);
+    for step in &sequence.steps {
+        let conn = match step.verb {
+            Verb::Open => step.args[0] as usize % (ENDS / 2),
+            Verb::Connect => end_of(step.slot(0)) / 2,
+            _ => continue,
+        };
         if !opened.contains(&conn) {
             opened.push(conn);
         }

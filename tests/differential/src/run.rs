@@ -159,6 +159,17 @@ impl<'w> Run<'w> {
                 let owners = [2 * conn, 2 * conn + 1].map(|slot| self.sequence.owner(slot));
                 !self.opened[2 * conn] && owners.into_iter().all(|owner| self.world.has(owner))
             }
+            Verb::Socket => {
+                slot() < ENDS && slot().is_multiple_of(2) && !self.opened[slot()] && !holds(slot())
+            }
+            Verb::Connect => {
+                let end = end_of(slot());
+                let serves = self.world.has(self.sequence.owner(end ^ 1));
+                end.is_multiple_of(2) && !self.opened[end] && serves && !holds(slot())
+            }
+            // A socket that has been shut down before it is connected is connected for nothing, as is one with a key.
+            Verb::Shutdown => self.opened[end_of(slot())],
+            Verb::Ask if QUESTIONS[step.args[1] as usize] == "md5" => self.opened[end_of(slot())],
             Verb::Send => {
                 let end = end_of(slot());
                 let waits = !self.nonblocking[end]
@@ -274,6 +285,15 @@ impl<'w> Run<'w> {
                 self.opened[2 * conn] = true;
                 self.opened[2 * conn + 1] = true;
                 Answer::default()
+            }
+            Verb::Connect => {
+                let answer = self.world.connect(self.sequence, step.actor, step.slot(0))?;
+                if answer.ret >= 0 {
+                    let end = end_of(step.slot(0));
+                    self.opened[end] = true;
+                    self.opened[end ^ 1] = true;
+                }
+                answer
             }
             Verb::Fork => {
                 let answer = self.world.run(step, 0, mode::DONE)?;
@@ -638,8 +658,9 @@ impl Step {
 
     /// Whether it leaves the connection on the road that it takes.
     fn is_plain(&self) -> bool {
-        let plain = [Verb::Open, Verb::Send, Verb::Recv, Verb::Drain, Verb::Poll, Verb::Inq, Verb::Names];
-        plain.contains(&self.verb) && !self.is_urgent()
+        let plain = [Verb::Send, Verb::Recv, Verb::Drain, Verb::Poll, Verb::Inq, Verb::Names];
+        let begins = [Verb::Open, Verb::Socket, Verb::Connect];
+        (plain.contains(&self.verb) || begins.contains(&self.verb)) && !self.is_urgent()
     }
 
     /// The slots it uses.

@@ -108,6 +108,10 @@ macro_rules! verbs {
 verbs! {
     /// Makes connection k.
     Open = "open": [Number];
+    /// Makes a socket that is not connected: slot of a client's end
+    Socket = "socket": [Number];
+    /// Makes the connection of a slot with the socket that is there.
+    Connect = "connect": [Number];
     /// slot, length, flags, call
     Send = "send": [Number, Number, SEND_FLAGS, Choice(SEND_CALLS)];
     /// slot, length, flags, call

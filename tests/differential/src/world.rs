@@ -2,7 +2,7 @@
 
 use crate::actor::{Answer, order};
 use crate::processor::Processor;
-use crate::script::{ACTORS, Sequence, Step};
+use crate::script::{ACTORS, Sequence, Step, peer_of};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
@@ -184,13 +184,30 @@ impl World {
 
     /// Makes a connection, and uses it for some round trips.
     pub(crate) fn open(&mut self, sequence: &Sequence, conn: usize) -> Result<()> {
-        let (client, server) = (2 * conn, 2 * conn + 1);
-        let (from, to) = (sequence.owner(client), sequence.owner(server));
+        let client = 2 * conn;
+        let connected = self.begin(sequence, sequence.owner(client), client, order::OPEN)?;
+        if connected.ret < 0 {
+            bail!("no connection: {connected:?}");
+        }
+        Ok(())
+    }
+
+    /// The same with the socket that `from` has in a slot, if it can be connected.
+    pub(crate) fn connect(&mut self, sequence: &Sequence, from: u8, client: usize) -> Result<Answer> {
+        self.begin(sequence, from, client, order::CONNECT)
+    }
+
+    fn begin(&mut self, sequence: &Sequence, from: u8, client: usize, how: i64) -> Result<Answer> {
+        let server = peer_of(client);
+        let to = sequence.owner(server);
         let port = self.actor(to)?.port;
-        let connected = self.order(from, &[order::CONNECT, client as i64, port.into()])?;
+        let connected = self.order(from, &[how, client as i64, port.into()])?;
+        if connected.ret < 0 {
+            return Ok(connected);
+        }
         let accepted = self.order(to, &[order::ACCEPT, server as i64])?;
-        if connected.ret < 0 || accepted.ret < 0 {
-            bail!("no connection: {connected:?} {accepted:?}");
+        if accepted.ret < 0 {
+            bail!("nothing to accept: {accepted:?}");
         }
         let warm = i64::from(sequence.warm);
         let mut left = warm;
@@ -213,7 +230,7 @@ impl World {
                 std::thread::sleep(Duration::from_micros(600));
             }
         }
-        Ok(())
+        Ok(Answer::default())
     }
 
     /// The child of `name` has the other name.

@@ -123,7 +123,7 @@ impl Inner {
             self.must_ask |= left;
             if by_tcp && registration.sends_on_lane {
                 // The direction has not left its lane, but the lane has ended: the kernel's set does not answer for it yet.
-                reported |= asked_of_kernel(fd, registration.events) & registration.events & OUT;
+                reported |= asked_of_kernel(socket, registration.events) & registration.events & OUT;
             }
             let is_lost = lost::is_lost(endpoint, socket);
             if is_lost {

@@ -107,6 +107,7 @@ pub(crate) struct Inner {
     /// How often it had been changed by all of them when the records were last true.
     seen_changes: u32,
     nested: bool,
+    /// By the number in the kernel's set, or by a negative one if that has been [closed](freeze_everywhere).
     registrations: HashMap<RawFd, Registration>,
     by_token: HashMap<u64, RawFd>,
     /// Registrations that are attached.
@@ -142,6 +143,10 @@ pub(crate) struct Inner {
 }
 
 struct Registration {
+    /// What has this number in the kernel's set, also if that is another's by now.
+    number: RawFd,
+    /// Whose it is. `None`: a socket's that is not connected.
+    owner: Option<EndpointRef>,
     events: u32,
     data: u64,
     /// What the kernel's set holds instead of `data`.
@@ -208,11 +213,29 @@ fn all() -> impl Iterator<Item = &'static Epoll> {
     SLAB[..made].iter().filter_map(|epoll| unsafe { epoll.load(Acquire).as_ref() })
 }
 
-/// A socket that has just connected may have been registered before.
-pub(crate) fn adopt_registrations(endpoint: &Endpoint, fd: RawFd) {
+/// A socket that has just connected may have been registered before. Says why one of the sets cannot have it on a lane.
+pub(crate) fn adopt_registrations(endpoint: &Endpoint, fd: RawFd) -> Option<Reason> {
+    let mut against = None;
     for epoll in all() {
-        if epoll.inner.lock().registrations.contains_key(&fd) {
+        let mut inner = epoll.inner.lock();
+        if let Some(one) = inner.registrations.get_mut(&fd) {
+            one.owner = Some(endpoint.reference());
             endpoint.epolls.lock().push(epoll.name());
+            let events = one.events;
+            against = against.or(inner.objection(events));
+        }
+    }
+    against
+}
+
+/// The number of a socket that is not connected is about to be closed, or such a socket ceases to be known. Whoever has it under
+/// another number keeps it in the kernel's sets, as the program has registered it.
+pub(crate) fn release(fd: RawFd) {
+    for epoll in all() {
+        let mut inner = epoll.inner.lock();
+        if inner.registrations.contains_key(&fd) {
+            inner.restore(fd);
+            inner.forget(fd);
         }
     }
 }
@@ -246,10 +269,8 @@ pub(crate) fn forget_everywhere(endpoint: &Endpoint, link: Option<&'static Link>
         if let Some(link) = link {
             inner.detach(epoll, endpoint, link);
         }
-        // The number may be in use again already: only what is still this endpoint's goes.
-        if inner.registrations.get(&fd).is_some_and(|registration| registration.attached.is_none())
-            && table::endpoint(fd).is_none_or(|other| std::ptr::eq(other, endpoint))
-        {
+        // The number may be in use again already: only what is this endpoint's goes.
+        if inner.registrations.get(&fd).is_some_and(|one| one.owner == Some(endpoint.reference())) {
             inner.forget(fd);
         }
     }
@@ -288,10 +309,17 @@ pub(crate) fn renumber_everywhere(endpoint: &Endpoint) {
 }
 
 /// A number of the endpoint's is about to be closed, and the socket is not. The kernel's sets keep what is registered under that
-/// number, and nobody can change it any more.
+/// number, and nobody can change it before the socket has the number again.
 pub(crate) fn freeze_everywhere(endpoint: &Endpoint, fd: RawFd) {
     for epoll in sets_of(endpoint) {
         epoll.inner.lock().freeze(epoll, fd, endpoint);
+    }
+}
+
+/// The endpoint has another number, which may be one that it had before.
+pub(crate) fn thaw_everywhere(endpoint: &Endpoint, fd: RawFd) {
+    for epoll in sets_of(endpoint) {
+        epoll.inner.lock().thaw(fd, endpoint);
     }
 }
 

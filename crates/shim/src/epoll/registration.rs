@@ -8,6 +8,7 @@ use libc::epoll_event;
 use shunt_abi::reason::Reason;
 
 use super::answer::arrived;
+use super::report::NOBODY;
 use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
 use crate::endpoint::Endpoint;
@@ -27,6 +28,11 @@ pub(super) fn is_token(data: u64) -> bool {
 /// A forked child's tokens in the sets that it shares are none of its parent's.
 pub(super) fn part_tokens() {
     NEXT_TOKEN.store((process::now() >> 10) as u32, Relaxed);
+}
+
+/// Whether what is filed under this number has had another, which has been closed: see [`super::freeze_everywhere`].
+pub(super) fn is_frozen(place: RawFd) -> bool {
+    place < NOBODY
 }
 
 /// What the kernel is told of a registration.
@@ -166,6 +172,8 @@ impl Inner {
             return None;
         }
         let registration = Registration {
+            number: fd,
+            owner: endpoint.map(Endpoint::reference),
             events: wanted.events,
             data: wanted.u64,
             token: None,
@@ -186,11 +194,8 @@ impl Inner {
         self.note_token(fd, passed.token);
         let endpoint = endpoint?;
         endpoint.epolls.lock().push(epoll.name());
-        if self.nested {
-            return Some(Reason::NestedEpoll);
-        }
-        if wanted.events & EXCLUSIVE != 0 {
-            return Some(Reason::ExclusiveEpoll);
+        if let Some(reason) = self.objection(wanted.events) {
+            return Some(reason);
         }
         if endpoint.fd.load(Relaxed) != fd {
             if endpoint.is_attached() {
@@ -205,6 +210,12 @@ impl Inner {
             return self.attach(epoll, endpoint);
         }
         None
+    }
+
+    /// Why nothing that is registered here for these events can be on a lane.
+    pub(super) fn objection(&self, events: u32) -> Option<Reason> {
+        let exclusive = (events & EXCLUSIVE != 0).then_some(Reason::ExclusiveEpoll);
+        self.nested.then_some(Reason::NestedEpoll).or(exclusive)
     }
 
     pub(super) fn remove(&mut self, epoll: &Epoll, fd: RawFd, endpoint: Option<&Endpoint>) {
@@ -363,7 +374,7 @@ impl Inner {
     /// reported.
     pub(super) fn settle(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
-        if registration.deleted {
+        if registration.deleted || is_frozen(fd) {
             self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
             self.forget(fd);
             unlist(epoll, endpoint);
@@ -435,9 +446,36 @@ impl Inner {
         self.for_tokens(|one| (one.kernel_events, one.kernel_data()));
     }
 
-    /// See [`super::freeze_everywhere`].
+    /// See [`super::freeze_everywhere`]. Only what a lane still holds is answered here from now on.
     pub(super) fn freeze(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         self.bury(epoll, fd, Some(endpoint));
+        if self.registrations.get(&fd).is_none_or(|one| one.owner != Some(endpoint.reference())) {
+            return;
+        }
+        self.restore(fd);
+        if self.registrations.get(&fd).is_some_and(|one| one.attached.is_some()) {
+            let lowest = self.aliases.iter().copied().fold(NOBODY, RawFd::min);
+            self.rename(fd, lowest - 1);
+        } else {
+            self.forget(fd);
+            unlist(epoll, endpoint);
+        }
+    }
+
+    /// See [`super::thaw_everywhere`].
+    pub(super) fn thaw(&mut self, fd: RawFd, endpoint: &Endpoint) {
+        let owner = Some(endpoint.reference());
+        let is_it = |place: &RawFd| {
+            let one = self.registrations.get(place).filter(|_| is_frozen(*place));
+            one.is_some_and(|one| one.number == fd && one.owner == owner)
+        };
+        if let Some(place) = self.aliases.iter().copied().find(is_it) {
+            self.rename(place, fd);
+        }
+    }
+
+    /// Has the kernel's set report a registration as the program has made it.
+    pub(super) fn restore(&mut self, fd: RawFd) {
         let Some(one) = self.registrations.get_mut(&fd) else { return };
         if self.shared || !one.token.is_some_and(is_token) {
             return;
@@ -449,6 +487,17 @@ impl Inner {
             one.token = None;
             self.merge_by_data(&listing::of(process::pid() as u32, self.fd).unwrap_or_default());
         }
+    }
+
+    /// Files a registration under another number.
+    fn rename(&mut self, from: RawFd, to: RawFd) {
+        let Some(one) = self.registrations.remove(&from) else { return };
+        if let Some(token) = one.token {
+            self.by_token.insert(token, to);
+        }
+        self.registrations.insert(to, one);
+        let lists = self.aliases.iter_mut().chain(&mut self.full).chain(&mut self.pending);
+        lists.filter(|number| **number == from).for_each(|number| *number = to);
     }
 
     /// See [`super::leave_everywhere`].

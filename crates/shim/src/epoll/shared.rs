@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 use libc::epoll_event;
 use rustix::io::FdFlags;
 
-use super::registration::{Passed, change, is_token, new_token};
+use super::registration::{Passed, change, is_frozen, is_token, new_token};
 use super::watched::Watched;
 use super::{EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, Registration, all, listing};
 use crate::endpoint::{self, Endpoint, EndpointRef};
@@ -175,11 +175,12 @@ impl Inner {
         epoll.active.fetch_sub(1, AcqRel);
         let registrations = &self.registrations;
         let is_disarmed = |fd: &RawFd| registrations.get(fd).is_some_and(|one: &Registration| one.disarmed);
-        self.by_token.retain(|token, fd| is_token(*token) && is_disarmed(fd));
-        let needs_token =
-            |one: &Registration| (one.attached.is_some() || one.events & ONE_SHOT != 0) && !one.disarmed;
-        let fds: Vec<RawFd> =
-            self.registrations.iter().filter(|(_, one)| needs_token(one)).map(|(fd, _)| *fd).collect();
+        // The kernel's set keeps the program's data of what is frozen.
+        self.by_token.retain(|token, fd| is_frozen(*fd) || is_token(*token) && is_disarmed(fd));
+        let needs_token = |(fd, one): &(&RawFd, &Registration)| {
+            (one.attached.is_some() || one.events & ONE_SHOT != 0) && !one.disarmed && !is_frozen(**fd)
+        };
+        let fds: Vec<RawFd> = self.registrations.iter().filter(needs_token).map(|(fd, _)| *fd).collect();
         for fd in fds {
             self.note_token(fd, Some(new_token(epoll)));
             self.set_kernel_events(fd, table::endpoint(fd));
@@ -240,17 +241,19 @@ impl Inner {
         let Some(listed) = listing::of(process::pid() as u32, self.fd) else { return false };
         let is_there =
             |fd: RawFd, inode: u64| rustix::fs::fstat(borrow(fd)).is_ok_and(|file| file.st_ino == inode);
-        let is_ours =
-            |fd| matches!(table::look_up(fd), Entry::Endpoint(_) | Entry::Unconnected | Entry::Shared);
+        let is_ours = |fd| matches!(table::look_up(fd), Entry::Endpoint(_) | Entry::Unconnected(_));
         let present: HashMap<RawFd, _> = listed
             .iter()
             .filter(|one| is_ours(one.fd) && is_there(one.fd, one.inode))
             .map(|one| (one.fd, one))
             .collect();
-        // What a token stands for is in the kernel's set under a number that has been closed.
+        // What a token stands for is in the kernel's set under a number that has been closed, as is what is frozen.
+        let is_frozen_there = |fd, one: &Registration| {
+            is_frozen(fd) && listed.iter().any(|other| (other.fd, other.data) == (one.number, one.data))
+        };
         let is_gone = |(fd, one): (&RawFd, &Registration)| {
-            let gone = !present.contains_key(fd) && !one.token.is_some_and(is_token);
-            gone.then_some(*fd)
+            let stays = present.contains_key(fd) || one.token.is_some_and(is_token);
+            (!stays && !is_frozen_there(*fd, one)).then_some(*fd)
         };
         let gone: Vec<RawFd> = self.registrations.iter().filter_map(is_gone).collect();
         for fd in gone {

@@ -61,7 +61,7 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
         // SAFETY: the program's own call, which the kernel refuses.
         _ if bad => unsafe { real::epoll_ctl(epfd, operation, fd, event) },
         // SAFETY: the program's own call.
-        (Some(epoll), Entry::Endpoint(_) | Entry::Unconnected | Entry::Shared) => unsafe {
+        (Some(epoll), Entry::Endpoint(_) | Entry::Unconnected(_)) => unsafe {
             let _shield = Shield::raise();
             epoll.control(operation, fd, event)
         },
@@ -78,6 +78,7 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
                         attach::bar(endpoint, Reason::UnknownEpoll);
                     }
                 }
+                Entry::Unconnected(_) => drop(table::hold_back(fd, Reason::UnknownEpoll)),
                 _ => {}
             }
             // SAFETY: the program's own call.

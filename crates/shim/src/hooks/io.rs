@@ -10,7 +10,7 @@ use shunt_sys::memory;
 
 use crate::endpoint::Endpoint;
 use crate::ops::receive::Taken;
-use crate::ops::{self, pipe, receive, send};
+use crate::ops::{self, descriptors, pipe, receive, send};
 use crate::signal::{Held, Shield};
 use crate::{attach, errno, kernel, lost, real, signal, table};
 
@@ -435,11 +435,10 @@ pub unsafe extern "C-unwind" fn sendto(
 ) -> ssize_t {
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::sendto(fd, buf, len, flags, to, tolen) };
-    if flags & libc::MSG_FASTOPEN != 0
-        && matches!(table::look_up(fd), table::Entry::Unconnected | table::Entry::Shared)
-    {
+    if flags & libc::MSG_FASTOPEN != 0 && matches!(table::look_up(fd), table::Entry::Unconnected(_)) {
         // It connects as well; such a socket stays unknown.
-        table::replace(fd, table::Entry::None);
+        let _shield = Shield::raise();
+        descriptors::forget_unconnected(fd);
         return kernel();
     }
     let ours = |endpoint| match piece(buf, len) {

@@ -10,7 +10,7 @@ use shunt_sys::memory;
 use super::io::{Receiving, Sending, begin, by_kernel, by_tcp, is_ignored, moving, pieces, sink, source};
 use super::readiness::from_timespec;
 use crate::ops::sleep::as_timespec;
-use crate::ops::{options, receive, send};
+use crate::ops::{descriptors, options, receive, send};
 use crate::signal::Shield;
 use crate::{attach, errno, lost, process, real, table};
 
@@ -180,9 +180,7 @@ unsafe fn pass_on(message: *const msghdr) {
                 let count = (part.cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
                 let fds: *const c_int = libc::CMSG_DATA(next).cast();
                 for index in 0..count {
-                    if let Some(endpoint) = table::endpoint(fds.add(index).read_unaligned()) {
-                        attach::bar_reading(endpoint, Reason::PassedOn);
-                    }
+                    descriptors::hand_on(fds.add(index).read_unaligned(), Reason::PassedOn);
                 }
             }
             next = libc::CMSG_NXTHDR(&header, next);

@@ -44,8 +44,8 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     // SAFETY: the program's own call.
     let result = unsafe { real::connect(fd, address, len) };
     let begun = result == 0 || matches!(errno::get(), libc::EINPROGRESS | libc::EINTR);
-    if matches!(entry, Entry::Unconnected | Entry::Shared) && begun && process::is_home() {
-        descriptors::connected(fd, entry == Entry::Shared);
+    if matches!(entry, Entry::Unconnected(_)) && begun && process::is_home() {
+        descriptors::connected(fd);
     }
     result
 }

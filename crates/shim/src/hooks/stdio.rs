@@ -23,7 +23,10 @@ fn given(fd: c_int) {
             }
         }
         // It may connect later; such a socket stays unknown.
-        Entry::Unconnected | Entry::Shared if process::is_home() => drop(table::replace(fd, Entry::None)),
+        Entry::Unconnected(_) if process::is_home() => {
+            let _shield = Shield::raise();
+            descriptors::forget_unconnected(fd);
+        }
         _ => {}
     }
     errno::set(before);

@@ -17,7 +17,7 @@ use crate::{attach, children, endpoint, epoll, errno, family, kernel, process, r
 /// A new TCP socket, not connected.
 pub(crate) fn made(fd: RawFd) {
     let _shield = Shield::raise();
-    forget(table::replace(fd, Entry::Unconnected), fd);
+    forget(table::replace(fd, Entry::Unconnected(Reason::None)), fd);
 }
 
 /// `fd`, if not negative, was accepted by `listener`.
@@ -27,9 +27,9 @@ pub(crate) fn accepted(listener: RawFd, fd: RawFd, nonblocking: bool) {
     }
     let _shield = Shield::raise();
     match table::look_up(listener) {
-        Entry::Unconnected | Entry::Shared => {}
+        Entry::Unconnected(_) => {}
         // A listener that this program has inherited, or been sent, was not seen being made. What it accepts is new.
-        Entry::None if is_tcp(fd) => drop(table::replace(listener, Entry::Unconnected)),
+        Entry::None if is_tcp(fd) => drop(table::replace(listener, Entry::Unconnected(Reason::Shared))),
         _ => return,
     }
     if !process::is_home() {
@@ -45,24 +45,43 @@ fn is_tcp(fd: RawFd) -> bool {
     socket_protocol(crate::private::borrow(fd)) == Ok(Some(ipproto::TCP))
 }
 
-/// A socket that has connected, or is about to. It may be in an epoll set already, and `shared` with another process.
-pub(crate) fn connected(fd: RawFd, shared: bool) {
+/// A socket that has connected, or is about to. It may be in an epoll set already.
+pub(crate) fn connected(fd: RawFd) {
     let _shield = Shield::raise();
     let Some(name) = endpoint::allocate(fd, false) else { return };
-    table::replace(fd, Entry::Endpoint(name));
-    if let Some(endpoint) = name.resolve() {
-        epoll::adopt_registrations(endpoint, fd);
-        if shared {
-            endpoint.bar(Reason::Shared);
-        }
+    let before = table::replace(fd, Entry::Endpoint(name));
+    let Some(endpoint) = name.resolve() else { return };
+    let against = epoll::adopt_registrations(endpoint, fd);
+    let held_back = match before {
+        Entry::Unconnected(reason) => reason,
+        _ => Reason::None,
+    };
+    if let Some(reason) = Some(held_back).filter(|reason| *reason != Reason::None).or(against) {
+        attach::bar(endpoint, reason);
     }
 }
 
 /// At a fork: whichever process connects such a socket, the other may have it too.
 pub(crate) fn share_unconnected() {
-    for (fd, _) in table::known(0, u32::MAX).filter(|(_, entry)| *entry == Entry::Unconnected) {
-        table::replace(fd, Entry::Shared);
+    for (fd, _) in table::known(0, u32::MAX) {
+        table::hold_back(fd, Reason::Shared);
     }
+}
+
+/// Another process gets the socket, if `fd` is one: it goes on by TCP, or stays there once it is connected.
+pub(crate) fn hand_on(fd: RawFd, reason: Reason) {
+    // It may be connected at this moment, by another thread.
+    if !table::hold_back(fd, reason)
+        && let Some(endpoint) = table::endpoint(fd)
+    {
+        attach::bar_reading(endpoint, reason);
+    }
+}
+
+/// A socket that is not connected is none of ours from now on: what becomes of it, nobody will tell us.
+pub(crate) fn forget_unconnected(fd: RawFd) {
+    epoll::release(fd);
+    table::replace(fd, Entry::None);
 }
 
 /// A new epoll instance.
@@ -118,6 +137,9 @@ pub(crate) fn begin_close(fd: RawFd) -> Entry {
         if endpoint.stage() == Stage::Offered && !is_held_elsewhere(endpoint, fd) {
             finish_for_broker(endpoint, fd);
         }
+    }
+    if let Entry::Unconnected(_) = entry {
+        epoll::release(fd);
     }
     forget_epoll(entry);
     entry
@@ -214,6 +236,9 @@ fn forget(old: Entry, fd: RawFd) {
         attach::before_close(endpoint, fd);
         end_close(old);
     }
+    if let Entry::Unconnected(_) = old {
+        epoll::release(fd);
+    }
     forget_epoll(old);
 }
 
@@ -235,17 +260,20 @@ pub(crate) fn duplicated(old: RawFd, new: RawFd) {
         return exec::hand_out(old);
     }
     let _shield = Shield::raise();
+    // Which of two names connects a socket, and when, the table would not know of the other.
+    table::hold_back(old, Reason::Duplicated);
     let entry = table::look_up(old);
     match entry {
         Entry::Endpoint(name) => {
             let Some(endpoint) = name.resolve() else { return };
             endpoint.add_name();
             forget(table::replace(new, entry), new);
+            epoll::thaw_everywhere(endpoint, new);
             if STANDARD_STREAMS.contains(&new) {
                 attach::give_back(endpoint, Reason::Stdio);
             }
         }
-        Entry::Epoll(_) | Entry::Unconnected | Entry::Shared => forget(table::replace(new, entry), new),
+        Entry::Epoll(_) | Entry::Unconnected(_) => forget(table::replace(new, entry), new),
         Entry::None | Entry::Private => forget(table::replace(new, Entry::None), new),
     }
 }

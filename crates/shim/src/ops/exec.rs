@@ -13,7 +13,7 @@ use shunt_abi::reason::Reason;
 
 use crate::endpoint::{self, Endpoint};
 use crate::handover::{self, Letter};
-use crate::ops::options;
+use crate::ops::{descriptors, options};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
 use crate::{attach, epoll, errno, family, lost, process, sandbox, unseen};
@@ -137,15 +137,13 @@ fn describe(fd: RawFd, endpoint: &Endpoint, row: u32) -> Held {
 /// A child is started that becomes another program, where no hook is met: it inherits what has no close-on-exec flag.
 pub(crate) fn before_child() {
     if !process::is_off() {
-        keeping_errno(|| inheritable().for_each(|(_, endpoint)| attach::bar_reading(endpoint, Reason::Exec)));
+        keeping_errno(|| known_inheritable().for_each(|(fd, _)| descriptors::hand_on(fd, Reason::Exec)));
     }
 }
 
 /// Such a child is given `fd` by name.
 pub(crate) fn hand_out(fd: RawFd) {
-    if let Some(endpoint) = table::endpoint(fd) {
-        keeping_errno(|| attach::bar_reading(endpoint, Reason::Exec));
-    }
+    keeping_errno(|| descriptors::hand_on(fd, Reason::Exec));
 }
 
 /// The first half of giving back, for all that is inherited. Bytes that a dead peer has not read are known here alone.
@@ -162,12 +160,20 @@ fn give_back_unread(has_shim: bool) {
 }
 
 fn inheritable() -> impl Iterator<Item = (RawFd, &'static Endpoint)> {
-    table::known(0, u32::MAX).filter_map(|(fd, entry)| {
+    known_inheritable().filter_map(|(fd, entry)| {
         let Entry::Endpoint(name) = entry else { return None };
-        let stays = rustix::io::fcntl_getfd(crate::private::borrow(fd))
-            .is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC));
-        name.resolve().filter(|_| stays).map(|endpoint| (fd, endpoint))
+        name.resolve().map(|endpoint| (fd, endpoint))
     })
+}
+
+/// The sockets that another program will have.
+fn known_inheritable() -> impl Iterator<Item = (RawFd, Entry)> {
+    let is_socket = |entry| matches!(entry, Entry::Endpoint(_) | Entry::Unconnected(_));
+    let stays = |fd| {
+        rustix::io::fcntl_getfd(crate::private::borrow(fd))
+            .is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
+    };
+    table::known(0, u32::MAX).filter(move |(fd, entry)| is_socket(*entry) && stays(*fd))
 }
 
 fn keeping_errno(act: impl FnOnce()) {

@@ -6,6 +6,7 @@ use crate::script::{RECEIVE_CALLS, SEND_CALLS, Step, Verb, end_of, peer_of};
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr::{null, null_mut};
+use std::time::{Duration, Instant};
 
 /// What came of an operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,6 +91,7 @@ fn dispatch(step: &Step, position: u64) -> Answer {
         ),
         Verb::Ask => ask::ask(step.slot(0), QUESTIONS[step.args[1] as usize]),
         Verb::Change => ask::ask(step.slot(0), SETTINGS[step.args[1] as usize]),
+        Verb::Socket => Answer { ret: 0, ..replace(step.slot(0), tcp_socket()) },
         Verb::Poll => readiness::poll(step),
         Verb::EpollNew => {
             // SAFETY: plain calls on descriptors of ours, here and below.
@@ -341,7 +343,7 @@ const NAME_LEN: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::sockle
 pub(crate) fn listen(slot: usize) -> Answer {
     // SAFETY: plain calls with structures on the stack.
     unsafe {
-        let socket = libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
+        let socket = tcp_socket();
         let mut address = loopback(0);
         let mut room = NAME_LEN;
         let pointer: *mut libc::sockaddr_in = &mut address;
@@ -356,18 +358,27 @@ pub(crate) fn listen(slot: usize) -> Answer {
     }
 }
 
-pub(crate) fn connect(slot: usize, port: u16) -> Answer {
-    // SAFETY: plain calls with structures on the stack.
-    unsafe {
-        let socket = libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
-        let address = loopback(port);
-        let pointer: *const libc::sockaddr_in = &address;
-        if libc::connect(socket, pointer.cast(), NAME_LEN) < 0 {
-            return Answer::of(-1);
-        }
-        without_delay(socket);
-        replace(slot, socket)
+pub(crate) fn open(slot: usize, port: u16) -> Answer {
+    let socket = tcp_socket();
+    let answer = connect(socket, port);
+    if answer.ret < 0 { answer } else { replace(slot, socket) }
+}
+
+fn tcp_socket() -> c_int {
+    // SAFETY: a plain call.
+    unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0) }
+}
+
+pub(crate) fn connect(socket: c_int, port: u16) -> Answer {
+    let address = loopback(port);
+    let pointer: *const libc::sockaddr_in = &address;
+    // SAFETY: a structure on the stack.
+    let answer = Answer::of(unsafe { libc::connect(socket, pointer.cast(), NAME_LEN) }.into());
+    if answer.errno != 0 && answer.errno != libc::EINPROGRESS {
+        return answer;
     }
+    without_delay(socket);
+    Answer::default()
 }
 
 pub(crate) fn accept(listener: usize, slot: usize) -> Answer {
@@ -387,14 +398,26 @@ const BALL: usize = 16;
 fn throw(slot: usize) -> bool {
     let ball = [0u8; BALL];
     // SAFETY: the buffer is as long as said.
-    unsafe { libc::send(fd(slot), ball.as_ptr().cast(), BALL, 0) == BALL as isize }
+    until_done(|| unsafe { libc::send(fd(slot), ball.as_ptr().cast(), BALL, 0) }) == BALL as isize
 }
 
 fn catch(slot: usize) -> bool {
     let mut ball = [0u8; BALL];
     let data: *mut c_void = ball.as_mut_ptr().cast();
     // SAFETY: the buffer is as long as said.
-    unsafe { libc::recv(fd(slot), data, BALL, 0) == BALL as isize }
+    until_done(|| unsafe { libc::recv(fd(slot), data, BALL, 0) }) == BALL as isize
+}
+
+/// A call on a socket that may have been made nonblocking before it was connected.
+fn until_done(call: impl Fn() -> isize) -> isize {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let count = call();
+        if count >= 0 || Answer::of(-1).errno != libc::EAGAIN || Instant::now() > deadline {
+            return count;
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
 }
 
 /// Round trips with another actor.

@@ -31,8 +31,8 @@ pub(crate) mod order {
     pub(crate) const CHECK: i64 = 1;
     /// Makes the listening socket.
     pub(crate) const LISTEN: i64 = 2;
-    /// slot, port
-    pub(crate) const CONNECT: i64 = 3;
+    /// slot, port: makes a connection.
+    pub(crate) const OPEN: i64 = 3;
     /// slot
     pub(crate) const ACCEPT: i64 = 4;
     /// slot, count: round trips, this side first.
@@ -45,6 +45,8 @@ pub(crate) mod order {
     pub(crate) const RESET: i64 = 8;
     /// id, whether the handler restarts calls.
     pub(crate) const SIGNAL: i64 = 9;
+    /// slot, port: connects the socket that is there.
+    pub(crate) const CONNECT: i64 = 10;
 }
 
 /// How long to wait for an operation.
@@ -143,7 +145,8 @@ fn obey(
         }
         order::CHECK => workers.check(arg(1) as usize, arg(2)),
         order::LISTEN => done(calls::listen(LISTENER)),
-        order::CONNECT => done(calls::connect(slot(1), arg(2) as u16)),
+        order::OPEN => done(calls::open(slot(1), arg(2) as u16)),
+        order::CONNECT => done(calls::connect(fd(slot(1)), arg(2) as u16)),
         order::ACCEPT => done(calls::accept(LISTENER, slot(1))),
         order::PING => done(calls::round_trips(slot(1), slot(1), arg(2), true)),
         order::ECHO => done(calls::round_trips(slot(1), slot(1), arg(2), false)),

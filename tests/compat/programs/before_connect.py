@@ -1,0 +1,304 @@
+"""What was done with a socket before it is connected must hold afterwards.
+
+    before_connect.py PORT GROUP
+
+Every scenario of the group connects to a listener of its own in this process, from PORT on, and prints a line.
+"""
+
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+PATIENCE = 2.0
+READER = """
+import os, select, sys
+fd = int(sys.argv[1])
+sys.stdin.readline()
+print(os.read(fd, 3) if select.select([fd], [], [], 2.0)[0] else "nothing", flush=True)
+"""
+
+
+class Pair:
+    """A client that is not connected yet, and its listener."""
+
+    def __init__(self, port):
+        self.listener = socket.create_server(("127.0.0.1", port))
+        self.address = self.listener.getsockname()
+        self.client = socket.socket()
+        self.server = None
+
+    def connect(self, client=None):
+        client = client or self.client
+        try:
+            client.connect(self.address)
+        except BlockingIOError:
+            select.select([], [client], [])
+        self.server, _ = self.listener.accept()
+        for one in (client, self.server):
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(60):
+            client.sendall(b"x" * 10)
+            self.server.recv(10, socket.MSG_WAITALL)
+            self.server.sendall(b"y" * 10)
+            receive(client, 10)
+            time.sleep(0.001)
+
+    def greet(self):
+        self.server.sendall(b"hello")
+        time.sleep(0.05)
+
+
+def receive(sock, count):
+    got = b""
+    while len(got) < count:
+        if not select.select([sock], [], [], PATIENCE)[0]:
+            return got
+        part = sock.recv(count - len(got))
+        if not part:
+            return got
+        got += part
+    return got
+
+
+def told(epoll, timeout=0.1):
+    return sorted(hex(events) for _, events in epoll.poll(timeout))
+
+
+def attempt(call, *arguments):
+    try:
+        call(*arguments)
+        return 0
+    except OSError as error:
+        return error.errno
+
+
+def used_again(pair, events, duplicate, connected):
+    """A number that is in an epoll set is closed, and becomes another socket's."""
+    epoll = select.epoll()
+    if connected:
+        pair.connect()
+        first = pair.server
+    number = pair.client.fileno()
+    epoll.register(number, events)
+    kept = os.dup(number) if duplicate else None
+    pair.client.close()
+    pair.client = socket.socket()
+    assert pair.client.fileno() == number
+    pair.connect()
+    pair.greet()
+    yield [told(epoll, 0.2)]
+    yield attempt(epoll.modify, number, select.EPOLLIN), attempt(epoll.unregister, number)
+    yield attempt(epoll.register, number, select.EPOLLIN), attempt(epoll.register, number, select.EPOLLIN)
+    yield "0x1" in told(epoll)
+    yield receive(pair.client, 5), told(epoll)
+    if connected:
+        first.sendall(b"to the first")
+        time.sleep(0.05)
+        yield told(epoll), os.read(kept, 20)
+    if duplicate:
+        os.close(kept)
+    yield attempt(epoll.modify, number, select.EPOLLIN), attempt(epoll.unregister, number)
+    pair.greet()
+    yield told(epoll), receive(pair.client, 5)
+
+
+def duplicated(pair, registered, connecting, closed):
+    """One of two names connects the socket, and either is used."""
+    names = {"first": pair.client, "second": pair.client.dup()}
+    epoll = select.epoll()
+    epoll.register(names[registered], select.EPOLLIN)
+    pair.connect(names[connecting])
+    if closed:
+        names.pop(closed).close()
+    pair.greet()
+    for name in names.values():
+        yield told(epoll), receive(name, 2)
+    for name in names.values():
+        name.sendall(b"thanks")
+    yield receive(pair.server, 6 * len(names))
+    pair.server.close()
+    yield told(epoll)
+
+
+def nested(pair):
+    inner, outer = select.epoll(), select.epoll()
+    outer.register(inner, select.EPOLLIN)
+    inner.register(pair.client, select.EPOLLIN)
+    pair.connect()
+    yield told(outer)
+    pair.greet()
+    yield told(outer), told(inner), receive(pair.client, 5)
+
+
+def exclusive(pair):
+    epoll = select.epoll()
+    epoll.register(pair.client, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+    pair.connect()
+    pair.greet()
+    yield told(epoll), receive(pair.client, 5)
+
+
+def sent_on(pair):
+    """Another descriptor of the socket comes by a message, and its reader has never seen it made."""
+    near, far = socket.socketpair()
+    socket.send_fds(near, [b"x"], [pair.client.fileno()])
+    _, (other,), _, _ = socket.recv_fds(far, 1, 1)
+    pair.connect()
+    pair.greet()
+    yield select.select([other], [], [], PATIENCE)[0] == [other] and os.read(other, 3), receive(pair.client, 2)
+
+
+def inherited(pair, start):
+    """Another program has the socket, and reads from it."""
+    number = pair.client.fileno()
+    os.set_inheritable(number, True)
+    child = start([sys.executable, "-c", READER, str(number)])
+    pair.connect()
+    pair.greet()
+    child.stdin.write(b"go\n")
+    child.stdin.flush()
+    yield child.stdout.readline(), child.wait(), receive(pair.client, 2)
+    pair.client.close()
+    yield receive(pair.server, 1)
+
+
+def by_vfork(command):
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False)
+
+
+def by_name(command):
+    number = int(command[-1])
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[number])
+
+
+def forked(pair, child_connects):
+    """Both have it after a fork, whoever connects it."""
+    near, far = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    here = near if pid else far
+    if child_connects == (pid == 0):
+        pair.connect()
+        pair.greet()
+        here.send(b"connected")
+    else:
+        here.recv(20)
+    if pid == 0:
+        far.send(receive(pair.client, 3))
+        far.recv(20)
+        os._exit(0)
+    yield near.recv(20), receive(pair.client, 2)
+    near.send(b"over")
+    yield os.waitpid(pid, 0)[1]
+
+
+def option(pair, prepare, use):
+    prepare(pair.client)
+    pair.connect()
+    if use is not wait_for_more:
+        pair.greet()
+    pair.greet()
+    yield from use(pair.client)
+
+
+def announced(pair):
+    signals = []
+    signal.signal(signal.SIGIO, lambda *_: signals.append(1))
+    fcntl.fcntl(pair.client, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pair.client, fcntl.F_SETFL, fcntl.fcntl(pair.client, fcntl.F_GETFL) | os.O_ASYNC)
+    pair.connect()
+    signals.clear()
+    pair.greet()
+    yield len(signals) > 0, receive(pair.client, 5)
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+
+
+def wait_for_more(client):
+    yield select.select([client], [], [], 0.05)[0] == []
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+    yield receive(client, 5)
+
+
+def stamped(client):
+    data, control, _, _ = client.recvmsg(5, 100)
+    yield data, len(control)
+
+
+def timed(client):
+    yield receive(client, 10), attempt(client.recv, 1)
+
+
+def shut(pair):
+    """The kernel remembers what was shut down although the call has failed."""
+    yield attempt(pair.client.shutdown, socket.SHUT_RD)
+    pair.client.connect(pair.address)
+    pair.server, _ = pair.listener.accept()
+    for _ in range(60):
+        pair.client.sendall(b"x")
+        pair.server.recv(1)
+        time.sleep(0.001)
+    yield pair.client.recv(5)
+    pair.client.sendall(b"last")
+    yield receive(pair.server, 4)
+
+
+SHORT = struct.pack("ll", 0, 50000)
+GROUPS = {
+    "used-again": {
+        "closed": lambda pair: used_again(pair, select.EPOLLIN, False, False),
+        "closed, one-shot": lambda pair: used_again(pair, select.EPOLLIN | select.EPOLLONESHOT, False, False),
+        "duplicate, one-shot": lambda pair: used_again(pair, select.EPOLLIN | select.EPOLLONESHOT, True, False),
+        "connected, duplicate": lambda pair: used_again(pair, select.EPOLLIN, True, True),
+        "connected, duplicate, edges": lambda pair: used_again(pair, select.EPOLLIN | select.EPOLLET, True, True),
+    },
+    "duplicated": {
+        f"{registered} in a set, {connecting} connects, {closed} closed": lambda pair, names=(
+            registered,
+            connecting,
+            closed,
+        ): duplicated(pair, *names)
+        for registered in ("first", "second")
+        for connecting in ("first", "second")
+        for closed in (None, "first", "second")
+    },
+    "others": {
+        "nested sets": nested,
+        "an exclusive registration": exclusive,
+        "sent on": sent_on,
+        "inherited by a child of vfork": lambda pair: inherited(pair, by_vfork),
+        "inherited by name": lambda pair: inherited(pair, by_name),
+        "forked, the parent connects": lambda pair: forked(pair, False),
+        "forked, the child connects": lambda pair: forked(pair, True),
+        "shut down": shut,
+    },
+    "options": {
+        "O_ASYNC": announced,
+        "SO_RCVLOWAT": lambda pair: option(
+            pair, lambda one: one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 10), wait_for_more
+        ),
+        "SO_TIMESTAMP": lambda pair: option(
+            pair, lambda one: one.setsockopt(socket.SOL_SOCKET, 29, 1), stamped
+        ),
+        "SO_RCVTIMEO": lambda pair: option(
+            pair, lambda one: one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, SHORT), timed
+        ),
+        "O_NONBLOCK": lambda pair: option(pair, lambda one: os.set_blocking(one.fileno(), False), timed),
+    },
+}
+
+
+def main():
+    port, group = int(sys.argv[1]), GROUPS[sys.argv[2]]
+    for number, (name, scenario) in enumerate(group.items()):
+        pair = Pair(port + number)
+        print(name, *scenario(pair), sep=": ", flush=True)
+        for one in filter(None, (pair.client, pair.server, pair.listener)):
+            one.close()
+
+
+main()

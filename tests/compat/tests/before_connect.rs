@@ -1,0 +1,40 @@
+//! What was done with a socket before it is connected: registered in epoll sets, duplicated, handed to another process,
+//! given options. It must hold afterwards as on TCP.
+
+use shunt_compat::{Expected, Host, both};
+use std::time::Duration;
+
+/// Runs the scenarios of a group: a line each. `on_shm`: every one has a connection on shared memory.
+fn observe(host: &Host, group: &str, on_shm: bool) -> Vec<String> {
+    let first = host.port() + 1000;
+    let road = host.watch_road();
+    let ended = host
+        .script("python3", "before_connect.py")
+        .args([&first.to_string(), group])
+        .run(group, Duration::from_secs(60));
+    let lines: Vec<_> = ended.stdout.lines().map(str::to_owned).collect();
+    for port in (first..).take(if on_shm { lines.len() } else { 0 }) {
+        road.expect(Expected { port, connections: 1, share: 0.0 });
+    }
+    lines
+}
+
+#[test]
+fn a_number_that_another_socket_gets_is_in_no_set() {
+    both(Duration::from_secs(60), |host| observe(host, "used-again", true));
+}
+
+#[test]
+fn a_duplicate_is_the_same_connection() {
+    both(Duration::from_secs(60), |host| observe(host, "duplicated", false));
+}
+
+#[test]
+fn sets_and_other_processes_have_the_connection_too() {
+    both(Duration::from_secs(60), |host| observe(host, "others", false));
+}
+
+#[test]
+fn options_hold_afterwards() {
+    both(Duration::from_secs(60), |host| observe(host, "options", false));
+}
