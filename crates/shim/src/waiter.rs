@@ -53,12 +53,17 @@ impl Slot {
     /// Takes a free slot for a thread, which can then sleep on its [`listener`](Self::listener).
     fn take_for_thread() -> Option<Slot> {
         let slot = Slot::take()?;
-        let listen = || PrivateFd::with_raw(slot.doorbell(), |fd| shunt_sys::eventfd::listen(fd));
-        if !make(&LISTENERS[slot.0], listen) {
+        if slot.make_listener().is_none() {
             slot.give_back();
             return None;
         }
         Some(slot)
+    }
+
+    /// The [`listener`](Self::listener), also if nobody had one before.
+    pub(crate) fn make_listener(self) -> Option<i32> {
+        let listen = || PrivateFd::with_raw(self.doorbell(), |fd| shunt_sys::eventfd::listen(fd));
+        make(&LISTENERS[self.0], listen).then(|| self.listener())
     }
 
     pub(crate) fn give_back(self) {

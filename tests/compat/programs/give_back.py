@@ -1,4 +1,4 @@
-"""Unread bytes at the moment the reader changes: exec without the shim, a descriptor sent on, splice.
+"""Unread bytes at the moment the reader changes: exec without the shim, a descriptor or an epoll set sent on, splice.
 
     give_back.py server PORT HOW
     give_back.py client PORT HOW
@@ -20,6 +20,16 @@ digest = hashlib.sha256()
 while chunk := os.read(0, 65536):
     digest.update(chunk)
 print(digest.hexdigest(), flush=True)
+"""
+RECEIVER = """
+import os, socket
+_, fds, _, _ = socket.recv_fds(socket.socket(fileno=0), 1, 1)
+os.dup2(fds[0], 0)
+os.close(fds[0])
+"""
+WATCHER = """
+import select
+print([events for _, events in select.epoll.fromfd(0).poll(10)], flush=True)
 """
 
 
@@ -43,6 +53,20 @@ def client(port, late):
         pass
 
 
+def send_on(what, program):
+    """Sends a descriptor to another program, which has it as its standard input, and waits for its end."""
+    near, far = socket.socketpair()
+    child = os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-c", RECEIVER + program],
+        {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
+        file_actions=[(os.POSIX_SPAWN_DUP2, far.fileno(), 0)],
+    )
+    far.close()
+    socket.send_fds(near, [b"x"], [what.fileno()])
+    os.waitpid(child, 0)
+
+
 def server(port, how):
     listener = socket.create_server(("127.0.0.1", port))
     print("ready", flush=True)
@@ -64,19 +88,16 @@ def server(port, how):
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         os.execve(sys.executable, [sys.executable, "-c", READER], environment)
     if how == "pass":
-        near, far = socket.socketpair()
-        child = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-c", "import socket\n"
-             "s = socket.socket(fileno=0)\n"
-             "_, fds, _, _ = socket.recv_fds(s, 1, 1)\n"
-             "import os\nos.dup2(fds[0], 0)\nos.close(fds[0])\n" + READER],
-            {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
-            file_actions=[(os.POSIX_SPAWN_DUP2, far.fileno(), 0)],
-        )
-        far.close()
-        socket.send_fds(near, [b"x"], [sock.fileno()])
-        os.waitpid(child, 0)
+        send_on(sock, READER)
+    if how == "set":
+        epoll = select.epoll()
+        epoll.register(sock, select.EPOLLIN)
+        epoll.poll(1)
+        send_on(epoll, WATCHER)
+        digest = hashlib.sha256()
+        while epoll.poll(10) and (chunk := sock.recv(65536)):
+            digest.update(chunk)
+        print(digest.hexdigest(), flush=True)
     if how == "splice":
         digest = hashlib.sha256()
         out, into = os.pipe()

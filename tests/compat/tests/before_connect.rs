@@ -9,7 +9,7 @@ fn observe(host: &Host, group: &str, on_shm: bool) -> Vec<String> {
     let first = host.port() + 1000;
     let road = host.watch_road();
     let ended = host
-        .script("python3", "before_connect.py")
+        .script("python3", "sockets_and_sets.py")
         .args([&first.to_string(), group])
         .run(group, Duration::from_secs(60));
     let lines: Vec<_> = ended.stdout.lines().map(str::to_owned).collect();

@@ -24,6 +24,11 @@ fn another_process_reads_on_a_descriptor_that_was_sent_to_it() {
 }
 
 #[test]
+fn another_process_waits_on_an_epoll_set_that_was_sent_to_it() {
+    both(Duration::from_secs(60), |host| hand_over(host, "set"));
+}
+
+#[test]
 fn splice_reads_on_inside_the_kernel() {
     both(Duration::from_secs(60), |host| hand_over(host, "splice"));
 }

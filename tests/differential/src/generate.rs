@@ -43,6 +43,8 @@ struct Draft {
     conns: usize,
     forked: [bool; 2],
     epolls: Vec<(usize, u8)>,
+    /// Sets are watched too, by poll and by other sets.
+    nests: bool,
     dups: Vec<usize>,
     urgent: bool,
 }
@@ -60,9 +62,11 @@ pub(crate) fn sequence(seed: u64, rare: bool) -> Sequence {
         conns: 0,
         forked: [false; 2],
         epolls: Vec::new(),
+        nests: false,
         dups: Vec::new(),
         urgent: false,
     };
+    draft.nests = draft.random.chance(10);
     if draft.random.chance(10) {
         draft.prepare();
     }
@@ -286,6 +290,9 @@ impl Draft {
         if other_actor != actor || other == slot || self.random.chance(60) {
             other = -1;
         }
+        if self.nests && !self.epolls.is_empty() && self.random.chance(30) {
+            other = self.set();
+        }
         let mut events = || {
             let all = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI, libc::POLLRDHUP];
             all.into_iter().filter(|_| self.random.chance(60)).fold(0, |set, event| set | i64::from(event))
@@ -315,14 +322,23 @@ impl Draft {
         let forked = self.forked[usize::from(owner == b'B')];
         let actor = if forked && self.random.chance(30) { owner.to_ascii_lowercase() } else { owner };
         if self.random.chance(30) {
-            let (_, slot) = self.slot();
-            let how = self.random.one_of(&[1, 2, 3, 3, 3]);
+            let (_, mut slot) = self.slot();
+            let mut how = self.random.one_of(&[1, 2, 3, 3, 3]);
+            if self.nests && self.random.chance(40) {
+                slot = self.set();
+                how = self.random.one_of(&[1, 1, 2, 3]);
+            }
             self.control(actor, set, slot, how);
         } else {
             let millis = self.random.one_of(&[0, 0, 0, 0, 5, -1]);
             let call = self.random.below(EPOLL_CALLS.len()) as i64;
             self.push(actor, Verb::EpollWait, &[set as i64, 8, millis, call]);
         }
+    }
+
+    /// One of the sets, whosever it is.
+    fn set(&mut self) -> i64 {
+        self.epolls[self.random.below(self.epolls.len())].0 as i64
     }
 
     fn control(&mut self, actor: u8, set: usize, slot: i64, how: i64) {
@@ -336,6 +352,9 @@ impl Draft {
         }
         if self.random.chance(15) {
             events |= i64::from(libc::EPOLLONESHOT);
+        }
+        if self.nests && self.random.chance(8) {
+            events |= i64::from(libc::EPOLLEXCLUSIVE);
         }
         let data = if self.random.chance(90) { 100 + slot } else { 100 + self.random.below(16) as i64 };
         self.push(actor, Verb::EpollCtl, &[set as i64, how, slot, events, data]);

@@ -165,6 +165,7 @@ impl Judge {
             Verb::Flood => false,
             Verb::Send | Verb::OddSend => much(end_of(step.slot(0)), step.args[1] as u64),
             Verb::EpollWait => self.loose.contains(&true),
+            _ if step.watches_a_set() => self.loose.contains(&true),
             _ => {
                 let ends = step.slots().into_iter().filter(|slot| *slot < FIRST_EPOLL);
                 ends.into_iter().any(|slot| much(end_of(slot), 0) || much(peer_of(slot), 0))
@@ -207,6 +208,7 @@ impl Judge {
                 }
             }
             Verb::Poll if slack => self.polls(step, tcp, shunt),
+            Verb::Poll if self.has_only_more_edges(step, tcp, shunt) => Match::ExtraEdge,
             Verb::EpollWait => self.waits(step, tcp, shunt, slack),
             // How a reset is told depends on whether a FIN behind those bytes came before it.
             Verb::Send | Verb::OddSend
@@ -239,7 +241,7 @@ impl Judge {
     fn polls(&self, step: &Step, tcp: &Answer, shunt: &Answer) -> Match {
         let slots = step.slots();
         let strict = tcp.extra.iter().zip(&shunt.extra).zip(slots).all(|((a, b), slot)| {
-            let mut mask = !0;
+            let mut mask = if slot < FIRST_EPOLL { !0 } else { 0 };
             if self.loose[peer_of(slot)] {
                 mask = READ;
             }
@@ -249,6 +251,17 @@ impl Judge {
             step.args[0] > 1 || (a ^ b) & mask == 0
         });
         if strict { Match::Same } else { Match::Open }
+    }
+
+    /// Whether a poll of a set finds an edge that TCP does not have, and all else that TCP has.
+    fn has_only_more_edges(&self, step: &Step, tcp: &Answer, shunt: &Answer) -> bool {
+        let has_edges =
+            |set| self.registered.iter().any(|((other, _), one)| *other == set && one.1 & EDGE != 0);
+        let answers = tcp.extra.iter().zip(&shunt.extra).zip(step.slots());
+        tcp.extra != shunt.extra
+            && answers
+                .into_iter()
+                .all(|((a, b), slot)| a == b || slot >= FIRST_EPOLL && b & a == *a && has_edges(slot))
     }
 
     fn waits(&self, step: &Step, tcp: &Answer, shunt: &Answer, slack: bool) -> Match {
@@ -301,6 +314,11 @@ impl Judge {
 }
 
 impl Step {
+    /// Whether it polls an epoll set.
+    fn watches_a_set(&self) -> bool {
+        self.verb == Verb::Poll && self.slots().iter().any(|slot| *slot >= FIRST_EPOLL)
+    }
+
     /// Whether it sends by several calls, or while the other end receives.
     fn has_parts(&self) -> bool {
         let odd = || ODD_SENDS[self.args[2] as usize];

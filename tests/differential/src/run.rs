@@ -64,6 +64,9 @@ pub(crate) struct Run<'w> {
     replaced: Vec<u8>,
     /// Actors that have executed one without the shim, which is told the kernel's counts and nothing of lanes.
     uncounted: Vec<u8>,
+    /// Actors that have, or have had, registrations for a single event. Nothing but an event disarms such a one in the kernel's
+    /// set, and a lane makes none there: another program that inherits the set is told of errors once more (README.md).
+    once: Vec<u8>,
     blocked: Vec<Blocked>,
     pub(crate) trace: Vec<Record>,
     /// Answers that came only when asked again.
@@ -91,6 +94,7 @@ impl<'w> Run<'w> {
             unplain: [false; ENDS],
             replaced: Vec::new(),
             uncounted: Vec::new(),
+            once: Vec::new(),
             blocked: Vec::new(),
             trace: Vec::new(),
             late: 0,
@@ -205,15 +209,18 @@ impl<'w> Run<'w> {
                     self.blocked_steps().any(|other| matches!(other.verb, Verb::Poll | Verb::EpollWait));
                 open && !watched && !self.nonblocking[end] && !sends(end) && !receives(end)
             }
-            // Whether it wakes who waits for more than there is depends on what else does.
-            Verb::SetOption if OPTIONS[step.args[1] as usize] == "rcvlowat" => !receives(peer_of(slot())),
+            // Whether it wakes who waits for more than there is depends on what else does. And a ball is less than it asks for.
+            Verb::SetOption if OPTIONS[step.args[1] as usize] == "rcvlowat" => {
+                self.opened[end_of(slot())] && !receives(peer_of(slot()))
+            }
             Verb::Close => !holds(slot()),
             Verb::Dup => !holds(step.slot(1)) && step.slot(1) != step.slot(0),
             Verb::EpollNew => !holds(slot()),
             Verb::Fork => idle && step.actor.is_ascii_uppercase() && self.world.can_fork(step.actor),
             Verb::Exec => {
                 let hears = step.args[0] != 0 || self.is_told_by_kernel(step.actor);
-                idle && hears && self.gives_back(step.actor)
+                let once = self.once.contains(&step.actor.to_ascii_uppercase());
+                idle && hears && !once && self.gives_back(step.actor)
             }
             // How much a killed receive had taken, or passed over, nobody learns.
             Verb::Kill => {
@@ -402,6 +409,8 @@ impl<'w> Run<'w> {
             self.received[end] += if step.peeks() || step.is_urgent() { 0 } else { moved };
         } else if step.verb == Verb::SetOption && OPTIONS[step.args[1] as usize] == "rcvlowat" {
             self.low_water[end_of(step.slot(0))] |= answer.ret == 0 && step.args[2] > 1;
+        } else if step.verb == Verb::EpollCtl && step.args[3] & i64::from(libc::EPOLLONESHOT) != 0 {
+            self.once.push(step.actor.to_ascii_uppercase());
         } else if step.verb == Verb::Nonblock && answer.ret >= 0 && step.slot(0) < FIRST_EPOLL {
             self.nonblocking[end_of(step.slot(0))] = step.args[1] != 0;
         }

@@ -66,6 +66,7 @@ const EPOLL_EVENTS: Kind = Flags(&[
     ("rdhup", libc::EPOLLRDHUP as i64),
     ("et", EDGE),
     ("oneshot", libc::EPOLLONESHOT as i64),
+    ("exclusive", libc::EPOLLEXCLUSIVE as i64),
 ]);
 /// `EPOLLET` as the unsigned number that the kernel has.
 pub(crate) const EDGE: i64 = libc::EPOLLET as u32 as i64;

@@ -155,6 +155,8 @@ impl Inner {
                     registration.disarmed = true;
                     if self.shared {
                         self.disarm(epoll, fd);
+                    } else if self.nested {
+                        registration.mark_disarmed(self.fd, fd);
                     }
                 } else if registration.events & EDGE == 0 {
                     registration.queue(&mut self.pending, fd);
@@ -331,7 +333,7 @@ impl Inner {
 
 impl Registration {
     /// Whether a look may find what is to be told, as far as that shows without a mark.
-    fn may_tell(&self, endpoint: &Endpoint, shared: bool) -> bool {
+    pub(super) fn may_tell(&self, endpoint: &Endpoint, shared: bool) -> bool {
         self.events & EDGE == 0 || arrived(endpoint, shared) != self.arrived
     }
 

@@ -13,6 +13,7 @@
 mod answer;
 mod ghost;
 mod listing;
+mod nested;
 mod registration;
 mod report;
 mod shared;
@@ -33,8 +34,11 @@ use crate::table::{self, Entry};
 use crate::waiter::Slot;
 use crate::{attach, errno, real};
 use ghost::Ghost;
+pub(crate) use nested::show_lanes;
 use registration::Passed;
-pub(crate) use shared::{be_born, change_program, forget_child, is_shared, pass_beyond, share, stay};
+pub(crate) use shared::{
+    be_born, change_program, forget_child, hand_on, is_shared, pass_beyond, share, stay,
+};
 use watched::Watched;
 
 const MAX: usize = 65536;
@@ -106,7 +110,10 @@ pub(crate) struct Inner {
     shared: bool,
     /// How often it had been changed by all of them when the records were last true.
     seen_changes: u32,
+    /// It is itself watched: see [`nested`].
     nested: bool,
+    /// While it is, and lanes still hold bytes: what shows them to the kernel.
+    lamp: Option<RawFd>,
     /// By the number in the kernel's set, or by a negative one if that has been [closed](freeze_everywhere).
     registrations: HashMap<RawFd, Registration>,
     by_token: HashMap<u64, RawFd>,
@@ -218,7 +225,7 @@ pub(crate) fn adopt_registrations(endpoint: &Endpoint, fd: RawFd) -> Option<Reas
     let mut against = None;
     for epoll in all() {
         let mut inner = epoll.inner.lock();
-        if let Some(one) = inner.registrations.get_mut(&fd) {
+        if let Some(one) = inner.registrations.get_mut(&fd).filter(|one| one.owner.is_none()) {
             one.owner = Some(endpoint.reference());
             endpoint.epolls.lock().push(epoll.name());
             let events = one.events;
@@ -389,9 +396,11 @@ pub(crate) unsafe fn after_fork_in_child() {
         let mut inner = epoll.inner.lock();
         inner.begin_sharing(epoll);
         inner.slot = None;
+        inner.lamp = None;
         inner.sleepers = 0;
         inner.links = Watched::default();
     }
+    nested::forget_lamps();
     registration::part_tokens();
 }
 
@@ -444,6 +453,7 @@ impl Epoll {
         }
         // A thread that sleeps on it, or has just been about to, goes on with what the program itself has put there.
         inner.hide();
+        inner.put_lamp_out(self);
         let closed = std::mem::replace(&mut *inner, Inner { fd: -1, ..Inner::default() });
         drop(inner);
         drop(closed);
@@ -454,21 +464,6 @@ impl Epoll {
         self.has_tokens.store(false, Release);
         self.generation.fetch_add(1, AcqRel);
         FREE.lock().0.push(self.index);
-    }
-
-    /// The instance is itself watched: its sockets go back to TCP, and later ones never leave it.
-    pub(crate) fn set_nested(&self) {
-        let endpoints: Vec<_> = {
-            let mut inner = self.inner.lock();
-            if inner.nested {
-                return;
-            }
-            inner.nested = true;
-            inner.registrations.keys().filter_map(|fd| table::endpoint(*fd)).collect()
-        };
-        for endpoint in endpoints {
-            attach::bar(endpoint, Reason::NestedEpoll);
-        }
     }
 
     /// `epoll_ctl` for a TCP socket. Returns what the kernel does.
@@ -506,9 +501,12 @@ impl Epoll {
             } else {
                 // SAFETY: not null, and the program's promise to the kernel.
                 let wanted = unsafe { std::ptr::read_unaligned(event) };
-                // One that lanes do not answer for yet, though the endpoint may be on its way there, is the kernel's.
+                // One that lanes do not answer for yet, though the endpoint may be on its way there, is the kernel's, as is one
+                // that they never will.
                 let known = inner.registrations.get(&fd).filter(|_| operation == libc::EPOLL_CTL_MOD);
-                let answering = endpoint.filter(|_| known.is_none_or(|one| one.attached.is_some()));
+                let objection = inner.objection(wanted.events);
+                let is_ours = known.map_or(objection.is_none(), |one| one.attached.is_some());
+                let answering = endpoint.filter(|_| is_ours);
                 let passed = Passed {
                     events: registration::kernel_events(answering, wanted.events),
                     token: inner.token_for(self, operation, fd, endpoint, wanted.events),
@@ -528,7 +526,7 @@ impl Epoll {
                 result
             }
         };
-        if let (Some(reason), Some(endpoint)) = (bar, endpoint) {
+        if let (Some(reason), Some(endpoint)) = (bar, table::endpoint(fd)) {
             attach::bar(endpoint, reason);
         }
         result

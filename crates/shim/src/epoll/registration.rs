@@ -14,7 +14,7 @@ use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration
 use crate::endpoint::Endpoint;
 use crate::links::Link;
 use crate::waiter::Slot;
-use crate::{errno, process, real};
+use crate::{errno, process, real, table};
 
 /// The upper half of every token. As an address it would be no program's, and nobody counts that far.
 const TOKENS: u64 = 0xd00b_e112;
@@ -154,6 +154,9 @@ impl Inner {
         wanted: epoll_event,
         passed: Passed,
     ) -> Option<Reason> {
+        // It may have been connected since the caller looked, by another thread. Either this sees that, or whoever has connected
+        // it finds the registration.
+        let endpoint = endpoint.or_else(|| table::endpoint(fd));
         if operation == libc::EPOLL_CTL_MOD && self.registrations.contains_key(&fd) {
             self.note_token(fd, passed.token);
         }
@@ -194,14 +197,13 @@ impl Inner {
         self.note_token(fd, passed.token);
         let endpoint = endpoint?;
         endpoint.epolls.lock().push(epoll.name());
-        if let Some(reason) = self.objection(wanted.events) {
-            return Some(reason);
-        }
-        if endpoint.fd.load(Relaxed) != fd {
+        let is_other_number = endpoint.fd.load(Relaxed) != fd;
+        let objection = self.objection(wanted.events).or(is_other_number.then_some(Reason::UnknownEpoll));
+        if objection.is_some() {
             if endpoint.is_attached() {
                 self.attach_alias(epoll, fd, endpoint);
             }
-            return Some(Reason::UnknownEpoll);
+            return objection;
         }
         if endpoint.is_attached() && self.shared {
             // What its lane still holds.
@@ -246,8 +248,12 @@ impl Inner {
     pub(super) fn attach(&mut self, epoll: &Epoll, endpoint: &Endpoint) -> Option<Reason> {
         let fd = endpoint.fd.load(Relaxed);
         let at = endpoint.rx.lock().at?;
-        if self.registrations.get(&fd)?.attached.is_some() {
+        let known = self.registrations.get(&fd)?;
+        if known.attached.is_some() {
             return None;
+        }
+        if let Some(reason) = self.objection(known.events) {
+            return Some(reason);
         }
         if !self.unshare(epoll) {
             return Some(Reason::Shared);
@@ -272,7 +278,11 @@ impl Inner {
         let slot = self.slot.or_else(Slot::take)?;
         self.slot = Some(slot);
         slot.register();
-        self.put_doorbell(epoll, slot);
+        if self.nested {
+            self.light_lamp(epoll, slot);
+        } else {
+            self.put_doorbell(epoll, slot);
+        }
         Some(slot)
     }
 
@@ -283,8 +293,8 @@ impl Inner {
         }
     }
 
-    /// A duplicate's registration, by whose number no mark finds it. The connection goes back, so this lasts until its lane has
-    /// been drained, and as long a wait looks there by itself.
+    /// A registration that no mark finds, such as a duplicate's, by its number. The connection goes back, so this lasts until its
+    /// lane has been drained, and as long a wait looks there by itself.
     fn attach_alias(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         self.begin_answering(epoll, fd, endpoint, false);
         self.aliases.push(fd);
@@ -337,6 +347,7 @@ impl Inner {
             self.settle(epoll, fd, endpoint);
         }
         self.detach_own(epoll, endpoint, link);
+        self.show_lanes(epoll);
     }
 
     fn detach_own(&mut self, epoll: &Epoll, endpoint: &Endpoint, link: &'static Link) {
@@ -370,15 +381,16 @@ impl Inner {
         }
     }
 
-    /// Has the kernel's set hold all that the program asked for. What it holds too much is taken out when it is first
-    /// reported.
+    /// Has the kernel's set hold all that the program asked for. What it holds too much is taken out when it is first reported, or
+    /// at once where the set is watched: of what is told edges that would be one.
     pub(super) fn settle(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         if registration.deleted || is_frozen(fd) {
             self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
             self.forget(fd);
             unlist(epoll, endpoint);
-        } else if registration.events & !registration.kernel_events != 0
+        } else if (registration.events & !registration.kernel_events != 0
+            || self.nested && registration.events & EDGE == 0)
             && !registration.disarmed
             && !self.shared
         {
@@ -429,7 +441,7 @@ impl Inner {
         }
         self.hidden = true;
         if let Some(slot) = self.slot {
-            self.change_kernel(libc::EPOLL_CTL_DEL, slot.doorbell(), 0, 0);
+            self.change_kernel(libc::EPOLL_CTL_DEL, self.lamp.unwrap_or(slot.doorbell()), 0, 0);
         }
         self.for_tokens(|one| (if one.disarmed { one.events & PRIVATE } else { one.events }, one.data));
     }
@@ -439,7 +451,9 @@ impl Inner {
         if !std::mem::take(&mut self.hidden) {
             return;
         }
-        if let Some(slot) = self.slot {
+        if let Some(lamp) = self.lamp {
+            self.change_kernel(libc::EPOLL_CTL_ADD, lamp, libc::EPOLLIN as u32, self.marker);
+        } else if let Some(slot) = self.slot.filter(|_| !self.nested) {
             let events = shunt_sys::eventfd::EDGES.bits();
             self.change_kernel(libc::EPOLL_CTL_ADD, slot.doorbell(), events, self.marker);
         }

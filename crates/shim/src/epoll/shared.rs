@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use libc::epoll_event;
 use rustix::io::FdFlags;
+use shunt_abi::reason::Reason;
 
 use super::registration::{Passed, change, is_frozen, is_token, new_token};
 use super::watched::Watched;
@@ -17,7 +18,7 @@ use crate::family::{self, Holders, Shareable};
 use crate::ops::incoming;
 use crate::private::borrow;
 use crate::table::{self, Entry};
-use crate::{process, real};
+use crate::{attach, process, real};
 
 /// What an event leaves of a registration for one event.
 pub(super) const PRIVATE: u32 = EDGE | ONE_SHOT | EXCLUSIVE | libc::EPOLLWAKEUP as u32;
@@ -101,6 +102,18 @@ pub(crate) fn pass_beyond() {
     in_use().for_each(family::pass_beyond);
 }
 
+/// A message takes the set to another process, and nobody can be asked when that lets go of it. What lanes hold for it comes by
+/// TCP.
+pub(crate) fn hand_on(epoll: &Epoll) {
+    epoll.holders.lose();
+    let attached: Vec<_> = {
+        let mut inner = epoll.inner.lock();
+        inner.share(epoll);
+        inner.registrations.values().filter_map(|one| one.attached?.resolve()).collect()
+    };
+    attached.into_iter().for_each(|endpoint| attach::bar_reading(endpoint, Reason::PassedOn));
+}
+
 fn is_inheritable(epoll: &Epoll) -> bool {
     let entry = Entry::Epoll(epoll.name());
     table::known(0, u32::MAX).any(|(fd, other)| {
@@ -150,8 +163,12 @@ impl Inner {
     /// In a shared set, nobody can be woken by lanes once nobody sleeps.
     pub(super) fn retire_doorbell(&mut self, epoll: &Epoll) {
         let Some(slot) = self.slot.take_if(|_| self.shared && self.sleepers == 0) else { return };
-        self.change_kernel(libc::EPOLL_CTL_DEL, slot.doorbell(), 0, 0);
-        epoll.active.fetch_sub(1, AcqRel);
+        if self.nested {
+            self.put_lamp_out(epoll);
+        } else {
+            self.change_kernel(libc::EPOLL_CTL_DEL, slot.doorbell(), 0, 0);
+            epoll.active.fetch_sub(1, AcqRel);
+        }
         for one in self.registrations.values_mut().filter(|one| one.attached.is_some() && one.primary) {
             one.primary = false;
             self.secondary += 1;

@@ -180,7 +180,7 @@ unsafe fn pass_on(message: *const msghdr) {
                 let count = (part.cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
                 let fds: *const c_int = libc::CMSG_DATA(next).cast();
                 for index in 0..count {
-                    descriptors::hand_on(fds.add(index).read_unaligned(), Reason::PassedOn);
+                    descriptors::pass_on(fds.add(index).read_unaligned());
                 }
             }
             next = libc::CMSG_NXTHDR(&header, next);

@@ -68,6 +68,14 @@ pub(crate) fn share_unconnected() {
     }
 }
 
+/// A message takes `fd` to another process.
+pub(crate) fn pass_on(fd: RawFd) {
+    match table::epoll(fd) {
+        Some(epoll) => epoll::hand_on(epoll),
+        None => hand_on(fd, Reason::PassedOn),
+    }
+}
+
 /// Another process gets the socket, if `fd` is one: it goes on by TCP, or stays there once it is connected.
 pub(crate) fn hand_on(fd: RawFd, reason: Reason) {
     // It may be connected at this moment, by another thread.

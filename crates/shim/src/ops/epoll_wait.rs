@@ -9,7 +9,7 @@ use crate::epoll::{DEGRADED_NANOS, Epoll};
 use crate::ops::{send, sleep::Deadline};
 use crate::signal::{Held, Ran};
 use crate::waiter;
-use crate::{attach, control, errno, kernel, process, signal};
+use crate::{attach, control, epoll, errno, kernel, process, signal};
 use std::sync::atomic::Ordering::*;
 
 /// While lanes stay ready the kernel is asked this often all the same: listening sockets, timers and TCP's own
@@ -25,6 +25,7 @@ pub(crate) fn wait(
     sleep_in_kernel: &mut dyn FnMut(&mut [epoll_event], Option<u64>) -> c_int,
 ) -> c_int {
     control::poll_inbox();
+    epoll::show_lanes();
     let deadline: Deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
     if !epoll.is_active() {
         let name = epoll.name();
@@ -51,6 +52,7 @@ pub(crate) fn wait(
             if result.is_some_and(|count| count > 0) {
                 inner.note_change(epoll);
             }
+            inner.show_lanes(epoll);
             (inner.take_returned(), inner.take_read())
         };
         for endpoint in returned {

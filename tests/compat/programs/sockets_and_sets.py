@@ -1,6 +1,7 @@
-"""What was done with a socket before it is connected must hold afterwards.
+"""Sockets and epoll sets: what was done with a socket before it is connected must hold afterwards, and what is in a set that is
+watched must be seen through it.
 
-    before_connect.py PORT GROUP
+    sockets_and_sets.py PORT GROUP
 
 Every scenario of the group connects to a listener of its own in this process, from PORT on, and prints a line.
 """
@@ -247,6 +248,77 @@ def shut(pair):
     yield receive(pair.server, 4)
 
 
+def by_poll(inner):
+    poll = select.poll()
+    poll.register(inner, select.POLLIN)
+    return lambda: [events for _, events in poll.poll(0)]
+
+
+def by_select(inner):
+    return lambda: select.select([inner], [], [], 0)[0] == [inner]
+
+
+def by_epoll(inner):
+    outer = select.epoll()
+    outer.register(inner, select.EPOLLIN)
+    return lambda: told(outer, 0)
+
+
+def by_two(inner):
+    middle = select.epoll()
+    middle.register(inner, select.EPOLLIN)
+    look = by_epoll(middle)
+    return lambda: (look(), told(middle, 0))
+
+
+def watched(pair, watch, events):
+    """Bytes are there before the set is watched."""
+    pair.connect()
+    inner = select.epoll()
+    inner.register(pair.client, events)
+    yield told(inner, 0)
+    pair.server.sendall(b"x" * 1000)
+    time.sleep(0.05)
+    look = watch(inner)
+    yield look()
+    yield told(inner, 0), look(), told(inner, 0)
+    yield len(receive(pair.client, 400)), look(), told(inner, 0)
+    yield len(receive(pair.client, 600)), look(), told(inner, 0), look()
+    pair.server.sendall(b"more")
+    time.sleep(0.05)
+    yield look(), told(inner, 0), receive(pair.client, 4), look(), told(inner, 0)
+    pair.server.close()
+    time.sleep(0.05)
+    yield look(), told(inner, 0)
+
+
+def registered_late(pair, events, nested):
+    """Bytes are there before the registration."""
+    pair.connect()
+    inner, outer = select.epoll(), select.epoll()
+    if nested:
+        outer.register(inner, select.EPOLLIN)
+    pair.server.sendall(b"x" * 1000)
+    time.sleep(0.05)
+    inner.register(pair.client, events)
+    yield told(outer, 0), told(inner, 0)
+    yield len(receive(pair.client, 400)), told(outer, 0), told(inner, 0)
+    yield len(receive(pair.client, 600)), told(outer, 0), told(inner, 0)
+    pair.server.sendall(b"more")
+    time.sleep(0.05)
+    yield told(outer, 0), told(inner, 0), receive(pair.client, 4), told(inner, 0)
+    try:
+        inner.modify(pair.client, select.EPOLLIN)
+    except OSError as error:
+        yield error.errno
+    inner.unregister(pair.client)
+    pair.client.sendall(b"back")
+    yield receive(pair.server, 4)
+
+
+WAYS = {"poll": by_poll, "select": by_select, "a set": by_epoll, "two sets": by_two}
+EVENTS = {"level": select.EPOLLIN, "edge": select.EPOLLIN | select.EPOLLET}
+EVENTS["one-shot"] = select.EPOLLIN | select.EPOLLONESHOT
 SHORT = struct.pack("ll", 0, 50000)
 GROUPS = {
     "used-again": {
@@ -289,6 +361,19 @@ GROUPS = {
         ),
         "O_NONBLOCK": lambda pair: option(pair, lambda one: os.set_blocking(one.fileno(), False), timed),
     },
+}
+GROUPS["watched"] = {
+    f"{way}, {how}": lambda pair, way=way, how=how: watched(pair, WAYS[way], EVENTS[how])
+    for way in WAYS
+    for how in EVENTS
+} | {
+    f"registered late, {how}, {nested}": lambda pair, how=how, nested=nested: registered_late(pair, how, nested)
+    for how in (
+        select.EPOLLIN,
+        select.EPOLLIN | select.EPOLLEXCLUSIVE,
+        select.EPOLLIN | select.EPOLLET | select.EPOLLEXCLUSIVE,
+    )
+    for nested in (False, True)
 }
 
 

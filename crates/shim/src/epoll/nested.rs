@@ -1,0 +1,122 @@
+//! Sets that are themselves watched, by poll or by another set. Only the kernel tells of them, so their connections go back to
+//! TCP and later ones never leave it, and the kernel's set holds what the program has asked for and nothing else.
+//!
+//! What lanes still hold, the kernel must be shown. The *lamp* is the listener of the set's doorbell: in the kernel's set, and
+//! readable as long as a wait would tell of a lane. The doorbell itself would make the set ready for ever once it has been rung.
+
+use std::sync::atomic::{AtomicU32, Ordering::*};
+
+use shunt_abi::reason::Reason;
+
+use super::watched::Watched;
+use super::{EDGE, Epoll, Inner, all};
+use crate::endpoint::EndpointRef;
+use crate::ops::incoming;
+use crate::waiter::Slot;
+use crate::{attach, table};
+
+/// Sets that have a lamp.
+static LAMPS: AtomicU32 = AtomicU32::new(0);
+
+/// Before a wait on another set: the program may have read what lanes held since they were last shown.
+#[inline]
+pub(crate) fn show_lanes() {
+    if LAMPS.load(Relaxed) != 0 {
+        all().for_each(Epoll::show_lanes);
+    }
+}
+
+/// In a forked child, which has no lanes.
+pub(super) fn forget_lamps() {
+    LAMPS.store(0, Relaxed);
+}
+
+impl Epoll {
+    /// The instance is itself watched, or looked at by who watches it.
+    pub(crate) fn set_nested(&self) {
+        let begins = !std::mem::replace(&mut self.inner.lock().nested, true);
+        if begins {
+            let endpoints: Vec<_> = {
+                let inner = self.inner.lock();
+                inner.registrations.keys().filter_map(|fd| table::endpoint(*fd)).collect()
+            };
+            endpoints.into_iter().for_each(|endpoint| attach::bar(endpoint, Reason::NestedEpoll));
+            self.inner.lock().begin_nesting(self);
+        }
+        self.show_lanes();
+    }
+
+    fn show_lanes(&self) {
+        self.inner.lock().show_lanes(self);
+    }
+}
+
+impl Inner {
+    /// The doorbell's place in the kernel's set becomes the lamp's.
+    fn begin_nesting(&mut self, epoll: &Epoll) {
+        for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| one.disarmed) {
+            one.mark_disarmed(self.fd, fd);
+        }
+        let Some(slot) = self.slot.filter(|_| !self.shared) else { return };
+        self.change_kernel(libc::EPOLL_CTL_DEL, slot.doorbell(), 0, 0);
+        epoll.active.fetch_sub(1, AcqRel);
+        if self.attached == 0 {
+            return self.let_slot_go();
+        }
+        self.light_lamp(epoll, slot);
+        let attached = self.registrations.iter().filter(|(_, one)| one.attached.is_some());
+        let attached: Vec<_> = attached.map(|(fd, _)| *fd).collect();
+        attached.into_iter().for_each(|fd| self.mark_pending(fd));
+    }
+
+    pub(super) fn light_lamp(&mut self, epoll: &Epoll, slot: Slot) {
+        if self.lamp.is_none()
+            && let Some(lamp) = slot.make_listener()
+        {
+            epoll.active.fetch_add(1, AcqRel);
+            self.change_kernel(libc::EPOLL_CTL_ADD, lamp, libc::EPOLLIN as u32, self.marker);
+            self.lamp = Some(lamp);
+            LAMPS.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Nobody need be woken by lanes any more.
+    fn let_slot_go(&mut self) {
+        if let Some(slot) = self.slot.take_if(|_| self.sleepers == 0) {
+            self.links = Watched::default();
+            slot.give_back();
+        }
+    }
+
+    /// Has the lamp say whether a wait would tell of a lane. What a look has found nothing of is not pending any more: it does
+    /// not shine for ever.
+    pub(crate) fn show_lanes(&mut self, epoll: &Epoll) {
+        let Some(slot) = self.slot.filter(|_| self.lamp.is_some()) else { return };
+        if self.attached == 0 {
+            self.put_lamp_out(epoll);
+            return self.let_slot_go();
+        }
+        let has_some = self.pending.iter().any(|fd| {
+            let one = self.registrations.get(fd).filter(|one| !one.disarmed && !one.deleted);
+            let endpoint = one.and_then(|one| one.attached).and_then(EndpointRef::resolve);
+            endpoint.zip(one).is_some_and(|(endpoint, one)| {
+                (one.events & EDGE == 0 || one.due || one.may_tell(endpoint, false))
+                    && incoming::is_readable(endpoint, endpoint.fd.load(Relaxed))
+            })
+        });
+        if has_some {
+            slot.ring();
+        } else {
+            slot.hear();
+        }
+    }
+
+    /// Takes it out of the kernel's set.
+    pub(super) fn put_lamp_out(&mut self, epoll: &Epoll) {
+        if let Some(lamp) = self.lamp.take() {
+            self.change_kernel(libc::EPOLL_CTL_DEL, lamp, 0, 0);
+            epoll.active.fetch_sub(1, AcqRel);
+            LAMPS.fetch_sub(1, Relaxed);
+        }
+    }
+}
