@@ -45,7 +45,7 @@ struct Family {
 struct Row {
     /// How many are listed, and [`BEYOND`]. 0: the row is free.
     count: AtomicU32,
-    /// How often one of them has changed what all of them see.
+    /// How often one of them has changed what all of them see: an epoll set, or a socket's urgent data.
     changes: AtomicU32,
     pids: [AtomicU32; HOLDERS],
 }
@@ -304,6 +304,7 @@ fn claim(family: &'static Family) -> Option<usize> {
         let row = &family.rows[index];
         let taken = row.count.compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
         if taken {
+            row.changes.store(0, Release);
             row.pids[0].store(process::pid() as u32, Release);
         }
         taken

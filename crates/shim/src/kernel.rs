@@ -11,7 +11,7 @@ use shunt_transport::{Kernel, Waiting};
 
 use crate::endpoint::Endpoint;
 use crate::private::borrow;
-use crate::{errno, real};
+use crate::{errno, family, real};
 
 /// One socket, for the length of one call.
 pub(crate) struct Tcp<'a> {
@@ -30,8 +30,9 @@ impl Kernel for Tcp<'_> {
             return None;
         }
         let read = shunt_sys::tcp::read(borrow(self.fd)).ok();
-        // Asked second, since urgent data may come in between.
-        if has_urgent(self.fd) || self.endpoint.barred() == Some(Reason::OutOfBand) {
+        // Asked second, since urgent data may come in between. Another process may have taken it already.
+        let is_taken = || family::changes(self.endpoint).is_some_and(|count| count > 0);
+        if has_urgent(self.fd) || self.endpoint.barred() == Some(Reason::OutOfBand) || is_taken() {
             return shunt_sys::tcp::read_beside_urgent(borrow(self.fd)).ok();
         }
         read

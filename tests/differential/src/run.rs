@@ -64,6 +64,8 @@ pub(crate) struct Run<'w> {
     replaced: Vec<u8>,
     /// Actors that have executed one without the shim, which is told the kernel's counts and nothing of lanes.
     uncounted: Vec<u8>,
+    /// Ends whose death or reset their peer has been shown, as far as that has looked at it.
+    shown: [bool; ENDS],
     /// Actors that have, or have had, registrations for a single event. Nothing but an event disarms such a one in the kernel's
     /// set, and a lane makes none there: another program that inherits the set is told of errors once more (README.md).
     once: Vec<u8>,
@@ -94,6 +96,7 @@ impl<'w> Run<'w> {
             unplain: [false; ENDS],
             replaced: Vec::new(),
             uncounted: Vec::new(),
+            shown: [false; ENDS],
             once: Vec::new(),
             blocked: Vec::new(),
             trace: Vec::new(),
@@ -255,14 +258,15 @@ impl<'w> Run<'w> {
     }
 
     /// Whether the kernel can tell `actor` that those are dead who have not read what it had sent, as it must where the next
-    /// program has no shim: not behind urgent data, nor if both ends may have finished.
+    /// program has no shim: not behind urgent data, nor if both ends may have finished, nor once it has been shown to this one.
     fn is_told_by_kernel(&self, actor: u8) -> bool {
         let under_way = self.under_way();
         let is_lost = |end: &usize| {
             let (owner, peer) = (self.sequence.owner(*end), self.sequence.owner(end ^ 1));
             under_way[*end] > 0 && owner == actor.to_ascii_uppercase() && !self.world.has(peer)
         };
-        (0..ENDS).filter(is_lost).all(|end| !self.unplain[end] && !self.urgent[end ^ 1])
+        let is_told = |end: usize| !self.unplain[end] && !self.urgent[end ^ 1] && !self.shown[end ^ 1];
+        (0..ENDS).filter(is_lost).all(is_told)
     }
 
     fn note_roads(&mut self, step: &Step) {
@@ -273,10 +277,15 @@ impl<'w> Run<'w> {
                 self.uncounted.push(actor);
             }
         }
+        let slots = step.slots();
+        for end in 0..ENDS {
+            let looks = step.verb == Verb::EpollWait || slots.iter().any(|slot| end_of(*slot) == end);
+            let is_own = self.sequence.owner(end) == step.actor.to_ascii_uppercase();
+            self.shown[end ^ 1] |= looks && is_own && !self.world.has(self.sequence.owner(end ^ 1));
+        }
         if step.is_plain() {
             return;
         }
-        let slots = step.slots();
         for end in 0..ENDS {
             let of_process = slots.is_empty() && self.sequence.owner(end) == step.actor.to_ascii_uppercase();
             self.unplain[end] |= of_process || slots.iter().any(|slot| end_of(*slot) == end);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 use shunt_abi::reason::Reason;
 
 use super::watched::Watched;
-use super::{EDGE, Epoll, Inner, all};
+use super::{EDGE, Epoll, IN, Inner, all};
 use crate::endpoint::EndpointRef;
 use crate::ops::incoming;
 use crate::waiter::Slot;
@@ -100,7 +100,8 @@ impl Inner {
             let one = self.registrations.get(fd).filter(|one| !one.disarmed && !one.deleted);
             let endpoint = one.and_then(|one| one.attached).and_then(EndpointRef::resolve);
             endpoint.zip(one).is_some_and(|(endpoint, one)| {
-                (one.events & EDGE == 0 || one.due || one.may_tell(endpoint, false))
+                one.events & IN != 0
+                    && (one.events & EDGE == 0 || one.due || one.may_tell(endpoint, false))
                     && incoming::is_readable(endpoint, endpoint.fd.load(Relaxed))
             })
         });

@@ -157,6 +157,7 @@ impl Inner {
     pub(super) fn begin_sharing(&mut self, epoll: &Epoll) {
         if !std::mem::replace(&mut self.shared, true) {
             epoll.active.fetch_add(1, AcqRel);
+            self.seen_changes = family::changes(epoll).unwrap_or(0);
         }
     }
 

@@ -12,7 +12,7 @@ use crate::endpoint::Endpoint;
 use crate::ops::receive::Taken;
 use crate::ops::{self, descriptors, pipe, receive, send};
 use crate::signal::{Held, Shield};
-use crate::{attach, errno, kernel, lost, real, signal, table};
+use crate::{attach, errno, family, kernel, lost, real, signal, table};
 
 /// The answer of an operation, as C wants it.
 #[inline]
@@ -146,6 +146,8 @@ pub(super) fn by_tcp<D: Direction, R>(endpoint: &'static Endpoint, kernel: impl 
 fn note_urgent(endpoint: &Endpoint, flags: c_int) {
     if flags & libc::MSG_OOB != 0 {
         attach::bar(endpoint, Reason::OutOfBand);
+        // Nor does the kernel tell the others of an urgent byte that one has taken, though it counts as it did before.
+        family::note_change(endpoint);
     }
 }
 
@@ -381,11 +383,13 @@ pub unsafe extern "C-unwind" fn recvfrom(
 ) -> ssize_t {
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::recvfrom(fd, buf, len, flags, from, fromlen) };
+    // Before the kernel writes there.
+    let is_asked = !from.is_null() && is_unsettled(fd);
+    let is_readable = is_asked && memory::is_readable(fromlen.cast(), size_of::<socklen_t>());
+    // SAFETY: it can be read.
+    let room = is_readable.then(|| unsafe { fromlen.read_unaligned() });
     let ours = |endpoint| {
         let Some(piece) = piece(buf, len) else { return by_kernel(kernel) };
-        let is_readable = !from.is_null() && memory::is_readable(fromlen.cast(), size_of::<socklen_t>());
-        // SAFETY: it can be read.
-        let room = is_readable.then(|| unsafe { fromlen.read_unaligned() });
         let taken = receive::receive(endpoint, fd, &mut sink(&piece), flags, &kernel);
         if let (Err(_), Some(room)) = (&taken, room)
             && memory::is_writable(fromlen.cast(), size_of::<socklen_t>())
@@ -401,6 +405,11 @@ pub unsafe extern "C-unwind" fn recvfrom(
         Ok(taken.count)
     };
     moving::<Receiving>(fd, flags, ours, kernel)
+}
+
+/// Whether a lane may have something to say of `fd`.
+pub(super) fn is_unsettled(fd: c_int) -> bool {
+    table::endpoint(fd).is_some_and(|endpoint| !endpoint.is_settled())
 }
 
 /// TCP names no sender, and says so in the length. The bytes are gone even if that fails.

@@ -7,7 +7,9 @@ use shunt_abi::reason::Reason;
 use shunt_ring::user::Piece;
 use shunt_sys::memory;
 
-use super::io::{Receiving, Sending, begin, by_kernel, by_tcp, is_ignored, moving, pieces, sink, source};
+use super::io::{
+    Receiving, Sending, begin, by_kernel, by_tcp, is_ignored, is_unsettled, moving, pieces, sink, source,
+};
 use super::readiness::from_timespec;
 use crate::ops::sleep::as_timespec;
 use crate::ops::{descriptors, options, receive, send};
@@ -22,9 +24,11 @@ use crate::{attach, errno, lost, process, real, table};
 pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::recvmsg(fd, message, flags) };
+    // Before the kernel writes there.
+    // SAFETY: the program's pointer; what is bad about it, the kernel says.
+    let read = is_unsettled(fd).then(|| unsafe { read_header(message) }).flatten();
     let ours = |endpoint| {
-        // SAFETY: the program's pointer; what is bad about it, the kernel says.
-        let Some((header, pieces)) = (unsafe { read_header(message) }) else { return by_kernel(kernel) };
+        let Some((header, pieces)) = read else { return by_kernel(kernel) };
         let taken = receive::receive(endpoint, fd, &mut sink(pieces), flags, &kernel);
         if taken.is_err() {
             // SAFETY: the program's pointer, which has been read before.
