@@ -139,6 +139,11 @@ impl Judge {
             (Outcome::Blocked, Outcome::Done(_)) if step.verb == Verb::EpollWait && self.has_edges(step) => {
                 Match::ExtraEdge
             }
+            (Outcome::Blocked, Outcome::Done(answer))
+                if self.has_only_more_edges(step, &vec![0; answer.extra.len()], &answer.extra) =>
+            {
+                Match::ExtraEdge
+            }
             // The kernel answers it at whatever wakes it, be it the acknowledgement of a FIN that came a moment earlier in
             // the other run.
             (Outcome::Blocked, Outcome::Done(answer)) if step.has_no_room() && answer.ret == 0 => Match::Open,
@@ -208,7 +213,7 @@ impl Judge {
                 }
             }
             Verb::Poll if slack => self.polls(step, tcp, shunt),
-            Verb::Poll if self.has_only_more_edges(step, tcp, shunt) => Match::ExtraEdge,
+            Verb::Poll if self.has_only_more_edges(step, &tcp.extra, &shunt.extra) => Match::ExtraEdge,
             Verb::EpollWait => self.waits(step, tcp, shunt, slack),
             // How a reset is told depends on whether a FIN behind those bytes came before it.
             Verb::Send | Verb::OddSend
@@ -254,11 +259,12 @@ impl Judge {
     }
 
     /// Whether a poll of a set finds an edge that TCP does not have, and all else that TCP has.
-    fn has_only_more_edges(&self, step: &Step, tcp: &Answer, shunt: &Answer) -> bool {
+    fn has_only_more_edges(&self, step: &Step, tcp: &[i64], shunt: &[i64]) -> bool {
         let has_edges =
             |set| self.registered.iter().any(|((other, _), one)| *other == set && one.1 & EDGE != 0);
-        let answers = tcp.extra.iter().zip(&shunt.extra).zip(step.slots());
-        tcp.extra != shunt.extra
+        let answers = tcp.iter().zip(shunt).zip(step.slots());
+        step.watches_a_set()
+            && tcp != shunt
             && answers
                 .into_iter()
                 .all(|((a, b), slot)| a == b || slot >= FIRST_EPOLL && b & a == *a && has_edges(slot))

@@ -18,12 +18,15 @@ use crate::{attach, table};
 /// Sets that have a lamp.
 static LAMPS: AtomicU32 = AtomicU32::new(0);
 
-/// Before a wait on another set: the program may have read what lanes held since they were last shown.
+/// Before a wait on another set, and after one on any: the program may have read what lanes held since they were last shown, or
+/// a peer has rung who has brought nothing. Whether there is any lamp.
 #[inline]
-pub(crate) fn show_lanes() {
-    if LAMPS.load(Relaxed) != 0 {
+pub(crate) fn show_lanes() -> bool {
+    let has_lamps = LAMPS.load(Relaxed) != 0;
+    if has_lamps {
         all().for_each(Epoll::show_lanes);
     }
+    has_lamps
 }
 
 /// In a forked child, which has no lanes.

@@ -88,20 +88,25 @@ impl Inner {
         if registration.attached != Some(endpoint.reference()) || !plain(registration.events) {
             return None;
         }
-        match operation {
-            libc::EPOLL_CTL_DEL | libc::EPOLL_CTL_MOD if registration.deleted => return Some(libc::ENOENT),
-            libc::EPOLL_CTL_ADD if !registration.deleted => return Some(libc::EEXIST),
-            libc::EPOLL_CTL_DEL => {
-                registration.deleted = true;
-                return Some(0);
-            }
-            libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD if !event.is_null() => {}
-            _ => return None,
+        if operation == libc::EPOLL_CTL_DEL {
+            let was_deleted = std::mem::replace(&mut registration.deleted, true);
+            return Some(if was_deleted { libc::ENOENT } else { 0 });
+        }
+        if !matches!(operation, libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) || event.is_null() {
+            return None;
         }
         // SAFETY: not null, and the program's promise to the kernel.
         let wanted = unsafe { std::ptr::read_unaligned(event) };
-        let needed = kernel_events(Some(endpoint), wanted.events);
-        if !plain(wanted.events) || needed & !registration.kernel_events != 0 {
+        // What is wrong with these, the kernel says first.
+        if !plain(wanted.events) {
+            return None;
+        }
+        match operation {
+            libc::EPOLL_CTL_MOD if registration.deleted => return Some(libc::ENOENT),
+            libc::EPOLL_CTL_ADD if !registration.deleted => return Some(libc::EEXIST),
+            _ => {}
+        }
+        if kernel_events(Some(endpoint), wanted.events) & !registration.kernel_events != 0 {
             return None;
         }
         registration.events = wanted.events;

@@ -62,7 +62,7 @@ pub(crate) fn poll(
         drop(watch);
         watch = examine(fds, true);
     }
-    if watch.entered.is_empty() && watch.watched.is_empty() {
+    if watch.entered.is_empty() && watch.watched.is_empty() && !epoll::show_lanes() {
         return signal::open(Held::Nothing, kernel);
     }
     // Dropped here or, if nobody comes back from the sleep, by way of the journal; never by unwinding.
@@ -70,7 +70,7 @@ pub(crate) fn poll(
     let held = Held::Poll(watch);
     // SAFETY: nobody else uses it before this call has been left.
     let borrowed = unsafe { &mut *watch };
-    let result = if borrowed.watched.is_empty() {
+    let result = if borrowed.watched.is_empty() && !epoll::show_lanes() {
         signal::open(held, kernel)
     } else {
         let deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
@@ -383,6 +383,13 @@ fn merge(fds: &mut [pollfd], shadow: &[pollfd], watched: &[Watched]) -> bool {
             fds[one.index].revents |= libc::POLLERR;
         }
     }
+    if epoll::show_lanes() {
+        for entry in fds.iter_mut().filter(|entry| entry.revents != 0 && table::epoll(entry.fd).is_some()) {
+            let mut again = [*entry];
+            kernel::poll_now(&mut again);
+            entry.revents = again[0].revents;
+        }
+    }
     errno::set(before);
     false
 }
@@ -397,6 +404,7 @@ pub(crate) fn concerns(fds: impl Iterator<Item = RawFd>) -> bool {
                 if let Some(epoll) = name.resolve() {
                     let _shield = Shield::raise();
                     epoll::Epoll::set_nested(epoll);
+                    found |= epoll::show_lanes();
                 }
             }
             _ => {}
