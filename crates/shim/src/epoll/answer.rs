@@ -81,7 +81,7 @@ impl Inner {
     }
 
     /// Has the next look look at those attached registrations of which `is_due` says so.
-    fn mark_where(&mut self, is_due: impl Fn(&Registration, &'static Endpoint) -> bool) {
+    pub(super) fn mark_where(&mut self, is_due: impl Fn(&Registration, &'static Endpoint) -> bool) {
         let due = |(fd, one): (&RawFd, &Registration)| {
             let endpoint = one.attached.and_then(EndpointRef::resolve)?;
             is_due(one, endpoint).then_some(*fd)

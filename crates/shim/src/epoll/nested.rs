@@ -37,16 +37,17 @@ pub(super) fn forget_lamps() {
 impl Epoll {
     /// The instance is itself watched, or looked at by who watches it.
     pub(crate) fn set_nested(&self) {
-        let begins = !std::mem::replace(&mut self.inner.lock().nested, true);
-        if begins {
-            let endpoints: Vec<_> = {
-                let inner = self.inner.lock();
-                inner.registrations.keys().filter_map(|fd| table::endpoint(*fd)).collect()
-            };
-            endpoints.into_iter().for_each(|endpoint| attach::bar(endpoint, Reason::NestedEpoll));
-            self.inner.lock().begin_nesting(self);
-        }
-        self.show_lanes();
+        let endpoints: Vec<_> = {
+            let mut inner = self.inner.lock();
+            if std::mem::replace(&mut inner.nested, true) {
+                return inner.show_lanes(self);
+            }
+            inner.registrations.keys().filter_map(|fd| table::endpoint(*fd)).collect()
+        };
+        endpoints.into_iter().for_each(|endpoint| attach::bar(endpoint, Reason::NestedEpoll));
+        let mut inner = self.inner.lock();
+        inner.begin_nesting(self);
+        inner.show_lanes(self);
     }
 
     fn show_lanes(&self) {
@@ -67,9 +68,7 @@ impl Inner {
             return self.let_slot_go();
         }
         self.light_lamp(epoll, slot);
-        let attached = self.registrations.iter().filter(|(_, one)| one.attached.is_some());
-        let attached: Vec<_> = attached.map(|(fd, _)| *fd).collect();
-        attached.into_iter().for_each(|fd| self.mark_pending(fd));
+        self.mark_where(|_, _| true);
     }
 
     pub(super) fn light_lamp(&mut self, epoll: &Epoll, slot: Slot) {

@@ -53,10 +53,10 @@ pub(crate) fn connected(fd: RawFd) {
     let Some(endpoint) = name.resolve() else { return };
     let against = epoll::adopt_registrations(endpoint, fd);
     let held_back = match before {
-        Entry::Unconnected(reason) => reason,
-        _ => Reason::None,
+        Entry::Unconnected(reason) if reason != Reason::None => Some(reason),
+        _ => None,
     };
-    if let Some(reason) = Some(held_back).filter(|reason| *reason != Reason::None).or(against) {
+    if let Some(reason) = held_back.or(against) {
         attach::bar(endpoint, reason);
     }
 }
@@ -146,22 +146,24 @@ pub(crate) fn begin_close(fd: RawFd) -> Entry {
             finish_for_broker(endpoint, fd);
         }
     }
-    if let Entry::Unconnected(_) = entry {
-        epoll::release(fd);
-    }
-    forget_epoll(entry);
+    forget_in_sets(entry, fd);
     entry
 }
 
-/// A descriptor of an epoll instance goes. Before its number can be another's: whoever attaches a connection at this time, in
-/// another thread, must not reach for that.
-fn forget_epoll(entry: Entry) {
-    let Entry::Epoll(name) = entry else { return };
-    if let Some(epoll) = name.resolve() {
-        match table::name_of(entry) {
-            Some(other) => epoll.renumber(other),
-            None => epoll.close(),
+/// A descriptor of an epoll instance goes, or of a socket that is not connected. Before its number can be another's: whoever
+/// attaches a connection at this time, in another thread, must not reach for that.
+fn forget_in_sets(entry: Entry, fd: RawFd) {
+    match entry {
+        Entry::Unconnected(_) => epoll::release(fd),
+        Entry::Epoll(name) => {
+            if let Some(epoll) = name.resolve() {
+                match table::name_of(entry) {
+                    Some(other) => epoll.renumber(other),
+                    None => epoll.close(),
+                }
+            }
         }
+        _ => {}
     }
 }
 
@@ -244,10 +246,7 @@ fn forget(old: Entry, fd: RawFd) {
         attach::before_close(endpoint, fd);
         end_close(old);
     }
-    if let Entry::Unconnected(_) = old {
-        epoll::release(fd);
-    }
-    forget_epoll(old);
+    forget_in_sets(old, fd);
 }
 
 /// Whether the endpoint is behind one of the numbers that stdin, stdout and stderr read and write. Those calls are

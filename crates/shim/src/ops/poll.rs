@@ -62,7 +62,8 @@ pub(crate) fn poll(
         drop(watch);
         watch = examine(fds, true);
     }
-    if watch.entered.is_empty() && watch.watched.is_empty() && !epoll::show_lanes() {
+    let has_lamps = epoll::show_lanes();
+    if watch.entered.is_empty() && watch.watched.is_empty() && !has_lamps {
         return signal::open(Held::Nothing, kernel);
     }
     // Dropped here or, if nobody comes back from the sleep, by way of the journal; never by unwinding.
@@ -70,7 +71,7 @@ pub(crate) fn poll(
     let held = Held::Poll(watch);
     // SAFETY: nobody else uses it before this call has been left.
     let borrowed = unsafe { &mut *watch };
-    let result = if borrowed.watched.is_empty() && !epoll::show_lanes() {
+    let result = if borrowed.watched.is_empty() && !has_lamps {
         signal::open(held, kernel)
     } else {
         let deadline = timeout.map(|nanos| process::now().saturating_add(nanos));

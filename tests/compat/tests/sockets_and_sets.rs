@@ -1,5 +1,6 @@
 //! What was done with a socket before it is connected: registered in epoll sets, duplicated, handed to another process,
-//! given options. It must hold afterwards as on TCP.
+//! given options. It must hold afterwards as on TCP. And epoll sets that are watched, by poll or by other sets, and registrations
+//! of sockets that have bytes on shared memory: what lanes hold must be seen from outside the set, and nothing else.
 
 use shunt_compat::{Expected, Host, both};
 use std::time::Duration;
@@ -37,4 +38,9 @@ fn sets_and_other_processes_have_the_connection_too() {
 #[test]
 fn options_hold_afterwards() {
     both(Duration::from_secs(60), |host| observe(host, "options", false));
+}
+
+#[test]
+fn bytes_on_shared_memory_are_seen_through_a_set() {
+    both(Duration::from_secs(60), |host| observe(host, "watched", true));
 }
