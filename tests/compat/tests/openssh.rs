@@ -1,4 +1,4 @@
-//! OpenSSH, as Debian builds it: commands, files of 20 MB by scp and sftp, and a forwarded port.
+//! OpenSSH, as Debian builds it: commands, files of 80 MB by scp and sftp, and a forwarded port.
 //!
 //! sshd starts itself anew for each connection, which a process of its own in a chroot and under a seccomp filter then
 //! authenticates. It goes back to one process for root; for others two hold the connection until it ends, and so it
@@ -11,7 +11,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
-const FILE: usize = 20_000_000;
+/// A session goes back to TCP as it forks, and is offered again after some hundred operations of up to 32 KiB: it is to last longer.
+const FILE: usize = 80_000_000;
 /// A user with a shell, of the package that another test needs.
 const OTHER: &str = "postgres";
 
