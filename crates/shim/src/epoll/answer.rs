@@ -395,7 +395,7 @@ fn of_reset(endpoint: &'static Endpoint, fd: RawFd, returned: &mut Vec<&'static 
 }
 
 /// What the kernel says of the socket now. The bits of poll and epoll are the same.
-fn asked_of_kernel(fd: RawFd, wanted: u32) -> u32 {
+pub(super) fn asked_of_kernel(fd: RawFd, wanted: u32) -> u32 {
     let mut entry = libc::pollfd { fd, events: wanted as u16 as i16, revents: 0 };
     kernel::poll_now(std::slice::from_mut(&mut entry));
     u32::from(entry.revents as u16) & (wanted | ALWAYS)

@@ -3,17 +3,20 @@
 //!
 //! What lanes still hold, the kernel must be shown. The *lamp* is the listener of the set's doorbell: in the kernel's set, and
 //! readable as long as a wait would tell of a lane. The doorbell itself would make the set ready for ever once it has been rung.
+//!
+//! A set that other processes have too holds nothing of ours, so what its lanes still hold is seen by poll and select alone.
 
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use shunt_abi::reason::Reason;
 
 use super::watched::Watched;
-use super::{EDGE, Epoll, IN, Inner, all};
-use crate::endpoint::EndpointRef;
+use super::answer::asked_of_kernel;
+use super::{EDGE, Epoll, FINISHED, IN, Inner, Registration, all};
+use crate::endpoint::{Endpoint, EndpointRef};
 use crate::ops::incoming;
 use crate::waiter::Slot;
-use crate::{attach, table};
+use crate::{attach, lost, table};
 
 /// Sets that have a lamp.
 static LAMPS: AtomicU32 = AtomicU32::new(0);
@@ -52,6 +55,18 @@ impl Epoll {
 
     fn show_lanes(&self) {
         self.inner.lock().show_lanes(self);
+    }
+
+    /// Whether lanes may hold something that the kernel cannot be shown, since the set is not this process's alone.
+    pub(crate) fn hides_lanes(&self) -> bool {
+        self.is_active() && self.inner.lock().hides_lanes()
+    }
+
+    /// Whether a wait would tell of such a lane.
+    pub(crate) fn would_tell_of_hidden(&self) -> bool {
+        let mut inner = self.inner.lock();
+        inner.catch_up(self);
+        inner.hides_lanes() && inner.registrations.values().any(|one| one.would_tell(true))
     }
 }
 
@@ -98,19 +113,42 @@ impl Inner {
             self.put_lamp_out(epoll);
             return self.let_slot_go();
         }
-        let has_some = self.pending.iter().any(|fd| {
-            let one = self.registrations.get(fd).filter(|one| !one.disarmed && !one.deleted);
-            let endpoint = one.and_then(|one| one.attached).and_then(EndpointRef::resolve);
-            endpoint.zip(one).is_some_and(|(endpoint, one)| {
-                one.events & IN != 0
-                    && (one.events & EDGE == 0 || one.due || one.may_tell(endpoint, false))
-                    && incoming::is_readable(endpoint, endpoint.fd.load(Relaxed))
-            })
-        });
+        self.drop_surplus();
+        let mut pending = self.pending.iter().filter_map(|fd| self.registrations.get(fd));
+        let has_some = pending.any(|one| one.would_tell(false));
         if has_some {
             slot.ring();
         } else {
             slot.hear();
+        }
+    }
+
+    fn hides_lanes(&self) -> bool {
+        self.shared && self.attached > 0
+    }
+
+    /// What the kernel's set holds beyond what the program has asked for is there to tell a wait of the peer's death. Once it holds
+    /// true and nobody has died, it has done that, and would make the set ready for nothing. Of what is told edges a change makes
+    /// a new one, but not where the kernel has nothing to tell.
+    fn drop_surplus(&mut self) {
+        let mut changed = Vec::new();
+        for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| !one.disarmed && !one.deleted) {
+            let surplus = one.kernel_events & !one.events;
+            let Some(endpoint) = one.endpoint().filter(|_| surplus != 0) else { continue };
+            let socket = endpoint.fd.load(Relaxed);
+            let said = asked_of_kernel(socket, one.events | surplus);
+            let is_due = said & surplus != 0 && (one.events & EDGE == 0 || said & !surplus == 0);
+            if !is_due || lost::is_lost(endpoint, socket) {
+                continue;
+            }
+            if said & FINISHED != 0 {
+                endpoint.note_peer_finished();
+            }
+            one.kernel_events = one.events;
+            changed.push((fd, one.events, one.kernel_data()));
+        }
+        for (fd, events, data) in changed {
+            self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
         }
     }
 
@@ -121,5 +159,21 @@ impl Inner {
             epoll.active.fetch_sub(1, AcqRel);
             LAMPS.fetch_sub(1, Relaxed);
         }
+    }
+}
+
+impl Registration {
+    /// What is answered here.
+    fn endpoint(&self) -> Option<&'static Endpoint> {
+        self.attached.and_then(EndpointRef::resolve)
+    }
+
+    /// Whether a wait would tell of bytes in its lane.
+    fn would_tell(&self, shared: bool) -> bool {
+        self.endpoint().filter(|_| !self.disarmed && !self.deleted).is_some_and(|endpoint| {
+            self.events & IN != 0
+                && (self.events & EDGE == 0 || self.due || self.may_tell(endpoint, shared))
+                && incoming::is_readable(endpoint, endpoint.fd.load(Relaxed))
+        })
     }
 }

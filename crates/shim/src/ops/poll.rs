@@ -10,6 +10,7 @@ use shunt_abi::page::Counter;
 use shunt_abi::reason::Reason;
 
 use crate::endpoint::{Endpoint, RxSide};
+use crate::epoll::Epoll;
 use crate::links::Attachment;
 use crate::ops::sleep::{self, Deadline, as_timespec};
 use crate::ops::{incoming, send};
@@ -42,6 +43,8 @@ pub(crate) struct Watch {
     entered: Vec<&'static Endpoint>,
     /// Those that are on links, which stay mapped.
     watched: Vec<Watched>,
+    /// By index, epoll sets of which lanes hold what the kernel cannot be shown. Nothing is added to those.
+    sets: Vec<(usize, &'static Epoll)>,
     /// The waiter that sleeps for them.
     slot: Option<Slot>,
 }
@@ -63,7 +66,8 @@ pub(crate) fn poll(
         watch = examine(fds, true);
     }
     let has_lamps = epoll::show_lanes();
-    if watch.entered.is_empty() && watch.watched.is_empty() && !has_lamps {
+    let asks_sets = has_lamps || !watch.sets.is_empty();
+    if watch.entered.is_empty() && watch.watched.is_empty() && !asks_sets {
         return signal::open(Held::Nothing, kernel);
     }
     // Dropped here or, if nobody comes back from the sleep, by way of the journal; never by unwinding.
@@ -71,7 +75,7 @@ pub(crate) fn poll(
     let held = Held::Poll(watch);
     // SAFETY: nobody else uses it before this call has been left.
     let borrowed = unsafe { &mut *watch };
-    let result = if borrowed.watched.is_empty() && !has_lamps {
+    let result = if borrowed.watched.is_empty() && !asks_sets {
         signal::open(held, kernel)
     } else {
         let deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
@@ -138,6 +142,9 @@ fn examine(fds: &[pollfd], may_sleep: bool) -> Watch {
             Entry::Epoll(name) => {
                 if let Some(epoll) = name.resolve() {
                     epoll.set_nested();
+                    if epoll.hides_lanes() {
+                        watch.sets.push((index, epoll));
+                    }
                 }
             }
             _ => {}
@@ -196,7 +203,7 @@ fn poll_mixed(
                 lost::reset_if_lost(one.endpoint, one.fd);
             }
         }
-        let lanes = answer(fds, watched);
+        let lanes = answer(fds, watch);
         let only_lanes =
             watched.len() == fds.len() && !watched.iter().any(|one| incoming::tcp_has_news(one.endpoint));
         if lanes > 0 && only_lanes && !UNASKED.fetch_add(1, Relaxed).is_multiple_of(ASK_KERNEL_EVERY) {
@@ -227,7 +234,7 @@ fn poll_mixed(
         if result < 0 {
             return Some(result);
         }
-        if merge(fds, &shadow, &watch.watched) {
+        if merge(fds, &shadow, watch) {
             continue;
         }
         let found = fds.iter().filter(|entry| entry.revents != 0).count() as i32;
@@ -254,10 +261,10 @@ fn poll_mixed(
 }
 
 /// Fills in what the lanes say; everything else is cleared. Returns how many are ready.
-fn answer(fds: &mut [pollfd], watched: &[Watched]) -> i32 {
+fn answer(fds: &mut [pollfd], watch: &Watch) -> i32 {
     fds.iter_mut().for_each(|entry| entry.revents = 0);
     let mut ready = 0;
-    for one in watched {
+    for one in &watch.watched {
         let entry = &mut fds[one.index];
         if entry.events & IN != 0 && incoming::is_readable(one.endpoint, one.fd) {
             entry.revents |= entry.events & IN;
@@ -266,6 +273,19 @@ fn answer(fds: &mut [pollfd], watched: &[Watched]) -> i32 {
             entry.revents |= entry.events & OUT;
         }
         ready += i32::from(entry.revents != 0);
+    }
+    ready + answer_sets(fds, watch)
+}
+
+/// Adds what only the shim knows of sets. Returns how many are ready by that.
+fn answer_sets(fds: &mut [pollfd], watch: &Watch) -> i32 {
+    let mut ready = 0;
+    for &(index, epoll) in &watch.sets {
+        let entry = &mut fds[index];
+        if entry.events & IN != 0 && epoll.would_tell_of_hidden() {
+            entry.revents |= entry.events & IN;
+            ready += 1;
+        }
     }
     ready
 }
@@ -364,13 +384,13 @@ fn ask_kernel(
 }
 
 /// Adds the kernel's answer to the lanes', asked once more. `true` if a socket has changed under it: ask again.
-fn merge(fds: &mut [pollfd], shadow: &[pollfd], watched: &[Watched]) -> bool {
+fn merge(fds: &mut [pollfd], shadow: &[pollfd], watch: &Watch) -> bool {
     let before = errno::get();
-    answer(fds, watched);
+    answer(fds, watch);
     for (entry, kernel) in fds.iter_mut().zip(shadow) {
         entry.revents |= kernel.revents;
     }
-    for one in watched.iter().filter(|one| shadow[one.index].revents != 0) {
+    for one in watch.watched.iter().filter(|one| shadow[one.index].revents != 0) {
         let entry = &mut fds[one.index];
         if entry.revents & !entry.events & libc::POLLRDHUP != 0 {
             entry.revents &= !libc::POLLRDHUP;
@@ -390,6 +410,7 @@ fn merge(fds: &mut [pollfd], shadow: &[pollfd], watched: &[Watched]) -> bool {
             kernel::poll_now(&mut again);
             entry.revents = again[0].revents;
         }
+        answer_sets(fds, watch);
     }
     errno::set(before);
     false
@@ -404,8 +425,8 @@ pub(crate) fn concerns(fds: impl Iterator<Item = RawFd>) -> bool {
             Entry::Epoll(name) => {
                 if let Some(epoll) = name.resolve() {
                     let _shield = Shield::raise();
-                    epoll::Epoll::set_nested(epoll);
-                    found |= epoll::show_lanes();
+                    epoll.set_nested();
+                    found |= epoll::show_lanes() || epoll.hides_lanes();
                 }
             }
             _ => {}
