@@ -127,11 +127,7 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
             close_receiving(endpoint, &mut rx, at, reason);
         }
     }
-    if reason == Reason::PeerDied {
-        epoll::desert(endpoint);
-    } else {
-        epoll::refresh(endpoint);
-    }
+    epoll::refresh(endpoint);
     // The receiver may have been first, with a return: that goes before whatever the caller sends next.
     send_again_if_returned(endpoint, fd);
     let_go_if_done(endpoint);

@@ -25,10 +25,8 @@ pub(crate) fn has_unread_at_peer(endpoint: &Endpoint) -> bool {
 }
 
 /// For a call that shows what has become of the connection, though it moves no bytes: see [`reset_if_lost`].
-pub(crate) fn notice_reset(endpoint: &Endpoint, fd: i32) {
-    if may_be_lost(endpoint, fd) {
-        reset_if_lost(endpoint, fd);
-    }
+pub(crate) fn notice_reset(endpoint: &Endpoint, fd: i32) -> bool {
+    may_be_lost(endpoint, fd) && reset_if_lost(endpoint, fd)
 }
 
 /// Whether the broker says what [`reset_if_lost`] is about. Every waiter asks when it looks, because TCP tells nobody of the

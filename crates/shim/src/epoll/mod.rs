@@ -333,15 +333,7 @@ pub(crate) fn thaw_everywhere(endpoint: &Endpoint, fd: RawFd) {
 /// Brings the kernel's sets up to date after a direction changed its road.
 pub(crate) fn refresh(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
-        epoll.inner.lock().refresh(endpoint, true);
-    }
-}
-
-/// The same where the peer is gone and a send goes to TCP for that. What TCP makes of the send is an edge for all who wait, and
-/// nothing may wake them before; only one who waits for room in a full lane is told of it at once.
-pub(crate) fn desert(endpoint: &Endpoint) {
-    for epoll in sets_of(endpoint) {
-        epoll.inner.lock().refresh(endpoint, false);
+        epoll.inner.lock().refresh(endpoint);
     }
 }
 

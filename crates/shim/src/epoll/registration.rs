@@ -268,7 +268,7 @@ impl Inner {
         self.begin_answering(epoll, fd, endpoint, primary);
         self.links.add(at.link);
         if self.registrations.get(&fd).is_some_and(|registration| registration.token.is_some()) {
-            self.refresh(endpoint, true);
+            self.refresh(endpoint);
         } else {
             self.note_token(fd, Some(new_token(epoll)));
             self.set_kernel_events(fd, Some(endpoint));
@@ -537,8 +537,9 @@ impl Inner {
         }
     }
 
-    /// `tells_room`: a direction that leaves its lane is an edge for all who ask for room, not only for those who had none.
-    pub(super) fn refresh(&mut self, endpoint: &Endpoint, tells_room: bool) {
+    /// A direction that leaves its lane is an edge for those who had no room there. For others it is none: what TCP makes of the
+    /// next send may be an edge, as when the peer is gone, and nothing may wake them before.
+    pub(super) fn refresh(&mut self, endpoint: &Endpoint) {
         if self.shared {
             return;
         }
@@ -552,7 +553,7 @@ impl Inner {
         let has_left = was_on_lane
             && !registration.sends_on_lane
             && registration.events & OUT != 0
-            && (tells_room || registration.full || endpoint.tx.lock().full_since.is_some());
+            && (registration.due || registration.full || endpoint.tx.lock().full_since.is_some());
         if (enough && !too_much && !has_left) || registration.disarmed || registration.deleted {
             return;
         }

@@ -76,7 +76,11 @@ pub(crate) fn poll(
     // SAFETY: nobody else uses it before this call has been left.
     let borrowed = unsafe { &mut *watch };
     let result = if borrowed.watched.is_empty() && !asks_sets {
-        signal::open(held, kernel)
+        let result = signal::open(held, kernel);
+        if result > 0 {
+            notice_resets(fds);
+        }
+        result
     } else {
         let deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
         poll_mixed(fds, borrowed, held, deadline, mask).unwrap_or_else(|| {
@@ -94,6 +98,19 @@ pub(crate) fn poll(
     drop(unsafe { Box::from_raw(watch) });
     errno::set(failed);
     result
+}
+
+/// Connections may have begun to send on lanes while the kernel was asked about them. Of the death of a peer that had bytes of those
+/// unread it has told as of an end.
+fn notice_resets(fds: &mut [pollfd]) {
+    for entry in fds.iter_mut().filter(|entry| entry.revents != 0) {
+        if let Some(endpoint) = table::endpoint(entry.fd)
+            && lost::notice_reset(endpoint, entry.fd)
+        {
+            kernel::poll_now(std::slice::from_mut(entry));
+            entry.revents |= if endpoint.owes_alone() { libc::POLLERR } else { 0 };
+        }
+    }
 }
 
 /// The kernel sets the parts of a reset one after the other, the error first. Nobody whom that wakes sees it so; somebody whom a
