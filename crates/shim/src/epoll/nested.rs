@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use shunt_abi::reason::Reason;
 
-use super::watched::Watched;
 use super::answer::asked_of_kernel;
+use super::watched::Watched;
 use super::{EDGE, Epoll, FINISHED, IN, Inner, Registration, all};
 use crate::endpoint::{Endpoint, EndpointRef};
 use crate::ops::incoming;
