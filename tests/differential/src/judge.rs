@@ -202,7 +202,7 @@ impl Judge {
             // How much of what was sent arrives before a reset, and how that is told: see below.
             Verb::Flood if !same || tcp.extra != shunt.extra => {
                 let alike = (tcp.ret, tcp.errno) == (shunt.ret, shunt.errno);
-                let fails = tcp.ret < 0 && shunt.ret < 0 && self.loose[peer_of(step.slot(0))];
+                let fails = tcp.ret < 0 && shunt.ret < 0 && self.has_fin_behind_much(step);
                 // What reaches a receiver that has shut reading down may reset the connection, be it of these bytes or of
                 // those before.
                 let end = end_of(step.slot(0));
@@ -217,7 +217,7 @@ impl Judge {
             Verb::EpollWait => self.waits(step, tcp, shunt, slack),
             // How a reset is told depends on whether a FIN behind those bytes came before it.
             Verb::Send | Verb::OddSend
-                if tcp.ret < 0 && shunt.ret < 0 && self.loose[peer_of(step.slot(0))] && !same =>
+                if tcp.ret < 0 && shunt.ret < 0 && self.has_fin_behind_much(step) && !same =>
             {
                 Match::Open
             }
@@ -240,6 +240,12 @@ impl Judge {
             _ if slack && step.shows_end() => Match::Open,
             _ => different(step, tcp, shunt),
         }
+    }
+
+    /// Whether a FIN, of either end, may be behind more bytes than fit for certain.
+    fn has_fin_behind_much(&self, step: &Step) -> bool {
+        let end = end_of(step.slot(0));
+        self.loose[peer_of(end)] || self.loose[end] && self.finished[end]
     }
 
     /// Only what is certain of the descriptors.

@@ -170,10 +170,15 @@ impl Registration {
 
     /// Whether a wait would tell of bytes in its lane.
     fn would_tell(&self, shared: bool) -> bool {
-        self.endpoint().filter(|_| !self.disarmed && !self.deleted).is_some_and(|endpoint| {
-            self.events & IN != 0
-                && (self.events & EDGE == 0 || self.due || self.may_tell(endpoint, shared))
-                && incoming::is_readable(endpoint, endpoint.fd.load(Relaxed))
+        let is_armed = self.events & IN != 0 && !self.disarmed && !self.deleted;
+        self.endpoint().filter(|_| is_armed).is_some_and(|endpoint| {
+            let fd = endpoint.fd.load(Relaxed);
+            if self.events & EDGE == 0 {
+                incoming::is_readable(endpoint, fd)
+            } else {
+                // Bytes behind those that TCP has not brought yet are an edge, too.
+                (self.due || self.may_tell(endpoint, shared)) && incoming::has_arrived(endpoint, fd)
+            }
         })
     }
 }

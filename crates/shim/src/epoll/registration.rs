@@ -537,8 +537,9 @@ impl Inner {
         }
     }
 
-    /// A direction that leaves its lane is an edge for those who had no room there. For others it is none: what TCP makes of the
-    /// next send may be an edge, as when the peer is gone, and nothing may wake them before.
+    /// A direction that leaves its lane is an edge for those who had no room there, and for those who have not been told of the last.
+    /// For others it is none: what TCP makes of the next send may be an edge, as when the peer is gone, and nothing may wake them
+    /// before.
     pub(super) fn refresh(&mut self, endpoint: &Endpoint) {
         if self.shared {
             return;
@@ -553,7 +554,10 @@ impl Inner {
         let has_left = was_on_lane
             && !registration.sends_on_lane
             && registration.events & OUT != 0
-            && (registration.due || registration.full || endpoint.tx.lock().full_since.is_some());
+            && (registration.due
+                || registration.full
+                || registration.may_tell(endpoint, false)
+                || endpoint.tx.lock().full_since.is_some());
         if (enough && !too_much && !has_left) || registration.disarmed || registration.deleted {
             return;
         }

@@ -136,7 +136,9 @@ pub(crate) fn begin_close(fd: RawFd) -> Entry {
             rename(endpoint, fd, entry);
             return Entry::None;
         }
-        if !endpoint.epolls.lock().is_empty() && family::is_shared(endpoint) {
+        // Also one that was another process's before it was connected.
+        let may_live_on = || endpoint.barred().is_some() || family::is_shared(endpoint);
+        if !endpoint.epolls.lock().is_empty() && may_live_on() {
             epoll::leave_everywhere(endpoint);
         }
         if endpoint.is_attached() && attach::before_close(endpoint, fd) && !is_held_elsewhere(endpoint, fd) {
