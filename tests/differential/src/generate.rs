@@ -2,8 +2,8 @@
 
 use crate::actor::{ODD_RECEIVES, ODD_SENDS, QUESTIONS, SETTINGS};
 use crate::script::{
-    EDGE, ENDS, EPOLL_CALLS, FIRST_EPOLL, OPTIONS, POLL_CALLS, RECEIVE_CALLS, SEND_CALLS, Sequence, Step,
-    Verb, end_of,
+    EDGE, ENDS, EPOLL_CALLS, FIRST_EPOLL, OPTIONS, POLL_CALLS, RECEIVE_CALLS, SEND_CALLS, SETS, Sequence,
+    Step, Verb, end_of,
 };
 
 /// SplitMix64.
@@ -45,6 +45,8 @@ struct Draft {
     epolls: Vec<(usize, u8)>,
     /// Sets are watched too, by poll and by other sets.
     nests: bool,
+    /// Sets are duplicated and closed.
+    duplicates_sets: bool,
     dups: Vec<usize>,
     urgent: bool,
 }
@@ -63,10 +65,12 @@ pub(crate) fn sequence(seed: u64, rare: bool) -> Sequence {
         forked: [false; 2],
         epolls: Vec::new(),
         nests: false,
+        duplicates_sets: false,
         dups: Vec::new(),
         urgent: false,
     };
     draft.nests = draft.random.chance(10);
+    draft.duplicates_sets = draft.random.chance(10);
     if draft.random.chance(10) {
         draft.prepare();
     }
@@ -306,7 +310,7 @@ impl Draft {
     fn epoll(&mut self) {
         if self.epolls.is_empty() || self.random.chance(10) {
             let number = FIRST_EPOLL + self.epolls.len();
-            if self.epolls.len() < 4 {
+            if self.epolls.len() < SETS {
                 let actor = if self.sequence.alone || self.random.chance(50) { b'A' } else { b'B' };
                 self.epolls.push((number, actor));
                 self.push(actor, Verb::EpollNew, &[number as i64]);
@@ -318,9 +322,13 @@ impl Draft {
             }
             return;
         }
-        let (set, owner) = self.epolls[self.random.below(self.epolls.len())];
+        let (mut set, owner) = self.epolls[self.random.below(self.epolls.len())];
         let forked = self.forked[usize::from(owner == b'B')];
         let actor = if forked && self.random.chance(30) { owner.to_ascii_lowercase() } else { owner };
+        if self.duplicates_sets && self.random.chance(20) {
+            return self.duplicate_set(actor, set as i64);
+        }
+        set += if self.duplicates_sets && self.random.chance(40) { SETS } else { 0 };
         if self.random.chance(30) {
             let (_, mut slot) = self.slot();
             let mut how = self.random.one_of(&[1, 2, 3, 3, 3]);
@@ -336,9 +344,24 @@ impl Draft {
         }
     }
 
+    fn duplicate_set(&mut self, actor: u8, set: i64) {
+        let duplicate = set + SETS as i64;
+        match self.random.below(10) {
+            0..=1 => self.push(actor, Verb::Close, &[set]),
+            2 => self.push(actor, Verb::Close, &[duplicate]),
+            chance => {
+                let (from, to) = if chance == 3 { (duplicate, set) } else { (set, duplicate) };
+                let call = self.random.below(3) as i64;
+                self.push(actor, Verb::Dup, &[from, to, call]);
+            }
+        }
+    }
+
     /// One of the sets, whosever it is.
     fn set(&mut self) -> i64 {
-        self.epolls[self.random.below(self.epolls.len())].0 as i64
+        let set = self.epolls[self.random.below(self.epolls.len())].0;
+        let other = self.duplicates_sets && self.random.chance(40);
+        (set + if other { SETS } else { 0 }) as i64
     }
 
     fn control(&mut self, actor: u8, set: usize, slot: i64, how: i64) {

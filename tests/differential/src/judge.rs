@@ -7,7 +7,7 @@
 use crate::actor::{Answer, ODD_SENDS};
 use crate::late::pairs;
 use crate::run::{CERTAIN, Outcome, Record};
-use crate::script::{EDGE, ENDS, FIRST_EPOLL, OPTIONS, SLOTS, Step, Verb, end_of, peer_of};
+use crate::script::{EDGE, ENDS, FIRST_EPOLL, OPTIONS, SLOTS, Step, Verb, end_of, peer_of, set_of};
 use std::collections::HashMap;
 
 /// How two outcomes compare.
@@ -35,7 +35,7 @@ pub(crate) struct Judge {
     in_pieces: [Option<usize>; ENDS],
     /// The last step at which a wait on a set ended.
     waited: [Option<usize>; SLOTS],
-    /// Data and events of registrations, by epoll slot and the slot that is registered.
+    /// Data and events of registrations, by epoll instance and the slot that is registered.
     registered: HashMap<(usize, usize), (i64, i64)>,
     on_tcp: Vec<Record>,
     under_shunt: Vec<Record>,
@@ -52,7 +52,7 @@ impl Judge {
         self.under_shunt.push(shunt.clone());
         let step = &steps[index];
         if step.verb == Verb::EpollCtl && matches!(&tcp.outcome, Outcome::Done(answer) if answer.ret == 0) {
-            let place = (step.slot(0), step.slot(2));
+            let place = (set_of(step.slot(0)), step.slot(2));
             if step.args[1] == i64::from(libc::EPOLL_CTL_DEL) {
                 self.registered.remove(&place);
             } else {
@@ -119,7 +119,10 @@ impl Judge {
     fn watches_several(&self, step: &Step) -> bool {
         match step.verb {
             Verb::Poll => step.slots().len() > 1,
-            Verb::EpollWait => self.registered.keys().filter(|(set, _)| *set == step.slot(0)).count() > 1,
+            Verb::EpollWait => {
+                let set = set_of(step.slot(0));
+                self.registered.keys().filter(|(other, _)| *other == set).count() > 1
+            }
             _ => false,
         }
     }
@@ -127,7 +130,7 @@ impl Judge {
     /// A wait on a set has ended.
     fn note_wait(&mut self, index: usize, step: &Step) {
         if step.verb == Verb::EpollWait {
-            self.waited[step.slot(0)] = Some(index);
+            self.waited[set_of(step.slot(0))] = Some(index);
         }
     }
 
@@ -184,7 +187,7 @@ impl Judge {
 
     /// The data of the registrations in a set that are told edges.
     fn edges(&self, step: &Step) -> impl Iterator<Item = i64> {
-        let set = step.slot(0);
+        let set = set_of(step.slot(0));
         let edges = self
             .registered
             .iter()
@@ -267,7 +270,7 @@ impl Judge {
     /// Whether a poll of a set finds an edge that TCP does not have, and all else that TCP has.
     fn has_only_more_edges(&self, step: &Step, tcp: &[i64], shunt: &[i64]) -> bool {
         let has_edges =
-            |set| self.registered.iter().any(|((other, _), one)| *other == set && one.1 & EDGE != 0);
+            |slot| self.registered.iter().any(|((set, _), one)| *set == set_of(slot) && one.1 & EDGE != 0);
         let answers = tcp.iter().zip(shunt).zip(step.slots());
         step.watches_a_set()
             && tcp != shunt
@@ -306,7 +309,7 @@ impl Judge {
 
     /// Whether the edges that a set tells with this data may be one with those that it has told before.
     fn may_be_told_before(&self, step: &Step, data: i64) -> bool {
-        let set = step.slot(0);
+        let set = set_of(step.slot(0));
         self.are_edges(set, data, |slot| {
             let in_pieces = self.in_pieces[end_of(slot)].max(self.in_pieces[peer_of(slot)]);
             in_pieces.is_some() && in_pieces >= self.waited[set]
@@ -315,7 +318,7 @@ impl Judge {
 
     /// Whether a wait may have been told an edge of the peer's acknowledging a FIN before what the other run was told of.
     fn may_be_told_early(&self, step: &Step, data: i64) -> bool {
-        self.are_edges(step.slot(0), data, |slot| self.finished[end_of(slot)])
+        self.are_edges(set_of(step.slot(0)), data, |slot| self.finished[end_of(slot)])
     }
 
     /// Whether all registrations of a set with this data are told edges, and of slots of which `which` says so.

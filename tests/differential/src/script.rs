@@ -3,7 +3,7 @@
 //!
 //! `A` and `B` are the client's and the server's process, `a` and `b` a forked child of each. A *slot* names a
 //! descriptor: connection `k` has its client end in slot `2k` and its server end in slot `2k + 1`; a duplicate of
-//! slot `s` is slot `s + 8`; 16 to 19 are epoll instances.
+//! slot `s` is slot `s + 8`; 16 to 19 are epoll instances, and a duplicate of `s` there is slot `s + 4`.
 
 use crate::actor::{ODD_RECEIVES, ODD_SENDS, QUESTIONS, SETTINGS};
 use anyhow::{Context, Result, bail, ensure};
@@ -13,8 +13,10 @@ use std::fmt;
 pub(crate) const ENDS: usize = 8;
 /// The first slot of an epoll instance.
 pub(crate) const FIRST_EPOLL: usize = 16;
+/// Slots of epoll instances, below their duplicates.
+pub(crate) const SETS: usize = 4;
 /// All slots.
-pub(crate) const SLOTS: usize = 20;
+pub(crate) const SLOTS: usize = FIRST_EPOLL + 2 * SETS;
 /// The actors.
 pub(crate) const ACTORS: &[u8; 4] = b"ABab";
 
@@ -26,6 +28,11 @@ pub(crate) fn end_of(slot: usize) -> usize {
 /// The end at the other side; names the stream that is received.
 pub(crate) fn peer_of(slot: usize) -> usize {
     end_of(slot) ^ 1
+}
+
+/// The instance that a slot or its duplicate names.
+pub(crate) fn set_of(slot: usize) -> usize {
+    FIRST_EPOLL + slot.saturating_sub(FIRST_EPOLL) % SETS
 }
 
 /// What an argument is, and so how it is written.
