@@ -328,7 +328,7 @@ impl Draft {
         if self.duplicates_sets && self.random.chance(20) {
             return self.duplicate_set(actor, set as i64);
         }
-        set += if self.duplicates_sets && self.random.chance(40) { SETS } else { 0 };
+        set = self.set_or_duplicate(set);
         if self.random.chance(30) {
             let (_, mut slot) = self.slot();
             let mut how = self.random.one_of(&[1, 2, 3, 3, 3]);
@@ -360,8 +360,11 @@ impl Draft {
     /// One of the sets, whosever it is.
     fn set(&mut self) -> i64 {
         let set = self.epolls[self.random.below(self.epolls.len())].0;
-        let other = self.duplicates_sets && self.random.chance(40);
-        (set + if other { SETS } else { 0 }) as i64
+        self.set_or_duplicate(set) as i64
+    }
+
+    fn set_or_duplicate(&mut self, set: usize) -> usize {
+        if self.duplicates_sets && self.random.chance(40) { set + SETS } else { set }
     }
 
     fn control(&mut self, actor: u8, set: usize, slot: i64, how: i64) {

@@ -52,7 +52,7 @@ impl Judge {
         self.under_shunt.push(shunt.clone());
         let step = &steps[index];
         if step.verb == Verb::EpollCtl && matches!(&tcp.outcome, Outcome::Done(answer) if answer.ret == 0) {
-            let place = (set_of(step.slot(0)), step.slot(2));
+            let place = (step.set(), step.slot(2));
             if step.args[1] == i64::from(libc::EPOLL_CTL_DEL) {
                 self.registered.remove(&place);
             } else {
@@ -120,7 +120,7 @@ impl Judge {
         match step.verb {
             Verb::Poll => step.slots().len() > 1,
             Verb::EpollWait => {
-                let set = set_of(step.slot(0));
+                let set = step.set();
                 self.registered.keys().filter(|(other, _)| *other == set).count() > 1
             }
             _ => false,
@@ -130,7 +130,7 @@ impl Judge {
     /// A wait on a set has ended.
     fn note_wait(&mut self, index: usize, step: &Step) {
         if step.verb == Verb::EpollWait {
-            self.waited[set_of(step.slot(0))] = Some(index);
+            self.waited[step.set()] = Some(index);
         }
     }
 
@@ -187,7 +187,7 @@ impl Judge {
 
     /// The data of the registrations in a set that are told edges.
     fn edges(&self, step: &Step) -> impl Iterator<Item = i64> {
-        let set = set_of(step.slot(0));
+        let set = step.set();
         let edges = self
             .registered
             .iter()
@@ -309,7 +309,7 @@ impl Judge {
 
     /// Whether the edges that a set tells with this data may be one with those that it has told before.
     fn may_be_told_before(&self, step: &Step, data: i64) -> bool {
-        let set = set_of(step.slot(0));
+        let set = step.set();
         self.are_edges(set, data, |slot| {
             let in_pieces = self.in_pieces[end_of(slot)].max(self.in_pieces[peer_of(slot)]);
             in_pieces.is_some() && in_pieces >= self.waited[set]
@@ -318,7 +318,7 @@ impl Judge {
 
     /// Whether a wait may have been told an edge of the peer's acknowledging a FIN before what the other run was told of.
     fn may_be_told_early(&self, step: &Step, data: i64) -> bool {
-        self.are_edges(set_of(step.slot(0)), data, |slot| self.finished[end_of(slot)])
+        self.are_edges(step.set(), data, |slot| self.finished[end_of(slot)])
     }
 
     /// Whether all registrations of a set with this data are told edges, and of slots of which `which` says so.

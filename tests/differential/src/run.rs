@@ -7,7 +7,7 @@
 use crate::actor::{Answer, ODD_RECEIVES, PEEKS, QUESTIONS, mode};
 use crate::late::{is_late, join};
 use crate::script::{
-    ENDS, FIRST_EPOLL, OPTIONS, RECEIVE_CALLS, SEND_CALLS, Sequence, Step, Verb, end_of, peer_of, set_of,
+    ENDS, FIRST_EPOLL, OPTIONS, RECEIVE_CALLS, SEND_CALLS, Sequence, Step, Verb, end_of, peer_of,
 };
 use crate::world::{Reply, World};
 use anyhow::Result;
@@ -150,8 +150,7 @@ impl<'w> Run<'w> {
             }
             Verb::Poll => self.blocked_steps().any(|other| other.verb == Verb::Recv),
             Verb::EpollWait => self.blocked_steps().any(|other| {
-                let is_same_set = || set_of(other.slot(0)) == set_of(step.slot(0));
-                other.verb == Verb::Recv || other.verb == Verb::EpollWait && is_same_set()
+                other.verb == Verb::Recv || other.verb == Verb::EpollWait && other.set() == step.set()
             }),
             _ => false,
         };

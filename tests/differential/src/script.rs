@@ -192,6 +192,11 @@ impl Step {
         usize::try_from(self.args[index]).unwrap_or(0) % SLOTS
     }
 
+    /// The epoll instance that it uses.
+    pub(crate) fn set(&self) -> usize {
+        set_of(self.slot(0))
+    }
+
     /// For the wire: the verb's number and the arguments'.
     pub(crate) fn encode(&self) -> String {
         let number = VERBS.iter().position(|verb| verb.0 == self.verb).unwrap_or(0);

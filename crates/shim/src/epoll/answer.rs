@@ -83,7 +83,7 @@ impl Inner {
     /// Has the next look look at those attached registrations of which `is_due` says so.
     pub(super) fn mark_where(&mut self, is_due: impl Fn(&Registration, &'static Endpoint) -> bool) {
         let due = |(fd, one): (&RawFd, &Registration)| {
-            let endpoint = one.attached.and_then(EndpointRef::resolve)?;
+            let endpoint = one.endpoint()?;
             is_due(one, endpoint).then_some(*fd)
         };
         let due: Vec<RawFd> = self.registrations.iter().filter_map(due).collect();
@@ -100,7 +100,7 @@ impl Inner {
             let slot = self.slot;
             let Some(registration) = self.registrations.get_mut(&fd) else { continue };
             registration.pending = false;
-            let Some(endpoint) = registration.attached.and_then(EndpointRef::resolve) else { continue };
+            let Some(endpoint) = registration.endpoint() else { continue };
             if registration.disarmed || registration.deleted {
                 continue;
             }
@@ -209,7 +209,7 @@ impl Inner {
             return None;
         }
         let mut reported = events;
-        let endpoint = registration.attached.and_then(EndpointRef::resolve);
+        let endpoint = registration.endpoint();
         if let Some(endpoint) = endpoint {
             let socket = endpoint.fd.load(Relaxed);
             endpoint.rx.lock().rx.note_tcp_news();
@@ -269,7 +269,7 @@ impl Inner {
         self.full.retain(|fd| {
             let Some(registration) = registrations.get_mut(fd) else { return false };
             let wanted = registration.events & OUT != 0 && !registration.disarmed;
-            let endpoint = registration.attached.and_then(EndpointRef::resolve);
+            let endpoint = registration.endpoint();
             registration.full =
                 wanted && endpoint.is_some_and(|endpoint| endpoint.tx.lock().full_since.is_some());
             registration.full

@@ -437,7 +437,7 @@ impl Epoll {
         let mut inner = self.inner.lock();
         let slot = inner.slot;
         for registration in inner.registrations.values() {
-            if let Some(endpoint) = registration.attached.and_then(EndpointRef::resolve)
+            if let Some(endpoint) = registration.endpoint()
                 && let Some(slot) = slot
             {
                 endpoint.unclaim(slot);

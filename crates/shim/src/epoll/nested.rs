@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 use shunt_abi::reason::Reason;
 
 use super::answer::asked_of_kernel;
+use super::registration::change;
 use super::watched::Watched;
 use super::{EDGE, Epoll, FINISHED, IN, Inner, Registration, all};
-use crate::endpoint::{Endpoint, EndpointRef};
 use crate::ops::incoming;
 use crate::waiter::Slot;
 use crate::{attach, lost, table};
@@ -131,7 +131,6 @@ impl Inner {
     /// true and nobody has died, it has done that, and would make the set ready for nothing. Of what is told edges a change makes
     /// a new one, but not where the kernel has nothing to tell.
     fn drop_surplus(&mut self) {
-        let mut changed = Vec::new();
         for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| !one.disarmed && !one.deleted) {
             let surplus = one.kernel_events & !one.events;
             let Some(endpoint) = one.endpoint().filter(|_| surplus != 0) else { continue };
@@ -145,10 +144,7 @@ impl Inner {
                 endpoint.note_peer_finished();
             }
             one.kernel_events = one.events;
-            changed.push((fd, one.events, one.kernel_data()));
-        }
-        for (fd, events, data) in changed {
-            self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
+            change(self.fd, libc::EPOLL_CTL_MOD, fd, one.events, one.kernel_data());
         }
     }
 
@@ -163,11 +159,6 @@ impl Inner {
 }
 
 impl Registration {
-    /// What is answered here.
-    fn endpoint(&self) -> Option<&'static Endpoint> {
-        self.attached.and_then(EndpointRef::resolve)
-    }
-
     /// Whether a wait would tell of bytes in its lane.
     fn would_tell(&self, shared: bool) -> bool {
         let is_armed = self.events & IN != 0 && !self.disarmed && !self.deleted;

@@ -11,7 +11,7 @@ use super::answer::arrived;
 use super::report::NOBODY;
 use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, EndpointRef};
 use crate::links::Link;
 use crate::waiter::Slot;
 use crate::{errno, process, real, table};
@@ -631,6 +631,11 @@ impl Registration {
     /// lanes already.
     fn needed_of_kernel(&self, endpoint: Option<&Endpoint>) -> u32 {
         kernel_events(endpoint.filter(|_| self.attached.is_some()), self.events)
+    }
+
+    /// The connection that is answered here.
+    pub(super) fn endpoint(&self) -> Option<&'static Endpoint> {
+        self.attached.and_then(EndpointRef::resolve)
     }
 
     /// Whether the kernel's set has disarmed it: nothing is reported, not even an error.

@@ -13,7 +13,7 @@ use shunt_abi::reason::Reason;
 use super::registration::{Passed, change, is_frozen, is_token, new_token};
 use super::watched::Watched;
 use super::{EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, Registration, all, listing};
-use crate::endpoint::{self, Endpoint, EndpointRef};
+use crate::endpoint::{self, Endpoint};
 use crate::family::{self, Holders, Shareable};
 use crate::ops::incoming;
 use crate::private::borrow;
@@ -173,7 +173,7 @@ impl Inner {
         for one in self.registrations.values_mut().filter(|one| one.attached.is_some() && one.primary) {
             one.primary = false;
             self.secondary += 1;
-            if let Some(endpoint) = one.attached.and_then(EndpointRef::resolve) {
+            if let Some(endpoint) = one.endpoint() {
                 endpoint.unclaim(slot);
             }
         }

@@ -65,9 +65,8 @@ pub(crate) fn poll(
         drop(watch);
         watch = examine(fds, true);
     }
-    let has_lamps = epoll::show_lanes();
-    let asks_sets = has_lamps || !watch.sets.is_empty();
-    if watch.entered.is_empty() && watch.watched.is_empty() && !asks_sets {
+    let by_kernel = !epoll::show_lanes() && watch.sets.is_empty() && watch.watched.is_empty();
+    if by_kernel && watch.entered.is_empty() {
         return signal::open(Held::Nothing, kernel);
     }
     // Dropped here or, if nobody comes back from the sleep, by way of the journal; never by unwinding.
@@ -75,12 +74,8 @@ pub(crate) fn poll(
     let held = Held::Poll(watch);
     // SAFETY: nobody else uses it before this call has been left.
     let borrowed = unsafe { &mut *watch };
-    let result = if borrowed.watched.is_empty() && !asks_sets {
-        let result = signal::open(held, kernel);
-        if result > 0 {
-            notice_resets(fds);
-        }
-        result
+    let result = if by_kernel {
+        signal::open(held, kernel)
     } else {
         let deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
         poll_mixed(fds, borrowed, held, deadline, mask).unwrap_or_else(|| {
@@ -92,6 +87,9 @@ pub(crate) fn poll(
     };
     let failed = errno::get();
     if result > 0 {
+        if by_kernel {
+            notice_resets(fds);
+        }
         settle(fds);
     }
     // SAFETY: made above, and this call has come back.
