@@ -149,6 +149,8 @@ impl Inner {
                 }
             }
             if reported != 0 {
+                // What came before the registration is one edge, whoever tells of it.
+                self.must_ask |= is_edge && registration.due;
                 registration.due = false;
                 report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
                 if registration.events & ONE_SHOT != 0 {

@@ -91,12 +91,21 @@ fn round(
         inner.asked_at = now;
         let set = inner.fd();
         drop(inner);
-        // Not with the program's mask: nothing is waited for, so it lets no handler in.
-        let more = kernel::epoll_now(set, report.room());
-        let mut inner = epoll.lock();
-        inner.take_over(&mut report, more);
-        inner.pass_ring_on();
-        return Some(inner.finish(report));
+        // What lanes have told of already, and the doorbell, may take the places of others there.
+        let mut unseen = report.room().len() + report.len() + 1;
+        loop {
+            let room = report.room();
+            let asked = room.len();
+            // Not with the program's mask: nothing is waited for, so it lets no handler in.
+            let more = kernel::epoll_now(set, room);
+            unseen = unseen.saturating_sub(more);
+            let mut inner = epoll.lock();
+            inner.take_over(&mut report, more);
+            if more < asked || unseen == 0 || report.is_full() {
+                inner.pass_ring_on();
+                return Some(inner.finish(report));
+            }
+        }
     }
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
     inner.finish(report);
