@@ -21,6 +21,14 @@ pub const WAITER_READY_OFFSET: usize = 0;
 pub const WAITER_SLEEPING_OFFSET: usize = 8;
 /// Bytes of one lane's header: two lines for the sender, two for the receiver. Processors fetch lines in pairs.
 pub const LANE_BYTES: usize = 256;
+/// Where in a lane's header the word stands that says how much its sender has written.
+pub const LANE_TAIL_OFFSET: usize = 0;
+/// The bit of that word by which the receiver gives back what it has not read.
+pub const LANE_RETURNED: u64 = 1 << 62;
+/// Where the word stands that says how much its receiver has read.
+pub const LANE_HEAD_OFFSET: usize = 128;
+/// The bits of both that count bytes.
+pub const LANE_CURSOR: u64 = (1 << 61) - 1;
 /// Where in a lane's header the word stands that says how its sender left.
 pub const LANE_END_OFFSET: usize = 72;
 /// What the sender says there when it has shut the direction down.
@@ -29,7 +37,7 @@ pub const LANE_END_SHUT_DOWN: u64 = 1;
 pub const LANE_END_DIED: u64 = 4;
 /// What the sender says there before it shares its socket with a child.
 pub const LANE_END_SHARED: u64 = 16;
-/// What the broker adds once a socket that was shared is nobody's any more.
+/// What the broker adds once the socket is nobody's any more.
 pub const LANE_END_ABANDONED: u64 = 32;
 /// Where the link-wide words stand: `known[2]`.
 pub const KNOWN_OFFSET: usize = 0;

@@ -10,10 +10,9 @@ use shunt_abi::control::{DecodeError, MAX_MESSAGE, Request};
 use shunt_sys::seqpacket::{self, Credentials};
 use shunt_sys::{Errno, pidfd};
 use tokio::io::unix::AsyncFd;
-use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::inherited;
+use crate::orphans;
 use crate::outbox::{Backlog, Outbox};
 use crate::pairing::ProcessId;
 use crate::state::{BadMessage, State};
@@ -74,9 +73,8 @@ pub(crate) async fn serve(state: Rc<RefCell<State>>, socket: OwnedFd, credential
     }
     let Client { outbox, process, state, fds, .. } = client;
     if let Some(process) = process {
-        for socket in state.borrow_mut().end(process) {
-            spawn_local(inherited::follow(state.clone(), socket));
-        }
+        let orphans = state.borrow_mut().end(process);
+        orphans.into_iter().for_each(|orphan| orphans::follow(&state, orphan));
     }
     fds.into_iter().for_each(|fd| disposal.close(credentials.uid, fd));
     // Descriptors that were never received are closed with the socket.

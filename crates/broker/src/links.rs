@@ -9,8 +9,9 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 
 use shunt_abi::geometry::{
-    CONNS, Geometry, LANE_BYTES, LANE_END_ABANDONED, LANE_END_DIED, LANE_END_OFFSET, LANE_END_SHARED,
-    LANE_END_SHUT_DOWN, RINGS_OFFSET, Side, WAITER_READY_OFFSET, WAITER_SLEEPING_OFFSET, WAITERS,
+    CONNS, Geometry, LANE_BYTES, LANE_CURSOR, LANE_END_ABANDONED, LANE_END_DIED, LANE_END_OFFSET,
+    LANE_END_SHARED, LANE_END_SHUT_DOWN, LANE_HEAD_OFFSET, LANE_RETURNED, LANE_TAIL_OFFSET, RINGS_OFFSET,
+    Side, WAITER_READY_OFFSET, WAITER_SLEEPING_OFFSET, WAITERS,
 };
 use shunt_sys::mapping::{self, Mapping};
 use shunt_sys::{Errno, memfd};
@@ -53,6 +54,8 @@ struct Link {
     head: Mapping,
     /// One of the two processes has ended.
     orphaned: bool,
+    /// How many sockets that a dead process has left here are [followed](crate::orphans::follow).
+    followed: u32,
 }
 
 /// One side of a slot. A process connected to itself has both.
@@ -84,13 +87,14 @@ pub(crate) struct Bereaved {
     pub(crate) peers: BTreeSet<ProcessId>,
     /// The waiters of theirs that sleep on such a link.
     pub(crate) asleep: BTreeSet<(ProcessId, u32)>,
-    /// What its children may hold still, though the kernel tells nobody when they do no more.
-    pub(crate) inherited: Vec<Inherited>,
+    /// What it has left so that the kernel may tell nobody, or not yet, when nobody holds it any more. Each is to be followed, or
+    /// [no more](Links::end_following).
+    pub(crate) orphans: Vec<Orphan>,
 }
 
-/// A socket that a process had shut down and shared before it ended.
+/// A socket of a process that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Inherited {
+pub(crate) struct Orphan {
     /// The side of that process.
     pub(crate) place: Place,
     pub(crate) cookie: u64,
@@ -185,6 +189,7 @@ impl Links {
             cookies: Box::new([[0; 2]; CONNS]),
             head,
             orphaned: false,
+            followed: 0,
         };
         self.links.insert(id, link);
         self.open.entry(pair).or_default().push(id);
@@ -237,15 +242,15 @@ impl Links {
             for side in [0, 1].into_iter().filter(|side| link.ends[*side] == process) {
                 freed.extend(bits(link.held[side]).map(|conn| link.cookies[conn][side]));
                 let died = link.say_died(self.geometry, side);
-                bereaved.inherited.extend(bits(died.inherited).filter_map(|conn| {
+                let orphans = bits(died.unsaid).filter_map(|conn| {
                     let cookie = link.cookies[conn][side];
                     let key = self.holders.get(&cookie)?.key;
-                    Some(Inherited {
-                        place: Place { link: id, conn: conn as u32, side: SIDES[side] },
-                        cookie,
-                        key,
-                    })
-                }));
+                    let place = Place { link: id, conn: conn as u32, side: SIDES[side] };
+                    Some(Orphan { place, cookie, key })
+                });
+                let before = bereaved.orphans.len();
+                bereaved.orphans.extend(orphans);
+                link.followed += (bereaved.orphans.len() - before) as u32;
                 bereaved.asleep.extend(link.wake(self.geometry, 1 - side, died.all));
                 link.held[side] = 0;
             }
@@ -259,10 +264,12 @@ impl Links {
         bereaved
     }
 
-    /// Whether the other end of a slot is there to hear what becomes of this one.
+    /// Whether the other end of a slot, or a child that it may have left there, is there to hear what becomes of this one.
     pub(crate) fn is_heard(&self, place: Place) -> bool {
-        let link = self.links.get(&place.link);
-        link.is_some_and(|link| link.held[place.side.other() as usize] & 1 << place.conn != 0)
+        let Some(link) = self.links.get(&place.link) else { return false };
+        let other = place.side.other();
+        link.held[other as usize] & 1 << place.conn != 0
+            || link.has_said(self.geometry, place.conn as usize, other, LANE_END_DIED | LANE_END_SHARED)
     }
 
     /// Says that nobody holds any more what a dead process has left on its side of a slot. Returns whose doorbells are to be rung.
@@ -272,6 +279,15 @@ impl Links {
             word.fetch_or(LANE_END_ABANDONED, AcqRel);
         }
         link.wake(self.geometry, place.side.other() as usize, 1 << place.conn)
+    }
+
+    /// Nobody asks about a socket that a dead process has left any more.
+    pub(crate) fn end_following(&mut self, place: Place) {
+        let Some(link) = self.links.get_mut(&place.link) else { return };
+        link.followed -= 1;
+        if link.is_dead() {
+            self.drop_link(place.link);
+        }
     }
 
     fn let_go(&mut self, cookie: u64) {
@@ -299,15 +315,34 @@ impl Links {
 impl Link {
     /// Writes into every lane that `side` sent on that its process has ended, so that the other end asks TCP.
     fn say_died(&self, geometry: Geometry, side: usize) -> Died {
-        const INHERITED: u64 = LANE_END_SHUT_DOWN | LANE_END_SHARED;
         let mut died = Died::default();
         for conn in bits(self.held[side]).filter(|conn| self.cookies[*conn][side] != 0) {
-            let word = self.end_word(geometry, conn, SIDES[side]);
-            let before = word.map_or(0, |word| word.fetch_or(LANE_END_DIED, AcqRel));
+            if let Some(word) = self.end_word(geometry, conn, SIDES[side]) {
+                word.fetch_or(LANE_END_DIED, AcqRel);
+            }
+            // A FIN came long ago, or waits behind bytes that the other end does not read.
+            let is_unsaid = self.has_unread(geometry, conn, SIDES[1 - side])
+                || self.has_said(geometry, conn, SIDES[side], LANE_END_SHUT_DOWN | LANE_END_SHARED);
             died.all |= 1 << conn;
-            died.inherited |= u64::from(before & INHERITED == INHERITED) << conn;
+            died.unsaid |= u64::from(is_unsaid) << conn;
         }
         died
+    }
+
+    /// Whether bytes lie in a lane that nobody has read or given back.
+    fn has_unread(&self, geometry: Geometry, conn: usize, side: Side) -> bool {
+        let lane = geometry.lane_offset(conn, side);
+        let words = [LANE_TAIL_OFFSET, LANE_HEAD_OFFSET].map(|at| self.head.word(lane + at));
+        let [Some(tail), Some(head)] = words.map(|word| word.map(|word| word.load(Acquire))) else {
+            return false;
+        };
+        tail & LANE_RETURNED == 0 && (tail ^ head) & LANE_CURSOR != 0
+    }
+
+    /// Whether all of `flags` have been said of how the sender of a lane left.
+    fn has_said(&self, geometry: Geometry, conn: usize, side: Side, flags: u64) -> bool {
+        let word = self.end_word(geometry, conn, side);
+        word.is_some_and(|word| word.load(Acquire) & flags == flags)
     }
 
     /// How the sender of a lane left.
@@ -339,7 +374,7 @@ impl Link {
 
     /// Nobody will use it again.
     fn is_dead(&self) -> bool {
-        self.orphaned && self.held == [0; 2]
+        self.orphaned && self.held == [0; 2] && self.followed == 0
     }
 
     fn other_end(&self, process: ProcessId) -> ProcessId {
@@ -351,8 +386,8 @@ impl Link {
 #[derive(Clone, Copy, Debug, Default)]
 struct Died {
     all: u64,
-    /// Those of them that a child may hold still.
-    inherited: u64,
+    /// Those of them of whose end TCP may tell nobody, or not yet.
+    unsaid: u64,
 }
 
 const SIDES: [Side; 2] = [Side::A, Side::B];
@@ -511,6 +546,46 @@ mod tests {
     }
 
     #[test]
+    fn a_lane_that_is_unread_has_its_reader_followed() {
+        let mut links = links(8);
+        let grants = [(10, 20), (11, 21), (12, 22)]
+            .map(|(one, two)| links.grant(&offer(1, one), &offer(2, two)).unwrap());
+        let whole = Mapping::map(grants[0].fresh.as_ref().unwrap(), RINGS_OFFSET).unwrap();
+        for ((grant, tail), head) in
+            grants.iter().zip([7, 7 | LANE_RETURNED, 7 | 1 << 63]).zip([0, 0, 7 | 1 << 63])
+        {
+            let lane = links.geometry.lane_offset(grant.conn as usize, grant.sides[1]);
+            whole.word(lane + LANE_TAIL_OFFSET).unwrap().store(tail, Relaxed);
+            whole.word(lane + LANE_HEAD_OFFSET).unwrap().store(head, Relaxed);
+        }
+        let orphans = links.forget(1).orphans;
+        assert_eq!(orphans, [Orphan { place: places(&grants[0])[0], cookie: 10, key: offer(1, 10).key }]);
+        assert!(links.is_heard(orphans[0].place));
+        assert_eq!(links.forget(2), Bereaved::default());
+        assert!(!links.is_heard(orphans[0].place));
+        assert_eq!(links.len(), 1);
+        links.end_following(orphans[0].place);
+        assert_eq!(links.len(), 0);
+    }
+
+    #[test]
+    fn a_process_connected_to_itself_is_heard_by_its_children() {
+        let mut links = links(8);
+        let grant = links.grant(&offer(1, 10), &offer(1, 11)).unwrap();
+        let whole = Mapping::map(grant.fresh.as_ref().unwrap(), RINGS_OFFSET).unwrap();
+        let [first, second] = places(&grant);
+        end(&whole, &links, first).store(LANE_END_SHARED, Relaxed);
+        end(&whole, &links, second).store(LANE_END_SHUT_DOWN | LANE_END_SHARED, Relaxed);
+        let orphans = links.forget(1).orphans;
+        assert_eq!(orphans, [Orphan { place: second, cookie: 11, key: offer(1, 11).key }]);
+        assert!(links.is_heard(second));
+        assert_eq!(links.say_abandoned(second), []);
+        assert!(end(&whole, &links, second).load(Relaxed) & LANE_END_ABANDONED != 0);
+        links.end_following(second);
+        assert_eq!((links.len(), links.by_process.len()), (0, 0));
+    }
+
+    #[test]
     fn what_a_process_has_shut_down_and_shared_is_its_childrens() {
         let mut links = links(8);
         let grants = [(10, 20), (11, 21), (12, 22)]
@@ -520,9 +595,9 @@ mod tests {
         ends[0].store(LANE_END_SHUT_DOWN | LANE_END_SHARED, Relaxed);
         ends[1].store(LANE_END_SHARED, Relaxed);
         ends[2].store(LANE_END_SHUT_DOWN, Relaxed);
-        let inherited = links.forget(1).inherited;
+        let orphans = links.forget(1).orphans;
         let place = places(&grants[0])[0];
-        assert_eq!(inherited, [Inherited { place, cookie: 10, key: offer(1, 10).key }]);
+        assert_eq!(orphans, [Orphan { place, cookie: 10, key: offer(1, 10).key }]);
         assert!(links.is_heard(place));
         whole
             .word(links.geometry.waiter_offset(Side::B, 3) + WAITER_SLEEPING_OFFSET)

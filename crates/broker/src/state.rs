@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use crate::config::Limits;
 use crate::disposal::Disposal;
-use crate::links::{Grant, Inherited, Links, Place};
+use crate::links::{Grant, Links, Orphan, Place};
 use crate::namespaces::Namespaces;
 use crate::outbox::Outbox;
 use crate::pairing::{Offers, ProcessId};
@@ -194,11 +194,17 @@ impl State {
         *self.bad_messages.entry(bad.label()).or_default() += 1;
     }
 
-    /// A process has ended, or has been hung up on. What children of its may hold still is for [`crate::inherited::follow`].
-    pub(crate) fn end(&mut self, id: ProcessId) -> Vec<Inherited> {
+    /// A process has ended, or has been hung up on. The sockets that it has left are for [`crate::orphans::follow`].
+    pub(crate) fn end(&mut self, id: ProcessId) -> Vec<Orphan> {
         self.offers.forget(id);
         let mut bereaved = self.links.forget(id);
-        bereaved.inherited.retain(|socket| self.namespaces.join_again(socket.key.netns));
+        bereaved.orphans.retain(|orphan| {
+            let is_followed = self.namespaces.join_again(orphan.key.netns);
+            if !is_followed {
+                self.links.end_following(orphan.place);
+            }
+            is_followed
+        });
         for peer in bereaved.peers {
             self.say(peer, PeerGone { peer: id }, None);
         }
@@ -208,7 +214,7 @@ impl State {
             self.tell_reach();
         }
         tracing::debug!(process = id, "gone");
-        bereaved.inherited
+        bereaved.orphans
     }
 
     /// Wakes sleepers that have been marked.

@@ -73,6 +73,9 @@ struct ReceiverLine {
 const _: () = {
     assert!(size_of::<LaneHeader>() == shunt_abi::geometry::LANE_BYTES);
     assert!(std::mem::offset_of!(LaneHeader, sender.end) == shunt_abi::geometry::LANE_END_OFFSET);
+    assert!(std::mem::offset_of!(LaneHeader, tail) == shunt_abi::geometry::LANE_TAIL_OFFSET);
+    assert!(std::mem::offset_of!(LaneHeader, head.head) == shunt_abi::geometry::LANE_HEAD_OFFSET);
+    assert!(RETURNED == shunt_abi::geometry::LANE_RETURNED && !FLAGS == shunt_abi::geometry::LANE_CURSOR);
     assert!(End::ShutDown as u64 == shunt_abi::geometry::LANE_END_SHUT_DOWN);
     assert!(End::Died as u64 == shunt_abi::geometry::LANE_END_DIED);
     assert!(SHARED as u64 == shunt_abi::geometry::LANE_END_SHARED);

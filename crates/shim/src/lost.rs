@@ -49,7 +49,14 @@ fn end(at: &Attachment) -> End {
 }
 
 fn may_be_lost(endpoint: &Endpoint, fd: i32) -> bool {
-    endpoint.is_attached() && has_unread_at_peer(endpoint) && shunt_sys::tcp::hung_up(borrow(fd))
+    endpoint.is_attached() && has_unread_at_peer(endpoint) && is_over(endpoint, fd)
+}
+
+/// Whether the peer's end of the connection has come: by TCP, or by the broker's word while TCP's waits behind bytes that this
+/// end does not read.
+fn is_over(endpoint: &Endpoint, fd: i32) -> bool {
+    let at = endpoint.tx.lock().at;
+    at.is_some_and(|at| at.incoming().0.was_abandoned()) || shunt_sys::tcp::hung_up(borrow(fd))
 }
 
 /// TCP has ended. If that was the death of the peer's process, with bytes of ours unread in the lane, TCP would have
@@ -109,7 +116,7 @@ fn abandon_if_lost(endpoint: &Endpoint, fd: i32) -> Option<bool> {
     let had_finished = loop {
         match incoming().filter(|_| has_unread_at_peer(endpoint)) {
             // A child may hold the socket still.
-            Some((End::Died, had_finished, _)) if shunt_sys::tcp::hung_up(borrow(fd)) => break had_finished,
+            Some((End::Died, had_finished, _)) if is_over(endpoint, fd) => break had_finished,
             Some((End::Open, ..)) if is_worth_waiting() => nap(),
             // One of those that shared it has closed it, and there is an end without a shutdown: the other has died, since a
             // close by the last of them resets.

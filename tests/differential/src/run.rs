@@ -230,9 +230,7 @@ impl<'w> Run<'w> {
                 let passes = |other: &Step| {
                     other.receives().is_some_and(|end| self.urgent[end] || self.low_water[end ^ 1])
                 };
-                !busy.iter().any(|other| other.gathers() || passes(other))
-                    && self.is_mourned(step.actor)
-                    && !self.is_held_up(step.actor)
+                !busy.iter().any(|other| other.gathers() || passes(other)) && self.is_mourned(step.actor)
             }
             Verb::Signal => !idle,
             _ => true,
@@ -257,13 +255,6 @@ impl<'w> Run<'w> {
     /// that sent it does not.
     fn is_mourned(&self, actor: u8) -> bool {
         self.awaited_by(actor).all(|end| !self.replaced.contains(&self.sequence.owner(end)))
-    }
-
-    /// Whether the end of what `actor` has sent cannot come now, since its peers have no room for all of it. Its death is heard of
-    /// when they send then (README.md).
-    fn is_held_up(&self, actor: u8) -> bool {
-        let under_way = self.under_way();
-        self.awaited_by(actor).any(|end| under_way[end ^ 1] > CERTAIN)
     }
 
     /// Whether the kernel can tell `actor` that those are dead who have not read what it had sent, as it must where the next

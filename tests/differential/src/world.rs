@@ -297,8 +297,11 @@ fn await_end(pid: u32) {
     }
 }
 
-/// Waits until the broker has heard of the end of a process.
+/// Waits until the broker has heard of the end of a process, and has asked once more what has become of its sockets: it may hear
+/// of it before the kernel has closed them.
 fn await_broker(broker: &Path, pid: u32) {
+    /// The first time after a millisecond.
+    const ASKED_AGAIN: Duration = Duration::from_millis(4);
     let knows = || {
         shunt_broker::status(broker)
             .is_ok_and(|snapshot| snapshot.processes.iter().any(|process| process.pid == pid))
@@ -307,6 +310,7 @@ fn await_broker(broker: &Path, pid: u32) {
     while knows() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_micros(100));
     }
+    std::thread::sleep(ASKED_AGAIN);
 }
 
 /// Whether a thread of it is left. The first may be a zombie long before the last has ended.
