@@ -158,7 +158,7 @@ impl Inner {
                     if self.shared {
                         self.disarm(epoll, fd);
                     } else if self.nested {
-                        registration.mark_disarmed(self.fd, fd);
+                        registration.withdraw(self.fd, fd);
                     }
                 } else if registration.events & EDGE == 0 {
                     registration.queue(&mut self.pending, fd);

@@ -163,6 +163,8 @@ struct Registration {
     /// Whether there is room is the lane's to say, as far as the kernel's set has been told.
     sends_on_lane: bool,
     disarmed: bool,
+    /// Disarmed, and not in the kernel's set: see [`Registration::withdraw`].
+    withdrawn: bool,
     /// Removed by the program, but not yet from the kernel's set.
     deleted: bool,
     pending: bool,
@@ -483,7 +485,8 @@ impl Epoll {
                 return if errno == 0 { 0 } else { -1 };
             }
             inner.bury(self, fd, endpoint);
-            if operation == libc::EPOLL_CTL_DEL || event.is_null() {
+            inner.reinstate(fd);
+            let result = if operation == libc::EPOLL_CTL_DEL || event.is_null() {
                 // SAFETY: the caller's promise.
                 let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, event) };
                 if result == 0 {
@@ -516,7 +519,11 @@ impl Epoll {
                     }
                 }
                 result
+            };
+            if result != 0 {
+                inner.withdraw(fd);
             }
+            result
         };
         if let (Some(reason), Some(endpoint)) = (bar, table::endpoint(fd)) {
             attach::bar(endpoint, reason);

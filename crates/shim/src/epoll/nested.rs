@@ -6,12 +6,13 @@
 //!
 //! A set that other processes have too holds nothing of ours, so what its lanes still hold is seen by poll and select alone.
 
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use shunt_abi::reason::Reason;
 
 use super::answer::asked_of_kernel;
-use super::registration::change;
+use super::registration::{change, is_token};
 use super::watched::Watched;
 use super::{EDGE, Epoll, FINISHED, IN, Inner, Registration, all};
 use crate::ops::incoming;
@@ -73,9 +74,7 @@ impl Epoll {
 impl Inner {
     /// The doorbell's place in the kernel's set becomes the lamp's.
     fn begin_nesting(&mut self, epoll: &Epoll) {
-        for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| one.disarmed) {
-            one.mark_disarmed(self.fd, fd);
-        }
+        self.withdraw_disarmed();
         let Some(slot) = self.slot.filter(|_| !self.shared) else { return };
         self.change_kernel(libc::EPOLL_CTL_DEL, slot.doorbell(), 0, 0);
         epoll.active.fetch_sub(1, AcqRel);
@@ -127,6 +126,31 @@ impl Inner {
         self.shared && self.attached > 0
     }
 
+    /// See [`Registration::withdraw`].
+    pub(super) fn withdraw_disarmed(&mut self) {
+        if self.nested && !self.shared {
+            self.registrations.iter_mut().for_each(|(&fd, one)| one.withdraw(self.fd, fd));
+        }
+    }
+
+    /// The same, of one.
+    pub(super) fn withdraw(&mut self, fd: RawFd) {
+        if self.nested
+            && !self.shared
+            && let Some(one) = self.registrations.get_mut(&fd)
+        {
+            one.withdraw(self.fd, fd);
+        }
+    }
+
+    /// Undoes that, before the program, or somebody who knows nothing of it, makes of the registration what the kernel's set must
+    /// know.
+    pub(super) fn reinstate(&mut self, fd: RawFd) {
+        if let Some(one) = self.registrations.get_mut(&fd).filter(|one| one.withdrawn) {
+            one.mark_disarmed(self.fd, fd);
+        }
+    }
+
     /// What the kernel's set holds beyond what the program has asked for is there to tell a wait of the peer's death. Once it holds
     /// true and nobody has died, it has done that, and would make the set ready for nothing. Of what is told edges a change makes
     /// a new one, but not where the kernel has nothing to tell.
@@ -159,6 +183,16 @@ impl Inner {
 }
 
 impl Registration {
+    /// A lane has told of a registration for one event. In the kernel's set nothing but an event of its own disarms it, and until
+    /// then an error would make the set ready. So it is taken out, and comes back when the program arms it.
+    pub(super) fn withdraw(&mut self, set: RawFd, fd: RawFd) {
+        let is_marked = self.disarmed && !self.is_silent() && self.token.is_some_and(is_token);
+        if is_marked && change(set, libc::EPOLL_CTL_DEL, fd, 0, 0) {
+            self.kernel_events = 0;
+            self.withdrawn = true;
+        }
+    }
+
     /// Whether a wait would tell of bytes in its lane.
     fn would_tell(&self, shared: bool) -> bool {
         let is_armed = self.events & IN != 0 && !self.disarmed && !self.deleted;

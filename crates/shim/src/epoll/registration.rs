@@ -188,6 +188,7 @@ impl Inner {
             kernel_events: passed.events,
             sends_on_lane: false,
             disarmed: false,
+            withdrawn: false,
             deleted: false,
             pending: false,
             full: false,
@@ -445,6 +446,9 @@ impl Inner {
             return;
         }
         self.hidden = true;
+        let withdrawn: Vec<RawFd> =
+            self.registrations.iter().filter(|(_, one)| one.withdrawn).map(|(fd, _)| *fd).collect();
+        withdrawn.into_iter().for_each(|fd| self.reinstate(fd));
         if let Some(slot) = self.slot {
             self.change_kernel(libc::EPOLL_CTL_DEL, self.lamp.unwrap_or(slot.doorbell()), 0, 0);
         }
@@ -463,6 +467,7 @@ impl Inner {
             self.change_kernel(libc::EPOLL_CTL_ADD, slot.doorbell(), events, self.marker);
         }
         self.for_tokens(|one| (one.kernel_events, one.kernel_data()));
+        self.withdraw_disarmed();
     }
 
     /// See [`super::freeze_everywhere`]. Only what a lane still holds is answered here from now on.

@@ -203,6 +203,7 @@ impl Inner {
             self.note_token(fd, Some(new_token(epoll)));
             self.set_kernel_events(fd, table::endpoint(fd));
         }
+        self.withdraw_disarmed();
         true
     }
 
@@ -337,10 +338,13 @@ impl Registration {
     /// a token there, which says to all who share the set that nothing is to be told.
     pub(super) fn mark_disarmed(&mut self, set: RawFd, fd: RawFd) {
         let events = self.events & PRIVATE;
-        if let Some(token) = self.token.filter(|token| is_token(*token) && !self.is_silent())
-            && change(set, libc::EPOLL_CTL_MOD, fd, events, token)
+        let operation = if self.withdrawn { libc::EPOLL_CTL_ADD } else { libc::EPOLL_CTL_MOD };
+        if let Some(token) = self.token.filter(|token| is_token(*token))
+            && (self.withdrawn || !self.is_silent())
+            && change(set, operation, fd, events, token)
         {
             self.kernel_events = events;
+            self.withdrawn = false;
         }
     }
 }
