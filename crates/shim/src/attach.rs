@@ -5,7 +5,7 @@ use shunt_abi::reason::{Reason, Road};
 use shunt_ring::lane::End;
 use std::sync::atomic::Ordering::*;
 
-use crate::endpoint::{Endpoint, EndpointRef, RxSide, Stage, TxSide};
+use crate::endpoint::{self, Endpoint, EndpointRef, RxSide, Stage, TxSide};
 use crate::kernel::Tcp;
 use crate::links::{Attachment, Link};
 use crate::lost::{has_unread_at_peer, notice_reset};
@@ -159,6 +159,16 @@ pub(crate) fn bar_reading(endpoint: &Endpoint, reason: Reason) {
     endpoint.bar(reason);
     give_back(endpoint, reason);
     mark(endpoint, reason);
+}
+
+/// The same because somebody waits for it whom we cannot see, such as an epoll set that another program has made. If the other end is
+/// this process's too, it may make no call of ours until then that would send again.
+pub(crate) fn bar_waiting(endpoint: &Endpoint, reason: Reason) {
+    let was_attached = endpoint.is_attached();
+    bar_reading(endpoint, reason);
+    if was_attached {
+        endpoint::all().for_each(|other| send_again_if_returned(other, other.fd.load(Relaxed)));
+    }
 }
 
 /// Whether the receiver at the other end has given bytes back. Every waiter asks when it looks, because the sender may

@@ -145,12 +145,12 @@ impl<'w> Run<'w> {
         let sends = |end: usize| self.blocked_steps().any(|other| other.sends() == Some(end));
         // Who of several sleepers finds the bytes still there is open.
         let contended = match step.verb {
-            Verb::Recv => {
+            Verb::Recv | Verb::OddRecv => {
                 self.blocked_steps().any(|other| matches!(other.verb, Verb::Poll | Verb::EpollWait))
             }
-            Verb::Poll => self.blocked_steps().any(|other| other.verb == Verb::Recv),
+            Verb::Poll => self.blocked_steps().any(|other| other.receives().is_some()),
             Verb::EpollWait => self.blocked_steps().any(|other| {
-                other.verb == Verb::Recv || other.verb == Verb::EpollWait && other.set() == step.set()
+                other.receives().is_some() || other.verb == Verb::EpollWait && other.set() == step.set()
             }),
             _ => false,
         };

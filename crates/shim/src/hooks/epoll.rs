@@ -75,7 +75,7 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
                 }
                 Entry::Endpoint(name) if set.is_none() => {
                     if let Some(endpoint) = name.resolve() {
-                        attach::bar(endpoint, Reason::UnknownEpoll);
+                        attach::bar_waiting(endpoint, Reason::UnknownEpoll);
                     }
                 }
                 Entry::Unconnected(_) => drop(table::hold_back(fd, Reason::UnknownEpoll)),
