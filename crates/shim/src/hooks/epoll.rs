@@ -73,16 +73,18 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
                         inner.set_nested();
                     }
                 }
-                Entry::Endpoint(name) if set.is_none() => {
-                    if let Some(endpoint) = name.resolve() {
-                        attach::bar_waiting(endpoint, Reason::UnknownEpoll);
-                    }
-                }
                 Entry::Unconnected(_) => drop(table::hold_back(fd, Reason::UnknownEpoll)),
                 _ => {}
             }
             // SAFETY: the program's own call.
-            unsafe { real::epoll_ctl(epfd, operation, fd, event) }
+            let result = unsafe { real::epoll_ctl(epfd, operation, fd, event) };
+            if result == 0
+                && set.is_none()
+                && let Some(endpoint) = table::endpoint(fd)
+            {
+                attach::bar_waiting(endpoint, Reason::UnknownEpoll);
+            }
+            result
         }
     }
 }
