@@ -431,6 +431,14 @@ mod tests {
         grant.sides.map(|side| at(grant.link, grant.conn, side))
     }
 
+    /// Three connections of two processes, and their link.
+    fn three(links: &mut Links) -> ([Grant; 3], Mapping) {
+        let grants = [(10, 20), (11, 21), (12, 22)]
+            .map(|(one, two)| links.grant(&offer(1, one), &offer(2, two)).unwrap());
+        let whole = Mapping::map(grants[0].fresh.as_ref().unwrap(), RINGS_OFFSET).unwrap();
+        (grants, whole)
+    }
+
     fn end<'a>(whole: &'a Mapping, links: &Links, place: Place) -> &'a AtomicU64 {
         let lane = links.geometry.lane_offset(place.conn as usize, place.side);
         whole.word(lane + LANE_END_OFFSET).unwrap()
@@ -548,9 +556,7 @@ mod tests {
     #[test]
     fn a_lane_that_is_unread_has_its_reader_followed() {
         let mut links = links(8);
-        let grants = [(10, 20), (11, 21), (12, 22)]
-            .map(|(one, two)| links.grant(&offer(1, one), &offer(2, two)).unwrap());
-        let whole = Mapping::map(grants[0].fresh.as_ref().unwrap(), RINGS_OFFSET).unwrap();
+        let (grants, whole) = three(&mut links);
         for ((grant, tail), head) in
             grants.iter().zip([7, 7 | LANE_RETURNED, 7 | 1 << 63]).zip([0, 0, 7 | 1 << 63])
         {
@@ -588,9 +594,7 @@ mod tests {
     #[test]
     fn what_a_process_has_shut_down_and_shared_is_its_childrens() {
         let mut links = links(8);
-        let grants = [(10, 20), (11, 21), (12, 22)]
-            .map(|(one, two)| links.grant(&offer(1, one), &offer(2, two)).unwrap());
-        let whole = Mapping::map(grants[0].fresh.as_ref().unwrap(), RINGS_OFFSET).unwrap();
+        let (grants, whole) = three(&mut links);
         let ends = grants.each_ref().map(|grant| end(&whole, &links, places(grant)[0]));
         ends[0].store(LANE_END_SHUT_DOWN | LANE_END_SHARED, Relaxed);
         ends[1].store(LANE_END_SHARED, Relaxed);

@@ -328,7 +328,7 @@ impl Inner {
 
     /// Senders whose receiver does not read go back to TCP.
     pub(crate) fn stalled(&mut self) -> Vec<&'static Endpoint> {
-        let full = self.full.iter().filter_map(|fd| self.registrations.get(fd)?.attached?.resolve());
+        let full = self.full.iter().filter_map(|fd| self.registrations.get(fd)?.endpoint());
         full.filter(|endpoint| send::has_stalled(endpoint)).collect()
     }
 }

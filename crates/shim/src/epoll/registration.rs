@@ -446,9 +446,9 @@ impl Inner {
             return;
         }
         self.hidden = true;
-        let withdrawn: Vec<RawFd> =
-            self.registrations.iter().filter(|(_, one)| one.withdrawn).map(|(fd, _)| *fd).collect();
-        withdrawn.into_iter().for_each(|fd| self.reinstate(fd));
+        for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| one.withdrawn) {
+            one.mark_disarmed(self.fd, fd);
+        }
         if let Some(slot) = self.slot {
             self.change_kernel(libc::EPOLL_CTL_DEL, self.lamp.unwrap_or(slot.doorbell()), 0, 0);
         }

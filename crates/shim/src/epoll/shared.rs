@@ -109,7 +109,7 @@ pub(crate) fn hand_on(epoll: &Epoll) {
     let attached: Vec<_> = {
         let mut inner = epoll.inner.lock();
         inner.share(epoll);
-        inner.registrations.values().filter_map(|one| one.attached?.resolve()).collect()
+        inner.registrations.values().filter_map(Registration::endpoint).collect()
     };
     attached.into_iter().for_each(|endpoint| attach::bar_reading(endpoint, Reason::PassedOn));
 }
