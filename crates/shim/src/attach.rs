@@ -154,21 +154,19 @@ pub(crate) fn give_back_unread(endpoint: &Endpoint, reason: Reason) {
     }
 }
 
+/// Gives back where nobody may make a call that would send again, if the other end is this process's too.
+pub(crate) fn give_back_at_once(endpoint: &Endpoint, reason: Reason) {
+    if endpoint.is_attached() {
+        give_back(endpoint, reason);
+        endpoint::all().for_each(|other| send_again_if_returned(other, other.fd.load(Relaxed)));
+    }
+}
+
 /// Never offer this endpoint again, because somebody reads from it whom we cannot see.
 pub(crate) fn bar_reading(endpoint: &Endpoint, reason: Reason) {
     endpoint.bar(reason);
     give_back(endpoint, reason);
     mark(endpoint, reason);
-}
-
-/// The same because somebody waits for it whom we cannot see, such as an epoll set that another program has made. If the other end is
-/// this process's too, it may make no call of ours until then that would send again.
-pub(crate) fn bar_waiting(endpoint: &Endpoint, reason: Reason) {
-    let was_attached = endpoint.is_attached();
-    bar_reading(endpoint, reason);
-    if was_attached {
-        endpoint::all().for_each(|other| send_again_if_returned(other, other.fd.load(Relaxed)));
-    }
 }
 
 /// Whether the receiver at the other end has given bytes back. Every waiter asks when it looks, because the sender may

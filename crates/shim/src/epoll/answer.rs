@@ -219,6 +219,9 @@ impl Inner {
             if events & FINISHED != 0 {
                 endpoint.note_peer_finished();
             }
+            if events & URGENT != 0 {
+                registration.urgent_at = received(endpoint);
+            }
             reported |= of_reset(endpoint, socket, &mut self.returned);
             if registration.events & (ONE_SHOT | EDGE) != 0 {
                 // It is the only report of this, so what lanes would add belongs into it, and TCP since.
@@ -352,8 +355,13 @@ pub(super) fn arrived(endpoint: &Endpoint, shared: bool) -> u64 {
     let fd = endpoint.fd.load(Relaxed);
     let urgent = shared && endpoint.is_attached() && kernel::has_urgent(fd);
     let is_unsaid = endpoint.low_water.of(fd) > 0;
-    let unsaid = if is_unsaid { shunt_sys::tcp::received(borrow(fd)).unwrap_or(0) } else { 0 };
+    let unsaid = if is_unsaid { received(endpoint) } else { 0 };
     (incoming::arrived(endpoint) + unsaid) | if urgent { 1 << 63 } else { 0 }
+}
+
+/// How many bytes have come by TCP.
+pub(super) fn received(endpoint: &Endpoint) -> u64 {
+    shunt_sys::tcp::received(borrow(endpoint.fd.load(Relaxed))).unwrap_or(0)
 }
 
 /// What the lanes of a registration say.

@@ -37,7 +37,7 @@ use ghost::Ghost;
 pub(crate) use nested::show_lanes;
 use registration::Passed;
 pub(crate) use shared::{
-    be_born, change_program, forget_child, hand_on, is_shared, pass_beyond, share, stay,
+    be_born, change_program, forget_child, hand_on, is_set, is_shared, pass_beyond, share, stay, take_in,
 };
 use watched::Watched;
 
@@ -176,6 +176,8 @@ struct Registration {
     arrived: u64,
     /// Whatever the next look finds is an edge: it has been armed since the last, or waits for room.
     due: bool,
+    /// How many bytes TCP had received when the kernel last told of an urgent one.
+    urgent_at: u64,
 }
 
 /// Tracks a new instance; beyond 65,536 of them they stay unknown, and their sockets on TCP.
@@ -362,6 +364,13 @@ pub(crate) fn tell_again(endpoint: &Endpoint, events: u32) {
     }
 }
 
+/// An urgent byte has been read on its own. Of its arrival the kernel tells nobody any more, who may have other bytes in a lane.
+pub(crate) fn note_urgent_read(endpoint: &Endpoint) {
+    for epoll in sets_of(endpoint) {
+        epoll.inner.lock().note_urgent_read(endpoint);
+    }
+}
+
 fn sets_of(endpoint: &Endpoint) -> Vec<&'static Epoll> {
     endpoint.epolls.lock().iter().filter_map(|name| name.resolve()).collect()
 }
@@ -471,7 +480,7 @@ impl Epoll {
             && let Some(endpoint) = endpoint.filter(|endpoint| endpoint.is_attached())
             && !self.inner.lock().unshare(self)
         {
-            attach::go_back(endpoint, Reason::Shared);
+            self.keep_off_lanes(endpoint);
         }
         let result = {
             let mut inner = self.inner.lock();
@@ -529,5 +538,28 @@ impl Epoll {
             attach::bar(endpoint, reason);
         }
         result
+    }
+
+    /// The same of a set that has just been [taken in](take_in), which the kernel has done.
+    ///
+    /// # Safety
+    /// As above.
+    pub(crate) unsafe fn note_control(&self, operation: i32, fd: RawFd, event: *mut epoll_event) {
+        let endpoint = table::endpoint(fd);
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.lock().note_control(self, operation, fd, endpoint, event) };
+        if let Some(endpoint) = endpoint.filter(|_| operation == libc::EPOLL_CTL_ADD) {
+            self.keep_off_lanes(endpoint);
+        }
+    }
+
+    /// A connection comes into a set that is not this process's alone. Lanes wake nobody there, so whoever sleeps is to be
+    /// told by TCP of what lies in one.
+    fn keep_off_lanes(&self, endpoint: &Endpoint) {
+        if self.inner.lock().sleepers > 0 {
+            attach::give_back_at_once(endpoint, Reason::Shared);
+        } else {
+            attach::go_back(endpoint, Reason::Shared);
+        }
     }
 }

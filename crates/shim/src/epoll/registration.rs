@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 use libc::epoll_event;
 use shunt_abi::reason::Reason;
 
-use super::answer::arrived;
+use super::answer::{arrived, received};
 use super::report::NOBODY;
 use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
@@ -196,6 +196,7 @@ impl Inner {
             primary: false,
             arrived: 0,
             due: true,
+            urgent_at: 0,
         };
         self.detach_alias(epoll, fd);
         self.forget_token(fd);
@@ -592,6 +593,18 @@ impl Inner {
             self.mark_due(fd);
             self.wake();
         }
+    }
+
+    /// See [`super::note_urgent_read`].
+    pub(super) fn note_urgent_read(&mut self, endpoint: &Endpoint) {
+        let received = received(endpoint);
+        let reference = endpoint.reference();
+        let is_untold = |one: &Registration| is_told_edges(one.events) && one.urgent_at != received;
+        let untold = |(fd, one): (&RawFd, &Registration)| {
+            (one.attached == Some(reference) && is_untold(one)).then_some(*fd)
+        };
+        let untold: Vec<RawFd> = self.registrations.iter().filter_map(untold).collect();
+        untold.into_iter().for_each(|fd| self.mark_due(fd));
     }
 
     /// A lane of this registration has no room.

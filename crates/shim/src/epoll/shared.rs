@@ -3,10 +3,11 @@
 //! other process has it any more, it is asked what it holds, and everything is as before.
 
 use std::collections::HashMap;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use libc::epoll_event;
+use rustix::event::EventfdFlags;
 use rustix::io::FdFlags;
 use shunt_abi::reason::Reason;
 
@@ -15,10 +16,11 @@ use super::watched::Watched;
 use super::{EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, Registration, all, listing};
 use crate::endpoint::{self, Endpoint};
 use crate::family::{self, Holders, Shareable};
+use crate::lock::Lock;
 use crate::ops::incoming;
-use crate::private::borrow;
+use crate::private::{borrow, close_owned};
 use crate::table::{self, Entry};
-use crate::{attach, process, real};
+use crate::{attach, errno, process, real};
 
 /// What an event leaves of a registration for one event.
 pub(super) const PRIVATE: u32 = EDGE | ONE_SHOT | EXCLUSIVE | libc::EPOLLWAKEUP as u32;
@@ -112,6 +114,34 @@ pub(crate) fn hand_on(epoll: &Epoll) {
         inner.registrations.values().filter_map(Registration::endpoint).collect()
     };
     attached.into_iter().for_each(|endpoint| attach::bar_reading(endpoint, Reason::PassedOn));
+}
+
+/// Whether `fd` is a set, whoever has made it: only a set knows what it does not have.
+pub(crate) fn is_set(fd: RawFd) -> bool {
+    let before = errno::get();
+    let Ok(stranger) = rustix::event::eventfd(0, EventfdFlags::CLOEXEC) else { return false };
+    let number = stranger.as_raw_fd();
+    // SAFETY: a plain call; nothing is written.
+    let result = unsafe { real::epoll_ctl(fd, libc::EPOLL_CTL_DEL, number, std::ptr::null_mut()) };
+    let is_set = result == -1 && errno::get() == libc::ENOENT;
+    close_owned(stranger);
+    errno::set(before);
+    is_set
+}
+
+/// `fd` is a set that this process has been handed by another, or by the program that it was before. Who has it too, nobody can be
+/// asked. `None`: there are too many.
+pub(crate) fn take_in(fd: RawFd) -> Option<&'static Epoll> {
+    static ONE_AT_A_TIME: Lock<()> = Lock::new(());
+    let _alone = ONE_AT_A_TIME.lock();
+    if table::look_up(fd) == Entry::None {
+        super::track(fd);
+        if let Some(epoll) = table::epoll(fd) {
+            epoll.holders.lose();
+            epoll.inner.lock().begin_sharing(epoll);
+        }
+    }
+    table::epoll(fd)
 }
 
 fn is_inheritable(epoll: &Epoll) -> bool {
@@ -239,9 +269,25 @@ impl Inner {
     ) -> i32 {
         // SAFETY: the caller's promise.
         let result = unsafe { real::epoll_ctl(self.fd, operation, fd, event) };
-        if result != 0 {
-            return result;
+        if result == 0 {
+            // SAFETY: the caller's promise.
+            unsafe { self.note_control(epoll, operation, fd, endpoint, event) };
         }
+        result
+    }
+
+    /// The kernel has done so.
+    ///
+    /// # Safety
+    /// As above.
+    pub(super) unsafe fn note_control(
+        &mut self,
+        epoll: &Epoll,
+        operation: i32,
+        fd: RawFd,
+        endpoint: Option<&Endpoint>,
+        event: *mut epoll_event,
+    ) {
         if operation != libc::EPOLL_CTL_MOD && self.registrations.contains_key(&fd) {
             self.remove(epoll, fd, endpoint);
         }
@@ -252,7 +298,6 @@ impl Inner {
             self.merge_by_data(&listing::of(process::pid() as u32, self.fd).unwrap_or_default());
         }
         self.note_change(epoll);
-        0
     }
 
     /// Has the records say what the kernel's set does. `false`: they cannot.

@@ -7,11 +7,11 @@ use shunt_abi::reason::Reason;
 use shunt_sys::memory;
 
 use super::readiness::from_timespec;
-use crate::epoll::Epoll;
+use crate::epoll::{self, Epoll};
 use crate::ops::{descriptors, epoll_wait as waiting, sleep::as_timespec};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{attach, errno, process, real, signal};
+use crate::{errno, process, real, signal};
 
 /// See epoll_create(2).
 ///
@@ -57,42 +57,44 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     }
     let bad =
         operation != libc::EPOLL_CTL_DEL && !memory::is_readable(event.cast(), size_of::<epoll_event>());
-    match (table::epoll(epfd), table::look_up(fd)) {
-        // SAFETY: the program's own call, which the kernel refuses.
-        _ if bad => unsafe { real::epoll_ctl(epfd, operation, fd, event) },
+    let entry = if bad { Entry::None } else { table::look_up(fd) };
+    let _shield = (entry != Entry::None).then(Shield::raise);
+    let is_socket = matches!(entry, Entry::Endpoint(_) | Entry::Unconnected(_));
+    if is_socket && let Some(epoll) = table::epoll(epfd) {
         // SAFETY: the program's own call.
-        (Some(epoll), Entry::Endpoint(_) | Entry::Unconnected(_)) => unsafe {
-            let _shield = Shield::raise();
-            epoll.control(operation, fd, event)
-        },
-        (set, entry) => {
-            let _shield = Shield::raise();
-            match entry {
-                Entry::Epoll(name) => {
-                    if let Some(inner) = name.resolve() {
-                        inner.set_nested();
-                    }
-                }
-                Entry::Unconnected(_) => drop(table::hold_back(fd, Reason::UnknownEpoll)),
-                _ => {}
-            }
-            // SAFETY: the program's own call.
-            let result = unsafe { real::epoll_ctl(epfd, operation, fd, event) };
-            if result == 0
-                && set.is_none()
-                && let Some(endpoint) = table::endpoint(fd)
-            {
-                attach::bar_waiting(endpoint, Reason::UnknownEpoll);
-            }
-            result
+        return unsafe { epoll.control(operation, fd, event) };
+    }
+    if let Entry::Epoll(name) = entry
+        && let Some(inner) = name.resolve()
+    {
+        inner.set_nested();
+    }
+    // SAFETY: the program's own call.
+    let result = unsafe { real::epoll_ctl(epfd, operation, fd, event) };
+    if is_socket && result == 0 && process::is_home() {
+        match epoll::take_in(epfd) {
+            // SAFETY: the kernel has done what the program asked for.
+            Some(epoll) => unsafe { epoll.note_control(operation, fd, event) },
+            None => descriptors::hand_on(fd, Reason::UnknownEpoll),
         }
     }
+    result
 }
 
-/// The instance of a call, if it is one of ours and the kernel has nothing against the size of the array.
+/// The instance of a call, if it is one and the kernel has nothing against the size of the array.
 fn waited_for(epfd: c_int, max: c_int) -> Option<&'static Epoll> {
     const MOST: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
-    (1..=MOST).contains(&max).then(|| table::epoll(epfd)).flatten()
+    (1..=MOST).contains(&max).then(|| table::epoll(epfd).or_else(|| unknown(epfd))).flatten()
+}
+
+/// One that was made elsewhere: what lies in a lane when a connection comes into it is to be told to those who wait already.
+#[cold]
+fn unknown(epfd: c_int) -> Option<&'static Epoll> {
+    if process::is_off() || !process::is_home() || table::look_up(epfd) != Entry::None {
+        return None;
+    }
+    let _shield = Shield::raise();
+    epoll::is_set(epfd).then(|| epoll::take_in(epfd)).flatten()
 }
 
 /// Has `wait` fill the array of a call. What it finds for an array that cannot be written is an error.

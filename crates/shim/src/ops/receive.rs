@@ -65,7 +65,11 @@ pub(crate) fn receive(
             if flags & libc::MSG_OOB != 0 && endpoint.owes() && kernel::has_urgent(fd) {
                 return Err(libc::ENOTCONN);
             }
-            return by_kernel(Held::Nothing, kernel);
+            let outcome = by_kernel(Held::Nothing, kernel);
+            if flags & (libc::MSG_OOB | libc::MSG_PEEK) == libc::MSG_OOB && outcome.is_ok() {
+                epoll::note_urgent_read(endpoint);
+            }
+            return outcome;
         }
         // What is still in the lane comes as without the flag.
         attach::bar(endpoint, Reason::UnsupportedFlag);
