@@ -168,10 +168,15 @@ pub(crate) fn epoll(fd: i32) -> Option<&'static Epoll> {
     }
 }
 
+/// Whether anything can be said of `fd`.
+pub(crate) fn has_place_for(fd: i32) -> bool {
+    (0..(CHUNK * CHUNKS) as i32).contains(&fd)
+}
+
 /// Says what `fd` is from now on, and returns what it was. A descriptor beyond the table stays unknown, and so
 /// on TCP.
 pub(crate) fn replace(fd: i32, entry: Entry) -> Entry {
-    if fd < 0 || fd as usize >= CHUNK * CHUNKS {
+    if !has_place_for(fd) {
         return Entry::None;
     }
     if cell(fd).is_none() {

@@ -1,15 +1,16 @@
 //! epoll_wait: what the lanes answer, and how it goes together with what the kernel answers.
 
 use libc::{c_int, epoll_event};
+use shunt_transport::Kernel;
 
 use super::registration::{is_token, is_told_edges};
 use super::report::{NOBODY, Report};
 use super::shared;
 use super::{ALWAYS, DEGRADED_NANOS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
 use crate::endpoint::{Endpoint, EndpointRef};
+use crate::kernel::Tcp;
 use crate::links::Link;
 use crate::ops::{incoming, send};
-use crate::private::borrow;
 use crate::waiter::Slot;
 use crate::{attach, kernel, lost};
 use std::os::fd::RawFd;
@@ -82,12 +83,19 @@ impl Inner {
 
     /// Has the next look look at those attached registrations of which `is_due` says so.
     pub(super) fn mark_where(&mut self, is_due: impl Fn(&Registration, &'static Endpoint) -> bool) {
-        let due = |(fd, one): (&RawFd, &Registration)| {
+        self.attached_where(is_due).into_iter().for_each(|fd| self.mark_pending(fd));
+    }
+
+    /// Those attached registrations of which `is_one` says so.
+    pub(super) fn attached_where(
+        &self,
+        is_one: impl Fn(&Registration, &'static Endpoint) -> bool,
+    ) -> Vec<RawFd> {
+        let found = |(fd, one): (&RawFd, &Registration)| {
             let endpoint = one.endpoint()?;
-            is_due(one, endpoint).then_some(*fd)
+            is_one(one, endpoint).then_some(*fd)
         };
-        let due: Vec<RawFd> = self.registrations.iter().filter_map(due).collect();
-        due.into_iter().for_each(|fd| self.mark_pending(fd));
+        self.registrations.iter().filter_map(found).collect()
     }
 
     fn look_at_pending(&mut self, epoll: &Epoll, report: &mut Report<'_>) {
@@ -220,7 +228,7 @@ impl Inner {
                 endpoint.note_peer_finished();
             }
             if events & URGENT != 0 {
-                registration.urgent_at = received(endpoint);
+                registration.urgent_at = (Tcp { endpoint, fd: socket }).received();
             }
             reported |= of_reset(endpoint, socket, &mut self.returned);
             if registration.events & (ONE_SHOT | EDGE) != 0 {
@@ -355,13 +363,8 @@ pub(super) fn arrived(endpoint: &Endpoint, shared: bool) -> u64 {
     let fd = endpoint.fd.load(Relaxed);
     let urgent = shared && endpoint.is_attached() && kernel::has_urgent(fd);
     let is_unsaid = endpoint.low_water.of(fd) > 0;
-    let unsaid = if is_unsaid { received(endpoint) } else { 0 };
+    let unsaid = if is_unsaid { (Tcp { endpoint, fd }).received() } else { 0 };
     (incoming::arrived(endpoint) + unsaid) | if urgent { 1 << 63 } else { 0 }
-}
-
-/// How many bytes have come by TCP.
-pub(super) fn received(endpoint: &Endpoint) -> u64 {
-    shunt_sys::tcp::received(borrow(endpoint.fd.load(Relaxed))).unwrap_or(0)
 }
 
 /// What the lanes of a registration say.

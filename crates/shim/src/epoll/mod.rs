@@ -180,8 +180,11 @@ struct Registration {
     urgent_at: u64,
 }
 
-/// Tracks a new instance; beyond 65,536 of them they stay unknown, and their sockets on TCP.
+/// Tracks a new instance; beyond 65,536 of them, or the table, they stay unknown, and their sockets on TCP.
 pub(crate) fn track(fd: RawFd) {
+    if !table::has_place_for(fd) {
+        return;
+    }
     crate::fork::note_use();
     let index = {
         let mut free = FREE.lock();
@@ -381,7 +384,10 @@ fn sets_of(endpoint: &Endpoint) -> Vec<&'static Epoll> {
 /// This must be the only thread of the process.
 pub(crate) unsafe fn reset_locks() {
     // SAFETY: the caller's promise.
-    unsafe { FREE.reset() };
+    unsafe {
+        FREE.reset();
+        shared::TAKING_IN.reset();
+    }
     for epoll in all() {
         // SAFETY: the caller's promise.
         unsafe { epoll.inner.reset() };
@@ -485,8 +491,13 @@ impl Epoll {
         let result = {
             let mut inner = self.inner.lock();
             if inner.shared {
-                // SAFETY: the caller's promise.
-                return unsafe { inner.control_shared(self, operation, fd, endpoint, event) };
+                // SAFETY: the program's own call.
+                let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, event) };
+                if result == 0 {
+                    // SAFETY: the caller's promise.
+                    unsafe { inner.note_control(self, operation, fd, endpoint, event) };
+                }
+                return result;
             }
             // SAFETY: the caller's promise.
             if let Some(errno) = unsafe { inner.shortcut(operation, fd, endpoint, event) } {

@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use libc::epoll_event;
 use shunt_abi::reason::Reason;
+use shunt_transport::Kernel;
 
-use super::answer::{arrived, received};
+use super::answer::arrived;
 use super::report::NOBODY;
 use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
 use crate::endpoint::{Endpoint, EndpointRef};
+use crate::kernel::Tcp;
 use crate::links::Link;
 use crate::waiter::Slot;
 use crate::{errno, process, real, table};
@@ -597,13 +599,10 @@ impl Inner {
 
     /// See [`super::note_urgent_read`].
     pub(super) fn note_urgent_read(&mut self, endpoint: &Endpoint) {
-        let received = received(endpoint);
-        let reference = endpoint.reference();
-        let is_untold = |one: &Registration| is_told_edges(one.events) && one.urgent_at != received;
-        let untold = |(fd, one): (&RawFd, &Registration)| {
-            (one.attached == Some(reference) && is_untold(one)).then_some(*fd)
-        };
-        let untold: Vec<RawFd> = self.registrations.iter().filter_map(untold).collect();
+        let received = (Tcp { endpoint, fd: endpoint.fd.load(Relaxed) }).received();
+        let untold = self.attached_where(|one, other| {
+            std::ptr::eq(other, endpoint) && is_told_edges(one.events) && one.urgent_at != received
+        });
         untold.into_iter().for_each(|fd| self.mark_due(fd));
     }
 

@@ -42,6 +42,9 @@ pub(super) fn in_use() -> impl Iterator<Item = &'static Epoll> {
     all().filter(|epoll| epoll.inner.lock().is_open())
 }
 
+/// One set is taken in at a time, so that none is twice.
+pub(super) static TAKING_IN: Lock<()> = Lock::new(());
+
 /// Forks that have ended lanes, and how many of them are known to have left no bytes there by now.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 static DRAINED: AtomicU32 = AtomicU32::new(0);
@@ -132,8 +135,7 @@ pub(crate) fn is_set(fd: RawFd) -> bool {
 /// `fd` is a set that this process has been handed by another, or by the program that it was before. Who has it too, nobody can be
 /// asked. `None`: there are too many.
 pub(crate) fn take_in(fd: RawFd) -> Option<&'static Epoll> {
-    static ONE_AT_A_TIME: Lock<()> = Lock::new(());
-    let _alone = ONE_AT_A_TIME.lock();
+    let _alone = TAKING_IN.lock();
     if table::look_up(fd) == Entry::None {
         super::track(fd);
         if let Some(epoll) = table::epoll(fd) {
@@ -255,31 +257,10 @@ impl Inner {
         }
     }
 
-    /// `epoll_ctl` on a shared set.
+    /// The kernel has done what `epoll_ctl` on a shared set asked for.
     ///
     /// # Safety
     /// `event` must be what the program passed to epoll_ctl.
-    pub(super) unsafe fn control_shared(
-        &mut self,
-        epoll: &Epoll,
-        operation: i32,
-        fd: RawFd,
-        endpoint: Option<&Endpoint>,
-        event: *mut epoll_event,
-    ) -> i32 {
-        // SAFETY: the caller's promise.
-        let result = unsafe { real::epoll_ctl(self.fd, operation, fd, event) };
-        if result == 0 {
-            // SAFETY: the caller's promise.
-            unsafe { self.note_control(epoll, operation, fd, endpoint, event) };
-        }
-        result
-    }
-
-    /// The kernel has done so.
-    ///
-    /// # Safety
-    /// As above.
     pub(super) unsafe fn note_control(
         &mut self,
         epoll: &Epoll,
