@@ -1,5 +1,6 @@
-//! Children that hold a socket of ours although we have not seen them being made. Asked where the answer would end the
-//! connection for them, too: before a close that resets, or one of a socket that the broker still holds.
+//! Children: those that hold a socket of ours although we have not seen them being made, and those of a child that has become
+//! another program. The first is asked where the answer would end the connection for them, too: before a close that resets, or
+//! one of a socket that the broker still holds.
 
 use std::ffi::CStr;
 use std::io::Write;
@@ -47,6 +48,32 @@ fn any_holds(fd: RawFd) -> Result<bool> {
             })
         })
     })
+}
+
+/// Whether `is_it` says so of a process, or of any that it has made and that are still its family's.
+pub(crate) fn any_of_family(pid: u32, is_it: impl Fn(u32) -> Result<bool>) -> Result<bool> {
+    let mut family = vec![pid];
+    while let Some(pid) = family.pop() {
+        if is_it(pid)? {
+            return Ok(true);
+        }
+        let mut name = [0; 64];
+        let threads = match open(CWD, write(&mut name, format_args!("/proc/{pid}/task"))?) {
+            // It has ended meanwhile.
+            Err(Errno::NOENT) => continue,
+            threads => threads?,
+        };
+        any_entry(&threads, |threads, thread| {
+            let mut name = [0; 64];
+            let list =
+                open(threads, write(&mut name, format_args!("{}/children", thread.to_string_lossy()))?)?;
+            any_number(&list, |child| {
+                family.push(child);
+                Ok(false)
+            })
+        })?;
+    }
+    Ok(false)
 }
 
 /// Whether `is_it` says so of any entry of a directory.

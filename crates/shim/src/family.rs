@@ -56,6 +56,8 @@ pub(crate) trait Shareable {
     fn holders(&self) -> &Holders;
     /// Whether a process has it among its descriptors. In doubt it has.
     fn may_be_held_by(&self, pid: u32) -> bool;
+    /// Whether a process that has become another program has it, or anybody whom that has made. `None`: nobody can tell.
+    fn is_held_beyond(&self, pid: u32) -> Option<bool>;
 }
 
 /// How it is listed who holds it.
@@ -252,6 +254,14 @@ pub(crate) fn change(held: &impl Shareable, inherited: bool) -> Option<u32> {
     held.holders().row.load(Acquire).checked_sub(1)
 }
 
+/// The same where no program is told what it inherits.
+pub(crate) fn change_unsaid(held: &impl Shareable) {
+    let own = process::pid() as u32;
+    if let Some(row) = row(held) {
+        row.rename(own, own | CHANGING);
+    }
+}
+
 /// It has not.
 pub(crate) fn stay(held: &impl Shareable) {
     let own = process::pid() as u32;
@@ -324,7 +334,7 @@ impl Row {
                 self.count.fetch_or(BEYOND, AcqRel);
                 true
             }
-            CHANGING => false,
+            CHANGING => held.is_held_beyond(pid) == Some(false),
             LEAVING => has_ended(pid) || !held.may_be_held_by(pid),
             _ => has_ended(pid),
         };

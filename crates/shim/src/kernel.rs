@@ -156,6 +156,18 @@ pub(crate) fn dissolve(fd: RawFd) {
     let _ = unsafe { call(libc::SYS_connect, [fd.into(), address, len, 0, 0, 0]) };
 }
 
+/// Whether a number is the same open file in two processes, one of them this. `None`: the kernel does not say.
+pub(crate) fn is_same_file(own: u32, other: u32, fd: RawFd) -> Option<bool> {
+    const KCMP_FILE: c_long = 0;
+    // SAFETY: a plain call, which writes nothing.
+    match unsafe { call(libc::SYS_kcmp, [own.into(), other.into(), KCMP_FILE, fd.into(), fd.into(), 0]) } {
+        Ok(order) => Some(order == 0),
+        // The other has no such number, or has ended.
+        Err(libc::EBADF | libc::ESRCH) => Some(false),
+        Err(_) => None,
+    }
+}
+
 /// Whether the socket has an error to tell, which is told once.
 pub(crate) fn has_error(fd: RawFd) -> bool {
     let mut polled = [pollfd { fd, events: 0, revents: 0 }];

@@ -108,6 +108,8 @@ pub(crate) struct Inner {
     hidden: bool,
     /// Another process has it too, or has had it: see [`shared`].
     shared: bool,
+    /// When it may next be asked who else has it: see [`Inner::unshare`].
+    ask_holders_at: u64,
     /// How often it had been changed by all of them when the records were last true.
     seen_changes: u32,
     /// It is itself watched: see [`nested`].
@@ -482,9 +484,9 @@ impl Epoll {
     pub(crate) unsafe fn control(&self, operation: i32, fd: RawFd, event: *mut epoll_event) -> i32 {
         let endpoint = table::endpoint(fd);
         let mut bar = None;
+        let is_own = self.inner.lock().unshare(self);
         if operation == libc::EPOLL_CTL_ADD
-            && let Some(endpoint) = endpoint.filter(|endpoint| endpoint.is_attached())
-            && !self.inner.lock().unshare(self)
+            && let Some(endpoint) = endpoint.filter(|endpoint| endpoint.is_attached() && !is_own)
         {
             self.keep_off_lanes(endpoint);
         }

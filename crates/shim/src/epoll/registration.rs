@@ -144,6 +144,7 @@ impl Inner {
     }
 
     pub(super) fn note_token(&mut self, fd: RawFd, token: Option<u64>) {
+        self.forget_token(fd);
         if let Some(registration) = self.registrations.get_mut(&fd) {
             registration.token = token;
         }
@@ -248,7 +249,9 @@ impl Inner {
     }
 
     fn forget_token(&mut self, fd: RawFd) {
-        if let Some(token) = self.registrations.get(&fd).and_then(|registration| registration.token) {
+        if let Some(token) = self.registrations.get(&fd).and_then(|registration| registration.token)
+            && self.by_token.get(&token) == Some(&fd)
+        {
             self.by_token.remove(&token);
         }
     }

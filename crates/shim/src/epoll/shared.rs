@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use libc::epoll_event;
 use rustix::event::EventfdFlags;
-use rustix::io::FdFlags;
+use rustix::io::{Errno, FdFlags};
 use shunt_abi::reason::Reason;
 
 use super::registration::{Passed, change, is_frozen, is_token, new_token};
@@ -20,7 +20,10 @@ use crate::lock::Lock;
 use crate::ops::incoming;
 use crate::private::{borrow, close_owned};
 use crate::table::{self, Entry};
-use crate::{attach, errno, process, real};
+use crate::{attach, children, errno, kernel, process, real};
+
+/// How much longer than a look for the holders of a set the pause after it is.
+const PAUSES: u64 = 64;
 
 /// What an event leaves of a registration for one event.
 pub(super) const PRIVATE: u32 = EDGE | ONE_SHOT | EXCLUSIVE | libc::EPOLLWAKEUP as u32;
@@ -30,11 +33,23 @@ impl Shareable for Epoll {
         &self.holders
     }
 
-    /// Of one that has become another program meanwhile: whether its descriptor of that number is a set with the same in it.
+    /// Of one that has become another program meanwhile: whether its descriptor of that number is this set. Where the kernel
+    /// does not compare the two, a set with the same in it counts.
     fn may_be_held_by(&self, pid: u32) -> bool {
         let Some(fd) = table::name_of(Entry::Epoll(self.name())) else { return true };
-        let own = listing::of(process::pid() as u32, fd);
-        own.is_none() || own == listing::of(pid, fd)
+        let own_pid = process::pid() as u32;
+        kernel::is_same_file(own_pid, pid, fd).unwrap_or_else(|| {
+            let own = listing::of(own_pid, fd);
+            own.is_none() || own == listing::of(pid, fd)
+        })
+    }
+
+    /// A program that is not told of a set that it inherits has no use for it, but those that it starts inherit it too, under
+    /// the same number.
+    fn is_held_beyond(&self, pid: u32) -> Option<bool> {
+        let fd = table::name_of(Entry::Epoll(self.name()))?;
+        let own = process::pid() as u32;
+        children::any_of_family(pid, |one| kernel::is_same_file(own, one, fd).ok_or(Errno::PERM)).ok()
     }
 }
 
@@ -90,7 +105,7 @@ pub(crate) fn be_born() {
 pub(crate) fn change_program() {
     for epoll in in_use() {
         if is_inheritable(epoll) {
-            family::pass_beyond(epoll);
+            family::change_unsaid(epoll);
         } else {
             family::change(epoll, false);
         }
@@ -191,6 +206,7 @@ impl Inner {
             epoll.active.fetch_add(1, AcqRel);
             self.seen_changes = family::changes(epoll).unwrap_or(0);
         }
+        self.ask_holders_at = 0;
     }
 
     /// In a shared set, nobody can be woken by lanes once nobody sleeps.
@@ -213,12 +229,19 @@ impl Inner {
         slot.give_back();
     }
 
-    /// Whether the set is this process's alone, from now on if not before.
+    /// Whether the set is this process's alone, from now on if not before. That is looked into for a small part of the time
+    /// only, however long a look takes and however often somebody asks.
     pub(super) fn unshare(&mut self, epoll: &Epoll) -> bool {
         if !self.shared {
             return true;
         }
+        let begin = process::now();
+        if begin < self.ask_holders_at {
+            return false;
+        }
         if family::is_shared(epoll) || !self.learn(epoll) {
+            let end = process::now();
+            self.ask_holders_at = end + (end - begin) * PAUSES;
             return false;
         }
         self.shared = false;
@@ -276,7 +299,14 @@ impl Inner {
             // SAFETY: the kernel has read it.
             let wanted = unsafe { std::ptr::read_unaligned(event) };
             self.put(epoll, operation, fd, endpoint, wanted, Passed { events: wanted.events, token: None });
-            self.merge_by_data(&listing::of(process::pid() as u32, self.fd).unwrap_or_default());
+            // Another with the same data: an event of that may be of either.
+            if let Some(other) = self.by_token.get(&{ wanted.u64 }).copied().filter(|other| *other != fd) {
+                self.note_token(other, None);
+            }
+            let is_answered = |one: &Registration| one.attached.is_some();
+            if self.registrations.get(&fd).is_some_and(is_answered) {
+                self.merge_by_data(&listing::of(process::pid() as u32, self.fd).unwrap_or_default());
+            }
         }
         self.note_change(epoll);
     }
@@ -333,8 +363,15 @@ impl Inner {
             }
         }
         self.merge_by_data(&listed);
-        // A file that goes by another number here, or by none, cannot be told from others.
-        listed.iter().all(|one| is_there(one.fd, one.inode))
+        // A socket of ours that goes by another number here cannot be told from others. Any other file, such as one that only
+        // a child has by now, is the kernel's affair.
+        let elsewhere: Vec<u64> =
+            listed.iter().filter(|one| !is_there(one.fd, one.inode)).map(|one| one.inode).collect();
+        elsewhere.is_empty()
+            || !table::known(0, u32::MAX)
+                .filter(|(fd, _)| is_ours(*fd))
+                .filter_map(|(fd, _)| rustix::fs::fstat(borrow(fd)).ok())
+                .any(|file| elsewhere.contains(&file.st_ino))
     }
 
     /// A lane has reported what others may wait for too, and so has disarmed it for all of them.
