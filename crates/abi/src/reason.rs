@@ -143,6 +143,10 @@ reasons! {
         "Turn the sandbox off, if the program has an option for that and its connections are worth more.";
     Duplicated = 49, "duplicated", "The socket had a duplicate before it was connected.",
         "Let the program connect the socket before it duplicates it.";
+    UnseenWait = 50, "unseen_wait", "The program waits for its connections by system calls of its own, which cannot be seen.",
+        "Nothing can be done, unless the program can wait by the functions of libc.";
+    Unread = 51, "unread", "The other end left bytes unread for a while without waiting for them: they were sent again by TCP.",
+        "Nothing needs to be done: it is offered again when it has been used for a while.";
 }
 
 /// The road one direction of a connection takes.

@@ -121,6 +121,9 @@ pub enum End {
     Died = 4,
 }
 
+/// In `rx_waiter`, beside a slot.
+const LASTING: u32 = 1 << 31;
+
 /// Beside an [`End`]: the sender's end of the connection has been reset, and that has been told.
 const RESET_TOLD: u32 = 8;
 
@@ -199,6 +202,13 @@ impl LaneHeader {
         word & RETURNED != 0
     }
 
+    /// The sender ends the lane and takes back what the receiver has not read, as if that had given it back.
+    pub fn take_back(&self) {
+        self.note_end();
+        self.tail.fetch_or(CLOSED | RETURNED, AcqRel);
+        full_fence_after_rmw();
+    }
+
     fn note_end(&self) {
         self.receiver.over.store(1, Relaxed);
     }
@@ -207,6 +217,11 @@ impl LaneHeader {
     #[inline]
     pub fn is_returned(&self) -> bool {
         self.tail.load(Acquire) & RETURNED != 0
+    }
+
+    /// Whether the sender has taken that.
+    pub fn is_taken(&self) -> bool {
+        self.head.head.load(Acquire) & TAKEN != 0
     }
 
     /// Whether the lane has ended.
@@ -314,6 +329,20 @@ impl LaneHeader {
         }
     }
 
+    /// The same of a waiter that looks sooner or later, whether it sleeps now or not: an epoll instance.
+    #[inline]
+    pub fn set_lasting_rx_waiter(&self, slot: usize) {
+        let word = (slot as u32 + 1) | LASTING;
+        if self.receiver.rx_waiter.load(Relaxed) != word {
+            self.receiver.rx_waiter.store(word, Release);
+        }
+    }
+
+    /// Whether such a waiter was named last.
+    pub fn has_lasting_rx_waiter(&self) -> bool {
+        self.receiver.rx_waiter.load(Relaxed) & LASTING != 0
+    }
+
     /// The waiter to ring for bytes. The sender has just passed a full fence.
     #[inline]
     pub fn rx_waiter(&self) -> Option<usize> {
@@ -353,7 +382,7 @@ impl Default for LaneHeader {
 }
 
 fn checked_slot(word: u32) -> Option<usize> {
-    let slot = (word as usize).checked_sub(1)?;
+    let slot = ((word & !LASTING) as usize).checked_sub(1)?;
     (slot < shunt_abi::geometry::WAITERS).then_some(slot)
 }
 
@@ -527,6 +556,8 @@ impl Producer {
 pub struct Consumer {
     head: u64,
     tail: u64,
+    /// How much of what is behind the cursor others have read, or the sender has taken back.
+    gone: u64,
     ended: bool,
 }
 
@@ -538,7 +569,7 @@ impl Consumer {
 
     /// Bytes read so far.
     pub fn consumed(&self) -> u64 {
-        self.head
+        self.head - self.gone
     }
 
     /// Bytes to read, as far as is known without a look at the sender's cursor.
@@ -564,7 +595,7 @@ impl Consumer {
             // A fork ends every lane, and either process may drain it: what the other has read, or given back, is gone.
             let head = lane.head.head.load(Acquire);
             if lane.is_returned() {
-                self.head = self.tail;
+                self.give_up(head)?;
             } else {
                 self.follow(head)?;
             }
@@ -743,12 +774,27 @@ impl Consumer {
     /// Another process has moved the cursor, or the sender has taken the rest back.
     #[cold]
     fn follow(&mut self, found: u64) -> Result<(), Misbehaved> {
-        let head = if found & TAKEN == 0 { found } else { self.tail };
+        if found & TAKEN != 0 {
+            return self.give_up(found);
+        }
         // L5: it only moves forward, and never past what was published.
-        if !(self.head..=self.tail).contains(&head) {
+        if !(self.head..=self.tail).contains(&found) {
             return Err(Misbehaved);
         }
-        self.head = head;
+        self.head = found;
+        Ok(())
+    }
+
+    /// What has not been read by `found` is the sender's again.
+    #[cold]
+    fn give_up(&mut self, found: u64) -> Result<(), Misbehaved> {
+        let read = found & !TAKEN;
+        // L5: as in `follow`.
+        if !(self.consumed()..=self.tail).contains(&read) {
+            return Err(Misbehaved);
+        }
+        self.gone = self.tail - read;
+        self.head = self.tail;
         Ok(())
     }
 }

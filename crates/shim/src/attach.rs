@@ -217,6 +217,19 @@ pub(crate) fn send_again(endpoint: &Endpoint, fd: i32) -> bool {
     true
 }
 
+/// L9: nobody has come for what lies in the lane. It goes by TCP, as does what follows.
+pub(crate) fn take_back(endpoint: &Endpoint, reason: Reason) {
+    {
+        let mut side = endpoint.tx.lock();
+        let Some(at) = side.at else { return };
+        if !side.tx.take_back(at.outgoing().0) {
+            return;
+        }
+    }
+    send_again(endpoint, endpoint.fd.load(Relaxed));
+    go_back(endpoint, reason);
+}
+
 /// The sending direction alone goes back.
 pub(crate) fn stop_sending(endpoint: &Endpoint, side: &mut TxSide, reason: Reason) {
     if let Some(at) = side.at {

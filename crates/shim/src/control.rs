@@ -162,7 +162,7 @@ fn postpone(endpoint: &Endpoint, reason: Reason, again: u32) {
 /// Considers offering an endpoint that has shown that it is used. Called outside all locks.
 #[cold]
 pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
-    unseen::look_for_rings();
+    unseen::look_around();
     if endpoint.stage() == Stage::Plain && epoll::is_shared(endpoint) {
         return postpone(endpoint, Reason::Shared, RETRY_AFTER);
     }

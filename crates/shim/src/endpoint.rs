@@ -24,6 +24,8 @@ use crate::waiter::Slot;
 
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
+/// How many there can be.
+pub(crate) const MOST: usize = CHUNK * CHUNKS;
 
 /// Where an endpoint is on its way to shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,8 @@ pub(crate) struct TxSide {
     pub(crate) at: Option<Attachment>,
     /// When the lane was first found full, and how much the receiver had not read then.
     pub(crate) full_since: Option<(u64, u64)>,
+    /// When bytes of the lane were first found unread, and how many had been read then.
+    pub(crate) unread_since: Option<(u64, u64)>,
     /// TCP has ended with bytes of ours unread, and the broker has been given time to say why.
     pub(crate) awaited_death: bool,
     /// Bytes of the ring, from its first, with memory behind them.
@@ -155,6 +159,16 @@ struct Free {
     made: u32,
 }
 
+/// How many there are or have been: all have lower indices.
+pub(crate) fn made() -> usize {
+    FREE.lock().made as usize
+}
+
+/// The endpoint with this index, in use or not.
+pub(crate) fn at(index: u32) -> Option<&'static Endpoint> {
+    slot(index)
+}
+
 fn slot(index: u32) -> Option<&'static Endpoint> {
     let chunk = SLAB.get(index as usize / CHUNK)?.load(Acquire);
     // SAFETY: a chunk that is not null is never freed.
@@ -240,6 +254,12 @@ impl Shareable for Endpoint {
 }
 
 impl Endpoint {
+    /// Its place, which another has once this is free.
+    #[inline]
+    pub(crate) fn index(&self) -> u32 {
+        self.index.load(Relaxed)
+    }
+
     /// Its name.
     pub(crate) fn reference(&self) -> EndpointRef {
         EndpointRef { index: self.index.load(Relaxed), generation: self.generation.load(Acquire) }
@@ -334,11 +354,20 @@ impl Endpoint {
     /// Makes `slot` the waiter that is woken for bytes, unless another one is, and says so in the lane: under the lock, since
     /// once the endpoint has left the lane, that may be another connection's.
     pub(crate) fn wait_on(&self, side: &RxSide, slot: Slot) -> bool {
+        self.claim(side, slot, |lane| lane.set_rx_waiter(Some(slot.0)))
+    }
+
+    /// The same for the waiter of an epoll instance, which stays one until it is taken back.
+    pub(crate) fn wait_on_in_a_set(&self, side: &RxSide, slot: Slot) -> bool {
+        self.claim(side, slot, |lane| lane.set_lasting_rx_waiter(slot.0))
+    }
+
+    fn claim(&self, side: &RxSide, slot: Slot, name: impl FnOnce(&LaneHeader)) -> bool {
         let Some(at) = side.at else { return false };
         let word = slot.0 as u32 + 1;
         let owner = self.owner.compare_exchange(0, word, AcqRel, Acquire);
         if owner.is_ok() || owner == Err(word) {
-            at.incoming().0.set_rx_waiter(Some(slot.0));
+            name(at.incoming().0);
         }
         owner.is_ok()
     }

@@ -76,6 +76,11 @@ impl Holders {
         self.strays.store(strays, Relaxed);
     }
 
+    /// Whether nobody but this process has ever had it, as far as is listed.
+    pub(crate) fn are_one(&self) -> bool {
+        self.row.load(Acquire) == 0
+    }
+
     /// Whether `index` is its row.
     pub(crate) fn is_row(&self, index: u32) -> bool {
         self.row.load(Acquire) == index + 1

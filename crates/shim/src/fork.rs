@@ -8,7 +8,9 @@ use shunt_abi::reason::Reason;
 use crate::endpoint::{self, Stage};
 use crate::ops::descriptors;
 use crate::signal::Shield;
-use crate::{alloc, attach, control, epoll, errno, family, process, sandbox, signal, table, thread, waiter};
+use crate::{
+    alloc, attach, control, epoll, errno, family, overdue, process, sandbox, signal, table, thread, waiter,
+};
 
 /// Whether this process, or one that it was forked from, has ever tracked a descriptor. Until then there is nothing to do
 /// around a fork, and nothing is written: the kernel would have to copy every page of memory that is.
@@ -103,6 +105,7 @@ unsafe fn begin_child() {
     unsafe {
         endpoint::reset_locks();
         control::after_fork_in_child();
+        overdue::after_fork_in_child();
         epoll::after_fork_in_child();
     }
     waiter::after_fork_in_child();

@@ -207,11 +207,14 @@ impl Link {
     }
 
     /// Tells the peer's waiter `slot` that something happened on `conn`, and wakes it if it sleeps.
+    /// `true` if it did.
     #[inline]
-    pub(crate) fn notify(&self, slot: usize, conn: usize) {
-        if self.view.waiter(self.side.other(), slot).notify(conn) {
+    pub(crate) fn notify(&self, slot: usize, conn: usize) -> bool {
+        let sleeps = self.view.waiter(self.side.other(), slot).notify(conn);
+        if sleeps {
             self.ring(slot);
         }
+        sleeps
     }
 
     #[cold]
@@ -346,12 +349,10 @@ impl Attachment {
         (self.incoming.header, self.incoming.ring)
     }
 
-    /// Wakes whoever waits for bytes at the other end. After publishing.
+    /// Wakes whoever waits for bytes at the other end, and says whether somebody slept. After publishing.
     #[inline]
-    pub(crate) fn announce_bytes(&self) {
-        if let Some(slot) = self.outgoing().0.rx_waiter() {
-            self.link.notify(slot, self.conn);
-        }
+    pub(crate) fn announce_bytes(&self) -> bool {
+        self.outgoing().0.rx_waiter().is_some_and(|slot| self.link.notify(slot, self.conn))
     }
 
     /// Whether the waiter that is woken for our bytes sleeps all the same.

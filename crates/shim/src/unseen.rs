@@ -1,9 +1,10 @@
-//! What reads and writes sockets where no hook sees it. A process that has it stays on TCP altogether, and for good: an
-//! io_uring, and a thread with a descriptor table of its own. One in a sandbox does too (`crate::sandbox`).
+//! What reads, writes or waits for sockets where no hook sees it. A process that has it stays on TCP altogether, and for good: an
+//! io_uring, a thread with a descriptor table of its own, and an epoll set that it has made by system calls of its own
+//! and put connections into. One in a sandbox does too (`crate::sandbox`).
 //!
 //! A ring is noticed when it is made, if that goes through a hook (`syscall`, or liburing's own functions). Programs
-//! with liburing built in make it by system calls of their own, so the descriptors are looked at as well, before a
-//! connection is offered.
+//! with liburing built in make it by system calls of their own, as some do with epoll sets, so the descriptors are looked at as
+//! well, before a connection is offered. Whoever waits in yet another way is found out by its peers: see `crate::overdue`.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -14,7 +15,7 @@ use shunt_abi::reason::Reason;
 use crate::private::borrow;
 use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{attach, endpoint, errno, process};
+use crate::{attach, endpoint, epoll, errno, overdue, process};
 
 /// Why this process stays on TCP; 0 is nothing.
 static LEFT: AtomicU32 = AtomicU32::new(0);
@@ -53,10 +54,13 @@ pub(crate) fn left() -> Option<Reason> {
     }
 }
 
-/// Before an offer, outside all locks: is there a ring that no hook has seen being made?
-pub(crate) fn look_for_rings() {
+/// Before an offer, outside all locks: is there anything that no hook has seen being made?
+pub(crate) fn look_around() {
     if left().is_some() {
         return;
+    }
+    if overdue::is_unseen() {
+        return leave(Reason::UnseenWait);
     }
     let pause = PAUSE.load(Relaxed);
     if pause > 0 {
@@ -73,9 +77,13 @@ pub(crate) fn look_for_rings() {
                 Err(_) => closed += 1,
                 Ok(status) => {
                     closed = 0;
-                    // Rings, timers and the like have no file type at all.
-                    if FileType::from_raw_mode(status.st_mode) == FileType::Unknown && is_ring(fd) {
-                        return leave(Reason::IoUring);
+                    // Rings, epoll sets, timers and the like have no file type at all.
+                    if FileType::from_raw_mode(status.st_mode) == FileType::Unknown {
+                        let (against, listed) = examine(fd);
+                        looked += listed;
+                        if let Some(reason) = against {
+                            return leave(reason);
+                        }
                     }
                 }
             }
@@ -87,7 +95,20 @@ pub(crate) fn look_for_rings() {
     PAUSE.store(looked / PER_OFFER, Relaxed);
 }
 
-fn is_ring(fd: RawFd) -> bool {
+/// What a descriptor says against shared memory, and how many more descriptors have been looked at for that.
+fn examine(fd: RawFd) -> (Option<Reason>, u32) {
+    let mut target = [std::mem::MaybeUninit::<u8>::uninit(); 32];
+    match link_of(fd, &mut target) {
+        Some(b"anon_inode:[io_uring]") => (Some(Reason::IoUring), 0),
+        Some(b"anon_inode:[eventpoll]") => {
+            let (listed, is_used) = epoll::list_unknown(fd);
+            (is_used.then_some(Reason::UnseenWait), listed)
+        }
+        _ => (None, 0),
+    }
+}
+
+fn link_of(fd: RawFd, target: &mut [std::mem::MaybeUninit<u8>; 32]) -> Option<&[u8]> {
     let mut path = [0_u8; 32];
     let written = {
         use std::io::Write;
@@ -95,8 +116,6 @@ fn is_ring(fd: RawFd) -> bool {
         let _ = write!(rest, "/proc/self/fd/{fd}\0");
         32 - rest.len()
     };
-    let mut target = [std::mem::MaybeUninit::<u8>::uninit(); 32];
-    let Ok(path) = std::ffi::CStr::from_bytes_with_nul(&path[..written]) else { return false };
-    rustix::fs::readlinkat_raw(rustix::fs::CWD, path, &mut target)
-        .is_ok_and(|(target, _)| target == b"anon_inode:[io_uring]")
+    let path = std::ffi::CStr::from_bytes_with_nul(&path[..written]).ok()?;
+    rustix::fs::readlinkat_raw(rustix::fs::CWD, path, target).ok().map(|(target, _)| &*target)
 }

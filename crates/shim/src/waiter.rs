@@ -14,7 +14,7 @@ use shunt_abi::page::Counter;
 
 use crate::private::PrivateFd;
 use crate::process::{self, Spin};
-use crate::{signal, thread};
+use crate::{overdue, signal, thread};
 
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 static DOORBELLS: [AtomicI32; WAITERS] = [const { AtomicI32::new(-1) }; WAITERS];
@@ -164,8 +164,10 @@ pub(crate) fn of_this_thread() -> Option<Slot> {
     thread.slot()
 }
 
-/// Spins for this thread as its settings and its luck allow, until `ready` says so. `true` if it did.
+/// What comes before every sleep: spins for this thread as its settings and its luck allow, until `ready` says so. `true` if it
+/// did.
 pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
+    overdue::look_if_due();
     thread::this().spinner.spin(ready)
 }
 

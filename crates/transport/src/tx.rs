@@ -175,6 +175,16 @@ impl Tx {
         }
     }
 
+    /// L9: takes back what the receiver has not read, which is [`returning`](Self::returning) then. `false`: it is not on a lane.
+    pub fn take_back(&mut self, lane: &LaneHeader) -> bool {
+        if !matches!(self.state, State::Lane(_)) {
+            return false;
+        }
+        lane.take_back();
+        self.notice_return(lane);
+        true
+    }
+
     /// The positions of the ring whose bytes must go to TCP next.
     pub fn returning(&self) -> Option<Range<u64>> {
         match &self.state {

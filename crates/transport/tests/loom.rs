@@ -173,6 +173,12 @@ impl Connection {
         self.receiving.lock().unwrap().rx.give_back(&self.header, Reason::Exec)
     }
 
+    fn take_back(&self) {
+        let mut side = self.sending.lock().unwrap();
+        side.tx.take_back(&self.header);
+        self.send_again(&mut side);
+    }
+
     /// The kernel's part of the end of a process or of a shutdown.
     fn finish(&self) {
         self.tcp.0.lock().unwrap().finish();
@@ -426,6 +432,68 @@ fn what_is_given_back_survives_a_sender_that_closes() {
 #[test]
 fn what_is_given_back_late_comes_again_in_its_place() {
     gives_back("gives back after an end", false, true);
+}
+
+/// L9: a sender takes back what the receiver has not come for, and goes on by TCP, at whatever moment the receiver comes after all,
+/// gives back itself, or ends the lane.
+///
+/// Caught: `take_back` that only loads the receiver's cursor; a consumer that moves it by a store; one that takes what was
+/// taken back for its own.
+fn takes_back(name: &str, receiver_ends: fn(&Connection)) {
+    explore(name, 4, move || {
+        let connection = Connection::switched();
+        let sender = thread::spawn({
+            let connection = connection.clone();
+            move || {
+                connection.send(3);
+                connection.send(4);
+                connection.take_back();
+                connection.send(5);
+            }
+        });
+        connection.receive(1);
+        receiver_ends(&connection);
+        connection.receive(8);
+        sender.join().unwrap();
+        assert_eq!(connection.drain(), counting(5));
+    });
+}
+
+#[test]
+fn what_is_taken_back_comes_again_in_its_place() {
+    takes_back("takes back", |_| {});
+}
+
+#[test]
+fn what_is_taken_back_and_given_back_comes_once() {
+    takes_back("takes back what is given back", |connection| {
+        let _ = connection.give_back();
+    });
+}
+
+#[test]
+fn what_is_taken_back_from_a_lane_that_has_ended_comes_again_in_its_place() {
+    takes_back("takes back after an end", Connection::close_receiving);
+}
+
+/// Before the receiver knows whether the sender has begun.
+#[test]
+fn the_sender_takes_back_while_the_receiver_catches_up() {
+    explore("takes back while it begins", 4, || {
+        let connection = Connection::watched();
+        let sender = thread::spawn({
+            let connection = connection.clone();
+            move || {
+                connection.send(2);
+                connection.take_back();
+                connection.send(3);
+            }
+        });
+        connection.receive(1);
+        connection.receive(8);
+        sender.join().unwrap();
+        assert_eq!(connection.drain(), counting(3));
+    });
 }
 
 /// Before the receiver knows whether the sender has begun.

@@ -37,7 +37,8 @@ use ghost::Ghost;
 pub(crate) use nested::show_lanes;
 use registration::Passed;
 pub(crate) use shared::{
-    be_born, change_program, forget_child, hand_on, is_set, is_shared, pass_beyond, share, stay, take_in,
+    be_born, change_program, forget_child, hand_on, is_set, is_shared, list_unknown, pass_beyond, share,
+    stay, take_in,
 };
 use watched::Watched;
 

@@ -271,7 +271,7 @@ impl Inner {
             return Some(Reason::Shared);
         }
         let Some(slot) = self.take_slot(epoll) else { return Some(Reason::NoWaiter) };
-        let primary = endpoint.wait_on(&endpoint.rx.lock(), slot) || endpoint.owner() == Some(slot);
+        let primary = endpoint.wait_on_in_a_set(&endpoint.rx.lock(), slot) || endpoint.owner() == Some(slot);
         self.begin_answering(epoll, fd, endpoint, primary);
         self.links.add(at.link);
         if self.registrations.get(&fd).is_some_and(|registration| registration.token.is_some()) {

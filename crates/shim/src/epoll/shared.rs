@@ -161,6 +161,15 @@ pub(crate) fn take_in(fd: RawFd) -> Option<&'static Epoll> {
     table::epoll(fd)
 }
 
+/// Of a set that is not known: how many are in it, and whether one of them is a connection that this program has made. Whoever has
+/// put it there did so by no call of libc's, and waits for it in the same way. What was handed to this program, another may have
+/// put there.
+pub(crate) fn list_unknown(fd: RawFd) -> (u32, bool) {
+    let listed = listing::of(process::pid() as u32, fd).unwrap_or_default();
+    let is_made_here = |fd| table::endpoint(fd).is_some_and(|endpoint| endpoint.holders.are_one());
+    (listed.len() as u32, listed.iter().any(|one| is_made_here(one.fd)))
+}
+
 fn is_inheritable(epoll: &Epoll) -> bool {
     let entry = Entry::Epoll(epoll.name());
     table::known(0, u32::MAX).any(|(fd, other)| {

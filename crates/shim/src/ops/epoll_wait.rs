@@ -9,7 +9,7 @@ use crate::epoll::{DEGRADED_NANOS, Epoll};
 use crate::ops::{send, sleep::Deadline};
 use crate::signal::{Held, Ran};
 use crate::waiter;
-use crate::{attach, control, epoll, errno, kernel, process, signal};
+use crate::{attach, control, epoll, errno, kernel, overdue, process, signal};
 use std::sync::atomic::Ordering::*;
 
 /// While lanes stay ready the kernel is asked this often all the same: listening sockets, timers and TCP's own
@@ -26,6 +26,7 @@ pub(crate) fn wait(
 ) -> c_int {
     control::poll_inbox();
     epoll::show_lanes();
+    overdue::look_if_due();
     let deadline: Deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
     if !epoll.is_active() {
         let name = epoll.name();
@@ -137,10 +138,7 @@ fn round(
     signal::ring_bell_on_signal(inner.slot);
     drop(inner);
 
-    let nanos = match (left, patience) {
-        (Some(left), Some(patience)) => Some(left.min(patience)),
-        (left, patience) => left.or(patience),
-    };
+    let nanos = [left, patience, overdue::patience()].into_iter().flatten().min();
     if nanos != Some(0) {
         process::count(Counter::Sleeps, 1);
     }
@@ -168,6 +166,9 @@ fn round(
     }
     // What came by the lanes while we slept goes first; the kernel's events move behind it.
     let has_rung = inner.take_over(&mut report, result as usize);
+    if has_rung {
+        overdue::note_woken();
+    }
     inner.collect(epoll, &mut report);
     let found = inner.finish(report);
     if found > 0 {

@@ -14,7 +14,7 @@ use crate::endpoint::{Endpoint, RxSide};
 use crate::kernel::Tcp;
 use crate::lock::Guard;
 use crate::ops::send::{NO_PIECES, empty_message, fill_list};
-use crate::{attach, kernel, process};
+use crate::{attach, kernel, overdue, process};
 
 /// The receiving direction under its lock, after what must come first and cannot be done under it: "watching" is said
 /// as soon as it may be, and bytes that were given back go out.
@@ -68,8 +68,8 @@ pub(super) fn look(
         _ => Look { side, lane, ring: &ring, tcp: &tcp }.take_no_bytes(sink, flags),
     };
     if on_lane || side.rx.on_lane() {
-        if on_lane && !side.rx.on_lane() && side.rx.reason() == Reason::PeerMisbehaved {
-            process::count_bypass(Reason::PeerMisbehaved);
+        if on_lane && !side.rx.on_lane() {
+            note_end(side, lane);
         }
         endpoint.report_received(side);
         // A sender that waits for room is woken once there is enough of it to be worth its while.
@@ -80,6 +80,16 @@ pub(super) fn look(
     match outcome {
         Received::Bytes(_) if flags & libc::MSG_PEEK == 0 => outcome,
         outcome => Look { side, lane, ring: &ring, tcp: &tcp }.beyond(sink, flags, outcome),
+    }
+}
+
+/// The lane has been left.
+#[cold]
+fn note_end(side: &RxSide, lane: &LaneHeader) {
+    if side.rx.reason() == Reason::PeerMisbehaved {
+        process::count_bypass(Reason::PeerMisbehaved);
+    } else if lane.is_taken() {
+        overdue::note_taken_back();
     }
 }
 

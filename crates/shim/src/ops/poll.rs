@@ -18,7 +18,7 @@ use crate::private::borrow;
 use crate::signal::{Held, Ran, Shield};
 use crate::table::{self, Entry};
 use crate::waiter::{self, Slot};
-use crate::{attach, control, epoll, errno, kernel, lost, process, real, signal, thread};
+use crate::{attach, control, epoll, errno, kernel, lost, overdue, process, real, signal, thread};
 
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM;
@@ -241,6 +241,7 @@ fn poll_mixed(
             && shadow.last().is_some_and(|doorbell| doorbell.revents != 0)
         {
             slot.hear();
+            overdue::note_woken();
         }
         watch.retract();
         if result < 0 && errno::get() == libc::EINVAL {
@@ -385,10 +386,7 @@ fn ask_kernel(
     mask: *const sigset_t,
 ) -> i32 {
     let left = deadline.map(|deadline| deadline.saturating_sub(process::now()));
-    let nanos = match (left, step) {
-        (Some(left), Some(step)) => Some(left.min(step)),
-        (left, step) => left.or(step),
-    };
+    let nanos = [left, step, overdue::patience()].into_iter().flatten().min();
     let timeout = nanos.map(as_timespec);
     let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     process::count(Counter::Sleeps, 1);

@@ -18,7 +18,7 @@ use crate::lock::Guard;
 use crate::ops::sleep::{self, Deadline, Woken};
 use crate::signal::Held;
 use crate::waiter::Slot;
-use crate::{attach, epoll, errno, lost, process, real, signal, waiter};
+use crate::{attach, epoll, errno, lost, overdue, process, real, signal, waiter};
 
 /// A receiver that sleeps and has not read for this long is not going to: TCP takes more than a ring does.
 pub(crate) const STALL_NANOS: u64 = 20_000_000;
@@ -198,7 +198,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         let sent = side.tx.write(lane, &ring, source);
         // The lane may have ended behind bytes that it took.
         if source.remaining() < left {
-            at.announce_bytes();
+            announce(endpoint, &at);
         }
         match sent {
             Sent::Bytes(_) if source.remaining() == 0 => break Lane::Done,
@@ -225,6 +225,14 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
             Lane::Left
         }
         outcome => outcome,
+    }
+}
+
+/// Bytes are in the lane. If they wake nobody, they are to be looked at again (L9).
+#[inline]
+fn announce(endpoint: &Endpoint, at: &Attachment) {
+    if !at.announce_bytes() {
+        overdue::note_sent(endpoint);
     }
 }
 
@@ -444,7 +452,7 @@ pub(crate) fn send_file(
             Ok(Sent::Bytes(count)) => {
                 moved += count;
                 side.full_since = None;
-                at.announce_bytes();
+                announce(endpoint, &at);
                 if let Some(entry) = endpoint.entry() {
                     entry.shm_sent.store(side.tx.lane_total(), Relaxed);
                 }

@@ -11,7 +11,7 @@ use crate::links::Attachment;
 use crate::private::borrow;
 use crate::signal::{Held, Ran};
 use crate::waiter::{self, Slot};
-use crate::{attach, epoll, errno, process, real, signal};
+use crate::{attach, epoll, errno, overdue, process, real, signal};
 
 /// When a call with a time-out must give up. `None`: never.
 pub(crate) type Deadline = Option<u64>;
@@ -67,10 +67,7 @@ pub(crate) fn sleep(
     }
     let now = process::now();
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
-    let nanos = match (left, step) {
-        (Some(left), Some(step)) => Some(left.min(step)),
-        (left, step) => left.or(step),
-    };
+    let nanos = [left, step, overdue::patience()].into_iter().flatten().min();
     let mut fds = [
         pollfd { fd: borrow(fd).as_raw_fd(), events, revents: 0 },
         pollfd { fd: slot.map_or(-1, Slot::listener), events: libc::POLLIN, revents: 0 },
@@ -86,6 +83,9 @@ pub(crate) fn sleep(
     });
     let refused = result < 0 && errno::get() == libc::EINVAL;
     errno::set(before);
+    if result == 0 {
+        overdue::look_if_due();
+    }
     if refused {
         return Woken::Refused;
     }
@@ -93,6 +93,7 @@ pub(crate) fn sleep(
         && let Some(slot) = slot
     {
         slot.hear();
+        overdue::note_woken();
     }
     // What is ready counts more than a handler, as in the kernel; the next sleep hears of that.
     match result {
