@@ -50,6 +50,9 @@ struct SenderLine {
     tx_waiter: AtomicU32,
     /// What stands at the beginning of the ring: a value of `tail`.
     base: AtomicU64,
+    /// See [`Stamp`].
+    marked_at: AtomicU64,
+    behind: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -133,6 +136,16 @@ const SHARED: u32 = 16;
 /// Beside [`End::Died`]: none of those that shared the socket holds it any more. The broker says so.
 const ABANDONED: u32 = 32;
 
+/// What the sender says of the time when it marked a lane for a waiter that had nothing of it to look at. It is believed in nothing
+/// but the order in which things are told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stamp {
+    /// That time.
+    pub at: u64,
+    /// When it had last sent something by TCP, to anybody.
+    pub behind: u64,
+}
+
 /// What a [`Producer::write`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
@@ -161,6 +174,8 @@ impl LaneHeader {
                 tx_wants: AtomicU32::new(0),
                 tx_waiter: AtomicU32::new(0),
                 base: AtomicU64::new(0),
+                marked_at: AtomicU64::new(0),
+                behind: AtomicU64::new(0),
             },
             head: HeadLine { head: AtomicU64::new(0), read: AtomicU64::new(0) },
             receiver: ReceiverLine {
@@ -347,6 +362,19 @@ impl LaneHeader {
     #[inline]
     pub fn rx_waiter(&self) -> Option<usize> {
         checked_slot(self.receiver.rx_waiter.load(Relaxed))
+    }
+
+    /// The sender is about to mark the lane.
+    #[inline]
+    pub fn stamp(&self, stamp: Stamp) {
+        self.sender.marked_at.store(stamp.at, Relaxed);
+        self.sender.behind.store(stamp.behind, Relaxed);
+    }
+
+    /// What it said when it did. Asked after the mark has been taken.
+    #[inline]
+    pub fn stamped(&self) -> Stamp {
+        Stamp { at: self.sender.marked_at.load(Relaxed), behind: self.sender.behind.load(Relaxed) }
     }
 
     /// The sender wants to be told of space through `slot`. It must look for space once more afterwards.

@@ -43,6 +43,12 @@ impl WaiterLine {
         self.sleeping.load(Relaxed) != 0 && self.sleeping.swap(0, AcqRel) != 0
     }
 
+    /// Whether a connection is marked already.
+    #[inline]
+    pub fn is_marked(&self, conn: usize) -> bool {
+        self.ready.load(Relaxed) & 1 << conn != 0
+    }
+
     /// Takes all marks.
     #[inline]
     pub fn take_ready(&self) -> u64 {

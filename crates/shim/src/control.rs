@@ -698,7 +698,10 @@ fn is_worth_offering(endpoint: &Endpoint, identity: &identity::Identity) -> Resu
     match process::page().map_or(Reach::Namespace, |page| page.reach()) {
         Reach::Nothing => Err(later(Reason::ForeignNamespace)),
         _ if near => Ok(()),
-        Reach::Namespace => Err(later(Reason::RemotePeer)),
+        Reach::Namespace => {
+            endpoint.note_remote();
+            Err(later(Reason::RemotePeer))
+        }
         Reach::Host if watched < patience => Err(Later::After(Reason::TooFewOperations, patience)),
         Reach::Host => {
             distance::offered(endpoint, identity.remote.ip());

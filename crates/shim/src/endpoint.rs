@@ -19,6 +19,7 @@ use crate::links::{Attachment, Peer};
 use crate::lock::Lock;
 use crate::low_water::LowWater;
 use crate::ops::options;
+use crate::order;
 use crate::pace::{Pace, Unanswered};
 use crate::waiter::Slot;
 
@@ -92,6 +93,8 @@ pub(crate) struct Endpoint {
     barred: AtomicU32,
     /// See [`is_settled`](Self::is_settled).
     settled: AtomicBool,
+    /// Its peer's address is of no other program of this host.
+    remote: AtomicBool,
     /// The waiter that the peer wakes for bytes: 0 nobody, else its slot + 1. An epoll instance owns it as long as
     /// the socket is registered, a thread while it sleeps.
     owner: AtomicU32,
@@ -502,6 +505,17 @@ impl Endpoint {
         }
     }
 
+    /// Notes that its peer is on another host.
+    pub(crate) fn note_remote(&self) {
+        self.remote.store(true, Relaxed);
+    }
+
+    /// Whether it is, as far as has been found out.
+    #[inline]
+    pub(crate) fn is_remote(&self) -> bool {
+        self.remote.load(Relaxed)
+    }
+
     /// Its row in the page.
     pub(crate) fn entry(&self) -> Option<&'static page::Entry> {
         let entry = self.entry.load(Acquire);
@@ -522,9 +536,12 @@ impl Endpoint {
         }
     }
 
-    /// Adds to the bytes that TCP sent.
+    /// TCP has sent so many bytes more.
     #[inline]
     pub(crate) fn count_sent(&self, bytes: usize) {
+        if !self.is_remote() {
+            order::note_by_tcp();
+        }
         if let Some(entry) = self.entry() {
             entry.tcp_sent.store(entry.tcp_sent.load(Relaxed) + bytes as u64, Relaxed);
         }
@@ -572,6 +589,7 @@ impl Endpoint {
         self.offered_at.store(0, Relaxed);
         self.barred.store(0, Relaxed);
         self.settled.store(false, Relaxed);
+        self.remote.store(false, Relaxed);
         self.shut.store(0, Relaxed);
         self.owed.store(0, Relaxed);
         *self.beside_kernel.lock() = Beside::default();

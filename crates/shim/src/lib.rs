@@ -27,6 +27,7 @@ mod lock;
 mod lost;
 mod low_water;
 mod ops;
+mod order;
 mod overdue;
 mod pace;
 mod private;

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::Counter;
 use shunt_ring::bytes::{MappedRing, Ring};
+use shunt_ring::lane::Stamp;
 use shunt_ring::link::LinkView;
 use shunt_ring::user::Fault;
 use shunt_ring::{LaneHeader, Sink, Source};
@@ -19,7 +20,7 @@ use shunt_sys::mapping::Mapping;
 use crate::endpoint::EndpointRef;
 use crate::lock::Lock;
 use crate::private::PrivateFd;
-use crate::process;
+use crate::{order, process};
 
 /// Another process, or this one, at the far side of links.
 pub(crate) struct Peer {
@@ -352,7 +353,13 @@ impl Attachment {
     /// Wakes whoever waits for bytes at the other end, and says whether somebody slept. After publishing.
     #[inline]
     pub(crate) fn announce_bytes(&self) -> bool {
-        self.outgoing().0.rx_waiter().is_some_and(|slot| self.link.notify(slot, self.conn))
+        let lane = self.outgoing().0;
+        lane.rx_waiter().is_some_and(|slot| {
+            if !self.link.view.waiter(self.link.side.other(), slot).is_marked(self.conn) {
+                lane.stamp(Stamp { at: order::now(), behind: order::last_by_tcp() });
+            }
+            self.link.notify(slot, self.conn)
+        })
     }
 
     /// Whether the waiter that is woken for our bytes sleeps all the same.

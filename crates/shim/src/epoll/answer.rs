@@ -35,20 +35,46 @@ impl Inner {
         count as c_int
     }
 
-    /// The lanes' answer: adds what is ready.
+    /// The lanes' answer: adds what is ready, up to what the kernel must be asked before.
     pub(crate) fn collect(&mut self, epoll: &Epoll, report: &mut Report<'_>) {
-        self.behind = false;
+        self.take_marks();
+        self.look_at_pending(epoll, report, self.asked_all, 0);
+        self.look_at_ghosts(epoll, report);
+    }
+
+    /// Whether something of a lane may have come after what only the kernel can tell of.
+    pub(crate) fn awaits_kernel(&self) -> bool {
+        self.awaits_kernel
+    }
+
+    /// The kernel is about to be asked for all there is: whatever a lane has marked by now comes behind its answer.
+    pub(crate) fn begin_asking(&mut self) {
+        for fd in &self.pending {
+            if let Some(registration) = self.registrations.get_mut(fd) {
+                registration.behind = 0;
+            }
+        }
+    }
+
+    /// It has told of all there was at this time, by [`order::now`](crate::order::now).
+    pub(crate) fn note_asked(&mut self, at: u64) {
+        self.asked_all = at;
+    }
+
+    /// Has what peers have marked looked at next, in the order in which they did, behind what is to be looked at already. Says when the
+    /// first of them did.
+    fn take_marks(&mut self) -> Option<u64> {
+        self.unread_behind = false;
+        let mut first = None;
         if let Some(slot) = self.slot {
-            let Inner { links, registrations, pending, .. } = self;
+            let Inner { links, registrations, pending, marked, .. } = self;
             let mut each = |link: &'static Link, mut marks: u64| {
                 while marks != 0 {
                     let conn = marks.trailing_zeros() as usize;
                     marks &= marks - 1;
                     if let Some(endpoint) = link.endpoint(conn).and_then(EndpointRef::resolve) {
-                        let fd = endpoint.fd.load(Relaxed);
-                        if let Some(registration) = registrations.get_mut(&fd) {
-                            registration.queue(pending, fd);
-                        }
+                        let stamp = link.view().lane(conn, link.side.other()).stamped();
+                        marked.push((stamp, endpoint.fd.load(Relaxed)));
                     }
                 }
             };
@@ -56,14 +82,21 @@ impl Inner {
             if std::mem::take(&mut self.rung) {
                 links.take_rung(slot, self.sleepers > 0, &mut each);
             }
+            marked.sort_unstable();
+            first = marked.first().map(|(stamp, _)| stamp.at);
+            for (stamp, fd) in marked.drain(..) {
+                if let Some(registration) = registrations.get_mut(&fd).filter(|one| !one.pending) {
+                    registration.queue(pending, fd);
+                    registration.behind = stamp.behind;
+                }
+            }
         }
         if self.secondary > 0 {
             // Marks of these go to another waiter.
             let shared = self.shared;
             self.mark_where(|one, endpoint| !one.primary && one.may_tell(endpoint, shared));
         }
-        self.look_at_pending(epoll, report);
-        self.look_at_ghosts(epoll, report);
+        first
     }
 
     /// Looks at all marks, also where nobody has rung, and at what nobody marks for this instance. There an edge is told only
@@ -98,16 +131,25 @@ impl Inner {
         self.registrations.iter().filter_map(found).collect()
     }
 
-    fn look_at_pending(&mut self, epoll: &Epoll, report: &mut Report<'_>) {
+    /// Tells what is to be told of what is pending, up to what a peer has marked after it had sent anything by TCP later than `until`.
+    /// As many as `kept` places of the report stay free.
+    fn look_at_pending(&mut self, epoll: &Epoll, report: &mut Report<'_>, until: u64, kept: usize) {
         let before = report.len();
+        self.awaits_kernel = false;
         for _ in 0..self.pending.len() {
-            if report.is_full() {
+            if report.room().len() <= kept {
                 break;
             }
-            let Some(fd) = self.pending.pop_front() else { break };
+            let Some(&fd) = self.pending.front() else { break };
             let slot = self.slot;
+            if self.registrations.get(&fd).is_some_and(|one| one.behind > until) {
+                self.awaits_kernel = true;
+                break;
+            }
+            self.pending.pop_front();
             let Some(registration) = self.registrations.get_mut(&fd) else { continue };
             registration.pending = false;
+            registration.behind = 0;
             let Some(endpoint) = registration.endpoint() else { continue };
             if registration.disarmed || registration.deleted {
                 continue;
@@ -126,7 +168,7 @@ impl Inner {
             if behind {
                 // Whoever reads TCP up to there may be another thread, and then nothing tells this one; nor of bytes below SO_RCVLOWAT.
                 registration.queue(&mut self.pending, fd);
-                self.behind = true;
+                self.unread_behind = true;
             }
             self.must_ask |= left;
             if by_tcp && registration.sends_on_lane {
@@ -176,6 +218,34 @@ impl Inner {
                 self.note_full(fd);
             }
         }
+    }
+
+    /// The same as [`take_over`](Self::take_over), and the lanes' answer in its place: the doorbell stands among the events where the first
+    /// lane spoke, and what its peer had sent by TCP before stands ahead of it.
+    pub(crate) fn take_over_with_lanes(
+        &mut self,
+        epoll: &Epoll,
+        report: &mut Report<'_>,
+        count: usize,
+    ) -> bool {
+        let room = &report.room()[..count];
+        let has_rung = match room.iter().position(|event| event.u64 == self.marker) {
+            Some(place) => {
+                let mut behind = std::mem::take(&mut self.behind);
+                behind.clear();
+                behind.extend_from_slice(&room[place + 1..]);
+                self.take_over(report, place + 1);
+                let first = self.take_marks().unwrap_or(0);
+                self.look_at_pending(epoll, report, first.max(self.asked_all), behind.len());
+                report.room()[..behind.len()].copy_from_slice(&behind);
+                self.take_over(report, behind.len());
+                self.behind = behind;
+                true
+            }
+            None => self.take_over(report, count),
+        };
+        self.collect(epoll, report);
+        has_rung
     }
 
     /// Takes over the `count` events that the kernel has put behind those of `report`: drops the doorbell's, and adds
@@ -273,7 +343,7 @@ impl Inner {
 
     /// The same once more, after the last look before the sleep.
     pub(crate) fn last_patience(&self, before: Option<u64>) -> Option<u64> {
-        if self.behind { Some(DEGRADED_NANOS) } else { before }
+        if self.unread_behind { Some(DEGRADED_NANOS) } else { before }
     }
 
     /// Takes those off the list of full lanes that do not wait for room any more.

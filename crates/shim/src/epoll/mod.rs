@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
 use libc::epoll_event;
 use shunt_abi::reason::Reason;
+use shunt_ring::lane::Stamp;
 
 use crate::endpoint::{Endpoint, EndpointRef};
 use crate::family::{self, Holders};
@@ -132,7 +133,7 @@ pub(crate) struct Inner {
     /// Memory for the next [`report::Report`].
     owners: Vec<RawFd>,
     /// The last look found lanes with bytes that cannot be read yet.
-    behind: bool,
+    unread_behind: bool,
     /// Endpoints whose receivers have given bytes back, or that have been reset, found out while the lock was held.
     returned: Vec<&'static Endpoint>,
     /// The kernel must be asked too: it knows how the peer has ended.
@@ -147,6 +148,13 @@ pub(crate) struct Inner {
     ghosts: Vec<Ghost>,
     /// What has been read of such, to be let go of outside the lock.
     laid: Vec<Pin>,
+    /// Marks that have just been taken, while they are put in order.
+    marked: Vec<(Stamp, RawFd)>,
+    /// Memory for what the kernel has told of behind the doorbell.
+    behind: Vec<epoll_event>,
+    /// When the kernel was last asked for everything, by [`order::now`]; and whether something of a lane waits until it is again.
+    asked_all: u64,
+    awaits_kernel: bool,
     /// When the kernel was last asked, and how often it was not asked since.
     pub(crate) asked_at: u64,
     pub(crate) unasked: u32,
@@ -171,6 +179,8 @@ struct Registration {
     /// Removed by the program, but not yet from the kernel's set.
     deleted: bool,
     pending: bool,
+    /// What its sender had sent by TCP before the mark for which it is pending: [`Stamp::behind`].
+    behind: u64,
     /// Listed in [`Inner::full`].
     full: bool,
     attached: Option<EndpointRef>,

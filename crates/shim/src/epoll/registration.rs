@@ -194,6 +194,7 @@ impl Inner {
             withdrawn: false,
             deleted: false,
             pending: false,
+            behind: 0,
             full: false,
             attached: None,
             primary: false,

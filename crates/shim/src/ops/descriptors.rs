@@ -12,7 +12,7 @@ use crate::kernel::Tcp;
 use crate::ops::exec;
 use crate::signal::{Held, Shield};
 use crate::table::{self, Entry};
-use crate::{attach, children, endpoint, epoll, errno, family, kernel, process, real, signal};
+use crate::{attach, children, endpoint, epoll, errno, family, kernel, order, process, real, signal};
 
 /// A new TCP socket, not connected.
 pub(crate) fn made(fd: RawFd) {
@@ -48,6 +48,7 @@ fn is_tcp(fd: RawFd) -> bool {
 /// A socket that has connected, or is about to. It may be in an epoll set already.
 pub(crate) fn connected(fd: RawFd) {
     let _shield = Shield::raise();
+    order::note_by_tcp();
     let Some(name) = endpoint::allocate(fd, false) else { return };
     let before = table::replace(fd, Entry::Endpoint(name));
     let Some(endpoint) = name.resolve() else { return };
@@ -234,6 +235,7 @@ pub(crate) fn end_close(entry: Entry) {
     if let Entry::Endpoint(name) = entry
         && let Some(endpoint) = name.resolve()
     {
+        order::note_by_tcp();
         family::let_go(endpoint);
         attach::after_close(endpoint);
     }

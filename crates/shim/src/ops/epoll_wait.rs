@@ -9,7 +9,7 @@ use crate::epoll::{DEGRADED_NANOS, Epoll};
 use crate::ops::{send, sleep::Deadline};
 use crate::signal::{Held, Ran};
 use crate::waiter;
-use crate::{attach, control, epoll, errno, kernel, overdue, process, signal};
+use crate::{attach, control, epoll, errno, kernel, order, overdue, process, signal};
 use std::sync::atomic::Ordering::*;
 
 /// While lanes stay ready the kernel is asked this often all the same: listening sockets, timers and TCP's own
@@ -38,8 +38,7 @@ pub(crate) fn wait(
         let mut inner = epoll.lock();
         inner.show();
         let mut report = inner.begin(events);
-        inner.take_over(&mut report, result as usize);
-        inner.collect(epoll, &mut report);
+        inner.take_over_with_lanes(epoll, &mut report, result as usize);
         let kept = inner.finish(report);
         if kept > 0 {
             inner.pass_ring_on();
@@ -80,8 +79,9 @@ fn round(
     let now = process::now();
     let mut report = inner.begin(events);
     inner.collect(epoll, &mut report);
-    if report.len() > 0 {
+    if report.len() > 0 || inner.awaits_kernel() {
         let ask = inner.must_ask()
+            || inner.awaits_kernel()
             || inner.unasked >= ASK_KERNEL_EVERY
             || now.saturating_sub(inner.asked_at) >= ASK_KERNEL_NANOS;
         if !ask || report.is_full() {
@@ -90,6 +90,8 @@ fn round(
         }
         inner.unasked = 0;
         inner.asked_at = now;
+        inner.begin_asking();
+        let asked_all = order::now();
         let set = inner.fd();
         drop(inner);
         // What lanes have told of already, and the doorbell, may take the places of others there.
@@ -103,8 +105,13 @@ fn round(
             let mut inner = epoll.lock();
             inner.take_over(&mut report, more);
             if more < asked || unseen == 0 || report.is_full() {
+                if more < asked {
+                    inner.note_asked(asked_all);
+                }
+                inner.collect(epoll, &mut report);
                 inner.pass_ring_on();
-                return Some(inner.finish(report));
+                // What a lane has marked may have been read by another thread meanwhile.
+                return Some(inner.finish(report)).filter(|found| *found > 0);
             }
         }
     }
@@ -126,9 +133,9 @@ fn round(
     if sleeps {
         inner.announce_sleep();
         inner.collect(epoll, &mut report);
-        if report.len() > 0 {
+        if report.len() > 0 || inner.awaits_kernel() {
             inner.stay_awake(epoll);
-            return Some(inner.finish(report));
+            return Some(inner.finish(report)).filter(|found| *found > 0);
         }
         inner.rest();
     }
@@ -137,6 +144,7 @@ fn round(
     inner.asked_at = now;
     signal::ring_bell_on_signal(inner.slot);
     drop(inner);
+    let asked_all = order::now();
 
     let nanos = [left, patience, overdue::patience()].into_iter().flatten().min();
     if nanos != Some(0) {
@@ -164,12 +172,14 @@ fn round(
         process::count(Counter::DegradedSleeps, 1);
         inner.look_unrung();
     }
-    // What came by the lanes while we slept goes first; the kernel's events move behind it.
-    let has_rung = inner.take_over(&mut report, result as usize);
+    let is_all = (result as usize) < report.room().len();
+    if is_all {
+        inner.note_asked(asked_all);
+    }
+    let has_rung = inner.take_over_with_lanes(epoll, &mut report, result as usize);
     if has_rung {
         overdue::note_woken();
     }
-    inner.collect(epoll, &mut report);
     let found = inner.finish(report);
     if found > 0 {
         return Some(found);
