@@ -206,6 +206,15 @@ messages! {
             /// The process.
             peer: u64,
         }
+        /// Both processes of a link have released all of it, and it is no more: it is to be unmapped.
+        Unlink = 7, fds 0 {
+            /// The link.
+            link: u64,
+            /// Which side the receiver of this message is: a process connected to itself is told of both.
+            side: u32,
+            /// Zero.
+            pad: u32,
+        }
         /// Answers `Status`, with a memfd that holds a [`crate::status::Snapshot`] as JSON.
         StatusReply = 16, fds 1 {
             /// Bytes of JSON.

@@ -147,6 +147,8 @@ reasons! {
         "Nothing can be done, unless the program can wait by the functions of libc.";
     Unread = 51, "unread", "The other end left bytes unread for a while without waiting for them: they were sent again by TCP.",
         "Nothing needs to be done: it is offered again when it has been used for a while.";
+    Unused = 52, "unused", "Nothing was moved for a while, and the memory of the connection was given back.",
+        "Nothing needs to be done: it is offered again when it is used.";
 }
 
 /// The road one direction of a connection takes.

@@ -4,7 +4,7 @@
 //!
 //! Inner shape: [`Config`]; `control` is one client's connection; `state` is what all of them share; `offers` decides
 //! what becomes of a socket that was shown; `pairing` and `links` are its two pure halves; `namespaces` and `diag` ask
-//! the kernel; `status` reports.
+//! the kernel; `status` reports; `rinse` and `sweep` give memory back.
 
 #![forbid(unsafe_code)]
 
@@ -20,9 +20,11 @@ mod orphans;
 mod outbox;
 mod pairing;
 mod paths;
+mod rinse;
 mod server;
 mod state;
 mod status;
+mod sweep;
 mod watch;
 
 pub use config::{Config, Limits, Mode};

@@ -1,25 +1,31 @@
 //! Links and their connection slots: who holds what, and when it may be given out again.
 //!
 //! A slot has a holder on each side. It is free only when both have released it or their process has ended,
-//! so that nobody is given a lane that somebody may still use.
+//! so that nobody is given a lane that somebody may still use, and its rings have been [rinsed](crate::rinse). A link of which
+//! nobody has used anything for a while is dropped.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
+use std::time::{Duration, Instant};
 
 use shunt_abi::geometry::{
     CONNS, Geometry, LANE_BYTES, LANE_CURSOR, LANE_END_ABANDONED, LANE_END_DIED, LANE_END_OFFSET,
-    LANE_END_SHARED, LANE_END_SHUT_DOWN, LANE_HEAD_OFFSET, LANE_RETURNED, LANE_TAIL_OFFSET, RINGS_OFFSET,
-    Side, WAITER_READY_OFFSET, WAITER_SLEEPING_OFFSET, WAITERS,
+    LANE_END_SHARED, LANE_END_SHUT_DOWN, LANE_HEAD_OFFSET, LANE_RETURNED, LANE_TAIL_OFFSET, Side,
+    WAITER_READY_OFFSET, WAITER_SLEEPING_OFFSET, WAITERS,
 };
-use shunt_sys::mapping::{self, Mapping};
 use shunt_sys::{Errno, memfd};
 use thiserror::Error;
 
 use crate::pairing::{Key, Offer, ProcessId};
+use crate::rinse::Memory;
 
 pub(crate) type LinkId = u64;
+
+/// How long a link stays that nobody uses: connections come one after another.
+pub(crate) const LINGER: Duration = Duration::from_secs(2);
 
 /// All links.
 #[derive(Debug)]
@@ -33,6 +39,10 @@ pub(crate) struct Links {
     by_process: HashMap<ProcessId, HashSet<LinkId>>,
     /// Who holds a paired socket.
     holders: HashMap<u64, Holder>,
+    /// Links that nobody may use any more.
+    emptied: BTreeSet<LinkId>,
+    /// Links with rings that are to be rinsed.
+    soiled: Vec<LinkId>,
 }
 
 #[derive(Debug)]
@@ -50,8 +60,9 @@ struct Link {
     /// Bit per connection and side: set while that side may use it.
     held: [u64; 2],
     cookies: Box<[[u64; 2]; CONNS]>,
-    /// Everything before the rings: what is reset before a slot is given out.
-    head: Mapping,
+    memory: Arc<Memory>,
+    /// Since when nobody has used it.
+    empty_since: Option<Instant>,
     /// One of the two processes has ended.
     orphaned: bool,
     /// How many sockets that a dead process has left here are [followed](crate::orphans::follow).
@@ -78,6 +89,13 @@ pub(crate) struct Grant {
     pub(crate) fresh: Option<Rc<OwnedFd>>,
     /// The two processes have had no link before: their doorbells are exchanged.
     pub(crate) introduction: bool,
+}
+
+/// A link that is no more.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Dropped {
+    pub(crate) link: LinkId,
+    pub(crate) ends: [ProcessId; 2],
 }
 
 /// Who is to hear of the end of a process.
@@ -120,6 +138,8 @@ impl Links {
             open: HashMap::new(),
             by_process: HashMap::new(),
             holders: HashMap::new(),
+            emptied: BTreeSet::new(),
+            soiled: Vec::new(),
         }
     }
 
@@ -146,8 +166,9 @@ impl Links {
     pub(crate) fn grant(&mut self, earlier: &Offer, later: &Offer) -> Result<Grant, GrantError> {
         let pair = sorted(earlier.process, later.process);
         let introduction = !self.open.contains_key(&pair);
-        let last = self.open.get(&pair).and_then(|open| open.last()).copied();
-        let (id, fresh) = match last {
+        let has_room = |id: &&LinkId| self.links.get(id).is_some_and(|link| link.given_out() != u64::MAX);
+        let found = self.open.get(&pair).and_then(|open| open.iter().rev().find(has_room)).copied();
+        let (id, fresh) = match found {
             Some(id) => (id, None),
             None => {
                 let (id, memfd) = self.create(pair)?;
@@ -155,12 +176,14 @@ impl Links {
             }
         };
         let link = self.links.get_mut(&id).expect("open links exist");
-        let conn = (!(link.held[0] | link.held[1])).trailing_zeros();
+        link.empty_since = None;
+        let conn = (!link.given_out()).trailing_zeros();
         debug_assert!(conn < CONNS as u32);
         // A connection of a process with itself has its earlier offer on side A.
         let first = if link.ends[0] == earlier.process { Side::A } else { Side::B };
         let sides = [first, first.other()];
-        let reset = link.head.zero(self.geometry.lane_offset(conn as usize, Side::A), 2 * LANE_BYTES);
+        let reset =
+            link.memory.head().zero(self.geometry.lane_offset(conn as usize, Side::A), 2 * LANE_BYTES);
         debug_assert!(reset, "lane headers lie before the rings");
         for (side, offer) in sides.into_iter().zip([earlier, later]) {
             link.held[side as usize] |= 1 << conn;
@@ -169,7 +192,7 @@ impl Links {
             self.holders.entry(offer.cookie).or_insert(new).slots += 1;
         }
         if link.is_full() {
-            self.open.entry(pair).or_default().pop();
+            self.open.entry(pair).or_default().retain(|open| *open != id);
         }
         Ok(Grant { link: id, conn, sides, fresh, introduction })
     }
@@ -179,15 +202,15 @@ impl Links {
             return Err(GrantError::Full(self.limit));
         }
         let memfd = memfd::create_sealed("shunt-link", self.geometry.link_bytes())?;
-        let head = Mapping::map(&memfd, RINGS_OFFSET)?;
-        mapping::back(head.as_ptr(), RINGS_OFFSET)?;
+        let memory = Arc::new(Memory::map(&memfd, self.geometry)?);
         let id = self.next;
         self.next += 1;
         let link = Link {
             ends: [pair.0, pair.1],
             held: [0; 2],
             cookies: Box::new([[0; 2]; CONNS]),
-            head,
+            memory,
+            empty_since: None,
             orphaned: false,
             followed: 0,
         };
@@ -209,6 +232,15 @@ impl Links {
         let was_full = link.is_full();
         link.held[side as usize] &= !(1 << conn);
         let cookie = std::mem::take(&mut link.cookies[conn as usize][side as usize]);
+        if link.is_free(conn) && !link.orphaned {
+            if link.memory.soil(conn as usize) {
+                self.soiled.push(id);
+            }
+            if link.held == [0; 2] {
+                link.empty_since = Some(Instant::now());
+                self.emptied.insert(id);
+            }
+        }
         let (full, dead) = (link.is_full(), link.is_dead());
         let (pair, orphaned) = (sorted(link.ends[0], link.ends[1]), link.orphaned);
         self.let_go(cookie);
@@ -290,6 +322,50 @@ impl Links {
         }
     }
 
+    /// The memory of links that are to be rinsed, and whose they are.
+    pub(crate) fn take_soiled(&mut self) -> Vec<([ProcessId; 2], Arc<Memory>)> {
+        let soiled = std::mem::take(&mut self.soiled);
+        let links = soiled.into_iter().filter_map(|id| self.links.get(&id));
+        links.map(|link| (link.ends, link.memory.clone())).collect()
+    }
+
+    /// Whether there are links that may soon be dropped.
+    pub(crate) fn has_emptied(&self) -> bool {
+        !self.emptied.is_empty()
+    }
+
+    /// Drops the links that nobody has used for [`LINGER`] before `now`.
+    pub(crate) fn drop_empty(&mut self, now: Instant) -> Vec<Dropped> {
+        let mut dropped = Vec::new();
+        for id in std::mem::take(&mut self.emptied) {
+            let Some(link) = self.links.get(&id).filter(|link| !link.orphaned) else { continue };
+            // It is used again.
+            let Some(since) = link.empty_since else { continue };
+            if now < since + LINGER {
+                self.emptied.insert(id);
+                continue;
+            }
+            let ends = link.ends;
+            dropped.push(Dropped { link: id, ends });
+            self.drop_link(id);
+            self.forget_pair_without_links(ends, id);
+        }
+        dropped
+    }
+
+    /// A link of two processes is no more. If it was their last, they have to be introduced again.
+    fn forget_pair_without_links(&mut self, ends: [ProcessId; 2], dropped: LinkId) {
+        let others = self.by_process.get(&ends[0]).into_iter().flatten();
+        let is_theirs = |id: &LinkId| self.links.get(id).is_some_and(|link| link.ends == ends);
+        let has_others = others.into_iter().any(is_theirs);
+        let pair = sorted(ends[0], ends[1]);
+        if !has_others {
+            self.open.remove(&pair);
+        } else if let Some(open) = self.open.get_mut(&pair) {
+            open.retain(|id| *id != dropped);
+        }
+    }
+
     fn let_go(&mut self, cookie: u64) {
         if let Some(holder) = self.holders.get_mut(&cookie) {
             holder.slots -= 1;
@@ -332,7 +408,7 @@ impl Link {
     /// Whether bytes lie in a lane that nobody has read or given back.
     fn has_unread(&self, geometry: Geometry, conn: usize, side: Side) -> bool {
         let lane = geometry.lane_offset(conn, side);
-        let words = [LANE_TAIL_OFFSET, LANE_HEAD_OFFSET].map(|at| self.head.word(lane + at));
+        let words = [LANE_TAIL_OFFSET, LANE_HEAD_OFFSET].map(|at| self.memory.head().word(lane + at));
         let [Some(tail), Some(head)] = words.map(|word| word.map(|word| word.load(Acquire))) else {
             return false;
         };
@@ -347,7 +423,7 @@ impl Link {
 
     /// How the sender of a lane left.
     fn end_word(&self, geometry: Geometry, conn: usize, side: Side) -> Option<&AtomicU64> {
-        self.head.word(geometry.lane_offset(conn, side) + LANE_END_OFFSET)
+        self.memory.head().word(geometry.lane_offset(conn, side) + LANE_END_OFFSET)
     }
 
     /// Marks `conns` for the waiters of `side` that sleep, as a sender does, and returns whose doorbells are to be rung: TCP
@@ -358,7 +434,8 @@ impl Link {
         }
         let sleeps = |slot: &usize| {
             let line = geometry.waiter_offset(SIDES[side], *slot);
-            let words = [WAITER_READY_OFFSET, WAITER_SLEEPING_OFFSET].map(|at| self.head.word(line + at));
+            let words =
+                [WAITER_READY_OFFSET, WAITER_SLEEPING_OFFSET].map(|at| self.memory.head().word(line + at));
             let [Some(ready), Some(sleeping)] = words else { return false };
             ready.fetch_or(conns, AcqRel);
             // Between the mark and this look: whoever announces its sleep looks for marks afterwards.
@@ -370,6 +447,15 @@ impl Link {
 
     fn is_full(&self) -> bool {
         self.held[0] | self.held[1] == u64::MAX
+    }
+
+    /// Slots that are not to be given out: somebody holds them, or their rings are being rinsed.
+    fn given_out(&self) -> u64 {
+        self.held[0] | self.held[1] | self.memory.unclean()
+    }
+
+    fn is_free(&self, conn: u32) -> bool {
+        (self.held[0] | self.held[1]) & 1 << conn == 0
     }
 
     /// Nobody will use it again.
@@ -409,7 +495,8 @@ mod tests {
     use super::*;
     use crate::pairing::Key;
     use proptest::prelude::*;
-    use shunt_abi::geometry::MIN_RING_BYTES;
+    use shunt_abi::geometry::{MIN_RING_BYTES, RINGS_OFFSET};
+    use shunt_sys::mapping::Mapping;
     use std::sync::atomic::Ordering::Relaxed;
 
     fn links(limit: usize) -> Links {
@@ -492,6 +579,67 @@ mod tests {
         links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
         assert_eq!(whole.word(lane).unwrap().load(Relaxed), 0);
         assert_eq!(whole.word(lane + 2 * LANE_BYTES).unwrap().load(Relaxed), 5, "another connection's lane");
+    }
+
+    #[test]
+    fn a_link_that_nobody_uses_is_dropped_after_a_while() {
+        let mut links = links(8);
+        let begun = Instant::now();
+        let first = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
+        let leave = |links: &mut Links, grant: &Grant| {
+            let [one, two] = places(grant);
+            assert!(links.release(1, one) && links.release(2, two));
+        };
+        leave(&mut links, &first);
+        assert!(links.has_emptied());
+        assert_eq!(links.drop_empty(begun), [], "connections come one after another");
+        let second = links.grant(&offer(1, 11), &offer(2, 21)).unwrap();
+        assert_eq!((second.link, second.introduction), (first.link, false));
+        assert_eq!(links.drop_empty(begun + 10 * LINGER), [], "it is used");
+        assert!(!links.has_emptied());
+        leave(&mut links, &second);
+        let dropped = Dropped { link: first.link, ends: [1, 2] };
+        assert_eq!(links.drop_empty(Instant::now() + LINGER), [dropped]);
+        assert_eq!((links.len(), links.by_process.len(), links.open.len()), (0, 0, 0));
+        let third = links.grant(&offer(1, 12), &offer(2, 22)).unwrap();
+        assert!(third.fresh.is_some() && third.introduction);
+    }
+
+    #[test]
+    fn processes_know_each_other_as_long_as_they_have_a_link() {
+        let mut links = links(8);
+        let mut grant = |number| links.grant(&offer(1, number), &offer(2, 1000 + number)).unwrap();
+        let grants: Vec<_> = (0..65).map(&mut grant).collect();
+        let [one, two] = places(&grants[64]);
+        assert!(links.release(1, one) && links.release(2, two));
+        let dropped = Dropped { link: grants[64].link, ends: [1, 2] };
+        assert_eq!(links.drop_empty(Instant::now() + LINGER), [dropped]);
+        let next = links.grant(&offer(1, 65), &offer(2, 1065)).unwrap();
+        assert!(next.fresh.is_some() && !next.introduction);
+    }
+
+    #[test]
+    fn a_slot_whose_rings_have_grown_is_rinsed_before_it_is_given_out() {
+        let mut links = Links::new(Geometry::new(2 * MIN_RING_BYTES).unwrap(), 8);
+        let grant = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
+        let whole = Mapping::map(grant.fresh.as_ref().unwrap(), links.geometry.link_bytes()).unwrap();
+        let second_page = links.geometry.ring_offset(0, Side::B) + MIN_RING_BYTES;
+        whole.word(second_page).unwrap().store(7, Relaxed);
+        let [one, two] = places(&grant);
+        assert!(links.release(1, one));
+        assert!(links.take_soiled().is_empty(), "the other may still use it");
+        assert!(links.release(2, two));
+        let soiled = links.take_soiled();
+        assert_eq!((soiled.len(), soiled[0].0), (1, [1, 2]));
+        assert_eq!(links.grant(&offer(1, 11), &offer(2, 21)).unwrap().conn, 1);
+        crate::rinse::Rinser::default().rinse((0, 0), &soiled[0].1);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while soiled[0].1.unclean() != 0 {
+            assert!(Instant::now() < deadline, "not rinsed");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(whole.word(second_page).unwrap().load(Relaxed), 0);
+        assert_eq!(links.grant(&offer(1, 12), &offer(2, 22)).unwrap().conn, 0);
     }
 
     #[test]

@@ -22,6 +22,7 @@ use crate::control;
 use crate::listener::{ListenError, Listener};
 use crate::namespaces::Namespaces;
 use crate::state::State;
+use crate::sweep::sweep;
 use crate::watch::watch;
 
 /// Why the broker did not start, or stopped by itself.
@@ -60,6 +61,7 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
     tracing::info!(socket = %config.socket.display(), mode = ?config.mode, "broker is listening");
     let state = Rc::new(RefCell::new(State::new(geometry, config.limits, namespaces, sequences())));
     let served = LocalSet::new();
+    served.spawn_local(sweep(state.clone()));
     let accepting = accept(&socket, state, &config);
     let result = served
         .run_until(async {

@@ -7,7 +7,8 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use shunt_abi::control::{
-    DecodeError, Doorbell, Hello, Leave, Link, PeerDoorbell, PeerGone, Release, Reply, Request, Welcome,
+    DecodeError, Doorbell, Hello, Leave, Link, PeerDoorbell, PeerGone, Release, Reply, Request, Unlink,
+    Welcome,
 };
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::{PAGE_BYTES, Page, Reach};
@@ -18,13 +19,15 @@ use shunt_sys::memfd::{SealError, verify_sealed};
 use shunt_sys::seqpacket::Credentials;
 use shunt_sys::{Errno, eventfd};
 use thiserror::Error;
+use tokio::sync::Notify;
 
 use crate::config::Limits;
 use crate::disposal::Disposal;
-use crate::links::{Grant, Links, Orphan, Place};
+use crate::links::{Dropped, Grant, Links, Orphan, Place};
 use crate::namespaces::Namespaces;
 use crate::outbox::Outbox;
 use crate::pairing::{Offers, ProcessId};
+use crate::rinse::Rinser;
 
 /// Everything the broker knows.
 #[derive(Debug)]
@@ -41,6 +44,9 @@ pub(crate) struct State {
     pub(crate) offers: Offers,
     /// What tells the ends of a connection across namespaces, if this broker may load it.
     pub(crate) sequences: Option<Reader>,
+    /// There are links that nobody uses: see [`crate::sweep`].
+    pub(crate) emptied: Rc<Notify>,
+    rinser: Rinser,
     next_process: ProcessId,
 }
 
@@ -117,6 +123,8 @@ impl State {
             namespaces,
             offers: Offers::default(),
             sequences,
+            emptied: Rc::default(),
+            rinser: Rinser::default(),
             next_process: 1,
         }
     }
@@ -171,6 +179,7 @@ impl State {
                     // Not its own, or not any more. Nothing is harmed.
                     tracing::debug!(process = id, link, conn, side, "released what it does not hold");
                 }
+                self.give_memory_back();
             }
             (Request::Leave(Leave { link, conn, side }), None) => {
                 self.links.leave(id, place(link, conn, side)?);
@@ -215,6 +224,27 @@ impl State {
         }
         tracing::debug!(process = id, "gone");
         bereaved.orphans
+    }
+
+    /// What nobody uses any more is rinsed, and dropped if nobody does so for a while.
+    fn give_memory_back(&mut self) {
+        for (ends, memory) in self.links.take_soiled() {
+            let user = |id| self.processes.get(&id).map_or(u32::MAX, |process| process.credentials.uid);
+            let [one, other] = ends.map(user);
+            self.rinser.rinse((one.min(other), one.max(other)), &memory);
+        }
+        if self.links.has_emptied() {
+            self.emptied.notify_one();
+        }
+    }
+
+    /// Drops links that nobody has used for a while, and has both their ends do so too.
+    pub(crate) fn drop_empty_links(&mut self, now: Instant) {
+        for Dropped { link, ends } in self.links.drop_empty(now) {
+            for (end, side) in ends.into_iter().zip([Side::A, Side::B]) {
+                self.say(end, Unlink { link, side: side as u32, pad: 0 }, None);
+            }
+        }
     }
 
     /// Wakes sleepers that have been marked.

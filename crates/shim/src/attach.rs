@@ -41,6 +41,7 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
         tx.at = Some(at);
         rx.at = Some(at);
         tx.backed.set(0);
+        tx.moved = None;
         tx.tx.adopt();
         rx.rx.adopt();
         // L4: from here on nobody enters a kernel call without the lock.
@@ -299,9 +300,7 @@ pub(crate) fn let_go(endpoint: &Endpoint) {
         rx.at = None;
         let at = at.pin();
         at.link.vacate(at.conn);
-        // Offered again only after ever more operations, so that what keeps going back is left alone.
-        let again = endpoint.offer_after.load(Relaxed).saturating_mul(16);
-        endpoint.offer_after.store(again, Relaxed);
+        endpoint.offer_after.store(worth::again(endpoint), Relaxed);
         endpoint.operations.store(0, Relaxed);
         endpoint.set_stage(Stage::Plain);
         at

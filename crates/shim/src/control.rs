@@ -624,6 +624,16 @@ impl Control {
                 }
                 self.spare_if_unused(peer);
             }
+            (Reply::Unlink(body), None) => {
+                let Some(link) = self.links.get(&(self.epoch, body.link, body.side)).copied() else { return };
+                link.set_gone();
+                // With its last link goes the peer, as when it ends; the broker introduces it again.
+                let remains = |other: &&'static Link| !other.is_gone() && std::ptr::eq(other.peer, link.peer);
+                if !self.links.values().any(remains) {
+                    self.peers.retain(|_, peer| !std::ptr::eq(*peer, link.peer));
+                }
+                deeds.push(Deed::Retire(link));
+            }
             (_, fd) => {
                 if let Some(fd) = fd {
                     close_owned(fd);

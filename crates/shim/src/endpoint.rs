@@ -53,6 +53,8 @@ pub(crate) struct TxSide {
     pub(crate) awaited_death: bool,
     /// Bytes of the ring, from its first, with memory behind them.
     pub(crate) backed: Cell<usize>,
+    /// What both lanes had carried when that was last asked for [`crate::idle`].
+    pub(crate) moved: Option<u64>,
 }
 
 /// The receiving direction and what belongs to its lock.

@@ -21,6 +21,7 @@ mod family;
 mod fork;
 mod handover;
 mod hooks;
+mod idle;
 mod kernel;
 mod links;
 mod lock;

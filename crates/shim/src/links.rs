@@ -20,7 +20,7 @@ use shunt_sys::mapping::Mapping;
 use crate::endpoint::EndpointRef;
 use crate::lock::Lock;
 use crate::private::PrivateFd;
-use crate::{order, process};
+use crate::{idle, order, process};
 
 /// Another process, or this one, at the far side of links.
 pub(crate) struct Peer {
@@ -267,6 +267,7 @@ impl Backed<'_> {
         let backed = shunt_sys::mapping::back(start, to - from).is_ok();
         if backed {
             self.backed.set(to);
+            idle::note_backed(to);
         }
         backed
     }

@@ -13,6 +13,8 @@ const SOON: u32 = 4;
 const LATE: u32 = 64;
 /// A connection that ends sooner after its offer was not worth it.
 const SOON_OVER_NANOS: u64 = 20_000_000;
+/// One that has stayed on shared memory for so long was of use there, whatever became of it then.
+const OF_USE_NANOS: u64 = 5_000_000_000;
 /// So many of them in a row make a process offer late.
 const IN_A_ROW: u32 = 16;
 
@@ -22,6 +24,15 @@ static SOON_OVER: AtomicU32 = AtomicU32::new(0);
 /// Data operations after which a new connection is to be offered.
 pub(crate) fn operations() -> u32 {
     if SOON_OVER.load(Relaxed) >= IN_A_ROW { LATE } else { SOON }
+}
+
+/// Data operations after which a connection that has left shared memory is to be offered again: ever more, so that what keeps going
+/// back is left alone.
+pub(crate) fn again(endpoint: &Endpoint) -> u32 {
+    if process::now().saturating_sub(endpoint.offered_at.load(Relaxed)) >= OF_USE_NANOS {
+        return operations();
+    }
+    endpoint.offer_after.load(Relaxed).saturating_mul(16)
 }
 
 /// An endpoint has been offered.

@@ -122,6 +122,19 @@ impl Mapping {
         true
     }
 
+    /// Gives the memory behind the pages of `len` bytes at `offset` back to the kernel: they are zero from then on, for everybody
+    /// who has them mapped. `false`, and nothing done, if that is not inside, not whole pages, or refused.
+    ///
+    /// It waits for others who change the same file by system calls, as long as they like.
+    pub fn give_back(&self, offset: usize, len: usize) -> bool {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        if !inside || !offset.is_multiple_of(PAGE_SIZE) || !len.is_multiple_of(PAGE_SIZE) {
+            return false;
+        }
+        // SAFETY: inside the mapping, which nobody sees as more than bytes that change.
+        unsafe { madvise(self.as_ptr().add(offset).cast(), len, Advice::LinuxRemove).is_ok() }
+    }
+
     /// The mapping as a process's page, if it is large enough.
     pub fn page(&self) -> Option<&Page> {
         if self.len < PAGE_BYTES {
@@ -203,6 +216,22 @@ mod tests {
         let nowhere = mapping.as_ptr();
         drop(mapping);
         assert!(back(nowhere, 4096).is_err());
+    }
+
+    #[test]
+    fn memory_is_given_back_for_everybody_who_has_it_mapped() {
+        let fd = create_sealed("shunt-test", 4 * 4096).unwrap();
+        let (one, two) = (Mapping::map(&fd, 4 * 4096).unwrap(), Mapping::map(&fd, 4 * 4096).unwrap());
+        for page in 0..4 {
+            one.word(page * 4096).unwrap().store(7, Relaxed);
+        }
+        assert!(two.give_back(4096, 2 * 4096));
+        assert_eq!(rustix::fs::fstat(&fd).unwrap().st_blocks, 2 * 4096 / 512);
+        let words = [0, 4096, 8192, 12288].map(|at| one.word(at).unwrap().load(Relaxed));
+        assert_eq!(words, [7, 0, 0, 7]);
+        assert!(
+            !two.give_back(4096, 4 * 4096) && !two.give_back(100, 4096) && !two.give_back(usize::MAX, 4096)
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::epoll::{DEGRADED_NANOS, Epoll};
 use crate::ops::{send, sleep::Deadline};
 use crate::signal::{Held, Ran};
 use crate::waiter;
-use crate::{attach, control, epoll, errno, kernel, order, overdue, process, signal};
+use crate::{attach, control, epoll, errno, idle, kernel, order, overdue, process, signal};
 use std::sync::atomic::Ordering::*;
 
 /// While lanes stay ready the kernel is asked this often all the same: listening sockets, timers and TCP's own
@@ -46,6 +46,7 @@ pub(crate) fn wait(
         }
     }
     loop {
+        idle::look();
         let result = round(epoll, events, deadline, sleep_in_kernel);
         let (returned, _read) = {
             let mut inner = epoll.lock();
@@ -146,7 +147,10 @@ fn round(
     drop(inner);
     let asked_all = order::now();
 
-    let nanos = [left, patience, overdue::patience()].into_iter().flatten().min();
+    let nanos = [left, patience, overdue::patience(), idle::patience(now).filter(|_| sleeps)]
+        .into_iter()
+        .flatten()
+        .min();
     if nanos != Some(0) {
         process::count(Counter::Sleeps, 1);
     }

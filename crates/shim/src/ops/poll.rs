@@ -18,7 +18,7 @@ use crate::private::borrow;
 use crate::signal::{Held, Ran, Shield};
 use crate::table::{self, Entry};
 use crate::waiter::{self, Slot};
-use crate::{attach, control, epoll, errno, kernel, lost, overdue, process, real, signal, thread};
+use crate::{attach, control, epoll, errno, idle, kernel, lost, overdue, process, real, signal, thread};
 
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM;
@@ -385,8 +385,9 @@ fn ask_kernel(
     step: Option<u64>,
     mask: *const sigset_t,
 ) -> i32 {
-    let left = deadline.map(|deadline| deadline.saturating_sub(process::now()));
-    let nanos = [left, step, overdue::patience()].into_iter().flatten().min();
+    let now = process::now();
+    let left = deadline.map(|deadline| deadline.saturating_sub(now));
+    let nanos = [left, step, overdue::patience(), idle::patience(now)].into_iter().flatten().min();
     let timeout = nanos.map(as_timespec);
     let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     process::count(Counter::Sleeps, 1);

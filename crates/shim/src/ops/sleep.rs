@@ -11,7 +11,7 @@ use crate::links::Attachment;
 use crate::private::borrow;
 use crate::signal::{Held, Ran};
 use crate::waiter::{self, Slot};
-use crate::{attach, epoll, errno, overdue, process, real, signal};
+use crate::{attach, epoll, errno, idle, overdue, process, real, signal};
 
 /// When a call with a time-out must give up. `None`: never.
 pub(crate) type Deadline = Option<u64>;
@@ -67,7 +67,7 @@ pub(crate) fn sleep(
     }
     let now = process::now();
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
-    let nanos = [left, step, overdue::patience()].into_iter().flatten().min();
+    let nanos = [left, step, overdue::patience(), idle::patience(now)].into_iter().flatten().min();
     let mut fds = [
         pollfd { fd: borrow(fd).as_raw_fd(), events, revents: 0 },
         pollfd { fd: slot.map_or(-1, Slot::listener), events: libc::POLLIN, revents: 0 },
@@ -134,8 +134,9 @@ pub(crate) fn step_for(at: &Attachment, slot: Option<Slot>, owns: bool) -> Optio
     Some(epoll::DEGRADED_NANOS)
 }
 
-/// The waiter of this thread, known to the broker if that can be.
+/// The waiter of this thread, known to the broker if that can be. For one who is about to sleep.
 pub(crate) fn thread_slot() -> Option<Slot> {
+    idle::look();
     let slot = waiter::of_this_thread()?;
     slot.register();
     Some(slot)
