@@ -65,6 +65,11 @@ impl Memory {
         })
     }
 
+    /// Nobody uses any of it any more, nor will. `true` as above.
+    pub(crate) fn soil_all(&self) -> bool {
+        self.unclean.fetch_or(u64::MAX, AcqRel) == 0
+    }
+
     /// Leaves those as they are that were to be rinsed.
     fn leave(&self) {
         self.unclean.store(0, Release);

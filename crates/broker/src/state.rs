@@ -27,7 +27,7 @@ use crate::links::{Dropped, Grant, Links, Orphan, Place};
 use crate::namespaces::Namespaces;
 use crate::outbox::Outbox;
 use crate::pairing::{Offers, ProcessId};
-use crate::rinse::Rinser;
+use crate::rinse::{Rinser, Users};
 
 /// Everything the broker knows.
 #[derive(Debug)]
@@ -229,9 +229,7 @@ impl State {
     /// What nobody uses any more is rinsed, and dropped if nobody does so for a while.
     fn give_memory_back(&mut self) {
         for (ends, memory) in self.links.take_soiled() {
-            let user = |id| self.processes.get(&id).map_or(u32::MAX, |process| process.credentials.uid);
-            let [one, other] = ends.map(user);
-            self.rinser.rinse((one.min(other), one.max(other)), &memory);
+            self.rinser.rinse(self.users(ends), &memory);
         }
         if self.links.has_emptied() {
             self.emptied.notify_one();
@@ -240,11 +238,21 @@ impl State {
 
     /// Drops links that nobody has used for a while, and has both their ends do so too.
     pub(crate) fn drop_empty_links(&mut self, now: Instant) {
-        for Dropped { link, ends } in self.links.drop_empty(now) {
+        for Dropped { link, ends, memory } in self.links.drop_empty(now) {
+            // One of them may be asleep, and have it mapped until it wakes up.
+            if memory.soil_all() {
+                self.rinser.rinse(self.users(ends), &memory);
+            }
             for (end, side) in ends.into_iter().zip([Side::A, Side::B]) {
                 self.say(end, Unlink { link, side: side as u32, pad: 0 }, None);
             }
         }
+    }
+
+    fn users(&self, ends: [ProcessId; 2]) -> Users {
+        let user = |id| self.processes.get(&id).map_or(u32::MAX, |process| process.credentials.uid);
+        let [one, other] = ends.map(user);
+        (one.min(other), one.max(other))
     }
 
     /// Wakes sleepers that have been marked.

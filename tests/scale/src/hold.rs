@@ -17,13 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// See the module. Prints a line of JSON once every round is done, and closes when `gate` exists.
 pub(crate) fn run(port: u16, connections: usize, rounds: usize, sparse: usize, gate: &Path) -> Result<()> {
     let begun = Instant::now();
-    let mut all = All { epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?, members: Vec::new() };
-    for index in 0..connections {
-        let stream = connect(port).with_context(|| format!("connection {index}"))?;
-        stream.set_nonblocking(true)?;
-        all.epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, index as u64))?;
-        all.members.push(Member { stream, head: None, answer: Vec::new() });
-    }
+    let mut all = All::connect(port, connections)?;
     let opened = begun.elapsed();
     let mut random = Random::new(connections as u64);
     let begun = Instant::now();
@@ -57,7 +51,8 @@ pub(crate) fn run(port: u16, connections: usize, rounds: usize, sparse: usize, g
     Ok(())
 }
 
-struct All {
+/// Connections in one epoll set.
+pub(crate) struct All {
     epoll: Epoll,
     members: Vec<Member>,
 }
@@ -70,7 +65,41 @@ struct Member {
 }
 
 impl All {
-    fn begin(&mut self, index: usize, head: Head) -> Result<()> {
+    /// Opens so many.
+    pub(crate) fn connect(port: u16, connections: usize) -> Result<All> {
+        let mut all = All { epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?, members: Vec::new() };
+        for index in 0..connections {
+            let stream = connect(port).with_context(|| format!("connection {index}"))?;
+            stream.set_nonblocking(true)?;
+            all.epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, index as u64))?;
+            all.members.push(Member { stream, head: None, answer: Vec::new() });
+        }
+        Ok(all)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Closes the second half of them.
+    pub(crate) fn close_half(&mut self) {
+        self.members.truncate(self.members.len() / 2);
+    }
+
+    /// Closes all of them.
+    pub(crate) fn close_all(&mut self) {
+        self.members.clear();
+    }
+
+    /// Waits for nothing in particular.
+    pub(crate) fn wait(&self, timeout: EpollTimeout) -> Result<()> {
+        let count = self.epoll.wait(&mut [EpollEvent::empty()], timeout)?;
+        ensure!(count == 0, "bytes, or an end, that nobody asked for");
+        Ok(())
+    }
+
+    /// Begins an exchange on one.
+    pub(crate) fn begin(&mut self, index: usize, head: Head) -> Result<()> {
         let member = &mut self.members[index];
         member.head = Some(head);
         member.answer.clear();
@@ -91,7 +120,7 @@ impl All {
     }
 
     /// Waits until every exchange under way is done.
-    fn finish(&mut self) -> Result<()> {
+    pub(crate) fn finish(&mut self) -> Result<()> {
         let mut open = self.members.iter().filter(|member| member.head.is_some()).count();
         let mut events = vec![EpollEvent::empty(); 1024];
         let timeout = EpollTimeout::try_from(PATIENCE)?;

@@ -2,7 +2,7 @@
 
 mod usage;
 
-pub use usage::Usage;
+pub use usage::{Usage, link_kib};
 
 use shunt_abi::reason::Road;
 use shunt_abi::status::{Direction, Snapshot};

@@ -7,6 +7,7 @@ mod member;
 mod mixed;
 mod pattern;
 mod server;
+mod tide;
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -46,6 +47,17 @@ enum Command {
         threads: usize,
         /// Exchanges on each connection.
         requests: usize,
+    },
+    /// Connections that come, fill their buffers, go or fall idle, again and again.
+    Tide {
+        /// The server's port.
+        port: u16,
+        /// How many at a time.
+        connections: usize,
+        /// How often.
+        tides: usize,
+        /// Where the files are that end each part.
+        directory: PathBuf,
     },
     /// Does a little of everything.
     Mixed {
@@ -97,6 +109,10 @@ fn main() -> Result<()> {
         }
         Command::Churn { port, seconds, threads, requests } => {
             churn::run(port, Duration::from_secs_f64(seconds), threads, requests)
+        }
+        Command::Tide { port, connections, tides, directory } => {
+            raise_descriptor_limit();
+            tide::run(port, connections, tides, &directory)
         }
         Command::Mixed { port, seconds, seed } => mixed::run(port, seconds, seed),
         Command::Swarm { server, first, count, rounds, directory } => {

@@ -1,0 +1,142 @@
+//! The memory of rings comes and goes with what is under way: connections come, fill their rings, and then half of them are closed
+//! and the others fall idle. Each tide falls to the same level. `SCALE_MEMORY_TIDES` makes it more of them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use shunt_compat::{Host, Program, under_shunt};
+use shunt_scale::{Usage, ends, link_kib, load, wait_until, widen};
+
+const CONNECTIONS: usize = 300;
+const LIMIT: Duration = Duration::from_secs(60);
+/// What each tide may leave in links that are still in use: headers, and the first pages of rings.
+const LEFT_KIB: u64 = 4 * 1024;
+
+#[test]
+fn the_memory_of_rings_is_given_back_when_connections_go_or_fall_idle() {
+    let tides: usize = std::env::var("SCALE_MEMORY_TIDES").map_or(2, |text| text.parse().expect("a number"));
+    let time = LIMIT * (4 * tides as u32 + 1);
+    under_shunt(time, move |host: &Host| {
+        widen(host);
+        let group = Group::make();
+        let executable = env!("CARGO_BIN_EXE_scale-load");
+        let port = host.port();
+        let server = load(host, executable, &format!("serve {port}")).start("server");
+        host.wait_for_port(port);
+        let directory = host.path("");
+        let words = format!("tide {port} {CONNECTIONS} {tides} {}", directory.display());
+        let mut client = load(host, executable, &words).start("client");
+        for pid in [server.pid(), client.pid()] {
+            group.iter().for_each(|group| group.add(pid));
+        }
+        let mut levels = Vec::new();
+        for tide in 0..tides {
+            client.wait_for_output(&format!("flood {tide}"), LIMIT);
+            let high = link_kib(server.pid()).expect("root may look");
+            println!("tide {tide}, flood: {high} KiB of links, group: {:?}", group.as_ref().map(Group::kib));
+            // Each has filled two rings, most of them.
+            assert!(high > CONNECTIONS as u64 * 2 * 100, "they did not fill their rings: {high} KiB");
+            host.replace(&format!("ebb-{tide}"), "");
+            client.wait_for_output(&format!("ebb {tide}"), LIMIT);
+            wait_until("the memory is given back", LIMIT, || held(&server, &client) <= LEFT_KIB);
+            println!(
+                "tide {tide}, ebb: {} KiB of links, group: {:?}",
+                held(&server, &client),
+                group.as_ref().map(Group::kib)
+            );
+            host.replace(&format!("turn-{tide}"), "");
+            client.wait_for_output(&format!("turn {tide}"), LIMIT);
+            wait_until("what was idle is on shared memory again", LIMIT, || {
+                host.status().is_some_and(|snapshot| ends(&snapshot).0 == CONNECTIONS)
+            });
+            host.replace(&format!("low-{tide}"), "");
+            client.wait_for_output(&format!("gone {tide}"), LIMIT);
+            // Both processes stay.
+            wait_until("the links are dropped", LIMIT, || {
+                let dropped = [&server, &client].into_iter().all(|end| usage(end).links == 0);
+                dropped && host.status().is_some_and(|snapshot| snapshot.links == 0)
+            });
+            levels.push(Level {
+                group: group.as_ref().map(Group::kib),
+                server: usage(&server),
+                client: usage(&client),
+                broker: host.broker_pid().and_then(Usage::of).expect("it serves"),
+            });
+            println!("{:?}", levels.last());
+            host.replace(&format!("next-{tide}"), "");
+        }
+        let ended = client.wait(LIMIT);
+        assert!(ended.success(), "{}", ended.stderr);
+        server.stop();
+        judge(&levels);
+    });
+}
+
+/// What is held between two tides.
+#[derive(Debug)]
+struct Level {
+    /// By the control group of both, in KiB, if one can be made.
+    group: Option<u64>,
+    server: Usage,
+    client: Usage,
+    broker: Usage,
+}
+
+/// Flat: after the last tide no more than after the first, but for noise.
+fn judge(levels: &[Level]) {
+    let (Some(first), Some(last)) = (levels.first(), levels.last()) else { return };
+    type Part = fn(&Level) -> u64;
+    let parts: [(&str, Part, u64); 7] = [
+        ("the group's memory, KiB", |one| one.group.unwrap_or(0), 8192),
+        ("the server's own memory, KiB", |one| one.server.private_kib, 2048),
+        ("the server's descriptors", |one| one.server.descriptors, 4),
+        ("the server's mappings", |one| one.server.mappings, 4),
+        ("the client's mappings", |one| one.client.mappings, 4),
+        ("the broker's own memory, KiB", |one| one.broker.private_kib, 2048),
+        ("the broker's mappings", |one| one.broker.mappings, 80),
+    ];
+    for (name, part, allowance) in parts {
+        let (before, after) = (part(first), part(last));
+        println!("{name}: {before} after the first tide, {after} after the last");
+        assert!(after <= before + before / 10 + allowance, "{name} grew from {before} to {after}");
+    }
+}
+
+/// A memory control group of our own, where there is the first version of them.
+struct Group(PathBuf);
+
+impl Group {
+    fn make() -> Option<Group> {
+        let path = Path::new("/sys/fs/cgroup/memory").join(format!("shunt-scale-{}", std::process::id()));
+        fs::create_dir(&path).ok().map(|()| Group(path))
+    }
+
+    fn add(&self, pid: u32) {
+        fs::write(self.0.join("cgroup.procs"), pid.to_string()).expect("root may move a process");
+    }
+
+    fn kib(&self) -> u64 {
+        let text = fs::read_to_string(self.0.join("memory.usage_in_bytes")).expect("every group says so");
+        text.trim().parse::<u64>().expect("a number") / 1024
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Who is still there, because the test has failed, ends with the host.
+        for pid in fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default().lines() {
+            let _ = fs::write("/sys/fs/cgroup/memory/cgroup.procs", pid);
+        }
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+fn held(server: &Program, client: &Program) -> u64 {
+    let of = |program: &Program| link_kib(program.pid()).expect("it lives");
+    of(server).max(of(client))
+}
+
+fn usage(server: &Program) -> Usage {
+    Usage::of(server.pid()).expect("it serves")
+}
