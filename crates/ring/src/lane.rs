@@ -609,16 +609,7 @@ impl Consumer {
     /// Bytes to read.
     #[inline]
     pub fn available(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Result<usize, Misbehaved> {
-        if !self.ended {
-            let word = lane.tail.load(Acquire);
-            let tail = word & !FLAGS;
-            // L5: the sender's cursor only moves forward, and never further than the ring is long.
-            if tail < self.tail || tail - self.head > ring.len() as u64 {
-                return Err(Misbehaved);
-            }
-            self.tail = tail;
-            self.ended = word & CLOSED != 0;
-        }
+        self.look_at_tail(lane, ring)?;
         if self.ended {
             // A fork ends every lane, and either process may drain it: what the other has read, or given back, is gone.
             let head = lane.head.head.load(Acquire);
@@ -629,6 +620,21 @@ impl Consumer {
             }
         }
         Ok((self.tail - self.head) as usize)
+    }
+
+    #[inline]
+    fn look_at_tail(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Result<(), Misbehaved> {
+        if !self.ended {
+            let word = lane.tail.load(Acquire);
+            let tail = word & !FLAGS;
+            // L5: the sender's cursor only moves forward, and never further than the ring is long.
+            if tail < self.tail || tail - self.head > ring.len() as u64 {
+                return Err(Misbehaved);
+            }
+            self.tail = tail;
+            self.ended = word & CLOSED != 0;
+        }
+        Ok(())
     }
 
     /// The same, but no more than are known of if those are `enough`: the line of the sender's cursor stays with the sender.
@@ -681,9 +687,11 @@ impl Consumer {
         ring: &impl Ring,
         sink: &mut Sink<'_>,
     ) -> Result<usize, ReadError> {
+        // Ever less at a time as long as another process is faster, so that one that reads byte after byte is.
+        let mut most = BLOCK;
         loop {
             let known = self.known_or_available(lane, ring, sink.remaining())?;
-            let count = known.min(sink.remaining()).min(BLOCK);
+            let count = known.min(sink.remaining()).min(most);
             let read = match count {
                 0 => return Ok(0),
                 1..=WHOLE => self.read_piece(lane, ring, sink, count)?,
@@ -692,6 +700,7 @@ impl Consumer {
             if read > 0 {
                 return Ok(read);
             }
+            most = (count / 2).max(1);
         }
     }
 
@@ -729,7 +738,7 @@ impl Consumer {
     ) -> Result<usize, ReadError> {
         let mut ahead = *sink;
         ring.drain(self.position(lane)?, count, &mut ahead)?;
-        if !self.advance(lane, count)? {
+        if !self.advance(lane, ring, count)? {
             return Ok(0);
         }
         *sink = ahead;
@@ -771,7 +780,7 @@ impl Consumer {
     ) -> Result<usize, Misbehaved> {
         loop {
             let count = self.available(lane, ring)?.min(count);
-            if count == 0 || self.advance(lane, count)? {
+            if count == 0 || self.advance(lane, ring, count)? {
                 return Ok(count);
             }
         }
@@ -786,7 +795,7 @@ impl Consumer {
 
     /// Moves the cursor, so that these bytes are this reader's. `false`: somebody else has moved it, and it is where that was.
     #[inline]
-    fn advance(&mut self, lane: &LaneHeader, count: usize) -> Result<bool, Misbehaved> {
+    fn advance(&mut self, lane: &LaneHeader, ring: &impl Ring, count: usize) -> Result<bool, Misbehaved> {
         let next = self.head + count as u64;
         // With acquire and a fence, because `tx_wants` is read next and the sender does the reverse.
         match lane.head.head.compare_exchange(self.head, next, AcqRel, Acquire) {
@@ -795,8 +804,16 @@ impl Consumer {
                 full_fence_after_rmw();
                 Ok(true)
             }
-            Err(found) => self.follow(found).map(|()| false),
+            Err(found) => self.fall_behind(lane, ring, found).map(|()| false),
         }
+    }
+
+    /// The cursor has been moved. L5: nobody does that but to a lane that has ended, and then the end is final: so each time leaves
+    /// fewer bytes, and however fast somebody is, this reader is done after as many times as the ring has bytes.
+    #[cold]
+    fn fall_behind(&mut self, lane: &LaneHeader, ring: &impl Ring, found: u64) -> Result<(), Misbehaved> {
+        self.look_at_tail(lane, ring)?;
+        if self.ended { self.follow(found) } else { Err(Misbehaved) }
     }
 
     /// Another process has moved the cursor, or the sender has taken the rest back.

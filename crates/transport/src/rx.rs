@@ -204,7 +204,12 @@ impl Rx {
         let waiting = kernel.waiting();
         let elsewhere = match &mut self.state {
             State::Tcp | State::Adopted(_) => false,
-            State::Watching(_) => lane.beginning().is_some(),
+            State::Watching(_) => {
+                // Asked once: whatever a peer makes of it later.
+                let beginning = lane.beginning();
+                beginning.into_iter().for_each(|offset| self.catch_up(offset));
+                beginning.is_some()
+            }
             State::CatchingUp(_, offset) => {
                 let offset = *offset;
                 match (self.read(lane, kernel), waiting) {
@@ -278,9 +283,7 @@ impl Rx {
                     }
                     return false;
                 };
-                if let State::Watching(consumer) = std::mem::take(&mut self.state) {
-                    self.state = State::CatchingUp(consumer, offset);
-                }
+                self.catch_up(offset);
                 self.step(lane, kernel)
             }
             State::CatchingUp(_, offset) => {
@@ -313,6 +316,12 @@ impl Rx {
                 true
             }
             _ => false,
+        }
+    }
+
+    fn catch_up(&mut self, offset: u64) {
+        if let State::Watching(consumer) = std::mem::take(&mut self.state) {
+            self.state = State::CatchingUp(consumer, offset);
         }
     }
 

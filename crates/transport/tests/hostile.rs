@@ -5,14 +5,15 @@
 
 mod common;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use shunt_abi::reason::{Reason, Road};
 use shunt_ring::bytes::{MappedRing, Ring};
-use shunt_ring::{LaneHeader, Sink};
+use shunt_ring::user::Fault;
+use shunt_ring::{LaneHeader, Sink, Source};
 use shunt_transport::{EAGAIN, Kernel, Received, Rx, Sent, Tx, Waiting};
 
 use common::{Buffer, Wire};
@@ -20,6 +21,8 @@ use common::{Buffer, Wire};
 const RING: usize = 64;
 const CLOSED: u64 = 1 << 63;
 const RETURNED: u64 = 1 << 62;
+/// The same bit of `head`: the sender has taken back what was returned.
+const TAKEN: u64 = 1 << 63;
 /// Where the words stand that the two ends read of each other, two of 32 bits at a time.
 const TAIL: usize = 0;
 const START: usize = 64;
@@ -51,9 +54,13 @@ impl Lane {
     }
 
     fn poke(&self, offset: usize, word: u64) {
+        self.word(offset).store(word, Relaxed);
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
         let at = std::ptr::from_ref(&self.header).cast::<AtomicU64>().wrapping_byte_add(offset);
         // SAFETY: inside the header, which is made of atomics and aligned to its line.
-        unsafe { (*at).store(word, Relaxed) };
+        unsafe { &*at }
     }
 }
 
@@ -80,6 +87,95 @@ impl Kernel for Tcp {
 
     fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32> {
         self.0.borrow_mut().receive(sink)
+    }
+}
+
+/// What a peer does to a word in the middle of a call.
+#[derive(Clone, Copy, Debug)]
+enum Twist {
+    Store(u64),
+    Add(u64),
+    Set(u64),
+    Clear(u64),
+}
+
+/// What it does between two steps of a call.
+type Turn = Vec<(usize, Twist)>;
+
+/// A peer that is at work while a call is under way: whenever the call touches the ring or asks TCP, it takes the next of its turns,
+/// over and over again.
+struct Busy<'a> {
+    lane: &'a Lane,
+    tcp: &'a Tcp,
+    turns: &'a [Turn],
+    steps: Cell<usize>,
+}
+
+/// A call that has done so much with a ring of so few bytes goes on for ever.
+const FOR_EVER: usize = 64 * RING;
+
+impl Busy<'_> {
+    fn step(&self) {
+        let step = self.steps.replace(self.steps.get() + 1);
+        assert!(step < FOR_EVER, "a call does not end");
+        for (place, twist) in self.turns.get(step % self.turns.len().max(1)).into_iter().flatten() {
+            let word = self.lane.word(*place);
+            let now = word.load(Relaxed);
+            let twisted = match twist {
+                Twist::Store(other) => *other,
+                Twist::Add(more) => now.wrapping_add(*more),
+                Twist::Set(bits) => now | bits,
+                Twist::Clear(bits) => now & !bits,
+            };
+            word.store(twisted, Relaxed);
+        }
+    }
+}
+
+impl Ring for Busy<'_> {
+    fn len(&self) -> usize {
+        self.lane.ring.len()
+    }
+
+    fn back(&self, _: u64, _: usize) -> bool {
+        self.step();
+        true
+    }
+
+    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault> {
+        self.step();
+        self.lane.ring.fill(at, count, source)
+    }
+
+    fn drain(&self, at: u64, count: usize, sink: &mut Sink<'_>) -> Result<(), Fault> {
+        self.step();
+        self.lane.ring.drain(at, count, sink)
+    }
+}
+
+impl Kernel for Busy<'_> {
+    fn sent(&self) -> Option<u64> {
+        self.step();
+        self.tcp.sent()
+    }
+
+    fn read(&self) -> Option<u64> {
+        self.step();
+        self.tcp.read()
+    }
+
+    fn received(&self) -> u64 {
+        self.tcp.received()
+    }
+
+    fn waiting(&self) -> Waiting {
+        self.step();
+        self.tcp.waiting()
+    }
+
+    fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32> {
+        self.step();
+        self.tcp.receive(sink)
     }
 }
 
@@ -159,6 +255,24 @@ fn a_receiver_leaves_a_lane_whose_sender_lies() {
     }
 }
 
+/// The sender takes back what nobody has returned, and sends more each time the receiver has copied.
+#[test]
+fn a_sender_that_takes_back_and_sends_more_keeps_no_receiver() {
+    for len in [8, RING] {
+        let (lane, tcp) = (Lane::new(), Tcp::default());
+        let mut rx = Rx::default();
+        rx.adopt();
+        assert!(rx.try_watch(&lane.header, &tcp, true));
+        lane.header.begin(0);
+        lane.poke(TAIL, 8);
+        let turn = vec![(HEAD, Twist::Set(TAKEN)), (TAIL, Twist::Add(8))];
+        let busy = Busy { lane: &lane, tcp: &tcp, turns: &[turn], steps: Cell::new(0) };
+        let mut buffer = Buffer::zeroed(len, &[]);
+        rx.receive(&lane.header, &busy, &busy, &mut buffer.sink());
+        assert_eq!(rx.reason(), Reason::PeerMisbehaved);
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Poke(usize, u64),
@@ -178,19 +292,34 @@ enum Op {
     GiveBack,
 }
 
+fn place() -> impl Strategy<Value = usize> {
+    prop::sample::select(vec![TAIL, START, END, WANTS, BASE, HEAD, WATCHING, OVER])
+}
+
+fn flags() -> impl Strategy<Value = u64> {
+    prop::sample::select(vec![0, CLOSED, RETURNED, CLOSED | RETURNED])
+}
+
+fn twist() -> impl Strategy<Value = Twist> {
+    prop_oneof![
+        2 => (0..200u64, flags()).prop_map(|(at, flags)| Twist::Store(at | flags)),
+        3 => (1..40u64).prop_map(Twist::Add),
+        3 => flags().prop_map(Twist::Set),
+        2 => flags().prop_map(Twist::Clear),
+    ]
+}
+
 fn op() -> impl Strategy<Value = Op> {
     // Values that could be right are the dangerous ones.
     let near = || prop_oneof![0..4u64, 0..200u64, (0..200u64).prop_map(|at| at + (1 << 32))];
-    let flags = prop::sample::select(vec![0, CLOSED, RETURNED, CLOSED | RETURNED]);
     let word = prop_oneof![
-        4 => (near(), flags).prop_map(|(at, flags)| at | flags),
+        4 => (near(), flags()).prop_map(|(at, flags)| at | flags),
         1 => any::<u64>(),
         1 => Just(u64::MAX),
     ];
-    let place = prop::sample::select(vec![TAIL, START, END, WANTS, BASE, HEAD, WATCHING, OVER]);
     let len = || 1..100usize;
     prop_oneof![
-        10 => (place, word).prop_map(|(place, word)| Op::Poke(place, word)),
+        10 => (place(), word).prop_map(|(place, word)| Op::Poke(place, word)),
         3 => len().prop_map(Op::Tcp),
         3 => Just(Op::Road),
         4 => len().prop_map(Op::Write),
@@ -283,5 +412,54 @@ proptest! {
             tx.returned((range.end - range.start) as usize);
         }
         prop_assert!(!tx.on_lane() && !tx.is_adopted());
+    }
+
+    /// The peer goes on while a call is under way. Every call ends.
+    #[test]
+    fn a_call_ends_whatever_the_peer_does_meanwhile(
+        turns in vec(vec((place(), twist()), 1..4), 1..4),
+        before in vec((place(), twist()), 0..4),
+        ops in vec(op(), 1..12),
+        waiting in 0..100usize,
+    ) {
+        let (lane, tcp) = (Lane::new(), Tcp::default());
+        let (mut tx, mut rx) = (Tx::default(), Rx::default());
+        tx.adopt();
+        rx.adopt();
+        rx.try_watch(&lane.header, &tcp, true);
+        tcp.0.borrow_mut().send(std::iter::repeat_n(7, waiting));
+        tcp.0.borrow_mut().arrive(waiting);
+        let busy = |turns| Busy { lane: &lane, tcp: &tcp, turns, steps: Cell::new(0) };
+        Busy { lane: &lane, tcp: &tcp, turns: &[before], steps: Cell::new(0) }.step();
+        let header = &lane.header;
+        for op in ops {
+            let busy = busy(&turns);
+            match op {
+                Op::Road => drop(tx.road(header, &busy, true)),
+                Op::Write(len) => {
+                    if let Sent::Bytes(count) =
+                        tx.write(header, &busy, &mut Buffer::zeroed(len, &[]).source())
+                    {
+                        prop_assert!((1..=len.min(RING)).contains(&count));
+                    }
+                }
+                Op::Receive(len) => {
+                    let mut buffer = Buffer::zeroed(len, &[]);
+                    if let Received::Bytes(count) = rx.receive(header, &busy, &busy, &mut buffer.sink()) {
+                        prop_assert!((1..=len).contains(&count));
+                    }
+                }
+                Op::Peek(len) => {
+                    let mut buffer = Buffer::zeroed(len, &[]);
+                    rx.peek(header, &busy, &busy, &mut buffer.sink());
+                }
+                Op::Discard(len) => prop_assert!(rx.discard(header, &busy, &busy, len) <= len),
+                Op::Ask => prop_assert!(rx.available(header, &busy, &busy) <= RING),
+                Op::CloseTx => tx.close(header, Reason::Fork),
+                Op::CloseRx => rx.close(header, &busy, Reason::Fork),
+                Op::GiveBack => drop(rx.give_back(header, Reason::Exec)),
+                Op::Poke(..) | Op::Tcp(_) | Op::WriteWith(..) | Op::NoticeReturn | Op::Returned(_) => {}
+            }
+        }
     }
 }
