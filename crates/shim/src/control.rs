@@ -22,6 +22,7 @@ use crate::links::{Attachment, Identity, Link, Peer, Pin};
 use crate::lock::Lock;
 use crate::private::{PrivateFd, borrow, close_owned};
 use crate::pulse::{Pulse, State};
+use crate::waiter::Slot;
 use crate::{attach, distance, epoll, private, process, unseen, waiter, worth};
 
 /// Operations until an endpoint that found no broker looks for one again.
@@ -253,14 +254,8 @@ pub(crate) fn has_broker(epoch: u32) -> bool {
 }
 
 /// Registers a doorbell; `false` if it could not be said now.
-pub(crate) fn tell_doorbell(slot: usize, doorbell: RawFd) -> bool {
-    let Some(mut control) = CONTROL.try_lock() else { return false };
-    if control.socket.is_none() {
-        return false;
-    }
-    PrivateFd::with_raw(doorbell, |fd| {
-        control.say(&Request::Doorbell(Doorbell { slot: slot as u32, pad: 0 }), &[fd])
-    })
+pub(crate) fn tell_doorbell(slot: Slot) -> bool {
+    CONTROL.try_lock().is_some_and(|mut control| control.tell_doorbell(slot))
 }
 
 /// Unmaps a link that nobody will use again. Asked by everybody who may have been the last to use it.
@@ -290,7 +285,6 @@ fn name_of(link: &Identity) -> LinkName {
 /// A private descriptor has moved to another number.
 pub(crate) fn renumber(old: RawFd, new: RawFd) {
     let mut control = CONTROL.lock();
-    control.peers.values().for_each(|peer| peer.renumber(old, new));
     if control.socket.as_ref().is_some_and(|socket| socket.raw() == old) {
         let moved = (new >= 0).then(|| PrivateFd::from_raw(new));
         std::mem::replace(&mut control.socket, moved).map(PrivateFd::into_raw);
@@ -379,6 +373,15 @@ impl Control {
     /// Says something that may get lost, after what may not. `false`: it was not said.
     fn say(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> bool {
         self.say_unsaid() && self.send(request, fds)
+    }
+
+    /// Registers a doorbell; `false` if it could not be said now.
+    fn tell_doorbell(&mut self, slot: Slot) -> bool {
+        // Its number cannot become another's under the control lock: see `renumber`.
+        let doorbell = slot.doorbell();
+        self.socket.is_some()
+            && doorbell >= 0
+            && self.say(&Request::Doorbell(Doorbell { slot: slot.0 as u32, pad: 0 }), &[borrow(doorbell)])
     }
 
     /// Says something without descriptors, now or later.
@@ -489,9 +492,7 @@ impl Control {
         let had_broker = self.socket.is_some();
         self.connect().map_err(|reason| Later::After(reason, RETRY_AFTER))?;
         if !had_broker {
-            waiter::register_all(|slot, doorbell| {
-                self.say(&Request::Doorbell(Doorbell { slot: slot as u32, pad: 0 }), &[doorbell])
-            });
+            waiter::register_all(|slot| self.tell_doorbell(slot));
         }
         let identity = identity::identify(borrow(fd)).map_err(|_| Reason::NotTcp)?;
         list(endpoint, fd, &identity);
@@ -649,7 +650,7 @@ impl Control {
                 peer.reuse();
                 peer
             }
-            None => Box::leak(Box::new(Peer::new())),
+            None => Peer::make(),
         })
     }
 

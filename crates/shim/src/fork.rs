@@ -9,7 +9,8 @@ use crate::endpoint::{self, Stage};
 use crate::ops::descriptors;
 use crate::signal::Shield;
 use crate::{
-    alloc, attach, control, epoll, errno, family, overdue, process, sandbox, signal, table, thread, waiter,
+    alloc, attach, control, epoll, errno, family, links, overdue, private, process, sandbox, signal, table,
+    thread, waiter,
 };
 
 /// Whether this process, or one that it was forked from, has ever tracked a descriptor. Until then there is nothing to do
@@ -103,6 +104,8 @@ unsafe fn begin_child() {
     process::forget_page();
     // SAFETY: the caller's promise.
     unsafe {
+        links::reset_locks();
+        private::after_fork_in_child();
         endpoint::reset_locks();
         control::after_fork_in_child();
         overdue::after_fork_in_child();
@@ -138,6 +141,8 @@ pub(crate) fn stray() {
         signal::after_fork_in_child();
         process::renew_id();
         process::forget_page();
+        links::reset_locks();
+        private::after_fork_in_child();
         control::disown();
         endpoint::reset_locks();
         epoll::reset_locks();

@@ -29,9 +29,28 @@ pub(crate) struct Peer {
     mute: AtomicBool,
 }
 
+/// Every peer that was ever made: who is known to no broker any more may still be rung.
+static PEERS: Lock<Vec<&'static Peer>> = Lock::new(Vec::new());
+
+/// A private descriptor has moved to another number; it may be a doorbell.
+pub(crate) fn renumber(old: i32, new: i32) {
+    PEERS.lock().iter().for_each(|peer| peer.renumber(old, new));
+}
+
+/// # Safety
+/// This must be the only thread of the process.
+pub(crate) unsafe fn reset_locks() {
+    // SAFETY: the caller's promise.
+    unsafe { PEERS.reset() };
+}
+
 impl Peer {
-    pub(crate) fn new() -> Peer {
-        Peer { doorbells: [const { AtomicI32::new(-1) }; WAITERS], mute: AtomicBool::new(false) }
+    /// A new one, for ever.
+    pub(crate) fn make() -> &'static Peer {
+        let doorbells = [const { AtomicI32::new(-1) }; WAITERS];
+        let peer = Box::leak(Box::new(Peer { doorbells, mute: AtomicBool::new(false) }));
+        PEERS.lock().push(peer);
+        peer
     }
 
     /// Makes the structure another process's. Its doorbells have been forgotten.
@@ -51,7 +70,7 @@ impl Peer {
 
     /// Keeps the doorbell of the peer's waiter `slot`; the one it replaces is closed.
     pub(crate) fn set_doorbell(&self, slot: usize, doorbell: PrivateFd) {
-        let old = self.doorbells[slot].swap(doorbell.into_raw(), AcqRel);
+        let old = self.doorbells[slot].swap(doorbell.into_raw(), SeqCst);
         PrivateFd::close_raw(old);
     }
 
@@ -60,17 +79,16 @@ impl Peer {
         (0..WAITERS).filter(|&slot| self.doorbells[slot].load(Relaxed) >= 0)
     }
 
-    /// A doorbell has moved to another number.
-    pub(crate) fn renumber(&self, old: i32, new: i32) {
+    fn renumber(&self, old: i32, new: i32) {
         for doorbell in &self.doorbells {
-            let _ = doorbell.compare_exchange(old, new, AcqRel, Relaxed);
+            let _ = doorbell.compare_exchange(old, new, SeqCst, Relaxed);
         }
     }
 
     /// Closes every doorbell.
     pub(crate) fn forget_doorbells(&self) {
         for doorbell in &self.doorbells {
-            PrivateFd::close_raw(doorbell.swap(-1, AcqRel));
+            PrivateFd::close_raw(doorbell.swap(-1, SeqCst));
         }
     }
 }
@@ -220,13 +238,10 @@ impl Link {
 
     #[cold]
     fn ring(&self, slot: usize) {
-        let doorbell = self.peer.doorbells[slot].load(Acquire);
-        if doorbell >= 0 {
+        PrivateFd::lend(&self.peer.doorbells[slot], |fd| {
             process::count(Counter::DoorbellsRung, 1);
-            PrivateFd::with_raw(doorbell, |fd| {
-                let _ = shunt_sys::eventfd::ring(fd);
-            });
-        }
+            let _ = shunt_sys::eventfd::ring(fd);
+        });
     }
 }
 

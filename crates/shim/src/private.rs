@@ -2,11 +2,12 @@
 
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, getrlimit};
 
+use crate::lock::Lock;
 use crate::table::{self, Entry};
 
 /// Private descriptors start here, where the limit allows: above what select(2) can name is best, and programs
@@ -22,6 +23,12 @@ const FEW: u64 = 32;
 
 /// Private descriptors now open.
 static HELD: AtomicU64 = AtomicU64::new(0);
+
+/// Calls under way on descriptors that others may close: each counts in the turn in which it began.
+static LENT: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+static TURN: AtomicUsize = AtomicUsize::new(0);
+/// One thread at a time waits for those of a turn.
+static WAITING: Lock<()> = Lock::new(());
 
 /// An owned private descriptor.
 #[derive(Debug)]
@@ -69,18 +76,50 @@ impl PrivateFd {
         if raw >= 0 && table::look_up(raw) == Entry::Private {
             table::replace(raw, Entry::None);
             HELD.fetch_sub(1, Relaxed);
+            wait_for_borrowers();
             // SAFETY: it is ours (the table says so) and forgotten here.
             unsafe { rustix::io::close(raw) };
         }
     }
 
-    /// Lends a descriptor that `into_raw` gave out.
+    /// Lends the descriptor whose number stands at `place`, if one does. Until `use_it` is over the number is not another's, whatever
+    /// happens to `place`; so it must neither wait nor close a private descriptor.
     #[inline]
-    pub(crate) fn with_raw<R>(raw: RawFd, use_it: impl FnOnce(BorrowedFd<'_>) -> R) -> R {
-        // SAFETY: private descriptors stay open while their number is published; at worst, in a race with the
-        // end of a peer, the call below meets a closed number and fails.
-        use_it(unsafe { BorrowedFd::borrow_raw(raw) })
+    pub(crate) fn lend<R>(place: &AtomicI32, use_it: impl FnOnce(BorrowedFd<'_>) -> R) -> Option<R> {
+        let turn = loop {
+            let turn = TURN.load(SeqCst) & 1;
+            LENT[turn].fetch_add(1, SeqCst);
+            if TURN.load(SeqCst) & 1 == turn {
+                break turn;
+            }
+            LENT[turn].fetch_sub(1, SeqCst);
+        };
+        let raw = place.load(SeqCst);
+        // SAFETY: private descriptors are open as long as their number stands anywhere, and until all borrowers are done.
+        let result = (raw >= 0).then(|| use_it(unsafe { BorrowedFd::borrow_raw(raw) }));
+        LENT[turn].fetch_sub(1, SeqCst);
+        result
     }
+}
+
+/// Waits until nobody uses a number any more that stands nowhere now. Those who borrow meanwhile find what stands there instead, and
+/// count in the next turn.
+fn wait_for_borrowers() {
+    let _one_at_a_time = WAITING.lock();
+    let before = TURN.fetch_add(1, SeqCst) & 1;
+    while LENT[before].load(SeqCst) > 0 {
+        rustix::thread::sched_yield();
+    }
+}
+
+/// Those who borrowed are not in a forked child.
+///
+/// # Safety
+/// This must be the only thread of the process.
+pub(crate) unsafe fn after_fork_in_child() {
+    // SAFETY: the caller's promise.
+    unsafe { WAITING.reset() };
+    LENT.iter().for_each(|lent| lent.store(0, Relaxed));
 }
 
 impl Drop for PrivateFd {
@@ -120,8 +159,10 @@ pub(crate) fn surrender(raw: RawFd) {
     table::replace(raw, Entry::None);
     HELD.fetch_sub(1, Relaxed);
     crate::waiter::renumber(raw, new);
+    crate::links::renumber(raw, new);
     crate::control::renumber(raw, new);
     crate::family::renumber(raw, new);
+    wait_for_borrowers();
 }
 
 /// Closes without libc, whose `close` is our own hook.
@@ -136,4 +177,52 @@ pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
     debug_assert!(fd >= 0);
     // SAFETY: the program names it in a call; if it is not open the kernel answers EBADF, as it would have.
     unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::signal::Shield;
+    use std::sync::mpsc::channel;
+    use std::time::{Duration, Instant};
+
+    fn is_open(raw: RawFd) -> bool {
+        // SAFETY: the kernel says whether it is open.
+        rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(raw) }).is_ok()
+    }
+
+    /// What rings a doorbell reads eight bytes of it: of whatever has its number by then.
+    #[test]
+    fn a_number_is_nobody_elses_while_it_is_lent() {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let _shield = Shield::raise();
+        let raw = PrivateFd::adopt(reader.into()).unwrap().into_raw();
+        let place = AtomicI32::new(raw);
+        let (place, (begun, begins), (end, ends)) = (&place, channel(), channel::<()>());
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                PrivateFd::lend(place, |_| {
+                    begun.send(()).unwrap();
+                    ends.recv().unwrap();
+                    assert!(is_open(raw));
+                })
+            });
+            begins.recv().unwrap();
+            let closer = scope.spawn(|| {
+                let _shield = Shield::raise();
+                PrivateFd::close_raw(place.swap(-1, SeqCst));
+            });
+            // It has begun to wait; and whoever comes now finds that there is nothing.
+            let deadline = Instant::now() + Duration::from_secs(30);
+            while TURN.load(SeqCst) == 0 {
+                assert!(Instant::now() < deadline, "closed although it is lent");
+                std::thread::yield_now();
+            }
+            assert!(is_open(raw) && !closer.is_finished());
+            assert_eq!(PrivateFd::lend(place, |_| ()), None);
+            end.send(()).unwrap();
+            closer.join().unwrap();
+        });
+        assert!(!is_open(raw));
+    }
 }

@@ -6,7 +6,7 @@
 //! descriptor that belongs to the slot.
 
 use std::cell::Cell;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
 
 use shunt_abi::geometry::WAITERS;
@@ -62,7 +62,10 @@ impl Slot {
 
     /// The [`listener`](Self::listener), also if nobody had one before.
     pub(crate) fn make_listener(self) -> Option<i32> {
-        let listen = || PrivateFd::with_raw(self.doorbell(), |fd| shunt_sys::eventfd::listen(fd));
+        let listen = || {
+            let made = PrivateFd::lend(&DOORBELLS[self.0], |fd| shunt_sys::eventfd::listen(fd));
+            made.unwrap_or(Err(rustix::io::Errno::BADF))
+        };
         make(&LISTENERS[self.0], listen).then(|| self.listener())
     }
 
@@ -82,21 +85,21 @@ impl Slot {
 
     /// Tells the broker, unless it knows. Whoever cannot be told is woken by its own short sleeps.
     pub(crate) fn register(self) {
-        if TOLD.load(Acquire) & 1 << self.0 == 0 && crate::control::tell_doorbell(self.0, self.doorbell()) {
+        if TOLD.load(Acquire) & 1 << self.0 == 0 && crate::control::tell_doorbell(self) {
             TOLD.fetch_or(1 << self.0, AcqRel);
         }
     }
 
     /// Wakes this waiter: something it must look at has changed.
     pub(crate) fn ring(self) {
-        with(self.doorbell(), |fd| {
+        PrivateFd::lend(&DOORBELLS[self.0], |fd| {
             let _ = shunt_sys::eventfd::ring(fd);
         });
     }
 
     /// Takes note of the rings so far.
     pub(crate) fn hear(self) {
-        with(self.listener(), |fd| {
+        PrivateFd::lend(&LISTENERS[self.0], |fd| {
             let _ = shunt_sys::eventfd::heard(fd);
         });
     }
@@ -113,16 +116,10 @@ fn make(place: &AtomicI32, new: impl FnOnce() -> rustix::io::Result<OwnedFd>) ->
     true
 }
 
-fn with(doorbell: i32, use_it: impl FnOnce(BorrowedFd<'_>)) {
-    if doorbell >= 0 {
-        PrivateFd::with_raw(doorbell, use_it);
-    }
-}
-
 /// A descriptor has moved to another number; the broker and the peers hold the eventfd itself.
 pub(crate) fn renumber(old: i32, new: i32) {
     for place in DOORBELLS.iter().chain(&LISTENERS) {
-        let _ = place.compare_exchange(old, new, AcqRel, Relaxed);
+        let _ = place.compare_exchange(old, new, SeqCst, Relaxed);
     }
 }
 
@@ -132,14 +129,12 @@ pub(crate) fn forget_told() {
 }
 
 /// Tells a new broker every doorbell in use, by `tell`: the caller holds the control lock.
-pub(crate) fn register_all(mut tell: impl FnMut(usize, BorrowedFd<'_>) -> bool) {
+pub(crate) fn register_all(mut tell: impl FnMut(Slot) -> bool) {
     let taken = TAKEN.load(Acquire);
     for slot in (0..WAITERS).filter(|slot| taken & 1 << slot != 0) {
-        with(Slot(slot).doorbell(), |doorbell| {
-            if tell(slot, doorbell) {
-                TOLD.fetch_or(1 << slot, AcqRel);
-            }
-        });
+        if tell(Slot(slot)) {
+            TOLD.fetch_or(1 << slot, AcqRel);
+        }
     }
 }
 
