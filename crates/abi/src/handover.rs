@@ -36,7 +36,9 @@ pub struct Held {
     /// The code of the reason why it must not be offered, or 0.
     pub barred: u32,
     /// Directions that were shut down.
-    pub shut: u32,
+    pub shut: u16,
+    /// 1 if this end called connect, 0 if not.
+    pub opened: u16,
     /// An error that the kernel does not tell by its right name, if at all, or 0.
     pub owed: u64,
     /// What the kernel's counts of bytes acknowledged, received and sent lack.
@@ -105,6 +107,7 @@ mod tests {
             row: 5,
             barred: 2,
             shut: 1,
+            opened: 1,
             owed: 104,
             beside_kernel: [1, 2, 3],
         };

@@ -36,7 +36,7 @@ fn pair() -> (TcpStream, TcpStream) {
 
 /// Bytes that the kernel has sent for this socket, by segments.
 fn sent_in_segments(socket: &TcpStream) -> u64 {
-    shunt_sys::tcp::sent(socket).unwrap().unwrap()
+    shunt_sys::tcp::sent(socket, shunt_sys::tcp::Opener::Us).unwrap().unwrap()
 }
 
 #[test]

@@ -685,7 +685,7 @@ fn list(endpoint: &Endpoint, fd: RawFd, identity: &identity::Identity) {
         remote: octets(remote.ip()),
         remote_port: remote.port(),
         roads: 0,
-        tcp_sent: shunt_sys::tcp::sent(borrow(fd)).ok().flatten().unwrap_or(0),
+        tcp_sent: shunt_sys::tcp::sent(borrow(fd), endpoint.opener()).ok().flatten().unwrap_or(0),
         tcp_received: shunt_sys::tcp::read(borrow(fd)).unwrap_or(0),
         ..EntryCopy::default()
     });

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, 
 use shunt_abi::page;
 use shunt_abi::reason::{Reason, Road};
 use shunt_ring::LaneHeader;
-use shunt_sys::tcp::Beside;
+use shunt_sys::tcp::{Beside, Opener};
 use shunt_transport::{Rx, Tx};
 
 use crate::epoll::EpollRef;
@@ -97,6 +97,8 @@ pub(crate) struct Endpoint {
     settled: AtomicBool,
     /// Its peer's address is of no other program of this host.
     remote: AtomicBool,
+    /// This end called connect.
+    opened: AtomicBool,
     /// The waiter that the peer wakes for bytes: 0 nobody, else its slot + 1. An epoll instance owns it as long as
     /// the socket is registered, a thread while it sleeps.
     owner: AtomicU32,
@@ -385,6 +387,16 @@ impl Endpoint {
     /// The waiter that is woken for bytes.
     pub(crate) fn owner(&self) -> Option<Slot> {
         self.owner.load(Acquire).checked_sub(1).map(|slot| Slot(slot as usize))
+    }
+
+    /// Says who called connect, before anybody else knows of the endpoint.
+    pub(crate) fn set_opener(&self, opener: Opener) {
+        self.opened.store(opener == Opener::Us, Relaxed);
+    }
+
+    /// Who did.
+    pub(crate) fn opener(&self) -> Opener {
+        if self.opened.load(Relaxed) { Opener::Us } else { Opener::Peer }
     }
 
     /// Another descriptor names the socket.

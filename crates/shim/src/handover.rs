@@ -10,7 +10,7 @@ use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
 use shunt_abi::handover::{Handover, Held, MAX_BYTES, decode};
 use shunt_abi::reason::Reason;
 use shunt_sys::memfd;
-use shunt_sys::tcp::Beside;
+use shunt_sys::tcp::{Beside, Opener};
 
 use crate::endpoint::{self, EndpointRef, Stage};
 use crate::private::{self, borrow, close_owned};
@@ -156,6 +156,7 @@ fn accept(letter: &Handover<'_>) {
         let nonblocking = rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
         let Some(name) = endpoint::allocate(held.fd, nonblocking) else { continue };
         let Some(endpoint) = name.resolve() else { continue };
+        endpoint.set_opener(if held.opened == 0 { Opener::Peer } else { Opener::Us });
         endpoint.holders.begin(letter.strays);
         endpoint.add_shut(held.shut & 1 != 0, held.shut & 2 != 0);
         let barred = Reason::parse(held.barred as u16).filter(|reason| *reason != Reason::None);

@@ -21,7 +21,7 @@ pub(crate) struct Tcp<'a> {
 
 impl Kernel for Tcp<'_> {
     fn sent(&self) -> Option<u64> {
-        shunt_sys::tcp::sent(borrow(self.fd)).ok().flatten()
+        shunt_sys::tcp::sent(borrow(self.fd), self.endpoint.opener()).ok().flatten()
     }
 
     fn read(&self) -> Option<u64> {

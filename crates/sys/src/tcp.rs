@@ -34,25 +34,14 @@ pub enum Opener {
     Peer,
 }
 
-/// Bytes the program has written to this socket so far. `None`: the counts do not agree, or the socket is not
-/// connected any more, and the direction must stay on TCP.
+/// Bytes the program has written to this socket so far. `None`: the counts do not settle, or the socket is not connected any more,
+/// and the direction must stay on TCP.
 ///
 /// Exact while no other thread is inside a send on the socket; a concurrent one makes it `None` or is
 /// counted.
-pub fn sent(fd: impl AsFd) -> Result<Option<u64>> {
-    let Some(count) = acknowledged_and_queued(fd.as_fd())? else { return Ok(None) };
-    // `upper` is exact but for the opener's SYN. `lower` has no SYN in it, but can be wrong for good after
-    // the host itself dropped a segment on its way out: it only decides who opened, and must fit.
-    Ok(match count.upper.checked_sub(count.lower) {
-        Some(0 | 1) => Some(count.lower),
-        _ => None,
-    })
-}
-
-/// As [`sent`], for a caller that knows who opened the connection: exact also after local drops.
-pub fn sent_as(fd: impl AsFd, opener: Opener) -> Result<Option<u64>> {
+pub fn sent(fd: impl AsFd, opener: Opener) -> Result<Option<u64>> {
     let count = acknowledged_and_queued(fd.as_fd())?;
-    Ok(count.and_then(|count| count.upper.checked_sub(u64::from(opener == Opener::Us))))
+    Ok(count.and_then(|count| count.checked_sub(u64::from(opener == Opener::Us))))
 }
 
 /// Bytes the program has read from this socket so far.
@@ -144,15 +133,9 @@ pub fn state(fd: impl AsFd) -> Result<u8> {
     sockopt::read::<Info>(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO).map(|(info, _)| info.state)
 }
 
-/// Two counts of the bytes written, neither of which is enough alone.
-struct Count {
-    /// Acknowledged and queued: sequence numbers, so always exact, but with the opener's SYN in it.
-    upper: u64,
-    /// Sent and not yet sent: no SYN in it, but only as right as the kernel's statistics.
-    lower: u64,
-}
-
-fn acknowledged_and_queued(fd: BorrowedFd<'_>) -> Result<Option<Count>> {
+/// Bytes acknowledged and queued, the opener's SYN included. By sequence numbers, so it is exact: the kernel's count of bytes sent
+/// is a statistic, and wrong for good once the host itself has dropped a segment on its way out.
+fn acknowledged_and_queued(fd: BorrowedFd<'_>) -> Result<Option<u64>> {
     for _ in 0..ATTEMPTS {
         let before = info(fd)?;
         let queued = outq(fd)?;
@@ -166,11 +149,7 @@ fn acknowledged_and_queued(fd: BorrowedFd<'_>) -> Result<Option<Count>> {
             return Ok(None);
         }
         let fin = u64::from(![ESTABLISHED, CLOSE_WAIT].contains(&after.state));
-        let unsent = u64::from(after.notsent_bytes);
-        let lower =
-            (after.bytes_sent + unsent).checked_sub(after.bytes_retrans + fin * u64::from(unsent > 0));
-        let upper = (after.bytes_acked + queued).checked_sub(fin);
-        return Ok(upper.zip(lower).map(|(upper, lower)| Count { upper, lower }));
+        return Ok((after.bytes_acked + queued).checked_sub(fin));
     }
     Ok(None)
 }
@@ -317,8 +296,7 @@ mod tests {
 
     #[track_caller]
     fn expect(writer: &TcpStream, opener: Opener, reader: &TcpStream, written: u64, taken: u64) {
-        assert_eq!(sent(writer), Ok(Some(written)), "sent");
-        assert_eq!(sent_as(writer, opener), Ok(Some(written)), "sent_as");
+        assert_eq!(sent(writer, opener), Ok(Some(written)), "sent");
         assert_eq!(read(reader), Ok(taken), "read");
     }
 
@@ -331,7 +309,7 @@ mod tests {
                 writer.write_all(&vec![1; round * 7]).unwrap();
                 written += round as u64 * 7;
                 // Read at once: nothing may depend on acknowledgements having settled.
-                assert_eq!(sent(&writer), Ok(Some(written)));
+                assert_eq!(sent(&writer, opener), Ok(Some(written)));
                 let mut buffer = vec![0; round * 5];
                 reader.read_exact(&mut buffer).unwrap();
                 taken += round as u64 * 5;
@@ -471,8 +449,7 @@ mod tests {
                 writer.write_all(&vec![6; round * 19]).unwrap();
                 written += round as u64 * 19;
                 // Unclear is allowed while acknowledgements rush in; wrong is not.
-                let exact = sent(&writer).unwrap().is_none_or(|count| count == written);
-                assert!(exact && sent_as(&writer, opener).unwrap().is_none_or(|count| count == written));
+                assert!(sent(&writer, opener).unwrap().is_none_or(|count| count == written));
             }
             writer.shutdown(Shutdown::Write).unwrap();
             assert_eq!(thread.join().unwrap(), written);
@@ -489,8 +466,7 @@ mod tests {
         settle();
         drop(acceptor);
         settle();
-        assert_eq!(sent(&opener), Ok(None));
-        assert_eq!(sent_as(&opener, Opener::Us), Ok(None));
+        assert_eq!(sent(&opener, Opener::Us), Ok(None));
         assert!(hung_up(&opener));
         let (mut opener, acceptor) = loopback();
         opener.write_all(&[7; 10]).unwrap();
@@ -504,7 +480,7 @@ mod tests {
     #[test]
     fn what_is_no_tcp_socket_is_an_error() {
         let pipe = std::io::pipe().unwrap().0;
-        assert_eq!(sent(&pipe), Err(Errno::NOTSOCK));
+        assert_eq!(sent(&pipe, Opener::Us), Err(Errno::NOTSOCK));
         assert_eq!(read(&pipe), Err(Errno::NOTSOCK));
     }
 }

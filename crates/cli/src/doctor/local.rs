@@ -12,6 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, sockopt};
 use shunt_broker::SYSTEM_SOCKET;
+use shunt_sys::tcp::{self, Opener};
 
 use super::{Check, State};
 use crate::broker::{self, Unusable};
@@ -75,7 +76,7 @@ fn stream_offsets() -> Result<String> {
     let (mut one, mut two) = loopback()?;
     one.write_all(b"seven b")?;
     two.read_exact(&mut [0; 3])?;
-    let (sent, read) = (shunt_sys::tcp::sent(&one)?, shunt_sys::tcp::read(&two)?);
+    let (sent, read) = (tcp::sent(&one, Opener::Us)?, tcp::read(&two)?);
     ensure!(sent == Some(7) && read == 3, "the kernel counts {sent:?} and {read} bytes instead of 7 and 3");
     Ok("works, and counts its bytes".into())
 }

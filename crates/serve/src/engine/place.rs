@@ -357,6 +357,6 @@ impl Conversation {
 
 /// Bytes that were written to a socket, as the kernel counts them: with the opener's SYN. None: it is over.
 fn written(socket: &OwnedFd, opener: Opener) -> Option<u64> {
-    let sent = tcp::sent_as(socket, opener).ok()??;
+    let sent = tcp::sent(socket, opener).ok()??;
     Some(sent + u64::from(opener == Opener::Us))
 }

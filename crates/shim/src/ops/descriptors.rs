@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
 use shunt_abi::reason::Reason;
+use shunt_sys::tcp::Opener;
 use shunt_transport::Kernel;
 
 use crate::endpoint::Stage;
@@ -36,6 +37,7 @@ pub(crate) fn accepted(listener: RawFd, fd: RawFd, nonblocking: bool) {
         return;
     }
     if let Some(name) = endpoint::allocate(fd, nonblocking) {
+        name.resolve().into_iter().for_each(|endpoint| endpoint.set_opener(Opener::Peer));
         forget(table::replace(fd, Entry::Endpoint(name)), fd);
     }
 }
@@ -50,8 +52,9 @@ pub(crate) fn connected(fd: RawFd) {
     let _shield = Shield::raise();
     order::note_by_tcp();
     let Some(name) = endpoint::allocate(fd, false) else { return };
-    let before = table::replace(fd, Entry::Endpoint(name));
     let Some(endpoint) = name.resolve() else { return };
+    endpoint.set_opener(Opener::Us);
+    let before = table::replace(fd, Entry::Endpoint(name));
     let against = epoll::adopt_registrations(endpoint, fd);
     let held_back = match before {
         Entry::Unconnected(reason) if reason != Reason::None => Some(reason),

@@ -10,6 +10,7 @@ use std::os::fd::RawFd;
 use rustix::io::FdFlags;
 use shunt_abi::handover::Held;
 use shunt_abi::reason::Reason;
+use shunt_sys::tcp::Opener;
 
 use crate::endpoint::{self, Endpoint};
 use crate::handover::{self, Letter};
@@ -128,7 +129,8 @@ fn describe(fd: RawFd, endpoint: &Endpoint, row: u32) -> Held {
         fd,
         row,
         barred: barred as u32,
-        shut: endpoint.shut(),
+        shut: endpoint.shut() as u16,
+        opened: (endpoint.opener() == Opener::Us).into(),
         owed: endpoint.still_owed(fd) as u64,
         beside_kernel: [beside.acked, beside.received, beside.sent],
     }
