@@ -51,6 +51,8 @@ pub(crate) struct TxSide {
     pub(crate) unread_since: Option<(u64, u64)>,
     /// TCP has ended with bytes of ours unread, and the broker has been given time to say why.
     pub(crate) awaited_death: bool,
+    /// The same, and somebody else had the other socket for a while.
+    pub(crate) looked_for_holder: bool,
     /// Bytes of the ring, from its first, with memory behind them.
     pub(crate) backed: Cell<usize>,
     /// What both lanes had carried when that was last asked for [`crate::idle`].

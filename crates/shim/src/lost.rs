@@ -3,18 +3,20 @@
 
 use shunt_abi::reason::Reason;
 use shunt_ring::lane::End;
+use shunt_sys::peer;
 use shunt_sys::tcp::Beside;
 
 use crate::endpoint::Endpoint;
 use crate::links::Attachment;
-use crate::private::borrow;
+use crate::private::{borrow, close_owned};
 use crate::{control, epoll, errno, kernel, process, real};
 
-/// How long the broker's word about a death is waited for. Only a reader of end of file whose own bytes lie unread waits,
-/// and only once.
+/// How long the broker's word about a death is waited for, where the kernel does not know. Only a reader of end of file waits
+/// who may be made to, whose own bytes lie unread, and only once.
 const DEATH_NEWS_NANOS: u64 = 100_000_000;
-/// How long the kernel's own reset is waited for. On this host it comes before the call that brings it forth returns.
-const RESET_NANOS: u64 = 5_000_000;
+/// How long somebody who may not be made to wait looks again at what comes at once, if it comes: a socket that is being closed
+/// sends its FIN before it is nobody's, and the reset that a byte brings forth comes before the call that sends it returns.
+const AT_ONCE_NANOS: u64 = 50_000;
 
 /// Whether bytes of ours lie in a lane that the peer has not read, and has not given back; and it still matters.
 pub(crate) fn has_unread_at_peer(endpoint: &Endpoint) -> bool {
@@ -91,6 +93,47 @@ pub(crate) fn notice_reset_for_another(endpoint: &Endpoint, fd: i32) {
     }
 }
 
+/// For a call that may wait, and has found the end: gives the broker time to say what has become of a peer of which the kernel does not
+/// know.
+pub(crate) fn await_news(endpoint: &Endpoint, fd: i32) {
+    let epoch = {
+        let mut side = endpoint.tx.lock();
+        let first = !std::mem::replace(&mut side.awaited_death, true);
+        side.at.filter(|at| first && !at.link.is_gone()).map(|at| at.link.epoch)
+    };
+    if !has_unread_at_peer(endpoint)
+        || holder(fd) != Holder::Unknown
+        || !epoch.is_some_and(control::has_broker)
+    {
+        return;
+    }
+    let deadline = process::now() + DEATH_NEWS_NANOS;
+    let is_open = || endpoint.tx.lock().at.is_some_and(|at| end(&at) == End::Open);
+    while is_open() && process::now() < deadline {
+        let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 50_000 });
+    }
+}
+
+/// Who has the other socket.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holder {
+    Somebody,
+    Nobody,
+    /// It is in another namespace, or the kernel does not say.
+    Unknown,
+}
+
+fn holder(fd: i32) -> Holder {
+    let Ok(asker) = peer::open() else { return Holder::Unknown };
+    let answer = peer::is_held(&asker, borrow(fd));
+    close_owned(asker);
+    match answer {
+        Ok(Some(true)) => Holder::Somebody,
+        Ok(Some(false)) => Holder::Nobody,
+        Ok(None) | Err(_) => Holder::Unknown,
+    }
+}
+
 /// Whether the connection is lost as [`reset_if_lost`] says; its lane is given up then. `Some` says whether the peer had finished
 /// before.
 fn abandon_if_lost(endpoint: &Endpoint, fd: i32) -> Option<bool> {
@@ -99,28 +142,26 @@ fn abandon_if_lost(endpoint: &Endpoint, fd: i32) -> Option<bool> {
         let lane = at.incoming().0;
         Some((end(&at), lane.was_shut_down(), lane.was_shared()))
     };
-    // The kernel has closed the dead process's socket; the broker's word follows at once, if there is a broker.
+    // The kernel has closed the dead process's socket, or will in a moment; the broker's word follows at once, if there is a broker.
     let mut deadline = None;
-    let mut is_worth_waiting = || {
-        if deadline.is_none() {
-            let is_over = shunt_sys::tcp::hung_up(borrow(fd));
-            let mut side = endpoint.tx.lock();
-            let first = is_over && !std::mem::replace(&mut side.awaited_death, true);
-            let epoch = side.at.filter(|at| first && !at.link.is_gone()).map(|at| at.link.epoch);
-            drop(side);
-            let patience = if epoch.is_some_and(control::has_broker) { DEATH_NEWS_NANOS } else { 0 };
-            deadline = Some(process::now() + patience);
-        }
-        deadline.is_some_and(|deadline| process::now() < deadline)
-    };
     let had_finished = loop {
         match incoming().filter(|_| has_unread_at_peer(endpoint)) {
             // A child may hold the socket still.
             Some((End::Died, had_finished, _)) if is_over(endpoint, fd) => break had_finished,
-            Some((End::Open, ..)) if is_worth_waiting() => nap(),
             // One of those that shared it has closed it, and there is an end without a shutdown: the other has died, since a
             // close by the last of them resets.
             Some((End::Closed, false, true)) if shunt_sys::tcp::hung_up(borrow(fd)) => break false,
+            // Whoever had it has let it go, be it by a call that nobody has seen: TCP would have reset it.
+            Some((End::Open, had_finished, _)) if shunt_sys::tcp::hung_up(borrow(fd)) => {
+                if holder(fd) == Holder::Nobody {
+                    break had_finished;
+                }
+                if !is_within(&mut deadline) || endpoint.tx.lock().looked_for_holder {
+                    endpoint.tx.lock().looked_for_holder = true;
+                    return None;
+                }
+                rustix::thread::sched_yield();
+            }
             _ => return None,
         }
     };
@@ -130,6 +171,12 @@ fn abandon_if_lost(endpoint: &Endpoint, fd: i32) -> Option<bool> {
     side.tx.abandon(at.outgoing().0, Reason::PeerDied);
     endpoint.report_tx(&side);
     Some(had_finished)
+}
+
+/// Whether it is not [`AT_ONCE_NANOS`] yet since the first of these questions.
+fn is_within(deadline: &mut Option<u64>) -> bool {
+    let now = process::now();
+    now < *deadline.get_or_insert(now + AT_ONCE_NANOS)
 }
 
 /// Makes of the kernel's socket what a reset leaves behind.
@@ -195,21 +242,16 @@ fn provoke_reset(endpoint: &Endpoint, fd: i32) -> bool {
         return false;
     }
     count_beside(endpoint, Beside { sent: LESS, ..Beside::default() });
-    let deadline = process::now() + RESET_NANOS;
+    let mut deadline = None;
     loop {
         if is_over() {
             return true;
         }
-        if process::now() >= deadline {
+        if !is_within(&mut deadline) {
             return false;
         }
-        nap();
+        rustix::thread::sched_yield();
     }
-}
-
-/// Between two looks at what comes at once, if it comes.
-fn nap() {
-    let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 50_000 });
 }
 
 /// One byte less.

@@ -12,6 +12,7 @@ pub mod mapping;
 pub mod memfd;
 pub mod memory;
 pub mod netns;
+pub mod peer;
 pub mod pidfd;
 pub mod realtime;
 pub mod seqpacket;

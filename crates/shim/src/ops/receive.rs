@@ -201,6 +201,9 @@ impl Call {
                 endpoint.leave_receive();
                 // The end, for somebody whose bytes may lie unread in a lane.
                 if matches!(outcome, Ok(Taken { count: 0, .. })) && endpoint.is_attached() {
+                    if waits {
+                        lost::await_news(endpoint, fd);
+                    }
                     if lost::reset_if_lost(endpoint, fd) {
                         return None;
                     }
@@ -270,6 +273,9 @@ impl Call {
             Received::EndOfFile if done > 0 => return Some(Ok(Taken::here(done))),
             Received::EndOfFile => {
                 drop(side);
+                if waits {
+                    lost::await_news(endpoint, fd);
+                }
                 if lost::reset_if_lost(endpoint, fd) {
                     return None;
                 }

@@ -1,0 +1,107 @@
+//! Whether anybody still holds the socket at the other end of a connection, if that is in the same network namespace: the kernel
+//! goes on with a connection that nobody has any more (NETLINK_SOCK_DIAG, exact look-up).
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, getpeername, getsockname, netlink, recv,
+    send, socket_with,
+};
+
+use crate::identity::{namespace, normalise};
+use crate::{Errno, Result};
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLM_F_REQUEST: u16 = 1;
+const TCP_LISTEN: u8 = 10;
+const IPPROTO_TCP: u8 = 6;
+/// `struct nlmsghdr`.
+const HEADER: usize = 16;
+/// That and `struct inet_diag_req_v2`.
+const QUESTION: usize = HEADER + 56;
+/// Where `idiag_state` and `idiag_inode` stand in `struct inet_diag_msg`, behind the header.
+const STATE: usize = HEADER + 1;
+const INODE: usize = HEADER + 68;
+
+/// What can ask.
+pub fn open() -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::SOCK_DIAG))
+}
+
+/// Whether a process holds the other end of `socket`, by `asker`, which [`open`] has made. `None`: that cannot be told, since it is in
+/// another namespace, or gone altogether.
+///
+/// Neither waits nor takes a lock of the socket's, which a stranger may hold: nothing is asked about it but what it is.
+pub fn is_held(asker: &OwnedFd, socket: BorrowedFd<'_>) -> Result<Option<bool>> {
+    if namespace(asker.as_fd())? != namespace(socket)? {
+        return Ok(None);
+    }
+    let local = normalise(SocketAddr::try_from(getsockname(socket)?)?);
+    let remote = normalise(SocketAddr::try_from(getpeername(socket)?.ok_or(Errno::NOTCONN)?)?);
+    // The kernel answers inside the send.
+    send(asker, &question(remote, local), SendFlags::DONTWAIT)?;
+    let mut answer = [0; 512];
+    let (len, _) = recv(asker, &mut answer, RecvFlags::DONTWAIT)?;
+    let kind = u16::from_ne_bytes([answer[4], answer[5]]);
+    // The look-up falls back to a listener where no connection is.
+    if len < INODE + 4 || kind != SOCK_DIAG_BY_FAMILY || answer[STATE] == TCP_LISTEN {
+        return Ok(None);
+    }
+    Ok(Some(answer[INODE..INODE + 4] != [0; 4]))
+}
+
+fn question(local: SocketAddr, remote: SocketAddr) -> [u8; QUESTION] {
+    let mut bytes = [0; QUESTION];
+    let mut put = |at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
+    put(0, &(QUESTION as u32).to_ne_bytes());
+    put(4, &SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    put(6, &NLM_F_REQUEST.to_ne_bytes());
+    let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    put(HEADER, &[family.as_raw() as u8, IPPROTO_TCP, 0, 0]);
+    put(HEADER + 4, &u32::MAX.to_ne_bytes());
+    put(HEADER + 8, &local.port().to_be_bytes());
+    put(HEADER + 10, &remote.port().to_be_bytes());
+    for (at, address) in [(HEADER + 12, local), (HEADER + 28, remote)] {
+        match address.ip() {
+            IpAddr::V4(v4) => put(at, &v4.octets()),
+            IpAddr::V6(v6) => put(at, &v6.octets()),
+        }
+    }
+    // No cookie: whichever socket it is.
+    put(HEADER + 48, &[0xff; 8]);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Shutdown, TcpListener, TcpStream};
+
+    #[test]
+    fn a_connection_whose_other_end_has_no_holder_is_known() {
+        let asker = open().unwrap();
+        for (listen, connect) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")] {
+            let listener = TcpListener::bind(listen).unwrap();
+            let client = TcpStream::connect((connect, listener.local_addr().unwrap().port())).unwrap();
+            let server = listener.accept().unwrap().0;
+            let held = |socket: &TcpStream| is_held(&asker, socket.as_fd());
+            assert_eq!((held(&client), held(&server)), (Ok(Some(true)), Ok(Some(true))));
+            client.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(held(&server), Ok(Some(true)), "it has only finished");
+            let copy = client.try_clone().unwrap();
+            drop(client);
+            assert_eq!(held(&server), Ok(Some(true)));
+            drop(copy);
+            assert_eq!(held(&server), Ok(Some(false)));
+        }
+    }
+
+    #[test]
+    fn what_is_no_connection_has_no_answer() {
+        let asker = open().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(is_held(&asker, listener.as_fd()).is_err());
+    }
+}
