@@ -189,6 +189,16 @@ pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
     carry_out(deeds);
 }
 
+/// Whether the broker may still hold the socket of an offered endpoint: it closes it as it takes the offer, unless that could linger.
+pub(crate) fn may_be_held_by_broker(endpoint: &Endpoint, fd: RawFd) -> bool {
+    let taken = process::page().map_or(0, |page| page.taken.load(Acquire));
+    let lingers = || {
+        let linger = rustix::net::sockopt::socket_linger(borrow(fd));
+        linger.is_ok_and(|linger| linger.is_some_and(|time| !time.is_zero()))
+    };
+    taken < endpoint.offered_as.load(Relaxed) || lingers()
+}
+
 /// The endpoint is gone before it was paired.
 pub(crate) fn withdraw(endpoint: &Endpoint) {
     distance::unpaired(endpoint);
@@ -457,7 +467,7 @@ impl Control {
         self.retry_at = process::now() + RETRY_NANOS;
         self.unsaid.clear();
         self.inherited.clear();
-        self.links.values().for_each(|link| link.set_gone());
+        self.links.values().for_each(|link| link.set_orphan());
         self.orphaned = true;
         // The next broker gives the same names to others. The links keep the peers they have.
         for peer in std::mem::take(&mut self.peers).into_values() {
@@ -520,6 +530,7 @@ impl Control {
             deeds.push(Deed::LostBroker);
             return Err(Reason::NoBroker.into());
         }
+        endpoint.offered_as.store(self.pulse.latest(), Relaxed);
         endpoint.operations.store(0, Relaxed);
         worth::note_offer(endpoint);
         process::count(Counter::Offered, 1);

@@ -85,6 +85,8 @@ pub(crate) struct Endpoint {
     pub(crate) offer_after: AtomicU32,
     /// When it was last offered; 0: never.
     pub(crate) offered_at: AtomicU64,
+    /// The number of the message to the broker that offered it last.
+    pub(crate) offered_as: AtomicU64,
     entry: AtomicPtr<page::Entry>,
     /// Descriptors of this process that name the socket.
     names: AtomicU32,

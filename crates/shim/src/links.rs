@@ -20,6 +20,7 @@ use shunt_sys::mapping::Mapping;
 use crate::endpoint::EndpointRef;
 use crate::lock::Lock;
 use crate::private::PrivateFd;
+use crate::waiter::Slot;
 use crate::{idle, order, process};
 
 /// Another process, or this one, at the far side of links.
@@ -100,6 +101,8 @@ pub(crate) struct Link {
     conns: [AtomicU64; CONNS],
     used: AtomicU32,
     gone: AtomicBool,
+    /// See [`set_orphan`](Self::set_orphan).
+    orphan: AtomicBool,
 }
 
 /// What a link is, from when it is announced until nobody uses it any more.
@@ -154,6 +157,7 @@ impl Link {
             conns: [const { AtomicU64::new(0) }; CONNS],
             used: AtomicU32::new(0),
             gone: AtomicBool::new(false),
+            orphan: AtomicBool::new(false),
         }
     }
 
@@ -175,6 +179,7 @@ impl Link {
         unsafe { *self.identity.get() = identity };
         *self.mapping.lock() = Some(mapping);
         self.gone.store(false, Release);
+        self.orphan.store(false, Release);
     }
 
     /// The views of the shared memory.
@@ -208,6 +213,17 @@ impl Link {
     /// The peer has ended: no new connection will use this link.
     pub(crate) fn set_gone(&self) {
         self.gone.store(true, Release);
+    }
+
+    /// The broker that made it has gone: nobody makes doorbells known to its peer any more.
+    pub(crate) fn set_orphan(&self) {
+        self.orphan.store(true, Release);
+        self.set_gone();
+    }
+
+    /// Whether whoever has this waiter is never going to be rung for what comes by the link.
+    pub(crate) fn is_deaf_to(&self, slot: Slot) -> bool {
+        self.orphan.load(Acquire) && !self.view.is_known(self.side.other(), slot.0)
     }
 
     /// Whether it has, or the broker that made the link.

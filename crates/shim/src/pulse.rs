@@ -47,6 +47,11 @@ impl Pulse {
         self.waiting.get_or_insert((self.said, now));
     }
 
+    /// The number of the message that was sent last.
+    pub(crate) fn latest(&self) -> u64 {
+        self.said
+    }
+
     /// How it is, having taken so many messages.
     pub(crate) fn state(&mut self, taken: u64, now: u64) -> State {
         if let Some((number, at)) = self.waiting

@@ -10,7 +10,7 @@ use super::{ALWAYS, DEGRADED_NANOS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, 
 use crate::endpoint::{Endpoint, EndpointRef};
 use crate::kernel::Tcp;
 use crate::links::Link;
-use crate::ops::{incoming, send};
+use crate::ops::{incoming, send, sleep};
 use crate::waiter::Slot;
 use crate::{attach, kernel, lost};
 use std::os::fd::RawFd;
@@ -405,6 +405,13 @@ impl Inner {
     /// Endpoints whose receivers have given bytes back: to be sent again outside the lock.
     pub(crate) fn take_returned(&mut self) -> Vec<&'static Endpoint> {
         std::mem::take(&mut self.returned)
+    }
+
+    /// Those whose peers will never know this instance's doorbell go back to TCP.
+    pub(crate) fn deaf(&self) -> Vec<&'static Endpoint> {
+        let Some(slot) = self.slot.filter(|_| !self.links.all_known()) else { return Vec::new() };
+        let attached = self.registrations.values().filter_map(Registration::endpoint);
+        attached.filter(|endpoint| !sleep::can_be_rung(endpoint, Some(slot))).collect()
     }
 
     /// Senders whose receiver does not read go back to TCP.

@@ -13,7 +13,9 @@ use crate::kernel::Tcp;
 use crate::ops::exec;
 use crate::signal::{Held, Shield};
 use crate::table::{self, Entry};
-use crate::{attach, children, endpoint, epoll, errno, family, kernel, order, process, real, signal};
+use crate::{
+    attach, children, control, endpoint, epoll, errno, family, kernel, order, process, real, signal,
+};
 
 /// A new TCP socket, not connected.
 pub(crate) fn made(fd: RawFd) {
@@ -148,7 +150,10 @@ pub(crate) fn begin_close(fd: RawFd) -> Entry {
         if endpoint.is_attached() && attach::before_close(endpoint, fd) && !is_held_elsewhere(endpoint, fd) {
             reset_on_close(fd);
         }
-        if endpoint.stage() == Stage::Offered && !is_held_elsewhere(endpoint, fd) {
+        if endpoint.stage() == Stage::Offered
+            && control::may_be_held_by_broker(endpoint, fd)
+            && !is_held_elsewhere(endpoint, fd)
+        {
             finish_for_broker(endpoint, fd);
         }
     }

@@ -6,7 +6,8 @@ use libc::epoll_event;
 use shunt_abi::page::Counter;
 
 use crate::epoll::{DEGRADED_NANOS, Epoll};
-use crate::ops::{send, sleep::Deadline};
+use crate::ops::send;
+use crate::ops::sleep::{self, Deadline};
 use crate::signal::{Held, Ran};
 use crate::waiter;
 use crate::{attach, control, epoll, errno, idle, kernel, order, overdue, process, signal};
@@ -188,9 +189,12 @@ fn round(
     if found > 0 {
         return Some(found);
     }
-    let stalled = inner.stalled();
+    let (stalled, deaf) = (inner.stalled(), inner.deaf());
     drop(inner);
     stalled.into_iter().for_each(send::give_up);
+    for endpoint in deaf {
+        sleep::leave_to_tcp(endpoint);
+    }
     // The doorbell, which is told once, may have taken the place of what is the program's.
     let is_over = !has_rung && deadline.is_some_and(|deadline| process::now() >= deadline);
     is_over.then_some(0)

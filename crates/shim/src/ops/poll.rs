@@ -270,6 +270,11 @@ fn poll_mixed(
                 send::give_up(one.endpoint);
             }
         }
+        for one in &watch.watched {
+            if !sleep::can_be_rung(one.endpoint, thread::this().slot()) {
+                sleep::leave_to_tcp(one.endpoint);
+            }
+        }
         if !watch.is_current() {
             *watch = examine(fds, true);
         }

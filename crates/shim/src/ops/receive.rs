@@ -477,7 +477,7 @@ fn wait_for_bytes(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline, mo
         return Woken::LookAgain { tcp: false };
     }
     let slot = sleep::thread_slot();
-    if slot.is_none() && sleep::leave_to_tcp(endpoint) {
+    if !sleep::can_be_rung(endpoint, slot) && sleep::leave_to_tcp(endpoint) {
         return Woken::LookAgain { tcp: false };
     }
     let (at, owns) = {
