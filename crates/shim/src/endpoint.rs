@@ -159,8 +159,8 @@ impl EndpointRef {
     }
 }
 
-static SLAB: [AtomicPtr<[Endpoint; CHUNK]>; CHUNKS] =
-    [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
+/// The first endpoint of each chunk.
+static SLAB: [AtomicPtr<Endpoint>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
 /// Endpoints that are on a link.
 static ATTACHED: AtomicU32 = AtomicU32::new(0);
 static FREE: Lock<Free> = Lock::new(Free { list: Vec::new(), made: 0 });
@@ -182,8 +182,17 @@ pub(crate) fn at(index: u32) -> Option<&'static Endpoint> {
 
 fn slot(index: u32) -> Option<&'static Endpoint> {
     let chunk = SLAB.get(index as usize / CHUNK)?.load(Acquire);
-    // SAFETY: a chunk that is not null is never freed.
-    (!chunk.is_null()).then(|| unsafe { &(*chunk)[index as usize % CHUNK] })
+    // SAFETY: a chunk that is not null has so many, and is never freed.
+    (!chunk.is_null()).then(|| unsafe { &*chunk.add(index as usize % CHUNK) })
+}
+
+/// Made where it stays: it is larger than the stacks of some threads.
+fn make_chunk() -> *mut Endpoint {
+    let mut chunk = Box::<[Endpoint]>::new_uninit_slice(CHUNK);
+    for endpoint in &mut chunk {
+        endpoint.write(Endpoint::default());
+    }
+    Box::into_raw(chunk).cast()
 }
 
 /// Makes an endpoint for the newly connected socket `fd`. `None` when a million are in use.
@@ -198,9 +207,7 @@ pub(crate) fn allocate(fd: i32, nonblocking: bool) -> Option<EndpointRef> {
                 let index = free.made;
                 let chunk = SLAB.get(index as usize / CHUNK)?;
                 if (index as usize).is_multiple_of(CHUNK) {
-                    let endpoints: Box<[Endpoint; CHUNK]> =
-                        Box::new(std::array::from_fn(|_| Endpoint::default()));
-                    chunk.store(Box::into_raw(endpoints), Release);
+                    chunk.store(make_chunk(), Release);
                 }
                 free.made += 1;
                 index

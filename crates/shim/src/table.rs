@@ -26,15 +26,6 @@ struct Chunk {
     pollable: [AtomicU64; CHUNK / WORD],
 }
 
-impl Chunk {
-    const fn new() -> Chunk {
-        Chunk {
-            cells: [const { AtomicU64::new(0) }; CHUNK],
-            pollable: [const { AtomicU64::new(0) }; CHUNK / WORD],
-        }
-    }
-}
-
 /// The upper level, on pages of its own.
 #[repr(C, align(4096))]
 struct Upper([AtomicPtr<Chunk>; CHUNKS]);
@@ -184,7 +175,9 @@ pub(crate) fn replace(fd: i32, entry: Entry) -> Entry {
             return Entry::None;
         }
         crate::fork::note_use();
-        let fresh = Box::into_raw(Box::new(Chunk::new()));
+        // Made where it stays: the thread may have little stack.
+        // SAFETY: zeroes are valid for atomics.
+        let fresh = Box::into_raw(unsafe { Box::<Chunk>::new_zeroed().assume_init() });
         let index = fd as usize / CHUNK;
         if UPPER.0[index].compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire).is_ok() {
             COPY.0[index].store(fresh, Release);
