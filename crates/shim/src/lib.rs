@@ -31,6 +31,7 @@ mod ops;
 mod order;
 mod overdue;
 mod pace;
+mod panic;
 mod private;
 mod process;
 mod pulse;
@@ -50,8 +51,7 @@ static START: extern "C" fn() = start;
 
 /// Runs when the library is loaded, before the program's main.
 extern "C" fn start() {
-    // No panic crosses the C boundary: it would be a bug of ours, and unwinding through a program's frames a second.
-    std::panic::set_hook(Box::new(|_| std::process::abort()));
+    panic::install();
     thread::start();
     process::start();
     hooks::memory::prepare();

@@ -141,6 +141,11 @@ pub(crate) fn floor() -> RawFd {
     HIGH.min(limit().saturating_sub(BELOW_LIMIT)).max(1) as RawFd
 }
 
+/// Whether there is any.
+pub(crate) fn are_held() -> bool {
+    HELD.load(Relaxed) > 0
+}
+
 /// Whether the program may open so few descriptors that all of them are its own (L8).
 pub(crate) fn are_scarce() -> bool {
     limit() < FEW
@@ -171,11 +176,13 @@ pub(crate) fn close_owned(fd: OwnedFd) {
     unsafe { rustix::io::close(fd.into_raw_fd()) };
 }
 
-/// A descriptor of the program's, for the length of one call.
+/// A number that the program names in a call, for the length of it. Any number: one that is not open is the kernel's to refuse.
 #[inline]
 pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
-    debug_assert!(fd >= 0);
-    // SAFETY: the program names it in a call; if it is not open the kernel answers EBADF, as it would have.
+    /// The types have no room for a negative number. This one is as little a descriptor: no table reaches as far.
+    const NONE: RawFd = RawFd::MAX;
+    let fd = if fd < 0 { NONE } else { fd };
+    // SAFETY: it is not negative. If it is not open the kernel answers EBADF, as it would have.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
@@ -224,5 +231,13 @@ mod tests {
             closer.join().unwrap();
         });
         assert!(!is_open(raw));
+    }
+
+    #[test]
+    fn any_number_can_be_asked_about() {
+        for fd in [-1, RawFd::MIN, -100, RawFd::MAX, 1 << 28, 1 << 20] {
+            let outcome = rustix::io::fcntl_getfd(borrow(fd));
+            assert_eq!(outcome.err(), Some(rustix::io::Errno::BADF), "{fd}");
+        }
     }
 }
