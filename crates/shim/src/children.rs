@@ -5,7 +5,7 @@
 use std::ffi::CStr;
 use std::io::Write;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, fstat, openat, statat};
 use rustix::io::{Errno, Result, read};
@@ -13,8 +13,8 @@ use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use crate::private::{borrow, close_owned};
 
-/// Closed as our own descriptors are: what `OwnedFd` calls is the program's close, which is a hook.
-struct Opened(Option<OwnedFd>);
+/// A directory or a file, closed as our own descriptors are: what `OwnedFd` calls is the program's close, which is a hook.
+pub(crate) struct Opened(Option<OwnedFd>);
 
 /// Whether a child of this process may hold the socket `fd`: it has a descriptor of it, or cannot be looked into. One
 /// system call where there are no children.
@@ -77,7 +77,10 @@ pub(crate) fn any_of_family(pid: u32, is_it: impl Fn(u32) -> Result<bool>) -> Re
 }
 
 /// Whether `is_it` says so of any entry of a directory.
-fn any_entry(directory: &Opened, mut is_it: impl FnMut(&Opened, &CStr) -> Result<bool>) -> Result<bool> {
+pub(crate) fn any_entry(
+    directory: &Opened,
+    mut is_it: impl FnMut(&Opened, &CStr) -> Result<bool>,
+) -> Result<bool> {
     let mut buffer = [const { MaybeUninit::uninit() }; 2048];
     let mut entries = RawDir::new(directory, &mut buffer);
     while let Some(entry) = entries.next() {
@@ -109,8 +112,16 @@ fn any_number(file: &Opened, mut is_it: impl FnMut(u32) -> Result<bool>) -> Resu
     }
 }
 
-fn open(directory: impl AsFd, name: &CStr) -> Result<Opened> {
+/// Opens it for reading.
+pub(crate) fn open(directory: impl AsFd, name: &CStr) -> Result<Opened> {
     openat(directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(|fd| Opened(Some(fd)))
+}
+
+impl Opened {
+    /// Which descriptor it is.
+    pub(crate) fn number(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
 }
 
 impl AsFd for Opened {

@@ -10,6 +10,7 @@ use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
 use shunt_abi::handover::{Handover, Held, MAX_BYTES, decode};
 use shunt_abi::reason::Reason;
 use shunt_sys::memfd;
+use shunt_sys::memory;
 use shunt_sys::tcp::{Beside, Opener};
 
 use crate::endpoint::{self, EndpointRef, Stage};
@@ -73,21 +74,24 @@ impl Letter {
 /// Whether a program with this environment is to load this library.
 ///
 /// # Safety
-/// As execve: null, or a list of strings that ends in a null.
+/// As execve: `environment` is the program's argument, a list of strings that ends in a null, or what the kernel refuses.
 pub(crate) unsafe fn preloads_us(environment: *const *const c_char) -> bool {
+    /// The kernel takes no longer string.
+    const LONGEST: usize = 32 * 4096;
     let library = LIBRARY.load(Relaxed);
-    if library.is_null() || environment.is_null() {
+    if library.is_null() {
         return false;
     }
     // SAFETY: a string that stays; and the caller's promise.
     unsafe {
         let library = CStr::from_ptr(library).to_bytes();
-        let mut variables = environment;
-        while !(*variables).is_null() {
-            if let Some(list) = CStr::from_ptr(*variables).to_bytes().strip_prefix(b"LD_PRELOAD=") {
+        let mut next = environment;
+        while let Some(variable) = memory::read(next).filter(|variable| !variable.is_null()) {
+            let Some(variable) = memory::string(variable, LONGEST) else { return false };
+            if let Some(list) = variable.to_bytes().strip_prefix(b"LD_PRELOAD=") {
                 return list.split(|byte| b": ".contains(byte)).any(|name| name == library);
             }
-            variables = variables.add(1);
+            next = next.wrapping_add(1);
         }
     }
     false

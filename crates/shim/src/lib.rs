@@ -30,6 +30,7 @@ mod low_water;
 mod ops;
 mod order;
 mod overdue;
+mod own_table;
 mod pace;
 mod panic;
 mod private;

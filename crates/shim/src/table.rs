@@ -159,9 +159,12 @@ pub(crate) fn epoll(fd: i32) -> Option<&'static Epoll> {
     }
 }
 
+/// How many descriptors something can be said of.
+pub(crate) const PLACES: usize = CHUNK * CHUNKS;
+
 /// Whether anything can be said of `fd`.
 pub(crate) fn has_place_for(fd: i32) -> bool {
-    (0..(CHUNK * CHUNKS) as i32).contains(&fd)
+    (0..PLACES as i32).contains(&fd)
 }
 
 /// Says what `fd` is from now on, and returns what it was. A descriptor beyond the table stays unknown, and so

@@ -4,6 +4,7 @@
 //! seen lately. On the fast path that is a load and a comparison for a page. What the program then takes away again by
 //! munmap and the like is forgotten ([`forget`]); what glibc unmaps by itself is not seen. See docs/adr/0012.
 
+use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use crate::{Errno, raw};
@@ -35,6 +36,78 @@ pub fn is_readable(address: *const u8, len: usize) -> bool {
 #[inline]
 pub fn is_writable(address: *mut u8, len: usize) -> bool {
     is_accessible(address as usize, len, Access::Write)
+}
+
+/// Whether `len` bytes at `address` can be a program's at all, mapped or not. The kernel refuses others before it looks at
+/// anything else.
+#[inline]
+pub fn is_of_user(address: usize, len: usize) -> bool {
+    address.checked_add(len).is_some_and(|end| end <= LIMIT || may_end_at(end))
+}
+
+/// Nothing of a program lies beyond this.
+#[cfg(target_arch = "x86_64")]
+const LIMIT: usize = (1 << 47) - PAGE;
+/// The same.
+#[cfg(not(target_arch = "x86_64"))]
+const LIMIT: usize = 1 << 48;
+
+/// Beyond that kernels and processors differ, so this one is asked: it looks at the buffer of a receive before it looks at the
+/// descriptor.
+#[cold]
+fn may_end_at(end: usize) -> bool {
+    const NO_DESCRIPTOR: usize = -1isize as usize;
+    // SAFETY: nothing is received from no descriptor.
+    let asked = unsafe { raw::call(libc::SYS_recvfrom, [NO_DESCRIPTOR, end - 1, 1, 0, 0, 0]) };
+    asked != Err(Errno::FAULT)
+}
+
+/// A copy of what the program has at `address`, aligned or not. `None` if that cannot be read.
+///
+/// # Safety
+/// Every pattern of bits must be a valid `T`.
+#[inline]
+pub unsafe fn read<T: Copy>(address: *const T) -> Option<T> {
+    // SAFETY: it can be read, and the caller's promise.
+    is_readable(address.cast(), size_of::<T>()).then(|| unsafe { address.read_unaligned() })
+}
+
+/// Puts `value` where the program wants it, aligned or not. `false` if that cannot be written.
+///
+/// # Safety
+/// The program has said that it may be written there.
+#[inline]
+pub unsafe fn write<T: Copy>(address: *mut T, value: T) -> bool {
+    let good = is_writable(address.cast(), size_of::<T>());
+    if good {
+        // SAFETY: it can be written, and the caller's promise.
+        unsafe { address.write_unaligned(value) };
+    }
+    good
+}
+
+/// A string of the program's, of at most `most` bytes. `None` if it does not end by then, or before what cannot be read.
+///
+/// # Safety
+/// The program leaves it alone for 'a.
+pub unsafe fn string<'a>(address: *const c_char, most: usize) -> Option<&'a CStr> {
+    let mut len = 0;
+    while len < most {
+        let here = address.wrapping_add(len);
+        // As far as one look at the page says that it can be read.
+        let run = (PAGE - here as usize % PAGE).min(most - len);
+        if !is_readable(here.cast(), run) {
+            return None;
+        }
+        // SAFETY: it can be read.
+        let bytes = unsafe { std::slice::from_raw_parts(here.cast::<u8>(), run) };
+        if bytes.contains(&0) {
+            // SAFETY: all of it can be read up to the zero, and the caller's promise.
+            return Some(unsafe { CStr::from_ptr(address) });
+        }
+        len += run;
+    }
+    None
 }
 
 #[inline]
@@ -141,6 +214,47 @@ mod tests {
         assert!(is_readable(fixed, 1) && !is_writable(fixed, 1));
         let plain = map(1, ProtFlags::READ | ProtFlags::WRITE);
         assert!(is_readable(plain, 1) && is_writable(plain, 1) && is_readable(plain, 1));
+    }
+
+    #[test]
+    fn what_no_program_can_have_is_refused_unseen() {
+        let plain = map(1, ProtFlags::READ) as usize;
+        assert!(is_of_user(plain, PAGE) && is_of_user(0, 0) && is_of_user(8, 1));
+        for (address, len) in
+            [(plain, usize::MAX), (plain, isize::MAX as usize), (usize::MAX, 1), (1 << 63, 1)]
+        {
+            assert!(!is_of_user(address, len), "{address:x} {len:x}");
+        }
+    }
+
+    #[test]
+    fn a_copy_is_made_of_what_is_there_and_of_nothing_else() {
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        let (plain, none) = (map(1, both), map(1, ProtFlags::empty()));
+        let odd = plain.wrapping_add(3).cast::<u64>();
+        // SAFETY: a mapping of our own, and one that cannot be touched.
+        unsafe {
+            assert!(write(odd, 0x0102_0304_0506_0708));
+            assert_eq!((read(odd), read(none.cast::<u64>())), (Some(0x0102_0304_0506_0708), None));
+            assert!(!write(none.cast::<u64>(), 1) && !write(null_mut::<u64>(), 1));
+        }
+    }
+
+    #[test]
+    fn a_string_ends_before_what_cannot_be_read() {
+        let two = map(2, ProtFlags::READ | ProtFlags::WRITE);
+        let end = two.wrapping_add(PAGE);
+        // SAFETY: a mapping of our own, here and below.
+        unsafe {
+            mprotect(end.cast(), PAGE, MprotectFlags::empty()).unwrap();
+            let text = end.wrapping_sub(4);
+            text.copy_from_nonoverlapping(b"abcd".as_ptr(), 4);
+            assert_eq!(string(text.cast(), 100), None);
+            assert_eq!(string(end.cast(), 100), None);
+            text.add(3).write(0);
+            assert_eq!(string(text.cast(), 100), Some(c"abc"));
+            assert_eq!(string(text.cast(), 3), None, "it does not end within so many bytes");
+        }
     }
 
     #[test]

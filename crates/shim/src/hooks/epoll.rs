@@ -1,14 +1,15 @@
 //! epoll.
 
 use std::ffi::c_int;
+use std::ptr::null;
 
-use libc::{epoll_event, sigset_t, timespec};
+use libc::{epoll_event, pollfd, sigset_t, timespec};
 use shunt_abi::reason::Reason;
 use shunt_sys::memory;
 
-use super::readiness::from_timespec;
+use super::readiness::{from_timespec, is_good_mask};
 use crate::epoll::{self, Epoll};
-use crate::ops::{descriptors, epoll_wait as waiting, sleep::as_timespec};
+use crate::ops::{descriptors, epoll_wait as waiting, poll as polling, sleep::as_timespec};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
 use crate::{errno, process, real, signal};
@@ -81,10 +82,21 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     result
 }
 
-/// The instance of a call, if it is one and the kernel has nothing against the size of the array.
-fn waited_for(epfd: c_int, max: c_int) -> Option<&'static Epoll> {
+/// The instance of a call, if it is one and the kernel refuses neither the array nor the mask without a look at it.
+#[inline]
+fn waited_for(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    mask: *const sigset_t,
+) -> Option<&'static Epoll> {
     const MOST: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
-    (1..=MOST).contains(&max).then(|| table::epoll(epfd).or_else(|| unknown(epfd))).flatten()
+    if !(1..=MOST).contains(&max) {
+        return None;
+    }
+    let epoll = table::epoll(epfd).or_else(|| unknown(epfd))?;
+    (memory::is_of_user(events as usize, max as usize * size_of::<epoll_event>()) && is_good_mask(mask))
+        .then_some(epoll)
 }
 
 /// One that was made elsewhere: what lies in a lane when a connection comes into it is to be told to those who wait already.
@@ -97,25 +109,57 @@ fn unknown(epfd: c_int) -> Option<&'static Epoll> {
     epoll::is_set(epfd).then(|| epoll::take_in(epfd)).flatten()
 }
 
-/// Has `wait` fill the array of a call. What it finds for an array that cannot be written is an error.
+/// Has `wait` fill the array of a call, or as much of it as can be written: the kernel puts there what it can, and keeps the
+/// rest. If that is nothing, what there is to tell stays where it is, and is an error.
 ///
 /// # Safety
-/// As epoll_wait: `events` has room for `max`, or is a bad address.
+/// As epoll_wait: `events` has room for `max`, or is a bad address; `mask` is the program's.
 unsafe fn fill(
-    events: *mut epoll_event,
-    max: c_int,
-    wait: impl FnOnce(&mut [epoll_event]) -> c_int,
+    (epoll, epfd): (&'static Epoll, c_int),
+    (events, max): (*mut epoll_event, c_int),
+    timeout: Option<u64>,
+    mask: *const sigset_t,
+    sleep_in_kernel: &mut dyn FnMut(&mut [epoll_event], Option<u64>) -> c_int,
 ) -> c_int {
-    /// Of a longer array the rest is believed: it would cost more to look at than it is ever used.
-    const LOOKED_AT: usize = 1024;
     signal::point();
     let _shield = Shield::raise();
-    let looked_at = (max as usize).min(LOOKED_AT) * size_of::<epoll_event>();
-    if memory::is_writable(events.cast(), looked_at) {
-        // SAFETY: it can be written, and the caller's promise.
-        return wait(unsafe { std::slice::from_raw_parts_mut(events, max as usize) });
+    match room(events, max as usize) {
+        0 => refuse(epfd, timeout, mask),
+        // SAFETY: so many can be written.
+        room => waiting::wait(
+            epoll,
+            unsafe { std::slice::from_raw_parts_mut(events, room) },
+            timeout,
+            sleep_in_kernel,
+        ),
     }
-    let found = wait(&mut [epoll_event { events: 0, u64: 0 }]);
+}
+
+/// How many events can be written at `events`, of `max`.
+fn room(events: *mut epoll_event, max: usize) -> usize {
+    /// Of a longer array the rest is believed: it would cost more to look at than it is ever used.
+    const LOOKED_AT: usize = 1024;
+    let looked_at = max.min(LOOKED_AT);
+    let is_good = |count: usize| memory::is_writable(events.cast(), count * size_of::<epoll_event>());
+    if is_good(looked_at) {
+        return max;
+    }
+    // Good ones come before bad ones.
+    let (mut good, mut bad) = (0, looked_at);
+    while bad - good > 1 {
+        let middle = good.midpoint(bad);
+        if is_good(middle) { good = middle } else { bad = middle }
+    }
+    good
+}
+
+/// A wait that can tell nothing: it ends when there is something to tell. poll sees that without taking it.
+fn refuse(epfd: c_int, timeout: Option<u64>, mask: *const sigset_t) -> c_int {
+    let mut set = [pollfd { fd: epfd, events: libc::POLLIN, revents: 0 }];
+    let (base, time) = (set.as_mut_ptr(), timeout.map(as_timespec));
+    let pointer = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: an array of ours, and the program's mask.
+    let found = polling::poll(&mut set, timeout, mask, || unsafe { real::ppoll(base, 1, pointer, mask) });
     if found > 0 {
         errno::set(libc::EFAULT);
         return -1;
@@ -145,11 +189,13 @@ pub unsafe extern "C-unwind" fn epoll_wait(
 ) -> c_int {
     // SAFETY: the program's own call, here and below.
     unsafe {
-        let Some(epoll) = waited_for(epfd, max) else { return real::epoll_wait(epfd, events, max, timeout) };
+        let Some(epoll) = waited_for(epfd, events, max, null()) else {
+            return real::epoll_wait(epfd, events, max, timeout);
+        };
         let mut kernel = |part: &mut [epoll_event], time| {
             real::epoll_wait(epfd, part.as_mut_ptr(), part.len() as c_int, millis(time))
         };
-        fill(events, max, |array| waiting::wait(epoll, array, nanos(timeout), &mut kernel))
+        fill((epoll, epfd), (events, max), nanos(timeout), null(), &mut kernel)
     }
 }
 
@@ -167,13 +213,13 @@ pub unsafe extern "C-unwind" fn epoll_pwait(
 ) -> c_int {
     // SAFETY: the program's own call, here and below.
     unsafe {
-        let Some(epoll) = waited_for(epfd, max) else {
+        let Some(epoll) = waited_for(epfd, events, max, mask) else {
             return real::epoll_pwait(epfd, events, max, timeout, mask);
         };
         let mut kernel = |part: &mut [epoll_event], time| {
             real::epoll_pwait(epfd, part.as_mut_ptr(), part.len() as c_int, millis(time), mask)
         };
-        fill(events, max, |array| waiting::wait(epoll, array, nanos(timeout), &mut kernel))
+        fill((epoll, epfd), (events, max), nanos(timeout), mask, &mut kernel)
     }
 }
 
@@ -191,14 +237,14 @@ pub unsafe extern "C-unwind" fn epoll_pwait2(
 ) -> c_int {
     // SAFETY: the program's own call, here and below.
     unsafe {
-        let (Some(epoll), Ok(nanos)) = (waited_for(epfd, max), from_timespec(timeout)) else {
-            return real::epoll_pwait2(epfd, events, max, timeout, mask);
-        };
+        let by_kernel = || real::epoll_pwait2(epfd, events, max, timeout, mask);
+        let Some(epoll) = waited_for(epfd, events, max, mask) else { return by_kernel() };
+        let Ok(nanos) = from_timespec(timeout) else { return by_kernel() };
         let mut kernel = |part: &mut [epoll_event], time: Option<u64>| {
             let time = time.map(as_timespec);
             let pointer = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
             real::epoll_pwait2(epfd, part.as_mut_ptr(), part.len() as c_int, pointer, mask)
         };
-        fill(events, max, |array| waiting::wait(epoll, array, nanos, &mut kernel))
+        fill((epoll, epfd), (events, max), nanos, mask, &mut kernel)
     }
 }

@@ -159,17 +159,22 @@ pub(super) fn by_kernel(kernel: impl FnOnce() -> ssize_t) -> Result<usize, i32> 
 /// The kernel moves no more than this in one call.
 const MOST: usize = 0x7fff_f000;
 
-/// The piece of a call with one buffer, or `None` if the kernel must refuse it.
+/// The piece of a call with one buffer, or `None` if the kernel must refuse it. The calls of files are also refused for what is
+/// longer than memory, of which those of sockets move no more than they can.
 #[inline]
-fn piece(base: *const c_void, len: size_t) -> Option<[Piece; 1]> {
-    let len = len.min(MOST);
-    is_of_user(base as usize, len).then(|| [Piece { base: base.cast_mut().cast(), len }])
+fn piece(base: *const c_void, len: size_t, of: Calls) -> Option<[Piece; 1]> {
+    let most = len.min(MOST);
+    let checked = if of == Calls::Files { len } else { most };
+    memory::is_of_user(base as usize, checked).then(|| [Piece { base: base.cast_mut().cast(), len: most }])
 }
 
-/// Addresses of the kernel's are refused before anything else is looked at.
-#[inline]
-fn is_of_user(base: usize, len: usize) -> bool {
-    base.checked_add(len).is_some_and(|end| end as isize >= 0)
+/// Which family a call is of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Calls {
+    /// read and write.
+    Files,
+    /// recv, send and their kin.
+    Sockets,
 }
 
 /// The pieces of an iovec list, or `None` if the kernel must refuse it.
@@ -187,7 +192,10 @@ pub(super) unsafe fn pieces<'a>(iov: *const iovec, count: usize) -> Option<&'a [
     }
     // SAFETY: it can be read, and Piece has the layout of iovec.
     let pieces: &[Piece] = unsafe { std::slice::from_raw_parts(iov.cast(), count) };
-    pieces.iter().all(|piece| is_of_user(piece.base as usize, piece.len)).then_some(pieces)
+    // A single piece may be longer than memory: no more of it is used than can be.
+    let is_single = count == 1 && pieces[0].len <= isize::MAX as usize;
+    let counted = |piece: &Piece| if is_single { piece.len.min(MOST) } else { piece.len };
+    pieces.iter().all(|piece| memory::is_of_user(piece.base as usize, counted(piece))).then_some(pieces)
 }
 
 #[inline]
@@ -206,12 +214,11 @@ pub(super) fn sink<'a>(pieces: &'a [Piece]) -> Sink<'a> {
 #[inline]
 fn receive_one(
     fd: c_int,
-    buf: *mut c_void,
-    len: size_t,
+    (buf, len, of): (*mut c_void, size_t, Calls),
     flags: c_int,
     kernel: &dyn Fn() -> ssize_t,
 ) -> ssize_t {
-    let ours = |endpoint| match piece(buf, len) {
+    let ours = |endpoint| match piece(buf, len, of) {
         Some(piece) => receive::receive(endpoint, fd, &mut sink(&piece), flags, kernel).map(Taken::count),
         None => by_kernel(kernel),
     };
@@ -222,12 +229,11 @@ fn receive_one(
 #[inline]
 fn send_one(
     fd: c_int,
-    buf: *const c_void,
-    len: size_t,
+    (buf, len, of): (*const c_void, size_t, Calls),
     flags: c_int,
     kernel: &dyn Fn() -> ssize_t,
 ) -> ssize_t {
-    let ours = |endpoint| match piece(buf, len) {
+    let ours = |endpoint| match piece(buf, len, of) {
         Some(piece) => send::send(endpoint, fd, &mut source(&piece), flags, kernel),
         None => by_kernel(kernel),
     };
@@ -246,7 +252,7 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: size_t) -
         // Unlike recv it waits for nothing.
         return kernel();
     }
-    receive_one(fd, buf, len, 0, &kernel)
+    receive_one(fd, (buf, len, Calls::Files), 0, &kernel)
 }
 
 /// See write(2).
@@ -256,7 +262,7 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: size_t) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
     // SAFETY: the program's own call.
-    send_one(fd, buf, len, 0, &|| unsafe { real::write(fd, buf, len) })
+    send_one(fd, (buf, len, Calls::Files), 0, &|| unsafe { real::write(fd, buf, len) })
 }
 
 /// readv, with flags for the socket that preadv2 has other names for.
@@ -355,7 +361,7 @@ at_current_offset! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    receive_one(fd, buf, len, flags, &|| unsafe { real::recv(fd, buf, len, flags) })
+    receive_one(fd, (buf, len, Calls::Sockets), flags, &|| unsafe { real::recv(fd, buf, len, flags) })
 }
 
 /// See send(2).
@@ -365,7 +371,7 @@ pub unsafe extern "C-unwind" fn recv(fd: c_int, buf: *mut c_void, len: size_t, f
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    send_one(fd, buf, len, flags, &|| unsafe { real::send(fd, buf, len, flags) })
+    send_one(fd, (buf, len, Calls::Sockets), flags, &|| unsafe { real::send(fd, buf, len, flags) })
 }
 
 /// See recvfrom(2).
@@ -385,18 +391,15 @@ pub unsafe extern "C-unwind" fn recvfrom(
     let kernel = || unsafe { real::recvfrom(fd, buf, len, flags, from, fromlen) };
     // Before the kernel writes there.
     let is_asked = !from.is_null() && is_unsettled(fd);
-    let is_readable = is_asked && memory::is_readable(fromlen.cast(), size_of::<socklen_t>());
-    // SAFETY: it can be read.
-    let room = is_readable.then(|| unsafe { fromlen.read_unaligned() });
+    // SAFETY: the program's pointer, to a plain number.
+    let room = is_asked.then(|| unsafe { memory::read(fromlen) }).flatten();
     let ours = |endpoint| {
-        let Some(piece) = piece(buf, len) else { return by_kernel(kernel) };
+        let Some(piece) = piece(buf, len, Calls::Sockets) else { return by_kernel(kernel) };
         let taken = receive::receive(endpoint, fd, &mut sink(&piece), flags, &kernel);
-        if let (Err(_), Some(room)) = (&taken, room)
-            && memory::is_writable(fromlen.cast(), size_of::<socklen_t>())
-        {
+        if let (Err(_), Some(room)) = (&taken, room) {
             // The kernel may have said that the stream has ended, where TCP has an error and leaves this alone.
-            // SAFETY: it can be written.
-            unsafe { fromlen.write_unaligned(room) };
+            // SAFETY: the program wants a length there.
+            unsafe { memory::write(fromlen, room) };
         }
         let taken = taken?;
         if !taken.by_kernel && !from.is_null() {
@@ -414,19 +417,12 @@ pub(super) fn is_unsettled(fd: c_int) -> bool {
 
 /// TCP names no sender, and says so in the length. The bytes are gone even if that fails.
 pub(super) fn name_no_sender(len: *mut socklen_t) -> Result<(), i32> {
-    if !memory::is_readable(len.cast(), size_of::<socklen_t>()) {
-        return Err(libc::EFAULT);
-    }
-    // SAFETY: it can be read.
-    if (unsafe { len.read_unaligned() } as c_int) < 0 {
+    // SAFETY: the program's pointer, to a plain number, here and below.
+    if (unsafe { memory::read(len) }.ok_or(libc::EFAULT)? as c_int) < 0 {
         return Err(libc::EINVAL);
     }
-    if !memory::is_writable(len.cast(), size_of::<socklen_t>()) {
-        return Err(libc::EFAULT);
-    }
-    // SAFETY: it can be written.
-    unsafe { len.write_unaligned(0) };
-    Ok(())
+    // SAFETY: the program wants a length there.
+    if unsafe { memory::write(len, 0) } { Ok(()) } else { Err(libc::EFAULT) }
 }
 
 /// See sendto(2).
@@ -450,7 +446,7 @@ pub unsafe extern "C-unwind" fn sendto(
         descriptors::forget_unconnected(fd);
         return kernel();
     }
-    let ours = |endpoint| match piece(buf, len) {
+    let ours = |endpoint| match piece(buf, len, Calls::Sockets) {
         Some(piece) if is_ignored(to, tolen) => send::send(endpoint, fd, &mut source(&piece), flags, &kernel),
         _ => by_kernel(kernel),
     };
@@ -470,11 +466,8 @@ fn start_of(file: c_int, offset: *const off64_t) -> Result<off64_t, i32> {
             .map(|at| at as off64_t)
             .map_err(|errno| errno.raw_os_error());
     }
-    if !memory::is_readable(offset.cast(), size_of::<off64_t>()) {
-        return Err(libc::EFAULT);
-    }
-    // SAFETY: it can be read.
-    Ok(unsafe { offset.read_unaligned() })
+    // SAFETY: the program's pointer, to a plain number.
+    unsafe { memory::read(offset) }.ok_or(libc::EFAULT)
 }
 
 /// Where it has come.
@@ -483,12 +476,8 @@ fn advance(file: c_int, offset: *mut off64_t, to: off64_t) -> Result<(), i32> {
         let _ = rustix::fs::seek(crate::private::borrow(file), rustix::fs::SeekFrom::Start(to as u64));
         return Ok(());
     }
-    if !memory::is_writable(offset.cast(), size_of::<off64_t>()) {
-        return Err(libc::EFAULT);
-    }
-    // SAFETY: it can be written.
-    unsafe { offset.write_unaligned(to) };
-    Ok(())
+    // SAFETY: the program wants it there.
+    if unsafe { memory::write(offset, to) } { Ok(()) } else { Err(libc::EFAULT) }
 }
 
 /// See sendfile(2).
@@ -512,9 +501,14 @@ pub unsafe extern "C-unwind" fn sendfile64(
         };
         let read_file = |to: *mut u8, len: usize, moved: usize| {
             // SAFETY: `to` has room for `len` bytes in the ring.
-            unsafe { kernel::read_at(from, to, len, begin + moved as off64_t) }
+            unsafe { kernel::read_at(from, to, len, begin.saturating_add(moved as off64_t)) }
         };
-        match send::send_file(endpoint, out, count.min(MOST), read_file)? {
+        let step = match send::send_file(endpoint, out, count.min(MOST), read_file) {
+            // What cannot be read like this cannot be sent either, and sendfile has another word for it.
+            Err(libc::EISDIR) => return by_kernel(kernel),
+            step => step?,
+        };
+        match step {
             send::FileStep::Moved(count) => {
                 // A quarter of the ring may have been read when the lane turns out to have ended, so the file's offset
                 // moves only when all is done.
@@ -548,6 +542,10 @@ pub unsafe extern "C-unwind" fn sendfile(
     unsafe { sendfile64(out, from, offset, count) }
 }
 
+/// The flags that splice takes.
+const SPLICE_KNOWN: c_uint =
+    libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
+
 /// See splice(2).
 ///
 /// # Safety
@@ -563,6 +561,10 @@ pub unsafe extern "C-unwind" fn splice(
 ) -> ssize_t {
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::splice(from, from_offset, to, to_offset, len, flags) };
+    // Refused whatever the descriptors are.
+    if flags & !SPLICE_KNOWN != 0 {
+        return kernel();
+    }
     if let Some(endpoint) = table::endpoint(to) {
         let _shield = Shield::raise();
         attach::bar(endpoint, Reason::Splice);

@@ -50,10 +50,8 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
 /// # Safety
 /// `message` has been read before.
 unsafe fn take_back(message: *mut msghdr, header: &msghdr) {
-    if memory::is_writable(message.cast(), size_of::<msghdr>()) {
-        // SAFETY: it can be written.
-        unsafe { message.write_unaligned(*header) };
-    }
+    // SAFETY: the program's header.
+    unsafe { memory::write(message, *header) };
 }
 
 /// A message header and its list. `None` if the kernel must refuse it.
@@ -61,11 +59,8 @@ unsafe fn take_back(message: *mut msghdr, header: &msghdr) {
 /// # Safety
 /// `message` is the program's argument.
 unsafe fn read_header<'a>(message: *const msghdr) -> Option<(msghdr, &'a [Piece])> {
-    if !memory::is_readable(message.cast(), size_of::<msghdr>()) {
-        return None;
-    }
-    // SAFETY: it can be read.
-    let header = unsafe { message.read_unaligned() };
+    // SAFETY: the caller's promise; zeroes and all else are a valid header.
+    let header = unsafe { memory::read(message) }?;
     if !header.msg_name.is_null() && (header.msg_namelen as c_int) < 0 {
         return None;
     }
@@ -170,25 +165,26 @@ const MOST_OF_A_NAME: socklen_t = size_of::<sockaddr_storage>() as socklen_t;
 unsafe fn pass_on(message: *const msghdr) {
     // SAFETY: the caller's promise.
     let Some((header, _)) = (unsafe { read_header(message) }) else { return };
-    let len = header.msg_controllen;
-    if len == 0 || header.msg_control.is_null() || !memory::is_readable(header.msg_control.cast(), len) {
+    if header.msg_controllen == 0 || header.msg_control.is_null() {
         return;
     }
     let _shield = Shield::raise();
-    // SAFETY: it can be read, and the macros stay within its length.
-    unsafe {
-        let mut next = libc::CMSG_FIRSTHDR(&header);
-        while !next.is_null() {
-            let part = &*next;
-            if part.cmsg_level == libc::SOL_SOCKET && part.cmsg_type == libc::SCM_RIGHTS {
-                let count = (part.cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
-                let fds: *const c_int = libc::CMSG_DATA(next).cast();
-                for index in 0..count {
-                    descriptors::pass_on(fds.add(index).read_unaligned());
-                }
+    let control: *const u8 = header.msg_control.cast();
+    let mut rest = 0..header.msg_controllen;
+    // As far as the kernel would go: to what it cannot read, or what is longer than the rest.
+    // SAFETY: the program's control data; they are plain numbers.
+    while let Some(part) = unsafe { memory::read(control.wrapping_add(rest.start).cast::<cmsghdr>()) }
+        && (size_of::<cmsghdr>()..=rest.len()).contains(&part.cmsg_len)
+    {
+        if (part.cmsg_level, part.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            let bytes = rest.start + size_of::<cmsghdr>()..rest.start + part.cmsg_len;
+            for at in bytes.step_by(size_of::<c_int>()) {
+                // SAFETY: the same.
+                let Some(fd) = (unsafe { memory::read(control.wrapping_add(at).cast()) }) else { return };
+                descriptors::pass_on(fd);
             }
-            next = libc::CMSG_NXTHDR(&header, next);
         }
+        rest.start = rest.end.min(rest.start + part.cmsg_len.next_multiple_of(size_of::<usize>()));
     }
 }
 
@@ -219,10 +215,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         endpoint.count_received(unsafe { bytes_of(messages, received) });
         return received;
     }
-    if !timeout.is_null() && !memory::is_writable(timeout.cast(), size_of::<timespec>()) {
-        return kernel();
-    }
-    // SAFETY: null, or it can be read.
+    // SAFETY: the program's pointer.
     let Ok(limit) = (unsafe { from_timespec(timeout) }) else { return kernel() };
     // Here an error comes before bytes.
     lost::notice_reset(endpoint, fd);
@@ -231,28 +224,36 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         return -1;
     }
     let deadline = limit.map(|limit| process::now().saturating_add(limit));
+    let before = errno::get();
+    let mut left = None;
     let mut flags = flags;
     let mut done = 0;
     while done < count {
         // SAFETY: the program's array; what is bad about an entry is found below.
         let received =
-            unsafe { receive_entry(fd, messages.add(done as usize), flags & !libc::MSG_WAITFORONE) };
+            unsafe { receive_entry(fd, messages.wrapping_add(done as usize), flags & !libc::MSG_WAITFORONE) };
+        if received < 0 && done == 0 {
+            return -1;
+        }
         if received < 0 {
-            return if done > 0 { done as c_int } else { -1 };
+            errno::set(before);
+            break;
         }
         done += 1;
         if flags & libc::MSG_WAITFORONE != 0 {
             flags |= libc::MSG_DONTWAIT;
         }
         // As in the kernel, the limit is looked at between two messages only.
-        if let Some(deadline) = deadline {
-            let left = deadline.saturating_sub(process::now());
-            // SAFETY: it can be written.
-            unsafe { timeout.write_unaligned(as_timespec(left)) };
-            if left == 0 {
-                break;
-            }
+        left = deadline.map(|deadline| deadline.saturating_sub(process::now()));
+        if left == Some(0) {
+            break;
         }
+    }
+    // The messages are gone even if that fails.
+    // SAFETY: the program wants it there.
+    if left.is_some_and(|left| !unsafe { memory::write(timeout, as_timespec(left)) }) {
+        errno::set(libc::EFAULT);
+        return -1;
     }
     done as c_int
 }
@@ -307,7 +308,7 @@ pub unsafe extern "C-unwind" fn sendmmsg(
         if !process::is_off() {
             for index in 0..count as usize {
                 // SAFETY: the program's array, whose entries are looked at before they are read.
-                unsafe { pass_on(&raw const (*messages.add(index)).msg_hdr) };
+                unsafe { pass_on(&raw const (*messages.wrapping_add(index)).msg_hdr) };
             }
         }
         return kernel();
@@ -324,13 +325,19 @@ pub unsafe extern "C-unwind" fn sendmmsg(
         endpoint.count_sent(unsafe { bytes_of(messages, sent) });
         return sent;
     }
+    let before = errno::get();
     for index in 0..count {
         // SAFETY: the program's array; what is bad about an entry is found below.
-        let whole = unsafe { send_entry(fd, messages.add(index as usize), flags) };
+        let whole = unsafe { send_entry(fd, messages.wrapping_add(index as usize), flags) };
         match whole {
             Some(true) => {}
             Some(false) => return index as c_int + 1,
-            None => return if index > 0 { index as c_int } else { -1 },
+            None if index == 0 => return -1,
+            // What has been sent counts.
+            None => {
+                errno::set(before);
+                return index as c_int;
+            }
         }
     }
     count as c_int

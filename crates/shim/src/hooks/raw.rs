@@ -2,15 +2,21 @@
 //!
 //! What has a hook is given to it. Everything else is jumped to as it is: a child of clone or vfork comes back on a stack
 //! that none of our frames may be on.
+//!
+//! Here pointers and sizes are the kernel's to refuse, where libc's functions have good ones of their own or crash: a call
+//! that it would refuse for one is made as it is.
 
 use std::ffi::{c_int, c_long, c_void};
 
-use libc::timespec;
+use libc::{sigset_t, timespec};
 use shunt_abi::reason::Reason;
+use shunt_sys::memory;
 
+use super::readiness::from_timespec;
 use super::trampoline::{Call, trampolines};
-use super::{descriptor, epoll, io, message, process, readiness, socket};
-use crate::{fork, real, signal, unseen};
+use super::{descriptor, epoll, io, message, process, readiness, socket, unseen};
+use crate::ops::sleep::as_timespec;
+use crate::{fork, real, signal};
 
 trampolines! {
     /// See syscall(2).
@@ -31,14 +37,12 @@ extern "C" fn route(call: &Call) -> *mut c_void {
             _ => {}
         },
         libc::SYS_io_uring_setup | libc::SYS_io_uring_enter | libc::SYS_io_uring_register => {
-            unseen::leave(Reason::IoUring);
+            crate::unseen::leave(Reason::IoUring);
         }
         libc::SYS_io_submit => submitting(call),
         libc::SYS_unshare if call.argument(1) as c_int & libc::CLONE_FILES != 0 => {
-            unseen::leave(Reason::OwnTable);
+            crate::unseen::leave(Reason::OwnTable);
         }
-        // The kernel refuses a mask of another size.
-        libc::SYS_rt_sigaction if call.argument(4) as usize != size_of::<u64>() => {}
         // glibc's fcntl turns the owner's sign around.
         libc::SYS_fcntl if call.argument(2) as c_int == libc::F_GETOWN => {}
         libc::SYS_clone if !is_fork(call.argument(1), call.argument(2)) => {}
@@ -56,6 +60,7 @@ fn is_fork(flags: u64, stack: u64) -> bool {
 
 fn is_clone3_fork(call: &Call) -> bool {
     /// The beginning of struct clone_args.
+    #[derive(Clone, Copy)]
     #[repr(C)]
     struct CloneArgs {
         flags: u64,
@@ -63,31 +68,29 @@ fn is_clone3_fork(call: &Call) -> bool {
         stack: u64,
     }
     let (arguments, size) = (call.argument(1) as *const CloneArgs, call.argument(2) as usize);
-    if arguments.is_null() || size < size_of::<CloneArgs>() {
-        return false;
-    }
-    // SAFETY: not null, as long as the program says, and the program's promise.
-    unsafe { is_fork((*arguments).flags, (*arguments).stack) }
+    // SAFETY: the program's argument; they are plain numbers.
+    let arguments = (size >= size_of::<CloneArgs>()).then(|| unsafe { memory::read(arguments) }).flatten();
+    arguments.is_some_and(|arguments| is_fork(arguments.flags, arguments.stack))
 }
 
 /// The kernel's own asynchronous I/O names the sockets that it is asked to read, write or watch.
 fn submitting(call: &Call) {
-    let (count, list) = (call.argument(2) as i64, call.argument(3) as *const *const Iocb);
-    if list.is_null() {
-        return;
-    }
-    /// struct iocb.
+    /// The beginning of struct iocb.
+    #[derive(Clone, Copy)]
     #[repr(C)]
     struct Iocb {
         unused: [u64; 2],
         operation: u32,
         fd: u32,
     }
+    let (count, list) = (call.argument(2) as i64, call.argument(3) as *const *const Iocb);
     for index in 0..count.max(0) as usize {
-        // SAFETY: the program's promise: `count` entries, each of them valid.
-        if let Some(request) = unsafe { (*list.add(index)).as_ref() } {
-            super::unseen::going_async(request.fd as c_int);
-        }
+        // The kernel stops at the first that it cannot read.
+        // SAFETY: the program's list, and what it names; they are plain numbers.
+        let request =
+            unsafe { memory::read(list.wrapping_add(index)).and_then(|request| memory::read(request)) };
+        let Some(request) = request else { break };
+        unseen::going_async(request.fd as c_int);
     }
 }
 
@@ -188,20 +191,22 @@ fn hook(number: c_long) -> Option<Hook> {
         SYS_munmap: |a| changing_memory(libc::SYS_munmap, a),
         SYS_mprotect: |a| changing_memory(libc::SYS_mprotect, a),
         SYS_poll: |a| readiness::poll(a.pointer(0), a.0[1] as u64, a.int(2)),
-        SYS_ppoll: |a| leaving_the_rest(a.pointer(2), |time| readiness::ppoll(
-            a.pointer(0), a.0[1] as u64, time, a.pointer(3)
+        SYS_ppoll: |a| with_mask(libc::SYS_ppoll, a, (a.pointer(3), a.size(4)), |mask| with_time(
+            libc::SYS_ppoll, a, a.pointer(2), |time| readiness::ppoll(a.pointer(0), a.0[1] as u64, time, mask)
         )),
-        SYS_select: |a| readiness::select(a.int(0), a.pointer(1), a.pointer(2), a.pointer(3), a.pointer(4)),
-        SYS_pselect6: |a| leaving_the_rest(a.pointer(4), |time| readiness::pselect(
-            a.int(0), a.pointer(1), a.pointer(2), a.pointer(3), time, mask_of(a.pointer(5))
-        )),
+        SYS_select: |a| readiness::select_by_number(a.int(0), a.pointer(1), a.pointer(2), a.pointer(3), a.pointer(4)),
+        SYS_pselect6: |a| pselect6(a),
         SYS_epoll_create: |a| epoll::epoll_create(a.int(0)),
         SYS_epoll_create1: |a| epoll::epoll_create1(a.int(0)),
         SYS_epoll_ctl: |a| epoll::epoll_ctl(a.int(0), a.int(1), a.int(2), a.pointer(3)),
         SYS_epoll_wait: |a| epoll::epoll_wait(a.int(0), a.pointer(1), a.int(2), a.int(3)),
-        SYS_epoll_pwait: |a| epoll::epoll_pwait(a.int(0), a.pointer(1), a.int(2), a.int(3), a.pointer(4)),
-        SYS_epoll_pwait2: |a| epoll::epoll_pwait2(a.int(0), a.pointer(1), a.int(2), a.pointer(3), a.pointer(4)),
-        SYS_rt_sigaction: |a| signal::kernel_sigaction(a.int(0), a.pointer(1), a.pointer(2)),
+        SYS_epoll_pwait: |a| with_mask(libc::SYS_epoll_pwait, a, (a.pointer(4), a.size(5)), |mask| {
+            epoll::epoll_pwait(a.int(0), a.pointer(1), a.int(2), a.int(3), mask)
+        }),
+        SYS_epoll_pwait2: |a| with_mask(libc::SYS_epoll_pwait2, a, (a.pointer(4), a.size(5)), |mask| {
+            epoll::epoll_pwait2(a.int(0), a.pointer(1), a.int(2), a.pointer(3), mask)
+        }),
+        SYS_rt_sigaction: |a| sigaction(a),
         SYS_execve: |a| process::execve(a.pointer(0), a.pointer(1), a.pointer(2)),
         SYS_execveat: |a| process::execveat(a.int(0), a.pointer(1), a.pointer(2), a.pointer(3), a.int(4)),
         SYS_fork: |a| forking(libc::SYS_fork, a),
@@ -210,12 +215,18 @@ fn hook(number: c_long) -> Option<Hook> {
     }
 }
 
+/// The call as it came.
+unsafe fn by_number(number: c_long, a: &Arguments) -> c_long {
+    // SAFETY: the caller's promise.
+    unsafe { real::syscall(number, a.0[0], a.0[1], a.0[2], a.0[3], a.0[4], a.0[5]) }
+}
+
 /// An allocator behind us in the link order has a `munmap` of its own, and makes it of this very call: so it is not given to
 /// the function of that name.
 unsafe fn changing_memory(number: c_long, a: &Arguments) -> c_long {
     // SAFETY: the caller's promise.
-    let result = unsafe { real::syscall(number, a.0[0], a.0[1], a.0[2], a.0[3], a.0[4], a.0[5]) };
-    shunt_sys::memory::forget(a.size(0), a.size(1));
+    let result = unsafe { by_number(number, a) };
+    memory::forget(a.size(0), a.size(1));
     result
 }
 
@@ -224,7 +235,7 @@ unsafe fn forking(number: c_long, a: &Arguments) -> c_long {
     // SAFETY: the caller's promise; what surrounds every other fork.
     unsafe {
         fork::before();
-        let pid = real::syscall(number, a.0[0], a.0[1], a.0[2], a.0[3], a.0[4], a.0[5]);
+        let pid = by_number(number, a);
         // A child has one thread.
         match pid {
             0 => fork::after_in_child(),
@@ -237,19 +248,61 @@ unsafe fn forking(number: c_long, a: &Arguments) -> c_long {
     }
 }
 
-/// The kernel leaves in `time` what was not slept; libc's functions hide that.
+/// Signals are 64 bits to the kernel.
+const SIZE_OF_MASK: usize = size_of::<u64>();
+
+/// The kernel refuses a mask of another size.
+unsafe fn sigaction(a: &Arguments) -> c_long {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match a.size(3) {
+            SIZE_OF_MASK => signal::kernel_sigaction(a.int(0), a.pointer(1), a.pointer(2)),
+            _ => by_number(libc::SYS_rt_sigaction, a),
+        }
+    }
+}
+
+/// Has `wait` use a mask, of which libc's functions give no size. The kernel refuses one of another size.
 ///
 /// # Safety
-/// `time` is null or valid.
-unsafe fn leaving_the_rest(time: *mut timespec, wait: impl FnOnce(*const timespec) -> c_int) -> c_int {
+/// As the system call `number`.
+unsafe fn with_mask(
+    number: c_long,
+    a: &Arguments,
+    (mask, size): (*const sigset_t, usize),
+    wait: impl FnOnce(*const sigset_t) -> c_int,
+) -> c_int {
+    if mask.is_null() || size == SIZE_OF_MASK {
+        return wait(mask);
+    }
     // SAFETY: the caller's promise.
-    let Some(time) = (unsafe { time.as_mut() }) else { return wait(std::ptr::null()) };
+    unsafe { by_number(number, a) as c_int }
+}
+
+/// Has `wait` use a time. The kernel leaves there what was not slept, if it can: libc's functions copy it, and hide that.
+///
+/// # Safety
+/// As the system call `number`; `time` is the program's argument.
+unsafe fn with_time(
+    number: c_long,
+    a: &Arguments,
+    time: *mut timespec,
+    wait: impl FnOnce(*const timespec) -> c_int,
+) -> c_int {
+    if time.is_null() {
+        return wait(time);
+    }
+    // SAFETY: the caller's promise.
+    let (Some(given), Ok(nanos)) = (unsafe { memory::read(time) }, unsafe { from_timespec(time) }) else {
+        // SAFETY: the caller's promise.
+        return unsafe { by_number(number, a) as c_int };
+    };
     let begin = crate::process::now();
-    let result = wait(time);
-    if let (true, true) = (time.tv_sec >= 0, (0..1_000_000_000).contains(&time.tv_nsec)) {
-        let whole = (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64);
-        let left = whole.saturating_sub(crate::process::now() - begin);
-        *time = timespec { tv_sec: (left / 1_000_000_000) as i64, tv_nsec: (left % 1_000_000_000) as i64 };
+    let result = wait(&given);
+    if let Some(nanos) = nanos {
+        let left = nanos.saturating_sub(crate::process::now() - begin);
+        // SAFETY: the program wants it there.
+        unsafe { memory::write(time, as_timespec(left)) };
     }
     result
 }
@@ -257,8 +310,19 @@ unsafe fn leaving_the_rest(time: *mut timespec, wait: impl FnOnce(*const timespe
 /// pselect6 has too many arguments for the mask and its size to be two of them.
 ///
 /// # Safety
-/// `pair` is null or valid.
-unsafe fn mask_of(pair: *const [usize; 2]) -> *const libc::sigset_t {
-    // SAFETY: the caller's promise.
-    unsafe { pair.as_ref() }.map_or(std::ptr::null(), |pair| pair[0] as *const libc::sigset_t)
+/// As the system call.
+unsafe fn pselect6(a: &Arguments) -> c_int {
+    let number = libc::SYS_pselect6;
+    let pair: *const [usize; 2] = a.pointer(5);
+    // SAFETY: the caller's promise, here and below.
+    unsafe {
+        let Some([mask, size]) = (if pair.is_null() { Some([0, 0]) } else { memory::read(pair) }) else {
+            return by_number(number, a) as c_int;
+        };
+        with_mask(number, a, (mask as *const sigset_t, size), |mask| {
+            with_time(number, a, a.pointer(4), |time| {
+                readiness::pselect(a.int(0), a.pointer(1), a.pointer(2), a.pointer(3), time, mask)
+            })
+        })
+    }
 }

@@ -1,13 +1,14 @@
 //! poll, select and their variants.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_long};
 
 use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use shunt_sys::memory;
 
-use crate::ops::{poll as polling, select as selecting};
+use crate::ops::poll as polling;
+use crate::ops::select::Sets;
 use crate::signal::Shield;
-use crate::{process, real, signal};
+use crate::{errno, own_table, process, real, signal};
 
 /// The set of a call, if it is one the kernel would read.
 ///
@@ -64,7 +65,7 @@ pub unsafe extern "C-unwind" fn ppoll(
             return kernel();
         }
         match (set(fds, count), from_timespec(timeout)) {
-            (Some(set), Ok(nanos)) => {
+            (Some(set), Ok(nanos)) if is_good_mask(mask) => {
                 signal::point();
                 let _shield = Shield::raise();
                 polling::poll(set, nanos, mask, kernel)
@@ -79,16 +80,78 @@ pub unsafe extern "C-unwind" fn ppoll(
 /// # Safety
 /// `time` is null or the program's argument.
 pub(super) unsafe fn from_timespec(time: *const timespec) -> Result<Option<u64>, ()> {
-    if !time.is_null() && !memory::is_readable(time.cast(), size_of::<timespec>()) {
+    if time.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise; it is two numbers.
+    let time = unsafe { memory::read(time) }.ok_or(())?;
+    nanos(time.tv_sec, time.tv_nsec)
+}
+
+fn nanos(seconds: i64, nanos: i64) -> Result<Option<u64>, ()> {
+    if seconds < 0 || !(0..1_000_000_000).contains(&nanos) {
         return Err(());
     }
-    // SAFETY: null, or it can be read.
-    match unsafe { time.as_ref() } {
-        None => Ok(None),
-        Some(time) if time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec) => Err(()),
-        Some(time) => {
-            Ok(Some((time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64)))
+    Ok(Some((seconds as u64).saturating_mul(1_000_000_000).saturating_add(nanos as u64)))
+}
+
+/// Whether the kernel can read a mask: it does so before it looks at anything else, and whatever it finds.
+pub(super) fn is_good_mask(mask: *const sigset_t) -> bool {
+    /// Signals are 64 bits to the kernel.
+    const BYTES: usize = size_of::<u64>();
+    mask.is_null() || memory::is_readable(mask.cast(), BYTES)
+}
+
+/// The time and the mask of a select. Nothing is looked at before it is known that it must be.
+struct Limits<'a> {
+    /// In nanoseconds; `Err` if it is refused.
+    time: &'a dyn Fn() -> Result<Option<u64>, ()>,
+    mask: *const sigset_t,
+    /// Is told how much of the time has not been slept.
+    leave: &'a dyn Fn(u64),
+}
+
+/// select and its kin. `kernel` makes the program's own call, for so many descriptors.
+fn selecting(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    limits: &Limits<'_>,
+    kernel: &dyn Fn(c_int) -> c_int,
+) -> c_int {
+    if process::is_off() {
+        return kernel(count);
+    }
+    let before = errno::get();
+    let result = select_among(count, sets, limits, kernel);
+    if result == -1
+        && errno::get() == libc::EBADF
+        && let Some(fewer) = own_table::shorter_than(count)
+    {
+        errno::set(before);
+        return select_among(fewer, sets, limits, kernel);
+    }
+    result
+}
+
+fn select_among(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    limits: &Limits<'_>,
+    kernel: &dyn Fn(c_int) -> c_int,
+) -> c_int {
+    let mut sets = Sets::new(count, sets);
+    match (limits.time)() {
+        Ok(nanos) if is_good_mask(limits.mask) && sets.concern_us() => {
+            signal::point();
+            let _shield = Shield::raise();
+            let begin = process::now();
+            let result = sets.wait(nanos, limits.mask);
+            if let Some(nanos) = nanos {
+                (limits.leave)(nanos.saturating_sub(process::now() - begin));
+            }
+            result
         }
+        _ => kernel(count),
     }
 }
 
@@ -104,34 +167,62 @@ pub unsafe extern "C-unwind" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
+    // glibc looks at so many bits of it.
+    let micros = |micros: i64| i64::from(micros as i32);
+    // SAFETY: the program's own call.
+    let kernel = |count| unsafe { real::select(count, read, write, except, timeout) };
+    // SAFETY: the program's argument.
+    unsafe { selecting_with_timeval(count, [read, write, except], timeout, &micros, &kernel) }
+}
+
+/// The system call. Unlike with libc's function, a bad address of the time is the kernel's to refuse.
+///
+/// # Safety
+/// As the system call.
+pub(super) unsafe fn select_by_number(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    let [a, b, c, d] = [read.addr(), write.addr(), except.addr(), timeout.addr()].map(|word| word as c_long);
     // SAFETY: the program's own call, here and below.
-    unsafe {
-        if process::is_off() {
-            return real::select(count, read, write, except, timeout);
+    let kernel =
+        |count: c_int| unsafe { real::syscall(libc::SYS_select, count.into(), a, b, c, d, 0) as c_int };
+    // SAFETY: the program's argument.
+    unsafe { selecting_with_timeval(count, [read, write, except], timeout, &|micros| micros, &kernel) }
+}
+
+/// There may be more microseconds than a second has; `taken` says how many count. Linux leaves in `timeout` what was not slept,
+/// if it can.
+///
+/// # Safety
+/// `timeout` is the program's argument.
+unsafe fn selecting_with_timeval(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    timeout: *mut timeval,
+    taken: &dyn Fn(i64) -> i64,
+    kernel: &dyn Fn(c_int) -> c_int,
+) -> c_int {
+    let time = || {
+        if timeout.is_null() {
+            return Ok(None);
         }
-        let sets = selecting::Sets::new(count, [read, write, except]);
-        let readable = timeout.is_null() || memory::is_writable(timeout.cast(), size_of::<timeval>());
-        let in_order = |time: &timeval| time.tv_sec >= 0 && (0..1_000_000).contains(&time.tv_usec);
-        if !readable || !timeout.as_ref().is_none_or(in_order) || !sets.concern_us() {
-            return real::select(count, read, write, except, timeout);
-        }
-        let nanos = timeout.as_ref().map(|time| {
-            (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_usec as u64 * 1000)
-        });
-        signal::point();
-        let _shield = Shield::raise();
-        let begin = process::now();
-        let result = sets.wait(nanos, std::ptr::null());
-        // Linux leaves the time that was not slept.
-        if let (Some(time), Some(nanos)) = (timeout.as_mut(), nanos) {
-            let left = nanos.saturating_sub(process::now() - begin);
-            *time = timeval {
-                tv_sec: (left / 1_000_000_000) as i64,
-                tv_usec: (left % 1_000_000_000 / 1000) as i64,
-            };
-        }
-        result
-    }
+        // SAFETY: the caller's promise; it is two numbers.
+        let given = unsafe { memory::read(timeout) }.ok_or(())?;
+        let micros = taken(given.tv_usec);
+        let seconds = given.tv_sec.saturating_add(micros / 1_000_000);
+        nanos((given.tv_sec >= 0).then_some(seconds).ok_or(())?, micros % 1_000_000 * 1000)
+    };
+    let leave = |left: u64| {
+        let rest =
+            timeval { tv_sec: (left / 1_000_000_000) as i64, tv_usec: (left % 1_000_000_000 / 1000) as i64 };
+        // SAFETY: the program wants it there.
+        unsafe { memory::write(timeout, rest) };
+    };
+    selecting(count, sets, &Limits { time: &time, mask: std::ptr::null(), leave: &leave }, kernel)
 }
 
 /// See pselect(2).
@@ -147,21 +238,11 @@ pub unsafe extern "C-unwind" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program's own call, here and below.
-    unsafe {
-        if process::is_off() {
-            return real::pselect(count, read, write, except, timeout, mask);
-        }
-        let sets = selecting::Sets::new(count, [read, write, except]);
-        match from_timespec(timeout) {
-            Ok(nanos) if sets.concern_us() => {
-                signal::point();
-                let _shield = Shield::raise();
-                sets.wait(nanos, mask)
-            }
-            _ => real::pselect(count, read, write, except, timeout, mask),
-        }
-    }
+    // SAFETY: the program's own call.
+    let kernel = |count| unsafe { real::pselect(count, read, write, except, timeout, mask) };
+    // SAFETY: the program's argument.
+    let time = || unsafe { from_timespec(timeout) };
+    selecting(count, [read, write, except], &Limits { time: &time, mask, leave: &|_| () }, &kernel)
 }
 
 /// glibc's checked variants.

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_int, c_void};
 
 use libc::{aiocb, sigevent};
 use shunt_abi::reason::Reason;
+use shunt_sys::memory;
 
 use super::trampoline::{Call, trampolines};
 use crate::signal::Shield;
@@ -82,6 +83,18 @@ pub(super) fn going_async(fd: c_int) {
     }
 }
 
+/// The same for the socket that a request names. What is bad about it, libc sees.
+///
+/// # Safety
+/// `request` is the program's argument.
+unsafe fn request_going_async(request: *const aiocb) {
+    let fd: *const c_int = request.wrapping_byte_add(std::mem::offset_of!(aiocb, aio_fildes)).cast();
+    // SAFETY: the caller's promise; it is a plain number.
+    if let Some(fd) = unsafe { memory::read(fd) } {
+        going_async(fd);
+    }
+}
+
 macro_rules! aio {
     ($($name:ident, $real:ident;)*) => { $(
         /// See aio_read(3) and aio_write(3).
@@ -92,7 +105,7 @@ macro_rules! aio {
         pub unsafe extern "C-unwind" fn $name(request: *mut aiocb) -> c_int {
             // SAFETY: the program's own call.
             unsafe {
-                going_async((*request).aio_fildes);
+                request_going_async(request);
                 real::$real(request)
             }
         }
@@ -121,10 +134,10 @@ macro_rules! listio {
             event: *mut sigevent,
         ) -> c_int {
             for index in 0..count.max(0) as usize {
-                // SAFETY: the program's promise: `count` entries, each null or valid.
-                if let Some(request) = unsafe { (*list.add(index)).as_ref() } {
-                    going_async(request.aio_fildes);
-                }
+                // SAFETY: the program's list, each entry of which is null or a request.
+                let Some(request) = (unsafe { memory::read(list.wrapping_add(index)) }) else { break };
+                // SAFETY: the same.
+                unsafe { request_going_async(request) };
             }
             // SAFETY: the program's own call.
             unsafe { real::lio_listio(mode, list, count, event) }

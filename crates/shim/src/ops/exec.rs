@@ -10,6 +10,7 @@ use std::os::fd::RawFd;
 use rustix::io::FdFlags;
 use shunt_abi::handover::Held;
 use shunt_abi::reason::Reason;
+use shunt_sys::memory;
 use shunt_sys::tcp::Opener;
 
 use crate::endpoint::{self, Endpoint};
@@ -28,7 +29,7 @@ pub(crate) struct Leaving {
 /// exec, in the process itself or in a child of vfork, which runs in our memory with descriptors of its own.
 ///
 /// # Safety
-/// As execve: `path` is null where the program is searched for, and `environment` null or a list that ends in a null.
+/// As execve: `path` is null where the program is searched for. What is bad about it or `environment`, the kernel says.
 pub(crate) unsafe fn before_exec(path: *const c_char, environment: *const *const c_char) -> Leaving {
     let mut leaving = Leaving { letter: None, changed: false };
     if process::is_off() {
@@ -104,14 +105,8 @@ pub(crate) fn before_variadic_exec() {
 unsafe fn named<'a>(path: *const c_char) -> Option<&'a CStr> {
     /// The kernel takes no longer one.
     const PATH_MAX: usize = 4096;
-    let readable = |len| shunt_sys::memory::is_readable(path.cast(), len);
-    if path.is_null() || !readable(1) {
-        return None;
-    }
-    // SAFETY: the program's string, or one that the kernel refuses because it does not end.
-    let len = (0..PATH_MAX).find(|&len| !readable(len + 1) || unsafe { *path.add(len) } == 0)?;
-    // SAFETY: it ends there.
-    readable(len + 1).then(|| unsafe { CStr::from_ptr(path) }).filter(|path| path.to_bytes().contains(&b'/'))
+    // SAFETY: the program's string, or one that the kernel refuses.
+    unsafe { memory::string(path, PATH_MAX) }.filter(|path| path.to_bytes().contains(&b'/'))
 }
 
 fn is_row(endpoint: &Endpoint, row: u32) -> bool {

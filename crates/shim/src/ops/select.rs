@@ -7,7 +7,7 @@ use shunt_sys::memory;
 
 use crate::signal::{self, Ran};
 use crate::table::{self, WORD as BITS};
-use crate::{errno, ops::poll, process};
+use crate::{errno, ops::poll, own_table, process};
 
 /// The three sets of a call, as the words of their bitmaps.
 pub(crate) struct Sets {
@@ -24,23 +24,38 @@ const MEANS: [i16; 3] = [
 ];
 
 impl Sets {
-    /// # Safety
-    /// As select: each set is null, or as long as `count` descriptors need, or a bad address.
-    pub(crate) unsafe fn new(count: c_int, sets: [*mut fd_set; 3]) -> Sets {
+    pub(crate) fn new(count: c_int, sets: [*mut fd_set; 3]) -> Sets {
         Sets { sets: sets.map(|set| set.cast()), count: count.max(0) as usize }
     }
 
     /// Whether one of the descriptors is a connected TCP socket, and the kernel has nothing against the addresses.
-    pub(crate) fn concern_us(&self) -> bool {
-        let len = self.count.div_ceil(BITS) * BITS / 8;
-        self.sets.iter().all(|set| set.is_null() || memory::is_writable(set.cast(), len))
-            && (0..self.count.div_ceil(BITS)).any(|index| self.any(index) & table::pollable(index) != 0)
-            && poll::concerns(self.members().map(|(fd, _)| fd))
+    pub(crate) fn concern_us(&mut self) -> bool {
+        let known = 0..self.words().min(table::PLACES / BITS);
+        if !known.into_iter().any(|index| table::pollable(index) & self.any(index) != 0) {
+            return false;
+        }
+        // The kernel looks no further than its table goes, however many there are said to be.
+        if !self.are_good()
+            && let Some(fewer) = own_table::shorter_than(self.count as c_int)
+        {
+            self.count = fewer as usize;
+        }
+        self.are_good() && poll::concerns(self.members().map(|(fd, _)| fd))
     }
 
+    fn words(&self) -> usize {
+        self.count.div_ceil(BITS)
+    }
+
+    fn are_good(&self) -> bool {
+        let len = self.words() * BITS / 8;
+        self.sets.iter().all(|set| set.is_null() || memory::is_writable(set.cast(), len))
+    }
+
+    /// The kernel copies whole words. What cannot be read has no members.
     fn word(&self, set: usize, index: usize) -> u64 {
-        // SAFETY: `concern_us` has found it good; `index` is below the words that `count` descriptors need.
-        if self.sets[set].is_null() { 0 } else { unsafe { self.sets[set].add(index).read_unaligned() } }
+        // SAFETY: the program's set; it is a plain number.
+        unsafe { memory::read(self.sets[set].wrapping_add(index)) }.unwrap_or(0)
     }
 
     /// The members of all sets.
@@ -49,8 +64,7 @@ impl Sets {
     }
 
     fn members(&self) -> impl Iterator<Item = (c_int, i16)> + '_ {
-        let words = self.count.div_ceil(BITS);
-        (0..words).flat_map(move |index| {
+        (0..self.words()).flat_map(move |index| {
             let mut bits = [0, 1, 2].map(|set| self.word(set, index));
             if (index + 1) * BITS > self.count {
                 let keep = u64::MAX >> ((index + 1) * BITS - self.count);
@@ -114,7 +128,7 @@ impl Sets {
     }
 
     fn store(&self, fds: &[pollfd]) -> c_int {
-        let words = self.count.div_ceil(BITS);
+        let words = self.words();
         let mut total = 0;
         for set in (0..3).filter(|&set| !self.sets[set].is_null()) {
             let mut result = vec![0u64; words];
@@ -123,8 +137,8 @@ impl Sets {
                 total += 1;
             }
             for (index, word) in result.into_iter().enumerate() {
-                // SAFETY: as in `word`.
-                unsafe { self.sets[set].add(index).write_unaligned(word) };
+                // SAFETY: the program wants it there; `concern_us` has found it good.
+                unsafe { memory::write(self.sets[set].wrapping_add(index), word) };
             }
         }
         total

@@ -6,11 +6,12 @@
 use std::ffi::{c_int, c_long, c_ulong};
 
 use libc::{SA_RESETHAND, SA_RESTART, SA_SIGINFO, SIG_DFL, SIG_IGN};
+use shunt_sys::memory;
 
 use super::deliver::trampoline;
 use super::{FAULTS, Shield};
 use crate::lock::Lock;
-use crate::{process, real};
+use crate::{errno, process, real};
 
 const SIGNALS: usize = 65;
 /// Flags that the kernel is not given as the program gave them.
@@ -47,88 +48,106 @@ pub(crate) unsafe fn sigaction(
     action: *const libc::sigaction,
     old: *mut libc::sigaction,
 ) -> c_int {
+    // libc's own function touches what it is given, too, so both are touched where that may end badly: outside the lock.
     // SAFETY: the program's promise: null or valid.
-    let wanted = unsafe { action.as_ref() }.map(|action| Action {
-        handler: action.sa_sigaction,
-        flags: action.sa_flags,
-        mask: first_word(&action.sa_mask),
+    let given = unsafe { action.as_ref() }.copied();
+    let wanted = given.map(|given| Action {
+        handler: given.sa_sigaction,
+        flags: given.sa_flags,
+        mask: first_word(&given.sa_mask),
     });
     // From now on hooks may run in handlers, where nothing can be looked up.
     real::find_all();
-    let _shield = Shield::raise();
-    let mut actions = ACTIONS.lock();
-    let result = match wanted.filter(|wanted| passes_through_us(signal, wanted)) {
-        Some(wanted) => {
-            // SAFETY: the action was there, and is copied with the rest of what is in it.
-            let mut passed = unsafe { *action };
+    // libc leaves most of the mask as it was.
+    // SAFETY: the program's promise: null or valid. Zeroes are a valid action.
+    let mut replaced = unsafe { old.as_ref().copied().unwrap_or_else(|| std::mem::zeroed()) };
+    {
+        let _shield = Shield::raise();
+        let mut actions = ACTIONS.lock();
+        let mut passed = given;
+        if let Some(passed) = &mut passed
+            && let Some(wanted) = wanted.filter(|wanted| passes_through_us(signal, wanted))
+        {
             passed.sa_sigaction = our_handler();
             passed.sa_flags = our_flags(wanted.flags);
             // SAFETY: fills a set of ours.
             unsafe { libc::sigfillset(&mut passed.sa_mask) };
-            // SAFETY: ours, and the program's.
-            unsafe { real::sigaction(signal, &passed, old) }
         }
-        // SAFETY: the program's own call.
-        None => unsafe { real::sigaction(signal, action, old) },
-    };
-    if result != 0 {
-        return result;
+        let pointer = passed.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: two structures of ours; the handler is the program's.
+        let result = unsafe { real::sigaction(signal, pointer, &mut replaced) };
+        if result != 0 {
+            return result;
+        }
+        if replaced.sa_sigaction == our_handler() {
+            show_own(&mut replaced, &actions[signal as usize]);
+        }
+        note(&mut actions, signal, wanted);
     }
-    // SAFETY: the kernel has filled it in.
-    if let Some(old) = unsafe { old.as_mut() }
-        && old.sa_sigaction == our_handler()
-    {
-        show_own(old, &actions[signal as usize]);
+    // SAFETY: the program's promise: null or valid.
+    if let Some(old) = unsafe { old.as_mut() } {
+        *old = replaced;
     }
-    note(&mut actions, signal, wanted);
-    result
+    0
 }
 
 /// The same by syscall(2).
 ///
 /// # Safety
-/// As rt_sigaction(2), with a mask of 64 bits.
+/// As rt_sigaction(2), with a mask of 64 bits. What is bad about the pointers, the kernel says.
 pub(crate) unsafe fn kernel_sigaction(
     signal: c_int,
     action: *const KernelAction,
     old: *mut KernelAction,
 ) -> c_long {
-    // SAFETY: the program's promise: null or valid.
-    let given = unsafe { action.as_ref() }.copied();
+    // SAFETY: the program's pointer, to plain numbers.
+    let given = unsafe { memory::read(action) };
+    if given.is_none() && !action.is_null() {
+        errno::set(libc::EFAULT);
+        return -1;
+    }
     let wanted =
         given.map(|given| Action { handler: given.handler, flags: given.flags as c_int, mask: given.mask });
     real::find_all();
-    let _shield = Shield::raise();
-    let mut actions = ACTIONS.lock();
-    let passed = given.map(|given| match wanted.filter(|wanted| passes_through_us(signal, wanted)) {
-        Some(wanted) => KernelAction {
-            handler: our_handler(),
-            flags: c_ulong::from(our_flags(wanted.flags) as u32),
-            mask: u64::MAX,
-            ..given
-        },
-        None => given,
-    });
-    let pointer = passed.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: ours, and the program's.
-    let result = unsafe {
-        let (number, size) = (libc::SYS_rt_sigaction, size_of::<u64>() as c_long);
-        real::syscall(number, signal.into(), pointer.addr() as c_long, old.addr() as c_long, size, 0, 0)
-    };
-    if result != 0 {
-        return result;
-    }
-    // SAFETY: the kernel has filled it in.
-    if let Some(old) = unsafe { old.as_mut() }
-        && old.handler == our_handler()
+    let mut replaced = KernelAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
     {
-        let known = actions[signal as usize];
-        old.handler = known.handler;
-        old.flags = old.flags & !(OURS as u32 as c_ulong) | (known.flags & OURS) as u32 as c_ulong;
-        old.mask = known.mask;
+        let _shield = Shield::raise();
+        let mut actions = ACTIONS.lock();
+        let passed = given.map(|given| match wanted.filter(|wanted| passes_through_us(signal, wanted)) {
+            Some(wanted) => KernelAction {
+                handler: our_handler(),
+                flags: c_ulong::from(our_flags(wanted.flags) as u32),
+                mask: u64::MAX,
+                ..given
+            },
+            None => given,
+        });
+        let pointer = passed.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        let into = std::ptr::from_mut(&mut replaced);
+        // SAFETY: two structures of ours; the handler is the program's.
+        let result = unsafe {
+            let (number, size) = (libc::SYS_rt_sigaction, size_of::<u64>() as c_long);
+            real::syscall(number, signal.into(), pointer.addr() as c_long, into.addr() as c_long, size, 0, 0)
+        };
+        if result != 0 {
+            return result;
+        }
+        if replaced.handler == our_handler() {
+            let known = actions[signal as usize];
+            replaced.handler = known.handler;
+            replaced.flags =
+                replaced.flags & !(OURS as u32 as c_ulong) | (known.flags & OURS) as u32 as c_ulong;
+            replaced.mask = known.mask;
+        }
+        note(&mut actions, signal, wanted);
     }
-    note(&mut actions, signal, wanted);
-    result
+    // The kernel, too, has done it before it finds out that it cannot say what was there.
+    // SAFETY: the program wants it there.
+    if !old.is_null() && !unsafe { memory::write(old, replaced) } {
+        errno::set(libc::EFAULT);
+        return -1;
+    }
+    0
 }
 
 /// The handler that runs now. One that was to run once is no longer there when it begins.
