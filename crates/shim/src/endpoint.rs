@@ -4,6 +4,7 @@
 //! closes its descriptor reads stale numbers at worst, never freed memory; generations tell the difference.
 
 use std::cell::Cell;
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
 use shunt_abi::page;
@@ -18,7 +19,7 @@ use crate::kernel;
 use crate::links::{Attachment, Peer};
 use crate::lock::Lock;
 use crate::low_water::LowWater;
-use crate::ops::options;
+use crate::ops::{descriptors, options};
 use crate::order;
 use crate::pace::{Pace, Unanswered};
 use crate::waiter::Slot;
@@ -27,6 +28,9 @@ const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
 /// How many there can be.
 pub(crate) const MOST: usize = CHUNK * CHUNKS;
+/// In place of the number of names: the program has closed them all while calls waited, which hold the socket by a
+/// descriptor of the shim's. No program has so many.
+const HELD: u32 = u32::MAX;
 
 /// Where an endpoint is on its way to shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,8 +92,10 @@ pub(crate) struct Endpoint {
     /// The number of the message to the broker that offered it last.
     pub(crate) offered_as: AtomicU64,
     entry: AtomicPtr<page::Entry>,
-    /// Descriptors of this process that name the socket.
+    /// Descriptors of this process that name the socket, or [`HELD`].
     names: AtomicU32,
+    /// Calls that have begun to wait on it, and are not over: see [`crate::ops::hold`].
+    calls: AtomicU32,
     /// One of them.
     pub(crate) fd: AtomicI32,
     pub(crate) nonblocking: AtomicU32,
@@ -250,9 +256,17 @@ pub(crate) unsafe fn reset_locks() {
             endpoint.epolls.reset();
             endpoint.beside_kernel.reset();
         }
+        endpoint.calls.store(0, Relaxed);
         endpoint.receivers_in_kernel.store(0, Relaxed);
         endpoint.senders_in_kernel.store(0, Relaxed);
         endpoint.owner.store(0, Relaxed);
+    }
+}
+
+/// A descriptor by which calls hold a socket has moved to another number.
+pub(crate) fn renumber(old: RawFd, new: RawFd) {
+    for endpoint in all().filter(|endpoint| endpoint.is_held()) {
+        let _ = endpoint.fd.compare_exchange(old, new, AcqRel, Relaxed);
     }
 }
 
@@ -330,6 +344,7 @@ impl Endpoint {
     #[inline]
     pub(crate) fn leave_receive(&self) {
         self.receivers_in_kernel.fetch_sub(1, SeqCst);
+        self.end_if_held_by_nobody();
     }
 
     /// As [`enter_receive`](Self::enter_receive), for sending.
@@ -351,6 +366,53 @@ impl Endpoint {
     #[inline]
     pub(crate) fn leave_send(&self) {
         self.senders_in_kernel.fetch_sub(1, SeqCst);
+        self.end_if_held_by_nobody();
+    }
+
+    /// A call begins to wait: from here on it holds the socket, as in the kernel, whoever closes the number that it was given.
+    pub(crate) fn begin_call(&self) {
+        self.calls.fetch_add(1, SeqCst);
+    }
+
+    /// It is over.
+    pub(crate) fn end_call(&self) {
+        self.calls.fetch_sub(1, SeqCst);
+        self.end_if_held_by_nobody();
+    }
+
+    /// Calls that wait, here or in the kernel.
+    pub(crate) fn calls_in_progress(&self) -> u32 {
+        let counts = [&self.calls, &self.receivers_in_kernel, &self.senders_in_kernel];
+        counts.into_iter().fold(0, |sum, count| sum.saturating_add(count.load(SeqCst)))
+    }
+
+    /// The program's last number of it goes, and calls keep it, by `fd` from now on.
+    pub(crate) fn hold(&self, fd: RawFd) {
+        self.fd.store(fd, Relaxed);
+        self.names.store(HELD, SeqCst);
+    }
+
+    /// Whether nothing but calls in progress has it.
+    pub(crate) fn is_held(&self) -> bool {
+        self.names.load(SeqCst) == HELD
+    }
+
+    /// Whether a descriptor or a call has it.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.names.load(SeqCst) > 0
+    }
+
+    /// Takes it from the calls, of which there are no more: whoever is told `true` ends it. Each call looks after it has left and
+    /// whoever closes after [`hold`](Self::hold), so one of them does.
+    pub(crate) fn let_go_of_held(&self) -> bool {
+        self.names.compare_exchange(HELD, 0, SeqCst, SeqCst).is_ok()
+    }
+
+    #[inline]
+    pub(crate) fn end_if_held_by_nobody(&self) {
+        if self.is_held() && self.calls_in_progress() == 0 && self.let_go_of_held() {
+            descriptors::end_held(self);
+        }
     }
 
     /// Whether it is on a link with this peer.
@@ -417,7 +479,7 @@ impl Endpoint {
 
     /// A descriptor no longer does; `true` if it was the last.
     pub(crate) fn drop_name(&self) -> bool {
-        self.names.fetch_sub(1, AcqRel) == 1
+        self.names.fetch_sub(1, SeqCst) == 1
     }
 
     /// What [`add_shut`](Self::add_shut) has noted.

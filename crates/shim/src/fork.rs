@@ -121,6 +121,8 @@ unsafe fn begin_child() {
         family::be_born(endpoint);
     }
     epoll::be_born();
+    signal::count_own_calls();
+    descriptors::end_all_held();
 }
 
 /// In a child that was made behind our back, by a system call of the program's own: it has a copy of everything, but its

@@ -1,6 +1,6 @@
 //! Descriptors that belong to the shim: high, close-on-exec, and out of the program's reach.
 
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -37,9 +37,14 @@ pub(crate) struct PrivateFd(RawFd);
 impl PrivateFd {
     /// Moves `fd` out of the program's way. `None` if the process has no descriptor left.
     pub(crate) fn adopt(fd: OwnedFd) -> Option<PrivateFd> {
-        let high = fcntl_dupfd_cloexec(&fd, floor()).ok();
+        let high = PrivateFd::duplicate(fd.as_raw_fd());
         close_owned(fd);
-        let raw = high?.into_raw_fd();
+        high
+    }
+
+    /// One more descriptor of the file that `fd` of the program's names. `None` as above, or if it names none.
+    pub(crate) fn duplicate(fd: RawFd) -> Option<PrivateFd> {
+        let raw = fcntl_dupfd_cloexec(borrow(fd), floor()).ok()?.into_raw_fd();
         table::replace(raw, Entry::Private);
         HELD.fetch_add(1, Relaxed);
         Some(PrivateFd(raw))
@@ -167,6 +172,7 @@ pub(crate) fn surrender(raw: RawFd) {
     crate::links::renumber(raw, new);
     crate::control::renumber(raw, new);
     crate::family::renumber(raw, new);
+    crate::endpoint::renumber(raw, new);
     wait_for_borrowers();
 }
 

@@ -138,6 +138,12 @@ pub(crate) fn register_all(mut tell: impl FnMut(Slot) -> bool) {
     }
 }
 
+/// Wakes every waiter, where it cannot be told which of them it concerns.
+pub(crate) fn ring_all() {
+    let taken = TAKEN.load(Acquire);
+    (0..WAITERS).filter(|slot| taken & 1 << slot != 0).for_each(|slot| Slot(slot).ring());
+}
+
 /// A forked child has none of its parent's waiters.
 pub(crate) fn after_fork_in_child() {
     for place in DOORBELLS.iter().chain(&LISTENERS) {

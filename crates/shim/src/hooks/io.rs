@@ -9,6 +9,7 @@ use shunt_ring::{Sink, Source};
 use shunt_sys::memory;
 
 use crate::endpoint::Endpoint;
+use crate::ops::hold::Hold;
 use crate::ops::receive::Taken;
 use crate::ops::{self, descriptors, pipe, receive, send};
 use crate::signal::{Held, Shield};
@@ -216,13 +217,13 @@ fn receive_one(
     fd: c_int,
     (buf, len, of): (*mut c_void, size_t, Calls),
     flags: c_int,
-    kernel: &dyn Fn() -> ssize_t,
+    kernel: &dyn Fn(c_int) -> ssize_t,
 ) -> ssize_t {
     let ours = |endpoint| match piece(buf, len, of) {
         Some(piece) => receive::receive(endpoint, fd, &mut sink(&piece), flags, kernel).map(Taken::count),
-        None => by_kernel(kernel),
+        None => by_kernel(|| kernel(fd)),
     };
-    moving::<Receiving>(fd, flags, ours, kernel)
+    moving::<Receiving>(fd, flags, ours, || kernel(fd))
 }
 
 /// A send of one buffer.
@@ -231,13 +232,13 @@ fn send_one(
     fd: c_int,
     (buf, len, of): (*const c_void, size_t, Calls),
     flags: c_int,
-    kernel: &dyn Fn() -> ssize_t,
+    kernel: &dyn Fn(c_int) -> ssize_t,
 ) -> ssize_t {
     let ours = |endpoint| match piece(buf, len, of) {
         Some(piece) => send::send(endpoint, fd, &mut source(&piece), flags, kernel),
-        None => by_kernel(kernel),
+        None => by_kernel(|| kernel(fd)),
     };
-    moving::<Sending>(fd, flags, ours, kernel)
+    moving::<Sending>(fd, flags, ours, || kernel(fd))
 }
 
 /// See read(2).
@@ -247,10 +248,10 @@ fn send_one(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
     // SAFETY: the program's own call.
-    let kernel = || unsafe { real::read(fd, buf, len) };
+    let kernel = |fd| unsafe { real::read(fd, buf, len) };
     if len == 0 {
         // Unlike recv it waits for nothing.
-        return kernel();
+        return kernel(fd);
     }
     receive_one(fd, (buf, len, Calls::Files), 0, &kernel)
 }
@@ -262,7 +263,7 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: size_t) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
     // SAFETY: the program's own call.
-    send_one(fd, (buf, len, Calls::Files), 0, &|| unsafe { real::write(fd, buf, len) })
+    send_one(fd, (buf, len, Calls::Files), 0, &|fd| unsafe { real::write(fd, buf, len) })
 }
 
 /// readv, with flags for the socket that preadv2 has other names for.
@@ -271,16 +272,16 @@ unsafe fn read_list(
     iov: *const iovec,
     count: c_int,
     flags: c_int,
-    kernel: &dyn Fn() -> ssize_t,
+    kernel: &dyn Fn(c_int) -> ssize_t,
 ) -> ssize_t {
     // SAFETY: the program's list.
     let ours = |endpoint| match unsafe { pieces(iov, count as usize) } {
         Some(pieces) if pieces.iter().any(|piece| piece.len > 0) => {
             receive::receive(endpoint, fd, &mut sink(pieces), flags, kernel).map(Taken::count)
         }
-        _ => by_kernel(kernel),
+        _ => by_kernel(|| kernel(fd)),
     };
-    moving::<Receiving>(fd, 0, ours, kernel)
+    moving::<Receiving>(fd, 0, ours, || kernel(fd))
 }
 
 /// writev, the same way.
@@ -289,7 +290,7 @@ unsafe fn write_list(
     iov: *const iovec,
     count: c_int,
     flags: c_int,
-    kernel: &dyn Fn() -> ssize_t,
+    kernel: &dyn Fn(c_int) -> ssize_t,
 ) -> ssize_t {
     // SAFETY: the program's list.
     let ours = |endpoint| match unsafe { pieces(iov, count as usize) } {
@@ -297,9 +298,9 @@ unsafe fn write_list(
         Some(pieces) if pieces.iter().any(|piece| piece.len > 0) => {
             send::send(endpoint, fd, &mut source(pieces), flags, kernel)
         }
-        _ => by_kernel(kernel),
+        _ => by_kernel(|| kernel(fd)),
     };
-    moving::<Sending>(fd, 0, ours, kernel)
+    moving::<Sending>(fd, 0, ours, || kernel(fd))
 }
 
 /// See readv(2).
@@ -309,7 +310,7 @@ unsafe fn write_list(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    unsafe { read_list(fd, iov, count, 0, &|| real::readv(fd, iov, count)) }
+    unsafe { read_list(fd, iov, count, 0, &|fd| real::readv(fd, iov, count)) }
 }
 
 /// See writev(2).
@@ -319,7 +320,7 @@ pub unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    unsafe { write_list(fd, iov, count, 0, &|| real::writev(fd, iov, count)) }
+    unsafe { write_list(fd, iov, count, 0, &|fd| real::writev(fd, iov, count)) }
 }
 
 /// The flags of preadv2 and pwritev2 that a socket takes, all but the first without effect.
@@ -336,9 +337,9 @@ macro_rules! at_current_offset {
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
             // SAFETY: the program's own call.
-            let kernel = || unsafe { real::$real(fd, iov, count, offset, flags) };
+            let kernel = |fd| unsafe { real::$real(fd, iov, count, offset, flags) };
             if offset != -1 || flags & !RWF_KNOWN != 0 {
-                return kernel();
+                return kernel(fd);
             }
             let socket_flags = if flags & RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
             // SAFETY: the same.
@@ -361,7 +362,7 @@ at_current_offset! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    receive_one(fd, (buf, len, Calls::Sockets), flags, &|| unsafe { real::recv(fd, buf, len, flags) })
+    receive_one(fd, (buf, len, Calls::Sockets), flags, &|fd| unsafe { real::recv(fd, buf, len, flags) })
 }
 
 /// See send(2).
@@ -371,7 +372,7 @@ pub unsafe extern "C-unwind" fn recv(fd: c_int, buf: *mut c_void, len: size_t, f
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    send_one(fd, (buf, len, Calls::Sockets), flags, &|| unsafe { real::send(fd, buf, len, flags) })
+    send_one(fd, (buf, len, Calls::Sockets), flags, &|fd| unsafe { real::send(fd, buf, len, flags) })
 }
 
 /// See recvfrom(2).
@@ -388,13 +389,13 @@ pub unsafe extern "C-unwind" fn recvfrom(
     fromlen: *mut socklen_t,
 ) -> ssize_t {
     // SAFETY: the program's own call.
-    let kernel = || unsafe { real::recvfrom(fd, buf, len, flags, from, fromlen) };
+    let kernel = |fd| unsafe { real::recvfrom(fd, buf, len, flags, from, fromlen) };
     // Before the kernel writes there.
     let is_asked = !from.is_null() && is_unsettled(fd);
     // SAFETY: the program's pointer, to a plain number.
     let room = is_asked.then(|| unsafe { memory::read(fromlen) }).flatten();
     let ours = |endpoint| {
-        let Some(piece) = piece(buf, len, Calls::Sockets) else { return by_kernel(kernel) };
+        let Some(piece) = piece(buf, len, Calls::Sockets) else { return by_kernel(|| kernel(fd)) };
         let taken = receive::receive(endpoint, fd, &mut sink(&piece), flags, &kernel);
         if let (Err(_), Some(room)) = (&taken, room) {
             // The kernel may have said that the stream has ended, where TCP has an error and leaves this alone.
@@ -407,7 +408,7 @@ pub unsafe extern "C-unwind" fn recvfrom(
         }
         Ok(taken.count)
     };
-    moving::<Receiving>(fd, flags, ours, kernel)
+    moving::<Receiving>(fd, flags, ours, || kernel(fd))
 }
 
 /// Whether a lane may have something to say of `fd`.
@@ -439,18 +440,18 @@ pub unsafe extern "C-unwind" fn sendto(
     tolen: socklen_t,
 ) -> ssize_t {
     // SAFETY: the program's own call.
-    let kernel = || unsafe { real::sendto(fd, buf, len, flags, to, tolen) };
+    let kernel = |fd| unsafe { real::sendto(fd, buf, len, flags, to, tolen) };
     if flags & libc::MSG_FASTOPEN != 0 && matches!(table::look_up(fd), table::Entry::Unconnected(_)) {
         // It connects as well; such a socket stays unknown.
         let _shield = Shield::raise();
         descriptors::forget_unconnected(fd);
-        return kernel();
+        return kernel(fd);
     }
     let ours = |endpoint| match piece(buf, len, Calls::Sockets) {
         Some(piece) if is_ignored(to, tolen) => send::send(endpoint, fd, &mut source(&piece), flags, &kernel),
-        _ => by_kernel(kernel),
+        _ => by_kernel(|| kernel(fd)),
     };
-    moving::<Sending>(fd, flags, ours, kernel)
+    moving::<Sending>(fd, flags, ours, || kernel(fd))
 }
 
 /// Whether an address is one that a connected TCP socket ignores: the kernel copies it all the same.
@@ -492,39 +493,34 @@ pub unsafe extern "C-unwind" fn sendfile64(
     count: size_t,
 ) -> ssize_t {
     // SAFETY: the program's own call.
-    let kernel = || unsafe { real::sendfile64(out, from, offset, count) };
+    let kernel = |out| unsafe { real::sendfile64(out, from, offset, count) };
     let ours = |endpoint: &'static Endpoint| {
         // What cannot be read at an offset (a pipe, a socket, nothing at all), the kernel refuses.
         let begin = match start_of(from, offset) {
             Ok(begin) if count > 0 => begin,
-            _ => return by_kernel(kernel),
+            _ => return by_kernel(|| kernel(out)),
         };
+        let hold = Hold::new(endpoint, out);
         let read_file = |to: *mut u8, len: usize, moved: usize| {
             // SAFETY: `to` has room for `len` bytes in the ring.
             unsafe { kernel::read_at(from, to, len, begin.saturating_add(moved as off64_t)) }
         };
-        let step = match send::send_file(endpoint, out, count.min(MOST), read_file) {
+        let step = send::send_file(&hold, endpoint, count.min(MOST), read_file);
+        let outcome = match step {
             // What cannot be read like this cannot be sent either, and sendfile has another word for it.
-            Err(libc::EISDIR) => return by_kernel(kernel),
-            step => step?,
-        };
-        match step {
-            send::FileStep::Moved(count) => {
+            Err(libc::EISDIR) => by_kernel(|| kernel(out)),
+            Err(errno) => Err(errno),
+            Ok(send::FileStep::Moved(count)) => {
                 // A quarter of the ring may have been read when the lane turns out to have ended, so the file's offset
                 // moves only when all is done.
-                advance(from, offset, begin + count as off64_t)?;
-                Ok(count)
+                advance(from, offset, begin + count as off64_t).map(|()| count)
             }
-            send::FileStep::UseTcp => {
-                // Bytes below go to TCP, so the lane must not be begun behind their back.
-                endpoint.enter_send_locked();
-                let result = signal::open(Held::Send(endpoint), kernel);
-                endpoint.leave_send();
-                usize::try_from(result).map_err(|_| errno::get())
-            }
-        }
+            Ok(send::FileStep::UseTcp) => send::file_by_tcp(&hold, endpoint, &kernel),
+        };
+        hold.release();
+        outcome
     };
-    moving::<Sending>(out, 0, ours, kernel)
+    moving::<Sending>(out, 0, ours, || kernel(out))
 }
 
 /// See sendfile(2).
@@ -573,7 +569,10 @@ pub unsafe extern "C-unwind" fn splice(
         {
             return answer(Err(errno));
         }
-        return answer_of(endpoint, by_kernel(kernel));
+        endpoint.enter_send_locked();
+        let outcome = usize::try_from(signal::open(Held::Send(endpoint), kernel)).map_err(|_| errno::get());
+        endpoint.leave_send();
+        return answer_of(endpoint, outcome);
     }
     let Some(endpoint) = table::endpoint(from) else { return kernel() };
     let shield = Shield::raise();
@@ -590,12 +589,18 @@ pub unsafe extern "C-unwind" fn splice(
         }
     }
     drop(shield);
-    let attached = |endpoint| match by_kernel(kernel) {
-        // The end, for one whose bytes may lie unread in a lane.
-        Ok(0) if takes && lost::reset_if_lost(endpoint, from) => {
-            endpoint.take_owed(from).map_or_else(|| by_kernel(kernel), Err)
+    let attached = |endpoint: &'static Endpoint| {
+        endpoint.enter_receive_locked();
+        let outcome =
+            usize::try_from(signal::open(Held::Receive(endpoint), kernel)).map_err(|_| errno::get());
+        endpoint.leave_receive();
+        match outcome {
+            // The end, for one whose bytes may lie unread in a lane.
+            Ok(0) if takes && lost::reset_if_lost(endpoint, from) => {
+                endpoint.take_owed(from).map_or_else(|| by_kernel(kernel), Err)
+            }
+            outcome => outcome,
         }
-        outcome => outcome,
     };
     moving::<Receiving>(from, 0, attached, kernel)
 }

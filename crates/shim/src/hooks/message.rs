@@ -23,12 +23,12 @@ use crate::{attach, errno, lost, process, real, table};
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    let kernel = || unsafe { real::recvmsg(fd, message, flags) };
+    let kernel = |fd| unsafe { real::recvmsg(fd, message, flags) };
     // Before the kernel writes there.
     // SAFETY: the program's pointer; what is bad about it, the kernel says.
     let read = is_unsettled(fd).then(|| unsafe { read_header(message) }).flatten();
     let ours = |endpoint| {
-        let Some((header, pieces)) = read else { return by_kernel(kernel) };
+        let Some((header, pieces)) = read else { return by_kernel(|| kernel(fd)) };
         let taken = receive::receive(endpoint, fd, &mut sink(pieces), flags, &kernel);
         if taken.is_err() {
             // SAFETY: the program's pointer, which has been read before.
@@ -42,7 +42,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         }
         Ok(taken.count)
     };
-    moving::<Receiving>(fd, flags, ours, kernel)
+    moving::<Receiving>(fd, flags, ours, || kernel(fd))
 }
 
 /// With an error TCP leaves the header alone, but the kernel may have said that the stream has ended.
@@ -134,25 +134,27 @@ unsafe fn tell_waiting(header: &msghdr, waiting: c_int) -> (usize, c_int) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    let kernel = || unsafe { real::sendmsg(fd, message, flags) };
+    let kernel = |fd| unsafe { real::sendmsg(fd, message, flags) };
     let Some(endpoint) = table::endpoint(fd) else {
         if !process::is_off() {
             // SAFETY: the program's pointer, which is looked at before it is read.
             unsafe { pass_on(message) };
         }
-        return kernel();
+        return kernel(fd);
     };
     let ours = |_| {
         // SAFETY: the program's pointer; what is bad about it, the kernel says.
-        let Some((header, pieces)) = (unsafe { read_header(message) }) else { return by_kernel(kernel) };
+        let Some((header, pieces)) = (unsafe { read_header(message) }) else {
+            return by_kernel(|| kernel(fd));
+        };
         if header.msg_controllen != 0 {
             attach::bar(endpoint, Reason::ControlData);
         } else if !is_ignored(header.msg_name.cast(), header.msg_namelen.min(MOST_OF_A_NAME)) {
-            return by_kernel(kernel);
+            return by_kernel(|| kernel(fd));
         }
         send::send(endpoint, fd, &mut source(pieces), flags, &kernel)
     };
-    moving::<Sending>(fd, flags, ours, kernel)
+    moving::<Sending>(fd, flags, ours, || kernel(fd))
 }
 
 /// The kernel copies no more of a name.
@@ -229,6 +231,10 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     let mut flags = flags;
     let mut done = 0;
     while done < count {
+        // Between two messages the number may have been closed, and be another's.
+        if done > 0 && !table::endpoint(fd).is_some_and(|now| std::ptr::eq(now, endpoint)) {
+            break;
+        }
         // SAFETY: the program's array; what is bad about an entry is found below.
         let received =
             unsafe { receive_entry(fd, messages.wrapping_add(done as usize), flags & !libc::MSG_WAITFORONE) };
@@ -327,6 +333,10 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     }
     let before = errno::get();
     for index in 0..count {
+        // Between two messages the number may have been closed, and be another's.
+        if index > 0 && !table::endpoint(fd).is_some_and(|now| std::ptr::eq(now, endpoint)) {
+            return index as c_int;
+        }
         // SAFETY: the program's array; what is bad about an entry is found below.
         let whole = unsafe { send_entry(fd, messages.wrapping_add(index as usize), flags) };
         match whole {

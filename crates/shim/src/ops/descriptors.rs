@@ -8,13 +8,14 @@ use shunt_abi::reason::Reason;
 use shunt_sys::tcp::Opener;
 use shunt_transport::Kernel;
 
-use crate::endpoint::Stage;
+use crate::endpoint::{Endpoint, Stage};
 use crate::kernel::Tcp;
 use crate::ops::exec;
+use crate::private::PrivateFd;
 use crate::signal::{Held, Shield};
 use crate::table::{self, Entry};
 use crate::{
-    attach, children, control, endpoint, epoll, errno, family, kernel, order, process, real, signal,
+    attach, children, control, endpoint, epoll, errno, family, kernel, order, process, real, signal, waiter,
 };
 
 /// A new TCP socket, not connected.
@@ -139,26 +140,76 @@ pub(crate) fn begin_close(fd: RawFd) -> Entry {
         && let Some(endpoint) = name.resolve()
     {
         if !endpoint.drop_name() {
-            rename(endpoint, fd, entry);
+            rename(endpoint, fd, table::name_of(entry));
             return Entry::None;
         }
-        // Also one that was another process's before it was connected.
-        let may_live_on = || endpoint.barred().is_some() || family::is_shared(endpoint);
-        if !endpoint.epolls.lock().is_empty() && may_live_on() {
-            epoll::leave_everywhere(endpoint);
+        if leave_to_calls(endpoint, fd) {
+            return Entry::None;
         }
-        if endpoint.is_attached() && attach::before_close(endpoint, fd) && !is_held_elsewhere(endpoint, fd) {
-            reset_on_close(fd);
-        }
-        if endpoint.stage() == Stage::Offered
-            && control::may_be_held_by_broker(endpoint, fd)
-            && !is_held_elsewhere(endpoint, fd)
-        {
-            finish_for_broker(endpoint, fd);
-        }
+        begin_end(endpoint, fd);
     }
     forget_in_sets(entry, fd);
     entry
+}
+
+/// What happens before the last descriptor of a socket is closed, which is `fd`.
+fn begin_end(endpoint: &Endpoint, fd: RawFd) {
+    // Also one that was another process's before it was connected.
+    let may_live_on = || endpoint.barred().is_some() || family::is_shared(endpoint);
+    if !endpoint.epolls.lock().is_empty() && may_live_on() {
+        epoll::leave_everywhere(endpoint);
+    }
+    if endpoint.is_attached() && attach::before_close(endpoint, fd) && !is_held_elsewhere(endpoint, fd) {
+        reset_on_close(fd);
+    }
+    if endpoint.stage() == Stage::Offered
+        && control::may_be_held_by_broker(endpoint, fd)
+        && !is_held_elsewhere(endpoint, fd)
+    {
+        finish_for_broker(endpoint, fd);
+    }
+}
+
+/// The program's last number of a socket is being closed. If calls of other threads wait on it, they hold it, by a descriptor of
+/// ours: the number goes, as if there were a duplicate. `false`: there are none. Without a descriptor to be had for it
+/// the calls end with the close.
+fn leave_to_calls(endpoint: &Endpoint, fd: RawFd) -> bool {
+    // A call that this thread has left by a handler, or is about to come back to, holds nothing in the kernel either.
+    let by_others = || endpoint.calls_in_progress() > signal::own_calls(endpoint);
+    if !by_others() {
+        return false;
+    }
+    let before = errno::get();
+    let kept = PrivateFd::duplicate(fd);
+    let is_left = kept.is_some();
+    if let Some(kept) = kept {
+        rename(endpoint, fd, Some(kept.raw()));
+        endpoint.hold(kept.into_raw());
+    }
+    // Those who sleep look by which number they go on, before this one is another's.
+    waiter::ring_all();
+    if is_left && !by_others() && endpoint.let_go_of_held() {
+        end_held(endpoint);
+    }
+    errno::set(before);
+    is_left
+}
+
+/// The last call that held a socket after the program had closed it is over: this is where it ends. No lock is held.
+pub(crate) fn end_held(endpoint: &Endpoint) {
+    let before = errno::get();
+    let fd = endpoint.fd.load(Relaxed);
+    begin_end(endpoint, fd);
+    PrivateFd::close_raw(fd);
+    finish_end(endpoint);
+    errno::set(before);
+}
+
+/// In a forked child, where the calls that hold such sockets are not.
+pub(crate) fn end_all_held() {
+    for endpoint in endpoint::all().filter(|endpoint| endpoint.is_held()) {
+        endpoint.end_if_held_by_nobody();
+    }
 }
 
 /// A descriptor of an epoll instance goes, or of a socket that is not connected. Before its number can be another's: whoever
@@ -178,14 +229,14 @@ fn forget_in_sets(entry: Entry, fd: RawFd) {
     }
 }
 
-/// A duplicate lives on: the endpoint goes by its number from now on.
-fn rename(endpoint: &endpoint::Endpoint, closed: RawFd, entry: Entry) {
+/// A duplicate lives on, `other`: the endpoint goes by its number from now on.
+fn rename(endpoint: &Endpoint, closed: RawFd, other: Option<RawFd>) {
     if endpoint.fd.load(Relaxed) == closed {
         if !endpoint.epolls.lock().is_empty() {
             // The kernel's set goes on knowing the socket by the closed number.
             attach::bar(endpoint, Reason::UnknownEpoll);
         }
-        if let Some(other) = table::name_of(entry) {
+        if let Some(other) = other {
             epoll::renumber_everywhere(endpoint);
             endpoint.fd.store(other, Relaxed);
         }
@@ -212,7 +263,7 @@ fn reset_on_close(fd: RawFd) {
 }
 
 /// Whether other processes may hold the socket, made seen or unseen: what ends the connection is then not this close.
-fn is_held_elsewhere(endpoint: &endpoint::Endpoint, fd: RawFd) -> bool {
+fn is_held_elsewhere(endpoint: &Endpoint, fd: RawFd) -> bool {
     let before = errno::get();
     let held = family::is_shared(endpoint) || children::may_hold(fd);
     errno::set(before);
@@ -220,7 +271,7 @@ fn is_held_elsewhere(endpoint: &endpoint::Endpoint, fd: RawFd) -> bool {
 }
 
 /// A broker that has not looked at the offer yet still holds the socket, so closing alone would end nothing.
-fn finish_for_broker(endpoint: &endpoint::Endpoint, fd: RawFd) {
+fn finish_for_broker(endpoint: &Endpoint, fd: RawFd) {
     let before = errno::get();
     // An urgent byte, which is in no count, is unread too.
     let has_unread =
@@ -244,9 +295,14 @@ pub(crate) fn end_close(entry: Entry) {
         && let Some(endpoint) = name.resolve()
     {
         order::note_by_tcp();
-        family::let_go(endpoint);
-        attach::after_close(endpoint);
+        finish_end(endpoint);
     }
+}
+
+/// After the last descriptor was closed.
+fn finish_end(endpoint: &Endpoint) {
+    family::let_go(endpoint);
+    attach::after_close(endpoint);
 }
 
 /// The kernel has replaced what was behind `fd` without our seeing a close: it was closed by a call we do not hook.
@@ -263,7 +319,7 @@ fn forget(old: Entry, fd: RawFd) {
 
 /// Whether the endpoint is behind one of the numbers that stdin, stdout and stderr read and write. Those calls are
 /// libc's own and cannot be seen, so it stays on TCP for as long as it is.
-pub(crate) fn is_standard_stream(endpoint: &endpoint::Endpoint) -> bool {
+pub(crate) fn is_standard_stream(endpoint: &Endpoint) -> bool {
     let entry = Entry::Endpoint(endpoint.reference());
     STANDARD_STREAMS.into_iter().any(|fd| table::look_up(fd) == entry)
 }
@@ -348,18 +404,16 @@ pub(crate) fn close_range(first: u32, last: u32, real: impl Fn(u32, u32) -> c_in
         return real(first, last);
     }
     let _shield = Shield::raise();
-    let mut from = first;
     let known: Vec<_> = table::known(first, last).collect();
-    let mut closed = Vec::new();
-    for (fd, entry) in known {
-        if entry == Entry::Private {
-            if fd as u32 > from {
-                real(from, fd as u32 - 1);
-            }
-            from = fd as u32 + 1;
-        } else {
-            closed.push(begin_close(fd));
+    let programs = known.into_iter().filter(|(_, entry)| *entry != Entry::Private);
+    let closed: Vec<_> = programs.map(|(fd, _)| begin_close(fd)).collect();
+    let mut from = first;
+    // Also those that have been made just now, for calls that go on.
+    for (fd, _) in table::known(first, last).filter(|(_, entry)| *entry == Entry::Private) {
+        if fd as u32 > from {
+            real(from, fd as u32 - 1);
         }
+        from = fd as u32 + 1;
     }
     let result = if from <= last { real(from, last) } else { 0 };
     closed.into_iter().for_each(end_close);

@@ -9,9 +9,10 @@ use libc::{pollfd, sigset_t};
 use shunt_abi::page::Counter;
 use shunt_abi::reason::Reason;
 
-use crate::endpoint::{Endpoint, RxSide};
+use crate::endpoint::{Endpoint, EndpointRef, RxSide};
 use crate::epoll::Epoll;
 use crate::links::Attachment;
+use crate::ops::hold::number_of;
 use crate::ops::sleep::{self, Deadline, as_timespec};
 use crate::ops::{incoming, send};
 use crate::private::borrow;
@@ -29,24 +30,46 @@ const ASK_KERNEL_EVERY: u32 = 8;
 struct Watched {
     index: usize,
     endpoint: &'static Endpoint,
+    name: EndpointRef,
     fd: RawFd,
     at: Attachment,
     owns: bool,
+    /// The call may wait, and is counted at the endpoint.
+    holds: bool,
     /// TCP has ended, which says no more.
     ended: Cell<bool>,
+}
+
+/// One that is not.
+struct Entered {
+    index: usize,
+    endpoint: &'static Endpoint,
+    name: EndpointRef,
 }
 
 /// What one call has announced, until dropped.
 #[derive(Default)]
 pub(crate) struct Watch {
     /// Not on links, and marked as being inside the kernel (L4): none of them comes onto a lane while this call sleeps.
-    entered: Vec<&'static Endpoint>,
+    entered: Vec<Entered>,
     /// Those that are on links, which stay mapped.
     watched: Vec<Watched>,
     /// By index, epoll sets of which lanes hold what the kernel cannot be shown. Nothing is added to those.
     sets: Vec<(usize, &'static Epoll)>,
     /// The waiter that sleeps for them.
     slot: Option<Slot>,
+    /// By index, sockets whose numbers have been closed since the call began: see [`Watch::follow`].
+    closed: Vec<Closed>,
+}
+
+/// A number of the set that has been closed, and may be another's. The kernel, too, wakes a poll by what it has begun to wait
+/// for, and looks what the number is only then.
+struct Closed {
+    index: usize,
+    /// By which the socket is watched on.
+    fd: RawFd,
+    /// What woke the call was told of, and the number has nothing to say.
+    told: bool,
 }
 
 /// Polls. `timeout` in nanoseconds, `None` for ever; `kernel` makes the program's own call.
@@ -57,13 +80,12 @@ pub(crate) fn poll(
     kernel: impl FnOnce() -> i32,
 ) -> i32 {
     control::poll_inbox();
-    let mut watch = examine(fds, timeout != Some(0));
-    if timeout != Some(0) && needs_waiter(fds, &watch.watched) && sleep::thread_slot().is_none() {
+    let mut watch = examine(fds, timeout != Some(0), &Watch::default());
+    if timeout != Some(0) && needs_waiter(fds, &watch) && sleep::thread_slot().is_none() {
         for one in &watch.watched {
             sleep::leave_to_tcp(one.endpoint);
         }
-        drop(watch);
-        watch = examine(fds, true);
+        watch = examine(fds, true, &watch);
     }
     let by_kernel = !epoll::show_lanes() && watch.sets.is_empty() && watch.watched.is_empty();
     if by_kernel && watch.entered.is_empty() {
@@ -124,34 +146,42 @@ fn settle(fds: &mut [pollfd]) {
     }
 }
 
-fn examine(fds: &[pollfd], may_sleep: bool) -> Watch {
+/// What the set is made of: as it was `before`, and what has not been looked at yet by its number.
+fn examine(fds: &[pollfd], may_sleep: bool, before: &Watch) -> Watch {
     let mut watch = Watch::default();
     for (index, entry) in fds.iter().enumerate() {
-        match table::look_up(entry.fd) {
+        let known = before.name_at(index);
+        match known.map_or_else(|| table::look_up(entry.fd), Entry::Endpoint) {
             Entry::Endpoint(name) => {
-                let Some(endpoint) = name.resolve().filter(|endpoint| !endpoint.is_settled()) else {
+                let Some(endpoint) = name.resolve() else { continue };
+                if known.is_none() && endpoint.is_settled() {
                     continue;
-                };
+                }
                 if endpoint.is_attached() {
                     attach::try_watch(endpoint);
                 } else if !may_sleep || endpoint.enter_receive() {
                     if may_sleep {
-                        watch.entered.push(endpoint);
+                        watch.entered.push(Entered { index, endpoint, name });
                     }
                     continue;
                 }
                 if let Some(at) = endpoint.rx.lock().at {
+                    if may_sleep {
+                        endpoint.begin_call();
+                    }
                     watch.watched.push(Watched {
                         index,
                         endpoint,
-                        fd: entry.fd,
+                        name,
+                        fd: number_of(name, entry.fd),
                         at: at.pin().by_hand(),
                         owns: false,
+                        holds: may_sleep,
                         ended: Cell::new(false),
                     });
                 } else if may_sleep && endpoint.enter_receive() {
                     // It has just left.
-                    watch.entered.push(endpoint);
+                    watch.entered.push(Entered { index, endpoint, name });
                 }
             }
             Entry::Epoll(name) => {
@@ -181,6 +211,81 @@ impl Watch {
         self.watched.iter().all(|one| one.is_at(&one.endpoint.rx.lock()))
     }
 
+    /// Whose the entry at `index` is.
+    fn name_at(&self, index: usize) -> Option<EndpointRef> {
+        // Both are in the order of the set.
+        let watched = self.watched.binary_search_by_key(&index, |one| one.index);
+        let entered = self.entered.binary_search_by_key(&index, |one| one.index);
+        watched.map(|at| self.watched[at].name).or_else(|_| entered.map(|at| self.entered[at].name)).ok()
+    }
+
+    /// How often `endpoint` counts it among the calls in progress.
+    pub(crate) fn calls_on(&self, endpoint: &Endpoint) -> u32 {
+        let watched = self.watched.iter().filter(|one| one.holds && std::ptr::eq(one.endpoint, endpoint));
+        let entered = self.entered.iter().filter(|one| std::ptr::eq(one.endpoint, endpoint));
+        (watched.count() + entered.count()) as u32
+    }
+
+    /// Counts it again, in a forked child.
+    pub(crate) fn count_again(&self) {
+        self.watched.iter().filter(|one| one.holds).for_each(|one| one.endpoint.begin_call());
+        self.entered.iter().for_each(|one| one.endpoint.enter_receive_locked());
+    }
+
+    /// Goes on with the sockets whose numbers have been closed, by those that they have now.
+    fn follow(&mut self, fds: &[pollfd]) {
+        let Watch { watched, entered, closed, .. } = self;
+        let mut find = |index: usize, name: EndpointRef| {
+            let fd = number_of(name, fds[index].fd);
+            if fd != fds[index].fd {
+                match closed.iter_mut().find(|one| one.index == index) {
+                    Some(one) => one.fd = fd,
+                    None => closed.push(Closed { index, fd, told: false }),
+                }
+            }
+            fd
+        };
+        for one in watched {
+            one.fd = find(one.index, one.name);
+        }
+        for one in entered {
+            find(one.index, one.name);
+        }
+    }
+
+    fn is_closed(&self, index: usize) -> bool {
+        self.closed.iter().any(|one| one.index == index)
+    }
+
+    /// Whether a lane has something that has not been told.
+    fn is_ready(&self, fds: &[pollfd]) -> bool {
+        let is_told = |index| self.closed.iter().any(|one| one.index == index && one.told);
+        self.watched.iter().any(|one| !is_told(one.index) && is_ready(one, fds[one.index].events))
+    }
+
+    /// Whether one of the sockets whose numbers have been closed has something to say now, which wakes the call once.
+    fn take_stirs(&mut self, fds: &[pollfd], shadow: &[pollfd]) -> bool {
+        let Watch { watched, closed, .. } = self;
+        let mut stirs = false;
+        for one in closed.iter_mut().filter(|one| !one.told) {
+            let lane = watched.iter().find(|other| other.index == one.index);
+            let asked = shadow[one.index];
+            one.told = asked.fd == one.fd && asked.revents != 0
+                || lane.is_some_and(|lane| is_ready(lane, fds[one.index].events));
+            stirs |= one.told;
+        }
+        stirs
+    }
+
+    /// What is behind such numbers by now, be it nothing.
+    fn tell_closed(&self, fds: &mut [pollfd]) {
+        let before = errno::get();
+        for one in &self.closed {
+            kernel::poll_now(std::slice::from_mut(&mut fds[one.index]));
+        }
+        errno::set(before);
+    }
+
     /// The sleep is over.
     fn retract(&mut self) {
         let Some(slot) = self.slot.take() else { return };
@@ -195,9 +300,14 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.entered.drain(..).for_each(Endpoint::leave_receive);
         self.retract();
-        self.watched.iter().for_each(|one| one.at.unpin());
+        for one in &self.watched {
+            one.at.unpin();
+            if one.holds {
+                one.endpoint.end_call();
+            }
+        }
+        self.entered.drain(..).for_each(|one| one.endpoint.leave_receive());
     }
 }
 
@@ -219,17 +329,18 @@ fn poll_mixed(
             }
         }
         let lanes = answer(fds, watch);
-        let only_lanes =
-            watched.len() == fds.len() && !watched.iter().any(|one| incoming::tcp_has_news(one.endpoint));
+        let only_lanes = watched.len() == fds.len()
+            && watch.closed.is_empty()
+            && !watched.iter().any(|one| incoming::tcp_has_news(one.endpoint));
         if lanes > 0 && only_lanes && !UNASKED.fetch_add(1, Relaxed).is_multiple_of(ASK_KERNEL_EVERY) {
             return Some(lanes);
         }
         let may_sleep = lanes == 0 && deadline.is_none_or(|deadline| deadline > process::now());
-        if may_sleep && waiter::spin(|| any_ready(fds, watched)) {
+        if may_sleep && waiter::spin(|| watch.is_ready(fds)) {
             continue;
         }
         let step = if may_sleep { announce(fds, watch, sleep::thread_slot()) } else { None };
-        let ready = lanes > 0 || any_ready(fds, &watch.watched);
+        let ready = lanes > 0 || watch.is_ready(fds);
         prepare(fds, &mut shadow, watch);
         // A mask that may let a handler in counts even if the call does not wait, but not if it has found something.
         let result = if !ready && (may_sleep || !mask.is_null()) {
@@ -250,8 +361,17 @@ fn poll_mixed(
         if result < 0 {
             return Some(result);
         }
+        // Before the kernel's answer is looked at, which is of whatever has those numbers by now.
+        watch.follow(fds);
         if merge(fds, &shadow, watch) {
             continue;
+        }
+        let is_due = || signal::is_due() || deadline.is_some_and(|deadline| deadline <= process::now());
+        if !watch.closed.is_empty() {
+            let stirs = watch.take_stirs(fds, &shadow);
+            if stirs || fds.iter().any(|entry| entry.revents != 0) || is_due() {
+                watch.tell_closed(fds);
+            }
         }
         let found = fds.iter().filter(|entry| entry.revents != 0).count() as i32;
         if found > 0 {
@@ -276,7 +396,10 @@ fn poll_mixed(
             }
         }
         if !watch.is_current() {
-            *watch = examine(fds, true);
+            let mut now = examine(fds, true, watch);
+            now.closed = std::mem::take(&mut watch.closed);
+            now.follow(fds);
+            *watch = now;
         }
     }
 }
@@ -285,7 +408,7 @@ fn poll_mixed(
 fn answer(fds: &mut [pollfd], watch: &Watch) -> i32 {
     fds.iter_mut().for_each(|entry| entry.revents = 0);
     let mut ready = 0;
-    for one in &watch.watched {
+    for one in watch.watched.iter().filter(|one| !watch.is_closed(one.index)) {
         let entry = &mut fds[one.index];
         if entry.events & IN != 0 && incoming::is_readable(one.endpoint, one.fd) {
             entry.revents |= entry.events & IN;
@@ -319,12 +442,8 @@ fn is_ready(one: &Watched, events: c_short) -> bool {
 }
 
 /// Whether there are lanes, with nothing to say now.
-fn needs_waiter(fds: &[pollfd], watched: &[Watched]) -> bool {
-    !watched.is_empty() && thread::this().slot().is_none() && !any_ready(fds, watched)
-}
-
-fn any_ready(fds: &[pollfd], watched: &[Watched]) -> bool {
-    watched.iter().any(|one| is_ready(one, fds[one.index].events))
+fn needs_waiter(fds: &[pollfd], watch: &Watch) -> bool {
+    !watch.watched.is_empty() && thread::this().slot().is_none() && !watch.is_ready(fds)
 }
 
 /// Makes this thread the one to be woken, where it can be; returns how long a step of the sleep may be.
@@ -368,6 +487,9 @@ fn prepare(fds: &[pollfd], shadow: &mut Vec<pollfd>, watch: &Watch) {
     for entry in shadow.iter_mut() {
         entry.revents = 0;
     }
+    for one in &watch.closed {
+        shadow[one.index].fd = if one.told { -1 } else { one.fd };
+    }
     for one in &watch.watched {
         let entry = &mut shadow[one.index];
         if one.endpoint.tx.lock().tx.on_lane() {
@@ -406,10 +528,13 @@ fn ask_kernel(
 fn merge(fds: &mut [pollfd], shadow: &[pollfd], watch: &Watch) -> bool {
     let before = errno::get();
     answer(fds, watch);
-    for (entry, kernel) in fds.iter_mut().zip(shadow) {
-        entry.revents |= kernel.revents;
+    for (index, (entry, kernel)) in fds.iter_mut().zip(shadow).enumerate() {
+        if !watch.is_closed(index) {
+            entry.revents |= kernel.revents;
+        }
     }
-    for one in watch.watched.iter().filter(|one| shadow[one.index].revents != 0) {
+    let told_by_kernel = |one: &&Watched| shadow[one.index].revents != 0 && !watch.is_closed(one.index);
+    for one in watch.watched.iter().filter(told_by_kernel) {
         let entry = &mut fds[one.index];
         if entry.revents & !entry.events & libc::POLLRDHUP != 0 {
             entry.revents &= !libc::POLLRDHUP;

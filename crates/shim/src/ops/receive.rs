@@ -12,6 +12,7 @@ use shunt_transport::{Kernel, Received, Waiting};
 use crate::endpoint::{Endpoint, RxSide};
 use crate::kernel::Tcp;
 use crate::lock::Guard;
+use crate::ops::hold::Hold;
 use crate::ops::incoming::{available, is_readable};
 use crate::ops::look::{by_tcp_now, is_watched, look, look_in_time, ready_side};
 use crate::ops::send::really_blocks;
@@ -49,13 +50,14 @@ impl Taken {
     }
 }
 
-/// Receives into `sink`; where nothing but TCP is concerned, by the program's own call, `kernel`. `Err` is an errno.
+/// Receives into `sink`; where nothing but TCP is concerned, by the program's own call, `kernel`, of the number that it is
+/// told. `Err` is an errno.
 pub(crate) fn receive(
     endpoint: &'static Endpoint,
     fd: RawFd,
     sink: &mut Sink<'_>,
     flags: c_int,
-    kernel: &dyn Fn() -> ssize_t,
+    kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<Taken, i32> {
     if flags & !UNDERSTOOD != 0 {
         // Urgent data and the queue of errors lie beside the stream.
@@ -65,7 +67,7 @@ pub(crate) fn receive(
             if flags & libc::MSG_OOB != 0 && endpoint.owes() && kernel::has_urgent(fd) {
                 return Err(libc::ENOTCONN);
             }
-            let outcome = by_kernel(Held::Nothing, kernel);
+            let outcome = by_kernel(Held::Nothing, fd, kernel);
             if flags & (libc::MSG_OOB | libc::MSG_PEEK) == libc::MSG_OOB && outcome.is_ok() {
                 epoll::note_urgent_read(endpoint);
             }
@@ -86,30 +88,16 @@ pub(crate) fn receive(
         deadline: sleep::deadline(endpoint.receive_timeout.load(Relaxed)),
         slept: false,
         tcp_has_some: false,
+        hold: Hold::new(endpoint, fd),
     };
-    if call.wanted == 0 {
+    let answer = if call.wanted == 0 {
         drop(ready_side(endpoint, fd));
-        return receive_nothing(endpoint, fd, sink, flags, call.waits.then_some(call.deadline), kernel);
-    }
-    loop {
-        let mut side = ready_side(endpoint, fd);
-        let done = call.wanted - sink.remaining();
-        let outcome = if call.waits && flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0 {
-            look_in_time(endpoint, fd, &mut side, sink)
-        } else {
-            look(endpoint, fd, &mut side, sink, flags)
-        };
-        // What most receives find.
-        if let Received::Bytes(count) = outcome
-            && flags & libc::MSG_PEEK == 0
-            && done + count >= call.least
-        {
-            return Ok(Taken::here(done + count));
-        }
-        if let Some(answer) = call.go_on(outcome, done, side, sink, kernel) {
-            return answer;
-        }
-    }
+        receive_nothing(&call.hold, endpoint, sink, flags, call.waits.then_some(call.deadline), kernel)
+    } else {
+        call.run(sink, kernel)
+    };
+    call.hold.release();
+    answer
 }
 
 /// A receive that has not found all that it wants.
@@ -124,9 +112,44 @@ struct Call {
     deadline: Deadline,
     slept: bool,
     tcp_has_some: bool,
+    hold: Hold,
 }
 
 impl Call {
+    #[inline]
+    fn run(&mut self, sink: &mut Sink<'_>, kernel: &dyn Fn(RawFd) -> ssize_t) -> Result<Taken, i32> {
+        let Call { endpoint, flags, waits, least, wanted, .. } = *self;
+        loop {
+            let fd = self.fd;
+            let mut side = ready_side(endpoint, fd);
+            let done = wanted - sink.remaining();
+            let outcome = if waits && flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0 {
+                look_in_time(endpoint, fd, &mut side, sink)
+            } else {
+                look(endpoint, fd, &mut side, sink, flags)
+            };
+            // What most receives find.
+            if let Received::Bytes(count) = outcome
+                && flags & libc::MSG_PEEK == 0
+                && done + count >= least
+            {
+                return Ok(Taken::here(done + count));
+            }
+            // In the kernel too, a call that goes on has the socket whoever closes the number.
+            if waits && !self.hold.take() {
+                drop(side);
+                return if done > 0 { Ok(Taken::here(done)) } else { as_closed(fd, kernel) };
+            }
+            if let Some(answer) = self.go_on(outcome, done, side, sink, kernel) {
+                return answer;
+            }
+            if self.hold.is_void() {
+                return as_closed(self.hold.fd(), kernel);
+            }
+            self.fd = self.hold.fd();
+        }
+    }
+
     /// What follows from a look at the lane, which had `done` bytes before it. `None`: look again.
     #[inline(never)]
     fn go_on(
@@ -135,7 +158,7 @@ impl Call {
         done: usize,
         mut side: Guard<'_, RxSide>,
         sink: &mut Sink<'_>,
-        kernel: &dyn Fn() -> ssize_t,
+        kernel: &dyn Fn(RawFd) -> ssize_t,
     ) -> Option<Result<Taken, i32>> {
         let Call { endpoint, fd, flags, least, waits, deadline, .. } = *self;
         let peeks = flags & libc::MSG_PEEK != 0;
@@ -193,10 +216,11 @@ impl Call {
                 let outcome = if done > 0 {
                     let goes_on = done < least && waits && (self.slept || really_blocks(endpoint, fd));
                     let missing = least.saturating_sub(done);
-                    let rest = rest_by_tcp(&tcp, sink, flags, goes_on.then_some((missing, deadline)));
+                    let waits = goes_on.then_some((missing, deadline));
+                    let rest = rest_by_tcp(&self.hold, endpoint, sink, flags, waits);
                     Ok(Taken::here(done + rest))
                 } else {
-                    by_kernel(Held::Receive(endpoint), kernel)
+                    by_kernel(Held::Receive(endpoint), fd, kernel)
                 };
                 endpoint.leave_receive();
                 // The end, for somebody whose bytes may lie unread in a lane.
@@ -361,8 +385,15 @@ fn awaits_return(endpoint: &Endpoint, side: &RxSide) -> bool {
     side.at.is_some() && endpoint.tx.try_lock().is_none_or(|side| side.tx.on_lane())
 }
 
-fn by_kernel(held: Held, kernel: &dyn Fn() -> ssize_t) -> Result<Taken, i32> {
-    let count = usize::try_from(signal::open(held, kernel)).map_err(|_| errno::get())?;
+/// The call of a number that names the socket no more: as if it began now.
+#[cold]
+#[inline(never)]
+fn as_closed(fd: RawFd, kernel: &dyn Fn(RawFd) -> ssize_t) -> Result<Taken, i32> {
+    by_kernel(Held::Nothing, fd, kernel)
+}
+
+fn by_kernel(held: Held, fd: RawFd, kernel: &dyn Fn(RawFd) -> ssize_t) -> Result<Taken, i32> {
+    let count = usize::try_from(signal::open(held, || kernel(fd))).map_err(|_| errno::get())?;
     Ok(Taken { count, by_kernel: true })
 }
 
@@ -379,13 +410,15 @@ fn least(endpoint: &Endpoint, fd: RawFd, wanted: usize, flags: c_int) -> usize {
 /// kernel's own wait would take an error that comes meanwhile, which is the next call's; nor does a receive that has bytes go
 /// on beyond urgent data.
 fn rest_by_tcp(
-    tcp: &Tcp<'static>,
+    hold: &Hold,
+    endpoint: &'static Endpoint,
     sink: &mut Sink<'_>,
     flags: c_int,
     waits: Option<(usize, Deadline)>,
 ) -> usize {
     let mut taken = 0;
     loop {
+        let tcp = Tcp { endpoint, fd: hold.fd() };
         let waiting = tcp.waiting();
         // Asked second: without bytes before it, a receive would pass over urgent data that has just come.
         if tcp.at_mark() {
@@ -406,7 +439,7 @@ fn rest_by_tcp(
             },
             (Waiting::Nothing, Some((_, deadline))) => {
                 let events = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
-                let held = Held::Receive(tcp.endpoint);
+                let held = Held::Receive(endpoint);
                 if !matches!(
                     sleep::sleep(tcp.fd, events, None, deadline, None, held),
                     Woken::LookAgain { .. }
@@ -423,16 +456,21 @@ fn rest_by_tcp(
 /// A receive without room. One that waits, until `deadline`, is in the kernel over and answered 0 by whatever happens to the
 /// socket first, be it a signal, a shutdown of this end or an error, which stays. So it waits there, and the direction goes
 /// back to TCP for it.
+#[inline(never)]
 fn receive_nothing(
+    hold: &Hold,
     endpoint: &'static Endpoint,
-    fd: RawFd,
     sink: &Sink<'_>,
     flags: c_int,
     deadline: Option<Deadline>,
-    kernel: &dyn Fn() -> ssize_t,
+    kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<Taken, i32> {
-    lost::notice_reset(endpoint, fd);
+    lost::notice_reset(endpoint, hold.fd());
     loop {
+        let fd = hold.fd();
+        if deadline.is_some() && !hold.take() || hold.is_void() {
+            return as_closed(fd, kernel);
+        }
         if available(endpoint, fd) > 0 {
             return Ok(Taken::here(0));
         }
@@ -447,7 +485,7 @@ fn receive_nothing(
             endpoint.enter_receive_locked();
             drop(side);
             attach::let_go_if_done(endpoint);
-            let outcome = by_kernel(Held::Receive(endpoint), kernel);
+            let outcome = by_kernel(Held::Receive(endpoint), fd, kernel);
             endpoint.leave_receive();
             return outcome;
         }

@@ -23,6 +23,9 @@ const MEANS: [i16; 3] = [
     libc::POLLPRI,
 ];
 
+/// In whichever sets the number is.
+const CLOSED: i16 = MEANS[0] | MEANS[1] | MEANS[2];
+
 impl Sets {
     pub(crate) fn new(count: c_int, sets: [*mut fd_set; 3]) -> Sets {
         Sets { sets: sets.map(|set| set.cast()), count: count.max(0) as usize }
@@ -86,6 +89,9 @@ impl Sets {
         let mut fds: Vec<pollfd> =
             self.members().map(|(fd, events)| pollfd { fd, events, revents: 0 }).collect();
         let deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
+        // A number that is closed while the call waits counts as ready, in the kernel: it looks for bad ones first, and once.
+        let was_open = |entry: &&mut pollfd| table::endpoint(entry.fd).is_some();
+        let connections: Vec<c_int> = fds.iter_mut().filter(was_open).map(|entry| entry.fd).collect();
         loop {
             let entries = fds.as_mut_ptr();
             let count = fds.len();
@@ -99,9 +105,12 @@ impl Sets {
             if result < 0 {
                 return result;
             }
-            if fds.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
-                errno::set(libc::EBADF);
-                return -1;
+            for entry in fds.iter_mut().filter(|entry| entry.revents & libc::POLLNVAL != 0) {
+                if connections.binary_search(&entry.fd).is_err() {
+                    errno::set(libc::EBADF);
+                    return -1;
+                }
+                entry.revents = CLOSED;
             }
             if result == 0 || fds.iter().any(|entry| self.means(entry) != 0) {
                 return self.store(&fds);

@@ -15,6 +15,7 @@ use shunt_transport::Sent;
 use crate::endpoint::{Endpoint, TxSide};
 use crate::links::{Attachment, Backed};
 use crate::lock::Guard;
+use crate::ops::hold::Hold;
 use crate::ops::sleep::{self, Deadline, Woken};
 use crate::signal::Held;
 use crate::waiter::Slot;
@@ -35,17 +36,18 @@ const UNDERSTOOD: c_int = libc::MSG_NOSIGNAL
 /// The pieces of one system call, for [`fill_list`] to fill in.
 pub(super) const NO_PIECES: [iovec; 64] = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
 
-/// Sends `source`; where nothing but TCP is concerned, by the program's own call, `kernel`. `Err` is an errno.
+/// Sends `source`; where nothing but TCP is concerned, by the program's own call, `kernel`, of the number that it is
+/// told. `Err` is an errno.
 pub(crate) fn send(
     endpoint: &'static Endpoint,
     fd: RawFd,
     source: &mut Source<'_>,
     flags: c_int,
-    kernel: &dyn Fn() -> ssize_t,
+    kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<usize, i32> {
     if source.remaining() == 0 {
         lost::notice_reset(endpoint, fd);
-        return endpoint.take_owed(fd).map_or_else(|| by_kernel(Held::Nothing, kernel), Err);
+        return endpoint.take_owed(fd).map_or_else(|| by_kernel(Held::Nothing, fd, kernel), Err);
     }
     if flags & !UNDERSTOOD != 0 {
         refuse_flags(endpoint, flags);
@@ -56,31 +58,17 @@ pub(crate) fn send(
         return Err(errno);
     }
     endpoint.unanswered.answer();
-    let call = Call {
+    let mut call = Call {
         endpoint,
         fd,
         wanted: source.remaining(),
         waits: flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0,
         deadline: sleep::deadline(endpoint.send_timeout.load(Relaxed)),
+        hold: Hold::new(endpoint, fd),
     };
-    loop {
-        let mut side = endpoint.tx.lock();
-        let (road, switched) = attach::sending_road(endpoint, &mut side, fd);
-        if road == Road::Tcp {
-            return call.by_tcp(side, source, flags, kernel);
-        }
-        let outcome = onto_lane(endpoint, &mut side, source);
-        drop(side);
-        if switched || outcome == Lane::Left {
-            epoll::refresh(endpoint);
-        }
-        if outcome == Lane::Done {
-            return Ok(call.wanted);
-        }
-        if let Some(answer) = call.go_on(outcome, source) {
-            return answer;
-        }
-    }
+    let answer = call.run(source, flags, kernel);
+    call.hold.release();
+    answer
 }
 
 /// A send that the lane has not taken at once.
@@ -90,9 +78,55 @@ struct Call {
     wanted: usize,
     waits: bool,
     deadline: Deadline,
+    hold: Hold,
 }
 
 impl Call {
+    #[inline]
+    fn run(
+        &mut self,
+        source: &mut Source<'_>,
+        flags: c_int,
+        kernel: &dyn Fn(RawFd) -> ssize_t,
+    ) -> Result<usize, i32> {
+        let Call { endpoint, wanted, waits, .. } = *self;
+        loop {
+            let fd = self.fd;
+            let mut side = endpoint.tx.lock();
+            let (road, switched) = attach::sending_road(endpoint, &mut side, fd);
+            let outcome = match road {
+                Road::Tcp => None,
+                _ => Some(onto_lane(endpoint, &mut side, source)),
+            };
+            if outcome == Some(Lane::Done) {
+                drop(side);
+                if switched {
+                    epoll::refresh(endpoint);
+                }
+                return Ok(wanted);
+            }
+            // In the kernel too, a call that goes on has the socket whoever closes the number.
+            if waits && !self.hold.take() {
+                drop(side);
+                let done = wanted - source.remaining();
+                return if done > 0 { Ok(done) } else { as_closed(fd, kernel) };
+            }
+            let Some(outcome) = outcome else { return self.by_tcp(side, source, flags, kernel) };
+            drop(side);
+            if switched || outcome == Lane::Left {
+                epoll::refresh(endpoint);
+            }
+            if let Some(answer) = self.go_on(outcome, source) {
+                return answer;
+            }
+            if self.hold.is_void() {
+                let done = wanted - source.remaining();
+                return if done > 0 { Ok(done) } else { as_closed(self.hold.fd(), kernel) };
+            }
+            self.fd = self.hold.fd();
+        }
+    }
+
     /// The rest, where TCP is the road.
     #[inline(never)]
     fn by_tcp(
@@ -100,7 +134,7 @@ impl Call {
         side: Guard<'_, TxSide>,
         source: &Source<'_>,
         flags: c_int,
-        kernel: &dyn Fn() -> ssize_t,
+        kernel: &dyn Fn(RawFd) -> ssize_t,
     ) -> Result<usize, i32> {
         let Call { endpoint, fd, wanted, .. } = *self;
         endpoint.enter_send_locked();
@@ -117,7 +151,7 @@ impl Call {
         attach::let_go_if_done(endpoint);
         let done = wanted - source.remaining();
         let held = Held::Send(endpoint);
-        let outcome = if done == 0 { by_kernel(held, kernel) } else { by_tcp(held, fd, source, flags) };
+        let outcome = if done == 0 { by_kernel(held, fd, kernel) } else { by_tcp(held, fd, source, flags) };
         endpoint.leave_send();
         match outcome {
             Ok(count) => {
@@ -132,7 +166,7 @@ impl Call {
     /// What follows from how far it has come on the lane. `None`: try again.
     #[inline(never)]
     fn go_on(&self, outcome: Lane, source: &Source<'_>) -> Option<Result<usize, i32>> {
-        let Call { endpoint, fd, wanted, waits, deadline } = *self;
+        let Call { endpoint, fd, wanted, waits, deadline, .. } = *self;
         let done = wanted - source.remaining();
         match outcome {
             Lane::Done => Some(Ok(wanted)),
@@ -359,8 +393,15 @@ fn refuse_flags(endpoint: &Endpoint, flags: c_int) {
     }
 }
 
-fn by_kernel(held: Held, kernel: &dyn Fn() -> ssize_t) -> Result<usize, i32> {
-    usize::try_from(signal::open(held, kernel)).map_err(|_| errno::get())
+/// The call of a number that names the socket no more: as if it began now.
+#[cold]
+#[inline(never)]
+fn as_closed(fd: RawFd, kernel: &dyn Fn(RawFd) -> ssize_t) -> Result<usize, i32> {
+    by_kernel(Held::Nothing, fd, kernel)
+}
+
+fn by_kernel(held: Held, fd: RawFd, kernel: &dyn Fn(RawFd) -> ssize_t) -> Result<usize, i32> {
+    usize::try_from(signal::open(held, || kernel(fd))).map_err(|_| errno::get())
 }
 
 /// The real sendmsg for what is left of `source`, which it leaves where it is.
@@ -418,9 +459,10 @@ pub(crate) enum FileStep {
 
 /// sendfile onto a lane: the kernel reads the file straight into the ring. `read_file` is told where to, how much at
 /// most, and how far behind the beginning.
+#[inline(never)]
 pub(crate) fn send_file(
+    hold: &Hold,
     endpoint: &'static Endpoint,
-    fd: RawFd,
     wanted: usize,
     mut read_file: impl FnMut(*mut u8, usize, usize) -> Result<usize, i32>,
 ) -> Result<FileStep, i32> {
@@ -428,6 +470,10 @@ pub(crate) fn send_file(
     let deadline = sleep::deadline(endpoint.send_timeout.load(Relaxed));
     let mut moved = 0;
     while moved < wanted {
+        let fd = hold.fd();
+        if hold.is_void() {
+            return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Ok(FileStep::UseTcp) };
+        }
         let mut side = endpoint.tx.lock();
         let Some(at) = side.at.filter(|_| side.tx.on_lane()) else {
             drop(side);
@@ -473,7 +519,7 @@ pub(crate) fn send_file(
             }
             Ok(Sent::Full) => {
                 drop(side);
-                if waits && really_blocks(endpoint, fd) {
+                if waits && really_blocks(endpoint, fd) && hold.take() {
                     if let Some(outcome) = wait_for_space(endpoint, fd, deadline).ends(moved) {
                         return outcome.map(FileStep::Moved);
                     }
@@ -487,6 +533,20 @@ pub(crate) fn send_file(
         }
     }
     Ok(FileStep::Moved(moved))
+}
+
+/// The kernel's own sendfile, which `kernel` makes of the number that it is told.
+#[inline(never)]
+pub(crate) fn file_by_tcp(
+    hold: &Hold,
+    endpoint: &'static Endpoint,
+    kernel: &dyn Fn(RawFd) -> ssize_t,
+) -> Result<usize, i32> {
+    // What it writes goes to TCP, so the lane must not be begun behind its back.
+    endpoint.enter_send_locked();
+    let outcome = by_kernel(Held::Send(endpoint), hold.fd(), kernel);
+    endpoint.leave_send();
+    outcome
 }
 
 fn fill_from_file(

@@ -12,16 +12,18 @@ use crate::endpoint::Endpoint;
 use crate::epoll::Epoll;
 use crate::links::Attachment;
 use crate::ops::poll::Watch;
-use crate::thread::Thread;
+use crate::thread::{self, Thread};
 use crate::waiter::Slot;
 
-/// Blocking calls of one thread that interrupt each other.
-const ENTRIES: usize = 8;
+/// Room for blocking calls of one thread that interrupt each other; each may have two.
+const ENTRIES: usize = 12;
 
 /// What has been announced.
 #[derive(Clone, Copy)]
 pub(crate) enum Held {
     Nothing,
+    /// A call that waits, or has waited and is not over: see [`crate::ops::hold`].
+    Call(&'static Endpoint),
     /// Inside a kernel receive (L4).
     Receive(&'static Endpoint),
     /// Inside a kernel send (L4).
@@ -38,6 +40,7 @@ impl Held {
     fn undo(self) {
         match self {
             Held::Nothing => {}
+            Held::Call(endpoint) => endpoint.end_call(),
             Held::Receive(endpoint) => endpoint.leave_receive(),
             Held::Send(endpoint) => endpoint.leave_send(),
             Held::Sleep(endpoint, at, slot) => {
@@ -52,6 +55,49 @@ impl Held {
             Held::Epoll(epoll) => epoll.lock().awake(epoll),
         }
     }
+
+    /// How often `endpoint` counts it among the calls in progress.
+    fn calls_on(self, endpoint: &Endpoint) -> u32 {
+        match self {
+            Held::Call(held) | Held::Receive(held) | Held::Send(held) => std::ptr::eq(held, endpoint).into(),
+            // SAFETY: whoever would free it is this thread.
+            Held::Poll(watch) => unsafe { &*watch }.calls_on(endpoint),
+            Held::Nothing | Held::Sleep(..) | Held::Epoll(_) => 0,
+        }
+    }
+
+    /// Counts it again, where all counts have been forgotten.
+    fn count_again(self) {
+        match self {
+            Held::Call(endpoint) => endpoint.begin_call(),
+            Held::Receive(endpoint) => endpoint.enter_receive_locked(),
+            Held::Send(endpoint) => endpoint.enter_send_locked(),
+            // SAFETY: as above.
+            Held::Poll(watch) => unsafe { &*watch }.count_again(),
+            Held::Nothing | Held::Sleep(..) | Held::Epoll(_) => {}
+        }
+    }
+}
+
+/// A call of this thread begins to wait, and holds its socket until [`end_call`]. Its frame is at `here`. Under the shield.
+pub(crate) fn begin_call(endpoint: &'static Endpoint, here: usize) -> usize {
+    let thread = thread::this();
+    thread.journal.enter_at(thread, Held::Call(endpoint), here)
+}
+
+/// It is over, and what it held is the caller's to let go of.
+pub(crate) fn end_call(place: usize) {
+    thread::this().journal.leave(place);
+}
+
+/// How many of the calls in progress on `endpoint` are this thread's: a handler has interrupted them, or left them.
+pub(crate) fn own_calls(endpoint: &Endpoint) -> u32 {
+    thread::this().journal.all().map(|held| held.calls_on(endpoint)).sum()
+}
+
+/// In a forked child, which has this thread alone, and whose endpoints have forgotten what was counted.
+pub(crate) fn count_own_calls() {
+    thread::this().journal.all().for_each(Held::count_again);
 }
 
 /// The entries of one thread, the innermost last.
@@ -67,7 +113,12 @@ impl Journal {
     #[inline]
     pub(super) fn enter(&self, thread: &Thread, held: Held) -> usize {
         let mark = 0u8;
-        let here = std::ptr::from_ref(&mark).addr();
+        self.enter_at(thread, held, std::ptr::from_ref(&mark).addr())
+    }
+
+    /// The same for what is held by a frame further up, at `here`.
+    #[inline]
+    pub(super) fn enter_at(&self, thread: &Thread, held: Held, here: usize) -> usize {
         if self.len.get() > 0 {
             self.clear(here);
         }
@@ -114,6 +165,11 @@ impl Journal {
         let index = self.len.get().checked_sub(1)?;
         // SAFETY: entries below `len` have been written.
         Some(unsafe { (*self.entries.get())[index].assume_init() })
+    }
+
+    fn all(&self) -> impl Iterator<Item = Held> {
+        // SAFETY: as above.
+        (0..self.len.get()).map(|index| unsafe { (*self.entries.get())[index].assume_init() }.1)
     }
 
     fn pop(&self) {
