@@ -60,7 +60,7 @@ static void get(int fd, void *to, size_t len)
 
 /* What the child is told: to send `len` bytes after `ms` milliseconds, to receive so many, to close. */
 struct order {
-    char what; /* s, r, c; e: echo whatever comes */
+    char what; /* s, r, c; e: echo whatever comes; l: look, w: look once there is something to see */
     int len, ms;
 };
 
@@ -69,6 +69,14 @@ struct peer {
     int orders, done;
     pid_t pid;
 };
+
+/* What a receive would find: b for bytes, e for the end, r for an error, - for nothing. */
+static inline char look(int fd)
+{
+    char byte;
+    ssize_t n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n > 0 ? 'b' : n == 0 ? 'e' : errno == EAGAIN ? '-' : 'r';
+}
 
 static inline void obey(int fd, int orders, int done)
 {
@@ -89,7 +97,11 @@ static inline void obey(int fd, int orders, int done)
                 put(fd, bytes, n);
         if (order.what == 'c')
             close(fd);
-        if (write(done, "", 1) != 1)
+        struct pollfd polled = {fd, POLLIN | POLLRDHUP, 0};
+        if (order.what == 'w')
+            poll(&polled, 1, 20000);
+        char found = strchr("lw", order.what) ? look(fd) : 0;
+        if (write(done, &found, 1) != 1)
             exit(0);
     }
     exit(0);
@@ -102,12 +114,13 @@ static void tell(struct peer *peer, char what, int len, int ms)
         die("order");
 }
 
-static void wait_done(struct peer *peer)
+static char wait_done(struct peer *peer)
 {
-    char byte;
+    char byte = 0;
     while (read(peer->done, &byte, 1) < 0)
         if (errno != EINTR)
             die("done");
+    return byte;
 }
 
 /* `count` connections to one child, which listens on `port`; each has orders of its own. */

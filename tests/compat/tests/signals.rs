@@ -1,4 +1,4 @@
-//! Signals, sleepers and the ends of threads, in calls on shared memory: our own programs ask one question a line, and the answers
+//! Signals, sleepers, closes by other threads and the ends of threads, in calls on shared memory: our own programs ask one question a line, and the answers
 //! must be those of TCP.
 
 use shunt_compat::{Host, both};
@@ -65,6 +65,12 @@ fn a_storm_of_handlers() {
 #[test]
 fn more_threads_than_waiters() {
     both(LIMIT, |host| ask(host, "threads", 100));
+}
+
+/// The calls go on, with what they were given, and the peer is told of nothing before they are over.
+#[test]
+fn numbers_that_are_closed_under_calls() {
+    both(LIMIT, |host| ask(host, "closes", 44));
 }
 
 #[test]

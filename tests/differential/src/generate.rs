@@ -433,8 +433,35 @@ impl Draft {
         }
     }
 
+    /// A number is closed on which calls of other threads wait, and may be another's when they go on.
+    fn close_under_calls(&mut self, actor: u8, slot: i64) {
+        for _ in 0..1 + self.random.below(2) {
+            match self.random.below(3) {
+                0 => {
+                    let call = self.random.below(POLL_CALLS.len()) as i64;
+                    self.push(actor, Verb::Poll, &[call, -1, slot, libc::POLLIN.into(), -1, 0]);
+                }
+                _ => {
+                    let (len, call) = (self.len(), self.random.below(RECEIVE_CALLS.len()) as i64);
+                    self.push(actor, Verb::Recv, &[slot, len, 0, call]);
+                }
+            }
+        }
+        self.push(actor, Verb::Close, &[slot]);
+        if self.random.chance(50) {
+            self.open();
+        }
+        let (peer, other) = (slot ^ 1, self.sequence.owner(slot as usize ^ 1));
+        match self.random.below(4) {
+            0 => self.push(other, Verb::Close, &[peer]),
+            1 => {}
+            _ => self.send(other, peer),
+        }
+    }
+
     fn ending(&mut self, actor: u8, slot: i64) {
-        match self.random.below(10) {
+        match self.random.below(12) {
+            10.. => self.close_under_calls(actor, slot),
             0..=4 => {
                 let how = self.random.one_of(&[0, 1, 1, 2]);
                 self.push(actor, Verb::Shutdown, &[slot, how]);

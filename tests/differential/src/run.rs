@@ -216,7 +216,8 @@ impl<'w> Run<'w> {
             Verb::SetOption if OPTIONS[step.args[1] as usize] == "rcvlowat" => {
                 self.opened[end_of(slot())] && !receives(peer_of(slot()))
             }
-            Verb::Close => !holds(slot()),
+            // Calls in progress go on with what they were given.
+            Verb::Close => slot() < FIRST_EPOLL || !holds(slot()),
             Verb::Dup => !holds(step.slot(1)) && step.slot(1) != step.slot(0),
             Verb::EpollNew => !holds(slot()),
             Verb::Fork => idle && step.actor.is_ascii_uppercase() && self.world.can_fork(step.actor),

@@ -68,8 +68,23 @@ struct Closed {
     index: usize,
     /// By which the socket is watched on.
     fd: RawFd,
-    /// What woke the call was told of, and the number has nothing to say.
-    told: bool,
+    /// By what it last woke the call, to no avail: only what comes after that does so again.
+    told: Option<News>,
+}
+
+/// What a socket has to say: bytes in its lane, in TCP, and how it is.
+type News = (usize, u64, c_short);
+
+impl Closed {
+    /// What would wake a call that asks for `events`.
+    fn news(&self, lane: Option<&Watched>, events: c_short) -> Option<News> {
+        let events = woken_by(events);
+        let mut polled = [pollfd { fd: self.fd, events, revents: 0 }];
+        kernel::poll_now(&mut polled);
+        let found = polled[0].revents != 0 || lane.is_some_and(|lane| is_ready(lane, events));
+        let in_lane = lane.map_or(0, |lane| incoming::unread(lane.endpoint));
+        found.then(|| (in_lane, rustix::io::ioctl_fionread(borrow(self.fd)).unwrap_or(0), polled[0].revents))
+    }
 }
 
 /// Polls. `timeout` in nanoseconds, `None` for ever; `kernel` makes the program's own call.
@@ -240,7 +255,7 @@ impl Watch {
             if fd != fds[index].fd {
                 match closed.iter_mut().find(|one| one.index == index) {
                     Some(one) => one.fd = fd,
-                    None => closed.push(Closed { index, fd, told: false }),
+                    None => closed.push(Closed { index, fd, told: None }),
                 }
             }
             fd
@@ -257,24 +272,27 @@ impl Watch {
         self.closed.iter().any(|one| one.index == index)
     }
 
-    /// Whether a lane has something that has not been told.
+    /// Whether a lane has something to say.
     fn is_ready(&self, fds: &[pollfd]) -> bool {
-        let is_told = |index| self.closed.iter().any(|one| one.index == index && one.told);
-        self.watched.iter().any(|one| !is_told(one.index) && is_ready(one, fds[one.index].events))
+        let open = |one: &&Watched| !self.is_closed(one.index);
+        self.watched.iter().filter(open).any(|one| is_ready(one, fds[one.index].events))
+            || self.closed.iter().any(|one| self.news(one, fds).is_some_and(|news| one.told != Some(news)))
     }
 
-    /// Whether one of the sockets whose numbers have been closed has something to say now, which wakes the call once.
-    fn take_stirs(&mut self, fds: &[pollfd], shadow: &[pollfd]) -> bool {
-        let Watch { watched, closed, .. } = self;
-        let mut stirs = false;
-        for one in closed.iter_mut().filter(|one| !one.told) {
-            let lane = watched.iter().find(|other| other.index == one.index);
-            let asked = shadow[one.index];
-            one.told = asked.fd == one.fd && asked.revents != 0
-                || lane.is_some_and(|lane| is_ready(lane, fds[one.index].events));
-            stirs |= one.told;
+    fn news(&self, closed: &Closed, fds: &[pollfd]) -> Option<News> {
+        let lane = self.watched.iter().find(|one| one.index == closed.index);
+        closed.news(lane, fds[closed.index].events)
+    }
+
+    /// Whether one of the sockets whose numbers have been closed wakes the call now.
+    fn take_news(&mut self, fds: &[pollfd]) -> bool {
+        let all: Vec<_> = self.closed.iter().map(|one| self.news(one, fds)).collect();
+        let mut wakes = false;
+        for (one, news) in self.closed.iter_mut().zip(all).filter(|(_, news)| news.is_some()) {
+            wakes |= one.told != news;
+            one.told = news;
         }
-        stirs
+        wakes
     }
 
     /// What is behind such numbers by now, be it nothing.
@@ -296,6 +314,12 @@ impl Watch {
             }
         }
     }
+}
+
+/// By what the kernel wakes a call that asks for `events`, whether it then finds them or not. Of all bytes it says that they may be
+/// urgent, and of an end that it may be anything.
+fn woken_by(events: c_short) -> c_short {
+    events | libc::POLLRDHUP | if events & libc::POLLPRI != 0 { libc::POLLIN } else { 0 }
 }
 
 impl Drop for Watch {
@@ -339,7 +363,11 @@ fn poll_mixed(
         if may_sleep && waiter::spin(|| watch.is_ready(fds)) {
             continue;
         }
-        let step = if may_sleep { announce(fds, watch, sleep::thread_slot()) } else { None };
+        let mut step = if may_sleep { announce(fds, watch, sleep::thread_slot()) } else { None };
+        // What they still hold would wake it at once.
+        if watch.closed.iter().any(|one| one.told.is_some()) {
+            step = Some(step.map_or(epoll::DEGRADED_NANOS, |step| step.min(epoll::DEGRADED_NANOS)));
+        }
         let ready = lanes > 0 || watch.is_ready(fds);
         prepare(fds, &mut shadow, watch);
         // A mask that may let a handler in counts even if the call does not wait, but not if it has found something.
@@ -368,8 +396,7 @@ fn poll_mixed(
         }
         let is_due = || signal::is_due() || deadline.is_some_and(|deadline| deadline <= process::now());
         if !watch.closed.is_empty() {
-            let stirs = watch.take_stirs(fds, &shadow);
-            if stirs || fds.iter().any(|entry| entry.revents != 0) || is_due() {
+            if watch.take_news(fds) || fds.iter().any(|entry| entry.revents != 0) || is_due() {
                 watch.tell_closed(fds);
             }
         }
@@ -488,7 +515,9 @@ fn prepare(fds: &[pollfd], shadow: &mut Vec<pollfd>, watch: &Watch) {
         entry.revents = 0;
     }
     for one in &watch.closed {
-        shadow[one.index].fd = if one.told { -1 } else { one.fd };
+        let entry = &mut shadow[one.index];
+        entry.fd = if one.told.is_some() { -1 } else { one.fd };
+        entry.events = woken_by(entry.events);
     }
     for one in &watch.watched {
         let entry = &mut shadow[one.index];

@@ -1,0 +1,280 @@
+/* What a call that waits in one thread returns, and what its peer sees, when another thread closes the number that it was
+ * given, or gives the number to another connection. usage: closes PORT GATE. One line for each question; the same without
+ * shunt. */
+#include "lane.h"
+#include <sys/sendfile.h>
+
+#define MUCH (6 << 20)
+
+enum call { RECV, READ, READV, RECVMSG, ALL, PEEK, SPLICE, SEND, SENDMSG, SENDFILE, POLL, SELECT, CALLS };
+static const char *const calls[CALLS] = {"recv", "read",    "readv",    "recvmsg", "recv all", "peek",
+                                         "splice", "send", "sendmsg", "sendfile", "poll",    "select"};
+
+enum way { CLOSE, RANGE, ONTO, WAYS };
+static const char *const ways[WAYS] = {"closed", "closed in a range", "another's"};
+
+/* One for each question, and the one that gets the number. */
+#define PEERS (CALLS * WAYS + 8)
+static struct peer peers[PEERS];
+static int next, pipes[2], file;
+static char much[MUCH];
+
+struct waiting {
+    enum call call;
+    int fd;
+    volatile pid_t tid;
+    pthread_t thread;
+    long result, more;
+};
+
+static void *wait_in(void *argument)
+{
+    struct waiting *me = argument;
+    static __thread char bytes[1000];
+    int fd = me->fd;
+    struct iovec piece = {bytes, sizeof bytes}, all = {much, MUCH};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1}, long_one = {.msg_iov = &all, .msg_iovlen = 1};
+    struct pollfd polled = {fd, POLLIN, 0};
+    struct timeval time = {1, 500000};
+    off_t from = 0;
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(fd, &set);
+    errno = 0;
+    me->tid = syscall(SYS_gettid);
+    switch (me->call) {
+    case RECV:
+        me->result = recv(fd, bytes, sizeof bytes, 0);
+        break;
+    case READ:
+        me->result = read(fd, bytes, sizeof bytes);
+        break;
+    case READV:
+        me->result = readv(fd, &piece, 1);
+        break;
+    case RECVMSG:
+        me->result = recvmsg(fd, &message, 0);
+        break;
+    case ALL:
+        me->result = recv(fd, bytes, 150, MSG_WAITALL);
+        break;
+    case PEEK:
+        me->result = recv(fd, bytes, sizeof bytes, MSG_PEEK);
+        break;
+    case SPLICE:
+        me->result = splice(fd, NULL, pipes[1], NULL, 1000, 0);
+        break;
+    case SEND:
+        me->result = send(fd, much, MUCH, MSG_NOSIGNAL);
+        break;
+    case SENDMSG:
+        me->result = sendmsg(fd, &long_one, MSG_NOSIGNAL);
+        break;
+    case SENDFILE:
+        me->result = sendfile(fd, file, &from, MUCH);
+        break;
+    case POLL:
+        me->result = poll(&polled, 1, 1500);
+        me->more = polled.revents;
+        break;
+    default:
+        me->result = select(fd + 1, &set, NULL, NULL, &time);
+        me->more = FD_ISSET(fd, &set) != 0;
+    }
+    if (me->result < 0)
+        me->more = errno;
+    return NULL;
+}
+
+static void begin(struct waiting *waiting, enum call call, int fd)
+{
+    *waiting = (struct waiting){.call = call, .fd = fd};
+    if (pthread_create(&waiting->thread, NULL, wait_in, waiting))
+        die("thread");
+    while (!waiting->tid)
+        pause_ms(1);
+    wait_asleep(waiting->tid);
+}
+
+static char ask(struct peer *peer, char what, int len)
+{
+    tell(peer, what, len, 0);
+    return wait_done(peer);
+}
+
+/* The number of a connection goes, one way or another; if to another connection, that has seven bytes. */
+static void take(int fd, enum way way, struct peer *other)
+{
+    if (way == CLOSE && close(fd))
+        die("close");
+    if (way == RANGE && close_range(fd, fd, 0))
+        die("close_range");
+    if (way == ONTO) {
+        if (dup2(other->fd, fd) != fd)
+            die("dup2");
+    }
+}
+
+static int is_send(enum call call)
+{
+    return call == SEND || call == SENDMSG || call == SENDFILE;
+}
+
+static void question(enum call call, enum way way, struct peer *other)
+{
+    struct peer *peer = &peers[next++];
+    struct waiting waiting;
+    int fd = peer->fd, waits = call == POLL || call == SELECT;
+    begin(&waiting, call, fd);
+    take(fd, way, other);
+    if (way == ONTO && !waits)
+        ask(other, 's', 7);
+    pause_ms(20);
+    /* While a send waits, there are bytes. */
+    char meanwhile = ask(peer, 'l', 0);
+    if (is_send(call))
+        ask(peer, 'r', MUCH);
+    else
+        ask(peer, 's', 100);
+    if (call == ALL)
+        ask(peer, 's', 50);
+    pthread_join(waiting.thread, NULL);
+    printf("%s, %s: peer %c, returns %ld %ld, peer %c", calls[call], ways[way], meanwhile, waiting.result, waiting.more,
+           ask(peer, 'w', 0));
+    char bytes[100];
+    if (way == ONTO && !waits)
+        printf(", number gives %zd", recv(fd, bytes, sizeof bytes, MSG_DONTWAIT));
+    if (call == SPLICE && waiting.result > 0 && read(pipes[0], bytes, waiting.result) != waiting.result)
+        die("pipe");
+    printf("\n");
+    fflush(stdout);
+    if (way == ONTO)
+        close(fd);
+    peer->fd = -1;
+}
+
+static void both_directions(void)
+{
+    struct peer *peer = &peers[next++];
+    struct waiting reader, writer;
+    begin(&writer, SEND, peer->fd);
+    begin(&reader, RECV, peer->fd);
+    close(peer->fd);
+    pause_ms(20);
+    printf("two calls: peer %c", ask(peer, 'l', 0));
+    ask(peer, 's', 100);
+    pthread_join(reader.thread, NULL);
+    ask(peer, 'r', MUCH);
+    pthread_join(writer.thread, NULL);
+    printf(", reader %ld, writer %ld, peer %c\n", reader.result, writer.result, ask(peer, 'w', 0));
+    peer->fd = -1;
+}
+
+static void peer_ends(int signal)
+{
+    struct peer *peer = &peers[next++];
+    struct waiting waiting;
+    begin(&waiting, RECV, peer->fd);
+    close(peer->fd);
+    pause_ms(20);
+    if (signal)
+        kill(peer->pid, signal);
+    else
+        ask(peer, 'c', 0);
+    pthread_join(waiting.thread, NULL);
+    printf("peer %s: returns %ld %ld\n", signal ? "is killed" : "closes", waiting.result, waiting.more);
+    peer->fd = -1;
+}
+
+/* A child that is forked meanwhile has the number no more than its parent, and no thread that waits. */
+static void forks(void)
+{
+    struct peer *peer = &peers[next++];
+    struct waiting waiting;
+    int hold[2];
+    char byte;
+    if (pipe(hold))
+        die("pipe");
+    begin(&waiting, RECV, peer->fd);
+    close(peer->fd);
+    pid_t child = fork();
+    if (child == 0) {
+        close(hold[1]);
+        _exit(read(hold[0], &byte, 1) != 0);
+    }
+    close(hold[0]);
+    pause_ms(20);
+    printf("a fork: peer %c", ask(peer, 'l', 0));
+    ask(peer, 's', 100);
+    pthread_join(waiting.thread, NULL);
+    printf(", returns %ld, peer %c\n", waiting.result, ask(peer, 'w', 0));
+    close(hold[1]);
+    waitpid(child, NULL, 0);
+    peer->fd = -1;
+}
+
+/* The thread that waits is ended: nobody has the socket then. */
+static void cancelled(void)
+{
+    struct peer *peer = &peers[next++];
+    struct waiting waiting;
+    begin(&waiting, RECV, peer->fd);
+    close(peer->fd);
+    pause_ms(20);
+    printf("cancelled: peer %c", ask(peer, 'l', 0));
+    pthread_cancel(waiting.thread);
+    pthread_join(waiting.thread, NULL);
+    printf(", peer %c\n", ask(peer, 'w', 0));
+    peer->fd = -1;
+}
+
+static int wake_fd;
+
+static void close_it(int signal)
+{
+    (void)signal;
+    close(wake_fd);
+}
+
+/* A handler closes what the call that it interrupts waits for: nothing holds it then. */
+static void by_handler(void)
+{
+    struct peer *peer = &peers[next++];
+    struct waiting waiting;
+    struct sigaction action = {.sa_handler = close_it, .sa_flags = SA_RESTART};
+    sigaction(SIGUSR1, &action, NULL);
+    wake_fd = peer->fd;
+    begin(&waiting, RECV, peer->fd);
+    pthread_kill(waiting.thread, SIGUSR1);
+    pthread_join(waiting.thread, NULL);
+    printf("by its own handler: returns %ld %ld, peer %c\n", waiting.result, waiting.more, ask(peer, 'w', 0));
+    peer->fd = -1;
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    connect_peers(peers, PEERS, atoi(argv[1]));
+    char name[] = "closes-XXXXXX";
+    if ((file = mkstemp(name)) < 0 || unlink(name) || ftruncate(file, MUCH) || pipe(pipes))
+        die("files");
+    warm_up(peers, PEERS, argv[2]);
+    struct peer *other = &peers[PEERS - 1];
+    for (enum way way = 0; way < WAYS; way++)
+        for (enum call call = 0; call < CALLS; call++)
+            question(call, way, other);
+    both_directions();
+    peer_ends(0);
+    peer_ends(SIGKILL);
+    forks();
+    cancelled();
+    by_handler();
+    /* Nothing of ours is left open. */
+    for (int i = 0; i < PEERS; i++) {
+        close(peers[i].orders);
+        if (peers[i].fd >= 0)
+            close(peers[i].fd);
+        waitpid(peers[i].pid, NULL, 0);
+    }
+    return 0;
+}
