@@ -14,6 +14,10 @@ use crate::endpoint::{Endpoint, EndpointRef};
 use crate::signal;
 use crate::table::{self, Entry};
 
+/// In place of an errno: the call begins anew with the number that it was given, which names something else by now, or nothing.
+/// The kernel's calls do so after a handler, and have let go of their socket then.
+pub(crate) const BEGIN_ANEW: i32 = 512;
+
 /// One call's hold of its socket. It stays where it is from [`take`](Self::take) to [`release`](Self::release), in a frame that
 /// all of the call's waits are made from: the journal tells by its address whether the call has been left.
 pub(crate) struct Hold {
@@ -60,6 +64,11 @@ impl Hold {
     #[inline]
     pub(crate) fn is_void(&self) -> bool {
         self.taken.get().is_some_and(|taken| taken.name.resolve().is_none())
+    }
+
+    /// Whether the number names the socket no more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.taken.get().is_some_and(|taken| table::look_up(self.number) != Entry::Endpoint(taken.name))
     }
 
     /// The call is over. No lock is held.

@@ -299,7 +299,7 @@ impl Watch {
     fn tell_closed(&self, fds: &mut [pollfd]) {
         let before = errno::get();
         for one in &self.closed {
-            kernel::poll_now(std::slice::from_mut(&mut fds[one.index]));
+            poll_at_once(std::slice::from_mut(&mut fds[one.index]));
         }
         errno::set(before);
     }
@@ -317,9 +317,10 @@ impl Watch {
 }
 
 /// By what the kernel wakes a call that asks for `events`, whether it then finds them or not. Of all bytes it says that they may be
-/// urgent, and of an end that it may be anything.
+/// urgent or not, and of an end that it may be anything.
 fn woken_by(events: c_short) -> c_short {
-    events | libc::POLLRDHUP | if events & libc::POLLPRI != 0 { libc::POLLIN } else { 0 }
+    const BYTES: c_short = IN | libc::POLLPRI;
+    events | libc::POLLRDHUP | if events & BYTES != 0 { BYTES } else { 0 }
 }
 
 impl Drop for Watch {
@@ -429,6 +430,14 @@ fn poll_mixed(
             *watch = now;
         }
     }
+}
+
+/// What the numbers say now, by whatever they name.
+fn poll_at_once(fds: &mut [pollfd]) {
+    let (watch, mut shadow) = (examine(fds, false, &Watch::default()), Vec::new());
+    prepare(fds, &mut shadow, &watch);
+    kernel::poll_now(&mut shadow);
+    merge(fds, &shadow, &watch);
 }
 
 /// Fills in what the lanes say; everything else is cleared. Returns how many are ready.

@@ -12,14 +12,14 @@ use shunt_transport::{Kernel, Received, Waiting};
 use crate::endpoint::{Endpoint, RxSide};
 use crate::kernel::Tcp;
 use crate::lock::Guard;
-use crate::ops::hold::Hold;
+use crate::ops::hold::{BEGIN_ANEW, Hold};
 use crate::ops::incoming::{available, is_readable};
 use crate::ops::look::{by_tcp_now, is_watched, look, look_in_time, ready_side};
 use crate::ops::send::really_blocks;
 use crate::ops::sleep::{self, Deadline, Woken};
 use crate::private::borrow;
 use crate::signal::Held;
-use crate::{attach, epoll, errno, kernel, lost, signal, waiter};
+use crate::{attach, epoll, errno, kernel, lost, signal, table, waiter};
 
 /// Flags that are answered here, and those that mean nothing to a receive of TCP.
 const UNDERSTOOD: c_int = MEANINGFUL
@@ -50,9 +50,30 @@ impl Taken {
     }
 }
 
-/// Receives into `sink`; where nothing but TCP is concerned, by the program's own call, `kernel`, of the number that it is
+/// Receives into `sink`, from whatever `fd` names if it is another connection's by the time that the call begins anew; where nothing but TCP is concerned, by the program's own call, `kernel`, of the number that it is
 /// told. `Err` is an errno.
 pub(crate) fn receive(
+    endpoint: &'static Endpoint,
+    fd: RawFd,
+    sink: &mut Sink<'_>,
+    flags: c_int,
+    kernel: &dyn Fn(RawFd) -> ssize_t,
+) -> Result<Taken, i32> {
+    let mut endpoint = endpoint;
+    loop {
+        match receive_from(endpoint, fd, sink, flags, kernel) {
+            Err(BEGIN_ANEW) => match table::endpoint(fd) {
+                Some(now) => endpoint = now,
+                None => return by_kernel(Held::Nothing, fd, kernel),
+            },
+            outcome => return outcome,
+        }
+    }
+}
+
+/// The same from the connection that `fd` has named. It may begin anew.
+#[inline]
+fn receive_from(
     endpoint: &'static Endpoint,
     fd: RawFd,
     sink: &mut Sink<'_>,
@@ -138,13 +159,15 @@ impl Call {
             // In the kernel too, a call that goes on has the socket whoever closes the number.
             if waits && !self.hold.take() {
                 drop(side);
-                return if done > 0 { Ok(Taken::here(done)) } else { as_closed(fd, kernel) };
+                return if done > 0 { Ok(Taken::here(done)) } else { Err(BEGIN_ANEW) };
             }
             if let Some(answer) = self.go_on(outcome, done, side, sink, kernel) {
                 return answer;
             }
-            if self.hold.is_void() {
-                return as_closed(self.hold.fd(), kernel);
+            // After a handler the call has the number alone.
+            let begins_anew = !self.slept && sink.remaining() == wanted && self.hold.is_closed();
+            if begins_anew || self.hold.is_void() {
+                return Err(BEGIN_ANEW);
             }
             self.fd = self.hold.fd();
         }
@@ -385,13 +408,6 @@ fn awaits_return(endpoint: &Endpoint, side: &RxSide) -> bool {
     side.at.is_some() && endpoint.tx.try_lock().is_none_or(|side| side.tx.on_lane())
 }
 
-/// The call of a number that names the socket no more: as if it began now.
-#[cold]
-#[inline(never)]
-fn as_closed(fd: RawFd, kernel: &dyn Fn(RawFd) -> ssize_t) -> Result<Taken, i32> {
-    by_kernel(Held::Nothing, fd, kernel)
-}
-
 fn by_kernel(held: Held, fd: RawFd, kernel: &dyn Fn(RawFd) -> ssize_t) -> Result<Taken, i32> {
     let count = usize::try_from(signal::open(held, || kernel(fd))).map_err(|_| errno::get())?;
     Ok(Taken { count, by_kernel: true })
@@ -469,7 +485,7 @@ fn receive_nothing(
     loop {
         let fd = hold.fd();
         if deadline.is_some() && !hold.take() || hold.is_void() {
-            return as_closed(fd, kernel);
+            return Err(BEGIN_ANEW);
         }
         if available(endpoint, fd) > 0 {
             return Ok(Taken::here(0));

@@ -15,11 +15,11 @@ use shunt_transport::Sent;
 use crate::endpoint::{Endpoint, TxSide};
 use crate::links::{Attachment, Backed};
 use crate::lock::Guard;
-use crate::ops::hold::Hold;
+use crate::ops::hold::{BEGIN_ANEW, Hold};
 use crate::ops::sleep::{self, Deadline, Woken};
 use crate::signal::Held;
 use crate::waiter::Slot;
-use crate::{attach, epoll, errno, lost, overdue, process, real, signal, waiter};
+use crate::{attach, epoll, errno, lost, overdue, process, real, signal, table, waiter};
 
 /// A receiver that sleeps and has not read for this long is not going to: TCP takes more than a ring does.
 pub(crate) const STALL_NANOS: u64 = 20_000_000;
@@ -36,9 +36,30 @@ const UNDERSTOOD: c_int = libc::MSG_NOSIGNAL
 /// The pieces of one system call, for [`fill_list`] to fill in.
 pub(super) const NO_PIECES: [iovec; 64] = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
 
-/// Sends `source`; where nothing but TCP is concerned, by the program's own call, `kernel`, of the number that it is
+/// Sends `source`, to whatever `fd` names if it is another connection's by the time that the call begins anew; where nothing but TCP is concerned, by the program's own call, `kernel`, of the number that it is
 /// told. `Err` is an errno.
 pub(crate) fn send(
+    endpoint: &'static Endpoint,
+    fd: RawFd,
+    source: &mut Source<'_>,
+    flags: c_int,
+    kernel: &dyn Fn(RawFd) -> ssize_t,
+) -> Result<usize, i32> {
+    let mut endpoint = endpoint;
+    loop {
+        match send_to(endpoint, fd, source, flags, kernel) {
+            Err(BEGIN_ANEW) => match table::endpoint(fd) {
+                Some(now) => endpoint = now,
+                None => return by_kernel(Held::Nothing, fd, kernel),
+            },
+            outcome => return outcome,
+        }
+    }
+}
+
+/// The same to the connection that `fd` has named. It may begin anew.
+#[inline]
+fn send_to(
     endpoint: &'static Endpoint,
     fd: RawFd,
     source: &mut Source<'_>,
@@ -64,6 +85,7 @@ pub(crate) fn send(
         wanted: source.remaining(),
         waits: flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0,
         deadline: sleep::deadline(endpoint.send_timeout.load(Relaxed)),
+        restarts: false,
         hold: Hold::new(endpoint, fd),
     };
     let answer = call.run(source, flags, kernel);
@@ -78,6 +100,8 @@ struct Call {
     wanted: usize,
     waits: bool,
     deadline: Deadline,
+    /// A handler has run during the last wait.
+    restarts: bool,
     hold: Hold,
 }
 
@@ -109,7 +133,7 @@ impl Call {
             if waits && !self.hold.take() {
                 drop(side);
                 let done = wanted - source.remaining();
-                return if done > 0 { Ok(done) } else { as_closed(fd, kernel) };
+                return if done > 0 { Ok(done) } else { Err(BEGIN_ANEW) };
             }
             let Some(outcome) = outcome else { return self.by_tcp(side, source, flags, kernel) };
             drop(side);
@@ -119,9 +143,10 @@ impl Call {
             if let Some(answer) = self.go_on(outcome, source) {
                 return answer;
             }
-            if self.hold.is_void() {
+            // After a handler the call has the number alone.
+            if self.restarts && self.hold.is_closed() || self.hold.is_void() {
                 let done = wanted - source.remaining();
-                return if done > 0 { Ok(done) } else { as_closed(self.hold.fd(), kernel) };
+                return if done > 0 { Ok(done) } else { Err(BEGIN_ANEW) };
             }
             self.fd = self.hold.fd();
         }
@@ -165,7 +190,7 @@ impl Call {
 
     /// What follows from how far it has come on the lane. `None`: try again.
     #[inline(never)]
-    fn go_on(&self, outcome: Lane, source: &Source<'_>) -> Option<Result<usize, i32>> {
+    fn go_on(&mut self, outcome: Lane, source: &Source<'_>) -> Option<Result<usize, i32>> {
         let Call { endpoint, fd, wanted, waits, deadline, .. } = *self;
         let done = wanted - source.remaining();
         match outcome {
@@ -182,19 +207,26 @@ impl Call {
             }
             Lane::Returned if attach::send_again(endpoint, fd) => None,
             Lane::Returned if waits && really_blocks(endpoint, fd) => {
-                sleep::sleep(fd, libc::POLLOUT, None, deadline, None, Held::Nothing).ends(done)
+                self.note(sleep::sleep(fd, libc::POLLOUT, None, deadline, None, Held::Nothing)).ends(done)
             }
             Lane::Deserted => {
                 desert(endpoint, fd);
                 None
             }
             Lane::Full if waits && really_blocks(endpoint, fd) => {
-                wait_for_space(endpoint, fd, deadline).ends(done)
+                self.note(wait_for_space(endpoint, fd, deadline)).ends(done)
             }
             Lane::Full if arm_for_space(endpoint) => None,
             Lane::Returned | Lane::Full if done > 0 => Some(Ok(done)),
             Lane::Returned | Lane::Full => Some(Err(libc::EAGAIN)),
         }
+    }
+}
+
+impl Call {
+    fn note(&mut self, woken: Woken) -> Woken {
+        self.restarts = woken == Woken::Signal { restarts: true };
+        woken
     }
 }
 
@@ -391,13 +423,6 @@ fn refuse_flags(endpoint: &Endpoint, flags: c_int) {
     } else if flags & libc::MSG_OOB == 0 {
         attach::bar(endpoint, Reason::UnsupportedFlag);
     }
-}
-
-/// The call of a number that names the socket no more: as if it began now.
-#[cold]
-#[inline(never)]
-fn as_closed(fd: RawFd, kernel: &dyn Fn(RawFd) -> ssize_t) -> Result<usize, i32> {
-    by_kernel(Held::Nothing, fd, kernel)
 }
 
 fn by_kernel(held: Held, fd: RawFd, kernel: &dyn Fn(RawFd) -> ssize_t) -> Result<usize, i32> {
