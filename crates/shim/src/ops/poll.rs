@@ -81,7 +81,7 @@ impl Closed {
         let events = woken_by(events);
         let mut polled = [pollfd { fd: self.fd, events, revents: 0 }];
         kernel::poll_now(&mut polled);
-        let found = polled[0].revents != 0 || lane.is_some_and(|lane| is_ready(lane, events));
+        let found = polled[0].revents != 0 || lane.is_some_and(|lane| finds(lane, events));
         let in_lane = lane.map_or(0, |lane| incoming::unread(lane.endpoint));
         found.then(|| (in_lane, rustix::io::ioctl_fionread(borrow(self.fd)).unwrap_or(0), polled[0].revents))
     }
@@ -272,10 +272,10 @@ impl Watch {
         self.closed.iter().any(|one| one.index == index)
     }
 
-    /// Whether a lane has something to say.
+    /// Whether there is something to do or to say before the call sleeps.
     fn is_ready(&self, fds: &[pollfd]) -> bool {
-        let open = |one: &&Watched| !self.is_closed(one.index);
-        self.watched.iter().filter(open).any(|one| is_ready(one, fds[one.index].events))
+        let finds = |one: &Watched| !self.is_closed(one.index) && finds(one, fds[one.index].events);
+        self.watched.iter().any(|one| has_chores(one) || finds(one))
             || self.closed.iter().any(|one| self.news(one, fds).is_some_and(|news| one.told != Some(news)))
     }
 
@@ -470,11 +470,15 @@ fn answer_sets(fds: &mut [pollfd], watch: &Watch) -> i32 {
     ready
 }
 
-fn is_ready(one: &Watched, events: c_short) -> bool {
-    attach::is_returned(one.endpoint)
-        || lost::is_lost(one.endpoint, one.fd)
-        || events & IN != 0 && incoming::is_readable(one.endpoint, one.fd)
+/// Whether a call that asks for `events` finds something in the lanes.
+fn finds(one: &Watched, events: c_short) -> bool {
+    events & IN != 0 && incoming::is_readable(one.endpoint, one.fd)
         || events & OUT != 0 && send::writability(one.endpoint, None) == Some(true)
+}
+
+/// Whether there is something to be done before it can wait.
+fn has_chores(one: &Watched) -> bool {
+    attach::is_returned(one.endpoint) || lost::is_lost(one.endpoint, one.fd)
 }
 
 /// Whether there are lanes, with nothing to say now.

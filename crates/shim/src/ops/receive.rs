@@ -195,7 +195,7 @@ impl Call {
                     return None;
                 }
                 // The kernel passes over urgent data.
-                let woken = wait_for_bytes(endpoint, fd, deadline, libc::POLLPRI);
+                let woken = wait_for_bytes(&self.hold, endpoint, deadline, libc::POLLPRI);
                 if let Some(outcome) = self.over(woken, done, sink) {
                     return Some(outcome.map(Taken::here));
                 }
@@ -246,6 +246,7 @@ impl Call {
                     by_kernel(Held::Receive(endpoint), fd, kernel)
                 };
                 endpoint.leave_receive();
+                let fd = self.hold.fd();
                 // The end, for somebody whose bytes may lie unread in a lane.
                 if matches!(outcome, Ok(Taken { count: 0, .. })) && endpoint.is_attached() {
                     if waits {
@@ -261,7 +262,7 @@ impl Call {
                 // It is non-blocking since the call began to sleep, which goes on.
                 if self.slept && waits && matches!(outcome, Err(libc::EAGAIN)) {
                     let events = libc::POLLIN | libc::POLLRDHUP;
-                    let woken = sleep::sleep(fd, events, None, deadline, None, Held::Nothing);
+                    let woken = sleep::sleep(&self.hold, events, None, deadline, None, Held::Nothing);
                     if let Some(outcome) = woken.ends(done) {
                         return Some(outcome.map(Taken::here));
                     }
@@ -282,9 +283,10 @@ impl Call {
                     }
                     // What a peek has seen ends where urgent data lies.
                     if goes_on && before_mark(fd) != Some(count) {
-                        if wait_for_more(fd, deadline) == (Woken::LookAgain { tcp: false }) {
+                        if wait_for_more(&self.hold, deadline) == (Woken::LookAgain { tcp: false }) {
                             return None;
                         }
+                        let fd = self.hold.fd();
                         return Some(Ok(Taken::here(by_tcp_now(fd, sink, flags).unwrap_or(count))));
                     }
                 }
@@ -298,12 +300,14 @@ impl Call {
                     && !ends_at_mark(endpoint, fd, &mut side, count)
                 {
                     drop(side);
-                    match (self.slept || really_blocks(endpoint, fd)).then(|| wait_for_more(fd, deadline)) {
+                    let waits = self.slept || really_blocks(endpoint, fd);
+                    match waits.then(|| wait_for_more(&self.hold, deadline)) {
                         Some(Woken::LookAgain { tcp: false }) => {
                             self.slept = true;
                             return None;
                         }
                         _ => {
+                            let fd = self.hold.fd();
                             let all = match look(endpoint, fd, &mut ready_side(endpoint, fd), sink, flags) {
                                 Received::Bytes(all) => all,
                                 Received::UseTcp => by_tcp_now(fd, sink, flags).unwrap_or(count),
@@ -341,7 +345,7 @@ impl Call {
                 if !self.slept && !really_blocks(endpoint, fd) {
                     return Some(if done > 0 { Ok(Taken::here(done)) } else { Err(libc::EAGAIN) });
                 }
-                let woken = wait_for_bytes(endpoint, fd, deadline, 0);
+                let woken = wait_for_bytes(&self.hold, endpoint, deadline, 0);
                 if let Some(outcome) = self.over(woken, done, sink) {
                     return Some(outcome.map(Taken::here));
                 }
@@ -357,7 +361,8 @@ impl Call {
     /// What the call returns after a sleep of its own, if that has ended it. What is there counts more than the time or a
     /// handler, as in the kernel, also if the call would begin anew; and urgent data is passed over.
     fn over(&self, woken: Woken, done: usize, sink: &mut Sink<'_>) -> Option<Result<usize, i32>> {
-        let Call { endpoint, fd, flags, .. } = *self;
+        let Call { endpoint, flags, .. } = *self;
+        let fd = self.hold.fd();
         if matches!(woken, Woken::LookAgain { .. } | Woken::Refused) {
             return None;
         }
@@ -456,10 +461,8 @@ fn rest_by_tcp(
             (Waiting::Nothing, Some((_, deadline))) => {
                 let events = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
                 let held = Held::Receive(endpoint);
-                if !matches!(
-                    sleep::sleep(tcp.fd, events, None, deadline, None, held),
-                    Woken::LookAgain { .. }
-                ) {
+                if !matches!(sleep::sleep(hold, events, None, deadline, None, held), Woken::LookAgain { .. })
+                {
                     break;
                 }
             }
@@ -511,7 +514,7 @@ fn receive_nothing(
                 drop(side);
                 epoll::refresh(endpoint);
                 // Otherwise bytes of TCP that the sender wrote before its lane have still to come.
-                if !by_tcp && wait_for_bytes(endpoint, fd, deadline, 0).ends(0).is_some() {
+                if !by_tcp && wait_for_bytes(hold, endpoint, deadline, 0).ends(0).is_some() {
                     return Ok(Taken::here(0));
                 }
             }
@@ -521,12 +524,13 @@ fn receive_nothing(
 }
 
 /// A peek that wants more than there is: the bytes that it has seen keep a doorbell from telling, so it looks again soon.
-fn wait_for_more(fd: RawFd, deadline: Deadline) -> Woken {
-    sleep::sleep(fd, libc::POLLRDHUP, None, deadline, Some(crate::epoll::DEGRADED_NANOS), Held::Nothing)
+fn wait_for_more(hold: &Hold, deadline: Deadline) -> Woken {
+    sleep::sleep(hold, libc::POLLRDHUP, None, deadline, Some(crate::epoll::DEGRADED_NANOS), Held::Nothing)
 }
 
 /// Nothing there, and a caller that may be made to wait, also for `more` that TCP may have.
-fn wait_for_bytes(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline, more: c_short) -> Woken {
+fn wait_for_bytes(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, more: c_short) -> Woken {
+    let fd = hold.fd();
     if waiter::spin(|| is_readable(endpoint, fd)) {
         return Woken::LookAgain { tcp: false };
     }
@@ -549,7 +553,7 @@ fn wait_for_bytes(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline, mo
         Woken::LookAgain { tcp: false }
     } else {
         let held = Held::Sleep(endpoint, at, slot.filter(|_| owns));
-        sleep::sleep(fd, libc::POLLIN | libc::POLLRDHUP | more, slot, deadline, step, held)
+        sleep::sleep(hold, libc::POLLIN | libc::POLLRDHUP | more, slot, deadline, step, held)
     };
     if let (true, Some(slot)) = (owns, slot) {
         at.link.view().waiter(at.link.side, slot.0).awake();

@@ -207,14 +207,16 @@ impl Call {
             }
             Lane::Returned if attach::send_again(endpoint, fd) => None,
             Lane::Returned if waits && really_blocks(endpoint, fd) => {
-                self.note(sleep::sleep(fd, libc::POLLOUT, None, deadline, None, Held::Nothing)).ends(done)
+                let woken = sleep::sleep(&self.hold, libc::POLLOUT, None, deadline, None, Held::Nothing);
+                self.note(woken).ends(done)
             }
             Lane::Deserted => {
                 desert(endpoint, fd);
                 None
             }
             Lane::Full if waits && really_blocks(endpoint, fd) => {
-                self.note(wait_for_space(endpoint, fd, deadline)).ends(done)
+                let woken = wait_for_space(&self.hold, endpoint, deadline);
+                self.note(woken).ends(done)
             }
             Lane::Full if arm_for_space(endpoint) => None,
             Lane::Returned | Lane::Full if done > 0 => Some(Ok(done)),
@@ -381,7 +383,7 @@ fn arm_for_space(endpoint: &Endpoint) -> bool {
 }
 
 /// A full lane, and a caller that may be made to wait.
-fn wait_for_space(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline) -> Woken {
+fn wait_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline) -> Woken {
     if waiter::spin(|| writability(endpoint, None) != Some(false)) {
         return Woken::LookAgain { tcp: false };
     }
@@ -394,7 +396,7 @@ fn wait_for_space(endpoint: &'static Endpoint, fd: RawFd, deadline: Deadline) ->
     }
     let woken = if writability(endpoint, slot) == Some(false) {
         let held = Held::Sleep(endpoint, at, slot);
-        sleep::sleep(fd, 0, slot, deadline, Some(STALL_NANOS), held)
+        sleep::sleep(hold, 0, slot, deadline, Some(STALL_NANOS), held)
     } else {
         Woken::LookAgain { tcp: false }
     };
@@ -545,7 +547,7 @@ pub(crate) fn send_file(
             Ok(Sent::Full) => {
                 drop(side);
                 if waits && really_blocks(endpoint, fd) && hold.take() {
-                    if let Some(outcome) = wait_for_space(endpoint, fd, deadline).ends(moved) {
+                    if let Some(outcome) = wait_for_space(hold, endpoint, deadline).ends(moved) {
                         return outcome.map(FileStep::Moved);
                     }
                 } else if !arm_for_space(endpoint) {

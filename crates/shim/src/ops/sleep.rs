@@ -1,6 +1,6 @@
 //! Sleeping in the kernel for one endpoint, on its TCP socket and a doorbell at once.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 
 use libc::{c_short, pollfd, timespec};
 use shunt_abi::page::Counter;
@@ -8,6 +8,7 @@ use shunt_abi::reason::Reason;
 
 use crate::endpoint::Endpoint;
 use crate::links::Attachment;
+use crate::ops::hold::Hold;
 use crate::private::borrow;
 use crate::signal::{Held, Ran};
 use crate::waiter::{self, Slot};
@@ -51,11 +52,11 @@ impl Woken {
     }
 }
 
-/// Sleeps until the doorbell of `slot`, `events` on the socket, the deadline, or `step` nanoseconds.
+/// Sleeps until the doorbell of `slot`, `events` on the socket that is held, the deadline, or `step` nanoseconds.
 ///
 /// The caller has announced the sleep, as `held` says, and looked once more.
 pub(crate) fn sleep(
-    fd: RawFd,
+    hold: &Hold,
     events: c_short,
     slot: Option<Slot>,
     deadline: Deadline,
@@ -68,6 +69,7 @@ pub(crate) fn sleep(
     let now = process::now();
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
     let nanos = [left, step, overdue::patience(), idle::patience(now)].into_iter().flatten().min();
+    let fd = hold.fd();
     let mut fds = [
         pollfd { fd: borrow(fd).as_raw_fd(), events, revents: 0 },
         pollfd { fd: slot.map_or(-1, Slot::listener), events: libc::POLLIN, revents: 0 },
@@ -97,7 +99,8 @@ pub(crate) fn sleep(
     }
     // What is ready counts more than a handler, as in the kernel; the next sleep hears of that.
     match result {
-        1.. => Woken::LookAgain { tcp: fds[0].revents != 0 },
+        // And when the kernel looks again it finds what has the number by then.
+        1.. => Woken::LookAgain { tcp: fds[0].revents != 0 && hold.fd() == fd },
         _ => match by_signal(deadline) {
             Some(ended) => ended,
             None if result < 0 => {
