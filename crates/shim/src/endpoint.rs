@@ -386,7 +386,7 @@ impl Endpoint {
         counts.into_iter().fold(0, |sum, count| sum.saturating_add(count.load(SeqCst)))
     }
 
-    /// The program's last number of it goes, and calls keep it, by `fd` from now on.
+    /// The program's last number of it goes, and calls keep it, by `fd`.
     pub(crate) fn hold(&self, fd: RawFd) {
         self.fd.store(fd, Relaxed);
         self.names.store(HELD, SeqCst);

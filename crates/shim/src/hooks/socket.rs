@@ -44,7 +44,9 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     // SAFETY: the program's own call.
     let result = unsafe { real::connect(fd, address, len) };
     let begun = result == 0 || matches!(errno::get(), libc::EINPROGRESS | libc::EINTR);
-    if matches!(entry, Entry::Unconnected(_)) && begun && process::is_home() {
+    // The number may have been closed meanwhile, by another thread, and be a connection's.
+    let is_it = |entry| matches!(entry, Entry::Unconnected(_));
+    if is_it(entry) && begun && is_it(table::look_up(fd)) && process::is_home() {
         descriptors::connected(fd);
     }
     result
@@ -56,9 +58,10 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let listener = table::look_up(fd);
     // SAFETY: the program's own call.
     let new = unsafe { real::accept(fd, address, len) };
-    descriptors::accepted(fd, new, false);
+    descriptors::accepted(listener, fd, new, false);
     new
 }
 
@@ -73,9 +76,10 @@ pub unsafe extern "C-unwind" fn accept4(
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
+    let listener = table::look_up(fd);
     // SAFETY: the program's own call.
     let new = unsafe { real::accept4(fd, address, len, flags) };
-    descriptors::accepted(fd, new, flags & libc::SOCK_NONBLOCK != 0);
+    descriptors::accepted(listener, fd, new, flags & libc::SOCK_NONBLOCK != 0);
     new
 }
 

@@ -24,16 +24,21 @@ pub(crate) fn made(fd: RawFd) {
     forget(table::replace(fd, Entry::Unconnected(Reason::None)), fd);
 }
 
-/// `fd`, if not negative, was accepted by `listener`.
-pub(crate) fn accepted(listener: RawFd, fd: RawFd, nonblocking: bool) {
+/// `fd`, if not negative, was accepted by what `listener` named when the call began.
+pub(crate) fn accepted(was: Entry, listener: RawFd, fd: RawFd, nonblocking: bool) {
     if fd < 0 || process::is_off() {
         return;
     }
     let _shield = Shield::raise();
-    match table::look_up(listener) {
+    match was {
         Entry::Unconnected(_) => {}
         // A listener that this program has inherited, or been sent, was not seen being made. What it accepts is new.
-        Entry::None if is_tcp(fd) => drop(table::replace(listener, Entry::Unconnected(Reason::Shared))),
+        Entry::None if is_tcp(fd) => {
+            // Another thread may have closed it meanwhile.
+            if table::look_up(listener) == Entry::None && is_tcp(listener) {
+                table::replace(listener, Entry::Unconnected(Reason::Shared));
+            }
+        }
         _ => return,
     }
     if !process::is_home() {
@@ -185,9 +190,10 @@ fn leave_to_calls(endpoint: &Endpoint, fd: RawFd) -> bool {
     if let Some(kept) = kept {
         rename(endpoint, fd, Some(kept.raw()));
         endpoint.hold(kept.into_raw());
+    } else {
+        // They end.
+        waiter::ring_all();
     }
-    // Those who sleep look by which number they go on, before this one is another's.
-    waiter::ring_all();
     if is_left && !by_others() && endpoint.let_go_of_held() {
         end_held(endpoint);
     }
@@ -242,6 +248,10 @@ fn rename(endpoint: &Endpoint, closed: RawFd, other: Option<RawFd>) {
         }
     }
     epoll::freeze_everywhere(endpoint, closed);
+    // Those who sleep look by which number they go on, before this one is another's.
+    if endpoint.calls_in_progress() > signal::own_calls(endpoint) {
+        waiter::ring_all();
+    }
 }
 
 /// TCP answers a close with unread bytes by RST. The bytes are in a lane, so the kernel must be told.

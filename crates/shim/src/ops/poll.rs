@@ -76,9 +76,17 @@ struct Closed {
 type News = (usize, u64, c_short);
 
 impl Closed {
-    /// What would wake a call that asks for `events`.
+    fn new(index: usize, fd: RawFd, lane: Option<&Watched>, events: c_short) -> Closed {
+        let mut closed = Closed { index, fd, told: None };
+        // What the call has not asked for may have been there before.
+        if closed.news(lane, events).is_none() {
+            closed.told = closed.news(lane, woken_by(events));
+        }
+        closed
+    }
+
+    /// What there is of `events`.
     fn news(&self, lane: Option<&Watched>, events: c_short) -> Option<News> {
-        let events = woken_by(events);
         let mut polled = [pollfd { fd: self.fd, events, revents: 0 }];
         kernel::poll_now(&mut polled);
         let found = polled[0].revents != 0 || lane.is_some_and(|lane| finds(lane, events));
@@ -250,21 +258,21 @@ impl Watch {
     /// Goes on with the sockets whose numbers have been closed, by those that they have now.
     fn follow(&mut self, fds: &[pollfd]) {
         let Watch { watched, entered, closed, .. } = self;
-        let mut find = |index: usize, name: EndpointRef| {
+        let mut find = |index: usize, name: EndpointRef, lane: Option<&Watched>| {
             let fd = number_of(name, fds[index].fd);
             if fd != fds[index].fd {
                 match closed.iter_mut().find(|one| one.index == index) {
                     Some(one) => one.fd = fd,
-                    None => closed.push(Closed { index, fd, told: None }),
+                    None => closed.push(Closed::new(index, fd, lane, fds[index].events)),
                 }
             }
             fd
         };
         for one in watched {
-            one.fd = find(one.index, one.name);
+            one.fd = find(one.index, one.name, Some(one));
         }
         for one in entered {
-            find(one.index, one.name);
+            find(one.index, one.name, None);
         }
     }
 
@@ -281,7 +289,7 @@ impl Watch {
 
     fn news(&self, closed: &Closed, fds: &[pollfd]) -> Option<News> {
         let lane = self.watched.iter().find(|one| one.index == closed.index);
-        closed.news(lane, fds[closed.index].events)
+        closed.news(lane, woken_by(fds[closed.index].events))
     }
 
     /// Whether one of the sockets whose numbers have been closed wakes the call now.
@@ -361,7 +369,8 @@ fn poll_mixed(
             return Some(lanes);
         }
         let may_sleep = lanes == 0 && deadline.is_none_or(|deadline| deadline > process::now());
-        if may_sleep && waiter::spin(|| watch.is_ready(fds)) {
+        // What wakes the call by a closed number is told below.
+        if may_sleep && waiter::spin(|| watch.is_ready(fds)) && watch.closed.is_empty() {
             continue;
         }
         let mut step = if may_sleep { announce(fds, watch, sleep::thread_slot()) } else { None };
@@ -396,10 +405,10 @@ fn poll_mixed(
             continue;
         }
         let is_due = || signal::is_due() || deadline.is_some_and(|deadline| deadline <= process::now());
-        if !watch.closed.is_empty() {
-            if watch.take_news(fds) || fds.iter().any(|entry| entry.revents != 0) || is_due() {
-                watch.tell_closed(fds);
-            }
+        if !watch.closed.is_empty()
+            && (watch.take_news(fds) || fds.iter().any(|entry| entry.revents != 0) || is_due())
+        {
+            watch.tell_closed(fds);
         }
         let found = fds.iter().filter(|entry| entry.revents != 0).count() as i32;
         if found > 0 {
