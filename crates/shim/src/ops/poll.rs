@@ -72,8 +72,8 @@ struct Closed {
     told: Option<News>,
 }
 
-/// What a socket has to say: bytes in its lane, in TCP, and how it is.
-type News = (usize, u64, c_short);
+/// What a socket has to say: how many bytes there are, whichever road they have come or go back by, and how else it is.
+type News = (usize, c_short);
 
 impl Closed {
     fn new(index: usize, fd: RawFd, lane: Option<&Watched>, events: c_short) -> Closed {
@@ -91,7 +91,8 @@ impl Closed {
         kernel::poll_now(&mut polled);
         let found = polled[0].revents != 0 || lane.is_some_and(|lane| finds(lane, events));
         let in_lane = lane.map_or(0, |lane| incoming::unread(lane.endpoint));
-        found.then(|| (in_lane, rustix::io::ioctl_fionread(borrow(self.fd)).unwrap_or(0), polled[0].revents))
+        let on_tcp = || rustix::io::ioctl_fionread(borrow(self.fd)).unwrap_or(0) as usize;
+        found.then(|| (in_lane + on_tcp(), polled[0].revents & !IN))
     }
 }
 
