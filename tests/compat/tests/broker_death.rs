@@ -86,3 +86,46 @@ fn without_any_broker_programs_run_on_tcp() {
         drop(server);
     });
 }
+
+/// A waiter that is new since the broker died can be made known to nobody: it does not look every millisecond for that.
+#[test]
+fn whoever_waits_first_after_the_death_sleeps_too() {
+    for call in ["recv", "poll", "epoll"] {
+        under_shunt(Duration::from_secs(60), move |host| {
+            let (port, directory) = (host.port(), host.path(""));
+            let program = |words: &[&str]| {
+                let (role, rest) = words.split_first().expect("a role");
+                host.script("python3", "late_waiter.py")
+                    .args([*role, &port.to_string()])
+                    .arg(&directory)
+                    .args(rest)
+                    .start(role)
+            };
+            let mut server = program(&["server", call]);
+            server.wait_for_output("listening", Duration::from_secs(20));
+            let mut client = program(&["client"]);
+            server.wait_for_output("used", Duration::from_secs(20));
+            host.kill_broker();
+            host.start_broker();
+            host.replace("restarted", "");
+            server.wait_for_output("thread", Duration::from_secs(20));
+            let output = server.output();
+            let thread = output.lines().find_map(|line| line.strip_prefix("thread ")).expect("it says which");
+            let switches = || {
+                let status = std::fs::read_to_string(format!("/proc/{}/task/{thread}/status", server.pid()));
+                let status = status.expect("it waits");
+                let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches"));
+                line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).expect("a number")
+            };
+            std::thread::sleep(Duration::from_millis(500));
+            let before = switches();
+            std::thread::sleep(Duration::from_secs(1));
+            let woken = switches() - before;
+            assert!(woken < 100, "{call}: woke up {woken} times for nothing");
+            host.replace("again", "");
+            client.wait_for_output("done", Duration::from_secs(20));
+            verified(client);
+            verified(server);
+        });
+    }
+}

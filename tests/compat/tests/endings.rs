@@ -60,3 +60,36 @@ fn a_peer_that_watches() {
 fn a_connection_that_is_closed() {
     group("closes");
 }
+
+/// Ends that no library sees being made. What is told of them is TCP's answer to what has been read, and not to what was seen.
+#[test]
+fn a_connection_that_is_ended_by_a_hidden_call() {
+    for call in ["close", "shutdown"] {
+        both(Duration::from_secs(60), move |host| {
+            let (port, directory, patience) = (host.port(), host.path(""), Duration::from_secs(30));
+            let road = host.watch_road();
+            let program = |role: &str, rest: &[&str]| {
+                host.script("python3", "raw_end.py")
+                    .args([role, &port.to_string()])
+                    .arg(&directory)
+                    .args(rest)
+                    .start(role)
+            };
+            let mut server = program("server", &[]);
+            server.wait_for_output("listening", patience);
+            let mut client = program("client", &[call]);
+            server.wait_for_output("used", patience);
+            if road.is_watched() {
+                road.wait_for_shm(port, 20, patience);
+            }
+            host.replace("send", "");
+            server.wait_for_output("sent", patience);
+            host.replace("end", "");
+            let told = server.wait(patience);
+            assert!(told.success(), "{}", told.stderr);
+            host.replace("over", "");
+            client.wait_for_output("done", patience);
+            told.stdout
+        });
+    }
+}

@@ -13,7 +13,7 @@ const SMALL: usize = 12;
 /// Bytes of a large request and of its answer: most of a ring.
 const LARGE: usize = 200_000;
 
-/// See the module. In each tide it prints `flood`, then waits for the file `ebb-N`; prints `ebb` with half of the connections
+/// See the module. In each tide it prints `rise` once all have been used, waits for the file `rise-N`, and prints `flood`, then waits for the file `ebb-N`; prints `ebb` with half of the connections
 /// closed and the other half idle, then waits for the file `turn-N`; prints `gone` with none left, and waits for `next-N`.
 pub(crate) fn run(port: u16, connections: usize, tides: usize, directory: &Path) -> Result<()> {
     let mut random = Random::new(connections as u64);
@@ -32,6 +32,8 @@ pub(crate) fn run(port: u16, connections: usize, tides: usize, directory: &Path)
         for _ in 0..SMALL {
             exchange(&mut all, &mut random, 64)?;
         }
+        println!("rise {tide}");
+        rest(&all, &directory.join(format!("rise-{tide}")))?;
         exchange(&mut all, &mut random, LARGE)?;
         println!("flood {tide}");
         rest(&all, &directory.join(format!("ebb-{tide}")))?;
