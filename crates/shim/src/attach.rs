@@ -33,6 +33,10 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
         if descriptors::is_standard_stream(endpoint) {
             return Err(Reason::Stdio);
         }
+        // What was under way when it was offered may have shown it since.
+        if (Tcp { endpoint, fd: endpoint.fd.load(Relaxed) }).is_bypassed() {
+            return Err(Reason::OffsetUnclear);
+        }
         if tx.at.is_some() || name.resolve().is_none() || !link.occupy(conn, name) {
             return Err(Reason::Stale);
         }

@@ -18,6 +18,7 @@ use shunt_sys::{eventfd, identity, memfd, seqpacket};
 
 use crate::endpoint::{Endpoint, EndpointRef, Stage};
 use crate::family::{self, Heirs};
+use crate::kernel::Tcp;
 use crate::links::{Attachment, Identity, Link, Peer, Pin};
 use crate::lock::Lock;
 use crate::private::{PrivateFd, borrow, close_owned};
@@ -514,6 +515,10 @@ impl Control {
         }
         if crate::ops::descriptors::is_standard_stream(endpoint) {
             return Err(Reason::Stdio.into());
+        }
+        if (Tcp { endpoint, fd }).is_bypassed() {
+            let again = endpoint.offer_after.load(Relaxed).saturating_mul(2);
+            return Err(Later::After(Reason::OffsetUnclear, again));
         }
         is_worth_offering(endpoint, &identity)?;
         crate::ops::options::learn(endpoint, fd)?;

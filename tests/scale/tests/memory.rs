@@ -38,8 +38,8 @@ fn the_memory_of_rings_is_given_back_when_connections_go_or_fall_idle() {
             client.wait_for_output(&format!("flood {tide}"), LIMIT);
             let high = link_kib(server.pid()).expect("root may look");
             println!("tide {tide}, flood: {high} KiB of links, group: {:?}", group.as_ref().map(Group::kib));
-            // Each has filled most of two rings, unless the machine was so busy that it stalled.
-            assert!(high > CONNECTIONS as u64 * 100, "they did not fill their rings: {high} KiB");
+            // How far each ring fills depends on how fast both ends are.
+            assert!(high > 3 * LEFT_KIB, "they did not fill their rings: {high} KiB");
             host.replace(&format!("ebb-{tide}"), "");
             client.wait_for_output(&format!("ebb {tide}"), LIMIT);
             wait_until("the memory is given back", LIMIT, || held(&server, &client) <= LEFT_KIB);
