@@ -137,7 +137,7 @@ impl Drop for Opened {
 }
 
 /// A name without allocating.
-fn write<'b>(buffer: &'b mut [u8; 64], name: std::fmt::Arguments<'_>) -> Result<&'b CStr> {
+pub(crate) fn write<'b>(buffer: &'b mut [u8; 64], name: std::fmt::Arguments<'_>) -> Result<&'b CStr> {
     let mut rest = &mut buffer[..63];
     rest.write_fmt(name).map_err(|_| Errno::NAMETOOLONG)?;
     CStr::from_bytes_until_nul(buffer).map_err(|_| Errno::NAMETOOLONG)

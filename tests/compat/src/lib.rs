@@ -5,6 +5,7 @@
 //! natively and under shunt, each time on a fresh host (a network namespace, a temporary directory and a broker
 //! of its own), and must see the same. On a native host the road is not looked at.
 
+mod answers;
 mod both;
 mod dir;
 mod docker;
@@ -15,6 +16,8 @@ mod phases;
 mod programs;
 mod road;
 
+pub use answers::Answers;
+pub use answers::ask;
 pub use both::both;
 pub use both::under_shunt;
 pub use docker::Engine;

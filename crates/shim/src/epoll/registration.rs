@@ -203,7 +203,7 @@ impl Inner {
             urgent_at: 0,
         };
         self.detach_alias(epoll, fd);
-        self.forget_token(fd);
+        self.forget(fd);
         self.registrations.insert(fd, registration);
         self.note_token(fd, passed.token);
         let endpoint = endpoint?;
@@ -246,7 +246,10 @@ impl Inner {
     /// The kernel's set does not have it any more.
     pub(super) fn forget(&mut self, fd: RawFd) {
         self.forget_token(fd);
-        self.registrations.remove(&fd);
+        // The next of this number would be told twice.
+        if self.registrations.remove(&fd).is_some_and(|one| one.pending) {
+            self.pending.retain(|other| *other != fd);
+        }
     }
 
     fn forget_token(&mut self, fd: RawFd) {
@@ -439,9 +442,11 @@ impl Inner {
         let mut event = epoll_event { events: shunt_sys::eventfd::EDGES.bits(), u64: self.marker };
         // First: a thread that sleeps in the kernel on this instance may be told of the doorbell at once.
         epoll.active.fetch_add(1, AcqRel);
+        let before = errno::get();
         // SAFETY: an event of our own. Adding it twice fails with EEXIST, which is as good.
         let result = unsafe { real::epoll_ctl(self.fd, libc::EPOLL_CTL_ADD, slot.doorbell(), &mut event) };
         if result != 0 {
+            errno::set(before);
             epoll.active.fetch_sub(1, AcqRel);
         }
     }

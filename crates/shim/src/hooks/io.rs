@@ -460,6 +460,11 @@ pub(super) fn is_ignored(to: *const sockaddr, len: socklen_t) -> bool {
     to.is_null() || len <= size_of::<libc::sockaddr_storage>() && memory::is_readable(to.cast(), len)
 }
 
+/// The kernel takes a length for a signed number, and refuses such.
+fn is_negative(len: size_t) -> bool {
+    len > isize::MAX as usize
+}
+
 /// Where a sendfile begins to read: at the offset that the program gave, else at the file's own.
 fn start_of(file: c_int, offset: *const off64_t) -> Result<off64_t, i32> {
     if offset.is_null() {
@@ -497,7 +502,7 @@ pub unsafe extern "C-unwind" fn sendfile64(
     let ours = |endpoint: &'static Endpoint| {
         // What cannot be read at an offset (a pipe, a socket, nothing at all), the kernel refuses.
         let begin = match start_of(from, offset) {
-            Ok(begin) if count > 0 => begin,
+            Ok(begin) if count > 0 && !is_negative(count) => begin,
             _ => return by_kernel(|| kernel(out)),
         };
         let hold = Hold::new(endpoint, out);
@@ -558,7 +563,7 @@ pub unsafe extern "C-unwind" fn splice(
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::splice(from, from_offset, to, to_offset, len, flags) };
     // Refused whatever the descriptors are.
-    if flags & !SPLICE_KNOWN != 0 {
+    if flags & !SPLICE_KNOWN != 0 || is_negative(len) {
         return kernel();
     }
     if let Some(endpoint) = table::endpoint(to) {

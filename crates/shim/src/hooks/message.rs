@@ -225,6 +225,10 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         errno::set(errno);
         return -1;
     }
+    // Of no message at all the kernel refuses what it would of one.
+    if count == 0 {
+        return kernel();
+    }
     let deadline = limit.map(|limit| process::now().saturating_add(limit));
     let before = errno::get();
     let mut left = None;
@@ -319,7 +323,8 @@ pub unsafe extern "C-unwind" fn sendmmsg(
         }
         return kernel();
     };
-    if endpoint.is_settled() {
+    // Of no message at all the kernel refuses what it would of one.
+    if endpoint.is_settled() || count == 0 {
         return kernel();
     }
     let by_tcp = {

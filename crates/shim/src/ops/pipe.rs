@@ -1,18 +1,20 @@
 //! splice from a connection whose lane still holds bytes.
 
 use std::ffi::c_uint;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::OFlags;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
 use rustix::pipe::SpliceFlags;
 use shunt_ring::Sink;
 use shunt_ring::user::Piece;
 use shunt_transport::Received;
 
+use crate::children::write;
 use crate::endpoint::Endpoint;
 use crate::ops::look::look;
-use crate::private::borrow;
+use crate::private::{borrow, close_owned};
 
 /// splice from a connection that is going back: what the lane still holds goes into the pipe, and no more is read than
 /// the pipe takes. `None`: it holds nothing more.
@@ -83,10 +85,7 @@ fn move_some(endpoint: &Endpoint, fd: RawFd, pipe: BorrowedFd<'_>, len: usize) -
     let Received::Bytes(count) = look(endpoint, fd, &mut side, &mut sink, libc::MSG_PEEK) else {
         return None;
     };
-    // "At the current offset", which is all that a pipe has.
-    let here = u64::MAX;
-    let slices = [std::io::IoSlice::new(&bytes[..count])];
-    let moved = match rustix::io::pwritev2(pipe, &slices, here, rustix::io::ReadWriteFlags::NOWAIT) {
+    let moved = match write_now(pipe, &bytes[..count]) {
         Ok(moved) => moved,
         Err(errno) => return Some(Err(errno.raw_os_error())),
     };
@@ -94,4 +93,24 @@ fn move_some(endpoint: &Endpoint, fd: RawFd, pipe: BorrowedFd<'_>, len: usize) -
     // SAFETY: see above.
     look(endpoint, fd, &mut side, &mut unsafe { Sink::new(&pieces) }, libc::MSG_TRUNC);
     Some(Ok(moved))
+}
+
+/// Writes what a pipe takes without waiting.
+fn write_now(pipe: BorrowedFd<'_>, bytes: &[u8]) -> rustix::io::Result<usize> {
+    // "At the current offset", which is all that a pipe has.
+    let here = u64::MAX;
+    let slices = [std::io::IoSlice::new(bytes)];
+    match rustix::io::pwritev2(pipe, &slices, here, rustix::io::ReadWriteFlags::NOWAIT) {
+        // The kernel does not know that any more of a pipe into which it has spliced. Opened anew it does not wait.
+        Err(Errno::OPNOTSUPP) => {
+            let mut name = [0; 64];
+            let name = write(&mut name, format_args!("/proc/self/fd/{}", pipe.as_raw_fd()))?;
+            let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let again = openat(CWD, name, flags, Mode::empty())?;
+            let written = rustix::io::write(&again, bytes);
+            close_owned(again);
+            written
+        }
+        written => written,
+    }
 }

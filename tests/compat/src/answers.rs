@@ -1,0 +1,42 @@
+//! Programs of ours that ask one question a line, on connections that are on shared memory under shunt: the answers must be
+//! those of TCP.
+
+use crate::host::Host;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(100);
+
+/// One line for each question. A difference is shown as the lines that differ.
+#[derive(PartialEq)]
+pub struct Answers(Vec<String>);
+
+impl std::fmt::Debug for Answers {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(formatter)?;
+        self.0.iter().try_for_each(|line| writeln!(formatter, "{line}"))
+    }
+}
+
+/// Builds a program of ours and runs it as `NAME PORT GATE`. It begins once its connections are on shared memory.
+pub fn ask(host: &Host, name: &str, connections: usize) -> Answers {
+    let source = host.write(&format!("{name}.c"), program(&format!("{name}.c")));
+    for header in ["lane.h", "questions.h"] {
+        host.write(header, program(header));
+    }
+    let gcc = host.program("gcc").native().args(["-O1", "-pthread", "-o"]).arg(host.path(name)).arg(source);
+    gcc.run("gcc", LIMIT);
+    let port = host.port();
+    let road = host.watch_road();
+    let executable = host.path(name);
+    let running = host.program(executable.to_string_lossy()).args([&port.to_string(), "gate"]).start(name);
+    road.wait_for_shm(port, connections, Duration::from_secs(30));
+    host.write("gate", "");
+    let ended = running.wait(LIMIT);
+    assert!(ended.success(), "{name} ended with {}\n{}\n{}", ended.status, ended.stdout, ended.stderr);
+    Answers(ended.stdout.lines().map(str::to_owned).collect())
+}
+
+fn program(name: &str) -> String {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("reading {}: {error}", path.display()))
+}

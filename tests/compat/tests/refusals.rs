@@ -1,0 +1,17 @@
+//! What no call wants: numbers that are no descriptor, no length, no flag and no time, and addresses that cannot be touched. Each is
+//! refused as by the kernel, with the same errno, and nothing is lost of what the connection holds.
+
+use shunt_compat::{ask, both};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(100);
+
+#[test]
+fn numbers_that_no_call_wants() {
+    both(LIMIT, |host| ask(host, "numbers", 1));
+}
+
+#[test]
+fn addresses_that_cannot_be_touched() {
+    both(LIMIT, |host| ask(host, "pointers", 1));
+}
