@@ -13,6 +13,9 @@ use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use crate::private::{borrow, close_owned};
 
+/// Memory for the entries of a directory that are read at a time, of three directories at once: one is larger than any.
+const ENTRIES: usize = 512;
+
 /// A directory or a file, closed as our own descriptors are: what `OwnedFd` calls is the program's close, which is a hook.
 pub(crate) struct Opened(Option<OwnedFd>);
 
@@ -81,7 +84,7 @@ pub(crate) fn any_entry(
     directory: &Opened,
     mut is_it: impl FnMut(&Opened, &CStr) -> Result<bool>,
 ) -> Result<bool> {
-    let mut buffer = [const { MaybeUninit::uninit() }; 2048];
+    let mut buffer = [const { MaybeUninit::uninit() }; ENTRIES];
     let mut entries = RawDir::new(directory, &mut buffer);
     while let Some(entry) = entries.next() {
         let entry = entry?;
@@ -95,7 +98,7 @@ pub(crate) fn any_entry(
 
 /// Whether `is_it` says so of any number in a file that separates them by spaces.
 fn any_number(file: &Opened, mut is_it: impl FnMut(u32) -> Result<bool>) -> Result<bool> {
-    let mut buffer = [0; 512];
+    let mut buffer = [0; 128];
     let mut number = 0;
     loop {
         let count = read(file, &mut buffer)?;

@@ -404,7 +404,7 @@ fn is_among(directory: BorrowedFd<'_>, inode: u64) -> bool {
     let _ = write!(rest, "socket:[{inode}]");
     let unwritten = rest.len();
     let name = &name[..32 - unwritten];
-    let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
+    let mut buffer = [std::mem::MaybeUninit::uninit(); 1024];
     let mut entries = RawDir::new(directory, &mut buffer);
     while let Some(entry) = entries.next() {
         let Ok(entry) = entry else { return true };

@@ -62,6 +62,8 @@ pub(crate) enum Spin {
 /// Reads the settings, before main: some programs clear their environment later.
 pub(crate) fn start() {
     PID.store(current_pid(), Relaxed);
+    // What finds the clock reads files where the kernel is old, and takes more stack than any thread may have later.
+    now();
     let _ = BROKER_PATHS.set(broker_paths_now());
     if let Some(spin) = variable(c"SHUNT_SPIN") {
         let micros = match spin.to_bytes() {

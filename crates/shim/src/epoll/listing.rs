@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::io::Write;
 use std::os::fd::RawFd;
 
+use rustix::buffer::spare_capacity;
 use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat_raw};
 
 use crate::private::close_owned;
@@ -46,11 +47,11 @@ fn parse(line: &[u8]) -> Option<Listed> {
 fn read(path: &CStr) -> Option<Vec<u8>> {
     let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let mut text = Vec::new();
-    let mut part = [0; 4096];
     let whole = loop {
-        match rustix::io::read(&file, &mut part) {
+        text.reserve(4096);
+        match rustix::io::read(&file, spare_capacity(&mut text)) {
             Ok(0) => break true,
-            Ok(count) => text.extend_from_slice(&part[..count]),
+            Ok(_) => {}
             Err(_) => break false,
         }
     };

@@ -16,6 +16,9 @@ use crate::endpoint::Endpoint;
 use crate::ops::look::look;
 use crate::private::{borrow, close_owned};
 
+/// What lies on the stack at a time.
+const AT_ONCE: usize = 1024;
+
 /// splice from a connection that is going back: what the lane still holds goes into the pipe, and no more is read than
 /// the pipe takes. `None`: it holds nothing more.
 pub(crate) fn move_to_pipe(
@@ -78,7 +81,7 @@ fn move_some(endpoint: &Endpoint, fd: RawFd, pipe: BorrowedFd<'_>, len: usize) -
     if !side.rx.is_attached() {
         return None;
     }
-    let mut bytes = [0u8; 16 * 1024];
+    let mut bytes = [0u8; AT_ONCE];
     let pieces = [Piece { base: bytes.as_mut_ptr(), len: len.min(bytes.len()) }];
     // SAFETY: a buffer of our own, here and below.
     let mut sink = unsafe { Sink::new(&pieces) };

@@ -1,0 +1,432 @@
+//! One function: how deep its frame is at each of its calls, and what each of them calls.
+//!
+//! Every path through the code is followed with the depth of the stack, and with what is known of each register and each spilled
+//! word, as far as that can be a function. Code that no jump leads to is what unwinding runs, which in the shim is a thread's
+//! cancellation: it is not looked at.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
+
+use crate::library::{Library, Linked};
+
+/// What a word can be, as far as it matters to who is called.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Value {
+    /// This function of the library.
+    Local(u64),
+    /// A function of another library.
+    Import(String),
+    /// What lies in a variable of the library's: a function that was looked up in the libraries behind.
+    Variable(u64),
+    /// What the function of this name has returned.
+    Result(String),
+    /// The address of a variable of the library's.
+    Address(u64),
+    /// What lies at this offset of something, as a method does in its table.
+    Field(i64),
+    /// A target in the table of jumps that begins here.
+    Target(u64),
+    /// Anything else.
+    Unknown,
+}
+
+/// A call, or a jump to another function.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// The stack that the caller has taken when the callee's first instruction runs.
+    pub depth: i64,
+    /// Where it is.
+    pub at: u64,
+    /// What it may be.
+    pub callees: BTreeSet<Value>,
+}
+
+/// What a function does with its stack.
+#[derive(Default)]
+pub struct Frame {
+    /// The most that it takes itself, from its first instruction on: without its return address.
+    pub deepest: i64,
+    /// What it calls.
+    pub calls: Vec<Call>,
+    /// Functions whose address it takes.
+    pub takes: BTreeSet<u64>,
+    /// What could not be understood. The bound is none if there is anything.
+    pub puzzles: Vec<String>,
+}
+
+#[derive(Clone, Default, PartialEq)]
+struct State {
+    depth: i64,
+    /// What rbp was when the frame was set up, as a depth.
+    base: Option<i64>,
+    /// The depth that a loop of stack probes goes down to, and the register that has it.
+    probe: Option<(Register, i64)>,
+    registers: BTreeMap<Register, BTreeSet<Value>>,
+    /// By depth.
+    spilled: BTreeMap<i64, BTreeSet<Value>>,
+}
+
+/// Beyond this something has been misunderstood.
+const ABSURD: i64 = 1 << 24;
+
+/// Analyses the function that begins at `start`.
+pub fn of(library: &Library, start: u64) -> Frame {
+    let end = library.functions[&start].end;
+    let mut walk =
+        Walk { library, start, end, code: BTreeMap::new(), known: BTreeMap::new(), frame: Frame::default() };
+    let decoder = Decoder::with_ip(64, library.code(start, end), start, DecoderOptions::NONE);
+    walk.code = decoder.into_iter().map(|one| (one.ip(), one)).collect();
+    walk.follow(start, State::default());
+    walk.finish()
+}
+
+struct Walk<'l> {
+    library: &'l Library,
+    start: u64,
+    end: u64,
+    code: BTreeMap<u64, Instruction>,
+    known: BTreeMap<u64, State>,
+    frame: Frame,
+}
+
+impl Walk<'_> {
+    fn follow(&mut self, from: u64, state: State) {
+        let mut work = vec![(from, state)];
+        while let Some((at, state)) = work.pop() {
+            let Some(one) = self.code.get(&at).copied() else { continue };
+            let state = match self.known.get(&at) {
+                None => state,
+                Some(before) => {
+                    let merged = before.merge(&state);
+                    if merged == *before {
+                        continue;
+                    }
+                    merged
+                }
+            };
+            if state.depth > ABSURD {
+                self.frame.puzzles.push(format!(
+                    "{:#x}: the stack grows without end in {}",
+                    at,
+                    self.library.name(self.start)
+                ));
+                return;
+            }
+            self.known.insert(at, state.clone());
+            let mut after = state;
+            if !self.step(&one, &mut after) {
+                self.frame.puzzles.push(format!(
+                    "{:#x}: how much stack is there? in {}",
+                    at,
+                    self.library.name(self.start)
+                ));
+                return;
+            }
+            match one.flow_control() {
+                FlowControl::Return | FlowControl::Exception => {}
+                FlowControl::IndirectBranch => {
+                    if after.depth > 0
+                        && !self.callees(&one, &after).iter().all(|one| matches!(one, Value::Target(_)))
+                    {
+                        let name = self.library.name(self.start);
+                        self.frame.puzzles.push(format!("{at:#x}: where does this jump lead, in {name}"));
+                    }
+                    for value in self.callees(&one, &after) {
+                        let Value::Target(table) = value else { continue };
+                        work.extend(self.targets(table).into_iter().map(|target| (target, after.clone())));
+                    }
+                }
+                FlowControl::UnconditionalBranch => work.push((one.near_branch_target(), after)),
+                FlowControl::ConditionalBranch => {
+                    // A loop of probes is left at the depth that it goes down to; what it goes through is less.
+                    match after.probe.take() {
+                        Some((_, depth)) if one.near_branch_target() < at && after.depth < depth => {
+                            after.depth = depth
+                        }
+                        probe => {
+                            after.probe = probe;
+                            work.push((one.near_branch_target(), after.clone()));
+                        }
+                    }
+                    work.push((one.next_ip(), after));
+                }
+                _ => work.push((one.next_ip(), after)),
+            }
+        }
+    }
+
+    /// What one instruction does to the state. `false`: nobody knows.
+    fn step(&mut self, one: &Instruction, state: &mut State) -> bool {
+        let value = self.loaded(one, state);
+        let target = one.op0_register().full_register();
+        let to_register = one.op_count() > 0 && one.op0_kind() == OpKind::Register;
+        if one.mnemonic() == Mnemonic::Mov
+            && one.op0_kind() == OpKind::Memory
+            && one.memory_index() == Register::None
+        {
+            let place = match one.memory_base() {
+                Register::RSP => Some(state.depth),
+                Register::RBP => state.base,
+                _ => None,
+            };
+            if let Some(place) = place {
+                state.spilled.insert(place - one.memory_displacement64() as i64, value.clone());
+            }
+        }
+        if one.mnemonic() == Mnemonic::Call {
+            for caller_saved in CALLER_SAVED {
+                state.registers.remove(&caller_saved);
+            }
+            let result = self.callees(one, state).into_iter().map(|callee| match callee {
+                Value::Local(address) => Value::Result(self.library.name(address).to_owned()),
+                Value::Import(name) => Value::Result(name),
+                _ => Value::Unknown,
+            });
+            state.registers.insert(Register::RAX, result.collect());
+            return true;
+        }
+        if one.mnemonic() == Mnemonic::Syscall {
+            for changed in [Register::RAX, Register::RCX, Register::R11] {
+                state.registers.remove(&changed);
+            }
+            return true;
+        }
+        if to_register
+            && target == Register::RBP
+            && one.mnemonic() == Mnemonic::Mov
+            && one.op1_register() == Register::RSP
+        {
+            state.base = Some(state.depth);
+        }
+        if to_register && target == Register::RSP {
+            return self.move_stack(one, state);
+        }
+        if to_register
+            && one.mnemonic() == Mnemonic::Lea
+            && one.memory_base() == Register::RSP
+            && target == Register::R11
+        {
+            state.probe = Some((target, state.depth - one.memory_displacement64() as i64));
+        }
+        if one.mnemonic() == Mnemonic::Leave {
+            let Some(base) = state.base else { return false };
+            state.depth = base - 8;
+            return true;
+        }
+        state.depth -= i64::from(one.stack_pointer_increment());
+        if to_register
+            && !matches!(one.mnemonic(), Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Push | Mnemonic::Jmp)
+        {
+            state.registers.insert(target, value);
+        }
+        true
+    }
+
+    fn move_stack(&mut self, one: &Instruction, state: &mut State) -> bool {
+        match one.mnemonic() {
+            Mnemonic::Sub | Mnemonic::Add if one.op1_kind() != OpKind::Register => {
+                let amount = one.immediate(1) as i64;
+                state.depth += if one.mnemonic() == Mnemonic::Sub { amount } else { -amount };
+            }
+            // Alignment takes less than what it aligns to.
+            Mnemonic::And => state.depth += -(one.immediate(1) as i64) - 1,
+            Mnemonic::Lea if one.memory_base() == Register::RBP => {
+                let Some(base) = state.base else { return false };
+                state.depth = base - one.memory_displacement64() as i64;
+            }
+            Mnemonic::Lea if one.memory_base() == Register::RSP => {
+                state.depth -= one.memory_displacement64() as i64;
+            }
+            Mnemonic::Mov if one.op1_register() == Register::RBP => {
+                let Some(base) = state.base else { return false };
+                state.depth = base;
+            }
+            Mnemonic::Cmp | Mnemonic::Test => {}
+            _ => return false,
+        }
+        true
+    }
+
+    /// What an instruction puts into its target.
+    fn loaded(&mut self, one: &Instruction, state: &State) -> BTreeSet<Value> {
+        let unknown = BTreeSet::from([Value::Unknown]);
+        let of = |register: Register| {
+            state.registers.get(&register.full_register()).cloned().unwrap_or(unknown.clone())
+        };
+        match one.mnemonic() {
+            Mnemonic::Lea if one.is_ip_rel_memory_operand() => {
+                let address = one.ip_rel_memory_address();
+                if !self.library.functions.contains_key(&address) {
+                    return BTreeSet::from([Value::Address(address)]);
+                }
+                self.frame.takes.insert(address);
+                BTreeSet::from([Value::Local(address)])
+            }
+            Mnemonic::Mov | Mnemonic::Cmove | Mnemonic::Cmovne => {
+                let mut values = match (one.op0_kind(), one.op1_kind()) {
+                    (_, OpKind::Register) => of(one.op1_register()),
+                    (_, OpKind::Memory) => self.word(one, state),
+                    _ => unknown.clone(),
+                };
+                if one.mnemonic() != Mnemonic::Mov {
+                    values.extend(of(one.op0_register()));
+                }
+                values
+            }
+            Mnemonic::Movsxd if one.op1_kind() == OpKind::Memory => {
+                let target = |base| match base {
+                    Value::Address(table) => Value::Target(table),
+                    _ => Value::Unknown,
+                };
+                of(one.memory_base()).into_iter().map(target).collect()
+            }
+            Mnemonic::Add if one.op1_kind() == OpKind::Register => {
+                let is_target = |value: &Value| matches!(value, Value::Target(_));
+                let targets: BTreeSet<_> = (&of(one.op0_register()) | &of(one.op1_register()))
+                    .into_iter()
+                    .filter(is_target)
+                    .collect();
+                if targets.is_empty() { unknown } else { targets }
+            }
+            _ => unknown,
+        }
+    }
+
+    /// What lies where an instruction reads.
+    fn word(&self, one: &Instruction, state: &State) -> BTreeSet<Value> {
+        let in_memory = |place: u64| match self.library.linked.get(&place) {
+            Some(Linked::Local(address)) => Value::Local(*address),
+            Some(Linked::Import(name)) => Value::Import(name.clone()),
+            None => Value::Variable(place),
+        };
+        if one.is_ip_rel_memory_operand() {
+            return BTreeSet::from([in_memory(one.ip_rel_memory_address())]);
+        }
+        let unknown = BTreeSet::from([Value::Unknown]);
+        if one.memory_index() != Register::None {
+            return unknown;
+        }
+        let offset = one.memory_displacement64() as i64;
+        let place = match one.memory_base() {
+            Register::RSP => Some(state.depth - offset),
+            Register::RBP => state.base.map(|base| base - offset),
+            _ => None,
+        };
+        if let Some(place) = place {
+            return state.spilled.get(&place).cloned().unwrap_or(unknown);
+        }
+        let bases = state.registers.get(&one.memory_base()).cloned().unwrap_or(unknown);
+        let field = |base| match base {
+            Value::Address(address) | Value::Local(address) => in_memory(address.wrapping_add_signed(offset)),
+            _ => Value::Field(offset),
+        };
+        bases.into_iter().map(field).collect()
+    }
+
+    /// Where a table of jumps leads to. It ends where what follows does not lead into this function.
+    fn targets(&self, table: u64) -> Vec<u64> {
+        let places = (table..).step_by(4).map_while(|place| self.library.number(place));
+        let targets = places.map(|offset| table.wrapping_add_signed(offset.into()));
+        targets.take_while(|target| self.code.contains_key(target)).collect()
+    }
+
+    fn callees(&self, one: &Instruction, state: &State) -> BTreeSet<Value> {
+        match one.op0_kind() {
+            OpKind::NearBranch64 => BTreeSet::from([self.landing(one.near_branch_target())]),
+            OpKind::Register => {
+                state.registers.get(&one.op0_register()).cloned().unwrap_or(BTreeSet::from([Value::Unknown]))
+            }
+            _ => self.word(one, state),
+        }
+    }
+
+    /// What a direct call reaches: a function, or one of another library by way of the linker's table.
+    fn landing(&self, target: u64) -> Value {
+        if self.library.functions.contains_key(&target) {
+            return Value::Local(target);
+        }
+        let mut stub =
+            Decoder::with_ip(64, self.library.code(target, target + 16), target, DecoderOptions::NONE);
+        let mut jump = stub.decode();
+        if jump.code() == Code::Endbr64 {
+            jump = stub.decode();
+        }
+        if jump.is_ip_rel_memory_operand() {
+            match self.library.linked.get(&jump.ip_rel_memory_address()) {
+                Some(Linked::Local(address)) => return Value::Local(*address),
+                Some(Linked::Import(name)) => return Value::Import(name.clone()),
+                None => {}
+            }
+        }
+        Value::Unknown
+    }
+
+    fn finish(mut self) -> Frame {
+        for (at, state) in &self.known {
+            let one = &self.code[at];
+            self.frame.deepest = self.frame.deepest.max(state.depth);
+            let is_call = one.mnemonic() == Mnemonic::Call;
+            let leaves = match one.flow_control() {
+                FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
+                    !(self.start..self.end).contains(&one.near_branch_target())
+                        || one.near_branch_target() == self.start
+                }
+                FlowControl::IndirectBranch => {
+                    !self.callees(one, state).iter().any(|one| matches!(one, Value::Target(_)))
+                }
+                _ => is_call,
+            };
+            if leaves {
+                let depth = state.depth + if is_call { 8 } else { 0 };
+                self.frame.calls.push(Call { depth, at: *at, callees: self.callees(one, state) });
+            }
+        }
+        // The last call's return address.
+        let calls = self.frame.calls.iter().map(|call| call.depth).max().unwrap_or(0);
+        self.frame.deepest = self.frame.deepest.max(calls);
+        self.frame
+    }
+}
+
+const CALLER_SAVED: [Register; 9] = [
+    Register::RAX,
+    Register::RCX,
+    Register::RDX,
+    Register::RSI,
+    Register::RDI,
+    Register::R8,
+    Register::R9,
+    Register::R10,
+    Register::R11,
+];
+
+impl State {
+    /// Both ways lead here.
+    fn merge(&self, other: &State) -> State {
+        let registers = union(&self.registers, &other.registers);
+        let spilled = union(&self.spilled, &other.spilled);
+        State {
+            depth: self.depth.max(other.depth),
+            base: self.base.max(other.base),
+            probe: self.probe.or(other.probe),
+            registers,
+            spilled,
+        }
+    }
+}
+
+/// What is known on one way only is not known.
+fn union<K: Ord + Copy>(
+    one: &BTreeMap<K, BTreeSet<Value>>,
+    other: &BTreeMap<K, BTreeSet<Value>>,
+) -> BTreeMap<K, BTreeSet<Value>> {
+    let mut both = BTreeMap::new();
+    for place in one.keys().chain(other.keys()) {
+        let values = |of: &BTreeMap<K, BTreeSet<Value>>| {
+            of.get(place).cloned().unwrap_or(BTreeSet::from([Value::Unknown]))
+        };
+        both.insert(*place, &values(one) | &values(other));
+    }
+    both
+}

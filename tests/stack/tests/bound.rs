@@ -1,0 +1,130 @@
+//! No path of the shim takes more stack than is promised, from any hook, from the trampoline of signals, around a fork, at a
+//! thread's end. What libc takes when the shim calls it for the program is the program's own, as without shunt, and is not counted;
+//! neither are panics, which end the program, nor a thread's cancellation, which unwinds on the same stack in any case.
+#![cfg(target_arch = "x86_64")]
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use shunt_stack::graph::{Graph, Reviewed};
+use shunt_stack::library::Library;
+
+/// What is promised in SPECIFICATION.md.
+const BOUND: i64 = 8 * 1024;
+
+/// What the code does not show, and why it is so.
+const REVIEWED: Reviewed = Reviewed {
+    // A panic aborts the program, and unwinding, which is a cancelled thread's, has the frames of libgcc below it in any case.
+    endings: &[
+        "_Unwind_Resume",
+        "alloc::alloc::handle_alloc_error",
+        "alloc::raw_vec::handle_error",
+        "core::cell::panic_",
+        "core::option::",
+        "core::panicking::",
+        "core::result::unwrap_failed",
+        "core::slice::index::slice_",
+        "core::str::slice_error_fail",
+        "shunt::unwind::_Unwind_Resume",
+        "std::panicking::",
+    ],
+    lookups: &["dlsym", "hooks::raw::route", "real::found", "real::resolve", "unwind::find"],
+    // The program's own handlers of signals.
+    programs: &["signal::deliver::run"],
+    pointers: &[
+        // What is written here goes into an array or a string: names of files in /proc, of numbers and text.
+        (
+            "core::fmt::write",
+            &[WRITES, "core::fmt::num::", "<str as core::fmt::Display>", "<&T as core::fmt::Display>"],
+        ),
+        ("core::fmt::Formatter", &[WRITES]),
+        // Whether the program's memory can be touched: a `Reach` of shunt_ring.
+        ("shunt_ring::lane::", REACH),
+        ("shunt::ops::look::look", REACH),
+        ("shunt::ops::send::send", REACH),
+        ("core::ops::function::FnOnce::call_once", REACH),
+        // The kernel's clock, by a pointer that rustix keeps.
+        ("shunt::waiter::", &[]),
+        ("shunt::control::Control::send", &[]),
+        ("shunt::lost::provoke_reset", &[]),
+        // None of our errors has a box in it.
+        ("drop_in_place<std::io::error::Error>", &[]),
+        ("drop_in_place::<std::io::error::Error>", &[]),
+        ("std::sys::sync::once::futex::Once", &["Once::call_once_force"]),
+    ],
+    never: &[
+        // What the start of the process has done.
+        ("", "rustix::backend::vdso_wrappers::init"),
+        // A kernel without getrandom, older than any that the shim runs on.
+        ("", "std::sys::random::linux::getrandom"),
+        // Only the first look-up of a hook finds the table wiped: it is counted apart.
+        ("", "table::missing"),
+        // Descriptors of the shim's own that are dropped are in no table, so that close only looks.
+        ("shunt_sys::", "ops::descriptors::close"),
+        ("RecvAncillaryBuffer", "ops::descriptors::close"),
+        ("epoll::listing::of", "ops::descriptors::close"),
+        ("take_slot", "ops::descriptors::close"),
+        // A signal that waited is let through with all others blocked: none waits behind it.
+        ("signal::deliver::run", "drop_in_place<shunt::signal::shield::Shield>"),
+        ("signal::deliver::run", "shunt::signal::shield::"),
+        ("signal::deliver::run", "signal::deliver::release"),
+    ],
+    circles: &[
+        // What a lane is closed for is judged, and closing it asks the lane once more.
+        ("tx::Tx::judge", "tx::Tx::judge"),
+        // A set that is this process's alone again learns what it holds, which it then has.
+        ("Inner>::put", "Inner>::attach"),
+    ],
+};
+
+const WRITES: &str = "Adapter<T> as core::fmt::Write>::write_";
+const REACH: &[&str] = &["hooks::memory::is_readable", "hooks::memory::is_writable", "hooks::io::source"];
+
+fn library() -> PathBuf {
+    match std::env::var_os("SHUNT_BIN") {
+        Some(shunt) => PathBuf::from(shunt).with_file_name("libshunt.so"),
+        None => {
+            let executable = std::env::current_exe().expect("a running test has a path");
+            let target = executable.ancestors().find(|one| one.join("CACHEDIR.TAG").is_file());
+            target.expect("tests run from cargo's target directory").join("release/libshunt.so")
+        }
+    }
+}
+
+/// What calls do before their first look-up, at most.
+const BEFORE_LOOK_UP: i64 = 1024;
+
+/// Whatever enters the library, but by a hook's name.
+const OTHER_ENTRIES: [&str; 6] = [
+    "shunt::signal::deliver::trampoline",
+    "shunt::fork::before",
+    "shunt::fork::after_in_parent",
+    "shunt::fork::after_in_child",
+    "shunt::thread::exit",
+    "shunt::start",
+];
+
+#[test]
+fn no_path_takes_more_stack_than_is_promised() {
+    let file = library();
+    let bytes =
+        std::fs::read(&file).unwrap_or_else(|_| panic!("{} is missing: run `make build`", file.display()));
+    let library = Library::read(&bytes);
+    let named = |name: &str| {
+        let found = library.functions.iter().find(|(_, one)| one.name == name);
+        *found.unwrap_or_else(|| panic!("there is no {name}")).0
+    };
+    let mut graph = Graph::new(&library, &REVIEWED);
+    let entries: BTreeSet<_> = library.exports.values().copied().chain(OTHER_ENTRIES.map(named)).collect();
+    let mut needs: Vec<_> = entries.into_iter().map(|entry| (graph.needs(entry), entry)).collect();
+    let missing = named("shunt::table::missing");
+    needs.push((BEFORE_LOOK_UP + graph.needs(missing), missing));
+    needs.sort_unstable();
+    needs.iter().for_each(|(need, entry)| println!("{need:6} {}", library.name(*entry)));
+    let (most, entry) = *needs.last().expect("it exports something");
+    let path = graph.path(entry).join("\n");
+    println!("the deepest:\n{path}");
+    let puzzles: Vec<_> = graph.puzzles.iter().map(String::as_str).collect();
+    assert!(puzzles.is_empty(), "what the code does not show must be reviewed:\n{}", puzzles.join("\n"));
+    assert!(most <= BOUND, "{} takes {most} bytes:\n{path}", library.name(entry));
+}
