@@ -14,7 +14,7 @@ enum way { CLOSE, RANGE, ONTO, WAYS };
 static const char *const ways[WAYS] = {"closed", "closed in a range", "another's"};
 
 /* One for each question, and the one that gets the number. */
-#define PEERS (CALLS * WAYS + 8)
+#define PEERS (CALLS * WAYS + 11)
 static struct peer peers[PEERS];
 static int next, pipes[2], file;
 static char much[MUCH];
@@ -170,6 +170,37 @@ static void both_directions(void)
     peer->fd = -1;
 }
 
+/* A set is closed, or its number given away, under a wait that goes on. */
+static void *wait_on_set(void *argument)
+{
+    struct waiting *me = argument;
+    struct epoll_event event = {0};
+    me->tid = syscall(SYS_gettid);
+    me->result = epoll_wait(me->fd, &event, 1, 20000);
+    me->more = me->result < 0 ? errno : (long)event.data.u64;
+    return NULL;
+}
+
+static void set_goes(enum way way, struct peer *other)
+{
+    struct peer *peer = &peers[next++];
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = 77};
+    struct waiting waiting = {.fd = epoll_create1(0)};
+    if (epoll_ctl(waiting.fd, EPOLL_CTL_ADD, peer->fd, &event))
+        die("epoll_ctl");
+    if (pthread_create(&waiting.thread, NULL, wait_on_set, &waiting))
+        die("thread");
+    while (!waiting.tid)
+        pause_ms(1);
+    wait_asleep(waiting.tid);
+    take(waiting.fd, way, other);
+    ask(peer, 's', 100);
+    pthread_join(waiting.thread, NULL);
+    printf("a set, %s: returns %ld %ld\n", ways[way], waiting.result, waiting.more);
+    if (way == ONTO)
+        close(waiting.fd);
+}
+
 static void peer_ends(int signal)
 {
     struct peer *peer = &peers[next++];
@@ -264,6 +295,8 @@ int main(int argc, char **argv)
         for (enum call call = 0; call < CALLS; call++)
             question(call, way, other);
     both_directions();
+    for (enum way way = 0; way < WAYS; way++)
+        set_goes(way, other);
     peer_ends(0);
     peer_ends(SIGKILL);
     forks();

@@ -37,7 +37,7 @@ fn more_threads_than_waiters() {
 /// The calls go on, with what they were given, and the peer is told of nothing before they are over.
 #[test]
 fn numbers_that_are_closed_under_calls() {
-    both(LIMIT, |host| ask(host, "closes", 44));
+    both(LIMIT, |host| ask(host, "closes", 47));
 }
 
 #[test]

@@ -217,7 +217,7 @@ impl<'w> Run<'w> {
                 self.opened[end_of(slot())] && !receives(peer_of(slot()))
             }
             // Calls in progress go on with what they were given.
-            Verb::Close => slot() < FIRST_EPOLL || !holds(slot()),
+            Verb::Close => true,
             Verb::Dup => !holds(step.slot(1)) && step.slot(1) != step.slot(0),
             Verb::EpollNew => !holds(slot()),
             Verb::Fork => idle && step.actor.is_ascii_uppercase() && self.world.can_fork(step.actor),

@@ -473,9 +473,14 @@ impl Epoll {
                 endpoint.unclaim(slot);
             }
         }
-        // A thread that sleeps on it, or has just been about to, goes on with what the program itself has put there.
+        // A thread that sleeps on it, or has just been about to, goes on with what the program itself has put there, and hears
+        // of the kernel alone.
         inner.hide();
         inner.put_lamp_out(self);
+        let watched: Vec<_> = match inner.sleepers {
+            0 => Vec::new(),
+            _ => inner.registrations.values().filter_map(Registration::endpoint).collect(),
+        };
         let closed = std::mem::replace(&mut *inner, Inner { fd: -1, ..Inner::default() });
         drop(inner);
         drop(closed);
@@ -486,6 +491,7 @@ impl Epoll {
         self.has_tokens.store(false, Release);
         self.generation.fetch_add(1, AcqRel);
         FREE.lock().0.push(self.index);
+        watched.into_iter().for_each(|endpoint| attach::bar_reading(endpoint, Reason::UnknownEpoll));
     }
 
     /// `epoll_ctl` for a TCP socket. Returns what the kernel does.
