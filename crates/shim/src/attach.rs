@@ -98,6 +98,7 @@ pub(crate) fn sending_road(endpoint: &Endpoint, side: &mut TxSide, fd: i32) -> (
     let quiet = endpoint.is_quiet_for_send();
     let road = side.tx.road(at.outgoing().0, &Tcp { endpoint, fd }, quiet);
     if road == Road::Shm {
+        endpoint.note_lane();
         endpoint.report_tx(side);
     }
     (road, road == Road::Shm)

@@ -115,6 +115,8 @@ pub(crate) struct Endpoint {
     pub(crate) low_water: LowWater,
     /// The kernel has told a waiter that the peer sends no more.
     peer_finished: AtomicBool,
+    /// Its last bytes have gone by a lane: see [`count_sent`](Self::count_sent).
+    sent_by_lane: AtomicBool,
     /// An error that the kernel cannot be made to tell, and that is told once.
     owed: AtomicI32,
     /// It stands for one that the kernel has, and is told no more once somebody has taken that.
@@ -623,11 +625,20 @@ impl Endpoint {
         }
     }
 
-    /// TCP has sent so many bytes more.
+    /// From now on bytes go by a lane.
+    pub(crate) fn note_lane(&self) {
+        self.sent_by_lane.store(true, Relaxed);
+    }
+
+    /// Adds to the bytes that TCP sent. What it sends first after a lane it holds back (Nagle) for as long as it has no word that
+    /// what came before the lane has arrived, which would have come with the answers that lanes have carried.
     #[inline]
     pub(crate) fn count_sent(&self, bytes: usize) {
         if !self.is_remote() {
             order::note_by_tcp();
+        }
+        if self.sent_by_lane.load(Relaxed) && self.sent_by_lane.swap(false, Relaxed) {
+            kernel::push(self.fd.load(Relaxed));
         }
         if let Some(entry) = self.entry() {
             entry.tcp_sent.store(entry.tcp_sent.load(Relaxed) + bytes as u64, Relaxed);
@@ -681,6 +692,7 @@ impl Endpoint {
         self.owed.store(0, Relaxed);
         *self.beside_kernel.lock() = Beside::default();
         self.peer_finished.store(false, Relaxed);
+        self.sent_by_lane.store(false, Relaxed);
         self.low_water.clear();
         self.owner.store(0, Relaxed);
         self.receive_timeout.store(0, Relaxed);

@@ -184,6 +184,26 @@ pub(crate) fn is_same_file(own: u32, other: u32, fd: RawFd) -> Option<bool> {
     }
 }
 
+/// Has TCP send what it holds back only because little of it has come together (TCP_NODELAY does, and is taken back).
+#[cold]
+pub(crate) fn push(fd: RawFd) {
+    let mut on: c_int = 0;
+    let mut len = size_of::<c_int>() as libc::socklen_t;
+    let (level, name) = (c_long::from(libc::IPPROTO_TCP), c_long::from(libc::TCP_NODELAY));
+    let (value, room) = (std::ptr::from_mut(&mut on) as c_long, std::ptr::from_mut(&mut len) as c_long);
+    // SAFETY: a number of ours, and its length, here and below.
+    let asked = unsafe { call(libc::SYS_getsockopt, [fd.into(), level, name, value, room, 0]) };
+    if asked.is_err() || on != 0 {
+        return;
+    }
+    for nodelay in [1, 0] {
+        on = nodelay;
+        let value = std::ptr::from_ref(&on) as c_long;
+        // SAFETY: see above.
+        let _ = unsafe { call(libc::SYS_setsockopt, [fd.into(), level, name, value, len.into(), 0]) };
+    }
+}
+
 /// Whether the socket has an error to tell, which is told once.
 pub(crate) fn has_error(fd: RawFd) -> bool {
     let mut polled = [pollfd { fd, events: 0, revents: 0 }];

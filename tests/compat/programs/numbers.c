@@ -233,6 +233,49 @@ static void flags_of_data(void)
     }
 }
 
+/* What is sent with such a flag is on its way at once, as long as there is nothing of which the other end has not spoken. */
+static void nothing_is_held_back(void)
+{
+    int held_back = 0;
+    for (int round = 0; round < 30; round++) {
+        int queued = 0;
+        next_connection();
+        setsockopt(ours, IPPROTO_TCP, TCP_NODELAY, &(int){0}, sizeof(int));
+        pause_ms(round % 6);
+        send(ours, bytes, 4, MSG_PEEK);
+        ioctl(ours, SIOCOUTQNSD, &queued);
+        held_back += queued > 0;
+    }
+    printf("held back: %d\n", held_back);
+}
+
+/* While a select waits for whole seconds, given as microseconds, bytes come. */
+static void *speak(void *of)
+{
+    wait_asleep(*(pid_t *)of);
+    put(ours, "x", 1);
+    return of;
+}
+
+static void sleepers(void)
+{
+    static const struct timeval limits[] = {{0, 20 * 1000 * 1000}, {1, 19 * 1000 * 1000 + 5}, {0, INT32_MAX}};
+    for (int round = 0; round < 2 * (int)LEN(limits); round++) {
+        struct timeval limit = limits[round / 2];
+        pid_t self = gettid();
+        pthread_t speaker;
+        fd_set readable;
+        next_connection();
+        pthread_create(&speaker, NULL, speak, &self);
+        if (round % 2)
+            ASK("select", select(theirs + 1, only(theirs, &readable), NULL, NULL, &limit));
+        else
+            ASK("SYS_select", syscall(SYS_select, theirs + 1, only(theirs, &readable), NULL, NULL, &limit));
+        printf("... %d, time left: %d\n", FD_ISSET(theirs, &readable) != 0, limit.tv_sec > 0);
+        pthread_join(speaker, NULL);
+    }
+}
+
 /* Lengths that no memory has, of buffers that are good for a few bytes, and far from the end of memory. */
 static void lengths(void)
 {
@@ -299,6 +342,8 @@ int main(int argc, char **argv)
         as_a_childs(numbers[i]);
     }
     flags_of_data();
+    nothing_is_held_back();
+    sleepers();
     lengths();
     return 0;
 }

@@ -5,6 +5,7 @@
 #include <aio.h>
 #include <limits.h>
 #include <linux/aio_abi.h>
+#include <linux/sockios.h>
 #include <netinet/tcp.h>
 #include <spawn.h>
 #include <sys/ioctl.h>
