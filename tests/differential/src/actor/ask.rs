@@ -34,6 +34,25 @@ pub(crate) const QUESTIONS: &[&str] = &[
     "path-only",
     "owner",
     "flags",
+    "dup-of-nothing",
+    "dup-to-nothing",
+    "dup3-to-itself",
+    "number-beyond",
+    "file-of-nothing",
+    "file-of-a-folder",
+    "file-endless",
+    "splice-to-nothing",
+    "splice-strange-flags",
+    "splice-endless",
+    "poll-time-null",
+    "poll-mask-null",
+    "poll-mask-short",
+    "poll-time-wrong",
+    "select-time-null",
+    "select-time-wrong",
+    "select-pack-null",
+    "epoll-mask-short",
+    "stale-member",
 ];
 /// Those that change the socket.
 pub(crate) const SETTINGS: &[&str] = &[
@@ -171,10 +190,96 @@ pub(super) fn ask(slot: usize, kind: &str) -> Answer {
         "owner" => Answer::of(unsafe { libc::fcntl(socket, libc::F_GETOWN) }.into()),
         // SAFETY: plain calls.
         "flags" => Answer::of(unsafe { libc::fcntl(socket, libc::F_GETFL) }.into()),
+        _ if QUESTIONS.contains(&kind) => refused(socket, kind),
         _ => change(socket, kind),
     };
     answer.extra.push(word.into());
     answer
+}
+
+/// Calls that are refused for a number or an address, whatever the socket holds.
+fn refused(socket: c_int, kind: &str) -> Answer {
+    const STRANGE: u32 = 0x100;
+    let bad: usize = memory::forbidden() as usize;
+    let mut polled = libc::pollfd { fd: socket, events: libc::POLLOUT, revents: 0 };
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let wrong = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000_000 };
+    let mut before = libc::timeval { tv_sec: 0, tv_usec: -1_000_001 };
+    let mask = 0u64;
+    let sized = [std::ptr::from_ref(&mask) as usize, 128];
+    // SAFETY: what is not meant to be bad is on the stack, and descriptors are our own.
+    unsafe {
+        let mut set: libc::fd_set = std::mem::zeroed();
+        libc::FD_SET(socket, &mut set);
+        let set: *mut libc::fd_set = &mut set;
+        let polled: *mut libc::pollfd = &mut polled;
+        let (now, wrong): (*const libc::timespec, *const libc::timespec) = (&now, &wrong);
+        let mask: *const u64 = &mask;
+        let answer = match kind {
+            "dup-of-nothing" => libc::dup2(-1, socket).into(),
+            "dup-to-nothing" => libc::dup2(socket, -1).into(),
+            "dup3-to-itself" => libc::dup3(socket, socket, 0).into(),
+            "number-beyond" => libc::dup2(socket, 1 << 28).into(),
+            "file-of-nothing" => libc::sendfile(socket, -1, null_mut(), 4) as i64,
+            "file-of-a-folder" | "file-endless" => {
+                let path = if kind == "file-endless" { c"/dev/zero" } else { c"/" };
+                let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+                let count = if kind == "file-endless" { usize::MAX } else { 4 };
+                let answer = Answer::of(libc::sendfile(socket, file, null_mut(), count) as i64);
+                libc::close(file);
+                return answer;
+            }
+            "splice-to-nothing" => libc::splice(socket, null_mut(), -1, null_mut(), 4, 0) as i64,
+            "splice-strange-flags" | "splice-endless" => {
+                let mut pipe = [-1; 2];
+                libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK);
+                let (len, flags) = if kind == "splice-endless" { (usize::MAX, 0) } else { (4, STRANGE) };
+                let flags = flags | libc::SPLICE_F_NONBLOCK;
+                let moved = libc::splice(socket, null_mut(), pipe[1], null_mut(), len, flags);
+                let answer = Answer::of(moved as i64);
+                libc::close(pipe[0]);
+                libc::close(pipe[1]);
+                return answer;
+            }
+            "poll-time-null" => libc::syscall(libc::SYS_ppoll, polled, 1, bad, 0usize, 8),
+            "poll-mask-null" => libc::ppoll(polled, 1, now, bad as *const libc::sigset_t).into(),
+            "poll-mask-short" => libc::syscall(libc::SYS_ppoll, polled, 1, now, mask, 128),
+            "poll-time-wrong" => libc::ppoll(polled, 1, wrong, null()).into(),
+            "select-time-null" => libc::syscall(libc::SYS_select, socket + 1, set, 0usize, 0usize, bad),
+            "select-time-wrong" => libc::select(socket + 1, set, null_mut(), null_mut(), &mut before).into(),
+            "select-pack-null" => {
+                let short = libc::syscall(
+                    libc::SYS_pselect6,
+                    socket + 1,
+                    set,
+                    0usize,
+                    0usize,
+                    now,
+                    std::ptr::from_ref(&sized),
+                );
+                let short = Answer::of(short);
+                let lost = libc::syscall(libc::SYS_pselect6, socket + 1, set, 0usize, 0usize, now, bad);
+                return Answer { extra: vec![short.ret, short.errno.into()], ..Answer::of(lost) };
+            }
+            "epoll-mask-short" => {
+                let set = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+                let mut event = libc::epoll_event { events: 0, u64: 0 };
+                let event: *mut libc::epoll_event = &mut event;
+                let answer = Answer::of(libc::syscall(libc::SYS_epoll_pwait, set, event, 1, 0, mask, 4));
+                libc::close(set);
+                return answer;
+            }
+            // Beyond any table that the actor has had, and so nothing.
+            "stale-member" => {
+                libc::FD_ZERO(set);
+                libc::FD_SET(1023, set);
+                let mut now = libc::timeval { tv_sec: 0, tv_usec: 0 };
+                libc::select(1024, set, null_mut(), null_mut(), &mut now).into()
+            }
+            _ => return Answer::failed(libc::ENOSYS),
+        };
+        Answer::of(answer)
+    }
 }
 
 /// Sets something, and for most things sets it back.

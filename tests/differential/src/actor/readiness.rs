@@ -1,7 +1,7 @@
 //! poll, select and epoll, as an actor calls them.
 
 use super::calls::Answer;
-use crate::actor::fd;
+use crate::actor::{fd, memory};
 use crate::script::{EPOLL_CALLS, POLL_CALLS, Step};
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};
@@ -104,6 +104,8 @@ pub(super) fn wait(step: &Step) -> Answer {
         match EPOLL_CALLS[step.args[3] as usize] {
             "epoll_pwait" => libc::epoll_pwait(set, array, room, millis as c_int, null()),
             "epoll_pwait2" => epoll_pwait2(set, array, room, limit, null()),
+            // What there is to tell is an error, and stays where it is.
+            "forbidden" => libc::epoll_wait(set, memory::forbidden().cast(), room, millis as c_int),
             _ => libc::epoll_wait(set, array, room, millis as c_int),
         }
     };
