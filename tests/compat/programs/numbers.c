@@ -276,6 +276,61 @@ static void sleepers(void)
     }
 }
 
+/* What succeeds leaves errno alone, whatever happens to the connection meanwhile. */
+static void successes(void)
+{
+    struct sockaddr_in address;
+    socklen_t len = sizeof address;
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT};
+    struct pollfd polled;
+    fd_set writable;
+    int changed = 0, value, watch;
+    char byte;
+    getsockname(listener, (void *)&address, &len);
+    close(ours), close(theirs);
+    ASK("socket", (ours = socket(AF_INET, SOCK_STREAM, 0)) < 0);
+    ASK("connect", connect(ours, (void *)&address, sizeof address));
+    ASK("accept", (theirs = accept(listener, NULL, NULL)) < 0);
+    ASK("epoll_create1", (watch = epoll_create1(0)) < 0);
+    ASK("epoll_ctl", epoll_ctl(watch, EPOLL_CTL_ADD, theirs, &event));
+#define QUIETLY(call) (errno = UNTOUCHED, (call), changed += errno != UNTOUCHED)
+    polled = (struct pollfd){theirs, POLLOUT, 0};
+    for (int round = 0; round < 200; round++) {
+        QUIETLY(write(ours, "x", 1));
+        QUIETLY(recv(theirs, &byte, 1, 0));
+        QUIETLY(send(theirs, "x", 1, 0));
+        QUIETLY(read(ours, &byte, 1));
+        QUIETLY(poll(&polled, 1, 0));
+        QUIETLY(epoll_wait(watch, &event, 1, 0));
+        QUIETLY(select(ours + 1, NULL, only(ours, &writable), NULL, &(struct timeval){0, 0}));
+        if (round % 50 == 49)
+            pause_ms(3);
+    }
+    printf("of a connection that comes to shared memory: %d\n", changed);
+    ASK("getsockopt", getsockopt(ours, SOL_SOCKET, SO_ERROR, &value, &(socklen_t){sizeof value}));
+    ASK("setsockopt", setsockopt(ours, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int)));
+    ASK("fcntl", fcntl(ours, F_SETFL, 0));
+    ASK("ioctl", ioctl(theirs, FIONREAD, &value));
+    ASK("epoll_ctl, changed", epoll_ctl(watch, EPOLL_CTL_MOD, theirs, &event));
+    ASK("epoll_ctl, removed", epoll_ctl(watch, EPOLL_CTL_DEL, theirs, &event));
+    ASK("epoll_ctl, added", epoll_ctl(watch, EPOLL_CTL_ADD, theirs, &event));
+    ASK("dup", (value = dup(theirs)) < 0);
+    ASK("close of a duplicate", close(value));
+    ASK("dup2", dup2(theirs, 60) != 60);
+    ASK("close of another", close(60));
+    ASK("sendfile", sendfile(ours, file, &(off_t){0}, 4));
+    ASK("recv", recv(theirs, bytes + 32, 4, 0));
+    ASK("system", system("true"));
+    ASK("send with a strange flag", send(ours, "x", 1, 1 << 20));
+    ASK("recv of it", recv(theirs, bytes + 32, 4, 0));
+    ASK("shutdown", shutdown(ours, SHUT_WR));
+    ASK("recv of the end", recv(theirs, bytes + 32, 4, 0));
+    ASK("close of a set", close(watch));
+    ASK("close", close(theirs));
+    ASK("close of the other end", close(ours));
+    connect_anew();
+}
+
 /* Lengths that no memory has, of buffers that are good for a few bytes, and far from the end of memory. */
 static void lengths(void)
 {
@@ -344,6 +399,7 @@ int main(int argc, char **argv)
     flags_of_data();
     nothing_is_held_back();
     sleepers();
+    successes();
     lengths();
     return 0;
 }
