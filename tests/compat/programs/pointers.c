@@ -141,7 +141,20 @@ static void written_by_the_kernel(void)
     struct mmsghdr messages[2] = {{.msg_hdr = {.msg_iov = &one, .msg_iovlen = 1}}};
     unsigned long readable[16] = {0};
     int count = theirs + 1;
+    struct pollfd polled = {theirs, POLLIN, 0};
+    readable[theirs / 64] = 1ul << theirs % 64;
+    mprotect(fixed, 4096, PROT_READ | PROT_WRITE);
+    memcpy(fixed + 64, &polled, sizeof polled);
+    memcpy(fixed + 128, readable, sizeof readable);
+    mprotect(fixed, 4096, PROT_READ);
+    ASK("poll of what stays, with nothing", poll((void *)(fixed + 64), 1, 5));
+    ASK("select of what stays, with nothing", select(count, (void *)(fixed + 128), NULL, NULL, &(struct timeval){0, 5}));
     lay("abcdef");
+    ASK("poll of what stays", poll((void *)(fixed + 64), 1, -1));
+    ASK("ppoll of what stays", ppoll((void *)(fixed + 64), 1, NULL, NULL));
+    ASK("select of what stays", select(count, (void *)(fixed + 128), NULL, NULL, NULL));
+    ASK("sigaction of no signal", sigaction(-1, (void *)none, NULL));
+    ASK("sigaction of one of libc's", sigaction(32, (void *)none, NULL));
     ASK("SYS_select, time that stays", syscall(SYS_select, count, READABLE, NULL, NULL, fixed));
     ASK("SYS_pselect6, time that stays", syscall(SYS_pselect6, count, READABLE, NULL, NULL, fixed, NULL));
     ASK("SYS_ppoll, time that stays",

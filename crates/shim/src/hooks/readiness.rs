@@ -5,22 +5,40 @@ use std::ffi::{c_int, c_long};
 use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use shunt_sys::memory;
 
-use crate::ops::poll as polling;
+use crate::ops::poll;
 use crate::ops::select::Sets;
 use crate::signal::Shield;
 use crate::{errno, own_table, process, real, signal};
 
-/// The set of a call, if it is one the kernel would read.
+/// poll and its kin. What can be read but not be written is waited for all the same, and refused then.
 ///
 /// # Safety
-/// As poll: `fds` points to `count` entries.
-unsafe fn set<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
+/// As poll: `fds` points to `count` entries, or is what the kernel refuses.
+unsafe fn polling(
+    (fds, count): (*mut pollfd, nfds_t),
+    nanos: Option<u64>,
+    mask: *const sigset_t,
+    kernel: &dyn Fn() -> c_int,
+) -> c_int {
     let len = (count as usize).saturating_mul(size_of::<pollfd>());
-    if fds.is_null() || count > i32::MAX as nfds_t || !memory::is_writable(fds.cast(), len) {
-        return None;
+    if fds.is_null() || count > i32::MAX as nfds_t || !memory::is_readable(fds.cast(), len) {
+        return kernel();
     }
-    // SAFETY: it can be read and written.
-    Some(unsafe { std::slice::from_raw_parts_mut(fds, count as usize) })
+    signal::point();
+    let _shield = Shield::raise();
+    if memory::is_writable(fds.cast(), len) {
+        // SAFETY: it can be read and written.
+        let set = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
+        return poll::poll(set, nanos, mask, kernel);
+    }
+    // SAFETY: it can be read.
+    let mut copy = unsafe { std::slice::from_raw_parts(fds, count as usize) }.to_vec();
+    let result = poll::poll(&mut copy, nanos, mask, kernel);
+    if result < 0 {
+        return result;
+    }
+    errno::set(libc::EFAULT);
+    -1
 }
 
 /// See poll(2).
@@ -36,14 +54,7 @@ pub unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c
             return kernel();
         }
         let nanos = (timeout >= 0).then(|| timeout as u64 * 1_000_000);
-        match set(fds, count) {
-            Some(set) => {
-                signal::point();
-                let _shield = Shield::raise();
-                polling::poll(set, nanos, std::ptr::null(), kernel)
-            }
-            None => kernel(),
-        }
+        polling((fds, count), nanos, std::ptr::null(), &kernel)
     }
 }
 
@@ -64,12 +75,8 @@ pub unsafe extern "C-unwind" fn ppoll(
         if process::is_off() {
             return kernel();
         }
-        match (set(fds, count), from_timespec(timeout)) {
-            (Some(set), Ok(nanos)) if is_good_mask(mask) => {
-                signal::point();
-                let _shield = Shield::raise();
-                polling::poll(set, nanos, mask, kernel)
-            }
+        match from_timespec(timeout) {
+            Ok(nanos) if is_good_mask(mask) => polling((fds, count), nanos, mask, &kernel),
             _ => kernel(),
         }
     }

@@ -52,7 +52,7 @@ impl Sets {
 
     fn are_good(&self) -> bool {
         let len = self.words() * BITS / 8;
-        self.sets.iter().all(|set| set.is_null() || memory::is_writable(set.cast(), len))
+        self.sets.iter().all(|set| set.is_null() || memory::is_readable(set.cast(), len))
     }
 
     /// The kernel copies whole words. What cannot be read has no members.
@@ -146,8 +146,11 @@ impl Sets {
                 total += 1;
             }
             for (index, word) in result.into_iter().enumerate() {
-                // SAFETY: the program wants it there; `concern_us` has found it good.
-                unsafe { memory::write(self.sets[set].wrapping_add(index), word) };
+                // SAFETY: the program wants it there.
+                if !unsafe { memory::write(self.sets[set].wrapping_add(index), word) } {
+                    errno::set(libc::EFAULT);
+                    return -1;
+                }
             }
         }
         total

@@ -48,6 +48,11 @@ pub(crate) unsafe fn sigaction(
     action: *const libc::sigaction,
     old: *mut libc::sigaction,
 ) -> c_int {
+    if !is_known_to_libc(signal) {
+        // Refused before anything is looked at.
+        // SAFETY: the program's own call.
+        return unsafe { real::sigaction(signal, action, old) };
+    }
     // libc's own function touches what it is given, too, so both are touched where that may end badly: outside the lock.
     // SAFETY: the program's promise: null or valid.
     let given = unsafe { action.as_ref() }.copied();
@@ -219,6 +224,11 @@ fn passes_through_us(signal: c_int, wanted: &Action) -> bool {
     let handler = wanted.handler != SIG_DFL && wanted.handler != SIG_IGN;
     let nameable = (1..SIGNALS as c_int).contains(&signal) && !FAULTS.contains(&signal);
     handler && nameable && !process::is_off() && process::is_home()
+}
+
+/// The first two of the real-time signals are libc's own.
+fn is_known_to_libc(signal: c_int) -> bool {
+    (1..SIGNALS as c_int).contains(&signal) && !(32..=33).contains(&signal)
 }
 
 fn our_handler() -> usize {
