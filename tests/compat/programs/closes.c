@@ -188,6 +188,16 @@ static void set_goes(enum way way, struct peer *other)
     struct waiting waiting = {.fd = epoll_create1(0)};
     if (epoll_ctl(waiting.fd, EPOLL_CTL_ADD, peer->fd, &event))
         die("epoll_ctl");
+    /* Until the peer can wake the set. */
+    for (int i = 0; i < 20; i++, pause_ms(5)) {
+        char byte;
+        ask(peer, 's', 1);
+        if (epoll_wait(waiting.fd, &event, 1, 20000) != 1)
+            die("epoll_wait");
+        get(peer->fd, &byte, 1);
+        put(peer->fd, &byte, 1);
+        ask(peer, 'r', 1);
+    }
     if (pthread_create(&waiting.thread, NULL, wait_on_set, &waiting))
         die("thread");
     while (!waiting.tid)
