@@ -266,8 +266,8 @@ mod tests {
         assert_eq!(Request::decode(&bytes[..15], 0), Err(DecodeError::Length(15)));
         assert_eq!(Request::decode(bytes, 1), Err(DecodeError::Descriptors(1)));
         let mut other = bytes.to_vec();
-        other[4] = 9;
-        assert_eq!(Request::decode(&other, 0), Err(DecodeError::Version(9)));
+        other[4] = VERSION as u8 + 1;
+        assert_eq!(Request::decode(&other, 0), Err(DecodeError::Version(VERSION + 1)));
         other[0] = 0;
         assert_eq!(Request::decode(&other, 0), Err(DecodeError::Magic));
         let mut unknown = bytes.to_vec();
