@@ -6,7 +6,6 @@
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
-use std::ffi::c_char;
 use std::ptr::null_mut;
 
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
@@ -202,18 +201,9 @@ fn map(size: usize) -> *mut u8 {
     }
 }
 
-/// Keeps the heap whole while the process is copied: another thread may be in the middle of it. Without one nothing is written,
-/// which both processes would have to copy the page for.
-pub(crate) fn before_fork() {
-    // SAFETY: a byte of glibc's, which other threads do not write: it says whether there are any.
-    if unsafe { (&raw const __libc_single_threaded).read_volatile() } == 0 {
-        std::mem::forget(HEAP.lock());
-    }
-}
-
-unsafe extern "C" {
-    /// See sys/single_threaded.h.
-    static __libc_single_threaded: c_char;
+/// Keeps the heap whole while the process is copied: another thread may be in the middle of it.
+pub(crate) fn hold_lock() {
+    HEAP.hold();
 }
 
 /// In a child that nobody announced: another thread of its parent's may have held the heap.
@@ -228,11 +218,8 @@ pub(crate) unsafe fn reset_lock() {
 /// In both processes.
 ///
 /// # Safety
-/// After [`before_fork`], on the same thread.
-#[inline]
-pub(crate) unsafe fn after_fork() {
-    if HEAP.is_held() {
-        // SAFETY: by this thread since `before_fork`: without that it would be the only one, and not in the middle of anything.
-        unsafe { HEAP.release() };
-    }
+/// After [`hold_lock`], on the same thread.
+pub(crate) unsafe fn release_lock() {
+    // SAFETY: the caller's promise.
+    unsafe { HEAP.release() };
 }

@@ -302,13 +302,22 @@ pub(crate) fn renumber(old: RawFd, new: RawFd) {
     }
 }
 
-/// A forked child has its own conversation, not its parent's.
+/// Nobody talks to the broker while the process is copied.
+pub(crate) fn hold_lock() {
+    CONTROL.hold();
+}
+
+/// In both processes.
 ///
 /// # Safety
-/// This must be the only thread of the process.
-pub(crate) unsafe fn after_fork_in_child() {
+/// After [`hold_lock`], on the same thread.
+pub(crate) unsafe fn release_lock() {
     // SAFETY: the caller's promise.
-    unsafe { CONTROL.reset() };
+    unsafe { CONTROL.release() };
+}
+
+/// A forked child has its own conversation, not its parent's.
+pub(crate) fn after_fork_in_child() {
     let mut control = CONTROL.lock();
     // What was in the lanes at the fork may still be read, or given back: those links stay mapped, and those peers can be rung.
     let draining = |peer: &Peer| crate::endpoint::all().any(|endpoint| endpoint.is_linked_with(peer));

@@ -128,6 +128,8 @@ pub(crate) struct Endpoint {
     pub(crate) send_timeout: AtomicU64,
     /// Which processes hold the socket.
     pub(crate) holders: Holders,
+    /// The fork that is under way has been prepared for it.
+    is_prepared: AtomicBool,
     /// See [`crate::distance`].
     pub(crate) distance: AtomicU32,
     pub(crate) unanswered: Unanswered,
@@ -243,7 +245,60 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Endpoint> {
     (0..made).filter_map(slot).filter(|endpoint| endpoint.names.load(Relaxed) > 0)
 }
 
-/// Frees the locks of every endpoint in a forked child.
+/// Takes the locks of every endpoint, and what there is one of, so that no thread is in the middle of anything while the process
+/// is copied. Says whether none is on a lane that is not closed, as one may be that came onto it, or was made, since the
+/// fork was prepared.
+pub(crate) fn hold_locks() -> bool {
+    let mut ready = true;
+    let mut held = 0;
+    loop {
+        // Others may wait for this one with an endpoint's lock in their hands, so it is not kept while endpoints' are taken.
+        FREE.hold();
+        // SAFETY: taken above, and other threads only read the number without it.
+        let made = unsafe { FREE.value().made };
+        if made == held {
+            return ready;
+        }
+        // SAFETY: taken above.
+        unsafe { FREE.release() };
+        for endpoint in (held..made).filter_map(slot) {
+            let tx = endpoint.tx.lock();
+            ready &= tx.at.is_none_or(|at| at.outgoing().0.is_closed() && at.incoming().0.is_closed());
+            std::mem::forget(tx);
+            endpoint.rx.hold();
+            endpoint.epolls.hold();
+            endpoint.beside_kernel.hold();
+        }
+        held = made;
+    }
+}
+
+/// In both processes.
+///
+/// # Safety
+/// After [`hold_locks`], on the same thread.
+pub(crate) unsafe fn release_locks() {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for endpoint in (0..FREE.value().made).filter_map(slot) {
+            endpoint.beside_kernel.release();
+            endpoint.epolls.release();
+            endpoint.rx.release();
+            endpoint.tx.release();
+        }
+        FREE.release();
+    }
+}
+
+/// Has what was made since the fork was prepared held by the child too. The locks are held.
+pub(crate) fn expect_child_of_new() {
+    // SAFETY: the caller holds it.
+    let made = unsafe { FREE.value().made };
+    let new = |endpoint: &&Endpoint| endpoint.names.load(Relaxed) > 0 && !endpoint.is_prepared.load(Relaxed);
+    (0..made).filter_map(slot).filter(new).for_each(Endpoint::expect_child);
+}
+
+/// Frees the locks of every endpoint in a child that nobody announced.
 ///
 /// # Safety
 /// This must be the only thread of the process.
@@ -258,6 +313,12 @@ pub(crate) unsafe fn reset_locks() {
             endpoint.epolls.reset();
             endpoint.beside_kernel.reset();
         }
+    }
+}
+
+/// No other thread of the parent's has come along that was inside the kernel, or waited.
+pub(crate) fn after_fork_in_child() {
+    for endpoint in all() {
         endpoint.calls.store(0, Relaxed);
         endpoint.receivers_in_kernel.store(0, Relaxed);
         endpoint.senders_in_kernel.store(0, Relaxed);
@@ -414,6 +475,21 @@ impl Endpoint {
     pub(crate) fn end_if_held_by_nobody(&self) {
         if self.is_held() && self.calls_in_progress() == 0 && self.let_go_of_held() {
             descriptors::end_held(self);
+        }
+    }
+
+    /// A child that is about to be made will hold the socket too.
+    pub(crate) fn expect_child(&self) {
+        self.is_prepared.store(true, Relaxed);
+        if !family::expect_child(self) {
+            self.bar(Reason::Shared);
+        }
+    }
+
+    /// That fork is over.
+    pub(crate) fn end_fork(&self) {
+        if self.is_prepared.load(Relaxed) {
+            self.is_prepared.store(false, Relaxed);
         }
     }
 

@@ -1,11 +1,13 @@
 //! fork: every lane goes back to TCP first, and a socket that two processes hold is not offered until one holds it
 //! alone. See `docs/adr/0001`, and `crate::family` for who holds what.
 
+use std::ffi::c_char;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 
 use shunt_abi::reason::Reason;
 
-use crate::endpoint::{self, Stage};
+use crate::endpoint::{self, Endpoint, Stage};
+use crate::lock::Lock;
 use crate::ops::descriptors;
 use crate::signal::Shield;
 use crate::{
@@ -38,19 +40,86 @@ pub(crate) unsafe extern "C" fn before() {
     }
     let errno = errno::get();
     let shield = Shield::raise();
+    if is_single_threaded() {
+        prepare();
+    } else {
+        FORKING.hold();
+        prepare();
+        // What other threads have put on a lane meanwhile goes back as well.
+        while !hold_locks() {
+            // SAFETY: taken just now.
+            unsafe { release_locks() };
+            endpoint::all().for_each(|endpoint| attach::go_back(endpoint, Reason::Fork));
+        }
+        endpoint::expect_child_of_new();
+    }
+    shield.stay_up();
+    errno::set(errno);
+}
+
+fn prepare() {
     if IN_USE.load(SeqCst) {
         for endpoint in endpoint::all() {
             attach::go_back(endpoint, Reason::Fork);
-            if !family::expect_child(endpoint) {
-                endpoint.bar(Reason::Shared);
-            }
+            endpoint.expect_child();
         }
         epoll::share();
         descriptors::share_unconnected();
     }
-    alloc::before_fork();
-    shield.stay_up();
-    errno::set(errno);
+}
+
+/// One fork at a time: each takes all locks.
+static FORKING: Lock<()> = Lock::new(());
+
+/// Then there is nobody in the middle of anything, and nothing is written that both processes would have to copy the page for.
+fn is_single_threaded() -> bool {
+    unsafe extern "C" {
+        /// See sys/single_threaded.h.
+        static __libc_single_threaded: c_char;
+    }
+    // SAFETY: a byte of glibc's, which other threads do not write.
+    unsafe { (&raw const __libc_single_threaded).read_volatile() != 0 }
+}
+
+/// Takes every lock of the shim, so that the child's copy of what they guard is whole. In the order in which threads take those
+/// that they hold at once: see *fork* in `docs/local-path.md`. Whether nothing is on a lane that is not closed.
+fn hold_locks() -> bool {
+    control::hold_lock();
+    links::hold_lock();
+    epoll::hold_locks();
+    let ready = endpoint::hold_locks();
+    process::hold_lock();
+    signal::hold_lock();
+    alloc::hold_lock();
+    ready
+}
+
+/// # Safety
+/// After [`hold_locks`], on the same thread, or in the child that it has made.
+unsafe fn release_locks() {
+    // SAFETY: the caller's promise.
+    unsafe {
+        alloc::release_lock();
+        signal::release_lock();
+        process::release_lock();
+        endpoint::release_locks();
+        epoll::release_locks();
+        links::release_lock();
+        control::release_lock();
+    }
+}
+
+/// In both processes.
+fn end() {
+    // By this thread: another would have kept it from being here.
+    if FORKING.is_held() {
+        // SAFETY: `before` has taken all of them on this thread.
+        unsafe {
+            release_locks();
+            FORKING.release();
+        }
+    }
+    endpoint::all().for_each(Endpoint::end_fork);
 }
 
 /// Whether `before` has prepared this thread's fork. Another thread may have turned the shim off since.
@@ -73,8 +142,7 @@ pub(crate) unsafe extern "C" fn after_in_parent() {
         return;
     }
     let _shield = Shield::take_over();
-    // SAFETY: `before` has run.
-    unsafe { alloc::after_fork() };
+    end();
 }
 
 pub(crate) unsafe extern "C" fn after_in_child() {
@@ -86,31 +154,24 @@ pub(crate) unsafe extern "C" fn after_in_child() {
         return;
     }
     let _shield = Shield::take_over();
-    // SAFETY: `before` has run, and a child of fork has one thread.
-    unsafe {
-        alloc::after_fork();
-        signal::after_fork_in_child();
-    }
+    end();
+    signal::after_fork_in_child();
     process::renew_id();
     if in_use {
-        // SAFETY: as above.
-        unsafe { begin_child() };
+        begin_child();
     }
 }
 
-/// # Safety
-/// In a child of fork, which has one thread.
-unsafe fn begin_child() {
+fn begin_child() {
     process::forget_page();
-    // SAFETY: the caller's promise.
+    // SAFETY: a child of fork has one thread.
     unsafe {
-        links::reset_locks();
         private::after_fork_in_child();
-        endpoint::reset_locks();
-        control::after_fork_in_child();
         overdue::after_fork_in_child();
-        epoll::after_fork_in_child();
     }
+    endpoint::after_fork_in_child();
+    control::after_fork_in_child();
+    epoll::after_fork_in_child();
     waiter::after_fork_in_child();
     for endpoint in endpoint::all() {
         endpoint.set_entry(None);
@@ -140,22 +201,23 @@ pub(crate) fn stray() {
     // SAFETY: a child of fork has one thread.
     unsafe {
         alloc::reset_lock();
-        signal::after_fork_in_child();
-        process::renew_id();
-        process::forget_page();
-        links::reset_locks();
-        private::after_fork_in_child();
+        signal::reset_lock();
+        process::reset_lock();
+        links::reset_lock();
         control::disown();
         endpoint::reset_locks();
         epoll::reset_locks();
+        FORKING.reset();
     }
+    signal::after_fork_in_child();
+    process::renew_id();
+    process::forget_page();
     for endpoint in endpoint::all() {
         // The row is the parent's.
         endpoint.set_entry(None);
         attach::go_back(endpoint, Reason::Fork);
         endpoint.bar(Reason::Shared);
     }
-    // SAFETY: as above.
-    unsafe { begin_child() };
+    begin_child();
     errno::set(errno);
 }

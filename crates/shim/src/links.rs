@@ -38,9 +38,21 @@ pub(crate) fn renumber(old: i32, new: i32) {
     PEERS.lock().iter().for_each(|peer| peer.renumber(old, new));
 }
 
+/// Takes the lock of the list of peers over a fork: see `crate::fork`.
+pub(crate) fn hold_lock() {
+    std::mem::forget(PEERS.lock());
+}
+
+/// # Safety
+/// After [`hold_lock`], on the same thread, or in the child that it has made.
+pub(crate) unsafe fn release_lock() {
+    // SAFETY: the caller's promise.
+    unsafe { PEERS.release() };
+}
+
 /// # Safety
 /// This must be the only thread of the process.
-pub(crate) unsafe fn reset_locks() {
+pub(crate) unsafe fn reset_lock() {
     // SAFETY: the caller's promise.
     unsafe { PEERS.reset() };
 }

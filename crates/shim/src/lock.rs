@@ -59,13 +59,27 @@ impl<T> Lock<T> {
         }
     }
 
+    /// Takes it for a time that no guard spans: until [`release`](Self::release).
+    pub(crate) fn hold(&self) {
+        std::mem::forget(self.lock());
+    }
+
+    /// The value, for whoever [holds](Self::hold) it.
+    ///
+    /// # Safety
+    /// This thread must hold it.
+    pub(crate) unsafe fn value(&self) -> &T {
+        // SAFETY: the caller's promise.
+        unsafe { &*self.value.get() }
+    }
+
     /// Whether anybody holds it.
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
         self.word.load(Relaxed) != FREE
     }
 
-    /// Frees the lock of a guard that was forgotten.
+    /// Frees a lock that is [held](Self::hold).
     ///
     /// # Safety
     /// This thread must hold it.
@@ -76,7 +90,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Frees a lock whose holder did not come along into a forked child.
+    /// Frees a lock whose holder did not come along into a child that nobody announced.
     ///
     /// # Safety
     /// This must be the only thread of the process.

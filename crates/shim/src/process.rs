@@ -153,10 +153,31 @@ pub(crate) fn renew_id() {
 pub(crate) fn forget_page() {
     // The parent's page stays mapped: endpoints of the parent's may be read while this is done.
     PAGE.store(std::ptr::null_mut(), Release);
-    // SAFETY: the child has one thread.
-    unsafe { ROWS.reset() };
     *ROWS.lock() = Rows::NONE;
     SEEN.store(0, Relaxed);
+}
+
+/// Nobody changes a row while the process is copied.
+pub(crate) fn hold_lock() {
+    ROWS.hold();
+}
+
+/// In both processes.
+///
+/// # Safety
+/// After [`hold_lock`], on the same thread.
+pub(crate) unsafe fn release_lock() {
+    // SAFETY: the caller's promise.
+    unsafe { ROWS.release() };
+}
+
+/// In a child that nobody announced.
+///
+/// # Safety
+/// This must be the only thread of the process.
+pub(crate) unsafe fn reset_lock() {
+    // SAFETY: the caller's promise.
+    unsafe { ROWS.reset() };
 }
 
 /// The page, once there is one.

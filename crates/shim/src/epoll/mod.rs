@@ -236,8 +236,12 @@ fn marker_of(epoll: &Epoll) -> u64 {
 
 fn all() -> impl Iterator<Item = &'static Epoll> {
     let made = FREE.lock().1 as usize;
+    some(0, made)
+}
+
+fn some(first: usize, end: usize) -> impl Iterator<Item = &'static Epoll> {
     // SAFETY: instances are never freed.
-    SLAB[..made].iter().filter_map(|epoll| unsafe { epoll.load(Acquire).as_ref() })
+    SLAB[first..end].iter().filter_map(|epoll| unsafe { epoll.load(Acquire).as_ref() })
 }
 
 /// A socket that has just connected may have been registered before. Says why one of the sets cannot have it on a lane.
@@ -391,7 +395,39 @@ fn sets_of(endpoint: &Endpoint) -> Vec<&'static Epoll> {
     endpoint.epolls.lock().iter().filter_map(|name| name.resolve()).collect()
 }
 
-/// Frees the locks of every instance in a forked child.
+/// Takes the locks of every instance, and what there is one of, while the process is copied: before those of endpoints.
+pub(crate) fn hold_locks() {
+    shared::TAKING_IN.hold();
+    let mut held = 0;
+    loop {
+        // As in `endpoint::hold_locks`.
+        FREE.hold();
+        // SAFETY: taken above.
+        let made = unsafe { FREE.value().1 } as usize;
+        if made == held {
+            return;
+        }
+        // SAFETY: taken above.
+        unsafe { FREE.release() };
+        some(held, made).for_each(|epoll| epoll.inner.hold());
+        held = made;
+    }
+}
+
+/// In both processes.
+///
+/// # Safety
+/// After [`hold_locks`], on the same thread.
+pub(crate) unsafe fn release_locks() {
+    // SAFETY: the caller's promise.
+    unsafe {
+        some(0, FREE.value().1 as usize).for_each(|epoll| epoll.inner.release());
+        FREE.release();
+        shared::TAKING_IN.release();
+    }
+}
+
+/// Frees the locks of every instance in a child that nobody announced.
 ///
 /// # Safety
 /// This must be the only thread of the process.
@@ -408,12 +444,7 @@ pub(crate) unsafe fn reset_locks() {
 }
 
 /// A forked child shares its parent's instances, but has no lanes.
-///
-/// # Safety
-/// This must be the only thread of the process.
-pub(crate) unsafe fn after_fork_in_child() {
-    // SAFETY: the caller's promise.
-    unsafe { reset_locks() };
+pub(crate) fn after_fork_in_child() {
     for epoll in shared::in_use() {
         let mut inner = epoll.inner.lock();
         inner.begin_sharing(epoll);

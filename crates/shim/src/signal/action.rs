@@ -209,14 +209,32 @@ fn show_own(action: &mut libc::sigaction, own: &Action) {
 }
 
 /// Another thread of the parent's may have held the table.
+#[inline]
+pub(crate) fn after_fork_in_child() {
+    super::deliver::forget(crate::thread::this());
+}
+
+/// Nobody changes an action while the process is copied.
+pub(crate) fn hold_lock() {
+    ACTIONS.hold();
+}
+
+/// In both processes.
+///
+/// # Safety
+/// After [`hold_lock`], on the same thread.
+pub(crate) unsafe fn release_lock() {
+    // SAFETY: the caller's promise.
+    unsafe { ACTIONS.release() };
+}
+
+/// In a child that nobody announced.
 ///
 /// # Safety
 /// This must be the only thread of the process.
-#[inline]
-pub(crate) unsafe fn after_fork_in_child() {
+pub(crate) unsafe fn reset_lock() {
     // SAFETY: the caller's promise.
     unsafe { ACTIONS.reset() };
-    super::deliver::forget(crate::thread::this());
 }
 
 /// Handlers do, but not those of faults, nor those that a child of vfork installs in our memory for itself.

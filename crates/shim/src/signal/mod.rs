@@ -13,7 +13,8 @@ mod journal;
 mod shield;
 
 pub(crate) use action::{
-    after_fork_in_child, give_back, kernel_sigaction, sigaction, unseen_handlers_restart,
+    after_fork_in_child, give_back, hold_lock, kernel_sigaction, release_lock, reset_lock, sigaction,
+    unseen_handlers_restart,
 };
 pub(crate) use cancel::{cancel, point, set_type, without};
 pub(crate) use deliver::{Deferred, Ran, ring_bell_on_signal, take_ran};
