@@ -16,9 +16,11 @@ pub struct Reviewed {
     pub lookups: &'static [&'static str],
     /// A function that calls what the program has given it, by a part of its name.
     pub programs: &'static [&'static str],
+    /// Parts of the names of what is called by a pointer that something begins with.
+    pub first: &'static [&'static str],
     /// Parts of the names of a function that calls by pointer, and of all that it may call so.
     pub pointers: &'static [(&'static str, &'static [&'static str])],
-    /// Parts of the names of a caller and of a callee that it never calls where the shim runs.
+    /// A part of the name of a caller, and one of a callee that it never calls where the shim runs: its whole name, if that has no path.
     pub never: &'static [(&'static str, &'static str)],
     /// Caller and callee of a call that closes a circle, which goes round at most twice.
     pub circles: &'static [(&'static str, &'static str)],
@@ -131,6 +133,11 @@ impl<'l> Graph<'l> {
         self.library.pointed_to().filter(within).map(|(_, function)| function).filter(ours).collect()
     }
 
+    fn named(&self, parts: &[&str]) -> BTreeSet<u64> {
+        let is = |name: &str| parts.iter().any(|part| name.contains(part));
+        self.library.functions.iter().filter(|(_, one)| is(&one.name)).map(|(address, _)| *address).collect()
+    }
+
     /// The functions of the library that a call may reach.
     fn resolve(&mut self, caller: u64, at: u64, callees: &BTreeSet<Value>) -> BTreeSet<u64> {
         let name = self.library.name(caller);
@@ -148,6 +155,7 @@ impl<'l> Graph<'l> {
                 Value::Result(of) if self.reviewed.lookups.iter().any(|one| of.ends_with(one)) => {}
                 // A hook that jumps to what it is told of, see `hooks::trampoline`.
                 Value::Result(of) if of.starts_with("shunt::hooks::") && of.contains("::before_") => {}
+                Value::Field(0) => reached.extend(self.named(self.reviewed.first)),
                 _ => {
                     if self.reviewed.programs.iter().any(|one| name.contains(*one)) {
                         continue;
@@ -155,14 +163,7 @@ impl<'l> Graph<'l> {
                     if let Some((_, targets)) =
                         self.reviewed.pointers.iter().find(|(one, _)| name.contains(one))
                     {
-                        for target in *targets {
-                            let named = self
-                                .library
-                                .functions
-                                .iter()
-                                .filter(|(_, other)| other.name.contains(target));
-                            reached.extend(named.map(|(address, _)| *address));
-                        }
+                        reached.extend(self.named(targets));
                     } else {
                         self.puzzles.insert(format!("{at:#x}: who is called, {callee:?}, in {name}"));
                     }
@@ -175,7 +176,8 @@ impl<'l> Graph<'l> {
         reached.retain(|address| !ends(address));
         reached.retain(|address| {
             let callee = self.library.name(*address);
-            !self.reviewed.never.iter().any(|(from, to)| name.contains(from) && callee.contains(to))
+            let is = |to: &str| callee == to || to.contains("::") && callee.contains(to);
+            !self.reviewed.never.iter().any(|(from, to)| name.contains(from) && is(to))
         });
         reached
     }

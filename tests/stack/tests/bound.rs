@@ -31,6 +31,9 @@ const REVIEWED: Reviewed = Reviewed {
     lookups: &["dlsym", "hooks::raw::route", "real::found", "real::resolve", "unwind::find"],
     // The program's own handlers of signals.
     programs: &["signal::deliver::run"],
+    // Whether the program's memory can be touched: a `Reach` of shunt_ring. Or the kernel's clock, by a pointer that rustix keeps,
+    // or the destructor of what is in an error, and none of ours has anything in it.
+    first: &["hooks::memory::is_readable", "hooks::memory::is_writable", "hooks::io::source"],
     pointers: &[
         // What is written here goes into an array or a string: names of files in /proc, of numbers and text.
         (
@@ -38,18 +41,6 @@ const REVIEWED: Reviewed = Reviewed {
             &[WRITES, "core::fmt::num::", "<str as core::fmt::Display>", "<&T as core::fmt::Display>"],
         ),
         ("core::fmt::Formatter", &[WRITES]),
-        // Whether the program's memory can be touched: a `Reach` of shunt_ring.
-        ("shunt_ring::lane::", REACH),
-        ("shunt::ops::look::look", REACH),
-        ("shunt::ops::send::send", REACH),
-        ("core::ops::function::FnOnce::call_once", REACH),
-        // The kernel's clock, by a pointer that rustix keeps.
-        ("shunt::waiter::", &[]),
-        ("shunt::control::Control::send", &[]),
-        ("shunt::lost::provoke_reset", &[]),
-        // None of our errors has a box in it.
-        ("drop_in_place<std::io::error::Error>", &[]),
-        ("drop_in_place::<std::io::error::Error>", &[]),
         ("std::sys::sync::once::futex::Once", &["Once::call_once_force"]),
     ],
     never: &[
@@ -60,6 +51,9 @@ const REVIEWED: Reviewed = Reviewed {
         // Only the first look-up of a hook finds the table wiped: it is counted apart.
         ("", "table::missing"),
         // Descriptors of the shim's own that are dropped are in no table, so that close only looks.
+        ("shunt", "close"),
+        ("rustix", "close"),
+        ("drop_in_place", "close"),
         ("shunt_sys::", "ops::descriptors::close"),
         ("RecvAncillaryBuffer", "ops::descriptors::close"),
         ("epoll::listing::of", "ops::descriptors::close"),
@@ -68,6 +62,8 @@ const REVIEWED: Reviewed = Reviewed {
         ("signal::deliver::run", "drop_in_place<shunt::signal::shield::Shield>"),
         ("signal::deliver::run", "shunt::signal::shield::"),
         ("signal::deliver::run", "signal::deliver::release"),
+        ("signal::action::begin", "signal::deliver::release"),
+        ("signal::action::begin", "drop_in_place<shunt::signal::shield::Shield>"),
     ],
     circles: &[
         // What a lane is closed for is judged, and closing it asks the lane once more.
@@ -78,7 +74,6 @@ const REVIEWED: Reviewed = Reviewed {
 };
 
 const WRITES: &str = "Adapter<T> as core::fmt::Write>::write_";
-const REACH: &[&str] = &["hooks::memory::is_readable", "hooks::memory::is_writable", "hooks::io::source"];
 
 fn library() -> PathBuf {
     match std::env::var_os("SHUNT_BIN") {
