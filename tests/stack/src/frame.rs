@@ -68,7 +68,7 @@ struct State {
 }
 
 /// Beyond this something has been misunderstood.
-const ABSURD: i64 = 1 << 24;
+const ABSURD: i64 = 1 << 20;
 
 /// Analyses the function that begins at `start`.
 pub fn of(library: &Library, start: u64) -> Frame {
@@ -208,6 +208,21 @@ impl Walk<'_> {
             && target == Register::R11
         {
             state.probe = Some((target, state.depth - one.memory_displacement64() as i64));
+        }
+        // The same in two steps.
+        if to_register
+            && one.mnemonic() == Mnemonic::Mov
+            && one.op1_register() == Register::RSP
+            && target == Register::R11
+        {
+            state.probe = Some((target, state.depth));
+        }
+        if to_register
+            && one.mnemonic() == Mnemonic::Sub
+            && target == Register::R11
+            && one.op1_kind() != OpKind::Register
+        {
+            state.probe = state.probe.map(|(register, depth)| (register, depth + one.immediate(1) as i64));
         }
         if one.mnemonic() == Mnemonic::Leave {
             let Some(base) = state.base else { return false };
