@@ -752,13 +752,14 @@ fn may_be_local(local: &SocketAddr, remote: &SocketAddr) -> bool {
     remote.ip() == local.ip() || remote.ip().is_loopback()
 }
 
+/// The file that the process was started from, by its last component. Not what the thread is called: that is whichever
+/// speaks first, and some programs rename the main one too.
 fn program_name() -> [u8; 32] {
+    let path = process::started_from().to_bytes();
+    let bytes = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let mut name = [0; 32];
-    if let Ok(comm) = rustix::thread::name() {
-        let bytes = comm.to_bytes();
-        let len = bytes.len().min(name.len());
-        name[..len].copy_from_slice(&bytes[..len]);
-    }
+    let len = bytes.len().min(name.len());
+    name[..len].copy_from_slice(&bytes[..len]);
     name
 }
 

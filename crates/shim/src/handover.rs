@@ -135,12 +135,7 @@ fn read(place: RawFd, bytes: &mut Vec<u8>) -> Option<Handover<'_>> {
 
 /// Whether this is the program that was meant, and none that a program without the shim has started.
 fn is_for_us(letter: &Handover<'_>) -> bool {
-    // SAFETY: the kernel's own string, or null.
-    let path = unsafe {
-        let path = libc::getauxval(libc::AT_EXECFN) as *const c_char;
-        if path.is_null() { c"" } else { CStr::from_ptr(path) }
-    };
-    letter.pid == process::pid() as u32 && letter.path == path.to_bytes()
+    letter.pid == process::pid() as u32 && letter.path == process::started_from().to_bytes()
 }
 
 fn accept(letter: &Handover<'_>) {

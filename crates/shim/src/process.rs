@@ -120,6 +120,15 @@ fn broker_paths_now() -> Vec<CString> {
     per_user.into_iter().chain([c"/run/shunt/broker.sock".to_owned()]).collect()
 }
 
+/// The path that the process was started by, as execve was given it.
+pub(crate) fn started_from() -> &'static CStr {
+    // SAFETY: the kernel's own string, or null.
+    unsafe {
+        let path = libc::getauxval(libc::AT_EXECFN) as *const libc::c_char;
+        if path.is_null() { c"" } else { CStr::from_ptr(path) }
+    }
+}
+
 fn variable(name: &CStr) -> Option<&'static CStr> {
     // SAFETY: a look-up in the environment; values are copied or compared at once, before the program could
     // change them.
