@@ -140,7 +140,7 @@ impl View<'_> {
         let mut report = ProcessReport {
             pid: process.pid,
             uid: process.uid,
-            program: process.name.clone(),
+            program: self.name(process, broker.as_deref()),
             under_shunt: process.has_shim,
             causes: self.causes(process, broker.as_deref()),
             broker,
@@ -178,6 +178,17 @@ impl View<'_> {
         self.brokers.get(broker)?.as_ref().ok()
     }
 
+    /// What its broker knows of the process.
+    fn known(&self, process: &Process, broker: &Path) -> Option<&shunt_abi::status::Process> {
+        self.snapshot(broker)?.processes.iter().find(|one| one.pid == process.pid)
+    }
+
+    /// The name of its program as the shim has told it: what /proc has is the name of the main thread.
+    fn name(&self, process: &Process, broker: Option<&Path>) -> String {
+        let told = broker.and_then(|path| self.known(process, path)).map(|one| &one.program);
+        told.filter(|name| !name.is_empty()).unwrap_or(&process.name).clone()
+    }
+
     /// What keeps all connections of the process on TCP.
     fn causes(&self, process: &Process, broker: Option<&Path>) -> Vec<Cause> {
         if let Some(obstacle) = &process.obstacle {
@@ -191,7 +202,7 @@ impl View<'_> {
             causes.push(Reason::IoUring.into());
         }
         let snapshot = broker.and_then(|path| self.snapshot(path));
-        let known = snapshot.and_then(|all| all.processes.iter().find(|one| one.pid == process.pid));
+        let known = broker.and_then(|path| self.known(process, path));
         let is_known = known.is_some();
         if known.is_some_and(|one| one.bypasses.contains_key(Reason::Sandboxed.label())) {
             causes.push(Reason::Sandboxed.into());
@@ -263,7 +274,8 @@ impl View<'_> {
             let process = Process::look(pid).ok()?;
             let broker = if process.has_shim { self.broker_of(&process) } else { None };
             let causes = self.causes(&process, broker.as_deref());
-            let peer = Peer { pid, program: process.name.clone(), under_shunt: process.has_shim };
+            let program = self.name(&process, broker.as_deref());
+            let peer = Peer { pid, program, under_shunt: process.has_shim };
             Some((peer, causes))
         };
         pids.into_iter().filter_map(describe).collect()

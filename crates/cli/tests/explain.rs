@@ -287,11 +287,12 @@ fn a_program_and_the_processes_that_run_it() {
 
 /// A server that answers each byte, and a client that asks until its standard input ends.
 const PING: &str = r#"
-import os, socket, sys, threading
+import ctypes, os, socket, sys, threading
 def serve(connection):
     while data := connection.recv(1):
         connection.sendall(data)
 if sys.argv[1] == "server":
+    ctypes.CDLL(None).prctl(15, b"main-thread", 0, 0, 0)
     listener = socket.create_server(("127.0.0.1", 0))
     os.write(1, b"up")
     open(sys.argv[2], "w").write(str(listener.getsockname()[1]))
@@ -328,6 +329,8 @@ fn a_connection_with_both_its_ends() {
     let connection = &report["processes"][0]["connections"][0];
     assert_eq!((&connection["sends"], &connection["receives"]), (&"shm".into(), &"shm".into()), "{report:#}");
     assert_eq!(connection["peers"][0]["pid"], server.pid());
+    // Its thread goes by another name.
+    assert_eq!(connection["peers"][0]["program"], "python3");
     assert_eq!(connection["causes"], Value::Array(Vec::new()));
     let local = connection["local"].as_str().unwrap();
     // By address, both ends are told of.

@@ -130,9 +130,24 @@ impl ProcessReport {
         if self.connections.is_empty() {
             let _ = writeln!(text, "  It has no TCP connection.");
         }
-        for connection in &self.connections {
-            connection.add(text);
+        for group in self.groups() {
+            for connection in &group {
+                connection.add(text);
+            }
+            add_causes(text, "    ", &group[0].causes);
         }
+    }
+
+    /// The connections with the same causes together, in the order of the first of each: a reason is read once.
+    fn groups(&self) -> Vec<Vec<&ConnectionReport>> {
+        let mut groups: Vec<Vec<&ConnectionReport>> = Vec::new();
+        for connection in &self.connections {
+            match groups.iter_mut().find(|group| group[0].causes == connection.causes) {
+                Some(group) => group.push(connection),
+                None => groups.push(vec![connection]),
+            }
+        }
+        groups
     }
 }
 
@@ -148,7 +163,6 @@ impl ConnectionReport {
         let with = if peers.is_empty() { String::new() } else { format!(" with {peers}") };
         let state = if self.state == "established" { String::new() } else { format!(", {}", self.state) };
         let _ = writeln!(text, "  {} to {}{with}: {roads}{state}", self.local, self.remote);
-        add_causes(text, "    ", &self.causes);
     }
 }
 
@@ -239,5 +253,38 @@ mod tests {
                  static: The other end is curl (pid 9). It is statically linked.\n      \
                    Use a build that is dynamically linked with glibc.\n"
         );
+    }
+
+    #[test]
+    fn connections_with_the_same_causes_have_them_told_once() {
+        let connection = |port: u16, reason: Reason| ConnectionReport {
+            fd: None,
+            local: "127.0.0.1:80".parse().unwrap(),
+            remote: ([127, 0, 0, 1], port).into(),
+            state: "established",
+            peers: Vec::new(),
+            sends: Road::Tcp,
+            receives: Road::Tcp,
+            causes: vec![reason.into()],
+        };
+        let connections = vec![
+            connection(1, Reason::PeerNotOffered),
+            connection(2, Reason::Fork),
+            connection(3, Reason::PeerNotOffered),
+        ];
+        let process = ProcessReport {
+            pid: 7,
+            uid: 0,
+            program: "server".into(),
+            under_shunt: true,
+            broker: None,
+            causes: Vec::new(),
+            connections,
+        };
+        let text = Report { file: None, processes: vec![process] }.text();
+        let told = |word: &str| text.lines().position(|line| line.trim_start().starts_with(word)).unwrap();
+        assert_eq!(text.matches("peer_not_offered:").count(), 1, "{text}");
+        assert!(told("127.0.0.1:80 to 127.0.0.1:3") < told("peer_not_offered:"), "{text}");
+        assert!(told("peer_not_offered:") < told("127.0.0.1:80 to 127.0.0.1:2"), "{text}");
     }
 }
