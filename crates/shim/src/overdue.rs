@@ -15,8 +15,11 @@ use crate::links::Attachment;
 use crate::lock::Lock;
 use crate::{attach, process};
 
-/// Between two looks. What is found unread and untouched by two of them is overdue, if nobody is named to be woken for it.
+/// Between two looks. What is unread and untouched for this long after the first that finds it is overdue, if its receiver has
+/// never been seen to wait for the connection.
 const LOOK_NANOS: u64 = 20_000_000;
+/// One that has been may have to wait for a processor that others want.
+const SEEN_NANOS: u64 = 200_000_000;
 /// An epoll instance is known to look sooner or later, but may be busy: so long with something else, and others had better be
 /// told by TCP too.
 const BUSY_NANOS: u64 = 1_000_000_000;
@@ -95,7 +98,7 @@ fn look() {
 
 fn find(endpoint: &Endpoint, now: u64) -> Found {
     let mut side = endpoint.tx.lock();
-    let TxSide { tx, at: Some(at), unread_since, .. } = &mut *side else { return Found::Nothing };
+    let TxSide { tx, at: Some(at), unread_since, has_woken, .. } = &mut *side else { return Found::Nothing };
     let unread = if tx.on_lane() { tx.unread(at.outgoing().0) } else { 0 };
     if unread == 0 {
         *unread_since = None;
@@ -105,7 +108,7 @@ fn find(endpoint: &Endpoint, now: u64) -> Found {
     let read = tx.lane_total() - unread;
     match *unread_since {
         Some((since, then)) if then == read => {
-            let is_overdue = now - since >= allowed(at);
+            let is_overdue = now - since >= allowed(at, has_woken.get());
             if is_overdue { Found::Overdue } else { Found::Early }
         }
         _ => {
@@ -115,8 +118,12 @@ fn find(endpoint: &Endpoint, now: u64) -> Found {
     }
 }
 
-fn allowed(at: &Attachment) -> u64 {
-    if at.outgoing().0.has_lasting_rx_waiter() { BUSY_NANOS } else { LOOK_NANOS }
+fn allowed(at: &Attachment, has_woken: bool) -> u64 {
+    match at.outgoing().0.has_lasting_rx_waiter() {
+        true => BUSY_NANOS,
+        false if has_woken => SEEN_NANOS,
+        false => LOOK_NANOS,
+    }
 }
 
 fn place(endpoint: &Endpoint) -> (&'static AtomicU64, u64) {

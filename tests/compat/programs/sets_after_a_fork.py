@@ -54,7 +54,7 @@ def main():
     client, server = connect(listener)
     watched.register(server, select.EPOLLIN)
     got = 0
-    for turn in range(400):
+    for turn in range(2000):
         client.sendall(b"x" * 1000)
         for fd, _ in watched.poll(5):
             got += len(os.read(fd, 1000))

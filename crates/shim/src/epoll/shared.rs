@@ -24,6 +24,8 @@ use crate::{attach, children, errno, kernel, process, real};
 
 /// How much longer than a look for the holders of a set the pause after it is.
 const PAUSES: u64 = 64;
+/// Somebody else may have had the processor meanwhile.
+const LONGEST_PAUSE_NANOS: u64 = 20_000_000;
 
 /// What an event leaves of a registration for one event.
 pub(super) const PRIVATE: u32 = EDGE | ONE_SHOT | EXCLUSIVE | libc::EPOLLWAKEUP as u32;
@@ -250,7 +252,7 @@ impl Inner {
         }
         if family::is_shared(epoll) || !self.learn(epoll) {
             let end = process::now();
-            self.ask_holders_at = end + (end - begin) * PAUSES;
+            self.ask_holders_at = end + ((end - begin) * PAUSES).min(LONGEST_PAUSE_NANOS);
             return false;
         }
         self.shared = false;
