@@ -72,7 +72,7 @@ struct Closed {
     told: Option<News>,
 }
 
-/// What a socket has to say: how many bytes there are, whichever road they have come or go back by, and how else it is.
+/// What a socket has to say: how many bytes have come by TCP or lie in the lane, and how else it is.
 type News = (usize, c_short);
 
 impl Closed {
@@ -91,7 +91,8 @@ impl Closed {
         kernel::poll_now(&mut polled);
         let found = polled[0].revents != 0 || lane.is_some_and(|lane| finds(lane, events));
         let in_lane = lane.map_or(0, |lane| incoming::unread(lane.endpoint));
-        let on_tcp = || rustix::io::ioctl_fionread(borrow(self.fd)).unwrap_or(0) as usize;
+        // What lies behind urgent data is not counted among the unread.
+        let on_tcp = || shunt_sys::tcp::received(borrow(self.fd)).unwrap_or(0) as usize;
         found.then(|| (in_lane + on_tcp(), polled[0].revents & !IN))
     }
 }
