@@ -1,0 +1,1 @@
+"""What tests/breadth/run is made of: trees, packages' own tests, and the table."""

@@ -1,0 +1,284 @@
+"""What runs in a tree, as the first process of its namespaces: sets the base up, installs a package, or runs one test of
+one. Reads /breadth-spec.json and writes /breadth-answer.json. Needs Python alone.
+"""
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+USER = "tester"
+SOURCE = Path("/home") / USER / "source"
+RESULTS = Path("/breadth-results")
+# The services of the base, which no package's tests are about.
+SERVICES = Path("/breadth-services")
+NO_SERVICES = Path("/usr/sbin/policy-rc.d")
+PRELOAD = Path("/etc/ld.so.preload")
+LIBRARY = "/usr/local/lib/shunt/libshunt.so"
+SHUNT = "/usr/local/bin/shunt"
+
+# What autopkgtest knows and this does too; a test with any other restriction is left out, as there.
+MET = {
+    "allow-stderr", "breaks-testbed", "flaky", "hint-testsuite-triggers", "isolation-container", "needs-recommends", "needs-root",
+    "rw-build-tree", "skip-foreign-architecture", "skip-not-installable", "skippable", "superficial",
+}
+
+
+def call(*command, **more):
+    return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
+
+
+def must(*command, **more):
+    done = call(*command, **more)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))[:200]}: {done.stdout[-1500:]}")
+    return done.stdout
+
+
+def base(_):
+    must("apt-get", "update", "-qq")
+    must("adduser", "--disabled-password", "--gecos", "", USER)
+    Path("/usr/share/man/man1").mkdir(parents=True, exist_ok=True)
+    SERVICES.write_text(" ".join(script.name for script in Path("/etc/init.d").iterdir()))
+    return {}
+
+
+def stanzas(text):
+    """The paragraphs of a control file, each a dictionary with keys in small letters."""
+    paragraph, key = {}, None
+    for line in text.splitlines() + [""]:
+        if line.startswith("#"):
+            continue
+        if not line.strip():
+            if paragraph:
+                yield paragraph
+            paragraph, key = {}, None
+        elif line[0].isspace() and key:
+            paragraph[key] += " " + line.strip()
+        elif ":" in line:
+            key, value = line.split(":", 1)
+            key = key.strip().lower()
+            paragraph[key] = value.strip()
+
+
+def words(text):
+    return text.replace(",", " ").split()
+
+
+def tests_of(control):
+    """The tests that debian/tests/control names, in its order."""
+    found = []
+    for stanza in stanzas(control):
+        common = {
+            "restrictions": words(stanza.get("restrictions", "")),
+            "depends": stanza.get("depends", "@"),
+            "directory": stanza.get("tests-directory", "debian/tests"),
+        }
+        for feature in words(stanza.get("features", "")):
+            if feature.startswith("test-name="):
+                common["name"] = feature.removeprefix("test-name=")
+        if "test-command" in stanza:
+            found.append({"name": f"command{len(found) + 1}", **common, "command": stanza["test-command"]})
+        for name in words(stanza.get("tests", "")):
+            found.append({**common, "name": name, "command": None})
+    for test in found:
+        unmet = sorted(set(test["restrictions"]) - MET)
+        test["left_out"] = f"needs {', '.join(unmet)}" if unmet else None
+    return found
+
+
+def own_packages(control):
+    """The binary packages that a source package makes for this architecture."""
+    for stanza in list(stanzas(control))[1:]:
+        kinds = stanza.get("architecture", "any").split()
+        if stanza.get("package-type") != "udeb" and set(kinds) & {"any", "all", "amd64", "linux-any", "any-amd64"}:
+            yield stanza["package"]
+
+
+def known(package):
+    return call("apt-cache", "show", package).returncode == 0
+
+
+def install(spec):
+    name = spec["package"]
+    NO_SERVICES.write_text("#!/bin/sh\nexit 101\n")
+    NO_SERVICES.chmod(0o755)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "HOME": "/root"}
+    place = Path("/home") / USER
+    must("apt-get", "source", "-qq", "--only-source", name, cwd=place, env=environment)
+    source = next(path for path in place.iterdir() if path.is_dir() and (path / "debian/control").exists())
+    source.rename(SOURCE)
+    control = (SOURCE / "debian/control").read_text(errors="replace")
+    listed = SOURCE / "debian/tests/control"
+    text = listed.read_text(errors="replace") if listed.exists() else ""
+    if "autopkgtest-pkg-" in next(stanzas(control)).get("testsuite", ""):
+        text = must("autodep8", cwd=SOURCE)
+    tests = tests_of(text)
+    own = [package for package in own_packages(control) if known(package)]
+    version = must("dpkg-parsechangelog", "-S", "Version", cwd=SOURCE).strip()
+    wanted = []
+    for test in tests:
+        if test["left_out"]:
+            continue
+        for clause in test["depends"].split(","):
+            clause = clause.strip()
+            if clause == "@":
+                wanted += own
+            elif clause == "@builddeps@":
+                must("apt-get", "build-dep", "-y", "-qq", "--no-install-recommends", "./", cwd=SOURCE, env=environment)
+            elif clause and not clause.startswith("@"):
+                wanted.append(clause)
+    recommends = any("needs-recommends" in test["restrictions"] or "@recommends@" in test["depends"] for test in tests)
+    wanted = list(dict.fromkeys(wanted))
+    if wanted:
+        flag = "--install-recommends" if recommends else "--no-install-recommends"
+        must("apt-get", "satisfy", "-y", "-qq", flag, ", ".join(wanted), cwd="/", env=environment)
+    must("apt-get", "clean")
+    must("chown", "-R", f"{USER}:{USER}", SOURCE)
+    NO_SERVICES.unlink()
+    return {"version": version, "tests": tests}
+
+
+def begin_shunt():
+    """A system broker, and the shim in every program that starts from here on."""
+    Path(LIBRARY).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy("/breadth/release/libshunt.so", LIBRARY)
+    shutil.copy("/breadth/release/shunt", SHUNT)
+    must(SHUNT, "daemon", "--system", "--detach", "--log-file", "/var/log/shunt.log")
+    PRELOAD.write_text(LIBRARY + "\n")
+
+
+def services():
+    """Starts what the installed packages would have started by themselves on a machine."""
+    there = set(SERVICES.read_text().split())
+    for script in sorted(Path("/etc/init.d").iterdir()):
+        if script.name in there or not os.access(script, os.X_OK):
+            continue
+        try:
+            with open(RESULTS / "services", "a") as log:
+                subprocess.run([script, "start"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=60)
+        except subprocess.TimeoutExpired:
+            pass
+
+
+def counts():
+    """What TCP and the broker have counted since the tree began."""
+    lines = [line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Tcp:")]
+    tcp = dict(zip(lines[0], lines[1]))
+    found = {"accepted": int(tcp["PassiveOpens"])}
+    if PRELOAD.exists():
+        status = json.loads(subprocess.run([SHUNT, "status", "--json"], stdout=subprocess.PIPE, text=True).stdout or "{}")
+        found["pairs"] = status.get("pairs_made", 0)
+        found["refused"] = status.get("offers_refused", {})
+        found["bad_messages"] = status.get("bad_messages", {})
+    return found
+
+
+def is_core(path):
+    try:
+        with open(path, "rb") as file:
+            head = file.read(18)
+    except OSError:
+        return False
+    return head[:4] == b"\x7fELF" and head[16:18] == b"\x04\x00"
+
+
+def cores():
+    """Programs that died and left a core, by the file that the kernel wrote."""
+    found = []
+    for top in ("/home", "/tmp", "/var", "/root", "/etc", "/run"):
+        for directory, _, files in os.walk(top):
+            found += [path for path in (os.path.join(directory, file) for file in files if file.startswith("core")) if is_core(path)]
+    found += [path for path in ("/core",) if os.path.exists(path)]
+    return found
+
+
+def test(spec):
+    RESULTS.mkdir(exist_ok=True)
+    must("ip", "link", "set", "lo", "up")
+    must("hostname", "breadth")
+    Path("/etc/hosts").write_text("127.0.0.1 localhost breadth\n::1 localhost ip6-localhost ip6-loopback\n")
+    Path("/etc/resolv.conf").write_text("nameserver 127.0.0.1\n")
+    if spec["shunt"]:
+        begin_shunt()
+    services()
+    before = counts()
+    is_root = "needs-root" in spec["restrictions"]
+    user = pwd.getpwnam("root" if is_root else USER)
+    scratch = Path("/tmp/autopkgtest")
+    artifacts = scratch / "artifacts"
+    for directory in (scratch, scratch / "tmp", artifacts):
+        directory.mkdir()
+        os.chown(directory, user.pw_uid, user.pw_gid)
+        directory.chmod(0o755)
+    if is_root:
+        call("chown", "-R", "root:root", SOURCE)
+    environment = {
+        "PATH": os.environ["PATH"], "HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": "/bin/bash",
+        "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", "AUTOPKGTEST_TMP": str(scratch / "tmp"),
+        "ADTTMP": str(scratch / "tmp"), "AUTOPKGTEST_ARTIFACTS": str(artifacts), "ADT_ARTIFACTS": str(artifacts),
+        "AUTOPKGTEST_NORMAL_USER": USER, "ADT_NORMAL_USER": USER, "TERM": "dumb",
+        **(dict(pair.split("=", 1) for pair in spec["env"]) if spec["shunt"] else {}),
+    }
+    if spec["command"] is None:
+        script = SOURCE / spec["directory"] / spec["name"]
+        script.chmod(0o755)
+        command = [str(script)]
+    else:
+        command = ["bash", "-ec", spec["command"]]
+    identity = ["setpriv", "--reuid", user.pw_name, "--regid", str(user.pw_gid), "--init-groups"]
+    start = time.monotonic()
+    with open(RESULTS / "stdout", "wb") as out, open(RESULTS / "stderr", "wb") as err:
+        process = subprocess.Popen(
+            ["bash", "-c", 'ulimit -c unlimited; exec "$@"', "limit", *identity, *command],
+            cwd=SOURCE, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+        )
+        try:
+            code = process.wait(spec["timeout"])
+        except subprocess.TimeoutExpired:
+            code = "time"
+    seconds = time.monotonic() - start
+    stderr = (RESULTS / "stderr").read_text(errors="replace")
+    restrictions = spec["restrictions"]
+    if code == 77 and "skippable" in restrictions:
+        status = "skip"
+    elif code == 0 and ("allow-stderr" in restrictions or not stderr.strip()):
+        status = "pass"
+    else:
+        status = "time" if code == "time" else "fail"
+    after = counts()
+    after["accepted"] -= before["accepted"]
+    dead = cores()
+    for number, path in enumerate(dead[:2]):
+        if os.path.getsize(path) < 1 << 28:
+            shutil.copy(path, RESULTS / f"core-{number}")
+    if Path("/var/log/shunt.log").exists():
+        shutil.copy("/var/log/shunt.log", RESULTS / "broker.log")
+    return {"status": status, "code": code, "seconds": round(seconds, 1), "cores": dead, **after}
+
+
+def main():
+    spec = json.loads(Path("/breadth-spec.json").read_text())
+    try:
+        answer = {"failed": None, **{"base": base, "install": install, "test": test}[spec["what"]](spec)}
+    except Exception as error:  # Whatever it is, the outside is told.
+        answer = {"failed": f"{type(error).__name__}: {error}"}
+    Path("/breadth-answer.json").write_text(json.dumps(answer))
+
+
+if os.fork() == 0:
+    main()
+    sys.exit()
+# The first process takes orphans in until the one above has ended; then all the others end with it.
+child = -1
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+while not Path("/breadth-answer.json").exists():
+    try:
+        os.wait()
+    except ChildProcessError:
+        break

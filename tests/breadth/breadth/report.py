@@ -1,0 +1,86 @@
+"""The table of docs/breadth.md, and what counts as a difference."""
+
+HEAD = """# Breadth
+
+The tests that Debian's packages carry themselves, each run natively and with shunt for the whole system
+(`/etc/ld.so.preload` and a system broker), by `sudo tests/breadth/run`, which writes this page. How it is done and how to
+read it: [tests/breadth](../tests/breadth/README.md).
+
+"""
+
+
+def ran(found):
+    return [test for test in found["tests"] if not test["left_out"]]
+
+
+def passed(found, side):
+    return [test for test in ran(found) if test.get(side, {}).get("status") == "pass"]
+
+
+def differs(test):
+    """Whether a test that passes natively does not under shunt, or leaves a core there and natively none."""
+    native, shunt = test.get("native"), test.get("shunt")
+    if not native or not shunt:
+        return False
+    return shunt["status"] != "pass" or len(shunt.get("cores", [])) > len(native.get("cores", []))
+
+
+def total(found, key):
+    return sum(test["shunt"].get(key, 0) for test in ran(found) if "shunt" in test)
+
+
+def row(found):
+    name = f"{found['package']} {found['version'] or ''}".strip()
+    if found["failed"]:
+        return f"| {name} | cannot be installed | | | | | |"
+    tests = ran(found)
+    native = len(passed(found, "native"))
+    left = len(found["tests"]) - len(tests)
+    fails = [test["name"] for test in tests if test["native"]["status"] in ("fail", "time")]
+    skips = sum(test["native"]["status"] == "skip" for test in tests)
+    notes = []
+    if fails:
+        notes.append(f"fails natively: {', '.join(fails)}")
+    if skips or left:
+        notes.append(f"{skips + left} left out")
+    differing = [test["name"] for test in tests if differs(test)]
+    refused = sum(sum(test["shunt"].get("refused", {}).values()) for test in tests if "shunt" in test)
+    crashed = sum(len(test["shunt"].get("cores", [])) for test in tests if "shunt" in test)
+    return (
+        f"| {name} | {native} of {len(tests)} | {len(passed(found, 'shunt'))} of {native} | {', '.join(differing) or 'none'} | "
+        f"{total(found, 'accepted')} / {total(found, 'pairs')} / {refused} | {crashed or ''} | {'; '.join(notes)} |"
+    )
+
+
+def table(results):
+    lines = [
+        "| package | pass natively | of these under shunt | differ | connections / on shared memory / offers refused | cores | notes |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    return "\n".join(lines + [row(found) for found in results]) + "\n"
+
+
+def differences(results):
+    return [
+        f"{found['package']}: {test['name']} passes natively, and under shunt it is: {test['shunt']['status']}"
+        for found in results for test in ran(found) if differs(test)
+    ]
+
+
+def closing(results):
+    both = sum(len(passed(found, "native")) for found in results)
+    wrong = len(differences(results))
+    return f"breadth: {both - wrong} passed, {wrong} failed"
+
+
+def page(results):
+    compared = [found for found in results if passed(found, "native")]
+    tests = sum(len(passed(found, "native")) for found in results)
+    pairs = sum(total(found, "pairs") for found in results)
+    seen = sum(total(found, "accepted") for found in results)
+    speaking = sum(1 for found in compared if total(found, "accepted"))
+    summary = (
+        f"{tests} tests of {len(compared)} packages pass natively; {len(differences(results))} of them differ under shunt. "
+        f"{speaking} packages made connections in their tests: {seen} in all, {pairs} of which took shared memory.\n\n"
+    )
+    return HEAD + summary + table(results)
