@@ -1,0 +1,68 @@
+//! MariaDB with sysbench, whose threads have stacks of 64 KiB. As Debian configures it MariaDB writes its files through an
+//! io_uring, which could read sockets too, unseen: its connections stay on TCP unless it is told to do without.
+
+use shunt_compat::{Expected, Host, both};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(150);
+const THREADS: usize = 8;
+const EVENTS: usize = 800;
+
+/// Runs sysbench against a server with this `option`, and gives the number of events that it counts.
+fn sysbench(host: &Host, option: &str, connections: usize) -> Option<String> {
+    let port = host.port();
+    let data = format!("--datadir={}", host.path("data").display());
+    let made = host
+        .program("mariadb-install-db")
+        .native()
+        .args(["--no-defaults", "--user=root", "--skip-test-db", &data])
+        .run("install", LIMIT);
+    assert!(made.success(), "{}", host.logs());
+    let server = host
+        .program("mariadbd")
+        .words(&format!(
+            "--no-defaults --user=root --skip-grant-tables --bind-address=127.0.0.1 --port={port}"
+        ))
+        .args([option.to_owned(), data, format!("--socket={}", host.path("mariadb.sock").display())])
+        .start("mariadbd");
+    host.wait_for_port(port);
+    let client = host
+        .program("mariadb")
+        .words(&format!("--no-defaults -h 127.0.0.1 -P {port} -u root -e"))
+        .arg("CREATE DATABASE sbtest")
+        .run("mariadb", LIMIT);
+    assert!(client.success(), "{}", host.logs());
+    let run = |action: &str| {
+        let done = host
+                .program("sysbench")
+                .words(&format!(
+                    "oltp_read_write --db-driver=mysql --mysql-host=127.0.0.1 --mysql-port={port} --mysql-user=root \
+                     --tables=2 --table-size=2000 --threads={THREADS} --events={EVENTS} --time=0 {action}"
+                ))
+                .run("sysbench", LIMIT);
+        assert!(done.success(), "{}", host.logs());
+        done.stdout
+    };
+    run("prepare");
+    let road = host.watch_road();
+    let report = run("run");
+    if connections > 0 {
+        road.expect(Expected { port, connections, share: 0.9 });
+    } else {
+        assert_eq!(road.on_shm(port), 0);
+    }
+    drop(server);
+    let line =
+        report.lines().find(|line| line.contains("total number of events")).expect("sysbench's report");
+    line.split_whitespace().last().map(str::to_owned)
+}
+
+#[test]
+fn sysbench_reads_and_writes() {
+    both(LIMIT, |host| sysbench(host, "--innodb-use-native-aio=0", THREADS));
+}
+
+#[test]
+fn sysbench_with_a_server_that_has_an_io_uring() {
+    both(LIMIT, |host| sysbench(host, "--innodb-use-native-aio=1", 0));
+}
