@@ -17,12 +17,29 @@ def passed(found, side):
     return [test for test in ran(found) if test.get(side, {}).get("status") == "pass"]
 
 
+def is_chance(test):
+    """Whether a test that failed under shunt also passes there and also fails natively, when both are repeated."""
+    again = test.get("again")
+    return bool(again) and "pass" in again["shunt"] and set(again["native"]) != {"pass"}
+
+
 def differs(test):
     """Whether a test that passes natively does not under shunt, or leaves a core there and natively none."""
     native, shunt = test.get("native"), test.get("shunt")
     if not native or not shunt:
         return False
-    return shunt["status"] != "pass" or len(shunt.get("cores", [])) > len(native.get("cores", []))
+    if len(shunt.get("cores", [])) > len(native.get("cores", [])):
+        return True
+    return shunt["status"] != "pass" and not is_chance(test)
+
+
+def repeated(test):
+    """How a differing test ended when it was repeated, in words."""
+    again = test.get("again")
+    if not again:
+        return test["name"]
+    counts = {side: f"{statuses.count('pass') + (side == 'native')} of {len(statuses) + 1}" for side, statuses in again.items()}
+    return f"{test['name']} (passes {counts['native']} times natively, {counts['shunt']} under shunt)"
 
 
 def total(found, key):
@@ -43,7 +60,10 @@ def row(found):
         notes.append(f"fails natively: {', '.join(fails)}")
     if skips or left:
         notes.append(f"{skips + left} left out")
-    differing = [test["name"] for test in tests if differs(test)]
+    chance = [repeated(test) for test in tests if is_chance(test)]
+    if chance:
+        notes.append(f"a matter of chance: {', '.join(chance)}")
+    differing = [repeated(test) for test in tests if differs(test)]
     refused = sum(sum(test["shunt"].get("refused", {}).values()) for test in tests if "shunt" in test)
     crashed = sum(len(test["shunt"].get("cores", [])) for test in tests if "shunt" in test)
     return (
