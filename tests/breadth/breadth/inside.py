@@ -22,6 +22,24 @@ PRELOAD = Path("/etc/ld.so.preload")
 LIBRARY = "/usr/local/lib/shunt/libshunt.so"
 SHUNT = "/usr/local/bin/shunt"
 
+# What tests say to systemd, said to the init scripts. Only where there is no systemd.
+SYSTEMCTL = """#!/bin/sh
+words=
+for word; do
+    case $word in -*) ;; *) words="$words ${word%.service}" ;; esac
+done
+set -- $words
+action=$1
+[ $# -gt 0 ] && shift
+for unit; do
+    case $action in
+        start | stop | restart | reload | status) service "$unit" "$action" || exit ;;
+        reload-or-restart | try-restart) service "$unit" restart || exit ;;
+        is-active) service "$unit" status > /dev/null 2>&1 || exit 3 ;;
+    esac
+done
+"""
+
 # What autopkgtest knows and this does too; a test with any other restriction is left out, as there.
 MET = {
     "allow-stderr", "breaks-testbed", "flaky", "hint-testsuite-triggers", "isolation-container", "needs-recommends", "needs-root",
@@ -206,6 +224,10 @@ def test(spec):
     must("hostname", "breadth")
     Path("/etc/hosts").write_text("127.0.0.1 localhost breadth\n::1 localhost ip6-localhost ip6-loopback\n")
     Path("/etc/resolv.conf").write_text("nameserver 127.0.0.1\n")
+    SOURCE.parent.chmod(0o755)  # Some tests make users of their own.
+    if not shutil.which("systemctl"):
+        Path("/usr/local/bin/systemctl").write_text(SYSTEMCTL)
+        Path("/usr/local/bin/systemctl").chmod(0o755)
     if spec["shunt"]:
         begin_shunt()
     services()
