@@ -49,7 +49,7 @@ def total(found, key):
 def row(found):
     name = f"{found['package']} {found['version'] or ''}".strip()
     if found["failed"]:
-        return f"| {name} | cannot be installed | | | | | |"
+        return f"| {name} | cannot be installed: {found['failed'][:60]!r} | | | | | |"
     tests = ran(found)
     native = len(passed(found, "native"))
     left = len(found["tests"]) - len(tests)
@@ -93,14 +93,28 @@ def closing(results):
     return f"breadth: {both - wrong} passed, {wrong} failed"
 
 
-def page(results):
-    compared = [found for found in results if passed(found, "native")]
-    tests = sum(len(passed(found, "native")) for found in results)
-    pairs = sum(total(found, "pairs") for found in results)
-    seen = sum(total(found, "accepted") for found in results)
-    speaking = sum(1 for found in compared if total(found, "accepted"))
-    summary = (
-        f"{tests} tests of {len(compared)} packages pass natively; {len(differences(results))} of them differ under shunt. "
-        f"{speaking} packages made connections in their tests: {seen} in all, {pairs} of which took shared memory.\n\n"
-    )
-    return HEAD + summary + table(results)
+def page(results, missing):
+    """The whole page; `missing` are the packages of the list that have not been run."""
+    installed = [found for found in results if not found["failed"]]
+    asked = [found for found in installed if passed(found, "native")]
+    speaking = [found for found in asked if total(found, "accepted")]
+    tests = sum(len(passed(found, "native")) for found in asked)
+    wrong = differences(results)
+    seen, pairs = (sum(total(found, key) for found in asked) for key in ("accepted", "pairs"))
+    lines = [
+        f"{tests} tests of {len(asked)} packages pass natively; {len(wrong)} of them differ under shunt. In the tests of",
+        f"{len(speaking)} packages connections were made: {seen} in all, {pairs} of which took shared memory. The others stayed on TCP;",
+        "why is not counted, but a connection is offered after some exchanges only, and most of a test suite's are shorter.",
+        "",
+        table(asked),
+        "## What was not asked",
+        "",
+    ]
+    groups = [
+        ("No test passes natively in such a tree", [found["package"] for found in installed if ran(found) and not passed(found, "native")]),
+        ("No test can be run in such a tree, or there is none", [found["package"] for found in installed if not ran(found)]),
+        ("The mirror has no sources, or what the tests need cannot be installed", [found["package"] for found in results if found["failed"]]),
+        ("Not run yet", missing),
+    ]
+    lines += [f"- {what}: {', '.join(names)}." for what, names in groups if names]
+    return HEAD + "\n".join(lines) + "\n"
