@@ -234,6 +234,11 @@ impl LaneHeader {
         self.tail.load(Acquire) & RETURNED != 0
     }
 
+    /// Whether the receiver has ever read anything.
+    pub fn has_been_read(&self) -> bool {
+        self.head.head.load(Relaxed) & !TAKEN > 0
+    }
+
     /// Whether the sender has taken that.
     pub fn is_taken(&self) -> bool {
         self.head.head.load(Acquire) & TAKEN != 0

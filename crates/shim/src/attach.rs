@@ -45,7 +45,6 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
         tx.at = Some(at);
         rx.at = Some(at);
         tx.backed.set(0);
-        tx.has_woken.set(false);
         tx.moved = None;
         tx.tx.adopt();
         rx.rx.adopt();

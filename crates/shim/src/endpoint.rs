@@ -51,8 +51,6 @@ pub(crate) struct TxSide {
     pub(crate) at: Option<Attachment>,
     /// When the lane was first found full, and how much the receiver had not read then.
     pub(crate) full_since: Option<(u64, u64)>,
-    /// Bytes of the lane have woken somebody.
-    pub(crate) has_woken: Cell<bool>,
     /// When bytes of the lane were first found unread, and how many had been read then.
     pub(crate) unread_since: Option<(u64, u64)>,
     /// TCP has ended with bytes of ours unread, and the broker has been given time to say why.

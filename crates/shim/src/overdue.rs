@@ -15,14 +15,13 @@ use crate::links::Attachment;
 use crate::lock::Lock;
 use crate::{attach, process};
 
-/// Between two looks. What is unread and untouched for this long after the first that finds it is overdue, if its receiver has
-/// never been seen to wait for the connection.
+/// Between two looks.
 const LOOK_NANOS: u64 = 20_000_000;
-/// One that has been may have to wait for a processor that others want.
-const SEEN_NANOS: u64 = 200_000_000;
-/// An epoll instance is known to look sooner or later, but may be busy: so long with something else, and others had better be
-/// told by TCP too.
-const BUSY_NANOS: u64 = 1_000_000_000;
+/// What is unread for as long as this, as looks find it, is overdue in a lane of which nothing has ever been read.
+const FRESH_NANOS: u64 = 40_000_000;
+/// A receiver that has read from the lane, or that an epoll instance waits for, comes by as far as is known. But it may be busy, or
+/// wait for a processor that others want.
+const KNOWN_NANOS: u64 = 1_000_000_000;
 
 const WORD: usize = u64::BITS as usize;
 /// A bit for each endpoint, by its index: something was sent on its lane, and nobody was woken.
@@ -98,7 +97,7 @@ fn look() {
 
 fn find(endpoint: &Endpoint, now: u64) -> Found {
     let mut side = endpoint.tx.lock();
-    let TxSide { tx, at: Some(at), unread_since, has_woken, .. } = &mut *side else { return Found::Nothing };
+    let TxSide { tx, at: Some(at), unread_since, .. } = &mut *side else { return Found::Nothing };
     let unread = if tx.on_lane() { tx.unread(at.outgoing().0) } else { 0 };
     if unread == 0 {
         *unread_since = None;
@@ -108,7 +107,7 @@ fn find(endpoint: &Endpoint, now: u64) -> Found {
     let read = tx.lane_total() - unread;
     match *unread_since {
         Some((since, then)) if then == read => {
-            let is_overdue = now - since >= allowed(at, has_woken.get());
+            let is_overdue = now - since >= allowed(at);
             if is_overdue { Found::Overdue } else { Found::Early }
         }
         _ => {
@@ -118,12 +117,10 @@ fn find(endpoint: &Endpoint, now: u64) -> Found {
     }
 }
 
-fn allowed(at: &Attachment, has_woken: bool) -> u64 {
-    match at.outgoing().0.has_lasting_rx_waiter() {
-        true => BUSY_NANOS,
-        false if has_woken => SEEN_NANOS,
-        false => LOOK_NANOS,
-    }
+fn allowed(at: &Attachment) -> u64 {
+    let lane = at.outgoing().0;
+    let is_known = lane.has_been_read() || lane.has_lasting_rx_waiter();
+    if is_known { KNOWN_NANOS } else { FRESH_NANOS }
 }
 
 fn place(endpoint: &Endpoint) -> (&'static AtomicU64, u64) {

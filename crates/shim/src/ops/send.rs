@@ -1,6 +1,5 @@
 //! Sending: write, writev, send, sendto, sendmsg, sendfile.
 
-use std::cell::Cell;
 use std::ffi::c_int;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
@@ -267,7 +266,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         let sent = side.tx.write(lane, &ring, source);
         // The lane may have ended behind bytes that it took.
         if source.remaining() < left {
-            announce(endpoint, &side.has_woken, &at);
+            announce(endpoint, &at);
         }
         match sent {
             Sent::Bytes(_) if source.remaining() == 0 => break Lane::Done,
@@ -299,10 +298,8 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
 
 /// Bytes are in the lane. If they wake nobody, they are to be looked at again (L9).
 #[inline]
-fn announce(endpoint: &Endpoint, has_woken: &Cell<bool>, at: &Attachment) {
-    if at.announce_bytes() {
-        has_woken.set(true);
-    } else {
+fn announce(endpoint: &Endpoint, at: &Attachment) {
+    if !at.announce_bytes() {
         overdue::note_sent(endpoint);
     }
 }
@@ -528,7 +525,7 @@ pub(crate) fn send_file(
             Ok(Sent::Bytes(count)) => {
                 moved += count;
                 side.full_since = None;
-                announce(endpoint, &side.has_woken, &at);
+                announce(endpoint, &at);
                 if let Some(entry) = endpoint.entry() {
                     entry.shm_sent.store(side.tx.lane_total(), Relaxed);
                 }
