@@ -16,6 +16,8 @@ use thiserror::Error;
 use crate::config::{Config, Mode};
 
 const BACKLOG: i32 = 1024;
+/// The mode of a directory that every user is to reach, which is one of its own in a directory of shunt's.
+const SYSTEM_DIRECTORY: u32 = 0o755;
 
 /// Why the broker cannot listen.
 #[derive(Debug, Error)]
@@ -89,7 +91,7 @@ impl Listener {
         let path = config.socket.clone();
         let (directory_mode, socket_mode) = match config.mode {
             Mode::User => (0o700, 0o600),
-            Mode::System => (0o755, 0o666),
+            Mode::System => (SYSTEM_DIRECTORY, 0o666),
         };
         make_directory(&path, directory_mode)?;
         let lock = Lock::take(&path)?;
@@ -163,6 +165,15 @@ fn make_directory(socket: &Path, mode: u32) -> Result<(), ListenError> {
     let Some(directory) = socket.parent().filter(|directory| !directory.as_os_str().is_empty()) else {
         return Ok(());
     };
+    if mode == SYSTEM_DIRECTORY
+        && let Some(above) = directory.parent().filter(|above| !above.exists())
+    {
+        make_one(above, mode)?;
+    }
+    make_one(directory, mode)
+}
+
+fn make_one(directory: &Path, mode: u32) -> Result<(), ListenError> {
     match DirBuilder::new().mode(mode).create(directory) {
         Ok(()) => {
             // The umask may have taken from a system directory what every user needs.

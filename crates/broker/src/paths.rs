@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use rustix::process::geteuid;
 use thiserror::Error;
 
-/// The system-wide broker's socket.
-pub const SYSTEM_SOCKET: &str = "/run/shunt/broker.sock";
+/// The system-wide broker's socket. Nothing else is in its directory, which containers are given to read.
+pub const SYSTEM_SOCKET: &str = "/run/shunt/broker/broker.sock";
 
 /// Why there is no safe place for a user's socket.
 #[derive(Debug, Error)]

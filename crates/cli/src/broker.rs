@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::geteuid;
-use shunt_sys::{Errno, seqpacket};
+use shunt_sys::{Errno, guard, seqpacket};
 
 /// How long a broker may take to start before the program goes on without it.
 pub(crate) const START_LIMIT: Duration = Duration::from_secs(1);
@@ -26,6 +26,8 @@ pub(crate) enum Unusable {
     Unreachable(Errno),
     /// It belongs to neither this user nor root: whoever it is would be shown this user's sockets.
     Foreign(u32),
+    /// Others can put a socket of theirs there.
+    Unguarded,
 }
 
 impl fmt::Display for Unusable {
@@ -34,6 +36,9 @@ impl fmt::Display for Unusable {
             Unusable::Absent => f.write_str("nothing listens there"),
             Unusable::Unreachable(errno) => write!(f, "{}", describe(*errno)),
             Unusable::Foreign(uid) => write!(f, "it belongs to user {uid}, neither you nor root"),
+            Unusable::Unguarded => f.write_str(
+                "others may write to its directory, or in a container it is not mounted read-only",
+            ),
         }
     }
 }
@@ -57,6 +62,9 @@ pub(crate) fn probe(path: &Path) -> Result<u32, Unusable> {
     if owner.uid != 0 && owner.uid != geteuid().as_raw() {
         return Err(Unusable::Foreign(owner.uid));
     }
+    if !guard::is_trusted(path, &connection) {
+        return Err(Unusable::Unguarded);
+    }
     Ok(owner.pid)
 }
 
@@ -76,7 +84,8 @@ pub(crate) fn reach(asked: Option<&Path>) -> Result<PathBuf, NoBroker> {
                     Unusable::Absent => format!("; start it with `shunt daemon --socket {}`", path.display()),
                     _ => String::new(),
                 };
-                let later = (!matches!(error, Unusable::Foreign(_))).then(|| path.clone());
+                let later =
+                    (!matches!(error, Unusable::Foreign(_) | Unusable::Unguarded)).then(|| path.clone());
                 return Err(NoBroker { why: format!("broker {}: {error}{hint}", path.display()), later });
             }
         }

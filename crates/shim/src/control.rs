@@ -2,8 +2,11 @@
 //! operation, and without a broker everything stays on TCP (L6).
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ffi::OsStr;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::Ordering::*;
 
 use rustix::io::Errno;
@@ -14,7 +17,7 @@ use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::{Counter, EntryCopy, Reach};
 use shunt_abi::reason::Reason;
 use shunt_sys::mapping::Mapping;
-use shunt_sys::{eventfd, identity, memfd, seqpacket};
+use shunt_sys::{eventfd, guard, identity, memfd, seqpacket};
 
 use crate::endpoint::{Endpoint, EndpointRef, Stage};
 use crate::family::{self, Heirs};
@@ -763,13 +766,11 @@ fn program_name() -> [u8; 32] {
     name
 }
 
-/// A connection to a broker of ours or root's.
+/// A connection to a broker of ours or root's, as far as its place shows that it is.
 fn reach() -> Option<std::os::fd::OwnedFd> {
     process::broker_paths().iter().find_map(|path| {
         let socket = seqpacket::connect(path.to_bytes()).ok()?;
-        let trusted = seqpacket::peer_credentials(&socket)
-            .is_ok_and(|peer| peer.uid == 0 || peer.uid == rustix::process::getuid().as_raw());
-        if trusted {
+        if guard::is_trusted(Path::new(OsStr::from_bytes(path.to_bytes())), &socket) {
             return Some(socket);
         }
         close_owned(socket);

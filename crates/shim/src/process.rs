@@ -117,7 +117,7 @@ fn broker_paths_now() -> Vec<CString> {
         path.extend_from_slice(b"/shunt/broker.sock");
         CString::new(path).ok()
     });
-    per_user.into_iter().chain([c"/run/shunt/broker.sock".to_owned()]).collect()
+    per_user.into_iter().chain([c"/run/shunt/broker/broker.sock".to_owned()]).collect()
 }
 
 /// The path that the process was started by, as execve was given it.

@@ -7,6 +7,7 @@
 
 pub mod clock;
 pub mod eventfd;
+pub mod guard;
 pub mod identity;
 pub mod mapping;
 pub mod memfd;

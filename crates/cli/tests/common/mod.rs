@@ -26,7 +26,7 @@ pub(crate) struct Shell {
 
 impl Shell {
     pub(crate) fn new() -> Shell {
-        let system = Path::new("/run/shunt/broker.sock");
+        let system = Path::new("/run/shunt/broker/broker.sock");
         assert!(
             !system.exists(),
             "stop the system's broker first: these tests check what happens without one"
