@@ -152,7 +152,7 @@ pub(crate) struct Inner {
     marked: Vec<(Stamp, RawFd)>,
     /// Memory for what the kernel has told of behind the doorbell.
     behind: Vec<epoll_event>,
-    /// When the kernel was last asked for everything, by [`order::now`]; and whether something of a lane waits until it is again.
+    /// When the kernel was last asked for everything, by [`crate::order::now`]; and whether something of a lane waits until it is again.
     asked_all: u64,
     awaits_kernel: bool,
     /// When the kernel was last asked, and how often it was not asked since.
