@@ -48,6 +48,8 @@ struct Client {
     fds: Vec<OwnedFd>,
     /// Messages dealt with.
     taken: u64,
+    /// It has been given a status.
+    has_asked: bool,
 }
 
 /// Serves one accepted connection until it ends.
@@ -64,8 +66,16 @@ pub(crate) async fn serve(state: Rc<RefCell<State>>, socket: OwnedFd, credential
         }
     };
     let outbox = Rc::new(Outbox::new(socket, limit));
-    let mut client =
-        Client { credentials, outbox, process: None, life: None, state, fds: Vec::new(), taken: 0 };
+    let mut client = Client {
+        credentials,
+        outbox,
+        process: None,
+        life: None,
+        state,
+        fds: Vec::new(),
+        taken: 0,
+        has_asked: false,
+    };
     let end = client.converse().await;
     if let End::Bad(bad) = &end {
         tracing::warn!(pid = credentials.pid, uid = credentials.uid, error = %bad, "hung up on a client");
@@ -194,6 +204,10 @@ impl Client {
         let mut state = self.state.borrow_mut();
         match (self.process, request, fd) {
             (_, Request::Status(_), None) => {
+                // Each is a file in memory, which lives until it is read.
+                if std::mem::replace(&mut self.has_asked, true) && self.outbox.is_unread() {
+                    return Err(BadMessage::UnreadStatus);
+                }
                 status::answer(&state, self.credentials.uid, &self.outbox);
                 Ok(())
             }

@@ -168,6 +168,12 @@ impl Outbox {
         self.failed.get()
     }
 
+    /// Whether the client has yet to read something.
+    pub(crate) fn is_unread(&self) -> bool {
+        !self.queue.borrow().messages.is_empty()
+            || seqpacket::unread(&self.socket).is_ok_and(|bytes| bytes > 0)
+    }
+
     /// Waits until the backlog or the health of the client has changed.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;

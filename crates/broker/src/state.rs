@@ -78,6 +78,8 @@ pub(crate) enum BadMessage {
     Page(#[from] SealError),
     #[error("the page cannot be mapped: {0}")]
     PageMapping(Errno),
+    #[error("another status was asked for before the one before was read")]
+    UnreadStatus,
     #[error("its network namespace cannot be told: {0}")]
     Namespace(Errno),
     #[error("the doorbell is not an eventfd")]
@@ -98,6 +100,7 @@ impl BadMessage {
             BadMessage::BeforeHello => "before_hello",
             BadMessage::SecondHello => "second_hello",
             BadMessage::Page(_) | BadMessage::PageMapping(_) => "page",
+            BadMessage::UnreadStatus => "unread_status",
             BadMessage::Namespace(_) => "namespace",
             BadMessage::NotADoorbell => "doorbell",
         }

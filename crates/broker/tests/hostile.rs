@@ -377,6 +377,21 @@ fn a_status_can_be_asked_for_in_the_middle_of_a_conversation() {
 }
 
 #[test]
+fn a_client_has_one_unread_status() {
+    let broker = Broker::start();
+    let mut reader = broker.process();
+    for _ in 0..3 {
+        reader.say(Status { pad: 0 }, &[]);
+        assert!(matches!(reader.next(), (Reply::StatusReply(_), Some(_))));
+    }
+    let hoarder = broker.process();
+    hoarder.say(Status { pad: 0 }, &[]);
+    hoarder.say(Status { pad: 0 }, &[]);
+    eventually(|| broker.bad("unread_status") == 1);
+    still_serves(&broker);
+}
+
+#[test]
 fn a_page_that_claims_rows_takes_no_memory_for_a_status() {
     let broker = Broker::start();
     let memfd = memfd::create_sealed("shunt-page", PAGE_BYTES).unwrap();

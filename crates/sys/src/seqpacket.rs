@@ -112,6 +112,15 @@ pub fn receive_each(fd: impl AsFd, buffer: &mut [u8], mut sink: impl FnMut(Owned
     Ok(Received { len: message.bytes.min(buffer.len()), truncated, lost_descriptors })
 }
 
+/// Memory of what has been sent and not been read (SIOCOUTQ).
+pub fn unread(fd: impl AsFd) -> Result<i32> {
+    // SAFETY: the request writes one integer.
+    unsafe {
+        let request = rustix::ioctl::Getter::<{ libc::TIOCOUTQ as rustix::ioctl::Opcode }, i32>::new();
+        rustix::ioctl::ioctl(fd, request)
+    }
+}
+
 /// Who is at the other end (SO_PEERCRED).
 pub fn peer_credentials(fd: impl AsFd) -> Result<Credentials> {
     let (credentials, len) =
