@@ -96,14 +96,12 @@ pub(super) fn moving<D: Direction>(
         kernel()
     } else {
         let _shield = begin(endpoint, fd, flags);
-        match by_tcp::<D, _>(endpoint, kernel) {
-            // The end, for one who has waited for it since before bytes went over a lane, where they may lie unread.
-            Some(0) if endpoint.is_attached() && lost::reset_if_lost(endpoint, fd) => {
-                return answer_of(endpoint, ours(endpoint));
-            }
+        // The end, for one who has waited for it since before bytes went over a lane, where they may lie unread.
+        let is_lost = |result| result == 0 && endpoint.is_attached() && lost::reset_if_lost(endpoint, fd);
+        match by_tcp::<D, _>(endpoint, kernel).filter(|result| !is_lost(*result)) {
+            None => return answer_of(endpoint, ours(endpoint)),
             Some(-1) => return answer_of(endpoint, Err(errno::get())),
             Some(result) => result,
-            None => return answer_of(endpoint, ours(endpoint)),
         }
     };
     if result > 0 {
