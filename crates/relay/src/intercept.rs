@@ -31,8 +31,6 @@ impl Mark {
 #[derive(Debug)]
 pub(crate) struct Rules {
     intercept: Intercept,
-    /// The families that have their routing: those of targets. A host may have IPv6 disabled.
-    routed: Vec<&'static str>,
     /// Where a route wants to see SYNs.
     queueing: Option<Queueing>,
 }
@@ -41,14 +39,18 @@ impl Rules {
     /// Makes them, in place of any that are there.
     pub(crate) fn make(intercept: &Intercept, config: &Config) -> Result<Rules, ToolError> {
         remove_routing(intercept);
-        let mut rules = Rules { intercept: intercept.clone(), routed: Vec::new(), queueing: None };
+        let mut rules = Rules { intercept: intercept.clone(), queueing: None };
         rules.replace(config)?;
+        for family in FAMILIES {
+            let Intercept { mark, table, .. } = intercept;
+            ip(family, &format!("rule add fwmark {mark} lookup {table}"))?;
+            ip(family, &format!("route replace local default dev lo table {table}"))?;
+        }
         Ok(rules)
     }
 
     /// Other routes: what diverts them in one step, and then what shows them early.
     pub(crate) fn replace(&mut self, config: &Config) -> Result<(), ToolError> {
-        self.route(&config.routes)?;
         NFT.run(["-f", "-"], &table(&self.intercept, &config.routes))?;
         let is_early = config.routes.iter().any(|route| route.mode != Mode::Late);
         self.queueing = match self.queueing.take().filter(|_| is_early) {
@@ -59,19 +61,6 @@ impl Rules {
             None if is_early => Some(Queueing::make(&self.intercept, &config.routes)?),
             None => None,
         };
-        Ok(())
-    }
-
-    /// Has what is marked reach this host, in each family that a target is of.
-    fn route(&mut self, routes: &[Route]) -> Result<(), ToolError> {
-        let Intercept { mark, table, .. } = &self.intercept;
-        for family in families(routes) {
-            if !self.routed.contains(&family) {
-                ip(family, &format!("rule add fwmark {mark} lookup {table}"))?;
-                ip(family, &format!("route replace local default dev lo table {table}"))?;
-                self.routed.push(family);
-            }
-        }
         Ok(())
     }
 
@@ -154,12 +143,6 @@ fn quoted(names: &[String]) -> String {
     listed(&names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>())
 }
 
-/// The families of the routes' targets.
-fn families(routes: &[Route]) -> impl Iterator<Item = &'static str> {
-    let has = |four| routes.iter().flat_map(|route| &route.to).any(|net| matches!(net, IpNet::V4(_)) == four);
-    FAMILIES.into_iter().zip([has(true), has(false)]).filter_map(|(family, any)| any.then_some(family))
-}
-
 fn ip(family: &str, line: &str) -> Result<(), ToolError> {
     IP.run([family].into_iter().chain(line.split(' ')), "")
 }
@@ -193,16 +176,5 @@ mod tests {
         );
         assert!(table.contains("ip6 daddr { fd00:3::/64 } tcp dport"), "{table}");
         assert!(table.find("10.3.0.0").unwrap() < table.find("10.0.0.0/8").unwrap());
-    }
-
-    #[test]
-    fn only_the_families_of_targets_get_their_routing() {
-        let of = |to: &str| {
-            let text = format!("name = 'a'\n[intercept]\n[[route]]\nto = [{to}]\n");
-            families(&Loaded::parse(&text).unwrap().config.routes).collect::<Vec<_>>()
-        };
-        assert_eq!(of("'10.3.0.0/24'"), ["-4"]);
-        assert_eq!(of("'fd00:3::/64'"), ["-6"]);
-        assert_eq!(of("'10.3.0.0/24', 'fd00:3::/64'"), ["-4", "-6"]);
     }
 }
