@@ -7,6 +7,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 
 use shunt_kernel::redirect::Redirect;
+use shunt_sys::tcp::Opener;
 
 /// In the group of a `Redirect` until it is dropped.
 struct Inside {
@@ -35,8 +36,8 @@ fn pair() -> (TcpStream, TcpStream) {
 }
 
 /// Bytes that the kernel has sent for this socket, by segments.
-fn sent_in_segments(socket: &TcpStream) -> u64 {
-    shunt_sys::tcp::sent(socket, shunt_sys::tcp::Opener::Us).unwrap().unwrap()
+fn sent_in_segments(socket: &TcpStream, opener: Opener) -> u64 {
+    shunt_sys::tcp::sent(socket, opener).unwrap().unwrap()
 }
 
 #[test]
@@ -55,7 +56,7 @@ fn bytes_go_from_queue_to_queue_and_the_group_is_gone_afterwards() {
         client.read_exact(&mut heard).unwrap();
         assert_eq!(heard, message);
     }
-    let by_segments = sent_in_segments(&client) + sent_in_segments(&server);
+    let by_segments = sent_in_segments(&client, Opener::Us) + sent_in_segments(&server, Opener::Peer);
     client.write_all(b"the last words").unwrap();
     client.shutdown(Shutdown::Write).unwrap();
     let mut rest = String::new();
@@ -70,5 +71,5 @@ fn bytes_go_from_queue_to_queue_and_the_group_is_gone_afterwards() {
     let (mut client, mut server) = pair();
     client.write_all(b"plain").unwrap();
     server.read_exact(&mut [0; 5]).unwrap();
-    assert_eq!(sent_in_segments(&client), 5);
+    assert_eq!(sent_in_segments(&client, Opener::Us), 5);
 }

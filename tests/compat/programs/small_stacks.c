@@ -95,8 +95,14 @@ static void *client(void *unused)
         int fd = socket(AF_INET, SOCK_STREAM, 0), set = epoll_create1(0);
         must(!connect(fd, (void *)&at, sizeof at), "connect\n");
         must(!epoll_ctl(set, EPOLL_CTL_ADD, fd, &event), "epoll_ctl\n");
-        for (int way = 0; way < ROUNDS; way++)
+        for (int way = 0; way < ROUNDS; way++) {
             exchange(fd, set, way);
+            /* For the broker to be heard. */
+            if (way % 50 == 0)
+                usleep(5000);
+        }
+        /* For the test to see the road. */
+        usleep(200000);
         /* Back to TCP: a name more, and a call that lanes do not answer. */
         int name = dup(fd);
         must(name >= 0 && !close(fd), "dup\n");
