@@ -25,12 +25,13 @@ const REVIEWED: Reviewed = Reviewed {
         "core::result::unwrap_failed",
         "core::slice::index::slice_",
         "core::str::slice_error_fail",
+        "shunt::panic::",
         "shunt::unwind::_Unwind_Resume",
         "std::panicking::",
     ],
     lookups: &["dlsym", "hooks::raw::route", "real::found", "real::resolve", "unwind::find"],
-    // The program's own handlers of signals.
-    programs: &["signal::deliver::run"],
+    // The program's own handlers of signals, and its own calls, to which the last call of a hook or of a closure of one leads.
+    programs: &["signal::deliver::run", "hooks::readiness::select_among", "call_once{{vtable.shim}}"],
     // Whether the program's memory can be touched: a `Reach` of shunt_ring. Or the kernel's clock, by a pointer that rustix keeps,
     // or the destructor of what is in an error, and none of ours has anything in it.
     first: &["hooks::memory::is_readable", "hooks::memory::is_writable", "hooks::io::source"],
@@ -68,6 +69,8 @@ const REVIEWED: Reviewed = Reviewed {
     circles: &[
         // What a lane is closed for is judged, and closing it asks the lane once more.
         ("tx::Tx::judge", "tx::Tx::judge"),
+        // One calls the other, which only counts.
+        ("selecting_with_timeval::{{closure}}", "selecting_with_timeval::{{closure}}"),
         // A set that is this process's alone again learns what it holds, which it then has.
         ("Inner>::put", "Inner>::attach"),
     ],

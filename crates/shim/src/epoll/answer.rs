@@ -1,5 +1,7 @@
 //! epoll_wait: what the lanes answer, and how it goes together with what the kernel answers.
 
+use std::cmp::Reverse;
+
 use libc::{c_int, epoll_event};
 use shunt_transport::Kernel;
 
@@ -74,7 +76,7 @@ impl Inner {
                     marks &= marks - 1;
                     if let Some(endpoint) = link.endpoint(conn).and_then(EndpointRef::resolve) {
                         let stamp = link.view().lane(conn, link.side.other()).stamped();
-                        marked.push((stamp, endpoint.fd.load(Relaxed)));
+                        marked.push(Reverse((stamp, endpoint.fd.load(Relaxed))));
                     }
                 }
             };
@@ -82,9 +84,8 @@ impl Inner {
             if std::mem::take(&mut self.rung) {
                 links.take_rung(slot, self.sleepers > 0, &mut each);
             }
-            marked.sort_unstable();
-            first = marked.first().map(|(stamp, _)| stamp.at);
-            for (stamp, fd) in marked.drain(..) {
+            first = marked.peek().map(|Reverse((stamp, _))| stamp.at);
+            while let Some(Reverse((stamp, fd))) = marked.pop() {
                 if let Some(registration) = registrations.get_mut(&fd).filter(|one| !one.pending) {
                     registration.queue(pending, fd);
                     registration.behind = stamp.behind;

@@ -19,7 +19,8 @@ mod report;
 mod shared;
 mod watched;
 
-use std::collections::{HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
@@ -149,7 +150,7 @@ pub(crate) struct Inner {
     /// What has been read of such, to be let go of outside the lock.
     laid: Vec<Pin>,
     /// Marks that have just been taken, while they are put in order.
-    marked: Vec<(Stamp, RawFd)>,
+    marked: BinaryHeap<Reverse<(Stamp, RawFd)>>,
     /// Memory for what the kernel has told of behind the doorbell.
     behind: Vec<epoll_event>,
     /// When the kernel was last asked for everything, by [`crate::order::now`]; and whether something of a lane waits until it is again.
