@@ -12,7 +12,7 @@ use crate::endpoint::{self, Endpoint};
 use crate::{attach, process};
 
 /// A connection that has moved nothing between two looks is idle.
-const BETWEEN_NANOS: u64 = 5_000_000_000;
+const BETWEEN_NANOS: u64 = 15_000_000_000;
 /// A lane with little under way has so much memory, and keeps it.
 const FIRST_PAGE: usize = 4096;
 
