@@ -4,15 +4,21 @@
 //! says how many. A message of another length, version or kind is an error of its sender: the broker counts
 //! it, logs it and hangs up; the shim drops the broker and stays on TCP.
 
+use std::net::SocketAddr;
+
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::VERSION;
+use crate::address::{from_octets, to_octets};
 
 /// The first word of every message: "SHNT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"SHNT");
 /// The largest message, and so the receive buffer each side needs.
 pub const MAX_MESSAGE: usize = 256;
+
+/// Bytes of JSON in each datagram of a status.
+pub const STATUS_PART: usize = 16 * 1024;
 
 /// What every message begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -99,10 +105,21 @@ messages! {
             /// The program's name, as in /proc/PID/comm, padded with zeros.
             program: [u8; 32],
         }
-        /// Offers an endpoint for pairing, with the socket itself. The broker closes it before it answers.
+        /// Offers an endpoint for pairing, with the socket itself. The broker closes it before it answers. The addresses say
+        /// which socket to ask the kernel about: what has others is none that was shown. See [`Offer::new`].
         Offer = 2, fds 1 {
             /// The shim's own name for the endpoint, echoed in the answer.
             ticket: u64,
+            /// Its own address, as [`crate::address`] has it.
+            local: [u8; 16],
+            /// Its peer's.
+            remote: [u8; 16],
+            /// Its own port.
+            local_port: u16,
+            /// Its peer's.
+            remote_port: u16,
+            /// Zero.
+            pad: u32,
         }
         /// Takes an offer back: the endpoint is closed or no longer eligible.
         Withdraw = 3, fds 0 {
@@ -215,11 +232,33 @@ messages! {
             /// Zero.
             pad: u32,
         }
-        /// Answers `Status`, with a memfd that holds a [`crate::status::Snapshot`] as JSON.
-        StatusReply = 16, fds 1 {
+        /// Answers `Status`. What follows is a [`crate::status::Snapshot`] as JSON, in datagrams of [`STATUS_PART`] bytes, the last of
+        /// what is left: memory that the broker would hand over could be kept for ever.
+        StatusReply = 16, fds 0 {
             /// Bytes of JSON.
             bytes: u64,
         }
+    }
+}
+
+impl Offer {
+    /// Offers the socket that has these addresses, under a ticket.
+    pub fn new(ticket: u64, local: SocketAddr, remote: SocketAddr) -> Offer {
+        Offer {
+            ticket,
+            local: to_octets(local.ip()),
+            remote: to_octets(remote.ip()),
+            local_port: local.port(),
+            remote_port: remote.port(),
+            pad: 0,
+        }
+    }
+
+    /// The two addresses, its own first, if they are of one family.
+    pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        let local = SocketAddr::new(from_octets(self.local), self.local_port);
+        let remote = SocketAddr::new(from_octets(self.remote), self.remote_port);
+        (local.is_ipv4() == remote.is_ipv4()).then_some((local, remote))
     }
 }
 
@@ -256,6 +295,19 @@ mod tests {
         assert_eq!(Reply::decode(pair.encode().as_bytes(), 0), Ok(pair));
         let hello = Request::Hello(Hello { program: [b'x'; 32] });
         assert_eq!(Request::decode(hello.encode().as_bytes(), 1), Ok(hello));
+    }
+
+    #[test]
+    fn an_offer_has_two_addresses_of_one_family() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let offer = |local, remote| Offer::new(7, address(local), address(remote)).addresses();
+        for (local, remote) in [("127.0.0.1:80", "127.0.0.1:999"), ("[2001:db8::1]:80", "[::1]:9")] {
+            assert_eq!(offer(local, remote), Some((address(local), address(remote))));
+        }
+        let mapped = offer("[::ffff:10.0.0.1]:80", "10.0.0.2:81");
+        assert_eq!(mapped, Some((address("10.0.0.1:80"), address("10.0.0.2:81"))));
+        assert_eq!(offer("127.0.0.1:80", "[::1]:999"), None);
+        assert_eq!(offer("[::1]:80", "127.0.0.1:999"), None);
     }
 
     #[test]

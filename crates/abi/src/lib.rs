@@ -6,15 +6,17 @@
 
 #![forbid(unsafe_code)]
 
+pub mod address;
 pub mod control;
 pub mod geometry;
 pub mod handover;
+pub mod option;
 pub mod page;
 pub mod reason;
 pub mod status;
 
 /// Version of the control protocol and of the shared layouts. A different version is refused, never guessed.
-pub const VERSION: u16 = 9;
+pub const VERSION: u16 = 10;
 
 /// Environment variables shared by `shunt run` and the shim.
 pub mod env {
@@ -24,4 +26,6 @@ pub mod env {
     pub const TRANSPORT: &str = "SHUNT_TRANSPORT";
     /// `auto`, `off` or a number of microseconds: see `shunt run --spin`.
     pub const SPIN: &str = "SHUNT_SPIN";
+    /// `used` or `at-once`: see `shunt run --offer`.
+    pub const OFFER: &str = "SHUNT_OFFER";
 }

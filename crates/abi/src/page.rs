@@ -6,6 +6,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
+use crate::status::Share;
+
 /// Connections a page can describe; further ones are only counted. Rows that were never used take no memory, so nobody
 /// may read beyond [`Page::rows`].
 pub const ENTRIES: usize = 16_384;
@@ -62,6 +64,16 @@ impl Page {
         }
     }
 
+    /// What the process has counted of its connections. It may be anything.
+    pub fn share(&self) -> Share {
+        let count = |counter| self.counters[counter as usize].load(Relaxed);
+        Share {
+            seen: count(Counter::Connections),
+            offered: count(Counter::ConnectionsOffered),
+            on_shm: count(Counter::ConnectionsOnShm),
+        }
+    }
+
     /// Says what is worth offering.
     pub fn set_reach(&self, reach: Reach) {
         self.reach.store(reach as u64, Relaxed);
@@ -88,11 +100,17 @@ pub enum Counter {
     DegradedSleeps,
     /// Connections that found no free entry in the page.
     Unlisted,
+    /// Connections that have been used, be it once.
+    Connections,
+    /// Those of them that have been offered, however often.
+    ConnectionsOffered,
+    /// Those of them that have been on shared memory, however often.
+    ConnectionsOnShm,
 }
 
 impl Counter {
     /// Number of counters.
-    pub const COUNT: usize = 8;
+    pub const COUNT: usize = 11;
     /// Every counter with its name in `--json`.
     pub const NAMES: [(Counter, &'static str); Counter::COUNT] = [
         (Counter::Offered, "offered"),
@@ -103,6 +121,9 @@ impl Counter {
         (Counter::SpinHits, "spin_hits"),
         (Counter::DegradedSleeps, "degraded_sleeps"),
         (Counter::Unlisted, "unlisted"),
+        (Counter::Connections, "connections"),
+        (Counter::ConnectionsOffered, "connections_offered"),
+        (Counter::ConnectionsOnShm, "connections_on_shm"),
     ];
 }
 
@@ -128,7 +149,9 @@ pub struct Entry {
     pub shm_sent: AtomicU64,
     /// Bytes received through lanes.
     pub shm_received: AtomicU64,
-    _rest: [AtomicU64; 5],
+    /// The [`SocketOption`](crate::option::SocketOption) that keeps it on TCP, packed; 0: none does.
+    pub option: AtomicU64,
+    _rest: [AtomicU64; 4],
 }
 
 const _: () = assert!(size_of::<Entry>() == 128);
@@ -158,6 +181,8 @@ pub struct EntryCopy {
     pub shm_sent: u64,
     /// Bytes received through lanes.
     pub shm_received: u64,
+    /// See [`Entry::option`].
+    pub option: u64,
 }
 
 impl Entry {
@@ -178,6 +203,7 @@ impl Entry {
         self.tcp_received.store(copy.tcp_received, Relaxed);
         self.shm_sent.store(copy.shm_sent, Relaxed);
         self.shm_received.store(copy.shm_received, Relaxed);
+        self.option.store(copy.option, Relaxed);
         self.cookie.store(copy.cookie, Release);
     }
 
@@ -211,6 +237,7 @@ impl Entry {
             tcp_received: self.tcp_received.load(Relaxed),
             shm_sent: self.shm_sent.load(Relaxed),
             shm_received: self.shm_received.load(Relaxed),
+            option: self.option.load(Relaxed),
         };
         std::sync::atomic::fence(Acquire);
         (self.cookie.load(Relaxed) == cookie).then_some(copy)
@@ -237,6 +264,7 @@ mod tests {
             tcp_received: 2,
             shm_sent: 3,
             shm_received: u64::MAX,
+            option: 5,
         };
         entry.publish(&copy);
         assert_eq!(entry.copy(), Some(copy));

@@ -65,8 +65,8 @@ reasons! {
         "Nothing can be done: only TCP over IPv4 and IPv6 can take shared memory.";
     Stale = 10, "stale", "One end was closed between being offered and being paired.",
         "Nothing needs to be done: the connection has ended.";
-    BrokerLimit = 11, "broker_limit", "The broker has no room for another link.",
-        "Start the broker with a higher limit of open files (`ulimit -n`).";
+    BrokerLimit = 11, "broker_limit", "The broker has no room for another link or offer, or none for more of this user's or container's.",
+        "Let the user or container have fewer processes; if it concerns all, start the broker with a higher limit of open files (`ulimit -n`).";
     DescriptorLimit = 12, "descriptor_limit", "The process has no descriptors left for a link.",
         "Start the program with a higher limit of open files (`ulimit -n`).";
     NoMemory = 13, "no_memory", "The link could not be mapped, or /dev/shm is full.",
@@ -133,7 +133,7 @@ reasons! {
         "Nothing can be done, unless the program can do without unshare(CLONE_FILES).";
     Ambiguous = 44, "ambiguous", "More than one socket could be the other end, so none is taken for it.",
         "Connect again: the sequence numbers of another connection look like those of this one.";
-    Rewritten = 45, "rewritten", "Something between the two ends changes the stream: what one has sent is not what the other has received.",
+    Rewritten = 45, "rewritten", "Something between the two ends changes the stream: what one has sent, or how its bytes are numbered, is not what the other has received.",
         "Nothing can be done, unless what changes the stream (a helper of the firewall, for example) can be turned off.";
     NoWaiter = 46, "no_waiter", "Every waiter of the process is taken: 64 threads and epoll instances can sleep on shared memory.",
         "Nothing needs to be done; programs with fewer threads, or one epoll instance for many connections, gain more.";

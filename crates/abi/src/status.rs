@@ -15,16 +15,42 @@ pub struct Snapshot {
     pub broker_pid: u32,
     /// Seconds since the broker started.
     pub uptime_seconds: u64,
+    /// The counts that follow are of everything; else only of what the asker's own programs have done, as far as they are
+    /// connected.
+    pub of_all: bool,
     /// Links in use.
     pub links: usize,
     /// Pairs made since the start.
     pub pairs_made: u64,
     /// Offers refused since the start, by reason.
     pub offers_refused: BTreeMap<String, u64>,
+    /// Connection ends since the start, also of processes that have ended.
+    pub share: Share,
     /// Messages refused since the start, by what was wrong with them.
     pub bad_messages: BTreeMap<String, u64>,
     /// Processes that said hello and are alive.
     pub processes: Vec<Process>,
+}
+
+/// How many of the connection ends that have been used took shared memory. An end whose process is not under shunt is in
+/// none of these.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// Used, be it once.
+    pub seen: u64,
+    /// Offered to the broker.
+    pub offered: u64,
+    /// On shared memory, be it for a while.
+    pub on_shm: u64,
+}
+
+impl std::ops::AddAssign for Share {
+    /// What processes have counted may be anything.
+    fn add_assign(&mut self, other: Share) {
+        self.seen = self.seen.saturating_add(other.seen);
+        self.offered = self.offered.saturating_add(other.offered);
+        self.on_shm = self.on_shm.saturating_add(other.on_shm);
+    }
 }
 
 /// One process under shunt.
@@ -36,8 +62,12 @@ pub struct Process {
     pub uid: u32,
     /// The program's name.
     pub program: String,
+    /// Its connection ends since it began, also those that are closed.
+    pub share: Share,
     /// Its connections.
     pub connections: Vec<Connection>,
+    /// Connections that there was no room for.
+    pub left_out: usize,
     /// Its counters: see [`crate::page::Counter`].
     pub counters: BTreeMap<String, u64>,
     /// How often each bypass reason was met.
@@ -59,6 +89,8 @@ pub struct Connection {
     pub send: Direction,
     /// What it receives.
     pub receive: Direction,
+    /// The socket option that keeps it on TCP, if one does.
+    pub option: Option<String>,
 }
 
 /// One direction of a connection.

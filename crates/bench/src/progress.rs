@@ -1,10 +1,98 @@
-//! The bar on standard error that says how far a comparison is.
+//! How far a comparison is, on standard error: how long it will take, and then a bar on a terminal, or else a line now and then.
+
+use std::cell::{Cell, RefCell};
+use std::io::{IsTerminal, stderr};
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// For so many turns.
-pub(crate) fn bar(turns: u64) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(turns), ProgressDrawTarget::stderr());
-    let style = ProgressStyle::with_template("{bar:24} {pos}/{len}, {eta} to go  {msg}");
-    bar.with_style(style.expect("a template that is right"))
+/// Between two lines where there is no terminal.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// See the module.
+pub(crate) struct Progress {
+    /// Drawn on a terminal only; it knows how far we are in any case.
+    bar: ProgressBar,
+    lines: Option<Lines>,
+}
+
+struct Lines {
+    said_at: Cell<Instant>,
+    message: RefCell<String>,
+}
+
+impl Progress {
+    /// For so many turns, of which each takes about so long.
+    pub(crate) fn begin(turns: u64, turn: Duration) -> Progress {
+        eprintln!("{}", estimate(turns, turn));
+        let bar = ProgressBar::with_draw_target(Some(turns), ProgressDrawTarget::stderr());
+        let style = ProgressStyle::with_template("{bar:24} {pos}/{len}, {eta} to go  {msg}");
+        let bar = bar.with_style(style.expect("a template that is right"));
+        let lines = (!stderr().is_terminal())
+            .then(|| Lines { said_at: Cell::new(Instant::now()), message: RefCell::default() });
+        Progress { bar, lines }
+    }
+
+    /// What is being done now.
+    pub(crate) fn set_message(&self, message: String) {
+        if let Some(lines) = &self.lines {
+            lines.message.replace(message.clone());
+        }
+        self.bar.set_message(message);
+    }
+
+    /// So many turns more are done.
+    pub(crate) fn inc(&self, turns: u64) {
+        self.bar.inc(turns);
+        let Some(lines) = self.lines.as_ref().filter(|lines| lines.said_at.get().elapsed() >= PAUSE) else {
+            return;
+        };
+        lines.said_at.set(Instant::now());
+        eprintln!("{}: {}", self.done(), lines.message.borrow());
+    }
+
+    fn done(&self) -> String {
+        let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
+        format!("{done} of {all} turns, {} to go", time(self.bar.eta()))
+    }
+
+    /// A line that stays.
+    pub(crate) fn say(&self, line: &str) {
+        self.bar.suspend(|| eprintln!("{line}"));
+    }
+
+    pub(crate) fn end(self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn estimate(turns: u64, turn: Duration) -> String {
+    format!("{turns} turns, about {} in all", time(turn * turns.try_into().unwrap_or(u32::MAX)))
+}
+
+fn time(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ ..100 => format!("{} s", seconds.max(1)),
+        seconds => format!("{} min", seconds.div_ceil(60)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_how_far_it_is() {
+        let progress = Progress::begin(3, Duration::from_secs(1));
+        progress.inc(1);
+        let line = progress.done();
+        assert!(line.starts_with("1 of 3 turns, ") && line.ends_with(" to go"), "{line}");
+    }
+
+    #[test]
+    fn the_estimate_is_in_seconds_or_minutes() {
+        assert_eq!(estimate(5, Duration::from_millis(100)), "5 turns, about 1 s in all");
+        assert_eq!(estimate(90, Duration::from_secs(1)), "90 turns, about 90 s in all");
+        assert_eq!(estimate(360, Duration::from_millis(400)), "360 turns, about 3 min in all");
+    }
 }

@@ -47,19 +47,46 @@ impl Config {
     }
 }
 
-/// Bounds on what clients can make the broker hold (L5). Beyond them: refused, counted, and TCP.
+/// Bounds on what clients can make the broker hold (L5). Beyond them: refused, counted, and TCP. Where it says *in all*, nobody
+/// but root and the broker's own user may have more than a share (docs/adr/0019).
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connected clients; one user may have half of them, unless it is root or the broker's own.
+    /// Connected clients in all.
     pub clients: usize,
     /// Open offers of one process.
     pub offers: usize,
+    /// Open offers in all.
+    pub all_offers: usize,
     /// Messages queued for a process that does not read; one more and it is dropped.
     pub queue: usize,
+    /// Messages queued in all.
+    pub all_queued: usize,
     /// Links in all.
     pub links: usize,
+    /// Doorbells in all.
+    pub doorbells: usize,
+    /// Connections that one status lists, in all.
+    pub status_rows: usize,
+    /// Bytes of statuses that have not been read, in all.
+    pub status_bytes: usize,
     /// How long a client may stay without a hello.
     pub hello_within: Duration,
+}
+
+/// With fewer descriptors than these the usual limits are too high.
+pub(crate) const DESCRIPTORS: usize = 262_144;
+
+impl Limits {
+    /// What a process that can have so many descriptors may take on at most. A client costs three, for itself, its page while it
+    /// says hello and a socket in its namespace, and doorbells and links one each; an eighth is left for what is being closed.
+    pub(crate) fn within(self, descriptors: usize) -> Limits {
+        Limits {
+            clients: self.clients.min(descriptors / 12),
+            doorbells: self.doorbells.min(descriptors / 2),
+            links: self.links.min(descriptors / 8),
+            ..self
+        }
+    }
 }
 
 impl Default for Limits {
@@ -67,9 +94,30 @@ impl Default for Limits {
         Limits {
             clients: 4096,
             offers: 65_536,
+            all_offers: 131_072,
             queue: 65_536,
+            all_queued: 1_048_576,
             links: 16_384,
+            doorbells: 131_072,
+            status_rows: 65_536,
+            status_bytes: 192 << 20,
             hello_within: Duration::from_secs(10),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_that_is_taken_on_has_its_descriptors() {
+        let usual = Limits::default();
+        for descriptors in [64, 1024, 20_000, DESCRIPTORS, 1 << 20] {
+            let Limits { clients, doorbells, links, .. } = usual.within(descriptors);
+            assert!(3 * clients + doorbells + links <= descriptors / 8 * 7, "{descriptors}");
+            let is_whole = (clients, doorbells, links) == (usual.clients, usual.doorbells, usual.links);
+            assert_eq!(is_whole, descriptors >= DESCRIPTORS, "{descriptors}");
         }
     }
 }

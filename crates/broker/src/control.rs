@@ -3,18 +3,20 @@
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
 
-use shunt_abi::control::{DecodeError, MAX_MESSAGE, Request};
+use rustix::net::{Shutdown, shutdown};
+use shunt_abi::control::{DecodeError, MAX_MESSAGE, Request, Welcome};
 use shunt_sys::seqpacket::{self, Credentials};
 use shunt_sys::{Errno, pidfd};
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::disposal::Disposal;
 use crate::orphans;
 use crate::outbox::{Backlog, Outbox};
 use crate::pairing::ProcessId;
+use crate::principal::{Charge, Principal};
 use crate::state::{BadMessage, State};
 use crate::status;
 use crate::watch::watch;
@@ -26,6 +28,9 @@ const RETRY: Duration = Duration::from_millis(20);
 
 /// How long a client waits for its descriptors to be closed before it is dropped.
 const SETTLE_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long a client of another version is kept before it is hung up on.
+const HOLD: Duration = Duration::from_secs(2);
 
 /// Why a conversation is over.
 enum End {
@@ -39,6 +44,7 @@ enum End {
 
 struct Client {
     credentials: Credentials,
+    principal: Principal,
     outbox: Rc<Outbox>,
     process: Option<ProcessId>,
     /// Readable once the process has ended. Its end closes the socket as well, unless a child holds a copy.
@@ -46,51 +52,87 @@ struct Client {
     state: Rc<RefCell<State>>,
     /// Descriptors of the message under way.
     fds: Vec<OwnedFd>,
-    /// Messages dealt with.
-    taken: u64,
+    /// What it has been given as a status, as long as it has not read it.
+    status: Charge,
     /// It has been given a status.
     has_asked: bool,
 }
 
 /// Serves one accepted connection until it ends.
-pub(crate) async fn serve(state: Rc<RefCell<State>>, socket: OwnedFd, credentials: Credentials) {
-    let (disposal, limit) = {
+pub(crate) async fn serve(
+    state: &Rc<RefCell<State>>,
+    socket: OwnedFd,
+    credentials: Credentials,
+    principal: Principal,
+) {
+    let (disposal, limit, queued, status) = {
         let state = state.borrow();
-        (state.disposal.clone(), state.limits.queue)
+        let charge = |budget| Charge::new(budget, principal);
+        (state.disposal.clone(), state.limits.queue, charge(&state.queued), charge(&state.unread_statuses))
     };
     let socket = match watch(socket) {
         Ok(socket) => socket,
         Err((socket, error)) => {
             tracing::warn!(%error, "cannot watch a client");
-            return disposal.close(credentials.uid, socket);
+            return disposal.close(principal, socket);
         }
     };
-    let outbox = Rc::new(Outbox::new(socket, limit));
+    let outbox = Rc::new(Outbox::new(socket, limit, queued));
     let mut client = Client {
         credentials,
+        principal,
         outbox,
         process: None,
         life: None,
-        state,
+        state: state.clone(),
         fds: Vec::new(),
-        taken: 0,
+        status,
         has_asked: false,
     };
     let end = client.converse().await;
-    if let End::Bad(bad) = &end {
-        tracing::warn!(pid = credentials.pid, uid = credentials.uid, error = %bad, "hung up on a client");
-        client.state.borrow_mut().count_bad(bad);
+    if let End::Bad(BadMessage::Decode(DecodeError::Version(_))) = end {
+        // Whatever it understands, it sees another version here. An older one tries again ten times a second.
+        client.outbox.push(Welcome { process: 0 }.into(), None);
+        sleep(HOLD).await;
     }
-    let Client { outbox, process, state, fds, .. } = client;
+    if let End::Bad(bad) = &end {
+        let mut state = state.borrow_mut();
+        if let Some(times) = state.complaints.note(bad.label(), std::time::Instant::now()) {
+            let (pid, uid) = (credentials.pid, credentials.uid);
+            tracing::warn!(pid, uid, times, error = %bad, "hung up on a client");
+        }
+        state.count_bad(principal, bad);
+    }
+    let Client { outbox, process, fds, .. } = client;
     if let Some(process) = process {
         let orphans = state.borrow_mut().end(process);
-        orphans.into_iter().for_each(|orphan| orphans::follow(&state, orphan));
+        orphans.into_iter().for_each(|orphan| orphans::follow(state, orphan));
     }
-    fds.into_iter().for_each(|fd| disposal.close(credentials.uid, fd));
-    // Descriptors that were never received are closed with the socket.
+    fds.into_iter().for_each(|fd| disposal.close(principal, fd));
     if let Ok(outbox) = Rc::try_unwrap(outbox) {
-        disposal.close(credentials.uid, outbox.into_socket());
+        see_off(&disposal, principal, outbox.into_socket()).await;
     }
+}
+
+/// Ends a conversation. What the client has not read is in memory of ours until it has, or is gone: for so long it counts as
+/// connected.
+async fn see_off(disposal: &Disposal, principal: Principal, socket: OwnedFd) {
+    // It is told, and can send nothing more.
+    let is_shut = shutdown(&socket, Shutdown::Both).is_ok();
+    let mut pause = RETRY;
+    while is_shut && seqpacket::unread(&socket).is_ok_and(|bytes| bytes > 0) {
+        // Descriptors that were never received must not wait for that.
+        if !disposal.is_busy(principal) {
+            let mut buffer = [0; MAX_MESSAGE];
+            let close = |fd| disposal.close(principal, fd);
+            if seqpacket::receive_each(&socket, &mut buffer, close).is_ok_and(|received| received.len > 0) {
+                continue;
+            }
+        }
+        sleep(pause).await;
+        pause = (2 * pause).min(Duration::from_secs(1));
+    }
+    disposal.close(principal, socket);
 }
 
 impl Client {
@@ -98,6 +140,9 @@ impl Client {
         let outbox = self.outbox.clone();
         let hello_by = Instant::now() + self.state.borrow().limits.hello_within;
         loop {
+            if outbox.has_overflowed() {
+                return End::Bad(BadMessage::Unread);
+            }
             if outbox.has_failed() {
                 return End::Dropped;
             }
@@ -146,10 +191,12 @@ impl Client {
         let deadline = Instant::now() + SETTLE_WITHIN;
         while self.is_busy() {
             if Instant::now() > deadline {
-                tracing::warn!(
-                    uid = self.credentials.uid,
-                    "descriptors of this user cannot be closed: dropped"
-                );
+                let uid = self.credentials.uid;
+                if let Some(times) =
+                    self.state.borrow_mut().complaints.note("stuck", std::time::Instant::now())
+                {
+                    tracing::warn!(uid, times, "descriptors of this user cannot be closed: dropped");
+                }
                 return false;
             }
             sleep(Duration::from_millis(2)).await;
@@ -158,13 +205,17 @@ impl Client {
     }
 
     fn is_busy(&self) -> bool {
-        self.state.borrow().disposal.is_busy(self.credentials.uid)
+        self.state.borrow().disposal.is_busy(self.principal)
     }
 
     /// Takes a batch of messages; says whether there may be more.
     fn receive(&mut self) -> Result<bool, End> {
         let mut buffer = [0; MAX_MESSAGE];
         for _ in 0..BATCH {
+            // Another client of the same principal's may have come before.
+            if self.is_busy() {
+                return Ok(true);
+            }
             let fds = &mut self.fds;
             let received = match seqpacket::receive_each(self.outbox.socket(), &mut buffer, |fd| fds.push(fd))
             {
@@ -187,9 +238,8 @@ impl Client {
                 .map_err(|bad| End::Bad(bad.into()))?;
             let costly = matches!(request, Request::Status(_));
             self.obey(request).map_err(End::Bad)?;
-            self.taken += 1;
-            self.outbox.with_page(|page| page.taken.store(self.taken, Release));
-            if costly || self.is_busy() {
+            self.outbox.taken.advance();
+            if costly {
                 break;
             }
         }
@@ -201,18 +251,21 @@ impl Client {
             return Err(DecodeError::Field("pad").into());
         }
         let fd = self.fds.pop();
+        if self.has_asked && !self.outbox.is_unread() {
+            self.status.set(0);
+        }
         let mut state = self.state.borrow_mut();
         match (self.process, request, fd) {
             (_, Request::Status(_), None) => {
-                // Each is a file in memory, which lives until it is read.
+                // Each is in memory until it is read.
                 if std::mem::replace(&mut self.has_asked, true) && self.outbox.is_unread() {
                     return Err(BadMessage::UnreadStatus);
                 }
-                status::answer(&state, self.credentials.uid, &self.outbox);
-                Ok(())
+                status::answer(&state, self.principal, &self.outbox, &mut self.status)
             }
             (None, Request::Hello(hello), Some(page)) => {
-                self.process = Some(state.hello(self.credentials, &self.outbox, &hello, page)?);
+                self.process =
+                    Some(state.hello((self.credentials, self.principal), &self.outbox, &hello, page)?);
                 self.life = pidfd::of_peer(self.outbox.socket(), self.credentials.pid)
                     .and_then(|pidfd| watch(pidfd).ok());
                 Ok(())
@@ -238,11 +291,8 @@ fn padding(request: &Request) -> u64 {
     match request {
         Request::Doorbell(body) => body.pad.into(),
         Request::Announce(body) => body.pad,
+        Request::Offer(body) => body.pad.into(),
         Request::Status(body) => body.pad,
-        Request::Hello(_)
-        | Request::Offer(_)
-        | Request::Withdraw(_)
-        | Request::Release(_)
-        | Request::Leave(_) => 0,
+        Request::Hello(_) | Request::Withdraw(_) | Request::Release(_) | Request::Leave(_) => 0,
     }
 }

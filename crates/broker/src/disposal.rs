@@ -1,141 +1,95 @@
-//! Closing what strangers sent. The last close of a descriptor can block for as long as its owner likes (a
-//! TCP socket that lingers, a file of a FUSE server), so such ones are closed on threads of their own.
+//! Closing what strangers sent. The last close of a descriptor can block for as long as its owner likes (a TCP socket that
+//! lingers, a file of a FUSE server, whatever is in an epoll set that somebody keeps locked by a wait whose events have nowhere to
+//! go), so all are closed as [errands](crate::errands). Whether a close is the last, and can block, may change until it is made.
 
-use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::fmt::Debug;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::net::sockopt::socket_linger;
 
-/// Threads at most.
-const THREADS: usize = 32;
-/// Threads of one user at most: whose closings are stuck must not hold up another's.
-const THREADS_PER_USER: usize = 4;
-/// Closings of one user that may be pending before nothing more is taken from it for the moment.
+use crate::errands::Errands;
+use crate::principal::Principal;
+use crate::taken::Receipt;
+
+/// Closings of one principal that may be pending before nothing more is taken from it for the moment.
 const BUSY: usize = 64;
 /// And before it is not let in any more.
 const STUCK: usize = 256;
-/// How long a thread waits for more to close.
-const IDLE: Duration = Duration::from_secs(5);
 
 /// Closes descriptors without ever blocking the caller.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Disposal {
-    shared: Arc<Shared>,
+    errands: Errands,
 }
 
-#[derive(Debug, Default)]
-struct Shared {
-    queue: Mutex<Queue>,
-    more: Condvar,
+/// What can be sent to a client.
+pub(crate) trait Descriptor: AsFd + Debug {}
+
+impl<T: AsFd + Debug> Descriptor for T {}
+
+/// A stranger's descriptor that is kept for a while: wherever it is let go, it is closed elsewhere.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    fd: Option<OwnedFd>,
+    whose: Principal,
+    disposal: Disposal,
 }
 
-#[derive(Debug, Default)]
-struct Queue {
-    users: HashMap<u32, User>,
-    threads: usize,
-    idle: usize,
+impl AsFd for Kept {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_ref().expect("there until it is dropped").as_fd()
+    }
 }
 
-/// One user's closings.
-#[derive(Debug, Default)]
-struct User {
-    waiting: Vec<OwnedFd>,
-    active: usize,
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.fd.take().into_iter().for_each(|fd| self.disposal.close(self.whose, fd));
+    }
 }
 
 impl Disposal {
-    /// Closes a TCP socket: here and now, as its FIN may wait for it, unless the close could linger.
-    pub(crate) fn close_tcp(&self, uid: u32, socket: OwnedFd) {
-        match socket_linger(socket.as_fd()) {
-            Ok(None | Some(Duration::ZERO)) => drop(socket),
-            _ => self.close(uid, socket),
-        }
+    pub(crate) fn new(errands: Errands) -> Disposal {
+        Disposal { errands }
     }
 
-    /// Closes anything, elsewhere.
-    pub(crate) fn close(&self, uid: u32, fd: OwnedFd) {
-        let mut queue = self.shared.lock();
-        let user = queue.users.entry(uid).or_default();
-        user.waiting.push(fd);
-        let eligible = user.active + user.waiting.len() <= THREADS_PER_USER;
-        let waiting: usize = queue.users.values().map(|user| user.waiting.len()).sum();
-        if queue.threads == 0 || eligible && queue.idle < waiting && queue.threads < THREADS {
-            let shared = self.shared.clone();
-            let spawned = std::thread::Builder::new().name("shunt-close".into()).spawn(move || shared.work());
-            queue.threads += usize::from(spawned.is_ok());
-        } else {
-            self.shared.more.notify_one();
-        }
+    /// Closes a TCP socket. As its FIN may wait for that, its program is told by the receipt, but for one that lingers: of that it
+    /// knows that it may be held for long (`may_be_held_by_broker` in the shim).
+    pub(crate) fn close_tcp(&self, whose: Principal, socket: OwnedFd, receipt: Receipt) {
+        let lingers = !matches!(socket_linger(&socket), Ok(None | Some(Duration::ZERO)));
+        let receipt = (!lingers).then_some(receipt);
+        self.errands.run(whose, move || {
+            drop(socket);
+            drop(receipt);
+        });
     }
 
-    /// Whether so much of a user's is pending that it should wait before it says more.
-    pub(crate) fn is_busy(&self, uid: u32) -> bool {
-        self.pending(uid) >= BUSY
+    /// Closes anything.
+    pub(crate) fn close(&self, whose: Principal, fd: OwnedFd) {
+        self.errands.run(whose, move || drop(fd));
     }
 
-    /// Whether so much of a user's is stuck that it is not served any more.
-    pub(crate) fn is_stuck(&self, uid: u32) -> bool {
-        self.pending(uid) >= STUCK
+    /// Keeps something until it is let go.
+    pub(crate) fn keep(&self, whose: Principal, fd: OwnedFd) -> Kept {
+        Kept { fd: Some(fd), whose, disposal: self.clone() }
     }
 
-    fn pending(&self, uid: u32) -> usize {
-        self.shared.lock().users.get(&uid).map_or(0, |user| user.waiting.len() + user.active)
-    }
-}
-
-impl Queue {
-    /// Something that may be closed now.
-    fn take(&mut self) -> Option<(u32, OwnedFd)> {
-        let (uid, user) = self
-            .users
-            .iter_mut()
-            .find(|(_, user)| !user.waiting.is_empty() && user.active < THREADS_PER_USER)?;
-        user.active += 1;
-        user.waiting.pop().map(|fd| (*uid, fd))
+    /// Whether so much of a principal's is pending that it should wait before it says more.
+    pub(crate) fn is_busy(&self, whose: Principal) -> bool {
+        self.errands.pending(whose) >= BUSY
     }
 
-    fn closed(&mut self, uid: u32) {
-        if let Some(user) = self.users.get_mut(&uid) {
-            user.active -= 1;
-            if user.active == 0 && user.waiting.is_empty() {
-                self.users.remove(&uid);
-            }
-        }
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn work(&self) {
-        let mut queue = self.lock();
-        loop {
-            while let Some((uid, fd)) = queue.take() {
-                drop(queue);
-                drop(fd);
-                queue = self.lock();
-                queue.closed(uid);
-            }
-            queue.idle += 1;
-            let waited = self.more.wait_timeout(queue, IDLE);
-            let (woken, timeout) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
-            queue = woken;
-            queue.idle -= 1;
-            if timeout.timed_out() {
-                queue.threads -= 1;
-                return;
-            }
-        }
+    /// Whether so much of a principal's is stuck that it is not served any more.
+    pub(crate) fn is_stuck(&self, whose: Principal) -> bool {
+        self.errands.pending(whose) >= STUCK
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::errands::tests::settled;
+    use crate::principal::tests::stranger;
     use socket2::SockRef;
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
@@ -150,57 +104,20 @@ mod tests {
         while stream.write(&[0; 65_536]).is_ok() {}
         stream.set_nonblocking(false).unwrap();
         SockRef::from(&stream).set_linger(Some(Duration::from_secs(600))).unwrap();
-        let (disposal, start) = (Disposal::default(), Instant::now());
-        disposal.close_tcp(7, stream.into());
+        let errands = Errands::default();
+        let (disposal, start) = (Disposal::new(errands.clone()), Instant::now());
+        let (one, other) = (stranger(0, 7), stranger(0, 8));
+        disposal.close(one, stream.into());
         for _ in 0..1000 {
-            disposal.close(7, std::io::pipe().unwrap().0.into());
-            disposal.close(8, std::io::pipe().unwrap().0.into());
+            disposal.close(one, std::io::pipe().unwrap().0.into());
+            disposal.close(other, std::io::pipe().unwrap().0.into());
         }
         assert!(start.elapsed() < Duration::from_secs(2));
         // The pipes are closed by other threads although one is stuck; then the peer's end frees that too.
-        let settled = |uid: u32, count: usize| {
-            let deadline = Instant::now() + Duration::from_secs(5);
-            while disposal.pending(uid) != count {
-                assert!(Instant::now() < deadline, "still pending");
-                std::thread::sleep(Duration::from_millis(5));
-            }
-        };
-        settled(8, 0);
-        settled(7, 1);
-        assert!(!disposal.is_busy(7) && !disposal.is_stuck(7));
+        settled(&errands, other, 0);
+        settled(&errands, one, 1);
+        assert!(!disposal.is_busy(one) && !disposal.is_stuck(one));
         drop(unread);
-        settled(7, 0);
-    }
-
-    #[test]
-    fn a_user_whose_closings_are_stuck_holds_up_nobody_else() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let disposal = Disposal::default();
-        let mut peers = Vec::new();
-        for _ in 0..2 * THREADS_PER_USER {
-            let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            peers.push(listener.accept().unwrap().0);
-            stream.set_nonblocking(true).unwrap();
-            while stream.write(&[0; 65_536]).is_ok() {}
-            stream.set_nonblocking(false).unwrap();
-            SockRef::from(&stream).set_linger(Some(Duration::from_secs(600))).unwrap();
-            disposal.close_tcp(7, stream.into());
-        }
-        let deadline = Instant::now() + Duration::from_secs(2);
-        while disposal.shared.lock().users[&7].active < THREADS_PER_USER {
-            assert!(Instant::now() < deadline, "too few threads");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        disposal.close(8, std::io::pipe().unwrap().0.into());
-        while disposal.pending(8) > 0 {
-            assert!(Instant::now() < deadline, "held up");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert_eq!(disposal.pending(7), 2 * THREADS_PER_USER);
-        drop(peers);
-        while disposal.pending(7) > 0 {
-            assert!(Instant::now() < deadline + Duration::from_secs(3), "still pending");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        settled(&errands, one, 0);
     }
 }

@@ -4,14 +4,18 @@
 //!
 //! Inner shape: [`Config`]; `control` is one client's connection; `state` is what all of them share; `offers` decides
 //! what becomes of a socket that was shown; `pairing` and `links` are its two pure halves; `namespaces` and `diag` ask
-//! the kernel; `status` reports; `rinse` and `sweep` give memory back.
+//! the kernel; `status` reports; `rinse` and `sweep` give memory back, `expiry` ends offers of dead sockets. `principal` says for whom
+//! all of this is done and how much of it each may have, `errands` does what may block.
 
 #![forbid(unsafe_code)]
 
+mod complaints;
 mod config;
 mod control;
 mod diag;
 mod disposal;
+mod errands;
+mod expiry;
 mod links;
 mod listener;
 mod namespaces;
@@ -20,11 +24,13 @@ mod orphans;
 mod outbox;
 mod pairing;
 mod paths;
+mod principal;
 mod rinse;
 mod server;
 mod state;
 mod status;
 mod sweep;
+mod taken;
 mod watch;
 
 pub use config::{Config, Limits, Mode};

@@ -20,6 +20,7 @@ use shunt_sys::{Errno, memfd};
 use thiserror::Error;
 
 use crate::pairing::{Key, Offer, ProcessId};
+use crate::principal::{Budget, Principal, Whose};
 use crate::rinse::Memory;
 
 pub(crate) type LinkId = u64;
@@ -31,7 +32,10 @@ pub(crate) const LINGER: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Links {
     geometry: Geometry,
-    limit: usize,
+    /// How many there may be.
+    budget: Budget,
+    /// Whose processes they are.
+    owners: HashMap<ProcessId, Principal>,
     next: LinkId,
     links: HashMap<LinkId, Link>,
     /// Links with a free slot, by pair of processes.
@@ -57,6 +61,8 @@ struct Holder {
 #[derive(Debug)]
 struct Link {
     ends: [ProcessId; 2],
+    /// Whose they are: stays when they have ended.
+    whose: Whose,
     /// Bit per connection and side: set while that side may use it.
     held: [u64; 2],
     cookies: Box<[[u64; 2]; CONNS]>,
@@ -96,6 +102,7 @@ pub(crate) struct Grant {
 pub(crate) struct Dropped {
     pub(crate) link: LinkId,
     pub(crate) ends: [ProcessId; 2],
+    pub(crate) whose: Whose,
     pub(crate) memory: Arc<Memory>,
 }
 
@@ -123,8 +130,8 @@ pub(crate) struct Orphan {
 /// Why there is no slot.
 #[derive(Debug, Error)]
 pub(crate) enum GrantError {
-    #[error("all {0} links are in use")]
-    Full(usize),
+    #[error("all links, or all that one of the two users may have, are in use")]
+    Full,
     #[error("no memory or descriptor for another link: {0}")]
     Kernel(#[from] Errno),
 }
@@ -133,7 +140,8 @@ impl Links {
     pub(crate) fn new(geometry: Geometry, limit: usize) -> Links {
         Links {
             geometry,
-            limit,
+            budget: Budget::new(limit),
+            owners: HashMap::new(),
             next: 1,
             links: HashMap::new(),
             open: HashMap::new(),
@@ -146,6 +154,16 @@ impl Links {
 
     pub(crate) fn len(&self) -> usize {
         self.links.len()
+    }
+
+    /// How many a stranger has.
+    pub(crate) fn count_of(&self, whose: Principal) -> usize {
+        self.budget.of(whose)
+    }
+
+    /// A process has come.
+    pub(crate) fn join(&mut self, process: ProcessId, whose: Principal) {
+        self.owners.insert(process, whose);
     }
 
     pub(crate) fn ring_bytes(&self) -> usize {
@@ -199,15 +217,19 @@ impl Links {
     }
 
     fn create(&mut self, pair: (ProcessId, ProcessId)) -> Result<(LinkId, OwnedFd), GrantError> {
-        if self.links.len() >= self.limit {
-            return Err(GrantError::Full(self.limit));
+        let owner = |id| self.owners.get(id).copied().ok_or(GrantError::Full);
+        let whose = Whose::both(owner(&pair.0)?, owner(&pair.1)?);
+        if !self.budget.allows(whose, 1) {
+            return Err(GrantError::Full);
         }
         let memfd = memfd::create_sealed("shunt-link", self.geometry.link_bytes())?;
         let memory = Arc::new(Memory::map(&memfd, self.geometry)?);
         let id = self.next;
         self.next += 1;
+        self.budget.force(whose, 1);
         let link = Link {
             ends: [pair.0, pair.1],
+            whose,
             held: [0; 2],
             cookies: Box::new([[0; 2]; CONNS]),
             memory,
@@ -294,6 +316,7 @@ impl Links {
             }
         }
         self.by_process.remove(&process);
+        self.owners.remove(&process);
         bereaved
     }
 
@@ -324,10 +347,10 @@ impl Links {
     }
 
     /// The memory of links that are to be rinsed, and whose they are.
-    pub(crate) fn take_soiled(&mut self) -> Vec<([ProcessId; 2], Arc<Memory>)> {
+    pub(crate) fn take_soiled(&mut self) -> Vec<(Whose, Arc<Memory>)> {
         let soiled = std::mem::take(&mut self.soiled);
         let links = soiled.into_iter().filter_map(|id| self.links.get(&id));
-        links.map(|link| (link.ends, link.memory.clone())).collect()
+        links.map(|link| (link.whose, link.memory.clone())).collect()
     }
 
     /// Whether there are links that may soon be dropped.
@@ -346,8 +369,8 @@ impl Links {
                 self.emptied.insert(id);
                 continue;
             }
-            let (ends, memory) = (link.ends, link.memory.clone());
-            dropped.push(Dropped { link: id, ends, memory });
+            let (ends, whose, memory) = (link.ends, link.whose, link.memory.clone());
+            dropped.push(Dropped { link: id, ends, whose, memory });
             self.drop_link(id);
             self.forget_pair_without_links(ends, id);
         }
@@ -378,6 +401,7 @@ impl Links {
 
     fn drop_link(&mut self, id: LinkId) {
         let Some(link) = self.links.remove(&id) else { return };
+        self.budget.give(link.whose, 1);
         for process in link.ends {
             if let Some(links) = self.by_process.get_mut(&process) {
                 links.remove(&id);
@@ -495,19 +519,26 @@ fn bits(mut word: u64) -> impl Iterator<Item = usize> {
 mod tests {
     use super::*;
     use crate::pairing::Key;
+    use crate::principal::tests::ROOT;
     use proptest::prelude::*;
     use shunt_abi::geometry::{MIN_RING_BYTES, RINGS_OFFSET};
     use shunt_sys::mapping::Mapping;
     use std::sync::atomic::Ordering::Relaxed;
 
     fn links(limit: usize) -> Links {
-        Links::new(Geometry::new(MIN_RING_BYTES).unwrap(), limit)
+        links_with(MIN_RING_BYTES, limit)
+    }
+
+    fn links_with(ring_bytes: usize, limit: usize) -> Links {
+        let mut links = Links::new(Geometry::new(ring_bytes).unwrap(), limit);
+        (0..16).for_each(|process| links.join(process, ROOT));
+        links
     }
 
     fn offer(process: ProcessId, cookie: u64) -> Offer {
         let address = ([127, 0, 0, 1], 1).into();
         let key = Key { netns: 0, local: address, remote: address };
-        Offer { process, ticket: 0, cookie, key, origin: None }
+        Offer { process, ticket: 0, cookie, key, seen: None }
     }
 
     fn at(link: LinkId, conn: u32, side: Side) -> Place {
@@ -621,7 +652,7 @@ mod tests {
 
     #[test]
     fn a_slot_whose_rings_have_grown_is_rinsed_before_it_is_given_out() {
-        let mut links = Links::new(Geometry::new(2 * MIN_RING_BYTES).unwrap(), 8);
+        let mut links = links_with(2 * MIN_RING_BYTES, 8);
         let grant = links.grant(&offer(1, 10), &offer(2, 20)).unwrap();
         let whole = Mapping::map(grant.fresh.as_ref().unwrap(), links.geometry.link_bytes()).unwrap();
         let second_page = links.geometry.ring_offset(0, Side::B) + MIN_RING_BYTES;
@@ -631,9 +662,9 @@ mod tests {
         assert!(links.take_soiled().is_empty(), "the other may still use it");
         assert!(links.release(2, two));
         let soiled = links.take_soiled();
-        assert_eq!((soiled.len(), soiled[0].0), (1, [1, 2]));
+        assert_eq!((soiled.len(), soiled[0].0), (1, ROOT.into()));
         assert_eq!(links.grant(&offer(1, 11), &offer(2, 21)).unwrap().conn, 1);
-        crate::rinse::Rinser::default().rinse((0, 0), &soiled[0].1);
+        crate::rinse::Rinser::new(crate::errands::Errands::default()).rinse(ROOT.into(), &soiled[0].1);
         let deadline = Instant::now() + Duration::from_secs(30);
         while soiled[0].1.unclean() != 0 {
             assert!(Instant::now() < deadline, "not rinsed");
@@ -652,7 +683,7 @@ mod tests {
         }
         assert_eq!(links.len(), 2);
         assert!(grants[64].fresh.is_some() && !grants[64].introduction);
-        assert!(matches!(links.grant(&offer(1, 500), &offer(2, 501)), Err(GrantError::Full(2))));
+        assert!(matches!(links.grant(&offer(1, 500), &offer(2, 501)), Err(GrantError::Full)));
         let early = &grants[3];
         let [one, two] = places(early);
         assert!(links.release(1, one) && links.release(2, two));
@@ -805,6 +836,7 @@ mod tests {
                     }
                     _ => {
                         links.forget(one);
+                        links.join(one, ROOT);
                         held.values_mut().for_each(|users| users.retain(|(user, _)| *user != one));
                     }
                 }
@@ -812,6 +844,7 @@ mod tests {
             }
             for process in 0..4 {
                 links.forget(process);
+                links.join(process, ROOT);
             }
             prop_assert_eq!((links.len(), links.holders.len(), links.by_process.len(), links.open.len()), (0, 0, 0, 0));
         }

@@ -91,7 +91,7 @@ impl Namespaces {
         cookie == self.own.netns() || entered.is_some()
     }
 
-    /// The live TCP connection with these addresses, if it still is the one whose socket has this cookie.
+    /// The live TCP socket with these addresses, if it is the one with this cookie. Waits for nobody.
     pub(crate) fn find(&mut self, key: Key, cookie: u64) -> Result<Option<Found>, Errno> {
         let Key { netns, local, remote } = key;
         let diag = match self.entered.get_mut(&netns) {
@@ -99,8 +99,7 @@ impl Namespaces {
             entered => entered.and_then(|entered| entered.diag.as_mut()),
         };
         // Otherwise nobody lives there any more.
-        let found = diag.map_or(Ok(None), |diag| diag.find(local, remote))?;
-        Ok(found.filter(|found| found.cookie == cookie))
+        diag.map_or(Ok(None), |diag| diag.find(local, remote, cookie))
     }
 }
 

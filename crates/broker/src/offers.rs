@@ -1,17 +1,24 @@
 //! What becomes of an offer: looked at, refused, left open, or paired. Nothing is paired that the kernel does not
 //! vouch for at that moment (L3).
+//!
+//! Every client waits while one is answered here, so nothing may wait for a client: no call is made that takes the lock of a socket,
+//! which a program holds as long as it likes by sending pages that it serves itself. So a socket is not asked for its addresses or its
+//! state: who shows it says which addresses it has, and the kernel's table of sockets whether that is so.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
-use shunt_abi::control::{Pair, Refused};
+use shunt_abi::control::{DecodeError, Pair, Refused};
 use shunt_abi::reason::Reason;
-use shunt_kernel::sequence::{Origin, ReadError};
-use shunt_sys::identity::{IdentifyError, Identity, identify};
+use shunt_kernel::sequence::{Position, ReadError, Seen};
+use shunt_sys::Errno;
+use shunt_sys::identity::{IdentifyError, Shown, shown};
+use shunt_sys::tcp::{ESTABLISHED, LISTEN};
 
-use crate::diag::{Counts, Found};
 use crate::links::Grant;
 use crate::pairing::{Finding, Key, Offer, ProcessId};
-use crate::state::State;
+use crate::state::{BadMessage, State};
 
 /// What the kernel says of two offers that look like one connection.
 enum Verdict {
@@ -25,43 +32,72 @@ enum Verdict {
 
 impl State {
     /// Takes a socket that a process offers.
-    pub(crate) fn offer(&mut self, id: ProcessId, ticket: u64, socket: OwnedFd) {
-        let Some(process) = self.processes.get(&id) else { return };
-        let uid = process.credentials.uid;
-        let shown = identify(&socket);
-        let origin = shown.as_ref().ok().and_then(|shown| self.origin(&socket, shown));
-        // Before any answer, and whatever it is: while we hold it, the program's close does not end it.
+    pub(crate) fn offer(
+        &mut self,
+        id: ProcessId,
+        told: &shunt_abi::control::Offer,
+        socket: OwnedFd,
+    ) -> Result<(), BadMessage> {
+        let Some(process) = self.processes.get(&id) else { return Ok(()) };
+        let whose = process.principal;
+        let shown = shown(&socket);
+        let seen = shown.as_ref().ok().and_then(|shown| self.look(&socket, shown));
+        // Whatever the answer is: while we hold it, the program's close does not end it.
         match shown {
-            Ok(_) | Err(IdentifyError::NotEstablished(_)) => self.disposal.close_tcp(uid, socket),
-            Err(_) => self.disposal.close(uid, socket),
+            Ok(_) => self.disposal.close_tcp(whose, socket, process.outbox.taken.receipt()),
+            Err(_) => self.disposal.close(whose, socket),
         }
-        let shown = match shown {
-            Ok(shown) => shown,
-            Err(error) => return self.refuse_lie(id, ticket, &error),
-        };
-        let refusal = if !self.namespaces.knows(shown.netns) {
-            Some(Reason::ForeignNamespace)
-        } else if shown.bound_device {
-            Some(Reason::BoundToDevice)
-        } else if shown.local == shown.remote {
-            Some(Reason::SelfConnected)
-        } else if self.offers.count(id) >= self.limits.offers {
-            Some(Reason::BrokerLimit)
+        // The kernel would understand two families as it likes.
+        let (local, remote) = told.addresses().ok_or(DecodeError::Field("remote"))?;
+        let verdict = shown.map_err(|error| self.refuse_lie(id, &error)).and_then(|shown| {
+            self.vet(id, &shown, local, remote)?;
+            let key = Key { netns: shown.netns, local, remote };
+            Ok(Offer { process: id, ticket: told.ticket, cookie: shown.cookie, key, seen })
+        });
+        match verdict {
+            Ok(offer) => self.place(offer),
+            Err(reason) => self.refuse(id, told.ticket, reason),
+        }
+        Ok(())
+    }
+
+    /// Whether a socket that was shown may be paired, and is the one that has these addresses.
+    fn vet(
+        &mut self,
+        id: ProcessId,
+        shown: &Shown,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<(), Reason> {
+        if !self.namespaces.knows(shown.netns) {
+            return Err(Reason::ForeignNamespace);
+        }
+        if shown.bound_device {
+            return Err(Reason::BoundToDevice);
+        }
+        let key = Key { netns: shown.netns, local, remote };
+        match self.namespaces.find(key, shown.cookie).map_err(no_answer)?.map(|found| found.state) {
+            Some(ESTABLISHED) => {}
+            Some(LISTEN) => return Err(self.refuse_lie(id, &IdentifyError::NotEstablished(LISTEN))),
+            // Closing, closed, or gone and its addresses with somebody else, which is what happens to honest programs. Who names
+            // others' addresses gets no other answer, and no pair.
+            _ => return Err(Reason::Stale),
+        }
+        if local == remote {
+            Err(Reason::SelfConnected)
+        } else if !self.offers.has_room(id, self.limits.offers) {
+            Err(Reason::BrokerLimit)
         } else if self.links.holder(shown.cookie).is_some_and(|holder| holder != id) {
-            Some(Reason::Shared)
+            Err(Reason::Shared)
         } else {
-            None
-        };
-        match refusal {
-            Some(reason) => self.refuse(id, ticket, reason),
-            None => self.place(offer_of(id, ticket, &shown, origin)),
+            Ok(())
         }
     }
 
     /// Where the streams of a socket begin, if there is anybody to ask.
-    fn origin(&self, socket: &OwnedFd, shown: &Identity) -> Option<Origin> {
-        match self.sequences.as_ref()?.origin(socket.as_fd(), shown.cookie) {
-            Ok(origin) => Some(origin),
+    fn look(&self, socket: &OwnedFd, shown: &Shown) -> Option<Seen> {
+        match self.sequences.as_ref()?.look(socket.as_fd(), shown.cookie) {
+            Ok(seen) => Some(seen),
             Err(error @ ReadError::Kernel(_)) => {
                 tracing::warn!(%error, "no sequence numbers: not paired across namespaces");
                 None
@@ -73,22 +109,21 @@ impl State {
         }
     }
 
-    /// Pairs an offer, leaves it open, or refuses it.
+    /// Pairs an offer, which the kernel has just vouched for, leaves it open, or refuses it.
     fn place(&mut self, offer: Offer) {
         loop {
             match self.offers.look(&offer) {
-                Finding::Nothing => return self.offers.insert(offer),
+                Finding::Nothing => {
+                    self.offers.insert(offer);
+                    return self.opened.notify_one();
+                }
                 Finding::Shared(other) => {
                     self.refuse(other.process, other.ticket, Reason::Shared);
                     return self.refuse(offer.process, offer.ticket, Reason::Shared);
                 }
-                // Two sockets cannot have these addresses at once. The kernel knows which one lives.
-                Finding::Occupied(older) => match self.live(&offer) {
-                    Ok(Some(_)) => self.refuse_open(&older, Reason::Stale),
-                    Ok(None) => return self.refuse(offer.process, offer.ticket, Reason::Stale),
-                    Err(reason) => return self.refuse(offer.process, offer.ticket, reason),
-                },
-                Finding::Counterpart(other) => match self.judge(&offer, &other) {
+                // Two sockets cannot have these addresses at once.
+                Finding::Occupied(older) => self.refuse_open(&older, Reason::Stale),
+                Finding::Counterpart(other) | Finding::Unlike(other) => match self.judge(&offer, &other) {
                     Ok(Verdict::Pair) => {
                         self.offers.remove(&other.key);
                         return self.pair(&other, &offer);
@@ -119,33 +154,49 @@ impl State {
 
     /// L3: at the moment of pairing both must still be the sockets that were shown, each in its own namespace.
     fn judge(&mut self, offer: &Offer, other: &Offer) -> Result<Verdict, Reason> {
-        let before = self.live(offer)?;
-        let between = self.live(other)?;
-        let (Some(before), Some(between)) = (before, between) else {
-            return Ok(Verdict::Dead { offer: before.is_some(), other: between.is_some() });
+        // Before it is asked who lives: who lives then did so all the time, and is what was read.
+        let are_one = match offer.key.mirrored() == other.key {
+            true => offer.may_mirror(other),
+            // Recognised by their origins: whatever is between them may have changed what they say.
+            false => self.are_of_one_stream(offer, other)?,
         };
-        if offer.key.mirrored() == other.key {
-            return Ok(Verdict::Pair);
-        }
-        // Recognised by their origins: whatever is between them may have changed what they say.
-        let Some(after) = self.live(offer)? else {
-            return Ok(Verdict::Dead { offer: false, other: true });
-        };
-        let same = are_of_one_stream(before.counts, between.counts, after.counts);
-        Ok(if same { Verdict::Pair } else { Verdict::Rewritten })
+        let lives = (self.is_live(offer)?, self.is_live(other)?);
+        Ok(match lives {
+            (true, true) if are_one => Verdict::Pair,
+            (true, true) => Verdict::Rewritten,
+            (offer, other) => Verdict::Dead { offer, other },
+        })
     }
 
-    /// The socket that was offered, if it is still the one with its addresses.
-    fn live(&mut self, offer: &Offer) -> Result<Option<Found>, Reason> {
-        self.namespaces.find(offer.key, offer.cookie).map_err(|error| {
-            tracing::warn!(%error, "sock_diag does not answer; is the kernel's tcp_diag module there?");
-            Reason::ForeignNamespace
-        })
+    /// Whether two that live have the same streams between them.
+    fn are_of_one_stream(&self, offer: &Offer, other: &Offer) -> Result<bool, Reason> {
+        let (before, between, after) = (self.position(offer)?, self.position(other)?, self.position(offer)?);
+        let all = before.zip(between).zip(after);
+        Ok(all.is_some_and(|((before, between), after)| fit(before, between, after)))
+    }
+
+    /// How far the socket of an offer is. Nothing: it has ended.
+    fn position(&self, offer: &Offer) -> Result<Option<Position>, Reason> {
+        let Some((reader, seen)) = self.sequences.as_ref().zip(offer.seen) else { return Ok(None) };
+        match reader.position(seen.place, offer.cookie) {
+            Ok(position) => Ok(Some(position)),
+            Err(ReadError::Kernel(error)) => {
+                tracing::warn!(%error, "no sequence numbers: not paired across namespaces");
+                Err(Reason::ForeignNamespace)
+            }
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Whether the socket that was offered still is the one with its addresses, and a process has it.
+    fn is_live(&mut self, offer: &Offer) -> Result<bool, Reason> {
+        let found = self.namespaces.find(offer.key, offer.cookie).map_err(no_answer)?;
+        Ok(found.is_some_and(|found| found.is_held))
     }
 
     /// Refuses those among open offers that are dead, and says whether there were any.
     fn refuse_dead(&mut self, offers: &[Offer]) -> bool {
-        let dead: Vec<_> = offers.iter().filter(|offer| matches!(self.live(offer), Ok(None))).collect();
+        let dead: Vec<_> = offers.iter().filter(|offer| self.is_live(offer) == Ok(false)).collect();
         dead.iter().for_each(|offer| self.refuse_open(offer, Reason::Stale));
         !dead.is_empty()
     }
@@ -155,12 +206,16 @@ impl State {
         let grant = match self.links.grant(earlier, later) {
             Ok(grant) => grant,
             Err(error) => {
-                tracing::warn!(%error, "no link for a pair");
+                if let Some(times) = self.complaints.note("no link", Instant::now()) {
+                    tracing::warn!(%error, times, "no link for a pair");
+                }
                 self.refuse(earlier.process, earlier.ticket, Reason::BrokerLimit);
                 return self.refuse(later.process, later.ticket, Reason::BrokerLimit);
             }
         };
-        self.pairs_made += 1;
+        let owners = [earlier, later].map(|offer| self.principal(offer.process));
+        let twice = owners[0] == owners[1];
+        self.count(owners.into_iter().skip(usize::from(twice)).flatten(), |tally| tally.pairs_made += 1);
         // Towards each process: the link, then the doorbells, then the pair.
         let ends = [(earlier, later, grant.sides[0]), (later, earlier, grant.sides[1])];
         for (to, peer, side) in ends {
@@ -179,70 +234,73 @@ impl State {
         }
     }
 
-    fn refuse_open(&mut self, offer: &Offer, reason: Reason) {
+    pub(crate) fn refuse_open(&mut self, offer: &Offer, reason: Reason) {
         self.offers.remove(&offer.key);
         self.refuse(offer.process, offer.ticket, reason);
     }
 
-    fn refuse_lie(&mut self, id: ProcessId, ticket: u64, error: &IdentifyError) {
-        if let Some(process) = self.processes.get_mut(&id) {
-            // A socket that is closing is what happens to honest programs.
-            if !process.warned && !matches!(error, IdentifyError::NotEstablished(_)) {
-                process.warned = true;
-                let (pid, program) = (process.credentials.pid, &process.program);
-                tracing::warn!(pid, program, %error, "offered something else than an established TCP socket");
-            }
+    /// Somebody has shown what no honest program would. Tells why it is refused.
+    fn refuse_lie(&mut self, id: ProcessId, error: &IdentifyError) -> Reason {
+        if let Some(process) = self.processes.get_mut(&id)
+            && !process.warned
+        {
+            process.warned = true;
+            let (pid, program) = (process.credentials.pid, &process.program);
+            tracing::warn!(pid, program, %error, "offered something else than an established TCP socket");
         }
-        self.refuse(id, ticket, Reason::NotTcp);
+        Reason::NotTcp
     }
 
     fn refuse(&mut self, id: ProcessId, ticket: u64, reason: Reason) {
-        *self.offers_refused.entry(reason).or_default() += 1;
+        self.count(self.principal(id), |tally| *tally.offers_refused.entry(reason).or_default() += 1);
         tracing::debug!(process = id, ticket, reason = reason.label(), "offer refused");
         self.say(id, Refused { ticket, reason: reason as u32, pad: 0 }, None);
     }
 }
 
-fn offer_of(process: ProcessId, ticket: u64, shown: &Identity, origin: Option<Origin>) -> Offer {
-    let key = Key { netns: shown.netns, local: shown.local, remote: shown.remote };
-    Offer { process, ticket, cookie: shown.cookie, key, origin }
+fn no_answer(error: Errno) -> Reason {
+    tracing::warn!(%error, "sock_diag does not answer; is the kernel's tcp_diag module there?");
+    Reason::ForeignNamespace
 }
 
-/// Whether what one end has had acknowledged has been received by the other, and what the other has received has been
-/// sent, in both directions. `one` is read before and after `two`, because they do not stand still. A SYN or a FIN
-/// makes a difference of one. What rewrites a stream on its way, as helpers of address translation do, changes its
-/// length.
-fn are_of_one_stream(one_before: Counts, two: Counts, one_after: Counts) -> bool {
-    one_before.acked <= two.received + 1
-        && two.received <= one_after.sent + 1
-        && one_before.received <= two.sent + 1
-        && two.acked <= one_after.received + 1
+/// Whether what one end knows to have arrived has been received by the other, and what the other has received has been sent, in both
+/// directions. `one` is read before and after `two`, because they do not stand still. What rewrites a stream on its way, as helpers of
+/// address translation do, changes its length, and so the numbers from there on.
+fn fit(one_before: Position, two: Position, one_after: Position) -> bool {
+    let is_behind = |one: u32, other: u32| other.wrapping_sub(one) as i32 >= 0;
+    is_behind(one_before.acknowledged, two.received)
+        && is_behind(two.received, one_after.sent)
+        && is_behind(one_before.received, two.sent)
+        && is_behind(two.acknowledged, one_after.received)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Far enough on for the numbers to begin anew between them.
+    fn position(acknowledged: u32, received: u32, sent: u32) -> Position {
+        let [acknowledged, received, sent] =
+            [acknowledged, received, sent].map(|count| count.wrapping_add(u32::MAX - 500));
+        Position { acknowledged, received, sent }
+    }
+
     #[test]
-    fn counts_of_one_stream_fit_whatever_is_in_flight() {
-        let counts = |acked, received, sent| Counts { acked, received, sent };
-        // Quiet, the opener first; 100 bytes one way, 40 the other.
-        assert!(are_of_one_stream(counts(101, 40, 100), counts(40, 100, 40), counts(101, 40, 100)));
+    fn ends_of_one_stream_fit_whatever_is_in_flight() {
+        // Quiet; 100 bytes one way, 40 the other.
+        assert!(fit(position(100, 40, 100), position(40, 100, 40), position(100, 40, 100)));
         // In flight both ways, and moving between the readings.
-        assert!(are_of_one_stream(counts(101, 40, 900), counts(40, 700, 5000), counts(800, 3000, 1200)));
-        // Sent again, and a FIN.
-        assert!(are_of_one_stream(counts(102, 0, 300), counts(0, 101, 0), counts(102, 0, 300)));
+        assert!(fit(position(100, 40, 900), position(40, 700, 5000), position(800, 3000, 1200)));
     }
 
     #[test]
     fn a_rewritten_stream_does_not_fit() {
-        let counts = |acked, received, sent| Counts { acked, received, sent };
-        let one = counts(21, 0, 20);
-        assert!(!are_of_one_stream(one, counts(0, 25, 0), one), "longer on arrival");
-        assert!(!are_of_one_stream(one, counts(0, 15, 0), one), "shorter on arrival");
-        let one = counts(1, 25, 0);
-        assert!(!are_of_one_stream(one, counts(20, 0, 20), one), "longer, the other way");
-        let one = counts(1, 15, 0);
-        assert!(!are_of_one_stream(one, counts(20, 0, 20), one), "shorter, the other way");
+        let one = position(20, 0, 20);
+        assert!(!fit(one, position(0, 21, 0), one), "longer on arrival");
+        assert!(!fit(one, position(0, 19, 0), one), "shorter on arrival");
+        let one = position(0, 21, 0);
+        assert!(!fit(one, position(20, 0, 20), one), "longer, the other way");
+        let one = position(0, 19, 0);
+        assert!(!fit(one, position(20, 0, 20), one), "shorter, the other way");
     }
 }

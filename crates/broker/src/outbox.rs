@@ -3,16 +3,22 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
-use shunt_abi::control::Reply;
+use shunt_abi::control::{Reply, STATUS_PART, StatusReply};
 use shunt_abi::page::Page;
 use shunt_sys::mapping::Mapping;
 use shunt_sys::{Errno, seqpacket};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
+
+use crate::disposal::Descriptor;
+use crate::principal::Charge;
+use crate::taken::Taken;
 
 /// What stands between the queue and the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,20 +35,31 @@ pub(crate) enum Backlog {
 #[derive(Debug)]
 pub(crate) struct Outbox {
     socket: AsyncFd<OwnedFd>,
-    page: RefCell<Option<Mapping>>,
+    page: RefCell<Option<Arc<Mapping>>>,
+    /// How many of its messages have been dealt with.
+    pub(crate) taken: Taken,
     queue: RefCell<Queue>,
     limit: usize,
+    queued: RefCell<Charge>,
     sent: Cell<u64>,
     backlog: Cell<Backlog>,
     failed: Cell<bool>,
+    overflowed: Cell<bool>,
     changed: Notify,
+}
+
+#[derive(Debug)]
+enum Message {
+    Reply(Reply, Option<Rc<dyn Descriptor>>),
+    /// A datagram of a status.
+    Part(Rc<Vec<u8>>, Range<usize>),
 }
 
 /// Messages in order. A doorbell that replaces one still queued takes its place, so that no process can fill
 /// the queue of another by registering doorbells.
 #[derive(Debug, Default)]
 struct Queue {
-    messages: VecDeque<(Reply, Option<Rc<OwnedFd>>)>,
+    messages: VecDeque<Message>,
     /// Messages that have left.
     popped: u64,
     /// Where the doorbell of a peer's waiter stands, counted from the first message ever.
@@ -50,22 +67,32 @@ struct Queue {
 }
 
 impl Queue {
-    fn push(&mut self, reply: Reply, fd: Option<Rc<OwnedFd>>) {
+    fn push(&mut self, reply: Reply, fd: Option<Rc<dyn Descriptor>>) {
         if let Reply::PeerDoorbell(bell) = &reply {
             let place = self.popped + self.messages.len() as u64;
             if let Some(queued) = self.doorbells.get(&(bell.peer, bell.slot))
-                && let Some(message) = self.messages.get_mut((queued - self.popped) as usize)
+                && let Some(Message::Reply(_, old)) = self.messages.get_mut((queued - self.popped) as usize)
             {
-                message.1 = fd;
+                *old = fd;
                 return;
             }
             self.doorbells.insert((bell.peer, bell.slot), place);
         }
-        self.messages.push_back((reply, fd));
+        self.messages.push_back(Message::Reply(reply, fd));
+    }
+
+    /// A status, which nothing else comes in between.
+    fn push_status(&mut self, json: Vec<u8>) {
+        self.push(StatusReply { bytes: json.len() as u64 }.into(), None);
+        let json = Rc::new(json);
+        for start in (0..json.len()).step_by(STATUS_PART) {
+            let part = start..json.len().min(start + STATUS_PART);
+            self.messages.push_back(Message::Part(json.clone(), part));
+        }
     }
 
     fn pop(&mut self) {
-        if let Some((Reply::PeerDoorbell(bell), _)) = self.messages.pop_front() {
+        if let Some(Message::Reply(Reply::PeerDoorbell(bell), _)) = self.messages.pop_front() {
             self.doorbells.remove(&(bell.peer, bell.slot));
         }
         self.popped += 1;
@@ -73,15 +100,18 @@ impl Queue {
 }
 
 impl Outbox {
-    pub(crate) fn new(socket: AsyncFd<OwnedFd>, limit: usize) -> Outbox {
+    pub(crate) fn new(socket: AsyncFd<OwnedFd>, limit: usize, queued: Charge) -> Outbox {
         Outbox {
             socket,
             page: RefCell::new(None),
+            taken: Taken::default(),
             queue: RefCell::default(),
             limit,
+            queued: RefCell::new(queued),
             sent: Cell::new(0),
             backlog: Cell::new(Backlog::None),
             failed: Cell::new(false),
+            overflowed: Cell::new(false),
             changed: Notify::new(),
         }
     }
@@ -94,39 +124,62 @@ impl Outbox {
         self.socket.into_inner()
     }
 
-    /// The page whose inbox count follows what is sent.
+    /// The page whose counts follow what is sent and taken.
     pub(crate) fn set_page(&self, page: Mapping) {
+        let page = Arc::new(page);
+        self.taken.set_page(page.clone());
         *self.page.borrow_mut() = Some(page);
     }
 
     /// Shows the client's page, if it has one.
     pub(crate) fn with_page<T>(&self, look: impl FnOnce(&Page) -> T) -> Option<T> {
-        self.page.borrow().as_ref().and_then(Mapping::page).map(look)
+        self.page.borrow().as_ref().and_then(|page| page.page()).map(look)
     }
 
     /// Says something, now or as soon as the client has read what came before.
-    pub(crate) fn push(&self, reply: Reply, fd: Option<Rc<OwnedFd>>) {
+    pub(crate) fn push(&self, reply: Reply, fd: Option<Rc<dyn Descriptor>>) {
+        self.push_by(|queue| queue.push(reply, fd));
+    }
+
+    /// The same for a status.
+    pub(crate) fn push_status(&self, json: Vec<u8>) {
+        self.push_by(|queue| queue.push_status(json));
+    }
+
+    fn push_by(&self, push: impl FnOnce(&mut Queue)) {
         if self.failed.get() {
             return;
         }
-        if self.queue.borrow().messages.len() >= self.limit {
-            tracing::warn!(limit = self.limit, "client does not read its messages: dropped");
-            return self.fail();
-        }
         let idle = self.backlog.get() == Backlog::None;
-        self.queue.borrow_mut().push(reply, fd);
+        push(&mut self.queue.borrow_mut());
         if idle && self.flush() != Backlog::None {
             self.changed.notify_one();
+        }
+        let queued = self.queue.borrow().messages.len();
+        if queued > self.limit || !self.queued.borrow_mut().set(queued) {
+            self.overflowed.set(true);
+            self.fail();
         }
     }
 
     /// Sends what the socket takes.
     pub(crate) fn flush(&self) -> Backlog {
+        let backlog = self.send_queued();
+        self.queued.borrow_mut().set(self.queue.borrow().messages.len());
+        backlog
+    }
+
+    fn send_queued(&self) -> Backlog {
         let mut queue = self.queue.borrow_mut();
-        while let Some((reply, fd)) = queue.messages.front() {
-            let datagram = reply.encode();
-            let fds = fd.as_ref().map(|fd| fd.as_fd());
-            match seqpacket::send(&self.socket, datagram.as_bytes(), fds.as_slice()) {
+        while let Some(message) = queue.messages.front() {
+            let sent = match message {
+                Message::Reply(reply, fd) => {
+                    let fds = fd.as_ref().map(|fd| fd.as_fd());
+                    seqpacket::send(&self.socket, reply.encode().as_bytes(), fds.as_slice())
+                }
+                Message::Part(json, part) => seqpacket::send(&self.socket, &json[part.clone()], &[]),
+            };
+            match sent {
                 Ok(()) => {
                     queue.pop();
                     self.sent.set(self.sent.get() + 1);
@@ -157,6 +210,7 @@ impl Outbox {
     fn fail(&self) {
         self.failed.set(true);
         *self.queue.borrow_mut() = Queue::default();
+        self.queued.borrow_mut().set(0);
         self.changed.notify_one();
     }
 
@@ -166,6 +220,11 @@ impl Outbox {
 
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.get()
+    }
+
+    /// Whether it has failed because the client does not read.
+    pub(crate) fn has_overflowed(&self) -> bool {
+        self.overflowed.get()
     }
 
     /// Whether the client has yet to read something.
@@ -189,7 +248,7 @@ mod tests {
     #[test]
     fn a_queued_doorbell_is_replaced_in_its_place() {
         let bell = |peer, slot| Reply::from(PeerDoorbell { peer, slot, pad: 0 });
-        let fd = || Some(Rc::new(eventfd::create().unwrap()));
+        let fd = || -> Option<Rc<dyn Descriptor>> { Some(Rc::new(eventfd::create().unwrap())) };
         let mut queue = Queue::default();
         queue.push(PeerGone { peer: 9 }.into(), None);
         queue.push(bell(1, 0), fd());
@@ -198,13 +257,15 @@ mod tests {
         let newer = fd();
         queue.push(bell(1, 0), newer.clone());
         assert_eq!(queue.messages.len(), 2);
-        assert!(Rc::ptr_eq(queue.messages[0].1.as_ref().unwrap(), newer.as_ref().unwrap()));
+        let Message::Reply(_, Some(first)) = &queue.messages[0] else { panic!("no doorbell") };
+        assert!(Rc::ptr_eq(first, newer.as_ref().unwrap()));
         queue.pop();
         queue.push(bell(1, 0), fd());
-        assert_eq!(
-            queue.messages.iter().map(|(reply, _)| *reply).collect::<Vec<_>>(),
-            [bell(1, 1), bell(1, 0)]
-        );
+        let replies = queue.messages.iter().map(|message| match message {
+            Message::Reply(reply, _) => *reply,
+            Message::Part(..) => panic!("no status"),
+        });
+        assert_eq!(replies.collect::<Vec<_>>(), [bell(1, 1), bell(1, 0)]);
         queue.pop();
         queue.pop();
         assert!(queue.doorbells.is_empty() && queue.messages.is_empty());

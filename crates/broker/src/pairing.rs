@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use shunt_kernel::sequence::Origin;
+use shunt_kernel::sequence::{Origin, Seen};
+
+use crate::principal::{Budget, Principal};
 
 /// The broker's name for a process: one per control connection, never used twice.
 pub(crate) type ProcessId = u64;
@@ -29,8 +31,22 @@ pub(crate) struct Offer {
     pub(crate) ticket: u64,
     pub(crate) cookie: u64,
     pub(crate) key: Key,
-    /// What they have mirrored wherever they are, if the kernel could be asked.
-    pub(crate) origin: Option<Origin>,
+    /// What they have mirrored wherever they are is in it, if the kernel could be asked.
+    pub(crate) seen: Option<Seen>,
+}
+
+impl Offer {
+    fn origin(&self) -> Option<Origin> {
+        self.seen.map(|seen| seen.origin)
+    }
+
+    /// Whether the streams of both begin where those of one connection do, as far as that is known.
+    pub(crate) fn may_mirror(&self, other: &Offer) -> bool {
+        match (self.origin(), other.origin()) {
+            (Some(one), Some(two)) => one.mirrored().contains(&two),
+            _ => true,
+        }
+    }
 }
 
 /// What an offer meets.
@@ -40,6 +56,8 @@ pub(crate) enum Finding {
     Nothing,
     /// Its other end, which stays open until it is taken.
     Counterpart(Offer),
+    /// What has its addresses mirrored, and yet is not the other end of the same streams. It stays open.
+    Unlike(Offer),
     /// Another socket with the same addresses, which stays open: one of the two is dead.
     Occupied(Offer),
     /// More than one pair is possible. All offers that could be part of one, which stay open.
@@ -49,8 +67,12 @@ pub(crate) enum Finding {
 }
 
 /// All open offers. At most one per key, per cookie, and per ticket of a process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Offers {
+    /// How many may be open.
+    budget: Budget,
+    /// Whose processes they are.
+    owners: HashMap<ProcessId, Principal>,
     by_key: HashMap<Key, Offer>,
     /// Two sockets with one origin are as good as impossible; if there are, neither is paired.
     by_origin: HashMap<Origin, Vec<Key>>,
@@ -59,6 +81,38 @@ pub(crate) struct Offers {
 }
 
 impl Offers {
+    pub(crate) fn new(limit: usize) -> Offers {
+        Offers {
+            budget: Budget::new(limit),
+            owners: HashMap::new(),
+            by_key: HashMap::new(),
+            by_origin: HashMap::new(),
+            by_cookie: HashMap::new(),
+            by_process: HashMap::new(),
+        }
+    }
+
+    /// A process has come.
+    pub(crate) fn join(&mut self, process: ProcessId, whose: Principal) {
+        self.owners.insert(process, whose);
+    }
+
+    /// Whether a process, which may have so many itself, may leave one more open.
+    pub(crate) fn has_room(&self, process: ProcessId, limit: usize) -> bool {
+        let owner = self.owners.get(&process);
+        self.count(process) < limit && owner.is_some_and(|owner| self.budget.allows(*owner, 1))
+    }
+
+    /// All that are open.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Offer> {
+        self.by_key.values()
+    }
+
+    /// Whether this one still is.
+    pub(crate) fn contains(&self, offer: &Offer) -> bool {
+        self.by_key.get(&offer.key) == Some(offer)
+    }
+
     /// What `offer` meets. An older offer of the same socket by the same process is replaced, and so gone.
     pub(crate) fn look(&mut self, offer: &Offer) -> Finding {
         if let Some(older) = self.by_cookie.get(&offer.cookie).copied().and_then(|key| self.remove(&key))
@@ -70,8 +124,9 @@ impl Offers {
             return Finding::Occupied(*older);
         }
         match self.by_key.get(&offer.key.mirrored()) {
-            Some(other) => Finding::Counterpart(*other),
-            None => offer.origin.map_or(Finding::Nothing, |origin| self.look_by_origin(origin)),
+            Some(other) if offer.may_mirror(other) => Finding::Counterpart(*other),
+            Some(other) => Finding::Unlike(*other),
+            None => offer.origin().map_or(Finding::Nothing, |origin| self.look_by_origin(origin)),
         }
     }
 
@@ -95,8 +150,11 @@ impl Offers {
         if let Some(key) = self.by_cookie.get(&offer.cookie).copied() {
             self.remove(&key);
         }
+        if let Some(owner) = self.owners.get(&offer.process) {
+            self.budget.force(*owner, 1);
+        }
         self.by_key.insert(offer.key, offer);
-        if let Some(origin) = offer.origin {
+        if let Some(origin) = offer.origin() {
             self.by_origin.entry(origin).or_default().push(offer.key);
         }
         self.by_cookie.insert(offer.cookie, offer.key);
@@ -129,11 +187,15 @@ impl Offers {
                 self.unindex(&offer);
             }
         }
+        self.owners.remove(&process);
     }
 
     fn unindex(&mut self, offer: &Offer) {
+        if let Some(owner) = self.owners.get(&offer.process) {
+            self.budget.give(*owner, 1);
+        }
         self.by_cookie.remove(&offer.cookie);
-        if let Some(origin) = offer.origin
+        if let Some(origin) = offer.origin()
             && let Some(keys) = self.by_origin.get_mut(&origin)
         {
             keys.retain(|key| *key != offer.key);
@@ -152,7 +214,15 @@ impl Offers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::principal::tests::ROOT;
     use proptest::prelude::*;
+    use shunt_kernel::sequence::Place;
+
+    fn offers() -> Offers {
+        let mut offers = Offers::new(1000);
+        (0..4).for_each(|process| offers.join(process, ROOT));
+        offers
+    }
 
     fn key(netns: u64, local: u16, remote: u16) -> Key {
         let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
@@ -160,16 +230,16 @@ mod tests {
     }
 
     fn offer(process: ProcessId, ticket: u64, cookie: u64, key: Key) -> Offer {
-        Offer { process, ticket, cookie, key, origin: None }
+        Offer { process, ticket, cookie, key, seen: None }
     }
 
     fn with_origin(offer: Offer, sent: u32, received: u32) -> Offer {
-        Offer { origin: Some(Origin { sent, received }), ..offer }
+        Offer { seen: Some(Seen { origin: Origin { sent, received }, place: Place::default() }), ..offer }
     }
 
     #[test]
     fn mirrored_addresses_in_one_namespace_meet() {
-        let mut offers = Offers::default();
+        let mut offers = offers();
         let first = offer(1, 1, 10, key(0, 80, 999));
         offers.insert(first);
         assert_eq!(offers.look(&offer(2, 1, 11, key(0, 999, 80))), Finding::Counterpart(first));
@@ -178,8 +248,22 @@ mod tests {
     }
 
     #[test]
+    fn mirrored_addresses_of_other_streams_do_not_meet() {
+        let mut offers = offers();
+        let opener = with_origin(offer(1, 1, 10, key(0, 999, 80)), 100, 500);
+        let acceptor = offer(2, 1, 11, key(0, 80, 999));
+        offers.insert(opener);
+        for (sent, received) in [(500, 100), (500, 102), (501, 101), (7, 9)] {
+            assert_eq!(offers.look(&with_origin(acceptor, sent, received)), Finding::Unlike(opener));
+        }
+        assert_eq!(offers.look(&with_origin(acceptor, 500, 101)), Finding::Counterpart(opener));
+        // Where the kernel could not be asked about one of the two, the addresses have the word.
+        assert_eq!(offers.look(&acceptor), Finding::Counterpart(opener));
+    }
+
+    #[test]
     fn mirrored_origins_meet_across_namespaces() {
-        let mut offers = Offers::default();
+        let mut offers = offers();
         // The opener's SYN was number 100, the acceptor's first byte is number 500.
         let opener = with_origin(offer(1, 1, 10, key(1, 999, 80)), 100, 500);
         let acceptor = with_origin(offer(2, 1, 11, key(2, 8080, 4321)), 500, 101);
@@ -192,7 +276,7 @@ mod tests {
         for (sent, received) in [(100, 501), (101, 500), (99, 500), (101, 499)] {
             assert_eq!(offers.look(&with_origin(opener, sent, received)), Finding::Nothing);
         }
-        assert_eq!(offers.look(&Offer { origin: None, ..opener }), Finding::Nothing);
+        assert_eq!(offers.look(&Offer { seen: None, ..opener }), Finding::Nothing);
         assert_eq!(offers.remove(&acceptor.key), Some(acceptor));
         assert!(offers.by_origin.is_empty());
     }
@@ -201,7 +285,7 @@ mod tests {
     fn whatever_could_be_two_pairs_is_none() {
         let opener = |cookie, netns| with_origin(offer(1, cookie, cookie, key(netns, 999, 80)), 100, 500);
         let acceptor = |cookie, netns| with_origin(offer(2, cookie, cookie, key(netns, 80, 9)), 500, 101);
-        let mut offers = Offers::default();
+        let mut offers = offers();
         offers.insert(opener(10, 1));
         offers.insert(opener(11, 2));
         let finding = offers.look(&acceptor(20, 3));
@@ -217,7 +301,7 @@ mod tests {
 
     #[test]
     fn the_same_socket_again_replaces_or_is_shared() {
-        let mut offers = Offers::default();
+        let mut offers = offers();
         let first = offer(1, 1, 10, key(0, 80, 999));
         offers.insert(first);
         let again = offer(1, 2, 10, key(0, 80, 999));
@@ -230,7 +314,7 @@ mod tests {
 
     #[test]
     fn reused_addresses_are_told_apart_by_cookie() {
-        let mut offers = Offers::default();
+        let mut offers = offers();
         let old = offer(1, 1, 10, key(0, 80, 999));
         offers.insert(old);
         let new = offer(2, 1, 20, key(0, 80, 999));
@@ -257,11 +341,18 @@ mod tests {
                 return Finding::Occupied(older);
             }
             if let Some(other) = at(offer.key.mirrored()) {
-                return Finding::Counterpart(other);
+                let (one, two) = (offer.origin(), other.origin());
+                let begins = |end: u32, by: u32| end == by || end.wrapping_add(1) == by;
+                let differ = one.zip(two).is_some_and(|(one, two)| {
+                    let forth = begins(one.sent, two.received) && begins(two.sent, one.received);
+                    // One SYN, and only one, is among what was acknowledged.
+                    !forth || (one.sent == two.received) == (two.sent == one.received)
+                });
+                return if differ { Finding::Unlike(other) } else { Finding::Counterpart(other) };
             }
-            let Some(origin) = offer.origin else { return Finding::Nothing };
+            let Some(origin) = offer.origin() else { return Finding::Nothing };
             let having =
-                |origin: Origin| self.0.iter().filter(move |other| other.origin == Some(origin)).copied();
+                |origin: Origin| self.0.iter().filter(move |other| other.origin() == Some(origin)).copied();
             let candidates: Vec<_> = origin.mirrored().into_iter().flat_map(having).collect();
             let rivals: Vec<_> = having(origin).collect();
             match (&candidates[..], &rivals[..]) {
@@ -296,8 +387,8 @@ mod tests {
     fn any_offer() -> impl Strategy<Value = Offer> {
         let origin = proptest::option::of((0..3u32, 0..3u32));
         (0..3u64, 0..4u64, 0..6u64, any_key(), origin).prop_map(|(process, ticket, cookie, key, origin)| {
-            let origin = origin.map(|(sent, received)| Origin { sent, received });
-            Offer { process, ticket, cookie, key, origin }
+            let offer = offer(process, ticket, cookie, key);
+            origin.map_or(offer, |(sent, received)| with_origin(offer, sent, received))
         })
     }
 
@@ -314,7 +405,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_maps_agree_with_a_list(steps in proptest::collection::vec(any_step(), 0..80)) {
-            let (mut offers, mut oracle) = (Offers::default(), Oracle::default());
+            let (mut offers, mut oracle) = (offers(), Oracle::default());
             for step in steps {
                 match step {
                     Step::Look(offer) => prop_assert_eq!(offers.look(&offer), oracle.look(&offer)),
@@ -326,11 +417,13 @@ mod tests {
                     Step::Remove(key) => { offers.remove(&key); oracle.0.retain(|other| other.key != key); }
                     Step::Forget(process) => {
                         offers.forget(process);
+                        offers.join(process, ROOT);
                         oracle.0.retain(|other| other.process != process);
                     }
                 }
+                prop_assert_eq!(offers.budget.all(), oracle.0.len());
                 let origins: usize = offers.by_origin.values().map(Vec::len).sum();
-                prop_assert_eq!(origins, oracle.0.iter().filter(|offer| offer.origin.is_some()).count());
+                prop_assert_eq!(origins, oracle.0.iter().filter(|offer| offer.seen.is_some()).count());
                 let held: usize = offers.by_process.values().map(HashMap::len).sum();
                 prop_assert_eq!(offers.by_key.len(), oracle.0.len());
                 prop_assert_eq!(offers.by_cookie.len(), oracle.0.len());

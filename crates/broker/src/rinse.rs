@@ -1,28 +1,20 @@
 //! Gives the memory of rings back that nobody uses any more. The kernel does that under a lock of the file's, which whoever has
-//! the file can hold as long as it likes. So it is done on threads of its own, and what is stuck holds up nobody else: a
+//! the file can hold as long as it likes. So it is an [errand](crate::errands), and what is stuck holds up nobody else: a
 //! connection of a link is not given out again before its rings are clean, and where too many wait, they stay as they are.
 
-use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::Duration;
 
 use shunt_abi::geometry::{Geometry, MIN_RING_BYTES, RINGS_OFFSET, Side};
 use shunt_sys::Result;
 use shunt_sys::mapping::{self, Mapping};
 
-/// Threads at most.
-const THREADS: usize = 32;
-/// Of those, for the links of one pair of users.
-const THREADS_PER_USERS: usize = 2;
-/// Links of one pair of users that may wait.
-const WAITING: usize = 64;
-/// How long a thread waits for more.
-const IDLE: Duration = Duration::from_secs(5);
+use crate::errands::Errands;
+use crate::principal::Whose;
 
-/// Whose processes the two ends of a link are.
-pub(crate) type Users = (u32, u32);
+/// Errands of those at the two ends of a link that may wait.
+const WAITING: usize = 64;
 
 /// The memory of a link.
 #[derive(Debug)]
@@ -88,93 +80,23 @@ impl Memory {
 }
 
 /// Rinses without ever blocking the caller.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Rinser {
-    shared: Arc<Shared>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    queue: Mutex<Queue>,
-    more: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Queue {
-    waiting: VecDeque<(Users, Arc<Memory>)>,
-    active: HashMap<Users, usize>,
-    threads: usize,
-    idle: usize,
+    errands: Errands,
 }
 
 impl Rinser {
+    pub(crate) fn new(errands: Errands) -> Rinser {
+        Rinser { errands }
+    }
+
     /// Has a link rinsed that has been [soiled](Memory::soil).
-    pub(crate) fn rinse(&self, users: Users, memory: &Arc<Memory>) {
-        let mut queue = self.shared.lock();
-        if queue.waiting.iter().filter(|(waiting, _)| *waiting == users).count() >= WAITING {
+    pub(crate) fn rinse(&self, whose: Whose, memory: &Arc<Memory>) {
+        if self.errands.pending(whose) >= WAITING {
             return memory.leave();
         }
-        queue.waiting.push_back((users, memory.clone()));
-        let eligible = queue.active_of(users) < THREADS_PER_USERS;
-        if queue.threads == 0 || eligible && queue.idle == 0 && queue.threads < THREADS {
-            let shared = self.shared.clone();
-            let spawned = std::thread::Builder::new().name("shunt-rinse".into()).spawn(move || shared.work());
-            queue.threads += usize::from(spawned.is_ok());
-        } else {
-            self.shared.more.notify_one();
-        }
-    }
-}
-
-impl Queue {
-    fn active_of(&self, users: Users) -> usize {
-        self.active.get(&users).copied().unwrap_or(0)
-    }
-
-    /// A link that may be rinsed now.
-    fn take(&mut self) -> Option<(Users, Arc<Memory>)> {
-        let may_begin = |(users, _): &(Users, _)| self.active_of(*users) < THREADS_PER_USERS;
-        let place = self.waiting.iter().position(may_begin)?;
-        let (users, memory) = self.waiting.remove(place)?;
-        *self.active.entry(users).or_default() += 1;
-        Some((users, memory))
-    }
-
-    fn done(&mut self, users: Users) {
-        if let Some(active) = self.active.get_mut(&users) {
-            *active -= 1;
-            if *active == 0 {
-                self.active.remove(&users);
-            }
-        }
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn work(&self) {
-        let mut queue = self.lock();
-        loop {
-            while let Some((users, memory)) = queue.take() {
-                drop(queue);
-                memory.rinse();
-                drop(memory);
-                queue = self.lock();
-                queue.done(users);
-            }
-            queue.idle += 1;
-            let waited = self.more.wait_timeout(queue, IDLE);
-            let (woken, timeout) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
-            queue = woken;
-            queue.idle -= 1;
-            if timeout.timed_out() {
-                queue.threads -= 1;
-                return;
-            }
-        }
+        let memory = memory.clone();
+        self.errands.run(whose, move || memory.rinse());
     }
 }
 
@@ -183,7 +105,11 @@ mod tests {
     use super::*;
     use shunt_sys::memfd::create_sealed;
     use std::os::fd::OwnedFd;
-    use std::time::Instant;
+    use std::sync::Mutex;
+    use std::sync::mpsc::channel;
+    use std::time::{Duration, Instant};
+
+    use crate::principal::tests::stranger;
 
     const PAGES: usize = 4;
 
@@ -224,7 +150,8 @@ mod tests {
         assert!(!memory.soil(9), "its first page is the next connection's");
         assert!(memory.soil(3));
         assert!(!memory.soil(3), "somebody is about to");
-        Rinser::default().rinse((1, 2), &memory);
+        let whose = Whose::both(stranger(0, 1), stranger(0, 2));
+        Rinser::new(Errands::default()).rinse(whose, &memory);
         wait_until_clean(&memory);
         assert_eq!(pages(&memfd), PAGES + 1);
         assert!(!memory.soil(3), "it is clean");
@@ -233,27 +160,29 @@ mod tests {
     /// The kernel's lock of a file is held by a write from memory that does not come.
     #[test]
     fn links_that_are_stuck_hold_up_those_of_no_others() {
-        let rinser = Rinser::default();
-        let (_memfd, memory) = link();
-        {
-            let mut queue = rinser.shared.lock();
-            queue.active.insert((1, 2), THREADS_PER_USERS);
-        }
+        let errands = Errands::default();
+        let rinser = Rinser::new(errands.clone());
+        let whose = Whose::both(stranger(0, 1), stranger(0, 2));
+        let (end, ends) = channel::<()>();
+        let ends = Arc::new(Mutex::new(ends));
         for _ in 0..WAITING {
-            fill(&memory, 0, Side::A, PAGES);
-            assert!(memory.soil(0));
-            rinser.rinse((1, 2), &memory);
-            memory.leave();
+            let ends = ends.clone();
+            errands.run(whose, move || {
+                let _ = ends.lock().unwrap().recv();
+            });
         }
         // Too many wait: this one stays as it is, and may be used again.
+        let (_memfd, memory) = link();
+        fill(&memory, 0, Side::A, PAGES);
         assert!(memory.soil(0));
-        rinser.rinse((1, 2), &memory);
+        rinser.rinse(whose, &memory);
         assert_eq!(memory.unclean(), 0);
         let (others, other) = link();
         fill(&other, 0, Side::A, PAGES);
         assert!(other.soil(0));
-        rinser.rinse((1, 3), &other);
+        rinser.rinse(Whose::both(stranger(0, 1), stranger(0, 3)), &other);
         wait_until_clean(&other);
         assert_eq!(pages(&others), 0);
+        drop(end);
     }
 }

@@ -1,13 +1,13 @@
 //! The broker's life: listens, takes clients in, and stops when it is told to or nobody is left.
 
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{SocketFlags, accept_with};
-use rustix::process::{Resource, getrlimit, getuid, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use shunt_abi::geometry::{Geometry, MAX_RING_BYTES, MIN_RING_BYTES};
 use shunt_kernel::sequence::Reader;
 use shunt_sys::{Errno, seqpacket};
@@ -17,13 +17,18 @@ use tokio::sync::Notify;
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::config::{Config, Limits};
+use crate::config::{Config, DESCRIPTORS};
 use crate::control;
+use crate::expiry::expire;
 use crate::listener::{ListenError, Listener};
 use crate::namespaces::Namespaces;
+use crate::principal::{Charge, Principal};
 use crate::state::State;
 use crate::sweep::sweep;
 use crate::watch::watch;
+
+/// Bytes that the kernel keeps of what a client has not read, of which half are its own book-keeping.
+const SEND_BUFFER: usize = 32 * 1024;
 
 /// Why the broker did not start, or stopped by itself.
 #[derive(Debug, Error)]
@@ -42,26 +47,23 @@ pub enum Error {
     Loop(std::io::Error),
 }
 
-/// Clients now connected, in all and by user.
-#[derive(Default)]
-struct Census {
-    total: Cell<usize>,
-    by_user: RefCell<HashMap<u32, usize>>,
-    changed: Notify,
-}
-
 /// Runs a broker until `shutdown` completes or it has been idle for long enough. Needs a tokio runtime with
 /// I/O and time; everything happens on the calling thread.
 pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error> {
     let geometry = Geometry::new(config.ring_bytes).ok_or(Error::RingBytes(config.ring_bytes))?;
     let namespaces = Namespaces::new().map_err(Error::Diag)?;
     let (listener, socket) = Listener::open(&mut config)?;
-    raise_descriptor_limit();
+    let descriptors = raise_descriptor_limit();
+    if descriptors < DESCRIPTORS {
+        tracing::info!(descriptors, "serves fewer at a time than with a limit of {DESCRIPTORS} descriptors");
+    }
+    let limits = config.limits.within(descriptors);
     let socket = watch(socket).map_err(|(_, error)| Error::Loop(error))?;
     tracing::info!(socket = %config.socket.display(), mode = ?config.mode, "broker is listening");
-    let state = Rc::new(RefCell::new(State::new(geometry, config.limits, namespaces, sequences())));
+    let state = Rc::new(RefCell::new(State::new(geometry, limits, namespaces, sequences())));
     let served = LocalSet::new();
     served.spawn_local(sweep(state.clone()));
+    served.spawn_local(expire(state.clone()));
     let accepting = accept(&socket, state, &config);
     let result = served
         .run_until(async {
@@ -89,25 +91,30 @@ fn sequences() -> Option<Reader> {
 }
 
 async fn accept(socket: &AsyncFd<OwnedFd>, state: Rc<RefCell<State>>, config: &Config) -> Result<(), Error> {
-    let census = Rc::new(Census::default());
+    let departed = Rc::new(Notify::new());
     let mut idle_since = Instant::now();
     loop {
-        let idle_until = config.idle_exit.filter(|_| census.total.get() == 0).map(|idle| idle_since + idle);
+        let idle_until = config
+            .idle_exit
+            .filter(|_| state.borrow().clients.borrow().all() == 0)
+            .map(|idle| idle_since + idle);
         tokio::select! {
             ready = socket.readable() => {
                 let mut ready = ready.map_err(Error::Loop)?;
                 match accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                    Ok(client) => take_in(client, &state, &census, &config.limits),
+                    Ok(client) => take_in(client, &state, &departed),
                     Err(Errno::AGAIN) => ready.clear_ready(),
                     Err(Errno::CONNABORTED | Errno::INTR) => {}
                     Err(error) => {
                         // Out of descriptors or memory. Those who wait are on TCP meanwhile.
-                        tracing::warn!(%error, "cannot accept a client");
+                        if let Some(times) = state.borrow_mut().complaints.note("accept", Instant::now().into_std()) {
+                            tracing::warn!(%error, times, "cannot accept a client");
+                        }
                         sleep(Duration::from_millis(100)).await;
                     }
                 }
             }
-            () = census.changed.notified() => idle_since = Instant::now(),
+            () = departed.notified() => idle_since = Instant::now(),
             () = sleep_until(idle_until.unwrap_or(idle_since)), if idle_until.is_some() => {
                 tracing::info!("nobody left to serve");
                 return Ok(());
@@ -116,42 +123,47 @@ async fn accept(socket: &AsyncFd<OwnedFd>, state: Rc<RefCell<State>>, config: &C
     }
 }
 
-fn take_in(client: OwnedFd, state: &Rc<RefCell<State>>, census: &Rc<Census>, limits: &Limits) {
+fn take_in(client: OwnedFd, state: &Rc<RefCell<State>>, departed: &Rc<Notify>) {
     let Ok(credentials) = seqpacket::peer_credentials(&client) else { return };
-    let uid = credentials.uid;
-    let privileged = uid == 0 || uid == getuid().as_raw();
-    let of_user = census.by_user.borrow().get(&uid).copied().unwrap_or(0);
-    let full = census.total.get() >= limits.clients || !privileged && of_user >= limits.clients / 2;
-    if full || state.borrow().disposal.is_stuck(uid) {
-        tracing::warn!(uid, pid = credentials.pid, "too many clients: one turned away");
-        // What it may have sent already is closed with it.
-        return state.borrow().disposal.close(uid, client);
-    }
-    census.total.set(census.total.get() + 1);
-    *census.by_user.borrow_mut().entry(uid).or_default() += 1;
-    let (state, census) = (state.clone(), census.clone());
-    spawn_local(async move {
-        control::serve(state, client, credentials).await;
-        census.total.set(census.total.get() - 1);
-        let mut by_user = census.by_user.borrow_mut();
-        if let Some(count) = by_user.get_mut(&uid) {
-            *count -= 1;
-            if *count == 0 {
-                by_user.remove(&uid);
-            }
+    let mut held = state.borrow_mut();
+    let principal = match Principal::of(&client, credentials.uid, held.namespaces.own()) {
+        Ok(principal) => principal,
+        Err(error) => return tracing::warn!(%error, "the network namespace of a client cannot be told"),
+    };
+    let mut place = Charge::new(&held.clients, principal);
+    let is_stuck = held.disposal.is_stuck(principal);
+    if is_stuck || !place.more(1) {
+        if let Some(times) = held.complaints.note("too many", Instant::now().into_std()) {
+            let (uid, pid) = (principal.uid, credentials.pid);
+            tracing::warn!(uid, pid, is_stuck, times, "too many clients: turned away");
         }
-        drop(by_user);
-        census.changed.notify_one();
+        // What it may have sent already is closed with it.
+        return held.disposal.close(principal, client);
+    }
+    // What it does not read is memory of this process's, and more than a few messages are kept here.
+    if let Err(error) = set_socket_send_buffer_size(&client, SEND_BUFFER) {
+        tracing::debug!(%error, "the send buffer stays as it is");
+    }
+    drop(held);
+    let (state, departed) = (state.clone(), departed.clone());
+    spawn_local(async move {
+        control::serve(&state, client, credentials, principal).await;
+        drop(place);
+        state.borrow_mut().departed(principal);
+        departed.notify_one();
     });
 }
 
-/// Every client costs a few descriptors; the usual soft limit of 1024 is for programs that use select.
-fn raise_descriptor_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    if limit.current != limit.maximum {
-        limit.current = limit.maximum;
-        if let Err(error) = setrlimit(Resource::Nofile, limit) {
-            tracing::debug!(%error, "the descriptor limit stays as it is");
-        }
+/// Every client costs a few descriptors; the usual soft limit of 1024 is for programs that use select. Says how many there may be.
+fn raise_descriptor_limit() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = DESCRIPTORS as u64;
+    // Whoever may raise the hard limit can have as many as it takes.
+    let raised = [limit.maximum.map(|maximum| maximum.max(wanted)), limit.maximum]
+        .into_iter()
+        .any(|all| setrlimit(Resource::Nofile, Rlimit { current: all, maximum: all }).is_ok());
+    if !raised {
+        tracing::debug!("the descriptor limit stays as it is");
     }
+    getrlimit(Resource::Nofile).current.map_or(usize::MAX, |current| current as usize)
 }

@@ -1,11 +1,13 @@
 //! What all clients share, and every decision about it. Nothing here waits; what is said goes to outboxes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Instant;
 
+use rustix::fs::fstat;
 use shunt_abi::control::{
     DecodeError, Doorbell, Hello, Leave, Link, PeerDoorbell, PeerGone, Release, Reply, Request, Unlink,
     Welcome,
@@ -13,6 +15,7 @@ use shunt_abi::control::{
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::{PAGE_BYTES, Page, Reach};
 use shunt_abi::reason::Reason;
+use shunt_abi::status::Share;
 use shunt_kernel::sequence::Reader;
 use shunt_sys::mapping::{self, Mapping};
 use shunt_sys::memfd::{SealError, verify_sealed};
@@ -21,13 +24,16 @@ use shunt_sys::{Errno, eventfd};
 use thiserror::Error;
 use tokio::sync::Notify;
 
+use crate::complaints::Complaints;
 use crate::config::Limits;
-use crate::disposal::Disposal;
+use crate::disposal::{Descriptor, Disposal, Kept};
+use crate::errands::Errands;
 use crate::links::{Dropped, Grant, Links, Orphan, Place};
 use crate::namespaces::Namespaces;
 use crate::outbox::Outbox;
 use crate::pairing::{Offers, ProcessId};
-use crate::rinse::{Rinser, Users};
+use crate::principal::{Budget, Charge, Principal};
+use crate::rinse::Rinser;
 
 /// Everything the broker knows.
 #[derive(Debug)]
@@ -36,29 +42,55 @@ pub(crate) struct State {
     pub(crate) limits: Limits,
     pub(crate) started: Instant,
     pub(crate) processes: BTreeMap<ProcessId, Process>,
+    /// The connections of those that have ended.
+    pub(crate) ended: Share,
     pub(crate) links: Links,
-    pub(crate) pairs_made: u64,
-    pub(crate) offers_refused: HashMap<Reason, u64>,
-    pub(crate) bad_messages: BTreeMap<&'static str, u64>,
+    /// What has happened to all.
+    pub(crate) tally: Tally,
+    /// What has happened to strangers who are connected.
+    tallies: HashMap<Principal, Tally>,
+    pub(crate) complaints: Complaints,
+    /// Connected clients.
+    pub(crate) clients: Rc<RefCell<Budget>>,
+    /// Messages that clients have not read.
+    pub(crate) queued: Rc<RefCell<Budget>>,
+    /// Bytes of statuses that clients have not read.
+    pub(crate) unread_statuses: Rc<RefCell<Budget>>,
+    doorbells: Rc<RefCell<Budget>>,
+    /// The files of all pages, by device and inode.
+    pages: HashSet<(u64, u64)>,
     pub(crate) namespaces: Namespaces,
     pub(crate) offers: Offers,
     /// What tells the ends of a connection across namespaces, if this broker may load it.
     pub(crate) sequences: Option<Reader>,
     /// There are links that nobody uses: see [`crate::sweep`].
     pub(crate) emptied: Rc<Notify>,
+    /// There are open offers: see [`crate::expiry`].
+    pub(crate) opened: Rc<Notify>,
     rinser: Rinser,
     next_process: ProcessId,
+}
+
+/// What has happened so far.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) pairs_made: u64,
+    pub(crate) offers_refused: HashMap<Reason, u64>,
+    pub(crate) bad_messages: BTreeMap<&'static str, u64>,
 }
 
 /// A process that has said hello.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) credentials: Credentials,
+    pub(crate) principal: Principal,
     pub(crate) program: String,
     pub(crate) outbox: Rc<Outbox>,
     /// The network namespace it lived in when it said hello.
     pub(crate) netns: u64,
-    doorbells: BTreeMap<u32, Rc<OwnedFd>>,
+    doorbells: BTreeMap<u32, Rc<Kept>>,
+    rung_by: Charge,
+    page: (u64, u64),
     /// Its first refused offer is a warning, the rest only for debugging: it may have thousands.
     pub(crate) warned: bool,
 }
@@ -78,8 +110,14 @@ pub(crate) enum BadMessage {
     Page(#[from] SealError),
     #[error("the page cannot be mapped: {0}")]
     PageMapping(Errno),
+    #[error("the page is another process's, or has been shown before")]
+    PageShown,
     #[error("another status was asked for before the one before was read")]
     UnreadStatus,
+    #[error("others of this user have too many statuses that they do not read")]
+    StatusLimit,
+    #[error("it does not read its messages")]
+    Unread,
     #[error("its network namespace cannot be told: {0}")]
     Namespace(Errno),
     #[error("the doorbell is not an eventfd")]
@@ -100,7 +138,10 @@ impl BadMessage {
             BadMessage::BeforeHello => "before_hello",
             BadMessage::SecondHello => "second_hello",
             BadMessage::Page(_) | BadMessage::PageMapping(_) => "page",
+            BadMessage::PageShown => "page_shown",
             BadMessage::UnreadStatus => "unread_status",
+            BadMessage::StatusLimit => "status_limit",
+            BadMessage::Unread => "unread",
             BadMessage::Namespace(_) => "namespace",
             BadMessage::NotADoorbell => "doorbell",
         }
@@ -114,20 +155,29 @@ impl State {
         namespaces: Namespaces,
         sequences: Option<Reader>,
     ) -> State {
+        let errands = Errands::default();
+        let budget = |limit| Rc::new(RefCell::new(Budget::new(limit)));
         State {
-            disposal: Disposal::default(),
+            disposal: Disposal::new(errands.clone()),
             limits,
             started: Instant::now(),
             processes: BTreeMap::new(),
+            ended: Share::default(),
             links: Links::new(geometry, limits.links),
-            pairs_made: 0,
-            offers_refused: HashMap::new(),
-            bad_messages: BTreeMap::new(),
+            tally: Tally::default(),
+            tallies: HashMap::new(),
+            complaints: Complaints::default(),
+            clients: budget(limits.clients),
+            queued: budget(limits.all_queued),
+            unread_statuses: budget(limits.status_bytes),
+            doorbells: budget(limits.doorbells),
+            pages: HashSet::new(),
             namespaces,
-            offers: Offers::default(),
+            offers: Offers::new(limits.all_offers),
             sequences,
             emptied: Rc::default(),
-            rinser: Rinser::default(),
+            opened: Rc::default(),
+            rinser: Rinser::new(errands),
             next_process: 1,
         }
     }
@@ -135,14 +185,19 @@ impl State {
     /// Takes in a process that shows its page.
     pub(crate) fn hello(
         &mut self,
-        credentials: Credentials,
+        (credentials, principal): (Credentials, Principal),
         outbox: &Rc<Outbox>,
         hello: &Hello,
         page: OwnedFd,
     ) -> Result<ProcessId, BadMessage> {
         if let Err(error) = verify_sealed(&page, PAGE_BYTES) {
-            self.disposal.close(credentials.uid, page);
+            self.disposal.close(principal, page);
             return Err(error.into());
+        }
+        let file = fstat(&page).map(|file| (file.st_dev, file.st_ino)).map_err(BadMessage::PageMapping)?;
+        // One that many show would be in a status as often.
+        if self.pages.contains(&file) {
+            return Err(BadMessage::PageShown);
         }
         let page = Mapping::map(&page, PAGE_BYTES).map_err(BadMessage::PageMapping)?;
         // What is written here. An honest process has seen to that; it is not relied on.
@@ -153,14 +208,20 @@ impl State {
         self.next_process += 1;
         let process = Process {
             credentials,
+            principal,
             program: program_name(&hello.program),
             outbox: outbox.clone(),
             netns,
             doorbells: BTreeMap::new(),
+            rung_by: Charge::new(&self.doorbells, principal),
+            page: file,
             warned: false,
         };
         tracing::debug!(process = id, pid = credentials.pid, program = process.program, "hello");
         self.processes.insert(id, process);
+        self.pages.insert(file);
+        self.offers.join(id, principal);
+        self.links.join(id, principal);
         self.tell_reach();
         outbox.push(Welcome { process: id }.into(), None);
         Ok(id)
@@ -174,7 +235,7 @@ impl State {
         fd: Option<OwnedFd>,
     ) -> Result<(), BadMessage> {
         match (request, fd) {
-            (Request::Offer(offer), Some(fd)) => self.offer(id, offer.ticket, fd),
+            (Request::Offer(offer), Some(fd)) => self.offer(id, &offer, fd)?,
             (Request::Announce(_), None) => {}
             (Request::Withdraw(withdraw), None) => drop(self.offers.withdraw(id, withdraw.ticket)),
             (Request::Release(Release { link, conn, side }), None) => {
@@ -202,8 +263,33 @@ impl State {
     }
 
     /// Counts a message that its sender is hung up for.
-    pub(crate) fn count_bad(&mut self, bad: &BadMessage) {
-        *self.bad_messages.entry(bad.label()).or_default() += 1;
+    pub(crate) fn count_bad(&mut self, whose: Principal, bad: &BadMessage) {
+        self.count(Some(whose), |tally| *tally.bad_messages.entry(bad.label()).or_default() += 1);
+    }
+
+    /// Counts something for all, and for those whom it has happened to.
+    pub(crate) fn count(&mut self, whose: impl IntoIterator<Item = Principal>, note: impl Fn(&mut Tally)) {
+        note(&mut self.tally);
+        for one in whose.into_iter().filter(|one| !one.is_privileged()) {
+            note(self.tallies.entry(one).or_default());
+        }
+    }
+
+    /// What has happened to a stranger.
+    pub(crate) fn tally_of(&self, whose: Principal) -> Option<&Tally> {
+        self.tallies.get(&whose)
+    }
+
+    /// A client has gone; if it was the last of a stranger's, nobody asks any more what has happened to that one.
+    pub(crate) fn departed(&mut self, whose: Principal) {
+        if self.clients.borrow().of(whose) == 0 {
+            self.tallies.remove(&whose);
+        }
+    }
+
+    /// Whose process it is.
+    pub(crate) fn principal(&self, id: ProcessId) -> Option<Principal> {
+        self.processes.get(&id).map(|process| process.principal)
     }
 
     /// A process has ended, or has been hung up on. The sockets that it has left are for [`crate::orphans::follow`].
@@ -222,7 +308,9 @@ impl State {
         }
         self.ring(bereaved.asleep);
         if let Some(process) = self.processes.remove(&id) {
+            self.ended += process.outbox.with_page(Page::share).unwrap_or_default();
             self.namespaces.leave(process.netns);
+            self.pages.remove(&process.page);
             self.tell_reach();
         }
         tracing::debug!(process = id, "gone");
@@ -231,8 +319,8 @@ impl State {
 
     /// What nobody uses any more is rinsed, and dropped if nobody does so for a while.
     fn give_memory_back(&mut self) {
-        for (ends, memory) in self.links.take_soiled() {
-            self.rinser.rinse(self.users(ends), &memory);
+        for (whose, memory) in self.links.take_soiled() {
+            self.rinser.rinse(whose, &memory);
         }
         if self.links.has_emptied() {
             self.emptied.notify_one();
@@ -241,21 +329,15 @@ impl State {
 
     /// Drops links that nobody has used for a while, and has both their ends do so too.
     pub(crate) fn drop_empty_links(&mut self, now: Instant) {
-        for Dropped { link, ends, memory } in self.links.drop_empty(now) {
+        for Dropped { link, ends, whose, memory } in self.links.drop_empty(now) {
             // One of them may be asleep, and have it mapped until it wakes up.
             if memory.soil_all() {
-                self.rinser.rinse(self.users(ends), &memory);
+                self.rinser.rinse(whose, &memory);
             }
             for (end, side) in ends.into_iter().zip([Side::A, Side::B]) {
                 self.say(end, Unlink { link, side: side as u32, pad: 0 }, None);
             }
         }
-    }
-
-    fn users(&self, ends: [ProcessId; 2]) -> Users {
-        let user = |id| self.processes.get(&id).map_or(u32::MAX, |process| process.credentials.uid);
-        let [one, other] = ends.map(user);
-        (one.min(other), one.max(other))
     }
 
     /// Wakes sleepers that have been marked.
@@ -306,25 +388,30 @@ impl State {
             self.close_all(id, Some(fd));
             return Err(BadMessage::NotADoorbell);
         }
-        let fd = Rc::new(fd);
-        if let Some(process) = self.processes.get_mut(&id) {
-            process.doorbells.insert(doorbell.slot, fd.clone());
+        let Some(process) = self.processes.get_mut(&id) else { return Ok(()) };
+        // A waiter that nobody can ring sleeps for a moment at a time.
+        if !process.doorbells.contains_key(&doorbell.slot) && !process.rung_by.more(1) {
+            self.close_all(id, Some(fd));
+            return Ok(());
         }
+        let kept = Rc::new(self.disposal.keep(process.principal, fd));
+        process.doorbells.insert(doorbell.slot, kept.clone());
         for peer in self.links.peers(id) {
-            self.say(peer, PeerDoorbell { peer: id, slot: doorbell.slot, pad: 0 }, Some(fd.clone()));
+            self.say(peer, PeerDoorbell { peer: id, slot: doorbell.slot, pad: 0 }, Some(kept.clone()));
         }
         Ok(())
     }
 
-    pub(crate) fn say(&self, to: ProcessId, reply: impl Into<Reply>, fd: Option<Rc<OwnedFd>>) {
+    pub(crate) fn say(&self, to: ProcessId, reply: impl Into<Reply>, fd: Option<Rc<dyn Descriptor>>) {
         if let Some(process) = self.processes.get(&to) {
             process.outbox.push(reply.into(), fd);
         }
     }
 
     pub(crate) fn close_all(&self, id: ProcessId, fds: impl IntoIterator<Item = OwnedFd>) {
-        let uid = self.processes.get(&id).map_or(u32::MAX, |process| process.credentials.uid);
-        fds.into_iter().for_each(|fd| self.disposal.close(uid, fd));
+        if let Some(whose) = self.principal(id) {
+            fds.into_iter().for_each(|fd| self.disposal.close(whose, fd));
+        }
     }
 }
 

@@ -4,28 +4,31 @@ use std::collections::BTreeMap;
 use std::io;
 use std::mem::offset_of;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::getuid;
 use shunt_abi::VERSION;
-use shunt_abi::control::{DecodeError, MAX_MESSAGE, Reply, Request, Status, StatusReply};
+use shunt_abi::control::{DecodeError, Reply, Request, STATUS_PART, Status, StatusReply};
+use shunt_abi::option::SocketOption;
 use shunt_abi::page::{Counter, Entry, EntryCopy, Page};
 use shunt_abi::reason::{Reason, Road};
-use shunt_abi::status::{Connection, Direction, Process, Snapshot};
+use shunt_abi::status::{Connection, Direction, Process, Share, Snapshot};
 use shunt_sys::mapping::backed_pages;
-use shunt_sys::{Errno, identity, memfd, seqpacket};
+use shunt_sys::{Errno, identity, seqpacket};
 use thiserror::Error;
 
 use crate::outbox::Outbox;
-use crate::state::{self, State};
+use crate::principal::{Budget, Charge, Principal};
+use crate::state::{self, BadMessage, State, Tally};
 
 /// How long the broker has for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two attempts to be let in.
+const RETRY: Duration = Duration::from_millis(5);
 /// More JSON than this is not believed.
 const MAX_JSON: u64 = 1 << 30;
 
@@ -60,82 +63,132 @@ pub enum StatusError {
 /// Asks the broker at `path` for its state. Blocks for a few seconds at most.
 pub fn status(path: impl AsRef<Path>) -> Result<Snapshot, StatusError> {
     let path = path.as_ref();
-    let socket = seqpacket::connect(path.as_os_str().as_encoded_bytes())
-        .map_err(|error| StatusError::NoBroker { path: path.to_owned(), source: error.into() })?;
+    let socket = connect(path)?;
     match seqpacket::send(&socket, Request::from(Status { pad: 0 }).encode().as_bytes(), &[]) {
         Ok(()) => {}
         Err(Errno::PIPE | Errno::CONNRESET) => return Err(StatusError::HungUp),
         Err(error) => return Err(error.into()),
     }
-    let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-    if poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&patience))? == 0 {
-        return Err(StatusError::Silent);
-    }
-    let mut buffer = [0; MAX_MESSAGE];
-    let (len, mut fds) = match seqpacket::recv(&socket, &mut buffer) {
-        Ok((0, _)) | Err(Errno::CONNRESET) => return Err(StatusError::HungUp),
-        received => received?,
+    let mut buffer = vec![0; STATUS_PART];
+    let len = receive(&socket, &mut buffer)?;
+    let Reply::StatusReply(StatusReply { bytes }) = Reply::decode(&buffer[..len], 0)? else {
+        return Err(StatusError::Snapshot("another message came instead".into()));
     };
-    match (Reply::decode(&buffer[..len], fds.len())?, fds.take_first()) {
-        (Reply::StatusReply(reply), Some(memfd)) => read_snapshot(memfd, reply.bytes),
-        _ => Err(StatusError::Snapshot("another message came instead".into())),
+    if bytes > MAX_JSON {
+        return Err(StatusError::Snapshot("it is too large".into()));
+    }
+    let mut json = Vec::new();
+    while (json.len() as u64) < bytes {
+        let len = receive(&socket, &mut buffer)?;
+        json.extend_from_slice(&buffer[..len]);
+    }
+    serde_json::from_slice(&json).map_err(|error| StatusError::Snapshot(error.to_string()))
+}
+
+/// Connects, once there is room among those who want to.
+fn connect(path: &Path) -> Result<OwnedFd, StatusError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match seqpacket::connect(path.as_os_str().as_encoded_bytes()) {
+            Ok(socket) => return Ok(socket),
+            Err(Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(RETRY),
+            Err(Errno::AGAIN) => return Err(StatusError::Silent),
+            Err(error) => return Err(StatusError::NoBroker { path: path.to_owned(), source: error.into() }),
+        }
     }
 }
 
-fn read_snapshot(memfd: OwnedFd, bytes: u64) -> Result<Snapshot, StatusError> {
-    let unreadable = |error: &dyn std::fmt::Display| StatusError::Snapshot(error.to_string());
-    if bytes > MAX_JSON {
-        return Err(unreadable(&"it is too large"));
+/// The next datagram, which is not long in coming.
+fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<usize, StatusError> {
+    let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    if poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience))? == 0 {
+        return Err(StatusError::Silent);
     }
-    memfd::verify_sealed(&memfd, bytes as usize).map_err(|error| unreadable(&error))?;
-    let mut json = vec![0; bytes as usize];
-    let file = std::fs::File::from(memfd);
-    std::os::unix::fs::FileExt::read_exact_at(&file, &mut json, 0).map_err(|error| unreadable(&error))?;
-    serde_json::from_slice(&json).map_err(|error| unreadable(&error))
+    match seqpacket::recv(socket, buffer) {
+        Ok((0, _)) | Err(Errno::CONNRESET) => Err(StatusError::HungUp),
+        received => Ok(received?.0),
+    }
 }
 
 /// Answers a status request: everything for root and the broker's own user, for others what is theirs; and for whoever
-/// is in another network namespace, what is in the same. Root in a container is not root of the host.
-pub(crate) fn answer(state: &State, uid: u32, outbox: &Outbox) {
-    let netns = identity::namespace(outbox.socket().as_fd()).ok();
-    let everywhere = netns == Some(state.namespaces.own());
-    let everybody = uid == 0 || uid == getuid().as_raw();
-    let snapshot = snapshot(state, |process| {
-        (everywhere || netns == Some(process.netns)) && (everybody || process.credentials.uid == uid)
-    });
-    let json = match serde_json::to_vec(&snapshot) {
+/// is in another network namespace, what is in the same. Root in a container is not root of the host. `unread` is charged with it.
+pub(crate) fn answer(
+    state: &State,
+    whose: Principal,
+    outbox: &Outbox,
+    unread: &mut Charge,
+) -> Result<(), BadMessage> {
+    let json = match serde_json::to_vec(&snapshot(state, whose)) {
         Ok(json) => json,
-        Err(error) => return tracing::error!(%error, "the status cannot be written as JSON"),
-    };
-    match memfd::create_with("shunt-status", &json) {
-        Ok(memfd) => {
-            outbox.push(StatusReply { bytes: json.len() as u64 }.into(), Some(Rc::new(memfd)));
+        Err(error) => {
+            tracing::error!(%error, "the status cannot be written as JSON");
+            return Ok(());
         }
-        Err(error) => tracing::warn!(%error, "no memory for a status"),
+    };
+    if !unread.set(json.len()) {
+        return Err(BadMessage::StatusLimit);
     }
+    outbox.push_status(json);
+    Ok(())
 }
 
-fn snapshot(state: &State, visible: impl Fn(&state::Process) -> bool) -> Snapshot {
-    let refused = state.offers_refused.iter();
-    let bad = state.bad_messages.iter();
+fn snapshot(state: &State, whose: Principal) -> Snapshot {
+    let everywhere = whose.netns == state.namespaces.own();
+    let everybody = whose.uid == 0 || whose.uid == getuid().as_raw();
+    let is_visible = |process: &&state::Process| {
+        (everywhere || whose.netns == process.netns) && (everybody || process.credentials.uid == whose.uid)
+    };
+    // What happens to others is no stranger's affair.
+    let nothing = Tally::default();
+    let (tally, links) = match whose.is_privileged() {
+        true => (&state.tally, state.links.len()),
+        false => (state.tally_of(whose).unwrap_or(&nothing), state.links.count_of(whose)),
+    };
+    let refused = tally.offers_refused.iter();
+    let bad = tally.bad_messages.iter();
+    let mut rows = Budget::new(state.limits.status_rows);
+    let processes: Vec<Process> = state
+        .processes
+        .values()
+        .filter(is_visible)
+        .map(|one| process(one, || rows.take(one.principal, 1)))
+        .collect();
+    let mut share = if whose.is_privileged() { state.ended } else { Share::default() };
+    processes.iter().for_each(|process| share += process.share);
     Snapshot {
         version: VERSION,
         broker_pid: std::process::id(),
         uptime_seconds: state.started.elapsed().as_secs(),
-        links: state.links.len(),
-        pairs_made: state.pairs_made,
+        of_all: whose.is_privileged(),
+        links,
+        pairs_made: tally.pairs_made,
         offers_refused: refused.map(|(reason, count)| (reason.label().to_owned(), *count)).collect(),
         bad_messages: bad.map(|(label, count)| ((*label).to_owned(), *count)).collect(),
-        processes: state.processes.values().filter(|process| visible(process)).map(process).collect(),
+        share,
+        processes,
     }
 }
 
-fn process(process: &state::Process) -> Process {
-    let Report { connections, counters, bypasses } = process.outbox.with_page(report).unwrap_or_default();
+/// With as many connections as `has_room` lets in.
+fn process(process: &state::Process, mut has_room: impl FnMut() -> bool) -> Process {
+    let (mut report, mut left_out) = (Report::default(), 0);
+    process.outbox.with_page(|page| {
+        report = summary(page);
+        for row in rows(page).filter_map(Entry::copy) {
+            if has_room() {
+                report.connections.push(connection(row));
+            } else {
+                left_out += 1;
+            }
+        }
+    });
+    let Report { share, connections, counters, bypasses } = report;
     Process {
+        left_out,
         pid: process.credentials.pid,
         uid: process.credentials.uid,
         program: process.program.clone(),
+        share,
         connections,
         counters,
         bypasses,
@@ -145,6 +198,8 @@ fn process(process: &state::Process) -> Process {
 /// What a page says of its process. That may be anything, and is only shown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
+    /// Its connection ends since it began.
+    pub share: Share,
     /// Its connections.
     pub connections: Vec<Connection>,
     /// Its counters, by name.
@@ -155,10 +210,16 @@ pub struct Report {
 
 /// Reads a page.
 pub fn report(page: &Page) -> Report {
+    Report { connections: rows(page).filter_map(Entry::copy).map(connection).collect(), ..summary(page) }
+}
+
+/// All but the connections.
+fn summary(page: &Page) -> Report {
     let counters = Counter::NAMES.iter();
     let bypasses = Reason::ALL.iter().map(|reason| (reason, page.bypasses[*reason as usize].load(Relaxed)));
     Report {
-        connections: rows(page).filter_map(Entry::copy).map(connection).collect(),
+        share: page.share(),
+        connections: Vec::new(),
         counters: counters
             .map(|(counter, name)| ((*name).to_owned(), page.counters[*counter as usize].load(Relaxed)))
             .collect(),
@@ -197,13 +258,19 @@ fn connection(entry: EntryCopy) -> Connection {
         Direction { road, reason, tcp_bytes, shm_bytes }
     };
     let roads = entry.roads;
+    let send = direction(roads, roads >> 16, entry.tcp_sent, entry.shm_sent);
+    let receive = direction(roads >> 8, roads >> 32, entry.tcp_received, entry.shm_received);
+    // It says what kept the connection from shared memory once; by now that may be something else.
+    let is_to_blame = [send, receive].iter().any(|direction| direction.reason == Reason::SocketOption);
+    let option = SocketOption::unpack(entry.option).filter(|_| is_to_blame);
     Connection {
         cookie: entry.cookie,
         fd: entry.fd,
         local: address(entry.local, entry.local_port),
         remote: address(entry.remote, entry.remote_port),
-        send: direction(roads, roads >> 16, entry.tcp_sent, entry.shm_sent),
-        receive: direction(roads >> 8, roads >> 32, entry.tcp_received, entry.shm_received),
+        send,
+        receive,
+        option: option.map(|option| option.to_string()),
     }
 }
 

@@ -6,7 +6,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use common::{Broker, Process, eventually};
+use common::stuck::Stuck;
+use common::{Broker, Process, addresses, eventually};
 use shunt_abi::page::Reach;
 use shunt_abi::reason::Reason;
 use shunt_netns::Net;
@@ -315,7 +316,7 @@ fn forge(net: &Net, local: &str, remote: &str, sent: u32, received: u32) -> TcpS
 
 fn origin(socket: &TcpStream) -> shunt_kernel::sequence::Origin {
     let cookie = rustix::net::sockopt::socket_cookie(socket).unwrap();
-    shunt_kernel::sequence::Reader::load().unwrap().origin(socket, cookie).unwrap()
+    shunt_kernel::sequence::Reader::load().unwrap().look(socket, cookie).unwrap().origin
 }
 
 #[test]
@@ -362,6 +363,39 @@ fn streams_that_differ_are_not_paired_whatever_their_origins() {
     two.offer(2, &ends.1);
     two.expect_refusal(2, Reason::Rewritten);
     three.expect_refusal(3, Reason::Rewritten);
+}
+
+/// As where the packets of each go to another host although both addresses are of this one.
+#[test]
+fn mirrored_addresses_alone_are_no_pair_where_the_numbers_are_known() {
+    let host = Host::new(0);
+    let (here, there) = ("172.30.0.1:7000", "172.30.0.1:7001");
+    let (one, two) = (forge(&host.net, here, there, 100, 500), forge(&host.net, there, here, 500, 102));
+    let broker = host.broker();
+    let (mut first, mut second) = (broker.process_in(&host.net), broker.process_in(&host.net));
+    first.offer(1, &one);
+    first.silence();
+    second.offer(2, &two);
+    first.expect_refusal(1, Reason::Rewritten);
+    second.expect_refusal(2, Reason::Rewritten);
+}
+
+/// Told by its numbers, which are read without the lock.
+#[test]
+fn a_socket_whose_lock_is_held_is_paired_all_the_same() {
+    let host = Host::new(2);
+    let broker = host.broker();
+    let [server, client] = &host.containers[..] else { unreachable!() };
+    let (mut one, mut two) = (broker.process_in(client), broker.process_in(server));
+    let mut ends = connect(client, server, "172.30.0.10:0", "0.0.0.0:0");
+    talk(&mut ends.0, &mut ends.1);
+    let own = addresses(&ends.0);
+    let stuck = Stuck::sending(&ends.0);
+    one.offer_as(1, &ends.0, own);
+    one.sync();
+    two.offer(2, &ends.1);
+    expect_pair((&mut one, 1), (&mut two, 2));
+    drop(stuck);
 }
 
 #[test]

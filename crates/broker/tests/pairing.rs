@@ -4,7 +4,6 @@ mod common;
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
 
 use common::{Broker, Process, loopback};
 use shunt_abi::control::Withdraw;
@@ -215,7 +214,7 @@ fn an_end_that_died_before_it_was_paired_is_stale() {
     socket2::SockRef::from(&client).set_linger(Some(std::time::Duration::ZERO)).unwrap();
     drop(client);
     two.offer(1, &server);
-    two.expect_refusal(1, Reason::NotTcp);
+    two.expect_refusal(1, Reason::Stale);
     one.silence();
 }
 
@@ -389,7 +388,7 @@ fn ten_thousand_open_offers_are_kept_and_bounded() {
             // The same sockets under other tickets: replaced, never more than the limit.
             let ticket = if round % 2 == 0 { ticket } else { 199 - ticket };
             one.say(Withdraw { ticket: ticket as u64 }, &[]);
-            one.say(shunt_abi::control::Offer { ticket: ticket as u64 }, &[client.as_fd()]);
+            one.offer(ticket as u64, client);
         }
     }
     one.sync();

@@ -210,6 +210,9 @@ impl View<'_> {
         match snapshot {
             None if broker.is_some() => causes.push(Reason::BrokerVersion.into()),
             None => causes.push(Reason::NoBroker.into()),
+            Some(_) if !is_known && broker.is_some_and(|path| process.is_kept_from(path)) => {
+                causes.extend(broker.map(|path| kept_from(process, path)));
+            }
             Some(_) if !is_known && process.shim_replaced => causes.push(Cause {
                 label: "replaced",
                 explanation: "The libshunt.so that it has loaded was replaced since.".into(),
@@ -237,7 +240,7 @@ impl View<'_> {
         });
         let peers = self.peers(socket, process.pid);
         let mut causes: Vec<Cause> = match &row {
-            Some(row) => reasons_of(row).into_iter().map(Cause::from).collect(),
+            Some(row) => reasons_of(row).into_iter().map(|reason| Cause::of_row(reason, row)).collect(),
             // The process as a whole is explained already.
             None if !report.causes.is_empty() => Vec::new(),
             None => vec![unseen(socket).into()],
@@ -279,6 +282,22 @@ impl View<'_> {
             Some((peer, causes))
         };
         pids.into_iter().filter_map(describe).collect()
+    }
+}
+
+/// A broker that is another user's alone.
+fn kept_from(process: &Process, broker: &Path) -> Cause {
+    Cause {
+        label: "other_user",
+        explanation: format!(
+            "It runs as user {}, who cannot reach the broker at {}: that one is for another user alone.",
+            process.acts_as,
+            broker.display()
+        ),
+        advice: format!(
+            "Start a broker for everybody, `shunt daemon --system --detach`, and the program again with `shunt run --broker {}`.",
+            shunt_broker::SYSTEM_SOCKET
+        ),
     }
 }
 

@@ -66,6 +66,7 @@ impl Road {
                 set(PRELOAD, Some(library::preload(existing.as_deref(), &library)));
                 set(shunt_abi::env::TRANSPORT, Some(transport.label().into()));
                 set(shunt_abi::env::SPIN, Some(args.spin.clone().into()));
+                set(shunt_abi::env::OFFER, Some(args.offer.label().into()));
                 set(shunt_abi::env::BROKER, broker.map(PathBuf::into_os_string));
             }
         }

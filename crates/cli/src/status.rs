@@ -6,33 +6,37 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use shunt_abi::reason::{Reason, Road};
-use shunt_abi::status::{Connection, Direction, Snapshot};
+use shunt_abi::status::{Connection, Direction, Process, Share, Snapshot};
 
 use crate::args::StatusArgs;
 use crate::broker;
 use crate::table::{self, Column};
 
-const COLUMNS: [Column; 11] = {
-    const fn left(title: &'static str) -> Column {
-        Column { title, right: false }
-    }
-    const fn right(title: &'static str) -> Column {
-        Column { title, right: true }
-    }
-    [
-        left("PROGRAM"),
-        right("PID"),
-        left("LOCAL"),
-        left("REMOTE"),
-        left("SENDS"),
-        right("BY SHM"),
-        right("BY TCP"),
-        left("RECEIVES"),
-        right("BY SHM"),
-        right("BY TCP"),
-        left("WHY TCP"),
-    ]
-};
+const fn left(title: &'static str) -> Column {
+    Column { title, right: false }
+}
+
+const fn right(title: &'static str) -> Column {
+    Column { title, right: true }
+}
+
+const COLUMNS: [Column; 11] = [
+    left("PROGRAM"),
+    right("PID"),
+    left("LOCAL"),
+    left("REMOTE"),
+    left("SENDS"),
+    right("BY SHM"),
+    right("BY TCP"),
+    left("RECEIVES"),
+    right("BY SHM"),
+    right("BY TCP"),
+    left("WHY TCP"),
+];
+
+/// Connection ends since the process began.
+const SHARES: [Column; 5] =
+    [left("PROGRAM"), right("PID"), right("ENDS USED"), right("OFFERED"), right("ON SHM")];
 
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     let snapshot = shunt_broker::status(find(args.broker.as_deref())?)?;
@@ -59,11 +63,12 @@ fn find(asked: Option<&Path>) -> Result<PathBuf> {
 /// Everything a person wants to know at one look.
 fn render(snapshot: &Snapshot) -> String {
     let mut text = format!(
-        "broker {}, up {}: {}, {}\n",
+        "broker {}, up {}: {}, {}{}\n",
         snapshot.broker_pid,
         table::duration(snapshot.uptime_seconds),
         count(snapshot.links, "link"),
         count(snapshot.pairs_made as usize, "pair") + " made",
+        if snapshot.of_all { "" } else { ", of your own" },
     );
     for (what, counts) in
         [("offers refused", &snapshot.offers_refused), ("bad messages", &snapshot.bad_messages)]
@@ -72,6 +77,7 @@ fn render(snapshot: &Snapshot) -> String {
             let _ = writeln!(text, "{what}: {}", list(counts));
         }
     }
+    let _ = writeln!(text, "connection ends since the start: {}", share(&snapshot.share));
     let connections: Vec<&Connection> =
         snapshot.processes.iter().flat_map(|process| &process.connections).collect();
     if connections.is_empty() {
@@ -86,10 +92,28 @@ fn render(snapshot: &Snapshot) -> String {
     }
     rows.sort();
     let _ = write!(text, "\n{}\n", table::render(&COLUMNS, &rows));
+    let mut shares: Vec<_> =
+        snapshot.processes.iter().filter(|process| process.share.seen > 0).map(share_row).collect();
+    shares.sort();
+    let _ = writeln!(text, "{}", table::render(&SHARES, &shares));
     for reason in reasons(&connections) {
         let _ = writeln!(text, "{}: {}", reason.label(), reason.explanation());
     }
+    let left_out: usize = snapshot.processes.iter().map(|process| process.left_out).sum();
+    if left_out > 0 {
+        let _ = writeln!(text, "{} more than fit into a status", count(left_out, "connection end"));
+    }
     text + &totals(snapshot.processes.len(), &connections)
+}
+
+fn share(share: &Share) -> String {
+    format!("{} used, {} offered, {} on shared memory", share.seen, share.offered, share.on_shm)
+}
+
+fn share_row(process: &Process) -> Vec<String> {
+    let Share { seen, offered, on_shm } = process.share;
+    let numbers = [u64::from(process.pid), seen, offered, on_shm].map(|number| number.to_string());
+    [printable(&process.program)].into_iter().chain(numbers).collect()
 }
 
 fn row(program: &str, pid: u32, connection: &Connection) -> Vec<String> {
@@ -105,18 +129,24 @@ fn row(program: &str, pid: u32, connection: &Connection) -> Vec<String> {
         receive.road.label().to_owned(),
         table::bytes(receive.shm_bytes),
         table::bytes(receive.tcp_bytes),
-        why(send, receive),
+        why(connection),
     ]
 }
 
 /// The reason, or both where the two directions differ.
-fn why(send: &Direction, receive: &Direction) -> String {
-    match (reason(send), reason(receive)) {
+fn why(connection: &Connection) -> String {
+    let label = |reason: Reason| match &connection.option {
+        Some(option) if reason == Reason::SocketOption => {
+            format!("{} ({})", reason.label(), printable(option))
+        }
+        _ => reason.label().to_owned(),
+    };
+    match (reason(&connection.send), reason(&connection.receive)) {
         (None, None) => String::new(),
-        (Some(one), Some(other)) if one == other => one.label().to_owned(),
-        (Some(one), Some(other)) => format!("{} / {}", one.label(), other.label()),
-        (Some(one), None) => format!("sends: {}", one.label()),
-        (None, Some(one)) => format!("receives: {}", one.label()),
+        (Some(one), Some(other)) if one == other => label(one),
+        (Some(one), Some(other)) => format!("{} / {}", label(one), label(other)),
+        (Some(one), None) => format!("sends: {}", label(one)),
+        (None, Some(one)) => format!("receives: {}", label(one)),
     }
 }
 
@@ -167,7 +197,6 @@ fn printable(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shunt_abi::status::Process;
 
     fn direction(road: Road, reason: Reason, tcp_bytes: u64, shm_bytes: u64) -> Direction {
         Direction { road, reason, tcp_bytes, shm_bytes }
@@ -178,14 +207,18 @@ mod tests {
             pid: 42,
             uid: 0,
             program: "memcached\x1b".into(),
+            share: Share { seen: 12, offered: 3, on_shm: 2 },
             connections,
+            left_out: 0,
             counters: BTreeMap::new(),
             bypasses: BTreeMap::new(),
         };
         Snapshot {
             broker_pid: 7,
             uptime_seconds: 61,
+            of_all: true,
             links: 1,
+            share: Share { seen: 20, offered: 4, on_shm: 3 },
             processes: vec![process],
             ..Snapshot::default()
         }
@@ -199,16 +232,21 @@ mod tests {
             local: "127.0.0.1:11211".parse().unwrap(),
             remote: "[::1]:40000".parse().unwrap(),
             send: direction(Road::Shm, Reason::None, 100, 2048),
-            receive: direction(Road::Tcp, Reason::Fork, 5, 1024),
+            receive: direction(Road::Tcp, Reason::SocketOption, 5, 1024),
+            option: Some("TCP_INQ".into()),
         };
         assert_eq!(
             render(&snapshot(vec![connection])),
             "broker 7, up 1 min 1 s: 1 link, 0 pairs made\n\
+             connection ends since the start: 20 used, 4 offered, 3 on shared memory\n\
              \n\
              PROGRAM     PID  LOCAL            REMOTE       SENDS    BY SHM  BY TCP  RECEIVES    BY SHM  BY TCP  WHY TCP\n\
-             memcached?   42  127.0.0.1:11211  [::1]:40000  shm    2.00 KiB   100 B  tcp       1.00 KiB     5 B  receives: fork\n\
+             memcached?   42  127.0.0.1:11211  [::1]:40000  shm    2.00 KiB   100 B  tcp       1.00 KiB     5 B  receives: socket_option (TCP_INQ)\n\
              \n\
-             fork: The process forked while it held the connection.\n\
+             PROGRAM     PID  ENDS USED  OFFERED  ON SHM\n\
+             memcached?   42         12        3       2\n\
+             \n\
+             socket_option: An option was set that shared memory does not emulate.\n\
              1 connection end of 1 program: 0 on shared memory, 1 half, 0 on TCP\n\
              sent 2.00 KiB by shared memory and 100 B by TCP, received 1.00 KiB and 5 B\n"
         );
@@ -219,6 +257,9 @@ mod tests {
         let mut snapshot = snapshot(Vec::new());
         snapshot.offers_refused.insert("stale".into(), 2);
         let text = render(&snapshot);
-        assert!(text.ends_with("offers refused: stale 2\n1 program, no connection\n"), "{text}");
+        assert!(text.ends_with(
+                "offers refused: stale 2\nconnection ends since the start: 20 used, 4 offered, 3 on shared memory\n\
+                 1 program, no connection\n"
+            ), "{text}");
     }
 }

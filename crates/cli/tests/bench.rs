@@ -37,6 +37,24 @@ fn our_own_loads_are_on_the_roads_that_they_are_measured_on() {
     }
 }
 
+/// redis-benchmark makes a number of requests, which takes as long as it takes: its connections are counted, whenever it is over.
+#[test]
+fn a_load_that_ends_early_is_known_to_have_been_on_shared_memory() {
+    let shell = Shell::new();
+    let command = shell.shunt(["bench", "local", "redis", "--json", "--repeats", "1", "--seconds", "0.2"]);
+    let ended = Ended::of(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let under_shunt = |cell: &&Value| cell["side"].as_str().unwrap().starts_with("shunt");
+    let cells: Vec<&Value> = cells(&report).into_iter().map(|(_, cell)| cell).filter(under_shunt).collect();
+    assert_eq!(cells.len(), 4);
+    for cell in cells {
+        assert!(cell["unseen"] == 0 && cell["on_shm"][0].as_u64().unwrap() > 0, "{cell}");
+    }
+    // How long it takes is said at once, also where there is no terminal.
+    assert!(ended.stderr.starts_with("8 turns, about "), "{}", ended.stderr);
+}
+
 #[test]
 fn a_real_server_is_measured_and_a_page_with_plots_is_written() {
     let shell = Shell::new();

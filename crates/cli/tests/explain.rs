@@ -131,6 +131,18 @@ fn a_go_program() {
 }
 
 #[test]
+fn a_program_of_another_user_than_the_brokers() {
+    needs_root();
+    let shell = Shell::new();
+    let program = compiled(&shell, "idle", &[]);
+    let mut command = shell.for_everybody();
+    // Nothing of what the user was is left in another program.
+    command.args(["run", "--", "setpriv", "--reuid", &NOBODY.to_string()]).arg(&program);
+    let idle = Idle::start(command);
+    has_cause(&shell, &idle, "other_user", "It runs as user 65534", "shunt daemon --system");
+}
+
+#[test]
 fn programs_in_secure_mode() {
     needs_root();
     let shell = Shell::new();
@@ -360,4 +372,67 @@ fn a_connection_with_both_its_ends() {
     let report = explain(&shell, client.pid());
     let connection = &report["processes"][0]["connections"][0];
     assert_eq!(connection["causes"][0]["label"], "too_few_operations", "{report:#}");
+}
+
+/// One process with both ends of a connection, which it waits for in an epoll set.
+const EVENTS: &str = r#"
+import os, select, socket, sys, threading
+def serve(connection):
+    while data := connection.recv(1):
+        connection.sendall(data)
+listener = socket.create_server(("127.0.0.1", 0))
+ours, others = os.pipe()
+events = select.epoll()
+if sys.argv[1] == "fork" and os.fork() == 0:
+    # It has the set as long as its parent lives.
+    os.close(others)
+    os.read(ours, 1)
+    os._exit(0)
+threading.Thread(target=lambda: serve(listener.accept()[0]), daemon=True).start()
+connection = socket.create_connection(listener.getsockname())
+events.register(connection, select.EPOLLIN)
+if sys.argv[1] == "option":
+    connection.setsockopt(socket.IPPROTO_TCP, 36, 1)
+for turn in range(100):
+    connection.sendall(b"x")
+    events.poll()
+    connection.recv(1)
+open(sys.argv[2], "w").write(str(connection.getsockname()[1]))
+os.write(1, b"up")
+threading.Event().wait()
+"#;
+
+/// The causes that are given for the end of the connection that waits by epoll, and the line of `status` for it.
+fn of_events(shell: &Shell, how: &str) -> (Vec<(String, String)>, String) {
+    let script = shell.file("events.py", EVENTS);
+    let port_file = shell.path(how);
+    let words = ["python3", script.to_str().unwrap(), how, port_file.to_str().unwrap()];
+    let idle = Idle::start(under_shunt(shell, &words));
+    let local = format!("127.0.0.1:{}", fs::read_to_string(&port_file).unwrap());
+    let report = explain(shell, idle.pid());
+    let connections = report["processes"][0]["connections"].as_array().unwrap();
+    let connection = connections.iter().find(|one| one["local"] == *local).unwrap();
+    let word = |cause: &Value, name: &str| cause[name].as_str().unwrap().to_owned();
+    let causes = connection["causes"].as_array().unwrap().iter();
+    let causes = causes.map(|cause| (word(cause, "label"), word(cause, "explanation"))).collect();
+    let status = Ended::of(shell.shunt(["status"])).quietly(0).stdout;
+    let row = |line: &&str| line.split_whitespace().nth(2) == Some(&*local);
+    (causes, status.lines().find(row).unwrap_or_default().to_owned())
+}
+
+#[test]
+fn a_connection_in_a_set_that_another_process_has_too() {
+    let shell = Shell::new();
+    let (causes, row) = of_events(&shell, "fork");
+    assert_eq!(causes[0].0, "shared", "{causes:?}");
+    assert!(row.ends_with("shared"), "{row:?}");
+}
+
+#[test]
+fn a_connection_with_an_option_that_is_not_emulated() {
+    let shell = Shell::new();
+    let (causes, row) = of_events(&shell, "option");
+    assert_eq!(causes[0].0, "socket_option", "{causes:?}");
+    assert!(causes[0].1.ends_with(": TCP_INQ."), "{causes:?}");
+    assert!(row.ends_with("socket_option (TCP_INQ)"), "{row:?}");
 }

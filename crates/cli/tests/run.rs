@@ -108,6 +108,22 @@ fn what_is_preloaded_already_stays() {
 }
 
 #[test]
+fn when_connections_are_offered_is_told_to_the_command() {
+    let shell = Shell::new();
+    for (flags, told) in [("", "used"), ("--offer used", "used"), ("--offer at-once", "at-once")] {
+        let ended = shell.sh(&format!("$SHUNT run {flags} -- env")).quietly(0);
+        let line = format!("SHUNT_OFFER={told}");
+        assert!(ended.stdout.lines().any(|found| found == line), "{line} in {}", ended.stdout);
+    }
+    // What a program under it starts by shunt goes on as it does.
+    let ended = shell.sh("$SHUNT run --offer at-once -- $SHUNT run -- env").quietly(0);
+    assert!(ended.stdout.lines().any(|line| line == "SHUNT_OFFER=at-once"), "{}", ended.stdout);
+    let ended = shell.sh("$SHUNT run --offer never -- true");
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("at-once"), "{ended:?}");
+}
+
+#[test]
 fn a_command_that_cannot_start_is_refused_as_a_shell_does() {
     let shell = Shell::new();
     let plain = shell.file("plain", "#!/bin/sh\n");

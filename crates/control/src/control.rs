@@ -1,5 +1,8 @@
-//! Questions and orders to something that runs: a line of JSON there, a line back, by a Unix socket that only its owner may
+//! Questions and orders to something that runs: a line of JSON there, a line back, by a Unix socket that only its owner and root may
 //! use. What can be asked is the part's own.
+//!
+//! The file's mode says so, and of whoever has connected the kernel is asked too: a mode can be changed, and a directory be shown to
+//! others.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -7,6 +10,7 @@ use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::process::geteuid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -117,12 +121,19 @@ impl Drop for Control {
     }
 }
 
+/// Whether it was connected by the user that this process runs as, or by root.
+fn may_ask(stream: &UnixStream) -> bool {
+    stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == geteuid().as_raw())
+}
+
 async fn answer<Request: DeserializeOwned>(mut stream: UnixStream, asked: mpsc::Sender<Asked<Request>>) {
+    let may_ask = may_ask(&stream);
     let (read, mut write) = stream.split();
     let mut line = String::new();
     let read = AsyncReader::new(read.take(LINE)).read_line(&mut line).await;
     let answer = match (read, serde_json::from_str(&line)) {
         (Err(_), _) => return,
+        _ if !may_ask => Answer::Failed("only the user that it runs as and root may ask it".to_owned()),
         (_, Err(error)) => Answer::Failed(format!("this is no request: {error}")),
         (_, Ok(request)) => {
             let (sender, receiver) = oneshot::channel();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Reads the sequence numbers of one TCP socket: the descriptor that the caller of BPF_PROG_RUN names, in its own table.
+// Reads the sequence numbers of one TCP socket: the descriptor that the caller of BPF_PROG_RUN names, in its own table; and
+// later, when it has that no more, what has become of them. No lock is taken: whoever is inside a call on the socket has its.
 //
 // Never attached to anything, so it costs nothing while nobody asks, and changes nothing when somebody does.
 
@@ -49,6 +50,7 @@ struct socket {
 
 struct tcp_sock {
 	__u32 snd_una;
+	__u32 snd_nxt;
 	__u64 bytes_acked;
 	__u32 rcv_nxt;
 	__u64 bytes_received;
@@ -56,17 +58,21 @@ struct tcp_sock {
 
 #pragma clang attribute pop
 
-// As crates/kernel/src/sequence.rs has it.
 struct origin {
 	__u32 sent;
 	__u32 received;
+};
+
+// As crates/kernel/src/sequence.rs has it.
+struct answer {
+	__u32 words[4];
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct origin);
+	__type(value, struct answer);
 } answer SEC(".maps");
 
 enum { FOUND, NOT_THERE, UNSTEADY };
@@ -81,7 +87,16 @@ static void read_origin(struct tcp_sock *tcp, struct origin *origin)
 	origin->received = BPF_CORE_READ(tcp, rcv_nxt) - (__u32)BPF_CORE_READ(tcp, bytes_received);
 }
 
-// Arguments: the descriptor, and the SO_COOKIE that the socket behind it must have.
+static int say(__u32 one, __u32 two, __u32 three, __u32 four)
+{
+	struct answer found = {{one, two, three, four}};
+	__u32 only = 0;
+
+	bpf_map_update_elem(&answer, &only, &found, BPF_ANY);
+	return FOUND;
+}
+
+// Arguments: the descriptor, and the SO_COOKIE that the socket behind it must have. Answers: the origin, and where the socket is.
 SEC("raw_tp")
 int sequence(struct bpf_raw_tracepoint_args *args)
 {
@@ -109,14 +124,27 @@ int sequence(struct bpf_raw_tracepoint_args *args)
 	for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
 		read_origin(tcp, &again);
 		if (origin.sent == again.sent && origin.received == again.received) {
-			__u32 only = 0;
+			__u64 place = (__u64)sk;
 
-			bpf_map_update_elem(&answer, &only, &origin, BPF_ANY);
-			return FOUND;
+			return say(origin.sent, origin.received, place, place >> 32);
 		}
 		origin = again;
 	}
 	return UNSTEADY;
+}
+
+// Arguments: where `sequence` found the socket, and its SO_COOKIE. If it has ended, its memory may be anything by now, and the answer
+// too: the caller asks whether it lives, afterwards. Answers: acknowledged, sent, received.
+SEC("raw_tp")
+int position(struct bpf_raw_tracepoint_args *args)
+{
+	struct tcp_sock *tcp = (void *)args->args[0];
+	__s64 cookie = args->args[1];
+
+	if (BPF_CORE_READ((struct sock *)tcp, __sk_common.skc_cookie.counter) != cookie)
+		return NOT_THERE;
+
+	return say(BPF_CORE_READ(tcp, snd_una), BPF_CORE_READ(tcp, snd_nxt), BPF_CORE_READ(tcp, rcv_nxt), 0);
 }
 
 // What the helpers that read the memory of the kernel ask for.

@@ -2,24 +2,40 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+
+/// The file of a group that lists its processes.
+const PROCESSES: &str = "cgroup.procs";
+/// Where control groups are expected.
+const MOUNTED: &str = "/sys/fs/cgroup";
 
 /// Gone when it is dropped, if no process is in it any more.
 #[derive(Debug)]
 pub(crate) struct Cgroup {
+    /// By way of the descriptor of the mount, if that is our own.
     path: PathBuf,
+    _mount: Option<OwnedFd>,
 }
 
 impl Cgroup {
+    /// Where the host's are mounted if this process is in one there and may make another, or else in a mount of our own.
     pub(crate) fn create() -> io::Result<Cgroup> {
-        static MADE: AtomicU32 = AtomicU32::new(0);
-        let name = format!("shunt-{}-{}", std::process::id(), MADE.fetch_add(1, Relaxed));
-        let own = own_path()?;
-        remove_orphans(&own);
-        let path = own.join(name);
-        fs::create_dir(&path)?;
-        Ok(Cgroup { path })
+        let below = own_path()?;
+        let shown = Path::new(MOUNTED).join(&below);
+        if is_in(&shown)
+            && let Ok(path) = create_below(&shown)
+        {
+            return Ok(Cgroup { path, _mount: None });
+        }
+        let mount = mount()?;
+        // Other processes find it by this name as well.
+        let root = format!("/proc/{}/fd/{}", std::process::id(), mount.as_raw_fd());
+        let path = create_below(&Path::new(&root).join(below))?;
+        Ok(Cgroup { path, _mount: Some(mount) })
     }
 
     pub(crate) fn open(&self) -> io::Result<File> {
@@ -34,7 +50,7 @@ impl Cgroup {
 
     /// A process enters by writing its number here.
     pub(crate) fn entrance(&self) -> PathBuf {
-        self.path.join("cgroup.procs")
+        self.path.join(PROCESSES)
     }
 }
 
@@ -47,7 +63,7 @@ pub(crate) struct Entered {
 impl Drop for Entered {
     fn drop(&mut self) {
         if let Some(above) = self.cgroup.path.parent() {
-            let _ = fs::write(above.join("cgroup.procs"), "0");
+            let _ = fs::write(above.join(PROCESSES), "0");
         }
     }
 }
@@ -56,6 +72,20 @@ impl Drop for Cgroup {
     fn drop(&mut self) {
         let _ = fs::remove_dir(&self.path);
     }
+}
+
+fn create_below(own: &Path) -> io::Result<PathBuf> {
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    remove_orphans(own);
+    let path = own.join(format!("shunt-{}-{}", std::process::id(), MADE.fetch_add(1, Relaxed)));
+    fs::create_dir(&path)?;
+    Ok(path)
+}
+
+/// Whether this process is in the group of that name. What is mounted may be of another cgroup namespace, whose names are others.
+fn is_in(group: &Path) -> bool {
+    let own = std::process::id().to_string();
+    fs::read_to_string(group.join(PROCESSES)).is_ok_and(|listed| listed.lines().any(|pid| pid == own))
 }
 
 /// Groups whose makers were killed. One that somebody is still in is not removed by the kernel.
@@ -71,17 +101,16 @@ fn remove_orphans(above: &Path) {
     }
 }
 
+/// The group of this process, as `/proc/self/cgroup` names it from the root that this process sees.
 fn own_path() -> io::Result<PathBuf> {
-    let missing = || io::Error::new(io::ErrorKind::NotFound, "no version 2 control groups are mounted");
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    let mount = mounts.lines().find_map(mount_point).ok_or_else(missing)?;
+    let missing = || io::Error::new(io::ErrorKind::NotFound, "this process is in no version 2 control group");
     let groups = fs::read_to_string("/proc/self/cgroup")?;
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::/")).ok_or_else(missing)?;
-    Ok(Path::new(mount).join(own))
+    groups.lines().find_map(|line| line.strip_prefix("0::/")).map(PathBuf::from).ok_or_else(missing)
 }
 
-/// Of a line of mountinfo, if it is about version 2 control groups.
-fn mount_point(line: &str) -> Option<&str> {
-    let (before, after) = line.split_once(" - ")?;
-    after.starts_with("cgroup2 ").then(|| before.split(' ').nth(4))?
+/// The version 2 control groups, mounted where nobody else sees them.
+fn mount() -> io::Result<OwnedFd> {
+    let files = fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&files)?;
+    Ok(fsmount(&files, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?)
 }

@@ -3,6 +3,8 @@
 //!
 //! The kernel does not keep them, but it keeps what has become of them and by how much it has grown. The difference
 //! never changes during the life of a connection, whatever is in flight.
+//!
+//! No lock of a socket is taken: a program can hold it for as long as it likes.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -14,7 +16,8 @@ use thiserror::Error;
 use crate::load::{self, LoadError};
 
 const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sequence.bpf.o"));
-const PROGRAM: &str = "sequence";
+const SEQUENCE: &str = "sequence";
+const POSITION: &str = "position";
 
 /// Where the two streams of a connection begin, as one of its ends counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,13 +40,46 @@ impl Origin {
     }
 }
 
-/// The program that reads them.
+/// A socket that has been looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Where its streams begin.
+    pub origin: Origin,
+    /// Where it is found again.
+    pub place: Place,
+}
+
+/// Where in the kernel a socket is, for [`Reader::position`]. Shown to nobody.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Place(u64);
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Place")
+    }
+}
+
+/// How far the two streams of a socket are, by its sequence numbers. None ever goes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// What it has sent and knows to have arrived.
+    pub acknowledged: u32,
+    /// What it has sent.
+    pub sent: u32,
+    /// What it has received.
+    pub received: u32,
+}
+
+/// The programs that read them.
 #[derive(Debug)]
 pub struct Reader {
     loaded: Ebpf,
 }
 
-/// Why a socket's origin is not known.
+/// `struct answer` in sequence.bpf.c.
+type Answer = [u32; 4];
+
+/// Why a socket's sequence numbers are not known.
 #[derive(Debug, Error)]
 pub enum ReadError {
     /// Not a descriptor of this process, or not the socket with that cookie.
@@ -58,34 +94,47 @@ pub enum ReadError {
 }
 
 impl Reader {
-    /// Loads the program. It is gone when the reader is dropped.
+    /// Loads the programs. They are gone when the reader is dropped.
     pub fn load() -> Result<Reader, LoadError> {
         let mut loaded = load::load(OBJECT)?;
-        load::program::<RawTracePoint>(&mut loaded, PROGRAM).load().map_err(load::refusal)?;
+        for program in [SEQUENCE, POSITION] {
+            load::program::<RawTracePoint>(&mut loaded, program).load().map_err(load::refusal)?;
+        }
         Ok(Reader { loaded })
     }
 
-    /// The origin of a TCP socket of any network namespace, held as `socket` by this process, with this SO_COOKIE.
+    /// Looks at a TCP socket of any network namespace, held as `socket` by this process, with this SO_COOKIE.
     /// The socket notices nothing.
-    pub fn origin(&self, socket: impl AsFd, cookie: u64) -> Result<Origin, ReadError> {
+    pub fn look(&self, socket: impl AsFd, cookie: u64) -> Result<Seen, ReadError> {
+        let [sent, received, low, high] = self.run(SEQUENCE, [socket.as_fd().as_raw_fd() as u64, cookie])?;
+        let place = Place(u64::from(low) | u64::from(high) << 32);
+        Ok(Seen { origin: Origin { sent, received }, place })
+    }
+
+    /// How far a socket is that has been looked at, with this SO_COOKIE, whether or not anybody in this process still has it. It is
+    /// true only if the socket is still alive afterwards: what is no socket any more may look like one.
+    pub fn position(&self, place: Place, cookie: u64) -> Result<Position, ReadError> {
+        let [acknowledged, sent, received, _] = self.run(POSITION, [place.0, cookie])?;
+        Ok(Position { acknowledged, sent, received })
+    }
+
+    fn run(&self, program: &str, arguments: [u64; 2]) -> Result<Answer, ReadError> {
         let kernel = |error: &dyn std::fmt::Display| ReadError::Kernel(error.to_string());
         let program: &RawTracePoint = self
             .loaded
-            .program(PROGRAM)
+            .program(program)
             .expect("loaded with the reader")
             .try_into()
             .map_err(|error| kernel(&error))?;
         let mut options = RawTracePointRunOptions::default();
-        options.args[0] = socket.as_fd().as_raw_fd() as u64;
-        options.args[1] = cookie;
+        options.args[..2].copy_from_slice(&arguments);
         match program.test_run(options).map_err(|error| kernel(&error))?.return_value {
             0 => {}
             1 => return Err(ReadError::NotThere),
             _ => return Err(ReadError::Unsteady),
         }
         let map = self.loaded.map("answer").expect("in the object");
-        let answer: Array<&MapData, [u32; 2]> = map.try_into().map_err(|error| kernel(&error))?;
-        let [sent, received] = answer.get(&0, 0).map_err(|error| kernel(&error))?;
-        Ok(Origin { sent, received })
+        let answer: Array<&MapData, Answer> = map.try_into().map_err(|error| kernel(&error))?;
+        answer.get(&0, 0).map_err(|error| kernel(&error))
     }
 }

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 
 use rustix::net::sockopt::socket_cookie;
-use shunt_kernel::sequence::{Origin, ReadError, Reader};
+use shunt_kernel::sequence::{Origin, Place, Position, ReadError, Reader};
 
 fn loopback() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -14,7 +14,7 @@ fn loopback() -> (TcpStream, TcpStream) {
 }
 
 fn origin(reader: &Reader, socket: &TcpStream) -> Origin {
-    reader.origin(socket, socket_cookie(socket).unwrap()).unwrap()
+    reader.look(socket, socket_cookie(socket).unwrap()).unwrap().origin
 }
 
 #[track_caller]
@@ -87,12 +87,42 @@ fn what_is_not_that_socket_has_no_origin() {
     let cookie = socket_cookie(&socket).unwrap();
     let pipe = std::io::pipe().unwrap().0;
     let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    assert!(matches!(reader.origin(&socket, cookie + 1), Err(ReadError::NotThere)));
-    assert!(matches!(reader.origin(&pipe, cookie), Err(ReadError::NotThere)));
-    assert!(matches!(reader.origin(&udp, cookie), Err(ReadError::NotThere)));
+    assert!(matches!(reader.look(&socket, cookie + 1), Err(ReadError::NotThere)));
+    assert!(matches!(reader.look(&pipe, cookie), Err(ReadError::NotThere)));
+    assert!(matches!(reader.look(&udp, cookie), Err(ReadError::NotThere)));
     let path = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
-    assert!(matches!(reader.origin(path.as_fd(), cookie), Err(ReadError::NotThere)));
+    assert!(matches!(reader.look(path.as_fd(), cookie), Err(ReadError::NotThere)));
     // SAFETY: never used as a descriptor but as a number.
     let nobody = unsafe { std::os::fd::BorrowedFd::borrow_raw(1_000_000) };
-    assert!(matches!(reader.origin(nobody, cookie), Err(ReadError::NotThere)));
+    assert!(matches!(reader.look(nobody, cookie), Err(ReadError::NotThere)));
+}
+
+#[test]
+fn how_far_a_socket_is_can_be_told_without_its_descriptor() {
+    let reader = Reader::load().unwrap();
+    let (mut opener, mut acceptor) = loopback();
+    let cookies = [&opener, &acceptor].map(|socket| socket_cookie(socket).unwrap());
+    let one = reader.look(&opener, cookies[0]).unwrap();
+    let two = reader.look(&acceptor, cookies[1]).unwrap();
+    opener.write_all(&[1; 1000]).unwrap();
+    acceptor.read_exact(&mut [0; 1000]).unwrap();
+    let position = |seen: &shunt_kernel::sequence::Seen, cookie| reader.position(seen.place, cookie);
+    let here = position(&one, cookies[0]).unwrap();
+    // The SYN has a number too.
+    let sent = one.origin.sent.wrapping_add(1 + 1000);
+    assert_eq!(here, Position { acknowledged: sent, sent, received: one.origin.received });
+    let there = position(&two, cookies[1]).unwrap();
+    assert_eq!((there.received, there.acknowledged, there.sent), (sent, here.received, here.received));
+    // Another socket, or none.
+    assert!(matches!(position(&one, cookies[1]), Err(ReadError::NotThere)));
+    assert!(matches!(reader.position(Place::default(), cookies[0]), Err(ReadError::NotThere)));
+    rustix::net::sockopt::set_socket_linger(&opener, Some(std::time::Duration::ZERO)).unwrap();
+    drop(opener);
+    drop(acceptor);
+    let gone = || matches!(position(&one, cookies[0]), Err(ReadError::NotThere));
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while !gone() {
+        assert!(std::time::Instant::now() < deadline, "its memory has not been used again, nor wiped");
+        drop((0..64).map(|_| loopback()).collect::<Vec<_>>());
+    }
 }

@@ -5,7 +5,7 @@ use shunt_abi::reason::{Reason, Road};
 use shunt_ring::lane::End;
 use std::sync::atomic::Ordering::*;
 
-use crate::endpoint::{self, Endpoint, EndpointRef, RxSide, Stage, TxSide};
+use crate::endpoint::{self, Endpoint, EndpointRef, RxSide, Seen, Stage, TxSide};
 use crate::kernel::Tcp;
 use crate::links::{Attachment, Link};
 use crate::lost::{has_unread_at_peer, notice_reset};
@@ -44,8 +44,7 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
         let at = Attachment::new(link, conn);
         tx.at = Some(at);
         rx.at = Some(at);
-        tx.backed.set(0);
-        tx.moved = None;
+        tx.seen = Seen::default();
         tx.tx.adopt();
         rx.rx.adopt();
         // L4: from here on nobody enters a kernel call without the lock.
@@ -54,6 +53,7 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
         endpoint.report_rx(&mut rx);
     }
     process::count(Counter::Adopted, 1);
+    endpoint.count_on_shm();
     distance::paired(endpoint);
     try_watch(endpoint);
     // Whoever barred or shared it since the looks above has seen it unattached.
@@ -122,6 +122,9 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
                 at.outgoing().0.note_shared();
                 endpoint.low_water.share();
             }
+            if leaves_nothing(endpoint, &mut tx, at, reason) {
+                tx.tx.take_back(at.outgoing().0);
+            }
             tx.tx.close(at.outgoing().0, reason);
             endpoint.report_tx(&tx);
             at.announce_bytes();
@@ -137,6 +140,39 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
     // The receiver may have been first, with a return: that goes before whatever the caller sends next.
     send_again_if_returned(endpoint, fd);
     let_go_if_done(endpoint);
+}
+
+/// L9 for a sender that goes back by its own decision: of a lane that it has left nothing can be taken back any more, so what the
+/// receiver has not read goes by TCP at once. What must be done before a fork or an exec is [`take_back_little`]; and of who is gone
+/// or has stopped reading it is to stay where it is.
+fn leaves_nothing(endpoint: &Endpoint, side: &mut TxSide, at: Attachment, reason: Reason) -> bool {
+    let may_send = !matches!(reason, Reason::Fork | Reason::Exec | Reason::PeerDied | Reason::Stalled);
+    may_send && side.tx.unread(at.outgoing().0) > 0 && could_take_back(endpoint, &at)
+}
+
+/// Whether what is taken back would come by TCP: it answers by a reset once the peer has shut down both directions, and sends nothing
+/// behind this end's own FIN.
+pub(crate) fn could_take_back(endpoint: &Endpoint, at: &Attachment) -> bool {
+    !matches!(at.incoming().0.end(), End::Closed | End::Died) && !endpoint.has_shut_writing()
+}
+
+/// The same before this process is copied, or becomes another program: what is left then, nobody can take back. Only as much as TCP
+/// surely takes now, since afterwards either of two processes would send the rest.
+pub(crate) fn take_back_little(endpoint: &Endpoint) {
+    const LITTLE: u64 = 16 * 1024;
+    let fd = endpoint.fd.load(Relaxed);
+    {
+        let mut side = endpoint.tx.lock();
+        let Some(at) = side.at else { return };
+        let lane = at.outgoing().0;
+        let has_little = side.tx.on_lane() && (1..=LITTLE).contains(&side.tx.unread(lane));
+        // Three times as much of the kernel's memory is enough for segments of the least size that is usual.
+        let has_room = || shunt_sys::tcp::send_room(borrow(fd)).is_ok_and(|room| room >= 3 * LITTLE as u32);
+        if !has_little || !could_take_back(endpoint, &at) || !has_room() || !side.tx.take_back(lane) {
+            return;
+        }
+    }
+    send_again(endpoint, fd);
 }
 
 /// L2 for a reader that will be out of reach (another program, another process, the kernel itself): both directions go

@@ -1,17 +1,20 @@
 //! The conversation with the broker. Nothing here ever waits: what cannot be said now is said at a later
-//! operation, and without a broker everything stays on TCP (L6).
+//! operation, and without a broker everything stays on TCP (L6). Only where connections are to be offered at once is the
+//! first use of one held for a moment.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ffi::OsStr;
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::ffi::{CStr, CString, OsStr};
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::Ordering::*;
 
 use rustix::io::Errno;
+use shunt_abi::address::to_octets;
 use shunt_abi::control::{
-    Announce, Doorbell, Hello, Leave, MAX_MESSAGE, Offer, Pair, Release, Reply, Request, Withdraw,
+    Announce, DecodeError, Doorbell, Hello, Leave, MAX_MESSAGE, Offer, Pair, Release, Reply, Request,
+    Withdraw,
 };
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::{Counter, EntryCopy, Reach};
@@ -33,10 +36,15 @@ use crate::{attach, distance, epoll, private, process, unseen, waiter, worth};
 const RETRY_AFTER: u32 = 256;
 /// Pause between two attempts to reach a broker.
 const RETRY_NANOS: u64 = 100_000_000;
+/// The same after a broker was reached that did not take this process in: twice as long each time, up to this.
+const LONGEST_RETRY_NANOS: u64 = 30_000_000_000;
 /// Messages taken in one operation of the program's, which is not to wait for a broker that never stops.
 const BATCH: usize = 256;
 /// Connections whose other holders are looked for at a time.
 const FEW: usize = 8;
+/// Where connections are offered at once, so long the first use of one waits for the broker, in pauses of so much.
+const MOMENT_NANOS: u64 = 2_000_000;
+const PAUSE_NANOS: i64 = 50_000;
 /// Pause after the broker's socket was full.
 const BUSY_NANOS: u64 = 1_000_000;
 
@@ -45,6 +53,14 @@ static CONTROL: Lock<Control> = Lock::new(Control::new());
 struct Control {
     socket: Option<PrivateFd>,
     retry_at: u64,
+    /// The broker has answered the hello.
+    is_welcome: bool,
+    /// How often in a row one has not.
+    unwelcome: u32,
+    /// Until then the peers of this process's connections may not have come back to the broker yet.
+    peers_come_until: u64,
+    /// Why there is none.
+    lacks: Reason,
     /// The socket was full: nothing is offered until then.
     busy_until: u64,
     pulse: Pulse,
@@ -87,8 +103,10 @@ enum Later {
 
 impl From<Reason> for Later {
     fn from(reason: Reason) -> Later {
-        let may_pass =
-            matches!(reason, Reason::NoBroker | Reason::BrokerSilent | Reason::Shared | Reason::Stdio);
+        let may_pass = matches!(
+            reason,
+            Reason::NoBroker | Reason::BrokerVersion | Reason::BrokerSilent | Reason::Shared | Reason::Stdio
+        );
         Later::After(reason, if may_pass { RETRY_AFTER } else { u32::MAX })
     }
 }
@@ -139,6 +157,11 @@ fn carry_out(deeds: Vec<Deed>) {
                 for endpoint in crate::endpoint::all().filter(|endpoint| endpoint.is_linked_with(peer)) {
                     attach::go_back(endpoint, Reason::DescriptorLimit);
                 }
+                // Other peers may lack them. Meanwhile the structure may have become another's.
+                let _control = CONTROL.lock();
+                if peer.is_mute() {
+                    peer.forget_doorbells();
+                }
             }
             Deed::LostBroker => {
                 for endpoint in crate::endpoint::all().filter(|endpoint| endpoint.stage() == Stage::Offered) {
@@ -164,33 +187,67 @@ fn postpone(endpoint: &Endpoint, reason: Reason, again: u32) {
     attach::mark(endpoint, reason);
 }
 
-/// Considers offering an endpoint that has shown that it is used. Called outside all locks.
+/// Considers offering an endpoint that has shown that it is used, be it for the first time now. Called outside all locks.
 #[cold]
-pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
+pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd, is_first: bool) {
     unseen::look_around();
-    if endpoint.stage() == Stage::Plain && epoll::is_shared(endpoint) {
-        return postpone(endpoint, Reason::Shared, RETRY_AFTER);
+    let mut verdict = attempt(endpoint, fd, is_first);
+    if !process::offers_at_once() {
+        return;
     }
+    // Most connections would be over before the broker has answered.
+    let deadline = process::now() + MOMENT_NANOS;
+    while matches!(verdict, Attempt::Asked) && process::now() < deadline {
+        pause();
+        verdict = attempt(endpoint, fd, is_first);
+    }
+    while endpoint.stage() == Stage::Offered && process::now() < deadline {
+        pause();
+        poll_inbox();
+    }
+}
+
+fn pause() {
+    let time = rustix::time::Timespec { tv_sec: 0, tv_nsec: PAUSE_NANOS };
+    let _ = rustix::thread::nanosleep(&time);
+}
+
+/// What has become of an attempt to offer an endpoint.
+enum Attempt {
+    /// The broker is being asked whether it is awake.
+    Asked,
+    /// It was offered, or will not be for a while.
+    Done,
+}
+
+fn attempt(endpoint: &'static Endpoint, fd: RawFd, is_first: bool) -> Attempt {
+    let against = (endpoint.stage() == Stage::Plain && epoll::is_shared(endpoint)).then_some(Reason::Shared);
     let mut deeds = Vec::new();
     let verdict = {
-        let Some(mut control) = CONTROL.try_lock() else { return };
+        let Some(mut control) = CONTROL.try_lock() else { return Attempt::Done };
         if endpoint.stage() != Stage::Plain {
-            return;
+            return Attempt::Done;
         }
         control.release_drained();
-        let verdict = control.offer(endpoint, fd, &mut deeds);
+        control.look_if_turned_away(&mut deeds);
+        let verdict = control.offer(endpoint, fd, (is_first, against), &mut deeds);
         control.retire_orphans(&mut deeds);
         verdict
     };
+    let asked = matches!(verdict, Err(Later::Asked));
     match verdict {
         Ok(()) => {}
-        Err(Later::After(reason, _)) if endpoint.barred().is_some() => postpone(endpoint, reason, u32::MAX),
+        // Once it is listed there is nothing left to do.
+        Err(Later::After(reason, _)) if endpoint.barred().is_some() && endpoint.entry().is_some() => {
+            postpone(endpoint, reason, u32::MAX);
+        }
         Err(Later::After(reason, again)) => postpone(endpoint, reason, again),
         // So many are offered at once that it takes the broker a moment.
         Err(Later::Busy) => endpoint.operations.store(0, Relaxed),
         Err(Later::Asked) => {}
     }
     carry_out(deeds);
+    if asked { Attempt::Asked } else { Attempt::Done }
 }
 
 /// Whether the broker may still hold the socket of an offered endpoint: it closes it as it takes the offer, unless that could linger.
@@ -210,6 +267,14 @@ pub(crate) fn withdraw(endpoint: &Endpoint) {
     CONTROL.lock().tell(Request::Withdraw(Withdraw { ticket }));
 }
 
+/// The process is about to become another user. A broker that is for the present one alone is spoken to now: later it cannot be
+/// reached, and the conversation stays. One that is for everybody is reached by that user as itself.
+pub(crate) fn before_other_user() {
+    let mut control = CONTROL.lock();
+    let _ =
+        control.connect(|| process::broker_paths().iter().filter(|path| is_private(path)).find_map(reach));
+}
+
 /// The peer of an offered endpoint has used the connection as much by now: if it has not been offered for so long, it is not
 /// going to be, and the connection is the kernel's from now on.
 const ALONE_NANOS: u64 = 1_000_000_000;
@@ -218,10 +283,17 @@ const ALONE_NANOS: u64 = 1_000_000_000;
 #[cold]
 pub(crate) fn give_up_if_alone(endpoint: &Endpoint) {
     endpoint.operations.store(0, Relaxed);
-    let is_late = process::now().saturating_sub(endpoint.offered_at.load(Relaxed)) >= ALONE_NANOS;
-    // A broker that does not speak answers nobody.
-    if !is_late || CONTROL.lock().is_awake().is_err() {
+    let now = process::now();
+    if now.saturating_sub(endpoint.offered_at.load(Relaxed)) < ALONE_NANOS {
         return;
+    }
+    {
+        let mut control = CONTROL.lock();
+        // Where this process was turned away its peers were too, and each comes back at a moment of its own. A broker that does not
+        // speak answers nobody.
+        if now < control.peers_come_until || control.is_awake().is_err() {
+            return;
+        }
     }
     {
         // Against an answer that comes now: see `attach::adopt`.
@@ -325,7 +397,13 @@ pub(crate) fn after_fork_in_child() {
     // What was in the lanes at the fork may still be read, or given back: those links stay mapped, and those peers can be rung.
     let draining = |peer: &Peer| crate::endpoint::all().any(|endpoint| endpoint.is_linked_with(peer));
     control.peers.values().filter(|peer| !draining(peer)).for_each(|peer| peer.forget_doorbells());
-    *control = Control { epoch: control.epoch + 1, ..Control::new() };
+    // One that has turned the parent away would do so here.
+    let (retry_at, unwelcome, lacks) = match control.socket {
+        None => (control.retry_at, control.unwelcome, control.lacks),
+        Some(_) => (0, 0, Reason::NoBroker),
+    };
+    let Control { epoch, peers_come_until, .. } = *control;
+    *control = Control { epoch: epoch + 1, retry_at, unwelcome, peers_come_until, lacks, ..Control::new() };
 }
 
 /// In a child that was made unseen: the conversation is its parent's, who goes on with it.
@@ -336,7 +414,11 @@ pub(crate) unsafe fn disown() {
     // SAFETY: the caller's promise.
     unsafe { CONTROL.reset() };
     let mut control = CONTROL.lock();
-    control.socket = None;
+    if control.socket.take().is_some() {
+        // That broker has not turned anybody away.
+        control.retry_at = 0;
+        control.unwelcome = 0;
+    }
     control.unsaid.clear();
     control.inherited.clear();
     control.epoch += 1;
@@ -347,6 +429,10 @@ impl Control {
         Control {
             socket: None,
             retry_at: 0,
+            is_welcome: false,
+            unwelcome: 0,
+            peers_come_until: 0,
+            lacks: Reason::NoBroker,
             busy_until: 0,
             pulse: Pulse::new(),
             epoch: 0,
@@ -361,15 +447,16 @@ impl Control {
     }
 
     /// Connects and says hello, unless it was tried a moment ago.
-    fn connect(&mut self) -> Result<(), Reason> {
+    fn connect(&mut self, reach: impl FnOnce() -> Option<OwnedFd>) -> Result<(), Reason> {
         if self.socket.is_some() {
             return Ok(());
         }
         let now = process::now();
         if now < self.retry_at {
-            return Err(Reason::NoBroker);
+            return Err(self.lacks);
         }
         self.retry_at = now + RETRY_NANOS;
+        self.lacks = Reason::NoBroker;
         if private::are_scarce() {
             return Err(Reason::DescriptorLimit);
         }
@@ -378,6 +465,7 @@ impl Control {
         let page = process::make_page().ok_or(Reason::NoMemory)?;
         self.epoch += 1;
         self.socket = Some(socket);
+        self.is_welcome = false;
         self.pulse = Pulse::new();
         waiter::forget_told();
         let said = {
@@ -474,10 +562,21 @@ impl Control {
         }
     }
 
+    /// Looks whether a broker that has not answered the hello has hung up: nothing in the page would tell.
+    fn look_if_turned_away(&mut self, deeds: &mut Vec<Deed>) {
+        if self.socket.is_some() && !self.is_welcome {
+            self.take(deeds);
+        }
+    }
+
     /// The broker has gone. Established lanes go on; their links are unmapped when they end.
     fn lose(&mut self) {
         self.socket = None;
-        self.retry_at = process::now() + RETRY_NANOS;
+        self.retry_at = process::now() + self.pause();
+        // What it has announced is not going to come.
+        if let Some(page) = process::page() {
+            process::SEEN.store(page.inbox.load(Acquire), Release);
+        }
         self.unsaid.clear();
         self.inherited.clear();
         self.links.values().for_each(|link| link.set_orphan());
@@ -486,6 +585,17 @@ impl Control {
         for peer in std::mem::take(&mut self.peers).into_values() {
             self.spare_if_unused(peer);
         }
+    }
+
+    /// How long no broker is looked for. Hundreds of programs may have been turned away at once, by one of another version: not all
+    /// of them come back at the same moment.
+    fn pause(&mut self) -> u64 {
+        if self.is_welcome {
+            return RETRY_NANOS;
+        }
+        let pause = longer_pause(self.unwelcome, process::now() ^ u64::from(std::process::id()));
+        self.unwelcome = self.unwelcome.saturating_add(1);
+        pause
     }
 
     /// The links of a lost broker that no connection uses: the others are retired by their last one.
@@ -505,7 +615,14 @@ impl Control {
         }
     }
 
-    fn offer(&mut self, endpoint: &Endpoint, fd: RawFd, deeds: &mut Vec<Deed>) -> Result<(), Later> {
+    /// Offers an endpoint if nothing is `against` it. Either way it is listed, so that the reason can be shown.
+    fn offer(
+        &mut self,
+        endpoint: &Endpoint,
+        fd: RawFd,
+        (is_first, against): (bool, Option<Reason>),
+        deeds: &mut Vec<Deed>,
+    ) -> Result<(), Later> {
         if process::now() < self.busy_until {
             return Err(Later::Busy);
         }
@@ -513,13 +630,14 @@ impl Control {
             return Err(Later::Asked);
         }
         let had_broker = self.socket.is_some();
-        self.connect().map_err(|reason| Later::After(reason, RETRY_AFTER))?;
+        self.connect(|| process::broker_paths().iter().find_map(reach))
+            .map_err(|reason| Later::After(reason, RETRY_AFTER))?;
         if !had_broker {
             waiter::register_all(|slot| self.tell_doorbell(slot));
         }
         let identity = identity::identify(borrow(fd)).map_err(|_| Reason::NotTcp)?;
-        list(endpoint, fd, &identity);
-        if let Some(reason) = endpoint.barred().or_else(unseen::left) {
+        list(endpoint, fd, &identity, is_first);
+        if let Some(reason) = endpoint.barred().or_else(unseen::left).or(against) {
             return Err(reason.into());
         }
         if let Some(reason) = crate::family::sharing(endpoint) {
@@ -538,7 +656,7 @@ impl Control {
         endpoint.set_stage(Stage::Offered);
         attach::mark(endpoint, Reason::PeerNotOffered);
         let ticket = endpoint.reference().pack();
-        if !self.say(&Request::Offer(Offer { ticket }), &[borrow(fd)]) {
+        if !self.say(&Offer::new(ticket, identity.local, identity.remote).into(), &[borrow(fd)]) {
             endpoint.set_stage(Stage::Plain);
             if self.socket.is_some() {
                 attach::mark(endpoint, Reason::TooFewOperations);
@@ -569,7 +687,9 @@ impl Control {
                     let count = fds.len() + usize::from(first.is_some());
                     match Reply::decode(&buffer[..len], count) {
                         Ok(reply) => self.obey(reply, first, deeds),
-                        Err(_) => {
+                        Err(error) => {
+                            let is_other = matches!(error, DecodeError::Version(_));
+                            self.lacks = if is_other { Reason::BrokerVersion } else { Reason::NoBroker };
                             self.lose();
                             deeds.push(Deed::LostBroker);
                         }
@@ -588,8 +708,14 @@ impl Control {
         }
     }
 
-    fn obey(&mut self, reply: Reply, fd: Option<std::os::fd::OwnedFd>, deeds: &mut Vec<Deed>) {
+    fn obey(&mut self, reply: Reply, fd: Option<OwnedFd>, deeds: &mut Vec<Deed>) {
         match (reply, fd) {
+            (Reply::Welcome(_), None) => {
+                if self.unwelcome > 0 {
+                    self.peers_come_until = process::now() + LONGEST_RETRY_NANOS;
+                }
+                (self.is_welcome, self.unwelcome) = (true, 0);
+            }
             (Reply::Link(body), Some(fd)) => {
                 let geometry = Geometry::new(body.ring_bytes as usize);
                 if let (Some(geometry), Some(side)) = (geometry, Side::parse(body.side))
@@ -604,17 +730,19 @@ impl Control {
                 close_owned(fd);
             }
             (Reply::PeerDoorbell(body), Some(fd)) => {
-                match (body.slot as usize, PrivateFd::adopt_one_of_many(fd)) {
+                let peer = self.peer(body.peer);
+                if peer.is_mute() {
+                    return close_owned(fd);
+                }
+                match (body.slot as usize, PrivateFd::adopt_one_of_many(fd, peer.known_slots().count())) {
                     // Rung once before the peer is told that it can be: only then is it certain.
                     (slot, Some(doorbell)) if slot < WAITERS && eventfd::ring(&doorbell).is_ok() => {
-                        let peer = self.peer(body.peer);
                         peer.set_doorbell(slot, doorbell);
                         for link in self.links.values().filter(|link| std::ptr::eq(link.peer, peer)) {
                             link.view().set_known(link.side, slot);
                         }
                     }
                     (_, None) => {
-                        let peer = self.peer(body.peer);
                         peer.set_mute();
                         deeds.push(Deed::Mute(peer));
                     }
@@ -698,8 +826,15 @@ impl Control {
     }
 }
 
-/// A row in the page for an endpoint that has shown traffic.
-fn list(endpoint: &Endpoint, fd: RawFd, identity: &identity::Identity) {
+/// How long no broker is looked for after one has turned this process away for the n-th time; `chance` spreads it by a half.
+fn longer_pause(times: u32, chance: u64) -> u64 {
+    let pause = (RETRY_NANOS << times.min(16)).min(LONGEST_RETRY_NANOS);
+    // A multiplicative hash: what differs may be in any bits.
+    pause / 2 + (chance.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) * pause / 2 / u64::from(u32::MAX)
+}
+
+/// A row in the page for an endpoint that is considered, be it as it is used for the first time.
+fn list(endpoint: &Endpoint, fd: RawFd, identity: &identity::Identity, is_first: bool) {
     if endpoint.entry().is_some() {
         return;
     }
@@ -708,22 +843,19 @@ fn list(endpoint: &Endpoint, fd: RawFd, identity: &identity::Identity) {
     entry.publish(&EntryCopy {
         cookie: identity.cookie,
         fd,
-        local: octets(local.ip()),
+        local: to_octets(local.ip()),
         local_port: local.port(),
-        remote: octets(remote.ip()),
+        remote: to_octets(remote.ip()),
         remote_port: remote.port(),
         roads: 0,
         tcp_sent: shunt_sys::tcp::sent(borrow(fd), endpoint.opener()).ok().flatten().unwrap_or(0),
         tcp_received: shunt_sys::tcp::read(borrow(fd)).unwrap_or(0),
+        option: endpoint.blamed(),
         ..EntryCopy::default()
     });
     endpoint.set_entry(Some(entry));
-}
-
-fn octets(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
+    if is_first {
+        endpoint.list_from_the_first();
     }
 }
 
@@ -766,14 +898,17 @@ fn program_name() -> [u8; 32] {
     name
 }
 
-/// A connection to a broker of ours or root's, as far as its place shows that it is.
-fn reach() -> Option<std::os::fd::OwnedFd> {
-    process::broker_paths().iter().find_map(|path| {
-        let socket = seqpacket::connect(path.to_bytes()).ok()?;
-        if guard::is_trusted(Path::new(OsStr::from_bytes(path.to_bytes())), &socket) {
-            return Some(socket);
-        }
-        close_owned(socket);
-        None
-    })
+/// A connection to the broker at `path`, if it is of ours or root's, as far as its place shows that it is.
+fn reach(path: &CString) -> Option<OwnedFd> {
+    let socket = seqpacket::connect(path.to_bytes()).ok()?;
+    if guard::is_trusted(Path::new(OsStr::from_bytes(path.to_bytes())), &socket) {
+        return Some(socket);
+    }
+    close_owned(socket);
+    None
+}
+
+/// Whether other users may not connect to the socket at `path`.
+fn is_private(path: &CStr) -> bool {
+    rustix::fs::stat(path).is_ok_and(|data| data.st_mode & 0o002 == 0)
 }

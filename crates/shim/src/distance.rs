@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU8, Ordering::*};
 
 use crate::endpoint::Endpoint;
+use crate::process;
 
 /// Operations before the first offer to a peer.
 const SHORTEST: u32 = 32;
@@ -21,13 +22,17 @@ static IN_VAIN: [AtomicU8; SLOTS] = [const { AtomicU8::new(0) }; SLOTS];
 
 /// After how many operations a connection with this peer is offered.
 pub(crate) fn patience(peer: IpAddr) -> u32 {
+    if process::offers_at_once() {
+        return 1;
+    }
     let in_vain = u32::from(IN_VAIN[slot(peer)].load(Relaxed));
     (SHORTEST << (2 * in_vain.min(8))).min(LONGEST)
 }
 
 /// After how many more operations something is looked at again that may change, after so many the last time.
 pub(crate) fn longer(operations: u32) -> u32 {
-    operations.saturating_mul(4).clamp(SHORTEST, LONGEST)
+    let least = if process::offers_at_once() { 1 } else { SHORTEST };
+    operations.saturating_mul(4).clamp(least, LONGEST)
 }
 
 /// An endpoint is offered although its peer may be far away.

@@ -7,7 +7,8 @@ use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
-use shunt_abi::page;
+use shunt_abi::option::SocketOption;
+use shunt_abi::page::{self, Counter};
 use shunt_abi::reason::{Reason, Road};
 use shunt_ring::LaneHeader;
 use shunt_sys::tcp::{Beside, Opener};
@@ -49,14 +50,20 @@ pub(crate) enum Stage {
 pub(crate) struct TxSide {
     pub(crate) tx: Tx,
     pub(crate) at: Option<Attachment>,
-    /// When the lane was first found full, and how much the receiver had not read then.
-    pub(crate) full_since: Option<(u64, u64)>,
-    /// When bytes of the lane were first found unread, and how many had been read then.
-    pub(crate) unread_since: Option<(u64, u64)>,
+    pub(crate) seen: Seen,
     /// TCP has ended with bytes of ours unread, and the broker has been given time to say why.
     pub(crate) awaited_death: bool,
     /// The same, and somebody else had the other socket for a while.
     pub(crate) looked_for_holder: bool,
+}
+
+/// What has been seen of the lane that a direction has now. Of the next it says nothing.
+#[derive(Default)]
+pub(crate) struct Seen {
+    /// When it was first found full, and how much the receiver had not read then.
+    pub(crate) full_since: Option<(u64, u64)>,
+    /// When bytes of it were first found unread, and how many had been read then.
+    pub(crate) unread_since: Option<(u64, u64)>,
     /// Bytes of the ring, from its first, with memory behind them.
     pub(crate) backed: Cell<usize>,
     /// What both lanes had carried when that was last asked for [`crate::idle`].
@@ -91,6 +98,11 @@ pub(crate) struct Endpoint {
     pub(crate) offered_at: AtomicU64,
     /// The number of the message to the broker that offered it last.
     pub(crate) offered_as: AtomicU64,
+    /// Whether it has been counted as used, and as being on shared memory.
+    counted_as_used: AtomicBool,
+    counted_on_shm: AtomicBool,
+    /// See [`is_listed_from_the_first`](Self::is_listed_from_the_first).
+    listed_from_the_first: AtomicBool,
     entry: AtomicPtr<page::Entry>,
     /// Descriptors of this process that name the socket, or [`HELD`].
     names: AtomicU32,
@@ -103,6 +115,8 @@ pub(crate) struct Endpoint {
     shut: AtomicU32,
     /// Why the endpoint must never be offered, as a reason code.
     barred: AtomicU32,
+    /// The option that has kept it from shared memory, packed; 0: none has.
+    option: AtomicU64,
     /// See [`is_settled`](Self::is_settled).
     settled: AtomicBool,
     /// Its peer's address is of no other program of this host.
@@ -164,7 +178,7 @@ impl EndpointRef {
     /// The endpoint, if this still is its name.
     #[inline]
     pub(crate) fn resolve(self) -> Option<&'static Endpoint> {
-        let endpoint = slot(self.index)?;
+        let endpoint = at(self.index)?;
         (endpoint.generation.load(Acquire) == self.generation).then_some(endpoint)
     }
 }
@@ -187,10 +201,6 @@ pub(crate) fn made() -> usize {
 
 /// The endpoint with this index, in use or not.
 pub(crate) fn at(index: u32) -> Option<&'static Endpoint> {
-    slot(index)
-}
-
-fn slot(index: u32) -> Option<&'static Endpoint> {
     let chunk = SLAB.get(index as usize / CHUNK)?.load(Acquire);
     // SAFETY: a chunk that is not null has so many, and is never freed.
     (!chunk.is_null()).then(|| unsafe { &*chunk.add(index as usize % CHUNK) })
@@ -224,7 +234,7 @@ pub(crate) fn allocate(fd: i32, nonblocking: bool) -> Option<EndpointRef> {
             }
         }
     };
-    let endpoint = slot(index)?;
+    let endpoint = at(index)?;
     endpoint.index.store(index, Relaxed);
     endpoint.fd.store(fd, Relaxed);
     endpoint.names.store(1, Relaxed);
@@ -242,7 +252,7 @@ pub(crate) fn any_is_attached() -> bool {
 /// Every endpoint in use.
 pub(crate) fn all() -> impl Iterator<Item = &'static Endpoint> {
     let made = FREE.lock().made;
-    (0..made).filter_map(slot).filter(|endpoint| endpoint.names.load(Relaxed) > 0)
+    (0..made).filter_map(at).filter(|endpoint| endpoint.names.load(Relaxed) > 0)
 }
 
 /// Takes the locks of every endpoint, and what there is one of, so that no thread is in the middle of anything while the process
@@ -261,7 +271,7 @@ pub(crate) fn hold_locks() -> bool {
         }
         // SAFETY: taken above.
         unsafe { FREE.release() };
-        for endpoint in (held..made).filter_map(slot) {
+        for endpoint in (held..made).filter_map(at) {
             let tx = endpoint.tx.lock();
             ready &= tx.at.is_none_or(|at| at.outgoing().0.is_closed() && at.incoming().0.is_closed());
             std::mem::forget(tx);
@@ -280,7 +290,7 @@ pub(crate) fn hold_locks() -> bool {
 pub(crate) unsafe fn release_locks() {
     // SAFETY: the caller's promise.
     unsafe {
-        for endpoint in (0..FREE.value().made).filter_map(slot) {
+        for endpoint in (0..FREE.value().made).filter_map(at) {
             endpoint.beside_kernel.release();
             endpoint.epolls.release();
             endpoint.rx.release();
@@ -295,7 +305,7 @@ pub(crate) fn expect_child_of_new() {
     // SAFETY: the caller holds it.
     let made = unsafe { FREE.value().made };
     let new = |endpoint: &&Endpoint| endpoint.names.load(Relaxed) > 0 && !endpoint.is_prepared.load(Relaxed);
-    (0..made).filter_map(slot).filter(new).for_each(Endpoint::expect_child);
+    (0..made).filter_map(at).filter(new).for_each(Endpoint::expect_child);
 }
 
 /// Frees the locks of every endpoint in a child that nobody announced.
@@ -650,6 +660,44 @@ impl Endpoint {
         self.barred.store(reason as u32, SeqCst);
     }
 
+    /// This option is one that shared memory does not emulate.
+    pub(crate) fn blame(&self, option: SocketOption) {
+        self.option.store(option.pack(), Relaxed);
+        if let Some(entry) = self.entry() {
+            entry.option.store(option.pack(), Relaxed);
+        }
+    }
+
+    /// What was blamed last, packed.
+    pub(crate) fn blamed(&self) -> u64 {
+        self.option.load(Relaxed)
+    }
+
+    /// It is used. Counts it the first time, and says whether this is that.
+    pub(crate) fn count_use(&self) -> bool {
+        let is_first = !self.counted_as_used.swap(true, Relaxed);
+        if is_first {
+            crate::process::count(Counter::Connections, 1);
+        }
+        is_first
+    }
+
+    /// It is listed before anything has been moved: the row counts every byte.
+    pub(crate) fn is_listed_from_the_first(&self) -> bool {
+        self.listed_from_the_first.load(Relaxed)
+    }
+
+    pub(crate) fn list_from_the_first(&self) {
+        self.listed_from_the_first.store(true, Relaxed);
+    }
+
+    /// Counts it, the first time it is on shared memory.
+    pub(crate) fn count_on_shm(&self) {
+        if !self.counted_on_shm.swap(true, Relaxed) {
+            crate::process::count(Counter::ConnectionsOnShm, 1);
+        }
+    }
+
     /// Why it must not be offered.
     pub(crate) fn barred(&self) -> Option<Reason> {
         let code = self.barred.load(SeqCst);
@@ -761,6 +809,10 @@ impl Endpoint {
         self.set_stage(Stage::Plain);
         self.operations.store(0, Relaxed);
         self.offered_at.store(0, Relaxed);
+        self.counted_as_used.store(false, Relaxed);
+        self.counted_on_shm.store(false, Relaxed);
+        self.listed_from_the_first.store(false, Relaxed);
+        self.option.store(0, Relaxed);
         self.barred.store(0, Relaxed);
         self.settled.store(false, Relaxed);
         self.remote.store(false, Relaxed);

@@ -73,10 +73,10 @@ enum State {
 fn state(endpoint: &Endpoint) -> State {
     let mut tx = endpoint.tx.lock();
     let mut rx = endpoint.rx.lock();
-    let Some(at) = tx.at.filter(|_| tx.backed.get() > FIRST_PAGE) else { return State::Small };
+    let Some(at) = tx.at.filter(|_| tx.seen.backed.get() > FIRST_PAGE) else { return State::Small };
     let (lane, ring) = at.incoming();
     let moved = tx.tx.lane_total() + rx.rx.lane_total();
-    let was = tx.moved.replace(moved);
+    let was = tx.seen.moved.replace(moved);
     let is_empty = tx.tx.unread(at.outgoing().0) == 0 && rx.rx.unread(lane, &ring) == 0;
     if is_empty && was == Some(moved) { State::Idle } else { State::Busy }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::ffi::{c_int, c_long};
 
 use libc::{epoll_event, msghdr, pollfd};
+use shunt_abi::page;
 use shunt_abi::reason::Reason;
 use shunt_ring::Sink;
 use shunt_transport::{Kernel, Waiting};
@@ -26,10 +27,12 @@ impl Tcp<'_> {
     /// such bytes stand.
     pub(crate) fn is_bypassed(&self) -> bool {
         // In this order: what is sent meanwhile is counted by the kernel first.
-        let seen = self.endpoint.entry().map_or(0, |entry| entry.tcp_sent.load(Relaxed));
+        let count = |entry: &page::Entry| (entry.tcp_sent.load(Relaxed), entry.tcp_received.load(Relaxed));
+        let (sent_here, received_here) = self.endpoint.entry().map_or((0, 0), count);
+        let unused = || self.endpoint.is_listed_from_the_first() && (sent_here, received_here) == (0, 0);
         match (self.sent(), self.read()) {
-            (Some(0), Some(0)) => true,
-            (Some(sent), _) => sent < seen,
+            (Some(0), Some(0)) => !unused(),
+            (Some(sent), _) => sent < sent_here,
             (None, _) => false,
         }
     }

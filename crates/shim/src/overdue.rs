@@ -1,7 +1,7 @@
 //! L9: bytes that lie in a lane and that nobody comes for. A receiver that says "watching" is to look at the lane before it
 //! sleeps; one that sleeps by system calls of its own does not, and nothing that it sleeps on tells of a lane. So what is sent
-//! while the receiver does not sleep in a call of ours is looked at again by the sender, in whatever call of ours it waits next:
-//! what has not been read by then is taken back, and goes by TCP.
+//! is looked at again by the sender, in whatever call of ours it waits next: what has not been read by then is taken back, and goes
+//! by TCP.
 //!
 //! A sender notes only that the connection is to be looked at: a bit, which the next look clears. As long as there is one, no
 //! sleep lasts longer than until the next look. See *A receiver that never comes by* in docs/local-path.md.
@@ -24,7 +24,7 @@ const FRESH_NANOS: u64 = 40_000_000;
 const KNOWN_NANOS: u64 = 1_000_000_000;
 
 const WORD: usize = u64::BITS as usize;
-/// A bit for each endpoint, by its index: something was sent on its lane, and nobody was woken.
+/// A bit for each endpoint, by its index: something was sent on its lane.
 static SENT: [AtomicU64; endpoint::MOST / WORD] = [const { AtomicU64::new(0) }; endpoint::MOST / WORD];
 /// There is such a bit.
 static ANY: AtomicBool = AtomicBool::new(false);
@@ -44,7 +44,7 @@ enum Found {
     Overdue,
 }
 
-/// Bytes were published, and nobody slept whom that has woken.
+/// Bytes were published.
 #[inline]
 pub(crate) fn note_sent(endpoint: &Endpoint) {
     let (word, bit) = place(endpoint);
@@ -97,21 +97,21 @@ fn look() {
 
 fn find(endpoint: &Endpoint, now: u64) -> Found {
     let mut side = endpoint.tx.lock();
-    let TxSide { tx, at: Some(at), unread_since, .. } = &mut *side else { return Found::Nothing };
+    let TxSide { tx, at: Some(at), seen, .. } = &mut *side else { return Found::Nothing };
     let unread = if tx.on_lane() { tx.unread(at.outgoing().0) } else { 0 };
-    if unread == 0 {
-        *unread_since = None;
+    if unread == 0 || !attach::could_take_back(endpoint, at) {
+        seen.unread_since = None;
         return Found::Nothing;
     }
     // Of a lane that moves somebody takes care.
     let read = tx.lane_total() - unread;
-    match *unread_since {
+    match seen.unread_since {
         Some((since, then)) if then == read => {
             let is_overdue = now - since >= allowed(at);
             if is_overdue { Found::Overdue } else { Found::Early }
         }
         _ => {
-            *unread_since = Some((now, read));
+            seen.unread_since = Some((now, read));
             Found::Early
         }
     }

@@ -50,9 +50,10 @@ impl PrivateFd {
         Some(PrivateFd(raw))
     }
 
-    /// The same for what a process may have thousands of: within the share of them that is ours.
-    pub(crate) fn adopt_one_of_many(fd: OwnedFd) -> Option<PrivateFd> {
-        if HELD.load(Relaxed) >= limit() / SHARE {
+    /// The same for a peer's, which may have thousands of them, and `has` so many: within the share of descriptors that is ours, and
+    /// of that what leaves half as much to other peers.
+    pub(crate) fn adopt_one_of_many(fd: OwnedFd, has: usize) -> Option<PrivateFd> {
+        if !may_have_more(has as u64, HELD.load(Relaxed), limit()) {
             close_owned(fd);
             return None;
         }
@@ -138,6 +139,11 @@ impl AsFd for PrivateFd {
         // SAFETY: owned by self, hence open.
         unsafe { BorrowedFd::borrow_raw(self.0) }
     }
+}
+
+/// Whether one that `has` so many of our descriptors may have another, with `held` in all.
+fn may_have_more(has: u64, held: u64, limit: u64) -> bool {
+    has < 2 * (limit / SHARE).saturating_sub(held)
 }
 
 /// Where private descriptors start in this process; the number below is that of a handover, between exec and the start of
@@ -237,6 +243,22 @@ mod tests {
             closer.join().unwrap();
         });
         assert!(!is_open(raw));
+    }
+
+    /// What two clients cannot take from a third.
+    #[test]
+    fn each_peer_leaves_something_to_others() {
+        let mut held = 3;
+        let mut taken = Vec::new();
+        for _ in 0..5 {
+            let mut has = 0;
+            while has < 64 && may_have_more(has, held, 1024) {
+                (has, held) = (has + 1, held + 1);
+            }
+            taken.push(has);
+        }
+        assert_eq!(taken, [64, 41, 14, 4, 2]);
+        assert!(!may_have_more(0, 128, 1024));
     }
 
     #[test]

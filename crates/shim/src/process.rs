@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString};
 use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
 use shunt_abi::page::{Counter, ENTRIES, Entry, PAGE_BYTES, Page};
 use shunt_abi::reason::Reason;
@@ -21,6 +21,9 @@ static BROKER_PATHS: OnceLock<Vec<CString>> = OnceLock::new();
 /// 1: on, 2: off, 0: not asked yet.
 static OFF: AtomicU32 = AtomicU32::new(0);
 static SPIN: AtomicU32 = AtomicU32::new(SPIN_AUTO);
+/// What has been counted while there was no page.
+static UNTOLD: [AtomicU64; Counter::COUNT] = [const { AtomicU64::new(0) }; Counter::COUNT];
+static OFFERS_AT_ONCE: AtomicBool = AtomicBool::new(false);
 /// How many control messages have been taken from the socket.
 pub(crate) static SEEN: AtomicU64 = AtomicU64::new(0);
 
@@ -65,6 +68,8 @@ pub(crate) fn start() {
     // What finds the clock reads files where the kernel is old, and takes more stack than any thread may have later.
     now();
     let _ = BROKER_PATHS.set(broker_paths_now());
+    let at_once = variable(c"SHUNT_OFFER").is_some_and(|value| value.to_bytes() == b"at-once");
+    OFFERS_AT_ONCE.store(at_once, Relaxed);
     if let Some(spin) = variable(c"SHUNT_SPIN") {
         let micros = match spin.to_bytes() {
             b"auto" => SPIN_AUTO,
@@ -103,9 +108,14 @@ pub(crate) fn spin() -> Spin {
     }
 }
 
-/// Where the broker may be, best first.
+/// Whether connections are offered at their first use: `shunt run --offer at-once`.
+pub(crate) fn offers_at_once() -> bool {
+    OFFERS_AT_ONCE.load(Relaxed)
+}
+
+/// Where the broker may be, best first. Nowhere before the settings have been read.
 pub(crate) fn broker_paths() -> &'static [CString] {
-    BROKER_PATHS.get_or_init(broker_paths_now)
+    BROKER_PATHS.get().map_or(&[], Vec::as_slice)
 }
 
 fn broker_paths_now() -> Vec<CString> {
@@ -163,6 +173,7 @@ pub(crate) fn forget_page() {
     // The parent's page stays mapped: endpoints of the parent's may be read while this is done.
     PAGE.store(std::ptr::null_mut(), Release);
     *ROWS.lock() = Rows::NONE;
+    UNTOLD.iter().for_each(|count| count.store(0, Relaxed));
     SEEN.store(0, Relaxed);
 }
 
@@ -214,6 +225,9 @@ pub(crate) fn make_page() -> Option<OwnedFd> {
             PAGE.store(fresh.as_ptr().cast(), Release);
             std::mem::forget(fresh);
         }
+    }
+    for (counter, _) in Counter::NAMES {
+        count(counter, UNTOLD[counter as usize].swap(0, Relaxed));
     }
     ROWS.lock().backed = backed;
     SEEN.store(0, Release);
@@ -276,9 +290,8 @@ pub(crate) fn unlist(entry: &Entry) {
 
 /// Counts something for `shunt status`.
 pub(crate) fn count(counter: Counter, amount: u64) {
-    if let Some(page) = page() {
-        page.counters[counter as usize].fetch_add(amount, Relaxed);
-    }
+    let counters = page().map_or(&UNTOLD, |page| &page.counters);
+    counters[counter as usize].fetch_add(amount, Relaxed);
 }
 
 /// Counts a bypass.

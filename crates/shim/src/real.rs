@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 use libc::{
     epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, off64_t, pid_t, pollfd,
     posix_spawn_file_actions_t, posix_spawnattr_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
-    timeval,
+    timeval, uid_t,
 };
 
 fn resolve(cell: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
@@ -138,6 +138,10 @@ real! {
     fn aio_write(request: *mut libc::aiocb) -> c_int;
     fn lio_listio(mode: c_int, list: *const *mut libc::aiocb, count: c_int, event: *mut libc::sigevent) -> c_int;
     fn unshare(flags: c_int) -> c_int;
+    fn setuid(user: uid_t) -> c_int;
+    fn seteuid(effective: uid_t) -> c_int;
+    fn setreuid(real: uid_t, effective: uid_t) -> c_int;
+    fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int;
     fn fork() -> pid_t;
     fn _Fork() -> pid_t;
     fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const posix_spawn_file_actions_t, attributes: *const posix_spawnattr_t, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int;

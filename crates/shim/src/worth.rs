@@ -1,8 +1,10 @@
 //! When a connection has shown enough to be worth offering. Pairing costs about as much as ten exchanges over TCP, so a
 //! connection that ends soon afterwards has paid for nothing. A process whose connections do so, one after another, lets
-//! them show more first.
+//! them show more first. Where connections are to be offered at once, at their first use, nothing of this is asked.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use shunt_abi::page::Counter;
 
 use crate::endpoint::Endpoint;
 use crate::process;
@@ -23,7 +25,11 @@ static SOON_OVER: AtomicU32 = AtomicU32::new(0);
 
 /// Data operations after which a new connection is to be offered.
 pub(crate) fn operations() -> u32 {
-    if SOON_OVER.load(Relaxed) >= IN_A_ROW { LATE } else { SOON }
+    match SOON_OVER.load(Relaxed) {
+        _ if process::offers_at_once() => 1,
+        in_a_row if in_a_row >= IN_A_ROW => LATE,
+        _ => SOON,
+    }
 }
 
 /// Data operations after which a connection that has left shared memory is to be offered again: ever more, so that what keeps going
@@ -37,7 +43,9 @@ pub(crate) fn again(endpoint: &Endpoint) -> u32 {
 
 /// An endpoint has been offered.
 pub(crate) fn note_offer(endpoint: &Endpoint) {
-    endpoint.offered_at.store(process::now(), Relaxed);
+    if endpoint.offered_at.swap(process::now(), Relaxed) == 0 {
+        process::count(Counter::ConnectionsOffered, 1);
+    }
 }
 
 /// An endpoint has been closed.

@@ -11,20 +11,9 @@ use crate::{Errno, Result, sockopt as raw, tcp};
 const SO_BINDTOIFINDEX: i32 = 62;
 const SO_NETNS_COOKIE: i32 = 71;
 
-/// The two families TCP runs over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Domain {
-    /// AF_INET.
-    V4,
-    /// AF_INET6, also when its addresses are IPv4-mapped.
-    V6,
-}
-
 /// An established TCP socket as the kernel describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The socket's family.
-    pub domain: Domain,
     /// SO_COOKIE: unique for the life of the kernel.
     pub cookie: u64,
     /// SO_NETNS_COOKIE: the network namespace.
@@ -33,6 +22,17 @@ pub struct Identity {
     pub local: SocketAddr,
     /// Its peer's address, the same way.
     pub remote: SocketAddr,
+    /// Bound to a device or VRF, where addresses can repeat within one namespace.
+    pub bound_device: bool,
+}
+
+/// What the kernel says of a TCP socket without its lock, which its owner can hold for as long as it likes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// SO_COOKIE: unique for the life of the kernel.
+    pub cookie: u64,
+    /// SO_NETNS_COOKIE: the network namespace.
+    pub netns: u64,
     /// Bound to a device or VRF, where addresses can repeat within one namespace.
     pub bound_device: bool,
 }
@@ -54,22 +54,11 @@ pub enum IdentifyError {
     Kernel(Errno),
 }
 
-/// Asks the kernel what `fd` is.
+/// Asks the kernel what `fd` is. It waits for the socket's lock, and so for whoever is inside a call on it: for sockets of
+/// one's own only.
 pub fn identify(fd: impl AsFd) -> std::result::Result<Identity, IdentifyError> {
     let fd = fd.as_fd();
-    let domain = match sockopt::socket_domain(fd) {
-        Ok(AddressFamily::INET) => Domain::V4,
-        Ok(AddressFamily::INET6) => Domain::V6,
-        Ok(_) => return Err(IdentifyError::NotTcp),
-        // EBADF is an O_PATH descriptor.
-        Err(Errno::NOTSOCK | Errno::BADF) => return Err(IdentifyError::NotASocket),
-        Err(error) => return Err(IdentifyError::Kernel(error)),
-    };
-    let stream = sockopt::socket_type(fd).map_err(IdentifyError::Kernel)? == SocketType::STREAM;
-    let protocol = sockopt::socket_protocol(fd).map_err(IdentifyError::Kernel)?;
-    if !stream || protocol != Some(ipproto::TCP) {
-        return Err(IdentifyError::NotTcp);
-    }
+    let Shown { cookie, netns, bound_device } = shown(fd)?;
     let state = tcp::state(fd).map_err(IdentifyError::Kernel)?;
     if state != tcp::ESTABLISHED {
         return Err(IdentifyError::NotEstablished(state));
@@ -80,16 +69,31 @@ pub fn identify(fd: impl AsFd) -> std::result::Result<Identity, IdentifyError> {
         Err(Errno::NOTCONN | Errno::INVAL) => Err(IdentifyError::NotEstablished(tcp::CLOSE)),
         Err(error) => Err(IdentifyError::Kernel(error)),
     };
-    Ok(Identity {
-        domain,
+    let local = address(getsockname(fd))?;
+    let remote = address(getpeername(fd).and_then(|peer| peer.ok_or(Errno::NOTCONN)))?;
+    Ok(Identity { cookie, netns, local, remote, bound_device })
+}
+
+/// Asks what `fd` is as far as no lock is in the way: which TCP socket. Waits for nobody, whatever `fd` is.
+pub fn shown(fd: impl AsFd) -> std::result::Result<Shown, IdentifyError> {
+    let fd = fd.as_fd();
+    match sockopt::socket_domain(fd) {
+        Ok(AddressFamily::INET | AddressFamily::INET6) => {}
+        Ok(_) => return Err(IdentifyError::NotTcp),
+        // EBADF is an O_PATH descriptor.
+        Err(Errno::NOTSOCK | Errno::BADF) => return Err(IdentifyError::NotASocket),
+        Err(error) => return Err(IdentifyError::Kernel(error)),
+    }
+    let stream = sockopt::socket_type(fd).map_err(IdentifyError::Kernel)? == SocketType::STREAM;
+    let protocol = sockopt::socket_protocol(fd).map_err(IdentifyError::Kernel)?;
+    if !stream || protocol != Some(ipproto::TCP) {
+        return Err(IdentifyError::NotTcp);
+    }
+    let device = raw::read::<u32>(fd, libc::SOL_SOCKET, SO_BINDTOIFINDEX).map_err(IdentifyError::Kernel)?.0;
+    Ok(Shown {
         cookie: sockopt::socket_cookie(fd).map_err(IdentifyError::Kernel)?,
         netns: namespace(fd).map_err(IdentifyError::Kernel)?,
-        local: address(getsockname(fd))?,
-        remote: address(getpeername(fd).and_then(|peer| peer.ok_or(Errno::NOTCONN)))?,
-        bound_device: raw::read::<u32>(fd, libc::SOL_SOCKET, SO_BINDTOIFINDEX)
-            .map_err(IdentifyError::Kernel)?
-            .0
-            != 0,
+        bound_device: device != 0,
     })
 }
 
@@ -133,7 +137,7 @@ mod tests {
         }
         let (_client, server) = loopback("[::]:0", "127.0.0.1");
         let server = identify(&server).unwrap();
-        assert_eq!((server.domain, server.local.is_ipv4()), (Domain::V6, true));
+        assert!(server.local.is_ipv4());
     }
 
     #[test]

@@ -2,17 +2,33 @@
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use rustix::fs::{fstat, stat};
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use crate::{Errno, Result};
 
 const SIOCGSKNS: Opcode = 0x894c;
+const NS_GET_USERNS: Opcode = 0xb701;
 
 /// The network namespace that a socket of any kind lives in. Needs CAP_NET_ADMIN there.
 pub fn of_socket(socket: impl AsFd) -> Result<OwnedFd> {
     // SAFETY: see the implementation.
-    unsafe { ioctl(socket, NamespaceOf) }
+    unsafe { ioctl(socket, NamespaceOf::<SIOCGSKNS>) }
+}
+
+/// Whether the network namespace that a socket lives in belongs to the user namespace of this process: nobody can have made it who
+/// has not CAP_SYS_ADMIN here. Any user can make others, with a user namespace of his own. Needs CAP_NET_ADMIN there.
+pub fn belongs_here(socket: impl AsFd) -> Result<bool> {
+    let namespace = of_socket(socket)?;
+    // SAFETY: see the implementation.
+    let owner = match unsafe { ioctl(namespace, NamespaceOf::<NS_GET_USERNS>) } {
+        // Not even below ours.
+        Err(Errno::PERM) => return Ok(false),
+        owner => fstat(owner?)?,
+    };
+    let own = stat("/proc/self/ns/user")?;
+    Ok((owner.st_dev, owner.st_ino) == (own.st_dev, own.st_ino))
 }
 
 /// Runs `work` inside a network namespace, on a thread that is in it for no longer. Needs CAP_SYS_ADMIN.
@@ -40,18 +56,18 @@ fn apart<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     })
 }
 
-/// SIOCGSKNS returns a new descriptor, and takes no argument.
-struct NamespaceOf;
+/// SIOCGSKNS and NS_GET_USERNS return a new descriptor, and take no argument.
+struct NamespaceOf<const OPCODE: Opcode>;
 
 // SAFETY: the kernel neither reads nor writes memory, and a result that is no error is a descriptor of ours, made
 // close-on-exec.
-unsafe impl Ioctl for NamespaceOf {
+unsafe impl<const OPCODE: Opcode> Ioctl for NamespaceOf<OPCODE> {
     type Output = OwnedFd;
 
     const IS_MUTATING: bool = false;
 
     fn opcode(&self) -> Opcode {
-        SIOCGSKNS
+        OPCODE
     }
 
     fn as_ptr(&mut self) -> *mut std::ffi::c_void {
@@ -93,9 +109,31 @@ mod tests {
         assert_eq!(crate::identity::namespace(after.as_fd()), Ok(own), "the caller has moved");
     }
 
+    /// Needs root.
+    #[test]
+    fn a_namespace_that_anybody_may_have_made_is_not_the_hosts() {
+        let here = || UdpSocket::bind("0.0.0.0:0").map_err(|_| Errno::IO);
+        assert_eq!(belongs_here(here().unwrap()), Ok(true));
+        assert_eq!(belongs_here(inside_new(here).unwrap()), Ok(true), "root's, as those of containers are");
+        let mut maker =
+            std::process::Command::new("unshare").args(["-U", "-n", "sleep", "60"]).spawn().unwrap();
+        let path = format!("/proc/{}/ns/net", maker.id());
+        let own = stat("/proc/self/ns/net").unwrap().st_ino;
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while stat(&*path).unwrap().st_ino == own && std::time::Instant::now() < deadline {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        let made = std::fs::File::open(path).unwrap();
+        let socket = inside(made.as_fd(), here);
+        maker.kill().unwrap();
+        maker.wait().unwrap();
+        assert_eq!(belongs_here(socket.unwrap()), Ok(false));
+    }
+
     #[test]
     fn what_is_no_socket_has_no_namespace() {
         assert!(of_socket(std::io::pipe().unwrap().0).is_err());
+        assert!(belongs_here(std::io::pipe().unwrap().0).is_err());
     }
 
     #[test]

@@ -20,9 +20,10 @@ const IPPROTO_TCP: u8 = 6;
 const HEADER: usize = 16;
 /// That and `struct inet_diag_req_v2`.
 const QUESTION: usize = HEADER + 56;
-/// Where `idiag_state` and `idiag_inode` stand in `struct inet_diag_msg`, behind the header.
+/// Where `idiag_state`, `idiag_inode` and the cookie stand in `struct inet_diag_msg`, behind the header.
 const STATE: usize = HEADER + 1;
 const INODE: usize = HEADER + 68;
+const COOKIE: usize = HEADER + 44;
 
 /// What can ask.
 pub fn open() -> Result<OwnedFd> {
@@ -40,16 +41,37 @@ pub fn is_held(asker: &OwnedFd, socket: BorrowedFd<'_>) -> Result<Option<bool>> 
     }
     let local = normalise(SocketAddr::try_from(getsockname(socket)?)?);
     let remote = normalise(SocketAddr::try_from(getpeername(socket)?.ok_or(Errno::NOTCONN)?)?);
+    let found = find(asker, remote, local)?.filter(|found| !found.listens);
+    Ok(found.map(|found| found.held))
+}
+
+/// A socket that was looked up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// SO_COOKIE. A connection that nobody has accepted yet has it already.
+    pub cookie: u64,
+    /// It waits for connections: there was none with both addresses.
+    pub listens: bool,
+    /// A process has it.
+    pub held: bool,
+}
+
+/// The socket to which a segment from `remote` to `local` would go in the network namespace of `asker`, which [`open`] has made there.
+pub fn find(asker: &OwnedFd, local: SocketAddr, remote: SocketAddr) -> Result<Option<Found>> {
     // The kernel answers inside the send.
-    send(asker, &question(remote, local), SendFlags::DONTWAIT)?;
+    send(asker, &question(local, remote), SendFlags::DONTWAIT)?;
     let mut answer = [0; 512];
     let (len, _) = recv(asker, &mut answer, RecvFlags::DONTWAIT)?;
     let kind = u16::from_ne_bytes([answer[4], answer[5]]);
-    // The look-up falls back to a listener where no connection is.
-    if len < INODE + 4 || kind != SOCK_DIAG_BY_FAMILY || answer[STATE] == TCP_LISTEN {
+    if len < INODE + 4 || kind != SOCK_DIAG_BY_FAMILY {
         return Ok(None);
     }
-    Ok(Some(answer[INODE..INODE + 4] != [0; 4]))
+    let cookie = answer[COOKIE..COOKIE + 8].try_into().map_err(|_| Errno::IO)?;
+    Ok(Some(Found {
+        cookie: u64::from_ne_bytes(cookie),
+        listens: answer[STATE] == TCP_LISTEN,
+        held: answer[INODE..INODE + 4] != [0; 4],
+    }))
 }
 
 fn question(local: SocketAddr, remote: SocketAddr) -> [u8; QUESTION] {
@@ -96,6 +118,23 @@ mod tests {
             drop(copy);
             assert_eq!(held(&server), Ok(Some(false)));
         }
+    }
+
+    #[test]
+    fn a_connection_has_its_cookie_before_it_is_accepted() {
+        let asker = open().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (at, nobody) = (listener.local_addr().unwrap(), "127.0.0.1:1".parse().unwrap());
+        let cookie = |socket: BorrowedFd<'_>| rustix::net::sockopt::socket_cookie(socket).unwrap();
+        let found = find(&asker, at, nobody).unwrap();
+        assert_eq!(found, Some(Found { cookie: cookie(listener.as_fd()), listens: true, held: true }));
+        let client = TcpStream::connect(at).unwrap();
+        let waiting = find(&asker, at, client.local_addr().unwrap()).unwrap().unwrap();
+        assert!(!waiting.listens && !waiting.held);
+        let server = listener.accept().unwrap().0;
+        assert_eq!(waiting.cookie, cookie(server.as_fd()));
+        drop(listener);
+        assert_eq!(find(&asker, at, nobody), Ok(None));
     }
 
     #[test]

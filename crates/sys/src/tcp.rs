@@ -11,6 +11,8 @@ use crate::{Errno, Result, sockopt};
 
 /// TCP_ESTABLISHED, the one state in which an endpoint may be offered.
 pub const ESTABLISHED: u8 = 1;
+/// TCP_LISTEN.
+pub const LISTEN: u8 = 10;
 /// TCP_CLOSE: not connected yet, or over.
 pub const CLOSE: u8 = 7;
 
@@ -205,6 +207,19 @@ struct Zerocopy {
 // SAFETY: integers without padding.
 unsafe impl sockopt::Plain for Zerocopy {}
 
+/// As much of the kernel's array of SK_MEMINFO_* as is asked for.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Memory {
+    _receiving: [u32; 3],
+    send_buffer: u32,
+    _ahead: u32,
+    queued: u32,
+}
+
+// SAFETY: integers without padding.
+unsafe impl sockopt::Plain for Memory {}
+
 /// What is added to the kernel's counts of a connection; modulo 2^64, so that it may also be less than nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Beside {
@@ -259,6 +274,12 @@ pub fn outq(fd: BorrowedFd<'_>) -> Result<u64> {
     Ok(bytes.max(0) as u64)
 }
 
+/// How much of the send buffer is free, in bytes of the kernel's memory, of which a byte of the program's may take several.
+pub fn send_room(fd: BorrowedFd<'_>) -> Result<u32> {
+    let (memory, _) = sockopt::read::<Memory>(fd, libc::SOL_SOCKET, libc::SO_MEMINFO)?;
+    Ok(memory.send_buffer.saturating_sub(memory.queued))
+}
+
 /// Whether poll reports `events`, or an error or hang-up where `events` is RDHUP.
 fn polled(fd: BorrowedFd<'_>, events: PollFlags) -> Result<bool> {
     let mut polled = [PollFd::from_borrowed_fd(fd, events)];
@@ -298,6 +319,18 @@ mod tests {
     fn expect(writer: &TcpStream, opener: Opener, reader: &TcpStream, written: u64, taken: u64) {
         assert_eq!(sent(writer, opener), Ok(Some(written)), "sent");
         assert_eq!(read(reader), Ok(taken), "read");
+    }
+
+    #[test]
+    fn what_a_send_takes_without_waiting_has_room() {
+        let (mut writer, _unread) = loopback();
+        SockRef::from(&writer).set_send_buffer_size(100_000).unwrap();
+        writer.set_nonblocking(true).unwrap();
+        assert_eq!(send_room(writer.as_fd()), Ok(200_000));
+        let taken = writer.write(&[0; 20_000]).unwrap();
+        assert_eq!(taken, 20_000);
+        while writer.write(&[0; 20_000]).is_ok() {}
+        assert!(send_room(writer.as_fd()).unwrap() < 20_000);
     }
 
     #[test]

@@ -4,7 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use shunt_sys::{Errno, tun};
 
-/// A TUN device that is up, and gone when this is dropped. It has no address yet.
+/// A TUN device that is up, and gone when this is dropped, or a moment later: a child that is being made at that moment has it
+/// open as well until it executes its program. It has no address yet.
 #[derive(Debug)]
 pub struct Tun {
     device: OwnedFd,

@@ -15,6 +15,8 @@ from pathlib import Path
 USER = "tester"
 SOURCE = Path("/home") / USER / "source"
 RESULTS = Path("/breadth-results")
+# Programs used by scripts of ours, each laid out as a package's own tests are.
+PROGRAMS = Path("/breadth/code/programs")
 # The services of the base, which no package's tests are about.
 SERVICES = Path("/breadth-services")
 NO_SERVICES = Path("/usr/sbin/policy-rc.d")
@@ -122,11 +124,8 @@ def known(package):
     return call("apt-cache", "show", package).returncode == 0
 
 
-def install(spec):
-    name = spec["package"]
-    NO_SERVICES.write_text("#!/bin/sh\nexit 101\n")
-    NO_SERVICES.chmod(0o755)
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "HOME": "/root"}
+def fetch(name, environment):
+    """Brings the source of a package here: its tests, its binary packages, and its version."""
     place = Path("/home") / USER
     # Of some updates the mirrors have the programs before the sources; then the release's own sources do.
     if call("apt-get", "source", "-qq", "--only-source", name, cwd=place, env=environment).returncode:
@@ -141,6 +140,20 @@ def install(spec):
     tests = tests_of(text)
     own = [package for package in own_packages(control) if known(package)]
     version = must("dpkg-parsechangelog", "-S", "Version", cwd=SOURCE).strip()
+    return tests, own, version
+
+
+def install(spec):
+    name = spec["package"]
+    NO_SERVICES.write_text("#!/bin/sh\nexit 101\n")
+    NO_SERVICES.chmod(0o755)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "HOME": "/root"}
+    ours = PROGRAMS / name
+    if ours.is_dir():
+        shutil.copytree(ours, SOURCE / "debian/tests")
+        tests, own, version = tests_of((ours / "control").read_text()), [], None
+    else:
+        tests, own, version = fetch(name, environment)
     wanted = []
     for test in tests:
         if test["left_out"]:
@@ -159,13 +172,19 @@ def install(spec):
         flag = "--install-recommends" if recommends else "--no-install-recommends"
         must("apt-get", "satisfy", "-y", "-qq", flag, ", ".join(wanted), cwd="/", env=environment)
     must("apt-get", "clean")
+    # A program's is that of the first package that its script asks for.
+    version = version or must("dpkg-query", "-W", "-f", "${Version}", wanted[0])
     must("chown", "-R", f"{USER}:{USER}", SOURCE)
     NO_SERVICES.unlink()
     return {"version": version, "tests": tests}
 
 
-def begin_shunt():
-    """A system broker, and the shim in every program that starts from here on."""
+def begin_shunt(settings):
+    """A system broker, and the shim in every program that starts from here on, with these settings: also in services, and in
+    sessions that begin with an environment of their own."""
+    os.environ.update(settings)
+    with open("/etc/environment", "a") as file:
+        file.writelines(f"{name}={value}\n" for name, value in settings.items())
     Path(LIBRARY).parent.mkdir(parents=True, exist_ok=True)
     shutil.copy("/breadth/release/libshunt.so", LIBRARY)
     shutil.copy("/breadth/release/shunt", SHUNT)
@@ -193,7 +212,7 @@ def counts():
     found = {"accepted": int(tcp["PassiveOpens"])}
     if PRELOAD.exists():
         status = json.loads(subprocess.run([SHUNT, "status", "--json"], stdout=subprocess.PIPE, text=True).stdout or "{}")
-        found["pairs"] = status.get("pairs_made", 0)
+        found["share"] = status.get("share", {})
         found["refused"] = status.get("offers_refused", {})
         found["bad_messages"] = status.get("bad_messages", {})
     return found
@@ -228,8 +247,10 @@ def test(spec):
     if not shutil.which("systemctl"):
         Path("/usr/local/bin/systemctl").write_text(SYSTEMCTL)
         Path("/usr/local/bin/systemctl").chmod(0o755)
+    # Most connections of tests are too short to be offered otherwise.
+    settings = {"SHUNT_OFFER": "at-once", **dict(pair.split("=", 1) for pair in spec["env"])} if spec["shunt"] else {}
     if spec["shunt"]:
-        begin_shunt()
+        begin_shunt(settings)
     services()
     before = counts()
     is_root = "needs-root" in spec["restrictions"]
@@ -247,7 +268,7 @@ def test(spec):
         "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", "AUTOPKGTEST_TMP": str(scratch / "tmp"),
         "ADTTMP": str(scratch / "tmp"), "AUTOPKGTEST_ARTIFACTS": str(artifacts), "ADT_ARTIFACTS": str(artifacts),
         "AUTOPKGTEST_NORMAL_USER": USER, "ADT_NORMAL_USER": USER, "TERM": "dumb",
-        **(dict(pair.split("=", 1) for pair in spec["env"]) if spec["shunt"] else {}),
+        **settings,
     }
     if spec["command"] is None:
         script = SOURCE / spec["directory"] / spec["name"]

@@ -42,20 +42,30 @@ def repeated(test):
     return f"{test['name']} (passes {counts['native']} times natively, {counts['shunt']} under shunt)"
 
 
-def total(found, key):
-    return sum(test["shunt"].get(key, 0) for test in ran(found) if "shunt" in test)
+def accepted(found):
+    """Connections that were accepted under shunt."""
+    return sum(test["shunt"].get("accepted", 0) for test in ran(found) if "shunt" in test)
+
+
+def share(found):
+    """Of the ends of connections that programs used: how many, how many were offered, how many took shared memory."""
+    shares = [test["shunt"].get("share", {}) for test in ran(found) if "shunt" in test]
+    return [sum(share.get(key, 0) for share in shares) for key in ("seen", "offered", "on_shm")]
 
 
 def row(found):
     name = f"{found['package']} {found['version'] or ''}".strip()
     if found["failed"]:
-        return f"| {name} | cannot be installed: {found['failed'][:60]!r} | | | | | |"
+        return f"| {name} | cannot be installed: {found['failed'][:60]!r} | | | | | | |"
     tests = ran(found)
     native = len(passed(found, "native"))
     left = len(found["tests"]) - len(tests)
     fails = [test["name"] for test in tests if test["native"]["status"] in ("fail", "time")]
     skips = sum(test["native"]["status"] == "skip" for test in tests)
+    used, offered, on_shm = share(found)
     notes = []
+    if not on_shm:
+        notes.append("no connection took shared memory" if accepted(found) else "makes no connection")
     if fails:
         notes.append(f"fails natively: {', '.join(fails)}")
     if skips or left:
@@ -64,18 +74,17 @@ def row(found):
     if chance:
         notes.append(f"a matter of chance: {', '.join(chance)}")
     differing = [repeated(test) for test in tests if differs(test)]
-    refused = sum(sum(test["shunt"].get("refused", {}).values()) for test in tests if "shunt" in test)
     crashed = sum(len(test["shunt"].get("cores", [])) for test in tests if "shunt" in test)
     return (
         f"| {name} | {native} of {len(tests)} | {len(passed(found, 'shunt'))} of {native} | {', '.join(differing) or 'none'} | "
-        f"{total(found, 'accepted')} / {total(found, 'pairs')} / {refused} | {crashed or ''} | {'; '.join(notes)} |"
+        f"{accepted(found)} | {used} / {offered} / {on_shm} | {crashed or ''} | {'; '.join(notes)} |"
     )
 
 
 def table(results):
     lines = [
-        "| package | pass natively | of these under shunt | differ | connections / on shared memory / offers refused | cores | notes |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| package | pass natively | of these under shunt | differ | connections | ends used / offered / on shared memory | cores | notes |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     return "\n".join(lines + [row(found) for found in results]) + "\n"
 
@@ -97,14 +106,16 @@ def page(results, missing):
     """The whole page; `missing` are the packages of the list that have not been run."""
     installed = [found for found in results if not found["failed"]]
     asked = [found for found in installed if passed(found, "native")]
-    speaking = [found for found in asked if total(found, "accepted")]
+    speaking = [found for found in asked if accepted(found)]
+    on_shm = [found for found in speaking if share(found)[2]]
     tests = sum(len(passed(found, "native")) for found in asked)
     wrong = differences(results)
-    seen, pairs = (sum(total(found, key) for found in asked) for key in ("accepted", "pairs"))
+    used, offered, lanes = (sum(counts) for counts in zip([0] * 3, *map(share, asked)))
     lines = [
         f"{tests} tests of {len(asked)} packages pass natively; {len(wrong)} of them differ under shunt. In the tests of",
-        f"{len(speaking)} packages connections were made: {seen} in all, {pairs} of which took shared memory. The others stayed on TCP;",
-        "why is not counted, but a connection is offered after some exchanges only, and most of a test suite's are shorter.",
+        f"{len(speaking)} packages connections were made, {sum(map(accepted, asked))} in all, and in those of {len(on_shm)} some took shared memory.",
+        f"Programs used {used} ends of connections; {offered} of them were offered, at their first use, and {lanes} took shared memory.",
+        "The others were over before both ends had been offered, or have one end that is not under shunt.",
         "",
         table(asked),
         "## What was not asked",

@@ -210,7 +210,7 @@ static void ask(struct sockaddr_in address, const char *how, int count)
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     for (int i = 0; i < count; i++) {
         char message[MESSAGE + 1], answer[MESSAGE + 1] = "";
-        snprintf(message, sizeof message, "%08d", i);
+        snprintf(message, sizeof message, "%08u", i % 100000000u);
         put(fd, message, MESSAGE);
         if (!wait(fd) || recv(fd, answer, MESSAGE, MSG_WAITALL) != MESSAGE || strcmp(message, answer)) {
             printf("message %d: '%s'\n", i, answer);

@@ -103,6 +103,10 @@ impl Host {
     pub fn script(&self, interpreter: &str, name: &str) -> Launch<'_> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name);
         let text = fs::read(&path).unwrap_or_else(|error| panic!("reading {}: {error}", path.display()));
+        if name.ends_with(".py") {
+            // What such programs import stands beside them; one may be about to.
+            self.replace("clients.py", include_str!("../programs/clients.py"));
+        }
         // A copy, so that a program running as another user can reach it.
         self.program(interpreter).arg(self.write(name, text))
     }
@@ -144,6 +148,14 @@ impl Host {
     /// The broker's status now, if there is one.
     pub fn status(&self) -> Option<Snapshot> {
         self.status_command().and_then(|mut command| crate::road::snapshot(&mut command))
+    }
+
+    /// What `shunt explain` says of a process; nothing on a native host.
+    pub fn explain(&self, pid: u32) -> Option<String> {
+        let mut command = Command::new(&self.tools.as_ref()?.shunt);
+        let output =
+            command.args(["explain", "--broker"]).arg(self.broker_socket()).arg(pid.to_string()).output();
+        Some(String::from_utf8_lossy(&output.expect("the command is there").stdout).into_owned())
     }
 
     /// The paths of the command and the shim on this host.

@@ -7,6 +7,7 @@
 
 mod answers;
 mod both;
+mod conversation;
 mod dir;
 mod docker;
 mod ground;
@@ -20,6 +21,9 @@ pub use answers::Answers;
 pub use answers::ask;
 pub use both::both;
 pub use both::under_shunt;
+pub use conversation::Way;
+pub use conversation::converse;
+pub use conversation::gate;
 pub use docker::Engine;
 pub use ground::Ground;
 pub use host::Host;

@@ -57,3 +57,14 @@ scenarios! {
     clone_with_a_copy: Shm, Tcp(Reason::Shared), Tcp(Reason::Shared);
     orphan_of_bare_fork: Shm, Unseen;
 }
+
+/// Whatever other threads were changing when a process forked, its child finds whole.
+#[test]
+fn children_of_threads_at_work() {
+    both(Duration::from_secs(180), |host| {
+        compile(host, "forks_under_threads", &[]);
+        let ended =
+            host.program("./forks_under_threads").run("forks_under_threads", Duration::from_secs(150));
+        assert_eq!(ended.stdout, "300 of 300 children ended well\n", "{}", ended.stderr);
+    });
+}

@@ -3,7 +3,7 @@
 
 use shunt_abi::reason::Road;
 use shunt_abi::status::Connection;
-use shunt_compat::{Host, both};
+use shunt_compat::{Host, both, compile};
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -15,15 +15,9 @@ struct Scenario(&'static str, &'static str);
 
 fn run_all(libraries: &'static [&'static str], scenarios: &'static [Scenario]) {
     both(Duration::from_secs(120), move |host| {
-        compile(host, libraries);
+        compile(host, "hidden_calls", libraries);
         scenarios.iter().map(|scenario| run(host, scenario)).collect::<Vec<_>>()
     });
-}
-
-fn compile(host: &Host, libraries: &[&str]) {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/hidden_calls.c");
-    let gcc = host.program("gcc").native().args(["-O1", "-o"]).arg(host.path("hidden_calls")).arg(source);
-    gcc.args(libraries).run("gcc", LIMIT);
 }
 
 fn run(host: &Host, Scenario(name, road): &Scenario) -> (String, String, String) {

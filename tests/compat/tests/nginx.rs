@@ -1,17 +1,23 @@
 //! nginx with wrk, as a static server and in front of an upstream with keep-alive, with the content checked by curl.
 
-use shunt_compat::{Expected, Host, Program, both};
-use std::fs;
+use shunt_compat::{Expected, Host, Mode, Program, both};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 const CONNECTIONS: usize = 40;
 
 /// Starts nginx with these directives in its `http` section.
 fn nginx(host: &Host, name: &str, workers: usize, http: &str, port: u16) -> Program {
+    let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
+    nginx_as(host, user, name, workers, http, port)
+}
+
+/// The same with a directive that says whose the workers are.
+fn nginx_as(host: &Host, user: &str, name: &str, workers: usize, http: &str, port: u16) -> Program {
     let dir = host.path(name);
     fs::create_dir(&dir).expect("own directory");
     let dir = dir.display();
-    let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
     let config = format!(
         "{user} daemon off; worker_processes {workers}; pid {dir}/pid; error_log {dir}/error.log warn;
          events {{ worker_connections 512; }}
@@ -125,6 +131,24 @@ fn two_workers_with_sendfile() {
 #[test]
 fn two_workers_without_sendfile() {
     static_server(2, "off");
+}
+
+/// With the broker that `shunt run` starts for root, which workers of another user cannot reach by themselves.
+#[test]
+fn workers_of_another_user() {
+    both(Duration::from_secs(60), |host| {
+        if host.mode() == Mode::Shunt {
+            fs::set_permissions(host.broker_socket(), Permissions::from_mode(0o600)).expect("own socket");
+        }
+        let port = host.port();
+        let server = format!("server {{ listen 127.0.0.1:{port}; root {}; }}", files(host));
+        let server = nginx_as(host, "user www-data;", "static", 2, &server, port);
+        fetch(host, port, "small");
+        let road = host.watch_road();
+        wrk(host, port, "small", 1024.0, 2);
+        road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
+        drop(server);
+    });
 }
 
 #[test]

@@ -1,8 +1,7 @@
 //! In which order an epoll instance tells of connections: of those on shared memory in the order in which their peer has spoken, and of
 //! none before what the peer had said by TCP before.
 
-use shunt_compat::{Expected, Host, both};
-use std::path::Path;
+use shunt_compat::{Expected, both, compile};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -11,20 +10,13 @@ const OLD: usize = 6;
 
 fn order(kind: &'static str) {
     both(LIMIT, move |host| {
-        let program = build(host);
+        compile(host, "order", &[]);
         let port = host.port();
         let road = host.watch_road();
-        let ended = host.program(&program).args([&port.to_string(), kind]).start("order").wait(LIMIT);
+        let ended = host.program("./order").args([&port.to_string(), kind]).start("order").wait(LIMIT);
         assert_eq!(ended.stdout, "old ones in their order, new ones not overtaken\n", "{}", ended.stderr);
         road.expect(Expected { port, connections: OLD, share: 0.0 });
     });
-}
-
-fn build(host: &Host) -> String {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/order.c");
-    let program = host.path("order");
-    host.program("gcc").native().args(["-O1", "-pthread", "-o"]).arg(&program).arg(source).run("gcc", LIMIT);
-    program.to_string_lossy().into_owned()
 }
 
 #[test]

@@ -1,28 +1,20 @@
 //! Threads asleep in every kind of call while other threads use their connections, which come, switch and go all the time:
 //! everybody is woken, and every byte is right.
 
-use shunt_compat::{Host, both};
-use std::path::Path;
+use shunt_compat::{both, compile};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(100);
 /// The longer variant: `mingle serve PORT 0` and `mingle load PORT 600`, both under shunt.
 const SECONDS: &str = "6";
 
-fn build(host: &Host, name: &str) -> String {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name).with_extension("c");
-    let program = host.path(name);
-    host.program("gcc").native().args(["-O1", "-pthread", "-o"]).arg(&program).arg(source).run("gcc", LIMIT);
-    program.to_string_lossy().into_owned()
-}
-
 /// `extra` is for both programs.
 fn mingle(extra: &'static [&'static str]) {
     both(LIMIT, move |host| {
-        let program = build(host, "mingle");
+        compile(host, "mingle", &[]);
         let port = host.port().to_string();
         let start = |name: &str, seconds: &str| {
-            host.program(&program).args([name, &port, seconds]).args(extra).start(name)
+            host.program("./mingle").args([name, &port, seconds]).args(extra).start(name)
         };
         let number = port.parse().expect("a number");
         let _server = start("serve", "0");
@@ -54,10 +46,10 @@ fn everybody_is_woken_while_the_programs_fork() {
 #[test]
 fn who_polls_what_went_back_takes_no_wake_up_of_the_next_connection() {
     both(LIMIT, |host| {
-        let program = build(host, "next");
+        compile(host, "next", &[]);
         let port = host.port().to_string();
         let road = host.watch_road();
-        let ended = host.program(&program).arg(&port).start("next").wait(LIMIT);
+        let ended = host.program("./next").arg(&port).start("next").wait(LIMIT);
         assert!(ended.success(), "{}\n{}\n{}", ended.status, ended.stdout, ended.stderr);
         assert_eq!(ended.stdout, "everybody was woken\n");
         let number = port.parse().expect("a number");

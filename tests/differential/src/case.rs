@@ -6,7 +6,7 @@ use crate::processor::Processor;
 use crate::run::{Record, Run};
 use crate::script::{Sequence, Step};
 use crate::world::{Shim, World};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use shunt_abi::reason::Road;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -74,11 +74,9 @@ impl Worlds {
                 }
             }
         };
-        if self.other.worn {
-            self.other.begin_anew().context("a new world")?;
-        }
+        self.other.prepare(sequence)?;
         let mut verdict = Verdict::default();
-        let mut judge = Judge::default();
+        let mut judge = Judge::new(sequence.is_warm());
         let mut run = Run::new(&mut self.other, sequence, &steps, Some(&trace));
         for (index, record) in trace.iter().enumerate() {
             if index + 1 == sequence.steps.len().min(2) || index == sequence.steps.len() {
@@ -185,9 +183,7 @@ impl Worlds {
 }
 
 fn on_tcp(world: &mut World, sequence: &Sequence, steps: &[Step]) -> Result<Vec<Record>> {
-    if world.worn {
-        world.begin_anew().context("a new world")?;
-    }
+    world.prepare(sequence)?;
     let mut run = Run::new(world, sequence, steps, None);
     for _ in steps {
         run.next()?;

@@ -1,6 +1,6 @@
 //! Random sequences, each made from one number.
 
-use crate::actor::{ODD_RECEIVES, ODD_SENDS, QUESTIONS, SETTINGS};
+use crate::actor::{ODD_RECEIVES, ODD_SENDS, QUESTIONS, SETTINGS, UNSEEN_WAYS};
 use crate::script::{
     EDGE, ENDS, EPOLL_CALLS, FIRST_EPOLL, OPTIONS, POLL_CALLS, RECEIVE_CALLS, SEND_CALLS, SETS, Sequence,
     Step, Verb, end_of,
@@ -49,15 +49,31 @@ struct Draft {
     duplicates_sets: bool,
     dups: Vec<usize>,
     urgent: bool,
+    /// There are waits past libc.
+    unseen: bool,
 }
 
-/// The sequence that belongs to a number. `rare`: a short one, in which what programs seldom do is as likely as the rest.
-pub(crate) fn sequence(seed: u64, rare: bool) -> Sequence {
+/// What sequences are full of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Now this, now that.
+    Any,
+    /// Short ones, in which what programs seldom do is as likely as the rest.
+    Rare,
+    /// Waits past libc.
+    Unseen,
+    /// Several connections that are watched together.
+    Order,
+}
+
+/// The sequence that belongs to a number.
+pub(crate) fn sequence(seed: u64, kind: Kind) -> Sequence {
     let mut random = Random::new(seed);
     let alone = random.chance(15);
     // Mostly on shared memory when it begins, sometimes on the way there.
     let warm = if random.chance(75) { 8 + random.below(8) as u32 } else { random.below(8) as u32 };
-    let sequence = Sequence { alone, warm, steps: Vec::new() };
+    let small = random.chance(5);
+    let sequence = Sequence { alone, warm, small, steps: Vec::new() };
     let mut draft = Draft {
         random,
         sequence,
@@ -68,14 +84,16 @@ pub(crate) fn sequence(seed: u64, rare: bool) -> Sequence {
         duplicates_sets: false,
         dups: Vec::new(),
         urgent: false,
+        unseen: false,
     };
     draft.nests = draft.random.chance(10);
     draft.duplicates_sets = draft.random.chance(10);
+    draft.unseen = draft.random.chance(8) || kind == Kind::Unseen;
     if draft.random.chance(10) {
         draft.prepare();
     }
     draft.open();
-    if rare {
+    if kind == Kind::Rare {
         let steps = 3 + draft.random.below(8);
         (0..steps).for_each(|_| draft.rare_step());
         return draft.sequence;
@@ -85,12 +103,18 @@ pub(crate) fn sequence(seed: u64, rare: bool) -> Sequence {
     }
     let steps = 4 + draft.random.below(26);
     // Most stories have a theme: what they do most.
-    let theme = draft.random.below(7);
+    let theme = if kind == Kind::Order { ORDER } else { draft.random.below(8) };
+    if theme == ORDER {
+        draft.watch_several();
+    }
     for _ in 0..steps {
         draft.step(theme);
     }
     draft.sequence
 }
+
+/// The theme of sequences that ask in which order several connections are told of.
+const ORDER: usize = 7;
 
 impl Draft {
     fn push(&mut self, actor: u8, verb: Verb, args: &[i64]) {
@@ -166,10 +190,14 @@ impl Draft {
 
     fn step(&mut self, theme: usize) {
         let (actor, slot) = self.slot();
+        if self.unseen && self.random.chance(15) {
+            return self.unseen(actor, slot);
+        }
         match (self.random.below(100), theme) {
+            (0..42, ORDER) => self.order(actor, slot),
             (0..30, _) => self.send(actor, slot),
-            (30..52, 0..5 | 6) => self.receive(actor, slot),
-            (52..66, 0 | 1) => self.epoll(),
+            (30..52, 0..5 | 6 | ORDER) => self.receive(actor, slot),
+            (52..66, 0 | 1 | ORDER) => self.epoll(),
             (52..66, 2) => self.ending(actor, slot),
             (52..66, 3) => self.bulk(actor, slot),
             (52..66, 4) => self.processes(actor, slot),
@@ -198,6 +226,9 @@ impl Draft {
 
     fn rare_step(&mut self) {
         let (actor, slot) = self.slot();
+        if self.unseen && self.random.chance(30) {
+            return self.unseen(actor, slot);
+        }
         match self.random.below(12) {
             0 if !self.urgent => {
                 self.urgent = true;
@@ -218,6 +249,57 @@ impl Draft {
                 2 => self.bulk(actor, slot),
                 _ => self.nonblock(actor, slot),
             },
+        }
+    }
+
+    /// Several connections, and a set at one side that has them all.
+    fn watch_several(&mut self) {
+        while self.conns < 2 + self.random.below(3) {
+            self.open();
+        }
+        let (set, actor) = (FIRST_EPOLL + self.epolls.len(), self.sequence.owner(1));
+        if self.epolls.len() == SETS {
+            return;
+        }
+        self.epolls.push((set, actor));
+        self.push(actor, Verb::EpollNew, &[set as i64]);
+        for conn in 0..self.conns {
+            let events = self.random.one_of(&[1, 1, 1, 5, 1 | EDGE, 0x2001]);
+            let slot = 2 * conn as i64 + 1;
+            self.push(actor, Verb::EpollCtl, &[set as i64, 1, slot, events, 100 + slot]);
+        }
+    }
+
+    /// Bytes on several connections, and who is told of them.
+    fn order(&mut self, actor: u8, slot: i64) {
+        let other = (slot + 2 * (1 + self.random.below(3)) as i64) % (2 * self.conns as i64);
+        match self.random.below(10) {
+            0..=3 if slot < ENDS as i64 && other != slot => {
+                let (len, more) = (self.len().min(2000), self.len().min(2000));
+                self.push(actor, Verb::Volley, &[slot, len, other, more]);
+            }
+            0..=6 => self.send(actor, slot),
+            _ => self.epoll(),
+        }
+    }
+
+    /// A wait that nobody sees.
+    fn unseen(&mut self, actor: u8, slot: i64) {
+        // Those that can wait for room.
+        const FOR_ROOM: usize = 4;
+        match self.random.below(10) {
+            0..=1 => {
+                let (len, part) =
+                    (1 + self.random.below(300_000) as i64, self.random.one_of(&[16384, 262_144]));
+                let way = self.random.below(FOR_ROOM) as i64;
+                self.push(actor, Verb::Pour, &[slot, len, part, way]);
+            }
+            _ => {
+                let way = self.random.below(UNSEEN_WAYS.len()) as i64;
+                let millis = self.random.one_of(&[0, 5, -1, -1]);
+                let events = self.random.one_of(&[1, 1, 1, 3, 4, 5, 0x2001]);
+                self.push(actor, Verb::Unseen, &[way, millis, slot, events]);
+            }
         }
     }
 
@@ -313,7 +395,9 @@ impl Draft {
             if self.epolls.len() < SETS {
                 let actor = if self.sequence.alone || self.random.chance(50) { b'A' } else { b'B' };
                 self.epolls.push((number, actor));
-                self.push(actor, Verb::EpollNew, &[number as i64]);
+                let is_raw = self.unseen && self.random.chance(50);
+                let verb = if is_raw { Verb::UnseenSet } else { Verb::EpollNew };
+                self.push(actor, verb, &[number as i64]);
                 for slot in 0..self.conns * 2 {
                     if self.sequence.owner(slot) == actor && self.random.chance(70) {
                         self.control(actor, number, slot as i64, 1);
@@ -510,7 +594,7 @@ pub(crate) fn every_odd_call() -> Vec<(&'static str, Sequence)> {
     let story = |steps: &[(u8, Verb, &[i64])]| {
         let steps = steps.iter().map(|(actor, verb, args)| Step::new(*actor, *verb, args));
         let steps = [Step::new(b'A', Verb::Open, &[0])].into_iter().chain(steps).collect();
-        Sequence { alone: false, warm: 12, steps }
+        Sequence { alone: false, warm: 12, small: false, steps }
     };
     let now = i64::from(libc::MSG_DONTWAIT);
     let sends = ODD_SENDS.iter().enumerate().map(|(index, kind)| {

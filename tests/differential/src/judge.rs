@@ -4,7 +4,7 @@
 //! way than fits for certain, what readiness says of a buffer that is neither empty nor surely full, and in how many
 //! pieces that arrives, or what is sent in parts: how much of it a receive takes that sleeps, and how many edges it is.
 
-use crate::actor::{Answer, ODD_SENDS};
+use crate::actor::{Answer, ODD_SENDS, QUESTIONS};
 use crate::late::pairs;
 use crate::run::{CERTAIN, Outcome, Record};
 use crate::script::{EDGE, ENDS, FIRST_EPOLL, OPTIONS, SLOTS, Step, Verb, end_of, peer_of, set_of};
@@ -35,16 +35,37 @@ pub(crate) struct Judge {
     in_pieces: [Option<usize>; ENDS],
     /// The last step at which a wait on a set ended.
     waited: [Option<usize>; SLOTS],
+    /// Ends of which at least one direction may be on TCP.
+    on_tcp_perhaps: [bool; ENDS],
+    /// The step that brought each stream the first of what its receiver has not read.
+    begun: [Option<usize>; ENDS],
     /// Data and events of registrations, by epoll instance and the slot that is registered.
     registered: HashMap<(usize, usize), (i64, i64)>,
+    /// The last step at which each was made or changed.
+    changed: HashMap<(usize, usize), usize>,
+    /// Sets that only calls past libc touch.
+    raw: [bool; SLOTS],
+    /// Sets of which a wait has failed since its array could not be written. From then on their order is not promised.
+    shaken: [bool; SLOTS],
+    /// Polls and receives that have begun to sleep.
+    asleep: Vec<usize>,
+    /// Those of which a number was closed meanwhile: how and when polls end then is not promised, nor whether a receive begins anew
+    /// that is interrupted (docs/differences.md).
+    bereft: Vec<usize>,
     on_tcp: Vec<Record>,
     under_shunt: Vec<Record>,
 }
 
 const OUT: i64 = (libc::POLLOUT | libc::POLLWRNORM) as i64;
 const READ: i64 = libc::POLLIN as i64;
+const PRI: i64 = libc::POLLPRI as i64;
 
 impl Judge {
+    /// `is_warm`: connections are on shared memory when they are first used.
+    pub(crate) fn new(is_warm: bool) -> Judge {
+        Judge { on_tcp_perhaps: [!is_warm; ENDS], ..Judge::default() }
+    }
+
     /// Compares the next step of both.
     pub(crate) fn next(&mut self, steps: &[Step], tcp: &Record, shunt: &Record) -> Match {
         let index = self.on_tcp.len();
@@ -57,7 +78,15 @@ impl Judge {
                 self.registered.remove(&place);
             } else {
                 self.registered.insert(place, (step.args[4], step.args[3]));
+                self.changed.insert(place, index);
             }
+        }
+        self.note_roads(step, tcp);
+        self.note_sleepers(index, steps, &tcp.outcome);
+        let is_bad =
+            matches!(&tcp.outcome, Outcome::Done(answer) if answer.ret < 0 && answer.errno == libc::EFAULT);
+        if step.verb == Verb::EpollWait && is_bad {
+            self.shaken[step.set()] = true;
         }
         if step.verb == Verb::Shutdown && step.args[1] != i64::from(libc::SHUT_WR) {
             self.silent[peer_of(step.slot(0))] = true;
@@ -70,7 +99,7 @@ impl Judge {
                 *loose = true;
             }
         }
-        if step.verb == Verb::Flood && step.args[1] as u64 > CERTAIN {
+        if matches!(step.verb, Verb::Flood | Verb::Pour) && step.args[1] as u64 > CERTAIN {
             self.loose[end_of(step.slot(0))] |= self.silent[end_of(step.slot(0))];
         }
         for end in 0..ENDS {
@@ -78,7 +107,19 @@ impl Judge {
                 self.in_pieces[end] = Some(index);
             }
         }
+        for end in 0..ENDS {
+            let begins = tcp.before[end] == 0 && tcp.after[end] > 0;
+            let is_over = tcp.after[end] == 0;
+            self.begun[end] = if begins { Some(index) } else { self.begun[end].filter(|_| !is_over) };
+        }
         let mut verdict = self.outcomes(index, step, &tcp.outcome, &shunt.outcome);
+        // A poll holds the socket whose number is closed, in the sets too.
+        if step.verb == Verb::EpollWait
+            && matches!(verdict, Match::Different(_))
+            && self.asleep.iter().any(|poll| self.bereft.contains(poll))
+        {
+            verdict = Match::Open;
+        }
         let mut numbers: Vec<usize> = tcp.woken.iter().chain(&shunt.woken).map(|one| one.0).collect();
         numbers.sort_unstable();
         numbers.dedup();
@@ -104,6 +145,28 @@ impl Judge {
             {
                 verdict = Match::Open;
             }
+            // Whether it saw the second of them as well, is open; not, which came first.
+            let first_data = |outcome: &Outcome| match outcome {
+                Outcome::Done(answer) => answer.extra.first().copied(),
+                _ => None,
+            };
+            if step.verb == Verb::Volley
+                && self.watches_several(&steps[number])
+                && are_found(&tcp)
+                && are_found(&shunt)
+                && tcp != shunt
+                && (steps[number].verb == Verb::Poll || first_data(&tcp) == first_data(&shunt))
+            {
+                verdict = Match::Open;
+            }
+            self.asleep.retain(|poll| *poll != number);
+            let is_poll = steps[number].verb == Verb::Poll;
+            if (is_poll || step.verb == Verb::Signal)
+                && self.bereft.contains(&number)
+                && matches!(verdict, Match::Different(_))
+            {
+                verdict = Match::Open;
+            }
             self.note_wait(index, &steps[number]);
         }
         if tcp.outcome != Outcome::Blocked {
@@ -113,6 +176,83 @@ impl Judge {
             self.loose[end] &= self.silent[end] || tcp.after[end] != 0 || shunt.after[end] != 0;
         }
         verdict
+    }
+
+    /// What sleeps, and what of that has lost a number that it asked for.
+    fn note_sleepers(&mut self, index: usize, steps: &[Step], outcome: &Outcome) {
+        let step = &steps[index];
+        let closed = match step.verb {
+            Verb::Close => step.slot(0),
+            Verb::Dup => step.slot(1),
+            Verb::Poll | Verb::Recv | Verb::OddRecv if *outcome == Outcome::Blocked => {
+                return self.asleep.push(index);
+            }
+            _ => return,
+        };
+        let lose =
+            |poll: &&usize| steps[**poll].actor == step.actor && steps[**poll].slots().contains(&closed);
+        self.bereft.extend(self.asleep.iter().filter(lose));
+    }
+
+    /// Which connections have surely not been off shared memory.
+    fn note_roads(&mut self, step: &Step, tcp: &Record) {
+        if tcp.outcome == Outcome::Skipped {
+            return;
+        }
+        if matches!(step.verb, Verb::EpollNew | Verb::UnseenSet) {
+            self.raw[step.slot(0)] = step.verb == Verb::UnseenSet;
+        }
+        let is_raw = step.slots().iter().any(|slot| *slot >= FIRST_EPOLL && self.raw[set_of(*slot)]);
+        if step.stays_on_lanes() && !is_raw && !self.loose.contains(&true) {
+            return;
+        }
+        let ends: Vec<usize> = step.slots().into_iter().map(end_of).collect();
+        let of_one = step.slots().into_iter().all(|slot| slot < FIRST_EPOLL) && !ends.is_empty();
+        for end in 0..ENDS {
+            self.on_tcp_perhaps[end] |= !of_one || ends.contains(&end) || ends.contains(&(end ^ 1));
+        }
+    }
+
+    /// Whether two answers with the same events tell of them in the same order, as far as that is promised: of two connections on
+    /// shared memory that are in no other set always, and of one whose bytes came by TCP before those of another in shared memory
+    /// (docs/local-path.md). Of one that is told of for its room alone, or was asked about room as it was registered or is each time,
+    /// it is not.
+    fn in_order(&self, step: &Step, tcp: &Answer, shunt: &Answer) -> bool {
+        let (must, is) = (told(tcp), told(shunt));
+        let places = |data: &i64| is.iter().position(|other| other == data);
+        let place = |data: i64| {
+            let mut of_it =
+                self.registered.iter().filter(|((set, _), one)| *set == step.set() && one.0 == data);
+            let slot = of_it.next().map(|((_, slot), _)| *slot);
+            let is_alone =
+                |slot: &usize| self.registered.keys().filter(|(_, other)| other == slot).count() == 1;
+            slot.filter(|slot| *slot < ENDS && of_it.next().is_none() && is_alone(slot))
+        };
+        let told = pairs(tcp);
+        let is_for_room = |data: i64, slot: usize| {
+            let place = (step.set(), slot);
+            let asks = self.registered.get(&place).map_or(0, |one| one.1);
+            let is_fresh = self.changed.get(&place).copied() > self.waited[step.set()];
+            told.get(&data).is_some_and(|events| events & READ == 0)
+                || asks & OUT != 0 && (is_fresh || asks & EDGE == 0)
+        };
+        let is_promised = |first: i64, second: i64| {
+            if self.shaken[step.set()] {
+                return false;
+            }
+            let by_bytes = |data: i64| place(data).filter(|slot| !is_for_room(data, *slot));
+            let (Some(first), Some(second)) = (by_bytes(first), by_bytes(second)) else { return false };
+            let comes_first = || match (self.begun[peer_of(first)], self.begun[peer_of(second)]) {
+                (Some(first), Some(second)) => first < second && Some(first) > self.waited[step.set()],
+                _ => false,
+            };
+            !self.on_tcp_perhaps[second] && (!self.on_tcp_perhaps[first] || comes_first())
+        };
+        must.iter().enumerate().all(|(index, first)| {
+            must[index + 1..]
+                .iter()
+                .all(|second| places(first) < places(second) || !is_promised(*first, *second))
+        })
     }
 
     /// Whether it waits for more than one connection.
@@ -137,7 +277,7 @@ impl Judge {
     fn outcomes(&self, index: usize, step: &Step, tcp: &Outcome, shunt: &Outcome) -> Match {
         let slack = self.has_slack(index, step);
         match (tcp, shunt) {
-            (Outcome::Done(a), Outcome::Done(b)) => self.answers(step, a, b, slack),
+            (Outcome::Done(a), Outcome::Done(b)) => self.answers(index, step, a, b, slack),
             (a, b) if a == b => Match::Same,
             (Outcome::Blocked, Outcome::Done(_)) if step.verb == Verb::EpollWait && self.has_edges(step) => {
                 Match::ExtraEdge
@@ -170,7 +310,10 @@ impl Judge {
                 || self.under_shunt[index].before[end] + more > CERTAIN
         };
         match step.verb {
-            Verb::Flood => false,
+            Verb::Flood | Verb::Pour => false,
+            Verb::Volley => [(0, 1), (2, 3)]
+                .into_iter()
+                .any(|(slot, len)| much(end_of(step.slot(slot)), step.args[len] as u64)),
             Verb::Send | Verb::OddSend => much(end_of(step.slot(0)), step.args[1] as u64),
             Verb::EpollWait => self.loose.contains(&true),
             _ if step.watches_a_set() => self.loose.contains(&true),
@@ -179,6 +322,11 @@ impl Judge {
                 ends.into_iter().any(|slot| much(end_of(slot), 0) || much(peer_of(slot), 0))
             }
         }
+    }
+
+    /// Whether a step was answered by bits and pieces, in either run: their order says nothing.
+    fn was_late(&self, index: usize) -> bool {
+        self.on_tcp[index].was_late || self.under_shunt[index].was_late
     }
 
     fn has_edges(&self, step: &Step) -> bool {
@@ -195,7 +343,7 @@ impl Judge {
         edges.map(|(_, (data, _))| *data)
     }
 
-    fn answers(&self, step: &Step, tcp: &Answer, shunt: &Answer, slack: bool) -> Match {
+    fn answers(&self, index: usize, step: &Step, tcp: &Answer, shunt: &Answer, slack: bool) -> Match {
         if shunt.bad != 0 || tcp.bad != 0 {
             return different(step, tcp, shunt);
         }
@@ -203,7 +351,7 @@ impl Judge {
         match step.verb {
             Verb::Drain if slack && tcp.ret == shunt.ret && tcp.errno == shunt.errno => Match::Same,
             // How much of what was sent arrives before a reset, and how that is told: see below.
-            Verb::Flood if !same || tcp.extra != shunt.extra => {
+            Verb::Flood | Verb::Pour if !same || tcp.extra != shunt.extra => {
                 let alike = (tcp.ret, tcp.errno) == (shunt.ret, shunt.errno);
                 let fails = tcp.ret < 0 && shunt.ret < 0 && self.has_fin_behind_much(step);
                 // What reaches a receiver that has shut reading down may reset the connection, be it of these bytes or of
@@ -215,9 +363,23 @@ impl Judge {
                     different(step, tcp, shunt)
                 }
             }
-            Verb::Poll if slack => self.polls(step, tcp, shunt),
+            Verb::Poll | Verb::Unseen if slack => self.polls(step, tcp, shunt),
+            // A sender that has closed with unread bytes of its own sends nothing again.
+            Verb::Unseen
+                if step.way().ends_with("peek") && tcp.ret > 0 && shunt.errno == libc::ECONNRESET =>
+            {
+                Match::Open
+            }
+            // A poll in an io_uring that has slept is told what the waking was for, which may be urgent data as well.
+            Verb::Unseen
+                if step.way() == "ring"
+                    && same
+                    && matches!((&tcp.extra[..], &shunt.extra[..]), ([a], [b]) if a | PRI == b | PRI) =>
+            {
+                Match::Same
+            }
             Verb::Poll if self.has_only_more_edges(step, &tcp.extra, &shunt.extra) => Match::ExtraEdge,
-            Verb::EpollWait => self.waits(step, tcp, shunt, slack),
+            Verb::EpollWait => self.waits(index, step, tcp, shunt, slack),
             // How a reset is told depends on whether a FIN behind those bytes came before it.
             Verb::Send | Verb::OddSend
                 if tcp.ret < 0 && shunt.ret < 0 && self.has_fin_behind_much(step) && !same =>
@@ -227,6 +389,15 @@ impl Judge {
             // How many bytes are taken that lie before a bad address depends on where a page of the kernel's ends.
             Verb::OddSend if step.goes_bad() && !same && step.takes_less(tcp) && step.takes_less(shunt) => {
                 Match::Open
+            }
+            // A process, whose number is another in each run.
+            Verb::Ask
+                if QUESTIONS[step.args[1] as usize] == "owner"
+                    && tcp.ret > 0
+                    && shunt.ret > 0
+                    && tcp.extra == shunt.extra =>
+            {
+                Match::Same
             }
             // Changes with time.
             Verb::GetOption if OPTIONS[step.args[1] as usize] == "quickack" => Match::Same,
@@ -262,7 +433,7 @@ impl Judge {
             if self.loose[end_of(slot)] {
                 mask &= !OUT;
             }
-            step.args[0] > 1 || (a ^ b) & mask == 0
+            step.tells_otherwise() || (a ^ b) & mask == 0
         });
         if strict { Match::Same } else { Match::Open }
     }
@@ -279,13 +450,18 @@ impl Judge {
                 .all(|((a, b), slot)| a == b || slot >= FIRST_EPOLL && b & a == *a && has_edges(slot))
     }
 
-    fn waits(&self, step: &Step, tcp: &Answer, shunt: &Answer, slack: bool) -> Match {
+    fn waits(&self, index: usize, step: &Step, tcp: &Answer, shunt: &Answer, slack: bool) -> Match {
+        // The kernel's set may hold events that nobody is told of, and finds that they cannot be written.
+        if tcp.ret == 0 && shunt.ret < 0 && shunt.errno == libc::EFAULT {
+            return Match::Open;
+        }
         if (tcp.ret < 0 || shunt.ret < 0) && (tcp.ret, tcp.errno) != (shunt.ret, shunt.errno) {
             return different(step, tcp, shunt);
         }
         let (must, is) = (pairs(tcp), pairs(shunt));
         if must == is {
-            return Match::Same;
+            let in_order = slack || self.was_late(index) || self.in_order(step, tcp, shunt);
+            return if in_order { Match::Same } else { different(step, tcp, shunt) };
         }
         if slack {
             return Match::Open;
@@ -329,6 +505,14 @@ impl Judge {
 }
 
 impl Step {
+    /// Whether what it tells are not the events of a poll.
+    fn tells_otherwise(&self) -> bool {
+        match self.verb {
+            Verb::Unseen => !["epoll", "poll", "ring"].contains(&self.way()),
+            _ => self.args[0] > 1,
+        }
+    }
+
     /// Whether it polls an epoll set.
     fn watches_a_set(&self) -> bool {
         self.verb == Verb::Poll && self.slots().iter().any(|slot| *slot >= FIRST_EPOLL)
@@ -337,8 +521,22 @@ impl Step {
     /// Whether it sends by several calls, or while the other end receives.
     fn has_parts(&self) -> bool {
         let odd = || ODD_SENDS[self.args[2] as usize];
-        self.verb == Verb::Flood
+        matches!(self.verb, Verb::Flood | Verb::Pour)
             || self.verb == Verb::OddSend && ["many", "more", "taken-away"].contains(&odd())
+    }
+
+    /// Whether the connections that it is about stay on shared memory if they are there.
+    fn stays_on_lanes(&self) -> bool {
+        let own = |slot: usize| slot < ENDS;
+        match self.verb {
+            Verb::Open | Verb::EpollNew | Verb::EpollWait | Verb::Signal => true,
+            Verb::Send | Verb::Recv => own(self.slot(0)) && self.args[2] & i64::from(libc::MSG_OOB) == 0,
+            Verb::EpollCtl => own(self.slot(2)) && self.args[3] & i64::from(libc::EPOLLEXCLUSIVE) == 0,
+            Verb::Poll | Verb::Volley | Verb::Drain | Verb::Inq | Verb::Names | Verb::Nonblock => {
+                self.slots().into_iter().all(own)
+            }
+            _ => false,
+        }
     }
 
     /// Whether it is a receive that has taken something, and need not wait for all that it asks for.
@@ -369,6 +567,11 @@ impl Step {
         let asks = [Verb::Inq, Verb::Drain, Verb::GetOption, Verb::Ask, Verb::Shutdown, Verb::Names];
         asks.contains(&self.verb)
     }
+}
+
+/// The data of the events of an epoll_wait, in the order in which they were told.
+fn told(answer: &Answer) -> Vec<i64> {
+    answer.extra.iter().step_by(2).copied().collect()
 }
 
 fn different(step: &Step, tcp: &Answer, shunt: &Answer) -> Match {

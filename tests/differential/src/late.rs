@@ -21,6 +21,11 @@ pub(crate) fn is_late(step: &Step, model: &Answer, answer: &Answer) -> bool {
             let behind = |(must, is): (&i64, &i64)| must & !is != 0 || is & !must & urgent != 0;
             answer.ret >= 0 && model.extra.iter().zip(&answer.extra).any(behind)
         }
+        // What some ways tell is only that something has come.
+        Verb::Unseen => {
+            let behind = |(must, is): (&i64, &i64)| must & !is != 0;
+            model.ret != 0 && answer.ret == 0 || model.extra.iter().zip(&answer.extra).any(behind)
+        }
         Verb::EpollWait => {
             let (model, found) = (pairs(model), pairs(answer));
             let of = |all: &BTreeMap<i64, i64>, data: &i64| all.get(data).copied().unwrap_or(0);

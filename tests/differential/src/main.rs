@@ -15,6 +15,7 @@ mod world;
 use anyhow::{Context, Result};
 use case::Worlds;
 use clap::Parser;
+use generate::Kind;
 use processor::Processor;
 use script::Sequence;
 use shunt_compat::{Ground, Host, Mode};
@@ -63,6 +64,12 @@ struct Args {
     /// Short sequences, in which what programs seldom do is as likely as the rest. Fewer of them are on shared memory.
     #[arg(long)]
     rare: bool,
+    /// Sequences in which many waits go past libc.
+    #[arg(long, conflicts_with = "rare")]
+    unseen: bool,
+    /// Sequences that ask in which order several connections are told of.
+    #[arg(long, conflicts_with_all = ["rare", "unseen"])]
+    order: bool,
     /// Print the sequence of the seed, and no more.
     #[arg(long)]
     print: bool,
@@ -74,15 +81,26 @@ struct Args {
     keep: Option<PathBuf>,
 }
 
+impl Args {
+    fn kind(&self) -> Kind {
+        match self {
+            Args { rare: true, .. } => Kind::Rare,
+            Args { unseen: true, .. } => Kind::Unseen,
+            Args { order: true, .. } => Kind::Order,
+            _ => Kind::Any,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     if words.first().is_some_and(|word| word == "actor") {
-        actor::run(&words[1..]);
+        actor::run(words[1..].to_vec());
         return ExitCode::SUCCESS;
     }
     let args = Args::parse();
     if args.print {
-        print!("{}", generate::sequence(args.seed, args.rare));
+        print!("{}", generate::sequence(args.seed, args.kind()));
         return ExitCode::SUCCESS;
     }
     let outcome = match &args.replay {
@@ -136,7 +154,7 @@ fn search(args: &Args) -> Result<bool> {
                 break;
             }
             let seed = args.seed.wrapping_add(number);
-            let sequence = generate::sequence(seed, args.rare);
+            let sequence = generate::sequence(seed, args.kind());
             let verdict = worlds.compare(&sequence).with_context(|| format!("seed {seed}"))?;
             tally.lock().expect("no holder panics").add(&verdict);
             if let Some(what) = &verdict.difference {
@@ -186,6 +204,7 @@ fn examine(args: &Args, worlds: &mut Worlds, sequence: &Sequence, seed: u64, fir
     };
     println!("seed {seed} differs, {times} of {AGAIN} runs:\n{small}# {}\n", what.replace('\n', "\n#"));
     if let Some(directory) = &args.keep {
+        std::fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
         let text = format!("# {}\n{small}", what.replace('\n', "\n#"));
         std::fs::write(directory.join(format!("{seed}.seq")), text)?;
     }

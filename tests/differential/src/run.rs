@@ -4,10 +4,10 @@
 //! On TCP the runner decides what to leave out and sees what blocks. Under shunt it follows that trace: it waits for
 //! what must end, and looks again, for a bounded time, for what must become visible.
 
-use crate::actor::{Answer, ODD_RECEIVES, PEEKS, QUESTIONS, mode};
+use crate::actor::{Answer, ODD_RECEIVES, PEEKS, QUESTIONS, UNSEEN_WAYS, mode};
 use crate::late::{is_late, join};
 use crate::script::{
-    ENDS, FIRST_EPOLL, OPTIONS, RECEIVE_CALLS, SEND_CALLS, Sequence, Step, Verb, end_of, peer_of,
+    ENDS, FIRST_EPOLL, OPTIONS, RECEIVE_CALLS, SEND_CALLS, SLOTS, Sequence, Step, Verb, end_of, peer_of,
 };
 use crate::world::{Reply, World};
 use anyhow::Result;
@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 pub(crate) const CERTAIN: u64 = 32 * 1024;
 /// How long something that TCP has shown may take to show under shunt.
 const SETTLE: Duration = Duration::from_millis(800);
+/// How long it may take to show to one who waits past libc. A receiver that has read from shared memory has a second before its
+/// sender takes back what it does not come for (L9 in docs/architecture.md).
+const UNSEEN: Duration = Duration::from_millis(3500);
 
 /// What came of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +36,8 @@ pub(crate) struct Record {
     pub(crate) outcome: Outcome,
     /// Blocked steps that this one ended, by number.
     pub(crate) woken: Vec<(usize, Answer)>,
+    /// Some of the answer came only when asked again.
+    pub(crate) was_late: bool,
     /// Bytes under way in each stream, before and after.
     pub(crate) before: [u64; ENDS],
     pub(crate) after: [u64; ENDS],
@@ -69,6 +74,8 @@ pub(crate) struct Run<'w> {
     /// Actors that have, or have had, registrations for a single event. Nothing but an event disarms such a one in the kernel's
     /// set, and a lane makes none there: another program that inherits the set is told of errors once more (README.md).
     once: Vec<u8>,
+    /// Sets that only system calls past libc touch.
+    raw: [bool; SLOTS],
     blocked: Vec<Blocked>,
     pub(crate) trace: Vec<Record>,
     /// Answers that came only when asked again.
@@ -98,6 +105,7 @@ impl<'w> Run<'w> {
             uncounted: Vec::new(),
             shown: [false; ENDS],
             once: Vec::new(),
+            raw: [false; SLOTS],
             blocked: Vec::new(),
             trace: Vec::new(),
             late: 0,
@@ -108,6 +116,7 @@ impl<'w> Run<'w> {
     pub(crate) fn next(&mut self) -> Result<()> {
         let index = self.trace.len();
         let before = self.under_way();
+        let late = self.late;
         let skips = match self.model {
             Some(model) => model[index].outcome == Outcome::Skipped,
             None => !self.is_sensible(&self.steps[index]),
@@ -120,7 +129,8 @@ impl<'w> Run<'w> {
             self.world.settle()?;
         }
         let woken = self.look_at_blocked(index)?;
-        self.trace.push(Record { outcome, woken, before, after: self.under_way() });
+        let (after, was_late) = (self.under_way(), self.late > late);
+        self.trace.push(Record { outcome, woken, was_late, before, after });
         Ok(())
     }
 
@@ -143,12 +153,11 @@ impl<'w> Run<'w> {
         let holds = |slot: usize| busy.iter().any(|other| other.slots().contains(&slot));
         let receives = |end: usize| self.blocked_steps().any(|other| other.receives() == Some(end));
         let sends = |end: usize| self.blocked_steps().any(|other| other.sends() == Some(end));
+        let waits = |other: &Step| matches!(other.verb, Verb::Poll | Verb::EpollWait | Verb::Unseen);
         // Who of several sleepers finds the bytes still there is open.
         let contended = match step.verb {
-            Verb::Recv | Verb::OddRecv => {
-                self.blocked_steps().any(|other| matches!(other.verb, Verb::Poll | Verb::EpollWait))
-            }
-            Verb::Poll => self.blocked_steps().any(|other| other.receives().is_some()),
+            Verb::Recv | Verb::OddRecv => self.blocked_steps().any(waits),
+            Verb::Poll | Verb::Unseen => self.blocked_steps().any(|other| other.receives().is_some()),
             Verb::EpollWait => self.blocked_steps().any(|other| {
                 other.receives().is_some() || other.verb == Verb::EpollWait && other.set() == step.set()
             }),
@@ -201,26 +210,52 @@ impl<'w> Run<'w> {
             Verb::Ask | Verb::Change => {
                 let counts = step.verb == Verb::Ask && QUESTIONS[step.args[1] as usize].starts_with("info");
                 let known = !counts || !self.uncounted.contains(&step.actor.to_ascii_uppercase());
+                // How far its table reaches the next program does not know.
+                let asks_table = step.verb == Verb::Ask && QUESTIONS[step.args[1] as usize] == "stale-member";
+                let known =
+                    known && !(asks_table && self.replaced.contains(&step.actor.to_ascii_uppercase()));
                 known && !receives(peer_of(slot())) && !sends(end_of(slot()))
             }
+            Verb::Volley => {
+                let ends =
+                    [(0, 1), (2, 3)].map(|(slot, len)| (end_of(step.slot(slot)), step.args[len] as u64));
+                let fits = |(end, len): (usize, u64)| !sends(end) && self.under_way()[end] + len <= CERTAIN;
+                ends[0].0 != ends[1].0 && ends.into_iter().all(fits)
+            }
+            // Only one thread can have a socket's signals.
+            Verb::Unseen if step.way() == "signal" => {
+                let end = end_of(step.slot(2));
+                let others = || self.blocked_steps().filter(|other| other.verb == Verb::Unseen);
+                !others().any(|other| end_of(other.slot(2)) == end && other.way() == "signal")
+            }
             Verb::Recv | Verb::RecvTimeout | Verb::Drain => !receives(peer_of(slot())),
-            Verb::Flood => {
+            Verb::Flood | Verb::Pour => {
                 let (end, peer) = (end_of(slot()), slot() ^ 1);
                 let open = self.opened[end] && self.world.has(self.sequence.owner(end_of(peer)));
                 // Bytes come and go: whether a sleeper sees some is open.
-                let watched =
-                    self.blocked_steps().any(|other| matches!(other.verb, Verb::Poll | Verb::EpollWait));
+                let watched = self.blocked_steps().any(waits);
                 open && !watched && !self.nonblocking[end] && !sends(end) && !receives(end)
             }
             // Whether it wakes who waits for more than there is depends on what else does. And a ball is less than it asks for.
             Verb::SetOption if OPTIONS[step.args[1] as usize] == "rcvlowat" => {
                 self.opened[end_of(slot())] && !receives(peer_of(slot()))
             }
-            // Calls in progress go on with what they were given.
-            Verb::Close => true,
+            // Calls in progress go on with what they were given. Beside one that goes on in shared memory, one past libc is not told.
+            Verb::Close => {
+                let on_it = busy.iter().filter(|other| other.slots().contains(&slot()));
+                let (unseen, seen): (Vec<&&Step>, Vec<&&Step>) =
+                    on_it.partition(|other| other.verb == Verb::Unseen);
+                unseen.is_empty() || seen.is_empty()
+            }
             Verb::Dup => !holds(step.slot(1)) && step.slot(1) != step.slot(0),
             Verb::EpollNew => !holds(slot()),
-            Verb::Fork => idle && step.actor.is_ascii_uppercase() && self.world.can_fork(step.actor),
+            // What lies unread then can be taken back by nobody, for those who wait past libc.
+            Verb::Fork => {
+                let waits_unseen =
+                    self.steps.iter().any(|other| matches!(other.verb, Verb::Unseen | Verb::UnseenSet));
+                let is_safe = !waits_unseen || self.awaited_by(step.actor).next().is_none();
+                idle && is_safe && step.actor.is_ascii_uppercase() && self.world.can_fork(step.actor)
+            }
             Verb::Exec => {
                 let hears = step.args[0] != 0 || self.is_told_by_kernel(step.actor);
                 let once = self.once.contains(&step.actor.to_ascii_uppercase());
@@ -231,7 +266,17 @@ impl<'w> Run<'w> {
                 let passes = |other: &Step| {
                     other.receives().is_some_and(|end| self.urgent[end] || self.low_water[end ^ 1])
                 };
-                !busy.iter().any(|other| other.gathers() || passes(other)) && self.is_mourned(step.actor)
+                // What waits in a ring holds the socket for a while longer.
+                let rings = |other: &Step| other.verb == Verb::Unseen && other.way().starts_with("ring");
+                // Who sleeps past libc is told of the end by TCP, which knows of no bytes that lie unread in a lane.
+                let is_abandoned = self.awaited_by(step.actor).next().is_some();
+                let unseen = |other: &Step| is_abandoned && other.verb == Verb::Unseen;
+                !busy.iter().any(|other| other.gathers() || passes(other) || rings(other) || unseen(other))
+                    && self.is_mourned(step.actor)
+            }
+            // Such a registration may be spent on what TCP can tell, before the bytes come to TCP.
+            Verb::EpollCtl if self.raw[slot()] && step.args[3] & i64::from(libc::EPOLLONESHOT) != 0 => {
+                step.args[3] & i64::from(libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI) == 0
             }
             Verb::Signal => !idle,
             _ => true,
@@ -338,7 +383,7 @@ impl<'w> Run<'w> {
                 self.world.order(step.actor, &[crate::actor::order::SIGNAL, worker as i64, step.args[0]])?
             }
             Verb::Drain => self.drain(index)?,
-            Verb::Flood => self.flood(index)?,
+            Verb::Flood | Verb::Pour => self.flood(index)?,
             _ => return self.plain(index),
         };
         Ok(Outcome::Done(answer))
@@ -354,7 +399,11 @@ impl<'w> Run<'w> {
             None if step.may_block() => mode::SETTLE,
             None => mode::DONE,
         };
-        match self.world.run(step, self.position(step), mode)? {
+        let mut reply = self.world.run(step, self.position(step), self.patience(step, mode))?;
+        if let (Reply::Blocked(worker), mode::DONE) = (&reply, mode) {
+            reply = self.await_unseen(step.actor, *worker)?;
+        }
+        match reply {
             Reply::Blocked(worker) => {
                 self.blocked.push(Blocked { step: index, worker });
                 Ok(Outcome::Blocked)
@@ -372,9 +421,13 @@ impl<'w> Run<'w> {
 
     /// What TCP has shown must show here too, soon.
     fn ask_again(&mut self, step: &Step, model: &Answer, answer: &mut Answer) -> Result<()> {
-        let deadline = Instant::now() + SETTLE;
+        let is_unseen = self.is_unseen(step);
+        let deadline = Instant::now() + if is_unseen { UNSEEN } else { SETTLE };
         let mut asked = false;
         while is_late(step, model, answer) && Instant::now() < deadline {
+            if is_unseen {
+                self.look_after_senders()?;
+            }
             std::thread::sleep(Duration::from_micros(300));
             match self.world.run(&step.at_once(), self.position(step), mode::DONE)? {
                 Reply::Done(again) => *answer = join(step, answer, self.count_from_here(step, again)),
@@ -384,6 +437,37 @@ impl<'w> Run<'w> {
         }
         self.late += u32::from(asked && !is_late(step, model, answer));
         Ok(())
+    }
+
+    /// Whether nothing in shared memory wakes it: it waits past libc, or for a set that only calls past libc know.
+    fn is_unseen(&self, step: &Step) -> bool {
+        let of_sets = step.verb == Verb::EpollWait || step.slots().iter().any(|slot| *slot >= FIRST_EPOLL);
+        step.verb == Verb::Unseen || self.raw.contains(&true) && of_sets
+    }
+
+    /// How to wait for what must end: with an eye on its senders, if nothing else wakes it.
+    fn patience(&self, step: &Step, mode: i64) -> i64 {
+        let watches = mode == mode::DONE && step.may_block() && self.is_unseen(step);
+        if watches { mode::BRIEF } else { mode }
+    }
+
+    /// Waits for one whom only TCP can wake.
+    fn await_unseen(&mut self, actor: u8, worker: usize) -> Result<Reply> {
+        let deadline = Instant::now() + UNSEEN;
+        loop {
+            self.look_after_senders()?;
+            let reply = self.world.check(actor, worker, mode::BRIEF)?;
+            if matches!(reply, Reply::Done(_)) || Instant::now() > deadline {
+                return Ok(reply);
+            }
+        }
+    }
+
+    /// Only the sender of bytes in shared memory can take them back, in a call in which it waits (docs/differences.md): so every
+    /// sender of something unread waits for a moment.
+    fn look_after_senders(&mut self) -> Result<()> {
+        const MOMENT_MILLIS: i64 = 2;
+        self.have_senders_wait(MOMENT_MILLIS)
     }
 
     /// The kernel's counts of a connection less what went over it here: how much a send had taken may have been open.
@@ -402,6 +486,9 @@ impl<'w> Run<'w> {
 
     fn position(&self, step: &Step) -> u64 {
         match (step.sends(), step.receives()) {
+            (Some(end), _) if step.verb == Verb::Volley => {
+                self.sent[end] << 32 | self.sent[end_of(step.slot(2))]
+            }
             (Some(end), _) => self.sent[end],
             (_, Some(end)) => self.received[end],
             _ => 0,
@@ -415,12 +502,19 @@ impl<'w> Run<'w> {
             // The urgent byte is not part of the stream.
             self.sent[end] += if step.is_urgent() { 0 } else { moved };
             self.urgent[end] |= step.is_urgent();
+            if step.verb == Verb::Volley {
+                self.sent[end_of(step.slot(2))] += answer.extra[0].max(0) as u64;
+            }
         } else if let Some(end) = step.receives() {
             self.received[end] += if step.peeks() || step.is_urgent() { 0 } else { moved };
         } else if step.verb == Verb::SetOption && OPTIONS[step.args[1] as usize] == "rcvlowat" {
             self.low_water[end_of(step.slot(0))] |= answer.ret == 0 && step.args[2] > 1;
         } else if step.verb == Verb::EpollCtl && step.args[3] & i64::from(libc::EPOLLONESHOT) != 0 {
             self.once.push(step.actor.to_ascii_uppercase());
+        } else if matches!(step.verb, Verb::EpollNew | Verb::UnseenSet) && answer.ret >= 0 {
+            self.raw[step.slot(0)] = step.verb == Verb::UnseenSet;
+        } else if step.verb == Verb::Dup && answer.ret >= 0 {
+            self.raw[step.slot(1)] = self.raw[step.slot(0)];
         } else if step.verb == Verb::Nonblock && answer.ret >= 0 && step.slot(0) < FIRST_EPOLL {
             self.nonblocking[end_of(step.slot(0))] = step.args[1] != 0;
         }
@@ -444,7 +538,12 @@ impl<'w> Run<'w> {
                 at += 1;
                 continue;
             }
-            match self.world.check(self.steps[step].actor, worker, mode)? {
+            let actor = self.steps[step].actor;
+            let reply = match self.patience(&self.steps[step], mode) {
+                mode::BRIEF => self.await_unseen(actor, worker)?,
+                patience => self.world.check(actor, worker, patience)?,
+            };
+            match reply {
                 Reply::Blocked(_)
                     if mode == mode::SETTLE && self.steps[step].gathers() && !self.steps[step].peeks() =>
                 {
@@ -479,6 +578,11 @@ impl<'w> Run<'w> {
     /// What a program that executes another has not read comes to that by TCP when the sender next looks at the connection
     /// (docs/local-path.md, *Switch back*): so every sender of something unread looks.
     fn wake_senders(&mut self) -> Result<()> {
+        self.have_senders_wait(0)
+    }
+
+    /// Every sender of something unread makes a call on the connection that waits for so long at most.
+    fn have_senders_wait(&mut self, millis: i64) -> Result<()> {
         let under_way = self.under_way();
         for end in (0..ENDS).filter(|end| under_way[*end] > 0) {
             let owner = self.sequence.owner(end);
@@ -487,7 +591,7 @@ impl<'w> Run<'w> {
                     if !self.world.has(actor) {
                         continue;
                     }
-                    let look = Step::new(actor, Verb::Poll, &[0, 0, slot as i64, 0, -1, 0]);
+                    let look = Step::new(actor, Verb::Poll, &[0, millis, slot as i64, 0, -1, 0]);
                     self.world.run(&look, 0, mode::DONE)?;
                 }
             }
@@ -537,7 +641,10 @@ impl<'w> Run<'w> {
         let step = &self.steps[index];
         let (slot, len) = (step.slot(0), step.args[1]);
         let peer = end_of(slot) ^ 1;
-        let send = Step::new(step.actor, Verb::Send, &[slot as i64, len, 0, call(SEND_CALLS, "send")]);
+        let send = match step.verb {
+            Verb::Pour => step.clone(),
+            _ => Step::new(step.actor, Verb::Send, &[slot as i64, len, 0, call(SEND_CALLS, "send")]),
+        };
         let mut deadline = Instant::now() + 4 * SETTLE;
         let mut reply = self.world.run(&send, self.position(&send), mode::BRIEF)?;
         // What is received before the call has ended was sent.
@@ -615,13 +722,19 @@ fn ignores_flags(step: &Step) -> bool {
 impl Step {
     /// The stream that it sends.
     pub(crate) fn sends(&self) -> Option<usize> {
-        matches!(self.verb, Verb::Send | Verb::OddSend | Verb::Flood).then(|| end_of(self.slot(0)))
+        let sends = [Verb::Send, Verb::OddSend, Verb::Flood, Verb::Pour, Verb::Volley];
+        sends.contains(&self.verb).then(|| end_of(self.slot(0)))
     }
 
     /// The stream that it receives.
     pub(crate) fn receives(&self) -> Option<usize> {
         matches!(self.verb, Verb::Recv | Verb::OddRecv | Verb::RecvTimeout | Verb::Drain)
             .then(|| peer_of(self.slot(0)))
+    }
+
+    /// How it waits past libc.
+    pub(crate) fn way(&self) -> &'static str {
+        UNSEEN_WAYS[self.args[0] as usize]
     }
 
     fn odd_receive(&self) -> &'static str {
@@ -648,9 +761,9 @@ impl Step {
     /// Whether it may wait for ever.
     pub(crate) fn may_block(&self) -> bool {
         match self.verb {
-            Verb::Send => true,
+            Verb::Send | Verb::Pour => true,
             Verb::Recv => self.args[2] & i64::from(libc::MSG_DONTWAIT) == 0,
-            Verb::Poll => self.args[1] < 0,
+            Verb::Poll | Verb::Unseen => self.args[1] < 0,
             Verb::EpollWait => self.args[2] < 0,
             // SPLICE_F_NONBLOCK is about the pipe.
             Verb::OddRecv => self.odd_receive() == "splice",
@@ -662,7 +775,7 @@ impl Step {
     fn at_once(&self) -> Step {
         let mut step = self.clone();
         match self.verb {
-            Verb::Poll => step.args[1] = 0,
+            Verb::Poll | Verb::Unseen => step.args[1] = 0,
             Verb::EpollWait => step.args[2] = 0,
             _ => {}
         }
@@ -672,13 +785,14 @@ impl Step {
     /// Whether it sends nothing, not even an acknowledgement.
     fn is_quiet(&self) -> bool {
         let quiet = [Verb::Poll, Verb::EpollNew, Verb::EpollCtl, Verb::EpollWait, Verb::Inq, Verb::Ask];
-        quiet.contains(&self.verb) || [Verb::Nonblock, Verb::GetOption, Verb::Names].contains(&self.verb)
+        let silent = [Verb::Nonblock, Verb::GetOption, Verb::Names, Verb::Unseen, Verb::UnseenSet];
+        quiet.contains(&self.verb) || silent.contains(&self.verb)
     }
 
     /// Whether it leaves the connection on the road that it takes.
     fn is_plain(&self) -> bool {
         let plain = [Verb::Send, Verb::Recv, Verb::Drain, Verb::Poll, Verb::Inq, Verb::Names];
-        let begins = [Verb::Open, Verb::Socket, Verb::Connect];
+        let begins = [Verb::Open, Verb::Socket, Verb::Connect, Verb::Volley];
         (plain.contains(&self.verb) || begins.contains(&self.verb)) && !self.is_urgent()
     }
 
@@ -691,7 +805,8 @@ impl Step {
                 .map(|index| self.slot(index))
                 .collect(),
             Verb::Open | Verb::Fork | Verb::Exec | Verb::Kill | Verb::Signal => Vec::new(),
-            Verb::EpollCtl => vec![self.slot(0), self.slot(2)],
+            Verb::EpollCtl | Verb::Volley => vec![self.slot(0), self.slot(2)],
+            Verb::Unseen => vec![self.slot(2)],
             _ => vec![self.slot(0)],
         }
     }

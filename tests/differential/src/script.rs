@@ -5,7 +5,7 @@
 //! descriptor: connection `k` has its client end in slot `2k` and its server end in slot `2k + 1`; a duplicate of
 //! slot `s` is slot `s + 8`; 16 to 19 are epoll instances, and a duplicate of `s` there is slot `s + 4`.
 
-use crate::actor::{ODD_RECEIVES, ODD_SENDS, QUESTIONS, SETTINGS};
+use crate::actor::{ODD_RECEIVES, ODD_SENDS, QUESTIONS, SETTINGS, UNSEEN_WAYS};
 use anyhow::{Context, Result, bail, ensure};
 use std::fmt;
 
@@ -138,8 +138,16 @@ verbs! {
     Flood = "flood": [Number, Number, Number];
     /// call, milliseconds or -1, slot, events, another slot or -1, its events
     Poll = "poll": [Choice(POLL_CALLS), Number, Number, POLL_EVENTS, Number, POLL_EVENTS];
+    /// Sends a little on two connections, one right after the other: slot, length, another slot, its length
+    Volley = "volley": [Number, Number, Number, Number];
+    /// Waits past libc, where no library sees it: way, milliseconds or -1, slot, events
+    Unseen = "unseen": [Choice(UNSEEN_WAYS), Number, Number, POLL_EVENTS];
+    /// Like a flood, but the sender waits for room past libc: slot, length, length of a receive, way
+    Pour = "pour": [Number, Number, Number, Choice(UNSEEN_WAYS)];
     /// epoll slot
     EpollNew = "epoll": [Number];
+    /// A set that is made, changed and waited for past libc: epoll slot
+    UnseenSet = "rawepoll": [Number];
     /// epoll slot, what to do, slot, events, data
     EpollCtl = "ctl": [Number, Choice(CONTROLS), Number, EPOLL_EVENTS, Number];
     /// epoll slot, most events, milliseconds or -1, call
@@ -268,6 +276,8 @@ pub(crate) struct Sequence {
     pub(crate) alone: bool,
     /// Round trips of each connection before anything else. Under eight the connection may be switching later on.
     pub(crate) warm: u32,
+    /// Every call is made on a thread with hardly any stack.
+    pub(crate) small: bool,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -277,13 +287,19 @@ impl Sequence {
         if self.alone || slot.is_multiple_of(2) { b'A' } else { b'B' }
     }
 
+    /// Whether its connections are on shared memory when they are first used, both ways.
+    pub(crate) fn is_warm(&self) -> bool {
+        self.warm >= 12
+    }
+
     pub(crate) fn parse(text: &str) -> Result<Sequence> {
-        let mut sequence = Sequence { alone: false, warm: 8, steps: Vec::new() };
+        let mut sequence = Sequence { alone: false, warm: 8, small: false, steps: Vec::new() };
         for (number, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default().trim();
             match line.split_once(' ') {
                 None if line.is_empty() => {}
                 None if line == "alone" => sequence.alone = true,
+                None if line == "small" => sequence.small = true,
                 Some(("warm", count)) => sequence.warm = count.parse()?,
                 _ => sequence.steps.push(Step::parse(line).with_context(|| format!("line {}", number + 1))?),
             }
@@ -296,6 +312,9 @@ impl fmt::Display for Sequence {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.alone {
             writeln!(formatter, "alone")?;
+        }
+        if self.small {
+            writeln!(formatter, "small")?;
         }
         writeln!(formatter, "warm {}", self.warm)?;
         self.steps.iter().try_for_each(|step| writeln!(formatter, "{step}"))

@@ -1,6 +1,6 @@
 //! Two actors that can reach each other, all on TCP or all under shunt.
 
-use crate::actor::{Answer, order};
+use crate::actor::{Answer, SMALL, order};
 use crate::processor::Processor;
 use crate::script::{ACTORS, Sequence, Step, peer_of};
 use anyhow::{Context, Result, bail};
@@ -68,15 +68,26 @@ pub(crate) struct World {
     actors: [Option<Actor>; 4],
     /// Must begin anew before the next sequence.
     pub(crate) worn: bool,
+    /// Whether the actors' threads have hardly any stack.
+    small: bool,
 }
 
 impl World {
     pub(crate) fn new(shim: Option<Shim>, processor: Rc<Processor>) -> World {
-        World { shim, processor, actors: Default::default(), worn: true }
+        World { shim, processor, actors: Default::default(), worn: true, small: false }
+    }
+
+    /// Two actors that are as good as new, for this sequence.
+    pub(crate) fn prepare(&mut self, sequence: &Sequence) -> Result<()> {
+        if self.worn || self.small != sequence.small {
+            self.small = sequence.small;
+            self.begin_anew().context("a new world")?;
+        }
+        Ok(())
     }
 
     /// Ends all actors and starts two.
-    pub(crate) fn begin_anew(&mut self) -> Result<()> {
+    fn begin_anew(&mut self) -> Result<()> {
         self.end();
         for (index, name) in ACTORS.iter().enumerate().take(2) {
             self.actors[index] = Some(self.start()?);
@@ -99,6 +110,9 @@ impl World {
             .stdout(OwnedFd::from(its_spare))
             .stderr(Stdio::inherit());
         command.env_remove("LD_PRELOAD");
+        if self.small {
+            command.env(SMALL, "1");
+        }
         if let Some(shim) = &self.shim {
             command.env("LD_PRELOAD", &shim.library).env(shunt_abi::env::BROKER, &shim.broker);
         }

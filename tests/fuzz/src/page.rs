@@ -24,6 +24,8 @@ pub(crate) fn run(bytes: &[u8]) {
         pid: 1,
         uid: 2,
         program: "fuzz".into(),
+        share: report.share,
+        left_out: 0,
         connections: report.connections,
         counters: report.counters,
         bypasses: report.bypasses,

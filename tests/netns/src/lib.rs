@@ -35,6 +35,11 @@ impl Net {
         Net { handle: File::open("/proc/thread-self/ns/net").expect("a thread has a namespace") }
     }
 
+    /// The one that a file of /proc names.
+    pub fn at(path: impl AsRef<std::path::Path>) -> Net {
+        Net { handle: File::open(path).expect("somebody is in the network namespace") }
+    }
+
     /// Does something inside, on a thread of its own, so that the caller stays where it is.
     pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {

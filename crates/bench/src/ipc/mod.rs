@@ -13,12 +13,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use indicatif::ProgressBar;
 
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::options::{Output, save};
-use crate::progress;
+use crate::progress::Progress;
 use crate::worker::Way;
 use calls::Traced;
 use report::Report;
@@ -57,6 +56,9 @@ pub struct Arguments {
     ways: Vec<Way>,
 }
 
+/// What a turn takes besides: its programs start.
+const AROUND: Duration = Duration::from_millis(100);
+
 /// What was measured of one size.
 struct Row {
     size: usize,
@@ -76,12 +78,13 @@ fn compare(arguments: &Arguments) -> Result<()> {
     let place = Place::find()?;
     let ways = arguments.ways();
     let turns = arguments.sizes.len() * ways.len() * arguments.output.repeats as usize;
-    let bar = progress::bar(turns as u64);
+    let turn = Duration::from_secs_f64(arguments.seconds) + AROUND;
+    let progress = Progress::begin(turns as u64, turn);
     let mut rows = Vec::new();
     for &size in &arguments.sizes {
-        rows.push(measure(size, &ways, &place, arguments, &bar)?);
+        rows.push(measure(size, &ways, &place, arguments, &progress)?);
     }
-    bar.finish_and_clear();
+    progress.end();
     let traced = Traced::measure(&place, &ways, arguments.descriptors)?;
     let report = Report::new(machine, &place, arguments, &ways, &rows, traced, begin.elapsed());
     if let Some(directory) = &arguments.svg {
@@ -96,7 +99,7 @@ fn measure(
     ways: &[Way],
     place: &Place,
     arguments: &Arguments,
-    bar: &ProgressBar,
+    progress: &Progress,
 ) -> Result<Row> {
     let seconds = Duration::from_secs_f64(arguments.seconds);
     let repeats = arguments.output.repeats as usize;
@@ -104,16 +107,16 @@ fn measure(
     // How many messages each sends in such a time, as far as it carries them.
     let mut messages = Vec::new();
     for way in ways {
-        bar.set_message(format!("{size} B, {}", way.label()));
+        progress.set_message(format!("{size} B, {}", way.label()));
         let found = place.find_messages(*way, size, arguments.descriptors, seconds);
         messages.push(found.with_context(|| format!("{size} B by {}", way.label()))?);
     }
     for round in 0..repeats {
         for turn in 0..ways.len() {
             let index = (round + turn) % ways.len();
-            bar.inc(1);
+            progress.inc(1);
             let Some(messages) = messages[index] else { continue };
-            bar.set_message(format!("{size} B, {}", ways[index].label()));
+            progress.set_message(format!("{size} B, {}", ways[index].label()));
             let sample = place
                 .turn(ways[index], size, arguments.descriptors, messages)
                 .with_context(|| format!("{size} B by {}", ways[index].label()))?;

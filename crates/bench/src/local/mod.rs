@@ -13,12 +13,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use indicatif::ProgressBar;
 
 use crate::interrupt::interruptible;
 use crate::machine::Place;
 use crate::options::Output;
-use crate::progress;
+use crate::progress::Progress;
 use crate::report::{self, Report};
 use crate::side::Side;
 use crate::stage::Stage;
@@ -39,6 +38,9 @@ pub struct Arguments {
     #[arg(value_enum, value_name = "WHAT")]
     only: Vec<Group>,
 }
+
+/// What a turn takes besides: its programs start, and come onto their road.
+const AROUND: Duration = Duration::from_millis(300);
 
 /// What can be asked for by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -84,35 +86,36 @@ fn compare(arguments: &Arguments) -> Result<()> {
         point.leave_out(|side| stage.missing(side).is_some());
     }
     let begin = Instant::now();
-    let bar = progress::bar(turns(&tables, arguments.output.repeats));
+    let turn = Duration::from_secs_f64(arguments.seconds) + AROUND;
+    let progress = Progress::begin(turns(&tables, arguments.output.repeats), turn);
     for table in &mut tables {
-        measure(table, &stage, arguments, &bar)?;
+        measure(table, &stage, arguments, &progress)?;
     }
-    bar.finish_and_clear();
+    progress.end();
     let report = Report::new(place, &tables, arguments.output.repeats, arguments.seconds, begin.elapsed());
     arguments.output.write("shunt bench local", &report, &report::plots(&report), &report::text(&report))
 }
 
-fn measure(table: &mut Table, stage: &Stage, arguments: &Arguments, bar: &ProgressBar) -> Result<()> {
+fn measure(table: &mut Table, stage: &Stage, arguments: &Arguments, progress: &Progress) -> Result<()> {
     let seconds = Duration::from_secs_f64(arguments.seconds);
     for point in &mut table.points {
         if let Some(missing) = point.load.missing() {
-            bar.suspend(|| eprintln!("left out: {}, {}: {missing}", table.title, point.label));
+            progress.say(&format!("left out: {}, {}: {missing}", table.title, point.label));
             point.missing = Some(missing);
-            bar.inc(u64::from(arguments.output.repeats) * point.sides.len() as u64);
+            progress.inc(u64::from(arguments.output.repeats) * point.sides.len() as u64);
             continue;
         }
         for round in 0..arguments.output.repeats as usize {
             for turn in 0..point.sides.len() {
                 let index = (round + turn) % point.sides.len();
                 let side = point.sides[index];
-                bar.set_message(format!("{}, {}: {}", table.title, point.label, side.label()));
+                progress.set_message(format!("{}, {}: {}", table.title, point.label, side.label()));
                 let sample: Sample = point
                     .load
                     .run(stage, side, seconds)
                     .with_context(|| format!("{}, {}, by {}", table.title, point.label, side.label()))?;
                 point.samples[index].push(sample);
-                bar.inc(1);
+                progress.inc(1);
             }
         }
         point.load.close();

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use shunt_abi::reason::Road;
+use shunt_abi::reason::{Reason, Road};
 use shunt_abi::status::Snapshot;
 
 use super::point::Sample;
@@ -72,6 +72,24 @@ impl Sample {
         }
     }
 
+    /// Half-way, when its connections are looked at, a load may be over, or its connections still be on their way: then so many
+    /// are on shared memory as were paired in the whole turn.
+    pub(super) fn count(&mut self, pairs: u64) {
+        let on_their_way =
+            [Reason::None, Reason::TooFewOperations, Reason::PeerNotOffered].map(Reason::label);
+        if self.connections == 0 {
+            self.link_bytes = 0;
+        }
+        if self.reasons.keys().all(|reason| on_their_way.contains(reason)) {
+            self.on_shm = self.on_shm.max(pairs as usize);
+            self.connections = self.connections.max(self.on_shm);
+            if self.on_shm == self.connections {
+                self.reasons.clear();
+            }
+        }
+        self.is_unseen = self.connections == 0;
+    }
+
     /// Which roads the connections of the server at `address` take.
     pub(super) fn look(&mut self, snapshot: &Snapshot, address: &str) {
         (self.connections, self.on_shm) = (0, 0);
@@ -85,5 +103,31 @@ impl Sample {
                 *self.reasons.entry(direction.reason.label()).or_default() += 1;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(
+        on_shm: usize,
+        connections: usize,
+        reason: Option<Reason>,
+        pairs: u64,
+    ) -> (usize, usize, bool) {
+        let reasons = reason.into_iter().map(|reason| (reason.label(), connections - on_shm)).collect();
+        let mut sample = Sample { on_shm, connections, reasons, ..Sample::default() };
+        sample.count(pairs);
+        (sample.on_shm, sample.connections, sample.is_unseen)
+    }
+
+    #[test]
+    fn what_was_not_seen_is_counted() {
+        assert_eq!(counted(0, 0, None, 50), (50, 50, false), "it was over");
+        assert_eq!(counted(0, 0, None, 0), (0, 0, true));
+        assert_eq!(counted(3, 50, Some(Reason::PeerNotOffered), 50), (50, 50, false), "on their way");
+        assert_eq!(counted(0, 50, Some(Reason::PeerNotOffered), 0), (0, 50, false), "and never there");
+        assert_eq!(counted(40, 50, Some(Reason::Fork), 50), (40, 50, false), "they have been there");
     }
 }

@@ -37,7 +37,7 @@ pub(crate) struct Sample {
     /// Of the server's connections under shunt: with both directions on shared memory, and in all.
     pub(crate) on_shm: usize,
     pub(crate) connections: usize,
-    /// Half-way there was no connection under shunt at all.
+    /// No connection was put on shared memory in the whole turn, and none was seen under shunt half-way.
     pub(crate) is_unseen: bool,
     /// Why directions were on TCP.
     pub(crate) reasons: BTreeMap<&'static str, usize>,

@@ -10,17 +10,16 @@ mod report;
 mod way;
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use indicatif::ProgressBar;
 
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::options::{Output, save};
 use crate::process::Process;
-use crate::progress;
+use crate::progress::Progress;
 use crate::worker::{Download, READY};
 use lab::{Host, Lab, PORT, Settings};
 use measure::{Burst, Cpu, Idle};
@@ -83,6 +82,9 @@ struct Row {
     idle: Vec<Idle>,
 }
 
+/// What one measurement takes, more or less: they are on links with long round trips.
+const MEASUREMENT: Duration = Duration::from_secs(6);
+
 /// Runs and prints it.
 pub fn run(arguments: &Arguments) -> Result<()> {
     ensure!(
@@ -99,16 +101,16 @@ fn compare(arguments: &Arguments) -> Result<()> {
     let lab = Lab::build(settings).context("building the lab")?;
     let server = serve(&lab)?;
     let mut rows: Vec<Row> = arguments.ways().into_iter().map(|name| Row::new(name, arguments)).collect();
-    let bar = progress::bar(turns(&rows, arguments));
+    let progress = Progress::begin(turns(&rows, arguments), MEASUREMENT);
     for round in 0..arguments.output.repeats as usize {
         for turn in 0..rows.len() {
             let index = (round + turn) % rows.len();
             let row = &mut rows[index];
             let label = row.name.label().trim();
-            row.measure(&lab, arguments, &bar).with_context(|| format!("measuring {label}"))?;
+            row.measure(&lab, arguments, &progress).with_context(|| format!("measuring {label}"))?;
         }
     }
-    bar.finish_and_clear();
+    progress.end();
     server.finish()?;
     let report = Report::new(machine, settings, arguments, &rows, begin.elapsed());
     write(&report, arguments)
@@ -119,7 +121,7 @@ fn serve(lab: &Lab) -> Result<Process> {
     let mut command = lab.worker(Host::Server, "serve");
     command.args(["--at", &format!("0.0.0.0:{PORT}")]);
     let mut server = Process::spawn_with_lines(&mut command, "the server")?;
-    server.expect(READY, std::time::Duration::from_secs(10))?;
+    server.expect(READY, Duration::from_secs(10))?;
     Ok(server)
 }
 
@@ -164,13 +166,13 @@ impl Row {
     }
 
     /// One turn.
-    fn measure(&mut self, lab: &Lab, arguments: &Arguments, bar: &ProgressBar) -> Result<()> {
+    fn measure(&mut self, lab: &Lab, arguments: &Arguments, progress: &Progress) -> Result<()> {
         if self.missing.is_some() || arguments.measurements(self.name) == 0 {
             return Ok(());
         }
         let way = self.name.way();
         let running = way.start(lab).context("starting it")?;
-        self.measure_running(lab, arguments, &running, bar)?;
+        self.measure_running(lab, arguments, &running, progress)?;
         drop(running);
         way.end(lab)
     }
@@ -180,32 +182,32 @@ impl Row {
         lab: &Lab,
         arguments: &Arguments,
         way: &Running,
-        bar: &ProgressBar,
+        progress: &Progress,
     ) -> Result<()> {
         let name = self.name;
-        let say = |what: &str| bar.set_message(format!("{}: {what}", name.label().trim()));
+        let say = |what: &str| progress.set_message(format!("{}: {what}", name.label().trim()));
         let wants = |group| name.is_weighed() && arguments.wants(group);
         if arguments.wants(Group::Downloads) {
             for (size, downloads) in arguments.sizes.iter().zip(&mut self.downloads) {
                 say(&report::bytes(*size));
                 downloads.push(measure::download(lab, way, *size)?);
-                bar.inc(1);
+                progress.inc(1);
             }
         }
         if wants(Group::Burst) {
             say("a burst");
             self.bursts.push(measure::burst(lab, way)?);
-            bar.inc(1);
+            progress.inc(1);
         }
         if wants(Group::Cpu) {
             say("processor time");
             self.cpu.push(measure::cpu(lab, way)?);
-            bar.inc(1);
+            progress.inc(1);
         }
         if wants(Group::Idle) {
             say("idle connections");
             self.idle.push(measure::idle(lab, way)?);
-            bar.inc(1);
+            progress.inc(1);
         }
         Ok(())
     }

@@ -146,7 +146,7 @@ impl Cell {
             on_shm: side.is_short_road().then_some((least.on_shm, least.connections)),
             on_tcp_because,
             unseen: samples.iter().filter(|sample| sample.is_unseen).count(),
-            link_bytes_per_connection: (least.on_shm > 0)
+            link_bytes_per_connection: (least.on_shm > 0 && least.link_bytes > 0)
                 .then(|| least.link_bytes as f64 / least.on_shm as f64),
         })
     }

@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::options::{Output, save};
-use crate::progress;
+use crate::progress::Progress;
 use load::{Load, Sample, Sinks};
 use report::Report;
 use way::{Stage, WAYS};
@@ -30,7 +30,7 @@ pub struct Arguments {
     svg: Option<PathBuf>,
 
     /// Seconds of a turn
-    #[arg(long, value_name = "SECS", default_value_t = 1.0)]
+    #[arg(long, value_name = "SECS", default_value_t = 0.3)]
     seconds: f64,
 
     /// Bytes of messages of the echo
@@ -55,6 +55,9 @@ pub struct Arguments {
     #[arg(value_enum, value_name = "WHAT")]
     only: Vec<Group>,
 }
+
+/// What a turn takes besides: its programs start.
+const AROUND: Duration = Duration::from_millis(100);
 
 /// What can be asked for by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -93,23 +96,24 @@ fn compare(arguments: &Arguments) -> Result<()> {
     let sinks = stage.namespace.inside(Sinks::open)?;
     let mut lines = arguments.lines();
     let time = Duration::from_secs_f64(arguments.seconds.clamp(0.05, 600.0));
-    let bar = progress::bar(lines.len() as u64 * WAYS.len() as u64 * u64::from(arguments.output.repeats));
+    let turns = lines.len() as u64 * WAYS.len() as u64 * u64::from(arguments.output.repeats);
+    let progress = Progress::begin(turns, time + AROUND);
     for round in 0..arguments.output.repeats as usize {
         for line in &mut lines {
             for turn in 0..WAYS.len() {
                 let index = (round + turn) % WAYS.len();
                 let way = WAYS[index];
-                bar.set_message(format!("{}: {}", way.label(), line.load.label()));
+                progress.set_message(format!("{}: {}", way.label(), line.load.label()));
                 let server = stage.start(way, line.load)?;
                 let sample = stage.namespace.inside(|| line.load.run(&sinks, time));
                 let sample = sample.with_context(|| format!("{}: {}", way.label(), line.load.label()))?;
                 line.samples[index].push(sample);
                 drop(server);
-                bar.inc(1);
+                progress.inc(1);
             }
         }
     }
-    bar.finish_and_clear();
+    progress.end();
     write(&Report::new(machine, arguments, &lines, begin.elapsed()), arguments)
 }
 

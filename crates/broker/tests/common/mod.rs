@@ -2,23 +2,31 @@
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub(crate) mod stuck;
+
+use std::cell::Cell;
 use std::collections::VecDeque;
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Acquire;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, getpeername, getsockname, recv};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
-use shunt_abi::control::{Datagram, Doorbell, Hello, MAX_MESSAGE, Offer, Pair, Release, Reply, Request};
+use shunt_abi::control::{
+    Datagram, Doorbell, Hello, MAX_MESSAGE, Offer, Pair, Release, Reply, Request, STATUS_PART,
+};
 use shunt_abi::geometry::MIN_RING_BYTES;
 use shunt_abi::page::{PAGE_BYTES, Reach};
 use shunt_abi::reason::Reason;
 use shunt_abi::status::Snapshot;
 use shunt_broker::{Config, Error, Mode, run, status};
 use shunt_netns::Net;
+use shunt_sys::identity::normalise;
 use shunt_sys::mapping::Mapping;
 use shunt_sys::{Errno, memfd, seqpacket};
 use tempfile::TempDir;
@@ -46,6 +54,16 @@ impl Broker {
         let mut broker = Broker { directory, stop: None, thread: None };
         broker.run(config);
         broker
+    }
+
+    /// A broker for everybody, of which others can reach the socket.
+    pub(crate) fn start_for_all(adjust: impl FnOnce(&mut Config)) -> Broker {
+        Broker::start_with(|config| {
+            config.mode = Mode::System;
+            let directory = config.socket.parent().unwrap();
+            std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o755)).unwrap();
+            adjust(config);
+        })
     }
 
     /// A broker that may not do more than any program may.
@@ -132,6 +150,22 @@ pub(crate) fn eventually(mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// The two ends of a new connection are paired for two processes that have no link yet.
+#[track_caller]
+pub(crate) fn expect_paired(one: &mut Process, two: &mut Process, (client, server): (TcpStream, TcpStream)) {
+    one.offer(1, &client);
+    two.offer(1, &server);
+    one.expect_link();
+    two.expect_link();
+    assert_eq!(one.expect_pair().conn, two.expect_pair().conn);
+}
+
+/// An honest pair is paired.
+#[track_caller]
+pub(crate) fn still_serves(broker: &Broker) {
+    expect_paired(&mut broker.process(), &mut broker.process(), loopback("127.0.0.1"));
+}
+
 /// A control socket without a hello.
 pub(crate) fn stranger(broker: &Broker) -> OwnedFd {
     seqpacket::connect(path_bytes(&broker.socket())).unwrap()
@@ -144,35 +178,68 @@ pub(crate) fn loopback(host: &str) -> (TcpStream, TcpStream) {
     (client, listener.accept().unwrap().0)
 }
 
+/// The two addresses of a socket, as far as it has any.
+pub(crate) fn addresses(socket: impl AsFd) -> (SocketAddr, SocketAddr) {
+    let none = SocketAddr::from(([0, 0, 0, 0], 0));
+    let local = getsockname(&socket).ok().and_then(|local| local.try_into().ok());
+    let remote = getpeername(&socket).ok().flatten().and_then(|remote| remote.try_into().ok());
+    // Both of one family, and as the broker has them.
+    let normal = |address: Option<SocketAddr>| address.map(normalise);
+    match (normal(local), normal(remote)) {
+        (Some(local), Some(remote)) => (local, remote),
+        (Some(local @ SocketAddr::V4(_)), None) => (local, none),
+        _ => (none, none),
+    }
+}
+
 /// A process as the broker sees one.
 pub(crate) struct Process {
     pub(crate) socket: OwnedFd,
     pub(crate) page: Mapping,
     pub(crate) id: u64,
+    said: Cell<u64>,
     received: u64,
     kept: VecDeque<(Reply, Option<OwnedFd>)>,
 }
 
 impl Process {
     pub(crate) fn connect(path: &Path) -> Process {
+        Process::try_connect(path).expect("the broker takes it in")
+    }
+
+    /// `None` if the broker hangs up.
+    pub(crate) fn try_connect(path: &Path) -> Option<Process> {
         let socket = seqpacket::connect(path_bytes(path)).unwrap();
         let memfd = memfd::create_sealed("shunt-page", PAGE_BYTES).unwrap();
         let page = Mapping::map(&memfd, PAGE_BYTES).unwrap();
-        let mut process = Process { socket, page, id: 0, received: 0, kept: VecDeque::new() };
+        let mut process =
+            Process { socket, page, id: 0, said: Cell::new(0), received: 0, kept: VecDeque::new() };
         let mut program = [0; 32];
         program[..4].copy_from_slice(b"test");
-        process.say(Hello { program }, &[memfd.as_fd()]);
+        let hello = Request::from(Hello { program }).encode();
+        seqpacket::send(&process.socket, hello.as_bytes(), &[memfd.as_fd()]).ok()?;
+        poll(&mut [PollFd::new(&process.socket, PollFlags::IN)], None).unwrap();
+        let mut nothing = [0];
+        if recv(&process.socket, &mut nothing, RecvFlags::PEEK).map_or(0, |(len, _)| len) == 0 {
+            return None;
+        }
         let (Reply::Welcome(welcome), None) = process.next() else { panic!("no welcome") };
         process.id = welcome.process;
-        process
+        Some(process)
     }
 
     pub(crate) fn say(&self, request: impl Into<Request>, fds: &[BorrowedFd<'_>]) {
         send_all(&self.socket, &request.into().encode(), fds);
+        self.said.set(self.said.get() + 1);
     }
 
     pub(crate) fn offer(&self, ticket: u64, socket: impl AsFd) {
-        self.say(Offer { ticket }, &[socket.as_fd()]);
+        self.offer_as(ticket, &socket, addresses(&socket));
+    }
+
+    /// Offers a socket as the one with these addresses.
+    pub(crate) fn offer_as(&self, ticket: u64, socket: impl AsFd, addresses: (SocketAddr, SocketAddr)) {
+        self.say(Offer::new(ticket, addresses.0, addresses.1), &[socket.as_fd()]);
     }
 
     pub(crate) fn release(&self, pair: &Pair) {
@@ -195,7 +262,7 @@ impl Process {
         if let Some(kept) = self.kept.pop_front() {
             return Some(kept);
         }
-        let mut buffer = [0; MAX_MESSAGE];
+        let mut buffer = vec![0; STATUS_PART];
         let deadline = Instant::now() + patience;
         loop {
             match seqpacket::recv(&self.socket, &mut buffer) {
@@ -205,6 +272,9 @@ impl Process {
                     let page = self.page.page().unwrap();
                     eventually(|| page.inbox.load(Acquire) >= self.received);
                     let reply = Reply::decode(&buffer[..len], fds.len()).unwrap();
+                    if let Reply::StatusReply(reply) = reply {
+                        self.skip_status(reply.bytes as usize);
+                    }
                     return Some((reply, fds.take_first()));
                 }
                 Err(Errno::AGAIN) if Instant::now() < deadline => wait(&self.socket, PollFlags::IN),
@@ -212,6 +282,23 @@ impl Process {
                 Err(error) => panic!("{error}"),
             }
         }
+    }
+
+    /// Takes the status that follows.
+    fn skip_status(&mut self, bytes: usize) {
+        let (mut buffer, mut taken) = (vec![0; STATUS_PART], 0);
+        while taken < bytes {
+            match seqpacket::recv(&self.socket, &mut buffer) {
+                Ok((len, _)) => {
+                    assert!(len > 0, "the broker hung up");
+                    taken += len;
+                    self.received += 1;
+                }
+                Err(Errno::AGAIN) => wait(&self.socket, PollFlags::IN),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert_eq!(taken, bytes);
     }
 
     /// What the broker says is worth offering.
@@ -241,6 +328,8 @@ impl Process {
             }
         }
         self.kept = before;
+        // What was shown has been closed again, which is not done where it is answered.
+        eventually(|| self.page.page().unwrap().taken.load(Acquire) >= self.said.get());
     }
 
     #[track_caller]

@@ -117,7 +117,7 @@ fn origins() -> Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen on 127.0.0.1")?;
     let one = TcpStream::connect(listener.local_addr()?).context("cannot connect to 127.0.0.1")?;
     let two = listener.accept()?.0;
-    let origin = |socket: &TcpStream| anyhow::Ok(reader.origin(socket, socket_cookie(socket)?)?);
+    let origin = |socket: &TcpStream| anyhow::Ok(reader.look(socket, socket_cookie(socket)?)?.origin);
     ensure!(origin(&one)?.mirrored().contains(&origin(&two)?), "the ends of a connection are not recognised");
     Ok(())
 }

@@ -19,6 +19,8 @@ const AT_SECURE: u64 = 23;
 pub(super) struct Process {
     pub(super) pid: u32,
     pub(super) uid: u32,
+    /// The user that the kernel takes it for: its effective one.
+    pub(super) acts_as: u32,
     pub(super) name: String,
     /// The shim is in it.
     pub(super) has_shim: bool,
@@ -67,6 +69,7 @@ impl Process {
         Ok(Process {
             pid,
             uid,
+            acts_as: field("Uid").split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(uid),
             name: field("Name"),
             has_shim: shim.is_some(),
             obstacle,
@@ -77,6 +80,12 @@ impl Process {
             filtered: field("Seccomp") == "2",
             sockets,
         })
+    }
+
+    /// Whether the socket of the broker is for another user alone.
+    pub(super) fn is_kept_from(&self, broker: &Path) -> bool {
+        let is_others = |data: fs::Metadata| data.mode() & 0o002 == 0 && data.uid() != self.acts_as;
+        self.acts_as != 0 && fs::metadata(broker).is_ok_and(is_others)
     }
 
     /// Every process of this host.

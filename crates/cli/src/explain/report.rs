@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use shunt_abi::reason::{Reason, Road};
+use shunt_abi::status::Connection;
 
 use crate::obstacle::Obstacle;
 
@@ -92,6 +93,16 @@ impl Cause {
         }
         explanation.push('.');
         Cause { label: obstacle.label(), explanation, advice: obstacle.advice(program) }
+    }
+
+    /// A reason, and what it is about as far as the row says.
+    pub(super) fn of_row(reason: Reason, row: &Connection) -> Cause {
+        let mut cause = Cause::from(reason);
+        if let (Reason::SocketOption, Some(option)) = (reason, &row.option) {
+            let sentence = cause.explanation.trim_end_matches('.');
+            cause.explanation = format!("{sentence}: {option}.");
+        }
+        cause
     }
 
     /// The same cause, at the other end.

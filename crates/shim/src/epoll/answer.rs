@@ -39,9 +39,33 @@ impl Inner {
 
     /// The lanes' answer: adds what is ready, up to what the kernel must be asked before.
     pub(crate) fn collect(&mut self, epoll: &Epoll, report: &mut Report<'_>) {
+        let again = report.len() > 0;
         self.take_marks();
         self.look_at_pending(epoll, report, self.asked_all, 0);
         self.look_at_ghosts(epoll, report);
+        if again {
+            self.keep_order(report);
+        }
+    }
+
+    /// What is told by level is to be looked at next in the order in which it has been told, and some of it has just been looked at twice.
+    fn keep_order(&mut self, report: &Report<'_>) {
+        let Inner { registrations, pending, .. } = self;
+        let mut told = report.owners().to_vec();
+        told.retain(|fd| {
+            let Some(one) = registrations.get_mut(fd).filter(|one| one.pending && !one.hollow) else {
+                return false;
+            };
+            one.stale = 0;
+            one.pending = false;
+            true
+        });
+        pending.retain(|fd| registrations.get(fd).is_some_and(|one| one.pending));
+        for fd in told {
+            if let Some(one) = registrations.get_mut(&fd) {
+                one.queue(pending, fd);
+            }
+        }
     }
 
     /// Whether something of a lane may have come after what only the kernel can tell of.
@@ -65,11 +89,13 @@ impl Inner {
 
     /// Has what peers have marked looked at next, in the order in which they did, behind what is to be looked at already. Says when the
     /// first of them did.
-    fn take_marks(&mut self) -> Option<u64> {
+    pub(super) fn take_marks(&mut self) -> Option<u64> {
         self.unread_behind = false;
-        let mut first = None;
+        if self.secondary > 0 {
+            self.mark_secondary();
+        }
+        let Inner { links, registrations, pending, marked, .. } = self;
         if let Some(slot) = self.slot {
-            let Inner { links, registrations, pending, marked, .. } = self;
             let mut each = |link: &'static Link, mut marks: u64| {
                 while marks != 0 {
                     let conn = marks.trailing_zeros() as usize;
@@ -84,20 +110,31 @@ impl Inner {
             if std::mem::take(&mut self.rung) {
                 links.take_rung(slot, self.sleepers > 0, &mut each);
             }
-            first = marked.peek().map(|Reverse((stamp, _))| stamp.at);
-            while let Some(Reverse((stamp, fd))) = marked.pop() {
-                if let Some(registration) = registrations.get_mut(&fd).filter(|one| !one.pending) {
-                    registration.queue(pending, fd);
-                    registration.behind = stamp.behind;
-                }
+        }
+        let first = marked.peek().map(|Reverse((stamp, _))| stamp.at);
+        while let Some(Reverse((stamp, fd))) = marked.pop() {
+            if let Some(registration) = registrations.get_mut(&fd)
+                && registration.queue_marked(pending, fd)
+            {
+                registration.behind = stamp.behind;
             }
         }
-        if self.secondary > 0 {
-            // Marks of these go to another waiter.
-            let shared = self.shared;
-            self.mark_where(|one, endpoint| !one.primary && one.may_tell(endpoint, shared));
-        }
         first
+    }
+
+    /// The same for those whose marks go to another waiter, by whose stamps they are put in order.
+    fn mark_secondary(&mut self) {
+        let shared = self.shared;
+        for fd in self.attached_where(|one, endpoint| !one.primary && one.may_tell(endpoint, shared)) {
+            let has_new = |one: &Registration| {
+                one.endpoint().filter(|endpoint| arrived(endpoint, shared) != one.arrived)
+            };
+            let at = self.registrations.get(&fd).and_then(has_new).and_then(|endpoint| endpoint.rx.lock().at);
+            match at {
+                Some(at) => self.marked.push(Reverse((at.incoming().0.stamped(), fd))),
+                None => self.mark_pending(fd),
+            }
+        }
     }
 
     /// Looks at all marks, also where nobody has rung, and at what nobody marks for this instance. There an edge is told only
@@ -143,6 +180,11 @@ impl Inner {
             }
             let Some(&fd) = self.pending.front() else { break };
             let slot = self.slot;
+            if let Some(registration) = self.registrations.get_mut(&fd).filter(|one| one.stale > 0) {
+                registration.stale -= 1;
+                self.pending.pop_front();
+                continue;
+            }
             if self.registrations.get(&fd).is_some_and(|one| one.behind > until) {
                 self.awaits_kernel = true;
                 break;
@@ -355,7 +397,7 @@ impl Inner {
             let wanted = registration.events & OUT != 0 && !registration.disarmed;
             let endpoint = registration.endpoint();
             registration.full =
-                wanted && endpoint.is_some_and(|endpoint| endpoint.tx.lock().full_since.is_some());
+                wanted && endpoint.is_some_and(|endpoint| endpoint.tx.lock().seen.full_since.is_some());
             registration.full
         });
     }
@@ -426,6 +468,11 @@ impl Registration {
     /// Whether a look may find what is to be told, as far as that shows without a mark.
     pub(super) fn may_tell(&self, endpoint: &Endpoint, shared: bool) -> bool {
         self.events & EDGE == 0 || arrived(endpoint, shared) != self.arrived
+    }
+
+    /// Whether lanes have something of it to be told now.
+    pub(super) fn has_some(&self, endpoint: &Endpoint, slot: Option<Slot>) -> bool {
+        judge(endpoint, endpoint.fd.load(Relaxed), self.events, slot).reported != 0
     }
 
     /// Whether anything has arrived since this was last asked.

@@ -180,6 +180,10 @@ struct Registration {
     /// Removed by the program, but not yet from the kernel's set.
     deleted: bool,
     pending: bool,
+    /// Pending so that it is looked at, but when it was made so there was nothing to be told: the first mark gives it its place.
+    hollow: bool,
+    /// How many of its places among the pending it has left for a later one.
+    stale: u32,
     /// What its sender had sent by TCP before the mark for which it is pending: [`Stamp::behind`].
     behind: u64,
     /// Listed in [`Inner::full`].

@@ -194,6 +194,8 @@ impl Inner {
             withdrawn: false,
             deleted: false,
             pending: false,
+            hollow: false,
+            stale: 0,
             behind: 0,
             full: false,
             attached: None,
@@ -574,7 +576,7 @@ impl Inner {
             && (registration.due
                 || registration.full
                 || registration.may_tell(endpoint, false)
-                || endpoint.tx.lock().full_since.is_some());
+                || endpoint.tx.lock().seen.full_since.is_some());
         if (enough && !too_much && !has_left) || registration.disarmed || registration.deleted {
             return;
         }
@@ -585,9 +587,30 @@ impl Inner {
 
     /// The next wait tells how it is.
     pub(super) fn mark_due(&mut self, fd: RawFd) {
+        let slot = self.slot;
+        let marked = self.registrations.get(&fd).and_then(Registration::endpoint).zip(slot);
+        let is_marked = marked.is_some_and(|(endpoint, slot)| is_marked(endpoint, slot));
+        // What has come before this has its place before it.
+        if !is_marked && self.has_marks() {
+            self.take_marks();
+        }
         if let Some(registration) = self.registrations.get_mut(&fd) {
             registration.due = true;
-            registration.queue(&mut self.pending, fd);
+            if is_marked {
+                // It has a place of its own, which taking the mark gives it.
+                return;
+            }
+            if registration.pending && !registration.hollow {
+                return;
+            }
+            let has_some =
+                registration.endpoint().is_some_and(|endpoint| registration.has_some(endpoint, slot));
+            if has_some {
+                registration.queue_marked(&mut self.pending, fd);
+            } else if !registration.pending {
+                registration.queue(&mut self.pending, fd);
+                registration.hollow = true;
+            }
         }
     }
 
@@ -652,6 +675,12 @@ pub(super) fn new_token(epoll: &Epoll) -> u64 {
     TOKENS << 32 | u64::from(NEXT_TOKEN.fetch_add(1, Relaxed))
 }
 
+/// Whether its peer has marked it for the waiter `slot`, which has not taken the mark yet.
+fn is_marked(endpoint: &Endpoint, slot: Slot) -> bool {
+    let at = endpoint.rx.lock().at;
+    at.is_some_and(|at| at.link.view().waiter(at.link.side, slot.0).is_marked(at.conn))
+}
+
 impl Registration {
     /// What the kernel's set must hold: everything, as long as nothing of it is answered here, though the endpoint may be on its
     /// lanes already.
@@ -678,7 +707,19 @@ impl Registration {
     pub(super) fn queue(&mut self, pending: &mut VecDeque<RawFd>, fd: RawFd) {
         if !self.pending {
             self.pending = true;
+            self.hollow = false;
             pending.push_back(fd);
         }
+    }
+
+    /// The same where there is something to be told, as there is when a mark comes. `false` if it has its place already.
+    pub(super) fn queue_marked(&mut self, pending: &mut VecDeque<RawFd>, fd: RawFd) -> bool {
+        if self.pending && !self.hollow {
+            return false;
+        }
+        self.stale += u32::from(self.pending);
+        self.pending = false;
+        self.queue(pending, fd);
+        true
     }
 }

@@ -51,6 +51,11 @@ impl<'a> Report<'a> {
         self.owners.push(owner);
     }
 
+    /// Whose events there are, in their order.
+    pub(super) fn owners(&self) -> &[RawFd] {
+        &self.owners
+    }
+
     /// Gives the memory back.
     pub(super) fn into_owners(self) -> Vec<RawFd> {
         self.owners

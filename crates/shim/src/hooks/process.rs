@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use libc::pid_t;
+use libc::{pid_t, uid_t};
 use shunt_abi::reason::Reason;
 
 use super::trampoline::{Call, trampolines};
@@ -142,6 +142,28 @@ pub unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
     }
     // SAFETY: the program's own call.
     unsafe { real::unshare(flags) }
+}
+
+macro_rules! other_user {
+    ($($name:ident($($arg:ident),*) becomes $effective:ident;)*) => { $(
+        /// Makes the process another user's.
+        ///
+        /// # Safety
+        /// As in C.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name($($arg: uid_t),*) -> c_int {
+            exec::before_other_user($effective);
+            // SAFETY: the program's own call.
+            unsafe { real::$name($($arg),*) }
+        }
+    )* };
+}
+
+other_user! {
+    setuid(user) becomes user;
+    seteuid(effective) becomes effective;
+    setreuid(real, effective) becomes effective;
+    setresuid(real, effective, saved) becomes effective;
 }
 
 macro_rules! spawn {

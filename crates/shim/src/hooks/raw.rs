@@ -15,6 +15,7 @@ use shunt_sys::memory;
 use super::readiness::from_timespec;
 use super::trampoline::{Call, trampolines};
 use super::{descriptor, epoll, io, message, process, readiness, socket, unseen};
+use crate::ops::exec;
 use crate::ops::sleep::as_timespec;
 use crate::{fork, real, signal};
 
@@ -43,6 +44,9 @@ extern "C" fn route(call: &Call) -> *mut c_void {
         libc::SYS_unshare if call.argument(1) as c_int & libc::CLONE_FILES != 0 => {
             crate::unseen::leave(Reason::OwnTable);
         }
+        // Of the calling thread alone, where libc's functions change all of them.
+        libc::SYS_setuid => exec::before_other_user(call.argument(1) as u32),
+        libc::SYS_setreuid | libc::SYS_setresuid => exec::before_other_user(call.argument(2) as u32),
         // glibc's fcntl turns the owner's sign around.
         libc::SYS_fcntl if call.argument(2) as c_int == libc::F_GETOWN => {}
         libc::SYS_clone if !is_fork(call.argument(1), call.argument(2)) => {}

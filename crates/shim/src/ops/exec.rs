@@ -18,7 +18,7 @@ use crate::handover::{self, Letter};
 use crate::ops::{descriptors, options};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{attach, epoll, errno, family, lost, process, sandbox, unseen};
+use crate::{attach, control, epoll, errno, family, fork, lost, process, sandbox, unseen};
 
 /// An exec under way. Dropped if it has failed.
 pub(crate) struct Leaving {
@@ -48,6 +48,7 @@ pub(crate) unsafe fn before_exec(path: *const c_char, environment: *const *const
         let mut held = Vec::new();
         give_back_unread(path.is_some());
         for (fd, endpoint) in inheritable() {
+            attach::take_back_little(endpoint);
             attach::give_back(endpoint, Reason::Exec);
             if let Some(row) = family::change(endpoint, true) {
                 held.push(describe(fd, endpoint, row));
@@ -91,6 +92,7 @@ pub(crate) fn before_variadic_exec() {
         give_back_unread(false);
         for (_, endpoint) in inheritable() {
             family::pass_beyond(endpoint);
+            attach::take_back_little(endpoint);
             attach::give_back(endpoint, Reason::Exec);
         }
         epoll::hide();
@@ -171,6 +173,16 @@ fn known_inheritable() -> impl Iterator<Item = (RawFd, Entry)> {
             .is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
     };
     table::known(0, u32::MAX).filter(move |(fd, entry)| is_socket(*entry) && stays(*fd))
+}
+
+/// The process is about to become the user `effective`. Only root can, and what stays root's can be done as before.
+pub(crate) fn before_other_user(effective: libc::uid_t) {
+    const UNCHANGED: libc::uid_t = libc::uid_t::MAX;
+    let changes = effective != 0 && effective != UNCHANGED && rustix::process::geteuid().is_root();
+    if changes && !process::is_off() && process::is_home() {
+        fork::note_use();
+        keeping_errno(control::before_other_user);
+    }
 }
 
 fn keeping_errno(act: impl FnOnce()) {

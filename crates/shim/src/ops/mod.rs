@@ -36,10 +36,11 @@ fn used_on_tcp(endpoint: &'static Endpoint, fd: RawFd) {
     match endpoint.stage() {
         Stage::Plain => {
             let operations = endpoint.operations.load(Relaxed) + 1;
+            let is_first = operations == 1 && endpoint.count_use();
             if operations < endpoint.offer_after.load(Relaxed) {
                 endpoint.operations.store(operations, Relaxed);
             } else if endpoint.offer_after.load(Relaxed) != u32::MAX {
-                control::consider(endpoint, fd);
+                control::consider(endpoint, fd, is_first);
             } else {
                 endpoint.settle();
             }

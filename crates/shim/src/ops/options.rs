@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
 use libc::{socklen_t, timeval};
+use shunt_abi::option::SocketOption;
 use shunt_abi::reason::Reason;
 use shunt_sys::memory;
 use shunt_sys::tcp::Beside;
@@ -62,20 +63,31 @@ pub(crate) fn learn(endpoint: &Endpoint, fd: RawFd) -> Result<(), Reason> {
     for &(level, name, value, reason) in MUST_BE {
         // What the kernel does not know is not set.
         if option(fd, level, name).is_some_and(|now: c_int| now != value) {
-            return Err(reason);
+            return Err(blame(endpoint, level, name, reason));
         }
     }
     let flags = rustix::fs::fcntl_getfl(borrow(fd)).map_or(0, |flags| flags.bits());
     if flags & libc::O_ASYNC as c_uint != 0 {
         return Err(Reason::AsyncIo);
     }
-    if has_filter(fd) || has_upper_layer(fd) {
-        return Err(Reason::SocketOption);
+    if has_filter(fd) {
+        return Err(blame(endpoint, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, Reason::SocketOption));
+    }
+    if has_upper_layer(fd) {
+        return Err(blame(endpoint, libc::IPPROTO_TCP, libc::TCP_ULP, Reason::SocketOption));
     }
     learn_timeouts(endpoint, fd);
     // Asks the kernel, and keeps the answer.
     crate::ops::send::really_blocks(endpoint, fd);
     Ok(())
+}
+
+/// Which option it is, where the reason does not say.
+fn blame(endpoint: &Endpoint, level: c_int, name: c_int, reason: Reason) -> Reason {
+    if reason == Reason::SocketOption {
+        endpoint.blame(SocketOption { level, name });
+    }
+    reason
 }
 
 /// SO_RCVLOWAT where it is more than 1; else 0.
@@ -174,7 +186,7 @@ pub(crate) fn before_set(endpoint: &Endpoint, level: c_int, name: c_int, setting
         _ => Some(Reason::SocketOption),
     };
     if let Some(reason) = reason {
-        attach::bar(endpoint, reason);
+        attach::bar(endpoint, blame(endpoint, level, name, reason));
     }
 }
 

@@ -211,6 +211,17 @@ impl Call {
                 }
                 self.slept = matches!(woken, Woken::LookAgain { .. });
             }
+            // Nor could it begin anew after one by a number that is closed: it would be given the one that it is reached by now.
+            Received::UseTcp if waits && done == 0 && !self.tcp_has_some && self.hold.is_closed() => {
+                drop(side);
+                let events = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
+                let woken = sleep::sleep(&self.hold, events, None, deadline, None, Held::Nothing);
+                if let Some(outcome) = self.over(woken, done, sink) {
+                    return Some(outcome.map(Taken::here));
+                }
+                self.tcp_has_some = woken == (Woken::LookAgain { tcp: true });
+                self.slept = matches!(woken, Woken::LookAgain { .. });
+            }
             Received::UseTcp => {
                 endpoint.enter_receive_locked();
                 drop(side);

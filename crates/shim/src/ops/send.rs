@@ -260,7 +260,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         return Lane::Deserted;
     }
     let before = source.remaining();
-    let ring = Backed { ring, backed: &side.backed };
+    let ring = Backed { ring, backed: &side.seen.backed };
     let outcome = loop {
         let left = source.remaining();
         let sent = side.tx.write(lane, &ring, source);
@@ -278,7 +278,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         }
     };
     if source.remaining() < before {
-        side.full_since = None;
+        side.seen.full_since = None;
         if let Some(entry) = endpoint.entry() {
             entry.shm_sent.store(side.tx.lane_total(), Relaxed);
         }
@@ -296,12 +296,12 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
     }
 }
 
-/// Bytes are in the lane. If they wake nobody, they are to be looked at again (L9).
+/// Bytes are in the lane. They are to be looked at again (L9), also if they wake somebody: who is told of them by poll may then wait in
+/// a way that nobody sees.
 #[inline]
 fn announce(endpoint: &Endpoint, at: &Attachment) {
-    if !at.announce_bytes() {
-        overdue::note_sent(endpoint);
-    }
+    at.announce_bytes();
+    overdue::note_sent(endpoint);
 }
 
 /// The peer said, or the broker did, that nobody reads at the other end any more. What TCP then answers is TCP's.
@@ -319,7 +319,7 @@ fn desert(endpoint: &Endpoint, fd: RawFd) {
 /// Whether the receiver has stood still for too long. Under the send lock, when the lane is full.
 fn is_stalled(side: &mut TxSide, at: &Attachment) -> bool {
     let (unread, now) = (side.tx.unread(at.outgoing().0), process::now());
-    match side.full_since {
+    match side.seen.full_since {
         Some((since, then)) if then == unread => {
             // A receiver may also wait for us to read what it has sent; then it is we who are slow.
             let idle = at.receiver_sleeps() && at.incoming().0.looks_empty();
@@ -327,7 +327,7 @@ fn is_stalled(side: &mut TxSide, at: &Attachment) -> bool {
             now - since >= patience
         }
         _ => {
-            side.full_since = Some((now, unread));
+            side.seen.full_since = Some((now, unread));
             false
         }
     }
@@ -336,7 +336,7 @@ fn is_stalled(side: &mut TxSide, at: &Attachment) -> bool {
 /// The same question from outside: for waiters that slept on a full lane.
 pub(crate) fn has_stalled(endpoint: &Endpoint) -> bool {
     let mut side = endpoint.tx.lock();
-    let Some(at) = side.at.filter(|_| side.full_since.is_some()) else { return false };
+    let Some(at) = side.at.filter(|_| side.seen.full_since.is_some()) else { return false };
     let (lane, ring) = at.outgoing();
     side.tx.is_writable(lane, &ring) == Some(false) && (is_stalled(&mut side, &at) || peer_has_left(&at))
 }
@@ -363,7 +363,7 @@ pub(crate) fn room(endpoint: &Endpoint, slot: Option<Slot>) -> (Option<bool>, bo
     }
     let Some(writable) = side.tx.is_writable(lane, &ring) else { return (None, false) };
     if writable {
-        side.full_since = None;
+        side.seen.full_since = None;
         return (Some(true), false);
     }
     is_stalled(&mut side, &at);
@@ -524,7 +524,7 @@ pub(crate) fn send_file(
             Ok(Sent::Bytes(0)) => return Ok(FileStep::Moved(moved)),
             Ok(Sent::Bytes(count)) => {
                 moved += count;
-                side.full_since = None;
+                side.seen.full_since = None;
                 announce(endpoint, &at);
                 if let Some(entry) = endpoint.entry() {
                     entry.shm_sent.store(side.tx.lane_total(), Relaxed);
@@ -584,7 +584,7 @@ fn fill_from_file(
     read_file: impl FnOnce(*mut u8, usize) -> Result<usize, i32>,
 ) -> Result<Sent, i32> {
     // A quarter of the ring at a time, so that the reader can begin.
-    let backed = Backed { ring: *ring, backed: &side.backed };
+    let backed = Backed { ring: *ring, backed: &side.seen.backed };
     side.tx.write_with(lane, &backed, wanted.min(ring.len() / 4), |at, room| {
         if room == 0 {
             return Ok(0);

@@ -355,8 +355,13 @@ fn info(socket: c_int, room: u32) -> Answer {
     let mut len = room;
     let answer = get(socket, libc::IPPROTO_TCP, libc::TCP_INFO, words.as_mut_ptr().cast(), &mut len);
     let at = |offset: usize| words[offset / 8] as i64;
+    // When a FIN is acknowledged is TCP's own affair: FIN_WAIT2 is FIN_WAIT1 here.
+    let state = match words[0] as u8 {
+        5 => 4,
+        state => state,
+    };
     // tcpi_state, tcpi_bytes_received, and tcpi_bytes_sent less tcpi_bytes_retrans with tcpi_notsent_bytes
     let received = if room < 136 { 0 } else { at(128) };
     let sent = if room < 216 { 0 } else { at(200) - at(208) + (at(144) & 0xffff_ffff) };
-    Answer { extra: vec![len.into(), words[0] as u8 as i64, received, sent], ..answer }
+    Answer { extra: vec![len.into(), state.into(), received, sent], ..answer }
 }

@@ -1,11 +1,12 @@
 //! The operations of an actor, each as calls of libc.
 
-use super::{CLOSED, PIPES, ask, fd, odd_receive, odd_send, put, readiness};
-use crate::actor::{ODD_RECEIVES, ODD_SENDS, QUESTIONS, SETTINGS};
-use crate::script::{RECEIVE_CALLS, SEND_CALLS, Step, Verb, end_of, peer_of};
+use super::{CLOSED, IS_RAW, PIPES, ask, fd, odd_receive, odd_send, put, readiness, unseen};
+use crate::actor::{ODD_RECEIVES, ODD_SENDS, QUESTIONS, SETTINGS, UNSEEN_WAYS};
+use crate::script::{FIRST_EPOLL, RECEIVE_CALLS, SEND_CALLS, Step, Verb, end_of, peer_of};
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr::{null, null_mut};
+use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 
 /// What came of an operation.
@@ -92,10 +93,22 @@ fn dispatch(step: &Step, position: u64) -> Answer {
         Verb::Ask => ask::ask(step.slot(0), QUESTIONS[step.args[1] as usize]),
         Verb::Change => ask::ask(step.slot(0), SETTINGS[step.args[1] as usize]),
         Verb::Socket => Answer { ret: 0, ..replace(step.slot(0), tcp_socket()) },
+        Verb::Volley => volley(step, position),
+        Verb::Pour => {
+            let bytes = stream(end_of(step.slot(0)), position, step.args[1] as usize);
+            unseen::pour(at(0), &bytes, UNSEEN_WAYS[step.args[3] as usize])
+        }
+        Verb::Unseen => unseen::wait(step),
+        Verb::UnseenSet => {
+            let answer = replace(step.slot(0), unseen::new_set());
+            IS_RAW[step.slot(0)].store(true, Relaxed);
+            answer
+        }
         Verb::Poll => readiness::poll(step),
         Verb::EpollNew => {
             // SAFETY: plain calls on descriptors of ours, here and below.
             let made = unsafe { libc::epoll_create1(0) };
+            IS_RAW[step.slot(0)].store(false, Relaxed);
             replace(step.slot(0), made)
         }
         Verb::EpollCtl => readiness::control(step),
@@ -114,7 +127,12 @@ fn dispatch(step: &Step, position: u64) -> Answer {
             // SAFETY: see above.
             Answer::of(unsafe { libc::close(number) }.into())
         }
-        Verb::Dup => duplicate(step),
+        Verb::Dup => {
+            if step.slot(0) >= FIRST_EPOLL {
+                IS_RAW[step.slot(1)].store(IS_RAW[step.slot(0)].load(Relaxed), Relaxed);
+            }
+            duplicate(step)
+        }
         Verb::Nonblock => set_nonblocking(at(0), arg(1) != 0, arg(2) == 1),
         Verb::Linger => {
             set(at(0), libc::SOL_SOCKET, libc::SO_LINGER, &libc::linger { l_onoff: 1, l_linger: 0 })
@@ -170,6 +188,22 @@ fn send(slot: usize, len: usize, flags: c_int, call: &str, position: u64) -> Ans
         }
     };
     Answer::of(ret as i64)
+}
+
+/// Sends on two connections, one right after the other; the second answer is in the extra.
+fn volley(step: &Step, positions: u64) -> Answer {
+    let bytes = |index: usize, position: u64| {
+        stream(end_of(step.slot(index)), position, step.args[index + 1] as usize)
+    };
+    let parts = [(0, bytes(0, positions >> 32)), (2, bytes(2, positions & 0xffff_ffff))];
+    let [first, second] = parts.map(|(index, bytes)| {
+        let socket = fd(step.slot(index));
+        // SAFETY: the bytes outlive the call.
+        Answer::of(
+            unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) } as i64
+        )
+    });
+    Answer { extra: vec![second.ret, second.errno.into()], ..first }
 }
 
 fn send_file(fd: c_int, bytes: &[u8]) -> Answer {

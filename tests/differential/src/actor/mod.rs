@@ -9,6 +9,7 @@ mod memory;
 mod odd_receive;
 mod odd_send;
 mod readiness;
+mod unseen;
 mod workers;
 
 use crate::script::{FIRST_EPOLL, SLOTS, Step, Verb};
@@ -20,7 +21,8 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::atomic::{AtomicI32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::*};
+pub(crate) use unseen::UNSEEN_WAYS;
 use workers::Workers;
 
 /// What a line begins with.
@@ -63,11 +65,18 @@ pub(crate) mod mode {
 
 /// In the environment of an actor that another has become.
 const GREETS: &str = "SHUNT_DIFFERENTIAL_GREETS";
+/// In the environment of an actor all of whose threads have hardly any stack.
+pub(crate) const SMALL: &str = "SHUNT_DIFFERENTIAL_SMALL";
+/// The least that a thread may have, and what this actor's own functions take.
+const SMALL_STACK: usize = libc::PTHREAD_STACK_MIN + 16 * 1024;
 /// No descriptor ever has this number. It is below what the kernel's table has room for at least, beyond which select
 /// takes no notice.
 const CLOSED: c_int = 60;
 const LISTENER: usize = SLOTS;
 static FDS: [AtomicI32; SLOTS + 1] = [const { AtomicI32::new(CLOSED) }; SLOTS + 1];
+
+/// Slots of sets that only system calls of the actor's own touch.
+static IS_RAW: [AtomicBool; SLOTS + 1] = [const { AtomicBool::new(false) }; SLOTS + 1];
 
 thread_local! {
     /// SIGPIPEs so far: the kernel sends them to the thread that wrote.
@@ -84,8 +93,24 @@ fn put(slot: usize, fd: c_int) {
     FDS[slot].store(if fd < 0 { CLOSED } else { fd }, Relaxed);
 }
 
+/// A new thread of this actor.
+fn start_thread<T: Send + 'static>(life: impl FnOnce() -> T + Send + 'static) -> std::thread::JoinHandle<T> {
+    let builder = std::thread::Builder::new();
+    let is_small = std::env::var_os(SMALL).is_some();
+    let builder = if is_small { builder.stack_size(SMALL_STACK) } else { builder };
+    builder.spawn(life).expect("a thread")
+}
+
 /// The life of an actor. `arguments`: the descriptor it is told over, then `slot:descriptor` for what it inherits.
-pub(crate) fn run(arguments: &[String]) {
+pub(crate) fn run(arguments: Vec<String>) {
+    if std::env::var_os(SMALL).is_some() {
+        let _ = start_thread(move || live(&arguments)).join();
+    } else {
+        live(&arguments);
+    }
+}
+
+fn live(arguments: &[String]) {
     let mut control: c_int = arguments.first().and_then(|word| word.parse().ok()).unwrap_or(0);
     for word in arguments.iter().skip(1) {
         if let Some((slot, fd)) = word.split_once(':')

@@ -1,10 +1,11 @@
 //! poll, select and epoll, as an actor calls them.
 
 use super::calls::Answer;
-use crate::actor::{fd, memory};
+use crate::actor::{IS_RAW, fd, memory, unseen};
 use crate::script::{EPOLL_CALLS, POLL_CALLS, Step};
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};
+use std::sync::atomic::Ordering::*;
 
 unsafe extern "C" {
     fn epoll_pwait2(
@@ -84,17 +85,24 @@ fn select(call: &str, fds: &[libc::pollfd], millis: i64) -> Answer {
 /// epoll_ctl.
 pub(super) fn control(step: &Step) -> Answer {
     let mut event = libc::epoll_event { events: step.args[3] as u32, u64: step.args[4] as u64 };
+    if IS_RAW[step.slot(0)].load(Relaxed) {
+        return unseen::answer(unseen::on_set(step, std::slice::from_mut(&mut event)), Vec::new());
+    }
     let target = fd(step.slot(2));
     // SAFETY: an event of ours.
     let ret = unsafe { libc::epoll_ctl(fd(step.slot(0)), step.args[1] as c_int, target, &mut event) };
     Answer::of(ret.into())
 }
 
-/// epoll_wait and its kin; the answer's extra is pairs of data and events, in order of data.
+/// epoll_wait and its kin; the answer's extra is pairs of data and events, in the order in which they are told.
 pub(super) fn wait(step: &Step) -> Answer {
     let set = fd(step.slot(0));
     let most = (step.args[1] as usize).clamp(1, 16);
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
+    if IS_RAW[step.slot(0)].load(Relaxed) {
+        let ret = unseen::on_set(step, &mut events[..most]);
+        return unseen::answer(ret, told(&events, ret));
+    }
     let (array, room) = (events.as_mut_ptr(), most as c_int);
     let millis = step.args[2];
     let limit = time(millis.max(0));
@@ -109,9 +117,11 @@ pub(super) fn wait(step: &Step) -> Answer {
             _ => libc::epoll_wait(set, array, room, millis as c_int),
         }
     };
-    let count = usize::try_from(ret).unwrap_or(0);
-    let mut found: Vec<(u64, u32)> = events[..count].iter().map(|event| (event.u64, event.events)).collect();
-    found.sort_unstable();
-    let extra = found.into_iter().flat_map(|(data, events)| [data as i64, events.into()]).collect();
-    Answer { extra, ..Answer::of(ret.into()) }
+    let answer = Answer::of(ret.into());
+    Answer { extra: told(&events, ret.into()), ..answer }
+}
+
+fn told(events: &[libc::epoll_event], count: i64) -> Vec<i64> {
+    let found = events[..usize::try_from(count).unwrap_or(0)].iter();
+    found.flat_map(|event| [event.u64 as i64, i64::from(event.events)]).collect()
 }

@@ -1,7 +1,7 @@
 //! The threads of an actor that do its operations.
 
 use super::calls::{self, Answer};
-use super::mode;
+use super::{mode, start_thread};
 use crate::script::Step;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::*};
@@ -14,7 +14,7 @@ pub(crate) const WORKERS: usize = 4;
 const PATIENCE: Duration = Duration::from_millis(2500);
 
 /// Descriptors of the threads' own have numbers from here on.
-const FIRST_OF_OURS: c_int = 300;
+pub(super) const FIRST_OF_OURS: c_int = 300;
 /// How long a moment is.
 const BRIEF: Duration = Duration::from_micros(800);
 
@@ -125,7 +125,7 @@ impl Worker {
     fn start() -> Worker {
         let shared = Arc::new(Shared::default());
         let its = shared.clone();
-        std::thread::spawn(move || work(&its));
+        start_thread(move || work(&its));
         while shared.thread.load(SeqCst) == 0 {
             std::thread::yield_now();
         }

@@ -122,6 +122,7 @@ impl<P: Program> Load for Served<P> {
         };
         let server = running.processes.first().context("a server")?;
         let mut command = self.program.load(stage, side, &running.address, seconds)?;
+        let pairs_before = pairs_made(stage, side)?;
         let before = server.tree_cpu();
         let client = Process::spawn_with_lines(&mut command, "the load")?;
         let mut sample = Sample::default();
@@ -129,16 +130,23 @@ impl<P: Program> Load for Served<P> {
             pause(seconds / 2)?;
             sample.look(&stage.status()?, &format!("{}:{}", running.address.host, running.address.port));
             sample.link_bytes = server.link_bytes() + client.link_bytes();
-            sample.is_unseen = sample.connections == 0;
         }
         let (output, client_cpu) = client.output(LIMIT)?;
         let server_cpu = server.tree_cpu().saturating_sub(before);
+        if side.is_short_road() {
+            sample.count(pairs_made(stage, side)? - pairs_before);
+        }
         let measured =
             self.program.parse(&output, seconds).with_context(|| format!("the load printed\n{output}"))?;
         let figures = Sample::of(&measured, server_cpu, client_cpu);
         let Sample { on_shm, connections, is_unseen, reasons, link_bytes, .. } = sample;
         Ok(Sample { on_shm, connections, is_unseen, reasons, link_bytes, ..figures })
     }
+}
+
+/// Pairs that the broker has made so far.
+fn pairs_made(stage: &Stage, side: Side) -> Result<u64> {
+    if side.is_short_road() { Ok(stage.status()?.pairs_made) } else { Ok(0) }
 }
 
 const LIMIT: Duration = Duration::from_secs(60);

@@ -1,0 +1,50 @@
+//! Attaching a program to a control group without a link: it stays as long as the group, or a socket that was made in it.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::{Result, raw};
+
+const BPF_PROG_ATTACH: usize = 8;
+/// Groups below may have programs of their own.
+const ALLOW_MULTI: u32 = 2;
+
+/// When the program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttachPoint {
+    /// getpeername of an IPv4 socket.
+    GetPeerName4,
+    /// getpeername of an IPv6 socket.
+    GetPeerName6,
+    /// getsockname of an IPv4 socket.
+    GetSockName4,
+    /// getsockname of an IPv6 socket.
+    GetSockName6,
+}
+
+/// The first fields of `union bpf_attr` for that command.
+#[repr(C)]
+struct Attributes {
+    target: u32,
+    program: u32,
+    kind: u32,
+    flags: u32,
+}
+
+/// Attaches a loaded program to the control group whose directory is `group`.
+pub fn attach(group: BorrowedFd<'_>, program: BorrowedFd<'_>, point: AttachPoint) -> Result<()> {
+    let kind = match point {
+        AttachPoint::GetPeerName4 => 29,
+        AttachPoint::GetPeerName6 => 30,
+        AttachPoint::GetSockName4 => 31,
+        AttachPoint::GetSockName6 => 32,
+    };
+    let attributes = Attributes {
+        target: group.as_raw_fd() as u32,
+        program: program.as_raw_fd() as u32,
+        kind,
+        flags: ALLOW_MULTI,
+    };
+    let arguments = [BPF_PROG_ATTACH, &raw const attributes as usize, size_of::<Attributes>(), 0, 0, 0];
+    // SAFETY: the kernel reads as many bytes as it is told, which outlive the call.
+    unsafe { raw::call(libc::SYS_bpf, arguments) }.map(drop)
+}

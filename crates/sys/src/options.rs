@@ -1,0 +1,194 @@
+//! The options of a TCP socket that a program may have set, given to another socket that is to take its place.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use crate::{Errno, Result, raw};
+
+/// No option that is copied is longer.
+const LENGTH: usize = 16;
+const SO_BUF_LOCK: i32 = 72;
+const SNDBUF_LOCK: u32 = 1;
+const RCVBUF_LOCK: u32 = 2;
+const TCP_INQ: i32 = 36;
+const TCP: i32 = libc::IPPROTO_TCP;
+
+const COPIED: [(i32, i32); 30] = [
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::SOL_SOCKET, libc::SO_LINGER),
+    (libc::SOL_SOCKET, libc::SO_OOBINLINE),
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
+    (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
+    (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR),
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
+    (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE),
+    (libc::SOL_SOCKET, libc::SO_ZEROCOPY),
+    (TCP, libc::TCP_NODELAY),
+    (TCP, libc::TCP_CORK),
+    (TCP, libc::TCP_KEEPIDLE),
+    (TCP, libc::TCP_KEEPINTVL),
+    (TCP, libc::TCP_KEEPCNT),
+    (TCP, libc::TCP_SYNCNT),
+    (TCP, libc::TCP_LINGER2),
+    (TCP, libc::TCP_USER_TIMEOUT),
+    (TCP, libc::TCP_NOTSENT_LOWAT),
+    (TCP, libc::TCP_CONGESTION),
+    (TCP, TCP_INQ),
+    (libc::IPPROTO_IP, libc::IP_TOS),
+    (libc::IPPROTO_IP, libc::IP_TTL),
+    (libc::IPPROTO_IP, libc::IP_RECVERR),
+    (libc::IPPROTO_IP, libc::IP_FREEBIND),
+    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+];
+
+/// Has `to` answer as `from` does for every option that is known here. Fails at the first that it does not take.
+pub fn copy(from: impl AsFd, to: impl AsFd) -> Result<()> {
+    let (from, to) = (from.as_fd(), to.as_fd());
+    if has_filter(from)? {
+        return Err(Errno::OPNOTSUPP);
+    }
+    for (level, option) in COPIED {
+        // The IPv6 options of an IPv4 socket.
+        let Ok(wanted) = read(from, level, option) else { continue };
+        if read(to, level, option).as_ref() != Ok(&wanted) {
+            write(to, level, option, &wanted)?;
+        }
+    }
+    buffers(from, to)
+}
+
+/// Sizes of buffers only where the program has set them: else the kernel chooses, for each socket by its own lights.
+fn buffers(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<()> {
+    let locked = number(from, SO_BUF_LOCK)?;
+    for (lock, option) in [(SNDBUF_LOCK, libc::SO_SNDBUF), (RCVBUF_LOCK, libc::SO_RCVBUF)] {
+        if locked & lock == 0 {
+            continue;
+        }
+        let wanted = number(from, option)?;
+        // What is set is doubled.
+        write(to, libc::SOL_SOCKET, option, &Value::of(wanted / 2))?;
+        if number(to, option)? != wanted {
+            return Err(Errno::NOBUFS);
+        }
+    }
+    Ok(())
+}
+
+/// A program that looks at each packet has been attached; it cannot be had from the socket.
+fn has_filter(socket: BorrowedFd<'_>) -> Result<bool> {
+    let mut len: libc::socklen_t = 0;
+    let arguments = [
+        socket.as_raw_fd() as usize,
+        libc::SOL_SOCKET as usize,
+        libc::SO_GET_FILTER as usize,
+        0,
+        &raw mut len as usize,
+        0,
+    ];
+    // SAFETY: with no room the kernel only says how much there is; `len` outlives the call.
+    let instructions = match unsafe { raw::call(libc::SYS_getsockopt, arguments) } {
+        Ok(_) => len as usize,
+        // One that was not attached as classic instructions.
+        Err(_) => 1,
+    };
+    Ok(instructions != 0)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Value {
+    bytes: [u8; LENGTH],
+    len: usize,
+}
+
+impl Value {
+    fn of(number: u32) -> Value {
+        let mut bytes = [0; LENGTH];
+        bytes[..4].copy_from_slice(&number.to_ne_bytes());
+        Value { bytes, len: 4 }
+    }
+}
+
+fn number(socket: BorrowedFd<'_>, option: i32) -> Result<u32> {
+    let value = read(socket, libc::SOL_SOCKET, option)?;
+    Ok(u32::from_ne_bytes([value.bytes[0], value.bytes[1], value.bytes[2], value.bytes[3]]))
+}
+
+fn read(socket: BorrowedFd<'_>, level: i32, option: i32) -> Result<Value> {
+    let mut bytes = [0; LENGTH];
+    let mut len = LENGTH as libc::socklen_t;
+    let (bytes_at, len_at) = (bytes.as_mut_ptr() as usize, &raw mut len as usize);
+    let arguments = [socket.as_raw_fd() as usize, level as usize, option as usize, bytes_at, len_at, 0];
+    // SAFETY: the kernel writes at most `len` bytes to `bytes` and four to `len`; both outlive the call.
+    unsafe { raw::call(libc::SYS_getsockopt, arguments)? };
+    Ok(Value { bytes, len: (len as usize).min(LENGTH) })
+}
+
+fn write(socket: BorrowedFd<'_>, level: i32, option: i32, value: &Value) -> Result<()> {
+    let bytes_at = value.bytes.as_ptr() as usize;
+    let arguments = [socket.as_raw_fd() as usize, level as usize, option as usize, bytes_at, value.len, 0];
+    // SAFETY: the kernel reads `len` bytes of the value, which outlives the call.
+    unsafe { raw::call(libc::SYS_setsockopt, arguments) }.map(drop)
+}
+
+/// TCP_FASTOPEN_CONNECT: connect only pretends, and the SYN goes with the first bytes.
+pub fn connects_with_data(socket: impl AsFd) -> Result<bool> {
+    let value = read(socket.as_fd(), TCP, libc::TCP_FASTOPEN_CONNECT)?;
+    Ok(value.bytes[0] != 0)
+}
+
+/// IP_BIND_ADDRESS_NO_PORT: a socket that is bound to an address gets its port when it connects, and shares it with connections to
+/// elsewhere.
+pub fn choose_port_late(socket: impl AsFd) -> Result<()> {
+    write(socket.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, &Value::of(1))
+}
+
+/// IPV6_ADDRFORM: a connected IPv6 socket with IPv4-mapped addresses is an IPv4 socket from now on.
+pub fn become_ipv4(socket: impl AsFd) -> Result<()> {
+    const IPV6_ADDRFORM: i32 = 1;
+    write(socket.as_fd(), libc::IPPROTO_IPV6, IPV6_ADDRFORM, &Value::of(libc::AF_INET as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    #[test]
+    fn what_a_program_has_set_is_taken_over() {
+        for domain in [Domain::IPV4, Domain::IPV6] {
+            let [from, to] = [(); 2].map(|()| Socket::new(domain, Type::STREAM, None).unwrap());
+            from.set_tcp_nodelay(true).unwrap();
+            from.set_linger(Some(Duration::from_secs(3))).unwrap();
+            from.set_read_timeout(Some(Duration::from_millis(70))).unwrap();
+            from.set_tcp_keepalive(&TcpKeepalive::new().with_time(Duration::from_secs(9))).unwrap();
+            from.set_recv_buffer_size(50_000).unwrap();
+            copy(&from, &to).unwrap();
+            assert!(to.tcp_nodelay().unwrap() && to.keepalive().unwrap());
+            assert_eq!(to.linger().unwrap(), Some(Duration::from_secs(3)));
+            assert_eq!(to.read_timeout().unwrap(), from.read_timeout().unwrap());
+            assert_eq!(to.tcp_keepalive_time().unwrap(), Duration::from_secs(9));
+            assert_eq!(to.recv_buffer_size().unwrap(), from.recv_buffer_size().unwrap());
+            assert_eq!(
+                to.send_buffer_size().unwrap(),
+                Socket::new(domain, Type::STREAM, None).unwrap().send_buffer_size().unwrap()
+            );
+        }
+    }
+
+    #[test]
+    fn a_mapped_socket_becomes_ipv4() {
+        let listener = TcpListener::bind("[::]:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let _client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        become_ipv4(&accepted).unwrap();
+        assert_eq!(SockRef::from(&accepted).domain().unwrap(), Domain::IPV4);
+        assert_eq!(accepted.local_addr().unwrap(), format!("127.0.0.1:{port}").parse().unwrap());
+    }
+}

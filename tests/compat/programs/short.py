@@ -1,0 +1,28 @@
+"""Many short connections, one after another: each is closed after so many exchanges.
+
+    short.py server PORT CONNECTIONS
+    short.py client PORT CONNECTIONS EXCHANGES
+"""
+import socket
+import sys
+
+role, port, connections = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+if role == "server":
+    listener = socket.create_server(("127.0.0.1", port), backlog=128)
+    print("listening", flush=True)
+    for _ in range(connections):
+        connection, _ = listener.accept()
+        with connection:
+            while data := connection.recv(4096):
+                connection.sendall(data)
+else:
+    for number in range(connections):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            for turn in range(int(sys.argv[4])):
+                message = b"%d %d;" % (number, turn)
+                connection.sendall(message)
+                answer = connection.recv(4096)
+                while len(answer) < len(message):
+                    answer += connection.recv(4096)
+                assert answer == message, (answer, message)
+    print("done")

@@ -1,0 +1,60 @@
+//! A server and a client that asks it again and again until there is a file: by then its connections have been seen on the road
+//! that the test expects.
+
+use crate::host::Host;
+use crate::launch::Launch;
+use crate::road::{Expected, Road};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// The road that the connections of a conversation must be seen on.
+#[derive(Clone, Copy, Debug)]
+pub enum Way {
+    /// Shared memory.
+    Shm,
+    /// TCP, all of them, and this is named: as the reason of one of them, or by `shunt explain` for the server's process.
+    Tcp(&'static str),
+}
+
+/// The name of the file at whose coming the client on this port ends.
+pub fn gate(port: u16) -> String {
+    format!("gate.{port}")
+}
+
+/// Starts both, and returns what the client printed.
+pub fn converse(
+    host: &Host,
+    (port, connections): (u16, usize),
+    (server, client): (Launch<'_>, Launch<'_>),
+    way: Way,
+) -> String {
+    let server = server.start("server");
+    host.wait_for_port(port);
+    let road = host.watch_road();
+    let client = client.start("client");
+    match way {
+        Way::Shm => road.wait_for_shm(port, connections, LIMIT),
+        Way::Tcp(reason) => wait_for_reason(host, &road, port, server.pid(), reason),
+    }
+    host.write(&gate(port), "");
+    let ended = client.wait(LIMIT);
+    assert!(ended.success(), "{}\n{}", ended.stderr, road.report(port));
+    match way {
+        Way::Shm => road.expect(Expected { port, connections, share: 0.9 }),
+        Way::Tcp(_) => assert_eq!(road.on_shm(port), 0, "{}", road.report(port)),
+    }
+    ended.stdout
+}
+
+fn wait_for_reason(host: &Host, road: &Road, port: u16, server: u32, reason: &str) {
+    let deadline = Instant::now() + LIMIT;
+    while let Some(explained) = host.explain(server) {
+        let told = road.report(port) + &explained;
+        if told.contains(&format!(" {reason}: ")) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{reason} is not named\n{told}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,43 @@
+//! `shunt run --offer at-once`: connections that end after one exchange, as most of a test suite's do, take shared memory too.
+
+use shunt_compat::{Host, both};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(100);
+const CONNECTIONS: u64 = 200;
+
+/// Runs a server and a client, whose connections end after one exchange, and says how many of their ends were used and how many
+/// were on shared memory. Natively nobody knows.
+fn short_connections(host: &Host, offer: &str) -> Option<(u64, u64)> {
+    let (port, count) = (host.port().to_string(), CONNECTIONS.to_string());
+    let before = host.status().map(|status| status.share);
+    let flags = ["--offer", offer];
+    let mut server =
+        host.script("python3", "short.py").shunt_args(flags).args(["server", &port, &count]).start("server");
+    server.wait_for_output("listening", LIMIT);
+    host.script("python3", "short.py")
+        .shunt_args(flags)
+        .args(["client", &port, &count, "1"])
+        .run("client", LIMIT);
+    assert!(server.wait(LIMIT).success());
+    // Both have ended, and what they had counted is kept. The broker hears of an end a moment later.
+    let (before, after) = (before?, host.status()?.share);
+    Some((after.seen - before.seen, after.on_shm - before.on_shm))
+}
+
+#[test]
+fn connections_of_one_exchange_take_shared_memory() {
+    both(LIMIT, |host| {
+        let Some((used, on_shm)) = short_connections(host, "at-once") else { return };
+        assert!(used >= 2 * CONNECTIONS - 20, "only {used} of {} ends were counted", 2 * CONNECTIONS);
+        assert!(on_shm * 10 >= used * 9, "{on_shm} of {used} ends were on shared memory");
+    });
+}
+
+#[test]
+fn by_default_they_are_not_worth_it() {
+    both(LIMIT, |host| {
+        let Some((_, on_shm)) = short_connections(host, "used") else { return };
+        assert_eq!(on_shm, 0);
+    });
+}

@@ -1,0 +1,136 @@
+//! Run-times of languages that wait in ways of their own, as echo servers: Go's, Erlang's, Ruby's, Perl's, Tcl's, and gevent in
+//! Python.
+//! Each is asked by its own client or by Python's: the same answers as natively, and nobody waits for ever.
+
+use shunt_compat::{Host, Launch, Way, both, converse, find_program, gate};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(90);
+const CONNECTIONS: usize = 8;
+const MESSAGES: &str = "60";
+
+/// Python's client, with threads or asyncio.
+fn python<'h>(host: &'h Host, style: &str, port: u16) -> Launch<'h> {
+    let (number, count) = (port.to_string(), CONNECTIONS.to_string());
+    host.script("python3", "echo.py").args(["client", style, &number, &count, MESSAGES, &gate(port)])
+}
+
+/// A script's server in a style of its own.
+fn script(interpreter: &'static str, name: &'static str, style: &'static str, way: Way) {
+    both(LIMIT, move |host| {
+        ["threads", "asyncio"].map(|asking| {
+            let port = host.port();
+            let server = host.script(interpreter, name).args([style, &port.to_string()]);
+            converse(host, (port, CONNECTIONS), (server, python(host, asking, port)), way)
+        })
+    });
+}
+
+#[test]
+fn ruby_in_select() {
+    script("ruby", "echo.rb", "select", Way::Shm);
+}
+
+#[test]
+fn ruby_with_threads() {
+    script("ruby", "echo.rb", "threads", Way::Shm);
+}
+
+#[test]
+fn ruby_with_async() {
+    script("ruby", "echo.rb", "async", Way::Shm);
+}
+
+/// Its set is itself waited for, by Ruby's select.
+#[test]
+fn ruby_with_eventmachine() {
+    script("ruby", "echo.rb", "eventmachine", Way::Tcp("nested_epoll"));
+}
+
+#[test]
+fn perl_in_select() {
+    script("perl", "echo.pl", "select", Way::Shm);
+}
+
+#[test]
+fn perl_with_anyevent() {
+    script("perl", "echo.pl", "anyevent", Way::Shm);
+}
+
+#[test]
+fn tcl_with_a_thread_that_waits_for_it() {
+    both(LIMIT, |host| {
+        let port = host.port();
+        let server = host.script("tclsh", "echo.tcl").arg(port.to_string());
+        converse(host, (port, CONNECTIONS), (server, python(host, "threads", port)), Way::Shm)
+    });
+}
+
+#[test]
+fn python_with_gevent() {
+    both(LIMIT, |host| {
+        let port = host.port();
+        // Debian's Python has Debian's gevent.
+        let server = host.script("/usr/bin/python3", "echo_gevent.py").arg(port.to_string());
+        converse(host, (port, CONNECTIONS), (server, python(host, "threads", port)), Way::Shm)
+    });
+}
+
+#[test]
+fn erlang_with_messages_and_with_calls() {
+    both(LIMIT, |host| {
+        ["active", "passive"].map(|style| {
+            let port = host.port();
+            let (number, count) = (port.to_string(), CONNECTIONS.to_string());
+            let server = host.script("escript", "echo.erl").args(["server", style, &number]);
+            let client =
+                host.script("escript", "echo.erl").args(["client", &number, &count, "200", &gate(port)]);
+            converse(host, (port, CONNECTIONS), (server, client), Way::Shm)
+        })
+    });
+}
+
+#[test]
+fn an_erlang_server_and_python() {
+    both(LIMIT, |host| {
+        let port = host.port();
+        let server = host.script("escript", "echo.erl").args(["server", "once", &port.to_string()]);
+        converse(host, (port, CONNECTIONS), (server, python(host, "threads", port)), Way::Shm)
+    });
+}
+
+/// Go makes its system calls by itself, also when it is linked with libc: both ends stay on TCP.
+#[test]
+fn go_with_cgo() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/echo.go");
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let program = kept.join("echo-go");
+    let built = Command::new(find_program("go"))
+        .args(["build", "-o"])
+        .arg(&program)
+        .arg(source)
+        .envs([
+            ("CGO_ENABLED", "1"),
+            ("GOFLAGS", "-mod=mod"),
+            ("GO111MODULE", "off"),
+            ("GOTOOLCHAIN", "local"),
+        ])
+        .env("GOCACHE", kept.join("go"))
+        .status();
+    assert!(built.expect("go can be started").success(), "go did not accept echo.go");
+    both(LIMIT, move |host| {
+        let go = || host.program(program.to_string_lossy());
+        [true, false].map(|by_go| {
+            let port = host.port();
+            let (number, count) = (port.to_string(), CONNECTIONS.to_string());
+            let client = if by_go {
+                go().args(["ask", &number, &count, "200", &gate(port)])
+            } else {
+                python(host, "threads", port)
+            };
+            converse(host, (port, CONNECTIONS), (go().args(["serve", &number]), client), Way::Tcp("go"))
+        })
+    });
+}

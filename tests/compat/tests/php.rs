@@ -1,0 +1,92 @@
+//! PHP-FPM behind Apache's event MPM, by FastCGI connections that are kept and used again.
+//!
+//! A child of PHP-FPM serves one connection until that ends, and Apache's processes each keep as many as they have once
+//! needed. With more of them than children the others lie in the listener's queue and nobody answers them, natively as well:
+//! so Apache is told here that it has as many as there are children.
+
+use shunt_compat::{Expected, Host, Program, both};
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(40);
+const CHILDREN: usize = 8;
+const CLIENTS: usize = 16;
+
+const PAGE: &str = r#"<?php
+$body = file_get_contents("php://input");
+echo $_SERVER["REQUEST_METHOD"], " ", $_SERVER["QUERY_STRING"], " ", strlen($body), " ", md5($body), "\n";
+echo str_repeat("line\n", strlen($body) % 7000);
+"#;
+
+/// Debian's name for it has the version in it.
+fn fpm_program() -> String {
+    let programs = fs::read_dir("/usr/sbin").into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_fpm =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("php-fpm"));
+    let found = programs.filter(is_fpm).max();
+    found.expect("php-fpm is not installed: run `make test`, which sets it up").to_string_lossy().into_owned()
+}
+
+fn fpm(host: &Host, port: u16) -> Program {
+    let here = host.dir().display();
+    let config = host.write(
+        "fpm.conf",
+        format!(
+            "[global]\nerror_log = {here}/fpm.stderr\ndaemonize = no\n[www]\nuser = nobody\ngroup = nogroup\n\
+             listen = 127.0.0.1:{port}\npm = static\npm.max_children = {CHILDREN}\n"
+        ),
+    );
+    let server = host.program(fpm_program()).args(["-n", "-F", "-R", "-y"]).arg(config).start("php-fpm");
+    host.wait_for_port(port);
+    server
+}
+
+fn apache(host: &Host, port: u16, fpm: u16) -> Program {
+    let here = host.dir().display();
+    let modules: String = ["mpm_event", "authz_core", "proxy", "proxy_fcgi"]
+        .iter()
+        .map(|name| format!("LoadModule {name}_module /usr/lib/apache2/modules/mod_{name}.so\n"))
+        .collect();
+    let config = host.write(
+        "apache.conf",
+        format!(
+            "ServerRoot {here}\nServerName localhost\nListen 127.0.0.1:{port}\nPidFile {here}/apache.pid\n\
+             ErrorLog {here}/apache.stderr\nDefaultRuntimeDir {here}\nMutex file:{here}\nDocumentRoot {here}/www\n\
+             {modules}User nobody\nGroup nogroup\nStartServers 1\nServerLimit 1\nThreadsPerChild 25\n\
+             MaxRequestWorkers 25\nKeepAlive On\nMaxKeepAliveRequests 0\nKeepAliveTimeout 60\n\
+             <Proxy \"fcgi://127.0.0.1:{fpm}/\" enablereuse=on max={CHILDREN}>\n</Proxy>\n\
+             <Directory {here}/www>\nRequire all granted\n</Directory>\n\
+             <FilesMatch \"\\.php$\">\nSetHandler \"proxy:fcgi://127.0.0.1:{fpm}/\"\n</FilesMatch>\n"
+        ),
+    );
+    let server = host.program("apache2").arg("-f").arg(config).args(["-D", "FOREGROUND"]).start("apache");
+    host.wait_for_port(port);
+    server
+}
+
+#[test]
+fn every_request_is_answered_by_connections_that_are_used_again() {
+    both(Duration::from_secs(100), |host| {
+        fs::create_dir(host.path("www")).expect("own directory");
+        host.write("www/page.php", PAGE);
+        let (port, behind) = (host.port(), host.port());
+        let behind_program = fpm(host, behind);
+        let server = apache(host, port, behind);
+        let road = host.watch_road();
+        let asking = host
+            .script("python3", "pages.py")
+            .args([&port.to_string(), "/page.php", &CLIENTS.to_string(), "40", "gate"])
+            .start("pages");
+        road.wait_for_shm(port, CLIENTS, LIMIT);
+        road.wait_for_shm(behind, CHILDREN, LIMIT);
+        host.write("gate", "");
+        let asked = asking.wait(LIMIT);
+        assert!(asked.success(), "{}", asked.stderr);
+        road.expect(Expected { port, connections: CLIENTS, share: 0.8 });
+        road.expect(Expected { port: behind, connections: CHILDREN, share: 0.8 });
+        drop(server);
+        drop(behind_program);
+        asked.stdout
+    });
+}

@@ -1,0 +1,33 @@
+//! Programs that root starts and that become another user, with a broker that is root's alone: what `shunt run` starts by itself. Needs
+//! root.
+
+use shunt_compat::{Host, Mode, both, compile};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The broker is root's alone.
+fn close_broker(host: &Host) {
+    if host.mode() == Mode::Shunt {
+        fs::set_permissions(host.broker_socket(), fs::Permissions::from_mode(0o600)).expect("own socket");
+    }
+}
+
+#[test]
+fn who_becomes_another_user_keeps_the_broker() {
+    both(2 * LIMIT, |host| {
+        compile(host, "user", &[]);
+        close_broker(host);
+        for how in ["setuid", "seteuid", "setreuid", "setresuid", "by-number"] {
+            let port = host.port();
+            let road = host.watch_road();
+            let gate = format!("gate.{how}");
+            let running = host.program("./user").args([&port.to_string(), how, &gate]).start(how);
+            road.wait_for_shm(port, 1, LIMIT);
+            host.write(&gate, "");
+            assert_eq!(running.wait(LIMIT).stdout, "as user 65534\n");
+        }
+    });
+}

@@ -1,0 +1,461 @@
+//! What strangers do to a broker. Each attack gets going, says `at work` and what it has reached, and goes on until its standard input
+//! ends.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::exit;
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+use shunt_abi::control::{Offer, Reply, Request, Status};
+use shunt_abi::geometry::WAITERS;
+use shunt_abi::page::{ENTRIES, EntryCopy, PAGE_BYTES};
+use shunt_sys::mapping::Mapping;
+use shunt_sys::{eventfd, memfd};
+use socket2::SockRef;
+
+use crate::client::{Client, Trouble, addresses, loopback, pair_at};
+
+/// An attack on the broker at a path.
+type Attack = fn(&Path);
+
+/// All of them, by name.
+const ATTACKS: [(&str, Attack); 15] = [
+    ("silent-clients", silent_clients),
+    ("processes", processes),
+    ("one-page", one_page),
+    ("statuses", statuses),
+    ("open-offers", open_offers),
+    ("dead-offers", dead_offers),
+    ("rubbish", rubbish),
+    ("old-versions", old_versions),
+    ("unread", unread),
+    ("locks", locks),
+    ("lingering", lingering),
+    ("links", links),
+    ("doorbells", doorbells),
+    ("replace", replace),
+    ("spy", spy),
+];
+
+/// More than a broker takes in from one.
+const MANY: usize = 5000;
+
+/// Runs the attack that the command line names.
+pub fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let (Some(name), Some(broker)) = (arguments.next(), arguments.next()) else {
+        eprintln!("usage: attack NAME SOCKET");
+        exit(2);
+    };
+    let Some((_, attack)) = ATTACKS.iter().find(|(known, _)| *known == name) else {
+        eprintln!("no attack {name}; there are {:?}", ATTACKS.map(|(name, _)| name));
+        exit(2);
+    };
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).expect("up to the maximum");
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        exit(0);
+    });
+    attack(Path::new(&broker));
+    loop {
+        std::thread::park();
+    }
+}
+
+fn at_work(reached: impl std::fmt::Display) {
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "at work: {reached}");
+    let _ = out.flush();
+}
+
+/// Connects as often as it can without ever saying anything, and again when it is hung up on.
+fn silent_clients(broker: &Path) {
+    crowd(|| Client::stranger(broker));
+}
+
+/// As many processes as it can.
+fn processes(broker: &Path) {
+    crowd(|| Client::connect(broker));
+}
+
+/// One page with every row in use, shown by as many processes as it can: whoever reports on all of them has much to say.
+fn one_page(broker: &Path) {
+    let page = full_page();
+    crowd(|| Client::connect_with(broker, page.as_fd()));
+}
+
+fn full_page() -> OwnedFd {
+    let memfd = memfd::create_sealed("shunt-page", PAGE_BYTES).expect("memory");
+    let mapping = Mapping::map(&memfd, PAGE_BYTES).expect("memory");
+    let page = mapping.page().expect("a page");
+    page.rows.store(ENTRIES as u64, std::sync::atomic::Ordering::Release);
+    for (row, entry) in page.entries.iter().enumerate() {
+        entry.publish(&EntryCopy { cookie: row as u64 + 1, ..EntryCopy::default() });
+    }
+    memfd
+}
+
+fn crowd(mut join: impl FnMut() -> Result<Client, Trouble>) {
+    let mut crowd = Vec::new();
+    for _ in 0..MANY {
+        crowd.extend(join());
+    }
+    at_work(crowd.len());
+    loop {
+        // Whoever has been hung up on comes again.
+        crowd.retain(|client| !matches!(client.next(Duration::ZERO), Err(Trouble::HungUp)));
+        while crowd.len() < MANY {
+            let Ok(client) = join() else { break };
+            crowd.push(client);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Asks for the status all the time, and reads none.
+fn statuses(broker: &Path) {
+    let page = full_page();
+    let _process = Client::connect_with(broker, page.as_fd());
+    let mut askers: Vec<_> = (0..512).filter_map(|_| Client::stranger(broker).ok()).collect();
+    let ask = |asker: &mut Client| {
+        let asked = asker.say(Status { pad: 0 }, &[]);
+        if asked.is_err()
+            && let Ok(fresh) = Client::stranger(broker)
+        {
+            *asker = fresh;
+        }
+    };
+    askers.iter_mut().for_each(ask);
+    at_work(askers.len());
+    loop {
+        askers.iter_mut().for_each(ask);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Offers of sockets whose other ends nobody offers.
+fn open_offers(broker: &Path) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is up");
+    let mut client = Client::connect(broker).ok();
+    let mut sockets = Vec::new();
+    let mut ticket = 0;
+    while let Ok(pair) = pair_at(&listener) {
+        ticket += 1;
+        if client.as_ref().is_none_or(|client| client.offer(ticket, &pair.0).is_err()) {
+            client = Client::connect(broker).ok();
+        }
+        sockets.push(pair);
+        if sockets.len() == 9000 {
+            break;
+        }
+    }
+    at_work(sockets.len());
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Offers of sockets that are closed at once.
+fn dead_offers(broker: &Path) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is up");
+    let mut clients: Vec<_> = (0..8).filter_map(|_| Client::connect(broker).ok()).collect();
+    for ticket in 0u64.. {
+        if ticket == 30_000 {
+            at_work(ticket);
+        }
+        if ticket > 100_000 {
+            break;
+        }
+        let Ok((client, server)) = pair_at(&listener) else { continue };
+        // A reset leaves no port in TIME_WAIT.
+        let _ = SockRef::from(&client).set_linger(Some(Duration::ZERO));
+        let count = clients.len().max(1);
+        if let Some(offers) = clients.get_mut(ticket as usize % count)
+            && offers.offer(ticket, &server).is_err()
+            && let Ok(fresh) = Client::connect(broker)
+        {
+            *offers = fresh;
+        }
+    }
+}
+
+/// Bytes that are no message, with descriptors of all kinds.
+fn rubbish(broker: &Path) {
+    let udp = UdpSocket::bind("127.0.0.1:0").expect("loopback is up");
+    let (tcp, _other) = loopback().expect("loopback is up");
+    let (local, remote) = addresses(tcp.as_fd());
+    let bell = eventfd::create().expect("a descriptor");
+    let directory = fs::File::open("/").expect("it is there");
+    let path =
+        rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).expect("it is there");
+    let kinds = [udp.as_fd(), tcp.as_fd(), bell.as_fd(), directory.as_fd(), path.as_fd()];
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = move || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    for round in 0u64.. {
+        if round == 2000 {
+            at_work(round);
+        }
+        let Ok(client) = Client::connect(broker) else { continue };
+        for _ in 0..3 {
+            let mut bytes = Request::from(Offer::new(next(), local, remote)).encode().as_bytes().to_vec();
+            bytes.resize((next() % 300) as usize, next() as u8);
+            // Most begin as a message does.
+            for _ in 0..next() % 4 {
+                let at = next() as usize;
+                if let Some(len) = Some(bytes.len()).filter(|len| *len > 0) {
+                    bytes[at % len] = next() as u8;
+                }
+            }
+            let fds: Vec<BorrowedFd<'_>> =
+                (0..next() % 4).map(|_| kinds[next() as usize % kinds.len()]).collect();
+            if client.send(&bytes, &fds).is_err() {
+                break;
+            }
+        }
+        if round > 2000 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Programs of a version that the broker does not speak, which try again and again.
+fn old_versions(broker: &Path) {
+    for round in 0u64.. {
+        if round == 2000 {
+            at_work(round);
+        }
+        let Ok(client) = Client::stranger(broker) else { continue };
+        let mut bytes = Request::from(Status { pad: 0 }).encode().as_bytes().to_vec();
+        bytes[4] = 1;
+        let _ = client.send(&bytes, &[]);
+        if round > 2000 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Connections of its own, paired without end; it reads nothing of what it is told.
+fn unread(broker: &Path) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is up");
+    let join = || [Client::connect(broker), Client::connect(broker)];
+    let mut both = join();
+    for ticket in 0u64.. {
+        if ticket == 20_000 {
+            at_work(ticket);
+        }
+        if ticket > 80_000 {
+            break;
+        }
+        let Ok((client, server)) = pair_at(&listener) else { continue };
+        let _ = SockRef::from(&client).set_linger(Some(Duration::ZERO));
+        let offered = match &both {
+            [Ok(one), Ok(two)] => one.offer(ticket, &client).is_ok() && two.offer(ticket, &server).is_ok(),
+            _ => false,
+        };
+        if !offered {
+            both = join();
+        }
+    }
+}
+
+/// Sockets whose locks are held by calls of its own that do not end, offered from both ends.
+fn locks(broker: &Path) {
+    let Ok(client) = Client::connect(broker) else { exit(3) };
+    let mut held = Vec::new();
+    for _ in 0..16 {
+        let (one, two) = loopback().expect("loopback is up");
+        // Whoever asks for them later waits for the lock.
+        let of_both = [&one, &two].map(|socket| addresses(socket.as_fd()));
+        let memory = never::memory();
+        for socket in [&one, &two] {
+            let socket = socket.try_clone().expect("a descriptor");
+            std::thread::spawn(move || never::send_from(&socket, memory));
+        }
+        held.push(([one, two], of_both));
+    }
+    // They are within their calls by then.
+    std::thread::sleep(Duration::from_millis(300));
+    let ends = held.iter().flat_map(|(sockets, of_both)| sockets.iter().zip(of_both));
+    for (ticket, (socket, addresses)) in ends.enumerate() {
+        let _ = client.offer_as(ticket as u64, socket.as_fd(), *addresses);
+    }
+    at_work(held.len());
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Memory whose pages never come.
+mod never {
+    use std::net::TcpStream;
+    use std::os::fd::AsRawFd;
+
+    const PAGE: usize = 4096;
+    const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+    const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+
+    #[repr(C)]
+    struct Api {
+        api: u64,
+        features: u64,
+        ioctls: u64,
+    }
+
+    #[repr(C)]
+    struct Register {
+        start: u64,
+        len: u64,
+        mode: u64,
+        ioctls: u64,
+    }
+
+    /// A page that nobody brings: whoever reads it waits for as long as the process lives.
+    pub(super) fn memory() -> usize {
+        // SAFETY: plain system calls with structures of the kernel's layout; the memory is only ever named to the kernel.
+        unsafe {
+            let handler = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as libc::c_int;
+            assert!(handler >= 0, "userfaultfd: {}", std::io::Error::last_os_error());
+            let mut api = Api { api: 0xaa, features: 0, ioctls: 0 };
+            assert_eq!(libc::ioctl(handler, UFFDIO_API, &mut api), 0);
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let at = libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            let mut register = Register { start: at as u64, len: PAGE as u64, mode: 1, ioctls: 0 };
+            assert_eq!(libc::ioctl(handler, UFFDIO_REGISTER, &mut register), 0);
+            at as usize
+        }
+    }
+
+    pub(super) fn send_from(socket: &TcpStream, memory: usize) {
+        // SAFETY: the kernel reads the page, or rather waits for it; nothing here does.
+        unsafe { libc::send(socket.as_raw_fd(), memory as *const libc::c_void, PAGE, 0) };
+    }
+}
+
+/// Sockets whose close waits for minutes: their peers read nothing.
+fn lingering(broker: &Path) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is up");
+    let mut peers = Vec::new();
+    let mut client = Client::connect(broker).ok();
+    for ticket in 0..600 {
+        let Ok((mut stream, peer)) = pair_at(&listener) else { break };
+        let _ = SockRef::from(&peer).set_recv_buffer_size(4096);
+        let _ = SockRef::from(&stream).set_send_buffer_size(4096);
+        let _ = stream.set_nonblocking(true);
+        while stream.write(&[0; 65_536]).is_ok() {}
+        let _ = stream.set_nonblocking(false);
+        let _ = SockRef::from(&stream).set_linger(Some(Duration::from_secs(600)));
+        if client.as_ref().is_none_or(|client| client.offer(ticket, &stream).is_err()) {
+            client = Client::connect(broker).ok();
+        }
+        peers.push(peer);
+        // Ours would linger, too, if it were the last one.
+        std::thread::spawn(move || drop(stream));
+    }
+    at_work(peers.len());
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Processes, each connected to each other, so that each two have a link.
+fn links(broker: &Path) {
+    const PROCESSES: usize = 200;
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is up");
+    let crowd: Vec<_> = (0..PROCESSES).filter_map(|_| Client::connect(broker).ok()).collect();
+    let mut pairs = 0;
+    let mut ticket = 0;
+    for (at, one) in crowd.iter().enumerate() {
+        for two in &crowd[..at] {
+            let Ok((client, server)) = pair_at(&listener) else { continue };
+            let _ = SockRef::from(&client).set_linger(Some(Duration::ZERO));
+            ticket += 1;
+            if one.offer(ticket, &client).is_err() || two.offer(ticket, &server).is_err() {
+                continue;
+            }
+            if is_paired(one) {
+                pairs += 1;
+            }
+            while two.next(Duration::ZERO).is_ok() {}
+        }
+    }
+    at_work(pairs);
+    loop {
+        std::thread::park();
+    }
+}
+
+fn is_paired(client: &Client) -> bool {
+    loop {
+        match client.next(Duration::from_secs(5)) {
+            Ok(Reply::Pair(_)) => return true,
+            Ok(Reply::Refused(_)) | Err(_) => return false,
+            Ok(_) => {}
+        }
+    }
+}
+
+/// As many processes as it can, each with all the doorbells that there may be.
+fn doorbells(broker: &Path) {
+    let bell = eventfd::create().expect("a descriptor");
+    let mut crowd = Vec::new();
+    for _ in 0..MANY {
+        let Ok(client) = Client::connect(broker) else { continue };
+        for slot in 0..WAITERS as u32 {
+            if client.doorbell(slot, &bell).is_err() {
+                break;
+            }
+        }
+        crowd.push(client);
+    }
+    at_work(crowd.len());
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Tries to put a socket of its own in the broker's place, in every way. Reports what it has managed.
+fn replace(broker: &Path) {
+    let place = broker.parent().expect("a directory");
+    let mut managed = Vec::new();
+    let mut note = |what: &str, done: bool| {
+        if done {
+            managed.push(what.to_owned());
+        }
+    };
+    note("remove", fs::remove_file(broker).is_ok());
+    note("rename", fs::rename(broker, place.join("other")).is_ok());
+    note("make", fs::write(place.join("mine"), "").is_ok());
+    note("bind", UnixListener::bind(place.join("mine.sock")).is_ok());
+    note("lock", fs::OpenOptions::new().write(true).open(place.join("broker.sock.lock")).is_ok());
+    let mount = |arguments: &[&str]| {
+        let mut command = std::process::Command::new("mount");
+        command.args(arguments).arg(place).stderr(std::process::Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    };
+    note("remount", mount(&["-o", "remount,bind,rw"]));
+    note("mount over", mount(&["-t", "tmpfs", "none"]));
+    note("connect", Client::connect(broker).is_ok_and(|client| client.next(Duration::from_secs(5)).is_ok()));
+    at_work(managed.join(", "));
+}
+
+/// Asks for the status, and reports what it is told of others.
+fn spy(broker: &Path) {
+    let told = shunt_broker::status(broker).expect("a broker answers");
+    let refused: u64 = told.offers_refused.values().sum();
+    let bad: u64 = told.bad_messages.values().sum();
+    let (links, pairs, processes) = (told.links, told.pairs_made, told.processes.len());
+    at_work(format!("links {links}, pairs {pairs}, refused {refused}, bad {bad}, processes {processes}"));
+}

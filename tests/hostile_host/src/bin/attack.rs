@@ -1,0 +1,5 @@
+//! A stranger: see [`shunt_hostile_host::attack`].
+
+fn main() {
+    shunt_hostile_host::attack::main();
+}

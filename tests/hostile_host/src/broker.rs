@@ -1,0 +1,109 @@
+//! The system's broker, as a process of its own with its directory as the recipes have it.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use shunt_abi::status::Snapshot;
+use shunt_broker::{StatusError, status};
+use shunt_netns::Net;
+use tempfile::TempDir;
+
+/// See the module. It is ended when this is dropped.
+#[derive(Debug)]
+pub struct Broker {
+    directory: TempDir,
+    child: Child,
+    /// The host's network namespace.
+    pub host: Net,
+}
+
+impl Broker {
+    /// Starts it on a host of its own.
+    pub fn start() -> Broker {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("own directory");
+        let host = Net::new();
+        let log = File::create(directory.path().join("log")).expect("own directory");
+        let socket = directory.path().join("broker/broker.sock");
+        let mut command = Command::new(shunt());
+        command.args(["daemon", "--system", "--socket"]).arg(&socket);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child = host.inside(|| command.spawn()).expect("shunt starts");
+        let mut broker = Broker { directory, child, host };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while broker.status().is_err() {
+            assert!(Instant::now() < deadline && broker.is_running(), "no broker:\n{}", broker.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        broker
+    }
+
+    /// The directory that is for everybody.
+    pub fn place(&self) -> PathBuf {
+        self.directory.path().join("broker")
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> PathBuf {
+        self.place().join("broker.sock")
+    }
+
+    /// A place beside it, for the strangers' files.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// What it tells the host's root.
+    pub fn status(&self) -> Result<Snapshot, StatusError> {
+        let socket = self.socket();
+        self.host.inside(|| status(&socket))
+    }
+
+    /// Whether it is there.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Bytes of memory that are its own.
+    pub fn memory(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.child.id());
+        let status = fs::read_to_string(path).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).map_or(0, |kib| kib * 1024)
+    }
+
+    /// Descriptors that it holds.
+    pub fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.child.id())).map_or(0, Iterator::count)
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log();
+            let from = log.char_indices().rev().nth(4000).map_or(0, |(at, _)| at);
+            eprintln!("the end of the broker's log ({} bytes):\n{}", log.len(), &log[from..]);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The command, as `make test` has built it.
+fn shunt() -> PathBuf {
+    let executable = std::env::current_exe().expect("a running test has a path");
+    let target = executable.ancestors().find(|above| above.join("CACHEDIR.TAG").is_file());
+    let path = std::env::var_os("SHUNT_BIN")
+        .map_or_else(|| target.unwrap_or(Path::new("target")).join("release/shunt"), PathBuf::from);
+    assert!(path.is_file(), "{} is missing: run `make test`, which builds it", path.display());
+    path
+}

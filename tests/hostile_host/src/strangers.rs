@@ -1,0 +1,80 @@
+//! Who attacks, and how such a process is started.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use crate::Broker;
+
+/// Who a stranger is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// Another user on the host.
+    User,
+    /// Root in a container: in namespaces of its own, with the capabilities that Docker leaves it, and the broker's
+    /// directory mounted as the recipe has it.
+    Container,
+    /// The same with all capabilities: it stands in for whoever can hold a lock of the kernel's, for which there are ways
+    /// without any, such as a file system of its own in user space.
+    Holder,
+}
+
+/// What Docker leaves to root in a container.
+const CAPABILITIES: &str = "-all,+chown,+dac_override,+fsetid,+fowner,+mknod,+net_raw,+setgid,+setuid,+setfcap,\
+    +setpcap,+net_bind_service,+sys_chroot,+kill,+audit_write";
+
+/// An attack at work. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Stranger {
+    child: Child,
+    /// What it said once it was at work.
+    pub report: String,
+}
+
+impl Stranger {
+    /// Starts `program attack NAME`, and returns once it is at work.
+    pub fn start(broker: &Broker, program: &Path, who: Who, attack: &str) -> Stranger {
+        // A copy that everybody can reach.
+        let copy = broker.beside("attack");
+        if !copy.exists() {
+            assert!(Command::new("cp").args([program, &copy]).status().expect("cp runs").success());
+        }
+        let mut command = Command::new(match who {
+            Who::User => "setpriv",
+            Who::Container | Who::Holder => "unshare",
+        });
+        let arguments =
+            [copy.as_os_str(), attack.as_ref(), broker.socket().as_os_str()].map(ToOwned::to_owned);
+        match who {
+            Who::User => {
+                command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]);
+                command.args(arguments);
+            }
+            Who::Container | Who::Holder => {
+                // Ends with its standard input, as everything in the namespace of processes then does.
+                command.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+                let capabilities = if who == Who::Container { CAPABILITIES } else { "+all" };
+                let script = format!(
+                    "ip link set lo up && mount --bind -o ro \"$0\" \"$0\" && mount -o remount,bind,ro \"$0\" && \
+                     exec setpriv --bounding-set={capabilities} --inh-caps=-all --no-new-privs \"$@\""
+                );
+                command.args(["sh", "-c", &script]).arg(broker.place()).args(arguments);
+            }
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = broker.host.inside(|| command.spawn()).expect("setpriv and unshare (util-linux)");
+        let mut report = String::new();
+        let output = child.stdout.take().expect("piped");
+        BufReader::new(output).read_line(&mut report).expect("a pipe");
+        assert!(report.starts_with("at work"), "{attack} as {who:?} did not begin: {report:?}");
+        Stranger { child, report: report.trim().to_owned() }
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

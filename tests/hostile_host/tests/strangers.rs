@@ -1,0 +1,126 @@
+//! Each attack, by each kind of stranger who can make it, while others are served: they notice nothing, and afterwards
+//! nothing is left of it. Needs root.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use shunt_hostile_host::{Broker, Stranger, Victims, Who};
+
+/// What strangers can make the broker keep, in bytes: a part of what its unit allows.
+const MEMORY: u64 = 512 << 20;
+/// And what they can make it write to its log.
+const LOG: usize = 256 << 10;
+/// How long each attack goes on once it has got going.
+const UNDER_ATTACK: Duration = Duration::from_secs(2);
+/// How long the broker may take to let go of what a stranger had.
+const SETTLE: Duration = Duration::from_secs(30);
+
+/// One after the other: each takes the machine for itself.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn attacker() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_attack"))
+}
+
+/// The victims are served before and during the attack, and nothing is left after it.
+fn nobody_notices(attack: &str, who: Who) {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut broker = Broker::start();
+    let descriptors = broker.descriptors();
+    let victims = Victims::start(&broker);
+    std::thread::sleep(Duration::from_millis(300));
+    let start = Instant::now();
+    let stranger = Stranger::start(&broker, attacker(), who, attack);
+    let begun = start.elapsed();
+    let until = Instant::now() + UNDER_ATTACK;
+    while Instant::now() < until {
+        if let Err(error) = broker.status() {
+            panic!("root is not told the status: {error}");
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let memory = broker.memory();
+    let served = victims.stop();
+    eprintln!("{attack} by {who:?}: {}; under way after {begun:?}; {} MiB", stranger.report, memory >> 20);
+    for (name, served) in served {
+        eprintln!("  {name}: {} pairs, the longest wait {:?}", served.pairs, served.longest);
+        assert!(served.troubles.is_empty(), "{name} noticed {attack} by {who:?}: {:?}", served.troubles);
+        assert!(served.pairs >= 10, "{name} had only {} pairs", served.pairs);
+    }
+    assert!(broker.is_running(), "the broker is gone");
+    assert!(memory < MEMORY, "{} MiB of memory", memory >> 20);
+    assert!(broker.log().len() < LOG, "a log of {} bytes", broker.log().len());
+    drop(stranger);
+    let deadline = Instant::now() + SETTLE;
+    loop {
+        let (now, known) = (broker.descriptors(), broker.status().expect("a status").processes.len());
+        if known == 0 && now <= descriptors + 2 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{now} descriptors, {descriptors} before; {known} processes");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+macro_rules! attacks {
+    ($($name:ident: $attack:literal by $($who:ident),+;)+) => {
+        $(#[test]
+        fn $name() {
+            $(nobody_notices($attack, Who::$who);)+
+        })+
+    };
+}
+
+attacks! {
+    clients_that_say_nothing: "silent-clients" by User, Container;
+    as_many_processes_as_there_can_be: "processes" by User, Container;
+    one_page_shown_by_many: "one-page" by User, Container;
+    a_status_that_nobody_reads: "statuses" by User, Container;
+    offers_that_nobody_answers: "open-offers" by User, Container;
+    offers_of_what_is_gone: "dead-offers" by User, Container;
+    rubbish: "rubbish" by User, Container;
+    programs_of_another_version: "old-versions" by User;
+    pairs_that_nobody_hears_of: "unread" by User, Container;
+    locks_that_are_held: "locks" by Holder;
+    sockets_that_linger: "lingering" by User, Container;
+    links_of_everybody_with_everybody: "links" by User, Container;
+    doorbells_by_the_thousand: "doorbells" by User, Container;
+}
+
+/// Neither another user nor a container's root can take the broker's place, and both can still connect.
+#[test]
+fn nobody_takes_its_place() {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let broker = Broker::start();
+    for who in [Who::User, Who::Container] {
+        let stranger = Stranger::start(&broker, attacker(), who, "replace");
+        assert_eq!(stranger.report, "at work: connect", "{who:?}");
+    }
+    broker.status().expect("it is still the broker's");
+}
+
+/// What others do, and how much of it, is not told: neither to another user nor to a container's root.
+#[test]
+fn nobody_is_told_of_others() {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let broker = Broker::start();
+    let victims = Victims::start(&broker);
+    std::thread::sleep(Duration::from_millis(500));
+    // A message that is none, of root's.
+    let socket = broker.socket();
+    broker.host.inside(|| {
+        let root = shunt_sys::seqpacket::connect(socket.as_os_str().as_encoded_bytes()).expect("it listens");
+        shunt_sys::seqpacket::send(&root, b"none", &[]).expect("there is room");
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    for who in [Who::User, Who::Container] {
+        let stranger = Stranger::start(&broker, attacker(), who, "spy");
+        assert_eq!(stranger.report, "at work: links 0, pairs 0, refused 0, bad 0, processes 0", "{who:?}");
+    }
+    let told = broker.status().expect("root is told everything");
+    assert!(told.pairs_made > 0 && told.links > 0 && !told.bad_messages.is_empty(), "{told:?}");
+    for (name, served) in victims.stop() {
+        assert!(served.troubles.is_empty(), "{name}: {:?}", served.troubles);
+    }
+}

@@ -1,0 +1,54 @@
+//! tokio: mio's epoll set, made and waited in through libc, and several threads that take turns at it.
+
+use anyhow::Result;
+use shunt_runtimes::{CONNECTIONS, Role, converse, role};
+use std::path::PathBuf;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Result<()> {
+    match role()? {
+        Role::Serve(port) => serve(port).await,
+        Role::Ask(port, gate) => ask_all(port, gate).await,
+    }
+}
+
+async fn serve(port: u16) -> Result<()> {
+    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    loop {
+        let (stream, _) = listener.accept().await?;
+        tokio::spawn(echo(stream));
+    }
+}
+
+async fn echo(mut stream: TcpStream) -> Result<()> {
+    let mut buffer = vec![0; 65536];
+    loop {
+        let count = stream.read(&mut buffer).await?;
+        if count == 0 {
+            return Ok(());
+        }
+        stream.write_all(&buffer[..count]).await?;
+    }
+}
+
+async fn ask_all(port: u16, gate: PathBuf) -> Result<()> {
+    let asking: Vec<_> =
+        (0..CONNECTIONS).map(|connection| tokio::spawn(ask(port, connection, gate.clone()))).collect();
+    for one in asking {
+        println!("{:x}", one.await??);
+    }
+    Ok(())
+}
+
+async fn ask(port: u16, connection: usize, gate: PathBuf) -> Result<u64> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+    converse(connection, gate, async move |turn| {
+        stream.write_all(&turn).await?;
+        let mut answer = vec![0; turn.len()];
+        stream.read_exact(&mut answer).await?;
+        Ok((turn, answer))
+    })
+    .await
+}
