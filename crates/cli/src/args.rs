@@ -35,6 +35,9 @@ pub(crate) enum Command {
     Relay(RelayArgs),
     /// Run a service in the kernel or in user space, or make one, or talk to one that runs
     Serve(ServeArgs),
+    /// Connect containers of two hosts over the host network, under their overlay addresses
+    #[command(subcommand)]
+    Overlay(Overlay),
     /// Compare the roads side by side, with what each gives and costs
     #[command(subcommand)]
     Bench(Bench),
@@ -71,6 +74,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "auto|off|USECS", default_value = "auto", value_parser = parse_spin, env = shunt_abi::env::SPIN)]
     pub(crate) spin: String,
 
+    /// When a connection is offered to the broker, to be put on shared memory
+    #[arg(long, value_enum, default_value_t = Offer::Used, env = shunt_abi::env::OFFER)]
+    pub(crate) offer: Offer,
+
     /// Use the broker at this socket and no other [default: the user's, else the system's, else one is started]
     #[arg(long, value_name = "SOCKET", env = shunt_abi::env::BROKER)]
     pub(crate) broker: Option<PathBuf>,
@@ -97,6 +104,24 @@ impl Transport {
             Transport::Auto => "auto",
             Transport::Shm => "shm",
             Transport::Tcp => "tcp",
+        }
+    }
+}
+
+/// The moments that `--offer` allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Offer {
+    /// After a few operations, more where connections have been short or the peer may be far away
+    Used,
+    /// At its first use, however short it may be: for tests, as it costs more than short connections gain
+    AtOnce,
+}
+
+impl Offer {
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Offer::Used => "used",
+            Offer::AtOnce => "at-once",
         }
     }
 }
@@ -360,6 +385,51 @@ pub(crate) enum ServeHash {
     Ketama,
     /// The service says which
     Service,
+}
+
+/// The parts of an overlay (see docs/overlay.md).
+#[derive(Debug, Subcommand)]
+pub(crate) enum Overlay {
+    /// Run the router of this host, in the foreground and in the host's network namespace; for root
+    Router {
+        /// The overlay's addresses, and which host has which of them
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Run a program in a container, of any kind, static ones included
+    #[command(
+        override_usage = "shunt overlay run [OPTIONS] [--] CMD [ARG]...",
+        after_help = "CMD replaces shunt: its exit code and its signals are its own. A supervisor beside it is shown the calls that make\n\
+            connections. Without a router CMD runs all the same, on the overlay, and one line on standard error says so.\n\n\
+            Exit codes of shunt itself: 2 wrong flags, 126 CMD cannot be executed, 127 CMD not found."
+    )]
+    Run(OverlayRunArgs),
+    /// Show what the router of this host knows, and which road connections have taken and why
+    Status {
+        /// The control socket of the router
+        #[arg(long, value_name = "SOCKET", default_value = shunt_overlay::DEFAULT_CONTROL)]
+        control: PathBuf,
+        /// Print everything it says as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a new key, which all routers of an overlay then share, to a file
+    NewKey {
+        /// It must not exist yet
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct OverlayRunArgs {
+    /// The socket of the host's router
+    #[arg(long, value_name = "SOCKET", default_value = shunt_overlay::DEFAULT_SOCKET)]
+    pub(crate) router: PathBuf,
+
+    /// The program and its arguments
+    #[arg(value_name = "CMD", required = true, trailing_var_arg = true, allow_hyphen_values = false)]
+    pub(crate) command: Vec<OsString>,
 }
 
 /// What can be compared.

@@ -13,6 +13,7 @@ mod explain;
 mod generate;
 mod library;
 mod obstacle;
+mod overlay;
 mod program;
 mod relay;
 mod run;
@@ -29,7 +30,10 @@ use args::{Bench, Cli, Command};
 
 fn main() -> ExitCode {
     let command = Cli::parse().command;
-    if !matches!(command, Command::Daemon(_) | Command::Run(_) | Command::Relay(_) | Command::Serve(_)) {
+    if !matches!(
+        command,
+        Command::Daemon(_) | Command::Run(_) | Command::Relay(_) | Command::Serve(_) | Command::Overlay(_)
+    ) {
         // `shunt status | head` ends as any other filter does. Brokers, relays and services live on when a client hangs up.
         sigpipe::reset();
     }
@@ -45,6 +49,10 @@ fn main() -> ExitCode {
         },
         Command::Relay(args) => relay::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::Overlay(part) => match overlay::run(&part) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Bench(Bench::Local(args)) => shunt_bench::local(&args),
         Command::Bench(Bench::Relay(args)) => shunt_bench::relay(&args),
         Command::Bench(Bench::Serve(args)) => shunt_bench::serve(&args),

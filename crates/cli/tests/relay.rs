@@ -321,6 +321,37 @@ fn the_target_can_be_shown_the_clients_address() {
 }
 
 #[test]
+fn relays_serve_where_ipv6_is_disabled() {
+    for source in ["relay", "client"] {
+        let mut lab = Lab::build();
+        lab.disable_ipv6();
+        lab.start(Site::Exit, EXIT);
+        lab.start(Site::Edge, &edge(&format!("source = '{source}'")));
+        let listener = lab.listen(&format!("{SERVER}:80"));
+        let (client, server) = lab.pair(&listener);
+        let is_shown = server.peer_addr().unwrap().ip() == client.local_addr().unwrap().ip();
+        assert_eq!(is_shown, source == "client");
+        exchange(&client, &server, 100_000);
+    }
+}
+
+/// As `ip netns exec` leaves it: a /sys of its own, without control groups.
+#[test]
+fn windows_need_no_mount_of_control_groups() {
+    let mut lab = Lab::build();
+    for (site, config) in [(Site::Exit, EXIT), (Site::Edge, &edge(""))] {
+        let mut command = Command::new("unshare");
+        let script = "umount --lazy /sys && mount -t sysfs sysfs /sys && exec \"$0\" \"$@\"";
+        command.args(["--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_shunt")]);
+        lab.start_by(site, config, command);
+        assert!(!lab.log(site).contains("congestion window"), "{}", lab.log(site));
+    }
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let (client, server) = lab.pair(&listener);
+    exchange(&client, &server, 100_000);
+}
+
+#[test]
 fn an_exit_connects_only_where_it_may_and_only_for_its_peers() {
     let mut lab = Lab::build();
     lab.start(Site::Exit, &EXIT.replace("10.3.0.0/24:*", "10.3.0.0/24:80"));

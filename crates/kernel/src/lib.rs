@@ -1,13 +1,15 @@
 //! The programs that shunt loads into the kernel, each with one job, and how to talk to them. The sources are
 //! `bpf/*.bpf.c`; the objects are part of the executable and fit any kernel that describes its own types (BTF).
 //!
-//! A program lives, and stays attached, as long as the value that loaded it. Nothing is pinned, so nothing outlives the process.
+//! A program lives, and stays attached, as long as the value that loaded it; those of `names` as long as a socket that has one. Nothing
+//! is pinned.
 
 #![forbid(unsafe_code)]
 
 pub mod calls;
 mod cgroup;
 mod load;
+pub mod names;
 pub mod redirect;
 pub mod sequence;
 pub mod window;

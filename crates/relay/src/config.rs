@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::key::{Key, KeyError};
+use shunt_key::{Key, KeyError};
 pub(crate) use value::{Bandwidth, Span, Targets};
 
 /// Everything that can be said. The names in the file are those of the fields, with hyphens.

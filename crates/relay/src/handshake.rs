@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::frame::{FrameError, HELLO, Hello};
-use crate::key::{Key, nonce};
 use crate::wire::Wire;
+use shunt_key::{Key, nonce};
 
 /// How long a stranger may take to show that it is none, and a relay to answer, besides the round trips.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
@@ -75,7 +75,7 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
-    use crate::{key, seal};
+    use crate::seal;
 
     async fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -96,7 +96,7 @@ mod tests {
     ) -> (Result<(), FrameError>, Result<(), FrameError>) {
         let (one, two) = pair().await;
         let (mut one, mut two) = (Wire::plain(one), Wire::plain(two));
-        let (callers, listeners) = (key::of(callers), key::of(listeners));
+        let (callers, listeners) = (Key::from([callers; 32]), Key::from([listeners; 32]));
         let known = |name: &str| (knows && name == "edge").then_some(((), listeners));
         tokio::join!(
             async {
@@ -136,7 +136,7 @@ mod tests {
         let (mut one, two) = pair().await;
         let mut two = Wire::plain(two);
         let listener = async {
-            let done = listen(&mut two, "exit", |_| Some(((), key::of(1)))).await;
+            let done = listen(&mut two, "exit", |_| Some(((), Key::from([1; 32])))).await;
             drop(two);
             done
         };
@@ -155,8 +155,8 @@ mod tests {
     async fn the_same_key_is_known_under_tls() {
         let (one, two) = pair().await;
         let (mut one, mut two) = sealed(one, two).await;
-        let known = |_: &str| Some(((), key::of(1)));
-        let key = key::of(1);
+        let known = |_: &str| Some(((), Key::from([1; 32])));
+        let key = Key::from([1; 32]);
         let met = tokio::join!(call(&mut one, "edge", &key), listen(&mut two, "exit", known));
         assert!(matches!(met, (Ok(()), Ok(()))));
         one.write_all(b"to").await.unwrap();
@@ -177,7 +177,7 @@ mod tests {
             let proof: [u8; PROOF] = his.read_exact().await?;
             hers.write_all(&proof).await
         };
-        let (key, known) = (key::of(1), |_: &str| Some(((), key::of(1))));
+        let (key, known) = (Key::from([1; 32]), |_: &str| Some(((), Key::from([1; 32]))));
         let caller = async {
             let called = call(&mut one, "edge", &key).await;
             drop(one);

@@ -41,7 +41,8 @@ impl Rules {
         remove_routing(intercept);
         let mut rules = Rules { intercept: intercept.clone(), queueing: None };
         rules.replace(config)?;
-        for family in FAMILIES {
+        // Of both where there are both, whatever the targets are: an exit that shows clients' addresses has none.
+        for family in FAMILIES.into_iter().filter(|family| has(family)) {
             let Intercept { mark, table, .. } = intercept;
             ip(family, &format!("rule add fwmark {mark} lookup {table}"))?;
             ip(family, &format!("route replace local default dev lo table {table}"))?;
@@ -145,6 +146,16 @@ fn quoted(names: &[String]) -> String {
 
 fn ip(family: &str, line: &str) -> Result<(), ToolError> {
     IP.run([family].into_iter().chain(line.split(' ')), "")
+}
+
+/// Whether this host speaks the family at all: many have IPv6 disabled, and then there is no routing of it.
+fn has(family: &str) -> bool {
+    let is_disabled = || {
+        let value = std::fs::read_to_string("/proc/sys/net/ipv6/conf/lo/disable_ipv6");
+        // Without the file the kernel has been built or started without.
+        value.map_or(true, |value| value.trim() != "0")
+    };
+    family != "-6" || !is_disabled()
 }
 
 /// As often as it is there.

@@ -17,11 +17,11 @@ use tokio::time::timeout;
 use crate::config::{AcceptedPeer, Leg, Loaded, Peer};
 use crate::frame::FrameError;
 use crate::handshake;
-use crate::key::Key;
 use crate::probe;
 use crate::seal;
 use crate::socket;
 use crate::wire::Wire;
+use shunt_key::Key;
 
 /// Why there is no connection to a relay.
 #[derive(Debug, Error)]

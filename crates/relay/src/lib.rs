@@ -15,7 +15,6 @@ mod exit;
 mod frame;
 mod handshake;
 mod intercept;
-mod key;
 mod leg;
 mod metrics;
 mod pipe;
@@ -36,8 +35,9 @@ mod tool;
 mod wire;
 
 pub use config::{ConfigError, DEFAULT_CONTROL};
-pub use key::{KeyError, new_key};
+
 pub use relay::{Error, check, run};
 pub use request::{Request, ask};
 pub use shunt_control::AskError;
+pub use shunt_key::{KeyError, new_key};
 pub use tool::ToolError;

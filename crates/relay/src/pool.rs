@@ -8,9 +8,9 @@ use serde::Serialize;
 use tokio::sync::{Notify, Semaphore};
 
 use crate::config::{Peer, Pool as Marks};
-use crate::key::Key;
 use crate::leg;
 use crate::wire::{Parked, Wire};
+use shunt_key::Key;
 
 /// Of one peer. Whoever takes one has it for itself; it never comes back.
 #[derive(Debug)]

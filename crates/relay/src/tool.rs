@@ -19,13 +19,18 @@ pub enum ToolError {
         error: io::Error,
     },
     /// It did not do what it was told.
-    #[error("{program} says: {complaint} (interception needs CAP_NET_ADMIN)")]
+    #[error("{program} says: {complaint}{}", advice(.complaint))]
     Refused {
         /// Which.
         program: &'static str,
         /// Its words.
         complaint: String,
     },
+}
+
+/// What to do about a complaint, where that is known.
+fn advice(complaint: &str) -> &'static str {
+    if complaint.contains("not permitted") { " (interception needs CAP_NET_ADMIN)" } else { "" }
 }
 
 /// What is run.

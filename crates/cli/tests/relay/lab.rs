@@ -106,12 +106,23 @@ impl Lab {
         self.directory.path().join(name)
     }
 
+    /// Has the relays' hosts speak IPv4 only.
+    pub(crate) fn disable_ipv6(&self) {
+        for relay in [&self.edge, &self.exit] {
+            relay.inside(|| fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").unwrap());
+        }
+    }
+
     /// Runs a relay with this configuration, to which its control socket is added and in which KEY is the key's file.
     pub(crate) fn start(&mut self, site: Site, config: &str) {
+        self.start_by(site, config, Command::new(env!("CARGO_BIN_EXE_shunt")));
+    }
+
+    /// The same by a command to which the words after `shunt` are added.
+    pub(crate) fn start_by(&mut self, site: Site, config: &str, mut command: Command) {
         self.write_config(site, config);
         let net = if site == Site::Edge { &self.edge } else { &self.exit };
         let log = fs::File::create(self.path(&format!("{}.log", site.name()))).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
         command
             .arg("relay")
             .arg("--config")

@@ -1,4 +1,6 @@
-//! A key that two relays share, in a file of which nobody else can read.
+//! A key that relays, or the routers of an overlay, share, in a file that nobody else can read.
+
+#![forbid(unsafe_code)]
 
 use std::fmt::{self, Write as _};
 use std::fs::OpenOptions;
@@ -15,7 +17,7 @@ const LENGTH: usize = 32;
 
 /// For proofs that one has it.
 #[derive(Clone)]
-pub(crate) struct Key(hmac::Key);
+pub struct Key(hmac::Key);
 
 /// Why there is no key.
 #[derive(Debug, Error)]
@@ -43,18 +45,19 @@ pub enum KeyError {
 }
 
 impl Key {
-    pub(crate) fn read(path: &Path) -> Result<Key, KeyError> {
+    /// Reads one that [`new_key`] has written.
+    pub fn read(path: &Path) -> Result<Key, KeyError> {
         let failed = |source| KeyError::File { path: path.to_owned(), source };
         if std::fs::metadata(path).map_err(failed)?.mode() & 0o077 != 0 {
             return Err(KeyError::Open { path: path.to_owned() });
         }
         let text = std::fs::read_to_string(path).map_err(failed)?;
         let bytes = from_hex(text.trim()).ok_or_else(|| KeyError::Shape { path: path.to_owned() })?;
-        Ok(Key(hmac::Key::new(hmac::HMAC_SHA256, &bytes)))
+        Ok(Key::from(bytes))
     }
 
     /// Over the parts, whose lengths are fixed by the protocol.
-    pub(crate) fn sign(&self, parts: &[&[u8]]) -> [u8; LENGTH] {
+    pub fn sign(&self, parts: &[&[u8]]) -> [u8; LENGTH] {
         let mut context = hmac::Context::with_key(&self.0);
         for part in parts {
             context.update(part);
@@ -63,8 +66,14 @@ impl Key {
     }
 
     /// Whether `proof` is that of somebody with the same key; takes as long whatever it is.
-    pub(crate) fn verifies(&self, parts: &[&[u8]], proof: &[u8]) -> bool {
+    pub fn verifies(&self, parts: &[&[u8]], proof: &[u8]) -> bool {
         hmac::verify(&self.0, &parts.concat(), proof).is_ok()
+    }
+}
+
+impl From<[u8; LENGTH]> for Key {
+    fn from(bytes: [u8; LENGTH]) -> Key {
+        Key(hmac::Key::new(hmac::HMAC_SHA256, &bytes))
     }
 }
 
@@ -75,7 +84,7 @@ impl fmt::Debug for Key {
 }
 
 /// What nobody can foresee.
-pub(crate) fn nonce() -> [u8; LENGTH] {
+pub fn nonce() -> [u8; LENGTH] {
     let mut bytes = [0; LENGTH];
     // From the kernel itself: the library's own generator takes some 100 ms to begin with, in each thread.
     let count = getrandom(&mut bytes[..], GetRandomFlags::empty()).expect("the kernel has random bytes");
@@ -101,11 +110,6 @@ fn from_hex(text: &str) -> Option<[u8; LENGTH]> {
     let bytes: Vec<u8> =
         digits.chunks(2).map(|pair| pair[0] << 4 | pair.get(1).copied().unwrap_or(0)).collect();
     bytes.try_into().ok().filter(|_| digits.len() == 2 * LENGTH)
-}
-
-#[cfg(test)]
-pub(crate) fn of(byte: u8) -> Key {
-    Key(hmac::Key::new(hmac::HMAC_SHA256, &[byte; LENGTH]))
 }
 
 #[cfg(test)]

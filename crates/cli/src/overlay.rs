@@ -1,0 +1,103 @@
+//! `shunt overlay`: the router of a host as a process, what it says of itself, and programs under a supervisor.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use sd_notify::NotifyState;
+use serde_json::Value;
+use shunt_overlay::{Request, Supervised};
+
+use crate::args::{Overlay, OverlayRunArgs};
+use crate::daemon::{notify, shutdown, start_log};
+use crate::table::{Column, render};
+use crate::{exec, program};
+
+pub(crate) fn run(part: &Overlay) -> Result<ExitCode> {
+    match part {
+        Overlay::Router { config } => route(config)?,
+        Overlay::Status { control, json } => {
+            let status = shunt_overlay::ask(control, &Request::Status)?;
+            print!("{}", if *json { format!("{status:#}\n") } else { report(&status) });
+        }
+        Overlay::NewKey { file } => shunt_overlay::new_key(file)?,
+        Overlay::Run(args) => return Ok(supervise(args)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns only if CMD could not be started.
+fn supervise(args: &OverlayRunArgs) -> ExitCode {
+    let name = args.command[0].to_string_lossy();
+    let refuse = |why: &dyn std::fmt::Display, exit_code: u8| {
+        say(&format!("{name}: {why}"));
+        ExitCode::from(exit_code)
+    };
+    let path = match program::find(&args.command[0], std::env::var_os("PATH")) {
+        Ok(path) => path,
+        Err(error) => return refuse(&error, error.exit_code()),
+    };
+    match shunt_overlay::supervise(&args.router) {
+        Ok(Supervised::Ready) => {}
+        Ok(Supervised::WithoutRouter) => say(&format!(
+            "{name} runs on the overlay until a router answers at {}: is its directory in the container?",
+            args.router.display()
+        )),
+        Err(error) => say(&format!("{name} runs on the overlay: {error}")),
+    }
+    let Err(refused) = exec::exec(&path, &args.command, std::env::vars_os());
+    refuse(&refused.message, refused.exit_code)
+}
+
+fn route(config: &Path) -> Result<()> {
+    start_log(None)?;
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    // Each network namespace may hold up some, and the router does not wait for them at its end either.
+    let runtime = runtime.enable_all().max_blocking_threads(4096).build()?;
+    let ended = runtime.block_on(async {
+        let shutdown = shutdown()?;
+        let ready = || {
+            tracing::info!("the router serves");
+            notify(NotifyState::Ready);
+        };
+        shunt_overlay::run(config, ready, shutdown).await.map_err(anyhow::Error::from)
+    });
+    runtime.shutdown_background();
+    ended
+}
+
+/// One line on standard error. If nobody reads it, the program runs all the same.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "shunt: {line}");
+}
+
+/// For a person.
+fn report(status: &Value) -> String {
+    let number = |value: &Value| value.as_u64().unwrap_or(0).to_string();
+    let now = &status["now"];
+    let mut text = format!(
+        "router {}, {} supervisors in {} network namespaces, {} listening sockets\n\n",
+        status["name"].as_str().unwrap_or("?"),
+        number(&now["supervisors"]),
+        number(&now["namespaces"]),
+        number(&now["listeners"]),
+    );
+    let mut rows = Vec::new();
+    for end in ["client", "server"] {
+        let roads = &status["connections"][end];
+        let row = |road: &str, reason: &str, count| vec![end.to_owned(), road.into(), reason.into(), count];
+        rows.push(row("host", "", number(&roads["host"])));
+        let overlay = roads["overlay"].as_object().into_iter().flatten();
+        rows.extend(overlay.map(|(reason, count)| row("overlay", reason, number(count))));
+    }
+    text += &render(&ROADS, &rows);
+    text
+}
+
+const ROADS: [Column; 4] = [
+    Column { title: "THIS END", right: false },
+    Column { title: "ROAD", right: false },
+    Column { title: "REASON", right: false },
+    Column { title: "CONNECTIONS", right: true },
+];

@@ -1,0 +1,524 @@
+//! Containers of two hosts: programs that know nothing of it, on the host network under overlay addresses. Needs root, nginx, curl and
+//! Go.
+
+#[path = "overlay/lab.rs"]
+mod lab;
+
+use std::fs;
+use std::process::Command;
+
+use lab::{A, B, CLIENT, Lab, SERVER, go};
+
+/// Large beside everything that belongs to setting connections up.
+const PAYLOAD: u64 = 20_000_000;
+
+/// nginx with a file of that size, and a log of the addresses that it sees.
+fn serve_files(lab: &mut Lab, is_supervised: bool) {
+    let directory = lab.path("nginx");
+    fs::create_dir_all(directory.join("html")).unwrap();
+    fs::write(directory.join("html/file"), vec![b'x'; PAYLOAD as usize]).unwrap();
+    let d = directory.display();
+    let config = format!(
+        "daemon off; master_process on; worker_processes 2; pid {d}/pid; error_log {d}/error.log;\n\
+         events {{ worker_connections 256; }}\n\
+         http {{ log_format seen '$remote_addr $remote_port $server_addr $server_port';\n\
+         access_log {d}/access.log seen; client_body_temp_path {d}/1; proxy_temp_path {d}/2;\n\
+         fastcgi_temp_path {d}/3; uwsgi_temp_path {d}/4; scgi_temp_path {d}/5; default_type text/plain;\n\
+         server {{ listen 80; root {d}/html; location /seen {{ return 200 \"$remote_addr $server_addr\"; }} }} }}\n"
+    );
+    let path = lab.path("nginx.conf");
+    fs::write(&path, config).unwrap();
+    let mut nginx = lab.command(B, is_supervised, "nginx");
+    nginx.arg("-c").arg(path).arg("-p").arg(&directory);
+    lab.launch(B, &mut nginx, "");
+    let listens = || {
+        let mut ss = Command::new("ss");
+        ss.args(["-Hltn", "sport", "=", ":80"]);
+        !lab.hosts[B].container.inside(|| ss.output().unwrap()).stdout.is_empty()
+    };
+    lab::await_until(listens, || fs::read_to_string(directory.join("error.log")).unwrap_or_default());
+}
+
+fn curl(lab: &Lab, is_supervised: bool, path: &str) -> std::process::Output {
+    let mut curl = lab.command(A, is_supervised, "curl");
+    curl.args(["-sS", "--max-time", "60", "-w", "\n%{local_ip} %{remote_ip} %{remote_port}"]);
+    lab.output(A, curl.arg(format!("http://{SERVER}{path}")))
+}
+
+#[test]
+fn curl_and_nginx_cross_the_host_network_and_see_the_overlay() {
+    let mut lab = Lab::with_routers();
+    serve_files(&mut lab, true);
+    let before = (lab.bytes(A, "vxlan"), lab.bytes(A, "wire"));
+    let output = curl(&lab, true, "/file");
+    assert!(output.status.success(), "{output:?}");
+    let (body, seen) = output.stdout.split_at(PAYLOAD as usize);
+    assert!(body.iter().all(|byte| *byte == b'x'));
+    assert_eq!(String::from_utf8_lossy(seen).trim(), format!("{CLIENT} {SERVER} 80"));
+    let (vxlan, wire) = (lab.bytes(A, "vxlan") - before.0, lab.bytes(A, "wire") - before.1);
+    assert!(vxlan < 20_000, "{vxlan} bytes crossed the overlay");
+    assert!(wire > PAYLOAD, "{wire} bytes crossed the host network");
+    assert_eq!(lab.roads(A, "client"), (1, serde_json::json!({})));
+    assert_eq!(lab.roads(B, "server"), (1, serde_json::json!({})));
+    let log = fs::read_to_string(lab.path("nginx/access.log")).unwrap();
+    let words: Vec<&str> = log.split_whitespace().collect();
+    assert_eq!([words[0], words[2], words[3]], [CLIENT, SERVER, "80"], "{log}");
+}
+
+/// The Go programs: what they assert themselves is that each connection has its own bytes, and that both see the overlay's addresses.
+fn go_client(lab: &Lab, is_supervised: bool, [connections, at_a_time, bytes]: [u32; 3]) -> Command {
+    let mut client = lab.command(A, is_supervised, go("client"));
+    client.args([
+        format!("{SERVER}:9000"),
+        connections.to_string(),
+        at_a_time.to_string(),
+        bytes.to_string(),
+    ]);
+    client.arg("0");
+    client
+}
+
+fn serve_go(lab: &mut Lab, is_supervised: bool, network: &str) {
+    let mut server = lab.command(B, is_supervised, go("server"));
+    lab.launch(B, server.args([network, ":9000"]), "listening");
+}
+
+fn assert_ok(output: &std::process::Output, connections: u32) {
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("ok {connections}\n"), "{output:?}");
+}
+
+#[test]
+fn static_programs_take_the_host_network_and_no_two_connections_are_swapped() {
+    let mut lab = Lab::with_routers();
+    // Its listening socket is IPv6's, and so are the connections it accepts.
+    serve_go(&mut lab, true, "tcp");
+    let before = lab.bytes(A, "vxlan");
+    const CONNECTIONS: u32 = 400;
+    let output = lab.output(A, &mut go_client(&lab, true, [CONNECTIONS, 32, 50_000]));
+    assert_ok(&output, CONNECTIONS);
+    let vxlan = lab.bytes(A, "vxlan") - before;
+    assert!(vxlan < u64::from(CONNECTIONS) * 2_000, "{vxlan} bytes crossed the overlay");
+    assert_eq!(lab.roads(A, "client"), (CONNECTIONS.into(), serde_json::json!({})));
+    assert_eq!(lab.roads(B, "server"), (CONNECTIONS.into(), serde_json::json!({})));
+    // Nothing is left of them.
+    for host in [A, B] {
+        let complaint = || format!("{} {}", lab.descriptors(host), lab.status(host));
+        lab::await_until(|| lab.descriptors(host) < 30, complaint);
+    }
+}
+
+/// Processes that accept from one socket, blocking or not, and clients with sockets of both families: each connection is told by the bytes
+/// that its own client has sent, under the name that its client has.
+#[test]
+fn many_processes_accept_from_one_socket_and_nothing_is_swapped() {
+    const CONNECTIONS: u32 = 240;
+    const SERVE: &str = "
+import os, select, socket, sys
+listener = socket.create_server(('', 9000), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
+for worker in range(8):
+    if os.fork() == 0:
+        break
+else:
+    print('listening', flush=True)
+    os.wait()
+listener.setblocking(sys.argv[1] == 'waits')
+while True:
+    if sys.argv[1] != 'waits':
+        select.select([listener], [], [])
+    try:
+        connection, peer = listener.accept()
+    except BlockingIOError:
+        continue  # Another process was faster.
+    connection.setblocking(True)
+    with connection:
+        assert connection.getpeername() == peer
+        connection.sendall(f'{peer[0]} {peer[1]} '.encode() + connection.recv(1000))
+";
+    const ASK: &str = "
+import socket, sys, threading
+def converse(first):
+    for number in range(first, int(sys.argv[1]), 8):
+        with socket.socket(socket.AF_INET6 if number % 2 else socket.AF_INET) as s:
+            s.connect(('::ffff:10.50.2.2' if number % 2 else '10.50.2.2', 9000))
+            s.sendall(b'bytes of %d' % number)
+            answer = b''
+            while part := s.recv(1000):
+                answer += part
+            name = s.getsockname()
+            wanted = f'::ffff:{name[0].removeprefix(\"::ffff:\")} {name[1]} bytes of {number}'
+            if answer.decode() != wanted:
+                print(answer, wanted)
+threads = [threading.Thread(target=converse, args=[first]) for first in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print('ok')
+";
+    for way in ["waits", "polls"] {
+        let mut lab = Lab::with_routers();
+        let mut server = lab.command(B, true, "python3");
+        lab.launch(B, server.args(["-c", SERVE, way]), "listening");
+        let mut client = lab.command(A, true, "python3");
+        let output = lab.output(A, client.args(["-c", ASK, &CONNECTIONS.to_string()]));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{way} {output:?}");
+        assert_eq!(lab.roads(A, "client"), (CONNECTIONS.into(), serde_json::json!({})), "{way}");
+        assert_eq!(lab.roads(B, "server"), (CONNECTIONS.into(), serde_json::json!({})), "{way}");
+    }
+}
+
+#[test]
+fn a_peer_without_shunt_is_found_out_and_left_alone() {
+    let mut lab = Lab::with_routers();
+    serve_go(&mut lab, false, "tcp4");
+    assert_ok(&lab.output(A, &mut go_client(&lab, true, [20, 4, 10_000])), 20);
+    assert_eq!(lab.roads(A, "client"), (0, serde_json::json!({ "not-supervised": 20 })));
+    drop(lab);
+
+    let mut lab = Lab::with_routers();
+    serve_go(&mut lab, true, "tcp4");
+    assert_ok(&lab.output(A, &mut go_client(&lab, false, [20, 4, 10_000])), 20);
+    assert_eq!(lab.roads(B, "server"), (0, serde_json::json!({ "not-offered": 20 })));
+}
+
+#[test]
+fn established_connections_outlive_routers_and_new_ones_fall_back_until_they_are_there_again() {
+    let mut lab = Lab::with_routers();
+    serve_go(&mut lab, true, "tcp4");
+    let mut client = lab.command(A, true, go("client"));
+    client.args([&format!("{SERVER}:9000"), "1", "1", "100000", "3000"]);
+    let paused = lab.launch(A, &mut client, "paused");
+    assert_eq!((lab.roads(A, "client").0, lab.roads(B, "server").0), (1, 1));
+    lab.kill(A);
+    lab.kill(B);
+    // Still under its overlay addresses, which the client asks for again.
+    assert_ok(&lab.output(A, &mut go_client(&lab, true, [10, 2, 10_000])), 10);
+    assert_eq!(lab.await_end(paused), "paused\nok 1\n");
+    lab.start(A);
+    lab.start(B);
+    let came_back = || {
+        let output = lab.output(A, &mut go_client(&lab, true, [1, 1, 1_000]));
+        assert_ok(&output, 1);
+        lab.roads(B, "server").0 > 0
+    };
+    lab::await_until(came_back, || lab.status(B).to_string());
+}
+
+#[test]
+fn routers_with_different_keys_have_nothing_to_do_with_each_other() {
+    let mut lab = Lab::build();
+    lab.make_key("other");
+    lab.start(A);
+    lab.start_with(B, "other");
+    serve_go(&mut lab, true, "tcp4");
+    assert_ok(&lab.output(A, &mut go_client(&lab, true, [3, 1, 10_000])), 3);
+    // What has another key is told nothing, not even that.
+    assert_eq!(lab.roads(A, "client"), (0, serde_json::json!({ "router-silent": 3 })));
+    assert_eq!(lab.status(B)["connections"]["strangers"], 3);
+}
+
+/// A router that hangs is like none, but for the first call that finds it so.
+#[test]
+fn a_router_that_hangs_keeps_nobody_from_the_overlay() {
+    let mut lab = Lab::build();
+    lab.patience_ms = 300;
+    lab.start(A);
+    lab.start(B);
+    serve_go(&mut lab, true, "tcp4");
+    for host in [A, B] {
+        lab.hang(host, true);
+        assert_ok(&lab.output(A, &mut go_client(&lab, true, [10, 2, 10_000])), 10);
+        lab.hang(host, false);
+    }
+    let came_back = || {
+        assert_ok(&lab.output(A, &mut go_client(&lab, true, [1, 1, 1_000])), 1);
+        lab.roads(B, "server").0 > 0
+    };
+    lab::await_until(came_back, || lab.status(B).to_string());
+}
+
+/// What connect says and how, without shunt and with it.
+#[test]
+fn connections_that_fail_do_so_as_on_the_overlay() {
+    let mut lab = Lab::with_routers();
+    serve_go(&mut lab, true, "tcp4");
+    const SCRIPT: &str = "
+import errno, selectors, socket, sys
+def blocking(address):
+    with socket.socket() as s:
+        return errno.errorcode.get(s.connect_ex(address), 'connected')
+def waiting(address):
+    with socket.socket() as s, selectors.EpollSelector() as wait:
+        s.setblocking(False)
+        wait.register(s, selectors.EVENT_WRITE)
+        first = s.connect_ex(address)
+        wait.select()
+        return [errno.errorcode[first], errno.errorcode.get(s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), 'connected'),
+            errno.errorcode.get(s.connect_ex(address), 'connected')]
+for address in [('10.50.2.2', 9000), ('10.50.2.2', 9001), ('10.50.2.99', 9000), ('10.50.1.2', 9000)]:
+    print(address, blocking(address), waiting(address))
+";
+    let said = |is_supervised| {
+        let mut python = lab.command(A, is_supervised, "python3");
+        let output = lab.output(A, python.args(["-c", SCRIPT]));
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let natively = said(false);
+    assert!(natively.contains("ECONNREFUSED") && natively.contains("EHOSTUNREACH"), "{natively}");
+    assert_eq!(said(true), natively);
+    assert_eq!(lab.roads(A, "client").0, 2, "{}", lab.status(A));
+}
+
+/// Programs whose calls wait, one of them with a timer that interrupts accept.
+#[test]
+fn programs_that_block_take_the_host_network_and_are_interrupted_as_always() {
+    let mut lab = Lab::with_routers();
+    const SERVE: &str = "
+import signal, socket
+class Alarm(Exception):
+    pass
+def alarm(*_):
+    raise Alarm
+signal.signal(signal.SIGALRM, alarm)
+with socket.create_server(('', 9000)) as listener:
+    print('listening', flush=True)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        listener.accept()
+    except Alarm:
+        print('interrupted', flush=True)
+    while True:
+        connection, peer = listener.accept()
+        with connection:
+            assert peer == connection.getpeername(), peer
+            connection.sendall(repr((peer[0], connection.getsockname())).encode() + connection.recv(1000))
+";
+    const ASK: &str = "
+import socket
+for number in range(20):
+    with socket.socket() as s:
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, number % 2)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 40000)
+        s.settimeout(20) if number % 3 == 0 else None
+        before = [s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), s.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)]
+        s.connect(('10.50.2.2', 9000))
+        after = [s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), s.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)]
+        assert before == after, (before, after)
+        assert s.getpeername() == ('10.50.2.2', 9000) and s.getsockname()[0] == '10.50.1.2'
+        s.sendall(b' %d' % number)
+        answer = b''
+        while part := s.recv(1000):
+            answer += part
+        assert answer == b\"('10.50.1.2', ('10.50.2.2', 9000)) %d\" % number, answer
+print('ok')
+";
+    let mut server = lab.command(B, true, "python3");
+    lab.launch(B, server.args(["-c", SERVE]), "interrupted");
+    let mut client = lab.command(A, true, "python3");
+    let output = lab.output(A, client.args(["-c", ASK]));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{output:?}");
+    assert_eq!(lab.roads(A, "client"), (20, serde_json::json!({})));
+    assert_eq!(lab.roads(B, "server"), (20, serde_json::json!({})));
+}
+
+/// A descriptor that is in an epoll set before it is connected keeps its registration, in the child's copy of the set as well, and one of
+/// which there are copies is left alone.
+#[test]
+fn descriptors_keep_what_is_known_of_them() {
+    let mut lab = Lab::with_routers();
+    serve_go(&mut lab, true, "tcp4");
+    const SCRIPT: &str = "
+import errno, os, select, socket
+def converse(copies):
+    s = socket.socket()
+    s.setblocking(False)
+    wait = select.epoll()
+    wait.register(s, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+    copy = s.dup() if copies else None
+    assert s.connect_ex(('10.50.2.2', 9000)) == errno.EINPROGRESS
+    while not [1 for fd, events in wait.poll() if events & select.EPOLLOUT]:
+        pass
+    assert s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+    assert not os.get_inheritable(s.fileno()) and not s.getblocking()
+    s.sendall(b'name 5\\n12345')
+    answer = b''
+    while not answer.endswith(b'12345'):
+        assert [1 for fd, events in wait.poll() if fd == s.fileno()]
+        try:
+            answer += s.recv(1000)
+        except BlockingIOError:
+            pass
+    assert answer.startswith(b'name 10.50.2.2:9000 10.50.1.2:'), answer
+    if copies:
+        assert copy.getsockname() == s.getsockname() and copy.getpeername() == s.getpeername()
+converse(False)
+converse(True)
+print('ok')
+";
+    let mut client = lab.command(A, true, "python3");
+    let output = lab.output(A, client.args(["-c", SCRIPT]));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{output:?}");
+    assert_eq!(lab.roads(A, "client"), (1, serde_json::json!({ "shared": 1 })));
+    assert_eq!(lab.roads(B, "server").0, 1);
+}
+
+/// A container shows sockets whose locks it holds, by having the kernel wait for a page of its own in the middle of a send, and goes.
+#[test]
+fn sockets_whose_locks_are_held_hold_up_nobody_else() {
+    let mut lab = Lab::with_routers();
+    serve_go(&mut lab, true, "tcp4");
+    const SCRIPT: &str = "
+import ctypes, mmap, socket, struct, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+page = libc.mmap(None, ctypes.c_size_t(4096), 3, 0x22, -1, ctypes.c_long(0))
+faults = libc.syscall(323, 0)
+assert faults >= 0, ctypes.get_errno()
+api, register = ctypes.create_string_buffer(struct.pack('QQQ', 0xAA, 0, 0)), ctypes.create_string_buffer(struct.pack('QQQQ', page, 4096, 1, 0))
+assert libc.ioctl(faults, ctypes.c_ulong(0xc018aa3f), api) == 0
+assert libc.ioctl(faults, ctypes.c_ulong(0xc020aa00), register) == 0
+listener = socket.create_server(('127.0.0.1', 0))
+client = socket.create_connection(listener.getsockname())
+threading.Thread(target=lambda: libc.send(client.fileno(), ctypes.c_void_p(page), ctypes.c_size_t(4096), 0), daemon=True).start()
+time.sleep(0.3)
+room, length = ctypes.create_string_buffer(100), ctypes.c_int(100)
+asked = threading.Thread(target=lambda: libc.getsockopt(client.fileno(), 6, 11, room, ctypes.byref(length)), daemon=True)
+asked.start()
+asked.join(0.3)
+assert asked.is_alive(), 'the lock is not held'
+conversations = []
+for number in range(60):
+    for words in [b'{\"connect\":\"10.50.2.2:9000\"}', b'\"accepted\"']:
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        s.connect(sys.argv[1])
+        socket.send_fds(s, [words], [client.fileno()])
+        conversations.append(s)
+print('held', flush=True)
+time.sleep(60)
+";
+    let evil = shunt_netns::Net::new();
+    let mut script = Command::new("python3");
+    script.args(["-c", SCRIPT]).arg(lab.socket(A));
+    lab.launch_in(&evil, &mut script, "held");
+    assert_ok(&lab.output(A, &mut go_client(&lab, true, [10, 2, 10_000])), 10);
+    assert_eq!(lab.roads(A, "client").0, 10, "{}", lab.status(A));
+}
+
+/// Whoever is not a router of this overlay is turned away, and neither it nor a container that fills its share takes anything from others.
+#[test]
+fn strangers_are_turned_away_while_others_are_served() {
+    let mut lab = Lab::with_routers();
+    serve_go(&mut lab, true, "tcp4");
+    // From a host of the map, as a container behind address translation would come, and without the key.
+    const NOISE: &str = "
+import os, socket
+for length in [0, 1, 77, 78, 4096]:
+    with socket.create_connection(('192.168.77.2', 7450)) as s:
+        try:
+            s.sendall(os.urandom(length))
+            s.shutdown(socket.SHUT_WR)
+            assert s.recv(1) == b'', length
+        except OSError:
+            pass  # It has hung up, or been reset since that was more than was read.
+";
+    let noise = |net: &shunt_netns::Net, script: &str, socket: &str| {
+        let mut python = Command::new("python3");
+        python.args(["-c", script, socket]);
+        let output = net.inside(|| python.output().unwrap());
+        assert!(output.status.success(), "{output:?}");
+    };
+    noise(&lab.hosts[A].net, NOISE, "");
+    assert!(
+        lab.status(B)["strangers"].is_null() && lab.status(B)["connections"]["strangers"].as_u64() >= Some(2)
+    );
+    // A container says nonsense, and leaves open what it can.
+    const FLOOD: &str = "
+import socket, subprocess, sys
+def connect():
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.connect(sys.argv[1])
+    return s
+for words in [b'', b'{', b'\\xff' * 9000, b'{\"hello\":1}', b'{\"connect\":\"10.50.2.2:9000\"}', b'\"accepted\"', b'\"moment\"', b'{\"hello\":99}']:
+    with connect() as s:
+        s.send(words)
+# A file that is no socket, a pipe and a socket that was connected already.
+for shown in [open('/dev/null').fileno(), 0, socket.create_connection(('10.50.2.2', 9000)).detach()]:
+    for words in [b'{\"connect\":\"10.50.2.2:9000\"}', b'\"accepted\"', b'{\"hello\":1}']:
+        with connect() as s:
+            socket.send_fds(s, [words], [shown])
+            s.settimeout(20)
+            s.recv(1000)
+open_ones = []
+for number in range(1500):
+    s = connect()
+    s.setblocking(False)
+    open_ones.append(s)
+print('full', flush=True)
+import time
+time.sleep(1.5)
+";
+    let socket = lab.socket(A).display().to_string();
+    noise(&lab.hosts[A].container, FLOOD, &socket);
+    let mut flood = Command::new("python3");
+    lab.launch(B, flood.args(["-c", FLOOD, &lab.socket(B).display().to_string()]), "full");
+    // The share that is used up is that of the server's container; here is the client's.
+    let status = lab.status(B);
+    assert!(status["connections"]["client"]["overlay"]["busy"].as_u64() >= Some(1), "{status}");
+    assert_ok(&lab.output(A, &mut go_client(&lab, true, [10, 2, 10_000])), 10);
+
+    // A network namespace that anybody could have made has no supervisor that a router listens to.
+    let mut unshare = Command::new("unshare");
+    unshare.args(["-U", "-r", "-n", "--"]).arg(env!("CARGO_BIN_EXE_shunt"));
+    unshare.args(["overlay", "run", "--router", &socket, "--", "echo", "it runs"]);
+    let output = lab.output(A, &mut unshare);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "it runs\n");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("runs on the overlay"), "{output:?}");
+}
+
+#[test]
+fn what_is_wrong_is_said_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("overlay.toml");
+    let key = directory.path().join("key");
+    let route = |text: &str| {
+        fs::write(&config, text.replace("KEY", key.to_str().unwrap())).unwrap();
+        let output = lab::shunt(&["overlay", "router", "--config", config.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let text = "name = 'a'\nkey = 'KEY'\nprefixes = ['10.50.0.0/16']\n\
+        [[host]]\nname = 'a'\naddress = '192.168.0.1:7450'\ncontainers = ['10.50.1.0/24']\n";
+    assert!(route(text).contains("No such file"), "there is no key yet");
+    assert!(lab::shunt(&["overlay", "new-key", key.to_str().unwrap()]).status.success());
+    assert!(route("name = 'a'").contains("missing field"));
+    assert!(route(&text.replace("10.50.1.0/24", "10.51.0.0/24")).contains("is not within prefixes"));
+    let nobody = lab::shunt(&["overlay", "status", "--control", "/nonexistent/socket"]);
+    assert!(String::from_utf8_lossy(&nobody.stderr).contains("no router answers"));
+    // A program without a router runs, and its exit code is its own.
+    let words = ["overlay", "run", "--router", "/nonexistent/router", "--", "sh", "-c", "echo out; exit 7"];
+    let output = lab::shunt(&words);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(7), &b"out\n"[..]));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("runs on the overlay until a router answers"));
+    let missing = lab::shunt(&["overlay", "run", "--", "no-such-program"]);
+    assert_eq!(missing.status.code(), Some(127));
+}
+
+/// The port of a connection is nobody else's as long as it is open, though the overlay has no traffic of it.
+#[test]
+fn no_two_open_connections_have_the_same_names() {
+    let mut lab = Lab::with_routers();
+    serve_go(&mut lab, true, "tcp4");
+    // Hardly more than there will be.
+    let range = || fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40049").unwrap();
+    lab.hosts[A].container.inside(range);
+    const SCRIPT: &str = "
+import socket
+open_ones = [socket.create_connection(('10.50.2.2', 9000)) for _ in range(40)]
+assert len({s.getsockname() for s in open_ones}) == 40
+print('ok')
+";
+    let mut client = lab.command(A, true, "python3");
+    let output = lab.output(A, client.args(["-c", SCRIPT]));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{output:?}");
+    assert_eq!(lab.roads(A, "client"), (40, serde_json::json!({})));
+    lab::await_until(|| lab.status(A)["now"]["held"] == 0, || lab.status(A).to_string());
+}

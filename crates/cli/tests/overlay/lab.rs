@@ -1,0 +1,303 @@
+//! Two hosts with a container each, as network namespaces: a wire between the hosts, a VXLAN over it, and on each host a bridge that
+//! joins VXLAN and container. Nothing of it has a name, and whatever runs in it ends with the lab.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use shunt_netns::Net;
+use tempfile::TempDir;
+
+/// The containers' addresses.
+pub(crate) const CLIENT: &str = "10.50.1.2";
+pub(crate) const SERVER: &str = "10.50.2.2";
+
+/// One host, and the container on it.
+pub(crate) struct Host {
+    pub(crate) name: &'static str,
+    pub(crate) net: Net,
+    pub(crate) container: Net,
+    router: Option<Child>,
+}
+
+pub(crate) struct Lab {
+    /// The client's and the server's.
+    pub(crate) hosts: [Host; 2],
+    /// How long one end waits for the other's router and program. The tests do not depend on how busy this machine is, so it is long.
+    pub(crate) patience_ms: u32,
+    directory: TempDir,
+    running: Vec<Child>,
+}
+
+pub(crate) const A: usize = 0;
+pub(crate) const B: usize = 1;
+
+impl Lab {
+    /// Wires and bridges; no router runs yet.
+    pub(crate) fn build() -> Lab {
+        let hosts = [(A, "a", CLIENT), (B, "b", SERVER)].map(|(_, name, _)| Host {
+            name,
+            net: Net::new(),
+            container: Net::new(),
+            router: None,
+        });
+        Net::connect((&hosts[A].net, "wire", "192.168.77.1/24"), (&hosts[B].net, "wire", "192.168.77.2/24"));
+        for (at, container) in [(A, CLIENT), (B, SERVER)] {
+            let (host, own, other) = (&hosts[at], at + 1, 2 - at);
+            let net = &host.net;
+            net.words("ip link add bridge type bridge");
+            net.words(&format!(
+                "ip link add vxlan type vxlan id 42 local 192.168.77.{own} remote 192.168.77.{other} dstport 4789 dev wire"
+            ));
+            net.words("ip link add port type veth peer name shunt-peer");
+            net.words(&format!("ip link set shunt-peer netns {}", host.container.path().display()));
+            for device in ["vxlan", "port"] {
+                net.words(&format!("ip link set {device} master bridge up"));
+            }
+            net.words("ip link set bridge up");
+            host.container.words("ip link set shunt-peer name eth0 mtu 1450");
+            host.container.words(&format!("ip address add {container}/16 dev eth0"));
+            host.container.words("ip link set eth0 up");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        // Workers of servers that change their user read their files there.
+        fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let lab = Lab { hosts, patience_ms: 5000, directory, running: Vec::new() };
+        lab.make_key("key");
+        lab.await_overlay();
+        lab
+    }
+
+    /// The same, with both routers.
+    pub(crate) fn with_routers() -> Lab {
+        let mut lab = Lab::build();
+        lab.start(A);
+        lab.start(B);
+        lab
+    }
+
+    /// Until the bridges forward.
+    fn await_overlay(&self) {
+        let mut ping = Command::new("ping");
+        ping.args(["-c", "1", "-W", "1", SERVER]).stdout(Stdio::null());
+        await_until(|| self.hosts[A].container.inside(|| ping.status()).unwrap().success(), String::new);
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) fn socket(&self, host: usize) -> PathBuf {
+        self.path(&format!("{}-router.sock", self.hosts[host].name))
+    }
+
+    pub(crate) fn make_key(&self, name: &str) {
+        assert!(shunt(&["overlay", "new-key", self.path(name).to_str().unwrap()]).status.success());
+    }
+
+    /// Runs a host's router.
+    pub(crate) fn start(&mut self, host: usize) {
+        self.start_with(host, "key");
+    }
+
+    /// The same with another key.
+    pub(crate) fn start_with(&mut self, host: usize, key: &str) {
+        let name = self.hosts[host].name;
+        let config = self.path(&format!("{name}.toml"));
+        let text = format!(
+            "name = '{name}'\nkey = '{key}'\nprefixes = ['10.50.0.0/16']\nask-ms = {patience}\npatience-ms = {patience}\n\
+             socket = '{socket}'\ncontrol = '{control}'\n\
+             [[host]]\nname = 'a'\naddress = '192.168.77.1:7450'\ncontainers = ['10.50.1.0/24']\n\
+             [[host]]\nname = 'b'\naddress = '192.168.77.2:7450'\ncontainers = ['10.50.2.0/24']\n",
+            key = self.path(key).display(),
+            patience = self.patience_ms,
+            socket = self.socket(host).display(),
+            control = self.control(host).display(),
+        );
+        fs::write(&config, text).unwrap();
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path(host)).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
+        command
+            .args(["overlay", "router", "--config"])
+            .arg(config)
+            .env("SHUNT_LOG", "info,shunt_overlay=debug");
+        let child = self.hosts[host].net.inside(|| command.stdin(Stdio::null()).stderr(log).spawn().unwrap());
+        self.hosts[host].router = Some(child);
+        let is_there =
+            || shunt(&["overlay", "status", "--control", self.control(host).to_str().unwrap()]).status;
+        await_until(|| is_there().success(), || self.log(host));
+    }
+
+    /// Ends a host's router, as a crash would.
+    pub(crate) fn kill(&mut self, host: usize) {
+        let mut router = self.hosts[host].router.take().expect("it runs");
+        router.kill().unwrap();
+        router.wait().unwrap();
+    }
+
+    /// Has a host's router do nothing, or go on.
+    pub(crate) fn hang(&self, host: usize, hangs: bool) {
+        let router = self.hosts[host].router.as_ref().expect("it runs");
+        kill_process(Pid::from_child(router), if hangs { Signal::STOP } else { Signal::CONT }).unwrap();
+    }
+
+    /// How many descriptors a host's router has.
+    pub(crate) fn descriptors(&self, host: usize) -> usize {
+        let router = self.hosts[host].router.as_ref().expect("it runs").id();
+        fs::read_dir(format!("/proc/{router}/fd")).unwrap().count()
+    }
+
+    fn control(&self, host: usize) -> PathBuf {
+        self.path(&format!("{}-control.sock", self.hosts[host].name))
+    }
+
+    fn log_path(&self, host: usize) -> PathBuf {
+        self.path(&format!("{}.log", self.hosts[host].name))
+    }
+
+    pub(crate) fn log(&self, host: usize) -> String {
+        fs::read_to_string(self.log_path(host)).unwrap_or_default()
+    }
+
+    pub(crate) fn status(&self, host: usize) -> serde_json::Value {
+        let control = self.control(host);
+        let output = shunt(&["overlay", "status", "--json", "--control", control.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// How many connections of this end took the host network, and how many did not.
+    pub(crate) fn roads(&self, host: usize, end: &str) -> (u64, serde_json::Value) {
+        let roads = &self.status(host)["connections"][end];
+        (roads["host"].as_u64().unwrap(), roads["overlay"].clone())
+    }
+
+    /// A command in a host's container, under a supervisor or not.
+    pub(crate) fn command(&self, host: usize, is_supervised: bool, program: impl AsRef<Path>) -> Command {
+        if !is_supervised {
+            return Command::new(program.as_ref());
+        }
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
+        command.args(["overlay", "run", "--router"]).arg(self.socket(host)).arg("--").arg(program.as_ref());
+        command
+    }
+
+    /// Runs it there until it ends.
+    pub(crate) fn output(&self, host: usize, command: &mut Command) -> Output {
+        self.hosts[host].container.inside(|| command.stdin(Stdio::null()).output().unwrap())
+    }
+
+    /// Runs it there until the lab ends, and waits until it has said `word`.
+    pub(crate) fn launch(&mut self, host: usize, command: &mut Command, word: &str) -> usize {
+        self.prepare(command);
+        let child = self.hosts[host].container.inside(|| command.spawn().unwrap());
+        self.await_word(child, word)
+    }
+
+    /// The same in another network namespace.
+    pub(crate) fn launch_in(&mut self, net: &Net, command: &mut Command, word: &str) -> usize {
+        self.prepare(command);
+        let child = net.inside(|| command.spawn().unwrap());
+        self.await_word(child, word)
+    }
+
+    fn prepare(&self, command: &mut Command) {
+        let file = fs::File::create(self.path(&format!("{}.out", self.running.len()))).unwrap();
+        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file).process_group(0);
+    }
+
+    fn await_word(&mut self, child: Child, word: &str) -> usize {
+        let at = self.running.len();
+        self.running.push(child);
+        let path = self.path(&format!("{at}.out"));
+        let said = || fs::read_to_string(&path).unwrap_or_default();
+        await_until(|| said().contains(word), said);
+        at
+    }
+
+    /// Waits for what was launched, and returns what it said.
+    pub(crate) fn await_end(&mut self, launched: usize) -> String {
+        let child = &mut self.running[launched];
+        await_until(|| child.try_wait().unwrap().is_some(), || "it goes on".into());
+        fs::read_to_string(self.path(&format!("{launched}.out"))).unwrap()
+    }
+
+    /// Bytes that a device of a host has sent and received.
+    pub(crate) fn bytes(&self, host: usize, device: &str) -> u64 {
+        let mut command = Command::new("ip");
+        command.args(["-j", "-s", "link", "show", device]);
+        let output = self.hosts[host].net.inside(|| command.output().unwrap());
+        let links: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let of = |direction: &str| links[0]["stats64"][direction]["bytes"].as_u64().unwrap();
+        of("rx") + of("tx")
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for child in &mut self.running {
+            // With its workers: each is in a process group of its own.
+            let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
+            let _ = child.wait();
+        }
+        for host in &mut self.hosts {
+            if let Some(mut router) = host.router.take() {
+                end(&mut router);
+            }
+        }
+        if std::thread::panicking() {
+            for host in [A, B] {
+                eprintln!("--- router {}\n{}", self.hosts[host].name, self.log(host));
+            }
+        }
+    }
+}
+
+/// Asks it to end, so that it removes its control group.
+fn end(router: &mut Child) {
+    let _ = kill_process(Pid::from_child(router), Signal::TERM);
+    let deadline = Instant::now() + LIMIT;
+    while matches!(router.try_wait(), Ok(None)) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = router.kill();
+    let _ = router.wait();
+}
+
+/// The Go programs, static, built once for all tests.
+pub(crate) fn go(name: &str) -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let directory = BUILT.get_or_init(|| {
+        let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("overlay");
+        fs::create_dir_all(&directory).unwrap();
+        for name in ["server", "client"] {
+            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/overlay/{name}.go"));
+            let mut build = Command::new("go");
+            build.args(["build", "-o"]).arg(directory.join(name)).arg(source);
+            build.env("CGO_ENABLED", "0").env("GOCACHE", directory.join("cache")).env("GO111MODULE", "off");
+            let output = build.output().expect("go is there: make test installs it");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+        directory
+    });
+    directory.join(name)
+}
+
+/// What no test should take.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+pub(crate) fn shunt(words: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_shunt")).args(words).output().unwrap()
+}
+
+pub(crate) fn await_until(mut done: impl FnMut() -> bool, complaint: impl Fn() -> String) {
+    let deadline = Instant::now() + LIMIT;
+    while !done() {
+        assert!(Instant::now() < deadline, "it does not come: {}", complaint());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

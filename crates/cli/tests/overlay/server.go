@@ -1,0 +1,50 @@
+// A server that answers each connection with the addresses that it sees, and then with what it is sent. It talks to the kernel by system
+// calls of its own: there is no libc in it.
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+)
+
+func serve(connection net.Conn) {
+	defer connection.Close()
+	reader := bufio.NewReader(connection)
+	for {
+		line, err := reader.ReadString('\n')
+		if err != nil {
+			return
+		}
+		words := strings.Fields(line)
+		count, err := strconv.Atoi(words[1])
+		if err != nil {
+			return
+		}
+		fmt.Fprintf(connection, "%s %s %s\n", words[0], connection.LocalAddr(), connection.RemoteAddr())
+		if _, err := io.CopyN(connection, reader, int64(count)); err != nil {
+			return
+		}
+	}
+}
+
+func main() {
+	listener, err := net.Listen(os.Args[1], os.Args[2])
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("listening")
+	for {
+		connection, err := listener.Accept()
+		if err != nil {
+			fmt.Println(err)
+			continue
+		}
+		go serve(connection)
+	}
+}

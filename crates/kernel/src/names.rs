@@ -1,0 +1,80 @@
+//! Other names for sockets of this process: what getsockname and getpeername say of them, to whoever has them, by whatever call.
+//!
+//! The names belong to the socket, and the programs that tell them to the control group in which it was made. They are attached to that
+//! without a link, so they stay as long as one of its sockets does: after this process, and after the group has been removed. With the
+//! last of them everything is gone.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd};
+
+use aya::Ebpf;
+use aya::maps::{MapData, SkStorage};
+use aya::programs::CgroupSockAddr;
+use shunt_sys::attach::{AttachPoint, attach};
+
+use crate::cgroup::{Cgroup, Entered};
+use crate::load::{self, LoadError, refusal};
+
+const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/names.bpf.o"));
+
+const PROGRAMS: [(&str, AttachPoint); 4] = [
+    ("sockname4", AttachPoint::GetSockName4),
+    ("peername4", AttachPoint::GetPeerName4),
+    ("sockname6", AttachPoint::GetSockName6),
+    ("peername6", AttachPoint::GetPeerName6),
+];
+
+/// `struct names` of the program: twice an address and a port.
+type Value = [u32; 10];
+
+/// Sockets that this process makes from now on can have other names. It is in a control group of its own as long as this lives.
+#[derive(Debug)]
+pub struct Names {
+    loaded: Ebpf,
+    _entered: Entered,
+}
+
+impl Names {
+    /// Makes the group, attaches the programs and takes this process in.
+    pub fn attach() -> Result<Names, LoadError> {
+        let mut loaded = load::load(OBJECT)?;
+        let group = Cgroup::create().map_err(refusal)?;
+        let directory = group.open().map_err(refusal)?;
+        for (name, point) in PROGRAMS {
+            let program: &mut CgroupSockAddr = load::program(&mut loaded, name);
+            program.load().map_err(refusal)?;
+            let program = program.fd().map_err(refusal)?;
+            attach(directory.as_fd(), program.as_fd(), point)
+                .map_err(|error| refusal(std::io::Error::from(error)))?;
+        }
+        let _entered = group.enter().map_err(refusal)?;
+        Ok(Names { loaded, _entered })
+    }
+
+    /// From now on this socket, and every copy of it, says these addresses are its own.
+    pub fn set(
+        &mut self,
+        socket: &impl AsRawFd,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<(), LoadError> {
+        let map = self.loaded.map_mut("names").expect("in the object");
+        let mut names: SkStorage<&mut MapData, Value> = map.try_into().map_err(refusal)?;
+        let mut value = [0; 10];
+        for (place, address) in value.chunks_exact_mut(5).zip([local, remote]) {
+            place.copy_from_slice(&end(address));
+        }
+        names.insert(socket, value, 0).map_err(refusal)
+    }
+}
+
+/// `struct end` of the program.
+fn end(address: SocketAddr) -> [u32; 5] {
+    let octets = match address.ip() {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    }
+    .octets();
+    let word = |at: usize| u32::from_ne_bytes(octets[at..at + 4].try_into().expect("four bytes"));
+    [word(0), word(4), word(8), word(12), u32::from(address.port().to_be())]
+}

@@ -1,0 +1,61 @@
+//! The router's end of a conversation with a supervisor.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use shunt_sys::Errno;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::errand::{Errands, Theirs};
+use crate::message::{self, MessageError};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    socket: AsyncFd<OwnedFd>,
+    namespace: u64,
+    errands: Arc<Errands>,
+}
+
+impl Channel {
+    /// With a supervisor in that network namespace.
+    pub(crate) fn new(socket: OwnedFd, namespace: u64, errands: Arc<Errands>) -> std::io::Result<Channel> {
+        Ok(Channel { socket: watch(socket, Interest::READABLE)?, namespace, errands })
+    }
+
+    /// The next message, with its first descriptor.
+    pub(crate) async fn receive<T: DeserializeOwned>(&self) -> Result<(T, Option<Theirs>), MessageError> {
+        loop {
+            let mut ready = self.socket.readable().await.map_err(|_| MessageError::Closed)?;
+            self.errands.unclogged(self.namespace).await;
+            let mut first = None;
+            let received = message::receive_each(self.socket.get_ref(), |fd| {
+                let fd = Theirs::new(fd, self.namespace, self.errands.clone());
+                first = first.take().or(Some(fd));
+            });
+            match received {
+                Err(MessageError::Kernel(Errno::AGAIN)) => ready.clear_ready(),
+                received => return received.map(|message| (message, first)),
+            }
+        }
+    }
+
+    /// Until there is a message, which is left there.
+    pub(crate) async fn await_message(&self) -> Result<(), MessageError> {
+        self.socket.readable().await.map(drop).map_err(|_| MessageError::Closed)
+    }
+
+    /// Whether it got there: a supervisor that does not read is one that has gone.
+    pub(crate) fn send(&self, message: &impl Serialize, fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+        message::send(self.socket.get_ref(), message, fd)
+    }
+}
+
+/// Has tokio wait for a descriptor.
+#[allow(deprecated, reason = "`register` is unsafe for types that may close early; this one cannot")]
+pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> std::io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, interest)
+}

@@ -1,0 +1,162 @@
+//! The client's side: a program connects to a container of another host.
+
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use shunt_sys::tcp::{self, Opener};
+use shunt_sys::{Errno, identity, options};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::channel::{Channel, watch};
+use crate::errand::Theirs;
+use crate::local::{self, Ends};
+use crate::message::{Answer, Request};
+use crate::reason::Reason;
+use crate::shared::Shared;
+use crate::wire::{Ask, Offer, Talk, WireError};
+
+/// From the first message to the last; with an error the connection is the overlay's, and the host connection is closed.
+pub(crate) async fn connect(
+    shared: &Arc<Shared>,
+    channel: &Channel,
+    namespace: u64,
+    destination: SocketAddrV4,
+    socket: Theirs,
+) -> Result<OwnedFd, Reason> {
+    let socket = Arc::new(socket);
+    let errands = &shared.errands;
+    let shown = socket.clone();
+    errands.ask(namespace, move || check(&shown, namespace)).await??;
+    let config = &shared.loaded.config;
+    let host = config.host_of(*destination.ip()).ok_or(Reason::UnknownHost)?;
+    if shared.loaded.is_own(host) {
+        return Err(Reason::SameHost);
+    }
+    let router = host.address;
+    if shared.is_silent(*router.ip()) {
+        return Err(Reason::RouterSilent);
+    }
+    let domain = SockRef::from(&*socket).domain().map_err(|_| Reason::Failed)?;
+    let silent = || {
+        shared.was_silent(*router.ip());
+        Reason::RouterSilent
+    };
+    let own = *shared.loaded.host().address.ip();
+    let dialled = timeout(config.ask(), dial(domain, own, router)).await;
+    let stream = dialled.map_err(|_| silent())?.map_err(|_| silent())?;
+    // Before it has other names.
+    let names = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
+    let names = names.map_err(|_| Reason::Failed)?;
+    let mut talk = Talk::new(stream, &shared.loaded.key);
+    let asked = timeout(config.ask(), talk.ask(Ask { destination })).await;
+    asked.map_err(|_| silent())?.map_err(refusal)?;
+
+    channel.send(&Answer::Go, None).map_err(|_| Reason::NotConnected)?;
+    expect(channel, Request::Begun).await?;
+    await_end(channel, &socket).await?;
+    let shown = socket.clone();
+    let ends = errands.ask(namespace, move || established(&shown, namespace)).await??;
+    if ends.remote != destination {
+        return Err(Reason::Mismatch);
+    }
+    let seen = shared.reader.lock().expect("nobody panics while it is locked").look(&*socket, ends.cookie);
+    let origin = seen.map_err(|_| Reason::Failed)?.origin;
+    let offered = timeout(config.ask(), talk.offer(Offer { source: ends.local, origin })).await;
+    offered.map_err(|_| Reason::RouterSilent)?.map_err(refusal)?;
+
+    // From here on the server's program may be waiting for this one.
+    let moment = timeout(config.patience(), expect(channel, Request::Moment)).await;
+    moment.map_err(|_| Reason::Impatient)??;
+    let (shown, connection) = (socket.clone(), talk.stream().as_fd().try_clone_to_owned());
+    let connection = connection.map_err(|_| Reason::Failed)?;
+    let connection = errands.ask(namespace, move || likeness(&shown, connection)).await??;
+    local::name(shared, &connection, &ends).map_err(|_| Reason::Failed)?;
+    talk.commit().await.map_err(refusal)?;
+    if let Some(socket) = Arc::into_inner(socket) {
+        shared.hold(socket, names);
+    }
+    Ok(connection)
+}
+
+/// A TCP socket of that namespace that has not been connected.
+fn check(socket: &Theirs, namespace: u64) -> Result<(), Reason> {
+    let shown = identity::shown(socket).map_err(|_| Reason::Socket)?;
+    let is_ours = !shown.bound_device && local::lives_in(socket.as_fd(), namespace);
+    if !is_ours || tcp::state(socket) != Ok(tcp::CLOSE) {
+        return Err(Reason::Socket);
+    }
+    Ok(())
+}
+
+/// A connection to another router, of the family that the program's socket has.
+async fn dial(domain: Domain, own: Ipv4Addr, router: SocketAddrV4) -> std::io::Result<TcpStream> {
+    let of = |address: SocketAddrV4| match domain {
+        Domain::IPV4 => SocketAddr::V4(address),
+        _ => SocketAddr::new(address.ip().to_ipv6_mapped().into(), address.port()),
+    };
+    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    socket.set_tcp_nodelay(true)?;
+    options::choose_port_late(&socket)?;
+    socket.bind(&of(SocketAddrV4::new(own, 0)).into())?;
+    match socket.connect(&of(router).into()) {
+        Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => return Err(error),
+        _ => {}
+    }
+    let stream = TcpStream::from_std(socket.into())?;
+    stream.writable().await?;
+    match stream.take_error()? {
+        Some(error) => Err(error),
+        None => Ok(stream),
+    }
+}
+
+/// Waits for the overlay connection, or its end.
+async fn await_end(channel: &Channel, socket: &Theirs) -> Result<(), Reason> {
+    // tokio waits for a copy that it owns; the last one is closed elsewhere.
+    let copy = socket.as_fd().try_clone_to_owned().map_err(|_| Reason::Failed)?;
+    let watched = watch(copy, Interest::WRITABLE).map_err(|_| Reason::Failed)?;
+    tokio::select! {
+        ready = watched.writable() => ready.map(drop).map_err(|_| Reason::Failed),
+        // The program has looked already: whatever it sees is true now.
+        early = channel.await_message() => early.map_err(|_| Reason::NotConnected),
+    }
+}
+
+fn established(socket: &Theirs, namespace: u64) -> Result<Ends, Reason> {
+    match tcp::state(socket) {
+        Ok(tcp::ESTABLISHED) => local::ends(socket.as_fd(), namespace),
+        _ => Err(Reason::NotConnected),
+    }
+}
+
+/// Gives the host connection what the program has set. O2: neither end has sent a byte on the overlay.
+fn likeness(socket: &Theirs, connection: OwnedFd) -> Result<OwnedFd, Reason> {
+    let is_unused = tcp::sent(socket, Opener::Us) == Ok(Some(0)) && tcp::received(socket) == Ok(0);
+    if !is_unused {
+        return Err(Reason::Used);
+    }
+    options::copy(socket, &connection).map_err(|_| Reason::Options)?;
+    Ok(connection)
+}
+
+/// The supervisor's next message.
+async fn expect(channel: &Channel, expected: Request) -> Result<(), Reason> {
+    match channel.receive::<Request>().await {
+        Ok((request, _)) if request == expected => Ok(()),
+        Ok((Request::Stay(reason), _)) => Err(reason),
+        _ => Err(Reason::NotConnected),
+    }
+}
+
+fn refusal(error: WireError) -> Reason {
+    match error {
+        WireError::Refused(reason) => reason,
+        WireError::Stranger => Reason::Stranger,
+        WireError::Io(_) => Reason::RouterSilent,
+    }
+}

@@ -1,0 +1,267 @@
+//! overlay.toml: the overlay's addresses, and which hosts have which of them. Read whole and checked whole.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ipnet::{IpNet, Ipv4Net};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use shunt_key::{Key, KeyError};
+use thiserror::Error;
+
+/// Where `shunt overlay status` asks unless it is told otherwise.
+pub const DEFAULT_CONTROL: &str = "/run/shunt/overlay.sock";
+/// Where `shunt overlay run` finds the router unless it is told otherwise: containers have the directory, and nothing else of the host.
+pub const DEFAULT_SOCKET: &str = "/run/shunt-overlay/router.sock";
+
+/// Everything that can be said. The names in the file are those of the fields, with hyphens.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Config {
+    /// Which of the hosts this is.
+    pub(crate) name: String,
+    /// The file with the key that all routers of the overlay share.
+    pub(crate) key: PathBuf,
+    /// The addresses of the overlay: connections to others are nobody's business.
+    #[serde(deserialize_with = "ipv4")]
+    pub(crate) prefixes: Vec<Ipv4Net>,
+    /// All hosts, this one among them.
+    #[serde(rename = "host")]
+    pub(crate) hosts: Vec<Host>,
+    /// Where supervisors ask.
+    #[serde(default = "default_socket")]
+    pub(crate) socket: PathBuf,
+    /// Where `shunt overlay status` asks.
+    #[serde(default = "default_control")]
+    pub(crate) control: PathBuf,
+    /// How long the router of another host may take to answer.
+    #[serde(default = "default_ask")]
+    pub(crate) ask_ms: u64,
+    /// How long one end waits for the other end's program.
+    #[serde(default = "default_patience")]
+    pub(crate) patience_ms: u64,
+}
+
+/// A host, and the containers on it.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Host {
+    /// What `name` refers to.
+    pub(crate) name: String,
+    /// Its own address and the port at which its router listens.
+    pub(crate) address: SocketAddrV4,
+    /// The overlay addresses of its containers.
+    #[serde(deserialize_with = "ipv4")]
+    pub(crate) containers: Vec<Ipv4Net>,
+}
+
+/// What is wrong with a configuration.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("{path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It does not say what it should, and where.
+    #[error("{0}")]
+    Parse(#[from] Box<toml::de::Error>),
+    /// The key cannot be used.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// Its parts contradict each other.
+    #[error("{0}")]
+    Contradiction(String),
+}
+
+/// A configuration that is whole, with its key.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) config: Config,
+    pub(crate) key: Key,
+    /// The place of this host among the hosts.
+    pub(crate) own: usize,
+}
+
+impl Loaded {
+    pub(crate) fn read(path: &Path) -> Result<Loaded, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let config: Config = toml::from_str(&text).map_err(Box::new)?;
+        let own = config.check().map_err(ConfigError::Contradiction)?;
+        Ok(Loaded { key: Key::read(&config.key)?, config, own })
+    }
+
+    pub(crate) fn host(&self) -> &Host {
+        &self.config.hosts[self.own]
+    }
+
+    pub(crate) fn is_own(&self, host: &Host) -> bool {
+        host.name == self.config.name
+    }
+}
+
+impl Config {
+    /// The host that has a container.
+    pub(crate) fn host_of(&self, container: Ipv4Addr) -> Option<&Host> {
+        self.hosts.iter().find(|host| host.containers.iter().any(|prefix| prefix.contains(&container)))
+    }
+
+    /// The host whose own address this is.
+    pub(crate) fn host_at(&self, address: Ipv4Addr) -> Option<&Host> {
+        self.hosts.iter().find(|host| *host.address.ip() == address)
+    }
+
+    pub(crate) fn ask(&self) -> Duration {
+        Duration::from_millis(self.ask_ms)
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_millis(self.patience_ms)
+    }
+
+    /// The place of this host.
+    fn check(&self) -> Result<usize, String> {
+        if self.prefixes.is_empty() {
+            return Err(
+                "prefixes is empty: say which addresses the overlay has, as in [\"10.50.0.0/16\"]".into()
+            );
+        }
+        for (what, value) in [("ask-ms", self.ask_ms), ("patience-ms", self.patience_ms)] {
+            if !(1..=MAX_MS).contains(&value) {
+                return Err(format!("{what} = {value}: say a number from 1 to {MAX_MS}"));
+            }
+        }
+        for (at, host) in self.hosts.iter().enumerate() {
+            host.check(&self.prefixes)?;
+            for other in &self.hosts[..at] {
+                host.check_beside(other)?;
+            }
+        }
+        let own = self.hosts.iter().position(|host| host.name == self.name);
+        own.ok_or_else(|| {
+            format!("name = {:?} is no [[host]]: add one for this host, with that name", self.name)
+        })
+    }
+}
+
+impl Host {
+    fn check(&self, prefixes: &[Ipv4Net]) -> Result<(), String> {
+        let Host { name, address, containers } = self;
+        if address.ip().is_unspecified() || address.ip().is_loopback() || address.port() == 0 {
+            return Err(format!(
+                "host {name:?}: {address} cannot be reached from other hosts: say its address and a port, as in \
+                 192.168.0.1:7450"
+            ));
+        }
+        if prefixes.iter().any(|prefix| prefix.contains(address.ip())) {
+            return Err(format!(
+                "host {name:?}: {address} is within prefixes, which are the containers' addresses"
+            ));
+        }
+        if let Some(outside) = containers.iter().find(|one| !prefixes.iter().any(|all| all.contains(*one))) {
+            return Err(format!("host {name:?}: containers {outside} is not within prefixes"));
+        }
+        Ok(())
+    }
+
+    fn check_beside(&self, other: &Host) -> Result<(), String> {
+        if self.name == other.name {
+            return Err(format!("two [[host]] have the name {:?}", self.name));
+        }
+        if self.address.ip() == other.address.ip() {
+            return Err(format!("hosts {:?} and {:?} have the same address", other.name, self.name));
+        }
+        let overlap = |one: &Ipv4Net, two: &Ipv4Net| one.contains(two) || two.contains(one);
+        let shared = self.containers.iter().find(|one| other.containers.iter().any(|two| overlap(one, two)));
+        match shared {
+            Some(shared) => Err(format!(
+                "hosts {:?} and {:?} both have containers in {shared}: each address has one host",
+                other.name, self.name
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Prefixes as 10.50.0.0/16, or single addresses.
+fn ipv4<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Ipv4Net>, D::Error> {
+    let texts = Vec::<String>::deserialize(deserializer)?;
+    let parse = |text: &String| {
+        let net = text.parse::<IpNet>().or_else(|wrong| text.parse().map(IpAddr::into).map_err(|_| wrong));
+        match net {
+            Ok(IpNet::V4(net)) => Ok(net),
+            Ok(IpNet::V6(_)) => Err(D::Error::custom(format!(
+                "{text}: overlays of IPv6 are not there yet; leave it out, and its connections stay as they are"
+            ))),
+            Err(_) => Err(D::Error::custom(format!("{text:?} is no prefix: say it as 10.50.0.0/16"))),
+        }
+    };
+    texts.iter().map(parse).collect()
+}
+
+const MAX_MS: u64 = 10_000;
+
+fn default_socket() -> PathBuf {
+    DEFAULT_SOCKET.into()
+}
+
+fn default_control() -> PathBuf {
+    DEFAULT_CONTROL.into()
+}
+
+fn default_ask() -> u64 {
+    100
+}
+
+fn default_patience() -> u64 {
+    20
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "name = 'a'\nkey = 'k'\nprefixes = ['10.50.0.0/16']\n\
+        [[host]]\nname = 'a'\naddress = '192.168.0.1:7450'\ncontainers = ['10.50.1.0/24']\n\
+        [[host]]\nname = 'b'\naddress = '192.168.0.2:7450'\ncontainers = ['10.50.2.0/24']\n";
+
+    fn checked(text: &str) -> Result<usize, String> {
+        let config: Config = toml::from_str(text).map_err(|error| error.to_string())?;
+        config.check()
+    }
+
+    #[test]
+    fn a_container_is_on_the_host_whose_prefix_it_is_in() {
+        assert_eq!(checked(GOOD), Ok(0));
+        let config: Config = toml::from_str(GOOD).unwrap();
+        let host = |text: &str| config.host_of(text.parse().unwrap()).map(|host| host.name.as_str());
+        assert_eq!([host("10.50.1.9"), host("10.50.2.9"), host("10.50.3.9")], [Some("a"), Some("b"), None]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_what_to_do() {
+        for (from, to, complaint) in [
+            ("name = 'a'\nkey", "name = 'c'\nkey", "is no [[host]]"),
+            ("'10.50.0.0/16'", "", "prefixes is empty"),
+            ("10.50.2.0/24", "10.50.0.0/16", "each address has one host"),
+            ("10.50.2.0/24", "10.51.2.0/24", "is not within prefixes"),
+            ("192.168.0.2:7450", "0.0.0.0:7450", "cannot be reached"),
+            ("192.168.0.2:7450", "192.168.0.1:7451", "the same address"),
+            ("192.168.0.2:7450", "10.50.9.1:7450", "is within prefixes"),
+            ("name = 'b'", "name = 'a'", "two [[host]] have the name"),
+            ("key = 'k'", "key = 'k'\npatience-ms = 0", "from 1 to"),
+            ("key = 'k'", "key = 'k'\npatience = 5", "unknown field"),
+            ("'10.50.0.0/16'", "'fd00::/8'", "not there yet"),
+            ("'10.50.0.0/16'", "'10.50'", "is no prefix"),
+        ] {
+            let text = GOOD.replacen(from, to, 1);
+            let said = checked(&text).expect_err(&text);
+            assert!(said.contains(complaint), "{said}");
+        }
+    }
+}

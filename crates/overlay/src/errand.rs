@@ -1,0 +1,212 @@
+//! Whatever may wait for a stranger, on other threads. A program can hold the lock of a socket, or of an epoll set that its file is in, for
+//! as long as it likes; whoever asks about the socket, or closes the last descriptor of it, waits as long. So the router does neither
+//! itself, and each network namespace has some threads to hold up, and no more.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+use crate::reason::Reason;
+
+/// So many questions of a namespace may be under way.
+const QUESTIONS: usize = 16;
+/// So many threads close what its programs have shown.
+const CLOSERS: usize = 4;
+/// With so much to close it is not listened to.
+const CLOGGED: usize = 1024;
+/// The kernel answers at once, or somebody keeps it from answering.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Errands {
+    runtime: Handle,
+    namespaces: Mutex<HashMap<u64, Load>>,
+}
+
+#[derive(Debug)]
+struct Load {
+    questions: usize,
+    turns: Arc<Semaphore>,
+    closers: usize,
+    to_close: Vec<OwnedFd>,
+}
+
+impl Default for Load {
+    fn default() -> Load {
+        let turns = Arc::new(Semaphore::new(QUESTIONS));
+        Load { questions: 0, turns, closers: 0, to_close: Vec::new() }
+    }
+}
+
+impl Errands {
+    /// On the threads of this runtime.
+    pub(crate) fn new(runtime: Handle) -> Errands {
+        Errands { runtime, namespaces: Mutex::default() }
+    }
+
+    /// What `question` finds out about sockets of a namespace, when its turn comes.
+    pub(crate) async fn ask<T: Send + 'static>(
+        self: &Arc<Errands>,
+        namespace: u64,
+        question: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Reason> {
+        let asking = Asking::queue(self.clone(), namespace);
+        let turn = timeout(LIMIT, asking.turns.clone().acquire_owned()).await;
+        let turn = turn.ok().and_then(Result::ok).ok_or(Reason::Busy)?;
+        let asked = self.runtime.spawn_blocking(move || {
+            let answer = question();
+            drop((turn, asking));
+            answer
+        });
+        match timeout(LIMIT, asked).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) | Err(_) => Err(Reason::Failed),
+        }
+    }
+
+    /// Until there is not too much of a namespace to be closed.
+    pub(crate) async fn unclogged(&self, namespace: u64) {
+        while self.namespaces().get(&namespace).is_some_and(|load| load.to_close.len() >= CLOGGED) {
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn close(self: &Arc<Errands>, namespace: u64, fd: OwnedFd) {
+        let mut namespaces = self.namespaces();
+        let load = namespaces.entry(namespace).or_default();
+        load.to_close.push(fd);
+        if load.closers < CLOSERS {
+            load.closers += 1;
+            let errands = self.clone();
+            drop(self.runtime.spawn_blocking(move || while errands.close_next(namespace) {}));
+        }
+    }
+
+    /// Whether there was one more.
+    fn close_next(&self, namespace: u64) -> bool {
+        let mut namespaces = self.namespaces();
+        let Some(load) = namespaces.get_mut(&namespace) else { return false };
+        let next = load.to_close.pop();
+        if next.is_none() {
+            load.closers -= 1;
+            forget_if_idle(&mut namespaces, namespace);
+        }
+        drop(namespaces);
+        // It may take as long as somebody likes.
+        next.map(drop).is_some()
+    }
+
+    fn namespaces(&self) -> MutexGuard<'_, HashMap<u64, Load>> {
+        self.namespaces.lock().expect("nobody panics while it is locked")
+    }
+}
+
+fn forget_if_idle(namespaces: &mut HashMap<u64, Load>, namespace: u64) {
+    let is_idle = |load: &Load| load.questions == 0 && load.closers == 0 && load.to_close.is_empty();
+    if namespaces.get(&namespace).is_some_and(is_idle) {
+        namespaces.remove(&namespace);
+    }
+}
+
+/// A question, until it is answered or given up.
+struct Asking {
+    errands: Arc<Errands>,
+    namespace: u64,
+    turns: Arc<Semaphore>,
+}
+
+impl Asking {
+    fn queue(errands: Arc<Errands>, namespace: u64) -> Asking {
+        let mut namespaces = errands.namespaces();
+        let load = namespaces.entry(namespace).or_default();
+        load.questions += 1;
+        let turns = load.turns.clone();
+        drop(namespaces);
+        Asking { errands, namespace, turns }
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let mut namespaces = self.errands.namespaces();
+        if let Some(load) = namespaces.get_mut(&self.namespace) {
+            load.questions -= 1;
+        }
+        forget_if_idle(&mut namespaces, self.namespace);
+    }
+}
+
+/// A descriptor that a stranger has shown, or has as well.
+#[derive(Debug)]
+pub(crate) struct Theirs {
+    /// Until it is dropped.
+    fd: Option<OwnedFd>,
+    namespace: u64,
+    errands: Arc<Errands>,
+}
+
+impl Theirs {
+    pub(crate) fn new(fd: OwnedFd, namespace: u64, errands: Arc<Errands>) -> Theirs {
+        Theirs { fd: Some(fd), namespace, errands }
+    }
+}
+
+impl AsFd for Theirs {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_ref().expect("until it is dropped").as_fd()
+    }
+}
+
+impl Drop for Theirs {
+    fn drop(&mut self) {
+        if let Some(fd) = self.fd.take() {
+            self.errands.close(self.namespace, fd);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[tokio::test]
+    async fn a_namespace_that_holds_up_its_threads_has_no_more() {
+        let errands = Arc::new(Errands::new(Handle::current()));
+        let (release, gate) = std::sync::mpsc::channel::<()>();
+        let gate = Arc::new(Mutex::new(gate));
+        let held: Vec<_> = (0..QUESTIONS)
+            .map(|_| {
+                let (errands, gate) = (errands.clone(), gate.clone());
+                tokio::spawn(
+                    async move { errands.ask(1, move || gate.lock().unwrap().recv().is_err()).await },
+                )
+            })
+            .collect();
+        while errands.namespaces().get(&1).is_none_or(|load| load.turns.available_permits() > 0) {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(errands.ask(1, || ()).await, Err(Reason::Busy));
+        assert_eq!(errands.ask(2, || 7).await, Ok(7), "another one has its own");
+        for one in held {
+            assert_eq!(one.await.unwrap(), Err(Reason::Failed), "nobody waits for ever");
+        }
+        drop(release);
+        assert_eq!(errands.ask(1, || ()).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn what_was_shown_is_closed_elsewhere() {
+        let errands = Arc::new(Errands::new(Handle::current()));
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        drop(Theirs::new(writer.into(), 1, errands.clone()));
+        let end = tokio::task::spawn_blocking(move || reader.read(&mut [0]));
+        assert_eq!(end.await.unwrap().unwrap(), 0);
+    }
+}

@@ -1,0 +1,32 @@
+//! The overlay: containers keep their overlay addresses, and their TCP connections between hosts cross the host network once
+//! (docs/overlay.md, docs/overlay-protocol.md).
+//!
+//! Inner shape: `router` is the life of a router, with its `config`, what it shares between conversations in `shared`, the network
+//! `namespace`s that it knows, its `errand`s to what strangers could hold up, and its `metrics`; `local` talks to supervisors (`message`, `channel`), `client` and `server` are the two
+//! ends of a conversation between routers (`wire`). `supervise` puts a program under a supervisor, whose life is in `supervisor`.
+
+#![forbid(unsafe_code)]
+
+mod channel;
+mod client;
+mod config;
+mod errand;
+mod local;
+mod message;
+mod metrics;
+mod namespace;
+mod reason;
+mod request;
+mod router;
+mod server;
+mod shared;
+mod supervise;
+mod supervisor;
+mod wire;
+
+pub use config::{ConfigError, DEFAULT_CONTROL, DEFAULT_SOCKET};
+pub use request::{Request, ask};
+pub use router::{Error, run};
+pub use shunt_control::AskError;
+pub use shunt_key::{KeyError, new_key};
+pub use supervise::{SuperviseError, Supervised, supervise};

@@ -1,0 +1,196 @@
+//! The supervisors of this host: each conversation with one, from its first message to its end.
+
+use std::net::{SocketAddr, SocketAddrV4};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, getpeername, getsockname};
+use shunt_sys::{Errno, identity, netns};
+use tokio::io::Interest;
+use tokio::time::{sleep, timeout};
+
+use crate::channel::{Channel, watch};
+use crate::errand::Theirs;
+use crate::message::{Answer, MessageError, Request, VERSION, Welcome};
+use crate::metrics::End;
+use crate::reason::Reason;
+use crate::shared::{Share, Shared};
+use crate::{client, server};
+
+/// Whoever connects says at once what it wants.
+const FIRST: Duration = Duration::from_secs(2);
+
+/// The socket at which supervisors ask. Everybody may connect to it: what a container may do follows from what it shows.
+pub(crate) fn listen(path: &std::path::Path) -> std::io::Result<OwnedFd> {
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::PermissionsExt;
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory)?;
+    }
+    if shunt_sys::seqpacket::connect(path.as_os_str().as_bytes()).is_ok() {
+        let why = "another router answers there: end it, or say socket = \"ANOTHER PATH\"";
+        return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, why));
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path.as_os_str().as_bytes())?)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+    rustix::net::listen(&socket, 1024)?;
+    Ok(socket)
+}
+
+/// Takes supervisors in.
+pub(crate) async fn serve(shared: Arc<Shared>, listener: OwnedFd) -> std::io::Result<()> {
+    let listener = watch(listener, Interest::READABLE)?;
+    loop {
+        let mut ready = listener.readable().await?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(listener.get_ref(), flags) {
+            Ok(socket) => admit(&shared, socket),
+            Err(Errno::AGAIN) => ready.clear_ready(),
+            Err(_) => sleep(Duration::from_millis(20)).await,
+        }
+    }
+}
+
+fn admit(shared: &Arc<Shared>, socket: OwnedFd) {
+    // Of whoever has connected, not of this process.
+    let Ok(namespace) = identity::namespace(socket.as_fd()) else { return };
+    let Some(share) = shared.share(namespace) else {
+        shared.metrics.stayed(End::Client, Reason::Busy);
+        return;
+    };
+    let shared = shared.clone();
+    tokio::spawn(async move {
+        let Ok(channel) = Channel::new(socket, namespace, shared.errands.clone()) else { return };
+        match converse(shared, channel, namespace, share).await {
+            Ok(()) | Err(MessageError::Closed) => {}
+            Err(error) => tracing::debug!(%error, "a conversation with a supervisor has ended"),
+        }
+    });
+}
+
+async fn converse(
+    shared: Arc<Shared>,
+    channel: Channel,
+    namespace: u64,
+    share: Share,
+) -> Result<(), MessageError> {
+    let Ok(first) = timeout(FIRST, channel.receive::<Request>()).await else { return Ok(()) };
+    match first? {
+        (Request::Hello(VERSION), Some(shown)) => {
+            // One that stays is counted among the supervisors.
+            drop(share);
+            attend(&shared, &channel, namespace, shown).await
+        }
+        (Request::Connect(destination), Some(shown)) => {
+            match client::connect(&shared, &channel, namespace, destination, shown).await {
+                Ok(connection) => {
+                    shared.metrics.took(End::Client);
+                    // What is sent now is the program's. If the supervisor has gone, so has the program.
+                    let connection = Theirs::new(connection, namespace, shared.errands.clone());
+                    channel.send(&Answer::Take, Some(connection.as_fd()))?;
+                }
+                Err(reason) => {
+                    shared.metrics.stayed(End::Client, reason);
+                    // Before it asks, or when it does: it takes this for the answer.
+                    channel.send(&Answer::Stay, None)?;
+                }
+            }
+            Ok(())
+        }
+        (Request::Accepted, Some(shown)) => {
+            match server::accepted(&shared, shown, namespace).await {
+                Ok(connection) => {
+                    let connection = Theirs::new(connection, namespace, shared.errands.clone());
+                    channel.send(&Answer::Take, Some(connection.as_fd()))?;
+                }
+                Err(reason) => {
+                    shared.metrics.stayed(End::Server, reason);
+                    channel.send(&Answer::Stay, None)?;
+                }
+            }
+            Ok(())
+        }
+        // Another version, or nonsense.
+        _ => Ok(()),
+    }
+}
+
+/// Serves a supervisor until it goes.
+async fn attend(
+    shared: &Arc<Shared>,
+    channel: &Channel,
+    namespace: u64,
+    shown: Theirs,
+) -> Result<(), MessageError> {
+    if !lives_in(shown.as_fd(), namespace) {
+        tracing::debug!("a supervisor has shown a socket of a namespace that is not its own, or not root's");
+        return Ok(());
+    }
+    let supervision = shared.supervise(namespace, &shown)?;
+    drop(shown);
+    let config = &shared.loaded.config;
+    let welcome =
+        Welcome { prefixes: config.prefixes.clone(), ask_ms: config.ask_ms, patience_ms: config.patience_ms };
+    channel.send(&Answer::Welcome(welcome), None)?;
+    loop {
+        match channel.receive::<Request>().await? {
+            (Request::Listen, Some(shown)) => {
+                if lives_in(shown.as_fd(), namespace)
+                    && let Ok(shown) = identity::shown(&shown)
+                    && !shown.bound_device
+                {
+                    supervision.listen(shown.cookie, namespace)?;
+                }
+            }
+            (Request::Withdraw, None) => supervision.withdraw(),
+            _ => return Ok(()),
+        }
+    }
+}
+
+/// Whether a socket is of that namespace, and the namespace one that only root can have made.
+pub(crate) fn lives_in(socket: BorrowedFd<'_>, namespace: u64) -> bool {
+    identity::namespace(socket) == Ok(namespace) && netns::belongs_here(socket) == Ok(true)
+}
+
+/// A connected socket, as the kernel describes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ends {
+    pub(crate) cookie: u64,
+    pub(crate) local: SocketAddrV4,
+    pub(crate) remote: SocketAddrV4,
+    /// As the program is told them.
+    names: [SocketAddr; 2],
+}
+
+/// Of a TCP socket of that namespace, with IPv4 addresses. Waits for the socket's lock.
+pub(crate) fn ends(socket: BorrowedFd<'_>, namespace: u64) -> Result<Ends, Reason> {
+    let shown = identity::shown(socket).map_err(|_| Reason::Socket)?;
+    if shown.bound_device || !lives_in(socket, namespace) {
+        return Err(Reason::Socket);
+    }
+    let names = names(socket).ok_or(Reason::NotConnected)?;
+    let [local, remote] = names.map(identity::normalise);
+    let (local, remote) = server::v4(local).zip(server::v4(remote)).ok_or(Reason::Socket)?;
+    Ok(Ends { cookie: shown.cookie, local, remote, names })
+}
+
+fn names(socket: BorrowedFd<'_>) -> Option<[SocketAddr; 2]> {
+    let local = getsockname(socket).ok()?.try_into().ok()?;
+    let remote = getpeername(socket).ok()??.try_into().ok()?;
+    Some([local, remote])
+}
+
+/// Has a host connection say the addresses of the overlay's.
+pub(crate) fn name(shared: &Shared, host: &impl AsRawFd, ends: &Ends) -> std::io::Result<()> {
+    let mut given = shared.names.lock().expect("nobody panics while it is locked");
+    let [local, remote] = ends.names;
+    given.set(host, local, remote).map_err(std::io::Error::other)
+}

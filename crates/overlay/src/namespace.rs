@@ -1,0 +1,69 @@
+//! A container's network namespace, as its host's router knows it: by a socket that was shown.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use shunt_sys::peer::{self, Found};
+use shunt_sys::{Errno, netns};
+
+/// As long as this lives, so does the namespace.
+#[derive(Debug)]
+pub(crate) struct Namespace {
+    handle: OwnedFd,
+    /// Asks the kernel about sockets in it.
+    asker: Mutex<OwnedFd>,
+    /// When an address was last seen to be one of its own, or not.
+    own: Mutex<HashMap<Ipv4Addr, (Instant, bool)>>,
+}
+
+/// For so long an answer about an address is believed.
+const MEMORY: Duration = Duration::from_secs(1);
+/// Of so many addresses.
+const ADDRESSES: usize = 1024;
+
+impl Namespace {
+    /// The one that a socket lives in.
+    pub(crate) fn of(socket: BorrowedFd<'_>) -> Result<Namespace, Errno> {
+        let handle = netns::of_socket(socket)?;
+        let asker = netns::inside(handle.as_fd(), peer::open)?;
+        Ok(Namespace { handle, asker: Mutex::new(asker), own: Mutex::default() })
+    }
+
+    /// Whether it has the address.
+    pub(crate) fn has(&self, address: Ipv4Addr) -> bool {
+        let mut own = self.own.lock().expect(NEVER);
+        if let Some((at, known)) = own.get(&address)
+            && at.elapsed() < MEMORY
+        {
+            return *known;
+        }
+        let bind = || UdpSocket::bind((address, 0)).map(drop).map_err(|_| Errno::ADDRNOTAVAIL);
+        let known = netns::inside(self.handle.as_fd(), bind).is_ok();
+        if own.len() >= ADDRESSES {
+            own.clear();
+        }
+        own.insert(address, (Instant::now(), known));
+        known
+    }
+
+    /// The socket that listens there.
+    pub(crate) fn listener(&self, address: SocketAddrV4) -> Option<Found> {
+        // No connection has the port 0.
+        let nobody = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+        self.find(address.into(), nobody).filter(|found| found.listens)
+    }
+
+    /// The connection that has these addresses.
+    pub(crate) fn connection(&self, local: SocketAddrV4, remote: SocketAddrV4) -> Option<Found> {
+        self.find(local.into(), remote.into()).filter(|found| !found.listens)
+    }
+
+    fn find(&self, local: SocketAddr, remote: SocketAddr) -> Option<Found> {
+        peer::find(&self.asker.lock().expect(NEVER), local, remote).ok().flatten()
+    }
+}
+
+const NEVER: &str = "nobody panics while it is locked";

@@ -1,0 +1,78 @@
+//! Why a connection stays on the overlay. The labels are those of `shunt overlay status`; the codes are what routers tell each other.
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! reasons {
+    ($($name:ident = $code:literal, $label:literal, $sentence:literal;)*) => {
+        /// See the module.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub(crate) enum Reason {
+            $(#[doc = $sentence] $name,)*
+        }
+
+        impl Reason {
+            #[cfg(test)]
+            const ALL: &[Reason] = &[$(Reason::$name),*];
+
+            /// As `shunt overlay status` and docs/overlay.md name it.
+            pub(crate) fn label(self) -> &'static str {
+                match self {
+                    $(Reason::$name => $label,)*
+                }
+            }
+
+            pub(crate) fn code(self) -> u8 {
+                match self {
+                    $(Reason::$name => $code,)*
+                }
+            }
+
+            /// None: another version's.
+            pub(crate) fn from_code(code: u8) -> Option<Reason> {
+                match code {
+                    $($code => Some(Reason::$name),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    SameHost = 1, "same-host", "Both containers are on this host.";
+    UnknownHost = 2, "unknown-host", "No host of the configuration has that address.";
+    NotSupervised = 3, "not-supervised", "No supervised program listens there.";
+    Ambiguous = 4, "ambiguous", "Two network namespaces of the host have that address.";
+    RouterSilent = 5, "router-silent", "The router of the other host did not answer in time, or at all.";
+    Stranger = 6, "stranger", "What answered is no router with the same key and version.";
+    Socket = 7, "socket", "The socket is bound to a device, in a state of its own, or of a namespace that anybody could have made.";
+    Options = 8, "options", "The socket has an option that the other one does not take.";
+    Shared = 9, "shared", "The program has several descriptors of the socket, or too many to look at.";
+    Used = 10, "used", "Bytes had been sent before the program looked whether it was connected.";
+    Late = 11, "late", "The server had accepted it before the client's host offered it.";
+    Impatient = 12, "impatient", "The program did not look in time whether it was connected.";
+    NotOffered = 13, "not-offered", "The client's host did not offer it.";
+    NotCommitted = 14, "not-committed", "The client's host took its offer back.";
+    Mismatch = 15, "mismatch", "What was offered is another connection with the same addresses.";
+    NotFound = 16, "not-found", "The connection that was offered is not there, under those addresses.";
+    Busy = 17, "busy", "The share of its network namespace is used up.";
+    Failed = 18, "failed", "The kernel refused something.";
+    NotConnected = 19, "not-connected", "The overlay connection was not made.";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_is_one_reasons_and_every_label_is_its_name_in_messages() {
+        for reason in Reason::ALL {
+            assert_eq!(Reason::from_code(reason.code()), Some(*reason));
+            assert_eq!(serde_json::to_value(reason).unwrap(), reason.label());
+            let page = include_str!("../../../docs/overlay.md");
+            assert!(page.contains(&format!("`{}`", reason.label())), "docs/overlay.md explains {reason:?}");
+        }
+        assert_eq!(Reason::from_code(0), None);
+    }
+}

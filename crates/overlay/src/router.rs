@@ -1,0 +1,155 @@
+//! A router's life: what it needs of its host, what it listens to, and what it answers.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+use serde_json::{Value, json};
+use shunt_control::{Asked, Control};
+use shunt_kernel::LoadError;
+use shunt_kernel::names::Names;
+use shunt_kernel::sequence::Reader;
+use socket2::{Domain, Protocol, Socket, Type};
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+
+use crate::config::{ConfigError, Loaded};
+use crate::request::{ROUTER, Request};
+use crate::shared::Shared;
+use crate::{local, server};
+
+/// Why a router does not run.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The file is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// An address, or a socket, cannot be had.
+    #[error("cannot listen at {place}: {source}")]
+    Listen {
+        /// Where.
+        place: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// Without them programs would see the host's addresses.
+    #[error(
+        "the kernel's side of the overlay cannot be had, and without it programs would see the addresses of hosts: {0}"
+    )]
+    Kernel(#[from] LoadError),
+    /// Something of tokio's.
+    #[error("cannot wait for sockets: {0}")]
+    Wait(io::Error),
+}
+
+/// How often what nobody accepts is looked for.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// Runs a router until `shutdown` completes. `ready` is called when it serves. Needs a tokio runtime with I/O and time.
+pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+    let loaded = Loaded::read(path)?;
+    raise_descriptor_limit();
+    let control_path = loaded.config.control.clone();
+    let control = Control::open(ROUTER, &control_path).map_err(listening(control_path.display()))?;
+    let reader = Reader::load()?;
+    // Before any socket of the host is made: only those made afterwards can have other names.
+    let names = Names::attach()?;
+    let address = loaded.host().address;
+    let listener = listen(address.into()).map_err(listening(address))?;
+    let place = Place(loaded.config.socket.clone());
+    let supervisors = local::listen(&place.0).map_err(listening(place.0.display()))?;
+    let shared = Shared::new(loaded, names, reader).map_err(|error| Error::Wait(error.into()))?;
+    let shared = Arc::new(shared);
+    let (sender, mut asked) = mpsc::channel(16);
+    ready();
+    tokio::select! {
+        () = shutdown => {}
+        () = control.serve(sender) => {}
+        () = answer(&shared, &mut asked) => {}
+        () = sweep(&shared) => {}
+        () = server::serve(shared.clone(), listener) => {}
+        ended = local::serve(shared.clone(), supervisors) => ended.map_err(Error::Wait)?,
+    }
+    Ok(())
+}
+
+/// The file of the socket for supervisors, as long as the router runs.
+struct Place(PathBuf);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+async fn answer(shared: &Shared, asked: &mut mpsc::Receiver<Asked<Request>>) {
+    let began = Instant::now();
+    while let Some((Request::Status, answer)) = asked.recv().await {
+        let _ = answer.send(Ok(status(shared, began)));
+    }
+}
+
+fn status(shared: &Shared, began: Instant) -> Value {
+    let config = &shared.loaded.config;
+    json!({
+        "name": config.name,
+        "uptime-seconds": began.elapsed().as_secs(),
+        "connections": shared.metrics.report(),
+        "now": shared.report(),
+        "config": config,
+    })
+}
+
+async fn sweep(shared: &Shared) {
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        shared.sweep();
+    }
+}
+
+/// Takes both families where the host has both: what is accepted can become an IPv4 socket, and not the other way round.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let mapped = match address {
+        SocketAddr::V4(v4) => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
+        v6 => v6,
+    };
+    let socket = match open(Domain::IPV6, mapped) {
+        Err(error) if is_missing(&error) => open(Domain::IPV4, address)?,
+        opened => opened?,
+    };
+    TcpListener::from_std(socket.into())
+}
+
+fn open(domain: Domain, address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+    if domain == Domain::IPV6 {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(1024)?;
+    Ok(socket)
+}
+
+/// A kernel without IPv6.
+fn is_missing(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
+}
+
+fn listening(place: impl ToString) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::Listen { place: place.to_string(), source }
+}
+
+/// A conversation takes some descriptors.
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "the descriptor limit stays as it is");
+    }
+}

@@ -1,0 +1,208 @@
+//! The server's side of a conversation between routers: who would accept a connection, which socket it is, and what was promised. And
+//! what becomes of a socket that was accepted.
+
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use shunt_kernel::sequence::Origin;
+use shunt_sys::peer::Found;
+use shunt_sys::{identity, options};
+use socket2::{Domain, SockRef};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout, timeout_at};
+
+use crate::errand::Theirs;
+use crate::local;
+use crate::metrics::End;
+use crate::namespace::Namespace;
+use crate::reason::Reason;
+use crate::shared::{Claim, Promised, Shared};
+use crate::wire::{Talk, WireError};
+
+/// A router that has connected says at once what it wants.
+const FIRST: Duration = Duration::from_secs(2);
+/// The kernel gives up a connection that is not answered after a little more than two minutes.
+const CONNECTING: Duration = Duration::from_secs(180);
+/// Beyond the client's patience, for its last message to arrive.
+const GRACE: Duration = Duration::from_secs(1);
+/// The last segment of the overlay's handshake may arrive after the offer, and so may the question of who has accepted it.
+const HANDSHAKE: Duration = Duration::from_millis(50);
+
+/// Takes other routers in.
+pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, from)) => drop(tokio::spawn(admit(shared.clone(), stream, from))),
+            Err(_) => sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+async fn admit(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr) {
+    let address = v4(identity::normalise(from));
+    let host = address.and_then(|address| shared.loaded.config.host_at(*address.ip()));
+    let (Some(host), Some(_visit)) = (host, shared.visit()) else {
+        shared.metrics.stranger();
+        return;
+    };
+    let host = *host.address.ip();
+    let _ = stream.set_nodelay(true);
+    match converse(&shared, stream, host).await {
+        Ok(()) | Err(WireError::Refused(_)) => {}
+        Err(WireError::Stranger) => {
+            if shared.metrics.stranger() {
+                tracing::warn!(%host, "what has connected is no router with this key: others are only counted");
+            }
+        }
+        Err(error) => tracing::debug!(%host, %error, "a conversation has ended"),
+    }
+}
+
+async fn converse(shared: &Arc<Shared>, stream: TcpStream, host: Ipv4Addr) -> Result<(), WireError> {
+    let key = shared.loaded.key.clone();
+    let mut talk = Talk::new(stream, &key);
+    let ask = within(FIRST, talk.asked()).await?;
+    let (listener, namespace) = match shared.listener(ask.destination) {
+        Ok(found) => found,
+        Err(reason) => return talk.answer(Some(reason)).await,
+    };
+    let expected = shared.expect(listener, host);
+    talk.answer(None).await?;
+    let offer = within(CONNECTING, talk.offered()).await?;
+    let is_its_own =
+        shared.loaded.config.host_of(*offer.source.ip()).map(|it| *it.address.ip()) == Some(host);
+    let found = match is_its_own {
+        true => find(shared, &namespace, ask.destination, offer.source).await,
+        false => None,
+    };
+    let promised = found.ok_or(Reason::NotFound).and_then(|found| {
+        let addresses = (ask.destination, offer.source);
+        shared.promise(found.cookie, listener, namespace, addresses, offer.origin)
+    });
+    // Whoever waits for an offer finds a promise now.
+    drop(expected);
+    let promised = match promised {
+        Ok(promised) => promised,
+        Err(reason) => return talk.promise(Some(reason)).await,
+    };
+    talk.promise(None).await?;
+    within(shared.loaded.config.patience() + GRACE, talk.committed()).await?;
+    keep(promised, talk.into_stream())?;
+    shared.changed.notify_waiters();
+    Ok(())
+}
+
+/// The server's end of the connection: it waits to be accepted, or somebody who has accepted it waits for an answer. Who has accepted it
+/// and does not ask will not take what is promised.
+async fn find(
+    shared: &Shared,
+    namespace: &Namespace,
+    local: SocketAddrV4,
+    remote: SocketAddrV4,
+) -> Option<Found> {
+    let deadline = Instant::now() + HANDSHAKE.max(shared.loaded.config.patience());
+    loop {
+        let found = namespace.connection(local, remote);
+        let found = found.filter(|found| !found.held || shared.is_waited_for(found.cookie));
+        if found.is_some() || Instant::now() >= deadline {
+            return found;
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn keep(promised: Promised, stream: TcpStream) -> std::io::Result<()> {
+    // Where it is too late the connection is closed, and the client knows.
+    promised.commit(stream.into_std()?.into());
+    Ok(())
+}
+
+async fn within<T>(
+    limit: Duration,
+    talk: impl Future<Output = Result<T, WireError>>,
+) -> Result<T, WireError> {
+    timeout(limit, talk).await.unwrap_or_else(|late| Err(WireError::Io(late.into())))
+}
+
+/// The host connection that takes the place of a socket that was accepted, with its names and options.
+pub(crate) async fn accepted(
+    shared: &Arc<Shared>,
+    socket: Theirs,
+    namespace: u64,
+) -> Result<OwnedFd, Reason> {
+    let socket = Arc::new(socket);
+    let shown = socket.clone();
+    let ends = shared.errands.ask(namespace, move || local::ends(shown.as_fd(), namespace)).await??;
+    let _waiting = shared.wait_for(ends.cookie);
+    let taken = await_claim(shared, ends.cookie, ends.local, ends.remote).await;
+    let (connection, origin) = taken.inspect_err(|_| shared.stay(ends.cookie))?;
+    if !mirrors(shared, &socket, ends.cookie, origin) {
+        shared.metrics.reset();
+        return Err(Reason::Mismatch);
+    }
+    let connection = shared.errands.ask(namespace, move || likeness(&socket, connection)).await??;
+    local::name(shared, &connection, &ends).map_err(|_| Reason::Failed)?;
+    shared.metrics.took(End::Server);
+    Ok(connection)
+}
+
+async fn await_claim(
+    shared: &Shared,
+    cookie: u64,
+    local: SocketAddrV4,
+    remote: SocketAddrV4,
+) -> Result<(OwnedFd, Origin), Reason> {
+    let config = &shared.loaded.config;
+    let host = config.host_of(*remote.ip()).map(|host| *host.address.ip());
+    let listener = shared.listener(local).ok().map(|(listener, _)| listener);
+    let begun = tokio::time::Instant::now();
+    let mut unknown = Reason::NotOffered;
+    loop {
+        let changed = shared.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        let (limit, reason) = match shared.claim(cookie, listener, host) {
+            Claim::Taken(connection, origin) => return Ok((connection, origin)),
+            Claim::Promised => {
+                unknown = Reason::NotCommitted;
+                (config.patience() + GRACE, unknown)
+            }
+            Claim::Expected => (config.patience(), Reason::NotOffered),
+            Claim::Unknown => return Err(unknown),
+        };
+        if timeout_at(begun + limit, changed).await.is_err() {
+            return Err(reason);
+        }
+    }
+}
+
+/// Whether the client's end is that of this very connection (O3).
+fn mirrors(shared: &Shared, socket: &Theirs, cookie: u64, client: Origin) -> bool {
+    let seen = shared.reader.lock().expect(NEVER).look(socket, cookie);
+    seen.is_ok_and(|seen| client.mirrored().contains(&seen.origin))
+}
+
+/// Makes the host connection one of the family that the program expects, with what it has set on its listening socket.
+fn likeness(socket: &Theirs, connection: OwnedFd) -> Result<OwnedFd, Reason> {
+    let domain = |socket: SockRef<'_>| socket.domain().map_err(|_| Reason::Failed);
+    let (wanted, given) = (domain(SockRef::from(socket))?, domain(SockRef::from(&connection))?);
+    if wanted == Domain::IPV4 && given != wanted {
+        options::become_ipv4(&connection).map_err(|_| Reason::Failed)?;
+    } else if given != wanted {
+        return Err(Reason::Failed);
+    }
+    // The client has it already: an option that cannot be copied is left as it is.
+    let _ = options::copy(socket, &connection);
+    Ok(connection)
+}
+
+pub(crate) fn v4(address: SocketAddr) -> Option<SocketAddrV4> {
+    match address {
+        SocketAddr::V4(address) => Some(address),
+        SocketAddr::V6(_) => None,
+    }
+}
+
+const NEVER: &str = "nobody panics while it is locked";

@@ -1,0 +1,470 @@
+//! What all conversations of a router share: who listens, what is promised to whom, and how much of the router each namespace uses.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use shunt_kernel::names::Names;
+use shunt_kernel::sequence::{Origin, Reader};
+use shunt_sys::{Errno, identity, peer};
+use tokio::sync::Notify;
+
+use crate::config::Loaded;
+use crate::errand::{Errands, Theirs};
+use crate::metrics::Metrics;
+use crate::namespace::Namespace;
+use crate::reason::Reason;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) loaded: Loaded,
+    pub(crate) metrics: Metrics,
+    pub(crate) errands: Arc<Errands>,
+    pub(crate) names: Mutex<Names>,
+    pub(crate) reader: Mutex<Reader>,
+    /// Asks the kernel about sockets of the host.
+    asker: OwnedFd,
+    state: Mutex<State>,
+    /// A promise, a commitment or an end: whoever waits for one looks again.
+    pub(crate) changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    supervisors: HashMap<u64, Supervisor>,
+    next: u64,
+    /// By their cookies.
+    namespaces: HashMap<u64, (Arc<Namespace>, usize)>,
+    /// By their cookies.
+    listeners: HashMap<u64, Listener>,
+    /// What was asked for and not offered yet: the listener, and the client's host.
+    asked: HashMap<(u64, Ipv4Addr), usize>,
+    /// By the cookie of the socket that the server's program accepts.
+    promises: HashMap<u64, Promise>,
+    /// Sockets that have been accepted by somebody who waits for an answer.
+    waiting: BTreeSet<u64>,
+    /// Sockets that have stayed on the overlay, by their cookies.
+    stayed: BTreeSet<u64>,
+    stayed_order: VecDeque<u64>,
+    /// Conversations of each namespace.
+    shares: HashMap<u64, usize>,
+    /// Conversations that other routers have begun.
+    visitors: usize,
+    /// Overlay connections whose places others have taken.
+    held: Vec<Held>,
+    /// Routers that were not there, until when they are not asked.
+    silent: HashMap<Ipv4Addr, Instant>,
+}
+
+/// The client's end of an overlay connection, as long as there is the host connection that has its names: no other gets its port.
+#[derive(Debug)]
+struct Held {
+    _overlay: Theirs,
+    local: SocketAddr,
+    remote: SocketAddr,
+}
+
+#[derive(Debug)]
+struct Supervisor {
+    namespace: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Listener {
+    supervisor: u64,
+    namespace: u64,
+}
+
+/// What the server's router has said to the client's.
+#[derive(Debug)]
+struct Promise {
+    listener: u64,
+    namespace: Arc<Namespace>,
+    local: SocketAddrV4,
+    remote: SocketAddrV4,
+    origin: Origin,
+    /// The host connection, once it is committed.
+    committed: Option<(OwnedFd, Instant)>,
+}
+
+/// What the server's router knows of a socket that was accepted.
+#[derive(Debug)]
+pub(crate) enum Claim {
+    /// It is this host connection's, of a client whose streams begin there.
+    Taken(OwnedFd, Origin),
+    /// That will be known soon.
+    Promised,
+    /// An offer may be on its way.
+    Expected,
+    /// No.
+    Unknown,
+}
+
+/// A namespace may have so many conversations under way.
+const SHARE: usize = 1024;
+/// So many conversations other routers may have under way.
+const VISITORS: usize = 4096;
+/// So many listening sockets a supervisor may show.
+const LISTENERS: usize = 4096;
+/// So many supervisors a namespace may have.
+const SUPERVISORS: usize = 1024;
+/// So many sockets are remembered to have stayed.
+const STAYED: usize = 65_536;
+/// So many overlay connections are kept: each is a descriptor.
+const HELD: usize = 65_536;
+/// A router that was not there is not asked for so long.
+const SILENCE: Duration = Duration::from_secs(1);
+
+impl Shared {
+    pub(crate) fn new(loaded: Loaded, names: Names, reader: Reader) -> Result<Shared, Errno> {
+        Ok(Shared {
+            loaded,
+            metrics: Metrics::default(),
+            errands: Arc::new(Errands::new(tokio::runtime::Handle::current())),
+            names: Mutex::new(names),
+            reader: Mutex::new(reader),
+            asker: peer::open()?,
+            state: Mutex::default(),
+            changed: Notify::new(),
+        })
+    }
+
+    /// Room for one more conversation of a namespace.
+    pub(crate) fn share(self: &Arc<Shared>, namespace: u64) -> Option<Share> {
+        let mut state = self.state();
+        let count = state.shares.entry(namespace).or_default();
+        if *count >= SHARE {
+            return None;
+        }
+        *count += 1;
+        Some(Share { shared: self.clone(), namespace })
+    }
+
+    /// Room for one more conversation of another router.
+    pub(crate) fn visit(self: &Arc<Shared>) -> Option<Visit> {
+        let mut state = self.state();
+        if state.visitors >= VISITORS {
+            return None;
+        }
+        state.visitors += 1;
+        Some(Visit(self.clone()))
+    }
+
+    /// A supervisor in the namespace of a socket that it has shown.
+    pub(crate) fn supervise(
+        self: &Arc<Shared>,
+        namespace: u64,
+        socket: impl AsFd,
+    ) -> Result<Supervision, Errno> {
+        let mut state = self.state();
+        match state.namespaces.get_mut(&namespace) {
+            Some((_, supervisors)) if *supervisors >= SUPERVISORS => return Err(Errno::MFILE),
+            Some((_, supervisors)) => *supervisors += 1,
+            None => {
+                let known = Arc::new(Namespace::of(socket.as_fd())?);
+                state.namespaces.insert(namespace, (known, 1));
+            }
+        }
+        let id = state.next;
+        state.next += 1;
+        state.supervisors.insert(id, Supervisor { namespace });
+        Ok(Supervision { shared: self.clone(), id })
+    }
+
+    /// Which listening socket would get a connection to `destination`.
+    pub(crate) fn listener(&self, destination: SocketAddrV4) -> Result<(u64, Arc<Namespace>), Reason> {
+        let namespaces: Vec<(u64, Arc<Namespace>)> =
+            self.state().namespaces.iter().map(|(cookie, (known, _))| (*cookie, known.clone())).collect();
+        let mut having = namespaces.into_iter().filter(|(_, known)| known.has(*destination.ip()));
+        let (cookie, namespace) = having.next().ok_or(Reason::NotSupervised)?;
+        if having.next().is_some() {
+            return Err(Reason::Ambiguous);
+        }
+        let found = namespace.listener(destination).ok_or(Reason::NotSupervised)?;
+        let state = self.state();
+        // Whoever accepts must be able to ask.
+        if state.shares.get(&cookie).is_some_and(|count| *count > SHARE / 2) {
+            return Err(Reason::Busy);
+        }
+        match state.listeners.get(&found.cookie) {
+            Some(listener) if listener.namespace == cookie => Ok((found.cookie, namespace)),
+            _ => Err(Reason::NotSupervised),
+        }
+    }
+
+    /// An offer is to be expected until what is returned is dropped.
+    pub(crate) fn expect(self: &Arc<Shared>, listener: u64, host: Ipv4Addr) -> Expected {
+        *self.state().asked.entry((listener, host)).or_default() += 1;
+        Expected { shared: self.clone(), key: (listener, host) }
+    }
+
+    /// Whoever accepts the socket `cookie` gets what is committed, until what is returned is dropped.
+    pub(crate) fn promise(
+        self: &Arc<Shared>,
+        cookie: u64,
+        listener: u64,
+        namespace: Arc<Namespace>,
+        (local, remote): (SocketAddrV4, SocketAddrV4),
+        origin: Origin,
+    ) -> Result<Promised, Reason> {
+        let mut state = self.state();
+        if state.stayed.contains(&cookie) {
+            return Err(Reason::Late);
+        }
+        if !state.listeners.contains_key(&listener) {
+            return Err(Reason::NotSupervised);
+        }
+        if state.promises.contains_key(&cookie) {
+            return Err(Reason::Mismatch);
+        }
+        let promise = Promise { listener, namespace, local, remote, origin, committed: None };
+        state.promises.insert(cookie, promise);
+        drop(state);
+        self.changed.notify_waiters();
+        Ok(Promised { shared: self.clone(), cookie })
+    }
+
+    /// What there is for a socket that was accepted from that listener, of a client on that host.
+    pub(crate) fn claim(&self, cookie: u64, listener: Option<u64>, host: Option<Ipv4Addr>) -> Claim {
+        let mut state = self.state();
+        if let Some(promise) = state.promises.get_mut(&cookie) {
+            let Some((connection, _)) = promise.committed.take() else { return Claim::Promised };
+            let origin = promise.origin;
+            state.promises.remove(&cookie);
+            return Claim::Taken(connection, origin);
+        }
+        let is_expected = listener.zip(host).is_some_and(|key| state.asked.contains_key(&key));
+        if is_expected { Claim::Expected } else { Claim::Unknown }
+    }
+
+    /// A program has accepted the socket, and waits for an answer until what is returned is dropped.
+    pub(crate) fn wait_for(self: &Arc<Shared>, cookie: u64) -> Waiting {
+        self.state().waiting.insert(cookie);
+        Waiting { shared: self.clone(), cookie }
+    }
+
+    /// Whether one does.
+    pub(crate) fn is_waited_for(&self, cookie: u64) -> bool {
+        self.state().waiting.contains(&cookie)
+    }
+
+    /// The socket stays on the overlay, whatever comes.
+    pub(crate) fn stay(&self, cookie: u64) {
+        let mut state = self.state();
+        state.promises.remove(&cookie);
+        if state.stayed.insert(cookie) {
+            state.stayed_order.push_back(cookie);
+        }
+        if state.stayed_order.len() > STAYED
+            && let Some(oldest) = state.stayed_order.pop_front()
+        {
+            state.stayed.remove(&oldest);
+        }
+    }
+
+    /// Whether a router was there when it was asked last.
+    pub(crate) fn is_silent(&self, host: Ipv4Addr) -> bool {
+        self.state().silent.get(&host).is_some_and(|until| Instant::now() < *until)
+    }
+
+    pub(crate) fn was_silent(&self, host: Ipv4Addr) {
+        self.state().silent.insert(host, Instant::now() + SILENCE);
+    }
+
+    /// Keeps an overlay connection as long as the program has the host connection with these addresses.
+    pub(crate) fn hold(&self, overlay: Theirs, (local, remote): (SocketAddr, SocketAddr)) {
+        let [local, remote] = [local, remote].map(identity::normalise);
+        let mut state = self.state();
+        if state.held.len() < HELD {
+            state.held.push(Held { _overlay: overlay, local, remote });
+        }
+    }
+
+    /// Lets go what nobody has any more.
+    fn let_go(&self) {
+        // Whoever comes meanwhile is looked at next time.
+        let mut held = std::mem::take(&mut self.state().held);
+        held.retain(|it| {
+            let found = peer::find(&self.asker, it.local, it.remote);
+            // In doubt it is kept: the kernel may have had no room for the answer.
+            found.is_err() || found.is_ok_and(|found| found.is_some_and(|found| found.held && !found.listens))
+        });
+        self.state().held.append(&mut held);
+    }
+
+    /// Drops what is committed and cannot be accepted any more, or was by somebody who did not ask; and lets go of what has ended.
+    pub(crate) fn sweep(&self) {
+        self.let_go();
+        let grace = 2 * self.loaded.config.patience() + SILENCE;
+        let committed: Vec<(u64, Arc<Namespace>, SocketAddrV4, SocketAddrV4, bool)> = self
+            .state()
+            .promises
+            .iter()
+            .filter_map(|(cookie, promise)| {
+                let (_, since) = promise.committed.as_ref()?;
+                let is_old = since.elapsed() > grace;
+                Some((*cookie, promise.namespace.clone(), promise.local, promise.remote, is_old))
+            })
+            .collect();
+        for (cookie, namespace, local, remote, is_old) in committed {
+            let found = namespace.connection(local, remote).filter(|found| found.cookie == cookie);
+            let is_lost = is_old && found.is_none_or(|found| found.held);
+            if is_lost && self.state().promises.remove(&cookie).is_some() {
+                self.metrics.reset();
+            }
+        }
+    }
+
+    pub(crate) fn report(&self) -> Value {
+        let state = self.state();
+        let namespaces: BTreeSet<u64> =
+            state.supervisors.values().map(|supervisor| supervisor.namespace).collect();
+        json!({
+            "supervisors": state.supervisors.len(),
+            "namespaces": namespaces.len(),
+            "listeners": state.listeners.len(),
+            "promises": state.promises.len(),
+            "held": state.held.len(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nobody panics while it is locked")
+    }
+}
+
+/// A supervisor, as long as it is connected.
+#[derive(Debug)]
+pub(crate) struct Supervision {
+    shared: Arc<Shared>,
+    id: u64,
+}
+
+impl Supervision {
+    /// This listening socket is supervised.
+    pub(crate) fn listen(&self, cookie: u64, namespace: u64) -> Result<(), Errno> {
+        let mut state = self.shared.state();
+        let count = state.listeners.values().filter(|listener| listener.supervisor == self.id).count();
+        if count >= LISTENERS {
+            return Err(Errno::MFILE);
+        }
+        state.listeners.insert(cookie, Listener { supervisor: self.id, namespace });
+        Ok(())
+    }
+
+    /// None is any more.
+    pub(crate) fn withdraw(&self) {
+        self.shared.state().listeners.retain(|_, listener| listener.supervisor != self.id);
+    }
+}
+
+impl Drop for Supervision {
+    fn drop(&mut self) {
+        self.withdraw();
+        let mut state = self.shared.state();
+        let Some(supervisor) = state.supervisors.remove(&self.id) else { return };
+        if let Some((_, supervisors)) = state.namespaces.get_mut(&supervisor.namespace) {
+            *supervisors -= 1;
+            if *supervisors == 0 {
+                state.namespaces.remove(&supervisor.namespace);
+            }
+        }
+        let State { promises, listeners, .. } = &mut *state;
+        promises.retain(|_, promise| listeners.contains_key(&promise.listener));
+    }
+}
+
+/// See [`Shared::share`].
+#[derive(Debug)]
+pub(crate) struct Share {
+    shared: Arc<Shared>,
+    namespace: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        if let Some(count) = state.shares.get_mut(&self.namespace) {
+            *count -= 1;
+            if *count == 0 {
+                state.shares.remove(&self.namespace);
+            }
+        }
+    }
+}
+
+/// See [`Shared::visit`].
+#[derive(Debug)]
+pub(crate) struct Visit(Arc<Shared>);
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        self.0.state().visitors -= 1;
+    }
+}
+
+/// See [`Shared::expect`].
+#[derive(Debug)]
+pub(crate) struct Expected {
+    shared: Arc<Shared>,
+    key: (u64, Ipv4Addr),
+}
+
+impl Drop for Expected {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        if let Some(count) = state.asked.get_mut(&self.key) {
+            *count -= 1;
+            if *count == 0 {
+                state.asked.remove(&self.key);
+            }
+        }
+        drop(state);
+        self.shared.changed.notify_waiters();
+    }
+}
+
+/// See [`Shared::wait_for`].
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    shared: Arc<Shared>,
+    cookie: u64,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.shared.state().waiting.remove(&self.cookie);
+    }
+}
+
+/// See [`Shared::promise`].
+#[derive(Debug)]
+pub(crate) struct Promised {
+    shared: Arc<Shared>,
+    cookie: u64,
+}
+
+impl Promised {
+    /// This is the host connection. False: too late, it stays on the overlay.
+    pub(crate) fn commit(self, connection: OwnedFd) -> bool {
+        let mut state = self.shared.state();
+        let Some(promise) = state.promises.get_mut(&self.cookie) else { return false };
+        promise.committed = Some((connection, Instant::now()));
+        true
+    }
+}
+
+impl Drop for Promised {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        if state.promises.get(&self.cookie).is_some_and(|promise| promise.committed.is_none()) {
+            state.promises.remove(&self.cookie);
+        }
+        drop(state);
+        self.shared.changed.notify_waiters();
+    }
+}

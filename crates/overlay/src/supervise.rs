@@ -1,0 +1,113 @@
+//! Puts this process, and the program that it is to become, under a supervisor: a process beside it, which is nobody's child and ends
+//! with the last process that it serves.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, capabilities, set_no_new_privs};
+use shunt_sys::apart;
+use shunt_sys::seccomp::{self, Listener};
+use shunt_sys::{Errno, seqpacket};
+use thiserror::Error;
+
+use crate::supervisor::{self, CALLS};
+
+/// Why the program goes without a supervisor.
+#[derive(Debug, Error)]
+pub enum SuperviseError {
+    /// Another one shows its calls to somebody already: a supervisor of shunt's, or of the container's runtime.
+    #[error("its system calls are shown to another supervisor already, and the kernel allows one")]
+    Supervised,
+    /// The kernel says no.
+    #[error("{what}: {source}")]
+    Kernel {
+        /// What was tried.
+        what: &'static str,
+        /// Why not.
+        source: Errno,
+    },
+    /// The supervisor has ended before it began.
+    #[error("its supervisor did not start")]
+    Gone,
+}
+
+/// What there is to say though everything works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Supervised {
+    /// The router was there.
+    Ready,
+    /// It was not: connections are the overlay's until it is.
+    WithoutRouter,
+}
+
+/// The supervisor answers at once, or not at all.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// From now on the calls of this process that make connections are shown to a supervisor, which asks the router at `router`. Must be called
+/// while the process has one thread.
+pub fn supervise(router: &Path) -> Result<Supervised, SuperviseError> {
+    let kernel = |what| move |source| SuperviseError::Kernel { what, source };
+    let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    let (near, far) = pair.map_err(kernel("a pair of sockets"))?;
+    let place = router.to_owned();
+    apart::beside(far, move |parent| live(parent, &place)).map_err(kernel("a process for the supervisor"))?;
+    let mut near = UnixStream::from(near);
+    let _ = near.set_read_timeout(Some(LIMIT));
+    // It is there before anything is shown to it.
+    let mut word = [0];
+    near.read_exact(&mut word).map_err(|_| SuperviseError::Gone)?;
+    let listener = watch()?;
+    seqpacket::send(&near, b"l", &[listener.as_fd()]).map_err(kernel("the supervisor does not listen"))?;
+    Ok(if word == [READY] { Supervised::Ready } else { Supervised::WithoutRouter })
+}
+
+const READY: u8 = b'r';
+const WITHOUT_ROUTER: u8 = b'w';
+
+fn watch() -> Result<Listener, SuperviseError> {
+    let is_privileged =
+        capabilities(None).is_ok_and(|held| held.effective.contains(CapabilitySet::SYS_ADMIN));
+    let kernel = |what| move |source| SuperviseError::Kernel { what, source };
+    if !is_privileged {
+        // Else the kernel takes no filter, since a setuid program could be fooled by it.
+        set_no_new_privs(true).map_err(kernel("no_new_privs"))?;
+    }
+    seccomp::watch(&CALLS).map_err(|error| match error {
+        Errno::BUSY => SuperviseError::Supervised,
+        source => SuperviseError::Kernel { what: "a seccomp filter with a listener (Linux 5.19)", source },
+    })
+}
+
+/// The life of the supervisor's process.
+fn live(parent: OwnedFd, router: &Path) {
+    apart::ignore_endings();
+    let _ = rustix::process::setsid();
+    // A connection takes some descriptors for a moment; what the program may have is its own affair.
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = setrlimit(Resource::Nofile, limit);
+    let supervisor = supervisor::Supervisor::new(router);
+    let word = if supervisor.has_router() { READY } else { WITHOUT_ROUTER };
+    let mut stream = UnixStream::from(parent);
+    if stream.write_all(&[word]).is_err() {
+        return;
+    }
+    if let Some(listener) = receive(&stream) {
+        drop(stream);
+        supervisor.serve(listener);
+    }
+}
+
+fn receive(stream: &UnixStream) -> Option<Listener> {
+    let ready = rustix::event::PollFlags::IN;
+    let mut polled = [rustix::event::PollFd::new(stream, ready)];
+    // The caller sends it, or ends.
+    rustix::event::poll(&mut polled, None).ok()?;
+    let (_, mut descriptors) = seqpacket::recv(stream, &mut [0; 1]).ok()?;
+    descriptors.take_first().map(Listener::from_fd)
+}

@@ -1,0 +1,289 @@
+//! A supervisor: it is shown the calls of a program that make connections, and has them made as before, or on the host network.
+//!
+//! One thread takes what is shown and lets go at once what is nothing to it. What may have to wait gets a thread of its own. A call that
+//! has been shown is always answered: by what it would have been without a supervisor, if in doubt.
+
+mod accept;
+mod address;
+mod connect;
+mod link;
+mod process;
+mod replace;
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt;
+use shunt_sys::seccomp::{Listener, Notification, Watched};
+use shunt_sys::{Errno, identity, other, tcp};
+
+use accept::Strays;
+use address::Address;
+use connect::Pending;
+use link::Link;
+
+/// What is shown.
+pub(crate) const CALLS: [Watched; 6] = [
+    Watched { number: libc::SYS_connect, only_if: &[] },
+    Watched { number: libc::SYS_accept, only_if: &[] },
+    Watched { number: libc::SYS_accept4, only_if: &[] },
+    Watched { number: libc::SYS_listen, only_if: &[] },
+    Watched {
+        number: libc::SYS_getsockopt,
+        only_if: &[(1, libc::SOL_SOCKET as u32), (2, libc::SO_ERROR as u32)],
+    },
+    Watched { number: libc::SYS_io_uring_setup, only_if: &[] },
+];
+
+/// So many calls may wait at a time; what comes beyond is made as without a supervisor.
+const JOBS: usize = 512;
+/// A job needs little.
+const STACK: usize = 256 * 1024;
+/// How often the router, and what has been forgotten, is looked after.
+const TICK: Duration = Duration::from_secs(1);
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Supervisor {
+    link: Link,
+    pending: Pending,
+    strays: Strays,
+    /// Listening sockets that the router has been shown, by their cookies.
+    shown: Mutex<HashSet<u64>>,
+    /// Connections may be accepted where nobody sees that: by an io_uring, or by a call for which there was no thread.
+    is_blind: AtomicBool,
+    jobs: AtomicUsize,
+}
+
+/// A call, and what answers it.
+#[derive(Clone, Debug)]
+struct Call {
+    listener: Arc<Listener>,
+    notification: Notification,
+}
+
+impl Supervisor {
+    pub(crate) fn new(router: &Path) -> Supervisor {
+        Supervisor {
+            link: Link::new(router),
+            pending: Pending::default(),
+            strays: Strays::default(),
+            shown: Mutex::default(),
+            is_blind: AtomicBool::new(false),
+            jobs: AtomicUsize::new(0),
+        }
+    }
+
+    pub(crate) fn has_router(&self) -> bool {
+        self.link.is_up()
+    }
+
+    /// Until nobody is left under the filter.
+    pub(crate) fn serve(self, listener: Listener) {
+        listener.hand_over();
+        let (supervisor, listener) = (Arc::new(self), Arc::new(listener));
+        let keeper = supervisor.clone();
+        // A router that hangs must not keep calls waiting.
+        let kept = std::thread::Builder::new().stack_size(STACK).spawn(move || keeper.keep());
+        if kept.is_err() {
+            supervisor.link.hang_up();
+        }
+        loop {
+            let mut polled = [PollFd::new(&*listener, PollFlags::IN)];
+            match poll(&mut polled, None) {
+                Ok(_) if polled[0].revents().contains(PollFlags::HUP) => return,
+                Ok(_) => match listener.next() {
+                    Ok(notification) => {
+                        supervisor.dispatch(Call { listener: listener.clone(), notification });
+                    }
+                    // Its thread has died, or was interrupted before it was taken.
+                    Err(Errno::NOENT | Errno::INTR) => {}
+                    Err(_) => return,
+                },
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Until the process ends.
+    fn keep(&self) {
+        loop {
+            std::thread::sleep(TICK);
+            self.pending.forget_old();
+            self.strays.forget_old();
+            if self.link.look_after() {
+                // Another router, which has been shown nothing.
+                self.shown.lock().expect(NEVER).clear();
+            }
+        }
+    }
+
+    fn dispatch(self: &Arc<Supervisor>, call: Call) {
+        if !self.link.is_up() && self.strays.is_empty() {
+            call.proceed();
+            return;
+        }
+        match call.notification.number {
+            libc::SYS_connect => match Address::of_connect(&call) {
+                Some(address) if self.link.covers(*address.v4.ip()) => {
+                    self.spawn(call, move |supervisor, call| supervisor.connect(call, address));
+                }
+                _ => call.proceed(),
+            },
+            libc::SYS_getsockopt if !self.pending.is_empty() => {
+                self.spawn(call, |supervisor, call| supervisor.look(call));
+            }
+            libc::SYS_accept | libc::SYS_accept4 => match self.listening(&call) {
+                Some((socket, cookie)) => {
+                    self.show(&socket, cookie);
+                    self.accept(call, socket, cookie);
+                }
+                None => call.proceed(),
+            },
+            libc::SYS_listen => self.listen(&call),
+            libc::SYS_io_uring_setup => {
+                self.go_blind();
+                call.proceed();
+            }
+            _ => call.proceed(),
+        }
+    }
+
+    /// On a thread of its own, or, if there may be none, as without a supervisor.
+    fn spawn(self: &Arc<Supervisor>, call: Call, job: impl FnOnce(&Arc<Supervisor>, &Call) + Send + 'static) {
+        let fallback = call.clone();
+        if !self.try_spawn(call, job) {
+            fallback.proceed();
+        }
+    }
+
+    /// Whether there could be one more thread.
+    fn try_spawn(
+        self: &Arc<Supervisor>,
+        call: Call,
+        job: impl FnOnce(&Arc<Supervisor>, &Call) + Send + 'static,
+    ) -> bool {
+        if self.jobs.fetch_add(1, Relaxed) >= JOBS {
+            self.jobs.fetch_sub(1, Relaxed);
+            return false;
+        }
+        let supervisor = self.clone();
+        let thread = std::thread::Builder::new().stack_size(STACK).spawn(move || {
+            job(&supervisor, &call);
+            supervisor.jobs.fetch_sub(1, Relaxed);
+        });
+        if thread.is_err() {
+            self.jobs.fetch_sub(1, Relaxed);
+        }
+        thread.is_ok()
+    }
+
+    /// No more connections are promised to this program.
+    fn go_blind(&self) {
+        if !self.is_blind.swap(true, Relaxed) {
+            self.link.withdraw();
+            self.shown.lock().expect(NEVER).clear();
+        }
+    }
+
+    /// listen is made here, since the router can be shown the socket only afterwards.
+    fn listen(&self, call: &Call) {
+        let Some(socket) = call.socket() else { return call.proceed() };
+        if !self.may_listen(&socket) {
+            return call.proceed();
+        }
+        let result = rustix::net::listen(&socket, call.notification.arguments[1] as i32);
+        if let (Ok(()), Ok(cookie)) = (result, sockopt::socket_cookie(&socket)) {
+            self.show(&socket, cookie);
+        }
+        call.answer(result.map(|()| 0));
+    }
+
+    /// The socket that accept is called on, if it listens for the overlay.
+    fn listening(&self, call: &Call) -> Option<(OwnedFd, u64)> {
+        let socket = match other::descriptor(call.thread(), call.number()) {
+            Ok(socket) if call.waits() => socket,
+            // A program that has become another user's, or hides from everybody; or nothing more can be had here.
+            Err(error) if error != Errno::BADF && call.waits() => {
+                self.go_blind();
+                return None;
+            }
+            _ => return None,
+        };
+        let is_ours = self.may_listen(&socket) && tcp::state(&socket) == Ok(tcp::LISTEN);
+        let cookie = is_ours.then(|| sockopt::socket_cookie(&socket).ok()).flatten()?;
+        Some((socket, cookie))
+    }
+
+    /// A TCP socket whose address, if it has one, is the overlay's or any. Those that share their port are left alone: another process
+    /// may get the connection.
+    fn may_listen(&self, socket: &OwnedFd) -> bool {
+        let is_tcp = identity::shown(socket).is_ok_and(|shown| !shown.bound_device);
+        let shares = sockopt::socket_reuseport(socket).unwrap_or(true);
+        is_tcp
+            && !shares
+            && Address::of_socket(socket)
+                .is_some_and(|address| address.ip().is_unspecified() || self.link.covers(*address.ip()))
+    }
+
+    fn show(&self, socket: &OwnedFd, cookie: u64) {
+        let mut shown = self.shown.lock().expect(NEVER);
+        if !self.is_blind.load(Relaxed) && !shown.contains(&cookie) && self.link.show(socket) {
+            shown.insert(cookie);
+        }
+    }
+}
+
+impl Call {
+    fn number(&self) -> i32 {
+        self.notification.arguments[0] as i32
+    }
+
+    fn thread(&self) -> u32 {
+        self.notification.thread
+    }
+
+    /// The descriptor that is its first argument, if it is still the caller's.
+    fn socket(&self) -> Option<OwnedFd> {
+        let socket = other::descriptor(self.thread(), self.number()).ok()?;
+        self.waits().then_some(socket)
+    }
+
+    fn waits(&self) -> bool {
+        self.listener.waits(self.notification.id)
+    }
+
+    /// Nobody is left to be told if that fails.
+    fn proceed(&self) {
+        let _ = self.listener.proceed(self.notification.id);
+    }
+
+    fn answer(&self, result: Result<i64, Errno>) {
+        let _ = self.listener.answer(self.notification.id, result);
+    }
+}
+
+/// Whether a descriptor's file does not block.
+fn is_nonblocking(socket: &OwnedFd) -> bool {
+    rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
+}
+
+/// Waits until `socket` is ready, no longer than a slice of time in which a caller may notice a signal. EINTR is an ordinary slice.
+fn is_ready(socket: impl AsFd, events: PollFlags) -> bool {
+    const SLICE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+    let mut polled = [PollFd::new(&socket, events)];
+    poll(&mut polled, Some(&SLICE)).is_ok_and(|ready| ready > 0)
+}
+
+/// Whether it is so now.
+fn is_ready_now(socket: impl AsFd, events: PollFlags) -> bool {
+    let mut polled = [PollFd::new(&socket, events)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+}
+
+const NEVER: &str = "nobody panics while it is locked";

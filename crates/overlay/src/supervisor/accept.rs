@@ -1,0 +1,212 @@
+//! accept and accept4.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{SocketFlags, accept_with};
+use shunt_sys::Errno;
+
+use super::address::Peer;
+use super::link::Heard;
+use super::replace::liken;
+use super::{Call, NEVER, Supervisor, is_nonblocking, is_ready, is_ready_now, process};
+use crate::message::{Answer, Request};
+
+/// A connection that nobody wants any more.
+const FORGOTTEN: Duration = Duration::from_secs(60);
+/// So many are kept.
+const STRAYS: usize = 256;
+
+/// Connections that were accepted for a call that could not have them any more, by the cookies of their listening sockets: the next call
+/// gets them.
+#[derive(Debug, Default)]
+pub(super) struct Strays(Mutex<HashMap<u64, Vec<(Accepted, Instant)>>>);
+
+/// What accept returns.
+#[derive(Debug)]
+struct Accepted {
+    socket: OwnedFd,
+    peer: Peer,
+}
+
+impl Strays {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.lock().expect(NEVER).is_empty()
+    }
+
+    pub(super) fn forget_old(&self) {
+        self.0.lock().expect(NEVER).retain(|_, strays| {
+            strays.retain(|(_, since)| since.elapsed() < FORGOTTEN);
+            !strays.is_empty()
+        });
+    }
+
+    fn keep(&self, listener: u64, accepted: Accepted) {
+        let mut strays = self.0.lock().expect(NEVER);
+        if strays.values().map(Vec::len).sum::<usize>() < STRAYS {
+            strays.entry(listener).or_default().push((accepted, Instant::now()));
+        }
+    }
+
+    fn take(&self, listener: u64) -> Option<Accepted> {
+        let mut strays = self.0.lock().expect(NEVER);
+        let of_listener = strays.get_mut(&listener)?;
+        let accepted = (!of_listener.is_empty()).then(|| of_listener.remove(0).0);
+        if of_listener.is_empty() {
+            strays.remove(&listener);
+        }
+        accepted
+    }
+}
+
+/// What the fourth argument of accept4 says.
+#[derive(Clone, Copy, Debug)]
+struct Flags {
+    nonblocking: bool,
+    close_on_exec: bool,
+}
+
+impl Flags {
+    /// None: the kernel knows what to answer.
+    fn of(call: &Call) -> Option<Flags> {
+        let given = match call.notification.number {
+            libc::SYS_accept4 => call.notification.arguments[3] as i32,
+            _ => 0,
+        };
+        let known = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        (given & !known == 0).then_some(Flags {
+            nonblocking: given & libc::SOCK_NONBLOCK != 0,
+            close_on_exec: given & libc::SOCK_CLOEXEC != 0,
+        })
+    }
+}
+
+impl Supervisor {
+    /// On a socket that listens for the overlay.
+    pub(super) fn accept(self: &Arc<Supervisor>, call: Call, listener: OwnedFd, cookie: u64) {
+        let Some(flags) = Flags::of(&call) else { return call.proceed() };
+        if let Some(stray) = self.strays.take(cookie) {
+            return self.deliver(&call, stray, flags, cookie);
+        }
+        if is_nonblocking(&listener) || is_ready_now(&listener, PollFlags::IN) {
+            match attempt(&listener, flags) {
+                Ok(None) => self.wait_apart(call, listener, flags, cookie),
+                Ok(Some(accepted)) => self.settle(call, accepted, flags, cookie),
+                Err(error) => call.answer(Err(error)),
+            }
+        } else {
+            self.wait_apart(call, listener, flags, cookie);
+        }
+    }
+
+    /// On a thread of its own. If there is none the kernel makes the call, and nobody sees what it accepts.
+    fn wait_apart(self: &Arc<Supervisor>, call: Call, listener: OwnedFd, flags: Flags, cookie: u64) {
+        let fallback = call.clone();
+        if !self.try_spawn(call, move |supervisor, call| supervisor.wait(call, &listener, flags, cookie)) {
+            self.go_blind();
+            fallback.proceed();
+        }
+    }
+
+    /// For a program that waits.
+    fn wait(self: &Arc<Supervisor>, call: &Call, listener: &OwnedFd, flags: Flags, cookie: u64) {
+        let begun = Instant::now();
+        let limit = sockopt::socket_timeout(listener, Timeout::Recv).ok().flatten();
+        loop {
+            if is_ready(listener, PollFlags::IN) {
+                match attempt(listener, flags) {
+                    Ok(Some(accepted)) => return self.claim(call, accepted, flags, cookie),
+                    Ok(None) => {}
+                    Err(error) => return call.answer(Err(error)),
+                }
+            }
+            if !call.waits() {
+                return;
+            }
+            if limit.is_some_and(|limit| begun.elapsed() >= limit) {
+                return call.answer(Err(Errno::AGAIN));
+            }
+            if process::has_signal(call.thread()) {
+                // The kernel waits, and is interrupted.
+                return call.proceed();
+            }
+        }
+    }
+
+    /// A connection of the overlay is asked about on a thread of its own; any other is the program's at once.
+    fn settle(self: &Arc<Supervisor>, call: Call, accepted: Accepted, flags: Flags, cookie: u64) {
+        let is_ours = accepted.peer.v4.is_some_and(|peer| self.link.covers(*peer.ip()));
+        if !is_ours {
+            return self.deliver(&call, accepted, flags, cookie);
+        }
+        let kept = Arc::new(Mutex::new(Some(accepted)));
+        let (job, fallback) = (kept.clone(), call.clone());
+        let claim = move |supervisor: &Arc<Supervisor>, call: &Call, kept: &Mutex<Option<Accepted>>| {
+            if let Some(accepted) = kept.lock().expect(NEVER).take() {
+                supervisor.claim(call, accepted, flags, cookie);
+            }
+        };
+        if !self.try_spawn(call, move |supervisor, call| claim(supervisor, call, &job)) {
+            // It may have been promised, so it is asked about all the same.
+            claim(self, &fallback, &kept);
+        }
+    }
+
+    /// Asks the router whether a host connection takes its place.
+    fn claim(&self, call: &Call, mut accepted: Accepted, flags: Flags, cookie: u64) {
+        let is_ours = accepted.peer.v4.is_some_and(|peer| self.link.covers(*peer.ip()));
+        if is_ours
+            && let Some(conversation) = self.link.open()
+            && conversation.say(&Request::Accepted, Some(&accepted.socket))
+        {
+            match conversation.hear(|| true) {
+                Heard::Answer(Answer::Take, Some(connection)) => {
+                    // The client has it already: what cannot be copied is left as it is.
+                    let _ = liken(&accepted.socket, &connection);
+                    accepted.socket = connection;
+                }
+                Heard::Late => self.link.hang_up(),
+                _ => {}
+            }
+        }
+        self.deliver(call, accepted, flags, cookie);
+    }
+
+    fn deliver(&self, call: &Call, accepted: Accepted, flags: Flags, cookie: u64) {
+        if let Err(error) = accepted.peer.tell(call) {
+            if call.waits() {
+                // As the kernel does: the connection is closed.
+                return call.answer(Err(error));
+            }
+            return self.strays.keep(cookie, accepted);
+        }
+        let id = call.notification.id;
+        match call.listener.answer_with(id, accepted.socket.as_fd(), flags.close_on_exec) {
+            Ok(()) => {}
+            Err(error) => {
+                // It has no room for another descriptor, or was killed.
+                self.strays.keep(cookie, accepted);
+                call.answer(Err(error));
+            }
+        }
+    }
+}
+
+/// One process at a time looks and takes, so that none blocks in between. None: another one was faster.
+fn attempt(listener: &OwnedFd, flags: Flags) -> Result<Option<Accepted>, Errno> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().expect(NEVER);
+    if !is_nonblocking(listener) && !is_ready_now(listener, PollFlags::IN) {
+        return Ok(None);
+    }
+    let mut wanted = SocketFlags::CLOEXEC;
+    wanted.set(SocketFlags::NONBLOCK, flags.nonblocking);
+    let socket = accept_with(listener, wanted)?;
+    // It was reset since: the program would not have got its address either.
+    let peer = Peer::of(&socket).ok_or(Errno::CONNABORTED)?;
+    Ok(Some(Accepted { socket, peer }))
+}

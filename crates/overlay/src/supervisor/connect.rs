@@ -1,0 +1,215 @@
+//! connect, and the program's first look at what has become of it.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::sockopt::{self, Timeout};
+use shunt_sys::{Errno, options, tcp};
+
+use super::address::Address;
+use super::link::{Conversation, Heard};
+use super::replace::Place;
+use super::{Call, NEVER, Supervisor, is_nonblocking, is_ready, is_ready_now, process};
+use crate::message::{Answer, Request};
+
+/// A program that has not looked for so long has forgotten its socket, or never looks. Until then the socket lives on if the program
+/// closes it.
+const FORGOTTEN: Duration = Duration::from_secs(3);
+/// So many connections may be under way that do not block.
+const PENDING: usize = 4096;
+
+/// Connections under way whose programs do not wait, by the cookies of their sockets.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    attempts: Mutex<HashMap<u64, Attempt>>,
+    count: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Attempt {
+    conversation: Conversation,
+    /// The program's.
+    socket: OwnedFd,
+    begun: Instant,
+}
+
+impl Pending {
+    pub(super) fn is_empty(&self) -> bool {
+        self.count.load(Relaxed) == 0
+    }
+
+    pub(super) fn forget_old(&self) {
+        self.change(|attempts| attempts.retain(|_, attempt| attempt.begun.elapsed() < FORGOTTEN));
+    }
+
+    fn add(&self, cookie: u64, attempt: Attempt) {
+        self.change(|attempts| {
+            if attempts.len() < PENDING {
+                attempts.insert(cookie, attempt);
+            }
+        });
+    }
+
+    /// The attempt of that socket, if it has come to an end.
+    fn take_ended(&self, cookie: u64) -> Option<Attempt> {
+        self.change(|attempts| {
+            let attempt = attempts.get(&cookie)?;
+            if !is_ready_now(&attempt.socket, PollFlags::OUT) {
+                return None;
+            }
+            attempts.remove(&cookie)
+        })
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut HashMap<u64, Attempt>) -> T) -> T {
+        let mut attempts = self.attempts.lock().expect(NEVER);
+        let result = change(&mut attempts);
+        self.count.store(attempts.len(), Relaxed);
+        result
+    }
+}
+
+impl Supervisor {
+    /// connect to an address of the overlay.
+    pub(super) fn connect(self: &Arc<Supervisor>, call: &Call, address: Address) {
+        let Some(socket) = call.socket() else { return call.proceed() };
+        if !is_plain(&socket) {
+            // It may be the second call, by which a program learns what has become of the first.
+            return self.look_at(call, &socket);
+        }
+        let Some(conversation) = self.ask(call, &socket, address) else { return call.proceed() };
+        if !call.waits() {
+            return;
+        }
+        let attempt = Attempt { conversation, socket, begun: Instant::now() };
+        if is_nonblocking(&attempt.socket) {
+            self.begin(call, attempt, address);
+        } else {
+            see_through(call, &attempt, address);
+        }
+    }
+
+    /// getsockopt for SO_ERROR.
+    pub(super) fn look(&self, call: &Call) {
+        match call.socket() {
+            Some(socket) => self.look_at(call, &socket),
+            None => call.proceed(),
+        }
+    }
+
+    fn look_at(&self, call: &Call, socket: &OwnedFd) {
+        let cookie = sockopt::socket_cookie(socket).ok();
+        if let Some(attempt) = cookie.and_then(|cookie| self.pending.take_ended(cookie)) {
+            return seize(call, &attempt);
+        }
+        call.proceed();
+    }
+
+    /// Whether the peer would take it: the conversation, if so.
+    fn ask(&self, call: &Call, socket: &OwnedFd, address: Address) -> Option<Conversation> {
+        let conversation = self.link.open()?;
+        if !conversation.say(&Request::Connect(address.v4), Some(socket)) {
+            return None;
+        }
+        match conversation.hear(|| call.waits()) {
+            Heard::Answer(Answer::Go, _) => Some(conversation),
+            Heard::Late => {
+                self.link.hang_up();
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// For a program that does not wait.
+    fn begin(&self, call: &Call, attempt: Attempt, address: Address) {
+        let Ok(cookie) = sockopt::socket_cookie(&attempt.socket) else { return call.proceed() };
+        match address.connect(&attempt.socket) {
+            Ok(()) | Err(Errno::INPROGRESS) => {
+                // Before the program can look.
+                if attempt.conversation.say(&Request::Begun, None) {
+                    self.pending.add(cookie, attempt);
+                }
+                call.answer(Err(Errno::INPROGRESS));
+            }
+            Err(error) => call.answer(Err(error)),
+        }
+    }
+}
+
+/// A TCP socket that connect would connect.
+fn is_plain(socket: &OwnedFd) -> bool {
+    let is_plain = || {
+        let flags = fcntl_getfl(socket)?;
+        let is_fresh = tcp::state(socket)? == tcp::CLOSE;
+        let by_events = flags.intersects(OFlags::from_bits_retain(libc::O_ASYNC as u32));
+        Ok::<_, Errno>(is_fresh && !by_events && !options::connects_with_data(socket)?)
+    };
+    is_plain().unwrap_or(false)
+}
+
+/// For a program that waits.
+fn see_through(call: &Call, attempt: &Attempt, address: Address) {
+    let Attempt { conversation, socket, .. } = attempt;
+    match start(socket, address) {
+        Ok(()) | Err(Errno::INPROGRESS) => {}
+        // As the program's own call would have ended.
+        Err(error) => return call.answer(Err(error)),
+    }
+    conversation.say(&Request::Begun, None);
+    let limit = sockopt::socket_timeout(socket, Timeout::Send).ok().flatten();
+    while !is_ready(socket, PollFlags::OUT) {
+        if !call.waits() {
+            return;
+        }
+        if limit.is_some_and(|limit| attempt.begun.elapsed() >= limit) {
+            return call.answer(Err(Errno::INPROGRESS));
+        }
+        if process::has_signal(call.thread()) {
+            // The kernel finds the connection under way, and is interrupted.
+            return call.proceed();
+        }
+    }
+    seize(call, attempt);
+}
+
+/// Begins to connect a socket whose file blocks. It is the program's file too, so it does not block for no longer than that takes.
+fn start(socket: &OwnedFd, address: Address) -> Result<(), Errno> {
+    let flags = fcntl_getfl(socket)?;
+    fcntl_setfl(socket, flags | OFlags::NONBLOCK)?;
+    let connected = address.connect(socket);
+    fcntl_setfl(socket, flags)?;
+    connected
+}
+
+/// The connection has been made, or has failed: now it takes the host network, or stays. The kernel makes the call, which says what it
+/// would have said, on whichever socket is there.
+fn seize(call: &Call, attempt: &Attempt) {
+    let Attempt { conversation, socket, .. } = attempt;
+    if tcp::state(socket) != Ok(tcp::ESTABLISHED) {
+        return call.proceed();
+    }
+    let place = match Place::find(call, socket) {
+        Ok(place) => place,
+        Err(reason) => {
+            conversation.say(&Request::Stay(reason), None);
+            return call.proceed();
+        }
+    };
+    if !conversation.say(&Request::Moment, None) {
+        return call.proceed();
+    }
+    let Heard::Answer(Answer::Take, Some(connection)) = conversation.hear(|| call.waits()) else {
+        return call.proceed();
+    };
+    match place.take(call, socket, &connection) {
+        Ok(()) => call.proceed(),
+        // The other end has the host connection already.
+        Err(_) => call.answer(Err(Errno::CONNRESET)),
+    }
+}

@@ -1,0 +1,164 @@
+//! The supervisor's end of its conversations with the router. The router is another's process, and may be anything: nothing here waits
+//! for it without an end.
+
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use shunt_sys::{Errno, seqpacket};
+
+use super::NEVER;
+use crate::message::{self, Answer, MessageError, Request, VERSION, Welcome};
+
+/// Beyond what the router may take, for a machine that is busy.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Link {
+    router: PathBuf,
+    /// The conversation that lasts.
+    standing: Mutex<Option<Standing>>,
+}
+
+#[derive(Debug)]
+struct Standing {
+    socket: OwnedFd,
+    welcome: Welcome,
+}
+
+impl Link {
+    pub(super) fn new(router: &Path) -> Link {
+        let link = Link { router: router.to_owned(), standing: Mutex::new(None) };
+        *link.standing() = link.greet();
+        link
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.standing().is_some()
+    }
+
+    /// Whether an address is the overlay's.
+    pub(super) fn covers(&self, address: Ipv4Addr) -> bool {
+        self.standing().as_ref().is_some_and(|it| it.welcome.prefixes.iter().any(|it| it.contains(&address)))
+    }
+
+    /// Notices that the router has gone, or has come; waits for one that hangs. True: it is another than before.
+    pub(super) fn look_after(&self) -> bool {
+        if let Some(it) = &*self.standing()
+            && matches!(message::receive::<Answer>(&it.socket), Err(MessageError::Kernel(Errno::AGAIN)))
+        {
+            return false;
+        }
+        // Gone, or it says what a router does not say unasked.
+        self.hang_up();
+        let standing = self.greet();
+        let is_there = standing.is_some();
+        *self.standing() = standing;
+        is_there
+    }
+
+    /// Shows a listening socket; whether that got there.
+    pub(super) fn show(&self, socket: &OwnedFd) -> bool {
+        let standing = self.standing();
+        let Some(it) = &*standing else { return false };
+        message::send(&it.socket, &Request::Listen, Some(socket.as_fd())).is_ok()
+    }
+
+    /// No listening socket that was shown is supervised any more.
+    pub(super) fn withdraw(&self) {
+        let mut standing = self.standing();
+        if standing.as_ref().is_some_and(|it| message::send(&it.socket, &Request::Withdraw, None).is_err()) {
+            *standing = None;
+        }
+    }
+
+    /// A conversation of its own.
+    pub(super) fn open(&self) -> Option<Conversation> {
+        let (ask, patience) = {
+            let standing = self.standing();
+            let welcome = &standing.as_ref()?.welcome;
+            (Duration::from_millis(welcome.ask_ms), Duration::from_millis(welcome.patience_ms))
+        };
+        // It dials and asks; or promises, and waits; or the other router waits for that.
+        let limit = 2 * (ask + patience) + 2 * GRACE;
+        Some(Conversation { socket: self.dial()?, limit })
+    }
+
+    /// A router that does not answer is none, until it does.
+    pub(super) fn hang_up(&self) {
+        *self.standing() = None;
+    }
+
+    fn dial(&self) -> Option<OwnedFd> {
+        seqpacket::connect(self.router.as_os_str().as_bytes()).ok()
+    }
+
+    fn greet(&self) -> Option<Standing> {
+        let socket = self.dial()?;
+        let shown = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).ok()?;
+        message::send(&socket, &Request::Hello(VERSION), Some(shown.as_fd())).ok()?;
+        match receive(&socket, GRACE, || true) {
+            Heard::Answer(Answer::Welcome(welcome), _) => Some(Standing { socket, welcome }),
+            _ => None,
+        }
+    }
+
+    fn standing(&self) -> MutexGuard<'_, Option<Standing>> {
+        self.standing.lock().expect(NEVER)
+    }
+}
+
+/// What has come of waiting for an answer.
+#[derive(Debug)]
+pub(super) enum Heard {
+    Answer(Answer, Option<OwnedFd>),
+    /// The router has gone, or says nothing that it could.
+    Nothing,
+    /// It takes too long.
+    Late,
+}
+
+/// About one connection.
+#[derive(Debug)]
+pub(super) struct Conversation {
+    socket: OwnedFd,
+    limit: Duration,
+}
+
+impl Conversation {
+    /// Whether it got there.
+    pub(super) fn say(&self, request: &Request, socket: Option<&OwnedFd>) -> bool {
+        message::send(&self.socket, request, socket.map(AsFd::as_fd)).is_ok()
+    }
+
+    /// The answer, as long as `goes_on`.
+    pub(super) fn hear(&self, goes_on: impl Fn() -> bool) -> Heard {
+        receive(&self.socket, self.limit, goes_on)
+    }
+}
+
+fn receive(socket: &OwnedFd, limit: Duration, goes_on: impl Fn() -> bool) -> Heard {
+    const SLICE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    let deadline = Instant::now() + limit;
+    loop {
+        match message::receive(socket) {
+            Ok((answer, descriptor)) => return Heard::Answer(answer, descriptor),
+            Err(MessageError::Kernel(Errno::AGAIN)) => {}
+            Err(_) => return Heard::Nothing,
+        }
+        if !goes_on() {
+            return Heard::Nothing;
+        }
+        if Instant::now() >= deadline {
+            return Heard::Late;
+        }
+        // A signal is an ordinary slice.
+        let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&SLICE));
+    }
+}
