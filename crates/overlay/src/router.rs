@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use shunt_control::{Asked, Control};
 use shunt_kernel::LoadError;
 use shunt_kernel::names::Names;
 use shunt_kernel::sequence::Reader;
+use shunt_sys::limits;
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -147,9 +147,7 @@ fn listening(place: impl ToString) -> impl FnOnce(io::Error) -> Error {
 
 /// A conversation takes some descriptors.
 fn raise_descriptor_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+    if let Err(error) = limits::raise_descriptors() {
         tracing::debug!(%error, "the descriptor limit stays as it is");
     }
 }

@@ -8,11 +8,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_no_new_privs};
-use shunt_sys::apart;
 use shunt_sys::seccomp::{self, Listener};
 use shunt_sys::{Errno, seqpacket};
+use shunt_sys::{apart, limits};
 use thiserror::Error;
 
 use crate::supervisor::{self, CALLS};
@@ -88,9 +87,7 @@ fn live(parent: OwnedFd, router: &Path) {
     apart::ignore_endings();
     let _ = rustix::process::setsid();
     // A connection takes some descriptors for a moment; what the program may have is its own affair.
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    let _ = setrlimit(Resource::Nofile, limit);
+    let _ = limits::raise_descriptors();
     let supervisor = supervisor::Supervisor::new(router);
     let word = if supervisor.has_router() { READY } else { WITHOUT_ROUTER };
     let mut stream = UnixStream::from(parent);

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use shunt_control::{Asked, Control, serve_metrics};
 use shunt_kernel::window::Windows;
+use shunt_sys::limits;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle};
@@ -340,9 +340,7 @@ fn listening(place: impl ToString) -> impl FnOnce(io::Error) -> Error {
 
 /// Each connection takes two descriptors, and for a time four more.
 fn raise_descriptor_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+    if let Err(error) = limits::raise_descriptors() {
         tracing::debug!(%error, "the descriptor limit stays as it is");
     }
 }

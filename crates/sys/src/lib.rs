@@ -12,6 +12,7 @@ pub mod eventfd;
 pub mod guard;
 pub mod identity;
 pub mod interest;
+pub mod limits;
 pub mod mapping;
 pub mod memfd;
 pub mod memory;

@@ -47,10 +47,10 @@ pub(crate) struct Judge {
     raw: [bool; SLOTS],
     /// Sets of which a wait has failed since its array could not be written. From then on their order is not promised.
     shaken: [bool; SLOTS],
-    /// Polls and receives that have begun to sleep.
+    /// Polls, by libc or past it, and receives that have begun to sleep.
     asleep: Vec<usize>,
     /// Those of which a number was closed meanwhile: how and when polls end then is not promised, nor whether a receive begins anew
-    /// that is interrupted (docs/differences.md).
+    /// that is interrupted (docs/differences.md). As long as such a poll sleeps it holds the socket, and its sets know of it.
     bereft: Vec<usize>,
     on_tcp: Vec<Record>,
     under_shunt: Vec<Record>,
@@ -113,11 +113,8 @@ impl Judge {
             self.begun[end] = if begins { Some(index) } else { self.begun[end].filter(|_| !is_over) };
         }
         let mut verdict = self.outcomes(index, step, &tcp.outcome, &shunt.outcome);
-        // A poll holds the socket whose number is closed, in the sets too.
-        if step.verb == Verb::EpollWait
-            && matches!(verdict, Match::Different(_))
-            && self.asleep.iter().any(|poll| self.bereft.contains(poll))
-        {
+        let held = self.held_by_bereft(steps);
+        if matches!(verdict, Match::Different(_)) && shows_any(step, &held) {
             verdict = Match::Open;
         }
         let mut numbers: Vec<usize> = tcp.woken.iter().chain(&shunt.woken).map(|one| one.0).collect();
@@ -145,25 +142,22 @@ impl Judge {
             {
                 verdict = Match::Open;
             }
-            // Whether it saw the second of them as well, is open; not, which came first.
-            let first_data = |outcome: &Outcome| match outcome {
-                Outcome::Done(answer) => answer.extra.first().copied(),
-                _ => None,
-            };
+            // Whether it saw the second of them as well, is open; not, which came first, as far as that is promised.
             if step.verb == Verb::Volley
                 && self.watches_several(&steps[number])
                 && are_found(&tcp)
                 && are_found(&shunt)
                 && tcp != shunt
-                && (steps[number].verb == Verb::Poll || first_data(&tcp) == first_data(&shunt))
+                && (steps[number].verb == Verb::Poll || self.is_first_in_order(&steps[number], &tcp, &shunt))
             {
                 verdict = Match::Open;
             }
             self.asleep.retain(|poll| *poll != number);
-            let is_poll = steps[number].verb == Verb::Poll;
-            if (is_poll || step.verb == Verb::Signal)
-                && self.bereft.contains(&number)
-                && matches!(verdict, Match::Different(_))
+            let is_poll = matches!(steps[number].verb, Verb::Poll | Verb::Unseen);
+            let is_bereft = (is_poll || step.verb == Verb::Signal) && self.bereft.contains(&number);
+            let is_wait = steps[number].verb == Verb::EpollWait;
+            if matches!(verdict, Match::Different(_))
+                && (is_bereft || is_wait && shows_any(&steps[number], &held))
             {
                 verdict = Match::Open;
             }
@@ -184,7 +178,7 @@ impl Judge {
         let closed = match step.verb {
             Verb::Close => step.slot(0),
             Verb::Dup => step.slot(1),
-            Verb::Poll | Verb::Recv | Verb::OddRecv if *outcome == Outcome::Blocked => {
+            Verb::Poll | Verb::Unseen | Verb::Recv | Verb::OddRecv if *outcome == Outcome::Blocked => {
                 return self.asleep.push(index);
             }
             _ => return,
@@ -192,6 +186,12 @@ impl Judge {
         let lose =
             |poll: &&usize| steps[**poll].actor == step.actor && steps[**poll].slots().contains(&closed);
         self.bereft.extend(self.asleep.iter().filter(lose));
+    }
+
+    /// The ends that polls hold, asleep, of which a number was closed.
+    fn held_by_bereft(&self, steps: &[Step]) -> Vec<usize> {
+        let polls = self.asleep.iter().filter(|poll| self.bereft.contains(poll)).map(|poll| &steps[*poll]);
+        polls.flat_map(|poll| poll.slots()).filter(|slot| *slot < FIRST_EPOLL).map(end_of).collect()
     }
 
     /// Which connections have surely not been off shared memory.
@@ -220,6 +220,27 @@ impl Judge {
     fn in_order(&self, step: &Step, tcp: &Answer, shunt: &Answer) -> bool {
         let (must, is) = (told(tcp), told(shunt));
         let places = |data: &i64| is.iter().position(|other| other == data);
+        must.iter().enumerate().all(|(index, first)| {
+            must[index + 1..]
+                .iter()
+                .all(|second| places(first) < places(second) || !self.is_promised(step, tcp, *first, *second))
+        })
+    }
+
+    /// Whether the first that shunt has told of may be told of before the first that TCP has.
+    fn is_first_in_order(&self, step: &Step, tcp: &Outcome, shunt: &Outcome) -> bool {
+        let (Outcome::Done(tcp), Outcome::Done(shunt)) = (tcp, shunt) else { return false };
+        match (told(tcp).first(), told(shunt).first()) {
+            (Some(must), Some(is)) => must == is || !self.is_promised(step, tcp, *must, *is),
+            _ => false,
+        }
+    }
+
+    /// Whether the registration with this data is promised to be told of before that other one: see [`in_order`](Self::in_order).
+    fn is_promised(&self, step: &Step, tcp: &Answer, first: i64, second: i64) -> bool {
+        if self.shaken[step.set()] {
+            return false;
+        }
         let place = |data: i64| {
             let mut of_it =
                 self.registered.iter().filter(|((set, _), one)| *set == step.set() && one.0 == data);
@@ -236,23 +257,13 @@ impl Judge {
             told.get(&data).is_some_and(|events| events & READ == 0)
                 || asks & OUT != 0 && (is_fresh || asks & EDGE == 0)
         };
-        let is_promised = |first: i64, second: i64| {
-            if self.shaken[step.set()] {
-                return false;
-            }
-            let by_bytes = |data: i64| place(data).filter(|slot| !is_for_room(data, *slot));
-            let (Some(first), Some(second)) = (by_bytes(first), by_bytes(second)) else { return false };
-            let comes_first = || match (self.begun[peer_of(first)], self.begun[peer_of(second)]) {
-                (Some(first), Some(second)) => first < second && Some(first) > self.waited[step.set()],
-                _ => false,
-            };
-            !self.on_tcp_perhaps[second] && (!self.on_tcp_perhaps[first] || comes_first())
+        let by_bytes = |data: i64| place(data).filter(|slot| !is_for_room(data, *slot));
+        let (Some(first), Some(second)) = (by_bytes(first), by_bytes(second)) else { return false };
+        let comes_first = || match (self.begun[peer_of(first)], self.begun[peer_of(second)]) {
+            (Some(first), Some(second)) => first < second && Some(first) > self.waited[step.set()],
+            _ => false,
         };
-        must.iter().enumerate().all(|(index, first)| {
-            must[index + 1..]
-                .iter()
-                .all(|second| places(first) < places(second) || !is_promised(*first, *second))
-        })
+        !self.on_tcp_perhaps[second] && (!self.on_tcp_perhaps[first] || comes_first())
     }
 
     /// Whether it waits for more than one connection.
@@ -466,11 +477,12 @@ impl Judge {
         if slack {
             return Match::Open;
         }
-        let lacks = |(data, events): &(&i64, &i64)| *events & !is.get(*data).copied().unwrap_or(0) != 0;
+        let lack = |data: &i64| must[data] & !is.get(data).copied().unwrap_or(0);
         let (told, missing): (Vec<i64>, Vec<i64>) =
-            must.iter().filter(lacks).map(|(data, _)| *data).partition(|data| {
+            must.keys().copied().filter(|data| lack(data) != 0).partition(|data| {
                 self.may_be_told_before(step, *data)
                     || is.contains_key(data) && self.may_be_told_early(step, *data)
+                    || lack(data) & !OUT == 0 && self.tells_by_tcp_alone(step.set(), *data)
             });
         let edges = is.iter().all(|(data, events)| {
             let more = events & !must.get(data).copied().unwrap_or(0) != 0;
@@ -495,6 +507,12 @@ impl Judge {
     /// Whether a wait may have been told an edge of the peer's acknowledging a FIN before what the other run was told of.
     fn may_be_told_early(&self, step: &Step, data: i64) -> bool {
         self.are_edges(step.set(), data, |slot| self.finished[end_of(slot)])
+    }
+
+    /// Whether the edges that a set tells with this data come by TCP alone: where bytes have come and been read by a lane, it has none
+    /// that would tell of room again (docs/differences.md).
+    fn tells_by_tcp_alone(&self, set: usize, data: i64) -> bool {
+        self.raw[set] && self.are_edges(set, data, |_| true)
     }
 
     /// Whether all registrations of a set with this data are told edges, and of slots of which `which` says so.
@@ -567,6 +585,12 @@ impl Step {
         let asks = [Verb::Inq, Verb::Drain, Verb::GetOption, Verb::Ask, Verb::Shutdown, Verb::Names];
         asks.contains(&self.verb)
     }
+}
+
+/// Whether a step shows something of these ends, their peers, or what sets know of them.
+fn shows_any(step: &Step, ends: &[usize]) -> bool {
+    let touches = |slot: usize| slot < FIRST_EPOLL && ends.iter().any(|end| end & !1 == end_of(slot) & !1);
+    !ends.is_empty() && (step.verb == Verb::EpollWait || step.slots().into_iter().any(touches))
 }
 
 /// The data of the events of an epoll_wait, in the order in which they were told.

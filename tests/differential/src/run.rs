@@ -222,11 +222,12 @@ impl<'w> Run<'w> {
                 let fits = |(end, len): (usize, u64)| !sends(end) && self.under_way()[end] + len <= CERTAIN;
                 ends[0].0 != ends[1].0 && ends.into_iter().all(fits)
             }
-            // Only one thread can have a socket's signals.
-            Verb::Unseen if step.way() == "signal" => {
+            // Only one thread can have a socket's signals, and the kernel sends none while another waits in a receive.
+            Verb::Unseen if ["signal", "peek"].contains(&step.way()) => {
                 let end = end_of(step.slot(2));
-                let others = || self.blocked_steps().filter(|other| other.verb == Verb::Unseen);
-                !others().any(|other| end_of(other.slot(2)) == end && other.way() == "signal")
+                let others = self.blocked_steps().filter(|other| other.verb == Verb::Unseen);
+                let mut ways = others.filter(|other| end_of(other.slot(2)) == end).map(Step::way);
+                !ways.any(|way| way == "signal" || way == "peek" && step.way() == "signal")
             }
             Verb::Recv | Verb::RecvTimeout | Verb::Drain => !receives(peer_of(slot())),
             Verb::Flood | Verb::Pour => {
@@ -270,8 +271,9 @@ impl<'w> Run<'w> {
                 let rings = |other: &Step| other.verb == Verb::Unseen && other.way().starts_with("ring");
                 // Who sleeps past libc is told of the end by TCP, which knows of no bytes that lie unread in a lane.
                 let is_abandoned = self.awaited_by(step.actor).next().is_some();
-                let unseen = |other: &Step| is_abandoned && other.verb == Verb::Unseen;
-                !busy.iter().any(|other| other.gathers() || passes(other) || rings(other) || unseen(other))
+                let mut sleepers = self.blocked_steps();
+                !(is_abandoned && sleepers.any(|other| other.verb == Verb::Unseen))
+                    && !busy.iter().any(|other| other.gathers() || passes(other) || rings(other))
                     && self.is_mourned(step.actor)
             }
             // Such a registration may be spent on what TCP can tell, before the bytes come to TCP.

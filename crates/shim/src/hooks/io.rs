@@ -13,7 +13,7 @@ use crate::ops::hold::Hold;
 use crate::ops::receive::Taken;
 use crate::ops::{self, descriptors, pipe, receive, send};
 use crate::signal::{Held, Shield};
-use crate::{attach, errno, family, kernel, lost, real, signal, table};
+use crate::{attach, errno, family, kernel, lost, order, real, signal, table};
 
 /// The answer of an operation, as C wants it.
 #[inline]
@@ -33,6 +33,8 @@ pub(super) trait Direction {
     fn leave(endpoint: &Endpoint);
     fn held(endpoint: &'static Endpoint) -> Held;
     fn count(endpoint: &Endpoint, bytes: usize);
+    /// The kernel has done it to a socket that is no endpoint.
+    fn has_passed(fd: c_int);
 }
 
 pub(super) struct Receiving;
@@ -57,6 +59,9 @@ impl Direction for Receiving {
     fn count(endpoint: &Endpoint, bytes: usize) {
         endpoint.count_received(bytes);
     }
+
+    #[inline]
+    fn has_passed(_: c_int) {}
 }
 
 pub(super) struct Sending;
@@ -81,6 +86,14 @@ impl Direction for Sending {
     fn count(endpoint: &Endpoint, bytes: usize) {
         endpoint.count_sent(bytes);
     }
+
+    /// It may have been connected by another number since.
+    #[inline]
+    fn has_passed(fd: c_int) {
+        if matches!(table::look_up(fd), table::Entry::Unconnected(_)) {
+            order::note_by_tcp();
+        }
+    }
 }
 
 /// A data call: the kernel's own while the endpoint is on TCP, counted as being inside the kernel (L4).
@@ -91,7 +104,11 @@ pub(super) fn moving<D: Direction>(
     ours: impl FnOnce(&'static Endpoint) -> Result<usize, i32>,
     kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    let Some(endpoint) = table::endpoint(fd) else { return kernel() };
+    let Some(endpoint) = table::endpoint(fd) else {
+        let result = kernel();
+        D::has_passed(fd);
+        return result;
+    };
     let result = if endpoint.is_settled() {
         kernel()
     } else {
@@ -575,7 +592,7 @@ pub unsafe extern "C-unwind" fn splice(
         endpoint.enter_send_locked();
         let outcome = usize::try_from(signal::open(Held::Send(endpoint), kernel)).map_err(|_| errno::get());
         endpoint.leave_send();
-        return answer_of(endpoint, outcome);
+        return answer_of(endpoint, outcome.inspect(|count| endpoint.count_sent(*count)));
     }
     let Some(endpoint) = table::endpoint(from) else { return kernel() };
     let shield = Shield::raise();

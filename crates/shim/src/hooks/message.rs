@@ -8,7 +8,8 @@ use shunt_ring::user::Piece;
 use shunt_sys::memory;
 
 use super::io::{
-    Receiving, Sending, begin, by_kernel, by_tcp, is_ignored, is_unsettled, moving, pieces, sink, source,
+    Direction, Receiving, Sending, begin, by_kernel, by_tcp, is_ignored, is_unsettled, moving, pieces, sink,
+    source,
 };
 use super::readiness::from_timespec;
 use crate::ops::sleep::as_timespec;
@@ -140,7 +141,9 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
             // SAFETY: the program's pointer, which is looked at before it is read.
             unsafe { pass_on(message) };
         }
-        return kernel(fd);
+        let result = kernel(fd);
+        Sending::has_passed(fd);
+        return result;
     };
     let ours = |_| {
         // SAFETY: the program's pointer; what is bad about it, the kernel says.
@@ -321,13 +324,17 @@ pub unsafe extern "C-unwind" fn sendmmsg(
                 unsafe { pass_on(&raw const (*messages.wrapping_add(index)).msg_hdr) };
             }
         }
-        return kernel();
+        let result = kernel();
+        Sending::has_passed(fd);
+        return result;
     };
     // Of no message at all the kernel refuses what it would of one.
-    if endpoint.is_settled() || count == 0 {
+    if count == 0 {
         return kernel();
     }
-    let by_tcp = {
+    let by_tcp = if endpoint.is_settled() {
+        Some(kernel())
+    } else {
         let _shield = begin(endpoint, fd, flags);
         by_tcp::<Sending, _>(endpoint, kernel)
     };

@@ -9,7 +9,7 @@ use crate::ops::descriptors;
 use crate::ops::options::{self, Setting};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{attach, epoll, errno, lost, process, real};
+use crate::{attach, epoll, errno, lost, order, process, real};
 
 /// See socket(2).
 ///
@@ -98,6 +98,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     // SAFETY: the program's own call.
     let result = unsafe { real::shutdown(fd, how) };
     if let Some(endpoint) = endpoint {
+        order::note_by_tcp();
         endpoint.rx.lock().rx.note_tcp_news();
         // What can be written is TCP's to say again.
         epoll::refresh(endpoint);

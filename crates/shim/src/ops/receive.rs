@@ -50,8 +50,8 @@ impl Taken {
     }
 }
 
-/// Receives into `sink`, from whatever `fd` names if it is another connection's by the time that the call begins anew; where nothing but TCP is concerned, by the program's own call, `kernel`, of the number that it is
-/// told. `Err` is an errno.
+/// Receives into `sink`, from whatever `fd` names if it is another connection's by the time that the call begins anew; where nothing but
+/// TCP is concerned, by the program's own call, `kernel`, of the number that it is told. `Err` is an errno.
 pub(crate) fn receive(
     endpoint: &'static Endpoint,
     fd: RawFd,
@@ -196,31 +196,20 @@ impl Call {
                 }
                 // The kernel passes over urgent data.
                 let woken = wait_for_bytes(&self.hold, endpoint, deadline, libc::POLLPRI);
-                if let Some(outcome) = self.over(woken, done, sink) {
-                    return Some(outcome.map(Taken::here));
-                }
-                self.tcp_has_some = woken == (Woken::LookAgain { tcp: true });
-                self.slept = matches!(woken, Woken::LookAgain { .. });
+                return self.after_sleep(woken, done, sink);
             }
             // The sleep is to go on in the kernel, which knows nothing of a handler that has run since, or is about to.
             Received::UseTcp if waits && done == 0 && self.slept && signal::is_due() => {
                 drop(side);
                 let woken = sleep::interrupted(deadline);
-                if let Some(outcome) = self.over(woken, done, sink) {
-                    return Some(outcome.map(Taken::here));
-                }
-                self.slept = matches!(woken, Woken::LookAgain { .. });
+                return self.after_sleep(woken, done, sink);
             }
             // Nor could it begin anew after one by a number that is closed: it would be given the one that it is reached by now.
             Received::UseTcp if waits && done == 0 && !self.tcp_has_some && self.hold.is_closed() => {
                 drop(side);
                 let events = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
                 let woken = sleep::sleep(&self.hold, events, None, deadline, None, Held::Nothing);
-                if let Some(outcome) = self.over(woken, done, sink) {
-                    return Some(outcome.map(Taken::here));
-                }
-                self.tcp_has_some = woken == (Woken::LookAgain { tcp: true });
-                self.slept = matches!(woken, Woken::LookAgain { .. });
+                return self.after_sleep(woken, done, sink);
             }
             Received::UseTcp => {
                 endpoint.enter_receive_locked();
@@ -357,16 +346,21 @@ impl Call {
                     return Some(if done > 0 { Ok(Taken::here(done)) } else { Err(libc::EAGAIN) });
                 }
                 let woken = wait_for_bytes(&self.hold, endpoint, deadline, 0);
-                if let Some(outcome) = self.over(woken, done, sink) {
-                    return Some(outcome.map(Taken::here));
-                }
-                // A call that begins anew asks for the mode again.
-                self.slept = matches!(woken, Woken::LookAgain { .. });
+                return self.after_sleep(woken, done, sink);
             }
             Received::Empty if done > 0 => return Some(Ok(Taken::here(done))),
             Received::Empty => return Some(Err(libc::EAGAIN)),
         }
         None
+    }
+
+    /// What the call returns after a sleep, if that has ended it; if not, it goes on by what the sleep has shown.
+    fn after_sleep(&mut self, woken: Woken, done: usize, sink: &mut Sink<'_>) -> Option<Result<Taken, i32>> {
+        let over = self.over(woken, done, sink);
+        self.tcp_has_some = woken == (Woken::LookAgain { tcp: true });
+        // A call that begins anew asks for the mode again.
+        self.slept = matches!(woken, Woken::LookAgain { .. });
+        over.map(|outcome| outcome.map(Taken::here))
     }
 
     /// What the call returns after a sleep of its own, if that has ended it. What is there counts more than the time or a

@@ -573,7 +573,7 @@ pub(crate) fn file_by_tcp(
     endpoint.enter_send_locked();
     let outcome = by_kernel(Held::Send(endpoint), hold.fd(), kernel);
     endpoint.leave_send();
-    outcome
+    outcome.inspect(|count| endpoint.count_sent(*count))
 }
 
 fn fill_from_file(
