@@ -1,6 +1,7 @@
 # A page that counts in Redis, for Puma: says `METHOD QUERY LENGTH DIGEST` of what it was sent.
 
-require 'digest'
+# Loaded now: threads that load it at the same time see half of it.
+require 'digest/md5'
 require 'redis'
 
 # A thread of Puma's may keep its connection, as a pool would.

@@ -155,10 +155,7 @@ impl Judge {
             self.asleep.retain(|poll| *poll != number);
             let is_poll = matches!(steps[number].verb, Verb::Poll | Verb::Unseen);
             let is_bereft = (is_poll || step.verb == Verb::Signal) && self.bereft.contains(&number);
-            let is_wait = steps[number].verb == Verb::EpollWait;
-            if matches!(verdict, Match::Different(_))
-                && (is_bereft || is_wait && shows_any(&steps[number], &held))
-            {
+            if matches!(verdict, Match::Different(_)) && (is_bereft || shows_any(&steps[number], &held)) {
                 verdict = Match::Open;
             }
             self.note_wait(index, &steps[number]);

@@ -222,12 +222,20 @@ impl<'w> Run<'w> {
                 let fits = |(end, len): (usize, u64)| !sends(end) && self.under_way()[end] + len <= CERTAIN;
                 ends[0].0 != ends[1].0 && ends.into_iter().all(fits)
             }
-            // Only one thread can have a socket's signals, and the kernel sends none while another waits in a receive.
-            Verb::Unseen if ["signal", "peek"].contains(&step.way()) => {
+            // Only one thread can have a socket's signals, and the kernel sends none while another waits in a receive. And it does not
+            // know what a dead peer has left unread in a lane.
+            Verb::Unseen => {
                 let end = end_of(step.slot(2));
                 let others = self.blocked_steps().filter(|other| other.verb == Verb::Unseen);
-                let mut ways = others.filter(|other| end_of(other.slot(2)) == end).map(Step::way);
-                !ways.any(|way| way == "signal" || way == "peek" && step.way() == "signal")
+                let ways: Vec<_> =
+                    others.filter(|other| end_of(other.slot(2)) == end).map(Step::way).collect();
+                let is_apart = match step.way() {
+                    "signal" => !ways.iter().any(|way| ["signal", "peek"].contains(way)),
+                    "peek" => !ways.contains(&"signal"),
+                    _ => true,
+                };
+                let is_lost = self.under_way()[end] > 0 && !self.world.has(self.sequence.owner(end ^ 1));
+                is_apart && !is_lost
             }
             Verb::Recv | Verb::RecvTimeout | Verb::Drain => !receives(peer_of(slot())),
             Verb::Flood | Verb::Pour => {
