@@ -250,7 +250,8 @@ fn attempt(endpoint: &'static Endpoint, fd: RawFd, is_first: bool) -> Attempt {
     if asked { Attempt::Asked } else { Attempt::Done }
 }
 
-/// Whether the broker may still hold the socket of an offered endpoint: it closes it as it takes the offer, unless that could linger.
+/// Whether the broker may still hold the socket of an endpoint that has been offered: it closes it once it has taken the offer, which
+/// may be after it has answered; of one that could linger it does not say when.
 pub(crate) fn may_be_held_by_broker(endpoint: &Endpoint, fd: RawFd) -> bool {
     let taken = process::page().map_or(0, |page| page.taken.load(Acquire));
     let lingers = || {

@@ -66,6 +66,16 @@ impl Judge {
         Judge { on_tcp_perhaps: [!is_warm; ENDS], ..Judge::default() }
     }
 
+    /// The connection that the step opens is not on shared memory yet.
+    pub(crate) fn is_not_warm(&mut self, step: &Step) {
+        let conn = match step.verb {
+            Verb::Open => step.args[0] as usize % (ENDS / 2),
+            _ => end_of(step.slot(0)) / 2,
+        };
+        self.on_tcp_perhaps[2 * conn] = true;
+        self.on_tcp_perhaps[2 * conn + 1] = true;
+    }
+
     /// Compares the next step of both.
     pub(crate) fn next(&mut self, steps: &[Step], tcp: &Record, shunt: &Record) -> Match {
         let index = self.on_tcp.len();

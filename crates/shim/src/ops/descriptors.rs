@@ -167,7 +167,7 @@ fn begin_end(endpoint: &Endpoint, fd: RawFd) {
     if endpoint.is_attached() && attach::before_close(endpoint, fd) && !is_held_elsewhere(endpoint, fd) {
         reset_on_close(fd);
     }
-    if endpoint.stage() == Stage::Offered
+    if endpoint.stage() != Stage::Plain
         && control::may_be_held_by_broker(endpoint, fd)
         && !is_held_elsewhere(endpoint, fd)
     {
@@ -280,7 +280,8 @@ fn is_held_elsewhere(endpoint: &Endpoint, fd: RawFd) -> bool {
     held
 }
 
-/// A broker that has not looked at the offer yet still holds the socket, so closing alone would end nothing.
+/// A broker that has not looked at the offer yet, or has not got round to closing what came with it, still holds the socket, so closing
+/// alone would end nothing.
 fn finish_for_broker(endpoint: &Endpoint, fd: RawFd) {
     let before = errno::get();
     // An urgent byte, which is in no count, is unread too.
