@@ -49,6 +49,15 @@ impl WaiterLine {
         self.ready.load(Relaxed) & 1 << conn != 0
     }
 
+    /// Takes the mark of one connection, which may be one that was there before. Whoever has taken it looks at the connection.
+    pub fn take_mark(&self, conn: usize) {
+        if self.is_marked(conn) {
+            self.ready.fetch_and(!(1 << conn), AcqRel);
+            // As in `take_ready`.
+            full_fence_after_rmw();
+        }
+    }
+
     /// Takes all marks.
     #[inline]
     pub fn take_ready(&self) -> u64 {

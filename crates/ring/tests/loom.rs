@@ -187,6 +187,40 @@ fn an_epoll_instance_misses_no_byte_of_a_busy_lane() {
     epoll("an_epoll_instance_misses_no_byte_of_a_busy_lane", 5, &[3]);
 }
 
+/// A connection comes into a set in whose line another has left a mark: that is taken, and the connection looked at.
+///
+/// Caught: no fence in `take_mark`; the look before it.
+#[test]
+fn what_a_mark_of_old_hides_is_seen() {
+    explore("what_a_mark_of_old_hides_is_seen", 5, || {
+        let waiter = Arc::new(Waiter::default());
+        let lane = Arc::new(Lane::new(4, 0));
+        lane.header.set_rx_waiter(Some(SLOT));
+        waiter.line.notify(0);
+        let sender = thread::spawn({
+            let (lane, waiter) = (lane.clone(), waiter.clone());
+            move || {
+                let mut producer = Producer::new();
+                for byte in 1..=2 {
+                    assert_eq!(lane.write(&mut producer, byte, 1), Published::Bytes(1));
+                    lane.announce_bytes(&waiter);
+                }
+            }
+        });
+        let mut consumer = Consumer::new();
+        waiter.line.take_mark(0);
+        let mut got = lane.read(&mut consumer, 4);
+        while got.len() < 2 {
+            match waiter.line.take_ready() {
+                0 => waiter.sleep_unless(|| waiter.line.peek_ready() != 0),
+                _ => got.extend(lane.read(&mut consumer, 4)),
+            }
+        }
+        sender.join().unwrap();
+        assert_eq!(got, counting(2));
+    });
+}
+
 /// Caught: `ready` stored, or loaded and stored, instead of or-ed.
 #[test]
 fn an_epoll_instance_misses_no_lane() {

@@ -522,22 +522,32 @@ impl Endpoint {
     /// Makes `slot` the waiter that is woken for bytes, unless another one is, and says so in the lane: under the lock, since
     /// once the endpoint has left the lane, that may be another connection's.
     pub(crate) fn wait_on(&self, side: &RxSide, slot: Slot) -> bool {
-        self.claim(side, slot, |lane| lane.set_rx_waiter(Some(slot.0)))
-    }
-
-    /// The same for the waiter of an epoll instance, which stays one until it is taken back.
-    pub(crate) fn wait_on_in_a_set(&self, side: &RxSide, slot: Slot) -> bool {
-        self.claim(side, slot, |lane| lane.set_lasting_rx_waiter(slot.0))
-    }
-
-    fn claim(&self, side: &RxSide, slot: Slot, name: impl FnOnce(&LaneHeader)) -> bool {
         let Some(at) = side.at else { return false };
-        let word = slot.0 as u32 + 1;
-        let owner = self.owner.compare_exchange(0, word, AcqRel, Acquire);
-        if owner.is_ok() || owner == Err(word) {
-            name(at.incoming().0);
+        let owner = self.claim(slot);
+        if owner.is_ok() || owner == Err(slot) {
+            at.incoming().0.set_rx_waiter(Some(slot.0));
         }
         owner.is_ok()
+    }
+
+    /// The same for the waiter of an epoll instance, which stays one until it is taken back, and then looks how it is. A mark of a
+    /// connection that was there before would give this one its place in the order of events.
+    pub(crate) fn wait_on_in_a_set(&self, side: &RxSide, slot: Slot) -> bool {
+        let Some(at) = side.at else { return false };
+        let owner = self.claim(slot);
+        if owner.is_ok() {
+            at.link.view().waiter(at.link.side, slot.0).take_mark(at.conn);
+        }
+        if owner.is_ok() || owner == Err(slot) {
+            at.incoming().0.set_lasting_rx_waiter(slot.0);
+        }
+        owner.is_ok()
+    }
+
+    /// An error says whose it is.
+    fn claim(&self, slot: Slot) -> Result<(), Slot> {
+        let owner = self.owner.compare_exchange(0, slot.0 as u32 + 1, AcqRel, Acquire);
+        owner.map(|_| ()).map_err(|word| Slot(word as usize - 1))
     }
 
     /// Gives that up.

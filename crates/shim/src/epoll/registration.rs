@@ -588,7 +588,8 @@ impl Inner {
     /// The next wait tells how it is.
     pub(super) fn mark_due(&mut self, fd: RawFd) {
         let slot = self.slot;
-        let marked = self.registrations.get(&fd).and_then(Registration::endpoint).zip(slot);
+        let found_by_marks = self.registrations.get(&fd).filter(|one| one.primary);
+        let marked = found_by_marks.and_then(Registration::endpoint).zip(slot);
         let is_marked = marked.is_some_and(|(endpoint, slot)| is_marked(endpoint, slot));
         // What has come before this has its place before it.
         if !is_marked && self.has_marks() {
