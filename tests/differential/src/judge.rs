@@ -50,8 +50,10 @@ pub(crate) struct Judge {
     /// Polls, by libc or past it, and receives that have begun to sleep.
     asleep: Vec<usize>,
     /// Those of which a number was closed meanwhile: how and when polls end then is not promised, nor whether a receive begins anew
-    /// that is interrupted (docs/differences.md). As long as such a poll sleeps it holds the socket, and its sets know of it.
+    /// that is interrupted (docs/differences.md).
     bereft: Vec<usize>,
+    /// The ends of such polls: as long as one sleeps it holds the socket, and its sets know of it.
+    held: Vec<usize>,
     on_tcp: Vec<Record>,
     under_shunt: Vec<Record>,
 }
@@ -123,8 +125,7 @@ impl Judge {
             self.begun[end] = if begins { Some(index) } else { self.begun[end].filter(|_| !is_over) };
         }
         let mut verdict = self.outcomes(index, step, &tcp.outcome, &shunt.outcome);
-        let held = self.held_by_bereft(steps);
-        if matches!(verdict, Match::Different(_)) && shows_any(step, &held) {
+        if matches!(verdict, Match::Different(_)) && shows_any(step, &self.held) {
             verdict = Match::Open;
         }
         let mut numbers: Vec<usize> = tcp.woken.iter().chain(&shunt.woken).map(|one| one.0).collect();
@@ -165,7 +166,8 @@ impl Judge {
             self.asleep.retain(|poll| *poll != number);
             let is_poll = matches!(steps[number].verb, Verb::Poll | Verb::Unseen);
             let is_bereft = (is_poll || step.verb == Verb::Signal) && self.bereft.contains(&number);
-            if matches!(verdict, Match::Different(_)) && (is_bereft || shows_any(&steps[number], &held)) {
+            if matches!(verdict, Match::Different(_)) && (is_bereft || shows_any(&steps[number], &self.held))
+            {
                 verdict = Match::Open;
             }
             self.note_wait(index, &steps[number]);
@@ -192,13 +194,13 @@ impl Judge {
         };
         let lose =
             |poll: &&usize| steps[**poll].actor == step.actor && steps[**poll].slots().contains(&closed);
-        self.bereft.extend(self.asleep.iter().filter(lose));
-    }
-
-    /// The ends that polls hold, asleep, of which a number was closed.
-    fn held_by_bereft(&self, steps: &[Step]) -> Vec<usize> {
-        let polls = self.asleep.iter().filter(|poll| self.bereft.contains(poll)).map(|poll| &steps[*poll]);
-        polls.flat_map(|poll| poll.slots()).filter(|slot| *slot < FIRST_EPOLL).map(end_of).collect()
+        for index in self.asleep.iter().filter(lose) {
+            self.bereft.push(*index);
+            if matches!(steps[*index].verb, Verb::Poll | Verb::Unseen) {
+                let ends = steps[*index].slots().into_iter().filter(|slot| *slot < FIRST_EPOLL);
+                self.held.extend(ends.map(end_of));
+            }
+        }
     }
 
     /// Which connections have surely not been off shared memory.
