@@ -1,0 +1,111 @@
+//! Whether the programs of a container's image can have the shim in them. LD_PRELOAD is for all of them alike, so that it is set only
+//! where it stops none and has none complain: every dynamic linker of the image must be one that loads it, with all that it needs.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use object::Endianness;
+use object::elf::FileHeader64;
+use object::read::ReadCache;
+use object::read::elf::FileHeader;
+
+use crate::refusal::Refusal;
+use crate::rootfs::Rootfs;
+
+/// The dynamic linker that 64-bit programs of glibc ask for.
+const LINKER: &str =
+    if cfg!(target_arch = "aarch64") { "/lib/ld-linux-aarch64.so.1" } else { "/lib64/ld-linux-x86-64.so.2" };
+/// That of 32-bit ones, which would say on standard error that they cannot load it.
+const LINKER_32: &str =
+    if cfg!(target_arch = "aarch64") { "/lib/ld-linux-armhf.so.3" } else { "/lib/ld-linux.so.2" };
+/// Where distributions have glibc.
+const DIRECTORIES: [&str; 3] = if cfg!(target_arch = "aarch64") {
+    ["/lib/aarch64-linux-gnu", "/lib64", "/lib"]
+} else {
+    ["/lib/x86_64-linux-gnu", "/lib64", "/lib"]
+};
+
+/// An image is anybody's: it has no way to make the engine's host read for ever.
+const MAX_BYTES: u64 = 16 << 20;
+const MAX_VERSIONS: usize = 1024;
+
+/// Versions of a library, or of several, by its name.
+type Versions = BTreeMap<String, Vec<String>>;
+
+/// Whether every program of the image takes the shim at `library`, or is static.
+pub(crate) fn takes(rootfs: &Rootfs, library: &Path) -> Result<(), Refusal> {
+    if rootfs.file(LINKER).is_none() {
+        return Err(Refusal::NoGlibc);
+    }
+    // A program of musl's would load it, miss glibc, and end.
+    if let Some(name) = rootfs.names("/lib").into_iter().find(|name| name.starts_with("ld-musl-")) {
+        return Err(Refusal::OtherLinker(format!("/lib/{name}")));
+    }
+    if rootfs.file(LINKER_32).is_some() {
+        return Err(Refusal::OtherLinker(LINKER_32.to_owned()));
+    }
+    for (name, versions) in
+        needed(library).map_err(|error| Refusal::NoLibrary(format!("{}: {error}", library.display())))?
+    {
+        let has = defined(rootfs, &name).ok_or_else(|| Refusal::OldGlibc(name.clone()))?;
+        if let Some(missing) = versions.into_iter().find(|version| !has.contains(version)) {
+            return Err(Refusal::OldGlibc(missing));
+        }
+    }
+    Ok(())
+}
+
+/// What the shim asks of other libraries.
+fn needed(library: &Path) -> io::Result<Versions> {
+    let data = ReadCache::new(File::open(library)?);
+    read_needed(&data).map_err(io::Error::other)
+}
+
+fn read_needed(data: &ReadCache<File>) -> object::read::Result<Versions> {
+    let header = Header::parse(data)?;
+    let endian = header.endian()?;
+    let sections = header.sections(endian, data)?;
+    let mut all = Versions::new();
+    let Some((files, link)) = sections.gnu_verneed(endian, data)? else { return Ok(all) };
+    let strings = sections.strings(endian, data, link)?;
+    for file in files {
+        let (file, versions) = file?;
+        let of_file = all.entry(text(file.file(endian, strings)?)).or_default();
+        for version in versions {
+            of_file.push(text(version?.name(endian, strings)?));
+        }
+    }
+    Ok(all)
+}
+
+/// The versions that the image's library of that name has; nothing if there is none that can be read.
+fn defined(rootfs: &Rootfs, name: &str) -> Option<Vec<String>> {
+    let mut files = DIRECTORIES.iter().filter_map(|directory| rootfs.file(&format!("{directory}/{name}")));
+    let library = files.find(|file| file.metadata().is_ok_and(|metadata| metadata.len() <= MAX_BYTES))?;
+    read_defined(&ReadCache::new(library)).ok()
+}
+
+fn read_defined(data: &ReadCache<File>) -> object::read::Result<Vec<String>> {
+    let header = Header::parse(data)?;
+    let endian = header.endian()?;
+    let sections = header.sections(endian, data)?;
+    let Some((definitions, link)) = sections.gnu_verdef(endian, data)? else { return Ok(Vec::new()) };
+    let strings = sections.strings(endian, data, link)?;
+    let mut names = Vec::new();
+    for definition in definitions.take(MAX_VERSIONS) {
+        let (_, mut parts) = definition?;
+        // The first is the version's own name, others are those that it comes after.
+        if let Some(own) = parts.next()? {
+            names.push(text(own.name(endian, strings)?));
+        }
+    }
+    Ok(names)
+}
+
+type Header = FileHeader64<Endianness>;
+
+fn text(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).into_owned()
+}

@@ -1,0 +1,24 @@
+//! Containers under shunt with nothing but `docker run --runtime=shunt`: what stands between an engine and its OCI runtime adds the
+//! shim, the broker's directory and LD_PRELOAD to the configuration of each container that can have them, and leaves every other one
+//! as it is.
+
+#![forbid(unsafe_code)]
+
+mod bundle;
+mod daemon_json;
+mod image;
+mod invocation;
+mod mounts;
+mod refusal;
+mod replace;
+mod rootfs;
+mod settings;
+mod spec;
+mod text;
+
+pub use bundle::{enter, follow};
+pub use daemon_json::{Change, NAME, RegisterError, find, register, unregister};
+pub use invocation::{Invocation, Operation};
+pub use refusal::Refusal;
+pub use settings::{DEFAULT_SETTINGS, Settings, SettingsError};
+pub use spec::Host;

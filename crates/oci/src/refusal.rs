@@ -1,0 +1,54 @@
+//! Why a container runs exactly as it would without shunt.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// One such cause.
+#[derive(Debug, Error)]
+pub enum Refusal {
+    /// The configuration cannot be read or written.
+    #[error("{path}: {source}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The configuration is something else than expected.
+    #[error("its configuration is not understood: {0}")]
+    NotUnderstood(String),
+    /// There is no libshunt.so to add.
+    #[error("{0}; `make install` puts it there")]
+    NoLibrary(String),
+    /// There is no directory of the system's broker.
+    #[error("no broker: {0} is missing; `systemctl enable --now shunt.socket` makes it")]
+    NoBroker(PathBuf),
+    /// Root outside is nobody inside, and whoever is nobody is not shown a program's sockets.
+    #[error("it has a user namespace, in which the host's broker would not be trusted")]
+    UserNamespace,
+    /// The root directory cannot be looked at.
+    #[error("its root directory {path}: {source}")]
+    Rootfs {
+        /// Where it should be.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// There is nothing in it that could load the shim.
+    #[error("its image has no dynamic linker of 64-bit glibc: its programs are static, or of another libc")]
+    NoGlibc,
+    /// There is something in it that could not.
+    #[error("its image has {0} as well, whose programs cannot have the shim loaded")]
+    OtherLinker(String),
+    /// Something that the shim needs is not there.
+    #[error("its glibc is too old for the shim: {0} is missing")]
+    OldGlibc(String),
+    /// The shim or the broker cannot be put where they belong.
+    #[error("nothing can be mounted at {0} in it")]
+    NoPlace(PathBuf),
+    /// The container has something else there.
+    #[error("it has a mount of its own at or below {0}")]
+    Taken(PathBuf),
+}
