@@ -38,6 +38,9 @@ pub(crate) enum Command {
     /// Connect containers of two hosts over the host network, under their overlay addresses
     #[command(subcommand)]
     Overlay(Overlay),
+    /// Have Docker start containers under shunt: docker run --runtime=shunt
+    #[command(subcommand)]
+    Runtime(Runtime),
     /// Compare the roads side by side, with what each gives and costs
     #[command(subcommand)]
     Bench(Bench),
@@ -430,6 +433,30 @@ pub(crate) struct OverlayRunArgs {
     /// The program and its arguments
     #[arg(value_name = "CMD", required = true, trailing_var_arg = true, allow_hyphen_values = false)]
     pub(crate) command: Vec<OsString>,
+}
+
+/// The runtime of containers under shunt (see docs/containers.md).
+#[derive(Debug, Subcommand)]
+pub(crate) enum Runtime {
+    /// Add it to Docker's configuration; for root
+    Register(DaemonJson),
+    /// Take it out of there again, and change nothing else
+    Unregister(DaemonJson),
+    /// Show whether it is registered, and whether what it needs is on this host
+    Status {
+        #[command(flatten)]
+        daemon_json: DaemonJson,
+        /// Print the same as JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DaemonJson {
+    /// Docker's configuration
+    #[arg(long = "daemon-json", value_name = "FILE", default_value = "/etc/docker/daemon.json")]
+    pub(crate) file: PathBuf,
 }
 
 /// What can be compared.

@@ -1,5 +1,5 @@
 //! The command: shunt. Parses the command line and hands over to one module per subcommand; errors end here as one
-//! line on standard error and exit code 1.
+//! line on standard error and exit code 1. By the name of `shunt-runtime` it is an OCI runtime instead.
 
 #![forbid(unsafe_code)]
 
@@ -17,6 +17,7 @@ mod overlay;
 mod program;
 mod relay;
 mod run;
+mod runtime;
 mod serve;
 mod status;
 mod table;
@@ -29,6 +30,9 @@ use clap::Parser;
 use args::{Bench, Cli, Command};
 
 fn main() -> ExitCode {
+    if runtime::stand_in::is_asked_for() {
+        return runtime::stand_in::run();
+    }
     let command = Cli::parse().command;
     if !matches!(
         command,
@@ -53,6 +57,7 @@ fn main() -> ExitCode {
             Ok(code) => return code,
             Err(error) => Err(error),
         },
+        Command::Runtime(part) => runtime::run(&part),
         Command::Bench(Bench::Local(args)) => shunt_bench::local(&args),
         Command::Bench(Bench::Relay(args)) => shunt_bench::relay(&args),
         Command::Bench(Bench::Serve(args)) => shunt_bench::serve(&args),

@@ -5,8 +5,10 @@ use crate::host::Host;
 use crate::programs::find;
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// See the module.
@@ -18,16 +20,19 @@ pub struct Engine<'h> {
 }
 
 /// What runs the engine: in a mount and a process namespace of its own, so that nothing in them outlives it. When the
-/// harness closes the pipe, or dies, the engine is asked to end, then made to, and its control groups are removed.
+/// harness closes the pipe, or dies, the engine is asked to end, then made to, and its control groups are removed. At each line
+/// before that it reads its configuration again. The host's broker is where a system's broker is.
 const KEEPER: &str = r#"
-root=$1 group=$2
+root=$1 group=$2 broker=$3
 unshare --mount --pid --fork --kill-child=KILL --mount-proc -- sh -c '
     mount -t tmpfs none /run
-    exec dockerd --data-root "$1/data" --exec-root "$1/exec" --pidfile "$1/docker.pid" --host "unix://$1/docker.sock" \
+    mkdir -p /run/shunt/broker
+    mount --bind "$3" /run/shunt/broker
+    exec dockerd --config-file "$1/daemon.json" --data-root "$1/data" --exec-root "$1/exec" --pidfile "$1/docker.pid" --host "unix://$1/docker.sock" \
         --storage-driver vfs --exec-opt native.cgroupdriver=cgroupfs --cgroup-parent "/$2"
-' engine "$root" "$group" > "$root/engine.log" 2>&1 &
+' engine "$root" "$group" "$broker" > "$root/engine.log" 2>&1 &
 unshare=$!
-cat > /dev/null
+while read -r _; do kill -HUP $(pgrep -P $unshare); done
 kill -TERM $(pgrep -P $unshare) 2> /dev/null
 for _ in $(seq 100); do kill -0 $unshare 2> /dev/null || break; sleep 0.1; done
 kill -KILL $unshare 2> /dev/null
@@ -47,12 +52,15 @@ impl<'h> Engine<'h> {
     pub fn start(host: &'h Host) -> Engine<'h> {
         let root = host.path("docker");
         fs::create_dir(&root).expect("own directory");
+        fs::write(root.join("daemon.json"), "{\n    \"max-concurrent-uploads\": 1\n}\n").expect("own directory");
+        symlink("shunt", host.path("shunt-runtime")).expect("own directory");
         // The name of the host's directory, which is nobody else's.
         let group = host.dir().file_name().expect("a directory has a name");
         let keeper = Command::new("sh")
             .args(["-c", KEEPER, "keeper"])
             .arg(&root)
             .arg(group)
+            .arg(host.dir())
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -93,18 +101,22 @@ impl<'h> Engine<'h> {
 
     /// `docker ARGUMENTS`, which must succeed. Its output.
     pub fn docker<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> String {
-        let mut command = self.command(arguments);
-        let output = command.output().expect("docker runs");
+        let output = self.try_docker(arguments);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         assert!(
             output.status.success(),
-            "{command:?} ended with {}\n{}{}\n{}",
+            "docker ended with {}\n{}{}\n{}",
             output.status,
             text(&output.stdout),
             text(&output.stderr),
             self.log()
         );
         text(&output.stdout).trim().to_owned()
+    }
+
+    /// The same, which may fail.
+    pub fn try_docker<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Output {
+        self.command(arguments).output().expect("docker runs")
     }
 
     /// The options of `docker run` that put a container under shunt: those of docs/containers.md, with the places where
@@ -123,6 +135,40 @@ impl<'h> Engine<'h> {
         let options: Vec<_> = options.collect();
         assert_eq!(options.len(), 3, "the options of docs/containers.md: {options:?}");
         options
+    }
+
+    /// Its configuration.
+    pub fn daemon_json(&self) -> PathBuf {
+        self.root.join("daemon.json")
+    }
+
+    /// Runs a command of docs/containers.md that begins with these words, for this engine, and has that read its configuration again.
+    pub fn configure(&self, words: &str) -> String {
+        let page = include_str!("../../../docs/containers.md");
+        let line = page.lines().find_map(|line| line.strip_prefix("    shunt ").filter(|line| line.starts_with(words)));
+        let line = line.unwrap_or_else(|| panic!("no shunt {words} in docs/containers.md"));
+        let mut command = Command::new(&self.host.tools().expect("a host under shunt").shunt);
+        command.args(line.split_whitespace()).arg("--daemon-json").arg(self.daemon_json());
+        let output = command.output().expect("the command is there");
+        assert!(output.status.success(), "{command:?}: {output:?}");
+        let mut pipe = self.keeper.stdin.as_ref().expect("it runs");
+        pipe.write_all(b"reload\n").expect("the keeper reads");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// The option of `docker run` that puts a container under shunt by its runtime, as docs/containers.md has it.
+    pub fn by_runtime(&self) -> Vec<String> {
+        let page = include_str!("../../../docs/containers.md");
+        let line = page.lines().find_map(|line| line.strip_prefix("    docker run ")?.strip_suffix(" IMAGE PROGRAM"));
+        vec![line.expect("a docker run in docs/containers.md").to_owned()]
+    }
+
+    /// What the runtime has written to its log, of a container that is there.
+    pub fn runtime_log(&self, container: &str) -> String {
+        let id = self.docker(["inspect", "--format", "{{.Id}}", container]);
+        let tasks = self.root.join("exec/containerd/daemon/io.containerd.runtime.v2.task/moby");
+        let path = tasks.join(id).join("log.json");
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
     /// Ends it.
