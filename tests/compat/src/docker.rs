@@ -52,7 +52,8 @@ impl<'h> Engine<'h> {
     pub fn start(host: &'h Host) -> Engine<'h> {
         let root = host.path("docker");
         fs::create_dir(&root).expect("own directory");
-        fs::write(root.join("daemon.json"), "{\n    \"max-concurrent-uploads\": 1\n}\n").expect("own directory");
+        fs::write(root.join("daemon.json"), "{\n    \"max-concurrent-uploads\": 1\n}\n")
+            .expect("own directory");
         symlink("shunt", host.path("shunt-runtime")).expect("own directory");
         // The name of the host's directory, which is nobody else's.
         let group = host.dir().file_name().expect("a directory has a name");
@@ -77,20 +78,29 @@ impl<'h> Engine<'h> {
 
     /// An image of the given programs of this machine, with the libraries they need: no registry, no network.
     pub fn image(&self, name: &str, programs: &[&str]) {
-        let tree = self.root.join("tree");
-        for program in ["sh", "cat", "sleep"].iter().chain(programs) {
-            copy_with_libraries(&find(program), &tree);
-        }
-        let library = &self.host.tools().expect("a host under shunt").library;
-        // Not the shim itself, which is mounted, but what it needs.
-        libraries(library).iter().for_each(|path| copy(path, &tree));
-        for (directory, mode) in [("tmp", 0o1777), ("etc", 0o755)] {
-            let path = tree.join(directory);
-            fs::create_dir_all(&path).expect("own directory");
-            fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode))
+        self.image_of(name, |tree| {
+            for program in ["sh", "cat", "sleep"].iter().chain(programs) {
+                copy_with_libraries(&find(program), tree);
+            }
+            let library = &self.host.tools().expect("a host under shunt").library;
+            // Not the shim itself, which is mounted, but what it needs.
+            libraries(library).iter().for_each(|path| copy(path, tree));
+            for (directory, mode) in [("tmp", 0o1777), ("etc", 0o755)] {
+                let path = tree.join(directory);
+                fs::create_dir_all(&path).expect("own directory");
+                fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode))
+                    .expect("own directory");
+            }
+            fs::write(tree.join("etc/passwd"), "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n")
                 .expect("own directory");
-        }
-        fs::write(tree.join("etc/passwd"), "root:x:0:0::/:/bin/sh\n").expect("own directory");
+        });
+    }
+
+    /// An image of what `fill` puts into a directory.
+    pub fn image_of(&self, name: &str, fill: impl FnOnce(&Path)) {
+        let tree = self.root.join("tree");
+        fs::create_dir(&tree).expect("own directory");
+        fill(&tree);
         let archive = self.root.join("tree.tar");
         let status = Command::new("tar").arg("-C").arg(&tree).arg("-cf").arg(&archive).arg(".").status();
         assert!(status.expect("tar runs").success(), "the image cannot be packed");
@@ -121,7 +131,7 @@ impl<'h> Engine<'h> {
 
     /// The options of `docker run` that put a container under shunt: those of docs/containers.md, with the places where
     /// things are on this host.
-    pub fn under_shunt(&self) -> Vec<String> {
+    pub fn by_hand(&self) -> Vec<String> {
         let here = self.host.dir().display().to_string();
         let options = include_str!("../../../docs/containers.md").lines().filter_map(|line| {
             let option = line.strip_prefix("        -")?.strip_suffix(" \\")?;
@@ -145,7 +155,9 @@ impl<'h> Engine<'h> {
     /// Runs a command of docs/containers.md that begins with these words, for this engine, and has that read its configuration again.
     pub fn configure(&self, words: &str) -> String {
         let page = include_str!("../../../docs/containers.md");
-        let line = page.lines().find_map(|line| line.strip_prefix("    shunt ").filter(|line| line.starts_with(words)));
+        let line = page
+            .lines()
+            .find_map(|line| line.strip_prefix("    shunt ").filter(|line| line.starts_with(words)));
         let line = line.unwrap_or_else(|| panic!("no shunt {words} in docs/containers.md"));
         let mut command = Command::new(&self.host.tools().expect("a host under shunt").shunt);
         command.args(line.split_whitespace()).arg("--daemon-json").arg(self.daemon_json());
@@ -159,7 +171,9 @@ impl<'h> Engine<'h> {
     /// The option of `docker run` that puts a container under shunt by its runtime, as docs/containers.md has it.
     pub fn by_runtime(&self) -> Vec<String> {
         let page = include_str!("../../../docs/containers.md");
-        let line = page.lines().find_map(|line| line.strip_prefix("    docker run ")?.strip_suffix(" IMAGE PROGRAM"));
+        let line = page
+            .lines()
+            .find_map(|line| line.strip_prefix("    docker run ")?.strip_suffix(" IMAGE PROGRAM"));
         vec![line.expect("a docker run in docs/containers.md").to_owned()]
     }
 

@@ -2,39 +2,60 @@
 //! The broker is on the host, as docs/containers.md has it.
 
 use shunt_compat::{Engine, Expected, Host, Road, under_shunt};
-use std::time::Duration;
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+use std::time::{Duration, Instant};
 
 const IMAGE: &str = "shunt-test";
 const CONNECTIONS: usize = 10;
 
 /// Starts memcached in a container of its own.
-fn serve(engine: &Engine<'_>, name: &str, port: u16, network: &[&str]) {
-    let mut arguments = vec!["run".to_owned(), "--detach".to_owned(), format!("--name={name}")];
-    arguments.extend(engine.under_shunt());
-    arguments.extend(network.iter().map(|word| (*word).to_owned()));
-    arguments.push(IMAGE.to_owned());
-    arguments.extend(format!("memcached -u root -p {port} -U 0 -t 1").split(' ').map(str::to_owned));
-    engine.docker(arguments);
+fn serve(engine: &Engine<'_>, how: &[String], name: &str, port: u16, options: &[&str]) {
+    let mut words = run(how, options, &format!("memcached -u root -p {port} -U 0 -t 1"));
+    words.splice(1..1, ["--detach".to_owned(), format!("--name={name}")]);
+    engine.docker(words);
 }
 
-/// Loads the server from a container of its own, with every value verified, and checks the road at both ends.
-fn load(engine: &Engine<'_>, host: &Host, network: &[&str], server: &str, port: u16, inside: u16) {
+/// `docker run` with a command in our image.
+fn run(how: &[String], options: &[&str], command: &str) -> Vec<String> {
+    let mut words = vec!["run".to_owned()];
+    words.extend(how.iter().cloned());
+    words.extend(options.iter().map(|word| (*word).to_owned()));
+    words.push(IMAGE.to_owned());
+    words.extend(command.split(' ').map(str::to_owned));
+    words
+}
+
+/// Loads the server, of which `inside` is the port in its container, from another container.
+fn load(
+    engine: &Engine<'_>,
+    host: &Host,
+    how: &[String],
+    network: &[&str],
+    server: (&str, u16),
+    inside: u16,
+) {
+    let mut words = run(how, network, &loader(server));
+    words.insert(1, "--rm".to_owned());
+    load_by(engine, host, words, &[server.1, inside]);
+}
+
+fn loader((server, port): (&str, u16)) -> String {
+    format!("memcaslap -s {server}:{port} -c {CONNECTIONS} -T 1 -t 2s -v 1.0 -X 1024")
+}
+
+/// Loads a server, with every value verified, and checks the road of the connections to each of these ports.
+fn load_by(engine: &Engine<'_>, host: &Host, words: Vec<String>, ports: &[u16]) {
     let road = host.watch_road();
-    let mut arguments = vec!["run".to_owned(), "--rm".to_owned()];
-    arguments.extend(engine.under_shunt());
-    arguments.extend(network.iter().map(|word| (*word).to_owned()));
-    arguments.push(IMAGE.to_owned());
-    let words = format!("memcaslap -s {server}:{port} -c {CONNECTIONS} -T 1 -t 2s -v 1.0 -X 1024");
-    arguments.extend(words.split(' ').map(str::to_owned));
-    let output = engine.docker(arguments);
+    let output = engine.docker(words);
     let figure = |name: &str| -> u64 {
         let line = output.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
         line.and_then(|value| value.trim().parse().ok()).unwrap_or_else(|| panic!("no {name} in\n{output}"))
     };
     assert!(figure("cmd_get") > 1000, "{output}");
     assert_eq!(figure("verify_failed"), 0, "{output}");
-    expect_shm(&road, port);
-    expect_shm(&road, inside);
+    ports.iter().for_each(|port| expect_shm(&road, *port));
 }
 
 fn expect_shm(road: &Road, port: u16) {
@@ -57,22 +78,163 @@ fn containers_share_memory_on_every_kind_of_network() {
         let engine = Engine::start(host);
         engine.image(IMAGE, &["memcached", "memcaslap"]);
 
-        serve(&engine, "on-bridge", 11211, &[]);
-        load(&engine, host, &[], &address(&engine, "on-bridge"), 11211, 11211);
+        let how = engine.by_hand();
+        let serve = |name, port, options: &[&str]| serve(&engine, &how, name, port, options);
+        let load = |network: &[&str], server: (&str, u16), inside| {
+            load(&engine, host, &how, network, server, inside)
+        };
+
+        serve("on-bridge", 11211, &[]);
+        load(&[], (&address(&engine, "on-bridge"), 11211), 11211);
 
         engine.docker(["network", "create", "backend"]);
-        serve(&engine, "on-backend", 11212, &["--network=backend"]);
-        load(&engine, host, &["--network=backend"], &address(&engine, "on-backend"), 11212, 11212);
+        serve("on-backend", 11212, &["--network=backend"]);
+        load(&["--network=backend"], (&address(&engine, "on-backend"), 11212), 11212);
 
-        serve(&engine, "on-host", 11213, &["--network=host"]);
-        load(&engine, host, &["--network=host"], "127.0.0.1", 11213, 11213);
+        serve("on-host", 11213, &["--network=host"]);
+        load(&["--network=host"], ("127.0.0.1", 11213), 11213);
         // A container on its bridge, and a server on the host.
-        load(&engine, host, &[], "172.17.0.1", 11213, 11213);
+        load(&[], ("172.17.0.1", 11213), 11213);
 
         // From the host: between containers there would be a program of Docker's in the middle.
-        serve(&engine, "published", 11214, &["--publish=8214:11214"]);
-        load(&engine, host, &["--network=host"], "172.17.0.1", 8214, 11214);
+        serve("published", 11214, &["--publish=8214:11214"]);
+        load(&["--network=host"], ("172.17.0.1", 8214), 11214);
 
         engine.stop();
     });
+}
+
+/// What a program in a container finds in LD_PRELOAD.
+const SHIM: &str = "LD_PRELOAD=/usr/local/lib/shunt/libshunt.so";
+
+#[test]
+fn containers_are_under_shunt_by_nothing_but_their_runtime() {
+    under_shunt(Duration::from_secs(240), |host| {
+        let engine = Engine::start(host);
+        engine.image(IMAGE, &["memcached", "memcaslap", "env"]);
+        let before = fs::read(engine.daemon_json()).expect("own directory");
+        engine.configure("runtime register");
+        let how = engine.by_runtime();
+        await_runtime(&engine);
+
+        they_share_memory(&engine, host, &how);
+        what_a_container_has_is_kept(&engine, host, &how);
+        endings_are_the_programs(&engine, &how);
+        a_static_program_is_left_alone(&engine, host, &how);
+
+        engine.configure("runtime unregister");
+        assert_eq!(fs::read(engine.daemon_json()).expect("own directory"), before);
+        engine.stop();
+    });
+}
+
+/// It reads its configuration again when it comes to it.
+fn await_runtime(engine: &Engine<'_>) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let runtimes =
+        || engine.docker(["info", "--format", "{{range $name, $_ := .Runtimes}}{{$name}} {{end}}"]);
+    while !runtimes().split(' ').any(|name| name == "shunt") {
+        assert!(Instant::now() < deadline, "the engine knows no runtime shunt, only {}", runtimes());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn they_share_memory(engine: &Engine<'_>, host: &Host, how: &[String]) {
+    serve(engine, how, "server", 11211, &[]);
+    let server = address(engine, "server");
+    load(engine, host, how, &[], (&server, 11211), 11211);
+
+    // As little as a container can have, and a new file system at each place of ours.
+    let little = [
+        "--read-only",
+        "--cap-drop=ALL",
+        "--user=65534",
+        "--tmpfs=/tmp",
+        "--tmpfs=/run",
+        "--tmpfs=/usr/local",
+        "--init",
+    ];
+    load(engine, host, how, &little, (&server, 11211), 11211);
+
+    // Its configuration is made anew.
+    engine.docker(["restart", "--time=1", "server"]);
+    let server = address(engine, "server");
+    let loader = loader((&server, 11211));
+    let exec = ["exec", "server"].into_iter().chain(loader.split(' ')).map(str::to_owned);
+    load_by(engine, host, exec.collect(), &[11211]);
+    engine.docker(["rm", "--force", "server"]);
+}
+
+fn what_a_container_has_is_kept(engine: &Engine<'_>, host: &Host, how: &[String]) {
+    let preloads = |how: &[String], options: &[&str]| {
+        let environment = engine.docker(run(how, &[options, &["--rm"]].concat(), "env"));
+        environment.lines().filter(|line| line.starts_with("LD_PRELOAD=")).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(preloads(&[], &[]), "", "by the ordinary runtime");
+    assert_eq!(preloads(how, &[]), SHIM);
+    assert_eq!(preloads(how, &["--env=LD_PRELOAD=/no/a.so /no/b.so"]), format!("{SHIM}:/no/a.so /no/b.so"));
+    // What has been set up by hand is not set up twice.
+    assert_eq!(preloads(&[how, &engine.by_hand()].concat(), &[]), SHIM);
+
+    host.write("given", "by the user");
+    let given = format!("--volume={}:/run/given:ro", host.path("given").display());
+    let words = run(how, &["--rm", &given], "cat /run/given /proc/mounts");
+    let output = engine.docker(words);
+    assert!(output.starts_with("by the user"), "{output}");
+    for place in ["/usr/local/lib/shunt", "/run/shunt/broker"] {
+        let mount = output.lines().find(|line| line.contains(&format!(" {place} ")));
+        let options =
+            mount.and_then(|line| line.split(' ').nth(3)).unwrap_or_else(|| panic!("no {place}: {output}"));
+        assert!(
+            ["ro", "nosuid", "nodev"].iter().all(|one| options.split(',').any(|option| option == *one)),
+            "{options}"
+        );
+    }
+    // Where something else is mounted the container stays as it is.
+    let elsewhere = format!("--volume={}:/run/shunt:ro", host.dir().display());
+    assert_eq!(preloads(how, &[&elsewhere]), "");
+}
+
+fn endings_are_the_programs(engine: &Engine<'_>, how: &[String]) {
+    let try_shell = |script: &str| -> Output {
+        let mut words = run(how, &["--rm"], "sh -c");
+        words.push(script.to_owned());
+        engine.try_docker(words)
+    };
+    let output = try_shell("echo out; echo err >&2; exit 7");
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    assert_eq!((output.stdout, output.stderr), (b"out\n".to_vec(), b"err\n".to_vec()));
+
+    let mut words = run(how, &["--detach", "--name=waits"], "sh -c");
+    words.push("trap 'exit 3' TERM; echo ready; while :; do sleep 0.1; done".to_owned());
+    engine.docker(words);
+    while !engine.docker(["logs", "waits"]).contains("ready") {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let exec = engine.try_docker(["exec", "waits", "sh", "-c", "echo $LD_PRELOAD; exit 5"]);
+    assert_eq!(exec.status.code(), Some(5), "{exec:?}");
+    assert!(SHIM.ends_with(String::from_utf8_lossy(&exec.stdout).trim()), "{exec:?}");
+    engine.docker(["stop", "waits"]);
+    assert_eq!(engine.docker(["inspect", "--format", "{{.State.ExitCode}}", "waits"]), "3");
+    engine.docker(["rm", "waits"]);
+}
+
+fn a_static_program_is_left_alone(engine: &Engine<'_>, host: &Host, how: &[String]) {
+    let program = shunt_compat::compile(host, "mounts", &["-static"]);
+    engine.image_of("static", |tree: &Path| {
+        fs::copy(&program, tree.join("mounts")).expect("own directory");
+    });
+    let start = |how: &[String], name: &str| {
+        let name = format!("--name={name}");
+        let words = [&["run".to_owned(), name], how, &["static".to_owned(), "/mounts".to_owned()]].concat();
+        engine.docker(words)
+    };
+    assert_eq!(start(how, "by-shunt"), start(&[], "by-runc"), "its environment, and where what is mounted");
+    let mut words = vec!["run".to_owned(), "--detach".to_owned(), "--name=stays".to_owned()];
+    words.extend(how.iter().cloned());
+    words.extend(["static", "/mounts", "wait"].map(str::to_owned));
+    engine.docker(words);
+    let log = engine.runtime_log("stays");
+    assert!(log.contains("not under shunt: its image has no dynamic linker of 64-bit glibc"), "{log}");
+    engine.docker(["rm", "--force", "stays", "by-shunt", "by-runc"]);
 }
