@@ -109,3 +109,96 @@ type Header = FileHeader64<Endianness>;
 fn text(name: &[u8]) -> String {
     String::from_utf8_lossy(name).into_owned()
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::fs;
+    use std::path::PathBuf;
+
+    /// A host with a shim and a broker's directory, and a bundle, whose image has this machine's glibc.
+    pub(crate) struct Fixture {
+        pub(crate) directory: tempfile::TempDir,
+    }
+
+    impl Fixture {
+        pub(crate) fn new() -> Fixture {
+            let directory = tempfile::tempdir().unwrap();
+            let fixture = Fixture { directory };
+            fs::create_dir_all(fixture.path("broker")).unwrap();
+            fixture.copy("libm.so.6", "host/libshunt.so");
+            fs::create_dir_all(fixture.path("bundle/rootfs/lib")).unwrap();
+            fixture.copy(LINKER, &format!("bundle/rootfs{LINKER}"));
+            fixture.copy("libc.so.6", &format!("bundle/rootfs{}/libc.so.6", DIRECTORIES[0]));
+            fixture
+        }
+
+        pub(crate) fn path(&self, name: &str) -> PathBuf {
+            self.directory.path().join(name)
+        }
+
+        /// Something that needs libc as the shim does.
+        pub(crate) fn library(&self) -> PathBuf {
+            self.path("host/libshunt.so")
+        }
+
+        /// A library of this machine, or a file by its path.
+        fn copy(&self, name: &str, to: &str) {
+            let places = DIRECTORIES.map(|directory| Path::new(directory).join(name));
+            let from = places.iter().find(|place| place.is_file()).expect("this machine has glibc");
+            let to = self.path(to);
+            fs::create_dir_all(to.parent().unwrap()).unwrap();
+            fs::copy(from, to).unwrap();
+        }
+
+        fn takes(&self) -> Result<(), Refusal> {
+            takes(&Rootfs::open(&self.path("bundle/rootfs")).unwrap(), &self.library())
+        }
+    }
+
+    #[test]
+    fn an_image_with_the_shims_glibc_takes_it() {
+        Fixture::new().takes().unwrap();
+    }
+
+    #[test]
+    fn an_image_without_glibc_does_not() {
+        let fixture = Fixture::new();
+        fs::remove_file(fixture.path(&format!("bundle/rootfs{LINKER}"))).unwrap();
+        assert!(matches!(fixture.takes(), Err(Refusal::NoGlibc)));
+    }
+
+    #[test]
+    fn nor_does_one_with_another_linker_beside_it() {
+        for name in ["/lib/ld-musl-x86_64.so.1", LINKER_32] {
+            let fixture = Fixture::new();
+            fs::write(fixture.path(&format!("bundle/rootfs{name}")), "").unwrap();
+            assert!(matches!(fixture.takes(), Err(Refusal::OtherLinker(other)) if other == name));
+        }
+    }
+
+    #[test]
+    fn nor_does_one_whose_glibc_is_older_or_rubbish() {
+        let fixture = Fixture::new();
+        let libc = format!("bundle/rootfs{}/libc.so.6", DIRECTORIES[0]);
+        // A library without the versions of libc.
+        fixture.copy("libm.so.6", &libc);
+        assert!(matches!(fixture.takes(), Err(Refusal::OldGlibc(version)) if version.starts_with("GLIBC_")));
+        for rubbish in ["", "\x7fELF", "rubbish"] {
+            fs::write(fixture.path(&libc), rubbish).unwrap();
+            assert!(matches!(fixture.takes(), Err(Refusal::OldGlibc(name)) if name == "libc.so.6"));
+        }
+        // As large as one likes to say.
+        fs::File::create(fixture.path(&libc)).unwrap().set_len(1 << 40).unwrap();
+        assert!(matches!(fixture.takes(), Err(Refusal::OldGlibc(_))));
+    }
+
+    #[test]
+    fn links_of_an_image_lead_into_the_image() {
+        let fixture = Fixture::new();
+        let linker = fixture.path(&format!("bundle/rootfs{LINKER}"));
+        fs::remove_file(&linker).unwrap();
+        std::os::unix::fs::symlink(fixture.library(), &linker).unwrap();
+        assert!(matches!(fixture.takes(), Err(Refusal::NoGlibc)), "it is a file of the host's only");
+    }
+}

@@ -153,3 +153,190 @@ fn missing(name: &str) -> Refusal {
 fn not_understood(error: serde_json::Error) -> Refusal {
     Refusal::NotUnderstood(error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::tests::Fixture;
+    use proptest::prelude::*;
+    use serde_json::value::RawValue;
+    use serde_json::{Value, json};
+    use std::collections::BTreeMap;
+
+    const SHIM: &str = "/usr/local/lib/shunt/libshunt.so";
+
+    impl Fixture {
+        fn host(&self) -> Host {
+            Host { library: self.library(), broker: self.path("broker") }
+        }
+
+        fn enter(&self, text: &str) -> Result<Option<String>, Refusal> {
+            enter(text, &self.path("bundle"), &self.host())
+        }
+    }
+
+    fn config(environment: &[&str]) -> Value {
+        json!({ "process": { "env": environment }, "root": { "path": "rootfs" } })
+    }
+
+    #[test]
+    fn a_container_gets_the_shim_the_brokers_directory_and_the_variable() {
+        let fixture = Fixture::new();
+        let changed = fixture.enter(&config(&["PATH=/bin"]).to_string()).unwrap().unwrap();
+        let value: Value = serde_json::from_str(&changed).unwrap();
+        assert_eq!(value["process"]["env"], json!(["PATH=/bin", format!("LD_PRELOAD={SHIM}")]));
+        let options = ["bind", "ro", "nosuid", "nodev", "rprivate"];
+        let mount = |source: &str, destination: &str| {
+            let source = fixture.path(source);
+            json!({ "destination": destination, "type": "bind", "source": source, "options": options })
+        };
+        let mounts = json!([mount("host", LIBRARY_DIRECTORY), mount("broker", BROKER_DIRECTORY)]);
+        assert_eq!(value["mounts"], mounts);
+        assert_eq!(fixture.enter(&changed).unwrap(), None, "it has everything then");
+    }
+
+    #[test]
+    fn what_is_preloaded_already_comes_behind_the_shim() {
+        for (before, after) in [
+            ("", SHIM.to_owned()),
+            ("/a.so", format!("{SHIM}:/a.so")),
+            ("/a.so /b.so:c.so", format!("{SHIM}:/a.so /b.so:c.so")),
+            ("/a.so:/usr/local/lib/shunt/libshunt.so", format!("/a.so:{SHIM}")),
+        ] {
+            let text =
+                json!({ "env": ["LD_PRELOADED=x", format!("LD_PRELOAD={before}"), "A=b"] }).to_string();
+            let changed = Splice::apply(preload(&text, &text).unwrap(), &text);
+            let value: Value = serde_json::from_str(&changed).unwrap();
+            assert_eq!(value["env"], json!(["LD_PRELOADED=x", format!("LD_PRELOAD={after}"), "A=b"]));
+        }
+    }
+
+    #[test]
+    fn another_process_is_as_its_container() {
+        let (with, without) = (config(&[&format!("LD_PRELOAD=/a.so:{SHIM}")]), config(&["LD_PRELOAD=/a.so"]));
+        let process = json!({ "env": ["A=b"] }).to_string();
+        let changed = follow(&process, &with.to_string()).unwrap().unwrap();
+        let value: Value = serde_json::from_str(&changed).unwrap();
+        assert_eq!(value, json!({ "env": ["A=b", format!("LD_PRELOAD={SHIM}")] }));
+        assert_eq!(follow(&changed, &with.to_string()).unwrap(), None);
+        assert_eq!(follow(&process, &without.to_string()).unwrap(), None);
+    }
+
+    #[test]
+    fn what_cannot_be_under_shunt_or_is_not_understood_is_said() {
+        let fixture = Fixture::new();
+        let said = |value: Value| fixture.enter(&value.to_string()).unwrap_err().to_string();
+        let mut user = config(&[]);
+        user["linux"] = json!({ "namespaces": [{ "type": "mount" }, { "type": "user" }] });
+        assert!(said(user).contains("user namespace"));
+        let mut elsewhere = config(&[]);
+        elsewhere["root"]["path"] = json!("no/such");
+        assert!(said(elsewhere).contains("no/such"));
+        let mut taken = config(&[]);
+        taken["mounts"] = json!([{ "destination": "/run/shunt/broker", "type": "tmpfs" }]);
+        assert!(said(taken).contains("/run/shunt/broker"));
+        for strange in [
+            json!({ "root": { "path": "rootfs" } }),
+            json!({ "process": {} }),
+            json!({ "process": { "env": [1] }, "root": { "path": "rootfs" } }),
+            json!({ "process": [], "root": { "path": "rootfs" } }),
+            json!({ "process": {}, "mounts": {}, "root": { "path": "rootfs" } }),
+            json!([]),
+        ] {
+            assert!(said(strange).contains("not understood"));
+        }
+        std::fs::remove_dir(fixture.path("broker")).unwrap();
+        assert!(said(config(&[])).contains("no broker"));
+    }
+
+    /// A value as somebody may write it: in particular numbers that no type of ours holds.
+    fn any_text() -> impl Strategy<Value = String> {
+        let leaf = prop::sample::select(vec![
+            "null",
+            "true",
+            "-0",
+            "1.50",
+            "1e+05",
+            "-12345678901234567890123.000",
+            "\"\\u0041\\/\"",
+            "\"é \\\" }]\"",
+        ]);
+        let space = prop::sample::select(vec!["", " ", "\n\t", "\r\n    "]);
+        leaf.prop_map(str::to_owned).prop_recursive(3, 24, 4, move |inner| {
+            let array = (prop::collection::vec(inner.clone(), 0..4), space.clone())
+                .prop_map(|(items, space)| format!("[{space}{}{space}]", items.join(&format!(",{space}"))));
+            let object = members(inner).prop_map(|members| as_object(&members));
+            prop_oneof![array, object]
+        })
+    }
+
+    /// Members of different names, none of which means anything, in any order.
+    fn members(value: impl Strategy<Value = String>) -> impl Strategy<Value = Vec<(String, String)>> {
+        let named = prop::collection::btree_map("x[a-z]{0,2}|x\\.é", value, 0..5);
+        named.prop_map(|members| members.into_iter().collect::<Vec<_>>()).prop_shuffle()
+    }
+
+    fn as_object(members: &[(String, String)]) -> String {
+        let member = |(name, value): &(String, String)| format!("\"{name}\" : {value}");
+        format!("{{ {} }}", members.iter().map(member).collect::<Vec<_>>().join(" ,\n"))
+    }
+
+    fn parse(text: &str) -> BTreeMap<String, &RawValue> {
+        serde_json::from_str(text).unwrap()
+    }
+
+    /// Everything in `after` that was in `before` is there, byte for byte, apart from the members `but`.
+    fn assert_kept(before: &str, after: &str, but: &[&str]) {
+        let after = parse(after);
+        for (name, value) in parse(before) {
+            if !but.contains(&name.as_str()) {
+                assert_eq!(after[&name].get(), value.get(), "{name}");
+            }
+        }
+    }
+
+    fn array<'t>(object: &BTreeMap<String, &'t RawValue>, name: &str) -> Vec<&'t str> {
+        let elements = |array: &&'t RawValue| serde_json::from_str::<Vec<&RawValue>>(array.get()).unwrap();
+        object.get(name).map(elements).unwrap_or_default().into_iter().map(RawValue::get).collect()
+    }
+
+    fn put(members: &mut Vec<(String, String)>, place: &prop::sample::Index, name: &str, value: String) {
+        members.insert(place.index(members.len() + 1), (name.to_owned(), value));
+    }
+
+    #[test]
+    fn nothing_else_changes() {
+        let fixture = Fixture::new();
+        let variables = prop::option::of(prop::collection::vec("[A-Z]{1,4}=[ -~é]{0,6}", 0..4));
+        proptest!(|(
+            mut config in members(any_text()),
+            mut process in members(any_text()),
+            variables in variables,
+            mounts in prop::option::of(0..3_usize),
+            places in any::<[prop::sample::Index; 4]>(),
+        )| {
+            if let Some(variables) = variables {
+                put(&mut process, &places[0], "env", serde_json::to_string(&variables).unwrap());
+            }
+            put(&mut config, &places[1], "process", as_object(&process));
+            put(&mut config, &places[2], "root", "{\"path\": \"rootfs\", \"readonly\":true}".to_owned());
+            if let Some(count) = mounts {
+                let mount = "{\"options\":[ ],\"destination\" : \"/proc\", \"x\": 1.00}";
+                put(&mut config, &places[3], "mounts", format!("[{}]", vec![mount; count].join(" , ")));
+            }
+            let before = as_object(&config);
+            let after = fixture.enter(&before).unwrap().unwrap();
+            assert_kept(&before, &after, &["process", "mounts"]);
+            let (was, is) = (parse(&before), parse(&after));
+            let (process_was, process_is) = (was["process"].get(), is["process"].get());
+            assert_kept(process_was, process_is, &["env"]);
+            for (was, is, added) in [
+                (array(&parse(process_was), "env"), array(&parse(process_is), "env"), 1),
+                (array(&was, "mounts"), array(&is, "mounts"), 2),
+            ] {
+                prop_assert_eq!(&is[..was.len()], &was[..]);
+                prop_assert_eq!(is.len(), was.len() + added);
+            }
+        });
+    }
+}
