@@ -63,6 +63,7 @@ setup:
 install: $(if $(SUDO_USER),,build)
 	@test -x $(RELEASE)/shunt || { echo "nothing to install: run 'make build' first, without sudo" >&2; exit 1; }
 	install -D -m 755 $(RELEASE)/shunt $(BIN)/shunt
+	ln -sf shunt $(BIN)/shunt-runtime
 	install -D -m 644 $(RELEASE)/libshunt.so $(LIB)/libshunt.so
 	install -D -m 644 $(RELEASE)/libshunt_channel_c.so $(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.so
 	install -D -m 644 $(RELEASE)/libshunt_channel_c.a $(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.a
@@ -79,7 +80,7 @@ install: $(if $(SUDO_USER),,build)
 
 uninstall:
 	rm -f $(foreach kind,so a,$(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.$(kind)) $(DESTDIR)$(PREFIX)/include/shunt_channel.h
-	rm -f $(BIN)/shunt $(LIB)/libshunt.so $(SHARE)/man/man1/shunt.1 $(SHARE)/man/man1/shunt-*.1
+	rm -f $(BIN)/shunt $(BIN)/shunt-runtime $(LIB)/libshunt.so $(SHARE)/man/man1/shunt.1 $(SHARE)/man/man1/shunt-*.1
 	rm -f $(SHARE)/bash-completion/completions/shunt $(SHARE)/zsh/site-functions/_shunt
 	rm -f $(SHARE)/fish/vendor_completions.d/shunt.fish
 	rm -f $(addprefix $(UNITS)/,$(SYSTEMD))

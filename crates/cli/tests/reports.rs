@@ -74,7 +74,8 @@ fn every_subcommand_has_help_a_manual_page_and_completions() {
     let mut command = shell.shunt(["man"]);
     command.arg(&directory);
     Ended::of(command).quietly(0);
-    let subcommands = ["run", "daemon", "status", "explain", "doctor", "overlay", "man", "completions"];
+    let subcommands =
+        ["run", "daemon", "status", "explain", "doctor", "overlay", "runtime", "man", "completions"];
     for name in subcommands {
         let help = Ended::of(shell.shunt([name, "--help"])).quietly(0);
         assert!(help.stdout.contains(&format!("shunt {name}")), "{}", help.stdout);

@@ -28,7 +28,14 @@ impl Mount {
         Mount { destination: destination.into(), kind: "bind".into(), source: source.into(), options }
     }
 
-    /// Whether it has to be added to those that are there, behind which it would be mounted; an error if it can not.
+    /// The same, by a destination that passes no link of the image's: its /var/run may be its /run.
+    pub(crate) fn resolved(mut self, rootfs: &Rootfs) -> Mount {
+        self.destination = rootfs.real(&self.destination);
+        self
+    }
+
+    /// Whether it has to be added to those that are there, behind which it would be mounted; an error if it can not. All of them
+    /// are resolved.
     pub(crate) fn is_missing(&self, there: &[Mount], rootfs: &Rootfs) -> Result<bool, Refusal> {
         let place = &self.destination;
         let mut within = there.iter().filter(|mount| mount.destination.starts_with(place));
@@ -103,6 +110,22 @@ mod tests {
         assert_eq!(missing(&[bind(&host.join("shunt"), "/run")]), None, "it would be made on the host");
         assert_eq!(missing(&[bind(directory.path(), "/run/shunt/broker")]), None, "something else is there");
         assert_eq!(missing(&[tmpfs("/run/shunt/broker/x", &[])]), None, "something would be hidden");
+    }
+
+    #[test]
+    fn mounts_are_compared_by_where_they_really_are() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().join("root");
+        fs::create_dir_all(root.join("run")).unwrap();
+        fs::create_dir(root.join("var")).unwrap();
+        std::os::unix::fs::symlink("/run", root.join("var/run")).unwrap();
+        let rootfs = Rootfs::open(&root).unwrap();
+        let ours = Mount::read_only(directory.path(), Path::new("/run/shunt/broker")).resolved(&rootfs);
+        let missing = |there: Mount| ours.is_missing(&[there.resolved(&rootfs)], &rootfs).ok();
+        assert_eq!(missing(bind(directory.path(), "/var/run")), None, "it would be made on the host");
+        assert_eq!(missing(bind(directory.path(), "/var/run/shunt/broker")), Some(false));
+        assert_eq!(missing(bind(directory.path(), "/var/run/docker.sock")), Some(true));
+        assert_eq!(missing(bind(directory.path(), "/var")), Some(true));
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Dir, Mode, OFlags, ResolveFlags, StatVfsMountFlags, fstatvfs, open, openat2};
 use rustix::io::Errno;
@@ -31,6 +31,22 @@ impl Rootfs {
             entry.ok()?.file_name().to_str().ok().map(str::to_owned)
         };
         read().map(|entries| entries.filter_map(name).collect()).unwrap_or_default()
+    }
+
+    /// The path by which no link is passed, as far as the path exists.
+    pub(crate) fn real(&self, path: &Path) -> PathBuf {
+        for existing in path.ancestors() {
+            let Some(real) = self.real_existing(existing) else { continue };
+            let missing = path.strip_prefix(existing).unwrap_or(Path::new(""));
+            return if missing.as_os_str().is_empty() { real } else { real.join(missing) };
+        }
+        path.to_owned()
+    }
+
+    fn real_existing(&self, path: &Path) -> Option<PathBuf> {
+        let name = |file: &OwnedFd| std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok();
+        let outside = name(&self.resolve(path, OFlags::PATH).ok()?)?;
+        Some(Path::new("/").join(outside.strip_prefix(name(&self.0)?).ok()?))
     }
 
     /// Whether `path` is a directory, or can be made one.

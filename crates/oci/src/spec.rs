@@ -87,12 +87,13 @@ fn mount(text: &str, object: &Container<'_>, host: &Host, rootfs: &Rootfs) -> Re
         Some(mounts) => serde_json::from_str(mounts).map_err(not_understood)?,
         None => Vec::new(),
     };
+    let there: Vec<Mount> = there.into_iter().map(|mount| mount.resolved(rootfs)).collect();
     let directory = host.library.parent().unwrap_or(Path::new("/"));
     let ours = [(directory, LIBRARY_DIRECTORY), (host.broker.as_path(), BROKER_DIRECTORY)];
     let mut added = Vec::new();
     for (source, destination) in ours {
         let mount = Mount::read_only(source, Path::new(destination));
-        if mount.is_missing(&there, rootfs)? {
+        if mount.clone().resolved(rootfs).is_missing(&there, rootfs)? {
             added.push(serde_json::to_string(&mount).map_err(not_understood)?);
         }
     }

@@ -1,0 +1,206 @@
+//! `shunt-runtime` as an engine calls it, with a script in the place of runc, and `shunt runtime`, which makes it known to Docker.
+
+mod common;
+
+use common::*;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::process::Command;
+
+/// A runtime that shows all that it was given.
+const RUNC: &str = r#"#!/bin/sh
+echo "$@" >> "$XDG_RUNTIME_DIR/calls"
+case "$*" in *state*) cat "$XDG_RUNTIME_DIR/state"; exit;; esac
+for word in "$@"; do printf '[%s]' "$word"; done
+cat
+cat <&9
+env | sort
+grep -E 'Sig(Ign|Blk)' /proc/self/status
+echo to standard error >&2
+exit 37
+"#;
+
+/// What a script begins with: the runtime behind, and functions that call it, with and without what stands in for it.
+const BEGIN: &str = r#"cd "$XDG_RUNTIME_DIR"
+export SHUNT_RUNTIME_SETTINGS="$PWD/runtime.toml"
+stand_in() { "$XDG_RUNTIME_DIR/shunt-runtime" "$@"; }
+"#;
+
+/// A shell with both.
+fn shell() -> Shell {
+    let shell = Shell::new();
+    symlink(env!("CARGO_BIN_EXE_shunt"), shell.path("shunt-runtime")).unwrap();
+    let runc = shell.file("runc", RUNC);
+    fs::write(shell.path("runtime.toml"), format!("runtime = {runc:?}\n")).unwrap();
+    shell
+}
+
+fn script(shell: &Shell, script: &str) -> Ended {
+    shell.sh(&format!("{BEGIN}{script}"))
+}
+
+#[test]
+fn the_runtime_gets_everything_as_it_was_given() {
+    let shell = shell();
+    let given = |program: &str| {
+        let words = r#"--root /r 'a  b' '' "$(printf 'x\377y\nz')" -- '*' "#;
+        let ended = Ended::of({
+            let mut command = Command::new("sh");
+            let line = format!(
+                "{BEGIN}trap '' PIPE; echo in | {program} {words} 9<runtime.toml 2>error | od -c; \
+                 {program} kill x 9</dev/null </dev/null >/dev/null 2>&1; echo $?; cat error"
+            );
+            command.args(["-c", &line]).env("XDG_RUNTIME_DIR", shell.path(""));
+            command
+        });
+        ended.quietly(0).stdout
+    };
+    let direct = given("./runc");
+    assert!(direct.contains("37\n") && direct.ends_with("to standard error\n"), "{direct}");
+    assert_eq!(given("stand_in"), direct);
+}
+
+#[test]
+fn without_settings_it_is_runc_as_path_finds_it() {
+    let shell = shell();
+    let line = "export SHUNT_RUNTIME_SETTINGS=/no/such PATH=\"$PWD:$PATH\"; stand_in delete it 9</dev/null 2>/dev/null";
+    let ended = script(&shell, line).quietly(37);
+    assert!(ended.stdout.starts_with("[delete][it]"), "{ended:?}");
+}
+
+#[test]
+fn another_runtime_than_the_one_that_was_meant_is_never_started() {
+    let shell = shell();
+    let called = || shell.path("calls").exists();
+    script(&shell, "echo 'runtimes = 1' > runtime.toml; stand_in create it").saying(1, &["runtime.toml"]);
+    script(&shell, "echo 'runtime = \"/no/crun\"' > runtime.toml; stand_in create it")
+        .saying(1, &["/no/crun"]);
+    let itself = "echo \"runtime = \\\"$PWD/shunt-runtime\\\"\" > runtime.toml";
+    script(&shell, &format!("{itself}; stand_in create it")).saying(1, &["shunt itself"]);
+    // Where an engine looks for what went wrong.
+    script(&shell, "stand_in --log=log --log-format json create it").quietly(1);
+    let log: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(shell.path("log")).unwrap()).unwrap();
+    assert_eq!(log["level"], "error");
+    assert!(log["msg"].as_str().unwrap().contains("shunt itself"), "{log}");
+    assert!(!called());
+}
+
+#[test]
+fn what_cannot_be_under_shunt_is_as_it_was_and_the_log_says_why() {
+    let shell = shell();
+    let config = shell.path("bundle/config.json");
+    fs::create_dir(shell.path("bundle")).unwrap();
+    for (text, why) in [
+        ("rubbish", "not understood"),
+        (r#"{"process": {}, "root": {"path": "/"}}"#, "no broker: /run/shunt/broker is missing"),
+    ] {
+        fs::write(&config, text).unwrap();
+        let before = fs::metadata(&config).unwrap().ino();
+        let line = "stand_in --log log create --bundle bundle it 9</dev/null 2>/dev/null";
+        let ended = script(&shell, line).quietly(37);
+        assert!(ended.stdout.starts_with("[--log][log][create][--bundle][bundle][it]"), "{ended:?}");
+        assert_eq!(
+            (fs::read_to_string(&config).unwrap().as_str(), fs::metadata(&config).unwrap().ino()),
+            (text, before)
+        );
+        let log = fs::read_to_string(shell.path("log")).unwrap();
+        assert!(log.lines().last().unwrap().contains(why), "{log}");
+    }
+    fs::remove_file(&config).unwrap();
+    script(&shell, "stand_in --log log run -b bundle it 9</dev/null 2>/dev/null").quietly(37);
+    assert!(fs::read_to_string(shell.path("log")).unwrap().ends_with("(os error 2)\"\n"));
+}
+
+/// A bundle whose image has this machine's glibc, in a mount namespace with a broker's directory.
+const WITH_BROKER: &str = r#"mount -t tmpfs none /run
+mkdir -p /run/shunt/broker bundle rootfs
+for file in /lib64/ld-linux-x86-64.so.2 /lib/ld-linux-aarch64.so.1 /lib/*-linux-gnu/libc.so.6; do
+    [ ! -e "$file" ] || cp -L --parents "$file" rootfs
+done
+echo '{"process": {"env": []}, "root": {"path": "../rootfs"}}' > bundle/config.json
+"#;
+
+#[test]
+fn a_bundle_that_cannot_be_written_is_run_as_it_is() {
+    needs_root();
+    let shell = shell();
+    let inside = format!(
+        "{BEGIN}{WITH_BROKER}mount --bind bundle bundle; mount -o remount,bind,ro bundle\n\
+         stand_in --log log create -b bundle it 9</dev/null 2>/dev/null; echo $?; cat bundle/config.json; umount bundle\n\
+         stand_in --log log create -b bundle it 9</dev/null >/dev/null 2>&1; cat bundle/config.json; ls -A bundle"
+    );
+    let ended = shell.sh(&format!("unshare --mount sh -c '{}'", inside.replace('\'', "'\\''"))).quietly(0);
+    let mut lines = ended.stdout.lines().skip_while(|line| *line != "37").skip(1);
+    assert_eq!(lines.next(), Some(r#"{"process": {"env": []}, "root": {"path": "../rootfs"}}"#), "{ended:?}");
+    let log = fs::read_to_string(shell.path("log")).unwrap();
+    assert!(log.contains("Read-only file system") && log.lines().count() == 1, "{log}");
+    // Where it can be written it is.
+    let config = lines.next().unwrap();
+    assert!(config.contains(r#""env": ["LD_PRELOAD=/usr/local/lib/shunt/libshunt.so"]"#), "{config}");
+    assert_eq!(lines.collect::<Vec<_>>(), ["config.json"], "nothing is left beside it");
+}
+
+#[test]
+fn another_process_of_a_container_is_under_shunt_as_the_container_is() {
+    let shell = shell();
+    fs::create_dir(shell.path("bundle")).unwrap();
+    fs::write(shell.path("state"), format!("{{\"bundle\": {:?}}}", shell.path("bundle"))).unwrap();
+    let preload = "LD_PRELOAD=/usr/local/lib/shunt/libshunt.so";
+    let exec = || {
+        fs::write(shell.path("process"), r#"{"args": ["sh"], "env": ["A=b"]}"#).unwrap();
+        let line = "stand_in --root /r exec --process process --detach it 9</dev/null >/dev/null 2>&1";
+        script(&shell, line).quietly(37);
+        fs::read_to_string(shell.path("process")).unwrap()
+    };
+    fs::write(shell.path("bundle/config.json"), r#"{"process": {}}"#).unwrap();
+    assert_eq!(exec(), r#"{"args": ["sh"], "env": ["A=b"]}"#);
+    fs::write(shell.path("bundle/config.json"), format!(r#"{{"process": {{"env": ["{preload}:/a.so"]}}}}"#))
+        .unwrap();
+    assert_eq!(exec(), format!(r#"{{"args": ["sh"], "env": ["A=b","{preload}"]}}"#));
+    let calls = fs::read_to_string(shell.path("calls")).unwrap();
+    let first: Vec<_> = calls.lines().take(2).collect();
+    assert_eq!(first, ["--root /r state it", "--root /r exec --process process --detach it"]);
+    // A container that the runtime does not know is the runtime's affair.
+    fs::write(shell.path("state"), "").unwrap();
+    assert_eq!(exec(), r#"{"args": ["sh"], "env": ["A=b"]}"#);
+}
+
+#[test]
+fn docker_is_told_of_it_and_told_again() {
+    let shell = Shell::new();
+    let file = shell.path("docker/daemon.json");
+    let runtime = |action: &str| {
+        let mut command = shell.for_everybody();
+        command
+            .args(["runtime", action, "--daemon-json"])
+            .arg(&file)
+            .env("SHUNT_RUNTIME_SETTINGS", "/no/such");
+        command
+    };
+    Ended::of(runtime("register")).saying(1, &["shunt-runtime is not there", "ln -s"]);
+    assert!(!file.exists());
+    symlink("shunt-copy", shell.path("shunt-runtime")).unwrap();
+
+    let ended = Ended::of(runtime("register")).quietly(0);
+    assert!(
+        ended.stdout.contains("docker run --runtime=shunt") && ended.stdout.contains("kill -HUP"),
+        "{ended:?}"
+    );
+    assert!(Ended::of(runtime("register")).quietly(0).stdout.starts_with("already registered"));
+    let path = shell.path("shunt-runtime");
+    assert!(fs::read_to_string(&file).unwrap().contains(path.to_str().unwrap()));
+    let mut status = runtime("status");
+    status.arg("--json");
+    let status: serde_json::Value = serde_json::from_str(&Ended::of(status).quietly(0).stdout).unwrap();
+    assert_eq!(status["registered"]["found"], path.to_str().unwrap());
+    assert_eq!(status["broker"]["problem"], "/run/shunt/broker/broker.sock: nothing listens there");
+    let ended = Ended::of(runtime("status")).quietly(0);
+    assert!(ended.stdout.starts_with("ok       registered"), "{ended:?}");
+
+    Ended::of(runtime("unregister")).quietly(0);
+    assert!(!file.exists(), "it was made for the runtime");
+    fs::write(&file, "{\"debug\": true,}").unwrap();
+    Ended::of(runtime("register")).saying(1, &["is left as it is", "daemon.json"]);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "{\"debug\": true,}");
+}
