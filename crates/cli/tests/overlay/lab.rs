@@ -120,8 +120,13 @@ impl Lab {
         );
         fs::write(&config, text).unwrap();
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path(host)).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
+        let mut command = Command::new("setpriv");
         command
+            .args([
+                "--no-new-privs",
+                &format!("--bounding-set={}", capabilities()),
+                env!("CARGO_BIN_EXE_shunt"),
+            ])
             .args(["overlay", "router", "--config"])
             .arg(config)
             .env("SHUNT_LOG", "info,shunt_overlay=debug");
@@ -285,6 +290,17 @@ pub(crate) fn go(name: &str) -> PathBuf {
         directory
     });
     directory.join(name)
+}
+
+/// What a router's unit lets it have, for setpriv; and what it takes to make a control group where none is its own, as the unit's is.
+fn capabilities() -> String {
+    let unit = include_str!("../../../../packaging/systemd/system/shunt-overlay.service");
+    let allowed = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+    let names = allowed
+        .expect("the unit says so")
+        .split(' ')
+        .map(|name| name.trim_start_matches("CAP_").to_lowercase());
+    names.chain(["dac_override".to_owned()]).fold("-all".to_owned(), |all, name| format!("{all},+{name}"))
 }
 
 /// What no test should take.
