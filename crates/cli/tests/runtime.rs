@@ -109,6 +109,11 @@ fn what_cannot_be_under_shunt_is_as_it_was_and_the_log_says_why() {
         let log = fs::read_to_string(shell.path("log")).unwrap();
         assert!(log.lines().last().unwrap().contains(why), "{log}");
     }
+    let line =
+        "export SHUNT_LIB=/no/libshunt.so; stand_in --log log create -b bundle it 9</dev/null 2>/dev/null";
+    script(&shell, line).quietly(37);
+    let log = fs::read_to_string(shell.path("log")).unwrap();
+    assert!(log.lines().last().unwrap().contains("SHUNT_LIB names /no/libshunt.so"), "{log}");
     fs::remove_file(&config).unwrap();
     script(&shell, "stand_in --log log run -b bundle it 9</dev/null 2>/dev/null").quietly(37);
     assert!(fs::read_to_string(shell.path("log")).unwrap().ends_with("(os error 2)\"\n"));

@@ -21,6 +21,7 @@ pub struct Host {
 
 /// Where a container has the shim's directory: where `make install` puts it on a host.
 const LIBRARY_DIRECTORY: &str = "/usr/local/lib/shunt";
+const LIBRARY_NAME: &str = "libshunt.so";
 /// Where the shim looks for a broker, if nothing else is said.
 const BROKER_DIRECTORY: &str = "/run/shunt/broker";
 const PRELOAD: &str = "LD_PRELOAD";
@@ -55,6 +56,9 @@ pub(crate) fn enter(text: &str, bundle: &Path, host: &Host) -> Result<Option<Str
     let config: Config = serde_json::from_str(text).map_err(not_understood)?;
     if config.linux.namespaces.iter().any(|namespace| namespace.kind == "user") {
         return Err(Refusal::UserNamespace);
+    }
+    if !host.library.ends_with(LIBRARY_NAME) {
+        return Err(Refusal::NoLibrary(format!("{} is not called {LIBRARY_NAME}", host.library.display())));
     }
     if !host.broker.is_dir() {
         return Err(Refusal::NoBroker(host.broker.clone()));
@@ -106,7 +110,7 @@ fn mount(text: &str, object: &Container<'_>, host: &Host, rootfs: &Rootfs) -> Re
 /// What puts the shim into the environment of `process`, a part of `text`: before what is preloaded already, as `shunt run` does.
 fn preload(text: &str, process: &str) -> Result<Vec<Splice>, Refusal> {
     let process = Container::object(text, process).map_err(not_understood)?;
-    let library = format!("{LIBRARY_DIRECTORY}/libshunt.so");
+    let library = format!("{LIBRARY_DIRECTORY}/{LIBRARY_NAME}");
     let variables = match process.member("env") {
         Some(env) => Container::array(text, env).map_err(not_understood)?,
         None => {
@@ -246,6 +250,12 @@ mod tests {
         ] {
             assert!(said(strange).contains("not understood"));
         }
+        let other = Host { library: fixture.path("host/libshunt.so.1"), ..fixture.host() };
+        let refusal = enter(&config(&[]).to_string(), &fixture.path("bundle"), &other).unwrap_err();
+        assert!(
+            matches!(refusal, Refusal::NoLibrary(_)),
+            "its directory has no file of the name in LD_PRELOAD"
+        );
         std::fs::remove_dir(fixture.path("broker")).unwrap();
         assert!(said(config(&[])).contains("no broker"));
     }
