@@ -8,8 +8,8 @@ use std::path::Path;
 
 use object::Endianness;
 use object::elf::FileHeader64;
-use object::read::ReadCache;
 use object::read::elf::FileHeader;
+use object::read::{ReadCache, ReadRef};
 
 use crate::refusal::Refusal;
 use crate::rootfs::Rootfs;
@@ -63,7 +63,7 @@ fn needed(library: &Path) -> io::Result<Versions> {
     read_needed(&data).map_err(io::Error::other)
 }
 
-fn read_needed(data: &ReadCache<File>) -> object::read::Result<Versions> {
+fn read_needed<'d>(data: impl ReadRef<'d>) -> object::read::Result<Versions> {
     let header = Header::parse(data)?;
     let endian = header.endian()?;
     let sections = header.sections(endian, data)?;
@@ -87,7 +87,7 @@ fn defined(rootfs: &Rootfs, name: &str) -> Option<Vec<String>> {
     read_defined(&ReadCache::new(library)).ok()
 }
 
-fn read_defined(data: &ReadCache<File>) -> object::read::Result<Vec<String>> {
+fn read_defined<'d>(data: impl ReadRef<'d>) -> object::read::Result<Vec<String>> {
     let header = Header::parse(data)?;
     let endian = header.endian()?;
     let sections = header.sections(endian, data)?;
@@ -113,6 +113,7 @@ fn text(name: &[u8]) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use proptest::prelude::*;
     use std::fs;
     use std::path::PathBuf;
 
@@ -191,6 +192,26 @@ pub(crate) mod tests {
         // As large as one likes to say.
         fs::File::create(fixture.path(&libc)).unwrap().set_len(1 << 40).unwrap();
         assert!(matches!(fixture.takes(), Err(Refusal::OldGlibc(_))));
+    }
+
+    /// Where the header is, where the table of sections is, or anywhere.
+    fn any_place(length: usize) -> impl Strategy<Value = usize> {
+        prop_oneof![0..64_usize, length - 64 * 32..length, 0..length]
+    }
+
+    #[test]
+    fn an_images_library_may_be_any_bytes() {
+        let library = fs::read(LINKER).unwrap();
+        assert!(read_defined(&library[..]).unwrap().contains(&"GLIBC_PRIVATE".to_owned()));
+        let changes = prop::collection::vec((any_place(library.len()), any::<u8>()), 1..32);
+        proptest!(|(changes in changes, length in prop::option::of(any_place(library.len())))| {
+            let mut bytes = library.clone();
+            changes.iter().for_each(|(place, byte)| bytes[*place] = *byte);
+            bytes.truncate(length.unwrap_or(bytes.len()));
+            // Whatever it is: it is read to its end, or given up.
+            let _ = read_defined(&bytes[..]);
+            let _ = read_needed(&bytes[..]);
+        });
     }
 
     #[test]
