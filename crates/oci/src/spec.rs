@@ -19,12 +19,11 @@ pub struct Host {
     pub broker: PathBuf,
 }
 
-/// Where a container has the shim's directory: where `make install` puts it on a host.
-const LIBRARY_DIRECTORY: &str = "/usr/local/lib/shunt";
-const LIBRARY_NAME: &str = "libshunt.so";
+/// Where a container has the shim: where `make install` puts it on a host.
+const LIBRARY: &str = "/usr/local/lib/shunt/libshunt.so";
 /// Where the shim looks for a broker, if nothing else is said.
 const BROKER_DIRECTORY: &str = "/run/shunt/broker";
-const PRELOAD: &str = "LD_PRELOAD";
+const PRELOAD: &str = "LD_PRELOAD=";
 
 /// What is read of a configuration.
 #[derive(Deserialize)]
@@ -57,8 +56,8 @@ pub(crate) fn enter(text: &str, bundle: &Path, host: &Host) -> Result<Option<Str
     if config.linux.namespaces.iter().any(|namespace| namespace.kind == "user") {
         return Err(Refusal::UserNamespace);
     }
-    if !host.library.ends_with(LIBRARY_NAME) {
-        return Err(Refusal::NoLibrary(format!("{} is not called {LIBRARY_NAME}", host.library.display())));
+    if host.library.file_name() != Path::new(LIBRARY).file_name() {
+        return Err(Refusal::NoLibrary(format!("{} has another name", host.library.display())));
     }
     if !host.broker.is_dir() {
         return Err(Refusal::NoBroker(host.broker.clone()));
@@ -92,11 +91,10 @@ fn mount(text: &str, object: &Container<'_>, host: &Host, rootfs: &Rootfs) -> Re
         None => Vec::new(),
     };
     let there: Vec<Mount> = there.into_iter().map(|mount| mount.resolved(rootfs)).collect();
-    let directory = host.library.parent().unwrap_or(Path::new("/"));
-    let ours = [(directory, LIBRARY_DIRECTORY), (host.broker.as_path(), BROKER_DIRECTORY)];
+    let shim = Mount::read_only(directory_of(&host.library), directory_of(Path::new(LIBRARY)));
+    let broker = Mount::read_only(&host.broker, Path::new(BROKER_DIRECTORY));
     let mut added = Vec::new();
-    for (source, destination) in ours {
-        let mount = Mount::read_only(source, Path::new(destination));
+    for mount in [shim, broker] {
         if mount.clone().resolved(rootfs).is_missing(&there, rootfs)? {
             added.push(serde_json::to_string(&mount).map_err(not_understood)?);
         }
@@ -107,34 +105,32 @@ fn mount(text: &str, object: &Container<'_>, host: &Host, rootfs: &Rootfs) -> Re
     add(text, object, "mounts", &added.join(",")).map(|splice| vec![splice])
 }
 
+fn directory_of(library: &Path) -> &Path {
+    library.parent().unwrap_or(Path::new("/"))
+}
+
 /// What puts the shim into the environment of `process`, a part of `text`: before what is preloaded already, as `shunt run` does.
 fn preload(text: &str, process: &str) -> Result<Vec<Splice>, Refusal> {
     let process = Container::object(text, process).map_err(not_understood)?;
-    let library = format!("{LIBRARY_DIRECTORY}/{LIBRARY_NAME}");
-    let variables = match process.member("env") {
-        Some(env) => Container::array(text, env).map_err(not_understood)?,
-        None => {
-            return add(text, &process, "env", &quoted(&format!("{PRELOAD}={library}"))?)
-                .map(|splice| vec![splice]);
-        }
+    let alone = quoted(&format!("{PRELOAD}{LIBRARY}"))?;
+    let Some(env) = process.member("env") else {
+        return Ok(vec![add(text, &process, "env", &alone)?]);
     };
+    let variables = Container::array(text, env).map_err(not_understood)?;
     let mut splices = Vec::new();
     let mut is_set = false;
     for variable in variables.values() {
         let decoded: String = serde_json::from_str(variable).map_err(not_understood)?;
-        let Some(list) = decoded.strip_prefix(PRELOAD).and_then(|rest| rest.strip_prefix('=')) else {
-            continue;
-        };
+        let Some(list) = decoded.strip_prefix(PRELOAD) else { continue };
         is_set = true;
-        if list.split([' ', ':']).any(|entry| entry == library) {
-            continue;
+        if !list.split([' ', ':']).any(|entry| entry == LIBRARY) {
+            let separator = if list.is_empty() { "" } else { ":" };
+            let merged = quoted(&format!("{PRELOAD}{LIBRARY}{separator}{list}"))?;
+            splices.push(Splice::replace(text, variable, merged));
         }
-        let separator = if list.is_empty() { "" } else { ":" };
-        let merged = quoted(&format!("{PRELOAD}={library}{separator}{list}"))?;
-        splices.push(Splice::replace(text, variable, merged));
     }
     if !is_set {
-        splices.push(variables.append(text, &quoted(&format!("{PRELOAD}={library}"))?));
+        splices.push(variables.append(text, &alone));
     }
     Ok(splices)
 }
@@ -168,8 +164,6 @@ mod tests {
     use serde_json::{Value, json};
     use std::collections::BTreeMap;
 
-    const SHIM: &str = "/usr/local/lib/shunt/libshunt.so";
-
     impl Fixture {
         fn host(&self) -> Host {
             Host { library: self.library(), broker: self.path("broker") }
@@ -189,13 +183,13 @@ mod tests {
         let fixture = Fixture::new();
         let changed = fixture.enter(&config(&["PATH=/bin"]).to_string()).unwrap().unwrap();
         let value: Value = serde_json::from_str(&changed).unwrap();
-        assert_eq!(value["process"]["env"], json!(["PATH=/bin", format!("LD_PRELOAD={SHIM}")]));
+        assert_eq!(value["process"]["env"], json!(["PATH=/bin", format!("LD_PRELOAD={LIBRARY}")]));
         let options = ["bind", "ro", "nosuid", "nodev", "rprivate"];
         let mount = |source: &str, destination: &str| {
             let source = fixture.path(source);
             json!({ "destination": destination, "type": "bind", "source": source, "options": options })
         };
-        let mounts = json!([mount("host", LIBRARY_DIRECTORY), mount("broker", BROKER_DIRECTORY)]);
+        let mounts = json!([mount("host", "/usr/local/lib/shunt"), mount("broker", BROKER_DIRECTORY)]);
         assert_eq!(value["mounts"], mounts);
         assert_eq!(fixture.enter(&changed).unwrap(), None, "it has everything then");
     }
@@ -203,10 +197,10 @@ mod tests {
     #[test]
     fn what_is_preloaded_already_comes_behind_the_shim() {
         for (before, after) in [
-            ("", SHIM.to_owned()),
-            ("/a.so", format!("{SHIM}:/a.so")),
-            ("/a.so /b.so:c.so", format!("{SHIM}:/a.so /b.so:c.so")),
-            ("/a.so:/usr/local/lib/shunt/libshunt.so", format!("/a.so:{SHIM}")),
+            ("", LIBRARY.to_owned()),
+            ("/a.so", format!("{LIBRARY}:/a.so")),
+            ("/a.so /b.so:c.so", format!("{LIBRARY}:/a.so /b.so:c.so")),
+            ("/a.so:/usr/local/lib/shunt/libshunt.so", format!("/a.so:{LIBRARY}")),
         ] {
             let text =
                 json!({ "env": ["LD_PRELOADED=x", format!("LD_PRELOAD={before}"), "A=b"] }).to_string();
@@ -218,11 +212,12 @@ mod tests {
 
     #[test]
     fn another_process_is_as_its_container() {
-        let (with, without) = (config(&[&format!("LD_PRELOAD=/a.so:{SHIM}")]), config(&["LD_PRELOAD=/a.so"]));
+        let (with, without) =
+            (config(&[&format!("LD_PRELOAD=/a.so:{LIBRARY}")]), config(&["LD_PRELOAD=/a.so"]));
         let process = json!({ "env": ["A=b"] }).to_string();
         let changed = follow(&process, &with.to_string()).unwrap().unwrap();
         let value: Value = serde_json::from_str(&changed).unwrap();
-        assert_eq!(value, json!({ "env": ["A=b", format!("LD_PRELOAD={SHIM}")] }));
+        assert_eq!(value, json!({ "env": ["A=b", format!("LD_PRELOAD={LIBRARY}")] }));
         assert_eq!(follow(&changed, &with.to_string()).unwrap(), None);
         assert_eq!(follow(&process, &without.to_string()).unwrap(), None);
     }
