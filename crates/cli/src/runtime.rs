@@ -17,13 +17,19 @@ pub(crate) fn run(part: &Runtime) -> Result<()> {
         Runtime::Register(DaemonJson { file }) => {
             let change = shunt_oci::register(file, &installed()?)?;
             println!("{}: docker run --runtime={}", said(change, "registered", file), shunt_oci::NAME);
-            say_next(change);
+            if change == Change::Made {
+                println!(
+                    "Docker knows it after: systemctl reload docker, or kill -HUP and dockerd's process id"
+                );
+            }
         }
         Runtime::Unregister(DaemonJson { file }) => {
             let is_ours = |path: &Path| path.file_name().is_some_and(|name| name == stand_in::NAME);
             let change = shunt_oci::unregister(file, is_ours)?;
             println!("{}", said(change, "unregistered", file));
-            say_next(change);
+            if change == Change::Made {
+                println!("Docker knows it until it is started again");
+            }
         }
         Runtime::Status { daemon_json, json } => {
             let checks = checks(&daemon_json.file);
@@ -47,14 +53,6 @@ fn installed() -> Result<PathBuf> {
 fn said(change: Change, what: &str, file: &Path) -> String {
     let already = if change == Change::None { "already " } else { "" };
     format!("{already}{what} in {}", file.display())
-}
-
-fn say_next(change: Change) {
-    if change == Change::Made {
-        println!(
-            "Docker reads it again after: systemctl reload docker, or kill -HUP and dockerd's process id"
-        );
-    }
 }
 
 /// What is there, or what is missing.

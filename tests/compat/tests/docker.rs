@@ -211,9 +211,9 @@ fn endings_are_the_programs(engine: &Engine<'_>, how: &[String]) {
     while !engine.docker(["logs", "waits"]).contains("ready") {
         std::thread::sleep(Duration::from_millis(50));
     }
-    let exec = engine.try_docker(["exec", "waits", "sh", "-c", "echo $LD_PRELOAD; exit 5"]);
+    let exec = engine.try_docker(["exec", "waits", "sh", "-c", "echo LD_PRELOAD=$LD_PRELOAD; exit 5"]);
     assert_eq!(exec.status.code(), Some(5), "{exec:?}");
-    assert!(SHIM.ends_with(String::from_utf8_lossy(&exec.stdout).trim()), "{exec:?}");
+    assert_eq!(String::from_utf8_lossy(&exec.stdout).trim(), SHIM);
     engine.docker(["stop", "waits"]);
     assert_eq!(engine.docker(["inspect", "--format", "{{.State.ExitCode}}", "waits"]), "3");
     engine.docker(["rm", "waits"]);
@@ -229,7 +229,9 @@ fn a_static_program_is_left_alone(engine: &Engine<'_>, host: &Host, how: &[Strin
         let words = [&["run".to_owned(), name], how, &["static".to_owned(), "/mounts".to_owned()]].concat();
         engine.docker(words)
     };
-    assert_eq!(start(how, "by-shunt"), start(&[], "by-runc"), "its environment, and where what is mounted");
+    let (by_shunt, by_runc) = (start(how, "by-shunt"), start(&[], "by-runc"));
+    assert!(by_runc.contains("PATH=") && by_runc.contains("\n/proc\n"), "{by_runc}");
+    assert_eq!(by_shunt, by_runc, "its environment, and where what is mounted");
     let mut words = vec!["run".to_owned(), "--detach".to_owned(), "--name=stays".to_owned()];
     words.extend(how.iter().cloned());
     words.extend(["static", "/mounts", "wait"].map(str::to_owned));
