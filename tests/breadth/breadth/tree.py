@@ -9,6 +9,7 @@ import signal
 import subprocess
 import uuid
 from pathlib import Path
+from xml.etree import ElementTree
 
 SUITE = "bookworm"
 MIRRORS = [
@@ -66,14 +67,18 @@ class Forest:
         self.code = code
         self.say = say
 
+    def command(self, name, package):
+        """Installs a command that the machine lacks."""
+        if not shutil.which(name):
+            self.say(f"installing {package}")
+            subprocess.run(["apt-get", "install", "-y", "-qq", package], check=True, stdout=subprocess.DEVNULL)
+
     def plant(self):
         """Makes the base where there is none."""
         self.data.mkdir(parents=True, exist_ok=True)
         if self.base.exists():
             return
-        if not shutil.which("mmdebstrap"):
-            self.say("installing mmdebstrap")
-            subprocess.run(["apt-get", "install", "-y", "-qq", "mmdebstrap"], check=True, stdout=subprocess.DEVNULL)
+        self.command("mmdebstrap", "mmdebstrap")
         self.say("making the base tree")
         half = self.data / "base.part"
         shutil.rmtree(half, ignore_errors=True)
@@ -109,9 +114,25 @@ class Forest:
         spec = {"what": "install", "package": name}
         found = self.enter(spec, [self.base_layer(), self.base], layer, network=True, timeout=timeout)
         found = found or {"failed": "took too long"}
+        pom = self.code / "programs" / name / "pom.xml"
+        if not found["failed"] and pom.exists():
+            found.update(self.jars(pom, layer))
         if not found["failed"]:
             ready.write_text(json.dumps(found))
         return found
+
+    def jars(self, pom, layer):
+        """Brings what a program's pom.xml asks for, and all that it depends on, into its layer, by the Maven of the machine,
+        which knows how it reaches a registry. The program's version is that of the first."""
+        self.command("mvn", "maven")
+        where = layer / "upper/home/tester/source/jars"
+        done = subprocess.run(
+            ["mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", f"-DoutputDirectory={where}"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        if done.returncode:
+            return {"failed": f"mvn: {done.stdout[-1500:]}"}
+        return {"version": ElementTree.parse(pom).find(".//{*}dependency/{*}version").text}
 
     def test(self, name, spec, timeout, keep):
         """Runs one test in a fresh layer. What it leaves in /breadth-results is copied to `keep`."""
