@@ -15,6 +15,7 @@ mod local;
 mod message;
 mod metrics;
 mod namespace;
+mod policy;
 mod reason;
 mod request;
 mod router;
@@ -25,6 +26,7 @@ mod supervisor;
 mod wire;
 
 pub use config::{ConfigError, DEFAULT_CONTROL, DEFAULT_SOCKET};
+pub use policy::{Policy, PolicyError};
 pub use request::{Request, ask};
 pub use router::{Error, run};
 pub use shunt_control::AskError;

@@ -1,0 +1,195 @@
+//! Which connections of containers may be, and how they are treated. The first rule that matches a connection decides; what no rule
+//! matches has the default. `file` reads it from policy.toml, `shape` is what a rule asks of the host's kernel.
+
+mod file;
+mod shape;
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::ops::RangeInclusive;
+
+use ipnet::Ipv4Net;
+use serde::{Deserialize, Serialize};
+
+pub use file::PolicyError;
+pub(crate) use shape::Shape;
+
+/// See the module. What is in it is consistent: it comes from a file that was checked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Policy {
+    default: Default,
+    rules: Vec<Rule>,
+}
+
+/// What becomes of a connection that no rule matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Default {
+    Allow,
+    Deny,
+    Drop,
+}
+
+/// What becomes of a connection that a rule matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Action {
+    Allow,
+    Deny,
+    Drop,
+    Overlay,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Rule {
+    name: String,
+    action: Action,
+    /// None: every container.
+    from: Option<Vec<Ipv4Net>>,
+    to: Option<Vec<Ipv4Net>>,
+    /// None: every port of the one that accepts.
+    ports: Option<Vec<Ports>>,
+    shape: Shape,
+}
+
+/// From the first to the last, both included.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Ports(RangeInclusive<u16>);
+
+/// A connection, by who asked for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Flow {
+    /// Of the container that connects.
+    pub(crate) source: Ipv4Addr,
+    /// Where it connects to.
+    pub(crate) destination: SocketAddrV4,
+}
+
+/// What the policy says of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It may be, so.
+    Allow(Shape),
+    /// It may be, but on the overlay, where packets are looked at.
+    Overlay,
+    /// It may not be.
+    Deny(Denial),
+}
+
+/// How a program learns that a connection may not be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Denial {
+    /// As by a host that says so.
+    Refused,
+    /// As by a network that says nothing.
+    TimedOut,
+}
+
+impl Policy {
+    /// Everything may be, as it is: a router without a file.
+    pub(crate) fn open() -> Policy {
+        Policy { default: Default::Allow, rules: Vec::new() }
+    }
+
+    pub(crate) fn verdict(&self, flow: Flow) -> Verdict {
+        match self.rule(flow).map(|at| &self.rules[at]) {
+            None => self.default.verdict(),
+            Some(rule) => rule.verdict(),
+        }
+    }
+
+    /// The place of the rule that decides; None is the default.
+    pub(crate) fn rule(&self, flow: Flow) -> Option<usize> {
+        self.rules.iter().position(|rule| rule.matches(flow))
+    }
+
+    pub(crate) fn rules(&self) -> usize {
+        self.rules.len()
+    }
+}
+
+impl Default {
+    fn verdict(self) -> Verdict {
+        match self {
+            Default::Allow => Verdict::Allow(Shape::default()),
+            Default::Deny => Verdict::Deny(Denial::Refused),
+            Default::Drop => Verdict::Deny(Denial::TimedOut),
+        }
+    }
+}
+
+impl Rule {
+    fn verdict(&self) -> Verdict {
+        match self.action {
+            Action::Allow => Verdict::Allow(self.shape),
+            Action::Overlay => Verdict::Overlay,
+            Action::Deny => Verdict::Deny(Denial::Refused),
+            Action::Drop => Verdict::Deny(Denial::TimedOut),
+        }
+    }
+
+    fn matches(&self, flow: Flow) -> bool {
+        let within = |prefixes: &Option<Vec<Ipv4Net>>, address: &Ipv4Addr| {
+            prefixes.as_ref().is_none_or(|prefixes| prefixes.iter().any(|prefix| prefix.contains(address)))
+        };
+        let port = flow.destination.port();
+        within(&self.from, &flow.source)
+            && within(&self.to, flow.destination.ip())
+            && self.ports.as_ref().is_none_or(|ports| ports.iter().any(|Ports(range)| range.contains(&port)))
+    }
+}
+
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.0.start(), self.0.end()) {
+            (first, last) if first == last => write!(f, "{first}"),
+            (first, last) => write!(f, "{first}-{last}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) fn flow(source: &str, destination: &str) -> Flow {
+        Flow { source: source.parse().unwrap(), destination: destination.parse().unwrap() }
+    }
+
+    #[test]
+    fn the_first_rule_that_matches_decides() {
+        let policy = Policy::parse(
+            "default = 'drop'\n[labels]\nweb = ['10.50.1.0/30', '10.50.3.7']\n\
+             [[rule]]\nname = 'admin'\naction = 'allow'\nfrom = ['10.50.1.1']\nports = [22]\n\
+             [[rule]]\nname = 'ssh'\naction = 'deny'\nports = [22, '2200-2299']\n\
+             [[rule]]\nname = 'inspected'\naction = 'overlay'\nto = ['10.50.9.0/24']\n\
+             [[rule]]\nname = 'web'\naction = 'allow'\nfrom = ['web']\nrate = '8mbit'\n",
+        )
+        .unwrap();
+        let verdict = |source, destination| policy.verdict(flow(source, destination));
+        assert_eq!(verdict("10.50.1.1", "10.50.2.2:22"), Verdict::Allow(Shape::default()));
+        assert_eq!(verdict("10.50.1.2", "10.50.2.2:22"), Verdict::Deny(Denial::Refused));
+        assert_eq!(verdict("10.50.1.1", "10.50.2.2:2299"), Verdict::Deny(Denial::Refused));
+        assert_eq!(verdict("10.50.1.1", "10.50.9.2:80"), Verdict::Overlay);
+        let limited = Verdict::Allow(Shape { rate: Some(1_000_000), ..Shape::default() });
+        assert_eq!(verdict("10.50.1.2", "10.50.2.2:2300"), limited);
+        assert_eq!(verdict("10.50.3.7", "10.50.2.2:80"), limited);
+        assert_eq!(verdict("10.50.1.4", "10.50.2.2:80"), Verdict::Deny(Denial::TimedOut));
+        assert_eq!(policy.rule(flow("10.50.1.4", "10.50.2.2:80")), None);
+        assert_eq!(Policy::open().verdict(flow("1.2.3.4", "5.6.7.8:9")), Verdict::Allow(Shape::default()));
+    }
+
+    #[test]
+    fn a_policy_is_the_same_at_the_other_end_of_the_control_socket() {
+        let policy = Policy::parse(
+            "[[rule]]\nname = 'a'\naction = 'allow'\nto = ['10.50.0.0/16']\nports = ['1-9']\n\
+             rate = '1gbit'\ndscp = 'ef'\npriority = '1:20'\n",
+        )
+        .unwrap();
+        let line = serde_json::to_string(&policy).unwrap();
+        assert_eq!(serde_json::from_str::<Policy>(&line).unwrap(), policy);
+    }
+}
