@@ -416,11 +416,43 @@ pub(crate) enum Overlay {
         #[arg(long)]
         json: bool,
     },
+    /// Say which connections may be, and how they are treated: check a policy, have it hold, or show which one does
+    #[command(subcommand)]
+    Policy(OverlayPolicy),
     /// Write a new key, which all routers of an overlay then share, to a file
     NewKey {
         /// It must not exist yet
         #[arg(value_name = "FILE")]
         file: PathBuf,
+    },
+}
+
+/// What can be done with a policy.
+#[derive(Debug, Subcommand)]
+pub(crate) enum OverlayPolicy {
+    /// Say what is wrong with a file, and where; no router is needed
+    Check {
+        /// As docs/overlay.md describes it
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+    /// Have it hold from now on, until the router ends: connections that it forbids end now, others notice nothing
+    Apply {
+        /// As docs/overlay.md describes it
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// The control socket of the router
+        #[arg(long, value_name = "SOCKET", default_value = shunt_overlay::DEFAULT_CONTROL)]
+        control: PathBuf,
+    },
+    /// Show the rules that hold, and how many connections are by which
+    Show {
+        /// The control socket of the router
+        #[arg(long, value_name = "SOCKET", default_value = shunt_overlay::DEFAULT_CONTROL)]
+        control: PathBuf,
+        /// Print everything it says as JSON
+        #[arg(long)]
+        json: bool,
     },
 }
 

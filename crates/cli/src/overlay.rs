@@ -1,5 +1,7 @@
 //! `shunt overlay`: the router of a host as a process, what it says of itself, and programs under a supervisor.
 
+mod policy;
+
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -21,6 +23,7 @@ pub(crate) fn run(part: &Overlay) -> Result<ExitCode> {
             let status = shunt_overlay::ask(control, &Request::Status)?;
             print!("{}", if *json { format!("{status:#}\n") } else { report(&status) });
         }
+        Overlay::Policy(part) => policy::run(part)?,
         Overlay::NewKey { file } => shunt_overlay::new_key(file)?,
         Overlay::Run(args) => return Ok(supervise(args)),
     }
@@ -90,6 +93,8 @@ fn report(status: &Value) -> String {
         rows.push(row("host", "", number(&roads["host"])));
         let overlay = roads["overlay"].as_object().into_iter().flatten();
         rows.extend(overlay.map(|(reason, count)| row("overlay", reason, number(count))));
+        let denied = roads["denied"].as_object().into_iter().flatten();
+        rows.extend(denied.map(|(reason, count)| row("none", reason, number(count))));
     }
     text += &render(&ROADS, &rows);
     text

@@ -80,7 +80,7 @@ pub struct Control {
 }
 
 /// A request is one line of so many bytes at most.
-const LINE: u64 = 4096;
+const LINE: u64 = 1 << 20;
 
 impl Control {
     /// In place of what a killed one left there, but not of one that runs.

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::net::{getsockname, sockopt};
 use shunt_sys::tcp::{self, Opener};
 use shunt_sys::{Errno, identity, options};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -12,10 +13,14 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::channel::{Channel, watch};
+use crate::connections::{Connection, Place};
 use crate::errand::Theirs;
 use crate::local::{self, Ends};
 use crate::message::{Answer, Request};
+use crate::metrics::End;
+use crate::policy::Flow;
 use crate::reason::Reason;
+use crate::server;
 use crate::shared::Shared;
 use crate::wire::{Ask, Offer, Talk, WireError};
 
@@ -30,7 +35,16 @@ pub(crate) async fn connect(
     let socket = Arc::new(socket);
     let errands = &shared.errands;
     let shown = socket.clone();
-    errands.ask(namespace, move || check(&shown, namespace)).await??;
+    let checked = errands.ask(namespace, move || check(&shown, namespace)).await.flatten();
+    let known = shared.namespace(namespace).ok_or(Reason::Socket)?;
+    // A socket that is none of ours is under the policy as well.
+    let bound = checked.as_ref().ok().copied().flatten();
+    let source = bound.or_else(|| known.source(destination)).unwrap_or(Ipv4Addr::UNSPECIFIED);
+    shared.connections.permit(Flow { source, destination })?;
+    checked?;
+    if shared.connections.is_full() {
+        return Err(Reason::Busy);
+    }
     let config = &shared.loaded.config;
     let host = config.host_of(*destination.ip()).ok_or(Reason::UnknownHost)?;
     if shared.loaded.is_own(host) {
@@ -52,7 +66,7 @@ pub(crate) async fn connect(
     let names = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
     let names = names.map_err(|_| Reason::Failed)?;
     let mut talk = Talk::new(stream, &shared.loaded.key);
-    let asked = timeout(config.ask(), talk.ask(Ask { destination })).await;
+    let asked = timeout(config.ask(), talk.ask(Ask { destination, source })).await;
     asked.map_err(|_| silent())?.map_err(refusal)?;
 
     channel.send(&Answer::Go, None).map_err(|_| Reason::NotConnected)?;
@@ -63,7 +77,48 @@ pub(crate) async fn connect(
     if ends.remote != destination {
         return Err(Reason::Mismatch);
     }
-    let seen = shared.reader.lock().expect("nobody panics while it is locked").look(&*socket, ends.cookie);
+    let made = Made { namespace, overlay: socket, ends, host: names };
+    let taken = take(shared, channel, talk, &made).await;
+    if taken.as_ref().is_err_and(|reason| reason.denial().is_some()) {
+        // It should not have been made: the policy is another since, or its source is another than that which was probable.
+        let _ = errands.ask(namespace, move || known.end(ends.cookie, ends.local, ends.remote)).await;
+    }
+    taken
+}
+
+/// An overlay connection that has been made, and the host connection that may take its place.
+struct Made {
+    namespace: u64,
+    overlay: Arc<Theirs>,
+    ends: Ends,
+    host: (SocketAddr, SocketAddr),
+}
+
+impl Made {
+    fn connection(&self, stream: &TcpStream) -> Result<Connection, Reason> {
+        let (local, remote) = self.host;
+        let cookie = sockopt::socket_cookie(stream).map_err(|_| Reason::Failed)?;
+        Ok(Connection {
+            end: End::Client,
+            namespace: self.namespace,
+            place: Place::new(cookie, local, remote),
+            flow: Flow { source: *self.ends.local.ip(), destination: self.ends.remote },
+            _overlay: Some(self.overlay.clone()),
+        })
+    }
+}
+
+/// Offers it to the other router, and takes it.
+async fn take(
+    shared: &Arc<Shared>,
+    channel: &Channel,
+    mut talk: Talk<'_, TcpStream>,
+    made: &Made,
+) -> Result<OwnedFd, Reason> {
+    let config = &shared.loaded.config;
+    let ends = &made.ends;
+    let seen =
+        shared.reader.lock().expect("nobody panics while it is locked").look(&*made.overlay, ends.cookie);
     let origin = seen.map_err(|_| Reason::Failed)?.origin;
     let offered = timeout(config.ask(), talk.offer(Offer { source: ends.local, origin })).await;
     offered.map_err(|_| Reason::RouterSilent)?.map_err(refusal)?;
@@ -71,25 +126,25 @@ pub(crate) async fn connect(
     // From here on the server's program may be waiting for this one.
     let moment = timeout(config.patience(), expect(channel, Request::Moment)).await;
     moment.map_err(|_| Reason::Impatient)??;
-    let (shown, connection) = (socket.clone(), talk.stream().as_fd().try_clone_to_owned());
+    let (shown, connection) = (made.overlay.clone(), talk.stream().as_fd().try_clone_to_owned());
     let connection = connection.map_err(|_| Reason::Failed)?;
-    let connection = errands.ask(namespace, move || likeness(&shown, connection)).await??;
-    local::name(shared, &connection, &ends).map_err(|_| Reason::Failed)?;
+    let connection = shared.errands.ask(made.namespace, move || likeness(&shown, connection)).await??;
+    local::name(shared, &connection, ends).map_err(|_| Reason::Failed)?;
+    shared.connections.enter(made.connection(talk.stream())?)?;
     talk.commit().await.map_err(refusal)?;
-    if let Some(socket) = Arc::into_inner(socket) {
-        shared.hold(socket, names);
-    }
     Ok(connection)
 }
 
-/// A TCP socket of that namespace that has not been connected.
-fn check(socket: &Theirs, namespace: u64) -> Result<(), Reason> {
+/// A TCP socket of that namespace that has not been connected. Returns the address that it is bound to.
+fn check(socket: &Theirs, namespace: u64) -> Result<Option<Ipv4Addr>, Reason> {
     let shown = identity::shown(socket).map_err(|_| Reason::Socket)?;
     let is_ours = !shown.bound_device && local::lives_in(socket.as_fd(), namespace);
     if !is_ours || tcp::state(socket) != Ok(tcp::CLOSE) {
         return Err(Reason::Socket);
     }
-    Ok(())
+    let local = getsockname(socket).ok().and_then(|local| SocketAddr::try_from(local).ok());
+    let local = local.map(identity::normalise).and_then(server::v4);
+    Ok(local.map(|local| *local.ip()).filter(|address| !address.is_unspecified()))
 }
 
 /// A connection to another router, of the family that the program's socket has.

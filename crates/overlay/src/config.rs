@@ -10,6 +10,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use shunt_key::{Key, KeyError};
 use thiserror::Error;
 
+use crate::policy::{Policy, PolicyError};
+
 /// Where `shunt overlay status` asks unless it is told otherwise.
 pub const DEFAULT_CONTROL: &str = "/run/shunt/overlay.sock";
 /// Where `shunt overlay run` finds the router unless it is told otherwise: containers have the directory, and nothing else of the host.
@@ -32,6 +34,8 @@ pub(crate) struct Config {
     /// Where supervisors ask.
     #[serde(default = "default_socket")]
     pub(crate) socket: PathBuf,
+    /// The policy from the start on.
+    pub(crate) policy: Option<PathBuf>,
     /// Where `shunt overlay status` asks.
     #[serde(default = "default_control")]
     pub(crate) control: PathBuf,
@@ -73,16 +77,21 @@ pub enum ConfigError {
     /// The key cannot be used.
     #[error(transparent)]
     Key(#[from] KeyError),
+    /// The policy cannot be used.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// Its parts contradict each other.
     #[error("{0}")]
     Contradiction(String),
 }
 
-/// A configuration that is whole, with its key.
+/// A configuration that is whole, with its key and its policy.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) config: Config,
     pub(crate) key: Key,
+    /// The one to start with.
+    pub(crate) policy: Policy,
     /// The place of this host among the hosts.
     pub(crate) own: usize,
 }
@@ -93,7 +102,8 @@ impl Loaded {
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         let config: Config = toml::from_str(&text).map_err(Box::new)?;
         let own = config.check().map_err(ConfigError::Contradiction)?;
-        Ok(Loaded { key: Key::read(&config.key)?, config, own })
+        let policy = config.policy.as_deref().map_or_else(|| Ok(Policy::open()), Policy::read)?;
+        Ok(Loaded { key: Key::read(&config.key)?, policy, config, own })
     }
 
     pub(crate) fn host(&self) -> &Host {

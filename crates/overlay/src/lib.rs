@@ -10,6 +10,8 @@
 mod channel;
 mod client;
 mod config;
+mod connections;
+mod enforce;
 mod errand;
 mod local;
 mod message;

@@ -99,7 +99,7 @@ async fn converse(
                 Err(reason) => {
                     shared.metrics.stayed(End::Client, reason);
                     // Before it asks, or when it does: it takes this for the answer.
-                    channel.send(&Answer::Stay, None)?;
+                    channel.send(&refusal(reason), None)?;
                 }
             }
             Ok(())
@@ -112,7 +112,7 @@ async fn converse(
                 }
                 Err(reason) => {
                     shared.metrics.stayed(End::Server, reason);
-                    channel.send(&Answer::Stay, None)?;
+                    channel.send(&refusal(reason), None)?;
                 }
             }
             Ok(())
@@ -120,6 +120,10 @@ async fn converse(
         // Another version, or nonsense.
         _ => Ok(()),
     }
+}
+
+fn refusal(reason: Reason) -> Answer {
+    reason.denial().map_or(Answer::Stay, Answer::Deny)
 }
 
 /// Serves a supervisor until it goes.

@@ -10,10 +10,11 @@ use serde::{Deserialize, Serialize};
 use shunt_sys::{Errno, seqpacket};
 use thiserror::Error;
 
+use crate::policy::Denial;
 use crate::reason::Reason;
 
 /// Of this protocol.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// Bytes of a message at most.
 const LENGTH: usize = 8192;
 
@@ -51,6 +52,8 @@ pub(crate) enum Answer {
     Take,
     /// The connection is the overlay's.
     Stay,
+    /// There is to be no connection, and so the program is told.
+    Deny(Denial),
 }
 
 /// What a supervisor has to know of the overlay.

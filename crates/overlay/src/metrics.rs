@@ -32,6 +32,7 @@ struct Counts {
 struct Roads {
     host: u64,
     overlay: BTreeMap<Reason, u64>,
+    denied: BTreeMap<Reason, u64>,
 }
 
 impl Metrics {
@@ -40,9 +41,13 @@ impl Metrics {
         self.with(|counts| counts.of(end).host += 1);
     }
 
-    /// A connection stays on the overlay.
+    /// A connection stays on the overlay, or is not even there.
     pub(crate) fn stayed(&self, end: End, reason: Reason) {
-        self.with(|counts| *counts.of(end).overlay.entry(reason).or_default() += 1);
+        self.with(|counts| {
+            let roads = counts.of(end);
+            let road = if reason.denial().is_some() { &mut roads.denied } else { &mut roads.overlay };
+            *road.entry(reason).or_default() += 1;
+        });
     }
 
     /// Somebody who is no router of this overlay came to the router's port. The first time, it is worth a word in the log.
@@ -59,9 +64,14 @@ impl Metrics {
 
     pub(crate) fn report(&self) -> Value {
         let roads = |roads: &Roads| {
-            let overlay: BTreeMap<&str, u64> =
-                roads.overlay.iter().map(|(reason, count)| (reason.label(), *count)).collect();
-            json!({ "host": roads.host, "overlay": overlay })
+            let labelled = |counts: &BTreeMap<Reason, u64>| -> BTreeMap<&str, u64> {
+                counts.iter().map(|(reason, count)| (reason.label(), *count)).collect()
+            };
+            json!({
+                "host": roads.host,
+                "overlay": labelled(&roads.overlay),
+                "denied": labelled(&roads.denied),
+            })
         };
         let counts = self.0.lock().expect(NEVER);
         json!({

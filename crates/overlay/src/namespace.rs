@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use rustix::net::connect_unspec;
 use shunt_sys::peer::{self, Found};
-use shunt_sys::{Errno, netns};
+use shunt_sys::{Errno, destroy, netns};
 
 /// As long as this lives, so does the namespace.
 #[derive(Debug)]
@@ -15,6 +16,8 @@ pub(crate) struct Namespace {
     handle: OwnedFd,
     /// Asks the kernel about sockets in it.
     asker: Mutex<OwnedFd>,
+    /// Asks the kernel for routes in it.
+    router: Mutex<UdpSocket>,
     /// When an address was last seen to be one of its own, or not.
     own: Mutex<HashMap<Ipv4Addr, (Instant, bool)>>,
 }
@@ -28,8 +31,11 @@ impl Namespace {
     /// The one that a socket lives in.
     pub(crate) fn of(socket: BorrowedFd<'_>) -> Result<Namespace, Errno> {
         let handle = netns::of_socket(socket)?;
-        let asker = netns::inside(handle.as_fd(), peer::open)?;
-        Ok(Namespace { handle, asker: Mutex::new(asker), own: Mutex::default() })
+        let (asker, router) = netns::inside(handle.as_fd(), || {
+            let router = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(|_| Errno::ADDRNOTAVAIL)?;
+            Ok((peer::open()?, router))
+        })?;
+        Ok(Namespace { handle, asker: Mutex::new(asker), router: Mutex::new(router), own: Mutex::default() })
     }
 
     /// Whether it has the address.
@@ -47,6 +53,24 @@ impl Namespace {
         }
         own.insert(address, (Instant::now(), known));
         known
+    }
+
+    /// Which address a connection to `destination` has if its socket is not bound to another.
+    pub(crate) fn source(&self, destination: SocketAddrV4) -> Option<Ipv4Addr> {
+        let router = self.router.lock().expect(NEVER);
+        // UDP's connect sends nothing. The address of a former one is kept unless that is undone.
+        connect_unspec(&*router).ok()?;
+        router.connect(destination).ok()?;
+        match router.local_addr().ok()?.ip() {
+            IpAddr::V4(address) => Some(address),
+            IpAddr::V6(_) => None,
+        }
+    }
+
+    /// Ends a connection in it as if the network had; waits for the socket's lock.
+    pub(crate) fn end(&self, cookie: u64, local: SocketAddrV4, remote: SocketAddrV4) -> Result<bool, Errno> {
+        let asker = netns::inside(self.handle.as_fd(), peer::open)?;
+        destroy::connection(&asker, local.into(), remote.into(), cookie)
     }
 
     /// The socket that listens there.

@@ -10,6 +10,7 @@ use std::ops::RangeInclusive;
 
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
+use shunt_sys::Errno;
 
 pub use file::PolicyError;
 pub(crate) use shape::Shape;
@@ -86,6 +87,16 @@ pub(crate) enum Denial {
     Refused,
     /// As by a network that says nothing.
     TimedOut,
+}
+
+impl Denial {
+    /// What connect says.
+    pub(crate) fn error(self) -> Errno {
+        match self {
+            Denial::Refused => Errno::CONNREFUSED,
+            Denial::TimedOut => Errno::TIMEDOUT,
+        }
+    }
 }
 
 impl Policy {

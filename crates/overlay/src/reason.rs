@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::policy::Denial;
+
 macro_rules! reasons {
     ($($name:ident = $code:literal, $label:literal, $sentence:literal;)*) => {
         /// See the module.
@@ -59,6 +61,29 @@ reasons! {
     Busy = 17, "busy", "The share of its network namespace is used up.";
     Failed = 18, "failed", "The kernel refused something.";
     NotConnected = 19, "not-connected", "The overlay connection was not made.";
+    Denied = 20, "denied", "The policy of one of the hosts forbids it, and says so.";
+    Dropped = 21, "dropped", "The policy of one of the hosts forbids it, and says nothing.";
+    PacketPolicy = 22, "packet-policy", "A rule of the policy of one of the hosts wants its packets to be seen.";
+}
+
+impl Reason {
+    /// What the program is told if the connection is not even the overlay's.
+    pub(crate) fn denial(self) -> Option<Denial> {
+        match self {
+            Reason::Denied => Some(Denial::Refused),
+            Reason::Dropped => Some(Denial::TimedOut),
+            _ => None,
+        }
+    }
+}
+
+impl From<Denial> for Reason {
+    fn from(denial: Denial) -> Reason {
+        match denial {
+            Denial::Refused => Reason::Denied,
+            Denial::TimedOut => Reason::Dropped,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -6,12 +6,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use shunt_control::AskError;
 
+use crate::policy::Policy;
+
 /// What can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Request {
     /// How it is.
     Status,
+    /// Which policy holds.
+    Policy,
+    /// This one is to hold.
+    Apply(Policy),
 }
 
 /// Asks the router whose control socket this is.

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use crate::config::{ConfigError, Loaded};
 use crate::request::{ROUTER, Request};
 use crate::shared::Shared;
-use crate::{local, server};
+use crate::{enforce, local, server};
 
 /// Why a router does not run.
 #[derive(Debug, Error)]
@@ -86,10 +86,15 @@ impl Drop for Place {
     }
 }
 
-async fn answer(shared: &Shared, asked: &mut mpsc::Receiver<Asked<Request>>) {
+async fn answer(shared: &Arc<Shared>, asked: &mut mpsc::Receiver<Asked<Request>>) {
     let began = Instant::now();
-    while let Some((Request::Status, answer)) = asked.recv().await {
-        let _ = answer.send(Ok(status(shared, began)));
+    while let Some((request, answer)) = asked.recv().await {
+        let answered = match request {
+            Request::Status => status(shared, began),
+            Request::Policy => enforce::report(shared),
+            Request::Apply(policy) => enforce::apply(shared, policy).await,
+        };
+        let _ = answer.send(Ok(answered));
     }
 }
 

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::net::{SocketAddrAny, getpeername, getsockname, sockopt};
 use shunt_kernel::sequence::Origin;
 use shunt_sys::peer::Found;
 use shunt_sys::{identity, options};
@@ -13,10 +14,12 @@ use socket2::{Domain, SockRef};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout, timeout_at};
 
+use crate::connections::{Connection, Place};
 use crate::errand::Theirs;
 use crate::local;
 use crate::metrics::End;
 use crate::namespace::Namespace;
+use crate::policy::Flow;
 use crate::reason::Reason;
 use crate::shared::{Claim, Promised, Shared};
 use crate::wire::{Talk, WireError};
@@ -64,6 +67,10 @@ async fn converse(shared: &Arc<Shared>, stream: TcpStream, host: Ipv4Addr) -> Re
     let key = shared.loaded.key.clone();
     let mut talk = Talk::new(stream, &key);
     let ask = within(FIRST, talk.asked()).await?;
+    if let Err(reason) = shared.connections.permit(Flow { source: ask.source, destination: ask.destination })
+    {
+        return talk.answer(Some(reason)).await;
+    }
     let (listener, namespace) = match shared.listener(ask.destination) {
         Ok(found) => found,
         Err(reason) => return talk.answer(Some(reason)).await,
@@ -77,7 +84,9 @@ async fn converse(shared: &Arc<Shared>, stream: TcpStream, host: Ipv4Addr) -> Re
         true => find(shared, &namespace, ask.destination, offer.source).await,
         false => None,
     };
+    let flow = Flow { source: *offer.source.ip(), destination: ask.destination };
     let promised = found.ok_or(Reason::NotFound).and_then(|found| {
+        shared.connections.permit(flow)?;
         let addresses = (ask.destination, offer.source);
         shared.promise(found.cookie, listener, namespace, addresses, offer.origin)
     });
@@ -135,6 +144,8 @@ pub(crate) async fn accepted(
     let socket = Arc::new(socket);
     let shown = socket.clone();
     let ends = shared.errands.ask(namespace, move || local::ends(shown.as_fd(), namespace)).await??;
+    let flow = Flow { source: *ends.remote.ip(), destination: ends.local };
+    shared.connections.permit(flow).inspect_err(|_| shared.stay(ends.cookie))?;
     let _waiting = shared.wait_for(ends.cookie);
     let taken = await_claim(shared, ends.cookie, ends.local, ends.remote).await;
     let (connection, origin) = taken.inspect_err(|_| shared.stay(ends.cookie))?;
@@ -143,9 +154,24 @@ pub(crate) async fn accepted(
         return Err(Reason::Mismatch);
     }
     let connection = shared.errands.ask(namespace, move || likeness(&socket, connection)).await??;
+    let place = place(&connection).ok_or(Reason::Failed)?;
     local::name(shared, &connection, &ends).map_err(|_| Reason::Failed)?;
+    let entered = Connection { end: End::Server, namespace, place, flow, _overlay: None };
+    if let Err(reason) = shared.connections.enter(entered) {
+        // The policy is another since the promise. The client has it already: it is reset, and not only closed.
+        let _ = SockRef::from(&connection).set_linger(Some(Duration::ZERO));
+        return Err(reason);
+    }
     shared.metrics.took(End::Server);
     Ok(connection)
+}
+
+/// Before it has other names. None: it has ended.
+fn place(connection: &OwnedFd) -> Option<Place> {
+    let address = |address: SocketAddrAny| SocketAddr::try_from(address).ok();
+    let local = getsockname(connection).ok().and_then(address)?;
+    let remote = getpeername(connection).ok().flatten().and_then(address)?;
+    Some(Place::new(sockopt::socket_cookie(connection).ok()?, local, remote))
 }
 
 async fn await_claim(

@@ -1,7 +1,7 @@
 //! What all conversations of a router share: who listens, what is promised to whom, and how much of the router each namespace uses.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use shunt_kernel::names::Names;
 use shunt_kernel::sequence::{Origin, Reader};
-use shunt_sys::{Errno, identity, peer};
+use shunt_sys::Errno;
 use tokio::sync::Notify;
 
 use crate::config::Loaded;
-use crate::errand::{Errands, Theirs};
-use crate::metrics::Metrics;
+use crate::connections::Connections;
+use crate::errand::Errands;
+use crate::metrics::{End, Metrics};
 use crate::namespace::Namespace;
 use crate::reason::Reason;
 
@@ -26,8 +27,7 @@ pub(crate) struct Shared {
     pub(crate) errands: Arc<Errands>,
     pub(crate) names: Mutex<Names>,
     pub(crate) reader: Mutex<Reader>,
-    /// Asks the kernel about sockets of the host.
-    asker: OwnedFd,
+    pub(crate) connections: Connections,
     state: Mutex<State>,
     /// A promise, a commitment or an end: whoever waits for one looks again.
     pub(crate) changed: Notify,
@@ -54,18 +54,8 @@ struct State {
     shares: HashMap<u64, usize>,
     /// Conversations that other routers have begun.
     visitors: usize,
-    /// Overlay connections whose places others have taken.
-    held: Vec<Held>,
     /// Routers that were not there, until when they are not asked.
     silent: HashMap<Ipv4Addr, Instant>,
-}
-
-/// The client's end of an overlay connection, as long as there is the host connection that has its names: no other gets its port.
-#[derive(Debug)]
-struct Held {
-    _overlay: Theirs,
-    local: SocketAddr,
-    remote: SocketAddr,
 }
 
 #[derive(Debug)]
@@ -114,20 +104,19 @@ const LISTENERS: usize = 4096;
 const SUPERVISORS: usize = 1024;
 /// So many sockets are remembered to have stayed.
 const STAYED: usize = 65_536;
-/// So many overlay connections are kept: each is a descriptor.
-const HELD: usize = 65_536;
 /// A router that was not there is not asked for so long.
 const SILENCE: Duration = Duration::from_secs(1);
 
 impl Shared {
     pub(crate) fn new(loaded: Loaded, names: Names, reader: Reader) -> Result<Shared, Errno> {
+        let connections = Connections::new(loaded.policy.clone())?;
         Ok(Shared {
             loaded,
             metrics: Metrics::default(),
             errands: Arc::new(Errands::new(tokio::runtime::Handle::current())),
             names: Mutex::new(names),
             reader: Mutex::new(reader),
-            asker: peer::open()?,
+            connections,
             state: Mutex::default(),
             changed: Notify::new(),
         })
@@ -175,6 +164,11 @@ impl Shared {
         Ok(Supervision { shared: self.clone(), id })
     }
 
+    /// The one with that cookie, while a supervisor is in it.
+    pub(crate) fn namespace(&self, cookie: u64) -> Option<Arc<Namespace>> {
+        self.state().namespaces.get(&cookie).map(|(known, _)| known.clone())
+    }
+
     /// Which listening socket would get a connection to `destination`.
     pub(crate) fn listener(&self, destination: SocketAddrV4) -> Result<(u64, Arc<Namespace>), Reason> {
         let namespaces: Vec<(u64, Arc<Namespace>)> =
@@ -211,6 +205,9 @@ impl Shared {
         (local, remote): (SocketAddrV4, SocketAddrV4),
         origin: Origin,
     ) -> Result<Promised, Reason> {
+        if self.connections.is_full() {
+            return Err(Reason::Busy);
+        }
         let mut state = self.state();
         if state.stayed.contains(&cookie) {
             return Err(Reason::Late);
@@ -275,30 +272,9 @@ impl Shared {
         self.state().silent.insert(host, Instant::now() + SILENCE);
     }
 
-    /// Keeps an overlay connection as long as the program has the host connection with these addresses.
-    pub(crate) fn hold(&self, overlay: Theirs, (local, remote): (SocketAddr, SocketAddr)) {
-        let [local, remote] = [local, remote].map(identity::normalise);
-        let mut state = self.state();
-        if state.held.len() < HELD {
-            state.held.push(Held { _overlay: overlay, local, remote });
-        }
-    }
-
-    /// Lets go what nobody has any more.
-    fn let_go(&self) {
-        // Whoever comes meanwhile is looked at next time.
-        let mut held = std::mem::take(&mut self.state().held);
-        held.retain(|it| {
-            let found = peer::find(&self.asker, it.local, it.remote);
-            // In doubt it is kept: the kernel may have had no room for the answer.
-            found.is_err() || found.is_ok_and(|found| found.is_some_and(|found| found.held && !found.listens))
-        });
-        self.state().held.append(&mut held);
-    }
-
     /// Drops what is committed and cannot be accepted any more, or was by somebody who did not ask; and lets go of what has ended.
     pub(crate) fn sweep(&self) {
-        self.let_go();
+        self.connections.sweep();
         let grace = 2 * self.loaded.config.patience() + SILENCE;
         let committed: Vec<(u64, Arc<Namespace>, SocketAddrV4, SocketAddrV4, bool)> = self
             .state()
@@ -328,7 +304,8 @@ impl Shared {
             "namespaces": namespaces.len(),
             "listeners": state.listeners.len(),
             "promises": state.promises.len(),
-            "held": state.held.len(),
+            "held": self.connections.count(End::Client),
+            "accepted": self.connections.count(End::Server),
         })
     }
 

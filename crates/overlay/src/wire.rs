@@ -10,11 +10,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::reason::Reason;
 
-const MAGIC: [u8; 8] = *b"shuntov\x01";
+const MAGIC: [u8; 8] = *b"shuntov\x02";
 const NONCE: usize = 32;
 const SIGNATURE: usize = 32;
 
-const ASK: usize = MAGIC.len() + NONCE + 6;
+const ASK: usize = MAGIC.len() + NONCE + 6 + 4;
 const ANSWER: usize = 1 + NONCE;
 const OFFER: usize = 2 + 4 + 8;
 const PROMISE: usize = 1;
@@ -45,6 +45,8 @@ pub(crate) enum WireError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ask {
     pub(crate) destination: SocketAddrV4,
+    /// Which address the client will probably have: for the policy to forbid it before anything has been connected. The offer tells.
+    pub(crate) source: Ipv4Addr,
 }
 
 /// The client's end of an overlay connection.
@@ -82,6 +84,7 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
         bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
         bytes[MAGIC.len()..][..NONCE].copy_from_slice(&nonce());
         put_address(&mut bytes[MAGIC.len() + NONCE..], ask.destination);
+        bytes[ASK - 4..].copy_from_slice(&ask.source.octets());
         self.say(CLIENT, &bytes).await?;
         verdict(self.hear::<ANSWER>(SERVER).await?[0])
     }
@@ -92,7 +95,9 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
         if bytes[..MAGIC.len()] != MAGIC {
             return Err(WireError::Stranger);
         }
-        Ok(Ask { destination: take_address(&bytes[MAGIC.len() + NONCE..]) })
+        let destination = take_address(&bytes[MAGIC.len() + NONCE..]);
+        let [.., a, b, c, d] = bytes;
+        Ok(Ask { destination, source: Ipv4Addr::new(a, b, c, d) })
     }
 
     /// Server: the answer.
@@ -176,7 +181,10 @@ mod tests {
     use super::*;
     use tokio::io::duplex;
 
-    const ASKED: Ask = Ask { destination: SocketAddrV4::new(Ipv4Addr::new(10, 50, 2, 3), 80) };
+    const ASKED: Ask = Ask {
+        destination: SocketAddrV4::new(Ipv4Addr::new(10, 50, 2, 3), 80),
+        source: Ipv4Addr::new(10, 50, 1, 3),
+    };
     const OFFERED: Offer = Offer {
         source: SocketAddrV4::new(Ipv4Addr::new(10, 50, 1, 3), 40_000),
         origin: Origin { sent: 0xdead_beef, received: 7 },
@@ -246,7 +254,9 @@ mod tests {
         let key = key(1);
         let (mut near, mut far) = duplex(1024);
         let mut talk = Talk::new(&mut near, &key);
-        talk.say(CLIENT, &[&MAGIC[..], &[9; NONCE], &[10, 50, 2, 3, 0, 80]].concat()).await.unwrap();
+        talk.say(CLIENT, &[&MAGIC[..], &[9; NONCE], &[10, 50, 2, 3, 0, 80, 10, 50, 1, 3]].concat())
+            .await
+            .unwrap();
         let mut first = [0; ASK + SIGNATURE];
         far.read_exact(&mut first).await.unwrap();
         // Signed after an answer that the other conversation does not have.

@@ -8,6 +8,7 @@
 pub mod apart;
 pub mod attach;
 pub mod clock;
+pub mod destroy;
 pub mod eventfd;
 pub mod guard;
 pub mod identity;

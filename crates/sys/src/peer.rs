@@ -13,11 +13,11 @@ use crate::identity::{namespace, normalise};
 use crate::{Errno, Result};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const NLM_F_REQUEST: u16 = 1;
+pub(crate) const NLM_F_REQUEST: u16 = 1;
 const TCP_LISTEN: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
 /// `struct nlmsghdr`.
-const HEADER: usize = 16;
+pub(crate) const HEADER: usize = 16;
 /// That and `struct inet_diag_req_v2`.
 const QUESTION: usize = HEADER + 56;
 /// Where `idiag_state`, `idiag_inode` and the cookie stand in `struct inet_diag_msg`, behind the header.
@@ -58,8 +58,9 @@ pub struct Found {
 
 /// The socket to which a segment from `remote` to `local` would go in the network namespace of `asker`, which [`open`] has made there.
 pub fn find(asker: &OwnedFd, local: SocketAddr, remote: SocketAddr) -> Result<Option<Found>> {
-    // The kernel answers inside the send.
-    send(asker, &question(local, remote), SendFlags::DONTWAIT)?;
+    // The kernel answers inside the send. No cookie: whichever socket it is.
+    let question = question(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, (local, remote), u64::MAX);
+    send(asker, &question, SendFlags::DONTWAIT)?;
     let mut answer = [0; 512];
     let (len, _) = recv(asker, &mut answer, RecvFlags::DONTWAIT)?;
     let kind = u16::from_ne_bytes([answer[4], answer[5]]);
@@ -74,12 +75,18 @@ pub fn find(asker: &OwnedFd, local: SocketAddr, remote: SocketAddr) -> Result<Op
     }))
 }
 
-fn question(local: SocketAddr, remote: SocketAddr) -> [u8; QUESTION] {
+/// About the TCP socket with these addresses and this cookie.
+pub(crate) fn question(
+    kind: u16,
+    flags: u16,
+    (local, remote): (SocketAddr, SocketAddr),
+    cookie: u64,
+) -> [u8; QUESTION] {
     let mut bytes = [0; QUESTION];
     let mut put = |at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
     put(0, &(QUESTION as u32).to_ne_bytes());
-    put(4, &SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    put(6, &NLM_F_REQUEST.to_ne_bytes());
+    put(4, &kind.to_ne_bytes());
+    put(6, &flags.to_ne_bytes());
     let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     put(HEADER, &[family.as_raw() as u8, IPPROTO_TCP, 0, 0]);
     put(HEADER + 4, &u32::MAX.to_ne_bytes());
@@ -91,8 +98,7 @@ fn question(local: SocketAddr, remote: SocketAddr) -> [u8; QUESTION] {
             IpAddr::V6(v6) => put(at, &v6.octets()),
         }
     }
-    // No cookie: whichever socket it is.
-    put(HEADER + 48, &[0xff; 8]);
+    put(HEADER + 48, &cookie.to_ne_bytes());
     bytes
 }
 

@@ -1,6 +1,8 @@
 //! Two hosts with a container each, as network namespaces: a wire between the hosts, a VXLAN over it, and on each host a bridge that
 //! joins VXLAN and container. Nothing of it has a name, and whatever runs in it ends with the lab.
 
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -175,6 +177,21 @@ impl Lab {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
+    /// What `shunt overlay policy` says about a host's router.
+    pub(crate) fn policy(&self, host: usize, words: &[&str]) -> Output {
+        let control = self.control(host);
+        shunt(&[&["overlay", "policy"], words, &["--control", control.to_str().unwrap()]].concat())
+    }
+
+    /// Has another policy hold on a host, and returns what was said of it.
+    pub(crate) fn apply(&self, host: usize, policy: &str) -> String {
+        let path = self.path("policy.toml");
+        fs::write(&path, policy).unwrap();
+        let output = self.policy(host, &["apply", path.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
     /// How many connections of this end took the host network, and how many did not.
     pub(crate) fn roads(&self, host: usize, end: &str) -> (u64, serde_json::Value) {
         let roads = &self.status(host)["connections"][end];
@@ -222,6 +239,13 @@ impl Lab {
         let said = || fs::read_to_string(&path).unwrap_or_default();
         await_until(|| said().contains(word), said);
         at
+    }
+
+    /// Ends what was launched.
+    pub(crate) fn stop(&mut self, launched: usize) {
+        let child = &mut self.running[launched];
+        let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
+        child.wait().unwrap();
     }
 
     /// Waits for what was launched, and returns what it said.

@@ -85,6 +85,15 @@ impl Flags {
     }
 }
 
+/// A call of accept on a socket that listens for the overlay.
+#[derive(Debug)]
+struct Accepting {
+    listener: OwnedFd,
+    /// The listener's.
+    cookie: u64,
+    flags: Flags,
+}
+
 impl Supervisor {
     /// On a socket that listens for the overlay.
     pub(super) fn accept(self: &Arc<Supervisor>, call: Call, listener: OwnedFd, cookie: u64) {
@@ -92,34 +101,41 @@ impl Supervisor {
         if let Some(stray) = self.strays.take(cookie) {
             return self.deliver(&call, stray, flags, cookie);
         }
-        if is_nonblocking(&listener) || is_ready_now(&listener, PollFlags::IN) {
-            match attempt(&listener, flags) {
-                Ok(None) => self.wait_apart(call, listener, flags, cookie),
-                Ok(Some(accepted)) => self.settle(call, accepted, flags, cookie),
+        let accepting = Accepting { listener, cookie, flags };
+        let listener = &accepting.listener;
+        if is_nonblocking(listener) || is_ready_now(listener, PollFlags::IN) {
+            match attempt(listener, flags) {
+                Ok(None) => self.wait_apart(call, accepting),
+                Ok(Some(accepted)) => self.settle(call, accepting, accepted),
                 Err(error) => call.answer(Err(error)),
             }
         } else {
-            self.wait_apart(call, listener, flags, cookie);
+            self.wait_apart(call, accepting);
         }
     }
 
     /// On a thread of its own. If there is none the kernel makes the call, and nobody sees what it accepts.
-    fn wait_apart(self: &Arc<Supervisor>, call: Call, listener: OwnedFd, flags: Flags, cookie: u64) {
+    fn wait_apart(self: &Arc<Supervisor>, call: Call, accepting: Accepting) {
         let fallback = call.clone();
-        if !self.try_spawn(call, move |supervisor, call| supervisor.wait(call, &listener, flags, cookie)) {
+        if !self.try_spawn(call, move |supervisor, call| supervisor.wait(call, &accepting)) {
             self.go_blind();
             fallback.proceed();
         }
     }
 
-    /// For a program that waits.
-    fn wait(self: &Arc<Supervisor>, call: &Call, listener: &OwnedFd, flags: Flags, cookie: u64) {
+    /// For a program that waits, and for one that does not, until there is nothing more.
+    fn wait(self: &Arc<Supervisor>, call: &Call, accepting: &Accepting) {
+        let Accepting { listener, flags, .. } = accepting;
         let begun = Instant::now();
         let limit = sockopt::socket_timeout(listener, Timeout::Recv).ok().flatten();
         loop {
-            if is_ready(listener, PollFlags::IN) {
-                match attempt(listener, flags) {
-                    Ok(Some(accepted)) => return self.claim(call, accepted, flags, cookie),
+            if is_nonblocking(listener) || is_ready(listener, PollFlags::IN) {
+                match attempt(listener, *flags) {
+                    Ok(Some(accepted)) => {
+                        if self.claim(call, accepting, accepted) {
+                            return;
+                        }
+                    }
                     Ok(None) => {}
                     Err(error) => return call.answer(Err(error)),
                 }
@@ -138,26 +154,34 @@ impl Supervisor {
     }
 
     /// A connection of the overlay is asked about on a thread of its own; any other is the program's at once.
-    fn settle(self: &Arc<Supervisor>, call: Call, accepted: Accepted, flags: Flags, cookie: u64) {
+    fn settle(self: &Arc<Supervisor>, call: Call, accepting: Accepting, accepted: Accepted) {
         let is_ours = accepted.peer.v4.is_some_and(|peer| self.link.covers(*peer.ip()));
         if !is_ours {
-            return self.deliver(&call, accepted, flags, cookie);
+            return self.deliver(&call, accepted, accepting.flags, accepting.cookie);
         }
-        let kept = Arc::new(Mutex::new(Some(accepted)));
+        let kept = Arc::new(Mutex::new(Some((accepting, accepted))));
         let (job, fallback) = (kept.clone(), call.clone());
-        let claim = move |supervisor: &Arc<Supervisor>, call: &Call, kept: &Mutex<Option<Accepted>>| {
-            if let Some(accepted) = kept.lock().expect(NEVER).take() {
-                supervisor.claim(call, accepted, flags, cookie);
+        // Returns what the call still waits for.
+        let claim =
+            move |supervisor: &Supervisor, call: &Call, kept: &Mutex<Option<(Accepting, Accepted)>>| {
+                let (accepting, accepted) = kept.lock().expect(NEVER).take()?;
+                (!supervisor.claim(call, &accepting, accepted)).then_some(accepting)
+            };
+        let claim_apart = move |supervisor: &Arc<Supervisor>, call: &Call| {
+            if let Some(accepting) = claim(supervisor, call, &job) {
+                supervisor.wait(call, &accepting);
             }
         };
-        if !self.try_spawn(call, move |supervisor, call| claim(supervisor, call, &job)) {
+        if !self.try_spawn(call, claim_apart) {
             // It may have been promised, so it is asked about all the same.
-            claim(self, &fallback, &kept);
+            if let Some(accepting) = claim(self, &fallback, &kept) {
+                self.wait_apart(fallback, accepting);
+            }
         }
     }
 
-    /// Asks the router whether a host connection takes its place.
-    fn claim(&self, call: &Call, mut accepted: Accepted, flags: Flags, cookie: u64) {
+    /// Asks the router whether a host connection takes its place. False: there is to be no connection, and the call waits for another.
+    fn claim(&self, call: &Call, accepting: &Accepting, mut accepted: Accepted) -> bool {
         let is_ours = accepted.peer.v4.is_some_and(|peer| self.link.covers(*peer.ip()));
         if is_ours
             && let Some(conversation) = self.link.open()
@@ -169,11 +193,17 @@ impl Supervisor {
                     let _ = liken(&accepted.socket, &connection);
                     accepted.socket = connection;
                 }
+                Heard::Answer(Answer::Deny(_), _) => {
+                    // Reset, and not only closed.
+                    let _ = sockopt::set_socket_linger(&accepted.socket, Some(Duration::ZERO));
+                    return false;
+                }
                 Heard::Late => self.link.hang_up(),
                 _ => {}
             }
         }
-        self.deliver(call, accepted, flags, cookie);
+        self.deliver(call, accepted, accepting.flags, accepting.cookie);
+        true
     }
 
     fn deliver(&self, call: &Call, accepted: Accepted, flags: Flags, cookie: u64) {

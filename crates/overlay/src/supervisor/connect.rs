@@ -16,6 +16,7 @@ use super::link::{Conversation, Heard};
 use super::replace::Place;
 use super::{Call, NEVER, Supervisor, is_nonblocking, is_ready, is_ready_now, process};
 use crate::message::{Answer, Request};
+use crate::policy::Denial;
 
 /// A program that has not looked for so long has forgotten its socket, or never looks. Until then the socket lives on if the program
 /// closes it.
@@ -36,6 +37,13 @@ struct Attempt {
     /// The program's.
     socket: OwnedFd,
     begun: Instant,
+}
+
+/// What the router says of a connection that is to be made.
+enum Asked {
+    Go(Conversation),
+    Stay,
+    Denied(Denial),
 }
 
 impl Pending {
@@ -82,7 +90,12 @@ impl Supervisor {
             // It may be the second call, by which a program learns what has become of the first.
             return self.look_at(call, &socket);
         }
-        let Some(conversation) = self.ask(call, &socket, address) else { return call.proceed() };
+        let conversation = match self.ask(call, &socket, address) {
+            Asked::Go(conversation) => conversation,
+            Asked::Stay => return call.proceed(),
+            // At once, also for a program that does not wait: it would be told nothing else later.
+            Asked::Denied(denial) => return call.answer(Err(denial.error())),
+        };
         if !call.waits() {
             return;
         }
@@ -110,19 +123,20 @@ impl Supervisor {
         call.proceed();
     }
 
-    /// Whether the peer would take it: the conversation, if so.
-    fn ask(&self, call: &Call, socket: &OwnedFd, address: Address) -> Option<Conversation> {
-        let conversation = self.link.open()?;
+    /// Whether the peer would take it.
+    fn ask(&self, call: &Call, socket: &OwnedFd, address: Address) -> Asked {
+        let Some(conversation) = self.link.open() else { return Asked::Stay };
         if !conversation.say(&Request::Connect(address.v4), Some(socket)) {
-            return None;
+            return Asked::Stay;
         }
         match conversation.hear(|| call.waits()) {
-            Heard::Answer(Answer::Go, _) => Some(conversation),
+            Heard::Answer(Answer::Go, _) => Asked::Go(conversation),
+            Heard::Answer(Answer::Deny(denial), _) => Asked::Denied(denial),
             Heard::Late => {
                 self.link.hang_up();
-                None
+                Asked::Stay
             }
-            _ => None,
+            _ => Asked::Stay,
         }
     }
 

@@ -1,0 +1,128 @@
+//! `shunt overlay policy`: whether a file is one, which one holds, and another one.
+
+use anyhow::Result;
+use serde_json::Value;
+use shunt_overlay::{Policy, Request};
+
+use crate::args::OverlayPolicy;
+use crate::table::{Column, render};
+
+pub(super) fn run(part: &OverlayPolicy) -> Result<()> {
+    match part {
+        OverlayPolicy::Check { file } => {
+            Policy::read(file)?;
+        }
+        OverlayPolicy::Apply { file, control } => {
+            let applied = shunt_overlay::ask(control, &Request::Apply(Policy::read(file)?))?;
+            print!("{}", done(&applied));
+        }
+        OverlayPolicy::Show { control, json } => {
+            let shown = shunt_overlay::ask(control, &Request::Policy)?;
+            print!("{}", if *json { format!("{shown:#}\n") } else { report(&shown) });
+        }
+    }
+    Ok(())
+}
+
+fn done(applied: &Value) -> String {
+    let milliseconds = applied["seconds"].as_f64().unwrap_or(0.0) * 1_000.0;
+    let mut text = format!("{} connections have been ended, in {milliseconds:.1} ms\n", applied["ended"]);
+    if applied["left"] != 0 {
+        text +=
+            &format!("{} end when their programs come out of the call that they are in\n", applied["left"]);
+    }
+    text
+}
+
+/// For a person.
+fn report(shown: &Value) -> String {
+    let policy = &shown["policy"];
+    let rules = policy["rules"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut rows: Vec<Vec<String>> = rules
+        .iter()
+        .zip(shown["connections"]["rules"].as_array().into_iter().flatten())
+        .map(|(rule, count)| row(rule, count))
+        .collect();
+    let rest = [word(&Value::Null), word(&policy["default"])].into_iter();
+    let empty = std::iter::repeat_n(String::new(), 6);
+    rows.push(rest.chain(empty).chain([shown["connections"]["default"].to_string()]).collect());
+    format!("router {}, {} rules\n\n{}", word(&shown["name"]), rules.len(), render(&RULES, &rows))
+}
+
+fn row(rule: &Value, count: &Value) -> Vec<String> {
+    let shape = &rule["shape"];
+    let rate = shape["rate"].as_u64().map(|bytes| format!("{}bit/s", bytes * 8)).unwrap_or_default();
+    vec![
+        word(&rule["name"]),
+        word(&rule["action"]),
+        list(&rule["from"]),
+        list(&rule["to"]),
+        list(&rule["ports"]),
+        rate,
+        word(&shape["dscp"]),
+        shape["priority"].as_u64().map(priority).unwrap_or_default(),
+        count.to_string(),
+    ]
+}
+
+/// As in the file: a number, or a class of tc.
+fn priority(priority: u64) -> String {
+    match priority >> 16 {
+        0 => priority.to_string(),
+        major => format!("{major:x}:{:x}", priority & 0xffff),
+    }
+}
+
+fn list(values: &Value) -> String {
+    let words: Vec<String> = values.as_array().into_iter().flatten().map(word).collect();
+    words.join(",")
+}
+
+fn word(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        // Ports.
+        Value::Object(range) if range.get("start") == range.get("end") => word(&range["start"]),
+        Value::Object(range) => format!("{}-{}", range["start"], range["end"]),
+        other => other.to_string(),
+    }
+}
+
+const RULES: [Column; 9] = [
+    Column { title: "RULE", right: false },
+    Column { title: "ACTION", right: false },
+    Column { title: "FROM", right: false },
+    Column { title: "TO", right: false },
+    Column { title: "PORTS", right: false },
+    Column { title: "RATE", right: true },
+    Column { title: "DSCP", right: true },
+    Column { title: "PRIORITY", right: true },
+    Column { title: "CONNECTIONS", right: true },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn rules_are_shown_as_they_are_written() {
+        let shown = json!({
+            "name": "one",
+            "policy": { "default": "allow", "rules": [
+                { "name": "ssh", "action": "deny", "from": ["10.50.1.0/24"], "to": null,
+                  "ports": [{ "start": 22, "end": 22 }, { "start": 2200, "end": 2299 }],
+                  "shape": { "rate": null, "dscp": null, "priority": null } },
+                { "name": "backup", "action": "allow", "from": null, "to": ["10.50.2.7/32"], "ports": null,
+                  "shape": { "rate": 1_000_000, "dscp": 8, "priority": 0x1_0020 } },
+            ] },
+            "connections": { "rules": [0, 3], "default": 12 },
+        });
+        let lines: Vec<Vec<String>> =
+            report(&shown).lines().map(|line| line.split_whitespace().map(str::to_owned).collect()).collect();
+        assert_eq!(lines[3], ["ssh", "deny", "10.50.1.0/24", "22,2200-2299", "0"]);
+        assert_eq!(lines[4], ["backup", "allow", "10.50.2.7/32", "8000000bit/s", "8", "1:20", "3"]);
+        assert_eq!(lines[5], ["allow", "12"]);
+    }
+}

@@ -1,0 +1,205 @@
+//! The policy of an overlay: what it forbids is forbidden to programs that know nothing of it, when they connect and afterwards. Needs
+//! root and Go.
+
+#[path = "overlay/lab.rs"]
+mod lab;
+
+use std::fs;
+
+use lab::{A, B, Lab, SERVER, go};
+use serde_json::json;
+
+/// Servers at the ports 9000 and 9001.
+fn serve(lab: &mut Lab) {
+    for port in [":9000", ":9001"] {
+        let mut server = lab.command(B, true, go("server"));
+        lab.launch(B, server.args(["tcp4", port]), "listening");
+    }
+}
+
+fn python(lab: &Lab, is_supervised: bool, script: &str) -> String {
+    let mut python = lab.command(A, is_supervised, "python3");
+    let output = lab.output(A, python.args(["-c", script]));
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What connect says of each port, waiting and not.
+const ASK: &str = "
+import errno, selectors, socket
+def ask(port, waits):
+    with socket.socket() as s, selectors.DefaultSelector() as wait:
+        s.setblocking(waits)
+        error = s.connect_ex(('10.50.2.2', port))
+        if error == errno.EINPROGRESS:
+            wait.register(s, selectors.EVENT_WRITE)
+            wait.select()
+            error = s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            return errno.errorcode[error]
+        s.setblocking(True)
+        s.sendall(b'name 5\\n12345')
+        answer = b''
+        while not answer.endswith(b'12345'):
+            part = s.recv(1000)
+            assert part, 'it has ended'
+            answer += part
+        return 'connected'
+print(*[ask(port, waits) for port in [9000, 9001] for waits in [True, False]])
+";
+
+#[test]
+fn what_is_wrong_with_a_file_is_said_with_its_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("policy.toml");
+    let check = |text: &str| {
+        fs::write(&path, text).unwrap();
+        let output = lab::shunt(&["overlay", "policy", "check", path.to_str().unwrap()]);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(check("[[rule]]\nname = 'a'\naction = 'deny'\nports = [22]\n"), (Some(0), String::new()));
+    let (code, said) = check("[[rule]]\nname = 'a'\naction = 'deny'\nfrom = ['web']\n");
+    assert_eq!(code, Some(1));
+    assert!(said.contains(&format!("{}:4: \"web\" is neither a prefix", path.display())), "{said}");
+    let nobody = ["overlay", "policy", "show", "--control", "/nonexistent/socket"];
+    let output = lab::shunt(&nobody);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no router answers"));
+}
+
+#[test]
+fn a_connection_is_denied_by_either_host_before_it_is_made() {
+    let mut lab = Lab::with_routers();
+    serve(&mut lab);
+    for (action, told, reason) in [("deny", "ECONNREFUSED", "denied"), ("drop", "ETIMEDOUT", "dropped")] {
+        for host in [A, B] {
+            let text = format!(
+                "[labels]\nclients = ['10.50.1.0/24']\n[[rule]]\nname = 'one'\naction = '{action}'\nfrom = ['clients']\nports = [9000]\n"
+            );
+            lab.apply(host, &text);
+            let said = python(&lab, true, ASK);
+            assert_eq!(said, format!("{told} {told} connected connected\n"), "{action} {host}");
+            lab.apply(host, "");
+        }
+        assert_eq!(lab.status(A)["connections"]["client"]["denied"][reason], 4);
+    }
+    assert_eq!(lab.roads(A, "client"), (8, json!({})));
+    // Of what was denied the server has seen nothing.
+    assert_eq!(lab.roads(B, "server"), (8, json!({})));
+    assert_eq!(python(&lab, true, ASK), "connected connected connected connected\n");
+}
+
+#[test]
+fn what_only_some_may_do_is_denied_to_all_others() {
+    let mut lab = Lab::with_routers();
+    serve(&mut lab);
+    lab.apply(A, "default = 'deny'\n[[rule]]\nname = 'web'\naction = 'allow'\nto = ['10.50.2.2']\nports = ['9001-9010']\n");
+    assert_eq!(python(&lab, true, ASK), "ECONNREFUSED ECONNREFUSED connected connected\n");
+    let shown = lab.policy(A, &["show"]);
+    let text = String::from_utf8(shown.stdout).unwrap();
+    assert!(text.contains("10.50.2.2/32") && text.contains("9001-9010"), "{text}");
+}
+
+/// A client that nobody supervises: its connection is there already when the server's host sees it.
+#[test]
+fn a_server_never_accepts_what_its_host_denies() {
+    let mut lab = Lab::with_routers();
+    const SERVE: &str = "
+import socket, sys
+with socket.create_server(('', 9000)) as listener:
+    print('listening', flush=True)
+    listener.setblocking(sys.argv[1] == 'waits')
+    while True:
+        try:
+            connection, peer = listener.accept()
+        except BlockingIOError:
+            import select
+            select.select([listener], [], [])
+            continue
+        with connection:
+            connection.setblocking(True)
+            connection.sendall(b'served')
+";
+    const CONNECT: &str = "
+import socket
+s = socket.create_connection(('10.50.2.2', 9000))
+try:
+    print(s.recv(100))
+except ConnectionResetError:
+    print('reset')
+";
+    for way in ["waits", "polls"] {
+        let mut server = lab.command(B, true, "python3");
+        let at = lab.launch(B, server.args(["-c", SERVE, way]), "listening");
+        for _ in 0..2 {
+            lab.apply(B, "[[rule]]\nname = 'all'\naction = 'deny'\nfrom = ['10.50.1.2']\n");
+            assert_eq!(python(&lab, false, CONNECT), "reset\n", "{way}");
+            lab.apply(B, "");
+            assert_eq!(python(&lab, false, CONNECT), "b'served'\n", "{way}");
+        }
+        lab.stop(at);
+    }
+    let status = lab.status(B);
+    assert_eq!(status["connections"]["server"]["denied"], json!({ "denied": 4 }), "{status}");
+}
+
+#[test]
+fn a_rule_that_needs_packets_leaves_a_connection_on_the_overlay() {
+    let mut lab = Lab::with_routers();
+    serve(&mut lab);
+    for host in [A, B] {
+        lab.apply(host, "[[rule]]\nname = 'inspected'\naction = 'overlay'\nports = [9000]\n");
+        assert_eq!(python(&lab, true, ASK), "connected connected connected connected\n");
+        lab.apply(host, "");
+    }
+    assert_eq!(lab.roads(A, "client"), (4, json!({ "packet-policy": 4 })));
+}
+
+/// Connections to one port end when a policy forbids them, those to the other go on.
+#[test]
+fn another_policy_ends_what_it_forbids_and_nothing_else() {
+    const CONNECTIONS: u64 = 1_000;
+    const KEPT: u64 = 20;
+    let script = format!(
+        "
+import errno, select, socket, time
+forbidden = [socket.create_connection(('{SERVER}', 9000)) for _ in range({CONNECTIONS})]
+kept = [socket.create_connection(('{SERVER}', 9001)) for _ in range({KEPT})]
+print('open', flush=True)
+wait = select.poll()
+for s in forbidden:
+    wait.register(s, 0)
+ended = set()
+while len(ended) < {CONNECTIONS}:
+    for fd, events in wait.poll():
+        assert events & select.POLLERR, events
+        wait.unregister(fd)
+        ended.add(fd)
+assert {{s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for s in forbidden}} == {{errno.ECONNABORTED}}
+for number, s in enumerate(kept):
+    s.sendall(b'k%d 5\\n12345' % number)
+    answer = b''
+    while not answer.endswith(b'12345'):
+        part = s.recv(1000)
+        assert part, 'it has ended'
+        answer += part
+print('ok')
+"
+    );
+    for host in [A, B] {
+        let mut lab = Lab::with_routers();
+        serve(&mut lab);
+        let mut client = lab.command(A, true, "python3");
+        // The server's end is aborted where its own host forbids it; then the client is reset.
+        let script = if host == A { script.clone() } else { script.replace("ECONNABORTED", "ECONNRESET") };
+        let client = lab.launch(A, client.args(["-c", &script]), "open");
+        let shown = || {
+            let output = lab.policy(host, &["show", "--json"]);
+            serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["connections"].clone()
+        };
+        lab::await_until(|| shown()["default"] == CONNECTIONS + KEPT, || shown().to_string());
+        let said = lab.apply(host, "[[rule]]\nname = 'one'\naction = 'deny'\nports = [9000]\n");
+        println!("{said}");
+        assert!(said.starts_with(&format!("{CONNECTIONS} connections have been ended")), "{said}");
+        assert!(lab.await_end(client).ends_with("ok\n"));
+    }
+}
