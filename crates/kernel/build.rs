@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// Each has one job.
-const PROGRAMS: [&str; 5] = ["calls", "names", "redirect", "sequence", "window"];
+const PROGRAMS: [&str; 6] = ["calls", "names", "redirect", "sequence", "shape", "window"];
 
 fn main() {
     println!("cargo::rerun-if-changed=bpf");

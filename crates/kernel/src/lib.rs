@@ -12,6 +12,7 @@ mod load;
 pub mod names;
 pub mod redirect;
 pub mod sequence;
+pub mod shape;
 pub mod window;
 
 pub use load::LoadError;

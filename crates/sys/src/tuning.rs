@@ -3,7 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use libc::{
-    SO_MAX_PACING_RATE, SO_RCVBUF, SO_RCVBUFFORCE, SO_RCVLOWAT, SO_SNDBUF, SO_SNDBUFFORCE, SOL_SOCKET,
+    SO_MAX_PACING_RATE, SO_PRIORITY, SO_RCVBUF, SO_RCVBUFFORCE, SO_RCVLOWAT, SO_SNDBUF, SO_SNDBUFFORCE,
+    SOL_SOCKET,
 };
 
 use crate::{Errno, Result, sockopt};
@@ -11,6 +12,24 @@ use crate::{Errno, Result, sockopt};
 /// It sends no faster, in bytes per second, whatever its window allows.
 pub fn set_max_pacing_rate(fd: impl AsFd, bytes_per_second: u64) -> Result<()> {
     sockopt::write(fd.as_fd(), SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_second)
+}
+
+/// That rate; without limit it is the largest number.
+pub fn max_pacing_rate(fd: impl AsFd) -> Result<u64> {
+    let (rate, filled) = sockopt::read::<u64>(fd.as_fd(), SOL_SOCKET, SO_MAX_PACING_RATE)?;
+    // A kernel of 32 bits.
+    let no_limit = filled == size_of::<u32>() && rate == u64::from(u32::MAX);
+    Ok(if no_limit { u64::MAX } else { rate })
+}
+
+/// Of its packets, for queueing disciplines. Beyond 6 only with CAP_NET_ADMIN.
+pub fn set_priority(fd: impl AsFd, priority: u32) -> Result<()> {
+    sockopt::write(fd.as_fd(), SOL_SOCKET, SO_PRIORITY, priority)
+}
+
+/// That priority.
+pub fn priority(fd: impl AsFd) -> Result<u32> {
+    Ok(sockopt::read(fd.as_fd(), SOL_SOCKET, SO_PRIORITY)?.0)
 }
 
 /// Room for what has arrived and has not been read. Beyond `net.core.rmem_max` only with CAP_NET_ADMIN; without, as much as that.

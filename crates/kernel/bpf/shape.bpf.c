@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//
+// Gives sockets other limits and priorities while they are in use, whoever has them: those whose cookies are in a map. It runs once for
+// each TCP socket of the network namespace, with the socket's lock, when somebody reads the iterator.
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+
+#include <bpf/bpf_helpers.h>
+
+// The fields that are read, wherever this kernel has them (CO-RE).
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+typedef struct {
+	__s64 counter;
+} atomic64_t;
+
+struct sock_common {
+	atomic64_t skc_cookie;
+};
+
+struct bpf_iter_meta;
+
+struct bpf_iter__tcp {
+	struct bpf_iter_meta *meta;
+	struct sock_common *sk_common;
+};
+
+#pragma clang attribute pop
+
+// The kernel's, on every architecture that it has BPF for but one.
+#define SOL_SOCKET 1
+#define SO_PRIORITY 12
+#define SO_MAX_PACING_RATE 47
+#define IPPROTO_IP 0
+#define IP_TOS 1
+
+// As crates/kernel/src/shape.rs has it.
+struct shape {
+	__u32 rate;
+	// Or KEEP.
+	__u32 tos;
+	__u32 priority;
+	// Set by the program, to what came of it.
+	__u32 outcome;
+};
+
+enum { NOT_FOUND, CHANGED, REFUSED };
+
+#define KEEP 0xffffffff
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, struct shape);
+} shapes SEC(".maps");
+
+static __always_inline long set(void *sk, int level, int option, __u32 value)
+{
+	return bpf_setsockopt(sk, level, option, &value, sizeof(value));
+}
+
+SEC("iter/tcp")
+int shape(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *sk = ctx->sk_common;
+	struct shape *wanted;
+	__u64 cookie;
+	long error;
+
+	if (!sk)
+		return 0;
+	cookie = sk->skc_cookie.counter;
+	// One that has never been asked for its cookie has none.
+	wanted = cookie ? bpf_map_lookup_elem(&shapes, &cookie) : NULL;
+	if (!wanted)
+		return 0;
+	error = set(sk, SOL_SOCKET, SO_MAX_PACING_RATE, wanted->rate);
+	if (wanted->tos != KEEP)
+		error |= set(sk, IPPROTO_IP, IP_TOS, wanted->tos);
+	// IP_TOS sets it as well.
+	error |= set(sk, SOL_SOCKET, SO_PRIORITY, wanted->priority);
+	wanted->outcome = error ? REFUSED : CHANGED;
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "GPL";

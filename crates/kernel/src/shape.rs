@@ -1,0 +1,82 @@
+//! Other limits and priorities for connections that are in use, whoever has them: no descriptor of them is needed.
+
+use std::collections::HashMap as Table;
+use std::io::Read;
+
+use aya::maps::{HashMap, MapData};
+use aya::programs::Iter;
+use aya::{Btf, Ebpf};
+
+use crate::load::{self, LoadError, refusal};
+
+const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/shape.bpf.o"));
+const PROGRAM: &str = "shape";
+
+/// `struct shape` of the program.
+type Value = [u32; 4];
+/// What stands in it for a rate without limit, and for what is kept.
+const NONE: u32 = u32::MAX;
+const CHANGED: u32 = 1;
+
+/// What a socket is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Bytes per second that it sends at most (SO_MAX_PACING_RATE).
+    pub rate: Option<u32>,
+    /// IP_TOS; None: what it has. Some kernels take none for IPv6 sockets, whatever their addresses.
+    pub tos: Option<u8>,
+    /// SO_PRIORITY.
+    pub priority: u32,
+}
+
+/// The program, and the table of what it is to change.
+#[derive(Debug)]
+pub struct Shaper {
+    loaded: Ebpf,
+}
+
+impl Shaper {
+    /// Loads the program. It is gone when the shaper is dropped.
+    pub fn load() -> Result<Shaper, LoadError> {
+        let mut loaded = load::load(OBJECT)?;
+        let types = Btf::from_sys_fs().map_err(refusal)?;
+        load::program::<Iter>(&mut loaded, PROGRAM).load("tcp", &types).map_err(refusal)?;
+        Ok(Shaper { loaded })
+    }
+
+    /// Changes sockets of the network namespace of this thread, by their SO_COOKIE. Returns how many have been changed.
+    ///
+    /// Waits for the lock of every socket of the namespace, and so for whoever is inside a call on one.
+    pub fn change(&mut self, wanted: &Table<u64, Shape>) -> Result<usize, LoadError> {
+        let mut shapes = self.shapes()?;
+        for (cookie, shape) in wanted {
+            shapes.insert(cookie, value(shape), 0).map_err(refusal)?;
+        }
+        let walked = self.walk();
+        let mut shapes = self.shapes()?;
+        let mut changed = 0;
+        for cookie in wanted.keys() {
+            let [.., outcome] = shapes.get(cookie, 0).map_err(refusal)?;
+            changed += usize::from(outcome == CHANGED);
+            shapes.remove(cookie).map_err(refusal)?;
+        }
+        walked.map(|()| changed)
+    }
+
+    /// Runs the program for each socket.
+    fn walk(&mut self) -> Result<(), LoadError> {
+        let program: &mut Iter = load::program(&mut self.loaded, PROGRAM);
+        let link = program.attach().map_err(refusal)?;
+        let mut file = program.take_link(link).map_err(refusal)?.into_file().map_err(refusal)?;
+        file.read_to_end(&mut Vec::new()).map_err(refusal)?;
+        Ok(())
+    }
+
+    fn shapes(&mut self) -> Result<HashMap<&mut MapData, u64, Value>, LoadError> {
+        self.loaded.map_mut("shapes").expect("in the object").try_into().map_err(refusal)
+    }
+}
+
+fn value(shape: &Shape) -> Value {
+    [shape.rate.unwrap_or(NONE), shape.tos.map_or(NONE, u32::from), shape.priority, 0]
+}
