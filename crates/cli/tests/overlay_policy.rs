@@ -203,3 +203,72 @@ print('ok')
         assert!(lab.await_end(client).ends_with("ok\n"));
     }
 }
+
+/// Limits and priorities of a connection are the rule's, from the start and while it is used.
+#[test]
+fn a_rule_gives_connections_a_rate_and_a_class_also_those_in_use() {
+    let mut lab = Lab::with_routers();
+    serve(&mut lab);
+    // It says what its socket has when it is asked, and how long 20 MB take.
+    const SCRIPT: &str = "
+import os, socket, sys, time
+SO_MAX_PACING_RATE = 47
+s = socket.create_connection(('10.50.2.2', 9000))
+def options():
+    rate = int.from_bytes(s.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 8), sys.byteorder)
+    return [rate, s.getsockopt(socket.IPPROTO_IP, socket.IP_TOS), s.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY)]
+def take(megabytes):
+    begun = time.monotonic()
+    s.sendall(b'name %d\\n' % (megabytes * 1_000_000))
+    left = megabytes * 1_000_000 + len(b'name 10.50.2.2:9000 %s:%d\\n' % (s.getsockname()[0].encode(), s.getsockname()[1]))
+    sent = 0
+    s.setblocking(False)
+    while left:
+        if sent < megabytes * 1_000_000:
+            try:
+                sent += s.send(bytes(min(65536, megabytes * 1_000_000 - sent)))
+            except BlockingIOError:
+                pass
+        try:
+            part = s.recv(1 << 20)
+            assert part, 'it has ended'
+            left -= len(part)
+        except BlockingIOError:
+            time.sleep(0.0005)
+    s.setblocking(True)
+    return time.monotonic() - begun
+def wait_for(word):
+    while not os.path.exists(sys.argv[1] + word):
+        time.sleep(0.01)
+print('first', *options(), flush=True)
+wait_for('second')
+print('second', *options(), flush=True)
+print('seconds', take(10), flush=True)
+wait_for('third')
+print('third', *options(), flush=True)
+take(1)
+";
+    let rule = |rest: &str| format!("[[rule]]\nname = 'one'\naction = 'allow'\nports = [9000]\n{rest}");
+    lab.apply(A, &rule("rate = '800mbit'\ndscp = 'cs1'\n"));
+    let mut client = lab.command(A, true, "python3");
+    client.args(["-c", SCRIPT]).arg(lab.path("go-"));
+    let client = lab.launch(A, &mut client, "first");
+    let said = lab.apply(A, &rule("rate = '40mbit'\npriority = '1:20'\n"));
+    assert!(said.contains("1 go on with another rate or class\n"), "{said}");
+    fs::write(lab.path("go-second"), "").unwrap();
+    lab::await_until(|| lab.said(client).contains("seconds"), || lab.said(client));
+    let said = lab.apply(A, "");
+    assert!(said.contains("1 go on with another rate or class\n"), "{said}");
+    fs::write(lab.path("go-third"), "").unwrap();
+    let said = lab.await_end(client);
+    let lines: Vec<Vec<f64>> = said
+        .lines()
+        .map(|line| line.split_whitespace().skip(1).map(|word| word.parse().unwrap()).collect())
+        .collect();
+    assert_eq!(lines[0], [100e6, 32.0, 0.0]);
+    assert_eq!(lines[1], [5e6, 0.0, f64::from(0x1_0020)]);
+    assert_eq!(lines[3], [u64::MAX as f64, 0.0, 0.0]);
+    // 10 MB with 5 MB/s; how much longer it takes depends on how busy the machine is.
+    assert!(lines[2][0] > 1.5, "{said}");
+    println!("10 MB at 40 Mbit/s: {:.2} s", lines[2][0]);
+}

@@ -18,6 +18,7 @@ use crate::errand::Theirs;
 use crate::local::{self, Ends};
 use crate::message::{Answer, Request};
 use crate::metrics::End;
+use crate::options::Options;
 use crate::policy::Flow;
 use crate::reason::Reason;
 use crate::server;
@@ -95,14 +96,15 @@ struct Made {
 }
 
 impl Made {
-    fn connection(&self, stream: &TcpStream) -> Result<Connection, Reason> {
+    fn connection(&self, socket: &OwnedFd) -> Result<Connection, Reason> {
         let (local, remote) = self.host;
-        let cookie = sockopt::socket_cookie(stream).map_err(|_| Reason::Failed)?;
+        let cookie = sockopt::socket_cookie(socket).map_err(|_| Reason::Failed)?;
         Ok(Connection {
             end: End::Client,
             namespace: self.namespace,
             place: Place::new(cookie, local, remote),
             flow: Flow { source: *self.ends.local.ip(), destination: self.ends.remote },
+            own: Options::of(socket).map_err(|_| Reason::Failed)?,
             _overlay: Some(self.overlay.clone()),
         })
     }
@@ -130,7 +132,7 @@ async fn take(
     let connection = connection.map_err(|_| Reason::Failed)?;
     let connection = shared.errands.ask(made.namespace, move || likeness(&shown, connection)).await??;
     local::name(shared, &connection, ends).map_err(|_| Reason::Failed)?;
-    shared.connections.enter(made.connection(talk.stream())?)?;
+    shared.connections.enter(made.connection(&connection)?, &connection)?;
     talk.commit().await.map_err(refusal)?;
     Ok(connection)
 }

@@ -6,11 +6,13 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use shunt_kernel::shape as kernel;
 use shunt_sys::identity::normalise;
 use shunt_sys::{Errno, peer};
 
 use crate::errand::Theirs;
 use crate::metrics::End;
+use crate::options::Options;
 use crate::policy::{Flow, Policy, Shape, Verdict};
 use crate::reason::Reason;
 
@@ -42,6 +44,8 @@ pub(crate) struct Connection {
     pub(crate) place: Place,
     /// As the programs have it.
     pub(crate) flow: Flow,
+    /// As its program has set them.
+    pub(crate) own: Options,
     /// The client's end of the overlay connection: as long as it is there no other gets its port.
     pub(crate) _overlay: Option<Arc<Theirs>>,
 }
@@ -52,6 +56,15 @@ pub(crate) struct Place {
     pub(crate) cookie: u64,
     pub(crate) local: SocketAddr,
     pub(crate) remote: SocketAddr,
+}
+
+/// What another policy makes of the connections that there are.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// They are to end; by the network namespaces of their programs.
+    pub(crate) forbidden: HashMap<u64, Vec<Place>>,
+    /// They go on otherwise; by the cookies of their sockets.
+    pub(crate) shapes: HashMap<u64, kernel::Shape>,
 }
 
 impl Place {
@@ -79,26 +92,43 @@ impl Connections {
         self.state().connections.len() >= MOST
     }
 
-    /// From now on it is under the policy, if that permits it.
-    pub(crate) fn enter(&self, connection: Connection) -> Result<Shape, Reason> {
-        let mut state = self.state();
-        let shape = permit(&state.policy, connection.flow)?;
-        state.connections.insert(connection.place.cookie, connection);
-        Ok(shape)
-    }
-
-    /// Has another policy hold. What it does not permit is returned, by the network namespaces of the programs; nothing of it is permitted
-    /// afterwards.
-    pub(crate) fn replace(&self, policy: Policy) -> HashMap<u64, Vec<Place>> {
-        let mut state = self.state();
-        state.policy = Arc::new(policy);
-        let mut forbidden: HashMap<u64, Vec<Place>> = HashMap::new();
-        for connection in state.connections.values() {
-            if permit(&state.policy, connection.flow).is_err() {
-                forbidden.entry(connection.namespace).or_default().push(connection.place);
+    /// From now on it is under the policy, if that permits it. Nobody but the router has its socket yet.
+    pub(crate) fn enter(&self, connection: Connection, socket: &OwnedFd) -> Result<(), Reason> {
+        let Connection { flow, own, .. } = connection;
+        let mut shape = {
+            let mut state = self.state();
+            let shape = permit(&state.policy, flow)?;
+            state.connections.insert(connection.place.cookie, connection);
+            shape
+        };
+        loop {
+            own.under(shape).set(socket).map_err(|_| Reason::Failed)?;
+            // Another policy may have set it before that.
+            match self.permit(flow)? {
+                same if same == shape => return Ok(()),
+                other => shape = other,
             }
         }
-        forbidden
+    }
+
+    /// Has another policy hold. Nothing that it forbids is entered afterwards.
+    pub(crate) fn replace(&self, policy: Policy) -> Changes {
+        let mut state = self.state();
+        let policy = Arc::new(policy);
+        let former = std::mem::replace(&mut state.policy, policy.clone());
+        let mut changes = Changes::default();
+        for Connection { namespace, place, flow, own, .. } in state.connections.values() {
+            let Ok(shape) = permit(&policy, *flow) else {
+                changes.forbidden.entry(*namespace).or_default().push(*place);
+                continue;
+            };
+            let before = own.under(permit(&former, *flow).unwrap_or_default());
+            let after = own.under(shape);
+            if after != before {
+                changes.shapes.insert(place.cookie, after.instead_of(before));
+            }
+        }
+        changes
     }
 
     /// Forgets those that have ended.

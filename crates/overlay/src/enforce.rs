@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use serde_json::{Value, json};
+use shunt_kernel::shape::{Shape, Shaper};
 use shunt_sys::{destroy, peer};
 use tokio::task::JoinSet;
 
-use crate::connections::Place;
+use crate::connections::{Changes, Place};
+use crate::errand::ALL;
 use crate::policy::Policy;
 use crate::shared::Shared;
 
@@ -20,9 +22,11 @@ const WORKERS: usize = 4;
 pub(crate) async fn apply(shared: &Arc<Shared>, policy: Policy) -> Value {
     let began = Instant::now();
     let rules = policy.rules();
-    let forbidden = shared.connections.replace(policy);
+    let Changes { forbidden, shapes } = shared.connections.replace(policy);
     let all: usize = forbidden.values().map(Vec::len).sum();
     let ended = end(shared, forbidden).await;
+    let to_change = shapes.len();
+    let changed = change(shared, shapes).await;
     let seconds = began.elapsed().as_secs_f64();
     if ended < all {
         tracing::warn!(
@@ -30,8 +34,15 @@ pub(crate) async fn apply(shared: &Arc<Shared>, policy: Policy) -> Value {
             "programs are inside calls on connections that are forbidden now: each ends when its call does"
         );
     }
-    tracing::info!(rules, ended, seconds, "another policy holds");
-    json!({ "rules": rules, "ended": ended, "left": all - ended, "seconds": seconds })
+    tracing::info!(rules, ended, changed, seconds, "another policy holds");
+    json!({
+        "rules": rules,
+        "ended": ended,
+        "left": all - ended,
+        "changed": changed,
+        "unchanged": to_change - changed,
+        "seconds": seconds,
+    })
 }
 
 /// What holds, and how many connections by which rule.
@@ -61,6 +72,27 @@ async fn end(shared: &Arc<Shared>, forbidden: HashMap<u64, Vec<Place>>) -> usize
     }
     while workers.join_next().await.is_some() {}
     ended.load(Relaxed)
+}
+
+/// Gives connections in use what the policy says of them now. Returns how many have it.
+async fn change(shared: &Shared, shapes: HashMap<u64, Shape>) -> usize {
+    if shapes.is_empty() {
+        return 0;
+    }
+    let changed = shared.errands.ask(ALL, move || Shaper::load()?.change(&shapes)).await;
+    match changed {
+        Ok(Ok(changed)) => changed,
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "connections in use keep their rates and classes");
+            0
+        }
+        Err(_) => {
+            tracing::warn!(
+                "a program is inside a call: connections in use get their rates and classes after that"
+            );
+            0
+        }
+    }
 }
 
 fn work(queue: &Mutex<Vec<Place>>, ended: &AtomicUsize) {

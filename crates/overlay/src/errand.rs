@@ -13,6 +13,9 @@ use tokio::time::{sleep, timeout};
 
 use crate::reason::Reason;
 
+/// In the place of a namespace: what may wait for any of them.
+pub(crate) const ALL: u64 = 0;
+
 /// So many questions of a namespace may be under way.
 const QUESTIONS: usize = 16;
 /// So many threads close what its programs have shown.

@@ -17,6 +17,7 @@ mod local;
 mod message;
 mod metrics;
 mod namespace;
+mod options;
 mod policy;
 mod reason;
 mod request;

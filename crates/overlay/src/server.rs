@@ -19,6 +19,7 @@ use crate::errand::Theirs;
 use crate::local;
 use crate::metrics::End;
 use crate::namespace::Namespace;
+use crate::options::Options;
 use crate::policy::Flow;
 use crate::reason::Reason;
 use crate::shared::{Claim, Promised, Shared};
@@ -156,8 +157,9 @@ pub(crate) async fn accepted(
     let connection = shared.errands.ask(namespace, move || likeness(&socket, connection)).await??;
     let place = place(&connection).ok_or(Reason::Failed)?;
     local::name(shared, &connection, &ends).map_err(|_| Reason::Failed)?;
-    let entered = Connection { end: End::Server, namespace, place, flow, _overlay: None };
-    if let Err(reason) = shared.connections.enter(entered) {
+    let own = Options::of(&connection).map_err(|_| Reason::Failed)?;
+    let entered = Connection { end: End::Server, namespace, place, flow, own, _overlay: None };
+    if let Err(reason) = shared.connections.enter(entered, &connection) {
         // The policy is another since the promise. The client has it already: it is reset, and not only closed.
         let _ = SockRef::from(&connection).set_linger(Some(Duration::ZERO));
         return Err(reason);

@@ -31,6 +31,14 @@ fn done(applied: &Value) -> String {
         text +=
             &format!("{} end when their programs come out of the call that they are in\n", applied["left"]);
     }
+    let count = |what: &str| applied[what].as_u64().unwrap_or(0);
+    if count("changed") + count("unchanged") != 0 {
+        text += &format!("{} go on with another rate or class", count("changed"));
+        text += &match count("unchanged") {
+            0 => "\n".to_owned(),
+            unchanged => format!(", {unchanged} with the one that they had: the router's log says why\n"),
+        };
+    }
     text
 }
 

@@ -248,6 +248,11 @@ impl Lab {
         child.wait().unwrap();
     }
 
+    /// What it has said until now.
+    pub(crate) fn said(&self, launched: usize) -> String {
+        fs::read_to_string(self.path(&format!("{launched}.out"))).unwrap_or_default()
+    }
+
     /// Waits for what was launched, and returns what it said.
     pub(crate) fn await_end(&mut self, launched: usize) -> String {
         let child = &mut self.running[launched];

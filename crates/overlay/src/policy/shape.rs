@@ -1,5 +1,7 @@
 //! What a rule asks of the host's kernel for each connection that it allows: options of the host connection's socket.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 /// See the module. None: as the program has it.
@@ -16,8 +18,9 @@ pub(crate) struct Shape {
 
 const MAX_DSCP: u8 = 63;
 const MAX_PRIORITY: u32 = 15;
-/// A slower connection would not get a single segment through in a second.
-const MIN_RATE: u64 = 16_000;
+/// Bits per second: a slower connection would not get a single segment through in a second, and of a faster one in use the kernel cannot
+/// be told.
+const RATES: RangeInclusive<u64> = 16_000..=34_000_000_000;
 
 /// Bits per second as tc writes them, in bytes per second.
 pub(super) fn parse_rate(text: &str) -> Result<u64, String> {
@@ -33,9 +36,9 @@ pub(super) fn parse_rate(text: &str) -> Result<u64, String> {
         _ => return Err(wrong()),
     };
     let bits = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(wrong)?;
-    match bits {
-        0..MIN_RATE => Err(format!("rate = {text:?}: say at least \"{}kbit\"", MIN_RATE / 1_000)),
-        bits => Ok(bits / 8),
+    match RATES.contains(&bits) {
+        true => Ok(bits / 8),
+        false => Err(format!("rate = {text:?}: say \"16kbit\" to \"34gbit\", or leave it out")),
     }
 }
 
@@ -84,7 +87,9 @@ mod tests {
         assert_eq!(parse_rate("16kbit"), Ok(2_000));
         assert_eq!(parse_rate("1gbit"), Ok(125_000_000));
         assert_eq!(parse_rate("80000bit"), Ok(10_000));
-        for wrong in ["", "8", "mbit", "8MB", "-1mbit", "1.5mbit", "99999999999999gbit", "0mbit", "8kbit"] {
+        for wrong in
+            ["", "8", "mbit", "8MB", "-1mbit", "1.5mbit", "99999999999999gbit", "35gbit", "0mbit", "8kbit"]
+        {
             assert!(parse_rate(wrong).unwrap_err().contains("say"), "{wrong}");
         }
     }

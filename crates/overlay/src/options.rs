@@ -1,0 +1,81 @@
+//! What a host connection's socket has of limits and priorities: what its program has set, and what the policy makes of it.
+
+use std::os::fd::AsFd;
+
+use rustix::net::sockopt::{ip_tos, set_ip_tos};
+use shunt_kernel::shape;
+use shunt_sys::{Errno, tuning};
+
+use crate::policy::Shape;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// Bytes per second; the largest number is no limit.
+    rate: u64,
+    tos: u8,
+    priority: u32,
+}
+
+impl Options {
+    pub(crate) fn of(socket: impl AsFd) -> Result<Options, Errno> {
+        let socket = socket.as_fd();
+        Ok(Options {
+            rate: tuning::max_pacing_rate(socket)?,
+            tos: ip_tos(socket)?,
+            priority: tuning::priority(socket)?,
+        })
+    }
+
+    /// What the policy makes of a program's own: it may go slower than it has to.
+    pub(crate) fn under(self, shape: Shape) -> Options {
+        Options {
+            rate: shape.rate.map_or(self.rate, |rate| rate.min(self.rate)),
+            // The rest of the octet is the kernel's.
+            tos: shape.dscp.map_or(self.tos, |dscp| dscp << 2),
+            priority: shape.priority.unwrap_or(self.priority),
+        }
+    }
+
+    pub(crate) fn set(self, socket: impl AsFd) -> Result<(), Errno> {
+        let socket = socket.as_fd();
+        tuning::set_max_pacing_rate(socket, self.rate)?;
+        set_ip_tos(socket, self.tos)?;
+        // IP_TOS sets it as well.
+        tuning::set_priority(socket, self.priority)
+    }
+
+    /// What the kernel is told of a socket that has others, and that only its program has.
+    pub(crate) fn instead_of(self, others: Options) -> shape::Shape {
+        shape::Shape {
+            rate: u32::try_from(self.rate).ok(),
+            tos: (self.tos != others.tos).then_some(self.tos),
+            priority: self.priority,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    /// Needs root.
+    #[test]
+    fn a_socket_has_what_the_policy_makes_of_it() {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let own = Options::of(&socket).unwrap();
+        assert_eq!(own, Options { rate: u64::MAX, tos: 0, priority: 0 });
+        let shape = Shape { rate: Some(1_000_000), dscp: Some(46), priority: Some(0x1_0020) };
+        own.under(shape).set(&socket).unwrap();
+        let set = Options::of(&socket).unwrap();
+        assert_eq!(set, Options { rate: 1_000_000, tos: 184, priority: 0x1_0020 });
+        own.under(Shape::default()).set(&socket).unwrap();
+        assert_eq!(Options::of(&socket).unwrap(), own);
+        let slow = Options { rate: 500, ..own };
+        assert_eq!(slow.under(shape).rate, 500);
+        let back = shape::Shape { rate: None, tos: Some(0), priority: 0 };
+        assert_eq!(own.instead_of(set), back);
+        assert_eq!(own.instead_of(own), shape::Shape { tos: None, ..back });
+    }
+}
