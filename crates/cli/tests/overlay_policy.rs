@@ -5,8 +5,10 @@
 mod lab;
 
 use std::fs;
+use std::process::Command;
+use std::time::Instant;
 
-use lab::{A, B, Lab, SERVER, go};
+use lab::{A, B, CLIENT, Lab, SERVER, go};
 use serde_json::json;
 
 /// Servers at the ports 9000 and 9001.
@@ -271,4 +273,68 @@ take(1)
     // 10 MB with 5 MB/s; how much longer it takes depends on how busy the machine is.
     assert!(lines[2][0] > 1.5, "{said}");
     println!("10 MB at 40 Mbit/s: {:.2} s", lines[2][0]);
+}
+
+/// Bytes that a class of the client's host has sent.
+fn class_bytes(lab: &Lab, class: &str) -> u64 {
+    let mut tc = Command::new("tc");
+    tc.args(["-s", "class", "show", "dev", "wire", "classid", class]);
+    let output = lab.hosts[A].net.inside(|| tc.output().unwrap());
+    let text = String::from_utf8(output.stdout).unwrap();
+    let sent = text.split_once("Sent ").and_then(|(_, rest)| rest.split_whitespace().next()?.parse().ok());
+    sent.unwrap_or_else(|| panic!("{text}"))
+}
+
+/// All connections of a container share a class of the host's queueing discipline: its limit, which changes while they are in use, and its
+/// counts. Others have their own.
+#[test]
+fn connections_of_a_container_share_a_limit_and_are_counted_together() {
+    const BYTES: u64 = 5_000_000;
+    let mut lab = Lab::with_routers();
+    serve(&mut lab);
+    let tc = |lab: &Lab, words: &str| lab.hosts[A].net.words(&format!("tc {words}"));
+    tc(&lab, "qdisc add dev wire root handle 1: htb default 10");
+    tc(&lab, "class add dev wire parent 1: classid 1:10 htb rate 10gbit");
+    tc(&lab, "class add dev wire parent 1: classid 1:20 htb rate 20mbit");
+    let rule = |action: &str| {
+        format!(
+            "[labels]\nlimited = ['{CLIENT}']\n[[rule]]\nname = 'free'\naction = 'allow'\nports = [9001]\n\
+             [[rule]]\nname = 'limited'\nfrom = ['limited']\n{action}\n"
+        )
+    };
+    lab.apply(A, &rule("action = 'allow'\npriority = '1:20'"));
+    // Four at a time, and the last of them pauses when all has been sent.
+    let send = |lab: &Lab, port: u16, bytes: u64| {
+        let mut client = lab.command(A, true, go("client"));
+        client.args([
+            format!("{SERVER}:{port}"),
+            "4".into(),
+            "4".into(),
+            (bytes / 4).to_string(),
+            "0".into(),
+        ]);
+        let begun = Instant::now();
+        let output = lab.output(A, &mut client);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "ok 4\n", "{output:?}");
+        begun.elapsed().as_secs_f64()
+    };
+    let seconds = send(&lab, 9000, BYTES);
+    // 5 MB with 2.5 MB/s; a busy machine only takes longer.
+    assert!(seconds > 1.5, "{seconds}");
+    println!("5 MB in a class of 20 Mbit/s: {seconds:.2} s");
+    let limited = class_bytes(&lab, "1:20");
+    assert!((BYTES..BYTES * 6 / 5).contains(&limited), "{limited}");
+    let free = send(&lab, 9001, BYTES);
+    println!("5 MB in another: {free:.2} s");
+    assert_eq!(class_bytes(&lab, "1:20"), limited);
+    assert!(class_bytes(&lab, "1:10") > BYTES);
+    // While a connection is in use: it goes on with what is now, and ends when it is forbidden.
+    let mut client = lab.command(A, true, go("client"));
+    client.args([&format!("{SERVER}:9000"), "1", "1", &BYTES.to_string(), "60000"]);
+    let client = lab.launch(A, &mut client, "");
+    lab::await_until(|| class_bytes(&lab, "1:20") > limited + 500_000, || lab.said(client));
+    tc(&lab, "class change dev wire parent 1: classid 1:20 htb rate 1gbit");
+    lab::await_until(|| lab.said(client).contains("paused"), || lab.said(client));
+    let said = lab.apply(A, &rule("action = 'deny'"));
+    assert!(said.starts_with("1 connections have been ended"), "{said}");
 }
