@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use rustix::fs::{Mode, OFlags, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 /// The file of a group that lists its processes.
@@ -24,7 +25,7 @@ pub(crate) struct Cgroup {
 impl Cgroup {
     /// Where the host's are mounted if this process is in one there and may make another, or else in a mount of our own.
     pub(crate) fn create() -> io::Result<Cgroup> {
-        let below = own_path()?;
+        let below = path_of("self")?;
         let shown = Path::new(MOUNTED).join(&below);
         if is_in(&shown)
             && let Ok(path) = create_below(&shown)
@@ -51,6 +52,26 @@ impl Cgroup {
     /// A process enters by writing its number here.
     pub(crate) fn entrance(&self) -> PathBuf {
         self.path.join(PROCESSES)
+    }
+}
+
+/// All groups, in a mount of our own.
+#[derive(Debug)]
+pub(crate) struct Groups(OwnedFd);
+
+impl Groups {
+    pub(crate) fn mount() -> io::Result<Groups> {
+        mount().map(Groups)
+    }
+
+    /// The directory of the group of a process. None: it is that of whoever is in none, or outside of what this process sees.
+    pub(crate) fn of(&self, process: u32) -> io::Result<Option<File>> {
+        let path = path_of(&process.to_string())?;
+        if path.as_os_str().is_empty() || path.starts_with("..") {
+            return Ok(None);
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Some(openat(&self.0, &path, flags, Mode::empty())?.into()))
     }
 }
 
@@ -101,10 +122,10 @@ fn remove_orphans(above: &Path) {
     }
 }
 
-/// The group of this process, as `/proc/self/cgroup` names it from the root that this process sees.
-fn own_path() -> io::Result<PathBuf> {
-    let missing = || io::Error::new(io::ErrorKind::NotFound, "this process is in no version 2 control group");
-    let groups = fs::read_to_string("/proc/self/cgroup")?;
+/// The group of a process, as /proc names it from the root that this process sees.
+fn path_of(process: &str) -> io::Result<PathBuf> {
+    let missing = || io::Error::new(io::ErrorKind::NotFound, "the process is in no version 2 control group");
+    let groups = fs::read_to_string(format!("/proc/{process}/cgroup"))?;
     groups.lines().find_map(|line| line.strip_prefix("0::/")).map(PathBuf::from).ok_or_else(missing)
 }
 

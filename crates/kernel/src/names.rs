@@ -4,15 +4,18 @@
 //! without a link, so they stay as long as one of its sockets does: after this process, and after the group has been removed. With the
 //! last of them everything is gone.
 
+use std::collections::HashSet;
+use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
 
 use aya::Ebpf;
 use aya::maps::{MapData, SkStorage};
 use aya::programs::CgroupSockAddr;
 use shunt_sys::attach::{AttachPoint, attach};
 
-use crate::cgroup::{Cgroup, Entered};
+use crate::cgroup::{Cgroup, Entered, Groups};
 use crate::load::{self, LoadError, refusal};
 
 const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/names.bpf.o"));
@@ -31,24 +34,44 @@ type Value = [u32; 10];
 #[derive(Debug)]
 pub struct Names {
     loaded: Ebpf,
+    groups: Groups,
+    /// Groups that have the programs, by the numbers of their directories.
+    reached: HashSet<u64>,
     _entered: Entered,
 }
+
+/// So many are remembered; one that is forgotten gets the programs again.
+const REACHED: usize = 16_384;
 
 impl Names {
     /// Makes the group, attaches the programs and takes this process in.
     pub fn attach() -> Result<Names, LoadError> {
         let mut loaded = load::load(OBJECT)?;
         let group = Cgroup::create().map_err(refusal)?;
-        let directory = group.open().map_err(refusal)?;
-        for (name, point) in PROGRAMS {
-            let program: &mut CgroupSockAddr = load::program(&mut loaded, name);
-            program.load().map_err(refusal)?;
-            let program = program.fd().map_err(refusal)?;
-            attach(directory.as_fd(), program.as_fd(), point)
-                .map_err(|error| refusal(std::io::Error::from(error)))?;
+        for (name, _) in PROGRAMS {
+            load::program::<CgroupSockAddr>(&mut loaded, name).load().map_err(refusal)?;
         }
+        let directory = group.open().map_err(refusal)?;
+        attach_all(&mut loaded, &directory)?;
+        let reached = HashSet::from([number(&directory)?]);
+        let groups = Groups::mount().map_err(refusal)?;
         let _entered = group.enter().map_err(refusal)?;
-        Ok(Names { loaded, _entered })
+        Ok(Names { loaded, groups, reached, _entered })
+    }
+
+    /// The directory of the control group of a process: sockets that are made in it can have other names as well, from now on. None: the
+    /// process is in no group but the root, or in one that cannot be seen from here.
+    pub fn group_of(&mut self, process: u32) -> Result<Option<File>, LoadError> {
+        let Some(group) = self.groups.of(process).map_err(refusal)? else { return Ok(None) };
+        let number = number(&group)?;
+        if !self.reached.contains(&number) {
+            attach_all(&mut self.loaded, &group)?;
+            if self.reached.len() >= REACHED {
+                self.reached.clear();
+            }
+            self.reached.insert(number);
+        }
+        Ok(Some(group))
     }
 
     /// From now on this socket, and every copy of it, says these addresses are its own.
@@ -66,6 +89,19 @@ impl Names {
         }
         names.insert(socket, value, 0).map_err(refusal)
     }
+}
+
+fn number(group: &File) -> Result<u64, LoadError> {
+    Ok(group.metadata().map_err(refusal)?.ino())
+}
+
+fn attach_all(loaded: &mut Ebpf, group: &File) -> Result<(), LoadError> {
+    for (name, point) in PROGRAMS {
+        let program = load::program::<CgroupSockAddr>(loaded, name).fd().map_err(refusal)?;
+        attach(group.as_fd(), program.as_fd(), point)
+            .map_err(|error| refusal(std::io::Error::from(error)))?;
+    }
+    Ok(())
 }
 
 /// `struct end` of the program.

@@ -1,8 +1,14 @@
 //! Sockets say the names that they were given, also after whoever gave them has gone. Needs root.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::{Child, Command};
 
+use rustix::net::AddressFamily;
 use shunt_kernel::names::Names;
+use shunt_sys::accounted;
 
 fn names(socket: &TcpStream) -> [SocketAddr; 2] {
     [socket.local_addr().unwrap(), socket.peer_addr().unwrap()]
@@ -30,4 +36,63 @@ fn a_socket_has_the_names_that_it_was_given() {
             return;
         }
     }
+}
+
+/// A control group of the test, with a process in it.
+struct Group {
+    path: PathBuf,
+    process: Child,
+}
+
+impl Group {
+    fn create() -> Group {
+        let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
+        let mount = mounts.lines().find_map(|line| {
+            let words: Vec<&str> = line.split(' ').collect();
+            (words[2] == "cgroup2").then(|| words[1].to_owned())
+        });
+        let path = PathBuf::from(mount.expect("control groups of version 2 are mounted"));
+        let path = path.join(format!("shunt-names-test-{}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        let process = Command::new("sleep").arg("60").spawn().unwrap();
+        let group = Group { path, process };
+        std::fs::write(group.path.join("cgroup.procs"), group.process.id().to_string()).unwrap();
+        group
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = std::fs::remove_dir(&self.path);
+    }
+}
+
+#[test]
+fn a_socket_of_another_group_is_counted_there_and_has_names_as_well() {
+    let group = Group::create();
+    let mut given = Names::attach().unwrap();
+    assert!(given.group_of(std::process::id()).unwrap().is_some(), "its own");
+    let directory = given.group_of(group.process.id()).unwrap().unwrap();
+    assert_eq!(directory.metadata().unwrap().ino(), std::fs::metadata(&group.path).unwrap().ino());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = accounted::socket(directory.as_fd(), AddressFamily::INET).unwrap();
+    let client = TcpStream::from(client);
+    client.set_nonblocking(false).unwrap();
+    rustix::net::connect(&client, &listener.local_addr().unwrap()).unwrap();
+    let before = names(&client);
+    let [local, remote] = ["10.9.0.1:1234", "10.9.0.2:80"].map(|address| address.parse().unwrap());
+    given.set(&client, local, remote).unwrap();
+    assert_eq!(names(&client), [local, remote]);
+    let mut ss = Command::new("ss");
+    ss.args(["-tnH", "--cgroup", "src", &before[0].to_string()]);
+    let said = String::from_utf8(ss.output().unwrap().stdout).unwrap();
+    let name = group.path.file_name().unwrap().to_str().unwrap().to_owned();
+    assert!(said.contains(&format!("cgroup:/{name}")), "{said}");
+    // Nobody has to end a connection for a container to be removed.
+    let path = group.path.clone();
+    drop(group);
+    assert!(!path.exists());
+    assert_eq!(names(&client), [local, remote]);
 }

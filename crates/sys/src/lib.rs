@@ -5,6 +5,7 @@
 //! nothing touches errno. The one exception is the drop of an `OwnedFd`, which ends in libc's `close`: the
 //! shim's hook knows its own descriptors. `apart` is not for the shim.
 
+pub mod accounted;
 pub mod apart;
 pub mod attach;
 pub mod clock;
