@@ -5,6 +5,7 @@
 mod lab;
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
@@ -337,4 +338,85 @@ fn connections_of_a_container_share_a_limit_and_are_counted_together() {
     lab::await_until(|| lab.said(client).contains("paused"), || lab.said(client));
     let said = lab.apply(A, &rule("action = 'deny'"));
     assert!(said.starts_with("1 connections have been ended"), "{said}");
+}
+
+/// A control group, until it is dropped. Whatever has been put into it must have ended by then.
+struct Group(PathBuf);
+
+impl Group {
+    fn create(name: &str) -> Group {
+        let mounts = fs::read_to_string("/proc/mounts").unwrap();
+        let mount = mounts.lines().find_map(|line| {
+            let words: Vec<&str> = line.split(' ').collect();
+            (words[2] == "cgroup2").then(|| PathBuf::from(words[1]))
+        });
+        let mount = mount.expect("control groups of version 2 are mounted");
+        let path = mount.join(format!("{name}-{}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        Group(path)
+    }
+
+    /// As ss names it.
+    fn name(&self) -> String {
+        format!("cgroup:/{}", self.0.file_name().unwrap().to_str().unwrap())
+    }
+
+    /// The same command, in the group.
+    fn command(&self, command: &Command) -> Command {
+        let mut inside = Command::new("sh");
+        inside.args(["-c", "echo 0 > \"$0\" && exec \"$@\""]).arg(self.0.join("cgroup.procs"));
+        inside.arg(command.get_program()).args(command.get_args());
+        inside
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // The last process is gone a moment after it has ended.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}
+
+/// What the host counts by control group is the container's, and not the router's.
+#[test]
+fn the_host_connection_of_a_container_is_of_its_control_group() {
+    let groups = [Group::create("shunt-test-one"), Group::create("shunt-test-two")];
+    let mut lab = Lab::with_routers();
+    serve(&mut lab);
+    const SCRIPT: &str = "
+import socket, sys, time
+family, address = [(socket.AF_INET, '10.50.2.2'), (socket.AF_INET6, '::ffff:10.50.2.2')][int(sys.argv[1])]
+s = socket.socket(family)
+s.connect((address, 9000))
+assert s.getpeername()[:2] == (address, 9000), s.getpeername()
+s.sendall(b'name 5\\n12345')
+answer = b''
+while not answer.endswith(b'12345'):
+    answer += s.recv(1000)
+print('open', flush=True)
+time.sleep(60)
+";
+    for (at, group) in groups.iter().enumerate() {
+        let mut client = lab.command(A, true, "python3");
+        client.args(["-c", SCRIPT, &at.to_string()]);
+        lab.launch(A, &mut group.command(&client), "open");
+    }
+    let mut ss = Command::new("ss");
+    ss.args(["-tnH", "state", "established", "--cgroup", "dport", "=", ":7450"]);
+    let output = lab.hosts[A].net.inside(|| ss.output().unwrap());
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text.lines().count(), 2, "{text}");
+    for group in &groups {
+        assert_eq!(text.matches(&group.name()).count(), 1, "{text}");
+    }
+    assert_eq!(lab.roads(A, "client"), (2, json!({})));
+    assert_eq!(lab.status(A)["connections"]["unaccounted"], 0);
+    drop(lab);
+    let paths = groups.map(|group| group.0.clone());
+    assert!(paths.iter().all(|path| !path.exists()), "{paths:?}");
 }

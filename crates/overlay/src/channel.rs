@@ -3,9 +3,11 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use shunt_sys::Errno;
+use shunt_sys::{Errno, pidfd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -24,6 +26,24 @@ impl Channel {
     /// With a supervisor in that network namespace.
     pub(crate) fn new(socket: OwnedFd, namespace: u64, errands: Arc<Errands>) -> std::io::Result<Channel> {
         Ok(Channel { socket: watch(socket, Interest::READABLE)?, namespace, errands })
+    }
+
+    pub(crate) fn namespace(&self) -> u64 {
+        self.namespace
+    }
+
+    /// The supervisor's, as this process numbers it. None: it cannot be seen from here.
+    pub(crate) fn process(&self) -> Option<u32> {
+        let peer = socket_peercred(self.socket.get_ref()).ok()?;
+        u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+    }
+
+    /// Whether that process is still the same.
+    pub(crate) fn process_lives(&self) -> bool {
+        const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let process = self.process().and_then(|process| pidfd::of_peer(self.socket.get_ref(), process));
+        process
+            .is_some_and(|process| poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&AT_ONCE)) == Ok(0))
     }
 
     /// The next message, with its first descriptor.

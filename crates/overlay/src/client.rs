@@ -7,11 +7,12 @@ use std::sync::Arc;
 use rustix::net::{getsockname, sockopt};
 use shunt_sys::tcp::{self, Opener};
 use shunt_sys::{Errno, identity, options};
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use socket2::{Domain, SockRef, Socket};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use crate::account;
 use crate::channel::{Channel, watch};
 use crate::connections::{Connection, Place};
 use crate::errand::Theirs;
@@ -61,7 +62,8 @@ pub(crate) async fn connect(
         Reason::RouterSilent
     };
     let own = *shared.loaded.host().address.ip();
-    let dialled = timeout(config.ask(), dial(domain, own, router)).await;
+    let host = account::socket(shared, channel, domain).await.map_err(|_| Reason::Failed)?;
+    let dialled = timeout(config.ask(), dial(host, domain, own, router)).await;
     let stream = dialled.map_err(|_| silent())?.map_err(|_| silent())?;
     // Before it has other names.
     let names = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
@@ -149,14 +151,17 @@ fn check(socket: &Theirs, namespace: u64) -> Result<Option<Ipv4Addr>, Reason> {
     Ok(local.map(|local| *local.ip()).filter(|address| !address.is_unspecified()))
 }
 
-/// A connection to another router, of the family that the program's socket has.
-async fn dial(domain: Domain, own: Ipv4Addr, router: SocketAddrV4) -> std::io::Result<TcpStream> {
+/// Connects a socket to another router. It is of the family that the program's socket has.
+async fn dial(
+    socket: Socket,
+    domain: Domain,
+    own: Ipv4Addr,
+    router: SocketAddrV4,
+) -> std::io::Result<TcpStream> {
     let of = |address: SocketAddrV4| match domain {
         Domain::IPV4 => SocketAddr::V4(address),
         _ => SocketAddr::new(address.ip().to_ipv6_mapped().into(), address.port()),
     };
-    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?;
     options::choose_port_late(&socket)?;
     socket.bind(&of(SocketAddrV4::new(own, 0)).into())?;

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod account;
 mod channel;
 mod client;
 mod config;

@@ -24,6 +24,7 @@ pub(crate) struct Metrics(Mutex<Counts>);
 struct Counts {
     client: Roads,
     server: Roads,
+    unaccounted: u64,
     strangers: u64,
     reset: u64,
 }
@@ -57,6 +58,11 @@ impl Metrics {
         counts.strangers == 1
     }
 
+    /// A host connection's socket is of the router's control group and not of the container's.
+    pub(crate) fn unaccounted(&self) {
+        self.with(|counts| counts.unaccounted += 1);
+    }
+
     /// A committed connection was reset, since nobody could accept it any more.
     pub(crate) fn reset(&self) {
         self.with(|counts| counts.reset += 1);
@@ -77,6 +83,7 @@ impl Metrics {
         json!({
             "client": roads(&counts.client),
             "server": roads(&counts.server),
+            "unaccounted": counts.unaccounted,
             "strangers": counts.strangers,
             "reset": counts.reset,
         })
