@@ -14,8 +14,12 @@ use serde_json::json;
 
 /// Servers at the ports 9000 and 9001.
 fn serve(lab: &mut Lab) {
+    serve_as(lab, true);
+}
+
+fn serve_as(lab: &mut Lab, is_supervised: bool) {
     for port in [":9000", ":9001"] {
-        let mut server = lab.command(B, true, go("server"));
+        let mut server = lab.command(B, is_supervised, go("server"));
         lab.launch(B, server.args(["tcp4", port]), "listening");
     }
 }
@@ -157,27 +161,24 @@ fn a_rule_that_needs_packets_leaves_a_connection_on_the_overlay() {
     assert_eq!(lab.roads(A, "client"), (4, json!({ "packet-policy": 4 })));
 }
 
-/// Connections to one port end when a policy forbids them, those to the other go on.
-#[test]
-fn another_policy_ends_what_it_forbids_and_nothing_else() {
-    const CONNECTIONS: u64 = 1_000;
-    const KEPT: u64 = 20;
-    let script = format!(
+/// Opens connections to both ports, waits until all of the one have ended, and uses the others.
+fn keep_open(ended: u64, kept: u64, error: &str) -> String {
+    format!(
         "
 import errno, select, socket, time
-forbidden = [socket.create_connection(('{SERVER}', 9000)) for _ in range({CONNECTIONS})]
-kept = [socket.create_connection(('{SERVER}', 9001)) for _ in range({KEPT})]
+forbidden = [socket.create_connection(('{SERVER}', 9000)) for _ in range({ended})]
+kept = [socket.create_connection(('{SERVER}', 9001)) for _ in range({kept})]
 print('open', flush=True)
 wait = select.poll()
 for s in forbidden:
     wait.register(s, 0)
 ended = set()
-while len(ended) < {CONNECTIONS}:
+while len(ended) < {ended}:
     for fd, events in wait.poll():
         assert events & select.POLLERR, events
         wait.unregister(fd)
         ended.add(fd)
-assert {{s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for s in forbidden}} == {{errno.ECONNABORTED}}
+assert {{s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for s in forbidden}} == {{errno.{error}}}
 for number, s in enumerate(kept):
     s.sendall(b'k%d 5\\n12345' % number)
     answer = b''
@@ -185,25 +186,55 @@ for number, s in enumerate(kept):
         part = s.recv(1000)
         assert part, 'it has ended'
         answer += part
-print('ok')
+print('ok', flush=True)
+time.sleep(60)
 "
-    );
-    for host in [A, B] {
+    )
+}
+
+const FORBID: &str = "[[rule]]\nname = 'one'\naction = 'deny'\nports = [9000]\n";
+
+/// Connections to one port end when a policy forbids them, those to the other go on.
+#[test]
+fn another_policy_ends_what_it_forbids_and_nothing_else() {
+    const ENDED: u64 = 1_000;
+    const KEPT: u64 = 20;
+    // The end on the host that forbids it is aborted, and the other is reset.
+    for (host, error) in [(A, "ECONNABORTED"), (B, "ECONNRESET")] {
         let mut lab = Lab::with_routers();
         serve(&mut lab);
         let mut client = lab.command(A, true, "python3");
-        // The server's end is aborted where its own host forbids it; then the client is reset.
-        let script = if host == A { script.clone() } else { script.replace("ECONNABORTED", "ECONNRESET") };
-        let client = lab.launch(A, client.args(["-c", &script]), "open");
+        let client = lab.launch(A, client.args(["-c", &keep_open(ENDED, KEPT, error)]), "open");
         let shown = || {
             let output = lab.policy(host, &["show", "--json"]);
             serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["connections"].clone()
         };
-        lab::await_until(|| shown()["default"] == CONNECTIONS + KEPT, || shown().to_string());
-        let said = lab.apply(host, "[[rule]]\nname = 'one'\naction = 'deny'\nports = [9000]\n");
+        lab::await_until(|| shown()["default"] == ENDED + KEPT, || shown().to_string());
+        let said = lab.apply(host, FORBID);
         println!("{said}");
-        assert!(said.starts_with(&format!("{CONNECTIONS} connections have been ended")), "{said}");
-        assert!(lab.await_end(client).ends_with("ok\n"));
+        assert!(said.starts_with(&format!("{ENDED} connections have been ended")), "{said}");
+        lab::await_until(|| lab.said(client).ends_with("ok\n"), || lab.said(client));
+        assert_eq!(shown(), json!({ "rules": [0], "default": KEPT }));
+    }
+}
+
+/// The same for connections that have stayed on the overlay, of which only one end is supervised.
+#[test]
+fn another_policy_ends_what_it_forbids_on_the_overlay_too() {
+    const ENDED: u64 = 300;
+    const KEPT: u64 = 5;
+    for (host, error, end) in [(A, "ECONNABORTED", "client"), (B, "ECONNRESET", "server")] {
+        let mut lab = Lab::with_routers();
+        serve_as(&mut lab, host == B);
+        let mut client = lab.command(A, host == A, "python3");
+        let client = lab.launch(A, client.args(["-c", &keep_open(ENDED, KEPT, error)]), "open");
+        let stayed = || {
+            lab.roads(host, end).1.as_object().unwrap().values().map(|it| it.as_u64().unwrap()).sum::<u64>()
+        };
+        lab::await_until(|| stayed() == ENDED + KEPT, || lab.status(host).to_string());
+        let said = lab.apply(host, FORBID);
+        assert!(said.starts_with(&format!("{ENDED} connections have been ended")), "{said}");
+        lab::await_until(|| lab.said(client).ends_with("ok\n"), || lab.said(client));
     }
 }
 

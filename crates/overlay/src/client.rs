@@ -14,7 +14,8 @@ use tokio::time::timeout;
 
 use crate::account;
 use crate::channel::{Channel, watch};
-use crate::connections::{Connection, Place};
+use crate::connections::{Connection, Place, Stayed};
+use crate::enforce;
 use crate::errand::Theirs;
 use crate::local::{self, Ends};
 use crate::message::{Answer, Request};
@@ -26,7 +27,7 @@ use crate::server;
 use crate::shared::Shared;
 use crate::wire::{Ask, Offer, Talk, WireError};
 
-/// From the first message to the last; with an error the connection is the overlay's, and the host connection is closed.
+/// From the first message to the last; with an error the connection is the overlay's, or none, and the host connection is closed.
 pub(crate) async fn connect(
     shared: &Arc<Shared>,
     channel: &Channel,
@@ -35,15 +36,42 @@ pub(crate) async fn connect(
     socket: Theirs,
 ) -> Result<OwnedFd, Reason> {
     let socket = Arc::new(socket);
-    let errands = &shared.errands;
     let shown = socket.clone();
-    let checked = errands.ask(namespace, move || check(&shown, namespace)).await.flatten();
+    let checked = shared.errands.ask(namespace, move || check(&shown, namespace)).await.flatten();
     let known = shared.namespace(namespace).ok_or(Reason::Socket)?;
     // A socket that is none of ours is under the policy as well.
     let bound = checked.as_ref().ok().copied().flatten();
     let source = bound.or_else(|| known.source(destination)).unwrap_or(Ipv4Addr::UNSPECIFIED);
-    shared.connections.permit(Flow { source, destination })?;
-    checked?;
+    let flow = Flow { source, destination };
+    let mut has_begun = false;
+    let made = match shared.connections.permit(flow).and(checked) {
+        Ok(_) => make(shared, channel, namespace, flow, socket.clone(), &mut has_begun).await,
+        Err(reason) => Err(reason),
+    };
+    match (made, identity::shown(&*socket)) {
+        (Err(reason), Ok(shown)) => {
+            let last = shared.connections.stay(shown.cookie, Stayed { namespace, flow }, reason);
+            if has_begun && last.denial().is_some() {
+                // It should not have: the policy is another since, or its source is another than that which was probable.
+                enforce::end_overlay(shared, namespace, shown.cookie).await;
+            }
+            Err(last)
+        }
+        (made, _) => made,
+    }
+}
+
+/// `has_begun`: the overlay connection may be there.
+async fn make(
+    shared: &Arc<Shared>,
+    channel: &Channel,
+    namespace: u64,
+    flow: Flow,
+    socket: Arc<Theirs>,
+    has_begun: &mut bool,
+) -> Result<OwnedFd, Reason> {
+    let Flow { source, destination } = flow;
+    let errands = &shared.errands;
     if shared.connections.is_full() {
         return Err(Reason::Busy);
     }
@@ -72,6 +100,7 @@ pub(crate) async fn connect(
     let asked = timeout(config.ask(), talk.ask(Ask { destination, source })).await;
     asked.map_err(|_| silent())?.map_err(refusal)?;
 
+    *has_begun = true;
     channel.send(&Answer::Go, None).map_err(|_| Reason::NotConnected)?;
     expect(channel, Request::Begun).await?;
     await_end(channel, &socket).await?;
@@ -81,12 +110,7 @@ pub(crate) async fn connect(
         return Err(Reason::Mismatch);
     }
     let made = Made { namespace, overlay: socket, ends, host: names };
-    let taken = take(shared, channel, talk, &made).await;
-    if taken.as_ref().is_err_and(|reason| reason.denial().is_some()) {
-        // It should not have been made: the policy is another since, or its source is another than that which was probable.
-        let _ = errands.ask(namespace, move || known.end(ends.cookie, ends.local, ends.remote)).await;
-    }
-    taken
+    take(shared, channel, talk, &made).await
 }
 
 /// An overlay connection that has been made, and the host connection that may take its place.

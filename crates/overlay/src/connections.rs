@@ -1,7 +1,7 @@
-//! The host connections that containers have by this router, and the policy that they are under. Both are behind one lock, so that no
-//! connection is entered under a policy that has been replaced.
+//! The connections that supervised programs have, as far as the router of their host has been asked about them, and the policy that they
+//! are under. Both are behind one lock, so that no connection is entered under a policy that has been replaced.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -30,8 +30,10 @@ pub(crate) struct Connections {
 #[derive(Debug)]
 struct State {
     policy: Arc<Policy>,
-    /// By the cookies of their sockets.
+    /// On the host network, by the cookies of their sockets.
     connections: HashMap<u64, Connection>,
+    /// On the overlay, by the cookies of their sockets.
+    stayed: HashMap<u64, Stayed>,
 }
 
 /// One end of a host connection: the program's, on this host.
@@ -50,7 +52,15 @@ pub(crate) struct Connection {
     pub(crate) _overlay: Option<Arc<Theirs>>,
 }
 
-/// Where the kernel finds the socket of a host connection.
+/// One end of an overlay connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stayed {
+    /// The network namespace of its program.
+    pub(crate) namespace: u64,
+    pub(crate) flow: Flow,
+}
+
+/// Where the kernel finds the socket of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) cookie: u64,
@@ -61,8 +71,10 @@ pub(crate) struct Place {
 /// What another policy makes of the connections that there are.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// They are to end; by the network namespaces of their programs.
+    /// On the host network, and to end; by the network namespaces of their programs.
     pub(crate) forbidden: HashMap<u64, Vec<Place>>,
+    /// The same on the overlay.
+    pub(crate) stayed: HashMap<u64, HashSet<u64>>,
     /// They go on otherwise; by the cookies of their sockets.
     pub(crate) shapes: HashMap<u64, kernel::Shape>,
 }
@@ -75,7 +87,7 @@ impl Place {
 
 impl Connections {
     pub(crate) fn new(policy: Policy) -> Result<Connections, Errno> {
-        let state = State { policy: Arc::new(policy), connections: HashMap::new() };
+        let state = State { policy: Arc::new(policy), connections: HashMap::new(), stayed: HashMap::new() };
         Ok(Connections { asker: peer::open()?, state: Mutex::new(state) })
     }
 
@@ -111,23 +123,53 @@ impl Connections {
         }
     }
 
-    /// Has another policy hold. Nothing that it forbids is entered afterwards.
+    /// A socket stays on the overlay for a reason, or, if the policy forbids that by now, for another: there is to be no connection.
+    pub(crate) fn stay(&self, cookie: u64, stayed: Stayed, reason: Reason) -> Reason {
+        let mut state = self.state();
+        if let Verdict::Deny(denial) = state.policy.verdict(stayed.flow) {
+            return denial.into();
+        }
+        if reason.denial().is_none() && state.stayed.len() < MOST {
+            state.stayed.insert(cookie, stayed);
+        }
+        reason
+    }
+
+    /// Whether it is time to look which of those on the overlay have ended.
+    pub(crate) fn has_many_stayed(&self) -> bool {
+        self.state().stayed.len() > MOST / 2
+    }
+
+    /// Forgets those on the overlay that are none of these.
+    pub(crate) fn retain_stayed(&self, open: &HashSet<u64>) {
+        self.state().stayed.retain(|cookie, _| open.contains(cookie));
+    }
+
+    /// Has another policy hold. What it forbids is forgotten here, and whoever asks has to end it; none such is entered afterwards.
     pub(crate) fn replace(&self, policy: Policy) -> Changes {
         let mut state = self.state();
-        let policy = Arc::new(policy);
-        let former = std::mem::replace(&mut state.policy, policy.clone());
+        let State { policy: holds, connections, stayed } = &mut *state;
+        let former = std::mem::replace(holds, Arc::new(policy));
         let mut changes = Changes::default();
-        for Connection { namespace, place, flow, own, .. } in state.connections.values() {
-            let Ok(shape) = permit(&policy, *flow) else {
+        connections.retain(|cookie, Connection { namespace, place, flow, own, .. }| {
+            let Ok(shape) = permit(holds, *flow) else {
                 changes.forbidden.entry(*namespace).or_default().push(*place);
-                continue;
+                return false;
             };
             let before = own.under(permit(&former, *flow).unwrap_or_default());
             let after = own.under(shape);
             if after != before {
-                changes.shapes.insert(place.cookie, after.instead_of(before));
+                changes.shapes.insert(*cookie, after.instead_of(before));
             }
-        }
+            true
+        });
+        stayed.retain(|cookie, Stayed { namespace, flow }| {
+            let is_forbidden = matches!(holds.verdict(*flow), Verdict::Deny(_));
+            if is_forbidden {
+                changes.stayed.entry(*namespace).or_default().insert(*cookie);
+            }
+            !is_forbidden
+        });
         changes
     }
 

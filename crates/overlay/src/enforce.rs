@@ -1,6 +1,6 @@
 //! A new policy, and what becomes of the connections that it does not permit.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::connections::{Changes, Place};
 use crate::errand::ALL;
+use crate::namespace::Namespace;
 use crate::policy::Policy;
 use crate::shared::Shared;
 
@@ -22,9 +23,11 @@ const WORKERS: usize = 4;
 pub(crate) async fn apply(shared: &Arc<Shared>, policy: Policy) -> Value {
     let began = Instant::now();
     let rules = policy.rules();
-    let Changes { forbidden, shapes } = shared.connections.replace(policy);
-    let all: usize = forbidden.values().map(Vec::len).sum();
-    let ended = end(shared, forbidden).await;
+    let Changes { forbidden, stayed, shapes } = shared.connections.replace(policy);
+    let mut doomed = on_host(forbidden);
+    doomed.extend(on_overlay(shared, stayed));
+    let all: usize = doomed.iter().map(|it| it.places.len()).sum();
+    let ended = end(shared, doomed).await;
     let to_change = shapes.len();
     let changed = change(shared, shapes).await;
     let seconds = began.elapsed().as_secs_f64();
@@ -58,16 +61,55 @@ pub(crate) fn report(shared: &Shared) -> Value {
     })
 }
 
+/// Ends a connection that has been made on the overlay and should not have been.
+pub(crate) async fn end_overlay(shared: &Arc<Shared>, namespace: u64, cookie: u64) {
+    let doomed = on_overlay(shared, HashMap::from([(namespace, HashSet::from([cookie]))]));
+    end(shared, doomed).await;
+}
+
+/// Connections that are to end, of the programs in one network namespace.
+struct Doomed {
+    namespace: u64,
+    places: Vec<Place>,
+    /// They are in that namespace, and not in the host's.
+    inside: Option<Arc<Namespace>>,
+}
+
+fn on_host(forbidden: HashMap<u64, Vec<Place>>) -> Vec<Doomed> {
+    forbidden.into_iter().map(|(namespace, places)| Doomed { namespace, places, inside: None }).collect()
+}
+
+/// Finds sockets that stayed on the overlay, as far as they are connected.
+fn on_overlay(shared: &Shared, stayed: HashMap<u64, HashSet<u64>>) -> Vec<Doomed> {
+    let mut doomed = Vec::new();
+    for (namespace, cookies) in stayed {
+        // Without a supervisor in it there is no program of ours.
+        let Some(known) = shared.namespace(namespace) else { continue };
+        match known.connections() {
+            Ok(open) => {
+                let forbidden = open.into_iter().filter(|it| cookies.contains(&it.cookie));
+                let places = forbidden.map(|it| Place::new(it.cookie, it.local, it.remote)).collect();
+                doomed.push(Doomed { namespace, places, inside: Some(known) });
+            }
+            Err(error) => tracing::warn!(%error, "connections that are forbidden go on, on the overlay"),
+        }
+    }
+    doomed
+}
+
 /// Returns how many have been ended, or had ended.
-async fn end(shared: &Arc<Shared>, forbidden: HashMap<u64, Vec<Place>>) -> usize {
+async fn end(shared: &Arc<Shared>, doomed: Vec<Doomed>) -> usize {
     let ended = Arc::new(AtomicUsize::new(0));
     let mut workers = JoinSet::new();
-    for (namespace, places) in forbidden {
+    for Doomed { namespace, places, inside } in doomed {
         let count = WORKERS.min(places.len());
         let queue = Arc::new(Mutex::new(places));
         for _ in 0..count {
             let (errands, queue, ended) = (shared.errands.clone(), queue.clone(), ended.clone());
-            workers.spawn(async move { errands.ask(namespace, move || work(&queue, &ended)).await });
+            let inside = inside.clone();
+            workers.spawn(async move {
+                errands.ask(namespace, move || work(inside.as_deref(), &queue, &ended)).await
+            });
         }
     }
     while workers.join_next().await.is_some() {}
@@ -95,8 +137,8 @@ async fn change(shared: &Shared, shapes: HashMap<u64, Shape>) -> usize {
     }
 }
 
-fn work(queue: &Mutex<Vec<Place>>, ended: &AtomicUsize) {
-    let Ok(asker) = peer::open() else { return };
+fn work(inside: Option<&Namespace>, queue: &Mutex<Vec<Place>>, ended: &AtomicUsize) {
+    let Ok(asker) = inside.map_or_else(peer::open, Namespace::another_asker) else { return };
     let next = || queue.lock().expect("nobody panics while it is locked").pop();
     while let Some(Place { cookie, local, remote }) = next() {
         match destroy::connection(&asker, local, remote, cookie) {

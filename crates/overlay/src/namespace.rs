@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::net::connect_unspec;
-use shunt_sys::peer::{self, Found};
-use shunt_sys::{Errno, destroy, netns};
+use shunt_sys::peer::{self, Found, Listed};
+use shunt_sys::{Errno, netns};
 
 /// As long as this lives, so does the namespace.
 #[derive(Debug)]
@@ -67,10 +67,14 @@ impl Namespace {
         }
     }
 
-    /// Ends a connection in it as if the network had; waits for the socket's lock.
-    pub(crate) fn end(&self, cookie: u64, local: SocketAddrV4, remote: SocketAddrV4) -> Result<bool, Errno> {
-        let asker = netns::inside(self.handle.as_fd(), peer::open)?;
-        destroy::connection(&asker, local.into(), remote.into(), cookie)
+    /// All connections in it.
+    pub(crate) fn connections(&self) -> Result<Vec<Listed>, Errno> {
+        peer::list(&self.asker.lock().expect(NEVER))
+    }
+
+    /// What asks the kernel about sockets in it, for whoever may have to wait for the answer.
+    pub(crate) fn another_asker(&self) -> Result<OwnedFd, Errno> {
+        netns::inside(self.handle.as_fd(), peer::open)
     }
 
     /// The socket that listens there.

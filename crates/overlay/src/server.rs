@@ -14,7 +14,7 @@ use socket2::{Domain, SockRef};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout, timeout_at};
 
-use crate::connections::{Connection, Place};
+use crate::connections::{Connection, Place, Stayed};
 use crate::errand::Theirs;
 use crate::local;
 use crate::metrics::End;
@@ -146,10 +146,17 @@ pub(crate) async fn accepted(
     let shown = socket.clone();
     let ends = shared.errands.ask(namespace, move || local::ends(shown.as_fd(), namespace)).await??;
     let flow = Flow { source: *ends.remote.ip(), destination: ends.local };
-    shared.connections.permit(flow).inspect_err(|_| shared.stay(ends.cookie))?;
-    let _waiting = shared.wait_for(ends.cookie);
-    let taken = await_claim(shared, ends.cookie, ends.local, ends.remote).await;
-    let (connection, origin) = taken.inspect_err(|_| shared.stay(ends.cookie))?;
+    let taken = match shared.connections.permit(flow) {
+        Ok(_) => {
+            let _waiting = shared.wait_for(ends.cookie);
+            await_claim(shared, ends.cookie, ends.local, ends.remote).await
+        }
+        Err(reason) => Err(reason),
+    };
+    let (connection, origin) = taken.map_err(|reason| {
+        shared.stay(ends.cookie);
+        shared.connections.stay(ends.cookie, Stayed { namespace, flow }, reason)
+    })?;
     if !mirrors(shared, &socket, ends.cookie, origin) {
         shared.metrics.reset();
         return Err(Reason::Mismatch);

@@ -272,9 +272,24 @@ impl Shared {
         self.state().silent.insert(host, Instant::now() + SILENCE);
     }
 
+    /// Forgets connections that have ended on the overlay, when there are many.
+    fn forget_stayed(&self) {
+        if !self.connections.has_many_stayed() {
+            return;
+        }
+        let known: Vec<Arc<Namespace>> =
+            self.state().namespaces.values().map(|(known, _)| known.clone()).collect();
+        let open: Result<Vec<_>, _> = known.iter().map(|known| known.connections()).collect();
+        // In doubt they are kept.
+        if let Ok(open) = open {
+            self.connections.retain_stayed(&open.into_iter().flatten().map(|it| it.cookie).collect());
+        }
+    }
+
     /// Drops what is committed and cannot be accepted any more, or was by somebody who did not ask; and lets go of what has ended.
     pub(crate) fn sweep(&self) {
         self.connections.sweep();
+        self.forget_stayed();
         let grace = 2 * self.loaded.config.patience() + SILENCE;
         let committed: Vec<(u64, Arc<Namespace>, SocketAddrV4, SocketAddrV4, bool)> = self
             .state()

@@ -5,12 +5,11 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use crate::peer::{HEADER, NLM_F_REQUEST, question};
+use crate::peer::{HEADER, NLM_F_REQUEST, NLMSG_ERROR, question};
 use crate::{Errno, Result};
 
 const SOCK_DESTROY: u16 = 21;
 const NLM_F_ACK: u16 = 4;
-const NLMSG_ERROR: u16 = 2;
 
 /// Ends the connection with these addresses and this SO_COOKIE in the network namespace of `asker`, which [`crate::peer::open`] has made
 /// there. Needs CAP_NET_ADMIN there. Returns whether there was one.
