@@ -520,5 +520,5 @@ print('ok')
     let output = lab.output(A, client.args(["-c", SCRIPT]));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{output:?}");
     assert_eq!(lab.roads(A, "client"), (40, serde_json::json!({})));
-    lab::await_until(|| lab.status(A)["now"]["held"] == 0, || lab.status(A).to_string());
+    lab::await_until(|| lab.status(A)["now"]["connections"]["client"] == 0, || lab.status(A).to_string());
 }

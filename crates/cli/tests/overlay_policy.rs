@@ -218,6 +218,26 @@ fn another_policy_ends_what_it_forbids_and_nothing_else() {
     }
 }
 
+/// The same for connections that were made by the router before.
+#[test]
+fn a_router_takes_over_the_connections_of_the_one_before() {
+    const ENDED: u64 = 40;
+    const KEPT: u64 = 5;
+    for (host, error) in [(A, "ECONNABORTED"), (B, "ECONNRESET")] {
+        let mut lab = Lab::with_routers();
+        serve(&mut lab);
+        let mut client = lab.command(A, true, "python3");
+        let client = lab.launch(A, client.args(["-c", &keep_open(ENDED, KEPT, error)]), "open");
+        lab.kill(host);
+        lab.start(host);
+        let said = lab.apply(host, FORBID);
+        assert!(said.starts_with(&format!("{ENDED} connections have been ended")), "{said}");
+        lab::await_until(|| lab.said(client).ends_with("ok\n"), || lab.said(client));
+        let end = ["client", "server"][host];
+        assert_eq!(lab.status(host)["now"]["connections"][end], KEPT);
+    }
+}
+
 /// The same for connections that have stayed on the overlay, of which only one end is supervised.
 #[test]
 fn another_policy_ends_what_it_forbids_on_the_overlay_too() {

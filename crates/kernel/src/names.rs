@@ -11,9 +11,12 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 
 use aya::Ebpf;
-use aya::maps::{MapData, SkStorage};
+use aya::maps::{MapData, MapType, SkStorage, loaded_maps};
 use aya::programs::CgroupSockAddr;
 use shunt_sys::attach::{AttachPoint, attach};
+use shunt_sys::identity::normalise;
+use shunt_sys::listed::{self, Listed};
+use shunt_sys::{Errno, peer};
 
 use crate::cgroup::{Cgroup, Entered, Groups};
 use crate::load::{self, LoadError, refusal};
@@ -81,7 +84,7 @@ impl Names {
         local: SocketAddr,
         remote: SocketAddr,
     ) -> Result<(), LoadError> {
-        let map = self.loaded.map_mut("names").expect("in the object");
+        let map = self.loaded.map_mut(NAMES).expect("in the object");
         let mut names: SkStorage<&mut MapData, Value> = map.try_into().map_err(refusal)?;
         let mut value = [0; 10];
         for (place, address) in value.chunks_exact_mut(5).zip([local, remote]) {
@@ -91,6 +94,51 @@ impl Names {
     }
 }
 
+/// A socket that has other names, and where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// As the kernel has it.
+    pub socket: Listed,
+    /// What it says its own address is.
+    pub local: SocketAddr,
+    /// What it says its peer's is.
+    pub remote: SocketAddr,
+}
+
+/// The map of the program.
+const NAMES: &str = "names";
+
+/// Those of the network namespace of this thread, whoever gave them their names: also processes that have ended.
+pub fn all() -> Result<Vec<Named>, LoadError> {
+    let asker = peer::open().map_err(system)?;
+    let mut named = Vec::new();
+    for map in loaded_maps() {
+        // One that has gone meanwhile.
+        let Ok(map) = map else { continue };
+        let is_ours =
+            map.name_as_str() == Some(NAMES) && map.map_type().is_ok_and(|kind| kind == MapType::SkStorage);
+        if is_ours && let Ok(map) = map.fd() {
+            let stored = listed::stored(&asker, map.as_fd()).map_err(system)?;
+            named.extend(stored.into_iter().filter_map(|(socket, value)| read(socket, &value)));
+        }
+    }
+    Ok(named)
+}
+
+/// `struct names` of the program.
+fn read(socket: Listed, value: &[u8]) -> Option<Named> {
+    let end = |at: usize| {
+        let octets: [u8; 16] = value.get(at..at + 16)?.try_into().ok()?;
+        let port = u16::from_be_bytes(value.get(at + 16..at + 18)?.try_into().ok()?);
+        Some(normalise(SocketAddr::new(octets.into(), port)))
+    };
+    Some(Named { socket, local: end(0)?, remote: end(20)? })
+}
+
+fn system(error: Errno) -> LoadError {
+    refusal(std::io::Error::from(error))
+}
+
 fn number(group: &File) -> Result<u64, LoadError> {
     Ok(group.metadata().map_err(refusal)?.ino())
 }
@@ -98,8 +146,7 @@ fn number(group: &File) -> Result<u64, LoadError> {
 fn attach_all(loaded: &mut Ebpf, group: &File) -> Result<(), LoadError> {
     for (name, point) in PROGRAMS {
         let program = load::program::<CgroupSockAddr>(loaded, name).fd().map_err(refusal)?;
-        attach(group.as_fd(), program.as_fd(), point)
-            .map_err(|error| refusal(std::io::Error::from(error)))?;
+        attach(group.as_fd(), program.as_fd(), point).map_err(system)?;
     }
     Ok(())
 }

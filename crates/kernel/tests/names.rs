@@ -7,8 +7,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 
 use rustix::net::AddressFamily;
-use shunt_kernel::names::Names;
+use rustix::net::sockopt::socket_cookie;
+use shunt_kernel::names::{self, Names};
 use shunt_sys::accounted;
+use shunt_sys::identity::normalise;
 
 fn names(socket: &TcpStream) -> [SocketAddr; 2] {
     [socket.local_addr().unwrap(), socket.peer_addr().unwrap()]
@@ -33,6 +35,14 @@ fn a_socket_has_the_names_that_it_was_given() {
         if host.starts_with('[') {
             drop(given);
             assert_eq!(names(&client), [local, remote], "whoever named it has gone");
+            let cookie = socket_cookie(&client).unwrap();
+            let found =
+                names::all().unwrap().into_iter().find(|named| named.socket.cookie == cookie).unwrap();
+            assert_eq!([found.local, found.remote], [local, remote].map(normalise));
+            assert_eq!(found.socket.remote, normalise(listener.local_addr().unwrap()));
+            assert!(
+                names::all().unwrap().iter().all(|named| Ok(named.socket.cookie) != socket_cookie(&server))
+            );
             return;
         }
     }

@@ -86,8 +86,10 @@ impl Place {
 }
 
 impl Connections {
-    pub(crate) fn new(policy: Policy) -> Result<Connections, Errno> {
-        let state = State { policy: Arc::new(policy), connections: HashMap::new(), stayed: HashMap::new() };
+    /// With a policy that permits everything.
+    pub(crate) fn new() -> Result<Connections, Errno> {
+        let policy = Arc::new(Policy::open());
+        let state = State { policy, connections: HashMap::new(), stayed: HashMap::new() };
         Ok(Connections { asker: peer::open()?, state: Mutex::new(state) })
     }
 
@@ -102,6 +104,12 @@ impl Connections {
 
     pub(crate) fn is_full(&self) -> bool {
         self.state().connections.len() >= MOST
+    }
+
+    /// These are there, whatever the policy says; the next one is for them as well.
+    pub(crate) fn adopt(&self, connections: impl Iterator<Item = Connection>) {
+        let mut state = self.state();
+        state.connections.extend(connections.map(|connection| (connection.place.cookie, connection)));
     }
 
     /// From now on it is under the policy, if that permits it. Nobody but the router has its socket yet.

@@ -7,7 +7,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::net::connect_unspec;
-use shunt_sys::peer::{self, Found, Listed};
+use shunt_sys::listed::{self, Listed};
+use shunt_sys::peer::{self, Found};
 use shunt_sys::{Errno, netns};
 
 /// As long as this lives, so does the namespace.
@@ -69,7 +70,7 @@ impl Namespace {
 
     /// All connections in it.
     pub(crate) fn connections(&self) -> Result<Vec<Listed>, Errno> {
-        peer::list(&self.asker.lock().expect(NEVER))
+        listed::connections(&self.asker.lock().expect(NEVER))
     }
 
     /// What asks the kernel about sockets in it, for whoever may have to wait for the answer.

@@ -17,6 +17,13 @@ pub(crate) struct Options {
     priority: u32,
 }
 
+impl Default for Options {
+    /// Of a socket for which nobody has set any.
+    fn default() -> Options {
+        Options { rate: u64::MAX, tos: 0, priority: 0 }
+    }
+}
+
 impl Options {
     pub(crate) fn of(socket: impl AsFd) -> Result<Options, Errno> {
         let socket = socket.as_fd();
@@ -65,7 +72,7 @@ mod tests {
     fn a_socket_has_what_the_policy_makes_of_it() {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let own = Options::of(&socket).unwrap();
-        assert_eq!(own, Options { rate: u64::MAX, tos: 0, priority: 0 });
+        assert_eq!(own, Options::default());
         let shape = Shape { rate: Some(1_000_000), dscp: Some(46), priority: Some(0x1_0020) };
         own.under(shape).set(&socket).unwrap();
         let set = Options::of(&socket).unwrap();

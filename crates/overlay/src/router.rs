@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use crate::config::{ConfigError, Loaded};
 use crate::request::{ROUTER, Request};
 use crate::shared::Shared;
-use crate::{enforce, local, server};
+use crate::{adopt, enforce, local, server};
 
 /// Why a router does not run.
 #[derive(Debug, Error)]
@@ -64,6 +64,8 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
     let supervisors = local::listen(&place.0).map_err(listening(place.0.display()))?;
     let shared = Shared::new(loaded, names, reader).map_err(|error| Error::Wait(error.into()))?;
     let shared = Arc::new(shared);
+    adopt::connections(&shared);
+    enforce::apply(&shared, shared.loaded.policy.clone()).await;
     let (sender, mut asked) = mpsc::channel(16);
     ready();
     tokio::select! {

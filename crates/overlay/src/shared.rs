@@ -109,7 +109,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 
 impl Shared {
     pub(crate) fn new(loaded: Loaded, names: Names, reader: Reader) -> Result<Shared, Errno> {
-        let connections = Connections::new(loaded.policy.clone())?;
+        let connections = Connections::new()?;
         Ok(Shared {
             loaded,
             metrics: Metrics::default(),
@@ -319,8 +319,10 @@ impl Shared {
             "namespaces": namespaces.len(),
             "listeners": state.listeners.len(),
             "promises": state.promises.len(),
-            "held": self.connections.count(End::Client),
-            "accepted": self.connections.count(End::Server),
+            "connections": {
+                "client": self.connections.count(End::Client),
+                "server": self.connections.count(End::Server),
+            },
         })
     }
 

@@ -15,6 +15,7 @@ pub mod guard;
 pub mod identity;
 pub mod interest;
 pub mod limits;
+pub mod listed;
 pub mod mapping;
 pub mod memfd;
 pub mod memory;
