@@ -223,15 +223,21 @@ fn another_policy_ends_what_it_forbids_and_nothing_else() {
 fn a_router_takes_over_the_connections_of_the_one_before() {
     const ENDED: u64 = 40;
     const KEPT: u64 = 5;
-    for (host, error) in [(A, "ECONNABORTED"), (B, "ECONNRESET")] {
+    for (host, error, begins_with_it) in [(A, "ECONNABORTED", false), (B, "ECONNRESET", true)] {
         let mut lab = Lab::with_routers();
         serve(&mut lab);
         let mut client = lab.command(A, true, "python3");
         let client = lab.launch(A, client.args(["-c", &keep_open(ENDED, KEPT, error)]), "open");
         lab.kill(host);
-        lab.start(host);
-        let said = lab.apply(host, FORBID);
-        assert!(said.starts_with(&format!("{ENDED} connections have been ended")), "{said}");
+        if begins_with_it {
+            fs::write(lab.path("policy.toml"), FORBID).unwrap();
+            lab.configuration = format!("policy = '{}'", lab.path("policy.toml").display());
+            lab.start(host);
+        } else {
+            lab.start(host);
+            let said = lab.apply(host, FORBID);
+            assert!(said.starts_with(&format!("{ENDED} connections have been ended")), "{said}");
+        }
         lab::await_until(|| lab.said(client).ends_with("ok\n"), || lab.said(client));
         let end = ["client", "server"][host];
         assert_eq!(lab.status(host)["now"]["connections"][end], KEPT);
@@ -256,6 +262,30 @@ fn another_policy_ends_what_it_forbids_on_the_overlay_too() {
         assert!(said.starts_with(&format!("{ENDED} connections have been ended")), "{said}");
         lab::await_until(|| lab.said(client).ends_with("ok\n"), || lab.said(client));
     }
+}
+
+/// A policy that comes while a connection is being made ends it, whatever has been agreed.
+#[test]
+fn a_connection_that_was_permitted_when_it_was_begun_is_not_made() {
+    let mut lab = Lab::with_routers();
+    serve(&mut lab);
+    const SCRIPT: &str = "
+import errno, os, select, socket, sys, time
+s = socket.socket()
+s.setblocking(False)
+assert s.connect_ex(('10.50.2.2', 9000)) == errno.EINPROGRESS
+select.select([], [s], [])
+print('begun', flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+print(errno.errorcode[s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)])
+";
+    let mut client = lab.command(A, true, "python3");
+    let client = lab.launch(A, client.args(["-c", SCRIPT]).arg(lab.path("go")), "begun");
+    lab.apply(A, FORBID);
+    fs::write(lab.path("go"), "").unwrap();
+    assert_eq!(lab.await_end(client), "begun\nECONNABORTED\n");
+    assert_eq!(lab.status(A)["connections"]["client"]["denied"], json!({ "denied": 1 }));
 }
 
 /// Limits and priorities of a connection are the rule's, from the start and while it is used.

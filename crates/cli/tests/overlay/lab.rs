@@ -31,6 +31,8 @@ pub(crate) struct Lab {
     pub(crate) hosts: [Host; 2],
     /// How long one end waits for the other's router and program. The tests do not depend on how busy this machine is, so it is long.
     pub(crate) patience_ms: u32,
+    /// More of every router's configuration.
+    pub(crate) configuration: String,
     directory: TempDir,
     running: Vec<Child>,
 }
@@ -68,7 +70,8 @@ impl Lab {
         let directory = tempfile::tempdir().unwrap();
         // Workers of servers that change their user read their files there.
         fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let lab = Lab { hosts, patience_ms: 5000, directory, running: Vec::new() };
+        let lab =
+            Lab { hosts, patience_ms: 5000, configuration: String::new(), directory, running: Vec::new() };
         lab.make_key("key");
         lab.await_overlay();
         lab
@@ -112,11 +115,12 @@ impl Lab {
         let config = self.path(&format!("{name}.toml"));
         let text = format!(
             "name = '{name}'\nkey = '{key}'\nprefixes = ['10.50.0.0/16']\nask-ms = {patience}\npatience-ms = {patience}\n\
-             socket = '{socket}'\ncontrol = '{control}'\n\
+             socket = '{socket}'\ncontrol = '{control}'\n{more}\n\
              [[host]]\nname = 'a'\naddress = '192.168.77.1:7450'\ncontainers = ['10.50.1.0/24']\n\
              [[host]]\nname = 'b'\naddress = '192.168.77.2:7450'\ncontainers = ['10.50.2.0/24']\n",
             key = self.path(key).display(),
             patience = self.patience_ms,
+            more = self.configuration,
             socket = self.socket(host).display(),
             control = self.control(host).display(),
         );

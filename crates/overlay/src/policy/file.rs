@@ -238,6 +238,15 @@ mod tests {
         [[rule]]\nname = 'b'\naction = 'deny'\n";
 
     #[test]
+    fn the_example_for_users_is_a_policy() {
+        let page = include_str!("../../../../docs/overlay.md");
+        let (_, rest) = page.split_once("    # /etc/shunt/policy.toml\n").unwrap();
+        let is_of_it = |line: &&str| line.is_empty() || line.starts_with("    ");
+        let example = rest.lines().take_while(is_of_it).collect::<Vec<_>>().join("\n");
+        assert_eq!(Policy::parse(&example).unwrap().rules(), 2, "{example}");
+    }
+
+    #[test]
     fn what_is_wrong_is_said_with_its_file_and_line_and_what_to_do() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("policy.toml");
