@@ -218,6 +218,47 @@ fn another_policy_ends_what_it_forbids_and_nothing_else() {
     }
 }
 
+/// A program is inside a call on one connection, since the kernel waits for a page of it in the middle of a send: the others end, and that
+/// one when the call does.
+#[test]
+fn a_connection_whose_lock_is_held_keeps_no_other_open() {
+    let mut lab = Lab::with_routers();
+    serve(&mut lab);
+    const SCRIPT: &str = "
+import ctypes, os, socket, struct, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+page = libc.mmap(None, ctypes.c_size_t(4096), 3, 0x22, -1, ctypes.c_long(0))
+faults = libc.syscall(323, 0)
+assert faults >= 0, ctypes.get_errno()
+api, register = ctypes.create_string_buffer(struct.pack('QQQ', 0xAA, 0, 0)), ctypes.create_string_buffer(struct.pack('QQQQ', page, 4096, 1, 0))
+assert libc.ioctl(faults, ctypes.c_ulong(0xc018aa3f), api) == 0
+assert libc.ioctl(faults, ctypes.c_ulong(0xc020aa00), register) == 0
+open_ones = [socket.create_connection(('10.50.2.2', 9000)) for _ in range(20)]
+held = open_ones[7]
+send = threading.Thread(target=lambda: libc.send(held.fileno(), ctypes.c_void_p(page), ctypes.c_size_t(4096), 0))
+send.start()
+time.sleep(0.3)
+print('held', flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+os.close(faults)
+send.join()
+held.settimeout(20)
+try:
+    held.recv(1)
+except ConnectionAbortedError:
+    print('aborted')
+";
+    let mut client = lab.command(A, true, "python3");
+    let client = lab.launch(A, client.args(["-c", SCRIPT]).arg(lab.path("go")), "held");
+    let said = lab.apply(A, FORBID);
+    let wanted = "1 end when their programs come out of the call that they are in\n";
+    assert!(said.starts_with("19 connections have been ended") && said.ends_with(wanted), "{said}");
+    fs::write(lab.path("go"), "").unwrap();
+    assert_eq!(lab.await_end(client), "held\naborted\n");
+}
+
 /// The same for connections that were made by the router before.
 #[test]
 fn a_router_takes_over_the_connections_of_the_one_before() {
@@ -228,6 +269,9 @@ fn a_router_takes_over_the_connections_of_the_one_before() {
         serve(&mut lab);
         let mut client = lab.command(A, true, "python3");
         let client = lab.launch(A, client.args(["-c", &keep_open(ENDED, KEPT, error)]), "open");
+        let end = ["client", "server"][host];
+        let count = |lab: &Lab| lab.status(host)["now"]["connections"][end].clone();
+        lab::await_until(|| count(&lab) == ENDED + KEPT, || count(&lab).to_string());
         lab.kill(host);
         if begins_with_it {
             fs::write(lab.path("policy.toml"), FORBID).unwrap();
@@ -239,8 +283,7 @@ fn a_router_takes_over_the_connections_of_the_one_before() {
             assert!(said.starts_with(&format!("{ENDED} connections have been ended")), "{said}");
         }
         lab::await_until(|| lab.said(client).ends_with("ok\n"), || lab.said(client));
-        let end = ["client", "server"][host];
-        assert_eq!(lab.status(host)["now"]["connections"][end], KEPT);
+        assert_eq!(count(&lab), KEPT);
     }
 }
 

@@ -1,7 +1,6 @@
 //! A new policy, and what becomes of the connections that it does not permit.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -11,7 +10,7 @@ use shunt_sys::{destroy, peer};
 use tokio::task::JoinSet;
 
 use crate::connections::{Changes, Place};
-use crate::errand::ALL;
+use crate::errand::{ALL, reserved};
 use crate::namespace::Namespace;
 use crate::policy::Policy;
 use crate::shared::Shared;
@@ -27,13 +26,14 @@ pub(crate) async fn apply(shared: &Arc<Shared>, policy: Policy) -> Value {
     let mut doomed = on_host(forbidden);
     doomed.extend(on_overlay(shared, stayed));
     let all: usize = doomed.iter().map(|it| it.places.len()).sum();
-    let ended = end(shared, doomed).await;
+    let Ended { ended, gone } = end(shared, doomed).await;
+    let left = all - ended - gone;
     let to_change = shapes.len();
     let changed = change(shared, shapes).await;
     let seconds = began.elapsed().as_secs_f64();
-    if ended < all {
+    if left > 0 {
         tracing::warn!(
-            left = all - ended,
+            left,
             "programs are inside calls on connections that are forbidden now: each ends when its call does"
         );
     }
@@ -41,7 +41,7 @@ pub(crate) async fn apply(shared: &Arc<Shared>, policy: Policy) -> Value {
     json!({
         "rules": rules,
         "ended": ended,
-        "left": all - ended,
+        "left": left,
         "changed": changed,
         "unchanged": to_change - changed,
         "seconds": seconds,
@@ -97,9 +97,16 @@ fn on_overlay(shared: &Shared, stayed: HashMap<u64, HashSet<u64>>) -> Vec<Doomed
     doomed
 }
 
-/// Returns how many have been ended, or had ended.
-async fn end(shared: &Arc<Shared>, doomed: Vec<Doomed>) -> usize {
-    let ended = Arc::new(AtomicUsize::new(0));
+/// What has come of ending connections.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ended {
+    ended: usize,
+    /// They had ended already.
+    gone: usize,
+}
+
+async fn end(shared: &Arc<Shared>, doomed: Vec<Doomed>) -> Ended {
+    let ended = Arc::new(Mutex::new(Ended::default()));
     let mut workers = JoinSet::new();
     for Doomed { namespace, places, inside } in doomed {
         let count = WORKERS.min(places.len());
@@ -108,12 +115,12 @@ async fn end(shared: &Arc<Shared>, doomed: Vec<Doomed>) -> usize {
             let (errands, queue, ended) = (shared.errands.clone(), queue.clone(), ended.clone());
             let inside = inside.clone();
             workers.spawn(async move {
-                errands.ask(namespace, move || work(inside.as_deref(), &queue, &ended)).await
+                errands.ask(reserved(namespace), move || work(inside.as_deref(), &queue, &ended)).await
             });
         }
     }
     while workers.join_next().await.is_some() {}
-    ended.load(Relaxed)
+    *ended.lock().expect(NEVER)
 }
 
 /// Gives connections in use what the policy says of them now. Returns how many have it.
@@ -137,13 +144,16 @@ async fn change(shared: &Shared, shapes: HashMap<u64, Shape>) -> usize {
     }
 }
 
-fn work(inside: Option<&Namespace>, queue: &Mutex<Vec<Place>>, ended: &AtomicUsize) {
+fn work(inside: Option<&Namespace>, queue: &Mutex<Vec<Place>>, ended: &Mutex<Ended>) {
     let Ok(asker) = inside.map_or_else(peer::open, Namespace::another_asker) else { return };
-    let next = || queue.lock().expect("nobody panics while it is locked").pop();
+    let next = || queue.lock().expect(NEVER).pop();
     while let Some(Place { cookie, local, remote }) = next() {
         match destroy::connection(&asker, local, remote, cookie) {
-            Ok(_) => drop(ended.fetch_add(1, Relaxed)),
+            Ok(true) => ended.lock().expect(NEVER).ended += 1,
+            Ok(false) => ended.lock().expect(NEVER).gone += 1,
             Err(error) => tracing::warn!(%local, %remote, %error, "a connection that is forbidden goes on"),
         }
     }
 }
+
+const NEVER: &str = "nobody panics while it is locked";

@@ -16,6 +16,11 @@ use crate::reason::Reason;
 /// In the place of a namespace: what may wait for any of them.
 pub(crate) const ALL: u64 = 0;
 
+/// In its place: what its programs' questions cannot keep from being done.
+pub(crate) fn reserved(namespace: u64) -> u64 {
+    namespace | 1 << 63
+}
+
 /// So many questions of a namespace may be under way.
 const QUESTIONS: usize = 16;
 /// So many threads close what its programs have shown.
