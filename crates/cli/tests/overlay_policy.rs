@@ -210,6 +210,10 @@ fn another_policy_ends_what_it_forbids_and_nothing_else() {
             serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["connections"].clone()
         };
         lab::await_until(|| shown()["default"] == ENDED + KEPT, || shown().to_string());
+        let limit = "[[rule]]\nname = 'one'\naction = 'allow'\nports = [9000]\nrate = '1gbit'\n";
+        let said = lab.apply(host, limit);
+        println!("{said}");
+        assert!(said.contains(&format!("{ENDED} go on with another rate or class\n")), "{said}");
         let said = lab.apply(host, FORBID);
         println!("{said}");
         assert!(said.starts_with(&format!("{ENDED} connections have been ended")), "{said}");

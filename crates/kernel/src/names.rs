@@ -43,7 +43,7 @@ pub struct Names {
     _entered: Entered,
 }
 
-/// So many are remembered; one that is forgotten gets the programs again.
+/// So many are remembered.
 const REACHED: usize = 16_384;
 
 impl Names {
@@ -55,7 +55,7 @@ impl Names {
             load::program::<CgroupSockAddr>(&mut loaded, name).load().map_err(refusal)?;
         }
         let directory = group.open().map_err(refusal)?;
-        attach_all(&mut loaded, &directory)?;
+        attach_all(&mut loaded, &directory).map_err(system)?;
         let reached = HashSet::from([number(&directory)?]);
         let groups = Groups::mount().map_err(refusal)?;
         let _entered = group.enter().map_err(refusal)?;
@@ -68,7 +68,11 @@ impl Names {
         let Some(group) = self.groups.of(process).map_err(refusal)? else { return Ok(None) };
         let number = number(&group)?;
         if !self.reached.contains(&number) {
-            attach_all(&mut self.loaded, &group)?;
+            match attach_all(&mut self.loaded, &group) {
+                // It has them already and was forgotten: what our own group took has no other reason.
+                Err(Errno::INVAL) => {}
+                attached => attached.map_err(system)?,
+            }
             if self.reached.len() >= REACHED {
                 self.reached.clear();
             }
@@ -143,10 +147,11 @@ fn number(group: &File) -> Result<u64, LoadError> {
     Ok(group.metadata().map_err(refusal)?.ino())
 }
 
-fn attach_all(loaded: &mut Ebpf, group: &File) -> Result<(), LoadError> {
+/// The programs are loaded.
+fn attach_all(loaded: &mut Ebpf, group: &File) -> Result<(), Errno> {
     for (name, point) in PROGRAMS {
-        let program = load::program::<CgroupSockAddr>(loaded, name).fd().map_err(refusal)?;
-        attach(group.as_fd(), program.as_fd(), point).map_err(system)?;
+        let program = load::program::<CgroupSockAddr>(loaded, name).fd().expect("it is loaded");
+        attach(group.as_fd(), program.as_fd(), point)?;
     }
     Ok(())
 }
