@@ -464,6 +464,8 @@ fn connections_of_a_container_share_a_limit_and_are_counted_together() {
     lab::await_until(|| class_bytes(&lab, "1:20") > limited + 500_000, || lab.said(client));
     tc(&lab, "class change dev wire parent 1: classid 1:20 htb rate 1gbit");
     lab::await_until(|| lab.said(client).contains("paused"), || lab.said(client));
+    // Those before are forgotten a moment after they have ended.
+    lab::await_until(|| lab.status(A)["now"]["connections"]["client"] == 1, || lab.status(A).to_string());
     let said = lab.apply(A, &rule("action = 'deny'"));
     assert!(said.starts_with("1 connections have been ended"), "{said}");
 }
