@@ -455,7 +455,8 @@ fn connections_of_a_container_share_a_limit_and_are_counted_together() {
     assert!((BYTES..BYTES * 6 / 5).contains(&limited), "{limited}");
     let free = send(&lab, 9001, BYTES);
     println!("5 MB in another: {free:.2} s");
-    assert_eq!(class_bytes(&lab, "1:20"), limited);
+    // The last segments of the ones before may come late.
+    assert!(class_bytes(&lab, "1:20") - limited < BYTES / 100);
     assert!(class_bytes(&lab, "1:10") > BYTES);
     // While a connection is in use: it goes on with what is now, and ends when it is forbidden.
     let mut client = lab.command(A, true, go("client"));
