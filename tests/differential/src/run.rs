@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Up to so many bytes under way TCP and a lane take everything at once; beyond, how much is open.
 pub(crate) const CERTAIN: u64 = 32 * 1024;
+/// Before a fork no more than this is taken back of what is unread.
+const TAKEN_BACK: u64 = 16 * 1024;
 /// How long something that TCP has shown may take to show under shunt.
 const SETTLE: Duration = Duration::from_millis(800);
 /// How long it may take to show to one who waits past libc. A receiver that has read from shared memory has a second before its
@@ -254,15 +256,20 @@ impl<'w> Run<'w> {
                 let on_it = busy.iter().filter(|other| other.slots().contains(&slot()));
                 let (unseen, seen): (Vec<&&Step>, Vec<&&Step>) =
                     on_it.partition(|other| other.verb == Verb::Unseen);
-                unseen.is_empty() || seen.is_empty()
+                (unseen.is_empty() || seen.is_empty()) && !self.is_deaf(slot())
             }
             Verb::Dup => !holds(step.slot(1)) && step.slot(1) != step.slot(0),
             Verb::EpollNew => !holds(slot()),
-            // What lies unread then can be taken back by nobody, for those who wait past libc.
+            // What lies unread then, or much, can be taken back by nobody, for those who wait past libc.
             Verb::Fork => {
                 let waits_unseen =
                     self.steps.iter().any(|other| matches!(other.verb, Verb::Unseen | Verb::UnseenSet));
-                let is_safe = !waits_unseen || self.awaited_by(step.actor).next().is_none();
+                let under_way = self.under_way();
+                let is_much =
+                    |end: &usize| under_way[*end] > TAKEN_BACK && self.sequence.owner(*end) == step.actor;
+                let leaves_some =
+                    (0..ENDS).any(|end| is_much(&end)) || self.awaited_by(step.actor).next().is_some();
+                let is_safe = !waits_unseen || !leaves_some;
                 idle && is_safe && step.actor.is_ascii_uppercase() && self.world.can_fork(step.actor)
             }
             Verb::Exec => {
@@ -279,10 +286,9 @@ impl<'w> Run<'w> {
                 let rings = |other: &Step| other.verb == Verb::Unseen && other.way().starts_with("ring");
                 // Who sleeps past libc is told of the end by TCP, which knows of no bytes that lie unread in a lane.
                 let is_abandoned = self.awaited_by(step.actor).next().is_some();
-                let mut sleepers = self.blocked_steps();
-                !(is_abandoned && sleepers.any(|other| other.verb == Verb::Unseen))
-                    && !busy.iter().any(|other| other.gathers() || passes(other) || rings(other))
-                    && self.is_mourned(step.actor)
+                let is_missed = is_abandoned && self.blocked_steps().any(|other| other.verb == Verb::Unseen);
+                let is_open = busy.iter().any(|other| other.gathers() || passes(other) || rings(other));
+                !is_missed && !is_open && self.is_mourned(step.actor)
             }
             // Such a registration may be spent on what TCP can tell, before the bytes come to TCP.
             Verb::EpollCtl if self.raw[slot()] && step.args[3] & i64::from(libc::EPOLLONESHOT) != 0 => {
@@ -291,6 +297,17 @@ impl<'w> Run<'w> {
             Verb::Signal => !idle,
             _ => true,
         }
+    }
+
+    /// Whether a wait sleeps on a set whose doorbell its peers may not have taken yet, since none has made a call meanwhile.
+    fn is_deaf(&self, set: usize) -> bool {
+        let is_it = |step: &Step| step.verb == Verb::EpollWait && step.slots().contains(&set);
+        let is_quiet = |blocked: &Blocked| {
+            let actor = self.steps[blocked.step].actor;
+            let mut since = self.trace.iter().zip(self.steps).skip(blocked.step + 1);
+            !since.any(|(record, step)| step.actor != actor && record.outcome != Outcome::Skipped)
+        };
+        self.blocked.iter().any(|blocked| is_it(&self.steps[blocked.step]) && is_quiet(blocked))
     }
 
     /// Ends whose streams `actor` receives, with something under way.
