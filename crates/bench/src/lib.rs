@@ -4,13 +4,16 @@
 #![forbid(unsafe_code)]
 
 mod bridge;
+mod find;
 mod interrupt;
 mod ipc;
 mod latency;
 mod local;
 mod machine;
 mod namespace;
+mod nginx;
 mod options;
+mod overlay;
 mod process;
 mod progress;
 mod relay;
@@ -23,6 +26,7 @@ mod worker;
 
 pub use ipc::{Arguments as IpcArguments, run as ipc};
 pub use local::{Arguments as LocalArguments, run as local};
+pub use overlay::{Arguments as OverlayArguments, run as overlay};
 pub use relay::{Arguments as RelayArguments, run as relay};
 pub use serve::{Arguments as ServeArguments, run as serve};
 pub use worker::{Way, Worker, run as worker};

@@ -50,6 +50,13 @@ impl Namespace {
         })
     }
 
+    /// Whether somebody listens at a port of IPv4.
+    pub(crate) fn listens_at(&self, port: u16) -> Result<bool> {
+        let state = format!(":{port:04X} 00000000:0000 0A");
+        let sockets = || Ok(std::fs::read_to_string("/proc/thread-self/net/tcp")?);
+        Ok(self.inside(sockets)?.contains(&state))
+    }
+
     /// Runs a line of words inside.
     pub(crate) fn words(&self, line: &str) -> Result<()> {
         let mut words = line.split_whitespace();

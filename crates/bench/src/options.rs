@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Serialize;
 
@@ -48,4 +48,14 @@ impl Output {
 /// Writes a file.
 pub(crate) fn save(path: &Path, text: String) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+}
+
+/// How long something is measured.
+pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
+    let parse = || -> Result<f64> {
+        let seconds: f64 = text.parse()?;
+        ensure!((0.01..=600.0).contains(&seconds));
+        Ok(seconds)
+    };
+    parse().map_err(|_| "expected seconds, from 0.01 to 600".to_owned())
 }

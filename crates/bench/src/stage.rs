@@ -209,7 +209,7 @@ fn isolate() -> Result<bool> {
 }
 
 /// The first two processors that this process may use; the same twice if there is one.
-fn two_cpus() -> Result<(usize, usize)> {
+pub(crate) fn two_cpus() -> Result<(usize, usize)> {
     let allowed = rustix::thread::sched_getaffinity(None)?;
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
     let first = cpus.next().context("a process has a processor")?;

@@ -500,6 +500,8 @@ pub(crate) enum Bench {
     Relay(shunt_bench::RelayArguments),
     /// Services in the kernel and in user space against plain programs: an echo, and a forwarder of Thrift messages; for root
     Serve(shunt_bench::ServeArguments),
+    /// Containers of two hosts, on a VXLAN overlay and under shunt, against programs on the hosts themselves; for root
+    Overlay(shunt_bench::OverlayArguments),
     /// The message channel against sockets, files and queues: messages with descriptors between two processes
     Ipc(shunt_bench::IpcArguments),
 }

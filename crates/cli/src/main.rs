@@ -61,6 +61,7 @@ fn main() -> ExitCode {
         Command::Bench(Bench::Local(args)) => shunt_bench::local(&args),
         Command::Bench(Bench::Relay(args)) => shunt_bench::relay(&args),
         Command::Bench(Bench::Serve(args)) => shunt_bench::serve(&args),
+        Command::Bench(Bench::Overlay(args)) => shunt_bench::overlay(&args),
         Command::Bench(Bench::Ipc(args)) => shunt_bench::ipc(&args),
         Command::BenchWorker(worker) => shunt_bench::worker(&worker),
         Command::Man { directory } => generate::man(&directory),

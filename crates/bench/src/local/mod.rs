@@ -11,12 +11,12 @@ mod tables;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 
 use crate::interrupt::interruptible;
 use crate::machine::Place;
-use crate::options::Output;
+use crate::options::{Output, parse_seconds};
 use crate::progress::Progress;
 use crate::report::{self, Report};
 use crate::side::Side;
@@ -127,13 +127,4 @@ fn measure(table: &mut Table, stage: &Stage, arguments: &Arguments, progress: &P
 fn turns(tables: &[Table], repeats: u32) -> u64 {
     let sides: usize = tables.iter().flat_map(|table| &table.points).map(|point| point.sides.len()).sum();
     sides as u64 * u64::from(repeats)
-}
-
-fn parse_seconds(text: &str) -> Result<f64, String> {
-    let parse = || -> Result<f64> {
-        let seconds: f64 = text.parse()?;
-        ensure!((0.01..=600.0).contains(&seconds));
-        Ok(seconds)
-    };
-    parse().map_err(|_| "expected seconds, from 0.01 to 600".to_owned())
 }

@@ -192,9 +192,7 @@ impl Lab {
     /// Waits until a program that logs to the file `log` listens on a host at a port of IPv4.
     pub(super) fn await_listener(&self, host: Host, port: u16, log: &Path) -> Result<()> {
         let end = Instant::now() + PATIENCE;
-        let state = format!(":{port:04X} 00000000:0000 0A");
-        let sockets = || Ok(std::fs::read_to_string("/proc/thread-self/net/tcp")?);
-        while !self.hosts[host as usize].inside(sockets)?.contains(&state) {
+        while !self.hosts[host as usize].listens_at(port)? {
             let said = || std::fs::read_to_string(log).unwrap_or_default();
             ensure!(Instant::now() < end, "nothing listens at port {port} of {host}: {}", said().trim());
             interrupt::pause(Duration::from_millis(20))?;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::super::point::Point;
-use super::{Address, Program, Served, find};
+use super::{Address, Program, Served};
+use crate::find;
 use crate::process::Process;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};

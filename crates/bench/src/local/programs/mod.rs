@@ -1,6 +1,5 @@
 //! Programs that nobody here wrote. The servers of all sides run all the time, idle but for their turn.
 
-mod find;
 mod memcached;
 mod nginx;
 mod postgres;
@@ -21,6 +20,7 @@ use anyhow::{Context, Result, bail};
 use super::Group;
 use super::point::{Load, Sample};
 use super::tables::{Table, Unit};
+use crate::find;
 use crate::interrupt::pause;
 use crate::process::Process;
 use crate::side::Side;

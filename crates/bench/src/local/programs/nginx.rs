@@ -3,10 +3,12 @@
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::super::point::Point;
-use super::{Address, Program, Served, find};
+use super::{Address, Program, Served};
+use crate::find;
+use crate::nginx;
 use crate::process::Process;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
@@ -32,8 +34,6 @@ struct Nginx {
     proxy: bool,
 }
 
-const FILES: [(&str, usize); 2] = [("small", 1 << 10), ("large", 1 << 20)];
-
 impl Program for Nginx {
     fn needs(&self) -> &[&str] {
         &["nginx", "wrk"]
@@ -41,10 +41,7 @@ impl Program for Nginx {
 
     fn start(&self, stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>> {
         let root = stage.path("www");
-        std::fs::create_dir_all(&root)?;
-        for (name, size) in FILES {
-            std::fs::write(root.join(name), vec![b'x'; size])?;
-        }
+        nginx::write_files(&root)?;
         let site = format!("server {{ listen 127.0.0.1:PORT; root {}; }}", root.display());
         if !self.proxy {
             return Ok(vec![serve(stage, side, Role::Server, address.port, &site)?]);
@@ -65,64 +62,21 @@ impl Program for Nginx {
     fn load(&self, stage: &Stage, side: Side, address: &Address, seconds: Duration) -> Result<Command> {
         let program = find::installed("wrk")?;
         let mut command = stage.command(&program, side, Role::Client, address.placement)?;
-        let whole = seconds.as_secs_f64().ceil() as u64;
-        command.args([
-            "-t",
-            "1",
-            "-c",
-            &self.connections.to_string(),
-            "--latency",
-            "-d",
-            &format!("{whole}s"),
-        ]);
-        command.arg(format!("http://127.0.0.1:{}/{}", address.port, self.file));
+        let url = format!("http://127.0.0.1:{}/{}", address.port, self.file);
+        command.args(nginx::wrk(self.connections, seconds, &url));
         Ok(command)
     }
 
     fn parse(&self, output: &str, _: Duration) -> Option<Measured> {
-        if output.contains("Non-2xx") || output.contains("Socket errors") {
-            return None;
-        }
-        let word_after = |label: &str| {
-            output.lines().find_map(|line| line.trim().strip_prefix(label)?.split_whitespace().next())
-        };
-        let rate: f64 = word_after("Requests/sec:")?.parse().ok()?;
-        let operations: u64 =
-            output.lines().find_map(|line| line.split_once(" requests in ")?.0.trim().parse().ok())?;
-        Some(Measured {
-            operations,
-            seconds: operations as f64 / rate,
-            p50_us: microseconds(word_after("50%")?)?,
-            p99_us: microseconds(word_after("99%")?)?,
-        })
+        nginx::measured(output)
     }
 }
 
 fn serve(stage: &Stage, side: Side, role: Role, port: u16, http: &str) -> Result<Process> {
     let directory = stage.path(&format!("nginx-{port}"));
     std::fs::create_dir(&directory)?;
-    let own = directory.display();
-    let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
-    let paths: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-        .map(|name| format!("{name}_temp_path {own}/{name}; "))
-        .concat();
-    let configuration = format!(
-        "{user} daemon off; worker_processes 1; pid {own}/pid; error_log {own}/error.log warn;
-         events {{ worker_connections 512; }}
-         http {{ access_log off; keepalive_requests 100000000; sendfile on; {paths} {} }}",
-        http.replace("PORT", &port.to_string())
-    );
-    let file = directory.join("nginx.conf");
-    std::fs::write(&file, configuration).context("nginx.conf")?;
+    let http = http.replace("PORT", &port.to_string());
+    let arguments = nginx::configure(&directory, &http)?;
     let mut command = stage.command(&find::installed("nginx")?, side, role, Placement::TwoCores)?;
-    command.arg("-e").arg(directory.join("error.log")).arg("-c").arg(file);
-    Process::spawn(&mut command, "nginx")
-}
-
-/// wrk's times carry their unit.
-fn microseconds(text: &str) -> Option<f64> {
-    [("us", 1.0), ("ms", 1e3), ("s", 1e6)].iter().find_map(|(unit, factor)| {
-        let number: f64 = text.strip_suffix(unit)?.parse().ok()?;
-        Some(number * factor)
-    })
+    Process::spawn(command.args(arguments), "nginx")
 }

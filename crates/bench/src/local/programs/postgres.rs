@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::super::point::Point;
-use super::{Address, Program, START_LIMIT, Served, find};
+use super::{Address, Program, START_LIMIT, Served};
+use crate::find;
 use crate::interrupt::pause;
 use crate::process::Process;
 use crate::side::Side;

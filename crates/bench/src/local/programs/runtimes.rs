@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::super::pair;
 use super::super::point::{Load, Point, Sample};
-use super::find;
+use crate::find;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 
 /// Among the distribution's, PostgreSQL's own, or in PATH. PATH comes last: version managers put wrappers there.
-pub(super) fn program(name: &str) -> Option<PathBuf> {
+pub(crate) fn program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     ["/usr/bin", "/usr/sbin", "/bin", "/sbin"]
         .map(PathBuf::from)
@@ -17,7 +17,7 @@ pub(super) fn program(name: &str) -> Option<PathBuf> {
 }
 
 /// The same, for one that was found before.
-pub(super) fn installed(name: &str) -> Result<PathBuf> {
+pub(crate) fn installed(name: &str) -> Result<PathBuf> {
     program(name).with_context(|| format!("{name} is not installed"))
 }
 

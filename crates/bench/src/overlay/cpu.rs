@@ -1,0 +1,98 @@
+//! Processor time of everything on the lab's hosts: programs, supervisors, routers, and what the kernel does in their names.
+//!
+//! How much it is in all is the scheduler's count. The kernel's ticks say how it divides: into the programs' own time and the kernel's
+//! per process, and into what of that were software interrupts for the whole machine.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::time::{clock_getcpuclockid, clock_gettime};
+use rustix::param::clock_ticks_per_second;
+use serde::Serialize;
+
+use super::lab::Lab;
+
+/// Since some beginning, or between two moments.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Used {
+    all: Duration,
+    user_ticks: u64,
+    system_ticks: u64,
+    softirq_ticks: u64,
+}
+
+/// Of one operation, in a unit that the operation has.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Cpu {
+    pub(super) all: f64,
+    pub(super) user: f64,
+    pub(super) system: f64,
+    pub(super) softirq: f64,
+}
+
+impl Used {
+    /// So far.
+    pub(super) fn now(lab: &Lab) -> Result<Used> {
+        let namespaces = lab.namespaces()?;
+        let mut used = Used { softirq_ticks: softirq_ticks()?, ..Used::default() };
+        for entry in std::fs::read_dir("/proc")?.flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            let is_ours =
+                std::fs::read_link(entry.path().join("ns/net")).is_ok_and(|net| namespaces.contains(&net));
+            let Some(process) = Process::of(pid).filter(|process| is_ours || process.is_ksoftirqd) else {
+                continue;
+            };
+            used.all += process.all;
+            used.user_ticks += process.user_ticks;
+            used.system_ticks += process.system_ticks;
+        }
+        Ok(used)
+    }
+
+    /// Since `before`, for each of so many operations, times `scale`.
+    pub(super) fn each(self, before: Used, operations: f64, scale: f64) -> Cpu {
+        let ticks = |of: fn(&Used) -> u64| of(&self).saturating_sub(of(&before)) as f64;
+        let (user, kernel) = (ticks(|used| used.user_ticks), ticks(|used| used.system_ticks));
+        let all = self.all.saturating_sub(before.all).as_secs_f64() * scale / operations;
+        let tick = all / (user + kernel).max(1.0);
+        // There may be other programs on this machine.
+        let softirq = ticks(|used| used.softirq_ticks).min(kernel);
+        Cpu { all, user: user * tick, system: (kernel - softirq) * tick, softirq: softirq * tick }
+    }
+}
+
+struct Process {
+    all: Duration,
+    user_ticks: u64,
+    system_ticks: u64,
+    /// The kernel's own, which does what is left over of interrupts.
+    is_ksoftirqd: bool,
+}
+
+impl Process {
+    /// None: it has ended.
+    fn of(pid: i32) -> Option<Process> {
+        let text = std::fs::read_to_string(PathBuf::from(format!("/proc/{pid}/stat"))).ok()?;
+        let (name, fields) = text.rsplit_once(") ")?;
+        let fields: Vec<u64> = fields.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
+        let clock = clock_getcpuclockid(nix::unistd::Pid::from_raw(pid)).ok()?;
+        // With those of its children that have ended.
+        let [user, system, user_ended, system_ended] = *fields.get(11..15)?.first_chunk()?;
+        let ended = (user_ended + system_ended) as f64 / clock_ticks_per_second() as f64;
+        Some(Process {
+            all: Duration::from(clock_gettime(clock).ok()?) + Duration::from_secs_f64(ended),
+            user_ticks: user + user_ended,
+            system_ticks: system + system_ended,
+            is_ksoftirqd: name.contains("(ksoftirqd/"),
+        })
+    }
+}
+
+/// Of all processors.
+fn softirq_ticks() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/stat")?;
+    // user, nice, system, idle, iowait, irq, softirq
+    let all = text.lines().next().and_then(|line| line.split_whitespace().nth(7)?.parse().ok());
+    all.context("/proc/stat does not say")
+}

@@ -1,0 +1,279 @@
+//! Two hosts with a container each, as network namespaces: a wire between the hosts, a VXLAN over it, and on each host a bridge that
+//! joins VXLAN and container. Nothing of it has a name. Everything of the client's host runs on one processor, everything of the
+//! server's on another.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::side::Side;
+use crate::interrupt;
+use crate::namespace::Namespace;
+use crate::process::Process;
+use crate::stage::{Role, two_cpus};
+
+/// See the module.
+pub(super) struct Lab {
+    directory: TempDir,
+    shunt: PathBuf,
+    /// The client's and the server's.
+    hosts: [Host; 2],
+}
+
+struct Host {
+    name: &'static str,
+    address: Ipv4Addr,
+    container_address: Ipv4Addr,
+    net: Namespace,
+    container: Namespace,
+    cpu: usize,
+}
+
+/// How long a program may take to be there.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Routers and programs wait for each other no longer than this, in milliseconds. It is long, so that what is measured is on its road
+/// on a busy machine too.
+const LIMIT_MS: u32 = 1_000;
+/// A client's connections are many, and each keeps its port for a minute after its end.
+const PORTS: &str = "1025 65535";
+
+impl Lab {
+    /// Wires and bridges; no router runs yet. Needs root.
+    pub(super) fn build() -> Result<Lab> {
+        let directory = tempfile::Builder::new().prefix("shunt-lab-").tempdir()?;
+        let shunt = std::env::current_exe().context("finding this program")?;
+        let (server, client) = two_cpus()?;
+        let hosts = [Host::new("client", 1, client)?, Host::new("server", 2, server)?];
+        let lab = Lab { directory, shunt, hosts };
+        lab.connect()?;
+        for (own, other) in [(0, 1), (1, 0)] {
+            lab.hosts[own].overlay(&lab.hosts[other])?;
+        }
+        lab.shunt(&["overlay", "new-key", &lab.path("key").display().to_string()])?;
+        lab.await_overlay()?;
+        Ok(lab)
+    }
+
+    /// A file of the lab's own.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// The same, for a directory, which is made anew.
+    pub(super) fn directory(&self, name: &str) -> Result<PathBuf> {
+        let path = self.path(name);
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).with_context(|| format!("making {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// The processors of the server's host and of the client's.
+    pub(super) fn cpus(&self) -> (usize, usize) {
+        (self.host(Role::Server).cpu, self.host(Role::Client).cpu)
+    }
+
+    /// Where the server's programs are reached.
+    pub(super) fn server(&self, side: Side) -> Ipv4Addr {
+        let server = self.host(Role::Server);
+        if side == Side::Host { server.address } else { server.container_address }
+    }
+
+    /// A command that runs a program in its role.
+    pub(super) fn command(&self, side: Side, role: Role, program: impl AsRef<OsStr>) -> Command {
+        let host = self.host(role);
+        let mut command = host.net(side).command("taskset");
+        command.args(["--cpu-list", &host.cpu.to_string()]);
+        if side == Side::Shunt {
+            command.arg(&self.shunt).args(["overlay", "run", "--router"]).arg(self.socket(host)).arg("--");
+        }
+        command.arg(program).current_dir(self.directory.path()).env_remove("LD_PRELOAD");
+        command
+    }
+
+    /// The command that is one of our own loads.
+    pub(super) fn worker(&self, side: Side, role: Role) -> Command {
+        let mut command = self.command(side, role, &self.shunt);
+        command.arg("bench-worker");
+        command
+    }
+
+    /// Until the server listens at a port.
+    pub(super) fn await_server(&self, side: Side, port: u16) -> Result<()> {
+        let net = self.host(Role::Server).net(side);
+        await_until(|| net.listens_at(port), || format!("nothing listens at port {port}"))
+    }
+
+    /// All four, as /proc names them.
+    pub(super) fn namespaces(&self) -> Result<Vec<PathBuf>> {
+        let all = self.hosts.iter().flat_map(|host| [&host.net, &host.container]);
+        all.map(|net| std::fs::read_link(net.path()).context("a network namespace")).collect()
+    }
+
+    /// Runs both routers until what is returned is dropped.
+    pub(super) fn route(&self) -> Result<Routers<'_>> {
+        let start = |host: &Host| -> Result<Process> {
+            let config = self.path(&format!("{}.toml", host.name));
+            std::fs::write(&config, self.config(host)).context("overlay.toml")?;
+            let mut command = host.net.command("taskset");
+            command.args(["--cpu-list", &host.cpu.to_string()]).arg(&self.shunt);
+            command.args(["overlay", "router", "--config"]).arg(config).env("SHUNT_LOG", "warn");
+            Process::spawn(command.stdout(Stdio::null()), "a router")
+        };
+        let running = [start(&self.hosts[0])?, start(&self.hosts[1])?];
+        let routers = Routers { lab: self, _running: running };
+        for host in &self.hosts {
+            await_until(
+                || Ok(routers.status(host).is_ok()),
+                || format!("the {}'s router does not answer", host.name),
+            )?;
+        }
+        Ok(routers)
+    }
+
+    fn config(&self, own: &Host) -> String {
+        let mut text = format!(
+            "name = '{}'\nkey = '{}'\nprefixes = ['10.50.0.0/16']\nask-ms = {LIMIT_MS}\npatience-ms = {LIMIT_MS}\n\
+             socket = '{}'\ncontrol = '{}'\n",
+            own.name,
+            self.path("key").display(),
+            self.socket(own).display(),
+            self.control(own).display(),
+        );
+        for Host { name, address, container_address, .. } in &self.hosts {
+            text += &format!(
+                "[[host]]\nname = '{name}'\naddress = '{address}:7450'\ncontainers = ['{container_address}']\n"
+            );
+        }
+        text
+    }
+
+    fn connect(&self) -> Result<()> {
+        let [client, server] = &self.hosts;
+        let peer = server.net.path();
+        client.net.words(&format!("ip link add wire type veth peer name wire netns {}", peer.display()))?;
+        self.hosts.iter().try_for_each(|host| {
+            host.net.words(&format!("ip address add {}/24 dev wire", host.address))?;
+            host.net.words("ip link set wire up")
+        })
+    }
+
+    /// Until the bridges forward.
+    fn await_overlay(&self) -> Result<()> {
+        let server = self.server(Side::Vxlan).to_string();
+        let ping = || {
+            let mut ping = self.host(Role::Client).container.command("ping");
+            let answered = ping.args(["-c", "1", "-W", "1", &server]).stdout(Stdio::null()).status();
+            Ok(answered.context("ping is needed")?.success())
+        };
+        await_until(ping, || "the overlay does not carry anything".to_owned())
+    }
+
+    fn host(&self, role: Role) -> &Host {
+        match role {
+            Role::Client => &self.hosts[0],
+            Role::Server => &self.hosts[1],
+        }
+    }
+
+    fn socket(&self, host: &Host) -> PathBuf {
+        self.path(&format!("{}-router.sock", host.name))
+    }
+
+    fn control(&self, host: &Host) -> PathBuf {
+        self.path(&format!("{}-control.sock", host.name))
+    }
+
+    /// What this program says when it is given these words.
+    fn shunt(&self, words: &[&str]) -> Result<Vec<u8>> {
+        let output = Command::new(&self.shunt).args(words).output().context("starting this program")?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+        Ok(output.stdout)
+    }
+}
+
+impl Host {
+    fn new(name: &'static str, number: u8, cpu: usize) -> Result<Host> {
+        let host = Host {
+            name,
+            address: Ipv4Addr::new(192, 168, 77, number),
+            container_address: Ipv4Addr::new(10, 50, number, 2),
+            net: Namespace::new()?,
+            container: Namespace::new()?,
+            cpu,
+        };
+        for net in [&host.net, &host.container] {
+            net.inside(|| Ok(std::fs::write(Path::new("/proc/sys/net/ipv4/ip_local_port_range"), PORTS)?))?;
+        }
+        Ok(host)
+    }
+
+    fn net(&self, side: Side) -> &Namespace {
+        if side == Side::Host { &self.net } else { &self.container }
+    }
+
+    fn overlay(&self, other: &Host) -> Result<()> {
+        let (own, other) = (self.address, other.address);
+        self.net.words("ip link add bridge type bridge")?;
+        self.net.words(&format!(
+            "ip link add vxlan type vxlan id 42 local {own} remote {other} dstport 4789 dev wire"
+        ))?;
+        let container = self.container.path();
+        self.net
+            .words(&format!("ip link add port type veth peer name eth0 netns {}", container.display()))?;
+        for device in ["vxlan", "port"] {
+            self.net.words(&format!("ip link set {device} master bridge up"))?;
+        }
+        self.net.words("ip link set bridge up")?;
+        self.container.words("ip link set eth0 mtu 1450")?;
+        self.container.words(&format!("ip address add {}/16 dev eth0", self.container_address))?;
+        self.container.words("ip link set eth0 up")
+    }
+}
+
+/// Both routers, as long as this lives.
+pub(super) struct Routers<'a> {
+    lab: &'a Lab,
+    _running: [Process; 2],
+}
+
+/// Which roads connections have taken, as the client's router has counted.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Roads {
+    pub(super) host: u64,
+    /// By reason.
+    pub(super) overlay: BTreeMap<String, u64>,
+}
+
+impl Routers<'_> {
+    pub(super) fn roads(&self) -> Result<Roads> {
+        let status = self.status(self.lab.host(Role::Client))?;
+        let counted = &status["connections"]["client"];
+        let overlay = counted["overlay"].as_object().into_iter().flatten();
+        Ok(Roads {
+            host: counted["host"].as_u64().context("a number of connections")?,
+            overlay: overlay.map(|(reason, count)| (reason.clone(), count.as_u64().unwrap_or(0))).collect(),
+        })
+    }
+
+    fn status(&self, host: &Host) -> Result<Value> {
+        let control = self.lab.control(host).display().to_string();
+        let said = self.lab.shunt(&["overlay", "status", "--json", "--control", &control])?;
+        serde_json::from_slice(&said).context("a router's answer")
+    }
+}
+
+fn await_until(mut done: impl FnMut() -> Result<bool>, complaint: impl Fn() -> String) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !done()? {
+        ensure!(Instant::now() < deadline, "{}", complaint());
+        interrupt::pause(Duration::from_millis(5))?;
+    }
+    Ok(())
+}

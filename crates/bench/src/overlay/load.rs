@@ -1,0 +1,268 @@
+//! What is measured: a load, one turn of it on one side, and what came of that.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::cpu::{Cpu, Used};
+use super::lab::{Lab, Roads, Routers};
+use super::side::Side;
+use crate::process::Process;
+use crate::stage::Role;
+use crate::worker::{BEGIN, Download, Measured, READY};
+use crate::{find, nginx};
+
+/// What can be asked for by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Group {
+    /// One connection, as much as goes through, by size of message
+    Throughput,
+    /// One message there and back, by size
+    RoundTrip,
+    /// Connections, one after the other, each until its first byte is answered
+    SetUp,
+    /// memcached under our own load
+    Memcached,
+    /// nginx with wrk
+    Nginx,
+}
+
+/// See the module.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Load {
+    Throughput {
+        bytes: usize,
+    },
+    RoundTrip {
+        bytes: usize,
+    },
+    /// Routers know each other.
+    SetUp,
+    /// Routers have just started, and this is their first connection.
+    FirstSetUp,
+    Memcached {
+        connections: u32,
+    },
+    Nginx {
+        file: (&'static str, usize),
+        connections: u32,
+    },
+}
+
+/// What came of one turn.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sample {
+    /// Operations a second, or MB a second.
+    pub(super) rate: f64,
+    /// Of one operation, in microseconds; 0 if it is not timed.
+    pub(super) p50: f64,
+    pub(super) p99: f64,
+    /// Microseconds of an operation, or seconds of a GB; nothing if it is not measured.
+    pub(super) cpu: Option<Cpu>,
+    /// Which roads the connections took, under shunt.
+    pub(super) roads: Option<Roads>,
+}
+
+/// How long a program may take to be ready, or to say what it measured after its time is over.
+const LIMIT: Duration = Duration::from_secs(30);
+const MEMCACHED_PORT: u16 = 11211;
+const NGINX_PORT: u16 = 80;
+
+impl Load {
+    pub(super) fn all() -> Vec<Load> {
+        [1_024, 16_384, 65_536]
+            .map(|bytes| Load::Throughput { bytes })
+            .into_iter()
+            .chain([1, 128, 4_096].map(|bytes| Load::RoundTrip { bytes }))
+            .chain([Load::SetUp, Load::FirstSetUp])
+            .chain([1, 8, 50].map(|connections| Load::Memcached { connections }))
+            .chain([
+                Load::Nginx { file: nginx::SMALL, connections: 50 },
+                Load::Nginx { file: nginx::LARGE, connections: 10 },
+            ])
+            .collect()
+    }
+
+    pub(super) fn group(self) -> Group {
+        match self {
+            Load::Throughput { .. } => Group::Throughput,
+            Load::RoundTrip { .. } => Group::RoundTrip,
+            Load::SetUp | Load::FirstSetUp => Group::SetUp,
+            Load::Memcached { .. } => Group::Memcached,
+            Load::Nginx { .. } => Group::Nginx,
+        }
+    }
+
+    pub(super) fn label(self) -> String {
+        match self {
+            Load::Throughput { bytes } => format!("throughput, one connection, messages of {bytes} B"),
+            Load::RoundTrip { bytes } => format!("round trip of {bytes} B"),
+            Load::SetUp => "connection set-up, to the first byte answered".to_owned(),
+            Load::FirstSetUp => "the same, the first one".to_owned(),
+            Load::Memcached { connections } => {
+                format!("memcached, 9 gets to a set, 1 B to 4 KB, {connections} connections")
+            }
+            Load::Nginx { file: (_, bytes), connections } => {
+                format!("nginx, {} KB, {connections} connections", bytes / 1024)
+            }
+        }
+    }
+
+    /// Of a message, where its size is what differs.
+    pub(super) fn bytes(self) -> Option<usize> {
+        match self {
+            Load::Throughput { bytes } | Load::RoundTrip { bytes } => Some(bytes),
+            _ => None,
+        }
+    }
+
+    /// Why this machine cannot run it, if so.
+    pub(super) fn missing(self) -> Option<String> {
+        let needs: &[&str] = match self {
+            Load::Memcached { .. } => &["memcached"],
+            Load::Nginx { .. } => &["nginx", "wrk"],
+            _ => &[],
+        };
+        let missing = needs.iter().find(|name| find::program(name).is_none())?;
+        Some(format!("{missing} is not installed"))
+    }
+
+    /// One turn.
+    pub(super) fn run(self, lab: &Lab, side: Side, time: Duration) -> Result<Sample> {
+        let routers = (side == Side::Shunt).then(|| lab.route()).transpose()?;
+        let mut sample = match self {
+            Load::Throughput { bytes } => {
+                let server = ours(lab, side, &["sink", "--size", &bytes.to_string()])?;
+                // A message is so many bytes: of the rate it makes MB, and of microseconds for each seconds for a GB.
+                let load = ["stream", "--size", &bytes.to_string()];
+                let sample = timed(lab, side, server, &load, time, 1e9 / bytes as f64)?;
+                Sample { rate: sample.rate * bytes as f64 / 1e6, ..sample }
+            }
+            Load::RoundTrip { bytes } => {
+                let server = ours(lab, side, &["echo", "--nodelay", "--size", &bytes.to_string()])?;
+                let load = ["round-trip", "--nodelay", "--size", &bytes.to_string()];
+                timed(lab, side, server, &load, time, 1e6)?
+            }
+            Load::SetUp => {
+                let server = ours(lab, side, &["echo", "--nodelay", "--size", "1"])?;
+                timed(lab, side, server, &["short", "--nodelay", "--size", "1"], time, 1e6)?
+            }
+            Load::FirstSetUp => first(lab, side)?,
+            Load::Memcached { connections } => {
+                let load = ["memcached", "--nodelay", "--connections", &connections.to_string()];
+                timed(lab, side, memcached(lab, side)?, &load, time, 1e6)?
+            }
+            Load::Nginx { file: (file, _), connections } => fetch(lab, side, file, connections, time)?,
+        };
+        sample.roads = routers.as_ref().map(Routers::roads).transpose()?;
+        Ok(sample)
+    }
+}
+
+/// A server as long as it runs, and where it listens.
+struct Server {
+    _process: Process,
+    address: String,
+}
+
+/// One of our own.
+fn ours(lab: &Lab, side: Side, load: &[&str]) -> Result<Server> {
+    let mut command = lab.worker(side, Role::Server);
+    command.args(load).args(["--at", &format!("{}:0", lab.server(side))]);
+    let mut process = Process::spawn_with_lines(&mut command, "the server")?;
+    let address = process.expect(READY, LIMIT)?;
+    Ok(Server { _process: process, address })
+}
+
+fn memcached(lab: &Lab, side: Side) -> Result<Server> {
+    let mut command = lab.command(side, Role::Server, find::installed("memcached")?);
+    let address = lab.server(side).to_string();
+    command.args(["-t", "1", "-m", "256", "-u", "root", "-U", "0", "-l", &address]);
+    let process = Process::spawn(command.args(["-p", &MEMCACHED_PORT.to_string()]), "memcached")?;
+    lab.await_server(side, MEMCACHED_PORT)?;
+    Ok(Server { _process: process, address: format!("{address}:{MEMCACHED_PORT}") })
+}
+
+/// A load of ours that says when it begins. `scale` is that of its processor time, in seconds, for each operation.
+fn timed(lab: &Lab, side: Side, server: Server, load: &[&str], time: Duration, scale: f64) -> Result<Sample> {
+    let mut command = lab.worker(side, Role::Client);
+    command.args(load).args(["--to", &server.address, "--seconds", &time.as_secs_f64().to_string()]);
+    let mut client = Process::spawn_with_lines(&mut command, "the client")?;
+    client.expect(BEGIN, LIMIT)?;
+    let before = Used::now(lab)?;
+    let line = client.line(time + LIMIT)?;
+    let used = Used::now(lab)?;
+    let measured: Measured =
+        serde_json::from_str(&line).with_context(|| format!("the client said {line:?}"))?;
+    client.finish()?;
+    Ok(Sample::of(&measured, used.each(before, measured.operations.max(1) as f64, scale)))
+}
+
+/// The first connection that there is.
+fn first(lab: &Lab, side: Side) -> Result<Sample> {
+    let mut command = lab.worker(side, Role::Server);
+    command.args(["serve", "--at", &format!("{}:0", lab.server(side))]);
+    let mut server = Process::spawn_with_lines(&mut command, "the server")?;
+    let address = server.expect(READY, LIMIT)?;
+    let mut command = lab.worker(side, Role::Client);
+    let mut client =
+        Process::spawn_with_lines(command.args(["fetch", "--from", &address, "--size", "1"]), "the client")?;
+    let line = client.line(LIMIT)?;
+    client.finish()?;
+    let downloads: Vec<Download> =
+        serde_json::from_str(&line).with_context(|| format!("the client said {line:?}"))?;
+    ensure!(downloads.len() == 1, "{} downloads instead of one", downloads.len());
+    let seconds = downloads[0].first_byte;
+    Ok(Sample { rate: 1.0 / seconds, p50: seconds * 1e6, p99: seconds * 1e6, ..Sample::default() })
+}
+
+/// nginx and wrk.
+fn fetch(lab: &Lab, side: Side, file: &str, connections: u32, time: Duration) -> Result<Sample> {
+    let (root, address) = (lab.path("www"), lab.server(side));
+    nginx::write_files(&root)?;
+    let site = format!("server {{ listen {address}:{NGINX_PORT}; root {}; }}", root.display());
+    let arguments = nginx::configure(&lab.directory("nginx")?, &site)?;
+    let mut command = lab.command(side, Role::Server, find::installed("nginx")?);
+    let _server = Process::spawn(command.args(arguments), "nginx")?;
+    lab.await_server(side, NGINX_PORT)?;
+    let url = format!("http://{address}:{NGINX_PORT}/{file}");
+    let mut wrk = waiting(lab.command(side, Role::Client, "sh"));
+    wrk.arg(find::installed("wrk")?).args(nginx::wrk(connections, time, &url));
+    let before = Used::now(lab)?;
+    let mut client = Process::spawn_with_lines(&mut wrk, "wrk")?;
+    let mut said = String::new();
+    loop {
+        match client.line(time + LIMIT)? {
+            line if line == OVER => break,
+            line => said = said + &line + "\n",
+        }
+    }
+    let used = Used::now(lab)?;
+    client.finish()?;
+    let measured = nginx::measured(&said).with_context(|| format!("wrk printed\n{said}"))?;
+    Ok(Sample::of(&measured, used.each(before, measured.operations.max(1) as f64, 1e6)))
+}
+
+/// A shell that runs a program, and stays: as long as it does, the program's processor time is known.
+fn waiting(mut shell: Command) -> Command {
+    shell.args(["-c", &format!("\"$@\"; echo {OVER}; read _; :"), "sh"]);
+    shell
+}
+
+const OVER: &str = "over";
+
+impl Sample {
+    fn of(measured: &Measured, cpu: Cpu) -> Sample {
+        Sample {
+            rate: measured.operations as f64 / measured.seconds,
+            p50: measured.p50_us,
+            p99: measured.p99_us,
+            cpu: Some(cpu),
+            roads: None,
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! What the comparison says: as text for a terminal, as plots, as JSON.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::lab::Lab;
+use super::load::{Group, Load, Sample};
+use super::side::Side;
+use super::{Arguments, Line};
+use crate::machine::Machine;
+use crate::report::{Plot, Series, number};
+use crate::stats::Spread;
+
+/// Everything.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    machine: Machine,
+    /// The processors of the server's host and of the client's.
+    pinned: (usize, usize),
+    repeats: u32,
+    seconds_per_turn: f64,
+    seconds_in_all: f64,
+    loads: Vec<Table>,
+}
+
+/// One load.
+#[derive(Debug, Serialize)]
+struct Table {
+    what: Group,
+    label: String,
+    bytes: Option<usize>,
+    missing: Option<String>,
+    figures: Vec<Figure>,
+    /// How many connections took the host network under shunt in all rounds, and how many did not, by reason.
+    on_host: u64,
+    on_overlay: BTreeMap<String, u64>,
+}
+
+/// One line of a table.
+#[derive(Debug, Serialize)]
+struct Figure {
+    label: &'static str,
+    host: Spread,
+    vxlan: Spread,
+    shunt: Spread,
+    /// Round by round.
+    shunt_to_host: Spread,
+    shunt_to_vxlan: Spread,
+}
+
+impl Report {
+    pub(super) fn new(
+        machine: Machine,
+        lab: &Lab,
+        arguments: &Arguments,
+        lines: &[Line],
+        all: Duration,
+    ) -> Report {
+        Report {
+            machine,
+            pinned: lab.cpus(),
+            repeats: arguments.output.repeats,
+            seconds_per_turn: arguments.seconds,
+            seconds_in_all: all.as_secs_f64(),
+            loads: lines.iter().map(Table::of).collect(),
+        }
+    }
+
+    /// With the name of the file of each.
+    pub(super) fn plots(&self) -> Vec<(&'static str, Plot)> {
+        let plot = |what: Group, label: &str, title: &str, y_label: &str| {
+            let tables = || self.loads.iter().filter(|table| table.what == what);
+            let series = Side::ALL.map(|side| Series {
+                label: side.label(),
+                points: tables().filter_map(|table| table.point(label, side)).collect(),
+            });
+            let series: Vec<Series> = series.into_iter().filter(|series| !series.points.is_empty()).collect();
+            (!series.is_empty()).then(|| Plot {
+                title: title.to_owned(),
+                x_label: "bytes of a message".to_owned(),
+                y_label: y_label.to_owned(),
+                series,
+            })
+        };
+        let named = |name, plot: Option<Plot>| Some((name, plot?));
+        let plots = [
+            named("throughput", plot(Group::Throughput, MEGABYTES, "Throughput of one connection", "MB/s")),
+            named("cpu", plot(Group::Throughput, CPU_OF_GB, "Processor time of a GB, both hosts", "s")),
+            named("round-trip", plot(Group::RoundTrip, MEDIAN, "Round trip", "us")),
+        ];
+        plots.into_iter().flatten().collect()
+    }
+
+    pub(super) fn text(&self) -> String {
+        let machine = &self.machine;
+        let mut out = format!(
+            "Linux {}, {}, {} processors (load {:.1} before); everything of the server's host on {}, of the client's on {}\n\
+             Medians of {} turns of {} s each, sides in turn within each round (least-most); {:.0} s in all.\n",
+            machine.kernel,
+            machine.processor,
+            machine.processors,
+            machine.load_before,
+            self.pinned.0,
+            self.pinned.1,
+            self.repeats,
+            self.seconds_per_turn,
+            self.seconds_in_all
+        );
+        self.loads.iter().for_each(|table| table.write(&mut out));
+        out += "\nhost: both programs on the hosts themselves. CPU: processor time of both hosts, routers and supervisors included.\n";
+        out
+    }
+}
+
+const MEGABYTES: &str = "MB/s";
+const RATE: &str = "a second";
+const MEDIAN: &str = "median, us";
+const CPU_OF_GB: &str = "CPU of a GB, s";
+const CPU_OF_ONE: &str = "CPU of each, us";
+
+type Value = fn(&Sample) -> Option<f64>;
+
+/// What there is to say of a load.
+fn values(load: Load) -> Vec<(&'static str, Value)> {
+    let (rate, cpu) = match load.group() {
+        Group::Throughput => (MEGABYTES, CPU_OF_GB),
+        _ => (RATE, CPU_OF_ONE),
+    };
+    vec![
+        (rate, |sample| Some(sample.rate)),
+        (MEDIAN, |sample| (sample.p50 > 0.0).then_some(sample.p50)),
+        ("99th percentile, us", |sample| (sample.p99 > 0.0).then_some(sample.p99)),
+        (cpu, |sample| Some(sample.cpu?.all)),
+        ("  user", |sample| Some(sample.cpu?.user)),
+        ("  system", |sample| Some(sample.cpu?.system)),
+        ("  softirq", |sample| Some(sample.cpu?.softirq)),
+    ]
+}
+
+impl Table {
+    fn of(line: &Line) -> Table {
+        let figures = values(line.load).into_iter().filter_map(|(label, of)| Figure::of(label, line, of));
+        let roads = || line.samples.iter().flatten().filter_map(|sample| sample.roads.as_ref());
+        let mut on_overlay = BTreeMap::new();
+        for (reason, count) in roads().flat_map(|roads| &roads.overlay) {
+            *on_overlay.entry(reason.clone()).or_default() += count;
+        }
+        Table {
+            what: line.load.group(),
+            label: line.load.label(),
+            bytes: line.load.bytes(),
+            missing: line.missing.clone(),
+            figures: figures.collect(),
+            on_host: roads().map(|roads| roads.host).sum(),
+            on_overlay,
+        }
+    }
+
+    fn point(&self, label: &str, side: Side) -> Option<(f64, Spread)> {
+        let figure = self.figures.iter().find(|figure| figure.label == label)?;
+        Some((self.bytes? as f64, figure.side(side)))
+    }
+
+    fn write(&self, out: &mut String) {
+        let _ = write!(out, "\n{}\n", self.label);
+        if let Some(missing) = &self.missing {
+            let _ = writeln!(out, "left out: {missing}");
+            return;
+        }
+        let _ = write!(out, "{:21}", "");
+        for title in ["host", "VXLAN", "shunt", "shunt to host", "shunt to VXLAN"] {
+            let _ = write!(out, " {title:>22}");
+        }
+        out.push('\n');
+        for figure in &self.figures {
+            let _ = write!(out, "{:21}", figure.label);
+            for side in Side::ALL {
+                let Spread { median, min, max } = figure.side(side);
+                let cell = format!("{} ({}-{})", number(median), number(min), number(max));
+                let _ = write!(out, " {cell:>22}");
+            }
+            for Spread { median, min, max } in [figure.shunt_to_host, figure.shunt_to_vxlan] {
+                let _ = write!(out, " {:>22}", format!("{median:.2}x ({min:.2}-{max:.2})"));
+            }
+            out.push('\n');
+        }
+        if !self.on_overlay.is_empty() {
+            let reasons: Vec<String> =
+                self.on_overlay.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+            let _ = writeln!(
+                out,
+                "  {} connections took the host network, others stayed on the overlay: {}",
+                self.on_host,
+                reasons.join(", ")
+            );
+        }
+    }
+}
+
+impl Figure {
+    /// Nothing if it was not measured.
+    fn of(label: &'static str, line: &Line, of: Value) -> Option<Figure> {
+        let all = line.samples.each_ref().map(|samples| samples.iter().filter_map(of).collect::<Vec<f64>>());
+        let [host, vxlan, shunt] = &all;
+        let to = |other: &[f64]| {
+            let rounds = shunt.iter().zip(other).filter(|(_, theirs)| **theirs > 0.0);
+            Spread::of(rounds.map(|(ours, theirs)| ours / theirs))
+        };
+        let spread = |figures: &[f64]| Spread::of(figures.iter().copied());
+        Some(Figure {
+            label,
+            host: spread(host)?,
+            vxlan: spread(vxlan)?,
+            shunt: spread(shunt)?,
+            shunt_to_host: to(host)?,
+            shunt_to_vxlan: to(vxlan)?,
+        })
+    }
+
+    fn side(&self, side: Side) -> Spread {
+        match side {
+            Side::Host => self.host,
+            Side::Vxlan => self.vxlan,
+            Side::Shunt => self.shunt,
+        }
+    }
+}
