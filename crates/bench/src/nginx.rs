@@ -46,7 +46,7 @@ pub(crate) fn wrk(connections: u32, time: Duration, url: &str) -> [String; 8] {
     ["-t", "1", "-c", &connections, "--latency", "-d", &time, url].map(str::to_owned)
 }
 
-/// What wrk said. None: not every request was answered.
+/// What wrk said. None: not every request was answered, or there was none.
 pub(crate) fn measured(output: &str) -> Option<Measured> {
     if output.contains("Non-2xx") || output.contains("Socket errors") {
         return None;
@@ -57,6 +57,7 @@ pub(crate) fn measured(output: &str) -> Option<Measured> {
     let rate: f64 = word_after("Requests/sec:")?.parse().ok()?;
     let operations: u64 =
         output.lines().find_map(|line| line.split_once(" requests in ")?.0.trim().parse().ok())?;
+    (operations > 0).then_some(())?;
     Some(Measured {
         operations,
         seconds: operations as f64 / rate,

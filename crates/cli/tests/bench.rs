@@ -131,6 +131,55 @@ fn messages_go_by_every_way_that_carries_them() {
 }
 
 #[test]
+fn containers_of_two_hosts_are_on_the_roads_that_they_are_measured_on() {
+    needs_root();
+    let shell = Shell::new();
+    let page = shell.path("report.html");
+    let mut command =
+        shell.shunt(["bench", "overlay", "--json", "--repeats", "1", "--seconds", "0.05", "--html"]);
+    command.arg(&page);
+    let ended = Ended::of(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let loads = report["loads"].as_array().unwrap();
+    assert_eq!(loads.len(), 13);
+    for load in loads {
+        assert!(load["missing"].is_null(), "{load}");
+        // wrk sends before it has looked whether it is connected: its connections stay where they are.
+        let stay = load["what"] == "nginx" || load["on_overlay"] == serde_json::json!({});
+        assert!(load["on_host"].as_u64() > Some(0) && stay, "{load}");
+        // Processor time of so short a turn may be none.
+        let rate = &load["figures"][0];
+        for side in ["host", "vxlan", "shunt", "shunt_to_host", "shunt_to_vxlan"] {
+            assert!(rate[side]["median"].as_f64().unwrap() > 0.0, "{load}");
+        }
+    }
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.matches("<svg").count() >= 2);
+}
+
+/// Lower bounds only. Every connection of the far containers takes the host network, the first one too.
+#[test]
+fn hosts_are_as_far_from_each_other_as_they_are_said_to_be() {
+    needs_root();
+    let shell = Shell::new();
+    let mut command = shell.shunt(["bench", "overlay", "set-up", "--rtt", "40"]);
+    command.args(["--json", "--repeats", "1", "--seconds", "0.3"]);
+    let ended = Ended::of(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    for load in report["loads"].as_array().unwrap() {
+        assert!(load["on_host"].as_u64() > Some(0) && load["on_overlay"] == serde_json::json!({}), "{load}");
+        let mut figures = load["figures"].as_array().unwrap().iter();
+        let median = figures.find(|figure| figure["label"] == "median, us").unwrap();
+        for side in ["host", "vxlan", "shunt"] {
+            // The handshake, and the byte there and back.
+            assert!(median[side]["min"].as_f64().unwrap() >= 80_000.0, "{load}");
+        }
+    }
+}
+
+#[test]
 fn what_cannot_be_measured_is_refused() {
     let shell = Shell::new();
     for (arguments, complaint) in [
@@ -142,6 +191,8 @@ fn what_cannot_be_measured_is_refused() {
         (vec!["bench", "relay", "--sizes", "10k,0"], "expected bytes"),
         (vec!["bench", "relay", "--bandwidth", "500"], "expected a rate"),
         (vec!["bench", "relay", "--ways", "teleport"], "possible values"),
+        (vec!["bench", "overlay", "everything"], "possible values"),
+        (vec!["bench", "overlay", "--rtt", "1000"], "1000 is not in"),
     ] {
         let ended = Ended::of(shell.shunt(arguments));
         assert_eq!(ended.code, Some(2), "{}", ended.stderr);
@@ -185,5 +236,22 @@ fn an_interrupted_lab_leaves_nothing_behind() {
     assert_eq!(ended.signal, Some(2), "{ended:?}");
     assert_eq!(shell.within().len(), 0);
     eventually("sshd's processes end", || shell.with_word("sshd").is_empty());
+    assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0);
+}
+
+#[test]
+fn interrupted_containers_leave_nothing_behind() {
+    needs_root();
+    let shell = Shell::new();
+    let place = shell.path("place");
+    std::fs::create_dir(&place).unwrap();
+    let mut command = shell.shunt(["bench", "overlay", "--seconds", "60", "memcached"]);
+    command.env("TMPDIR", &place);
+    let bench = Running::start(command);
+    eventually("a load is measured", || !shell.with_word("--connections").is_empty());
+    bench.signal("TERM");
+    let ended = bench.end();
+    assert_eq!(ended.signal, Some(15), "{ended:?}");
+    eventually("everything ends", || shell.within().is_empty());
     assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0);
 }

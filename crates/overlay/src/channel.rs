@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
+use rustix::net::{RecvFlags, recv};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shunt_sys::{Errno, pidfd};
@@ -65,7 +66,14 @@ impl Channel {
 
     /// Until there is a message, which is left there.
     pub(crate) async fn await_message(&self) -> Result<(), MessageError> {
-        self.socket.readable().await.map(drop).map_err(|_| MessageError::Closed)
+        loop {
+            let mut ready = self.socket.readable().await.map_err(|_| MessageError::Closed)?;
+            // tokio believes that there is one until somebody has looked in vain.
+            match recv(self.socket.get_ref(), &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+                Err(Errno::AGAIN) => ready.clear_ready(),
+                _ => return Ok(()),
+            }
+        }
     }
 
     /// Whether it got there: a supervisor that does not read is one that has gone.

@@ -99,6 +99,8 @@ async fn converse(shared: &Arc<Shared>, stream: TcpStream, host: Ipv4Addr) -> Re
     };
     talk.promise(None).await?;
     within(shared.loaded.config.patience() + GRACE, talk.committed()).await?;
+    // Else the client's program, unless it has set TCP_NODELAY, waits with its first bytes for a delayed acknowledgement of this.
+    SockRef::from(talk.stream()).set_tcp_quickack(true)?;
     keep(promised, talk.into_stream())?;
     shared.changed.notify_waiters();
     Ok(())

@@ -1,5 +1,5 @@
-//! Two hosts with a container each, as network namespaces: a wire between the hosts, a VXLAN over it, and on each host a bridge that
-//! joins VXLAN and container. Nothing of it has a name. Everything of the client's host runs on one processor, everything of the
+//! Two hosts with a container each, as network namespaces: a wire between the hosts, which may be long, a VXLAN over it, and on each host
+//! a bridge that joins VXLAN and container. Nothing of it has a name. Everything of the client's host runs on one processor, everything of the
 //! server's on another.
 
 use std::collections::BTreeMap;
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use shunt_wan::{Config, Link, Tun};
 use tempfile::TempDir;
 
 use super::side::Side;
@@ -25,6 +26,8 @@ pub(super) struct Lab {
     shunt: PathBuf,
     /// The client's and the server's.
     hosts: [Host; 2],
+    /// If it is long.
+    _wire: Option<Link>,
 }
 
 struct Host {
@@ -41,18 +44,21 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Routers and programs wait for each other no longer than this, in milliseconds. It is long, so that what is measured is on its road
 /// on a busy machine too.
 const LIMIT_MS: u32 = 1_000;
+/// Of a long wire.
+const MTU: u16 = 1_500;
+const BITS_PER_SECOND: u64 = 10_000_000_000;
 /// A client's connections are many, and each keeps its port for a minute after its end.
 const PORTS: &str = "1025 65535";
 
 impl Lab {
-    /// Wires and bridges; no router runs yet. Needs root.
-    pub(super) fn build() -> Result<Lab> {
+    /// Wires and bridges; no router runs yet. A round trip on the wire takes `rtt`. Needs root.
+    pub(super) fn build(rtt: Duration) -> Result<Lab> {
         let directory = tempfile::Builder::new().prefix("shunt-lab-").tempdir()?;
         let shunt = std::env::current_exe().context("finding this program")?;
         let (server, client) = two_cpus()?;
         let hosts = [Host::new("client", 1, client)?, Host::new("server", 2, server)?];
-        let lab = Lab { directory, shunt, hosts };
-        lab.connect()?;
+        let mut lab = Lab { directory, shunt, hosts, _wire: None };
+        lab._wire = lab.connect(rtt)?;
         for (own, other) in [(0, 1), (1, 0)] {
             lab.hosts[own].overlay(&lab.hosts[other])?;
         }
@@ -154,14 +160,30 @@ impl Lab {
         text
     }
 
-    fn connect(&self) -> Result<()> {
+    fn connect(&self, rtt: Duration) -> Result<Option<Link>> {
         let [client, server] = &self.hosts;
-        let peer = server.net.path();
-        client.net.words(&format!("ip link add wire type veth peer name wire netns {}", peer.display()))?;
-        self.hosts.iter().try_for_each(|host| {
+        let wire = if rtt.is_zero() {
+            let peer = server.net.path();
+            client
+                .net
+                .words(&format!("ip link add wire type veth peer name wire netns {}", peer.display()))?;
+            None
+        } else {
+            let end = |host: &Host| host.net.inside(|| Ok(Tun::open("wire", MTU)?));
+            let config = Config {
+                delay: rtt / 2,
+                bits_per_second: BITS_PER_SECOND,
+                queue_bytes: usize::MAX,
+                loss: 0.0,
+                seed: 0,
+            };
+            Some(Link::start(config, end(client)?, end(server)?)?)
+        };
+        for host in &self.hosts {
             host.net.words(&format!("ip address add {}/24 dev wire", host.address))?;
-            host.net.words("ip link set wire up")
-        })
+            host.net.words("ip link set wire up")?;
+        }
+        Ok(wire)
     }
 
     /// Until the bridges forward.

@@ -35,8 +35,12 @@ pub struct Arguments {
     svg: Option<PathBuf>,
 
     /// How long one turn is measured
-    #[arg(long, value_name = "SECS", default_value_t = 0.5, value_parser = parse_seconds)]
+    #[arg(long, value_name = "SECS", default_value_t = 1.0, value_parser = parse_seconds)]
     seconds: f64,
+
+    /// What a round trip between the hosts takes: with much, set-up is counted in round trips, however busy this machine is
+    #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..1000))]
+    rtt: u64,
 
     /// Only these measurements [default: all]
     #[arg(value_enum, value_name = "WHAT")]
@@ -66,7 +70,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 
 fn compare(arguments: &Arguments) -> Result<()> {
     let (machine, begin) = (Machine::describe(), Instant::now());
-    let lab = Lab::build().context("building the lab")?;
+    let lab = Lab::build(Duration::from_millis(arguments.rtt)).context("building the lab")?;
     let mut lines = arguments.lines();
     let time = Duration::from_secs_f64(arguments.seconds);
     let present = lines.iter().filter(|line| line.missing.is_none()).count();

@@ -20,6 +20,7 @@ pub(super) struct Report {
     machine: Machine,
     /// The processors of the server's host and of the client's.
     pinned: (usize, usize),
+    rtt_ms: u64,
     repeats: u32,
     seconds_per_turn: f64,
     seconds_in_all: f64,
@@ -62,6 +63,7 @@ impl Report {
         Report {
             machine,
             pinned: lab.cpus(),
+            rtt_ms: arguments.rtt,
             repeats: arguments.output.repeats,
             seconds_per_turn: arguments.seconds,
             seconds_in_all: all.as_secs_f64(),
@@ -97,7 +99,8 @@ impl Report {
     pub(super) fn text(&self) -> String {
         let machine = &self.machine;
         let mut out = format!(
-            "Linux {}, {}, {} processors (load {:.1} before); everything of the server's host on {}, of the client's on {}\n\
+            "Linux {}, {}, {} processors (load {:.1} before); everything of the server's host on {}, of the client's on {}; \
+             {} ms between them\n\
              Medians of {} turns of {} s each, sides in turn within each round (least-most); {:.0} s in all.\n",
             machine.kernel,
             machine.processor,
@@ -105,6 +108,7 @@ impl Report {
             machine.load_before,
             self.pinned.0,
             self.pinned.1,
+            self.rtt_ms,
             self.repeats,
             self.seconds_per_turn,
             self.seconds_in_all
