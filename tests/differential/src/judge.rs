@@ -45,6 +45,8 @@ pub(crate) struct Judge {
     changed: HashMap<(usize, usize), usize>,
     /// Sets that only calls past libc touch.
     raw: [bool; SLOTS],
+    /// Somebody waits past libc, or has: what such a process has not read it gives back, and the sender sends it with its next call.
+    gives_back: bool,
     /// Sets of which a wait has failed since its array could not be written. From then on their order is not promised.
     shaken: [bool; SLOTS],
     /// Polls, by libc or past it, and receives that have begun to sleep.
@@ -208,6 +210,7 @@ impl Judge {
         if tcp.outcome == Outcome::Skipped {
             return;
         }
+        self.gives_back |= matches!(step.verb, Verb::Unseen | Verb::UnseenSet);
         if matches!(step.verb, Verb::EpollNew | Verb::UnseenSet) {
             self.raw[step.slot(0)] = step.verb == Verb::UnseenSet;
         }
@@ -216,7 +219,10 @@ impl Judge {
             return;
         }
         let ends: Vec<usize> = step.slots().into_iter().map(end_of).collect();
-        let of_one = step.slots().into_iter().all(|slot| slot < FIRST_EPOLL) && !ends.is_empty();
+        // Who waits past libc may have all that it has not read given back.
+        let of_one = step.slots().into_iter().all(|slot| slot < FIRST_EPOLL)
+            && !ends.is_empty()
+            && step.verb != Verb::Unseen;
         for end in 0..ENDS {
             self.on_tcp_perhaps[end] |= !of_one || ends.contains(&end) || ends.contains(&(end ^ 1));
         }
@@ -373,7 +379,7 @@ impl Judge {
             // How much of what was sent arrives before a reset, and how that is told: see below.
             Verb::Flood | Verb::Pour if !same || tcp.extra != shunt.extra => {
                 let alike = (tcp.ret, tcp.errno) == (shunt.ret, shunt.errno);
-                let fails = tcp.ret < 0 && shunt.ret < 0 && self.has_fin_behind_much(step);
+                let fails = tcp.ret < 0 && shunt.ret < 0 && self.has_fin_behind_much(step.slot(0));
                 // What reaches a receiver that has shut reading down may reset the connection, be it of these bytes or of
                 // those before.
                 let end = end_of(step.slot(0));
@@ -402,7 +408,18 @@ impl Judge {
             Verb::EpollWait => self.waits(index, step, tcp, shunt, slack),
             // How a reset is told depends on whether a FIN behind those bytes came before it.
             Verb::Send | Verb::OddSend
-                if tcp.ret < 0 && shunt.ret < 0 && self.has_fin_behind_much(step) && !same =>
+                if tcp.ret < 0 && shunt.ret < 0 && self.has_fin_behind_much(step.slot(0)) && !same =>
+            {
+                Match::Open
+            }
+            Verb::Volley
+                if [0, 2].into_iter().any(|slot| self.has_fin_behind_much(step.slot(slot)))
+                    && !(same && tcp.extra == shunt.extra) =>
+            {
+                Match::Open
+            }
+            Verb::Recv | Verb::OddRecv | Verb::Drain
+                if self.gives_back && shunt.errno == libc::EAGAIN && !(same && tcp.extra == shunt.extra) =>
             {
                 Match::Open
             }
@@ -437,8 +454,8 @@ impl Judge {
     }
 
     /// Whether a FIN, of either end, may be behind more bytes than fit for certain.
-    fn has_fin_behind_much(&self, step: &Step) -> bool {
-        let end = end_of(step.slot(0));
+    fn has_fin_behind_much(&self, slot: usize) -> bool {
+        let end = end_of(slot);
         self.loose[peer_of(end)] || self.loose[end] && self.finished[end]
     }
 
