@@ -165,6 +165,45 @@ print('ok')
     }
 }
 
+/// A program that has closed a descriptor hears no more of it from epoll, since nobody else has it.
+#[test]
+fn what_a_program_has_closed_is_closed() {
+    let mut lab = Lab::with_routers();
+    const SERVE: &str = "
+import select, socket
+listener, wait, connections = socket.create_server(('', 9000), backlog=128), select.epoll(), {}
+wait.register(listener, select.EPOLLIN)
+print('listening', flush=True)
+while True:
+    for number, events in wait.poll():
+        if number == listener.fileno():
+            connection = listener.accept()[0]
+            connections[connection.fileno()] = connection
+            wait.register(connection, select.EPOLLIN)
+        elif number not in connections:
+            print('closed descriptor', flush=True)
+            raise SystemExit
+        elif said := connections[number].recv(100):
+            connections[number].sendall(said)
+        else:
+            # As many programs do: the kernel forgets the registration.
+            connections.pop(number).close()
+";
+    const ASK: &str = "
+import socket
+for number in range(400):
+    with socket.create_connection(('10.50.2.2', 9000)) as s:
+        s.sendall(b'x')
+        assert s.recv(1) == b'x'
+print('ok')
+";
+    let mut server = lab.command(B, true, "python3");
+    lab.launch(B, server.args(["-c", SERVE]), "listening");
+    let output = lab.output(A, lab.command(A, true, "python3").args(["-c", ASK]));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{output:?}");
+    assert_eq!(lab.roads(B, "server"), (400, serde_json::json!({})));
+}
+
 #[test]
 fn a_peer_without_shunt_is_found_out_and_left_alone() {
     let mut lab = Lab::with_routers();

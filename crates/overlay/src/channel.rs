@@ -1,6 +1,6 @@
 //! The router's end of a conversation with a supervisor.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,7 +18,8 @@ use crate::message::{self, MessageError};
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    socket: AsyncFd<OwnedFd>,
+    /// The other side sees its end when everything is closed that came or went by it.
+    socket: AsyncFd<Arc<OwnedFd>>,
     namespace: u64,
     errands: Arc<Errands>,
 }
@@ -26,7 +27,12 @@ pub(crate) struct Channel {
 impl Channel {
     /// With a supervisor in that network namespace.
     pub(crate) fn new(socket: OwnedFd, namespace: u64, errands: Arc<Errands>) -> std::io::Result<Channel> {
-        Ok(Channel { socket: watch(socket, Interest::READABLE)?, namespace, errands })
+        Ok(Channel { socket: watch(Arc::new(socket), Interest::READABLE)?, namespace, errands })
+    }
+
+    /// What is to be given to the supervisor, or has come from it.
+    pub(crate) fn theirs(&self, fd: OwnedFd) -> Theirs {
+        Theirs::new(fd, self.socket.get_ref().clone(), self.namespace, self.errands.clone())
     }
 
     pub(crate) fn namespace(&self) -> u64 {
@@ -54,8 +60,7 @@ impl Channel {
             self.errands.unclogged(self.namespace).await;
             let mut first = None;
             let received = message::receive_each(self.socket.get_ref(), |fd| {
-                let fd = Theirs::new(fd, self.namespace, self.errands.clone());
-                first = first.take().or(Some(fd));
+                first = first.take().or(Some(self.theirs(fd)));
             });
             match received {
                 Err(MessageError::Kernel(Errno::AGAIN)) => ready.clear_ready(),
@@ -84,6 +89,6 @@ impl Channel {
 
 /// Has tokio wait for a descriptor.
 #[allow(deprecated, reason = "`register` is unsafe for types that may close early; this one cannot")]
-pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> std::io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn watch<T: AsRawFd>(fd: T, interest: Interest) -> std::io::Result<AsyncFd<T>> {
     AsyncFd::with_interest(fd, interest)
 }

@@ -131,7 +131,7 @@ impl Made {
             place: Place::new(cookie, local, remote),
             flow: Flow { source: *self.ends.local.ip(), destination: self.ends.remote },
             own: Options::of(socket).map_err(|_| Reason::Failed)?,
-            _overlay: Some(self.overlay.clone()),
+            _overlay: Some(self.overlay.apart().map_err(|_| Reason::Failed)?),
         })
     }
 }

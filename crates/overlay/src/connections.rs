@@ -49,7 +49,7 @@ pub(crate) struct Connection {
     /// As its program has set them.
     pub(crate) own: Options,
     /// The client's end of the overlay connection: as long as it is there no other gets its port.
-    pub(crate) _overlay: Option<Arc<Theirs>>,
+    pub(crate) _overlay: Option<Theirs>,
 }
 
 /// One end of an overlay connection.

@@ -42,8 +42,11 @@ struct Load {
     questions: usize,
     turns: Arc<Semaphore>,
     closers: usize,
-    to_close: Vec<OwnedFd>,
+    to_close: Vec<Closing>,
 }
+
+/// A descriptor, and the conversation that ends only when it is closed.
+type Closing = (OwnedFd, Option<Arc<OwnedFd>>);
 
 impl Default for Load {
     fn default() -> Load {
@@ -85,10 +88,10 @@ impl Errands {
         }
     }
 
-    fn close(self: &Arc<Errands>, namespace: u64, fd: OwnedFd) {
+    fn close(self: &Arc<Errands>, namespace: u64, closing: Closing) {
         let mut namespaces = self.namespaces();
         let load = namespaces.entry(namespace).or_default();
-        load.to_close.push(fd);
+        load.to_close.push(closing);
         if load.closers < CLOSERS {
             load.closers += 1;
             let errands = self.clone();
@@ -106,8 +109,11 @@ impl Errands {
             forget_if_idle(&mut namespaces, namespace);
         }
         drop(namespaces);
+        let Some((fd, conversation)) = next else { return false };
         // It may take as long as somebody likes.
-        next.map(drop).is_some()
+        drop(fd);
+        drop(conversation);
+        true
     }
 
     fn namespaces(&self) -> MutexGuard<'_, HashMap<u64, Load>> {
@@ -154,27 +160,39 @@ impl Drop for Asking {
 #[derive(Debug)]
 pub(crate) struct Theirs {
     /// Until it is dropped.
-    fd: Option<OwnedFd>,
+    closing: Option<Closing>,
     namespace: u64,
     errands: Arc<Errands>,
 }
 
 impl Theirs {
-    pub(crate) fn new(fd: OwnedFd, namespace: u64, errands: Arc<Errands>) -> Theirs {
-        Theirs { fd: Some(fd), namespace, errands }
+    /// The other side of `conversation`, a socket, is told its end when this is closed, and not before.
+    pub(crate) fn new(
+        fd: OwnedFd,
+        conversation: Arc<OwnedFd>,
+        namespace: u64,
+        errands: Arc<Errands>,
+    ) -> Theirs {
+        Theirs { closing: Some((fd, Some(conversation))), namespace, errands }
+    }
+
+    /// Another descriptor of it, to be kept: the conversation ends without it.
+    pub(crate) fn apart(&self) -> std::io::Result<Theirs> {
+        let copy = self.as_fd().try_clone_to_owned()?;
+        Ok(Theirs { closing: Some((copy, None)), namespace: self.namespace, errands: self.errands.clone() })
     }
 }
 
 impl AsFd for Theirs {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_ref().expect("until it is dropped").as_fd()
+        self.closing.as_ref().expect("until it is dropped").0.as_fd()
     }
 }
 
 impl Drop for Theirs {
     fn drop(&mut self) {
-        if let Some(fd) = self.fd.take() {
-            self.errands.close(self.namespace, fd);
+        if let Some(closing) = self.closing.take() {
+            self.errands.close(self.namespace, closing);
         }
     }
 }
@@ -212,9 +230,13 @@ mod tests {
     #[tokio::test]
     async fn what_was_shown_is_closed_elsewhere() {
         let errands = Arc::new(Errands::new(Handle::current()));
-        let (mut reader, writer) = std::io::pipe().unwrap();
-        drop(Theirs::new(writer.into(), 1, errands.clone()));
-        let end = tokio::task::spawn_blocking(move || reader.read(&mut [0]));
-        assert_eq!(end.await.unwrap().unwrap(), 0);
+        let ((mut shown, writer), (mut end, conversation)) =
+            (std::io::pipe().unwrap(), std::io::pipe().unwrap());
+        let conversation = Arc::new(conversation.into());
+        drop(Theirs::new(writer.into(), conversation, 1, errands.clone()));
+        let ends = tokio::task::spawn_blocking(move || (end.read(&mut [0]), shown.read(&mut [0])));
+        let (Ok(0), Ok(0)) = ends.await.unwrap() else {
+            panic!("the conversation ends, and what was shown is closed")
+        };
     }
 }

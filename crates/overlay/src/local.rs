@@ -93,7 +93,7 @@ async fn converse(
                 Ok(connection) => {
                     shared.metrics.took(End::Client);
                     // What is sent now is the program's. If the supervisor has gone, so has the program.
-                    let connection = Theirs::new(connection, namespace, shared.errands.clone());
+                    let connection = channel.theirs(connection);
                     channel.send(&Answer::Take, Some(connection.as_fd()))?;
                 }
                 Err(reason) => {
@@ -107,7 +107,7 @@ async fn converse(
         (Request::Accepted, Some(shown)) => {
             match server::accepted(&shared, shown, namespace).await {
                 Ok(connection) => {
-                    let connection = Theirs::new(connection, namespace, shared.errands.clone());
+                    let connection = channel.theirs(connection);
                     channel.send(&Answer::Take, Some(connection.as_fd()))?;
                 }
                 Err(reason) => {

@@ -15,7 +15,6 @@ const FILTER_FLAG_NEW_LISTENER: usize = 1 << 3;
 const FILTER_FLAG_WAIT_KILLABLE_RECV: usize = 1 << 5;
 const FLAG_CONTINUE: u32 = 1;
 const ADDFD_FLAG_SETFD: u32 = 1;
-const ADDFD_FLAG_SEND: u32 = 2;
 
 const NOTIF_RECV: usize = 0xc050_2100;
 const NOTIF_SEND: usize = 0xc018_2101;
@@ -148,27 +147,20 @@ impl Listener {
         self.send(seccomp_notif_resp { id, val, error, flags: 0 })
     }
 
-    /// Gives the caller a descriptor, which the call returns.
-    pub fn answer_with(&self, id: u64, fd: BorrowedFd<'_>, close_on_exec: bool) -> Result<()> {
-        self.add(id, fd, None, close_on_exec, ADDFD_FLAG_SEND)
+    /// Gives the caller a descriptor; its number there. The call waits on, so that whoever gives it can close their own before.
+    pub fn give(&self, id: u64, fd: BorrowedFd<'_>, close_on_exec: bool) -> Result<i64> {
+        self.add(id, fd, None, close_on_exec)
     }
 
     /// Puts a descriptor in the place of one that the caller has. The call waits on.
     pub fn replace(&self, id: u64, fd: BorrowedFd<'_>, number: u32, close_on_exec: bool) -> Result<()> {
-        self.add(id, fd, Some(number), close_on_exec, 0)
+        self.add(id, fd, Some(number), close_on_exec).map(drop)
     }
 
-    fn add(
-        &self,
-        id: u64,
-        fd: BorrowedFd<'_>,
-        number: Option<u32>,
-        close_on_exec: bool,
-        flags: u32,
-    ) -> Result<()> {
+    fn add(&self, id: u64, fd: BorrowedFd<'_>, number: Option<u32>, close_on_exec: bool) -> Result<i64> {
         let added = seccomp_notif_addfd {
             id,
-            flags: flags | if number.is_some() { ADDFD_FLAG_SETFD } else { 0 },
+            flags: if number.is_some() { ADDFD_FLAG_SETFD } else { 0 },
             srcfd: fd.as_raw_fd() as u32,
             newfd: number.unwrap_or(0),
             newfd_flags: if close_on_exec { libc::O_CLOEXEC as u32 } else { 0 },
@@ -177,14 +169,14 @@ impl Listener {
     }
 
     fn send(&self, response: seccomp_notif_resp) -> Result<()> {
-        self.ioctl(NOTIF_SEND, &raw const response as usize)
+        self.ioctl(NOTIF_SEND, &raw const response as usize).map(drop)
     }
 
     /// `argument` points to what the request wants, and outlives the call.
-    fn ioctl(&self, request: usize, argument: usize) -> Result<()> {
+    fn ioctl(&self, request: usize, argument: usize) -> Result<i64> {
         let arguments = [self.0.as_raw_fd() as usize, request, argument, 0, 0, 0];
         // SAFETY: the callers are all in this file: each passes the structure of its request, which the kernel reads or fills.
-        unsafe { raw::call(libc::SYS_ioctl, arguments) }.map(drop)
+        unsafe { raw::call(libc::SYS_ioctl, arguments) }.map(|value| value as i64)
     }
 }
 

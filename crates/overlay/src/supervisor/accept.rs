@@ -201,6 +201,7 @@ impl Supervisor {
                 Heard::Late => self.link.hang_up(),
                 _ => {}
             }
+            conversation.end();
         }
         self.deliver(call, accepted, accepting.flags, accepting.cookie);
         true
@@ -215,8 +216,11 @@ impl Supervisor {
             return self.strays.keep(cookie, accepted);
         }
         let id = call.notification.id;
-        match call.listener.answer_with(id, accepted.socket.as_fd(), flags.close_on_exec) {
-            Ok(()) => {}
+        match call.listener.give(id, accepted.socket.as_fd(), flags.close_on_exec) {
+            Ok(number) => {
+                drop(accepted);
+                call.answer(Ok(number));
+            }
             Err(error) => {
                 // It has no room for another descriptor, or was killed.
                 self.strays.keep(cookie, accepted);

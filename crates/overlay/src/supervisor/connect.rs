@@ -88,13 +88,19 @@ impl Supervisor {
         let Some(socket) = call.socket() else { return call.proceed() };
         if !is_plain(&socket) {
             // It may be the second call, by which a program learns what has become of the first.
-            return self.look_at(call, &socket);
+            return self.look_at(call, socket);
         }
         let conversation = match self.ask(call, &socket, address) {
             Asked::Go(conversation) => conversation,
-            Asked::Stay => return call.proceed(),
+            Asked::Stay => {
+                drop(socket);
+                return call.proceed();
+            }
             // At once, also for a program that does not wait: it would be told nothing else later.
-            Asked::Denied(denial) => return call.answer(Err(denial.error())),
+            Asked::Denied(denial) => {
+                drop(socket);
+                return call.answer(Err(denial.error()));
+            }
         };
         if !call.waits() {
             return;
@@ -103,24 +109,25 @@ impl Supervisor {
         if is_nonblocking(&attempt.socket) {
             self.begin(call, attempt, address);
         } else {
-            see_through(call, &attempt, address);
+            see_through(call, attempt, address);
         }
     }
 
     /// getsockopt for SO_ERROR.
     pub(super) fn look(&self, call: &Call) {
         match call.socket() {
-            Some(socket) => self.look_at(call, &socket),
+            Some(socket) => self.look_at(call, socket),
             None => call.proceed(),
         }
     }
 
-    fn look_at(&self, call: &Call, socket: &OwnedFd) {
-        let cookie = sockopt::socket_cookie(socket).ok();
-        if let Some(attempt) = cookie.and_then(|cookie| self.pending.take_ended(cookie)) {
-            return seize(call, &attempt);
+    fn look_at(&self, call: &Call, socket: OwnedFd) {
+        let cookie = sockopt::socket_cookie(&socket).ok();
+        drop(socket);
+        match cookie.and_then(|cookie| self.pending.take_ended(cookie)) {
+            Some(attempt) => seize(call, attempt),
+            None => call.proceed(),
         }
-        call.proceed();
     }
 
     /// Whether the peer would take it.
@@ -130,19 +137,20 @@ impl Supervisor {
             return Asked::Stay;
         }
         match conversation.hear(|| call.waits()) {
-            Heard::Answer(Answer::Go, _) => Asked::Go(conversation),
-            Heard::Answer(Answer::Deny(denial), _) => Asked::Denied(denial),
-            Heard::Late => {
-                self.link.hang_up();
-                Asked::Stay
+            Heard::Answer(Answer::Go, _) => return Asked::Go(conversation),
+            Heard::Answer(Answer::Deny(denial), _) => {
+                conversation.end();
+                return Asked::Denied(denial);
             }
-            _ => Asked::Stay,
+            Heard::Late => self.link.hang_up(),
+            _ => conversation.end(),
         }
+        Asked::Stay
     }
 
     /// For a program that does not wait.
     fn begin(&self, call: &Call, attempt: Attempt, address: Address) {
-        let Ok(cookie) = sockopt::socket_cookie(&attempt.socket) else { return call.proceed() };
+        let Ok(cookie) = sockopt::socket_cookie(&attempt.socket) else { return attempt.leave(call, None) };
         match address.connect(&attempt.socket) {
             Ok(()) | Err(Errno::INPROGRESS) => {
                 // Before the program can look.
@@ -151,7 +159,19 @@ impl Supervisor {
                 }
                 call.answer(Err(Errno::INPROGRESS));
             }
-            Err(error) => call.answer(Err(error)),
+            Err(error) => attempt.leave(call, Some(error)),
+        }
+    }
+}
+
+impl Attempt {
+    /// The program goes on, and has its socket for itself. None: the kernel makes the call.
+    fn leave(self, call: &Call, error: Option<Errno>) {
+        drop(self.socket);
+        self.conversation.end();
+        match error {
+            None => call.proceed(),
+            Some(error) => call.answer(Err(error)),
         }
     }
 }
@@ -168,12 +188,12 @@ fn is_plain(socket: &OwnedFd) -> bool {
 }
 
 /// For a program that waits.
-fn see_through(call: &Call, attempt: &Attempt, address: Address) {
-    let Attempt { conversation, socket, .. } = attempt;
+fn see_through(call: &Call, attempt: Attempt, address: Address) {
+    let Attempt { conversation, socket, .. } = &attempt;
     match start(socket, address) {
         Ok(()) | Err(Errno::INPROGRESS) => {}
         // As the program's own call would have ended.
-        Err(error) => return call.answer(Err(error)),
+        Err(error) => return attempt.leave(call, Some(error)),
     }
     conversation.say(&Request::Begun, None);
     let limit = sockopt::socket_timeout(socket, Timeout::Send).ok().flatten();
@@ -182,11 +202,11 @@ fn see_through(call: &Call, attempt: &Attempt, address: Address) {
             return;
         }
         if limit.is_some_and(|limit| attempt.begun.elapsed() >= limit) {
-            return call.answer(Err(Errno::INPROGRESS));
+            return attempt.leave(call, Some(Errno::INPROGRESS));
         }
         if process::has_signal(call.thread()) {
             // The kernel finds the connection under way, and is interrupted.
-            return call.proceed();
+            return attempt.leave(call, None);
         }
     }
     seize(call, attempt);
@@ -203,27 +223,29 @@ fn start(socket: &OwnedFd, address: Address) -> Result<(), Errno> {
 
 /// The connection has been made, or has failed: now it takes the host network, or stays. The kernel makes the call, which says what it
 /// would have said, on whichever socket is there.
-fn seize(call: &Call, attempt: &Attempt) {
-    let Attempt { conversation, socket, .. } = attempt;
+fn seize(call: &Call, attempt: Attempt) {
+    let replaced = replace(call, &attempt);
+    attempt.leave(call, replaced.err());
+}
+
+/// Whether the program can go on; it has the host connection, if there is one.
+fn replace(call: &Call, Attempt { conversation, socket, .. }: &Attempt) -> Result<(), Errno> {
     if tcp::state(socket) != Ok(tcp::ESTABLISHED) {
-        return call.proceed();
+        return Ok(());
     }
     let place = match Place::find(call, socket) {
         Ok(place) => place,
         Err(reason) => {
             conversation.say(&Request::Stay(reason), None);
-            return call.proceed();
+            return Ok(());
         }
     };
     if !conversation.say(&Request::Moment, None) {
-        return call.proceed();
+        return Ok(());
     }
     let Heard::Answer(Answer::Take, Some(connection)) = conversation.hear(|| call.waits()) else {
-        return call.proceed();
+        return Ok(());
     };
-    match place.take(call, socket, &connection) {
-        Ok(()) => call.proceed(),
-        // The other end has the host connection already.
-        Err(_) => call.answer(Err(Errno::CONNRESET)),
-    }
+    // The other end has the host connection already.
+    place.take(call, socket, &connection).map_err(|_| Errno::CONNRESET)
 }

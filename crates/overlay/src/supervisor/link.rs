@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socket_with};
 use shunt_sys::{Errno, seqpacket};
 
 use super::NEVER;
@@ -140,6 +140,14 @@ impl Conversation {
     /// The answer, as long as `goes_on`.
     pub(super) fn hear(&self, goes_on: impl Fn() -> bool) -> Heard {
         receive(&self.socket, self.limit, goes_on)
+    }
+
+    /// Nothing more is said. Returns when the router has closed what it was shown and what it gave: only then is the program's close of
+    /// its descriptor the end of the connection, and of the events that epoll reports of it.
+    pub(super) fn end(self) {
+        if shutdown(&self.socket, Shutdown::Write).is_ok() {
+            while let Heard::Answer(..) = receive(&self.socket, GRACE, || true) {}
+        }
     }
 }
 
