@@ -204,6 +204,44 @@ print('ok')
     assert_eq!(lab.roads(B, "server"), (400, serde_json::json!({})));
 }
 
+/// A client that sends before it has looked whether it is connected stays on the overlay, and the server's accept does not wait for it to
+/// look: that would take seconds for each.
+#[test]
+fn accept_does_not_wait_for_a_client_that_has_sent_already() {
+    let mut lab = Lab::with_routers();
+    const SERVE: &str = "
+import socket
+listener = socket.create_server(('', 9000), backlog=128)
+print('listening', flush=True)
+while True:
+    connection, peer = listener.accept()
+    with connection:
+        connection.sendall(connection.recv(1))
+";
+    const ASK: &str = "
+import select, socket, time
+begun = time.monotonic()
+for number in range(10):
+    with socket.socket() as s:
+        s.setblocking(False)
+        try:
+            s.connect(('10.50.2.2', 9000))
+        except BlockingIOError:
+            select.select([], [s], [])
+        s.send(b'x')
+        select.select([s], [], [])
+        assert s.recv(1) == b'x'
+took = time.monotonic() - begun
+assert took < 10, took
+print('ok')
+";
+    let mut server = lab.command(B, true, "python3");
+    lab.launch(B, server.args(["-c", SERVE]), "listening");
+    let output = lab.output(A, lab.command(A, true, "python3").args(["-c", ASK]));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{output:?}");
+    assert_eq!(lab.roads(B, "server"), (0, serde_json::json!({ "used": 10 })));
+}
+
 #[test]
 fn a_peer_without_shunt_is_found_out_and_left_alone() {
     let mut lab = Lab::with_routers();

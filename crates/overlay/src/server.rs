@@ -11,12 +11,15 @@ use shunt_kernel::sequence::Origin;
 use shunt_sys::peer::Found;
 use shunt_sys::{identity, options};
 use socket2::{Domain, SockRef};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout, timeout_at};
 
+use crate::channel::watch;
 use crate::connections::{Connection, Place, Stayed};
 use crate::errand::Theirs;
-use crate::local;
+use crate::local::{self, Ends};
 use crate::metrics::End;
 use crate::namespace::Namespace;
 use crate::options::Options;
@@ -151,7 +154,7 @@ pub(crate) async fn accepted(
     let taken = match shared.connections.permit(flow) {
         Ok(_) => {
             let _waiting = shared.wait_for(ends.cookie);
-            await_claim(shared, ends.cookie, ends.local, ends.remote).await
+            await_claim(shared, &socket, &ends).await
         }
         Err(reason) => Err(reason),
     };
@@ -185,22 +188,20 @@ fn place(connection: &OwnedFd) -> Option<Place> {
     Some(Place::new(sockopt::socket_cookie(connection).ok()?, local, remote))
 }
 
-async fn await_claim(
-    shared: &Shared,
-    cookie: u64,
-    local: SocketAddrV4,
-    remote: SocketAddrV4,
-) -> Result<(OwnedFd, Origin), Reason> {
+async fn await_claim(shared: &Shared, socket: &Theirs, ends: &Ends) -> Result<(OwnedFd, Origin), Reason> {
     let config = &shared.loaded.config;
-    let host = config.host_of(*remote.ip()).map(|host| *host.address.ip());
-    let listener = shared.listener(local).ok().map(|(listener, _)| listener);
+    let host = config.host_of(*ends.remote.ip()).map(|host| *host.address.ip());
+    let listener = shared.listener(ends.local).ok().map(|(listener, _)| listener);
     let begun = tokio::time::Instant::now();
     let mut unknown = Reason::NotOffered;
+    // tokio waits for a copy that it owns; the last one is closed elsewhere.
+    let copy = socket.as_fd().try_clone_to_owned().map_err(|_| Reason::Failed)?;
+    let watched = watch(copy, Interest::READABLE).map_err(|_| Reason::Failed)?;
     loop {
         let changed = shared.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let (limit, reason) = match shared.claim(cookie, listener, host) {
+        let (limit, reason) = match shared.claim(ends.cookie, listener, host) {
             Claim::Taken(connection, origin) => return Ok((connection, origin)),
             Claim::Promised => {
                 unknown = Reason::NotCommitted;
@@ -209,9 +210,19 @@ async fn await_claim(
             Claim::Expected => (config.patience(), Reason::NotOffered),
             Claim::Unknown => return Err(unknown),
         };
-        if timeout_at(begun + limit, changed).await.is_err() {
-            return Err(reason);
+        tokio::select! {
+            changed = timeout_at(begun + limit, changed) => changed.map_err(|_| reason)?,
+            // O2: the client has sent on the overlay, and commits nothing any more.
+            () = bytes(&watched) => return Err(Reason::Used),
         }
+    }
+}
+
+/// Until bytes have come. An end without bytes may be that of an overlay connection whose place another has taken.
+async fn bytes(socket: &AsyncFd<OwnedFd>) {
+    match socket.readable().await {
+        Ok(ready) if !ready.ready().is_read_closed() => {}
+        _ => std::future::pending().await,
     }
 }
 
