@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::socket_cookie;
@@ -12,12 +13,20 @@ use shunt_kernel::names::{self, Names};
 use shunt_sys::accounted;
 use shunt_sys::identity::normalise;
 
+/// A process has one `Names` at a time: with it, it enters a control group.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn names(socket: &TcpStream) -> [SocketAddr; 2] {
     [socket.local_addr().unwrap(), socket.peer_addr().unwrap()]
 }
 
 #[test]
 fn a_socket_has_the_names_that_it_was_given() {
+    let _alone = alone();
     let mut given = Names::attach().unwrap();
     for (host, local, remote) in [
         ("127.0.0.1:0", "10.9.0.1:1234", "10.9.0.2:80"),
@@ -81,6 +90,7 @@ impl Drop for Group {
 
 #[test]
 fn a_socket_of_another_group_is_counted_there_and_has_names_as_well() {
+    let _alone = alone();
     let group = Group::create();
     let mut given = Names::attach().unwrap();
     assert!(given.group_of(std::process::id()).unwrap().is_some(), "its own");
