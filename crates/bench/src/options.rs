@@ -43,10 +43,29 @@ impl Output {
         }
         Ok(())
     }
+
+    /// The same, and writes each plot under its name to the directory, if there is one.
+    pub(crate) fn write_with_svg(
+        &self,
+        title: &str,
+        report: &impl Serialize,
+        plots: impl IntoIterator<Item = (&'static str, Plot)>,
+        directory: Option<&Path>,
+        text: &str,
+    ) -> Result<()> {
+        let (names, plots): (Vec<_>, Vec<_>) = plots.into_iter().unzip();
+        if let Some(directory) = directory {
+            std::fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
+            for (name, plot) in names.iter().zip(&plots) {
+                save(&directory.join(format!("{name}.svg")), plot.svg()?)?;
+            }
+        }
+        self.write(title, report, &plots, text)
+    }
 }
 
 /// Writes a file.
-pub(crate) fn save(path: &Path, text: String) -> Result<()> {
+fn save(path: &Path, text: String) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }
 

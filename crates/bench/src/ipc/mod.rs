@@ -16,7 +16,7 @@ use clap::{Args, ValueEnum};
 
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
-use crate::options::{Output, save};
+use crate::options::Output;
 use crate::progress::Progress;
 use crate::worker::Way;
 use calls::Traced;
@@ -87,11 +87,8 @@ fn compare(arguments: &Arguments) -> Result<()> {
     progress.end();
     let traced = Traced::measure(&place, &ways, arguments.descriptors)?;
     let report = Report::new(machine, &place, arguments, &ways, &rows, traced, begin.elapsed());
-    if let Some(directory) = &arguments.svg {
-        std::fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
-        save(&directory.join("ipc.svg"), report.plot().svg()?)?;
-    }
-    arguments.output.write("shunt bench ipc", &report, &[report.plot()], &report.text())
+    let (output, svg) = (&arguments.output, arguments.svg.as_deref());
+    output.write_with_svg("shunt bench ipc", &report, [("ipc", report.plot())], svg, &report.text())
 }
 
 fn measure(

@@ -17,7 +17,7 @@ use clap::{Args, ValueEnum};
 
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
-use crate::options::{Output, save};
+use crate::options::Output;
 use crate::process::Process;
 use crate::progress::Progress;
 use crate::worker::{Download, READY};
@@ -126,13 +126,9 @@ fn serve(lab: &Lab) -> Result<Process> {
 }
 
 fn write(report: &Report, arguments: &Arguments) -> Result<()> {
-    if let Some(directory) = &arguments.svg {
-        std::fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
-        for (plot, name) in report.plots().iter().zip(["first-byte.svg", "total.svg"]) {
-            save(&directory.join(name), plot.svg()?)?;
-        }
-    }
-    arguments.output.write("shunt bench relay", report, &report.plots(), &report.text())
+    let plots = ["first-byte", "total"].into_iter().zip(report.plots());
+    let (output, svg) = (&arguments.output, arguments.svg.as_deref());
+    output.write_with_svg("shunt bench relay", report, plots, svg, &report.text())
 }
 
 impl Arguments {

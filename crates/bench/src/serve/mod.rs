@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
-use crate::options::{Output, save};
+use crate::options::Output;
 use crate::progress::Progress;
 use load::{Load, Sample, Sinks};
 use report::Report;
@@ -118,14 +118,8 @@ fn compare(arguments: &Arguments) -> Result<()> {
 }
 
 fn write(report: &Report, arguments: &Arguments) -> Result<()> {
-    if let Some(directory) = &arguments.svg {
-        std::fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
-        for (name, plot) in report.plots() {
-            save(&directory.join(format!("{name}.svg")), plot.svg()?)?;
-        }
-    }
-    let plots: Vec<_> = report.plots().into_iter().map(|(_, plot)| plot).collect();
-    arguments.output.write("shunt bench serve", report, &plots, &report.text())
+    let (output, svg) = (&arguments.output, arguments.svg.as_deref());
+    output.write_with_svg("shunt bench serve", report, report.plots(), svg, &report.text())
 }
 
 impl Arguments {
