@@ -7,7 +7,7 @@ mod lab;
 use std::fs;
 use std::process::Command;
 
-use lab::{A, B, CLIENT, Lab, SERVER, go};
+use lab::{A, B, CLIENT, Lab, SERVER, go, held_page};
 
 /// Large beside everything that belongs to setting connections up.
 const PAYLOAD: u64 = 20_000_000;
@@ -444,15 +444,6 @@ fn sockets_whose_locks_are_held_hold_up_nobody_else() {
     let mut lab = Lab::with_routers();
     serve_go(&mut lab, true, "tcp4");
     const SCRIPT: &str = "
-import ctypes, mmap, socket, struct, sys, threading, time
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-page = libc.mmap(None, ctypes.c_size_t(4096), 3, 0x22, -1, ctypes.c_long(0))
-faults = libc.syscall(323, 0)
-assert faults >= 0, ctypes.get_errno()
-api, register = ctypes.create_string_buffer(struct.pack('QQQ', 0xAA, 0, 0)), ctypes.create_string_buffer(struct.pack('QQQQ', page, 4096, 1, 0))
-assert libc.ioctl(faults, ctypes.c_ulong(0xc018aa3f), api) == 0
-assert libc.ioctl(faults, ctypes.c_ulong(0xc020aa00), register) == 0
 listener = socket.create_server(('127.0.0.1', 0))
 client = socket.create_connection(listener.getsockname())
 threading.Thread(target=lambda: libc.send(client.fileno(), ctypes.c_void_p(page), ctypes.c_size_t(4096), 0), daemon=True).start()
@@ -474,7 +465,7 @@ time.sleep(60)
 ";
     let evil = shunt_netns::Net::new();
     let mut script = Command::new("python3");
-    script.args(["-c", SCRIPT]).arg(lab.socket(A));
+    script.args(["-c", &held_page(SCRIPT)]).arg(lab.socket(A));
     lab.launch_in(&evil, &mut script, "held");
     assert_ok(&lab.output(A, &mut go_client(&lab, true, [10, 2, 10_000])), 10);
     assert_eq!(lab.roads(A, "client").0, 10, "{}", lab.status(A));

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-use lab::{A, B, CLIENT, Lab, SERVER, go};
+use lab::{A, B, CLIENT, Lab, SERVER, go, held_page};
 use serde_json::json;
 
 /// Servers at the ports 9000 and 9001.
@@ -229,15 +229,6 @@ fn a_connection_whose_lock_is_held_keeps_no_other_open() {
     let mut lab = Lab::with_routers();
     serve(&mut lab);
     const SCRIPT: &str = "
-import ctypes, os, socket, struct, sys, threading, time
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-page = libc.mmap(None, ctypes.c_size_t(4096), 3, 0x22, -1, ctypes.c_long(0))
-faults = libc.syscall(323, 0)
-assert faults >= 0, ctypes.get_errno()
-api, register = ctypes.create_string_buffer(struct.pack('QQQ', 0xAA, 0, 0)), ctypes.create_string_buffer(struct.pack('QQQQ', page, 4096, 1, 0))
-assert libc.ioctl(faults, ctypes.c_ulong(0xc018aa3f), api) == 0
-assert libc.ioctl(faults, ctypes.c_ulong(0xc020aa00), register) == 0
 open_ones = [socket.create_connection(('10.50.2.2', 9000)) for _ in range(20)]
 held = open_ones[7]
 send = threading.Thread(target=lambda: libc.send(held.fileno(), ctypes.c_void_p(page), ctypes.c_size_t(4096), 0))
@@ -255,7 +246,7 @@ except ConnectionAbortedError:
     print('aborted')
 ";
     let mut client = lab.command(A, true, "python3");
-    let client = lab.launch(A, client.args(["-c", SCRIPT]).arg(lab.path("go")), "held");
+    let client = lab.launch(A, client.args(["-c", &held_page(SCRIPT)]).arg(lab.path("go")), "held");
     let said = lab.apply(A, FORBID);
     let wanted = "1 end when their programs come out of the call that they are in\n";
     assert!(said.starts_with("19 connections have been ended") && said.ends_with(wanted), "{said}");

@@ -18,6 +18,23 @@ use tempfile::TempDir;
 pub(crate) const CLIENT: &str = "10.50.1.2";
 pub(crate) const SERVER: &str = "10.50.2.2";
 
+/// A script of Python's that has a `page` for which the kernel waits once it is touched, until `faults` is closed: a call that sends
+/// from it holds the lock of its socket.
+pub(crate) fn held_page(script: &str) -> String {
+    const PAGE: &str = "
+import ctypes, os, socket, struct, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+page = libc.mmap(None, ctypes.c_size_t(4096), 3, 0x22, -1, ctypes.c_long(0))
+faults = libc.syscall(323, 0)
+assert faults >= 0, ctypes.get_errno()
+api, register = ctypes.create_string_buffer(struct.pack('QQQ', 0xAA, 0, 0)), ctypes.create_string_buffer(struct.pack('QQQQ', page, 4096, 1, 0))
+assert libc.ioctl(faults, ctypes.c_ulong(0xc018aa3f), api) == 0
+assert libc.ioctl(faults, ctypes.c_ulong(0xc020aa00), register) == 0
+";
+    [PAGE, script].concat()
+}
+
 /// One host, and the container on it.
 pub(crate) struct Host {
     pub(crate) name: &'static str,
