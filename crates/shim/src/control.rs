@@ -251,14 +251,19 @@ fn attempt(endpoint: &'static Endpoint, fd: RawFd, is_first: bool) -> Attempt {
 }
 
 /// Whether the broker may still hold the socket of an endpoint that has been offered: it closes it once it has taken the offer, which
-/// may be after it has answered; of one that could linger it does not say when.
+/// may be after it has answered, and after the connection has been on shared memory and has left it; of one that could linger it does
+/// not say when.
 pub(crate) fn may_be_held_by_broker(endpoint: &Endpoint, fd: RawFd) -> bool {
+    let offered_as = endpoint.offered_as.load(Relaxed);
+    if offered_as == 0 {
+        return false;
+    }
     let taken = process::page().map_or(0, |page| page.taken.load(Acquire));
     let lingers = || {
         let linger = rustix::net::sockopt::socket_linger(borrow(fd));
         linger.is_ok_and(|linger| linger.is_some_and(|time| !time.is_zero()))
     };
-    taken < endpoint.offered_as.load(Relaxed) || lingers()
+    taken < offered_as || lingers()
 }
 
 /// The endpoint is gone before it was paired.

@@ -96,7 +96,7 @@ pub(crate) struct Endpoint {
     pub(crate) offer_after: AtomicU32,
     /// When it was last offered; 0: never.
     pub(crate) offered_at: AtomicU64,
-    /// The number of the message to the broker that offered it last.
+    /// The number of the message to the broker that offered it last; 0: never.
     pub(crate) offered_as: AtomicU64,
     /// Whether it has been counted as used, and as being on shared memory.
     counted_as_used: AtomicBool,
@@ -819,6 +819,7 @@ impl Endpoint {
         self.set_stage(Stage::Plain);
         self.operations.store(0, Relaxed);
         self.offered_at.store(0, Relaxed);
+        self.offered_as.store(0, Relaxed);
         self.counted_as_used.store(false, Relaxed);
         self.counted_on_shm.store(false, Relaxed);
         self.listed_from_the_first.store(false, Relaxed);

@@ -133,7 +133,7 @@ impl Judge {
         let mut numbers: Vec<usize> = tcp.woken.iter().chain(&shunt.woken).map(|one| one.0).collect();
         numbers.sort_unstable();
         numbers.dedup();
-        for number in numbers {
+        for &number in &numbers {
             if verdict != Match::Same {
                 break;
             }
@@ -162,6 +162,14 @@ impl Judge {
                 && are_found(&shunt)
                 && tcp != shunt
                 && (steps[number].verb == Verb::Poll || self.is_first_in_order(&steps[number], &tcp, &shunt))
+            {
+                verdict = Match::Open;
+            }
+            // A connection has its error once: which of several that slept on it is told of that, is open.
+            let is_error = |outcome: &Outcome| matches!(outcome, Outcome::Done(answer) if answer.ret < 0);
+            if matches!(verdict, Match::Different(_))
+                && (is_error(&tcp) || is_error(&shunt))
+                && numbers.iter().any(|other| *other != number && share_an_end(&steps[*other], &steps[number]))
             {
                 verdict = Match::Open;
             }
@@ -617,6 +625,15 @@ impl Step {
 fn shows_any(step: &Step, ends: &[usize]) -> bool {
     let touches = |slot: usize| slot < FIRST_EPOLL && ends.iter().any(|end| end & !1 == end_of(slot) & !1);
     !ends.is_empty() && (step.verb == Verb::EpollWait || step.slots().into_iter().any(touches))
+}
+
+/// Whether two steps are about a socket that is the same.
+fn share_an_end(one: &Step, other: &Step) -> bool {
+    let ends = |step: &Step| -> Vec<usize> {
+        step.slots().into_iter().filter(|slot| *slot < FIRST_EPOLL).map(end_of).collect()
+    };
+    let others = ends(other);
+    ends(one).iter().any(|end| others.contains(end))
 }
 
 /// The data of the events of an epoll_wait, in the order in which they were told.

@@ -400,15 +400,19 @@ impl Inner {
     }
 
     /// Has the kernel's set hold all that the program asked for. What it holds too much is taken out when it is first reported, or
-    /// at once where the set is watched: of what is told edges that would be one.
+    /// at once where the set is watched: of what is told edges that would be one. An edge that only the lane has made, and nobody
+    /// has been told of, is the kernel's to tell from now on.
     pub(super) fn settle(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
+        let shared = self.shared;
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
+        let owes_edge = registration.events & EDGE != 0 && registration.may_tell(endpoint, shared);
         if registration.deleted || is_frozen(fd) {
             self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
             self.forget(fd);
             unlist(epoll, endpoint);
         } else if (registration.events & !registration.kernel_events != 0
-            || self.nested && registration.events & EDGE == 0)
+            || self.nested && registration.events & EDGE == 0
+            || owes_edge)
             && !registration.disarmed
             && !self.shared
         {

@@ -8,7 +8,7 @@ use shunt_abi::reason::Reason;
 use shunt_sys::tcp::Opener;
 use shunt_transport::Kernel;
 
-use crate::endpoint::{Endpoint, Stage};
+use crate::endpoint::Endpoint;
 use crate::kernel::Tcp;
 use crate::ops::exec;
 use crate::private::PrivateFd;
@@ -167,10 +167,7 @@ fn begin_end(endpoint: &Endpoint, fd: RawFd) {
     if endpoint.is_attached() && attach::before_close(endpoint, fd) && !is_held_elsewhere(endpoint, fd) {
         reset_on_close(fd);
     }
-    if endpoint.stage() != Stage::Plain
-        && control::may_be_held_by_broker(endpoint, fd)
-        && !is_held_elsewhere(endpoint, fd)
-    {
+    if control::may_be_held_by_broker(endpoint, fd) && !is_held_elsewhere(endpoint, fd) {
         finish_for_broker(endpoint, fd);
     }
 }
