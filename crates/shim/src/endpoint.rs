@@ -333,6 +333,8 @@ pub(crate) fn after_fork_in_child() {
         endpoint.receivers_in_kernel.store(0, Relaxed);
         endpoint.senders_in_kernel.store(0, Relaxed);
         endpoint.owner.store(0, Relaxed);
+        // That was the parent's conversation with the broker.
+        endpoint.offered_as.store(0, Relaxed);
     }
 }
 

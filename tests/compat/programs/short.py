@@ -2,7 +2,9 @@
 
     short.py server PORT CONNECTIONS
     short.py client PORT CONNECTIONS EXCHANGES
+    short.py refused PORT CONNECTIONS       connects without waiting where nobody listens, and reads to find out
 """
+import select
 import socket
 import sys
 
@@ -15,6 +17,20 @@ if role == "server":
         with connection:
             while data := connection.recv(4096):
                 connection.sendall(data)
+elif role == "refused":
+    for _ in range(connections):
+        with socket.socket() as connection:
+            connection.setblocking(False)
+            try:
+                connection.connect(("127.0.0.1", port))
+            except (BlockingIOError, ConnectionRefusedError):
+                pass
+            select.select([], [connection], [])
+            try:
+                raise SystemExit(f"read {connection.recv(1)}")
+            except ConnectionRefusedError:
+                pass
+    print("done")
 else:
     for number in range(connections):
         with socket.create_connection(("127.0.0.1", port)) as connection:

@@ -41,3 +41,19 @@ fn by_default_they_are_not_worth_it() {
         assert_eq!(on_shm, 0);
     });
 }
+
+/// Programs read a socket that they have connected without waiting, and whose connection was refused.
+#[test]
+fn a_refused_connection_was_not_used() {
+    both(LIMIT, |host| {
+        let before = host.status().map(|status| status.share);
+        let refused = ["refused", &host.port().to_string(), "50"];
+        host.script("python3", "short.py")
+            .shunt_args(["--offer", "at-once"])
+            .args(refused)
+            .run("refused", LIMIT);
+        let Some(before) = before else { return };
+        let after = host.status().expect("a broker").share;
+        assert_eq!(after.seen, before.seen);
+    });
+}

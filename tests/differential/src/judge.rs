@@ -169,7 +169,9 @@ impl Judge {
             let is_error = |outcome: &Outcome| matches!(outcome, Outcome::Done(answer) if answer.ret < 0);
             if matches!(verdict, Match::Different(_))
                 && (is_error(&tcp) || is_error(&shunt))
-                && numbers.iter().any(|other| *other != number && share_an_end(&steps[*other], &steps[number]))
+                && numbers
+                    .iter()
+                    .any(|other| *other != number && share_an_end(&steps[*other], &steps[number]))
             {
                 verdict = Match::Open;
             }

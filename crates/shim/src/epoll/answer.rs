@@ -132,7 +132,7 @@ impl Inner {
             let at = self.registrations.get(&fd).and_then(has_new).and_then(|endpoint| endpoint.rx.lock().at);
             match at {
                 Some(at) => self.marked.push(Reverse((at.incoming().0.stamped(), fd))),
-                None => self.mark_pending(fd),
+                None => self.queue_for_look(fd),
             }
         }
     }

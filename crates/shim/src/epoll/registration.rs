@@ -601,21 +601,26 @@ impl Inner {
         }
         if let Some(registration) = self.registrations.get_mut(&fd) {
             registration.due = true;
-            if is_marked {
-                // It has a place of its own, which taking the mark gives it.
-                return;
+            // What is marked has a place of its own, which taking the mark gives it.
+            if !is_marked {
+                self.queue_for_look(fd);
             }
-            if registration.pending && !registration.hollow {
-                return;
-            }
-            let has_some =
-                registration.endpoint().is_some_and(|endpoint| registration.has_some(endpoint, slot));
-            if has_some {
-                registration.queue_marked(&mut self.pending, fd);
-            } else if !registration.pending {
-                registration.queue(&mut self.pending, fd);
-                registration.hollow = true;
-            }
+        }
+    }
+
+    /// The next wait looks at it. It has its place if there is something to be told by now, and else its first mark gives it one.
+    pub(super) fn queue_for_look(&mut self, fd: RawFd) {
+        let Some(registration) = self.registrations.get_mut(&fd) else { return };
+        if registration.pending && !registration.hollow {
+            return;
+        }
+        let slot = self.slot;
+        let has_some = registration.endpoint().is_some_and(|endpoint| registration.has_some(endpoint, slot));
+        if has_some {
+            registration.queue_marked(&mut self.pending, fd);
+        } else if !registration.pending {
+            registration.queue(&mut self.pending, fd);
+            registration.hollow = true;
         }
     }
 

@@ -19,6 +19,8 @@ use std::sync::atomic::Ordering::*;
 
 use crate::control;
 use crate::endpoint::{Endpoint, Stage};
+use crate::private::borrow;
+use shunt_sys::tcp::Opener;
 
 /// A data operation begins. Those of an endpoint that is on TCP are counted, and it is considered for an offer once there were
 /// enough.
@@ -36,6 +38,9 @@ fn used_on_tcp(endpoint: &'static Endpoint, fd: RawFd) {
     match endpoint.stage() {
         Stage::Plain => {
             let operations = endpoint.operations.load(Relaxed) + 1;
+            if operations == 1 && endpoint.opener() == Opener::Us && !is_connected(fd) {
+                return;
+            }
             let is_first = operations == 1 && endpoint.count_use();
             if operations < endpoint.offer_after.load(Relaxed) {
                 endpoint.operations.store(operations, Relaxed);
@@ -55,6 +60,11 @@ fn used_on_tcp(endpoint: &'static Endpoint, fd: RawFd) {
         }
         Stage::Attached => control::poll_inbox(),
     }
+}
+
+/// Whether a connection that was begun without waiting has come to be: programs read one that was refused, for its error.
+fn is_connected(fd: RawFd) -> bool {
+    rustix::net::getpeername(borrow(fd)).is_ok()
 }
 
 /// Data operations after which an endpoint that was offered, and whose peer was not, is looked at: see

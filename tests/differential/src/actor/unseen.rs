@@ -148,6 +148,9 @@ fn signal(socket: c_int, millis: i64) -> Answer {
         let mut before: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
         libc::sigaddset(&mut set, libc::SIGIO);
+        // Where the number is closed meanwhile, and a duplicate is not, nobody can have the signals end with the wait. As long as
+        // they are blocked they come all the same.
+        libc::signal(libc::SIGIO, libc::SIG_IGN);
         libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
         // This thread.
         let owner = [0, libc::gettid()];
