@@ -32,7 +32,7 @@ pub(crate) enum Obstacle {
     OtherMachine,
     /// Without a dynamic linker.
     Static,
-    /// With a dynamic linker that is not glibc's.
+    /// With a dynamic linker that is neither glibc's nor musl's.
     OtherLibc(PathBuf),
     /// A Go program: it makes system calls by itself.
     Go,
@@ -91,8 +91,8 @@ impl Obstacle {
         let fixed = match self {
             Obstacle::OtherClass => "Use a 64-bit build of it.",
             Obstacle::OtherMachine => "Use a build for this processor.",
-            Obstacle::Static => "Use a build that is dynamically linked with glibc.",
-            Obstacle::OtherLibc(_) => "Use a build for glibc.",
+            Obstacle::Static => "Use a build that is dynamically linked, with glibc or musl.",
+            Obstacle::OtherLibc(_) => "Use a build for glibc or musl.",
             Obstacle::Go => "Nothing can be done: its connections stay on TCP.",
             Obstacle::Setuid | Obstacle::Setgid => {
                 "Run a copy without that bit, as the user or group that it needs."
@@ -172,20 +172,23 @@ pub(crate) fn of_linkage(path: &Path) -> Option<Obstacle> {
         Elf::Native { go: true, .. } => Some(Obstacle::Go),
         Elf::Native { interpreter: Some(linker), .. } => {
             let linker = PathBuf::from(OsStr::from_bytes(&linker));
-            (!is_glibc_linker(&linker)).then_some(Obstacle::OtherLibc(linker))
+            (!takes_the_shim(&linker)).then_some(Obstacle::OtherLibc(linker))
         }
         // The dynamic linker itself asks for none, and takes a program as its argument.
         Elf::Native { interpreter: None, .. } => {
             let path = fs::read_link(path).unwrap_or_else(|_| path.to_owned());
-            (!is_glibc_linker(&path)).then_some(Obstacle::Static)
+            (!takes_the_shim(&path)).then_some(Obstacle::Static)
         }
     }
 }
 
-fn is_glibc_linker(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| {
+/// Whether it is a dynamic linker of glibc or of musl.
+fn takes_the_shim(linker: &Path) -> bool {
+    let musl = format!("ld-musl-{}.so.1", std::env::consts::ARCH);
+    linker.file_name().is_some_and(|name| {
         let name = name.as_bytes();
-        name.starts_with(b"ld-linux") || name.starts_with(b"ld-2.") || name == b"ld.so"
+        let is_glibcs = name.starts_with(b"ld-linux") || name.starts_with(b"ld-2.") || name == b"ld.so";
+        is_glibcs || name == musl.as_bytes()
     })
 }
 

@@ -92,14 +92,14 @@ fn programs_without_a_dynamic_linker_of_glibc() {
         let idle = Idle::start(under_shunt(&shell, &[program.to_str().unwrap()]));
         has_cause(&shell, &idle, "static", "It is statically linked.", "dynamically linked");
     }
-    let linker = shell.path("ld-musl-test.so.1");
-    let program = compiled(&shell, "musl", &[&format!("-Wl,--dynamic-linker={}", linker.display())]);
+    let linker = shell.path("ld-uclibc-test.so.1");
+    let program = compiled(&shell, "uclibc", &[&format!("-Wl,--dynamic-linker={}", linker.display())]);
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let real =
         maps.lines().find_map(|line| line.split(' ').next_back().filter(|path| path.contains("/ld-linux")));
     std::os::unix::fs::symlink(real.unwrap(), linker).unwrap();
     let idle = Idle::start(Command::new(program));
-    has_cause(&shell, &idle, "other_libc", "ld-musl-test.so.1", "glibc");
+    has_cause(&shell, &idle, "other_libc", "ld-uclibc-test.so.1", "glibc or musl");
 }
 
 #[test]

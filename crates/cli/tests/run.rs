@@ -186,12 +186,12 @@ fn a_32_bit_program_runs_without_a_word_from_the_dynamic_linker() {
 #[test]
 fn a_program_of_another_libc_gets_no_preload() {
     let shell = Shell::new();
-    let linker = shell.path("ld-musl-test.so.1");
-    let program = shell.path("musl");
+    let linker = shell.path("ld-uclibc-test.so.1");
+    let program = shell.path("uclibc");
     let source = "#include <stdlib.h>\n#include <stdio.h>\n\
         int main(void) { puts(getenv(\"LD_PRELOAD\") ? getenv(\"LD_PRELOAD\") : \"nothing\"); }";
     compile(&program, source, &[&format!("-Wl,--dynamic-linker={}", linker.display())]);
-    // glibc's linker under the name of musl's, so that the program runs here.
+    // glibc's linker under another's name, so that the program runs here.
     let real = fs::read_to_string("/proc/self/maps").unwrap();
     let real =
         real.lines().find_map(|line| line.split(' ').next_back().filter(|path| path.contains("/ld-linux")));

@@ -1,7 +1,6 @@
 //! fork: every lane goes back to TCP first, and a socket that two processes hold is not offered until one holds it
 //! alone. See `docs/adr/0001`, and `crate::family` for who holds what.
 
-use std::ffi::c_char;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 
 use shunt_abi::reason::Reason;
@@ -11,8 +10,8 @@ use crate::lock::Lock;
 use crate::ops::descriptors;
 use crate::signal::Shield;
 use crate::{
-    alloc, attach, control, epoll, errno, family, links, overdue, private, process, sandbox, signal, table,
-    thread, waiter,
+    alloc, attach, clib, control, epoll, errno, family, links, overdue, private, process, sandbox, signal,
+    table, thread, waiter,
 };
 
 /// Whether this process, or one that it was forked from, has ever tracked a descriptor. Until then there is nothing to do
@@ -30,8 +29,7 @@ pub(crate) fn note_use() {
 /// Installs the handlers that run around every fork, also one made inside libc. `_Fork` runs none: its hook does.
 pub(crate) fn install() {
     table::start();
-    // SAFETY: three functions that live as long as the program.
-    unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
+    clib::at_fork(before, after_in_parent, after_in_child);
 }
 
 pub(crate) unsafe extern "C" fn before() {
@@ -40,7 +38,8 @@ pub(crate) unsafe extern "C" fn before() {
     }
     let errno = errno::get();
     let shield = Shield::raise();
-    if is_single_threaded() {
+    // Then there is nobody in the middle of anything, and nothing is written that both processes would have to copy the page for.
+    if clib::is_single_threaded() {
         prepare();
     } else {
         FORKING.hold();
@@ -71,16 +70,6 @@ fn prepare() {
 
 /// One fork at a time: each takes all locks.
 static FORKING: Lock<()> = Lock::new(());
-
-/// Then there is nobody in the middle of anything, and nothing is written that both processes would have to copy the page for.
-fn is_single_threaded() -> bool {
-    unsafe extern "C" {
-        /// See sys/single_threaded.h.
-        static __libc_single_threaded: c_char;
-    }
-    // SAFETY: a byte of glibc's, which other threads do not write.
-    unsafe { (&raw const __libc_single_threaded).read_volatile() != 0 }
-}
 
 /// Takes every lock of the shim, so that the child's copy of what they guard is whole. In the order in which threads take those
 /// that they hold at once: see *fork* in `docs/local-path.md`. Whether nothing is on a lane that is not closed.

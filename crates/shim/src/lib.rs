@@ -12,6 +12,7 @@
 mod alloc;
 mod attach;
 mod children;
+mod clib;
 mod control;
 mod distance;
 mod endpoint;
@@ -53,6 +54,7 @@ static START: extern "C" fn() = start;
 /// Runs when the library is loaded, before the program's main.
 extern "C" fn start() {
     panic::install();
+    clib::start();
     thread::start();
     process::start();
     hooks::memory::prepare();

@@ -16,6 +16,14 @@ fn resolve(cell: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
     let name = CStr::from_bytes_with_nul(name.as_bytes()).expect("names end in a zero");
     // SAFETY: a plain look-up of a constant name.
     let mut found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    if found.is_null()
+        && let Some(plain) = name.to_bytes().strip_suffix(b"64")
+        && let Ok(plain) = std::ffi::CString::new(plain)
+    {
+        // To musl all files are large.
+        // SAFETY: the same.
+        found = unsafe { libc::dlsym(libc::RTLD_NEXT, plain.as_ptr()) };
+    }
     if found.is_null() {
         found = missing as *mut c_void;
     }
@@ -161,4 +169,6 @@ real! {
     fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
     fn pthread_testcancel() -> ();
+    fn getcontext(context: *mut libc::ucontext_t) -> c_int;
+    fn __chk_fail() -> ();
 }

@@ -46,6 +46,25 @@ std::arch::global_asm!(
     size = const size_of::<Thread>(),
 );
 
+// What the compiler calls for `thread_local!`, also for those of the standard library. The dynamic linker's would have the shim need
+// glibc's own by its name, may allocate, and may wait for a lock. All of them are in the block of the one above.
+#[cfg(target_arch = "x86_64")]
+std::arch::global_asm!(
+    ".pushsection .text.__tls_get_addr, \"ax\", @progbits",
+    ".globl __tls_get_addr",
+    ".hidden __tls_get_addr",
+    ".type __tls_get_addr, @function",
+    "__tls_get_addr:",
+    "mov rax, qword ptr [rip + shunt_thread@GOTTPOFF]",
+    "add rax, qword ptr fs:[0]",
+    "mov ecx, offset shunt_thread@DTPOFF",
+    "sub rax, rcx",
+    "add rax, qword ptr [rdi + 8]",
+    "ret",
+    ".size __tls_get_addr, . - __tls_get_addr",
+    ".popsection",
+);
+
 /// This thread's.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]

@@ -13,7 +13,7 @@ use crate::ops::hold::Hold;
 use crate::ops::receive::Taken;
 use crate::ops::{self, descriptors, pipe, receive, send};
 use crate::signal::{Held, Shield};
-use crate::{attach, errno, family, kernel, lost, order, real, signal, table};
+use crate::{attach, clib, errno, family, kernel, lost, order, real, signal, table};
 
 /// The answer of an operation, as C wants it.
 #[inline]
@@ -629,14 +629,9 @@ pub unsafe extern "C-unwind" fn splice(
 mod checked {
     use super::*;
 
-    unsafe extern "C" {
-        fn __chk_fail() -> !;
-    }
-
     fn check(len: size_t, room: size_t) {
         if len > room {
-            // SAFETY: reports the overflow and ends the program, as the checked function would.
-            unsafe { __chk_fail() }
+            clib::overflow()
         }
     }
 

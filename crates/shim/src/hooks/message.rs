@@ -15,7 +15,7 @@ use super::readiness::from_timespec;
 use crate::ops::sleep::as_timespec;
 use crate::ops::{descriptors, options, receive, send};
 use crate::signal::Shield;
-use crate::{attach, errno, lost, process, real, table};
+use crate::{attach, clib, errno, lost, process, real, table};
 
 /// See recvmsg(2).
 ///
@@ -61,7 +61,7 @@ unsafe fn take_back(message: *mut msghdr, header: &msghdr) {
 /// `message` is the program's argument.
 unsafe fn read_header<'a>(message: *const msghdr) -> Option<(msghdr, &'a [Piece])> {
     // SAFETY: the caller's promise; zeroes and all else are a valid header.
-    let header = unsafe { memory::read(message) }?;
+    let header = clib::header(unsafe { memory::read(message) }?);
     if !header.msg_name.is_null() && (header.msg_namelen as c_int) < 0 {
         return None;
     }
@@ -179,17 +179,17 @@ unsafe fn pass_on(message: *const msghdr) {
     // As far as the kernel would go: to what it cannot read, or what is longer than the rest.
     // SAFETY: the program's control data; they are plain numbers.
     while let Some(part) = unsafe { memory::read(control.wrapping_add(rest.start).cast::<cmsghdr>()) }
-        && (size_of::<cmsghdr>()..=rest.len()).contains(&part.cmsg_len)
+        && (size_of::<cmsghdr>()..=rest.len()).contains(&clib::length(&part))
     {
         if (part.cmsg_level, part.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            let bytes = rest.start + size_of::<cmsghdr>()..rest.start + part.cmsg_len;
+            let bytes = rest.start + size_of::<cmsghdr>()..rest.start + clib::length(&part);
             for at in bytes.step_by(size_of::<c_int>()) {
                 // SAFETY: the same.
                 let Some(fd) = (unsafe { memory::read(control.wrapping_add(at).cast()) }) else { return };
                 descriptors::pass_on(fd);
             }
         }
-        rest.start = rest.end.min(rest.start + part.cmsg_len.next_multiple_of(size_of::<usize>()));
+        rest.start = rest.end.min(rest.start + clib::length(&part).next_multiple_of(size_of::<usize>()));
     }
 }
 

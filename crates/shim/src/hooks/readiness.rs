@@ -8,7 +8,7 @@ use shunt_sys::memory;
 use crate::ops::poll;
 use crate::ops::select::Sets;
 use crate::signal::Shield;
-use crate::{errno, own_table, process, real, signal};
+use crate::{clib, errno, own_table, process, real, signal};
 
 /// poll and its kin. What can be read but not be written is waited for all the same, and refused then.
 ///
@@ -256,14 +256,9 @@ pub unsafe extern "C-unwind" fn pselect(
 mod checked {
     use super::*;
 
-    unsafe extern "C" {
-        fn __chk_fail() -> !;
-    }
-
     fn check(count: nfds_t, room: size_t) {
         if room / size_of::<pollfd>() < count as usize {
-            // SAFETY: reports the overflow and ends the program, as the checked function would.
-            unsafe { __chk_fail() }
+            clib::overflow()
         }
     }
 

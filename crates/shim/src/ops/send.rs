@@ -19,7 +19,7 @@ use crate::ops::hold::{BEGIN_ANEW, Hold};
 use crate::ops::sleep::{self, Deadline, Woken};
 use crate::signal::Held;
 use crate::waiter::Slot;
-use crate::{attach, epoll, errno, lost, overdue, process, real, signal, table, waiter};
+use crate::{attach, epoll, errno, kernel, lost, overdue, process, real, signal, table, waiter};
 
 /// A receiver that sleeps and has not read for this long is not going to: TCP takes more than a ring does.
 pub(crate) const STALL_NANOS: u64 = 20_000_000;
@@ -165,27 +165,29 @@ impl Call {
         endpoint.enter_send_locked();
         let is_attached = side.at.is_some();
         drop(side);
+        let done = wanted - source.remaining();
         // Also before anybody has said that the peer is gone: TCP knows it sooner.
         if is_attached {
             lost::notice_reset(endpoint, fd);
-            if let Some(errno) = endpoint.take_owed(fd) {
+            if done == 0
+                && let Some(errno) = endpoint.take_owed(fd)
+            {
                 endpoint.leave_send();
                 return Err(errno);
             }
         }
         attach::let_go_if_done(endpoint);
-        let done = wanted - source.remaining();
         let held = Held::Send(endpoint);
-        let outcome = if done == 0 { by_kernel(held, fd, kernel) } else { by_tcp(held, fd, source, flags) };
+        let outcome = match done {
+            0 => by_kernel(held, fd, kernel),
+            // A call that has done something says that, and leaves the error to the next.
+            _ if endpoint.owes() || kernel::has_error(fd) => Ok(0),
+            _ => Ok(rest_by_tcp(held, endpoint, fd, source, flags)),
+        };
         endpoint.leave_send();
-        match outcome {
-            Ok(count) => {
-                endpoint.count_sent(count);
-                Ok(done + count)
-            }
-            Err(_) if done > 0 => Ok(done),
-            Err(errno) => Err(errno),
-        }
+        let count = outcome?;
+        endpoint.count_sent(count);
+        Ok(done + count)
     }
 
     /// What follows from how far it has come on the lane. `None`: try again.
@@ -432,7 +434,7 @@ fn by_kernel(held: Held, fd: RawFd, kernel: &dyn Fn(RawFd) -> ssize_t) -> Result
 }
 
 /// The real sendmsg for what is left of `source`, which it leaves where it is.
-fn by_tcp(held: Held, fd: RawFd, source: &Source<'_>, flags: c_int) -> Result<usize, i32> {
+fn rest_by_tcp(held: Held, endpoint: &Endpoint, fd: RawFd, source: &Source<'_>, flags: c_int) -> usize {
     let mut source = *source;
     let mut done = 0;
     while source.remaining() > 0 {
@@ -442,11 +444,14 @@ fn by_tcp(held: Held, fd: RawFd, source: &Source<'_>, flags: c_int) -> Result<us
         let listed: usize = list[..count].iter().map(|piece| piece.iov_len).sum();
         let message = empty_message(&mut list[..count]);
         // SAFETY: the list describes the program's own buffer.
-        let result = signal::open(held, || unsafe { real::sendmsg(fd, &message, flags) });
-        let sent = match usize::try_from(result) {
-            Ok(sent) => sent,
-            Err(_) if done > 0 => break,
-            Err(_) => return Err(errno::get()),
+        let result =
+            signal::open(held, || unsafe { real::sendmsg(fd, &message, flags | libc::MSG_NOSIGNAL) });
+        let Ok(sent) = usize::try_from(result) else {
+            // TCP would have kept its error. Of what is shut down it has the same for every call.
+            if is_of_connection(errno::get()) {
+                endpoint.owe(fd, errno::get());
+            }
+            break;
         };
         done += sent;
         if sent < listed {
@@ -454,7 +459,15 @@ fn by_tcp(held: Held, fd: RawFd, source: &Source<'_>, flags: c_int) -> Result<us
         }
         source.advance(sent.min(source.remaining()));
     }
-    Ok(done)
+    done
+}
+
+/// Whether it is an error that a connection has once.
+fn is_of_connection(errno: i32) -> bool {
+    matches!(
+        errno,
+        libc::ECONNRESET | libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ECONNABORTED
+    )
 }
 
 /// The first pieces of a cursor as an iovec list; returns how many.

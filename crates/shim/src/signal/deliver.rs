@@ -105,7 +105,7 @@ pub(super) fn release(thread: &Thread) {
         // SAFETY: zeroes are a valid context, and the call below fills it in.
         let mut context: ucontext_t = unsafe { std::mem::zeroed() };
         // SAFETY: the structure is ours.
-        unsafe { libc::getcontext(&mut context) };
+        unsafe { real::getcontext(&mut context) };
         *mask_of(&mut context) = mask;
         run(thread, signal, &mut info, &mut context);
     }
