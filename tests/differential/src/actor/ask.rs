@@ -97,13 +97,13 @@ fn set<T>(fd: c_int, level: c_int, name: c_int, value: &T) -> Answer {
     Answer::of(unsafe { libc::setsockopt(fd, level, name, pointer.cast(), size_of::<T>() as u32) }.into())
 }
 
-fn ioctl<T>(fd: c_int, request: u64, argument: *mut T) -> Answer {
+fn ioctl<T>(fd: c_int, request: libc::Ioctl, argument: *mut T) -> Answer {
     // SAFETY: as bad as is meant, else as long as the request demands.
     Answer::of(unsafe { libc::ioctl(fd, request, argument) }.into())
 }
 
-const SIOCOUTQNSD: u64 = 0x894b;
-const SIOCATMARK: u64 = 0x8905;
+const SIOCOUTQNSD: libc::Ioctl = 0x894b;
+const SIOCATMARK: libc::Ioctl = 0x8905;
 const F_SETSIG: c_int = 10;
 const F_SETOWN_EX: c_int = 15;
 
@@ -131,7 +131,7 @@ pub(super) fn ask(slot: usize, kind: &str) -> Answer {
         "interface" => {
             let mut request = [0u8; 64];
             request[..2].copy_from_slice(b"lo");
-            ioctl(socket, libc::SIOCGIFINDEX, request.as_mut_ptr())
+            ioctl(socket, libc::SIOCGIFINDEX as _, request.as_mut_ptr())
         }
         "unknown-option" => get(socket, libc::IPPROTO_TCP, 12_345, here.cast(), &mut len),
         "unknown-level" => get(socket, 12_345, 1, here.cast(), &mut len),

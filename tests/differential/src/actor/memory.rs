@@ -63,3 +63,18 @@ pub(super) fn taken_away<T>(first: impl FnOnce(*mut u8), then: impl FnOnce(*mut 
         result
     }
 }
+
+/// The header of a message of nothing but bytes. Programs of musl leave what they like beside its narrower lengths.
+pub(super) fn message(list: &mut [libc::iovec]) -> libc::msghdr {
+    let rubbish = if cfg!(target_env = "musl") { 0xa5 } else { 0 };
+    // SAFETY: plain numbers and pointers, all of which that count are set.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        (&raw mut message.msg_iovlen).cast::<u64>().write(rubbish << 40);
+        (&raw mut message.msg_controllen).cast::<u64>().write(rubbish << 40);
+        message.msg_iov = list.as_mut_ptr();
+        message.msg_iovlen = list.len() as _;
+        message.msg_controllen = 0;
+        message
+    }
+}

@@ -1,6 +1,7 @@
 //! Receives that programs seldom make, or should not.
 
 use super::calls::{Answer, stream};
+use super::memory::message;
 use super::{fd, memory};
 use crate::script::peer_of;
 use std::ffi::{c_int, c_void};
@@ -50,14 +51,6 @@ const RWF_NOWAIT: c_int = 8;
 
 fn vector(base: *mut c_void, len: usize) -> libc::iovec {
     libc::iovec { iov_base: base, iov_len: len }
-}
-
-fn message(list: &mut [libc::iovec]) -> libc::msghdr {
-    // SAFETY: zeroes are a valid message.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = list.as_mut_ptr();
-    message.msg_iovlen = list.len();
-    message
 }
 
 /// Makes the call; the answer's value is the number of bytes that came, or the error.

@@ -1,6 +1,7 @@
 //! Sends that programs seldom make, or should not.
 
 use super::calls::{Answer, stream};
+use super::memory::message;
 use super::{fd, memory};
 use crate::script::end_of;
 use std::ffi::{c_int, c_void};
@@ -57,14 +58,6 @@ fn vector(base: *mut c_void, len: usize) -> libc::iovec {
     libc::iovec { iov_base: base, iov_len: len }
 }
 
-fn message(list: &mut [libc::iovec]) -> libc::msghdr {
-    // SAFETY: zeroes are a valid message.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = list.as_mut_ptr();
-    message.msg_iovlen = list.len();
-    message
-}
-
 /// Makes the call; the answer's value is the number of bytes that were sent, or the error.
 pub(super) fn send(slot: usize, kind: &str, len: usize, position: u64) -> Answer {
     let mut bytes = stream(end_of(slot), position, len);
@@ -101,8 +94,8 @@ pub(super) fn send(slot: usize, kind: &str, len: usize, position: u64) -> Answer
             "message-control" => {
                 let mut list = [vector(data, len)];
                 let mut message = message(&mut list);
-                let mut control =
-                    libc::cmsghdr { cmsg_len: 16, cmsg_level: libc::IPPROTO_IPV6, cmsg_type: 1 };
+                let mut control: libc::cmsghdr = std::mem::zeroed();
+                (control.cmsg_len, control.cmsg_level, control.cmsg_type) = (16, libc::IPPROTO_IPV6, 1);
                 let control: *mut libc::cmsghdr = &mut control;
                 message.msg_control = control.cast();
                 message.msg_controllen = 16;
@@ -112,7 +105,7 @@ pub(super) fn send(slot: usize, kind: &str, len: usize, position: u64) -> Answer
             "to-address" => libc::sendto(socket, data, len, NOW, [0u64; 2].as_ptr().cast(), 16),
             "to-long-address" => libc::sendto(socket, data, len, NOW, [0u64; 20].as_ptr().cast(), 160),
             "many" => return many(socket, data, len),
-            "many-null" => libc::sendmmsg(socket, null_mut(), 2, NOW) as isize,
+            "many-null" => libc::sendmmsg(socket, null_mut(), 2, NOW as _) as isize,
             "at-no-offset" => libc::pwritev2(socket, &vector(data, len), 1, -1, 0),
             "at-offset" => libc::pwritev(socket, &vector(data, len), 1, 0),
             "pwrite" => libc::pwrite(socket, data, len, 0),
