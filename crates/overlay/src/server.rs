@@ -118,13 +118,19 @@ async fn find(
     remote: SocketAddrV4,
 ) -> Option<Found> {
     let deadline = Instant::now() + HANDSHAKE.max(shared.loaded.config.patience());
+    // Who accepts says so; that the last segment has arrived nobody says.
+    let mut pause = Duration::from_micros(200);
     loop {
+        let changed = shared.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
         let found = namespace.connection(local, remote);
         let found = found.filter(|found| !found.held || shared.is_waited_for(found.cookie));
         if found.is_some() || Instant::now() >= deadline {
             return found;
         }
-        sleep(Duration::from_millis(1)).await;
+        let _ = timeout(pause, changed).await;
+        pause = (2 * pause).min(Duration::from_millis(5));
     }
 }
 

@@ -241,6 +241,7 @@ impl Shared {
     /// A program has accepted the socket, and waits for an answer until what is returned is dropped.
     pub(crate) fn wait_for(self: &Arc<Shared>, cookie: u64) -> Waiting {
         self.state().waiting.insert(cookie);
+        self.changed.notify_waiters();
         Waiting { shared: self.clone(), cookie }
     }
 
