@@ -1,7 +1,7 @@
 //! The router's end of a conversation with a supervisor.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
@@ -13,26 +13,52 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::errand::{Errands, Theirs};
-use crate::message::{self, MessageError};
+use crate::message::{self, Answer, MessageError};
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    /// The other side sees its end when everything is closed that came or went by it.
     socket: AsyncFd<Arc<OwnedFd>>,
+    /// What is being talked about.
+    turn: Mutex<Option<Arc<Turn>>>,
     namespace: u64,
     errands: Arc<Errands>,
+}
+
+/// One connection that a conversation is about. The other side is told its end when everything is closed that came or went meanwhile.
+#[derive(Debug)]
+pub(crate) struct Turn(Arc<OwnedFd>);
+
+impl Turn {
+    pub(crate) fn new(conversation: Arc<OwnedFd>) -> Turn {
+        Turn(conversation)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // Nobody is left to be told if that fails.
+        let _ = message::send(&self.0, &Answer::Done, None);
+    }
 }
 
 impl Channel {
     /// With a supervisor in that network namespace.
     pub(crate) fn new(socket: OwnedFd, namespace: u64, errands: Arc<Errands>) -> std::io::Result<Channel> {
-        Ok(Channel { socket: watch(Arc::new(socket), Interest::READABLE)?, namespace, errands })
+        let socket = watch(Arc::new(socket), Interest::READABLE)?;
+        Ok(Channel { socket, turn: Mutex::new(None), namespace, errands })
     }
 
     /// What is to be given to the supervisor, or has come from it.
     pub(crate) fn theirs(&self, fd: OwnedFd) -> Theirs {
-        Theirs::new(fd, self.socket.get_ref().clone(), self.namespace, self.errands.clone())
+        let mut turn = self.turn.lock().expect("nobody panics while it is locked");
+        let turn = turn.get_or_insert_with(|| Arc::new(Turn::new(self.socket.get_ref().clone())));
+        Theirs::new(fd, turn.clone(), self.namespace, self.errands.clone())
+    }
+
+    /// Nothing more is said about this connection.
+    pub(crate) fn end_turn(&self) {
+        self.turn.lock().expect("nobody panics while it is locked").take();
     }
 
     pub(crate) fn namespace(&self) -> u64 {

@@ -11,6 +11,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
+use crate::channel::Turn;
 use crate::reason::Reason;
 
 /// In the place of a namespace: what may wait for any of them.
@@ -45,8 +46,8 @@ struct Load {
     to_close: Vec<Closing>,
 }
 
-/// A descriptor, and the conversation that ends only when it is closed.
-type Closing = (OwnedFd, Option<Arc<OwnedFd>>);
+/// A descriptor, and what a conversation is about until it is closed.
+type Closing = (OwnedFd, Option<Arc<Turn>>);
 
 impl Default for Load {
     fn default() -> Load {
@@ -109,10 +110,10 @@ impl Errands {
             forget_if_idle(&mut namespaces, namespace);
         }
         drop(namespaces);
-        let Some((fd, conversation)) = next else { return false };
+        let Some((fd, turn)) = next else { return false };
         // It may take as long as somebody likes.
         drop(fd);
-        drop(conversation);
+        drop(turn);
         true
     }
 
@@ -166,17 +167,12 @@ pub(crate) struct Theirs {
 }
 
 impl Theirs {
-    /// The other side of `conversation`, a socket, is told its end when this is closed, and not before.
-    pub(crate) fn new(
-        fd: OwnedFd,
-        conversation: Arc<OwnedFd>,
-        namespace: u64,
-        errands: Arc<Errands>,
-    ) -> Theirs {
-        Theirs { closing: Some((fd, Some(conversation))), namespace, errands }
+    /// The other side is told the end of `turn` when this is closed, and not before.
+    pub(crate) fn new(fd: OwnedFd, turn: Arc<Turn>, namespace: u64, errands: Arc<Errands>) -> Theirs {
+        Theirs { closing: Some((fd, Some(turn))), namespace, errands }
     }
 
-    /// Another descriptor of it, to be kept: the conversation ends without it.
+    /// Another descriptor of it, to be kept: the turn ends without it.
     pub(crate) fn apart(&self) -> std::io::Result<Theirs> {
         let copy = self.as_fd().try_clone_to_owned()?;
         Ok(Theirs { closing: Some((copy, None)), namespace: self.namespace, errands: self.errands.clone() })
@@ -200,6 +196,9 @@ impl Drop for Theirs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::{self, Answer, MessageError};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use shunt_sys::Errno;
     use std::io::Read;
 
     #[tokio::test]
@@ -228,15 +227,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_shown_is_closed_elsewhere() {
+    async fn what_was_shown_is_closed_elsewhere_before_that_is_said() {
         let errands = Arc::new(Errands::new(Handle::current()));
-        let ((mut shown, writer), (mut end, conversation)) =
-            (std::io::pipe().unwrap(), std::io::pipe().unwrap());
-        let conversation = Arc::new(conversation.into());
-        drop(Theirs::new(writer.into(), conversation, 1, errands.clone()));
-        let ends = tokio::task::spawn_blocking(move || (end.read(&mut [0]), shown.read(&mut [0])));
-        let (Ok(0), Ok(0)) = ends.await.unwrap() else {
-            panic!("the conversation ends, and what was shown is closed")
-        };
+        let (mut shown, writer) = std::io::pipe().unwrap();
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        let (supervisor, conversation) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let turn = Arc::new(Turn::new(Arc::new(conversation)));
+        let theirs = Theirs::new(writer.into(), turn.clone(), 1, errands);
+        drop(turn);
+        assert!(message::receive::<Answer>(&supervisor).is_err(), "it is open");
+        drop(theirs);
+        let closed = tokio::task::spawn_blocking(move || {
+            while let Err(MessageError::Kernel(Errno::AGAIN)) = message::receive::<Answer>(&supervisor) {
+                std::thread::yield_now();
+            }
+            shown.read(&mut [0])
+        });
+        assert!(matches!(closed.await.unwrap(), Ok(0)), "what was shown is closed");
     }
 }

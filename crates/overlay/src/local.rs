@@ -20,6 +20,8 @@ use crate::{client, server};
 
 /// Whoever connects says at once what it wants.
 const FIRST: Duration = Duration::from_secs(2);
+/// A supervisor closes a conversation that it does not need before that.
+const IDLE: Duration = Duration::from_secs(10);
 
 /// The socket at which supervisors ask. Everybody may connect to it: what a container may do follows from what it shows.
 pub(crate) fn listen(path: &std::path::Path) -> std::io::Result<OwnedFd> {
@@ -81,31 +83,31 @@ async fn converse(
     namespace: u64,
     share: Share,
 ) -> Result<(), MessageError> {
-    let Ok(first) = timeout(FIRST, channel.receive::<Request>()).await else { return Ok(()) };
-    match first? {
-        (Request::Hello(VERSION), Some(shown)) => {
-            // One that stays is counted among the supervisors.
-            drop(share);
-            attend(&shared, &channel, namespace, shown).await
-        }
-        (Request::Connect(destination), Some(shown)) => {
-            match client::connect(&shared, &channel, namespace, destination, shown).await {
-                Ok(connection) => {
-                    shared.metrics.took(End::Client);
-                    // What is sent now is the program's. If the supervisor has gone, so has the program.
-                    let connection = channel.theirs(connection);
-                    channel.send(&Answer::Take, Some(connection.as_fd()))?;
-                }
-                Err(reason) => {
-                    shared.metrics.stayed(End::Client, reason);
-                    // Before it asks, or when it does: it takes this for the answer.
-                    channel.send(&refusal(reason), None)?;
+    let mut limit = FIRST;
+    loop {
+        let Ok(next) = timeout(limit, channel.receive::<Request>()).await else { return Ok(()) };
+        match next? {
+            (Request::Hello(VERSION), Some(shown)) => {
+                // One that stays is counted among the supervisors.
+                drop(share);
+                return attend(&shared, &channel, namespace, shown).await;
+            }
+            (Request::Connect(destination), Some(shown)) => {
+                match client::connect(&shared, &channel, namespace, destination, shown).await {
+                    Ok(connection) => {
+                        shared.metrics.took(End::Client);
+                        // What is sent now is the program's. If the supervisor has gone, so has the program.
+                        let connection = channel.theirs(connection);
+                        channel.send(&Answer::Take, Some(connection.as_fd()))?;
+                    }
+                    Err(reason) => {
+                        shared.metrics.stayed(End::Client, reason);
+                        // Before it asks, or when it does: it takes this for the answer.
+                        channel.send(&refusal(reason), None)?;
+                    }
                 }
             }
-            Ok(())
-        }
-        (Request::Accepted, Some(shown)) => {
-            match server::accepted(&shared, shown, namespace).await {
+            (Request::Accepted, Some(shown)) => match server::accepted(&shared, shown, namespace).await {
                 Ok(connection) => {
                     let connection = channel.theirs(connection);
                     channel.send(&Answer::Take, Some(connection.as_fd()))?;
@@ -114,11 +116,14 @@ async fn converse(
                     shared.metrics.stayed(End::Server, reason);
                     channel.send(&refusal(reason), None)?;
                 }
-            }
-            Ok(())
+            },
+            // It was said when the answer was on its way.
+            (Request::Done, None) => {}
+            // Another version, or nonsense.
+            _ => return Ok(()),
         }
-        // Another version, or nonsense.
-        _ => Ok(()),
+        channel.end_turn();
+        limit = IDLE;
     }
 }
 

@@ -14,7 +14,7 @@ use crate::policy::Denial;
 use crate::reason::Reason;
 
 /// Of this protocol.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Bytes of a message at most.
 const LENGTH: usize = 8192;
 
@@ -38,6 +38,8 @@ pub(crate) enum Request {
     Stay(Reason),
     /// This connection has been accepted.
     Accepted,
+    /// That is all about this connection.
+    Done,
 }
 
 /// The router's answers.
@@ -54,6 +56,8 @@ pub(crate) enum Answer {
     Stay,
     /// There is to be no connection, and so the program is told.
     Deny(Denial),
+    /// Whatever was shown or given is closed here: the next connection can be talked about.
+    Done,
 }
 
 /// What a supervisor has to know of the overlay.

@@ -1,11 +1,13 @@
 //! A supervisor: it is shown the calls of a program that make connections, and has them made as before, or on the host network.
 //!
-//! One thread takes what is shown and lets go at once what is nothing to it. What may have to wait gets a thread of its own. A call that
-//! has been shown is always answered: by what it would have been without a supervisor, if in doubt.
+//! One thread at a time takes what is shown, and lets go at once what is nothing to it. If a call may have to wait, that thread stays with
+//! it, and another one takes what is shown (`crew`). A call that has been shown is always answered: by what it would have been without a
+//! supervisor, if in doubt.
 
 mod accept;
 mod address;
 mod connect;
+mod crew;
 mod link;
 mod process;
 mod replace;
@@ -13,7 +15,7 @@ mod replace;
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -25,6 +27,7 @@ use shunt_sys::{Errno, identity, other, tcp};
 use accept::Strays;
 use address::Address;
 use connect::Pending;
+use crew::Crew;
 use link::Link;
 
 /// What is shown.
@@ -40,9 +43,7 @@ pub(crate) const CALLS: [Watched; 6] = [
     Watched { number: libc::SYS_io_uring_setup, only_if: &[] },
 ];
 
-/// So many calls may wait at a time; what comes beyond is made as without a supervisor.
-const JOBS: usize = 512;
-/// A job needs little.
+/// A call needs little.
 const STACK: usize = 256 * 1024;
 /// How often the router, and what has been forgotten, is looked after.
 const TICK: Duration = Duration::from_secs(1);
@@ -57,7 +58,7 @@ pub(crate) struct Supervisor {
     shown: Mutex<HashSet<u64>>,
     /// Connections may be accepted where nobody sees that: by an io_uring, or by a call for which there was no thread.
     is_blind: AtomicBool,
-    jobs: AtomicUsize,
+    crew: Crew,
 }
 
 /// A call, and what answers it.
@@ -75,7 +76,7 @@ impl Supervisor {
             strays: Strays::default(),
             shown: Mutex::default(),
             is_blind: AtomicBool::new(false),
-            jobs: AtomicUsize::new(0),
+            crew: Crew::default(),
         }
     }
 
@@ -93,19 +94,25 @@ impl Supervisor {
         if kept.is_err() {
             supervisor.link.hang_up();
         }
-        loop {
-            let mut polled = [PollFd::new(&*listener, PollFlags::IN)];
-            match poll(&mut polled, None) {
-                Ok(_) if polled[0].revents().contains(PollFlags::HUP) => return,
-                Ok(_) => match listener.next() {
-                    Ok(notification) => {
-                        supervisor.dispatch(Call { listener: listener.clone(), notification });
-                    }
-                    // Its thread has died, or was interrupted before it was taken.
-                    Err(Errno::NOENT | Errno::INTR) => {}
-                    Err(_) => return,
-                },
-                Err(_) => {}
+        supervisor.work(&listener);
+        supervisor.crew.await_end();
+    }
+
+    /// The life of a thread: it takes what is shown when it is its turn, until a call keeps it.
+    fn work(self: &Arc<Supervisor>, listener: &Arc<Listener>) {
+        while self.crew.lead() {
+            while self.crew.leads() {
+                let mut polled = [PollFd::new(&**listener, PollFlags::IN)];
+                match poll(&mut polled, None) {
+                    Ok(_) if polled[0].revents().contains(PollFlags::HUP) => return self.crew.end(),
+                    Ok(_) => match listener.next() {
+                        Ok(notification) => self.dispatch(Call { listener: listener.clone(), notification }),
+                        // Its thread has died, or was interrupted before it was taken.
+                        Err(Errno::NOENT | Errno::INTR) => {}
+                        Err(_) => return self.crew.end(),
+                    },
+                    Err(_) => {}
+                }
             }
         }
     }
@@ -116,6 +123,7 @@ impl Supervisor {
             std::thread::sleep(TICK);
             self.pending.forget_old();
             self.strays.forget_old();
+            self.link.forget_old();
             if self.link.look_after() {
                 // Another router, which has been shown nothing.
                 self.shown.lock().expect(NEVER).clear();
@@ -131,12 +139,12 @@ impl Supervisor {
         match call.notification.number {
             libc::SYS_connect => match Address::of_connect(&call) {
                 Some(address) if self.link.covers(*address.v4.ip()) => {
-                    self.spawn(call, move |supervisor, call| supervisor.connect(call, address));
+                    self.stay_with(call, move |supervisor, call| supervisor.connect(call, address));
                 }
                 _ => call.proceed(),
             },
             libc::SYS_getsockopt if !self.pending.is_empty() => {
-                self.spawn(call, |supervisor, call| supervisor.look(call));
+                self.stay_with(call, |supervisor, call| supervisor.look(call));
             }
             libc::SYS_accept | libc::SYS_accept4 => match self.listening(&call) {
                 Some((socket, cookie)) => {
@@ -154,33 +162,22 @@ impl Supervisor {
         }
     }
 
-    /// On a thread of its own, or, if there may be none, as without a supervisor.
-    fn spawn(self: &Arc<Supervisor>, call: Call, job: impl FnOnce(&Arc<Supervisor>, &Call) + Send + 'static) {
-        let fallback = call.clone();
-        if !self.try_spawn(call, job) {
-            fallback.proceed();
+    /// What may have to wait; if too much does, the call is made as without a supervisor.
+    fn stay_with(self: &Arc<Supervisor>, call: Call, job: impl FnOnce(&Arc<Supervisor>, &Call)) {
+        if self.hand_over(&call.listener) {
+            job(self, &call);
+        } else {
+            call.proceed();
         }
     }
 
-    /// Whether there could be one more thread.
-    fn try_spawn(
-        self: &Arc<Supervisor>,
-        call: Call,
-        job: impl FnOnce(&Arc<Supervisor>, &Call) + Send + 'static,
-    ) -> bool {
-        if self.jobs.fetch_add(1, Relaxed) >= JOBS {
-            self.jobs.fetch_sub(1, Relaxed);
-            return false;
-        }
-        let supervisor = self.clone();
-        let thread = std::thread::Builder::new().stack_size(STACK).spawn(move || {
-            job(&supervisor, &call);
-            supervisor.jobs.fetch_sub(1, Relaxed);
-        });
-        if thread.is_err() {
-            self.jobs.fetch_sub(1, Relaxed);
-        }
-        thread.is_ok()
+    /// Whether this thread may wait: another one takes what is shown.
+    fn hand_over(self: &Arc<Supervisor>, listener: &Arc<Listener>) -> bool {
+        let (supervisor, listener) = (self.clone(), listener.clone());
+        self.crew.hand_over(move || {
+            let thread = std::thread::Builder::new().stack_size(STACK);
+            thread.spawn(move || supervisor.work(&listener)).is_ok()
+        })
     }
 
     /// No more connections are promised to this program.

@@ -105,21 +105,22 @@ impl Supervisor {
         let listener = &accepting.listener;
         if is_nonblocking(listener) || is_ready_now(listener, PollFlags::IN) {
             match attempt(listener, flags) {
-                Ok(None) => self.wait_apart(call, accepting),
-                Ok(Some(accepted)) => self.settle(call, accepting, accepted),
+                Ok(None) => self.wait_apart(&call, &accepting),
+                Ok(Some(accepted)) => self.settle(&call, &accepting, accepted),
                 Err(error) => call.answer(Err(error)),
             }
         } else {
-            self.wait_apart(call, accepting);
+            self.wait_apart(&call, &accepting);
         }
     }
 
-    /// On a thread of its own. If there is none the kernel makes the call, and nobody sees what it accepts.
-    fn wait_apart(self: &Arc<Supervisor>, call: Call, accepting: Accepting) {
-        let fallback = call.clone();
-        if !self.try_spawn(call, move |supervisor, call| supervisor.wait(call, &accepting)) {
+    /// While others take what is shown. If none can the kernel makes the call, and nobody sees what it accepts.
+    fn wait_apart(self: &Arc<Supervisor>, call: &Call, accepting: &Accepting) {
+        if self.hand_over(&call.listener) {
+            self.wait(call, accepting);
+        } else {
             self.go_blind();
-            fallback.proceed();
+            call.proceed();
         }
     }
 
@@ -153,30 +154,16 @@ impl Supervisor {
         }
     }
 
-    /// A connection of the overlay is asked about on a thread of its own; any other is the program's at once.
-    fn settle(self: &Arc<Supervisor>, call: Call, accepting: Accepting, accepted: Accepted) {
+    /// A connection of the overlay is asked about while others take what is shown; any other is the program's at once.
+    fn settle(self: &Arc<Supervisor>, call: &Call, accepting: &Accepting, accepted: Accepted) {
         let is_ours = accepted.peer.v4.is_some_and(|peer| self.link.covers(*peer.ip()));
         if !is_ours {
-            return self.deliver(&call, accepted, accepting.flags, accepting.cookie);
+            return self.deliver(call, accepted, accepting.flags, accepting.cookie);
         }
-        let kept = Arc::new(Mutex::new(Some((accepting, accepted))));
-        let (job, fallback) = (kept.clone(), call.clone());
-        // Returns what the call still waits for.
-        let claim =
-            move |supervisor: &Supervisor, call: &Call, kept: &Mutex<Option<(Accepting, Accepted)>>| {
-                let (accepting, accepted) = kept.lock().expect(NEVER).take()?;
-                (!supervisor.claim(call, &accepting, accepted)).then_some(accepting)
-            };
-        let claim_apart = move |supervisor: &Arc<Supervisor>, call: &Call| {
-            if let Some(accepting) = claim(supervisor, call, &job) {
-                supervisor.wait(call, &accepting);
-            }
-        };
-        if !self.try_spawn(call, claim_apart) {
-            // It may have been promised, so it is asked about all the same.
-            if let Some(accepting) = claim(self, &fallback, &kept) {
-                self.wait_apart(fallback, accepting);
-            }
+        // Also if none can: it may have been promised.
+        self.hand_over(&call.listener);
+        if !self.claim(call, accepting, accepted) {
+            self.wait_apart(call, accepting);
         }
     }
 
@@ -184,8 +171,7 @@ impl Supervisor {
     fn claim(&self, call: &Call, accepting: &Accepting, mut accepted: Accepted) -> bool {
         let is_ours = accepted.peer.v4.is_some_and(|peer| self.link.covers(*peer.ip()));
         if is_ours
-            && let Some(conversation) = self.link.open()
-            && conversation.say(&Request::Accepted, Some(&accepted.socket))
+            && let Some(conversation) = self.link.begin(&Request::Accepted, &accepted.socket)
         {
             match conversation.hear(|| true) {
                 Heard::Answer(Answer::Take, Some(connection)) => {

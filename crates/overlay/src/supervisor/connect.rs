@@ -132,10 +132,9 @@ impl Supervisor {
 
     /// Whether the peer would take it.
     fn ask(&self, call: &Call, socket: &OwnedFd, address: Address) -> Asked {
-        let Some(conversation) = self.link.open() else { return Asked::Stay };
-        if !conversation.say(&Request::Connect(address.v4), Some(socket)) {
+        let Some(conversation) = self.link.begin(&Request::Connect(address.v4), socket) else {
             return Asked::Stay;
-        }
+        };
         match conversation.hear(|| call.waits()) {
             Heard::Answer(Answer::Go, _) => return Asked::Go(conversation),
             Heard::Answer(Answer::Deny(denial), _) => {

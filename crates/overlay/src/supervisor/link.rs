@@ -5,11 +5,12 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socket_with};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use shunt_sys::{Errno, seqpacket};
 
 use super::NEVER;
@@ -18,13 +19,23 @@ use crate::message::{self, Answer, MessageError, Request, VERSION, Welcome};
 /// Beyond what the router may take, for a machine that is busy.
 const GRACE: Duration = Duration::from_millis(500);
 
+/// So many conversations are kept open for the next connections.
+const KEPT: usize = 4;
+/// For so long: the router closes them later.
+const FRESH: Duration = Duration::from_secs(1);
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Link {
     router: PathBuf,
+    /// Conversations that have come to their end, and can begin anew.
+    kept: Arc<Kept>,
     /// The conversation that lasts.
     standing: Mutex<Option<Standing>>,
 }
+
+/// With the moments of their ends.
+type Kept = Mutex<Vec<(OwnedFd, Instant)>>;
 
 #[derive(Debug)]
 struct Standing {
@@ -34,7 +45,7 @@ struct Standing {
 
 impl Link {
     pub(super) fn new(router: &Path) -> Link {
-        let link = Link { router: router.to_owned(), standing: Mutex::new(None) };
+        let link = Link { router: router.to_owned(), kept: Arc::default(), standing: Mutex::new(None) };
         *link.standing() = link.greet();
         link
     }
@@ -63,6 +74,11 @@ impl Link {
         is_there
     }
 
+    /// Closes conversations that nobody has needed again.
+    pub(super) fn forget_old(&self) {
+        self.kept().retain(|(_, since)| since.elapsed() < FRESH);
+    }
+
     /// Shows a listening socket; whether that got there.
     pub(super) fn show(&self, socket: &OwnedFd) -> bool {
         let standing = self.standing();
@@ -78,8 +94,8 @@ impl Link {
         }
     }
 
-    /// A conversation of its own.
-    pub(super) fn open(&self) -> Option<Conversation> {
+    /// About one connection: the first words of a conversation. None: there is no router that listens.
+    pub(super) fn begin(&self, request: &Request, shown: &OwnedFd) -> Option<Conversation> {
         let (ask, patience) = {
             let standing = self.standing();
             let welcome = &standing.as_ref()?.welcome;
@@ -87,12 +103,26 @@ impl Link {
         };
         // It dials and asks; or promises, and waits; or the other router waits for that.
         let limit = 2 * (ask + patience) + 2 * GRACE;
-        Some(Conversation { socket: self.dial()?, limit })
+        loop {
+            let kept = self.kept().pop().map(|(socket, _)| socket);
+            let is_kept = kept.is_some();
+            let socket = kept.or_else(|| self.dial())?;
+            let conversation =
+                Conversation { socket, limit, is_over: AtomicBool::new(false), kept: self.kept.clone() };
+            if conversation.say(request, Some(shown)) {
+                return Some(conversation);
+            }
+            // The router has closed it since, which costs nothing but another attempt.
+            if !is_kept {
+                return None;
+            }
+        }
     }
 
     /// A router that does not answer is none, until it does.
     pub(super) fn hang_up(&self) {
         *self.standing() = None;
+        self.kept().clear();
     }
 
     fn dial(&self) -> Option<OwnedFd> {
@@ -107,6 +137,10 @@ impl Link {
             Heard::Answer(Answer::Welcome(welcome), _) => Some(Standing { socket, welcome }),
             _ => None,
         }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Vec<(OwnedFd, Instant)>> {
+        self.kept.lock().expect(NEVER)
     }
 
     fn standing(&self) -> MutexGuard<'_, Option<Standing>> {
@@ -124,11 +158,15 @@ pub(super) enum Heard {
     Late,
 }
 
-/// About one connection.
+/// About one connection. Dropped before its end, it ends with its socket.
 #[derive(Debug)]
 pub(super) struct Conversation {
     socket: OwnedFd,
     limit: Duration,
+    /// The router has said all that it has to say.
+    is_over: AtomicBool,
+    /// Where it is kept after its end.
+    kept: Arc<Kept>,
 }
 
 impl Conversation {
@@ -139,14 +177,29 @@ impl Conversation {
 
     /// The answer, as long as `goes_on`.
     pub(super) fn hear(&self, goes_on: impl Fn() -> bool) -> Heard {
-        receive(&self.socket, self.limit, goes_on)
+        let heard = receive(&self.socket, self.limit, goes_on);
+        if matches!(heard, Heard::Answer(Answer::Take | Answer::Stay | Answer::Deny(_), _)) {
+            self.is_over.store(true, Relaxed);
+        }
+        heard
     }
 
     /// Nothing more is said. Returns when the router has closed what it was shown and what it gave: only then is the program's close of
     /// its descriptor the end of the connection, and of the events that epoll reports of it.
     pub(super) fn end(self) {
-        if shutdown(&self.socket, Shutdown::Write).is_ok() {
-            while let Heard::Answer(..) = receive(&self.socket, GRACE, || true) {}
+        if !self.is_over.load(Relaxed) && !self.say(&Request::Done, None) {
+            return;
+        }
+        loop {
+            match receive(&self.socket, GRACE, || true) {
+                Heard::Answer(Answer::Done, _) => break,
+                Heard::Answer(..) => {}
+                Heard::Nothing | Heard::Late => return,
+            }
+        }
+        let mut kept = self.kept.lock().expect(NEVER);
+        if kept.len() < KEPT {
+            kept.push((self.socket, Instant::now()));
         }
     }
 }
