@@ -21,6 +21,7 @@ use crate::local::{self, Ends};
 use crate::message::{Answer, Request};
 use crate::metrics::End;
 use crate::options::Options;
+use crate::peers::Asked;
 use crate::policy::Flow;
 use crate::reason::Reason;
 use crate::server;
@@ -81,36 +82,36 @@ async fn make(
         return Err(Reason::SameHost);
     }
     let router = host.address;
-    if shared.is_silent(*router.ip()) {
-        return Err(Reason::RouterSilent);
-    }
     let domain = SockRef::from(&*socket).domain().map_err(|_| Reason::Failed)?;
-    let silent = || {
-        shared.was_silent(*router.ip());
-        Reason::RouterSilent
-    };
     let own = *shared.loaded.host().address.ip();
-    let host = account::socket(shared, channel, domain).await.map_err(|_| Reason::Failed)?;
-    let dialled = timeout(config.ask(), dial(host, domain, own, router)).await;
-    let stream = dialled.map_err(|_| silent())?.map_err(|_| silent())?;
-    // Before it has other names.
-    let names = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
-    let names = names.map_err(|_| Reason::Failed)?;
-    let mut talk = Talk::new(stream, &shared.loaded.key);
-    let asked = timeout(config.ask(), talk.ask(Ask { destination, source })).await;
-    asked.map_err(|_| silent())?.map_err(refusal)?;
+    let mut asked = shared.peers.ask(router, Ask { destination, source }).await?;
+    let is_remembered = asked.is_remembered();
+    if !is_remembered {
+        asked.answer().await?;
+    }
 
     *has_begun = true;
     channel.send(&Answer::Go, None).map_err(|_| Reason::NotConnected)?;
-    expect(channel, Request::Begun).await?;
-    await_end(channel, &socket).await?;
+    let open = async {
+        let host = account::socket(shared, channel, domain).await.map_err(|_| Reason::Failed)?;
+        let dialled = timeout(config.ask(), dial(host, domain, own, router)).await;
+        dialled.ok().and_then(Result::ok).ok_or(Reason::RouterSilent)
+    };
+    // The two are made at the same time.
+    let (stream, waits) = tokio::try_join!(open, connected(channel, &socket))?;
+    if is_remembered {
+        asked.answer().await?;
+    }
+    // Before it has other names.
+    let names = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
+    let names = names.map_err(|_| Reason::Failed)?;
     let shown = socket.clone();
     let ends = errands.ask(namespace, move || established(&shown, namespace)).await??;
     if ends.remote != destination {
         return Err(Reason::Mismatch);
     }
-    let made = Made { namespace, overlay: socket, ends, host: names };
-    take(shared, channel, talk, &made).await
+    let made = Made { namespace, overlay: socket, ends, host: names, waits };
+    take(shared, channel, asked, Talk::new(stream, &shared.loaded.key), &made).await
 }
 
 /// An overlay connection that has been made, and the host connection that may take its place.
@@ -119,6 +120,8 @@ struct Made {
     overlay: Arc<Theirs>,
     ends: Ends,
     host: (SocketAddr, SocketAddr),
+    /// Its program waits for what comes of it.
+    waits: bool,
 }
 
 impl Made {
@@ -140,6 +143,7 @@ impl Made {
 async fn take(
     shared: &Arc<Shared>,
     channel: &Channel,
+    mut asked: Asked,
     mut talk: Talk<'_, TcpStream>,
     made: &Made,
 ) -> Result<OwnedFd, Reason> {
@@ -148,12 +152,15 @@ async fn take(
     let seen =
         shared.reader.lock().expect("nobody panics while it is locked").look(&*made.overlay, ends.cookie);
     let origin = seen.map_err(|_| Reason::Failed)?.origin;
-    let offered = timeout(config.ask(), talk.offer(Offer { source: ends.local, origin })).await;
+    let offered =
+        timeout(config.ask(), talk.offer(asked.token(), Offer { source: ends.local, origin })).await;
     offered.map_err(|_| Reason::RouterSilent)?.map_err(refusal)?;
 
     // From here on the server's program may be waiting for this one.
-    let moment = timeout(config.patience(), expect(channel, Request::Moment)).await;
-    moment.map_err(|_| Reason::Impatient)??;
+    if !made.waits {
+        let moment = timeout(config.patience(), expect(channel, Request::Moment)).await;
+        moment.map_err(|_| Reason::Impatient)??;
+    }
     let (shown, connection) = (made.overlay.clone(), talk.stream().as_fd().try_clone_to_owned());
     let connection = connection.map_err(|_| Reason::Failed)?;
     let connection = shared.errands.ask(made.namespace, move || likeness(&shown, connection)).await??;
@@ -201,16 +208,24 @@ async fn dial(
     }
 }
 
-/// Waits for the overlay connection, or its end.
-async fn await_end(channel: &Channel, socket: &Theirs) -> Result<(), Reason> {
+/// Until the overlay connection has been made, or has ended. Whether its program waits in a call already.
+async fn connected(channel: &Channel, socket: &Theirs) -> Result<bool, Reason> {
+    match channel.receive::<Request>().await {
+        // It waits until the connection is there, and so does its supervisor.
+        Ok((Request::Moment, _)) => return Ok(true),
+        Ok((Request::Begun, _)) => {}
+        Ok((Request::Stay(reason), _)) => return Err(reason),
+        _ => return Err(Reason::NotConnected),
+    }
     // tokio waits for a copy that it owns; the last one is closed elsewhere.
     let copy = socket.as_fd().try_clone_to_owned().map_err(|_| Reason::Failed)?;
     let watched = watch(copy, Interest::WRITABLE).map_err(|_| Reason::Failed)?;
     tokio::select! {
-        ready = watched.writable() => ready.map(drop).map_err(|_| Reason::Failed),
+        ready = watched.writable() => ready.map(drop).map_err(|_| Reason::Failed)?,
         // The program has looked already: whatever it sees is true now.
-        early = channel.await_message() => early.map_err(|_| Reason::NotConnected),
+        early = channel.await_message() => early.map_err(|_| Reason::NotConnected)?,
     }
+    Ok(false)
 }
 
 fn established(socket: &Theirs, namespace: u64) -> Result<Ends, Reason> {

@@ -23,6 +23,8 @@ pub(crate) async fn apply(shared: &Arc<Shared>, policy: Policy) -> Value {
     let began = Instant::now();
     let rules = policy.rules();
     let Changes { forbidden, stayed, shapes } = shared.connections.replace(policy);
+    // None begins what this policy forbids because the one before did not.
+    shared.guests.forget(shared.loaded.config.ask()).await;
     let mut doomed = on_host(forbidden);
     doomed.extend(on_overlay(shared, stayed));
     let all: usize = doomed.iter().map(|it| it.places.len()).sum();

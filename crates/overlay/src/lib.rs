@@ -3,7 +3,7 @@
 //!
 //! Inner shape: `router` is the life of a router, with its `config`, what it shares between conversations in `shared`, the network
 //! `namespace`s that it knows, its `errand`s to what strangers could hold up, and its `metrics`; `local` talks to supervisors (`message`, `channel`), `client` and `server` are the two
-//! ends of a conversation between routers (`wire`). `policy` says which connections may be; `connections` has those that there are under it,
+//! ends of a conversation between routers (`wire`), which have asked each other before (`peers`, `guests`). `policy` says which connections may be; `connections` has those that there are under it,
 //! with their `options`, and `enforce` brings another one about. `account` makes sockets for containers,
 //! and `adopt` finds the connections that a router before has made. `supervise` puts a program under a supervisor, whose life is in `supervisor`.
 
@@ -17,11 +17,13 @@ mod config;
 mod connections;
 mod enforce;
 mod errand;
+mod guests;
 mod local;
 mod message;
 mod metrics;
 mod namespace;
 mod options;
+mod peers;
 mod policy;
 mod reason;
 mod request;

@@ -66,6 +66,7 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
     let shared = Arc::new(shared);
     adopt::connections(&shared);
     enforce::apply(&shared, shared.loaded.policy.clone()).await;
+    shared.keep_peers();
     let (sender, mut asked) = mpsc::channel(16);
     ready();
     tokio::select! {

@@ -19,19 +19,19 @@ use tokio::time::{sleep, timeout, timeout_at};
 use crate::channel::watch;
 use crate::connections::{Connection, Place, Stayed};
 use crate::errand::Theirs;
+use crate::guests::{self, Coming};
 use crate::local::{self, Ends};
 use crate::metrics::End;
 use crate::namespace::Namespace;
 use crate::options::Options;
+use crate::peers;
 use crate::policy::Flow;
 use crate::reason::Reason;
 use crate::shared::{Claim, Promised, Shared};
-use crate::wire::{Talk, WireError};
+use crate::wire::{Line, Opening, Talk, WireError, opening};
 
 /// A router that has connected says at once what it wants.
 const FIRST: Duration = Duration::from_secs(2);
-/// The kernel gives up a connection that is not answered after a little more than two minutes.
-const CONNECTING: Duration = Duration::from_secs(180);
 /// Beyond the client's patience, for its last message to arrive.
 const GRACE: Duration = Duration::from_secs(1);
 /// The last segment of the overlay's handshake may arrive after the offer, and so may the question of who has accepted it.
@@ -55,7 +55,6 @@ async fn admit(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr) {
         return;
     };
     let host = *host.address.ip();
-    let _ = stream.set_nodelay(true);
     match converse(&shared, stream, host).await {
         Ok(()) | Err(WireError::Refused(_)) => {}
         Err(WireError::Stranger) => {
@@ -67,21 +66,36 @@ async fn admit(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr) {
     }
 }
 
-async fn converse(shared: &Arc<Shared>, stream: TcpStream, host: Ipv4Addr) -> Result<(), WireError> {
+async fn converse(shared: &Arc<Shared>, mut stream: TcpStream, host: Ipv4Addr) -> Result<(), WireError> {
+    // A host connection is there before it is known what for.
+    while timeout(FIRST, stream.readable()).await.is_err() {
+        if !shared.guests.awaits(host) {
+            return Err(WireError::Io(std::io::ErrorKind::TimedOut.into()));
+        }
+    }
+    match within(FIRST, opening(&mut stream)).await? {
+        Opening::Line => {
+            peers::tune(&stream);
+            let line = within(FIRST, Line::answer(stream, &shared.loaded.key)).await?;
+            shared.peers.has_called(host);
+            guests::attend(shared, host, line).await
+        }
+        Opening::Talk => {
+            let _ = stream.set_nodelay(true);
+            agree(shared, stream, host).await
+        }
+    }
+}
+
+async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: Ipv4Addr) -> Result<(), WireError> {
     let key = shared.loaded.key.clone();
     let mut talk = Talk::new(stream, &key);
-    let ask = within(FIRST, talk.asked()).await?;
-    if let Err(reason) = shared.connections.permit(Flow { source: ask.source, destination: ask.destination })
-    {
-        return talk.answer(Some(reason)).await;
-    }
-    let (listener, namespace) = match shared.listener(ask.destination) {
-        Ok(found) => found,
-        Err(reason) => return talk.answer(Some(reason)).await,
+    let (token, offer) = within(FIRST, talk.offered()).await?;
+    // The line on which it was asked for may have ended.
+    let Some(coming) = shared.guests.take(&token).filter(|coming| coming.host == host) else {
+        return talk.promise(Some(Reason::NotFound)).await;
     };
-    let expected = shared.expect(listener, host);
-    talk.answer(None).await?;
-    let offer = within(CONNECTING, talk.offered()).await?;
+    let Coming { ask, listener, namespace, expected, .. } = coming;
     let is_its_own =
         shared.loaded.config.host_of(*offer.source.ip()).map(|it| *it.address.ip()) == Some(host);
     let found = match is_its_own {
@@ -194,10 +208,18 @@ fn place(connection: &OwnedFd) -> Option<Place> {
     Some(Place::new(sockopt::socket_cookie(connection).ok()?, local, remote))
 }
 
-async fn await_claim(shared: &Shared, socket: &Theirs, ends: &Ends) -> Result<(OwnedFd, Origin), Reason> {
+async fn await_claim(
+    shared: &Arc<Shared>,
+    socket: &Theirs,
+    ends: &Ends,
+) -> Result<(OwnedFd, Origin), Reason> {
     let config = &shared.loaded.config;
     let host = config.host_of(*ends.remote.ip()).map(|host| *host.address.ip());
     let listener = shared.listener(ends.local).ok().map(|(listener, _)| listener);
+    if let Some(host) = host {
+        // It has been asked for before it was made, so it is known by now, or should be.
+        shared.guests.listen(shared, host);
+    }
     let begun = tokio::time::Instant::now();
     let mut unknown = Reason::NotOffered;
     // tokio waits for a copy that it owns; the last one is closed elsewhere.

@@ -15,8 +15,10 @@ use tokio::sync::Notify;
 use crate::config::Loaded;
 use crate::connections::Connections;
 use crate::errand::Errands;
+use crate::guests::Guests;
 use crate::metrics::{End, Metrics};
 use crate::namespace::Namespace;
+use crate::peers::Peers;
 use crate::reason::Reason;
 
 /// See the module.
@@ -28,6 +30,9 @@ pub(crate) struct Shared {
     pub(crate) names: Mutex<Names>,
     pub(crate) reader: Mutex<Reader>,
     pub(crate) connections: Connections,
+    /// The lines to other routers, and theirs to this one.
+    pub(crate) peers: Peers,
+    pub(crate) guests: Guests,
     state: Mutex<State>,
     /// A promise, a commitment or an end: whoever waits for one looks again.
     pub(crate) changed: Notify,
@@ -54,8 +59,6 @@ struct State {
     shares: HashMap<u64, usize>,
     /// Conversations that other routers have begun.
     visitors: usize,
-    /// Routers that were not there, until when they are not asked.
-    silent: HashMap<Ipv4Addr, Instant>,
 }
 
 #[derive(Debug)]
@@ -104,13 +107,16 @@ const LISTENERS: usize = 4096;
 const SUPERVISORS: usize = 1024;
 /// So many sockets are remembered to have stayed.
 const STAYED: usize = 65_536;
-/// A router that was not there is not asked for so long.
-const SILENCE: Duration = Duration::from_secs(1);
+/// What is committed is taken, within this beyond the patience of both ends.
+const GRACE: Duration = Duration::from_secs(1);
 
 impl Shared {
     pub(crate) fn new(loaded: Loaded, names: Names, reader: Reader) -> Result<Shared, Errno> {
         let connections = Connections::new()?;
+        let own = *loaded.host().address.ip();
         Ok(Shared {
+            peers: Peers::new(loaded.key.clone(), own, loaded.config.ask()),
+            guests: Guests::default(),
             loaded,
             metrics: Metrics::default(),
             errands: Arc::new(Errands::new(tokio::runtime::Handle::current())),
@@ -120,6 +126,12 @@ impl Shared {
             state: Mutex::default(),
             changed: Notify::new(),
         })
+    }
+
+    /// Has a line to each other router.
+    pub(crate) fn keep_peers(&self) {
+        let others = self.loaded.config.hosts.iter().filter(|host| !self.loaded.is_own(host));
+        self.peers.keep(&others.map(|host| host.address).collect());
     }
 
     /// Room for one more conversation of a namespace.
@@ -264,15 +276,6 @@ impl Shared {
         }
     }
 
-    /// Whether a router was there when it was asked last.
-    pub(crate) fn is_silent(&self, host: Ipv4Addr) -> bool {
-        self.state().silent.get(&host).is_some_and(|until| Instant::now() < *until)
-    }
-
-    pub(crate) fn was_silent(&self, host: Ipv4Addr) {
-        self.state().silent.insert(host, Instant::now() + SILENCE);
-    }
-
     /// Forgets connections that have ended on the overlay, when there are many.
     fn forget_stayed(&self) {
         if !self.connections.has_many_stayed() {
@@ -290,8 +293,9 @@ impl Shared {
     /// Drops what is committed and cannot be accepted any more, or was by somebody who did not ask; and lets go of what has ended.
     pub(crate) fn sweep(&self) {
         self.connections.sweep();
+        self.guests.sweep();
         self.forget_stayed();
-        let grace = 2 * self.loaded.config.patience() + SILENCE;
+        let grace = 2 * self.loaded.config.patience() + GRACE;
         let committed: Vec<(u64, Arc<Namespace>, SocketAddrV4, SocketAddrV4, bool)> = self
             .state()
             .promises
@@ -312,6 +316,12 @@ impl Shared {
     }
 
     pub(crate) fn report(&self) -> Value {
+        let lines: serde_json::Map<String, Value> = self
+            .peers
+            .report()
+            .into_iter()
+            .map(|(router, is_up)| (router.to_string(), is_up.into()))
+            .collect();
         let state = self.state();
         let namespaces: BTreeSet<u64> =
             state.supervisors.values().map(|supervisor| supervisor.namespace).collect();
@@ -320,6 +330,7 @@ impl Shared {
             "namespaces": namespaces.len(),
             "listeners": state.listeners.len(),
             "promises": state.promises.len(),
+            "lines": { "to": lines, "from": self.guests.count() },
             "connections": {
                 "client": self.connections.count(End::Client),
                 "server": self.connections.count(End::Server),

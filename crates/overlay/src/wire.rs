@@ -1,31 +1,49 @@
-//! What two routers say to each other on a host connection before it is the programs'. Every message has a fixed length, so that none is
-//! read beyond its end; every one is signed over the signature before it, so that none belongs elsewhere (O4).
+//! What two routers say to each other. Every message has a fixed length and is signed over the signature before it, so that none belongs
+//! elsewhere (O4). There are two sorts of conversations at a router's port:
+//!
+//! - A [`Line`] stays. Both ends show at its beginning that they have the key, each with random bytes of its own; so what was recorded is
+//!   worth nothing on another. The signature of an Ask is its [`Token`].
+//! - A [`Talk`] is about one connection, on the host connection before it is the programs'. It begins with the token of an Ask, which the
+//!   server's router takes once.
 
+use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::{Mutex, MutexGuard};
 
 use shunt_kernel::sequence::Origin;
 use shunt_key::{Key, nonce};
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
 use crate::reason::Reason;
 
-const MAGIC: [u8; 8] = *b"shuntov\x02";
+/// What the first message begins with.
+const MAGIC: usize = 8;
+const LINE: [u8; MAGIC] = *b"shuntol\x03";
+const TALK: [u8; MAGIC] = *b"shuntot\x03";
 const NONCE: usize = 32;
 const SIGNATURE: usize = 32;
 
-const ASK: usize = MAGIC.len() + NONCE + 6 + 4;
-const ANSWER: usize = 1 + NONCE;
-const OFFER: usize = 2 + 4 + 8;
+const HELLO: usize = MAGIC + NONCE;
+const WELCOME: usize = NONCE;
+const WORD: usize = 2 + 4 + 6 + 4;
+const OFFER: usize = MAGIC + SIGNATURE + 6 + 4 + 4;
 const PROMISE: usize = 1;
 const COMMIT: usize = 1;
 
 /// The answer that is no reason.
 const YES: u8 = 0;
 
-/// Who speaks, in signatures: nothing that was said can be said back.
+/// Who speaks, in signatures: nothing that was said can be said back, or elsewhere.
 const CLIENT: u8 = 1;
 const SERVER: u8 = 2;
+const CALLER: u8 = 3;
+const CALLED: u8 = 4;
+
+/// So much may wait to be sent: whoever does not read has gone.
+const BACKLOG: usize = 1 << 20;
 
 /// Why the conversation has ended.
 #[derive(Debug, Error)]
@@ -38,11 +56,14 @@ pub(crate) enum WireError {
     Refused(Reason),
     /// The connection ended, or is broken.
     #[error("{0}")]
-    Io(#[from] std::io::Error),
+    Io(#[from] io::Error),
 }
 
+/// Which Ask a host connection is for. Nobody without the key can make one, and none is made twice.
+pub(crate) type Token = [u8; SIGNATURE];
+
 /// What the client's router asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Ask {
     pub(crate) destination: SocketAddrV4,
     /// Which address the client will probably have: for the policy to forbid it before anything has been connected. The offer tells.
@@ -56,7 +77,269 @@ pub(crate) struct Offer {
     pub(crate) origin: Origin,
 }
 
-/// One side of the conversation, with what was signed last.
+/// What is said on a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Word {
+    /// Caller: whether anybody would take a connection.
+    Ask { number: u32, ask: Ask },
+    /// Caller: nothing is offered for that Ask.
+    Never { number: u32 },
+    /// Called: the answer. None is yes.
+    Answer { number: u32, refused: Option<Reason> },
+    /// Called: the answers until now are not to be counted on any more.
+    Forget { number: u32 },
+    /// Caller: that has been heard.
+    Forgotten { number: u32 },
+}
+
+/// What somebody who has connected begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opening {
+    Line,
+    Talk,
+}
+
+/// The first bytes of a conversation, as the one who was connected to hears them.
+pub(crate) async fn opening(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<Opening, WireError> {
+    let mut magic = [0; MAGIC];
+    stream.read_exact(&mut magic).await?;
+    match magic {
+        LINE => Ok(Opening::Line),
+        TALK => Ok(Opening::Talk),
+        _ => Err(WireError::Stranger),
+    }
+}
+
+/// A conversation that stays.
+#[derive(Debug)]
+pub(crate) struct Line {
+    stream: TcpStream,
+    key: Key,
+    own: u8,
+    said: Mutex<Said>,
+    /// There is something to be sent, or it is closed.
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct Said {
+    last: [u8; SIGNATURE],
+    /// What the kernel had no room for.
+    rest: Vec<u8>,
+    is_closed: bool,
+}
+
+/// What was heard on a line.
+#[derive(Debug)]
+pub(crate) struct Ear {
+    other: u8,
+    last: [u8; SIGNATURE],
+    bytes: Vec<u8>,
+}
+
+/// Whether the kernel is asked what has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// After it has said that something has.
+    Told,
+    /// Before.
+    Looking,
+}
+
+/// What has come, though tokio may not know of it yet.
+fn look(stream: &TcpStream, bytes: &mut Vec<u8>) -> io::Result<usize> {
+    let mut buffer = [0; 4096];
+    let (count, _) = rustix::net::recv(stream, &mut buffer, rustix::net::RecvFlags::DONTWAIT)?;
+    bytes.extend(&buffer[..count]);
+    Ok(count)
+}
+
+impl Line {
+    /// The one who has connected begins.
+    pub(crate) async fn call(mut stream: TcpStream, key: &Key) -> Result<(Line, Ear), WireError> {
+        let hello = [&LINE[..], &nonce()].concat();
+        let first = key.sign(&[&[0; SIGNATURE], &[CALLER], &hello]);
+        stream.write_all(&[&hello[..], &first].concat()).await?;
+        let mut welcome = [0; WELCOME + SIGNATURE];
+        stream.read_exact(&mut welcome).await?;
+        let (nonce, second) = welcome.split_at(WELCOME);
+        if !key.verifies(&[&first, &[CALLED], nonce], second) {
+            return Err(WireError::Stranger);
+        }
+        Ok(Line::new(stream, key, CALLER, CALLED, second))
+    }
+
+    /// The other one, after the opening.
+    pub(crate) async fn answer(mut stream: TcpStream, key: &Key) -> Result<(Line, Ear), WireError> {
+        let mut rest = [0; HELLO - MAGIC + SIGNATURE];
+        stream.read_exact(&mut rest).await?;
+        let (theirs, first) = rest.split_at(NONCE);
+        if !key.verifies(&[&[0; SIGNATURE], &[CALLER], &LINE, theirs], first) {
+            return Err(WireError::Stranger);
+        }
+        let welcome = nonce();
+        let second = key.sign(&[first, &[CALLED], &welcome]);
+        stream.write_all(&[welcome, second].concat()).await?;
+        Ok(Line::new(stream, key, CALLED, CALLER, &second))
+    }
+
+    fn new(stream: TcpStream, key: &Key, own: u8, other: u8, last: &[u8]) -> (Line, Ear) {
+        let last = last.try_into().expect("it is a signature");
+        let said = Said { last, rest: Vec::new(), is_closed: false };
+        let line = Line { stream, key: key.clone(), own, said: Mutex::new(said), changed: Notify::new() };
+        (line, Ear { other, last, bytes: Vec::new() })
+    }
+
+    /// Never waits. Returns its signature. None: the line is closed.
+    pub(crate) fn say(&self, word: Word) -> Option<Token> {
+        let mut said = self.said();
+        let bytes = word.bytes();
+        if said.is_closed || said.rest.len() > BACKLOG {
+            said.is_closed = true;
+            self.changed.notify_one();
+            return None;
+        }
+        let signature = self.key.sign(&[&said.last, &[self.own], &bytes]);
+        said.last = signature;
+        said.rest.extend(bytes);
+        said.rest.extend(signature);
+        match self.send(&mut said) {
+            Ok(()) if !said.rest.is_empty() => self.changed.notify_one(),
+            Ok(()) => {}
+            Err(_) => {
+                said.is_closed = true;
+                self.changed.notify_one();
+                return None;
+            }
+        }
+        Some(signature)
+    }
+
+    /// Nothing more is said or heard.
+    pub(crate) fn close(&self) {
+        self.said().is_closed = true;
+        self.changed.notify_one();
+    }
+
+    /// The next word, with its signature. One at a time hears.
+    pub(crate) async fn hear(&self, ear: &mut Ear) -> Result<(Word, Token), WireError> {
+        loop {
+            if let Some(heard) = self.heard(ear, When::Told)? {
+                return Ok(heard);
+            }
+            self.ready().await?;
+        }
+    }
+
+    /// The next word, if it has come.
+    pub(crate) fn heard(&self, ear: &mut Ear, when: When) -> Result<Option<(Word, Token)>, WireError> {
+        while ear.bytes.len() < WORD + SIGNATURE {
+            let received = match when {
+                When::Told => self.stream.try_read_buf(&mut ear.bytes),
+                When::Looking => look(&self.stream, &mut ear.bytes),
+            };
+            match received {
+                Ok(0) => return Err(WireError::Io(io::ErrorKind::UnexpectedEof.into())),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        ear.next(&self.key).map(Some)
+    }
+
+    /// Until something may have come. Sends meanwhile what is left over of what others have said.
+    pub(crate) async fn ready(&self) -> Result<(), WireError> {
+        loop {
+            let (has_rest, is_closed) = {
+                let said = self.said();
+                (!said.rest.is_empty(), said.is_closed)
+            };
+            if is_closed {
+                return Err(WireError::Io(io::ErrorKind::ConnectionAborted.into()));
+            }
+            tokio::select! {
+                ready = self.stream.readable() => return Ok(ready?),
+                ready = self.stream.writable(), if has_rest => {
+                    ready?;
+                    self.send(&mut self.said())?;
+                }
+                () = self.changed.notified() => {}
+            }
+        }
+    }
+
+    fn send(&self, said: &mut Said) -> io::Result<()> {
+        while !said.rest.is_empty() {
+            match self.stream.try_write(&said.rest) {
+                Ok(count) => drop(said.rest.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn said(&self) -> MutexGuard<'_, Said> {
+        self.said.lock().expect("nobody panics while it is locked")
+    }
+}
+
+impl Ear {
+    fn next(&mut self, key: &Key) -> Result<(Word, Token), WireError> {
+        let (word, signature) = self.bytes[..WORD + SIGNATURE].split_at(WORD);
+        if !key.verifies(&[&self.last, &[self.other], word], signature) {
+            return Err(WireError::Stranger);
+        }
+        self.last = signature.try_into().expect("it has that length");
+        let word = Word::parse(word.try_into().expect("it has that length")).ok_or(WireError::Stranger)?;
+        self.bytes.drain(..WORD + SIGNATURE);
+        Ok((word, self.last))
+    }
+}
+
+impl Word {
+    fn bytes(self) -> [u8; WORD] {
+        let mut bytes = [0; WORD];
+        let (kind, number) = match self {
+            Word::Ask { number, ask } => {
+                put_address(&mut bytes[6..], ask.destination);
+                bytes[12..].copy_from_slice(&ask.source.octets());
+                (1, number)
+            }
+            Word::Never { number } => (2, number),
+            Word::Answer { number, refused } => {
+                bytes[1] = refused.map_or(YES, Reason::code);
+                (3, number)
+            }
+            Word::Forget { number } => (4, number),
+            Word::Forgotten { number } => (5, number),
+        };
+        bytes[0] = kind;
+        bytes[2..6].copy_from_slice(&number.to_be_bytes());
+        bytes
+    }
+
+    /// None: another version's.
+    fn parse(bytes: [u8; WORD]) -> Option<Word> {
+        let [kind, code, n1, n2, n3, n4, .., s1, s2, s3, s4] = bytes;
+        let number = u32::from_be_bytes([n1, n2, n3, n4]);
+        Some(match kind {
+            1 => {
+                let (destination, source) = (take_address(&bytes[6..]), Ipv4Addr::new(s1, s2, s3, s4));
+                Word::Ask { number, ask: Ask { destination, source } }
+            }
+            2 => Word::Never { number },
+            3 if code == YES => Word::Answer { number, refused: None },
+            3 => Word::Answer { number, refused: Some(Reason::from_code(code)?) },
+            4 => Word::Forget { number },
+            5 => Word::Forgotten { number },
+            _ => return None,
+        })
+    }
+}
+
+/// One side of a conversation about one connection, with what was signed last.
 #[derive(Debug)]
 pub(crate) struct Talk<'a, S> {
     stream: S,
@@ -78,51 +361,29 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
         &self.stream
     }
 
-    /// Client: whether anybody would take a connection.
-    pub(crate) async fn ask(&mut self, ask: Ask) -> Result<(), WireError> {
-        let mut bytes = [0; ASK];
-        bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
-        bytes[MAGIC.len()..][..NONCE].copy_from_slice(&nonce());
-        put_address(&mut bytes[MAGIC.len() + NONCE..], ask.destination);
-        bytes[ASK - 4..].copy_from_slice(&ask.source.octets());
-        self.say(CLIENT, &bytes).await?;
-        verdict(self.hear::<ANSWER>(SERVER).await?[0])
-    }
-
-    /// Server: what is asked.
-    pub(crate) async fn asked(&mut self) -> Result<Ask, WireError> {
-        let bytes = self.hear::<ASK>(CLIENT).await?;
-        if bytes[..MAGIC.len()] != MAGIC {
-            return Err(WireError::Stranger);
-        }
-        let destination = take_address(&bytes[MAGIC.len() + NONCE..]);
-        let [.., a, b, c, d] = bytes;
-        Ok(Ask { destination, source: Ipv4Addr::new(a, b, c, d) })
-    }
-
-    /// Server: the answer.
-    pub(crate) async fn answer(&mut self, refused: Option<Reason>) -> Result<(), WireError> {
-        let mut bytes = [0; ANSWER];
-        bytes[0] = refused.map_or(YES, Reason::code);
-        bytes[1..].copy_from_slice(&nonce());
-        self.say(SERVER, &bytes).await
-    }
-
-    /// Client: the connection is established; whether it is promised.
-    pub(crate) async fn offer(&mut self, offer: Offer) -> Result<(), WireError> {
+    /// Client: the connection that was asked for is established; whether it is promised.
+    pub(crate) async fn offer(&mut self, token: Token, offer: Offer) -> Result<(), WireError> {
         let mut bytes = [0; OFFER];
-        put_address(&mut bytes, offer.source);
-        bytes[6..10].copy_from_slice(&offer.origin.sent.to_be_bytes());
-        bytes[10..].copy_from_slice(&offer.origin.received.to_be_bytes());
+        bytes[..MAGIC].copy_from_slice(&TALK);
+        bytes[MAGIC..][..SIGNATURE].copy_from_slice(&token);
+        put_address(&mut bytes[MAGIC + SIGNATURE..], offer.source);
+        bytes[OFFER - 8..OFFER - 4].copy_from_slice(&offer.origin.sent.to_be_bytes());
+        bytes[OFFER - 4..].copy_from_slice(&offer.origin.received.to_be_bytes());
         self.say(CLIENT, &bytes).await?;
         verdict(self.hear::<PROMISE>(SERVER).await?[0])
     }
 
-    /// Server: what is offered.
-    pub(crate) async fn offered(&mut self) -> Result<Offer, WireError> {
-        let bytes = self.hear::<OFFER>(CLIENT).await?;
-        let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        Ok(Offer { source: take_address(&bytes), origin: Origin { sent: word(6), received: word(10) } })
+    /// Server: what is offered, after the opening.
+    pub(crate) async fn offered(&mut self) -> Result<(Token, Offer), WireError> {
+        let mut bytes = [0; OFFER];
+        bytes[..MAGIC].copy_from_slice(&TALK);
+        self.stream.read_exact(&mut bytes[MAGIC..]).await?;
+        self.verify(CLIENT, &bytes).await?;
+        let rest = &bytes[MAGIC + SIGNATURE..];
+        let word = |at: usize| u32::from_be_bytes([rest[at], rest[at + 1], rest[at + 2], rest[at + 3]]);
+        let offer =
+            Offer { source: take_address(rest), origin: Origin { sent: word(6), received: word(10) } };
+        Ok((bytes[MAGIC..][..SIGNATURE].try_into().expect("it has that length"), offer))
     }
 
     /// Server: a promise, or none.
@@ -147,14 +408,20 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
     }
 
     async fn hear<const LENGTH: usize>(&mut self, speaker: u8) -> Result<[u8; LENGTH], WireError> {
-        let (mut bytes, mut signature) = ([0; LENGTH], [0; SIGNATURE]);
+        let mut bytes = [0; LENGTH];
         self.stream.read_exact(&mut bytes).await?;
+        self.verify(speaker, &bytes).await?;
+        Ok(bytes)
+    }
+
+    async fn verify(&mut self, speaker: u8, bytes: &[u8]) -> Result<(), WireError> {
+        let mut signature = [0; SIGNATURE];
         self.stream.read_exact(&mut signature).await?;
-        if !self.key.verifies(&[&self.last, &[speaker], &bytes], &signature) {
+        if !self.key.verifies(&[&self.last, &[speaker], bytes], &signature) {
             return Err(WireError::Stranger);
         }
         self.last = signature;
-        Ok(bytes)
+        Ok(())
     }
 }
 
@@ -180,6 +447,7 @@ fn take_address(bytes: &[u8]) -> SocketAddrV4 {
 mod tests {
     use super::*;
     use tokio::io::duplex;
+    use tokio::net::TcpListener;
 
     const ASKED: Ask = Ask {
         destination: SocketAddrV4::new(Ipv4Addr::new(10, 50, 2, 3), 80),
@@ -189,9 +457,29 @@ mod tests {
         source: SocketAddrV4::new(Ipv4Addr::new(10, 50, 1, 3), 40_000),
         origin: Origin { sent: 0xdead_beef, received: 7 },
     };
+    const TOKEN: Token = [7; SIGNATURE];
 
     fn key(byte: u8) -> Key {
         Key::from([byte; 32])
+    }
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (near, listener.accept().await.unwrap().0)
+    }
+
+    /// Both ends of a line.
+    async fn line(
+        caller: &Key,
+        called: &Key,
+    ) -> (Result<(Line, Ear), WireError>, Result<(Line, Ear), WireError>) {
+        let (near, mut far) = pair().await;
+        let answer = async {
+            assert_eq!(opening(&mut far).await?, Opening::Line);
+            Line::answer(far, called).await
+        };
+        tokio::join!(Line::call(near, caller), answer)
     }
 
     #[tokio::test]
@@ -200,17 +488,16 @@ mod tests {
         let (key_one, key_two) = (key(1), key(1));
         let client = async {
             let mut talk = Talk::new(one, &key_one);
-            talk.ask(ASKED).await.unwrap();
-            talk.offer(OFFERED).await.unwrap();
+            talk.offer(TOKEN, OFFERED).await.unwrap();
             talk.commit().await.unwrap();
             let mut stream = talk.into_stream();
             stream.write_all(b"the program's").await.unwrap();
         };
         let server = async {
-            let mut talk = Talk::new(two, &key_two);
-            assert_eq!(talk.asked().await.unwrap(), ASKED);
-            talk.answer(None).await.unwrap();
-            assert_eq!(talk.offered().await.unwrap(), OFFERED);
+            let mut stream = two;
+            assert_eq!(opening(&mut stream).await.unwrap(), Opening::Talk);
+            let mut talk = Talk::new(stream, &key_two);
+            assert_eq!(talk.offered().await.unwrap(), (TOKEN, OFFERED));
             talk.promise(None).await.unwrap();
             talk.committed().await.unwrap();
             let mut rest = String::new();
@@ -222,54 +509,85 @@ mod tests {
 
     #[tokio::test]
     async fn a_refusal_has_its_reason() {
-        let (one, two) = duplex(1024);
+        let (one, mut two) = duplex(1024);
         let (key_one, key_two) = (key(1), key(1));
-        let (mut client, mut server) = (Talk::new(one, &key_one), Talk::new(two, &key_two));
+        let mut client = Talk::new(one, &key_one);
         let refuse = async {
-            server.asked().await.unwrap();
-            server.answer(Some(Reason::NotSupervised)).await.unwrap();
+            opening(&mut two).await.unwrap();
+            let mut server = Talk::new(two, &key_two);
+            server.offered().await.unwrap();
+            server.promise(Some(Reason::Late)).await.unwrap();
         };
-        let (asked, ()) = tokio::join!(client.ask(ASKED), refuse);
-        assert!(matches!(asked, Err(WireError::Refused(Reason::NotSupervised))));
+        let (offered, ()) = tokio::join!(client.offer(TOKEN, OFFERED), refuse);
+        assert!(matches!(offered, Err(WireError::Refused(Reason::Late))));
     }
 
     #[tokio::test]
     async fn another_key_is_a_strangers() {
-        let (one, two) = duplex(1024);
-        let (key_one, key_two) = (key(1), key(2));
-        let (mut client, mut server) = (Talk::new(one, &key_one), Talk::new(two, &key_two));
-        let asked = async {
-            let asked = server.asked().await;
-            drop(server);
-            asked
-        };
-        let (asked, answered) = tokio::join!(asked, client.ask(ASKED));
-        assert!(matches!(asked, Err(WireError::Stranger)));
-        assert!(matches!(answered, Err(WireError::Io(_))));
+        let (called, answered) = line(&key(1), &key(2)).await;
+        assert!(matches!(answered, Err(WireError::Stranger)));
+        assert!(matches!(called, Err(WireError::Io(_))));
     }
 
-    /// What a client has said once, said again in another conversation, goes no further than the answer.
+    #[tokio::test]
+    async fn every_word_gets_there() {
+        let key = key(1);
+        let (called, answered) = line(&key, &key).await;
+        let ((near, _near_ear), (far, mut ear)) = (called.unwrap(), answered.unwrap());
+        let words = [
+            Word::Ask { number: 1, ask: ASKED },
+            Word::Never { number: u32::MAX },
+            Word::Answer { number: 3, refused: None },
+            Word::Answer { number: 4, refused: Some(Reason::NotSupervised) },
+            Word::Forget { number: 5 },
+            Word::Forgotten { number: 6 },
+        ];
+        // More than the kernel takes at once.
+        for round in 0..2_000 {
+            let said = words.map(|word| near.say(word).unwrap());
+            if round % 100 == 0 {
+                continue;
+            }
+            for (word, token) in words.iter().zip(said) {
+                let heard = loop {
+                    let (heard, its) = far.hear(&mut ear).await.unwrap();
+                    if its == token {
+                        break heard;
+                    }
+                };
+                assert_eq!(heard, *word);
+            }
+        }
+        near.close();
+        assert_eq!(near.say(words[0]), None);
+    }
+
+    /// What has been said on one line is nothing on another, nor said back on the same.
     #[tokio::test]
     async fn what_was_recorded_is_worth_nothing_elsewhere() {
         let key = key(1);
-        let (mut near, mut far) = duplex(1024);
-        let mut talk = Talk::new(&mut near, &key);
-        talk.say(CLIENT, &[&MAGIC[..], &[9; NONCE], &[10, 50, 2, 3, 0, 80, 10, 50, 1, 3]].concat())
-            .await
-            .unwrap();
-        let mut first = [0; ASK + SIGNATURE];
-        far.read_exact(&mut first).await.unwrap();
-        // Signed after an answer that the other conversation does not have.
-        talk.last = [5; SIGNATURE];
-        talk.say(CLIENT, &[0; OFFER]).await.unwrap();
-        let mut second = [0; OFFER + SIGNATURE];
-        far.read_exact(&mut second).await.unwrap();
-        let (mut replayed, other) = duplex(1024);
-        let mut server = Talk::new(other, &key);
-        replayed.write_all(&first).await.unwrap();
-        server.asked().await.unwrap();
-        server.answer(None).await.unwrap();
-        replayed.write_all(&second).await.unwrap();
-        assert!(matches!(server.offered().await, Err(WireError::Stranger)));
+        let (mut near, far) = pair().await;
+        let (mut near_again, far_again) = pair().await;
+        let hello = [&LINE[..], &[9; NONCE]].concat();
+        let first = key.sign(&[&[0; SIGNATURE], &[CALLER], &hello]);
+        let begin = [&hello[..], &first].concat();
+        near.write_all(&begin).await.unwrap();
+        near_again.write_all(&begin).await.unwrap();
+        let answered = async |mut far: TcpStream| {
+            opening(&mut far).await.unwrap();
+            Line::answer(far, &key).await.unwrap()
+        };
+        let ((line, mut ear), (again, mut ear_again)) = (answered(far).await, answered(far_again).await);
+        let mut welcome = [0; WELCOME + SIGNATURE];
+        near.read_exact(&mut welcome).await.unwrap();
+        let word = Word::Ask { number: 1, ask: ASKED }.bytes();
+        let signature = key.sign(&[&welcome[WELCOME..], &[CALLER], &word]);
+        let recorded = [&word[..], &signature].concat();
+        near.write_all(&recorded).await.unwrap();
+        assert!(line.hear(&mut ear).await.is_ok());
+        near_again.write_all(&recorded).await.unwrap();
+        assert!(matches!(again.hear(&mut ear_again).await, Err(WireError::Stranger)));
+        near.write_all(&recorded).await.unwrap();
+        assert!(matches!(line.hear(&mut ear).await, Err(WireError::Stranger)));
     }
 }

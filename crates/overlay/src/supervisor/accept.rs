@@ -170,9 +170,7 @@ impl Supervisor {
     /// Asks the router whether a host connection takes its place. False: there is to be no connection, and the call waits for another.
     fn claim(&self, call: &Call, accepting: &Accepting, mut accepted: Accepted) -> bool {
         let is_ours = accepted.peer.v4.is_some_and(|peer| self.link.covers(*peer.ip()));
-        if is_ours
-            && let Some(conversation) = self.link.begin(&Request::Accepted, &accepted.socket)
-        {
+        if is_ours && let Some(conversation) = self.link.begin(&Request::Accepted, &accepted.socket) {
             match conversation.hear(|| true) {
                 Heard::Answer(Answer::Take, Some(connection)) => {
                     // The client has it already: what cannot be copied is left as it is.

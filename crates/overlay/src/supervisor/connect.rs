@@ -188,13 +188,12 @@ fn is_plain(socket: &OwnedFd) -> bool {
 
 /// For a program that waits.
 fn see_through(call: &Call, attempt: Attempt, address: Address) {
-    let Attempt { conversation, socket, .. } = &attempt;
+    let socket = &attempt.socket;
     match start(socket, address) {
         Ok(()) | Err(Errno::INPROGRESS) => {}
         // As the program's own call would have ended.
         Err(error) => return attempt.leave(call, Some(error)),
     }
-    conversation.say(&Request::Begun, None);
     let limit = sockopt::socket_timeout(socket, Timeout::Send).ok().flatten();
     while !is_ready(socket, PollFlags::OUT) {
         if !call.waits() {

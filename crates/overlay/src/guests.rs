@@ -1,0 +1,241 @@
+//! Other routers, each on the line that it keeps to this one: what they ask, and what they have been answered.
+
+use std::collections::HashMap;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use crate::namespace::Namespace;
+use crate::policy::Flow;
+use crate::reason::Reason;
+use crate::shared::{Expected, Shared};
+use crate::wire::{Ask, Ear, Line, Token, When, WireError, Word};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Guests(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    guests: HashMap<u64, Arc<Guest>>,
+    /// What was answered with yes, and has not been offered.
+    coming: HashMap<Token, Coming>,
+}
+
+#[derive(Debug)]
+struct Guest {
+    host: Ipv4Addr,
+    line: Line,
+    ear: Mutex<Ear>,
+    /// By the numbers of what it has asked.
+    asked: Mutex<HashMap<u32, Token>>,
+    /// What it was told last to forget, and what it has forgotten.
+    forgotten: Mutex<(u32, u32)>,
+    changed: Notify,
+}
+
+/// A connection that a router has asked for.
+#[derive(Debug)]
+pub(crate) struct Coming {
+    pub(crate) host: Ipv4Addr,
+    pub(crate) ask: Ask,
+    pub(crate) listener: u64,
+    pub(crate) namespace: Arc<Namespace>,
+    /// Until it is offered, or never will be.
+    pub(crate) expected: Expected,
+    guest: u64,
+    since: Instant,
+}
+
+/// So many may be asked for and not offered.
+const COMING: usize = 16_384;
+/// The kernel gives up a connection that is not answered after a little more than two minutes.
+pub(crate) const CONNECTING: Duration = Duration::from_secs(180);
+
+impl Guests {
+    /// What is offered. It is offered once.
+    pub(crate) fn take(&self, token: &Token) -> Option<Coming> {
+        self.state().coming.remove(token)
+    }
+
+    /// Hears what the router of a host has said until now, though nobody has been told yet that something has come.
+    pub(crate) fn listen(&self, shared: &Arc<Shared>, host: Ipv4Addr) {
+        let guests: Vec<_> = {
+            let state = self.state();
+            let of_host = state.guests.iter().filter(|(_, guest)| guest.host == host);
+            of_host.map(|(id, guest)| (*id, guest.clone())).collect()
+        };
+        for (id, guest) in guests {
+            if guest.listen(shared, id, When::Looking).is_err() {
+                guest.line.close();
+            }
+        }
+    }
+
+    /// Whether that host's router may still offer something.
+    pub(crate) fn awaits(&self, host: Ipv4Addr) -> bool {
+        self.state().coming.values().any(|coming| coming.host == host)
+    }
+
+    /// Those that no kernel tries to connect any more.
+    pub(crate) fn sweep(&self) {
+        let is_old = |coming: &Coming| coming.since.elapsed() > CONNECTING;
+        let old: Vec<_> = self.state().coming.extract_if(|_, coming| is_old(coming)).collect();
+        drop(old);
+    }
+
+    /// How many lines there are.
+    pub(crate) fn count(&self) -> usize {
+        self.state().guests.len()
+    }
+
+    /// Has every other router forget what it was answered. Those that have not within `limit` are not on a line any more: they ask anew.
+    pub(crate) async fn forget(&self, limit: Duration) {
+        let guests: Vec<_> = self.state().guests.values().cloned().collect();
+        let told: Vec<_> = guests.into_iter().map(|guest| (guest.tell(), guest)).collect();
+        let deadline = Instant::now() + limit;
+        for (number, guest) in told {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if timeout(left, guest.has_forgotten(number)).await.is_err() {
+                guest.line.close();
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.0)
+    }
+}
+
+impl Guest {
+    /// Answers what has come.
+    fn listen(&self, shared: &Arc<Shared>, id: u64, when: When) -> Result<(), WireError> {
+        let mut ear = lock(&self.ear);
+        while let Some((word, token)) = self.line.heard(&mut ear, when)? {
+            match word {
+                Word::Ask { number, ask } => self.answer(shared, id, (number, ask), token),
+                Word::Never { number } => {
+                    let token = lock(&self.asked).remove(&number);
+                    // Outside of the locks: whoever waits for it looks again.
+                    drop(token.and_then(|token| shared.guests.take(&token)));
+                }
+                Word::Forgotten { number } => {
+                    lock(&self.forgotten).1 = number;
+                    self.changed.notify_waiters();
+                }
+                _ => return Err(WireError::Stranger),
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&self, shared: &Arc<Shared>, id: u64, (number, ask): (u32, Ask), token: Token) {
+        let coming = consider(shared, self.host, ask, id);
+        let refused = coming.as_ref().err().copied();
+        if let Ok(coming) = coming {
+            let mut asked = lock(&self.asked);
+            asked.insert(number, token);
+            let mut state = shared.guests.state();
+            state.coming.insert(token, coming);
+            if asked.len() > COMING {
+                asked.retain(|_, token| state.coming.contains_key(token));
+            }
+        }
+        self.line.say(Word::Answer { number, refused });
+    }
+
+    fn tell(&self) -> u32 {
+        let number = {
+            let mut forgotten = lock(&self.forgotten);
+            forgotten.0 = forgotten.0.wrapping_add(1);
+            forgotten.0
+        };
+        self.line.say(Word::Forget { number });
+        number
+    }
+
+    async fn has_forgotten(&self, number: u32) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            // It may have been told again since.
+            if number.wrapping_sub(lock(&self.forgotten).1) as i32 <= 0 {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+/// Answers a router until its line ends.
+pub(crate) async fn attend(
+    shared: &Arc<Shared>,
+    host: Ipv4Addr,
+    (line, ear): (Line, Ear),
+) -> Result<(), WireError> {
+    let guest = Arc::new(Guest {
+        host,
+        line,
+        ear: Mutex::new(ear),
+        asked: Mutex::default(),
+        forgotten: Mutex::default(),
+        changed: Notify::new(),
+    });
+    let stay = Stay::begin(shared, guest.clone());
+    loop {
+        guest.line.ready().await?;
+        guest.listen(shared, stay.id, When::Told)?;
+    }
+}
+
+/// Whether anybody would take it. No other policy can come to hold before that is said.
+fn consider(shared: &Arc<Shared>, host: Ipv4Addr, ask: Ask, guest: u64) -> Result<Coming, Reason> {
+    let Ask { source, destination } = ask;
+    shared.connections.permit(Flow { source, destination })?;
+    let (listener, namespace) = shared.listener(destination)?;
+    if shared.guests.state().coming.len() >= COMING {
+        return Err(Reason::Busy);
+    }
+    let expected = shared.expect(listener, host);
+    Ok(Coming { host, ask, listener, namespace, expected, guest, since: Instant::now() })
+}
+
+/// A router on a line.
+struct Stay {
+    shared: Arc<Shared>,
+    id: u64,
+}
+
+impl Stay {
+    fn begin(shared: &Arc<Shared>, guest: Arc<Guest>) -> Stay {
+        let mut state = shared.guests.state();
+        let id = state.next;
+        state.next += 1;
+        state.guests.insert(id, guest);
+        Stay { shared: shared.clone(), id }
+    }
+}
+
+impl Drop for Stay {
+    fn drop(&mut self) {
+        let mut state = self.shared.guests.state();
+        // Nobody is left who could keep from being told what is to be forgotten.
+        if let Some(guest) = state.guests.remove(&self.id) {
+            let mut forgotten = lock(&guest.forgotten);
+            forgotten.1 = forgotten.0;
+            guest.changed.notify_waiters();
+        }
+        let gone: Vec<_> = state.coming.extract_if(|_, coming| coming.guest == self.id).collect();
+        drop(state);
+        drop(gone);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("nobody panics while it is locked")
+}

@@ -1,0 +1,312 @@
+//! The routers of other hosts, each on a line that is kept: what is asked there needs no connection of its own, and what has been answered
+//! is remembered until they say that it is not to be. A line that has ended is made anew, at once the first time and then less and less
+//! often.
+
+use std::collections::{HashMap, HashSet};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use shunt_key::Key;
+use socket2::SockRef;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::reason::Reason;
+use crate::wire::{Ask, Ear, Line, Token, WireError, Word};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Peers {
+    key: Key,
+    /// This host's own address.
+    own: Ipv4Addr,
+    /// How long another router may take to answer.
+    limit: Duration,
+    lines: Mutex<HashMap<SocketAddrV4, Peer>>,
+}
+
+#[derive(Debug)]
+struct Peer {
+    state: watch::Receiver<State>,
+    news: Arc<News>,
+    keeper: AbortHandle,
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.keeper.abort();
+    }
+}
+
+/// Why a line that is down could be made now.
+#[derive(Debug, Default)]
+struct News {
+    /// Somebody would like to ask.
+    wanted: Notify,
+    /// That router has called itself.
+    called: Notify,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    /// There is reason to believe that it is about to be up.
+    Dialling,
+    Up(Arc<Session>),
+    Down,
+}
+
+/// A line, as long as it is up.
+#[derive(Debug)]
+struct Session {
+    line: Line,
+    next: AtomicU32,
+    questions: Mutex<HashMap<u32, Question>>,
+    /// What has been answered with yes.
+    remembered: Mutex<HashSet<Ask>>,
+}
+
+/// What was asked, and whoever wants to know the answer.
+type Question = (Ask, oneshot::Sender<Option<Reason>>);
+
+/// So many answers are remembered of each router.
+const REMEMBERED: usize = 4096;
+/// A line is not made more often, but for the first time after its end.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Nor less often.
+const LONG_PAUSE: Duration = Duration::from_secs(10);
+/// A host that has gone without a word is noticed after about this, if nobody asks.
+const IDLE: Duration = Duration::from_secs(5);
+
+impl Peers {
+    pub(crate) fn new(key: Key, own: Ipv4Addr, limit: Duration) -> Peers {
+        Peers { key, own, limit, lines: Mutex::default() }
+    }
+
+    /// From now on there are these, and no others.
+    pub(crate) fn keep(&self, routers: &HashSet<SocketAddrV4>) {
+        let mut lines = self.lines();
+        lines.retain(|router, _| routers.contains(router));
+        for router in routers {
+            lines.entry(*router).or_insert_with(|| {
+                let (sender, state) = watch::channel(State::Dialling);
+                let news = Arc::new(News::default());
+                let kept = keep(self.key.clone(), self.own, *router, self.limit, sender, news.clone());
+                Peer { state, news, keeper: tokio::spawn(kept).abort_handle() }
+            });
+        }
+    }
+
+    /// Begins to ask a router. It has been asked when this returns.
+    pub(crate) async fn ask(&self, router: SocketAddrV4, ask: Ask) -> Result<Asked, Reason> {
+        let session = self.session(router).await.ok_or(Reason::RouterSilent)?;
+        let number = session.next.fetch_add(1, Relaxed);
+        let (sender, answer) = oneshot::channel();
+        lock(&session.questions).insert(number, (ask, sender));
+        let is_remembered = lock(&session.remembered).contains(&ask);
+        let said = session.line.say(Word::Ask { number, ask });
+        let mut asked = Asked {
+            session,
+            number,
+            token: [0; 32],
+            answer,
+            limit: self.limit,
+            is_remembered,
+            is_over: false,
+        };
+        asked.token = said.ok_or(Reason::RouterSilent)?;
+        Ok(asked)
+    }
+
+    /// The router of that host has called: it is there.
+    pub(crate) fn has_called(&self, host: Ipv4Addr) {
+        for (_, peer) in self.lines().iter().filter(|(router, _)| *router.ip() == host) {
+            peer.news.called.notify_one();
+        }
+    }
+
+    /// Whether the line to a router is up, for all that are kept.
+    pub(crate) fn report(&self) -> Vec<(SocketAddrV4, bool)> {
+        let is_up = |peer: &Peer| matches!(*peer.state.borrow(), State::Up(_));
+        let mut report: Vec<_> = self.lines().iter().map(|(router, peer)| (*router, is_up(peer))).collect();
+        report.sort();
+        report
+    }
+
+    async fn session(&self, router: SocketAddrV4) -> Option<Arc<Session>> {
+        let (mut state, news) = {
+            let lines = self.lines();
+            let peer = lines.get(&router)?;
+            (peer.state.clone(), peer.news.clone())
+        };
+        let known = timeout(self.limit, state.wait_for(|state| !matches!(state, State::Dialling))).await;
+        match &*known.ok()?.ok()? {
+            State::Up(session) => Some(session.clone()),
+            _ => {
+                news.wanted.notify_one();
+                None
+            }
+        }
+    }
+
+    fn lines(&self) -> MutexGuard<'_, HashMap<SocketAddrV4, Peer>> {
+        lock(&self.lines)
+    }
+}
+
+/// Something that a router has been asked. Dropped before anything is offered, it tells the router so.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    session: Arc<Session>,
+    number: u32,
+    token: Token,
+    answer: oneshot::Receiver<Option<Reason>>,
+    limit: Duration,
+    is_remembered: bool,
+    is_over: bool,
+}
+
+impl Asked {
+    /// The same was answered with yes before, and nothing has been heard since by which it could be another now.
+    pub(crate) fn is_remembered(&self) -> bool {
+        self.is_remembered
+    }
+
+    /// The answer.
+    pub(crate) async fn answer(&mut self) -> Result<(), Reason> {
+        match timeout(self.limit, &mut self.answer).await {
+            Ok(Ok(None)) => Ok(()),
+            Ok(Ok(Some(reason))) => {
+                self.is_over = true;
+                Err(reason)
+            }
+            // The line has ended.
+            Ok(Err(_)) => Err(Reason::RouterSilent),
+            Err(_) => {
+                self.session.line.close();
+                Err(Reason::RouterSilent)
+            }
+        }
+    }
+
+    /// What the host connection that is offered for it has to say. From now on the other router waits for nothing else.
+    pub(crate) fn token(&mut self) -> Token {
+        self.is_over = true;
+        self.token
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        lock(&self.session.questions).remove(&self.number);
+        if !self.is_over {
+            self.session.line.say(Word::Never { number: self.number });
+        }
+    }
+}
+
+/// Keeps a line to a router.
+async fn keep(
+    key: Key,
+    own: Ipv4Addr,
+    router: SocketAddrV4,
+    limit: Duration,
+    state: watch::Sender<State>,
+    news: Arc<News>,
+) {
+    let mut pause = PAUSE;
+    loop {
+        let begun = Instant::now();
+        match timeout(limit, dial(&key, own, router)).await {
+            Ok(Ok((line, ear))) => {
+                let session = Arc::new(Session {
+                    line,
+                    next: AtomicU32::new(0),
+                    questions: Mutex::default(),
+                    remembered: Mutex::default(),
+                });
+                state.send_replace(State::Up(session.clone()));
+                tracing::debug!(%router, "there is a line to this router");
+                let ended = session.serve(ear).await;
+                tracing::debug!(%router, error = %ended, "the line to this router has ended");
+                state.send_replace(State::Down);
+                lock(&session.questions).clear();
+                if begun.elapsed() > PAUSE {
+                    pause = PAUSE;
+                    // It has been restarted, perhaps.
+                    continue;
+                }
+            }
+            Ok(Err(error)) => tracing::debug!(%router, %error, "no line to this router"),
+            Err(_) => tracing::debug!(%router, "no line to this router: it does not answer"),
+        }
+        state.send_replace(State::Down);
+        let wanted = async {
+            news.wanted.notified().await;
+            sleep_until(begun + PAUSE).await;
+        };
+        tokio::select! {
+            () = sleep_until(begun + pause) => pause = (2 * pause).min(LONG_PAUSE),
+            () = wanted => {}
+            () = news.called.notified() => drop(state.send_replace(State::Dialling)),
+        }
+    }
+}
+
+async fn dial(key: &Key, own: Ipv4Addr, router: SocketAddrV4) -> Result<(Line, Ear), WireError> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::new(own.into(), 0))?;
+    let stream = socket.connect(router.into()).await?;
+    tune(&stream);
+    Line::call(stream, key).await
+}
+
+/// Words are short, and an end without a word is noticed.
+pub(crate) fn tune(stream: &TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let alive = socket2::TcpKeepalive::new().with_time(IDLE).with_interval(PAUSE).with_retries(3);
+    let _ = SockRef::from(stream).set_tcp_keepalive(&alive);
+    let _ = SockRef::from(stream).set_tcp_user_timeout(Some(2 * IDLE));
+}
+
+impl Session {
+    fn remember(&self, ask: Ask, is_yes: bool) {
+        let mut remembered = lock(&self.remembered);
+        if !is_yes {
+            remembered.remove(&ask);
+            return;
+        }
+        if remembered.len() >= REMEMBERED {
+            remembered.clear();
+        }
+        remembered.insert(ask);
+    }
+
+    /// Until the line ends.
+    async fn serve(&self, mut ear: Ear) -> WireError {
+        loop {
+            match self.line.hear(&mut ear).await {
+                Ok((Word::Answer { number, refused }, _)) => {
+                    if let Some((ask, question)) = lock(&self.questions).remove(&number) {
+                        self.remember(ask, refused.is_none());
+                        // Nobody may want to know any more.
+                        let _ = question.send(refused);
+                    }
+                }
+                Ok((Word::Forget { number }, _)) => {
+                    lock(&self.remembered).clear();
+                    self.line.say(Word::Forgotten { number });
+                }
+                Ok(_) => return WireError::Stranger,
+                Err(error) => return error,
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("nobody panics while it is locked")
+}
