@@ -455,7 +455,7 @@ asked.join(0.3)
 assert asked.is_alive(), 'the lock is not held'
 conversations = []
 for number in range(60):
-    for words in [b'{\"connect\":\"10.50.2.2:9000\"}', b'\"accepted\"']:
+    for words in [b'{\"connect\":{\"to\":\"10.50.2.2:9000\"}}', b'{\"accepted\":{\"local\":\"10.50.1.2:1\",\"remote\":\"10.50.2.2:1\"}}']:
         s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         s.connect(sys.argv[1])
         socket.send_fds(s, [words], [client.fileno()])
@@ -505,12 +505,12 @@ def connect():
     s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     s.connect(sys.argv[1])
     return s
-for words in [b'', b'{', b'\\xff' * 9000, b'{\"hello\":1}', b'{\"connect\":\"10.50.2.2:9000\"}', b'\"accepted\"', b'\"moment\"', b'{\"hello\":99}']:
+for words in [b'', b'{', b'\\xff' * 9000, b'{\"hello\":1}', b'{\"connect\":{\"to\":\"10.50.2.2:9000\"}}', b'{\"accepted\":{\"local\":\"10.50.1.2:1\",\"remote\":\"10.50.2.2:1\"}}', b'\"moment\"', b'{\"hello\":99}']:
     with connect() as s:
         s.send(words)
 # A file that is no socket, a pipe and a socket that was connected already.
 for shown in [open('/dev/null').fileno(), 0, socket.create_connection(('10.50.2.2', 9000)).detach()]:
-    for words in [b'{\"connect\":\"10.50.2.2:9000\"}', b'\"accepted\"', b'{\"hello\":1}']:
+    for words in [b'{\"connect\":{\"to\":\"10.50.2.2:9000\"}}', b'{\"accepted\":{\"local\":\"10.50.1.2:1\",\"remote\":\"10.50.2.2:1\"}}', b'{\"hello\":1}']:
         with connect() as s:
             socket.send_fds(s, [words], [shown])
             s.settimeout(20)

@@ -19,7 +19,7 @@ pub(crate) async fn socket(
     channel: &Channel,
     domain: Domain,
 ) -> std::io::Result<Socket> {
-    match group(shared, channel) {
+    match channel.group(|| group(shared, channel)) {
         Ok(None) => own(domain),
         Ok(Some(group)) => match inside(&shared.errands, channel.namespace(), group, domain).await {
             Some(socket) => Ok(socket),
@@ -41,7 +41,7 @@ fn group(shared: &Shared, channel: &Channel) -> Result<Option<File>, ()> {
 }
 
 /// Waits for the group if it is frozen.
-async fn inside(errands: &Arc<Errands>, namespace: u64, group: File, domain: Domain) -> Option<Socket> {
+async fn inside(errands: &Arc<Errands>, namespace: u64, group: Arc<File>, domain: Domain) -> Option<Socket> {
     let family = if domain == Domain::IPV4 { AddressFamily::INET } else { AddressFamily::INET6 };
     let made = errands.ask(namespace, move || accounted::socket(group.as_fd(), family)).await.ok()?;
     made.inspect_err(|error| tracing::debug!(%error, "no socket in a control group")).ok().map(Socket::from)

@@ -1,7 +1,9 @@
 //! The router's end of a conversation with a supervisor.
 
+use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
@@ -15,6 +17,9 @@ use tokio::io::unix::AsyncFd;
 use crate::errand::{Errands, Theirs};
 use crate::message::{self, Answer, MessageError};
 
+/// A process may be moved to another group at any time; that is noticed after this.
+const BELIEVED: Duration = Duration::from_secs(1);
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Channel {
@@ -23,6 +28,8 @@ pub(crate) struct Channel {
     turn: Mutex<Option<Arc<Turn>>>,
     namespace: u64,
     errands: Arc<Errands>,
+    /// Where the supervisor's control group was seen last, and when.
+    group: Mutex<Option<(Instant, Option<Arc<File>>)>>,
 }
 
 /// One connection that a conversation is about. The other side is told its end when everything is closed that came or went meanwhile.
@@ -46,7 +53,7 @@ impl Channel {
     /// With a supervisor in that network namespace.
     pub(crate) fn new(socket: OwnedFd, namespace: u64, errands: Arc<Errands>) -> std::io::Result<Channel> {
         let socket = watch(Arc::new(socket), Interest::READABLE)?;
-        Ok(Channel { socket, turn: Mutex::new(None), namespace, errands })
+        Ok(Channel { socket, turn: Mutex::new(None), namespace, errands, group: Mutex::new(None) })
     }
 
     /// What is to be given to the supervisor, or has come from it.
@@ -69,6 +76,22 @@ impl Channel {
     pub(crate) fn process(&self) -> Option<u32> {
         let peer = socket_peercred(self.socket.get_ref()).ok()?;
         u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+    }
+
+    /// The supervisor's control group, which `find` finds if it has not been looked for just now.
+    pub(crate) fn group<E>(
+        &self,
+        find: impl FnOnce() -> Result<Option<File>, E>,
+    ) -> Result<Option<Arc<File>>, E> {
+        let mut known = self.group.lock().expect("nobody panics while it is locked");
+        if let Some((since, group)) = &*known
+            && since.elapsed() < BELIEVED
+        {
+            return Ok(group.clone());
+        }
+        let group = find()?.map(Arc::new);
+        *known = Some((Instant::now(), group.clone()));
+        Ok(group)
     }
 
     /// Whether that process is still the same.

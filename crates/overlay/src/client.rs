@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::net::{getsockname, sockopt};
+use rustix::net::sockopt;
 use shunt_sys::tcp::{self, Opener};
 use shunt_sys::{Errno, identity, options};
 use socket2::{Domain, SockRef, Socket};
@@ -24,7 +24,6 @@ use crate::options::Options;
 use crate::peers::Asked;
 use crate::policy::Flow;
 use crate::reason::Reason;
-use crate::server;
 use crate::shared::Shared;
 use crate::wire::{Ask, Offer, Talk, WireError};
 
@@ -33,20 +32,18 @@ pub(crate) async fn connect(
     shared: &Arc<Shared>,
     channel: &Channel,
     namespace: u64,
-    destination: SocketAddrV4,
+    (bound, destination): (Option<Ipv4Addr>, SocketAddrV4),
     socket: Theirs,
 ) -> Result<OwnedFd, Reason> {
     let socket = Arc::new(socket);
-    let shown = socket.clone();
-    let checked = shared.errands.ask(namespace, move || check(&shown, namespace)).await.flatten();
+    let checked = check(shared, &socket, namespace);
     let known = shared.namespace(namespace).ok_or(Reason::Socket)?;
-    // A socket that is none of ours is under the policy as well.
-    let bound = checked.as_ref().ok().copied().flatten();
+    // A socket that is none of ours is under the policy as well. The address is the program's word until it is connected.
     let source = bound.or_else(|| known.source(destination)).unwrap_or(Ipv4Addr::UNSPECIFIED);
     let flow = Flow { source, destination };
     let mut has_begun = false;
     let made = match shared.connections.permit(flow).and(checked) {
-        Ok(_) => make(shared, channel, namespace, flow, socket.clone(), &mut has_begun).await,
+        Ok(()) => make(shared, channel, namespace, flow, socket.clone(), &mut has_begun).await,
         Err(reason) => Err(reason),
     };
     match (made, identity::shown(&*socket)) {
@@ -72,7 +69,6 @@ async fn make(
     has_begun: &mut bool,
 ) -> Result<OwnedFd, Reason> {
     let Flow { source, destination } = flow;
-    let errands = &shared.errands;
     if shared.connections.is_full() {
         return Err(Reason::Busy);
     }
@@ -98,17 +94,16 @@ async fn make(
         dialled.ok().and_then(Result::ok).ok_or(Reason::RouterSilent)
     };
     // The two are made at the same time.
-    let (stream, waits) = tokio::try_join!(open, connected(channel, &socket))?;
+    let (stream, (local, waits)) = tokio::try_join!(open, connected(channel, &socket))?;
     if is_remembered {
         asked.answer().await?;
     }
     // Before it has other names.
     let names = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
     let names = names.map_err(|_| Reason::Failed)?;
-    let shown = socket.clone();
-    let ends = errands.ask(namespace, move || established(&shown, namespace)).await??;
-    if ends.remote != destination {
-        return Err(Reason::Mismatch);
+    let ends = local::ends(shared, socket.as_fd(), namespace, (local, destination))?;
+    if !ends.is_established {
+        return Err(Reason::NotConnected);
     }
     let made = Made { namespace, overlay: socket, ends, host: names, waits };
     take(shared, channel, asked, Talk::new(stream, &shared.loaded.key), &made).await
@@ -170,16 +165,11 @@ async fn take(
     Ok(connection)
 }
 
-/// A TCP socket of that namespace that has not been connected. Returns the address that it is bound to.
-fn check(socket: &Theirs, namespace: u64) -> Result<Option<Ipv4Addr>, Reason> {
+/// A TCP socket of that namespace.
+fn check(shared: &Shared, socket: &Theirs, namespace: u64) -> Result<(), Reason> {
     let shown = identity::shown(socket).map_err(|_| Reason::Socket)?;
-    let is_ours = !shown.bound_device && local::lives_in(socket.as_fd(), namespace);
-    if !is_ours || tcp::state(socket) != Ok(tcp::CLOSE) {
-        return Err(Reason::Socket);
-    }
-    let local = getsockname(socket).ok().and_then(|local| SocketAddr::try_from(local).ok());
-    let local = local.map(identity::normalise).and_then(server::v4);
-    Ok(local.map(|local| *local.ip()).filter(|address| !address.is_unspecified()))
+    let is_ours = !shown.bound_device && shared.lives_in(socket.as_fd(), namespace);
+    is_ours.then_some(()).ok_or(Reason::Socket)
 }
 
 /// Connects a socket to another router. It is of the family that the program's socket has.
@@ -208,15 +198,14 @@ async fn dial(
     }
 }
 
-/// Until the overlay connection has been made, or has ended. Whether its program waits in a call already.
-async fn connected(channel: &Channel, socket: &Theirs) -> Result<bool, Reason> {
-    match channel.receive::<Request>().await {
-        // It waits until the connection is there, and so does its supervisor.
-        Ok((Request::Moment, _)) => return Ok(true),
-        Ok((Request::Begun, _)) => {}
+/// Until the overlay connection has been made, or has ended. Its own address, and whether its program waits in a call already.
+async fn connected(channel: &Channel, socket: &Theirs) -> Result<(SocketAddrV4, bool), Reason> {
+    let local = match channel.receive::<Request>().await {
+        Ok((Request::Made(local), _)) => return Ok((local, true)),
+        Ok((Request::Begun(local), _)) => local,
         Ok((Request::Stay(reason), _)) => return Err(reason),
         _ => return Err(Reason::NotConnected),
-    }
+    };
     // tokio waits for a copy that it owns; the last one is closed elsewhere.
     let copy = socket.as_fd().try_clone_to_owned().map_err(|_| Reason::Failed)?;
     let watched = watch(copy, Interest::WRITABLE).map_err(|_| Reason::Failed)?;
@@ -225,14 +214,7 @@ async fn connected(channel: &Channel, socket: &Theirs) -> Result<bool, Reason> {
         // The program has looked already: whatever it sees is true now.
         early = channel.await_message() => early.map_err(|_| Reason::NotConnected)?,
     }
-    Ok(false)
-}
-
-fn established(socket: &Theirs, namespace: u64) -> Result<Ends, Reason> {
-    match tcp::state(socket) {
-        Ok(tcp::ESTABLISHED) => local::ends(socket.as_fd(), namespace),
-        _ => Err(Reason::NotConnected),
-    }
+    Ok((local, false))
 }
 
 /// Gives the host connection what the program has set. O2: neither end has sent a byte on the overlay.

@@ -5,8 +5,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, getpeername, getsockname};
-use shunt_sys::{Errno, identity, netns};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use shunt_sys::{Errno, identity};
+use socket2::{Domain, SockRef};
 use tokio::io::Interest;
 use tokio::time::{sleep, timeout};
 
@@ -92,8 +93,8 @@ async fn converse(
                 drop(share);
                 return attend(&shared, &channel, namespace, shown).await;
             }
-            (Request::Connect(destination), Some(shown)) => {
-                match client::connect(&shared, &channel, namespace, destination, shown).await {
+            (Request::Connect { to, from }, Some(shown)) => {
+                match client::connect(&shared, &channel, namespace, (from, to), shown).await {
                     Ok(connection) => {
                         shared.metrics.took(End::Client);
                         // What is sent now is the program's. If the supervisor has gone, so has the program.
@@ -107,16 +108,18 @@ async fn converse(
                     }
                 }
             }
-            (Request::Accepted, Some(shown)) => match server::accepted(&shared, shown, namespace).await {
-                Ok(connection) => {
-                    let connection = channel.theirs(connection);
-                    channel.send(&Answer::Take, Some(connection.as_fd()))?;
+            (Request::Accepted { local, remote }, Some(shown)) => {
+                match server::accepted(&shared, shown, namespace, (local, remote)).await {
+                    Ok(connection) => {
+                        let connection = channel.theirs(connection);
+                        channel.send(&Answer::Take, Some(connection.as_fd()))?;
+                    }
+                    Err(reason) => {
+                        shared.metrics.stayed(End::Server, reason);
+                        channel.send(&refusal(reason), None)?;
+                    }
                 }
-                Err(reason) => {
-                    shared.metrics.stayed(End::Server, reason);
-                    channel.send(&refusal(reason), None)?;
-                }
-            },
+            }
             // It was said when the answer was on its way.
             (Request::Done, None) => {}
             // Another version, or nonsense.
@@ -138,7 +141,7 @@ async fn attend(
     namespace: u64,
     shown: Theirs,
 ) -> Result<(), MessageError> {
-    if !lives_in(shown.as_fd(), namespace) {
+    if !shared.lives_in(shown.as_fd(), namespace) {
         tracing::debug!("a supervisor has shown a socket of a namespace that is not its own, or not root's");
         return Ok(());
     }
@@ -151,7 +154,7 @@ async fn attend(
     loop {
         match channel.receive::<Request>().await? {
             (Request::Listen, Some(shown)) => {
-                if lives_in(shown.as_fd(), namespace)
+                if shared.lives_in(shown.as_fd(), namespace)
                     && let Ok(shown) = identity::shown(&shown)
                     && !shown.bound_device
                 {
@@ -164,37 +167,39 @@ async fn attend(
     }
 }
 
-/// Whether a socket is of that namespace, and the namespace one that only root can have made.
-pub(crate) fn lives_in(socket: BorrowedFd<'_>, namespace: u64) -> bool {
-    identity::namespace(socket) == Ok(namespace) && netns::belongs_here(socket) == Ok(true)
-}
-
 /// A connected socket, as the kernel describes it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ends {
     pub(crate) cookie: u64,
     pub(crate) local: SocketAddrV4,
     pub(crate) remote: SocketAddrV4,
+    /// Nothing has come of it but that it was connected.
+    pub(crate) is_established: bool,
     /// As the program is told them.
     names: [SocketAddr; 2],
 }
 
-/// Of a TCP socket of that namespace, with IPv4 addresses. Waits for the socket's lock.
-pub(crate) fn ends(socket: BorrowedFd<'_>, namespace: u64) -> Result<Ends, Reason> {
+/// Of a TCP socket of that namespace, which its program says has these addresses: the kernel finds that very socket under them, without
+/// its lock, or it has not.
+pub(crate) fn ends(
+    shared: &Shared,
+    socket: BorrowedFd<'_>,
+    namespace: u64,
+    (local, remote): (SocketAddrV4, SocketAddrV4),
+) -> Result<Ends, Reason> {
     let shown = identity::shown(socket).map_err(|_| Reason::Socket)?;
-    if shown.bound_device || !lives_in(socket, namespace) {
+    if shown.bound_device || !shared.lives_in(socket, namespace) {
         return Err(Reason::Socket);
     }
-    let names = names(socket).ok_or(Reason::NotConnected)?;
-    let [local, remote] = names.map(identity::normalise);
-    let (local, remote) = server::v4(local).zip(server::v4(remote)).ok_or(Reason::Socket)?;
-    Ok(Ends { cookie: shown.cookie, local, remote, names })
-}
-
-fn names(socket: BorrowedFd<'_>) -> Option<[SocketAddr; 2]> {
-    let local = getsockname(socket).ok()?.try_into().ok()?;
-    let remote = getpeername(socket).ok()??.try_into().ok()?;
-    Some([local, remote])
+    let known = shared.namespace(namespace).ok_or(Reason::Socket)?;
+    let found = known.connection(local, remote).filter(|found| found.cookie == shown.cookie);
+    let is_established = found.ok_or(Reason::NotConnected)?.is_established;
+    let is_ipv4 = SockRef::from(&socket).domain().map_err(|_| Reason::Socket)? == Domain::IPV4;
+    let names = [local, remote].map(|address| match is_ipv4 {
+        true => SocketAddr::V4(address),
+        false => SocketAddr::new(address.ip().to_ipv6_mapped().into(), address.port()),
+    });
+    Ok(Ends { cookie: shown.cookie, local, remote, is_established, names })
 }
 
 /// Has a host connection say the addresses of the overlay's.

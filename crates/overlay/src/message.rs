@@ -1,7 +1,7 @@
 //! What supervisors and their router say to each other: one JSON object in each message, descriptors beside it. Both sides take what they
 //! get for a stranger's.
 
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ipnet::Ipv4Net;
@@ -14,7 +14,7 @@ use crate::policy::Denial;
 use crate::reason::Reason;
 
 /// Of this protocol.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// Bytes of a message at most.
 const LENGTH: usize = 8192;
 
@@ -28,16 +28,18 @@ pub(crate) enum Request {
     Listen,
     /// None of the sockets that were shown before is meant any more.
     Withdraw,
-    /// The program wants to connect this socket.
-    Connect(SocketAddrV4),
-    /// It is being connected.
-    Begun,
+    /// The program wants to connect this socket, which is bound to an address or to none.
+    Connect { to: SocketAddrV4, from: Option<Ipv4Addr> },
+    /// It is being connected, and has this address.
+    Begun(SocketAddrV4),
+    /// It has been connected, and the program waits: now or never.
+    Made(SocketAddrV4),
     /// The program looks now whether it is connected: now or never.
     Moment,
     /// The connection stays on the overlay after all.
     Stay(Reason),
     /// This connection has been accepted.
-    Accepted,
+    Accepted { local: SocketAddrV4, remote: SocketAddrV4 },
     /// That is all about this connection.
     Done,
 }
@@ -133,7 +135,7 @@ mod tests {
         }
         seqpacket::send(&one, &[b' '; LENGTH + 1], &[]).unwrap();
         assert!(matches!(receive::<Request>(&two), Err(MessageError::Kernel(Errno::MSGSIZE))));
-        let sent = Request::Connect("10.0.0.1:80".parse().unwrap());
+        let sent = Request::Connect { to: "10.0.0.1:80".parse().unwrap(), from: None };
         send(&one, &sent, Some(one.as_fd())).unwrap();
         let (received, fd) = receive::<Request>(&two).unwrap();
         assert_eq!((received, fd.is_some()), (sent, true));

@@ -166,10 +166,10 @@ pub(crate) async fn accepted(
     shared: &Arc<Shared>,
     socket: Theirs,
     namespace: u64,
+    addresses: (SocketAddrV4, SocketAddrV4),
 ) -> Result<OwnedFd, Reason> {
     let socket = Arc::new(socket);
-    let shown = socket.clone();
-    let ends = shared.errands.ask(namespace, move || local::ends(shown.as_fd(), namespace)).await??;
+    let ends = local::ends(shared, socket.as_fd(), namespace, addresses)?;
     let flow = Flow { source: *ends.remote.ip(), destination: ends.local };
     let taken = match shared.connections.permit(flow) {
         Ok(_) => {

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use shunt_kernel::names::Names;
 use shunt_kernel::sequence::{Origin, Reader};
-use shunt_sys::Errno;
+use shunt_sys::{Errno, identity, netns};
 use tokio::sync::Notify;
 
 use crate::config::Loaded;
@@ -59,6 +59,8 @@ struct State {
     shares: HashMap<u64, usize>,
     /// Conversations that other routers have begun.
     visitors: usize,
+    /// Whether a namespace is one that only root can have made, by their cookies. That never changes.
+    roots: HashMap<u64, bool>,
 }
 
 #[derive(Debug)]
@@ -107,6 +109,8 @@ const LISTENERS: usize = 4096;
 const SUPERVISORS: usize = 1024;
 /// So many sockets are remembered to have stayed.
 const STAYED: usize = 65_536;
+/// Of so many namespaces it is remembered who made them.
+const NAMESPACES: usize = 4096;
 /// What is committed is taken, within this beyond the patience of both ends.
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -179,6 +183,23 @@ impl Shared {
     /// The one with that cookie, while a supervisor is in it.
     pub(crate) fn namespace(&self, cookie: u64) -> Option<Arc<Namespace>> {
         self.state().namespaces.get(&cookie).map(|(known, _)| known.clone())
+    }
+
+    /// Whether a socket is of that namespace, and the namespace one that only root can have made.
+    pub(crate) fn lives_in(&self, socket: BorrowedFd<'_>, namespace: u64) -> bool {
+        if identity::namespace(socket) != Ok(namespace) {
+            return false;
+        }
+        let mut state = self.state();
+        if let Some(is_roots) = state.roots.get(&namespace) {
+            return *is_roots;
+        }
+        let Ok(is_roots) = netns::belongs_here(socket) else { return false };
+        if state.roots.len() >= NAMESPACES {
+            state.roots.clear();
+        }
+        state.roots.insert(namespace, is_roots);
+        is_roots
     }
 
     /// Which listening socket would get a connection to `destination`.

@@ -10,7 +10,7 @@ use rustix::net::{
 };
 
 use crate::identity::{namespace, normalise};
-use crate::{Errno, Result};
+use crate::{Errno, Result, tcp};
 
 pub(crate) const SOCK_DIAG_BY_FAMILY: u16 = 20;
 pub(crate) const NLM_F_REQUEST: u16 = 1;
@@ -53,6 +53,8 @@ pub struct Found {
     pub cookie: u64,
     /// It waits for connections: there was none with both addresses.
     pub listens: bool,
+    /// A connection of which neither end has finished.
+    pub is_established: bool,
     /// A process has it.
     pub held: bool,
 }
@@ -72,6 +74,7 @@ pub fn find(asker: &OwnedFd, local: SocketAddr, remote: SocketAddr) -> Result<Op
     Ok(Some(Found {
         cookie: u64::from_ne_bytes(cookie),
         listens: answer[STATE] == TCP_LISTEN,
+        is_established: answer[STATE] == tcp::ESTABLISHED,
         held: answer[INODE..INODE + 4] != [0; 4],
     }))
 }
@@ -134,10 +137,18 @@ mod tests {
         let (at, nobody) = (listener.local_addr().unwrap(), "127.0.0.1:1".parse().unwrap());
         let cookie = |socket: BorrowedFd<'_>| rustix::net::sockopt::socket_cookie(socket).unwrap();
         let found = find(&asker, at, nobody).unwrap();
-        assert_eq!(found, Some(Found { cookie: cookie(listener.as_fd()), listens: true, held: true }));
+        assert_eq!(
+            found,
+            Some(Found {
+                cookie: cookie(listener.as_fd()),
+                listens: true,
+                is_established: false,
+                held: true
+            })
+        );
         let client = TcpStream::connect(at).unwrap();
         let waiting = find(&asker, at, client.local_addr().unwrap()).unwrap().unwrap();
-        assert!(!waiting.listens && !waiting.held);
+        assert!(!waiting.listens && waiting.is_established && !waiting.held);
         let server = listener.accept().unwrap().0;
         assert_eq!(waiting.cookie, cookie(server.as_fd()));
         drop(listener);

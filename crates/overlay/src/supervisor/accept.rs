@@ -10,7 +10,7 @@ use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{SocketFlags, accept_with};
 use shunt_sys::Errno;
 
-use super::address::Peer;
+use super::address::{Address, Peer};
 use super::link::Heard;
 use super::replace::liken;
 use super::{Call, NEVER, Supervisor, is_nonblocking, is_ready, is_ready_now, process};
@@ -169,8 +169,12 @@ impl Supervisor {
 
     /// Asks the router whether a host connection takes its place. False: there is to be no connection, and the call waits for another.
     fn claim(&self, call: &Call, accepting: &Accepting, mut accepted: Accepted) -> bool {
-        let is_ours = accepted.peer.v4.is_some_and(|peer| self.link.covers(*peer.ip()));
-        if is_ours && let Some(conversation) = self.link.begin(&Request::Accepted, &accepted.socket) {
+        let remote = accepted.peer.v4.filter(|peer| self.link.covers(*peer.ip()));
+        if let Some(remote) = remote
+            && let Some(local) = Address::of_socket(&accepted.socket)
+            && let Some(conversation) =
+                self.link.begin(&Request::Accepted { local, remote }, &accepted.socket)
+        {
             match conversation.hear(|| true) {
                 Heard::Answer(Answer::Take, Some(connection)) => {
                     // The client has it already: what cannot be copied is left as it is.

@@ -37,6 +37,8 @@ struct Attempt {
     /// The program's.
     socket: OwnedFd,
     begun: Instant,
+    /// The program is in the call by which it began.
+    waits: bool,
 }
 
 /// What the router says of a connection that is to be made.
@@ -105,8 +107,9 @@ impl Supervisor {
         if !call.waits() {
             return;
         }
-        let attempt = Attempt { conversation, socket, begun: Instant::now() };
-        if is_nonblocking(&attempt.socket) {
+        let waits = !is_nonblocking(&socket);
+        let attempt = Attempt { conversation, socket, begun: Instant::now(), waits };
+        if !waits {
             self.begin(call, attempt, address);
         } else {
             see_through(call, attempt, address);
@@ -132,7 +135,8 @@ impl Supervisor {
 
     /// Whether the peer would take it.
     fn ask(&self, call: &Call, socket: &OwnedFd, address: Address) -> Asked {
-        let Some(conversation) = self.link.begin(&Request::Connect(address.v4), socket) else {
+        let from = Address::of_socket(socket).map(|own| *own.ip()).filter(|own| !own.is_unspecified());
+        let Some(conversation) = self.link.begin(&Request::Connect { to: address.v4, from }, socket) else {
             return Asked::Stay;
         };
         match conversation.hear(|| call.waits()) {
@@ -153,7 +157,9 @@ impl Supervisor {
         match address.connect(&attempt.socket) {
             Ok(()) | Err(Errno::INPROGRESS) => {
                 // Before the program can look.
-                if attempt.conversation.say(&Request::Begun, None) {
+                if let Some(own) = Address::of_socket(&attempt.socket)
+                    && attempt.conversation.say(&Request::Begun(own), None)
+                {
                     self.pending.add(cookie, attempt);
                 }
                 call.answer(Err(Errno::INPROGRESS));
@@ -227,7 +233,7 @@ fn seize(call: &Call, attempt: Attempt) {
 }
 
 /// Whether the program can go on; it has the host connection, if there is one.
-fn replace(call: &Call, Attempt { conversation, socket, .. }: &Attempt) -> Result<(), Errno> {
+fn replace(call: &Call, Attempt { conversation, socket, waits, .. }: &Attempt) -> Result<(), Errno> {
     if tcp::state(socket) != Ok(tcp::ESTABLISHED) {
         return Ok(());
     }
@@ -238,7 +244,13 @@ fn replace(call: &Call, Attempt { conversation, socket, .. }: &Attempt) -> Resul
             return Ok(());
         }
     };
-    if !conversation.say(&Request::Moment, None) {
+    let moment = match (waits, Address::of_socket(socket)) {
+        (false, _) => Request::Moment,
+        (true, Some(own)) => Request::Made(own),
+        // It has ended.
+        (true, None) => return Ok(()),
+    };
+    if !conversation.say(&moment, None) {
         return Ok(());
     }
     let Heard::Answer(Answer::Take, Some(connection)) = conversation.hear(|| call.waits()) else {
