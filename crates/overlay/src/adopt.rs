@@ -25,8 +25,9 @@ pub(crate) fn connections(shared: &Shared) {
 
 /// None: it is another's, of whatever else gives names.
 fn of(shared: &Shared, Named { socket, local, remote }: Named) -> Option<Connection> {
-    let router = SocketAddr::V4(shared.loaded.host().address);
-    let mut routers = shared.loaded.config.hosts.iter().map(|host| SocketAddr::V4(host.address));
+    let router = SocketAddr::V4(shared.loaded().host().address);
+    let loaded = shared.loaded();
+    let mut routers = loaded.config.hosts.iter().map(|host| SocketAddr::V4(host.address));
     let (end, client, server) = if socket.local == router {
         (End::Server, remote, local)
     } else if routers.any(|router| router == socket.remote) {

@@ -72,14 +72,14 @@ async fn make(
     if shared.connections.is_full() {
         return Err(Reason::Busy);
     }
-    let config = &shared.loaded.config;
-    let host = config.host_of(*destination.ip()).ok_or(Reason::UnknownHost)?;
-    if shared.loaded.is_own(host) {
+    let loaded = shared.loaded();
+    let host = shared.map().host_of(*destination.ip()).ok_or(Reason::UnknownHost)?;
+    if host.name == loaded.config.name {
         return Err(Reason::SameHost);
     }
-    let router = host.address;
+    let router = host.router;
     let domain = SockRef::from(&*socket).domain().map_err(|_| Reason::Failed)?;
-    let own = *shared.loaded.host().address.ip();
+    let own = *loaded.host().address.ip();
     let mut asked = shared.peers.ask(router, Ask { destination, source }).await?;
     let is_remembered = asked.is_remembered();
     if !is_remembered {
@@ -90,7 +90,7 @@ async fn make(
     channel.send(&Answer::Go, None).map_err(|_| Reason::NotConnected)?;
     let open = async {
         let host = account::socket(shared, channel, domain).await.map_err(|_| Reason::Failed)?;
-        let dialled = timeout(config.ask(), dial(host, domain, own, router)).await;
+        let dialled = timeout(loaded.config.ask(), dial(host, domain, own, router)).await;
         dialled.ok().and_then(Result::ok).ok_or(Reason::RouterSilent)
     };
     // The two are made at the same time.
@@ -106,7 +106,7 @@ async fn make(
         return Err(Reason::NotConnected);
     }
     let made = Made { namespace, overlay: socket, ends, host: names, waits };
-    take(shared, channel, asked, Talk::new(stream, &shared.loaded.key), &made).await
+    take(shared, channel, asked, Talk::new(stream, &loaded.key), &made).await
 }
 
 /// An overlay connection that has been made, and the host connection that may take its place.
@@ -142,14 +142,19 @@ async fn take(
     mut talk: Talk<'_, TcpStream>,
     made: &Made,
 ) -> Result<OwnedFd, Reason> {
-    let config = &shared.loaded.config;
+    let loaded = shared.loaded();
+    let config = &loaded.config;
     let ends = &made.ends;
     let seen =
         shared.reader.lock().expect("nobody panics while it is locked").look(&*made.overlay, ends.cookie);
     let origin = seen.map_err(|_| Reason::Failed)?.origin;
     let offered =
         timeout(config.ask(), talk.offer(asked.token(), Offer { source: ends.local, origin })).await;
-    offered.map_err(|_| Reason::RouterSilent)?.map_err(refusal)?;
+    let offered = offered.map_err(|_| Reason::RouterSilent)?;
+    if matches!(offered, Ok(()) | Err(WireError::Refused(_))) {
+        asked.was_offered();
+    }
+    offered.map_err(refusal)?;
 
     // From here on the server's program may be waiting for this one.
     if !made.waits {

@@ -1,6 +1,6 @@
 //! overlay.toml: the overlay's addresses, and which hosts have which of them. Read whole and checked whole.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,6 +31,8 @@ pub(crate) struct Config {
     /// All hosts, this one among them.
     #[serde(rename = "host")]
     pub(crate) hosts: Vec<Host>,
+    /// Where hosts publish which containers they have.
+    pub(crate) etcd: Option<Etcd>,
     /// Where supervisors ask.
     #[serde(default = "default_socket")]
     pub(crate) socket: PathBuf,
@@ -45,6 +47,47 @@ pub(crate) struct Config {
     /// How long one end waits for the other end's program.
     #[serde(default = "default_patience")]
     pub(crate) patience_ms: u64,
+}
+
+/// Where it is, and what of it is the routers'.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Etcd {
+    /// The members of the cluster, as many as are to be tried.
+    pub(crate) endpoints: Vec<Endpoint>,
+    /// What every key begins with.
+    #[serde(default = "default_prefix")]
+    pub(crate) prefix: String,
+    /// For how long a host that says nothing any more is believed to be there.
+    #[serde(default = "default_lease")]
+    pub(crate) lease_s: u64,
+}
+
+/// Host and port, in the file as http://HOST:PORT.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Endpoint(pub(crate) String);
+
+impl TryFrom<String> for Endpoint {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Endpoint, String> {
+        let place = text.strip_prefix("http://").map(|place| place.trim_end_matches('/'));
+        let is_place = |place: &&str| {
+            place.rsplit_once(':').is_some_and(|(host, port)| {
+                !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok_and(|port| port != 0)
+            })
+        };
+        place.filter(is_place).map(|place| Endpoint(place.to_owned())).ok_or_else(|| {
+            format!("{text:?} is no etcd: say http://HOST:PORT, as in \"http://192.168.0.1:2379\"; TLS is not there yet")
+        })
+    }
+}
+
+impl From<Endpoint> for String {
+    fn from(endpoint: Endpoint) -> String {
+        format!("http://{}", endpoint.0)
+    }
 }
 
 /// A host, and the containers on it.
@@ -110,22 +153,34 @@ impl Loaded {
         &self.config.hosts[self.own]
     }
 
-    pub(crate) fn is_own(&self, host: &Host) -> bool {
-        host.name == self.config.name
+    /// With what another reading of the file says, as far as that can change while a router runs. The names of what cannot.
+    pub(crate) fn renewed(&self, read: Loaded) -> (Loaded, Vec<&'static str>) {
+        let (old, new) = (&self.config, &read.config);
+        let differs = [
+            ("name", old.name != new.name),
+            ("key", old.key != new.key),
+            ("prefixes", old.prefixes != new.prefixes),
+            ("socket", old.socket != new.socket),
+            ("control", old.control != new.control),
+            ("ask-ms", old.ask_ms != new.ask_ms),
+            ("patience-ms", old.patience_ms != new.patience_ms),
+            ("etcd", old.etcd != new.etcd),
+            ("this host's address", self.host().address != read.host().address),
+        ];
+        let kept: Vec<_> =
+            differs.into_iter().filter_map(|(name, differs)| differs.then_some(name)).collect();
+        if kept.iter().any(|name| ["name", "this host's address"].contains(name)) {
+            // Which host this is, is what the rest of it is about.
+            let same =
+                Loaded { config: old.clone(), key: self.key.clone(), policy: read.policy, own: self.own };
+            return (same, kept);
+        }
+        let config = Config { hosts: read.config.hosts, policy: read.config.policy, ..old.clone() };
+        (Loaded { config, key: self.key.clone(), policy: read.policy, own: read.own }, kept)
     }
 }
 
 impl Config {
-    /// The host that has a container.
-    pub(crate) fn host_of(&self, container: Ipv4Addr) -> Option<&Host> {
-        self.hosts.iter().find(|host| host.containers.iter().any(|prefix| prefix.contains(&container)))
-    }
-
-    /// The host whose own address this is.
-    pub(crate) fn host_at(&self, address: Ipv4Addr) -> Option<&Host> {
-        self.hosts.iter().find(|host| *host.address.ip() == address)
-    }
-
     pub(crate) fn ask(&self) -> Duration {
         Duration::from_millis(self.ask_ms)
     }
@@ -146,6 +201,9 @@ impl Config {
                 return Err(format!("{what} = {value}: say a number from 1 to {MAX_MS}"));
             }
         }
+        if let Some(etcd) = &self.etcd {
+            etcd.check()?;
+        }
         for (at, host) in self.hosts.iter().enumerate() {
             host.check(&self.prefixes)?;
             for other in &self.hosts[..at] {
@@ -156,6 +214,26 @@ impl Config {
         own.ok_or_else(|| {
             format!("name = {:?} is no [[host]]: add one for this host, with that name", self.name)
         })
+    }
+}
+
+impl Etcd {
+    fn check(&self) -> Result<(), String> {
+        if self.endpoints.is_empty() {
+            return Err(
+                "etcd: endpoints is empty: say where it is, as in [\"http://192.168.0.1:2379\"]".into()
+            );
+        }
+        if !self.prefix.starts_with('/') || !self.prefix.ends_with('/') {
+            return Err(format!(
+                "etcd: prefix {:?} is not between slashes, as /shunt/overlay/ is",
+                self.prefix
+            ));
+        }
+        if !(2..=MAX_LEASE_S).contains(&self.lease_s) {
+            return Err(format!("etcd: lease-s = {}: say a number from 2 to {MAX_LEASE_S}", self.lease_s));
+        }
+        Ok(())
     }
 }
 
@@ -215,6 +293,15 @@ fn ipv4<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Ipv4Net>, D::E
 }
 
 const MAX_MS: u64 = 10_000;
+const MAX_LEASE_S: u64 = 3_600;
+
+fn default_prefix() -> String {
+    "/shunt/overlay/".into()
+}
+
+fn default_lease() -> u64 {
+    10
+}
 
 fn default_socket() -> PathBuf {
     DEFAULT_SOCKET.into()
@@ -246,11 +333,19 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_on_the_host_whose_prefix_it_is_in() {
-        assert_eq!(checked(GOOD), Ok(0));
-        let config: Config = toml::from_str(GOOD).unwrap();
-        let host = |text: &str| config.host_of(text.parse().unwrap()).map(|host| host.name.as_str());
-        assert_eq!([host("10.50.1.9"), host("10.50.2.9"), host("10.50.3.9")], [Some("a"), Some("b"), None]);
+    fn another_reading_changes_what_can_be_changed() {
+        let loaded = |text: &str| {
+            let config: Config = toml::from_str(text).unwrap();
+            let own = config.check().unwrap();
+            Loaded { config, key: Key::from([1; 32]), policy: Policy::open(), own }
+        };
+        let before = loaded(GOOD);
+        let more = format!("ask-ms = 7\n{}", GOOD.replace("10.50.2.0/24", "10.50.3.0/24"));
+        let (after, kept) = before.renewed(loaded(&more));
+        assert_eq!((after.config.ask_ms, kept), (100, vec!["ask-ms"]));
+        assert_eq!(after.config.hosts[1].containers, ["10.50.3.0/24".parse().unwrap()]);
+        let (after, kept) = before.renewed(loaded(&GOOD.replacen("'a'", "'b'", 1)));
+        assert_eq!((after.config.name.as_str(), kept), ("a", vec!["name", "this host's address"]));
     }
 
     #[test]
@@ -266,6 +361,11 @@ mod tests {
             ("name = 'b'", "name = 'a'", "two [[host]] have the name"),
             ("key = 'k'", "key = 'k'\npatience-ms = 0", "from 1 to"),
             ("key = 'k'", "key = 'k'\npatience = 5", "unknown field"),
+            ("[[host]]", "[etcd]\nendpoints = ['https://e:2379']\n[[host]]", "TLS is not there"),
+            ("[[host]]", "[etcd]\nendpoints = ['http://e']\n[[host]]", "is no etcd"),
+            ("[[host]]", "[etcd]\nendpoints = []\n[[host]]", "endpoints is empty"),
+            ("[[host]]", "[etcd]\nendpoints = ['http://e:1']\nprefix = 'a'\n[[host]]", "between slashes"),
+            ("[[host]]", "[etcd]\nendpoints = ['http://e:1']\nlease-s = 1\n[[host]]", "from 2 to"),
             ("'10.50.0.0/16'", "'fd00::/8'", "not there yet"),
             ("'10.50.0.0/16'", "'10.50'", "is no prefix"),
         ] {

@@ -24,7 +24,7 @@ pub(crate) async fn apply(shared: &Arc<Shared>, policy: Policy) -> Value {
     let rules = policy.rules();
     let Changes { forbidden, stayed, shapes } = shared.connections.replace(policy);
     // None begins what this policy forbids because the one before did not.
-    shared.guests.forget(shared.loaded.config.ask()).await;
+    shared.guests.forget(shared.loaded().config.ask()).await;
     let mut doomed = on_host(forbidden);
     doomed.extend(on_overlay(shared, stayed));
     let all: usize = doomed.iter().map(|it| it.places.len()).sum();
@@ -57,7 +57,7 @@ pub(crate) fn report(shared: &Shared) -> Value {
     let count = |rule: Option<usize>| counts.get(&rule).copied().unwrap_or(0);
     let by_rule: Vec<usize> = (0..policy.rules()).map(|at| count(Some(at))).collect();
     json!({
-        "name": shared.loaded.config.name,
+        "name": shared.loaded().config.name,
         "policy": *policy,
         "connections": { "rules": by_rule, "default": count(None) },
     })

@@ -4,7 +4,7 @@
 //! Inner shape: `router` is the life of a router, with its `config`, what it shares between conversations in `shared`, the network
 //! `namespace`s that it knows, its `errand`s to what strangers could hold up, and its `metrics`; `local` talks to supervisors (`message`, `channel`), `client` and `server` are the two
 //! ends of a conversation between routers (`wire`), which have asked each other before (`peers`, `guests`). `policy` says which connections may be; `connections` has those that there are under it,
-//! with their `options`, and `enforce` brings another one about. `account` makes sockets for containers,
+//! with their `options`, and `enforce` brings another one about. Which host has a container is in the `map`, which `discovery` keeps by way of `etcd`. `account` makes sockets for containers,
 //! and `adopt` finds the connections that a router before has made. `supervise` puts a program under a supervisor, whose life is in `supervisor`.
 
 #![forbid(unsafe_code)]
@@ -15,10 +15,13 @@ mod channel;
 mod client;
 mod config;
 mod connections;
+mod discovery;
 mod enforce;
 mod errand;
+mod etcd;
 mod guests;
 mod local;
+mod map;
 mod message;
 mod metrics;
 mod namespace;

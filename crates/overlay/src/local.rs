@@ -147,7 +147,8 @@ async fn attend(
     }
     let supervision = shared.supervise(namespace, &shown)?;
     drop(shown);
-    let config = &shared.loaded.config;
+    let loaded = shared.loaded();
+    let config = &loaded.config;
     let welcome =
         Welcome { prefixes: config.prefixes.clone(), ask_ms: config.ask_ms, patience_ms: config.patience_ms };
     channel.send(&Answer::Welcome(welcome), None)?;

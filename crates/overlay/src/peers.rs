@@ -192,10 +192,14 @@ impl Asked {
         }
     }
 
-    /// What the host connection that is offered for it has to say. From now on the other router waits for nothing else.
-    pub(crate) fn token(&mut self) -> Token {
-        self.is_over = true;
+    /// What the host connection that is offered for it has to say.
+    pub(crate) fn token(&self) -> Token {
         self.token
+    }
+
+    /// The other router has heard what is offered: it waits for nothing else.
+    pub(crate) fn was_offered(&mut self) {
+        self.is_over = true;
     }
 }
 

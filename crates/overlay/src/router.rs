@@ -15,12 +15,14 @@ use shunt_sys::limits;
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
 use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::config::{ConfigError, Loaded};
+use crate::map::Published;
 use crate::request::{ROUTER, Request};
 use crate::shared::Shared;
-use crate::{adopt, enforce, local, server};
+use crate::{adopt, discovery, enforce, local, server};
 
 /// Why a router does not run.
 #[derive(Debug, Error)]
@@ -65,8 +67,9 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
     let shared = Shared::new(loaded, names, reader).map_err(|error| Error::Wait(error.into()))?;
     let shared = Arc::new(shared);
     adopt::connections(&shared);
-    enforce::apply(&shared, shared.loaded.policy.clone()).await;
-    shared.keep_peers();
+    enforce::apply(&shared, shared.loaded().policy.clone()).await;
+    shared.publish(Published::default());
+    let hangup = signal(SignalKind::hangup()).map_err(Error::Wait)?;
     let (sender, mut asked) = mpsc::channel(16);
     ready();
     tokio::select! {
@@ -75,9 +78,43 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
         () = answer(&shared, &mut asked) => {}
         () = sweep(&shared) => {}
         () = server::serve(shared.clone(), listener) => {}
+        () = reload(&shared, path, hangup) => {}
+        () = discover(&shared) => {}
         ended = local::serve(shared.clone(), supervisors) => ended.map_err(Error::Wait)?,
     }
+    shared.discovery.withdraw().await;
     Ok(())
+}
+
+/// Reads the file again when it is told to.
+async fn reload(shared: &Arc<Shared>, path: &Path, mut hangup: Signal) {
+    while hangup.recv().await.is_some() {
+        match Loaded::read(path) {
+            Ok(read) => {
+                let (loaded, kept) = shared.loaded().renewed(read);
+                if !kept.is_empty() {
+                    tracing::warn!(
+                        what = kept.join(", "),
+                        "this changes only when the router is started anew"
+                    );
+                }
+                let policy = loaded.policy.clone();
+                shared.reload(loaded);
+                enforce::apply(shared, policy).await;
+                tracing::info!("the configuration has been read again");
+            }
+            Err(error) => tracing::error!(%error, "the configuration stays as it was"),
+        }
+    }
+}
+
+/// Until the router ends.
+async fn discover(shared: &Arc<Shared>) {
+    let etcd = shared.loaded().config.etcd.clone();
+    match etcd {
+        Some(etcd) => discovery::run(shared, &etcd).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// The file of the socket for supervisors, as long as the router runs.
@@ -102,7 +139,7 @@ async fn answer(shared: &Arc<Shared>, asked: &mut mpsc::Receiver<Asked<Request>>
 }
 
 fn status(shared: &Shared, began: Instant) -> Value {
-    let config = &shared.loaded.config;
+    let config = &shared.loaded().config;
     json!({
         "name": config.name,
         "uptime-seconds": began.elapsed().as_secs(),

@@ -49,12 +49,11 @@ pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener) {
 
 async fn admit(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr) {
     let address = v4(identity::normalise(from));
-    let host = address.and_then(|address| shared.loaded.config.host_at(*address.ip()));
+    let host = address.map(|address| *address.ip()).filter(|address| shared.map().has_host(*address));
     let (Some(host), Some(_visit)) = (host, shared.visit()) else {
         shared.metrics.stranger();
         return;
     };
-    let host = *host.address.ip();
     match converse(&shared, stream, host).await {
         Ok(()) | Err(WireError::Refused(_)) => {}
         Err(WireError::Stranger) => {
@@ -76,7 +75,7 @@ async fn converse(shared: &Arc<Shared>, mut stream: TcpStream, host: Ipv4Addr) -
     match within(FIRST, opening(&mut stream)).await? {
         Opening::Line => {
             peers::tune(&stream);
-            let line = within(FIRST, Line::answer(stream, &shared.loaded.key)).await?;
+            let line = within(FIRST, Line::answer(stream, &shared.loaded().key)).await?;
             shared.peers.has_called(host);
             guests::attend(shared, host, line).await
         }
@@ -88,7 +87,7 @@ async fn converse(shared: &Arc<Shared>, mut stream: TcpStream, host: Ipv4Addr) -
 }
 
 async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: Ipv4Addr) -> Result<(), WireError> {
-    let key = shared.loaded.key.clone();
+    let key = shared.loaded().key.clone();
     let mut talk = Talk::new(stream, &key);
     let (token, offer) = within(FIRST, talk.offered()).await?;
     // The line on which it was asked for may have ended.
@@ -96,8 +95,7 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: Ipv4Addr) -> Resul
         return talk.promise(Some(Reason::NotFound)).await;
     };
     let Coming { ask, listener, namespace, expected, .. } = coming;
-    let is_its_own =
-        shared.loaded.config.host_of(*offer.source.ip()).map(|it| *it.address.ip()) == Some(host);
+    let is_its_own = shared.map().host_of(*offer.source.ip()).map(|it| *it.router.ip()) == Some(host);
     let found = match is_its_own {
         true => find(shared, &namespace, ask.destination, offer.source).await,
         false => None,
@@ -115,7 +113,7 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: Ipv4Addr) -> Resul
         Err(reason) => return talk.promise(Some(reason)).await,
     };
     talk.promise(None).await?;
-    within(shared.loaded.config.patience() + GRACE, talk.committed()).await?;
+    within(shared.loaded().config.patience() + GRACE, talk.committed()).await?;
     // Else the client's program, unless it has set TCP_NODELAY, waits with its first bytes for a delayed acknowledgement of this.
     SockRef::from(talk.stream()).set_tcp_quickack(true)?;
     keep(promised, talk.into_stream())?;
@@ -131,7 +129,7 @@ async fn find(
     local: SocketAddrV4,
     remote: SocketAddrV4,
 ) -> Option<Found> {
-    let deadline = Instant::now() + HANDSHAKE.max(shared.loaded.config.patience());
+    let deadline = Instant::now() + HANDSHAKE.max(shared.loaded().config.patience());
     // Who accepts says so; that the last segment has arrived nobody says.
     let mut pause = Duration::from_micros(200);
     loop {
@@ -213,8 +211,8 @@ async fn await_claim(
     socket: &Theirs,
     ends: &Ends,
 ) -> Result<(OwnedFd, Origin), Reason> {
-    let config = &shared.loaded.config;
-    let host = config.host_of(*ends.remote.ip()).map(|host| *host.address.ip());
+    let patience = shared.loaded().config.patience();
+    let host = shared.map().host_of(*ends.remote.ip()).map(|host| *host.router.ip());
     let listener = shared.listener(ends.local).ok().map(|(listener, _)| listener);
     if let Some(host) = host {
         // It has been asked for before it was made, so it is known by now, or should be.
@@ -233,9 +231,9 @@ async fn await_claim(
             Claim::Taken(connection, origin) => return Ok((connection, origin)),
             Claim::Promised => {
                 unknown = Reason::NotCommitted;
-                (config.patience() + GRACE, unknown)
+                (patience + GRACE, unknown)
             }
-            Claim::Expected => (config.patience(), Reason::NotOffered),
+            Claim::Expected => (patience, Reason::NotOffered),
             Claim::Unknown => return Err(unknown),
         };
         tokio::select! {

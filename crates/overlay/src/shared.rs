@@ -14,8 +14,10 @@ use tokio::sync::Notify;
 
 use crate::config::Loaded;
 use crate::connections::Connections;
+use crate::discovery::Discovery;
 use crate::errand::Errands;
 use crate::guests::Guests;
+use crate::map::{Map, Published};
 use crate::metrics::{End, Metrics};
 use crate::namespace::Namespace;
 use crate::peers::Peers;
@@ -24,7 +26,11 @@ use crate::reason::Reason;
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) loaded: Loaded,
+    loaded: Mutex<Arc<Loaded>>,
+    map: Mutex<Mapped>,
+    pub(crate) discovery: Discovery,
+    /// A supervisor has come.
+    pub(crate) supervised: Notify,
     pub(crate) metrics: Metrics,
     pub(crate) errands: Arc<Errands>,
     pub(crate) names: Mutex<Names>,
@@ -36,6 +42,12 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// A promise, a commitment or an end: whoever waits for one looks again.
     pub(crate) changed: Notify,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    map: Arc<Map>,
+    published: Published,
 }
 
 #[derive(Debug, Default)]
@@ -121,7 +133,13 @@ impl Shared {
         Ok(Shared {
             peers: Peers::new(loaded.key.clone(), own, loaded.config.ask()),
             guests: Guests::default(),
-            loaded,
+            map: Mutex::new(Mapped {
+                map: Arc::new(Map::new(&loaded.config, &Published::default())),
+                published: Published::default(),
+            }),
+            discovery: Discovery::default(),
+            supervised: Notify::new(),
+            loaded: Mutex::new(Arc::new(loaded)),
             metrics: Metrics::default(),
             errands: Arc::new(Errands::new(tokio::runtime::Handle::current())),
             names: Mutex::new(names),
@@ -132,10 +150,34 @@ impl Shared {
         })
     }
 
-    /// Has a line to each other router.
-    pub(crate) fn keep_peers(&self) {
-        let others = self.loaded.config.hosts.iter().filter(|host| !self.loaded.is_own(host));
-        self.peers.keep(&others.map(|host| host.address).collect());
+    /// The configuration as it is now.
+    pub(crate) fn loaded(&self) -> Arc<Loaded> {
+        self.loaded.lock().expect(NEVER).clone()
+    }
+
+    /// Which host has which container, as far as is known now.
+    pub(crate) fn map(&self) -> Arc<Map> {
+        self.map.lock().expect(NEVER).map.clone()
+    }
+
+    /// Another configuration.
+    pub(crate) fn reload(&self, loaded: Loaded) {
+        *self.loaded.lock().expect(NEVER) = Arc::new(loaded);
+        let published = self.map.lock().expect(NEVER).published.clone();
+        self.publish(published);
+    }
+
+    /// What hosts have published. Has a line to each other router from now on.
+    pub(crate) fn publish(&self, published: Published) {
+        let loaded = self.loaded();
+        let map = Arc::new(Map::new(&loaded.config, &published));
+        self.peers.keep(&map.routers_but(&loaded.config.name));
+        *self.map.lock().expect(NEVER) = Mapped { map, published };
+    }
+
+    /// Those with supervisors.
+    pub(crate) fn namespaces(&self) -> Vec<Arc<Namespace>> {
+        self.state().namespaces.values().map(|(known, _)| known.clone()).collect()
     }
 
     /// Room for one more conversation of a namespace.
@@ -177,6 +219,7 @@ impl Shared {
         let id = state.next;
         state.next += 1;
         state.supervisors.insert(id, Supervisor { namespace });
+        self.supervised.notify_one();
         Ok(Supervision { shared: self.clone(), id })
     }
 
@@ -316,7 +359,7 @@ impl Shared {
         self.connections.sweep();
         self.guests.sweep();
         self.forget_stayed();
-        let grace = 2 * self.loaded.config.patience() + GRACE;
+        let grace = 2 * self.loaded().config.patience() + GRACE;
         let committed: Vec<(u64, Arc<Namespace>, SocketAddrV4, SocketAddrV4, bool)> = self
             .state()
             .promises
@@ -351,6 +394,7 @@ impl Shared {
             "namespaces": namespaces.len(),
             "listeners": state.listeners.len(),
             "promises": state.promises.len(),
+            "etcd": self.loaded().config.etcd.as_ref().map(|_| self.discovery.report()),
             "lines": { "to": lines, "from": self.guests.count() },
             "connections": {
                 "client": self.connections.count(End::Client),
@@ -360,9 +404,11 @@ impl Shared {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nobody panics while it is locked")
+        self.state.lock().expect(NEVER)
     }
 }
+
+const NEVER: &str = "nobody panics while it is locked";
 
 /// A supervisor, as long as it is connected.
 #[derive(Debug)]

@@ -167,6 +167,28 @@ impl Lab {
         router.wait().unwrap();
     }
 
+    /// Has a host's router read its configuration again, of which a part is another now.
+    pub(crate) fn reload(&self, host: usize, from: &str, to: &str) {
+        let path = self.path(&format!("{}.toml", self.hosts[host].name));
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(&path, text.replace(from, to)).unwrap();
+        let router = self.hosts[host].router.as_ref().expect("it runs");
+        kill_process(Pid::from_child(router), Signal::HUP).unwrap();
+    }
+
+    /// One more container on a host.
+    pub(crate) fn container(&self, host: usize, address: &str) -> Net {
+        let (net, container) = (&self.hosts[host].net, Net::new());
+        net.words("ip link add more type veth peer name shunt-peer");
+        net.words(&format!("ip link set shunt-peer netns {}", container.path().display()));
+        net.words("ip link set more master bridge up");
+        container.words("ip link set shunt-peer name eth0 mtu 1450");
+        container.words(&format!("ip address add {address}/16 dev eth0"));
+        container.words("ip link set eth0 up");
+        container
+    }
+
     /// Has a host's router do nothing, or go on.
     pub(crate) fn hang(&self, host: usize, hangs: bool) {
         let router = self.hosts[host].router.as_ref().expect("it runs");
@@ -238,6 +260,13 @@ impl Lab {
     pub(crate) fn launch(&mut self, host: usize, command: &mut Command, word: &str) -> usize {
         self.prepare(command);
         let child = self.hosts[host].container.inside(|| command.spawn().unwrap());
+        self.await_word(child, word)
+    }
+
+    /// The same in the host's own network namespace.
+    pub(crate) fn launch_on_host(&mut self, host: usize, command: &mut Command, word: &str) -> usize {
+        self.prepare(command);
+        let child = self.hosts[host].net.inside(|| command.spawn().unwrap());
         self.await_word(child, word)
     }
 

@@ -1,0 +1,186 @@
+//! Containers that are where the configuration does not say: found by a real etcd, also while that is dead, and by reading the file
+//! again. And what another router is remembered to have answered.
+//!
+//! Needs root, for network namespaces; etcd, Python and Go, which `make test` installs.
+
+#[path = "overlay/lab.rs"]
+mod lab;
+
+use std::process::{Command, Output};
+
+use lab::{A, B, Lab, SERVER, go};
+use serde_json::{Value, json};
+
+/// By the file it is on host a.
+const MOVED: &str = "10.50.1.7";
+const ETCD: &str = "http://192.168.77.1:2379";
+
+/// Runs on host a, knowing nothing yet.
+fn start_etcd(lab: &mut Lab, directory: &str) -> usize {
+    let mut etcd = Command::new("etcd");
+    etcd.arg("--data-dir").arg(lab.path(directory));
+    etcd.args(["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD]);
+    etcd.args(["--listen-peer-urls", "http://192.168.77.1:2380"]);
+    lab.launch_on_host(A, &mut etcd, "ready to serve client requests")
+}
+
+/// In that container, under host b's supervisor.
+fn serve(lab: &mut Lab, container: &shunt_netns::Net) -> usize {
+    let mut server = lab.command(B, true, go("server"));
+    server.args(["tcp4", ":9000"]);
+    lab.launch_in(container, &mut server, "listening")
+}
+
+fn converse(lab: &Lab, with: &str) -> Output {
+    let mut client = lab.command(A, true, go("client"));
+    lab.output(A, client.args([&format!("{with}:9000"), "1", "1", "1000", "0"]))
+}
+
+/// Whether a connection takes the host network from now on.
+fn takes_the_host_network(lab: &Lab, with: &str) -> bool {
+    let before = lab.roads(A, "client").0;
+    let output = converse(lab, with);
+    assert!(output.status.success(), "{output:?}");
+    lab.roads(A, "client").0 > before
+}
+
+fn await_host_network(lab: &Lab, with: &str) {
+    lab::await_until(|| takes_the_host_network(lab, with), || lab.status(A).to_string());
+}
+
+#[test]
+fn a_container_that_has_moved_is_found_also_while_etcd_is_dead() {
+    let mut lab = Lab::build();
+    lab.configuration = format!("[etcd]\nendpoints = ['http://192.168.77.1:1', '{ETCD}']\nlease-s = 2");
+    let etcd = start_etcd(&mut lab, "etcd");
+    lab.start(A);
+    lab.start(B);
+    let container = lab.container(B, MOVED);
+    serve(&mut lab, &container);
+    await_host_network(&lab, MOVED);
+    let known = |lab: &Lab| lab.status(A)["now"]["etcd"].clone();
+    lab::await_until(|| known(&lab)["published"] == true, || lab.status(A).to_string());
+
+    // Whoever has no key says nothing that is believed.
+    let mut put = Command::new("etcdctl");
+    put.env("ETCDCTL_API", "3").args(["--endpoints", ETCD, "put", "/shunt/overlay/container/10.50.1.8", "b"]);
+    assert!(lab.hosts[A].net.inside(|| put.status()).unwrap().success());
+    lab::await_until(|| known(&lab)["strange"] == 1, || lab.status(A).to_string());
+
+    lab.stop(etcd);
+    lab::await_until(|| known(&lab)["watching"] == false, || lab.status(A).to_string());
+    assert!(takes_the_host_network(&lab, MOVED), "{}", lab.status(A));
+    assert!(takes_the_host_network(&lab, MOVED), "{}", lab.status(A));
+    // One that has forgotten everything is told again.
+    start_etcd(&mut lab, "another");
+    lab::await_until(
+        || known(&lab)["watching"] == true && known(&lab)["published"] == true && known(&lab)["entries"] == 3,
+        || lab.status(A).to_string(),
+    );
+    await_host_network(&lab, MOVED);
+}
+
+#[test]
+fn a_host_that_has_gone_has_no_containers() {
+    let mut lab = Lab::build();
+    lab.configuration = format!("[etcd]\nendpoints = ['{ETCD}']\nlease-s = 2");
+    start_etcd(&mut lab, "etcd");
+    lab.start(A);
+    lab.start(B);
+    let container = lab.container(B, MOVED);
+    let server = serve(&mut lab, &container);
+    await_host_network(&lab, MOVED);
+    // As by a crash: only the lease says so.
+    lab.kill(B);
+    let entries = || lab.status(A)["now"]["etcd"]["entries"].clone();
+    lab::await_until(|| entries() == 1, || lab.status(A).to_string());
+    let before = lab.roads(A, "client").1["same-host"].as_u64().unwrap_or(0);
+    assert!(converse(&lab, MOVED).status.success());
+    assert_eq!(lab.roads(A, "client").1["same-host"], json!(before + 1), "as the file says");
+    lab.stop(server);
+}
+
+#[test]
+fn the_configuration_is_read_again() {
+    let mut lab = Lab::with_routers();
+    let container = lab.container(B, MOVED);
+    serve(&mut lab, &container);
+    assert!(!takes_the_host_network(&lab, MOVED));
+    assert_eq!(lab.roads(A, "client").1["same-host"], 1);
+    // What is wrong changes nothing.
+    lab.reload(A, "['10.50.1.0/24']", "['10.50.1.0/24");
+    lab::await_until(|| lab.log(A).contains("stays as it was"), || lab.log(A));
+    lab.reload(A, "['10.50.1.0/24", "['10.50.1.2']");
+    lab::await_until(|| lab.log(A).contains("has been read again"), || lab.log(A));
+    assert!(!takes_the_host_network(&lab, MOVED));
+    assert_eq!(lab.roads(A, "client").1["unknown-host"], 1);
+    lab.reload(A, "['10.50.2.0/24']", "['10.50.2.0/24', '10.50.1.7']\nask-ms = 1");
+    lab::await_until(|| lab.log(A).matches("stays as it was").count() == 2, || lab.log(A));
+    lab.reload(A, "\nask-ms = 1", "");
+    await_host_network(&lab, MOVED);
+}
+
+/// Lines outlive the death of either router, and go on by themselves.
+#[test]
+fn routers_that_are_started_again_have_their_lines_again() {
+    let mut lab = Lab::with_routers();
+    lab::await_until(|| lab_lines(&lab, A) && lab_lines(&lab, B), || lab.status(A).to_string());
+    for host in [A, B] {
+        lab.kill(host);
+        let other = 1 - host;
+        lab::await_until(|| !lab_lines(&lab, other), || lab.status(other).to_string());
+        lab.start(host);
+        lab::await_until(|| lab_lines(&lab, A) && lab_lines(&lab, B), || lab.status(other).to_string());
+    }
+    let mut server = lab.command(B, true, go("server"));
+    lab.launch(B, server.args(["tcp4", ":9000"]), "listening");
+    await_host_network(&lab, SERVER);
+}
+
+fn lab_lines(lab: &Lab, host: usize) -> bool {
+    let lines = &lab.status(host)["now"]["lines"];
+    lines["from"] == 1 && lines["to"].as_object().is_some_and(|to| to.values().all(|is_up| *is_up == true))
+}
+
+/// What was remembered of the other host's policy is forgotten before that of another has been said to hold.
+#[test]
+fn a_policy_holds_at_once_for_those_who_have_asked_before() {
+    let mut lab = Lab::with_routers();
+    const COUNT: &str = "
+import socket
+listener = socket.create_server(('', 9000), backlog=128)
+print('listening', flush=True)
+while True:
+    connection = listener.accept()[0]
+    print('accepted', flush=True)
+    connection.sendall(connection.recv(1))
+";
+    const ASK: &str = "
+import socket
+with socket.socket() as s:
+    failed = s.connect_ex(('10.50.2.2', 9000))
+    if not failed:
+        s.sendall(b'x')
+        assert s.recv(1) == b'x'
+    print(failed)
+";
+    let mut server = lab.command(B, true, "python3");
+    let server = lab.launch(B, server.args(["-c", COUNT]), "listening");
+    let connect = |lab: &Lab| {
+        let mut client = lab.command(A, true, "python3");
+        let output = lab.output(A, client.args(["-c", ASK]));
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().trim().parse::<i32>().unwrap()
+    };
+    for round in 1..=5 {
+        // Once to be asked, and once to be remembered.
+        assert_eq!([connect(&lab), connect(&lab)], [0, 0]);
+        lab.apply(B, "[[rule]]\nname = 'no'\naction = 'deny'\nports = [9000]");
+        assert_eq!(connect(&lab), 111, "round {round}");
+        assert_eq!(lab.said(server).matches("accepted").count(), 2 * round, "the server notices nothing");
+        lab.apply(B, "default = 'allow'");
+    }
+    assert_eq!(lab.roads(A, "client"), (10, json!({})));
+    assert_eq!(lab.status(A)["connections"]["client"]["denied"], json!({ "denied": 5 }));
+    assert_eq!(lab.status(B)["connections"]["server"]["denied"], Value::Object(Default::default()));
+}

@@ -1,0 +1,265 @@
+//! A client of etcd's, as far as routers need one: its JSON gateway over HTTP, one connection for each call.
+
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
+use thiserror::Error;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// etcd answers within this, or is taken for dead.
+const LIMIT: Duration = Duration::from_secs(3);
+/// A watch says at least so often that it is there.
+const QUIET: Duration = Duration::from_secs(30);
+/// No message of a watch is longer.
+const LONGEST: usize = 16 << 20;
+
+/// Where one is, as host and port.
+#[derive(Clone, Debug)]
+pub(crate) struct Etcd {
+    endpoint: String,
+}
+
+/// Why there is no answer.
+#[derive(Debug, Error)]
+pub(crate) enum EtcdError {
+    /// It cannot be reached, or ends the connection.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// It does not speak HTTP.
+    #[error("{0}")]
+    Http(#[from] hyper::Error),
+    /// It takes too long.
+    #[error("it does not answer")]
+    Late,
+    /// It says no.
+    #[error("{0}")]
+    Refused(String),
+    /// It says what etcd does not say.
+    #[error("this is no answer of etcd's: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// What was to be seen is not kept any more.
+    #[error("it has ended the watch: {0}")]
+    Ended(String),
+}
+
+/// What is stored under a key.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct Stored {
+    #[serde(deserialize_with = "text")]
+    pub(crate) key: String,
+    /// Nothing: it has been deleted.
+    #[serde(default, deserialize_with = "text")]
+    pub(crate) value: String,
+}
+
+/// Everything under a prefix, at a revision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Snapshot {
+    pub(crate) revision: i64,
+    pub(crate) stored: Vec<Stored>,
+}
+
+/// What becomes of keys.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    body: Incoming,
+    bytes: Vec<u8>,
+}
+
+impl Etcd {
+    pub(crate) fn new(endpoint: &str) -> Etcd {
+        Etcd { endpoint: endpoint.to_owned() }
+    }
+
+    /// A lease of so many seconds; its number.
+    pub(crate) async fn grant(&self, seconds: u64) -> Result<i64, EtcdError> {
+        #[derive(Deserialize)]
+        struct Granted {
+            #[serde(rename = "ID", deserialize_with = "number")]
+            id: i64,
+        }
+        self.ask::<Granted>("/v3/lease/grant", json!({ "TTL": seconds })).await.map(|granted| granted.id)
+    }
+
+    /// Whether the lease goes on. False: it has ended, and what was under it is gone.
+    pub(crate) async fn keep_alive(&self, lease: i64) -> Result<bool, EtcdError> {
+        #[derive(Deserialize)]
+        struct Kept {
+            result: Left,
+        }
+        #[derive(Deserialize)]
+        struct Left {
+            #[serde(rename = "TTL", default, deserialize_with = "number")]
+            seconds: i64,
+        }
+        let kept: Kept = self.ask("/v3/lease/keepalive", json!({ "ID": lease })).await?;
+        Ok(kept.result.seconds > 0)
+    }
+
+    /// Gives a lease back, with all that is under it.
+    pub(crate) async fn revoke(&self, lease: i64) -> Result<(), EtcdError> {
+        self.ask::<Value>("/v3/lease/revoke", json!({ "ID": lease })).await.map(drop)
+    }
+
+    pub(crate) async fn put(&self, key: &str, value: &str, lease: i64) -> Result<(), EtcdError> {
+        let put = json!({ "key": encoded(key), "value": encoded(value), "lease": lease });
+        self.ask::<Value>("/v3/kv/put", put).await.map(drop)
+    }
+
+    /// If it has that value.
+    pub(crate) async fn delete(&self, key: &str, value: &str) -> Result<(), EtcdError> {
+        let key = encoded(key);
+        let compare = json!([{ "key": key, "target": "VALUE", "value": encoded(value) }]);
+        let success = json!([{ "request_delete_range": { "key": key } }]);
+        self.ask::<Value>("/v3/kv/txn", json!({ "compare": compare, "success": success })).await.map(drop)
+    }
+
+    /// All keys that begin with `prefix`.
+    pub(crate) async fn range(&self, prefix: &str) -> Result<Snapshot, EtcdError> {
+        #[derive(Deserialize)]
+        struct Ranged {
+            header: Header,
+            #[serde(default)]
+            kvs: Vec<Stored>,
+        }
+        let range = json!({ "key": encoded(prefix), "range_end": BASE64_STANDARD.encode(end_of(prefix)) });
+        let Ranged { header, kvs } = self.ask("/v3/kv/range", range).await?;
+        Ok(Snapshot { revision: header.revision, stored: kvs })
+    }
+
+    /// What becomes of them after a revision.
+    pub(crate) async fn watch(&self, prefix: &str, after: i64) -> Result<Watch, EtcdError> {
+        let create = json!({
+            "key": encoded(prefix),
+            "range_end": BASE64_STANDARD.encode(end_of(prefix)),
+            "start_revision": after + 1,
+            "progress_notify": true,
+        });
+        let body = self.send("/v3/watch", json!({ "create_request": create })).await?.into_body();
+        Ok(Watch { body, bytes: Vec::new() })
+    }
+
+    async fn ask<T: for<'de> Deserialize<'de>>(&self, path: &str, question: Value) -> Result<T, EtcdError> {
+        let asked = async {
+            let body = self.send(path, question).await?.into_body().collect().await?;
+            Ok(serde_json::from_slice(&body.to_bytes())?)
+        };
+        timeout(LIMIT, asked).await.unwrap_or(Err(EtcdError::Late))
+    }
+
+    async fn send(&self, path: &str, question: Value) -> Result<Response<Incoming>, EtcdError> {
+        let sent = async {
+            let stream = TcpStream::connect(&self.endpoint).await?;
+            let (mut sender, connection) =
+                hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+            // It ends with the body of its one answer.
+            tokio::spawn(connection);
+            let request = Request::post(path)
+                .header(HOST, &self.endpoint)
+                .header(CONTENT_TYPE, "application/json")
+                .body(Full::new(Bytes::from(question.to_string())))
+                .expect("the parts are fit for a request");
+            Ok::<_, EtcdError>(sender.send_request(request).await?)
+        };
+        let answer = timeout(LIMIT, sent).await.unwrap_or(Err(EtcdError::Late))?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        let status = answer.status();
+        let body = timeout(LIMIT, answer.into_body().collect()).await.map_err(|_| EtcdError::Late)??;
+        Err(EtcdError::Refused(format!("{status}: {}", String::from_utf8_lossy(&body.to_bytes()).trim())))
+    }
+}
+
+impl Watch {
+    /// What has changed, one after the other; nothing, if it only says that it is there.
+    pub(crate) async fn next(&mut self) -> Result<Vec<Stored>, EtcdError> {
+        #[derive(Deserialize)]
+        struct Line {
+            result: Option<Changed>,
+            error: Option<Value>,
+        }
+        #[derive(Deserialize)]
+        struct Changed {
+            #[serde(default)]
+            canceled: bool,
+            #[serde(default)]
+            cancel_reason: String,
+            #[serde(default)]
+            events: Vec<Event>,
+        }
+        #[derive(Deserialize)]
+        struct Event {
+            kv: Stored,
+        }
+        let line: Line = serde_json::from_slice(&self.line().await?)?;
+        match line {
+            Line { result: Some(Changed { canceled: false, events, .. }), error: None } => {
+                Ok(events.into_iter().map(|event| event.kv).collect())
+            }
+            Line { result, error } => {
+                let why = result.map(|result| result.cancel_reason).unwrap_or_default();
+                Err(EtcdError::Ended(error.map_or(why, |error| error.to_string())))
+            }
+        }
+    }
+
+    async fn line(&mut self) -> Result<Vec<u8>, EtcdError> {
+        loop {
+            if let Some(end) = self.bytes.iter().position(|byte| *byte == b'\n') {
+                let rest = self.bytes.split_off(end + 1);
+                return Ok(std::mem::replace(&mut self.bytes, rest));
+            }
+            if self.bytes.len() > LONGEST {
+                return Err(EtcdError::Ended("it says too much at once".into()));
+            }
+            let frame = timeout(QUIET, self.body.frame()).await.map_err(|_| EtcdError::Late)?;
+            match frame {
+                Some(frame) => self.bytes.extend(frame?.data_ref().into_iter().flatten()),
+                None => return Err(EtcdError::Io(std::io::ErrorKind::UnexpectedEof.into())),
+            }
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Header {
+    #[serde(deserialize_with = "number")]
+    revision: i64,
+}
+
+fn encoded(text: &str) -> String {
+    BASE64_STANDARD.encode(text)
+}
+
+/// The first key that does not begin with `prefix`.
+fn end_of(prefix: &str) -> Vec<u8> {
+    let mut end = prefix.as_bytes().to_vec();
+    // No byte of a text is the largest one.
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    end
+}
+
+/// The gateway writes bytes in base 64.
+fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    use serde::de::Error;
+    let bytes = BASE64_STANDARD.decode(String::deserialize(deserializer)?).map_err(D::Error::custom)?;
+    String::from_utf8(bytes).map_err(D::Error::custom)
+}
+
+/// And numbers of 64 bits as text.
+fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
+    use serde::de::Error;
+    String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+}

@@ -1,0 +1,120 @@
+//! Which host has which container: what the hosts have published last, and what the file says where they have published nothing.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use ipnet::Ipv4Net;
+
+use crate::config::Config;
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Map {
+    hosts: BTreeMap<String, Place>,
+    /// What was published, by containers.
+    containers: HashMap<Ipv4Addr, String>,
+}
+
+/// Of a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    router: SocketAddrV4,
+    containers: Vec<Ipv4Net>,
+}
+
+/// What hosts have published.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Published {
+    /// Their routers.
+    pub(crate) hosts: BTreeMap<String, SocketAddrV4>,
+    /// Which of them has a container.
+    pub(crate) containers: HashMap<Ipv4Addr, String>,
+}
+
+/// A host of the map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    pub(crate) name: String,
+    pub(crate) router: SocketAddrV4,
+}
+
+impl Map {
+    pub(crate) fn new(config: &Config, published: &Published) -> Map {
+        let of_file = config.hosts.iter().map(|host| {
+            let place = Place { router: host.address, containers: host.containers.clone() };
+            (host.name.clone(), place)
+        });
+        let mut hosts: BTreeMap<_, _> = of_file.collect();
+        for (name, router) in &published.hosts {
+            let is_taken =
+                hosts.iter().any(|(other, place)| other != name && place.router.ip() == router.ip());
+            // What this host is, its file says; and one address is one host's.
+            if *name == config.name || is_taken {
+                continue;
+            }
+            hosts
+                .entry(name.clone())
+                .and_modify(|place| place.router = *router)
+                .or_insert_with(|| Place { router: *router, containers: Vec::new() });
+        }
+        Map { hosts, containers: published.containers.clone() }
+    }
+
+    /// The host that has a container.
+    pub(crate) fn host_of(&self, container: Ipv4Addr) -> Option<Known> {
+        let has = |place: &Place| place.containers.iter().any(|prefix| prefix.contains(&container));
+        let published = self.containers.get(&container).and_then(|name| self.hosts.get_key_value(name));
+        let found = published.or_else(|| self.hosts.iter().find(|(_, place)| has(place)));
+        found.map(|(name, place)| Known { name: name.clone(), router: place.router })
+    }
+
+    /// Whether a router has that address.
+    pub(crate) fn has_host(&self, address: Ipv4Addr) -> bool {
+        self.hosts.values().any(|place| *place.router.ip() == address)
+    }
+
+    /// The routers of all hosts but that one.
+    pub(crate) fn routers_but(&self, own: &str) -> HashSet<SocketAddrV4> {
+        let others = self.hosts.iter().filter(|(name, _)| *name != own);
+        others.map(|(_, place)| place.router).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "name = 'a'\nkey = 'k'\nprefixes = ['10.50.0.0/16']\n\
+        [[host]]\nname = 'a'\naddress = '192.168.0.1:7450'\ncontainers = ['10.50.1.0/24']\n\
+        [[host]]\nname = 'b'\naddress = '192.168.0.2:7450'\ncontainers = ['10.50.2.0/24']\n";
+
+    #[test]
+    fn what_is_published_is_above_what_the_file_says() {
+        let config: Config = toml::from_str(FILE).unwrap();
+        let address = |text: &str| text.parse::<SocketAddrV4>().unwrap();
+        let ip = |text: &str| text.parse::<Ipv4Addr>().unwrap();
+        let hosts = [
+            ("a", "192.168.0.9:1"),
+            ("b", "192.168.0.2:7451"),
+            ("c", "192.168.0.3:7450"),
+            ("d", "192.168.0.1:7450"),
+        ];
+        let containers = [("10.50.2.7", "c"), ("10.50.2.8", "nobody"), ("10.50.9.9", "a")];
+        let published = Published {
+            hosts: hosts.map(|(name, router)| (name.to_owned(), address(router))).into(),
+            containers: containers.map(|(container, name)| (ip(container), name.to_owned())).into(),
+        };
+        let of = |map: &Map, container| map.host_of(ip(container)).map(|host| (host.name, host.router));
+        let place = |name: &str, router| Some((name.to_owned(), address(router)));
+        let file = Map::new(&config, &Published::default());
+        assert_eq!(of(&file, "10.50.2.7"), place("b", "192.168.0.2:7450"));
+        assert_eq!(of(&file, "10.50.9.9"), None);
+        let map = Map::new(&config, &published);
+        assert_eq!(of(&map, "10.50.2.7"), place("c", "192.168.0.3:7450"), "it has moved");
+        assert_eq!(of(&map, "10.50.2.8"), place("b", "192.168.0.2:7451"), "by nobody who is known");
+        assert_eq!(of(&map, "10.50.9.9"), place("a", "192.168.0.1:7450"));
+        assert!(map.has_host(ip("192.168.0.3")) && !map.has_host(ip("192.168.0.9")));
+        let others = map.routers_but("a");
+        assert_eq!(others, ["192.168.0.2:7451", "192.168.0.3:7450"].map(address).into());
+    }
+}
