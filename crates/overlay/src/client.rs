@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::net::sockopt;
+use shunt_kernel::sequence::{Origin, Position};
 use shunt_sys::tcp::{self, Opener};
 use shunt_sys::{Errno, identity, options};
 use socket2::{Domain, SockRef, Socket};
@@ -145,11 +146,19 @@ async fn take(
     let loaded = shared.loaded();
     let config = &loaded.config;
     let ends = &made.ends;
-    let seen =
-        shared.reader.lock().expect("nobody panics while it is locked").look(&*made.overlay, ends.cookie);
-    let origin = seen.map_err(|_| Reason::Failed)?.origin;
-    let offered =
-        timeout(config.ask(), talk.offer(asked.token(), Offer { source: ends.local, origin })).await;
+    let seen = shared.reader.lock().expect(NEVER).look(&*made.overlay, ends.cookie);
+    let seen = seen.map_err(|_| Reason::Failed)?;
+    let offer = Offer { source: ends.local, origin: seen.origin };
+    // A program that waits sets nothing meanwhile, as one that does not wait may.
+    let early = made.waits.then(|| host_socket(&talk)).transpose()?;
+    let early = async {
+        match early {
+            Some(connection) => liken(shared, made, connection).await.map(Some),
+            None => Ok(None),
+        }
+    };
+    let offered = timeout(config.ask(), talk.offer(asked.token(), offer));
+    let (offered, likened) = tokio::join!(offered, early);
     let offered = offered.map_err(|_| Reason::RouterSilent)?;
     if matches!(offered, Ok(()) | Err(WireError::Refused(_))) {
         asked.was_offered();
@@ -157,13 +166,18 @@ async fn take(
     offered.map_err(refusal)?;
 
     // From here on the server's program may be waiting for this one.
-    if !made.waits {
-        let moment = timeout(config.patience(), expect(channel, Request::Moment)).await;
-        moment.map_err(|_| Reason::Impatient)??;
-    }
-    let (shown, connection) = (made.overlay.clone(), talk.stream().as_fd().try_clone_to_owned());
-    let connection = connection.map_err(|_| Reason::Failed)?;
-    let connection = shared.errands.ask(made.namespace, move || likeness(&shown, connection)).await??;
+    let moment = timeout(config.patience(), expect(channel, Request::Moment)).await;
+    moment.map_err(|_| Reason::Impatient)??;
+    let connection = match likened? {
+        Some(connection) => {
+            let position = shared.reader.lock().expect(NEVER).position(seen.place, ends.cookie);
+            if !position.is_ok_and(|position| is_unused(seen.origin, position)) {
+                return Err(Reason::Used);
+            }
+            connection
+        }
+        None => liken(shared, made, host_socket(&talk)?).await?,
+    };
     local::name(shared, &connection, ends).map_err(|_| Reason::Failed)?;
     shared.connections.enter(made.connection(&connection)?, &connection)?;
     talk.commit().await.map_err(refusal)?;
@@ -206,8 +220,8 @@ async fn dial(
 /// Until the overlay connection has been made, or has ended. Its own address, and whether its program waits in a call already.
 async fn connected(channel: &Channel, socket: &Theirs) -> Result<(SocketAddrV4, bool), Reason> {
     let local = match channel.receive::<Request>().await {
-        Ok((Request::Made(local), _)) => return Ok((local, true)),
-        Ok((Request::Begun(local), _)) => local,
+        Ok((Request::Begun { local, waits: true }, _)) => return Ok((local, true)),
+        Ok((Request::Begun { local, waits: false }, _)) => local,
         Ok((Request::Stay(reason), _)) => return Err(reason),
         _ => return Err(Reason::NotConnected),
     };
@@ -222,14 +236,28 @@ async fn connected(channel: &Channel, socket: &Theirs) -> Result<(SocketAddrV4, 
     Ok((local, false))
 }
 
+/// Another descriptor of the host connection.
+fn host_socket(talk: &Talk<'_, TcpStream>) -> Result<OwnedFd, Reason> {
+    talk.stream().as_fd().try_clone_to_owned().map_err(|_| Reason::Failed)
+}
+
 /// Gives the host connection what the program has set. O2: neither end has sent a byte on the overlay.
-fn likeness(socket: &Theirs, connection: OwnedFd) -> Result<OwnedFd, Reason> {
-    let is_unused = tcp::sent(socket, Opener::Us) == Ok(Some(0)) && tcp::received(socket) == Ok(0);
-    if !is_unused {
-        return Err(Reason::Used);
-    }
-    options::copy(socket, &connection).map_err(|_| Reason::Options)?;
-    Ok(connection)
+async fn liken(shared: &Arc<Shared>, made: &Made, connection: OwnedFd) -> Result<OwnedFd, Reason> {
+    let shown = made.overlay.clone();
+    let copied = move || {
+        let is_unused = tcp::sent(&*shown, Opener::Us) == Ok(Some(0)) && tcp::received(&*shown) == Ok(0);
+        if !is_unused {
+            return Err(Reason::Used);
+        }
+        options::copy(&*shown, &connection).map_err(|_| Reason::Options)?;
+        Ok(connection)
+    };
+    shared.errands.ask(made.namespace, copied).await?
+}
+
+/// The same of a connection that this end has made, without its lock.
+fn is_unused(origin: Origin, position: Position) -> bool {
+    position.sent == origin.sent.wrapping_add(1) && position.received == origin.received
 }
 
 /// The supervisor's next message.
@@ -248,3 +276,5 @@ fn refusal(error: WireError) -> Reason {
         WireError::Io(_) => Reason::RouterSilent,
     }
 }
+
+const NEVER: &str = "nobody panics while it is locked";

@@ -14,7 +14,7 @@ use crate::policy::Denial;
 use crate::reason::Reason;
 
 /// Of this protocol.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 /// Bytes of a message at most.
 const LENGTH: usize = 8192;
 
@@ -30,10 +30,8 @@ pub(crate) enum Request {
     Withdraw,
     /// The program wants to connect this socket, which is bound to an address or to none.
     Connect { to: SocketAddrV4, from: Option<Ipv4Addr> },
-    /// It is being connected, and has this address.
-    Begun(SocketAddrV4),
-    /// It has been connected, and the program waits: now or never.
-    Made(SocketAddrV4),
+    /// It is being connected, and has this address. If the program waits for that, it has been connected.
+    Begun { local: SocketAddrV4, waits: bool },
     /// The program looks now whether it is connected: now or never.
     Moment,
     /// The connection stays on the overlay after all.

@@ -37,8 +37,6 @@ struct Attempt {
     /// The program's.
     socket: OwnedFd,
     begun: Instant,
-    /// The program is in the call by which it began.
-    waits: bool,
 }
 
 /// What the router says of a connection that is to be made.
@@ -107,9 +105,8 @@ impl Supervisor {
         if !call.waits() {
             return;
         }
-        let waits = !is_nonblocking(&socket);
-        let attempt = Attempt { conversation, socket, begun: Instant::now(), waits };
-        if !waits {
+        let attempt = Attempt { conversation, socket, begun: Instant::now() };
+        if is_nonblocking(&attempt.socket) {
             self.begin(call, attempt, address);
         } else {
             see_through(call, attempt, address);
@@ -158,7 +155,7 @@ impl Supervisor {
             Ok(()) | Err(Errno::INPROGRESS) => {
                 // Before the program can look.
                 if let Some(own) = Address::of_socket(&attempt.socket)
-                    && attempt.conversation.say(&Request::Begun(own), None)
+                    && attempt.conversation.say(&Request::Begun { local: own, waits: false }, None)
                 {
                     self.pending.add(cookie, attempt);
                 }
@@ -213,6 +210,10 @@ fn see_through(call: &Call, attempt: Attempt, address: Address) {
             return attempt.leave(call, None);
         }
     }
+    // The router offers it, while it is looked where the program has it.
+    if let Some(local) = Address::of_socket(socket) {
+        attempt.conversation.say(&Request::Begun { local, waits: true }, None);
+    }
     seize(call, attempt);
 }
 
@@ -233,7 +234,7 @@ fn seize(call: &Call, attempt: Attempt) {
 }
 
 /// Whether the program can go on; it has the host connection, if there is one.
-fn replace(call: &Call, Attempt { conversation, socket, waits, .. }: &Attempt) -> Result<(), Errno> {
+fn replace(call: &Call, Attempt { conversation, socket, .. }: &Attempt) -> Result<(), Errno> {
     if tcp::state(socket) != Ok(tcp::ESTABLISHED) {
         return Ok(());
     }
@@ -244,13 +245,7 @@ fn replace(call: &Call, Attempt { conversation, socket, waits, .. }: &Attempt) -
             return Ok(());
         }
     };
-    let moment = match (waits, Address::of_socket(socket)) {
-        (false, _) => Request::Moment,
-        (true, Some(own)) => Request::Made(own),
-        // It has ended.
-        (true, None) => return Ok(()),
-    };
-    if !conversation.say(&moment, None) {
+    if !conversation.say(&Request::Moment, None) {
         return Ok(());
     }
     let Heard::Answer(Answer::Take, Some(connection)) = conversation.hear(|| call.waits()) else {
