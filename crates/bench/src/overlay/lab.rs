@@ -136,8 +136,8 @@ impl Lab {
         let routers = Routers { lab: self, _running: running };
         for host in &self.hosts {
             await_until(
-                || Ok(routers.status(host).is_ok()),
-                || format!("the {}'s router does not answer", host.name),
+                || Ok(routers.status(host).is_ok_and(|status| has_lines(&status))),
+                || format!("the {}'s router does not answer, or has no line to the other", host.name),
             )?;
         }
         Ok(routers)
@@ -257,6 +257,12 @@ impl Host {
         self.container.words(&format!("ip address add {}/16 dev eth0", self.container_address))?;
         self.container.words("ip link set eth0 up")
     }
+}
+
+/// Whether a router can ask all others.
+fn has_lines(status: &Value) -> bool {
+    let to = status["now"]["lines"]["to"].as_object();
+    to.is_some_and(|to| !to.is_empty() && to.values().all(|is_up| *is_up == true))
 }
 
 /// Both routers, as long as this lives.
