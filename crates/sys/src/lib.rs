@@ -13,6 +13,7 @@ pub mod destroy;
 pub mod eventfd;
 pub mod guard;
 pub mod identity;
+pub mod inherited;
 pub mod interest;
 pub mod limits;
 pub mod listed;

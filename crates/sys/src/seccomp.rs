@@ -61,7 +61,32 @@ pub struct Notification {
 ///
 /// A program of another architecture or ABI (32 bits, x32) is not looked at: its calls are as without the filter.
 pub fn watch(calls: &[Watched]) -> Result<Listener> {
-    let program = program(calls);
+    install(&program(calls))
+}
+
+/// The filter that [`watch`] would install, for another process of this machine to install.
+pub fn describe(calls: &[Watched]) -> Vec<u8> {
+    let step = |step: sock_filter| {
+        let [a, b] = step.code.to_ne_bytes();
+        let [c, d, e, f] = step.k.to_ne_bytes();
+        [a, b, step.jt, step.jf, c, d, e, f]
+    };
+    program(calls).into_iter().flat_map(step).collect()
+}
+
+/// As [`watch`], with a filter that somebody has described. EINVAL: it is none.
+pub fn watch_described(described: &[u8]) -> Result<Listener> {
+    let (steps, []) = described.as_chunks() else { return Err(Errno::INVAL) };
+    let step = |&[a, b, jt, jf, c, d, e, f]: &[u8; 8]| sock_filter {
+        code: u16::from_ne_bytes([a, b]),
+        jt,
+        jf,
+        k: u32::from_ne_bytes([c, d, e, f]),
+    };
+    install(&steps.iter().map(step).collect::<Vec<_>>())
+}
+
+fn install(program: &[sock_filter]) -> Result<Listener> {
     let len = u16::try_from(program.len()).map_err(|_| Errno::INVAL)?;
     let described = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
     let flags = FILTER_FLAG_NEW_LISTENER | FILTER_FLAG_WAIT_KILLABLE_RECV;
@@ -232,9 +257,11 @@ mod tests {
         let (sender, receiver) = std::sync::mpsc::channel();
         let caller = std::thread::spawn(move || {
             rustix::thread::set_no_new_privs(true).unwrap();
-            sender.send(watch(&[Watched { number: libc::SYS_listen, only_if: &[] }]).unwrap()).unwrap();
+            let described = describe(&[Watched { number: libc::SYS_listen, only_if: &[] }]);
+            sender.send(watch_described(&described).unwrap()).unwrap();
             let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
             let listen = || rustix::net::listen(&socket, 1);
+            assert_eq!(watch_described(&[0; 7]).map(drop), Err(Errno::INVAL));
             (listen(), listen(), watch(&[]).map(drop))
         });
         let listener = receiver.recv().unwrap();
