@@ -8,7 +8,7 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::unistd::execve;
 
-use crate::program;
+use shunt_start::program;
 
 const SHELL: &std::ffi::CStr = c"/bin/sh";
 

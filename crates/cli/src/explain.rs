@@ -19,9 +19,9 @@ use shunt_broker::StatusError;
 
 use crate::args::ExplainArgs;
 use crate::obstacle;
-use crate::program;
 use process::Process;
 use report::{Cause, ConnectionReport, FileReport, Peer, ProcessReport, Report};
+use shunt_start::program;
 use sockets::{Socket, Sockets, State};
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<()> {

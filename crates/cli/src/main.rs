@@ -14,7 +14,6 @@ mod generate;
 mod library;
 mod obstacle;
 mod overlay;
-mod program;
 mod relay;
 mod run;
 mod runtime;

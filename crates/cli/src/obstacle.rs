@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::process::{getgid, getuid};
 
 use crate::elf::{self, Elf};
-use crate::program;
+use shunt_start::program;
 
 /// How many scripts may interpret each other, as in the kernel.
 const SCRIPT_DEPTH: usize = 5;

@@ -10,11 +10,12 @@ use anyhow::Result;
 use sd_notify::NotifyState;
 use serde_json::Value;
 use shunt_overlay::{Request, Supervised};
+use shunt_start::program;
 
 use crate::args::{Overlay, OverlayRunArgs};
 use crate::daemon::{notify, shutdown, start_log};
+use crate::exec;
 use crate::table::{Column, render};
-use crate::{exec, program};
 
 pub(crate) fn run(part: &Overlay) -> Result<ExitCode> {
     match part {

@@ -8,9 +8,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use shunt_start::program;
+
 use crate::args::{RunArgs, Transport};
 use crate::obstacle::{self, Obstacle};
-use crate::{broker, exec, library, program};
+use crate::{broker, exec, library};
 
 const PRELOAD: &str = "LD_PRELOAD";
 

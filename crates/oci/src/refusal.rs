@@ -26,8 +26,25 @@ pub enum Refusal {
     #[error("no broker: {0} is missing; `systemctl enable --now shunt.socket` makes it")]
     NoBroker(PathBuf),
     /// Root outside is nobody inside, and whoever is nobody is not shown a program's sockets.
-    #[error("it has a user namespace, in which the host's broker would not be trusted")]
+    #[error(
+        "it has a user namespace: the host's broker would not be trusted in there, nor is what is in there by the host's router"
+    )]
     UserNamespace,
+    /// There is no overlay to leave.
+    #[error("it has the network of the host already, or none of its own")]
+    HostNetwork,
+    /// The user's word.
+    #[error("SHUNT_OVERLAY=off is in its environment")]
+    Off,
+    /// There is nothing to start the container's program by.
+    #[error("{0}; `make install` puts a program there that runs in any image")]
+    NoLauncher(String),
+    /// Descriptors are numbered, and the number is taken.
+    #[error("its engine passes descriptors of its own to it (--preserve-fds or LISTEN_FDS)")]
+    Descriptors,
+    /// There is nobody to show its calls to.
+    #[error("it has no supervisor: {0}")]
+    NoSupervisor(String),
     /// The root directory cannot be looked at.
     #[error("its root directory {path}: {source}")]
     Rootfs {

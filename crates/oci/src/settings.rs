@@ -15,11 +15,13 @@ pub const DEFAULT_SETTINGS: &str = "/etc/shunt/runtime.toml";
 pub struct Settings {
     /// The runtime that starts containers: a path, or a name to look up in PATH.
     pub runtime: String,
+    /// Where supervisors find the overlay's router, if it is not where it is by itself.
+    pub router: Option<PathBuf>,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { runtime: "runc".into() }
+        Settings { runtime: "runc".into(), router: None }
     }
 }
 

@@ -86,15 +86,25 @@ pub(crate) fn follow(text: &str, container: &str) -> Result<Option<String>, Refu
 
 /// The mounts that `object`, the configuration, is without.
 fn mount(text: &str, object: &Container<'_>, host: &Host, rootfs: &Rootfs) -> Result<Vec<Splice>, Refusal> {
+    let shim = Mount::read_only(directory_of(&host.library), directory_of(Path::new(LIBRARY)));
+    let broker = Mount::read_only(&host.broker, Path::new(BROKER_DIRECTORY));
+    add_mounts(text, object, rootfs, [shim, broker])
+}
+
+/// Those of `wanted` that it is without.
+pub(crate) fn add_mounts<const COUNT: usize>(
+    text: &str,
+    object: &Container<'_>,
+    rootfs: &Rootfs,
+    wanted: [Mount; COUNT],
+) -> Result<Vec<Splice>, Refusal> {
     let there: Vec<Mount> = match object.member("mounts") {
         Some(mounts) => serde_json::from_str(mounts).map_err(not_understood)?,
         None => Vec::new(),
     };
     let there: Vec<Mount> = there.into_iter().map(|mount| mount.resolved(rootfs)).collect();
-    let shim = Mount::read_only(directory_of(&host.library), directory_of(Path::new(LIBRARY)));
-    let broker = Mount::read_only(&host.broker, Path::new(BROKER_DIRECTORY));
     let mut added = Vec::new();
-    for mount in [shim, broker] {
+    for mount in wanted {
         if mount.clone().resolved(rootfs).is_missing(&there, rootfs)? {
             added.push(serde_json::to_string(&mount).map_err(not_understood)?);
         }
@@ -143,15 +153,15 @@ fn add(text: &str, object: &Container<'_>, name: &str, elements: &str) -> Result
     }
 }
 
-fn quoted(text: &str) -> Result<String, Refusal> {
+pub(crate) fn quoted(text: &str) -> Result<String, Refusal> {
     serde_json::to_string(text).map_err(not_understood)
 }
 
-fn missing(name: &str) -> Refusal {
+pub(crate) fn missing(name: &str) -> Refusal {
     Refusal::NotUnderstood(format!("it has no {name}"))
 }
 
-fn not_understood(error: serde_json::Error) -> Refusal {
+pub(crate) fn not_understood(error: serde_json::Error) -> Refusal {
     Refusal::NotUnderstood(error.to_string())
 }
 

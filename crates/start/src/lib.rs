@@ -1,5 +1,7 @@
-//! What SIGPIPE did when this process began. Rust's runtime ignores it before main, and so forgets. A crate of its own,
-//! because whatever links it runs it.
+//! What a program that becomes another one has to know: what SIGPIPE did when this process began, since Rust's runtime ignores it before
+//! main, and so forgets; and which file a command is. A crate of its own, because whatever links it runs it.
+
+pub mod program;
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 

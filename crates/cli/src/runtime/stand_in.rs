@@ -1,10 +1,12 @@
 //! What an engine starts in the place of an OCI runtime: this program by the name of `shunt-runtime`. It puts a container that is about
-//! to be created, and another process of one, under shunt as far as that is possible, and becomes the runtime, with the same arguments,
+//! to be created, and another process of one, under shunt as far as that is possible, with a supervisor of the overlay beside it where
+//! there is one, and becomes the runtime, with the same arguments,
 //! descriptors and environment. A container never fails for it: what cannot be under shunt runs as it would have run.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
@@ -13,7 +15,10 @@ use serde::Deserialize;
 use serde_json::json;
 use shunt_oci::{Host, Invocation, Operation, Refusal, Settings};
 
-use crate::{exec, library, program};
+use shunt_start::program;
+use shunt_sys::inherited;
+
+use crate::{exec, library};
 
 /// The name of the link to this program.
 pub(crate) const NAME: &str = "shunt-runtime";
@@ -30,12 +35,18 @@ pub(crate) fn is_asked_for() -> bool {
 pub(crate) fn run() -> ExitCode {
     let mut command: Vec<OsString> = std::env::args_os().collect();
     let invocation = Invocation::parse(&command[1..]);
-    let runtime = match behind() {
-        Ok(runtime) => runtime,
+    let (runtime, settings) = match chosen() {
+        Ok(chosen) => chosen,
         Err(error) => return fail(&invocation, &format!("{error:#}"), 1),
     };
     if let Err(refusal) = prepare(&invocation, &runtime) {
         log(&invocation, "warning", &format!("not under shunt: {refusal}"));
+    }
+    let router = settings.router.unwrap_or(shunt_overlay::DEFAULT_SOCKET.into());
+    match supervise(&invocation, &runtime, &router) {
+        Ok(true) => invocation.pass_one(&mut command),
+        Ok(false) => {}
+        Err(refusal) => log(&invocation, "warning", &format!("not on the host network: {refusal}")),
     }
     command[0] = runtime.clone().into_os_string();
     let Err(refused) = exec::exec(&runtime, &command, std::env::vars_os());
@@ -44,15 +55,20 @@ pub(crate) fn run() -> ExitCode {
 
 /// The runtime that starts containers.
 pub(crate) fn behind() -> Result<PathBuf> {
-    let settings = std::env::var_os(SETTINGS).map_or(shunt_oci::DEFAULT_SETTINGS.into(), PathBuf::from);
-    let Settings { runtime } = Settings::read(&settings)?;
+    chosen().map(|(runtime, _)| runtime)
+}
+
+fn chosen() -> Result<(PathBuf, Settings)> {
+    let file = std::env::var_os(SETTINGS).map_or(shunt_oci::DEFAULT_SETTINGS.into(), PathBuf::from);
+    let settings = Settings::read(&file)?;
+    let runtime = &settings.runtime;
     let found = program::find(runtime.as_ref(), std::env::var_os("PATH"));
     let path = found.map_err(|error| anyhow::anyhow!("the runtime {runtime}: {error}"))?;
     let itself = std::env::current_exe().context("this program's own path cannot be read")?;
     if path.canonicalize()? == itself.canonicalize()? {
-        bail!("{} is shunt itself: name another runtime in {}", path.display(), settings.display());
+        bail!("{} is shunt itself: name another runtime in {}", path.display(), file.display());
     }
-    Ok(path)
+    Ok((path, settings))
 }
 
 fn prepare(invocation: &Invocation, runtime: &Path) -> Result<(), Refusal> {
@@ -63,6 +79,58 @@ fn prepare(invocation: &Invocation, runtime: &Path) -> Result<(), Refusal> {
         }
         Operation::Other => Ok(()),
     }
+}
+
+/// The first number behind the standard ones, which is what the runtime passes on.
+const SUPERVISOR: i32 = 3;
+
+/// Where this host is of an overlay, has a supervisor stand by for the program, and the program started so that it finds it. Whether the
+/// runtime has to pass it on.
+fn supervise(invocation: &Invocation, runtime: &Path, router: &Path) -> Result<bool, Refusal> {
+    if !router.parent().is_some_and(Path::is_dir) {
+        return Ok(false);
+    }
+    match &invocation.operation {
+        Operation::Create { bundle } => {
+            let supervisor = stand_by(invocation, router)?;
+            shunt_oci::supervise(bundle, &launcher()?, SUPERVISOR)?;
+            leave(supervisor)
+        }
+        Operation::Exec { id, process } => {
+            let bundle = bundle(runtime, &invocation.global, id)?;
+            if !shunt_oci::is_supervised(&bundle)? {
+                return Ok(false);
+            }
+            let supervisor = stand_by(invocation, router)?;
+            shunt_oci::supervise_another(process, &bundle, SUPERVISOR)?;
+            leave(supervisor)
+        }
+        Operation::Other => Ok(false),
+    }
+}
+
+fn stand_by(invocation: &Invocation, router: &Path) -> Result<OwnedFd, Refusal> {
+    if invocation.passes || std::env::var_os("LISTEN_FDS").is_some() {
+        return Err(Refusal::Descriptors);
+    }
+    shunt_overlay::stand_by(router).map_err(|error| Refusal::NoSupervisor(error.to_string()))
+}
+
+fn leave(supervisor: OwnedFd) -> Result<bool, Refusal> {
+    // The configuration says by now that it is there: should this ever fail, the program says so, and runs.
+    inherited::leave(supervisor, SUPERVISOR).map_err(|error| Refusal::NoSupervisor(error.to_string()))?;
+    Ok(true)
+}
+
+/// What starts a container's program: beside the shim, as far as there is one, or beside this program.
+fn launcher() -> Result<PathBuf, Refusal> {
+    let library = library::find().ok();
+    let program = std::env::current_exe().ok();
+    let places = [library, program];
+    let mut places = places.iter().flatten().map(|beside| beside.with_file_name(shunt_oci::LAUNCHER));
+    places
+        .find(|place| place.is_file())
+        .ok_or_else(|| Refusal::NoLauncher(format!("there is no {} beside libshunt.so", shunt_oci::LAUNCHER)))
 }
 
 fn host() -> Result<Host, Refusal> {

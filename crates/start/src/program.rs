@@ -1,4 +1,4 @@
-//! CMD: which file it is. Finding follows the shell: a name with a slash is a path, another is looked up in PATH.
+//! A command: which file it is. Finding follows the shell: a name with a slash is a path, another is looked up in PATH.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -14,9 +14,9 @@ const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 /// The longest first line of a script that the kernel reads.
 const SCRIPT_LINE_BYTES: usize = 256;
 
-/// Why CMD cannot even be started.
+/// Why a command cannot even be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotFound {
+pub enum NotFound {
     /// No such command in PATH.
     Command,
     /// No file of that path.
@@ -29,7 +29,7 @@ pub(crate) enum NotFound {
 
 impl NotFound {
     /// The exit code a shell gives.
-    pub(crate) fn exit_code(self) -> u8 {
+    pub fn exit_code(self) -> u8 {
         match self {
             NotFound::Command | NotFound::File => 127,
             NotFound::Directory | NotFound::Permission => 126,
@@ -48,8 +48,8 @@ impl fmt::Display for NotFound {
     }
 }
 
-/// The file that CMD names.
-pub(crate) fn find(name: &OsStr, path: Option<OsString>) -> Result<PathBuf, NotFound> {
+/// The file that a command names.
+pub fn find(name: &OsStr, path: Option<OsString>) -> Result<PathBuf, NotFound> {
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
         return executable(&path).map(|()| path);
@@ -84,7 +84,7 @@ fn executable(path: &Path) -> Result<(), NotFound> {
 }
 
 /// The interpreter that the first line of a script names.
-pub(crate) fn interpreter(path: &Path) -> Option<PathBuf> {
+pub fn interpreter(path: &Path) -> Option<PathBuf> {
     let line = first_line(path)?;
     let line = line.strip_prefix(b"#!")?.trim_ascii_start();
     let end = line.iter().position(|byte| b" \t\n".contains(byte)).unwrap_or(line.len());
@@ -92,7 +92,7 @@ pub(crate) fn interpreter(path: &Path) -> Option<PathBuf> {
 }
 
 /// Whether a file that the kernel refused is text, which a shell then takes for a script of its own.
-pub(crate) fn is_text(path: &Path) -> bool {
+pub fn is_text(path: &Path) -> bool {
     first_line(path).is_some_and(|line| !line.contains(&0) && !line.starts_with(b"\x7fELF"))
 }
 
