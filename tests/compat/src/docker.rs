@@ -21,13 +21,14 @@ pub struct Engine<'h> {
 
 /// What runs the engine: in a mount and a process namespace of its own, so that nothing in them outlives it. When the
 /// harness closes the pipe, or dies, the engine is asked to end, then made to, and its control groups are removed. At each line
-/// before that it reads its configuration again. The host's broker is where a system's broker is.
+/// before that it reads its configuration again. The host's broker is where a system's broker is, and what is of the overlay where that is.
 const KEEPER: &str = r#"
 root=$1 group=$2 broker=$3
 unshare --mount --pid --fork --kill-child=KILL --mount-proc -- sh -c '
     mount -t tmpfs none /run
     mkdir -p /run/shunt/broker
     mount --bind "$3" /run/shunt/broker
+    [ ! -d "$1/overlay" ] || { mkdir /run/shunt-overlay; mount --bind "$1/overlay" /run/shunt-overlay; }
     exec dockerd --config-file "$1/daemon.json" --data-root "$1/data" --exec-root "$1/exec" --pidfile "$1/docker.pid" --host "unix://$1/docker.sock" \
         --storage-driver vfs --exec-opt native.cgroupdriver=cgroupfs --cgroup-parent "/$2"
 ' engine "$root" "$group" "$broker" > "$root/engine.log" 2>&1 &
@@ -50,18 +51,35 @@ const START: Duration = Duration::from_secs(60);
 impl<'h> Engine<'h> {
     /// Starts an engine on `host`. Needs root.
     pub fn start(host: &'h Host) -> Engine<'h> {
-        let root = host.path("docker");
-        fs::create_dir(&root).expect("own directory");
+        Engine::start_at(host, "docker", host.dir())
+    }
+
+    /// Starts another one, in whatever network namespace the caller is in, as on a host of its own: without a broker, and with a
+    /// directory for the overlay's router.
+    pub fn start_apart(host: &'h Host, name: &str) -> Engine<'h> {
+        for directory in ["overlay", "broker"] {
+            fs::create_dir_all(host.path(name).join(directory)).expect("own directory");
+        }
+        Engine::start_at(host, name, &host.path(name).join("broker"))
+    }
+
+    fn start_at(host: &'h Host, name: &str, broker: &Path) -> Engine<'h> {
+        let root = host.path(name);
+        fs::create_dir_all(&root).expect("own directory");
         fs::write(root.join("daemon.json"), "{\n    \"max-concurrent-uploads\": 1\n}\n")
             .expect("own directory");
-        symlink("shunt", host.path("shunt-runtime")).expect("own directory");
-        // The name of the host's directory, which is nobody else's.
-        let group = host.dir().file_name().expect("a directory has a name");
+        let runtime = host.path("shunt-runtime");
+        if !runtime.exists() {
+            symlink("shunt", runtime).expect("own directory");
+        }
+        // The name of the host's directory is nobody else's.
+        let mut group = host.dir().file_name().expect("a directory has a name").to_owned();
+        group.push(format!("-{name}"));
         let keeper = Command::new("sh")
             .args(["-c", KEEPER, "keeper"])
             .arg(&root)
             .arg(group)
-            .arg(host.dir())
+            .arg(broker)
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -145,6 +163,11 @@ impl<'h> Engine<'h> {
         let options: Vec<_> = options.collect();
         assert_eq!(options.len(), 3, "the options of docs/containers.md: {options:?}");
         options
+    }
+
+    /// Where the overlay's router has its socket for supervisors.
+    pub fn router_socket(&self) -> PathBuf {
+        self.root.join("overlay/router.sock")
     }
 
     /// Its configuration.

@@ -1,0 +1,345 @@
+//! Containers of two Docker engines on two hosts, on an overlay network of Docker's own (Swarm mode, VXLAN): under shunt by their runtime
+//! and with a router on each host, their connections cross the host network only. What comes back is checked, and so is the road.
+
+use shunt_compat::{Engine, Host, find_program, under_shunt};
+use shunt_netns::Net;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const IMAGE: &str = "shunt-test";
+/// The containers' addresses on the overlay: one on each host.
+const SERVER: &str = "10.60.0.11";
+const CLIENT: &str = "10.60.0.12";
+/// Large beside everything that belongs to setting connections up.
+const PAYLOAD: usize = 8_000_000;
+
+/// Two hosts, by their network namespaces.
+struct Hosts<'h> {
+    host: &'h Host,
+    nets: [Net; 2],
+    /// Of the server and of the client.
+    engines: [Engine<'h>; 2],
+    routers: [Option<Child>; 2],
+}
+
+const NAMES: [&str; 2] = ["one", "two"];
+const ONE: usize = 0;
+const TWO: usize = 1;
+
+impl<'h> Hosts<'h> {
+    /// Wires, engines and an overlay between them; no router yet.
+    fn start(host: &'h Host) -> Hosts<'h> {
+        let nets = NAMES.map(|_| Net::new());
+        Net::connect((&nets[ONE], "wire", "192.168.77.1/24"), (&nets[TWO], "wire", "192.168.77.2/24"));
+        // Swarm asks for the way to everywhere.
+        nets[ONE].words("ip route add default via 192.168.77.2");
+        nets[TWO].words("ip route add default via 192.168.77.1");
+        let start = |at: usize| nets[at].inside(|| Engine::start_apart(host, NAMES[at]));
+        let engines = [start(ONE), start(TWO)];
+        engines[ONE].docker(["swarm", "init", "--advertise-addr=192.168.77.1"]);
+        let token = engines[ONE].docker(["swarm", "join-token", "--quiet", "worker"]);
+        let join = ["swarm", "join", "--advertise-addr=192.168.77.2", "--token", &token, "192.168.77.1:2377"];
+        engines[TWO].docker(join);
+        let network = ["network", "create", "--driver=overlay", "--attachable", "--subnet=10.60.0.0/24"];
+        engines[ONE].docker(network.iter().chain(&["across"]));
+        for engine in &engines {
+            engine.image(IMAGE, &["memcached", "memcaslap", "nginx", "curl", "ls"]);
+            engine.configure("runtime register");
+        }
+        let hosts = Hosts { host, nets, engines, routers: [None, None] };
+        await_until(|| hosts.engines.iter().all(knows_runtime), || "an engine knows no runtime shunt".into());
+        let key = host.path("overlay.key");
+        assert!(hosts.shunt(&["overlay", "new-key", key.to_str().unwrap()]).status.success());
+        hosts
+    }
+
+    fn shunt(&self, words: &[&str]) -> Output {
+        let tools = self.host.tools().expect("a host under shunt");
+        Command::new(&tools.shunt).args(words).output().expect("the command is there")
+    }
+
+    /// Runs a host's router, with the addresses that are on each.
+    fn route(&mut self, at: usize, containers: [&str; 2]) {
+        let text = format!(
+            "name = '{name}'\nkey = '{key}'\nprefixes = ['10.60.0.0/24']\nask-ms = 5000\npatience-ms = 5000\n\
+             socket = '{socket}'\ncontrol = '{control}'\n\
+             [[host]]\nname = 'one'\naddress = '192.168.77.1:7450'\ncontainers = ['{}']\n\
+             [[host]]\nname = 'two'\naddress = '192.168.77.2:7450'\ncontainers = ['{}']\n",
+            containers[ONE],
+            containers[TWO],
+            name = NAMES[at],
+            key = self.host.path("overlay.key").display(),
+            socket = self.engines[at].router_socket().display(),
+            control = self.control(at).display(),
+        );
+        let config = self.host.write(&format!("{}-overlay.toml", NAMES[at]), text);
+        let log = fs::File::create(self.host.path(&format!("{}-router.stderr", NAMES[at]))).unwrap();
+        let mut command = Command::new(&self.host.tools().expect("a host under shunt").shunt);
+        command.args(["overlay", "router", "--config"]).arg(config).stdin(Stdio::null()).stderr(log);
+        self.routers[at] = Some(self.nets[at].inside(|| command.spawn().expect("the command is there")));
+        let serves = || self.try_status(at).status.success();
+        await_until(serves, || format!("{:?}", self.try_status(at)));
+    }
+
+    fn end_router(&mut self, at: usize) {
+        let Some(mut router) = self.routers[at].take() else { return };
+        let pid = rustix::process::Pid::from_child(&router);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let _ = router.wait();
+    }
+
+    fn control(&self, at: usize) -> PathBuf {
+        self.host.path(&format!("{}-control.sock", NAMES[at]))
+    }
+
+    fn try_status(&self, at: usize) -> Output {
+        self.shunt(&["overlay", "status", "--json", "--control", self.control(at).to_str().unwrap()])
+    }
+
+    /// How many connections of this end took the host network, and the reasons of those that did not.
+    fn roads(&self, at: usize, end: &str) -> (u64, serde_json::Value) {
+        let status: serde_json::Value = serde_json::from_slice(&self.try_status(at).stdout).unwrap();
+        let roads = &status["connections"][end];
+        (roads["host"].as_u64().unwrap(), roads["overlay"].clone())
+    }
+
+    /// Does something, after which both routers must have put exactly so many connections on the host network, and none anywhere else.
+    fn expect_host<T>(&self, connections: u64, work: impl FnOnce() -> T) -> T {
+        let before = (self.roads(TWO, "client"), self.roads(ONE, "server"));
+        let result = work();
+        let after = (self.roads(TWO, "client"), self.roads(ONE, "server"));
+        let more = |before: (u64, _), after: (u64, _)| ((after.0 - before.0), before.1 == after.1);
+        assert_eq!(more(before.0, after.0), (connections, true), "{:?}", self.roads(TWO, "client"));
+        assert_eq!(more(before.1, after.1), (connections, true), "{:?}", self.roads(ONE, "server"));
+        result
+    }
+
+    /// Starts the server's container.
+    fn serve(&self, name: &str, options: &[&str], command: &str) {
+        let name = format!("--name={name}");
+        let words = ["run", "--detach", "--runtime=shunt", "--network=across", "--ip", SERVER, &name];
+        self.engines[ONE]
+            .docker(words.iter().chain(options).chain(&[IMAGE]).copied().chain(command.split(' ')));
+    }
+
+    fn remove(&self, at: usize, name: &str) {
+        self.engines[at].docker(["rm", "--force", name]);
+    }
+
+    /// Runs a client in a container.
+    fn ask(&self, options: &[&str], image: &str, command: &[&str]) -> Output {
+        let words = ["run", "--rm", "--runtime=shunt", "--network=across", "--ip", CLIENT];
+        self.engines[TWO].try_docker(words.iter().chain(options).chain(&[image]).chain(command))
+    }
+
+    /// Bytes that have come to the device of a container's, or a host's.
+    fn received(&self, name: &str) -> u64 {
+        let path = "/sys/class/net/eth0/statistics/rx_bytes";
+        self.engines[ONE].docker(["exec", name, "cat", path]).parse().unwrap()
+    }
+
+    fn wire(&self) -> u64 {
+        let mut command = Command::new("ip");
+        command.args(["-j", "-s", "link", "show", "wire"]);
+        let output = self.nets[TWO].inside(|| command.output().unwrap());
+        let links: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        links[0]["stats64"]["rx"]["bytes"].as_u64().unwrap()
+    }
+}
+
+impl Drop for Hosts<'_> {
+    fn drop(&mut self) {
+        self.end_router(ONE);
+        self.end_router(TWO);
+    }
+}
+
+fn knows_runtime(engine: &Engine<'_>) -> bool {
+    let names = engine.docker(["info", "--format", "{{range $name, $_ := .Runtimes}}{{$name}} {{end}}"]);
+    names.split(' ').any(|name| name == "shunt")
+}
+
+fn await_until(mut done: impl FnMut() -> bool, complaint: impl Fn() -> String) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !done() {
+        assert!(Instant::now() < deadline, "it does not come: {}", complaint());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim().to_owned()
+}
+
+#[test]
+fn containers_of_two_engines_talk_over_the_host_network() {
+    under_shunt(Duration::from_secs(240), |host| {
+        let mut hosts = Hosts::start(host);
+        let containers = [SERVER, CLIENT];
+        hosts.route(ONE, containers);
+        hosts.route(TWO, containers);
+        memcached_is_loaded(&hosts);
+        nginx_serves_what_it_has_by_other_users(&hosts);
+        static_programs_of_images_with_nothing_else(&hosts);
+        endings_are_the_programs(&hosts);
+        what_cannot_be_entered_runs_on_the_overlay(&hosts);
+        hosts.end_router(ONE);
+        hosts.end_router(TWO);
+        without_routers_there_is_the_overlay(&hosts);
+    });
+}
+
+/// Programs of glibc, with the shim in them as well, that read and write each value.
+fn memcached_is_loaded(hosts: &Hosts<'_>) {
+    hosts.serve("memory", &[], "memcached -u root -p 11211 -U 0 -t 1");
+    let load = format!("memcaslap -s {SERVER}:11211 -c 10 -T 1 -t 1s -v 1.0 -X 1024");
+    let check = |output: Output| {
+        let said = text(&output.stdout);
+        assert!(output.status.success() && said.contains("verify_failed: 0"), "{output:?}");
+        let gets = said.lines().find_map(|line| line.strip_prefix("cmd_get: ")).expect("it says how many");
+        assert!(gets.parse::<u64>().unwrap() > 1000, "{said}");
+    };
+    let load: Vec<&str> = load.split(' ').collect();
+    check(hosts.expect_host(10, || hosts.ask(&[], IMAGE, &load)));
+    // As little as a container can have.
+    let little = ["--read-only", "--cap-drop=ALL", "--user=65534", "--tmpfs=/tmp", "--init"];
+    check(hosts.expect_host(10, || hosts.ask(&little, IMAGE, &load)));
+    // By a process that comes later.
+    let sleeps = ["--detach", "--name=sleeps"];
+    let output = hosts.ask(&sleeps, IMAGE, &["sleep", "600"]);
+    assert!(output.status.success(), "{output:?}");
+    let exec: Vec<&str> = ["exec", "sleeps"].into_iter().chain(load.iter().copied()).collect();
+    check(hosts.expect_host(10, || hosts.engines[TWO].try_docker(exec)));
+    hosts.remove(TWO, "sleeps");
+    hosts.remove(ONE, "memory");
+}
+
+/// Its workers are another user than its first process, and neither may look at other processes.
+fn nginx_serves_what_it_has_by_other_users(hosts: &Hosts<'_>) {
+    let content: Vec<u8> = (0..PAYLOAD as u64).map(|at| ((at * 2_654_435_761) >> 13) as u8).collect();
+    hosts.host.write("file", &content);
+    hosts.host.write("group", "root:x:0:\nnobody:x:65534:\n");
+    let config = "daemon off; user nobody nobody; pid /tmp/pid; error_log /tmp/error.log; worker_processes 2;\n\
+        events {} http { access_log off; client_body_temp_path /tmp/1; proxy_temp_path /tmp/2;\n\
+        fastcgi_temp_path /tmp/3; uwsgi_temp_path /tmp/4; scgi_temp_path /tmp/5; default_type text/plain;\n\
+        server { listen 80; root /served; location /seen { return 200 \"$remote_addr $server_addr\"; } } }\n";
+    let config = hosts.host.write("nginx.conf", config);
+    let given = |name: &str, place: &str| format!("--volume={}:{place}:ro", hosts.host.path(name).display());
+    let volumes =
+        [given("nginx.conf", "/nginx.conf"), given("file", "/served/file"), given("group", "/etc/group")];
+    assert!(config.is_file());
+    let options: Vec<&str> = volumes.iter().map(String::as_str).collect();
+    let more = ["--tmpfs=/var/log/nginx", "--tmpfs=/var/lib/nginx"];
+    hosts.serve("web", &[&options[..], &more].concat(), "nginx -c /nginx.conf");
+    let url = format!("http://{SERVER}");
+    let curl = |path: &str| {
+        let user = ["--user=65534", "--cap-drop=ALL"];
+        hosts.ask(
+            &user,
+            IMAGE,
+            &["curl", "-sS", "--retry-connrefused", "--retry", "9", &format!("{url}{path}")],
+        )
+    };
+    await_until(|| curl("/seen").status.success(), || "nginx does not serve".into());
+    let (overlay, wire) = (hosts.received("web"), hosts.wire());
+    let output = hosts.expect_host(1, || curl("/file"));
+    assert!(output.stdout == content, "{} bytes, {}", output.stdout.len(), text(&output.stderr));
+    let (overlay, wire) = (hosts.received("web") - overlay, hosts.wire() - wire);
+    assert!(overlay < 20_000, "{overlay} bytes came by the overlay");
+    assert!(wire > PAYLOAD as u64, "{wire} bytes came by the host network");
+    let output = hosts.expect_host(1, || curl("/seen"));
+    assert_eq!(text(&output.stdout), format!("{CLIENT} {SERVER}"), "{output:?}");
+    hosts.remove(ONE, "web");
+}
+
+/// What the programs say is about the addresses and the bytes of each connection: "ok" if all were right.
+fn static_programs_of_images_with_nothing_else(hosts: &Hosts<'_>) {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/cli/tests/overlay");
+    for name in ["server", "client"] {
+        let mut build = Command::new(find_program("go"));
+        build.args(["build", "-o"]).arg(hosts.host.path(name)).arg(sources.join(format!("{name}.go")));
+        let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go-cache");
+        build.env("CGO_ENABLED", "0").env("GOCACHE", cache).env("GO111MODULE", "off");
+        let output = build.output().expect("go runs");
+        assert!(output.status.success(), "{output:?}");
+    }
+    for engine in &hosts.engines {
+        engine.image_of("static", |tree: &Path| {
+            for name in ["server", "client"] {
+                fs::copy(hosts.host.path(name), tree.join(name)).expect("own directory");
+            }
+        });
+    }
+    let words = ["run", "--detach", "--runtime=shunt", "--network=across", "--ip", SERVER, "--name=go"];
+    hosts.engines[ONE].docker(words.iter().chain(&["static", "/server", "tcp", ":9000"]));
+    await_until(
+        || hosts.engines[ONE].docker(["logs", "go"]).contains("listening"),
+        || "the server does not listen".into(),
+    );
+    let address = format!("{SERVER}:9000");
+    let client = ["/client", &address, "100", "16", "20000", "0"];
+    let output = hosts.expect_host(100, || hosts.ask(&[], "static", &client));
+    assert_eq!(text(&output.stdout), "ok 100", "{output:?}");
+    hosts.remove(ONE, "go");
+}
+
+fn endings_are_the_programs(hosts: &Hosts<'_>) {
+    let output = hosts.ask(&[], IMAGE, &["sh", "-c", "echo out; echo err >&2; exit 7"]);
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    assert_eq!((output.stdout, output.stderr), (b"out\n".to_vec(), b"err\n".to_vec()));
+    for (program, code) in [("no-such-program", 127), ("/etc/passwd", 126)] {
+        let output = hosts.ask(&[], IMAGE, &[program]);
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+    }
+    let output = hosts.ask(&["--tty"], IMAGE, &["sh", "-c", "[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && echo $$"]);
+    assert_eq!(text(&output.stdout), "1", "{output:?}");
+    // It has no other descriptors than without shunt, and its first word is its own.
+    let descriptors = |options: &[&str]| hosts.ask(options, IMAGE, &["ls", "/proc/self/fd"]).stdout;
+    assert_eq!(descriptors(&[]), descriptors(&["--runtime=runc"]));
+    let wait = "trap 'exit 3' TERM; echo ready; while :; do sleep 0.1; done";
+    let engine = &hosts.engines[TWO];
+    let words =
+        ["run", "--detach", "--runtime=shunt", "--network=across", "--name=waits", IMAGE, "sh", "-c", wait];
+    engine.docker(words);
+    await_until(|| engine.docker(["logs", "waits"]).contains("ready"), || "it is not ready".into());
+    let exec = engine.try_docker(["exec", "waits", "sh", "-c", "exit 5"]);
+    assert_eq!(exec.status.code(), Some(5), "{exec:?}");
+    engine.docker(["stop", "waits"]);
+    assert_eq!(engine.docker(["inspect", "--format", "{{.State.ExitCode}}", "waits"]), "3");
+    hosts.remove(TWO, "waits");
+}
+
+/// By the user's word, or since the container's profile forbids it.
+fn what_cannot_be_entered_runs_on_the_overlay(hosts: &Hosts<'_>) {
+    hosts.serve("memory", &[], "memcached -u root -p 11211 -U 0 -t 1");
+    let load =
+        ["memcaslap", "-s", "10.60.0.11:11211", "-c", "2", "-T", "1", "-t", "1s", "-v", "1.0", "-X", "1024"];
+    let profile = r#"{"defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [{"names": ["seccomp"], "action": "SCMP_ACT_ERRNO"}]}"#;
+    let profile = format!("--security-opt=seccomp={}", hosts.host.write("profile.json", profile).display());
+    for (options, complaint) in [(["--env=SHUNT_OVERLAY=off"], ""), ([&profile], "runs on the overlay")] {
+        let before = (hosts.roads(TWO, "client"), hosts.roads(ONE, "server"));
+        let output = hosts.ask(&options, IMAGE, &load);
+        assert!(output.status.success(), "{output:?}");
+        assert!(text(&output.stdout).contains("verify_failed: 0"), "{output:?}");
+        assert!(text(&output.stderr).contains(complaint), "{output:?}");
+        assert_eq!(text(&output.stderr).contains("shunt"), !complaint.is_empty(), "{output:?}");
+        assert_eq!(hosts.roads(TWO, "client"), before.0);
+        let (host, overlay) = hosts.roads(ONE, "server");
+        assert_eq!(host, before.1.0, "the server's end");
+        assert_ne!(overlay, before.1.1, "the server's end has named the reason: {overlay}");
+    }
+    hosts.remove(ONE, "memory");
+}
+
+fn without_routers_there_is_the_overlay(hosts: &Hosts<'_>) {
+    hosts.serve("memory", &[], "memcached -u root -p 11211 -U 0 -t 1");
+    let load =
+        ["memcaslap", "-s", "10.60.0.11:11211", "-c", "2", "-T", "1", "-t", "1s", "-v", "1.0", "-X", "1024"];
+    let output = hosts.ask(&[], IMAGE, &load);
+    assert!(output.status.success() && text(&output.stdout).contains("verify_failed: 0"), "{output:?}");
+    assert_eq!(text(&output.stderr), "");
+    hosts.remove(ONE, "memory");
+}
