@@ -25,11 +25,13 @@ import java.util.zip.CRC32;
  *     Echo client streams|nio PORT CONNECTIONS MESSAGES
  *
  * A message is a 4-byte big-endian length and that many bytes, and comes back as it was. The client compares, and
- * prints one checksum over all connections, which depends on its arguments only.
+ * prints one checksum over all connections, which depends on its arguments only. ECHO_HOST in the environment is another
+ * address than 127.0.0.1.
  */
 public class Echo {
     /** Milliseconds that a connection stays open after its last message, so that the status shows it. */
     static final int HOLD = 500;
+    static final String HOST = System.getenv().getOrDefault("ECHO_HOST", "127.0.0.1");
     static final int LARGEST = 200_000;
 
     public static void main(String[] arguments) throws Exception {
@@ -56,7 +58,7 @@ public class Echo {
     }
 
     static void serveStreams(int port) throws Exception {
-        try (ServerSocket listener = new ServerSocket(port, 128, InetAddress.getByName("127.0.0.1"))) {
+        try (ServerSocket listener = new ServerSocket(port, 128, InetAddress.getByName(HOST))) {
             while (true) {
                 Socket socket = listener.accept();
                 Thread thread = new Thread(() -> serveStream(socket));
@@ -103,7 +105,7 @@ public class Echo {
     static Long clientStream(int port, int connection, int count) throws Exception {
         Random source = new Random(connection);
         CRC32 sum = new CRC32();
-        try (Socket socket = new Socket("127.0.0.1", port)) {
+        try (Socket socket = new Socket(HOST, port)) {
             socket.setTcpNoDelay(true);
             DataInputStream input = new DataInputStream(socket.getInputStream());
             DataOutputStream output = new DataOutputStream(new BufferedOutputStream(socket.getOutputStream(), 65536));
@@ -132,7 +134,7 @@ public class Echo {
     static void serveNio(int port) throws Exception {
         Selector selector = Selector.open();
         ServerSocketChannel listener = ServerSocketChannel.open();
-        listener.bind(new InetSocketAddress("127.0.0.1", port), 128);
+        listener.bind(new InetSocketAddress(HOST, port), 128);
         listener.configureBlocking(false);
         listener.register(selector, SelectionKey.OP_ACCEPT);
         while (true) {
@@ -217,7 +219,7 @@ public class Echo {
             all[index] = new Conversation(index, count);
             channels[index] = SocketChannel.open();
             channels[index].configureBlocking(false);
-            channels[index].connect(new InetSocketAddress("127.0.0.1", port));
+            channels[index].connect(new InetSocketAddress(HOST, port));
             channels[index].register(selector, SelectionKey.OP_CONNECT, all[index]);
         }
         int running = connections;

@@ -5,11 +5,13 @@
 //
 // Each connection sends a byte stream in chunks of many sizes, waiting for 'drain' whenever write() says so, and
 // compares what comes back byte by byte. The server pauses its input while its output is full. Prints one digest
-// over all connections, which depends on the arguments only.
+// over all connections, which depends on the arguments only. ECHO_HOST in the environment is another address than
+// 127.0.0.1.
 
 const net = require('net');
 const crypto = require('crypto');
 
+const HOST = process.env.ECHO_HOST || '127.0.0.1';
 const HOLD = 500; // milliseconds that a connection stays open after its last byte, so that the status shows it
 
 /** One block of bytes that look random; every connection sends windows of it. */
@@ -39,7 +41,7 @@ function server(port) {
     });
     socket.on('end', () => socket.end());
     socket.on('error', (error) => console.error('server:', error.message));
-  }).listen(port, '127.0.0.1', 512);
+  }).listen(port, HOST, 512);
 }
 
 function client(port, seed, total) {
@@ -49,7 +51,7 @@ function client(port, seed, total) {
     const digest = crypto.createHash('sha256');
     const unanswered = [];
     let sent = 0, received = 0, turn = seed;
-    const socket = net.connect(port, '127.0.0.1');
+    const socket = net.connect(port, HOST);
     const pump = () => {
       while (sent < total) {
         const chunk = next(Math.min(sizes[turn++ % sizes.length], total - sent));

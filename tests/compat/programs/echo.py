@@ -5,7 +5,8 @@
 
 A message is a 4-byte big-endian length and that many bytes; the server sends back the same. The client compares
 each with what it sent, and prints one digest over all connections, which depends on its arguments only. With
-SECONDS or FILE it repeats the messages on the same connections until that time has passed, or there is that file.
+SECONDS or FILE it repeats the messages on the same connections until that time has passed, or there is that file. ECHO_HOST in the environment is
+another address than 127.0.0.1.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 
+HOST = os.environ.get("ECHO_HOST", "127.0.0.1")
 HOLD = 0.5  # seconds that the connections stay open after the last message, so that the status shows them
 
 
@@ -64,7 +66,7 @@ def serve_threads(port):
                 (size,) = struct.unpack(">I", head)
                 sock.sendall(head + receive_exactly(sock, size))
 
-    listener = socket.create_server(("127.0.0.1", port), backlog=128)
+    listener = socket.create_server((HOST, port), backlog=128)
     while True:
         sock, _ = listener.accept()
         threading.Thread(target=serve, args=(sock,), daemon=True).start()
@@ -74,7 +76,7 @@ def client_threads(port, connections, count, is_over):
     digests = [None] * connections
 
     def run(connection):
-        with socket.create_connection(("127.0.0.1", port)) as sock:
+        with socket.create_connection((HOST, port)) as sock:
             first = True
             while first or not is_over():
                 digest = hashlib.sha256()
@@ -115,14 +117,14 @@ async def serve_asyncio(port):
         except (asyncio.IncompleteReadError, ConnectionResetError):
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", port, backlog=128)
+    server = await asyncio.start_server(serve, HOST, port, backlog=128)
     await server.serve_forever()
 
 
 async def client_asyncio(port, connections, count, is_over):
 
     async def run(connection):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection(HOST, port)
         first = True
         while first or not is_over():
             digest = hashlib.sha256()

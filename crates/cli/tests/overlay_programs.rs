@@ -1,0 +1,298 @@
+//! Programs that nobody here wrote, in containers of two hosts: what they say to each other is checked, and so is the road. Needs root,
+//! PostgreSQL, Redis with its clients in Python, memcached, nginx, wrk, Java, Node and Python. Static programs, of Go, are in overlay.rs.
+
+#[path = "overlay/lab.rs"]
+mod lab;
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use lab::{A, B, Lab, SERVER};
+
+/// Without shunt, and then with it: the same, on the host network.
+fn both<T: std::fmt::Debug + PartialEq>(work: impl Fn(&mut Lab, bool) -> T) -> (T, Lab) {
+    let natively = work(&mut Lab::with_routers(), false);
+    let mut lab = Lab::with_routers();
+    let under_shunt = work(&mut lab, true);
+    assert_eq!(under_shunt, natively, "under shunt (left) and without (right)");
+    (natively, lab)
+}
+
+/// Exactly so many connections took the host network, and none stayed on the overlay.
+fn expect_host(lab: &Lab, connections: u64) {
+    assert_eq!(lab.roads(A, "client"), (connections, serde_json::json!({})));
+    assert_eq!(lab.roads(B, "server"), (connections, serde_json::json!({})));
+}
+
+/// All took the host network, and there were some.
+fn expect_only_host(lab: &Lab, at_least: u64) {
+    let (host, overlay) = lab.roads(A, "client");
+    assert!(host >= at_least, "{host} on the host network, {overlay}");
+    expect_host(lab, host);
+}
+
+/// At least so many stayed on the overlay, all because their program never looks whether it is connected: it has sent before, or has
+/// ended, or has taken too long. The last of them is counted when its end has been noticed.
+fn await_never_looked(lab: &Lab, connections: u64) {
+    let overlay = || lab.roads(A, "client").1;
+    let all = || overlay().as_object().unwrap().values().filter_map(serde_json::Value::as_u64).sum::<u64>();
+    lab::await_until(|| all() >= connections, || overlay().to_string());
+    let is_such = |reason: &String| ["used", "late", "impatient", "not-connected"].contains(&reason.as_str());
+    assert!(overlay().as_object().unwrap().keys().all(is_such), "{}", overlay());
+}
+
+fn said(output: Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn find(name: &str) -> PathBuf {
+    let postgres = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let versions = postgres.map(|version| version.path().join("bin"));
+    let places = versions.chain(["/usr/bin", "/usr/sbin"].map(PathBuf::from)).map(|place| place.join(name));
+    places
+        .into_iter()
+        .find(|place| place.is_file())
+        .unwrap_or_else(|| panic!("{name}: make test installs it"))
+}
+
+/// A program of tests/compat.
+fn program(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/compat/programs").join(name)
+}
+
+/// Waits until something listens at that port in the server's container.
+fn await_port(lab: &Lab, port: u16, launched: usize) {
+    let listens = || {
+        let mut ss = Command::new("ss");
+        ss.args(["-Hltn", "sport", "=", &format!(":{port}")]);
+        !lab.hosts[B].container.inside(|| ss.output().unwrap()).stdout.is_empty()
+    };
+    lab::await_until(listens, || lab.said(launched));
+}
+
+/// An echo server and its client, which says what has come back.
+fn converse(lab: &mut Lab, is_supervised: bool, line: &str, client: &[&str]) -> String {
+    let words: Vec<&str> = line.split(' ').collect();
+    let command = |lab: &Lab, host: usize, rest: &[&str]| {
+        let mut command = lab.command(host, is_supervised, find(words[0]));
+        command.args(&words[1..]).args(rest).env("ECHO_HOST", SERVER);
+        command
+    };
+    let style = client[1];
+    let mut server = command(lab, B, &["server", style, "9000"]);
+    if style == "node" {
+        server = command(lab, B, &["server", "9000"]);
+    }
+    let launched = lab.launch(B, &mut server, "");
+    await_port(lab, 9000, launched);
+    let client: Vec<&str> = client.iter().copied().filter(|word| *word != "node").collect();
+    said(lab.output(A, &mut command(lab, A, &client)))
+}
+
+#[test]
+fn python_with_asyncio_and_with_threads() {
+    for style in ["asyncio", "threads"] {
+        let line = format!("python3 {}", program("echo.py").display());
+        let (answer, lab) = both(|lab, is_supervised| {
+            converse(lab, is_supervised, &line, &["client", style, "9000", "12", "100"])
+        });
+        assert_eq!(answer.trim().len(), 64, "a digest: {answer}");
+        expect_host(&lab, 12);
+    }
+}
+
+#[test]
+fn java_with_streams_and_with_a_selector() {
+    let classes = tempfile::tempdir().unwrap();
+    let compiled = Command::new("javac").arg("-d").arg(classes.path()).arg(program("Echo.java")).status();
+    assert!(compiled.unwrap().success());
+    let line = format!("java -Xmx128m -XX:TieredStopAtLevel=1 -cp {} Echo", classes.path().display());
+    for style in ["streams", "nio"] {
+        let (_, lab) = both(|lab, is_supervised| {
+            converse(lab, is_supervised, &line, &["client", style, "9000", "12", "200"])
+        });
+        expect_host(&lab, 12);
+    }
+}
+
+#[test]
+fn node_with_backpressure() {
+    let line = format!("node {}", program("echo.js").display());
+    let (_, lab) =
+        both(|lab, is_supervised| converse(lab, is_supervised, &line, &["client", "node", "9000", "8", "4"]));
+    expect_host(&lab, 8);
+}
+
+/// One of PostgreSQL's programs, which do not run as root.
+fn postgres(lab: &Lab, host: usize, is_supervised: bool, name: &str) -> Command {
+    let mut command = lab.command(host, is_supervised, "setpriv");
+    command.args(["--reuid=postgres", "--regid=postgres", "--init-groups", "--"]).arg(find(name));
+    command
+}
+
+#[test]
+fn postgresql_with_pgbench() {
+    const CLIENTS: u64 = 8;
+    const EACH: u64 = 100;
+    const BALANCED: &str = "select count(*), sum(delta) = (select sum(bbalance) from pgbench_branches)
+        and sum(delta) = (select sum(abalance) from pgbench_accounts)
+        and sum(delta) = (select sum(tbalance) from pgbench_tellers) from pgbench_history";
+    let mut lab = Lab::with_routers();
+    let data = lab.path("data");
+    fs::create_dir(&data).unwrap();
+    let id = |flag: &str| {
+        let output = Command::new("id").args([flag, "postgres"]).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).trim().parse::<u32>().expect("there is a user postgres")
+    };
+    chown(&data, Some(id("-u")), Some(id("-g"))).unwrap();
+    let mut initdb = postgres(&lab, B, false, "initdb");
+    initdb.args(["--auth=trust", "--no-sync", "--username=postgres", "--encoding=UTF8", "--pgdata"]);
+    said(lab.output(B, initdb.arg(&data)));
+    // Whoever comes from the overlay.
+    let rules = data.join("pg_hba.conf");
+    fs::write(&rules, "host all all 10.50.0.0/16 trust\n").unwrap();
+    let mut server = postgres(&lab, B, true, "postgres");
+    server.arg("-D").arg(&data).args(["-c", "listen_addresses=*", "-c", "unix_socket_directories="]);
+    lab.launch(B, server.args(["-c", "fsync=off"]), "ready to accept connections");
+    let ask = |name: &str, words: &str, last: &str| {
+        let mut command = postgres(&lab, A, true, name);
+        command.args(["-h", SERVER, "-U", "postgres"]).args(words.split(' ')).arg(last).arg("postgres");
+        said(lab.output(A, &mut command))
+    };
+    ask("pgbench", "-i -q -s", "1");
+    for mode in ["simple", "prepared"] {
+        let report =
+            ask("pgbench", &format!("-n -b tpcb-like -M {mode} -c {CLIENTS} -j 2 -t"), &EACH.to_string());
+        assert!(report.contains(&format!("processed: {0}/{0}", CLIENTS * EACH)), "{report}");
+        assert!(report.contains("number of failed transactions: 0 "), "{report}");
+    }
+    assert_eq!(ask("psql", "-X -A -t -c", BALANCED).trim(), format!("{}|t", 2 * CLIENTS * EACH));
+    // More than any buffer on the way holds.
+    let rows = ask("psql", "-X -A -t -c", "select aid, repeat('x', 100) from pgbench_accounts order by aid");
+    let expected = (1..=100_000).map(|aid| format!("{aid}|{}\n", "x".repeat(100)));
+    assert!(rows == expected.collect::<String>(), "{} bytes of rows", rows.len());
+    expect_only_host(&lab, 2 * CLIENTS + 3);
+}
+
+/// Each of eight threads has keys of its own, and reads what it has written, in pipelines as well.
+const REDIS: &str = "
+import redis, sys, threading
+def work(thread):
+    server = redis.Redis(sys.argv[1])
+    for number in range(200):
+        key, value = f'{thread}-{number}', bytes([thread]) * (number * 37)
+        assert server.set(key, value) and server.get(key) == value
+        pipe = server.pipeline(transaction=number % 2 == 0)
+        for step in range(20):
+            pipe.incr(f'count-{thread}').rpush(f'list-{thread}', step)
+        assert len(pipe.execute()) == 40
+    assert int(server.get(f'count-{thread}')) == 4000
+    assert [int(one) for one in server.lrange(f'list-{thread}', 0, -1)] == [*range(20)] * 200
+    done.append(thread)
+done = []
+threads = [threading.Thread(target=work, args=[thread]) for thread in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(sorted(done))
+";
+
+#[test]
+fn redis_with_its_clients() {
+    let mut lab = Lab::with_routers();
+    let mut server = lab.command(B, true, "redis-server");
+    server.args(["--port", "6379", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", ""]);
+    lab.launch(B, &mut server, "Ready to accept connections");
+    let mut client = lab.command(A, true, "/usr/bin/python3");
+    assert_eq!(said(lab.output(A, client.args(["-c", REDIS, SERVER]))).trim(), "[0, 1, 2, 3, 4, 5, 6, 7]");
+    expect_host(&lab, 8);
+    // Nearly all its connections send before it has looked whether they are connected.
+    let mut client = lab.command(A, true, "redis-benchmark");
+    client.args(["-h", SERVER, "-t", "set,get", "-n", "2000", "-c", "10", "--csv"]);
+    let report = said(lab.output(A, &mut client));
+    assert!(report.contains("\"SET\"") && report.contains("\"GET\""), "{report}");
+    await_never_looked(&lab, 20);
+    let (host, _) = lab.roads(A, "client");
+    assert_eq!(host, 9, "those before, and the one by which it asks for the configuration");
+}
+
+#[test]
+fn memcached_with_every_value_verified() {
+    let mut lab = Lab::with_routers();
+    let mut server = lab.command(B, true, "memcached");
+    let launched = lab.launch(B, server.args(["-u", "root", "-U", "0", "-t", "4", "-p", "11211"]), "");
+    await_port(&lab, 11211, launched);
+    let mut client = lab.command(A, true, "memcaslap");
+    client.args([
+        "-s",
+        &format!("{SERVER}:11211"),
+        "-c",
+        "32",
+        "-T",
+        "2",
+        "-t",
+        "2s",
+        "-v",
+        "1.0",
+        "-X",
+        "1024",
+    ]);
+    let report = said(lab.output(A, &mut client));
+    assert!(report.contains("verify_failed: 0"), "{report}");
+    expect_host(&lab, 32);
+}
+
+/// wrk sends before it has looked whether it is connected, so its connections stay on the overlay, and that is said of each; curl's do not.
+#[test]
+fn nginx_with_wrk_and_curl() {
+    let mut lab = Lab::with_routers();
+    let directory = lab.path("nginx");
+    fs::create_dir_all(directory.join("html")).unwrap();
+    let content: Vec<u8> = (0..3_000_000_u64).map(|at| (at * 48_271 % 251) as u8).collect();
+    fs::write(directory.join("html/file"), &content).unwrap();
+    let d = directory.display();
+    let config = format!(
+        "daemon off; worker_processes 2; pid {d}/pid; error_log {d}/error.log; events {{}}\n\
+         http {{ access_log off; client_body_temp_path {d}/1; proxy_temp_path {d}/2; fastcgi_temp_path {d}/3;\n\
+         uwsgi_temp_path {d}/4; scgi_temp_path {d}/5; default_type text/plain;\n\
+         server {{ listen 80; root {d}/html; location /small {{ return 200 \"{}\"; }} }} }}\n",
+        "0123456789".repeat(100)
+    );
+    let path = lab.path("nginx.conf");
+    fs::write(&path, config).unwrap();
+    let mut nginx = lab.command(B, true, "nginx");
+    let launched = lab.launch(B, nginx.arg("-c").arg(path).arg("-p").arg(&directory), "");
+    await_port(&lab, 80, launched);
+
+    let check = lab.path("check.lua");
+    fs::write(
+        &check,
+        "local wrong = 0\nfunction response(status, headers, body)\n\
+         if status ~= 200 or body ~= string.rep('0123456789', 100) then wrong = wrong + 1; print('wrong') end\nend\n",
+    )
+    .unwrap();
+    let mut wrk = lab.command(A, true, "wrk");
+    wrk.args(["-t", "2", "-c", "20", "-d", "2s", "-s"]).arg(check).arg(format!("http://{SERVER}/small"));
+    let report = said(lab.output(A, &mut wrk));
+    assert!(!report.contains("wrong") && !report.contains("Socket errors"), "{report}");
+    await_never_looked(&lab, 20);
+    // The first is one to try whether somebody is there.
+    let (tried, _) = lab.roads(A, "client");
+    assert_eq!(tried, 1);
+
+    let mut curl = lab.command(A, true, "curl");
+    curl.args(["-sS", "--parallel", "--max-time", "60"]);
+    for number in 0..8 {
+        curl.args(["-o", &lab.path(&format!("got-{number}")).display().to_string()]);
+        curl.arg(format!("http://{SERVER}/file"));
+    }
+    said(lab.output(A, &mut curl));
+    for number in 0..8 {
+        assert!(fs::read(lab.path(&format!("got-{number}"))).unwrap() == content, "file {number}");
+    }
+    let (host, overlay) = lab.roads(A, "client");
+    assert!((1..=8).contains(&(host - tried)), "{host} {overlay}");
+    await_never_looked(&lab, 20);
+}
