@@ -1,5 +1,8 @@
 // A client of the server: many connections, some at a time, each with a name and bytes of its own. It says "ok" and how many, if every
 // connection had the peer and the bytes that it should; else what was wrong. With a pause it keeps each open and uses it again afterwards.
+//
+// With "tides" it makes its connections, to several servers in turn, and says so; when there is a file for the next step it uses each
+// again, closes all, and says that; and so on.
 package main
 
 import (
@@ -10,6 +13,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -70,7 +74,73 @@ func converse(address string, number, count int, pause time.Duration) error {
 	return exchange(connection, reader, name, content(number+1, count))
 }
 
+func await(path string) {
+	for {
+		if _, err := os.Stat(path); err == nil {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func tide(directory, name string, addresses []string, count, tide int) error {
+	connections := make([]net.Conn, count)
+	readers := make([]*bufio.Reader, count)
+	each := func(work func(at int) error) error {
+		done := make(chan error)
+		for at := range count {
+			go func() { done <- work(at) }()
+		}
+		var wrong error
+		for range count {
+			if err := <-done; err != nil {
+				wrong = err
+			}
+		}
+		return wrong
+	}
+	use := func(at, seed int) error {
+		return exchange(connections[at], readers[at], fmt.Sprintf("%s-%d-%d", name, tide, at), content(seed+at, 500))
+	}
+	err := each(func(at int) (err error) {
+		connections[at], err = net.DialTimeout("tcp", addresses[at%len(addresses)], 60*time.Second)
+		if err != nil {
+			return err
+		}
+		readers[at] = bufio.NewReader(connections[at])
+		return use(at, 1000*tide)
+	})
+	if err != nil {
+		return err
+	}
+	fmt.Println("up", tide)
+	await(fmt.Sprintf("%s/ebb-%d", directory, tide))
+	if err := each(func(at int) error { return use(at, 1000*tide+500) }); err != nil {
+		return err
+	}
+	for _, connection := range connections {
+		connection.Close()
+	}
+	fmt.Println("down", tide)
+	return nil
+}
+
+func tides() {
+	directory, name, addresses := os.Args[2], os.Args[3], strings.Split(os.Args[4], ",")
+	count, _ := strconv.Atoi(os.Args[5])
+	for number := 0; ; number++ {
+		await(fmt.Sprintf("%s/rise-%d", directory, number))
+		if err := tide(directory, name, addresses, count, number); err != nil {
+			fmt.Println("wrong:", err)
+			os.Exit(1)
+		}
+	}
+}
+
 func main() {
+	if os.Args[1] == "tides" {
+		tides()
+	}
 	address := os.Args[1]
 	var numbers [4]int
 	for at := range numbers {

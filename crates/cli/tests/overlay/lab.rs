@@ -4,6 +4,8 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::fs;
+use std::io::Write;
+use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -50,6 +52,8 @@ pub(crate) struct Lab {
     pub(crate) patience_ms: u32,
     /// More of every router's configuration.
     pub(crate) configuration: String,
+    /// Which addresses of the overlay are on each host, as the configuration has them.
+    pub(crate) containers: [String; 2],
     directory: TempDir,
     running: Vec<Child>,
 }
@@ -87,8 +91,14 @@ impl Lab {
         let directory = tempfile::tempdir().unwrap();
         // Workers of servers that change their user read their files there.
         fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let lab =
-            Lab { hosts, patience_ms: 5000, configuration: String::new(), directory, running: Vec::new() };
+        let lab = Lab {
+            hosts,
+            patience_ms: 5000,
+            configuration: String::new(),
+            containers: ["'10.50.1.0/24'", "'10.50.2.0/24'"].map(str::to_owned),
+            directory,
+            running: Vec::new(),
+        };
         lab.make_key("key");
         lab.await_overlay();
         lab
@@ -133,8 +143,10 @@ impl Lab {
         let text = format!(
             "name = '{name}'\nkey = '{key}'\nprefixes = ['10.50.0.0/16']\nask-ms = {patience}\npatience-ms = {patience}\n\
              socket = '{socket}'\ncontrol = '{control}'\n{more}\n\
-             [[host]]\nname = 'a'\naddress = '192.168.77.1:7450'\ncontainers = ['10.50.1.0/24']\n\
-             [[host]]\nname = 'b'\naddress = '192.168.77.2:7450'\ncontainers = ['10.50.2.0/24']\n",
+             [[host]]\nname = 'a'\naddress = '192.168.77.1:7450'\ncontainers = [{a}]\n\
+             [[host]]\nname = 'b'\naddress = '192.168.77.2:7450'\ncontainers = [{b}]\n",
+            a = self.containers[A],
+            b = self.containers[B],
             key = self.path(key).display(),
             patience = self.patience_ms,
             more = self.configuration,
@@ -193,6 +205,29 @@ impl Lab {
     pub(crate) fn hang(&self, host: usize, hangs: bool) {
         let router = self.hosts[host].router.as_ref().expect("it runs");
         kill_process(Pid::from_child(router), if hangs { Signal::STOP } else { Signal::CONT }).unwrap();
+    }
+
+    /// Another container on a host. Its device's address follows from the overlay's, so that it can be moved, and be known beforehand.
+    pub(crate) fn add(&self, host: usize, address: Ipv4Addr) -> Net {
+        let net = Net::new();
+        let [.., third, fourth] = address.octets();
+        let port = format!("p{third}-{fourth}");
+        let script = format!(
+            "link add {port} type veth peer name eth0 netns {} address {} mtu 1450\nlink set {port} master bridge up\n",
+            net.path().display(),
+            device_address(address),
+        );
+        batch(&self.hosts[host].net, &script);
+        batch(&net, &format!("address add {address}/16 dev eth0\nlink set eth0 up\n"));
+        net
+    }
+
+    /// The private memory of a host's router, in KiB.
+    pub(crate) fn memory(&self, host: usize) -> u64 {
+        let router = self.hosts[host].router.as_ref().expect("it runs").id();
+        let status = fs::read_to_string(format!("/proc/{router}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).expect("a figure in kB")
     }
 
     /// How many descriptors a host's router has.
@@ -319,6 +354,22 @@ impl Lab {
         let of = |direction: &str| links[0]["stats64"][direction]["bytes"].as_u64().unwrap();
         of("rx") + of("tx")
     }
+}
+
+/// Of the one device of a container that was added.
+pub(crate) fn device_address(address: Ipv4Addr) -> String {
+    let [a, b, c, d] = address.octets();
+    format!("02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
+}
+
+/// Has `ip` do all of these.
+pub(crate) fn batch(net: &Net, lines: &str) {
+    let mut ip = Command::new("ip");
+    ip.args(["-batch", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut ip = net.inside(|| ip.spawn().unwrap());
+    ip.stdin.take().expect("a pipe").write_all(lines.as_bytes()).unwrap();
+    let output = ip.wait_with_output().unwrap();
+    assert!(output.status.success(), "{lines}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 impl Drop for Lab {
