@@ -1,6 +1,6 @@
 //! A container's network namespace, as its host's router knows it: by a socket that was shown.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::net::connect_unspec;
 use shunt_sys::listed::{self, Listed};
 use shunt_sys::peer::{self, Found};
-use shunt_sys::{Errno, netns};
+use shunt_sys::{Errno, addresses, netns};
 
 /// As long as this lives, so does the namespace.
 #[derive(Debug)]
@@ -19,41 +19,42 @@ pub(crate) struct Namespace {
     asker: Mutex<OwnedFd>,
     /// Asks the kernel for routes in it.
     router: Mutex<UdpSocket>,
-    /// When an address was last seen to be one of its own, or not.
-    own: Mutex<HashMap<Ipv4Addr, (Instant, bool)>>,
+    /// Its own addresses, and when they were last looked up.
+    own: Mutex<Own>,
 }
 
-/// For so long an answer about an address is believed.
+#[derive(Debug)]
+struct Own {
+    /// Asks the kernel for them.
+    asker: OwnedFd,
+    known: HashSet<Ipv4Addr>,
+    since: Option<Instant>,
+}
+
+/// For so long they are believed: each question goes through all namespaces.
 const MEMORY: Duration = Duration::from_secs(1);
-/// Of so many addresses.
-const ADDRESSES: usize = 1024;
 
 impl Namespace {
     /// The one that a socket lives in.
     pub(crate) fn of(socket: BorrowedFd<'_>) -> Result<Namespace, Errno> {
         let handle = netns::of_socket(socket)?;
-        let (asker, router) = netns::inside(handle.as_fd(), || {
+        let (asker, router, own) = netns::inside(handle.as_fd(), || {
             let router = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(|_| Errno::ADDRNOTAVAIL)?;
-            Ok((peer::open()?, router))
+            Ok((peer::open()?, router, addresses::open()?))
         })?;
-        Ok(Namespace { handle, asker: Mutex::new(asker), router: Mutex::new(router), own: Mutex::default() })
+        let own = Own { asker: own, known: HashSet::new(), since: None };
+        Ok(Namespace { handle, asker: Mutex::new(asker), router: Mutex::new(router), own: Mutex::new(own) })
     }
 
     /// Whether it has the address.
     pub(crate) fn has(&self, address: Ipv4Addr) -> bool {
         let mut own = self.own.lock().expect(NEVER);
-        if let Some((at, known)) = own.get(&address)
-            && at.elapsed() < MEMORY
-        {
-            return *known;
+        if own.since.is_none_or(|since| since.elapsed() >= MEMORY) {
+            // In doubt it has none: connections stay on the overlay.
+            own.known = addresses::all(&own.asker).unwrap_or_default().into_iter().collect();
+            own.since = Some(Instant::now());
         }
-        let bind = || UdpSocket::bind((address, 0)).map(drop).map_err(|_| Errno::ADDRNOTAVAIL);
-        let known = netns::inside(self.handle.as_fd(), bind).is_ok();
-        if own.len() >= ADDRESSES {
-            own.clear();
-        }
-        own.insert(address, (Instant::now(), known));
-        known
+        own.known.contains(&address)
     }
 
     /// All that it has.

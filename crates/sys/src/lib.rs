@@ -6,6 +6,7 @@
 //! shim's hook knows its own descriptors. `apart` is not for the shim.
 
 pub mod accounted;
+pub mod addresses;
 pub mod apart;
 pub mod attach;
 pub mod clock;

@@ -126,7 +126,16 @@ impl Link {
     }
 
     fn dial(&self) -> Option<OwnedFd> {
-        seqpacket::connect(self.router.as_os_str().as_bytes()).ok()
+        let deadline = Instant::now() + GRACE;
+        loop {
+            match seqpacket::connect(self.router.as_os_str().as_bytes()) {
+                // More have begun at once than the router's queue holds: it comes to them.
+                Err(Errno::AGAIN) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                dialled => return dialled.ok(),
+            }
+        }
     }
 
     fn greet(&self) -> Option<Standing> {

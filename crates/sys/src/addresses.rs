@@ -1,0 +1,89 @@
+//! The addresses that a network namespace has, without going there: by a socket that was made in it (NETLINK_ROUTE).
+
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
+
+use crate::peer::{HEADER, NLM_F_REQUEST, NLMSG_ERROR};
+use crate::{Errno, Result};
+
+const RTM_GETADDR: u16 = 22;
+const RTM_NEWADDR: u16 = 20;
+const NLM_F_DUMP: u16 = 0x300;
+const NLMSG_DONE: u16 = 3;
+/// `struct ifaddrmsg`, behind the header; attributes are behind it.
+const MESSAGE: usize = 8;
+/// `struct rtattr`.
+const ATTRIBUTE: usize = 4;
+/// The address itself, which for a point-to-point device is not IFA_ADDRESS.
+const IFA_LOCAL: u16 = 2;
+
+/// What can ask. NETLINK_ROUTE is the protocol that a netlink socket has by itself.
+pub fn open() -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)
+}
+
+/// All IPv4 addresses of the devices in the network namespace of `asker`, which [`open`] has made there. Waits for nobody.
+pub fn all(asker: &OwnedFd) -> Result<Vec<Ipv4Addr>> {
+    let mut question = [0; HEADER + MESSAGE];
+    question[..4].copy_from_slice(&((HEADER + MESSAGE) as u32).to_ne_bytes());
+    question[4..6].copy_from_slice(&RTM_GETADDR.to_ne_bytes());
+    question[6..8].copy_from_slice(&(NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
+    question[HEADER] = AddressFamily::INET.as_raw() as u8;
+    // The kernel answers inside the send, and then inside each receive.
+    send(asker, &question, SendFlags::DONTWAIT)?;
+    let (mut found, mut buffer) = (Vec::new(), vec![0; 32 * 1024]);
+    loop {
+        let (len, _) = recv(asker, &mut buffer, RecvFlags::DONTWAIT)?;
+        if !parts(&buffer[..len], &mut found)? {
+            return Ok(found);
+        }
+    }
+}
+
+/// Whether there is more to come.
+fn parts(mut bytes: &[u8], found: &mut Vec<Ipv4Addr>) -> Result<bool> {
+    while bytes.len() >= HEADER {
+        let len = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
+        match u16::from_ne_bytes([bytes[4], bytes[5]]) {
+            NLMSG_DONE => return Ok(false),
+            NLMSG_ERROR => return Err(Errno::IO),
+            RTM_NEWADDR => {
+                let attributes = bytes.get(HEADER + MESSAGE..len).unwrap_or_default();
+                found.extend(local(attributes));
+            }
+            _ => {}
+        }
+        bytes = bytes.get(len.next_multiple_of(4).max(HEADER)..).unwrap_or_default();
+    }
+    Ok(true)
+}
+
+fn local(mut attributes: &[u8]) -> Option<Ipv4Addr> {
+    while let [a, b, c, d, ..] = *attributes {
+        let len = usize::from(u16::from_ne_bytes([a, b]));
+        if u16::from_ne_bytes([c, d]) == IFA_LOCAL {
+            let value = attributes.get(ATTRIBUTE..ATTRIBUTE + 4)?;
+            return <[u8; 4]>::try_from(value).ok().map(Ipv4Addr::from);
+        }
+        attributes = attributes.get(len.next_multiple_of(4).max(ATTRIBUTE)..)?;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_of_the_loopback_device_is_listed() {
+        let asker = open().unwrap();
+        for _ in 0..3 {
+            let found = all(&asker).unwrap();
+            assert!(found.contains(&Ipv4Addr::LOCALHOST), "{found:?}");
+            assert!(!found.contains(&Ipv4Addr::new(203, 0, 113, 1)), "{found:?}");
+        }
+    }
+}
