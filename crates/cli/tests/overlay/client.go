@@ -86,10 +86,15 @@ func await(path string) {
 func tide(directory, name string, addresses []string, count, tide int) error {
 	connections := make([]net.Conn, count)
 	readers := make([]*bufio.Reader, count)
+	// Two at a time: there are hundreds of clients.
 	each := func(work func(at int) error) error {
-		done := make(chan error)
+		done, places := make(chan error, count), make(chan bool, 2)
 		for at := range count {
-			go func() { done <- work(at) }()
+			go func() {
+				places <- true
+				done <- work(at)
+				<-places
+			}()
 		}
 		var wrong error
 		for range count {
