@@ -165,6 +165,17 @@ pub(crate) struct StatusArgs {
     /// Ask the broker at this socket [default: the user's, else the system's]
     #[arg(long, value_name = "SOCKET", env = shunt_abi::env::BROKER)]
     pub(crate) broker: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) control: OverlayControl,
+}
+
+/// Which router of the overlay is asked as well, where there is one.
+#[derive(Debug, Args)]
+pub(crate) struct OverlayControl {
+    /// Ask the overlay's router at this control socket as well
+    #[arg(long, value_name = "SOCKET", default_value = shunt_overlay::DEFAULT_CONTROL)]
+    pub(crate) control: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -184,6 +195,9 @@ pub(crate) struct ExplainArgs {
     /// Ask the broker at this socket [default: for each process, the one that it looks for]
     #[arg(long, value_name = "SOCKET")]
     pub(crate) broker: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) control: OverlayControl,
 }
 
 #[derive(Debug, Args)]
@@ -192,6 +206,9 @@ pub(crate) struct DoctorArgs {
     /// Print the checks as JSON
     #[arg(long)]
     pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) control: OverlayControl,
 }
 
 #[derive(Debug, Args)]

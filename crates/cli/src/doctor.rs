@@ -3,6 +3,7 @@
 
 mod around;
 mod local;
+mod overlay;
 mod relay;
 
 use anyhow::{Context, Result};
@@ -64,8 +65,9 @@ struct Report {
 
 /// Prints the report, and returns whether the local path works.
 pub(crate) fn run(args: &DoctorArgs) -> Result<bool> {
-    let checks: Vec<Check> =
-        [local::checks(), around::checks(), relay::checks()].into_iter().flatten().collect();
+    let overlay = overlay::checks(&args.control.control);
+    let checks = [local::checks(), around::checks(), relay::checks(), overlay];
+    let checks: Vec<Check> = checks.into_iter().flatten().collect();
     let local_path = checks.iter().all(|check| check.state != State::Missing);
     let report = Report { local_path, checks };
     if args.json {

@@ -19,13 +19,15 @@ use shunt_broker::StatusError;
 
 use crate::args::ExplainArgs;
 use crate::obstacle;
+use crate::overlay::seen::View;
 use process::Process;
 use report::{Cause, ConnectionReport, FileReport, Peer, ProcessReport, Report};
 use shunt_start::program;
 use sockets::{Socket, Sockets, State};
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<()> {
-    let report = explain(&Target::parse(&args.what), args.broker.as_deref())?;
+    let overlay = View::ask(&args.control.control);
+    let report = explain(&Target::parse(&args.what), args.broker.as_deref(), overlay.as_ref())?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report).context("the report cannot be printed")?);
     } else {
@@ -69,11 +71,11 @@ impl Target {
     }
 }
 
-fn explain(target: &Target, broker: Option<&Path>) -> Result<Report> {
-    let mut view = View { sockets: Sockets::look(), asked: broker, brokers: HashMap::new() };
+fn explain(target: &Target, broker: Option<&Path>, overlay: Option<&View>) -> Result<Report> {
+    let mut view = Looked { sockets: Sockets::look(), asked: broker, brokers: HashMap::new(), overlay };
     let (file, pids) = match target {
         Target::Process(pid) => (None, vec![*pid]),
-        Target::Address(..) => (None, holders(target, &view.sockets)?),
+        Target::Address(..) => (None, holders(target, &view.sockets, overlay)?),
         Target::Program(name) => named(name)?,
     };
     let mut processes = Vec::new();
@@ -89,8 +91,11 @@ fn explain(target: &Target, broker: Option<&Path>) -> Result<Report> {
 }
 
 /// The processes with a socket of that address.
-fn holders(target: &Target, sockets: &Sockets) -> Result<Vec<u32>> {
-    let found: Vec<&Socket> = sockets.iter().filter(|socket| target.covers(socket)).collect();
+fn holders(target: &Target, sockets: &Sockets, overlay: Option<&View>) -> Result<Vec<u32>> {
+    let found: Vec<&Socket> = sockets
+        .iter()
+        .filter(|socket| target.covers(socket) || target.covers(&named_by(overlay, socket)))
+        .collect();
     let mut pids: Vec<u32> = found.iter().flat_map(|socket| sockets.owners(socket)).copied().collect();
     pids.sort_unstable();
     pids.dedup();
@@ -105,6 +110,15 @@ fn holders(target: &Target, sockets: &Sockets) -> Result<Vec<u32>> {
         }
         Some(_) => Ok(pids),
     }
+}
+
+/// The socket under the addresses that its program has, which for one of the host network are the overlay's.
+fn named_by(overlay: Option<&View>, socket: &Socket) -> Socket {
+    let mut named = socket.clone();
+    if let Some(seen) = overlay.and_then(|overlay| overlay.find(socket.local, socket.remote)) {
+        (named.local, named.remote) = (seen.local, seen.remote);
+    }
+    named
 }
 
 /// A program by name or path, and the processes that run it.
@@ -127,14 +141,16 @@ fn named(name: &str) -> Result<(Option<FileReport>, Vec<u32>)> {
 }
 
 /// What is looked at once for the whole answer.
-struct View<'a> {
+struct Looked<'a> {
     sockets: Sockets,
     /// The broker that the user named.
     asked: Option<&'a Path>,
     brokers: HashMap<PathBuf, Result<Snapshot, StatusError>>,
+    /// What the overlay's router has, if there is one.
+    overlay: Option<&'a View>,
 }
 
-impl View<'_> {
+impl Looked<'_> {
     fn describe(&mut self, process: &Process, target: &Target) -> ProcessReport {
         let broker = if process.has_shim { self.broker_of(process) } else { None };
         let mut report = ProcessReport {
@@ -149,7 +165,8 @@ impl View<'_> {
         let connections: Vec<Socket> = self
             .sockets
             .iter()
-            .filter(|socket| process.sockets.contains_key(&socket.inode) && target.covers(socket))
+            .filter(|socket| process.sockets.contains_key(&socket.inode))
+            .filter(|socket| target.covers(socket) || target.covers(&named_by(self.overlay, socket)))
             .filter(|socket| socket.state != State::LISTEN && socket.remote.port() != 0)
             .cloned()
             .collect();
@@ -214,12 +231,12 @@ impl View<'_> {
                 causes.extend(broker.map(|path| kept_from(process, path)));
             }
             Some(_) if !is_known && process.shim_replaced => causes.push(Cause {
-                label: "replaced",
+                label: "replaced".into(),
                 explanation: "The libshunt.so that it has loaded was replaced since.".into(),
                 advice: "Restart it, so that it and the broker are of one version.".into(),
             }),
             Some(_) if !is_known && process.filtered => causes.push(Cause {
-                label: "seccomp",
+                label: "seccomp".into(),
                 explanation: "It has not spoken to the broker and is under a seccomp filter: its own, or one that it was \
                               started with, which may forbid that."
                     .into(),
@@ -232,6 +249,19 @@ impl View<'_> {
     }
 
     fn connection(&mut self, process: &Process, socket: &Socket, report: &ProcessReport) -> ConnectionReport {
+        if let Some(seen) = self.overlay.and_then(|overlay| overlay.find(socket.local, socket.remote)) {
+            return ConnectionReport {
+                fd: process.sockets.get(&socket.inode).copied(),
+                local: seen.local,
+                remote: seen.remote,
+                state: socket.state.label(),
+                peers: Vec::new(),
+                sends: Road::Tcp,
+                receives: Road::Tcp,
+                overlay: Some(seen.road),
+                causes: Cause::of_seen(seen).into_iter().collect(),
+            };
+        }
         let row = report.broker.as_deref().and_then(|broker| {
             let processes = &self.snapshot(broker)?.processes;
             let own = processes.iter().filter(|one| one.pid == process.pid);
@@ -261,6 +291,7 @@ impl View<'_> {
             peers: peers.into_iter().map(|(peer, _)| peer).collect(),
             sends: sends.unwrap_or(Road::Tcp),
             receives: receives.unwrap_or(Road::Tcp),
+            overlay: None,
             causes,
         }
     }
@@ -288,7 +319,7 @@ impl View<'_> {
 /// A broker that is another user's alone.
 fn kept_from(process: &Process, broker: &Path) -> Cause {
     Cause {
-        label: "other_user",
+        label: "other_user".into(),
         explanation: format!(
             "It runs as user {}, who cannot reach the broker at {}: that one is for another user alone.",
             process.acts_as,

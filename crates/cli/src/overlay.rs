@@ -1,6 +1,7 @@
 //! `shunt overlay`: the router of a host as a process, what it says of itself, and programs under a supervisor.
 
 mod policy;
+pub(crate) mod seen;
 
 use std::io::Write;
 use std::path::Path;

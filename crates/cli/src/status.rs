@@ -1,15 +1,17 @@
-//! `shunt status`: the broker's snapshot as a table, or as it is.
+//! `shunt status`: the broker's snapshot as a table, or as it is, and what the overlay's router has, where there is one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
+use serde::Serialize;
 use shunt_abi::reason::{Reason, Road};
 use shunt_abi::status::{Connection, Direction, Process, Share, Snapshot};
 
 use crate::args::StatusArgs;
 use crate::broker;
+use crate::overlay::seen::View;
 use crate::table::{self, Column};
 
 const fn left(title: &'static str) -> Column {
@@ -39,13 +41,30 @@ const SHARES: [Column; 5] =
     [left("PROGRAM"), right("PID"), right("ENDS USED"), right("OFFERED"), right("ON SHM")];
 
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
-    let snapshot = shunt_broker::status(find(args.broker.as_deref())?)?;
+    let overlay = View::ask(&args.control.control);
+    let snapshot = match find(args.broker.as_deref()) {
+        Ok(broker) => Some(shunt_broker::status(broker)?),
+        // A host may be of an overlay, and have nothing else.
+        Err(_) if overlay.is_some() && args.broker.is_none() => None,
+        Err(error) => return Err(error),
+    };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&snapshot).context("the snapshot cannot be printed")?);
-    } else {
-        print!("{}", render(&snapshot));
+        let all = All { snapshot, overlay };
+        println!("{}", serde_json::to_string_pretty(&all).context("the snapshot cannot be printed")?);
+        return Ok(());
     }
+    let parts = [snapshot.as_ref().map(render), overlay.as_ref().map(View::text)];
+    print!("{}", parts.into_iter().flatten().collect::<Vec<_>>().join("\n"));
     Ok(())
+}
+
+/// What the broker knows, and, where the host is of an overlay, what its router does.
+#[derive(Serialize)]
+struct All {
+    #[serde(flatten)]
+    snapshot: Option<Snapshot>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overlay: Option<View>,
 }
 
 fn find(asked: Option<&Path>) -> Result<PathBuf> {

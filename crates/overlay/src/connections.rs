@@ -32,8 +32,8 @@ struct State {
     policy: Arc<Policy>,
     /// On the host network, by the cookies of their sockets.
     connections: HashMap<u64, Connection>,
-    /// On the overlay, by the cookies of their sockets.
-    stayed: HashMap<u64, Stayed>,
+    /// On the overlay, by the cookies of their sockets, and why.
+    stayed: HashMap<u64, (Stayed, Reason)>,
 }
 
 /// One end of a host connection: the program's, on this host.
@@ -138,7 +138,7 @@ impl Connections {
             return denial.into();
         }
         if reason.denial().is_none() && state.stayed.len() < MOST {
-            state.stayed.insert(cookie, stayed);
+            state.stayed.insert(cookie, (stayed, reason));
         }
         reason
     }
@@ -171,7 +171,7 @@ impl Connections {
             }
             true
         });
-        stayed.retain(|cookie, Stayed { namespace, flow }| {
+        stayed.retain(|cookie, (Stayed { namespace, flow }, _)| {
             let is_forbidden = matches!(holds.verdict(*flow), Verdict::Deny(_));
             if is_forbidden {
                 changes.stayed.entry(*namespace).or_default().insert(*cookie);
@@ -203,6 +203,20 @@ impl Connections {
             *counts.entry(state.policy.rule(connection.flow)).or_default() += 1;
         }
         counts
+    }
+
+    /// Those on the host network: whose end, where the kernel has it, and as the programs have it.
+    pub(crate) fn on_host(&self) -> Vec<(End, Place, Flow)> {
+        self.state().connections.values().map(|it| (it.end, it.place, it.flow)).collect()
+    }
+
+    /// Those that stayed on the overlay, by network namespaces and cookies. Some of them have ended.
+    pub(crate) fn on_overlay(&self) -> HashMap<u64, HashMap<u64, (Flow, Reason)>> {
+        let mut by_namespace: HashMap<u64, HashMap<u64, (Flow, Reason)>> = HashMap::new();
+        for (cookie, (Stayed { namespace, flow }, reason)) in &self.state().stayed {
+            by_namespace.entry(*namespace).or_default().insert(*cookie, (*flow, *reason));
+        }
+        by_namespace
     }
 
     pub(crate) fn count(&self, end: End) -> usize {

@@ -24,6 +24,13 @@ macro_rules! reasons {
                 }
             }
 
+            /// One sentence, for a person.
+            pub(crate) fn explanation(self) -> &'static str {
+                match self {
+                    $(Reason::$name => $sentence,)*
+                }
+            }
+
             pub(crate) fn code(self) -> u8 {
                 match self {
                     $(Reason::$name => $code,)*
@@ -67,6 +74,38 @@ reasons! {
 }
 
 impl Reason {
+    /// What to do about it, as docs/overlay.md has it at more length.
+    pub(crate) fn advice(self) -> &'static str {
+        match self {
+            Reason::SameHost => {
+                "Start both with `shunt run`, or `docker run --runtime=shunt`: they share memory then."
+            }
+            Reason::UnknownHost => {
+                "Add it to `containers` of a [[host]] in the configuration of every router."
+            }
+            Reason::NotSupervised => {
+                "Start the server with `shunt overlay run`, or `docker run --runtime=shunt`; look whether it shares its port or has an io_uring."
+            }
+            Reason::Ambiguous => "Give each container an address of its own.",
+            Reason::RouterSilent => {
+                "Look whether the other host's router runs, its port is open and its key the same: `shunt doctor`."
+            }
+            Reason::Stranger => "Copy the same key and the same version of shunt to all hosts.",
+            Reason::Shared => "Nothing, if the program needs its copies of the descriptor.",
+            Reason::Used => {
+                "Have the program look whether it is connected before it sends: `getsockopt` with SO_ERROR."
+            }
+            Reason::Late | Reason::Impatient | Reason::NotOffered | Reason::NotCommitted => {
+                "Start the client with `shunt overlay run` if it is not; a longer `patience-ms` gives slow programs time."
+            }
+            Reason::Busy => "Have fewer connections begin at once in one container.",
+            Reason::Denied | Reason::Dropped | Reason::PacketPolicy => {
+                "Change the policy, if it should be otherwise: `shunt overlay policy show` on both hosts."
+            }
+            _ => "Nothing; docs/overlay.md says more about it.",
+        }
+    }
+
     /// What the program is told if the connection is not even the overlay's.
     pub(crate) fn denial(self) -> Option<Denial> {
         match self {

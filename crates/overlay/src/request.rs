@@ -14,6 +14,8 @@ use crate::policy::Policy;
 pub enum Request {
     /// How it is.
     Status,
+    /// Which connections the supervised programs of its host have now, on which road, and why.
+    Connections,
     /// Which policy holds.
     Policy,
     /// This one is to hold.

@@ -22,7 +22,7 @@ use crate::config::{ConfigError, Loaded};
 use crate::map::Published;
 use crate::request::{ROUTER, Request};
 use crate::shared::Shared;
-use crate::{adopt, discovery, enforce, local, server};
+use crate::{adopt, discovery, enforce, listing, local, server};
 
 /// Why a router does not run.
 #[derive(Debug, Error)]
@@ -131,6 +131,7 @@ async fn answer(shared: &Arc<Shared>, asked: &mut mpsc::Receiver<Asked<Request>>
     while let Some((request, answer)) = asked.recv().await {
         let answered = match request {
             Request::Status => status(shared, began),
+            Request::Connections => listing::report(shared),
             Request::Policy => enforce::report(shared),
             Request::Apply(policy) => enforce::apply(shared, policy).await,
         };

@@ -96,7 +96,7 @@ fn tracing() -> Check {
         Some("2") => "only root may trace".to_owned(),
         Some(_) => "nobody may trace".to_owned(),
     };
-    Check::ok("ptrace_scope", "nothing that shunt does today: it traces no program", found)
+    Check::ok("ptrace_scope", "the overlay's supervisors: see below", found)
 }
 
 /// Tries the thing itself, on a connection of its own.
@@ -136,7 +136,7 @@ fn services() -> Check {
 }
 
 fn cgroups() -> Check {
-    let check = |found: &str| Check::ok("cgroup v2", "the overlay to come; not the local path", found);
+    let check = |found: &str| Check::ok("cgroup v2", "the overlay; not the local path", found);
     match Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
         true => check("mounted"),
         false => check("not at /sys/fs/cgroup")
@@ -146,7 +146,7 @@ fn cgroups() -> Check {
 
 fn user_namespaces() -> Check {
     let check = |found: &str| {
-        Check::ok("user namespaces", "trying the overlay to come without root; not the local path", found)
+        Check::ok("user namespaces", "parts of shunt that try things without root; not the local path", found)
     };
     let is = |path, value| read(path).is_some_and(|text| text.trim() == value);
     if is("/proc/sys/user/max_user_namespaces", "0")

@@ -1,5 +1,6 @@
 //! What `shunt explain` says, as data for `--json` and as text.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use shunt_abi::reason::{Reason, Road};
 use shunt_abi::status::Connection;
 
 use crate::obstacle::Obstacle;
+use crate::overlay::seen::{self, Seen};
 
 /// The whole answer.
 #[derive(Debug, Serialize)]
@@ -54,7 +56,10 @@ pub(super) struct ConnectionReport {
     pub(super) peers: Vec<Peer>,
     pub(super) sends: Road,
     pub(super) receives: Road,
-    /// Why it is on TCP, or one direction of it is.
+    /// Between hosts: over the host network, or the overlay.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) overlay: Option<seen::Road>,
+    /// Why it is on TCP, or one direction of it is; or on the overlay.
     pub(super) causes: Vec<Cause>,
 }
 
@@ -69,7 +74,7 @@ pub(super) struct Peer {
 /// One cause, in words, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Cause {
-    pub(super) label: &'static str,
+    pub(super) label: Cow<'static, str>,
     pub(super) explanation: String,
     pub(super) advice: String,
 }
@@ -77,7 +82,7 @@ pub(super) struct Cause {
 impl From<Reason> for Cause {
     fn from(reason: Reason) -> Cause {
         Cause {
-            label: reason.label(),
+            label: reason.label().into(),
             explanation: reason.explanation().to_owned(),
             advice: reason.advice().to_owned(),
         }
@@ -92,7 +97,7 @@ impl Cause {
             first.make_ascii_uppercase();
         }
         explanation.push('.');
-        Cause { label: obstacle.label(), explanation, advice: obstacle.advice(program) }
+        Cause { label: obstacle.label().into(), explanation, advice: obstacle.advice(program) }
     }
 
     /// A reason, and what it is about as far as the row says.
@@ -103,6 +108,15 @@ impl Cause {
             cause.explanation = format!("{sentence}: {option}.");
         }
         cause
+    }
+
+    /// Why a connection between hosts is on the overlay, if it is.
+    pub(super) fn of_seen(seen: &Seen) -> Option<Cause> {
+        seen.why.clone().map(|why| Cause {
+            label: why.reason.into(),
+            explanation: why.explanation,
+            advice: why.advice,
+        })
     }
 
     /// The same cause, at the other end.
@@ -133,6 +147,9 @@ impl ProcessReport {
     fn add(&self, text: &mut String) {
         let _ = write!(text, "{}, pid {}: ", printable(&self.program), self.pid);
         let _ = match (self.under_shunt, &self.broker) {
+            (false, _) if self.connections.iter().any(|connection| connection.overlay.is_some()) => {
+                writeln!(text, "under a supervisor of the overlay, not under shunt on this host")
+            }
             (false, _) => writeln!(text, "not under shunt"),
             (true, None) => writeln!(text, "under shunt, without a broker"),
             (true, Some(path)) => writeln!(text, "under shunt, with the broker at {}", path.display()),
@@ -165,9 +182,11 @@ impl ProcessReport {
 impl ConnectionReport {
     fn add(&self, text: &mut String) {
         let road = |road| if road == Road::Shm { "shared memory" } else { "TCP" };
-        let roads = match (road(self.sends), road(self.receives)) {
-            (one, other) if one == other => format!("on {one}"),
-            (one, other) => format!("sends by {one}, receives by {other}"),
+        let roads = match (self.overlay, road(self.sends), road(self.receives)) {
+            (Some(seen::Road::Host), ..) => "on the host network".to_owned(),
+            (Some(seen::Road::Overlay), ..) => "on the overlay".to_owned(),
+            (None, one, other) if one == other => format!("on {one}"),
+            (None, one, other) => format!("sends by {one}, receives by {other}"),
         };
         let peers = self.peers.iter().map(|peer| format!("{} (pid {})", printable(&peer.program), peer.pid));
         let peers = peers.collect::<Vec<_>>().join(", ");
@@ -239,6 +258,7 @@ mod tests {
             peers: vec![peer],
             sends: Road::Shm,
             receives: Road::Tcp,
+            overlay: None,
             causes: vec![Reason::PeerNotOffered.into(), cause],
         };
         let process = ProcessReport {
@@ -276,6 +296,7 @@ mod tests {
             peers: Vec::new(),
             sends: Road::Tcp,
             receives: Road::Tcp,
+            overlay: None,
             causes: vec![reason.into()],
         };
         let connections = vec![

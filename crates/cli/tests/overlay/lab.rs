@@ -236,7 +236,7 @@ impl Lab {
         fs::read_dir(format!("/proc/{router}/fd")).unwrap().count()
     }
 
-    fn control(&self, host: usize) -> PathBuf {
+    pub(crate) fn control(&self, host: usize) -> PathBuf {
         self.path(&format!("{}-control.sock", self.hosts[host].name))
     }
 
@@ -331,6 +331,11 @@ impl Lab {
         let child = &mut self.running[launched];
         let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
         child.wait().unwrap();
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self, launched: usize) -> u32 {
+        self.running[launched].id()
     }
 
     /// What it has said until now.

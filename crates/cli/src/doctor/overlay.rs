@@ -1,0 +1,168 @@
+//! What connections between containers of two hosts need of this machine: the kernel for their supervisors, and a router that runs, with
+//! its key, and finds the others.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use shunt_overlay::{AskError, Request};
+use shunt_sys::{Errno, seccomp};
+
+use super::{Check, State};
+
+/// Where a router's configuration is, if it is where its unit has it.
+const CONFIGURATION: &str = "/etc/shunt/overlay.toml";
+/// A router on a host network answers at once.
+const LIMIT: Duration = Duration::from_secs(1);
+
+pub(super) fn checks(control: &Path) -> Vec<Check> {
+    let mut checks = vec![supervisors(), tracing()];
+    let (check, status) = router(control);
+    checks.push(check);
+    if let Some(status) = status {
+        checks.push(key(&status.config.key));
+        checks.push(routers(&status));
+    }
+    checks
+}
+
+/// Tries the thing itself, on a thread of its own: a filter lasts as long as its thread.
+fn supervisors() -> Check {
+    let check = |found: &str| Check::ok("seccomp notify", "the overlay: supervisors of programs", found);
+    let tried = std::thread::spawn(|| {
+        rustix::thread::set_no_new_privs(true)?;
+        seccomp::watch(&[]).map(drop)
+    });
+    match tried.join().unwrap_or(Err(Errno::CANCELED)) {
+        Ok(()) => check("works"),
+        Err(Errno::BUSY) => check("works: this command is under a supervisor itself"),
+        Err(Errno::INVAL | Errno::NOSYS) => check("this kernel has it not, or not with all that it takes")
+            .lacking(
+                State::Limited,
+                "use Linux 5.19 or newer; without, containers' connections stay on the overlay",
+            ),
+        Err(error) => check(&error.to_string()).lacking(
+            State::Limited,
+            "have the container's seccomp profile allow seccomp(2), or look from the host",
+        ),
+    }
+}
+
+/// A supervisor beside its program is none of its ancestors. One that `docker run --runtime=shunt` starts is root's, outside.
+fn tracing() -> Check {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    let check =
+        |found: &str| Check::ok("supervisors' sight", "the overlay: looking at programs' sockets", found);
+    match scope.trim() {
+        "" | "0" => check("not restricted"),
+        "3" => check("nobody may look (ptrace_scope 3)").lacking(
+            State::Limited,
+            "kernel.yama.ptrace_scope = 2 or less, which takes a restart of the machine",
+        ),
+        scope => check(&format!("restricted (ptrace_scope {scope})")).lacking(
+            State::Limited,
+            "nothing for docker run --runtime=shunt; `shunt overlay run` needs CAP_SYS_PTRACE then",
+        ),
+    }
+}
+
+/// What is read of a router's answer.
+#[derive(Deserialize)]
+struct Status {
+    name: String,
+    config: Config,
+    now: Now,
+}
+
+#[derive(Deserialize)]
+struct Config {
+    key: PathBuf,
+    host: Vec<Host>,
+}
+
+#[derive(Deserialize)]
+struct Host {
+    name: String,
+    address: SocketAddr,
+}
+
+#[derive(Deserialize)]
+struct Now {
+    supervisors: u64,
+    namespaces: u64,
+}
+
+fn router(control: &Path) -> (Check, Option<Status>) {
+    let check = |found: String| Check::ok("overlay router", "the overlay: connections between hosts", found);
+    match shunt_overlay::ask(control, &Request::Status) {
+        Ok(answer) => match serde_json::from_value::<Status>(answer) {
+            Ok(status) => {
+                let Now { supervisors, namespaces } = status.now;
+                let found = format!(
+                    "{}, with {supervisors} supervisors in {namespaces} network namespaces",
+                    status.name
+                );
+                (check(found), Some(status))
+            }
+            Err(error) => {
+                let advice = "restart it, so that it and this command are of one version";
+                (check(format!("another version: {error}")).lacking(State::Limited, advice), None)
+            }
+        },
+        Err(error) if Path::new(CONFIGURATION).exists() => {
+            let advice = match &error {
+                AskError::Absent { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
+                    "look as root"
+                }
+                _ => "systemctl enable --now shunt-overlay, or look into its log",
+            };
+            (check(error.to_string()).lacking(State::Limited, advice), None)
+        }
+        // Most hosts are of no overlay.
+        Err(_) => (check(format!("none, and no {CONFIGURATION}")), None),
+    }
+}
+
+fn key(path: &Path) -> Check {
+    let shown = path.display();
+    let check = |found: String| Check::ok("overlay key", "the overlay: routers know each other by it", found);
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.permissions().mode() & 0o077 == 0 => {
+            check(format!("{shown}, its owner's alone"))
+        }
+        Ok(metadata) => check(format!("{shown} has the mode {:o}", metadata.permissions().mode() & 0o777))
+            .lacking(
+                State::Limited,
+                format!(
+                    "chmod 600 {shown}, and make a new one if others may have read it: shunt overlay new-key"
+                ),
+            ),
+        Err(error) => check(format!("{shown}: {error}")).lacking(
+            State::Limited,
+            "copy it from another host: the router has read it, and will not start again without",
+        ),
+    }
+}
+
+/// Tries to connect, and says nothing.
+fn routers(status: &Status) -> Check {
+    let others = || status.config.host.iter().filter(|host| host.name != status.name);
+    let check =
+        |found: String| Check::ok("other routers", "the overlay: each connection is agreed on", found);
+    let unreachable: Vec<String> = others()
+        .filter_map(|host| {
+            let error = TcpStream::connect_timeout(&host.address, LIMIT).err()?;
+            Some(format!("{} at {}: {error}", host.name, host.address))
+        })
+        .collect();
+    match unreachable.is_empty() {
+        true => check(format!("{} reached", others().count())),
+        false => check(unreachable.join("; ")).lacking(
+            State::Limited,
+            "start the router there, and let its port through the firewalls; until then connections to it stay on the overlay",
+        ),
+    }
+}

@@ -1,0 +1,179 @@
+//! The connections of supervised programs on this host, as the overlay's router has them, for `shunt status` and `shunt explain`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use shunt_overlay::Request;
+
+use crate::table::{Column, render};
+
+/// What the router says.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct View {
+    /// The host's name.
+    pub(crate) name: String,
+    pub(crate) connections: Vec<Seen>,
+    /// More than it lists.
+    pub(crate) left_out: usize,
+}
+
+/// One end of a connection.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Seen {
+    /// Whether it connected or accepted: client or server.
+    pub(crate) end: String,
+    pub(crate) road: Road,
+    /// As its program has it.
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: SocketAddr,
+    /// As the host has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Option<Place>,
+    /// Why it is on the overlay.
+    #[serde(flatten)]
+    pub(crate) why: Option<Why>,
+}
+
+/// The road of a connection between hosts.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Road {
+    Host,
+    Overlay,
+}
+
+impl Road {
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Road::Host => "host",
+            Road::Overlay => "overlay",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub(crate) struct Place {
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: SocketAddr,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub(crate) struct Why {
+    pub(crate) reason: String,
+    pub(crate) explanation: String,
+    pub(crate) advice: String,
+}
+
+const COLUMNS: [Column; 5] = [
+    Column { title: "END", right: false },
+    Column { title: "LOCAL", right: false },
+    Column { title: "REMOTE", right: false },
+    Column { title: "ROAD", right: false },
+    Column { title: "WHY OVERLAY", right: false },
+];
+
+impl View {
+    /// None: no router answers there, or not to this user.
+    pub(crate) fn ask(control: &Path) -> Option<View> {
+        serde_json::from_value(shunt_overlay::ask(control, &Request::Connections).ok()?).ok()
+    }
+
+    /// The connection that has this socket, by its addresses as the kernel shows them.
+    pub(crate) fn find(&self, local: SocketAddr, remote: SocketAddr) -> Option<&Seen> {
+        self.connections.iter().find(|seen| {
+            let place = seen.host.unwrap_or(Place { local: seen.local, remote: seen.remote });
+            (place.local, place.remote) == (local, remote)
+        })
+    }
+
+    /// For people.
+    pub(crate) fn text(&self) -> String {
+        let on = |road: Road| self.connections.iter().filter(|seen| seen.road == road).count();
+        let mut text = format!(
+            "overlay, router {}: {} on the host network, {} on the overlay\n",
+            self.name,
+            on(Road::Host),
+            on(Road::Overlay)
+        );
+        if self.connections.is_empty() {
+            return text;
+        }
+        let why = |seen: &Seen| seen.why.as_ref().map(|why| why.reason.clone()).unwrap_or_default();
+        let row = |seen: &Seen| {
+            let (local, remote) = (seen.local.to_string(), seen.remote.to_string());
+            vec![seen.end.clone(), local, remote, seen.road.label().to_owned(), why(seen)]
+        };
+        let mut rows: Vec<_> = self.connections.iter().map(row).collect();
+        rows.sort();
+        let _ = write!(text, "\n{}", render(&COLUMNS, &rows));
+        if self.left_out > 0 {
+            let _ = writeln!(text, "{} more", self.left_out);
+        }
+        let reasons: BTreeMap<&str, &str> = self
+            .connections
+            .iter()
+            .filter_map(|seen| seen.why.as_ref())
+            .map(|why| (why.reason.as_str(), why.explanation.as_str()))
+            .collect();
+        if !reasons.is_empty() {
+            text.push('\n');
+        }
+        reasons.into_iter().for_each(|(reason, explanation)| {
+            let _ = writeln!(text, "{reason}: {explanation}");
+        });
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_connection_is_one_line_and_its_reason_is_explained_once() {
+        let stays = |port: u16| {
+            json!({
+                "end": "client", "road": "overlay", "local": format!("10.50.1.2:{port}"),
+                "remote": "10.50.2.2:80", "reason": "used", "explanation": "Bytes had been sent.", "advice": "Look first.",
+            })
+        };
+        let view: View = serde_json::from_value(json!({
+            "name": "one",
+            "left-out": 0,
+            "connections": [
+                stays(2), stays(1),
+                { "end": "server", "road": "host", "local": "10.50.1.2:80", "remote": "10.50.2.2:9",
+                  "host": { "local": "192.168.0.1:7450", "remote": "192.168.0.2:4000" } },
+            ],
+        }))
+        .unwrap();
+        assert_eq!(
+            view.text(),
+            "overlay, router one: 1 on the host network, 2 on the overlay\n\
+             \n\
+             END     LOCAL         REMOTE        ROAD     WHY OVERLAY\n\
+             client  10.50.1.2:1   10.50.2.2:80  overlay  used\n\
+             client  10.50.1.2:2   10.50.2.2:80  overlay  used\n\
+             server  10.50.1.2:80  10.50.2.2:9   host\n\
+             \n\
+             used: Bytes had been sent.\n"
+        );
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let found = view.find(at("192.168.0.1:7450"), at("192.168.0.2:4000")).unwrap();
+        assert_eq!((found.local, found.road), (at("10.50.1.2:80"), Road::Host));
+        assert!(
+            view.find(at("10.50.1.2:80"), at("10.50.2.2:9")).is_none(),
+            "its program's names are not its socket's"
+        );
+        assert_eq!(
+            view.find(at("10.50.1.2:2"), at("10.50.2.2:80")).unwrap().why.as_ref().unwrap().reason,
+            "used"
+        );
+    }
+}

@@ -1,0 +1,109 @@
+//! What `shunt status`, `shunt explain` and `shunt doctor` say of connections between containers of two hosts. Needs root and Go.
+
+#[path = "overlay/lab.rs"]
+mod lab;
+
+use std::process::Command;
+
+use lab::{A, B, CLIENT, Lab, SERVER, go};
+use serde_json::{Value, json};
+
+/// What a command says about a host, in its network namespace.
+fn ask(lab: &Lab, host: usize, words: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
+    // Where no broker is.
+    command.args(words).arg("--control").arg(lab.control(host)).env("XDG_RUNTIME_DIR", lab.path(""));
+    let output = lab.hosts[host].net.inside(|| command.output().unwrap());
+    assert!(output.stderr.is_empty(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn parsed(lab: &Lab, host: usize, words: &[&str]) -> Value {
+    serde_json::from_str(&ask(lab, host, &[words, &["--json"]].concat())).unwrap()
+}
+
+#[test]
+fn each_connection_has_its_road_and_its_reason() {
+    let mut lab = Lab::with_routers();
+    for (port, is_supervised) in [("9000", true), ("9001", false)] {
+        let mut server = lab.command(B, is_supervised, go("server"));
+        lab.launch(B, server.args(["tcp4", &format!(":{port}")]), "listening");
+    }
+    let clients = ["9000", "9001"].map(|port| {
+        let mut client = lab.command(A, true, go("client"));
+        client.args([&format!("{SERVER}:{port}"), "1", "1", "1000", "20000"]);
+        lab.launch(A, &mut client, "paused")
+    });
+
+    let status = parsed(&lab, A, &["status"]);
+    let listed = status["overlay"]["connections"].as_array().unwrap();
+    assert_eq!((&status["overlay"]["name"], listed.len()), (&json!("a"), 2), "{status}");
+    let to = |port: &str| {
+        let remote = json!(format!("{SERVER}:{port}"));
+        listed.iter().find(|one| one["remote"] == remote).unwrap_or_else(|| panic!("{status}"))
+    };
+    let (on_host, on_overlay) = (to("9000"), to("9001"));
+    assert_eq!((&on_host["road"], &on_host["reason"]), (&json!("host"), &Value::Null));
+    assert_eq!(on_host["host"]["remote"], "192.168.77.2:7450");
+    assert_eq!((&on_overlay["road"], &on_overlay["reason"]), (&json!("overlay"), &json!("not-supervised")));
+    for one in listed {
+        assert!(one["local"].as_str().unwrap().starts_with(&format!("{CLIENT}:")), "{one}");
+        assert_eq!(one["end"], "client");
+    }
+    let text = ask(&lab, A, &["status"]);
+    assert!(text.starts_with("overlay, router a: 1 on the host network, 1 on the overlay"), "{text}");
+    assert!(text.contains("not-supervised: No supervised program listens there."), "{text}");
+    let there = parsed(&lab, B, &["status"]);
+    let there = there["overlay"]["connections"].as_array().unwrap();
+    assert_eq!((there.len(), &there[0]["end"], &there[0]["road"]), (1, &json!("server"), &json!("host")));
+
+    // By the process that has it, and by its address.
+    let pids = clients.map(|client| lab.pid(client).to_string());
+    let text = ask(&lab, A, &["explain", &pids[0]]);
+    let own = on_host["local"].as_str().unwrap();
+    assert!(text.contains(&format!("  {own} to {SERVER}:9000: on the host network\n")), "{text}");
+    assert!(text.contains("under a supervisor of the overlay"), "{text}");
+    let text = ask(&lab, A, &["explain", own]);
+    assert!(text.contains(&format!("pid {}: ", pids[0])) && text.contains("on the host network"), "{text}");
+    let report = parsed(&lab, A, &["explain", &pids[1]]);
+    let connections = &report["processes"][0]["connections"];
+    assert_eq!(connections[0]["overlay"], "overlay", "{report}");
+    assert_eq!(connections[0]["causes"][0]["label"], "not-supervised", "{report}");
+    assert!(
+        connections[0]["causes"][0]["advice"].as_str().unwrap().contains("shunt overlay run"),
+        "{report}"
+    );
+}
+
+#[test]
+fn doctor_finds_what_is_wrong_with_the_overlay() {
+    let mut lab = Lab::with_routers();
+    let check = |lab: &Lab, name: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shunt"));
+        command.args(["doctor", "--json", "--control"]).arg(lab.control(A));
+        let output = lab.hosts[A].net.inside(|| command.output().unwrap());
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let checks = report["checks"].as_array().unwrap();
+        let found = checks.iter().find(|check| check["name"] == name);
+        found.unwrap_or_else(|| panic!("no {name} in {report}")).clone()
+    };
+    for name in ["seccomp notify", "overlay router", "overlay key", "other routers"] {
+        assert_eq!(check(&lab, name)["state"], "ok", "{}", check(&lab, name));
+    }
+    assert!(check(&lab, "other routers")["found"].as_str().unwrap().starts_with("1 reached"));
+    lab.kill(B);
+    let others = check(&lab, "other routers");
+    assert_eq!(others["state"], "limited");
+    assert!(others["found"].as_str().unwrap().starts_with("b at 192.168.77.2:7450: "), "{others}");
+    let key = lab.path("key");
+    std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    let key = check(&lab, "overlay key");
+    assert_eq!(
+        (&key["state"], key["found"].as_str().unwrap().contains("644")),
+        (&json!("limited"), true),
+        "{key}"
+    );
+    lab.kill(A);
+    let router = check(&lab, "overlay router");
+    assert!(router["found"].as_str().unwrap().starts_with("none"), "{router}");
+}

@@ -1,0 +1,73 @@
+//! The connections that supervised programs of this host have now: whose end, on which road, and why, for `shunt status` and
+//! `shunt explain`.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+use shunt_kernel::names;
+
+use crate::metrics::End;
+use crate::shared::Shared;
+
+/// So many are listed; the others are counted.
+const MOST: usize = 4096;
+
+/// Those of both roads. What has ended meanwhile is left out.
+pub(crate) fn report(shared: &Shared) -> Value {
+    let mut listed = on_host(shared);
+    listed.extend(on_overlay(shared));
+    let left_out = listed.len().saturating_sub(MOST);
+    listed.truncate(MOST);
+    json!({ "name": shared.loaded.config.name, "connections": listed, "left-out": left_out })
+}
+
+fn on_host(shared: &Shared) -> Vec<Value> {
+    // As the programs have them.
+    let named = names::all().unwrap_or_default();
+    let named: HashMap<u64, (SocketAddr, SocketAddr)> =
+        named.into_iter().map(|named| (named.socket.cookie, (named.local, named.remote))).collect();
+    let describe = |(end, place, _)| {
+        let crate::connections::Place { cookie, local, remote } = place;
+        let (own, other) = named.get(&cookie)?;
+        Some(json!({
+            "end": label(end),
+            "road": "host",
+            "local": own,
+            "remote": other,
+            "host": { "local": local, "remote": remote },
+        }))
+    };
+    shared.connections.on_host().into_iter().filter_map(describe).collect()
+}
+
+fn on_overlay(shared: &Shared) -> Vec<Value> {
+    let mut listed = Vec::new();
+    for (namespace, stayed) in shared.connections.on_overlay() {
+        // Without a supervisor in it there is no program of ours.
+        let Some(open) = shared.namespace(namespace).and_then(|known| known.connections().ok()) else {
+            continue;
+        };
+        for socket in open {
+            let Some((flow, reason)) = stayed.get(&socket.cookie) else { continue };
+            let is_client = socket.remote == SocketAddr::V4(flow.destination);
+            listed.push(json!({
+                "end": label(if is_client { End::Client } else { End::Server }),
+                "road": "overlay",
+                "local": socket.local,
+                "remote": socket.remote,
+                "reason": reason.label(),
+                "explanation": reason.explanation(),
+                "advice": reason.advice(),
+            }));
+        }
+    }
+    listed
+}
+
+fn label(end: End) -> &'static str {
+    match end {
+        End::Client => "client",
+        End::Server => "server",
+    }
+}
