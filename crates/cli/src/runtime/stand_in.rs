@@ -123,7 +123,7 @@ fn leave(supervisor: OwnedFd) -> Result<bool, Refusal> {
 }
 
 /// What starts a container's program: beside the shim, as far as there is one, or beside this program.
-fn launcher() -> Result<PathBuf, Refusal> {
+pub(crate) fn launcher() -> Result<PathBuf, Refusal> {
     let library = library::find().ok();
     let program = std::env::current_exe().ok();
     let places = [library, program];
