@@ -543,3 +543,73 @@ time.sleep(60)
     let paths = groups.map(|group| group.0.clone());
     assert!(paths.iter().all(|path| !path.exists()), "{paths:?}");
 }
+
+/// In the place of runc: the program is in a control group and a network namespace of its own, as a user who may do nothing.
+const RUNC: &str = r#"#!/usr/bin/env python3
+import json, os, sys
+assert '--preserve-fds=1' in sys.argv, sys.argv
+config = json.load(open(sys.argv[sys.argv.index('--bundle') + 1] + '/config.json'))
+inside = {mount['destination']: mount['source'] for mount in config['mounts']}
+command, *words = config['process']['args']
+directory, name = os.path.split(command)
+with open(os.environ['GROUP'], 'w') as group:
+    group.write('0')
+little = ['setpriv', '--reuid=65534', '--regid=65534', '--clear-groups', '--bounding-set=-all', '--inh-caps=-all', '--']
+os.execvp('nsenter', ['nsenter', '--net=' + os.environ['NET'], '--', *little, inside[directory] + '/' + name, *words])
+"#;
+
+/// Its supervisor is outside, and root's; and still what the host counts is the container's.
+#[test]
+fn a_container_that_its_runtime_has_entered_is_counted_as_itself() {
+    let group = Group::create("shunt-test-entered");
+    let mut lab = Lab::with_routers();
+    serve(&mut lab);
+    let executable = std::env::current_exe().unwrap();
+    let target = executable.ancestors().find(|directory| directory.join("CACHEDIR.TAG").is_file());
+    let release = target.expect("tests run from cargo's target directory").join("release");
+    assert!(release.join("shunt-enter").is_file(), "make build makes it");
+    let runtime = lab.path("shunt-runtime");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_shunt"), &runtime).unwrap();
+    let runc = lab.path("runc");
+    fs::write(&runc, RUNC).unwrap();
+    fs::set_permissions(&runc, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let settings = lab.path("runtime.toml");
+    fs::write(&settings, format!("runtime = {runc:?}\nrouter = {:?}\n", lab.socket(A))).unwrap();
+    const SCRIPT: &str = "
+import os, socket
+with socket.create_connection(('10.50.2.2', 9000)) as s:
+    s.sendall(b'name 5\\n12345')
+    answer = b''
+    while not answer.endswith(b'12345'):
+        answer += s.recv(1000)
+    assert s.getpeername() == ('10.50.2.2', 9000) and os.getuid() == 65534
+    print('open', flush=True)
+    s.recv(1)
+";
+    let bundle = lab.path("bundle");
+    fs::create_dir_all(bundle.join("rootfs")).unwrap();
+    let config = json!({
+        "process": { "args": ["python3", "-c", SCRIPT], "env": [] },
+        "root": { "path": "rootfs" },
+        "linux": { "namespaces": [{ "type": "network" }] },
+    });
+    fs::write(bundle.join("config.json"), config.to_string()).unwrap();
+    let mut command = Command::new(&runtime);
+    command.args(["create", "--bundle"]).arg(&bundle).arg("it");
+    command.env("SHUNT_RUNTIME_SETTINGS", &settings).env("SHUNT_LIB", release.join("libshunt.so"));
+    command.env("GROUP", group.0.join("cgroup.procs")).env("NET", lab.hosts[A].container.path());
+    let net = shunt_netns::Net::at(lab.hosts[A].net.path());
+    lab.launch_in(&net, &mut command, "open");
+    let mut ss = Command::new("ss");
+    ss.args(["-tnH", "state", "established", "--cgroup", "dport", "=", ":7450"]);
+    let output = lab.hosts[A].net.inside(|| ss.output().unwrap());
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!((text.lines().count(), text.matches(&group.name()).count()), (1, 1), "{text}");
+    assert_eq!(lab.roads(A, "client"), (1, json!({})));
+    assert_eq!(lab.status(A)["connections"]["unaccounted"], 0);
+    drop(lab);
+    // The supervisor, which was in the group as well, has ended.
+    let path = group.0.clone();
+    drop(group);
+    assert!(!path.exists(), "{path:?}");
+}
