@@ -296,3 +296,71 @@ fn nginx_with_wrk_and_curl() {
     assert!((1..=8).contains(&(host - tried)), "{host} {overlay}");
     await_never_looked(&lab, 20);
 }
+
+/// Records with keys go in by one program and come out by another: all of them, each partition's in the order of its offsets.
+#[test]
+#[ignore = "needs Kafka: mvn -f tests/breadth/breadth/programs/kafka/pom.xml dependency:copy-dependencies -DoutputDirectory=DIR, and OVERLAY_KAFKA=DIR"]
+fn kafka_with_its_own_tools() {
+    const RECORDS: usize = 5000;
+    let jars = std::env::var("OVERLAY_KAFKA").expect("OVERLAY_KAFKA names the directory with Kafka's jars");
+    let mut lab = Lab::with_routers();
+    let settings = format!(
+        "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:9093\n\
+         listeners=PLAINTEXT://0.0.0.0:9092,CONTROLLER://127.0.0.1:9093\n\
+         advertised.listeners=PLAINTEXT://{SERVER}:9092\ncontroller.listener.names=CONTROLLER\n\
+         listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\nlog.dirs={}\n\
+         offsets.topic.replication.factor=1\noffsets.topic.num.partitions=1\nnum.partitions=3\n",
+        lab.path("data").display()
+    );
+    fs::write(lab.path("settings"), settings).unwrap();
+    // On standard error: the tools' output is what is looked at.
+    let logging = "Configuration:\n  Appenders:\n    Console:\n      name: OUT\n      target: SYSTEM_ERR\n  Loggers:\n    Root:\n      level: WARN\n      AppenderRef:\n        - ref: OUT\n";
+    fs::write(lab.path("log.yaml"), logging).unwrap();
+    let logging = format!("-Dlog4j2.configurationFile={}", lab.path("log.yaml").display());
+    let java = |lab: &Lab, host: usize, is_supervised: bool, words: &[&str]| {
+        let mut command = lab.command(host, is_supervised, "java");
+        command
+            .args(["-Xmx512m", "-XX:TieredStopAtLevel=1", "-cp", &format!("{jars}/*"), &logging])
+            .args(words);
+        command
+    };
+    let path = lab.path("settings").display().to_string();
+    let format = ["kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", &path];
+    said(lab.output(B, &mut java(&lab, B, false, &format)));
+    let launched = lab.launch(B, &mut java(&lab, B, true, &["kafka.Kafka", &path]), "");
+    await_port(&lab, 9092, launched);
+
+    let at = format!("{SERVER}:9092");
+    let lines: Vec<String> =
+        (0..RECORDS).map(|at| format!("k{}\t{at}-{}", at % 97, "x".repeat(at % 3000))).collect();
+    fs::write(lab.path("records"), lines.join("\n") + "\n").unwrap();
+    let mut producer =
+        java(&lab, A, true, &["org.apache.kafka.tools.ConsoleProducer", "--bootstrap-server", &at]);
+    producer.args(["--topic", "keyed", "--reader-property", "parse.key=true"]);
+    let input = fs::File::open(lab.path("records")).unwrap();
+    let produced = lab.hosts[A].container.inside(|| producer.stdin(input).output().unwrap());
+    assert!(produced.status.success(), "{produced:?}");
+    let words =
+        ["org.apache.kafka.tools.consumer.ConsoleConsumer", "--bootstrap-server", &at, "--topic", "keyed"];
+    let mut consumer = java(&lab, A, true, &words);
+    consumer.args(["--from-beginning", "--max-messages", &RECORDS.to_string()]);
+    for name in ["partition", "offset", "key"] {
+        consumer.args(["--formatter-property", &format!("print.{name}=true")]);
+    }
+    let consumed = said(lab.output(A, &mut consumer));
+    let mut next = std::collections::HashMap::new();
+    let mut read: Vec<String> = Vec::new();
+    for line in consumed.lines() {
+        let words: Vec<&str> = line.split('\t').collect();
+        let [partition, offset, key, value] = words[..] else { panic!("{line}") };
+        let expected = next.entry(partition.to_owned()).or_insert(0);
+        assert_eq!(offset, format!("Offset:{expected}"), "{partition}");
+        *expected += 1;
+        read.push(format!("{key}\t{value}"));
+    }
+    let mut lines = lines;
+    lines.sort();
+    read.sort();
+    assert!(read == lines, "{} of {RECORDS} records", read.len());
+    expect_only_host(&lab, 4);
+}
