@@ -19,7 +19,7 @@ pub(crate) fn report(shared: &Shared) -> Value {
     listed.extend(on_overlay(shared));
     let left_out = listed.len().saturating_sub(MOST);
     listed.truncate(MOST);
-    json!({ "name": shared.loaded.config.name, "connections": listed, "left-out": left_out })
+    json!({ "name": shared.loaded().config.name, "connections": listed, "left-out": left_out })
 }
 
 fn on_host(shared: &Shared) -> Vec<Value> {

@@ -25,13 +25,47 @@ fn resolve(cell: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
         found = unsafe { libc::dlsym(libc::RTLD_NEXT, plain.as_ptr()) };
     }
     if found.is_null() {
-        found = missing as *mut c_void;
+        found = by_number(name);
     }
     cell.store(found, Relaxed);
     found
 }
 
-/// Stands in for a function that this libc does not have.
+/// What stands in for a function that this libc does not have. A program makes such a call by its number (`hooks::raw`).
+fn by_number(name: &CStr) -> *mut c_void {
+    match name.to_bytes() {
+        b"epoll_pwait2" => epoll_pwait2_by_number as *mut c_void,
+        b"preadv2" => preadv2_by_number as *mut c_void,
+        b"pwritev2" => pwritev2_by_number as *mut c_void,
+        b"close_range" => close_range_by_number as *mut c_void,
+        b"execveat" => execveat_by_number as *mut c_void,
+        b"pkey_mprotect" => pkey_mprotect_by_number as *mut c_void,
+        _ => missing as *mut c_void,
+    }
+}
+
+macro_rules! by_number {
+    ($($function:ident($($arg:ident),*) = $number:ident($a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr);)*) => { $(
+        unsafe extern "C-unwind" fn $function($($arg: c_long),*) -> c_long {
+            // SAFETY: the program's own call.
+            unsafe { syscall(libc::$number, $a, $b, $c, $d, $e, $f) }
+        }
+    )* };
+}
+
+/// Bytes of a signal mask, as the kernel has it.
+const MASK_BYTES: c_long = 8;
+
+by_number! {
+    epoll_pwait2_by_number(epoll, events, max, timeout, mask) = SYS_epoll_pwait2(epoll, events, max, timeout, mask, MASK_BYTES);
+    preadv2_by_number(fd, list, count, offset, flags) = SYS_preadv2(fd, list, count, offset, 0, flags);
+    pwritev2_by_number(fd, list, count, offset, flags) = SYS_pwritev2(fd, list, count, offset, 0, flags);
+    close_range_by_number(first, last, flags) = SYS_close_range(first, last, flags, 0, 0, 0);
+    execveat_by_number(dir, path, argv, envp, flags) = SYS_execveat(dir, path, argv, envp, flags, 0);
+    pkey_mprotect_by_number(address, len, access, key) = SYS_pkey_mprotect(address, len, access, key, 0, 0);
+}
+
+/// Stands in for any other.
 extern "C" fn missing() -> c_long {
     crate::errno::set(libc::ENOSYS);
     -1

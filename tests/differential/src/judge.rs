@@ -7,7 +7,9 @@
 use crate::actor::{Answer, ODD_SENDS, QUESTIONS};
 use crate::late::pairs;
 use crate::run::{CERTAIN, Outcome, Record};
-use crate::script::{EDGE, ENDS, FIRST_EPOLL, OPTIONS, SLOTS, Step, Verb, end_of, peer_of, set_of};
+use crate::script::{
+    EDGE, ENDS, EPOLL_CALLS, FIRST_EPOLL, OPTIONS, SLOTS, Step, Verb, end_of, peer_of, set_of,
+};
 use std::collections::HashMap;
 
 /// How two outcomes compare.
@@ -223,6 +225,14 @@ impl Judge {
         self.gives_back |= matches!(step.verb, Verb::Unseen | Verb::UnseenSet);
         if matches!(step.verb, Verb::EpollNew | Verb::UnseenSet) {
             self.raw[step.slot(0)] = step.verb == Verb::UnseenSet;
+        }
+        if step.verb == Verb::EpollWait && EPOLL_CALLS[step.args[3] as usize] == "forbidden" {
+            // Whether there is anything is asked of the set by a poll, for which all of its connections go back to TCP.
+            for (_, slot) in self.registered.keys().filter(|(set, _)| *set == step.set()) {
+                self.on_tcp_perhaps[end_of(*slot)] = true;
+                self.on_tcp_perhaps[end_of(*slot) ^ 1] = true;
+            }
+            return;
         }
         let is_raw = step.slots().iter().any(|slot| *slot >= FIRST_EPOLL && self.raw[set_of(*slot)]);
         if step.stays_on_lanes() && !is_raw && !self.loose.contains(&true) {

@@ -595,9 +595,14 @@ impl Inner {
         let found_by_marks = self.registrations.get(&fd).filter(|one| one.primary);
         let marked = found_by_marks.and_then(Registration::endpoint).zip(slot);
         let is_marked = marked.is_some_and(|(endpoint, slot)| is_marked(endpoint, slot));
-        // What has come before this has its place before it.
-        if !is_marked && self.has_marks() {
-            self.take_marks();
+        // What has come before this has its place before it, also by a link at rest.
+        if !is_marked {
+            let has_some =
+                |one: &Registration| one.endpoint().is_some_and(|endpoint| one.has_some(endpoint, slot));
+            self.rung |= self.links.has_some_at_rest() && self.registrations.get(&fd).is_some_and(has_some);
+            if self.rung || self.has_marks() {
+                self.take_marks();
+            }
         }
         if let Some(registration) = self.registrations.get_mut(&fd) {
             registration.due = true;

@@ -78,6 +78,11 @@ impl Watched {
         }
     }
 
+    /// Whether there are links at rest.
+    pub(super) fn has_some_at_rest(&self) -> bool {
+        self.busy < self.links.len()
+    }
+
     /// Whether a busy link has marks, without taking them.
     pub(super) fn have_marks(&self, slot: Slot) -> bool {
         self.links[..self.busy].iter().any(|one| one.line(slot).peek_ready() != 0)
