@@ -1,14 +1,14 @@
 //! Whether the programs of a container's image can have the shim in them. LD_PRELOAD is for all of them alike, so that it is set only
 //! where it stops none and has none complain: every dynamic linker of the image must be one that loads it, with all that it needs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::path::Path;
 
 use object::Endianness;
-use object::elf::FileHeader64;
-use object::read::elf::FileHeader;
+use object::elf::{FileHeader64, SHT_DYNSYM, STB_WEAK};
+use object::read::elf::{FileHeader, Sym};
 use object::read::{ReadCache, ReadRef};
 
 use crate::refusal::Refusal;
@@ -20,6 +20,9 @@ const LINKER: &str =
 /// That of 32-bit ones, which would say on standard error that they cannot load it.
 const LINKER_32: &str =
     if cfg!(target_arch = "aarch64") { "/lib/ld-linux-armhf.so.3" } else { "/lib/ld-linux.so.2" };
+/// That of programs of musl.
+const LINKER_MUSL: &str =
+    if cfg!(target_arch = "aarch64") { "/lib/ld-musl-aarch64.so.1" } else { "/lib/ld-musl-x86_64.so.1" };
 /// Where distributions have glibc.
 const DIRECTORIES: [&str; 3] = if cfg!(target_arch = "aarch64") {
     ["/lib/aarch64-linux-gnu", "/lib64", "/lib"]
@@ -30,31 +33,81 @@ const DIRECTORIES: [&str; 3] = if cfg!(target_arch = "aarch64") {
 /// An image is anybody's: it has no way to make the engine's host read for ever.
 const MAX_BYTES: u64 = 16 << 20;
 const MAX_VERSIONS: usize = 1024;
+const MAX_SYMBOLS: usize = 16384;
 
 /// Versions of a library, or of several, by its name.
 type Versions = BTreeMap<String, Vec<String>>;
 
 /// Whether every program of the image takes the shim at `library`, or is static.
 pub(crate) fn takes(rootfs: &Rootfs, library: &Path) -> Result<(), Refusal> {
-    if rootfs.file(LINKER).is_none() {
-        return Err(Refusal::NoGlibc);
+    let (has_glibc, has_musl) = (rootfs.file(LINKER).is_some(), rootfs.file(LINKER_MUSL).is_some());
+    if !has_glibc && !has_musl {
+        return Err(Refusal::NoLibc);
     }
-    // A program of musl's would load it, miss glibc, and end.
-    if let Some(name) = rootfs.names("/lib").into_iter().find(|name| name.starts_with("ld-musl-")) {
+    let is_other = |name: &String| name.starts_with("ld-musl-") && format!("/lib/{name}") != LINKER_MUSL;
+    if let Some(name) = rootfs.names("/lib").into_iter().find(is_other) {
         return Err(Refusal::OtherLinker(format!("/lib/{name}")));
     }
     if rootfs.file(LINKER_32).is_some() {
         return Err(Refusal::OtherLinker(LINKER_32.to_owned()));
     }
-    for (name, versions) in
-        needed(library).map_err(|error| Refusal::NoLibrary(format!("{}: {error}", library.display())))?
-    {
-        let has = defined(rootfs, &name).ok_or_else(|| Refusal::OldGlibc(name.clone()))?;
-        if let Some(missing) = versions.into_iter().find(|version| !has.contains(version)) {
-            return Err(Refusal::OldGlibc(missing));
+    let unreadable = |error: io::Error| Refusal::NoLibrary(format!("{}: {error}", library.display()));
+    if has_glibc {
+        for (name, versions) in needed(library).map_err(unreadable)? {
+            let has = defined(rootfs, &name).ok_or_else(|| Refusal::OldGlibc(name.clone()))?;
+            if let Some(missing) = versions.into_iter().find(|version| !has.contains(version)) {
+                return Err(Refusal::OldGlibc(missing));
+            }
+        }
+    }
+    if has_musl {
+        let has = symbols_of_musl(rootfs).ok_or_else(|| Refusal::OldMusl(LINKER_MUSL.to_owned()))?;
+        // All of musl's files are large, and its linker takes such a name for the plain one.
+        let is_there =
+            |name: &str| has.contains(name) || name.strip_suffix("64").is_some_and(|name| has.contains(name));
+        let wanted = File::open(library)
+            .and_then(|file| read_symbols(&ReadCache::new(file), Wanted).map_err(io::Error::other));
+        if let Some(missing) = wanted.map_err(unreadable)?.into_iter().find(|name| !is_there(name)) {
+            return Err(Refusal::OldMusl(missing));
         }
     }
     Ok(())
+}
+
+/// What the image's musl defines, which is its dynamic linker as well; nothing if that cannot be read.
+fn symbols_of_musl(rootfs: &Rootfs) -> Option<BTreeSet<String>> {
+    let file = rootfs.file(LINKER_MUSL)?;
+    file.metadata().is_ok_and(|metadata| metadata.len() <= MAX_BYTES).then_some(())?;
+    read_symbols(&ReadCache::new(file), Defined).ok()
+}
+
+/// Which dynamic symbols are meant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    /// Those that a library has.
+    Defined,
+    /// Those that it cannot do without.
+    Wanted,
+}
+use Which::{Defined, Wanted};
+
+fn read_symbols<'d>(data: impl ReadRef<'d>, which: Which) -> object::read::Result<BTreeSet<String>> {
+    let header = Header::parse(data)?;
+    let endian = header.endian()?;
+    let symbols = header.sections(endian, data)?.symbols(endian, data, SHT_DYNSYM)?;
+    let mut names = BTreeSet::new();
+    for symbol in symbols.iter().take(MAX_SYMBOLS) {
+        let is_undefined = symbol.is_undefined(endian);
+        let is_meant = match which {
+            Defined => !is_undefined,
+            Wanted => is_undefined && symbol.st_bind() != STB_WEAK,
+        };
+        let name = symbol.name(endian, symbols.strings())?;
+        if is_meant && !name.is_empty() {
+            names.insert(text(name));
+        }
+    }
+    Ok(names)
 }
 
 /// What the shim asks of other libraries.
@@ -163,19 +216,48 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_image_without_glibc_does_not() {
+    fn an_image_without_either_libc_does_not() {
         let fixture = Fixture::new();
         fs::remove_file(fixture.path(&format!("bundle/rootfs{LINKER}"))).unwrap();
-        assert!(matches!(fixture.takes(), Err(Refusal::NoGlibc)));
+        assert!(matches!(fixture.takes(), Err(Refusal::NoLibc)));
     }
 
     #[test]
     fn nor_does_one_with_another_linker_beside_it() {
-        for name in ["/lib/ld-musl-x86_64.so.1", LINKER_32] {
+        for name in ["/lib/ld-musl-armhf.so.1", LINKER_32] {
             let fixture = Fixture::new();
             fs::write(fixture.path(&format!("bundle/rootfs{name}")), "").unwrap();
             assert!(matches!(fixture.takes(), Err(Refusal::OtherLinker(other)) if other == name));
         }
+    }
+
+    /// Makes a library of these C functions.
+    fn compile(path: &Path, source: &str) {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("library.c");
+        fs::write(&file, source).unwrap();
+        let mut gcc = std::process::Command::new("gcc");
+        gcc.args(["-shared", "-fPIC", "-nostdlib", "-o"]).arg(path).arg(file);
+        assert!(gcc.status().unwrap().success());
+    }
+
+    #[test]
+    fn one_of_musl_takes_it_if_that_has_what_the_shim_needs() {
+        let fixture = Fixture::new();
+        let musl = fixture.path(&format!("bundle/rootfs{LINKER_MUSL}"));
+        compile(
+            &fixture.path("host/libshunt.so"),
+            "int getpid(void), open64(void), may_be(void) __attribute__((weak)); \
+             int shim(void) { return getpid() + open64() + (may_be ? may_be() : 0); }",
+        );
+        compile(&musl, "int getpid(void) { return 1; } int open(void) { return 2; }");
+        fixture.takes().unwrap();
+        fs::remove_file(fixture.path(&format!("bundle/rootfs{LINKER}"))).unwrap();
+        fixture.takes().unwrap();
+        compile(&musl, "int open64(void) { return 2; }");
+        assert!(matches!(fixture.takes(), Err(Refusal::OldMusl(name)) if name == "getpid"));
+        fs::write(musl, "rubbish").unwrap();
+        assert!(matches!(fixture.takes(), Err(Refusal::OldMusl(name)) if name == LINKER_MUSL));
     }
 
     #[test]
@@ -220,6 +302,6 @@ pub(crate) mod tests {
         let linker = fixture.path(&format!("bundle/rootfs{LINKER}"));
         fs::remove_file(&linker).unwrap();
         std::os::unix::fs::symlink(fixture.library(), &linker).unwrap();
-        assert!(matches!(fixture.takes(), Err(Refusal::NoGlibc)), "it is a file of the host's only");
+        assert!(matches!(fixture.takes(), Err(Refusal::NoLibc)), "it is a file of the host's only");
     }
 }

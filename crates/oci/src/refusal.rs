@@ -54,14 +54,19 @@ pub enum Refusal {
         source: io::Error,
     },
     /// There is nothing in it that could load the shim.
-    #[error("its image has no dynamic linker of 64-bit glibc: its programs are static, or of another libc")]
-    NoGlibc,
+    #[error(
+        "its image has no dynamic linker of 64-bit glibc or musl: its programs are static, or of another libc"
+    )]
+    NoLibc,
     /// There is something in it that could not.
     #[error("its image has {0} as well, whose programs cannot have the shim loaded")]
     OtherLinker(String),
     /// Something that the shim needs is not there.
     #[error("its glibc is too old for the shim: {0} is missing")]
     OldGlibc(String),
+    /// The same of musl.
+    #[error("its musl is too old for the shim: {0} is missing")]
+    OldMusl(String),
     /// The shim or the broker cannot be put where they belong.
     #[error("nothing can be mounted at {0} in it")]
     NoPlace(PathBuf),

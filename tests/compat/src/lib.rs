@@ -33,6 +33,7 @@ pub use launch::Launch;
 pub use launch::Program;
 pub use phases::Phase;
 pub use phases::compile;
+pub use phases::compile_for_musl;
 pub use phases::run_phases;
 pub use programs::Tools;
 pub use programs::find as find_program;

@@ -25,16 +25,25 @@ pub enum Phase {
 
 /// Compiles a C program of ours into the host's directory, where it can be started as `./NAME`.
 pub fn compile(host: &Host, name: &str, flags: &[&str]) -> PathBuf {
+    compile_by("gcc", host, name, flags)
+}
+
+/// The same for musl.
+pub fn compile_for_musl(host: &Host, name: &str) -> PathBuf {
+    compile_by("musl-gcc", host, name, &[])
+}
+
+fn compile_by(compiler: &str, host: &Host, name: &str, flags: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(format!("{name}.c"));
     let program = host.path(name);
-    let compiled = Command::new(find("gcc"))
+    let compiled = Command::new(find(compiler))
         .args(["-O1", "-Wall", "-Werror", "-pthread", "-o"])
         .arg(&program)
         .arg(source)
         .args(flags)
         .status()
-        .expect("gcc can be started");
-    assert!(compiled.success(), "gcc did not accept {name}.c");
+        .expect("the compiler can be started");
+    assert!(compiled.success(), "{compiler} did not accept {name}.c");
     program
 }
 

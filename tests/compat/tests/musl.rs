@@ -1,0 +1,69 @@
+//! Programs of musl: one libshunt.so is for them and for those of glibc.
+
+use shunt_abi::reason::Reason;
+use shunt_compat::Phase::{self, Shm, Tcp};
+use shunt_compat::{Host, Launch, both, compile, compile_for_musl, run_phases};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(100);
+
+/// Runs a program of ours that has both ends of its connections, and says what it has printed. Under shunt some of them were on
+/// shared memory.
+fn run(host: &Host, name: &str, arguments: &[&str]) -> String {
+    let before = on_shared_memory(host);
+    compile_for_musl(host, name);
+    let program: Launch<'_> = host.program(format!("./{name}")).args(arguments);
+    let printed = program.run(name, LIMIT).stdout;
+    assert!(before.is_none() || on_shared_memory(host) > before, "nothing was on shared memory");
+    printed
+}
+
+/// Ends of connections that have been on shared memory so far.
+fn on_shared_memory(host: &Host) -> Option<u64> {
+    host.status().map(|status| status.share.on_shm)
+}
+
+#[test]
+fn a_server_with_threads_and_its_clients() {
+    both(LIMIT, |host| run(host, "exchange", &[]));
+}
+
+#[test]
+fn threads_and_handlers_with_the_least_stacks() {
+    both(LIMIT, |host| run(host, "small_stacks", &[&host.port().to_string()]));
+}
+
+#[test]
+fn epoll_in_the_order_of_what_came() {
+    both(LIMIT, |host| run(host, "order", &[&host.port().to_string(), "level"]));
+}
+
+#[test]
+fn whoever_sleeps_is_woken() {
+    both(LIMIT, |host| run(host, "next", &[&host.port().to_string()]));
+}
+
+/// The peer is a program of glibc.
+fn forks(name: &'static str, phases: &'static [Phase]) {
+    both(LIMIT, move |host| {
+        compile_for_musl(host, "forks");
+        compile(host, "serve_on", &[]);
+        let port = host.port();
+        run_phases(host, host.program("./forks").args([name, &port.to_string()]), port, phases)
+    });
+}
+
+#[test]
+fn a_child_takes_over() {
+    forks("child_takes_over", &[Shm, Shm]);
+}
+
+#[test]
+fn parent_and_child_take_turns() {
+    forks("turns", &[Shm, Tcp(Reason::Shared), Shm]);
+}
+
+#[test]
+fn a_child_that_is_made_past_libc() {
+    forks("turns_of_raw_clone", &[Shm, Tcp(Reason::Shared), Shm]);
+}
