@@ -7,6 +7,7 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -34,6 +35,8 @@ pub(crate) enum Obstacle {
     Static,
     /// With a dynamic linker that is neither glibc's nor musl's.
     OtherLibc(PathBuf),
+    /// With a musl that lacks what the shim needs, and would end the program.
+    OldLibc(PathBuf),
     /// A Go program: it makes system calls by itself.
     Go,
     /// Runs as another user.
@@ -62,7 +65,10 @@ impl Obstacle {
     /// Whether LD_PRELOAD is still worth setting, for the programs that CMD starts in turn. Where it is not, the
     /// dynamic linker would print an error of its own, or refuse to start CMD.
     pub(crate) fn keeps_preload(&self) -> bool {
-        !matches!(self, Obstacle::OtherClass | Obstacle::OtherMachine | Obstacle::OtherLibc(_))
+        !matches!(
+            self,
+            Obstacle::OtherClass | Obstacle::OtherMachine | Obstacle::OtherLibc(_) | Obstacle::OldLibc(_)
+        )
     }
 
     /// The name used in `--json`.
@@ -72,6 +78,7 @@ impl Obstacle {
             Obstacle::OtherMachine => "other_processor",
             Obstacle::Static => "static",
             Obstacle::OtherLibc(_) => "other_libc",
+            Obstacle::OldLibc(_) => "old_libc",
             Obstacle::Go => "go",
             Obstacle::Setuid => "setuid",
             Obstacle::Setgid => "setgid",
@@ -93,6 +100,7 @@ impl Obstacle {
             Obstacle::OtherMachine => "Use a build for this processor.",
             Obstacle::Static => "Use a build that is dynamically linked, with glibc or musl.",
             Obstacle::OtherLibc(_) => "Use a build for glibc or musl.",
+            Obstacle::OldLibc(_) => "Use musl 1.2.2 or later.",
             Obstacle::Go => "Nothing can be done: its connections stay on TCP.",
             Obstacle::Setuid | Obstacle::Setgid => {
                 "Run a copy without that bit, as the user or group that it needs."
@@ -123,6 +131,7 @@ impl fmt::Display for Obstacle {
             Obstacle::OtherMachine => f.write_str("it is built for another processor"),
             Obstacle::Static => f.write_str("it is statically linked"),
             Obstacle::OtherLibc(path) => write!(f, "it is linked with another libc ({})", path.display()),
+            Obstacle::OldLibc(path) => write!(f, "its libc is too old for shunt ({})", path.display()),
             Obstacle::Go => f.write_str("it is a Go program and makes system calls by itself"),
             Obstacle::Setuid => f.write_str("it is setuid, so the dynamic linker ignores LD_PRELOAD"),
             Obstacle::Setgid => f.write_str("it is setgid, so the dynamic linker ignores LD_PRELOAD"),
@@ -172,7 +181,11 @@ pub(crate) fn of_linkage(path: &Path) -> Option<Obstacle> {
         Elf::Native { go: true, .. } => Some(Obstacle::Go),
         Elf::Native { interpreter: Some(linker), .. } => {
             let linker = PathBuf::from(OsStr::from_bytes(&linker));
-            (!takes_the_shim(&linker)).then_some(Obstacle::OtherLibc(linker))
+            if !takes_the_shim(&linker) {
+                Some(Obstacle::OtherLibc(linker))
+            } else {
+                is_old_musl(&linker).then_some(Obstacle::OldLibc(linker))
+            }
         }
         // The dynamic linker itself asks for none, and takes a program as its argument.
         Elf::Native { interpreter: None, .. } => {
@@ -184,12 +197,26 @@ pub(crate) fn of_linkage(path: &Path) -> Option<Obstacle> {
 
 /// Whether it is a dynamic linker of glibc or of musl.
 fn takes_the_shim(linker: &Path) -> bool {
-    let musl = format!("ld-musl-{}.so.1", std::env::consts::ARCH);
-    linker.file_name().is_some_and(|name| {
+    let is_glibcs = linker.file_name().is_some_and(|name| {
         let name = name.as_bytes();
-        let is_glibcs = name.starts_with(b"ld-linux") || name.starts_with(b"ld-2.") || name == b"ld.so";
-        is_glibcs || name == musl.as_bytes()
-    })
+        name.starts_with(b"ld-linux") || name.starts_with(b"ld-2.") || name == b"ld.so"
+    });
+    is_glibcs || is_musls(linker)
+}
+
+/// Whether it is a musl from before 1.2.2, by a function that it lacks.
+fn is_old_musl(linker: &Path) -> bool {
+    const NAME: &[u8] = b"\0gettid\0";
+    const MOST: u64 = 16 << 20;
+    let mut bytes = Vec::new();
+    is_musls(linker)
+        && File::open(linker).and_then(|file| file.take(MOST).read_to_end(&mut bytes)).is_ok()
+        && !bytes.windows(NAME.len()).any(|window| window == NAME)
+}
+
+fn is_musls(linker: &Path) -> bool {
+    let name = format!("ld-musl-{}.so.1", std::env::consts::ARCH);
+    linker.file_name().is_some_and(|other| other == name.as_str())
 }
 
 /// Why a program that runs with AT_SECURE set does.
@@ -225,6 +252,17 @@ fn secure_mode(path: &Path) -> Option<Obstacle> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_musl_that_would_end_the_program_is_told_by_what_it_lacks() {
+        let directory = tempfile::tempdir().unwrap();
+        let linker = directory.path().join(format!("ld-musl-{}.so.1", std::env::consts::ARCH));
+        assert!(!is_old_musl(&linker), "what cannot be read is the linker's own affair");
+        fs::write(&linker, b"\x7fELF\0getpid\0gettidy\0").unwrap();
+        assert!(is_old_musl(&linker));
+        fs::write(&linker, b"\x7fELF\0getpid\0gettid\0").unwrap();
+        assert!(!is_old_musl(&linker));
+    }
 
     #[test]
     fn a_script_is_as_enterable_as_what_interprets_it() {
