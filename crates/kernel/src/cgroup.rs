@@ -81,6 +81,12 @@ pub(crate) struct Entered {
     cgroup: Cgroup,
 }
 
+impl Entered {
+    pub(crate) fn open(&self) -> io::Result<File> {
+        self.cgroup.open()
+    }
+}
+
 impl Drop for Entered {
     fn drop(&mut self) {
         if let Some(above) = self.cgroup.path.parent() {

@@ -1,7 +1,7 @@
 //! The programs that shunt loads into the kernel, each with one job, and how to talk to them. The sources are
 //! `bpf/*.bpf.c`; the objects are part of the executable and fit any kernel that describes its own types (BTF).
 //!
-//! A program lives, and stays attached, as long as the value that loaded it; those of `names` as long as a socket that has one. Nothing
+//! A program lives, and stays attached, as long as the value that loaded it; those of `names` and `secure` as long as a socket that has one, or a tag. Nothing
 //! is pinned.
 
 #![forbid(unsafe_code)]
@@ -11,6 +11,7 @@ mod cgroup;
 mod load;
 pub mod names;
 pub mod redirect;
+pub mod secure;
 pub mod sequence;
 pub mod shape;
 pub mod window;

@@ -40,11 +40,11 @@ pub struct Names {
     groups: Groups,
     /// Groups that have the programs, by the numbers of their directories.
     reached: HashSet<u64>,
-    _entered: Entered,
+    entered: Entered,
 }
 
 /// So many are remembered.
-const REACHED: usize = 16_384;
+pub(crate) const REACHED: usize = 16_384;
 
 impl Names {
     /// Makes the group, attaches the programs and takes this process in.
@@ -58,8 +58,13 @@ impl Names {
         attach_all(&mut loaded, &directory).map_err(system)?;
         let reached = HashSet::from([number(&directory)?]);
         let groups = Groups::mount().map_err(refusal)?;
-        let _entered = group.enter().map_err(refusal)?;
-        Ok(Names { loaded, groups, reached, _entered })
+        let entered = group.enter().map_err(refusal)?;
+        Ok(Names { loaded, groups, reached, entered })
+    }
+
+    /// The directory of the group that this process is in.
+    pub fn own_group(&self) -> Result<File, LoadError> {
+        self.entered.open().map_err(refusal)
     }
 
     /// The directory of the control group of a process: sockets that are made in it can have other names as well, from now on. None: the
@@ -139,11 +144,12 @@ fn read(socket: Listed, value: &[u8]) -> Option<Named> {
     Some(Named { socket, local: end(0)?, remote: end(20)? })
 }
 
-fn system(error: Errno) -> LoadError {
+pub(crate) fn system(error: Errno) -> LoadError {
     refusal(std::io::Error::from(error))
 }
 
-fn number(group: &File) -> Result<u64, LoadError> {
+/// By which a group is known.
+pub(crate) fn number(group: &File) -> Result<u64, LoadError> {
     Ok(group.metadata().map_err(refusal)?.ino())
 }
 

@@ -11,6 +11,20 @@ const ALLOW_MULTI: u32 = 2;
 /// When the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachPoint {
+    /// A packet has arrived for a socket.
+    Ingress,
+    /// bind of an IPv4 socket.
+    Bind4,
+    /// bind of an IPv6 socket.
+    Bind6,
+    /// connect of an IPv4 socket.
+    Connect4,
+    /// connect of an IPv6 socket.
+    Connect6,
+    /// getsockopt, when the kernel has answered.
+    GetSockOpt,
+    /// setsockopt.
+    SetSockOpt,
     /// getpeername of an IPv4 socket.
     GetPeerName4,
     /// getpeername of an IPv6 socket.
@@ -33,6 +47,13 @@ struct Attributes {
 /// Attaches a loaded program to the control group whose directory is `group`.
 pub fn attach(group: BorrowedFd<'_>, program: BorrowedFd<'_>, point: AttachPoint) -> Result<()> {
     let kind = match point {
+        AttachPoint::Ingress => 0,
+        AttachPoint::Bind4 => 8,
+        AttachPoint::Bind6 => 9,
+        AttachPoint::Connect4 => 10,
+        AttachPoint::Connect6 => 11,
+        AttachPoint::GetSockOpt => 21,
+        AttachPoint::SetSockOpt => 22,
         AttachPoint::GetPeerName4 => 29,
         AttachPoint::GetPeerName6 => 30,
         AttachPoint::GetSockName4 => 31,

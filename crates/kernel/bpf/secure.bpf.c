@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//
+// What may be done with sockets of the host's network that strangers hold: those that have a tag. A tag belongs to the socket, so it
+// follows every copy of a descriptor, in whatever way it was made. Sockets without one are left exactly as they are.
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+
+#include <bpf/bpf_helpers.h>
+
+// The kernel's, on every architecture that it has BPF for but one.
+#define SOL_SOCKET 1
+#define IPPROTO_IP 0
+#define IPPROTO_TCP 6
+#define IPPROTO_IPV6 41
+
+#define EINVAL 22
+
+// As crates/kernel/src/secure.rs has it: what the socket says of itself instead of what is true.
+struct tag {
+	__u64 rate;
+	__u32 priority;
+	__u32 tos;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct tag);
+} secured SEC(".maps");
+
+static __always_inline struct tag *tag_of(struct bpf_sock *sk)
+{
+	return sk ? bpf_sk_storage_get(&secured, sk, NULL, 0) : NULL;
+}
+
+// What can be set: it concerns this connection's own buffers, timers and segments. Whatever is not here is refused.
+static __always_inline int may_set(int level, int option)
+{
+	if (level == SOL_SOCKET)
+		switch (option) {
+		case 2:  // SO_REUSEADDR
+		case 7:  // SO_SNDBUF
+		case 8:  // SO_RCVBUF
+		case 9:  // SO_KEEPALIVE
+		case 10: // SO_OOBINLINE
+		case 13: // SO_LINGER
+		case 18: // SO_RCVLOWAT
+		case 20: // SO_RCVTIMEO, of old
+		case 21: // SO_SNDTIMEO, of old
+		case 29: // SO_TIMESTAMP, of old
+		case 35: // SO_TIMESTAMPNS, of old
+		case 63: // SO_TIMESTAMP
+		case 64: // SO_TIMESTAMPNS
+		case 66: // SO_RCVTIMEO
+		case 67: // SO_SNDTIMEO
+			return 1;
+		}
+	if (level == IPPROTO_TCP)
+		switch (option) {
+		case 1:  // TCP_NODELAY
+		case 2:  // TCP_MAXSEG
+		case 3:  // TCP_CORK
+		case 4:  // TCP_KEEPIDLE
+		case 5:  // TCP_KEEPINTVL
+		case 6:  // TCP_KEEPCNT
+		case 8:  // TCP_LINGER2
+		case 9:  // TCP_DEFER_ACCEPT
+		case 10: // TCP_WINDOW_CLAMP
+		case 12: // TCP_QUICKACK
+		case 13: // TCP_CONGESTION
+		case 18: // TCP_USER_TIMEOUT
+		case 25: // TCP_NOTSENT_LOWAT
+		case 36: // TCP_INQ
+			return 1;
+		}
+	return 0;
+}
+
+SEC("cgroup/setsockopt")
+int setsockopt(struct bpf_sockopt *ctx)
+{
+	if (!tag_of(ctx->sk)) {
+		// As it was given, also where it is longer than a page.
+		ctx->optlen = 0;
+		return 1;
+	}
+	if (!may_set(ctx->level, ctx->optname))
+		return 0;
+	ctx->optlen = 0;
+	return 1;
+}
+
+static __always_inline int tell4(struct bpf_sockopt *ctx, __u32 value)
+{
+	__u32 *at = ctx->optval;
+
+	if (ctx->optlen < 4 || (void *)(at + 1) > ctx->optval_end)
+		return 0;
+	*at = value;
+	ctx->optlen = 4;
+	return 1;
+}
+
+static __always_inline int tell8(struct bpf_sockopt *ctx, __u64 value)
+{
+	__u32 *at = ctx->optval;
+
+	if (ctx->optlen == 4)
+		return tell4(ctx, value > 0xffffffff ? 0xffffffff : value);
+	if (ctx->optlen < 8 || (void *)(at + 2) > ctx->optval_end)
+		return 0;
+	at[0] = value;
+	at[1] = value >> 32;
+	ctx->optlen = 8;
+	return 1;
+}
+
+// The kernel has written the answer already: to refuse it now would leave it there. So it is written over.
+static __always_inline int erase(struct bpf_sockopt *ctx)
+{
+	__u8 *at = ctx->optval;
+	int end = ctx->optlen;
+
+	if (end <= 0)
+		return 1;
+	if (end > 256)
+		return 0;
+	for (int i = 0; i < 256; i++) {
+		if (i >= end || (void *)(at + i + 1) > ctx->optval_end)
+			break;
+		at[i] = 0;
+	}
+	return 1;
+}
+
+SEC("cgroup/getsockopt")
+int getsockopt(struct bpf_sockopt *ctx)
+{
+	struct tag *tag = tag_of(ctx->sk);
+
+	if (!tag || ctx->retval < 0) {
+		ctx->optlen = 0;
+		return 1;
+	}
+	if (ctx->level == SOL_SOCKET)
+		switch (ctx->optname) {
+		case 12: // SO_PRIORITY
+			return tell4(ctx, tag->priority);
+		case 47: // SO_MAX_PACING_RATE
+			return tell8(ctx, tag->rate);
+		case 25: // SO_BINDTODEVICE
+		case 31: // SO_PEERSEC
+		case 36: // SO_MARK
+		case 49: // SO_INCOMING_CPU
+		case 56: // SO_INCOMING_NAPI_ID
+		case 62: // SO_BINDTOIFINDEX
+		case 71: // SO_NETNS_COOKIE: no namespace has 0, by which whoever is shown one knows it
+			return erase(ctx);
+		}
+	if (ctx->level == IPPROTO_IP && ctx->optname == 1) // IP_TOS
+		return tell4(ctx, tag->tos);
+	if (ctx->level == IPPROTO_IPV6 && ctx->optname == 67) // IPV6_TCLASS
+		return tell4(ctx, tag->tos);
+	if (ctx->level == IPPROTO_IP || ctx->level == IPPROTO_IPV6)
+		switch (ctx->optname) {
+		case 6: // IPV6_2292PKTOPTIONS
+		case 9: // IP_PKTOPTIONS
+		case 80: // SO_ORIGINAL_DST: what this host has translated
+			return erase(ctx);
+		}
+	if (ctx->level == IPPROTO_TCP && ctx->optname == 28) // TCP_SAVED_SYN
+		return erase(ctx);
+	ctx->optlen = 0;
+	return 1;
+}
+
+SEC("cgroup/connect4")
+int connect4(struct bpf_sock_addr *ctx)
+{
+	return tag_of(ctx->sk) ? 0 : 1;
+}
+
+SEC("cgroup/connect6")
+int connect6(struct bpf_sock_addr *ctx)
+{
+	return tag_of(ctx->sk) ? 0 : 1;
+}
+
+static __always_inline int bind(struct bpf_sock_addr *ctx)
+{
+	if (!tag_of(ctx->sk))
+		return 1;
+	// What the kernel says of a socket that has its address already.
+	bpf_set_retval(-EINVAL);
+	return 0;
+}
+
+SEC("cgroup/bind4")
+int bind4(struct bpf_sock_addr *ctx)
+{
+	return bind(ctx);
+}
+
+SEC("cgroup/bind6")
+int bind6(struct bpf_sock_addr *ctx)
+{
+	return bind(ctx);
+}
+
+// No hook sees a socket that is disconnected and then listens. So nothing that arrives reaches it.
+SEC("cgroup_skb/ingress")
+int ingress(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	if (!sk || sk->state != BPF_TCP_LISTEN)
+		return 1;
+	sk = bpf_sk_fullsock(sk);
+	return tag_of(sk) ? 0 : 1;
+}
+
+char LICENSE[] SEC("license") = "GPL";

@@ -1,0 +1,115 @@
+//! Sockets of the host's network in the hands of strangers: a tag on the socket says that they may use the connection, and nothing else of
+//! it. docs/security.md has what that is.
+//!
+//! As with `names`, programs belong to the control group in which a socket was made, and stay as long as one of its sockets does.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use aya::Ebpf;
+use aya::maps::{MapData, SkStorage};
+use aya::programs::{CgroupSkb, CgroupSockAddr, CgroupSockopt};
+use shunt_sys::Errno;
+use shunt_sys::attach::{AttachPoint, attach};
+
+use crate::load::{self, LoadError, refusal};
+use crate::names::{REACHED, number, system};
+
+const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/secure.bpf.o"));
+
+const OPTIONS: [(&str, AttachPoint); 2] =
+    [("setsockopt", AttachPoint::SetSockOpt), ("getsockopt", AttachPoint::GetSockOpt)];
+const ADDRESSES: [(&str, AttachPoint); 4] = [
+    ("connect4", AttachPoint::Connect4),
+    ("connect6", AttachPoint::Connect6),
+    ("bind4", AttachPoint::Bind4),
+    ("bind6", AttachPoint::Bind6),
+];
+const INGRESS: &str = "ingress";
+
+/// The map of the program.
+const TAGS: &str = "secured";
+
+/// `struct tag` of the program.
+type Value = [u64; 2];
+
+/// The cookie of the network namespace that a socket with a tag says it lives in: there is none with that.
+pub const NOWHERE: u64 = 0;
+
+/// What a socket says of itself instead of what is true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tag {
+    /// SO_MAX_PACING_RATE: bytes per second.
+    pub rate: u64,
+    /// SO_PRIORITY.
+    pub priority: u32,
+    /// IP_TOS and IPV6_TCLASS.
+    pub tos: u32,
+}
+
+/// The programs, and the tags.
+#[derive(Debug)]
+pub struct Secure {
+    loaded: Ebpf,
+    /// Groups that have the programs, by the numbers of their directories.
+    reached: HashSet<u64>,
+}
+
+impl Secure {
+    /// Loads the programs; no group has them yet.
+    pub fn load() -> Result<Secure, LoadError> {
+        let mut loaded = load::load(OBJECT)?;
+        for (name, _) in OPTIONS {
+            load::program::<CgroupSockopt>(&mut loaded, name).load().map_err(refusal)?;
+        }
+        for (name, _) in ADDRESSES {
+            load::program::<CgroupSockAddr>(&mut loaded, name).load().map_err(refusal)?;
+        }
+        load::program::<CgroupSkb>(&mut loaded, INGRESS).load().map_err(refusal)?;
+        Ok(Secure { loaded, reached: HashSet::new() })
+    }
+
+    /// Tags hold for sockets that are made in that group from now on.
+    pub fn reach(&mut self, group: &File) -> Result<(), LoadError> {
+        let number = number(group)?;
+        if self.reached.contains(&number) {
+            return Ok(());
+        }
+        for (name, point) in OPTIONS {
+            let program = load::program::<CgroupSockopt>(&mut self.loaded, name).fd().expect(LOADED);
+            attach_once(group, program.as_fd(), point)?;
+        }
+        for (name, point) in ADDRESSES {
+            let program = load::program::<CgroupSockAddr>(&mut self.loaded, name).fd().expect(LOADED);
+            attach_once(group, program.as_fd(), point)?;
+        }
+        let program = load::program::<CgroupSkb>(&mut self.loaded, INGRESS).fd().expect(LOADED);
+        attach_once(group, program.as_fd(), AttachPoint::Ingress)?;
+        if self.reached.len() >= REACHED {
+            self.reached.clear();
+        }
+        self.reached.insert(number);
+        Ok(())
+    }
+
+    /// From now on this socket, and every copy of it, is one that strangers may have.
+    pub fn tag(&mut self, socket: &impl AsRawFd, tag: Tag) -> Result<(), LoadError> {
+        let map = self.loaded.map_mut(TAGS).expect("in the object");
+        let mut tags: SkStorage<&mut MapData, Value> = map.try_into().map_err(refusal)?;
+        let [a, b, c, d] = tag.priority.to_ne_bytes();
+        let [e, f, g, h] = tag.tos.to_ne_bytes();
+        let last = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+        tags.insert(socket, [tag.rate, last], 0).map_err(refusal)
+    }
+}
+
+fn attach_once(group: &File, program: BorrowedFd<'_>, point: AttachPoint) -> Result<(), LoadError> {
+    match attach(group.as_fd(), program, point) {
+        // It has it already and was forgotten.
+        Err(Errno::INVAL) => Ok(()),
+        attached => attached.map_err(system),
+    }
+}
+
+const LOADED: &str = "it is loaded";
