@@ -33,6 +33,12 @@ pub(crate) async fn socket(
 fn group(shared: &Shared, channel: &Channel) -> Result<Option<File>, ()> {
     let supervisor = channel.process().ok_or(())?;
     let group = shared.names.lock().expect("nobody panics while it is locked").group_of(supervisor);
+    let group = group.and_then(|group| {
+        if let (Some(guard), Some(group)) = (&shared.guard, &group) {
+            guard.reach(group)?;
+        }
+        Ok(group)
+    });
     // If it has ended, another process may have its number.
     match channel.process_lives() {
         true => group.map_err(|error| tracing::debug!(%error, "a control group cannot be used")),

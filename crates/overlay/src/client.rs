@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use rustix::net::sockopt;
 use shunt_kernel::sequence::{Origin, Position};
+use shunt_sys::options::{self, Copied};
 use shunt_sys::tcp::{self, Opener};
-use shunt_sys::{Errno, identity, options};
+use shunt_sys::{Errno, identity};
 use socket2::{Domain, SockRef, Socket};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -168,18 +169,19 @@ async fn take(
     // From here on the server's program may be waiting for this one.
     let moment = timeout(config.patience(), expect(channel, Request::Moment)).await;
     moment.map_err(|_| Reason::Impatient)??;
-    let connection = match likened? {
-        Some(connection) => {
+    let (connection, told) = match likened? {
+        Some(likened) => {
             let position = shared.reader.lock().expect(NEVER).position(seen.place, ends.cookie);
             if !position.is_ok_and(|position| is_unused(seen.origin, position)) {
                 return Err(Reason::Used);
             }
-            connection
+            likened
         }
         None => liken(shared, made, host_socket(&talk)?).await?,
     };
     local::name(shared, &connection, ends).map_err(|_| Reason::Failed)?;
     shared.connections.enter(made.connection(&connection)?, &connection)?;
+    local::secure(shared, &connection, told).map_err(|_| Reason::Failed)?;
     talk.commit().await.map_err(refusal)?;
     Ok(connection)
 }
@@ -241,16 +243,21 @@ fn host_socket(talk: &Talk<'_, TcpStream>) -> Result<OwnedFd, Reason> {
     talk.stream().as_fd().try_clone_to_owned().map_err(|_| Reason::Failed)
 }
 
-/// Gives the host connection what the program has set. O2: neither end has sent a byte on the overlay.
-async fn liken(shared: &Arc<Shared>, made: &Made, connection: OwnedFd) -> Result<OwnedFd, Reason> {
+/// Gives the host connection what the program has set, which is returned as well. O2: neither end has sent a byte on the overlay.
+async fn liken(
+    shared: &Arc<Shared>,
+    made: &Made,
+    connection: OwnedFd,
+) -> Result<(OwnedFd, Options), Reason> {
     let shown = made.overlay.clone();
+    let which = if shared.guard.is_some() { Copied::Harmless } else { Copied::All };
     let copied = move || {
         let is_unused = tcp::sent(&*shown, Opener::Us) == Ok(Some(0)) && tcp::received(&*shown) == Ok(0);
         if !is_unused {
             return Err(Reason::Used);
         }
-        options::copy(&*shown, &connection).map_err(|_| Reason::Options)?;
-        Ok(connection)
+        options::copy(&*shown, &connection, which).map_err(|_| Reason::Options)?;
+        Ok((connection, Options::of(&*shown).map_err(|_| Reason::Failed)?))
     };
     shared.errands.ask(made.namespace, copied).await?
 }

@@ -36,6 +36,9 @@ pub(crate) struct Config {
     /// Where supervisors ask.
     #[serde(default = "default_socket")]
     pub(crate) socket: PathBuf,
+    /// Containers are not trusted: what they get of the host's network is good for their connections only.
+    #[serde(default = "default_secure")]
+    pub(crate) secure: bool,
     /// The policy from the start on.
     pub(crate) policy: Option<PathBuf>,
     /// Where `shunt overlay status` asks.
@@ -161,6 +164,7 @@ impl Loaded {
             ("key", old.key != new.key),
             ("prefixes", old.prefixes != new.prefixes),
             ("socket", old.socket != new.socket),
+            ("secure", old.secure != new.secure),
             ("control", old.control != new.control),
             ("ask-ms", old.ask_ms != new.ask_ms),
             ("patience-ms", old.patience_ms != new.patience_ms),
@@ -309,6 +313,10 @@ fn default_socket() -> PathBuf {
 
 fn default_control() -> PathBuf {
     DEFAULT_CONTROL.into()
+}
+
+fn default_secure() -> bool {
+    true
 }
 
 fn default_ask() -> u64 {

@@ -5,7 +5,7 @@
 //! `namespace`s that it knows, its `errand`s to what strangers could hold up, and its `metrics`; `local` talks to supervisors (`message`, `channel`), `client` and `server` are the two
 //! ends of a conversation between routers (`wire`), which have asked each other before (`peers`, `guests`). `policy` says which connections may be; `connections` has those that there are under it,
 //! with their `options`, and `enforce` brings another one about. Which host has a container is in the `map`, which `discovery` keeps by way of `etcd`. `account` makes sockets for containers,
-//! and `adopt` finds the connections that a router before has made; `listing` is what it says of them. `supervise` puts a program under a supervisor, whose life is in `supervisor`;
+//! `secure` has them tagged, and `adopt` finds the connections that a router before has made; `listing` is what it says of them. `supervise` puts a program under a supervisor, whose life is in `supervisor`;
 //! `stand_by` has one wait for a program in a container.
 
 #![forbid(unsafe_code)]
@@ -33,6 +33,7 @@ mod policy;
 mod reason;
 mod request;
 mod router;
+mod secure;
 mod server;
 mod shared;
 mod stand_by;

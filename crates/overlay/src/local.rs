@@ -15,6 +15,7 @@ use crate::channel::{Channel, watch};
 use crate::errand::Theirs;
 use crate::message::{Answer, MessageError, Request, VERSION, Welcome};
 use crate::metrics::End;
+use crate::options::Options;
 use crate::reason::Reason;
 use crate::shared::{Share, Shared};
 use crate::{client, server};
@@ -201,6 +202,12 @@ pub(crate) fn ends(
         false => SocketAddr::new(address.ip().to_ipv6_mapped().into(), address.port()),
     });
     Ok(Ends { cookie: shown.cookie, local, remote, is_established, names })
+}
+
+/// Has a host connection be good for nothing else from now on, where containers are not trusted. Its program is told what it has set.
+pub(crate) fn secure(shared: &Shared, host: &impl AsRawFd, told: Options) -> std::io::Result<()> {
+    let Some(guard) = &shared.guard else { return Ok(()) };
+    guard.tag(host, told.told()).map_err(std::io::Error::other)
 }
 
 /// Has a host connection say the addresses of the overlay's.

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 
 use rustix::net::sockopt::{ip_tos, set_ip_tos};
+use shunt_kernel::secure::Tag;
 use shunt_kernel::shape;
 use shunt_sys::{Errno, tuning};
 
@@ -42,6 +43,11 @@ impl Options {
             tos: shape.dscp.map_or(self.tos, |dscp| dscp << 2),
             priority: shape.priority.unwrap_or(self.priority),
         }
+    }
+
+    /// What its program is told of a socket that has others.
+    pub(crate) fn told(self) -> Tag {
+        Tag { rate: self.rate, priority: self.priority, tos: self.tos.into() }
     }
 
     pub(crate) fn set(self, socket: impl AsFd) -> Result<(), Errno> {

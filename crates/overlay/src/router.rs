@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use crate::config::{ConfigError, Loaded};
 use crate::map::Published;
 use crate::request::{ROUTER, Request};
+use crate::secure::Guard;
 use crate::shared::Shared;
 use crate::{adopt, discovery, enforce, listing, local, server};
 
@@ -43,6 +44,12 @@ pub enum Error {
         "the kernel's side of the overlay cannot be had, and without it programs would see the addresses of hosts: {0}"
     )]
     Kernel(#[from] LoadError),
+    /// Without them containers could do with a host's sockets as they like.
+    #[error(
+        "the kernel's side of secure mode cannot be had: {0}; with secure = false in the configuration it goes without, for \
+         programs that might as well run on the host network"
+    )]
+    Secure(LoadError),
     /// Something of tokio's.
     #[error("cannot wait for sockets: {0}")]
     Wait(io::Error),
@@ -60,11 +67,12 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
     let reader = Reader::load()?;
     // Before any socket of the host is made: only those made afterwards can have other names.
     let names = Names::attach()?;
+    let guard = loaded.config.secure.then(|| Guard::new(&names)).transpose().map_err(Error::Secure)?;
     let address = loaded.host().address;
     let listener = listen(address.into()).map_err(listening(address))?;
     let place = Place(loaded.config.socket.clone());
     let supervisors = local::listen(&place.0).map_err(listening(place.0.display()))?;
-    let shared = Shared::new(loaded, names, reader).map_err(|error| Error::Wait(error.into()))?;
+    let shared = Shared::new(loaded, names, guard, reader).map_err(|error| Error::Wait(error.into()))?;
     let shared = Arc::new(shared);
     adopt::connections(&shared);
     enforce::apply(&shared, shared.loaded().policy.clone()).await;

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{SocketAddrAny, getpeername, getsockname, sockopt};
 use shunt_kernel::sequence::Origin;
+use shunt_sys::identity;
+use shunt_sys::options::{self, Copied};
 use shunt_sys::peer::Found;
-use shunt_sys::{identity, options};
 use socket2::{Domain, SockRef};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -184,7 +185,9 @@ pub(crate) async fn accepted(
         shared.metrics.reset();
         return Err(Reason::Mismatch);
     }
-    let connection = shared.errands.ask(namespace, move || likeness(&socket, connection)).await??;
+    let is_secure = shared.guard.is_some();
+    let liken = move || likeness(&socket, connection, is_secure);
+    let (connection, told) = shared.errands.ask(namespace, liken).await??;
     let place = place(&connection).ok_or(Reason::Failed)?;
     local::name(shared, &connection, &ends).map_err(|_| Reason::Failed)?;
     let own = Options::of(&connection).map_err(|_| Reason::Failed)?;
@@ -194,6 +197,7 @@ pub(crate) async fn accepted(
         let _ = SockRef::from(&connection).set_linger(Some(Duration::ZERO));
         return Err(reason);
     }
+    local::secure(shared, &connection, told).map_err(|_| Reason::Failed)?;
     shared.metrics.took(End::Server);
     Ok(connection)
 }
@@ -259,7 +263,7 @@ fn mirrors(shared: &Shared, socket: &Theirs, cookie: u64, client: Origin) -> boo
 }
 
 /// Makes the host connection one of the family that the program expects, with what it has set on its listening socket.
-fn likeness(socket: &Theirs, connection: OwnedFd) -> Result<OwnedFd, Reason> {
+fn likeness(socket: &Theirs, connection: OwnedFd, is_secure: bool) -> Result<(OwnedFd, Options), Reason> {
     let domain = |socket: SockRef<'_>| socket.domain().map_err(|_| Reason::Failed);
     let (wanted, given) = (domain(SockRef::from(socket))?, domain(SockRef::from(&connection))?);
     if wanted == Domain::IPV4 && given != wanted {
@@ -268,8 +272,8 @@ fn likeness(socket: &Theirs, connection: OwnedFd) -> Result<OwnedFd, Reason> {
         return Err(Reason::Failed);
     }
     // The client has it already: an option that cannot be copied is left as it is.
-    let _ = options::copy(socket, &connection);
-    Ok(connection)
+    let _ = options::copy(socket, &connection, if is_secure { Copied::Harmless } else { Copied::All });
+    Ok((connection, Options::of(socket).map_err(|_| Reason::Failed)?))
 }
 
 pub(crate) fn v4(address: SocketAddr) -> Option<SocketAddrV4> {

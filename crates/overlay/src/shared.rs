@@ -22,6 +22,7 @@ use crate::metrics::{End, Metrics};
 use crate::namespace::Namespace;
 use crate::peers::Peers;
 use crate::reason::Reason;
+use crate::secure::Guard;
 
 /// See the module.
 #[derive(Debug)]
@@ -34,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     pub(crate) errands: Arc<Errands>,
     pub(crate) names: Mutex<Names>,
+    /// None: containers are trusted.
+    pub(crate) guard: Option<Guard>,
     pub(crate) reader: Mutex<Reader>,
     pub(crate) connections: Connections,
     /// The lines to other routers, and theirs to this one.
@@ -127,7 +130,12 @@ const NAMESPACES: usize = 4096;
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Shared {
-    pub(crate) fn new(loaded: Loaded, names: Names, reader: Reader) -> Result<Shared, Errno> {
+    pub(crate) fn new(
+        loaded: Loaded,
+        names: Names,
+        guard: Option<Guard>,
+        reader: Reader,
+    ) -> Result<Shared, Errno> {
         let connections = Connections::new()?;
         let own = *loaded.host().address.ip();
         Ok(Shared {
@@ -143,6 +151,7 @@ impl Shared {
             metrics: Metrics::default(),
             errands: Arc::new(Errands::new(tokio::runtime::Handle::current())),
             names: Mutex::new(names),
+            guard,
             reader: Mutex::new(reader),
             connections,
             state: Mutex::default(),

@@ -45,13 +45,38 @@ const COPIED: [(i32, i32); 30] = [
     (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
 ];
 
+/// Those that concern more than the connection itself: how its packets are treated, and what is told of them.
+const NOT_HARMLESS: [(i32, i32); 9] = [
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY),
+    (libc::SOL_SOCKET, libc::SO_ZEROCOPY),
+    (libc::IPPROTO_IP, libc::IP_TOS),
+    (libc::IPPROTO_IP, libc::IP_TTL),
+    (libc::IPPROTO_IP, libc::IP_RECVERR),
+    (libc::IPPROTO_IP, libc::IP_FREEBIND),
+    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+];
+
+/// Which options are copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copied {
+    /// All that are known here.
+    All,
+    /// Those with which a stranger can harm nobody but himself.
+    Harmless,
+}
+
 /// Has `to` answer as `from` does for every option that is known here. Fails at the first that it does not take.
-pub fn copy(from: impl AsFd, to: impl AsFd) -> Result<()> {
+pub fn copy(from: impl AsFd, to: impl AsFd, which: Copied) -> Result<()> {
     let (from, to) = (from.as_fd(), to.as_fd());
     if has_filter(from)? {
         return Err(Errno::OPNOTSUPP);
     }
     for (level, option) in COPIED {
+        if which == Copied::Harmless && NOT_HARMLESS.contains(&(level, option)) {
+            continue;
+        }
         // The IPv6 options of an IPv4 socket.
         let Ok(wanted) = read(from, level, option) else { continue };
         if read(to, level, option).as_ref() != Ok(&wanted) {
@@ -168,7 +193,11 @@ mod tests {
             from.set_read_timeout(Some(Duration::from_millis(70))).unwrap();
             from.set_tcp_keepalive(&TcpKeepalive::new().with_time(Duration::from_secs(9))).unwrap();
             from.set_recv_buffer_size(50_000).unwrap();
-            copy(&from, &to).unwrap();
+            from.set_reuse_port(true).unwrap();
+            copy(&from, &to, Copied::Harmless).unwrap();
+            assert!(!to.reuse_port().unwrap());
+            copy(&from, &to, Copied::All).unwrap();
+            assert!(to.reuse_port().unwrap());
             assert!(to.tcp_nodelay().unwrap() && to.keepalive().unwrap());
             assert_eq!(to.linger().unwrap(), Some(Duration::from_secs(3)));
             assert_eq!(to.read_timeout().unwrap(), from.read_timeout().unwrap());
