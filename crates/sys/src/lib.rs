@@ -13,6 +13,7 @@ pub mod clock;
 pub mod destroy;
 pub mod eventfd;
 pub mod guard;
+pub mod guarded;
 pub mod identity;
 pub mod inherited;
 pub mod interest;

@@ -25,14 +25,24 @@ const NOTIF_SET_FLAGS: usize = 0x4008_2104;
 const FD_SYNC_WAKE_UP: usize = 1;
 
 /// Offsets in `struct seccomp_data`.
-const NUMBER: u32 = 0;
-const ARCHITECTURE: u32 = 4;
+pub(crate) const NUMBER: u32 = 0;
+pub(crate) const ARCHITECTURE: u32 = 4;
 const ARGUMENTS: u32 = 16;
 
-#[cfg(target_arch = "x86_64")]
-const AUDIT_ARCH: u32 = 0xc000_003e;
-#[cfg(target_arch = "aarch64")]
-const AUDIT_ARCH: u32 = 0xc000_00b7;
+/// The lower half of an argument.
+pub(crate) const fn argument(number: u32) -> u32 {
+    ARGUMENTS + 8 * number
+}
+
+/// As the kernel numbers them.
+pub(crate) struct Architecture;
+
+impl Architecture {
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) const OWN: u32 = 0xc000_003e;
+    #[cfg(target_arch = "aarch64")]
+    pub(crate) const OWN: u32 = 0xc000_00b7;
+}
 
 /// A call that the filter shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +96,8 @@ pub fn watch_described(described: &[u8]) -> Result<Listener> {
     install(&steps.iter().map(step).collect::<Vec<_>>())
 }
 
-fn install(program: &[sock_filter]) -> Result<Listener> {
+/// The same with a filter that is made already.
+pub(crate) fn install(program: &[sock_filter]) -> Result<Listener> {
     let len = u16::try_from(program.len()).map_err(|_| Errno::INVAL)?;
     let described = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
     let flags = FILTER_FLAG_NEW_LISTENER | FILTER_FLAG_WAIT_KILLABLE_RECV;
@@ -98,15 +109,28 @@ fn install(program: &[sock_filter]) -> Result<Listener> {
 }
 
 fn program(calls: &[Watched]) -> Vec<sock_filter> {
-    const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-    const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
-    let step = |code: u32, k: u32, jt: u8, jf: u8| sock_filter { code: code as u16, jt, jf, k };
     let mut program = vec![
         step(LOAD, ARCHITECTURE, 0, 0),
-        step(IF_EQUAL, AUDIT_ARCH, 1, 0),
+        step(IF_EQUAL, Architecture::OWN, 1, 0),
         step(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];
+    program.extend(shown(calls));
+    program.push(step(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0));
+    program
+}
+
+pub(crate) const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+pub(crate) const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+
+/// One instruction.
+pub(crate) fn step(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter { code: code as u16, jt, jf, k }
+}
+
+/// The part of a filter that shows calls, and goes on with what follows for all others.
+pub(crate) fn shown(calls: &[Watched]) -> Vec<sock_filter> {
+    let mut program = Vec::new();
     for call in calls {
         // Each starts with its number, and leaves for the next call's steps where something differs.
         let mut left = 2 * call.only_if.len() as u8 + 1;
@@ -114,12 +138,11 @@ fn program(calls: &[Watched]) -> Vec<sock_filter> {
         program.push(step(IF_EQUAL, call.number as u32, 0, left));
         for (argument, value) in call.only_if {
             left -= 2;
-            program.push(step(LOAD, ARGUMENTS + 8 * argument, 0, 0));
+            program.push(step(LOAD, self::argument(*argument), 0, 0));
             program.push(step(IF_EQUAL, *value, 0, left));
         }
         program.push(step(RETURN, libc::SECCOMP_RET_USER_NOTIF, 0, 0));
     }
-    program.push(step(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0));
     program
 }
 
@@ -212,11 +235,16 @@ impl AsFd for Listener {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// What the kernel would do with a call.
-    fn verdict(program: &[sock_filter], architecture: u32, number: u32, arguments: [u32; 6]) -> u32 {
+    pub(crate) fn verdict(
+        program: &[sock_filter],
+        architecture: u32,
+        number: u32,
+        arguments: [u32; 6],
+    ) -> u32 {
         let (mut at, mut loaded) = (0, 0);
         loop {
             let step = program[at];
@@ -230,7 +258,15 @@ mod tests {
                     }
                 }
                 code if code == libc::BPF_RET | libc::BPF_K => return step.k,
-                _ => at += usize::from(if loaded == step.k { step.jt } else { step.jf }),
+                code if code == libc::BPF_ALU | libc::BPF_AND | libc::BPF_K => loaded &= step.k,
+                code => {
+                    let holds = match code & 0xf0 {
+                        libc::BPF_JGE => loaded >= step.k,
+                        libc::BPF_JSET => loaded & step.k != 0,
+                        _ => loaded == step.k,
+                    };
+                    at += usize::from(if holds { step.jt } else { step.jf });
+                }
             }
         }
     }
@@ -243,7 +279,7 @@ mod tests {
             Watched { number: 43, only_if: &[] },
         ];
         let program = program(&calls);
-        let of = |number, one, two| verdict(&program, AUDIT_ARCH, number, [0, one, two, 0, 0, 0]);
+        let of = |number, one, two| verdict(&program, Architecture::OWN, number, [0, one, two, 0, 0, 0]);
         let (shown, allowed) = (libc::SECCOMP_RET_USER_NOTIF, libc::SECCOMP_RET_ALLOW);
         assert_eq!([of(42, 0, 0), of(43, 7, 4), of(55, 7, 4)], [shown; 3]);
         assert_eq!([of(41, 7, 4), of(55, 7, 5), of(55, 6, 4), of(0, 0, 0)], [allowed; 4]);

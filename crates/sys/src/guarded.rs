@@ -1,0 +1,364 @@
+//! The filter for programs that are not trusted, and what their supervisor makes for them. Programs in the kernel see to most of what may be
+//! done with a socket of the host; what they do not see is here: ioctl, the queue of errors, rings of calls, and other ABIs, whose options
+//! no program of a control group is shown.
+//!
+//! A call of which it depends on the socket whether it may be made is shown, and is never let go then: between the look and the call
+//! another thread could put another socket in its place. It is made here, on the socket that was looked at.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use libc::sock_filter;
+use rustix::process::{Pid, WaitOptions, waitpid};
+
+use crate::seccomp::{self, Architecture, IF_EQUAL, LOAD, Listener, Watched, step};
+use crate::{Errno, Result, raw};
+
+/// Interfaces of a network namespace: `struct ifconf`, and `struct ifreq` for all others.
+pub const SIOCGIFCONF: u32 = 0x8912;
+const INTERFACE: [u32; 12] =
+    [0x8910, 0x8913, 0x8915, 0x8917, 0x8919, 0x891b, 0x891d, 0x8921, 0x8927, 0x8933, 0x8942, 0x8970];
+/// Of a socket itself: who is signalled, times, and how much has not been sent. With the types that the kernel also knows them by.
+const HARMLESS: [u32; 10] =
+    [0x8901, 0x8902, 0x8903, 0x8904, 0x8905, 0x8906, 0x8907, 0x894b, 0x8010_8906, 0x8010_8907];
+/// Everything else that is asked of networks by ioctl has this in its second byte.
+const NETWORK: [u32; 2] = [0x8900, 0x8b00];
+const CLASS: u32 = 0xff00;
+
+const MSG_ERRQUEUE: u32 = 0x2000;
+
+/// Options of which it is shown who asks for them: what they say is the host's.
+pub const ASKED: [(i32, i32); 16] = [
+    (libc::SOL_SOCKET, libc::SO_PRIORITY),
+    (libc::SOL_SOCKET, libc::SO_BINDTODEVICE),
+    (libc::SOL_SOCKET, libc::SO_PEERSEC),
+    (libc::SOL_SOCKET, libc::SO_MARK),
+    (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE),
+    (libc::SOL_SOCKET, libc::SO_INCOMING_CPU),
+    (libc::SOL_SOCKET, libc::SO_INCOMING_NAPI_ID),
+    (libc::SOL_SOCKET, 62),
+    SO_NETNS_COOKIE,
+    (libc::IPPROTO_IP, libc::IP_TOS),
+    (libc::IPPROTO_IP, libc::IP_PKTOPTIONS),
+    SO_ORIGINAL_DST,
+    (libc::IPPROTO_IPV6, 6),
+    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+    IP6T_SO_ORIGINAL_DST,
+    (libc::IPPROTO_TCP, libc::TCP_SAVED_SYN),
+];
+/// The network namespace of a socket.
+pub const SO_NETNS_COOKIE: (i32, i32) = (libc::SOL_SOCKET, 71);
+/// Where a connection went before the host translated it.
+pub const SO_ORIGINAL_DST: (i32, i32) = (libc::IPPROTO_IP, 80);
+/// The same.
+pub const IP6T_SO_ORIGINAL_DST: (i32, i32) = (libc::IPPROTO_IPV6, 80);
+
+const IF_AT_LEAST: u32 = libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K;
+const IF_ANY_OF: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
+const AND: u32 = libc::BPF_ALU | libc::BPF_AND | libc::BPF_K;
+const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+const SHOW: u32 = libc::SECCOMP_RET_USER_NOTIF;
+
+fn fail(error: Errno) -> u32 {
+    libc::SECCOMP_RET_ERRNO | error.raw_os_error() as u32
+}
+
+/// Puts this thread, and what will descend from it, under the filter, which shows `calls` as well.
+pub fn watch(calls: &[Watched]) -> Result<Listener> {
+    seccomp::install(&program(calls))
+}
+
+fn program(calls: &[Watched]) -> Vec<sock_filter> {
+    let foreign = foreign();
+    let mut program = vec![
+        step(LOAD, seccomp::ARCHITECTURE, 0, 0),
+        step(IF_EQUAL, Architecture::OWN, foreign.len() as u8, 0),
+    ];
+    program.extend(foreign);
+    program.push(step(LOAD, seccomp::NUMBER, 0, 0));
+    // Of x32, another ABI of the same architecture.
+    program.extend([step(IF_AT_LEAST, 0x4000_0000, 0, 1), step(RETURN, fail(Errno::NOSYS), 0, 0)]);
+    for ring in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register] {
+        program.extend([step(IF_EQUAL, ring as u32, 0, 1), step(RETURN, fail(Errno::NOSYS), 0, 0)]);
+    }
+    for (call, flags) in [(libc::SYS_recvfrom, 3), (libc::SYS_recvmsg, 2), (libc::SYS_recvmmsg, 3)] {
+        program.extend([
+            step(LOAD, seccomp::NUMBER, 0, 0),
+            step(IF_EQUAL, call as u32, 0, 4),
+            step(LOAD, seccomp::argument(flags), 0, 0),
+            step(IF_ANY_OF, MSG_ERRQUEUE, 0, 1),
+            // As if it were empty.
+            step(RETURN, fail(Errno::AGAIN), 0, 0),
+            step(RETURN, ALLOW, 0, 0),
+        ]);
+    }
+    let ioctl = ioctl(fail(Errno::PERM), SHOW);
+    program.push(step(LOAD, seccomp::NUMBER, 0, 0));
+    program.push(step(IF_EQUAL, libc::SYS_ioctl as u32, 0, ioctl.len() as u8));
+    program.extend(ioctl);
+    for (level, option) in ASKED {
+        program.extend(option_is(libc::SYS_getsockopt, level, option, SHOW));
+    }
+    // Its buffers are given back by the queue of errors.
+    let zerocopy =
+        option_is(libc::SYS_setsockopt, libc::SOL_SOCKET, libc::SO_ZEROCOPY, fail(Errno::OPNOTSUPP));
+    program.extend(zerocopy);
+    program.extend(seccomp::shown(calls));
+    program.push(step(RETURN, ALLOW, 0, 0));
+    program
+}
+
+/// Of another architecture: none, but programs of 32 bits where they may run, as long as they have nothing to do with sockets.
+#[cfg(target_arch = "x86_64")]
+fn foreign() -> Vec<sock_filter> {
+    const AUDIT_ARCH_I386: u32 = 0x4000_0003;
+    // socketcall, recvmmsg, sendmmsg, recvmmsg_time64, and io_uring's.
+    const OTHERS: [u32; 7] = [102, 337, 345, 417, 425, 426, 427];
+    // From socket to shutdown.
+    const SOCKETS: [u32; 2] = [359, 374];
+    const IOCTL: u32 = 54;
+    let mut steps = vec![step(LOAD, seccomp::NUMBER, 0, 0)];
+    for number in OTHERS {
+        steps.extend([step(IF_EQUAL, number, 0, 1), step(RETURN, fail(Errno::NOSYS), 0, 0)]);
+    }
+    steps.extend([
+        step(IF_AT_LEAST, SOCKETS[0], 0, 2),
+        step(IF_AT_LEAST, SOCKETS[1], 1, 0),
+        step(RETURN, fail(Errno::NOSYS), 0, 0),
+    ]);
+    let ioctl = ioctl(fail(Errno::PERM), fail(Errno::PERM));
+    steps.push(step(IF_EQUAL, IOCTL, 0, ioctl.len() as u8));
+    steps.extend(ioctl);
+    steps.push(step(RETURN, ALLOW, 0, 0));
+    let mut foreign = vec![step(IF_EQUAL, AUDIT_ARCH_I386, 1, 0), step(RETURN, fail(Errno::NOSYS), 0, 0)];
+    foreign.extend(steps);
+    foreign
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn foreign() -> Vec<sock_filter> {
+    vec![step(RETURN, fail(Errno::NOSYS), 0, 0)]
+}
+
+/// What becomes of an ioctl.
+fn ioctl(refused: u32, interfaces: u32) -> Vec<sock_filter> {
+    let mut steps = vec![step(LOAD, seccomp::argument(1), 0, 0)];
+    for request in HARMLESS {
+        steps.extend([step(IF_EQUAL, request, 0, 1), step(RETURN, ALLOW, 0, 0)]);
+    }
+    for request in INTERFACE.into_iter().chain([SIOCGIFCONF]) {
+        steps.extend([step(IF_EQUAL, request, 0, 1), step(RETURN, interfaces, 0, 0)]);
+    }
+    steps.push(step(AND, CLASS, 0, 0));
+    for class in NETWORK {
+        steps.extend([step(IF_EQUAL, class, 0, 1), step(RETURN, refused, 0, 0)]);
+    }
+    steps.push(step(RETURN, ALLOW, 0, 0));
+    steps
+}
+
+/// A call about an option ends so.
+fn option_is(call: i64, level: i32, option: i32, end: u32) -> [sock_filter; 7] {
+    [
+        step(LOAD, seccomp::NUMBER, 0, 0),
+        step(IF_EQUAL, call as u32, 0, 5),
+        step(LOAD, seccomp::argument(1), 0, 0),
+        step(IF_EQUAL, level as u32, 0, 3),
+        step(LOAD, seccomp::argument(2), 0, 0),
+        step(IF_EQUAL, option as u32, 0, 1),
+        step(RETURN, end, 0, 0),
+    ]
+}
+
+/// Whether what a process does is under this filter, with these calls, whatever else it is under. It is stopped for a moment, in whatever it
+/// is, and notices nothing. Its first thread is looked at. EACCES: this process is under a filter itself. EPERM: that one is traced by
+/// somebody else, or this one may not.
+pub fn is_under(process: Pid, calls: &[Watched]) -> Result<bool> {
+    let wanted = program(calls);
+    let pid = process.as_raw_nonzero().get() as usize;
+    trace(libc::PTRACE_SEIZE, pid, 0, 0)?;
+    let found = (|| {
+        trace(libc::PTRACE_INTERRUPT, pid, 0, 0)?;
+        loop {
+            match waitpid(Some(process), WaitOptions::from_bits_retain(libc::__WALL as u32)) {
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+                Ok(Some((_, status))) if status.stopped() => break,
+                Ok(_) => return Err(Errno::SRCH),
+            }
+        }
+        for nth in 0.. {
+            match filter(pid, nth) {
+                Ok(filter) if same(&filter, &wanted) => return Ok(true),
+                Ok(_) => {}
+                // No further one.
+                Err(Errno::NOENT) => return Ok(false),
+                // One that is not made of classic instructions.
+                Err(Errno::MEDIUMTYPE) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    })();
+    let _ = trace(libc::PTRACE_DETACH, pid, 0, 0);
+    found
+}
+
+/// The `nth` filter of a thread that is stopped; the first is the newest.
+fn filter(thread: usize, nth: usize) -> Result<Vec<sock_filter>> {
+    const PTRACE_SECCOMP_GET_FILTER: u32 = 0x420c;
+    let len = trace(PTRACE_SECCOMP_GET_FILTER, thread, nth, 0)?;
+    let mut instructions = vec![step(0, 0, 0, 0); len];
+    // With as much room as it has said it needs.
+    let again = trace(PTRACE_SECCOMP_GET_FILTER, thread, nth, instructions.as_mut_ptr() as usize)?;
+    if again == len { Ok(instructions) } else { Err(Errno::AGAIN) }
+}
+
+fn same(one: &[sock_filter], other: &[sock_filter]) -> bool {
+    let parts = |it: &sock_filter| (it.code, it.jt, it.jf, it.k);
+    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| parts(one) == parts(other))
+}
+
+fn trace(request: u32, thread: usize, address: usize, data: usize) -> Result<usize> {
+    // SAFETY: of the requests above only that for a filter writes, to `data`, which has room for what it has said.
+    unsafe { raw::call(libc::SYS_ptrace, [request as usize, thread, address, data, 0, 0]) }
+}
+
+/// What the kernel says of an option, as much as there is room for; how much that is.
+pub fn option(socket: BorrowedFd<'_>, level: i32, option: i32, into: &mut [u8]) -> Result<usize> {
+    let mut len = libc::socklen_t::try_from(into.len()).map_err(|_| Errno::INVAL)?;
+    let (at, len_at) = (into.as_mut_ptr() as usize, &raw mut len as usize);
+    let arguments = [socket.as_raw_fd() as usize, level as usize, option as usize, at, len_at, 0];
+    // SAFETY: the kernel writes at most `len` bytes, which is as much room as there is.
+    unsafe { raw::call(libc::SYS_getsockopt, arguments)? };
+    Ok((len as usize).min(into.len()))
+}
+
+/// `struct ifreq` of 64 bits.
+pub type Interface = [u8; 40];
+
+/// What the kernel says of one interface of the network namespace that a socket lives in.
+pub fn interface(socket: impl AsFd, request: u32, about: &mut Interface) -> Result<()> {
+    if !INTERFACE.contains(&request) {
+        return Err(Errno::PERM);
+    }
+    let arguments =
+        [socket.as_fd().as_raw_fd() as usize, request as usize, about.as_mut_ptr() as usize, 0, 0, 0];
+    // SAFETY: each of these requests reads and writes one such structure, without pointers.
+    unsafe { raw::call(libc::SYS_ioctl, arguments) }.map(drop)
+}
+
+/// All interfaces that have an address, one structure each, as far as there is room; how much that takes. Without room: how much it would.
+pub fn interfaces(socket: impl AsFd, into: Option<&mut [u8]>) -> Result<usize> {
+    #[repr(C)]
+    struct Configuration {
+        len: i32,
+        at: *mut u8,
+    }
+    let (len, at) = into.map_or((0, std::ptr::null_mut()), |into| (into.len(), into.as_mut_ptr()));
+    let mut asked = Configuration { len: i32::try_from(len).map_err(|_| Errno::INVAL)?, at };
+    let arguments =
+        [socket.as_fd().as_raw_fd() as usize, SIOCGIFCONF as usize, &raw mut asked as usize, 0, 0, 0];
+    // SAFETY: the kernel writes at most `len` bytes there, and the structure.
+    unsafe { raw::call(libc::SYS_ioctl, arguments) }?;
+    usize::try_from(asked.len).map_err(|_| Errno::INVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seccomp::tests::verdict;
+
+    const CALLS: [Watched; 1] = [Watched { number: libc::SYS_listen, only_if: &[] }];
+
+    fn own(number: i64, arguments: [u32; 6]) -> u32 {
+        verdict(&program(&CALLS), Architecture::OWN, number as u32, arguments)
+    }
+
+    #[test]
+    fn what_concerns_the_host_is_shown_or_refused_and_nothing_else() {
+        let ioctl = |request| own(libc::SYS_ioctl, [3, request, 0, 0, 0, 0]);
+        for allowed in [0x5401, 0x541b, 0x5411, 0x8905, 0x894b, 0x4004_8a01, 0x0001_5411] {
+            assert_eq!(ioctl(allowed), ALLOW, "{allowed:x}");
+        }
+        for shown in [0x8912, 0x8915, 0x8933] {
+            assert_eq!(ioctl(shown), SHOW, "{shown:x}");
+        }
+        for refused in [0x894c, 0x8946, 0x8914, 0x8954, 0x89e0, 0x89f0, 0x8b01, 0xffff_8915] {
+            assert_eq!(ioctl(refused), fail(Errno::PERM), "{refused:x}");
+        }
+        let errors = |number, at: usize, flags| {
+            let mut arguments = [0; 6];
+            arguments[at] = flags;
+            own(number, arguments)
+        };
+        for (call, at) in [(libc::SYS_recvfrom, 3), (libc::SYS_recvmsg, 2), (libc::SYS_recvmmsg, 3)] {
+            assert_eq!(errors(call, at, 0x2040), fail(Errno::AGAIN));
+            assert_eq!(errors(call, at, 0x40), ALLOW);
+        }
+        let asks = |level, option| own(libc::SYS_getsockopt, [3, level, option, 0, 0, 0]);
+        assert_eq!([asks(1, 71), asks(0, 80), asks(6, 28)], [SHOW; 3]);
+        assert_eq!([asks(1, 70), asks(6, 80), asks(6, 11)], [ALLOW; 3]);
+        assert_eq!(own(libc::SYS_listen, [0; 6]), SHOW);
+        assert_eq!(own(libc::SYS_setsockopt, [3, 1, 60, 0, 0, 0]), fail(Errno::OPNOTSUPP));
+        assert_eq!(own(libc::SYS_io_uring_enter, [0; 6]), fail(Errno::NOSYS));
+        assert_eq!(own(0x4000_0000 + 55, [0; 6]), fail(Errno::NOSYS));
+        assert_eq!([own(libc::SYS_sendmsg, [0x2000; 6]), own(libc::SYS_write, [0; 6])], [ALLOW; 2]);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn another_abi_has_no_sockets() {
+        let i386 = |number, request| verdict(&program(&CALLS), 0x4000_0003, number, [3, request, 0, 0, 0, 0]);
+        for refused in [102, 359, 365, 366, 371, 372, 373, 337, 417, 425] {
+            assert_eq!(i386(refused, 0), fail(Errno::NOSYS), "{refused}");
+        }
+        assert_eq!([i386(4, 0), i386(358, 0), i386(374, 0), i386(54, 0x5401)], [ALLOW; 4]);
+        assert_eq!([i386(54, 0x8915), i386(54, 0x894c)], [fail(Errno::PERM); 2]);
+        assert_eq!(verdict(&program(&CALLS), 0x1234, 4, [0; 6]), fail(Errno::NOSYS));
+    }
+
+    /// Needs root.
+    #[test]
+    fn a_process_is_known_to_be_under_the_filter() {
+        use std::io::Read;
+        use std::os::unix::process::CommandExt;
+        let child = |is_guarded: bool| {
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", "echo up; exec sleep 60"]).stdout(std::process::Stdio::piped());
+            // SAFETY: between fork and exec it makes system calls, and a vector, which nobody else's lock is in the way of: the tests
+            // of this crate that run beside it do not hold the allocator's.
+            unsafe {
+                command.pre_exec(move || {
+                    rustix::thread::set_no_new_privs(true)?;
+                    let calls = if is_guarded { &CALLS[..] } else { &[] };
+                    watch(calls).map(std::mem::forget).map_err(Into::into)
+                });
+            }
+            let mut child = command.spawn().unwrap();
+            child.stdout.as_mut().unwrap().read_exact(&mut [0; 3]).unwrap();
+            child
+        };
+        for is_guarded in [true, false] {
+            let mut child = child(is_guarded);
+            let pid = Pid::from_child(&child);
+            assert_eq!(is_under(pid, &CALLS), Ok(is_guarded));
+            assert!(child.try_wait().unwrap().is_none(), "it goes on");
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn interfaces_are_told() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let needed = interfaces(&socket, None).unwrap();
+        let mut room = vec![0; needed];
+        assert_eq!(interfaces(&socket, Some(&mut room)), Ok(needed));
+        let mut lo = [0; 40];
+        lo[..2].copy_from_slice(b"lo");
+        interface(&socket, 0x8921, &mut lo).unwrap();
+        assert_ne!(lo[16..20], [0; 4]);
+        assert_eq!(interface(&socket, 0x894c, &mut lo), Err(Errno::PERM));
+    }
+}
