@@ -424,6 +424,16 @@ pub(crate) enum Overlay {
             Exit codes of shunt itself: 2 wrong flags, 126 CMD cannot be executed, 127 CMD not found."
     )]
     Run(OverlayRunArgs),
+    /// Supervise a program that a router has looked at; the router runs this
+    #[command(hide = true)]
+    Supervisor {
+        /// Where the router is asked
+        #[arg(long, value_name = "SOCKET")]
+        router: PathBuf,
+        /// The program
+        #[arg(long, value_name = "PID")]
+        process: u32,
+    },
     /// Show what the router of this host knows, and which road connections have taken and why
     Status {
         /// The control socket of the router

@@ -4,6 +4,7 @@ mod policy;
 pub(crate) mod seen;
 
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -26,6 +27,9 @@ pub(crate) fn run(part: &Overlay) -> Result<ExitCode> {
             print!("{}", if *json { format!("{status:#}\n") } else { report(&status) });
         }
         Overlay::Policy(part) => policy::run(part)?,
+        Overlay::Supervisor { router, process } => {
+            shunt_overlay::supervise_apart(std::io::stdin().as_fd().try_clone_to_owned()?, router, *process)?;
+        }
         Overlay::NewKey { file } => shunt_overlay::new_key(file)?,
         Overlay::Run(args) => return Ok(supervise(args)),
     }
@@ -45,6 +49,10 @@ fn supervise(args: &OverlayRunArgs) -> ExitCode {
     };
     match shunt_overlay::supervise(&args.router) {
         Ok(Supervised::Ready) => {}
+        Ok(Supervised::Refused) => say(&format!(
+            "{name} runs on the overlay: the router does not trust containers, and something in this one is not under its filter; \
+             start the container's first program by shunt overlay run, and whatever else is started in it from outside"
+        )),
         Ok(Supervised::WithoutRouter) => say(&format!(
             "{name} runs on the overlay until a router answers at {}: is its directory in the container?",
             args.router.display()

@@ -103,7 +103,7 @@ fn static_programs_take_the_host_network_and_no_two_connections_are_swapped() {
     // Nothing is left of them.
     for host in [A, B] {
         let complaint = || format!("{} {}", lab.descriptors(host), lab.status(host));
-        lab::await_until(|| lab.descriptors(host) < 40, complaint);
+        lab::await_until(|| lab.descriptors(host) < 60, complaint);
     }
 }
 

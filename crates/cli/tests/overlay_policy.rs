@@ -329,7 +329,11 @@ print(errno.errorcode[s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)])
 /// Limits and priorities of a connection are the rule's, from the start and while it is used.
 #[test]
 fn a_rule_gives_connections_a_rate_and_a_class_also_those_in_use() {
-    let mut lab = Lab::with_routers();
+    let mut lab = Lab::build();
+    // Else the program does not see them.
+    lab.configuration = "secure = false\n".into();
+    lab.start(A);
+    lab.start(B);
     serve(&mut lab);
     // It says what its socket has when it is asked, and how long 20 MB take.
     const SCRIPT: &str = "

@@ -68,6 +68,10 @@ impl Channel {
         self.turn.lock().expect("nobody panics while it is locked").take();
     }
 
+    pub(crate) fn socket(&self) -> &OwnedFd {
+        self.socket.get_ref()
+    }
+
     pub(crate) fn namespace(&self) -> u64 {
         self.namespace
     }

@@ -244,11 +244,7 @@ fn host_socket(talk: &Talk<'_, TcpStream>) -> Result<OwnedFd, Reason> {
 }
 
 /// Gives the host connection what the program has set, which is returned as well. O2: neither end has sent a byte on the overlay.
-async fn liken(
-    shared: &Arc<Shared>,
-    made: &Made,
-    connection: OwnedFd,
-) -> Result<(OwnedFd, Options), Reason> {
+async fn liken(shared: &Arc<Shared>, made: &Made, connection: OwnedFd) -> Result<(OwnedFd, Options), Reason> {
     let shown = made.overlay.clone();
     let which = if shared.guard.is_some() { Copied::Harmless } else { Copied::All };
     let copied = move || {

@@ -6,11 +6,12 @@
 //! ends of a conversation between routers (`wire`), which have asked each other before (`peers`, `guests`). `policy` says which connections may be; `connections` has those that there are under it,
 //! with their `options`, and `enforce` brings another one about. Which host has a container is in the `map`, which `discovery` keeps by way of `etcd`. `account` makes sockets for containers,
 //! `secure` has them tagged, and `adopt` finds the connections that a router before has made; `listing` is what it says of them. `supervise` puts a program under a supervisor, whose life is in `supervisor`;
-//! `stand_by` has one wait for a program in a container.
+//! `admit` gives it one where programs are not trusted, `stand_by` has one wait for a program in a container.
 
 #![forbid(unsafe_code)]
 
 mod account;
+mod admit;
 mod adopt;
 mod channel;
 mod client;
@@ -41,6 +42,7 @@ mod supervise;
 mod supervisor;
 mod wire;
 
+pub use admit::supervise_apart;
 pub use config::{ConfigError, DEFAULT_CONTROL, DEFAULT_SOCKET};
 pub use policy::{Policy, PolicyError};
 pub use request::{Request, ask};

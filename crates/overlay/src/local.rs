@@ -18,7 +18,7 @@ use crate::metrics::End;
 use crate::options::Options;
 use crate::reason::Reason;
 use crate::shared::{Share, Shared};
-use crate::{client, server};
+use crate::{admit, client, server};
 
 /// Whoever connects says at once what it wants.
 const FIRST: Duration = Duration::from_secs(2);
@@ -86,9 +86,24 @@ async fn converse(
     share: Share,
 ) -> Result<(), MessageError> {
     let mut limit = FIRST;
+    // Whom there is no need to look at any more.
+    let mut is_known = shared.guard.is_none();
     loop {
         let Ok(next) = timeout(limit, channel.receive::<Request>()).await else { return Ok(()) };
-        match next? {
+        let next = next?;
+        if !is_known && !matches!(next.0, Request::Enter(_)) && !admit::is_of_host(&channel) {
+            tracing::debug!("a container's process says that it is a supervisor");
+            return Ok(());
+        }
+        match next {
+            (Request::Enter(VERSION), Some(shown)) => {
+                let is_ours = shared.lives_in(shown.as_fd(), namespace);
+                drop(shown);
+                return match is_ours && shared.guard.is_some() {
+                    true => admit::program(&shared, &channel).await,
+                    false => Ok(channel.send(&Answer::Open, None)?),
+                };
+            }
             (Request::Hello(VERSION), Some(shown)) => {
                 // One that stays is counted among the supervisors.
                 drop(share);
@@ -128,6 +143,7 @@ async fn converse(
         }
         channel.end_turn();
         limit = IDLE;
+        is_known = true;
     }
 }
 

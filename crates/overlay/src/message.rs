@@ -14,7 +14,7 @@ use crate::policy::Denial;
 use crate::reason::Reason;
 
 /// Of this protocol.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 /// Bytes of a message at most.
 const LENGTH: usize = 8192;
 
@@ -22,6 +22,10 @@ const LENGTH: usize = 8192;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Request {
+    /// Here is a program that is to have a supervisor, and a socket of its network namespace.
+    Enter(u32),
+    /// It is under the filter, and this is its listener.
+    Guard,
     /// Here is a supervisor; its connection stays open.
     Hello(u32),
     /// Whoever accepts from this listening socket will ask first.
@@ -46,6 +50,14 @@ pub(crate) enum Request {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Answer {
+    /// It starts its supervisor itself.
+    Open,
+    /// It has to be under the filter for programs that are not trusted.
+    Secure,
+    /// Its supervisor waits for a call of it.
+    Probe,
+    /// It is supervised.
+    Guarded,
     /// Here is a router.
     Welcome(Welcome),
     /// The other end would take it; this socket will be the host connection.

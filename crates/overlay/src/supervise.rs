@@ -3,17 +3,19 @@
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, socketpair};
 use rustix::thread::{CapabilitySet, capabilities, set_no_new_privs};
-use shunt_sys::seccomp::{self, Listener};
-use shunt_sys::{Errno, seqpacket};
-use shunt_sys::{apart, limits};
+use shunt_sys::seccomp::{self, Listener, Watched};
+use shunt_sys::{Errno, apart, guarded, limits, seqpacket};
 use thiserror::Error;
 
+use crate::message::{self, Answer, Request, VERSION};
 use crate::supervisor::{self, CALLS};
 
 /// Why the program goes without a supervisor.
@@ -42,25 +44,73 @@ pub enum Supervised {
     Ready,
     /// It was not: connections are the overlay's until it is.
     WithoutRouter,
+    /// It does not trust containers, and could not see that this program is under its filter, and whatever else is in the container.
+    Refused,
 }
 
 /// The supervisor answers at once, or not at all.
 const LIMIT: Duration = Duration::from_secs(5);
+/// So does a router.
+const GRACE: Duration = Duration::from_millis(500);
 
 /// From now on the calls of this process that make connections are shown to a supervisor, which asks the router at `router`. Must be called
 /// while the process has one thread.
 pub fn supervise(router: &Path) -> Result<Supervised, SuperviseError> {
+    match enter(router) {
+        Some(router_socket) => supervise_by(&router_socket),
+        None => {
+            let place = router.to_owned();
+            accompany(move |parent| live(parent, &place), || watch(seccomp::watch))
+        }
+    }
+}
+
+/// Asks the router whether it wants programs to be under its own supervisors. None: it does not, or there is none.
+fn enter(router: &Path) -> Option<OwnedFd> {
+    let socket = seqpacket::connect(router.as_os_str().as_bytes()).ok()?;
+    let shown = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).ok()?;
+    message::send(&socket, &Request::Enter(VERSION), Some(shown.as_fd())).ok()?;
+    (answer(&socket, GRACE)? == Answer::Secure).then_some(socket)
+}
+
+/// Has the router supervise this process. If it will not, the program has to live with one that never has a router.
+fn supervise_by(socket: &OwnedFd) -> Result<Supervised, SuperviseError> {
+    let listener = watch(guarded::watch)?;
+    let is_guarded = || {
+        message::send(socket, &Request::Guard, Some(listener.as_fd())).ok()?;
+        (answer(socket, LIMIT)? == Answer::Probe).then_some(())?;
+        // Whatever it is called on: the supervisor sees it.
+        let _ = rustix::net::listen(socket, 0);
+        (answer(socket, LIMIT)? == Answer::Guarded).then_some(())
+    };
+    match is_guarded() {
+        Some(()) => Ok(Supervised::Ready),
+        None => accompany(let_go, || Ok(listener)).map(|_| Supervised::Refused),
+    }
+}
+
+fn answer(socket: &OwnedFd, limit: Duration) -> Option<Answer> {
+    let limit =
+        rustix::event::Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+    rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&limit)).ok()?;
+    message::receive(socket).ok().map(|(answer, _)| answer)
+}
+
+/// With a supervisor that this process starts.
+fn accompany(
+    life: impl FnOnce(OwnedFd),
+    listener: impl FnOnce() -> Result<Listener, SuperviseError>,
+) -> Result<Supervised, SuperviseError> {
     let kernel = |what| move |source| SuperviseError::Kernel { what, source };
     let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
     let (near, far) = pair.map_err(kernel("a pair of sockets"))?;
-    let place = router.to_owned();
-    apart::beside(far, move |parent| live(parent, &place)).map_err(kernel("a process for the supervisor"))?;
+    apart::beside(far, life).map_err(kernel("a process for the supervisor"))?;
     let mut near = UnixStream::from(near);
     let _ = near.set_read_timeout(Some(LIMIT));
     // It is there before anything is shown to it.
     let mut word = [0];
     near.read_exact(&mut word).map_err(|_| SuperviseError::Gone)?;
-    let listener = watch()?;
+    let listener = listener()?;
     seqpacket::send(&near, b"l", &[listener.as_fd()]).map_err(kernel("the supervisor does not listen"))?;
     Ok(if word == [READY] { Supervised::Ready } else { Supervised::WithoutRouter })
 }
@@ -68,7 +118,7 @@ pub fn supervise(router: &Path) -> Result<Supervised, SuperviseError> {
 const READY: u8 = b'r';
 const WITHOUT_ROUTER: u8 = b'w';
 
-fn watch() -> Result<Listener, SuperviseError> {
+fn watch(install: fn(&[Watched]) -> Result<Listener, Errno>) -> Result<Listener, SuperviseError> {
     let is_privileged =
         capabilities(None).is_ok_and(|held| held.effective.contains(CapabilitySet::SYS_ADMIN));
     let kernel = |what| move |source| SuperviseError::Kernel { what, source };
@@ -76,7 +126,7 @@ fn watch() -> Result<Listener, SuperviseError> {
         // Else the kernel takes no filter, since a setuid program could be fooled by it.
         set_no_new_privs(true).map_err(kernel("no_new_privs"))?;
     }
-    seccomp::watch(&CALLS).map_err(|error| match error {
+    install(&CALLS).map_err(|error| match error {
         Errno::BUSY => SuperviseError::Supervised,
         source => SuperviseError::Kernel { what: "a seccomp filter with a listener (Linux 5.19)", source },
     })
@@ -97,6 +147,19 @@ fn live(parent: OwnedFd, router: &Path) {
     if let Some(listener) = receive(&stream) {
         drop(stream);
         supervisor.serve(listener);
+    }
+}
+
+/// The life of one that has no router, and never will.
+fn let_go(parent: OwnedFd) {
+    apart::ignore_endings();
+    let _ = rustix::process::setsid();
+    let mut stream = UnixStream::from(parent);
+    if stream.write_all(&[WITHOUT_ROUTER]).is_ok()
+        && let Some(listener) = receive(&stream)
+    {
+        drop(stream);
+        supervisor::let_go(&listener);
     }
 }
 

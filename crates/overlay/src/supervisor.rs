@@ -8,6 +8,7 @@ mod accept;
 mod address;
 mod connect;
 mod crew;
+mod guarded;
 mod link;
 mod process;
 mod replace;
@@ -132,6 +133,9 @@ impl Supervisor {
     }
 
     fn dispatch(self: &Arc<Supervisor>, call: Call) {
+        if self.guards(&call) {
+            return;
+        }
         if !self.link.is_up() && self.strays.is_empty() {
             call.proceed();
             return;
@@ -191,6 +195,9 @@ impl Supervisor {
     /// listen is made here, since the router can be shown the socket only afterwards.
     fn listen(&self, call: &Call) {
         let Some(socket) = call.socket() else { return call.proceed() };
+        if guarded::is_hosts(socket.as_fd()) {
+            return call.answer(Err(Errno::INVAL));
+        }
         if !self.may_listen(&socket) {
             return call.proceed();
         }
@@ -232,6 +239,22 @@ impl Supervisor {
         let mut shown = self.shown.lock().expect(NEVER);
         if !self.is_blind.load(Relaxed) && !shown.contains(&cookie) && self.link.show(socket) {
             shown.insert(cookie);
+        }
+    }
+}
+
+/// Has the kernel make every call, until nobody is left under the filter. Makes no call that the filter shows: the caller may be under it.
+pub(crate) fn let_go(listener: &Listener) {
+    loop {
+        let mut polled = [PollFd::new(listener, PollFlags::IN)];
+        match poll(&mut polled, None) {
+            Ok(_) if polled[0].revents().contains(PollFlags::HUP) => return,
+            Ok(_) => match listener.next() {
+                Ok(notification) => drop(listener.proceed(notification.id)),
+                Err(Errno::NOENT | Errno::INTR) => {}
+                Err(_) => return,
+            },
+            Err(_) => {}
         }
     }
 }

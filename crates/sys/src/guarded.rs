@@ -191,8 +191,8 @@ pub fn is_under(process: Pid, calls: &[Watched]) -> Result<bool> {
             match filter(pid, nth) {
                 Ok(filter) if same(&filter, &wanted) => return Ok(true),
                 Ok(_) => {}
-                // No further one.
-                Err(Errno::NOENT) => return Ok(false),
+                // No further one, or none at all.
+                Err(Errno::NOENT | Errno::INVAL) => return Ok(false),
                 // One that is not made of classic instructions.
                 Err(Errno::MEDIUMTYPE) => {}
                 Err(error) => return Err(error),
@@ -323,7 +323,7 @@ mod tests {
     fn a_process_is_known_to_be_under_the_filter() {
         use std::io::Read;
         use std::os::unix::process::CommandExt;
-        let child = |is_guarded: bool| {
+        let child = |is_guarded: bool, is_watched: bool| {
             let mut command = std::process::Command::new("sh");
             command.args(["-c", "echo up; exec sleep 60"]).stdout(std::process::Stdio::piped());
             // SAFETY: between fork and exec it makes system calls, and a vector, which nobody else's lock is in the way of: the tests
@@ -331,6 +331,9 @@ mod tests {
             unsafe {
                 command.pre_exec(move || {
                     rustix::thread::set_no_new_privs(true)?;
+                    if !is_watched {
+                        return Ok(());
+                    }
                     let calls = if is_guarded { &CALLS[..] } else { &[] };
                     watch(calls).map(std::mem::forget).map_err(Into::into)
                 });
@@ -339,8 +342,8 @@ mod tests {
             child.stdout.as_mut().unwrap().read_exact(&mut [0; 3]).unwrap();
             child
         };
-        for is_guarded in [true, false] {
-            let mut child = child(is_guarded);
+        for (is_guarded, is_watched) in [(true, true), (false, true), (false, false)] {
+            let mut child = child(is_guarded, is_watched);
             let pid = Pid::from_child(&child);
             assert_eq!(is_under(pid, &CALLS), Ok(is_guarded));
             assert!(child.try_wait().unwrap().is_none(), "it goes on");

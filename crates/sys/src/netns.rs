@@ -10,6 +10,7 @@ use crate::{Errno, Result};
 
 const SIOCGSKNS: Opcode = 0x894c;
 const NS_GET_USERNS: Opcode = 0xb701;
+const NS_GET_PARENT: Opcode = 0xb702;
 
 /// The network namespace that a socket of any kind lives in. Needs CAP_NET_ADMIN there.
 pub fn of_socket(socket: impl AsFd) -> Result<OwnedFd> {
@@ -29,6 +30,25 @@ pub fn belongs_here(socket: impl AsFd) -> Result<bool> {
     };
     let own = stat("/proc/self/ns/user")?;
     Ok((owner.st_dev, owner.st_ino) == (own.st_dev, own.st_ino))
+}
+
+/// The outermost PID namespace that a process is in, below that of this process: of a container, whatever it has made within. None: it is
+/// in no other. Device and inode.
+pub fn outermost_pids(process: u32) -> Result<Option<(u64, u64)>> {
+    let known = |namespace: rustix::fs::Stat| (namespace.st_dev, namespace.st_ino);
+    let own = known(stat("/proc/self/ns/pid")?);
+    let path = format!("/proc/{process}/ns/pid");
+    let mut namespace = rustix::fs::open(path, rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())?;
+    let mut outermost = None;
+    loop {
+        let this = known(fstat(&namespace)?);
+        if this == own {
+            return Ok(outermost);
+        }
+        outermost = Some(this);
+        // SAFETY: see the implementation.
+        namespace = unsafe { ioctl(namespace, NamespaceOf::<NS_GET_PARENT>) }?;
+    }
 }
 
 /// Runs `work` inside a network namespace, on a thread that is in it for no longer. Needs CAP_SYS_ADMIN.
@@ -56,7 +76,7 @@ fn apart<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     })
 }
 
-/// SIOCGSKNS and NS_GET_USERNS return a new descriptor, and take no argument.
+/// SIOCGSKNS, NS_GET_USERNS and NS_GET_PARENT return a new descriptor, and take no argument.
 struct NamespaceOf<const OPCODE: Opcode>;
 
 // SAFETY: the kernel neither reads nor writes memory, and a result that is no error is a descriptor of ours, made
@@ -84,6 +104,32 @@ unsafe impl<const OPCODE: Opcode> Ioctl for NamespaceOf<OPCODE> {
 mod tests {
     use super::*;
     use std::net::UdpSocket;
+
+    /// Needs root.
+    #[test]
+    fn a_process_of_a_container_is_known_by_the_outermost_namespace() {
+        assert_eq!(outermost_pids(std::process::id()), Ok(None));
+        let mut nested = std::process::Command::new("unshare");
+        // Two of them, one in the other.
+        nested.args(["-pf", "unshare", "-pf", "sh", "-c", "readlink /proc/self/ns/pid; exec sleep 60"]);
+        nested.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null());
+        let mut child = nested.spawn().unwrap();
+        let mut said = [0; 5];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut said).unwrap();
+        let children = |of: u32| -> u32 {
+            let path = format!("/proc/{of}/task/{of}/children");
+            std::fs::read_to_string(path).unwrap().trim().parse().unwrap()
+        };
+        let outer = children(child.id());
+        let inner = children(outer);
+        let found = [outer, inner].map(|process| outermost_pids(process).unwrap());
+        assert!(found[0].is_some() && found[0] == found[1]);
+        for process in [inner, outer] {
+            let pid = rustix::process::Pid::from_raw(process as i32).unwrap();
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        child.wait().unwrap();
+    }
 
     #[test]
     fn a_socket_leads_into_its_namespace() {

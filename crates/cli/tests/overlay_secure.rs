@@ -1,0 +1,288 @@
+//! Containers that are not trusted: what a hostile program tries with a socket of the host's network, and what it gets. Needs root and gcc.
+//!
+//! docs/security.md is the list of attempts: each row there is one that the program makes (`overlay/attack.c`), with what comes of it.
+
+#[path = "overlay/lab.rs"]
+mod lab;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use lab::{A, B, CLIENT, Lab, SERVER};
+use serde_json::json;
+
+/// Sends back whatever comes.
+const ECHO: &str = "
+import socket, sys
+def echo(s):
+    while data := s.recv(65536):
+        s.sendall(data)
+if sys.argv[1] == 'accept':
+    listener = socket.create_server(('', 9000))
+    print('listening', flush=True)
+    while True:
+        connection, _ = listener.accept()
+        try:
+            echo(connection)
+        except OSError:
+            pass
+else:
+    connection = socket.create_connection(('10.50.1.2', 9000))
+    print('connected', flush=True)
+    echo(connection)
+";
+
+/// The hostile program, static, built once.
+fn attack() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("attack");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/overlay/attack.c");
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-static", "-pthread", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
+            .arg(&program)
+            .arg(source);
+        let output = gcc.output().expect("gcc is there");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        program
+    })
+}
+
+fn attack_in(lab: &Lab, is_supervised: bool, way: &str, pass: &str) -> Command {
+    let mut command = lab.command(A, is_supervised, attack());
+    command.args([way, CLIENT, SERVER, "192.168.77.", "wire", pass]);
+    command
+}
+
+/// What it has said of each attempt, in its order.
+fn outcomes(said: &str) -> Vec<(String, String)> {
+    assert!(said.ends_with("done\n"), "{said}");
+    let lines = said.lines().filter_map(|line| line.split_once('\t'));
+    lines.map(|(name, outcome)| (name.to_owned(), outcome.to_owned())).collect()
+}
+
+/// A row of the page: what the program gets under `shunt overlay run`, and what one that is not gets, and what stops it.
+type Row = (String, [String; 3]);
+
+/// The page's table.
+fn listed() -> Vec<Row> {
+    let page = include_str!("../../../docs/security.md");
+    let table = page.split("| attempt |").nth(1).expect("the table");
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with("| "));
+    let cells = |row: &str| -> Vec<String> {
+        row.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
+    };
+    rows.map(|row| {
+        let [name, filtered, given, stops] = cells(row).try_into().expect(row);
+        // The same as in the column before.
+        let given = if given.is_empty() { filtered.clone() } else { given };
+        (name, [filtered, given, stops])
+    })
+    .collect()
+}
+
+fn compare(said: &[(String, String)], column: usize) {
+    let page = listed();
+    let of_page: BTreeMap<&str, &str> =
+        page.iter().map(|(name, cells)| (name.as_str(), cells[column].as_str())).collect();
+    let tried: BTreeMap<&str, &str> =
+        said.iter().map(|(name, outcome)| (name.as_str(), outcome.as_str())).collect();
+    assert_eq!(page.len(), of_page.len(), "no attempt is listed twice");
+    let differ: Vec<_> = tried.iter().filter(|(name, got)| of_page.get(*name) != Some(*got)).collect();
+    let missing: Vec<_> = of_page.keys().filter(|name| !tried.contains_key(*name)).collect();
+    assert!(
+        differ.is_empty() && missing.is_empty(),
+        "docs/security.md says otherwise of {differ:#?}, and lists {missing:#?}"
+    );
+    assert!(page.iter().all(|(_, cells)| !cells[2].is_empty()), "each row says what stops it");
+}
+
+/// Both hosts translate addresses, so that their kernels know where each connection went.
+fn translate(lab: &Lab) {
+    for host in [A, B] {
+        let mut nft = Command::new("nft");
+        nft.arg("add table ip t; add chain ip t c { type filter hook input priority 0; }; add rule ip t c ct state established accept");
+        assert!(lab.hosts[host].net.inside(|| nft.status()).unwrap().success());
+    }
+}
+
+/// With a class that is not the program's own.
+const POLICY: &str =
+    "[[rule]]\nname = 'all'\naction = 'allow'\ndscp = 'cs1'\npriority = 5\nrate = '400mbit'\n";
+
+#[test]
+fn a_program_that_connects_gets_what_the_page_says() {
+    let mut lab = Lab::with_routers();
+    translate(&lab);
+    lab.apply(A, POLICY);
+    let mut server = lab.command(B, true, "python3");
+    lab.launch(B, server.args(["-c", ECHO, "accept"]), "listening");
+    let output = lab.output(A, &mut attack_in(&lab, true, "connect", "-"));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(lab.roads(A, "client"), (1, json!({})), "{said} {}", String::from_utf8_lossy(&output.stderr));
+    compare(&outcomes(&said), 0);
+}
+
+#[test]
+fn a_program_that_accepts_gets_the_same() {
+    let mut lab = Lab::with_routers();
+    translate(&lab);
+    lab.apply(A, POLICY);
+    let hostile = lab.launch(A, &mut attack_in(&lab, true, "accept", "-"), "listening");
+    let mut client = lab.command(B, true, "python3");
+    lab.launch(B, client.args(["-c", ECHO, "connect"]), "connected");
+    let said = lab.await_end(hostile);
+    assert_eq!(lab.roads(A, "server"), (1, json!({})), "{said}");
+    compare(&outcomes(&said), 0);
+}
+
+/// One that is in the container and not under the filter: nobody should have started it so, and the page says what it would get.
+#[test]
+fn a_program_outside_the_filter_gets_what_the_page_says() {
+    let mut lab = Lab::with_routers();
+    translate(&lab);
+    lab.apply(A, POLICY);
+    let mut server = lab.command(B, true, "python3");
+    lab.launch(B, server.args(["-c", ECHO, "accept"]), "listening");
+    let meeting = lab.path("meeting").display().to_string();
+    let given = lab.launch(A, &mut attack_in(&lab, false, "given", &meeting), "waiting");
+    let output = lab.output(A, &mut attack_in(&lab, true, "connect", &meeting));
+    assert!(output.status.success(), "{output:?}");
+    compare(&outcomes(&lab.await_end(given)), 1);
+}
+
+/// A container's processes have numbers of their own.
+fn contained(command: &Command) -> Command {
+    let mut unshare = Command::new("unshare");
+    unshare
+        .args(["--pid", "--fork", "--mount-proc", "--"])
+        .arg(command.get_program())
+        .args(command.get_args());
+    unshare
+}
+
+fn serve(lab: &mut Lab) {
+    let mut server = lab.command(B, true, "python3");
+    lab.launch(B, server.args(["-c", ECHO, "accept"]), "listening");
+}
+
+/// Says once that it is connected, and what has come of it when the file is there.
+const CONVERSE: &str = "
+import os, socket, sys, time
+s = socket.create_connection(('10.50.2.2', 9000))
+s.sendall(b'x' * 1000)
+left = 1000
+while left:
+    left -= len(s.recv(left))
+print('connected', flush=True)
+while len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+if len(sys.argv) > 1:
+    import errno
+    copy, outcomes = os.dup(s.fileno()), []
+    for call in [lambda: os.read(copy, 1), lambda: os.write(copy, b'x'), lambda: s.send(b'x')]:
+        try:
+            outcomes.append(call())
+        except OSError as error:
+            outcomes.append(errno.errorcode[error.errno])
+    print(*outcomes)
+";
+
+/// Says what a router answers to somebody who says that he is a supervisor.
+const PRETEND: &str = "
+import socket, sys
+requests = [
+    '{\"hello\":6}',
+    '{\"connect\":{\"to\":\"10.50.2.2:9000\",\"from\":null}}',
+    '{\"accepted\":{\"local\":\"10.50.1.2:9000\",\"remote\":\"10.50.2.2:9000\"}}',
+]
+for words in requests:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s, socket.socket() as shown:
+        s.connect(sys.argv[1])
+        socket.send_fds(s, [words.encode()], [shown.fileno()])
+        s.settimeout(20)
+        # What was shown is closed in any case.
+        print(s.recv(1000) not in [b'', b'\"done\"'])
+";
+
+#[test]
+fn only_processes_of_the_host_are_supervisors() {
+    let mut lab = Lab::with_routers();
+    serve(&mut lab);
+    let mut pretend = Command::new("python3");
+    pretend.args(["-c", PRETEND, lab.socket(A).to_str().unwrap()]);
+    let of_container = lab.output(A, &mut contained(&pretend));
+    assert_eq!(String::from_utf8_lossy(&of_container.stdout), "False\nFalse\nFalse\n", "{of_container:?}");
+    let of_host = lab.output(A, &mut pretend);
+    assert_eq!(String::from_utf8_lossy(&of_host.stdout), "True\nTrue\nTrue\n", "{of_host:?}");
+}
+
+#[test]
+fn a_program_is_served_only_if_its_whole_container_is_under_the_filter() {
+    let mut lab = Lab::with_routers();
+    serve(&mut lab);
+    let mut run = lab.command(A, true, "python3");
+    run.args(["-c", CONVERSE]);
+    let output = lab.output(A, &mut contained(&run));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "connected\n", "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+    assert_eq!(lab.roads(A, "client"), (1, json!({})));
+
+    // The same with somebody beside it, who could be given its socket.
+    let words: Vec<String> = std::iter::once(run.get_program())
+        .chain(run.get_args())
+        .map(|word| format!("'{}'", word.to_str().unwrap().replace('\'', "'\\''")))
+        .collect();
+    let mut beside = Command::new("sh");
+    beside.args(["-c", &format!("sleep 60 & {}", words.join(" "))]);
+    let output = lab.output(A, &mut contained(&beside));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "connected\n", "{output:?}");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.contains("something in this one is not under its filter"), "{complaint}");
+    assert_eq!(lab.roads(A, "client").0, 1);
+    assert!(lab.log(A).contains("of its container is not under the filter"));
+}
+
+/// What is revoked is revoked for every copy, with an error that TCP has.
+#[test]
+fn a_connection_that_is_revoked_ends_as_one_that_is_aborted() {
+    let mut lab = Lab::with_routers();
+    serve(&mut lab);
+    let mut client = lab.command(A, true, "python3");
+    let client = lab.launch(A, client.args(["-c", CONVERSE]).arg(lab.path("go")), "connected");
+    let said = lab.apply(A, "default = 'deny'\n");
+    assert!(said.contains("1 connections have been ended"), "{said}");
+    std::fs::write(lab.path("go"), "").unwrap();
+    assert_eq!(lab.await_end(client), "connected\nECONNABORTED EPIPE EPIPE\n");
+}
+
+/// A supervisor goes on without the router that has started it, and finds the next one.
+#[test]
+fn a_supervisor_outlives_the_router_that_has_started_it() {
+    let mut lab = Lab::with_routers();
+    serve(&mut lab);
+    const AGAIN: &str = "
+import os, socket, sys, time
+for number in ['1', '2']:
+    while not os.path.exists(sys.argv[1] + number):
+        time.sleep(0.01)
+    with socket.create_connection(('10.50.2.2', 9000)) as s:
+        s.sendall(b'x')
+        assert s.recv(1) == b'x'
+    print('connected', number, flush=True)
+";
+    let mut client = lab.command(A, true, "sh");
+    client.args(["-c", "echo up; exec python3 -c \"$1\" \"$2\"", "sh", AGAIN]).arg(lab.path("go"));
+    let client = lab.launch(A, &mut client, "up");
+    std::fs::write(lab.path("go1"), "").unwrap();
+    lab::await_until(|| lab.said(client).contains("connected 1"), || lab.said(client));
+    assert_eq!(lab.roads(A, "client"), (1, json!({})));
+    lab.kill(A);
+    lab.start(A);
+    lab::await_until(|| lab.status(A)["now"]["supervisors"] == 1, || lab.status(A).to_string());
+    std::fs::write(lab.path("go2"), "").unwrap();
+    assert!(lab.await_end(client).ends_with("connected 2\n"));
+    assert_eq!(lab.roads(A, "client"), (1, json!({})));
+}

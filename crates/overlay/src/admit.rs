@@ -1,0 +1,209 @@
+//! Programs of containers that are not trusted, and who supervises them. A supervisor holds sockets of the host before they are guarded by
+//! anything but their tags, and decides which calls are made; so it is no process of the container's, but one of the host's, which the
+//! router starts. What the container has to show is that its program is under the filter, and that the listener is that of the filter.
+//!
+//! The program installs the filter and passes on its listener. The router stops the program for a moment, and looks whether that filter is
+//! among its filters. After that the program makes a call which the filter shows. If the supervisor sees it then, by that listener and of
+//! that thread, whoever is seen by the listener is under the filter: the kernel shows a call to the newest filter that asks for it. So the
+//! listener belongs to the filter, or to one that only programs under it can have.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::Pid;
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, LinkNameSpaceType, move_into_link_name_space, set_capabilities,
+};
+use shunt_sys::seccomp::Listener;
+use shunt_sys::{Errno, apart, guarded, limits, netns, seqpacket};
+use tokio::time::timeout;
+
+use crate::channel::Channel;
+use crate::errand::Theirs;
+use crate::message::{Answer, MessageError, Request};
+use crate::shared::Shared;
+use crate::supervisor::{CALLS, Supervisor};
+
+/// Everybody answers at once, or not at all.
+const LIMIT: Duration = Duration::from_secs(5);
+/// What the supervisor says: it is there; it has seen the program.
+const READY: u8 = b'r';
+const SEEN: u8 = b's';
+
+/// Serves a program that wants a supervisor: it goes without one, on the overlay, if it does not show what it has to.
+pub(crate) async fn program(shared: &Arc<Shared>, channel: &Channel) -> Result<(), MessageError> {
+    channel.send(&Answer::Secure, None)?;
+    let Ok(shown) = timeout(LIMIT, channel.receive::<Request>()).await else { return Ok(()) };
+    let (Request::Guard, Some(listener)) = shown? else { return Ok(()) };
+    let begun = match begin(shared, channel, listener).await {
+        Ok(begun) => begun,
+        Err(error) => {
+            tracing::warn!(%error, "a program stays on the overlay: it could not be seen to be under the filter");
+            return Ok(channel.send(&Answer::Stay, None)?);
+        }
+    };
+    channel.send(&Answer::Probe, None)?;
+    let seen = shared.errands.ask(channel.namespace(), move || expect(&begun, SEEN)).await;
+    let answer = if matches!(seen, Ok(Ok(()))) { Answer::Guarded } else { Answer::Stay };
+    Ok(channel.send(&answer, None)?)
+}
+
+/// Looks at the program, and starts its supervisor.
+async fn begin(shared: &Arc<Shared>, channel: &Channel, listener: Theirs) -> std::io::Result<UnixStream> {
+    let process = channel.process().ok_or(Errno::SRCH)?;
+    let busy = |_| std::io::Error::from(Errno::BUSY);
+    let namespace = channel.namespace();
+    let is_guarded = shared.errands.ask(namespace, move || is_guarded(process)).await;
+    is_guarded.map_err(busy)??;
+    let network = File::open(format!("/proc/{process}/ns/net"))?;
+    let group = shared.names.lock().expect("nobody panics while it is locked").group_of(process);
+    // All of that was its own, and no other's that has got its number since.
+    if !channel.process_lives() {
+        return Err(Errno::SRCH.into());
+    }
+    let router = shared.loaded().config.socket.clone();
+    let group = group.ok().flatten();
+    let start = move || start(&router, process, &listener, &network, group.as_ref());
+    shared.errands.ask(namespace, start).await.map_err(busy)?
+}
+
+/// Whether a process is under the filter, and everybody who is in its container: whoever is not could be given a socket by one who is. In the
+/// host's own PID namespace it is the process alone: there is no container, and everybody sees the host's addresses in /proc.
+///
+/// What a process of the container's does meanwhile to be overlooked is not seen: how the container begins is the host's affair.
+fn is_guarded(process: u32) -> std::io::Result<()> {
+    let check =
+        |thread: u32| match guarded::is_under(Pid::from_raw(thread as i32).ok_or(Errno::SRCH)?, &CALLS) {
+            Ok(true) => Ok(()),
+            // It has ended.
+            Err(Errno::SRCH) if thread != process => Ok(()),
+            Ok(false) => Err(std::io::Error::other(format!(
+                "process {thread} of its container is not under the filter"
+            ))),
+            Err(error) => Err(std::io::Error::from(error)),
+        };
+    let Some(container) = netns::outermost_pids(process)? else { return check(process) };
+    for entry in fs::read_dir("/proc")? {
+        let Some(other) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        if netns::outermost_pids(other) != Ok(Some(container)) {
+            continue;
+        }
+        for thread in fs::read_dir(format!("/proc/{other}/task")).into_iter().flatten().flatten() {
+            let thread = thread.file_name().to_str().and_then(|name| name.parse().ok());
+            check(thread.ok_or(Errno::SRCH)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// The supervisor is a process of its own, with which there is a stream until it serves.
+fn start(
+    router: &Path,
+    process: u32,
+    listener: &Theirs,
+    network: &File,
+    group: Option<&File>,
+) -> std::io::Result<UnixStream> {
+    let (near, far) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["overlay", "supervisor", "--router"]).arg(router).args(["--process", &process.to_string()]);
+    command.stdin(Stdio::from(far)).stdout(Stdio::null()).env_clear();
+    // It ends when the supervisor is there.
+    if !command.status()?.success() {
+        return Err(std::io::Error::other("its supervisor did not start"));
+    }
+    let near = UnixStream::from(near);
+    near.set_read_timeout(Some(LIMIT))?;
+    expect(&near, READY)?;
+    let mut passed = vec![listener.as_fd(), network.as_fd()];
+    passed.extend(group.map(File::as_fd));
+    seqpacket::send(&near, b"l", &passed)?;
+    Ok(near)
+}
+
+fn expect(mut supervisor: &UnixStream, word: u8) -> std::io::Result<()> {
+    let mut said = [0];
+    supervisor.read_exact(&mut said)?;
+    if said == [word] { Ok(()) } else { Err(std::io::Error::other("the supervisor says nonsense")) }
+}
+
+/// Whether a process at the other end of `channel` is the host's, and root's, and so may be a supervisor. A container has process numbers
+/// and users of its own, or it is none.
+pub(crate) fn is_of_host(channel: &Channel) -> bool {
+    let Some(process) = channel.process() else { return false };
+    let namespace = |process: &str, kind| {
+        fs::metadata(format!("/proc/{process}/ns/{kind}")).map(|found| (found.dev(), found.ino()))
+    };
+    let is_same = |kind| match (namespace(&process.to_string(), kind), namespace("self", kind)) {
+        (Ok(its), Ok(own)) => its == own,
+        _ => false,
+    };
+    let is_own_user = socket_peercred(channel.socket()).is_ok_and(|it| it.uid == rustix::process::geteuid());
+    is_own_user && is_same("pid") && is_same("user") && channel.process_lives()
+}
+
+/// The life of a supervisor that a router has started, whose other end of a stream is `stream`. Returns when it is there, and has become a
+/// process of its own.
+pub fn supervise_apart(stream: OwnedFd, router: &Path, process: u32) -> std::io::Result<()> {
+    let router = router.to_owned();
+    apart::beside(stream, move |stream| {
+        // The program stays on the overlay then.
+        let _ = live(UnixStream::from(stream), &router, process);
+    })?;
+    Ok(())
+}
+
+fn live(mut stream: UnixStream, router: &Path, process: u32) -> std::io::Result<()> {
+    apart::ignore_endings();
+    let _ = rustix::process::setsid();
+    let _ = limits::raise_descriptors();
+    stream.write_all(&[READY])?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    let (listener, network, group) = receive(&stream)?;
+    if let Some(group) = group {
+        let entrance = openat(&group, "cgroup.procs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+        // What it takes is the container's. A group that may have no more processes goes without.
+        let _ = File::from(entrance).write_all(b"0");
+    }
+    move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
+    drop(network);
+    // It looks at the program, and does nothing else that root could.
+    let kept = CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH;
+    set_capabilities(
+        None,
+        CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() },
+    )?;
+    let supervisor = Supervisor::new(router);
+    let probe = listener.next()?;
+    if (probe.thread, probe.number) != (process, libc::SYS_listen) {
+        return Err(Errno::PERM.into());
+    }
+    listener.answer(probe.id, Err(Errno::NOTSOCK))?;
+    stream.write_all(&[SEEN])?;
+    drop(stream);
+    supervisor.serve(listener);
+    Ok(())
+}
+
+/// The listener of the program's filter, its network namespace, and its control group.
+fn receive(stream: &UnixStream) -> std::io::Result<(Listener, OwnedFd, Option<OwnedFd>)> {
+    let mut polled = [rustix::event::PollFd::new(stream, rustix::event::PollFlags::IN)];
+    let limit = rustix::event::Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
+    rustix::event::poll(&mut polled, Some(&limit))?;
+    let (_, mut passed) = seqpacket::recv(stream, &mut [0; 1])?;
+    let mut next = || passed.take_first();
+    let (listener, network) = (next().ok_or(Errno::BADF)?, next().ok_or(Errno::BADF)?);
+    Ok((Listener::from_fd(listener), network, next()))
+}
