@@ -427,9 +427,9 @@ pub(crate) enum Overlay {
     /// Supervise a program that a router has looked at; the router runs this
     #[command(hide = true)]
     Supervisor {
-        /// Where the router is asked
+        /// Where the router is asked, if one is
         #[arg(long, value_name = "SOCKET")]
-        router: PathBuf,
+        router: Option<PathBuf>,
         /// The program
         #[arg(long, value_name = "PID")]
         process: u32,

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use sd_notify::NotifyState;
 use serde_json::Value;
-use shunt_overlay::{Request, Supervised};
+use shunt_overlay::{Request, SuperviseError, Supervised};
 use shunt_start::program;
 
 use crate::args::{Overlay, OverlayRunArgs};
@@ -28,7 +28,8 @@ pub(crate) fn run(part: &Overlay) -> Result<ExitCode> {
         }
         Overlay::Policy(part) => policy::run(part)?,
         Overlay::Supervisor { router, process } => {
-            shunt_overlay::supervise_apart(std::io::stdin().as_fd().try_clone_to_owned()?, router, *process)?;
+            let stream = std::io::stdin().as_fd().try_clone_to_owned()?;
+            shunt_overlay::supervise_apart(stream, router.as_deref(), *process)?;
         }
         Overlay::NewKey { file } => shunt_overlay::new_key(file)?,
         Overlay::Run(args) => return Ok(supervise(args)),
@@ -57,6 +58,7 @@ fn supervise(args: &OverlayRunArgs) -> ExitCode {
             "{name} runs on the overlay until a router answers at {}: is its directory in the container?",
             args.router.display()
         )),
+        Err(error @ SuperviseError::Lost) => return refuse(&error, 126),
         Err(error) => say(&format!("{name} runs on the overlay: {error}")),
     }
     let Err(refused) = exec::exec(&path, &args.command, std::env::vars_os());

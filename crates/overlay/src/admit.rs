@@ -31,6 +31,7 @@ use tokio::time::timeout;
 use crate::channel::Channel;
 use crate::errand::Theirs;
 use crate::message::{Answer, MessageError, Request};
+use crate::reason::Reason;
 use crate::shared::Shared;
 use crate::supervisor::{CALLS, Supervisor};
 
@@ -45,35 +46,54 @@ pub(crate) async fn program(shared: &Arc<Shared>, channel: &Channel) -> Result<(
     channel.send(&Answer::Secure, None)?;
     let Ok(shown) = timeout(LIMIT, channel.receive::<Request>()).await else { return Ok(()) };
     let (Request::Guard, Some(listener)) = shown? else { return Ok(()) };
-    let begun = match begin(shared, channel, listener).await {
-        Ok(begun) => begun,
-        Err(error) => {
-            tracing::warn!(%error, "a program stays on the overlay: it could not be seen to be under the filter");
-            return Ok(channel.send(&Answer::Stay, None)?);
-        }
+    let listener = Arc::new(listener);
+    let Err(error) = serve(shared, channel, &listener).await else {
+        return Ok(channel.send(&Answer::Guarded, None)?);
     };
-    channel.send(&Answer::Probe, None)?;
-    let seen = shared.errands.ask(channel.namespace(), move || expect(&begun, SEEN)).await;
-    let answer = if matches!(seen, Ok(Ok(()))) { Answer::Guarded } else { Answer::Stay };
-    Ok(channel.send(&answer, None)?)
+    tracing::warn!(%error, "a program stays on the overlay: it could not be seen to be under the filter");
+    // It may be, and somebody has to answer its calls: by one that asks no router.
+    let Ok(begun) = begin(shared, channel, &listener, None).await else { return Ok(()) };
+    match expect_soon(shared, channel, begun).await {
+        Ok(()) => Ok(channel.send(&Answer::Stay, None)?),
+        Err(_) => Ok(()),
+    }
 }
 
-/// Looks at the program, and starts its supervisor.
-async fn begin(shared: &Arc<Shared>, channel: &Channel, listener: Theirs) -> std::io::Result<UnixStream> {
+async fn serve(shared: &Arc<Shared>, channel: &Channel, listener: &Arc<Theirs>) -> std::io::Result<()> {
     let process = channel.process().ok_or(Errno::SRCH)?;
-    let busy = |_| std::io::Error::from(Errno::BUSY);
-    let namespace = channel.namespace();
-    let is_guarded = shared.errands.ask(namespace, move || is_guarded(process)).await;
+    let is_guarded = shared.errands.ask(channel.namespace(), move || is_guarded(process)).await;
     is_guarded.map_err(busy)??;
+    let begun = begin(shared, channel, listener, Some(&shared.loaded().config.socket)).await?;
+    channel.send(&Answer::Probe, None)?;
+    expect_soon(shared, channel, begun).await
+}
+
+async fn expect_soon(shared: &Arc<Shared>, channel: &Channel, begun: UnixStream) -> std::io::Result<()> {
+    shared.errands.ask(channel.namespace(), move || expect(&begun, SEEN)).await.map_err(busy)?
+}
+
+fn busy(_: Reason) -> std::io::Error {
+    Errno::BUSY.into()
+}
+
+/// Starts a supervisor for the program, which asks that router, or none.
+async fn begin(
+    shared: &Arc<Shared>,
+    channel: &Channel,
+    listener: &Arc<Theirs>,
+    router: Option<&Path>,
+) -> std::io::Result<UnixStream> {
+    let process = channel.process().ok_or(Errno::SRCH)?;
+    let namespace = channel.namespace();
     let network = File::open(format!("/proc/{process}/ns/net"))?;
     let group = shared.names.lock().expect("nobody panics while it is locked").group_of(process);
     // All of that was its own, and no other's that has got its number since.
     if !channel.process_lives() {
         return Err(Errno::SRCH.into());
     }
-    let router = shared.loaded().config.socket.clone();
+    let (router, listener) = (router.map(Path::to_owned), listener.clone());
     let group = group.ok().flatten();
-    let start = move || start(&router, process, &listener, &network, group.as_ref());
+    let start = move || start(router.as_deref(), process, &listener, &network, group.as_ref());
     shared.errands.ask(namespace, start).await.map_err(busy)?
 }
 
@@ -110,7 +130,7 @@ fn is_guarded(process: u32) -> std::io::Result<()> {
 
 /// The supervisor is a process of its own, with which there is a stream until it serves.
 fn start(
-    router: &Path,
+    router: Option<&Path>,
     process: u32,
     listener: &Theirs,
     network: &File,
@@ -118,7 +138,10 @@ fn start(
 ) -> std::io::Result<UnixStream> {
     let (near, far) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     let mut command = Command::new("/proc/self/exe");
-    command.args(["overlay", "supervisor", "--router"]).arg(router).args(["--process", &process.to_string()]);
+    command.args(["overlay", "supervisor", "--process", &process.to_string()]);
+    if let Some(router) = router {
+        command.arg("--router").arg(router);
+    }
     command.stdin(Stdio::from(far)).stdout(Stdio::null()).env_clear();
     // It ends when the supervisor is there.
     if !command.status()?.success() {
@@ -156,16 +179,16 @@ pub(crate) fn is_of_host(channel: &Channel) -> bool {
 
 /// The life of a supervisor that a router has started, whose other end of a stream is `stream`. Returns when it is there, and has become a
 /// process of its own.
-pub fn supervise_apart(stream: OwnedFd, router: &Path, process: u32) -> std::io::Result<()> {
-    let router = router.to_owned();
+pub fn supervise_apart(stream: OwnedFd, router: Option<&Path>, process: u32) -> std::io::Result<()> {
+    let router = router.map(Path::to_owned);
     apart::beside(stream, move |stream| {
         // The program stays on the overlay then.
-        let _ = live(UnixStream::from(stream), &router, process);
+        let _ = live(UnixStream::from(stream), router.as_deref(), process);
     })?;
     Ok(())
 }
 
-fn live(mut stream: UnixStream, router: &Path, process: u32) -> std::io::Result<()> {
+fn live(mut stream: UnixStream, router: Option<&Path>, process: u32) -> std::io::Result<()> {
     apart::ignore_endings();
     let _ = rustix::process::setsid();
     let _ = limits::raise_descriptors();
@@ -185,12 +208,15 @@ fn live(mut stream: UnixStream, router: &Path, process: u32) -> std::io::Result<
         None,
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() },
     )?;
-    let supervisor = Supervisor::new(router);
-    let probe = listener.next()?;
-    if (probe.thread, probe.number) != (process, libc::SYS_listen) {
-        return Err(Errno::PERM.into());
+    // No router has an empty name.
+    let supervisor = Supervisor::new(router.unwrap_or(Path::new("")));
+    if router.is_some() {
+        let probe = listener.next()?;
+        if (probe.thread, probe.number) != (process, libc::SYS_listen) {
+            return Err(Errno::PERM.into());
+        }
+        listener.answer(probe.id, Err(Errno::NOTSOCK))?;
     }
-    listener.answer(probe.id, Err(Errno::NOTSOCK))?;
     stream.write_all(&[SEEN])?;
     drop(stream);
     supervisor.serve(listener);

@@ -32,6 +32,9 @@ pub enum SuperviseError {
         /// Why not.
         source: Errno,
     },
+    /// The router has gone when the program was under the filter already: nobody would answer its calls.
+    #[error("the router has ended, or takes too long, and was to supervise it: start it again")]
+    Lost,
     /// The supervisor has ended before it began.
     #[error("its supervisor did not start")]
     Gone,
@@ -58,10 +61,7 @@ const GRACE: Duration = Duration::from_millis(500);
 pub fn supervise(router: &Path) -> Result<Supervised, SuperviseError> {
     match enter(router) {
         Some(router_socket) => supervise_by(&router_socket),
-        None => {
-            let place = router.to_owned();
-            accompany(move |parent| live(parent, &place), || watch(seccomp::watch))
-        }
+        None => supervise_beside(router),
     }
 }
 
@@ -73,19 +73,22 @@ fn enter(router: &Path) -> Option<OwnedFd> {
     (answer(&socket, GRACE)? == Answer::Secure).then_some(socket)
 }
 
-/// Has the router supervise this process. If it will not, the program has to live with one that never has a router.
+/// Has the router supervise this process.
 fn supervise_by(socket: &OwnedFd) -> Result<Supervised, SuperviseError> {
     let listener = watch(guarded::watch)?;
-    let is_guarded = || {
-        message::send(socket, &Request::Guard, Some(listener.as_fd())).ok()?;
-        (answer(socket, LIMIT)? == Answer::Probe).then_some(())?;
+    message::send(socket, &Request::Guard, Some(listener.as_fd())).map_err(|_| SuperviseError::Lost)?;
+    match answer(socket, LIMIT) {
         // Whatever it is called on: the supervisor sees it.
-        let _ = rustix::net::listen(socket, 0);
-        (answer(socket, LIMIT)? == Answer::Guarded).then_some(())
-    };
-    match is_guarded() {
-        Some(()) => Ok(Supervised::Ready),
-        None => accompany(let_go, || Ok(listener)).map(|_| Supervised::Refused),
+        Some(Answer::Probe) => {
+            let _ = rustix::net::listen(socket, 0);
+        }
+        Some(Answer::Stay) => return Ok(Supervised::Refused),
+        _ => return Err(SuperviseError::Lost),
+    }
+    match answer(socket, LIMIT) {
+        Some(Answer::Guarded) => Ok(Supervised::Ready),
+        Some(Answer::Stay) => Ok(Supervised::Refused),
+        _ => Err(SuperviseError::Lost),
     }
 }
 
@@ -97,20 +100,18 @@ fn answer(socket: &OwnedFd, limit: Duration) -> Option<Answer> {
 }
 
 /// With a supervisor that this process starts.
-fn accompany(
-    life: impl FnOnce(OwnedFd),
-    listener: impl FnOnce() -> Result<Listener, SuperviseError>,
-) -> Result<Supervised, SuperviseError> {
+fn supervise_beside(router: &Path) -> Result<Supervised, SuperviseError> {
     let kernel = |what| move |source| SuperviseError::Kernel { what, source };
     let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
     let (near, far) = pair.map_err(kernel("a pair of sockets"))?;
-    apart::beside(far, life).map_err(kernel("a process for the supervisor"))?;
+    let place = router.to_owned();
+    apart::beside(far, move |parent| live(parent, &place)).map_err(kernel("a process for the supervisor"))?;
     let mut near = UnixStream::from(near);
     let _ = near.set_read_timeout(Some(LIMIT));
     // It is there before anything is shown to it.
     let mut word = [0];
     near.read_exact(&mut word).map_err(|_| SuperviseError::Gone)?;
-    let listener = listener()?;
+    let listener = watch(seccomp::watch)?;
     seqpacket::send(&near, b"l", &[listener.as_fd()]).map_err(kernel("the supervisor does not listen"))?;
     Ok(if word == [READY] { Supervised::Ready } else { Supervised::WithoutRouter })
 }
@@ -147,19 +148,6 @@ fn live(parent: OwnedFd, router: &Path) {
     if let Some(listener) = receive(&stream) {
         drop(stream);
         supervisor.serve(listener);
-    }
-}
-
-/// The life of one that has no router, and never will.
-fn let_go(parent: OwnedFd) {
-    apart::ignore_endings();
-    let _ = rustix::process::setsid();
-    let mut stream = UnixStream::from(parent);
-    if stream.write_all(&[WITHOUT_ROUTER]).is_ok()
-        && let Some(listener) = receive(&stream)
-    {
-        drop(stream);
-        supervisor::let_go(&listener);
     }
 }
 

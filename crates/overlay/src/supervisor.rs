@@ -243,22 +243,6 @@ impl Supervisor {
     }
 }
 
-/// Has the kernel make every call, until nobody is left under the filter. Makes no call that the filter shows: the caller may be under it.
-pub(crate) fn let_go(listener: &Listener) {
-    loop {
-        let mut polled = [PollFd::new(listener, PollFlags::IN)];
-        match poll(&mut polled, None) {
-            Ok(_) if polled[0].revents().contains(PollFlags::HUP) => return,
-            Ok(_) => match listener.next() {
-                Ok(notification) => drop(listener.proceed(notification.id)),
-                Err(Errno::NOENT | Errno::INTR) => {}
-                Err(_) => return,
-            },
-            Err(_) => {}
-        }
-    }
-}
-
 impl Call {
     fn number(&self) -> i32 {
         self.notification.arguments[0] as i32

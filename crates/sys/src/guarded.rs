@@ -20,8 +20,9 @@ const INTERFACE: [u32; 12] =
 /// Of a socket itself: who is signalled, times, and how much has not been sent. With the types that the kernel also knows them by.
 const HARMLESS: [u32; 10] =
     [0x8901, 0x8902, 0x8903, 0x8904, 0x8905, 0x8906, 0x8907, 0x894b, 0x8010_8906, 0x8010_8907];
-/// Everything else that is asked of networks by ioctl has this in its second byte.
-const NETWORK: [u32; 2] = [0x8900, 0x8b00];
+/// Everything else that is asked of networks by ioctl has one of the first two in its second byte; what is asked of a listener has the
+/// third: a program that has kept its own could answer its own calls.
+const REFUSED: [u32; 3] = [0x8900, 0x8b00, 0x2100];
 const CLASS: u32 = 0xff00;
 
 const MSG_ERRQUEUE: u32 = 0x2000;
@@ -150,7 +151,7 @@ fn ioctl(refused: u32, interfaces: u32) -> Vec<sock_filter> {
         steps.extend([step(IF_EQUAL, request, 0, 1), step(RETURN, interfaces, 0, 0)]);
     }
     steps.push(step(AND, CLASS, 0, 0));
-    for class in NETWORK {
+    for class in REFUSED {
         steps.extend([step(IF_EQUAL, class, 0, 1), step(RETURN, refused, 0, 0)]);
     }
     steps.push(step(RETURN, ALLOW, 0, 0));
@@ -284,7 +285,19 @@ mod tests {
         for shown in [0x8912, 0x8915, 0x8933] {
             assert_eq!(ioctl(shown), SHOW, "{shown:x}");
         }
-        for refused in [0x894c, 0x8946, 0x8914, 0x8954, 0x89e0, 0x89f0, 0x8b01, 0xffff_8915] {
+        for refused in [
+            0xc050_2100,
+            0xc018_2101,
+            0x4018_2103,
+            0x894c,
+            0x8946,
+            0x8914,
+            0x8954,
+            0x89e0,
+            0x89f0,
+            0x8b01,
+            0xffff_8915,
+        ] {
             assert_eq!(ioctl(refused), fail(Errno::PERM), "{refused:x}");
         }
         let errors = |number, at: usize, flags| {

@@ -421,6 +421,7 @@ static void messages(void)
 	say("a supervisor of its own", listener < 0 ? error() : "a listener");
 	if (listener >= 0)
 		close(listener);
+	say("an answer to a supervisor's listener", syscall(SYS_ioctl, s, 0xc0182101ul, bytes) ? error() : "DONE");
 	int ring = syscall(SYS_io_uring_setup, 4, (char[128]){0});
 	say("io_uring_setup", ring < 0 ? error() : "a ring");
 	if (ring >= 0)
