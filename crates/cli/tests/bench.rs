@@ -150,7 +150,8 @@ fn containers_of_two_hosts_are_on_the_roads_that_they_are_measured_on() {
         assert!(load["on_host"].as_u64() > Some(0) && stay, "{load}");
         // Processor time of so short a turn may be none.
         let rate = &load["figures"][0];
-        for side in ["host", "vxlan", "shunt", "shunt_to_host", "shunt_to_vxlan"] {
+        for side in ["host", "vxlan", "shunt", "secure", "shunt_to_host", "shunt_to_vxlan", "secure_to_shunt"]
+        {
             assert!(rate[side]["median"].as_f64().unwrap() > 0.0, "{load}");
         }
     }
@@ -172,7 +173,7 @@ fn hosts_are_as_far_from_each_other_as_they_are_said_to_be() {
         assert!(load["on_host"].as_u64() > Some(0) && load["on_overlay"] == serde_json::json!({}), "{load}");
         let mut figures = load["figures"].as_array().unwrap().iter();
         let median = figures.find(|figure| figure["label"] == "median, us").unwrap();
-        for side in ["host", "vxlan", "shunt"] {
+        for side in ["host", "vxlan", "shunt", "secure"] {
             // The handshake, and the byte there and back.
             assert!(median[side]["min"].as_f64().unwrap() >= 80_000.0, "{load}");
         }

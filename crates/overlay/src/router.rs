@@ -50,6 +50,12 @@ pub enum Error {
          programs that might as well run on the host network"
     )]
     Secure(LoadError),
+    /// Then the kernel does not show it the filters of others.
+    #[error(
+        "secure = true needs a router that is under no filter of system calls itself (in its unit: no RestrictAddressFamilies, \
+         SystemCallFilter and the like), so that it can look whether programs are under theirs"
+    )]
+    Filtered,
     /// Something of tokio's.
     #[error("cannot wait for sockets: {0}")]
     Wait(io::Error),
@@ -67,6 +73,9 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
     let reader = Reader::load()?;
     // Before any socket of the host is made: only those made afterwards can have other names.
     let names = Names::attach()?;
+    if loaded.config.secure && is_filtered() {
+        return Err(Error::Filtered);
+    }
     let guard = loaded.config.secure.then(|| Guard::new(&names)).transpose().map_err(Error::Secure)?;
     let address = loaded.host().address;
     let listener = listen(address.into()).map_err(listening(address))?;
@@ -197,6 +206,12 @@ fn is_missing(error: &io::Error) -> bool {
 
 fn listening(place: impl ToString) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Listen { place: place.to_string(), source }
+}
+
+/// Whether this process is under a filter of system calls.
+fn is_filtered() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() != "0"))
 }
 
 /// A conversation takes some descriptors.

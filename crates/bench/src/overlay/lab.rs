@@ -96,7 +96,7 @@ impl Lab {
         let host = self.host(role);
         let mut command = host.net(side).command("taskset");
         command.args(["--cpu-list", &host.cpu.to_string()]);
-        if side == Side::Shunt {
+        if side.is_shunt() {
             command.arg(&self.shunt).args(["overlay", "run", "--router"]).arg(self.socket(host)).arg("--");
         }
         command.arg(program).current_dir(self.directory.path()).env_remove("LD_PRELOAD");
@@ -123,10 +123,10 @@ impl Lab {
     }
 
     /// Runs both routers until what is returned is dropped.
-    pub(super) fn route(&self) -> Result<Routers<'_>> {
+    pub(super) fn route(&self, side: Side) -> Result<Routers<'_>> {
         let start = |host: &Host| -> Result<Process> {
             let config = self.path(&format!("{}.toml", host.name));
-            std::fs::write(&config, self.config(host)).context("overlay.toml")?;
+            std::fs::write(&config, self.config(host, side)).context("overlay.toml")?;
             let mut command = host.net.command("taskset");
             command.args(["--cpu-list", &host.cpu.to_string()]).arg(&self.shunt);
             command.args(["overlay", "router", "--config"]).arg(config).env("SHUNT_LOG", "warn");
@@ -143,14 +143,15 @@ impl Lab {
         Ok(routers)
     }
 
-    fn config(&self, own: &Host) -> String {
+    fn config(&self, own: &Host, side: Side) -> String {
         let mut text = format!(
             "name = '{}'\nkey = '{}'\nprefixes = ['10.50.0.0/16']\nask-ms = {LIMIT_MS}\npatience-ms = {LIMIT_MS}\n\
-             socket = '{}'\ncontrol = '{}'\n",
+             socket = '{}'\ncontrol = '{}'\nsecure = {}\n",
             own.name,
             self.path("key").display(),
             self.socket(own).display(),
             self.control(own).display(),
+            side == Side::Secure,
         );
         for Host { name, address, container_address, .. } in &self.hosts {
             text += &format!(

@@ -133,7 +133,7 @@ impl Load {
 
     /// One turn.
     pub(super) fn run(self, lab: &Lab, side: Side, time: Duration) -> Result<Sample> {
-        let routers = (side == Side::Shunt).then(|| lab.route()).transpose()?;
+        let routers = side.is_shunt().then(|| lab.route(side)).transpose()?;
         let mut sample = match self {
             Load::Throughput { bytes } => {
                 let server = ours(lab, side, &["sink", "--size", &bytes.to_string()])?;

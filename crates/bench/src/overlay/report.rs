@@ -47,9 +47,11 @@ struct Figure {
     host: Spread,
     vxlan: Spread,
     shunt: Spread,
+    secure: Spread,
     /// Round by round.
     shunt_to_host: Spread,
     shunt_to_vxlan: Spread,
+    secure_to_shunt: Spread,
 }
 
 impl Report {
@@ -114,7 +116,7 @@ impl Report {
             self.seconds_in_all
         );
         self.loads.iter().for_each(|table| table.write(&mut out));
-        out += "\nhost: both programs on the hosts themselves. CPU: processor time of both hosts, routers and supervisors included.\n";
+        out += "\nhost: both programs on the hosts themselves. shunt: secure = false. shunt secure: secure = true. CPU: processor time of both hosts, routers and supervisors included.\n";
         out
     }
 }
@@ -175,7 +177,9 @@ impl Table {
             return;
         }
         let _ = write!(out, "{:21}", "");
-        for title in ["host", "VXLAN", "shunt", "shunt to host", "shunt to VXLAN"] {
+        for title in
+            ["host", "VXLAN", "shunt", "shunt secure", "shunt to host", "shunt to VXLAN", "secure to shunt"]
+        {
             let _ = write!(out, " {title:>22}");
         }
         out.push('\n');
@@ -186,7 +190,8 @@ impl Table {
                 let cell = format!("{} ({}-{})", number(median), number(min), number(max));
                 let _ = write!(out, " {cell:>22}");
             }
-            for Spread { median, min, max } in [figure.shunt_to_host, figure.shunt_to_vxlan] {
+            let ratios = [figure.shunt_to_host, figure.shunt_to_vxlan, figure.secure_to_shunt];
+            for Spread { median, min, max } in ratios {
                 let _ = write!(out, " {:>22}", format!("{median:.2}x ({min:.2}-{max:.2})"));
             }
             out.push('\n');
@@ -208,9 +213,9 @@ impl Figure {
     /// Nothing if it was not measured.
     fn of(label: &'static str, line: &Line, of: Value) -> Option<Figure> {
         let all = line.samples.each_ref().map(|samples| samples.iter().filter_map(of).collect::<Vec<f64>>());
-        let [host, vxlan, shunt] = &all;
-        let to = |other: &[f64]| {
-            let rounds = shunt.iter().zip(other).filter(|(_, theirs)| **theirs > 0.0);
+        let [host, vxlan, shunt, secure] = &all;
+        let ratio = |one: &[f64], other: &[f64]| {
+            let rounds = one.iter().zip(other).filter(|(_, theirs)| **theirs > 0.0);
             Spread::of(rounds.map(|(ours, theirs)| ours / theirs))
         };
         let spread = |figures: &[f64]| Spread::of(figures.iter().copied());
@@ -219,8 +224,10 @@ impl Figure {
             host: spread(host)?,
             vxlan: spread(vxlan)?,
             shunt: spread(shunt)?,
-            shunt_to_host: to(host)?,
-            shunt_to_vxlan: to(vxlan)?,
+            secure: spread(secure)?,
+            shunt_to_host: ratio(shunt, host)?,
+            shunt_to_vxlan: ratio(shunt, vxlan)?,
+            secure_to_shunt: ratio(secure, shunt)?,
         })
     }
 
@@ -229,6 +236,7 @@ impl Figure {
             Side::Host => self.host,
             Side::Vxlan => self.vxlan,
             Side::Shunt => self.shunt,
+            Side::Secure => self.secure,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The three ways between two containers.
+//! The four ways between two containers.
 
 use serde::Serialize;
 
@@ -10,18 +10,26 @@ pub(super) enum Side {
     Host,
     /// Containers on the overlay.
     Vxlan,
-    /// The same containers, both programs under `shunt overlay run`.
+    /// The same containers, both programs under `shunt overlay run`, and trusted.
     Shunt,
+    /// The same, and not trusted.
+    Secure,
 }
 
 impl Side {
-    pub(super) const ALL: [Side; 3] = [Side::Host, Side::Vxlan, Side::Shunt];
+    pub(super) const ALL: [Side; 4] = [Side::Host, Side::Vxlan, Side::Shunt, Side::Secure];
+
+    /// Whether programs are under `shunt overlay run`, with routers.
+    pub(super) fn is_shunt(self) -> bool {
+        matches!(self, Side::Shunt | Side::Secure)
+    }
 
     pub(super) fn label(self) -> &'static str {
         match self {
             Side::Host => "host",
             Side::Vxlan => "VXLAN",
             Side::Shunt => "shunt",
+            Side::Secure => "shunt secure",
         }
     }
 }
