@@ -446,9 +446,18 @@ pub(crate) enum Overlay {
     /// Say which connections may be, and how they are treated: check a policy, have it hold, or show which one does
     #[command(subcommand)]
     Policy(OverlayPolicy),
-    /// Write a new key, which all routers of an overlay then share, to a file
+    /// Write a new key, which all routers of an overlay then share, to a file, or change the one that is there step by step
     NewKey {
-        /// It must not exist yet
+        /// Write another key beside the one that is there: routers understand both, and speak by the first
+        #[arg(long, conflicts_with_all = ["use_next", "retire"])]
+        next: bool,
+        /// Have routers speak by the other one, when all have it
+        #[arg(long, conflicts_with = "retire")]
+        use_next: bool,
+        /// Forget the former one, when all speak by the other
+        #[arg(long)]
+        retire: bool,
+        /// Without these flags it must not exist yet
         #[arg(value_name = "FILE")]
         file: PathBuf,
     },

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use sd_notify::NotifyState;
 use serde_json::Value;
-use shunt_overlay::{Request, SuperviseError, Supervised};
+use shunt_overlay::{Request, Step, SuperviseError, Supervised};
 use shunt_start::program;
 
 use crate::args::{Overlay, OverlayRunArgs};
@@ -31,7 +31,12 @@ pub(crate) fn run(part: &Overlay) -> Result<ExitCode> {
             let stream = std::io::stdin().as_fd().try_clone_to_owned()?;
             shunt_overlay::supervise_apart(stream, router.as_deref(), *process)?;
         }
-        Overlay::NewKey { file } => shunt_overlay::new_key(file)?,
+        Overlay::NewKey { next, use_next, retire, file } => match (next, use_next, retire) {
+            (true, ..) => shunt_overlay::rotate(file, Step::Next)?,
+            (_, true, _) => shunt_overlay::rotate(file, Step::UseNext)?,
+            (.., true) => shunt_overlay::rotate(file, Step::Retire)?,
+            _ => shunt_overlay::new_key(file)?,
+        },
         Overlay::Run(args) => return Ok(supervise(args)),
     }
     Ok(ExitCode::SUCCESS)

@@ -286,3 +286,50 @@ for number in ['1', '2']:
     assert!(lab.await_end(client).ends_with("connected 2\n"));
     assert_eq!(lab.roads(A, "client"), (1, json!({})));
 }
+
+/// The key of all routers becomes another one while they run, step by step, and at no step does a connection stay on the overlay.
+#[test]
+fn routers_change_their_key_while_they_run() {
+    let mut lab = Lab::build();
+    lab.make_key("key-a");
+    std::fs::copy(lab.path("key-a"), lab.path("key-b")).unwrap();
+    lab.start_with(A, "key-a");
+    lab.start_with(B, "key-b");
+    serve(&mut lab);
+    let mut connections = 0;
+    let mut connect = |lab: &Lab| {
+        let mut client = lab.command(A, true, "python3");
+        let output = lab.output(A, client.args(["-c", CONVERSE]));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "connected\n", "{output:?}");
+        connections += 1;
+        assert_eq!(lab.roads(A, "client"), (connections, json!({})));
+    };
+    let change = |lab: &Lab, host: usize, words: &[&str]| {
+        let path = lab.path(["key-a", "key-b"][host]).display().to_string();
+        let before = lab.log(host).matches("the key file is another").count();
+        let output = lab::shunt(&[&["overlay", "new-key"], words, &[&path]].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let is_taken = || lab.log(host).matches("the key file is another").count() > before;
+        lab::await_until(is_taken, || lab.log(host));
+    };
+    let former = std::fs::read_to_string(lab.path("key-a")).unwrap();
+    connect(&lab);
+    change(&lab, A, &["--next"]);
+    connect(&lab);
+    // Of the same owner and mode.
+    std::fs::copy(lab.path("key-a"), lab.path("key-b")).unwrap();
+    lab::await_until(|| lab.log(B).contains("the key file is another"), || lab.log(B));
+    connect(&lab);
+    for step in ["--use-next", "--retire"] {
+        for host in [B, A] {
+            change(&lab, host, &[step]);
+            connect(&lab);
+        }
+    }
+    for name in ["key-a", "key-b"] {
+        let now = std::fs::read_to_string(lab.path(name)).unwrap();
+        assert!(now.len() == former.len() && now != former);
+    }
+    let twice = lab::shunt(&["overlay", "new-key", "--retire", lab.path("key-a").to_str().unwrap()]);
+    assert!(String::from_utf8_lossy(&twice.stderr).contains("make the next one first"), "{twice:?}");
+}

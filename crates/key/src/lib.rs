@@ -2,6 +2,12 @@
 
 #![forbid(unsafe_code)]
 
+mod rotation;
+mod seal;
+
+pub use rotation::{Keys, Step, rotate};
+pub use seal::SEAL;
+
 use std::fmt::{self, Write as _};
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -36,6 +42,14 @@ pub enum KeyError {
         /// The file.
         path: PathBuf,
     },
+    /// This is not the time for that step.
+    #[error("the key {path}: {why}")]
+    Rotation {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        why: &'static str,
+    },
     /// It is something else.
     #[error("{path} holds no key: 64 hexadecimal digits are expected, as shunt relay new-key writes them")]
     Shape {
@@ -47,11 +61,7 @@ pub enum KeyError {
 impl Key {
     /// Reads one that [`new_key`] has written.
     pub fn read(path: &Path) -> Result<Key, KeyError> {
-        let failed = |source| KeyError::File { path: path.to_owned(), source };
-        if std::fs::metadata(path).map_err(failed)?.mode() & 0o077 != 0 {
-            return Err(KeyError::Open { path: path.to_owned() });
-        }
-        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let text = read_private(path)?;
         let bytes = from_hex(text.trim()).ok_or_else(|| KeyError::Shape { path: path.to_owned() })?;
         Ok(Key::from(bytes))
     }
@@ -63,6 +73,12 @@ impl Key {
             context.update(part);
         }
         context.sign().as_ref().try_into().expect("SHA-256 has 32 bytes")
+    }
+
+    /// Whether it is the same.
+    pub fn is(&self, other: &Key) -> bool {
+        const ANYTHING: &[&[u8]] = &[b"is it the same"];
+        self.verifies(ANYTHING, &other.sign(ANYTHING))
     }
 
     /// Whether `proof` is that of somebody with the same key; takes as long whatever it is.
@@ -81,6 +97,15 @@ impl fmt::Debug for Key {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Key")
     }
+}
+
+/// A file that nobody else can read.
+fn read_private(path: &Path) -> Result<String, KeyError> {
+    let failed = |source| KeyError::File { path: path.to_owned(), source };
+    if std::fs::metadata(path).map_err(failed)?.mode() & 0o077 != 0 {
+        return Err(KeyError::Open { path: path.to_owned() });
+    }
+    std::fs::read_to_string(path).map_err(failed)
 }
 
 /// What nobody can foresee.

@@ -108,7 +108,8 @@ async fn make(
         return Err(Reason::NotConnected);
     }
     let made = Made { namespace, overlay: socket, ends, host: names, waits };
-    take(shared, channel, asked, Talk::new(stream, &loaded.key), &made).await
+    let keys = loaded.keys.now();
+    take(shared, channel, asked, Talk::new(stream, &keys), &made).await
 }
 
 /// An overlay connection that has been made, and the host connection that may take its place.

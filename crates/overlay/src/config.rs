@@ -2,14 +2,16 @@
 
 use std::net::{IpAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
-use shunt_key::{Key, KeyError};
+use shunt_key::KeyError;
 use thiserror::Error;
 
+use crate::keys::KeyFile;
 use crate::policy::{Policy, PolicyError};
 
 /// Where `shunt overlay status` asks unless it is told otherwise.
@@ -23,7 +25,7 @@ pub const DEFAULT_SOCKET: &str = "/run/shunt-overlay/router.sock";
 pub(crate) struct Config {
     /// Which of the hosts this is.
     pub(crate) name: String,
-    /// The file with the key that all routers of the overlay share.
+    /// The file with the key that all routers of the overlay share, and perhaps the one before or after it.
     pub(crate) key: PathBuf,
     /// The addresses of the overlay: connections to others are nobody's business.
     #[serde(deserialize_with = "ipv4")]
@@ -131,11 +133,11 @@ pub enum ConfigError {
     Contradiction(String),
 }
 
-/// A configuration that is whole, with its key and its policy.
+/// A configuration that is whole, with its keys and its policy.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) config: Config,
-    pub(crate) key: Key,
+    pub(crate) keys: Arc<KeyFile>,
     /// The one to start with.
     pub(crate) policy: Policy,
     /// The place of this host among the hosts.
@@ -149,7 +151,7 @@ impl Loaded {
         let config: Config = toml::from_str(&text).map_err(Box::new)?;
         let own = config.check().map_err(ConfigError::Contradiction)?;
         let policy = config.policy.as_deref().map_or_else(|| Ok(Policy::open()), Policy::read)?;
-        Ok(Loaded { key: Key::read(&config.key)?, policy, config, own })
+        Ok(Loaded { keys: Arc::new(KeyFile::read(&config.key)?), policy, config, own })
     }
 
     pub(crate) fn host(&self) -> &Host {
@@ -176,11 +178,11 @@ impl Loaded {
         if kept.iter().any(|name| ["name", "this host's address"].contains(name)) {
             // Which host this is, is what the rest of it is about.
             let same =
-                Loaded { config: old.clone(), key: self.key.clone(), policy: read.policy, own: self.own };
+                Loaded { config: old.clone(), keys: self.keys.clone(), policy: read.policy, own: self.own };
             return (same, kept);
         }
         let config = Config { hosts: read.config.hosts, policy: read.config.policy, ..old.clone() };
-        (Loaded { config, key: self.key.clone(), policy: read.policy, own: read.own }, kept)
+        (Loaded { config, keys: self.keys.clone(), policy: read.policy, own: read.own }, kept)
     }
 }
 
@@ -342,10 +344,13 @@ mod tests {
 
     #[test]
     fn another_reading_changes_what_can_be_changed() {
+        let directory = tempfile::tempdir().unwrap();
+        let key = directory.path().join("key");
+        shunt_key::new_key(&key).unwrap();
         let loaded = |text: &str| {
             let config: Config = toml::from_str(text).unwrap();
             let own = config.check().unwrap();
-            Loaded { config, key: Key::from([1; 32]), policy: Policy::open(), own }
+            Loaded { config, keys: Arc::new(KeyFile::read(&key).unwrap()), policy: Policy::open(), own }
         };
         let before = loaded(GOOD);
         let more = format!("ask-ms = 7\n{}", GOOD.replace("10.50.2.0/24", "10.50.3.0/24"));

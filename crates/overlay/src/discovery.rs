@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use shunt_key::Key;
+use shunt_key::{Key, Keys};
 use tokio::time::{sleep, timeout};
 
 use crate::config;
@@ -115,9 +115,10 @@ async fn watch(shared: &Arc<Shared>, etcd: &Etcd, prefix: &str, turns: &mut Turn
         Err(error) => return error,
     };
     turns.succeeded();
-    let mut seen = Seen { prefix, key: shared.loaded().key.clone(), entries: BTreeMap::new() };
+    let mut seen = Seen { prefix, keys: shared.loaded().keys.now(), entries: BTreeMap::new() };
     let mut changed = snapshot.stored;
     loop {
+        seen.keys = shared.loaded().keys.now();
         let strange = changed.into_iter().filter(|stored| !seen.take(stored)).count();
         {
             let mut state = shared.discovery.state();
@@ -136,7 +137,7 @@ async fn watch(shared: &Arc<Shared>, etcd: &Etcd, prefix: &str, turns: &mut Turn
 /// What has been seen of others and of this host itself.
 struct Seen<'a> {
     prefix: &'a str,
-    key: Key,
+    keys: Arc<Keys>,
     entries: BTreeMap<String, Entry>,
 }
 
@@ -160,7 +161,7 @@ impl Seen<'_> {
     }
 
     fn read(&self, stored: &Stored) -> Option<Entry> {
-        let body = unsealed(&self.key, stored)?;
+        let body = self.keys.all().find_map(|key| unsealed(key, stored))?;
         let (kind, name) = stored.key.strip_prefix(self.prefix)?.split_once('/')?;
         match kind {
             HOST => Some(Entry::Host(name.to_owned(), body.parse().ok()?)),
@@ -191,14 +192,14 @@ async fn keep_publishing(shared: &Arc<Shared>, etcd: &config::Etcd) {
         let ended = publish(shared, &client, etcd, &mut turns).await;
         shared.discovery.state().is_published = false;
         match ended {
-            // The lease has ended, as after a pause of this machine.
+            // The lease has ended, as after a pause of this machine, or all is to be signed anew.
             Ok(()) => {}
             Err(error) => tracing::debug!(%error, "etcd cannot be told about this host"),
         }
     }
 }
 
-/// Until the lease ends, or etcd fails.
+/// Until the lease ends, or there is another key to sign by, or etcd fails.
 async fn publish(
     shared: &Arc<Shared>,
     client: &Etcd,
@@ -208,7 +209,8 @@ async fn publish(
     let lease = client.grant(etcd.lease_s).await?;
     shared.discovery.state().lease = Some((client.clone(), lease));
     let loaded = shared.loaded();
-    let (name, key) = (&loaded.config.name, &loaded.key);
+    let keys = loaded.keys.now();
+    let (name, key) = (&loaded.config.name, keys.own());
     let put = async |kind: &str, what: &str, body: &str| {
         let at = format!("{}{kind}/{what}", etcd.prefix);
         client.put(&at, &sealed(key, &at, body), lease).await
@@ -237,6 +239,9 @@ async fn publish(
                 return Ok(());
             }
             kept_at = Instant::now();
+        }
+        if !loaded.keys.now().own().is(key) {
+            return Ok(());
         }
         let _ = timeout(LOOK, shared.supervised.notified()).await;
     }
@@ -276,7 +281,7 @@ mod tests {
     #[test]
     fn only_what_a_router_has_signed_for_that_place_is_taken() {
         let (key, other) = (Key::from([1; 32]), Key::from([2; 32]));
-        let mut seen = Seen { prefix: "/s/", key: key.clone(), entries: BTreeMap::new() };
+        let mut seen = Seen { prefix: "/s/", keys: Arc::new(key.clone().into()), entries: BTreeMap::new() };
         let stored = |at: &str, value: String| Stored { key: at.to_owned(), value };
         let host = "/s/host/a";
         assert!(seen.take(&stored(host, sealed(&key, host, "192.168.0.1:7450"))));

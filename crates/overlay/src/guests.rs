@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use shunt_key::Keys;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -86,6 +87,13 @@ impl Guests {
         let is_old = |coming: &Coming| coming.since.elapsed() > CONNECTING;
         let old: Vec<_> = self.state().coming.extract_if(|_, coming| is_old(coming)).collect();
         drop(old);
+    }
+
+    /// Ends lines by keys that hold no more.
+    pub(crate) fn renew(&self, keys: &Keys) {
+        for guest in self.state().guests.values().filter(|guest| !keys.contain(guest.line.key())) {
+            guest.line.close();
+        }
     }
 
     /// How many lines there are.

@@ -2,7 +2,7 @@
 //! (docs/overlay.md, docs/overlay-protocol.md).
 //!
 //! Inner shape: `router` is the life of a router, with its `config`, what it shares between conversations in `shared`, the network
-//! `namespace`s that it knows, its `errand`s to what strangers could hold up, and its `metrics`; `local` talks to supervisors (`message`, `channel`), `client` and `server` are the two
+//! `namespace`s that it knows, its `keys`, its `errand`s to what strangers could hold up, and its `metrics`; `local` talks to supervisors (`message`, `channel`), `client` and `server` are the two
 //! ends of a conversation between routers (`wire`), which have asked each other before (`peers`, `guests`). `policy` says which connections may be; `connections` has those that there are under it,
 //! with their `options`, and `enforce` brings another one about. Which host has a container is in the `map`, which `discovery` keeps by way of `etcd`. `account` makes sockets for containers,
 //! `secure` has them tagged, and `adopt` finds the connections that a router before has made; `listing` is what it says of them. `supervise` puts a program under a supervisor, whose life is in `supervisor`;
@@ -22,6 +22,7 @@ mod enforce;
 mod errand;
 mod etcd;
 mod guests;
+mod keys;
 mod listing;
 mod local;
 mod map;
@@ -48,6 +49,6 @@ pub use policy::{Policy, PolicyError};
 pub use request::{Request, ask};
 pub use router::{Error, run};
 pub use shunt_control::AskError;
-pub use shunt_key::{KeyError, new_key};
+pub use shunt_key::{KeyError, Step, new_key, rotate};
 pub use stand_by::stand_by;
 pub use supervise::{SuperviseError, Supervised, supervise};

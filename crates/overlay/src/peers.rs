@@ -15,13 +15,14 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::keys::KeyFile;
 use crate::reason::Reason;
 use crate::wire::{Ask, Ear, Line, Token, WireError, Word};
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    key: Key,
+    keys: Arc<KeyFile>,
     /// This host's own address.
     own: Ipv4Addr,
     /// How long another router may take to answer.
@@ -82,8 +83,8 @@ const LONG_PAUSE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(5);
 
 impl Peers {
-    pub(crate) fn new(key: Key, own: Ipv4Addr, limit: Duration) -> Peers {
-        Peers { key, own, limit, lines: Mutex::default() }
+    pub(crate) fn new(keys: Arc<KeyFile>, own: Ipv4Addr, limit: Duration) -> Peers {
+        Peers { keys, own, limit, lines: Mutex::default() }
     }
 
     /// From now on there are these, and no others.
@@ -94,7 +95,7 @@ impl Peers {
             lines.entry(*router).or_insert_with(|| {
                 let (sender, state) = watch::channel(State::Dialling);
                 let news = Arc::new(News::default());
-                let kept = keep(self.key.clone(), self.own, *router, self.limit, sender, news.clone());
+                let kept = keep(self.keys.clone(), self.own, *router, self.limit, sender, news.clone());
                 Peer { state, news, keeper: tokio::spawn(kept).abort_handle() }
             });
         }
@@ -125,6 +126,18 @@ impl Peers {
     pub(crate) fn has_called(&self, host: Ipv4Addr) {
         for (_, peer) in self.lines().iter().filter(|(router, _)| *router.ip() == host) {
             peer.news.called.notify_one();
+        }
+    }
+
+    /// Makes lines by another key than that to speak by anew.
+    pub(crate) fn renew(&self) {
+        let keys = self.keys.now();
+        for peer in self.lines().values() {
+            if let State::Up(session) = &*peer.state.borrow()
+                && !session.line.key().is(keys.own())
+            {
+                session.line.close();
+            }
         }
     }
 
@@ -214,7 +227,7 @@ impl Drop for Asked {
 
 /// Keeps a line to a router.
 async fn keep(
-    key: Key,
+    keys: Arc<KeyFile>,
     own: Ipv4Addr,
     router: SocketAddrV4,
     limit: Duration,
@@ -224,7 +237,8 @@ async fn keep(
     let mut pause = PAUSE;
     loop {
         let begun = Instant::now();
-        match timeout(limit, dial(&key, own, router)).await {
+        let spoken = keys.now();
+        match timeout(limit, dial(spoken.own(), own, router)).await {
             Ok(Ok((line, ear))) => {
                 let session = Arc::new(Session {
                     line,
@@ -236,9 +250,11 @@ async fn keep(
                 tracing::debug!(%router, "there is a line to this router");
                 let ended = session.serve(ear).await;
                 tracing::debug!(%router, error = %ended, "the line to this router has ended");
-                state.send_replace(State::Down);
+                // By another key now.
+                let is_renewed = !session.line.key().is(keys.now().own());
+                state.send_replace(if is_renewed { State::Dialling } else { State::Down });
                 lock(&session.questions).clear();
-                if begun.elapsed() > PAUSE {
+                if is_renewed || begun.elapsed() > PAUSE {
                     pause = PAUSE;
                     // It has been restarted, perhaps.
                     continue;

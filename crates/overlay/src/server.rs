@@ -76,7 +76,8 @@ async fn converse(shared: &Arc<Shared>, mut stream: TcpStream, host: Ipv4Addr) -
     match within(FIRST, opening(&mut stream)).await? {
         Opening::Line => {
             peers::tune(&stream);
-            let line = within(FIRST, Line::answer(stream, &shared.loaded().key)).await?;
+            let keys = shared.loaded().keys.now();
+            let line = within(FIRST, Line::answer(stream, &keys)).await?;
             shared.peers.has_called(host);
             guests::attend(shared, host, line).await
         }
@@ -88,8 +89,8 @@ async fn converse(shared: &Arc<Shared>, mut stream: TcpStream, host: Ipv4Addr) -
 }
 
 async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: Ipv4Addr) -> Result<(), WireError> {
-    let key = shared.loaded().key.clone();
-    let mut talk = Talk::new(stream, &key);
+    let keys = shared.loaded().keys.now();
+    let mut talk = Talk::new(stream, &keys);
     let (token, offer) = within(FIRST, talk.offered()).await?;
     // The line on which it was asked for may have ended.
     let Some(coming) = shared.guests.take(&token).filter(|coming| coming.host == host) else {

@@ -139,7 +139,7 @@ impl Shared {
         let connections = Connections::new()?;
         let own = *loaded.host().address.ip();
         Ok(Shared {
-            peers: Peers::new(loaded.key.clone(), own, loaded.config.ask()),
+            peers: Peers::new(loaded.keys.clone(), own, loaded.config.ask()),
             guests: Guests::default(),
             map: Mutex::new(Mapped {
                 map: Arc::new(Map::new(&loaded.config, &Published::default())),
@@ -365,6 +365,11 @@ impl Shared {
 
     /// Drops what is committed and cannot be accepted any more, or was by somebody who did not ask; and lets go of what has ended.
     pub(crate) fn sweep(&self) {
+        let keys = &self.loaded().keys;
+        if keys.look_again() {
+            self.peers.renew();
+            self.guests.renew(&keys.now());
+        }
         self.connections.sweep();
         self.guests.sweep();
         self.forget_stayed();

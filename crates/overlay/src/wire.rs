@@ -1,8 +1,8 @@
-//! What two routers say to each other. Every message has a fixed length and is signed over the signature before it, so that none belongs
-//! elsewhere (O4). There are two sorts of conversations at a router's port:
+//! What two routers say to each other. Every message has a fixed length and is sealed by a key that is made from all that was said before
+//! it, so that nobody else can read it, and none belongs elsewhere (O4). There are two sorts of conversations at a router's port:
 //!
 //! - A [`Line`] stays. Both ends show at its beginning that they have the key, each with random bytes of its own; so what was recorded is
-//!   worth nothing on another. The signature of an Ask is its [`Token`].
+//!   worth nothing on another. What stands for all that was said until an Ask is its [`Token`].
 //! - A [`Talk`] is about one connection, on the host connection before it is the programs'. It begins with the token of an Ask, which the
 //!   server's router takes once.
 
@@ -11,7 +11,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::{Mutex, MutexGuard};
 
 use shunt_kernel::sequence::Origin;
-use shunt_key::{Key, nonce};
+use shunt_key::{Key, Keys, SEAL, nonce};
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -21,22 +21,24 @@ use crate::reason::Reason;
 
 /// What the first message begins with.
 const MAGIC: usize = 8;
-const LINE: [u8; MAGIC] = *b"shuntol\x03";
-const TALK: [u8; MAGIC] = *b"shuntot\x03";
+const LINE: [u8; MAGIC] = *b"shuntol\x04";
+const TALK: [u8; MAGIC] = *b"shuntot\x04";
 const NONCE: usize = 32;
 const SIGNATURE: usize = 32;
+/// What stands for all that has been said.
+const CHAIN: usize = 32;
 
 const HELLO: usize = MAGIC + NONCE;
 const WELCOME: usize = NONCE;
 const WORD: usize = 2 + 4 + 6 + 4;
-const OFFER: usize = MAGIC + SIGNATURE + 6 + 4 + 4;
+const OFFER: usize = 6 + 4 + 4;
 const PROMISE: usize = 1;
 const COMMIT: usize = 1;
 
 /// The answer that is no reason.
 const YES: u8 = 0;
 
-/// Who speaks, in signatures: nothing that was said can be said back, or elsewhere.
+/// Who speaks, in keys: nothing that was said can be said back, or elsewhere.
 const CLIENT: u8 = 1;
 const SERVER: u8 = 2;
 const CALLER: u8 = 3;
@@ -49,7 +51,7 @@ const BACKLOG: usize = 1 << 20;
 #[derive(Debug, Error)]
 pub(crate) enum WireError {
     /// It is no router, or has another key, or says what has been said elsewhere.
-    #[error("the signature is wrong: is it the same key on both hosts?")]
+    #[error("what it says cannot be read: is it the same key on both hosts?")]
     Stranger,
     /// It says no.
     #[error("the other router says: {}", .0.label())]
@@ -60,7 +62,7 @@ pub(crate) enum WireError {
 }
 
 /// Which Ask a host connection is for. Nobody without the key can make one, and none is made twice.
-pub(crate) type Token = [u8; SIGNATURE];
+pub(crate) type Token = [u8; CHAIN];
 
 /// What the client's router asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -110,6 +112,35 @@ pub(crate) async fn opening(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<
     }
 }
 
+/// What is said by one side, or by both in turns: each message is sealed by a key that is made from those before it.
+#[derive(Clone, Copy, Debug)]
+struct Chain([u8; CHAIN]);
+
+impl Chain {
+    /// Something random is said in the open.
+    fn greet(&mut self, key: &Key, speaker: u8, nonce: &[u8]) {
+        self.0 = key.sign(&[&self.0, &[speaker], nonce]);
+    }
+
+    /// The message as it is sent.
+    fn seal(&mut self, key: &Key, speaker: u8, bytes: &[u8]) -> Vec<u8> {
+        let mut sealed = bytes.to_vec();
+        let seal = key.seal(&[&self.0, &[speaker]], &mut sealed);
+        sealed.extend(seal);
+        self.0 = key.sign(&[&self.0, &[speaker], &sealed]);
+        sealed
+    }
+
+    /// None: by somebody else, or said elsewhere. Then the chain is as before.
+    fn open<const LENGTH: usize>(&mut self, key: &Key, speaker: u8, sealed: &[u8]) -> Option<[u8; LENGTH]> {
+        let mut bytes = sealed.to_vec();
+        let opened = key.open(&[&self.0, &[speaker]], &mut bytes)?;
+        let opened = <[u8; LENGTH]>::try_from(&*opened).ok()?;
+        self.0 = key.sign(&[&self.0, &[speaker], sealed]);
+        Some(opened)
+    }
+}
+
 /// A conversation that stays.
 #[derive(Debug)]
 pub(crate) struct Line {
@@ -123,7 +154,7 @@ pub(crate) struct Line {
 
 #[derive(Debug)]
 struct Said {
-    last: [u8; SIGNATURE],
+    chain: Chain,
     /// What the kernel had no room for.
     rest: Vec<u8>,
     is_closed: bool,
@@ -133,7 +164,7 @@ struct Said {
 #[derive(Debug)]
 pub(crate) struct Ear {
     other: u8,
-    last: [u8; SIGNATURE],
+    chain: Chain,
     bytes: Vec<u8>,
 }
 
@@ -155,7 +186,7 @@ fn look(stream: &TcpStream, bytes: &mut Vec<u8>) -> io::Result<usize> {
 }
 
 impl Line {
-    /// The one who has connected begins.
+    /// The one who has connected begins. The key is its choice.
     pub(crate) async fn call(mut stream: TcpStream, key: &Key) -> Result<(Line, Ear), WireError> {
         let hello = [&LINE[..], &nonce()].concat();
         let first = key.sign(&[&[0; SIGNATURE], &[CALLER], &hello]);
@@ -170,13 +201,12 @@ impl Line {
     }
 
     /// The other one, after the opening.
-    pub(crate) async fn answer(mut stream: TcpStream, key: &Key) -> Result<(Line, Ear), WireError> {
+    pub(crate) async fn answer(mut stream: TcpStream, keys: &Keys) -> Result<(Line, Ear), WireError> {
         let mut rest = [0; HELLO - MAGIC + SIGNATURE];
         stream.read_exact(&mut rest).await?;
         let (theirs, first) = rest.split_at(NONCE);
-        if !key.verifies(&[&[0; SIGNATURE], &[CALLER], &LINE, theirs], first) {
-            return Err(WireError::Stranger);
-        }
+        let is_by = |key: &&Key| key.verifies(&[&[0; SIGNATURE], &[CALLER], &LINE, theirs], first);
+        let key = keys.all().find(is_by).ok_or(WireError::Stranger)?;
         let welcome = nonce();
         let second = key.sign(&[first, &[CALLED], &welcome]);
         stream.write_all(&[welcome, second].concat()).await?;
@@ -184,13 +214,18 @@ impl Line {
     }
 
     fn new(stream: TcpStream, key: &Key, own: u8, other: u8, last: &[u8]) -> (Line, Ear) {
-        let last = last.try_into().expect("it is a signature");
-        let said = Said { last, rest: Vec::new(), is_closed: false };
+        let chain = Chain(last.try_into().expect("it is a signature"));
+        let said = Said { chain, rest: Vec::new(), is_closed: false };
         let line = Line { stream, key: key.clone(), own, said: Mutex::new(said), changed: Notify::new() };
-        (line, Ear { other, last, bytes: Vec::new() })
+        (line, Ear { other, chain, bytes: Vec::new() })
     }
 
-    /// Never waits. Returns its signature. None: the line is closed.
+    /// By which it is sealed.
+    pub(crate) fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// Never waits. Returns its token. None: the line is closed.
     pub(crate) fn say(&self, word: Word) -> Option<Token> {
         let mut said = self.said();
         let bytes = word.bytes();
@@ -199,10 +234,9 @@ impl Line {
             self.changed.notify_one();
             return None;
         }
-        let signature = self.key.sign(&[&said.last, &[self.own], &bytes]);
-        said.last = signature;
-        said.rest.extend(bytes);
-        said.rest.extend(signature);
+        let sealed = said.chain.seal(&self.key, self.own, &bytes);
+        let token = said.chain.0;
+        said.rest.extend(sealed);
         match self.send(&mut said) {
             Ok(()) if !said.rest.is_empty() => self.changed.notify_one(),
             Ok(()) => {}
@@ -212,7 +246,7 @@ impl Line {
                 return None;
             }
         }
-        Some(signature)
+        Some(token)
     }
 
     /// Nothing more is said or heard.
@@ -221,7 +255,7 @@ impl Line {
         self.changed.notify_one();
     }
 
-    /// The next word, with its signature. One at a time hears.
+    /// The next word, with its token. One at a time hears.
     pub(crate) async fn hear(&self, ear: &mut Ear) -> Result<(Word, Token), WireError> {
         loop {
             if let Some(heard) = self.heard(ear, When::Told)? {
@@ -233,7 +267,7 @@ impl Line {
 
     /// The next word, if it has come.
     pub(crate) fn heard(&self, ear: &mut Ear, when: When) -> Result<Option<(Word, Token)>, WireError> {
-        while ear.bytes.len() < WORD + SIGNATURE {
+        while ear.bytes.len() < WORD + SEAL {
             let received = match when {
                 When::Told => self.stream.try_read_buf(&mut ear.bytes),
                 When::Looking => look(&self.stream, &mut ear.bytes),
@@ -287,14 +321,10 @@ impl Line {
 
 impl Ear {
     fn next(&mut self, key: &Key) -> Result<(Word, Token), WireError> {
-        let (word, signature) = self.bytes[..WORD + SIGNATURE].split_at(WORD);
-        if !key.verifies(&[&self.last, &[self.other], word], signature) {
-            return Err(WireError::Stranger);
-        }
-        self.last = signature.try_into().expect("it has that length");
-        let word = Word::parse(word.try_into().expect("it has that length")).ok_or(WireError::Stranger)?;
-        self.bytes.drain(..WORD + SIGNATURE);
-        Ok((word, self.last))
+        let word = self.chain.open::<WORD>(key, self.other, &self.bytes[..WORD + SEAL]);
+        let word = word.and_then(Word::parse).ok_or(WireError::Stranger)?;
+        self.bytes.drain(..WORD + SEAL);
+        Ok((word, self.chain.0))
     }
 }
 
@@ -339,17 +369,19 @@ impl Word {
     }
 }
 
-/// One side of a conversation about one connection, with what was signed last.
+/// One side of a conversation about one connection, with what stands for all that has been said.
 #[derive(Debug)]
 pub(crate) struct Talk<'a, S> {
     stream: S,
+    keys: &'a Keys,
+    /// The one of this conversation: the client's choice.
     key: &'a Key,
-    last: [u8; SIGNATURE],
+    chain: Chain,
 }
 
 impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
-    pub(crate) fn new(stream: S, key: &'a Key) -> Talk<'a, S> {
-        Talk { stream, key, last: [0; SIGNATURE] }
+    pub(crate) fn new(stream: S, keys: &'a Keys) -> Talk<'a, S> {
+        Talk { stream, keys, key: keys.own(), chain: Chain([0; CHAIN]) }
     }
 
     /// Not to be read from before what was agreed.
@@ -361,34 +393,49 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
         &self.stream
     }
 
-    /// Client: the connection that was asked for is established; whether it is promised.
+    /// Client: the connection that was asked for is established; whether it is promised. A token is said once, so the key of this is used
+    /// once.
     pub(crate) async fn offer(&mut self, token: Token, offer: Offer) -> Result<(), WireError> {
         let mut bytes = [0; OFFER];
-        bytes[..MAGIC].copy_from_slice(&TALK);
-        bytes[MAGIC..][..SIGNATURE].copy_from_slice(&token);
-        put_address(&mut bytes[MAGIC + SIGNATURE..], offer.source);
-        bytes[OFFER - 8..OFFER - 4].copy_from_slice(&offer.origin.sent.to_be_bytes());
-        bytes[OFFER - 4..].copy_from_slice(&offer.origin.received.to_be_bytes());
-        self.say(CLIENT, &bytes).await?;
+        put_address(&mut bytes, offer.source);
+        bytes[6..10].copy_from_slice(&offer.origin.sent.to_be_bytes());
+        bytes[10..].copy_from_slice(&offer.origin.received.to_be_bytes());
+        self.chain = Chain(token);
+        let sealed = self.chain.seal(self.key, CLIENT, &bytes);
+        // At once: it is one segment.
+        self.stream.write_all(&[&TALK[..], &token, &sealed].concat()).await?;
+        let mut nonce = [0; NONCE];
+        self.stream.read_exact(&mut nonce).await?;
+        self.chain.greet(self.key, SERVER, &nonce);
         verdict(self.hear::<PROMISE>(SERVER).await?[0])
     }
 
-    /// Server: what is offered, after the opening.
+    /// Server: what is offered, after the opening. It is by one of the keys, and so is everything after it.
     pub(crate) async fn offered(&mut self) -> Result<(Token, Offer), WireError> {
-        let mut bytes = [0; OFFER];
-        bytes[..MAGIC].copy_from_slice(&TALK);
-        self.stream.read_exact(&mut bytes[MAGIC..]).await?;
-        self.verify(CLIENT, &bytes).await?;
-        let rest = &bytes[MAGIC + SIGNATURE..];
-        let word = |at: usize| u32::from_be_bytes([rest[at], rest[at + 1], rest[at + 2], rest[at + 3]]);
-        let offer =
-            Offer { source: take_address(rest), origin: Origin { sent: word(6), received: word(10) } };
-        Ok((bytes[MAGIC..][..SIGNATURE].try_into().expect("it has that length"), offer))
+        let (mut token, mut sealed) = ([0; CHAIN], [0; OFFER + SEAL]);
+        self.stream.read_exact(&mut token).await?;
+        self.stream.read_exact(&mut sealed).await?;
+        self.chain = Chain(token);
+        for key in self.keys.all() {
+            if let Some(bytes) = self.chain.open::<OFFER>(key, CLIENT, &sealed) {
+                self.key = key;
+                let word =
+                    |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+                let origin = Origin { sent: word(6), received: word(10) };
+                return Ok((token, Offer { source: take_address(&bytes), origin }));
+            }
+        }
+        Err(WireError::Stranger)
     }
 
-    /// Server: a promise, or none.
+    /// Server: a promise, or none. It has something random before it: an offer that was recorded can be said again, and must not be
+    /// answered by a key that has been used.
     pub(crate) async fn promise(&mut self, refused: Option<Reason>) -> Result<(), WireError> {
-        self.say(SERVER, &[refused.map_or(YES, Reason::code)]).await
+        let nonce = nonce();
+        self.chain.greet(self.key, SERVER, &nonce);
+        let sealed = self.chain.seal(self.key, SERVER, &[refused.map_or(YES, Reason::code)]);
+        self.stream.write_all(&[&nonce[..], &sealed].concat()).await?;
+        Ok(())
     }
 
     /// Client: the last message. What follows is the program's.
@@ -402,26 +449,15 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
     }
 
     async fn say(&mut self, speaker: u8, bytes: &[u8]) -> Result<(), WireError> {
-        self.last = self.key.sign(&[&self.last, &[speaker], bytes]);
-        self.stream.write_all(&[bytes, &self.last].concat()).await?;
+        let sealed = self.chain.seal(self.key, speaker, bytes);
+        self.stream.write_all(&sealed).await?;
         Ok(())
     }
 
     async fn hear<const LENGTH: usize>(&mut self, speaker: u8) -> Result<[u8; LENGTH], WireError> {
-        let mut bytes = [0; LENGTH];
-        self.stream.read_exact(&mut bytes).await?;
-        self.verify(speaker, &bytes).await?;
-        Ok(bytes)
-    }
-
-    async fn verify(&mut self, speaker: u8, bytes: &[u8]) -> Result<(), WireError> {
-        let mut signature = [0; SIGNATURE];
-        self.stream.read_exact(&mut signature).await?;
-        if !self.key.verifies(&[&self.last, &[speaker], bytes], &signature) {
-            return Err(WireError::Stranger);
-        }
-        self.last = signature;
-        Ok(())
+        let mut sealed = vec![0; LENGTH + SEAL];
+        self.stream.read_exact(&mut sealed).await?;
+        self.chain.open(self.key, speaker, &sealed).ok_or(WireError::Stranger)
     }
 }
 
@@ -457,10 +493,10 @@ mod tests {
         source: SocketAddrV4::new(Ipv4Addr::new(10, 50, 1, 3), 40_000),
         origin: Origin { sent: 0xdead_beef, received: 7 },
     };
-    const TOKEN: Token = [7; SIGNATURE];
+    const TOKEN: Token = [7; CHAIN];
 
-    fn key(byte: u8) -> Key {
-        Key::from([byte; 32])
+    fn key(byte: u8) -> Keys {
+        Key::from([byte; 32]).into()
     }
 
     async fn pair() -> (TcpStream, TcpStream) {
@@ -471,15 +507,15 @@ mod tests {
 
     /// Both ends of a line.
     async fn line(
-        caller: &Key,
-        called: &Key,
+        caller: &Keys,
+        called: &Keys,
     ) -> (Result<(Line, Ear), WireError>, Result<(Line, Ear), WireError>) {
         let (near, mut far) = pair().await;
         let answer = async {
             assert_eq!(opening(&mut far).await?, Opening::Line);
             Line::answer(far, called).await
         };
-        tokio::join!(Line::call(near, caller), answer)
+        tokio::join!(Line::call(near, caller.own()), answer)
     }
 
     #[tokio::test]
@@ -562,10 +598,11 @@ mod tests {
         assert_eq!(near.say(words[0]), None);
     }
 
-    /// What has been said on one line is nothing on another, nor said back on the same.
+    /// What has been said on one line is nothing on another, nor said back or again on the same; and nobody reads it.
     #[tokio::test]
     async fn what_was_recorded_is_worth_nothing_elsewhere() {
-        let key = key(1);
+        let keys = key(1);
+        let key = keys.own();
         let (mut near, far) = pair().await;
         let (mut near_again, far_again) = pair().await;
         let hello = [&LINE[..], &[9; NONCE]].concat();
@@ -575,19 +612,110 @@ mod tests {
         near_again.write_all(&begin).await.unwrap();
         let answered = async |mut far: TcpStream| {
             opening(&mut far).await.unwrap();
-            Line::answer(far, &key).await.unwrap()
+            Line::answer(far, &keys).await.unwrap()
         };
         let ((line, mut ear), (again, mut ear_again)) = (answered(far).await, answered(far_again).await);
         let mut welcome = [0; WELCOME + SIGNATURE];
         near.read_exact(&mut welcome).await.unwrap();
         let word = Word::Ask { number: 1, ask: ASKED }.bytes();
-        let signature = key.sign(&[&welcome[WELCOME..], &[CALLER], &word]);
-        let recorded = [&word[..], &signature].concat();
+        let begun = Chain(welcome[WELCOME..].try_into().unwrap());
+        let mut chain = begun;
+        let recorded = chain.seal(key, CALLER, &word);
+        let told = [ASKED.destination.ip().octets(), ASKED.source.octets()];
+        assert!(!recorded.windows(4).any(|bytes| told.iter().any(|address| bytes == address)));
+        assert_eq!(begun.clone().open::<WORD>(key, CALLED, &recorded), None, "it is not said back");
         near.write_all(&recorded).await.unwrap();
-        assert!(line.hear(&mut ear).await.is_ok());
+        let (_, token) = line.hear(&mut ear).await.unwrap();
+        assert_eq!(token, chain.0);
         near_again.write_all(&recorded).await.unwrap();
         assert!(matches!(again.hear(&mut ear_again).await, Err(WireError::Stranger)));
         near.write_all(&recorded).await.unwrap();
         assert!(matches!(line.hear(&mut ear).await, Err(WireError::Stranger)));
+    }
+
+    /// An offer that is said again is answered by another key, and what was said after the answer is nothing after that one.
+    #[tokio::test]
+    async fn an_offer_that_is_said_again_gets_no_further() {
+        let keys = key(1);
+        let (mut client, mut near) = duplex(1024);
+        let mut recorded = [0; MAGIC + CHAIN + OFFER + SEAL];
+        let mut answers = [[0; NONCE + PROMISE + SEAL]; 2];
+        let mut committed = [0; COMMIT + SEAL];
+        let speak = async {
+            let mut talk = Talk::new(&mut client, &keys);
+            talk.offer(TOKEN, OFFERED).await.unwrap();
+            talk.commit().await.unwrap();
+        };
+        let record = async {
+            near.read_exact(&mut recorded).await.unwrap();
+            for (at, answer) in answers.iter_mut().enumerate() {
+                let (mut there, mut far) = duplex(1024);
+                there.write_all(&recorded).await.unwrap();
+                opening(&mut far).await.unwrap();
+                let mut server = Talk::new(&mut far, &keys);
+                assert_eq!(server.offered().await.unwrap(), (TOKEN, OFFERED));
+                server.promise(None).await.unwrap();
+                there.read_exact(answer).await.unwrap();
+                if at == 0 {
+                    near.write_all(answer).await.unwrap();
+                    near.read_exact(&mut committed).await.unwrap();
+                }
+                there.write_all(&committed).await.unwrap();
+                let end = server.committed().await;
+                assert!(if at == 0 { end.is_ok() } else { matches!(end, Err(WireError::Stranger)) });
+            }
+        };
+        tokio::join!(speak, record);
+        assert!(!recorded.windows(4).any(|bytes| bytes == OFFERED.source.ip().octets()));
+        assert_ne!(answers[0][NONCE..], answers[1][NONCE..]);
+    }
+
+    /// While the key is changed, routers that speak by either understand each other, whoever has gone how far.
+    #[tokio::test]
+    async fn two_keys_are_understood_while_one_takes_the_place_of_the_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        shunt_key::new_key(&path).unwrap();
+        let mut stages = vec![Keys::read(&path).unwrap()];
+        for step in [shunt_key::Step::Next, shunt_key::Step::UseNext, shunt_key::Step::Retire] {
+            shunt_key::rotate(&path, step).unwrap();
+            stages.push(Keys::read(&path).unwrap());
+        }
+        for (client, server) in [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2), (1, 1), (2, 2)] {
+            let (called, answered) = line(&stages[client], &stages[server]).await;
+            let ((near, mut near_ear), (far, mut far_ear)) = (called.unwrap(), answered.unwrap());
+            assert!(near.key().is(stages[client].own()) && far.key().is(near.key()));
+            let token = near.say(Word::Ask { number: 1, ask: ASKED }).unwrap();
+            assert_eq!(far.hear(&mut far_ear).await.unwrap().1, token);
+            far.say(Word::Answer { number: 1, refused: None }).unwrap();
+            near.hear(&mut near_ear).await.unwrap();
+
+            let (one, mut two) = duplex(1024);
+            let mut talk = Talk::new(one, &stages[client]);
+            let serve = async {
+                opening(&mut two).await.unwrap();
+                let mut other = Talk::new(two, &stages[server]);
+                assert_eq!(other.offered().await.unwrap(), (token, OFFERED));
+                other.promise(None).await.unwrap();
+                other.committed().await.unwrap();
+            };
+            let ask = async {
+                talk.offer(token, OFFERED).await.unwrap();
+                talk.commit().await.unwrap();
+            };
+            tokio::join!(serve, ask);
+        }
+        let (called, answered) = line(&stages[0], &stages[3]).await;
+        assert!(matches!(answered, Err(WireError::Stranger)) && called.is_err());
+        let (one, mut two) = duplex(1024);
+        let mut talk = Talk::new(one, &stages[0]);
+        let hear = async {
+            opening(&mut two).await.unwrap();
+            let heard = Talk::new(&mut two, &stages[3]).offered().await;
+            drop(two);
+            heard
+        };
+        let (heard, offered) = tokio::join!(hear, talk.offer(TOKEN, OFFERED));
+        assert!(matches!(heard, Err(WireError::Stranger)) && offered.is_err());
     }
 }

@@ -1,0 +1,97 @@
+//! The keys of this host's router, which somebody may change while it runs: the file is looked at each second.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use shunt_key::{KeyError, Keys};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct KeyFile {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    keys: Arc<Keys>,
+    version: Version,
+}
+
+/// Another one, if any of these is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Version {
+    inode: u64,
+    changed: (i64, i64),
+    len: u64,
+}
+
+impl KeyFile {
+    pub(crate) fn read(path: &Path) -> Result<KeyFile, KeyError> {
+        // Before its content: what comes in between is noticed later.
+        let version = version(path);
+        let keys = Arc::new(Keys::read(path)?);
+        let version = version.map_err(|source| KeyError::File { path: path.to_owned(), source })?;
+        Ok(KeyFile { path: path.to_owned(), state: Mutex::new(State { keys, version }) })
+    }
+
+    /// Those that hold now. A conversation about a connection goes on by those with which it began.
+    pub(crate) fn now(&self) -> Arc<Keys> {
+        self.state.lock().expect(NEVER).keys.clone()
+    }
+
+    /// Takes others, if the file has changed; whether it has. What is no key, or gone, changes nothing.
+    pub(crate) fn look_again(&self) -> bool {
+        let mut state = self.state.lock().expect(NEVER);
+        let Ok(version) = version(&self.path) else { return false };
+        if version == state.version {
+            return false;
+        }
+        state.version = version;
+        match Keys::read(&self.path) {
+            Ok(keys) => {
+                tracing::info!(count = keys.all().count(), "the key file is another");
+                state.keys = Arc::new(keys);
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the keys stay as they were");
+                false
+            }
+        }
+    }
+}
+
+fn version(path: &Path) -> std::io::Result<Version> {
+    let found = fs::metadata(path)?;
+    Ok(Version { inode: found.ino(), changed: (found.ctime(), found.ctime_nsec()), len: found.len() })
+}
+
+const NEVER: &str = "nobody panics while it is locked";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shunt_key::{Step, new_key, rotate};
+
+    #[test]
+    fn another_key_is_taken_and_nonsense_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        new_key(&path).unwrap();
+        let file = KeyFile::read(&path).unwrap();
+        let before = file.now();
+        assert!(!file.look_again());
+        assert!(Arc::ptr_eq(&before, &file.now()));
+        rotate(&path, Step::Next).unwrap();
+        assert!(file.look_again());
+        assert_eq!(file.now().all().count(), 2);
+        fs::write(&path, "nonsense").unwrap();
+        assert!(!file.look_again());
+        fs::remove_file(&path).unwrap();
+        assert!(!file.look_again());
+        assert_eq!(file.now().all().count(), 2);
+    }
+}
