@@ -100,6 +100,33 @@ fn a_host_that_has_gone_has_no_containers() {
     lab.stop(server);
 }
 
+/// A router that knows only the new key, and has seen nothing before, believes what is there.
+#[test]
+fn what_is_published_is_signed_anew_with_another_key() {
+    let mut lab = Lab::build();
+    lab.configuration = format!("[etcd]\nendpoints = ['{ETCD}']\nlease-s = 2");
+    start_etcd(&mut lab, "etcd");
+    lab.start(A);
+    lab.start(B);
+    let container = lab.container(B, MOVED);
+    serve(&mut lab, &container);
+    await_host_network(&lab, MOVED);
+    let key = lab.path("key").display().to_string();
+    for (done, step) in ["--next", "--use-next", "--retire"].into_iter().enumerate() {
+        assert!(lab::shunt(&["overlay", "new-key", step, &key]).status.success());
+        for host in [A, B] {
+            let taken = |lab: &Lab| lab.log(host).matches("the key file is another").count();
+            lab::await_until(|| taken(&lab) > done, || lab.log(host));
+        }
+        assert!(takes_the_host_network(&lab, MOVED), "{}", lab.status(A));
+    }
+    lab.kill(A);
+    lab.start(A);
+    let entries = |lab: &Lab| lab.status(A)["now"]["etcd"]["entries"].clone();
+    lab::await_until(|| entries(&lab) == 3, || lab.status(A).to_string());
+    await_host_network(&lab, MOVED);
+}
+
 #[test]
 fn the_configuration_is_read_again() {
     let mut lab = Lab::with_routers();
