@@ -194,7 +194,7 @@ if len(sys.argv) > 1:
 const PRETEND: &str = "
 import socket, sys
 requests = [
-    '{\"hello\":6}',
+    '{\"hello\":{\"version\":6,\"guards\":true}}',
     '{\"connect\":{\"to\":\"10.50.2.2:9000\",\"from\":null}}',
     '{\"accepted\":{\"local\":\"10.50.1.2:9000\",\"remote\":\"10.50.2.2:9000\"}}',
 ]

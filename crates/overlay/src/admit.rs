@@ -209,7 +209,7 @@ fn live(mut stream: UnixStream, router: Option<&Path>, process: u32) -> std::io:
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() },
     )?;
     // No router has an empty name.
-    let supervisor = Supervisor::new(router.unwrap_or(Path::new("")));
+    let supervisor = Supervisor::new(router.unwrap_or(Path::new("")), true);
     if router.is_some() {
         let probe = listener.next()?;
         if (probe.thread, probe.number) != (process, libc::SYS_listen) {

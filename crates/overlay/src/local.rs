@@ -104,7 +104,11 @@ async fn converse(
                     false => Ok(channel.send(&Answer::Open, None)?),
                 };
             }
-            (Request::Hello(VERSION), Some(shown)) => {
+            (Request::Hello { version: VERSION, guards }, Some(shown)) => {
+                if shared.guard.is_some() && !guards {
+                    tracing::debug!("a program is not under the filter, though its supervisor is the host's");
+                    return Ok(());
+                }
                 // One that stays is counted among the supervisors.
                 drop(share);
                 return attend(&shared, &channel, namespace, shown).await;

@@ -26,8 +26,8 @@ pub(crate) enum Request {
     Enter(u32),
     /// It is under the filter, and this is its listener.
     Guard,
-    /// Here is a supervisor; its connection stays open.
-    Hello(u32),
+    /// Here is a supervisor; its connection stays open. Its program is under the filter for programs that are not trusted, or is not.
+    Hello { version: u32, guards: bool },
     /// Whoever accepts from this listening socket will ask first.
     Listen,
     /// None of the sockets that were shown before is meant any more.

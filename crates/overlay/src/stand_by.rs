@@ -19,9 +19,9 @@ use rustix::thread::{
     set_no_new_privs,
 };
 use shunt_sys::seccomp::{self, Listener};
-use shunt_sys::{Errno, apart, limits, netns, seqpacket};
+use shunt_sys::{Errno, apart, guarded, limits, netns, seqpacket};
 
-use crate::supervise::SuperviseError;
+use crate::supervise::{self, SuperviseError};
 use crate::supervisor::{CALLS, Supervisor};
 
 /// Makes a supervisor that asks the router at `router`, for the program that will have what is returned: `shunt-enter` takes it. If nobody
@@ -46,7 +46,9 @@ fn live(program: &OwnedFd, router: &Path) {
     apart::ignore_endings();
     let _ = rustix::process::setsid();
     let _ = limits::raise_descriptors();
-    if seqpacket::send(program, &seccomp::describe(&CALLS), &[]).is_err() {
+    let guards = !supervise::is_open(router);
+    let filter = if guards { guarded::describe(&CALLS) } else { seccomp::describe(&CALLS) };
+    if seqpacket::send(program, &filter, &[]).is_err() {
         return;
     }
     let Some(entered) = receive(program) else { return };
@@ -61,8 +63,8 @@ fn live(program: &OwnedFd, router: &Path) {
     drop(entered.shown);
     let _ = drop_privileges();
     let supervisor = match joined {
-        Ok(()) => Supervisor::new(router),
-        Err(_) => Supervisor::new(Path::new("/nonexistent")),
+        Ok(()) => Supervisor::new(router, guards),
+        Err(_) => Supervisor::new(Path::new("/nonexistent"), guards),
     };
     let _ = seqpacket::send(program, b"r", &[]);
     supervisor.serve(entered.listener);

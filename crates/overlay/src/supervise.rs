@@ -65,12 +65,22 @@ pub fn supervise(router: &Path) -> Result<Supervised, SuperviseError> {
     }
 }
 
+/// Whether the router trusts programs. One that does not answer may not.
+pub(crate) fn is_open(router: &Path) -> bool {
+    ask(router).is_some_and(|(_, answer)| answer == Answer::Open)
+}
+
 /// Asks the router whether it wants programs to be under its own supervisors. None: it does not, or there is none.
 fn enter(router: &Path) -> Option<OwnedFd> {
+    ask(router).and_then(|(socket, answer)| (answer == Answer::Secure).then_some(socket))
+}
+
+fn ask(router: &Path) -> Option<(OwnedFd, Answer)> {
     let socket = seqpacket::connect(router.as_os_str().as_bytes()).ok()?;
     let shown = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).ok()?;
     message::send(&socket, &Request::Enter(VERSION), Some(shown.as_fd())).ok()?;
-    (answer(&socket, GRACE)? == Answer::Secure).then_some(socket)
+    let answer = answer(&socket, GRACE)?;
+    Some((socket, answer))
 }
 
 /// Has the router supervise this process.
@@ -139,7 +149,7 @@ fn live(parent: OwnedFd, router: &Path) {
     let _ = rustix::process::setsid();
     // A connection takes some descriptors for a moment; what the program may have is its own affair.
     let _ = limits::raise_descriptors();
-    let supervisor = supervisor::Supervisor::new(router);
+    let supervisor = supervisor::Supervisor::new(router, false);
     let word = if supervisor.has_router() { READY } else { WITHOUT_ROUTER };
     let mut stream = UnixStream::from(parent);
     if stream.write_all(&[word]).is_err() {

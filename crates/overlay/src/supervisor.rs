@@ -70,9 +70,10 @@ struct Call {
 }
 
 impl Supervisor {
-    pub(crate) fn new(router: &Path) -> Supervisor {
+    /// `guards`: its program is under the filter for programs that are not trusted.
+    pub(crate) fn new(router: &Path, guards: bool) -> Supervisor {
         Supervisor {
-            link: Link::new(router),
+            link: Link::new(router, guards),
             pending: Pending::default(),
             strays: Strays::default(),
             shown: Mutex::default(),

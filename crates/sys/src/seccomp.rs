@@ -76,12 +76,17 @@ pub fn watch(calls: &[Watched]) -> Result<Listener> {
 
 /// The filter that [`watch`] would install, for another process of this machine to install.
 pub fn describe(calls: &[Watched]) -> Vec<u8> {
+    described(program(calls))
+}
+
+/// The same of a filter that is made already.
+pub(crate) fn described(program: Vec<sock_filter>) -> Vec<u8> {
     let step = |step: sock_filter| {
         let [a, b] = step.code.to_ne_bytes();
         let [c, d, e, f] = step.k.to_ne_bytes();
         [a, b, step.jt, step.jf, c, d, e, f]
     };
-    program(calls).into_iter().flat_map(step).collect()
+    program.into_iter().flat_map(step).collect()
 }
 
 /// As [`watch`], with a filter that somebody has described. EINVAL: it is none.

@@ -28,6 +28,8 @@ const FRESH: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Link {
     router: PathBuf,
+    /// Its program is under the filter for programs that are not trusted.
+    guards: bool,
     /// Conversations that have come to their end, and can begin anew.
     kept: Arc<Kept>,
     /// The conversation that lasts.
@@ -44,8 +46,9 @@ struct Standing {
 }
 
 impl Link {
-    pub(super) fn new(router: &Path) -> Link {
-        let link = Link { router: router.to_owned(), kept: Arc::default(), standing: Mutex::new(None) };
+    pub(super) fn new(router: &Path, guards: bool) -> Link {
+        let link =
+            Link { router: router.to_owned(), guards, kept: Arc::default(), standing: Mutex::new(None) };
         *link.standing() = link.greet();
         link
     }
@@ -141,7 +144,12 @@ impl Link {
     fn greet(&self) -> Option<Standing> {
         let socket = self.dial()?;
         let shown = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).ok()?;
-        message::send(&socket, &Request::Hello(VERSION), Some(shown.as_fd())).ok()?;
+        message::send(
+            &socket,
+            &Request::Hello { version: VERSION, guards: self.guards },
+            Some(shown.as_fd()),
+        )
+        .ok()?;
         match receive(&socket, GRACE, || true) {
             Heard::Answer(Answer::Welcome(welcome), _) => Some(Standing { socket, welcome }),
             _ => None,
