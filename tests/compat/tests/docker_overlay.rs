@@ -63,7 +63,7 @@ impl<'h> Hosts<'h> {
     /// Runs a host's router, with the addresses that are on each.
     fn route(&mut self, at: usize, containers: [&str; 2]) {
         let text = format!(
-            "name = '{name}'\nkey = '{key}'\nprefixes = ['10.60.0.0/24']\nask-ms = 5000\npatience-ms = 5000\n\
+            "name = '{name}'\nkey = '{key}'\nprefixes = ['10.60.0.0/24']\nsecure = false\nask-ms = 5000\npatience-ms = 5000\n\
              socket = '{socket}'\ncontrol = '{control}'\n\
              [[host]]\nname = 'one'\naddress = '192.168.77.1:7450'\ncontainers = ['{}']\n\
              [[host]]\nname = 'two'\naddress = '192.168.77.2:7450'\ncontainers = ['{}']\n",
