@@ -39,7 +39,10 @@ fn await_never_looked(lab: &Lab, connections: u64) {
     let overlay = || lab.roads(A, "client").1;
     let all = || overlay().as_object().unwrap().values().filter_map(serde_json::Value::as_u64).sum::<u64>();
     lab::await_until(|| all() >= connections, || overlay().to_string());
-    let is_such = |reason: &String| ["used", "late", "impatient", "not-connected"].contains(&reason.as_str());
+    // One that ends while the other router is asked may be counted as not answered.
+    let is_such = |reason: &String| {
+        ["used", "late", "impatient", "not-connected", "router-silent"].contains(&reason.as_str())
+    };
     assert!(overlay().as_object().unwrap().keys().all(is_such), "{}", overlay());
 }
 
