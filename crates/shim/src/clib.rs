@@ -82,7 +82,10 @@ pub(crate) fn header(mut header: msghdr) -> msghdr {
     header
 }
 
-/// The length of a piece of control data, which is narrower in musl, too.
-pub(crate) fn length(piece: &cmsghdr) -> usize {
-    if kind() == MUSL { piece.cmsg_len as u32 as usize } else { piece.cmsg_len }
+/// The same of a piece of control data.
+pub(crate) fn piece(mut piece: cmsghdr) -> cmsghdr {
+    if kind() == MUSL {
+        piece.cmsg_len = piece.cmsg_len as u32 as usize;
+    }
+    piece
 }

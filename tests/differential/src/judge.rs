@@ -211,8 +211,7 @@ impl Judge {
         for index in self.asleep.iter().filter(lose) {
             self.bereft.push(*index);
             if matches!(steps[*index].verb, Verb::Poll | Verb::Unseen) {
-                let ends = steps[*index].slots().into_iter().filter(|slot| *slot < FIRST_EPOLL);
-                self.held.extend(ends.map(end_of));
+                self.held.extend(steps[*index].ends());
             }
         }
     }
@@ -363,10 +362,7 @@ impl Judge {
             Verb::Send | Verb::OddSend => much(end_of(step.slot(0)), step.args[1] as u64),
             Verb::EpollWait => self.loose.contains(&true),
             _ if step.watches_a_set() => self.loose.contains(&true),
-            _ => {
-                let ends = step.slots().into_iter().filter(|slot| *slot < FIRST_EPOLL);
-                ends.into_iter().any(|slot| much(end_of(slot), 0) || much(peer_of(slot), 0))
-            }
+            _ => step.ends().any(|end| much(end, 0) || much(peer_of(end), 0)),
         }
     }
 
@@ -569,6 +565,11 @@ impl Judge {
 }
 
 impl Step {
+    /// The ends of connections that it is about, by themselves and not by a set.
+    fn ends(&self) -> impl Iterator<Item = usize> {
+        self.slots().into_iter().filter(|slot| *slot < FIRST_EPOLL).map(end_of)
+    }
+
     /// Whether what it tells are not the events of a poll.
     fn tells_otherwise(&self) -> bool {
         match self.verb {
@@ -635,17 +636,13 @@ impl Step {
 
 /// Whether a step shows something of these ends, their peers, or what sets know of them.
 fn shows_any(step: &Step, ends: &[usize]) -> bool {
-    let touches = |slot: usize| slot < FIRST_EPOLL && ends.iter().any(|end| end & !1 == end_of(slot) & !1);
-    !ends.is_empty() && (step.verb == Verb::EpollWait || step.slots().into_iter().any(touches))
+    let touches = |other: usize| ends.iter().any(|end| end & !1 == other & !1);
+    !ends.is_empty() && (step.verb == Verb::EpollWait || step.ends().any(touches))
 }
 
 /// Whether two steps are about a socket that is the same.
 fn share_an_end(one: &Step, other: &Step) -> bool {
-    let ends = |step: &Step| -> Vec<usize> {
-        step.slots().into_iter().filter(|slot| *slot < FIRST_EPOLL).map(end_of).collect()
-    };
-    let others = ends(other);
-    ends(one).iter().any(|end| others.contains(end))
+    one.ends().any(|end| other.ends().any(|of_other| of_other == end))
 }
 
 /// The data of the events of an epoll_wait, in the order in which they were told.

@@ -132,7 +132,10 @@ impl Inner {
             let at = self.registrations.get(&fd).and_then(has_new).and_then(|endpoint| endpoint.rx.lock().at);
             match at {
                 Some(at) => self.marked.push(Reverse((at.incoming().0.stamped(), fd))),
-                None => self.queue_for_look(fd),
+                None => {
+                    let has_some = self.lacks_place_for_some(fd);
+                    self.queue_for_look(fd, has_some);
+                }
             }
         }
     }

@@ -403,20 +403,20 @@ impl Inner {
     /// at once where the set is watched: of what is told edges that would be one. An edge that only the lane has made, and nobody
     /// has been told of, is the kernel's to tell from now on.
     pub(super) fn settle(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
-        let shared = self.shared;
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
-        let owes_edge = registration.events & EDGE != 0 && registration.may_tell(endpoint, shared);
         if registration.deleted || is_frozen(fd) {
             self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
             self.forget(fd);
             unlist(epoll, endpoint);
-        } else if (registration.events & !registration.kernel_events != 0
-            || self.nested && registration.events & EDGE == 0
-            || owes_edge)
-            && !registration.disarmed
-            && !self.shared
-        {
-            self.set_kernel_events(fd, Some(endpoint));
+        } else if !registration.disarmed && !self.shared {
+            let lacks_some = registration.events & !registration.kernel_events != 0;
+            let is_to_look_anew = match registration.events & EDGE {
+                0 => self.nested,
+                _ => registration.may_tell(endpoint, false),
+            };
+            if lacks_some || is_to_look_anew {
+                self.set_kernel_events(fd, Some(endpoint));
+            }
         }
     }
 
@@ -595,32 +595,33 @@ impl Inner {
         let found_by_marks = self.registrations.get(&fd).filter(|one| one.primary);
         let marked = found_by_marks.and_then(Registration::endpoint).zip(slot);
         let is_marked = marked.is_some_and(|(endpoint, slot)| is_marked(endpoint, slot));
-        // What has come before this has its place before it, also by a link at rest.
-        if !is_marked {
-            let has_some =
-                |one: &Registration| one.endpoint().is_some_and(|endpoint| one.has_some(endpoint, slot));
-            self.rung |= self.links.has_some_at_rest() && self.registrations.get(&fd).is_some_and(has_some);
-            if self.rung || self.has_marks() {
-                self.take_marks();
-            }
-        }
         if let Some(registration) = self.registrations.get_mut(&fd) {
             registration.due = true;
-            // What is marked has a place of its own, which taking the mark gives it.
-            if !is_marked {
-                self.queue_for_look(fd);
-            }
         }
-    }
-
-    /// The next wait looks at it. It has its place if there is something to be told by now, and else its first mark gives it one.
-    pub(super) fn queue_for_look(&mut self, fd: RawFd) {
-        let Some(registration) = self.registrations.get_mut(&fd) else { return };
-        if registration.pending && !registration.hollow {
+        // What is marked has a place of its own, which taking the mark gives it.
+        if is_marked {
             return;
         }
-        let slot = self.slot;
-        let has_some = registration.endpoint().is_some_and(|endpoint| registration.has_some(endpoint, slot));
+        let has_some = self.lacks_place_for_some(fd);
+        // What has come before this has its place before it, also by a link at rest.
+        self.rung |= has_some && self.links.has_some_at_rest();
+        if self.rung || self.has_marks() {
+            self.take_marks();
+        }
+        self.queue_for_look(fd, has_some);
+    }
+
+    /// Whether there is something to be told of a registration that has no place for it yet.
+    pub(super) fn lacks_place_for_some(&self, fd: RawFd) -> bool {
+        let Some(registration) = self.registrations.get(&fd).filter(|one| !one.pending || one.hollow) else {
+            return false;
+        };
+        registration.endpoint().is_some_and(|endpoint| registration.has_some(endpoint, self.slot))
+    }
+
+    /// The next wait looks at it. It has its place if it `has_some`, and else its first mark gives it one.
+    pub(super) fn queue_for_look(&mut self, fd: RawFd, has_some: bool) {
+        let Some(registration) = self.registrations.get_mut(&fd) else { return };
         if has_some {
             registration.queue_marked(&mut self.pending, fd);
         } else if !registration.pending {

@@ -178,18 +178,18 @@ unsafe fn pass_on(message: *const msghdr) {
     let mut rest = 0..header.msg_controllen;
     // As far as the kernel would go: to what it cannot read, or what is longer than the rest.
     // SAFETY: the program's control data; they are plain numbers.
-    while let Some(part) = unsafe { memory::read(control.wrapping_add(rest.start).cast::<cmsghdr>()) }
-        && (size_of::<cmsghdr>()..=rest.len()).contains(&clib::length(&part))
+    while let Some(part) = unsafe { memory::read(control.wrapping_add(rest.start).cast()) }.map(clib::piece)
+        && (size_of::<cmsghdr>()..=rest.len()).contains(&part.cmsg_len)
     {
         if (part.cmsg_level, part.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            let bytes = rest.start + size_of::<cmsghdr>()..rest.start + clib::length(&part);
+            let bytes = rest.start + size_of::<cmsghdr>()..rest.start + part.cmsg_len;
             for at in bytes.step_by(size_of::<c_int>()) {
                 // SAFETY: the same.
                 let Some(fd) = (unsafe { memory::read(control.wrapping_add(at).cast()) }) else { return };
                 descriptors::pass_on(fd);
             }
         }
-        rest.start = rest.end.min(rest.start + clib::length(&part).next_multiple_of(size_of::<usize>()));
+        rest.start = rest.end.min(rest.start + part.cmsg_len.next_multiple_of(size_of::<usize>()));
     }
 }
 

@@ -102,7 +102,7 @@ pub(super) fn release(thread: &Thread) {
     let (mut info, mask) = unsafe { ((*thread.deferral.get()).info, (*thread.deferral.get()).mask) };
     if !queue_first(signal, &info) {
         // The user's queue of signals is full. The context is that of this call.
-        // SAFETY: zeroes are a valid context, and the call below fills it in.
+        // SAFETY: zeroes are a valid context, and the call below fills it in, where libc has it.
         let mut context: ucontext_t = unsafe { std::mem::zeroed() };
         // SAFETY: the structure is ours.
         unsafe { real::getcontext(&mut context) };
