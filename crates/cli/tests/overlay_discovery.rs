@@ -10,6 +10,7 @@ use std::process::{Command, Output};
 
 use lab::{A, B, Lab, SERVER, go};
 use serde_json::{Value, json};
+use shunt_netns::Net;
 
 /// By the file it is on host a.
 const MOVED: &str = "10.50.1.7";
@@ -24,11 +25,25 @@ fn start_etcd(lab: &mut Lab, directory: &str) -> usize {
     lab.launch_on_host(A, &mut etcd, "ready to serve client requests")
 }
 
-/// In that container, under host b's supervisor.
-fn serve(lab: &mut Lab, container: &shunt_netns::Net) -> usize {
+/// A server in the container that has moved to host b, under a supervisor there.
+fn serve(lab: &mut Lab) -> (Net, usize) {
+    let container = lab.add(B, MOVED.parse().expect("an address"));
     let mut server = lab.command(B, true, go("server"));
     server.args(["tcp4", ":9000"]);
-    lab.launch_in(container, &mut server, "listening")
+    let server = lab.launch_in(&container, &mut server, "listening");
+    (container, server)
+}
+
+/// Both routers with those etcds, of which one runs, and that server, found by them.
+fn found_by(endpoints: &str) -> (Lab, usize, (Net, usize)) {
+    let mut lab = Lab::build();
+    lab.configuration = format!("[etcd]\nendpoints = [{endpoints}]\nlease-s = 2");
+    let etcd = start_etcd(&mut lab, "etcd");
+    lab.start(A);
+    lab.start(B);
+    let served = serve(&mut lab);
+    await_host_network(&lab, MOVED);
+    (lab, etcd, served)
 }
 
 fn converse(lab: &Lab, with: &str) -> Output {
@@ -50,14 +65,7 @@ fn await_host_network(lab: &Lab, with: &str) {
 
 #[test]
 fn a_container_that_has_moved_is_found_also_while_etcd_is_dead() {
-    let mut lab = Lab::build();
-    lab.configuration = format!("[etcd]\nendpoints = ['http://192.168.77.1:1', '{ETCD}']\nlease-s = 2");
-    let etcd = start_etcd(&mut lab, "etcd");
-    lab.start(A);
-    lab.start(B);
-    let container = lab.container(B, MOVED);
-    serve(&mut lab, &container);
-    await_host_network(&lab, MOVED);
+    let (mut lab, etcd, _served) = found_by(&format!("'http://192.168.77.1:1', '{ETCD}'"));
     let known = |lab: &Lab| lab.status(A)["now"]["etcd"].clone();
     lab::await_until(|| known(&lab)["published"] == true, || lab.status(A).to_string());
 
@@ -82,14 +90,7 @@ fn a_container_that_has_moved_is_found_also_while_etcd_is_dead() {
 
 #[test]
 fn a_host_that_has_gone_has_no_containers() {
-    let mut lab = Lab::build();
-    lab.configuration = format!("[etcd]\nendpoints = ['{ETCD}']\nlease-s = 2");
-    start_etcd(&mut lab, "etcd");
-    lab.start(A);
-    lab.start(B);
-    let container = lab.container(B, MOVED);
-    let server = serve(&mut lab, &container);
-    await_host_network(&lab, MOVED);
+    let (mut lab, _, (_container, server)) = found_by(&format!("'{ETCD}'"));
     // As by a crash: only the lease says so.
     lab.kill(B);
     let entries = || lab.status(A)["now"]["etcd"]["entries"].clone();
@@ -103,14 +104,7 @@ fn a_host_that_has_gone_has_no_containers() {
 /// A router that knows only the new key, and has seen nothing before, believes what is there.
 #[test]
 fn what_is_published_is_signed_anew_with_another_key() {
-    let mut lab = Lab::build();
-    lab.configuration = format!("[etcd]\nendpoints = ['{ETCD}']\nlease-s = 2");
-    start_etcd(&mut lab, "etcd");
-    lab.start(A);
-    lab.start(B);
-    let container = lab.container(B, MOVED);
-    serve(&mut lab, &container);
-    await_host_network(&lab, MOVED);
+    let (mut lab, _, _served) = found_by(&format!("'{ETCD}'"));
     let key = lab.path("key").display().to_string();
     for (done, step) in ["--next", "--use-next", "--retire"].into_iter().enumerate() {
         assert!(lab::shunt(&["overlay", "new-key", step, &key]).status.success());
@@ -130,8 +124,7 @@ fn what_is_published_is_signed_anew_with_another_key() {
 #[test]
 fn the_configuration_is_read_again() {
     let mut lab = Lab::with_routers();
-    let container = lab.container(B, MOVED);
-    serve(&mut lab, &container);
+    let _served = serve(&mut lab);
     assert!(!takes_the_host_network(&lab, MOVED));
     assert_eq!(lab.roads(A, "client").1["same-host"], 1);
     // What is wrong changes nothing.

@@ -112,11 +112,17 @@ fn translate(lab: &Lab) {
 const POLICY: &str =
     "[[rule]]\nname = 'all'\naction = 'allow'\ndscp = 'cs1'\npriority = 5\nrate = '400mbit'\n";
 
-#[test]
-fn a_program_that_connects_gets_what_the_page_says() {
-    let mut lab = Lab::with_routers();
+/// With routers that have that policy.
+fn translating() -> Lab {
+    let lab = Lab::with_routers();
     translate(&lab);
     lab.apply(A, POLICY);
+    lab
+}
+
+#[test]
+fn a_program_that_connects_gets_what_the_page_says() {
+    let mut lab = translating();
     let mut server = lab.command(B, true, "python3");
     lab.launch(B, server.args(["-c", ECHO, "accept"]), "listening");
     let output = lab.output(A, &mut attack_in(&lab, true, "connect", "-"));
@@ -127,9 +133,7 @@ fn a_program_that_connects_gets_what_the_page_says() {
 
 #[test]
 fn a_program_that_accepts_gets_the_same() {
-    let mut lab = Lab::with_routers();
-    translate(&lab);
-    lab.apply(A, POLICY);
+    let mut lab = translating();
     let hostile = lab.launch(A, &mut attack_in(&lab, true, "accept", "-"), "listening");
     let mut client = lab.command(B, true, "python3");
     lab.launch(B, client.args(["-c", ECHO, "connect"]), "connected");
@@ -141,9 +145,7 @@ fn a_program_that_accepts_gets_the_same() {
 /// One that is in the container and not under the filter: nobody should have started it so, and the page says what it would get.
 #[test]
 fn a_program_outside_the_filter_gets_what_the_page_says() {
-    let mut lab = Lab::with_routers();
-    translate(&lab);
-    lab.apply(A, POLICY);
+    let mut lab = translating();
     let mut server = lab.command(B, true, "python3");
     lab.launch(B, server.args(["-c", ECHO, "accept"]), "listening");
     let meeting = lab.path("meeting").display().to_string();

@@ -189,18 +189,6 @@ impl Lab {
         kill_process(Pid::from_child(router), Signal::HUP).unwrap();
     }
 
-    /// One more container on a host.
-    pub(crate) fn container(&self, host: usize, address: &str) -> Net {
-        let (net, container) = (&self.hosts[host].net, Net::new());
-        net.words("ip link add more type veth peer name shunt-peer");
-        net.words(&format!("ip link set shunt-peer netns {}", container.path().display()));
-        net.words("ip link set more master bridge up");
-        container.words("ip link set shunt-peer name eth0 mtu 1450");
-        container.words(&format!("ip address add {address}/16 dev eth0"));
-        container.words("ip link set eth0 up");
-        container
-    }
-
     /// Has a host's router do nothing, or go on.
     pub(crate) fn hang(&self, host: usize, hangs: bool) {
         let router = self.hosts[host].router.as_ref().expect("it runs");
