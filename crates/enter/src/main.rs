@@ -18,7 +18,6 @@ use nix::errno::Errno as ExecError;
 use nix::unistd::execve;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use rustix::thread::{CapabilitySet, capabilities, set_no_new_privs};
 use shunt_start::program;
 use shunt_sys::{Errno, inherited, seccomp, seqpacket};
 use thiserror::Error;
@@ -69,12 +68,7 @@ fn enter(number: Option<&OsStr>) -> Result<(), EnterError> {
     let open = |family| socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
     let shown =
         open(AddressFamily::INET).or_else(|_| open(AddressFamily::UNIX)).map_err(kernel("a socket"))?;
-    let is_privileged =
-        capabilities(None).is_ok_and(|held| held.effective.contains(CapabilitySet::SYS_ADMIN));
-    if !is_privileged {
-        // Else the kernel takes no filter, since a setuid program could be fooled by it.
-        set_no_new_privs(true).map_err(kernel("no_new_privs"))?;
-    }
+    seccomp::prepare().map_err(kernel("no_new_privs"))?;
     let listener = seccomp::watch_described(&filter).map_err(|error| match error {
         Errno::BUSY => EnterError::Supervised,
         source => EnterError::Kernel { what: "a seccomp filter with a listener (Linux 5.19)", source },

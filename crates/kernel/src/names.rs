@@ -38,13 +38,9 @@ type Value = [u32; 10];
 pub struct Names {
     loaded: Ebpf,
     groups: Groups,
-    /// Groups that have the programs, by the numbers of their directories.
-    reached: HashSet<u64>,
+    reached: Reached,
     entered: Entered,
 }
-
-/// So many are remembered.
-pub(crate) const REACHED: usize = 16_384;
 
 impl Names {
     /// Makes the group, attaches the programs and takes this process in.
@@ -56,7 +52,8 @@ impl Names {
         }
         let directory = group.open().map_err(refusal)?;
         attach_all(&mut loaded, &directory).map_err(system)?;
-        let reached = HashSet::from([number(&directory)?]);
+        let mut reached = Reached::default();
+        reached.note(number(&directory)?);
         let groups = Groups::mount().map_err(refusal)?;
         let entered = group.enter().map_err(refusal)?;
         Ok(Names { loaded, groups, reached, entered })
@@ -71,18 +68,7 @@ impl Names {
     /// process is in no group but the root, or in one that cannot be seen from here.
     pub fn group_of(&mut self, process: u32) -> Result<Option<File>, LoadError> {
         let Some(group) = self.groups.of(process).map_err(refusal)? else { return Ok(None) };
-        let number = number(&group)?;
-        if !self.reached.contains(&number) {
-            match attach_all(&mut self.loaded, &group) {
-                // It has them already and was forgotten: what our own group took has no other reason.
-                Err(Errno::INVAL) => {}
-                attached => attached.map_err(system)?,
-            }
-            if self.reached.len() >= REACHED {
-                self.reached.clear();
-            }
-            self.reached.insert(number);
-        }
+        self.reached.once(&group, || or_has_it(attach_all(&mut self.loaded, &group)))?;
         Ok(Some(group))
     }
 
@@ -144,12 +130,52 @@ fn read(socket: Listed, value: &[u8]) -> Option<Named> {
     Some(Named { socket, local: end(0)?, remote: end(20)? })
 }
 
-pub(crate) fn system(error: Errno) -> LoadError {
+/// Control groups that have a set of programs, by the numbers of their directories.
+#[derive(Debug, Default)]
+pub(crate) struct Reached(HashSet<u64>);
+
+/// So many are remembered.
+const MOST: usize = 16_384;
+
+impl Reached {
+    /// Has a group get them by `attach`, unless it has them.
+    pub(crate) fn once(
+        &mut self,
+        group: &File,
+        attach: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), LoadError> {
+        let number = number(group)?;
+        if self.0.contains(&number) {
+            return Ok(());
+        }
+        attach().map_err(system)?;
+        self.note(number);
+        Ok(())
+    }
+
+    fn note(&mut self, number: u64) {
+        if self.0.len() >= MOST {
+            self.0.clear();
+        }
+        self.0.insert(number);
+    }
+}
+
+/// What came of attaching to a group that may have been forgotten: if it has them already that is as good. What our own group took has no other
+/// reason to be refused so.
+pub(crate) fn or_has_it(attached: Result<(), Errno>) -> Result<(), Errno> {
+    match attached {
+        Err(Errno::INVAL) => Ok(()),
+        attached => attached,
+    }
+}
+
+fn system(error: Errno) -> LoadError {
     refusal(std::io::Error::from(error))
 }
 
 /// By which a group is known.
-pub(crate) fn number(group: &File) -> Result<u64, LoadError> {
+fn number(group: &File) -> Result<u64, LoadError> {
     Ok(group.metadata().map_err(refusal)?.ino())
 }
 

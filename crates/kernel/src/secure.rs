@@ -3,9 +3,8 @@
 //!
 //! As with `names`, programs belong to the control group in which a socket was made, and stay as long as one of its sockets does.
 
-use std::collections::HashSet;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 
 use aya::Ebpf;
 use aya::maps::{MapData, SkStorage};
@@ -14,7 +13,7 @@ use shunt_sys::Errno;
 use shunt_sys::attach::{AttachPoint, attach};
 
 use crate::load::{self, LoadError, refusal};
-use crate::names::{REACHED, number, system};
+use crate::names::{Reached, or_has_it};
 
 const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/secure.bpf.o"));
 
@@ -52,8 +51,7 @@ pub struct Tag {
 #[derive(Debug)]
 pub struct Secure {
     loaded: Ebpf,
-    /// Groups that have the programs, by the numbers of their directories.
-    reached: HashSet<u64>,
+    reached: Reached,
 }
 
 impl Secure {
@@ -67,30 +65,12 @@ impl Secure {
             load::program::<CgroupSockAddr>(&mut loaded, name).load().map_err(refusal)?;
         }
         load::program::<CgroupSkb>(&mut loaded, INGRESS).load().map_err(refusal)?;
-        Ok(Secure { loaded, reached: HashSet::new() })
+        Ok(Secure { loaded, reached: Reached::default() })
     }
 
     /// Tags hold for sockets that are made in that group from now on.
     pub fn reach(&mut self, group: &File) -> Result<(), LoadError> {
-        let number = number(group)?;
-        if self.reached.contains(&number) {
-            return Ok(());
-        }
-        for (name, point) in OPTIONS {
-            let program = load::program::<CgroupSockopt>(&mut self.loaded, name).fd().expect(LOADED);
-            attach_once(group, program.as_fd(), point)?;
-        }
-        for (name, point) in ADDRESSES {
-            let program = load::program::<CgroupSockAddr>(&mut self.loaded, name).fd().expect(LOADED);
-            attach_once(group, program.as_fd(), point)?;
-        }
-        let program = load::program::<CgroupSkb>(&mut self.loaded, INGRESS).fd().expect(LOADED);
-        attach_once(group, program.as_fd(), AttachPoint::Ingress)?;
-        if self.reached.len() >= REACHED {
-            self.reached.clear();
-        }
-        self.reached.insert(number);
-        Ok(())
+        self.reached.once(group, || attach_all(&mut self.loaded, group))
     }
 
     /// From now on this socket, and every copy of it, is one that strangers may have.
@@ -104,12 +84,18 @@ impl Secure {
     }
 }
 
-fn attach_once(group: &File, program: BorrowedFd<'_>, point: AttachPoint) -> Result<(), LoadError> {
-    match attach(group.as_fd(), program, point) {
-        // It has it already and was forgotten.
-        Err(Errno::INVAL) => Ok(()),
-        attached => attached.map_err(system),
+/// The programs are loaded. Each is attached by itself: none is left out because another one is there.
+fn attach_all(loaded: &mut Ebpf, group: &File) -> Result<(), Errno> {
+    for (name, point) in OPTIONS {
+        let program = load::program::<CgroupSockopt>(loaded, name).fd().expect(LOADED);
+        or_has_it(attach(group.as_fd(), program.as_fd(), point))?;
     }
+    for (name, point) in ADDRESSES {
+        let program = load::program::<CgroupSockAddr>(loaded, name).fd().expect(LOADED);
+        or_has_it(attach(group.as_fd(), program.as_fd(), point))?;
+    }
+    let program = load::program::<CgroupSkb>(loaded, INGRESS).fd().expect(LOADED);
+    or_has_it(attach(group.as_fd(), program.as_fd(), AttachPoint::Ingress))
 }
 
 const LOADED: &str = "it is loaded";

@@ -8,7 +8,7 @@ mod seal;
 pub use rotation::{Keys, Step, rotate};
 pub use seal::SEAL;
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -119,14 +119,20 @@ pub fn nonce() -> [u8; LENGTH] {
 
 /// Writes a new key to a file that does not exist yet.
 pub fn new_key(path: &Path) -> Result<(), KeyError> {
-    let mut text = String::new();
-    for byte in nonce() {
-        let _ = write!(text, "{byte:02x}");
-    }
-    text.push('\n');
+    let text = line(&nonce());
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(|source| KeyError::File { path: path.to_owned(), source })
+}
+
+/// Two digits for each byte.
+pub fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A key as it is in a file.
+fn line(key: &[u8; LENGTH]) -> String {
+    to_hex(key) + "\n"
 }
 
 fn from_hex(text: &str) -> Option<[u8; LENGTH]> {

@@ -3,13 +3,12 @@
 //!
 //! Everybody gets the new key as his second; when all have it, everybody speaks by it; when all do, the old one is forgotten.
 
-use std::fmt::Write as _;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::{Key, KeyError, LENGTH, from_hex, nonce, read_private};
+use crate::{Key, KeyError, LENGTH, from_hex, line, nonce, read_private};
 
 /// Those of a file.
 #[derive(Clone, Debug)]
@@ -69,13 +68,7 @@ pub fn rotate(path: &Path, step: Step) -> Result<(), KeyError> {
         (Step::Retire, [Some(own), Some(_)]) => [Some(own), None],
         _ => return Err(wrong("it holds one key: make the next one first")),
     };
-    let mut text = String::new();
-    for key in after.iter().flatten() {
-        for byte in key {
-            let _ = write!(text, "{byte:02x}");
-        }
-        text.push('\n');
-    }
+    let text: String = after.iter().flatten().map(line).collect();
     let failed = |source| KeyError::File { path: path.to_owned(), source };
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");

@@ -1,7 +1,7 @@
 //! What is added to a container's configuration so that its connections to other hosts take the host network: the program that its own is
 //! started by, and the directory with it. Everything else of the overlay is outside the container.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use object::Endianness;
 use object::elf::{FileHeader64, PT_INTERP};
@@ -11,8 +11,7 @@ use serde::Deserialize;
 
 use crate::mounts::Mount;
 use crate::refusal::Refusal;
-use crate::rootfs::Rootfs;
-use crate::spec::{add_mounts, missing, not_understood, quoted};
+use crate::spec::{Linux, Root, add_mounts, missing, not_understood, quoted};
 use crate::text::{Container, Splice};
 
 /// The name of the program.
@@ -32,28 +31,11 @@ struct Config {
 }
 
 #[derive(Deserialize)]
-struct Root {
-    path: PathBuf,
-}
-
-#[derive(Deserialize)]
 struct Process {
     #[serde(default)]
     args: Vec<String>,
     #[serde(default)]
     env: Vec<String>,
-}
-
-#[derive(Default, Deserialize)]
-struct Linux {
-    #[serde(default)]
-    namespaces: Vec<Namespace>,
-}
-
-#[derive(Deserialize)]
-struct Namespace {
-    #[serde(rename = "type")]
-    kind: String,
 }
 
 /// The configuration `text`, of the container whose bundle is there, with its program started by `launcher`, which takes its supervisor
@@ -65,11 +47,10 @@ pub(crate) fn supervise(
     number: i32,
 ) -> Result<Option<String>, Refusal> {
     let config: Config = serde_json::from_str(text).map_err(not_understood)?;
-    let has = |kind: &str| config.linux.namespaces.iter().any(|namespace| namespace.kind == kind);
-    if has("user") {
+    if config.linux.has("user") {
         return Err(Refusal::UserNamespace);
     }
-    if !has("network") {
+    if !config.linux.has("network") {
         return Err(Refusal::HostNetwork);
     }
     if config.process.env.iter().any(|variable| variable == OFF) {
@@ -79,8 +60,7 @@ pub(crate) fn supervise(
         return Err(missing("process.args"));
     }
     check(launcher)?;
-    let root = bundle.join(config.root.path);
-    let rootfs = Rootfs::open(&root).map_err(|source| Refusal::Rootfs { path: root, source })?;
+    let rootfs = config.root.open(bundle)?;
     let object = Container::object(text, text.trim()).map_err(not_understood)?;
     let process = object.member("process").ok_or_else(|| missing("process"))?;
     let directory = launcher.parent().unwrap_or(Path::new("/"));
@@ -154,6 +134,7 @@ mod tests {
     use super::*;
     use crate::image::tests::Fixture;
     use serde_json::{Value, json};
+    use std::path::PathBuf;
 
     /// An ELF file of 64 bits without a program header, as far as it is looked at.
     fn launcher(fixture: &Fixture) -> PathBuf {

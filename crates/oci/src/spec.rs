@@ -33,13 +33,23 @@ struct Config {
     linux: Linux,
 }
 
+/// Its root directory.
 #[derive(Deserialize)]
-struct Root {
+pub(crate) struct Root {
     path: PathBuf,
 }
 
+impl Root {
+    /// Of the container whose bundle is there.
+    pub(crate) fn open(self, bundle: &Path) -> Result<Rootfs, Refusal> {
+        let root = bundle.join(self.path);
+        Rootfs::open(&root).map_err(|source| Refusal::Rootfs { path: root, source })
+    }
+}
+
+/// What it has of its own.
 #[derive(Default, Deserialize)]
-struct Linux {
+pub(crate) struct Linux {
     #[serde(default)]
     namespaces: Vec<Namespace>,
 }
@@ -50,10 +60,17 @@ struct Namespace {
     kind: String,
 }
 
+impl Linux {
+    /// Whether that is a namespace of this kind.
+    pub(crate) fn has(&self, kind: &str) -> bool {
+        self.namespaces.iter().any(|namespace| namespace.kind == kind)
+    }
+}
+
 /// The configuration `text`, of the container whose bundle is there, with shunt; nothing if it has all of that already.
 pub(crate) fn enter(text: &str, bundle: &Path, host: &Host) -> Result<Option<String>, Refusal> {
     let config: Config = serde_json::from_str(text).map_err(not_understood)?;
-    if config.linux.namespaces.iter().any(|namespace| namespace.kind == "user") {
+    if config.linux.has("user") {
         return Err(Refusal::UserNamespace);
     }
     if host.library.file_name() != Path::new(LIBRARY).file_name() {
@@ -62,8 +79,7 @@ pub(crate) fn enter(text: &str, bundle: &Path, host: &Host) -> Result<Option<Str
     if !host.broker.is_dir() {
         return Err(Refusal::NoBroker(host.broker.clone()));
     }
-    let root = bundle.join(config.root.path);
-    let rootfs = Rootfs::open(&root).map_err(|source| Refusal::Rootfs { path: root, source })?;
+    let rootfs = config.root.open(bundle)?;
     image::takes(&rootfs, &host.library)?;
     let object = Container::object(text, text.trim()).map_err(not_understood)?;
     let process = object.member("process").ok_or_else(|| missing("process"))?;

@@ -21,19 +21,18 @@ use rustix::fs::{Mode, OFlags, openat};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::Pid;
-use rustix::thread::{
-    CapabilitySet, CapabilitySets, LinkNameSpaceType, move_into_link_name_space, set_capabilities,
-};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use shunt_sys::seccomp::Listener;
-use shunt_sys::{Errno, apart, guarded, limits, netns, seqpacket};
+use shunt_sys::{Errno, apart, guarded, netns, seqpacket};
 use tokio::time::timeout;
 
 use crate::channel::Channel;
 use crate::errand::Theirs;
+use crate::lock::lock;
 use crate::message::{Answer, MessageError, Request};
 use crate::reason::Reason;
 use crate::shared::Shared;
-use crate::supervisor::{CALLS, Supervisor};
+use crate::supervisor::{self, CALLS, NO_ROUTER, Supervisor};
 
 /// Everybody answers at once, or not at all.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -86,7 +85,7 @@ async fn begin(
     let process = channel.process().ok_or(Errno::SRCH)?;
     let namespace = channel.namespace();
     let network = File::open(format!("/proc/{process}/ns/net"))?;
-    let group = shared.names.lock().expect("nobody panics while it is locked").group_of(process);
+    let group = lock(&shared.names).group_of(process);
     // All of that was its own, and no other's that has got its number since.
     if !channel.process_lives() {
         return Err(Errno::SRCH.into());
@@ -189,9 +188,7 @@ pub fn supervise_apart(stream: OwnedFd, router: Option<&Path>, process: u32) -> 
 }
 
 fn live(mut stream: UnixStream, router: Option<&Path>, process: u32) -> std::io::Result<()> {
-    apart::ignore_endings();
-    let _ = rustix::process::setsid();
-    let _ = limits::raise_descriptors();
+    supervisor::begin_life();
     stream.write_all(&[READY])?;
     stream.set_read_timeout(Some(LIMIT))?;
     let (listener, network, group) = receive(&stream)?;
@@ -202,14 +199,8 @@ fn live(mut stream: UnixStream, router: Option<&Path>, process: u32) -> std::io:
     }
     move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
     drop(network);
-    // It looks at the program, and does nothing else that root could.
-    let kept = CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH;
-    set_capabilities(
-        None,
-        CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() },
-    )?;
-    // No router has an empty name.
-    let supervisor = Supervisor::new(router.unwrap_or(Path::new("")), true);
+    supervisor::drop_privileges()?;
+    let supervisor = Supervisor::new(router.unwrap_or(Path::new(NO_ROUTER)), true);
     if router.is_some() {
         let probe = listener.next()?;
         if (probe.thread, probe.number) != (process, libc::SYS_listen) {

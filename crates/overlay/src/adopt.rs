@@ -25,8 +25,8 @@ pub(crate) fn connections(shared: &Shared) {
 
 /// None: it is another's, of whatever else gives names.
 fn of(shared: &Shared, Named { socket, local, remote }: Named) -> Option<Connection> {
-    let router = SocketAddr::V4(shared.loaded().host().address);
     let loaded = shared.loaded();
+    let router = SocketAddr::V4(loaded.host().address);
     let mut routers = loaded.config.hosts.iter().map(|host| SocketAddr::V4(host.address));
     let (end, client, server) = if socket.local == router {
         (End::Server, remote, local)

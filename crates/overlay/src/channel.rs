@@ -15,6 +15,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::errand::{Errands, Theirs};
+use crate::lock::lock;
 use crate::message::{self, Answer, MessageError};
 
 /// A process may be moved to another group at any time; that is noticed after this.
@@ -58,14 +59,14 @@ impl Channel {
 
     /// What is to be given to the supervisor, or has come from it.
     pub(crate) fn theirs(&self, fd: OwnedFd) -> Theirs {
-        let mut turn = self.turn.lock().expect("nobody panics while it is locked");
+        let mut turn = lock(&self.turn);
         let turn = turn.get_or_insert_with(|| Arc::new(Turn::new(self.socket.get_ref().clone())));
         Theirs::new(fd, turn.clone(), self.namespace, self.errands.clone())
     }
 
     /// Nothing more is said about this connection.
     pub(crate) fn end_turn(&self) {
-        self.turn.lock().expect("nobody panics while it is locked").take();
+        lock(&self.turn).take();
     }
 
     pub(crate) fn socket(&self) -> &OwnedFd {
@@ -87,7 +88,7 @@ impl Channel {
         &self,
         find: impl FnOnce() -> Result<Option<File>, E>,
     ) -> Result<Option<Arc<File>>, E> {
-        let mut known = self.group.lock().expect("nobody panics while it is locked");
+        let mut known = lock(&self.group);
         if let Some((since, group)) = &*known
             && since.elapsed() < BELIEVED
         {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::net::sockopt;
 use shunt_kernel::sequence::{Origin, Position};
-use shunt_sys::options::{self, Copied};
+use shunt_sys::options;
 use shunt_sys::tcp::{self, Opener};
 use shunt_sys::{Errno, identity};
 use socket2::{Domain, SockRef, Socket};
@@ -247,7 +247,7 @@ fn host_socket(talk: &Talk<'_, TcpStream>) -> Result<OwnedFd, Reason> {
 /// Gives the host connection what the program has set, which is returned as well. O2: neither end has sent a byte on the overlay.
 async fn liken(shared: &Arc<Shared>, made: &Made, connection: OwnedFd) -> Result<(OwnedFd, Options), Reason> {
     let shown = made.overlay.clone();
-    let which = if shared.guard.is_some() { Copied::Harmless } else { Copied::All };
+    let which = shared.copied();
     let copied = move || {
         let is_unused = tcp::sent(&*shown, Opener::Us) == Ok(Some(0)) && tcp::received(&*shown) == Ok(0);
         if !is_unused {

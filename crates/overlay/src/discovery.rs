@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use shunt_key::{Key, Keys};
+use shunt_key::{Key, Keys, to_hex};
 use tokio::time::{sleep, timeout};
 
 use crate::config;
 use crate::etcd::{Etcd, EtcdError, Stored};
+use crate::lock::lock;
 use crate::map::Published;
 use crate::shared::Shared;
 
@@ -61,7 +62,7 @@ impl Discovery {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("nobody panics while it is locked")
+        lock(&self.0)
     }
 }
 
@@ -259,9 +260,7 @@ async fn containers(shared: &Arc<Shared>) -> BTreeSet<Ipv4Addr> {
 
 /// What is stored under a key.
 fn sealed(key: &Key, at: &str, body: &str) -> String {
-    let signature = signature(key, at, body);
-    let digits: String = signature.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{digits} {body}")
+    format!("{} {body}", to_hex(&signature(key, at, body)))
 }
 
 fn unsealed<'a>(key: &Key, stored: &'a Stored) -> Option<&'a str> {

@@ -9,6 +9,7 @@ use shunt_key::Keys;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
+use crate::lock::lock;
 use crate::namespace::Namespace;
 use crate::policy::Flow;
 use crate::reason::Reason;
@@ -242,8 +243,4 @@ impl Drop for Stay {
         drop(state);
         drop(gone);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("nobody panics while it is locked")
 }

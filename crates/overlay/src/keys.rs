@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use shunt_key::{KeyError, Keys};
 
+use crate::lock::lock;
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct KeyFile {
@@ -39,12 +41,12 @@ impl KeyFile {
 
     /// Those that hold now. A conversation about a connection goes on by those with which it began.
     pub(crate) fn now(&self) -> Arc<Keys> {
-        self.state.lock().expect(NEVER).keys.clone()
+        lock(&self.state).keys.clone()
     }
 
     /// Takes others, if the file has changed; whether it has. What is no key, or gone, changes nothing.
     pub(crate) fn look_again(&self) -> bool {
-        let mut state = self.state.lock().expect(NEVER);
+        let mut state = lock(&self.state);
         let Ok(version) = version(&self.path) else { return false };
         if version == state.version {
             return false;
@@ -68,8 +70,6 @@ fn version(path: &Path) -> std::io::Result<Version> {
     let found = fs::metadata(path)?;
     Ok(Version { inode: found.ino(), changed: (found.ctime(), found.ctime_nsec()), len: found.len() })
 }
-
-const NEVER: &str = "nobody panics while it is locked";
 
 #[cfg(test)]
 mod tests {

@@ -25,6 +25,7 @@ mod guests;
 mod keys;
 mod listing;
 mod local;
+mod lock;
 mod map;
 mod message;
 mod metrics;

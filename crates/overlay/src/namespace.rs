@@ -59,10 +59,7 @@ impl Namespace {
 
     /// All that it has.
     pub(crate) fn addresses(&self) -> Vec<Ipv4Addr> {
-        let list = || nix::ifaddrs::getifaddrs().map_err(|error| Errno::from_raw_os_error(error as i32));
-        let listed = netns::inside(self.handle.as_fd(), || list().map(Iterator::collect::<Vec<_>>));
-        let of = |interface: nix::ifaddrs::InterfaceAddress| Some(interface.address?.as_sockaddr_in()?.ip());
-        listed.unwrap_or_default().into_iter().filter_map(of).collect()
+        addresses::all(&self.own.lock().expect(NEVER).asker).unwrap_or_default()
     }
 
     /// Which address a connection to `destination` has if its socket is not bound to another.

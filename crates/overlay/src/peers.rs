@@ -16,6 +16,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::keys::KeyFile;
+use crate::lock::lock;
 use crate::reason::Reason;
 use crate::wire::{Ask, Ear, Line, Token, WireError, Word};
 
@@ -325,8 +326,4 @@ impl Session {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("nobody panics while it is locked")
 }

@@ -9,6 +9,8 @@ use shunt_kernel::LoadError;
 use shunt_kernel::names::Names;
 use shunt_kernel::secure::{Secure, Tag};
 
+use crate::lock::lock;
+
 /// What a router has of secure mode.
 #[derive(Debug)]
 pub(crate) struct Guard(Mutex<Secure>);
@@ -32,6 +34,6 @@ impl Guard {
     }
 
     fn secure(&self) -> MutexGuard<'_, Secure> {
-        self.0.lock().expect("nobody panics while it is locked")
+        lock(&self.0)
     }
 }

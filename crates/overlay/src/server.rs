@@ -186,8 +186,8 @@ pub(crate) async fn accepted(
         shared.metrics.reset();
         return Err(Reason::Mismatch);
     }
-    let is_secure = shared.guard.is_some();
-    let liken = move || likeness(&socket, connection, is_secure);
+    let which = shared.copied();
+    let liken = move || likeness(&socket, connection, which);
     let (connection, told) = shared.errands.ask(namespace, liken).await??;
     let place = place(&connection).ok_or(Reason::Failed)?;
     local::name(shared, &connection, &ends).map_err(|_| Reason::Failed)?;
@@ -264,7 +264,7 @@ fn mirrors(shared: &Shared, socket: &Theirs, cookie: u64, client: Origin) -> boo
 }
 
 /// Makes the host connection one of the family that the program expects, with what it has set on its listening socket.
-fn likeness(socket: &Theirs, connection: OwnedFd, is_secure: bool) -> Result<(OwnedFd, Options), Reason> {
+fn likeness(socket: &Theirs, connection: OwnedFd, which: Copied) -> Result<(OwnedFd, Options), Reason> {
     let domain = |socket: SockRef<'_>| socket.domain().map_err(|_| Reason::Failed);
     let (wanted, given) = (domain(SockRef::from(socket))?, domain(SockRef::from(&connection))?);
     if wanted == Domain::IPV4 && given != wanted {
@@ -273,7 +273,7 @@ fn likeness(socket: &Theirs, connection: OwnedFd, is_secure: bool) -> Result<(Ow
         return Err(Reason::Failed);
     }
     // The client has it already: an option that cannot be copied is left as it is.
-    let _ = options::copy(socket, &connection, if is_secure { Copied::Harmless } else { Copied::All });
+    let _ = options::copy(socket, &connection, which);
     Ok((connection, Options::of(socket).map_err(|_| Reason::Failed)?))
 }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use shunt_kernel::names::Names;
 use shunt_kernel::sequence::{Origin, Reader};
+use shunt_sys::options::Copied;
 use shunt_sys::{Errno, identity, netns};
 use tokio::sync::Notify;
 
@@ -157,6 +158,11 @@ impl Shared {
             state: Mutex::default(),
             changed: Notify::new(),
         })
+    }
+
+    /// Which options of a container's socket its host connection gets.
+    pub(crate) fn copied(&self) -> Copied {
+        if self.guard.is_some() { Copied::Harmless } else { Copied::All }
     }
 
     /// The configuration as it is now.

@@ -14,15 +14,12 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg,
     socketpair,
 };
-use rustix::thread::{
-    CapabilitySet, CapabilitySets, LinkNameSpaceType, move_into_link_name_space, set_capabilities,
-    set_no_new_privs,
-};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space, set_no_new_privs};
 use shunt_sys::seccomp::{self, Listener};
-use shunt_sys::{Errno, apart, guarded, limits, netns, seqpacket};
+use shunt_sys::{Errno, apart, guarded, netns, seqpacket};
 
 use crate::supervise::{self, SuperviseError};
-use crate::supervisor::{CALLS, Supervisor};
+use crate::supervisor::{self, CALLS, NO_ROUTER, Supervisor};
 
 /// Makes a supervisor that asks the router at `router`, for the program that will have what is returned: `shunt-enter` takes it. If nobody
 /// has it any more, the supervisor ends. Must be called while the process has one thread.
@@ -43,9 +40,7 @@ pub fn stand_by(router: &Path) -> Result<OwnedFd, SuperviseError> {
 
 /// The life of the supervisor's process.
 fn live(program: &OwnedFd, router: &Path) {
-    apart::ignore_endings();
-    let _ = rustix::process::setsid();
-    let _ = limits::raise_descriptors();
+    supervisor::begin_life();
     let guards = !supervise::is_open(router);
     let filter = if guards { guarded::describe(&CALLS) } else { seccomp::describe(&CALLS) };
     if seqpacket::send(program, &filter, &[]).is_err() {
@@ -61,11 +56,9 @@ fn live(program: &OwnedFd, router: &Path) {
     let joined = netns::of_socket(&entered.shown)
         .and_then(|namespace| move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)));
     drop(entered.shown);
-    let _ = drop_privileges();
-    let supervisor = match joined {
-        Ok(()) => Supervisor::new(router, guards),
-        Err(_) => Supervisor::new(Path::new("/nonexistent"), guards),
-    };
+    let _ = set_no_new_privs(true).and_then(|()| supervisor::drop_privileges());
+    let router = if joined.is_ok() { router } else { Path::new(NO_ROUTER) };
+    let supervisor = Supervisor::new(router, guards);
     let _ = seqpacket::send(program, b"r", &[]);
     supervisor.serve(entered.listener);
 }
@@ -122,12 +115,4 @@ fn join_group(process: u32) -> std::io::Result<()> {
         Some((_, procs)) => fs::write(procs, std::process::id().to_string()),
         None => Ok(()),
     }
-}
-
-/// Nothing is kept but what it takes to look at processes of any user.
-fn drop_privileges() -> Result<(), Errno> {
-    set_no_new_privs(true)?;
-    let kept = CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH;
-    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
-    set_capabilities(None, sets)
 }

@@ -10,9 +10,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, socketpair};
-use rustix::thread::{CapabilitySet, capabilities, set_no_new_privs};
 use shunt_sys::seccomp::{self, Listener, Watched};
-use shunt_sys::{Errno, apart, guarded, limits, seqpacket};
+use shunt_sys::{Errno, apart, guarded, seqpacket};
 use thiserror::Error;
 
 use crate::message::{self, Answer, Request, VERSION};
@@ -130,13 +129,7 @@ const READY: u8 = b'r';
 const WITHOUT_ROUTER: u8 = b'w';
 
 fn watch(install: fn(&[Watched]) -> Result<Listener, Errno>) -> Result<Listener, SuperviseError> {
-    let is_privileged =
-        capabilities(None).is_ok_and(|held| held.effective.contains(CapabilitySet::SYS_ADMIN));
-    let kernel = |what| move |source| SuperviseError::Kernel { what, source };
-    if !is_privileged {
-        // Else the kernel takes no filter, since a setuid program could be fooled by it.
-        set_no_new_privs(true).map_err(kernel("no_new_privs"))?;
-    }
+    seccomp::prepare().map_err(|source| SuperviseError::Kernel { what: "no_new_privs", source })?;
     install(&CALLS).map_err(|error| match error {
         Errno::BUSY => SuperviseError::Supervised,
         source => SuperviseError::Kernel { what: "a seccomp filter with a listener (Linux 5.19)", source },
@@ -145,10 +138,7 @@ fn watch(install: fn(&[Watched]) -> Result<Listener, Errno>) -> Result<Listener,
 
 /// The life of the supervisor's process.
 fn live(parent: OwnedFd, router: &Path) {
-    apart::ignore_endings();
-    let _ = rustix::process::setsid();
-    // A connection takes some descriptors for a moment; what the program may have is its own affair.
-    let _ = limits::raise_descriptors();
+    supervisor::begin_life();
     let supervisor = supervisor::Supervisor::new(router, false);
     let word = if supervisor.has_router() { READY } else { WITHOUT_ROUTER };
     let mut stream = UnixStream::from(parent);

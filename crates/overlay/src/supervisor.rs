@@ -22,8 +22,9 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use shunt_sys::seccomp::{Listener, Notification, Watched};
-use shunt_sys::{Errno, identity, other, tcp};
+use shunt_sys::{Errno, apart, identity, limits, other, tcp};
 
 use accept::Strays;
 use address::Address;
@@ -43,6 +44,9 @@ pub(crate) const CALLS: [Watched; 6] = [
     },
     Watched { number: libc::SYS_io_uring_setup, only_if: &[] },
 ];
+
+/// The place of no router: none has an empty name. Its program stays on the overlay.
+pub(crate) const NO_ROUTER: &str = "";
 
 /// A call needs little.
 const STACK: usize = 256 * 1024;
@@ -67,6 +71,21 @@ pub(crate) struct Supervisor {
 struct Call {
     listener: Arc<Listener>,
     notification: Notification,
+}
+
+/// What the process of a supervisor begins with: it ends with the last process that it serves, and not by signals for others.
+pub(crate) fn begin_life() {
+    apart::ignore_endings();
+    let _ = rustix::process::setsid();
+    // A connection takes some descriptors for a moment; what the program may have is its own affair.
+    let _ = limits::raise_descriptors();
+}
+
+/// Nothing of what root may is kept but what it takes to look at processes of any user.
+pub(crate) fn drop_privileges() -> Result<(), Errno> {
+    let kept = CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH;
+    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+    set_capabilities(None, sets)
 }
 
 impl Supervisor {

@@ -17,6 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
+use crate::lock::lock;
 use crate::reason::Reason;
 
 /// What the first message begins with.
@@ -315,7 +316,7 @@ impl Line {
     }
 
     fn said(&self) -> MutexGuard<'_, Said> {
-        self.said.lock().expect("nobody panics while it is locked")
+        lock(&self.said)
     }
 }
 

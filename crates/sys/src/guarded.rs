@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use libc::sock_filter;
 use rustix::process::{Pid, WaitOptions, waitpid};
 
-use crate::seccomp::{self, Architecture, IF_EQUAL, LOAD, Listener, Watched, step};
+use crate::seccomp::{self, Architecture, IF_EQUAL, LOAD, Listener, RETURN, Watched, step};
 use crate::{Errno, Result, raw};
 
 /// Interfaces of a network namespace: `struct ifconf`, and `struct ifreq` for all others.
@@ -56,7 +56,6 @@ pub const IP6T_SO_ORIGINAL_DST: (i32, i32) = (libc::IPPROTO_IPV6, 80);
 const IF_AT_LEAST: u32 = libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K;
 const IF_ANY_OF: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
 const AND: u32 = libc::BPF_ALU | libc::BPF_AND | libc::BPF_K;
-const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
 const SHOW: u32 = libc::SECCOMP_RET_USER_NOTIF;
 

@@ -7,6 +7,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use libc::{seccomp_notif, seccomp_notif_addfd, seccomp_notif_resp, sock_filter};
+use rustix::thread::{CapabilitySet, capabilities, set_no_new_privs};
 
 use crate::{Errno, Result, raw};
 
@@ -74,6 +75,14 @@ pub fn watch(calls: &[Watched]) -> Result<Listener> {
     install(&program(calls))
 }
 
+/// Makes this process one that may install a filter. Without CAP_SYS_ADMIN it gives up what setuid programs would have from then on: they could be
+/// fooled by it.
+pub fn prepare() -> Result<()> {
+    let is_privileged =
+        capabilities(None).is_ok_and(|held| held.effective.contains(CapabilitySet::SYS_ADMIN));
+    if is_privileged { Ok(()) } else { set_no_new_privs(true) }
+}
+
 /// The filter that [`watch`] would install, for another process of this machine to install.
 pub fn describe(calls: &[Watched]) -> Vec<u8> {
     described(program(calls))
@@ -126,7 +135,7 @@ fn program(calls: &[Watched]) -> Vec<sock_filter> {
 
 pub(crate) const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
 pub(crate) const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+pub(crate) const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 
 /// One instruction.
 pub(crate) fn step(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
