@@ -17,10 +17,8 @@ fn resolve(cell: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
     // SAFETY: a plain look-up of a constant name.
     let mut found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     if found.is_null()
-        && let Some(plain) = name.to_bytes().strip_suffix(b"64")
-        && let Ok(plain) = std::ffi::CString::new(plain)
+        && let Some(plain) = plain(name)
     {
-        // To musl all files are large.
         // SAFETY: the same.
         found = unsafe { libc::dlsym(libc::RTLD_NEXT, plain.as_ptr()) };
     }
@@ -29,6 +27,16 @@ fn resolve(cell: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
     }
     cell.store(found, Relaxed);
     found
+}
+
+/// The name by which musl has a function for large files: to it all files are. Nothing is allocated: the allocator may be what looks it up.
+fn plain(name: &CStr) -> Option<&'static CStr> {
+    match name.to_bytes() {
+        b"fcntl64" => Some(c"fcntl"),
+        b"freopen64" => Some(c"freopen"),
+        b"sendfile64" => Some(c"sendfile"),
+        _ => None,
+    }
 }
 
 /// What stands in for a function that this libc does not have. A program makes such a call by its number (`hooks::raw`).
