@@ -60,7 +60,9 @@ impl Shell {
         for (from, to) in
             [(Path::new(SHUNT).to_owned(), program.clone()), (library(), self.path("libshunt.so"))]
         {
-            fs::copy(&from, &to).unwrap();
+            // Not in this process: a test that forks meanwhile would inherit a descriptor that can write the copy, and then nobody could
+            // run it.
+            assert!(Command::new("cp").args([&from, &to]).status().unwrap().success());
             fs::set_permissions(&to, Permissions::from_mode(0o755)).unwrap();
         }
         self.prepare(Command::new(program), &self.path("libshunt.so"))
