@@ -153,9 +153,10 @@ pub enum Published {
     Bytes(usize),
     /// No room.
     Full,
-    /// The lane has ended; everything not published before belongs to TCP.
+    /// The lane has ended. The sender is to [leave](LaneHeader::leave) it, or to [take back](LaneHeader::take_back) what was published
+    /// and not read; everything not published before belongs to TCP.
     Closed,
-    /// The same, and what was published but not read belongs to TCP too: see [`Producer::unread_range`].
+    /// The lane has ended, and what was published but not read belongs to TCP too: see [`Producer::unread_range`].
     Returned,
     /// Nothing: see [`Fault`].
     Fault,
@@ -425,7 +426,6 @@ pub struct Producer {
     tail: u64,
     head: u64,
     base: u64,
-    closed: bool,
 }
 
 impl Producer {
@@ -455,9 +455,6 @@ impl Producer {
     ) -> Result<Published, Misbehaved> {
         let wanted = source.remaining().min(BLOCK);
         let room = self.room(lane, ring, wanted)?;
-        if self.closed {
-            return Ok(Published::Closed);
-        }
         if room == 0 {
             return if lane.is_closed() { self.commit(lane, 0) } else { Ok(Published::Full) };
         }
@@ -536,10 +533,10 @@ impl Producer {
         if found & !FLAGS != self.tail || found & CLOSED == 0 {
             return Err(Misbehaved);
         }
-        self.closed = true;
-        if lane.tail.fetch_or(LEFT, AcqRel) & RETURNED == 0 {
+        if found & RETURNED == 0 {
             return Ok(Published::Closed);
         }
+        lane.tail.fetch_or(LEFT, AcqRel);
         lane.head.head.fetch_or(TAKEN, AcqRel);
         self.refresh(lane)?;
         Ok(Published::Returned)

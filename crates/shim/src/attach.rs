@@ -123,7 +123,7 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
                 endpoint.low_water.share();
             }
             if leaves_nothing(endpoint, &mut tx, at, reason) {
-                tx.tx.take_back(at.outgoing().0);
+                tx.tx.take_back(at.outgoing().0, reason);
             }
             tx.tx.close(at.outgoing().0, reason);
             endpoint.report_tx(&tx);
@@ -158,7 +158,7 @@ pub(crate) fn could_take_back(endpoint: &Endpoint, at: &Attachment) -> bool {
 
 /// The same before this process is copied, or becomes another program: what is left then, nobody can take back. Only as much as TCP
 /// surely takes now, since afterwards either of two processes would send the rest.
-pub(crate) fn take_back_little(endpoint: &Endpoint) {
+pub(crate) fn take_back_little(endpoint: &Endpoint, reason: Reason) {
     const LITTLE: u64 = 16 * 1024;
     let fd = endpoint.fd.load(Relaxed);
     {
@@ -168,7 +168,7 @@ pub(crate) fn take_back_little(endpoint: &Endpoint) {
         let has_little = side.tx.on_lane() && (1..=LITTLE).contains(&side.tx.unread(lane));
         // Three times as much of the kernel's memory is enough for segments of the least size that is usual.
         let has_room = || shunt_sys::tcp::send_room(borrow(fd)).is_ok_and(|room| room >= 3 * LITTLE as u32);
-        if !has_little || !could_take_back(endpoint, &at) || !has_room() || !side.tx.take_back(lane) {
+        if !has_little || !could_take_back(endpoint, &at) || !has_room() || !side.tx.take_back(lane, reason) {
             return;
         }
     }
@@ -264,7 +264,7 @@ pub(crate) fn take_back(endpoint: &Endpoint, reason: Reason) {
     {
         let mut side = endpoint.tx.lock();
         let Some(at) = side.at else { return };
-        if !side.tx.take_back(at.outgoing().0) {
+        if !side.tx.take_back(at.outgoing().0, reason) {
             return;
         }
     }

@@ -59,7 +59,7 @@ pub(crate) unsafe extern "C" fn before() {
 fn prepare() {
     if IN_USE.load(SeqCst) {
         for endpoint in endpoint::all() {
-            attach::take_back_little(endpoint);
+            attach::take_back_little(endpoint, Reason::Fork);
             attach::go_back(endpoint, Reason::Fork);
             endpoint.expect_child();
         }

@@ -26,6 +26,9 @@ pub enum Sent {
     Bytes(usize),
     /// The lane is full.
     Full,
+    /// The receiver has ended the lane, of which it may have read not all: this is to be [taken back](Tx::take_back), or, where TCP
+    /// could not bring it, the lane to be [closed](Tx::close). Then the rest belongs to TCP.
+    Ended,
     /// The rest belongs to TCP.
     UseTcp,
     /// What [`Tx::returning`] names belongs to TCP, and then the rest.
@@ -131,14 +134,11 @@ impl Tx {
         match outcome {
             Ok(Published::Bytes(count)) => Sent::Bytes(count),
             Ok(Published::Full) => Sent::Full,
-            Ok(Published::Closed) => {
-                self.leave(Reason::PeerWentBack);
-                Sent::UseTcp
-            }
-            Ok(Published::Returned) => self.begin_returning(),
+            Ok(Published::Closed) => Sent::Ended,
+            Ok(Published::Returned) => self.begin_returning(Reason::PeerWentBack),
             Ok(Published::Fault) => Sent::Fault,
             Ok(Published::NoMemory) => {
-                self.close(lane, Reason::NoMemory);
+                self.take_back(lane, Reason::NoMemory);
                 if self.returning().is_some() { Sent::SendAgain } else { Sent::UseTcp }
             }
             Err(shunt_ring::Misbehaved) => {
@@ -150,15 +150,15 @@ impl Tx {
         }
     }
 
-    fn begin_returning(&mut self) -> Sent {
+    fn begin_returning(&mut self, reason: Reason) -> Sent {
         let State::Lane(producer) = std::mem::take(&mut self.state) else { return Sent::UseTcp };
         let range = producer.unread_range();
         if range.is_empty() {
             self.state = State::Lane(producer);
-            self.leave(Reason::PeerWentBack);
+            self.leave(reason);
             return Sent::UseTcp;
         }
-        self.reason = Reason::PeerWentBack;
+        self.reason = reason;
         // The rest has not gone through the lane after all.
         self.done += producer.published() - (range.end - range.start);
         self.state = State::Returning(range);
@@ -175,13 +175,15 @@ impl Tx {
         }
     }
 
-    /// L9: takes back what the receiver has not read, which is [`returning`](Self::returning) then. `false`: it is not on a lane.
-    pub fn take_back(&mut self, lane: &LaneHeader) -> bool {
-        if !matches!(self.state, State::Lane(_)) {
-            return false;
-        }
+    /// L9: leaves the lane, and takes back what the receiver has not read, which is [`returning`](Self::returning) then. `false`: it is
+    /// not on a lane.
+    pub fn take_back(&mut self, lane: &LaneHeader, reason: Reason) -> bool {
+        let State::Lane(producer) = &mut self.state else { return false };
         lane.take_back();
-        self.notice_return(lane);
+        match producer.commit(lane, 0) {
+            Ok(Published::Returned) => self.begin_returning(reason),
+            outcome => self.judge(lane, outcome),
+        };
         true
     }
 
@@ -198,7 +200,7 @@ impl Tx {
         if let State::Returning(range) = &mut self.state {
             range.start += count as u64;
             if range.is_empty() {
-                self.leave(Reason::PeerWentBack);
+                self.leave(self.reason);
             }
         }
     }

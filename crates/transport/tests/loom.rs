@@ -149,6 +149,11 @@ impl Connection {
                 self.send_again(side);
                 false
             }
+            Sent::Ended => {
+                side.tx.take_back(&self.header, Reason::PeerWentBack);
+                self.send_again(side);
+                false
+            }
             Sent::UseTcp => false,
             Sent::SendAgain => {
                 self.send_again(side);
@@ -175,7 +180,7 @@ impl Connection {
 
     fn take_back(&self) {
         let mut side = self.sending.lock().unwrap();
-        side.tx.take_back(&self.header);
+        side.tx.take_back(&self.header, Reason::Unread);
         self.send_again(&mut side);
     }
 

@@ -254,8 +254,10 @@ impl World {
                     };
                     left = source.remaining();
                     self.place_in_lane(len - left);
-                    if sent != Sent::UseTcp {
-                        return;
+                    match sent {
+                        Sent::Ended => tx.close(&lane.header, Reason::PeerWentBack),
+                        Sent::UseTcp => {}
+                        _ => return,
                     }
                 }
                 self.send_by_tcp(left);
@@ -278,6 +280,10 @@ impl World {
                 match outcome {
                     Ok(Sent::Bytes(count)) => self.place_in_lane(count),
                     Ok(Sent::Full) => {}
+                    Ok(Sent::Ended) => {
+                        tx.close(&lane.header, Reason::PeerWentBack);
+                        self.send_by_tcp(len);
+                    }
                     Ok(Sent::UseTcp) => self.send_by_tcp(len),
                     Ok(Sent::SendAgain) => unreachable!("nothing is given back in these stories"),
                     Ok(Sent::Fault) => unreachable!("all memory is good in these stories"),

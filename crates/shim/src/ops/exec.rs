@@ -48,7 +48,7 @@ pub(crate) unsafe fn before_exec(path: *const c_char, environment: *const *const
         let mut held = Vec::new();
         give_back_unread(path.is_some());
         for (fd, endpoint) in inheritable() {
-            attach::take_back_little(endpoint);
+            attach::take_back_little(endpoint, Reason::Exec);
             attach::give_back(endpoint, Reason::Exec);
             if let Some(row) = family::change(endpoint, true) {
                 held.push(describe(fd, endpoint, row));
@@ -92,7 +92,7 @@ pub(crate) fn before_variadic_exec() {
         give_back_unread(false);
         for (_, endpoint) in inheritable() {
             family::pass_beyond(endpoint);
-            attach::take_back_little(endpoint);
+            attach::take_back_little(endpoint, Reason::Exec);
             attach::give_back(endpoint, Reason::Exec);
         }
         epoll::hide();
