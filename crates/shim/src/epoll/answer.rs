@@ -40,11 +40,19 @@ impl Inner {
     /// The lanes' answer: adds what is ready, up to what the kernel must be asked before.
     pub(crate) fn collect(&mut self, epoll: &Epoll, report: &mut Report<'_>) {
         let again = report.len() > 0;
+        self.place_hollow();
         self.take_marks();
         self.look_at_pending(epoll, report, self.asked_all, 0);
         self.look_at_ghosts(epoll, report);
         if again {
             self.keep_order(report);
+        }
+    }
+
+    /// What pends without a place may have come to have something since: then marks give the places, also those of links at rest.
+    fn place_hollow(&mut self) {
+        if std::mem::take(&mut self.has_hollow) && self.links.has_some_at_rest() {
+            self.rung |= self.pending.iter().any(|fd| self.lacks_place_for_some(*fd));
         }
     }
 
@@ -217,9 +225,14 @@ impl Inner {
                 self.unread_behind = true;
             }
             self.must_ask |= left;
-            if by_tcp && registration.sends_on_lane {
-                // The direction has not left its lane, but the lane has ended: the kernel's set does not answer for it yet.
+            if by_tcp && (registration.sends_on_lane || reported != 0) {
+                // If the direction has not left its lane, but the lane has ended, the kernel's set does not answer for it yet.
                 reported |= asked_of_kernel(socket, registration.events) & registration.events & OUT;
+            }
+            if reported == 0 && registration.events & (IN | EDGE) == IN && incoming::is_by_tcp(endpoint) {
+                // The sender has taken back what has its place here: it is the kernel's to tell of now, in this place.
+                reported = asked_of_kernel(socket, registration.events) & registration.events & IN;
+                self.must_ask |= reported != 0;
             }
             let is_lost = lost::is_lost(endpoint, socket);
             if is_lost {
@@ -405,8 +418,10 @@ impl Inner {
         });
     }
 
-    /// Announces a sleep; the caller looks once more afterwards, and then [rests](Self::rest) or not.
-    pub(crate) fn announce_sleep(&mut self) {
+    /// Announces a sleep of at most `patience`; the caller looks once more afterwards, and then [rests](Self::rest) or not.
+    pub(crate) fn announce_sleep(&mut self, patience: Option<u64>) {
+        let is_short = patience == Some(DEGRADED_NANOS);
+        self.sleeps_are_short = is_short && (self.sleepers == 0 || self.sleeps_are_short);
         self.sleepers += 1;
         if let Some(slot) = self.slot {
             self.links.announce_sleep(slot);

@@ -131,6 +131,8 @@ pub(crate) struct Inner {
     rung: bool,
     /// Descriptors to look at in the next wait: marked by a peer, newly armed, or level-triggered and ready.
     pending: VecDeque<RawFd>,
+    /// Some of `pending` may be [hollow](Registration::hollow).
+    has_hollow: bool,
     /// Memory for the next [`report::Report`].
     owners: Vec<RawFd>,
     /// The last look found lanes with bytes that cannot be read yet.
@@ -143,6 +145,8 @@ pub(crate) struct Inner {
     full: Vec<RawFd>,
     /// Threads asleep in the kernel on this instance.
     pub(crate) sleepers: u32,
+    /// All of them look at the lanes every [`DEGRADED_NANOS`].
+    sleeps_are_short: bool,
     /// Attached registrations that another waiter is woken for.
     secondary: u32,
     /// Connections that this process has closed, and the kernel's set goes on reporting.
@@ -619,10 +623,14 @@ impl Epoll {
         }
     }
 
-    /// A connection comes into a set that is not this process's alone. Lanes wake nobody there, so whoever sleeps is to be
-    /// told by TCP of what lies in one.
+    /// A connection comes into a set that is not this process's alone. Lanes wake nobody there, so whoever sleeps, and does not look
+    /// by itself, is to be told by TCP of what lies in one.
     fn keep_off_lanes(&self, endpoint: &Endpoint) {
-        if self.inner.lock().sleepers > 0 {
+        let must_be_told = {
+            let inner = self.inner.lock();
+            inner.sleepers > 0 && !inner.sleeps_are_short
+        };
+        if must_be_told {
             attach::give_back_at_once(endpoint, Reason::Shared);
         } else {
             attach::go_back(endpoint, Reason::Shared);

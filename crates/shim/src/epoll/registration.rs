@@ -16,7 +16,7 @@ use crate::endpoint::{Endpoint, EndpointRef};
 use crate::kernel::Tcp;
 use crate::links::Link;
 use crate::waiter::Slot;
-use crate::{errno, process, real, table};
+use crate::{errno, order, process, real, table};
 
 /// The upper half of every token. As an address it would be no program's, and nobody counts that far.
 const TOKENS: u64 = 0xd00b_e112;
@@ -222,9 +222,18 @@ impl Inner {
             // What its lane still holds.
             self.begin_answering(epoll, fd, endpoint, false);
         } else if endpoint.is_attached() {
-            return self.attach(epoll, endpoint);
+            let refusal = self.attach(epoll, endpoint);
+            self.place_behind_kernel(fd);
+            return refusal;
         }
         None
+    }
+
+    /// What was there before a registration comes behind all that the kernel has to tell of by now.
+    fn place_behind_kernel(&mut self, fd: RawFd) {
+        if let Some(one) = self.registrations.get_mut(&fd).filter(|one| one.pending && !one.hollow) {
+            one.behind = order::now();
+        }
     }
 
     /// Why nothing that is registered here for these events can be on a lane.
@@ -544,8 +553,10 @@ impl Inner {
 
     /// See [`super::leave_everywhere`].
     pub(super) fn leave(&self, fd: RawFd) {
-        let held = self.registrations.get(&fd).filter(|one| one.token.is_some() && !one.deleted);
-        if let Some(one) = held.filter(|one| !one.disarmed && !self.shared) {
+        // A change is an edge: what is as the program has it stays untouched.
+        let is_ours = !self.shared && !self.hidden;
+        let held = self.registrations.get(&fd).filter(|one| is_ours && one.token.is_some() && !one.deleted);
+        if let Some(one) = held.filter(|one| !one.disarmed) {
             self.change_kernel(libc::EPOLL_CTL_MOD, fd, one.events, one.data);
         }
     }
@@ -627,6 +638,7 @@ impl Inner {
         } else if !registration.pending {
             registration.queue(&mut self.pending, fd);
             registration.hollow = true;
+            self.has_hollow = true;
         }
     }
 

@@ -133,7 +133,7 @@ fn round(
     let mut report = inner.begin(events);
     let patience = if sleeps { inner.patience() } else { None };
     if sleeps {
-        inner.announce_sleep();
+        inner.announce_sleep(patience);
         inner.collect(epoll, &mut report);
         if report.len() > 0 || inner.awaits_kernel() {
             inner.stay_awake(epoll);

@@ -7,7 +7,7 @@ use shunt_sys::memory;
 
 use crate::signal::{self, Ran};
 use crate::table::{self, WORD as BITS};
-use crate::{errno, ops::poll, own_table, process};
+use crate::{errno, kernel, ops::poll, own_table, process};
 
 /// The three sets of a call, as the words of their bitmaps.
 pub(crate) struct Sets {
@@ -22,6 +22,9 @@ const MEANS: [i16; 3] = [
     libc::POLLOUT | libc::POLLWRNORM | libc::POLLERR,
     libc::POLLPRI,
 ];
+
+/// How often descriptors are looked at that poll cannot wait for.
+const HUNG_UP_NANOS: u64 = 10_000_000;
 
 /// In whichever sets the number is.
 const CLOSED: i16 = MEANS[0] | MEANS[1] | MEANS[2];
@@ -92,12 +95,17 @@ impl Sets {
         // A number that is closed while the call waits counts as ready, in the kernel: it looks for bad ones first, and once.
         let was_open = |entry: &&mut pollfd| table::endpoint(entry.fd).is_some();
         let connections: Vec<c_int> = fds.iter_mut().filter(was_open).map(|entry| entry.fd).collect();
+        // poll reports a hang-up to those who did not ask, and would again at once; select does not. All that can come of such a
+        // descriptor is urgent data.
+        let mut hung_up = Vec::new();
         loop {
             let entries = fds.as_mut_ptr();
             let count = fds.len();
             let left = deadline.map(|deadline| deadline.saturating_sub(process::now()));
-            let result = poll::poll(&mut fds, left, mask, || {
-                let timeout = left.map(crate::ops::sleep::as_timespec);
+            let most = if hung_up.is_empty() { u64::MAX } else { HUNG_UP_NANOS };
+            let step = left.into_iter().chain([most]).min().filter(|step| *step < u64::MAX);
+            let result = poll::poll(&mut fds, step, mask, || {
+                let timeout = step.map(crate::ops::sleep::as_timespec);
                 let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
                 // SAFETY: the array is ours; the callee fills it in while `poll` does not touch it.
                 unsafe { crate::real::ppoll(entries, count as u64, pointer, mask) }
@@ -112,7 +120,10 @@ impl Sets {
                 }
                 entry.revents = CLOSED;
             }
-            if result == 0 || fds.iter().any(|entry| self.means(entry) != 0) {
+            kernel::poll_now(&mut hung_up);
+            fds.append(&mut hung_up);
+            let is_over = result == 0 && left == step;
+            if is_over || fds.iter().any(|entry| self.means(entry) != 0) {
                 return self.store(&fds);
             }
             // The handler may also wait for this call to end.
@@ -120,9 +131,13 @@ impl Sets {
                 errno::set(libc::EINTR);
                 return -1;
             }
-            // poll reports a hang-up to those who did not ask, and would again; select does not, and nothing else
-            // can come of such a descriptor.
-            fds.iter_mut().filter(|entry| entry.revents != 0).for_each(|entry| entry.fd = !entry.fd);
+            fds.retain(|entry| {
+                let is_over = entry.revents != 0;
+                if is_over {
+                    hung_up.push(*entry);
+                }
+                !is_over
+            });
         }
     }
 

@@ -408,7 +408,9 @@ fn wait_in(ring: &Ring, socket: c_int, peeks: bool, events: i16, millis: i64) ->
             match ring.take() {
                 Some(one) => {
                     over += 1;
-                    if one.user_data == WAITER && one.result != -libc::ECANCELED {
+                    // A receive that waits in a thread of the kernel's is interrupted.
+                    let is_taken_back = [-libc::ECANCELED, -libc::EINTR].contains(&one.result);
+                    if one.user_data == WAITER && !is_taken_back {
                         found = Some(one);
                     }
                 }
@@ -425,7 +427,8 @@ fn wait_in(ring: &Ring, socket: c_int, peeks: bool, events: i16, millis: i64) ->
         };
     }
     let extra = if peeks { Vec::new() } else { vec![0] };
-    if ret == -i64::from(libc::ETIME) { answer(0, extra) } else { answer(ret, extra) }
+    // When the time is up it may also say how many entries it took.
+    if ret >= 0 || ret == -i64::from(libc::ETIME) { answer(0, extra) } else { answer(ret, extra) }
 }
 
 /// epoll_create1.
