@@ -5,13 +5,14 @@ use shunt_abi::reason::{Reason, Road};
 use shunt_ring::lane::End;
 use std::sync::atomic::Ordering::*;
 
-use crate::endpoint::{self, Endpoint, EndpointRef, RxSide, Seen, Stage, TxSide};
-use crate::kernel::Tcp;
+use crate::endpoint::{self, Endpoint, RxSide, Seen, Stage, TxSide};
+use crate::kernel::{self, Tcp};
 use crate::links::{Attachment, Link};
 use crate::lost::{has_unread_at_peer, notice_reset};
+use crate::names::EndpointRef;
 use crate::ops::descriptors;
 use crate::private::borrow;
-use crate::{control, distance, epoll, family, kernel, process, worth};
+use crate::{control, distance, epoll, family, process, worth};
 
 /// Puts a paired endpoint on its link, unless it is not there any more or must not be.
 pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Result<(), Reason> {

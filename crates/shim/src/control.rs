@@ -22,15 +22,16 @@ use shunt_abi::reason::Reason;
 use shunt_sys::mapping::Mapping;
 use shunt_sys::{eventfd, guard, identity, memfd, seqpacket};
 
-use crate::endpoint::{Endpoint, EndpointRef, Stage};
+use crate::endpoint::{Endpoint, Stage};
 use crate::family::{self, Heirs};
 use crate::kernel::Tcp;
 use crate::links::{Attachment, Identity, Link, Peer, Pin};
 use crate::lock::Lock;
-use crate::private::{PrivateFd, borrow, close_owned};
+use crate::names::EndpointRef;
+use crate::private::{self, PrivateFd, borrow, close_owned};
 use crate::pulse::{Pulse, State};
-use crate::waiter::Slot;
-use crate::{attach, distance, epoll, private, process, unseen, waiter, worth};
+use crate::waiter::{self, Slot};
+use crate::{attach, distance, epoll, process, unseen, worth};
 
 /// Operations until an endpoint that found no broker looks for one again.
 const RETRY_AFTER: u32 = 256;
@@ -152,7 +153,7 @@ fn carry_out(deeds: Vec<Deed>) {
                     take_back(endpoint, reason, endpoint.offer_after.load(Relaxed).saturating_mul(16));
                 }
             }
-            Deed::Retire(link) => retire_if_idle(link),
+            Deed::Retire(link) => retire(link),
             Deed::Mute(peer) => {
                 for endpoint in crate::endpoint::all().filter(|endpoint| endpoint.is_linked_with(peer)) {
                     attach::go_back(endpoint, Reason::DescriptorLimit);
@@ -345,16 +346,15 @@ pub(crate) fn has_broker(epoch: u32) -> bool {
     control.epoch != epoch || control.socket.is_some() && control.state() != State::Silent
 }
 
-/// Registers a doorbell; `false` if it could not be said now.
-pub(crate) fn tell_doorbell(slot: Slot) -> bool {
-    CONTROL.try_lock().is_some_and(|mut control| control.tell_doorbell(slot))
+/// Registers a doorbell, if that can be said now.
+pub(crate) fn tell_doorbell(slot: Slot) {
+    if let Some(mut control) = CONTROL.try_lock() {
+        control.tell_doorbell(slot);
+    }
 }
 
-/// Unmaps a link that nobody will use again. Asked by everybody who may have been the last to use it.
-pub(crate) fn retire_if_idle(link: &'static Link) {
-    if !link.is_idle_for_good() {
-        return;
-    }
+/// Unmaps a link that nobody will use again. Called by everybody who may have been the last to use it.
+pub(crate) fn retire(link: &'static Link) {
     {
         let mut control = CONTROL.lock();
         // Whoever takes it off the list retires it. It may have been another link's since the question above.
@@ -492,13 +492,16 @@ impl Control {
         self.say_unsaid() && self.send(request, fds)
     }
 
-    /// Registers a doorbell; `false` if it could not be said now.
-    fn tell_doorbell(&mut self, slot: Slot) -> bool {
+    /// Registers a doorbell, if that can be said now.
+    fn tell_doorbell(&mut self, slot: Slot) {
         // Its number cannot become another's under the control lock: see `renumber`.
         let doorbell = slot.doorbell();
-        self.socket.is_some()
+        let said = self.socket.is_some()
             && doorbell >= 0
-            && self.say(&Request::Doorbell(Doorbell { slot: slot.0 as u32, pad: 0 }), &[borrow(doorbell)])
+            && self.say(&Request::Doorbell(Doorbell { slot: slot.0 as u32, pad: 0 }), &[borrow(doorbell)]);
+        if said {
+            slot.note_told();
+        }
     }
 
     /// Says something without descriptors, now or later.
@@ -639,7 +642,7 @@ impl Control {
         self.connect(|| process::broker_paths().iter().find_map(reach))
             .map_err(|reason| Later::After(reason, RETRY_AFTER))?;
         if !had_broker {
-            waiter::register_all(|slot| self.tell_doorbell(slot));
+            waiter::in_use().for_each(|slot| self.tell_doorbell(slot));
         }
         let identity = identity::identify(borrow(fd)).map_err(|_| Reason::NotTcp)?;
         list(endpoint, fd, &identity, is_first);

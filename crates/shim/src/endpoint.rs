@@ -14,16 +14,16 @@ use shunt_ring::LaneHeader;
 use shunt_sys::tcp::{Beside, Opener};
 use shunt_transport::{Rx, Tx};
 
-use crate::epoll::EpollRef;
 use crate::family::{self, Holders, Shareable};
-use crate::kernel;
 use crate::links::{Attachment, Peer};
 use crate::lock::Lock;
 use crate::low_water::LowWater;
+use crate::names::{EndpointRef, EpollRef};
 use crate::ops::{descriptors, options};
-use crate::order;
 use crate::pace::{Pace, Unanswered};
+use crate::table::{self, Entry};
 use crate::waiter::Slot;
+use crate::{kernel, order, process, worth};
 
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
@@ -158,28 +158,21 @@ pub(crate) struct Shut {
     pub(crate) both: bool,
 }
 
-/// A name for an endpoint that notices when the slot has been used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct EndpointRef {
-    index: u32,
-    generation: u32,
-}
-
 impl EndpointRef {
-    /// As a number below 2^56.
-    pub(crate) fn pack(self) -> u64 {
-        u64::from(self.index) | u64::from(self.generation) << 24
-    }
-
-    pub(crate) fn unpack(word: u64) -> EndpointRef {
-        EndpointRef { index: word as u32 & 0xff_ffff, generation: (word >> 24) as u32 }
-    }
-
     /// The endpoint, if this still is its name.
     #[inline]
     pub(crate) fn resolve(self) -> Option<&'static Endpoint> {
-        let endpoint = at(self.index)?;
-        (endpoint.generation.load(Acquire) == self.generation).then_some(endpoint)
+        let endpoint = at(self.index())?;
+        (endpoint.generation.load(Acquire) == self.generation()).then_some(endpoint)
+    }
+}
+
+/// The endpoint behind `fd`, if it is one.
+#[inline]
+pub(crate) fn behind(fd: RawFd) -> Option<&'static Endpoint> {
+    match table::look_up(fd) {
+        Entry::Endpoint(name) => name.resolve(),
+        _ => None,
     }
 }
 
@@ -217,7 +210,7 @@ fn make_chunk() -> *mut Endpoint {
 
 /// Makes an endpoint for the newly connected socket `fd`. `None` when a million are in use.
 pub(crate) fn allocate(fd: i32, nonblocking: bool) -> Option<EndpointRef> {
-    crate::fork::note_use();
+    process::note_use();
     family::prepare();
     let index = {
         let mut free = FREE.lock();
@@ -239,9 +232,9 @@ pub(crate) fn allocate(fd: i32, nonblocking: bool) -> Option<EndpointRef> {
     endpoint.fd.store(fd, Relaxed);
     endpoint.names.store(1, Relaxed);
     endpoint.nonblocking.store(nonblocking.into(), Relaxed);
-    endpoint.offer_after.store(crate::worth::operations(), Relaxed);
+    endpoint.offer_after.store(worth::operations(), Relaxed);
     endpoint.holders.begin(family::strays());
-    Some(EndpointRef { index, generation: endpoint.generation.load(Acquire) })
+    Some(EndpointRef::new(index, endpoint.generation.load(Acquire)))
 }
 
 /// Whether any endpoint is on a link.
@@ -369,7 +362,7 @@ impl Endpoint {
 
     /// Its name.
     pub(crate) fn reference(&self) -> EndpointRef {
-        EndpointRef { index: self.index.load(Relaxed), generation: self.generation.load(Acquire) }
+        EndpointRef::new(self.index.load(Relaxed), self.generation.load(Acquire))
     }
 
     #[inline]
@@ -689,7 +682,7 @@ impl Endpoint {
     pub(crate) fn count_use(&self) -> bool {
         let is_first = !self.counted_as_used.swap(true, Relaxed);
         if is_first {
-            crate::process::count(Counter::Connections, 1);
+            process::count(Counter::Connections, 1);
         }
         is_first
     }
@@ -706,7 +699,7 @@ impl Endpoint {
     /// Counts it, the first time it is on shared memory.
     pub(crate) fn count_on_shm(&self) {
         if !self.counted_on_shm.swap(true, Relaxed) {
-            crate::process::count(Counter::ConnectionsOnShm, 1);
+            process::count(Counter::ConnectionsOnShm, 1);
         }
     }
 
@@ -815,7 +808,7 @@ impl Endpoint {
         let name = self.reference();
         self.generation.fetch_add(1, AcqRel);
         if let Some(entry) = self.entry() {
-            crate::process::unlist(entry);
+            process::unlist(entry);
         }
         self.set_entry(None);
         self.set_stage(Stage::Plain);
@@ -843,7 +836,7 @@ impl Endpoint {
         *self.tx.lock() = TxSide::default();
         *self.rx.lock() = RxSide::default();
         self.epolls.lock().clear();
-        FREE.lock().list.push(name.index);
+        FREE.lock().list.push(name.index());
     }
 }
 

@@ -1,30 +1,18 @@
 //! fork: every lane goes back to TCP first, and a socket that two processes hold is not offered until one holds it
 //! alone. See `docs/adr/0001`, and `crate::family` for who holds what.
 
-use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::atomic::Ordering::*;
 
 use shunt_abi::reason::Reason;
 
 use crate::endpoint::{self, Endpoint, Stage};
 use crate::lock::Lock;
 use crate::ops::descriptors;
-use crate::signal::Shield;
+use crate::signal::{self, Shield};
 use crate::{
-    alloc, attach, clib, control, epoll, errno, family, links, overdue, private, process, sandbox, signal,
-    table, thread, waiter,
+    alloc, attach, clib, control, epoll, errno, family, links, overdue, private, process, sandbox, table,
+    thread, waiter,
 };
-
-/// Whether this process, or one that it was forked from, has ever tracked a descriptor. Until then there is nothing to do
-/// around a fork, and nothing is written: the kernel would have to copy every page of memory that is.
-static IN_USE: AtomicBool = AtomicBool::new(false);
-
-/// Before anything is tracked, and before a lock that belongs to it is taken.
-#[inline]
-pub(crate) fn note_use() {
-    if !IN_USE.load(Relaxed) {
-        IN_USE.store(true, SeqCst);
-    }
-}
 
 /// Installs the handlers that run around every fork, also one made inside libc. `_Fork` runs none: its hook does.
 pub(crate) fn install() {
@@ -57,7 +45,7 @@ pub(crate) unsafe extern "C" fn before() {
 }
 
 fn prepare() {
-    if IN_USE.load(SeqCst) {
+    if process::is_in_use() {
         for endpoint in endpoint::all() {
             attach::take_back_little(endpoint, Reason::Fork);
             attach::go_back(endpoint, Reason::Fork);
@@ -136,7 +124,7 @@ pub(crate) unsafe extern "C" fn after_in_parent() {
 }
 
 pub(crate) unsafe extern "C" fn after_in_child() {
-    let in_use = IN_USE.load(SeqCst);
+    let in_use = process::is_in_use();
     if in_use {
         table::restore();
     }

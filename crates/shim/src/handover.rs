@@ -13,7 +13,8 @@ use shunt_sys::memfd;
 use shunt_sys::memory;
 use shunt_sys::tcp::{Beside, Opener};
 
-use crate::endpoint::{self, EndpointRef, Stage};
+use crate::endpoint::{self, Stage};
+use crate::names::EndpointRef;
 use crate::private::{self, borrow, close_owned};
 use crate::signal::Shield;
 use crate::table::{self, Entry};

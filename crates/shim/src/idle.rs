@@ -4,50 +4,39 @@
 //! There is no thread of ours to see to that. Whoever is about to sleep looks, and if there are such lanes, wakes up for
 //! the next look.
 
-use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::atomic::Ordering::*;
 
 use shunt_abi::reason::Reason;
 
 use crate::endpoint::{self, Endpoint};
+use crate::links::{FIRST_PAGE, GROWN_AT};
 use crate::{attach, process};
 
 /// A connection that has moved nothing between two looks is idle.
 const BETWEEN_NANOS: u64 = 15_000_000_000;
-/// A lane with little under way has so much memory, and keeps it.
-const FIRST_PAGE: usize = 4096;
-
-/// When the next look is due; 0: no lane has grown.
-static NEXT_LOOK: AtomicU64 = AtomicU64::new(0);
-
-/// A lane has so much memory now.
-pub(crate) fn note_backed(bytes: usize) {
-    if bytes > FIRST_PAGE && NEXT_LOOK.load(Relaxed) == 0 {
-        NEXT_LOOK.store(process::now() + BETWEEN_NANOS, Relaxed);
-    }
-}
 
 /// How long a sleep that begins `now` may last, so that the next look is not missed; `None`: for ever.
 #[inline]
 pub(crate) fn patience(now: u64) -> Option<u64> {
-    match NEXT_LOOK.load(Relaxed) {
+    match GROWN_AT.load(Relaxed) {
         0 => None,
-        next => Some(next.saturating_sub(now)),
+        at => Some((at + BETWEEN_NANOS).saturating_sub(now)),
     }
 }
 
 /// Looks, if that is due. Outside all locks, before a sleep is announced.
 #[inline]
 pub(crate) fn look() {
-    let due = NEXT_LOOK.load(Relaxed);
-    if due != 0 && process::now() >= due {
-        look_at_all(due);
+    let grown_at = GROWN_AT.load(Relaxed);
+    if grown_at != 0 && process::now() >= grown_at + BETWEEN_NANOS {
+        look_at_all(grown_at);
     }
 }
 
 #[cold]
-fn look_at_all(due: u64) {
+fn look_at_all(grown_at: u64) {
     // One thread does.
-    if NEXT_LOOK.compare_exchange(due, due + BETWEEN_NANOS, AcqRel, Relaxed).is_err() {
+    if GROWN_AT.compare_exchange(grown_at, process::now(), AcqRel, Relaxed).is_err() {
         return;
     }
     let mut grown = 0;
@@ -59,8 +48,7 @@ fn look_at_all(due: u64) {
         }
     }
     // One that grows meanwhile may find that a look is due, and then is in that.
-    let next = if grown > 0 { process::now() + BETWEEN_NANOS } else { 0 };
-    NEXT_LOOK.store(next, Relaxed);
+    GROWN_AT.store(if grown > 0 { process::now() } else { 0 }, Relaxed);
 }
 
 enum State {

@@ -9,6 +9,7 @@
 //! Inside a hook nothing may call libc functions that we hook ourselves: our own system calls go through rustix, the
 //! program's own through `real`.
 
+mod above;
 mod alloc;
 mod attach;
 mod children;
@@ -28,6 +29,7 @@ mod links;
 mod lock;
 mod lost;
 mod low_water;
+mod names;
 mod ops;
 mod order;
 mod overdue;
@@ -54,6 +56,9 @@ static START: extern "C" fn() = start;
 /// Runs when the library is loaded, before the program's main.
 extern "C" fn start() {
     panic::install();
+    table::STRAY.set(|()| fork::stray());
+    waiter::TELL_BROKER.set(control::tell_doorbell);
+    links::RETIRE.set(control::retire);
     clib::start();
     thread::start();
     process::start();

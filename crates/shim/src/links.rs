@@ -17,11 +17,12 @@ use shunt_ring::user::Fault;
 use shunt_ring::{LaneHeader, Sink, Source};
 use shunt_sys::mapping::Mapping;
 
-use crate::endpoint::EndpointRef;
+use crate::above::Above;
 use crate::lock::Lock;
+use crate::names::EndpointRef;
 use crate::private::PrivateFd;
 use crate::waiter::Slot;
-use crate::{idle, order, process};
+use crate::{order, process};
 
 /// Another process, or this one, at the far side of links.
 pub(crate) struct Peer {
@@ -106,6 +107,9 @@ impl Peer {
     }
 }
 
+/// Unmaps a link that nobody will use again.
+pub(crate) static RETIRE: Above<&'static Link> = Above::new();
+
 /// One side of one link.
 pub(crate) struct Link {
     identity: UnsafeCell<Identity>,
@@ -187,7 +191,7 @@ impl Link {
     /// has it.
     pub(crate) unsafe fn reuse(&self, identity: Identity, mapping: Mapping) {
         // SAFETY: the caller's promise. Whoever looks at a retired link reads only `gone` and `used` before it has the
-        // control lock (`retire_if_idle`).
+        // control lock (`control::retire`).
         unsafe { *self.identity.get() = identity };
         *self.mapping.lock() = Some(mapping);
         self.gone.store(false, Release);
@@ -273,6 +277,11 @@ impl Link {
     }
 }
 
+/// A lane with little under way has so much memory, and keeps it.
+pub(crate) const FIRST_PAGE: usize = 4096;
+/// When the first lane grew beyond that, or such lanes were last looked at: see `crate::idle`; 0: there are none.
+pub(crate) static GROWN_AT: AtomicU64 = AtomicU64::new(0);
+
 /// A ring to write to, of which each page gets its memory before it is touched. That is asked for once, since a lane with
 /// little under way stays on its first page.
 pub(crate) struct Backed<'a> {
@@ -310,7 +319,9 @@ impl Backed<'_> {
         let backed = shunt_sys::mapping::back(start, to - from).is_ok();
         if backed {
             self.backed.set(to);
-            idle::note_backed(to);
+            if to > FIRST_PAGE && GROWN_AT.load(Relaxed) == 0 {
+                GROWN_AT.store(process::now(), Relaxed);
+            }
         }
         backed
     }
@@ -349,7 +360,9 @@ impl std::ops::Deref for Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         self.0.link.used.fetch_sub(1, AcqRel);
-        crate::control::retire_if_idle(self.0.link);
+        if self.0.link.is_idle_for_good() {
+            RETIRE.call(self.0.link);
+        }
     }
 }
 

@@ -166,19 +166,15 @@ fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// The program wants this number for itself: what is ours moves.
-pub(crate) fn surrender(raw: RawFd) {
+/// The program wants this number for itself: what is ours moves, and `renumber` has whoever knows it by that use the new one.
+pub(crate) fn surrender(raw: RawFd, renumber: impl FnOnce(RawFd)) {
     // SAFETY: the table says that it is ours, hence open.
     let moved =
         fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(raw) }, 0).ok().and_then(PrivateFd::adopt);
     let new = moved.map_or(-1, PrivateFd::into_raw);
     table::replace(raw, Entry::None);
     HELD.fetch_sub(1, Relaxed);
-    crate::waiter::renumber(raw, new);
-    crate::links::renumber(raw, new);
-    crate::control::renumber(raw, new);
-    crate::family::renumber(raw, new);
-    crate::endpoint::renumber(raw, new);
+    renumber(new);
     wait_for_borrowers();
 }
 

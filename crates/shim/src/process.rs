@@ -21,6 +21,8 @@ static BROKER_PATHS: OnceLock<Vec<CString>> = OnceLock::new();
 /// 1: on, 2: off, 0: not asked yet.
 static OFF: AtomicU32 = AtomicU32::new(0);
 static SPIN: AtomicU32 = AtomicU32::new(SPIN_AUTO);
+/// See [`is_in_use`].
+static IN_USE: AtomicBool = AtomicBool::new(false);
 /// What has been counted while there was no page.
 static UNTOLD: [AtomicU64; Counter::COUNT] = [const { AtomicU64::new(0) }; Counter::COUNT];
 static OFFERS_AT_ONCE: AtomicBool = AtomicBool::new(false);
@@ -94,6 +96,20 @@ pub(crate) fn is_off() -> bool {
         }
         word => word == 2,
     }
+}
+
+/// Before anything is tracked, and before a lock that belongs to it is taken.
+#[inline]
+pub(crate) fn note_use() {
+    if !IN_USE.load(Relaxed) {
+        IN_USE.store(true, SeqCst);
+    }
+}
+
+/// Whether this process, or one that it was forked from, has ever tracked a descriptor. Until then there is nothing to do
+/// around a fork, and nothing is written: the kernel would have to copy every page of memory that is.
+pub(crate) fn is_in_use() -> bool {
+    IN_USE.load(SeqCst)
 }
 
 /// Nothing is tracked from now on.

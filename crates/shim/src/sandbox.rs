@@ -6,8 +6,8 @@
 use shunt_abi::reason::Reason;
 
 use crate::endpoint::{self, Stage};
-use crate::signal::Shield;
-use crate::{attach, control, epoll, errno, family, process, real, signal, table, unseen};
+use crate::signal::{self, Shield};
+use crate::{attach, control, epoll, errno, family, process, real, table, unseen};
 
 /// The program is about to install a filter.
 #[cold]

@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
 use rustix::mm::{Advice, madvise};
 use shunt_abi::reason::Reason;
 
-use crate::endpoint::{Endpoint, EndpointRef};
-use crate::epoll::{Epoll, EpollRef};
+use crate::above::Above;
+use crate::names::{EndpointRef, EpollRef};
+use crate::process;
 
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 1024;
@@ -35,6 +36,9 @@ impl Upper {
         Upper([const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS])
     }
 }
+
+/// This process is a child that nobody announced.
+pub(crate) static STRAY: Above<()> = Above::new();
 
 static UPPER: Upper = Upper::new();
 /// What the upper level is restored from. Written after it.
@@ -119,7 +123,7 @@ fn missing(index: usize) -> Option<&'static Chunk> {
         return None;
     }
     if present().is_null() {
-        crate::fork::stray();
+        STRAY.call(());
     }
     // SAFETY: as in `chunk`.
     unsafe { present().as_ref() }
@@ -141,24 +145,6 @@ pub(crate) fn pollable(index: usize) -> u64 {
     chunk(index / WORDS).map_or(0, |chunk| chunk.pollable[index % WORDS].load(Acquire))
 }
 
-/// The endpoint behind `fd`, if it is one.
-#[inline]
-pub(crate) fn endpoint(fd: i32) -> Option<&'static Endpoint> {
-    match look_up(fd) {
-        Entry::Endpoint(endpoint) => endpoint.resolve(),
-        _ => None,
-    }
-}
-
-/// The epoll instance behind `fd`, if it is one that we saw being made.
-#[inline]
-pub(crate) fn epoll(fd: i32) -> Option<&'static Epoll> {
-    match look_up(fd) {
-        Entry::Epoll(epoll) => epoll.resolve(),
-        _ => None,
-    }
-}
-
 /// How many descriptors something can be said of.
 pub(crate) const PLACES: usize = CHUNK * CHUNKS;
 
@@ -177,7 +163,7 @@ pub(crate) fn replace(fd: i32, entry: Entry) -> Entry {
         if entry == Entry::None {
             return Entry::None;
         }
-        crate::fork::note_use();
+        process::note_use();
         // Made where it stays: the thread may have little stack.
         // SAFETY: zeroes are valid for atomics.
         let fresh = Box::into_raw(unsafe { Box::<Chunk>::new_zeroed().assume_init() });

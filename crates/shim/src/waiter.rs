@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
 use shunt_abi::geometry::WAITERS;
 use shunt_abi::page::Counter;
 
+use crate::above::Above;
 use crate::private::PrivateFd;
 use crate::process::{self, Spin};
-use crate::{overdue, signal, thread};
+use crate::{signal, thread};
 
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 static DOORBELLS: [AtomicI32; WAITERS] = [const { AtomicI32::new(-1) }; WAITERS];
@@ -22,6 +23,8 @@ static DOORBELLS: [AtomicI32; WAITERS] = [const { AtomicI32::new(-1) }; WAITERS]
 static LISTENERS: [AtomicI32; WAITERS] = [const { AtomicI32::new(-1) }; WAITERS];
 /// Slots whose doorbell the present broker has been told.
 static TOLD: AtomicU64 = AtomicU64::new(0);
+/// Tells it of one.
+pub(crate) static TELL_BROKER: Above<Slot> = Above::new();
 
 /// A slot, owned until given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,9 +88,14 @@ impl Slot {
 
     /// Tells the broker, unless it knows. Whoever cannot be told is woken by its own short sleeps.
     pub(crate) fn register(self) {
-        if TOLD.load(Acquire) & 1 << self.0 == 0 && crate::control::tell_doorbell(self) {
-            TOLD.fetch_or(1 << self.0, AcqRel);
+        if TOLD.load(Acquire) & 1 << self.0 == 0 {
+            TELL_BROKER.call(self);
         }
+    }
+
+    /// The broker knows it.
+    pub(crate) fn note_told(self) {
+        TOLD.fetch_or(1 << self.0, AcqRel);
     }
 
     /// Wakes this waiter: something it must look at has changed.
@@ -128,20 +136,15 @@ pub(crate) fn forget_told() {
     TOLD.store(0, Release);
 }
 
-/// Tells a new broker every doorbell in use, by `tell`: the caller holds the control lock.
-pub(crate) fn register_all(mut tell: impl FnMut(Slot) -> bool) {
+/// Those that somebody has.
+pub(crate) fn in_use() -> impl Iterator<Item = Slot> {
     let taken = TAKEN.load(Acquire);
-    for slot in (0..WAITERS).filter(|slot| taken & 1 << slot != 0) {
-        if tell(Slot(slot)) {
-            TOLD.fetch_or(1 << slot, AcqRel);
-        }
-    }
+    (0..WAITERS).filter(move |slot| taken & 1 << slot != 0).map(Slot)
 }
 
 /// Wakes every waiter, where it cannot be told which of them it concerns.
 pub(crate) fn ring_all() {
-    let taken = TAKEN.load(Acquire);
-    (0..WAITERS).filter(|slot| taken & 1 << slot != 0).for_each(|slot| Slot(slot).ring());
+    in_use().for_each(Slot::ring);
 }
 
 /// A forked child has none of its parent's waiters.
@@ -165,10 +168,8 @@ pub(crate) fn of_this_thread() -> Option<Slot> {
     thread.slot()
 }
 
-/// What comes before every sleep: spins for this thread as its settings and its luck allow, until `ready` says so. `true` if it
-/// did.
+/// Spins for this thread as its settings and its luck allow, until `ready` says so. `true` if it did.
 pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
-    overdue::look_if_due();
     thread::this().spinner.spin(ready)
 }
 

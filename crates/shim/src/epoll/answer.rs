@@ -9,12 +9,13 @@ use super::registration::{is_token, is_told_edges};
 use super::report::{NOBODY, Report};
 use super::shared;
 use super::{ALWAYS, DEGRADED_NANOS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
-use crate::endpoint::{Endpoint, EndpointRef};
-use crate::kernel::Tcp;
+use crate::endpoint::Endpoint;
+use crate::kernel::{self, Tcp};
 use crate::links::Link;
+use crate::names::EndpointRef;
 use crate::ops::{incoming, send, sleep};
 use crate::waiter::Slot;
-use crate::{attach, kernel, lost};
+use crate::{attach, lost};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 

@@ -28,13 +28,14 @@ use libc::epoll_event;
 use shunt_abi::reason::Reason;
 use shunt_ring::lane::Stamp;
 
-use crate::endpoint::{Endpoint, EndpointRef};
+use crate::endpoint::{self, Endpoint};
 use crate::family::{self, Holders};
 use crate::links::{Link, Pin};
 use crate::lock::{Guard, Lock};
+use crate::names::{EndpointRef, EpollRef};
 use crate::table::{self, Entry};
 use crate::waiter::Slot;
-use crate::{attach, errno, real};
+use crate::{attach, errno, process, real};
 use ghost::Ghost;
 pub(crate) use nested::show_lanes;
 use registration::Passed;
@@ -72,29 +73,23 @@ pub(crate) struct Epoll {
     inner: Lock<Inner>,
 }
 
-/// A name for an instance that notices when the slot has been used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct EpollRef {
-    index: u32,
-    generation: u32,
-}
-
 impl EpollRef {
-    /// As a number below 2^56.
-    pub(crate) fn pack(self) -> u64 {
-        u64::from(self.index) | u64::from(self.generation) << 24
-    }
-
-    pub(crate) fn unpack(word: u64) -> EpollRef {
-        EpollRef { index: word as u32 & 0xff_ffff, generation: (word >> 24) as u32 }
-    }
-
+    /// The instance, if this still is its name.
     #[inline]
     pub(crate) fn resolve(self) -> Option<&'static Epoll> {
-        let epoll = SLAB.get(self.index as usize)?.load(Acquire);
+        let epoll = SLAB.get(self.index() as usize)?.load(Acquire);
         // SAFETY: instances are never freed.
         let epoll = unsafe { epoll.as_ref() }?;
-        (epoll.generation.load(Acquire) == self.generation).then_some(epoll)
+        (epoll.generation.load(Acquire) == self.generation()).then_some(epoll)
+    }
+}
+
+/// The epoll instance behind `fd`, if it is one that we saw being made.
+#[inline]
+pub(crate) fn behind(fd: RawFd) -> Option<&'static Epoll> {
+    match table::look_up(fd) {
+        Entry::Epoll(name) => name.resolve(),
+        _ => None,
     }
 }
 
@@ -207,7 +202,7 @@ pub(crate) fn track(fd: RawFd) {
     if !table::has_place_for(fd) {
         return;
     }
-    crate::fork::note_use();
+    process::note_use();
     let index = {
         let mut free = FREE.lock();
         match free.0.pop() {
@@ -234,7 +229,7 @@ pub(crate) fn track(fd: RawFd) {
     let marker = marker_of(epoll);
     epoll.holders.begin(family::strays());
     *epoll.inner.lock() = Inner { fd, marker, ..Inner::default() };
-    let name = EpollRef { index, generation: epoll.generation.load(Acquire) };
+    let name = EpollRef::new(index, epoll.generation.load(Acquire));
     table::replace(fd, Entry::Epoll(name));
 }
 
@@ -493,7 +488,7 @@ impl Epoll {
 
     /// Its name as long as it is open.
     pub(crate) fn name(&self) -> EpollRef {
-        EpollRef { index: self.index, generation: self.generation.load(Acquire) }
+        EpollRef::new(self.index, self.generation.load(Acquire))
     }
 
     /// It goes by another number from now on.
@@ -539,7 +534,7 @@ impl Epoll {
     /// # Safety
     /// `event` must be what the program passed to epoll_ctl.
     pub(crate) unsafe fn control(&self, operation: i32, fd: RawFd, event: *mut epoll_event) -> i32 {
-        let endpoint = table::endpoint(fd);
+        let endpoint = endpoint::behind(fd);
         let mut bar = None;
         let is_own = self.inner.lock().unshare(self);
         if operation == libc::EPOLL_CTL_ADD
@@ -604,7 +599,7 @@ impl Epoll {
             }
             result
         };
-        if let (Some(reason), Some(endpoint)) = (bar, table::endpoint(fd)) {
+        if let (Some(reason), Some(endpoint)) = (bar, endpoint::behind(fd)) {
             attach::bar(endpoint, reason);
         }
         result
@@ -615,7 +610,7 @@ impl Epoll {
     /// # Safety
     /// As above.
     pub(crate) unsafe fn note_control(&self, operation: i32, fd: RawFd, event: *mut epoll_event) {
-        let endpoint = table::endpoint(fd);
+        let endpoint = endpoint::behind(fd);
         // SAFETY: the caller's promise.
         unsafe { self.inner.lock().note_control(self, operation, fd, endpoint, event) };
         if let Some(endpoint) = endpoint.filter(|_| operation == libc::EPOLL_CTL_ADD) {

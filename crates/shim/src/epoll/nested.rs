@@ -17,7 +17,7 @@ use super::watched::Watched;
 use super::{EDGE, Epoll, FINISHED, IN, Inner, Registration, all};
 use crate::ops::incoming;
 use crate::waiter::Slot;
-use crate::{attach, lost, table};
+use crate::{attach, endpoint, lost};
 
 /// Sets that have a lamp.
 static LAMPS: AtomicU32 = AtomicU32::new(0);
@@ -46,7 +46,7 @@ impl Epoll {
             if std::mem::replace(&mut inner.nested, true) {
                 return inner.show_lanes(self);
             }
-            inner.registrations.keys().filter_map(|fd| table::endpoint(*fd)).collect()
+            inner.registrations.keys().filter_map(|fd| endpoint::behind(*fd)).collect()
         };
         endpoints.into_iter().for_each(|endpoint| attach::bar(endpoint, Reason::NestedEpoll));
         let mut inner = self.inner.lock();

@@ -12,11 +12,12 @@ use super::answer::arrived;
 use super::report::NOBODY;
 use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
-use crate::endpoint::{Endpoint, EndpointRef};
+use crate::endpoint::{self, Endpoint};
 use crate::kernel::Tcp;
 use crate::links::Link;
+use crate::names::EndpointRef;
 use crate::waiter::Slot;
-use crate::{errno, order, process, real, table};
+use crate::{errno, order, process, real};
 
 /// The upper half of every token. As an address it would be no program's, and nobody counts that far.
 const TOKENS: u64 = 0xd00b_e112;
@@ -164,7 +165,7 @@ impl Inner {
     ) -> Option<Reason> {
         // It may have been connected since the caller looked, by another thread. Either this sees that, or whoever has connected
         // it finds the registration.
-        let endpoint = endpoint.or_else(|| table::endpoint(fd));
+        let endpoint = endpoint.or_else(|| endpoint::behind(fd));
         if operation == libc::EPOLL_CTL_MOD && self.registrations.contains_key(&fd) {
             self.note_token(fd, passed.token);
         }

@@ -155,12 +155,12 @@ pub(crate) fn take_in(fd: RawFd) -> Option<&'static Epoll> {
     let _alone = TAKING_IN.lock();
     if table::look_up(fd) == Entry::None {
         super::track(fd);
-        if let Some(epoll) = table::epoll(fd) {
+        if let Some(epoll) = super::behind(fd) {
             epoll.holders.lose();
             epoll.inner.lock().begin_sharing(epoll);
         }
     }
-    table::epoll(fd)
+    super::behind(fd)
 }
 
 /// Of a set that is not known: how many are in it, and whether one of them is a connection that this program has made. Whoever has
@@ -168,7 +168,7 @@ pub(crate) fn take_in(fd: RawFd) -> Option<&'static Epoll> {
 /// put there.
 pub(crate) fn list_unknown(fd: RawFd) -> (u32, bool) {
     let listed = listing::of(process::pid() as u32, fd).unwrap_or_default();
-    let is_made_here = |fd| table::endpoint(fd).is_some_and(|endpoint| endpoint.holders.are_one());
+    let is_made_here = |fd| endpoint::behind(fd).is_some_and(|endpoint| endpoint.holders.are_one());
     (listed.len() as u32, listed.iter().any(|one| is_made_here(one.fd)))
 }
 
@@ -267,7 +267,7 @@ impl Inner {
         let fds: Vec<RawFd> = self.registrations.iter().filter(needs_token).map(|(fd, _)| *fd).collect();
         for fd in fds {
             self.note_token(fd, Some(new_token(epoll)));
-            self.set_kernel_events(fd, table::endpoint(fd));
+            self.set_kernel_events(fd, endpoint::behind(fd));
         }
         self.withdraw_disarmed();
         true
@@ -343,7 +343,7 @@ impl Inner {
         };
         let gone: Vec<RawFd> = self.registrations.iter().filter_map(is_gone).collect();
         for fd in gone {
-            self.remove(epoll, fd, table::endpoint(fd));
+            self.remove(epoll, fd, endpoint::behind(fd));
         }
         for (&fd, one) in &present {
             let is_known = self.registrations.contains_key(&fd);
@@ -362,7 +362,7 @@ impl Inner {
                 epoll,
                 operation,
                 fd,
-                table::endpoint(fd),
+                endpoint::behind(fd),
                 wanted,
                 Passed { events: one.events, token: None },
             );

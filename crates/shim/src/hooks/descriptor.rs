@@ -7,7 +7,7 @@ use shunt_abi::reason::Reason;
 use crate::ops::{descriptors, options};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{real, unseen};
+use crate::{endpoint, real, unseen};
 
 /// See close(2).
 ///
@@ -92,7 +92,7 @@ pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_u
         return real();
     }
     let _shield = Shield::raise();
-    let endpoint = table::endpoint(fd);
+    let endpoint = endpoint::behind(fd);
     if let Some(endpoint) = endpoint {
         options::before_fcntl(endpoint, command, argument);
     }
@@ -123,7 +123,7 @@ pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    match table::endpoint(fd) {
+    match endpoint::behind(fd) {
         Some(endpoint) => {
             let _shield = Shield::raise();
             // SAFETY: the program's own call.

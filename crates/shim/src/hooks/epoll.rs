@@ -9,10 +9,11 @@ use shunt_sys::memory;
 
 use super::readiness::{from_timespec, is_good_mask};
 use crate::epoll::{self, Epoll};
-use crate::ops::{descriptors, epoll_wait as waiting, poll as polling, sleep::as_timespec};
-use crate::signal::Shield;
+use crate::ops::sleep::as_timespec;
+use crate::ops::{descriptors, epoll_wait as waiting, poll as polling};
+use crate::signal::{self, Shield};
 use crate::table::{self, Entry};
-use crate::{errno, process, real, signal};
+use crate::{errno, process, real};
 
 /// See epoll_create(2).
 ///
@@ -61,7 +62,7 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     let entry = if bad { Entry::None } else { table::look_up(fd) };
     let _shield = (entry != Entry::None).then(Shield::raise);
     let is_socket = matches!(entry, Entry::Endpoint(_) | Entry::Unconnected(_));
-    if is_socket && let Some(epoll) = table::epoll(epfd) {
+    if is_socket && let Some(epoll) = epoll::behind(epfd) {
         // SAFETY: the program's own call.
         return unsafe { epoll.control(operation, fd, event) };
     }
@@ -94,7 +95,7 @@ fn waited_for(
     if !(1..=MOST).contains(&max) {
         return None;
     }
-    let epoll = table::epoll(epfd).or_else(|| unknown(epfd))?;
+    let epoll = epoll::behind(epfd).or_else(|| unknown(epfd))?;
     (memory::is_of_user(events as usize, max as usize * size_of::<epoll_event>()) && is_good_mask(mask))
         .then_some(epoll)
 }

@@ -8,12 +8,12 @@ use shunt_ring::user::Piece;
 use shunt_ring::{Sink, Source};
 use shunt_sys::memory;
 
-use crate::endpoint::Endpoint;
+use crate::endpoint::{self, Endpoint};
 use crate::ops::hold::Hold;
 use crate::ops::receive::Taken;
-use crate::ops::{self, descriptors, pipe, receive, send};
-use crate::signal::{Held, Shield};
-use crate::{attach, clib, errno, family, kernel, lost, order, real, signal, table};
+use crate::ops::{self, descriptors, held, pipe, receive, send};
+use crate::signal::{self, Held, Shield};
+use crate::{attach, clib, errno, family, kernel, lost, order, real, table};
 
 /// The answer of an operation, as C wants it.
 #[inline]
@@ -52,7 +52,7 @@ impl Direction for Receiving {
 
     #[inline]
     fn held(endpoint: &'static Endpoint) -> Held {
-        Held::Receive(endpoint)
+        held::receive(endpoint)
     }
 
     #[inline]
@@ -79,7 +79,7 @@ impl Direction for Sending {
 
     #[inline]
     fn held(endpoint: &'static Endpoint) -> Held {
-        Held::Send(endpoint)
+        held::send(endpoint)
     }
 
     #[inline]
@@ -104,7 +104,7 @@ pub(super) fn moving<D: Direction>(
     ours: impl FnOnce(&'static Endpoint) -> Result<usize, i32>,
     kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
-    let Some(endpoint) = table::endpoint(fd) else {
+    let Some(endpoint) = endpoint::behind(fd) else {
         let result = kernel();
         D::has_passed(fd);
         return result;
@@ -169,7 +169,7 @@ fn note_urgent(endpoint: &Endpoint, flags: c_int) {
 
 /// What the kernel says to a call that it refuses, or that has nothing to do with a stream.
 pub(super) fn by_kernel(kernel: impl FnOnce() -> ssize_t) -> Result<usize, i32> {
-    usize::try_from(signal::open(Held::Nothing, kernel)).map_err(|_| errno::get())
+    usize::try_from(signal::open(Held::NOTHING, kernel)).map_err(|_| errno::get())
 }
 
 /// The kernel moves no more than this in one call.
@@ -428,7 +428,7 @@ pub unsafe extern "C-unwind" fn recvfrom(
 
 /// Whether a lane may have something to say of `fd`.
 pub(super) fn is_unsettled(fd: c_int) -> bool {
-    table::endpoint(fd).is_some_and(|endpoint| !endpoint.is_settled())
+    endpoint::behind(fd).is_some_and(|endpoint| !endpoint.is_settled())
 }
 
 /// TCP names no sender, and says so in the length. The bytes are gone even if that fails.
@@ -581,7 +581,7 @@ pub unsafe extern "C-unwind" fn splice(
     if flags & !SPLICE_KNOWN != 0 || is_negative(len) {
         return kernel();
     }
-    if let Some(endpoint) = table::endpoint(to) {
+    if let Some(endpoint) = endpoint::behind(to) {
         let _shield = Shield::raise();
         attach::bar(endpoint, Reason::Splice);
         if rustix::io::ioctl_fionread(crate::private::borrow(from)).is_ok_and(|bytes| bytes > 0)
@@ -590,11 +590,11 @@ pub unsafe extern "C-unwind" fn splice(
             return answer(Err(errno));
         }
         endpoint.enter_send_locked();
-        let outcome = usize::try_from(signal::open(Held::Send(endpoint), kernel)).map_err(|_| errno::get());
+        let outcome = usize::try_from(signal::open(held::send(endpoint), kernel)).map_err(|_| errno::get());
         endpoint.leave_send();
         return answer_of(endpoint, outcome.inspect(|count| endpoint.count_sent(*count)));
     }
-    let Some(endpoint) = table::endpoint(from) else { return kernel() };
+    let Some(endpoint) = endpoint::behind(from) else { return kernel() };
     let shield = Shield::raise();
     attach::bar(endpoint, Reason::Splice);
     let takes = from_offset.is_null() && to_offset.is_null() && len > 0;
@@ -612,7 +612,7 @@ pub unsafe extern "C-unwind" fn splice(
     let attached = |endpoint: &'static Endpoint| {
         endpoint.enter_receive_locked();
         let outcome =
-            usize::try_from(signal::open(Held::Receive(endpoint), kernel)).map_err(|_| errno::get());
+            usize::try_from(signal::open(held::receive(endpoint), kernel)).map_err(|_| errno::get());
         endpoint.leave_receive();
         match outcome {
             // The end, for one whose bytes may lie unread in a lane.

@@ -15,7 +15,7 @@ use super::readiness::from_timespec;
 use crate::ops::sleep::as_timespec;
 use crate::ops::{descriptors, options, receive, send};
 use crate::signal::Shield;
-use crate::{attach, clib, errno, lost, process, real, table};
+use crate::{attach, clib, endpoint, errno, lost, process, real};
 
 /// See recvmsg(2).
 ///
@@ -136,7 +136,7 @@ unsafe fn tell_waiting(header: &msghdr, waiting: c_int) -> (usize, c_int) {
 pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
     let kernel = |fd| unsafe { real::sendmsg(fd, message, flags) };
-    let Some(endpoint) = table::endpoint(fd) else {
+    let Some(endpoint) = endpoint::behind(fd) else {
         if !process::is_off() {
             // SAFETY: the program's pointer, which is looked at before it is read.
             unsafe { pass_on(message) };
@@ -207,7 +207,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
 ) -> c_int {
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
-    let Some(endpoint) = table::endpoint(fd) else { return kernel() };
+    let Some(endpoint) = endpoint::behind(fd) else { return kernel() };
     if endpoint.is_settled() || flags & libc::MSG_ERRQUEUE != 0 {
         return kernel();
     }
@@ -239,7 +239,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     let mut done = 0;
     while done < count {
         // Between two messages the number may have been closed, and be another's.
-        if done > 0 && !table::endpoint(fd).is_some_and(|now| std::ptr::eq(now, endpoint)) {
+        if done > 0 && !endpoint::behind(fd).is_some_and(|now| std::ptr::eq(now, endpoint)) {
             break;
         }
         // SAFETY: the program's array; what is bad about an entry is found below.
@@ -317,7 +317,7 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     let count = count.min(MOST_MESSAGES);
     // SAFETY: the program's own call.
     let kernel = || unsafe { real::sendmmsg(fd, messages, count, flags) };
-    let Some(endpoint) = table::endpoint(fd) else {
+    let Some(endpoint) = endpoint::behind(fd) else {
         if !process::is_off() {
             for index in 0..count as usize {
                 // SAFETY: the program's array, whose entries are looked at before they are read.
@@ -346,7 +346,7 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     let before = errno::get();
     for index in 0..count {
         // Between two messages the number may have been closed, and be another's.
-        if index > 0 && !table::endpoint(fd).is_some_and(|now| std::ptr::eq(now, endpoint)) {
+        if index > 0 && !endpoint::behind(fd).is_some_and(|now| std::ptr::eq(now, endpoint)) {
             return index as c_int;
         }
         // SAFETY: the program's array; what is bad about an entry is found below.

@@ -7,8 +7,8 @@ use shunt_sys::memory;
 
 use crate::ops::poll;
 use crate::ops::select::Sets;
-use crate::signal::Shield;
-use crate::{clib, errno, own_table, process, real, signal};
+use crate::signal::{self, Shield};
+use crate::{clib, errno, own_table, process, real};
 
 /// poll and its kin. What can be read but not be written is waited for all the same, and refused then.
 ///

@@ -5,11 +5,11 @@ use std::ffi::{c_int, c_void};
 use libc::{sockaddr, socklen_t};
 use shunt_abi::reason::Reason;
 
-use crate::ops::descriptors;
-use crate::ops::options::{self, Setting};
+use crate::ops::options::Setting;
+use crate::ops::{descriptors, options};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{attach, epoll, errno, lost, order, process, real};
+use crate::{attach, endpoint, epoll, errno, lost, order, process, real};
 
 /// See socket(2).
 ///
@@ -89,7 +89,7 @@ pub unsafe extern "C-unwind" fn accept4(
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    let endpoint = table::endpoint(fd);
+    let endpoint = endpoint::behind(fd);
     let _shield = Shield::raise();
     if let Some(endpoint) = endpoint {
         lost::notice_reset(endpoint, fd);
@@ -114,7 +114,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    if let Some(endpoint) = table::endpoint(fd) {
+    if let Some(endpoint) = endpoint::behind(fd) {
         let _shield = Shield::raise();
         lost::notice_reset(endpoint, fd);
     }
@@ -134,7 +134,7 @@ pub unsafe extern "C-unwind" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    match table::endpoint(fd) {
+    match endpoint::behind(fd) {
         // SAFETY: the program's own call.
         Some(endpoint) => unsafe {
             let _shield = Shield::raise();
@@ -157,7 +157,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    let endpoint = table::endpoint(fd);
+    let endpoint = endpoint::behind(fd);
     let _shield = Shield::raise();
     if let Some(endpoint) = endpoint {
         options::before_set(endpoint, level, name, Setting::new(value, len));

@@ -6,11 +6,11 @@ use libc::FILE;
 use shunt_abi::reason::Reason;
 
 use super::trampoline::{Call, trampolines};
-use crate::endpoint::Stage;
+use crate::endpoint::{self, Stage};
 use crate::ops::descriptors;
-use crate::signal::{Held, Shield};
+use crate::signal::{self, Held, Shield};
 use crate::table::{self, Entry};
-use crate::{attach, errno, process, real, signal};
+use crate::{attach, errno, process, real};
 
 /// `fd` is stdio's from now on.
 fn given(fd: c_int) {
@@ -82,7 +82,7 @@ unsafe fn closing<R>(stream: *mut FILE, real: impl FnOnce() -> R) -> R {
     if table::look_up(fd) == Entry::None || !process::is_home() {
         return real();
     }
-    if table::endpoint(fd).is_some_and(|endpoint| endpoint.stage() == Stage::Offered) {
+    if endpoint::behind(fd).is_some_and(|endpoint| endpoint.stage() == Stage::Offered) {
         // What is done for the broker's sake ends the connection, so the stream must be written before.
         // SAFETY: the caller's promise.
         unsafe { libc::fflush(stream) };
@@ -90,7 +90,7 @@ unsafe fn closing<R>(stream: *mut FILE, real: impl FnOnce() -> R) -> R {
     }
     let _shield = Shield::raise();
     let closed = descriptors::begin_close(fd);
-    let result = signal::open(Held::Nothing, || signal::without(real));
+    let result = signal::open(Held::NOTHING, || signal::without(real));
     descriptors::end_close(closed);
     result
 }

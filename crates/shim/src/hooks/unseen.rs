@@ -8,7 +8,7 @@ use shunt_sys::memory;
 
 use super::trampoline::{Call, trampolines};
 use crate::signal::Shield;
-use crate::{attach, errno, real, table, unseen};
+use crate::{attach, endpoint, errno, real, unseen};
 
 trampolines! {
     /// See io_uring_setup(2).
@@ -75,7 +75,7 @@ extern "C" fn no_rings() -> c_int {
 
 /// glibc's threads read and write the socket behind our back.
 pub(super) fn going_async(fd: c_int) {
-    if let Some(endpoint) = table::endpoint(fd) {
+    if let Some(endpoint) = endpoint::behind(fd) {
         let _shield = Shield::raise();
         let before = errno::get();
         attach::bar_reading(endpoint, Reason::AsyncIo);

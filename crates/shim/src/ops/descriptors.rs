@@ -8,15 +8,13 @@ use shunt_abi::reason::Reason;
 use shunt_sys::tcp::Opener;
 use shunt_transport::Kernel;
 
-use crate::endpoint::Endpoint;
-use crate::kernel::Tcp;
-use crate::ops::exec;
-use crate::private::PrivateFd;
-use crate::signal::{Held, Shield};
+use crate::endpoint::{self, Endpoint};
+use crate::kernel::{self, Tcp};
+use crate::ops::{exec, held};
+use crate::private::{self, PrivateFd};
+use crate::signal::{self, Held, Shield};
 use crate::table::{self, Entry};
-use crate::{
-    attach, children, control, endpoint, epoll, errno, family, kernel, order, process, real, signal, waiter,
-};
+use crate::{attach, children, control, epoll, errno, family, links, order, process, real, waiter};
 
 /// A new TCP socket, not connected.
 pub(crate) fn made(fd: RawFd) {
@@ -82,7 +80,7 @@ pub(crate) fn share_unconnected() {
 
 /// A message takes `fd` to another process.
 pub(crate) fn pass_on(fd: RawFd) {
-    match table::epoll(fd) {
+    match epoll::behind(fd) {
         Some(epoll) => epoll::hand_on(epoll),
         None => hand_on(fd, Reason::PassedOn),
     }
@@ -92,7 +90,7 @@ pub(crate) fn pass_on(fd: RawFd) {
 pub(crate) fn hand_on(fd: RawFd, reason: Reason) {
     // It may be connected at this moment, by another thread.
     if !table::hold_back(fd, reason)
-        && let Some(endpoint) = table::endpoint(fd)
+        && let Some(endpoint) = endpoint::behind(fd)
     {
         attach::bar_reading(endpoint, reason);
     }
@@ -130,7 +128,7 @@ pub(crate) fn close(fd: RawFd) -> c_int {
             // It may linger.
             // SAFETY: the program's own call.
             let close = || signal::without(|| unsafe { real::close(fd) });
-            let result = signal::open(Held::Nothing, close);
+            let result = signal::open(Held::NOTHING, close);
             end_close(entry);
             result
         }
@@ -177,7 +175,7 @@ fn begin_end(endpoint: &Endpoint, fd: RawFd) {
 /// the calls end with the close.
 fn leave_to_calls(endpoint: &Endpoint, fd: RawFd) -> bool {
     // A call that this thread has left by a handler, or is about to come back to, holds nothing in the kernel either.
-    let by_others = || endpoint.calls_in_progress() > signal::own_calls(endpoint);
+    let by_others = || endpoint.calls_in_progress() > held::own_calls(endpoint);
     if !by_others() {
         return false;
     }
@@ -246,7 +244,7 @@ fn rename(endpoint: &Endpoint, closed: RawFd, other: Option<RawFd>) {
     }
     epoll::freeze_everywhere(endpoint, closed);
     // Those who sleep look by which number they go on, before this one is another's.
-    if endpoint.calls_in_progress() > signal::own_calls(endpoint) {
+    if endpoint.calls_in_progress() > held::own_calls(endpoint) {
         waiter::ring_all();
     }
 }
@@ -374,7 +372,7 @@ pub(crate) fn duplicate_onto(old: RawFd, new: RawFd, real: impl FnOnce() -> c_in
     let replaced = table::look_up(new);
     if replaced == Entry::Private {
         // The program wants the number of one of our descriptors, which it cannot know to be taken.
-        crate::private::surrender(new);
+        surrender(new);
         let result = real();
         if result >= 0 {
             duplicated(old, new);
@@ -398,7 +396,7 @@ pub(crate) fn duplicate_onto(old: RawFd, new: RawFd, real: impl FnOnce() -> c_in
         duplicated(old, new);
         if may_be_stream
             && !STANDARD_STREAMS.contains(&new)
-            && let Some(endpoint) = table::endpoint(new)
+            && let Some(endpoint) = endpoint::behind(new)
         {
             attach::bar_reading(endpoint, Reason::Stdio);
         }
@@ -426,4 +424,15 @@ pub(crate) fn close_range(first: u32, last: u32, real: impl Fn(u32, u32) -> c_in
     let result = if from <= last { real(from, last) } else { 0 };
     closed.into_iter().for_each(end_close);
     result
+}
+
+/// One of the shim's own descriptors has a number that the program wants.
+fn surrender(raw: RawFd) {
+    private::surrender(raw, |new| {
+        waiter::renumber(raw, new);
+        links::renumber(raw, new);
+        control::renumber(raw, new);
+        family::renumber(raw, new);
+        endpoint::renumber(raw, new);
+    });
 }

@@ -5,12 +5,11 @@ use std::ffi::c_int;
 use libc::epoll_event;
 use shunt_abi::page::Counter;
 
-use crate::epoll::{DEGRADED_NANOS, Epoll};
-use crate::ops::send;
-use crate::ops::sleep::{self, Deadline};
-use crate::signal::{Held, Ran};
-use crate::waiter;
-use crate::{attach, control, epoll, errno, idle, kernel, order, overdue, process, signal};
+use crate::epoll::{self, DEGRADED_NANOS, Epoll};
+use crate::ops::sleep::Deadline;
+use crate::ops::{held, send, sleep};
+use crate::signal::{self, Held, Ran};
+use crate::{attach, control, errno, idle, kernel, order, overdue, process};
 use std::sync::atomic::Ordering::*;
 
 /// While lanes stay ready the kernel is asked this often all the same: listening sockets, timers and TCP's own
@@ -31,7 +30,7 @@ pub(crate) fn wait(
     let deadline: Deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
     if !epoll.is_active() {
         let name = epoll.name();
-        let result = signal::open(Held::Nothing, || sleep_in_kernel(events, timeout));
+        let result = signal::open(Held::NOTHING, || sleep_in_kernel(events, timeout));
         if result <= 0 || !epoll.must_translate() || epoll.name() != name {
             return result;
         }
@@ -126,7 +125,7 @@ fn round(
         return Some(-1);
     }
     let sleeps = left != Some(0);
-    if sleeps && waiter::spin(|| epoll.lock().has_marks()) {
+    if sleeps && sleep::spin(|| epoll.lock().has_marks()) {
         return None;
     }
     let mut inner = epoll.lock();
@@ -155,7 +154,7 @@ fn round(
     if nanos != Some(0) {
         process::count(Counter::Sleeps, 1);
     }
-    let held = if sleeps { Held::Epoll(epoll) } else { Held::Nothing };
+    let held = if sleeps { held::epoll(epoll) } else { Held::NOTHING };
     let result = signal::open(held, || sleep_in_kernel(report.room(), nanos));
     let failed = errno::get();
 

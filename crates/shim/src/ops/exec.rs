@@ -18,7 +18,7 @@ use crate::handover::{self, Letter};
 use crate::ops::{descriptors, options};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{attach, control, epoll, errno, family, fork, lost, process, sandbox, unseen};
+use crate::{attach, control, epoll, errno, family, lost, process, sandbox, unseen};
 
 /// An exec under way. Dropped if it has failed.
 pub(crate) struct Leaving {
@@ -180,7 +180,7 @@ pub(crate) fn before_other_user(effective: libc::uid_t) {
     const UNCHANGED: libc::uid_t = libc::uid_t::MAX;
     let changes = effective != 0 && effective != UNCHANGED && rustix::process::geteuid().is_root();
     if changes && !process::is_off() && process::is_home() {
-        fork::note_use();
+        process::note_use();
         keeping_errno(control::before_other_user);
     }
 }

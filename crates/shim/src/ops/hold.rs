@@ -10,8 +10,9 @@ use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
-use crate::endpoint::{Endpoint, EndpointRef};
-use crate::signal;
+use crate::endpoint::Endpoint;
+use crate::names::EndpointRef;
+use crate::ops::held;
 use crate::table::{self, Entry};
 
 /// In place of an errno: the call begins anew with the number that it was given, which names something else by now, or nothing.
@@ -46,7 +47,7 @@ impl Hold {
             return true;
         }
         let Some(name) = take_for(self.endpoint, self.number) else { return false };
-        let place = signal::begin_call(self.endpoint, std::ptr::from_ref(self).addr());
+        let place = held::begin_call(self.endpoint, std::ptr::from_ref(self).addr());
         self.taken.set(Some(Taken { name, place }));
         true
     }
@@ -75,7 +76,7 @@ impl Hold {
     #[inline]
     pub(crate) fn release(&self) {
         if let Some(Taken { place, .. }) = self.taken.take() {
-            signal::end_call(place);
+            held::end_call(place);
             self.endpoint.end_call();
         }
     }

@@ -3,6 +3,7 @@
 pub(crate) mod descriptors;
 pub(crate) mod epoll_wait;
 pub(crate) mod exec;
+pub(crate) mod held;
 pub(crate) mod hold;
 pub(crate) mod incoming;
 mod look;

@@ -9,17 +9,18 @@ use libc::{pollfd, sigset_t};
 use shunt_abi::page::Counter;
 use shunt_abi::reason::Reason;
 
-use crate::endpoint::{Endpoint, EndpointRef, RxSide};
-use crate::epoll::Epoll;
+use crate::endpoint::{self, Endpoint, RxSide};
+use crate::epoll::{self, Epoll};
 use crate::links::Attachment;
+use crate::names::EndpointRef;
 use crate::ops::hold::number_of;
-use crate::ops::sleep::{self, Deadline, as_timespec};
-use crate::ops::{incoming, send};
+use crate::ops::sleep::{Deadline, as_timespec};
+use crate::ops::{held, incoming, send, sleep};
 use crate::private::borrow;
-use crate::signal::{Held, Ran, Shield};
+use crate::signal::{self, Held, Ran, Shield};
 use crate::table::{self, Entry};
-use crate::waiter::{self, Slot};
-use crate::{attach, control, epoll, errno, idle, kernel, lost, overdue, process, real, signal, thread};
+use crate::waiter::Slot;
+use crate::{attach, control, errno, idle, kernel, lost, overdue, process, real, thread};
 
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM;
@@ -114,11 +115,11 @@ pub(crate) fn poll(
     }
     let by_kernel = !epoll::show_lanes() && watch.sets.is_empty() && watch.watched.is_empty();
     if by_kernel && watch.entered.is_empty() {
-        return signal::open(Held::Nothing, kernel);
+        return signal::open(Held::NOTHING, kernel);
     }
     // Dropped here or, if nobody comes back from the sleep, by way of the journal; never by unwinding.
     let watch = Box::into_raw(Box::new(watch));
-    let held = Held::Poll(watch);
+    let held = held::poll(watch);
     // SAFETY: nobody else uses it before this call has been left.
     let borrowed = unsafe { &mut *watch };
     let result = if by_kernel {
@@ -149,7 +150,7 @@ pub(crate) fn poll(
 /// unread it has told as of an end.
 fn notice_resets(fds: &mut [pollfd]) {
     for entry in fds.iter_mut().filter(|entry| entry.revents != 0) {
-        if let Some(endpoint) = table::endpoint(entry.fd)
+        if let Some(endpoint) = endpoint::behind(entry.fd)
             && lost::notice_reset(endpoint, entry.fd)
         {
             kernel::poll_now(std::slice::from_mut(entry));
@@ -245,9 +246,10 @@ impl Watch {
     }
 
     /// How often `endpoint` counts it among the calls in progress.
-    pub(crate) fn calls_on(&self, endpoint: &Endpoint) -> u32 {
-        let watched = self.watched.iter().filter(|one| one.holds && std::ptr::eq(one.endpoint, endpoint));
-        let entered = self.entered.iter().filter(|one| std::ptr::eq(one.endpoint, endpoint));
+    pub(crate) fn calls_on(&self, endpoint: usize) -> u32 {
+        let is_it = |one: &Endpoint| std::ptr::from_ref(one).addr() == endpoint;
+        let watched = self.watched.iter().filter(|one| one.holds && is_it(one.endpoint));
+        let entered = self.entered.iter().filter(|one| is_it(one.endpoint));
         (watched.count() + entered.count()) as u32
     }
 
@@ -372,7 +374,7 @@ fn poll_mixed(
         }
         let may_sleep = lanes == 0 && deadline.is_none_or(|deadline| deadline > process::now());
         // What wakes the call by a closed number is told below.
-        if may_sleep && waiter::spin(|| watch.is_ready(fds)) && watch.closed.is_empty() {
+        if may_sleep && sleep::spin(|| watch.is_ready(fds)) && watch.closed.is_empty() {
             continue;
         }
         let mut step = if may_sleep { announce(fds, watch, sleep::thread_slot()) } else { None };
@@ -602,7 +604,7 @@ fn merge(fds: &mut [pollfd], shadow: &[pollfd], watch: &Watch) -> bool {
         }
     }
     if epoll::show_lanes() {
-        for entry in fds.iter_mut().filter(|entry| entry.revents != 0 && table::epoll(entry.fd).is_some()) {
+        for entry in fds.iter_mut().filter(|entry| entry.revents != 0 && epoll::behind(entry.fd).is_some()) {
             let mut again = [*entry];
             kernel::poll_now(&mut again);
             entry.revents = again[0].revents;

@@ -9,17 +9,18 @@ use shunt_abi::reason::Reason;
 use shunt_ring::Sink;
 use shunt_transport::{Kernel, Received, Waiting};
 
-use crate::endpoint::{Endpoint, RxSide};
-use crate::kernel::Tcp;
+use crate::endpoint::{self, Endpoint, RxSide};
+use crate::kernel::{self, Tcp};
 use crate::lock::Guard;
 use crate::ops::hold::{BEGIN_ANEW, Hold};
 use crate::ops::incoming::{available, is_readable};
 use crate::ops::look::{by_tcp_now, is_watched, look, look_in_time, ready_side};
 use crate::ops::send::really_blocks;
-use crate::ops::sleep::{self, Deadline, Woken};
+use crate::ops::sleep::{Deadline, Woken};
+use crate::ops::{held, sleep};
 use crate::private::borrow;
-use crate::signal::Held;
-use crate::{attach, epoll, errno, kernel, lost, signal, table, waiter};
+use crate::signal::{self, Held};
+use crate::{attach, epoll, errno, lost};
 
 /// Flags that are answered here, and those that mean nothing to a receive of TCP.
 const UNDERSTOOD: c_int = MEANINGFUL
@@ -62,9 +63,9 @@ pub(crate) fn receive(
     let mut endpoint = endpoint;
     loop {
         match receive_from(endpoint, fd, sink, flags, kernel) {
-            Err(BEGIN_ANEW) => match table::endpoint(fd) {
+            Err(BEGIN_ANEW) => match endpoint::behind(fd) {
                 Some(now) => endpoint = now,
-                None => return by_kernel(Held::Nothing, fd, kernel),
+                None => return by_kernel(Held::NOTHING, fd, kernel),
             },
             outcome => return outcome,
         }
@@ -88,7 +89,7 @@ fn receive_from(
             if flags & libc::MSG_OOB != 0 && endpoint.owes() && kernel::has_urgent(fd) {
                 return Err(libc::ENOTCONN);
             }
-            let outcome = by_kernel(Held::Nothing, fd, kernel);
+            let outcome = by_kernel(Held::NOTHING, fd, kernel);
             if flags & (libc::MSG_OOB | libc::MSG_PEEK) == libc::MSG_OOB && outcome.is_ok() {
                 epoll::note_urgent_read(endpoint);
             }
@@ -208,7 +209,7 @@ impl Call {
             Received::UseTcp if waits && done == 0 && !self.tcp_has_some && self.hold.is_closed() => {
                 drop(side);
                 let events = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
-                let woken = sleep::sleep(&self.hold, events, None, deadline, None, Held::Nothing);
+                let woken = sleep::sleep(&self.hold, events, None, deadline, None, Held::NOTHING);
                 return self.after_sleep(woken, done, sink);
             }
             Received::UseTcp => {
@@ -243,7 +244,7 @@ impl Call {
                     let rest = rest_by_tcp(&self.hold, endpoint, sink, flags, waits);
                     Ok(Taken::here(done + rest))
                 } else {
-                    by_kernel(Held::Receive(endpoint), fd, kernel)
+                    by_kernel(held::receive(endpoint), fd, kernel)
                 };
                 endpoint.leave_receive();
                 let fd = self.hold.fd();
@@ -262,7 +263,7 @@ impl Call {
                 // It is non-blocking since the call began to sleep, which goes on.
                 if self.slept && waits && matches!(outcome, Err(libc::EAGAIN)) {
                     let events = libc::POLLIN | libc::POLLRDHUP;
-                    let woken = sleep::sleep(&self.hold, events, None, deadline, None, Held::Nothing);
+                    let woken = sleep::sleep(&self.hold, events, None, deadline, None, Held::NOTHING);
                     if let Some(outcome) = woken.ends(done) {
                         return Some(outcome.map(Taken::here));
                     }
@@ -465,7 +466,7 @@ fn rest_by_tcp(
             },
             (Waiting::Nothing, Some((_, deadline))) => {
                 let events = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
-                let held = Held::Receive(endpoint);
+                let held = held::receive(endpoint);
                 if !matches!(sleep::sleep(hold, events, None, deadline, None, held), Woken::LookAgain { .. })
                 {
                     break;
@@ -509,7 +510,7 @@ fn receive_nothing(
             endpoint.enter_receive_locked();
             drop(side);
             attach::let_go_if_done(endpoint);
-            let outcome = by_kernel(Held::Receive(endpoint), fd, kernel);
+            let outcome = by_kernel(held::receive(endpoint), fd, kernel);
             endpoint.leave_receive();
             return outcome;
         }
@@ -530,13 +531,13 @@ fn receive_nothing(
 
 /// A peek that wants more than there is: the bytes that it has seen keep a doorbell from telling, so it looks again soon.
 fn wait_for_more(hold: &Hold, deadline: Deadline) -> Woken {
-    sleep::sleep(hold, libc::POLLRDHUP, None, deadline, Some(crate::epoll::DEGRADED_NANOS), Held::Nothing)
+    sleep::sleep(hold, libc::POLLRDHUP, None, deadline, Some(crate::epoll::DEGRADED_NANOS), Held::NOTHING)
 }
 
 /// Nothing there, and a caller that may be made to wait, also for `more` that TCP may have.
 fn wait_for_bytes(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, more: c_short) -> Woken {
     let fd = hold.fd();
-    if waiter::spin(|| is_readable(endpoint, fd)) {
+    if sleep::spin(|| is_readable(endpoint, fd)) {
         return Woken::LookAgain { tcp: false };
     }
     let slot = sleep::thread_slot();
@@ -557,7 +558,7 @@ fn wait_for_bytes(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, 
     let woken = if is_readable(endpoint, fd) || attach::is_returned(endpoint) || has_ended() {
         Woken::LookAgain { tcp: false }
     } else {
-        let held = Held::Sleep(endpoint, at, slot.filter(|_| owns));
+        let held = held::sleep(endpoint, at, slot.filter(|_| owns));
         sleep::sleep(hold, libc::POLLIN | libc::POLLRDHUP | more, slot, deadline, step, held)
     };
     if let (true, Some(slot)) = (owns, slot) {

@@ -5,9 +5,10 @@ use std::ffi::c_int;
 use libc::{fd_set, pollfd, sigset_t};
 use shunt_sys::memory;
 
+use crate::ops::poll;
 use crate::signal::{self, Ran};
 use crate::table::{self, WORD as BITS};
-use crate::{errno, kernel, ops::poll, own_table, process};
+use crate::{endpoint, errno, kernel, own_table, process};
 
 /// The three sets of a call, as the words of their bitmaps.
 pub(crate) struct Sets {
@@ -93,7 +94,7 @@ impl Sets {
             self.members().map(|(fd, events)| pollfd { fd, events, revents: 0 }).collect();
         let deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
         // A number that is closed while the call waits counts as ready, in the kernel: it looks for bad ones first, and once.
-        let was_open = |entry: &&mut pollfd| table::endpoint(entry.fd).is_some();
+        let was_open = |entry: &&mut pollfd| endpoint::behind(entry.fd).is_some();
         let connections: Vec<c_int> = fds.iter_mut().filter(was_open).map(|entry| entry.fd).collect();
         // poll reports a hang-up to those who did not ask, and would again at once; select does not. All that can come of such a
         // descriptor is urgent data.

@@ -12,14 +12,15 @@ use shunt_ring::lane::{End, LaneHeader};
 use shunt_ring::user::Piece;
 use shunt_transport::{Sent, Tx};
 
-use crate::endpoint::{Endpoint, TxSide};
+use crate::endpoint::{self, Endpoint, TxSide};
 use crate::links::{Attachment, Backed};
 use crate::lock::Guard;
 use crate::ops::hold::{BEGIN_ANEW, Hold};
-use crate::ops::sleep::{self, Deadline, Woken};
-use crate::signal::Held;
+use crate::ops::sleep::{Deadline, Woken};
+use crate::ops::{held, sleep};
+use crate::signal::{self, Held};
 use crate::waiter::Slot;
-use crate::{attach, epoll, errno, kernel, lost, overdue, process, real, signal, table, waiter};
+use crate::{attach, epoll, errno, kernel, lost, overdue, process, real};
 
 /// A receiver that sleeps and has not read for this long is not going to: TCP takes more than a ring does.
 pub(crate) const STALL_NANOS: u64 = 20_000_000;
@@ -48,9 +49,9 @@ pub(crate) fn send(
     let mut endpoint = endpoint;
     loop {
         match send_to(endpoint, fd, source, flags, kernel) {
-            Err(BEGIN_ANEW) => match table::endpoint(fd) {
+            Err(BEGIN_ANEW) => match endpoint::behind(fd) {
                 Some(now) => endpoint = now,
-                None => return by_kernel(Held::Nothing, fd, kernel),
+                None => return by_kernel(Held::NOTHING, fd, kernel),
             },
             outcome => return outcome,
         }
@@ -68,7 +69,7 @@ fn send_to(
 ) -> Result<usize, i32> {
     if source.remaining() == 0 {
         lost::notice_reset(endpoint, fd);
-        return endpoint.take_owed(fd).map_or_else(|| by_kernel(Held::Nothing, fd, kernel), Err);
+        return endpoint.take_owed(fd).map_or_else(|| by_kernel(Held::NOTHING, fd, kernel), Err);
     }
     if flags & !UNDERSTOOD != 0 {
         refuse_flags(endpoint, flags);
@@ -177,7 +178,7 @@ impl Call {
             }
         }
         attach::let_go_if_done(endpoint);
-        let held = Held::Send(endpoint);
+        let held = held::send(endpoint);
         let outcome = match done {
             0 => by_kernel(held, fd, kernel),
             // A call that has done something says that, and leaves the error to the next.
@@ -209,7 +210,7 @@ impl Call {
             }
             Lane::Returned if attach::send_again(endpoint, fd) => None,
             Lane::Returned if waits && really_blocks(endpoint, fd) => {
-                let woken = sleep::sleep(&self.hold, libc::POLLOUT, None, deadline, None, Held::Nothing);
+                let woken = sleep::sleep(&self.hold, libc::POLLOUT, None, deadline, None, Held::NOTHING);
                 self.note(woken).ends(done)
             }
             Lane::Deserted => {
@@ -402,7 +403,7 @@ fn arm_for_space(endpoint: &Endpoint) -> bool {
 
 /// A full lane, and a caller that may be made to wait.
 fn wait_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline) -> Woken {
-    if waiter::spin(|| writability(endpoint, None) != Some(false)) {
+    if sleep::spin(|| writability(endpoint, None) != Some(false)) {
         return Woken::LookAgain { tcp: false };
     }
     let slot = sleep::thread_slot();
@@ -413,7 +414,7 @@ fn wait_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline) 
         line.announce_sleep();
     }
     let woken = if writability(endpoint, slot) == Some(false) {
-        let held = Held::Sleep(endpoint, at, slot);
+        let held = held::sleep(endpoint, at, slot);
         sleep::sleep(hold, 0, slot, deadline, Some(STALL_NANOS), held)
     } else {
         Woken::LookAgain { tcp: false }
@@ -606,7 +607,7 @@ pub(crate) fn file_by_tcp(
 ) -> Result<usize, i32> {
     // What it writes goes to TCP, so the lane must not be begun behind its back.
     endpoint.enter_send_locked();
-    let outcome = by_kernel(Held::Send(endpoint), hold.fd(), kernel);
+    let outcome = by_kernel(held::send(endpoint), hold.fd(), kernel);
     endpoint.leave_send();
     outcome.inspect(|count| endpoint.count_sent(*count))
 }

@@ -10,9 +10,9 @@ use crate::endpoint::Endpoint;
 use crate::links::Attachment;
 use crate::ops::hold::Hold;
 use crate::private::borrow;
-use crate::signal::{Held, Ran};
+use crate::signal::{self, Held, Ran};
 use crate::waiter::{self, Slot};
-use crate::{attach, epoll, errno, idle, overdue, process, real, signal};
+use crate::{attach, epoll, errno, idle, overdue, process, real};
 
 /// When a call with a time-out must give up. `None`: never.
 pub(crate) type Deadline = Option<u64>;
@@ -114,7 +114,7 @@ pub(crate) fn sleep(
 
 /// As a sleep that ends at once, once a handler that waits has run.
 pub(crate) fn interrupted(deadline: Deadline) -> Woken {
-    signal::open(Held::Nothing, || ());
+    signal::open(Held::NOTHING, || ());
     by_signal(deadline).unwrap_or(Woken::LookAgain { tcp: true })
 }
 
@@ -166,4 +166,10 @@ pub(crate) fn leave_if_refused(endpoint: &Endpoint, woken: Woken) {
 
 pub(crate) fn as_timespec(nanos: u64) -> timespec {
     timespec { tv_sec: (nanos / 1_000_000_000) as i64, tv_nsec: (nanos % 1_000_000_000) as i64 }
+}
+
+/// What comes before every sleep: looks at what is overdue, and spins until `ready` says so. `true` if it did.
+pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
+    overdue::look_if_due();
+    waiter::spin(ready)
 }

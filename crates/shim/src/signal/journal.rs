@@ -8,96 +8,63 @@
 use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;
 
-use crate::endpoint::Endpoint;
-use crate::epoll::Epoll;
-use crate::links::Attachment;
-use crate::ops::poll::Watch;
 use crate::thread::{self, Thread};
-use crate::waiter::Slot;
 
 /// Room for blocking calls of one thread that interrupt each other; each may have two.
 const ENTRIES: usize = 12;
 
-/// What has been announced.
+/// What has been announced, as whoever announces it understands it: see `crate::ops::held`.
 #[derive(Clone, Copy)]
-pub(crate) enum Held {
-    Nothing,
-    /// A call that waits, or has waited and is not over: see [`crate::ops::hold`].
-    Call(&'static Endpoint),
-    /// Inside a kernel receive (L4).
-    Receive(&'static Endpoint),
-    /// Inside a kernel send (L4).
-    Send(&'static Endpoint),
-    /// Asleep for one endpoint on a pinned link, as the waiter `slot`.
-    Sleep(&'static Endpoint, Attachment, Option<Slot>),
-    /// Asleep in poll.
-    Poll(*mut Watch),
-    /// Asleep on an epoll instance.
-    Epoll(&'static Epoll),
+pub(crate) struct Held {
+    kind: &'static Kind,
+    words: Words,
+}
+
+/// Four numbers, or addresses.
+pub(crate) type Words = [usize; 4];
+
+/// What is to be done about one kind of it.
+pub(crate) struct Kind {
+    /// Nobody comes back to undo it.
+    pub(crate) undo: fn(Words),
+    /// How often the endpoint at this address counts it among the calls in progress.
+    pub(crate) calls_on: fn(Words, usize) -> u32,
+    /// Counts it again, where all counts have been forgotten.
+    pub(crate) count_again: fn(Words),
+}
+
+impl Kind {
+    /// Nothing is, and no endpoint counts it.
+    pub(crate) const NOTHING: Kind = Kind { undo: |_| {}, calls_on: |_, _| 0, count_again: |_| {} };
 }
 
 impl Held {
-    fn undo(self) {
-        match self {
-            Held::Nothing => {}
-            Held::Call(endpoint) => endpoint.end_call(),
-            Held::Receive(endpoint) => endpoint.leave_receive(),
-            Held::Send(endpoint) => endpoint.leave_send(),
-            Held::Sleep(endpoint, at, slot) => {
-                if let Some(slot) = slot {
-                    at.link.view().waiter(at.link.side, slot.0).awake();
-                    endpoint.unclaim(slot);
-                }
-                at.unpin();
-            }
-            // SAFETY: whoever would have freed it has gone.
-            Held::Poll(watch) => drop(unsafe { Box::from_raw(watch) }),
-            Held::Epoll(epoll) => epoll.lock().awake(epoll),
-        }
-    }
+    pub(crate) const NOTHING: Held = Held::new(&Kind::NOTHING, [0; 4]);
 
-    /// How often `endpoint` counts it among the calls in progress.
-    fn calls_on(self, endpoint: &Endpoint) -> u32 {
-        match self {
-            Held::Call(held) | Held::Receive(held) | Held::Send(held) => std::ptr::eq(held, endpoint).into(),
-            // SAFETY: whoever would free it is this thread.
-            Held::Poll(watch) => unsafe { &*watch }.calls_on(endpoint),
-            Held::Nothing | Held::Sleep(..) | Held::Epoll(_) => 0,
-        }
-    }
-
-    /// Counts it again, where all counts have been forgotten.
-    fn count_again(self) {
-        match self {
-            Held::Call(endpoint) => endpoint.begin_call(),
-            Held::Receive(endpoint) => endpoint.enter_receive_locked(),
-            Held::Send(endpoint) => endpoint.enter_send_locked(),
-            // SAFETY: as above.
-            Held::Poll(watch) => unsafe { &*watch }.count_again(),
-            Held::Nothing | Held::Sleep(..) | Held::Epoll(_) => {}
-        }
+    pub(crate) const fn new(kind: &'static Kind, words: Words) -> Held {
+        Held { kind, words }
     }
 }
 
-/// A call of this thread begins to wait, and holds its socket until [`end_call`]. Its frame is at `here`. Under the shield.
-pub(crate) fn begin_call(endpoint: &'static Endpoint, here: usize) -> usize {
+/// Announces something for a call whose frame is at `here`, until it is [withdrawn](withdraw). Under the shield.
+pub(crate) fn announce(held: Held, here: usize) -> usize {
     let thread = thread::this();
-    thread.journal.enter_at(thread, Held::Call(endpoint), here)
+    thread.journal.enter_at(thread, held, here)
 }
 
-/// It is over, and what it held is the caller's to let go of.
-pub(crate) fn end_call(place: usize) {
+/// Ends that; undoing it is the caller's.
+pub(crate) fn withdraw(place: usize) {
     thread::this().journal.leave(place);
 }
 
-/// How many of the calls in progress on `endpoint` are this thread's: a handler has interrupted them, or left them.
-pub(crate) fn own_calls(endpoint: &Endpoint) -> u32 {
-    thread::this().journal.all().map(|held| held.calls_on(endpoint)).sum()
+/// How often what this thread has announced counts among the calls in progress on the endpoint at this address.
+pub(crate) fn calls_on(endpoint: usize) -> u32 {
+    thread::this().journal.all().map(|held| (held.kind.calls_on)(held.words, endpoint)).sum()
 }
 
 /// In a forked child, which has this thread alone, and whose endpoints have forgotten what was counted.
 pub(crate) fn count_own_calls() {
-    thread::this().journal.all().for_each(Held::count_again);
+    thread::this().journal.all().for_each(|held| (held.kind.count_again)(held.words));
 }
 
 /// The entries of one thread, the innermost last.
@@ -175,7 +142,7 @@ impl Journal {
     fn pop(&self) {
         if let Some((_, held)) = self.last() {
             self.len.set(self.len.get() - 1);
-            held.undo();
+            (held.kind.undo)(held.words);
         }
     }
 }

@@ -18,7 +18,7 @@ pub(crate) use action::{
 };
 pub(crate) use cancel::{cancel, point, set_type, without};
 pub(crate) use deliver::{Deferred, Ran, ring_bell_on_signal, take_ran};
-pub(crate) use journal::{Held, Journal, begin_call, count_own_calls, end_call, own_calls};
+pub(crate) use journal::{Held, Journal, Kind, Words, announce, calls_on, count_own_calls, withdraw};
 pub(crate) use shield::{Shield, has_deferred, is_due, open};
 
 /// What a thread does to itself. These are never put off, since the code that made them cannot go on, and never pass

@@ -1,0 +1,115 @@
+//! What calls announce for the time of a sleep, and how it is undone if nobody comes back from it: see [`crate::signal`].
+
+use crate::endpoint::Endpoint;
+use crate::epoll::Epoll;
+use crate::links::{Attachment, Link};
+use crate::ops::poll::Watch;
+use crate::signal::{self, Held, Kind, Words};
+use crate::waiter::Slot;
+
+/// A call that waits, or has waited and is not over: see [`crate::ops::hold`].
+static CALL: Kind = Kind {
+    undo: |held| endpoint(held).end_call(),
+    calls_on: counted_once,
+    count_again: |held| endpoint(held).begin_call(),
+};
+
+static RECEIVE: Kind = Kind {
+    undo: |held| endpoint(held).leave_receive(),
+    calls_on: counted_once,
+    count_again: |held| endpoint(held).enter_receive_locked(),
+};
+
+static SEND: Kind = Kind {
+    undo: |held| endpoint(held).leave_send(),
+    calls_on: counted_once,
+    count_again: |held| endpoint(held).enter_send_locked(),
+};
+
+static SLEEP: Kind = Kind { undo: end_sleep, ..Kind::NOTHING };
+
+static POLL: Kind = Kind {
+    // SAFETY: whoever would have freed it has gone.
+    undo: |held| drop(unsafe { Box::from_raw(held[0] as *mut Watch) }),
+    calls_on: |held, endpoint| watch(held).calls_on(endpoint),
+    count_again: |held| watch(held).count_again(),
+};
+
+static EPOLL: Kind = Kind {
+    undo: |held| {
+        // SAFETY: `epoll` put it there, and instances are never freed.
+        let epoll = unsafe { &*(held[0] as *const Epoll) };
+        epoll.lock().awake(epoll);
+    },
+    ..Kind::NOTHING
+};
+
+fn endpoint(held: Words) -> &'static Endpoint {
+    // SAFETY: what is announced of an endpoint begins with it, and endpoints are never freed.
+    unsafe { &*(held[0] as *const Endpoint) }
+}
+
+fn watch(held: Words) -> &'static Watch {
+    // SAFETY: `poll` put it there, and whoever would free it is this thread.
+    unsafe { &*(held[0] as *const Watch) }
+}
+
+fn counted_once(held: Words, endpoint: usize) -> u32 {
+    (held[0] == endpoint).into()
+}
+
+fn end_sleep(held: Words) {
+    // SAFETY: `sleep` put it there, and links are never freed.
+    let link = unsafe { &*(held[1] as *const Link) };
+    let at = Attachment::new(link, held[2]);
+    if let Some(slot) = held[3].checked_sub(1).map(Slot) {
+        at.link.view().waiter(at.link.side, slot.0).awake();
+        endpoint(held).unclaim(slot);
+    }
+    at.unpin();
+}
+
+fn address<T>(of: &T) -> usize {
+    std::ptr::from_ref(of).addr()
+}
+
+/// Inside a kernel receive (L4).
+pub(crate) fn receive(endpoint: &'static Endpoint) -> Held {
+    Held::new(&RECEIVE, [address(endpoint), 0, 0, 0])
+}
+
+/// Inside a kernel send (L4).
+pub(crate) fn send(endpoint: &'static Endpoint) -> Held {
+    Held::new(&SEND, [address(endpoint), 0, 0, 0])
+}
+
+/// Asleep for one endpoint on a pinned link, as the waiter `slot`.
+pub(crate) fn sleep(endpoint: &'static Endpoint, at: Attachment, slot: Option<Slot>) -> Held {
+    let slot = slot.map_or(0, |slot| slot.0 + 1);
+    Held::new(&SLEEP, [address(endpoint), address(at.link), at.conn, slot])
+}
+
+/// Asleep in poll.
+pub(crate) fn poll(watch: *mut Watch) -> Held {
+    Held::new(&POLL, [watch as usize, 0, 0, 0])
+}
+
+/// Asleep on an epoll instance.
+pub(crate) fn epoll(epoll: &'static Epoll) -> Held {
+    Held::new(&EPOLL, [address(epoll), 0, 0, 0])
+}
+
+/// A call of this thread begins to wait, and holds its socket until [`end_call`]. Its frame is at `here`. Under the shield.
+pub(crate) fn begin_call(endpoint: &'static Endpoint, here: usize) -> usize {
+    signal::announce(Held::new(&CALL, [address(endpoint), 0, 0, 0]), here)
+}
+
+/// It is over, and what it held is the caller's to let go of.
+pub(crate) fn end_call(place: usize) {
+    signal::withdraw(place);
+}
+
+/// How many of the calls in progress on `endpoint` are this thread's: a handler has interrupted them, or left them.
+pub(crate) fn own_calls(endpoint: &Endpoint) -> u32 {
+    signal::calls_on(address(endpoint))
+}
