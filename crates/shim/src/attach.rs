@@ -5,14 +5,32 @@ use shunt_abi::reason::{Reason, Road};
 use shunt_ring::lane::End;
 use std::sync::atomic::Ordering::*;
 
+use crate::above::Above;
 use crate::endpoint::{self, Endpoint, RxSide, Seen, Stage, TxSide};
-use crate::kernel::{self, Tcp};
+use crate::epoll::{self, Leaving};
+use crate::family::{self, Heirs};
 use crate::links::{Attachment, Link};
-use crate::lost::{has_unread_at_peer, notice_reset};
+use crate::lost::has_unread_at_peer;
 use crate::names::EndpointRef;
-use crate::ops::descriptors;
 use crate::private::borrow;
-use crate::{control, distance, epoll, family, process, worth};
+use crate::resets::notice_reset;
+use crate::tcp::Tcp;
+use crate::{distance, kernel, outgoing, process, worth};
+
+/// Tells the broker that this process has left its place on a link for good; others may still drain the lanes.
+pub(crate) static RELEASE: Above<(Attachment, Heirs)> = Above::new();
+/// Tells it to forget an offer.
+pub(crate) static WITHDRAW: Above<EndpointRef> = Above::new();
+
+/// What a set wants of one that it has.
+pub(crate) fn leave_for_a_set((endpoint, how, reason): (&Endpoint, Leaving, Reason)) {
+    match how {
+        Leaving::GoBack => go_back(endpoint, reason),
+        Leaving::GiveBackAtOnce => give_back_at_once(endpoint, reason),
+        Leaving::Bar => bar(endpoint, reason),
+        Leaving::BarReading => bar_reading(endpoint, reason),
+    }
+}
 
 /// Puts a paired endpoint on its link, unless it is not there any more or must not be.
 pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Result<(), Reason> {
@@ -31,7 +49,7 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
         if endpoint.is_shut() || !shunt_sys::tcp::is_whole(borrow(endpoint.fd.load(Relaxed))) {
             return Err(Reason::ShutDown);
         }
-        if descriptors::is_standard_stream(endpoint) {
+        if endpoint::is_standard_stream(endpoint) {
             return Err(Reason::Stdio);
         }
         // What was under way when it was offered may have shown it since.
@@ -58,7 +76,7 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
     distance::paired(endpoint);
     try_watch(endpoint);
     // Whoever barred or shared it since the looks above has seen it unattached.
-    let standard = descriptors::is_standard_stream(endpoint).then_some(Reason::Stdio);
+    let standard = endpoint::is_standard_stream(endpoint).then_some(Reason::Stdio);
     if let Some(reason) = endpoint.barred().or(standard).or_else(|| sharing(endpoint)) {
         give_back(endpoint, reason);
     }
@@ -212,19 +230,10 @@ pub(crate) fn bar_reading(endpoint: &Endpoint, reason: Reason) {
     mark(endpoint, reason);
 }
 
-/// Whether the receiver at the other end has given bytes back. Every waiter asks when it looks, because the sender may
-/// have nothing to say for a long time.
-#[inline]
-pub(crate) fn is_returned(endpoint: &Endpoint) -> bool {
-    let at = endpoint.rx.lock().at;
-    // The flag stays in the lane; that it has been dealt with, only the sending direction knows.
-    at.is_some_and(|at| at.outgoing().0.is_returned()) && endpoint.tx.lock().tx.on_lane()
-}
-
 /// Sends them again if so. Outside all locks.
 #[inline]
 pub(crate) fn send_again_if_returned(endpoint: &Endpoint, fd: i32) {
-    if is_returned(endpoint) {
+    if outgoing::is_returned(endpoint) {
         send_again(endpoint, fd);
     }
 }
@@ -352,7 +361,7 @@ pub(crate) fn let_go(endpoint: &Endpoint) {
     if let Some(slot) = endpoint.owner() {
         slot.ring();
     }
-    control::release_after(&at, family::heirs(endpoint));
+    RELEASE.call((*at, family::heirs(endpoint)));
 }
 
 /// What the peer is told before a direction is shut down by a call.
@@ -415,12 +424,12 @@ pub(crate) fn after_close(endpoint: &Endpoint) {
     };
     worth::note_end(endpoint);
     if endpoint.stage() == Stage::Offered {
-        control::withdraw(endpoint);
+        WITHDRAW.call(endpoint.reference());
     }
     epoll::forget_everywhere(endpoint, at.as_ref().map(|at| at.link));
     if let Some(at) = at {
         at.link.vacate(at.conn);
-        control::release_after(&at, family::heirs(endpoint));
+        RELEASE.call((*at, family::heirs(endpoint)));
     }
     endpoint.free();
 }

@@ -22,16 +22,16 @@ use shunt_abi::reason::Reason;
 use shunt_sys::mapping::Mapping;
 use shunt_sys::{eventfd, guard, identity, memfd, seqpacket};
 
-use crate::endpoint::{Endpoint, Stage};
+use crate::endpoint::{self, Endpoint, Stage};
 use crate::family::{self, Heirs};
-use crate::kernel::Tcp;
 use crate::links::{Attachment, Identity, Link, Peer, Pin};
 use crate::lock::Lock;
 use crate::names::EndpointRef;
 use crate::private::{self, PrivateFd, borrow, close_owned};
 use crate::pulse::{Pulse, State};
+use crate::tcp::Tcp;
 use crate::waiter::{self, Slot};
-use crate::{attach, distance, epoll, process, unseen, worth};
+use crate::{attach, distance, epoll, process, settings, unseen, worth};
 
 /// Operations until an endpoint that found no broker looks for one again.
 const RETRY_AFTER: u32 = 256;
@@ -317,11 +317,11 @@ pub(crate) fn give_up_if_alone(endpoint: &Endpoint) {
 
 /// This process has left `at` for good, where it was never used. The pin keeps the link what it is until this has been said.
 pub(crate) fn release(at: &Pin) {
-    release_after(at, Heirs::None);
+    release_after((**at, Heirs::None));
 }
 
 /// The same where children may still drain the lanes, which the broker gives out again only once none does.
-pub(crate) fn release_after(at: &Pin, heirs: Heirs) {
+pub(crate) fn release_after((at, heirs): (Attachment, Heirs)) {
     let mut control = CONTROL.lock();
     control.release_drained();
     if control.epoch != at.link.epoch {
@@ -652,7 +652,7 @@ impl Control {
         if let Some(reason) = crate::family::sharing(endpoint) {
             return Err(reason.into());
         }
-        if crate::ops::descriptors::is_standard_stream(endpoint) {
+        if endpoint::is_standard_stream(endpoint) {
             return Err(Reason::Stdio.into());
         }
         if (Tcp { endpoint, fd }).is_bypassed() {
@@ -660,7 +660,7 @@ impl Control {
             return Err(Later::After(Reason::OffsetUnclear, again));
         }
         is_worth_offering(endpoint, &identity)?;
-        crate::ops::options::learn(endpoint, fd)?;
+        settings::learn(endpoint, fd)?;
         self.is_awake()?;
         endpoint.set_stage(Stage::Offered);
         attach::mark(endpoint, Reason::PeerNotOffered);

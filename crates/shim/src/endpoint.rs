@@ -14,16 +14,16 @@ use shunt_ring::LaneHeader;
 use shunt_sys::tcp::{Beside, Opener};
 use shunt_transport::{Rx, Tx};
 
+use crate::above::Above;
 use crate::family::{self, Holders, Shareable};
 use crate::links::{Attachment, Peer};
 use crate::lock::Lock;
 use crate::low_water::LowWater;
 use crate::names::{EndpointRef, EpollRef};
-use crate::ops::{descriptors, options};
 use crate::pace::{Pace, Unanswered};
 use crate::table::{self, Entry};
 use crate::waiter::Slot;
-use crate::{kernel, order, process, worth};
+use crate::{kernel, order, process};
 
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
@@ -178,6 +178,8 @@ pub(crate) fn behind(fd: RawFd) -> Option<&'static Endpoint> {
 
 /// The first endpoint of each chunk.
 static SLAB: [AtomicPtr<Endpoint>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
+/// Ends one that only calls have held, which are over.
+pub(crate) static END_HELD: Above<EndpointRef> = Above::new();
 /// Endpoints that are on a link.
 static ATTACHED: AtomicU32 = AtomicU32::new(0);
 static FREE: Lock<Free> = Lock::new(Free { list: Vec::new(), made: 0 });
@@ -208,8 +210,8 @@ fn make_chunk() -> *mut Endpoint {
     Box::into_raw(chunk).cast()
 }
 
-/// Makes an endpoint for the newly connected socket `fd`. `None` when a million are in use.
-pub(crate) fn allocate(fd: i32, nonblocking: bool) -> Option<EndpointRef> {
+/// Makes an endpoint for the newly connected socket `fd`, to be offered after so many operations. `None` when a million are in use.
+pub(crate) fn allocate(fd: i32, nonblocking: bool, offer_after: u32) -> Option<EndpointRef> {
     process::note_use();
     family::prepare();
     let index = {
@@ -232,10 +234,19 @@ pub(crate) fn allocate(fd: i32, nonblocking: bool) -> Option<EndpointRef> {
     endpoint.fd.store(fd, Relaxed);
     endpoint.names.store(1, Relaxed);
     endpoint.nonblocking.store(nonblocking.into(), Relaxed);
-    endpoint.offer_after.store(worth::operations(), Relaxed);
+    endpoint.offer_after.store(offer_after, Relaxed);
     endpoint.holders.begin(family::strays());
     Some(EndpointRef::new(index, endpoint.generation.load(Acquire)))
 }
+
+/// Whether the endpoint is behind one of the numbers that stdin, stdout and stderr read and write. Those calls are
+/// libc's own and cannot be seen, so it stays on TCP for as long as it is.
+pub(crate) fn is_standard_stream(endpoint: &Endpoint) -> bool {
+    let entry = Entry::Endpoint(endpoint.reference());
+    STANDARD_STREAMS.into_iter().any(|fd| table::look_up(fd) == entry)
+}
+
+pub(crate) const STANDARD_STREAMS: std::ops::RangeInclusive<RawFd> = 0..=2;
 
 /// Whether any endpoint is on a link.
 pub(crate) fn any_is_attached() -> bool {
@@ -479,7 +490,7 @@ impl Endpoint {
     #[inline]
     pub(crate) fn end_if_held_by_nobody(&self) {
         if self.is_held() && self.calls_in_progress() == 0 && self.let_go_of_held() {
-            descriptors::end_held(self);
+            END_HELD.call(self.reference());
         }
     }
 
@@ -645,7 +656,7 @@ impl Endpoint {
     /// Tells it.
     #[inline]
     pub(crate) fn take_owed(&self, fd: i32) -> Option<i32> {
-        self.tell_owed(|| options::take_error(fd).is_some())
+        self.tell_owed(|| kernel::take_error(fd).is_some())
     }
 
     /// Tells it to a caller who takes the kernel's error by `take_kernels`, which says whether there still was one.

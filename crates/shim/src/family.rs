@@ -18,7 +18,6 @@ use shunt_abi::reason::Reason;
 use shunt_sys::mapping::Mapping;
 use shunt_sys::memfd;
 
-use crate::endpoint::Endpoint;
 use crate::private::{PrivateFd, borrow, close_owned};
 use crate::process;
 
@@ -230,11 +229,11 @@ pub(crate) enum Heirs {
 }
 
 /// Those of a socket that this process has taken off its lanes.
-pub(crate) fn heirs(endpoint: &Endpoint) -> Heirs {
-    if has_strayed(endpoint) {
+pub(crate) fn heirs(shared: &impl Shareable) -> Heirs {
+    if has_strayed(shared) {
         return Heirs::Unseen;
     }
-    let row = endpoint.holders.row.load(Acquire).checked_sub(1);
+    let row = shared.holders().row.load(Acquire).checked_sub(1);
     row.filter(|row| has_others(*row)).map_or(Heirs::None, Heirs::OfRow)
 }
 

@@ -18,7 +18,7 @@ use crate::names::EndpointRef;
 use crate::private::{self, borrow, close_owned};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{family, process};
+use crate::{family, process, worth};
 
 /// The path of this library, as the dynamic linker knows it; it stays as long as the library is loaded.
 static LIBRARY: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
@@ -154,7 +154,7 @@ fn accept(letter: &Handover<'_>) {
             continue;
         }
         let nonblocking = rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
-        let Some(name) = endpoint::allocate(held.fd, nonblocking) else { continue };
+        let Some(name) = endpoint::allocate(held.fd, nonblocking, worth::operations()) else { continue };
         let Some(endpoint) = name.resolve() else { continue };
         endpoint.set_opener(if held.opened == 0 { Opener::Peer } else { Opener::Us });
         endpoint.holders.begin(letter.strays);

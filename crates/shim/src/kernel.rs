@@ -1,115 +1,19 @@
-//! The TCP socket beneath an endpoint, as the state machines need it.
+//! Calls of the kernel that do not wait, and leave errno as it was: for who holds a lock.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering::Relaxed;
 
 use std::ffi::{c_int, c_long};
 
-use libc::{epoll_event, msghdr, pollfd};
-use shunt_abi::page;
-use shunt_abi::reason::Reason;
-use shunt_ring::Sink;
-use shunt_transport::{Kernel, Waiting};
+use libc::{epoll_event, msghdr, pollfd, socklen_t};
 
-use crate::endpoint::Endpoint;
-use crate::private::borrow;
-use crate::{errno, family, real};
-
-/// One socket, for the length of one call.
-pub(crate) struct Tcp<'a> {
-    pub(crate) endpoint: &'a Endpoint,
-    pub(crate) fd: RawFd,
-}
-
-impl Tcp<'_> {
-    /// Whether bytes have gone past TCP's counts, as those do that a sockmap takes from one socket's queue to another's: the kernel
-    /// counts nothing of a connection that has been used, or less sent than the program has sent. Nobody knows where in the stream
-    /// such bytes stand.
-    pub(crate) fn is_bypassed(&self) -> bool {
-        // In this order: what is sent meanwhile is counted by the kernel first.
-        let count = |entry: &page::Entry| (entry.tcp_sent.load(Relaxed), entry.tcp_received.load(Relaxed));
-        let (sent_here, received_here) = self.endpoint.entry().map_or((0, 0), count);
-        let unused = || self.endpoint.is_listed_from_the_first() && (sent_here, received_here) == (0, 0);
-        match (self.sent(), self.read()) {
-            (Some(0), Some(0)) => !unused(),
-            (Some(sent), _) => sent < sent_here,
-            (None, _) => false,
-        }
-    }
-}
-
-impl Kernel for Tcp<'_> {
-    fn sent(&self) -> Option<u64> {
-        shunt_sys::tcp::sent(borrow(self.fd), self.endpoint.opener()).ok().flatten()
-    }
-
-    fn read(&self) -> Option<u64> {
-        // Over: how it ended cannot be told once the error has been.
-        if shunt_sys::tcp::state(borrow(self.fd)) == Ok(shunt_sys::tcp::CLOSE) {
-            return None;
-        }
-        let read = shunt_sys::tcp::read(borrow(self.fd)).ok();
-        // Asked second, since urgent data may come in between. Another process may have taken it already.
-        let is_taken = || family::changes(self.endpoint).is_some_and(|count| count > 0);
-        if has_urgent(self.fd) || self.endpoint.barred() == Some(Reason::OutOfBand) || is_taken() {
-            return shunt_sys::tcp::read_beside_urgent(borrow(self.fd)).ok();
-        }
-        read
-    }
-
-    fn received(&self) -> u64 {
-        shunt_sys::tcp::received(borrow(self.fd)).unwrap_or(0)
-    }
-
-    fn waiting(&self) -> Waiting {
-        let mut polled = [pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 }];
-        // To poll there is nothing below SO_RCVLOWAT, but it is what comes before the lane.
-        let hides = || self.endpoint.low_water.of(self.fd) > 0 && shunt_sys::tcp::has_unread(borrow(self.fd));
-        if poll_now(&mut polled) == 0 && !hides() {
-            return Waiting::Nothing;
-        }
-        // Even a peek would take the error, if nothing lies before it.
-        if polled[0].revents & libc::POLLERR != 0 && !shunt_sys::tcp::has_unread(borrow(self.fd)) {
-            return Waiting::Error;
-        }
-        let flags = libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_DONTWAIT;
-        // SAFETY: with MSG_TRUNC nothing is copied, so the null buffer is never written.
-        match unsafe { call(libc::SYS_recvfrom, [self.fd.into(), 0, i32::MAX.into(), flags.into(), 0, 0]) } {
-            Ok(0) => Waiting::EndOfFile,
-            Ok(count) => Waiting::Bytes(count),
-            Err(libc::EAGAIN) => Waiting::Nothing,
-            Err(_) => Waiting::Error,
-        }
-    }
-
-    fn at_mark(&self) -> bool {
-        const SIOCATMARK: c_long = 0x8905;
-        let mut at_mark: c_int = 0;
-        let answer = std::ptr::from_mut(&mut at_mark) as c_long;
-        // SAFETY: SIOCATMARK writes one int.
-        unsafe { call(libc::SYS_ioctl, [self.fd.into(), SIOCATMARK, answer, 0, 0, 0]) }.is_ok()
-            && at_mark != 0
-    }
-
-    fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32> {
-        // One run of the buffer at a time: an error that came after bytes would be told by nobody.
-        let (pieces, offset) = sink.pieces();
-        let Some(piece) = pieces.first() else { return Ok(0) };
-        let (base, len) = (piece.base.wrapping_add(offset), piece.len - offset);
-        // SAFETY: the kernel checks the program's buffer itself.
-        let count = unsafe { receive_now(self.fd, base, len)? };
-        self.endpoint.count_received(count);
-        sink.advance(count);
-        Ok(count)
-    }
-}
+use crate::{errno, real};
 
 /// A system call that does not wait, made under a lock: libc's own function could be a cancellation point, and a thread
 /// that ended there would keep the lock.
 ///
 /// # Safety
 /// As the system call.
-unsafe fn call(number: c_long, arguments: [c_long; 6]) -> Result<usize, i32> {
+pub(crate) unsafe fn call(number: c_long, arguments: [c_long; 6]) -> Result<usize, i32> {
     let before = errno::get();
     let [a, b, c, d, e, f] = arguments;
     // SAFETY: the caller's promise.
@@ -119,16 +23,6 @@ unsafe fn call(number: c_long, arguments: [c_long; 6]) -> Result<usize, i32> {
         errno::set(before);
         failed
     })
-}
-
-/// recv that does not wait.
-///
-/// # Safety
-/// As recv.
-unsafe fn receive_now(fd: RawFd, base: *mut u8, len: usize) -> Result<usize, i32> {
-    let flags = libc::MSG_DONTWAIT;
-    // SAFETY: the caller's promise.
-    unsafe { call(libc::SYS_recvfrom, [fd.into(), base as _, len as _, flags.into(), 0, 0]) }
 }
 
 /// recvmsg that does not wait.
@@ -233,4 +127,34 @@ pub(crate) fn epoll_now(epoll: RawFd, events: &mut [epoll_event]) -> usize {
     let (base, len) = (events.as_mut_ptr() as c_long, events.len() as c_long);
     // SAFETY: the array is as long as it says.
     unsafe { call(libc::SYS_epoll_pwait, [epoll.into(), base, len, 0, 0, 0]) }.unwrap_or(0)
+}
+
+/// A call of ours that leaves errno alone. `Err` is its errno.
+pub(crate) fn quietly(call: impl FnOnce() -> c_int) -> Result<(), i32> {
+    let before = errno::get();
+    let result = call();
+    let failed = errno::get();
+    errno::set(before);
+    if result == 0 { Ok(()) } else { Err(failed) }
+}
+
+/// An option of this length.
+pub(crate) fn option<T: Copy>(fd: RawFd, level: c_int, name: c_int) -> Option<T> {
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    let mut len = size_of::<T>() as socklen_t;
+    // SAFETY: the buffer is `len` bytes long.
+    let asked = quietly(|| unsafe { real::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut len) });
+    // SAFETY: callers ask for integers and timevals, for which every bit pattern is valid.
+    (asked.is_ok() && len as usize == size_of::<T>()).then(|| unsafe { value.assume_init() })
+}
+
+/// The error that waits for the socket, which is told once.
+pub(crate) fn take_error(fd: RawFd) -> Option<i32> {
+    option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_ERROR).filter(|errno| *errno != 0)
+}
+
+/// SO_RCVLOWAT where it is more than 1; else 0.
+pub(crate) fn low_water(fd: RawFd) -> usize {
+    let bytes: c_int = option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).unwrap_or(1);
+    usize::try_from(bytes).map_or(0, |bytes| if bytes > 1 { bytes } else { 0 })
 }

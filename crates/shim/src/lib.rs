@@ -24,6 +24,7 @@ mod fork;
 mod handover;
 mod hooks;
 mod idle;
+mod incoming;
 mod kernel;
 mod links;
 mod lock;
@@ -32,6 +33,7 @@ mod low_water;
 mod names;
 mod ops;
 mod order;
+mod outgoing;
 mod overdue;
 mod own_table;
 mod pace;
@@ -40,14 +42,19 @@ mod private;
 mod process;
 mod pulse;
 mod real;
+mod resets;
 mod sandbox;
+mod settings;
 mod signal;
 mod table;
+mod tcp;
 mod thread;
 mod unseen;
 mod unwind;
 mod waiter;
 mod worth;
+
+use ops::descriptors;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -59,6 +66,10 @@ extern "C" fn start() {
     table::STRAY.set(|()| fork::stray());
     waiter::TELL_BROKER.set(control::tell_doorbell);
     links::RETIRE.set(control::retire);
+    endpoint::END_HELD.set(|name| name.resolve().into_iter().for_each(descriptors::end_held));
+    epoll::LEAVE.set(attach::leave_for_a_set);
+    attach::RELEASE.set(control::release_after);
+    attach::WITHDRAW.set(|name| name.resolve().into_iter().for_each(control::withdraw));
     clib::start();
     thread::start();
     process::start();

@@ -9,7 +9,7 @@ use shunt_sys::tcp::Beside;
 use crate::endpoint::Endpoint;
 use crate::links::Attachment;
 use crate::private::{borrow, close_owned};
-use crate::{control, epoll, errno, kernel, process, real};
+use crate::{errno, kernel, process, real};
 
 /// How long the broker's word about a death is waited for, where the kernel does not know. Only a reader of end of file waits
 /// who may be made to, whose own bytes lie unread, and only once.
@@ -26,12 +26,7 @@ pub(crate) fn has_unread_at_peer(endpoint: &Endpoint) -> bool {
     !lane.is_returned() && !lane.is_reset_told() && side.tx.unread(lane) > 0
 }
 
-/// For a call that shows what has become of the connection, though it moves no bytes: see [`reset_if_lost`].
-pub(crate) fn notice_reset(endpoint: &Endpoint, fd: i32) -> bool {
-    may_be_lost(endpoint, fd) && reset_if_lost(endpoint, fd)
-}
-
-/// Whether the broker says what [`reset_if_lost`] is about. Every waiter asks when it looks, because TCP tells nobody of the
+/// Whether the broker says what [`reset_in_a_set`] is about. Every waiter asks when it looks, because TCP tells nobody of the
 /// death of a peer that had finished before.
 pub(crate) fn is_lost(endpoint: &Endpoint, fd: i32) -> bool {
     let at = endpoint.rx.lock().at;
@@ -50,7 +45,8 @@ fn end(at: &Attachment) -> End {
     }
 }
 
-fn may_be_lost(endpoint: &Endpoint, fd: i32) -> bool {
+/// Whether TCP may have ended with bytes of ours unread in the lane.
+pub(crate) fn may_be_lost(endpoint: &Endpoint, fd: i32) -> bool {
     endpoint.is_attached() && has_unread_at_peer(endpoint) && is_over(endpoint, fd)
 }
 
@@ -62,17 +58,8 @@ fn is_over(endpoint: &Endpoint, fd: i32) -> bool {
 }
 
 /// TCP has ended. If that was the death of the peer's process, with bytes of ours unread in the lane, TCP would have
-/// reset the connection: then this makes of the kernel's socket what a reset leaves behind. `true` if it did.
-pub(crate) fn reset_if_lost(endpoint: &Endpoint, fd: i32) -> bool {
-    let is_lost = reset_in_a_set(endpoint, fd);
-    if is_lost {
-        // Whether there is room is TCP's to say again.
-        epoll::refresh(endpoint);
-    }
-    is_lost
-}
-
-/// The same for one who holds the lock of an epoll instance, and brings the sets up to date later.
+/// reset the connection: then this makes of the kernel's socket what a reset leaves behind. `true` if it did; then the sets are to be
+/// brought up to date.
 pub(crate) fn reset_in_a_set(endpoint: &Endpoint, fd: i32) -> bool {
     let had_finished = abandon_if_lost(endpoint, fd);
     if let Some(had_finished) = had_finished {
@@ -95,16 +82,13 @@ pub(crate) fn notice_reset_for_another(endpoint: &Endpoint, fd: i32) {
 
 /// For a call that may wait, and has found the end: gives the broker time to say what has become of a peer of which the kernel does not
 /// know.
-pub(crate) fn await_news(endpoint: &Endpoint, fd: i32) {
+pub(crate) fn await_news(endpoint: &Endpoint, fd: i32, has_broker: impl Fn(u32) -> bool) {
     let epoch = {
         let mut side = endpoint.tx.lock();
         let first = !std::mem::replace(&mut side.awaited_death, true);
         side.at.filter(|at| first && !at.link.is_gone()).map(|at| at.link.epoch)
     };
-    if !has_unread_at_peer(endpoint)
-        || holder(fd) != Holder::Unknown
-        || !epoch.is_some_and(control::has_broker)
-    {
+    if !has_unread_at_peer(endpoint) || holder(fd) != Holder::Unknown || !epoch.is_some_and(has_broker) {
         return;
     }
     let deadline = process::now() + DEATH_NEWS_NANOS;
@@ -134,7 +118,7 @@ fn holder(fd: i32) -> Holder {
     }
 }
 
-/// Whether the connection is lost as [`reset_if_lost`] says; its lane is given up then. `Some` says whether the peer had finished
+/// Whether the connection is lost as [`reset_in_a_set`] says; its lane is given up then. `Some` says whether the peer had finished
 /// before.
 fn abandon_if_lost(endpoint: &Endpoint, fd: i32) -> Option<bool> {
     let incoming = || {
@@ -214,19 +198,6 @@ fn dissolve(fd: i32) {
     // same.
     unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
     errno::set(before);
-}
-
-/// The program has been told of a reset, so what the peer has not read will cause no other.
-pub(crate) fn reset_is_told(endpoint: &Endpoint) {
-    {
-        let mut side = endpoint.tx.lock();
-        let Some(at) = side.at else { return };
-        at.outgoing().0.note_reset_told();
-        side.tx.abandon(at.outgoing().0, Reason::PeerDied);
-        endpoint.report_tx(&side);
-    }
-    // Whether there is room is TCP's to say again.
-    epoll::refresh(endpoint);
 }
 
 /// Has the kernel reset the connection, with all that it has received, and all that it says of it, left as it is: nobody holds

@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use crate::ops::options;
+use crate::kernel;
 
 /// The value where it is more than 1, and lanes hold bytes from before it was set; else 0. Or [`ASK_KERNEL`].
 #[derive(Default)]
@@ -17,7 +17,7 @@ impl LowWater {
     #[inline]
     pub(crate) fn of(&self, fd: RawFd) -> usize {
         match self.0.load(Relaxed) {
-            ASK_KERNEL => options::low_water(fd),
+            ASK_KERNEL => kernel::low_water(fd),
             noted => noted as usize,
         }
     }
@@ -33,7 +33,7 @@ impl LowWater {
         self.0.store(ASK_KERNEL, Relaxed);
     }
 
-    /// No other process holds the socket, and it is not set: see [`options::learn`].
+    /// No other process holds the socket, and it is not set: see [`settings::learn`].
     pub(crate) fn reclaim(&self) {
         let _ = self.0.compare_exchange(ASK_KERNEL, 0, Relaxed, Relaxed);
     }

@@ -10,12 +10,11 @@ use super::report::{NOBODY, Report};
 use super::shared;
 use super::{ALWAYS, DEGRADED_NANOS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
 use crate::endpoint::Endpoint;
-use crate::kernel::{self, Tcp};
 use crate::links::Link;
 use crate::names::EndpointRef;
-use crate::ops::{incoming, send, sleep};
+use crate::tcp::Tcp;
 use crate::waiter::Slot;
-use crate::{attach, lost};
+use crate::{incoming, kernel, lost, outgoing};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
@@ -158,7 +157,7 @@ impl Inner {
             let is_marked = one.primary && has_waiter;
             !is_marked
                 && (one.may_tell(endpoint, shared)
-                    || attach::is_returned(endpoint)
+                    || outgoing::is_returned(endpoint)
                     || lost::is_lost(endpoint, endpoint.fd.load(Relaxed))
                     || shared && incoming::unread(endpoint) == 0)
         });
@@ -212,7 +211,7 @@ impl Inner {
             // The registration may go by the number of a duplicate, and that be closed.
             let socket = endpoint.fd.load(Relaxed);
             // Of a lane that another process has drained nobody else tells.
-            if attach::is_returned(endpoint) || self.shared && incoming::unread(endpoint) == 0 {
+            if outgoing::is_returned(endpoint) || self.shared && incoming::unread(endpoint) == 0 {
                 self.returned.push(endpoint);
             }
             // Before the look, so that what arrives during it is looked at again.
@@ -334,6 +333,8 @@ impl Inner {
     fn own(&mut self, fd: RawFd, events: u32) -> Option<epoll_event> {
         let registration = self.registrations.get_mut(&fd)?;
         let is_told_edges = is_told_edges(registration.events);
+        // Whatever was to come behind the kernel's word has it now.
+        registration.behind = 0;
         if !is_told_edges {
             // TCP may end here and the lane begin: the next look must not wait for another mark.
             registration.queue(&mut self.pending, fd);
@@ -398,7 +399,7 @@ impl Inner {
             return Some(DEGRADED_NANOS);
         }
         self.forget_room();
-        (!self.full.is_empty()).then_some(send::STALL_NANOS)
+        (!self.full.is_empty()).then_some(outgoing::STALL_NANOS)
     }
 
     /// The same once more, after the last look before the sleep.
@@ -473,13 +474,13 @@ impl Inner {
     pub(crate) fn deaf(&self) -> Vec<&'static Endpoint> {
         let Some(slot) = self.slot.filter(|_| !self.links.all_known()) else { return Vec::new() };
         let attached = self.registrations.values().filter_map(Registration::endpoint);
-        attached.filter(|endpoint| !sleep::can_be_rung(endpoint, Some(slot))).collect()
+        attached.filter(|endpoint| !incoming::can_be_rung(endpoint, Some(slot))).collect()
     }
 
     /// Senders whose receiver does not read go back to TCP.
     pub(crate) fn stalled(&mut self) -> Vec<&'static Endpoint> {
         let full = self.full.iter().filter_map(|fd| self.registrations.get(fd)?.endpoint());
-        full.filter(|endpoint| send::has_stalled(endpoint)).collect()
+        full.filter(|endpoint| outgoing::has_stalled(endpoint)).collect()
     }
 }
 
@@ -533,7 +534,7 @@ fn judge(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> Ans
         events |= if behind { 0 } else { IN };
     }
     behind |= wanted & IN != 0 && incoming::is_unsaid(endpoint, fd);
-    let (room, left) = if wanted & OUT != 0 { send::room(endpoint, slot) } else { (None, false) };
+    let (room, left) = if wanted & OUT != 0 { outgoing::room(endpoint, slot) } else { (None, false) };
     if room == Some(true) {
         events |= OUT;
     }

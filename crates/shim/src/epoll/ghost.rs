@@ -9,9 +9,8 @@ use super::report::{NOBODY, Report};
 use super::{EDGE, Epoll, IN, Inner, ONE_SHOT, listing};
 use crate::endpoint::Endpoint;
 use crate::links::{Attachment, Pin};
-use crate::ops::incoming;
 use crate::private::borrow;
-use crate::process;
+use crate::{incoming, process};
 
 /// One of them. Its lanes become no other connection's as long as another process holds it.
 pub(super) struct Ghost {

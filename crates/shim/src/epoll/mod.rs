@@ -28,6 +28,7 @@ use libc::epoll_event;
 use shunt_abi::reason::Reason;
 use shunt_ring::lane::Stamp;
 
+use crate::above::Above;
 use crate::endpoint::{self, Endpoint};
 use crate::family::{self, Holders};
 use crate::links::{Link, Pin};
@@ -35,7 +36,7 @@ use crate::lock::{Guard, Lock};
 use crate::names::{EndpointRef, EpollRef};
 use crate::table::{self, Entry};
 use crate::waiter::Slot;
-use crate::{attach, errno, process, real};
+use crate::{errno, process, real};
 use ghost::Ghost;
 pub(crate) use nested::show_lanes;
 use registration::Passed;
@@ -59,6 +60,18 @@ const FINISHED: u32 = libc::EPOLLRDHUP as u32;
 pub(crate) const DEGRADED_NANOS: u64 = 1_000_000;
 /// Reported whether asked for or not.
 const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+
+/// How a connection is to leave its lanes because of a set that it is in.
+#[derive(Clone, Copy)]
+pub(crate) enum Leaving {
+    GoBack,
+    GiveBackAtOnce,
+    Bar,
+    BarReading,
+}
+
+/// Has it leave them, for a reason. No lock is held.
+pub(crate) static LEAVE: Above<(&'static Endpoint, Leaving, Reason)> = Above::new();
 
 /// One epoll instance of this process.
 pub(crate) struct Epoll {
@@ -526,7 +539,9 @@ impl Epoll {
         self.has_tokens.store(false, Release);
         self.generation.fetch_add(1, AcqRel);
         FREE.lock().0.push(self.index);
-        watched.into_iter().for_each(|endpoint| attach::bar_reading(endpoint, Reason::UnknownEpoll));
+        watched
+            .into_iter()
+            .for_each(|endpoint| LEAVE.call((endpoint, Leaving::BarReading, Reason::UnknownEpoll)));
     }
 
     /// `epoll_ctl` for a TCP socket. Returns what the kernel does.
@@ -600,7 +615,7 @@ impl Epoll {
             result
         };
         if let (Some(reason), Some(endpoint)) = (bar, endpoint::behind(fd)) {
-            attach::bar(endpoint, reason);
+            LEAVE.call((endpoint, Leaving::Bar, reason));
         }
         result
     }
@@ -620,15 +635,12 @@ impl Epoll {
 
     /// A connection comes into a set that is not this process's alone. Lanes wake nobody there, so whoever sleeps, and does not look
     /// by itself, is to be told by TCP of what lies in one.
-    fn keep_off_lanes(&self, endpoint: &Endpoint) {
+    fn keep_off_lanes(&self, endpoint: &'static Endpoint) {
         let must_be_told = {
             let inner = self.inner.lock();
             inner.sleepers > 0 && !inner.sleeps_are_short
         };
-        if must_be_told {
-            attach::give_back_at_once(endpoint, Reason::Shared);
-        } else {
-            attach::go_back(endpoint, Reason::Shared);
-        }
+        let how = if must_be_told { Leaving::GiveBackAtOnce } else { Leaving::GoBack };
+        LEAVE.call((endpoint, how, Reason::Shared));
     }
 }

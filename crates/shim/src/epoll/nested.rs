@@ -15,9 +15,9 @@ use super::answer::asked_of_kernel;
 use super::registration::{change, is_token};
 use super::watched::Watched;
 use super::{EDGE, Epoll, FINISHED, IN, Inner, Registration, all};
-use crate::ops::incoming;
+use crate::epoll::{LEAVE, Leaving};
 use crate::waiter::Slot;
-use crate::{attach, endpoint, lost};
+use crate::{endpoint, incoming, lost};
 
 /// Sets that have a lamp.
 static LAMPS: AtomicU32 = AtomicU32::new(0);
@@ -48,7 +48,7 @@ impl Epoll {
             }
             inner.registrations.keys().filter_map(|fd| endpoint::behind(*fd)).collect()
         };
-        endpoints.into_iter().for_each(|endpoint| attach::bar(endpoint, Reason::NestedEpoll));
+        endpoints.into_iter().for_each(|endpoint| LEAVE.call((endpoint, Leaving::Bar, Reason::NestedEpoll)));
         let mut inner = self.inner.lock();
         inner.begin_nesting(self);
         inner.show_lanes(self);

@@ -13,9 +13,9 @@ use super::report::NOBODY;
 use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
 use crate::endpoint::{self, Endpoint};
-use crate::kernel::Tcp;
 use crate::links::Link;
 use crate::names::EndpointRef;
+use crate::tcp::Tcp;
 use crate::waiter::Slot;
 use crate::{errno, order, process, real};
 

@@ -15,12 +15,12 @@ use super::registration::{Passed, change, is_frozen, is_token, new_token};
 use super::watched::Watched;
 use super::{EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, Registration, all, listing};
 use crate::endpoint::{self, Endpoint};
+use crate::epoll::{LEAVE, Leaving};
 use crate::family::{self, Holders, Shareable};
 use crate::lock::Lock;
-use crate::ops::incoming;
 use crate::private::{borrow, close_owned};
 use crate::table::{self, Entry};
-use crate::{attach, children, errno, kernel, process, real};
+use crate::{children, errno, incoming, kernel, process, real};
 
 /// How much longer than a look for the holders of a set the pause after it is.
 const PAUSES: u64 = 64;
@@ -133,7 +133,7 @@ pub(crate) fn hand_on(epoll: &Epoll) {
         inner.share(epoll);
         inner.registrations.values().filter_map(Registration::endpoint).collect()
     };
-    attached.into_iter().for_each(|endpoint| attach::bar_reading(endpoint, Reason::PassedOn));
+    attached.into_iter().for_each(|endpoint| LEAVE.call((endpoint, Leaving::BarReading, Reason::PassedOn)));
 }
 
 /// Whether `fd` is a set, whoever has made it: only a set knows what it does not have.

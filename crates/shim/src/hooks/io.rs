@@ -13,7 +13,7 @@ use crate::ops::hold::Hold;
 use crate::ops::receive::Taken;
 use crate::ops::{self, descriptors, held, pipe, receive, send};
 use crate::signal::{self, Held, Shield};
-use crate::{attach, clib, errno, family, kernel, lost, order, real, table};
+use crate::{attach, clib, errno, family, kernel, order, real, resets, table};
 
 /// The answer of an operation, as C wants it.
 #[inline]
@@ -114,7 +114,7 @@ pub(super) fn moving<D: Direction>(
     } else {
         let _shield = begin(endpoint, fd, flags);
         // The end, for one who has waited for it since before bytes went over a lane, where they may lie unread.
-        let is_lost = |result| result == 0 && endpoint.is_attached() && lost::reset_if_lost(endpoint, fd);
+        let is_lost = |result| result == 0 && endpoint.is_attached() && resets::reset_if_lost(endpoint, fd);
         match by_tcp::<D, _>(endpoint, kernel).filter(|result| !is_lost(*result)) {
             None => return answer_of(endpoint, ours(endpoint)),
             Some(-1) => return answer_of(endpoint, Err(errno::get())),
@@ -131,7 +131,7 @@ pub(super) fn moving<D: Direction>(
 #[inline]
 fn answer_of(endpoint: &Endpoint, outcome: Result<usize, i32>) -> ssize_t {
     if outcome == Err(libc::ECONNRESET) {
-        lost::reset_is_told(endpoint);
+        resets::reset_is_told(endpoint);
     }
     answer(outcome)
 }
@@ -603,7 +603,7 @@ pub unsafe extern "C-unwind" fn splice(
         if let Some(outcome) = pipe::move_to_pipe(endpoint, from, to, len.min(MOST), flags) {
             return answer(outcome);
         }
-        lost::notice_reset(endpoint, from);
+        resets::notice_reset(endpoint, from);
         if let Some(errno) = receive::take_owed(endpoint, from) {
             return answer(Err(errno));
         }
@@ -616,7 +616,7 @@ pub unsafe extern "C-unwind" fn splice(
         endpoint.leave_receive();
         match outcome {
             // The end, for one whose bytes may lie unread in a lane.
-            Ok(0) if takes && lost::reset_if_lost(endpoint, from) => {
+            Ok(0) if takes && resets::reset_if_lost(endpoint, from) => {
                 endpoint.take_owed(from).map_or_else(|| by_kernel(kernel), Err)
             }
             outcome => outcome,

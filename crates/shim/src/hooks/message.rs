@@ -15,7 +15,7 @@ use super::readiness::from_timespec;
 use crate::ops::sleep::as_timespec;
 use crate::ops::{descriptors, options, receive, send};
 use crate::signal::Shield;
-use crate::{attach, clib, endpoint, errno, lost, process, real};
+use crate::{attach, clib, endpoint, errno, kernel, process, real, resets};
 
 /// See recvmsg(2).
 ///
@@ -223,8 +223,8 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     // SAFETY: the program's pointer.
     let Ok(limit) = (unsafe { from_timespec(timeout) }) else { return kernel() };
     // Here an error comes before bytes.
-    lost::notice_reset(endpoint, fd);
-    if let Some(errno) = endpoint.take_owed(fd).or_else(|| options::take_error(fd)) {
+    resets::notice_reset(endpoint, fd);
+    if let Some(errno) = endpoint.take_owed(fd).or_else(|| kernel::take_error(fd)) {
         errno::set(errno);
         return -1;
     }

@@ -9,7 +9,7 @@ use crate::ops::options::Setting;
 use crate::ops::{descriptors, options};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{attach, endpoint, epoll, errno, lost, order, process, real};
+use crate::{attach, endpoint, epoll, errno, order, process, real, resets};
 
 /// See socket(2).
 ///
@@ -92,7 +92,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     let endpoint = endpoint::behind(fd);
     let _shield = Shield::raise();
     if let Some(endpoint) = endpoint {
-        lost::notice_reset(endpoint, fd);
+        resets::notice_reset(endpoint, fd);
         attach::before_shutdown(endpoint, how);
     }
     // SAFETY: the program's own call.
@@ -116,7 +116,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
 pub unsafe extern "C-unwind" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     if let Some(endpoint) = endpoint::behind(fd) {
         let _shield = Shield::raise();
-        lost::notice_reset(endpoint, fd);
+        resets::notice_reset(endpoint, fd);
     }
     // SAFETY: the program's own call.
     unsafe { real::getpeername(fd, address, len) }

@@ -9,12 +9,14 @@ use shunt_sys::tcp::Opener;
 use shunt_transport::Kernel;
 
 use crate::endpoint::{self, Endpoint};
-use crate::kernel::{self, Tcp};
 use crate::ops::{exec, held};
 use crate::private::{self, PrivateFd};
 use crate::signal::{self, Held, Shield};
 use crate::table::{self, Entry};
-use crate::{attach, children, control, epoll, errno, family, links, order, process, real, waiter};
+use crate::tcp::Tcp;
+use crate::{
+    attach, children, control, epoll, errno, family, kernel, links, order, process, real, waiter, worth,
+};
 
 /// A new TCP socket, not connected.
 pub(crate) fn made(fd: RawFd) {
@@ -42,7 +44,7 @@ pub(crate) fn accepted(was: Entry, listener: RawFd, fd: RawFd, nonblocking: bool
     if !process::is_home() {
         return;
     }
-    if let Some(name) = endpoint::allocate(fd, nonblocking) {
+    if let Some(name) = endpoint::allocate(fd, nonblocking, worth::operations()) {
         name.resolve().into_iter().for_each(|endpoint| endpoint.set_opener(Opener::Peer));
         forget(table::replace(fd, Entry::Endpoint(name)), fd);
     }
@@ -57,7 +59,7 @@ fn is_tcp(fd: RawFd) -> bool {
 pub(crate) fn connected(fd: RawFd) {
     let _shield = Shield::raise();
     order::note_by_tcp();
-    let Some(name) = endpoint::allocate(fd, false) else { return };
+    let Some(name) = endpoint::allocate(fd, false, worth::operations()) else { return };
     let Some(endpoint) = name.resolve() else { return };
     endpoint.set_opener(Opener::Us);
     let before = table::replace(fd, Entry::Endpoint(name));
@@ -323,15 +325,6 @@ fn forget(old: Entry, fd: RawFd) {
     forget_in_sets(old, fd);
 }
 
-/// Whether the endpoint is behind one of the numbers that stdin, stdout and stderr read and write. Those calls are
-/// libc's own and cannot be seen, so it stays on TCP for as long as it is.
-pub(crate) fn is_standard_stream(endpoint: &Endpoint) -> bool {
-    let entry = Entry::Endpoint(endpoint.reference());
-    STANDARD_STREAMS.into_iter().any(|fd| table::look_up(fd) == entry)
-}
-
-const STANDARD_STREAMS: std::ops::RangeInclusive<RawFd> = 0..=2;
-
 /// `new` names what `old` does. In a child of vfork that is a number of its own, for the program that it becomes.
 pub(crate) fn duplicated(old: RawFd, new: RawFd) {
     if process::is_off() {
@@ -350,7 +343,7 @@ pub(crate) fn duplicated(old: RawFd, new: RawFd) {
             endpoint.add_name();
             forget(table::replace(new, entry), new);
             epoll::thaw_everywhere(endpoint, new);
-            if STANDARD_STREAMS.contains(&new) {
+            if endpoint::STANDARD_STREAMS.contains(&new) {
                 attach::give_back(endpoint, Reason::Stdio);
             }
         }
@@ -395,7 +388,7 @@ pub(crate) fn duplicate_onto(old: RawFd, new: RawFd, real: impl FnOnce() -> c_in
     if result >= 0 {
         duplicated(old, new);
         if may_be_stream
-            && !STANDARD_STREAMS.contains(&new)
+            && !endpoint::STANDARD_STREAMS.contains(&new)
             && let Some(endpoint) = endpoint::behind(new)
         {
             attach::bar_reading(endpoint, Reason::Stdio);

@@ -18,7 +18,7 @@ use crate::handover::{self, Letter};
 use crate::ops::{descriptors, options};
 use crate::signal::Shield;
 use crate::table::{self, Entry};
-use crate::{attach, control, epoll, errno, family, lost, process, sandbox, unseen};
+use crate::{attach, control, epoll, errno, family, lost, process, resets, sandbox, unseen};
 
 /// An exec under way. Dropped if it has failed.
 pub(crate) struct Leaving {
@@ -150,7 +150,7 @@ pub(crate) fn hand_out(fd: RawFd) {
 fn give_back_unread(has_shim: bool) {
     for (fd, endpoint) in inheritable() {
         if has_shim {
-            lost::notice_reset(endpoint, fd);
+            resets::notice_reset(endpoint, fd);
         } else {
             lost::notice_reset_for_another(endpoint, fd);
         }

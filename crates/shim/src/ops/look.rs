@@ -11,10 +11,10 @@ use shunt_ring::{LaneHeader, Sink};
 use shunt_transport::{Kernel, Received, Waiting};
 
 use crate::endpoint::{Endpoint, RxSide};
-use crate::kernel::{self, Tcp};
 use crate::lock::Guard;
 use crate::ops::send::{NO_PIECES, empty_message, fill_list};
-use crate::{attach, overdue, process};
+use crate::tcp::Tcp;
+use crate::{attach, kernel, overdue, process};
 
 /// The receiving direction under its lock, after what must come first and cannot be done under it: "watching" is said
 /// as soon as it may be, and bytes that were given back go out.

@@ -5,7 +5,6 @@ pub(crate) mod epoll_wait;
 pub(crate) mod exec;
 pub(crate) mod held;
 pub(crate) mod hold;
-pub(crate) mod incoming;
 mod look;
 pub(crate) mod options;
 pub(crate) mod pipe;

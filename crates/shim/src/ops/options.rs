@@ -1,19 +1,17 @@
 //! Socket options, fcntl and ioctl: which of them a lane honours, and which send a connection back to TCP.
 
-use std::ffi::{c_int, c_uint, c_ulong, c_void};
+use std::ffi::{c_int, c_ulong, c_void};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
-use libc::{socklen_t, timeval};
-use shunt_abi::option::SocketOption;
+use libc::socklen_t;
 use shunt_abi::reason::Reason;
 use shunt_sys::memory;
 use shunt_sys::tcp::Beside;
 
 use crate::endpoint::Endpoint;
-use crate::ops::incoming;
 use crate::private::borrow;
-use crate::{attach, epoll, errno, lost, real};
+use crate::{attach, epoll, errno, incoming, kernel, real, resets, settings};
 
 /// Linux's own, which the crate does not name.
 const F_SETSIG: c_int = 10;
@@ -23,21 +21,6 @@ const SIOCOUTQNSD: c_ulong = 0x894b;
 /// Requests of network interfaces, for which any socket will do.
 const INTERFACES: std::ops::RangeInclusive<c_ulong> = 0x890b..=0x894a;
 
-/// Options that must have this value, as an integer, on a connection that is offered: set before it was made, or
-/// inherited from the listening socket, they were not seen. Docs: options.md.
-const MUST_BE: &[(c_int, c_int, c_int, Reason)] = &[
-    (libc::SOL_SOCKET, libc::SO_TIMESTAMP, 0, Reason::SocketOption),
-    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 0, Reason::SocketOption),
-    (libc::SOL_SOCKET, libc::SO_TIMESTAMPING, 0, Reason::SocketOption),
-    (libc::SOL_SOCKET, SO_TIMESTAMP_NEW, 0, Reason::SocketOption),
-    (libc::SOL_SOCKET, SO_TIMESTAMPNS_NEW, 0, Reason::SocketOption),
-    (libc::SOL_SOCKET, SO_TIMESTAMPING_NEW, 0, Reason::SocketOption),
-    (libc::SOL_SOCKET, libc::SO_PEEK_OFF, -1, Reason::SocketOption),
-    (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, -1, Reason::SocketOption),
-    (libc::IPPROTO_TCP, libc::TCP_INQ, 0, Reason::SocketOption),
-    (libc::IPPROTO_TCP, libc::TCP_REPAIR, 0, Reason::SocketOption),
-    (libc::IPPROTO_TCP, TCP_TX_DELAY, 0, Reason::SocketOption),
-];
 const SO_TIMESTAMP_NEW: c_int = 63;
 const SO_TIMESTAMPNS_NEW: c_int = 64;
 const SO_TIMESTAMPING_NEW: c_int = 65;
@@ -54,102 +37,6 @@ const TCP_RTO_MAX_MS: c_int = 44;
 const TCP_RTO_MIN_US: c_int = 45;
 const TCP_DELACK_MAX_US: c_int = 46;
 const TCP_ZEROCOPY_RECEIVE: c_int = 35;
-
-/// Reads what calls on a lane must honour, before an endpoint is offered. `Err`: it cannot be.
-pub(crate) fn learn(endpoint: &Endpoint, fd: RawFd) -> Result<(), Reason> {
-    if low_water(fd) > 0 {
-        return Err(Reason::LowWater);
-    }
-    for &(level, name, value, reason) in MUST_BE {
-        // What the kernel does not know is not set.
-        if option(fd, level, name).is_some_and(|now: c_int| now != value) {
-            return Err(blame(endpoint, level, name, reason));
-        }
-    }
-    let flags = rustix::fs::fcntl_getfl(borrow(fd)).map_or(0, |flags| flags.bits());
-    if flags & libc::O_ASYNC as c_uint != 0 {
-        return Err(Reason::AsyncIo);
-    }
-    if has_filter(fd) {
-        return Err(blame(endpoint, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, Reason::SocketOption));
-    }
-    if has_upper_layer(fd) {
-        return Err(blame(endpoint, libc::IPPROTO_TCP, libc::TCP_ULP, Reason::SocketOption));
-    }
-    learn_timeouts(endpoint, fd);
-    // Asks the kernel, and keeps the answer.
-    crate::ops::send::really_blocks(endpoint, fd);
-    Ok(())
-}
-
-/// Which option it is, where the reason does not say.
-fn blame(endpoint: &Endpoint, level: c_int, name: c_int, reason: Reason) -> Reason {
-    if reason == Reason::SocketOption {
-        endpoint.blame(SocketOption { level, name });
-    }
-    reason
-}
-
-/// SO_RCVLOWAT where it is more than 1; else 0.
-pub(crate) fn low_water(fd: RawFd) -> usize {
-    let bytes: c_int = option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).unwrap_or(1);
-    usize::try_from(bytes).map_or(0, |bytes| if bytes > 1 { bytes } else { 0 })
-}
-
-fn learn_timeouts(endpoint: &Endpoint, fd: RawFd) {
-    let time = |name| option(fd, libc::SOL_SOCKET, name).map_or(0, nanos);
-    endpoint.receive_timeout.store(time(libc::SO_RCVTIMEO), Relaxed);
-    endpoint.send_timeout.store(time(libc::SO_SNDTIMEO), Relaxed);
-}
-
-/// A filter sees segments, and there are none on a lane.
-fn has_filter(fd: RawFd) -> bool {
-    // How many instructions; a filter that cannot be shown is an error other than "unknown".
-    let mut len = 0;
-    // SAFETY: no room, so nothing is written but the length.
-    let asked = quietly(|| unsafe {
-        real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, std::ptr::null_mut(), &mut len)
-    });
-    asked.map_or_else(|errno| errno == libc::EACCES, |()| len > 0)
-}
-
-/// Such as kTLS.
-fn has_upper_layer(fd: RawFd) -> bool {
-    let mut name = [0u8; 16];
-    let mut len = name.len() as socklen_t;
-    // SAFETY: the buffer is `len` bytes long.
-    let asked = quietly(|| unsafe {
-        real::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_ULP, name.as_mut_ptr().cast(), &mut len)
-    });
-    asked.is_ok() && len > 0
-}
-
-/// A call of ours that leaves errno alone. `Err` is its errno.
-fn quietly(call: impl FnOnce() -> c_int) -> Result<(), i32> {
-    let before = errno::get();
-    let result = call();
-    let failed = errno::get();
-    errno::set(before);
-    if result == 0 { Ok(()) } else { Err(failed) }
-}
-
-fn option<T: Copy>(fd: RawFd, level: c_int, name: c_int) -> Option<T> {
-    let mut value = std::mem::MaybeUninit::<T>::zeroed();
-    let mut len = size_of::<T>() as socklen_t;
-    // SAFETY: the buffer is `len` bytes long.
-    let asked = quietly(|| unsafe { real::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut len) });
-    // SAFETY: callers ask for integers and timevals, for which every bit pattern is valid.
-    (asked.is_ok() && len as usize == size_of::<T>()).then(|| unsafe { value.assume_init() })
-}
-
-fn nanos(time: timeval) -> u64 {
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1000
-}
-
-/// The error that waits for the socket, which is told once.
-pub(crate) fn take_error(fd: RawFd) -> Option<i32> {
-    option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_ERROR).filter(|errno| *errno != 0)
-}
 
 /// The value that a program sets.
 #[derive(Clone, Copy)]
@@ -186,7 +73,7 @@ pub(crate) fn before_set(endpoint: &Endpoint, level: c_int, name: c_int, setting
         _ => Some(Reason::SocketOption),
     };
     if let Some(reason) = reason {
-        attach::bar(endpoint, blame(endpoint, level, name, reason));
+        attach::bar(endpoint, settings::blame(endpoint, level, name, reason));
     }
 }
 
@@ -338,10 +225,10 @@ fn against_ipv6_option(name: c_int) -> Option<Reason> {
 pub(crate) fn after_set(endpoint: &Endpoint, fd: RawFd, level: c_int, name: c_int) {
     let times = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, SO_RCVTIMEO_NEW, SO_SNDTIMEO_NEW];
     if level == libc::SOL_SOCKET && times.contains(&name) {
-        learn_timeouts(endpoint, fd);
+        settings::learn_timeouts(endpoint, fd);
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
-        endpoint.low_water.note(low_water(fd));
+        endpoint.low_water.note(kernel::low_water(fd));
     }
     // With these TCP tells those that wait how it is, changed or not.
     match (level, name) {
@@ -368,7 +255,7 @@ pub(crate) unsafe fn get(
     let real = || unsafe { real::getsockopt(fd, name.0, name.1, value, len) };
     match name {
         (libc::SOL_SOCKET, libc::SO_ERROR) => {
-            lost::notice_reset(endpoint, fd);
+            resets::notice_reset(endpoint, fd);
             let result = real();
             // SAFETY: the kernel has just written so many bytes there.
             unsafe {
@@ -378,14 +265,14 @@ pub(crate) unsafe fn get(
                         value.write_unaligned(errno);
                     }
                     if value.read_unaligned() == libc::ECONNRESET {
-                        lost::reset_is_told(endpoint);
+                        resets::reset_is_told(endpoint);
                     }
                 }
             }
             result
         }
         (libc::IPPROTO_TCP, libc::TCP_INFO) => {
-            lost::notice_reset(endpoint, fd);
+            resets::notice_reset(endpoint, fd);
             let result = real();
             if result == 0 {
                 // SAFETY: the kernel has just written so many bytes there.
@@ -416,7 +303,7 @@ pub(crate) fn beside_kernel(endpoint: &Endpoint) -> Beside {
 /// stays on TCP, and a lane is only drained. The kernel counts a FIN too.
 pub(crate) fn waiting_to_tell(endpoint: &Endpoint, fd: RawFd) -> Option<c_int> {
     endpoint.barred()?;
-    option(fd, libc::IPPROTO_TCP, libc::TCP_INQ).filter(|asked: &c_int| *asked != 0)?;
+    kernel::option(fd, libc::IPPROTO_TCP, libc::TCP_INQ).filter(|asked: &c_int| *asked != 0)?;
     let on_tcp = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as c_int;
     let finished = shunt_sys::tcp::hung_up(borrow(fd));
     Some(on_tcp.saturating_add(incoming::unread(endpoint) as c_int).saturating_add(finished.into()))

@@ -15,12 +15,14 @@ use crate::links::Attachment;
 use crate::names::EndpointRef;
 use crate::ops::hold::number_of;
 use crate::ops::sleep::{Deadline, as_timespec};
-use crate::ops::{held, incoming, send, sleep};
+use crate::ops::{held, send, sleep};
 use crate::private::borrow;
 use crate::signal::{self, Held, Ran, Shield};
 use crate::table::{self, Entry};
 use crate::waiter::Slot;
-use crate::{attach, control, errno, idle, kernel, lost, overdue, process, real, thread};
+use crate::{
+    attach, control, errno, idle, incoming, kernel, lost, outgoing, overdue, process, real, resets, thread,
+};
 
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM;
@@ -151,7 +153,7 @@ pub(crate) fn poll(
 fn notice_resets(fds: &mut [pollfd]) {
     for entry in fds.iter_mut().filter(|entry| entry.revents != 0) {
         if let Some(endpoint) = endpoint::behind(entry.fd)
-            && lost::notice_reset(endpoint, entry.fd)
+            && resets::notice_reset(endpoint, entry.fd)
         {
             kernel::poll_now(std::slice::from_mut(entry));
             entry.revents |= if endpoint.owes_alone() { libc::POLLERR } else { 0 };
@@ -362,7 +364,7 @@ fn poll_mixed(
         for one in watched {
             attach::send_again_if_returned(one.endpoint, one.fd);
             if lost::is_lost(one.endpoint, one.fd) {
-                lost::reset_if_lost(one.endpoint, one.fd);
+                resets::reset_if_lost(one.endpoint, one.fd);
             }
         }
         let lanes = answer(fds, watch);
@@ -427,12 +429,12 @@ fn poll_mixed(
             return Some(0);
         }
         for one in watch.watched.iter().filter(|one| fds[one.index].events & OUT != 0) {
-            if send::has_stalled(one.endpoint) {
+            if outgoing::has_stalled(one.endpoint) {
                 send::give_up(one.endpoint);
             }
         }
         for one in &watch.watched {
-            if !sleep::can_be_rung(one.endpoint, thread::this().slot()) {
+            if !incoming::can_be_rung(one.endpoint, thread::this().slot()) {
                 sleep::leave_to_tcp(one.endpoint);
             }
         }
@@ -462,7 +464,7 @@ fn answer(fds: &mut [pollfd], watch: &Watch) -> i32 {
         if entry.events & IN != 0 && incoming::is_readable(one.endpoint, one.fd) {
             entry.revents |= entry.events & IN;
         }
-        if entry.events & OUT != 0 && send::writability(one.endpoint, None) == Some(true) {
+        if entry.events & OUT != 0 && outgoing::writability(one.endpoint, None) == Some(true) {
             entry.revents |= entry.events & OUT;
         }
         ready += i32::from(entry.revents != 0);
@@ -486,12 +488,12 @@ fn answer_sets(fds: &mut [pollfd], watch: &Watch) -> i32 {
 /// Whether a call that asks for `events` finds something in the lanes.
 fn finds(one: &Watched, events: c_short) -> bool {
     events & IN != 0 && incoming::is_readable(one.endpoint, one.fd)
-        || events & OUT != 0 && send::writability(one.endpoint, None) == Some(true)
+        || events & OUT != 0 && outgoing::writability(one.endpoint, None) == Some(true)
 }
 
 /// Whether there is something to be done before it can wait.
 fn has_chores(one: &Watched) -> bool {
-    attach::is_returned(one.endpoint) || lost::is_lost(one.endpoint, one.fd)
+    outgoing::is_returned(one.endpoint) || lost::is_lost(one.endpoint, one.fd)
 }
 
 /// Whether there are lanes, with nothing to say now.
@@ -525,8 +527,8 @@ fn announce(fds: &[pollfd], watch: &mut Watch, slot: Option<Slot>) -> Option<u64
         if let Some(slot) = slot {
             one.at.link.view().waiter(one.at.link.side, slot.0).announce_sleep();
         }
-        if events & OUT != 0 && send::writability(one.endpoint, slot) == Some(false) {
-            at_most(Some(send::STALL_NANOS));
+        if events & OUT != 0 && outgoing::writability(one.endpoint, slot) == Some(false) {
+            at_most(Some(outgoing::STALL_NANOS));
         }
     }
     step
@@ -596,7 +598,7 @@ fn merge(fds: &mut [pollfd], shadow: &[pollfd], watch: &Watch) -> bool {
             one.ended.set(true);
         }
         one.endpoint.rx.lock().rx.note_tcp_news();
-        if lost::reset_if_lost(one.endpoint, one.fd) {
+        if resets::reset_if_lost(one.endpoint, one.fd) {
             return true;
         }
         if one.endpoint.owes_alone() {

@@ -10,17 +10,17 @@ use shunt_ring::Sink;
 use shunt_transport::{Kernel, Received, Waiting};
 
 use crate::endpoint::{self, Endpoint, RxSide};
-use crate::kernel::{self, Tcp};
+use crate::incoming::{self, available, is_readable};
 use crate::lock::Guard;
 use crate::ops::hold::{BEGIN_ANEW, Hold};
-use crate::ops::incoming::{available, is_readable};
 use crate::ops::look::{by_tcp_now, is_watched, look, look_in_time, ready_side};
-use crate::ops::send::really_blocks;
 use crate::ops::sleep::{Deadline, Woken};
 use crate::ops::{held, sleep};
 use crate::private::borrow;
+use crate::settings;
 use crate::signal::{self, Held};
-use crate::{attach, epoll, errno, lost};
+use crate::tcp::Tcp;
+use crate::{attach, control, epoll, errno, kernel, lost, outgoing, resets};
 
 /// Flags that are answered here, and those that mean nothing to a receive of TCP.
 const UNDERSTOOD: c_int = MEANINGFUL
@@ -84,7 +84,7 @@ fn receive_from(
     if flags & !UNDERSTOOD != 0 {
         // Urgent data and the queue of errors lie beside the stream.
         if flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) != 0 {
-            lost::notice_reset(endpoint, fd);
+            resets::notice_reset(endpoint, fd);
             // The kernel has seen a FIN before the reset, and would give it.
             if flags & libc::MSG_OOB != 0 && endpoint.owes() && kernel::has_urgent(fd) {
                 return Err(libc::ENOTCONN);
@@ -191,7 +191,7 @@ impl Call {
                 if waits && done == 0 && !self.tcp_has_some && awaits_return(endpoint, &side) =>
             {
                 drop(side);
-                if !self.slept && !really_blocks(endpoint, fd) {
+                if !self.slept && !settings::really_blocks(endpoint, fd) {
                     self.tcp_has_some = true;
                     return None;
                 }
@@ -215,7 +215,7 @@ impl Call {
             Received::UseTcp => {
                 endpoint.enter_receive_locked();
                 drop(side);
-                lost::notice_reset(endpoint, fd);
+                resets::notice_reset(endpoint, fd);
                 attach::let_go_if_done(endpoint);
                 let tcp = Tcp { endpoint, fd };
                 // Urgent data is passed over before an error is met, which is taken then, and bytes may follow.
@@ -238,7 +238,8 @@ impl Call {
                 }
                 // What was taken counts, and an error is kept for the next call.
                 let outcome = if done > 0 {
-                    let goes_on = done < least && waits && (self.slept || really_blocks(endpoint, fd));
+                    let goes_on =
+                        done < least && waits && (self.slept || settings::really_blocks(endpoint, fd));
                     let missing = least.saturating_sub(done);
                     let waits = goes_on.then_some((missing, deadline));
                     let rest = rest_by_tcp(&self.hold, endpoint, sink, flags, waits);
@@ -251,9 +252,9 @@ impl Call {
                 // The end, for somebody whose bytes may lie unread in a lane.
                 if matches!(outcome, Ok(Taken { count: 0, .. })) && endpoint.is_attached() {
                     if waits {
-                        lost::await_news(endpoint, fd);
+                        lost::await_news(endpoint, fd, control::has_broker);
                     }
-                    if lost::reset_if_lost(endpoint, fd) {
+                    if resets::reset_if_lost(endpoint, fd) {
                         return None;
                     }
                     if let Some(errno) = endpoint.take_owed(fd) {
@@ -277,7 +278,7 @@ impl Call {
                         endpoint.count_received(count);
                     }
                     let is_short = done == 0 && count > 0 && count < least;
-                    let goes_on = self.slept && waits && is_short && !really_blocks(endpoint, fd);
+                    let goes_on = self.slept && waits && is_short && !settings::really_blocks(endpoint, fd);
                     if !peeks && goes_on {
                         sink.advance(count);
                         return None;
@@ -301,7 +302,7 @@ impl Call {
                     && !ends_at_mark(endpoint, fd, &mut side, count)
                 {
                     drop(side);
-                    let waits = self.slept || really_blocks(endpoint, fd);
+                    let waits = self.slept || settings::really_blocks(endpoint, fd);
                     match waits.then(|| wait_for_more(&self.hold, deadline)) {
                         Some(Woken::LookAgain { tcp: false }) => {
                             self.slept = true;
@@ -326,9 +327,9 @@ impl Call {
             Received::EndOfFile => {
                 drop(side);
                 if waits {
-                    lost::await_news(endpoint, fd);
+                    lost::await_news(endpoint, fd, control::has_broker);
                 }
-                if lost::reset_if_lost(endpoint, fd) {
+                if resets::reset_if_lost(endpoint, fd) {
                     return None;
                 }
                 return Some(endpoint.take_owed(fd).map_or(Ok(Taken::here(0)), Err));
@@ -343,7 +344,7 @@ impl Call {
             Received::Empty if waits => {
                 drop(side);
                 // Only what the mode was when the call began counts.
-                if !self.slept && !really_blocks(endpoint, fd) {
+                if !self.slept && !settings::really_blocks(endpoint, fd) {
                     return Some(if done > 0 { Ok(Taken::here(done)) } else { Err(libc::EAGAIN) });
                 }
                 let woken = wait_for_bytes(&self.hold, endpoint, deadline, 0);
@@ -490,7 +491,7 @@ fn receive_nothing(
     deadline: Option<Deadline>,
     kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<Taken, i32> {
-    lost::notice_reset(endpoint, hold.fd());
+    resets::notice_reset(endpoint, hold.fd());
     loop {
         let fd = hold.fd();
         if deadline.is_some() && !hold.take() || hold.is_void() {
@@ -515,7 +516,7 @@ fn receive_nothing(
             return outcome;
         }
         match (by_tcp_now(fd, sink, flags), deadline) {
-            (Err(libc::EAGAIN), Some(deadline)) if really_blocks(endpoint, fd) => {
+            (Err(libc::EAGAIN), Some(deadline)) if settings::really_blocks(endpoint, fd) => {
                 let by_tcp = attach::stop_receiving(endpoint, &mut side, Reason::UnsupportedFlag);
                 drop(side);
                 epoll::refresh(endpoint);
@@ -541,7 +542,7 @@ fn wait_for_bytes(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, 
         return Woken::LookAgain { tcp: false };
     }
     let slot = sleep::thread_slot();
-    if !sleep::can_be_rung(endpoint, slot) && sleep::leave_to_tcp(endpoint) {
+    if !incoming::can_be_rung(endpoint, slot) && sleep::leave_to_tcp(endpoint) {
         return Woken::LookAgain { tcp: false };
     }
     let (at, owns) = {
@@ -555,7 +556,7 @@ fn wait_for_bytes(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, 
     }
     // If the lane has ended just now, TCP may have urgent data, which the caller has not waited for on the lane.
     let has_ended = || more == 0 && !endpoint.rx.lock().rx.is_attached();
-    let woken = if is_readable(endpoint, fd) || attach::is_returned(endpoint) || has_ended() {
+    let woken = if is_readable(endpoint, fd) || outgoing::is_returned(endpoint) || has_ended() {
         Woken::LookAgain { tcp: false }
     } else {
         let held = held::sleep(endpoint, at, slot.filter(|_| owns));

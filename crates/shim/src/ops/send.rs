@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering::*;
 
 use libc::{iovec, msghdr, ssize_t};
 use shunt_abi::reason::{Reason, Road};
+use shunt_ring::LaneHeader;
 use shunt_ring::Source;
 use shunt_ring::bytes::{MappedRing, Ring};
-use shunt_ring::lane::{End, LaneHeader};
 use shunt_ring::user::Piece;
 use shunt_transport::{Sent, Tx};
 
@@ -19,13 +19,8 @@ use crate::ops::hold::{BEGIN_ANEW, Hold};
 use crate::ops::sleep::{Deadline, Woken};
 use crate::ops::{held, sleep};
 use crate::signal::{self, Held};
-use crate::waiter::Slot;
-use crate::{attach, epoll, errno, kernel, lost, overdue, process, real};
+use crate::{attach, epoll, errno, kernel, outgoing, overdue, process, real, resets, settings};
 
-/// A receiver that sleeps and has not read for this long is not going to: TCP takes more than a ring does.
-pub(crate) const STALL_NANOS: u64 = 20_000_000;
-/// One that is awake may only be busy, and is given this long.
-const BUSY_STALL_NANOS: u64 = 1_000_000_000;
 /// Flags whose meaning on a lane is that of TCP, or that mean nothing to a send of TCP.
 const UNDERSTOOD: c_int = libc::MSG_NOSIGNAL
     | libc::MSG_DONTWAIT
@@ -68,7 +63,7 @@ fn send_to(
     kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<usize, i32> {
     if source.remaining() == 0 {
-        lost::notice_reset(endpoint, fd);
+        resets::notice_reset(endpoint, fd);
         return endpoint.take_owed(fd).map_or_else(|| by_kernel(Held::NOTHING, fd, kernel), Err);
     }
     if flags & !UNDERSTOOD != 0 {
@@ -169,7 +164,7 @@ impl Call {
         let done = wanted - source.remaining();
         // Also before anybody has said that the peer is gone: TCP knows it sooner.
         if is_attached {
-            lost::notice_reset(endpoint, fd);
+            resets::notice_reset(endpoint, fd);
             if done == 0
                 && let Some(errno) = endpoint.take_owed(fd)
             {
@@ -209,7 +204,7 @@ impl Call {
                 None
             }
             Lane::Returned if attach::send_again(endpoint, fd) => None,
-            Lane::Returned if waits && really_blocks(endpoint, fd) => {
+            Lane::Returned if waits && settings::really_blocks(endpoint, fd) => {
                 let woken = sleep::sleep(&self.hold, libc::POLLOUT, None, deadline, None, Held::NOTHING);
                 self.note(woken).ends(done)
             }
@@ -217,7 +212,7 @@ impl Call {
                 desert(endpoint, fd);
                 None
             }
-            Lane::Full if waits && really_blocks(endpoint, fd) => {
+            Lane::Full if waits && settings::really_blocks(endpoint, fd) => {
                 let woken = wait_for_space(&self.hold, endpoint, deadline);
                 self.note(woken).ends(done)
             }
@@ -259,7 +254,7 @@ enum Lane {
 fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) -> Lane {
     let Some(at) = side.at else { return Lane::Left };
     let (lane, ring) = at.outgoing();
-    if peer_has_left(&at) && !lane.is_returned() {
+    if outgoing::peer_has_left(&at) && !lane.is_returned() {
         return Lane::Deserted;
     }
     let before = source.remaining();
@@ -290,7 +285,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         }
     }
     match outcome {
-        Lane::Full if is_stalled(side, &at) => Lane::Stalled,
+        Lane::Full if outgoing::is_stalled(side, &at) => Lane::Stalled,
         Lane::Left => {
             if side.tx.reason() != Reason::PeerWentBack {
                 process::count_bypass(side.tx.reason());
@@ -323,41 +318,10 @@ fn announce(endpoint: &Endpoint, at: &Attachment) {
     overdue::note_sent(endpoint);
 }
 
-/// The peer said, or the broker did, that nobody reads at the other end any more. What TCP then answers is TCP's.
-#[inline]
-fn peer_has_left(at: &Attachment) -> bool {
-    matches!(at.incoming().0.end(), End::Closed | End::Died)
-}
-
 /// What is said next is said by TCP.
 fn desert(endpoint: &Endpoint, fd: RawFd) {
-    lost::reset_if_lost(endpoint, fd);
+    resets::reset_if_lost(endpoint, fd);
     attach::go_back(endpoint, Reason::PeerDied);
-}
-
-/// Whether the receiver has stood still for too long. Under the send lock, when the lane is full.
-fn is_stalled(side: &mut TxSide, at: &Attachment) -> bool {
-    let (unread, now) = (side.tx.unread(at.outgoing().0), process::now());
-    match side.seen.full_since {
-        Some((since, then)) if then == unread => {
-            // A receiver may also wait for us to read what it has sent; then it is we who are slow.
-            let idle = at.receiver_sleeps() && at.incoming().0.looks_empty();
-            let patience = if idle { STALL_NANOS } else { BUSY_STALL_NANOS };
-            now - since >= patience
-        }
-        _ => {
-            side.seen.full_since = Some((now, unread));
-            false
-        }
-    }
-}
-
-/// The same question from outside: for waiters that slept on a full lane.
-pub(crate) fn has_stalled(endpoint: &Endpoint) -> bool {
-    let mut side = endpoint.tx.lock();
-    let Some(at) = side.at.filter(|_| side.seen.full_since.is_some()) else { return false };
-    let (lane, ring) = at.outgoing();
-    side.tx.is_writable(lane, &ring) == Some(false) && (is_stalled(&mut side, &at) || peer_has_left(&at))
 }
 
 /// Takes a stalled connection off its link. Both directions go, so that it can be paired again later.
@@ -365,36 +329,9 @@ pub(crate) fn give_up(endpoint: &Endpoint) {
     attach::go_back(endpoint, Reason::Stalled);
 }
 
-/// Whether a send on the lane would make progress; `None`: ask TCP. If not, `slot` is told when it would.
-pub(crate) fn writability(endpoint: &Endpoint, slot: Option<Slot>) -> Option<bool> {
-    room(endpoint, slot).0
-}
-
-/// The same, and whether nobody reads at the other end any more.
-pub(crate) fn room(endpoint: &Endpoint, slot: Option<Slot>) -> (Option<bool>, bool) {
-    let mut side = endpoint.tx.lock();
-    let Some(at) = side.at else { return (None, false) };
-    let (lane, ring) = at.outgoing();
-    let left = peer_has_left(&at);
-    if left || lane.is_closed() {
-        // A send finds that out and goes to TCP; what TCP says to it is the next thing to wait for.
-        return (side.tx.on_lane().then_some(true), left);
-    }
-    let Some(writable) = side.tx.is_writable(lane, &ring) else { return (None, false) };
-    if writable {
-        side.seen.full_since = None;
-        return (Some(true), false);
-    }
-    is_stalled(&mut side, &at);
-    if let Some(slot) = slot {
-        lane.want_space(slot.0);
-    }
-    (side.tx.is_writable(lane, &ring), false)
-}
-
 /// For a non-blocking send that found no room: has the waiter of the socket told of space. `true`: there is some now.
 fn arm_for_space(endpoint: &Endpoint) -> bool {
-    let is_full = writability(endpoint, endpoint.owner()) == Some(false);
+    let is_full = outgoing::writability(endpoint, endpoint.owner()) == Some(false);
     if is_full {
         epoll::watch_for_space(endpoint);
     }
@@ -403,7 +340,7 @@ fn arm_for_space(endpoint: &Endpoint) -> bool {
 
 /// A full lane, and a caller that may be made to wait.
 fn wait_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline) -> Woken {
-    if sleep::spin(|| writability(endpoint, None) != Some(false)) {
+    if sleep::spin(|| outgoing::writability(endpoint, None) != Some(false)) {
         return Woken::LookAgain { tcp: false };
     }
     let slot = sleep::thread_slot();
@@ -413,9 +350,9 @@ fn wait_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline) 
     if let Some(line) = line {
         line.announce_sleep();
     }
-    let woken = if writability(endpoint, slot) == Some(false) {
+    let woken = if outgoing::writability(endpoint, slot) == Some(false) {
         let held = held::sleep(endpoint, at, slot);
-        sleep::sleep(hold, 0, slot, deadline, Some(STALL_NANOS), held)
+        sleep::sleep(hold, 0, slot, deadline, Some(outgoing::STALL_NANOS), held)
     } else {
         Woken::LookAgain { tcp: false }
     };
@@ -425,14 +362,6 @@ fn wait_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline) 
     at.unpin();
     sleep::leave_if_refused(endpoint, woken);
     woken
-}
-
-/// The cached flag may be stale: another process may share the open file. Asked before a sleep only.
-pub(crate) fn really_blocks(endpoint: &Endpoint, fd: RawFd) -> bool {
-    let Ok(flags) = rustix::fs::fcntl_getfl(crate::private::borrow(fd)) else { return false };
-    let nonblocking = flags.contains(rustix::fs::OFlags::NONBLOCK);
-    endpoint.nonblocking.store(nonblocking.into(), Relaxed);
-    !nonblocking
 }
 
 /// A flag that a lane does not have: back to TCP first. For urgent data the hook has seen to that.
@@ -537,7 +466,7 @@ pub(crate) fn send_file(
             if moved > 0 {
                 return Ok(FileStep::Moved(moved));
             }
-            lost::notice_reset(endpoint, fd);
+            resets::notice_reset(endpoint, fd);
             // Only bytes meet an error: a file that has none is the kernel's to refuse.
             let mut byte = [0u8];
             let meets_error = endpoint.owes() && read_file(byte.as_mut_ptr(), 1, 0) == Ok(1);
@@ -545,7 +474,7 @@ pub(crate) fn send_file(
             return owed.map_or(Ok(FileStep::UseTcp), Err);
         };
         let (lane, ring) = at.outgoing();
-        if peer_has_left(&at) && !lane.is_returned() {
+        if outgoing::peer_has_left(&at) && !lane.is_returned() {
             drop(side);
             desert(endpoint, fd);
             continue;
@@ -576,13 +505,13 @@ pub(crate) fn send_file(
                     return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Err(libc::EAGAIN) };
                 }
             }
-            Ok(Sent::Full) if is_stalled(&mut side, &at) => {
+            Ok(Sent::Full) if outgoing::is_stalled(&mut side, &at) => {
                 drop(side);
                 give_up(endpoint);
             }
             Ok(Sent::Full) => {
                 drop(side);
-                if waits && really_blocks(endpoint, fd) && hold.take() {
+                if waits && settings::really_blocks(endpoint, fd) && hold.take() {
                     if let Some(outcome) = wait_for_space(hold, endpoint, deadline).ends(moved) {
                         return outcome.map(FileStep::Moved);
                     }

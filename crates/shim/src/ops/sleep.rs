@@ -145,11 +145,6 @@ pub(crate) fn thread_slot() -> Option<Slot> {
     Some(slot)
 }
 
-/// Whether this waiter is, or may yet be, one that the peer rings for bytes.
-pub(crate) fn can_be_rung(endpoint: &Endpoint, slot: Option<Slot>) -> bool {
-    slot.is_some_and(|slot| !endpoint.rx.lock().at.is_some_and(|at| at.link.is_deaf_to(slot)))
-}
-
 /// For who has no waiter, or none that the peer will ever know: with hundreds of threads, all those short sleeps would cost more
 /// than TCP does. `false` if the connection is not off its link at once.
 pub(crate) fn leave_to_tcp(endpoint: &Endpoint) -> bool {

@@ -3,8 +3,9 @@
 use std::os::fd::RawFd;
 
 use crate::endpoint::Endpoint;
-use crate::kernel::Tcp;
 use crate::private::borrow;
+use crate::tcp::Tcp;
+use crate::waiter::Slot;
 
 /// Whether the lane has bytes to read now.
 #[inline]
@@ -77,4 +78,9 @@ pub(crate) fn arrived(endpoint: &Endpoint) -> u64 {
     let Some(at) = side.at else { return side.rx.lane_total() };
     let (lane, ring) = at.incoming();
     side.rx.arrived_total(lane, &ring)
+}
+
+/// Whether this waiter is, or may yet be, one that the peer rings for bytes.
+pub(crate) fn can_be_rung(endpoint: &Endpoint, slot: Option<Slot>) -> bool {
+    slot.is_some_and(|slot| !endpoint.rx.lock().at.is_some_and(|at| at.link.is_deaf_to(slot)))
 }
