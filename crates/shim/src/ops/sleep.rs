@@ -23,6 +23,9 @@ pub(crate) fn deadline(timeout_nanos: u64) -> Deadline {
     (timeout_nanos != 0).then(|| process::now().saturating_add(timeout_nanos))
 }
 
+/// The longest sleep of a thread for which there is no doorbell.
+const UNHEARD_NANOS: u64 = 50_000_000;
+
 /// How a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Woken {
@@ -54,7 +57,9 @@ impl Woken {
 
 /// Sleeps until the doorbell of `slot`, `events` on the socket that is held, the deadline, or `step` nanoseconds.
 ///
-/// The caller has announced the sleep, as `held` says, and looked once more.
+/// The caller has announced the sleep, as `held` says, and looked once more. Also one that waits for TCP alone hears the doorbell of
+/// its thread: it is rung when the number is closed by which the kernel polls, and that looks the number up again each time it is
+/// woken.
 pub(crate) fn sleep(
     hold: &Hold,
     events: c_short,
@@ -66,9 +71,11 @@ pub(crate) fn sleep(
     if let Some(ended) = by_signal(deadline) {
         return ended;
     }
+    let slot = slot.or_else(waiter::of_this_thread);
+    let unheard = if slot.is_none() { Some(UNHEARD_NANOS) } else { None };
     let now = process::now();
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
-    let nanos = [left, step, overdue::patience(), idle::patience(now)].into_iter().flatten().min();
+    let nanos = [left, step, unheard, overdue::patience(), idle::patience(now)].into_iter().flatten().min();
     let fd = hold.fd();
     let mut fds = [
         pollfd { fd: borrow(fd).as_raw_fd(), events, revents: 0 },
