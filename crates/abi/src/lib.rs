@@ -8,6 +8,7 @@
 
 pub mod address;
 pub mod control;
+pub mod door;
 pub mod geometry;
 pub mod handover;
 pub mod option;

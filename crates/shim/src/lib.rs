@@ -16,6 +16,7 @@ mod children;
 mod clib;
 mod control;
 mod distance;
+mod door;
 mod endpoint;
 mod epoll;
 mod errno;

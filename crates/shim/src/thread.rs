@@ -109,6 +109,11 @@ pub(crate) fn start() {
 
 /// A thread is over, also by cancellation: whatever it has left comes back.
 unsafe extern "C" fn exit(_: *mut c_void) {
+    over();
+}
+
+/// What [`exit`] does, also where nobody calls that.
+pub(crate) fn over() {
     let thread = this();
     let _shield = Shield::raise();
     thread.exit_is_awaited.set(false);

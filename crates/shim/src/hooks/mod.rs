@@ -12,7 +12,7 @@ mod io;
 pub(crate) mod memory;
 mod message;
 mod process;
-mod raw;
+pub(crate) mod raw;
 mod readiness;
 mod signal;
 mod socket;

@@ -9,6 +9,7 @@
 use std::ffi::{c_int, c_long, c_void};
 
 use libc::{sigset_t, timespec};
+use shunt_abi::door::NUMBERS;
 use shunt_abi::reason::Reason;
 use shunt_sys::memory;
 
@@ -17,7 +18,7 @@ use super::trampoline::{Call, trampolines};
 use super::{descriptor, epoll, io, message, process, readiness, socket, unseen};
 use crate::ops::exec;
 use crate::ops::sleep::as_timespec;
-use crate::{fork, real, signal};
+use crate::{errno, fork, real, signal};
 
 trampolines! {
     /// See syscall(2).
@@ -25,36 +26,44 @@ trampolines! {
 }
 
 extern "C" fn route(call: &Call) -> *mut c_void {
-    let number = call.argument(0) as c_long;
+    let arguments = std::array::from_fn(|index| call.argument(index + 1) as c_long);
+    if is_answered(call.argument(0) as c_long, &Arguments(arguments)) {
+        hooked as *mut c_void
+    } else {
+        real::address!("syscall")
+    }
+}
+
+/// Whether a call has a hook that is to answer it. What the shim must know of before it is made is told here in any case.
+fn is_answered(number: c_long, call: &Arguments) -> bool {
     match number {
         // What is not watched is not answered either.
-        _ if crate::process::is_off() => {}
+        _ if crate::process::is_off() => return false,
         libc::SYS_prctl => {
-            process::controlling(call.argument(1) as c_int, call.argument(2), call.argument(3))
+            process::controlling(call.int(0), call.0[1] as u64, call.0[2] as u64)
         }
-        libc::SYS_seccomp => match call.argument(1) as u32 {
+        libc::SYS_seccomp => match call.0[0] as u32 {
             libc::SECCOMP_SET_MODE_STRICT => process::filtering(false, 0),
-            libc::SECCOMP_SET_MODE_FILTER => process::filtering(true, call.argument(3)),
+            libc::SECCOMP_SET_MODE_FILTER => process::filtering(true, call.0[2] as u64),
             _ => {}
         },
         libc::SYS_io_uring_setup | libc::SYS_io_uring_enter | libc::SYS_io_uring_register => {
             crate::unseen::leave(Reason::IoUring);
         }
         libc::SYS_io_submit => submitting(call),
-        libc::SYS_unshare if call.argument(1) as c_int & libc::CLONE_FILES != 0 => {
+        libc::SYS_unshare if call.int(0) & libc::CLONE_FILES != 0 => {
             crate::unseen::leave(Reason::OwnTable);
         }
         // Of the calling thread alone, where libc's functions change all of them.
-        libc::SYS_setuid => exec::before_other_user(call.argument(1) as u32),
-        libc::SYS_setreuid | libc::SYS_setresuid => exec::before_other_user(call.argument(2) as u32),
+        libc::SYS_setuid => exec::before_other_user(call.0[0] as u32),
+        libc::SYS_setreuid | libc::SYS_setresuid => exec::before_other_user(call.0[1] as u32),
         // glibc's fcntl turns the owner's sign around.
-        libc::SYS_fcntl if call.argument(2) as c_int == libc::F_GETOWN => {}
-        libc::SYS_clone if !is_fork(call.argument(1), call.argument(2)) => {}
+        libc::SYS_fcntl if call.int(1) == libc::F_GETOWN => {}
+        libc::SYS_clone if !is_fork(call.0[0] as u64, call.0[1] as u64) => {}
         libc::SYS_clone3 if !is_clone3_fork(call) => {}
-        _ if hook(number).is_some() => return hooked as *mut c_void,
-        _ => {}
+        _ => return hook(number).is_some(),
     }
-    real::address!("syscall")
+    false
 }
 
 /// Whether clone makes a process with memory of its own that goes on where its parent is.
@@ -62,7 +71,7 @@ fn is_fork(flags: u64, stack: u64) -> bool {
     flags & libc::CLONE_VM as u64 == 0 && stack == 0
 }
 
-fn is_clone3_fork(call: &Call) -> bool {
+fn is_clone3_fork(call: &Arguments) -> bool {
     /// The beginning of struct clone_args.
     #[derive(Clone, Copy)]
     #[repr(C)]
@@ -71,14 +80,14 @@ fn is_clone3_fork(call: &Call) -> bool {
         unused: [u64; 4],
         stack: u64,
     }
-    let (arguments, size) = (call.argument(1) as *const CloneArgs, call.argument(2) as usize);
+    let (arguments, size) = (call.pointer::<CloneArgs>(0).cast_const(), call.size(1));
     // SAFETY: the program's argument; they are plain numbers.
     let arguments = (size >= size_of::<CloneArgs>()).then(|| unsafe { memory::read(arguments) }).flatten();
     arguments.is_some_and(|arguments| is_fork(arguments.flags, arguments.stack))
 }
 
 /// The kernel's own asynchronous I/O names the sockets that it is asked to read, write or watch.
-fn submitting(call: &Call) {
+fn submitting(call: &Arguments) {
     /// The beginning of struct iocb.
     #[derive(Clone, Copy)]
     #[repr(C)]
@@ -87,7 +96,7 @@ fn submitting(call: &Call) {
         operation: u32,
         fd: u32,
     }
-    let (count, list) = (call.argument(2) as i64, call.argument(3) as *const *const Iocb);
+    let (count, list) = (call.0[1], call.pointer::<*const Iocb>(2).cast_const());
     for index in 0..count.max(0) as usize {
         // The kernel stops at the first that it cannot read.
         // SAFETY: the program's list, and what it names; they are plain numbers.
@@ -141,15 +150,68 @@ unsafe extern "C-unwind" fn hooked(
     }
 }
 
-type Hook = unsafe fn(&Arguments) -> c_long;
-
-/// Which function of ours answers a system call.
+/// The same for a program that has no libc (`crate::door`): as the kernel says it. `None` if the call is to be made as it came.
 ///
 /// # Safety
-/// Of each: as the system call.
-fn hook(number: c_long) -> Option<Hook> {
-    macro_rules! hooks {
-        ($($number:ident: |$a:ident| $call:expr,)*) => {
+/// As the system call.
+pub(crate) unsafe fn answer(number: c_long, arguments: [c_long; 6]) -> Option<c_long> {
+    let arguments = Arguments(arguments);
+    // A child of vfork has its parent's memory, and leaves it for good.
+    if matches!(number, libc::SYS_execve | libc::SYS_execveat) && !crate::process::is_home() {
+        exec::before_child();
+        return None;
+    }
+    if !is_answered(number, &arguments) {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let result = unsafe { hook(number)?(&arguments) };
+    Some(if result == -1 { -c_long::from(errno::get()) } else { result })
+}
+
+/// Whether it returns a second time, in a child, where a hook has answered it.
+pub(crate) fn makes_child(number: c_long) -> bool {
+    matches!(number, libc::SYS_fork | libc::SYS_clone | libc::SYS_clone3)
+}
+
+/// A bit for each call of which something must be known before it is made, or that has a hook.
+pub(crate) static ANSWERED: [u32; NUMBERS / 32] = {
+    let mut bits = [0; NUMBERS / 32];
+    let mut index = 0;
+    while index < HOOKED.len() + TOLD.len() {
+        let number = if index < TOLD.len() { TOLD[index] } else { HOOKED[index - TOLD.len()] };
+        bits[number as usize / 32] |= 1 << (number % 32);
+        index += 1;
+    }
+    bits
+};
+
+/// What [`is_answered`] looks at, and a thread's end.
+const TOLD: [c_long; 11] = [
+    libc::SYS_prctl,
+    libc::SYS_seccomp,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_io_submit,
+    libc::SYS_unshare,
+    libc::SYS_setuid,
+    libc::SYS_setreuid,
+    libc::SYS_setresuid,
+    libc::SYS_exit,
+];
+
+type Hook = unsafe fn(&Arguments) -> c_long;
+
+macro_rules! hooks {
+    ($($number:ident: |$a:ident| $call:expr,)*) => {
+        const HOOKED: &[c_long] = &[$(libc::$number),*];
+
+        /// Which function of ours answers a system call.
+        ///
+        /// # Safety
+        /// Of each: as the system call.
+        fn hook(number: c_long) -> Option<Hook> {
             match number {
                 $(libc::$number => {
                     unsafe fn hook($a: &Arguments) -> c_long {
@@ -160,63 +222,64 @@ fn hook(number: c_long) -> Option<Hook> {
                 })*
                 _ => None,
             }
-        };
-    }
-    hooks! {
-        SYS_read: |a| io::read(a.int(0), a.pointer(1), a.size(2)),
-        SYS_write: |a| io::write(a.int(0), a.pointer(1), a.size(2)),
-        SYS_readv: |a| io::readv(a.int(0), a.pointer(1), a.int(2)),
-        SYS_writev: |a| io::writev(a.int(0), a.pointer(1), a.int(2)),
-        // The offset's upper half, which is nothing here, has an argument of its own.
-        SYS_preadv2: |a| io::preadv2(a.int(0), a.pointer(1), a.int(2), a.0[3], a.int(5)),
-        SYS_pwritev2: |a| io::pwritev2(a.int(0), a.pointer(1), a.int(2), a.0[3], a.int(5)),
-        SYS_recvfrom: |a| io::recvfrom(a.int(0), a.pointer(1), a.size(2), a.int(3), a.pointer(4), a.pointer(5)),
-        SYS_sendto: |a| io::sendto(a.int(0), a.pointer(1), a.size(2), a.int(3), a.pointer(4), a.0[5] as u32),
-        SYS_recvmsg: |a| message::recvmsg(a.int(0), a.pointer(1), a.int(2)),
-        SYS_sendmsg: |a| message::sendmsg(a.int(0), a.pointer(1), a.int(2)),
-        SYS_recvmmsg: |a| message::recvmmsg(a.int(0), a.pointer(1), a.0[2] as u32, a.int(3), a.pointer(4)),
-        SYS_sendmmsg: |a| message::sendmmsg(a.int(0), a.pointer(1), a.0[2] as u32, a.int(3)),
-        SYS_sendfile: |a| io::sendfile64(a.int(0), a.int(1), a.pointer(2), a.size(3)),
-        SYS_splice: |a| io::splice(a.int(0), a.pointer(1), a.int(2), a.pointer(3), a.size(4), a.0[5] as u32),
-        SYS_socket: |a| socket::socket(a.int(0), a.int(1), a.int(2)),
-        SYS_connect: |a| socket::connect(a.int(0), a.pointer(1), a.0[2] as u32),
-        SYS_accept: |a| socket::accept(a.int(0), a.pointer(1), a.pointer(2)),
-        SYS_accept4: |a| socket::accept4(a.int(0), a.pointer(1), a.pointer(2), a.int(3)),
-        SYS_shutdown: |a| socket::shutdown(a.int(0), a.int(1)),
-        SYS_getsockopt: |a| socket::getsockopt(a.int(0), a.int(1), a.int(2), a.pointer(3), a.pointer(4)),
-        SYS_setsockopt: |a| socket::setsockopt(a.int(0), a.int(1), a.int(2), a.pointer(3), a.0[4] as u32),
-        SYS_close: |a| descriptor::close(a.int(0)),
-        SYS_close_range: |a| descriptor::close_range(a.0[0] as u32, a.0[1] as u32, a.int(2)),
-        SYS_dup: |a| descriptor::dup(a.int(0)),
-        SYS_dup2: |a| descriptor::dup2(a.int(0), a.int(1)),
-        SYS_dup3: |a| descriptor::dup3(a.int(0), a.int(1), a.int(2)),
-        SYS_fcntl: |a| descriptor::fcntl64(a.int(0), a.int(1), a.0[2] as u64),
-        SYS_ioctl: |a| descriptor::ioctl(a.int(0), a.0[1] as u64, a.pointer(2)),
-        SYS_munmap: |a| changing_memory(libc::SYS_munmap, a),
-        SYS_mprotect: |a| changing_memory(libc::SYS_mprotect, a),
-        SYS_poll: |a| readiness::poll(a.pointer(0), a.0[1] as u64, a.int(2)),
-        SYS_ppoll: |a| with_mask(libc::SYS_ppoll, a, (a.pointer(3), a.size(4)), |mask| with_time(
-            libc::SYS_ppoll, a, a.pointer(2), |time| readiness::ppoll(a.pointer(0), a.0[1] as u64, time, mask)
-        )),
-        SYS_select: |a| readiness::select_by_number(a.int(0), a.pointer(1), a.pointer(2), a.pointer(3), a.pointer(4)),
-        SYS_pselect6: |a| pselect6(a),
-        SYS_epoll_create: |a| epoll::epoll_create(a.int(0)),
-        SYS_epoll_create1: |a| epoll::epoll_create1(a.int(0)),
-        SYS_epoll_ctl: |a| epoll::epoll_ctl(a.int(0), a.int(1), a.int(2), a.pointer(3)),
-        SYS_epoll_wait: |a| epoll::epoll_wait(a.int(0), a.pointer(1), a.int(2), a.int(3)),
-        SYS_epoll_pwait: |a| with_mask(libc::SYS_epoll_pwait, a, (a.pointer(4), a.size(5)), |mask| {
-            epoll::epoll_pwait(a.int(0), a.pointer(1), a.int(2), a.int(3), mask)
-        }),
-        SYS_epoll_pwait2: |a| with_mask(libc::SYS_epoll_pwait2, a, (a.pointer(4), a.size(5)), |mask| {
-            epoll::epoll_pwait2(a.int(0), a.pointer(1), a.int(2), a.pointer(3), mask)
-        }),
-        SYS_rt_sigaction: |a| sigaction(a),
-        SYS_execve: |a| process::execve(a.pointer(0), a.pointer(1), a.pointer(2)),
-        SYS_execveat: |a| process::execveat(a.int(0), a.pointer(1), a.pointer(2), a.pointer(3), a.int(4)),
-        SYS_fork: |a| forking(libc::SYS_fork, a),
-        SYS_clone: |a| forking(libc::SYS_clone, a),
-        SYS_clone3: |a| forking(libc::SYS_clone3, a),
-    }
+        }
+    };
+}
+
+hooks! {
+    SYS_read: |a| io::read(a.int(0), a.pointer(1), a.size(2)),
+    SYS_write: |a| io::write(a.int(0), a.pointer(1), a.size(2)),
+    SYS_readv: |a| io::readv(a.int(0), a.pointer(1), a.int(2)),
+    SYS_writev: |a| io::writev(a.int(0), a.pointer(1), a.int(2)),
+    // The offset's upper half, which is nothing here, has an argument of its own.
+    SYS_preadv2: |a| io::preadv2(a.int(0), a.pointer(1), a.int(2), a.0[3], a.int(5)),
+    SYS_pwritev2: |a| io::pwritev2(a.int(0), a.pointer(1), a.int(2), a.0[3], a.int(5)),
+    SYS_recvfrom: |a| io::recvfrom(a.int(0), a.pointer(1), a.size(2), a.int(3), a.pointer(4), a.pointer(5)),
+    SYS_sendto: |a| io::sendto(a.int(0), a.pointer(1), a.size(2), a.int(3), a.pointer(4), a.0[5] as u32),
+    SYS_recvmsg: |a| message::recvmsg(a.int(0), a.pointer(1), a.int(2)),
+    SYS_sendmsg: |a| message::sendmsg(a.int(0), a.pointer(1), a.int(2)),
+    SYS_recvmmsg: |a| message::recvmmsg(a.int(0), a.pointer(1), a.0[2] as u32, a.int(3), a.pointer(4)),
+    SYS_sendmmsg: |a| message::sendmmsg(a.int(0), a.pointer(1), a.0[2] as u32, a.int(3)),
+    SYS_sendfile: |a| io::sendfile64(a.int(0), a.int(1), a.pointer(2), a.size(3)),
+    SYS_splice: |a| io::splice(a.int(0), a.pointer(1), a.int(2), a.pointer(3), a.size(4), a.0[5] as u32),
+    SYS_socket: |a| socket::socket(a.int(0), a.int(1), a.int(2)),
+    SYS_connect: |a| socket::connect(a.int(0), a.pointer(1), a.0[2] as u32),
+    SYS_accept: |a| socket::accept(a.int(0), a.pointer(1), a.pointer(2)),
+    SYS_accept4: |a| socket::accept4(a.int(0), a.pointer(1), a.pointer(2), a.int(3)),
+    SYS_shutdown: |a| socket::shutdown(a.int(0), a.int(1)),
+    SYS_getsockopt: |a| socket::getsockopt(a.int(0), a.int(1), a.int(2), a.pointer(3), a.pointer(4)),
+    SYS_setsockopt: |a| socket::setsockopt(a.int(0), a.int(1), a.int(2), a.pointer(3), a.0[4] as u32),
+    SYS_close: |a| descriptor::close(a.int(0)),
+    SYS_close_range: |a| descriptor::close_range(a.0[0] as u32, a.0[1] as u32, a.int(2)),
+    SYS_dup: |a| descriptor::dup(a.int(0)),
+    SYS_dup2: |a| descriptor::dup2(a.int(0), a.int(1)),
+    SYS_dup3: |a| descriptor::dup3(a.int(0), a.int(1), a.int(2)),
+    SYS_fcntl: |a| descriptor::fcntl64(a.int(0), a.int(1), a.0[2] as u64),
+    SYS_ioctl: |a| descriptor::ioctl(a.int(0), a.0[1] as u64, a.pointer(2)),
+    SYS_munmap: |a| changing_memory(libc::SYS_munmap, a),
+    SYS_mprotect: |a| changing_memory(libc::SYS_mprotect, a),
+    SYS_poll: |a| readiness::poll(a.pointer(0), a.0[1] as u64, a.int(2)),
+    SYS_ppoll: |a| with_mask(libc::SYS_ppoll, a, (a.pointer(3), a.size(4)), |mask| with_time(
+        libc::SYS_ppoll, a, a.pointer(2), |time| readiness::ppoll(a.pointer(0), a.0[1] as u64, time, mask)
+    )),
+    SYS_select: |a| readiness::select_by_number(a.int(0), a.pointer(1), a.pointer(2), a.pointer(3), a.pointer(4)),
+    SYS_pselect6: |a| pselect6(a),
+    SYS_epoll_create: |a| epoll::epoll_create(a.int(0)),
+    SYS_epoll_create1: |a| epoll::epoll_create1(a.int(0)),
+    SYS_epoll_ctl: |a| epoll::epoll_ctl(a.int(0), a.int(1), a.int(2), a.pointer(3)),
+    SYS_epoll_wait: |a| epoll::epoll_wait(a.int(0), a.pointer(1), a.int(2), a.int(3)),
+    SYS_epoll_pwait: |a| with_mask(libc::SYS_epoll_pwait, a, (a.pointer(4), a.size(5)), |mask| {
+        epoll::epoll_pwait(a.int(0), a.pointer(1), a.int(2), a.int(3), mask)
+    }),
+    SYS_epoll_pwait2: |a| with_mask(libc::SYS_epoll_pwait2, a, (a.pointer(4), a.size(5)), |mask| {
+        epoll::epoll_pwait2(a.int(0), a.pointer(1), a.int(2), a.pointer(3), mask)
+    }),
+    SYS_rt_sigaction: |a| sigaction(a),
+    SYS_execve: |a| process::execve(a.pointer(0), a.pointer(1), a.pointer(2)),
+    SYS_execveat: |a| process::execveat(a.int(0), a.pointer(1), a.pointer(2), a.pointer(3), a.int(4)),
+    SYS_fork: |a| forking(libc::SYS_fork, a),
+    SYS_clone: |a| forking(libc::SYS_clone, a),
+    SYS_clone3: |a| forking(libc::SYS_clone3, a),
 }
 
 /// The call as it came.

@@ -11,7 +11,7 @@ use shunt_sys::memory;
 use super::deliver::trampoline;
 use super::{FAULTS, Shield};
 use crate::lock::Lock;
-use crate::{errno, process, real};
+use crate::{door, errno, process, real};
 
 const SIGNALS: usize = 65;
 /// Flags that the kernel is not given as the program gave them.
@@ -250,7 +250,7 @@ fn is_known_to_libc(signal: c_int) -> bool {
 }
 
 fn our_handler() -> usize {
-    trampoline as *const () as usize
+    if door::is_open() { door::signal_handler() } else { trampoline as *const () as usize }
 }
 
 fn our_flags(flags: c_int) -> c_int {

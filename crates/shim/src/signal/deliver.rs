@@ -50,7 +50,7 @@ pub(crate) fn ring_bell_on_signal(waiter: Option<Slot>) {
 type Handler = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void);
 
 /// The handler that the kernel knows.
-pub(super) unsafe extern "C-unwind" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+pub(crate) unsafe extern "C-unwind" fn trampoline(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let thread = thread::this();
     // SAFETY: the kernel's arguments, ours for the length of the handler.
     let (info, context) = unsafe { (&mut *info, &mut *context.cast::<ucontext_t>()) };

@@ -17,7 +17,7 @@ pub(crate) use action::{
     unseen_handlers_restart,
 };
 pub(crate) use cancel::{cancel, point, set_type, without};
-pub(crate) use deliver::{Deferred, Ran, ring_bell_on_signal, take_ran};
+pub(crate) use deliver::{Deferred, Ran, ring_bell_on_signal, take_ran, trampoline as handler};
 pub(crate) use journal::{Held, Journal, Kind, Words, announce, calls_on, count_own_calls, withdraw};
 pub(crate) use shield::{Shield, has_deferred, is_due, open};
 

@@ -1,0 +1,192 @@
+//! Where the program comes in: in the middle of its own code, at what was a `syscall` instruction. The kernel changes nothing there but
+//! rax, rcx and r11, so nothing else is changed here: no other register, no flag, not the stack below its pointer, of which compilers
+//! let functions use 128 bytes.
+
+use std::ffi::{c_int, c_void};
+use std::mem::offset_of;
+
+use libc::siginfo_t;
+use shunt_abi::door::{BLOCK, Begin, Control};
+
+use super::{ANSWERED, answer, begin, block};
+use crate::signal;
+
+/// A call, as [`called`] has put it on the stack.
+#[repr(C)]
+pub(super) struct Frame {
+    vectors: [[u64; 2]; 16],
+    unused: u64,
+    r9: i64,
+    r8: i64,
+    r10: i64,
+    rdx: i64,
+    rsi: i64,
+    rdi: i64,
+    /// The number and, below, the flags.
+    packed: u64,
+    /// Where the thread goes on.
+    next: u64,
+    stack: u64,
+}
+
+impl Frame {
+    pub(super) fn number(&self) -> u32 {
+        (self.packed >> 16) as u32
+    }
+
+    pub(super) fn arguments(&self) -> [i64; 6] {
+        [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9]
+    }
+
+    /// The call has been made.
+    pub(super) fn skip_call(&mut self) {
+        const LENGTH_OF_SYSCALL: u64 = 2;
+        self.next += LENGTH_OF_SYSCALL;
+    }
+}
+
+macro_rules! keep_vectors {
+    ($code:literal) => {
+        concat!(
+            "movups [rsp], xmm0\n movups [rsp + 16], xmm1\n movups [rsp + 32], xmm2\n movups [rsp + 48], xmm3\n",
+            "movups [rsp + 64], xmm4\n movups [rsp + 80], xmm5\n movups [rsp + 96], xmm6\n movups [rsp + 112], xmm7\n",
+            "movups [rsp + 128], xmm8\n movups [rsp + 144], xmm9\n movups [rsp + 160], xmm10\n movups [rsp + 176], xmm11\n",
+            "movups [rsp + 192], xmm12\n movups [rsp + 208], xmm13\n movups [rsp + 224], xmm14\n movups [rsp + 240], xmm15\n",
+            $code,
+            "\n",
+            "movups xmm0, [rsp]\n movups xmm1, [rsp + 16]\n movups xmm2, [rsp + 32]\n movups xmm3, [rsp + 48]\n",
+            "movups xmm4, [rsp + 64]\n movups xmm5, [rsp + 80]\n movups xmm6, [rsp + 96]\n movups xmm7, [rsp + 112]\n",
+            "movups xmm8, [rsp + 128]\n movups xmm9, [rsp + 144]\n movups xmm10, [rsp + 160]\n movups xmm11, [rsp + 176]\n",
+            "movups xmm12, [rsp + 192]\n movups xmm13, [rsp + 208]\n movups xmm14, [rsp + 224]\n movups xmm15, [rsp + 240]",
+        )
+    };
+}
+
+/// In place of a system call: the number in rax, the address of the `syscall` instruction to go to in rcx.
+#[unsafe(naked)]
+pub(super) unsafe extern "C" fn called() {
+    std::arch::naked_asm!(
+        // The flags into r11: two bytes of it, without memory.
+        "mov r11, rax",
+        "lahf",
+        "seto al",
+        "xchg rax, r11",
+        "cmp eax, 512",
+        "jae 2f",
+        "bt dword ptr [rip + {answered}], eax",
+        "jc 3f",
+        // Let through.
+        "2:",
+        "xchg rax, r11",
+        "add al, 0x7f",
+        "sahf",
+        "mov rax, r11",
+        "jmp rcx",
+        "3:",
+        "shl eax, 16",
+        "movzx r11d, r11w",
+        "or r11d, eax",
+        // A thread that this is the first call of has the GS of the one that made it.
+        "4:",
+        "rdfsbase rax",
+        "cmp rax, gs:[{program}]",
+        "jne 8f",
+        // A handler that comes from here on stays on the stack that it has.
+        "mov eax, 1",
+        "xadd gs:[{depth}], eax",
+        "test eax, eax",
+        "mov rax, rsp",
+        "jnz 5f",
+        "cmp qword ptr gs:[{stack}], 0",
+        "je 5f",
+        "mov rsp, gs:[{stack}]",
+        "jmp 6f",
+        "5:",
+        "lea rsp, [rsp - 128]",
+        "and rsp, -16",
+        "6:",
+        "push rax", "push rcx", "push r11", "push rdi", "push rsi", "push rdx", "push r10", "push r8", "push r9",
+        "sub rsp, 264",
+        keep_vectors!("mov rdi, rsp\n call {answer}"),
+        "add rsp, 264",
+        "pop r9", "pop r8", "pop r10", "pop rdx", "pop rsi", "pop rdi", "pop r11", "pop rcx",
+        "pop rsp",
+        "dec dword ptr gs:[{depth}]",
+        "jmp 2b",
+        // A thread that is not known by its thread pointer yet.
+        "8:",
+        "lea rsp, [rsp - 128]",
+        "push rcx", "push r11", "push rdi", "push rsi", "push rdx", "push r10", "push r8", "push r9", "push rbx",
+        "mov rbx, rsp",
+        // The program's stack may have no room for more.
+        "mov eax, {mmap}", "xor edi, edi", "mov esi, {block}", "mov edx, {access}", "mov r10d, {private}", "mov r8, -1",
+        "xor r9d, r9d", "syscall",
+        "cmp rax, -4096",
+        "ja 9f",
+        "lea rsp, [rax + {middle}]",
+        "mov rdi, rax",
+        keep_vectors!("call {adopt}"),
+        "wrgsbase rax",
+        "9:",
+        "mov rsp, rbx",
+        "pop rbx", "pop r9", "pop r8", "pop r10", "pop rdx", "pop rsi", "pop rdi", "pop r11", "pop rcx",
+        "lea rsp, [rsp + 128]",
+        "jmp 4b",
+        answered = sym ANSWERED,
+        answer = sym answer,
+        adopt = sym block::adopt,
+        program = const offset_of!(Control, program),
+        depth = const offset_of!(Control, depth),
+        stack = const offset_of!(Control, stack),
+        block = const BLOCK,
+        middle = const BLOCK / 2,
+        mmap = const libc::SYS_mmap,
+        access = const libc::PROT_READ | libc::PROT_WRITE,
+        private = const libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+    )
+}
+
+/// What the kernel calls in place of the program's handlers.
+#[unsafe(naked)]
+pub(super) unsafe extern "C" fn signalled(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    std::arch::naked_asm!(
+        "rdfsbase rax",
+        "cmp rax, gs:[{program}]",
+        "je 2f",
+        "push rdi", "push rsi", "push rdx",
+        "call {adopt}",
+        "wrgsbase rax",
+        "pop rdx", "pop rsi", "pop rdi",
+        "2:",
+        "jmp {handler}",
+        program = const offset_of!(Control, program),
+        adopt = sym block::adopt_here,
+        handler = sym signal::handler,
+    )
+}
+
+/// Where the process begins: every register is the program's first thread's, but rbx, which has the address of a [`Begin`]; the kernel
+/// leaves zeroes in all of them.
+#[unsafe(naked)]
+pub(super) unsafe extern "C" fn start() {
+    std::arch::naked_asm!(
+        "mov rsp, gs:[0]",
+        "lea rsp, [rsp - {below}]",
+        "and rsp, -16",
+        "mov rdi, rbx",
+        "call {begin}",
+        "mov rsp, [rbx + {stack}]",
+        "mov r11, [rbx + {entry}]",
+        "xor eax, eax", "xor ecx, ecx", "xor edx, edx", "xor ebx, ebx", "xor esi, esi", "xor edi, edi", "xor ebp, ebp",
+        "xor r8d, r8d", "xor r9d, r9d", "xor r10d, r10d",
+        "pxor xmm0, xmm0", "pxor xmm1, xmm1", "pxor xmm2, xmm2", "pxor xmm3, xmm3", "pxor xmm4, xmm4", "pxor xmm5, xmm5",
+        "pxor xmm6, xmm6", "pxor xmm7, xmm7", "pxor xmm8, xmm8", "pxor xmm9, xmm9", "pxor xmm10, xmm10",
+        "pxor xmm11, xmm11", "pxor xmm12, xmm12", "pxor xmm13, xmm13", "pxor xmm14, xmm14", "pxor xmm15, xmm15",
+        "jmp r11",
+        begin = sym begin,
+        stack = const offset_of!(Begin, stack),
+        entry = const offset_of!(Begin, entry),
+        // More than a thread has of its own.
+        below = const 8192,
+    )
+}

@@ -1,0 +1,90 @@
+//! The door: how a program without a dynamic linker comes to its system calls by way of this library. See `docs/adr/0028`.
+//!
+//! `shunt_door` (crates/door) has put the library into the program at its exec, bound it to the functions in [`libc`] instead of a
+//! libc, and led the program's `syscall` instructions here. It starts at [`entry::start`], before the program's first instruction.
+//!
+//! The program's thread pointer stays the program's: here, each thread's own data is found by GS, which the program leaves alone.
+//! `shunt_door` has changed the one instruction with which the library asks for it.
+
+mod block;
+mod entry;
+mod libc;
+
+use std::ffi::{c_char, c_int, c_long};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+
+use shunt_abi::door::{Begin, NUMBERS, Offer};
+
+use crate::hooks::raw;
+use entry::Frame;
+
+/// What `shunt_door` looks for in the library.
+#[unsafe(no_mangle)]
+#[expect(unreachable_pub, reason = "found by its name in the file")]
+pub static shunt_door: Offer = Offer {
+    start: entry::start,
+    called: entry::called,
+    functions: &libc::FUNCTIONS[0],
+    count: libc::FUNCTIONS.len(),
+    numbers: &raw::ANSWERED,
+};
+
+/// Whether the program has no libc that this library knows of.
+static OPEN: AtomicBool = AtomicBool::new(false);
+/// A bit for each call that is not let through at once.
+static ANSWERED: [AtomicU32; NUMBERS / 32] = [const { AtomicU32::new(0) }; NUMBERS / 32];
+
+/// Whether this is a program of that kind.
+pub(crate) fn is_open() -> bool {
+    OPEN.load(Relaxed)
+}
+
+/// The handler that the kernel knows, in such a program.
+pub(crate) fn signal_handler() -> usize {
+    entry::signalled as *const () as usize
+}
+
+type Strings = *const *const c_char;
+
+/// Runs what a dynamic linker would: on the first thread's own stack, before the program.
+unsafe extern "C" fn begin(told: &Begin) {
+    OPEN.store(true, Relaxed);
+    // SAFETY: the kernel's: the number of arguments, they, the environment, and what it says of itself, each list with a zero behind it.
+    unsafe {
+        let count = told.stack.read();
+        let arguments: Strings = told.stack.add(1).cast();
+        let environment: Strings = arguments.add(count + 1);
+        libc::start(environment);
+        block::start(told);
+        let functions = std::slice::from_raw_parts(told.first_functions, told.first_functions_count);
+        for function in functions {
+            let function: unsafe extern "C" fn(c_int, Strings, Strings) = std::mem::transmute(*function);
+            function(count as c_int, arguments, environment);
+        }
+    }
+    if crate::process::is_off() {
+        return;
+    }
+    for (word, bits) in ANSWERED.iter().zip(raw::ANSWERED) {
+        word.store(bits, Relaxed);
+    }
+}
+
+/// A call of the program's that has its bit. It is let through, or has been answered here: then `frame` says where to go on.
+unsafe extern "C" fn answer(frame: &mut Frame) -> c_long {
+    let number = c_long::from(frame.number());
+    if number == ::libc::SYS_exit {
+        crate::thread::over();
+    }
+    // SAFETY: the program's own call.
+    match unsafe { raw::answer(number, frame.arguments()) } {
+        Some(result) => {
+            frame.skip_call();
+            if result == 0 && raw::makes_child(number) {
+                block::forked();
+            }
+            result
+        }
+        None => number,
+    }
+}
