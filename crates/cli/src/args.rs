@@ -47,6 +47,9 @@ pub(crate) enum Command {
     /// The loads of the comparisons
     #[command(subcommand, hide = true)]
     BenchWorker(shunt_bench::Worker),
+    /// Put libshunt.so into a program without a dynamic linker: for `shunt run`
+    #[command(hide = true)]
+    Door(DoorArgs),
     /// Write the manual pages to a directory
     Man {
         /// Where to write them; it is created if it does not exist
@@ -88,6 +91,22 @@ pub(crate) struct RunArgs {
     /// The program and its arguments
     #[arg(value_name = "CMD", required = true, trailing_var_arg = true, allow_hyphen_values = false)]
     pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DoorArgs {
+    /// The process that becomes the program
+    pub(crate) process: i32,
+    /// The program's file
+    pub(crate) program: PathBuf,
+    /// libshunt.so
+    pub(crate) library: PathBuf,
+    /// Its stacks are small, as Go's are
+    #[arg(long)]
+    pub(crate) go: bool,
+    /// Nobody waits for this process
+    #[arg(long)]
+    pub(crate) detached: bool,
 }
 
 /// The roads that `--transport` allows.

@@ -7,6 +7,7 @@ mod args;
 mod broker;
 mod daemon;
 mod doctor;
+mod door;
 mod elf;
 mod exec;
 mod explain;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
     }
     let done = match command {
         Command::Run(args) => return run::run(&args),
+        Command::Door(args) => return door::run(&args),
         Command::Daemon(args) => daemon::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Explain(args) => explain::run(&args),

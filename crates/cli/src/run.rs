@@ -12,7 +12,7 @@ use shunt_start::program;
 
 use crate::args::{RunArgs, Transport};
 use crate::obstacle::{self, Obstacle};
-use crate::{broker, exec, library};
+use crate::{broker, door, exec, library};
 
 const PRELOAD: &str = "LD_PRELOAD";
 
@@ -26,6 +26,7 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
     let mut environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
     let (road, complaint) = choose(args, &path);
     road.apply(args, &mut environment);
+    let complaint = complaint.or_else(|| road.open_door(&path));
     if let Some(complaint) = complaint {
         say(&format!("{name} runs on TCP: {complaint}"));
     }
@@ -53,7 +54,7 @@ enum Road {
 }
 
 impl Road {
-    fn apply(self, args: &RunArgs, environment: &mut BTreeMap<OsString, OsString>) {
+    fn apply(&self, args: &RunArgs, environment: &mut BTreeMap<OsString, OsString>) {
         let existing = environment.get(PRELOAD.as_ref() as &std::ffi::OsStr).cloned();
         let mut set = |name: &str, value: Option<OsString>| match value {
             Some(value) => drop(environment.insert(name.into(), value)),
@@ -62,16 +63,24 @@ impl Road {
         match self {
             Road::Bare { library: None } => {}
             Road::Bare { library: Some(library) } => {
-                set(PRELOAD, library::without(existing.as_deref(), &library));
+                set(PRELOAD, library::without(existing.as_deref(), library));
             }
             Road::Shim { library, transport, broker } => {
-                set(PRELOAD, Some(library::preload(existing.as_deref(), &library)));
+                set(PRELOAD, Some(library::preload(existing.as_deref(), library)));
                 set(shunt_abi::env::TRANSPORT, Some(transport.label().into()));
                 set(shunt_abi::env::SPIN, Some(args.spin.clone().into()));
                 set(shunt_abi::env::OFFER, Some(args.offer.label().into()));
-                set(shunt_abi::env::BROKER, broker.map(PathBuf::into_os_string));
+                set(shunt_abi::env::BROKER, broker.clone().map(PathBuf::into_os_string));
             }
         }
+    }
+
+    /// CMD may have no dynamic linker that would load the shim. What there is to say if it cannot be loaded otherwise either.
+    fn open_door(&self, path: &Path) -> Option<String> {
+        let Road::Shim { library, transport: Transport::Auto | Transport::Shm, .. } = self else { return None };
+        let obstacle = obstacle::of_file(path).filter(|obstacle| obstacle.has_door())?;
+        let closed = door::prepare(path, library, obstacle == Obstacle::StaticGo).err()?;
+        Some(format!("shunt cannot enter it, {obstacle}, and {closed:#}"))
     }
 }
 
@@ -103,7 +112,7 @@ fn choose(args: &RunArgs, path: &Path) -> (Road, Option<String>) {
 }
 
 fn cannot_enter(obstacle: Option<Obstacle>) -> Option<String> {
-    obstacle.map(|obstacle| format!("shunt cannot enter it, {obstacle}"))
+    obstacle.filter(|obstacle| !obstacle.has_door()).map(|obstacle| format!("shunt cannot enter it, {obstacle}"))
 }
 
 fn refuse(name: &str, why: &dyn Display, exit_code: u8) -> ExitCode {

@@ -1,0 +1,93 @@
+//! The door for CMD that has no dynamic linker: a process beside it holds it at its exec, puts libshunt.so into it, and goes.
+//!
+//! It must be no child of CMD's, which would meet it in its own wait: so it is a child's child, and that child has ended before. It tells
+//! its number, so that it is let in where only ancestors may hold a process still (Yama), and then that it is ready.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{PTracer, Pid, set_ptracer};
+use shunt_door::Door;
+
+use crate::args::DoorArgs;
+
+const READY: &str = "ready";
+
+/// Has this process be given the door when it becomes the program at `path`.
+pub(crate) fn prepare(path: &Path, library: &Path, is_go: bool) -> Result<()> {
+    let mut child = beside(&DoorArgs {
+        process: std::process::id() as i32,
+        program: path.to_owned(),
+        library: library.to_owned(),
+        go: is_go,
+        detached: false,
+    })
+    .stdin(Stdio::piped())
+    .stdout(Stdio::piped())
+    .spawn()
+    .context("no process can be started for that")?;
+    let mut ask = child.stdin.take().context("it has no standard input")?;
+    let mut answers = BufReader::new(child.stdout.take().context("it has no standard output")?).lines();
+    let mut answer = || answers.next().and_then(Result::ok).unwrap_or_default();
+    child.wait()?;
+    let number = answer();
+    let Some(pid) = number.parse().ok().and_then(Pid::from_raw) else { bail!("{number}") };
+    // Elsewhere anybody of this user may, or nobody.
+    let _ = set_ptracer(PTracer::ProcessID(pid));
+    writeln!(ask, "go on")?;
+    match answer().as_str() {
+        READY => Ok(()),
+        refused => bail!("{refused}"),
+    }
+}
+
+/// The process beside.
+fn beside(args: &DoorArgs) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("door").arg(args.process.to_string()).arg(&args.program).arg(&args.library);
+    if args.go {
+        command.arg("--go");
+    }
+    if args.detached {
+        command.arg("--detached");
+    }
+    // The terminal's signals are CMD's.
+    command.process_group(0);
+    command
+}
+
+/// `shunt door`, which is for `shunt run`.
+pub(crate) fn run(args: &DoorArgs) -> ExitCode {
+    if !args.detached {
+        let detached = DoorArgs { detached: true, ..args.clone() };
+        return match beside(&detached).spawn() {
+            Ok(_) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        };
+    }
+    match Door::plan(&args.program, &args.library, args.go) {
+        Ok(door) => wait(args, door),
+        Err(closed) => println!("{closed}"),
+    }
+    ExitCode::SUCCESS
+}
+
+fn wait(args: &DoorArgs, door: Door) {
+    println!("{}", std::process::id());
+    let mut line = String::new();
+    if std::io::stdin().read_line(&mut line).is_err() {
+        return;
+    }
+    if let Err(closed) = shunt_door::wait(args.process) {
+        return println!("{closed}");
+    }
+    println!("{READY}");
+    if let Err(closed) = door.open(args.process)
+        && !matches!(closed, shunt_door::Closed::Gone)
+    {
+        let _ = writeln!(std::io::stderr(), "shunt: {} runs on TCP: {closed}", args.program.display());
+    }
+}

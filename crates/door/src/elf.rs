@@ -1,0 +1,151 @@
+//! The little of an ELF file of 64 bits that is needed here: what is loaded where, and what a library asks of who loads it.
+
+use crate::Closed;
+
+pub(crate) const PT_LOAD: u32 = 1;
+const PT_DYNAMIC: u32 = 2;
+const PT_TLS: u32 = 7;
+pub(crate) const EXECUTABLE: u32 = 1;
+pub(crate) const WRITABLE: u32 = 2;
+
+/// A file, all of it.
+#[derive(Clone)]
+pub(crate) struct File {
+    bytes: Vec<u8>,
+    pub(crate) segments: Vec<Segment>,
+}
+
+/// A line of the table of what is where.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub(crate) kind: u32,
+    pub(crate) flags: u32,
+    pub(crate) offset: u64,
+    pub(crate) address: u64,
+    pub(crate) in_file: u64,
+    pub(crate) len: u64,
+}
+
+impl Segment {
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.kind == PT_LOAD
+    }
+
+    pub(crate) fn is_executable(&self) -> bool {
+        self.is_loaded() && self.flags & EXECUTABLE != 0
+    }
+
+    /// Its last byte's address, and one.
+    pub(crate) fn end(&self) -> u64 {
+        self.address.saturating_add(self.len)
+    }
+}
+
+/// What the dynamic section says: of each kind one value.
+pub(crate) struct Dynamic(Vec<(u64, u64)>);
+
+impl Dynamic {
+    pub(crate) fn value(&self, kind: u64) -> Option<u64> {
+        self.0.iter().find(|(found, _)| *found == kind).map(|(_, value)| *value)
+    }
+}
+
+impl File {
+    pub(crate) fn parse(bytes: Vec<u8>) -> Result<File, Closed> {
+        let mut file = File { bytes, segments: Vec::new() };
+        let is_known = file.bytes.starts_with(b"\x7fELF\x02\x01");
+        let (table, size, count) = (file.u64(32)?, file.u16(54)?, file.u16(56)?);
+        if !is_known || size != 56 {
+            return Err(Closed::Elf);
+        }
+        for index in 0..u64::from(count) {
+            let at = table.checked_add(index * 56).ok_or(Closed::Elf)?;
+            let segment = Segment {
+                kind: file.u32(at)?,
+                flags: file.u32(at + 4)?,
+                offset: file.u64(at + 8)?,
+                address: file.u64(at + 16)?,
+                in_file: file.u64(at + 32)?,
+                len: file.u64(at + 40)?,
+            };
+            file.segments.push(segment);
+        }
+        Ok(file)
+    }
+
+    /// Where the program begins.
+    pub(crate) fn entry(&self) -> Result<u64, Closed> {
+        self.u64(24)
+    }
+
+    pub(crate) fn content(&self, segment: &Segment) -> Result<&[u8], Closed> {
+        self.slice(segment.offset, segment.in_file)
+    }
+
+    /// Runs of code: where each is, and what it is.
+    pub(crate) fn code(&self) -> Result<Vec<(u64, &[u8])>, Closed> {
+        let sections = self.sections().filter(|sections| !sections.is_empty());
+        match sections {
+            Some(sections) => sections
+                .into_iter()
+                .map(|(address, offset, len)| Ok((address, self.slice(offset, len)?)))
+                .collect(),
+            None => {
+                let executable = self.segments.iter().filter(|segment| segment.is_executable());
+                executable.map(|segment| Ok((segment.address, self.content(segment)?))).collect()
+            }
+        }
+    }
+
+    /// The sections that have code in them: address, offset, length. `None` if the file says nothing of sections.
+    fn sections(&self) -> Option<Vec<(u64, u64, u64)>> {
+        const PROGBITS: u32 = 1;
+        const EXECUTED: u64 = 4;
+        let (table, size, count) = (self.u64(40).ok()?, self.u16(58).ok()?, self.u16(60).ok()?);
+        if table == 0 || size != 64 {
+            return None;
+        }
+        let mut found = Vec::new();
+        for index in 0..u64::from(count) {
+            let at = table.checked_add(index * 64)?;
+            if self.u32(at + 4).ok()? == PROGBITS && self.u64(at + 8).ok()? & EXECUTED != 0 {
+                found.push((self.u64(at + 16).ok()?, self.u64(at + 24).ok()?, self.u64(at + 32).ok()?));
+            }
+        }
+        Some(found)
+    }
+
+    pub(crate) fn own_data(&self) -> Option<Segment> {
+        self.segments.iter().copied().find(|segment| segment.kind == PT_TLS)
+    }
+
+    pub(crate) fn dynamic(&self) -> Result<Dynamic, Closed> {
+        let segment = self.segments.iter().find(|segment| segment.kind == PT_DYNAMIC).ok_or(Closed::Library)?;
+        let entries = (0..segment.in_file / 16).map(|index| {
+            let at = segment.offset + index * 16;
+            Ok((self.u64(at)?, self.u64(at + 8)?))
+        });
+        entries.collect::<Result<_, Closed>>().map(Dynamic)
+    }
+
+    fn slice(&self, offset: u64, len: u64) -> Result<&[u8], Closed> {
+        let end = offset.checked_add(len).ok_or(Closed::Elf)?;
+        self.bytes.get(offset as usize..end as usize).ok_or(Closed::Elf)
+    }
+
+    fn array<const LEN: usize>(&self, at: u64) -> Result<[u8; LEN], Closed> {
+        Ok(self.slice(at, LEN as u64)?.try_into().expect("as long as asked"))
+    }
+
+    fn u16(&self, at: u64) -> Result<u16, Closed> {
+        self.array(at).map(u16::from_le_bytes)
+    }
+
+    fn u32(&self, at: u64) -> Result<u32, Closed> {
+        self.array(at).map(u32::from_le_bytes)
+    }
+
+    fn u64(&self, at: u64) -> Result<u64, Closed> {
+        self.array(at).map(u64::from_le_bytes)
+    }
+}

@@ -1,0 +1,55 @@
+//! The door for programs without a dynamic linker: libshunt.so is put into such a program at its exec, and its `syscall` instructions are
+//! led there. See `docs/adr/0028`.
+//!
+//! [`wait`] is for a process beside the one that becomes the program. It is gone before the program's first instruction.
+//!
+//! `text` finds the instructions and says how each is led away; `library` is libshunt.so as it lies in the program; `tracee` is the process.
+//! Whatever is not as expected closes the door, and the program runs as it is.
+
+#![forbid(unsafe_code)]
+#![cfg(target_arch = "x86_64")]
+
+mod elf;
+mod library;
+mod open;
+mod text;
+mod tracee;
+
+pub use open::{Door, wait};
+
+use thiserror::Error;
+
+/// Why a program's system calls cannot be led to shunt.
+#[derive(Debug, Error)]
+pub enum Closed {
+    /// It is no ELF file, or a damaged one.
+    #[error("its file cannot be understood")]
+    Elf,
+    /// The file cannot be read.
+    #[error("its file cannot be read: {0}")]
+    Unreadable(std::io::Error),
+    /// A system call's instruction stands where nothing can be put in its place.
+    #[error("the system call at {0:#x} cannot be led elsewhere")]
+    Call(u64),
+    /// It uses the register that shunt finds its own data by.
+    #[error("it uses GS (at {0:#x})")]
+    UsesGs(u64),
+    /// It makes no system calls that matter, or makes them elsewhere.
+    #[error("it has no system calls of its own")]
+    NoCalls,
+    /// The processor or the kernel do not let programs write GS.
+    #[error("this kernel lets no program set GS")]
+    NoGs,
+    /// libshunt.so is not as expected.
+    #[error("libshunt.so is not of this build")]
+    Library,
+    /// The kernel refuses.
+    #[error("{0}: {1}")]
+    Kernel(&'static str, nix::errno::Errno),
+    /// There is no room near the program's code.
+    #[error("there is no room near its code")]
+    NoRoom,
+    /// The process has ended, or has become something else.
+    #[error("it has not been started")]
+    Gone,
+}

@@ -1,0 +1,268 @@
+//! The `syscall` instructions of a program, and how each is led to the library.
+//!
+//! The instruction has two bytes, and a jump that reaches the library five. So its neighbours move, too: those before it as far as the one that sets
+//! the number, or those behind it. A neighbour can move if no jump leads to it, if it is no call, which would leave another return address,
+//! and if it can be written again for another place. Calls of a number that the library does not care for are left where they are.
+//!
+//! What cannot be seen is a jump by a table of distances into the middle of what moves. Compilers put nothing between a system call and
+//! the look at its result, so there is none.
+
+use std::collections::BTreeSet;
+
+use iced_x86::{
+    BlockEncoder, BlockEncoderOptions, Code, Decoder, DecoderOptions, FlowControl, Instruction,
+    InstructionBlock, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
+};
+use shunt_abi::door::NUMBERS;
+
+use crate::Closed;
+use crate::elf::File;
+
+/// `jmp` to anywhere within 2 GiB.
+const JUMP: usize = 5;
+/// How far back the number is looked for, and how many neighbours may move.
+const BACK: usize = 16;
+
+/// A system call that is to be led away.
+#[derive(Debug)]
+pub(crate) struct Site {
+    /// What moves: from the first instruction to behind the last.
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    before: Vec<Instruction>,
+    behind: Vec<Instruction>,
+}
+
+/// The program's code, decoded.
+struct Text {
+    instructions: Vec<Instruction>,
+    targets: BTreeSet<u64>,
+}
+
+/// What a call's number is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Number {
+    /// This, set by the instruction so many before it.
+    Known(u64, usize),
+    Unknown,
+}
+
+/// The calls of `program` that `numbers` has a bit for, or may have.
+pub(crate) fn sites(program: &File, numbers: &[u32; NUMBERS / 32]) -> Result<Vec<Site>, Closed> {
+    let mut sites = Vec::new();
+    let mut is_any = false;
+    for (address, code) in program.code()? {
+        let text = Text::decode(address, code);
+        if let Some(at) = text.uses_gs() {
+            return Err(Closed::UsesGs(at));
+        }
+        for (index, instruction) in text.instructions.iter().enumerate() {
+            if instruction.code() != Code::Syscall {
+                continue;
+            }
+            is_any = true;
+            let number = text.number(index);
+            if let Number::Known(number, _) = number
+                && !has_bit(numbers, number)
+            {
+                continue;
+            }
+            sites.push(text.site(index, number).ok_or(Closed::Call(instruction.ip()))?);
+        }
+    }
+    if is_any { Ok(sites) } else { Err(Closed::NoCalls) }
+}
+
+fn has_bit(numbers: &[u32], number: u64) -> bool {
+    let word = usize::try_from(number / 32).ok().and_then(|index| numbers.get(index));
+    word.is_some_and(|word| word >> (number % 32) & 1 != 0)
+}
+
+impl Text {
+    fn decode(address: u64, code: &[u8]) -> Text {
+        let decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+        let instructions: Vec<Instruction> = decoder.into_iter().collect();
+        let mut targets = BTreeSet::new();
+        for instruction in &instructions {
+            if matches!(
+                instruction.op0_kind(),
+                OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64
+            ) {
+                targets.insert(instruction.near_branch_target());
+            }
+            // An address that is taken may be jumped to.
+            if instruction.is_ip_rel_memory_operand() {
+                targets.insert(instruction.ip_rel_memory_address());
+            }
+        }
+        Text { instructions, targets }
+    }
+
+    fn uses_gs(&self) -> Option<u64> {
+        let uses = |instruction: &&Instruction| {
+            instruction.segment_prefix() == Register::GS
+                || matches!(instruction.mnemonic(), Mnemonic::Wrgsbase | Mnemonic::Swapgs)
+        };
+        self.instructions.iter().find(uses).map(Instruction::ip)
+    }
+
+    /// The number of the call at `index`, if the code that leads straight there says so.
+    fn number(&self, index: usize) -> Number {
+        let mut factory = InstructionInfoFactory::new();
+        for back in 1..=BACK.min(index) {
+            // Whoever jumps here brings a number along.
+            if self.targets.contains(&self.instructions[index + 1 - back].ip()) {
+                return Number::Unknown;
+            }
+            let instruction = &self.instructions[index - back];
+            let falls_through =
+                matches!(instruction.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch);
+            let follows = instruction.next_ip() == self.instructions[index + 1 - back].ip();
+            if !falls_through || !follows || instruction.is_invalid() {
+                return Number::Unknown;
+            }
+            let sets_constant = matches!(
+                instruction.code(),
+                Code::Mov_r32_imm32 | Code::Mov_rm32_imm32 | Code::Mov_rm64_imm32 | Code::Mov_r64_imm64
+            ) && matches!(instruction.op0_register(), Register::EAX | Register::RAX);
+            if sets_constant {
+                return Number::Known(instruction.immediate(1) & 0xffff_ffff, back);
+            }
+            let clears = instruction.mnemonic() == Mnemonic::Xor
+                && instruction.op0_register() == Register::EAX
+                && instruction.op1_kind() == OpKind::Register
+                && instruction.op1_register() == Register::EAX;
+            if clears {
+                return Number::Known(0, back);
+            }
+            let info = factory.info(instruction);
+            let writes = |access| !matches!(access, OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess);
+            let touches = info
+                .used_registers()
+                .iter()
+                .any(|used| used.register().full_register() == Register::RAX && writes(used.access()));
+            if touches {
+                return Number::Unknown;
+            }
+        }
+        Number::Unknown
+    }
+
+    /// What moves with the call at `index`: what stands before it, if that sets the number, else what is behind.
+    fn site(&self, index: usize, number: Number) -> Option<Site> {
+        let before = match number {
+            Number::Known(_, back) => self.before(index, back),
+            Number::Unknown => None,
+        };
+        before.or_else(|| self.behind(index))
+    }
+
+    fn before(&self, index: usize, back: usize) -> Option<Site> {
+        let call = &self.instructions[index];
+        // As few as give room.
+        let first = (1..=back).find(|back| call.next_ip() - self.instructions[index - back].ip() >= JUMP as u64)?;
+        let moved = &self.instructions[index - first..index];
+        let is_free = |instruction: &Instruction| !self.targets.contains(&instruction.ip());
+        let stays_free = moved[1..].iter().chain([call]).all(is_free);
+        (stays_free && moved.iter().all(is_movable)).then(|| Site {
+            from: moved[0].ip(),
+            to: call.next_ip(),
+            before: moved.to_vec(),
+            behind: Vec::new(),
+        })
+    }
+
+    fn behind(&self, index: usize) -> Option<Site> {
+        let call = &self.instructions[index];
+        let mut behind = Vec::new();
+        let mut end = call.next_ip();
+        let mut ends = false;
+        for instruction in &self.instructions[index + 1..] {
+            if end - call.ip() >= JUMP as u64 {
+                break;
+            }
+            if instruction.ip() != end || self.targets.contains(&instruction.ip()) {
+                return None;
+            }
+            end = instruction.next_ip();
+            if ends {
+                // Nobody comes here: what fills the space between functions.
+                if !matches!(instruction.mnemonic(), Mnemonic::Int3 | Mnemonic::Nop) {
+                    return None;
+                }
+                continue;
+            }
+            if !is_movable(instruction) {
+                return None;
+            }
+            ends = matches!(instruction.flow_control(), FlowControl::Return | FlowControl::UnconditionalBranch);
+            behind.push(*instruction);
+        }
+        let is_enough = end - call.ip() >= JUMP as u64;
+        is_enough.then(|| Site { from: call.ip(), to: end, before: Vec::new(), behind })
+    }
+}
+
+fn is_movable(instruction: &Instruction) -> bool {
+    matches!(
+        instruction.flow_control(),
+        FlowControl::Next | FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch | FlowControl::Return
+    ) && !instruction.is_invalid()
+        && instruction.code() != Code::Syscall
+}
+
+impl Site {
+    /// What stands in its place: a jump to `there`, and rubbish where nobody comes.
+    pub(crate) fn jump(&self, bias: u64, there: u64) -> Result<Vec<u8>, Closed> {
+        const TRAP: u8 = 0xcc;
+        let mut code = jump(self.from.wrapping_add(bias), there)?;
+        code.resize((self.to - self.from) as usize, TRAP);
+        Ok(code)
+    }
+
+    /// What is done there, with the address that is asked for at `called`.
+    pub(crate) fn stub(&self, bias: u64, at: u64, called: u64) -> Result<Vec<u8>, Closed> {
+        let mut code = moved(&self.before, bias, at)?;
+        // lea rcx, [rip + 6]: the call itself. jmp [rip + ...]
+        code.extend([0x48, 0x8d, 0x0d, 6, 0, 0, 0, 0xff, 0x25]);
+        let behind = at + code.len() as u64 + 4;
+        code.extend(distance(behind, called)?.to_le_bytes());
+        code.extend([0x0f, 0x05]);
+        code.extend(moved(&self.behind, bias, at + code.len() as u64)?);
+        code.extend(jump(at + code.len() as u64, self.to.wrapping_add(bias))?);
+        Ok(code)
+    }
+}
+
+/// The same instructions for another place. What they refer to is `bias` from where the file says.
+fn moved(instructions: &[Instruction], bias: u64, to: u64) -> Result<Vec<u8>, Closed> {
+    if instructions.is_empty() {
+        return Ok(Vec::new());
+    }
+    let biased: Vec<Instruction> = instructions.iter().map(|instruction| with_bias(*instruction, bias)).collect();
+    let block = InstructionBlock::new(&biased, to);
+    let encoded = BlockEncoder::encode(64, block, BlockEncoderOptions::NONE);
+    encoded.map(|encoded| encoded.code_buffer).map_err(|_| Closed::Call(instructions[0].ip()))
+}
+
+fn with_bias(mut instruction: Instruction, bias: u64) -> Instruction {
+    if matches!(instruction.op0_kind(), OpKind::NearBranch64) {
+        instruction.set_near_branch64(instruction.near_branch_target().wrapping_add(bias));
+    }
+    if instruction.is_ip_rel_memory_operand() {
+        let address = instruction.ip_rel_memory_address().wrapping_add(bias);
+        instruction.set_memory_displacement64(address);
+    }
+    instruction.set_ip(instruction.ip().wrapping_add(bias));
+    instruction
+}
+
+fn jump(from: u64, to: u64) -> Result<Vec<u8>, Closed> {
+    let mut code = vec![0xe9];
+    code.extend(distance(from + JUMP as u64, to)?.to_le_bytes());
+    Ok(code)
+}
+
+fn distance(from: u64, to: u64) -> Result<i32, Closed> {
+    i32::try_from(to.wrapping_sub(from) as i64).map_err(|_| Closed::NoRoom)
+}

@@ -1,0 +1,108 @@
+//! A process that stands at its exec: its memory is written, and it is made to call the kernel.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use nix::errno::Errno;
+use nix::libc::user_regs_struct;
+use nix::sys::ptrace::{self, Options};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use crate::Closed;
+
+/// Held still by this process, which the kernel has let go on when it is dropped.
+pub(crate) struct Tracee {
+    process: Pid,
+    memory: File,
+    /// Signals that have come meanwhile.
+    signals: Vec<Signal>,
+    /// Where it makes calls, and what else stands there.
+    calls_at: u64,
+    before: [u8; 2],
+}
+
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+
+/// From now on the process stops when it becomes another program.
+pub(crate) fn seize(process: Pid) -> Result<(), Closed> {
+    ptrace::seize(process, Options::PTRACE_O_TRACEEXEC).map_err(|errno| Closed::Kernel("ptrace", errno))
+}
+
+impl Tracee {
+    /// The process when it has become the program, before the program's first instruction.
+    pub(crate) fn at_exec(process: Pid) -> Result<Tracee, Closed> {
+        loop {
+            let status = waitpid(process, None).map_err(|errno| Closed::Kernel("waitpid", errno))?;
+            let signal = match status {
+                WaitStatus::PtraceEvent(_, _, event) if event == nix::libc::PTRACE_EVENT_EXEC => break,
+                WaitStatus::Stopped(_, signal) => Some(signal),
+                WaitStatus::PtraceEvent(..) => None,
+                _ => return Err(Closed::Gone),
+            };
+            ptrace::cont(process, signal).map_err(|_| Closed::Gone)?;
+        }
+        let path = format!("/proc/{process}/mem");
+        let memory = File::options().read(true).write(true).open(path).map_err(Closed::Unreadable)?;
+        let mut tracee = Tracee { process, memory, signals: Vec::new(), calls_at: 0, before: [0; 2] };
+        tracee.calls_at = tracee.registers()?.rip;
+        tracee.memory.read_exact_at(&mut tracee.before, tracee.calls_at).map_err(Closed::Unreadable)?;
+        tracee.write(tracee.calls_at, &SYSCALL)?;
+        Ok(tracee)
+    }
+
+    pub(crate) fn registers(&self) -> Result<user_regs_struct, Closed> {
+        ptrace::getregs(self.process).map_err(|errno| Closed::Kernel("ptrace", errno))
+    }
+
+    pub(crate) fn set_registers(&self, registers: user_regs_struct) -> Result<(), Closed> {
+        ptrace::setregs(self.process, registers).map_err(|errno| Closed::Kernel("ptrace", errno))
+    }
+
+    pub(crate) fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Closed> {
+        self.memory.read_exact_at(into, at).map_err(Closed::Unreadable)
+    }
+
+    /// Also where the program may only read.
+    pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Closed> {
+        self.memory.write_all_at(bytes, at).map_err(Closed::Unreadable)
+    }
+
+    /// Has it make a system call.
+    pub(crate) fn call(&mut self, name: &'static str, number: i64, arguments: [u64; 6]) -> Result<u64, Closed> {
+        let before = self.registers()?;
+        let [rdi, rsi, rdx, r10, r8, r9] = arguments;
+        // No call is under way that the kernel would begin again.
+        let orig_rax = u64::MAX;
+        let call = user_regs_struct {
+            rax: number as u64, rdi, rsi, rdx, r10, r8, r9, orig_rax, rip: self.calls_at, ..before
+        };
+        self.set_registers(call)?;
+        loop {
+            ptrace::step(self.process, None).map_err(|_| Closed::Gone)?;
+            match waitpid(self.process, None).map_err(|_| Closed::Gone)? {
+                WaitStatus::Stopped(_, Signal::SIGTRAP) => break,
+                WaitStatus::Stopped(_, signal) => self.signals.push(signal),
+                WaitStatus::PtraceEvent(..) => {}
+                _ => return Err(Closed::Gone),
+            }
+        }
+        let result = self.registers()?.rax;
+        self.set_registers(user_regs_struct { orig_rax, ..before })?;
+        if result > (-4096_i64) as u64 {
+            return Err(Closed::Kernel(name, Errno::from_raw(-(result as i64) as i32)));
+        }
+        Ok(result)
+    }
+}
+
+impl Drop for Tracee {
+    fn drop(&mut self) {
+        let _ = self.write(self.calls_at, &self.before);
+        for signal in self.signals.drain(..) {
+            let _ = kill(self.process, signal);
+        }
+        let _ = ptrace::detach(self.process, None);
+    }
+}
