@@ -74,8 +74,10 @@ pub struct Control {
     pub depth: u32,
     /// The thread.
     pub thread: u32,
-    /// The end of the stack that calls are answered on, or 0: on the program's.
+    /// The end of the library's own stack for this thread.
     pub stack: usize,
+    /// Whether calls are answered on that: 0 or 1.
+    pub switches: u32,
     /// errno.
     pub errno: i32,
 }

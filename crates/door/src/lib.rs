@@ -28,6 +28,9 @@ pub enum Closed {
     /// The file cannot be read.
     #[error("its file cannot be read: {0}")]
     Unreadable(std::io::Error),
+    /// Its memory cannot be read or written.
+    #[error("its memory at {0:#x} cannot be touched: {1}")]
+    Memory(u64, std::io::Error),
     /// A system call's instruction stands where nothing can be put in its place.
     #[error("the system call at {0:#x} cannot be led elsewhere")]
     Call(u64),

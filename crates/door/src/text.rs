@@ -1,7 +1,7 @@
 //! The `syscall` instructions of a program, and how each is led to the library.
 //!
-//! The instruction has two bytes, and a jump that reaches the library five. So its neighbours move, too: those before it as far as the one that sets
-//! the number, or those behind it. A neighbour can move if no jump leads to it, if it is no call, which would leave another return address,
+//! The instruction has two bytes, and a jump that reaches the library five. So its neighbours move, too: those before it, or
+//! those behind it. A neighbour can move if no jump leads to it, if it is no call, which would leave another return address,
 //! and if it can be written again for another place. Calls of a number that the library does not care for are left where they are.
 //!
 //! What cannot be seen is a jump by a table of distances into the middle of what moves. Compilers put nothing between a system call and
@@ -39,14 +39,6 @@ struct Text {
     targets: BTreeSet<u64>,
 }
 
-/// What a call's number is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Number {
-    /// This, set by the instruction so many before it.
-    Known(u64, usize),
-    Unknown,
-}
-
 /// The calls of `program` that `numbers` has a bit for, or may have.
 pub(crate) fn sites(program: &File, numbers: &[u32; NUMBERS / 32]) -> Result<Vec<Site>, Closed> {
     let mut sites = Vec::new();
@@ -61,13 +53,10 @@ pub(crate) fn sites(program: &File, numbers: &[u32; NUMBERS / 32]) -> Result<Vec
                 continue;
             }
             is_any = true;
-            let number = text.number(index);
-            if let Number::Known(number, _) = number
-                && !has_bit(numbers, number)
-            {
+            if text.number(index).is_some_and(|number| !has_bit(numbers, number)) {
                 continue;
             }
-            sites.push(text.site(index, number).ok_or(Closed::Call(instruction.ip()))?);
+            sites.push(text.site(index).ok_or(Closed::Call(instruction.ip()))?);
         }
     }
     if is_any { Ok(sites) } else { Err(Closed::NoCalls) }
@@ -107,69 +96,65 @@ impl Text {
     }
 
     /// The number of the call at `index`, if the code that leads straight there says so.
-    fn number(&self, index: usize) -> Number {
+    fn number(&self, index: usize) -> Option<u64> {
         let mut factory = InstructionInfoFactory::new();
-        for back in 1..=BACK.min(index) {
+        let mut holder = Register::RAX;
+        for index in (index.saturating_sub(BACK) + 1..=index).rev() {
             // Whoever jumps here brings a number along.
-            if self.targets.contains(&self.instructions[index + 1 - back].ip()) {
-                return Number::Unknown;
+            if self.targets.contains(&self.instructions[index].ip()) || !self.leads_to(index) {
+                return None;
             }
-            let instruction = &self.instructions[index - back];
-            let falls_through =
-                matches!(instruction.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch);
-            let follows = instruction.next_ip() == self.instructions[index + 1 - back].ip();
-            if !falls_through || !follows || instruction.is_invalid() {
-                return Number::Unknown;
+            let instruction = &self.instructions[index - 1];
+            let is_written = factory.info(instruction).used_registers().iter().any(|used| {
+                let is_read = matches!(used.access(), OpAccess::None | OpAccess::Read | OpAccess::CondRead);
+                used.register().full_register() == holder && !is_read
+            });
+            if !is_written {
+                continue;
             }
-            let sets_constant = matches!(
-                instruction.code(),
-                Code::Mov_r32_imm32 | Code::Mov_rm32_imm32 | Code::Mov_rm64_imm32 | Code::Mov_r64_imm64
-            ) && matches!(instruction.op0_register(), Register::EAX | Register::RAX);
-            if sets_constant {
-                return Number::Known(instruction.immediate(1) & 0xffff_ffff, back);
-            }
-            let clears = instruction.mnemonic() == Mnemonic::Xor
-                && instruction.op0_register() == Register::EAX
-                && instruction.op1_kind() == OpKind::Register
-                && instruction.op1_register() == Register::EAX;
-            if clears {
-                return Number::Known(0, back);
-            }
-            let info = factory.info(instruction);
-            let writes = |access| !matches!(access, OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess);
-            let touches = info
-                .used_registers()
-                .iter()
-                .any(|used| used.register().full_register() == Register::RAX && writes(used.access()));
-            if touches {
-                return Number::Unknown;
+            let is_whole = matches!(instruction.op0_register().size(), 4 | 8);
+            match (instruction.mnemonic(), instruction.op1_kind()) {
+                (Mnemonic::Mov, OpKind::Register) if is_whole => {
+                    holder = instruction.op1_register().full_register();
+                }
+                (Mnemonic::Xor, OpKind::Register) if instruction.op0_register() == instruction.op1_register() => {
+                    return is_whole.then_some(0);
+                }
+                (
+                    Mnemonic::Mov,
+                    OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64,
+                ) if is_whole => return Some(instruction.immediate(1) & 0xffff_ffff),
+                _ => return None,
             }
         }
-        Number::Unknown
+        None
     }
 
-    /// What moves with the call at `index`: what stands before it, if that sets the number, else what is behind.
-    fn site(&self, index: usize, number: Number) -> Option<Site> {
-        let before = match number {
-            Number::Known(_, back) => self.before(index, back),
-            Number::Unknown => None,
-        };
-        before.or_else(|| self.behind(index))
+    /// What moves with the call at `index`: what stands before it, else what is behind.
+    fn site(&self, index: usize) -> Option<Site> {
+        self.before(index).or_else(|| self.behind(index))
     }
 
-    fn before(&self, index: usize, back: usize) -> Option<Site> {
+    fn before(&self, index: usize) -> Option<Site> {
         let call = &self.instructions[index];
-        // As few as give room.
-        let first = (1..=back).find(|back| call.next_ip() - self.instructions[index - back].ip() >= JUMP as u64)?;
-        let moved = &self.instructions[index - first..index];
-        let is_free = |instruction: &Instruction| !self.targets.contains(&instruction.ip());
-        let stays_free = moved[1..].iter().chain([call]).all(is_free);
-        (stays_free && moved.iter().all(is_movable)).then(|| Site {
-            from: moved[0].ip(),
-            to: call.next_ip(),
-            before: moved.to_vec(),
-            behind: Vec::new(),
-        })
+        let mut first = index;
+        while call.next_ip() - self.instructions[first].ip() < JUMP as u64 {
+            let instruction = &self.instructions[first.checked_sub(1)?];
+            let is_target = self.targets.contains(&self.instructions[first].ip());
+            if is_target || !self.leads_to(first) || !is_movable(instruction) {
+                return None;
+            }
+            first -= 1;
+        }
+        let before = self.instructions[first..index].to_vec();
+        Some(Site { from: self.instructions[first].ip(), to: call.next_ip(), before, behind: Vec::new() })
+    }
+
+    /// Whether the instruction at `index` is what is done after the one before it.
+    fn leads_to(&self, index: usize) -> bool {
+        let Some(before) = index.checked_sub(1).map(|index| &self.instructions[index]) else { return false };
+        let goes_on = matches!(before.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch);
+        goes_on && !before.is_invalid() && before.next_ip() == self.instructions[index].ip()
     }
 
     fn behind(&self, index: usize) -> Option<Site> {

@@ -61,12 +61,12 @@ impl Tracee {
     }
 
     pub(crate) fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Closed> {
-        self.memory.read_exact_at(into, at).map_err(Closed::Unreadable)
+        self.memory.read_exact_at(into, at).map_err(|error| Closed::Memory(at, error))
     }
 
     /// Also where the program may only read.
     pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Closed> {
-        self.memory.write_all_at(bytes, at).map_err(Closed::Unreadable)
+        self.memory.write_all_at(bytes, at).map_err(|error| Closed::Memory(at, error))
     }
 
     /// Has it make a system call.
@@ -78,22 +78,33 @@ impl Tracee {
         let call = user_regs_struct {
             rax: number as u64, rdi, rsi, rdx, r10, r8, r9, orig_rax, rip: self.calls_at, ..before
         };
-        self.set_registers(call)?;
-        loop {
-            ptrace::step(self.process, None).map_err(|_| Closed::Gone)?;
-            match waitpid(self.process, None).map_err(|_| Closed::Gone)? {
-                WaitStatus::Stopped(_, Signal::SIGTRAP) => break,
-                WaitStatus::Stopped(_, signal) => self.signals.push(signal),
-                WaitStatus::PtraceEvent(..) => {}
-                _ => return Err(Closed::Gone),
+        let result = loop {
+            self.set_registers(call)?;
+            self.step()?;
+            let after = self.registers()?;
+            // The first step is the end of the exec itself, and changes rax.
+            if after.rip != call.rip {
+                break after.rax;
             }
-        }
-        let result = self.registers()?.rax;
+        };
         self.set_registers(user_regs_struct { orig_rax, ..before })?;
         if result > (-4096_i64) as u64 {
             return Err(Closed::Kernel(name, Errno::from_raw(-(result as i64) as i32)));
         }
         Ok(result)
+    }
+
+    /// One instruction.
+    fn step(&mut self) -> Result<(), Closed> {
+        loop {
+            ptrace::step(self.process, None).map_err(|_| Closed::Gone)?;
+            match waitpid(self.process, None).map_err(|_| Closed::Gone)? {
+                WaitStatus::Stopped(_, Signal::SIGTRAP) => return Ok(()),
+                WaitStatus::Stopped(_, signal) => self.signals.push(signal),
+                WaitStatus::PtraceEvent(..) => {}
+                _ => return Err(Closed::Gone),
+            }
+        }
     }
 }
 

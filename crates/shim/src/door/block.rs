@@ -29,7 +29,7 @@ static DATA: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 static IN_FILE: AtomicUsize = AtomicUsize::new(0);
 static LEN: AtomicUsize = AtomicUsize::new(0);
 /// Whether calls are answered on the block's stack: 0 or 1.
-static SWITCHES: AtomicUsize = AtomicUsize::new(0);
+static SWITCHES: AtomicU32 = AtomicU32::new(0);
 
 /// The first thread's, which is in use already.
 pub(super) fn start(told: &Begin) {
@@ -90,7 +90,8 @@ fn settle(control: *mut Control, program: usize) {
     // SAFETY: this thread's block, which nobody else writes to.
     unsafe {
         let end = control.cast::<u8>().sub(LEN.load(Relaxed)) as usize & !63;
-        (&raw mut (*control).stack).write(end * SWITCHES.load(Relaxed));
+        (&raw mut (*control).stack).write(end);
+        (&raw mut (*control).switches).write(SWITCHES.load(Relaxed));
         (&raw mut (*control).depth).write(0);
         (&raw mut (*control).program).write(program);
     }
