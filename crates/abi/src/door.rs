@@ -78,6 +78,8 @@ pub struct Control {
     pub stack: usize,
     /// Whether calls are answered on that: 0 or 1.
     pub switches: u32,
+    /// Whether a child of vfork may be running in the thread's place: 0 or 1.
+    pub is_lent: u32,
     /// errno.
     pub errno: i32,
 }

@@ -106,10 +106,11 @@ impl Obstacle {
         let fixed = match self {
             Obstacle::OtherClass => "Use a 64-bit build of it.",
             Obstacle::OtherMachine => "Use a build for this processor.",
-            Obstacle::Static => "Use a build that is dynamically linked, with glibc or musl.",
+            Obstacle::Static | Obstacle::StaticGo => {
+                return format!("Start it with `shunt run -- {program}`, which comes in by its system calls.");
+            }
             Obstacle::OtherLibc(_) => "Use a build for glibc or musl.",
             Obstacle::OldLibc(_) => "Use musl 1.2.2 or later.",
-            Obstacle::StaticGo => "Start it with `shunt run`, which comes in by its system calls.",
             Obstacle::Go => "Nothing can be done: its connections stay on TCP.",
             Obstacle::Setuid | Obstacle::Setgid => {
                 "Run a copy without that bit, as the user or group that it needs."
@@ -169,6 +170,16 @@ impl fmt::Display for Obstacle {
 
 /// Whether something will keep the shim out of the program at `path`.
 pub(crate) fn of_file(path: &Path) -> Option<Obstacle> {
+    let path = executed(path);
+    // In secure mode the dynamic linker looks at nothing else.
+    if let Some(obstacle) = secure_mode(&path) {
+        return Some(obstacle);
+    }
+    of_linkage(&path)
+}
+
+/// The program that is executed for the file at `path`: the last of the interpreters, if it is a script.
+pub(crate) fn executed(path: &Path) -> PathBuf {
     let mut path = path.to_owned();
     for _ in 0..SCRIPT_DEPTH {
         match program::interpreter(&path) {
@@ -176,11 +187,7 @@ pub(crate) fn of_file(path: &Path) -> Option<Obstacle> {
             None => break,
         }
     }
-    // In secure mode the dynamic linker looks at nothing else.
-    if let Some(obstacle) = secure_mode(&path) {
-        return Some(obstacle);
-    }
-    of_linkage(&path)
+    path
 }
 
 /// What the ELF headers of `path` say against it.

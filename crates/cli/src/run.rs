@@ -79,7 +79,8 @@ impl Road {
     fn open_door(&self, path: &Path) -> Option<String> {
         let Road::Shim { library, transport: Transport::Auto | Transport::Shm, .. } = self else { return None };
         let obstacle = obstacle::of_file(path).filter(|obstacle| obstacle.has_door())?;
-        let closed = door::prepare(path, library, obstacle == Obstacle::StaticGo).err()?;
+        let program = obstacle::executed(path);
+        let closed = door::prepare(&program, library, obstacle == Obstacle::StaticGo).err()?;
         Some(format!("shunt cannot enter it, {obstacle}, and {closed:#}"))
     }
 }

@@ -1,14 +1,10 @@
-// An echo server and client in Go, linked with libc by cgo: Go's run-time still makes its system calls by itself.
+// An echo server and client in Go. With echo_cgo.go it is linked with libc: Go's run-time still makes its system calls by itself.
 //
 //	echo serve PORT
 //	echo ask PORT CONNECTIONS MESSAGES GATE
 //
 // The client repeats its messages until there is a file of the last name.
 package main
-
-// #include <unistd.h>
-// static int process(void) { return getpid(); }
-import "C"
 
 import (
 	"bytes"
@@ -25,7 +21,7 @@ const patience = 10 * time.Second
 
 func check(err error) {
 	if err != nil {
-		fmt.Fprintln(os.Stderr, C.process(), err)
+		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }

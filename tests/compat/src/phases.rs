@@ -29,8 +29,8 @@ pub fn compile(host: &Host, name: &str, flags: &[&str]) -> PathBuf {
 }
 
 /// The same for musl.
-pub fn compile_for_musl(host: &Host, name: &str) -> PathBuf {
-    compile_by("musl-gcc", host, name, &[])
+pub fn compile_for_musl(host: &Host, name: &str, flags: &[&str]) -> PathBuf {
+    compile_by("musl-gcc", host, name, flags)
 }
 
 fn compile_by(compiler: &str, host: &Host, name: &str, flags: &[&str]) -> PathBuf {

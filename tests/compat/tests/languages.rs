@@ -104,13 +104,14 @@ fn an_erlang_server_and_python() {
 /// Go makes its system calls by itself, also when it is linked with libc: both ends stay on TCP.
 #[test]
 fn go_with_cgo() {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/echo.go");
+    let sources = ["echo.go", "echo_cgo.go"]
+        .map(|name| Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name));
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let program = kept.join("echo-go");
     let built = Command::new(find_program("go"))
         .args(["build", "-o"])
         .arg(&program)
-        .arg(source)
+        .args(sources)
         .envs([
             ("CGO_ENABLED", "1"),
             ("GOFLAGS", "-mod=mod"),

@@ -11,7 +11,7 @@ const LIMIT: Duration = Duration::from_secs(100);
 /// shared memory.
 fn run(host: &Host, name: &str, arguments: &[&str]) -> String {
     let before = on_shared_memory(host);
-    compile_for_musl(host, name);
+    compile_for_musl(host, name, &[]);
     let program: Launch<'_> = host.program(format!("./{name}")).args(arguments);
     let printed = program.run(name, LIMIT).stdout;
     assert!(before.is_none() || on_shared_memory(host) > before, "nothing was on shared memory");
@@ -46,7 +46,7 @@ fn whoever_sleeps_is_woken() {
 /// The peer is a program of glibc.
 fn forks(name: &'static str, phases: &'static [Phase]) {
     both(LIMIT, move |host| {
-        compile_for_musl(host, "forks");
+        compile_for_musl(host, "forks", &[]);
         compile(host, "serve_on", &[]);
         let port = host.port();
         run_phases(host, host.program("./forks").args([name, &port.to_string()]), port, phases)

@@ -99,9 +99,13 @@ pub(super) unsafe extern "C" fn called() {
         "jnz 5f",
         "cmp dword ptr gs:[{switches}], 0",
         "jne 7f",
-        // A thread that ends may have unmapped its stack.
+        // A thread that ends may have unmapped its stack, and a child of vfork may have a very small one.
         "shr eax, 16",
         "cmp eax, {exit}",
+        "je 7f",
+        "cmp eax, {execve}",
+        "je 7f",
+        "cmp eax, {execveat}",
         "je 7f",
         "5:",
         "mov rax, rsp",
@@ -147,6 +151,8 @@ pub(super) unsafe extern "C" fn called() {
         stack = const offset_of!(Control, stack),
         switches = const offset_of!(Control, switches),
         exit = const libc::SYS_exit,
+        execve = const libc::SYS_execve,
+        execveat = const libc::SYS_execveat,
         block = const BLOCK,
         middle = const BLOCK / 2,
         mmap = const libc::SYS_mmap,

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use shunt_abi::door::{Begin, NUMBERS, Offer};
 
 use crate::hooks::raw;
+use crate::ops::exec;
 use entry::Frame;
 
 /// What `shunt_door` looks for in the library.
@@ -72,12 +73,22 @@ unsafe extern "C" fn begin(told: &Begin) {
 
 /// A call of the program's that has its bit. It is let through, or has been answered here: then `frame` says where to go on.
 unsafe extern "C" fn answer(frame: &mut Frame) -> c_long {
-    let number = c_long::from(frame.number());
+    let (number, arguments) = (c_long::from(frame.number()), frame.arguments());
+    if block::is_borrowed() {
+        // Its descriptors and its handlers are its own, and all else is its parent's. So it is not looked at until it becomes a program.
+        if matches!(number, ::libc::SYS_execve | ::libc::SYS_execveat) {
+            exec::before_child();
+        }
+        return number;
+    }
     if number == ::libc::SYS_exit {
         crate::thread::over();
     }
+    if raw::lends_memory(number, arguments) {
+        block::lend();
+    }
     // SAFETY: the program's own call.
-    match unsafe { raw::answer(number, frame.arguments()) } {
+    match unsafe { raw::answer(number, arguments) } {
         Some(result) => {
             frame.skip_call();
             if result == 0 && raw::makes_child(number) {

@@ -26,7 +26,9 @@ trampolines! {
 }
 
 extern "C" fn route(call: &Call) -> *mut c_void {
-    let arguments = std::array::from_fn(|index| call.argument(index + 1) as c_long);
+    // The last one, which is on the stack, nobody looks at.
+    let [a, b, c, d, e] = [1, 2, 3, 4, 5].map(|index| call.argument(index) as c_long);
+    let arguments = [a, b, c, d, e, 0];
     if is_answered(call.argument(0) as c_long, &Arguments(arguments)) {
         hooked as *mut c_void
     } else {
@@ -72,18 +74,22 @@ fn is_fork(flags: u64, stack: u64) -> bool {
 }
 
 fn is_clone3_fork(call: &Arguments) -> bool {
-    /// The beginning of struct clone_args.
-    #[derive(Clone, Copy)]
-    #[repr(C)]
-    struct CloneArgs {
-        flags: u64,
-        unused: [u64; 4],
-        stack: u64,
-    }
+    clone_arguments(call).is_some_and(|arguments| is_fork(arguments.flags, arguments.stack))
+}
+
+/// The beginning of struct clone_args.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct CloneArgs {
+    flags: u64,
+    unused: [u64; 4],
+    stack: u64,
+}
+
+fn clone_arguments(call: &Arguments) -> Option<CloneArgs> {
     let (arguments, size) = (call.pointer::<CloneArgs>(0).cast_const(), call.size(1));
     // SAFETY: the program's argument; they are plain numbers.
-    let arguments = (size >= size_of::<CloneArgs>()).then(|| unsafe { memory::read(arguments) }).flatten();
-    arguments.is_some_and(|arguments| is_fork(arguments.flags, arguments.stack))
+    (size >= size_of::<CloneArgs>()).then(|| unsafe { memory::read(arguments) }).flatten()
 }
 
 /// The kernel's own asynchronous I/O names the sockets that it is asked to read, write or watch.
@@ -156,11 +162,6 @@ unsafe extern "C-unwind" fn hooked(
 /// As the system call.
 pub(crate) unsafe fn answer(number: c_long, arguments: [c_long; 6]) -> Option<c_long> {
     let arguments = Arguments(arguments);
-    // A child of vfork has its parent's memory, and leaves it for good.
-    if matches!(number, libc::SYS_execve | libc::SYS_execveat) && !crate::process::is_home() {
-        exec::before_child();
-        return None;
-    }
     // The stack that this runs on may be what is unmapped.
     if number == libc::SYS_munmap {
         memory::forget(arguments.size(0), arguments.size(1));
@@ -179,6 +180,18 @@ pub(crate) fn makes_child(number: c_long) -> bool {
     matches!(number, libc::SYS_fork | libc::SYS_clone | libc::SYS_clone3)
 }
 
+/// Whether it makes a child that has this thread's memory, while this thread sleeps.
+pub(crate) fn lends_memory(number: c_long, arguments: [c_long; 6]) -> bool {
+    const LENT: u64 = (libc::CLONE_VM | libc::CLONE_VFORK) as u64;
+    let flags = match number {
+        libc::SYS_vfork => LENT,
+        libc::SYS_clone => arguments[0] as u64,
+        libc::SYS_clone3 => clone_arguments(&Arguments(arguments)).map_or(0, |arguments| arguments.flags),
+        _ => 0,
+    };
+    flags & LENT == LENT
+}
+
 /// A bit for each call of which something must be known before it is made, or that has a hook.
 pub(crate) static ANSWERED: [u32; NUMBERS / 32] = {
     let mut bits = [0; NUMBERS / 32];
@@ -191,8 +204,9 @@ pub(crate) static ANSWERED: [u32; NUMBERS / 32] = {
     bits
 };
 
-/// What [`is_answered`] looks at, and a thread's end.
-const TOLD: [c_long; 11] = [
+/// What [`is_answered`] looks at, a thread's end, and a child in this memory.
+const TOLD: [c_long; 12] = [
+    libc::SYS_vfork,
     libc::SYS_prctl,
     libc::SYS_seccomp,
     libc::SYS_io_uring_setup,

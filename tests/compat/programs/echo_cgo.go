@@ -1,0 +1,8 @@
+// What has a program linked with libc.
+package main
+
+// #include <unistd.h>
+// static int process(void) { return getpid(); }
+import "C"
+
+var process = C.process()

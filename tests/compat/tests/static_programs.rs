@@ -1,0 +1,137 @@
+//! Programs without a dynamic linker, which shunt enters by their system calls: static ones of glibc and of musl, at a fixed place and
+//! anywhere, and Go's, whose run-time knows no libc. The same as natively, and on shared memory.
+
+use shunt_abi::reason::Reason;
+use shunt_compat::Phase::{self, Shm, Tcp};
+use shunt_compat::{
+    Host, Launch, Way, both, compile, compile_for_musl, converse, find_program, gate, run_phases,
+};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(100);
+const CONNECTIONS: usize = 8;
+
+/// By whom and how a program is linked.
+#[derive(Clone, Copy)]
+enum Linked {
+    Glibc,
+    GlibcAnywhere,
+    Musl,
+}
+
+const EVERY: [Linked; 3] = [Linked::Glibc, Linked::GlibcAnywhere, Linked::Musl];
+
+impl Linked {
+    fn compile(self, host: &Host, name: &str) {
+        match self {
+            Linked::Glibc => compile(host, name, &["-static"]),
+            Linked::GlibcAnywhere => compile(host, name, &["-static-pie", "-fPIE"]),
+            Linked::Musl => compile_for_musl(host, name, &["-static"]),
+        };
+    }
+}
+
+/// Runs a program that has both ends of its connections, and says what it has printed. Under shunt some of them were on shared memory.
+fn run(host: &Host, linked: Linked, name: &str, arguments: &[&str]) -> String {
+    linked.compile(host, name);
+    let before = on_shared_memory(host);
+    let program: Launch<'_> = host.program(format!("./{name}")).args(arguments);
+    let printed = program.run(name, LIMIT).stdout;
+    assert!(before.is_none() || on_shared_memory(host) > before, "nothing was on shared memory");
+    printed
+}
+
+/// Ends of connections that have been on shared memory so far.
+fn on_shared_memory(host: &Host) -> Option<u64> {
+    host.status().map(|status| status.share.on_shm)
+}
+
+#[test]
+fn a_server_with_threads_and_its_clients() {
+    both(LIMIT, |host| EVERY.map(|linked| run(host, linked, "exchange", &[])));
+}
+
+#[test]
+fn epoll_in_the_order_of_what_came() {
+    both(LIMIT, |host| EVERY.map(|linked| run(host, linked, "order", &[&host.port().to_string(), "level"])));
+}
+
+#[test]
+fn whoever_sleeps_is_woken() {
+    both(LIMIT, |host| EVERY.map(|linked| run(host, linked, "next", &[&host.port().to_string()])));
+}
+
+fn forks(linked: Linked, name: &'static str, phases: &'static [Phase]) {
+    both(LIMIT, move |host| {
+        compile(host, "serve_on", &[]);
+        linked.compile(host, "forks");
+        let port = host.port();
+        run_phases(host, host.program("./forks").args([name, &port.to_string()]), port, phases)
+    });
+}
+
+#[test]
+fn a_child_takes_over() {
+    forks(Linked::Glibc, "child_takes_over", &[Shm, Shm]);
+}
+
+#[test]
+fn a_child_takes_over_with_musl() {
+    forks(Linked::Musl, "child_takes_over", &[Shm, Shm]);
+}
+
+#[test]
+fn parent_and_child_take_turns() {
+    forks(Linked::Glibc, "turns", &[Shm, Tcp(Reason::Shared), Shm]);
+}
+
+#[test]
+fn parent_and_child_take_turns_with_musl() {
+    forks(Linked::Musl, "turns", &[Shm, Tcp(Reason::Shared), Shm]);
+}
+
+/// A program of Go's without cgo.
+fn go(name: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(format!("{name}.go"));
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let program = kept.join(format!("static-{name}"));
+    let built = Command::new(find_program("go"))
+        .args(["build", "-o"])
+        .arg(&program)
+        .arg(source)
+        .envs([("CGO_ENABLED", "0"), ("GO111MODULE", "off"), ("GOTOOLCHAIN", "local")])
+        .env("GOCACHE", kept.join("go"))
+        .status();
+    assert!(built.expect("go can be started").success(), "go did not accept {name}.go");
+    program
+}
+
+/// Garbage is collected all the time, and what runs is stopped by signals.
+#[test]
+fn a_server_of_gos_and_its_clients() {
+    let program = go("web");
+    both(LIMIT, move |host| {
+        let port = host.port();
+        let (number, count) = (port.to_string(), CONNECTIONS.to_string());
+        let go = || host.program(program.to_string_lossy());
+        let client = go().args(["ask", &number, &count, "40", &gate(port)]);
+        // Every tenth request has a connection of its own, which is over too soon.
+        converse(host, (port, CONNECTIONS), (go().args(["serve", &number]), client), Way::Shm)
+    });
+}
+
+/// The other end is Python's, with the shim from its dynamic linker.
+#[test]
+fn a_server_of_gos_and_python() {
+    let program = go("echo");
+    both(LIMIT, move |host| {
+        let port = host.port();
+        let (number, count) = (port.to_string(), CONNECTIONS.to_string());
+        let client =
+            host.script("python3", "echo.py").args(["client", "threads", &number, &count, "60", &gate(port)]);
+        let server = host.program(program.to_string_lossy()).args(["serve", &number]);
+        converse(host, (port, CONNECTIONS), (server, client), Way::Shm)
+    });
+}
