@@ -19,11 +19,20 @@ impl std::fmt::Debug for Answers {
 
 /// Builds a program of ours and runs it as `NAME PORT GATE`. It begins once its connections are on shared memory.
 pub fn ask(host: &Host, name: &str, connections: usize) -> Answers {
+    ask_linked(host, name, connections, &[])
+}
+
+/// The same without a dynamic linker.
+pub fn ask_statically(host: &Host, name: &str, connections: usize) -> Answers {
+    ask_linked(host, name, connections, &["-static"])
+}
+
+fn ask_linked(host: &Host, name: &str, connections: usize, flags: &[&str]) -> Answers {
     let source = host.write(&format!("{name}.c"), program(&format!("{name}.c")));
     for header in ["lane.h", "questions.h"] {
         host.write(header, program(header));
     }
-    let gcc = host.program("gcc").native().args(["-O1", "-pthread", "-o"]).arg(host.path(name)).arg(source);
+    let gcc = host.program("gcc").native().args(["-O1", "-pthread"]).args(flags).arg("-o").arg(host.path(name)).arg(source);
     gcc.run("gcc", LIMIT);
     let port = host.port();
     let road = host.watch_road();

@@ -19,6 +19,7 @@ mod road;
 
 pub use answers::Answers;
 pub use answers::ask;
+pub use answers::ask_statically;
 pub use both::both;
 pub use both::under_shunt;
 pub use conversation::Way;

@@ -4,7 +4,7 @@
 use shunt_abi::reason::Reason;
 use shunt_compat::Phase::{self, Shm, Tcp};
 use shunt_compat::{
-    Host, Launch, Way, both, compile, compile_for_musl, converse, find_program, gate, run_phases,
+    Host, Launch, Way, ask_statically, both, compile, compile_for_musl, converse, find_program, gate, run_phases,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -61,6 +61,26 @@ fn epoll_in_the_order_of_what_came() {
 #[test]
 fn whoever_sleeps_is_woken() {
     both(LIMIT, |host| EVERY.map(|linked| run(host, linked, "next", &[&host.port().to_string()])));
+}
+
+#[test]
+fn which_calls_go_on_after_a_handler() {
+    both(LIMIT, |host| ask_statically(host, "interrupts", 1));
+}
+
+#[test]
+fn what_handlers_see() {
+    both(LIMIT, |host| ask_statically(host, "handlers", 1));
+}
+
+#[test]
+fn a_storm_of_handlers() {
+    both(LIMIT, |host| ask_statically(host, "storm", 3));
+}
+
+#[test]
+fn more_threads_than_waiters() {
+    both(LIMIT, |host| ask_statically(host, "threads", 100));
 }
 
 fn forks(linked: Linked, name: &'static str, phases: &'static [Phase]) {
@@ -133,5 +153,18 @@ fn a_server_of_gos_and_python() {
             host.script("python3", "echo.py").args(["client", "threads", &number, &count, "60", &gate(port)]);
         let server = host.program(program.to_string_lossy()).args(["serve", &number]);
         converse(host, (port, CONNECTIONS), (server, client), Way::Shm)
+    });
+}
+
+/// Each child is made by vfork, in its parent's memory, and becomes another program while connections are used.
+#[test]
+fn a_program_of_gos_that_starts_others() {
+    let program = go("spawn");
+    both(LIMIT, move |host| {
+        let port = host.port();
+        let (number, count) = (port.to_string(), CONNECTIONS.to_string());
+        let go = || host.program(program.to_string_lossy());
+        let client = go().args(["ask", &number, &count, &gate(port)]);
+        converse(host, (port, CONNECTIONS), (go().args(["serve", &number]), client), Way::Shm)
     });
 }
