@@ -66,8 +66,8 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 #[command(
     override_usage = "shunt run [OPTIONS] [--] CMD [ARG]...",
-    after_help = "CMD replaces shunt: its exit code and its signals are its own. If it cannot be entered (static,\n\
-        32-bit, setuid) or no broker can be had, it still runs, on TCP, and one line on standard error\n\
+    after_help = "CMD replaces shunt: its exit code and its signals are its own. If it cannot be entered (32-bit,\n\
+        setuid) or no broker can be had, it still runs, on TCP, and one line on standard error\n\
         says so.\n\n\
         Exit codes of shunt itself: 2 wrong flags, 126 CMD cannot be executed, 127 CMD not found."
 )]
@@ -101,9 +101,6 @@ pub(crate) struct DoorArgs {
     pub(crate) program: PathBuf,
     /// libshunt.so
     pub(crate) library: PathBuf,
-    /// Its stacks are small, as Go's are
-    #[arg(long)]
-    pub(crate) go: bool,
     /// Nobody waits for this process
     #[arg(long)]
     pub(crate) detached: bool,

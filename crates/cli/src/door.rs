@@ -13,16 +13,21 @@ use rustix::process::{PTracer, Pid, set_ptracer};
 use shunt_door::Door;
 
 use crate::args::DoorArgs;
+use crate::{library, obstacle};
 
 const READY: &str = "ready";
 
+/// Whether the program at `path`, which has no dynamic linker, could be given the door.
+pub(crate) fn can_be_opened(path: &Path) -> bool {
+    library::find().is_ok_and(|library| Door::plan(&obstacle::executed(path), &library).is_ok())
+}
+
 /// Has this process be given the door when it becomes the program at `path`.
-pub(crate) fn prepare(path: &Path, library: &Path, is_go: bool) -> Result<()> {
+pub(crate) fn prepare(path: &Path, library: &Path) -> Result<()> {
     let mut child = beside(&DoorArgs {
         process: std::process::id() as i32,
         program: path.to_owned(),
         library: library.to_owned(),
-        go: is_go,
         detached: false,
     })
     .stdin(Stdio::piped())
@@ -48,9 +53,6 @@ pub(crate) fn prepare(path: &Path, library: &Path, is_go: bool) -> Result<()> {
 fn beside(args: &DoorArgs) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg("door").arg(args.process.to_string()).arg(&args.program).arg(&args.library);
-    if args.go {
-        command.arg("--go");
-    }
     if args.detached {
         command.arg("--detached");
     }
@@ -68,7 +70,7 @@ pub(crate) fn run(args: &DoorArgs) -> ExitCode {
             Err(_) => ExitCode::FAILURE,
         };
     }
-    match Door::plan(&args.program, &args.library, args.go) {
+    match Door::plan(&args.program, &args.library) {
         Ok(door) => wait(args, door),
         Err(closed) => println!("{closed}"),
     }

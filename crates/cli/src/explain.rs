@@ -18,7 +18,8 @@ use shunt_abi::status::{Connection, Snapshot};
 use shunt_broker::StatusError;
 
 use crate::args::ExplainArgs;
-use crate::obstacle;
+use crate::door;
+use crate::obstacle::{self, Obstacle};
 use crate::overlay::seen::View;
 use process::Process;
 use report::{Cause, ConnectionReport, FileReport, Peer, ProcessReport, Report};
@@ -130,7 +131,8 @@ fn named(name: &str) -> Result<(Option<FileReport>, Vec<u32>)> {
     pids.sort_unstable();
     let file = match path {
         Ok(path) => {
-            let obstacle = obstacle::of_file(&path);
+            let obstacle = obstacle::of_file(&path)
+                .filter(|obstacle| *obstacle != Obstacle::Static || !door::can_be_opened(&path));
             let causes = obstacle.iter().map(|obstacle| Cause::of_obstacle(obstacle, base)).collect();
             Some(FileReport { path, can_be_entered: obstacle.is_none(), causes })
         }

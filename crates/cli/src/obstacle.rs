@@ -39,8 +39,6 @@ pub(crate) enum Obstacle {
     OldLibc(PathBuf),
     /// A Go program: it makes system calls by itself.
     Go,
-    /// A Go program without a dynamic linker.
-    StaticGo,
     /// Runs as another user.
     Setuid,
     /// Runs as another group.
@@ -73,11 +71,6 @@ impl Obstacle {
         )
     }
 
-    /// Whether shunt may come in by the program's system calls instead.
-    pub(crate) fn has_door(&self) -> bool {
-        matches!(self, Obstacle::Static | Obstacle::StaticGo)
-    }
-
     /// The name used in `--json`.
     pub(crate) fn label(&self) -> &'static str {
         match self {
@@ -87,7 +80,6 @@ impl Obstacle {
             Obstacle::OtherLibc(_) => "other_libc",
             Obstacle::OldLibc(_) => "old_libc",
             Obstacle::Go => "go",
-            Obstacle::StaticGo => "static_go",
             Obstacle::Setuid => "setuid",
             Obstacle::Setgid => "setgid",
             Obstacle::Capabilities => "capabilities",
@@ -106,8 +98,10 @@ impl Obstacle {
         let fixed = match self {
             Obstacle::OtherClass => "Use a 64-bit build of it.",
             Obstacle::OtherMachine => "Use a build for this processor.",
-            Obstacle::Static | Obstacle::StaticGo => {
-                return format!("Start it with `shunt run -- {program}`, which comes in by its system calls.");
+            Obstacle::Static => {
+                return format!(
+                    "Start it itself with `shunt run -- {program}`, which says what else there is."
+                );
             }
             Obstacle::OtherLibc(_) => "Use a build for glibc or musl.",
             Obstacle::OldLibc(_) => "Use musl 1.2.2 or later.",
@@ -143,7 +137,6 @@ impl fmt::Display for Obstacle {
             Obstacle::OtherLibc(path) => write!(f, "it is linked with another libc ({})", path.display()),
             Obstacle::OldLibc(path) => write!(f, "its libc is too old for shunt ({})", path.display()),
             Obstacle::Go => f.write_str("it is a Go program and makes system calls by itself"),
-            Obstacle::StaticGo => f.write_str("it is a statically linked Go program"),
             Obstacle::Setuid => f.write_str("it is setuid, so the dynamic linker ignores LD_PRELOAD"),
             Obstacle::Setgid => f.write_str("it is setgid, so the dynamic linker ignores LD_PRELOAD"),
             Obstacle::Capabilities => {
@@ -195,8 +188,7 @@ pub(crate) fn of_linkage(path: &Path) -> Option<Obstacle> {
     match elf::parse(&File::open(path).ok()?)? {
         Elf::OtherClass => Some(Obstacle::OtherClass),
         Elf::OtherMachine => Some(Obstacle::OtherMachine),
-        Elf::Native { go: true, interpreter: None } => Some(Obstacle::StaticGo),
-        Elf::Native { go: true, .. } => Some(Obstacle::Go),
+        Elf::Native { interpreter: Some(_), go: true } => Some(Obstacle::Go),
         Elf::Native { interpreter: Some(linker), .. } => {
             let linker = PathBuf::from(OsStr::from_bytes(&linker));
             if !takes_the_shim(&linker) {

@@ -77,10 +77,11 @@ impl Road {
 
     /// CMD may have no dynamic linker that would load the shim. What there is to say if it cannot be loaded otherwise either.
     fn open_door(&self, path: &Path) -> Option<String> {
-        let Road::Shim { library, transport: Transport::Auto | Transport::Shm, .. } = self else { return None };
-        let obstacle = obstacle::of_file(path).filter(|obstacle| obstacle.has_door())?;
-        let program = obstacle::executed(path);
-        let closed = door::prepare(&program, library, obstacle == Obstacle::StaticGo).err()?;
+        let Road::Shim { library, transport: Transport::Auto | Transport::Shm, .. } = self else {
+            return None;
+        };
+        let obstacle = obstacle::of_file(path).filter(|obstacle| *obstacle == Obstacle::Static)?;
+        let closed = door::prepare(&obstacle::executed(path), library).err()?;
         Some(format!("shunt cannot enter it, {obstacle}, and {closed:#}"))
     }
 }
@@ -113,7 +114,9 @@ fn choose(args: &RunArgs, path: &Path) -> (Road, Option<String>) {
 }
 
 fn cannot_enter(obstacle: Option<Obstacle>) -> Option<String> {
-    obstacle.filter(|obstacle| !obstacle.has_door()).map(|obstacle| format!("shunt cannot enter it, {obstacle}"))
+    obstacle
+        .filter(|obstacle| *obstacle != Obstacle::Static)
+        .map(|obstacle| format!("shunt cannot enter it, {obstacle}"))
 }
 
 fn refuse(name: &str, why: &dyn Display, exit_code: u8) -> ExitCode {

@@ -115,12 +115,24 @@ impl File {
         Some(found)
     }
 
+    /// Whether it is a program of Go's, whose stacks are small: its linker leaves a note of that owner.
+    pub(crate) fn is_of_go(&self) -> Result<bool, Closed> {
+        const PT_NOTE: u32 = 4;
+        let notes = self.segments.iter().filter(|segment| segment.kind == PT_NOTE);
+        let contents = notes.map(|segment| self.content(segment)).collect::<Result<Vec<_>, _>>()?;
+        // The owner's name is behind three numbers: its length, that of what is said, and what kind of thing that is.
+        Ok(contents.iter().any(|notes| {
+            notes.windows(15).any(|note| matches!(note[..4], [3 | 4, 0, 0, 0]) && note[12..] == *b"Go\0")
+        }))
+    }
+
     pub(crate) fn own_data(&self) -> Option<Segment> {
         self.segments.iter().copied().find(|segment| segment.kind == PT_TLS)
     }
 
     pub(crate) fn dynamic(&self) -> Result<Dynamic, Closed> {
-        let segment = self.segments.iter().find(|segment| segment.kind == PT_DYNAMIC).ok_or(Closed::Library)?;
+        let segment =
+            self.segments.iter().find(|segment| segment.kind == PT_DYNAMIC).ok_or(Closed::Library)?;
         let entries = (0..segment.in_file / 16).map(|index| {
             let at = segment.offset + index * 16;
             Ok((self.u64(at)?, self.u64(at + 8)?))

@@ -36,8 +36,8 @@ pub fn wait(process: i32) -> Result<(), Closed> {
 }
 
 impl Door {
-    /// Looks at the files. A program of Go's has small stacks.
-    pub fn plan(program: &Path, library: &Path, is_go: bool) -> Result<Door, Closed> {
+    /// Looks at the files.
+    pub fn plan(program: &Path, library: &Path) -> Result<Door, Closed> {
         const FSGSBASE: usize = 1 << 1;
         if linux_hwcap().1 & FSGSBASE == 0 {
             return Err(Closed::NoGs);
@@ -47,7 +47,8 @@ impl Door {
         let (program, library) = (read(program)?, read(library)?);
         let numbers = Library::numbers(&library)?;
         let sites = text::sites(&program, &numbers)?;
-        Ok(Door { program, library, path, sites, switches_stacks: is_go })
+        let switches_stacks = program.is_of_go()?;
+        Ok(Door { program, library, path, sites, switches_stacks })
     }
 
     /// Waits until `process`, which [`wait`] was told of, has become the program; opens the door, and lets it go.
@@ -81,13 +82,23 @@ impl Door {
         ];
         tracee.write(begin, &told.map(u64::to_le_bytes).concat())?;
         lead(&mut tracee, &self.program, &self.sites, bias, library.offer.called)?;
-        let started = user_regs_struct { rip: library.offer.start, rbx: begin, gs_base: control, ..tracee.registers()? };
+        let started = user_regs_struct {
+            rip: library.offer.start,
+            rbx: begin,
+            gs_base: control,
+            ..tracee.registers()?
+        };
         tracee.set_registers(started)
     }
 }
 
 /// Maps the library's file, and changes what its place and its program change. `path` is put at an address first.
-fn place(tracee: &mut Tracee, library: &Library, base: u64, (path, at): (&CString, u64)) -> Result<(), Closed> {
+fn place(
+    tracee: &mut Tracee,
+    library: &Library,
+    base: u64,
+    (path, at): (&CString, u64),
+) -> Result<(), Closed> {
     const NOWHERE: u64 = libc::AT_FDCWD as u64;
     tracee.write(at, path.as_bytes_with_nul())?;
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
@@ -112,7 +123,8 @@ fn place(tracee: &mut Tracee, library: &Library, base: u64, (path, at): (&CStrin
 /// Leads the program's calls to `called`.
 fn lead(tracee: &mut Tracee, program: &File, sites: &[Site], bias: u64, called: u64) -> Result<(), Closed> {
     let len = (POINTER + STUB * sites.len() as u64).next_multiple_of(PAGE);
-    let first = program.segments.iter().filter(|segment| segment.is_loaded()).map(|segment| segment.address).min();
+    let first =
+        program.segments.iter().filter(|segment| segment.is_loaded()).map(|segment| segment.address).min();
     let lowest = (first.ok_or(Closed::Elf)? & !(PAGE - 1)).wrapping_add(bias);
     let stubs = map_below(tracee, lowest, len)?;
     let mut content = called.to_le_bytes().to_vec();

@@ -117,13 +117,16 @@ impl Text {
                 (Mnemonic::Mov, OpKind::Register) if is_whole => {
                     holder = instruction.op1_register().full_register();
                 }
-                (Mnemonic::Xor, OpKind::Register) if instruction.op0_register() == instruction.op1_register() => {
+                (Mnemonic::Xor, OpKind::Register)
+                    if instruction.op0_register() == instruction.op1_register() =>
+                {
                     return is_whole.then_some(0);
                 }
-                (
-                    Mnemonic::Mov,
-                    OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64,
-                ) if is_whole => return Some(instruction.immediate(1) & 0xffff_ffff),
+                (Mnemonic::Mov, OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64)
+                    if is_whole =>
+                {
+                    return Some(instruction.immediate(1) & 0xffff_ffff);
+                }
                 _ => return None,
             }
         }
@@ -180,7 +183,8 @@ impl Text {
             if !is_movable(instruction) {
                 return None;
             }
-            ends = matches!(instruction.flow_control(), FlowControl::Return | FlowControl::UnconditionalBranch);
+            ends =
+                matches!(instruction.flow_control(), FlowControl::Return | FlowControl::UnconditionalBranch);
             behind.push(*instruction);
         }
         let is_enough = end - call.ip() >= JUMP as u64;
@@ -191,7 +195,10 @@ impl Text {
 fn is_movable(instruction: &Instruction) -> bool {
     matches!(
         instruction.flow_control(),
-        FlowControl::Next | FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch | FlowControl::Return
+        FlowControl::Next
+            | FlowControl::ConditionalBranch
+            | FlowControl::UnconditionalBranch
+            | FlowControl::Return
     ) && !instruction.is_invalid()
         && instruction.code() != Code::Syscall
 }
@@ -224,7 +231,8 @@ fn moved(instructions: &[Instruction], bias: u64, to: u64) -> Result<Vec<u8>, Cl
     if instructions.is_empty() {
         return Ok(Vec::new());
     }
-    let biased: Vec<Instruction> = instructions.iter().map(|instruction| with_bias(*instruction, bias)).collect();
+    let biased: Vec<Instruction> =
+        instructions.iter().map(|instruction| with_bias(*instruction, bias)).collect();
     let block = InstructionBlock::new(&biased, to);
     let encoded = BlockEncoder::encode(64, block, BlockEncoderOptions::NONE);
     encoded.map(|encoded| encoded.code_buffer).map_err(|_| Closed::Call(instructions[0].ip()))

@@ -70,13 +70,27 @@ impl Tracee {
     }
 
     /// Has it make a system call.
-    pub(crate) fn call(&mut self, name: &'static str, number: i64, arguments: [u64; 6]) -> Result<u64, Closed> {
+    pub(crate) fn call(
+        &mut self,
+        name: &'static str,
+        number: i64,
+        arguments: [u64; 6],
+    ) -> Result<u64, Closed> {
         let before = self.registers()?;
         let [rdi, rsi, rdx, r10, r8, r9] = arguments;
         // No call is under way that the kernel would begin again.
         let orig_rax = u64::MAX;
         let call = user_regs_struct {
-            rax: number as u64, rdi, rsi, rdx, r10, r8, r9, orig_rax, rip: self.calls_at, ..before
+            rax: number as u64,
+            rdi,
+            rsi,
+            rdx,
+            r10,
+            r8,
+            r9,
+            orig_rax,
+            rip: self.calls_at,
+            ..before
         };
         let result = loop {
             self.set_registers(call)?;

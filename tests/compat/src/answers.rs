@@ -32,7 +32,14 @@ fn ask_linked(host: &Host, name: &str, connections: usize, flags: &[&str]) -> An
     for header in ["lane.h", "questions.h"] {
         host.write(header, program(header));
     }
-    let gcc = host.program("gcc").native().args(["-O1", "-pthread"]).args(flags).arg("-o").arg(host.path(name)).arg(source);
+    let gcc = host
+        .program("gcc")
+        .native()
+        .args(["-O1", "-pthread"])
+        .args(flags)
+        .arg("-o")
+        .arg(host.path(name))
+        .arg(source);
     gcc.run("gcc", LIMIT);
     let port = host.port();
     let road = host.watch_road();

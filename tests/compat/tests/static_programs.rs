@@ -4,7 +4,8 @@
 use shunt_abi::reason::Reason;
 use shunt_compat::Phase::{self, Shm, Tcp};
 use shunt_compat::{
-    Host, Launch, Way, ask_statically, both, compile, compile_for_musl, converse, find_program, gate, run_phases,
+    Host, Launch, Way, ask_statically, both, compile, compile_for_musl, converse, find_program, gate,
+    run_phases,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command;

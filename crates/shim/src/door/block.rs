@@ -176,9 +176,7 @@ fn own_number() -> u32 {
 fn is_over(thread: u32) -> bool {
     let process = rustix::process::getpid().as_raw_pid();
     // SAFETY: signal 0 only asks.
-    let asked = unsafe {
-        super::libc::call(libc::SYS_tgkill, [process.into(), thread.into(), 0, 0, 0, 0])
-    };
+    let asked = unsafe { super::libc::call(libc::SYS_tgkill, [process.into(), thread.into(), 0, 0, 0, 0]) };
     asked == -i64::from(libc::ESRCH)
 }
 
@@ -194,6 +192,8 @@ fn thread_pointer() -> usize {
 pub(super) fn present() -> *mut Control {
     let at;
     // SAFETY: GS points to it.
-    unsafe { asm!("mov {at}, gs:[{own}]", at = out(reg) at, own = const offset_of!(Control, at), options(nostack, pure, readonly)) };
+    unsafe {
+        asm!("mov {at}, gs:[{own}]", at = out(reg) at, own = const offset_of!(Control, at), options(nostack, pure, readonly))
+    };
     at
 }

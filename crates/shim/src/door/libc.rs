@@ -217,7 +217,15 @@ fn returned(result: c_long) -> c_long {
     result
 }
 
-unsafe extern "C" fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long {
+unsafe extern "C" fn syscall(
+    number: c_long,
+    a: c_long,
+    b: c_long,
+    c: c_long,
+    d: c_long,
+    e: c_long,
+    f: c_long,
+) -> c_long {
     // SAFETY: the caller's promise.
     returned(unsafe { call(number, [a, b, c, d, e, f]) })
 }
@@ -231,17 +239,30 @@ unsafe extern "C" fn ppoll(list: c_long, count: c_long, time: *const timespec, m
     returned(unsafe { call(libc::SYS_ppoll, [list, count, time as c_long, mask, MASK, 0]) })
 }
 
-unsafe extern "C" fn pselect(count: c_long, read: c_long, write: c_long, except: c_long, time: *const timespec, mask: c_long) -> c_long {
+unsafe extern "C" fn pselect(
+    count: c_long,
+    read: c_long,
+    write: c_long,
+    except: c_long,
+    time: *const timespec,
+    mask: c_long,
+) -> c_long {
     // SAFETY: the caller's promise: null or valid.
     let mut copy = unsafe { time.as_ref() }.copied();
     let time = copy.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
     let mask = [mask, MASK];
     // SAFETY: the caller's promise.
-    returned(unsafe { call(libc::SYS_pselect6, [count, read, write, except, time as c_long, mask.as_ptr() as c_long]) })
+    returned(unsafe {
+        call(libc::SYS_pselect6, [count, read, write, except, time as c_long, mask.as_ptr() as c_long])
+    })
 }
 
 /// The kernel's structure and libc's have the same fields. Who returns from a handler is in the program's own.
-unsafe extern "C" fn sigaction(signal: c_int, action: *const libc::sigaction, old: *mut libc::sigaction) -> c_long {
+unsafe extern "C" fn sigaction(
+    signal: c_int,
+    action: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_long {
     #[repr(C)]
     struct KernelAction {
         handler: usize,
@@ -263,7 +284,9 @@ unsafe extern "C" fn sigaction(signal: c_int, action: *const libc::sigaction, ol
     // SAFETY: two structures of ours; the handler is the program's.
     let result = returned(unsafe { call(libc::SYS_rt_sigaction, [signal.into(), given, into, MASK, 0, 0]) });
     // SAFETY: the caller's promise: null or valid.
-    if result == 0 && let Some(old) = unsafe { old.as_mut() } {
+    if result == 0
+        && let Some(old) = unsafe { old.as_mut() }
+    {
         old.sa_sigaction = replaced.handler;
         old.sa_flags = replaced.flags as c_int;
         old.sa_restorer = replaced.restorer;
@@ -329,7 +352,8 @@ unsafe extern "C" fn getenv(name: *const c_char) -> *const c_char {
     unsafe {
         let name = CStr::from_ptr(name).to_bytes();
         while !(*at).is_null() {
-            let value = CStr::from_ptr(*at).to_bytes().strip_prefix(name).and_then(|rest| rest.strip_prefix(b"="));
+            let value =
+                CStr::from_ptr(*at).to_bytes().strip_prefix(name).and_then(|rest| rest.strip_prefix(b"="));
             if let Some(value) = value {
                 return value.as_ptr().cast();
             }
@@ -452,5 +476,15 @@ unsafe extern "C" fn bcmp() {
 
 #[unsafe(naked)]
 unsafe extern "C" fn strlen() {
-    naked_asm!("mov rax, rdi", "2:", "cmp byte ptr [rax], 0", "je 3f", "inc rax", "jmp 2b", "3:", "sub rax, rdi", "ret")
+    naked_asm!(
+        "mov rax, rdi",
+        "2:",
+        "cmp byte ptr [rax], 0",
+        "je 3f",
+        "inc rax",
+        "jmp 2b",
+        "3:",
+        "sub rax, rdi",
+        "ret"
+    )
 }

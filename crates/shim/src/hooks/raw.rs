@@ -41,9 +41,7 @@ fn is_answered(number: c_long, call: &Arguments) -> bool {
     match number {
         // What is not watched is not answered either.
         _ if crate::process::is_off() => return false,
-        libc::SYS_prctl => {
-            process::controlling(call.int(0), call.0[1] as u64, call.0[2] as u64)
-        }
+        libc::SYS_prctl => process::controlling(call.int(0), call.0[1] as u64, call.0[2] as u64),
         libc::SYS_seccomp => match call.0[0] as u32 {
             libc::SECCOMP_SET_MODE_STRICT => process::filtering(false, 0),
             libc::SECCOMP_SET_MODE_FILTER => process::filtering(true, call.0[2] as u64),
