@@ -26,7 +26,7 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
     let mut environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
     let (road, complaint) = choose(args, &path);
     road.apply(args, &mut environment);
-    let complaint = complaint.or_else(|| road.open_door(&path));
+    let complaint = road.open_door(&path).or(complaint);
     if let Some(complaint) = complaint {
         say(&format!("{name} runs on TCP: {complaint}"));
     }

@@ -1,5 +1,9 @@
 //! The little of an ELF file of 64 bits that is needed here: what is loaded where, and what a library asks of who loads it.
 
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
 use crate::Closed;
 
 pub(crate) const PT_LOAD: u32 = 1;
@@ -8,10 +12,9 @@ const PT_TLS: u32 = 7;
 pub(crate) const EXECUTABLE: u32 = 1;
 pub(crate) const WRITABLE: u32 = 2;
 
-/// A file, all of it.
-#[derive(Clone)]
+/// A file, of which only what is asked for is read.
 pub(crate) struct File {
-    bytes: Vec<u8>,
+    file: fs::File,
     pub(crate) segments: Vec<Segment>,
 }
 
@@ -51,9 +54,10 @@ impl Dynamic {
 }
 
 impl File {
-    pub(crate) fn parse(bytes: Vec<u8>) -> Result<File, Closed> {
-        let mut file = File { bytes, segments: Vec::new() };
-        let is_known = file.bytes.starts_with(b"\x7fELF\x02\x01");
+    pub(crate) fn open(path: &Path) -> Result<File, Closed> {
+        let file = fs::File::open(path).map_err(Closed::Unreadable)?;
+        let mut file = File { file, segments: Vec::new() };
+        let is_known = file.array(0)? == *b"\x7fELF\x02\x01";
         let (table, size, count) = (file.u64(32)?, file.u16(54)?, file.u16(56)?);
         if !is_known || size != 56 {
             return Err(Closed::Elf);
@@ -78,12 +82,12 @@ impl File {
         self.u64(24)
     }
 
-    pub(crate) fn content(&self, segment: &Segment) -> Result<&[u8], Closed> {
+    pub(crate) fn content(&self, segment: &Segment) -> Result<Vec<u8>, Closed> {
         self.slice(segment.offset, segment.in_file)
     }
 
     /// Runs of code: where each is, and what it is.
-    pub(crate) fn code(&self) -> Result<Vec<(u64, &[u8])>, Closed> {
+    pub(crate) fn code(&self) -> Result<Vec<(u64, Vec<u8>)>, Closed> {
         let sections = self.sections().filter(|sections| !sections.is_empty());
         match sections {
             Some(sections) => sections
@@ -133,20 +137,25 @@ impl File {
     pub(crate) fn dynamic(&self) -> Result<Dynamic, Closed> {
         let segment =
             self.segments.iter().find(|segment| segment.kind == PT_DYNAMIC).ok_or(Closed::Library)?;
-        let entries = (0..segment.in_file / 16).map(|index| {
-            let at = segment.offset + index * 16;
-            Ok((self.u64(at)?, self.u64(at + 8)?))
-        });
-        entries.collect::<Result<_, Closed>>().map(Dynamic)
+        let content = self.content(segment)?;
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        Ok(Dynamic(content.chunks_exact(16).map(|pair| (word(&pair[..8]), word(&pair[8..]))).collect()))
     }
 
-    fn slice(&self, offset: u64, len: u64) -> Result<&[u8], Closed> {
+    fn slice(&self, offset: u64, len: u64) -> Result<Vec<u8>, Closed> {
         let end = offset.checked_add(len).ok_or(Closed::Elf)?;
-        self.bytes.get(offset as usize..end as usize).ok_or(Closed::Elf)
+        if end > self.file.metadata().map_err(Closed::Unreadable)?.len() {
+            return Err(Closed::Elf);
+        }
+        let mut bytes = vec![0; len as usize];
+        self.file.read_exact_at(&mut bytes, offset).map_err(Closed::Unreadable)?;
+        Ok(bytes)
     }
 
     fn array<const LEN: usize>(&self, at: u64) -> Result<[u8; LEN], Closed> {
-        Ok(self.slice(at, LEN as u64)?.try_into().expect("as long as asked"))
+        let mut bytes = [0; LEN];
+        self.file.read_exact_at(&mut bytes, at).map_err(|_| Closed::Elf)?;
+        Ok(bytes)
     }
 
     fn u16(&self, at: u64) -> Result<u16, Closed> {

@@ -31,8 +31,8 @@ const BY_FS: u8 = 0x64;
 const BY_GS: u8 = 0x65;
 
 /// The library, at an address.
-pub(crate) struct Library {
-    file: File,
+pub(crate) struct Library<'a> {
+    file: &'a File,
     base: u64,
     /// Its memory from its beginning.
     image: Vec<u8>,
@@ -60,7 +60,7 @@ pub(crate) struct Offer {
     pub(crate) numbers: [u32; NUMBERS / 32],
 }
 
-impl Library {
+impl<'a> Library<'a> {
     /// How much memory it takes.
     pub(crate) fn len(file: &File) -> u64 {
         let ends = file.segments.iter().filter(|segment| segment.is_loaded()).map(Segment::end);
@@ -69,16 +69,16 @@ impl Library {
 
     /// The system calls that must come to it.
     pub(crate) fn numbers(file: &File) -> Result<[u32; NUMBERS / 32], Closed> {
-        Ok(Library::load(file.clone(), 0, 0)?.offer.numbers)
+        Ok(Library::load(file, 0, 0)?.offer.numbers)
     }
 
     /// Loads it for `base`. What it asks the environment by is at `environment`.
-    pub(crate) fn load(file: File, base: u64, environment: u64) -> Result<Library, Closed> {
-        let mut image = vec![0; Library::len(&file) as usize];
+    pub(crate) fn load(file: &'a File, base: u64, environment: u64) -> Result<Library<'a>, Closed> {
+        let mut image = vec![0; Library::len(file) as usize];
         for segment in file.segments.iter().filter(|segment| segment.is_loaded()) {
             let content = file.content(segment)?;
             let at = segment.address as usize;
-            image.get_mut(at..at + content.len()).ok_or(Closed::Library)?.copy_from_slice(content);
+            image.get_mut(at..at + content.len()).ok_or(Closed::Library)?.copy_from_slice(&content);
         }
         let offer = Offer { start: 0, called: 0, numbers: [0; NUMBERS / 32] };
         let mut library = Library { file, base, image, offer };
@@ -111,7 +111,7 @@ impl Library {
     }
 
     /// What its own data is at a thread's beginning.
-    pub(crate) fn own_data_content(&self) -> Result<&[u8], Closed> {
+    pub(crate) fn own_data_content(&self) -> Result<Vec<u8>, Closed> {
         self.file.content(&self.file.own_data().ok_or(Closed::Library)?)
     }
 

@@ -42,9 +42,8 @@ impl Door {
         if linux_hwcap().1 & FSGSBASE == 0 {
             return Err(Closed::NoGs);
         }
-        let read = |path| std::fs::read(path).map_err(Closed::Unreadable).and_then(File::parse);
         let path = CString::new(library.as_os_str().as_bytes()).map_err(|_| Closed::Library)?;
-        let (program, library) = (read(program)?, read(library)?);
+        let (program, library) = (File::open(program)?, File::open(library)?);
         let numbers = Library::numbers(&library)?;
         let sites = text::sites(&program, &numbers)?;
         let switches_stacks = program.is_of_go()?;
@@ -60,11 +59,11 @@ impl Door {
         let base = map(&mut tracee, 0, Library::len(&self.library), WRITABLE)?;
         let begin = block + PAGE;
         let environment = begin + size_of::<[u64; 8]>() as u64;
-        let library = Library::load(self.library, base, environment)?;
+        let library = Library::load(&self.library, base, environment)?;
         place(&mut tracee, &library, base, (&self.path, begin + 512))?;
         let control = block + (BLOCK - CONTROL) as u64;
         let (own_data, in_file, own_len) = library.own_data()?;
-        tracee.write(control - own_len, library.own_data_content()?)?;
+        tracee.write(control - own_len, &library.own_data_content()?)?;
         tracee.write(control, &control.to_le_bytes())?;
         let (first, count) = library.first_functions()?;
         let mut arguments = [0; 8];
@@ -108,12 +107,12 @@ fn place(
         let of_file = [base + part.address, part.in_file, access(part.flags), kind as u64, file, part.offset];
         tracee.call("mmap", libc::SYS_mmap, of_file)?;
         protect(tracee, base + part.address, part.content.len() as u64, part.flags)?;
-        for (index, page) in part.content.chunks(PAGE as usize).enumerate() {
-            let address = base + part.address + index as u64 * PAGE;
-            let mut present = vec![0; page.len()];
-            tracee.read(address, &mut present)?;
-            if present != page {
-                tracee.write(address, page)?;
+        let mut present = vec![0; part.content.len()];
+        tracee.read(base + part.address, &mut present)?;
+        let pages = part.content.chunks(PAGE as usize).zip(present.chunks(PAGE as usize));
+        for (index, (page, present)) in pages.enumerate() {
+            if page != present {
+                tracee.write(base + part.address + index as u64 * PAGE, page)?;
             }
         }
     }

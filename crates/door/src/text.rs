@@ -7,8 +7,6 @@
 //! What cannot be seen is a jump by a table of distances into the middle of what moves. Compilers put nothing between a system call and
 //! the look at its result, so there is none.
 
-use std::collections::BTreeSet;
-
 use iced_x86::{
     BlockEncoder, BlockEncoderOptions, Code, Decoder, DecoderOptions, FlowControl, Instruction,
     InstructionBlock, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
@@ -20,8 +18,8 @@ use crate::elf::File;
 
 /// `jmp` to anywhere within 2 GiB.
 const JUMP: usize = 5;
-/// How far back the number is looked for, and how many neighbours may move.
-const BACK: usize = 16;
+/// How far back the number is looked for, and how many neighbours are kept.
+const AROUND: usize = 16;
 
 /// A system call that is to be led away.
 #[derive(Debug)]
@@ -33,33 +31,35 @@ pub(crate) struct Site {
     behind: Vec<Instruction>,
 }
 
-/// The program's code, decoded.
+/// The program's code.
+#[derive(Default)]
 struct Text {
+    /// The calls: each is an index in those after it.
+    calls: Vec<usize>,
+    /// The instructions around each call. What is decoded in between is not kept.
     instructions: Vec<Instruction>,
-    targets: BTreeSet<u64>,
+    /// Where jumps lead, in order.
+    targets: Vec<u64>,
+    /// The first instruction that uses GS.
+    uses_gs: Option<u64>,
 }
 
 /// The calls of `program` that `numbers` has a bit for, or may have.
 pub(crate) fn sites(program: &File, numbers: &[u32; NUMBERS / 32]) -> Result<Vec<Site>, Closed> {
-    let mut sites = Vec::new();
-    let mut is_any = false;
+    let mut text = Text::default();
     for (address, code) in program.code()? {
-        let text = Text::decode(address, code);
-        if let Some(at) = text.uses_gs() {
-            return Err(Closed::UsesGs(at));
-        }
-        for (index, instruction) in text.instructions.iter().enumerate() {
-            if instruction.code() != Code::Syscall {
-                continue;
-            }
-            is_any = true;
-            if text.number(index).is_some_and(|number| !has_bit(numbers, number)) {
-                continue;
-            }
-            sites.push(text.site(index).ok_or(Closed::Call(instruction.ip()))?);
-        }
+        text.decode(address, &code);
     }
-    if is_any { Ok(sites) } else { Err(Closed::NoCalls) }
+    text.targets.sort_unstable();
+    if let Some(at) = text.uses_gs {
+        return Err(Closed::UsesGs(at));
+    }
+    if text.calls.is_empty() {
+        return Err(Closed::NoCalls);
+    }
+    let matters = |call: &&usize| text.number(**call).is_none_or(|number| has_bit(numbers, number));
+    let site = |call: &usize| text.site(*call).ok_or(Closed::Call(text.instructions[*call].ip()));
+    text.calls.iter().filter(matters).map(site).collect()
 }
 
 fn has_bit(numbers: &[u32], number: u64) -> bool {
@@ -68,40 +68,59 @@ fn has_bit(numbers: &[u32], number: u64) -> bool {
 }
 
 impl Text {
-    fn decode(address: u64, code: &[u8]) -> Text {
-        let decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
-        let instructions: Vec<Instruction> = decoder.into_iter().collect();
-        let mut targets = BTreeSet::new();
-        for instruction in &instructions {
-            if matches!(
-                instruction.op0_kind(),
-                OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64
-            ) {
-                targets.insert(instruction.near_branch_target());
+    /// One run of it more.
+    fn decode(&mut self, address: u64, code: &[u8]) {
+        let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+        let (mut instruction, mut since_call) = (Instruction::default(), AROUND);
+        while decoder.can_decode() {
+            decoder.decode_out(&mut instruction);
+            self.note(&instruction);
+            if instruction.code() == Code::Syscall {
+                self.calls.push(self.instructions.len());
+                since_call = 0;
             }
-            // An address that is taken may be jumped to.
-            if instruction.is_ip_rel_memory_operand() {
-                targets.insert(instruction.ip_rel_memory_address());
+            self.instructions.push(instruction);
+            since_call += 1;
+            // What is before the next call stays, as does what is behind the last.
+            if since_call >= 8 * AROUND {
+                let behind = self.calls.last().map_or(0, |call| call + AROUND);
+                let before = self.instructions.len() - AROUND;
+                self.instructions.drain(behind..before);
+                since_call = 2 * AROUND;
             }
         }
-        Text { instructions, targets }
     }
 
-    fn uses_gs(&self) -> Option<u64> {
-        let uses = |instruction: &&Instruction| {
-            instruction.segment_prefix() == Register::GS
-                || matches!(instruction.mnemonic(), Mnemonic::Wrgsbase | Mnemonic::Swapgs)
-        };
-        self.instructions.iter().find(uses).map(Instruction::ip)
+    fn note(&mut self, instruction: &Instruction) {
+        let is_branch = matches!(
+            instruction.op0_kind(),
+            OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64
+        );
+        if is_branch {
+            self.targets.push(instruction.near_branch_target());
+        }
+        // An address that is taken may be jumped to.
+        if instruction.is_ip_rel_memory_operand() {
+            self.targets.push(instruction.ip_rel_memory_address());
+        }
+        let uses_gs = instruction.segment_prefix() == Register::GS
+            || matches!(instruction.mnemonic(), Mnemonic::Wrgsbase | Mnemonic::Swapgs);
+        if uses_gs {
+            self.uses_gs.get_or_insert(instruction.ip());
+        }
+    }
+
+    fn is_target(&self, address: u64) -> bool {
+        self.targets.binary_search(&address).is_ok()
     }
 
     /// The number of the call at `index`, if the code that leads straight there says so.
     fn number(&self, index: usize) -> Option<u64> {
         let mut factory = InstructionInfoFactory::new();
         let mut holder = Register::RAX;
-        for index in (index.saturating_sub(BACK) + 1..=index).rev() {
+        for index in (index.saturating_sub(AROUND) + 1..=index).rev() {
             // Whoever jumps here brings a number along.
-            if self.targets.contains(&self.instructions[index].ip()) || !self.leads_to(index) {
+            if self.is_target(self.instructions[index].ip()) || !self.leads_to(index) {
                 return None;
             }
             let instruction = &self.instructions[index - 1];
@@ -143,7 +162,7 @@ impl Text {
         let mut first = index;
         while call.next_ip() - self.instructions[first].ip() < JUMP as u64 {
             let instruction = &self.instructions[first.checked_sub(1)?];
-            let is_target = self.targets.contains(&self.instructions[first].ip());
+            let is_target = self.is_target(self.instructions[first].ip());
             if is_target || !self.leads_to(first) || !is_movable(instruction) {
                 return None;
             }
@@ -169,7 +188,7 @@ impl Text {
             if end - call.ip() >= JUMP as u64 {
                 break;
             }
-            if instruction.ip() != end || self.targets.contains(&instruction.ip()) {
+            if instruction.ip() != end || self.is_target(instruction.ip()) {
                 return None;
             }
             end = instruction.next_ip();
