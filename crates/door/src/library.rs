@@ -201,7 +201,7 @@ impl<'a> Library<'a> {
         Err(Closed::Library)
     }
 
-    /// Wherever the library asks for its thread pointer: that is one instruction, see `crates/shim/src/thread.rs`.
+    /// Wherever the library asks for its thread pointer: that is one instruction, see `crates/shim/src/base/thread.rs`.
     fn use_gs(&mut self) -> Result<(), Closed> {
         let mut count = 0;
         for segment in self.file.segments.iter().filter(|segment| segment.is_executable()) {

@@ -1,18 +1,20 @@
 //! fork: every lane goes back to TCP first, and a socket that two processes hold is not offered until one holds it
-//! alone. See `docs/adr/0001`, and `crate::family` for who holds what.
+//! alone. See `docs/adr/0001`, and `crate::socket::family` for who holds what.
 
 use std::sync::atomic::Ordering::*;
 
 use shunt_abi::reason::Reason;
 
-use crate::endpoint::{self, Endpoint, Stage};
-use crate::lock::Lock;
+use crate::base::lock::Lock;
+use crate::base::signal::{self, Shield};
+use crate::base::{alloc, clib, errno, private, process, table, thread, waiter};
+use crate::broker::control;
+use crate::epoll;
+use crate::life::{attach, overdue};
 use crate::ops::descriptors;
-use crate::signal::{self, Shield};
-use crate::{
-    alloc, attach, clib, control, epoll, errno, family, links, overdue, private, process, sandbox, table,
-    thread, waiter,
-};
+use crate::program::sandbox;
+use crate::socket::endpoint::{self, Endpoint, Stage};
+use crate::socket::{family, links};
 
 /// Installs the handlers that run around every fork, also one made inside libc. `_Fork` runs none: its hook does.
 pub(crate) fn install() {
@@ -165,7 +167,7 @@ fn begin_child() {
 }
 
 /// In a child that was made behind our back, by a system call of the program's own: it has a copy of everything, but its
-/// table has been wiped (see `crate::table`), which brings it here at its first call that matters. Its parent goes on with
+/// table has been wiped (see `crate::base::table`), which brings it here at its first call that matters. Its parent goes on with
 /// the lanes, unaware, so the child ends them; and what both may hold stays on TCP.
 #[cold]
 pub(crate) fn stray() {

@@ -1,61 +1,33 @@
 //! libshunt.so: loaded before libc, it moves the TCP connections of an unmodified program onto shared memory, and back
 //! whenever in doubt.
 //!
-//! From the outside in: `hooks` are the C functions that programs call; `ops` decides what each of them does; `attach`
-//! is the life of an endpoint on a link; `epoll`, `waiter` and `links` are what a sleeper needs; `control` talks to the
-//! broker; `signal` keeps handlers and cancellation out of all of it. The state machines are in `shunt_transport`, the
-//! shared memory in `shunt_ring`, and the protocol in `docs/local-path.md`.
+//! It is built in floors, and a call runs upwards only by [`base::above`]; a test holds that (`tests/floors.rs`). From the outside in:
+//! `hooks` are the C functions that programs call, and `door` the system calls of those without a libc; `fork` is what libc calls around
+//! one; `ops` decides what each call does; `program` is what goes with a program into another; `broker` talks to the broker; `life` has
+//! a connection come onto a link and leave it; `epoll` is what sets know and owe; `socket` is a connection, and the link that it may be
+//! on; `base` is memory, locks, threads, signals and descriptors. CONTRIBUTING.md says in which room what is to be looked for. The state
+//! machines are in `shunt_transport`, the shared memory in `shunt_ring`, and the protocol in `docs/local-path.md`.
 //!
 //! Inside a hook nothing may call libc functions that we hook ourselves: our own system calls go through rustix, the
 //! program's own through `real`.
 
-mod above;
-mod alloc;
-mod attach;
-mod children;
-mod clib;
-mod control;
-mod distance;
+mod base;
+mod broker;
 mod door;
-mod endpoint;
 mod epoll;
-mod errno;
-mod family;
 mod fork;
-mod handover;
 mod hooks;
-mod idle;
-mod incoming;
-mod kernel;
-mod links;
-mod lock;
-mod lost;
-mod low_water;
-mod names;
+mod life;
 mod ops;
-mod order;
-mod outgoing;
-mod overdue;
-mod own_table;
-mod pace;
-mod panic;
-mod private;
-mod process;
-mod pulse;
-mod real;
-mod resets;
-mod sandbox;
-mod settings;
-mod signal;
-mod table;
-mod tcp;
-mod thread;
-mod unseen;
-mod unwind;
-mod waiter;
-mod worth;
+mod program;
+mod socket;
 
+use base::{clib, panic, process, table, thread, waiter};
+use broker::control;
+use life::attach;
 use ops::descriptors;
+use program::handover;
+use socket::{endpoint, links};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -64,13 +36,7 @@ static START: extern "C" fn() = start;
 /// Runs when the library is loaded, before the program's main.
 extern "C" fn start() {
     panic::install();
-    table::STRAY.set(|()| fork::stray());
-    waiter::TELL_BROKER.set(control::tell_doorbell);
-    links::RETIRE.set(control::retire);
-    endpoint::END_HELD.set(|name| name.resolve().into_iter().for_each(descriptors::end_held));
-    epoll::LEAVE.set(attach::leave_for_a_set);
-    attach::RELEASE.set(control::release_after);
-    attach::WITHDRAW.set(|name| name.resolve().into_iter().for_each(control::withdraw));
+    connect_floors();
     clib::start();
     thread::start();
     process::start();
@@ -79,4 +45,15 @@ extern "C" fn start() {
         fork::install();
     }
     handover::receive();
+}
+
+/// All that a floor has done by one above it.
+fn connect_floors() {
+    table::STRAY.set(|()| fork::stray());
+    waiter::TELL_BROKER.set(control::tell_doorbell);
+    links::RETIRE.set(control::retire);
+    endpoint::END_HELD.set(|name| name.resolve().into_iter().for_each(descriptors::end_held));
+    epoll::LEAVE.set(attach::leave_for_a_set);
+    attach::RELEASE.set(control::release_after);
+    attach::WITHDRAW.set(|name| name.resolve().into_iter().for_each(control::withdraw));
 }

@@ -1,4 +1,4 @@
-//! The memory of each thread of a program without libc: a stack, what `crate::thread` keeps for it, and what GS points to. Taken at the
+//! The memory of each thread of a program without libc: a stack, what `crate::base::thread` keeps for it, and what GS points to. Taken at the
 //! thread's first call, and another thread's when this one is over.
 //!
 //! A thread is known by its thread pointer, which no other has at the same time, or by its number if it has changed that.
@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use rustix::thread::gettid;
 use shunt_abi::door::{BLOCK, Begin, CONTROL, Control};
 
-use crate::{process, thread};
+use crate::base::{process, thread};
 
 /// As many threads as a process of Go's may have, and then some.
 const MOST: usize = 16 * 1024;

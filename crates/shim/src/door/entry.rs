@@ -9,7 +9,7 @@ use libc::siginfo_t;
 use shunt_abi::door::{BLOCK, Begin, Control};
 
 use super::{ANSWERED, answer, begin, block};
-use crate::signal;
+use crate::base::signal;
 
 /// A call, as [`called`] has put it on the stack.
 #[repr(C)]

@@ -211,7 +211,7 @@ pub(super) unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_
 #[inline(always)]
 fn returned(result: c_long) -> c_long {
     if (-4095..0).contains(&result) {
-        crate::errno::set(-result as c_int);
+        crate::base::errno::set(-result as c_int);
         return -1;
     }
     result

@@ -11,10 +11,11 @@ mod entry;
 mod libc;
 
 use std::ffi::{c_char, c_int, c_long};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use shunt_abi::door::{Begin, NUMBERS, Offer};
 
+use crate::base::{process, signal, thread};
 use crate::hooks::raw;
 use crate::ops::exec;
 use entry::Frame;
@@ -30,26 +31,14 @@ pub static shunt_door: Offer = Offer {
     numbers: &raw::ANSWERED,
 };
 
-/// Whether the program has no libc that this library knows of.
-static OPEN: AtomicBool = AtomicBool::new(false);
 /// A bit for each call that is not let through at once.
 static ANSWERED: [AtomicU32; NUMBERS / 32] = [const { AtomicU32::new(0) }; NUMBERS / 32];
-
-/// Whether this is a program of that kind.
-pub(crate) fn is_open() -> bool {
-    OPEN.load(Relaxed)
-}
-
-/// The handler that the kernel knows, in such a program.
-pub(crate) fn signal_handler() -> usize {
-    entry::signalled as *const () as usize
-}
 
 type Strings = *const *const c_char;
 
 /// Runs what a dynamic linker would: on the first thread's own stack, before the program.
 unsafe extern "C" fn begin(told: &Begin) {
-    OPEN.store(true, Relaxed);
+    signal::set_entrance(entry::signalled as *const () as usize);
     // SAFETY: the kernel's: the number of arguments, they, the environment, and what it says of itself, each list with a zero behind it.
     unsafe {
         let count = told.stack.read();
@@ -63,7 +52,7 @@ unsafe extern "C" fn begin(told: &Begin) {
             function(count as c_int, arguments, environment);
         }
     }
-    if crate::process::is_off() {
+    if process::is_off() {
         return;
     }
     for (word, bits) in ANSWERED.iter().zip(raw::ANSWERED) {
@@ -82,7 +71,7 @@ unsafe extern "C" fn answer(frame: &mut Frame) -> c_long {
         return number;
     }
     if number == ::libc::SYS_exit {
-        crate::thread::over();
+        thread::over();
     }
     if raw::lends_memory(number, arguments) {
         block::lend();

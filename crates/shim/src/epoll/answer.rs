@@ -9,12 +9,13 @@ use super::registration::{is_token, is_told_edges};
 use super::report::{NOBODY, Report};
 use super::shared;
 use super::{ALWAYS, DEGRADED_NANOS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
-use crate::endpoint::Endpoint;
-use crate::links::Link;
-use crate::names::EndpointRef;
-use crate::tcp::Tcp;
-use crate::waiter::Slot;
-use crate::{incoming, kernel, lost, outgoing};
+use crate::base::kernel;
+use crate::base::names::EndpointRef;
+use crate::base::waiter::Slot;
+use crate::socket::endpoint::Endpoint;
+use crate::socket::links::Link;
+use crate::socket::tcp::Tcp;
+use crate::socket::{incoming, lost, outgoing};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
@@ -90,7 +91,7 @@ impl Inner {
         }
     }
 
-    /// It has told of all there was at this time, by [`order::now`](crate::order::now).
+    /// It has told of all there was at this time, by [`order::now`](crate::base::order::now).
     pub(crate) fn note_asked(&mut self, at: u64) {
         self.asked_all = at;
     }

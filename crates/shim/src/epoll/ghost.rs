@@ -7,10 +7,11 @@ use libc::epoll_event;
 
 use super::report::{NOBODY, Report};
 use super::{EDGE, Epoll, IN, Inner, ONE_SHOT, listing};
-use crate::endpoint::Endpoint;
-use crate::links::{Attachment, Pin};
-use crate::private::borrow;
-use crate::{incoming, process};
+use crate::base::private::borrow;
+use crate::base::process;
+use crate::socket::endpoint::Endpoint;
+use crate::socket::incoming;
+use crate::socket::links::{Attachment, Pin};
 
 /// One of them. Its lanes become no other connection's as long as another process holds it.
 pub(super) struct Ghost {

@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 use rustix::buffer::spare_capacity;
 use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat_raw};
 
-use crate::private::close_owned;
+use crate::base::private::close_owned;
 
 /// One registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,15 +28,15 @@ use libc::epoll_event;
 use shunt_abi::reason::Reason;
 use shunt_ring::lane::Stamp;
 
-use crate::above::Above;
-use crate::endpoint::{self, Endpoint};
-use crate::family::{self, Holders};
-use crate::links::{Link, Pin};
-use crate::lock::{Guard, Lock};
-use crate::names::{EndpointRef, EpollRef};
-use crate::table::{self, Entry};
-use crate::waiter::Slot;
-use crate::{errno, process, real};
+use crate::base::above::Above;
+use crate::base::lock::{Guard, Lock};
+use crate::base::names::{EndpointRef, EpollRef};
+use crate::base::table::{self, Entry};
+use crate::base::waiter::Slot;
+use crate::base::{errno, process, real};
+use crate::socket::endpoint::{self, Endpoint};
+use crate::socket::family::{self, Holders};
+use crate::socket::links::{Link, Pin};
 use ghost::Ghost;
 pub(crate) use nested::show_lanes;
 use registration::Passed;
@@ -165,7 +165,7 @@ pub(crate) struct Inner {
     marked: BinaryHeap<Reverse<(Stamp, RawFd)>>,
     /// Memory for what the kernel has told of behind the doorbell.
     behind: Vec<epoll_event>,
-    /// When the kernel was last asked for everything, by [`crate::order::now`]; and whether something of a lane waits until it is again.
+    /// When the kernel was last asked for everything, by [`crate::base::order::now`]; and whether something of a lane waits until it is again.
     asked_all: u64,
     awaits_kernel: bool,
     /// When the kernel was last asked, and how often it was not asked since.

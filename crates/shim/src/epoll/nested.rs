@@ -15,9 +15,9 @@ use super::answer::asked_of_kernel;
 use super::registration::{change, is_token};
 use super::watched::Watched;
 use super::{EDGE, Epoll, FINISHED, IN, Inner, Registration, all};
+use crate::base::waiter::Slot;
 use crate::epoll::{LEAVE, Leaving};
-use crate::waiter::Slot;
-use crate::{endpoint, incoming, lost};
+use crate::socket::{endpoint, incoming, lost};
 
 /// Sets that have a lamp.
 static LAMPS: AtomicU32 = AtomicU32::new(0);

@@ -12,12 +12,12 @@ use super::answer::arrived;
 use super::report::NOBODY;
 use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
-use crate::endpoint::{self, Endpoint};
-use crate::links::Link;
-use crate::names::EndpointRef;
-use crate::tcp::Tcp;
-use crate::waiter::Slot;
-use crate::{errno, order, process, real};
+use crate::base::names::EndpointRef;
+use crate::base::waiter::Slot;
+use crate::base::{errno, order, process, real};
+use crate::socket::endpoint::{self, Endpoint};
+use crate::socket::links::Link;
+use crate::socket::tcp::Tcp;
 
 /// The upper half of every token. As an address it would be no program's, and nobody counts that far.
 const TOKENS: u64 = 0xd00b_e112;

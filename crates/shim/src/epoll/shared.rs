@@ -14,13 +14,14 @@ use shunt_abi::reason::Reason;
 use super::registration::{Passed, change, is_frozen, is_token, new_token};
 use super::watched::Watched;
 use super::{EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, Registration, all, listing};
-use crate::endpoint::{self, Endpoint};
+use crate::base::lock::Lock;
+use crate::base::private::{borrow, close_owned};
+use crate::base::table::{self, Entry};
+use crate::base::{children, errno, kernel, process, real};
 use crate::epoll::{LEAVE, Leaving};
-use crate::family::{self, Holders, Shareable};
-use crate::lock::Lock;
-use crate::private::{borrow, close_owned};
-use crate::table::{self, Entry};
-use crate::{children, errno, incoming, kernel, process, real};
+use crate::socket::endpoint::{self, Endpoint};
+use crate::socket::family::{self, Holders, Shareable};
+use crate::socket::incoming;
 
 /// How much longer than a look for the holders of a set the pause after it is.
 const PAUSES: u64 = 64;

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 
 use shunt_ring::WaiterLine;
 
-use crate::links::Link;
-use crate::waiter::Slot;
+use crate::base::waiter::Slot;
+use crate::socket::links::Link;
 
 /// A busy link that had nothing to say this often in a row comes to rest.
 const LOOKS: u8 = 64;

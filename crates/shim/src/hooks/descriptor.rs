@@ -4,10 +4,12 @@ use std::ffi::{c_int, c_uint, c_ulong, c_void};
 
 use shunt_abi::reason::Reason;
 
+use crate::base::real;
+use crate::base::signal::Shield;
+use crate::base::table::{self, Entry};
+use crate::life::unseen;
 use crate::ops::{descriptors, options};
-use crate::signal::Shield;
-use crate::table::{self, Entry};
-use crate::{endpoint, real, unseen};
+use crate::socket::endpoint;
 
 /// See close(2).
 ///

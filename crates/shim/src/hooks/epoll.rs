@@ -8,12 +8,12 @@ use shunt_abi::reason::Reason;
 use shunt_sys::memory;
 
 use super::readiness::{from_timespec, is_good_mask};
+use crate::base::signal::{self, Shield};
+use crate::base::table::{self, Entry};
+use crate::base::{errno, process, real};
 use crate::epoll::{self, Epoll};
 use crate::ops::sleep::as_timespec;
 use crate::ops::{descriptors, epoll_wait as waiting, poll as polling};
-use crate::signal::{self, Shield};
-use crate::table::{self, Entry};
-use crate::{errno, process, real};
 
 /// See epoll_create(2).
 ///

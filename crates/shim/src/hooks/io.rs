@@ -8,12 +8,14 @@ use shunt_ring::user::Piece;
 use shunt_ring::{Sink, Source};
 use shunt_sys::memory;
 
-use crate::endpoint::{self, Endpoint};
+use crate::base::signal::{self, Held, Shield};
+use crate::base::{clib, errno, kernel, order, real, table};
+use crate::life::{attach, resets};
 use crate::ops::hold::Hold;
 use crate::ops::receive::Taken;
 use crate::ops::{self, descriptors, held, pipe, receive, send};
-use crate::signal::{self, Held, Shield};
-use crate::{attach, clib, errno, family, kernel, order, real, resets, table};
+use crate::socket::endpoint::{self, Endpoint};
+use crate::socket::family;
 
 /// The answer of an operation, as C wants it.
 #[inline]
@@ -483,7 +485,7 @@ fn is_negative(len: size_t) -> bool {
 /// Where a sendfile begins to read: at the offset that the program gave, else at the file's own.
 fn start_of(file: c_int, offset: *const off64_t) -> Result<off64_t, i32> {
     if offset.is_null() {
-        return rustix::fs::tell(crate::private::borrow(file))
+        return rustix::fs::tell(crate::base::private::borrow(file))
             .map(|at| at as off64_t)
             .map_err(|errno| errno.raw_os_error());
     }
@@ -494,7 +496,7 @@ fn start_of(file: c_int, offset: *const off64_t) -> Result<off64_t, i32> {
 /// Where it has come.
 fn advance(file: c_int, offset: *mut off64_t, to: off64_t) -> Result<(), i32> {
     if offset.is_null() {
-        let _ = rustix::fs::seek(crate::private::borrow(file), rustix::fs::SeekFrom::Start(to as u64));
+        let _ = rustix::fs::seek(crate::base::private::borrow(file), rustix::fs::SeekFrom::Start(to as u64));
         return Ok(());
     }
     // SAFETY: the program wants it there.
@@ -584,7 +586,7 @@ pub unsafe extern "C-unwind" fn splice(
     if let Some(endpoint) = endpoint::behind(to) {
         let _shield = Shield::raise();
         attach::bar(endpoint, Reason::Splice);
-        if rustix::io::ioctl_fionread(crate::private::borrow(from)).is_ok_and(|bytes| bytes > 0)
+        if rustix::io::ioctl_fionread(crate::base::private::borrow(from)).is_ok_and(|bytes| bytes > 0)
             && let Some(errno) = endpoint.take_owed(to)
         {
             return answer(Err(errno));
@@ -598,7 +600,7 @@ pub unsafe extern "C-unwind" fn splice(
     let shield = Shield::raise();
     attach::bar(endpoint, Reason::Splice);
     let takes = from_offset.is_null() && to_offset.is_null() && len > 0;
-    if takes && rustix::pipe::fcntl_getpipe_size(crate::private::borrow(to)).is_ok() {
+    if takes && rustix::pipe::fcntl_getpipe_size(crate::base::private::borrow(to)).is_ok() {
         // What the lane still holds comes first.
         if let Some(outcome) = pipe::move_to_pipe(endpoint, from, to, len.min(MOST), flags) {
             return answer(outcome);

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use libc::{off_t, size_t};
 use shunt_sys::memory;
 
-use crate::{errno, real};
+use crate::base::{errno, real};
 
 /// Finds the real functions before the program starts: they are called by allocators that hold locks of their own.
 pub(crate) fn prepare() {

@@ -12,10 +12,12 @@ use super::io::{
     source,
 };
 use super::readiness::from_timespec;
+use crate::base::signal::Shield;
+use crate::base::{clib, errno, kernel, process, real};
+use crate::life::{attach, resets};
 use crate::ops::sleep::as_timespec;
 use crate::ops::{descriptors, options, receive, send};
-use crate::signal::Shield;
-use crate::{attach, clib, endpoint, errno, kernel, process, real, resets};
+use crate::socket::endpoint;
 
 /// See recvmsg(2).
 ///

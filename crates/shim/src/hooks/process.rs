@@ -6,8 +6,11 @@ use libc::{pid_t, uid_t};
 use shunt_abi::reason::Reason;
 
 use super::trampoline::{Call, trampolines};
+use crate::base::real;
+use crate::fork;
+use crate::life::unseen;
 use crate::ops::exec;
-use crate::{fork, real, sandbox, unseen};
+use crate::program::sandbox;
 
 /// See _Fork(3): a fork that runs no handlers.
 ///

@@ -16,9 +16,10 @@ use shunt_sys::memory;
 use super::readiness::from_timespec;
 use super::trampoline::{Call, trampolines};
 use super::{descriptor, epoll, io, message, process, readiness, socket, unseen};
+use crate::base::{errno, real, signal};
+use crate::fork;
 use crate::ops::exec;
 use crate::ops::sleep::as_timespec;
-use crate::{errno, fork, real, signal};
 
 trampolines! {
     /// See syscall(2).
@@ -40,7 +41,7 @@ extern "C" fn route(call: &Call) -> *mut c_void {
 fn is_answered(number: c_long, call: &Arguments) -> bool {
     match number {
         // What is not watched is not answered either.
-        _ if crate::process::is_off() => return false,
+        _ if crate::base::process::is_off() => return false,
         libc::SYS_prctl => process::controlling(call.int(0), call.0[1] as u64, call.0[2] as u64),
         libc::SYS_seccomp => match call.0[0] as u32 {
             libc::SECCOMP_SET_MODE_STRICT => process::filtering(false, 0),
@@ -48,11 +49,11 @@ fn is_answered(number: c_long, call: &Arguments) -> bool {
             _ => {}
         },
         libc::SYS_io_uring_setup | libc::SYS_io_uring_enter | libc::SYS_io_uring_register => {
-            crate::unseen::leave(Reason::IoUring);
+            crate::life::unseen::leave(Reason::IoUring);
         }
         libc::SYS_io_submit => submitting(call),
         libc::SYS_unshare if call.int(0) & libc::CLONE_FILES != 0 => {
-            crate::unseen::leave(Reason::OwnTable);
+            crate::life::unseen::leave(Reason::OwnTable);
         }
         // Of the calling thread alone, where libc's functions change all of them.
         libc::SYS_setuid => exec::before_other_user(call.0[0] as u32),
@@ -381,10 +382,10 @@ unsafe fn with_time(
         // SAFETY: the caller's promise.
         return unsafe { by_number(number, a) as c_int };
     };
-    let begin = crate::process::now();
+    let begin = crate::base::process::now();
     let result = wait(&given);
     if let Some(nanos) = nanos {
-        let left = nanos.saturating_sub(crate::process::now() - begin);
+        let left = nanos.saturating_sub(crate::base::process::now() - begin);
         // SAFETY: the program wants it there.
         unsafe { memory::write(time, as_timespec(left)) };
     }

@@ -5,10 +5,10 @@ use std::ffi::{c_int, c_long};
 use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use shunt_sys::memory;
 
+use crate::base::signal::{self, Shield};
+use crate::base::{clib, errno, own_table, process, real};
 use crate::ops::poll;
 use crate::ops::select::Sets;
-use crate::signal::{self, Shield};
-use crate::{clib, errno, own_table, process, real};
 
 /// poll and its kin. What can be read but not be written is waited for all the same, and refused then.
 ///

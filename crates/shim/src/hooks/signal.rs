@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 
 use libc::{SA_NODEFER, SA_RESETHAND, SA_RESTART, SIG_ERR, sighandler_t, sigset_t};
 
-use crate::errno;
-use crate::signal as signals;
+use crate::base::errno;
+use crate::base::signal as signals;
 
 /// Linux's own, which the crate does not name.
 const SA_INTERRUPT: c_int = 0x2000_0000;

@@ -5,11 +5,14 @@ use std::ffi::{c_int, c_void};
 use libc::{sockaddr, socklen_t};
 use shunt_abi::reason::Reason;
 
+use crate::base::signal::Shield;
+use crate::base::table::{self, Entry};
+use crate::base::{errno, order, process, real};
+use crate::epoll;
+use crate::life::{attach, resets};
 use crate::ops::options::Setting;
 use crate::ops::{descriptors, options};
-use crate::signal::Shield;
-use crate::table::{self, Entry};
-use crate::{attach, endpoint, epoll, errno, order, process, real, resets};
+use crate::socket::endpoint;
 
 /// See socket(2).
 ///

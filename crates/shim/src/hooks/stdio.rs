@@ -6,11 +6,12 @@ use libc::FILE;
 use shunt_abi::reason::Reason;
 
 use super::trampoline::{Call, trampolines};
-use crate::endpoint::{self, Stage};
+use crate::base::signal::{self, Held, Shield};
+use crate::base::table::{self, Entry};
+use crate::base::{errno, process, real};
+use crate::life::attach;
 use crate::ops::descriptors;
-use crate::signal::{self, Held, Shield};
-use crate::table::{self, Entry};
-use crate::{attach, errno, process, real};
+use crate::socket::endpoint::{self, Stage};
 
 /// `fd` is stdio's from now on.
 fn given(fd: c_int) {

@@ -7,8 +7,10 @@ use shunt_abi::reason::Reason;
 use shunt_sys::memory;
 
 use super::trampoline::{Call, trampolines};
-use crate::signal::Shield;
-use crate::{attach, endpoint, errno, real, unseen};
+use crate::base::signal::Shield;
+use crate::base::{errno, real};
+use crate::life::{attach, unseen};
+use crate::socket::endpoint;
 
 trampolines! {
     /// See io_uring_setup(2).

@@ -8,15 +8,17 @@ use shunt_abi::reason::Reason;
 use shunt_sys::tcp::Opener;
 use shunt_transport::Kernel;
 
-use crate::endpoint::{self, Endpoint};
+use crate::base::private::{self, PrivateFd};
+use crate::base::signal::{self, Held, Shield};
+use crate::base::table::{self, Entry};
+use crate::base::{children, errno, kernel, order, process, real, waiter};
+use crate::broker::control;
+use crate::epoll;
+use crate::life::attach;
 use crate::ops::{exec, held};
-use crate::private::{self, PrivateFd};
-use crate::signal::{self, Held, Shield};
-use crate::table::{self, Entry};
-use crate::tcp::Tcp;
-use crate::{
-    attach, children, control, epoll, errno, family, kernel, links, order, process, real, waiter, worth,
-};
+use crate::socket::endpoint::{self, Endpoint};
+use crate::socket::tcp::Tcp;
+use crate::socket::{family, links, worth};
 
 /// A new TCP socket, not connected.
 pub(crate) fn made(fd: RawFd) {
@@ -52,7 +54,7 @@ pub(crate) fn accepted(was: Entry, listener: RawFd, fd: RawFd, nonblocking: bool
 
 fn is_tcp(fd: RawFd) -> bool {
     use rustix::net::{ipproto, sockopt::socket_protocol};
-    socket_protocol(crate::private::borrow(fd)) == Ok(Some(ipproto::TCP))
+    socket_protocol(crate::base::private::borrow(fd)) == Ok(Some(ipproto::TCP))
 }
 
 /// A socket that has connected, or is about to. It may be in an epoll set already.
@@ -283,10 +285,10 @@ fn finish_for_broker(endpoint: &Endpoint, fd: RawFd) {
     let before = errno::get();
     // An urgent byte, which is in no count, is unread too.
     let has_unread =
-        || shunt_sys::tcp::has_unread(crate::private::borrow(fd)) || Tcp { endpoint, fd }.at_mark();
+        || shunt_sys::tcp::has_unread(crate::base::private::borrow(fd)) || Tcp { endpoint, fd }.at_mark();
     // The program's sets see nothing of it: with the close the kernel forgets the socket there.
     epoll::remove_everywhere(endpoint);
-    let resets = rustix::net::sockopt::socket_linger(crate::private::borrow(fd))
+    let resets = rustix::net::sockopt::socket_linger(crate::base::private::borrow(fd))
         .is_ok_and(|linger| linger.is_some_and(|time| time.is_zero()));
     if resets || has_unread() {
         kernel::dissolve(fd);
@@ -376,12 +378,12 @@ pub(crate) fn duplicate_onto(old: RawFd, new: RawFd, real: impl FnOnce() -> c_in
         return real();
     }
     // Nothing is forgotten before the kernel has agreed that `old` is open.
-    if rustix::io::fcntl_getfd(crate::private::borrow(old)).is_err() {
+    if rustix::io::fcntl_getfd(crate::base::private::borrow(old)).is_err() {
         return real();
     }
     // What nobody has told us of may be the number of an open stream, which from now on reads and writes the socket.
     let may_be_stream =
-        replaced == Entry::None && rustix::io::fcntl_getfd(crate::private::borrow(new)).is_ok();
+        replaced == Entry::None && rustix::io::fcntl_getfd(crate::base::private::borrow(new)).is_ok();
     let closed = begin_close(new);
     let result = real();
     end_close(closed);

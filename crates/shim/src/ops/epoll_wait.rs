@@ -5,11 +5,13 @@ use std::ffi::c_int;
 use libc::epoll_event;
 use shunt_abi::page::Counter;
 
+use crate::base::signal::{self, Held, Ran};
+use crate::base::{errno, kernel, order, process};
+use crate::broker::control;
 use crate::epoll::{self, DEGRADED_NANOS, Epoll};
+use crate::life::{attach, idle, overdue};
 use crate::ops::sleep::Deadline;
 use crate::ops::{held, send, sleep};
-use crate::signal::{self, Held, Ran};
-use crate::{attach, control, errno, idle, kernel, order, overdue, process};
 use std::sync::atomic::Ordering::*;
 
 /// While lanes stay ready the kernel is asked this often all the same: listening sockets, timers and TCP's own

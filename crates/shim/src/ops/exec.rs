@@ -1,7 +1,7 @@
 //! What another program is handed: what it inherits at an exec, and what a child takes along that becomes one.
 //!
 //! The other program reads and writes by TCP, so what has not been read is given back to the sender first (L2). A program
-//! that has the shim too is told what it inherits (`crate::handover`). Nobody can say how long another one, or what it starts
+//! that has the shim too is told what it inherits (`crate::program::handover`). Nobody can say how long another one, or what it starts
 //! in turn, holds the socket: who shares one with it stays on TCP.
 
 use std::ffi::{CStr, c_char};
@@ -13,12 +13,17 @@ use shunt_abi::reason::Reason;
 use shunt_sys::memory;
 use shunt_sys::tcp::Opener;
 
-use crate::endpoint::{self, Endpoint};
-use crate::handover::{self, Letter};
+use crate::base::signal::Shield;
+use crate::base::table::{self, Entry};
+use crate::base::{errno, process};
+use crate::broker::control;
+use crate::epoll;
+use crate::life::{attach, resets, unseen};
 use crate::ops::{descriptors, options};
-use crate::signal::Shield;
-use crate::table::{self, Entry};
-use crate::{attach, control, epoll, errno, family, lost, process, resets, sandbox, unseen};
+use crate::program::handover::{self, Letter};
+use crate::program::sandbox;
+use crate::socket::endpoint::{self, Endpoint};
+use crate::socket::{family, lost};
 
 /// An exec under way. Dropped if it has failed.
 pub(crate) struct Leaving {
@@ -122,7 +127,7 @@ fn describe(fd: RawFd, endpoint: &Endpoint, row: u32) -> Held {
     let barred = endpoint.barred().or_else(unseen::left).or(watched).or(strayed).unwrap_or(Reason::None);
     let beside = options::beside_kernel(endpoint);
     Held {
-        cookie: rustix::net::sockopt::socket_cookie(crate::private::borrow(fd)).unwrap_or(0),
+        cookie: rustix::net::sockopt::socket_cookie(crate::base::private::borrow(fd)).unwrap_or(0),
         fd,
         row,
         barred: barred as u32,
@@ -169,7 +174,7 @@ fn inheritable() -> impl Iterator<Item = (RawFd, &'static Endpoint)> {
 fn known_inheritable() -> impl Iterator<Item = (RawFd, Entry)> {
     let is_socket = |entry| matches!(entry, Entry::Endpoint(_) | Entry::Unconnected(_));
     let stays = |fd| {
-        rustix::io::fcntl_getfd(crate::private::borrow(fd))
+        rustix::io::fcntl_getfd(crate::base::private::borrow(fd))
             .is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
     };
     table::known(0, u32::MAX).filter(move |(fd, entry)| is_socket(*entry) && stays(*fd))

@@ -1,11 +1,11 @@
-//! What calls announce for the time of a sleep, and how it is undone if nobody comes back from it: see [`crate::signal`].
+//! What calls announce for the time of a sleep, and how it is undone if nobody comes back from it: see [`crate::base::signal`].
 
-use crate::endpoint::Endpoint;
+use crate::base::signal::{self, Held, Kind, Words};
+use crate::base::waiter::Slot;
 use crate::epoll::Epoll;
-use crate::links::{Attachment, Link};
 use crate::ops::poll::Watch;
-use crate::signal::{self, Held, Kind, Words};
-use crate::waiter::Slot;
+use crate::socket::endpoint::Endpoint;
+use crate::socket::links::{Attachment, Link};
 
 /// A call that waits, or has waited and is not over: see [`crate::ops::hold`].
 static CALL: Kind = Kind {

@@ -10,10 +10,10 @@ use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
-use crate::endpoint::Endpoint;
-use crate::names::EndpointRef;
+use crate::base::names::EndpointRef;
+use crate::base::table::{self, Entry};
 use crate::ops::held;
-use crate::table::{self, Entry};
+use crate::socket::endpoint::Endpoint;
 
 /// In place of an errno: the call begins anew with the number that it was given, which names something else by now, or nothing.
 /// The kernel's calls do so after a handler, and have let go of their socket then.

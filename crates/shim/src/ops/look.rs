@@ -10,11 +10,12 @@ use shunt_ring::user::Piece;
 use shunt_ring::{LaneHeader, Sink};
 use shunt_transport::{Kernel, Received, Waiting};
 
-use crate::endpoint::{Endpoint, RxSide};
-use crate::lock::Guard;
+use crate::base::lock::Guard;
+use crate::base::{kernel, process};
+use crate::life::{attach, overdue};
 use crate::ops::send::{NO_PIECES, empty_message, fill_list};
-use crate::tcp::Tcp;
-use crate::{attach, kernel, overdue, process};
+use crate::socket::endpoint::{Endpoint, RxSide};
+use crate::socket::tcp::Tcp;
 
 /// The receiving direction under its lock, after what must come first and cannot be done under it: "watching" is said
 /// as soon as it may be, and bytes that were given back go out.

@@ -17,9 +17,9 @@ pub(crate) mod sleep;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
-use crate::control;
-use crate::endpoint::{Endpoint, Stage};
-use crate::private::borrow;
+use crate::base::private::borrow;
+use crate::broker::control;
+use crate::socket::endpoint::{Endpoint, Stage};
 use shunt_sys::tcp::Opener;
 
 /// A data operation begins. Those of an endpoint that is on TCP are counted, and it is considered for an offer once there were
@@ -68,5 +68,5 @@ fn is_connected(fd: RawFd) -> bool {
 }
 
 /// Data operations after which an endpoint that was offered, and whose peer was not, is looked at: see
-/// [`control::give_up_if_alone`]. Twice as many as the peer may wait for before it is offered: see [`crate::distance`].
+/// [`control::give_up_if_alone`]. Twice as many as the peer may wait for before it is offered: see [`crate::socket::distance`].
 const ALONE_AFTER: u32 = 8192;

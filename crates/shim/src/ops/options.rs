@@ -9,9 +9,12 @@ use shunt_abi::reason::Reason;
 use shunt_sys::memory;
 use shunt_sys::tcp::Beside;
 
-use crate::endpoint::Endpoint;
-use crate::private::borrow;
-use crate::{attach, epoll, errno, incoming, kernel, real, resets, settings};
+use crate::base::private::borrow;
+use crate::base::{errno, kernel, real};
+use crate::epoll;
+use crate::life::{attach, resets};
+use crate::socket::endpoint::Endpoint;
+use crate::socket::{incoming, settings};
 
 /// Linux's own, which the crate does not name.
 const F_SETSIG: c_int = 10;

@@ -11,10 +11,10 @@ use shunt_ring::Sink;
 use shunt_ring::user::Piece;
 use shunt_transport::Received;
 
-use crate::children::write;
-use crate::endpoint::Endpoint;
+use crate::base::children::write;
+use crate::base::private::{borrow, close_owned};
 use crate::ops::look::look;
-use crate::private::{borrow, close_owned};
+use crate::socket::endpoint::Endpoint;
 
 /// What lies on the stack at a time.
 const AT_ONCE: usize = 1024;

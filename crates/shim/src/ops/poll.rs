@@ -9,20 +9,21 @@ use libc::{pollfd, sigset_t};
 use shunt_abi::page::Counter;
 use shunt_abi::reason::Reason;
 
-use crate::endpoint::{self, Endpoint, RxSide};
+use crate::base::names::EndpointRef;
+use crate::base::private::borrow;
+use crate::base::signal::{self, Held, Ran, Shield};
+use crate::base::table::{self, Entry};
+use crate::base::waiter::Slot;
+use crate::base::{errno, kernel, process, real, thread};
+use crate::broker::control;
 use crate::epoll::{self, Epoll};
-use crate::links::Attachment;
-use crate::names::EndpointRef;
+use crate::life::{attach, idle, overdue, resets};
 use crate::ops::hold::number_of;
 use crate::ops::sleep::{Deadline, as_timespec};
 use crate::ops::{held, send, sleep};
-use crate::private::borrow;
-use crate::signal::{self, Held, Ran, Shield};
-use crate::table::{self, Entry};
-use crate::waiter::Slot;
-use crate::{
-    attach, control, errno, idle, incoming, kernel, lost, outgoing, overdue, process, real, resets, thread,
-};
+use crate::socket::endpoint::{self, Endpoint, RxSide};
+use crate::socket::links::Attachment;
+use crate::socket::{incoming, lost, outgoing};
 
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM;

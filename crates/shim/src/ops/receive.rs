@@ -9,18 +9,21 @@ use shunt_abi::reason::Reason;
 use shunt_ring::Sink;
 use shunt_transport::{Kernel, Received, Waiting};
 
-use crate::endpoint::{self, Endpoint, RxSide};
-use crate::incoming::{self, available, is_readable};
-use crate::lock::Guard;
+use crate::base::lock::Guard;
+use crate::base::private::borrow;
+use crate::base::signal::{self, Held};
+use crate::base::{errno, kernel};
+use crate::broker::control;
+use crate::epoll;
+use crate::life::{attach, resets};
 use crate::ops::hold::{BEGIN_ANEW, Hold};
 use crate::ops::look::{by_tcp_now, is_watched, look, look_in_time, ready_side};
 use crate::ops::sleep::{Deadline, Woken};
 use crate::ops::{held, sleep};
-use crate::private::borrow;
-use crate::settings;
-use crate::signal::{self, Held};
-use crate::tcp::Tcp;
-use crate::{attach, control, epoll, errno, kernel, lost, outgoing, resets};
+use crate::socket::endpoint::{self, Endpoint, RxSide};
+use crate::socket::incoming::{self, available, is_readable};
+use crate::socket::tcp::Tcp;
+use crate::socket::{lost, outgoing, settings};
 
 /// Flags that are answered here, and those that mean nothing to a receive of TCP.
 const UNDERSTOOD: c_int = MEANINGFUL

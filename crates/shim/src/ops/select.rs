@@ -5,10 +5,11 @@ use std::ffi::c_int;
 use libc::{fd_set, pollfd, sigset_t};
 use shunt_sys::memory;
 
+use crate::base::signal::{self, Ran};
+use crate::base::table::{self, WORD as BITS};
+use crate::base::{errno, kernel, own_table, process};
 use crate::ops::poll;
-use crate::signal::{self, Ran};
-use crate::table::{self, WORD as BITS};
-use crate::{endpoint, errno, kernel, own_table, process};
+use crate::socket::endpoint;
 
 /// The three sets of a call, as the words of their bitmaps.
 pub(crate) struct Sets {
@@ -109,7 +110,7 @@ impl Sets {
                 let timeout = step.map(crate::ops::sleep::as_timespec);
                 let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
                 // SAFETY: the array is ours; the callee fills it in while `poll` does not touch it.
-                unsafe { crate::real::ppoll(entries, count as u64, pointer, mask) }
+                unsafe { crate::base::real::ppoll(entries, count as u64, pointer, mask) }
             });
             if result < 0 {
                 return result;

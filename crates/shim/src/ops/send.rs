@@ -12,14 +12,17 @@ use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::user::Piece;
 use shunt_transport::{Sent, Tx};
 
-use crate::endpoint::{self, Endpoint, TxSide};
-use crate::links::{Attachment, Backed};
-use crate::lock::Guard;
+use crate::base::lock::Guard;
+use crate::base::signal::{self, Held};
+use crate::base::{errno, kernel, process, real};
+use crate::epoll;
+use crate::life::{attach, overdue, resets};
 use crate::ops::hold::{BEGIN_ANEW, Hold};
 use crate::ops::sleep::{Deadline, Woken};
 use crate::ops::{held, sleep};
-use crate::signal::{self, Held};
-use crate::{attach, epoll, errno, kernel, outgoing, overdue, process, real, resets, settings};
+use crate::socket::endpoint::{self, Endpoint, TxSide};
+use crate::socket::links::{Attachment, Backed};
+use crate::socket::{outgoing, settings};
 
 /// Flags whose meaning on a lane is that of TCP, or that mean nothing to a send of TCP.
 const UNDERSTOOD: c_int = libc::MSG_NOSIGNAL

@@ -6,13 +6,15 @@ use libc::{c_short, pollfd, timespec};
 use shunt_abi::page::Counter;
 use shunt_abi::reason::Reason;
 
-use crate::endpoint::Endpoint;
-use crate::links::Attachment;
+use crate::base::private::borrow;
+use crate::base::signal::{self, Held, Ran};
+use crate::base::waiter::{self, Slot};
+use crate::base::{errno, process, real};
+use crate::epoll;
+use crate::life::{attach, idle, overdue};
 use crate::ops::hold::Hold;
-use crate::private::borrow;
-use crate::signal::{self, Held, Ran};
-use crate::waiter::{self, Slot};
-use crate::{attach, epoll, errno, idle, overdue, process, real};
+use crate::socket::endpoint::Endpoint;
+use crate::socket::links::Attachment;
 
 /// When a call with a time-out must give up. `None`: never.
 pub(crate) type Deadline = Option<u64>;

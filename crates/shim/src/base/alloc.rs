@@ -1,0 +1,225 @@
+//! The shim's own heap. The program's may not be used: poll, select and close may be called in a signal handler that has
+//! interrupted malloc, and a program's malloc may be anything, even one that uses sockets.
+//!
+//! Small blocks are of a power of two, and go back to a list of their size; large ones are mappings of their own. Each
+//! thread keeps a few of the smallest for itself: behind the shield nothing else of it runs, so that takes no lock.
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::cell::Cell;
+use std::ptr::null_mut;
+
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
+
+use crate::base::lock::Lock;
+use crate::base::signal::Shield;
+use crate::base::thread;
+
+const SMALLEST: usize = 16;
+/// The largest block that is not a mapping of its own.
+const LARGEST: usize = 16 * 1024;
+const SIZES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
+/// What is asked of the kernel at a time for small blocks.
+const CHUNK: usize = 256 * 1024;
+const PAGE: usize = 4096;
+/// Sizes of which a thread keeps blocks, from the smallest, and how many of each.
+const KEPT_SIZES: usize = 8;
+const KEPT_BLOCKS: u8 = 8;
+
+static HEAP: Lock<Heap> = Lock::new(Heap { free: [null_mut(); SIZES], next: null_mut(), left: 0 });
+
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
+
+struct Allocator;
+
+struct Heap {
+    /// Free blocks of each size, each pointing to the next.
+    free: [*mut u8; SIZES],
+    /// The rest of the present chunk.
+    next: *mut u8,
+    left: usize,
+}
+
+// SAFETY: the blocks belong to the process, not to a thread.
+unsafe impl Send for Heap {}
+
+// SAFETY: blocks are as long as asked, aligned to their size or to a page, and nobody's else until they are given back.
+unsafe impl GlobalAlloc for Allocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        match class_of(layout) {
+            Some(class) => {
+                let _shield = Shield::raise();
+                thread::this().kept.take(class).unwrap_or_else(|| HEAP.lock().take(class))
+            }
+            None => map(layout.size()),
+        }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        match class_of(layout) {
+            Some(class) => {
+                let _shield = Shield::raise();
+                let thread = thread::this();
+                if thread.kept.keep(class, block) {
+                    thread.await_exit();
+                } else {
+                    HEAP.lock().give(class, block);
+                }
+            }
+            // SAFETY: a mapping of this length.
+            None => unsafe {
+                let _ = munmap(block.cast(), pages(layout.size()));
+            },
+        }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        let block = unsafe { self.alloc(layout) };
+        if !block.is_null() && class_of(layout).is_some() {
+            // SAFETY: as long as that. Mappings are zeroes already.
+            unsafe { block.write_bytes(0, layout.size()) };
+        }
+        block
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        match (class_of(layout), class_of(wanted)) {
+            (Some(old), Some(new)) if old == new => block,
+            (None, None) => {
+                let (old, new) = (pages(layout.size()), pages(size));
+                // SAFETY: a mapping of that length, which the caller gives up where it is.
+                unsafe { mremap(block.cast(), old, new, MremapFlags::MAYMOVE) }
+                    .map_or(null_mut(), |at| at.cast())
+            }
+            _ => {
+                // SAFETY: the caller's promise; both blocks are as long as what is copied.
+                unsafe {
+                    let fresh = self.alloc(wanted);
+                    if !fresh.is_null() {
+                        std::ptr::copy_nonoverlapping(block, fresh, size.min(layout.size()));
+                        self.dealloc(block, layout);
+                    }
+                    fresh
+                }
+            }
+        }
+    }
+}
+
+impl Heap {
+    fn give(&mut self, class: usize, block: *mut u8) {
+        // SAFETY: at least as large as a pointer, and no longer in use.
+        unsafe { block.cast::<*mut u8>().write(self.free[class]) };
+        self.free[class] = block;
+    }
+
+    fn take(&mut self, class: usize) -> *mut u8 {
+        let block = self.free[class];
+        if !block.is_null() {
+            // SAFETY: a free block begins with a pointer to the next.
+            self.free[class] = unsafe { block.cast::<*mut u8>().read() };
+            return block;
+        }
+        let size = SMALLEST << class;
+        // Blocks are aligned to their size: what that skips is lost, once for each change of size in a chunk.
+        let skip = self.next.align_offset(size);
+        if self.next.is_null() || self.left < skip + size {
+            let chunk = map(CHUNK);
+            if chunk.is_null() {
+                return null_mut();
+            }
+            (self.next, self.left) = (chunk, CHUNK);
+            return self.take(class);
+        }
+        // SAFETY: within the chunk, as was just checked.
+        let block = unsafe { self.next.add(skip) };
+        // SAFETY: the same; one past the end at most.
+        self.next = unsafe { block.add(size) };
+        self.left -= skip + size;
+        block
+    }
+}
+
+/// The free blocks that a thread keeps. Used behind the shield.
+pub(crate) struct Kept {
+    first: [Cell<*mut u8>; KEPT_SIZES],
+    count: [Cell<u8>; KEPT_SIZES],
+}
+
+impl Kept {
+    fn take(&self, class: usize) -> Option<*mut u8> {
+        let block = self.first.get(class)?.get();
+        if block.is_null() {
+            return None;
+        }
+        // SAFETY: a free block begins with a pointer to the next.
+        self.first[class].set(unsafe { block.cast::<*mut u8>().read() });
+        self.count[class].set(self.count[class].get() - 1);
+        Some(block)
+    }
+
+    /// `false` if there are enough.
+    fn keep(&self, class: usize, block: *mut u8) -> bool {
+        if class >= KEPT_SIZES || self.count[class].get() == KEPT_BLOCKS {
+            return false;
+        }
+        // SAFETY: at least as large as a pointer, and no longer in use.
+        unsafe { block.cast::<*mut u8>().write(self.first[class].get()) };
+        self.first[class].set(block);
+        self.count[class].set(self.count[class].get() + 1);
+        true
+    }
+
+    /// The thread is over.
+    pub(crate) fn give_back(&self) {
+        for class in 0..KEPT_SIZES {
+            while let Some(block) = self.take(class) {
+                HEAP.lock().give(class, block);
+            }
+        }
+    }
+}
+
+/// Which size of block a layout gets; `None`: a mapping.
+fn class_of(layout: Layout) -> Option<usize> {
+    let size = layout.size().max(layout.align()).max(SMALLEST);
+    (size <= LARGEST).then(|| (size.next_power_of_two() / SMALLEST).trailing_zeros() as usize)
+}
+
+fn pages(size: usize) -> usize {
+    size.next_multiple_of(PAGE)
+}
+
+fn map(size: usize) -> *mut u8 {
+    // SAFETY: a fresh anonymous mapping.
+    unsafe {
+        mmap_anonymous(null_mut(), pages(size), ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+            .map_or(null_mut(), |at| at.cast())
+    }
+}
+
+/// Keeps the heap whole while the process is copied: another thread may be in the middle of it.
+pub(crate) fn hold_lock() {
+    HEAP.hold();
+}
+
+/// In a child that nobody announced: another thread of its parent's may have held the heap.
+///
+/// # Safety
+/// This must be the only thread of the process.
+pub(crate) unsafe fn reset_lock() {
+    // SAFETY: the caller's promise.
+    unsafe { HEAP.reset() };
+}
+
+/// In both processes.
+///
+/// # Safety
+/// After [`hold_lock`], on the same thread.
+pub(crate) unsafe fn release_lock() {
+    // SAFETY: the caller's promise.
+    unsafe { HEAP.release() };
+}

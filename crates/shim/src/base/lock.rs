@@ -1,0 +1,132 @@
+//! A mutex for use inside hooks: it touches neither errno nor libc, and can be reset in a forked child.
+//!
+//! Critical sections are short and never sleep in the kernel, so it spins a little before it asks the kernel. They lie
+//! behind the shield (`crate::base::signal`), so that no handler interrupts one.
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering::*};
+
+use rustix::thread::futex;
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const CONTENDED: u32 = 2;
+const SPINS: u32 = 100;
+
+/// A value behind a lock.
+#[derive(Default)]
+pub(crate) struct Lock<T> {
+    word: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the lock gives one thread at a time access to the value.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+/// Access to the value, until dropped.
+pub(crate) struct Guard<'a, T>(&'a Lock<T>);
+
+impl<T> Lock<T> {
+    pub(crate) const fn new(value: T) -> Lock<T> {
+        Lock { word: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
+        debug_assert!(is_shielded(), "a handler could ask for the lock that its own thread holds");
+        if self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_err() {
+            self.lock_slowly();
+        }
+        Guard(self)
+    }
+
+    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+        debug_assert!(is_shielded());
+        self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).ok().map(|_| Guard(self))
+    }
+
+    #[cold]
+    fn lock_slowly(&self) {
+        for _ in 0..SPINS {
+            if self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        while self.word.swap(CONTENDED, Acquire) != FREE {
+            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, CONTENDED, None);
+        }
+    }
+
+    /// Takes it for a time that no guard spans: until [`release`](Self::release).
+    pub(crate) fn hold(&self) {
+        std::mem::forget(self.lock());
+    }
+
+    /// The value, for whoever [holds](Self::hold) it.
+    ///
+    /// # Safety
+    /// This thread must hold it.
+    pub(crate) unsafe fn value(&self) -> &T {
+        // SAFETY: the caller's promise.
+        unsafe { &*self.value.get() }
+    }
+
+    /// Whether anybody holds it.
+    #[inline]
+    pub(crate) fn is_held(&self) -> bool {
+        self.word.load(Relaxed) != FREE
+    }
+
+    /// Frees a lock that is [held](Self::hold).
+    ///
+    /// # Safety
+    /// This thread must hold it.
+    #[inline]
+    pub(crate) unsafe fn release(&self) {
+        if self.word.swap(FREE, Release) == CONTENDED {
+            let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
+        }
+    }
+
+    /// Frees a lock whose holder did not come along into a child that nobody announced.
+    ///
+    /// # Safety
+    /// This must be the only thread of the process.
+    pub(crate) unsafe fn reset(&self) {
+        // Not written without need: the kernel would have to copy the page.
+        if self.is_held() {
+            self.word.store(FREE, Relaxed);
+        }
+    }
+}
+
+fn is_shielded() -> bool {
+    crate::base::thread::this().shields.load(Relaxed) > 0
+}
+
+impl<T> Drop for Guard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the guard is the proof.
+        unsafe { self.0.release() };
+    }
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the guard is the proof of exclusive access.
+        unsafe { &*self.0.value.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`.
+        unsafe { &mut *self.0.value.get() }
+    }
+}

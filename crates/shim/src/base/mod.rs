@@ -1,0 +1,23 @@
+//! The lowest floor: memory, locks, threads and signals, the kernel's calls, and what each number of the program's is. It knows nothing of
+//! connections.
+
+pub(crate) mod above;
+pub(crate) mod alloc;
+pub(crate) mod children;
+pub(crate) mod clib;
+pub(crate) mod errno;
+pub(crate) mod kernel;
+pub(crate) mod lock;
+pub(crate) mod names;
+pub(crate) mod order;
+pub(crate) mod own_table;
+pub(crate) mod pace;
+pub(crate) mod panic;
+pub(crate) mod private;
+pub(crate) mod process;
+pub(crate) mod real;
+pub(crate) mod signal;
+pub(crate) mod table;
+pub(crate) mod thread;
+pub(crate) mod unwind;
+pub(crate) mod waiter;

@@ -1,0 +1,281 @@
+//! What the program wants done at each signal, which the kernel is told with the trampoline in place of a handler.
+//!
+//! The kernel's own record says whether a signal is caught at all, in a vfork child, after an exec or behind calls that we
+//! do not see: the table only says what the trampoline stands for.
+
+use std::ffi::{c_int, c_long, c_ulong};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use libc::{SA_RESETHAND, SA_RESTART, SA_SIGINFO, SIG_DFL, SIG_IGN};
+use shunt_sys::memory;
+
+use super::deliver::trampoline;
+use super::{FAULTS, Shield};
+use crate::base::lock::Lock;
+use crate::base::{errno, process, real};
+
+const SIGNALS: usize = 65;
+/// Flags that the kernel is not given as the program gave them.
+const OURS: c_int = SA_SIGINFO | SA_RESETHAND;
+/// Signals that cannot be blocked.
+const UNBLOCKABLE: u64 = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
+
+static ACTIONS: Lock<[Action; SIGNALS]> = Lock::new([Action { handler: 0, flags: 0, mask: 0 }; SIGNALS]);
+
+/// A handler of the program's.
+#[derive(Clone, Copy)]
+pub(super) struct Action {
+    pub(super) handler: usize,
+    pub(super) flags: c_int,
+    pub(super) mask: u64,
+}
+
+/// How the kernel takes an action.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct KernelAction {
+    handler: usize,
+    flags: c_ulong,
+    restorer: usize,
+    mask: u64,
+}
+
+/// See sigaction(2).
+///
+/// # Safety
+/// As in C.
+pub(crate) unsafe fn sigaction(
+    signal: c_int,
+    action: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    if !is_known_to_libc(signal) {
+        // Refused before anything is looked at.
+        // SAFETY: the program's own call.
+        return unsafe { real::sigaction(signal, action, old) };
+    }
+    // libc's own function touches what it is given, too, so both are touched where that may end badly: outside the lock.
+    // SAFETY: the program's promise: null or valid.
+    let given = unsafe { action.as_ref() }.copied();
+    let wanted = given.map(|given| Action {
+        handler: given.sa_sigaction,
+        flags: given.sa_flags,
+        mask: first_word(&given.sa_mask),
+    });
+    // From now on hooks may run in handlers, where nothing can be looked up.
+    real::find_all();
+    // libc leaves most of the mask as it was.
+    // SAFETY: the program's promise: null or valid. Zeroes are a valid action.
+    let mut replaced = unsafe { old.as_ref().copied().unwrap_or_else(|| std::mem::zeroed()) };
+    {
+        let _shield = Shield::raise();
+        let mut actions = ACTIONS.lock();
+        let mut passed = given;
+        if let Some(passed) = &mut passed
+            && let Some(wanted) = wanted.filter(|wanted| passes_through_us(signal, wanted))
+        {
+            passed.sa_sigaction = our_handler();
+            passed.sa_flags = our_flags(wanted.flags);
+            // SAFETY: fills a set of ours.
+            unsafe { libc::sigfillset(&mut passed.sa_mask) };
+        }
+        let pointer = passed.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: two structures of ours; the handler is the program's.
+        let result = unsafe { real::sigaction(signal, pointer, &mut replaced) };
+        if result != 0 {
+            return result;
+        }
+        if replaced.sa_sigaction == our_handler() {
+            show_own(&mut replaced, &actions[signal as usize]);
+        }
+        note(&mut actions, signal, wanted);
+    }
+    // SAFETY: the program's promise: null or valid.
+    if let Some(old) = unsafe { old.as_mut() } {
+        *old = replaced;
+    }
+    0
+}
+
+/// The same by syscall(2).
+///
+/// # Safety
+/// As rt_sigaction(2), with a mask of 64 bits. What is bad about the pointers, the kernel says.
+pub(crate) unsafe fn kernel_sigaction(
+    signal: c_int,
+    action: *const KernelAction,
+    old: *mut KernelAction,
+) -> c_long {
+    // SAFETY: the program's pointer, to plain numbers.
+    let given = unsafe { memory::read(action) };
+    if given.is_none() && !action.is_null() {
+        errno::set(libc::EFAULT);
+        return -1;
+    }
+    let wanted =
+        given.map(|given| Action { handler: given.handler, flags: given.flags as c_int, mask: given.mask });
+    real::find_all();
+    let mut replaced = KernelAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
+    {
+        let _shield = Shield::raise();
+        let mut actions = ACTIONS.lock();
+        let passed = given.map(|given| match wanted.filter(|wanted| passes_through_us(signal, wanted)) {
+            Some(wanted) => KernelAction {
+                handler: our_handler(),
+                flags: c_ulong::from(our_flags(wanted.flags) as u32),
+                mask: u64::MAX,
+                ..given
+            },
+            None => given,
+        });
+        let pointer = passed.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        let into = std::ptr::from_mut(&mut replaced);
+        // SAFETY: two structures of ours; the handler is the program's.
+        let result = unsafe {
+            let (number, size) = (libc::SYS_rt_sigaction, size_of::<u64>() as c_long);
+            real::syscall(number, signal.into(), pointer.addr() as c_long, into.addr() as c_long, size, 0, 0)
+        };
+        if result != 0 {
+            return result;
+        }
+        if replaced.handler == our_handler() {
+            let known = actions[signal as usize];
+            replaced.handler = known.handler;
+            replaced.flags =
+                replaced.flags & !(OURS as u32 as c_ulong) | (known.flags & OURS) as u32 as c_ulong;
+            replaced.mask = known.mask;
+        }
+        note(&mut actions, signal, wanted);
+    }
+    // The kernel, too, has done it before it finds out that it cannot say what was there.
+    // SAFETY: the program wants it there.
+    if !old.is_null() && !unsafe { memory::write(old, replaced) } {
+        errno::set(libc::EFAULT);
+        return -1;
+    }
+    0
+}
+
+/// The handler that runs now. One that was to run once is no longer there when it begins.
+pub(super) fn begin(signal: c_int) -> Action {
+    let _shield = Shield::raise();
+    let action = ACTIONS.lock()[signal as usize];
+    if action.flags & SA_RESETHAND != 0 {
+        // SAFETY: zeroes are a valid action, the default one; the flags and the mask outlast the handler, as in the kernel.
+        unsafe {
+            let mut default: libc::sigaction = std::mem::zeroed();
+            default.sa_flags = action.flags;
+            std::ptr::from_mut(&mut default.sa_mask).cast::<u64>().write(action.mask);
+            real::sigaction(signal, &default, std::ptr::null_mut());
+        }
+    }
+    action
+}
+
+/// Whether every handler of which the trampoline does not tell restarts the calls that it interrupts: those of faults, and
+/// those that were installed by bare system calls.
+pub(crate) fn unseen_handlers_restart() -> bool {
+    (1..SIGNALS as c_int).all(|signal| {
+        // SAFETY: zeroes are a valid action.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: only asks; the structure is ours.
+        let asked = unsafe { real::sigaction(signal, std::ptr::null(), &mut action) } == 0;
+        let unseen = asked && ![SIG_DFL, SIG_IGN, our_handler()].contains(&action.sa_sigaction);
+        !unseen || action.sa_flags & SA_RESTART != 0
+    })
+}
+
+/// The kernel is told the program's own handlers, and calls them from now on.
+pub(crate) fn give_back() {
+    let actions = ACTIONS.lock();
+    for signal in 1..SIGNALS as c_int {
+        // SAFETY: zeroes are a valid action; the first call fills it in, and the second passes the program's own.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            let asked = real::sigaction(signal, std::ptr::null(), &mut action) == 0;
+            if asked && action.sa_sigaction == our_handler() {
+                show_own(&mut action, &actions[signal as usize]);
+                real::sigaction(signal, &action, std::ptr::null_mut());
+            }
+        }
+    }
+}
+
+/// Puts the program's handler where ours is.
+fn show_own(action: &mut libc::sigaction, own: &Action) {
+    action.sa_sigaction = own.handler;
+    action.sa_flags = action.sa_flags & !OURS | own.flags & OURS;
+    // SAFETY: the first word of the set; libc leaves the rest as it was.
+    unsafe { std::ptr::from_mut(&mut action.sa_mask).cast::<u64>().write(own.mask) };
+}
+
+/// Another thread of the parent's may have held the table.
+#[inline]
+pub(crate) fn after_fork_in_child() {
+    super::deliver::forget(crate::base::thread::this());
+}
+
+/// Nobody changes an action while the process is copied.
+pub(crate) fn hold_lock() {
+    ACTIONS.hold();
+}
+
+/// In both processes.
+///
+/// # Safety
+/// After [`hold_lock`], on the same thread.
+pub(crate) unsafe fn release_lock() {
+    // SAFETY: the caller's promise.
+    unsafe { ACTIONS.release() };
+}
+
+/// In a child that nobody announced.
+///
+/// # Safety
+/// This must be the only thread of the process.
+pub(crate) unsafe fn reset_lock() {
+    // SAFETY: the caller's promise.
+    unsafe { ACTIONS.reset() };
+}
+
+/// Handlers do, but not those of faults, nor those that a child of vfork installs in our memory for itself.
+fn passes_through_us(signal: c_int, wanted: &Action) -> bool {
+    let handler = wanted.handler != SIG_DFL && wanted.handler != SIG_IGN;
+    let nameable = (1..SIGNALS as c_int).contains(&signal) && !FAULTS.contains(&signal);
+    handler && nameable && !process::is_off() && process::is_home()
+}
+
+/// The first two of the real-time signals are libc's own.
+fn is_known_to_libc(signal: c_int) -> bool {
+    (1..SIGNALS as c_int).contains(&signal) && !(32..=33).contains(&signal)
+}
+
+/// What the kernel knows in place of this library's handler: 0, or what a program without a libc has it come in by.
+static ENTRANCE: AtomicUsize = AtomicUsize::new(0);
+
+/// Has signals come in by `entrance`, which calls [`super::handler`]. Before there is any handler.
+pub(crate) fn set_entrance(entrance: usize) {
+    ENTRANCE.store(entrance, Relaxed);
+}
+
+fn our_handler() -> usize {
+    match ENTRANCE.load(Relaxed) {
+        0 => trampoline as *const () as usize,
+        entrance => entrance,
+    }
+}
+
+fn our_flags(flags: c_int) -> c_int {
+    flags & !SA_RESETHAND | SA_SIGINFO
+}
+
+fn note(actions: &mut [Action; SIGNALS], signal: c_int, wanted: Option<Action>) {
+    if let Some(wanted) = wanted.filter(|wanted| passes_through_us(signal, wanted)) {
+        actions[signal as usize] = Action { mask: wanted.mask & !UNBLOCKABLE, ..wanted };
+    }
+}
+
+fn first_word(set: &libc::sigset_t) -> u64 {
+    // SAFETY: a set is longer than that, and aligned.
+    unsafe { std::ptr::from_ref(set).cast::<u64>().read() }
+}

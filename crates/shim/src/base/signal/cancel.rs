@@ -1,0 +1,77 @@
+//! pthread_cancel. A thread is cancelled inside a blocking call, which is always in `open`, or where a call begins; a
+//! thread that may be cancelled at any instruction may not while the shield is up.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering::*};
+
+use crate::base::{real, thread};
+
+/// Whether this process has ever cancelled a thread.
+static IN_USE: AtomicBool = AtomicBool::new(false);
+
+/// See pthread_cancel(3).
+///
+/// # Safety
+/// As in C.
+pub(crate) unsafe fn cancel(thread: libc::pthread_t) -> c_int {
+    IN_USE.store(true, Relaxed);
+    // SAFETY: the program's own call.
+    unsafe { real::pthread_cancel(thread) }
+}
+
+/// See pthread_setcanceltype(3).
+///
+/// # Safety
+/// As in C.
+pub(crate) unsafe fn set_type(kind: c_int, old: *mut c_int) -> c_int {
+    let thread = thread::this();
+    let before = thread.cancelled_anywhere.get();
+    // Noted before it can act.
+    thread.cancelled_anywhere.set(kind == PTHREAD_CANCEL_ASYNCHRONOUS);
+    // SAFETY: the program's own call.
+    let result = unsafe { real::pthread_setcanceltype(kind, old) };
+    if result != 0 {
+        thread.cancelled_anywhere.set(before);
+    }
+    result
+}
+
+/// A call that a lane may answer begins: it is a cancellation point even if it need not wait.
+#[inline]
+pub(crate) fn point() {
+    if IN_USE.load(Relaxed) {
+        // SAFETY: no lock is held and nothing is announced.
+        unsafe { real::pthread_testcancel() }
+    }
+}
+
+/// Makes a call that would be a cancellation point, where the thread must not end: half of the work is done.
+#[inline]
+pub(crate) fn without<R>(call: impl FnOnce() -> R) -> R {
+    if !IN_USE.load(Relaxed) {
+        return call();
+    }
+    let mut before = PTHREAD_CANCEL_DISABLE;
+    // SAFETY: changes this thread's own state, and changes it back.
+    unsafe { real::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut before) };
+    let result = call();
+    // SAFETY: as above.
+    unsafe { real::pthread_setcancelstate(before, std::ptr::null_mut()) };
+    result
+}
+
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+const PTHREAD_CANCEL_DEFERRED: c_int = 0;
+const PTHREAD_CANCEL_ASYNCHRONOUS: c_int = 1;
+
+#[cold]
+pub(super) fn hold_off() {
+    // SAFETY: changes this thread's own type.
+    unsafe { real::pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, std::ptr::null_mut()) };
+}
+
+#[cold]
+pub(super) fn let_in() {
+    // SAFETY: as above; the thread may end here.
+    unsafe { real::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, std::ptr::null_mut()) };
+}

@@ -1,0 +1,148 @@
+//! What a thread has announced for the time of a sleep, in case it never comes back from it: a handler may leave a call
+//! by longjmp, and a cancelled thread's frames are gone.
+//!
+//! Entries of calls that were left are found by the stack pointer: their frames lie below the present one. That says
+//! nothing across two stacks, so an alternate signal stack is left out; then, or with more entries than there is room
+//! for, what was announced stays so until the thread ends. That costs a connection its lane, but never a byte.
+
+use std::cell::{Cell, UnsafeCell};
+use std::mem::MaybeUninit;
+
+use crate::base::thread::{self, Thread};
+
+/// Room for blocking calls of one thread that interrupt each other; each may have two.
+const ENTRIES: usize = 12;
+
+/// What has been announced, as whoever announces it understands it: see `crate::ops::held`.
+#[derive(Clone, Copy)]
+pub(crate) struct Held {
+    kind: &'static Kind,
+    words: Words,
+}
+
+/// Four numbers, or addresses.
+pub(crate) type Words = [usize; 4];
+
+/// What is to be done about one kind of it.
+pub(crate) struct Kind {
+    /// Nobody comes back to undo it.
+    pub(crate) undo: fn(Words),
+    /// How often the endpoint at this address counts it among the calls in progress.
+    pub(crate) calls_on: fn(Words, usize) -> u32,
+    /// Counts it again, where all counts have been forgotten.
+    pub(crate) count_again: fn(Words),
+}
+
+impl Kind {
+    /// Nothing is, and no endpoint counts it.
+    pub(crate) const NOTHING: Kind = Kind { undo: |_| {}, calls_on: |_, _| 0, count_again: |_| {} };
+}
+
+impl Held {
+    pub(crate) const NOTHING: Held = Held::new(&Kind::NOTHING, [0; 4]);
+
+    pub(crate) const fn new(kind: &'static Kind, words: Words) -> Held {
+        Held { kind, words }
+    }
+}
+
+/// Announces something for a call whose frame is at `here`, until it is [withdrawn](withdraw). Under the shield.
+pub(crate) fn announce(held: Held, here: usize) -> usize {
+    let thread = thread::this();
+    thread.journal.enter_at(thread, held, here)
+}
+
+/// Ends that; undoing it is the caller's.
+pub(crate) fn withdraw(place: usize) {
+    thread::this().journal.leave(place);
+}
+
+/// How often what this thread has announced counts among the calls in progress on the endpoint at this address.
+pub(crate) fn calls_on(endpoint: usize) -> u32 {
+    thread::this().journal.all().map(|held| (held.kind.calls_on)(held.words, endpoint)).sum()
+}
+
+/// In a forked child, which has this thread alone, and whose endpoints have forgotten what was counted.
+pub(crate) fn count_own_calls() {
+    thread::this().journal.all().for_each(|held| (held.kind.count_again)(held.words));
+}
+
+/// The entries of one thread, the innermost last.
+pub(crate) struct Journal {
+    len: Cell<usize>,
+    entries: UnsafeCell<[MaybeUninit<(usize, Held)>; ENTRIES]>,
+    /// Where the alternate signal stack is, as of the last handler.
+    pub(super) alternate: Cell<(usize, usize)>,
+}
+
+impl Journal {
+    /// Enters `held`, and undoes what calls that were left have held. Under the shield.
+    #[inline]
+    pub(super) fn enter(&self, thread: &Thread, held: Held) -> usize {
+        let mark = 0u8;
+        self.enter_at(thread, held, std::ptr::from_ref(&mark).addr())
+    }
+
+    /// The same for what is held by a frame further up, at `here`.
+    #[inline]
+    pub(super) fn enter_at(&self, thread: &Thread, held: Held, here: usize) -> usize {
+        if self.len.get() > 0 {
+            self.clear(here);
+        }
+        let place = self.len.get();
+        if place < ENTRIES {
+            thread.await_exit();
+            // SAFETY: within the array. Handlers enter theirs in the call to come, and leave before it does.
+            unsafe { (*self.entries.get())[place].write((here, held)) };
+            self.len.set(place + 1);
+        }
+        place
+    }
+
+    /// The call has come back. What is above its entry was left by a handler within it.
+    #[inline]
+    pub(super) fn leave(&self, place: usize) {
+        while self.len.get() > place + 1 {
+            self.pop();
+        }
+        self.len.set(place);
+    }
+
+    #[cold]
+    fn clear(&self, here: usize) {
+        let (low, high) = self.alternate.get();
+        let on_alternate = |at: usize| (low..high).contains(&at);
+        while let Some((at, _)) = self.last()
+            && at <= here
+            && !on_alternate(at)
+            && !on_alternate(here)
+        {
+            self.pop();
+        }
+    }
+
+    /// Undoes everything: the thread is over.
+    pub(crate) fn undo_all(&self) {
+        while self.last().is_some() {
+            self.pop();
+        }
+    }
+
+    fn last(&self) -> Option<(usize, Held)> {
+        let index = self.len.get().checked_sub(1)?;
+        // SAFETY: entries below `len` have been written.
+        Some(unsafe { (*self.entries.get())[index].assume_init() })
+    }
+
+    fn all(&self) -> impl Iterator<Item = Held> {
+        // SAFETY: as above.
+        (0..self.len.get()).map(|index| unsafe { (*self.entries.get())[index].assume_init() }.1)
+    }
+
+    fn pop(&self) {
+        if let Some((_, held)) = self.last() {
+            self.len.set(self.len.get() - 1);
+            (held.kind.undo)(held.words);
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! What each descriptor of the process is to us: one look-up answers "nothing" for everything that is no TCP
+//! socket (L7).
+//!
+//! Two levels, so that a process with few descriptors pays for few. Chunks are never freed.
+//!
+//! The kernel wipes the upper level in every child that gets a copy of our memory. A fork that we see restores it; a child
+//! made by a system call of the program's own finds nothing there, and is told apart by that from a process that never
+//! had a socket, without a look-up costing more.
+
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
+
+use rustix::mm::{Advice, madvise};
+use shunt_abi::reason::Reason;
+
+use crate::base::above::Above;
+use crate::base::names::{EndpointRef, EpollRef};
+use crate::base::process;
+
+const CHUNK: usize = 1024;
+const CHUNKS: usize = 1024;
+/// Descriptors in a word of a set for select.
+pub(crate) const WORD: usize = 64;
+
+struct Chunk {
+    cells: [AtomicU64; CHUNK],
+    /// A bit for every descriptor that has ever been a connection or an epoll instance.
+    pollable: [AtomicU64; CHUNK / WORD],
+}
+
+/// The upper level, on pages of its own.
+#[repr(C, align(4096))]
+struct Upper([AtomicPtr<Chunk>; CHUNKS]);
+
+impl Upper {
+    const fn new() -> Upper {
+        Upper([const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS])
+    }
+}
+
+/// This process is a child that nobody announced.
+pub(crate) static STRAY: Above<()> = Above::new();
+
+static UPPER: Upper = Upper::new();
+/// What the upper level is restored from. Written after it.
+static COPY: Upper = Upper::new();
+
+/// What a descriptor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// Nothing of ours.
+    None,
+    /// A TCP socket that is not connected, and what will stand against shared memory once it is.
+    Unconnected(Reason),
+    /// A connected TCP socket.
+    Endpoint(EndpointRef),
+    /// An epoll instance.
+    Epoll(EpollRef),
+    /// One of the shim's own descriptors: the program must neither close nor use it.
+    Private,
+}
+
+impl Entry {
+    fn pack(self) -> u64 {
+        match self {
+            Entry::None => 0,
+            Entry::Unconnected(reason) => 1 | u64::from(reason as u16) << 3,
+            Entry::Private => 2,
+            Entry::Endpoint(endpoint) => 3 | endpoint.pack() << 3,
+            Entry::Epoll(epoll) => 4 | epoll.pack() << 3,
+        }
+    }
+
+    #[inline]
+    fn unpack(word: u64) -> Entry {
+        match word & 7 {
+            1 => Entry::Unconnected(Reason::parse((word >> 3) as u16).unwrap_or_default()),
+            2 => Entry::Private,
+            3 => Entry::Endpoint(EndpointRef::unpack(word >> 3)),
+            4 => Entry::Epoll(EpollRef::unpack(word >> 3)),
+            _ => Entry::None,
+        }
+    }
+}
+
+/// Has the upper level wiped in children. A kernel that cannot leaves children of such system calls unnoticed.
+pub(crate) fn start() {
+    // SAFETY: whole pages of our own; what is in them is restored in every child.
+    let _ =
+        unsafe { madvise((&raw const UPPER).cast_mut().cast(), size_of::<Upper>(), Advice::LinuxWipeOnFork) };
+}
+
+/// In a forked child.
+pub(crate) fn restore() {
+    for (upper, copy) in UPPER.0.iter().zip(&COPY.0) {
+        upper.store(copy.load(Acquire), Release);
+    }
+}
+
+/// Nothing is known of any descriptor any more, but which are our own.
+pub(crate) fn clear() {
+    for (fd, _) in known(0, u32::MAX).filter(|(_, entry)| *entry != Entry::Private) {
+        replace(fd, Entry::None);
+    }
+}
+
+#[inline]
+fn cell(fd: i32) -> Option<&'static AtomicU64> {
+    Some(&chunk(fd as u32 as usize / CHUNK)?.cells[fd as usize % CHUNK])
+}
+
+#[inline]
+fn chunk(index: usize) -> Option<&'static Chunk> {
+    let chunk = UPPER.0.get(index)?.load(Acquire);
+    // SAFETY: a chunk that is not null is never freed.
+    unsafe { chunk.as_ref() }.or_else(|| missing(index))
+}
+
+/// Nothing there: because there never was, or because this is a child that nobody announced.
+#[cold]
+fn missing(index: usize) -> Option<&'static Chunk> {
+    let present = || UPPER.0[index].load(Acquire);
+    if COPY.0[index].load(Acquire).is_null() {
+        return None;
+    }
+    if present().is_null() {
+        STRAY.call(());
+    }
+    // SAFETY: as in `chunk`.
+    unsafe { present().as_ref() }
+}
+
+/// What `fd` is.
+#[inline]
+pub(crate) fn look_up(fd: i32) -> Entry {
+    match cell(fd) {
+        Some(cell) => Entry::unpack(cell.load(Acquire)),
+        None => Entry::None,
+    }
+}
+
+/// Which of the descriptors from `WORD * index` on may be a connection or an epoll instance: a bit for each.
+#[inline]
+pub(crate) fn pollable(index: usize) -> u64 {
+    const WORDS: usize = CHUNK / WORD;
+    chunk(index / WORDS).map_or(0, |chunk| chunk.pollable[index % WORDS].load(Acquire))
+}
+
+/// How many descriptors something can be said of.
+pub(crate) const PLACES: usize = CHUNK * CHUNKS;
+
+/// Whether anything can be said of `fd`.
+pub(crate) fn has_place_for(fd: i32) -> bool {
+    (0..PLACES as i32).contains(&fd)
+}
+
+/// Says what `fd` is from now on, and returns what it was. A descriptor beyond the table stays unknown, and so
+/// on TCP.
+pub(crate) fn replace(fd: i32, entry: Entry) -> Entry {
+    if !has_place_for(fd) {
+        return Entry::None;
+    }
+    if cell(fd).is_none() {
+        if entry == Entry::None {
+            return Entry::None;
+        }
+        process::note_use();
+        // Made where it stays: the thread may have little stack.
+        // SAFETY: zeroes are valid for atomics.
+        let fresh = Box::into_raw(unsafe { Box::<Chunk>::new_zeroed().assume_init() });
+        let index = fd as usize / CHUNK;
+        if UPPER.0[index].compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire).is_ok() {
+            COPY.0[index].store(fresh, Release);
+        } else {
+            // SAFETY: it was made above and nobody else has seen it.
+            drop(unsafe { Box::from_raw(fresh) });
+        }
+    }
+    let at = fd as usize % CHUNK;
+    let Some(chunk) = chunk(fd as usize / CHUNK) else { return Entry::None };
+    if matches!(entry, Entry::Endpoint(_) | Entry::Epoll(_)) {
+        chunk.pollable[at / WORD].fetch_or(1 << (at % WORD), AcqRel);
+    }
+    Entry::unpack(chunk.cells[at].swap(entry.pack(), AcqRel))
+}
+
+/// Has a socket that is not connected stay on TCP once it is. `false`: it is no such socket, or not any more.
+pub(crate) fn hold_back(fd: i32, reason: Reason) -> bool {
+    let Some(cell) = cell(fd) else { return false };
+    let held_back = |word| match Entry::unpack(word) {
+        Entry::Unconnected(Reason::None) => Some(Entry::Unconnected(reason).pack()),
+        Entry::Unconnected(_) => Some(word),
+        _ => None,
+    };
+    cell.fetch_update(AcqRel, Acquire, held_back).is_ok()
+}
+
+/// Every descriptor from `first` to `last` that is something to us.
+pub(crate) fn known(first: u32, last: u32) -> impl Iterator<Item = (i32, Entry)> {
+    (first as usize / CHUNK..CHUNKS.min(last as usize / CHUNK + 1))
+        .filter(|&index| chunk(index).is_some())
+        .flat_map(|index| index * CHUNK..(index + 1) * CHUNK)
+        .filter(move |fd| (first as usize..=last as usize).contains(fd))
+        .map(|fd| (fd as i32, look_up(fd as i32)))
+        .filter(|(_, entry)| *entry != Entry::None)
+}
+
+/// A descriptor that is `entry`.
+pub(crate) fn name_of(entry: Entry) -> Option<i32> {
+    known(0, u32::MAX).find(|(_, other)| *other == entry).map(|(fd, _)| fd)
+}

@@ -1,0 +1,152 @@
+//! What the shim keeps for each thread, in zeroed memory that even a signal handler finds at once: `thread_local!` may
+//! have to allocate, or to wait for the dynamic linker's lock, which the interrupted code may hold.
+
+use std::cell::{Cell, UnsafeCell};
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
+
+use crate::base::alloc::Kept;
+use crate::base::signal::{Deferred, Journal, Shield};
+use crate::base::waiter::{Slot, Spinner};
+
+/// One thread's. Only its own thread and the handlers that interrupt it use it, so relaxed atomics are plain moves here;
+/// [`Shield`] says where the compiler must keep their order.
+#[repr(C, align(64))]
+pub(crate) struct Thread {
+    /// How many shields are up; see [`Shield`].
+    pub(crate) shields: AtomicU32,
+    /// The signal that waits until they are down, or 0.
+    pub(crate) deferred: AtomicI32,
+    /// What is known of the handlers that have run since the present call began; see [`crate::base::signal::Ran`].
+    pub(crate) ran: AtomicU32,
+    /// 1 + the waiter whose doorbell ends the sleep of this thread, where there is one.
+    pub(crate) bell: AtomicU32,
+    /// Whether pthread_cancel may act at any instruction.
+    pub(crate) cancelled_anywhere: Cell<bool>,
+    /// Whether [`exit`] will be called.
+    exit_is_awaited: Cell<bool>,
+    /// 1 + the slot of the waiter that this thread has, or 0.
+    slot: Cell<u32>,
+    pub(crate) spinner: Spinner,
+    pub(crate) journal: Journal,
+    pub(crate) kept: Kept,
+    pub(crate) deferral: UnsafeCell<Deferred>,
+}
+
+#[cfg(target_arch = "x86_64")]
+std::arch::global_asm!(
+    ".pushsection .tbss.shunt_thread, \"awT\", @nobits",
+    ".balign 64",
+    ".globl shunt_thread",
+    ".hidden shunt_thread",
+    ".type shunt_thread, @object",
+    ".size shunt_thread, {size}",
+    "shunt_thread: .zero {size}",
+    ".popsection",
+    size = const size_of::<Thread>(),
+);
+
+// What the compiler calls for `thread_local!`, also for those of the standard library. The dynamic linker's would have the shim need
+// glibc's own by its name, may allocate, and may wait for a lock. All of them are in the block of the one above.
+#[cfg(target_arch = "x86_64")]
+std::arch::global_asm!(
+    ".pushsection .text.__tls_get_addr, \"ax\", @progbits",
+    ".globl __tls_get_addr",
+    ".hidden __tls_get_addr",
+    ".type __tls_get_addr, @function",
+    "__tls_get_addr:",
+    "mov rax, qword ptr [rip + shunt_thread@GOTTPOFF]",
+    "add rax, qword ptr fs:[0]",
+    "mov ecx, offset shunt_thread@DTPOFF",
+    "sub rax, rcx",
+    "add rax, qword ptr [rdi + 8]",
+    "ret",
+    ".size __tls_get_addr, . - __tls_get_addr",
+    ".popsection",
+);
+
+/// This thread's.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) fn this() -> &'static Thread {
+    let at: *const Thread;
+    // SAFETY: the initial-exec model of thread-local storage: the offset of the block above from the thread pointer, which
+    // the dynamic linker stores in the GOT. A preloaded library always has its block in static storage.
+    unsafe {
+        std::arch::asm!(
+            "mov {at}, qword ptr [rip + shunt_thread@GOTTPOFF]",
+            "add {at}, qword ptr fs:[0]",
+            at = out(reg) at,
+            options(pure, nomem, nostack),
+        );
+        // SAFETY: zeroes are valid for every field, and the block lives as long as the thread.
+        &*at
+    }
+}
+
+/// This thread's.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline]
+pub(crate) fn this() -> &'static Thread {
+    thread_local! {
+        // SAFETY: zeroes are valid for every field.
+        static THREAD: Thread = const { unsafe { std::mem::zeroed() } };
+    }
+    // SAFETY: nothing of it is dropped, and it lives as long as the thread.
+    THREAD.with(|thread| unsafe { &*std::ptr::from_ref(thread) })
+}
+
+static EXIT_KEY: AtomicU32 = AtomicU32::new(u32::MAX);
+
+/// Has [`exit`] called at the end of each thread that asks for it.
+pub(crate) fn start() {
+    let mut key = 0;
+    // SAFETY: the key is ours; the destructor lives as long as the program.
+    if unsafe { libc::pthread_key_create(&mut key, Some(exit)) } == 0 {
+        EXIT_KEY.store(key, Relaxed);
+    }
+}
+
+/// A thread is over, also by cancellation: whatever it has left comes back.
+unsafe extern "C" fn exit(_: *mut c_void) {
+    over();
+}
+
+/// What [`exit`] does, also where nobody calls that.
+pub(crate) fn over() {
+    let thread = this();
+    let _shield = Shield::raise();
+    thread.exit_is_awaited.set(false);
+    thread.journal.undo_all();
+    if let Some(slot) = thread.take_slot() {
+        slot.give_back();
+    }
+    thread.kept.give_back();
+}
+
+impl Thread {
+    /// Has what this thread holds given back at its end.
+    pub(crate) fn await_exit(&self) {
+        if !self.exit_is_awaited.get() {
+            // SAFETY: the first keys of a process have their room in the thread's own block, so this allocates nothing.
+            let set: c_int =
+                unsafe { libc::pthread_setspecific(EXIT_KEY.load(Relaxed), std::ptr::from_ref(self).cast()) };
+            self.exit_is_awaited.set(set == 0);
+        }
+    }
+
+    pub(crate) fn slot(&self) -> Option<Slot> {
+        self.slot.get().checked_sub(1).map(|slot| Slot(slot as usize))
+    }
+
+    pub(crate) fn take_slot(&self) -> Option<Slot> {
+        let slot = self.slot();
+        self.slot.set(0);
+        slot
+    }
+
+    pub(crate) fn set_slot(&self, slot: Slot) {
+        self.slot.set(slot.0 as u32 + 1);
+        self.await_exit();
+    }
+}

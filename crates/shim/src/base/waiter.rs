@@ -1,0 +1,269 @@
+//! The waiters of this process: who sleeps, and by which doorbell it is woken.
+//!
+//! A waiter owns one of 64 slots and a doorbell. Threads get theirs when they first sleep on a lane, epoll
+//! instances when a registered connection is first watched. A slot's doorbell is made once and used again by the
+//! next owner, so that the broker hears of it once. An instance listens to it in its own kernel set, a thread by a
+//! descriptor that belongs to the slot.
+
+use std::cell::Cell;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
+
+use shunt_abi::geometry::WAITERS;
+use shunt_abi::page::Counter;
+
+use crate::base::above::Above;
+use crate::base::private::PrivateFd;
+use crate::base::process::{self, Spin};
+use crate::base::{signal, thread};
+
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+static DOORBELLS: [AtomicI32; WAITERS] = [const { AtomicI32::new(-1) }; WAITERS];
+/// What a thread sleeps on: see `shunt_sys::eventfd::listen`. Made when a thread first has the slot.
+static LISTENERS: [AtomicI32; WAITERS] = [const { AtomicI32::new(-1) }; WAITERS];
+/// Slots whose doorbell the present broker has been told.
+static TOLD: AtomicU64 = AtomicU64::new(0);
+/// Tells it of one.
+pub(crate) static TELL_BROKER: Above<Slot> = Above::new();
+
+/// A slot, owned until given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot(pub(crate) usize);
+
+impl Slot {
+    /// Takes a free slot. `None` when 64 are taken or there is no descriptor for a doorbell: the waiter then
+    /// sleeps in short steps.
+    pub(crate) fn take() -> Option<Slot> {
+        let mut taken = TAKEN.load(Acquire);
+        let index = loop {
+            let index = (!taken).trailing_zeros() as usize;
+            if index == WAITERS {
+                return None;
+            }
+            match TAKEN.compare_exchange(taken, taken | 1 << index, AcqRel, Acquire) {
+                Ok(_) => break index,
+                Err(now) => taken = now,
+            }
+        };
+        let slot = Slot(index);
+        if !make(&DOORBELLS[index], shunt_sys::eventfd::create) {
+            slot.give_back();
+            return None;
+        }
+        Some(slot)
+    }
+
+    /// Takes a free slot for a thread, which can then sleep on its [`listener`](Self::listener).
+    fn take_for_thread() -> Option<Slot> {
+        let slot = Slot::take()?;
+        if slot.make_listener().is_none() {
+            slot.give_back();
+            return None;
+        }
+        Some(slot)
+    }
+
+    /// The [`listener`](Self::listener), also if nobody had one before.
+    pub(crate) fn make_listener(self) -> Option<i32> {
+        let listen = || {
+            let made = PrivateFd::lend(&DOORBELLS[self.0], |fd| shunt_sys::eventfd::listen(fd));
+            made.unwrap_or(Err(rustix::io::Errno::BADF))
+        };
+        make(&LISTENERS[self.0], listen).then(|| self.listener())
+    }
+
+    pub(crate) fn give_back(self) {
+        TAKEN.fetch_and(!(1 << self.0), AcqRel);
+    }
+
+    /// The number of the doorbell.
+    pub(crate) fn doorbell(self) -> i32 {
+        DOORBELLS[self.0].load(Acquire)
+    }
+
+    /// The descriptor that is readable once the doorbell has been rung, until that is [heard](Self::hear).
+    pub(crate) fn listener(self) -> i32 {
+        LISTENERS[self.0].load(Acquire)
+    }
+
+    /// Tells the broker, unless it knows. Whoever cannot be told is woken by its own short sleeps.
+    pub(crate) fn register(self) {
+        if TOLD.load(Acquire) & 1 << self.0 == 0 {
+            TELL_BROKER.call(self);
+        }
+    }
+
+    /// The broker knows it.
+    pub(crate) fn note_told(self) {
+        TOLD.fetch_or(1 << self.0, AcqRel);
+    }
+
+    /// Wakes this waiter: something it must look at has changed.
+    pub(crate) fn ring(self) {
+        PrivateFd::lend(&DOORBELLS[self.0], |fd| {
+            let _ = shunt_sys::eventfd::ring(fd);
+        });
+    }
+
+    /// Takes note of the rings so far.
+    pub(crate) fn hear(self) {
+        PrivateFd::lend(&LISTENERS[self.0], |fd| {
+            let _ = shunt_sys::eventfd::heard(fd);
+        });
+    }
+}
+
+/// Has a slot's descriptor made, unless an earlier owner had. `false` if there is none left.
+fn make(place: &AtomicI32, new: impl FnOnce() -> rustix::io::Result<OwnedFd>) -> bool {
+    if place.load(Acquire) < 0 {
+        match new().ok().and_then(PrivateFd::adopt) {
+            Some(made) => place.store(made.into_raw(), Release),
+            None => return false,
+        }
+    }
+    true
+}
+
+/// A descriptor has moved to another number; the broker and the peers hold the eventfd itself.
+pub(crate) fn renumber(old: i32, new: i32) {
+    for place in DOORBELLS.iter().chain(&LISTENERS) {
+        let _ = place.compare_exchange(old, new, SeqCst, Relaxed);
+    }
+}
+
+/// A new broker knows no doorbell yet.
+pub(crate) fn forget_told() {
+    TOLD.store(0, Release);
+}
+
+/// Those that somebody has.
+pub(crate) fn in_use() -> impl Iterator<Item = Slot> {
+    let taken = TAKEN.load(Acquire);
+    (0..WAITERS).filter(move |slot| taken & 1 << slot != 0).map(Slot)
+}
+
+/// Wakes every waiter, where it cannot be told which of them it concerns.
+pub(crate) fn ring_all() {
+    in_use().for_each(Slot::ring);
+}
+
+/// A forked child has none of its parent's waiters.
+pub(crate) fn after_fork_in_child() {
+    for place in DOORBELLS.iter().chain(&LISTENERS) {
+        PrivateFd::close_raw(place.swap(-1, AcqRel));
+    }
+    TAKEN.store(0, Release);
+    TOLD.store(0, Release);
+    thread::this().take_slot();
+}
+
+/// The slot of this thread, taken at first use.
+pub(crate) fn of_this_thread() -> Option<Slot> {
+    let thread = thread::this();
+    if thread.slot().is_none()
+        && let Some(slot) = Slot::take_for_thread()
+    {
+        thread.set_slot(slot);
+    }
+    thread.slot()
+}
+
+/// Spins for this thread as its settings and its luck allow, until `ready` says so. `true` if it did.
+pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
+    thread::this().spinner.spin(ready)
+}
+
+/// Adaptive spinning: only while it has been paying off.
+pub(crate) struct Spinner {
+    /// Sleeps to go without spinning.
+    pause: Cell<u32>,
+    /// Misses since the last quick hit; the pause doubles with each.
+    misses: Cell<u32>,
+    /// How long the last spin took, if it hit; else 0.
+    hit: Cell<u64>,
+}
+
+/// Once a spin has hit, the next is twice as long in automatic mode, but at least
+const SHORT_NANOS: u64 = 20_000;
+/// and at most this: a program in a slow language answers in 20 us, and to wake up takes as long again.
+const LONG_NANOS: u64 = 60_000;
+/// The longest before that: the peer may be asleep, and a processor that is idle takes a while to wake. Once both are awake
+/// they find each other at once.
+const TRIAL_NANOS: u64 = 150_000;
+/// How long a spin goes on before it asks whether somebody else wants the processor.
+const YIELD_NANOS: u64 = 5_000;
+/// Somebody does if giving it up took as long as this: then spinning takes time from those who have something to do.
+const OTHERS_NANOS: u64 = 3_000;
+/// Looks between two looks at the clock.
+const LOOKS: u32 = 32;
+const MISSES_ALLOWED: u32 = 1;
+const LONGEST_PAUSE: u32 = 4096;
+
+impl Spinner {
+    fn spin(&self, mut ready: impl FnMut() -> bool) -> bool {
+        let nanos = match process::spin() {
+            Spin::Nanos(0) => return false,
+            Spin::Nanos(nanos) => nanos,
+            Spin::Auto if self.pause.get() > 0 => {
+                self.pause.set(self.pause.get() - 1);
+                return false;
+            }
+            Spin::Auto if single_processor() => return false,
+            Spin::Auto if self.hit.get() > 0 => (2 * self.hit.get()).clamp(SHORT_NANOS, LONG_NANOS),
+            Spin::Auto => TRIAL_NANOS,
+        };
+        let begin = process::now();
+        let mut yield_at = begin + YIELD_NANOS;
+        let mut is_crowded = false;
+        let found = loop {
+            if (0..LOOKS).any(|_| {
+                std::hint::spin_loop();
+                ready()
+            }) {
+                break true;
+            }
+            let now = process::now();
+            if signal::has_deferred() || now - begin >= nanos {
+                break false;
+            }
+            if now >= yield_at {
+                rustix::thread::sched_yield();
+                let after = process::now();
+                if after - now > OTHERS_NANOS {
+                    // Perhaps the peer itself: then it is there now, but a sleep would have been as quick.
+                    is_crowded = true;
+                    break ready();
+                }
+                yield_at = after + YIELD_NANOS;
+            }
+        };
+        let spent = process::now() - begin;
+        process::count(Counter::SpinNanos, spent);
+        let has_paid = found && !is_crowded;
+        self.hit.set(if has_paid { spent.max(1) } else { 0 });
+        if has_paid {
+            process::count(Counter::SpinHits, 1);
+            if spent <= LONG_NANOS {
+                self.misses.set(0);
+            }
+        } else {
+            let misses = self.misses.get() + 1;
+            self.misses.set(misses);
+            if misses > MISSES_ALLOWED {
+                self.pause.set((1 << (misses - MISSES_ALLOWED).min(16)).min(LONGEST_PAUSE));
+            }
+        }
+        found
+    }
+}
+
+/// Of the whole machine: a program that is bound to one processor may have peers on others.
+fn single_processor() -> bool {
+    static PROCESSORS: AtomicI32 = AtomicI32::new(0);
+    if PROCESSORS.load(Relaxed) == 0 {
+        // SAFETY: a plain call.
+        let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+        PROCESSORS.store(online.max(1) as i32, Relaxed);
+    }
+    PROCESSORS.load(Relaxed) == 1
+}

@@ -1,0 +1,930 @@
+//! The conversation with the broker. Nothing here ever waits: what cannot be said now is said at a later
+//! operation, and without a broker everything stays on TCP (L6). Only where connections are to be offered at once is the
+//! first use of one held for a moment.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::{CStr, CString, OsStr};
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::Ordering::*;
+
+use rustix::io::Errno;
+use shunt_abi::address::to_octets;
+use shunt_abi::control::{
+    Announce, DecodeError, Doorbell, Hello, Leave, MAX_MESSAGE, Offer, Pair, Release, Reply, Request,
+    Withdraw,
+};
+use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
+use shunt_abi::page::{Counter, EntryCopy, Reach};
+use shunt_abi::reason::Reason;
+use shunt_sys::mapping::Mapping;
+use shunt_sys::{eventfd, guard, identity, memfd, seqpacket};
+
+use crate::base::lock::Lock;
+use crate::base::names::EndpointRef;
+use crate::base::private::{self, PrivateFd, borrow, close_owned};
+use crate::base::process;
+use crate::base::waiter::{self, Slot};
+use crate::broker::pulse::{Pulse, State};
+use crate::epoll;
+use crate::life::{attach, unseen};
+use crate::socket::endpoint::{self, Endpoint, Stage};
+use crate::socket::family::{self, Heirs};
+use crate::socket::links::{Attachment, Identity, Link, Peer, Pin};
+use crate::socket::tcp::Tcp;
+use crate::socket::{distance, settings, worth};
+
+/// Operations until an endpoint that found no broker looks for one again.
+const RETRY_AFTER: u32 = 256;
+/// Pause between two attempts to reach a broker.
+const RETRY_NANOS: u64 = 100_000_000;
+/// The same after a broker was reached that did not take this process in: twice as long each time, up to this.
+const LONGEST_RETRY_NANOS: u64 = 30_000_000_000;
+/// Messages taken in one operation of the program's, which is not to wait for a broker that never stops.
+const BATCH: usize = 256;
+/// Connections whose other holders are looked for at a time.
+const FEW: usize = 8;
+/// Where connections are offered at once, so long the first use of one waits for the broker, in pauses of so much.
+const MOMENT_NANOS: u64 = 2_000_000;
+const PAUSE_NANOS: i64 = 50_000;
+/// Pause after the broker's socket was full.
+const BUSY_NANOS: u64 = 1_000_000;
+
+static CONTROL: Lock<Control> = Lock::new(Control::new());
+
+struct Control {
+    socket: Option<PrivateFd>,
+    retry_at: u64,
+    /// The broker has answered the hello.
+    is_welcome: bool,
+    /// How often in a row one has not.
+    unwelcome: u32,
+    /// Until then the peers of this process's connections may not have come back to the broker yet.
+    peers_come_until: u64,
+    /// Why there is none.
+    lacks: Reason,
+    /// The socket was full: nothing is offered until then.
+    busy_until: u64,
+    pulse: Pulse,
+    epoch: u32,
+    /// What the broker must hear and had no room for. Without it a connection of a link would never be free again.
+    unsaid: VecDeque<Request>,
+    /// Connections that this process has left, each with the row of others who may still drain it.
+    inherited: VecDeque<(u32, Release)>,
+    links: BTreeMap<LinkName, &'static Link>,
+    /// A broker was lost, and with it links that nobody may be using: they are to be retired.
+    orphaned: bool,
+    peers: BTreeMap<u64, &'static Peer>,
+    /// Structures to be used again.
+    spare_links: Vec<&'static Link>,
+    spare_peers: Vec<&'static Peer>,
+}
+
+/// The broker that made a link, its name for it, and which side this process is.
+type LinkName = (u32, u64, u32);
+
+/// What a message asks for that must wait until the control lock is free, because it takes endpoints' locks.
+enum Deed {
+    Adopt(EndpointRef, Pin),
+    Refuse(EndpointRef, Reason),
+    Retire(&'static Link),
+    /// There is no descriptor for a doorbell of this peer's: what is on its links goes back.
+    Mute(&'static Peer),
+    LostBroker,
+}
+
+/// Why an endpoint is not offered now.
+enum Later {
+    /// For this reason, which is looked at again after so many operations.
+    After(Reason, u32),
+    /// The broker has enough to do.
+    Busy,
+    /// It has been spoken to, and the next operation may find that it is awake.
+    Asked,
+}
+
+impl From<Reason> for Later {
+    fn from(reason: Reason) -> Later {
+        let may_pass = matches!(
+            reason,
+            Reason::NoBroker | Reason::BrokerVersion | Reason::BrokerSilent | Reason::Shared | Reason::Stdio
+        );
+        Later::After(reason, if may_pass { RETRY_AFTER } else { u32::MAX })
+    }
+}
+
+/// Takes waiting messages, if the page says that there are any: one load otherwise.
+#[inline]
+pub(crate) fn poll_inbox() {
+    if let Some(page) = process::page()
+        && page.inbox.load(Acquire) != process::SEEN.load(Relaxed)
+    {
+        take_messages();
+    }
+}
+
+#[cold]
+fn take_messages() {
+    let mut deeds = Vec::new();
+    {
+        let Some(mut control) = CONTROL.try_lock() else { return };
+        control.take(&mut deeds);
+        control.retire_orphans(&mut deeds);
+    }
+    carry_out(deeds);
+}
+
+fn carry_out(deeds: Vec<Deed>) {
+    for deed in deeds {
+        match deed {
+            Deed::Adopt(name, at) => {
+                if let Err(reason) = attach::adopt(name, at.link, at.conn) {
+                    // The other end does not wait in vain.
+                    if reason != Reason::Stale {
+                        at.link.close_lanes(at.conn);
+                    }
+                    release(&at);
+                    if let Some(endpoint) = name.resolve() {
+                        take_back(endpoint, reason, RETRY_AFTER);
+                    }
+                }
+            }
+            Deed::Refuse(name, reason) => {
+                if let Some(endpoint) = name.resolve() {
+                    take_back(endpoint, reason, endpoint.offer_after.load(Relaxed).saturating_mul(16));
+                }
+            }
+            Deed::Retire(link) => retire(link),
+            Deed::Mute(peer) => {
+                for endpoint in
+                    crate::socket::endpoint::all().filter(|endpoint| endpoint.is_linked_with(peer))
+                {
+                    attach::go_back(endpoint, Reason::DescriptorLimit);
+                }
+                // Other peers may lack them. Meanwhile the structure may have become another's.
+                let _control = CONTROL.lock();
+                if peer.is_mute() {
+                    peer.forget_doorbells();
+                }
+            }
+            Deed::LostBroker => {
+                for endpoint in
+                    crate::socket::endpoint::all().filter(|endpoint| endpoint.stage() == Stage::Offered)
+                {
+                    take_back(endpoint, Reason::NoBroker, RETRY_AFTER);
+                }
+            }
+        }
+    }
+}
+
+/// An offered endpoint is on TCP again for now, and may be offered after `again` operations.
+fn take_back(endpoint: &Endpoint, reason: Reason, again: u32) {
+    if endpoint.stage() == Stage::Offered {
+        endpoint.set_stage(Stage::Plain);
+        postpone(endpoint, reason, again);
+    }
+}
+
+fn postpone(endpoint: &Endpoint, reason: Reason, again: u32) {
+    endpoint.offer_after.store(again, Relaxed);
+    endpoint.operations.store(0, Relaxed);
+    process::count_bypass(reason);
+    attach::mark(endpoint, reason);
+}
+
+/// Considers offering an endpoint that has shown that it is used, be it for the first time now. Called outside all locks.
+#[cold]
+pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd, is_first: bool) {
+    unseen::look_around();
+    let mut verdict = attempt(endpoint, fd, is_first);
+    if !process::offers_at_once() {
+        return;
+    }
+    // Most connections would be over before the broker has answered.
+    let deadline = process::now() + MOMENT_NANOS;
+    while matches!(verdict, Attempt::Asked) && process::now() < deadline {
+        pause();
+        verdict = attempt(endpoint, fd, is_first);
+    }
+    while endpoint.stage() == Stage::Offered && process::now() < deadline {
+        pause();
+        poll_inbox();
+    }
+}
+
+fn pause() {
+    let time = rustix::time::Timespec { tv_sec: 0, tv_nsec: PAUSE_NANOS };
+    let _ = rustix::thread::nanosleep(&time);
+}
+
+/// What has become of an attempt to offer an endpoint.
+enum Attempt {
+    /// The broker is being asked whether it is awake.
+    Asked,
+    /// It was offered, or will not be for a while.
+    Done,
+}
+
+fn attempt(endpoint: &'static Endpoint, fd: RawFd, is_first: bool) -> Attempt {
+    let against = (endpoint.stage() == Stage::Plain && epoll::is_shared(endpoint)).then_some(Reason::Shared);
+    let mut deeds = Vec::new();
+    let verdict = {
+        let Some(mut control) = CONTROL.try_lock() else { return Attempt::Done };
+        if endpoint.stage() != Stage::Plain {
+            return Attempt::Done;
+        }
+        control.release_drained();
+        control.look_if_turned_away(&mut deeds);
+        let verdict = control.offer(endpoint, fd, (is_first, against), &mut deeds);
+        control.retire_orphans(&mut deeds);
+        verdict
+    };
+    let asked = matches!(verdict, Err(Later::Asked));
+    match verdict {
+        Ok(()) => {}
+        // Once it is listed there is nothing left to do.
+        Err(Later::After(reason, _)) if endpoint.barred().is_some() && endpoint.entry().is_some() => {
+            postpone(endpoint, reason, u32::MAX);
+        }
+        Err(Later::After(reason, again)) => postpone(endpoint, reason, again),
+        // So many are offered at once that it takes the broker a moment.
+        Err(Later::Busy) => endpoint.operations.store(0, Relaxed),
+        Err(Later::Asked) => {}
+    }
+    carry_out(deeds);
+    if asked { Attempt::Asked } else { Attempt::Done }
+}
+
+/// Whether the broker may still hold the socket of an endpoint that has been offered: it closes it once it has taken the offer, which
+/// may be after it has answered, and after the connection has been on shared memory and has left it; of one that could linger it does
+/// not say when.
+pub(crate) fn may_be_held_by_broker(endpoint: &Endpoint, fd: RawFd) -> bool {
+    let offered_as = endpoint.offered_as.load(Relaxed);
+    if offered_as == 0 {
+        return false;
+    }
+    let taken = process::page().map_or(0, |page| page.taken.load(Acquire));
+    let lingers = || {
+        let linger = rustix::net::sockopt::socket_linger(borrow(fd));
+        linger.is_ok_and(|linger| linger.is_some_and(|time| !time.is_zero()))
+    };
+    taken < offered_as || lingers()
+}
+
+/// The endpoint is gone before it was paired.
+pub(crate) fn withdraw(endpoint: &Endpoint) {
+    distance::unpaired(endpoint);
+    let ticket = endpoint.reference().pack();
+    CONTROL.lock().tell(Request::Withdraw(Withdraw { ticket }));
+}
+
+/// The process is about to become another user. A broker that is for the present one alone is spoken to now: later it cannot be
+/// reached, and the conversation stays. One that is for everybody is reached by that user as itself.
+pub(crate) fn before_other_user() {
+    let mut control = CONTROL.lock();
+    let _ =
+        control.connect(|| process::broker_paths().iter().filter(|path| is_private(path)).find_map(reach));
+}
+
+/// The peer of an offered endpoint has used the connection as much by now: if it has not been offered for so long, it is not
+/// going to be, and the connection is the kernel's from now on.
+const ALONE_NANOS: u64 = 1_000_000_000;
+
+/// Takes an offer back that nobody has answered for long.
+#[cold]
+pub(crate) fn give_up_if_alone(endpoint: &Endpoint) {
+    endpoint.operations.store(0, Relaxed);
+    let now = process::now();
+    if now.saturating_sub(endpoint.offered_at.load(Relaxed)) < ALONE_NANOS {
+        return;
+    }
+    {
+        let mut control = CONTROL.lock();
+        // Where this process was turned away its peers were too, and each comes back at a moment of its own. A broker that does not
+        // speak answers nobody.
+        if now < control.peers_come_until || control.is_awake().is_err() {
+            return;
+        }
+    }
+    {
+        // Against an answer that comes now: see `attach::adopt`.
+        let (_tx, _rx) = (endpoint.tx.lock(), endpoint.rx.lock());
+        if endpoint.stage() != Stage::Offered {
+            return;
+        }
+        endpoint.bar(Reason::PeerNotOffered);
+        endpoint.set_stage(Stage::Plain);
+    }
+    withdraw(endpoint);
+    postpone(endpoint, Reason::PeerNotOffered, u32::MAX);
+}
+
+/// This process has left `at` for good, where it was never used. The pin keeps the link what it is until this has been said.
+pub(crate) fn release(at: &Pin) {
+    release_after((**at, Heirs::None));
+}
+
+/// The same where children may still drain the lanes, which the broker gives out again only once none does.
+pub(crate) fn release_after((at, heirs): (Attachment, Heirs)) {
+    let mut control = CONTROL.lock();
+    control.release_drained();
+    if control.epoch != at.link.epoch {
+        return;
+    }
+    let (link, conn, side) = (at.link.id, at.conn as u32, at.link.side as u32);
+    let release = Release { link, conn, side };
+    if let Heirs::None = heirs {
+        return control.tell(Request::Release(release));
+    }
+    control.tell(Request::Leave(Leave { link, conn, side }));
+    // For those that nobody saw being made, it ends with this process.
+    if let Heirs::OfRow(row) = heirs {
+        control.inherited.push_back((row, release));
+    }
+}
+
+/// Whether there is a broker to hear from, of which a link that it made in this `epoch` is.
+pub(crate) fn has_broker(epoch: u32) -> bool {
+    let mut control = CONTROL.lock();
+    // A child knows nothing of its parent's.
+    control.epoch != epoch || control.socket.is_some() && control.state() != State::Silent
+}
+
+/// Registers a doorbell, if that can be said now.
+pub(crate) fn tell_doorbell(slot: Slot) {
+    if let Some(mut control) = CONTROL.try_lock() {
+        control.tell_doorbell(slot);
+    }
+}
+
+/// Unmaps a link that nobody will use again. Called by everybody who may have been the last to use it.
+pub(crate) fn retire(link: &'static Link) {
+    {
+        let mut control = CONTROL.lock();
+        // Whoever takes it off the list retires it. It may have been another link's since the question above.
+        if !link.is_idle_for_good() || control.links.remove(&name_of(link)).is_none() {
+            return;
+        }
+    }
+    // Unmapped once no epoll instance looks at it any more.
+    epoll::drop_link(link);
+    link.unmap();
+    let mut control = CONTROL.lock();
+    control.spare_links.push(link);
+    control.spare_if_unused(link.peer);
+}
+
+fn name_of(link: &Identity) -> LinkName {
+    (link.epoch, link.id, link.side as u32)
+}
+
+/// A private descriptor has moved to another number.
+pub(crate) fn renumber(old: RawFd, new: RawFd) {
+    let mut control = CONTROL.lock();
+    if control.socket.as_ref().is_some_and(|socket| socket.raw() == old) {
+        let moved = (new >= 0).then(|| PrivateFd::from_raw(new));
+        std::mem::replace(&mut control.socket, moved).map(PrivateFd::into_raw);
+    }
+}
+
+/// Nobody talks to the broker while the process is copied.
+pub(crate) fn hold_lock() {
+    CONTROL.hold();
+}
+
+/// In both processes.
+///
+/// # Safety
+/// After [`hold_lock`], on the same thread.
+pub(crate) unsafe fn release_lock() {
+    // SAFETY: the caller's promise.
+    unsafe { CONTROL.release() };
+}
+
+/// A forked child has its own conversation, not its parent's.
+pub(crate) fn after_fork_in_child() {
+    let mut control = CONTROL.lock();
+    // What was in the lanes at the fork may still be read, or given back: those links stay mapped, and those peers can be rung.
+    let draining = |peer: &Peer| crate::socket::endpoint::all().any(|endpoint| endpoint.is_linked_with(peer));
+    control.peers.values().filter(|peer| !draining(peer)).for_each(|peer| peer.forget_doorbells());
+    // One that has turned the parent away would do so here.
+    let (retry_at, unwelcome, lacks) = match control.socket {
+        None => (control.retry_at, control.unwelcome, control.lacks),
+        Some(_) => (0, 0, Reason::NoBroker),
+    };
+    let Control { epoch, peers_come_until, .. } = *control;
+    *control = Control { epoch: epoch + 1, retry_at, unwelcome, peers_come_until, lacks, ..Control::new() };
+}
+
+/// In a child that was made unseen: the conversation is its parent's, who goes on with it.
+///
+/// # Safety
+/// This must be the only thread of the process.
+pub(crate) unsafe fn disown() {
+    // SAFETY: the caller's promise.
+    unsafe { CONTROL.reset() };
+    let mut control = CONTROL.lock();
+    if control.socket.take().is_some() {
+        // That broker has not turned anybody away.
+        control.retry_at = 0;
+        control.unwelcome = 0;
+    }
+    control.unsaid.clear();
+    control.inherited.clear();
+    control.epoch += 1;
+}
+
+impl Control {
+    const fn new() -> Control {
+        Control {
+            socket: None,
+            retry_at: 0,
+            is_welcome: false,
+            unwelcome: 0,
+            peers_come_until: 0,
+            lacks: Reason::NoBroker,
+            busy_until: 0,
+            pulse: Pulse::new(),
+            epoch: 0,
+            unsaid: VecDeque::new(),
+            inherited: VecDeque::new(),
+            links: BTreeMap::new(),
+            orphaned: false,
+            peers: BTreeMap::new(),
+            spare_links: Vec::new(),
+            spare_peers: Vec::new(),
+        }
+    }
+
+    /// Connects and says hello, unless it was tried a moment ago.
+    fn connect(&mut self, reach: impl FnOnce() -> Option<OwnedFd>) -> Result<(), Reason> {
+        if self.socket.is_some() {
+            return Ok(());
+        }
+        let now = process::now();
+        if now < self.retry_at {
+            return Err(self.lacks);
+        }
+        self.retry_at = now + RETRY_NANOS;
+        self.lacks = Reason::NoBroker;
+        if private::are_scarce() {
+            return Err(Reason::DescriptorLimit);
+        }
+        let socket = reach().ok_or(Reason::NoBroker)?;
+        let socket = PrivateFd::adopt(socket).ok_or(Reason::DescriptorLimit)?;
+        let page = process::make_page().ok_or(Reason::NoMemory)?;
+        self.epoch += 1;
+        self.socket = Some(socket);
+        self.is_welcome = false;
+        self.pulse = Pulse::new();
+        waiter::forget_told();
+        let said = {
+            use std::os::fd::AsFd;
+            self.say(&Request::Hello(Hello { program: program_name() }), &[page.as_fd()])
+        };
+        close_owned(page);
+        if !said {
+            // Nothing may be said before a hello.
+            self.lose();
+            return Err(Reason::NoBroker);
+        }
+        Ok(())
+    }
+
+    /// Says something that may get lost, after what may not. `false`: it was not said.
+    fn say(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> bool {
+        self.say_unsaid() && self.send(request, fds)
+    }
+
+    /// Registers a doorbell, if that can be said now.
+    fn tell_doorbell(&mut self, slot: Slot) {
+        // Its number cannot become another's under the control lock: see `renumber`.
+        let doorbell = slot.doorbell();
+        let said = self.socket.is_some()
+            && doorbell >= 0
+            && self.say(&Request::Doorbell(Doorbell { slot: slot.0 as u32, pad: 0 }), &[borrow(doorbell)]);
+        if said {
+            slot.note_told();
+        }
+    }
+
+    /// Says something without descriptors, now or later.
+    fn tell(&mut self, request: Request) {
+        if self.socket.is_some() {
+            self.unsaid.push_back(request);
+            self.say_unsaid();
+        }
+    }
+
+    /// Says what has been kept back for the sake of others, of those that let go since.
+    fn release_drained(&mut self) {
+        for _ in 0..self.inherited.len().min(FEW) {
+            let Some((row, release)) = self.inherited.pop_front() else { return };
+            if family::has_others(row) {
+                self.inherited.push_back((row, release));
+            } else {
+                self.tell(Request::Release(release));
+            }
+        }
+    }
+
+    /// Whether nothing is left that had to be said first.
+    fn say_unsaid(&mut self) -> bool {
+        while let Some(request) = self.unsaid.front().copied() {
+            if !self.send(&request, &[]) {
+                return false;
+            }
+            self.unsaid.pop_front();
+        }
+        self.socket.is_some()
+    }
+
+    /// Sends one message, if the broker can take it now.
+    fn send(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> bool {
+        let Some(socket) = &self.socket else { return false };
+        match seqpacket::send(socket, request.encode().as_bytes(), fds) {
+            Ok(()) => {
+                self.pulse.said(process::now());
+                true
+            }
+            // The socket is full, or this message's descriptor could not be sent.
+            Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::BADF | Errno::NOBUFS | Errno::NOMEM) => {
+                self.busy_until = process::now() + BUSY_NANOS;
+                false
+            }
+            Err(_) => {
+                self.lose();
+                false
+            }
+        }
+    }
+
+    /// How the broker is.
+    fn state(&mut self) -> State {
+        let taken = process::page().map_or(0, |page| page.taken.load(Acquire));
+        self.pulse.state(taken, process::now())
+    }
+
+    /// Whether a socket may be shown to the broker now.
+    fn is_awake(&mut self) -> Result<(), Later> {
+        match self.state() {
+            State::Awake => Ok(()),
+            State::Silent => Err(Reason::BrokerSilent.into()),
+            State::Unknown if !self.say(&Request::Announce(Announce { pad: 0 }), &[]) => Err(Later::Busy),
+            State::Unknown | State::Asked => Err(Later::Asked),
+        }
+    }
+
+    /// Looks whether a broker that has not answered the hello has hung up: nothing in the page would tell.
+    fn look_if_turned_away(&mut self, deeds: &mut Vec<Deed>) {
+        if self.socket.is_some() && !self.is_welcome {
+            self.take(deeds);
+        }
+    }
+
+    /// The broker has gone. Established lanes go on; their links are unmapped when they end.
+    fn lose(&mut self) {
+        self.socket = None;
+        self.retry_at = process::now() + self.pause();
+        // What it has announced is not going to come.
+        if let Some(page) = process::page() {
+            process::SEEN.store(page.inbox.load(Acquire), Release);
+        }
+        self.unsaid.clear();
+        self.inherited.clear();
+        self.links.values().for_each(|link| link.set_orphan());
+        self.orphaned = true;
+        // The next broker gives the same names to others. The links keep the peers they have.
+        for peer in std::mem::take(&mut self.peers).into_values() {
+            self.spare_if_unused(peer);
+        }
+    }
+
+    /// How long no broker is looked for. Hundreds of programs may have been turned away at once, by one of another version: not all
+    /// of them come back at the same moment.
+    fn pause(&mut self) -> u64 {
+        if self.is_welcome {
+            return RETRY_NANOS;
+        }
+        let pause = longer_pause(self.unwelcome, process::now() ^ u64::from(std::process::id()));
+        self.unwelcome = self.unwelcome.saturating_add(1);
+        pause
+    }
+
+    /// The links of a lost broker that no connection uses: the others are retired by their last one.
+    fn retire_orphans(&mut self, deeds: &mut Vec<Deed>) {
+        if std::mem::take(&mut self.orphaned) {
+            let idle = self.links.values().filter(|link| link.is_idle_for_good());
+            deeds.extend(idle.map(|link| Deed::Retire(link)));
+        }
+    }
+
+    /// Keeps the structure of a peer that is none any more to be used again.
+    fn spare_if_unused(&mut self, peer: &'static Peer) {
+        let is = |other: &'static Peer| std::ptr::eq(other, peer);
+        if !self.peers.values().any(|other| is(other)) && !self.links.values().any(|link| is(link.peer)) {
+            peer.forget_doorbells();
+            self.spare_peers.push(peer);
+        }
+    }
+
+    /// Offers an endpoint if nothing is `against` it. Either way it is listed, so that the reason can be shown.
+    fn offer(
+        &mut self,
+        endpoint: &Endpoint,
+        fd: RawFd,
+        (is_first, against): (bool, Option<Reason>),
+        deeds: &mut Vec<Deed>,
+    ) -> Result<(), Later> {
+        if process::now() < self.busy_until {
+            return Err(Later::Busy);
+        }
+        if endpoint.entry().is_some() && self.socket.is_some() && self.state() == State::Asked {
+            return Err(Later::Asked);
+        }
+        let had_broker = self.socket.is_some();
+        self.connect(|| process::broker_paths().iter().find_map(reach))
+            .map_err(|reason| Later::After(reason, RETRY_AFTER))?;
+        if !had_broker {
+            waiter::in_use().for_each(|slot| self.tell_doorbell(slot));
+        }
+        let identity = identity::identify(borrow(fd)).map_err(|_| Reason::NotTcp)?;
+        list(endpoint, fd, &identity, is_first);
+        if let Some(reason) = endpoint.barred().or_else(unseen::left).or(against) {
+            return Err(reason.into());
+        }
+        if let Some(reason) = crate::socket::family::sharing(endpoint) {
+            return Err(reason.into());
+        }
+        if endpoint::is_standard_stream(endpoint) {
+            return Err(Reason::Stdio.into());
+        }
+        if (Tcp { endpoint, fd }).is_bypassed() {
+            let again = endpoint.offer_after.load(Relaxed).saturating_mul(2);
+            return Err(Later::After(Reason::OffsetUnclear, again));
+        }
+        is_worth_offering(endpoint, &identity)?;
+        settings::learn(endpoint, fd)?;
+        self.is_awake()?;
+        endpoint.set_stage(Stage::Offered);
+        attach::mark(endpoint, Reason::PeerNotOffered);
+        let ticket = endpoint.reference().pack();
+        if !self.say(&Offer::new(ticket, identity.local, identity.remote).into(), &[borrow(fd)]) {
+            endpoint.set_stage(Stage::Plain);
+            if self.socket.is_some() {
+                attach::mark(endpoint, Reason::TooFewOperations);
+                return Err(Later::Busy);
+            }
+            deeds.push(Deed::LostBroker);
+            return Err(Reason::NoBroker.into());
+        }
+        endpoint.offered_as.store(self.pulse.latest(), Relaxed);
+        endpoint.operations.store(0, Relaxed);
+        worth::note_offer(endpoint);
+        process::count(Counter::Offered, 1);
+        Ok(())
+    }
+
+    fn take(&mut self, deeds: &mut Vec<Deed>) {
+        let mut buffer = [0; MAX_MESSAGE];
+        for _ in 0..BATCH {
+            let Some(socket) = &self.socket else { return };
+            match seqpacket::recv(socket, &mut buffer) {
+                Ok((0, _)) => {
+                    self.lose();
+                    deeds.push(Deed::LostBroker);
+                }
+                Ok((len, mut fds)) => {
+                    process::SEEN.fetch_add(1, AcqRel);
+                    let first = fds.take_first();
+                    let count = fds.len() + usize::from(first.is_some());
+                    match Reply::decode(&buffer[..len], count) {
+                        Ok(reply) => self.obey(reply, first, deeds),
+                        Err(error) => {
+                            let is_other = matches!(error, DecodeError::Version(_));
+                            self.lacks = if is_other { Reason::BrokerVersion } else { Reason::NoBroker };
+                            self.lose();
+                            deeds.push(Deed::LostBroker);
+                        }
+                    }
+                }
+                Err(Errno::AGAIN) => {
+                    self.say_unsaid();
+                    return;
+                }
+                Err(Errno::INTR) => {}
+                Err(_) => {
+                    self.lose();
+                    deeds.push(Deed::LostBroker);
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, reply: Reply, fd: Option<OwnedFd>, deeds: &mut Vec<Deed>) {
+        match (reply, fd) {
+            (Reply::Welcome(_), None) => {
+                if self.unwelcome > 0 {
+                    self.peers_come_until = process::now() + LONGEST_RETRY_NANOS;
+                }
+                (self.is_welcome, self.unwelcome) = (true, 0);
+            }
+            (Reply::Link(body), Some(fd)) => {
+                let geometry = Geometry::new(body.ring_bytes as usize);
+                if let (Some(geometry), Some(side)) = (geometry, Side::parse(body.side))
+                    && memfd::verify_sealed(&fd, geometry.link_bytes()).is_ok()
+                    && let Ok(mapping) = Mapping::map(&fd, geometry.link_bytes())
+                {
+                    let peer = self.peer(body.peer);
+                    let identity = Identity::new(body.link, side, peer, self.epoch, &mapping, geometry);
+                    let link = self.new_link(identity, mapping);
+                    self.links.insert(name_of(link), link);
+                }
+                close_owned(fd);
+            }
+            (Reply::PeerDoorbell(body), Some(fd)) => {
+                let peer = self.peer(body.peer);
+                if peer.is_mute() {
+                    return close_owned(fd);
+                }
+                match (body.slot as usize, PrivateFd::adopt_one_of_many(fd, peer.known_slots().count())) {
+                    // Rung once before the peer is told that it can be: only then is it certain.
+                    (slot, Some(doorbell)) if slot < WAITERS && eventfd::ring(&doorbell).is_ok() => {
+                        peer.set_doorbell(slot, doorbell);
+                        for link in self.links.values().filter(|link| std::ptr::eq(link.peer, peer)) {
+                            link.view().set_known(link.side, slot);
+                        }
+                    }
+                    (_, None) => {
+                        peer.set_mute();
+                        deeds.push(Deed::Mute(peer));
+                    }
+                    _ => {}
+                }
+            }
+            (Reply::Pair(body), None) => {
+                let name = EndpointRef::unpack(body.ticket);
+                let conn = body.conn as usize;
+                match self.link(&body).filter(|_| conn < CONNS) {
+                    Some(link) if !link.peer.is_mute() => {
+                        deeds.push(Deed::Adopt(name, Attachment::new(link, conn).pin()));
+                    }
+                    link => {
+                        // The other end does not wait in vain.
+                        if let Some(link) = link {
+                            link.close_lanes(conn);
+                        }
+                        let Pair { link: id, conn, side, .. } = body;
+                        self.tell(Request::Release(Release { link: id, conn, side }));
+                        let reason = if link.is_some() { Reason::DescriptorLimit } else { Reason::NoMemory };
+                        deeds.push(Deed::Refuse(name, reason));
+                    }
+                }
+            }
+            (Reply::Refused(body), None) => {
+                let reason = Reason::parse(body.reason as u16).unwrap_or(Reason::NotTcp);
+                deeds.push(Deed::Refuse(EndpointRef::unpack(body.ticket), reason));
+            }
+            (Reply::PeerGone(body), None) => {
+                let Some(peer) = self.peers.remove(&body.peer) else { return };
+                peer.forget_doorbells();
+                for link in self.links.values().filter(|link| std::ptr::eq(link.peer, peer)) {
+                    link.set_gone();
+                    deeds.push(Deed::Retire(link));
+                }
+                self.spare_if_unused(peer);
+            }
+            (Reply::Unlink(body), None) => {
+                let Some(link) = self.links.get(&(self.epoch, body.link, body.side)).copied() else { return };
+                link.set_gone();
+                // With its last link goes the peer, as when it ends; the broker introduces it again.
+                let remains = |other: &&'static Link| !other.is_gone() && std::ptr::eq(other.peer, link.peer);
+                if !self.links.values().any(remains) {
+                    self.peers.retain(|_, peer| !std::ptr::eq(*peer, link.peer));
+                }
+                deeds.push(Deed::Retire(link));
+            }
+            (_, fd) => {
+                if let Some(fd) = fd {
+                    close_owned(fd);
+                }
+            }
+        }
+    }
+
+    fn peer(&mut self, id: u64) -> &'static Peer {
+        let spare = &mut self.spare_peers;
+        self.peers.entry(id).or_insert_with(|| match spare.pop() {
+            Some(peer) => {
+                peer.reuse();
+                peer
+            }
+            None => Peer::make(),
+        })
+    }
+
+    fn new_link(&mut self, identity: Identity, mapping: Mapping) -> &'static Link {
+        match self.spare_links.pop() {
+            Some(link) => {
+                // SAFETY: it was retired before it became a spare, and the control lock is held.
+                unsafe { link.reuse(identity, mapping) };
+                link
+            }
+            None => Box::leak(Box::new(Link::new(identity, mapping))),
+        }
+    }
+
+    fn link(&self, body: &Pair) -> Option<&'static Link> {
+        self.links.get(&(self.epoch, body.link, body.side)).copied()
+    }
+}
+
+/// How long no broker is looked for after one has turned this process away for the n-th time; `chance` spreads it by a half.
+fn longer_pause(times: u32, chance: u64) -> u64 {
+    let pause = (RETRY_NANOS << times.min(16)).min(LONGEST_RETRY_NANOS);
+    // A multiplicative hash: what differs may be in any bits.
+    pause / 2 + (chance.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) * pause / 2 / u64::from(u32::MAX)
+}
+
+/// A row in the page for an endpoint that is considered, be it as it is used for the first time.
+fn list(endpoint: &Endpoint, fd: RawFd, identity: &identity::Identity, is_first: bool) {
+    if endpoint.entry().is_some() {
+        return;
+    }
+    let Some(entry) = process::list() else { return };
+    let (local, remote) = (identity.local, identity.remote);
+    entry.publish(&EntryCopy {
+        cookie: identity.cookie,
+        fd,
+        local: to_octets(local.ip()),
+        local_port: local.port(),
+        remote: to_octets(remote.ip()),
+        remote_port: remote.port(),
+        roads: 0,
+        tcp_sent: shunt_sys::tcp::sent(borrow(fd), endpoint.opener()).ok().flatten().unwrap_or(0),
+        tcp_received: shunt_sys::tcp::read(borrow(fd)).unwrap_or(0),
+        option: endpoint.blamed(),
+        ..EntryCopy::default()
+    });
+    endpoint.set_entry(Some(entry));
+    if is_first {
+        endpoint.list_from_the_first();
+    }
+}
+
+/// L7: whether the broker could pair the endpoint, as far as can be told from here. What it can do is in the page once it
+/// has answered the hello, and may grow later, so that is looked at again, ever more rarely.
+fn is_worth_offering(endpoint: &Endpoint, identity: &identity::Identity) -> Result<(), Later> {
+    let near = may_be_local(&identity.local, &identity.remote);
+    let patience = distance::patience(identity.remote.ip());
+    let watched = endpoint.offer_after.load(Relaxed);
+    let later = |reason| Later::After(reason, distance::longer(watched));
+    match process::page().map_or(Reach::Namespace, |page| page.reach()) {
+        Reach::Nothing => Err(later(Reason::ForeignNamespace)),
+        _ if near => Ok(()),
+        Reach::Namespace => {
+            endpoint.note_remote();
+            Err(later(Reason::RemotePeer))
+        }
+        Reach::Host if watched < patience => Err(Later::After(Reason::TooFewOperations, patience)),
+        Reach::Host => {
+            distance::offered(endpoint, identity.remote.ip());
+            Ok(())
+        }
+    }
+}
+
+/// Whether the peer is on this host by its address: the kernel gives a connection to a local address that address as its
+/// source, unless the program chose another loopback one.
+fn may_be_local(local: &SocketAddr, remote: &SocketAddr) -> bool {
+    remote.ip() == local.ip() || remote.ip().is_loopback()
+}
+
+/// The file that the process was started from, by its last component. Not what the thread is called: that is whichever
+/// speaks first, and some programs rename the main one too.
+fn program_name() -> [u8; 32] {
+    let path = process::started_from().to_bytes();
+    let bytes = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let mut name = [0; 32];
+    let len = bytes.len().min(name.len());
+    name[..len].copy_from_slice(&bytes[..len]);
+    name
+}
+
+/// A connection to the broker at `path`, if it is of ours or root's, as far as its place shows that it is.
+fn reach(path: &CString) -> Option<OwnedFd> {
+    let socket = seqpacket::connect(path.to_bytes()).ok()?;
+    if guard::is_trusted(Path::new(OsStr::from_bytes(path.to_bytes())), &socket) {
+        return Some(socket);
+    }
+    close_owned(socket);
+    None
+}
+
+/// Whether other users may not connect to the socket at `path`.
+fn is_private(path: &CStr) -> bool {
+    rustix::fs::stat(path).is_ok_and(|data| data.st_mode & 0o002 == 0)
+}

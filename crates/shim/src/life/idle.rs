@@ -1,0 +1,71 @@
+//! A connection whose lane has grown and that then moves nothing for a while goes back to TCP: once both ends have left its lanes
+//! the broker gives their memory back. It is offered again when it is used.
+//!
+//! There is no thread of ours to see to that. Whoever is about to sleep looks, and if there are such lanes, wakes up for
+//! the next look.
+
+use std::sync::atomic::Ordering::*;
+
+use shunt_abi::reason::Reason;
+
+use crate::base::process;
+use crate::life::attach;
+use crate::socket::endpoint::{self, Endpoint};
+use crate::socket::links::{FIRST_PAGE, GROWN_AT};
+
+/// A connection that has moved nothing between two looks is idle.
+const BETWEEN_NANOS: u64 = 15_000_000_000;
+
+/// How long a sleep that begins `now` may last, so that the next look is not missed; `None`: for ever.
+#[inline]
+pub(crate) fn patience(now: u64) -> Option<u64> {
+    match GROWN_AT.load(Relaxed) {
+        0 => None,
+        at => Some((at + BETWEEN_NANOS).saturating_sub(now)),
+    }
+}
+
+/// Looks, if that is due. Outside all locks, before a sleep is announced.
+#[inline]
+pub(crate) fn look() {
+    let grown_at = GROWN_AT.load(Relaxed);
+    if grown_at != 0 && process::now() >= grown_at + BETWEEN_NANOS {
+        look_at_all(grown_at);
+    }
+}
+
+#[cold]
+fn look_at_all(grown_at: u64) {
+    // One thread does.
+    if GROWN_AT.compare_exchange(grown_at, process::now(), AcqRel, Relaxed).is_err() {
+        return;
+    }
+    let mut grown = 0;
+    for endpoint in endpoint::all().filter(|endpoint| endpoint.is_attached()) {
+        match state(endpoint) {
+            State::Small => {}
+            State::Busy => grown += 1,
+            State::Idle => attach::give_back(endpoint, Reason::Unused),
+        }
+    }
+    // One that grows meanwhile may find that a look is due, and then is in that.
+    GROWN_AT.store(if grown > 0 { process::now() } else { 0 }, Relaxed);
+}
+
+enum State {
+    /// On TCP, or with no more than its first page.
+    Small,
+    Busy,
+    Idle,
+}
+
+fn state(endpoint: &Endpoint) -> State {
+    let mut tx = endpoint.tx.lock();
+    let mut rx = endpoint.rx.lock();
+    let Some(at) = tx.at.filter(|_| tx.seen.backed.get() > FIRST_PAGE) else { return State::Small };
+    let (lane, ring) = at.incoming();
+    let moved = tx.tx.lane_total() + rx.rx.lane_total();
+    let was = tx.seen.moved.replace(moved);
+    let is_empty = tx.tx.unread(at.outgoing().0) == 0 && rx.rx.unread(lane, &ring) == 0;
+    if is_empty && was == Some(moved) { State::Idle } else { State::Busy }
+}

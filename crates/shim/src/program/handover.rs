@@ -1,0 +1,179 @@
+//! exec: what the program that comes after this one must know of the connections that it inherits, if it has the shim too.
+//! The one that goes leaves a letter in a memfd at a number that both know; see `shunt_abi::handover`.
+
+use std::ffi::{CStr, c_char};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicPtr, Ordering::*};
+
+use rustix::fs::{OFlags, SealFlags, fcntl_get_seals};
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
+use shunt_abi::handover::{Handover, Held, MAX_BYTES, decode};
+use shunt_abi::reason::Reason;
+use shunt_sys::memfd;
+use shunt_sys::memory;
+use shunt_sys::tcp::{Beside, Opener};
+
+use crate::base::names::EndpointRef;
+use crate::base::private::{self, borrow, close_owned};
+use crate::base::process;
+use crate::base::signal::Shield;
+use crate::base::table::{self, Entry};
+use crate::socket::endpoint::{self, Stage};
+use crate::socket::{family, worth};
+
+/// The path of this library, as the dynamic linker knows it; it stays as long as the library is loaded.
+static LIBRARY: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
+
+/// A letter that was left; taken back if exec fails.
+#[derive(Debug)]
+pub(crate) struct Letter(RawFd);
+
+/// Leaves one. `None` if the next program would not find it, or would not be the one that was meant.
+pub(crate) fn leave(path: &CStr, held: Vec<Held>) -> Option<Letter> {
+    let place = private::floor() - 1;
+    if held.is_empty() || fcntl_getfd(borrow(place)).is_ok() {
+        return None;
+    }
+    let family = family::leave_open(true)?;
+    let letter = Handover {
+        pid: process::pid() as u32,
+        family,
+        strays: family::strays(),
+        held,
+        path: path.to_bytes(),
+    };
+    let left = memfd::create_with("shunt-handover", &letter.encode()).ok().and_then(|letter| {
+        let there = fcntl_dupfd_cloexec(&letter, place);
+        close_owned(letter);
+        match there {
+            Ok(there) if std::os::fd::AsRawFd::as_raw_fd(&there) == place => {
+                std::mem::forget(there);
+                fcntl_setfd(borrow(place), FdFlags::empty()).ok()
+            }
+            // Another thread was faster.
+            Ok(there) => {
+                close_owned(there);
+                None
+            }
+            Err(_) => None,
+        }
+    });
+    if left.is_none() {
+        family::leave_open(false);
+    }
+    left.map(|()| Letter(place))
+}
+
+impl Letter {
+    /// The program has not been replaced.
+    pub(crate) fn take_back(self) {
+        // SAFETY: ours: nothing was at this number before.
+        close_owned(unsafe { OwnedFd::from_raw_fd(self.0) });
+        family::leave_open(false);
+    }
+}
+
+/// Whether a program with this environment is to load this library.
+///
+/// # Safety
+/// As execve: `environment` is the program's argument, a list of strings that ends in a null, or what the kernel refuses.
+pub(crate) unsafe fn preloads_us(environment: *const *const c_char) -> bool {
+    /// The kernel takes no longer string.
+    const LONGEST: usize = 32 * 4096;
+    let library = LIBRARY.load(Relaxed);
+    if library.is_null() {
+        return false;
+    }
+    // SAFETY: a string that stays; and the caller's promise.
+    unsafe {
+        let library = CStr::from_ptr(library).to_bytes();
+        let mut next = environment;
+        while let Some(variable) = memory::read(next).filter(|variable| !variable.is_null()) {
+            let Some(variable) = memory::string(variable, LONGEST) else { return false };
+            if let Some(list) = variable.to_bytes().strip_prefix(b"LD_PRELOAD=") {
+                return list.split(|byte| b": ".contains(byte)).any(|name| name == library);
+            }
+            next = next.wrapping_add(1);
+        }
+    }
+    false
+}
+
+/// Before main: takes what the program before this one has left.
+pub(crate) fn receive() {
+    // SAFETY: zeroes are a valid structure, and the address is in this library.
+    unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        if libc::dladdr(receive as *const _, &mut info) != 0 {
+            LIBRARY.store(info.dli_fname.cast_mut(), Relaxed);
+        }
+    }
+    let place = private::floor() - 1;
+    let mut bytes = Vec::new();
+    let Some(letter) = read(place, &mut bytes) else { return };
+    // SAFETY: a letter of ours, which nobody else knows of.
+    close_owned(unsafe { OwnedFd::from_raw_fd(place) });
+    // SAFETY: named by the letter, and checked before it is used.
+    let family = unsafe { OwnedFd::from_raw_fd(letter.family) };
+    let _shield = Shield::raise();
+    if process::is_off() || !is_for_us(&letter) {
+        close_owned(family);
+    } else if family::take_over(family) {
+        accept(&letter);
+    }
+}
+
+/// What is at `place` if it is a letter.
+fn read(place: RawFd, bytes: &mut Vec<u8>) -> Option<Handover<'_>> {
+    let sealed = fcntl_get_seals(borrow(place)).is_ok_and(|seals| seals.contains(SealFlags::WRITE));
+    let size = rustix::fs::fstat(borrow(place)).ok()?.st_size as usize;
+    if !sealed || size > MAX_BYTES {
+        return None;
+    }
+    bytes.resize(size, 0);
+    let read = rustix::io::pread(borrow(place), &mut bytes[..], 0).ok()?;
+    decode(&bytes[..read])
+}
+
+/// Whether this is the program that was meant, and none that a program without the shim has started.
+fn is_for_us(letter: &Handover<'_>) -> bool {
+    letter.pid == process::pid() as u32 && letter.path == process::started_from().to_bytes()
+}
+
+fn accept(letter: &Handover<'_>) {
+    let mut accepted: Vec<(u32, EndpointRef)> = Vec::new();
+    for held in &letter.held {
+        let fd = borrow(held.fd);
+        if rustix::net::sockopt::socket_cookie(fd) != Ok(held.cookie) {
+            continue;
+        }
+        if let Some((_, name)) = accepted.iter().find(|(row, _)| *row == held.row) {
+            if let Some(endpoint) = name.resolve() {
+                endpoint.add_name();
+                table::replace(held.fd, Entry::Endpoint(*name));
+            }
+            continue;
+        }
+        let nonblocking = rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
+        let Some(name) = endpoint::allocate(held.fd, nonblocking, worth::operations()) else { continue };
+        let Some(endpoint) = name.resolve() else { continue };
+        endpoint.set_opener(if held.opened == 0 { Opener::Peer } else { Opener::Us });
+        endpoint.holders.begin(letter.strays);
+        // By the program before this one.
+        endpoint.count_use();
+        endpoint.add_shut(held.shut & 1 != 0, held.shut & 2 != 0);
+        let barred = Reason::parse(held.barred as u16).filter(|reason| *reason != Reason::None);
+        if let Some(reason) = barred.or((!family::arrive(endpoint, held.row)).then_some(Reason::Exec)) {
+            endpoint.bar(reason);
+        }
+        let [acked, received, sent] = held.beside_kernel;
+        *endpoint.beside_kernel.lock() = Beside { acked, received, sent };
+        if held.owed != 0 {
+            endpoint.owe(held.fd, held.owed as i32);
+            // Calls ask the kernel alone otherwise.
+            endpoint.set_stage(Stage::Attached);
+        }
+        table::replace(held.fd, Entry::Endpoint(name));
+        accepted.push((held.row, name));
+    }
+}

@@ -1,0 +1,93 @@
+//! How soon a connection is offered whose peer may be on this host or far away, as between containers: no address tells.
+//!
+//! An offer costs some tens of microseconds, so it must be rare beside the operations that it could save (L7). Peers
+//! are remembered by their address: after each connection that was offered and never paired, the next one is watched
+//! for longer; after one that was paired all are watched for as long as the first.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU8, Ordering::*};
+
+use crate::base::process;
+use crate::socket::endpoint::Endpoint;
+
+/// Operations before the first offer to a peer.
+const SHORTEST: u32 = 32;
+/// And before the last: an offer is then less than a thousandth of the work.
+const LONGEST: u32 = 4096;
+/// Many distant peers fill all of the table, and then whoever is new is watched for long as well.
+const SLOTS: usize = 256;
+
+/// Connections in a row that were offered in vain, by the hash of the peer's address.
+static IN_VAIN: [AtomicU8; SLOTS] = [const { AtomicU8::new(0) }; SLOTS];
+
+/// After how many operations a connection with this peer is offered.
+pub(crate) fn patience(peer: IpAddr) -> u32 {
+    if process::offers_at_once() {
+        return 1;
+    }
+    let in_vain = u32::from(IN_VAIN[slot(peer)].load(Relaxed));
+    (SHORTEST << (2 * in_vain.min(8))).min(LONGEST)
+}
+
+/// After how many more operations something is looked at again that may change, after so many the last time.
+pub(crate) fn longer(operations: u32) -> u32 {
+    let least = if process::offers_at_once() { 1 } else { SHORTEST };
+    operations.saturating_mul(4).clamp(least, LONGEST)
+}
+
+/// An endpoint is offered although its peer may be far away.
+pub(crate) fn offered(endpoint: &Endpoint, peer: IpAddr) {
+    endpoint.distance.store(slot(peer) as u32 + 1, Relaxed);
+}
+
+/// It was paired.
+pub(crate) fn paired(endpoint: &Endpoint) {
+    if let Some(in_vain) = taken_from(endpoint) {
+        in_vain.store(0, Relaxed);
+    }
+}
+
+/// It was not, up to its end.
+pub(crate) fn unpaired(endpoint: &Endpoint) {
+    if let Some(in_vain) = taken_from(endpoint) {
+        in_vain.store(in_vain.load(Relaxed).saturating_add(1), Relaxed);
+    }
+}
+
+fn taken_from(endpoint: &Endpoint) -> Option<&'static AtomicU8> {
+    IN_VAIN.get((endpoint.distance.swap(0, Relaxed) as usize).checked_sub(1)?)
+}
+
+fn slot(peer: IpAddr) -> usize {
+    // FNV-1a: any spread will do.
+    let add = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    let hash = match peer {
+        IpAddr::V4(v4) => v4.octets().into_iter().fold(0x811c_9dc5, add),
+        IpAddr::V6(v6) => v6.octets().into_iter().fold(0x811c_9dc5, add),
+    };
+    (hash ^ hash >> 16) as usize % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distant_peers_are_offered_ever_later_and_near_ones_soon() {
+        let peer = IpAddr::from([10, 1, 2, 3]);
+        let endpoint = Endpoint::default();
+        let mut watched = Vec::new();
+        for _ in 0..300 {
+            watched.push(patience(peer));
+            offered(&endpoint, peer);
+            unpaired(&endpoint);
+            // Only what was offered counts.
+            unpaired(&endpoint);
+        }
+        assert_eq!(watched[..5], [32, 128, 512, 2048, 4096]);
+        assert_eq!(watched[299], LONGEST);
+        offered(&endpoint, peer);
+        paired(&endpoint);
+        assert_eq!(patience(peer), SHORTEST);
+    }
+}

@@ -1,0 +1,856 @@
+//! Endpoints: the connected TCP sockets of this process.
+//!
+//! They live in a slab that is never given back, so that a hook that still holds one while another thread
+//! closes its descriptor reads stale numbers at worst, never freed memory; generations tell the difference.
+
+use std::cell::Cell;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+
+use shunt_abi::option::SocketOption;
+use shunt_abi::page::{self, Counter};
+use shunt_abi::reason::{Reason, Road};
+use shunt_ring::LaneHeader;
+use shunt_sys::tcp::{Beside, Opener};
+use shunt_transport::{Rx, Tx};
+
+use crate::base::above::Above;
+use crate::base::lock::Lock;
+use crate::base::names::{EndpointRef, EpollRef};
+use crate::base::pace::{Pace, Unanswered};
+use crate::base::table::{self, Entry};
+use crate::base::waiter::Slot;
+use crate::base::{kernel, order, process};
+use crate::socket::family::{self, Holders, Shareable};
+use crate::socket::links::{Attachment, Peer};
+use crate::socket::low_water::LowWater;
+
+const CHUNK: usize = 256;
+const CHUNKS: usize = 4096;
+/// How many there can be.
+pub(crate) const MOST: usize = CHUNK * CHUNKS;
+/// In place of the number of names: the program has closed them all while calls waited, which hold the socket by a
+/// descriptor of the shim's. No program has so many.
+const HELD: u32 = u32::MAX;
+
+/// Where an endpoint is on its way to shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Stage {
+    /// On TCP, with nothing in preparation.
+    Plain = 0,
+    /// Shown to the broker.
+    Offered = 1,
+    /// On a link: calls take the locks.
+    Attached = 2,
+}
+
+/// The sending direction and what belongs to its lock.
+#[derive(Default)]
+pub(crate) struct TxSide {
+    pub(crate) tx: Tx,
+    pub(crate) at: Option<Attachment>,
+    pub(crate) seen: Seen,
+    /// TCP has ended with bytes of ours unread, and the broker has been given time to say why.
+    pub(crate) awaited_death: bool,
+    /// The same, and somebody else had the other socket for a while.
+    pub(crate) looked_for_holder: bool,
+}
+
+/// What has been seen of the lane that a direction has now. Of the next it says nothing.
+#[derive(Default)]
+pub(crate) struct Seen {
+    /// When it was first found full, and how much the receiver had not read then.
+    pub(crate) full_since: Option<(u64, u64)>,
+    /// When bytes of it were first found unread, and how many had been read then.
+    pub(crate) unread_since: Option<(u64, u64)>,
+    /// Bytes of the ring, from its first, with memory behind them.
+    pub(crate) backed: Cell<usize>,
+    /// What both lanes had carried when that was last asked for [`crate::life::idle`].
+    pub(crate) moved: Option<u64>,
+}
+
+/// The receiving direction and what belongs to its lock.
+#[derive(Default)]
+pub(crate) struct RxSide {
+    pub(crate) rx: Rx,
+    pub(crate) at: Option<Attachment>,
+    /// The road that `shunt status` was told last.
+    told_on_lane: bool,
+    pub(crate) pace: Pace,
+}
+
+/// One connected TCP socket.
+#[derive(Default)]
+#[repr(align(128))]
+pub(crate) struct Endpoint {
+    index: AtomicU32,
+    generation: AtomicU32,
+    stage: AtomicU32,
+    /// Threads inside a kernel receive or poll on the socket (L4).
+    receivers_in_kernel: AtomicU32,
+    /// Threads inside a kernel send on the socket (L4).
+    senders_in_kernel: AtomicU32,
+    /// Data operations since the last offer, and how many the next offer takes.
+    pub(crate) operations: AtomicU32,
+    pub(crate) offer_after: AtomicU32,
+    /// When it was last offered; 0: never.
+    pub(crate) offered_at: AtomicU64,
+    /// The number of the message to the broker that offered it last; 0: never.
+    pub(crate) offered_as: AtomicU64,
+    /// Whether it has been counted as used, and as being on shared memory.
+    counted_as_used: AtomicBool,
+    counted_on_shm: AtomicBool,
+    /// See [`is_listed_from_the_first`](Self::is_listed_from_the_first).
+    listed_from_the_first: AtomicBool,
+    entry: AtomicPtr<page::Entry>,
+    /// Descriptors of this process that name the socket, or [`HELD`].
+    names: AtomicU32,
+    /// Calls that have begun to wait on it, and are not over: see [`crate::ops::hold`].
+    calls: AtomicU32,
+    /// One of them.
+    pub(crate) fd: AtomicI32,
+    pub(crate) nonblocking: AtomicU32,
+    /// Directions that were shut down: 1 reading, 2 writing.
+    shut: AtomicU32,
+    /// Why the endpoint must never be offered, as a reason code.
+    barred: AtomicU32,
+    /// The option that has kept it from shared memory, packed; 0: none has.
+    option: AtomicU64,
+    /// See [`is_settled`](Self::is_settled).
+    settled: AtomicBool,
+    /// Its peer's address is of no other program of this host.
+    remote: AtomicBool,
+    /// This end called connect.
+    opened: AtomicBool,
+    /// The waiter that the peer wakes for bytes: 0 nobody, else its slot + 1. An epoll instance owns it as long as
+    /// the socket is registered, a thread while it sleeps.
+    owner: AtomicU32,
+    pub(crate) low_water: LowWater,
+    /// The kernel has told a waiter that the peer sends no more.
+    peer_finished: AtomicBool,
+    /// Its last bytes have gone by a lane: see [`count_sent`](Self::count_sent).
+    sent_by_lane: AtomicBool,
+    /// An error that the kernel cannot be made to tell, and that is told once.
+    owed: AtomicI32,
+    /// It stands for one that the kernel has, and is told no more once somebody has taken that.
+    owed_for_kernel: AtomicU32,
+    /// What the kernel's counts lack, or have too much, apart from the bytes of lanes of this process's own.
+    pub(crate) beside_kernel: Lock<Beside>,
+    /// SO_RCVTIMEO and SO_SNDTIMEO in nanoseconds; 0 means none.
+    pub(crate) receive_timeout: AtomicU64,
+    pub(crate) send_timeout: AtomicU64,
+    /// Which processes hold the socket.
+    pub(crate) holders: Holders,
+    /// The fork that is under way has been prepared for it.
+    is_prepared: AtomicBool,
+    /// See [`crate::socket::distance`].
+    pub(crate) distance: AtomicU32,
+    pub(crate) unanswered: Unanswered,
+    pub(crate) tx: Lock<TxSide>,
+    pub(crate) rx: Lock<RxSide>,
+    /// The epoll instances it is registered with.
+    pub(crate) epolls: Lock<Vec<EpollRef>>,
+}
+
+/// What has been shut down so far.
+pub(crate) struct Shut {
+    pub(crate) both: bool,
+}
+
+impl EndpointRef {
+    /// The endpoint, if this still is its name.
+    #[inline]
+    pub(crate) fn resolve(self) -> Option<&'static Endpoint> {
+        let endpoint = at(self.index())?;
+        (endpoint.generation.load(Acquire) == self.generation()).then_some(endpoint)
+    }
+}
+
+/// The endpoint behind `fd`, if it is one.
+#[inline]
+pub(crate) fn behind(fd: RawFd) -> Option<&'static Endpoint> {
+    match table::look_up(fd) {
+        Entry::Endpoint(name) => name.resolve(),
+        _ => None,
+    }
+}
+
+/// The first endpoint of each chunk.
+static SLAB: [AtomicPtr<Endpoint>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
+/// Ends one that only calls have held, which are over.
+pub(crate) static END_HELD: Above<EndpointRef> = Above::new();
+/// Endpoints that are on a link.
+static ATTACHED: AtomicU32 = AtomicU32::new(0);
+static FREE: Lock<Free> = Lock::new(Free { list: Vec::new(), made: 0 });
+
+struct Free {
+    list: Vec<u32>,
+    made: u32,
+}
+
+/// How many there are or have been: all have lower indices.
+pub(crate) fn made() -> usize {
+    FREE.lock().made as usize
+}
+
+/// The endpoint with this index, in use or not.
+pub(crate) fn at(index: u32) -> Option<&'static Endpoint> {
+    let chunk = SLAB.get(index as usize / CHUNK)?.load(Acquire);
+    // SAFETY: a chunk that is not null has so many, and is never freed.
+    (!chunk.is_null()).then(|| unsafe { &*chunk.add(index as usize % CHUNK) })
+}
+
+/// Made where it stays: it is larger than the stacks of some threads.
+fn make_chunk() -> *mut Endpoint {
+    let mut chunk = Box::<[Endpoint]>::new_uninit_slice(CHUNK);
+    for endpoint in &mut chunk {
+        endpoint.write(Endpoint::default());
+    }
+    Box::into_raw(chunk).cast()
+}
+
+/// Makes an endpoint for the newly connected socket `fd`, to be offered after so many operations. `None` when a million are in use.
+pub(crate) fn allocate(fd: i32, nonblocking: bool, offer_after: u32) -> Option<EndpointRef> {
+    process::note_use();
+    family::prepare();
+    let index = {
+        let mut free = FREE.lock();
+        match free.list.pop() {
+            Some(index) => index,
+            None => {
+                let index = free.made;
+                let chunk = SLAB.get(index as usize / CHUNK)?;
+                if (index as usize).is_multiple_of(CHUNK) {
+                    chunk.store(make_chunk(), Release);
+                }
+                free.made += 1;
+                index
+            }
+        }
+    };
+    let endpoint = at(index)?;
+    endpoint.index.store(index, Relaxed);
+    endpoint.fd.store(fd, Relaxed);
+    endpoint.names.store(1, Relaxed);
+    endpoint.nonblocking.store(nonblocking.into(), Relaxed);
+    endpoint.offer_after.store(offer_after, Relaxed);
+    endpoint.holders.begin(family::strays());
+    Some(EndpointRef::new(index, endpoint.generation.load(Acquire)))
+}
+
+/// Whether the endpoint is behind one of the numbers that stdin, stdout and stderr read and write. Those calls are
+/// libc's own and cannot be seen, so it stays on TCP for as long as it is.
+pub(crate) fn is_standard_stream(endpoint: &Endpoint) -> bool {
+    let entry = Entry::Endpoint(endpoint.reference());
+    STANDARD_STREAMS.into_iter().any(|fd| table::look_up(fd) == entry)
+}
+
+pub(crate) const STANDARD_STREAMS: std::ops::RangeInclusive<RawFd> = 0..=2;
+
+/// Whether any endpoint is on a link.
+pub(crate) fn any_is_attached() -> bool {
+    ATTACHED.load(Acquire) > 0
+}
+
+/// Every endpoint in use.
+pub(crate) fn all() -> impl Iterator<Item = &'static Endpoint> {
+    let made = FREE.lock().made;
+    (0..made).filter_map(at).filter(|endpoint| endpoint.names.load(Relaxed) > 0)
+}
+
+/// Takes the locks of every endpoint, and what there is one of, so that no thread is in the middle of anything while the process
+/// is copied. Says whether none is on a lane that is not closed, as one may be that came onto it, or was made, since the
+/// fork was prepared.
+pub(crate) fn hold_locks() -> bool {
+    let mut ready = true;
+    let mut held = 0;
+    loop {
+        // Others may wait for this one with an endpoint's lock in their hands, so it is not kept while endpoints' are taken.
+        FREE.hold();
+        // SAFETY: taken above, and other threads only read the number without it.
+        let made = unsafe { FREE.value().made };
+        if made == held {
+            return ready;
+        }
+        // SAFETY: taken above.
+        unsafe { FREE.release() };
+        for endpoint in (held..made).filter_map(at) {
+            let tx = endpoint.tx.lock();
+            ready &= tx.at.is_none_or(|at| at.outgoing().0.is_closed() && at.incoming().0.is_closed());
+            std::mem::forget(tx);
+            endpoint.rx.hold();
+            endpoint.epolls.hold();
+            endpoint.beside_kernel.hold();
+        }
+        held = made;
+    }
+}
+
+/// In both processes.
+///
+/// # Safety
+/// After [`hold_locks`], on the same thread.
+pub(crate) unsafe fn release_locks() {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for endpoint in (0..FREE.value().made).filter_map(at) {
+            endpoint.beside_kernel.release();
+            endpoint.epolls.release();
+            endpoint.rx.release();
+            endpoint.tx.release();
+        }
+        FREE.release();
+    }
+}
+
+/// Has what was made since the fork was prepared held by the child too. The locks are held.
+pub(crate) fn expect_child_of_new() {
+    // SAFETY: the caller holds it.
+    let made = unsafe { FREE.value().made };
+    let new = |endpoint: &&Endpoint| endpoint.names.load(Relaxed) > 0 && !endpoint.is_prepared.load(Relaxed);
+    (0..made).filter_map(at).filter(new).for_each(Endpoint::expect_child);
+}
+
+/// Frees the locks of every endpoint in a child that nobody announced.
+///
+/// # Safety
+/// This must be the only thread of the process.
+pub(crate) unsafe fn reset_locks() {
+    // SAFETY: the caller's promise.
+    unsafe { FREE.reset() };
+    for endpoint in all() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            endpoint.tx.reset();
+            endpoint.rx.reset();
+            endpoint.epolls.reset();
+            endpoint.beside_kernel.reset();
+        }
+    }
+}
+
+/// No other thread of the parent's has come along that was inside the kernel, or waited.
+pub(crate) fn after_fork_in_child() {
+    for endpoint in all() {
+        endpoint.calls.store(0, Relaxed);
+        endpoint.receivers_in_kernel.store(0, Relaxed);
+        endpoint.senders_in_kernel.store(0, Relaxed);
+        endpoint.owner.store(0, Relaxed);
+        // That was the parent's conversation with the broker.
+        endpoint.offered_as.store(0, Relaxed);
+    }
+}
+
+/// A descriptor by which calls hold a socket has moved to another number.
+pub(crate) fn renumber(old: RawFd, new: RawFd) {
+    for endpoint in all().filter(|endpoint| endpoint.is_held()) {
+        let _ = endpoint.fd.compare_exchange(old, new, AcqRel, Relaxed);
+    }
+}
+
+impl Shareable for Endpoint {
+    fn holders(&self) -> &Holders {
+        &self.holders
+    }
+
+    fn may_be_held_by(&self, pid: u32) -> bool {
+        family::may_hold(pid, self.fd.load(Relaxed))
+    }
+
+    /// A program may pass a socket on to anybody; one that has the shim says itself what it has.
+    fn is_held_beyond(&self, _: u32) -> Option<bool> {
+        None
+    }
+}
+
+impl Endpoint {
+    /// Its place, which another has once this is free.
+    #[inline]
+    pub(crate) fn index(&self) -> u32 {
+        self.index.load(Relaxed)
+    }
+
+    /// Its name.
+    pub(crate) fn reference(&self) -> EndpointRef {
+        EndpointRef::new(self.index.load(Relaxed), self.generation.load(Acquire))
+    }
+
+    #[inline]
+    pub(crate) fn stage(&self) -> Stage {
+        match self.stage.load(SeqCst) {
+            0 => Stage::Plain,
+            1 => Stage::Offered,
+            _ => Stage::Attached,
+        }
+    }
+
+    pub(crate) fn set_stage(&self, stage: Stage) {
+        let is_attached = stage == Stage::Attached;
+        let was_attached = self.stage.swap(stage as u32, SeqCst) == Stage::Attached as u32;
+        match (was_attached, is_attached) {
+            (false, true) => ATTACHED.fetch_add(1, AcqRel),
+            (true, false) => ATTACHED.fetch_sub(1, AcqRel),
+            _ => 0,
+        };
+    }
+
+    #[inline]
+    pub(crate) fn is_attached(&self) -> bool {
+        self.stage.load(SeqCst) == Stage::Attached as u32
+    }
+
+    /// Enters a kernel receive or poll; `false`, and not entered, if calls must take the lock instead.
+    ///
+    /// The other half of the handshake is in [`is_quiet_for_receive`](Self::is_quiet_for_receive): the stage is
+    /// set before the count is read, here the count is raised before the stage is read.
+    #[inline]
+    pub(crate) fn enter_receive(&self) -> bool {
+        self.receivers_in_kernel.fetch_add(1, SeqCst);
+        if self.is_attached() {
+            self.leave_receive();
+            return false;
+        }
+        true
+    }
+
+    /// Enters while the receive lock is held.
+    #[inline]
+    pub(crate) fn enter_receive_locked(&self) {
+        self.receivers_in_kernel.fetch_add(1, SeqCst);
+    }
+
+    #[inline]
+    pub(crate) fn leave_receive(&self) {
+        self.receivers_in_kernel.fetch_sub(1, SeqCst);
+        self.end_if_held_by_nobody();
+    }
+
+    /// As [`enter_receive`](Self::enter_receive), for sending.
+    #[inline]
+    pub(crate) fn enter_send(&self) -> bool {
+        self.senders_in_kernel.fetch_add(1, SeqCst);
+        if self.is_attached() {
+            self.leave_send();
+            return false;
+        }
+        true
+    }
+
+    #[inline]
+    pub(crate) fn enter_send_locked(&self) {
+        self.senders_in_kernel.fetch_add(1, SeqCst);
+    }
+
+    #[inline]
+    pub(crate) fn leave_send(&self) {
+        self.senders_in_kernel.fetch_sub(1, SeqCst);
+        self.end_if_held_by_nobody();
+    }
+
+    /// A call begins to wait: from here on it holds the socket, as in the kernel, whoever closes the number that it was given.
+    pub(crate) fn begin_call(&self) {
+        self.calls.fetch_add(1, SeqCst);
+    }
+
+    /// It is over.
+    pub(crate) fn end_call(&self) {
+        self.calls.fetch_sub(1, SeqCst);
+        self.end_if_held_by_nobody();
+    }
+
+    /// Calls that wait, here or in the kernel.
+    pub(crate) fn calls_in_progress(&self) -> u32 {
+        let counts = [&self.calls, &self.receivers_in_kernel, &self.senders_in_kernel];
+        counts.into_iter().fold(0, |sum, count| sum.saturating_add(count.load(SeqCst)))
+    }
+
+    /// The program's last number of it goes, and calls keep it, by `fd`.
+    pub(crate) fn hold(&self, fd: RawFd) {
+        self.fd.store(fd, Relaxed);
+        self.names.store(HELD, SeqCst);
+    }
+
+    /// Whether nothing but calls in progress has it.
+    pub(crate) fn is_held(&self) -> bool {
+        self.names.load(SeqCst) == HELD
+    }
+
+    /// Whether a descriptor or a call has it.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.names.load(SeqCst) > 0
+    }
+
+    /// Takes it from the calls, of which there are no more: whoever is told `true` ends it. Each call looks after it has left and
+    /// whoever closes after [`hold`](Self::hold), so one of them does.
+    pub(crate) fn let_go_of_held(&self) -> bool {
+        self.names.compare_exchange(HELD, 0, SeqCst, SeqCst).is_ok()
+    }
+
+    #[inline]
+    pub(crate) fn end_if_held_by_nobody(&self) {
+        if self.is_held() && self.calls_in_progress() == 0 && self.let_go_of_held() {
+            END_HELD.call(self.reference());
+        }
+    }
+
+    /// A child that is about to be made will hold the socket too.
+    pub(crate) fn expect_child(&self) {
+        self.is_prepared.store(true, Relaxed);
+        if !family::expect_child(self) {
+            self.bar(Reason::Shared);
+        }
+    }
+
+    /// That fork is over.
+    pub(crate) fn end_fork(&self) {
+        if self.is_prepared.load(Relaxed) {
+            self.is_prepared.store(false, Relaxed);
+        }
+    }
+
+    /// Whether it is on a link with this peer.
+    pub(crate) fn is_linked_with(&self, peer: &Peer) -> bool {
+        self.rx.lock().at.is_some_and(|at| std::ptr::eq(at.link.peer, peer))
+    }
+
+    /// Whether no thread is inside a kernel receive or poll. Asked under the receive lock, when attached.
+    pub(crate) fn is_quiet_for_receive(&self) -> bool {
+        self.receivers_in_kernel.load(SeqCst) == 0
+    }
+
+    /// Whether no thread is inside a kernel send. Asked under the send lock, when attached.
+    #[inline]
+    pub(crate) fn is_quiet_for_send(&self) -> bool {
+        self.senders_in_kernel.load(SeqCst) == 0
+    }
+
+    /// Makes `slot` the waiter that is woken for bytes, unless another one is, and says so in the lane: under the lock, since
+    /// once the endpoint has left the lane, that may be another connection's.
+    pub(crate) fn wait_on(&self, side: &RxSide, slot: Slot) -> bool {
+        let Some(at) = side.at else { return false };
+        let owner = self.claim(slot);
+        if owner.is_ok() || owner == Err(slot) {
+            at.incoming().0.set_rx_waiter(Some(slot.0));
+        }
+        owner.is_ok()
+    }
+
+    /// The same for the waiter of an epoll instance, which stays one until it is taken back, and then looks how it is. A mark of a
+    /// connection that was there before would give this one its place in the order of events.
+    pub(crate) fn wait_on_in_a_set(&self, side: &RxSide, slot: Slot) -> bool {
+        let Some(at) = side.at else { return false };
+        let owner = self.claim(slot);
+        if owner.is_ok() {
+            at.link.view().waiter(at.link.side, slot.0).take_mark(at.conn);
+        }
+        if owner.is_ok() || owner == Err(slot) {
+            at.incoming().0.set_lasting_rx_waiter(slot.0);
+        }
+        owner.is_ok()
+    }
+
+    /// An error says whose it is.
+    fn claim(&self, slot: Slot) -> Result<(), Slot> {
+        let owner = self.owner.compare_exchange(0, slot.0 as u32 + 1, AcqRel, Acquire);
+        owner.map(|_| ()).map_err(|word| Slot(word as usize - 1))
+    }
+
+    /// Gives that up.
+    pub(crate) fn unclaim(&self, slot: Slot) {
+        let _ = self.owner.compare_exchange(slot.0 as u32 + 1, 0, AcqRel, Relaxed);
+    }
+
+    /// The waiter that is woken for bytes.
+    pub(crate) fn owner(&self) -> Option<Slot> {
+        self.owner.load(Acquire).checked_sub(1).map(|slot| Slot(slot as usize))
+    }
+
+    /// Says who called connect, before anybody else knows of the endpoint.
+    pub(crate) fn set_opener(&self, opener: Opener) {
+        self.opened.store(opener == Opener::Us, Relaxed);
+    }
+
+    /// Who did.
+    pub(crate) fn opener(&self) -> Opener {
+        if self.opened.load(Relaxed) { Opener::Us } else { Opener::Peer }
+    }
+
+    /// Another descriptor names the socket.
+    pub(crate) fn add_name(&self) {
+        self.names.fetch_add(1, AcqRel);
+    }
+
+    /// A descriptor no longer does; `true` if it was the last.
+    pub(crate) fn drop_name(&self) -> bool {
+        self.names.fetch_sub(1, SeqCst) == 1
+    }
+
+    /// What [`add_shut`](Self::add_shut) has noted.
+    pub(crate) fn shut(&self) -> u32 {
+        self.shut.load(Acquire)
+    }
+
+    /// Whether the sending direction was shut down.
+    pub(crate) fn has_shut_writing(&self) -> bool {
+        self.shut.load(Acquire) & 2 != 0
+    }
+
+    /// Notes a shutdown.
+    pub(crate) fn add_shut(&self, reads: bool, writes: bool) -> Shut {
+        let bits = u32::from(reads) | u32::from(writes) << 1;
+        Shut { both: self.shut.fetch_or(bits, AcqRel) | bits == 3 }
+    }
+
+    /// Whether a direction has been shut down.
+    pub(crate) fn is_shut(&self) -> bool {
+        self.shut.load(Acquire) != 0
+    }
+
+    /// Notes that the kernel has said so: it need not be asked for any more.
+    pub(crate) fn note_peer_finished(&self) {
+        self.peer_finished.store(true, Relaxed);
+    }
+
+    /// Whether it has.
+    pub(crate) fn has_peer_finished(&self) -> bool {
+        self.peer_finished.load(Relaxed)
+    }
+
+    /// The next call that asks is told this error; in place of the kernel's own, if it has one now.
+    pub(crate) fn owe(&self, fd: i32, errno: i32) {
+        self.owed_for_kernel.store(kernel::has_error(fd).into(), Relaxed);
+        self.owed.store(errno, Relaxed);
+    }
+
+    /// That error, or 0.
+    #[inline]
+    fn owed(&self) -> i32 {
+        self.owed.load(Relaxed)
+    }
+
+    /// Whether there is such an error.
+    #[inline]
+    pub(crate) fn owes(&self) -> bool {
+        self.owed() != 0
+    }
+
+    /// Whether there is one that the kernel does not show.
+    pub(crate) fn owes_alone(&self) -> bool {
+        self.owes()
+            && self.owed_for_kernel.load(Relaxed) == 0
+            && !self.shared_lane().is_some_and(LaneHeader::is_reset_told)
+    }
+
+    /// That error, or 0 also if another process that shares the socket has told it.
+    pub(crate) fn still_owed(&self, fd: i32) -> i32 {
+        let is_kernels = self.owed_for_kernel.load(Relaxed) != 0 && kernel::has_error(fd);
+        if is_kernels || self.owes_alone() { self.owed() } else { 0 }
+    }
+
+    /// Where processes that share the socket say that they have told of its reset, which only the shim knows.
+    fn shared_lane(&self) -> Option<&'static LaneHeader> {
+        self.tx.lock().at.map(|at| at.outgoing().0)
+    }
+
+    /// Tells it.
+    #[inline]
+    pub(crate) fn take_owed(&self, fd: i32) -> Option<i32> {
+        self.tell_owed(|| kernel::take_error(fd).is_some())
+    }
+
+    /// Tells it to a caller who takes the kernel's error by `take_kernels`, which says whether there still was one.
+    pub(crate) fn tell_owed(&self, take_kernels: impl FnOnce() -> bool) -> Option<i32> {
+        if !self.owes() {
+            return None;
+        }
+        let stands_alone = self.owes_alone();
+        let errno = self.owed.swap(0, Relaxed);
+        self.shared_lane().into_iter().for_each(LaneHeader::note_reset_told);
+        (errno != 0 && (take_kernels() || stands_alone)).then_some(errno)
+    }
+
+    /// Never offer this endpoint again.
+    pub(crate) fn bar(&self, reason: Reason) {
+        // Before the stage is read: see `attach::adopt`.
+        self.barred.store(reason as u32, SeqCst);
+    }
+
+    /// This option is one that shared memory does not emulate.
+    pub(crate) fn blame(&self, option: SocketOption) {
+        self.option.store(option.pack(), Relaxed);
+        if let Some(entry) = self.entry() {
+            entry.option.store(option.pack(), Relaxed);
+        }
+    }
+
+    /// What was blamed last, packed.
+    pub(crate) fn blamed(&self) -> u64 {
+        self.option.load(Relaxed)
+    }
+
+    /// It is used. Counts it the first time, and says whether this is that.
+    pub(crate) fn count_use(&self) -> bool {
+        let is_first = !self.counted_as_used.swap(true, Relaxed);
+        if is_first {
+            process::count(Counter::Connections, 1);
+        }
+        is_first
+    }
+
+    /// It is listed before anything has been moved: the row counts every byte.
+    pub(crate) fn is_listed_from_the_first(&self) -> bool {
+        self.listed_from_the_first.load(Relaxed)
+    }
+
+    pub(crate) fn list_from_the_first(&self) {
+        self.listed_from_the_first.store(true, Relaxed);
+    }
+
+    /// Counts it, the first time it is on shared memory.
+    pub(crate) fn count_on_shm(&self) {
+        if !self.counted_on_shm.swap(true, Relaxed) {
+            process::count(Counter::ConnectionsOnShm, 1);
+        }
+    }
+
+    /// Why it must not be offered.
+    pub(crate) fn barred(&self) -> Option<Reason> {
+        let code = self.barred.load(SeqCst);
+        if code == 0 { None } else { Reason::parse(code as u16) }
+    }
+
+    /// Whether it is the kernel's for good: barred, and on no link. Its data calls need not be announced (L4).
+    #[inline]
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled.load(Relaxed)
+    }
+
+    /// Makes it so if it can be. Under the locks, as [`adopt`](crate::life::attach::adopt), which is either over or finds it barred.
+    pub(crate) fn settle(&self) {
+        if self.barred().is_some() {
+            let (_tx, _rx) = (self.tx.lock(), self.rx.lock());
+            self.settled.store(self.stage() == Stage::Plain && !self.owes(), Relaxed);
+        }
+    }
+
+    /// Notes that its peer is on another host.
+    pub(crate) fn note_remote(&self) {
+        self.remote.store(true, Relaxed);
+    }
+
+    /// Whether it is, as far as has been found out.
+    #[inline]
+    pub(crate) fn is_remote(&self) -> bool {
+        self.remote.load(Relaxed)
+    }
+
+    /// Its row in the page.
+    pub(crate) fn entry(&self) -> Option<&'static page::Entry> {
+        let entry = self.entry.load(Acquire);
+        // SAFETY: rows lie in the page, which stays mapped for the life of the process.
+        (!entry.is_null()).then(|| unsafe { &*entry })
+    }
+
+    pub(crate) fn set_entry(&self, entry: Option<&'static page::Entry>) {
+        let pointer = entry.map_or(std::ptr::null_mut(), |entry| std::ptr::from_ref(entry).cast_mut());
+        self.entry.store(pointer, Release);
+    }
+
+    /// Adds to the bytes that TCP received, for `shunt status`.
+    #[inline]
+    pub(crate) fn count_received(&self, bytes: usize) {
+        if let Some(entry) = self.entry() {
+            entry.tcp_received.store(entry.tcp_received.load(Relaxed) + bytes as u64, Relaxed);
+        }
+    }
+
+    /// From now on bytes go by a lane.
+    pub(crate) fn note_lane(&self) {
+        self.sent_by_lane.store(true, Relaxed);
+    }
+
+    /// Adds to the bytes that TCP sent. What it sends first after a lane it holds back (Nagle) for as long as it has no word that
+    /// what came before the lane has arrived, which would have come with the answers that lanes have carried.
+    #[inline]
+    pub(crate) fn count_sent(&self, bytes: usize) {
+        if !self.is_remote() {
+            order::note_by_tcp();
+        }
+        if self.sent_by_lane.load(Relaxed) && self.sent_by_lane.swap(false, Relaxed) {
+            kernel::push(self.fd.load(Relaxed));
+        }
+        if let Some(entry) = self.entry() {
+            entry.tcp_sent.store(entry.tcp_sent.load(Relaxed) + bytes as u64, Relaxed);
+        }
+    }
+
+    /// Reports the sending direction for `shunt status`. Under its lock.
+    pub(crate) fn report_tx(&self, side: &TxSide) {
+        let Some(entry) = self.entry() else { return };
+        entry.shm_sent.store(side.tx.lane_total(), Relaxed);
+        let (road, reason) = described(side.tx.on_lane(), side.tx.reason());
+        let word = road as u64 | u64::from(reason as u16) << 16;
+        let _ = entry.roads.fetch_update(Relaxed, Relaxed, |old| Some(old & !0xffff_00ff | word));
+    }
+
+    /// Reports what has been received, and the road if it has changed. Under the lock.
+    #[inline]
+    pub(crate) fn report_received(&self, side: &mut RxSide) {
+        if side.told_on_lane != side.rx.on_lane() {
+            self.report_rx(side);
+        } else if let Some(entry) = self.entry() {
+            entry.shm_received.store(side.rx.lane_total(), Relaxed);
+        }
+    }
+
+    /// Reports the receiving direction. Under its lock.
+    pub(crate) fn report_rx(&self, side: &mut RxSide) {
+        side.told_on_lane = side.rx.on_lane();
+        let Some(entry) = self.entry() else { return };
+        entry.shm_received.store(side.rx.lane_total(), Relaxed);
+        let (road, reason) = described(side.rx.on_lane(), side.rx.reason());
+        let word = (road as u64) << 8 | u64::from(reason as u16) << 32;
+        let _ = entry.roads.fetch_update(Relaxed, Relaxed, |old| Some(old & !0xffff_0000_ff00 | word));
+    }
+
+    /// Gives the slot back. Nothing of it is attached any more.
+    pub(crate) fn free(&self) {
+        let name = self.reference();
+        self.generation.fetch_add(1, AcqRel);
+        if let Some(entry) = self.entry() {
+            process::unlist(entry);
+        }
+        self.set_entry(None);
+        self.set_stage(Stage::Plain);
+        self.operations.store(0, Relaxed);
+        self.offered_at.store(0, Relaxed);
+        self.offered_as.store(0, Relaxed);
+        self.counted_as_used.store(false, Relaxed);
+        self.counted_on_shm.store(false, Relaxed);
+        self.listed_from_the_first.store(false, Relaxed);
+        self.option.store(0, Relaxed);
+        self.barred.store(0, Relaxed);
+        self.settled.store(false, Relaxed);
+        self.remote.store(false, Relaxed);
+        self.shut.store(0, Relaxed);
+        self.owed.store(0, Relaxed);
+        *self.beside_kernel.lock() = Beside::default();
+        self.peer_finished.store(false, Relaxed);
+        self.sent_by_lane.store(false, Relaxed);
+        self.low_water.clear();
+        self.owner.store(0, Relaxed);
+        self.receive_timeout.store(0, Relaxed);
+        self.send_timeout.store(0, Relaxed);
+        self.distance.store(0, Relaxed);
+        self.unanswered.answer();
+        *self.tx.lock() = TxSide::default();
+        *self.rx.lock() = RxSide::default();
+        self.epolls.lock().clear();
+        FREE.lock().list.push(name.index());
+    }
+}
+
+fn described(on_lane: bool, reason: Reason) -> (Road, Reason) {
+    if on_lane { (Road::Shm, Reason::None) } else { (Road::Tcp, reason) }
+}

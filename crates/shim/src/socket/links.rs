@@ -1,0 +1,435 @@
+//! Links and peers as this process holds them.
+//!
+//! A link is mapped when the broker announces it and unmapped when its peer has gone and no endpoint uses it any
+//! more. The structures themselves are kept and used again, so that a reference to one is always valid, and a process
+//! that meets a million others in its life needs no more memory than for those it knows at a time.
+
+use std::cell::{Cell, UnsafeCell};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
+
+use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
+use shunt_abi::page::Counter;
+use shunt_ring::bytes::{MappedRing, Ring};
+use shunt_ring::lane::Stamp;
+use shunt_ring::link::LinkView;
+use shunt_ring::user::Fault;
+use shunt_ring::{LaneHeader, Sink, Source};
+use shunt_sys::mapping::Mapping;
+
+use crate::base::above::Above;
+use crate::base::lock::Lock;
+use crate::base::names::EndpointRef;
+use crate::base::private::PrivateFd;
+use crate::base::waiter::Slot;
+use crate::base::{order, process};
+
+/// Another process, or this one, at the far side of links.
+pub(crate) struct Peer {
+    doorbells: [AtomicI32; WAITERS],
+    /// There was no descriptor for one of its doorbells.
+    mute: AtomicBool,
+}
+
+/// Every peer that was ever made: who is known to no broker any more may still be rung.
+static PEERS: Lock<Vec<&'static Peer>> = Lock::new(Vec::new());
+
+/// A private descriptor has moved to another number; it may be a doorbell.
+pub(crate) fn renumber(old: i32, new: i32) {
+    PEERS.lock().iter().for_each(|peer| peer.renumber(old, new));
+}
+
+/// Takes the lock of the list of peers over a fork: see `crate::fork`.
+pub(crate) fn hold_lock() {
+    std::mem::forget(PEERS.lock());
+}
+
+/// # Safety
+/// After [`hold_lock`], on the same thread, or in the child that it has made.
+pub(crate) unsafe fn release_lock() {
+    // SAFETY: the caller's promise.
+    unsafe { PEERS.release() };
+}
+
+/// # Safety
+/// This must be the only thread of the process.
+pub(crate) unsafe fn reset_lock() {
+    // SAFETY: the caller's promise.
+    unsafe { PEERS.reset() };
+}
+
+impl Peer {
+    /// A new one, for ever.
+    pub(crate) fn make() -> &'static Peer {
+        let doorbells = [const { AtomicI32::new(-1) }; WAITERS];
+        let peer = Box::leak(Box::new(Peer { doorbells, mute: AtomicBool::new(false) }));
+        PEERS.lock().push(peer);
+        peer
+    }
+
+    /// Makes the structure another process's. Its doorbells have been forgotten.
+    pub(crate) fn reuse(&self) {
+        self.mute.store(false, Relaxed);
+    }
+
+    /// This process has no descriptor left for a doorbell of the peer's: what they share would be slow.
+    pub(crate) fn set_mute(&self) {
+        self.mute.store(true, Relaxed);
+    }
+
+    /// See [`set_mute`](Self::set_mute).
+    pub(crate) fn is_mute(&self) -> bool {
+        self.mute.load(Relaxed)
+    }
+
+    /// Keeps the doorbell of the peer's waiter `slot`; the one it replaces is closed.
+    pub(crate) fn set_doorbell(&self, slot: usize, doorbell: PrivateFd) {
+        let old = self.doorbells[slot].swap(doorbell.into_raw(), SeqCst);
+        PrivateFd::close_raw(old);
+    }
+
+    /// The slots whose doorbells are held.
+    pub(crate) fn known_slots(&self) -> impl Iterator<Item = usize> {
+        (0..WAITERS).filter(|&slot| self.doorbells[slot].load(Relaxed) >= 0)
+    }
+
+    fn renumber(&self, old: i32, new: i32) {
+        for doorbell in &self.doorbells {
+            let _ = doorbell.compare_exchange(old, new, SeqCst, Relaxed);
+        }
+    }
+
+    /// Closes every doorbell.
+    pub(crate) fn forget_doorbells(&self) {
+        for doorbell in &self.doorbells {
+            PrivateFd::close_raw(doorbell.swap(-1, SeqCst));
+        }
+    }
+}
+
+/// Unmaps a link that nobody will use again.
+pub(crate) static RETIRE: Above<&'static Link> = Above::new();
+
+/// One side of one link.
+pub(crate) struct Link {
+    identity: UnsafeCell<Identity>,
+    mapping: Lock<Option<Mapping>>,
+    conns: [AtomicU64; CONNS],
+    used: AtomicU32,
+    gone: AtomicBool,
+    /// See [`set_orphan`](Self::set_orphan).
+    orphan: AtomicBool,
+}
+
+/// What a link is, from when it is announced until nobody uses it any more.
+pub(crate) struct Identity {
+    /// The broker's name for it.
+    pub(crate) id: u64,
+    /// Which side this process is.
+    pub(crate) side: Side,
+    /// Who is at the other.
+    pub(crate) peer: &'static Peer,
+    /// The broker that made it, counted by its hellos; another broker's names mean nothing to it.
+    pub(crate) epoch: u32,
+    view: LinkView,
+}
+
+// SAFETY: the identity is written only in `new` and `reuse`, when nobody else uses the link.
+unsafe impl Sync for Link {}
+
+impl Deref for Link {
+    type Target = Identity;
+
+    #[inline]
+    fn deref(&self) -> &Identity {
+        // SAFETY: whoever reads it uses the link, or holds the control lock: see `reuse`.
+        unsafe { &*self.identity.get() }
+    }
+}
+
+impl Identity {
+    pub(crate) fn new(
+        id: u64,
+        side: Side,
+        peer: &'static Peer,
+        epoch: u32,
+        mapping: &Mapping,
+        geometry: Geometry,
+    ) -> Identity {
+        // SAFETY: the mapping has `geometry.link_bytes()` bytes, and the link keeps it as long as it has this identity.
+        let view = unsafe { LinkView::new(mapping.as_ptr(), geometry) };
+        for slot in peer.known_slots() {
+            view.set_known(side, slot);
+        }
+        Identity { id, side, peer, epoch, view }
+    }
+}
+
+impl Link {
+    pub(crate) fn new(identity: Identity, mapping: Mapping) -> Link {
+        Link {
+            identity: UnsafeCell::new(identity),
+            mapping: Lock::new(Some(mapping)),
+            conns: [const { AtomicU64::new(0) }; CONNS],
+            used: AtomicU32::new(0),
+            gone: AtomicBool::new(false),
+            orphan: AtomicBool::new(false),
+        }
+    }
+
+    /// Ends both lanes of a connection that does not come about.
+    pub(crate) fn close_lanes(&self, conn: usize) {
+        for side in [Side::A, Side::B] {
+            self.view().lane(conn, side).close();
+        }
+    }
+
+    /// Makes the structure another link.
+    ///
+    /// # Safety
+    /// The caller holds the control lock, and the link has been retired: no endpoint, sleeper, epoll instance or list
+    /// has it.
+    pub(crate) unsafe fn reuse(&self, identity: Identity, mapping: Mapping) {
+        // SAFETY: the caller's promise. Whoever looks at a retired link reads only `gone` and `used` before it has the
+        // control lock (`control::retire`).
+        unsafe { *self.identity.get() = identity };
+        *self.mapping.lock() = Some(mapping);
+        self.gone.store(false, Release);
+        self.orphan.store(false, Release);
+    }
+
+    /// The views of the shared memory.
+    #[inline]
+    pub(crate) fn view(&self) -> &LinkView {
+        &self.view
+    }
+
+    /// The endpoint that uses `conn`.
+    #[inline]
+    pub(crate) fn endpoint(&self, conn: usize) -> Option<EndpointRef> {
+        self.conns[conn].load(Acquire).checked_sub(1).map(EndpointRef::unpack)
+    }
+
+    /// Gives `conn` to an endpoint; `false` if it is taken, which an honest broker never causes.
+    pub(crate) fn occupy(&self, conn: usize, endpoint: EndpointRef) -> bool {
+        let taken = self.conns[conn].compare_exchange(0, endpoint.pack() + 1, AcqRel, Relaxed).is_ok();
+        if taken {
+            self.used.fetch_add(1, AcqRel);
+        }
+        taken
+    }
+
+    /// Takes `conn` back.
+    pub(crate) fn vacate(&self, conn: usize) {
+        if self.conns[conn].swap(0, AcqRel) != 0 {
+            self.used.fetch_sub(1, AcqRel);
+        }
+    }
+
+    /// The peer has ended: no new connection will use this link.
+    pub(crate) fn set_gone(&self) {
+        self.gone.store(true, Release);
+    }
+
+    /// The broker that made it has gone: nobody makes doorbells known to its peer any more.
+    pub(crate) fn set_orphan(&self) {
+        self.orphan.store(true, Release);
+        self.set_gone();
+    }
+
+    /// Whether whoever has this waiter is never going to be rung for what comes by the link.
+    pub(crate) fn is_deaf_to(&self, slot: Slot) -> bool {
+        self.orphan.load(Acquire) && !self.view.is_known(self.side.other(), slot.0)
+    }
+
+    /// Whether it has, or the broker that made the link.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Acquire)
+    }
+
+    /// Unmaps the memory. No endpoint and no epoll instance uses the link any more.
+    pub(crate) fn unmap(&self) {
+        *self.mapping.lock() = None;
+    }
+
+    /// Whether nothing will use the mapping again.
+    pub(crate) fn is_idle_for_good(&self) -> bool {
+        self.is_gone() && self.used.load(Acquire) == 0
+    }
+
+    /// Tells the peer's waiter `slot` that something happened on `conn`, and wakes it if it sleeps.
+    /// `true` if it did.
+    #[inline]
+    pub(crate) fn notify(&self, slot: usize, conn: usize) -> bool {
+        let sleeps = self.view.waiter(self.side.other(), slot).notify(conn);
+        if sleeps {
+            self.ring(slot);
+        }
+        sleeps
+    }
+
+    #[cold]
+    fn ring(&self, slot: usize) {
+        PrivateFd::lend(&self.peer.doorbells[slot], |fd| {
+            process::count(Counter::DoorbellsRung, 1);
+            let _ = shunt_sys::eventfd::ring(fd);
+        });
+    }
+}
+
+/// A lane with little under way has so much memory, and keeps it.
+pub(crate) const FIRST_PAGE: usize = 4096;
+/// When the first lane grew beyond that, or such lanes were last looked at: see `crate::life::idle`; 0: there are none.
+pub(crate) static GROWN_AT: AtomicU64 = AtomicU64::new(0);
+
+/// A ring to write to, of which each page gets its memory before it is touched. That is asked for once, since a lane with
+/// little under way stays on its first page.
+pub(crate) struct Backed<'a> {
+    pub(crate) ring: MappedRing,
+    /// Bytes of it, from the first, that are known to have memory.
+    pub(crate) backed: &'a Cell<usize>,
+}
+
+impl Ring for Backed<'_> {
+    fn len(&self) -> usize {
+        self.ring.len()
+    }
+
+    #[inline]
+    fn back(&self, at: u64, count: usize) -> bool {
+        // Positions count from the beginning of the ring, and go round it.
+        let end = (at as usize + count).min(self.ring.len());
+        end <= self.backed.get() || self.back_up_to(end)
+    }
+
+    fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault> {
+        self.ring.fill(at, count, source)
+    }
+
+    fn drain(&self, at: u64, count: usize, sink: &mut Sink<'_>) -> Result<(), Fault> {
+        self.ring.drain(at, count, sink)
+    }
+}
+
+impl Backed<'_> {
+    #[cold]
+    fn back_up_to(&self, end: usize) -> bool {
+        let (from, to) = (self.backed.get(), end.next_multiple_of(4096));
+        let (start, _) = self.ring.run(from as u64, 0);
+        let backed = shunt_sys::mapping::back(start, to - from).is_ok();
+        if backed {
+            self.backed.set(to);
+            if to > FIRST_PAGE && GROWN_AT.load(Relaxed) == 0 {
+                GROWN_AT.store(process::now(), Relaxed);
+            }
+        }
+        backed
+    }
+}
+
+/// Where an endpoint is on a link.
+#[derive(Clone, Copy)]
+pub(crate) struct Attachment {
+    /// The link.
+    pub(crate) link: &'static Link,
+    /// The connection within it.
+    pub(crate) conn: usize,
+    outgoing: Lane,
+    incoming: Lane,
+}
+
+/// A lane of the link, found once: every call needs it.
+#[derive(Clone, Copy)]
+struct Lane {
+    header: &'static LaneHeader,
+    ring: MappedRing,
+}
+
+/// Keeps a link mapped, and what it is, for whoever is about to use it or sleeps on it: the endpoint may leave
+/// meanwhile.
+pub(crate) struct Pin(Attachment);
+
+impl std::ops::Deref for Pin {
+    type Target = Attachment;
+
+    fn deref(&self) -> &Attachment {
+        &self.0
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.0.link.used.fetch_sub(1, AcqRel);
+        if self.0.link.is_idle_for_good() {
+            RETIRE.call(self.0.link);
+        }
+    }
+}
+
+impl Pin {
+    /// Without a destructor, for a sleep: its frames may be left without their knowledge, or be unwound, and then the
+    /// journal ends the pin.
+    pub(crate) fn by_hand(self) -> Attachment {
+        let at = self.0;
+        std::mem::forget(self);
+        at
+    }
+}
+
+impl Attachment {
+    /// Where `conn` is, for as long as the link has its identity.
+    pub(crate) fn new(link: &'static Link, conn: usize) -> Attachment {
+        let lane = |sender| Lane { header: link.view.lane(conn, sender), ring: link.view.ring(conn, sender) };
+        Attachment { link, conn, outgoing: lane(link.side), incoming: lane(link.side.other()) }
+    }
+
+    /// For use without a lock. Called under the lock of the direction that says where the endpoint is, or under the
+    /// control lock.
+    pub(crate) fn pin(self) -> Pin {
+        self.link.used.fetch_add(1, AcqRel);
+        Pin(self)
+    }
+
+    /// Ends what [`Pin::by_hand`] began.
+    pub(crate) fn unpin(self) {
+        drop(Pin(self));
+    }
+
+    /// The lane this end sends on.
+    #[inline]
+    pub(crate) fn outgoing(&self) -> (&'static LaneHeader, MappedRing) {
+        (self.outgoing.header, self.outgoing.ring)
+    }
+
+    /// The lane this end receives from.
+    #[inline]
+    pub(crate) fn incoming(&self) -> (&'static LaneHeader, MappedRing) {
+        (self.incoming.header, self.incoming.ring)
+    }
+
+    /// Wakes whoever waits for bytes at the other end, and says whether somebody slept. After publishing.
+    #[inline]
+    pub(crate) fn announce_bytes(&self) -> bool {
+        let lane = self.outgoing().0;
+        lane.rx_waiter().is_some_and(|slot| {
+            if !self.link.view.waiter(self.link.side.other(), slot).is_marked(self.conn) {
+                lane.stamp(Stamp { at: order::now(), behind: order::last_by_tcp() });
+            }
+            self.link.notify(slot, self.conn)
+        })
+    }
+
+    /// Whether the waiter that is woken for our bytes sleeps all the same.
+    pub(crate) fn receiver_sleeps(&self) -> bool {
+        let waiter = |slot| self.link.view.waiter(self.link.side.other(), slot);
+        self.outgoing().0.rx_waiter().is_some_and(|slot| waiter(slot).is_sleeping())
+    }
+
+    /// Wakes the sender at the other end if it waits for space. After reading.
+    #[inline]
+    pub(crate) fn announce_space(&self) {
+        if let Some(slot) = self.incoming().0.take_space_wanted() {
+            self.link.notify(slot, self.conn);
+        }
+    }
+}

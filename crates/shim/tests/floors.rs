@@ -1,0 +1,104 @@
+//! The floors of the shim, and that no path in its source names a floor above its own.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// From the lowest. What stands together is one floor.
+const FLOORS: [&[&str]; 9] = [
+    &["base"],
+    &["socket"],
+    &["epoll"],
+    &["life"],
+    &["broker"],
+    &["program"],
+    &["ops"],
+    &["fork"],
+    &["hooks", "door"],
+];
+
+fn floor_of(room: &str) -> Option<usize> {
+    FLOORS.iter().position(|floor| floor.contains(&room))
+}
+
+fn files(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files(&path, found);
+        } else {
+            found.push(path);
+        }
+    }
+}
+
+/// The rooms that a source names by `crate::`, without its comments and its tests.
+fn rooms_named(source: &str) -> Vec<String> {
+    let code: String = source
+        .split("\n#[cfg(test)]\nmod tests")
+        .next()
+        .unwrap()
+        .lines()
+        .map(|line| line.split("//").next().unwrap().to_owned() + "\n")
+        .collect();
+    let mut rooms = Vec::new();
+    for rest in code.split("crate::").skip(1) {
+        match rest.strip_prefix('{') {
+            // A list of paths, which may hold lists.
+            Some(list) => {
+                let mut depth = 1;
+                let mut first = String::new();
+                for letter in list.chars() {
+                    match letter {
+                        '{' => depth += 1,
+                        '}' => depth -= 1,
+                        ',' if depth == 1 => rooms.push(std::mem::take(&mut first)),
+                        _ if depth == 1 => first.push(letter),
+                        _ => {}
+                    }
+                    if depth == 0 {
+                        break;
+                    }
+                }
+                rooms.push(first);
+            }
+            None => rooms.push(rest.to_owned()),
+        }
+    }
+    let name = |path: &String| -> String {
+        path.trim_start().chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect()
+    };
+    rooms.iter().map(name).collect()
+}
+
+#[test]
+fn no_arrow_runs_back_up() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut sources = Vec::new();
+    files(&root, &mut sources);
+    let mut arrows = 0;
+    let mut wrong = Vec::new();
+    for path in sources {
+        let inside = path.strip_prefix(&root).unwrap();
+        let room = inside.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs");
+        if room == "lib" {
+            continue;
+        }
+        let Some(own) = floor_of(room) else { panic!("{room} is on no floor: put it on one, above") };
+        for named in rooms_named(&fs::read_to_string(&path).unwrap()) {
+            // What is none is a macro's or a type's of the root.
+            let Some(floor) = floor_of(&named) else { continue };
+            arrows += 1;
+            if floor > own {
+                wrong.push(format!("{} names {named}", inside.display()));
+            }
+        }
+    }
+    assert!(arrows > 300, "only {arrows} paths have been found");
+    assert!(wrong.is_empty(), "a floor names one above it; see base/above.rs\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn paths_are_found_in_lists_and_in_the_middle_of_lines() {
+    let source = "use crate::{epoll, life::{attach, idle}};\nuse crate::base::lock;\nfn f() { crate::ops::poll(); } // crate::door\n";
+    assert_eq!(rooms_named(source), ["epoll", "life", "base", "ops"]);
+}
