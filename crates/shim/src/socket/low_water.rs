@@ -33,7 +33,7 @@ impl LowWater {
         self.0.store(ASK_KERNEL, Relaxed);
     }
 
-    /// No other process holds the socket, and it is not set: see [`settings::learn`].
+    /// No other process holds the socket, and it is not set: see [`crate::socket::settings::learn`].
     pub(crate) fn reclaim(&self) {
         let _ = self.0.compare_exchange(ASK_KERNEL, 0, Relaxed, Relaxed);
     }
