@@ -10,10 +10,9 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::lock::lock;
-use crate::namespace::Namespace;
 use crate::policy::Flow;
 use crate::reason::Reason;
-use crate::shared::{Expected, Shared};
+use crate::shared::{Expected, Shared, Takers};
 use crate::wire::{Ask, Ear, Line, Token, When, WireError, Word};
 
 /// See the module.
@@ -45,8 +44,7 @@ struct Guest {
 pub(crate) struct Coming {
     pub(crate) host: Ipv4Addr,
     pub(crate) ask: Ask,
-    pub(crate) listener: u64,
-    pub(crate) namespace: Arc<Namespace>,
+    pub(crate) takers: Takers,
     /// Until it is offered, or never will be.
     pub(crate) expected: Expected,
     guest: u64,
@@ -206,12 +204,12 @@ pub(crate) async fn attend(
 fn consider(shared: &Arc<Shared>, host: Ipv4Addr, ask: Ask, guest: u64) -> Result<Coming, Reason> {
     let Ask { source, destination } = ask;
     shared.connections.permit(Flow { source, destination })?;
-    let (listener, namespace) = shared.listener(destination)?;
+    let takers = shared.takers(destination)?;
     if shared.guests.state().coming.len() >= COMING {
         return Err(Reason::Busy);
     }
-    let expected = shared.expect(listener, host);
-    Ok(Coming { host, ask, listener, namespace, expected, guest, since: Instant::now() })
+    let expected = shared.expect(destination, host);
+    Ok(Coming { host, ask, takers, expected, guest, since: Instant::now() })
 }
 
 /// A router on a line.

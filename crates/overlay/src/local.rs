@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use shunt_sys::{Errno, identity};
 use socket2::{Domain, SockRef};
 use tokio::io::Interest;
@@ -176,11 +176,13 @@ async fn attend(
     loop {
         match channel.receive::<Request>().await? {
             (Request::Listen, Some(shown)) => {
+                // In doubt it does.
+                let shares = sockopt::socket_reuseport(&shown).unwrap_or(true);
                 if shared.lives_in(shown.as_fd(), namespace)
                     && let Ok(shown) = identity::shown(&shown)
                     && !shown.bound_device
                 {
-                    supervision.listen(shown.cookie, namespace)?;
+                    supervision.listen(shown.cookie, namespace, shares)?;
                 }
             }
             (Request::Withdraw, None) => supervision.withdraw(),

@@ -84,11 +84,20 @@ impl Namespace {
         netns::inside(self.handle.as_fd(), peer::open)
     }
 
-    /// The socket that listens there.
+    /// The socket that listens there; one of them, where several share the port.
     pub(crate) fn listener(&self, address: SocketAddrV4) -> Option<Found> {
         // No connection has the port 0.
         let nobody = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         self.find(address.into(), nobody).filter(|found| found.listens)
+    }
+
+    /// All that listen at that address and port, or, if none does, at its port for any address.
+    pub(crate) fn listeners(&self, address: SocketAddrV4) -> Result<Vec<u64>, Errno> {
+        let mut listed = listed::listeners(&self.asker.lock().expect(NEVER), address.port())?;
+        let is_own = |it: &Listed| it.local.ip() == *address.ip();
+        let any = !listed.iter().any(is_own);
+        listed.retain(|it| is_own(it) || any && it.local.ip().is_unspecified());
+        Ok(listed.iter().map(|it| it.cookie).collect())
     }
 
     /// The connection that has these addresses.

@@ -84,7 +84,7 @@ impl Reason {
                 "Add it to `containers` of a [[host]] in the configuration of every router."
             }
             Reason::NotSupervised => {
-                "Start the server with `shunt overlay run`, or `docker run --runtime=shunt`; look whether it shares its port or has an io_uring."
+                "Start the server with `shunt overlay run`, or `docker run --runtime=shunt`; look whether it, or whoever shares its port, has an io_uring or was started otherwise."
             }
             Reason::Ambiguous => "Give each container an address of its own.",
             Reason::RouterSilent => {

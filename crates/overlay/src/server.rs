@@ -96,17 +96,17 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: Ipv4Addr) -> Resul
     let Some(coming) = shared.guests.take(&token).filter(|coming| coming.host == host) else {
         return talk.promise(Some(Reason::NotFound)).await;
     };
-    let Coming { ask, listener, namespace, expected, .. } = coming;
+    let Coming { ask, takers, expected, .. } = coming;
     let is_its_own = shared.map().host_of(*offer.source.ip()).map(|it| *it.router.ip()) == Some(host);
     let found = match is_its_own {
-        true => find(shared, &namespace, ask.destination, offer.source).await,
+        true => find(shared, &takers.namespace, ask.destination, offer.source).await,
         false => None,
     };
     let flow = Flow { source: *offer.source.ip(), destination: ask.destination };
     let promised = found.ok_or(Reason::NotFound).and_then(|found| {
         shared.connections.permit(flow)?;
         let addresses = (ask.destination, offer.source);
-        shared.promise(found.cookie, listener, namespace, addresses, offer.origin)
+        shared.promise(found.cookie, takers, addresses, offer.origin)
     });
     // Whoever waits for an offer finds a promise now.
     drop(expected);
@@ -218,7 +218,6 @@ async fn await_claim(
 ) -> Result<(OwnedFd, Origin), Reason> {
     let patience = shared.loaded().config.patience();
     let host = shared.map().host_of(*ends.remote.ip()).map(|host| *host.router.ip());
-    let listener = shared.listener(ends.local).ok().map(|(listener, _)| listener);
     if let Some(host) = host {
         // It has been asked for before it was made, so it is known by now, or should be.
         shared.guests.listen(shared, host);
@@ -232,7 +231,7 @@ async fn await_claim(
         let changed = shared.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let (limit, reason) = match shared.claim(ends.cookie, listener, host) {
+        let (limit, reason) = match shared.claim(ends.cookie, ends.local, host) {
             Claim::Taken(connection, origin) => return Ok((connection, origin)),
             Claim::Promised => {
                 unknown = Reason::NotCommitted;

@@ -62,8 +62,8 @@ struct State {
     namespaces: HashMap<u64, (Arc<Namespace>, usize)>,
     /// By their cookies.
     listeners: HashMap<u64, Listener>,
-    /// What was asked for and not offered yet: the listener, and the client's host.
-    asked: HashMap<(u64, Ipv4Addr), usize>,
+    /// What was asked for and not offered yet: where, and by the client's host.
+    asked: HashMap<(SocketAddrV4, Ipv4Addr), usize>,
     /// By the cookie of the socket that the server's program accepts.
     promises: HashMap<u64, Promise>,
     /// Sockets that have been accepted by somebody who waits for an answer.
@@ -88,13 +88,24 @@ struct Supervisor {
 struct Listener {
     supervisor: u64,
     namespace: u64,
+    /// Others may listen there as well (SO_REUSEPORT), and the kernel chooses for each connection.
+    shares: bool,
+}
+
+/// The listening sockets of which one gets a connection: all are supervised.
+#[derive(Clone, Debug)]
+pub(crate) struct Takers {
+    pub(crate) namespace: Arc<Namespace>,
+    /// Their cookies.
+    sockets: Vec<u64>,
+    /// There may be others by the time that the connection is there.
+    shares: bool,
 }
 
 /// What the server's router has said to the client's.
 #[derive(Debug)]
 struct Promise {
-    listener: u64,
-    namespace: Arc<Namespace>,
+    takers: Takers,
     local: SocketAddrV4,
     remote: SocketAddrV4,
     origin: Origin,
@@ -260,8 +271,8 @@ impl Shared {
         is_roots
     }
 
-    /// Which listening socket would get a connection to `destination`.
-    pub(crate) fn listener(&self, destination: SocketAddrV4) -> Result<(u64, Arc<Namespace>), Reason> {
+    /// Which listening sockets a connection to `destination` may get to.
+    pub(crate) fn takers(&self, destination: SocketAddrV4) -> Result<Takers, Reason> {
         let namespaces: Vec<(u64, Arc<Namespace>)> =
             self.state().namespaces.iter().map(|(cookie, (known, _))| (*cookie, known.clone())).collect();
         let mut having = namespaces.into_iter().filter(|(_, known)| known.has(*destination.ip()));
@@ -270,54 +281,63 @@ impl Shared {
             return Err(Reason::Ambiguous);
         }
         let found = namespace.listener(destination).ok_or(Reason::NotSupervised)?;
+        let shares = self.state().listeners.get(&found.cookie).is_some_and(|listener| listener.shares);
+        let sockets = match shares {
+            true => namespace.listeners(destination).map_err(|_| Reason::Failed)?,
+            false => vec![found.cookie],
+        };
         let state = self.state();
         // Whoever accepts must be able to ask.
         if state.shares.get(&cookie).is_some_and(|count| *count > SHARE / 2) {
             return Err(Reason::Busy);
         }
-        match state.listeners.get(&found.cookie) {
-            Some(listener) if listener.namespace == cookie => Ok((found.cookie, namespace)),
-            _ => Err(Reason::NotSupervised),
+        let is_supervised =
+            |socket| state.listeners.get(socket).is_some_and(|listener| listener.namespace == cookie);
+        match !sockets.is_empty() && sockets.iter().all(is_supervised) {
+            true => Ok(Takers { namespace, sockets, shares }),
+            false => Err(Reason::NotSupervised),
         }
     }
 
     /// An offer is to be expected until what is returned is dropped.
-    pub(crate) fn expect(self: &Arc<Shared>, listener: u64, host: Ipv4Addr) -> Expected {
-        *self.state().asked.entry((listener, host)).or_default() += 1;
-        Expected { shared: self.clone(), key: (listener, host) }
+    pub(crate) fn expect(self: &Arc<Shared>, destination: SocketAddrV4, host: Ipv4Addr) -> Expected {
+        *self.state().asked.entry((destination, host)).or_default() += 1;
+        Expected { shared: self.clone(), key: (destination, host) }
     }
 
-    /// Whoever accepts the socket `cookie` gets what is committed, until what is returned is dropped.
+    /// Whoever accepts the socket `cookie` gets what is committed, until what is returned is dropped. One of the takers has it, or has
+    /// accepted it.
     pub(crate) fn promise(
         self: &Arc<Shared>,
         cookie: u64,
-        listener: u64,
-        namespace: Arc<Namespace>,
+        takers: Takers,
         (local, remote): (SocketAddrV4, SocketAddrV4),
         origin: Origin,
     ) -> Result<Promised, Reason> {
         if self.connections.is_full() {
             return Err(Reason::Busy);
         }
+        // It is there, so whoever has it is among those that there are now.
+        let takers = if takers.shares { self.takers(local)? } else { takers };
         let mut state = self.state();
         if state.stayed.contains(&cookie) {
             return Err(Reason::Late);
         }
-        if !state.listeners.contains_key(&listener) {
+        if !takers.sockets.iter().all(|socket| state.listeners.contains_key(socket)) {
             return Err(Reason::NotSupervised);
         }
         if state.promises.contains_key(&cookie) {
             return Err(Reason::Mismatch);
         }
-        let promise = Promise { listener, namespace, local, remote, origin, committed: None };
+        let promise = Promise { takers, local, remote, origin, committed: None };
         state.promises.insert(cookie, promise);
         drop(state);
         self.changed.notify_waiters();
         Ok(Promised { shared: self.clone(), cookie })
     }
 
-    /// What there is for a socket that was accepted from that listener, of a client on that host.
-    pub(crate) fn claim(&self, cookie: u64, listener: Option<u64>, host: Option<Ipv4Addr>) -> Claim {
+    /// What there is for a socket that was accepted, of a connection to `destination` by a client on that host.
+    pub(crate) fn claim(&self, cookie: u64, destination: SocketAddrV4, host: Option<Ipv4Addr>) -> Claim {
         let mut state = self.state();
         if let Some(promise) = state.promises.get_mut(&cookie) {
             let Some((connection, _)) = promise.committed.take() else { return Claim::Promised };
@@ -325,7 +345,7 @@ impl Shared {
             state.promises.remove(&cookie);
             return Claim::Taken(connection, origin);
         }
-        let is_expected = listener.zip(host).is_some_and(|key| state.asked.contains_key(&key));
+        let is_expected = host.is_some_and(|host| state.asked.contains_key(&(destination, host)));
         if is_expected { Claim::Expected } else { Claim::Unknown }
     }
 
@@ -387,7 +407,7 @@ impl Shared {
             .filter_map(|(cookie, promise)| {
                 let (_, since) = promise.committed.as_ref()?;
                 let is_old = since.elapsed() > grace;
-                Some((*cookie, promise.namespace.clone(), promise.local, promise.remote, is_old))
+                Some((*cookie, promise.takers.namespace.clone(), promise.local, promise.remote, is_old))
             })
             .collect();
         for (cookie, namespace, local, remote, is_old) in committed {
@@ -438,14 +458,14 @@ pub(crate) struct Supervision {
 }
 
 impl Supervision {
-    /// This listening socket is supervised.
-    pub(crate) fn listen(&self, cookie: u64, namespace: u64) -> Result<(), Errno> {
+    /// This listening socket is supervised. `shares`: others may have its port as well.
+    pub(crate) fn listen(&self, cookie: u64, namespace: u64, shares: bool) -> Result<(), Errno> {
         let mut state = self.shared.state();
         let count = state.listeners.values().filter(|listener| listener.supervisor == self.id).count();
         if count >= LISTENERS {
             return Err(Errno::MFILE);
         }
-        state.listeners.insert(cookie, Listener { supervisor: self.id, namespace });
+        state.listeners.insert(cookie, Listener { supervisor: self.id, namespace, shares });
         Ok(())
     }
 
@@ -467,7 +487,7 @@ impl Drop for Supervision {
             }
         }
         let State { promises, listeners, .. } = &mut *state;
-        promises.retain(|_, promise| listeners.contains_key(&promise.listener));
+        promises.retain(|_, promise| promise.takers.sockets.iter().any(|it| listeners.contains_key(it)));
     }
 }
 
@@ -504,7 +524,7 @@ impl Drop for Visit {
 #[derive(Debug)]
 pub(crate) struct Expected {
     shared: Arc<Shared>,
-    key: (u64, Ipv4Addr),
+    key: (SocketAddrV4, Ipv4Addr),
 }
 
 impl Drop for Expected {

@@ -244,13 +244,10 @@ impl Supervisor {
         Some((socket, cookie))
     }
 
-    /// A TCP socket whose address, if it has one, is the overlay's or any. Those that share their port are left alone: another process
-    /// may get the connection.
+    /// A TCP socket whose address, if it has one, is the overlay's or any.
     fn may_listen(&self, socket: &OwnedFd) -> bool {
         let is_tcp = identity::shown(socket).is_ok_and(|shown| !shown.bound_device);
-        let shares = sockopt::socket_reuseport(socket).unwrap_or(true);
         is_tcp
-            && !shares
             && Address::of_socket(socket)
                 .is_some_and(|address| address.ip().is_unspecified() || self.link.covers(*address.ip()))
     }

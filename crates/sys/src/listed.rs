@@ -23,8 +23,9 @@ const SK_DIAG_BPF_STORAGE_REQ_MAP_FD: u16 = 1;
 const INET_DIAG_SK_BPF_STORAGES: u16 = 20;
 const SK_DIAG_BPF_STORAGE: u16 = 1;
 const SK_DIAG_BPF_STORAGE_MAP_VALUE: u16 = 3;
+const LISTENING: u32 = 1 << TCP_LISTEN;
 /// TIME_WAIT and CLOSE are none of a connection, nor is LISTEN.
-const STATES: u32 = 0xfff & !(1 << TCP_LISTEN | 1 << 6 | 1 << 7);
+const CONNECTED: u32 = 0xfff & !(LISTENING | 1 << 6 | 1 << 7);
 
 /// A connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +41,14 @@ pub struct Listed {
 /// All of the network namespace of `asker`, which [`crate::peer::open`] has made there.
 pub fn connections(asker: &OwnedFd) -> Result<Vec<Listed>> {
     let mut listed = Vec::new();
-    each(asker, &[], |message| listed.extend(connection(message)))?;
+    each(asker, CONNECTED, 0, &[], |message| listed.extend(connection(message)))?;
+    Ok(listed)
+}
+
+/// Those that listen at that port, whatever their addresses: `remote` is none.
+pub fn listeners(asker: &OwnedFd, port: u16) -> Result<Vec<Listed>> {
+    let mut listed = Vec::new();
+    each(asker, LISTENING, port, &[], |message| listed.extend(connection(message)))?;
     Ok(listed)
 }
 
@@ -48,7 +56,7 @@ pub fn connections(asker: &OwnedFd) -> Result<Vec<Listed>> {
 pub fn stored(asker: &OwnedFd, map: BorrowedFd<'_>) -> Result<Vec<(Listed, Vec<u8>)>> {
     let map = attribute(SK_DIAG_BPF_STORAGE_REQ_MAP_FD, &map.as_raw_fd().to_ne_bytes());
     let mut listed = Vec::new();
-    each(asker, &attribute(INET_DIAG_REQ_SK_BPF_STORAGES, &map), |message| {
+    each(asker, CONNECTED, 0, &attribute(INET_DIAG_REQ_SK_BPF_STORAGES, &map), |message| {
         let storages = message.get(ATTRIBUTES..).and_then(|all| value(all, INET_DIAG_SK_BPF_STORAGES));
         let storage = storages.and_then(|storages| value(storages, SK_DIAG_BPF_STORAGE));
         let stored = storage.and_then(|storage| value(storage, SK_DIAG_BPF_STORAGE_MAP_VALUE));
@@ -57,15 +65,22 @@ pub fn stored(asker: &OwnedFd, map: BorrowedFd<'_>) -> Result<Vec<(Listed, Vec<u
     Ok(listed)
 }
 
-/// Asks with an attribute, or none, and hands on every answer. Waits for nobody.
-fn each(asker: &OwnedFd, attribute: &[u8], mut take: impl FnMut(&[u8])) -> Result<()> {
+/// Asks about sockets in some states, with a port of their own or any (0), with an attribute or none, and hands on every answer. Waits
+/// for nobody.
+fn each(
+    asker: &OwnedFd,
+    states: u32,
+    port: u16,
+    attribute: &[u8],
+    mut take: impl FnMut(&[u8]),
+) -> Result<()> {
     for any in [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()] {
-        let any = SocketAddr::new(any, 0);
-        let question = question(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, (any, any), u64::MAX);
+        let ends = (SocketAddr::new(any, port), SocketAddr::new(any, 0));
+        let question = question(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, ends, u64::MAX);
         let mut question = [&question, attribute].concat();
         let len = question.len() as u32;
         question[..4].copy_from_slice(&len.to_ne_bytes());
-        question[HEADER + 4..HEADER + 8].copy_from_slice(&STATES.to_ne_bytes());
+        question[HEADER + 4..HEADER + 8].copy_from_slice(&states.to_ne_bytes());
         send(asker, &question, SendFlags::DONTWAIT)?;
         let mut buffer = vec![0; 64 * 1024];
         loop {
@@ -160,6 +175,34 @@ mod tests {
             }
             let at = normalise(listener.local_addr().unwrap());
             assert!(listed.iter().all(|it| it.local != at || it.remote.port() != 0), "none listens");
+        }
+    }
+
+    #[test]
+    fn all_that_share_a_port_are_listed() {
+        let asker = crate::peer::open().unwrap();
+        for host in ["127.0.0.1", "::1", "::ffff:127.0.0.1", "::"] {
+            let open = |port| {
+                let at = SocketAddr::new(host.parse().unwrap(), port);
+                let socket =
+                    socket2::Socket::new(socket2::Domain::for_address(at), socket2::Type::STREAM, None);
+                let socket = socket.unwrap();
+                socket.set_reuse_port(true).unwrap();
+                socket.bind(&at.into()).unwrap();
+                socket.listen(1).unwrap();
+                TcpListener::from(socket)
+            };
+            let first = open(0);
+            let at = first.local_addr().unwrap();
+            let sockets = [first, open(at.port()), open(at.port())];
+            let mut wanted = sockets.each_ref().map(|it| rustix::net::sockopt::socket_cookie(it).unwrap());
+            wanted.sort_unstable();
+            let mut found = listeners(&asker, at.port()).unwrap();
+            assert!(found.iter().all(|it| it.local == normalise(at)), "{found:?}");
+            found.sort_by_key(|it| it.cookie);
+            assert_eq!(found.iter().map(|it| it.cookie).collect::<Vec<_>>(), wanted);
+            drop(sockets);
+            assert_eq!(listeners(&asker, at.port()), Ok(Vec::new()));
         }
     }
 }

@@ -1,16 +1,21 @@
 // A server that answers each connection with the addresses that it sees, and then with what it is sent. It talks to the kernel by system
-// calls of its own: there is no libc in it.
+// calls of its own: there is no libc in it. With a third argument it shares its port with whoever says so as well (SO_REUSEPORT).
 package main
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 )
+
+// Linux's SO_REUSEPORT, which package syscall does not have.
+const soReusePort = 15
 
 func serve(connection net.Conn) {
 	defer connection.Close()
@@ -33,7 +38,16 @@ func serve(connection net.Conn) {
 }
 
 func main() {
-	listener, err := net.Listen(os.Args[1], os.Args[2])
+	var config net.ListenConfig
+	if len(os.Args) > 3 {
+		config.Control = func(_, _ string, socket syscall.RawConn) (err error) {
+			socket.Control(func(fd uintptr) {
+				err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, soReusePort, 1)
+			})
+			return err
+		}
+	}
+	listener, err := config.Listen(context.Background(), os.Args[1], os.Args[2])
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
