@@ -10,17 +10,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use lab::{A, B, CLIENT, Lab, SERVER};
+use lab::{A, B, CLIENT, CLIENT_IPV6, Lab, SERVER, SERVER_IPV6};
 use serde_json::json;
 
-/// Sends back whatever comes.
+/// Sends back whatever comes: accept at, or connect to, an address.
 const ECHO: &str = "
 import socket, sys
 def echo(s):
     while data := s.recv(65536):
         s.sendall(data)
 if sys.argv[1] == 'accept':
-    listener = socket.create_server(('', 9000))
+    family = socket.AF_INET6 if ':' in sys.argv[2] else socket.AF_INET
+    listener = socket.create_server((sys.argv[2], 9000), family=family)
     print('listening', flush=True)
     while True:
         connection, _ = listener.accept()
@@ -29,7 +30,7 @@ if sys.argv[1] == 'accept':
         except OSError:
             pass
 else:
-    connection = socket.create_connection(('10.50.1.2', 9000))
+    connection = socket.create_connection((sys.argv[2], 9000))
     print('connected', flush=True)
     echo(connection)
 ";
@@ -53,6 +54,13 @@ fn attack() -> &'static Path {
 fn attack_in(lab: &Lab, is_supervised: bool, way: &str, pass: &str) -> Command {
     let mut command = lab.command(A, is_supervised, attack());
     command.args([way, CLIENT, SERVER, "192.168.77.", "wire", pass]);
+    command
+}
+
+/// The same on an overlay of IPv6, with hosts' addresses that begin so.
+fn attack_ipv6(lab: &Lab, way: &str, hosts: &str) -> Command {
+    let mut command = lab.command(A, true, attack());
+    command.args([way, CLIENT_IPV6, SERVER_IPV6, hosts, "wire", "-"]);
     command
 }
 
@@ -103,7 +111,7 @@ fn compare(said: &[(String, String)], column: usize) {
 fn translate(lab: &Lab) {
     for host in [A, B] {
         let mut nft = Command::new("nft");
-        nft.arg("add table ip t; add chain ip t c { type filter hook input priority 0; }; add rule ip t c ct state established accept");
+        nft.arg("add table inet t; add chain inet t c { type filter hook input priority 0; }; add rule inet t c ct state established accept");
         assert!(lab.hosts[host].net.inside(|| nft.status()).unwrap().success());
     }
 }
@@ -114,7 +122,10 @@ const POLICY: &str =
 
 /// With routers that have that policy.
 fn translating() -> Lab {
-    let lab = Lab::with_routers();
+    translated(Lab::with_routers())
+}
+
+fn translated(lab: Lab) -> Lab {
     translate(&lab);
     lab.apply(A, POLICY);
     lab
@@ -124,7 +135,7 @@ fn translating() -> Lab {
 fn a_program_that_connects_gets_what_the_page_says() {
     let mut lab = translating();
     let mut server = lab.command(B, true, "python3");
-    lab.launch(B, server.args(["-c", ECHO, "accept"]), "listening");
+    lab.launch(B, server.args(["-c", ECHO, "accept", "0.0.0.0"]), "listening");
     let output = lab.output(A, &mut attack_in(&lab, true, "connect", "-"));
     let said = String::from_utf8(output.stdout).unwrap();
     assert_eq!(lab.roads(A, "client"), (1, json!({})), "{said} {}", String::from_utf8_lossy(&output.stderr));
@@ -136,10 +147,36 @@ fn a_program_that_accepts_gets_the_same() {
     let mut lab = translating();
     let hostile = lab.launch(A, &mut attack_in(&lab, true, "accept", "-"), "listening");
     let mut client = lab.command(B, true, "python3");
-    lab.launch(B, client.args(["-c", ECHO, "connect"]), "connected");
+    lab.launch(B, client.args(["-c", ECHO, "connect", CLIENT]), "connected");
     let said = lab.await_end(hostile);
     assert_eq!(lab.roads(A, "server"), (1, json!({})), "{said}");
     compare(&outcomes(&said), 0);
+}
+
+/// The same with addresses of IPv6, on hosts with addresses of either family, which must not be shown.
+#[test]
+fn a_program_on_an_overlay_of_ipv6_gets_the_same() {
+    for (hosts_are_ipv6, hosts) in [(true, "2001:db8:77::"), (false, "192.168.77.")] {
+        let mut lab = translated(Lab::of_both_families(hosts_are_ipv6));
+        let mut server = lab.command(B, true, "python3");
+        let server = lab.launch(B, server.args(["-c", ECHO, "accept", "::"]), "listening");
+        let output = lab.output(A, &mut attack_ipv6(&lab, "connect", hosts));
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(
+            lab.roads(A, "client"),
+            (1, json!({})),
+            "{said} {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        compare(&outcomes(&said), 0);
+        lab.stop(server);
+        let hostile = lab.launch(A, &mut attack_ipv6(&lab, "accept", hosts), "listening");
+        let mut client = lab.command(B, true, "python3");
+        lab.launch(B, client.args(["-c", ECHO, "connect", CLIENT_IPV6]), "connected");
+        let said = lab.await_end(hostile);
+        assert_eq!(lab.roads(A, "server"), (1, json!({})), "{said}");
+        compare(&outcomes(&said), 0);
+    }
 }
 
 /// One that is in the container and not under the filter: nobody should have started it so, and the page says what it would get.
@@ -147,7 +184,7 @@ fn a_program_that_accepts_gets_the_same() {
 fn a_program_outside_the_filter_gets_what_the_page_says() {
     let mut lab = translating();
     let mut server = lab.command(B, true, "python3");
-    lab.launch(B, server.args(["-c", ECHO, "accept"]), "listening");
+    lab.launch(B, server.args(["-c", ECHO, "accept", "0.0.0.0"]), "listening");
     let meeting = lab.path("meeting").display().to_string();
     let given = lab.launch(A, &mut attack_in(&lab, false, "given", &meeting), "waiting");
     let output = lab.output(A, &mut attack_in(&lab, true, "connect", &meeting));
@@ -167,7 +204,7 @@ fn contained(command: &Command) -> Command {
 
 fn serve(lab: &mut Lab) {
     let mut server = lab.command(B, true, "python3");
-    lab.launch(B, server.args(["-c", ECHO, "accept"]), "listening");
+    lab.launch(B, server.args(["-c", ECHO, "accept", "0.0.0.0"]), "listening");
 }
 
 /// Says once that it is connected, and what has come of it when the file is there.
@@ -196,7 +233,7 @@ if len(sys.argv) > 1:
 const PRETEND: &str = "
 import socket, sys
 requests = [
-    '{\"hello\":{\"version\":6,\"guards\":true}}',
+    '{\"hello\":{\"version\":7,\"guards\":true}}',
     '{\"connect\":{\"to\":\"10.50.2.2:9000\",\"from\":null}}',
     '{\"accepted\":{\"local\":\"10.50.1.2:9000\",\"remote\":\"10.50.2.2:9000\"}}',
 ]

@@ -21,6 +21,8 @@ struct tag {
 	__u64 rate;
 	__u32 priority;
 	__u32 tos;
+	__u32 traffic_class;
+	__u32 unused;
 };
 
 struct {
@@ -159,7 +161,7 @@ int getsockopt(struct bpf_sockopt *ctx)
 	if (ctx->level == IPPROTO_IP && ctx->optname == 1) // IP_TOS
 		return tell4(ctx, tag->tos);
 	if (ctx->level == IPPROTO_IPV6 && ctx->optname == 67) // IPV6_TCLASS
-		return tell4(ctx, tag->tos);
+		return tell4(ctx, tag->traffic_class);
 	if (ctx->level == IPPROTO_IP || ctx->level == IPPROTO_IPV6)
 		switch (ctx->optname) {
 		case 6: // IPV6_2292PKTOPTIONS

@@ -34,12 +34,15 @@ struct bpf_iter__tcp {
 #define SO_MAX_PACING_RATE 47
 #define IPPROTO_IP 0
 #define IP_TOS 1
+#define IPPROTO_IPV6 41
+#define IPV6_TCLASS 67
 
 // As crates/kernel/src/shape.rs has it.
 struct shape {
 	__u32 rate;
 	// Or KEEP.
 	__u32 tos;
+	__u32 traffic_class;
 	__u32 priority;
 	// Set by the program, to what came of it.
 	__u32 outcome;
@@ -80,6 +83,8 @@ int shape(struct bpf_iter__tcp *ctx)
 	error = set(sk, SOL_SOCKET, SO_MAX_PACING_RATE, wanted->rate);
 	if (wanted->tos != KEEP)
 		error |= set(sk, IPPROTO_IP, IP_TOS, wanted->tos);
+	if (wanted->traffic_class != KEEP)
+		error |= set(sk, IPPROTO_IPV6, IPV6_TCLASS, wanted->traffic_class);
 	// IP_TOS sets it as well.
 	error |= set(sk, SOL_SOCKET, SO_PRIORITY, wanted->priority);
 	wanted->outcome = error ? REFUSED : CHANGED;

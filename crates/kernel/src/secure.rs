@@ -31,7 +31,7 @@ const INGRESS: &str = "ingress";
 const TAGS: &str = "secured";
 
 /// `struct tag` of the program.
-type Value = [u64; 2];
+type Value = [u64; 3];
 
 /// The cookie of the network namespace that a socket with a tag says it lives in: there is none with that.
 pub const NOWHERE: u64 = 0;
@@ -43,8 +43,10 @@ pub struct Tag {
     pub rate: u64,
     /// SO_PRIORITY.
     pub priority: u32,
-    /// IP_TOS and IPV6_TCLASS.
+    /// IP_TOS.
     pub tos: u32,
+    /// IPV6_TCLASS.
+    pub traffic_class: u32,
 }
 
 /// The programs, and the tags.
@@ -77,10 +79,12 @@ impl Secure {
     pub fn tag(&mut self, socket: &impl AsRawFd, tag: Tag) -> Result<(), LoadError> {
         let map = self.loaded.map_mut(TAGS).expect("in the object");
         let mut tags: SkStorage<&mut MapData, Value> = map.try_into().map_err(refusal)?;
-        let [a, b, c, d] = tag.priority.to_ne_bytes();
-        let [e, f, g, h] = tag.tos.to_ne_bytes();
-        let last = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
-        tags.insert(socket, [tag.rate, last], 0).map_err(refusal)
+        let words = |one: u32, other: u32| {
+            let ([a, b, c, d], [e, f, g, h]) = (one.to_ne_bytes(), other.to_ne_bytes());
+            u64::from_ne_bytes([a, b, c, d, e, f, g, h])
+        };
+        let value = [tag.rate, words(tag.priority, tag.tos), words(tag.traffic_class, 0)];
+        tags.insert(socket, value, 0).map_err(refusal)
     }
 }
 

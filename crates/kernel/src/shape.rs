@@ -13,7 +13,7 @@ const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sha
 const PROGRAM: &str = "shape";
 
 /// `struct shape` of the program.
-type Value = [u32; 4];
+type Value = [u32; 5];
 /// What stands in it for a rate without limit, and for what is kept.
 const NONE: u32 = u32::MAX;
 const CHANGED: u32 = 1;
@@ -25,6 +25,8 @@ pub struct Shape {
     pub rate: Option<u32>,
     /// IP_TOS; None: what it has. Some kernels take none for IPv6 sockets, whatever their addresses.
     pub tos: Option<u8>,
+    /// IPV6_TCLASS, likewise.
+    pub traffic_class: Option<u8>,
     /// SO_PRIORITY.
     pub priority: u32,
 }
@@ -78,5 +80,6 @@ impl Shaper {
 }
 
 fn value(shape: &Shape) -> Value {
-    [shape.rate.unwrap_or(NONE), shape.tos.map_or(NONE, u32::from), shape.priority, 0]
+    let class = |class: Option<u8>| class.map_or(NONE, u32::from);
+    [shape.rate.unwrap_or(NONE), class(shape.tos), class(shape.traffic_class), shape.priority, 0]
 }

@@ -9,7 +9,7 @@ use shunt_kernel::names::Names;
 use shunt_kernel::secure::{NOWHERE, Secure, Tag};
 use shunt_sys::{Errno, identity, tuning};
 
-const TAG: Tag = Tag { rate: 5_000_000, priority: 3, tos: 16 };
+const TAG: Tag = Tag { rate: 5_000_000, priority: 3, tos: 16, traffic_class: 24 };
 
 #[test]
 fn a_socket_with_a_tag_is_good_for_its_connection_only() {

@@ -1,8 +1,6 @@
 //! Host connections that a router of this host made which has ended since: they go on, and are under the policy of this one. What they are
 //! is known by the names that they were given, which belong to their sockets.
 
-use std::net::SocketAddr;
-
 use shunt_kernel::names::{self, Named};
 
 use crate::connections::{Connection, Place};
@@ -10,7 +8,6 @@ use crate::errand::ALL;
 use crate::metrics::End;
 use crate::options::Options;
 use crate::policy::Flow;
-use crate::server::v4;
 use crate::shared::Shared;
 
 /// Enters those that there are.
@@ -26,8 +23,8 @@ pub(crate) fn connections(shared: &Shared) {
 /// None: it is another's, of whatever else gives names.
 fn of(shared: &Shared, Named { socket, local, remote }: Named) -> Option<Connection> {
     let loaded = shared.loaded();
-    let router = SocketAddr::V4(loaded.host().address);
-    let mut routers = loaded.config.hosts.iter().map(|host| SocketAddr::V4(host.address));
+    let router = loaded.host().address;
+    let mut routers = loaded.config.hosts.iter().map(|host| host.address);
     let (end, client, server) = if socket.local == router {
         (End::Server, remote, local)
     } else if routers.any(|router| router == socket.remote) {
@@ -39,8 +36,8 @@ fn of(shared: &Shared, Named { socket, local, remote }: Named) -> Option<Connect
         end,
         namespace: ALL,
         place: Place::new(socket.cookie, socket.local, socket.remote),
-        flow: Flow { source: *v4(client)?.ip(), destination: v4(server)? },
-        own: Options::default(),
+        flow: Flow { source: client.ip(), destination: server },
+        own: Options::unset(socket.local.is_ipv6()),
         _overlay: None,
     })
 }

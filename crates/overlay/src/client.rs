@@ -1,6 +1,6 @@
 //! The client's side: a program connects to a container of another host.
 
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::channel::{Channel, watch};
 use crate::connections::{Connection, Place, Stayed};
 use crate::enforce;
 use crate::errand::Theirs;
-use crate::local::{self, Ends};
+use crate::local::{self, Ends, written};
 use crate::message::{Answer, Request};
 use crate::metrics::End;
 use crate::options::Options;
@@ -34,14 +34,14 @@ pub(crate) async fn connect(
     shared: &Arc<Shared>,
     channel: &Channel,
     namespace: u64,
-    (bound, destination): (Option<Ipv4Addr>, SocketAddrV4),
+    (bound, destination): (Option<IpAddr>, SocketAddr),
     socket: Theirs,
 ) -> Result<OwnedFd, Reason> {
     let socket = Arc::new(socket);
     let checked = check(shared, &socket, namespace);
     let known = shared.namespace(namespace).ok_or(Reason::Socket)?;
     // A socket that is none of ours is under the policy as well. The address is the program's word until it is connected.
-    let source = bound.or_else(|| known.source(destination)).unwrap_or(Ipv4Addr::UNSPECIFIED);
+    let source = bound.or_else(|| known.source(destination)).unwrap_or_else(|| any(destination));
     let flow = Flow { source, destination };
     let mut has_begun = false;
     let made = match shared.connections.permit(flow).and(checked) {
@@ -75,13 +75,16 @@ async fn make(
         return Err(Reason::Busy);
     }
     let loaded = shared.loaded();
-    let host = shared.map().host_of(*destination.ip()).ok_or(Reason::UnknownHost)?;
+    let host = shared.map().host_of(destination.ip()).ok_or(Reason::UnknownHost)?;
     if host.name == loaded.config.name {
         return Err(Reason::SameHost);
     }
     let router = host.router;
     let domain = SockRef::from(&*socket).domain().map_err(|_| Reason::Failed)?;
-    let own = *loaded.host().address.ip();
+    let own = loaded.host().address.ip();
+    if domain == Domain::IPV4 && own.is_ipv6() {
+        return Err(Reason::Family);
+    }
     let mut asked = shared.peers.ask(router, Ask { destination, source }).await?;
     let is_remembered = asked.is_remembered();
     if !is_remembered {
@@ -130,7 +133,7 @@ impl Made {
             end: End::Client,
             namespace: self.namespace,
             place: Place::new(cookie, local, remote),
-            flow: Flow { source: *self.ends.local.ip(), destination: self.ends.remote },
+            flow: Flow { source: self.ends.local.ip(), destination: self.ends.remote },
             own: Options::of(socket).map_err(|_| Reason::Failed)?,
             _overlay: Some(self.overlay.apart().map_err(|_| Reason::Failed)?),
         })
@@ -194,21 +197,20 @@ fn check(shared: &Shared, socket: &Theirs, namespace: u64) -> Result<(), Reason>
     is_ours.then_some(()).ok_or(Reason::Socket)
 }
 
+/// No address, of that family.
+fn any(family: SocketAddr) -> IpAddr {
+    match family {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
 /// Connects a socket to another router. It is of the family that the program's socket has.
-async fn dial(
-    socket: Socket,
-    domain: Domain,
-    own: Ipv4Addr,
-    router: SocketAddrV4,
-) -> std::io::Result<TcpStream> {
-    let of = |address: SocketAddrV4| match domain {
-        Domain::IPV4 => SocketAddr::V4(address),
-        _ => SocketAddr::new(address.ip().to_ipv6_mapped().into(), address.port()),
-    };
+async fn dial(socket: Socket, domain: Domain, own: IpAddr, router: SocketAddr) -> std::io::Result<TcpStream> {
     socket.set_tcp_nodelay(true)?;
     options::choose_port_late(&socket)?;
-    socket.bind(&of(SocketAddrV4::new(own, 0)).into())?;
-    match socket.connect(&of(router).into()) {
+    socket.bind(&written(SocketAddr::new(own, 0), domain).into())?;
+    match socket.connect(&written(router, domain).into()) {
         Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => return Err(error),
         _ => {}
     }
@@ -221,7 +223,7 @@ async fn dial(
 }
 
 /// Until the overlay connection has been made, or has ended. Its own address, and whether its program waits in a call already.
-async fn connected(channel: &Channel, socket: &Theirs) -> Result<(SocketAddrV4, bool), Reason> {
+async fn connected(channel: &Channel, socket: &Theirs) -> Result<(SocketAddr, bool), Reason> {
     let local = match channel.receive::<Request>().await {
         Ok((Request::Begun { local, waits: true }, _)) => return Ok((local, true)),
         Ok((Request::Begun { local, waits: false }, _)) => local,

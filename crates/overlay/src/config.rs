@@ -1,11 +1,11 @@
 //! overlay.toml: the overlay's addresses, and which hosts have which of them. Read whole and checked whole.
 
-use std::net::{IpAddr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use shunt_key::KeyError;
@@ -27,9 +27,9 @@ pub(crate) struct Config {
     pub(crate) name: String,
     /// The file with the key that all routers of the overlay share, and perhaps the one before or after it.
     pub(crate) key: PathBuf,
-    /// The addresses of the overlay: connections to others are nobody's business.
-    #[serde(deserialize_with = "ipv4")]
-    pub(crate) prefixes: Vec<Ipv4Net>,
+    /// The addresses of the overlay, of either family: connections to others are nobody's business.
+    #[serde(deserialize_with = "prefixes")]
+    pub(crate) prefixes: Vec<IpNet>,
     /// All hosts, this one among them.
     #[serde(rename = "host")]
     pub(crate) hosts: Vec<Host>,
@@ -102,10 +102,10 @@ pub(crate) struct Host {
     /// What `name` refers to.
     pub(crate) name: String,
     /// Its own address and the port at which its router listens.
-    pub(crate) address: SocketAddrV4,
+    pub(crate) address: SocketAddr,
     /// The overlay addresses of its containers.
-    #[serde(deserialize_with = "ipv4")]
-    pub(crate) containers: Vec<Ipv4Net>,
+    #[serde(deserialize_with = "prefixes")]
+    pub(crate) containers: Vec<IpNet>,
 }
 
 /// What is wrong with a configuration.
@@ -244,7 +244,7 @@ impl Etcd {
 }
 
 impl Host {
-    fn check(&self, prefixes: &[Ipv4Net]) -> Result<(), String> {
+    fn check(&self, prefixes: &[IpNet]) -> Result<(), String> {
         let Host { name, address, containers } = self;
         if address.ip().is_unspecified() || address.ip().is_loopback() || address.port() == 0 {
             return Err(format!(
@@ -252,7 +252,14 @@ impl Host {
                  192.168.0.1:7450"
             ));
         }
-        if prefixes.iter().any(|prefix| prefix.contains(address.ip())) {
+        if matches!(address, SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() || v6.ip().to_ipv4_mapped().is_some())
+        {
+            return Err(format!(
+                "host {name:?}: {address} is an address of one device (fe80::/10), or IPv4's as IPv6 sockets write it: say \
+                 another one of the host's"
+            ));
+        }
+        if prefixes.iter().any(|prefix| prefix.contains(&address.ip())) {
             return Err(format!(
                 "host {name:?}: {address} is within prefixes, which are the containers' addresses"
             ));
@@ -270,7 +277,13 @@ impl Host {
         if self.address.ip() == other.address.ip() {
             return Err(format!("hosts {:?} and {:?} have the same address", other.name, self.name));
         }
-        let overlap = |one: &Ipv4Net, two: &Ipv4Net| one.contains(two) || two.contains(one);
+        if self.address.is_ipv4() != other.address.is_ipv4() {
+            return Err(format!(
+                "hosts {:?} and {:?} have addresses of two families: routers talk to each other by one",
+                other.name, self.name
+            ));
+        }
+        let overlap = |one: &IpNet, two: &IpNet| one.contains(two) || two.contains(one);
         let shared = self.containers.iter().find(|one| other.containers.iter().any(|two| overlap(one, two)));
         match shared {
             Some(shared) => Err(format!(
@@ -283,16 +296,23 @@ impl Host {
 }
 
 /// Prefixes as 10.50.0.0/16, or single addresses.
-fn ipv4<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Ipv4Net>, D::Error> {
+fn prefixes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
     let texts = Vec::<String>::deserialize(deserializer)?;
     let parse = |text: &String| {
         let net = text.parse::<IpNet>().or_else(|wrong| text.parse().map(IpAddr::into).map_err(|_| wrong));
         match net {
-            Ok(IpNet::V4(net)) => Ok(net),
-            Ok(IpNet::V6(_)) => Err(D::Error::custom(format!(
-                "{text}: overlays of IPv6 are not there yet; leave it out, and its connections stay as they are"
+            Ok(IpNet::V6(net))
+                if net.addr().is_unicast_link_local() || net.addr().to_ipv4_mapped().is_some() =>
+            {
+                Err(D::Error::custom(format!(
+                    "{text}: an overlay has addresses of its own, not those of one device (fe80::/10) nor \
+                     IPv4's as IPv6 sockets write them"
+                )))
+            }
+            Ok(net) => Ok(net),
+            Err(_) => Err(D::Error::custom(format!(
+                "{text:?} is no prefix: say it as 10.50.0.0/16 or fd00:50::/32"
             ))),
-            Err(_) => Err(D::Error::custom(format!("{text:?} is no prefix: say it as 10.50.0.0/16"))),
         }
     };
     texts.iter().map(parse).collect()
@@ -362,6 +382,14 @@ mod tests {
     }
 
     #[test]
+    fn containers_and_hosts_may_be_of_either_family() {
+        let both = GOOD.replace("['10.50.0.0/16']", "['10.50.0.0/16', 'fd00:50::/32']");
+        checked(&both.replace("'10.50.2.0/24'", "'fd00:50:2::/48', 'fd00:50::7'")).unwrap();
+        let hosts = both.replace("192.168.0.1:", "[2001:db8::1]:").replace("192.168.0.2:", "[2001:db8::2]:");
+        checked(&hosts).unwrap();
+    }
+
+    #[test]
     fn what_is_wrong_is_said_with_what_to_do() {
         for (from, to, complaint) in [
             ("name = 'a'\nkey", "name = 'c'\nkey", "is no [[host]]"),
@@ -379,7 +407,10 @@ mod tests {
             ("[[host]]", "[etcd]\nendpoints = []\n[[host]]", "endpoints is empty"),
             ("[[host]]", "[etcd]\nendpoints = ['http://e:1']\nprefix = 'a'\n[[host]]", "between slashes"),
             ("[[host]]", "[etcd]\nendpoints = ['http://e:1']\nlease-s = 1\n[[host]]", "from 2 to"),
-            ("'10.50.0.0/16'", "'fd00::/8'", "not there yet"),
+            ("'10.50.0.0/16'", "'fe80::/64'", "of one device"),
+            ("'10.50.0.0/16'", "'::ffff:10.50.0.0/112'", "as IPv6 sockets write"),
+            ("192.168.0.2:7450", "[fe80::2]:7450", "of one device"),
+            ("192.168.0.2:7450", "[2001:db8::2]:7450", "of two families"),
             ("'10.50.0.0/16'", "'10.50'", "is no prefix"),
         ] {
             let text = GOOD.replacen(from, to, 1);

@@ -3,7 +3,7 @@
 //! with the key of the routers (O4): whoever else may write to etcd can take something away, and no more.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -144,8 +144,8 @@ struct Seen<'a> {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Entry {
-    Host(String, SocketAddrV4),
-    Container(Ipv4Addr, String),
+    Host(String, SocketAddr),
+    Container(IpAddr, String),
 }
 
 impl Seen<'_> {
@@ -220,14 +220,14 @@ async fn publish(
     shared.discovery.state().is_published = true;
     turns.succeeded();
     let mut kept_at = Instant::now();
-    let mut published: HashMap<Ipv4Addr, Instant> = HashMap::new();
+    let mut published: HashMap<IpAddr, Instant> = HashMap::new();
     loop {
         for container in containers(shared).await {
             if published.insert(container, Instant::now()).is_none() {
                 put(CONTAINER, &container.to_string(), name).await?;
             }
         }
-        let gone: Vec<Ipv4Addr> =
+        let gone: Vec<IpAddr> =
             published.iter().filter(|(_, seen)| seen.elapsed() > LINGER).map(|(gone, _)| *gone).collect();
         for container in gone {
             // It may be another host's by now.
@@ -249,7 +249,7 @@ async fn publish(
 }
 
 /// The overlay's addresses in the namespaces that have supervisors.
-async fn containers(shared: &Arc<Shared>) -> BTreeSet<Ipv4Addr> {
+async fn containers(shared: &Arc<Shared>) -> BTreeSet<IpAddr> {
     let (namespaces, prefixes) = (shared.namespaces(), shared.loaded().config.prefixes.clone());
     let listed = tokio::task::spawn_blocking(move || {
         let all = namespaces.iter().flat_map(|namespace| namespace.addresses());

@@ -1,7 +1,7 @@
 //! Other routers, each on the line that it keeps to this one: what they ask, and what they have been answered.
 
 use std::collections::HashMap;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ struct State {
 
 #[derive(Debug)]
 struct Guest {
-    host: Ipv4Addr,
+    host: IpAddr,
     line: Line,
     ear: Mutex<Ear>,
     /// By the numbers of what it has asked.
@@ -42,7 +42,7 @@ struct Guest {
 /// A connection that a router has asked for.
 #[derive(Debug)]
 pub(crate) struct Coming {
-    pub(crate) host: Ipv4Addr,
+    pub(crate) host: IpAddr,
     pub(crate) ask: Ask,
     pub(crate) takers: Takers,
     /// Until it is offered, or never will be.
@@ -63,7 +63,7 @@ impl Guests {
     }
 
     /// Hears what the router of a host has said until now, though nobody has been told yet that something has come.
-    pub(crate) fn listen(&self, shared: &Arc<Shared>, host: Ipv4Addr) {
+    pub(crate) fn listen(&self, shared: &Arc<Shared>, host: IpAddr) {
         let guests: Vec<_> = {
             let state = self.state();
             let of_host = state.guests.iter().filter(|(_, guest)| guest.host == host);
@@ -77,7 +77,7 @@ impl Guests {
     }
 
     /// Whether that host's router may still offer something.
-    pub(crate) fn awaits(&self, host: Ipv4Addr) -> bool {
+    pub(crate) fn awaits(&self, host: IpAddr) -> bool {
         self.state().coming.values().any(|coming| coming.host == host)
     }
 
@@ -182,7 +182,7 @@ impl Guest {
 /// Answers a router until its line ends.
 pub(crate) async fn attend(
     shared: &Arc<Shared>,
-    host: Ipv4Addr,
+    host: IpAddr,
     (line, ear): (Line, Ear),
 ) -> Result<(), WireError> {
     let guest = Arc::new(Guest {
@@ -201,7 +201,7 @@ pub(crate) async fn attend(
 }
 
 /// Whether anybody would take it. No other policy can come to hold before that is said.
-fn consider(shared: &Arc<Shared>, host: Ipv4Addr, ask: Ask, guest: u64) -> Result<Coming, Reason> {
+fn consider(shared: &Arc<Shared>, host: IpAddr, ask: Ask, guest: u64) -> Result<Coming, Reason> {
     let Ask { source, destination } = ask;
     shared.connections.permit(Flow { source, destination })?;
     let takers = shared.takers(destination)?;

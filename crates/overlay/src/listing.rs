@@ -50,7 +50,7 @@ fn on_overlay(shared: &Shared) -> Vec<Value> {
         };
         for socket in open {
             let Some((flow, reason)) = stayed.get(&socket.cookie) else { continue };
-            let is_client = socket.remote == SocketAddr::V4(flow.destination);
+            let is_client = socket.remote == flow.destination;
             listed.push(json!({
                 "end": label(if is_client { End::Client } else { End::Server }),
                 "road": "overlay",

@@ -1,11 +1,11 @@
 //! The supervisors of this host: each conversation with one, from its first message to its end.
 
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use shunt_sys::{Errno, identity};
 use socket2::{Domain, SockRef};
 use tokio::io::Interest;
@@ -176,13 +176,11 @@ async fn attend(
     loop {
         match channel.receive::<Request>().await? {
             (Request::Listen, Some(shown)) => {
-                // In doubt it does.
-                let shares = sockopt::socket_reuseport(&shown).unwrap_or(true);
                 if shared.lives_in(shown.as_fd(), namespace)
-                    && let Ok(shown) = identity::shown(&shown)
-                    && !shown.bound_device
+                    && let Ok(seen) = identity::shown(&shown)
+                    && !seen.bound_device
                 {
-                    supervision.listen(shown.cookie, namespace, shares)?;
+                    supervision.listen(&shown, seen.cookie, namespace)?;
                 }
             }
             (Request::Withdraw, None) => supervision.withdraw(),
@@ -195,8 +193,8 @@ async fn attend(
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ends {
     pub(crate) cookie: u64,
-    pub(crate) local: SocketAddrV4,
-    pub(crate) remote: SocketAddrV4,
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: SocketAddr,
     /// Nothing has come of it but that it was connected.
     pub(crate) is_established: bool,
     /// As the program is told them.
@@ -209,7 +207,7 @@ pub(crate) fn ends(
     shared: &Shared,
     socket: BorrowedFd<'_>,
     namespace: u64,
-    (local, remote): (SocketAddrV4, SocketAddrV4),
+    (local, remote): (SocketAddr, SocketAddr),
 ) -> Result<Ends, Reason> {
     let shown = identity::shown(socket).map_err(|_| Reason::Socket)?;
     if shown.bound_device || !shared.lives_in(socket, namespace) {
@@ -218,12 +216,17 @@ pub(crate) fn ends(
     let known = shared.namespace(namespace).ok_or(Reason::Socket)?;
     let found = known.connection(local, remote).filter(|found| found.cookie == shown.cookie);
     let is_established = found.ok_or(Reason::NotConnected)?.is_established;
-    let is_ipv4 = SockRef::from(&socket).domain().map_err(|_| Reason::Socket)? == Domain::IPV4;
-    let names = [local, remote].map(|address| match is_ipv4 {
-        true => SocketAddr::V4(address),
-        false => SocketAddr::new(address.ip().to_ipv6_mapped().into(), address.port()),
-    });
+    let domain = SockRef::from(&socket).domain().map_err(|_| Reason::Socket)?;
+    let names = [local, remote].map(|address| written(address, domain));
     Ok(Ends { cookie: shown.cookie, local, remote, is_established, names })
+}
+
+/// An address as sockets of that family have it.
+pub(crate) fn written(address: SocketAddr, domain: Domain) -> SocketAddr {
+    match address {
+        SocketAddr::V4(v4) if domain == Domain::IPV6 => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
+        address => address,
+    }
 }
 
 /// Has a host connection be good for nothing else from now on, where containers are not trusted. Its program is told what it has set.

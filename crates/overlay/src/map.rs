@@ -1,9 +1,9 @@
 //! Which host has which container: what the hosts have published last, and what the file says where they have published nothing.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 
 use crate::config::Config;
 
@@ -12,30 +12,30 @@ use crate::config::Config;
 pub(crate) struct Map {
     hosts: BTreeMap<String, Place>,
     /// What was published, by containers.
-    containers: HashMap<Ipv4Addr, String>,
+    containers: HashMap<IpAddr, String>,
 }
 
 /// Of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
-    router: SocketAddrV4,
-    containers: Vec<Ipv4Net>,
+    router: SocketAddr,
+    containers: Vec<IpNet>,
 }
 
 /// What hosts have published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Published {
     /// Their routers.
-    pub(crate) hosts: BTreeMap<String, SocketAddrV4>,
+    pub(crate) hosts: BTreeMap<String, SocketAddr>,
     /// Which of them has a container.
-    pub(crate) containers: HashMap<Ipv4Addr, String>,
+    pub(crate) containers: HashMap<IpAddr, String>,
 }
 
 /// A host of the map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Known {
     pub(crate) name: String,
-    pub(crate) router: SocketAddrV4,
+    pub(crate) router: SocketAddr,
 }
 
 impl Map {
@@ -48,8 +48,9 @@ impl Map {
         for (name, router) in &published.hosts {
             let is_taken =
                 hosts.iter().any(|(other, place)| other != name && place.router.ip() == router.ip());
+            let is_other_family = hosts.values().any(|place| place.router.is_ipv4() != router.is_ipv4());
             // What this host is, its file says; and one address is one host's.
-            if *name == config.name || is_taken {
+            if *name == config.name || is_taken || is_other_family {
                 continue;
             }
             hosts
@@ -61,7 +62,7 @@ impl Map {
     }
 
     /// The host that has a container.
-    pub(crate) fn host_of(&self, container: Ipv4Addr) -> Option<Known> {
+    pub(crate) fn host_of(&self, container: IpAddr) -> Option<Known> {
         let has = |place: &Place| place.containers.iter().any(|prefix| prefix.contains(&container));
         let published = self.containers.get(&container).and_then(|name| self.hosts.get_key_value(name));
         let found = published.or_else(|| self.hosts.iter().find(|(_, place)| has(place)));
@@ -69,12 +70,12 @@ impl Map {
     }
 
     /// Whether a router has that address.
-    pub(crate) fn has_host(&self, address: Ipv4Addr) -> bool {
-        self.hosts.values().any(|place| *place.router.ip() == address)
+    pub(crate) fn has_host(&self, address: IpAddr) -> bool {
+        self.hosts.values().any(|place| place.router.ip() == address)
     }
 
     /// The routers of all hosts but that one.
-    pub(crate) fn routers_but(&self, own: &str) -> HashSet<SocketAddrV4> {
+    pub(crate) fn routers_but(&self, own: &str) -> HashSet<SocketAddr> {
         let others = self.hosts.iter().filter(|(name, _)| *name != own);
         others.map(|(_, place)| place.router).collect()
     }
@@ -91,13 +92,14 @@ mod tests {
     #[test]
     fn what_is_published_is_above_what_the_file_says() {
         let config: Config = toml::from_str(FILE).unwrap();
-        let address = |text: &str| text.parse::<SocketAddrV4>().unwrap();
-        let ip = |text: &str| text.parse::<Ipv4Addr>().unwrap();
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let hosts = [
             ("a", "192.168.0.9:1"),
             ("b", "192.168.0.2:7451"),
             ("c", "192.168.0.3:7450"),
             ("d", "192.168.0.1:7450"),
+            ("e", "[2001:db8::5]:7450"),
         ];
         let containers = [("10.50.2.7", "c"), ("10.50.2.8", "nobody"), ("10.50.9.9", "a")];
         let published = Published {

@@ -1,10 +1,10 @@
 //! What supervisors and their router say to each other: one JSON object in each message, descriptors beside it. Both sides take what they
 //! get for a stranger's.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use shunt_sys::{Errno, seqpacket};
@@ -14,7 +14,7 @@ use crate::policy::Denial;
 use crate::reason::Reason;
 
 /// Of this protocol.
-pub(crate) const VERSION: u32 = 6;
+pub(crate) const VERSION: u32 = 7;
 /// Bytes of a message at most.
 const LENGTH: usize = 8192;
 
@@ -33,15 +33,15 @@ pub(crate) enum Request {
     /// None of the sockets that were shown before is meant any more.
     Withdraw,
     /// The program wants to connect this socket, which is bound to an address or to none.
-    Connect { to: SocketAddrV4, from: Option<Ipv4Addr> },
+    Connect { to: SocketAddr, from: Option<IpAddr> },
     /// It is being connected, and has this address. If the program waits for that, it has been connected.
-    Begun { local: SocketAddrV4, waits: bool },
+    Begun { local: SocketAddr, waits: bool },
     /// The program looks now whether it is connected: now or never.
     Moment,
     /// The connection stays on the overlay after all.
     Stay(Reason),
     /// This connection has been accepted.
-    Accepted { local: SocketAddrV4, remote: SocketAddrV4 },
+    Accepted { local: SocketAddr, remote: SocketAddr },
     /// That is all about this connection.
     Done,
 }
@@ -77,7 +77,7 @@ pub(crate) enum Answer {
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Welcome {
     /// Its addresses.
-    pub(crate) prefixes: Vec<Ipv4Net>,
+    pub(crate) prefixes: Vec<IpNet>,
     /// How long another router may take to answer.
     pub(crate) ask_ms: u64,
     /// How long one end waits for the other end's program.

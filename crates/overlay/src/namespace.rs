@@ -1,7 +1,7 @@
 //! A container's network namespace, as its host's router knows it: by a socket that was shown.
 
 use std::collections::HashSet;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -17,8 +17,8 @@ pub(crate) struct Namespace {
     handle: OwnedFd,
     /// Asks the kernel about sockets in it.
     asker: Mutex<OwnedFd>,
-    /// Asks the kernel for routes in it.
-    router: Mutex<UdpSocket>,
+    /// Ask the kernel for routes in it, of IPv4, and of IPv6 if it has that.
+    routers: Mutex<(UdpSocket, Option<UdpSocket>)>,
     /// Its own addresses, and when they were last looked up.
     own: Mutex<Own>,
 }
@@ -27,7 +27,7 @@ pub(crate) struct Namespace {
 struct Own {
     /// Asks the kernel for them.
     asker: OwnedFd,
-    known: HashSet<Ipv4Addr>,
+    known: HashSet<IpAddr>,
     since: Option<Instant>,
 }
 
@@ -38,16 +38,17 @@ impl Namespace {
     /// The one that a socket lives in.
     pub(crate) fn of(socket: BorrowedFd<'_>) -> Result<Namespace, Errno> {
         let handle = netns::of_socket(socket)?;
-        let (asker, router, own) = netns::inside(handle.as_fd(), || {
+        let (asker, routers, own) = netns::inside(handle.as_fd(), || {
             let router = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(|_| Errno::ADDRNOTAVAIL)?;
-            Ok((peer::open()?, router, addresses::open()?))
+            let routers = (router, UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).ok());
+            Ok((peer::open()?, routers, addresses::open()?))
         })?;
         let own = Own { asker: own, known: HashSet::new(), since: None };
-        Ok(Namespace { handle, asker: Mutex::new(asker), router: Mutex::new(router), own: Mutex::new(own) })
+        Ok(Namespace { handle, asker: Mutex::new(asker), routers: Mutex::new(routers), own: Mutex::new(own) })
     }
 
     /// Whether it has the address.
-    pub(crate) fn has(&self, address: Ipv4Addr) -> bool {
+    pub(crate) fn has(&self, address: IpAddr) -> bool {
         let mut own = self.own.lock().expect(NEVER);
         if own.since.is_none_or(|since| since.elapsed() >= MEMORY) {
             // In doubt it has none: connections stay on the overlay.
@@ -58,20 +59,18 @@ impl Namespace {
     }
 
     /// All that it has.
-    pub(crate) fn addresses(&self) -> Vec<Ipv4Addr> {
+    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         addresses::all(&self.own.lock().expect(NEVER).asker).unwrap_or_default()
     }
 
     /// Which address a connection to `destination` has if its socket is not bound to another.
-    pub(crate) fn source(&self, destination: SocketAddrV4) -> Option<Ipv4Addr> {
-        let router = self.router.lock().expect(NEVER);
+    pub(crate) fn source(&self, destination: SocketAddr) -> Option<IpAddr> {
+        let routers = self.routers.lock().expect(NEVER);
+        let router = if destination.is_ipv4() { &routers.0 } else { routers.1.as_ref()? };
         // UDP's connect sends nothing. The address of a former one is kept unless that is undone.
-        connect_unspec(&*router).ok()?;
+        connect_unspec(router).ok()?;
         router.connect(destination).ok()?;
-        match router.local_addr().ok()?.ip() {
-            IpAddr::V4(address) => Some(address),
-            IpAddr::V6(_) => None,
-        }
+        Some(router.local_addr().ok()?.ip())
     }
 
     /// All connections in it.
@@ -85,24 +84,27 @@ impl Namespace {
     }
 
     /// The socket that listens there; one of them, where several share the port.
-    pub(crate) fn listener(&self, address: SocketAddrV4) -> Option<Found> {
+    pub(crate) fn listener(&self, address: SocketAddr) -> Option<Found> {
         // No connection has the port 0.
-        let nobody = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
-        self.find(address.into(), nobody).filter(|found| found.listens)
+        let nobody = match address {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        self.find(address, nobody).filter(|found| found.listens)
     }
 
     /// All that listen at that address and port, or, if none does, at its port for any address.
-    pub(crate) fn listeners(&self, address: SocketAddrV4) -> Result<Vec<u64>, Errno> {
+    pub(crate) fn listeners(&self, address: SocketAddr) -> Result<Vec<u64>, Errno> {
         let mut listed = listed::listeners(&self.asker.lock().expect(NEVER), address.port())?;
-        let is_own = |it: &Listed| it.local.ip() == *address.ip();
+        let is_own = |it: &Listed| it.local.ip() == address.ip();
         let any = !listed.iter().any(is_own);
         listed.retain(|it| is_own(it) || any && it.local.ip().is_unspecified());
         Ok(listed.iter().map(|it| it.cookie).collect())
     }
 
     /// The connection that has these addresses.
-    pub(crate) fn connection(&self, local: SocketAddrV4, remote: SocketAddrV4) -> Option<Found> {
-        self.find(local.into(), remote.into()).filter(|found| !found.listens)
+    pub(crate) fn connection(&self, local: SocketAddr, remote: SocketAddr) -> Option<Found> {
+        self.find(local, remote).filter(|found| !found.listens)
     }
 
     fn find(&self, local: SocketAddr, remote: SocketAddr) -> Option<Found> {

@@ -3,7 +3,7 @@
 //! often.
 
 use std::collections::{HashMap, HashSet};
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -25,10 +25,10 @@ use crate::wire::{Ask, Ear, Line, Token, WireError, Word};
 pub(crate) struct Peers {
     keys: Arc<KeyFile>,
     /// This host's own address.
-    own: Ipv4Addr,
+    own: IpAddr,
     /// How long another router may take to answer.
     limit: Duration,
-    lines: Mutex<HashMap<SocketAddrV4, Peer>>,
+    lines: Mutex<HashMap<SocketAddr, Peer>>,
 }
 
 #[derive(Debug)]
@@ -84,12 +84,12 @@ const LONG_PAUSE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(5);
 
 impl Peers {
-    pub(crate) fn new(keys: Arc<KeyFile>, own: Ipv4Addr, limit: Duration) -> Peers {
+    pub(crate) fn new(keys: Arc<KeyFile>, own: IpAddr, limit: Duration) -> Peers {
         Peers { keys, own, limit, lines: Mutex::default() }
     }
 
     /// From now on there are these, and no others.
-    pub(crate) fn keep(&self, routers: &HashSet<SocketAddrV4>) {
+    pub(crate) fn keep(&self, routers: &HashSet<SocketAddr>) {
         let mut lines = self.lines();
         lines.retain(|router, _| routers.contains(router));
         for router in routers {
@@ -103,7 +103,7 @@ impl Peers {
     }
 
     /// Begins to ask a router. It has been asked when this returns.
-    pub(crate) async fn ask(&self, router: SocketAddrV4, ask: Ask) -> Result<Asked, Reason> {
+    pub(crate) async fn ask(&self, router: SocketAddr, ask: Ask) -> Result<Asked, Reason> {
         let session = self.session(router).await.ok_or(Reason::RouterSilent)?;
         let number = session.next.fetch_add(1, Relaxed);
         let (sender, answer) = oneshot::channel();
@@ -124,8 +124,8 @@ impl Peers {
     }
 
     /// The router of that host has called: it is there.
-    pub(crate) fn has_called(&self, host: Ipv4Addr) {
-        for (_, peer) in self.lines().iter().filter(|(router, _)| *router.ip() == host) {
+    pub(crate) fn has_called(&self, host: IpAddr) {
+        for (_, peer) in self.lines().iter().filter(|(router, _)| router.ip() == host) {
             peer.news.called.notify_one();
         }
     }
@@ -143,14 +143,14 @@ impl Peers {
     }
 
     /// Whether the line to a router is up, for all that are kept.
-    pub(crate) fn report(&self) -> Vec<(SocketAddrV4, bool)> {
+    pub(crate) fn report(&self) -> Vec<(SocketAddr, bool)> {
         let is_up = |peer: &Peer| matches!(*peer.state.borrow(), State::Up(_));
         let mut report: Vec<_> = self.lines().iter().map(|(router, peer)| (*router, is_up(peer))).collect();
         report.sort();
         report
     }
 
-    async fn session(&self, router: SocketAddrV4) -> Option<Arc<Session>> {
+    async fn session(&self, router: SocketAddr) -> Option<Arc<Session>> {
         let (mut state, news) = {
             let lines = self.lines();
             let peer = lines.get(&router)?;
@@ -166,7 +166,7 @@ impl Peers {
         }
     }
 
-    fn lines(&self) -> MutexGuard<'_, HashMap<SocketAddrV4, Peer>> {
+    fn lines(&self) -> MutexGuard<'_, HashMap<SocketAddr, Peer>> {
         lock(&self.lines)
     }
 }
@@ -229,8 +229,8 @@ impl Drop for Asked {
 /// Keeps a line to a router.
 async fn keep(
     keys: Arc<KeyFile>,
-    own: Ipv4Addr,
-    router: SocketAddrV4,
+    own: IpAddr,
+    router: SocketAddr,
     limit: Duration,
     state: watch::Sender<State>,
     news: Arc<News>,
@@ -277,10 +277,10 @@ async fn keep(
     }
 }
 
-async fn dial(key: &Key, own: Ipv4Addr, router: SocketAddrV4) -> Result<(Line, Ear), WireError> {
-    let socket = TcpSocket::new_v4()?;
-    socket.bind(SocketAddr::new(own.into(), 0))?;
-    let stream = socket.connect(router.into()).await?;
+async fn dial(key: &Key, own: IpAddr, router: SocketAddr) -> Result<(Line, Ear), WireError> {
+    let socket = if own.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.bind(SocketAddr::new(own, 0))?;
+    let stream = socket.connect(router).await?;
     tune(&stream);
     Line::call(stream, key).await
 }

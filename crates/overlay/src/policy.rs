@@ -5,10 +5,10 @@ mod file;
 mod shape;
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use shunt_sys::Errno;
 
@@ -48,8 +48,8 @@ struct Rule {
     name: String,
     action: Action,
     /// None: every container.
-    from: Option<Vec<Ipv4Net>>,
-    to: Option<Vec<Ipv4Net>>,
+    from: Option<Vec<IpNet>>,
+    to: Option<Vec<IpNet>>,
     /// None: every port of the one that accepts.
     ports: Option<Vec<Ports>>,
     shape: Shape,
@@ -63,9 +63,9 @@ struct Ports(RangeInclusive<u16>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Flow {
     /// Of the container that connects.
-    pub(crate) source: Ipv4Addr,
+    pub(crate) source: IpAddr,
     /// Where it connects to.
-    pub(crate) destination: SocketAddrV4,
+    pub(crate) destination: SocketAddr,
 }
 
 /// What the policy says of a connection.
@@ -143,12 +143,12 @@ impl Rule {
     }
 
     fn matches(&self, flow: Flow) -> bool {
-        let within = |prefixes: &Option<Vec<Ipv4Net>>, address: &Ipv4Addr| {
+        let within = |prefixes: &Option<Vec<IpNet>>, address: &IpAddr| {
             prefixes.as_ref().is_none_or(|prefixes| prefixes.iter().any(|prefix| prefix.contains(address)))
         };
         let port = flow.destination.port();
         within(&self.from, &flow.source)
-            && within(&self.to, flow.destination.ip())
+            && within(&self.to, &flow.destination.ip())
             && self.ports.as_ref().is_none_or(|ports| ports.iter().any(|Ports(range)| range.contains(&port)))
     }
 }
@@ -173,10 +173,10 @@ mod tests {
     #[test]
     fn the_first_rule_that_matches_decides() {
         let policy = Policy::parse(
-            "default = 'drop'\n[labels]\nweb = ['10.50.1.0/30', '10.50.3.7']\n\
+            "default = 'drop'\n[labels]\nweb = ['10.50.1.0/30', '10.50.3.7', 'fd00:50:7::/48']\n\
              [[rule]]\nname = 'admin'\naction = 'allow'\nfrom = ['10.50.1.1']\nports = [22]\n\
              [[rule]]\nname = 'ssh'\naction = 'deny'\nports = [22, '2200-2299']\n\
-             [[rule]]\nname = 'inspected'\naction = 'overlay'\nto = ['10.50.9.0/24']\n\
+             [[rule]]\nname = 'inspected'\naction = 'overlay'\nto = ['10.50.9.0/24', 'fd00:50:9::2']\n\
              [[rule]]\nname = 'web'\naction = 'allow'\nfrom = ['web']\nrate = '8mbit'\n",
         )
         .unwrap();
@@ -189,6 +189,10 @@ mod tests {
         assert_eq!(verdict("10.50.1.2", "10.50.2.2:2300"), limited);
         assert_eq!(verdict("10.50.3.7", "10.50.2.2:80"), limited);
         assert_eq!(verdict("10.50.1.4", "10.50.2.2:80"), Verdict::Deny(Denial::TimedOut));
+        assert_eq!(verdict("fd00:50:1::2", "[fd00:50:2::2]:22"), Verdict::Deny(Denial::Refused));
+        assert_eq!(verdict("fd00:50:1::2", "[fd00:50:9::2]:80"), Verdict::Overlay);
+        assert_eq!(verdict("fd00:50:7::2", "[fd00:50:2::2]:80"), limited);
+        assert_eq!(verdict("fd00:50:1::2", "[fd00:50:2::2]:80"), Verdict::Deny(Denial::TimedOut));
         assert_eq!(policy.rule(flow("10.50.1.4", "10.50.2.2:80")), None);
         assert_eq!(Policy::open().verdict(flow("1.2.3.4", "5.6.7.8:9")), Verdict::Allow(Shape::default()));
     }

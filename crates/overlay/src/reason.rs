@@ -71,6 +71,7 @@ reasons! {
     Denied = 20, "denied", "The policy of one of the hosts forbids it, and says so.";
     Dropped = 21, "dropped", "The policy of one of the hosts forbids it, and says nothing.";
     PacketPolicy = 22, "packet-policy", "A rule of the policy of one of the hosts wants its packets to be seen.";
+    Family = 23, "family", "The hosts' addresses are of IPv6, and a program's socket is of IPv4.";
 }
 
 impl Reason {
@@ -97,6 +98,9 @@ impl Reason {
             }
             Reason::Late | Reason::Impatient | Reason::NotOffered | Reason::NotCommitted => {
                 "Start the client with `shunt overlay run` if it is not; a longer `patience-ms` gives slow programs time."
+            }
+            Reason::Family => {
+                "Have the program use an IPv6 socket, or give the hosts IPv4 addresses in the configuration."
             }
             Reason::Busy => "Have fewer connections begin at once in one container.",
             Reason::Denied | Reason::Dropped | Reason::PacketPolicy => {

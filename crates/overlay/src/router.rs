@@ -78,7 +78,7 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
     }
     let guard = loaded.config.secure.then(|| Guard::new(&names)).transpose().map_err(Error::Secure)?;
     let address = loaded.host().address;
-    let listener = listen(address.into()).map_err(listening(address))?;
+    let listener = listen(address).map_err(listening(address))?;
     let place = Place(loaded.config.socket.clone());
     let supervisors = local::listen(&place.0).map_err(listening(place.0.display()))?;
     let shared = Shared::new(loaded, names, guard, reader).map_err(|error| Error::Wait(error.into()))?;

@@ -1,7 +1,7 @@
 //! The server's side of a conversation between routers: who would accept a connection, which socket it is, and what was promised. And
 //! what becomes of a socket that was accepted.
 
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,9 +49,8 @@ pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener) {
 }
 
 async fn admit(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr) {
-    let address = v4(identity::normalise(from));
-    let host = address.map(|address| *address.ip()).filter(|address| shared.map().has_host(*address));
-    let (Some(host), Some(_visit)) = (host, shared.visit()) else {
+    let host = identity::normalise(from).ip();
+    let (true, Some(_visit)) = (shared.map().has_host(host), shared.visit()) else {
         shared.metrics.stranger();
         return;
     };
@@ -66,7 +65,7 @@ async fn admit(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr) {
     }
 }
 
-async fn converse(shared: &Arc<Shared>, mut stream: TcpStream, host: Ipv4Addr) -> Result<(), WireError> {
+async fn converse(shared: &Arc<Shared>, mut stream: TcpStream, host: IpAddr) -> Result<(), WireError> {
     // A host connection is there before it is known what for.
     while timeout(FIRST, stream.readable()).await.is_err() {
         if !shared.guests.awaits(host) {
@@ -88,7 +87,7 @@ async fn converse(shared: &Arc<Shared>, mut stream: TcpStream, host: Ipv4Addr) -
     }
 }
 
-async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: Ipv4Addr) -> Result<(), WireError> {
+async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr) -> Result<(), WireError> {
     let keys = shared.loaded().keys.now();
     let mut talk = Talk::new(stream, &keys);
     let (token, offer) = within(FIRST, talk.offered()).await?;
@@ -97,12 +96,12 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: Ipv4Addr) -> Resul
         return talk.promise(Some(Reason::NotFound)).await;
     };
     let Coming { ask, takers, expected, .. } = coming;
-    let is_its_own = shared.map().host_of(*offer.source.ip()).map(|it| *it.router.ip()) == Some(host);
+    let is_its_own = shared.map().host_of(offer.source.ip()).map(|it| it.router.ip()) == Some(host);
     let found = match is_its_own {
         true => find(shared, &takers.namespace, ask.destination, offer.source).await,
         false => None,
     };
-    let flow = Flow { source: *offer.source.ip(), destination: ask.destination };
+    let flow = Flow { source: offer.source.ip(), destination: ask.destination };
     let promised = found.ok_or(Reason::NotFound).and_then(|found| {
         shared.connections.permit(flow)?;
         let addresses = (ask.destination, offer.source);
@@ -128,8 +127,8 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: Ipv4Addr) -> Resul
 async fn find(
     shared: &Shared,
     namespace: &Namespace,
-    local: SocketAddrV4,
-    remote: SocketAddrV4,
+    local: SocketAddr,
+    remote: SocketAddr,
 ) -> Option<Found> {
     let deadline = Instant::now() + HANDSHAKE.max(shared.loaded().config.patience());
     // Who accepts says so; that the last segment has arrived nobody says.
@@ -166,11 +165,11 @@ pub(crate) async fn accepted(
     shared: &Arc<Shared>,
     socket: Theirs,
     namespace: u64,
-    addresses: (SocketAddrV4, SocketAddrV4),
+    addresses: (SocketAddr, SocketAddr),
 ) -> Result<OwnedFd, Reason> {
     let socket = Arc::new(socket);
     let ends = local::ends(shared, socket.as_fd(), namespace, addresses)?;
-    let flow = Flow { source: *ends.remote.ip(), destination: ends.local };
+    let flow = Flow { source: ends.remote.ip(), destination: ends.local };
     let taken = match shared.connections.permit(flow) {
         Ok(_) => {
             let _waiting = shared.wait_for(ends.cookie);
@@ -217,7 +216,7 @@ async fn await_claim(
     ends: &Ends,
 ) -> Result<(OwnedFd, Origin), Reason> {
     let patience = shared.loaded().config.patience();
-    let host = shared.map().host_of(*ends.remote.ip()).map(|host| *host.router.ip());
+    let host = shared.map().host_of(ends.remote.ip()).map(|host| host.router.ip());
     if let Some(host) = host {
         // It has been asked for before it was made, so it is known by now, or should be.
         shared.guests.listen(shared, host);
@@ -274,13 +273,6 @@ fn likeness(socket: &Theirs, connection: OwnedFd, which: Copied) -> Result<(Owne
     // The client has it already: an option that cannot be copied is left as it is.
     let _ = options::copy(socket, &connection, which);
     Ok((connection, Options::of(socket).map_err(|_| Reason::Failed)?))
-}
-
-pub(crate) fn v4(address: SocketAddr) -> Option<SocketAddrV4> {
-    match address {
-        SocketAddr::V4(address) => Some(address),
-        SocketAddr::V6(_) => None,
-    }
 }
 
 const NEVER: &str = "nobody panics while it is locked";

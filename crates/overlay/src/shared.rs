@@ -1,11 +1,12 @@
 //! What all conversations of a router share: who listens, what is promised to whom, and how much of the router each namespace uses.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, sockopt};
 use serde_json::{Value, json};
 use shunt_kernel::names::Names;
 use shunt_kernel::sequence::{Origin, Reader};
@@ -63,7 +64,7 @@ struct State {
     /// By their cookies.
     listeners: HashMap<u64, Listener>,
     /// What was asked for and not offered yet: where, and by the client's host.
-    asked: HashMap<(SocketAddrV4, Ipv4Addr), usize>,
+    asked: HashMap<(SocketAddr, IpAddr), usize>,
     /// By the cookie of the socket that the server's program accepts.
     promises: HashMap<u64, Promise>,
     /// Sockets that have been accepted by somebody who waits for an answer.
@@ -90,6 +91,8 @@ struct Listener {
     namespace: u64,
     /// Others may listen there as well (SO_REUSEPORT), and the kernel chooses for each connection.
     shares: bool,
+    /// What it accepts are sockets of IPv4.
+    is_ipv4: bool,
 }
 
 /// The listening sockets of which one gets a connection: all are supervised.
@@ -106,8 +109,8 @@ pub(crate) struct Takers {
 #[derive(Debug)]
 struct Promise {
     takers: Takers,
-    local: SocketAddrV4,
-    remote: SocketAddrV4,
+    local: SocketAddr,
+    remote: SocketAddr,
     origin: Origin,
     /// The host connection, once it is committed.
     committed: Option<(OwnedFd, Instant)>,
@@ -149,7 +152,7 @@ impl Shared {
         reader: Reader,
     ) -> Result<Shared, Errno> {
         let connections = Connections::new()?;
-        let own = *loaded.host().address.ip();
+        let own = loaded.host().address.ip();
         Ok(Shared {
             peers: Peers::new(loaded.keys.clone(), own, loaded.config.ask()),
             guests: Guests::default(),
@@ -272,15 +275,16 @@ impl Shared {
     }
 
     /// Which listening sockets a connection to `destination` may get to.
-    pub(crate) fn takers(&self, destination: SocketAddrV4) -> Result<Takers, Reason> {
+    pub(crate) fn takers(&self, destination: SocketAddr) -> Result<Takers, Reason> {
         let namespaces: Vec<(u64, Arc<Namespace>)> =
             self.state().namespaces.iter().map(|(cookie, (known, _))| (*cookie, known.clone())).collect();
-        let mut having = namespaces.into_iter().filter(|(_, known)| known.has(*destination.ip()));
+        let mut having = namespaces.into_iter().filter(|(_, known)| known.has(destination.ip()));
         let (cookie, namespace) = having.next().ok_or(Reason::NotSupervised)?;
         if having.next().is_some() {
             return Err(Reason::Ambiguous);
         }
         let found = namespace.listener(destination).ok_or(Reason::NotSupervised)?;
+        let hosts_are_ipv6 = self.loaded().host().address.is_ipv6();
         let shares = self.state().listeners.get(&found.cookie).is_some_and(|listener| listener.shares);
         let sockets = match shares {
             true => namespace.listeners(destination).map_err(|_| Reason::Failed)?,
@@ -293,14 +297,17 @@ impl Shared {
         }
         let is_supervised =
             |socket| state.listeners.get(socket).is_some_and(|listener| listener.namespace == cookie);
-        match !sockets.is_empty() && sockets.iter().all(is_supervised) {
-            true => Ok(Takers { namespace, sockets, shares }),
-            false => Err(Reason::NotSupervised),
+        if sockets.is_empty() || !sockets.iter().all(is_supervised) {
+            return Err(Reason::NotSupervised);
         }
+        if hosts_are_ipv6 && sockets.iter().any(|socket| state.listeners[socket].is_ipv4) {
+            return Err(Reason::Family);
+        }
+        Ok(Takers { namespace, sockets, shares })
     }
 
     /// An offer is to be expected until what is returned is dropped.
-    pub(crate) fn expect(self: &Arc<Shared>, destination: SocketAddrV4, host: Ipv4Addr) -> Expected {
+    pub(crate) fn expect(self: &Arc<Shared>, destination: SocketAddr, host: IpAddr) -> Expected {
         *self.state().asked.entry((destination, host)).or_default() += 1;
         Expected { shared: self.clone(), key: (destination, host) }
     }
@@ -311,7 +318,7 @@ impl Shared {
         self: &Arc<Shared>,
         cookie: u64,
         takers: Takers,
-        (local, remote): (SocketAddrV4, SocketAddrV4),
+        (local, remote): (SocketAddr, SocketAddr),
         origin: Origin,
     ) -> Result<Promised, Reason> {
         if self.connections.is_full() {
@@ -337,7 +344,7 @@ impl Shared {
     }
 
     /// What there is for a socket that was accepted, of a connection to `destination` by a client on that host.
-    pub(crate) fn claim(&self, cookie: u64, destination: SocketAddrV4, host: Option<Ipv4Addr>) -> Claim {
+    pub(crate) fn claim(&self, cookie: u64, destination: SocketAddr, host: Option<IpAddr>) -> Claim {
         let mut state = self.state();
         if let Some(promise) = state.promises.get_mut(&cookie) {
             let Some((connection, _)) = promise.committed.take() else { return Claim::Promised };
@@ -400,7 +407,7 @@ impl Shared {
         self.guests.sweep();
         self.forget_stayed();
         let grace = 2 * self.loaded().config.patience() + GRACE;
-        let committed: Vec<(u64, Arc<Namespace>, SocketAddrV4, SocketAddrV4, bool)> = self
+        let committed: Vec<(u64, Arc<Namespace>, SocketAddr, SocketAddr, bool)> = self
             .state()
             .promises
             .iter()
@@ -458,14 +465,17 @@ pub(crate) struct Supervision {
 }
 
 impl Supervision {
-    /// This listening socket is supervised. `shares`: others may have its port as well.
-    pub(crate) fn listen(&self, cookie: u64, namespace: u64, shares: bool) -> Result<(), Errno> {
+    /// This listening socket, whose cookie is that, is supervised.
+    pub(crate) fn listen(&self, socket: impl AsFd, cookie: u64, namespace: u64) -> Result<(), Errno> {
+        // In doubt it shares its port.
+        let shares = sockopt::socket_reuseport(&socket).unwrap_or(true);
+        let is_ipv4 = sockopt::socket_domain(&socket)? == AddressFamily::INET;
         let mut state = self.shared.state();
         let count = state.listeners.values().filter(|listener| listener.supervisor == self.id).count();
         if count >= LISTENERS {
             return Err(Errno::MFILE);
         }
-        state.listeners.insert(cookie, Listener { supervisor: self.id, namespace, shares });
+        state.listeners.insert(cookie, Listener { supervisor: self.id, namespace, shares, is_ipv4 });
         Ok(())
     }
 
@@ -524,7 +534,7 @@ impl Drop for Visit {
 #[derive(Debug)]
 pub(crate) struct Expected {
     shared: Arc<Shared>,
-    key: (SocketAddrV4, Ipv4Addr),
+    key: (SocketAddr, IpAddr),
 }
 
 impl Drop for Expected {

@@ -162,7 +162,7 @@ impl Supervisor {
         }
         match call.notification.number {
             libc::SYS_connect => match Address::of_connect(&call) {
-                Some(address) if self.link.covers(*address.v4.ip()) => {
+                Some(address) if self.link.covers(address.to.ip()) => {
                     self.stay_with(call, move |supervisor, call| supervisor.connect(call, address));
                 }
                 _ => call.proceed(),
@@ -249,7 +249,7 @@ impl Supervisor {
         let is_tcp = identity::shown(socket).is_ok_and(|shown| !shown.bound_device);
         is_tcp
             && Address::of_socket(socket)
-                .is_some_and(|address| address.ip().is_unspecified() || self.link.covers(*address.ip()))
+                .is_some_and(|address| address.ip().is_unspecified() || self.link.covers(address.ip()))
     }
 
     fn show(&self, socket: &OwnedFd, cookie: u64) {

@@ -7,7 +7,7 @@
 //!   server's router takes once.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard};
 
 use shunt_kernel::sequence::Origin;
@@ -22,8 +22,8 @@ use crate::reason::Reason;
 
 /// What the first message begins with.
 const MAGIC: usize = 8;
-const LINE: [u8; MAGIC] = *b"shuntol\x04";
-const TALK: [u8; MAGIC] = *b"shuntot\x04";
+const LINE: [u8; MAGIC] = *b"shuntol\x05";
+const TALK: [u8; MAGIC] = *b"shuntot\x05";
 const NONCE: usize = 32;
 const SIGNATURE: usize = 32;
 /// What stands for all that has been said.
@@ -31,8 +31,12 @@ const CHAIN: usize = 32;
 
 const HELLO: usize = MAGIC + NONCE;
 const WELCOME: usize = NONCE;
-const WORD: usize = 2 + 4 + 6 + 4;
-const OFFER: usize = 6 + 4 + 4;
+/// Those of IPv4 are mapped.
+const ADDRESS: usize = 16;
+/// An address and a port.
+const PLACE: usize = ADDRESS + 2;
+const WORD: usize = 2 + 4 + PLACE + ADDRESS;
+const OFFER: usize = PLACE + 4 + 4;
 const PROMISE: usize = 1;
 const COMMIT: usize = 1;
 
@@ -68,15 +72,15 @@ pub(crate) type Token = [u8; CHAIN];
 /// What the client's router asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Ask {
-    pub(crate) destination: SocketAddrV4,
+    pub(crate) destination: SocketAddr,
     /// Which address the client will probably have: for the policy to forbid it before anything has been connected. The offer tells.
-    pub(crate) source: Ipv4Addr,
+    pub(crate) source: IpAddr,
 }
 
 /// The client's end of an overlay connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
-    pub(crate) source: SocketAddrV4,
+    pub(crate) source: SocketAddr,
     pub(crate) origin: Origin,
 }
 
@@ -334,8 +338,8 @@ impl Word {
         let mut bytes = [0; WORD];
         let (kind, number) = match self {
             Word::Ask { number, ask } => {
-                put_address(&mut bytes[6..], ask.destination);
-                bytes[12..].copy_from_slice(&ask.source.octets());
+                put_place(&mut bytes[6..], ask.destination);
+                put_address(&mut bytes[6 + PLACE..], ask.source);
                 (1, number)
             }
             Word::Never { number } => (2, number),
@@ -353,11 +357,11 @@ impl Word {
 
     /// None: another version's.
     fn parse(bytes: [u8; WORD]) -> Option<Word> {
-        let [kind, code, n1, n2, n3, n4, .., s1, s2, s3, s4] = bytes;
+        let [kind, code, n1, n2, n3, n4, ..] = bytes;
         let number = u32::from_be_bytes([n1, n2, n3, n4]);
         Some(match kind {
             1 => {
-                let (destination, source) = (take_address(&bytes[6..]), Ipv4Addr::new(s1, s2, s3, s4));
+                let (destination, source) = (take_place(&bytes[6..]), take_address(&bytes[6 + PLACE..]));
                 Word::Ask { number, ask: Ask { destination, source } }
             }
             2 => Word::Never { number },
@@ -398,9 +402,9 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
     /// once.
     pub(crate) async fn offer(&mut self, token: Token, offer: Offer) -> Result<(), WireError> {
         let mut bytes = [0; OFFER];
-        put_address(&mut bytes, offer.source);
-        bytes[6..10].copy_from_slice(&offer.origin.sent.to_be_bytes());
-        bytes[10..].copy_from_slice(&offer.origin.received.to_be_bytes());
+        put_place(&mut bytes, offer.source);
+        bytes[PLACE..PLACE + 4].copy_from_slice(&offer.origin.sent.to_be_bytes());
+        bytes[PLACE + 4..].copy_from_slice(&offer.origin.received.to_be_bytes());
         self.chain = Chain(token);
         let sealed = self.chain.seal(self.key, CLIENT, &bytes);
         // At once: it is one segment.
@@ -422,8 +426,8 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
                 self.key = key;
                 let word =
                     |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-                let origin = Origin { sent: word(6), received: word(10) };
-                return Ok((token, Offer { source: take_address(&bytes), origin }));
+                let origin = Origin { sent: word(PLACE), received: word(PLACE + 4) };
+                return Ok((token, Offer { source: take_place(&bytes), origin }));
             }
         }
         Err(WireError::Stranger)
@@ -470,28 +474,42 @@ fn verdict(code: u8) -> Result<(), WireError> {
     }
 }
 
-fn put_address(bytes: &mut [u8], address: SocketAddrV4) {
-    bytes[..4].copy_from_slice(&address.ip().octets());
-    bytes[4..6].copy_from_slice(&address.port().to_be_bytes());
+fn put_address(bytes: &mut [u8], address: IpAddr) {
+    let address = match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    };
+    bytes[..ADDRESS].copy_from_slice(&address.octets());
 }
 
-fn take_address(bytes: &[u8]) -> SocketAddrV4 {
-    let ip = Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]);
-    SocketAddrV4::new(ip, u16::from_be_bytes([bytes[4], bytes[5]]))
+fn take_address(bytes: &[u8]) -> IpAddr {
+    let octets: [u8; ADDRESS] = bytes[..ADDRESS].try_into().expect("so many");
+    IpAddr::from(octets).to_canonical()
+}
+
+fn put_place(bytes: &mut [u8], place: SocketAddr) {
+    put_address(bytes, place.ip());
+    bytes[ADDRESS..PLACE].copy_from_slice(&place.port().to_be_bytes());
+}
+
+fn take_place(bytes: &[u8]) -> SocketAddr {
+    SocketAddr::new(take_address(bytes), u16::from_be_bytes([bytes[ADDRESS], bytes[ADDRESS + 1]]))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
     use tokio::io::duplex;
     use tokio::net::TcpListener;
 
     const ASKED: Ask = Ask {
-        destination: SocketAddrV4::new(Ipv4Addr::new(10, 50, 2, 3), 80),
-        source: Ipv4Addr::new(10, 50, 1, 3),
+        destination: SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 50, 2, 3)), 80),
+        source: IpAddr::V4(Ipv4Addr::new(10, 50, 1, 3)),
     };
+    const ASKED_IPV6: Ask = Ask { destination: OFFERED.source, source: IpAddr::V6(Ipv6Addr::LOCALHOST) };
     const OFFERED: Offer = Offer {
-        source: SocketAddrV4::new(Ipv4Addr::new(10, 50, 1, 3), 40_000),
+        source: SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0xfd00, 0x50, 1, 0, 0, 0, 0, 3)), 40_000),
         origin: Origin { sent: 0xdead_beef, received: 7 },
     };
     const TOKEN: Token = [7; CHAIN];
@@ -573,6 +591,7 @@ mod tests {
         let ((near, _near_ear), (far, mut ear)) = (called.unwrap(), answered.unwrap());
         let words = [
             Word::Ask { number: 1, ask: ASKED },
+            Word::Ask { number: 2, ask: ASKED_IPV6 },
             Word::Never { number: u32::MAX },
             Word::Answer { number: 3, refused: None },
             Word::Answer { number: 4, refused: Some(Reason::NotSupervised) },
@@ -622,7 +641,11 @@ mod tests {
         let begun = Chain(welcome[WELCOME..].try_into().unwrap());
         let mut chain = begun;
         let recorded = chain.seal(key, CALLER, &word);
-        let told = [ASKED.destination.ip().octets(), ASKED.source.octets()];
+        let octets = |address| match address {
+            IpAddr::V4(v4) => v4.octets(),
+            IpAddr::V6(_) => unreachable!("they are of IPv4"),
+        };
+        let told = [ASKED.destination.ip(), ASKED.source].map(octets);
         assert!(!recorded.windows(4).any(|bytes| told.iter().any(|address| bytes == address)));
         assert_eq!(begun.clone().open::<WORD>(key, CALLED, &recorded), None, "it is not said back");
         near.write_all(&recorded).await.unwrap();
@@ -667,7 +690,7 @@ mod tests {
             }
         };
         tokio::join!(speak, record);
-        assert!(!recorded.windows(4).any(|bytes| bytes == OFFERED.source.ip().octets()));
+        assert!(!recorded.windows(4).any(|bytes| bytes == [0xfd, 0, 0, 0x50]));
         assert_ne!(answers[0][NONCE..], answers[1][NONCE..]);
     }
 

@@ -1,6 +1,6 @@
 //! The addresses that a network namespace has, without going there: by a socket that was made in it (NETLINK_ROUTE).
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
@@ -16,7 +16,8 @@ const NLMSG_DONE: u16 = 3;
 const MESSAGE: usize = 8;
 /// `struct rtattr`.
 const ATTRIBUTE: usize = 4;
-/// The address itself, which for a point-to-point device is not IFA_ADDRESS.
+/// The address itself, or, where there is IFA_LOCAL as well, the other end's.
+const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 
 /// What can ask. NETLINK_ROUTE is the protocol that a netlink socket has by itself.
@@ -25,13 +26,13 @@ pub fn open() -> Result<OwnedFd> {
     socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)
 }
 
-/// All IPv4 addresses of the devices in the network namespace of `asker`, which [`open`] has made there. Waits for nobody.
-pub fn all(asker: &OwnedFd) -> Result<Vec<Ipv4Addr>> {
+/// All IP addresses of the devices in the network namespace of `asker`, which [`open`] has made there. Waits for nobody.
+pub fn all(asker: &OwnedFd) -> Result<Vec<IpAddr>> {
     let mut question = [0; HEADER + MESSAGE];
     question[..4].copy_from_slice(&((HEADER + MESSAGE) as u32).to_ne_bytes());
     question[4..6].copy_from_slice(&RTM_GETADDR.to_ne_bytes());
     question[6..8].copy_from_slice(&(NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
-    question[HEADER] = AddressFamily::INET.as_raw() as u8;
+    question[HEADER] = AddressFamily::UNSPEC.as_raw() as u8;
     // The kernel answers inside the send, and then inside each receive.
     send(asker, &question, SendFlags::DONTWAIT)?;
     let (mut found, mut buffer) = (Vec::new(), vec![0; 32 * 1024]);
@@ -44,7 +45,7 @@ pub fn all(asker: &OwnedFd) -> Result<Vec<Ipv4Addr>> {
 }
 
 /// Whether there is more to come.
-fn parts(mut bytes: &[u8], found: &mut Vec<Ipv4Addr>) -> Result<bool> {
+fn parts(mut bytes: &[u8], found: &mut Vec<IpAddr>) -> Result<bool> {
     while bytes.len() >= HEADER {
         let len = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
         match u16::from_ne_bytes([bytes[4], bytes[5]]) {
@@ -52,7 +53,7 @@ fn parts(mut bytes: &[u8], found: &mut Vec<Ipv4Addr>) -> Result<bool> {
             NLMSG_ERROR => return Err(Errno::IO),
             RTM_NEWADDR => {
                 let attributes = bytes.get(HEADER + MESSAGE..len).unwrap_or_default();
-                found.extend(local(attributes));
+                found.extend(address(attributes, IFA_LOCAL).or_else(|| address(attributes, IFA_ADDRESS)));
             }
             _ => {}
         }
@@ -61,12 +62,14 @@ fn parts(mut bytes: &[u8], found: &mut Vec<Ipv4Addr>) -> Result<bool> {
     Ok(true)
 }
 
-fn local(mut attributes: &[u8]) -> Option<Ipv4Addr> {
+/// The length says of which family it is.
+fn address(mut attributes: &[u8], kind: u16) -> Option<IpAddr> {
     while let [a, b, c, d, ..] = *attributes {
         let len = usize::from(u16::from_ne_bytes([a, b]));
-        if u16::from_ne_bytes([c, d]) == IFA_LOCAL {
-            let value = attributes.get(ATTRIBUTE..ATTRIBUTE + 4)?;
-            return <[u8; 4]>::try_from(value).ok().map(Ipv4Addr::from);
+        if u16::from_ne_bytes([c, d]) == kind {
+            let value = attributes.get(ATTRIBUTE..len)?;
+            let v4 = <[u8; 4]>::try_from(value).map(IpAddr::from);
+            return v4.or_else(|_| <[u8; 16]>::try_from(value).map(IpAddr::from)).ok();
         }
         attributes = attributes.get(len.next_multiple_of(4).max(ATTRIBUTE)..)?;
     }
@@ -82,8 +85,11 @@ mod tests {
         let asker = open().unwrap();
         for _ in 0..3 {
             let found = all(&asker).unwrap();
-            assert!(found.contains(&Ipv4Addr::LOCALHOST), "{found:?}");
-            assert!(!found.contains(&Ipv4Addr::new(203, 0, 113, 1)), "{found:?}");
+            assert!(
+                ["127.0.0.1", "::1"].iter().all(|own| found.contains(&own.parse().unwrap())),
+                "{found:?}"
+            );
+            assert!(!found.contains(&IpAddr::from([203, 0, 113, 1])), "{found:?}");
         }
     }
 }

@@ -12,7 +12,8 @@ const RCVBUF_LOCK: u32 = 2;
 const TCP_INQ: i32 = 36;
 const TCP: i32 = libc::IPPROTO_TCP;
 
-const COPIED: [(i32, i32); 30] = [
+/// Not IPV6_V6ONLY: it is refused to a socket that has a port, and is nothing to one that is connected.
+const COPIED: [(i32, i32); 29] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::SOL_SOCKET, libc::SO_LINGER),
     (libc::SOL_SOCKET, libc::SO_OOBINLINE),
@@ -41,7 +42,6 @@ const COPIED: [(i32, i32); 30] = [
     (libc::IPPROTO_IP, libc::IP_RECVERR),
     (libc::IPPROTO_IP, libc::IP_FREEBIND),
     (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
-    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
     (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
 ];
 

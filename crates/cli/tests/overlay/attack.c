@@ -6,7 +6,8 @@
 //     attack given OWN PEER HOSTS DEVICE PASS            gets the socket, and tries everything
 //     attack inherited NUMBER                            tries one thing, after exec
 //
-// OWN and PEER are the addresses of the overlay, HOSTS what every host's address begins with, DEVICE a device of the host's.
+// OWN and PEER are the addresses of the overlay, of either family, HOSTS what every host's address begins with, DEVICE a device of the
+// host's.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -42,7 +43,10 @@
 #define TCP_LEVEL 6
 
 static const char *own, *peer, *hosts, *device, *self;
-static in_addr_t hosts_bytes;
+static unsigned char hosts_bytes[6];
+static size_t hosts_len;
+// AF_INET or AF_INET6: of the overlay.
+static int family;
 static int s;
 // What the program itself has set: what is accepted has none of its listening socket.
 static int priority = 2;
@@ -62,15 +66,39 @@ static void say(const char *name, const char *outcome)
 // Whether an address of a host's is among some bytes: as the network has it, as this machine has it, or as text.
 static int shows(const void *bytes, size_t len)
 {
-	unsigned char net[3], turned[3];
-	char hex[16];
+	unsigned char turned[sizeof hosts_bytes];
+	// Of the first word, as /proc has it.
+	size_t word = hosts_len < 4 ? hosts_len : 4;
+	char hex[16], plain[16];
 
-	memcpy(net, &hosts_bytes, 3);
-	for (int i = 0; i < 3; i++)
-		turned[i] = net[2 - i];
-	snprintf(hex, sizeof hex, "%02X%02X%02X", net[2], net[1], net[0]);
-	return memmem(bytes, len, net, 3) || memmem(bytes, len, turned, 3) || memmem(bytes, len, hex, 6) ||
+	for (size_t i = 0; i < hosts_len; i++)
+		turned[i] = hosts_bytes[hosts_len - 1 - i];
+	for (size_t i = 0; i < word; i++) {
+		snprintf(hex + 2 * i, 3, "%02X", hosts_bytes[word - 1 - i]);
+		snprintf(plain + 2 * i, 3, "%02x", hosts_bytes[i]);
+	}
+	return memmem(bytes, len, hosts_bytes, hosts_len) || memmem(bytes, len, turned, hosts_len) ||
+	       memmem(bytes, len, hex, 2 * word) || memmem(bytes, len, plain, 2 * word) ||
 	       memmem(bytes, len, hosts, strlen(hosts));
+}
+
+// An address of the overlay's family; of none: any.
+static socklen_t address(struct sockaddr_storage *at, const char *text, int port)
+{
+	memset(at, 0, sizeof *at);
+	at->ss_family = family;
+	if (family == AF_INET) {
+		struct sockaddr_in *v4 = (struct sockaddr_in *)at;
+		v4->sin_port = htons(port);
+		if (text)
+			inet_pton(AF_INET, text, &v4->sin_addr);
+		return sizeof *v4;
+	}
+	struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)at;
+	v6->sin6_port = htons(port);
+	if (text)
+		inet_pton(AF_INET6, text, &v6->sin6_addr);
+	return sizeof *v6;
 }
 
 static const char *error(void)
@@ -154,6 +182,18 @@ static void ask_bytes(const char *name, int level, int option, const char *other
 	say(name, outcome(result, bytes, len, otherwise));
 }
 
+// The same of an option that IPv6 has too, under another number: an IPv6 socket answers both.
+static void ask_bytes_of_both(const char *name, int option, int option6, const char *otherwise)
+{
+	char bytes[512] = {0};
+	socklen_t len = sizeof bytes;
+
+	if (family == AF_INET6 && !syscall(SYS_getsockopt, s, IPPROTO_IPV6, option6, bytes, &len) && shows(bytes, len))
+		say(name, "THE HOST'S ADDRESS");
+	else
+		ask_bytes(name, IPPROTO_IP, option, otherwise);
+}
+
 static void copies(void)
 {
 	int status, pair[2], copy = dup(s);
@@ -204,7 +244,7 @@ static void files(void)
 {
 	static char text[1 << 20];
 	const char *names[] = {"/proc/self/net/tcp", "/proc/self/net/tcp6", "/proc/self/net/unix", "/proc/self/net/fib_trie",
-			       "/proc/self/net/arp", "/proc/self/net/sockstat", "/proc/self/mountinfo"};
+			       "/proc/self/net/if_inet6", "/proc/self/net/ipv6_route", "/proc/self/net/arp", "/proc/self/net/sockstat", "/proc/self/mountinfo"};
 	const char *result = "nothing of the host";
 
 	for (unsigned i = 0; i <= sizeof names / sizeof *names; i++) {
@@ -359,8 +399,8 @@ static void options(void)
 	ask_number("ask SO_INCOMING_NAPI_ID", SOL_SOCKET, SO_INCOMING_NAPI_ID);
 	ask_number("ask SO_BINDTOIFINDEX", SOL_SOCKET, 62);
 	ask_bytes("ask SO_PEERCRED", SOL_SOCKET, SO_PEERCRED, "nobody");
-	ask_bytes("ask SO_ORIGINAL_DST", IPPROTO_IP, 80, "zeroes");
-	ask_bytes("ask IP_PKTOPTIONS", IPPROTO_IP, IP_PKTOPTIONS, "nothing of the host");
+	ask_bytes_of_both("ask SO_ORIGINAL_DST", 80, 80, "zeroes");
+	ask_bytes_of_both("ask IP_PKTOPTIONS", IP_PKTOPTIONS, 6, "nothing of the host");
 	ask_bytes("ask TCP_SAVED_SYN", TCP_LEVEL, 28, "nothing of the host");
 	ask_bytes("ask TCP_INFO", TCP_LEVEL, 11, "nothing of the host");
 	uint64_t its = -1, ours = -1;
@@ -392,14 +432,15 @@ static void messages(void)
 	struct iovec part = {bytes, sizeof bytes};
 	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = controls, .msg_controllen = sizeof controls,
 				 .msg_name = from, .msg_namelen = sizeof from};
-	struct sockaddr_in elsewhere = {.sin_family = AF_INET, .sin_port = htons(1), .sin_addr.s_addr = htonl(0x7f000001)};
+	struct sockaddr_storage elsewhere;
+	socklen_t len = address(&elsewhere, family == AF_INET ? "127.0.0.1" : "::1", 1);
 	long result;
 
 	say("sendmsg with IP_TOS", send_with(IPPROTO_IP, IP_TOS, 0xb8) < 0 ? error() : "sent as ever");
 	say("sendmsg with SO_MARK", send_with(SOL_SOCKET, SO_MARK, 7) < 0 ? error() : "sent as ever");
-	result = syscall(SYS_sendto, s, "x", 1, 0, &elsewhere, sizeof elsewhere);
+	result = syscall(SYS_sendto, s, "x", 1, 0, &elsewhere, len);
 	say("sendto elsewhere", result < 0 ? error() : "sent to its peer");
-	result = syscall(SYS_sendto, s, "x", 1, MSG_FASTOPEN, &elsewhere, sizeof elsewhere);
+	result = syscall(SYS_sendto, s, "x", 1, MSG_FASTOPEN, &elsewhere, len);
 	say("sendto elsewhere with MSG_FASTOPEN", result < 0 ? error() : "DONE");
 	// A packet is kept, with its headers, for whoever asks when it was sent.
 	if (send_with(SOL_SOCKET, SO_TIMESTAMPING, 1 << 8) < 0)
@@ -474,12 +515,13 @@ static void other_abi(void)
 static void anew(const char *when, const struct sockaddr *to, socklen_t len)
 {
 	char name[64];
-	struct sockaddr_in here = {.sin_family = AF_INET};
+	struct sockaddr_storage here;
+	socklen_t here_len = address(&here, NULL, 0);
 
 	snprintf(name, sizeof name, "connect%s", when);
 	say(name, syscall(SYS_connect, s, to, len) ? error() : "DONE");
 	snprintf(name, sizeof name, "bind%s", when);
-	say(name, syscall(SYS_bind, s, &here, sizeof here) ? error() : "DONE");
+	say(name, syscall(SYS_bind, s, &here, here_len) ? error() : "DONE");
 	snprintf(name, sizeof name, "sendto with MSG_FASTOPEN%s", when);
 	if (*when)
 		say(name, syscall(SYS_sendto, s, "x", 1, MSG_FASTOPEN, to, len) < 0 ? error() : "DONE");
@@ -496,15 +538,15 @@ static void anew(const char *when, const struct sockaddr *to, socklen_t len)
 
 static void attempts(void)
 {
-	struct sockaddr_storage at = {0};
-	socklen_t len = sizeof at;
-	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(22)}, nowhere = {.sin_family = AF_UNSPEC};
-	char text[32];
+	struct sockaddr_storage at = {0}, to;
+	socklen_t len = sizeof at, to_len;
+	struct sockaddr_in nowhere = {.sin_family = AF_UNSPEC};
+	char text[64];
 
-	snprintf(text, sizeof text, "%s1", hosts);
-	inet_pton(AF_INET, text, &to.sin_addr);
+	snprintf(text, sizeof text, "%s%s1", family == AF_INET6 && !strchr(hosts, ':') ? "::ffff:" : "", hosts);
+	to_len = address(&to, text, 22);
 	say("getpeername", syscall(SYS_getpeername, s, &at, &len) ? error() : whose(&at));
-	memset(&at, 0, sizeof at), len = sizeof(struct sockaddr_in);
+	len = address(&at, NULL, 0);
 	say("ask SO_PEERNAME", syscall(SYS_getsockopt, s, SOL_SOCKET, 28, &at, &len) ? error() : whose(&at));
 	copies();
 	files();
@@ -516,29 +558,29 @@ static void attempts(void)
 #ifdef __x86_64__
 	other_abi();
 #endif
-	anew("", (struct sockaddr *)&to, sizeof to);
+	anew("", (struct sockaddr *)&to, to_len);
 	say("connect to AF_UNSPEC", syscall(SYS_connect, s, &nowhere, sizeof nowhere) ? error() : "disconnected");
-	anew(" after AF_UNSPEC", (struct sockaddr *)&to, sizeof to);
+	anew(" after AF_UNSPEC", (struct sockaddr *)&to, to_len);
 }
 
 static void connection(int accepts)
 {
-	struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(9000)};
+	struct sockaddr_storage at;
+	socklen_t len = address(&at, accepts ? NULL : peer, 9000);
 	int one = 1, tos = 8;
 
-	if ((s = socket(AF_INET, SOCK_STREAM, 0)) < 0)
+	if ((s = socket(family, SOCK_STREAM, 0)) < 0)
 		die("socket");
 	// Its own, before anybody has it.
 	if (setsockopt(s, IPPROTO_IP, IP_TOS, &tos, sizeof tos) || setsockopt(s, SOL_SOCKET, SO_PRIORITY, &priority, sizeof priority))
 		die("its own options");
 	if (!accepts) {
-		inet_pton(AF_INET, peer, &at.sin_addr);
-		if (connect(s, (struct sockaddr *)&at, sizeof at))
+		if (connect(s, (struct sockaddr *)&at, len))
 			die("connect");
 		return;
 	}
 	setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-	if (bind(s, (struct sockaddr *)&at, sizeof at) || listen(s, 5))
+	if (bind(s, (struct sockaddr *)&at, len) || listen(s, 5))
 		die("listen");
 	puts("listening"), fflush(stdout);
 	int accepted = accept(s, NULL, NULL);
@@ -588,9 +630,14 @@ int main(int count, char **words)
 	if (count != 7)
 		return 2;
 	own = words[2], peer = words[3], hosts = words[4], device = words[5];
-	char text[32];
-	snprintf(text, sizeof text, "%s0", hosts);
-	inet_pton(AF_INET, text, &hosts_bytes);
+	family = strchr(own, ':') ? AF_INET6 : AF_INET;
+	unsigned char whole[16];
+	char text[64];
+	snprintf(text, sizeof text, "%s1", hosts);
+	hosts_len = strchr(hosts, ':') ? 6 : 3;
+	if (inet_pton(hosts_len == 6 ? AF_INET6 : AF_INET, text, whole) != 1)
+		return 2;
+	memcpy(hosts_bytes, whole, hosts_len);
 	if (!strcmp(words[1], "given")) {
 		meeting(words[6], 0);
 	} else {

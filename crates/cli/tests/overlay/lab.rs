@@ -19,6 +19,9 @@ use tempfile::TempDir;
 /// The containers' addresses.
 pub(crate) const CLIENT: &str = "10.50.1.2";
 pub(crate) const SERVER: &str = "10.50.2.2";
+/// Their others, for overlays of IPv6.
+pub(crate) const CLIENT_IPV6: &str = "fd00:50:1::2";
+pub(crate) const SERVER_IPV6: &str = "fd00:50:2::2";
 
 /// A script of Python's that has a `page` for which the kernel waits once it is touched, until `faults` is closed: a call that sends
 /// from it holds the lock of its socket.
@@ -50,6 +53,10 @@ pub(crate) struct Lab {
     pub(crate) hosts: [Host; 2],
     /// How long one end waits for the other's router and program. The tests do not depend on how busy this machine is, so it is long.
     pub(crate) patience_ms: u32,
+    /// Which addresses are the overlay's, as the configuration has them.
+    pub(crate) prefixes: String,
+    /// Where the routers are.
+    pub(crate) routers: [&'static str; 2],
     /// More of every router's configuration.
     pub(crate) configuration: String,
     /// Which addresses of the overlay are on each host, as the configuration has them.
@@ -71,7 +78,7 @@ impl Lab {
             router: None,
         });
         Net::connect((&hosts[A].net, "wire", "192.168.77.1/24"), (&hosts[B].net, "wire", "192.168.77.2/24"));
-        for (at, container) in [(A, CLIENT), (B, SERVER)] {
+        for (at, container, other_family) in [(A, CLIENT, CLIENT_IPV6), (B, SERVER, SERVER_IPV6)] {
             let (host, own, other) = (&hosts[at], at + 1, 2 - at);
             let net = &host.net;
             net.words("ip link add bridge type bridge");
@@ -86,7 +93,9 @@ impl Lab {
             net.words("ip link set bridge up");
             host.container.words("ip link set shunt-peer name eth0 mtu 1450");
             host.container.words(&format!("ip address add {container}/16 dev eth0"));
+            host.container.words(&format!("ip address add {other_family}/32 dev eth0 nodad"));
             host.container.words("ip link set eth0 up");
+            net.words(&format!("ip address add 2001:db8:77::{own}/64 dev wire nodad"));
         }
         let directory = tempfile::tempdir().unwrap();
         // Workers of servers that change their user read their files there.
@@ -94,6 +103,8 @@ impl Lab {
         let lab = Lab {
             hosts,
             patience_ms: 5000,
+            prefixes: "'10.50.0.0/16'".to_owned(),
+            routers: ["192.168.77.1:7450", "192.168.77.2:7450"],
             configuration: String::new(),
             containers: ["'10.50.1.0/24'", "'10.50.2.0/24'"].map(str::to_owned),
             directory,
@@ -109,6 +120,27 @@ impl Lab {
         let mut lab = Lab::build();
         lab.start(A);
         lab.start(B);
+        lab
+    }
+
+    /// With an overlay of both families, and both routers, which are at IPv6 addresses or at others.
+    pub(crate) fn of_both_families(hosts_are_ipv6: bool) -> Lab {
+        let mut lab = Lab::with_both_prefixes(hosts_are_ipv6);
+        lab.start(A);
+        lab.start(B);
+        lab
+    }
+
+    /// The same without the routers.
+    pub(crate) fn with_both_prefixes(hosts_are_ipv6: bool) -> Lab {
+        let mut lab = Lab::build();
+        lab.prefixes += ", 'fd00:50::/32'";
+        for (at, prefix) in [(A, "'fd00:50:1::/48'"), (B, "'fd00:50:2::/48'")] {
+            lab.containers[at] += &format!(", {prefix}");
+        }
+        if hosts_are_ipv6 {
+            lab.routers = ["[2001:db8:77::1]:7450", "[2001:db8:77::2]:7450"];
+        }
         lab
     }
 
@@ -141,10 +173,13 @@ impl Lab {
         let name = self.hosts[host].name;
         let config = self.path(&format!("{name}.toml"));
         let text = format!(
-            "name = '{name}'\nkey = '{key}'\nprefixes = ['10.50.0.0/16']\nask-ms = {patience}\npatience-ms = {patience}\n\
+            "name = '{name}'\nkey = '{key}'\nprefixes = [{prefixes}]\nask-ms = {patience}\npatience-ms = {patience}\n\
              socket = '{socket}'\ncontrol = '{control}'\n{more}\n\
-             [[host]]\nname = 'a'\naddress = '192.168.77.1:7450'\ncontainers = [{a}]\n\
-             [[host]]\nname = 'b'\naddress = '192.168.77.2:7450'\ncontainers = [{b}]\n",
+             [[host]]\nname = 'a'\naddress = '{at_a}'\ncontainers = [{a}]\n\
+             [[host]]\nname = 'b'\naddress = '{at_b}'\ncontainers = [{b}]\n",
+            prefixes = self.prefixes,
+            at_a = self.routers[A],
+            at_b = self.routers[B],
             a = self.containers[A],
             b = self.containers[B],
             key = self.path(key).display(),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use serde::Deserialize;
 use thiserror::Error;
 use toml::Spanned;
@@ -80,7 +80,7 @@ fn wrong<T>(span: Range<usize>, what: String) -> Result<T, Wrong> {
     Err(Wrong { at: span.start, what })
 }
 
-type Labels<'a> = BTreeMap<&'a str, Vec<Ipv4Net>>;
+type Labels<'a> = BTreeMap<&'a str, Vec<IpNet>>;
 
 /// As it is written.
 #[derive(Debug, Deserialize)]
@@ -166,7 +166,7 @@ impl NumberOrText {
 }
 
 /// The containers of a label. A label has no labels.
-fn label(name: &str, written: &Spanned<Vec<Spanned<String>>>) -> Result<Vec<Ipv4Net>, Wrong> {
+fn label(name: &str, written: &Spanned<Vec<Spanned<String>>>) -> Result<Vec<IpNet>, Wrong> {
     if prefix(name).is_some() {
         return wrong(
             written.span(),
@@ -181,18 +181,12 @@ fn containers(
     key: &str,
     written: &Spanned<Vec<Spanned<String>>>,
     labels: &Labels<'_>,
-) -> Result<Vec<Ipv4Net>, Wrong> {
+) -> Result<Vec<IpNet>, Wrong> {
     let mut found = Vec::new();
     for word in written.get_ref() {
         let text = word.get_ref().as_str();
         match (prefix(text), labels.get(text)) {
-            (Some(IpNet::V4(net)), _) => found.push(net),
-            (Some(IpNet::V6(_)), _) => {
-                return wrong(
-                    word.span(),
-                    format!("{text}: overlays of IPv6 are not there yet; leave it out"),
-                );
-            }
+            (Some(net), _) => found.push(net),
             (None, Some(of_label)) => found.extend(of_label),
             (None, None) => {
                 let what = "is neither a prefix, as 10.50.1.0/24, nor an address, nor one of [labels]";
@@ -258,7 +252,6 @@ mod tests {
             ("10.50.1.0/24", "10.50.1", 4, "is neither a prefix"),
             ("['10.50.1.0/24']", "[]", 4, "web is empty"),
             ("web = ", "'10.1.1.1' = ", 4, "looks like an address"),
-            ("10.50.1.0/24", "fd00::/8", 4, "not there yet"),
             ("'allow'", "'permit'", 8, "unknown variant"),
             ("['web']", "['db']", 9, "is neither a prefix"),
             ("['10.50.2.7']", "[]", 10, "to is empty"),

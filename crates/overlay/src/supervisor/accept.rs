@@ -156,7 +156,7 @@ impl Supervisor {
 
     /// A connection of the overlay is asked about while others take what is shown; any other is the program's at once.
     fn settle(self: &Arc<Supervisor>, call: &Call, accepting: &Accepting, accepted: Accepted) {
-        let is_ours = accepted.peer.v4.is_some_and(|peer| self.link.covers(*peer.ip()));
+        let is_ours = self.link.covers(accepted.peer.address.ip());
         if !is_ours {
             return self.deliver(call, accepted, accepting.flags, accepting.cookie);
         }
@@ -169,8 +169,8 @@ impl Supervisor {
 
     /// Asks the router whether a host connection takes its place. False: there is to be no connection, and the call waits for another.
     fn claim(&self, call: &Call, accepting: &Accepting, mut accepted: Accepted) -> bool {
-        let remote = accepted.peer.v4.filter(|peer| self.link.covers(*peer.ip()));
-        if let Some(remote) = remote
+        let remote = accepted.peer.address;
+        if self.link.covers(remote.ip())
             && let Some(local) = Address::of_socket(&accepted.socket)
             && let Some(conversation) =
                 self.link.begin(&Request::Accepted { local, remote }, &accepted.socket)

@@ -1,6 +1,6 @@
-//! Addresses of IPv4, also as IPv6 sockets write them, in another process's memory and about sockets.
+//! Addresses of IPv4, also as IPv6 sockets write them, and of IPv6, in another process's memory and about sockets.
 
-use std::net::{Ipv6Addr, SocketAddr, SocketAddrV4};
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::AsFd;
 
 use rustix::net::{SocketAddrAny, connect, getpeername, getsockname};
@@ -17,13 +17,14 @@ const LONGEST: u64 = 128;
 /// Where a program connects to, copied from its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Address {
-    pub(super) v4: SocketAddrV4,
+    /// Those of IPv4 as IPv4.
+    pub(super) to: SocketAddr,
     /// As the program wrote it.
     pub(super) given: SocketAddr,
 }
 
 impl Address {
-    /// The second and third argument of connect, if they are an address of IPv4.
+    /// The second and third argument of connect, if they are an address of IP.
     pub(super) fn of_connect(call: &Call) -> Option<Address> {
         let [_, at, len, ..] = call.notification.arguments;
         // The kernel takes an int.
@@ -50,14 +51,15 @@ impl Address {
             }
             libc::AF_INET6 => {
                 let octets: [u8; 16] = bytes.get(8..24)?.try_into().ok()?;
-                SocketAddr::new(Ipv6Addr::from(octets).into(), port)
+                let word = |at: usize| bytes.get(at..at + 4).and_then(|word| word.try_into().ok());
+                let flow = u32::from_be_bytes(word(4)?);
+                // The structure was shorter once.
+                let scope = u32::from_ne_bytes(word(24).unwrap_or_default());
+                SocketAddrV6::new(Ipv6Addr::from(octets), port, flow, scope).into()
             }
             _ => return None,
         };
-        match identity::normalise(given) {
-            SocketAddr::V4(v4) => Some(Address { v4, given }),
-            SocketAddr::V6(_) => None,
-        }
+        Some(Address { to: identity::normalise(given), given })
     }
 
     /// Connects a socket there.
@@ -65,23 +67,17 @@ impl Address {
         connect(socket, &self.given)
     }
 
-    /// A socket's own; `::` is any.
-    pub(super) fn of_socket(socket: impl AsFd) -> Option<SocketAddrV4> {
+    /// A socket's own.
+    pub(super) fn of_socket(socket: impl AsFd) -> Option<SocketAddr> {
         let address = SocketAddr::try_from(getsockname(socket).ok()?).ok()?;
-        match identity::normalise(address) {
-            SocketAddr::V4(v4) => Some(v4),
-            SocketAddr::V6(v6) if v6.ip().is_unspecified() => {
-                Some(SocketAddrV4::new(std::net::Ipv4Addr::UNSPECIFIED, v6.port()))
-            }
-            SocketAddr::V6(_) => None,
-        }
+        Some(identity::normalise(address))
     }
 }
 
 /// Of whom a socket is connected to.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
-    pub(super) v4: Option<SocketAddrV4>,
+    pub(super) address: SocketAddr,
     /// As the kernel writes it.
     raw: SocketAddrAny,
 }
@@ -89,11 +85,8 @@ pub(super) struct Peer {
 impl Peer {
     pub(super) fn of(socket: impl AsFd) -> Option<Peer> {
         let raw = getpeername(socket).ok()??;
-        let v4 = match identity::normalise(SocketAddr::try_from(raw.clone()).ok()?) {
-            SocketAddr::V4(v4) => Some(v4),
-            SocketAddr::V6(_) => None,
-        };
-        Some(Peer { v4, raw })
+        let address = identity::normalise(SocketAddr::try_from(raw.clone()).ok()?);
+        Some(Peer { address, raw })
     }
 
     /// Writes it where accept's arguments say, as the kernel does.
@@ -140,15 +133,23 @@ mod tests {
 
     #[test]
     fn an_address_is_read_as_the_kernel_writes_it() {
-        for host in ["127.0.0.1:0", "[::ffff:127.0.0.1]:0"] {
+        for host in ["127.0.0.1:0", "[::ffff:127.0.0.1]:0", "[::1]:0"] {
             let listener = TcpListener::bind(host).unwrap();
             let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let peer = Peer::of(&client).unwrap();
             let address = Address::parse(&peer.bytes()).unwrap();
             assert_eq!(address.given, listener.local_addr().unwrap());
-            assert_eq!(Some(address.v4), peer.v4);
-            assert!(address.v4.ip().is_loopback());
+            assert_eq!(address.to, peer.address);
+            assert!(address.to.ip().is_loopback());
         }
+    }
+
+    #[test]
+    fn a_zone_and_a_flow_are_kept() {
+        let given: SocketAddr = SocketAddrV6::new("fe80::1".parse().unwrap(), 80, 0x12345, 7).into();
+        let bytes = Peer { address: given, raw: given.into() }.bytes();
+        assert_eq!(Address::parse(&bytes).unwrap().given, given);
+        assert_eq!(Address::parse(&bytes[..24]).unwrap().to.to_string(), "[fe80::1]:80", "of old");
     }
 
     #[test]
@@ -158,8 +159,6 @@ mod tests {
         assert_eq!(Address::parse(&unix), None);
         let mut v6 = [0; V6];
         v6[0] = libc::AF_INET6 as u8;
-        v6[8] = 0xfd;
-        assert_eq!(Address::parse(&v6), None);
         assert_eq!(Address::parse(&v6[..V4]), None, "cut short");
     }
 }

@@ -132,8 +132,8 @@ impl Supervisor {
 
     /// Whether the peer would take it.
     fn ask(&self, call: &Call, socket: &OwnedFd, address: Address) -> Asked {
-        let from = Address::of_socket(socket).map(|own| *own.ip()).filter(|own| !own.is_unspecified());
-        let Some(conversation) = self.link.begin(&Request::Connect { to: address.v4, from }, socket) else {
+        let from = Address::of_socket(socket).map(|own| own.ip()).filter(|own| !own.is_unspecified());
+        let Some(conversation) = self.link.begin(&Request::Connect { to: address.to, from }, socket) else {
             return Asked::Stay;
         };
         match conversation.hear(|| call.waits()) {

@@ -1,7 +1,7 @@
 //! The supervisor's end of its conversations with the router. The router is another's process, and may be anything: nothing here waits
 //! for it without an end.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ impl Link {
     }
 
     /// Whether an address is the overlay's.
-    pub(super) fn covers(&self, address: Ipv4Addr) -> bool {
+    pub(super) fn covers(&self, address: IpAddr) -> bool {
         self.standing().as_ref().is_some_and(|it| it.welcome.prefixes.iter().any(|it| it.contains(&address)))
     }
 
