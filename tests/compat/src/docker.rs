@@ -2,47 +2,32 @@
 //! also when the test is killed. Its bridges and firewall rules are in the host's network namespace, and go with that.
 
 use crate::host::Host;
+use crate::image;
+use crate::keeper::{self, Keeper};
 use crate::programs::find;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 /// See the module.
 #[derive(Debug)]
 pub struct Engine<'h> {
     host: &'h Host,
-    keeper: Child,
+    keeper: Keeper,
     root: PathBuf,
 }
 
-/// What runs the engine: in a mount and a process namespace of its own, so that nothing in them outlives it. When the
-/// harness closes the pipe, or dies, the engine is asked to end, then made to, and its control groups are removed. At each line
-/// before that it reads its configuration again. The host's broker is where a system's broker is, and what is of the overlay where that is.
-const KEEPER: &str = r#"
-root=$1 group=$2 broker=$3
-unshare --mount --pid --fork --kill-child=KILL --mount-proc -- sh -c '
+/// How it becomes the daemon. The host's broker is where a system's broker is, and what is of the overlay where that is.
+const LIFE: &str = r#"
     mount -t tmpfs none /run
     mkdir -p /run/shunt/broker
     mount --bind "$3" /run/shunt/broker
     [ ! -d "$1/overlay" ] || { mkdir /run/shunt-overlay; mount --bind "$1/overlay" /run/shunt-overlay; }
     exec dockerd --config-file "$1/daemon.json" --data-root "$1/data" --exec-root "$1/exec" --pidfile "$1/docker.pid" --host "unix://$1/docker.sock" \
         --storage-driver vfs --exec-opt native.cgroupdriver=cgroupfs --cgroup-parent "/$2"
-' engine "$root" "$group" "$broker" > "$root/engine.log" 2>&1 &
-unshare=$!
-while read -r _; do kill -HUP $(pgrep -P $unshare); done
-kill -TERM $(pgrep -P $unshare) 2> /dev/null
-for _ in $(seq 100); do kill -0 $unshare 2> /dev/null || break; sleep 0.1; done
-kill -KILL $unshare 2> /dev/null
-wait $unshare
-for _ in $(seq 50); do
-    find /sys/fs/cgroup -depth -type d -path "*/$group*" -exec rmdir {} + 2> /dev/null && break
-    sleep 0.1
-done
-true
 "#;
 
 /// How long it may take to start: the machine may be busy.
@@ -75,20 +60,15 @@ impl<'h> Engine<'h> {
         // The name of the host's directory is nobody else's.
         let mut group = host.dir().file_name().expect("a directory has a name").to_owned();
         group.push(format!("-{name}"));
-        let keeper = Command::new("sh")
-            .args(["-c", KEEPER, "keeper"])
-            .arg(&root)
-            .arg(group)
-            .arg(broker)
-            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("sh can be started");
+        let keeper = Keeper::start(LIFE, &root, &group, &[broker.as_os_str()]);
         let engine = Engine { host, keeper, root };
         let deadline = Instant::now() + START;
         while !engine.command(["version"]).output().is_ok_and(|output| output.status.success()) {
-            assert!(Instant::now() < deadline, "the engine did not start within {START:?}\n{}", engine.log());
+            assert!(
+                Instant::now() < deadline,
+                "the engine did not start within {START:?}\n{}",
+                keeper::log(&engine.root)
+            );
             std::thread::sleep(Duration::from_millis(100));
         }
         engine
@@ -96,22 +76,7 @@ impl<'h> Engine<'h> {
 
     /// An image of the given programs of this machine, with the libraries they need: no registry, no network.
     pub fn image(&self, name: &str, programs: &[&str]) {
-        self.image_of(name, |tree| {
-            for program in ["sh", "cat", "sleep"].iter().chain(programs) {
-                copy_with_libraries(&find(program), tree);
-            }
-            let library = &self.host.tools().expect("a host under shunt").library;
-            // Not the shim itself, which is mounted, but what it needs.
-            libraries(library).iter().for_each(|path| copy(path, tree));
-            for (directory, mode) in [("tmp", 0o1777), ("etc", 0o755)] {
-                let path = tree.join(directory);
-                fs::create_dir_all(&path).expect("own directory");
-                fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode))
-                    .expect("own directory");
-            }
-            fs::write(tree.join("etc/passwd"), "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n")
-                .expect("own directory");
-        });
+        self.image_of(name, |tree| image::fill(self.host, tree, programs));
     }
 
     /// An image of what `fill` puts into a directory.
@@ -137,7 +102,7 @@ impl<'h> Engine<'h> {
             output.status,
             text(&output.stdout),
             text(&output.stderr),
-            self.log()
+            keeper::log(&self.root)
         );
         text(&output.stdout).trim().to_owned()
     }
@@ -186,8 +151,7 @@ impl<'h> Engine<'h> {
         command.args(line.split_whitespace()).arg("--daemon-json").arg(self.daemon_json());
         let output = command.output().expect("the command is there");
         assert!(output.status.success(), "{command:?}: {output:?}");
-        let mut pipe = self.keeper.stdin.as_ref().expect("it runs");
-        pipe.write_all(b"reload\n").expect("the keeper reads");
+        self.keeper.reload();
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
@@ -209,13 +173,8 @@ impl<'h> Engine<'h> {
     }
 
     /// Ends it.
-    pub fn stop(mut self) {
-        self.end();
-    }
-
-    fn end(&mut self) {
-        drop(self.keeper.stdin.take());
-        let _ = self.keeper.wait();
+    pub fn stop(self) {
+        drop(self);
     }
 
     fn command<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
@@ -223,35 +182,4 @@ impl<'h> Engine<'h> {
         command.arg("--host").arg(format!("unix://{}/docker.sock", self.root.display())).args(arguments);
         command
     }
-
-    fn log(&self) -> String {
-        let log = fs::read_to_string(self.root.join("engine.log")).unwrap_or_default();
-        let lines: Vec<_> = log.lines().collect();
-        format!("--- engine\n{}", lines[lines.len().saturating_sub(15)..].join("\n"))
-    }
-}
-
-impl Drop for Engine<'_> {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-fn copy_with_libraries(program: &Path, tree: &Path) {
-    copy(program, tree);
-    libraries(program).iter().for_each(|path| copy(path, tree));
-}
-
-/// The libraries, and the dynamic linker, that `ldd` names.
-fn libraries(program: &Path) -> Vec<PathBuf> {
-    let output = Command::new("ldd").arg(program).output().expect("ldd (libc-bin) runs");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect()
-}
-
-/// To the same path in the tree, whatever symbolic links lead to it here.
-fn copy(file: &Path, tree: &Path) {
-    let to = tree.join(file.strip_prefix("/").expect("an absolute path"));
-    fs::create_dir_all(to.parent().expect("it has a directory")).expect("own directory");
-    fs::copy(file, &to).unwrap_or_else(|error| panic!("copying {}: {error}", file.display()));
 }

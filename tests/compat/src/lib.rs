@@ -7,21 +7,26 @@
 
 mod answers;
 mod both;
+mod containerd;
 mod conversation;
 mod dir;
 mod docker;
 mod ground;
 mod host;
+mod image;
+mod keeper;
 mod launch;
 mod phases;
 mod programs;
 mod road;
+mod router;
 
 pub use answers::Answers;
 pub use answers::ask;
 pub use answers::ask_statically;
 pub use both::both;
 pub use both::under_shunt;
+pub use containerd::{Node, Pod};
 pub use conversation::Way;
 pub use conversation::converse;
 pub use conversation::gate;
@@ -40,3 +45,4 @@ pub use programs::Tools;
 pub use programs::find as find_program;
 pub use road::Expected;
 pub use road::Road;
+pub use router::{Router, by_wire, two_hosts};

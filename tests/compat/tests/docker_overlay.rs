@@ -1,11 +1,11 @@
 //! Containers of two Docker engines on two hosts, on an overlay network of Docker's own (Swarm mode, VXLAN): under shunt by their runtime
 //! and with a router on each host, their connections cross the host network only. What comes back is checked, and so is the road.
 
-use shunt_compat::{Engine, Host, find_program, under_shunt};
+use shunt_compat::{Engine, Host, Router, by_wire, find_program, two_hosts, under_shunt};
 use shunt_netns::Net;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 const IMAGE: &str = "shunt-test";
@@ -21,7 +21,7 @@ struct Hosts<'h> {
     nets: [Net; 2],
     /// Of the server and of the client.
     engines: [Engine<'h>; 2],
-    routers: [Option<Child>; 2],
+    routers: [Option<Router>; 2],
 }
 
 const NAMES: [&str; 2] = ["one", "two"];
@@ -31,8 +31,7 @@ const TWO: usize = 1;
 impl<'h> Hosts<'h> {
     /// Wires, engines and an overlay between them; no router yet.
     fn start(host: &'h Host) -> Hosts<'h> {
-        let nets = NAMES.map(|_| Net::new());
-        Net::connect((&nets[ONE], "wire", "192.168.77.1/24"), (&nets[TWO], "wire", "192.168.77.2/24"));
+        let nets = two_hosts();
         // Swarm asks for the way to everywhere.
         nets[ONE].words("ip route add default via 192.168.77.2");
         nets[TWO].words("ip route add default via 192.168.77.1");
@@ -50,59 +49,22 @@ impl<'h> Hosts<'h> {
         }
         let hosts = Hosts { host, nets, engines, routers: [None, None] };
         await_until(|| hosts.engines.iter().all(knows_runtime), || "an engine knows no runtime shunt".into());
-        let key = host.path("overlay.key");
-        assert!(hosts.shunt(&["overlay", "new-key", key.to_str().unwrap()]).status.success());
         hosts
-    }
-
-    fn shunt(&self, words: &[&str]) -> Output {
-        let tools = self.host.tools().expect("a host under shunt");
-        Command::new(&tools.shunt).args(words).output().expect("the command is there")
     }
 
     /// Runs a host's router, with the addresses that are on each.
     fn route(&mut self, at: usize, containers: [&str; 2]) {
-        let text = format!(
-            "name = '{name}'\nkey = '{key}'\nprefixes = ['10.60.0.0/24']\nsecure = false\nask-ms = 5000\npatience-ms = 5000\n\
-             socket = '{socket}'\ncontrol = '{control}'\n\
-             [[host]]\nname = 'one'\naddress = '192.168.77.1:7450'\ncontainers = ['{}']\n\
-             [[host]]\nname = 'two'\naddress = '192.168.77.2:7450'\ncontainers = ['{}']\n",
-            containers[ONE],
-            containers[TWO],
-            name = NAMES[at],
-            key = self.host.path("overlay.key").display(),
-            socket = self.engines[at].router_socket().display(),
-            control = self.control(at).display(),
-        );
-        let config = self.host.write(&format!("{}-overlay.toml", NAMES[at]), text);
-        let log = fs::File::create(self.host.path(&format!("{}-router.stderr", NAMES[at]))).unwrap();
-        let mut command = Command::new(&self.host.tools().expect("a host under shunt").shunt);
-        command.args(["overlay", "router", "--config"]).arg(config).stdin(Stdio::null()).stderr(log);
-        self.routers[at] = Some(self.nets[at].inside(|| command.spawn().expect("the command is there")));
-        let serves = || self.try_status(at).status.success();
-        await_until(serves, || format!("{:?}", self.try_status(at)));
+        let socket = self.engines[at].router_socket();
+        let router = Router::start(self.host, &self.nets[at], at, &socket, "10.60.0.0/24", containers);
+        self.routers[at] = Some(router);
     }
 
     fn end_router(&mut self, at: usize) {
-        let Some(mut router) = self.routers[at].take() else { return };
-        let pid = rustix::process::Pid::from_child(&router);
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        let _ = router.wait();
+        self.routers[at] = None;
     }
 
-    fn control(&self, at: usize) -> PathBuf {
-        self.host.path(&format!("{}-control.sock", NAMES[at]))
-    }
-
-    fn try_status(&self, at: usize) -> Output {
-        self.shunt(&["overlay", "status", "--json", "--control", self.control(at).to_str().unwrap()])
-    }
-
-    /// How many connections of this end took the host network, and the reasons of those that did not.
     fn roads(&self, at: usize, end: &str) -> (u64, serde_json::Value) {
-        let status: serde_json::Value = serde_json::from_slice(&self.try_status(at).stdout).unwrap();
-        let roads = &status["connections"][end];
-        (roads["host"].as_u64().unwrap(), roads["overlay"].clone())
+        self.routers[at].as_ref().expect("it runs").roads(end)
     }
 
     /// Does something, after which both routers must have put exactly so many connections on the host network, and none anywhere else.
@@ -141,18 +103,7 @@ impl<'h> Hosts<'h> {
     }
 
     fn wire(&self) -> u64 {
-        let mut command = Command::new("ip");
-        command.args(["-j", "-s", "link", "show", "wire"]);
-        let output = self.nets[TWO].inside(|| command.output().unwrap());
-        let links: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        links[0]["stats64"]["rx"]["bytes"].as_u64().unwrap()
-    }
-}
-
-impl Drop for Hosts<'_> {
-    fn drop(&mut self) {
-        self.end_router(ONE);
-        self.end_router(TWO);
+        by_wire(&self.nets[TWO])
     }
 }
 
