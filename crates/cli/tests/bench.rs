@@ -155,8 +155,19 @@ fn containers_of_two_hosts_are_on_the_roads_that_they_are_measured_on() {
             assert!(rate[side]["median"].as_f64().unwrap() > 0.0, "{load}");
         }
     }
+    // Two connections, while the policy for one of them changes, until it is denied: the other one goes on.
+    let over_time = &report["over_time"];
+    let phases = over_time["phases"].as_array().unwrap();
+    assert_eq!(
+        (&phases[0]["label"], &phases[phases.len() - 1]["label"]),
+        (&"no policy".into(), &"denied".into())
+    );
+    assert!(phases.len() >= 6, "{over_time}");
+    let [one, other] = [0, 1].map(|flow| &over_time["flows"][flow]);
+    assert!(one["ended"].as_str().unwrap().contains("abort") && other["ended"].is_null(), "{over_time}");
+    assert!(other["points"].as_array().unwrap().len() > one["points"].as_array().unwrap().len());
     let page = std::fs::read_to_string(page).unwrap();
-    assert!(page.matches("<svg").count() >= 2);
+    assert!(page.matches("<svg").count() >= 3 && page.contains("at most"));
 }
 
 /// Lower bounds only. Every connection of the far containers takes the host network, the first one too.

@@ -10,7 +10,7 @@ use super::calls::{CallFigures, Traced};
 use super::turn::{Place, Sample};
 use super::{Arguments, Row};
 use crate::machine::Machine;
-use crate::report::{Plot, Series, number};
+use crate::report::{Axes, Plot, Series, number};
 use crate::stats::Spread;
 use crate::worker::Way;
 
@@ -93,6 +93,7 @@ impl Report {
             title: format!("Time of a message with {} descriptors", self.descriptors),
             x_label: "bytes".to_owned(),
             y_label: "microseconds, lower is better".to_owned(),
+            axes: Axes::Logarithmic,
             series: series.filter(|series| !series.points.is_empty()).collect(),
         }
     }

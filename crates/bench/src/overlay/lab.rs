@@ -50,7 +50,13 @@ const BITS_PER_SECOND: u64 = 10_000_000_000;
 /// A client's connections are many, and each keeps its port for a minute after its end.
 const PORTS: &str = "1025 65535";
 
+/// The address of another container on the client's host.
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 50, 1, 3);
+
 impl Lab {
+    /// The address of the client's container.
+    pub(super) const FIRST: Ipv4Addr = Ipv4Addr::new(10, 50, 1, 2);
+
     /// Wires and bridges; no router runs yet. A round trip on the wire takes `rtt`. Needs root.
     pub(super) fn build(rtt: Duration) -> Result<Lab> {
         let directory = tempfile::Builder::new().prefix("shunt-lab-").tempdir()?;
@@ -94,13 +100,47 @@ impl Lab {
     /// A command that runs a program in its role.
     pub(super) fn command(&self, side: Side, role: Role, program: impl AsRef<OsStr>) -> Command {
         let host = self.host(role);
-        let mut command = host.net(side).command("taskset");
+        self.command_in(host.net(side), host, side.is_shunt(), program)
+    }
+
+    fn command_in(
+        &self,
+        net: &Namespace,
+        host: &Host,
+        is_shunt: bool,
+        program: impl AsRef<OsStr>,
+    ) -> Command {
+        let mut command = net.command("taskset");
         command.args(["--cpu-list", &host.cpu.to_string()]);
-        if side.is_shunt() {
+        if is_shunt {
             command.arg(&self.shunt).args(["overlay", "run", "--router"]).arg(self.socket(host)).arg("--");
         }
         command.arg(program).current_dir(self.directory.path()).env_remove("LD_PRELOAD");
         command
+    }
+
+    /// Another container on the client's host.
+    pub(super) fn guest(&self) -> Result<Namespace> {
+        let (host, guest) = (self.host(Role::Client), Namespace::new()?);
+        host.join(&guest, "guest", GUEST)?;
+        Ok(guest)
+    }
+
+    /// A load of ours in it.
+    pub(super) fn guest_worker(&self, guest: &Namespace) -> Command {
+        let host = self.host(Role::Client);
+        let mut command = self.command_in(guest, host, true, &self.shunt);
+        command.arg("bench-worker");
+        command
+    }
+
+    /// A class of the queueing discipline of the client's host, 1:20, with so many Mbit/s, until what is returned is dropped.
+    pub(super) fn class(&self, megabits: u64) -> Result<Class<'_>> {
+        let class = Class(&self.host(Role::Client).net);
+        class.0.words("tc qdisc add dev wire root handle 1: htb default 10")?;
+        class.0.words("tc class add dev wire parent 1: classid 1:10 htb rate 100gbit")?;
+        class.0.words(&format!("tc class add dev wire parent 1: classid 1:20 htb rate {megabits}mbit"))?;
+        Ok(class)
     }
 
     /// The command that is one of our own loads.
@@ -155,7 +195,7 @@ impl Lab {
         );
         for Host { name, address, container_address, .. } in &self.hosts {
             text += &format!(
-                "[[host]]\nname = '{name}'\naddress = '{address}:7450'\ncontainers = ['{container_address}']\n"
+                "[[host]]\nname = '{name}'\naddress = '{address}:7450'\ncontainers = ['{container_address}/24']\n"
             );
         }
         text
@@ -247,16 +287,19 @@ impl Host {
         self.net.words(&format!(
             "ip link add vxlan type vxlan id 42 local {own} remote {other} dstport 4789 dev wire"
         ))?;
-        let container = self.container.path();
-        self.net
-            .words(&format!("ip link add port type veth peer name eth0 netns {}", container.display()))?;
-        for device in ["vxlan", "port"] {
-            self.net.words(&format!("ip link set {device} master bridge up"))?;
-        }
+        self.net.words("ip link set vxlan master bridge up")?;
         self.net.words("ip link set bridge up")?;
-        self.container.words("ip link set eth0 mtu 1450")?;
-        self.container.words(&format!("ip address add {}/16 dev eth0", self.container_address))?;
-        self.container.words("ip link set eth0 up")
+        self.join(&self.container, "port", self.container_address)
+    }
+
+    /// Has a container be on the bridge, by a device of that name.
+    fn join(&self, container: &Namespace, port: &str, address: Ipv4Addr) -> Result<()> {
+        let path = container.path();
+        self.net.words(&format!("ip link add {port} type veth peer name eth0 netns {}", path.display()))?;
+        self.net.words(&format!("ip link set {port} master bridge up"))?;
+        container.words("ip link set eth0 mtu 1450")?;
+        container.words(&format!("ip address add {address}/16 dev eth0"))?;
+        container.words("ip link set eth0 up")
     }
 }
 
@@ -264,6 +307,16 @@ impl Host {
 fn has_lines(status: &Value) -> bool {
     let to = status["now"]["lines"]["to"].as_object();
     to.is_some_and(|to| !to.is_empty() && to.values().all(|is_up| *is_up == true))
+}
+
+/// See [`Lab::class`].
+pub(super) struct Class<'a>(&'a Namespace);
+
+impl Drop for Class<'_> {
+    fn drop(&mut self) {
+        // It goes with the lab in any case.
+        let _ = self.0.words("tc qdisc del dev wire root");
+    }
 }
 
 /// Both routers, as long as this lives.
@@ -289,6 +342,15 @@ impl Routers<'_> {
             host: counted["host"].as_u64().context("a number of connections")?,
             overlay: overlay.map(|(reason, count)| (reason.clone(), count.as_u64().unwrap_or(0))).collect(),
         })
+    }
+
+    /// Has another policy hold on the client's host.
+    pub(super) fn apply(&self, policy: &str) -> Result<()> {
+        let path = self.lab.path("policy.toml");
+        std::fs::write(&path, policy).context("policy.toml")?;
+        let control = self.lab.control(self.lab.host(Role::Client)).display().to_string();
+        let file = path.display().to_string();
+        self.lab.shunt(&["overlay", "policy", "apply", &file, "--control", &control]).map(drop)
     }
 
     fn status(&self, host: &Host) -> Result<Value> {

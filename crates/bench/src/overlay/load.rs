@@ -29,6 +29,8 @@ pub(super) enum Group {
     Memcached,
     /// nginx with wrk
     Nginx,
+    /// Two connections over time, while the policy for one of them changes
+    Policy,
 }
 
 /// See the module.
@@ -164,13 +166,13 @@ impl Load {
 }
 
 /// A server as long as it runs, and where it listens.
-struct Server {
+pub(super) struct Server {
     _process: Process,
-    address: String,
+    pub(super) address: String,
 }
 
 /// One of our own.
-fn ours(lab: &Lab, side: Side, load: &[&str]) -> Result<Server> {
+pub(super) fn ours(lab: &Lab, side: Side, load: &[&str]) -> Result<Server> {
     let mut command = lab.worker(side, Role::Server);
     command.args(load).args(["--at", &format!("{}:0", lab.server(side))]);
     let mut process = Process::spawn_with_lines(&mut command, "the server")?;

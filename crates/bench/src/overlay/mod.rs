@@ -5,6 +5,7 @@
 mod cpu;
 mod lab;
 mod load;
+mod over_time;
 mod report;
 mod side;
 
@@ -30,7 +31,7 @@ pub struct Arguments {
     #[command(flatten)]
     output: Output,
 
-    /// Write the plots to this directory, as throughput.svg, cpu.svg and round-trip.svg
+    /// Write the plots to this directory, as throughput.svg, cpu.svg, round-trip.svg and policy.svg
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
 
@@ -75,12 +76,25 @@ fn compare(arguments: &Arguments) -> Result<()> {
     let time = Duration::from_secs_f64(arguments.seconds);
     let present = lines.iter().filter(|line| line.missing.is_none()).count();
     let turns = present as u64 * Side::ALL.len() as u64 * u64::from(arguments.output.repeats);
-    let progress = Progress::begin(turns, time + AROUND);
+    let (every, turn) = (time / 2, time + AROUND);
+    // As many turns as it is long.
+    let over_time = arguments
+        .wants(Group::Policy)
+        .then(|| over_time::length(every).as_secs_f64() / turn.as_secs_f64())
+        .map(|turns| turns.ceil() as u64);
+    let progress = Progress::begin(turns + over_time.unwrap_or(0), turn);
     for line in &mut lines {
         line.measure(&lab, arguments.output.repeats, time, &progress)?;
     }
+    let measure = |turns| {
+        progress.set_message("policy".to_owned());
+        let measured = over_time::measure(&lab, every, &progress).context("policy");
+        progress.inc(turns);
+        measured
+    };
+    let over_time = over_time.map(measure).transpose()?.flatten();
     progress.end();
-    write(&Report::new(machine, &lab, arguments, &lines, begin.elapsed()), arguments)
+    write(&Report::new(machine, &lab, arguments, &lines, over_time, begin.elapsed()), arguments)
 }
 
 fn write(report: &Report, arguments: &Arguments) -> Result<()> {
@@ -89,8 +103,12 @@ fn write(report: &Report, arguments: &Arguments) -> Result<()> {
 }
 
 impl Arguments {
+    fn wants(&self, group: Group) -> bool {
+        self.only.is_empty() || self.only.contains(&group)
+    }
+
     fn lines(&self) -> Vec<Line> {
-        let wanted = |load: &Load| self.only.is_empty() || self.only.contains(&load.group());
+        let wanted = |load: &Load| self.wants(load.group());
         let line = |load: Load| Line { load, missing: load.missing(), samples: Default::default() };
         Load::all().into_iter().filter(wanted).map(line).collect()
     }

@@ -8,10 +8,11 @@ use serde::Serialize;
 
 use super::lab::Lab;
 use super::load::{Group, Load, Sample};
+use super::over_time::OverTime;
 use super::side::Side;
 use super::{Arguments, Line};
 use crate::machine::Machine;
-use crate::report::{Plot, Series, number};
+use crate::report::{Axes, Plot, Series, number};
 use crate::stats::Spread;
 
 /// Everything.
@@ -25,6 +26,8 @@ pub(super) struct Report {
     seconds_per_turn: f64,
     seconds_in_all: f64,
     loads: Vec<Table>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    over_time: Option<OverTime>,
 }
 
 /// One load.
@@ -60,6 +63,7 @@ impl Report {
         lab: &Lab,
         arguments: &Arguments,
         lines: &[Line],
+        over_time: Option<OverTime>,
         all: Duration,
     ) -> Report {
         Report {
@@ -70,6 +74,7 @@ impl Report {
             seconds_per_turn: arguments.seconds,
             seconds_in_all: all.as_secs_f64(),
             loads: lines.iter().map(Table::of).collect(),
+            over_time,
         }
     }
 
@@ -86,6 +91,7 @@ impl Report {
                 title: title.to_owned(),
                 x_label: "bytes of a message".to_owned(),
                 y_label: y_label.to_owned(),
+                axes: Axes::Logarithmic,
                 series,
             })
         };
@@ -94,6 +100,7 @@ impl Report {
             named("throughput", plot(Group::Throughput, MEGABYTES, "Throughput of one connection", "MB/s")),
             named("cpu", plot(Group::Throughput, CPU_OF_GB, "Processor time of a GB, both hosts", "s")),
             named("round-trip", plot(Group::RoundTrip, MEDIAN, "Round trip", "us")),
+            named("policy", self.over_time.as_ref().map(OverTime::plot)),
         ];
         plots.into_iter().flatten().collect()
     }
@@ -116,6 +123,7 @@ impl Report {
             self.seconds_in_all
         );
         self.loads.iter().for_each(|table| table.write(&mut out));
+        self.over_time.iter().for_each(|over_time| over_time.write(&mut out));
         out += "\nhost: both programs on the hosts themselves. shunt: secure = false. shunt secure: secure = true. CPU: processor time of both hosts, routers and supervisors included.\n";
         out
     }

@@ -11,7 +11,7 @@ use super::measure::{BURST, IDLE};
 use super::way::Name;
 use super::{Arguments, Row};
 use crate::machine::Machine;
-use crate::report::{Plot, Series};
+use crate::report::{Axes, Plot, Series};
 use crate::stats::Spread;
 use crate::worker::Download;
 
@@ -119,6 +119,7 @@ impl Report {
                 title: title.to_owned(),
                 x_label: "bytes".to_owned(),
                 y_label: "seconds".to_owned(),
+                axes: Axes::Logarithmic,
                 series,
             }
         };

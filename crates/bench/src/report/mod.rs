@@ -15,7 +15,7 @@ use crate::side::Side;
 use crate::stats::Spread;
 
 pub(crate) use html::page;
-pub(crate) use plot::{Plot, Series};
+pub(crate) use plot::{Axes, Plot, Series};
 pub(crate) use text::{number, text};
 
 /// Everything.

@@ -1,6 +1,7 @@
-//! Figures as a plot: both axes logarithmic, a line for each series, the spread as a bar.
+//! Figures as a plot: a line for each series, the spread as a bar.
 
 use anyhow::{Context, Result, anyhow};
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
 use super::TableReport;
@@ -12,7 +13,18 @@ pub(crate) struct Plot {
     pub(crate) title: String,
     pub(crate) x_label: String,
     pub(crate) y_label: String,
+    pub(crate) axes: Axes,
     pub(crate) series: Vec<Series>,
+}
+
+/// What the axes are.
+#[derive(Debug)]
+pub(crate) enum Axes {
+    Logarithmic,
+    /// Time from its beginning, and figures from zero; with a name for what is from each of the moments on.
+    Time {
+        marks: Vec<(f64, String)>,
+    },
 }
 
 /// One line.
@@ -27,6 +39,8 @@ const SIZE: (u32, u32) = (1_080, 480);
 const LEGEND_X: u32 = 860;
 const LEGEND_Y: i32 = 60;
 const LEGEND_LINE: i32 = 22;
+/// So many lines of names of moments, one after the other, so that neighbours do not run into each other.
+const MARK_LINES: usize = 3;
 
 impl Plot {
     /// The lines of a table that have a place on its axis.
@@ -41,6 +55,7 @@ impl Plot {
             title: table.title.clone(),
             x_label: table.axis.unwrap_or("").to_owned(),
             y_label: table.unit.label().to_owned(),
+            axes: Axes::Logarithmic,
             series: series.collect(),
         }
     }
@@ -56,6 +71,25 @@ impl Plot {
         let all = || self.series.iter().flat_map(|series| &series.points);
         let x = bounds(all().map(|(x, _)| *x)).context("nothing was measured")?;
         let y = bounds(all().flat_map(|(_, figure)| [figure.min, figure.max])).context("nothing")?;
+        match &self.axes {
+            Axes::Logarithmic => {
+                let (x, y) = ((x.0..x.1 * 1.01).log_scale(), (y.0 * 0.8..y.1 * 1.25).log_scale());
+                self.draw_on(out, x, y, &[])
+            }
+            // With room for the names.
+            Axes::Time { marks } => {
+                self.draw_on(out, 0.0..x.1 * 1.01, 0.0..y.1 * 1.35, &mark_places(marks, y.1))
+            }
+        }
+    }
+
+    fn draw_on<X, Y>(&self, out: &mut String, x: X, y: Y, marks: &[Mark]) -> Result<()>
+    where
+        X: AsRangedCoord<Value = f64>,
+        Y: AsRangedCoord<Value = f64>,
+        X::CoordDescType: ValueFormatter<f64>,
+        Y::CoordDescType: ValueFormatter<f64>,
+    {
         let root = SVGBackend::with_string(out, SIZE).into_drawing_area();
         root.fill(&WHITE)?;
         let (left, legend) = root.split_horizontally(LEGEND_X);
@@ -64,9 +98,13 @@ impl Plot {
             .margin(12)
             .x_label_area_size(40)
             .y_label_area_size(80)
-            .build_cartesian_2d((x.0..x.1 * 1.01).log_scale(), (y.0 * 0.8..y.1 * 1.25).log_scale())?;
+            .build_cartesian_2d(x, y)?;
         let mut mesh = chart.configure_mesh();
         mesh.x_label_formatter(&|x| format!("{x:.0}")).x_desc(&self.x_label).y_desc(&self.y_label).draw()?;
+        for Mark { x, y, label } in marks {
+            chart.draw_series([PathElement::new([(*x, 0.0), (*x, *y)], BLACK.mix(0.7))])?;
+            chart.draw_series([Text::new(label.clone(), (*x, *y), ("sans-serif", 12))])?;
+        }
         for (index, Series { label, points }) in self.series.iter().enumerate() {
             let color = Palette99::pick(index).to_rgba();
             let line = points.iter().map(|(x, figure)| (*x, figure.median));
@@ -81,6 +119,24 @@ impl Plot {
         root.present()?;
         Ok(())
     }
+}
+
+/// A moment that has a name.
+struct Mark {
+    x: f64,
+    /// Where the name stands.
+    y: f64,
+    label: String,
+}
+
+/// Above the lines, of which the highest reaches `top`.
+fn mark_places(marks: &[(f64, String)], top: f64) -> Vec<Mark> {
+    let line = |at: usize| top * (1.31 - 0.08 * (at % MARK_LINES) as f64);
+    marks
+        .iter()
+        .enumerate()
+        .map(|(at, (x, label))| Mark { x: *x, y: line(at), label: label.clone() })
+        .collect()
 }
 
 /// The least and the most.

@@ -9,7 +9,7 @@ use super::load::{CLIENTS, Load, SINKS, Sample};
 use super::way::{WAYS, Way};
 use super::{Arguments, Group, Line};
 use crate::machine::Machine;
-use crate::report::{Plot, Series};
+use crate::report::{Axes, Plot, Series};
 use crate::stats::Spread;
 
 /// Everything.
@@ -146,6 +146,7 @@ impl Table {
             title: self.title.clone(),
             x_label: "bytes".to_owned(),
             y_label: if self.is_latency { "us" } else { "thousand messages a second" }.to_owned(),
+            axes: Axes::Logarithmic,
             series: series.collect(),
         }
     }

@@ -7,6 +7,7 @@
 mod calls;
 mod download;
 mod echo;
+mod flow;
 mod ipc;
 mod many;
 mod memcached;
@@ -25,6 +26,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use calls::Call;
 pub(crate) use download::Download;
+pub(crate) use flow::now;
 pub use ipc::Way;
 pub(crate) use ipc::{Ipc, IpcMeasured};
 use socket::Address;
@@ -64,6 +66,15 @@ pub enum Worker {
         /// See `Client`.
         #[command(flatten)]
         client: Client,
+    },
+    /// Sends as fast as it goes, and says from time to time how much that was
+    Flow {
+        /// Where the server is
+        #[arg(long)]
+        to: SocketAddr,
+        /// In how many seconds it says so once
+        #[arg(long)]
+        every: f64,
     },
     /// Many connections in one epoll set, each with requests under way
     Many {
@@ -203,6 +214,16 @@ pub(crate) struct Measured {
     pub(crate) p99_us: f64,
 }
 
+/// What a connection says that only sends.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Flowed {
+    /// So many bytes until now, in seconds of the clock that all share.
+    Sent { at: f64, bytes: u64 },
+    /// It has been ended, and how.
+    Ended(String),
+}
+
 /// Runs one.
 pub fn run(worker: &Worker) -> Result<()> {
     match worker {
@@ -214,6 +235,7 @@ pub fn run(worker: &Worker) -> Result<()> {
         }
         Worker::RoundTrip { client, style: Style::Epoll, .. } => many::run(client, 1, 1),
         Worker::Stream { client } => stream::source(client),
+        Worker::Flow { to, every } => flow::run(*to, Duration::from_secs_f64(*every)),
         Worker::Many { client, connections, depth } => many::run(client, *connections, *depth),
         Worker::Short { client, exchanges } => short::run(client, *exchanges),
         Worker::Memcached { client, connections } => memcached::run(client, *connections),

@@ -1,0 +1,45 @@
+//! One connection that sends as fast as it goes, and says from time to time how much that was, until it is ended.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::socket::{Address, Socket};
+use super::{BEGIN, Flowed, say, wait_for_end};
+
+/// Of one call.
+const CHUNK: usize = 64 * 1024;
+
+pub(super) fn run(to: SocketAddr, every: Duration) -> Result<()> {
+    let mut socket = Socket::connect(&Address::Tcp(to), true)?;
+    // Until whoever has started it is done with it.
+    std::thread::spawn(|| {
+        wait_for_end();
+        std::process::exit(0);
+    });
+    say(BEGIN)?;
+    let chunk = vec![7; CHUNK];
+    let (mut bytes, mut next) = (0, Instant::now() + every);
+    loop {
+        if let Err(error) = socket.write_all(&chunk) {
+            say(&serde_json::to_string(&Flowed::Ended(error.to_string()))?)?;
+            wait_for_end();
+            return Ok(());
+        }
+        bytes += CHUNK as u64;
+        if Instant::now() >= next {
+            say(&serde_json::to_string(&Flowed::Sent { at: now(), bytes })?)?;
+            // Not sooner, however late that was.
+            next = Instant::now() + every;
+        }
+    }
+}
+
+/// In seconds of the clock that all programs of this machine share.
+pub(crate) fn now() -> f64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}
