@@ -5,8 +5,6 @@ PREFIX  ?= /usr/local
 DESTDIR ?=
 CARGO   ?= cargo
 
-# What containers' programs are started by runs in any image, so it is linked statically, which is asked for by target.
-TRIPLE  := $(shell rustc -vV | sed -n 's/^host: //p')
 TARGET  := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 BIN     := $(DESTDIR)$(PREFIX)/bin
@@ -30,8 +28,6 @@ help:
 
 build:
 	$(CARGO) build --release -p shunt-cli -p shunt-shim -p shunt-channel-c
-	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build --release -p shunt-enter --target $(TRIPLE)
-	install -m 755 $(TARGET)/$(TRIPLE)/release/shunt-enter $(RELEASE)/shunt-enter
 
 demo: setup build
 	$(RELEASE)/shunt bench local memcached redis --seconds 1
@@ -69,7 +65,6 @@ install: $(if $(SUDO_USER),,build)
 	install -D -m 755 $(RELEASE)/shunt $(BIN)/shunt
 	ln -sf shunt $(BIN)/shunt-runtime
 	install -D -m 644 $(RELEASE)/libshunt.so $(LIB)/libshunt.so
-	install -D -m 755 $(RELEASE)/shunt-enter $(LIB)/shunt-enter
 	install -D -m 644 $(RELEASE)/libshunt_channel_c.so $(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.so
 	install -D -m 644 $(RELEASE)/libshunt_channel_c.a $(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.a
 	install -D -m 644 crates/channel-c/include/shunt_channel.h $(DESTDIR)$(PREFIX)/include/shunt_channel.h
@@ -85,7 +80,7 @@ install: $(if $(SUDO_USER),,build)
 
 uninstall:
 	rm -f $(foreach kind,so a,$(DESTDIR)$(PREFIX)/lib/libshunt_channel_c.$(kind)) $(DESTDIR)$(PREFIX)/include/shunt_channel.h
-	rm -f $(BIN)/shunt $(BIN)/shunt-runtime $(LIB)/libshunt.so $(LIB)/shunt-enter $(SHARE)/man/man1/shunt.1 $(SHARE)/man/man1/shunt-*.1
+	rm -f $(BIN)/shunt $(BIN)/shunt-runtime $(LIB)/libshunt.so $(SHARE)/man/man1/shunt.1 $(SHARE)/man/man1/shunt-*.1
 	rm -f $(SHARE)/bash-completion/completions/shunt $(SHARE)/zsh/site-functions/_shunt
 	rm -f $(SHARE)/fish/vendor_completions.d/shunt.fish
 	rm -f $(addprefix $(UNITS)/,$(SYSTEMD))

@@ -63,7 +63,7 @@ fn supervise(args: &OverlayRunArgs) -> ExitCode {
             "{name} runs on the overlay until a router answers at {}: is its directory in the container?",
             args.router.display()
         )),
-        Err(error @ SuperviseError::Lost) => return refuse(&error, 126),
+        Err(error @ (SuperviseError::Lost | SuperviseError::Abandoned)) => return refuse(&error, 126),
         Err(error) => say(&format!("{name} runs on the overlay: {error}")),
     }
     let Err(refused) = exec::exec(&path, &args.command, std::env::vars_os());

@@ -58,7 +58,7 @@ fn said(change: Change, what: &str, file: &Path) -> String {
 /// What is there, or what is missing.
 type Check = (&'static str, Result<String, String>);
 
-fn checks(file: &Path) -> [Check; 5] {
+fn checks(file: &Path) -> [Check; 4] {
     let registered = match shunt_oci::find(file) {
         Ok(Some(path)) => Ok(path.display().to_string()),
         Ok(None) => Err(format!("not in {}: `shunt runtime register`", file.display())),
@@ -71,7 +71,6 @@ fn checks(file: &Path) -> [Check; 5] {
         ("registered", registered),
         ("runtime", stand_in::behind().map(shown).map_err(|error| format!("{error:#}"))),
         ("libshunt.so", library::find().map(shown).map_err(|error| format!("{error:#}"))),
-        (shunt_oci::LAUNCHER, stand_in::launcher().map(shown).map_err(|refusal| refusal.to_string())),
         ("broker", broker.map_err(|error| format!("{}: {error}", socket.display()))),
     ]
 }

@@ -2,14 +2,14 @@
 //!
 //! docs/security.md is the list of attempts: each row there is one that the program makes (`overlay/attack.c`), with what comes of it.
 
+#[path = "overlay/attempts.rs"]
+mod attempts;
 #[path = "overlay/lab.rs"]
 mod lab;
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 
+use attempts::{OUTSIDE, UNDER_FILTER, attack, compare};
 use lab::{A, B, CLIENT, CLIENT_IPV6, Lab, SERVER, SERVER_IPV6};
 use serde_json::json;
 
@@ -35,22 +35,6 @@ else:
     echo(connection)
 ";
 
-/// The hostile program, static, built once.
-fn attack() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("attack");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/overlay/attack.c");
-        let mut gcc = Command::new("gcc");
-        gcc.args(["-static", "-pthread", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
-            .arg(&program)
-            .arg(source);
-        let output = gcc.output().expect("gcc is there");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        program
-    })
-}
-
 fn attack_in(lab: &Lab, is_supervised: bool, way: &str, pass: &str) -> Command {
     let mut command = lab.command(A, is_supervised, attack());
     command.args([way, CLIENT, SERVER, "192.168.77.", "wire", pass]);
@@ -62,49 +46,6 @@ fn attack_ipv6(lab: &Lab, way: &str, hosts: &str) -> Command {
     let mut command = lab.command(A, true, attack());
     command.args([way, CLIENT_IPV6, SERVER_IPV6, hosts, "wire", "-"]);
     command
-}
-
-/// What it has said of each attempt, in its order.
-fn outcomes(said: &str) -> Vec<(String, String)> {
-    assert!(said.ends_with("done\n"), "{said}");
-    let lines = said.lines().filter_map(|line| line.split_once('\t'));
-    lines.map(|(name, outcome)| (name.to_owned(), outcome.to_owned())).collect()
-}
-
-/// A row of the page: what the program gets under `shunt overlay run`, and what one that is not gets, and what stops it.
-type Row = (String, [String; 3]);
-
-/// The page's table.
-fn listed() -> Vec<Row> {
-    let page = include_str!("../../../docs/security.md");
-    let table = page.split("| attempt |").nth(1).expect("the table");
-    let rows = table.lines().skip(2).take_while(|line| line.starts_with("| "));
-    let cells = |row: &str| -> Vec<String> {
-        row.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
-    };
-    rows.map(|row| {
-        let [name, filtered, given, stops] = cells(row).try_into().expect(row);
-        // The same as in the column before.
-        let given = if given.is_empty() { filtered.clone() } else { given };
-        (name, [filtered, given, stops])
-    })
-    .collect()
-}
-
-fn compare(said: &[(String, String)], column: usize) {
-    let page = listed();
-    let of_page: BTreeMap<&str, &str> =
-        page.iter().map(|(name, cells)| (name.as_str(), cells[column].as_str())).collect();
-    let tried: BTreeMap<&str, &str> =
-        said.iter().map(|(name, outcome)| (name.as_str(), outcome.as_str())).collect();
-    assert_eq!(page.len(), of_page.len(), "no attempt is listed twice");
-    let differ: Vec<_> = tried.iter().filter(|(name, got)| of_page.get(*name) != Some(*got)).collect();
-    let missing: Vec<_> = of_page.keys().filter(|name| !tried.contains_key(*name)).collect();
-    assert!(
-        differ.is_empty() && missing.is_empty(),
-        "docs/security.md says otherwise of {differ:#?}, and lists {missing:#?}"
-    );
-    assert!(page.iter().all(|(_, cells)| !cells[2].is_empty()), "each row says what stops it");
 }
 
 /// Both hosts translate addresses, so that their kernels know where each connection went.
@@ -139,7 +80,7 @@ fn a_program_that_connects_gets_what_the_page_says() {
     let output = lab.output(A, &mut attack_in(&lab, true, "connect", "-"));
     let said = String::from_utf8(output.stdout).unwrap();
     assert_eq!(lab.roads(A, "client"), (1, json!({})), "{said} {}", String::from_utf8_lossy(&output.stderr));
-    compare(&outcomes(&said), 0);
+    compare(&said, UNDER_FILTER);
 }
 
 #[test]
@@ -150,7 +91,7 @@ fn a_program_that_accepts_gets_the_same() {
     lab.launch(B, client.args(["-c", ECHO, "connect", CLIENT]), "connected");
     let said = lab.await_end(hostile);
     assert_eq!(lab.roads(A, "server"), (1, json!({})), "{said}");
-    compare(&outcomes(&said), 0);
+    compare(&said, UNDER_FILTER);
 }
 
 /// The same with addresses of IPv6, on hosts with addresses of either family, which must not be shown.
@@ -168,14 +109,14 @@ fn a_program_on_an_overlay_of_ipv6_gets_the_same() {
             "{said} {}",
             String::from_utf8_lossy(&output.stderr)
         );
-        compare(&outcomes(&said), 0);
+        compare(&said, UNDER_FILTER);
         lab.stop(server);
         let hostile = lab.launch(A, &mut attack_ipv6(&lab, "accept", hosts), "listening");
         let mut client = lab.command(B, true, "python3");
         lab.launch(B, client.args(["-c", ECHO, "connect", CLIENT_IPV6]), "connected");
         let said = lab.await_end(hostile);
         assert_eq!(lab.roads(A, "server"), (1, json!({})), "{said}");
-        compare(&outcomes(&said), 0);
+        compare(&said, UNDER_FILTER);
     }
 }
 
@@ -189,7 +130,7 @@ fn a_program_outside_the_filter_gets_what_the_page_says() {
     let given = lab.launch(A, &mut attack_in(&lab, false, "given", &meeting), "waiting");
     let output = lab.output(A, &mut attack_in(&lab, true, "connect", &meeting));
     assert!(output.status.success(), "{output:?}");
-    compare(&outcomes(&lab.await_end(given)), 1);
+    compare(&lab.await_end(given), OUTSIDE);
 }
 
 /// A container's processes have numbers of their own.

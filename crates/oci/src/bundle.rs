@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::overlay;
+use crate::overlay::{self, Supervision};
 use crate::refusal::Refusal;
 use crate::replace::replace;
 use crate::spec::{self, Host};
@@ -22,21 +22,24 @@ pub fn follow(process: &Path, bundle: &Path) -> Result<(), Refusal> {
     change(process, |text| spec::follow(text, &container))
 }
 
-/// Has the program of the container of `bundle` started by `launcher`, which takes its supervisor from the descriptor `number`.
-pub fn supervise(bundle: &Path, launcher: &Path, number: i32) -> Result<(), Refusal> {
-    let bundle = std::path::absolute(bundle).unwrap_or_else(|_| bundle.to_owned());
-    change(&bundle.join(CONFIGURATION), |text| overlay::supervise(text, &bundle, launcher, number))
+/// How the programs of the container of `bundle` are to be supervised, on a host whose router trusts containers or does not. It is
+/// remembered.
+pub fn supervise(bundle: &Path, is_trusted: bool) -> Result<Supervision, Refusal> {
+    let marking = |source| Refusal::File { path: bundle.to_owned(), source };
+    overlay::forget(bundle).map_err(marking)?;
+    let supervision = overlay::considered(&read(&bundle.join(CONFIGURATION))?, is_trusted)?;
+    overlay::remember(bundle, supervision).map_err(marking)?;
+    Ok(supervision)
 }
 
-/// The same for the process that the file `process` describes, if the container of `bundle` is so.
-pub fn supervise_another(process: &Path, bundle: &Path, number: i32) -> Result<(), Refusal> {
-    let container = read(&bundle.join(CONFIGURATION))?;
-    change(process, |text| overlay::follow(text, &container, number))
+/// How those of a container that runs are. None: they are not.
+pub fn supervision(bundle: &Path) -> Result<Option<Supervision>, Refusal> {
+    overlay::remembered(bundle).map_err(|source| Refusal::File { path: bundle.to_owned(), source })
 }
 
-/// Whether the container of `bundle` is so.
-pub fn is_supervised(bundle: &Path) -> Result<bool, Refusal> {
-    overlay::is_entered(&read(&bundle.join(CONFIGURATION))?)
+/// The container of `bundle` is started without, after all.
+pub fn let_go(bundle: &Path) -> Result<(), Refusal> {
+    overlay::forget(bundle).map_err(|source| Refusal::File { path: bundle.to_owned(), source })
 }
 
 fn change(path: &Path, edit: impl FnOnce(&str) -> Result<Option<String>, Refusal>) -> Result<(), Refusal> {

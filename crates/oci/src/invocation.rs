@@ -14,8 +14,6 @@ pub struct Invocation {
     pub log: Option<PathBuf>,
     /// Whether that log is JSON.
     pub logs_json: bool,
-    /// Whether it is to pass descriptors of its caller's on.
-    pub passes: bool,
     /// What it is to do.
     pub operation: Operation,
 }
@@ -71,26 +69,12 @@ impl Invocation {
     pub fn parse(arguments: &[OsString]) -> Invocation {
         let (options, rest) = split_options(arguments, &GLOBAL);
         let value = |name| value_of(&options, &[name]);
-        let passes = rest.iter().any(|word| {
-            let name = word.as_bytes();
-            let name = name.strip_prefix(b"--").or(name.strip_prefix(b"-"));
-            name.is_some_and(|name| name.starts_with(b"preserve-fds"))
-        });
         Invocation {
-            passes,
             global: arguments[..arguments.len() - rest.len()].to_vec(),
             log: value("log").map(PathBuf::from),
             logs_json: value("log-format") == Some(OsStr::new("json")),
             operation: Operation::parse(rest),
         }
-    }
-}
-
-impl Invocation {
-    /// Has it pass one descriptor on, the first behind the standard ones: `words` are its name and its arguments.
-    pub fn pass_one(&self, words: &mut Vec<OsString>) {
-        // Behind the name, the global options and the command.
-        words.insert(self.global.len() + 2, "--preserve-fds=1".into());
     }
 }
 
@@ -170,8 +154,6 @@ mod tests {
         assert!(invocation.logs_json);
         assert_eq!(invocation.operation, Operation::Create { bundle: "/b".into() });
         assert_eq!(invocation.global.len(), 7);
-        assert!(!invocation.passes);
-        assert!(parse("run --preserve-fds=2 id").passes && parse("exec -preserve-fds 2 -p x id").passes);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Containers under shunt with nothing but `docker run --runtime=shunt`: what stands between an engine and its OCI runtime adds the
 //! shim, the broker's directory and LD_PRELOAD to the configuration of each container that can have them, and leaves every other one
-//! as it is. Where the host has a router of the overlay, the container's program is started under a supervisor as well.
+//! as it is. Where the host has a router of the overlay, it is said whether a container's programs may have a supervisor, and which.
 
 #![forbid(unsafe_code)]
 
@@ -17,10 +17,10 @@ mod settings;
 mod spec;
 mod text;
 
-pub use bundle::{enter, follow, is_supervised, supervise, supervise_another};
+pub use bundle::{enter, follow, let_go, supervise, supervision};
 pub use daemon_json::{Change, NAME, RegisterError, find, register, unregister};
 pub use invocation::{Invocation, Operation};
-pub use overlay::LAUNCHER;
+pub use overlay::Supervision;
 pub use refusal::Refusal;
 pub use settings::{DEFAULT_SETTINGS, Settings, SettingsError};
 pub use spec::Host;

@@ -36,12 +36,9 @@ pub enum Refusal {
     /// The user's word.
     #[error("SHUNT_OVERLAY=off is in its environment")]
     Off,
-    /// There is nothing to start the container's program by.
-    #[error("{0}; `make install` puts a program there that runs in any image")]
-    NoLauncher(String),
-    /// Descriptors are numbered, and the number is taken.
-    #[error("its engine passes descriptors of its own to it (--preserve-fds or LISTEN_FDS)")]
-    Descriptors,
+    /// The kernel allows one.
+    #[error("its seccomp profile shows its calls to another supervisor already")]
+    Shown,
     /// There is nobody to show its calls to.
     #[error("it has no supervisor: {0}")]
     NoSupervisor(String),

@@ -35,13 +35,13 @@ struct Config {
 
 /// Its root directory.
 #[derive(Deserialize)]
-pub(crate) struct Root {
+struct Root {
     path: PathBuf,
 }
 
 impl Root {
     /// Of the container whose bundle is there.
-    pub(crate) fn open(self, bundle: &Path) -> Result<Rootfs, Refusal> {
+    fn open(self, bundle: &Path) -> Result<Rootfs, Refusal> {
         let root = bundle.join(self.path);
         Rootfs::open(&root).map_err(|source| Refusal::Rootfs { path: root, source })
     }
@@ -52,18 +52,50 @@ impl Root {
 pub(crate) struct Linux {
     #[serde(default)]
     namespaces: Vec<Namespace>,
+    #[serde(default)]
+    seccomp: Option<Seccomp>,
 }
 
 #[derive(Deserialize)]
 struct Namespace {
     #[serde(rename = "type")]
     kind: String,
+    /// One that is there already.
+    #[serde(default)]
+    path: String,
+}
+
+/// Its filter of system calls.
+#[derive(Deserialize)]
+struct Seccomp {
+    #[serde(default, rename = "defaultAction")]
+    action: String,
+    #[serde(default)]
+    syscalls: Vec<Syscalls>,
+}
+
+#[derive(Deserialize)]
+struct Syscalls {
+    action: String,
 }
 
 impl Linux {
     /// Whether that is a namespace of this kind.
     pub(crate) fn has(&self, kind: &str) -> bool {
         self.namespaces.iter().any(|namespace| namespace.kind == kind)
+    }
+
+    /// Whether that is one of this kind which is there already.
+    pub(crate) fn joins(&self, kind: &str) -> bool {
+        self.namespaces.iter().any(|namespace| namespace.kind == kind && !namespace.path.is_empty())
+    }
+
+    /// Whether its filter shows calls to somebody.
+    pub(crate) fn shows_calls(&self) -> bool {
+        let actions = self.seccomp.iter().flat_map(|filter| {
+            filter.syscalls.iter().map(|it| &it.action).chain(std::iter::once(&filter.action))
+        });
+        actions.into_iter().any(|action| action == "SCMP_ACT_NOTIFY")
     }
 }
 
@@ -102,25 +134,15 @@ pub(crate) fn follow(text: &str, container: &str) -> Result<Option<String>, Refu
 
 /// The mounts that `object`, the configuration, is without.
 fn mount(text: &str, object: &Container<'_>, host: &Host, rootfs: &Rootfs) -> Result<Vec<Splice>, Refusal> {
-    let shim = Mount::read_only(directory_of(&host.library), directory_of(Path::new(LIBRARY)));
-    let broker = Mount::read_only(&host.broker, Path::new(BROKER_DIRECTORY));
-    add_mounts(text, object, rootfs, [shim, broker])
-}
-
-/// Those of `wanted` that it is without.
-pub(crate) fn add_mounts<const COUNT: usize>(
-    text: &str,
-    object: &Container<'_>,
-    rootfs: &Rootfs,
-    wanted: [Mount; COUNT],
-) -> Result<Vec<Splice>, Refusal> {
     let there: Vec<Mount> = match object.member("mounts") {
         Some(mounts) => serde_json::from_str(mounts).map_err(not_understood)?,
         None => Vec::new(),
     };
     let there: Vec<Mount> = there.into_iter().map(|mount| mount.resolved(rootfs)).collect();
+    let shim = Mount::read_only(directory_of(&host.library), directory_of(Path::new(LIBRARY)));
+    let broker = Mount::read_only(&host.broker, Path::new(BROKER_DIRECTORY));
     let mut added = Vec::new();
-    for mount in wanted {
+    for mount in [shim, broker] {
         if mount.clone().resolved(rootfs).is_missing(&there, rootfs)? {
             added.push(serde_json::to_string(&mount).map_err(not_understood)?);
         }
@@ -169,11 +191,11 @@ fn add(text: &str, object: &Container<'_>, name: &str, elements: &str) -> Result
     }
 }
 
-pub(crate) fn quoted(text: &str) -> Result<String, Refusal> {
+fn quoted(text: &str) -> Result<String, Refusal> {
     serde_json::to_string(text).map_err(not_understood)
 }
 
-pub(crate) fn missing(name: &str) -> Refusal {
+fn missing(name: &str) -> Refusal {
     Refusal::NotUnderstood(format!("it has no {name}"))
 }
 

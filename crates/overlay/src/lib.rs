@@ -6,7 +6,7 @@
 //! ends of a conversation between routers (`wire`), which have asked each other before (`peers`, `guests`). `policy` says which connections may be; `connections` has those that there are under it,
 //! with their `options`, and `enforce` brings another one about. Which host has a container is in the `map`, which `discovery` keeps by way of `etcd`. `account` makes sockets for containers,
 //! `secure` has them tagged, and `adopt` finds the connections that a router before has made; `listing` is what it says of them. `supervise` puts a program under a supervisor, whose life is in `supervisor`;
-//! `admit` gives it one where programs are not trusted, `stand_by` has one wait for a program in a container.
+//! `admit` gives it one where programs are not trusted, `stand_by` has one wait for a container.
 
 #![forbid(unsafe_code)]
 
@@ -52,4 +52,4 @@ pub use router::{Error, run};
 pub use shunt_control::AskError;
 pub use shunt_key::{KeyError, Step, new_key, rotate};
 pub use stand_by::stand_by;
-pub use supervise::{SuperviseError, Supervised, supervise};
+pub use supervise::{SuperviseError, Supervised, supervise, trusts};

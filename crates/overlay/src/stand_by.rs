@@ -1,110 +1,100 @@
-//! A supervisor on the host, for a program in a container: it is there before the program, waits for it, and stays outside. So the
-//! container needs nothing to be supervised: no socket of the router, no CAP_SYS_PTRACE for a program that becomes another user, no
-//! calls that its seccomp profile forbids.
+//! A supervisor on the host, for a container that is about to be started: it is there before the container, and stays outside.
+//!
+//! Whoever becomes the container's runtime puts itself under the filter and leaves the listener here. So everything that the runtime
+//! starts in the container is under the filter from its first instruction, and nothing in the container has a part in that: no file that
+//! could be another, no process that could be traced before it is under it. The same holds of each further process that a runtime starts.
+//! Who else is in the container descends from these. That is the proof for a router that does not trust containers; nobody has to be
+//! looked at.
+//!
+//! Until the container makes its first call, what is shown are calls of the runtime's and its hooks'. They are made as they are.
 
-use std::fs;
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
+use std::fs::{self, File};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::sockopt::set_socket_passcred;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg,
-    socketpair,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space, set_no_new_privs};
 use shunt_sys::seccomp::{self, Listener};
-use shunt_sys::{Errno, apart, guarded, netns, seqpacket};
+use shunt_sys::{apart, guarded, seqpacket};
 
 use crate::supervise::{self, SuperviseError};
-use crate::supervisor::{self, CALLS, NO_ROUTER, Supervisor};
+use crate::supervisor::{self, Call, NO_ROUTER, Supervisor};
 
-/// Makes a supervisor that asks the router at `router`, for the program that will have what is returned: `shunt-enter` takes it. If nobody
-/// has it any more, the supervisor ends. Must be called while the process has one thread.
-pub fn stand_by(router: &Path) -> Result<OwnedFd, SuperviseError> {
+/// Has a supervisor stand by for what this process becomes and starts, which is under the filter from now on; `guards`: under that for
+/// programs that are not trusted. The supervisor asks the router at that place, or none. Must be called while the process has one thread.
+pub fn stand_by(router: Option<&Path>, guards: bool) -> Result<(), SuperviseError> {
     let kernel = |what| move |source| SuperviseError::Kernel { what, source };
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (near, far) = pair.map_err(kernel("a pair of sockets"))?;
-    // Which process it is that speaks is for the kernel to say.
-    set_socket_passcred(&far, true).map_err(kernel("a pair of sockets"))?;
-    let place = router.to_owned();
-    apart::beside(far, move |far| live(&far, &place)).map_err(kernel("a process for the supervisor"))?;
+    let place = router.unwrap_or(Path::new(NO_ROUTER)).to_owned();
+    apart::beside(far, move |far| live(far, &place, guards))
+        .map_err(kernel("a process for the supervisor"))?;
     // It is there before anything leans on it.
-    let mut polled = [PollFd::new(&near, PollFlags::IN)];
-    poll(&mut polled, None).map_err(kernel("the supervisor"))?;
-    let gone = polled[0].revents().contains(PollFlags::HUP);
-    if gone { Err(SuperviseError::Gone) } else { Ok(near) }
+    if !is_there(&near) {
+        return Err(SuperviseError::Gone);
+    }
+    let listener = supervise::install(if guards { guarded::watch } else { seccomp::watch })?;
+    let passed = seqpacket::send(&near, HERE, &[listener.as_fd()]);
+    drop(listener);
+    if passed.is_ok() && is_there(&near) { Ok(()) } else { Err(SuperviseError::Abandoned) }
+}
+
+/// Either side's word: it is there, and has what it needs.
+const HERE: &[u8] = b"h";
+
+/// Waits for the other side's word; whether it came.
+fn is_there(other: &OwnedFd) -> bool {
+    let _ = poll(&mut [PollFd::new(other, PollFlags::IN)], None);
+    let mut word = [0; 1];
+    matches!(seqpacket::recv(other, &mut word), Ok((1, _)))
 }
 
 /// The life of the supervisor's process.
-fn live(program: &OwnedFd, router: &Path) {
+fn live(other: OwnedFd, router: &Path, guards: bool) {
     supervisor::begin_life();
-    let guards = !supervise::is_open(router);
-    let filter = if guards { guarded::describe(&CALLS) } else { seccomp::describe(&CALLS) };
-    if seqpacket::send(program, &filter, &[]).is_err() {
+    if seqpacket::send(&other, HERE, &[]).is_err() {
         return;
     }
-    let Some(entered) = receive(program) else { return };
+    let Some(listener) = supervise::receive(&other) else { return };
+    // Should that fail, nobody goes on under the filter.
+    let _ = seqpacket::send(&other, HERE, &[]);
+    drop(other);
     // From here on calls are shown, and have to be answered, whatever else fails: without a router they are made as always.
-    if let Some(process) = entered.process {
-        // What the host counts by group is to be the container's.
-        let _ = join_group(process);
-        let _ = fs::write("/proc/self/oom_score_adj", "-999");
-    }
-    let joined = netns::of_socket(&entered.shown)
-        .and_then(|namespace| move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)));
-    drop(entered.shown);
+    let Some((first, network)) = await_container(&Arc::new(listener)) else { return };
+    // What the host counts by group is to be the container's.
+    let _ = join_group(first.thread());
+    let _ = fs::write("/proc/self/oom_score_adj", "-999");
+    let joined = move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network));
+    drop(network);
     let _ = set_no_new_privs(true).and_then(|()| supervisor::drop_privileges());
     let router = if joined.is_ok() { router } else { Path::new(NO_ROUTER) };
-    let supervisor = Supervisor::new(router, guards);
-    let _ = seqpacket::send(program, b"r", &[]);
-    supervisor.serve(entered.listener);
+    Supervisor::new(router, guards).serve_from(first);
 }
 
-/// A program that is under the filter.
-struct Entered {
-    listener: Listener,
-    /// A socket of its network namespace.
-    shown: OwnedFd,
-    /// As this process numbers it.
-    process: Option<u32>,
-}
-
-/// Waits for it. None: there will be none.
-fn receive(program: &OwnedFd) -> Option<Entered> {
-    const SPACE: usize = rustix::cmsg_space!(ScmRights(2), ScmCredentials(1));
+/// The first call that the container makes, and its network namespace: another than this process's, which is the host's. None: there
+/// is nobody left who could make one.
+fn await_container(listener: &Arc<Listener>) -> Option<(Call, File)> {
+    let known = |network: &File| network.metadata().map(|it| (it.dev(), it.ino()));
+    let own = File::open("/proc/self/ns/net").and_then(|network| known(&network));
     loop {
-        let mut space = [MaybeUninit::uninit(); SPACE];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received =
-            recvmsg(program, &mut [IoSliceMut::new(&mut [0; 1])], &mut control, RecvFlags::CMSG_CLOEXEC);
-        let (mut descriptors, mut process) = (Vec::new(), None);
-        for message in control.drain() {
-            match message {
-                RecvAncillaryMessage::ScmRights(rights) => descriptors.extend(rights),
-                RecvAncillaryMessage::ScmCredentials(sender) => {
-                    process = u32::try_from(sender.pid.as_raw_nonzero().get()).ok();
-                }
-                _ => {}
+        let call = Call::next(listener)?;
+        let network = File::open(format!("/proc/{}/ns/net", call.thread()));
+        match (network, &own) {
+            // The thread is still that one if its call waits.
+            (Ok(network), Ok(own)) if known(&network).is_ok_and(|it| it != *own) && call.waits() => {
+                return Some((call, network));
             }
-        }
-        match received {
-            Ok(message) if message.bytes == 0 => return None,
-            Ok(_) => {
-                let mut descriptors = descriptors.into_iter();
-                let (listener, shown) = (descriptors.next()?, descriptors.next()?);
-                return Some(Entered { listener: Listener::from_fd(listener), shown, process });
-            }
-            Err(Errno::INTR) => {}
-            Err(_) => return None,
+            _ => call.let_be(),
         }
     }
 }
 
 /// Moves this process to the control group (version 2) of another.
-fn join_group(process: u32) -> std::io::Result<()> {
+fn join_group(process: u32) -> io::Result<()> {
     let groups = fs::read_to_string(format!("/proc/{process}/cgroup"))?;
     let Some(group) = groups.lines().find_map(|line| line.strip_prefix("0::/")) else { return Ok(()) };
     let unified = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new);

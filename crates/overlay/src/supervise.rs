@@ -37,6 +37,9 @@ pub enum SuperviseError {
     /// The supervisor has ended before it began.
     #[error("its supervisor did not start")]
     Gone,
+    /// The same, when the filter was there already.
+    #[error("its supervisor has ended, and nobody would answer its calls")]
+    Abandoned,
 }
 
 /// What there is to say though everything works.
@@ -64,8 +67,8 @@ pub fn supervise(router: &Path) -> Result<Supervised, SuperviseError> {
     }
 }
 
-/// Whether the router trusts programs. One that does not answer may not.
-pub(crate) fn is_open(router: &Path) -> bool {
+/// Whether the router at that place trusts programs. One that does not answer may not.
+pub fn trusts(router: &Path) -> bool {
     ask(router).is_some_and(|(_, answer)| answer == Answer::Open)
 }
 
@@ -128,9 +131,14 @@ fn supervise_beside(router: &Path) -> Result<Supervised, SuperviseError> {
 const READY: u8 = b'r';
 const WITHOUT_ROUTER: u8 = b'w';
 
-fn watch(install: fn(&[Watched]) -> Result<Listener, Errno>) -> Result<Listener, SuperviseError> {
+fn watch(make: fn(&[Watched]) -> Result<Listener, Errno>) -> Result<Listener, SuperviseError> {
     seccomp::prepare().map_err(|source| SuperviseError::Kernel { what: "no_new_privs", source })?;
-    install(&CALLS).map_err(|error| match error {
+    install(make)
+}
+
+/// Of a process that may.
+pub(crate) fn install(make: fn(&[Watched]) -> Result<Listener, Errno>) -> Result<Listener, SuperviseError> {
+    make(&CALLS).map_err(|error| match error {
         Errno::BUSY => SuperviseError::Supervised,
         source => SuperviseError::Kernel { what: "a seccomp filter with a listener (Linux 5.19)", source },
     })
@@ -151,10 +159,10 @@ fn live(parent: OwnedFd, router: &Path) {
     }
 }
 
-fn receive(stream: &UnixStream) -> Option<Listener> {
+/// The listener that the caller sends, unless that ends.
+pub(crate) fn receive(stream: impl AsFd) -> Option<Listener> {
     let ready = rustix::event::PollFlags::IN;
-    let mut polled = [rustix::event::PollFd::new(stream, ready)];
-    // The caller sends it, or ends.
+    let mut polled = [rustix::event::PollFd::new(&stream, ready)];
     rustix::event::poll(&mut polled, None).ok()?;
     let (_, mut descriptors) = seqpacket::recv(stream, &mut [0; 1]).ok()?;
     descriptors.take_first().map(Listener::from_fd)

@@ -68,7 +68,7 @@ pub(crate) struct Supervisor {
 
 /// A call, and what answers it.
 #[derive(Clone, Debug)]
-struct Call {
+pub(crate) struct Call {
     listener: Arc<Listener>,
     notification: Notification,
 }
@@ -107,32 +107,34 @@ impl Supervisor {
 
     /// Until nobody is left under the filter.
     pub(crate) fn serve(self, listener: Listener) {
+        self.run(&Arc::new(listener), None);
+    }
+
+    /// The same, when somebody has made a call already.
+    pub(crate) fn serve_from(self, first: Call) {
+        self.run(&first.listener.clone(), Some(first));
+    }
+
+    fn run(self, listener: &Arc<Listener>, first: Option<Call>) {
         listener.hand_over();
-        let (supervisor, listener) = (Arc::new(self), Arc::new(listener));
+        let supervisor = Arc::new(self);
         let keeper = supervisor.clone();
         // A router that hangs must not keep calls waiting.
         let kept = std::thread::Builder::new().stack_size(STACK).spawn(move || keeper.keep());
         if kept.is_err() {
             supervisor.link.hang_up();
         }
-        supervisor.work(&listener);
+        supervisor.work(listener, first);
         supervisor.crew.await_end();
     }
 
-    /// The life of a thread: it takes what is shown when it is its turn, until a call keeps it.
-    fn work(self: &Arc<Supervisor>, listener: &Arc<Listener>) {
+    /// The life of a thread: it takes what is shown when it is its turn, until a call keeps it. `taken` is its first.
+    fn work(self: &Arc<Supervisor>, listener: &Arc<Listener>, mut taken: Option<Call>) {
         while self.crew.lead() {
             while self.crew.leads() {
-                let mut polled = [PollFd::new(&**listener, PollFlags::IN)];
-                match poll(&mut polled, None) {
-                    Ok(_) if polled[0].revents().contains(PollFlags::HUP) => return self.crew.end(),
-                    Ok(_) => match listener.next() {
-                        Ok(notification) => self.dispatch(Call { listener: listener.clone(), notification }),
-                        // Its thread has died, or was interrupted before it was taken.
-                        Err(Errno::NOENT | Errno::INTR) => {}
-                        Err(_) => return self.crew.end(),
-                    },
-                    Err(_) => {}
+                match taken.take().or_else(|| Call::next(listener)) {
+                    Some(call) => self.dispatch(call),
+                    None => return self.crew.end(),
                 }
             }
         }
@@ -200,7 +202,7 @@ impl Supervisor {
         let (supervisor, listener) = (self.clone(), listener.clone());
         self.crew.hand_over(move || {
             let thread = std::thread::Builder::new().stack_size(STACK);
-            thread.spawn(move || supervisor.work(&listener)).is_ok()
+            thread.spawn(move || supervisor.work(&listener, None)).is_ok()
         })
     }
 
@@ -261,11 +263,30 @@ impl Supervisor {
 }
 
 impl Call {
+    /// The next one. None: nobody is left under the filter.
+    pub(crate) fn next(listener: &Arc<Listener>) -> Option<Call> {
+        loop {
+            let mut polled = [PollFd::new(&**listener, PollFlags::IN)];
+            if poll(&mut polled, None).is_err() {
+                continue;
+            }
+            if polled[0].revents().contains(PollFlags::HUP) {
+                return None;
+            }
+            match listener.next() {
+                Ok(notification) => return Some(Call { listener: listener.clone(), notification }),
+                // Its thread has died, or was interrupted before it was taken.
+                Err(Errno::NOENT | Errno::INTR) => {}
+                Err(_) => return None,
+            }
+        }
+    }
+
     fn number(&self) -> i32 {
         self.notification.arguments[0] as i32
     }
 
-    fn thread(&self) -> u32 {
+    pub(crate) fn thread(&self) -> u32 {
         self.notification.thread
     }
 
@@ -275,8 +296,16 @@ impl Call {
         self.waits().then_some(socket)
     }
 
-    fn waits(&self) -> bool {
+    pub(crate) fn waits(&self) -> bool {
         self.listener.waits(self.notification.id)
+    }
+
+    /// It is nothing to a supervisor of the overlay, whatever it is.
+    pub(crate) fn let_be(&self) {
+        match guarded::job(self) {
+            Some(job) => self.answer(job(self)),
+            None => self.proceed(),
+        }
     }
 
     /// Nobody is left to be told if that fails.

@@ -68,11 +68,6 @@ pub fn watch(calls: &[Watched]) -> Result<Listener> {
     seccomp::install(&program(calls))
 }
 
-/// The filter that [`watch`] would install, for another process of this machine to install.
-pub fn describe(calls: &[Watched]) -> Vec<u8> {
-    seccomp::described(program(calls))
-}
-
 fn program(calls: &[Watched]) -> Vec<sock_filter> {
     let foreign = foreign();
     let mut program = vec![

@@ -15,7 +15,6 @@ pub mod eventfd;
 pub mod guard;
 pub mod guarded;
 pub mod identity;
-pub mod inherited;
 pub mod interest;
 pub mod limits;
 pub mod listed;

@@ -83,34 +83,7 @@ pub fn prepare() -> Result<()> {
     if is_privileged { Ok(()) } else { set_no_new_privs(true) }
 }
 
-/// The filter that [`watch`] would install, for another process of this machine to install.
-pub fn describe(calls: &[Watched]) -> Vec<u8> {
-    described(program(calls))
-}
-
-/// The same of a filter that is made already.
-pub(crate) fn described(program: Vec<sock_filter>) -> Vec<u8> {
-    let step = |step: sock_filter| {
-        let [a, b] = step.code.to_ne_bytes();
-        let [c, d, e, f] = step.k.to_ne_bytes();
-        [a, b, step.jt, step.jf, c, d, e, f]
-    };
-    program.into_iter().flat_map(step).collect()
-}
-
-/// As [`watch`], with a filter that somebody has described. EINVAL: it is none.
-pub fn watch_described(described: &[u8]) -> Result<Listener> {
-    let (steps, []) = described.as_chunks() else { return Err(Errno::INVAL) };
-    let step = |&[a, b, jt, jf, c, d, e, f]: &[u8; 8]| sock_filter {
-        code: u16::from_ne_bytes([a, b]),
-        jt,
-        jf,
-        k: u32::from_ne_bytes([c, d, e, f]),
-    };
-    install(&steps.iter().map(step).collect::<Vec<_>>())
-}
-
-/// The same with a filter that is made already.
+/// The same, by a filter that is made already.
 pub(crate) fn install(program: &[sock_filter]) -> Result<Listener> {
     let len = u16::try_from(program.len()).map_err(|_| Errno::INVAL)?;
     let described = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
@@ -307,11 +280,9 @@ pub(crate) mod tests {
         let (sender, receiver) = std::sync::mpsc::channel();
         let caller = std::thread::spawn(move || {
             rustix::thread::set_no_new_privs(true).unwrap();
-            let described = describe(&[Watched { number: libc::SYS_listen, only_if: &[] }]);
-            sender.send(watch_described(&described).unwrap()).unwrap();
+            sender.send(watch(&[Watched { number: libc::SYS_listen, only_if: &[] }]).unwrap()).unwrap();
             let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
             let listen = || rustix::net::listen(&socket, 1);
-            assert_eq!(watch_described(&[0; 7]).map(drop), Err(Errno::INVAL));
             (listen(), listen(), watch(&[]).map(drop))
         });
         let listener = receiver.recv().unwrap();

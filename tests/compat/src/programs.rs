@@ -4,41 +4,32 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// `shunt`, `libshunt.so` and `shunt-enter`, side by side.
+/// `shunt` and `libshunt.so`, side by side.
 #[derive(Clone, Debug)]
 pub struct Tools {
     /// The command.
     pub shunt: PathBuf,
     /// The shim.
     pub library: PathBuf,
-    /// What containers' programs are started by.
-    pub launcher: PathBuf,
 }
 
 impl Tools {
-    /// Those named by `SHUNT_BIN` (the command; the others lie beside it), else the release build of the
+    /// Those named by `SHUNT_BIN` (the command; the other lies beside it), else the release build of the
     /// workspace. A missing file is a failure: a test is never skipped.
     pub fn locate() -> Tools {
         let shunt =
             env::var_os("SHUNT_BIN").map(PathBuf::from).unwrap_or_else(|| release_dir().join("shunt"));
         let library = shunt.with_file_name("libshunt.so");
-        let launcher = shunt.with_file_name("shunt-enter");
-        for file in [&shunt, &library, &launcher] {
+        for file in [&shunt, &library] {
             assert!(file.is_file(), "{} is missing: run `make test`, which builds it", file.display());
         }
-        Tools { shunt, library, launcher }
+        Tools { shunt, library }
     }
 
-    /// A copy of all in `dir`, so that a program running as another user can reach them.
+    /// A copy of both in `dir`, so that a program running as another user can reach them.
     pub fn copy_to(&self, dir: &Path) -> Tools {
-        let copy = Tools {
-            shunt: dir.join("shunt"),
-            library: dir.join("libshunt.so"),
-            launcher: dir.join("shunt-enter"),
-        };
-        let pairs =
-            [(&self.shunt, &copy.shunt), (&self.library, &copy.library), (&self.launcher, &copy.launcher)];
-        for (from, to) in pairs {
+        let copy = Tools { shunt: dir.join("shunt"), library: dir.join("libshunt.so") };
+        for (from, to) in [(&self.shunt, &copy.shunt), (&self.library, &copy.library)] {
             // Not in this process: a test that forks meanwhile would inherit a descriptor that can write the copy, and
             // then nobody could run it.
             let copied = Command::new("cp").args([from, to]).status().expect("cp runs").success();

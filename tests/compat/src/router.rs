@@ -43,7 +43,9 @@ pub struct Router {
 
 impl Router {
     /// Runs that of the host `at`, whose network namespace is `net`, for supervisors that find it at `socket`, with the overlay's prefix and
-    /// what of it is on each host.
+    /// what of it is on each host. `command` says how the program is started: one that trusts no container hears only those of its own
+    /// namespaces of processes and users.
+    #[expect(clippy::too_many_arguments, reason = "each is one line of the router's configuration")]
     pub fn start(
         host: &Host,
         net: &Net,
@@ -51,6 +53,8 @@ impl Router {
         socket: &Path,
         prefix: &str,
         containers: [&str; 2],
+        secure: bool,
+        command: impl FnOnce(&Path) -> Command,
     ) -> Router {
         let shunt = host.tools().expect("a host under shunt").shunt.clone();
         let (key, control) = (host.path("overlay.key"), host.path(&format!("{}-control.sock", NAMES[at])));
@@ -59,7 +63,7 @@ impl Router {
             assert!(made.expect("the command is there").success());
         }
         let mut text = format!(
-            "name = '{name}'\nkey = '{key}'\nprefixes = ['{prefix}']\nsecure = false\nask-ms = 5000\npatience-ms = 5000\n\
+            "name = '{name}'\nkey = '{key}'\nprefixes = ['{prefix}']\nsecure = {secure}\nask-ms = 5000\npatience-ms = 5000\n\
              socket = '{socket}'\ncontrol = '{control}'\n",
             name = NAMES[at],
             key = key.display(),
@@ -73,7 +77,7 @@ impl Router {
         }
         let config = host.write(&format!("{}-overlay.toml", NAMES[at]), text);
         let log = File::create(host.path(&format!("{}-router.stderr", NAMES[at]))).expect("own directory");
-        let mut command = Command::new(&shunt);
+        let mut command = command(&shunt);
         command.args(["overlay", "router", "--config"]).arg(config).stdin(Stdio::null()).stderr(log);
         let child = net.inside(|| command.spawn().expect("the command is there"));
         let router = Router { shunt, control, child };
@@ -101,7 +105,11 @@ impl Router {
 
 impl Drop for Router {
     fn drop(&mut self) {
-        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        // What has entered an engine's namespaces waits for the router, its child.
+        let own = self.child.id();
+        let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children"));
+        let child = children.ok().and_then(|child| child.trim().parse().ok()).and_then(Pid::from_raw);
+        let _ = kill_process(child.unwrap_or(Pid::from_child(&self.child)), Signal::TERM);
         let _ = self.child.wait();
     }
 }

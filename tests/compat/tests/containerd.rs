@@ -5,7 +5,7 @@
 
 use shunt_compat::{Host, Node, Pod, Router, by_wire, two_hosts, under_shunt};
 use shunt_netns::Net;
-use std::process::Output;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 /// What Kubernetes calls the nodes' pod CIDRs.
@@ -39,8 +39,18 @@ impl<'h> Cluster<'h> {
         let start = |at: usize| nets[at].inside(|| Node::start(host, ["one", "two"][at], PODS[at]));
         let nodes = [start(ONE), start(TWO)];
         nodes.iter().for_each(|node| node.image(&["nginx", "curl", "memcached", "memcaslap", "mkdir"]));
-        let route =
-            |at: usize| Router::start(host, &nets[at], at, &nodes[at].router_socket(), "10.70.0.0/16", PODS);
+        let route = |at: usize| {
+            Router::start(
+                host,
+                &nets[at],
+                at,
+                &nodes[at].router_socket(),
+                "10.70.0.0/16",
+                PODS,
+                false,
+                |shunt| Command::new(shunt),
+            )
+        };
         let routers = [route(ONE), route(TWO)];
         Cluster { host, nets, nodes, routers }
     }

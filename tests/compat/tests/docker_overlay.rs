@@ -1,6 +1,10 @@
 //! Containers of two Docker engines on two hosts, on an overlay network of Docker's own (Swarm mode, VXLAN): under shunt by their runtime
 //! and with a router on each host, their connections cross the host network only. What comes back is checked, and so is the road.
 
+#[path = "../../../crates/cli/tests/overlay/attempts.rs"]
+mod attempts;
+
+use attempts::{UNDER_FILTER, attack, compare};
 use shunt_compat::{Engine, Host, Router, by_wire, find_program, two_hosts, under_shunt};
 use shunt_netns::Net;
 use std::fs;
@@ -44,7 +48,7 @@ impl<'h> Hosts<'h> {
         let network = ["network", "create", "--driver=overlay", "--attachable", "--subnet=10.60.0.0/24"];
         engines[ONE].docker(network.iter().chain(&["across"]));
         for engine in &engines {
-            engine.image(IMAGE, &["memcached", "memcaslap", "nginx", "curl", "ls"]);
+            engine.image(IMAGE, &["memcached", "memcaslap", "nginx", "curl", "ls", "socat"]);
             engine.configure("runtime register");
         }
         let hosts = Hosts { host, nets, engines, routers: [None, None] };
@@ -52,15 +56,22 @@ impl<'h> Hosts<'h> {
         hosts
     }
 
-    /// Runs a host's router, with the addresses that are on each.
-    fn route(&mut self, at: usize, containers: [&str; 2]) {
-        let socket = self.engines[at].router_socket();
-        let router = Router::start(self.host, &self.nets[at], at, &socket, "10.60.0.0/24", containers);
-        self.routers[at] = Some(router);
+    /// Runs both routers, with the addresses that are on each host.
+    fn route(&mut self, containers: [&str; 2], secure: bool) {
+        self.end_routers();
+        for at in [ONE, TWO] {
+            let engine = &self.engines[at];
+            let beside = |shunt: &Path| engine.beside(shunt);
+            let socket = engine.router_socket();
+            let prefix = "10.60.0.0/24";
+            let router =
+                Router::start(self.host, &self.nets[at], at, &socket, prefix, containers, secure, beside);
+            self.routers[at] = Some(router);
+        }
     }
 
-    fn end_router(&mut self, at: usize) {
-        self.routers[at] = None;
+    fn end_routers(&mut self) {
+        self.routers = [None, None];
     }
 
     fn roads(&self, at: usize, end: &str) -> (u64, serde_json::Value) {
@@ -107,6 +118,12 @@ impl<'h> Hosts<'h> {
     }
 }
 
+impl Drop for Hosts<'_> {
+    fn drop(&mut self) {
+        self.end_routers();
+    }
+}
+
 fn knows_runtime(engine: &Engine<'_>) -> bool {
     let names = engine.docker(["info", "--format", "{{range $name, $_ := .Runtimes}}{{$name}} {{end}}"]);
     names.split(' ').any(|name| name == "shunt")
@@ -129,15 +146,18 @@ fn containers_of_two_engines_talk_over_the_host_network() {
     under_shunt(Duration::from_secs(240), |host| {
         let mut hosts = Hosts::start(host);
         let containers = [SERVER, CLIENT];
-        hosts.route(ONE, containers);
-        hosts.route(TWO, containers);
+        build_static_images(&hosts);
+        // Nobody is trusted, which is a router's default.
+        hosts.route(containers, true);
         memcached_is_loaded(&hosts);
         nginx_serves_what_it_has_by_other_users(&hosts);
         static_programs_of_images_with_nothing_else(&hosts);
+        what_a_hostile_program_gets_is_what_the_page_says(&hosts);
         endings_are_the_programs(&hosts);
-        what_cannot_be_entered_runs_on_the_overlay(&hosts);
-        hosts.end_router(ONE);
-        hosts.end_router(TWO);
+        whoever_says_so_stays_on_the_overlay(&hosts);
+        hosts.route(containers, false);
+        static_programs_of_images_with_nothing_else(&hosts);
+        hosts.end_routers();
         without_routers_there_is_the_overlay(&hosts);
     });
 }
@@ -205,8 +225,8 @@ fn nginx_serves_what_it_has_by_other_users(hosts: &Hosts<'_>) {
     hosts.remove(ONE, "web");
 }
 
-/// What the programs say is about the addresses and the bytes of each connection: "ok" if all were right.
-fn static_programs_of_images_with_nothing_else(hosts: &Hosts<'_>) {
+/// Images of programs that are linked statically, and nothing else.
+fn build_static_images(hosts: &Hosts<'_>) {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/cli/tests/overlay");
     for name in ["server", "client"] {
         let mut build = Command::new(find_program("go"));
@@ -222,7 +242,14 @@ fn static_programs_of_images_with_nothing_else(hosts: &Hosts<'_>) {
                 fs::copy(hosts.host.path(name), tree.join(name)).expect("own directory");
             }
         });
+        engine.image_of("hostile", |tree: &Path| {
+            fs::copy(attack(), tree.join("attack")).expect("own directory");
+        });
     }
+}
+
+/// What the programs say is about the addresses and the bytes of each connection: "ok" if all were right.
+fn static_programs_of_images_with_nothing_else(hosts: &Hosts<'_>) {
     let words = ["run", "--detach", "--runtime=shunt", "--network=across", "--ip", SERVER, "--name=go"];
     hosts.engines[ONE].docker(words.iter().chain(&["static", "/server", "tcp", ":9000"]));
     await_until(
@@ -262,26 +289,49 @@ fn endings_are_the_programs(hosts: &Hosts<'_>) {
     hosts.remove(TWO, "waits");
 }
 
-/// By the user's word, or since the container's profile forbids it.
-fn what_cannot_be_entered_runs_on_the_overlay(hosts: &Hosts<'_>) {
+/// In a container that has whatever a container can have, from its beginning or started in it later, and at either end.
+fn what_a_hostile_program_gets_is_what_the_page_says(hosts: &Hosts<'_>) {
+    const ALL: [&str; 2] = ["--cap-add=ALL", "--security-opt=seccomp=unconfined"];
+    let hostile = |way, own, peer| ["/attack", way, own, peer, "192.168.77.", "wire", "-"];
+    let connects = hostile("connect", CLIENT, SERVER);
+    let said = |output: &Output| {
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    hosts.serve("echo", &[], "socat TCP-LISTEN:9000,fork,reuseaddr PIPE");
+    let listens = || hosts.engines[ONE].docker(["exec", "echo", "cat", "/proc/net/tcp"]).contains(":2328 ");
+    await_until(listens, || "it does not listen".into());
+    compare(&said(&hosts.expect_host(1, || hosts.ask(&ALL, "hostile", &connects))), UNDER_FILTER);
+    let sleeps = [&["--detach", "--name=sleeps"][..], &ALL].concat();
+    // Its first program waits in a call that its supervisor has.
+    let waits = hosts.ask(&sleeps, "hostile", &hostile("accept", CLIENT, SERVER));
+    assert!(waits.status.success(), "{waits:?}");
+    let exec: Vec<&str> = ["exec", "sleeps"].into_iter().chain(connects).collect();
+    compare(&said(&hosts.expect_host(1, || hosts.engines[TWO].try_docker(exec))), UNDER_FILTER);
+    hosts.remove(TWO, "sleeps");
+    hosts.remove(ONE, "echo");
+}
+
+/// A container says so; and one whose profile forbids filters is under one all the same.
+fn whoever_says_so_stays_on_the_overlay(hosts: &Hosts<'_>) {
     hosts.serve("memory", &[], "memcached -u root -p 11211 -U 0 -t 1");
     let load =
         ["memcaslap", "-s", "10.60.0.11:11211", "-c", "2", "-T", "1", "-t", "1s", "-v", "1.0", "-X", "1024"];
+    let check = |output: Output| {
+        assert!(output.status.success(), "{output:?}");
+        assert!(text(&output.stdout).contains("verify_failed: 0"), "{output:?}");
+        assert!(!text(&output.stderr).contains("shunt"), "{output:?}");
+    };
+    let before = (hosts.roads(TWO, "client"), hosts.roads(ONE, "server"));
+    check(hosts.ask(&["--env=SHUNT_OVERLAY=off"], IMAGE, &load));
+    assert_eq!(hosts.roads(TWO, "client"), before.0);
+    let (host, overlay) = hosts.roads(ONE, "server");
+    assert_eq!(host, before.1.0, "the server's end");
+    assert_ne!(overlay, before.1.1, "the server's end has named the reason: {overlay}");
     let profile = r#"{"defaultAction": "SCMP_ACT_ALLOW",
         "syscalls": [{"names": ["seccomp"], "action": "SCMP_ACT_ERRNO"}]}"#;
     let profile = format!("--security-opt=seccomp={}", hosts.host.write("profile.json", profile).display());
-    for (options, complaint) in [(["--env=SHUNT_OVERLAY=off"], ""), ([&profile], "runs on the overlay")] {
-        let before = (hosts.roads(TWO, "client"), hosts.roads(ONE, "server"));
-        let output = hosts.ask(&options, IMAGE, &load);
-        assert!(output.status.success(), "{output:?}");
-        assert!(text(&output.stdout).contains("verify_failed: 0"), "{output:?}");
-        assert!(text(&output.stderr).contains(complaint), "{output:?}");
-        assert_eq!(text(&output.stderr).contains("shunt"), !complaint.is_empty(), "{output:?}");
-        assert_eq!(hosts.roads(TWO, "client"), before.0);
-        let (host, overlay) = hosts.roads(ONE, "server");
-        assert_eq!(host, before.1.0, "the server's end");
-        assert_ne!(overlay, before.1.1, "the server's end has named the reason: {overlay}");
-    }
+    check(hosts.expect_host(2, || hosts.ask(&[&profile], IMAGE, &load)));
     hosts.remove(ONE, "memory");
 }
 

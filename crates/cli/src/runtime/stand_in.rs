@@ -6,17 +6,15 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::json;
-use shunt_oci::{Host, Invocation, Operation, Refusal, Settings};
-
+use shunt_oci::{Host, Invocation, Operation, Refusal, Settings, Supervision};
+use shunt_overlay::SuperviseError;
 use shunt_start::program;
-use shunt_sys::inherited;
 
 use crate::{exec, library};
 
@@ -39,14 +37,22 @@ pub(crate) fn run() -> ExitCode {
         Ok(chosen) => chosen,
         Err(error) => return fail(&invocation, &format!("{error:#}"), 1),
     };
-    if let Err(refusal) = prepare(&invocation, &runtime) {
-        log(&invocation, "warning", &format!("not under shunt: {refusal}"));
-    }
-    let router = settings.router.unwrap_or(shunt_overlay::DEFAULT_SOCKET.into());
-    match supervise(&invocation, &runtime, &router) {
-        Ok(true) => invocation.pass_one(&mut command),
-        Ok(false) => {}
-        Err(refusal) => log(&invocation, "warning", &format!("not on the host network: {refusal}")),
+    match bundle(&invocation, &runtime) {
+        Ok(Some(bundle)) => {
+            if let Err(refusal) = prepare(&invocation, &bundle) {
+                log(&invocation, "warning", &format!("not under shunt: {refusal}"));
+            }
+            let router = settings.router.unwrap_or(shunt_overlay::DEFAULT_SOCKET.into());
+            match supervise(&invocation, &bundle, &router) {
+                Ok(()) => {}
+                Err(Alone::OnOverlay(refusal)) => {
+                    log(&invocation, "warning", &format!("not on the host network: {refusal}"));
+                }
+                Err(Alone::Never(why)) => return fail(&invocation, &why, 1),
+            }
+        }
+        Ok(None) => {}
+        Err(refusal) => log(&invocation, "warning", &format!("not under shunt: {refusal}")),
     }
     command[0] = runtime.clone().into_os_string();
     let Err(refused) = exec::exec(&runtime, &command, std::env::vars_os());
@@ -71,66 +77,63 @@ fn chosen() -> Result<(PathBuf, Settings)> {
     Ok((path, settings))
 }
 
-fn prepare(invocation: &Invocation, runtime: &Path) -> Result<(), Refusal> {
+fn prepare(invocation: &Invocation, bundle: &Path) -> Result<(), Refusal> {
     match &invocation.operation {
-        Operation::Create { bundle } => shunt_oci::enter(bundle, &host()?),
-        Operation::Exec { id, process } => {
-            shunt_oci::follow(process, &bundle(runtime, &invocation.global, id)?)
-        }
+        Operation::Create { .. } => shunt_oci::enter(bundle, &host()?),
+        Operation::Exec { process, .. } => shunt_oci::follow(process, bundle),
         Operation::Other => Ok(()),
     }
 }
 
-/// The first number behind the standard ones, which is what the runtime passes on.
-const SUPERVISOR: i32 = 3;
+/// What is to be started has no supervisor.
+enum Alone {
+    /// Then it stays on the overlay.
+    OnOverlay(Refusal),
+    /// It must not be started so.
+    Never(String),
+}
 
-/// Where this host is of an overlay, has a supervisor stand by for the program, and the program started so that it finds it. Whether the
-/// runtime has to pass it on.
-fn supervise(invocation: &Invocation, runtime: &Path, router: &Path) -> Result<bool, Refusal> {
-    if !router.parent().is_some_and(Path::is_dir) {
-        return Ok(false);
-    }
+/// Where this host is of an overlay, has a supervisor stand by for what the runtime will start. This process is under a filter then.
+fn supervise(invocation: &Invocation, bundle: &Path, router: &Path) -> Result<(), Alone> {
     match &invocation.operation {
-        Operation::Create { bundle } => {
-            let supervisor = stand_by(invocation, router)?;
-            shunt_oci::supervise(bundle, &launcher()?, SUPERVISOR)?;
-            leave(supervisor)
-        }
-        Operation::Exec { id, process } => {
-            let bundle = bundle(runtime, &invocation.global, id)?;
-            if !shunt_oci::is_supervised(&bundle)? {
-                return Ok(false);
+        Operation::Create { .. } if router.parent().is_some_and(Path::is_dir) => {
+            let supervision = shunt_oci::supervise(bundle, shunt_overlay::trusts(router));
+            let began = stand_by(supervision.map_err(Alone::OnOverlay)?, router);
+            if began.is_err() {
+                shunt_oci::let_go(bundle).map_err(Alone::OnOverlay)?;
             }
-            let supervisor = stand_by(invocation, router)?;
-            shunt_oci::supervise_another(process, &bundle, SUPERVISOR)?;
-            leave(supervisor)
+            began
         }
-        Operation::Other => Ok(false),
+        Operation::Exec { .. } => {
+            let supervision = shunt_oci::supervision(bundle);
+            match supervision.map_err(|refusal| never(&refusal))? {
+                // Whoever is given a socket in there could pass it on to a process that is under no filter.
+                Some(supervision) if supervision.guards() => {
+                    stand_by(supervision, router).map_err(|alone| match alone {
+                        Alone::OnOverlay(refusal) => never(&refusal),
+                        never => never,
+                    })
+                }
+                Some(supervision) => stand_by(supervision, router),
+                None => Ok(()),
+            }
+        }
+        Operation::Create { .. } | Operation::Other => Ok(()),
     }
 }
 
-fn stand_by(invocation: &Invocation, router: &Path) -> Result<OwnedFd, Refusal> {
-    if invocation.passes || std::env::var_os("LISTEN_FDS").is_some() {
-        return Err(Refusal::Descriptors);
-    }
-    shunt_overlay::stand_by(router).map_err(|error| Refusal::NoSupervisor(error.to_string()))
+fn never(refusal: &Refusal) -> Alone {
+    Alone::Never(format!(
+        "nothing is started in a container that is not trusted without a supervisor: {refusal}"
+    ))
 }
 
-fn leave(supervisor: OwnedFd) -> Result<bool, Refusal> {
-    // The configuration says by now that it is there: should this ever fail, the program says so, and runs.
-    inherited::leave(supervisor, SUPERVISOR).map_err(|error| Refusal::NoSupervisor(error.to_string()))?;
-    Ok(true)
-}
-
-/// What starts a container's program: beside the shim, as far as there is one, or beside this program.
-pub(crate) fn launcher() -> Result<PathBuf, Refusal> {
-    let library = library::find().ok();
-    let program = std::env::current_exe().ok();
-    let places = [library, program];
-    let mut places = places.iter().flatten().map(|beside| beside.with_file_name(shunt_oci::LAUNCHER));
-    places
-        .find(|place| place.is_file())
-        .ok_or_else(|| Refusal::NoLauncher(format!("there is no {} beside libshunt.so", shunt_oci::LAUNCHER)))
+fn stand_by(supervision: Supervision, router: &Path) -> Result<(), Alone> {
+    let router = (supervision != Supervision::Apart).then_some(router);
+    shunt_overlay::stand_by(router, supervision.guards()).map_err(|error| match error {
+        SuperviseError::Abandoned => Alone::Never(error.to_string()),
+        _ => Alone::OnOverlay(Refusal::NoSupervisor(error.to_string())),
+    })
 }
 
 fn host() -> Result<Host, Refusal> {
@@ -139,18 +142,23 @@ fn host() -> Result<Host, Refusal> {
     Ok(Host { library, broker: broker.to_owned() })
 }
 
-/// The bundle of a container that runs, as its runtime knows it.
-fn bundle(runtime: &Path, global: &[OsString], id: &OsStr) -> Result<PathBuf, Refusal> {
+/// The bundle of the container that is meant: of one that runs, as its runtime knows it. None: it is nothing that shunt has a part in.
+fn bundle(invocation: &Invocation, runtime: &Path) -> Result<Option<PathBuf>, Refusal> {
     #[derive(Deserialize)]
     struct State {
         bundle: PathBuf,
     }
+    let id = match &invocation.operation {
+        Operation::Create { bundle } => return Ok(Some(bundle.clone())),
+        Operation::Exec { id, .. } => id,
+        Operation::Other => return Ok(None),
+    };
     let unknown = |why: String| Refusal::NotUnderstood(format!("the state of the container: {why}"));
     let mut state = Command::new(runtime);
-    state.args(global).arg("state").arg(id).stdin(Stdio::null()).stderr(Stdio::null());
+    state.args(&invocation.global).arg("state").arg(id).stdin(Stdio::null()).stderr(Stdio::null());
     let output = state.output().map_err(|error| unknown(error.to_string()))?;
     let state: State = serde_json::from_slice(&output.stdout).map_err(|error| unknown(error.to_string()))?;
-    Ok(state.bundle)
+    Ok(Some(state.bundle))
 }
 
 fn fail(invocation: &Invocation, why: &str, exit_code: u8) -> ExitCode {

@@ -19,16 +19,24 @@ const INTERFACES: usize = 64 * 1024;
 impl Supervisor {
     /// Whether the call is one of these; then it has its answer, or will.
     pub(super) fn guards(self: &Arc<Supervisor>, call: &Call) -> bool {
-        let job: fn(&Call) -> Result<i64, Errno> = match call.notification.number {
-            libc::SYS_ioctl => ioctl,
-            libc::SYS_getsockopt if guarded::ASKED.contains(&call.option()) => getsockopt,
-            libc::SYS_connect if disconnects(call) => disconnect,
-            _ => return false,
-        };
+        let Some(job) = job(call) else { return false };
         // Whoever holds the socket's lock keeps only this call waiting.
         let answer = if self.hand_over(&call.listener) { job(call) } else { Err(Errno::NOBUFS) };
         call.answer(answer);
         true
+    }
+}
+
+/// What such a call comes to.
+type Job = fn(&Call) -> Result<i64, Errno>;
+
+/// None: it is none of these.
+pub(super) fn job(call: &Call) -> Option<Job> {
+    match call.notification.number {
+        libc::SYS_ioctl => Some(ioctl),
+        libc::SYS_getsockopt if guarded::ASKED.contains(&call.option()) => Some(getsockopt),
+        libc::SYS_connect if disconnects(call) => Some(disconnect),
+        _ => None,
     }
 }
 
