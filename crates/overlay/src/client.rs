@@ -20,7 +20,7 @@ use crate::connections::{Connection, Place, Stayed};
 use crate::enforce;
 use crate::errand::Theirs;
 use crate::local::{self, Ends, written};
-use crate::message::{Answer, Request};
+use crate::message::{Answer, MessageError, Request};
 use crate::metrics::End;
 use crate::options::Options;
 use crate::peers::Asked;
@@ -29,14 +29,52 @@ use crate::reason::Reason;
 use crate::shared::Shared;
 use crate::wire::{Ask, Offer, Talk, WireError};
 
-/// From the first message to the last; with an error the connection is the overlay's, or none, and the host connection is closed.
+/// What both routers have agreed on. The supervisor says the last word.
+pub(crate) struct Agreed {
+    connection: OwnedFd,
+    /// What it says.
+    commit: Vec<u8>,
+    /// The connection's own.
+    cookie: u64,
+    /// The overlay's.
+    overlay: u64,
+    stayed: Stayed,
+}
+
+/// Gives an agreed connection to the supervisor, which says what has come of it: whether it could say the last word on it. If the
+/// supervisor has gone, so has the program.
+pub(crate) async fn give(shared: &Shared, channel: &Channel, agreed: Agreed) -> Result<(), MessageError> {
+    let Agreed { connection, commit, cookie, overlay, stayed } = agreed;
+    let connection = channel.theirs(connection);
+    let given = channel.send(&Answer::Commit(commit), Some(connection.as_fd()));
+    drop(connection);
+    channel.end_turn();
+    // A supervisor that has been stopped goes on at any time.
+    let said = match given {
+        Ok(()) => channel.receive::<Request>().await,
+        Err(error) => Err(error.into()),
+    };
+    let reason = match said {
+        Ok((Request::Taken, None)) => {
+            shared.metrics.took(End::Client);
+            return Ok(());
+        }
+        Ok((Request::Stay(reason), None)) => reason,
+        _ => Reason::NotConnected,
+    };
+    shared.connections.forget(cookie);
+    shared.metrics.stayed(End::Client, shared.connections.stay(overlay, stayed, reason));
+    said.map(drop)
+}
+
+/// From the first message to the promise; with an error the connection is the overlay's, or none, and the host connection is closed.
 pub(crate) async fn connect(
     shared: &Arc<Shared>,
     channel: &Channel,
     namespace: u64,
     (bound, destination): (Option<IpAddr>, SocketAddr),
     socket: Theirs,
-) -> Result<OwnedFd, Reason> {
+) -> Result<Agreed, Reason> {
     let socket = Arc::new(socket);
     let checked = check(shared, &socket, namespace);
     let known = shared.namespace(namespace).ok_or(Reason::Socket)?;
@@ -69,7 +107,7 @@ async fn make(
     flow: Flow,
     socket: Arc<Theirs>,
     has_begun: &mut bool,
-) -> Result<OwnedFd, Reason> {
+) -> Result<Agreed, Reason> {
     let Flow { source, destination } = flow;
     if shared.connections.is_full() {
         return Err(Reason::Busy);
@@ -140,14 +178,14 @@ impl Made {
     }
 }
 
-/// Offers it to the other router, and takes it.
+/// Offers it to the other router, and has it ready to be taken.
 async fn take(
     shared: &Arc<Shared>,
     channel: &Channel,
     mut asked: Asked,
     mut talk: Talk<'_, TcpStream>,
     made: &Made,
-) -> Result<OwnedFd, Reason> {
+) -> Result<Agreed, Reason> {
     let loaded = shared.loaded();
     let config = &loaded.config;
     let ends = &made.ends;
@@ -184,10 +222,12 @@ async fn take(
         None => liken(shared, made, host_socket(&talk)?).await?,
     };
     local::name(shared, &connection, ends).map_err(|_| Reason::Failed)?;
-    shared.connections.enter(made.connection(&connection)?, &connection)?;
+    let entered = made.connection(&connection)?;
+    let (cookie, stayed) = (entered.place.cookie, Stayed { namespace: made.namespace, flow: entered.flow });
+    shared.connections.enter(entered, &connection)?;
     local::secure(shared, &connection, told).map_err(|_| Reason::Failed)?;
-    talk.commit().await.map_err(refusal)?;
-    Ok(connection)
+    let (_, commit) = talk.commit();
+    Ok(Agreed { connection, commit, cookie, overlay: ends.cookie, stayed })
 }
 
 /// A TCP socket of that namespace.

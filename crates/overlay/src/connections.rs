@@ -131,6 +131,13 @@ impl Connections {
         }
     }
 
+    /// It has not come to be.
+    pub(crate) fn forget(&self, cookie: u64) {
+        let forgotten = self.state().connections.remove(&cookie);
+        // What is kept of the overlay is closed without the lock.
+        drop(forgotten);
+    }
+
     /// A socket stays on the overlay for a reason, or, if the policy forbids that by now, for another: there is to be no connection.
     pub(crate) fn stay(&self, cookie: u64, stayed: Stayed, reason: Reason) -> Reason {
         let mut state = self.state();

@@ -115,12 +115,7 @@ async fn converse(
             }
             (Request::Connect { to, from }, Some(shown)) => {
                 match client::connect(&shared, &channel, namespace, (from, to), shown).await {
-                    Ok(connection) => {
-                        shared.metrics.took(End::Client);
-                        // What is sent now is the program's. If the supervisor has gone, so has the program.
-                        let connection = channel.theirs(connection);
-                        channel.send(&Answer::Take, Some(connection.as_fd()))?;
-                    }
+                    Ok(agreed) => client::give(&shared, &channel, agreed).await?,
                     Err(reason) => {
                         shared.metrics.stayed(End::Client, reason);
                         // Before it asks, or when it does: it takes this for the answer.

@@ -38,6 +38,8 @@ pub(crate) enum Request {
     Begun { local: SocketAddr, waits: bool },
     /// The program looks now whether it is connected: now or never.
     Moment,
+    /// The last message has been said on the host connection, which is the program's.
+    Taken,
     /// The connection stays on the overlay after all.
     Stay(Reason),
     /// This connection has been accepted.
@@ -60,9 +62,11 @@ pub(crate) enum Answer {
     Guarded,
     /// Here is a router.
     Welcome(Welcome),
-    /// The other end would take it; this socket will be the host connection.
+    /// The other end would take it.
     Go,
-    /// The host connection is the program's now: the socket of Go, or the one that comes with it.
+    /// Client: the host connection, and what has to be said on it. It is the program's if that can be said.
+    Commit(Vec<u8>),
+    /// Server: the host connection, which is the program's now.
     Take,
     /// The connection is the overlay's.
     Stay,

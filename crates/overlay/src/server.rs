@@ -28,13 +28,15 @@ use crate::options::Options;
 use crate::peers;
 use crate::policy::Flow;
 use crate::reason::Reason;
-use crate::shared::{Claim, Promised, Shared};
+use crate::shared::{Claim, Shared};
 use crate::wire::{Line, Opening, Talk, WireError, opening};
 
 /// A router that has connected says at once what it wants.
 const FIRST: Duration = Duration::from_secs(2);
 /// Beyond the client's patience, for its last message to arrive.
 const GRACE: Duration = Duration::from_secs(1);
+/// A supervisor waits longer for what it has accepted.
+const FURNISHED: Duration = Duration::from_secs(5);
 /// The last segment of the overlay's handshake may arrive after the offer, and so may the question of who has accepted it.
 const HANDSHAKE: Duration = Duration::from_millis(50);
 
@@ -114,12 +116,35 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr) -> Result<
         Err(reason) => return talk.promise(Some(reason)).await,
     };
     talk.promise(None).await?;
-    within(shared.loaded().config.patience() + GRACE, talk.committed()).await?;
+    // The promise binds this end until the other one has said its last word, or has let go. Whoever takes it back resets the connection,
+    // so that the last word cannot be said any more; and what has been said by then holds, though nobody has heard it yet.
+    let wanted = async {
+        tokio::select! {
+            committed = timeout(shared.loaded().config.patience() + GRACE, talk.commits()) => {
+                committed.unwrap_or_else(|late| Err(late.into()))
+            }
+            () = promised.is_unwanted() => Err(std::io::ErrorKind::TimedOut.into()),
+        }
+    };
+    if let Err(error) = wanted.await
+        && !talk.has_committed()
+    {
+        reset(talk.into_stream());
+        return Err(error.into());
+    }
+    talk.committed().await?;
     // Else the client's program, unless it has set TCP_NODELAY, waits with its first bytes for a delayed acknowledgement of this.
     SockRef::from(talk.stream()).set_tcp_quickack(true)?;
-    keep(promised, talk.into_stream())?;
+    if let Some(connection) = promised.commit(talk.into_stream().into_std()?.into()) {
+        reset(connection);
+    }
     shared.changed.notify_waiters();
     Ok(())
+}
+
+/// The other end has it, or could: it is reset, and not only closed.
+fn reset(connection: impl AsFd) {
+    let _ = SockRef::from(&connection).set_linger(Some(Duration::ZERO));
 }
 
 /// The server's end of the connection: it waits to be accepted, or somebody who has accepted it waits for an answer. Who has accepted it
@@ -147,12 +172,6 @@ async fn find(
     }
 }
 
-fn keep(promised: Promised, stream: TcpStream) -> std::io::Result<()> {
-    // Where it is too late the connection is closed, and the client knows.
-    promised.commit(stream.into_std()?.into());
-    Ok(())
-}
-
 async fn within<T>(
     limit: Duration,
     talk: impl Future<Output = Result<T, WireError>>,
@@ -170,36 +189,73 @@ pub(crate) async fn accepted(
     let socket = Arc::new(socket);
     let ends = local::ends(shared, socket.as_fd(), namespace, addresses)?;
     let flow = Flow { source: ends.remote.ip(), destination: ends.local };
+    let _waiting = shared.wait_for(ends.cookie);
     let taken = match shared.connections.permit(flow) {
-        Ok(_) => {
-            let _waiting = shared.wait_for(ends.cookie);
-            await_claim(shared, &socket, &ends).await
-        }
-        Err(reason) => Err(reason),
+        Ok(_) => await_claim(shared, &socket, &ends).await,
+        // Whatever was promised under another policy.
+        Err(reason) => match give_up(shared, ends.cookie).await {
+            Some((connection, _)) => {
+                reset(connection);
+                Err(reason)
+            }
+            None => Err(reason),
+        },
     };
-    let (connection, origin) = taken.map_err(|reason| {
-        shared.stay(ends.cookie);
-        shared.connections.stay(ends.cookie, Stayed { namespace, flow }, reason)
-    })?;
+    let (connection, origin) =
+        taken.map_err(|reason| shared.connections.stay(ends.cookie, Stayed { namespace, flow }, reason))?;
+    let furnished = furnish(shared, socket, (&ends, flow, namespace), &connection, origin).await;
+    match furnished {
+        Ok(()) => {
+            shared.metrics.took(End::Server);
+            Ok(connection)
+        }
+        // The client has it already.
+        Err(reason) => {
+            shared.metrics.reset();
+            reset(connection);
+            Err(reason)
+        }
+    }
+}
+
+/// Makes the host connection what the program expects.
+async fn furnish(
+    shared: &Arc<Shared>,
+    socket: Arc<Theirs>,
+    (ends, flow, namespace): (&Ends, Flow, u64),
+    connection: &OwnedFd,
+    origin: Origin,
+) -> Result<(), Reason> {
     if !mirrors(shared, &socket, ends.cookie, origin) {
-        shared.metrics.reset();
         return Err(Reason::Mismatch);
     }
-    let which = shared.copied();
-    let liken = move || likeness(&socket, connection, which);
-    let (connection, told) = shared.errands.ask(namespace, liken).await??;
-    let place = place(&connection).ok_or(Reason::Failed)?;
-    local::name(shared, &connection, &ends).map_err(|_| Reason::Failed)?;
-    let own = Options::of(&connection).map_err(|_| Reason::Failed)?;
+    let told = be_like(shared, &socket, namespace, connection).await?;
+    let place = place(connection).ok_or(Reason::Failed)?;
+    local::name(shared, connection, ends).map_err(|_| Reason::Failed)?;
+    let own = Options::of(connection).map_err(|_| Reason::Failed)?;
     let entered = Connection { end: End::Server, namespace, place, flow, own, _overlay: None };
-    if let Err(reason) = shared.connections.enter(entered, &connection) {
-        // The policy is another since the promise. The client has it already: it is reset, and not only closed.
-        let _ = SockRef::from(&connection).set_linger(Some(Duration::ZERO));
-        return Err(reason);
+    // The policy may be another since the promise.
+    shared.connections.enter(entered, connection)?;
+    local::secure(shared, connection, told).map_err(|_| Reason::Failed)
+}
+
+/// Gives it what the program has set; not only if there is a thread for that at once.
+async fn be_like(
+    shared: &Arc<Shared>,
+    socket: &Arc<Theirs>,
+    namespace: u64,
+    connection: &OwnedFd,
+) -> Result<Options, Reason> {
+    let begun = Instant::now();
+    let which = shared.copied();
+    loop {
+        let (socket, copy) = (socket.clone(), connection.try_clone().map_err(|_| Reason::Failed)?);
+        let liken = move || likeness(&socket, &copy, which);
+        match shared.errands.ask(namespace, liken).await {
+            Err(_) if begun.elapsed() < FURNISHED => {}
+            likened => return likened?,
+        }
     }
-    local::secure(shared, &connection, told).map_err(|_| Reason::Failed)?;
-    shared.metrics.took(End::Server);
-    Ok(connection)
 }
 
 /// Before it has other names. None: it has ended.
@@ -224,26 +280,47 @@ async fn await_claim(
     let begun = tokio::time::Instant::now();
     let mut unknown = Reason::NotOffered;
     // tokio waits for a copy that it owns; the last one is closed elsewhere.
-    let copy = socket.as_fd().try_clone_to_owned().map_err(|_| Reason::Failed)?;
-    let watched = watch(copy, Interest::READABLE).map_err(|_| Reason::Failed)?;
-    loop {
+    let watched = socket.as_fd().try_clone_to_owned().and_then(|copy| watch(copy, Interest::READABLE));
+    let Ok(watched) = watched else {
+        return give_up(shared, ends.cookie).await.ok_or(Reason::Failed);
+    };
+    let reason = loop {
         let changed = shared.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let (limit, reason) = match shared.claim(ends.cookie, ends.local, host) {
+        let (limit, reason) = match shared.claim(ends.cookie, host.map(|host| (ends.local, host))) {
             Claim::Taken(connection, origin) => return Ok((connection, origin)),
             Claim::Promised => {
                 unknown = Reason::NotCommitted;
                 (patience + GRACE, unknown)
             }
             Claim::Expected => (patience, Reason::NotOffered),
-            Claim::Unknown => return Err(unknown),
+            Claim::Unknown => break unknown,
         };
         tokio::select! {
-            changed = timeout_at(begun + limit, changed) => changed.map_err(|_| reason)?,
+            changed = timeout_at(begun + limit, changed) => if changed.is_err() { break reason },
             // O2: the client has sent on the overlay, and commits nothing any more.
-            () = bytes(&watched) => return Err(Reason::Used),
+            () = bytes(&watched) => break Reason::Used,
         }
+    };
+    give_up(shared, ends.cookie).await.ok_or(reason)
+}
+
+/// Has a socket stay on the overlay, if it still can: not if it is promised, and the client has said its last word.
+async fn give_up(shared: &Arc<Shared>, cookie: u64) -> Option<(OwnedFd, Origin)> {
+    loop {
+        let changed = shared.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        if shared.stay(cookie) {
+            return None;
+        }
+        if let Claim::Taken(connection, origin) = shared.claim(cookie, None) {
+            return Some((connection, origin));
+        }
+        // Whoever keeps the promise decides at once.
+        shared.give_up(cookie);
+        changed.await;
     }
 }
 
@@ -262,17 +339,17 @@ fn mirrors(shared: &Shared, socket: &Theirs, cookie: u64, client: Origin) -> boo
 }
 
 /// Makes the host connection one of the family that the program expects, with what it has set on its listening socket.
-fn likeness(socket: &Theirs, connection: OwnedFd, which: Copied) -> Result<(OwnedFd, Options), Reason> {
+fn likeness(socket: &Theirs, connection: &OwnedFd, which: Copied) -> Result<Options, Reason> {
     let domain = |socket: SockRef<'_>| socket.domain().map_err(|_| Reason::Failed);
-    let (wanted, given) = (domain(SockRef::from(socket))?, domain(SockRef::from(&connection))?);
+    let (wanted, given) = (domain(SockRef::from(socket))?, domain(SockRef::from(connection))?);
     if wanted == Domain::IPV4 && given != wanted {
-        options::become_ipv4(&connection).map_err(|_| Reason::Failed)?;
+        options::become_ipv4(connection).map_err(|_| Reason::Failed)?;
     } else if given != wanted {
         return Err(Reason::Failed);
     }
     // The client has it already: an option that cannot be copied is left as it is.
-    let _ = options::copy(socket, &connection, which);
-    Ok((connection, Options::of(socket).map_err(|_| Reason::Failed)?))
+    let _ = options::copy(socket, connection, which);
+    Options::of(socket).map_err(|_| Reason::Failed)
 }
 
 const NEVER: &str = "nobody panics while it is locked";

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use shunt_kernel::names::Names;
 use shunt_kernel::sequence::{Origin, Reader};
 use shunt_sys::options::Copied;
 use shunt_sys::{Errno, identity, netns};
+use socket2::SockRef;
 use tokio::sync::Notify;
 
 use crate::config::Loaded;
@@ -113,7 +115,18 @@ struct Promise {
     remote: SocketAddr,
     origin: Origin,
     /// The host connection, once it is committed.
-    committed: Option<(OwnedFd, Instant)>,
+    committed: Option<OwnedFd>,
+    /// Whoever has accepted the socket cannot wait any longer.
+    unwanted: Arc<Unwanted>,
+    /// Since when nobody will take it, as it seems.
+    lost: Option<Instant>,
+}
+
+/// Whether a promise is to be taken back, if it still can be.
+#[derive(Debug, Default)]
+struct Unwanted {
+    is_so: AtomicBool,
+    changed: Notify,
 }
 
 /// What the server's router knows of a socket that was accepted.
@@ -141,8 +154,10 @@ const SUPERVISORS: usize = 1024;
 const STAYED: usize = 65_536;
 /// Of so many namespaces it is remembered who made them.
 const NAMESPACES: usize = 4096;
-/// What is committed is taken, within this beyond the patience of both ends.
-const GRACE: Duration = Duration::from_secs(1);
+/// Whoever has accepted a socket asks for what is committed within this, however busy the machine is; or there is nobody who could.
+const ASKS: Duration = Duration::from_secs(15);
+/// A socket that is not found for so long is not there.
+const GONE: Duration = Duration::from_secs(2);
 
 impl Shared {
     pub(crate) fn new(
@@ -336,23 +351,32 @@ impl Shared {
         if state.promises.contains_key(&cookie) {
             return Err(Reason::Mismatch);
         }
-        let promise = Promise { takers, local, remote, origin, committed: None };
+        let unwanted = Arc::<Unwanted>::default();
+        let promise = Promise {
+            takers,
+            local,
+            remote,
+            origin,
+            committed: None,
+            unwanted: unwanted.clone(),
+            lost: None,
+        };
         state.promises.insert(cookie, promise);
         drop(state);
         self.changed.notify_waiters();
-        Ok(Promised { shared: self.clone(), cookie })
+        Ok(Promised { shared: self.clone(), cookie, unwanted })
     }
 
-    /// What there is for a socket that was accepted, of a connection to `destination` by a client on that host.
-    pub(crate) fn claim(&self, cookie: u64, destination: SocketAddr, host: Option<IpAddr>) -> Claim {
+    /// What there is for a socket that was accepted, of a connection to that address by a client on that host.
+    pub(crate) fn claim(&self, cookie: u64, expected: Option<(SocketAddr, IpAddr)>) -> Claim {
         let mut state = self.state();
         if let Some(promise) = state.promises.get_mut(&cookie) {
-            let Some((connection, _)) = promise.committed.take() else { return Claim::Promised };
+            let Some(connection) = promise.committed.take() else { return Claim::Promised };
             let origin = promise.origin;
             state.promises.remove(&cookie);
             return Claim::Taken(connection, origin);
         }
-        let is_expected = host.is_some_and(|host| state.asked.contains_key(&(destination, host)));
+        let is_expected = expected.is_some_and(|expected| state.asked.contains_key(&expected));
         if is_expected { Claim::Expected } else { Claim::Unknown }
     }
 
@@ -368,10 +392,20 @@ impl Shared {
         self.state().waiting.contains(&cookie)
     }
 
-    /// The socket stays on the overlay, whatever comes.
-    pub(crate) fn stay(&self, cookie: u64) {
+    /// The promise is taken back, if it still can be: whoever waits for it is told what has come of that.
+    pub(crate) fn give_up(&self, cookie: u64) {
+        if let Some(promise) = self.state().promises.get(&cookie) {
+            promise.unwanted.is_so.store(true, Relaxed);
+            promise.unwanted.changed.notify_one();
+        }
+    }
+
+    /// The socket stays on the overlay, whatever comes. False: it has been promised meanwhile.
+    pub(crate) fn stay(&self, cookie: u64) -> bool {
         let mut state = self.state();
-        state.promises.remove(&cookie);
+        if state.promises.contains_key(&cookie) {
+            return false;
+        }
         if state.stayed.insert(cookie) {
             state.stayed_order.push_back(cookie);
         }
@@ -380,6 +414,7 @@ impl Shared {
         {
             state.stayed.remove(&oldest);
         }
+        true
     }
 
     /// Forgets connections that have ended on the overlay, when there are many.
@@ -406,21 +441,28 @@ impl Shared {
         self.connections.sweep();
         self.guests.sweep();
         self.forget_stayed();
-        let grace = 2 * self.loaded().config.patience() + GRACE;
-        let committed: Vec<(u64, Arc<Namespace>, SocketAddr, SocketAddr, bool)> = self
+        let committed: Vec<(u64, Arc<Namespace>, SocketAddr, SocketAddr)> = self
             .state()
             .promises
             .iter()
-            .filter_map(|(cookie, promise)| {
-                let (_, since) = promise.committed.as_ref()?;
-                let is_old = since.elapsed() > grace;
-                Some((*cookie, promise.takers.namespace.clone(), promise.local, promise.remote, is_old))
-            })
+            .filter(|(_, promise)| promise.committed.is_some())
+            .map(|(cookie, it)| (*cookie, it.takers.namespace.clone(), it.local, it.remote))
             .collect();
-        for (cookie, namespace, local, remote, is_old) in committed {
+        for (cookie, namespace, local, remote) in committed {
             let found = namespace.connection(local, remote).filter(|found| found.cookie == cookie);
-            let is_lost = is_old && found.is_none_or(|found| found.held);
-            if is_lost && self.state().promises.remove(&cookie).is_some() {
+            let (waits, limit) = match found {
+                Some(found) => (!found.held, ASKS),
+                None => (false, GONE),
+            };
+            let mut state = self.state();
+            let is_waited_for = state.waiting.contains(&cookie);
+            let Some(promise) = state.promises.get_mut(&cookie) else { continue };
+            if waits || is_waited_for {
+                promise.lost = None;
+            } else if promise.lost.get_or_insert_with(Instant::now).elapsed() > limit {
+                let lost = state.promises.remove(&cookie);
+                drop(state);
+                lost.into_iter().for_each(Promise::reset);
                 self.metrics.reset();
             }
         }
@@ -497,7 +539,24 @@ impl Drop for Supervision {
             }
         }
         let State { promises, listeners, .. } = &mut *state;
-        promises.retain(|_, promise| promise.takers.sockets.iter().any(|it| listeners.contains_key(it)));
+        let left = promises
+            .extract_if(|_, promise| !promise.takers.sockets.iter().any(|it| listeners.contains_key(it)));
+        let left: Vec<Promise> = left.map(|(_, promise)| promise).collect();
+        drop(state);
+        for promise in left {
+            promise.unwanted.is_so.store(true, Relaxed);
+            promise.unwanted.changed.notify_one();
+            promise.reset();
+        }
+    }
+}
+
+impl Promise {
+    /// Nobody will take it: who has it at the other end is told at once, and not only that it has been closed.
+    fn reset(self) {
+        if let Some(connection) = self.committed {
+            let _ = SockRef::from(&connection).set_linger(Some(Duration::ZERO));
+        }
     }
 }
 
@@ -569,15 +628,23 @@ impl Drop for Waiting {
 pub(crate) struct Promised {
     shared: Arc<Shared>,
     cookie: u64,
+    unwanted: Arc<Unwanted>,
 }
 
 impl Promised {
-    /// This is the host connection. False: too late, it stays on the overlay.
-    pub(crate) fn commit(self, connection: OwnedFd) -> bool {
+    /// Until it is to be taken back.
+    pub(crate) async fn is_unwanted(&self) {
+        while !self.unwanted.is_so.load(Relaxed) {
+            self.unwanted.changed.notified().await;
+        }
+    }
+
+    /// This is the host connection. None: nobody is left who could accept it, and it is given back.
+    pub(crate) fn commit(self, connection: OwnedFd) -> Option<OwnedFd> {
         let mut state = self.shared.state();
-        let Some(promise) = state.promises.get_mut(&self.cookie) else { return false };
-        promise.committed = Some((connection, Instant::now()));
-        true
+        let Some(promise) = state.promises.get_mut(&self.cookie) else { return Some(connection) };
+        promise.committed = Some(connection);
+        None
     }
 }
 

@@ -164,7 +164,7 @@ impl Supervisor {
         }
         match call.notification.number {
             libc::SYS_connect => match Address::of_connect(&call) {
-                Some(address) if self.link.covers(address.to.ip()) => {
+                Some(address) if self.link.answers() && self.link.covers(address.to.ip()) => {
                     self.stay_with(call, move |supervisor, call| supervisor.connect(call, address));
                 }
                 _ => call.proceed(),

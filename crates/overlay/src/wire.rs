@@ -9,13 +9,16 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
+use rustix::net::RecvFlags;
 use shunt_kernel::sequence::Origin;
 use shunt_key::{Key, Keys, SEAL, nonce};
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
+use tokio::time::sleep;
 
 use crate::lock::lock;
 use crate::reason::Reason;
@@ -185,7 +188,7 @@ pub(crate) enum When {
 /// What has come, though tokio may not know of it yet.
 fn look(stream: &TcpStream, bytes: &mut Vec<u8>) -> io::Result<usize> {
     let mut buffer = [0; 4096];
-    let (count, _) = rustix::net::recv(stream, &mut buffer, rustix::net::RecvFlags::DONTWAIT)?;
+    let (count, _) = rustix::net::recv(stream, &mut buffer, RecvFlags::DONTWAIT)?;
     bytes.extend(&buffer[..count]);
     Ok(count)
 }
@@ -443,9 +446,10 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
         Ok(())
     }
 
-    /// Client: the last message. What follows is the program's.
-    pub(crate) async fn commit(&mut self) -> Result<(), WireError> {
-        self.say(CLIENT, &[YES]).await
+    /// Client: the host connection, and the last message, which the supervisor says on it. What follows is the program's.
+    pub(crate) fn commit(mut self) -> (S, Vec<u8>) {
+        let sealed = self.chain.seal(self.key, CLIENT, &[YES]);
+        (self.stream, sealed)
     }
 
     /// Server: waits for that.
@@ -453,16 +457,31 @@ impl<'a, S: AsyncReadExt + AsyncWriteExt + Unpin> Talk<'a, S> {
         verdict(self.hear::<COMMIT>(CLIENT).await?[0])
     }
 
-    async fn say(&mut self, speaker: u8, bytes: &[u8]) -> Result<(), WireError> {
-        let sealed = self.chain.seal(self.key, speaker, bytes);
-        self.stream.write_all(&sealed).await?;
-        Ok(())
-    }
-
     async fn hear<const LENGTH: usize>(&mut self, speaker: u8) -> Result<[u8; LENGTH], WireError> {
         let mut sealed = vec![0; LENGTH + SEAL];
         self.stream.read_exact(&mut sealed).await?;
         self.chain.open(self.key, speaker, &sealed).ok_or(WireError::Stranger)
+    }
+}
+
+impl Talk<'_, TcpStream> {
+    /// Server: until the last message is there, which is left there. An error: it will not come.
+    pub(crate) async fn commits(&self) -> io::Result<()> {
+        loop {
+            match self.stream.peek(&mut [0; COMMIT + SEAL]).await? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count if count == COMMIT + SEAL => return Ok(()),
+                // It is one segment, but for networks that cut it.
+                _ => sleep(Duration::from_millis(1)).await,
+            }
+        }
+    }
+
+    /// Server: whether it is there, though tokio may not know of it yet.
+    pub(crate) fn has_committed(&self) -> bool {
+        let looked =
+            rustix::net::recv(&self.stream, &mut [0; COMMIT + SEAL], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        looked.is_ok_and(|(_, count)| count == COMMIT + SEAL)
     }
 }
 
@@ -544,8 +563,8 @@ mod tests {
         let client = async {
             let mut talk = Talk::new(one, &key_one);
             talk.offer(TOKEN, OFFERED).await.unwrap();
-            talk.commit().await.unwrap();
-            let mut stream = talk.into_stream();
+            let (mut stream, commit) = talk.commit();
+            stream.write_all(&commit).await.unwrap();
             stream.write_all(b"the program's").await.unwrap();
         };
         let server = async {
@@ -668,7 +687,8 @@ mod tests {
         let speak = async {
             let mut talk = Talk::new(&mut client, &keys);
             talk.offer(TOKEN, OFFERED).await.unwrap();
-            talk.commit().await.unwrap();
+            let (stream, commit) = talk.commit();
+            stream.write_all(&commit).await.unwrap();
         };
         let record = async {
             near.read_exact(&mut recorded).await.unwrap();
@@ -725,7 +745,8 @@ mod tests {
             };
             let ask = async {
                 talk.offer(token, OFFERED).await.unwrap();
-                talk.commit().await.unwrap();
+                let (mut stream, commit) = talk.commit();
+                stream.write_all(&commit).await.unwrap();
             };
             tokio::join!(serve, ask);
         }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use shunt_sys::tcp::Opener;
 use shunt_sys::{Errno, options, tcp};
 
 use super::address::Address;
@@ -17,6 +19,7 @@ use super::replace::Place;
 use super::{Call, NEVER, Supervisor, is_nonblocking, is_ready, is_ready_now, process};
 use crate::message::{Answer, Request};
 use crate::policy::Denial;
+use crate::reason::Reason;
 
 /// A program that has not looked for so long has forgotten its socket, or never looks. Until then the socket lives on if the program
 /// closes it.
@@ -142,7 +145,7 @@ impl Supervisor {
                 conversation.end();
                 return Asked::Denied(denial);
             }
-            Heard::Late => self.link.hang_up(),
+            Heard::Late => self.link.let_rest(),
             _ => conversation.end(),
         }
         Asked::Stay
@@ -248,9 +251,27 @@ fn replace(call: &Call, Attempt { conversation, socket, .. }: &Attempt) -> Resul
     if !conversation.say(&Request::Moment, None) {
         return Ok(());
     }
-    let Heard::Answer(Answer::Take, Some(connection)) = conversation.hear(|| call.waits()) else {
+    let Heard::Answer(Answer::Commit(last), Some(connection)) = conversation.hear(|| call.waits()) else {
         return Ok(());
     };
-    // The other end has the host connection already.
-    place.take(call, socket, &connection).map_err(|_| Errno::CONNRESET)
+    if let Err(reason) = commit(socket, &connection, &last) {
+        conversation.say(&Request::Stay(reason), None);
+        return Ok(());
+    }
+    // The other end has the host connection from here on, whatever happens.
+    let taken = place.take(call, socket, &connection);
+    conversation.say(&Request::Taken, None);
+    taken.map_err(|_| Errno::CONNRESET)
+}
+
+/// Says the last word on the host connection. That is the one moment at which both ends change over, or neither does: if the other router
+/// has given up waiting it has reset the connection, and nothing can be said; if not it hears this, however long that takes.
+fn commit(socket: &OwnedFd, connection: &OwnedFd, last: &[u8]) -> Result<(), Reason> {
+    if tcp::sent(socket, Opener::Us) != Ok(Some(0)) {
+        return Err(Reason::Used);
+    }
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let is_open = recv(connection, &mut [0; 1], flags).err() == Some(Errno::AGAIN);
+    let said = is_open && send(connection, last, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) == Ok(last.len());
+    if said { Ok(()) } else { Err(Reason::Late) }
 }

@@ -19,6 +19,10 @@ use crate::message::{self, Answer, MessageError, Request, VERSION, Welcome};
 /// Beyond what the router may take, for a machine that is busy.
 const GRACE: Duration = Duration::from_millis(500);
 
+/// As long as this, beyond all that, a router that does nothing is taken for one that is busy, when its answer may be the only way to a
+/// connection.
+const ACCEPTED: Duration = Duration::from_secs(10);
+
 /// So many conversations are kept open for the next connections.
 const KEPT: usize = 4;
 /// For so long: the router closes them later.
@@ -34,6 +38,8 @@ pub(crate) struct Link {
     kept: Arc<Kept>,
     /// The conversation that lasts.
     standing: Mutex<Option<Standing>>,
+    /// The router has not answered in time: no connection of the program's waits for it.
+    rests: AtomicBool,
 }
 
 /// With the moments of their ends.
@@ -47,8 +53,13 @@ struct Standing {
 
 impl Link {
     pub(super) fn new(router: &Path, guards: bool) -> Link {
-        let link =
-            Link { router: router.to_owned(), guards, kept: Arc::default(), standing: Mutex::new(None) };
+        let link = Link {
+            router: router.to_owned(),
+            guards,
+            kept: Arc::default(),
+            standing: Mutex::new(None),
+            rests: AtomicBool::new(false),
+        };
         *link.standing() = link.greet();
         link
     }
@@ -62,17 +73,33 @@ impl Link {
         self.standing().as_ref().is_some_and(|it| it.welcome.prefixes.iter().any(|it| it.contains(&address)))
     }
 
+    /// Whether a connection of the program's is worth a question to it.
+    pub(super) fn answers(&self) -> bool {
+        !self.rests.load(Relaxed)
+    }
+
+    /// It is asked nothing for a while about connections of the program's. What it has promised for the program's listening sockets
+    /// holds, so accepted ones are shown to it.
+    pub(super) fn let_rest(&self) {
+        self.rests.store(true, Relaxed);
+    }
+
     /// Notices that the router has gone, or has come; waits for one that hangs. True: it is another than before.
     pub(super) fn look_after(&self) -> bool {
-        if let Some(it) = &*self.standing()
-            && matches!(message::receive::<Answer>(&it.socket), Err(MessageError::Kernel(Errno::AGAIN)))
-        {
+        let stands = self.standing().as_ref().is_some_and(|it| {
+            matches!(message::receive::<Answer>(&it.socket), Err(MessageError::Kernel(Errno::AGAIN)))
+        });
+        if stands {
+            if !self.answers() && self.greet().is_some() {
+                self.rests.store(false, Relaxed);
+            }
             return false;
         }
         // Gone, or it says what a router does not say unasked.
         self.hang_up();
         let standing = self.greet();
         let is_there = standing.is_some();
+        self.rests.store(false, Relaxed);
         *self.standing() = standing;
         is_there
     }
@@ -106,6 +133,8 @@ impl Link {
         };
         // It dials and asks; or promises, and waits; or the other router waits for that.
         let limit = 2 * (ask + patience) + 2 * GRACE;
+        // The client may have it already, and then nothing else is right.
+        let limit = if matches!(request, Request::Accepted { .. }) { limit + ACCEPTED } else { limit };
         loop {
             let kept = self.kept().pop().map(|(socket, _)| socket);
             let is_kept = kept.is_some();
@@ -195,7 +224,10 @@ impl Conversation {
     /// The answer, as long as `goes_on`.
     pub(super) fn hear(&self, goes_on: impl Fn() -> bool) -> Heard {
         let heard = receive(&self.socket, self.limit, goes_on);
-        if matches!(heard, Heard::Answer(Answer::Take | Answer::Stay | Answer::Deny(_), _)) {
+        if matches!(
+            heard,
+            Heard::Answer(Answer::Commit(_) | Answer::Take | Answer::Stay | Answer::Deny(_), _)
+        ) {
             self.is_over.store(true, Relaxed);
         }
         heard
