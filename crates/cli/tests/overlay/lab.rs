@@ -366,6 +366,11 @@ impl Lab {
         fs::read_to_string(self.path(&format!("{launched}.out"))).unwrap_or_default()
     }
 
+    /// Whether what was launched is over.
+    pub(crate) fn has_ended(&mut self, launched: usize) -> bool {
+        self.running[launched].try_wait().unwrap().is_some()
+    }
+
     /// Waits for what was launched, and returns what it said.
     pub(crate) fn await_end(&mut self, launched: usize) -> String {
         let child = &mut self.running[launched];

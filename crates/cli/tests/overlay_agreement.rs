@@ -1,0 +1,196 @@
+//! The two ends of a connection are on the same road, whichever of the routers and supervisors is stopped, however long, and at which
+//! moment: a program that gets no processor is one that is stopped. Needs root, Go and Python.
+
+#[path = "overlay/lab.rs"]
+mod lab;
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lab::{A, B, Lab, SERVER, await_until, go};
+
+/// Accepts when a file is there, or at once, and sends back whatever comes.
+const ECHO: &str = "
+import os, socket, sys, threading, time
+def echo(s):
+    try:
+        while data := s.recv(65536):
+            s.sendall(data)
+    except OSError:
+        pass
+listener = socket.create_server(('', 9000), backlog=64)
+print('listening', flush=True)
+while True:
+    while len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    threading.Thread(target=echo, args=(listener.accept()[0],)).start()
+";
+
+/// Connects without blocking, and looks what has come of that when a file is there; then it talks.
+const LOOKS_LATE: &str = "
+import errno, os, select, socket, sys, time
+with socket.socket() as s:
+    s.setblocking(False)
+    assert s.connect_ex(('10.50.2.2', 9000)) == errno.EINPROGRESS
+    select.select([], [s], [])
+    print('under way', flush=True)
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.005)
+    assert s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+    print('looked', flush=True)
+    s.settimeout(60)
+    s.sendall(b'x' * 1000)
+    left = 1000
+    while left:
+        came = len(s.recv(left))
+        assert came, 'it has ended'
+        left -= came
+    print('ok', flush=True)
+";
+
+/// Waits for the connection, and talks when a file is there.
+const TALKS_LATE: &str = "
+import os, socket, sys, time
+with socket.create_connection(('10.50.2.2', 9000)) as s:
+    print('connected', flush=True)
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    s.settimeout(60)
+    s.sendall(b'x' * 1000)
+    left = 1000
+    while left:
+        came = len(s.recv(left))
+        assert came, 'it has ended'
+        left -= came
+    print('ok', flush=True)
+";
+
+/// With routers that are as patient as that.
+fn lab(patience_ms: [u32; 2]) -> Lab {
+    let mut lab = Lab::build();
+    for host in [A, B] {
+        lab.patience_ms = patience_ms[host];
+        lab.start(host);
+    }
+    lab
+}
+
+fn serve(lab: &mut Lab, words: &[&PathBuf]) {
+    let mut server = lab.command(B, true, "python3");
+    lab.launch(B, server.args(["-c", ECHO]).args(words), "listening");
+}
+
+fn connect(lab: &mut Lab, script: &str, go: &PathBuf, word: &str) -> usize {
+    let mut client = lab.command(A, true, "python3");
+    lab.launch(A, client.args(["-c", script]).arg(go), word)
+}
+
+fn await_promises(lab: &Lab, count: u64) {
+    await_until(|| lab.status(B)["now"]["promises"] == count, || lab.status(B).to_string());
+}
+
+/// How many connections of the host network there have been at both ends: as many.
+fn agreed(lab: &Lab) -> u64 {
+    let ends = || (lab.roads(A, "client").0, lab.roads(B, "server").0);
+    // The client's end is counted a moment after it has begun to talk.
+    await_until(|| ends().0 == ends().1, || format!("{} {}", lab.status(A), lab.status(B)));
+    ends().0
+}
+
+/// The client's program looks when the server's host has given up waiting for that.
+#[test]
+fn a_program_that_looks_too_late_for_the_other_host() {
+    let mut lab = lab([10_000, 300]);
+    serve(&mut lab, &[]);
+    let go = lab.path("go");
+    let client = connect(&mut lab, LOOKS_LATE, &go, "under way");
+    await_until(|| lab.roads(B, "server").1["not-committed"] == 1, || lab.status(B).to_string());
+    fs::write(go, "").unwrap();
+    assert!(lab.await_end(client).ends_with("ok\n"), "{}", lab.said(client));
+    assert_eq!(agreed(&lab), 0);
+}
+
+/// The client's router does nothing between the promise and the last word, for longer than the server's host waits.
+#[test]
+fn a_router_that_is_stopped_before_the_last_word() {
+    let mut lab = lab([10_000, 300]);
+    serve(&mut lab, &[]);
+    let go = lab.path("go");
+    let client = connect(&mut lab, LOOKS_LATE, &go, "under way");
+    await_promises(&lab, 1);
+    lab.hang(A, true);
+    fs::write(go, "").unwrap();
+    await_until(|| lab.roads(B, "server").1["not-committed"] == 1, || lab.status(B).to_string());
+    lab.hang(A, false);
+    assert!(lab.await_end(client).ends_with("ok\n"), "{}", lab.said(client));
+    assert_eq!(agreed(&lab), 0);
+}
+
+/// The same for longer than the program's supervisor waits.
+#[test]
+fn a_router_that_is_stopped_until_its_supervisor_has_given_up() {
+    let mut lab = lab([1_000, 10_000]);
+    serve(&mut lab, &[]);
+    let go = lab.path("go");
+    let client = connect(&mut lab, LOOKS_LATE, &go, "under way");
+    await_promises(&lab, 1);
+    lab.hang(A, true);
+    fs::write(go, "").unwrap();
+    await_until(|| lab.said(client).contains("looked"), || lab.said(client));
+    lab.hang(A, false);
+    assert!(lab.await_end(client).ends_with("ok\n"), "{}", lab.said(client));
+    assert_eq!(agreed(&lab), 0);
+}
+
+/// The server's router does nothing while its program's supervisor has accepted and asks, long after the last word.
+#[test]
+fn a_router_that_is_stopped_while_it_is_asked_about_what_was_accepted() {
+    const CONNECTIONS: usize = 8;
+    let mut lab = lab([10_000, 300]);
+    let accept = lab.path("accept");
+    serve(&mut lab, &[&accept]);
+    let go = lab.path("go");
+    let clients: Vec<usize> =
+        (0..CONNECTIONS).map(|_| connect(&mut lab, TALKS_LATE, &go, "connected")).collect();
+    fs::write(go, "").unwrap();
+    // Longer than either end waits for the other.
+    std::thread::sleep(Duration::from_secs(2));
+    lab.hang(B, true);
+    fs::write(accept, "").unwrap();
+    // Longer than a router lets pass between two looks at what nobody takes.
+    std::thread::sleep(Duration::from_secs(3));
+    lab.hang(B, false);
+    for client in clients {
+        assert!(lab.await_end(client).ends_with("ok\n"), "{}", lab.said(client));
+    }
+    assert_eq!(agreed(&lab), CONNECTIONS as u64, "{}", lab.status(B));
+}
+
+/// Both routers get the processor now and then only, as on a machine with far too much to do.
+#[test]
+fn routers_that_are_starved() {
+    let mut lab = lab([100, 100]);
+    let mut server = lab.command(B, true, go("server"));
+    lab.launch(B, server.args(["tcp4", ":9000"]), "listening");
+    let mut client = lab.command(A, true, go("client"));
+    client.args([&format!("{SERVER}:9000"), "400", "16", "2000", "0"]);
+    let client = lab.launch(A, &mut client, "");
+    // Each for another time, with no pattern that both have.
+    let pauses = [7, 310, 45, 1_250, 3, 130, 620, 18, 900, 70, 1_600, 11, 240];
+    let mut turn = 0;
+    while !lab.has_ended(client) {
+        for host in [A, B] {
+            lab.hang(host, turn % (host + 2) == 0);
+        }
+        std::thread::sleep(Duration::from_millis(pauses[turn % pauses.len()]));
+        turn += 1;
+    }
+    for host in [A, B] {
+        lab.hang(host, false);
+    }
+    assert_eq!(lab.await_end(client), "ok 400\n", "{} {}", lab.status(A), lab.status(B));
+    assert_eq!(lab.status(B)["connections"]["reset"], 0, "{}", lab.status(B));
+    let agreed = agreed(&lab);
+    println!("{agreed} of 400 connections took the host network");
+}
