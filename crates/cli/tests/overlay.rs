@@ -204,11 +204,14 @@ print('ok')
     assert_eq!(lab.roads(B, "server"), (400, serde_json::json!({})));
 }
 
-/// A client that sends before it has looked whether it is connected stays on the overlay, and the server's accept does not wait for it to
-/// look: that would take seconds for each.
+/// A client that sends before it has looked whether it is connected stays on the overlay if connect has not waited for that, and the
+/// server's accept does not wait for it to look: that would take seconds for each.
 #[test]
 fn accept_does_not_wait_for_a_client_that_has_sent_already() {
-    let mut lab = Lab::with_routers();
+    let mut lab = Lab::build();
+    lab.hold_ms = 0;
+    lab.start(A);
+    lab.start(B);
     const SERVE: &str = "
 import socket
 listener = socket.create_server(('', 9000), backlog=128)

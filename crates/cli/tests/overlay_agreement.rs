@@ -69,6 +69,8 @@ with socket.create_connection(('10.50.2.2', 9000)) as s:
 /// With routers that are as patient as that.
 fn lab(patience_ms: [u32; 2]) -> Lab {
     let mut lab = Lab::build();
+    // So that there is a moment at which a program looks.
+    lab.hold_ms = 0;
     for host in [A, B] {
         lab.patience_ms = patience_ms[host];
         lab.start(host);

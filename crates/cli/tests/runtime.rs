@@ -173,6 +173,61 @@ fn another_process_of_a_container_is_under_shunt_as_the_container_is() {
     assert_eq!(exec(), r#"{"args": ["sh"], "env": ["A=b"]}"#);
 }
 
+/// Without CAP_SYS_ADMIN nobody is put under a filter as the runtime has to be.
+const UNABLE: &str = "setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin --";
+
+/// What the runtime starts is under the filter, as far as it can be said to be a container of an overlay; and into one that is not trusted
+/// comes nothing that is not.
+#[test]
+fn what_is_started_on_a_host_of_an_overlay_is_under_the_filter_or_not_started() {
+    needs_root();
+    let shell = shell();
+    let mut settings = fs::read_to_string(shell.path("runtime.toml")).unwrap();
+    settings += &format!("router = {:?}\n", shell.path("overlay/router.sock"));
+    fs::write(shell.path("runtime.toml"), settings).unwrap();
+    fs::create_dir(shell.path("overlay")).unwrap();
+    fs::create_dir(shell.path("bundle")).unwrap();
+    fs::write(shell.path("state"), format!("{{\"bundle\": {:?}}}", shell.path("bundle"))).unwrap();
+    fs::write(shell.path("process"), r#"{"args": ["sh"], "env": []}"#).unwrap();
+    shell.file("runc", &RUNC.replace("grep -E 'Sig", "grep -E 'Seccomp:|NoNewPrivs:|Sig"));
+    let container = |environment: &str, namespaces: &str| {
+        let config = format!(
+            r#"{{"process": {{"env": [{environment}]}}, "linux": {{"namespaces": [{namespaces}]}}}}"#
+        );
+        fs::write(shell.path("bundle/config.json"), config).unwrap();
+    };
+    let call = |before: &str, words: &str| {
+        let line = format!("{before} ./shunt-runtime --log log {words} it 9</dev/null 2>/dev/null");
+        script(&shell, &line)
+    };
+    let (create, exec) = ("create --bundle bundle", "exec --process process");
+    let is_filtered = |ended: Ended| {
+        let filter = ended.stdout.lines().find_map(|line| line.strip_prefix("Seccomp:"));
+        assert!(ended.stdout.contains("NoNewPrivs:\t0"), "{ended:?}");
+        filter.expect("the runtime is there").trim() != "0"
+    };
+    let own = r#"{"type": "network"}, {"type": "pid"}"#;
+    // Whether programs are trusted a router that does not answer cannot say.
+    container("", own);
+    assert!(is_filtered(call("", create).quietly(37)));
+    assert!(is_filtered(call("", exec).quietly(37)));
+    call(UNABLE, exec).quietly(1);
+    let log = fs::read_to_string(shell.path("log")).unwrap();
+    assert!(log.lines().last().unwrap().contains("that is not trusted without a supervisor"), "{log}");
+    // Nobody else's business is in the way of a container: it is remembered that it has none.
+    assert!(!is_filtered(call(UNABLE, create).quietly(37)));
+    assert!(!is_filtered(call("", exec).quietly(37)));
+    // By the user's word it stays on the overlay, and can be given nothing either.
+    container(r#""SHUNT_OVERLAY=off""#, own);
+    assert!(is_filtered(call("", create).quietly(37)));
+    call(UNABLE, exec).quietly(1);
+    for namespaces in [r#"{"type": "pid"}"#, r#"{"type": "network"}, {"type": "user"}"#] {
+        container("", namespaces);
+        assert!(!is_filtered(call("", create).quietly(37)));
+        assert!(!is_filtered(call("", exec).quietly(37)));
+    }
+}
+
 #[test]
 fn docker_is_told_of_it_and_told_again() {
     let shell = Shell::new();

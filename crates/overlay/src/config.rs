@@ -52,6 +52,9 @@ pub(crate) struct Config {
     /// How long one end waits for the other end's program.
     #[serde(default = "default_patience")]
     pub(crate) patience_ms: u64,
+    /// How long connect waits for a program that does not block.
+    #[serde(default = "default_hold")]
+    pub(crate) hold_ms: u64,
 }
 
 /// Where it is, and what of it is the routers'.
@@ -170,6 +173,7 @@ impl Loaded {
             ("control", old.control != new.control),
             ("ask-ms", old.ask_ms != new.ask_ms),
             ("patience-ms", old.patience_ms != new.patience_ms),
+            ("hold-ms", old.hold_ms != new.hold_ms),
             ("etcd", old.etcd != new.etcd),
             ("this host's address", self.host().address != read.host().address),
         ];
@@ -206,6 +210,9 @@ impl Config {
             if !(1..=MAX_MS).contains(&value) {
                 return Err(format!("{what} = {value}: say a number from 1 to {MAX_MS}"));
             }
+        }
+        if self.hold_ms > MAX_MS {
+            return Err(format!("hold-ms = {}: say a number from 0 to {MAX_MS}", self.hold_ms));
         }
         if let Some(etcd) = &self.etcd {
             etcd.check()?;
@@ -345,6 +352,10 @@ fn default_ask() -> u64 {
     100
 }
 
+fn default_hold() -> u64 {
+    20
+}
+
 fn default_patience() -> u64 {
     20
 }
@@ -402,6 +413,7 @@ mod tests {
             ("name = 'b'", "name = 'a'", "two [[host]] have the name"),
             ("key = 'k'", "key = 'k'\npatience-ms = 0", "from 1 to"),
             ("key = 'k'", "key = 'k'\npatience = 5", "unknown field"),
+            ("key = 'k'", "key = 'k'\nhold-ms = 10001", "from 0 to"),
             ("[[host]]", "[etcd]\nendpoints = ['https://e:2379']\n[[host]]", "TLS is not there"),
             ("[[host]]", "[etcd]\nendpoints = ['http://e']\n[[host]]", "is no etcd"),
             ("[[host]]", "[etcd]\nendpoints = []\n[[host]]", "endpoints is empty"),

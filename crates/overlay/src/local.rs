@@ -165,8 +165,12 @@ async fn attend(
     drop(shown);
     let loaded = shared.loaded();
     let config = &loaded.config;
-    let welcome =
-        Welcome { prefixes: config.prefixes.clone(), ask_ms: config.ask_ms, patience_ms: config.patience_ms };
+    let welcome = Welcome {
+        prefixes: config.prefixes.clone(),
+        ask_ms: config.ask_ms,
+        patience_ms: config.patience_ms,
+        hold_ms: config.hold_ms,
+    };
     channel.send(&Answer::Welcome(welcome), None)?;
     loop {
         match channel.receive::<Request>().await? {

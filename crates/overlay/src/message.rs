@@ -86,6 +86,8 @@ pub(crate) struct Welcome {
     pub(crate) ask_ms: u64,
     /// How long one end waits for the other end's program.
     pub(crate) patience_ms: u64,
+    /// How long connect waits for a program that does not block.
+    pub(crate) hold_ms: u64,
 }
 
 /// Why there is no message.

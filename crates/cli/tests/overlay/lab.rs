@@ -57,6 +57,8 @@ pub(crate) struct Lab {
     pub(crate) prefixes: String,
     /// Where the routers are.
     pub(crate) routers: [&'static str; 2],
+    /// How long connect waits for a program that does not block.
+    pub(crate) hold_ms: u32,
     /// More of every router's configuration.
     pub(crate) configuration: String,
     /// Which addresses of the overlay are on each host, as the configuration has them.
@@ -105,6 +107,7 @@ impl Lab {
             patience_ms: 5000,
             prefixes: "'10.50.0.0/16'".to_owned(),
             routers: ["192.168.77.1:7450", "192.168.77.2:7450"],
+            hold_ms: 5000,
             configuration: String::new(),
             containers: ["'10.50.1.0/24'", "'10.50.2.0/24'"].map(str::to_owned),
             directory,
@@ -173,7 +176,7 @@ impl Lab {
         let name = self.hosts[host].name;
         let config = self.path(&format!("{name}.toml"));
         let text = format!(
-            "name = '{name}'\nkey = '{key}'\nprefixes = [{prefixes}]\nask-ms = {patience}\npatience-ms = {patience}\n\
+            "name = '{name}'\nkey = '{key}'\nprefixes = [{prefixes}]\nask-ms = {patience}\npatience-ms = {patience}\nhold-ms = {hold}\n\
              socket = '{socket}'\ncontrol = '{control}'\n{more}\n\
              [[host]]\nname = 'a'\naddress = '{at_a}'\ncontainers = [{a}]\n\
              [[host]]\nname = 'b'\naddress = '{at_b}'\ncontainers = [{b}]\n",
@@ -184,6 +187,7 @@ impl Lab {
             b = self.containers[B],
             key = self.path(key).display(),
             patience = self.patience_ms,
+            hold = self.hold_ms,
             more = self.configuration,
             socket = self.socket(host).display(),
             control = self.control(host).display(),

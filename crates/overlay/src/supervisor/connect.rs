@@ -151,10 +151,15 @@ impl Supervisor {
         Asked::Stay
     }
 
-    /// For a program that does not wait.
+    /// For a program that does not wait. It may send as soon as it sees that it can, without having looked: so if that does not take long
+    /// it is told that the connection is under way when the host connection is in its place.
     fn begin(&self, call: &Call, attempt: Attempt, address: Address) {
         let Ok(cookie) = sockopt::socket_cookie(&attempt.socket) else { return attempt.leave(call, None) };
         match address.connect(&attempt.socket) {
+            Ok(()) | Err(Errno::INPROGRESS) if is_soon_there(call, &attempt, self.link.hold()) => {
+                let error = settle(call, &attempt).err().unwrap_or(Errno::INPROGRESS);
+                attempt.leave(call, Some(error));
+            }
             Ok(()) | Err(Errno::INPROGRESS) => {
                 // Before the program can look.
                 if let Some(own) = Address::of_socket(&attempt.socket)
@@ -213,11 +218,27 @@ fn see_through(call: &Call, attempt: Attempt, address: Address) {
             return attempt.leave(call, None);
         }
     }
-    // The router offers it, while it is looked where the program has it.
-    if let Some(local) = Address::of_socket(socket) {
+    let settled = settle(call, &attempt);
+    attempt.leave(call, settled.err());
+}
+
+/// Whether the connection is there within a time in which its program notices nothing else.
+fn is_soon_there(call: &Call, attempt: &Attempt, hold: Duration) -> bool {
+    let deadline = Instant::now() + hold;
+    while Instant::now() < deadline && call.waits() && !process::has_signal(call.thread()) {
+        if is_ready(&attempt.socket, PollFlags::OUT) {
+            return tcp::state(&attempt.socket) == Ok(tcp::ESTABLISHED);
+        }
+    }
+    false
+}
+
+/// The connection has been made, or has failed, and its program waits. The router offers it, while it is looked where the program has it.
+fn settle(call: &Call, attempt: &Attempt) -> Result<(), Errno> {
+    if let Some(local) = Address::of_socket(&attempt.socket) {
         attempt.conversation.say(&Request::Begun { local, waits: true }, None);
     }
-    seize(call, attempt);
+    replace(call, attempt)
 }
 
 /// Begins to connect a socket whose file blocks. It is the program's file too, so it does not block for no longer than that takes.

@@ -84,6 +84,12 @@ impl Link {
         self.rests.store(true, Relaxed);
     }
 
+    /// How long connect waits for a program that does not block.
+    pub(super) fn hold(&self) -> Duration {
+        let hold = self.standing().as_ref().map_or(0, |it| it.welcome.hold_ms);
+        Duration::from_millis(hold)
+    }
+
     /// Notices that the router has gone, or has come; waits for one that hangs. True: it is another than before.
     pub(super) fn look_after(&self) -> bool {
         let stands = self.standing().as_ref().is_some_and(|it| {
