@@ -59,7 +59,7 @@ reasons! {
     Options = 8, "options", "The socket has an option that the other one does not take.";
     Shared = 9, "shared", "The program has several descriptors of the socket, or too many to look at.";
     Used = 10, "used", "Bytes had been sent before the program looked whether it was connected.";
-    Late = 11, "late", "The server had accepted it before the client's host offered it.";
+    Late = 11, "late", "One end was there before the other, and had stopped waiting.";
     Impatient = 12, "impatient", "The program did not look in time whether it was connected.";
     NotOffered = 13, "not-offered", "The client's host did not offer it.";
     NotCommitted = 14, "not-committed", "The client's host took its offer back.";
@@ -94,7 +94,7 @@ impl Reason {
             Reason::Stranger => "Copy the same key and the same version of shunt to all hosts.",
             Reason::Shared => "Nothing, if the program needs its copies of the descriptor.",
             Reason::Used => {
-                "Have the program look whether it is connected before it sends: `getsockopt` with SO_ERROR."
+                "A longer `hold-ms` has connect wait for it; or have the program look whether it is connected before it sends, by SO_ERROR."
             }
             Reason::Late | Reason::Impatient | Reason::NotOffered | Reason::NotCommitted => {
                 "Start the client with `shunt overlay run` if it is not; a longer `patience-ms` gives slow programs time."
