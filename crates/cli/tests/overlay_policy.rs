@@ -305,7 +305,10 @@ fn another_policy_ends_what_it_forbids_on_the_overlay_too() {
 /// A policy that comes while a connection is being made ends it, whatever has been agreed.
 #[test]
 fn a_connection_that_was_permitted_when_it_was_begun_is_not_made() {
-    let mut lab = Lab::with_routers();
+    let mut lab = Lab::build();
+    lab.hold_ms = 0;
+    lab.start(A);
+    lab.start(B);
     serve(&mut lab);
     const SCRIPT: &str = "
 import errno, os, select, socket, sys, time

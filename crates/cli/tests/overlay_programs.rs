@@ -265,9 +265,10 @@ fn nginx_with_wrk_and_curl() {
     wrk.args(["-t", "2", "-c", "20", "-d", "2s", "-s"]).arg(check).arg(format!("http://{SERVER}/small"));
     let report = said(lab.output(A, &mut wrk));
     assert!(!report.contains("wrong") && !report.contains("Socket errors"), "{report}");
-    // The first is one to try whether somebody is there.
-    expect_only_host(&lab, 21);
-    let (before, _) = lab.roads(A, "client");
+    // The first is one to try whether somebody is there. The last ones may not have come to be when its time is over.
+    let (before, left) = lab.roads(A, "client");
+    let left: u64 = left.as_object().unwrap().values().filter_map(serde_json::Value::as_u64).sum();
+    assert!(before >= 21 && left <= 2, "{}", lab.status(A));
 
     let mut curl = lab.command(A, true, "curl");
     curl.args(["-sS", "--parallel", "--max-time", "60"]);
@@ -279,7 +280,7 @@ fn nginx_with_wrk_and_curl() {
     for number in 0..8 {
         assert!(fs::read(lab.path(&format!("got-{number}"))).unwrap() == content, "file {number}");
     }
-    expect_only_host(&lab, before + 1);
+    assert!(lab.roads(A, "client").0 > before, "{}", lab.status(A));
 }
 
 /// Records with keys go in by one program and come out by another: all of them, each partition's in the order of its offsets.

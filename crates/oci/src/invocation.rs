@@ -31,7 +31,7 @@ pub enum Operation {
         /// The container.
         id: OsString,
         /// Its configuration. Without one the process gets the container's environment.
-        process: PathBuf,
+        process: Option<PathBuf>,
     },
     /// Nothing that shunt has a part in.
     #[default]
@@ -89,10 +89,8 @@ impl Operation {
             }
             b"exec" => {
                 let (options, rest) = split_options(arguments, &EXEC);
-                match (value_of(&options, &["process", "p"]), rest.first()) {
-                    (Some(process), Some(id)) => Operation::Exec { id: id.clone(), process: process.into() },
-                    _ => Operation::Other,
-                }
+                let process = value_of(&options, &["process", "p"]).map(PathBuf::from);
+                rest.first().map_or(Operation::Other, |id| Operation::Exec { id: id.clone(), process })
             }
             _ => Operation::Other,
         }
@@ -172,11 +170,12 @@ mod tests {
 
     #[test]
     fn another_process_has_a_configuration_or_is_the_containers() {
-        let exec = Operation::Exec { id: "id".into(), process: "/tmp/p".into() };
+        let exec = Operation::Exec { id: "id".into(), process: Some("/tmp/p".into()) };
         for line in ["exec --process /tmp/p --detach id", "--root /r exec -d --pid-file f -p /tmp/p id"] {
             assert_eq!(parse(line).operation, exec, "{line}");
         }
-        assert_eq!(parse("exec id sh -p x").operation, Operation::Other);
+        let exec = Operation::Exec { id: "id".into(), process: None };
+        assert_eq!(parse("exec -t id sh -p x").operation, exec);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What an engine starts in the place of an OCI runtime: this program by the name of `shunt-runtime`. It puts a container that is about
 //! to be created, and another process of one, under shunt as far as that is possible, with a supervisor of the overlay beside it where
-//! there is one, and becomes the runtime, with the same arguments,
-//! descriptors and environment. A container never fails for it: what cannot be under shunt runs as it would have run.
+//! there is one, and becomes the runtime, with the same arguments, descriptors and environment. A container never fails for it: what
+//! cannot be under shunt runs as it would have run. But nothing comes into a container that is not trusted without a supervisor.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
@@ -37,12 +37,12 @@ pub(crate) fn run() -> ExitCode {
         Ok(chosen) => chosen,
         Err(error) => return fail(&invocation, &format!("{error:#}"), 1),
     };
+    let router = settings.router.unwrap_or(shunt_overlay::DEFAULT_SOCKET.into());
     match bundle(&invocation, &runtime) {
         Ok(Some(bundle)) => {
             if let Err(refusal) = prepare(&invocation, &bundle) {
                 log(&invocation, "warning", &format!("not under shunt: {refusal}"));
             }
-            let router = settings.router.unwrap_or(shunt_overlay::DEFAULT_SOCKET.into());
             match supervise(&invocation, &bundle, &router) {
                 Ok(()) => {}
                 Err(Alone::OnOverlay(refusal)) => {
@@ -52,6 +52,8 @@ pub(crate) fn run() -> ExitCode {
             }
         }
         Ok(None) => {}
+        // It is not known how its programs are supervised.
+        Err(refusal) if is_of_overlay(&router) => return fail(&invocation, &never(&refusal), 1),
         Err(refusal) => log(&invocation, "warning", &format!("not under shunt: {refusal}")),
     }
     command[0] = runtime.clone().into_os_string();
@@ -80,8 +82,8 @@ fn chosen() -> Result<(PathBuf, Settings)> {
 fn prepare(invocation: &Invocation, bundle: &Path) -> Result<(), Refusal> {
     match &invocation.operation {
         Operation::Create { .. } => shunt_oci::enter(bundle, &host()?),
-        Operation::Exec { process, .. } => shunt_oci::follow(process, bundle),
-        Operation::Other => Ok(()),
+        Operation::Exec { process: Some(process), .. } => shunt_oci::follow(process, bundle),
+        Operation::Exec { process: None, .. } | Operation::Other => Ok(()),
     }
 }
 
@@ -96,36 +98,36 @@ enum Alone {
 /// Where this host is of an overlay, has a supervisor stand by for what the runtime will start. This process is under a filter then.
 fn supervise(invocation: &Invocation, bundle: &Path, router: &Path) -> Result<(), Alone> {
     match &invocation.operation {
-        Operation::Create { .. } if router.parent().is_some_and(Path::is_dir) => {
+        Operation::Create { .. } if is_of_overlay(router) => {
             let supervision = shunt_oci::supervise(bundle, shunt_overlay::trusts(router));
-            let began = stand_by(supervision.map_err(Alone::OnOverlay)?, router);
-            if began.is_err() {
-                shunt_oci::let_go(bundle).map_err(Alone::OnOverlay)?;
-            }
-            began
+            stand_by(supervision.map_err(Alone::OnOverlay)?, router).map_err(|alone| {
+                match (alone, shunt_oci::let_go(bundle)) {
+                    (Alone::OnOverlay(_), Err(refusal)) => Alone::OnOverlay(refusal),
+                    (alone, _) => alone,
+                }
+            })
         }
         Operation::Exec { .. } => {
             let supervision = shunt_oci::supervision(bundle);
-            match supervision.map_err(|refusal| never(&refusal))? {
-                // Whoever is given a socket in there could pass it on to a process that is under no filter.
-                Some(supervision) if supervision.guards() => {
-                    stand_by(supervision, router).map_err(|alone| match alone {
-                        Alone::OnOverlay(refusal) => never(&refusal),
-                        never => never,
-                    })
-                }
-                Some(supervision) => stand_by(supervision, router),
-                None => Ok(()),
-            }
+            let supervision = supervision.map_err(|refusal| Alone::Never(never(&refusal)))?;
+            let Some(supervision) = supervision else { return Ok(()) };
+            stand_by(supervision, router).map_err(|alone| match alone {
+                // Whoever has a socket of the host's in there could pass it on to a process that is under no filter.
+                Alone::OnOverlay(refusal) if supervision.guards() => Alone::Never(never(&refusal)),
+                alone => alone,
+            })
         }
         Operation::Create { .. } | Operation::Other => Ok(()),
     }
 }
 
-fn never(refusal: &Refusal) -> Alone {
-    Alone::Never(format!(
-        "nothing is started in a container that is not trusted without a supervisor: {refusal}"
-    ))
+fn never(refusal: &Refusal) -> String {
+    format!("nothing is started in a container that is not trusted without a supervisor: {refusal}")
+}
+
+/// Whether this host has a router of the overlay, or will have one again.
+fn is_of_overlay(router: &Path) -> bool {
+    router.parent().is_some_and(Path::is_dir)
 }
 
 fn stand_by(supervision: Supervision, router: &Path) -> Result<(), Alone> {
