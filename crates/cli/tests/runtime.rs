@@ -189,7 +189,7 @@ fn what_is_started_on_a_host_of_an_overlay_is_under_the_filter_or_not_started() 
     fs::create_dir(shell.path("bundle")).unwrap();
     fs::write(shell.path("state"), format!("{{\"bundle\": {:?}}}", shell.path("bundle"))).unwrap();
     fs::write(shell.path("process"), r#"{"args": ["sh"], "env": []}"#).unwrap();
-    shell.file("runc", &RUNC.replace("grep -E 'Sig", "grep -E 'Seccomp:|NoNewPrivs:|Sig"));
+    shell.file("runc", RUNC.replace("grep -E 'Sig", "grep -E 'Seccomp:|NoNewPrivs:|Sig"));
     let container = |environment: &str, namespaces: &str| {
         let config = format!(
             r#"{{"process": {{"env": [{environment}]}}, "linux": {{"namespaces": [{namespaces}]}}}}"#
