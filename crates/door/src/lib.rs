@@ -7,7 +7,6 @@
 //! Whatever is not as expected closes the door, and the program runs as it is.
 
 #![forbid(unsafe_code)]
-#![cfg(target_arch = "x86_64")]
 
 mod elf;
 mod library;
@@ -34,6 +33,9 @@ pub enum Closed {
     /// A system call's instruction stands where nothing can be put in its place.
     #[error("the system call at {0:#x} cannot be led elsewhere")]
     Call(u64),
+    /// Its libc cancels threads, and looks where a thread stands for that.
+    #[error("its libc cancels threads by where they stand (at {0:#x})")]
+    Cancels(u64),
     /// It uses the register that shunt finds its own data by.
     #[error("it uses GS (at {0:#x})")]
     UsesGs(u64),

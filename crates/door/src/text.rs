@@ -57,6 +57,9 @@ pub(crate) fn sites(program: &File, numbers: &[u32; NUMBERS / 32]) -> Result<Vec
     if text.calls.is_empty() {
         return Err(Closed::NoCalls);
     }
+    if let Some(call) = text.calls.iter().find(|call| text.is_cancellation_point(**call)) {
+        return Err(Closed::Cancels(text.instructions[*call].ip()));
+    }
     let matters = |call: &&usize| text.number(**call).is_none_or(|number| has_bit(numbers, number));
     let site = |call: &usize| text.site(*call).ok_or(Closed::Call(text.instructions[*call].ip()));
     text.calls.iter().filter(matters).map(site).collect()
@@ -112,6 +115,17 @@ impl Text {
 
     fn is_target(&self, address: u64) -> bool {
         self.targets.binary_search(&address).is_ok()
+    }
+
+    /// Whether libc tells by where a thread stands whether it is in this call, and may be cancelled: musl where it can cancel threads at all,
+    /// and glibc since 2.41 always. Both keep the word that says so on the stack until the call is over.
+    fn is_cancellation_point(&self, index: usize) -> bool {
+        let Some(before) = index.checked_sub(1).map(|index| &self.instructions[index]) else { return false };
+        before.code() == Code::Mov_rm64_r64
+            && before.op0_kind() == OpKind::Memory
+            && before.memory_base() == Register::RSP
+            && before.memory_displacement64() == 8
+            && before.op1_register() == Register::R11
     }
 
     /// The number of the call at `index`, if the code that leads straight there says so.
@@ -277,4 +291,111 @@ fn jump(from: u64, to: u64) -> Result<Vec<u8>, Closed> {
 
 fn distance(from: u64, to: u64) -> Result<i32, Closed> {
     i32::try_from(to.wrapping_sub(from) as i64).map_err(|_| Closed::NoRoom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AT: u64 = 0x40_1000;
+
+    fn text(code: &[u8]) -> Text {
+        let mut text = Text::default();
+        text.decode(AT, code);
+        text.targets.sort_unstable();
+        text
+    }
+
+    fn only_site(code: &[u8]) -> Option<Site> {
+        let text = text(code);
+        assert_eq!(text.calls.len(), 1);
+        text.site(text.calls[0])
+    }
+
+    #[test]
+    fn a_number_is_known_where_the_code_leads_straight_from_it() {
+        for (code, number) in [
+            // mov eax, 60; syscall
+            (&[0xb8, 60, 0, 0, 0, 0x0f, 0x05][..], Some(60)),
+            // mov rax, 15; syscall
+            (&[0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05], Some(15)),
+            // xor eax, eax; syscall
+            (&[0x31, 0xc0, 0x0f, 0x05], Some(0)),
+            // mov edx, 60; xor edi, edi; mov eax, edx; syscall
+            (&[0xba, 60, 0, 0, 0, 0x31, 0xff, 0x89, 0xd0, 0x0f, 0x05], Some(60)),
+            // mov eax, 60; mov al, 1; syscall
+            (&[0xb8, 60, 0, 0, 0, 0xb0, 1, 0x0f, 0x05], None),
+            // mov eax, edi; syscall
+            (&[0x89, 0xf8, 0x0f, 0x05], None),
+            // mov eax, 60; ret; syscall
+            (&[0xb8, 60, 0, 0, 0, 0xc3, 0x0f, 0x05], None),
+            // mov eax, 60; syscall; jmp to the syscall
+            (&[0xb8, 60, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xfc], None),
+        ] {
+            let text = text(code);
+            assert_eq!(text.number(text.calls[0]), number, "{code:02x?}");
+        }
+    }
+
+    #[test]
+    fn what_is_before_a_call_moves_with_it() {
+        let site = only_site(&[0xb8, 60, 0, 0, 0, 0x0f, 0x05, 0xc3]).unwrap();
+        assert_eq!((site.from, site.to), (AT, AT + 7));
+        let there = AT + 0x1000;
+        let jump = site.jump(0, there).unwrap();
+        assert_eq!(jump, [0xe9, 0xfb, 0x0f, 0, 0, 0xcc, 0xcc]);
+        let stub = site.stub(0, there, there - 8).unwrap();
+        assert_eq!(stub[..5], [0xb8, 60, 0, 0, 0]);
+        // The address of the call, which is behind the jump.
+        assert_eq!(stub[5..12], [0x48, 0x8d, 0x0d, 6, 0, 0, 0]);
+        assert_eq!(stub[18..20], [0x0f, 0x05]);
+        // Back to behind it.
+        let back = i32::from_le_bytes(stub[21..25].try_into().unwrap());
+        assert_eq!((there + 25).wrapping_add_signed(back.into()), AT + 7);
+    }
+
+    #[test]
+    fn what_is_behind_moves_where_a_jump_leads_to_the_call() {
+        // jmp to the syscall; nop; syscall; cmp rax, -4095; ret
+        let code = [0xeb, 1, 0x90, 0x0f, 0x05, 0x48, 0x3d, 1, 0xf0, 0xff, 0xff, 0xc3];
+        let site = only_site(&code).unwrap();
+        assert_eq!((site.from, site.to), (AT + 3, AT + 11));
+    }
+
+    #[test]
+    fn what_fills_the_space_between_functions_is_room() {
+        // jmp to the syscall; syscall; ret; int3...
+        let site = only_site(&[0xeb, 0, 0x0f, 0x05, 0xc3, 0xcc, 0xcc, 0xcc, 0xcc]).unwrap();
+        assert_eq!((site.from, site.to), (AT + 2, AT + 7));
+    }
+
+    #[test]
+    fn a_call_with_jumps_around_it_is_left() {
+        // jmp to the syscall; syscall; nop; jmp to the nop
+        assert!(only_site(&[0xeb, 0, 0x0f, 0x05, 0x90, 0xeb, 0xfd]).is_none());
+        // A call's return address would be another.
+        assert!(only_site(&[0xeb, 0, 0x0f, 0x05, 0xe8, 0, 0, 0, 0, 0xc3]).is_none());
+    }
+
+    #[test]
+    fn neighbours_that_refer_to_their_place_refer_to_it_from_the_other() {
+        // mov edi, [rip + 0x100]; syscall, in a program that lies 0x10_0000 further up.
+        let (bias, there) = (0x10_0000, 0x4f_0000);
+        let site = only_site(&[0x8b, 0x3d, 0, 1, 0, 0, 0x0f, 0x05]).unwrap();
+        let stub = site.stub(bias, there, there - 8).unwrap();
+        assert_eq!(stub[..2], [0x8b, 0x3d]);
+        let distance = i32::from_le_bytes(stub[2..6].try_into().unwrap());
+        assert_eq!((there + 6).wrapping_add_signed(distance.into()), AT + 6 + 0x100 + bias);
+    }
+
+    #[test]
+    fn what_is_between_calls_is_not_kept() {
+        let mut code = vec![0x90; 100_000];
+        code.extend([0xb8, 60, 0, 0, 0, 0x0f, 0x05]);
+        code.extend(vec![0x90; 100_000]);
+        let text = text(&code);
+        assert!(text.instructions.len() < 20 * AROUND, "{}", text.instructions.len());
+        assert_eq!(text.number(text.calls[0]), Some(60));
+        assert!(text.site(text.calls[0]).is_some());
+    }
 }
