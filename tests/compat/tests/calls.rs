@@ -104,6 +104,30 @@ fn every_function_of_glibc_that_meets_a_descriptor_has_a_row() {
     assert!(missing.is_empty(), "docs/calls.md has no row for {missing:?}");
 }
 
+/// What libshunt.so names of libc and never calls in a program that has none: hooks of libc's own functions, what Rust's library does when
+/// it tells of a panic, and what is looked for to see which libc there is.
+const NOT_CALLED_WITHOUT_LIBC: &str = "_ITM_deregisterTMCloneTable _ITM_registerTMCloneTable __cxa_finalize \
+    __cxa_thread_atexit_impl __gmon_start__ __xpg_strerror_r dl_iterate_phdr dlclose environ fflush fileno free \
+    fstat64 getcwd lseek64 malloc open64 pthread_key_delete readlink realloc realpath stat64 statx";
+
+#[test]
+fn what_libshunt_needs_of_libc_is_there_without_it() {
+    let source = include_str!("../../../crates/shim/src/door/libc.rs");
+    let has = |name: &str| source.contains(&format!("\n    {name} = "));
+    let output = Command::new("nm")
+        .args(["-D", "--undefined-only"])
+        .arg(Tools::locate().library)
+        .output()
+        .expect("nm");
+    let text = String::from_utf8(output.stdout).expect("names are ASCII");
+    let needed: BTreeSet<&str> = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().last()?.split('@').next())
+        .filter(|name| !has(name) && !NOT_CALLED_WITHOUT_LIBC.split_whitespace().any(|one| one == *name))
+        .collect();
+    assert!(needed.is_empty(), "crates/shim/src/door/libc.rs has nothing for {needed:?}");
+}
+
 #[test]
 fn the_page_knows_the_hooks_and_no_others() {
     let library = exports(&Tools::locate().library);

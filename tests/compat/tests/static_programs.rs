@@ -84,6 +84,36 @@ fn more_threads_than_waiters() {
     both(LIMIT, |host| ask_statically(host, "threads", 100));
 }
 
+#[test]
+fn threads_that_are_cancelled() {
+    both(LIMIT, |host| ask_statically(host, "cancels", 1));
+}
+
+#[test]
+fn numbers_that_are_closed_under_calls() {
+    both(LIMIT, |host| ask_statically(host, "closes", 47));
+}
+
+#[test]
+fn sleepers_on_a_connection_that_switches() {
+    both(LIMIT, |host| ask_statically(host, "switches", 1));
+}
+
+/// musl looks where a thread stands to cancel it. Such a program is left alone.
+#[test]
+fn threads_that_musl_cancels() {
+    both(LIMIT, |host| {
+        for header in ["lane.h", "questions.h"] {
+            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(header);
+            std::fs::copy(source, host.path(header)).expect("a copy");
+        }
+        Linked::Musl.compile(host, "cancels");
+        host.write("gate", "");
+        let program = host.program("./cancels").args([&host.port().to_string(), "gate"]);
+        program.run("cancels", LIMIT).stdout
+    });
+}
+
 fn forks(linked: Linked, name: &'static str, phases: &'static [Phase]) {
     both(LIMIT, move |host| {
         compile(host, "serve_on", &[]);
