@@ -1,7 +1,7 @@
 //! The little of an ELF file of 64 bits that is needed here: what is loaded where, and what a library asks of who loads it.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use crate::Closed;
@@ -75,6 +75,16 @@ impl File {
             file.segments.push(segment);
         }
         Ok(file)
+    }
+
+    /// Whether this is what is at `path`, as it was when it was looked at.
+    pub(crate) fn is_at(&self, path: &Path) -> bool {
+        let (own, other) = (self.file.metadata(), fs::metadata(path));
+        let same = |own: fs::Metadata, other: fs::Metadata| {
+            let of = |one: &fs::Metadata| (one.dev(), one.ino(), one.len(), one.mtime(), one.mtime_nsec());
+            of(&own) == of(&other)
+        };
+        own.ok().zip(other.ok()).is_some_and(|(own, other)| same(own, other))
     }
 
     /// Where the program begins.

@@ -54,7 +54,10 @@ pub enum Closed {
     /// There is no room near the program's code.
     #[error("there is no room near its code")]
     NoRoom,
-    /// The process has ended, or has become something else.
+    /// The process has become another program, or the file has changed.
+    #[error("it is not the file that was looked at")]
+    Other,
+    /// The process has ended.
     #[error("it has not been started")]
     Gone,
 }

@@ -53,6 +53,9 @@ impl Door {
     /// Waits until `process`, which [`wait`] was told of, has become the program; opens the door, and lets it go.
     pub fn open(self, process: i32) -> Result<(), Closed> {
         let mut tracee = Tracee::at_exec(Pid::from_raw(process))?;
+        if !self.program.is_at(Path::new(&format!("/proc/{process}/exe"))) {
+            return Err(Closed::Other);
+        }
         let registers = tracee.registers()?;
         let bias = registers.rip.wrapping_sub(self.program.entry()?);
         let block = map(&mut tracee, 0, BLOCK as u64, WRITABLE)?;
