@@ -284,9 +284,8 @@ unsafe extern "C" fn sigaction(
     // SAFETY: two structures of ours; the handler is the program's.
     let result = returned(unsafe { call(libc::SYS_rt_sigaction, [signal.into(), given, into, MASK, 0, 0]) });
     // SAFETY: the caller's promise: null or valid.
-    if result == 0
-        && let Some(old) = unsafe { old.as_mut() }
-    {
+    let old = unsafe { old.as_mut() }.filter(|_| result == 0);
+    if let Some(old) = old {
         old.sa_sigaction = replaced.handler;
         old.sa_flags = replaced.flags as c_int;
         old.sa_restorer = replaced.restorer;
@@ -371,7 +370,7 @@ unsafe extern "C" fn dlsym(_: *mut c_void, name: *const c_char) -> *const c_void
     FUNCTIONS.iter().find(is_it).map_or(std::ptr::null(), |function| function.at as *const c_void)
 }
 
-/// Says which address was called, as a fault.
+/// A function that nobody calls here.
 extern "C" fn missing() -> ! {
     abort()
 }
