@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -104,7 +105,8 @@ impl Drop for Cgroup {
 fn create_below(own: &Path) -> io::Result<PathBuf> {
     static MADE: AtomicU32 = AtomicU32::new(0);
     remove_orphans(own);
-    let path = own.join(format!("shunt-{}-{}", std::process::id(), MADE.fetch_add(1, Relaxed)));
+    let (pid, made) = (std::process::id(), MADE.fetch_add(1, Relaxed));
+    let path = own.join(format!("shunt-{pid}-{made}-{}", numbering()?));
     fs::create_dir(&path)?;
     Ok(path)
 }
@@ -115,13 +117,19 @@ fn is_in(group: &Path) -> bool {
     fs::read_to_string(group.join(PROCESSES)).is_ok_and(|listed| listed.lines().any(|pid| pid == own))
 }
 
+/// The PID namespace of this process: in another one the same number is another process.
+fn numbering() -> io::Result<u64> {
+    fs::metadata("/proc/self/ns/pid").map(|namespace| namespace.ino())
+}
+
 /// Groups whose makers were killed. One that somebody is still in is not removed by the kernel.
 fn remove_orphans(above: &Path) {
+    let Ok(numbering) = numbering() else { return };
     for entry in fs::read_dir(above).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let maker = name
-            .to_str()
-            .and_then(|name| name.strip_prefix("shunt-")?.split('-').next()?.parse::<u32>().ok());
+        let of_ours = name.to_str().and_then(|name| name.strip_suffix(&format!("-{numbering}")));
+        let maker =
+            of_ours.and_then(|name| name.strip_prefix("shunt-")?.split('-').next()?.parse::<u32>().ok());
         if maker.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
             let _ = fs::remove_dir(entry.path());
         }
