@@ -128,7 +128,9 @@ impl<'l> Graph<'l> {
         let within = |(place, _): &(u64, u64)| is_table(place.wrapping_sub(offset as u64));
         let ours = |address: &u64| {
             let name = self.library.name(*address);
-            name.contains("shunt") || name.starts_with("core::ops::function::FnOnce::call_once")
+            // What a program without libc is given is listed, too, and is no method.
+            name.contains("shunt") && !name.starts_with("shunt::door::")
+                || name.starts_with("core::ops::function::FnOnce::call_once")
         };
         self.library.pointed_to().filter(within).map(|(_, function)| function).filter(ours).collect()
     }

@@ -42,6 +42,7 @@ const REVIEWED: Reviewed = Reviewed {
             &[WRITES, "core::fmt::num::", "<str as core::fmt::Display>", "<&T as core::fmt::Display>"],
         ),
         ("core::fmt::Formatter", &[WRITES]),
+        ("hooks::raw::answer", &["hooks::raw::hook::hook"]),
         ("std::sys::sync::once::futex::Once", &["Once::call_once_force"]),
     ],
     never: &[
@@ -93,7 +94,9 @@ fn library() -> PathBuf {
 const BEFORE_LOOK_UP: i64 = 1024;
 
 /// Whatever enters the library, but by a hook's name.
-const OTHER_ENTRIES: [&str; 6] = [
+const OTHER_ENTRIES: [&str; 8] = [
+    "shunt::door::answer",
+    "shunt::door::block::adopt_here",
     "shunt::signal::deliver::trampoline",
     "shunt::fork::before",
     "shunt::fork::after_in_parent",
