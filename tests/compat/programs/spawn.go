@@ -20,6 +20,9 @@ import (
 
 const patience = 10 * time.Second
 
+// Between two looks for the file.
+const turns = 500
+
 func check(err error) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -54,19 +57,20 @@ func serve(connection net.Conn) {
 func ask(address string, connection int, gate string, over chan<- int) {
 	stream, err := net.Dial("tcp", address)
 	check(err)
-	turns := 0
-	for isOver := false; !isOver; turns++ {
+	for isOver := false; !isOver; {
 		_, err := os.Stat(gate)
 		isOver = err == nil
-		message := bytes.Repeat([]byte(fmt.Sprintf("%d.%d ", connection, turns)), 1+turns*37%997)
-		check(stream.SetDeadline(time.Now().Add(patience)))
-		_, err = stream.Write(message)
-		check(err)
-		answer := make([]byte, len(message))
-		_, err = io.ReadFull(stream, answer)
-		check(err)
-		if !bytes.Equal(message, answer) {
-			check(fmt.Errorf("connection %d: other bytes came back in turn %d", connection, turns))
+		for turn := 0; turn < turns; turn++ {
+			message := bytes.Repeat([]byte(fmt.Sprintf("%d.%d ", connection, turn)), 1+turn*37%997)
+			check(stream.SetDeadline(time.Now().Add(patience)))
+			_, err := stream.Write(message)
+			check(err)
+			answer := make([]byte, len(message))
+			_, err = io.ReadFull(stream, answer)
+			check(err)
+			if !bytes.Equal(message, answer) {
+				check(fmt.Errorf("connection %d: other bytes came back in turn %d", connection, turn))
+			}
 		}
 	}
 	check(stream.Close())
