@@ -46,6 +46,11 @@ impl Keeper {
         Keeper(child)
     }
 
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
     /// Has the engine read its configuration again.
     pub(crate) fn reload(&self) {
         let mut pipe = self.0.stdin.as_ref().expect("it runs");
