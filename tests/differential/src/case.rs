@@ -9,7 +9,7 @@ use crate::world::{Shim, World};
 use anyhow::Result;
 use shunt_abi::reason::Road;
 use shunt_abi::status::Connection;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 /// A world on TCP, and one to compare with it.
@@ -42,9 +42,9 @@ pub(crate) struct Verdict {
 
 impl Worlds {
     /// Without a shim the other world is on TCP as well: the judge judged.
-    pub(crate) fn new(shim: Option<Shim>, processor: &Rc<Processor>) -> Worlds {
+    pub(crate) fn new(shim: Option<Shim>, actor: Option<&Path>, processor: &Rc<Processor>) -> Worlds {
         let broker = shim.as_ref().map(|shim| shim.broker.clone());
-        let [tcp, other, control] = [None, shim, None].map(|shim| World::new(shim, processor.clone()));
+        let [tcp, other, control] = [None, shim, None].map(|shim| World::new(shim, actor, processor.clone()));
         Worlds { tcp, other, control, broker, tells: false }
     }
 

@@ -76,6 +76,9 @@ struct Args {
     /// Compare TCP with TCP: what differs then is the judge's fault.
     #[arg(long)]
     itself: bool,
+    /// Have this build of this program be the actors, for musl or without a dynamic linker, started by `shunt run`.
+    #[arg(long, value_name = "FILE")]
+    actor: Option<PathBuf>,
     /// Write shrunk sequences here.
     #[arg(long)]
     keep: Option<PathBuf>,
@@ -129,10 +132,13 @@ fn on_host<T>(args: &Args, work: impl FnOnce(&mut Worlds) -> T) -> T {
     let mode = if args.itself { Mode::Native } else { Mode::Shunt };
     let host = Host::new(mode, ground);
     let baseline = host.broker_descriptors();
-    let shim =
-        host.tools().map(|tools| Shim { library: tools.library.clone(), broker: host.broker_socket() });
+    let shim = host.tools().map(|tools| Shim {
+        library: tools.library.clone(),
+        broker: host.broker_socket(),
+        command: tools.shunt.clone(),
+    });
     let processor = Rc::new(Processor::choose().expect("a processor"));
-    let mut worlds = Worlds::new(shim, &processor);
+    let mut worlds = Worlds::new(shim, args.actor.as_deref(), &processor);
     let result = work(&mut worlds);
     worlds.end();
     host.assert_broker_is_empty(baseline);

@@ -21,6 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Shim {
     pub(crate) library: PathBuf,
     pub(crate) broker: PathBuf,
+    /// The command `shunt`.
+    pub(crate) command: PathBuf,
 }
 
 /// One process and the line to it.
@@ -64,6 +66,8 @@ pub(crate) enum Reply {
 /// See the module.
 pub(crate) struct World {
     shim: Option<Shim>,
+    /// What the actors are, if they are not this program.
+    program: Option<PathBuf>,
     processor: Rc<Processor>,
     actors: [Option<Actor>; 4],
     /// Must begin anew before the next sequence.
@@ -73,8 +77,9 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(shim: Option<Shim>, processor: Rc<Processor>) -> World {
-        World { shim, processor, actors: Default::default(), worn: true, small: false }
+    pub(crate) fn new(shim: Option<Shim>, program: Option<&Path>, processor: Rc<Processor>) -> World {
+        let program = program.map(Path::to_owned);
+        World { shim, program, processor, actors: Default::default(), worn: true, small: false }
     }
 
     /// Two actors that are as good as new, for this sequence.
@@ -103,7 +108,15 @@ impl World {
         let (spare, its_spare) = UnixStream::pair()?;
         line.set_read_timeout(Some(PATIENCE))?;
         spare.set_read_timeout(Some(PATIENCE))?;
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = match (&self.program, &self.shim) {
+            (None, _) => Command::new(std::env::current_exe()?),
+            (Some(program), None) => Command::new(program),
+            (Some(program), Some(shim)) => {
+                let mut command = Command::new(&shim.command);
+                command.args(["run", "--broker"]).arg(&shim.broker).arg("--").arg(program);
+                command
+            }
+        };
         command
             .arg("actor")
             .stdin(OwnedFd::from(its_line))
@@ -113,7 +126,7 @@ impl World {
         if self.small {
             command.env(SMALL, "1");
         }
-        if let Some(shim) = &self.shim {
+        if let Some(shim) = self.shim.as_ref().filter(|_| self.program.is_none()) {
             command.env("LD_PRELOAD", &shim.library).env(shunt_abi::env::BROKER, &shim.broker);
         }
         let child = match &self.shim {
