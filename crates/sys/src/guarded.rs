@@ -176,9 +176,9 @@ fn option_is(call: i64, level: i32, option: i32, end: u32) -> [sock_filter; 7] {
 pub fn is_under(process: Pid, calls: &[Watched]) -> Result<bool> {
     let wanted = program(calls);
     let pid = process.as_raw_nonzero().get() as usize;
-    trace(libc::PTRACE_SEIZE, pid, 0, 0)?;
+    trace(libc::PTRACE_SEIZE as usize, pid, 0, 0)?;
     let found = (|| {
-        trace(libc::PTRACE_INTERRUPT, pid, 0, 0)?;
+        trace(libc::PTRACE_INTERRUPT as usize, pid, 0, 0)?;
         loop {
             match waitpid(Some(process), WaitOptions::from_bits_retain(libc::__WALL as u32)) {
                 Err(Errno::INTR) => {}
@@ -200,13 +200,13 @@ pub fn is_under(process: Pid, calls: &[Watched]) -> Result<bool> {
         }
         Ok(false)
     })();
-    let _ = trace(libc::PTRACE_DETACH, pid, 0, 0);
+    let _ = trace(libc::PTRACE_DETACH as usize, pid, 0, 0);
     found
 }
 
 /// The `nth` filter of a thread that is stopped; the first is the newest.
 fn filter(thread: usize, nth: usize) -> Result<Vec<sock_filter>> {
-    const PTRACE_SECCOMP_GET_FILTER: u32 = 0x420c;
+    const PTRACE_SECCOMP_GET_FILTER: usize = 0x420c;
     let len = trace(PTRACE_SECCOMP_GET_FILTER, thread, nth, 0)?;
     let mut instructions = vec![step(0, 0, 0, 0); len];
     // With as much room as it has said it needs.
@@ -219,9 +219,9 @@ fn same(one: &[sock_filter], other: &[sock_filter]) -> bool {
     one.len() == other.len() && one.iter().zip(other).all(|(one, other)| parts(one) == parts(other))
 }
 
-fn trace(request: u32, thread: usize, address: usize, data: usize) -> Result<usize> {
+fn trace(request: usize, thread: usize, address: usize, data: usize) -> Result<usize> {
     // SAFETY: of the requests above only that for a filter writes, to `data`, which has room for what it has said.
-    unsafe { raw::call(libc::SYS_ptrace, [request as usize, thread, address, data, 0, 0]) }
+    unsafe { raw::call(libc::SYS_ptrace, [request, thread, address, data, 0, 0]) }
 }
 
 /// What the kernel says of an option, as much as there is room for; how much that is.
