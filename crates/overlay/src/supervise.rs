@@ -55,8 +55,8 @@ pub enum Supervised {
 
 /// The supervisor answers at once, or not at all.
 const LIMIT: Duration = Duration::from_secs(5);
-/// So does a router.
-const GRACE: Duration = Duration::from_millis(500);
+/// A router takes its time on a machine that is busy; without its answer the program stays on the overlay.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// From now on the calls of this process that make connections are shown to a supervisor, which asks the router at `router`. Must be called
 /// while the process has one thread.
