@@ -32,7 +32,7 @@ use shunt_sys::{Errno, memfd, seqpacket};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A running broker.
 pub(crate) struct Broker {
