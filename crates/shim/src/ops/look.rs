@@ -89,7 +89,8 @@ pub(super) fn look(
 fn note_end(side: &RxSide, lane: &LaneHeader) {
     if side.rx.reason() == Reason::PeerMisbehaved {
         process::count_bypass(Reason::PeerMisbehaved);
-    } else if lane.is_taken() {
+    } else if side.rx.reason() == Reason::PeerWentBack && lane.is_taken() {
+        // Of a lane that this end has ended it says nothing.
         overdue::note_taken_back();
     }
 }
