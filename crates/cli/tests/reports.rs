@@ -104,7 +104,8 @@ fn the_commands_in_the_usage_page_work() {
             "```" => session = false,
             line if session => {
                 let Some(command) = line.strip_prefix("$ ") else { continue };
-                let ended = shell.sh(&format!("shunt() {{ \"$SHUNT\" \"$@\"; }}\n{command}"));
+                let place = shell.path("").display().to_string();
+                let ended = shell.sh(&format!("shunt() {{ \"$SHUNT\" \"$@\"; }}\ncd '{place}'\n{command}"));
                 assert_eq!(ended.code, Some(0), "{command}: {ended:?}");
                 ran += 1;
             }
