@@ -25,8 +25,8 @@ const REVIEWED: Reviewed = Reviewed {
         "core::result::unwrap_failed",
         "core::slice::index::slice_",
         "core::str::slice_error_fail",
-        "shunt::panic::",
-        "shunt::unwind::_Unwind_Resume",
+        "shunt::base::panic::",
+        "shunt::base::unwind::_Unwind_Resume",
         "std::panicking::",
     ],
     lookups: &["dlsym", "hooks::raw::route", "real::found", "real::resolve", "unwind::find"],
@@ -43,6 +43,9 @@ const REVIEWED: Reviewed = Reviewed {
         ),
         ("core::fmt::Formatter", &[WRITES]),
         ("hooks::raw::answer", &["hooks::raw::hook::hook"]),
+        // What is announced for the time of a sleep.
+        ("journal::count_own_calls", &["ops::held::"]),
+        ("journal::calls_on", &["ops::held::"]),
         ("std::sys::sync::once::futex::Once", &["Once::call_once_force"]),
     ],
     never: &[
@@ -60,12 +63,14 @@ const REVIEWED: Reviewed = Reviewed {
         ("RecvAncillaryBuffer", "ops::descriptors::close"),
         ("epoll::listing::of", "ops::descriptors::close"),
         ("take_slot", "ops::descriptors::close"),
+        ("waiter::Slot::take", "ops::descriptors::close"),
+        ("socket::family::sharing", "ops::descriptors::close"),
         // A signal that waited is let through with all others blocked: none waits behind it.
-        ("signal::deliver::run", "drop_in_place<shunt::signal::shield::Shield>"),
-        ("signal::deliver::run", "shunt::signal::shield::"),
+        ("signal::deliver::run", "drop_in_place<shunt::base::signal::shield::Shield>"),
+        ("signal::deliver::run", "shunt::base::signal::shield::"),
         ("signal::deliver::run", "signal::deliver::release"),
         ("signal::action::begin", "signal::deliver::release"),
-        ("signal::action::begin", "drop_in_place<shunt::signal::shield::Shield>"),
+        ("signal::action::begin", "drop_in_place<shunt::base::signal::shield::Shield>"),
     ],
     circles: &[
         // What a lane is closed for is judged, and closing it asks the lane once more.
@@ -97,11 +102,11 @@ const BEFORE_LOOK_UP: i64 = 1024;
 const OTHER_ENTRIES: [&str; 8] = [
     "shunt::door::answer",
     "shunt::door::block::adopt_here",
-    "shunt::signal::deliver::trampoline",
+    "shunt::base::signal::deliver::trampoline",
     "shunt::fork::before",
     "shunt::fork::after_in_parent",
     "shunt::fork::after_in_child",
-    "shunt::thread::exit",
+    "shunt::base::thread::exit",
     "shunt::start",
 ];
 
@@ -118,7 +123,7 @@ fn no_path_takes_more_stack_than_is_promised() {
     let mut graph = Graph::new(&library, &REVIEWED);
     let entries: BTreeSet<_> = library.exports.values().copied().chain(OTHER_ENTRIES.map(named)).collect();
     let mut needs: Vec<_> = entries.into_iter().map(|entry| (graph.needs(entry), entry)).collect();
-    let missing = named("shunt::table::missing");
+    let missing = named("shunt::base::table::missing");
     needs.push((BEFORE_LOOK_UP + graph.needs(missing), missing));
     needs.sort_unstable();
     needs.iter().for_each(|(need, entry)| println!("{need:6} {}", library.name(*entry)));
