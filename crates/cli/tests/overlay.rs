@@ -3,6 +3,8 @@
 
 #[path = "overlay/lab.rs"]
 mod lab;
+#[path = "overlay/nginx.rs"]
+mod nginx;
 
 use std::fs;
 use std::process::Command;
@@ -14,29 +16,17 @@ const PAYLOAD: u64 = 20_000_000;
 
 /// nginx with a file of that size, and a log of the addresses that it sees.
 fn serve_files(lab: &mut Lab, is_supervised: bool) {
-    let directory = lab.path("nginx");
-    fs::create_dir_all(directory.join("html")).unwrap();
-    fs::write(directory.join("html/file"), vec![b'x'; PAYLOAD as usize]).unwrap();
-    let d = directory.display();
-    let config = format!(
-        "daemon off; master_process on; worker_processes 2; pid {d}/pid; error_log {d}/error.log;\n\
-         events {{ worker_connections 256; }}\n\
-         http {{ log_format seen '$remote_addr $remote_port $server_addr $server_port';\n\
-         access_log {d}/access.log seen; client_body_temp_path {d}/1; proxy_temp_path {d}/2;\n\
-         fastcgi_temp_path {d}/3; uwsgi_temp_path {d}/4; scgi_temp_path {d}/5; default_type text/plain;\n\
-         server {{ listen 80; root {d}/html; location /seen {{ return 200 \"$remote_addr $server_addr\"; }} }} }}\n"
-    );
-    let path = lab.path("nginx.conf");
-    fs::write(&path, config).unwrap();
-    let mut nginx = lab.command(B, is_supervised, "nginx");
-    nginx.arg("-c").arg(path).arg("-p").arg(&directory);
-    lab.launch(B, &mut nginx, "");
-    let listens = || {
-        let mut ss = Command::new("ss");
-        ss.args(["-Hltn", "sport", "=", ":80"]);
-        !lab.hosts[B].container.inside(|| ss.output().unwrap()).stdout.is_empty()
+    let log = nginx::directory(lab).join("access.log");
+    let site = nginx::Site {
+        workers: 2,
+        http: &format!(
+            "log_format seen '$remote_addr $remote_port $server_addr $server_port'; access_log {} seen;",
+            log.display()
+        ),
+        server: "listen 80; location /seen { return 200 \"$remote_addr $server_addr\"; }",
+        sockets: 1,
     };
-    lab::await_until(listens, || fs::read_to_string(directory.join("error.log")).unwrap_or_default());
+    nginx::serve(lab, is_supervised, &site, &[("file".to_owned(), vec![b'x'; PAYLOAD as usize])]);
 }
 
 fn curl(lab: &Lab, is_supervised: bool, path: &str) -> std::process::Output {

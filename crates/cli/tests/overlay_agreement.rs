@@ -113,36 +113,31 @@ fn a_program_that_looks_too_late_for_the_other_host() {
     assert_eq!(agreed(&lab), 0);
 }
 
-/// The client's router does nothing between the promise and the last word, for longer than the server's host waits.
-#[test]
-fn a_router_that_is_stopped_before_the_last_word() {
-    let mut lab = lab([10_000, 300]);
+/// The client's router is stopped once there is a promise, its program looks, and the router goes on when one of the ends has given up.
+fn stop_while_it_looks(patience_ms: [u32; 2], has_given_up: impl Fn(&Lab, usize) -> bool) {
+    let mut lab = lab(patience_ms);
     serve(&mut lab, &[]);
     let go = lab.path("go");
     let client = connect(&mut lab, LOOKS_LATE, &go, "under way");
     await_promises(&lab, 1);
     lab.hang(A, true);
     fs::write(go, "").unwrap();
-    await_until(|| lab.roads(B, "server").1["not-committed"] == 1, || lab.status(B).to_string());
+    await_until(|| has_given_up(&lab, client), || format!("{} {}", lab.said(client), lab.status(B)));
     lab.hang(A, false);
     assert!(lab.await_end(client).ends_with("ok\n"), "{}", lab.said(client));
     assert_eq!(agreed(&lab), 0);
 }
 
+/// The client's router does nothing between the promise and the last word, for longer than the server's host waits.
+#[test]
+fn a_router_that_is_stopped_before_the_last_word() {
+    stop_while_it_looks([10_000, 300], |lab, _| lab.roads(B, "server").1["not-committed"] == 1);
+}
+
 /// The same for longer than the program's supervisor waits.
 #[test]
 fn a_router_that_is_stopped_until_its_supervisor_has_given_up() {
-    let mut lab = lab([1_000, 10_000]);
-    serve(&mut lab, &[]);
-    let go = lab.path("go");
-    let client = connect(&mut lab, LOOKS_LATE, &go, "under way");
-    await_promises(&lab, 1);
-    lab.hang(A, true);
-    fs::write(go, "").unwrap();
-    await_until(|| lab.said(client).contains("looked"), || lab.said(client));
-    lab.hang(A, false);
-    assert!(lab.await_end(client).ends_with("ok\n"), "{}", lab.said(client));
-    assert_eq!(agreed(&lab), 0);
+    stop_while_it_looks([1_000, 10_000], |lab, client| lab.said(client).contains("looked"));
 }
 
 /// The server's router does nothing while its program's supervisor has accepted and asks, long after the last word.

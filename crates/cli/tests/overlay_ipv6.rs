@@ -4,6 +4,8 @@
 
 #[path = "overlay/lab.rs"]
 mod lab;
+#[path = "overlay/nginx.rs"]
+mod nginx;
 
 use std::fs;
 use std::net::Ipv6Addr;
@@ -32,28 +34,15 @@ fn curl_and_nginx_cross_the_host_network_and_see_the_overlay() {
     const PAYLOAD: usize = 5_000_000;
     for hosts_are_ipv6 in [true, false] {
         let mut lab = Lab::of_both_families(hosts_are_ipv6);
-        let directory = lab.path("nginx");
-        fs::create_dir_all(directory.join("html")).unwrap();
         let content: Vec<u8> = (0..PAYLOAD).map(|at| (at * 31 % 251) as u8).collect();
-        fs::write(directory.join("html/file"), &content).unwrap();
-        let d = directory.display();
-        // A socket for IPv6 only, as nginx makes it.
-        let config = format!(
-            "daemon off; worker_processes 2; pid {d}/pid; error_log {d}/error.log; events {{}}\n\
-             http {{ log_format seen '$remote_addr $server_addr $server_port'; access_log {d}/access.log seen;\n\
-             client_body_temp_path {d}/1; proxy_temp_path {d}/2; fastcgi_temp_path {d}/3; uwsgi_temp_path {d}/4;\n\
-             scgi_temp_path {d}/5; server {{ listen [::]:80; root {d}/html; }} }}\n"
+        let log = nginx::directory(&lab).join("access.log");
+        let http = format!(
+            "log_format seen '$remote_addr $server_addr $server_port'; access_log {} seen;",
+            log.display()
         );
-        let path = lab.path("nginx.conf");
-        fs::write(&path, config).unwrap();
-        let mut nginx = lab.command(B, true, "nginx");
-        let launched = lab.launch(B, nginx.arg("-c").arg(path).arg("-p").arg(&directory), "");
-        let listens = || {
-            let mut ss = Command::new("ss");
-            ss.args(["-Hltn", "sport", "=", ":80"]);
-            !lab.hosts[B].container.inside(|| ss.output().unwrap()).stdout.is_empty()
-        };
-        lab::await_until(listens, || lab.said(launched));
+        // A socket for IPv6 only, as nginx makes it.
+        let site = nginx::Site { workers: 2, http: &http, server: "listen [::]:80;", sockets: 1 };
+        nginx::serve(&mut lab, true, &site, &[("file".to_owned(), content.clone())]);
         let before = (lab.bytes(A, "vxlan"), lab.bytes(A, "wire"));
         let mut curl = lab.command(A, true, "curl");
         curl.args(["-sS", "--fail", "--max-time", "60", "-w", "\n%{local_ip} %{remote_ip} %{remote_port}"]);
@@ -66,7 +55,7 @@ fn curl_and_nginx_cross_the_host_network_and_see_the_overlay() {
         assert!(vxlan < 20_000, "{vxlan} bytes crossed the overlay");
         assert!(wire > PAYLOAD as u64, "{wire} bytes crossed the host network");
         expect_host(&lab, 1);
-        let log = fs::read_to_string(lab.path("nginx/access.log")).unwrap();
+        let log = fs::read_to_string(log).unwrap();
         assert_eq!(log.trim(), format!("{CLIENT_IPV6} {SERVER_IPV6} 80"));
     }
 }

@@ -3,6 +3,8 @@
 
 #[path = "overlay/lab.rs"]
 mod lab;
+#[path = "overlay/nginx.rs"]
+mod nginx;
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -55,12 +57,7 @@ fn program(name: &str) -> PathBuf {
 
 /// Waits until something listens at that port in the server's container.
 fn await_port(lab: &Lab, port: u16, launched: usize) {
-    let listens = || {
-        let mut ss = Command::new("ss");
-        ss.args(["-Hltn", "sport", "=", &format!(":{port}")]);
-        !lab.hosts[B].container.inside(|| ss.output().unwrap()).stdout.is_empty()
-    };
-    lab::await_until(listens, || lab.said(launched));
+    lab::await_until(|| lab.listening(B, port) > 0, || lab.said(launched));
 }
 
 /// An echo server and its client, which says what has come back.
@@ -236,23 +233,10 @@ fn memcached_with_every_value_verified() {
 #[test]
 fn nginx_with_wrk_and_curl() {
     let mut lab = Lab::with_routers();
-    let directory = lab.path("nginx");
-    fs::create_dir_all(directory.join("html")).unwrap();
     let content: Vec<u8> = (0..3_000_000_u64).map(|at| (at * 48_271 % 251) as u8).collect();
-    fs::write(directory.join("html/file"), &content).unwrap();
-    let d = directory.display();
-    let config = format!(
-        "daemon off; worker_processes 2; pid {d}/pid; error_log {d}/error.log; events {{}}\n\
-         http {{ access_log off; client_body_temp_path {d}/1; proxy_temp_path {d}/2; fastcgi_temp_path {d}/3;\n\
-         uwsgi_temp_path {d}/4; scgi_temp_path {d}/5; default_type text/plain;\n\
-         server {{ listen 80; root {d}/html; location /small {{ return 200 \"{}\"; }} }} }}\n",
-        "0123456789".repeat(100)
-    );
-    let path = lab.path("nginx.conf");
-    fs::write(&path, config).unwrap();
-    let mut nginx = lab.command(B, true, "nginx");
-    let launched = lab.launch(B, nginx.arg("-c").arg(path).arg("-p").arg(&directory), "");
-    await_port(&lab, 80, launched);
+    let server = format!("listen 80; location /small {{ return 200 \"{}\"; }}", "0123456789".repeat(100));
+    let site = nginx::Site { workers: 2, http: "access_log off;", server: &server, sockets: 1 };
+    nginx::serve(&mut lab, true, &site, &[("file".to_owned(), content.clone())]);
 
     let check = lab.path("check.lua");
     fs::write(

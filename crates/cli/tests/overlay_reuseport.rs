@@ -3,9 +3,11 @@
 
 #[path = "overlay/lab.rs"]
 mod lab;
+#[path = "overlay/nginx.rs"]
+mod nginx;
 
 use std::fs;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use lab::{A, B, Lab, SERVER, go};
 
@@ -146,30 +148,12 @@ fn go_servers_that_share_a_port() {
 fn nginx_with_a_socket_for_each_worker() {
     const FILES: usize = 64;
     let mut lab = Lab::with_routers();
-    let directory = lab.path("nginx");
-    fs::create_dir_all(directory.join("html")).unwrap();
     let content = |file: usize| -> Vec<u8> { (0..300_000).map(|at| (at * (file + 2) % 251) as u8).collect() };
-    for file in 0..FILES {
-        fs::write(directory.join(format!("html/{file}")), content(file)).unwrap();
-    }
-    let d = directory.display();
-    let config = format!(
-        "daemon off; worker_processes 4; pid {d}/pid; error_log {d}/error.log; events {{}}\n\
-         http {{ log_format worker '$pid $remote_addr'; access_log {d}/access.log worker;\n\
-         client_body_temp_path {d}/1; proxy_temp_path {d}/2; fastcgi_temp_path {d}/3; uwsgi_temp_path {d}/4;\n\
-         scgi_temp_path {d}/5; server {{ listen 80 reuseport; root {d}/html; }} }}\n"
-    );
-    let path = lab.path("nginx.conf");
-    fs::write(&path, config).unwrap();
-    let mut nginx = lab.command(B, true, "nginx");
-    let launched = lab.launch(B, nginx.arg("-c").arg(path).arg("-p").arg(&directory), "");
-    let sockets = || {
-        let mut ss = Command::new("ss");
-        ss.args(["-Hltn", "sport", "=", ":80"]);
-        let listed = lab.hosts[B].container.inside(|| ss.output().unwrap()).stdout;
-        listed.iter().filter(|byte| **byte == b'\n').count()
-    };
-    lab::await_until(|| sockets() == 4, || lab.said(launched));
+    let log = nginx::directory(&lab).join("access.log");
+    let http = format!("log_format worker '$pid $remote_addr'; access_log {} worker;", log.display());
+    let site = nginx::Site { workers: 4, http: &http, server: "listen 80 reuseport;", sockets: 4 };
+    let files: Vec<_> = (0..FILES).map(|file| (file.to_string(), content(file))).collect();
+    nginx::serve(&mut lab, true, &site, &files);
     for file in 0..FILES {
         let mut curl = lab.command(A, true, "curl");
         curl.args(["-sS", "--fail", "--max-time", "60", &format!("http://{SERVER}/{file}")]);
@@ -181,7 +165,7 @@ fn nginx_with_a_socket_for_each_worker() {
         );
     }
     expect_host(&lab, FILES as u32);
-    let log = fs::read_to_string(lab.path("nginx/access.log")).unwrap();
+    let log = fs::read_to_string(log).unwrap();
     let workers: std::collections::BTreeSet<&str> =
         log.lines().map(|line| line.split(' ').next().unwrap()).collect();
     assert!(workers.len() >= 2, "each by the kernel's choice: {log}");

@@ -365,6 +365,14 @@ impl Lab {
         self.running[launched].id()
     }
 
+    /// How many sockets listen at a port in a host's container.
+    pub(crate) fn listening(&self, host: usize, port: u16) -> usize {
+        let mut ss = Command::new("ss");
+        ss.args(["-Hltn", "sport", "=", &format!(":{port}")]);
+        let listed = self.hosts[host].container.inside(|| ss.output().unwrap()).stdout;
+        listed.iter().filter(|byte| **byte == b'\n').count()
+    }
+
     /// What it has said until now.
     pub(crate) fn said(&self, launched: usize) -> String {
         fs::read_to_string(self.path(&format!("{launched}.out"))).unwrap_or_default()
