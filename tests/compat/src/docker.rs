@@ -137,12 +137,9 @@ impl<'h> Engine<'h> {
 
     /// A program that is the host's as the engine is: it sees the same processes, and the engine's mounts.
     pub fn beside(&self, program: &Path) -> Command {
-        let only_child = |process: u32| {
-            let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children"));
-            children.ok().and_then(|children| children.trim().parse().ok()).expect("the engine runs")
-        };
         // Of the keeper's child, which has made its namespaces.
-        let engine: u32 = only_child(only_child(self.keeper.id()));
+        let engine =
+            keeper::only_child(self.keeper.id()).and_then(keeper::only_child).expect("the engine runs");
         let mut command = Command::new("nsenter");
         command.args(["--mount", "--pid", "--target", &engine.to_string(), "--"]).arg(program);
         command

@@ -58,6 +58,12 @@ impl Keeper {
     }
 }
 
+/// The child of a process that has one.
+pub(crate) fn only_child(process: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children"));
+    children.ok()?.trim().parse().ok()
+}
+
 impl Drop for Keeper {
     fn drop(&mut self) {
         drop(self.0.stdin.take());

@@ -41,6 +41,7 @@ pub use phases::Phase;
 pub use phases::compile;
 pub use phases::compile_for_musl;
 pub use phases::run_phases;
+pub use phases::run_with_itself;
 pub use programs::Tools;
 pub use programs::find as find_program;
 pub use road::Expected;

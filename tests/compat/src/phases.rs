@@ -47,6 +47,16 @@ fn compile_by(compiler: &str, host: &Host, name: &str, flags: &[&str]) -> PathBu
     program
 }
 
+/// Runs a compiled program that has both ends of its connections, and says what it has printed. Under shunt some of them were on shared
+/// memory.
+pub fn run_with_itself(host: &Host, name: &str, arguments: &[&str], limit: Duration) -> String {
+    let on_shm = || host.status().map(|status| status.share.on_shm);
+    let before = on_shm();
+    let printed = host.program(format!("./{name}")).args(arguments).run(name, limit).stdout;
+    assert!(before.is_none() || on_shm() > before, "nothing was on shared memory");
+    printed
+}
+
 /// Serves the phases by `server`, which says "ready" when it listens on `port`, and returns what it and its client saw.
 pub fn run_phases(host: &Host, server: Launch<'_>, port: u16, phases: &[Phase]) -> String {
     compile(host, "peer", &[]);

@@ -10,6 +10,7 @@ use serde_json::Value;
 use shunt_netns::Net;
 
 use crate::host::Host;
+use crate::keeper::only_child;
 
 const NAMES: [&str; 2] = ["one", "two"];
 const ADDRESSES: [&str; 2] = ["192.168.77.1", "192.168.77.2"];
@@ -106,9 +107,7 @@ impl Router {
 impl Drop for Router {
     fn drop(&mut self) {
         // What has entered an engine's namespaces waits for the router, its child.
-        let own = self.child.id();
-        let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children"));
-        let child = children.ok().and_then(|child| child.trim().parse().ok()).and_then(Pid::from_raw);
+        let child = only_child(self.child.id()).and_then(|child| Pid::from_raw(child as i32));
         let _ = kill_process(child.unwrap_or(Pid::from_child(&self.child)), Signal::TERM);
         let _ = self.child.wait();
     }

@@ -2,25 +2,14 @@
 
 use shunt_abi::reason::Reason;
 use shunt_compat::Phase::{self, Shm, Tcp};
-use shunt_compat::{Host, Launch, both, compile, compile_for_musl, run_phases};
+use shunt_compat::{Host, both, compile, compile_for_musl, run_phases, run_with_itself};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// Runs a program of ours that has both ends of its connections, and says what it has printed. Under shunt some of them were on
-/// shared memory.
 fn run(host: &Host, name: &str, arguments: &[&str]) -> String {
-    let before = on_shared_memory(host);
     compile_for_musl(host, name, &[]);
-    let program: Launch<'_> = host.program(format!("./{name}")).args(arguments);
-    let printed = program.run(name, LIMIT).stdout;
-    assert!(before.is_none() || on_shared_memory(host) > before, "nothing was on shared memory");
-    printed
-}
-
-/// Ends of connections that have been on shared memory so far.
-fn on_shared_memory(host: &Host) -> Option<u64> {
-    host.status().map(|status| status.share.on_shm)
+    run_with_itself(host, name, arguments, LIMIT)
 }
 
 #[test]

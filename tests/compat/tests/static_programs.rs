@@ -4,8 +4,8 @@
 use shunt_abi::reason::Reason;
 use shunt_compat::Phase::{self, Shm, Tcp};
 use shunt_compat::{
-    Host, Launch, Way, ask_statically, both, compile, compile_for_musl, converse, find_program, gate,
-    run_phases,
+    Host, Way, ask_statically, both, compile, compile_for_musl, converse, find_program, gate, run_phases,
+    run_with_itself,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -34,19 +34,9 @@ impl Linked {
     }
 }
 
-/// Runs a program that has both ends of its connections, and says what it has printed. Under shunt some of them were on shared memory.
 fn run(host: &Host, linked: Linked, name: &str, arguments: &[&str]) -> String {
     linked.compile(host, name);
-    let before = on_shared_memory(host);
-    let program: Launch<'_> = host.program(format!("./{name}")).args(arguments);
-    let printed = program.run(name, LIMIT).stdout;
-    assert!(before.is_none() || on_shared_memory(host) > before, "nothing was on shared memory");
-    printed
-}
-
-/// Ends of connections that have been on shared memory so far.
-fn on_shared_memory(host: &Host) -> Option<u64> {
-    host.status().map(|status| status.share.on_shm)
+    run_with_itself(host, name, arguments, LIMIT)
 }
 
 #[test]
