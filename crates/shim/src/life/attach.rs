@@ -207,9 +207,11 @@ pub(crate) fn give_back_unread(endpoint: &Endpoint, reason: Reason) {
     if endpoint.is_attached() {
         let mut rx = endpoint.rx.lock();
         if let Some(at) = rx.at {
+            let (lane, ring) = at.incoming();
             // A sender that has died sends nothing again, and TCP tells of that before the broker does: then it is to be read here.
-            let is_over = shunt_sys::tcp::hung_up(borrow(endpoint.fd.load(Relaxed)));
-            if is_over || !rx.rx.give_back(at.incoming().0, reason) {
+            let is_left =
+                rx.rx.unread(lane, &ring) > 0 && shunt_sys::tcp::hung_up(borrow(endpoint.fd.load(Relaxed)));
+            if is_left || !rx.rx.give_back(lane, reason) {
                 process::count_bypass(Reason::LeftBehind);
             }
             // The sender may have nothing to say for a long time: wake it where it waits to receive.

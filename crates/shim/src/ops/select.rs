@@ -104,8 +104,8 @@ impl Sets {
             let entries = fds.as_mut_ptr();
             let count = fds.len();
             let left = deadline.map(|deadline| deadline.saturating_sub(process::now()));
-            let most = if hung_up.is_empty() { u64::MAX } else { HUNG_UP_NANOS };
-            let step = left.into_iter().chain([most]).min().filter(|step| *step < u64::MAX);
+            let until_look = (!hung_up.is_empty()).then_some(HUNG_UP_NANOS);
+            let step = left.into_iter().chain(until_look).min();
             let result = poll::poll(&mut fds, step, mask, || {
                 let timeout = step.map(crate::ops::sleep::as_timespec);
                 let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);

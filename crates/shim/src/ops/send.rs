@@ -264,10 +264,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
     let ring = Backed { ring, backed: &side.seen.backed };
     let outcome = loop {
         let left = source.remaining();
-        let sent = match side.tx.write(lane, &ring, source) {
-            Sent::Ended => leave_ended(endpoint, &mut side.tx, &at),
-            sent => sent,
-        };
+        let sent = side.tx.write(lane, &ring, source);
         // The lane may have ended behind bytes that it took.
         if source.remaining() < left {
             announce(endpoint, &at);
@@ -276,7 +273,8 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
             Sent::Bytes(_) if source.remaining() == 0 => break Lane::Done,
             Sent::Bytes(_) => {}
             Sent::Full => break Lane::Full,
-            Sent::Ended | Sent::UseTcp => break Lane::Left,
+            Sent::Ended => leave_ended(endpoint, &mut side.tx, &at),
+            Sent::UseTcp => break Lane::Left,
             Sent::SendAgain => break Lane::Returned,
             Sent::Fault => break Lane::Fault,
         }
@@ -301,16 +299,15 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
 }
 
 /// The receiver has ended the lane, to go on in TCP. L9: it may wait there in a way that tells it of nothing else, so what it has not
-/// read goes there too.
+/// read goes there too: the next write says so.
 #[cold]
-fn leave_ended(endpoint: &Endpoint, tx: &mut Tx, at: &Attachment) -> Sent {
+fn leave_ended(endpoint: &Endpoint, tx: &mut Tx, at: &Attachment) {
     let lane = at.outgoing().0;
     if attach::could_take_back(endpoint, at) {
         tx.take_back(lane, Reason::PeerWentBack);
     } else {
         tx.close(lane, Reason::PeerWentBack);
     }
-    if tx.returning().is_some() { Sent::SendAgain } else { Sent::UseTcp }
 }
 
 /// Bytes are in the lane. They are to be looked at again (L9), also if they wake somebody: who is told of them by poll may then wait in
@@ -482,13 +479,7 @@ pub(crate) fn send_file(
             desert(endpoint, fd);
             continue;
         }
-        let sent =
-            fill_from_file(&mut side, lane, &ring, wanted - moved, |to, room| read_file(to, room, moved));
-        let sent = match sent {
-            Ok(Sent::Ended) => Ok(leave_ended(endpoint, &mut side.tx, &at)),
-            sent => sent,
-        };
-        match sent {
+        match fill_from_file(&mut side, lane, &ring, wanted - moved, |to, room| read_file(to, room, moved)) {
             Ok(Sent::Bytes(0)) => return Ok(FileStep::Moved(moved)),
             Ok(Sent::Bytes(count)) => {
                 moved += count;
@@ -498,7 +489,12 @@ pub(crate) fn send_file(
                     entry.shm_sent.store(side.tx.lane_total(), Relaxed);
                 }
             }
-            Ok(Sent::Ended | Sent::UseTcp) => {
+            Ok(Sent::Ended) => {
+                leave_ended(endpoint, &mut side.tx, &at);
+                drop(side);
+                epoll::refresh(endpoint);
+            }
+            Ok(Sent::UseTcp) => {
                 drop(side);
                 epoll::refresh(endpoint);
             }

@@ -74,7 +74,7 @@ pub(crate) fn sleep(
         return ended;
     }
     let slot = slot.or_else(waiter::of_this_thread);
-    let unheard = if slot.is_none() { Some(UNHEARD_NANOS) } else { None };
+    let unheard = slot.is_none().then_some(UNHEARD_NANOS);
     let now = process::now();
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
     let nanos = [left, step, unheard, overdue::patience(), idle::patience(now)].into_iter().flatten().min();
