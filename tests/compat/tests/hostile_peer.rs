@@ -65,8 +65,7 @@ fn hostile_peer(style: &'static str, seed: u64) {
         hostile.wait_for_output("spoilt", LIMIT);
         assert!(server.is_running(), "the server has ended");
         let spoilt: u64 = hostile.output().trim().rsplit(' ').next().unwrap_or("").parse().expect("a number");
-        // A server whose connections end soon after they were offered offers later ones late, and not all live as long.
-        assert!(spoilt > rounds / 20, "only {spoilt} of {rounds} rounds had a link to spoil");
+        assert!(spoilt > rounds / 2, "only {spoilt} of {rounds} rounds had a link to spoil");
         assert_on_shm(host, &clients);
         verified(host, clients, "honest");
 
