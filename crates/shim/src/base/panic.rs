@@ -100,8 +100,10 @@ mod tests {
     fn a_panic_speaks_once_and_ends_the_process() {
         use std::os::unix::process::ExitStatusExt;
         let itself = std::env::current_exe().expect("a test has a file");
+        let (_, here) = module_path!().split_once("::").expect("the crate's name comes first");
+        let panics = format!("{here}::panics");
         let ended = std::process::Command::new(itself)
-            .args(["--exact", "panic::tests::panics", "--ignored", "--nocapture"])
+            .args(["--exact", &panics, "--ignored", "--nocapture"])
             .output()
             .expect("it can be started");
         let told = String::from_utf8_lossy(&ended.stderr);
