@@ -67,6 +67,8 @@ pub(crate) struct Run<'w> {
     low_water: [bool; ENDS],
     /// Ends with which something was done that may have ended a lane.
     unplain: [bool; ENDS],
+    /// Ends of which more was unread at a fork than is taken back before one.
+    left_at_fork: [bool; ENDS],
     /// Actors that have executed another program.
     replaced: Vec<u8>,
     /// Actors that have executed one without the shim, which is told the kernel's counts and nothing of lanes.
@@ -103,6 +105,7 @@ impl<'w> Run<'w> {
             urgent: [false; ENDS],
             low_water: [false; ENDS],
             unplain: [false; ENDS],
+            left_at_fork: [false; ENDS],
             replaced: Vec::new(),
             uncounted: Vec::new(),
             shown: [false; ENDS],
@@ -264,11 +267,8 @@ impl<'w> Run<'w> {
             Verb::Fork => {
                 let waits_unseen =
                     self.steps.iter().any(|other| matches!(other.verb, Verb::Unseen | Verb::UnseenSet));
-                let under_way = self.under_way();
-                let is_much =
-                    |end: &usize| under_way[*end] > TAKEN_BACK && self.sequence.owner(*end) == step.actor;
-                let leaves_some =
-                    (0..ENDS).any(|end| is_much(&end)) || self.awaited_by(step.actor).next().is_some();
+                let leaves_some = (0..ENDS).any(|end| self.leaves_at_fork(step.actor, end))
+                    || self.awaited_by(step.actor).next().is_some();
                 let is_safe = !waits_unseen || !leaves_some;
                 idle && is_safe && step.actor.is_ascii_uppercase() && self.world.can_fork(step.actor)
             }
@@ -325,9 +325,15 @@ impl<'w> Run<'w> {
     }
 
     /// Whether those who have sent to `actor` what it has not read still know that they did: another program than the one
-    /// that sent it does not.
+    /// that sent it does not, nor one that has closed what its child holds (docs/differences.md).
     fn is_mourned(&self, actor: u8) -> bool {
-        self.awaited_by(actor).all(|end| !self.replaced.contains(&self.sequence.owner(end)))
+        let knows = |end| !self.replaced.contains(&self.sequence.owner(end)) && !self.left_at_fork[end];
+        self.awaited_by(actor).all(knows)
+    }
+
+    /// Whether `actor` has sent more at this end that is unread than is taken back before a fork.
+    fn leaves_at_fork(&self, actor: u8, end: usize) -> bool {
+        self.under_way()[end] > TAKEN_BACK && self.sequence.owner(end) == actor
     }
 
     /// Whether the kernel can tell `actor` that those are dead who have not read what it had sent, as it must where the next
@@ -348,6 +354,11 @@ impl<'w> Run<'w> {
             self.replaced.push(actor);
             if step.args[0] == 0 {
                 self.uncounted.push(actor);
+            }
+        }
+        if step.verb == Verb::Fork {
+            for end in 0..ENDS {
+                self.left_at_fork[end] |= self.leaves_at_fork(step.actor, end);
             }
         }
         let slots = step.slots();

@@ -161,8 +161,7 @@ pub(crate) fn begin_close(fd: RawFd) -> Entry {
 
 /// What happens before the last descriptor of a socket is closed, which is `fd`.
 fn begin_end(endpoint: &Endpoint, fd: RawFd) {
-    // Also one that was another process's before it was connected.
-    let may_live_on = || endpoint.barred().is_some() || family::is_shared(endpoint);
+    let may_live_on = || endpoint.has_unlisted_holders() || family::is_shared(endpoint);
     if !endpoint.epolls.lock().is_empty() && may_live_on() {
         epoll::leave_everywhere(endpoint);
     }

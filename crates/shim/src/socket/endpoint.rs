@@ -364,6 +364,12 @@ impl Shareable for Endpoint {
     }
 }
 
+/// Whether a connection is barred for this reason because its socket may be in other hands, or have a number that is not known.
+fn is_of_unlisted(reason: u32) -> bool {
+    use Reason::*;
+    [Fork, Shared, Exec, PassedOn, OwnTable, Duplicated].iter().any(|one| *one as u32 == reason)
+}
+
 impl Endpoint {
     /// Its place, which another has once this is free.
     #[inline]
@@ -672,8 +678,14 @@ impl Endpoint {
 
     /// Never offer this endpoint again.
     pub(crate) fn bar(&self, reason: Reason) {
-        // Before the stage is read: see `attach::adopt`.
-        self.barred.store(reason as u32, SeqCst);
+        // Before the stage is read: see `attach::adopt`. That others may hold the socket is to be known when it is closed.
+        let becomes = |before| (!is_of_unlisted(before)).then_some(reason as u32);
+        let _ = self.barred.fetch_update(SeqCst, SeqCst, becomes);
+    }
+
+    /// Whether it is barred because others may hold the socket who are not listed as its [holders](Self::holders).
+    pub(crate) fn has_unlisted_holders(&self) -> bool {
+        is_of_unlisted(self.barred.load(SeqCst))
     }
 
     /// This option is one that shared memory does not emulate.
