@@ -28,6 +28,6 @@ fn grpc_with_single_calls_and_streams() {
         let port = host.port();
         let calls = |role: &str| host.script(PYTHON, "calls_grpc.py").args([role, &port.to_string()]);
         let client = calls("client").args([&CLIENTS.to_string(), "100", &gate(port)]);
-        converse(host, (port, CLIENTS), (calls("server"), client), Way::Tcp("socket_option"))
+        converse(host, (port, CLIENTS), (calls("server"), client), Way::Shm)
     });
 }

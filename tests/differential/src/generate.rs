@@ -499,7 +499,7 @@ impl Draft {
         let inline = OPTIONS[option as usize] == "oobinline";
         if self.random.chance(50) || inline && self.urgent {
             self.push(actor, Verb::GetOption, &[slot, option]);
-        } else if option < 8 {
+        } else if option < 9 {
             // An urgent byte would come in the stream then.
             self.urgent |= inline;
             self.push(actor, Verb::SetOption, &[slot, option, value]);

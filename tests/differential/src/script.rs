@@ -95,6 +95,7 @@ pub(crate) const OPTIONS: &[&str] = &[
     "rcvlowat",
     "keepidle",
     "quickack",
+    "inq",
     "error",
     "type",
     "linger",

@@ -1,6 +1,7 @@
 //! recvmsg, sendmsg and their kin.
 
 use std::ffi::{c_int, c_uint};
+use std::ops::Range;
 
 use libc::{cmsghdr, mmsghdr, msghdr, sockaddr_storage, socklen_t, ssize_t, timespec};
 use shunt_abi::reason::Reason;
@@ -17,7 +18,7 @@ use crate::base::{clib, errno, kernel, process, real};
 use crate::life::{attach, resets};
 use crate::ops::sleep::as_timespec;
 use crate::ops::{descriptors, options, receive, send};
-use crate::socket::endpoint;
+use crate::socket::{endpoint, incoming};
 
 /// See recvmsg(2).
 ///
@@ -42,6 +43,11 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
             let waiting = options::waiting_to_tell(endpoint, fd);
             // SAFETY: the program's pointer.
             unsafe { say_the_rest(message, &header, flags, waiting)? };
+        } else if incoming::unread(endpoint) > 0
+            && let Some(waiting) = options::waiting_to_tell(endpoint, fd)
+        {
+            // SAFETY: the program's pointer, which the kernel has just written to.
+            unsafe { correct_waiting(message, waiting) };
         }
         Ok(taken.count)
     };
@@ -130,6 +136,43 @@ unsafe fn tell_waiting(header: &msghdr, waiting: c_int) -> (usize, c_int) {
     (WHOLE.next_multiple_of(size_of::<usize>()).min(room), if len < WHOLE { libc::MSG_CTRUNC } else { 0 })
 }
 
+/// The kernel has said how many bytes are waiting, and knows nothing of those in a lane.
+///
+/// # Safety
+/// `message` is the program's argument.
+unsafe fn correct_waiting(message: *const msghdr, waiting: c_int) {
+    // SAFETY: the caller's promise; the control data is the program's, too.
+    unsafe {
+        let Some((header, _)) = read_header(message) else { return };
+        each_part(&header, |part, data| {
+            if (part.cmsg_level, part.cmsg_type) == (libc::SOL_TCP, libc::TCP_CM_INQ) {
+                memory::write(data.start.cast_mut().cast(), waiting);
+            }
+        });
+    }
+}
+
+/// Each part of a message's control data and where what it carries lies, as far as the kernel would go: to what cannot be read, or is
+/// longer than the rest.
+///
+/// # Safety
+/// `header` is the program's.
+unsafe fn each_part(header: &msghdr, mut seen: impl FnMut(&cmsghdr, Range<*const u8>)) {
+    if header.msg_control.is_null() {
+        return;
+    }
+    let control: *const u8 = header.msg_control.cast();
+    let mut rest = 0..header.msg_controllen;
+    // SAFETY: the program's control data; they are plain numbers.
+    while let Some(part) = unsafe { memory::read(control.wrapping_add(rest.start).cast()) }.map(clib::piece)
+        && (size_of::<cmsghdr>()..=rest.len()).contains(&part.cmsg_len)
+    {
+        let at = |offset: usize| control.wrapping_add(rest.start + offset);
+        seen(&part, at(size_of::<cmsghdr>())..at(part.cmsg_len));
+        rest.start = rest.end.min(rest.start + part.cmsg_len.next_multiple_of(size_of::<usize>()));
+    }
+}
+
 /// See sendmsg(2).
 ///
 /// # Safety
@@ -172,27 +215,22 @@ const MOST_OF_A_NAME: socklen_t = size_of::<sockaddr_storage>() as socklen_t;
 unsafe fn pass_on(message: *const msghdr) {
     // SAFETY: the caller's promise.
     let Some((header, _)) = (unsafe { read_header(message) }) else { return };
-    if header.msg_controllen == 0 || header.msg_control.is_null() {
+    if header.msg_controllen == 0 {
         return;
     }
     let _shield = Shield::raise();
-    let control: *const u8 = header.msg_control.cast();
-    let mut rest = 0..header.msg_controllen;
-    // As far as the kernel would go: to what it cannot read, or what is longer than the rest.
-    // SAFETY: the program's control data; they are plain numbers.
-    while let Some(part) = unsafe { memory::read(control.wrapping_add(rest.start).cast()) }.map(clib::piece)
-        && (size_of::<cmsghdr>()..=rest.len()).contains(&part.cmsg_len)
-    {
-        if (part.cmsg_level, part.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            let bytes = rest.start + size_of::<cmsghdr>()..rest.start + part.cmsg_len;
-            for at in bytes.step_by(size_of::<c_int>()) {
-                // SAFETY: the same.
-                let Some(fd) = (unsafe { memory::read(control.wrapping_add(at).cast()) }) else { return };
-                descriptors::pass_on(fd);
-            }
+    let passes = |part: &cmsghdr, data: Range<*const u8>| {
+        if (part.cmsg_level, part.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            return;
         }
-        rest.start = rest.end.min(rest.start + part.cmsg_len.next_multiple_of(size_of::<usize>()));
-    }
+        for at in (data.start.addr()..data.end.addr()).step_by(size_of::<c_int>()) {
+            // SAFETY: the program's control data; a plain number.
+            let Some(fd) = (unsafe { memory::read(data.start.with_addr(at).cast()) }) else { return };
+            descriptors::pass_on(fd);
+        }
+    };
+    // SAFETY: the program's header.
+    unsafe { each_part(&header, passes) };
 }
 
 /// See recvmmsg(2).

@@ -177,10 +177,11 @@ fn against_tcp_option(name: c_int, setting: Setting) -> Option<Reason> {
         | libc::TCP_CC_INFO
         | libc::TCP_SAVE_SYN
         | libc::TCP_SAVED_SYN
+        | libc::TCP_INQ
         | TCP_RTO_MAX_MS
         | TCP_RTO_MIN_US
         | TCP_DELACK_MAX_US => None,
-        libc::TCP_INQ | libc::TCP_REPAIR | TCP_TX_DELAY if setting.is(0) => None,
+        libc::TCP_REPAIR | TCP_TX_DELAY if setting.is(0) => None,
         libc::TCP_FASTOPEN
         | libc::TCP_FASTOPEN_CONNECT
         | libc::TCP_FASTOPEN_KEY
@@ -232,6 +233,9 @@ pub(crate) fn after_set(endpoint: &Endpoint, fd: RawFd, level: c_int, name: c_in
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
         endpoint.low_water.note(kernel::low_water(fd));
+    }
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_INQ) {
+        settings::learn_inq(endpoint, fd);
     }
     // With these TCP tells those that wait how it is, changed or not.
     match (level, name) {
@@ -302,11 +306,15 @@ pub(crate) fn beside_kernel(endpoint: &Endpoint) -> Beside {
     endpoint.beside_kernel.lock().and(lanes)
 }
 
-/// How many bytes wait behind those that a call has received, if the program wants to be told (TCP_INQ). With that a connection
-/// stays on TCP, and a lane is only drained. The kernel counts a FIN too.
+/// How many bytes wait behind those that a call has received, if the program wants to be told (TCP_INQ). The kernel counts a FIN
+/// too.
 pub(crate) fn waiting_to_tell(endpoint: &Endpoint, fd: RawFd) -> Option<c_int> {
-    endpoint.barred()?;
-    kernel::option(fd, libc::IPPROTO_TCP, libc::TCP_INQ).filter(|asked: &c_int| *asked != 0)?;
+    // Others who hold the socket set it unseen.
+    let is_seen = endpoint.barred().is_none() && endpoint.holders.are_one();
+    let is_wanted = if is_seen { endpoint.tells_waiting.load(Relaxed) } else { settings::has_inq(fd) };
+    if !is_wanted {
+        return None;
+    }
     let on_tcp = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as c_int;
     let finished = shunt_sys::tcp::hung_up(borrow(fd));
     Some(on_tcp.saturating_add(incoming::unread(endpoint) as c_int).saturating_add(finished.into()))

@@ -127,6 +127,8 @@ pub(crate) struct Endpoint {
     /// the socket is registered, a thread while it sleeps.
     owner: AtomicU32,
     pub(crate) low_water: LowWater,
+    /// TCP_INQ is set, as far as this process knows.
+    pub(crate) tells_waiting: AtomicBool,
     /// The kernel has told a waiter that the peer sends no more.
     peer_finished: AtomicBool,
     /// Its last bytes have gone by a lane: see [`count_sent`](Self::count_sent).
@@ -851,6 +853,7 @@ impl Endpoint {
         self.peer_finished.store(false, Relaxed);
         self.sent_by_lane.store(false, Relaxed);
         self.low_water.clear();
+        self.tells_waiting.store(false, Relaxed);
         self.owner.store(0, Relaxed);
         self.receive_timeout.store(0, Relaxed);
         self.send_timeout.store(0, Relaxed);

@@ -24,7 +24,6 @@ const MUST_BE: &[(c_int, c_int, c_int, Reason)] = &[
     (libc::SOL_SOCKET, SO_TIMESTAMPING_NEW, 0, Reason::SocketOption),
     (libc::SOL_SOCKET, libc::SO_PEEK_OFF, -1, Reason::SocketOption),
     (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, -1, Reason::SocketOption),
-    (libc::IPPROTO_TCP, libc::TCP_INQ, 0, Reason::SocketOption),
     (libc::IPPROTO_TCP, libc::TCP_REPAIR, 0, Reason::SocketOption),
     (libc::IPPROTO_TCP, TCP_TX_DELAY, 0, Reason::SocketOption),
 ];
@@ -55,6 +54,7 @@ pub(crate) fn learn(endpoint: &Endpoint, fd: RawFd) -> Result<(), Reason> {
         return Err(blame(endpoint, libc::IPPROTO_TCP, libc::TCP_ULP, Reason::SocketOption));
     }
     learn_timeouts(endpoint, fd);
+    learn_inq(endpoint, fd);
     // Asks the kernel, and keeps the answer.
     really_blocks(endpoint, fd);
     Ok(())
@@ -73,6 +73,15 @@ pub(crate) fn learn_timeouts(endpoint: &Endpoint, fd: RawFd) {
     let time = |name| option(fd, libc::SOL_SOCKET, name).map_or(0, nanos);
     endpoint.receive_timeout.store(time(libc::SO_RCVTIMEO), Relaxed);
     endpoint.send_timeout.store(time(libc::SO_SNDTIMEO), Relaxed);
+}
+
+/// Whether receives say how much more there is.
+pub(crate) fn has_inq(fd: RawFd) -> bool {
+    option(fd, libc::IPPROTO_TCP, libc::TCP_INQ).is_some_and(|asked: c_int| asked != 0)
+}
+
+pub(crate) fn learn_inq(endpoint: &Endpoint, fd: RawFd) {
+    endpoint.tells_waiting.store(has_inq(fd), Relaxed);
 }
 
 /// A filter sees segments, and there are none on a lane.

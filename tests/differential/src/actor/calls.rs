@@ -251,6 +251,8 @@ fn receive(slot: usize, len: usize, flags: c_int, call: &str, position: u64) -> 
                 if ret >= 0 {
                     extra.extend([message.msg_namelen as i64, message.msg_controllen as i64]);
                     extra.push(message.msg_flags.into());
+                    // What TCP_INQ says, behind the head.
+                    extra.push(control[2] as i64);
                 }
                 ret
             }
@@ -324,9 +326,10 @@ fn option(index: c_int) -> (c_int, c_int) {
         5 => (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
         6 => (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
         7 => (libc::IPPROTO_TCP, libc::TCP_QUICKACK),
-        8 => (libc::SOL_SOCKET, libc::SO_ERROR),
-        9 => (libc::SOL_SOCKET, libc::SO_TYPE),
-        10 => (libc::SOL_SOCKET, libc::SO_LINGER),
+        8 => (libc::IPPROTO_TCP, libc::TCP_INQ),
+        9 => (libc::SOL_SOCKET, libc::SO_ERROR),
+        10 => (libc::SOL_SOCKET, libc::SO_TYPE),
+        11 => (libc::SOL_SOCKET, libc::SO_LINGER),
         _ => (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
     }
 }
