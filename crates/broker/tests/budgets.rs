@@ -306,7 +306,8 @@ fn closings_that_are_stuck_cost_nobody_else_anything() {
     let attacker = broker.process_in(&greedy);
     let mut unread = Vec::new();
     greedy.inside(|| {
-        for ticket in 0..80 {
+        // On a busy machine the broker may close its copy before the thread below does, and then is not stuck with it.
+        for ticket in 0..200 {
             let (client, server) = lingering();
             let (local, remote) = addresses(&client);
             let offer = Request::from(Offer::new(ticket, local, remote)).encode();

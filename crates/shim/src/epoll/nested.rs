@@ -15,6 +15,7 @@ use super::answer::asked_of_kernel;
 use super::registration::{change, is_token};
 use super::watched::Watched;
 use super::{EDGE, Epoll, FINISHED, IN, Inner, Registration, all};
+use crate::base::names::EndpointRef;
 use crate::base::waiter::Slot;
 use crate::epoll::{LEAVE, Leaving};
 use crate::socket::{endpoint, incoming, lost};
@@ -75,6 +76,7 @@ impl Inner {
     /// The doorbell's place in the kernel's set becomes the lamp's.
     fn begin_nesting(&mut self, epoll: &Epoll) {
         self.withdraw_disarmed();
+        self.drop_surplus();
         let Some(slot) = self.slot.filter(|_| !self.shared) else { return };
         self.change_kernel(libc::EPOLL_CTL_DEL, slot.doorbell(), 0, 0);
         epoll.active.fetch_sub(1, AcqRel);
@@ -151,17 +153,20 @@ impl Inner {
         }
     }
 
-    /// What the kernel's set holds beyond what the program has asked for is there to tell a wait of the peer's death. Once it holds
-    /// true and nobody has died, it has done that, and would make the set ready for nothing. Of what is told edges a change makes
-    /// a new one, but not where the kernel has nothing to tell.
+    /// What the kernel's set holds beyond what the program has asked for is there to tell a wait of the peer's death, as long as
+    /// lanes answer. Once it holds true and nobody has died, it has done that, and would make the set ready for nothing. Of what is
+    /// told edges a change makes a new one, but not where the kernel has nothing to tell.
     fn drop_surplus(&mut self) {
         for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| !one.disarmed && !one.deleted) {
             let surplus = one.kernel_events & !one.events;
-            let Some(endpoint) = one.endpoint().filter(|_| surplus != 0) else { continue };
+            let owner = one.owner.filter(|_| surplus != 0).and_then(EndpointRef::resolve);
+            let Some(endpoint) = owner else { continue };
             let socket = endpoint.fd.load(Relaxed);
             let said = asked_of_kernel(socket, one.events | surplus);
-            let is_due = said & surplus != 0 && (one.events & EDGE == 0 || said & !surplus == 0);
-            if !is_due || lost::is_lost(endpoint, socket) {
+            let is_needed =
+                one.attached.is_some() && (said & surplus == 0 || lost::is_lost(endpoint, socket));
+            let makes_edge = one.events & EDGE != 0 && said & !surplus != 0;
+            if is_needed || makes_edge {
                 continue;
             }
             if said & FINISHED != 0 {

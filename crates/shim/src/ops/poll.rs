@@ -109,12 +109,12 @@ pub(crate) fn poll(
     kernel: impl FnOnce() -> i32,
 ) -> i32 {
     control::poll_inbox();
-    let mut watch = examine(fds, timeout != Some(0), &Watch::default());
+    let mut watch = examine(fds, timeout != Some(0), None);
     if timeout != Some(0) && needs_waiter(fds, &watch) && sleep::thread_slot().is_none() {
         for one in &watch.watched {
             sleep::leave_to_tcp(one.endpoint);
         }
-        watch = examine(fds, true, &watch);
+        watch = examine(fds, true, Some(&watch));
     }
     let by_kernel = !epoll::show_lanes() && watch.sets.is_empty() && watch.watched.is_empty();
     if by_kernel && watch.entered.is_empty() {
@@ -175,12 +175,14 @@ fn settle(fds: &mut [pollfd]) {
     }
 }
 
-/// What the set is made of: as it was `before`, and what has not been looked at yet by its number.
-fn examine(fds: &[pollfd], may_sleep: bool, before: &Watch) -> Watch {
+/// What the set is made of, by the numbers; or as it was `before`: a connection that has come under one of them since is none of
+/// this call's, which must not hold it.
+fn examine(fds: &[pollfd], may_sleep: bool, before: Option<&Watch>) -> Watch {
     let mut watch = Watch::default();
     for (index, entry) in fds.iter().enumerate() {
-        let known = before.name_at(index);
+        let known = before.and_then(|before| before.name_at(index));
         match known.map_or_else(|| table::look_up(entry.fd), Entry::Endpoint) {
+            Entry::Endpoint(_) if before.is_some() && known.is_none() => {}
             Entry::Endpoint(name) => {
                 let Some(endpoint) = name.resolve() else { continue };
                 if known.is_none() && endpoint.is_settled() {
@@ -440,7 +442,7 @@ fn poll_mixed(
             }
         }
         if !watch.is_current() {
-            let mut now = examine(fds, true, watch);
+            let mut now = examine(fds, true, Some(watch));
             now.closed = std::mem::take(&mut watch.closed);
             now.follow(fds);
             *watch = now;
@@ -450,7 +452,7 @@ fn poll_mixed(
 
 /// What the numbers say now, by whatever they name.
 fn poll_at_once(fds: &mut [pollfd]) {
-    let (watch, mut shadow) = (examine(fds, false, &Watch::default()), Vec::new());
+    let (watch, mut shadow) = (examine(fds, false, None), Vec::new());
     prepare(fds, &mut shadow, &watch);
     kernel::poll_now(&mut shadow);
     merge(fds, &shadow, &watch);

@@ -9,7 +9,7 @@ use crate::base::signal::{self, Ran};
 use crate::base::table::{self, WORD as BITS};
 use crate::base::{errno, kernel, own_table, process};
 use crate::ops::poll;
-use crate::socket::endpoint;
+use crate::socket::endpoint::{self, Endpoint};
 
 /// The three sets of a call, as the words of their bitmaps.
 pub(crate) struct Sets {
@@ -95,8 +95,12 @@ impl Sets {
             self.members().map(|(fd, events)| pollfd { fd, events, revents: 0 }).collect();
         let deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
         // A number that is closed while the call waits counts as ready, in the kernel: it looks for bad ones first, and once.
-        let was_open = |entry: &&mut pollfd| endpoint::behind(entry.fd).is_some();
-        let connections: Vec<c_int> = fds.iter_mut().filter(was_open).map(|entry| entry.fd).collect();
+        let named = |fd| endpoint::behind(fd).map(Endpoint::reference);
+        let connections: Vec<_> = fds.iter().filter_map(|entry| Some((entry.fd, named(entry.fd)?))).collect();
+        let named_at_first = |fd: c_int| {
+            let place = connections.binary_search_by_key(&fd, |one| one.0).ok()?;
+            Some(connections[place].1)
+        };
         // poll reports a hang-up to those who did not ask, and would again at once; select does not. All that can come of such a
         // descriptor is urgent data.
         let mut hung_up = Vec::new();
@@ -116,12 +120,14 @@ impl Sets {
                 return result;
             }
             for entry in fds.iter_mut().filter(|entry| entry.revents & libc::POLLNVAL != 0) {
-                if connections.binary_search(&entry.fd).is_err() {
+                if named_at_first(entry.fd).is_none() {
                     errno::set(libc::EBADF);
                     return -1;
                 }
                 entry.revents = CLOSED;
             }
+            // What has the number by then is none of this call's business: the kernel, too, looks there only once the first wakes it.
+            hung_up.retain(|entry: &pollfd| named(entry.fd) == named_at_first(entry.fd));
             kernel::poll_now(&mut hung_up);
             fds.append(&mut hung_up);
             let is_over = result == 0 && left == step;
