@@ -52,27 +52,16 @@ impl Inner {
 
     /// What pends without a place may have come to have something since: then marks give the places, also those of links at rest.
     fn place_hollow(&mut self) {
-        if std::mem::take(&mut self.has_hollow) && self.links.has_some_at_rest() {
-            self.rung |= self.pending.iter().any(|fd| self.lacks_place_for_some(*fd));
+        if self.line.take_has_hollow() && self.links.has_some_at_rest() {
+            self.rung |= self.line.numbers().any(|fd| self.lacks_place_for_some(fd));
         }
     }
 
     /// What is told by level is to be looked at next in the order in which it has been told, and some of it has just been looked at twice.
     fn keep_order(&mut self, report: &Report<'_>) {
-        let Inner { registrations, pending, .. } = self;
-        let mut told = report.owners().to_vec();
-        told.retain(|fd| {
-            let Some(one) = registrations.get_mut(fd).filter(|one| one.pending && !one.hollow) else {
-                return false;
-            };
-            one.stale = 0;
-            one.pending = false;
-            true
-        });
-        pending.retain(|fd| registrations.get(fd).is_some_and(|one| one.pending));
-        for fd in told {
-            if let Some(one) = registrations.get_mut(&fd) {
-                one.queue(pending, fd);
+        for fd in report.owners() {
+            if let Some(one) = self.registrations.get_mut(fd) {
+                self.line.move_to_end(&mut one.place, *fd);
             }
         }
     }
@@ -84,9 +73,9 @@ impl Inner {
 
     /// The kernel is about to be asked for all there is: whatever a lane has marked by now comes behind its answer.
     pub(crate) fn begin_asking(&mut self) {
-        for fd in &self.pending {
-            if let Some(registration) = self.registrations.get_mut(fd) {
-                registration.behind = 0;
+        for fd in self.line.numbers() {
+            if let Some(registration) = self.registrations.get_mut(&fd) {
+                registration.place.stand_behind(0);
             }
         }
     }
@@ -103,7 +92,7 @@ impl Inner {
         if self.secondary > 0 {
             self.mark_secondary();
         }
-        let Inner { links, registrations, pending, marked, .. } = self;
+        let Inner { links, registrations, line, .. } = self;
         if let Some(slot) = self.slot {
             let mut each = |link: &'static Link, mut marks: u64| {
                 while marks != 0 {
@@ -111,7 +100,7 @@ impl Inner {
                     marks &= marks - 1;
                     if let Some(endpoint) = link.endpoint(conn).and_then(EndpointRef::resolve) {
                         let stamp = link.view().lane(conn, link.side.other()).stamped();
-                        marked.push(Reverse((stamp, endpoint.fd.load(Relaxed))));
+                        line.marked.push(Reverse((stamp, endpoint.fd.load(Relaxed))));
                     }
                 }
             };
@@ -120,12 +109,10 @@ impl Inner {
                 links.take_rung(slot, self.sleepers > 0, &mut each);
             }
         }
-        let first = marked.peek().map(|Reverse((stamp, _))| stamp.at);
-        while let Some(Reverse((stamp, fd))) = marked.pop() {
-            if let Some(registration) = registrations.get_mut(&fd)
-                && registration.queue_marked(pending, fd)
-            {
-                registration.behind = stamp.behind;
+        let first = line.marked.peek().map(|Reverse((stamp, _))| stamp.at);
+        while let Some(Reverse((stamp, fd))) = line.marked.pop() {
+            if let Some(registration) = registrations.get_mut(&fd) {
+                line.enter_placed(&mut registration.place, fd, stamp.behind);
             }
         }
         first
@@ -140,7 +127,7 @@ impl Inner {
             };
             let at = self.registrations.get(&fd).and_then(has_new).and_then(|endpoint| endpoint.rx.lock().at);
             match at {
-                Some(at) => self.marked.push(Reverse((at.incoming().0.stamped(), fd))),
+                Some(at) => self.line.marked.push(Reverse((at.incoming().0.stamped(), fd))),
                 None => {
                     let has_some = self.lacks_place_for_some(fd);
                     self.queue_for_look(fd, has_some);
@@ -186,25 +173,21 @@ impl Inner {
     fn look_at_pending(&mut self, epoll: &Epoll, report: &mut Report<'_>, until: u64, kept: usize) {
         let before = report.len();
         self.awaits_kernel = false;
-        for _ in 0..self.pending.len() {
+        for _ in 0..self.line.len() {
             if report.room().len() <= kept {
                 break;
             }
-            let Some(&fd) = self.pending.front() else { break };
-            let slot = self.slot;
-            if let Some(registration) = self.registrations.get_mut(&fd).filter(|one| one.stale > 0) {
-                registration.stale -= 1;
-                self.pending.pop_front();
+            let Some(entry) = self.line.first() else { break };
+            let (fd, slot) = (entry.fd, self.slot);
+            let Some(registration) = self.registrations.get_mut(&fd).filter(|one| one.place.is(entry)) else {
+                self.line.drop_first();
                 continue;
-            }
-            if self.registrations.get(&fd).is_some_and(|one| one.behind > until) {
+            };
+            if registration.place.behind() > until {
                 self.awaits_kernel = true;
                 break;
             }
-            self.pending.pop_front();
-            let Some(registration) = self.registrations.get_mut(&fd) else { continue };
-            registration.pending = false;
-            registration.behind = 0;
+            self.line.leave(&mut registration.place);
             let Some(endpoint) = registration.endpoint() else { continue };
             if registration.disarmed || registration.deleted {
                 continue;
@@ -222,7 +205,7 @@ impl Inner {
                 judge(endpoint, socket, registration.events, slot);
             if behind {
                 // Whoever reads TCP up to there may be another thread, and then nothing tells this one; nor of bytes below SO_RCVLOWAT.
-                registration.queue(&mut self.pending, fd);
+                self.line.enter(&mut registration.place, fd);
                 self.unread_behind = true;
             }
             self.must_ask |= left;
@@ -271,7 +254,7 @@ impl Inner {
                         registration.withdraw(self.fd, fd);
                     }
                 } else if registration.events & EDGE == 0 {
-                    registration.queue(&mut self.pending, fd);
+                    self.line.enter(&mut registration.place, fd);
                 }
             }
             if full {
@@ -335,10 +318,10 @@ impl Inner {
         let registration = self.registrations.get_mut(&fd)?;
         let is_told_edges = is_told_edges(registration.events);
         // Whatever was to come behind the kernel's word has it now.
-        registration.behind = 0;
+        registration.place.stand_behind(0);
         if !is_told_edges {
             // TCP may end here and the lane begin: the next look must not wait for another mark.
-            registration.queue(&mut self.pending, fd);
+            self.line.enter(&mut registration.place, fd);
         }
         // In a shared set the kernel knows better, unless it has a token.
         if registration.disarmed && (!self.shared || registration.token.is_some_and(is_token)) {

@@ -12,6 +12,7 @@
 
 mod answer;
 mod ghost;
+mod line;
 mod listing;
 mod nested;
 mod registration;
@@ -19,14 +20,12 @@ mod report;
 mod shared;
 mod watched;
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::HashMap;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
 use libc::epoll_event;
 use shunt_abi::reason::Reason;
-use shunt_ring::lane::Stamp;
 
 use crate::base::above::Above;
 use crate::base::lock::{Guard, Lock};
@@ -38,6 +37,7 @@ use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::family::{self, Holders};
 use crate::socket::links::{Link, Pin};
 use ghost::Ghost;
+use line::{Line, Place};
 pub(crate) use nested::show_lanes;
 use registration::Passed;
 pub(crate) use shared::{
@@ -138,9 +138,7 @@ pub(crate) struct Inner {
     /// The doorbell has been rung since the links at rest were last looked at.
     rung: bool,
     /// Descriptors to look at in the next wait: marked by a peer, newly armed, or level-triggered and ready.
-    pending: VecDeque<RawFd>,
-    /// Some of `pending` may be [hollow](Registration::hollow).
-    has_hollow: bool,
+    line: Line,
     /// Memory for the next [`report::Report`].
     owners: Vec<RawFd>,
     /// The last look found lanes with bytes that cannot be read yet.
@@ -161,8 +159,6 @@ pub(crate) struct Inner {
     ghosts: Vec<Ghost>,
     /// What has been read of such, to be let go of outside the lock.
     laid: Vec<Pin>,
-    /// Marks that have just been taken, while they are put in order.
-    marked: BinaryHeap<Reverse<(Stamp, RawFd)>>,
     /// Memory for what the kernel has told of behind the doorbell.
     behind: Vec<epoll_event>,
     /// When the kernel was last asked for everything, by [`crate::base::order::now`]; and whether something of a lane waits until it is again.
@@ -191,13 +187,7 @@ struct Registration {
     withdrawn: bool,
     /// Removed by the program, but not yet from the kernel's set.
     deleted: bool,
-    pending: bool,
-    /// Pending so that it is looked at, but when it was made so there was nothing to be told: the first mark gives it its place.
-    hollow: bool,
-    /// How many of its places among the pending it has left for a later one.
-    stale: u32,
-    /// What its sender had sent by TCP before the mark for which it is pending: [`Stamp::behind`].
-    behind: u64,
+    place: Place,
     /// Listed in [`Inner::full`].
     full: bool,
     attached: Option<EndpointRef>,

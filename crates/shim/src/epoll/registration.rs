@@ -1,6 +1,5 @@
 //! epoll_ctl, and what attaching does to a registration: which part of it the kernel's set answers, and which the lanes.
 
-use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
@@ -9,6 +8,7 @@ use shunt_abi::reason::Reason;
 use shunt_transport::Kernel;
 
 use super::answer::arrived;
+use super::line::Place;
 use super::report::NOBODY;
 use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
@@ -194,10 +194,7 @@ impl Inner {
             disarmed: false,
             withdrawn: false,
             deleted: false,
-            pending: false,
-            hollow: false,
-            stale: 0,
-            behind: 0,
+            place: Place::default(),
             full: false,
             attached: None,
             primary: false,
@@ -232,8 +229,8 @@ impl Inner {
 
     /// What was there before a registration comes behind all that the kernel has to tell of by now.
     fn place_behind_kernel(&mut self, fd: RawFd) {
-        if let Some(one) = self.registrations.get_mut(&fd).filter(|one| one.pending && !one.hollow) {
-            one.behind = order::now();
+        if let Some(one) = self.registrations.get_mut(&fd) {
+            one.place.stand_behind(order::now());
         }
     }
 
@@ -258,9 +255,8 @@ impl Inner {
     /// The kernel's set does not have it any more.
     pub(super) fn forget(&mut self, fd: RawFd) {
         self.forget_token(fd);
-        // The next of this number would be told twice.
-        if self.registrations.remove(&fd).is_some_and(|one| one.pending) {
-            self.pending.retain(|other| *other != fd);
+        if let Some(one) = self.registrations.remove(&fd) {
+            self.line.forget(&one.place, fd);
         }
     }
 
@@ -548,7 +544,8 @@ impl Inner {
             self.by_token.insert(token, to);
         }
         self.registrations.insert(to, one);
-        let lists = self.aliases.iter_mut().chain(&mut self.full).chain(&mut self.pending);
+        self.line.rename(from, to);
+        let lists = self.aliases.iter_mut().chain(&mut self.full);
         lists.filter(|number| **number == from).for_each(|number| *number = to);
     }
 
@@ -625,7 +622,7 @@ impl Inner {
 
     /// Whether there is something to be told of a registration that has no place for it yet.
     pub(super) fn lacks_place_for_some(&self, fd: RawFd) -> bool {
-        let Some(registration) = self.registrations.get(&fd).filter(|one| !one.pending || one.hollow) else {
+        let Some(registration) = self.registrations.get(&fd).filter(|one| !one.place.is_placed()) else {
             return false;
         };
         registration.endpoint().is_some_and(|endpoint| registration.has_some(endpoint, self.slot))
@@ -634,19 +631,16 @@ impl Inner {
     /// The next wait looks at it. It has its place if it `has_some`, and else its first mark gives it one.
     pub(super) fn queue_for_look(&mut self, fd: RawFd, has_some: bool) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
-        if has_some {
-            registration.queue_marked(&mut self.pending, fd);
-        } else if !registration.pending {
-            registration.queue(&mut self.pending, fd);
-            registration.hollow = true;
-            self.has_hollow = true;
+        match has_some {
+            true => self.line.enter_placed(&mut registration.place, fd, 0),
+            false => self.line.enter_hollow(&mut registration.place, fd),
         }
     }
 
     /// The next wait tells what is new.
     pub(super) fn mark_pending(&mut self, fd: RawFd) {
         if let Some(registration) = self.registrations.get_mut(&fd) {
-            registration.queue(&mut self.pending, fd);
+            self.line.enter(&mut registration.place, fd);
         }
     }
 
@@ -730,25 +724,5 @@ impl Registration {
     /// The user data that the kernel's set holds.
     pub(super) fn kernel_data(&self) -> u64 {
         self.token.unwrap_or(self.data)
-    }
-
-    /// To be looked at in the next wait.
-    pub(super) fn queue(&mut self, pending: &mut VecDeque<RawFd>, fd: RawFd) {
-        if !self.pending {
-            self.pending = true;
-            self.hollow = false;
-            pending.push_back(fd);
-        }
-    }
-
-    /// The same where there is something to be told, as there is when a mark comes. `false` if it has its place already.
-    pub(super) fn queue_marked(&mut self, pending: &mut VecDeque<RawFd>, fd: RawFd) -> bool {
-        if self.pending && !self.hollow {
-            return false;
-        }
-        self.stale += u32::from(self.pending);
-        self.pending = false;
-        self.queue(pending, fd);
-        true
     }
 }

@@ -1,0 +1,292 @@
+//! The line of registrations that the next look looks at, in the order in which what is to be told of them came.
+//!
+//! A registration's place is one of three, and only what is here changes it: the table *The line* in docs/registration.md.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::os::fd::RawFd;
+
+use shunt_ring::lane::Stamp;
+
+/// Tells the entries of one number apart: a registration that has gone to a later place leaves the earlier entry behind, which is
+/// nobody's when its turn comes.
+type Ticket = u32;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stand {
+    #[default]
+    Outside,
+    /// It is looked at, but when it came there was nothing to be told: the first mark gives it its place.
+    Hollow(Ticket),
+    /// `behind`: what its sender had sent by TCP before the mark for which it is here, see [`Stamp::behind`].
+    Placed { ticket: Ticket, behind: u64 },
+}
+
+/// Where a registration stands in its set's line.
+#[derive(Debug, Default)]
+pub(super) struct Place(Stand);
+
+impl Place {
+    pub(super) fn is_placed(&self) -> bool {
+        matches!(self.0, Stand::Placed { .. })
+    }
+
+    /// What is to be told before it: what the kernel has had since this time, which only it can tell of.
+    pub(super) fn behind(&self) -> u64 {
+        match self.0 {
+            Stand::Placed { behind, .. } => behind,
+            _ => 0,
+        }
+    }
+
+    /// It comes behind all that the kernel has to tell of by this time, if there is something to be told of it. 0: behind nothing.
+    pub(super) fn stand_behind(&mut self, time: u64) {
+        if let Stand::Placed { behind, .. } = &mut self.0 {
+            *behind = time;
+        }
+    }
+
+    /// Whether this entry is its own, and not one that it has left for a later one.
+    pub(super) fn is(&self, entry: Entry) -> bool {
+        match self.0 {
+            Stand::Outside => false,
+            Stand::Hollow(ticket) | Stand::Placed { ticket, .. } => ticket == entry.ticket,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Entry {
+    ticket: Ticket,
+    pub(super) fd: RawFd,
+}
+
+#[derive(Default)]
+pub(super) struct Line {
+    entries: VecDeque<Entry>,
+    next: Ticket,
+    /// Some of the entries may be hollow.
+    has_hollow: bool,
+    /// Marks that have just been taken, while they are put in order.
+    pub(super) marked: BinaryHeap<Reverse<(Stamp, RawFd)>>,
+}
+
+impl Line {
+    /// To be looked at, at its place if it is here already.
+    pub(super) fn enter(&mut self, place: &mut Place, fd: RawFd) {
+        if place.0 == Stand::Outside {
+            place.0 = Stand::Placed { ticket: self.push(fd), behind: 0 };
+        }
+    }
+
+    /// The same where there is nothing to be told as yet.
+    pub(super) fn enter_hollow(&mut self, place: &mut Place, fd: RawFd) {
+        if place.0 == Stand::Outside {
+            place.0 = Stand::Hollow(self.push(fd));
+            self.has_hollow = true;
+        }
+    }
+
+    /// The same where there is something, as there is when a mark comes: the end of the line is its place, if it has none.
+    pub(super) fn enter_placed(&mut self, place: &mut Place, fd: RawFd, behind: u64) {
+        if !place.is_placed() {
+            place.0 = Stand::Placed { ticket: self.push(fd), behind };
+        }
+    }
+
+    /// What has a place gives it up for the last.
+    pub(super) fn move_to_end(&mut self, place: &mut Place, fd: RawFd) {
+        if let Stand::Placed { behind, .. } = place.0 {
+            place.0 = Stand::Placed { ticket: self.push(fd), behind };
+        }
+    }
+
+    pub(super) fn first(&self) -> Option<Entry> {
+        self.entries.front().copied()
+    }
+
+    /// The first entry is nobody's.
+    pub(super) fn drop_first(&mut self) {
+        self.entries.pop_front();
+    }
+
+    /// It is the turn of the first entry, whose place this is.
+    pub(super) fn leave(&mut self, place: &mut Place) {
+        self.entries.pop_front();
+        place.0 = Stand::Outside;
+    }
+
+    /// The registration that has this place is there no more: the next of its number has nothing to do with its entries.
+    pub(super) fn forget(&mut self, place: &Place, fd: RawFd) {
+        if place.0 != Stand::Outside {
+            self.entries.retain(|other| other.fd != fd);
+        }
+    }
+
+    /// What goes by one number goes by another.
+    pub(super) fn rename(&mut self, from: RawFd, to: RawFd) {
+        self.entries.iter_mut().filter(|entry| entry.fd == from).for_each(|entry| entry.fd = to);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Who is in it: one that has left an entry behind, twice.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = RawFd> {
+        self.entries.iter().map(|entry| entry.fd)
+    }
+
+    /// Whether some may have come in hollow since this was last asked.
+    pub(super) fn take_has_hollow(&mut self) -> bool {
+        std::mem::take(&mut self.has_hollow)
+    }
+
+    fn push(&mut self, fd: RawFd) -> Ticket {
+        self.next = self.next.wrapping_add(1);
+        self.entries.push_back(Entry { ticket: self.next, fd });
+        self.next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The line as one would write it down: whoever moves is taken out, and nothing is left behind.
+    #[derive(Default, Debug, PartialEq)]
+    struct Plain(Vec<(RawFd, Option<u64>)>);
+
+    const NUMBERS: usize = 2;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Enter(usize),
+        EnterHollow(usize),
+        EnterPlaced(usize),
+        StandBehind(usize),
+        MoveToEnd(usize),
+        Forget(usize),
+        Look,
+    }
+
+    fn steps() -> Vec<Step> {
+        let of_each = [
+            Step::Enter,
+            Step::EnterHollow,
+            Step::EnterPlaced,
+            Step::StandBehind,
+            Step::MoveToEnd,
+            Step::Forget,
+        ];
+        let each = of_each.iter().flat_map(|step| (0..NUMBERS).map(step));
+        each.chain([Step::Look]).collect()
+    }
+
+    #[derive(Default)]
+    struct Set {
+        line: Line,
+        places: [Place; NUMBERS],
+        plain: Plain,
+    }
+
+    impl Set {
+        fn take(&mut self, step: Step, time: u64) {
+            let Set { line, places, plain: Plain(plain) } = self;
+            let at = |plain: &[(RawFd, Option<u64>)], one: usize| {
+                plain.iter().position(|(fd, _)| *fd == one as RawFd)
+            };
+            match step {
+                Step::Enter(one) => {
+                    line.enter(&mut places[one], one as RawFd);
+                    if at(plain, one).is_none() {
+                        plain.push((one as RawFd, Some(0)));
+                    }
+                }
+                Step::EnterHollow(one) => {
+                    line.enter_hollow(&mut places[one], one as RawFd);
+                    if at(plain, one).is_none() {
+                        plain.push((one as RawFd, None));
+                    }
+                }
+                Step::EnterPlaced(one) => {
+                    line.enter_placed(&mut places[one], one as RawFd, time);
+                    if at(plain, one).is_none_or(|place| plain[place].1.is_none()) {
+                        plain.retain(|(fd, _)| *fd != one as RawFd);
+                        plain.push((one as RawFd, Some(time)));
+                    }
+                }
+                Step::StandBehind(one) => {
+                    places[one].stand_behind(time);
+                    let behind = at(plain, one).and_then(|place| plain[place].1.as_mut());
+                    behind.into_iter().for_each(|behind| *behind = time);
+                }
+                Step::MoveToEnd(one) => {
+                    line.move_to_end(&mut places[one], one as RawFd);
+                    if let Some(place) = at(plain, one).filter(|place| plain[*place].1.is_some()) {
+                        let moved = plain.remove(place);
+                        plain.push(moved);
+                    }
+                }
+                Step::Forget(one) => {
+                    line.forget(&places[one], one as RawFd);
+                    places[one] = Place::default();
+                    plain.retain(|(fd, _)| *fd != one as RawFd);
+                }
+                Step::Look => {
+                    if let Some(entry) = line.first() {
+                        match places[entry.fd as usize].is(entry) {
+                            true => {
+                                line.leave(&mut places[entry.fd as usize]);
+                                assert_eq!(plain.remove(0).0, entry.fd, "another has its turn");
+                            }
+                            false => line.drop_first(),
+                        }
+                    }
+                }
+            }
+        }
+
+        /// What the line says, without what has been left behind.
+        fn told(&self) -> Plain {
+            let own = self.line.entries.iter().filter(|entry| self.places[entry.fd as usize].is(**entry));
+            let stand = |fd: RawFd| match self.places[fd as usize].0 {
+                Stand::Placed { behind, .. } => Some(behind),
+                _ => None,
+            };
+            Plain(own.map(|entry| (entry.fd, stand(entry.fd))).collect())
+        }
+    }
+
+    /// Every sequence of five steps of two registrations.
+    #[test]
+    fn whatever_is_done_each_has_one_turn_at_its_own_place() {
+        let steps = steps();
+        let length = 5;
+        for number in 0..steps.len().pow(length) {
+            let mut set = Set::default();
+            let mut rest = number;
+            for time in 1..=u64::from(length) {
+                set.take(steps[rest % steps.len()], time);
+                rest /= steps.len();
+                assert_eq!(set.told(), set.plain, "sequence {number}");
+                let outside = set.places.iter().filter(|place| place.0 == Stand::Outside).count();
+                assert_eq!(outside + set.plain.0.len(), NUMBERS, "sequence {number}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_has_a_place_stands_behind_something() {
+        let (mut line, mut place) = (Line::default(), Place::default());
+        place.stand_behind(7);
+        line.enter_hollow(&mut place, 3);
+        place.stand_behind(7);
+        assert_eq!(place.behind(), 0);
+        line.enter_placed(&mut place, 3, 5);
+        assert_eq!(place.behind(), 5);
+        line.leave(&mut place);
+        line.enter(&mut place, 3);
+        assert_eq!(place.behind(), 0);
+    }
+}
