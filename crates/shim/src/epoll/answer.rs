@@ -189,7 +189,7 @@ impl Inner {
             }
             self.line.leave(&mut registration.place);
             let Some(endpoint) = registration.endpoint() else { continue };
-            if registration.disarmed || registration.deleted {
+            if !registration.held.is_armed() {
                 continue;
             }
             // The registration may go by the number of a duplicate, and that be closed.
@@ -247,7 +247,7 @@ impl Inner {
                 registration.due = false;
                 report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
                 if registration.events & ONE_SHOT != 0 {
-                    registration.disarmed = true;
+                    registration.held.spend();
                     if self.shared {
                         self.disarm(epoll, fd);
                     } else if self.nested {
@@ -324,12 +324,13 @@ impl Inner {
             self.line.enter(&mut registration.place, fd);
         }
         // In a shared set the kernel knows better, unless it has a token.
-        if registration.disarmed && (!self.shared || registration.token.is_some_and(is_token)) {
-            registration.kernel_events = 0;
+        let has_token = registration.token.is_some_and(is_token);
+        if registration.held.is_disarmed() && (!self.shared || has_token) {
+            registration.held.fall_silent();
             return None;
         }
-        if registration.deleted {
-            registration.kernel_events = 0;
+        if registration.held.is_deleted() {
+            registration.held.fall_silent();
             self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
             return None;
         }
@@ -363,8 +364,7 @@ impl Inner {
             return None;
         }
         if registration.events & ONE_SHOT != 0 {
-            registration.disarmed = true;
-            registration.kernel_events = 0;
+            registration.held.fall_silent();
         }
         Some(epoll_event { events: reported, u64: registration.data })
     }
@@ -396,7 +396,7 @@ impl Inner {
         let registrations = &mut self.registrations;
         self.full.retain(|fd| {
             let Some(registration) = registrations.get_mut(fd) else { return false };
-            let wanted = registration.events & OUT != 0 && !registration.disarmed;
+            let wanted = registration.events & OUT != 0 && !registration.held.is_disarmed();
             let endpoint = registration.endpoint();
             registration.full =
                 wanted && endpoint.is_some_and(|endpoint| endpoint.tx.lock().seen.full_since.is_some());

@@ -12,6 +12,7 @@
 
 mod answer;
 mod ghost;
+mod held;
 mod line;
 mod listing;
 mod nested;
@@ -37,6 +38,7 @@ use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::family::{self, Holders};
 use crate::socket::links::{Link, Pin};
 use ghost::Ghost;
+use held::Held;
 use line::{Line, Place};
 pub(crate) use nested::show_lanes;
 use registration::Passed;
@@ -178,15 +180,9 @@ struct Registration {
     data: u64,
     /// What the kernel's set holds instead of `data`.
     token: Option<u64>,
-    /// What the kernel's set holds. While attached that may be more than `events` wants, see [`Inner::shortcut`].
-    kernel_events: u32,
+    held: Held,
     /// Whether there is room is the lane's to say, as far as the kernel's set has been told.
     sends_on_lane: bool,
-    disarmed: bool,
-    /// Disarmed, and not in the kernel's set: see [`Registration::withdraw`].
-    withdrawn: bool,
-    /// Removed by the program, but not yet from the kernel's set.
-    deleted: bool,
     place: Place,
     /// Listed in [`Inner::full`].
     full: bool,

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 use shunt_abi::reason::Reason;
 
 use super::answer::asked_of_kernel;
+use super::held::Held;
 use super::registration::{change, is_token};
 use super::watched::Watched;
 use super::{EDGE, Epoll, FINISHED, IN, Inner, Registration, all};
@@ -148,7 +149,7 @@ impl Inner {
     /// Undoes that, before the program, or somebody who knows nothing of it, makes of the registration what the kernel's set must
     /// know.
     pub(super) fn reinstate(&mut self, fd: RawFd) {
-        if let Some(one) = self.registrations.get_mut(&fd).filter(|one| one.withdrawn) {
+        if let Some(one) = self.registrations.get_mut(&fd).filter(|one| one.held == Held::Withdrawn) {
             one.mark_disarmed(self.fd, fd);
         }
     }
@@ -157,8 +158,8 @@ impl Inner {
     /// lanes answer. Once it holds true and nobody has died, it has done that, and would make the set ready for nothing. Of what is
     /// told edges a change makes a new one, but not where the kernel has nothing to tell.
     fn drop_surplus(&mut self) {
-        for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| !one.disarmed && !one.deleted) {
-            let surplus = one.kernel_events & !one.events;
+for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| one.held.is_armed()) {
+            let surplus = one.held.events() & !one.events;
             let owner = one.owner.filter(|_| surplus != 0).and_then(EndpointRef::resolve);
             let Some(endpoint) = owner else { continue };
             let socket = endpoint.fd.load(Relaxed);
@@ -172,7 +173,7 @@ impl Inner {
             if said & FINISHED != 0 {
                 endpoint.note_peer_finished();
             }
-            one.kernel_events = one.events;
+            one.held.hold(one.events);
             change(self.fd, libc::EPOLL_CTL_MOD, fd, one.events, one.kernel_data());
         }
     }
@@ -191,16 +192,15 @@ impl Registration {
     /// A lane has told of a registration for one event. In the kernel's set nothing but an event of its own disarms it, and until
     /// then an error would make the set ready. So it is taken out, and comes back when the program arms it.
     pub(super) fn withdraw(&mut self, set: RawFd, fd: RawFd) {
-        let is_marked = self.disarmed && !self.is_silent() && self.token.is_some_and(is_token);
-        if is_marked && change(set, libc::EPOLL_CTL_DEL, fd, 0, 0) {
-            self.kernel_events = 0;
-            self.withdrawn = true;
+        let is_told = self.held.is_to_withdraw() && self.token.is_some_and(is_token);
+        if is_told && change(set, libc::EPOLL_CTL_DEL, fd, 0, 0) {
+            self.held.withdraw();
         }
     }
 
     /// Whether a wait would tell of bytes in its lane.
     fn would_tell(&self, shared: bool) -> bool {
-        let is_armed = self.events & IN != 0 && !self.disarmed && !self.deleted;
+        let is_armed = self.events & IN != 0 && self.held.is_armed();
         self.endpoint().filter(|_| is_armed).is_some_and(|endpoint| {
             let fd = endpoint.fd.load(Relaxed);
             if self.events & EDGE == 0 {

@@ -8,6 +8,7 @@ use shunt_abi::reason::Reason;
 use shunt_transport::Kernel;
 
 use super::answer::arrived;
+use super::held::Held;
 use super::line::Place;
 use super::report::NOBODY;
 use super::shared::PRIVATE;
@@ -92,8 +93,7 @@ impl Inner {
             return None;
         }
         if operation == libc::EPOLL_CTL_DEL {
-            let was_deleted = std::mem::replace(&mut registration.deleted, true);
-            return Some(if was_deleted { libc::ENOENT } else { 0 });
+            return Some(if registration.held.delete() { 0 } else { libc::ENOENT });
         }
         if !matches!(operation, libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) || event.is_null() {
             return None;
@@ -105,16 +105,15 @@ impl Inner {
             return None;
         }
         match operation {
-            libc::EPOLL_CTL_MOD if registration.deleted => return Some(libc::ENOENT),
-            libc::EPOLL_CTL_ADD if !registration.deleted => return Some(libc::EEXIST),
+            libc::EPOLL_CTL_MOD if registration.held.is_deleted() => return Some(libc::ENOENT),
+            libc::EPOLL_CTL_ADD if !registration.held.is_deleted() => return Some(libc::EEXIST),
             _ => {}
         }
-        if kernel_events(Some(endpoint), wanted.events) & !registration.kernel_events != 0 {
+        if !registration.held.is_enough_for(kernel_events(Some(endpoint), wanted.events)) {
             return None;
         }
         registration.events = wanted.events;
         registration.data = wanted.u64;
-        registration.deleted = false;
         self.mark_due(fd);
         self.wake();
         Some(0)
@@ -122,7 +121,7 @@ impl Inner {
 
     /// Takes a registration out of the kernel's set that the program removed before.
     pub(super) fn bury(&mut self, epoll: &Epoll, fd: RawFd, endpoint: Option<&Endpoint>) {
-        if self.registrations.get(&fd).is_some_and(|registration| registration.deleted) {
+        if self.registrations.get(&fd).is_some_and(|registration| registration.held.is_deleted()) {
             self.remove(epoll, fd, endpoint);
         }
     }
@@ -174,8 +173,7 @@ impl Inner {
         {
             registration.events = wanted.events;
             registration.data = wanted.u64;
-            registration.kernel_events = passed.events;
-            registration.disarmed = false;
+            registration.held.arm(passed.events);
             if registration.attached.is_some() {
                 self.note_sending_road(fd, endpoint);
                 self.mark_due(fd);
@@ -189,11 +187,8 @@ impl Inner {
             events: wanted.events,
             data: wanted.u64,
             token: None,
-            kernel_events: passed.events,
+            held: Held::Armed(passed.events),
             sends_on_lane: false,
-            disarmed: false,
-            withdrawn: false,
-            deleted: false,
             place: Place::default(),
             full: false,
             attached: None,
@@ -410,12 +405,12 @@ impl Inner {
     /// has been told of, is the kernel's to tell from now on.
     pub(super) fn settle(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
-        if registration.deleted || is_frozen(fd) {
+        if registration.held.is_deleted() || is_frozen(fd) {
             self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
             self.forget(fd);
             unlist(epoll, endpoint);
-        } else if !registration.disarmed && !self.shared {
-            let lacks_some = registration.events & !registration.kernel_events != 0;
+        } else if registration.held.is_armed() && !self.shared {
+            let lacks_some = registration.events & !registration.held.events() != 0;
             let is_to_look_anew = match registration.events & EDGE {
                 0 => self.nested,
                 _ => registration.may_tell(endpoint, false),
@@ -428,8 +423,8 @@ impl Inner {
 
     pub(super) fn set_kernel_events(&mut self, fd: RawFd, endpoint: Option<&Endpoint>) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
-        registration.kernel_events = registration.needed_of_kernel(endpoint);
-        let (events, data) = (registration.kernel_events, registration.kernel_data());
+        let (events, data) = (registration.needed_of_kernel(endpoint), registration.kernel_data());
+        registration.held.hold(events);
         self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
         self.note_sending_road(fd, endpoint);
     }
@@ -440,7 +435,7 @@ impl Inner {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         registration.sends_on_lane = !self.shared && endpoint.is_some_and(sends_on_lane);
         let beside = registration.sends_on_lane || endpoint.is_some_and(Endpoint::has_shut_writing);
-        self.must_ask |= beside && registration.attached.is_some() && registration.kernel_events & OUT != 0;
+        self.must_ask |= beside && registration.attached.is_some() && registration.held.events() & OUT != 0;
     }
 
     /// See [`change`].
@@ -470,13 +465,13 @@ impl Inner {
             return;
         }
         self.hidden = true;
-        for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| one.withdrawn) {
+        for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| one.held == Held::Withdrawn) {
             one.mark_disarmed(self.fd, fd);
         }
         if let Some(slot) = self.slot {
             self.change_kernel(libc::EPOLL_CTL_DEL, self.lamp.unwrap_or(slot.doorbell()), 0, 0);
         }
-        self.for_tokens(|one| (if one.disarmed { one.events & PRIVATE } else { one.events }, one.data));
+        self.for_tokens(|one| (if one.held.is_disarmed() { one.events & PRIVATE } else { one.events }, one.data));
     }
 
     /// Puts it back, if it was taken out for an exec that has failed.
@@ -490,7 +485,7 @@ impl Inner {
             let events = shunt_sys::eventfd::EDGES.bits();
             self.change_kernel(libc::EPOLL_CTL_ADD, slot.doorbell(), events, self.marker);
         }
-        self.for_tokens(|one| (one.kernel_events, one.kernel_data()));
+        self.for_tokens(|one| (one.held.events(), one.kernel_data()));
         self.withdraw_disarmed();
     }
 
@@ -528,10 +523,10 @@ impl Inner {
         if self.shared || !one.token.is_some_and(is_token) {
             return;
         }
-        if one.disarmed {
+        if one.held.is_disarmed() {
             one.mark_disarmed(self.fd, fd);
         } else if change(self.fd, libc::EPOLL_CTL_MOD, fd, one.events, one.data) {
-            one.kernel_events = one.events;
+            one.held.hold(one.events);
             one.token = None;
             self.merge_by_data(&listing::of(process::pid() as u32, self.fd).unwrap_or_default());
         }
@@ -553,8 +548,8 @@ impl Inner {
     pub(super) fn leave(&self, fd: RawFd) {
         // A change is an edge: what is as the program has it stays untouched.
         let is_ours = !self.shared && !self.hidden;
-        let held = self.registrations.get(&fd).filter(|one| is_ours && one.token.is_some() && !one.deleted);
-        if let Some(one) = held.filter(|one| !one.disarmed) {
+        let held = self.registrations.get(&fd).filter(|one| is_ours && one.token.is_some());
+        if let Some(one) = held.filter(|one| one.held.is_armed()) {
             self.change_kernel(libc::EPOLL_CTL_MOD, fd, one.events, one.data);
         }
     }
@@ -562,7 +557,7 @@ impl Inner {
     /// Has the kernel's set hold something else where it holds a token. What it has disarmed reports nothing before it is given
     /// its data anew, and what other processes use is left as it is.
     fn for_tokens(&self, held: impl Fn(&Registration) -> (u32, u64)) {
-        let shows = |one: &Registration| one.token.is_some_and(is_token) && !one.is_silent() && !self.shared;
+        let shows = |one: &Registration| one.token.is_some_and(is_token) && one.held.is_looked_for() && !self.shared;
         for (&fd, one) in self.registrations.iter().filter(|(_, one)| shows(one)) {
             let (events, data) = held(one);
             self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
@@ -579,8 +574,8 @@ impl Inner {
         let fd = endpoint.fd.load(Relaxed);
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         let wanted = registration.needed_of_kernel(Some(endpoint));
-        let enough = wanted & !registration.kernel_events == 0;
-        let too_much = registration.kernel_events & OUT & !wanted != 0;
+        let enough = wanted & !registration.held.events() == 0;
+        let too_much = registration.held.events() & OUT & !wanted != 0;
         let was_on_lane = std::mem::replace(&mut registration.sends_on_lane, sends_on_lane(endpoint));
         // A program that waits for room has it in TCP now, of which the kernel must tell anew.
         let has_left = was_on_lane
@@ -590,7 +585,7 @@ impl Inner {
                 || registration.full
                 || registration.may_tell(endpoint, false)
                 || endpoint.tx.lock().seen.full_since.is_some());
-        if (enough && !too_much && !has_left) || registration.disarmed || registration.deleted {
+        if (enough && !too_much && !has_left) || !registration.held.is_armed() {
             return;
         }
         self.set_kernel_events(fd, Some(endpoint));
@@ -714,11 +709,6 @@ impl Registration {
     /// The connection that is answered here.
     pub(super) fn endpoint(&self) -> Option<&'static Endpoint> {
         self.attached.and_then(EndpointRef::resolve)
-    }
-
-    /// Whether the kernel's set has disarmed it: nothing is reported, not even an error.
-    pub(super) fn is_silent(&self) -> bool {
-        self.disarmed && self.kernel_events == 0
     }
 
     /// The user data that the kernel's set holds.

@@ -196,12 +196,12 @@ impl Inner {
         self.begin_sharing(epoll);
         let Inner { fd: set, registrations, by_token, .. } = self;
         for (&fd, one) in registrations.iter_mut() {
-            if one.disarmed {
+            if one.held.is_disarmed() {
                 one.mark_disarmed(*set, fd);
-            } else if (one.kernel_events != one.events || one.token.is_some())
+            } else if (one.held.events() != one.events || one.token.is_some())
                 && change(*set, libc::EPOLL_CTL_MOD, fd, one.events, one.data)
             {
-                one.kernel_events = one.events;
+                one.held.hold(one.events);
                 one.token.take().map(|token| by_token.remove(&token));
             }
         }
@@ -259,11 +259,11 @@ impl Inner {
         self.shared = false;
         epoll.active.fetch_sub(1, AcqRel);
         let registrations = &self.registrations;
-        let is_disarmed = |fd: &RawFd| registrations.get(fd).is_some_and(|one: &Registration| one.disarmed);
+        let is_disarmed = |fd: &RawFd| registrations.get(fd).is_some_and(|one: &Registration| one.held.is_disarmed());
         // The kernel's set keeps the program's data of what is frozen.
         self.by_token.retain(|token, fd| is_frozen(*fd) || is_token(*token) && is_disarmed(fd));
         let needs_token = |(fd, one): &(&RawFd, &Registration)| {
-            (one.attached.is_some() || one.events & ONE_SHOT != 0) && !one.disarmed && !is_frozen(**fd)
+            (one.attached.is_some() || one.events & ONE_SHOT != 0) && !one.held.is_disarmed() && !is_frozen(**fd)
         };
         let fds: Vec<RawFd> = self.registrations.iter().filter(needs_token).map(|(fd, _)| *fd).collect();
         for fd in fds {
@@ -353,7 +353,7 @@ impl Inner {
             if is_token(one.data) {
                 // One that lanes have disarmed, here or elsewhere: its data comes when it is armed again.
                 if let Some(registration) = self.registrations.get_mut(&fd) {
-                    registration.disarmed = true;
+                    registration.held.spend();
                     registration.token = Some(one.data);
                 }
                 continue;
@@ -370,8 +370,7 @@ impl Inner {
             if let Some(registration) = self.registrations.get_mut(&fd)
                 && disarmed
             {
-                registration.disarmed = true;
-                registration.kernel_events = 0;
+                registration.held.fall_silent();
             }
         }
         self.merge_by_data(&listed);
@@ -413,13 +412,11 @@ impl Registration {
     /// a token there, which says to all who share the set that nothing is to be told.
     pub(super) fn mark_disarmed(&mut self, set: RawFd, fd: RawFd) {
         let events = self.events & PRIVATE;
-        let operation = if self.withdrawn { libc::EPOLL_CTL_ADD } else { libc::EPOLL_CTL_MOD };
         if let Some(token) = self.token.filter(|token| is_token(*token))
-            && (self.withdrawn || !self.is_silent())
+            && let Some(operation) = self.held.operation_for_spent()
             && change(set, operation, fd, events, token)
         {
-            self.kernel_events = events;
-            self.withdrawn = false;
+            self.held.hold_spent(events);
         }
     }
 }
