@@ -89,8 +89,8 @@ impl Inner {
     /// first of them did.
     pub(super) fn take_marks(&mut self) -> Option<u64> {
         self.unread_behind = false;
-        if self.secondary > 0 {
-            self.mark_secondary();
+        if self.answered.has_looks() {
+            self.mark_unmarked();
         }
         let Inner { links, registrations, line, .. } = self;
         if let Some(slot) = self.slot {
@@ -119,9 +119,11 @@ impl Inner {
     }
 
     /// The same for those whose marks go to another waiter, by whose stamps they are put in order.
-    fn mark_secondary(&mut self) {
+    fn mark_unmarked(&mut self) {
         let shared = self.shared;
-        for fd in self.attached_where(|one, endpoint| !one.primary && one.may_tell(endpoint, shared)) {
+        for fd in
+            self.attached_where(|one, endpoint| !one.answered.is_by_marks() && one.may_tell(endpoint, shared))
+        {
             let has_new = |one: &Registration| {
                 one.endpoint().filter(|endpoint| arrived(endpoint, shared) != one.arrived)
             };
@@ -140,10 +142,9 @@ impl Inner {
     /// if there is something new.
     pub(crate) fn look_unrung(&mut self) {
         self.rung = true;
-        let (shared, has_waiter) = (self.shared, self.slot.is_some());
+        let shared = self.shared;
         self.mark_where(|one, endpoint| {
-            let is_marked = one.primary && has_waiter;
-            !is_marked
+            !one.answered.is_by_marks()
                 && (one.may_tell(endpoint, shared)
                     || outgoing::is_returned(endpoint)
                     || lost::is_lost(endpoint, endpoint.fd.load(Relaxed))
@@ -199,7 +200,7 @@ impl Inner {
                 self.returned.push(endpoint);
             }
             // Before the look, so that what arrives during it is looked at again.
-            let asks = registration.events & EDGE != 0 || !registration.primary;
+            let asks = registration.events & EDGE != 0 || !registration.answered.is_by_marks();
             let is_new = asks && registration.note_arrived(endpoint, self.shared);
             let Answer { mut reported, full, behind, left, by_tcp } =
                 judge(endpoint, socket, registration.events, slot);
@@ -371,10 +372,10 @@ impl Inner {
 
     /// How long a sleep may last at most, beside what the program wants, and whether that is for want of a doorbell.
     pub(crate) fn patience(&mut self) -> Option<u64> {
-        if self.attached == 0 {
+        if self.answered.is_none() {
             return (self.shared && shared::may_be_added()).then_some(DEGRADED_NANOS);
         }
-        let Some(slot) = self.slot.filter(|_| self.secondary == 0 && !self.shared) else {
+        let Some(slot) = self.slot.filter(|_| !self.answered.has_looks() && !self.shared) else {
             return Some(DEGRADED_NANOS);
         };
         slot.register();

@@ -11,6 +11,7 @@
 //! Locks: an instance's lock is taken before an endpoint's, never after.
 
 mod answer;
+mod answered;
 mod ghost;
 mod held;
 mod line;
@@ -37,6 +38,7 @@ use crate::base::{errno, process, real};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::family::{self, Holders};
 use crate::socket::links::{Link, Pin};
+use answered::{Answered, Count};
 use ghost::Ghost;
 use held::Held;
 use line::{Line, Place};
@@ -132,8 +134,8 @@ pub(crate) struct Inner {
     /// By the number in the kernel's set, or by a negative one if that has been [closed](freeze_everywhere).
     registrations: HashMap<RawFd, Registration>,
     by_token: HashMap<u64, RawFd>,
-    /// Registrations that are attached.
-    attached: u32,
+    /// Of those, what lanes answer for.
+    answered: Count,
     /// Those of them that go by another number than their endpoint's.
     aliases: Vec<RawFd>,
     links: Watched,
@@ -155,8 +157,6 @@ pub(crate) struct Inner {
     pub(crate) sleepers: u32,
     /// All of them look at the lanes every [`DEGRADED_NANOS`].
     sleeps_are_short: bool,
-    /// Attached registrations that another waiter is woken for.
-    secondary: u32,
     /// Connections that this process has closed, and the kernel's set goes on reporting.
     ghosts: Vec<Ghost>,
     /// What has been read of such, to be let go of outside the lock.
@@ -186,8 +186,7 @@ struct Registration {
     place: Place,
     /// Listed in [`Inner::full`].
     full: bool,
-    attached: Option<EndpointRef>,
-    primary: bool,
+    answered: Answered,
     /// How much had arrived when that was last asked: only more is an edge.
     arrived: u64,
     /// Whatever the next look finds is an edge: it has been armed since the last, or waits for room.
@@ -451,6 +450,10 @@ pub(crate) fn after_fork_in_child() {
     for epoll in shared::in_use() {
         let mut inner = epoll.inner.lock();
         inner.begin_sharing(epoll);
+        let Inner { registrations, answered, .. } = &mut *inner;
+        for one in registrations.values_mut() {
+            one.answered.lose_marks(answered);
+        }
         inner.slot = None;
         inner.lamp = None;
         inner.sleepers = 0;
@@ -575,7 +578,7 @@ impl Epoll {
                 // that they never will.
                 let known = inner.registrations.get(&fd).filter(|_| operation == libc::EPOLL_CTL_MOD);
                 let objection = inner.objection(wanted.events);
-                let is_ours = known.map_or(objection.is_none(), |one| one.attached.is_some());
+                let is_ours = known.map_or(objection.is_none(), |one| one.answered.is_by_lanes());
                 let answering = endpoint.filter(|_| is_ours);
                 let passed = Passed {
                     events: registration::kernel_events(answering, wanted.events),

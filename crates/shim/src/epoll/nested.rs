@@ -81,7 +81,7 @@ impl Inner {
         let Some(slot) = self.slot.filter(|_| !self.shared) else { return };
         self.change_kernel(libc::EPOLL_CTL_DEL, slot.doorbell(), 0, 0);
         epoll.active.fetch_sub(1, AcqRel);
-        if self.attached == 0 {
+        if self.answered.is_none() {
             return self.let_slot_go();
         }
         self.light_lamp(epoll, slot);
@@ -111,7 +111,7 @@ impl Inner {
     /// not shine for ever.
     pub(crate) fn show_lanes(&mut self, epoll: &Epoll) {
         let Some(slot) = self.slot.filter(|_| self.lamp.is_some()) else { return };
-        if self.attached == 0 {
+        if self.answered.is_none() {
             self.put_lamp_out(epoll);
             return self.let_slot_go();
         }
@@ -126,7 +126,7 @@ impl Inner {
     }
 
     fn hides_lanes(&self) -> bool {
-        self.shared && self.attached > 0
+        self.shared && !self.answered.is_none()
     }
 
     /// See [`Registration::withdraw`].
@@ -158,14 +158,14 @@ impl Inner {
     /// lanes answer. Once it holds true and nobody has died, it has done that, and would make the set ready for nothing. Of what is
     /// told edges a change makes a new one, but not where the kernel has nothing to tell.
     fn drop_surplus(&mut self) {
-for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| one.held.is_armed()) {
+        for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| one.held.is_armed()) {
             let surplus = one.held.events() & !one.events;
             let owner = one.owner.filter(|_| surplus != 0).and_then(EndpointRef::resolve);
             let Some(endpoint) = owner else { continue };
             let socket = endpoint.fd.load(Relaxed);
             let said = asked_of_kernel(socket, one.events | surplus);
             let is_needed =
-                one.attached.is_some() && (said & surplus == 0 || lost::is_lost(endpoint, socket));
+                one.answered.is_by_lanes() && (said & surplus == 0 || lost::is_lost(endpoint, socket));
             let makes_edge = one.events & EDGE != 0 && said & !surplus != 0;
             if is_needed || makes_edge {
                 continue;

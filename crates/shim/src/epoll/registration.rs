@@ -8,6 +8,7 @@ use shunt_abi::reason::Reason;
 use shunt_transport::Kernel;
 
 use super::answer::arrived;
+use super::answered::Answered;
 use super::held::Held;
 use super::line::Place;
 use super::report::NOBODY;
@@ -89,7 +90,7 @@ impl Inner {
         let registration = self.registrations.get_mut(&fd)?;
         let endpoint = endpoint?;
         let plain = |events: u32| events & (EDGE | ONE_SHOT | EXCLUSIVE) == 0;
-        if registration.attached != Some(endpoint.reference()) || !plain(registration.events) {
+        if registration.answered.by() != Some(endpoint.reference()) || !plain(registration.events) {
             return None;
         }
         if operation == libc::EPOLL_CTL_DEL {
@@ -174,7 +175,7 @@ impl Inner {
             registration.events = wanted.events;
             registration.data = wanted.u64;
             registration.held.arm(passed.events);
-            if registration.attached.is_some() {
+            if registration.answered.is_by_lanes() {
                 self.note_sending_road(fd, endpoint);
                 self.mark_due(fd);
                 self.wake();
@@ -191,8 +192,7 @@ impl Inner {
             sends_on_lane: false,
             place: Place::default(),
             full: false,
-            attached: None,
-            primary: false,
+            answered: Answered::Kernel,
             arrived: 0,
             due: true,
             urgent_at: 0,
@@ -268,7 +268,7 @@ impl Inner {
         let fd = endpoint.fd.load(Relaxed);
         let at = endpoint.rx.lock().at?;
         let known = self.registrations.get(&fd)?;
-        if known.attached.is_some() {
+        if known.answered.is_by_lanes() {
             return None;
         }
         if let Some(reason) = self.objection(known.events) {
@@ -278,8 +278,8 @@ impl Inner {
             return Some(Reason::Shared);
         }
         let Some(slot) = self.take_slot(epoll) else { return Some(Reason::NoWaiter) };
-        let primary = endpoint.wait_on_in_a_set(&endpoint.rx.lock(), slot) || endpoint.owner() == Some(slot);
-        self.begin_answering(epoll, fd, endpoint, primary);
+        let by_marks = endpoint.wait_on_in_a_set(&endpoint.rx.lock(), slot) || endpoint.owner() == Some(slot);
+        self.begin_answering(epoll, fd, endpoint, by_marks);
         self.links.add(at.link);
         if self.registrations.get(&fd).is_some_and(|registration| registration.token.is_some()) {
             self.refresh(endpoint);
@@ -325,29 +325,25 @@ impl Inner {
         }
     }
 
-    /// Counts a registration among those that lanes answer. `primary`: the marks of its connection go to this set.
-    fn begin_answering(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint, primary: bool) {
+    /// Lanes answer for a registration from now on. `by_marks`: the marks of its connection go to this set.
+    fn begin_answering(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint, by_marks: bool) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
-        registration.attached = Some(endpoint.reference());
-        registration.primary = primary;
+        if !registration.answered.begin(endpoint.reference(), by_marks, &mut self.answered) {
+            return;
+        }
         registration.arrived = arrived(endpoint, self.shared);
-        self.attached += 1;
-        self.secondary += u32::from(!primary);
         epoll.active.fetch_add(1, AcqRel);
         self.note_sending_road(fd, Some(endpoint));
         self.mark_due(fd);
     }
 
-    /// Undoes that. `false` if it was not among them.
-    fn end_answering(&mut self, epoll: &Epoll, fd: RawFd) -> bool {
-        let Some(registration) = self.registrations.get_mut(&fd) else { return false };
-        if registration.attached.take().is_none() {
-            return false;
+    /// Undoes that.
+    fn end_answering(&mut self, epoll: &Epoll, fd: RawFd) {
+        if let Some(registration) = self.registrations.get_mut(&fd)
+            && registration.answered.end(&mut self.answered)
+        {
+            epoll.active.fetch_sub(1, AcqRel);
         }
-        self.attached -= 1;
-        self.secondary -= u32::from(!registration.primary);
-        epoll.active.fetch_sub(1, AcqRel);
-        true
     }
 
     fn detach_alias(&mut self, epoll: &Epoll, fd: RawFd) {
@@ -358,7 +354,7 @@ impl Inner {
 
     pub(super) fn detach(&mut self, epoll: &Epoll, endpoint: &Endpoint, link: &'static Link) {
         let of_endpoint = |fd: &RawFd| {
-            self.registrations.get(fd).is_some_and(|one| one.attached == Some(endpoint.reference()))
+            self.registrations.get(fd).is_some_and(|one| one.answered.by() == Some(endpoint.reference()))
         };
         let aliases: Vec<RawFd> = self.aliases.iter().copied().filter(of_endpoint).collect();
         for fd in aliases {
@@ -379,10 +375,10 @@ impl Inner {
     fn part(&mut self, epoll: &Epoll, endpoint: &Endpoint, link: &'static Link) -> bool {
         let fd = endpoint.fd.load(Relaxed);
         let Some(registration) = self.registrations.get(&fd) else { return false };
-        if registration.attached != Some(endpoint.reference()) {
+        if registration.answered.by() != Some(endpoint.reference()) {
             return false;
         }
-        if registration.primary
+        if registration.answered.is_by_marks()
             && let Some(slot) = self.slot
         {
             endpoint.unclaim(slot);
@@ -435,7 +431,8 @@ impl Inner {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         registration.sends_on_lane = !self.shared && endpoint.is_some_and(sends_on_lane);
         let beside = registration.sends_on_lane || endpoint.is_some_and(Endpoint::has_shut_writing);
-        self.must_ask |= beside && registration.attached.is_some() && registration.held.events() & OUT != 0;
+        self.must_ask |=
+            beside && registration.answered.is_by_lanes() && registration.held.events() & OUT != 0;
     }
 
     /// See [`change`].
@@ -471,7 +468,9 @@ impl Inner {
         if let Some(slot) = self.slot {
             self.change_kernel(libc::EPOLL_CTL_DEL, self.lamp.unwrap_or(slot.doorbell()), 0, 0);
         }
-        self.for_tokens(|one| (if one.held.is_disarmed() { one.events & PRIVATE } else { one.events }, one.data));
+        self.for_tokens(|one| {
+            (if one.held.is_disarmed() { one.events & PRIVATE } else { one.events }, one.data)
+        });
     }
 
     /// Puts it back, if it was taken out for an exec that has failed.
@@ -496,7 +495,7 @@ impl Inner {
             return;
         }
         self.restore(fd);
-        if self.registrations.get(&fd).is_some_and(|one| one.attached.is_some()) {
+        if self.registrations.get(&fd).is_some_and(|one| one.answered.is_by_lanes()) {
             let lowest = self.aliases.iter().copied().fold(NOBODY, RawFd::min);
             self.rename(fd, lowest - 1);
         } else {
@@ -557,7 +556,8 @@ impl Inner {
     /// Has the kernel's set hold something else where it holds a token. What it has disarmed reports nothing before it is given
     /// its data anew, and what other processes use is left as it is.
     fn for_tokens(&self, held: impl Fn(&Registration) -> (u32, u64)) {
-        let shows = |one: &Registration| one.token.is_some_and(is_token) && one.held.is_looked_for() && !self.shared;
+        let shows =
+            |one: &Registration| one.token.is_some_and(is_token) && one.held.is_looked_for() && !self.shared;
         for (&fd, one) in self.registrations.iter().filter(|(_, one)| shows(one)) {
             let (events, data) = held(one);
             self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
@@ -596,7 +596,7 @@ impl Inner {
     /// The next wait tells how it is.
     pub(super) fn mark_due(&mut self, fd: RawFd) {
         let slot = self.slot;
-        let found_by_marks = self.registrations.get(&fd).filter(|one| one.primary);
+        let found_by_marks = self.registrations.get(&fd).filter(|one| one.answered.is_by_marks());
         let marked = found_by_marks.and_then(Registration::endpoint).zip(slot);
         let is_marked = marked.is_some_and(|(endpoint, slot)| is_marked(endpoint, slot));
         if let Some(registration) = self.registrations.get_mut(&fd) {
@@ -641,7 +641,11 @@ impl Inner {
 
     /// See [`super::tell_again`].
     pub(super) fn tell_again(&mut self, fd: RawFd, events: u32) {
-        if self.registrations.get(&fd).is_some_and(|one| one.attached.is_some() && one.events & events != 0) {
+        if self
+            .registrations
+            .get(&fd)
+            .is_some_and(|one| one.answered.is_by_lanes() && one.events & events != 0)
+        {
             self.mark_due(fd);
             self.wake();
         }
@@ -703,12 +707,12 @@ impl Registration {
     /// What the kernel's set must hold: everything, as long as nothing of it is answered here, though the endpoint may be on its
     /// lanes already.
     fn needed_of_kernel(&self, endpoint: Option<&Endpoint>) -> u32 {
-        kernel_events(endpoint.filter(|_| self.attached.is_some()), self.events)
+        kernel_events(endpoint.filter(|_| self.answered.is_by_lanes()), self.events)
     }
 
     /// The connection that is answered here.
     pub(super) fn endpoint(&self) -> Option<&'static Endpoint> {
-        self.attached.and_then(EndpointRef::resolve)
+        self.answered.by().and_then(EndpointRef::resolve)
     }
 
     /// The user data that the kernel's set holds.

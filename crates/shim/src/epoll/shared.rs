@@ -15,6 +15,7 @@ use super::registration::{Passed, change, is_frozen, is_token, new_token};
 use super::watched::Watched;
 use super::{EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, Registration, all, listing};
 use crate::base::lock::Lock;
+use crate::base::names::EndpointRef;
 use crate::base::private::{borrow, close_owned};
 use crate::base::table::{self, Entry};
 use crate::base::{children, errno, kernel, process, real};
@@ -230,10 +231,9 @@ impl Inner {
             self.change_kernel(libc::EPOLL_CTL_DEL, slot.doorbell(), 0, 0);
             epoll.active.fetch_sub(1, AcqRel);
         }
-        for one in self.registrations.values_mut().filter(|one| one.attached.is_some() && one.primary) {
-            one.primary = false;
-            self.secondary += 1;
-            if let Some(endpoint) = one.endpoint() {
+        for one in self.registrations.values_mut() {
+            let lost = one.answered.lose_marks(&mut self.answered);
+            if let Some(endpoint) = lost.and_then(EndpointRef::resolve) {
                 endpoint.unclaim(slot);
             }
         }
@@ -259,11 +259,14 @@ impl Inner {
         self.shared = false;
         epoll.active.fetch_sub(1, AcqRel);
         let registrations = &self.registrations;
-        let is_disarmed = |fd: &RawFd| registrations.get(fd).is_some_and(|one: &Registration| one.held.is_disarmed());
+        let is_disarmed =
+            |fd: &RawFd| registrations.get(fd).is_some_and(|one: &Registration| one.held.is_disarmed());
         // The kernel's set keeps the program's data of what is frozen.
         self.by_token.retain(|token, fd| is_frozen(*fd) || is_token(*token) && is_disarmed(fd));
         let needs_token = |(fd, one): &(&RawFd, &Registration)| {
-            (one.attached.is_some() || one.events & ONE_SHOT != 0) && !one.held.is_disarmed() && !is_frozen(**fd)
+            (one.answered.is_by_lanes() || one.events & ONE_SHOT != 0)
+                && !one.held.is_disarmed()
+                && !is_frozen(**fd)
         };
         let fds: Vec<RawFd> = self.registrations.iter().filter(needs_token).map(|(fd, _)| *fd).collect();
         for fd in fds {
@@ -315,7 +318,7 @@ impl Inner {
             if let Some(other) = self.by_token.get(&{ wanted.u64 }).copied().filter(|other| *other != fd) {
                 self.note_token(other, None);
             }
-            let is_answered = |one: &Registration| one.attached.is_some();
+            let is_answered = |one: &Registration| one.answered.is_by_lanes();
             if self.registrations.get(&fd).is_some_and(is_answered) {
                 self.merge_by_data(&listing::of(process::pid() as u32, self.fd).unwrap_or_default());
             }
@@ -400,7 +403,7 @@ impl Inner {
         for (&fd, one) in &mut self.registrations {
             if !one.token.is_some_and(is_token) {
                 let is_single = || listed.iter().filter(|other| other.data == one.data).count() == 1;
-                one.token = (one.attached.is_some() && is_single()).then_some(one.data);
+                one.token = (one.answered.is_by_lanes() && is_single()).then_some(one.data);
             }
             self.by_token.extend(one.token.map(|token| (token, fd)));
         }

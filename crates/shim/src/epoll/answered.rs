@@ -1,0 +1,120 @@
+//! Who answers for a registration: the kernel's set alone, or lanes too, and then by what a look finds it.
+//!
+//! One of three states, which only what is here changes: the table *Who answers* in docs/registration.md.
+
+use crate::base::names::EndpointRef;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Answered {
+    #[default]
+    Kernel,
+    /// Its connection is on lanes, and the peer's marks go to the set's own waiter.
+    Marks(EndpointRef),
+    /// Its connection is on lanes, but no mark finds it: another waiter is woken, it goes by another number than its endpoint, or
+    /// other processes have the set. Each wait looks at it.
+    Looks(EndpointRef),
+}
+
+use Answered::*;
+
+/// How many registrations of a set are answered by lanes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Count {
+    all: u32,
+    by_looks: u32,
+}
+
+impl Count {
+    pub(super) fn is_none(&self) -> bool {
+        self.all == 0
+    }
+
+    /// Whether a wait must look by itself.
+    pub(super) fn has_looks(&self) -> bool {
+        self.by_looks > 0
+    }
+}
+
+impl Answered {
+    /// The connection whose lanes answer.
+    pub(super) fn by(self) -> Option<EndpointRef> {
+        match self {
+            Kernel => None,
+            Marks(endpoint) | Looks(endpoint) => Some(endpoint),
+        }
+    }
+
+    pub(super) fn is_by_lanes(self) -> bool {
+        self != Kernel
+    }
+
+    pub(super) fn is_by_marks(self) -> bool {
+        matches!(self, Marks(_))
+    }
+
+    /// The connection comes onto lanes, or what they still hold comes into the set. `false`: they answer already.
+    pub(super) fn begin(&mut self, endpoint: EndpointRef, by_marks: bool, count: &mut Count) -> bool {
+        if self.is_by_lanes() {
+            return false;
+        }
+        *self = if by_marks { Marks(endpoint) } else { Looks(endpoint) };
+        count.all += 1;
+        count.by_looks += u32::from(!by_marks);
+        true
+    }
+
+    /// The set has no waiter any more. The connection of which its peer is to be told so; `None`: its marks went elsewhere.
+    pub(super) fn lose_marks(&mut self, count: &mut Count) -> Option<EndpointRef> {
+        let Marks(endpoint) = *self else { return None };
+        *self = Looks(endpoint);
+        count.by_looks += 1;
+        Some(endpoint)
+    }
+
+    /// The connection leaves its lanes, or the registration the set. `false`: it was the kernel's already.
+    pub(super) fn end(&mut self, count: &mut Count) -> bool {
+        let before = std::mem::take(self);
+        count.all -= u32::from(before.is_by_lanes());
+        count.by_looks -= u32::from(matches!(before, Looks(_)));
+        before.is_by_lanes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CALLS: u32 = 4;
+
+    fn call(number: u32, one: &mut Answered, count: &mut Count) {
+        match number {
+            0 => assert_eq!(one.is_by_lanes(), !one.begin(EndpointRef::new(1, 1), true, count)),
+            1 => assert_eq!(one.is_by_lanes(), !one.begin(EndpointRef::new(2, 1), false, count)),
+            2 => assert_eq!(one.is_by_marks(), one.lose_marks(count).is_some()),
+            _ => assert_eq!(one.is_by_lanes(), one.end(count)),
+        }
+    }
+
+    /// All sequences of six calls for two registrations of a set.
+    #[test]
+    fn the_counts_are_those_of_the_registrations_whatever_is_done() {
+        let length = 6;
+        for sequence in 0..(2 * CALLS).pow(length) {
+            let (mut both, mut count) = ([Answered::default(); 2], Count::default());
+            for place in 0..length {
+                let step = sequence / (2 * CALLS).pow(place) % (2 * CALLS);
+                let before = both[step as usize % 2];
+                call(step / 2, &mut both[step as usize % 2], &mut count);
+                let after = both[step as usize % 2];
+                assert!(before.by() == after.by() || before == Kernel || after == Kernel);
+                assert!(
+                    !(after.is_by_marks() && before != Kernel && before != after),
+                    "marks come at the beginning"
+                );
+                let all = both.iter().filter(|one| one.is_by_lanes()).count() as u32;
+                let by_looks = both.iter().filter(|one| matches!(one, Looks(_))).count() as u32;
+                assert_eq!(count, Count { all, by_looks });
+            }
+        }
+    }
+}
