@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering::*;
 impl Inner {
     /// Whether a look is worth while: cheap, for spinning and before a sleep.
     pub(crate) fn has_marks(&self) -> bool {
-        let Some(slot) = self.slot else { return false };
+        let Some(slot) = self.slot() else { return false };
         self.links.have_marks(slot)
     }
 
@@ -93,7 +93,7 @@ impl Inner {
             self.mark_unmarked();
         }
         let Inner { links, registrations, line, .. } = self;
-        if let Some(slot) = self.slot {
+        if let Some(slot) = self.bell.slot() {
             let mut each = |link: &'static Link, mut marks: u64| {
                 while marks != 0 {
                     let conn = marks.trailing_zeros() as usize;
@@ -179,7 +179,7 @@ impl Inner {
                 break;
             }
             let Some(entry) = self.line.first() else { break };
-            let (fd, slot) = (entry.fd, self.slot);
+            let (fd, slot) = (entry.fd, self.slot());
             let Some(registration) = self.registrations.get_mut(&fd).filter(|one| one.place.is(entry)) else {
                 self.line.drop_first();
                 continue;
@@ -350,7 +350,7 @@ impl Inner {
             reported |= of_reset(endpoint, socket, &mut self.returned);
             if registration.events & (ONE_SHOT | EDGE) != 0 {
                 // It is the only report of this, so what lanes would add belongs into it, and TCP since.
-                reported |= judge(endpoint, socket, registration.events, self.slot).reported;
+                reported |= judge(endpoint, socket, registration.events, self.bell.slot()).reported;
                 reported |= translate(endpoint, asked_of_kernel(socket, registration.events));
             }
         }
@@ -375,7 +375,7 @@ impl Inner {
         if self.answered.is_none() {
             return (self.shared && shared::may_be_added()).then_some(DEGRADED_NANOS);
         }
-        let Some(slot) = self.slot.filter(|_| !self.answered.has_looks() && !self.shared) else {
+        let Some(slot) = self.slot().filter(|_| !self.answered.has_looks() && !self.shared) else {
             return Some(DEGRADED_NANOS);
         };
         slot.register();
@@ -410,7 +410,7 @@ impl Inner {
         let is_short = patience == Some(DEGRADED_NANOS);
         self.sleeps_are_short = is_short && (self.sleepers == 0 || self.sleeps_are_short);
         self.sleepers += 1;
-        if let Some(slot) = self.slot {
+        if let Some(slot) = self.slot() {
             self.links.announce_sleep(slot);
         }
     }
@@ -423,7 +423,7 @@ impl Inner {
     /// Something was found: there is no sleep. Others that do sleep must be woken for what comes.
     pub(crate) fn stay_awake(&mut self, epoll: &Epoll) {
         self.awake(epoll);
-        let Some(slot) = self.slot else { return };
+        let Some(slot) = self.slot() else { return };
         if self.sleepers == 0 {
             self.links.stay_awake(slot);
         } else {
@@ -440,7 +440,7 @@ impl Inner {
 
     /// This thread was told of a ring, and returns to the program without having looked: a sleeping one does.
     pub(crate) fn pass_ring_on(&self) {
-        if let Some(slot) = self.slot.filter(|_| self.rung && self.sleepers > 0) {
+        if let Some(slot) = self.slot().filter(|_| self.rung && self.sleepers > 0) {
             slot.ring();
         }
     }
@@ -457,7 +457,7 @@ impl Inner {
 
     /// Those whose peers will never know this instance's doorbell go back to TCP.
     pub(crate) fn deaf(&self) -> Vec<&'static Endpoint> {
-        let Some(slot) = self.slot.filter(|_| !self.links.all_known()) else { return Vec::new() };
+        let Some(slot) = self.slot().filter(|_| !self.links.all_known()) else { return Vec::new() };
         let attached = self.registrations.values().filter_map(Registration::endpoint);
         attached.filter(|endpoint| !incoming::can_be_rung(endpoint, Some(slot))).collect()
     }

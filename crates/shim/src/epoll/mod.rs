@@ -12,6 +12,7 @@
 
 mod answer;
 mod answered;
+mod bell;
 mod ghost;
 mod held;
 mod line;
@@ -33,12 +34,12 @@ use crate::base::above::Above;
 use crate::base::lock::{Guard, Lock};
 use crate::base::names::{EndpointRef, EpollRef};
 use crate::base::table::{self, Entry};
-use crate::base::waiter::Slot;
 use crate::base::{errno, process, real};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::family::{self, Holders};
 use crate::socket::links::{Link, Pin};
 use answered::{Answered, Count};
+use bell::Bell;
 use ghost::Ghost;
 use held::Held;
 use line::{Line, Place};
@@ -117,7 +118,8 @@ static FREE: Lock<(Vec<u32>, u32)> = Lock::new((Vec::new(), 0));
 #[derive(Default)]
 pub(crate) struct Inner {
     fd: RawFd,
-    pub(crate) slot: Option<Slot>,
+    /// Whom lanes wake.
+    bell: Bell,
     marker: u64,
     /// What is ours has been taken out of the kernel's set for an exec.
     hidden: bool,
@@ -129,8 +131,6 @@ pub(crate) struct Inner {
     seen_changes: u32,
     /// It is itself watched: see [`nested`].
     nested: bool,
-    /// While it is, and lanes still hold bytes: what shows them to the kernel.
-    lamp: Option<RawFd>,
     /// By the number in the kernel's set, or by a negative one if that has been [closed](freeze_everywhere).
     registrations: HashMap<RawFd, Registration>,
     by_token: HashMap<u64, RawFd>,
@@ -454,8 +454,7 @@ pub(crate) fn after_fork_in_child() {
         for one in registrations.values_mut() {
             one.answered.lose_marks(answered);
         }
-        inner.slot = None;
-        inner.lamp = None;
+        inner.bell = Bell::Nobody;
         inner.sleepers = 0;
         inner.links = Watched::default();
     }
@@ -502,7 +501,7 @@ impl Epoll {
     pub(crate) fn close(&self) {
         family::let_go(self);
         let mut inner = self.inner.lock();
-        let slot = inner.slot;
+        let slot = inner.slot();
         for registration in inner.registrations.values() {
             if let Some(endpoint) = registration.endpoint()
                 && let Some(slot) = slot
@@ -513,7 +512,7 @@ impl Epoll {
         // A thread that sleeps on it, or has just been about to, goes on with what the program itself has put there, and hears
         // of the kernel alone.
         inner.hide();
-        inner.put_lamp_out(self);
+        inner.take_bell_out(self);
         let watched: Vec<_> = match inner.sleepers {
             0 => Vec::new(),
             _ => inner.registrations.values().filter_map(Registration::endpoint).collect(),

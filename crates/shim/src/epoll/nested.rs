@@ -12,17 +12,16 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 use shunt_abi::reason::Reason;
 
 use super::answer::asked_of_kernel;
+use super::bell::Bell;
 use super::held::Held;
 use super::registration::{change, is_token};
-use super::watched::Watched;
 use super::{EDGE, Epoll, FINISHED, IN, Inner, Registration, all};
 use crate::base::names::EndpointRef;
-use crate::base::waiter::Slot;
 use crate::epoll::{LEAVE, Leaving};
 use crate::socket::{endpoint, incoming, lost};
 
 /// Sets that have a lamp.
-static LAMPS: AtomicU32 = AtomicU32::new(0);
+pub(super) static LAMPS: AtomicU32 = AtomicU32::new(0);
 
 /// Before a wait on another set, and after one on any: the program may have read what lanes held since they were last shown, or
 /// a peer has rung who has brought nothing. Whether there is any lamp.
@@ -78,41 +77,23 @@ impl Inner {
     fn begin_nesting(&mut self, epoll: &Epoll) {
         self.withdraw_disarmed();
         self.drop_surplus();
-        let Some(slot) = self.slot.filter(|_| !self.shared) else { return };
-        self.change_kernel(libc::EPOLL_CTL_DEL, slot.doorbell(), 0, 0);
-        epoll.active.fetch_sub(1, AcqRel);
+        if self.shared || self.slot().is_none() {
+            return;
+        }
+        self.take_bell_out(epoll);
         if self.answered.is_none() {
             return self.let_slot_go();
         }
-        self.light_lamp(epoll, slot);
+        self.put_bell(epoll);
         self.mark_where(|_, _| true);
-    }
-
-    pub(super) fn light_lamp(&mut self, epoll: &Epoll, slot: Slot) {
-        if self.lamp.is_none()
-            && let Some(lamp) = slot.make_listener()
-        {
-            epoll.active.fetch_add(1, AcqRel);
-            self.change_kernel(libc::EPOLL_CTL_ADD, lamp, libc::EPOLLIN as u32, self.marker);
-            self.lamp = Some(lamp);
-            LAMPS.fetch_add(1, Relaxed);
-        }
-    }
-
-    /// Nobody need be woken by lanes any more.
-    fn let_slot_go(&mut self) {
-        if let Some(slot) = self.slot.take_if(|_| self.sleepers == 0) {
-            self.links = Watched::default();
-            slot.give_back();
-        }
     }
 
     /// Has the lamp say whether a wait would tell of a lane. What a look has found nothing of is not pending any more: it does
     /// not shine for ever.
     pub(crate) fn show_lanes(&mut self, epoll: &Epoll) {
-        let Some(slot) = self.slot.filter(|_| self.lamp.is_some()) else { return };
+        let Bell::Lamp(slot) = self.bell else { return };
         if self.answered.is_none() {
-            self.put_lamp_out(epoll);
+            self.take_bell_out(epoll);
             return self.let_slot_go();
         }
         self.drop_surplus();
@@ -175,15 +156,6 @@ impl Inner {
             }
             one.held.hold(one.events);
             change(self.fd, libc::EPOLL_CTL_MOD, fd, one.events, one.kernel_data());
-        }
-    }
-
-    /// Takes it out of the kernel's set.
-    pub(super) fn put_lamp_out(&mut self, epoll: &Epoll) {
-        if let Some(lamp) = self.lamp.take() {
-            self.change_kernel(libc::EPOLL_CTL_DEL, lamp, 0, 0);
-            epoll.active.fetch_sub(1, AcqRel);
-            LAMPS.fetch_sub(1, Relaxed);
         }
     }
 }

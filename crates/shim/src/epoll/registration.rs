@@ -292,22 +292,9 @@ impl Inner {
         None
     }
 
-    /// The waiter of this instance, which has one from now on if there is one to have.
-    fn take_slot(&mut self, epoll: &Epoll) -> Option<Slot> {
-        let slot = self.slot.or_else(Slot::take)?;
-        self.slot = Some(slot);
-        slot.register();
-        if self.nested {
-            self.light_lamp(epoll, slot);
-        } else {
-            self.put_doorbell(epoll, slot);
-        }
-        Some(slot)
-    }
-
     /// Whoever sleeps on this instance looks again: what the program asks for has changed.
     fn wake(&self) {
-        if let Some(slot) = self.slot.filter(|_| self.sleepers > 0) {
+        if let Some(slot) = self.slot().filter(|_| self.sleepers > 0) {
             slot.ring();
         }
     }
@@ -379,7 +366,7 @@ impl Inner {
             return false;
         }
         if registration.answered.is_by_marks()
-            && let Some(slot) = self.slot
+            && let Some(slot) = self.slot()
         {
             endpoint.unclaim(slot);
         }
@@ -440,33 +427,18 @@ impl Inner {
         change(self.fd, operation, fd, events, data);
     }
 
-    /// Puts the doorbell into the kernel's set, for its edges. The instance stays active
-    /// afterwards, since the kernel will report the marker.
-    pub(super) fn put_doorbell(&mut self, epoll: &Epoll, slot: Slot) {
-        let mut event = epoll_event { events: shunt_sys::eventfd::EDGES.bits(), u64: self.marker };
-        // First: a thread that sleeps in the kernel on this instance may be told of the doorbell at once.
-        epoll.active.fetch_add(1, AcqRel);
-        let before = errno::get();
-        // SAFETY: an event of our own. Adding it twice fails with EEXIST, which is as good.
-        let result = unsafe { real::epoll_ctl(self.fd, libc::EPOLL_CTL_ADD, slot.doorbell(), &mut event) };
-        if result != 0 {
-            errno::set(before);
-            epoll.active.fetch_sub(1, AcqRel);
-        }
-    }
-
     /// Takes what is ours out of the kernel's set, the doorbell and the tokens, and has it look anew at what lanes have
     /// answered until now.
     pub(super) fn hide(&mut self) {
-        if self.slot.is_none() && self.by_token.is_empty() {
+        if self.slot().is_none() && self.by_token.is_empty() {
             return;
         }
         self.hidden = true;
         for (&fd, one) in self.registrations.iter_mut().filter(|(_, one)| one.held == Held::Withdrawn) {
             one.mark_disarmed(self.fd, fd);
         }
-        if let Some(slot) = self.slot {
-            self.change_kernel(libc::EPOLL_CTL_DEL, self.lamp.unwrap_or(slot.doorbell()), 0, 0);
+        if let Some((fd, _)) = self.bell.in_set() {
+            self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
         }
         self.for_tokens(|one| {
             (if one.held.is_disarmed() { one.events & PRIVATE } else { one.events }, one.data)
@@ -478,12 +450,7 @@ impl Inner {
         if !std::mem::take(&mut self.hidden) {
             return;
         }
-        if let Some(lamp) = self.lamp {
-            self.change_kernel(libc::EPOLL_CTL_ADD, lamp, libc::EPOLLIN as u32, self.marker);
-        } else if let Some(slot) = self.slot.filter(|_| !self.nested) {
-            let events = shunt_sys::eventfd::EDGES.bits();
-            self.change_kernel(libc::EPOLL_CTL_ADD, slot.doorbell(), events, self.marker);
-        }
+        self.show_bell();
         self.for_tokens(|one| (one.held.events(), one.kernel_data()));
         self.withdraw_disarmed();
     }
@@ -595,7 +562,7 @@ impl Inner {
 
     /// The next wait tells how it is.
     pub(super) fn mark_due(&mut self, fd: RawFd) {
-        let slot = self.slot;
+        let slot = self.slot();
         let found_by_marks = self.registrations.get(&fd).filter(|one| one.answered.is_by_marks());
         let marked = found_by_marks.and_then(Registration::endpoint).zip(slot);
         let is_marked = marked.is_some_and(|(endpoint, slot)| is_marked(endpoint, slot));
@@ -620,7 +587,7 @@ impl Inner {
         let Some(registration) = self.registrations.get(&fd).filter(|one| !one.place.is_placed()) else {
             return false;
         };
-        registration.endpoint().is_some_and(|endpoint| registration.has_some(endpoint, self.slot))
+        registration.endpoint().is_some_and(|endpoint| registration.has_some(endpoint, self.slot()))
     }
 
     /// The next wait looks at it. It has its place if it `has_some`, and else its first mark gives it one.

@@ -12,7 +12,6 @@ use rustix::io::{Errno, FdFlags};
 use shunt_abi::reason::Reason;
 
 use super::registration::{Passed, change, is_frozen, is_token, new_token};
-use super::watched::Watched;
 use super::{EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, Registration, all, listing};
 use crate::base::lock::Lock;
 use crate::base::names::EndpointRef;
@@ -206,7 +205,7 @@ impl Inner {
                 one.token.take().map(|token| by_token.remove(&token));
             }
         }
-        if let Some(slot) = self.slot.filter(|_| self.sleepers > 0) {
+        if let Some(slot) = self.slot().filter(|_| self.sleepers > 0) {
             // Whoever sleeps looks once more, and takes the doorbell out when it is awake.
             slot.ring();
         }
@@ -224,21 +223,15 @@ impl Inner {
 
     /// In a shared set, nobody can be woken by lanes once nobody sleeps.
     pub(super) fn retire_doorbell(&mut self, epoll: &Epoll) {
-        let Some(slot) = self.slot.take_if(|_| self.shared && self.sleepers == 0) else { return };
-        if self.nested {
-            self.put_lamp_out(epoll);
-        } else {
-            self.change_kernel(libc::EPOLL_CTL_DEL, slot.doorbell(), 0, 0);
-            epoll.active.fetch_sub(1, AcqRel);
-        }
+        let Some(slot) = self.slot().filter(|_| self.shared && self.sleepers == 0) else { return };
+        self.take_bell_out(epoll);
         for one in self.registrations.values_mut() {
             let lost = one.answered.lose_marks(&mut self.answered);
             if let Some(endpoint) = lost.and_then(EndpointRef::resolve) {
                 endpoint.unclaim(slot);
             }
         }
-        self.links = Watched::default();
-        slot.give_back();
+        self.let_slot_go();
     }
 
     /// Whether the set is this process's alone, from now on if not before. That is looked into for a small part of the time

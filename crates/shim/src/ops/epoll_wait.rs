@@ -145,7 +145,7 @@ fn round(
     let patience = if sleeps { inner.last_patience(patience) } else { None };
     inner.unasked = 0;
     inner.asked_at = now;
-    signal::ring_bell_on_signal(inner.slot);
+    signal::ring_bell_on_signal(inner.slot());
     drop(inner);
     let asked_all = order::now();
 
