@@ -5,7 +5,8 @@ use std::cmp::Reverse;
 use libc::{c_int, epoll_event};
 use shunt_transport::Kernel;
 
-use super::registration::{is_token, is_told_edges};
+use super::names::is_token;
+use super::registration::is_told_edges;
 use super::report::{NOBODY, Report};
 use super::shared;
 use super::{ALWAYS, DEGRADED_NANOS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
@@ -302,7 +303,7 @@ impl Inner {
             let data = event.u64;
             if data == self.marker {
                 has_rung = true;
-            } else if let Some(fd) = self.by_token.get(&data).copied() {
+            } else if let Some(fd) = self.names.find(data) {
                 if let Some(event) = self.own(fd, event.events) {
                     report.tell(fd, event, before);
                 }
@@ -325,8 +326,7 @@ impl Inner {
             self.line.enter(&mut registration.place, fd);
         }
         // In a shared set the kernel knows better, unless it has a token.
-        let has_token = registration.token.is_some_and(is_token);
-        if registration.held.is_disarmed() && (!self.shared || has_token) {
+        if registration.held.is_disarmed() && (!self.shared || registration.name.is_token()) {
             registration.held.fall_silent();
             return None;
         }

@@ -17,6 +17,7 @@ mod ghost;
 mod held;
 mod line;
 mod listing;
+mod names;
 mod nested;
 mod registration;
 mod report;
@@ -43,6 +44,7 @@ use bell::Bell;
 use ghost::Ghost;
 use held::Held;
 use line::{Line, Place};
+use names::{Name, Names};
 pub(crate) use nested::show_lanes;
 use registration::Passed;
 pub(crate) use shared::{
@@ -133,7 +135,7 @@ pub(crate) struct Inner {
     nested: bool,
     /// By the number in the kernel's set, or by a negative one if that has been [closed](freeze_everywhere).
     registrations: HashMap<RawFd, Registration>,
-    by_token: HashMap<u64, RawFd>,
+    names: Names,
     /// Of those, what lanes answer for.
     answered: Count,
     /// Those of them that go by another number than their endpoint's.
@@ -178,8 +180,7 @@ struct Registration {
     owner: Option<EndpointRef>,
     events: u32,
     data: u64,
-    /// What the kernel's set holds instead of `data`.
-    token: Option<u64>,
+    name: Name,
     held: Held,
     /// Whether there is room is the lane's to say, as far as the kernel's set has been told.
     sends_on_lane: bool,
@@ -459,7 +460,7 @@ pub(crate) fn after_fork_in_child() {
         inner.links = Watched::default();
     }
     nested::forget_lamps();
-    registration::part_tokens();
+    names::part_tokens();
 }
 
 impl Inner {
@@ -581,10 +582,9 @@ impl Epoll {
                 let answering = endpoint.filter(|_| is_ours);
                 let passed = Passed {
                     events: registration::kernel_events(answering, wanted.events),
-                    token: inner.token_for(self, operation, fd, endpoint, wanted.events),
+                    name: inner.name_for(self, operation, fd, endpoint, wanted.events),
                 };
-                let mut event =
-                    epoll_event { events: passed.events, u64: passed.token.unwrap_or(wanted.u64) };
+                let mut event = epoll_event { events: passed.events, u64: passed.name.in_set(wanted.u64) };
                 // SAFETY: an event of our own.
                 let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, &mut event) };
                 if result == 0 {

@@ -14,7 +14,7 @@ use shunt_abi::reason::Reason;
 use super::answer::asked_of_kernel;
 use super::bell::Bell;
 use super::held::Held;
-use super::registration::{change, is_token};
+use super::registration::change;
 use super::{EDGE, Epoll, FINISHED, IN, Inner, Registration, all};
 use crate::base::names::EndpointRef;
 use crate::epoll::{LEAVE, Leaving};
@@ -164,7 +164,7 @@ impl Registration {
     /// A lane has told of a registration for one event. In the kernel's set nothing but an event of its own disarms it, and until
     /// then an error would make the set ready. So it is taken out, and comes back when the program arms it.
     pub(super) fn withdraw(&mut self, set: RawFd, fd: RawFd) {
-        let is_told = self.held.is_to_withdraw() && self.token.is_some_and(is_token);
+        let is_told = self.held.is_to_withdraw() && self.name.is_token();
         if is_told && change(set, libc::EPOLL_CTL_DEL, fd, 0, 0) {
             self.held.withdraw();
         }

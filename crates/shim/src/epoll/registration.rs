@@ -1,7 +1,7 @@
 //! epoll_ctl, and what attaching does to a registration: which part of it the kernel's set answers, and which the lanes.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::atomic::Ordering::*;
 
 use libc::epoll_event;
 use shunt_abi::reason::Reason;
@@ -11,6 +11,7 @@ use super::answer::arrived;
 use super::answered::Answered;
 use super::held::Held;
 use super::line::Place;
+use super::names::{Name, new_token};
 use super::report::NOBODY;
 use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
@@ -21,20 +22,6 @@ use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::links::Link;
 use crate::socket::tcp::Tcp;
 
-/// The upper half of every token. As an address it would be no program's, and nobody counts that far.
-const TOKENS: u64 = 0xd00b_e112;
-static NEXT_TOKEN: AtomicU32 = AtomicU32::new(0);
-
-/// Whether this user data is of ours.
-pub(super) fn is_token(data: u64) -> bool {
-    data >> 32 == TOKENS
-}
-
-/// A forked child's tokens in the sets that it shares are none of its parent's.
-pub(super) fn part_tokens() {
-    NEXT_TOKEN.store((process::now() >> 10) as u32, Relaxed);
-}
-
 /// Whether what is filed under this number has had another, which has been closed: see [`super::freeze_everywhere`].
 pub(super) fn is_frozen(place: RawFd) -> bool {
     place < NOBODY
@@ -43,7 +30,7 @@ pub(super) fn is_frozen(place: RawFd) -> bool {
 /// What the kernel is told of a registration.
 pub(super) struct Passed {
     pub(super) events: u32,
-    pub(super) token: Option<u64>,
+    pub(super) name: Name,
 }
 
 /// What the kernel's set must hold: TCP's send buffer is empty while a lane is used, so EPOLLOUT is ours then, though it stays
@@ -127,30 +114,30 @@ impl Inner {
         }
     }
 
-    /// The token with which the kernel's set is to know a registration that is made or changed.
-    pub(super) fn token_for(
+    /// The name by which the kernel's set is to have a registration that is made or changed.
+    pub(super) fn name_for(
         &mut self,
         epoll: &Epoll,
         operation: i32,
         fd: RawFd,
         endpoint: Option<&Endpoint>,
         events: u32,
-    ) -> Option<u64> {
+    ) -> Name {
         let known = self.registrations.get(&fd).filter(|_| operation == libc::EPOLL_CTL_MOD);
-        if let Some(token) = known.and_then(|registration| registration.token) {
-            return Some(token);
+        if let Some(one) = known.filter(|one| one.name.is_known()) {
+            return one.name;
         }
         let answered = known.is_none() && endpoint.is_some_and(Endpoint::is_attached);
-        (events & EXCLUSIVE == 0 && (answered || events & ONE_SHOT != 0)).then(|| new_token(epoll))
+        match events & EXCLUSIVE == 0 && (answered || events & ONE_SHOT != 0) {
+            true => new_token(epoll),
+            false => Name::Given,
+        }
     }
 
-    pub(super) fn note_token(&mut self, fd: RawFd, token: Option<u64>) {
-        self.forget_token(fd);
+    /// The kernel's set has a registration by another name from now on.
+    pub(super) fn name(&mut self, fd: RawFd, name: Name) {
         if let Some(registration) = self.registrations.get_mut(&fd) {
-            registration.token = token;
-        }
-        if let Some(token) = token {
-            self.by_token.insert(token, fd);
+            self.names.give(&mut registration.name, fd, name);
         }
     }
 
@@ -166,15 +153,13 @@ impl Inner {
         // It may have been connected since the caller looked, by another thread. Either this sees that, or whoever has connected
         // it finds the registration.
         let endpoint = endpoint.or_else(|| endpoint::behind(fd));
-        if operation == libc::EPOLL_CTL_MOD && self.registrations.contains_key(&fd) {
-            self.note_token(fd, passed.token);
-        }
         if operation == libc::EPOLL_CTL_MOD
             && let Some(registration) = self.registrations.get_mut(&fd)
         {
             registration.events = wanted.events;
             registration.data = wanted.u64;
             registration.held.arm(passed.events);
+            self.names.give(&mut registration.name, fd, passed.name);
             if registration.answered.is_by_lanes() {
                 self.note_sending_road(fd, endpoint);
                 self.mark_due(fd);
@@ -187,7 +172,7 @@ impl Inner {
             owner: endpoint.map(Endpoint::reference),
             events: wanted.events,
             data: wanted.u64,
-            token: None,
+            name: Name::Given,
             held: Held::Armed(passed.events),
             sends_on_lane: false,
             place: Place::default(),
@@ -200,7 +185,7 @@ impl Inner {
         self.detach_alias(epoll, fd);
         self.forget(fd);
         self.registrations.insert(fd, registration);
-        self.note_token(fd, passed.token);
+        self.name(fd, passed.name);
         let endpoint = endpoint?;
         endpoint.epolls.lock().push(epoll.name());
         let is_other_number = endpoint.fd.load(Relaxed) != fd;
@@ -249,17 +234,9 @@ impl Inner {
 
     /// The kernel's set does not have it any more.
     pub(super) fn forget(&mut self, fd: RawFd) {
-        self.forget_token(fd);
         if let Some(one) = self.registrations.remove(&fd) {
+            self.names.forget(one.name, fd);
             self.line.forget(&one.place, fd);
-        }
-    }
-
-    fn forget_token(&mut self, fd: RawFd) {
-        if let Some(token) = self.registrations.get(&fd).and_then(|registration| registration.token)
-            && self.by_token.get(&token) == Some(&fd)
-        {
-            self.by_token.remove(&token);
         }
     }
 
@@ -281,10 +258,10 @@ impl Inner {
         let by_marks = endpoint.wait_on_in_a_set(&endpoint.rx.lock(), slot) || endpoint.owner() == Some(slot);
         self.begin_answering(epoll, fd, endpoint, by_marks);
         self.links.add(at.link);
-        if self.registrations.get(&fd).is_some_and(|registration| registration.token.is_some()) {
+        if self.registrations.get(&fd).is_some_and(|registration| registration.name.is_known()) {
             self.refresh(endpoint);
         } else {
-            self.note_token(fd, Some(new_token(epoll)));
+            self.name(fd, new_token(epoll));
             self.set_kernel_events(fd, Some(endpoint));
         }
         // Whoever sleeps on this instance went to sleep without looking at this lane, and may not be counted.
@@ -430,7 +407,7 @@ impl Inner {
     /// Takes what is ours out of the kernel's set, the doorbell and the tokens, and has it look anew at what lanes have
     /// answered until now.
     pub(super) fn hide(&mut self) {
-        if self.slot().is_none() && self.by_token.is_empty() {
+        if self.slot().is_none() && self.names.are_none() {
             return;
         }
         self.hidden = true;
@@ -486,14 +463,14 @@ impl Inner {
     /// Has the kernel's set report a registration as the program has made it.
     pub(super) fn restore(&mut self, fd: RawFd) {
         let Some(one) = self.registrations.get_mut(&fd) else { return };
-        if self.shared || !one.token.is_some_and(is_token) {
+        if self.shared || !one.name.is_token() {
             return;
         }
         if one.held.is_disarmed() {
             one.mark_disarmed(self.fd, fd);
         } else if change(self.fd, libc::EPOLL_CTL_MOD, fd, one.events, one.data) {
             one.held.hold(one.events);
-            one.token = None;
+            self.names.give(&mut one.name, fd, Name::Given);
             self.merge_by_data(&listing::of(process::pid() as u32, self.fd).unwrap_or_default());
         }
     }
@@ -501,9 +478,7 @@ impl Inner {
     /// Files a registration under another number.
     fn rename(&mut self, from: RawFd, to: RawFd) {
         let Some(one) = self.registrations.remove(&from) else { return };
-        if let Some(token) = one.token {
-            self.by_token.insert(token, to);
-        }
+        self.names.renumber(one.name, to);
         self.registrations.insert(to, one);
         self.line.rename(from, to);
         let lists = self.aliases.iter_mut().chain(&mut self.full);
@@ -514,7 +489,7 @@ impl Inner {
     pub(super) fn leave(&self, fd: RawFd) {
         // A change is an edge: what is as the program has it stays untouched.
         let is_ours = !self.shared && !self.hidden;
-        let held = self.registrations.get(&fd).filter(|one| is_ours && one.token.is_some());
+        let held = self.registrations.get(&fd).filter(|one| is_ours && one.name.is_known());
         if let Some(one) = held.filter(|one| one.held.is_armed()) {
             self.change_kernel(libc::EPOLL_CTL_MOD, fd, one.events, one.data);
         }
@@ -523,8 +498,7 @@ impl Inner {
     /// Has the kernel's set hold something else where it holds a token. What it has disarmed reports nothing before it is given
     /// its data anew, and what other processes use is left as it is.
     fn for_tokens(&self, held: impl Fn(&Registration) -> (u32, u64)) {
-        let shows =
-            |one: &Registration| one.token.is_some_and(is_token) && one.held.is_looked_for() && !self.shared;
+        let shows = |one: &Registration| one.name.is_token() && one.held.is_looked_for() && !self.shared;
         for (&fd, one) in self.registrations.iter().filter(|(_, one)| shows(one)) {
             let (events, data) = held(one);
             self.change_kernel(libc::EPOLL_CTL_MOD, fd, events, data);
@@ -658,12 +632,6 @@ fn unlist(epoll: &Epoll, endpoint: &Endpoint) {
     }
 }
 
-pub(super) fn new_token(epoll: &Epoll) -> u64 {
-    // First: a thread that sleeps in the kernel on this instance may be given it at once.
-    epoll.has_tokens.store(true, Release);
-    TOKENS << 32 | u64::from(NEXT_TOKEN.fetch_add(1, Relaxed))
-}
-
 /// Whether its peer has marked it for the waiter `slot`, which has not taken the mark yet.
 fn is_marked(endpoint: &Endpoint, slot: Slot) -> bool {
     let at = endpoint.rx.lock().at;
@@ -684,6 +652,6 @@ impl Registration {
 
     /// The user data that the kernel's set holds.
     pub(super) fn kernel_data(&self) -> u64 {
-        self.token.unwrap_or(self.data)
+        self.name.in_set(self.data)
     }
 }

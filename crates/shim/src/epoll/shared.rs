@@ -11,7 +11,8 @@ use rustix::event::EventfdFlags;
 use rustix::io::{Errno, FdFlags};
 use shunt_abi::reason::Reason;
 
-use super::registration::{Passed, change, is_frozen, is_token, new_token};
+use super::names::{Name, is_token, new_token};
+use super::registration::{Passed, change, is_frozen};
 use super::{EDGE, EXCLUSIVE, Epoll, Inner, ONE_SHOT, Registration, all, listing};
 use crate::base::lock::Lock;
 use crate::base::names::EndpointRef;
@@ -194,15 +195,15 @@ impl Inner {
     /// Before a fork. The connections have gone back; what is left in their lanes is looked for by every wait.
     fn share(&mut self, epoll: &Epoll) {
         self.begin_sharing(epoll);
-        let Inner { fd: set, registrations, by_token, .. } = self;
+        let Inner { fd: set, registrations, names, .. } = self;
         for (&fd, one) in registrations.iter_mut() {
             if one.held.is_disarmed() {
                 one.mark_disarmed(*set, fd);
-            } else if (one.held.events() != one.events || one.token.is_some())
+            } else if (one.held.events() != one.events || one.name.is_known())
                 && change(*set, libc::EPOLL_CTL_MOD, fd, one.events, one.data)
             {
                 one.held.hold(one.events);
-                one.token.take().map(|token| by_token.remove(&token));
+                names.give(&mut one.name, fd, Name::Given);
             }
         }
         if let Some(slot) = self.slot().filter(|_| self.sleepers > 0) {
@@ -251,11 +252,12 @@ impl Inner {
         }
         self.shared = false;
         epoll.active.fetch_sub(1, AcqRel);
-        let registrations = &self.registrations;
-        let is_disarmed =
-            |fd: &RawFd| registrations.get(fd).is_some_and(|one: &Registration| one.held.is_disarmed());
-        // The kernel's set keeps the program's data of what is frozen.
-        self.by_token.retain(|token, fd| is_frozen(*fd) || is_token(*token) && is_disarmed(fd));
+        // From now on others may get the same data without a word to us.
+        for (&fd, one) in &mut self.registrations {
+            if !one.answered.is_by_lanes() && !one.name.is_token() {
+                self.names.give(&mut one.name, fd, Name::Given);
+            }
+        }
         let needs_token = |(fd, one): &(&RawFd, &Registration)| {
             (one.answered.is_by_lanes() || one.events & ONE_SHOT != 0)
                 && !one.held.is_disarmed()
@@ -263,7 +265,7 @@ impl Inner {
         };
         let fds: Vec<RawFd> = self.registrations.iter().filter(needs_token).map(|(fd, _)| *fd).collect();
         for fd in fds {
-            self.note_token(fd, Some(new_token(epoll)));
+            self.name(fd, new_token(epoll));
             self.set_kernel_events(fd, endpoint::behind(fd));
         }
         self.withdraw_disarmed();
@@ -306,10 +308,17 @@ impl Inner {
         if operation != libc::EPOLL_CTL_DEL {
             // SAFETY: the kernel has read it.
             let wanted = unsafe { std::ptr::read_unaligned(event) };
-            self.put(epoll, operation, fd, endpoint, wanted, Passed { events: wanted.events, token: None });
+            self.put(
+                epoll,
+                operation,
+                fd,
+                endpoint,
+                wanted,
+                Passed { events: wanted.events, name: Name::Given },
+            );
             // Another with the same data: an event of that may be of either.
-            if let Some(other) = self.by_token.get(&{ wanted.u64 }).copied().filter(|other| *other != fd) {
-                self.note_token(other, None);
+            if let Some(other) = self.names.find(wanted.u64).filter(|other| *other != fd) {
+                self.name(other, Name::Given);
             }
             let is_answered = |one: &Registration| one.answered.is_by_lanes();
             if self.registrations.get(&fd).is_some_and(is_answered) {
@@ -335,7 +344,7 @@ impl Inner {
             is_frozen(fd) && listed.iter().any(|other| (other.fd, other.data) == (one.number, one.data))
         };
         let is_gone = |(fd, one): (&RawFd, &Registration)| {
-            let stays = present.contains_key(fd) || one.token.is_some_and(is_token);
+            let stays = present.contains_key(fd) || one.name.is_token();
             (!stays && !is_frozen_there(*fd, one)).then_some(*fd)
         };
         let gone: Vec<RawFd> = self.registrations.iter().filter_map(is_gone).collect();
@@ -350,7 +359,7 @@ impl Inner {
                 // One that lanes have disarmed, here or elsewhere: its data comes when it is armed again.
                 if let Some(registration) = self.registrations.get_mut(&fd) {
                     registration.held.spend();
-                    registration.token = Some(one.data);
+                    self.names.give(&mut registration.name, fd, Name::of(one.data));
                 }
                 continue;
             }
@@ -361,7 +370,7 @@ impl Inner {
                 fd,
                 endpoint::behind(fd),
                 wanted,
-                Passed { events: one.events, token: None },
+                Passed { events: one.events, name: Name::Given },
             );
             if let Some(registration) = self.registrations.get_mut(&fd)
                 && disarmed
@@ -385,20 +394,19 @@ impl Inner {
     pub(super) fn disarm(&mut self, epoll: &Epoll, fd: RawFd) {
         let token = new_token(epoll);
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
-        registration.token.replace(token).map(|before| self.by_token.remove(&before));
-        self.by_token.insert(token, fd);
+        self.names.give(&mut registration.name, fd, token);
         registration.mark_disarmed(self.fd, fd);
     }
 
     /// Has what lanes and the kernel say of a registration become one event, if no other has the same data.
     pub(super) fn merge_by_data(&mut self, listed: &[listing::Listed]) {
-        self.by_token.clear();
         for (&fd, one) in &mut self.registrations {
-            if !one.token.is_some_and(is_token) {
+            if !one.name.is_token() {
                 let is_single = || listed.iter().filter(|other| other.data == one.data).count() == 1;
-                one.token = (one.answered.is_by_lanes() && is_single()).then_some(one.data);
+                let is_unique = one.answered.is_by_lanes() && is_single();
+                let name = if is_unique { Name::of(one.data) } else { Name::Given };
+                self.names.give(&mut one.name, fd, name);
             }
-            self.by_token.extend(one.token.map(|token| (token, fd)));
         }
     }
 }
@@ -408,7 +416,7 @@ impl Registration {
     /// a token there, which says to all who share the set that nothing is to be told.
     pub(super) fn mark_disarmed(&mut self, set: RawFd, fd: RawFd) {
         let events = self.events & PRIVATE;
-        if let Some(token) = self.token.filter(|token| is_token(*token))
+        if let Name::Token(token) = self.name
             && let Some(operation) = self.held.operation_for_spent()
             && change(set, operation, fd, events, token)
         {
