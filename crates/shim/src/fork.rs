@@ -11,7 +11,7 @@ use crate::base::{alloc, clib, errno, private, process, table, thread, waiter};
 use crate::broker::control;
 use crate::epoll;
 use crate::life::{attach, overdue};
-use crate::ops::descriptors;
+use crate::ops::{descriptors, ring};
 use crate::program::sandbox;
 use crate::socket::endpoint::{self, Endpoint, Stage};
 use crate::socket::{family, links};
@@ -64,6 +64,7 @@ static FORKING: Lock<()> = Lock::new(());
 /// Takes every lock of the shim, so that the child's copy of what they guard is whole. In the order in which threads take those
 /// that they hold at once: see *fork* in `docs/local-path.md`. Whether nothing is on a lane that is not closed.
 fn hold_locks() -> bool {
+    ring::hold_locks();
     control::hold_lock();
     links::hold_lock();
     epoll::hold_locks();
@@ -86,6 +87,7 @@ unsafe fn release_locks() {
         epoll::release_locks();
         links::release_lock();
         control::release_lock();
+        ring::release_locks();
     }
 }
 
@@ -149,6 +151,7 @@ fn begin_child() {
         private::after_fork_in_child();
         overdue::after_fork_in_child();
     }
+    ring::after_fork_in_child();
     endpoint::after_fork_in_child();
     control::after_fork_in_child();
     epoll::after_fork_in_child();
@@ -188,6 +191,7 @@ pub(crate) fn stray() {
         endpoint::reset_locks();
         epoll::reset_locks();
         FORKING.reset();
+        ring::reset_locks();
     }
     signal::after_fork_in_child();
     process::renew_id();

@@ -32,6 +32,7 @@ pub mod seqpacket;
 pub mod tcp;
 pub mod tun;
 pub mod tuning;
+pub mod uring;
 
 mod raw;
 mod sockopt;

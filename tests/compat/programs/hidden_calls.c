@@ -510,6 +510,232 @@ static ssize_t numbered_ring_read(int fd, char *to, size_t len) {
     return ring_read(fd, to, len);
 }
 
+// ---- rings that do something else -----------------------------------------------------------------------------------
+
+static int numbered;
+static int ring_fd_of(void) { return ring.ring_fd; }
+// Submits what is filled, in one call, and says how each has ended.
+static void submit(const char *what, int count) {
+    if (numbered) {
+        __atomic_store_n(ring.sq.ktail, ring.sq.sqe_tail, __ATOMIC_RELEASE);
+        long done = syscall(SYS_io_uring_enter, ring_fd_of(), count, count, IORING_ENTER_GETEVENTS, NULL, 0);
+        check(done == count, "io_uring_enter");
+    } else {
+        check(io_uring_submit_and_wait(&ring, count) == count, "io_uring_submit_and_wait");
+    }
+    printf("%s:", what);
+    int results[8] = {0};
+    for (int i = 0; i < count; i++) {
+        struct io_uring_cqe *cqe;
+        check(io_uring_wait_cqe(&ring, &cqe) == 0, "io_uring_wait_cqe");
+        results[cqe->user_data % 8] = cqe->res;
+        io_uring_cqe_seen(&ring, cqe);
+    }
+    for (int i = 0; i < count; i++) printf(" %d", results[i]);
+    puts("");
+}
+static void some_ring(void) {
+    if (ring_made) return;
+    if (numbered) make_numbered_ring(); else make_ring();
+}
+static struct io_uring_sqe *entry(int number) {
+    some_ring();
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&ring);
+    memset(sqe, 0, sizeof *sqe);
+    sqe->user_data = number;
+    return sqe;
+}
+#define ENTRY(number, prepare, ...)               \
+    ({                                            \
+        struct io_uring_sqe *made = entry(number); \
+        prepare(made, ##__VA_ARGS__);             \
+        made->user_data = number;                 \
+        made;                                     \
+    })
+
+// Files, time and nothing at all; then a read by libc.
+static ssize_t beside_read(int fd, char *to, size_t len) {
+    static int file = -1;
+    char text[6] = "";
+    struct __kernel_timespec moment = {.tv_nsec = 1000000};
+    if (file < 0) file = open(".", O_TMPFILE | O_RDWR, 0600);
+    ENTRY(0, io_uring_prep_write, file, "hello", 5, 0);
+    submit("a write to a file", 1);
+    ENTRY(0, io_uring_prep_read, file, text, 5, 0);
+    ENTRY(1, io_uring_prep_nop);
+    ENTRY(2, io_uring_prep_timeout, &moment, 0, 0);
+    submit("a read of it, nothing, and time", 3);
+    puts(text);
+    // Its number is the connection's, and means buffers.
+    static char buffers[64][8];
+    ENTRY(0, io_uring_prep_provide_buffers, buffers, 8, fd, 1, 0);
+    submit("buffers", 1);
+    // A table of its own, with other things.
+    if (io_uring_register_files(&ring, &file, 1) == 0) {
+        ENTRY(0, io_uring_prep_read, 0, text, 5, 0)->flags |= IOSQE_FIXED_FILE;
+        submit("a read by the table", 1);
+        io_uring_unregister_files(&ring);
+    }
+    return read(fd, to, len);
+}
+static ssize_t numbered_beside_read(int fd, char *to, size_t len) {
+    numbered = 1;
+    return beside_read(fd, to, len);
+}
+
+// A set that is changed by the ring, and waited for by libc.
+static int changed_set = -1;
+static void wait_in_set(int data) {
+    struct epoll_event event = {0};
+    int n = epoll_wait(changed_set, &event, 1, 5000);
+    printf("epoll_wait: %d, %x, %d\n", n, event.events, event.data.u32 == (unsigned)data);
+}
+static ssize_t set_read_with(int fd, char *to, size_t len, int flags) {
+    struct epoll_event in = {EPOLLIN, {.u32 = 7}}, other = {EPOLLIN | EPOLLRDHUP, {.u32 = 8}};
+    struct epoll_event once = {EPOLLIN | EPOLLONESHOT, {.u32 = 9}};
+    if (changed_set < 0) changed_set = epoll_create1(EPOLL_CLOEXEC);
+    ENTRY(0, io_uring_prep_epoll_ctl, changed_set, fd, EPOLL_CTL_ADD, &in)->flags |= flags;
+    submit("added", 1);
+    wait_in_set(7);
+    ENTRY(0, io_uring_prep_epoll_ctl, changed_set, fd, EPOLL_CTL_ADD, &in);
+    submit("added again", 1);
+    ENTRY(0, io_uring_prep_epoll_ctl, changed_set, fd, EPOLL_CTL_MOD, &in);
+    ENTRY(1, io_uring_prep_nop);
+    ENTRY(2, io_uring_prep_epoll_ctl, changed_set, fd, EPOLL_CTL_MOD, &other);
+    submit("changed twice", 3);
+    wait_in_set(8);
+    ENTRY(0, io_uring_prep_epoll_ctl, changed_set, fd, EPOLL_CTL_DEL, NULL)->flags |= IOSQE_ASYNC;
+    submit("removed", 1);
+    ENTRY(0, io_uring_prep_epoll_ctl, changed_set, fd, EPOLL_CTL_MOD, &in);
+    submit("changed where it is not", 1);
+    ENTRY(0, io_uring_prep_epoll_ctl, changed_set, fd, EPOLL_CTL_ADD, (struct epoll_event *)8);
+    submit("added with a bad event", 1);
+    ENTRY(0, io_uring_prep_epoll_ctl, changed_set, fd, EPOLL_CTL_ADD, &once);
+    submit("for one event", 1);
+    wait_in_set(9);
+    ENTRY(0, io_uring_prep_epoll_ctl, changed_set, fd, EPOLL_CTL_DEL, NULL);
+    submit("removed", 1);
+    return read(fd, to, len);
+}
+static ssize_t set_read(int fd, char *to, size_t len) { return set_read_with(fd, to, len, 0); }
+static ssize_t numbered_set_read(int fd, char *to, size_t len) {
+    numbered = 1;
+    return set_read_with(fd, to, len, 0);
+}
+static ssize_t linked_set_read(int fd, char *to, size_t len) { return set_read_with(fd, to, len, IOSQE_IO_LINK); }
+static ssize_t drained_set_read(int fd, char *to, size_t len) { return set_read_with(fd, to, len, IOSQE_IO_DRAIN); }
+// What the kernel refuses must not be done before it by what comes behind.
+static ssize_t refused_set_read(int fd, char *to, size_t len) {
+    struct epoll_event in = {EPOLLIN, {.u32 = 7}};
+    if (changed_set < 0) changed_set = epoll_create1(EPOLL_CLOEXEC);
+    ENTRY(0, io_uring_prep_epoll_ctl, changed_set, fd, EPOLL_CTL_DEL, NULL);
+    ENTRY(1, io_uring_prep_epoll_ctl, changed_set, fd, EPOLL_CTL_ADD, &in);
+    submit("removed before it was added", 2);
+    wait_in_set(7);
+    ENTRY(0, io_uring_prep_epoll_ctl, changed_set, fd, EPOLL_CTL_DEL, NULL);
+    submit("removed", 1);
+    return read(fd, to, len);
+}
+
+static ssize_t polled_read(int fd, char *to, size_t len) {
+    ENTRY(0, io_uring_prep_poll_add, fd, POLLIN);
+    submit("polled", 1);
+    return read(fd, to, len);
+}
+static ssize_t set_polled_read(int fd, char *to, size_t len) {
+    struct epoll_event in = {EPOLLIN, {.u32 = 7}};
+    if (changed_set < 0) {
+        changed_set = epoll_create1(EPOLL_CLOEXEC);
+        check(epoll_ctl(changed_set, EPOLL_CTL_ADD, fd, &in) == 0, "epoll_ctl");
+    }
+    ENTRY(0, io_uring_prep_poll_add, changed_set, POLLIN);
+    submit("a set polled", 1);
+    wait_in_set(7);
+    return read(fd, to, len);
+}
+static ssize_t registered_read(int fd, char *to, size_t len) {
+    static int is_registered;
+    some_ring();
+    if (!is_registered++) check(io_uring_register_files(&ring, &fd, 1) == 0, "io_uring_register_files");
+    io_uring_prep_recv(entry(0), 0, to, len, 0);
+    ring.sq.sqes[(ring.sq.sqe_tail - 1) & *ring.sq.kring_mask].flags |= IOSQE_FIXED_FILE;
+    return complete();
+}
+static ssize_t updated_read(int fd, char *to, size_t len) {
+    static int is_registered, none = -1;
+    some_ring();
+    if (!is_registered++) {
+        check(io_uring_register_files(&ring, &none, 1) == 0, "io_uring_register_files");
+        ENTRY(0, io_uring_prep_files_update, &fd, 1, 0);
+        submit("into the table", 1);
+    }
+    io_uring_prep_recv(entry(0), 0, to, len, 0);
+    ring.sq.sqes[(ring.sq.sqe_tail - 1) & *ring.sq.kring_mask].flags |= IOSQE_FIXED_FILE;
+    return complete();
+}
+static ssize_t entered_read(int fd, char *to, size_t len) {
+    numbered = 1;
+    some_ring();
+    io_uring_prep_recv(entry(0), fd, to, len, 0);
+    __atomic_store_n(ring.sq.ktail, ring.sq.sqe_tail, __ATOMIC_RELEASE);
+    check(syscall(SYS_io_uring_enter, ring_fd_of(), 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) == 1, "io_uring_enter");
+    struct io_uring_cqe *cqe;
+    check(io_uring_wait_cqe(&ring, &cqe) == 0, "io_uring_wait_cqe");
+    ssize_t n = cqe->res;
+    io_uring_cqe_seen(&ring, cqe);
+    return n;
+}
+// Whoever polls by itself is not seen to submit.
+static void make_polling_ring(void) {
+    check(io_uring_queue_init(8, &ring, IORING_SETUP_SQPOLL) == 0, "io_uring_queue_init");
+    ring_made = 1;
+}
+static ssize_t polling_ring_read(int fd, char *to, size_t len) {
+    if (!ring_made) make_polling_ring();
+    return read(fd, to, len);
+}
+// Made, used and gone, many times over; the connection's number is not among what it had.
+static ssize_t gone_read(int fd, char *to, size_t len) {
+    for (int i = 0; i < 100; i++) {
+        ENTRY(0, io_uring_prep_nop);
+        check(io_uring_submit_and_wait(&ring, 1) == 1, "io_uring_submit_and_wait");
+        int was = ring.ring_fd, again;
+        if (i % 2) {
+            io_uring_queue_exit(&ring);
+        } else {
+            check(close(ring.ring_fd) == 0, "close");
+        }
+        ring_made = 0;
+        check((again = dup(0)) == was, "its number is free");
+        close(again);
+    }
+    return read(fd, to, len);
+}
+static ssize_t duplicated_ring_read(int fd, char *to, size_t len) {
+    static int again = -1;
+    some_ring();
+    if (again < 0) again = dup(ring.ring_fd);
+    ring.ring_fd = ring.enter_ring_fd = again;
+    ENTRY(0, io_uring_prep_nop);
+    submit("by another number", 1);
+    return read(fd, to, len);
+}
+// A child makes a ring of its own, and its parent goes on with its.
+static ssize_t forked_ring_read(int fd, char *to, size_t len) {
+    ENTRY(0, io_uring_prep_nop);
+    submit("before a fork", 1);
+    pid_t child = fork();
+    if (child == 0) {
+        io_uring_queue_exit(&ring);
+        ring_made = 0;
+        ENTRY(0, io_uring_prep_nop);
+        _exit(io_uring_submit_and_wait(&ring, 1) != 1);
+    }
+    int status;
+    check(waitpid(child, &status, 0) == child && status == 0, "a child's ring");
+    return read(fd, to, len);
+}
+
 // ---- calls that are not ours ----------------------------------------------------------------------------------------
 
 // What the kernel answers to calls that mean something else, or nothing, for a socket.
@@ -734,6 +960,23 @@ static const struct scenario scenarios[] = {
     {"ring", ring_read, ring_write, NULL, NULL},
     {"ring-before", ring_read, ring_write, NULL, make_ring},
     {"number-ring", numbered_ring_read, ring_write, NULL, NULL},
+    {"ring-beside", beside_read, NULL, NULL, some_ring},
+    {"number-ring-beside", numbered_beside_read, NULL, NULL, NULL},
+    {"ring-set", set_read, NULL, NULL, NULL},
+    {"number-ring-set", numbered_set_read, NULL, NULL, NULL},
+    {"ring-set-linked", linked_set_read, NULL, NULL, NULL},
+    {"ring-set-drained", drained_set_read, NULL, NULL, NULL},
+    {"ring-set-refused", refused_set_read, NULL, NULL, NULL},
+    {"ring-poll", polled_read, NULL, NULL, some_ring},
+    {"ring-set-polled", set_polled_read, NULL, NULL, NULL},
+    {"ring-registered", registered_read, NULL, NULL, NULL},
+    {"ring-updated", updated_read, NULL, NULL, some_ring},
+    {"ring-entered", entered_read, NULL, NULL, NULL},
+    {"ring-polling", polling_ring_read, NULL, NULL, NULL},
+    {"ring-polling-before", polling_ring_read, NULL, NULL, make_polling_ring},
+    {"ring-gone", gone_read, NULL, NULL, NULL},
+    {"ring-duplicated", duplicated_ring_read, NULL, NULL, NULL},
+    {"ring-forked", forked_ring_read, NULL, NULL, NULL},
 };
 
 // ---- the two ends ---------------------------------------------------------------------------------------------------

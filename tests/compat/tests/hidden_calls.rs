@@ -173,6 +173,52 @@ fn rings_go_back_to_tcp() {
     );
 }
 
+/// What a ring does that is no connection's affair keeps none from shared memory, and a set that is changed by one is as if a
+/// call had changed it.
+#[test]
+fn rings_for_something_else_leave_connections_on_shared_memory() {
+    run_all(
+        &["-luring"],
+        &[
+            Scenario("ring-beside", SHM),
+            Scenario("number-ring-beside", SHM),
+            Scenario("ring-set", SHM),
+            Scenario("number-ring-set", SHM),
+            Scenario("ring-gone", SHM),
+        ],
+    );
+}
+
+#[test]
+fn what_a_ring_is_to_do_with_a_connection_sends_it_back() {
+    run_all(
+        &["-luring"],
+        &[
+            Scenario("ring-poll", "io_uring"),
+            Scenario("ring-set-polled", "io_uring"),
+            Scenario("ring-registered", "io_uring"),
+            Scenario("ring-updated", "io_uring"),
+            Scenario("ring-entered", "io_uring"),
+            Scenario("ring-set-linked", "io_uring"),
+            Scenario("ring-set-drained", "io_uring"),
+            Scenario("ring-set-refused", "io_uring"),
+        ],
+    );
+}
+
+#[test]
+fn a_ring_that_cannot_be_looked_into_is_a_reason_for_the_whole_process() {
+    run_all(
+        &["-luring"],
+        &[
+            Scenario("ring-polling", "io_uring"),
+            Scenario("ring-polling-before", "io_uring"),
+            Scenario("ring-duplicated", "io_uring"),
+            Scenario("ring-forked", "fork"),
+        ],
+    );
+}
+
 /// liburing's system calls are instructions of its own: nothing but the descriptor shows the ring.
 #[test]
 fn a_ring_that_no_hook_saw_is_noticed_before_a_connection_is_offered() {

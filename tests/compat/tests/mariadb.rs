@@ -68,5 +68,5 @@ fn sysbench_reads_and_writes() {
 
 #[test]
 fn sysbench_with_a_server_that_has_an_io_uring() {
-    both(LIMIT, |host| sysbench(host, "--innodb-use-native-aio=1", 0));
+    both(LIMIT, |host| sysbench(host, "--innodb-use-native-aio=1", THREADS));
 }

@@ -57,6 +57,8 @@ pub(crate) enum Entry {
     Epoll(EpollRef),
     /// One of the shim's own descriptors: the program must neither close nor use it.
     Private,
+    /// An io_uring, by its place among those that are looked into.
+    Ring(u8),
 }
 
 impl Entry {
@@ -67,6 +69,7 @@ impl Entry {
             Entry::Private => 2,
             Entry::Endpoint(endpoint) => 3 | endpoint.pack() << 3,
             Entry::Epoll(epoll) => 4 | epoll.pack() << 3,
+            Entry::Ring(place) => 5 | u64::from(place) << 3,
         }
     }
 
@@ -77,6 +80,7 @@ impl Entry {
             2 => Entry::Private,
             3 => Entry::Endpoint(EndpointRef::unpack(word >> 3)),
             4 => Entry::Epoll(EpollRef::unpack(word >> 3)),
+            5 => Entry::Ring((word >> 3) as u8),
             _ => Entry::None,
         }
     }

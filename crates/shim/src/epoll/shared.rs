@@ -126,16 +126,17 @@ pub(crate) fn pass_beyond() {
     in_use().for_each(family::pass_beyond);
 }
 
-/// A message takes the set to another process, and nobody can be asked when that lets go of it. What lanes hold for it comes by
-/// TCP.
-pub(crate) fn hand_on(epoll: &Epoll) {
+/// A message takes the set to another process, or the kernel reads it by a ring, and nobody can be asked when that lets go of it.
+/// What lanes hold for it comes by TCP.
+pub(crate) fn hand_on(epoll: &Epoll, reason: Reason) {
     epoll.holders.lose();
     let attached: Vec<_> = {
         let mut inner = epoll.inner.lock();
         inner.share(epoll);
-        inner.registrations.values().filter_map(Registration::endpoint).collect()
+        let is_back = |one: &&Endpoint| one.barred().is_some() && !one.is_attached();
+        inner.registrations.values().filter_map(Registration::endpoint).filter(|one| !is_back(one)).collect()
     };
-    attached.into_iter().for_each(|endpoint| LEAVE.call((endpoint, Leaving::BarReading, Reason::PassedOn)));
+    attached.into_iter().for_each(|endpoint| LEAVE.call((endpoint, Leaving::BarReading, reason)));
 }
 
 /// Whether `fd` is a set, whoever has made it: only a set knows what it does not have.

@@ -212,7 +212,7 @@ const MOST_OF_A_NAME: socklen_t = size_of::<sockaddr_storage>() as socklen_t;
 ///
 /// # Safety
 /// `message` is the program's argument.
-unsafe fn pass_on(message: *const msghdr) {
+pub(super) unsafe fn pass_on(message: *const msghdr) {
     // SAFETY: the caller's promise.
     let Some((header, _)) = (unsafe { read_header(message) }) else { return };
     if header.msg_controllen == 0 {

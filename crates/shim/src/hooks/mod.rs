@@ -14,6 +14,7 @@ mod message;
 mod process;
 pub(crate) mod raw;
 mod readiness;
+mod ring;
 mod signal;
 mod socket;
 mod stdio;

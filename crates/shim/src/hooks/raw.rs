@@ -15,7 +15,7 @@ use shunt_sys::memory;
 
 use super::readiness::from_timespec;
 use super::trampoline::{Call, trampolines};
-use super::{descriptor, epoll, io, message, process, readiness, socket, unseen};
+use super::{descriptor, epoll, io, message, process, readiness, ring, socket, unseen};
 use crate::base::{errno, real, signal};
 use crate::fork;
 use crate::ops::exec;
@@ -48,8 +48,9 @@ fn is_answered(number: c_long, call: &Arguments) -> bool {
             libc::SECCOMP_SET_MODE_FILTER => process::filtering(true, call.0[2] as u64),
             _ => {}
         },
-        libc::SYS_io_uring_setup | libc::SYS_io_uring_enter | libc::SYS_io_uring_register => {
-            crate::life::unseen::leave(Reason::IoUring);
+        libc::SYS_io_uring_enter => ring::entering(call.int(0), call.0[1] as u32, call.0[3] as u32),
+        libc::SYS_io_uring_register => {
+            ring::registering(call.int(0), call.0[1] as u32, call.pointer::<u8>(2), call.0[3] as u32);
         }
         libc::SYS_io_submit => submitting(call),
         libc::SYS_unshare if call.int(0) & libc::CLONE_FILES != 0 => {
@@ -204,11 +205,10 @@ pub(crate) static ANSWERED: [u32; NUMBERS / 32] = {
 };
 
 /// What [`is_answered`] looks at, a thread's end, and a child in this memory.
-const TOLD: [c_long; 12] = [
+const TOLD: [c_long; 11] = [
     libc::SYS_vfork,
     libc::SYS_prctl,
     libc::SYS_seccomp,
-    libc::SYS_io_uring_setup,
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
     libc::SYS_io_submit,
@@ -293,6 +293,7 @@ hooks! {
         epoll::epoll_pwait2(a.int(0), a.pointer(1), a.int(2), a.pointer(3), mask)
     }),
     SYS_rt_sigaction: |a| sigaction(a),
+    SYS_io_uring_setup: |a| ring::made_by(a.pointer(1), || by_number(libc::SYS_io_uring_setup, a)),
     SYS_execve: |a| process::execve(a.pointer(0), a.pointer(1), a.pointer(2)),
     SYS_execveat: |a| process::execveat(a.int(0), a.pointer(1), a.pointer(2), a.pointer(3), a.int(4)),
     SYS_fork: |a| forking(libc::SYS_fork, a),

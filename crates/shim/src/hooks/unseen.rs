@@ -1,79 +1,15 @@
-//! Asynchronous I/O, which reads and writes sockets where no hook sees it: io_uring by liburing, and POSIX AIO.
+//! POSIX AIO, which reads and writes sockets where no hook sees it.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::c_int;
 
 use libc::{aiocb, sigevent};
 use shunt_abi::reason::Reason;
 use shunt_sys::memory;
 
-use super::trampoline::{Call, trampolines};
 use crate::base::signal::Shield;
 use crate::base::{errno, real};
-use crate::life::{attach, unseen};
+use crate::life::attach;
 use crate::socket::endpoint;
-
-trampolines! {
-    /// See io_uring_setup(2).
-    io_uring_setup: before_setup;
-    /// See io_uring_queue_init(3).
-    io_uring_queue_init: before_queue_init;
-    /// See io_uring_queue_init_params(3).
-    io_uring_queue_init_params: before_queue_init_params;
-    /// See io_uring_queue_init_mem(3).
-    io_uring_queue_init_mem: before_queue_init_mem;
-    /// As io_uring_queue_init.
-    io_uring_queue_init_try_nosqarr: before_queue_init_try_nosqarr;
-    /// Maps a ring that somebody else made.
-    io_uring_queue_mmap: before_queue_mmap;
-}
-
-macro_rules! makes_ring {
-    ($($before:ident = $name:literal;)*) => { $(
-        extern "C" fn $before(call: &Call) -> *mut c_void {
-            unseen::leave(Reason::IoUring);
-            in_liburing($name, call.caller)
-        }
-    )* };
-}
-
-makes_ring! {
-    before_setup = c"io_uring_setup";
-    before_queue_init = c"io_uring_queue_init";
-    before_queue_init_params = c"io_uring_queue_init_params";
-    before_queue_init_mem = c"io_uring_queue_init_mem";
-    before_queue_init_try_nosqarr = c"io_uring_queue_init_try_nosqarr";
-    before_queue_mmap = c"io_uring_queue_mmap";
-}
-
-/// The function of this name that `caller` would have met without us.
-fn in_liburing(name: &CStr, caller: *const c_void) -> *mut c_void {
-    // SAFETY: look-ups of a constant name; the loader writes the structure before it is read, and the file that it
-    // names stays loaded because it is about to be returned to.
-    unsafe {
-        let found = libc::dlsym(libc::RTLD_NEXT, name.as_ptr());
-        if !found.is_null() {
-            return found;
-        }
-        // A plugin brings a liburing of its own, which only the plugin can see.
-        let mut info = std::mem::zeroed::<libc::Dl_info>();
-        if libc::dladdr(caller, &mut info) != 0 {
-            let plugin = libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-            if !plugin.is_null() {
-                let found = libc::dlsym(plugin, name.as_ptr());
-                libc::dlclose(plugin);
-                if !found.is_null() {
-                    return found;
-                }
-            }
-        }
-    }
-    no_rings as *mut c_void
-}
-
-/// What liburing's functions answer on a kernel without io_uring.
-extern "C" fn no_rings() -> c_int {
-    -libc::ENOSYS
-}
 
 /// glibc's threads read and write the socket behind our back.
 pub(super) fn going_async(fd: c_int) {

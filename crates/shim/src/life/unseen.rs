@@ -1,8 +1,8 @@
 //! What reads, writes or waits for sockets where no hook sees it. A process that has it stays on TCP altogether, and for good: an
-//! io_uring, a thread with a descriptor table of its own, and an epoll set that it has made by system calls of its own
-//! and put connections into. One in a sandbox does too (`crate::program::sandbox`).
+//! io_uring that cannot be looked into, a thread with a descriptor table of its own, and an epoll set that it has made by system
+//! calls of its own and put connections into. One in a sandbox does too (`crate::program::sandbox`).
 //!
-//! A ring is noticed when it is made, if that goes through a hook (`syscall`, or liburing's own functions). Programs
+//! A ring that is made by way of a hook (`syscall`, or liburing's own functions) is looked into (`crate::ops::ring`). Programs
 //! with liburing built in make it by system calls of their own, as some do with epoll sets, so the descriptors are looked at as
 //! well, before a connection is offered. Whoever waits in yet another way is found out by its peers: see `crate::life::overdue`.
 
@@ -102,13 +102,21 @@ pub(crate) fn look_around() {
 fn examine(fd: RawFd) -> (Option<Reason>, u32) {
     let mut target = [std::mem::MaybeUninit::<u8>::uninit(); 32];
     match link_of(fd, &mut target) {
-        Some(b"anon_inode:[io_uring]") => (Some(Reason::IoUring), 0),
+        Some(RING) => (Some(Reason::IoUring), 0),
         Some(b"anon_inode:[eventpoll]") => {
             let (listed, is_used) = epoll::list_unknown(fd);
             (is_used.then_some(Reason::UnseenWait), listed)
         }
         _ => (None, 0),
     }
+}
+
+const RING: &[u8] = b"anon_inode:[io_uring]";
+
+/// Whether `fd` is an io_uring.
+pub(crate) fn is_ring(fd: RawFd) -> bool {
+    let mut target = [std::mem::MaybeUninit::<u8>::uninit(); 32];
+    link_of(fd, &mut target) == Some(RING)
 }
 
 fn link_of(fd: RawFd, target: &mut [std::mem::MaybeUninit<u8>; 32]) -> Option<&[u8]> {

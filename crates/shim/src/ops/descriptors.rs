@@ -15,7 +15,7 @@ use crate::base::{children, errno, kernel, order, process, real, waiter};
 use crate::broker::control;
 use crate::epoll;
 use crate::life::attach;
-use crate::ops::{exec, held};
+use crate::ops::{exec, held, ring};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::tcp::Tcp;
 use crate::socket::{family, links, worth};
@@ -85,7 +85,7 @@ pub(crate) fn share_unconnected() {
 /// A message takes `fd` to another process.
 pub(crate) fn pass_on(fd: RawFd) {
     match epoll::behind(fd) {
-        Some(epoll) => epoll::hand_on(epoll),
+        Some(epoll) => epoll::hand_on(epoll, Reason::PassedOn),
         None => hand_on(fd, Reason::PassedOn),
     }
 }
@@ -111,6 +111,19 @@ pub(crate) fn made_epoll(fd: RawFd) {
     let _shield = Shield::raise();
     forget(table::replace(fd, Entry::None), fd);
     epoll::track(fd);
+}
+
+/// A new ring, by its place among those that are looked into.
+pub(crate) fn made_ring(fd: RawFd, place: u8) {
+    forget(table::replace(fd, Entry::Ring(place)), fd);
+}
+
+/// The number of a ring is about to be closed where no hook sees it.
+pub(crate) fn forget_ring(fd: RawFd) {
+    if process::is_home() && matches!(table::look_up(fd), Entry::Ring(_)) {
+        let _shield = Shield::raise();
+        forget(table::replace(fd, Entry::None), fd);
+    }
 }
 
 /// Closes `fd`, as the program asked.
@@ -216,7 +229,7 @@ pub(crate) fn end_all_held() {
     }
 }
 
-/// A descriptor of an epoll instance goes, or of a socket that is not connected. Before its number can be another's: whoever
+/// A descriptor of an epoll instance or a ring goes, or of a socket that is not connected. Before its number can be another's: whoever
 /// attaches a connection at this time, in another thread, must not reach for that.
 fn forget_in_sets(entry: Entry, fd: RawFd) {
     match entry {
@@ -229,6 +242,7 @@ fn forget_in_sets(entry: Entry, fd: RawFd) {
                 }
             }
         }
+        Entry::Ring(place) => ring::closed(place, fd),
         _ => {}
     }
 }
@@ -349,7 +363,8 @@ pub(crate) fn duplicated(old: RawFd, new: RawFd) {
             }
         }
         Entry::Epoll(_) | Entry::Unconnected(_) => forget(table::replace(new, entry), new),
-        Entry::None | Entry::Private => forget(table::replace(new, Entry::None), new),
+        // A second number of a ring is a stranger's.
+        Entry::None | Entry::Private | Entry::Ring(_) => forget(table::replace(new, Entry::None), new),
     }
 }
 

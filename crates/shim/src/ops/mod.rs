@@ -10,6 +10,7 @@ pub(crate) mod options;
 pub(crate) mod pipe;
 pub(crate) mod poll;
 pub(crate) mod receive;
+pub(crate) mod ring;
 pub(crate) mod select;
 pub(crate) mod send;
 pub(crate) mod sleep;
