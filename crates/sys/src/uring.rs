@@ -235,8 +235,12 @@ mod tests {
         if queue.shape.flags & SETUP_NO_SQARRAY == 0 {
             queue.shared.word(queue.shape.array + place % 4 * 4).store(place % 4, Relaxed);
         }
-        let entry = Entry { user_data, operation: 22, ..unsafe { std::mem::zeroed() } };
-        unsafe { queue.at(place).unwrap().write(entry) };
+        let at = queue.at(place).unwrap();
+        // SAFETY: inside the mapping.
+        unsafe {
+            (&raw mut (*at).user_data).write(user_data);
+            (&raw mut (*at).operation).write(22);
+        }
         queue.shared.word(queue.shape.tail).store(place + 1, Release);
     }
 

@@ -1,7 +1,7 @@
 """Echo server and verifying clients: blocking sockets with threads, or asyncio streams.
 
-    echo.py server threads|asyncio|asyncio-poll PORT
-    echo.py client threads|asyncio PORT CONNECTIONS MESSAGES [SECONDS|FILE]
+    echo.py server threads|asyncio|asyncio-poll|uvloop PORT
+    echo.py client threads|asyncio|uvloop PORT CONNECTIONS MESSAGES [SECONDS|FILE]
 
 A message is a 4-byte big-endian length and that many bytes; the server sends back the same. The client compares
 each with what it sent, and prints one digest over all connections, which depends on its arguments only. With
@@ -145,11 +145,19 @@ async def client_asyncio(port, connections, count, is_over):
     return await asyncio.gather(*(run(connection) for connection in range(connections)))
 
 
+def with_uvloop(work):
+    import uvloop
+
+    return uvloop.run(work)
+
+
 def main():
     role, style, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
     if role == "server":
         if style == "threads":
             return serve_threads(port)
+        if style == "uvloop":
+            return with_uvloop(serve_asyncio(port))
         selector = selectors.PollSelector() if style == "asyncio-poll" else selectors.DefaultSelector()
         loop = asyncio.SelectorEventLoop(selector)
         return loop.run_until_complete(serve_asyncio(port))
@@ -157,6 +165,8 @@ def main():
     is_over = until(sys.argv[6] if len(sys.argv) > 6 else "0")
     if style == "threads":
         digests = client_threads(port, connections, count, is_over)
+    elif style == "uvloop":
+        digests = with_uvloop(client_asyncio(port, connections, count, is_over))
     else:
         digests = asyncio.run(client_asyncio(port, connections, count, is_over))
     if None in digests:

@@ -44,6 +44,7 @@ pub use phases::run_phases;
 pub use phases::run_with_itself;
 pub use programs::Tools;
 pub use programs::find as find_program;
+pub use programs::python_package;
 pub use road::Expected;
 pub use road::Road;
 pub use router::{Router, by_wire, two_hosts};

@@ -49,6 +49,23 @@ fn release_dir() -> PathBuf {
         .expect("tests run from cargo's target directory")
 }
 
+/// Where a package of PyPI's is that Debian has not, or not as new: fetched once, beside what cargo builds.
+pub fn python_package(name: &str) -> PathBuf {
+    let packages = release_dir().with_file_name("python");
+    let place = packages.join(name);
+    if !place.exists() {
+        let half = packages.join(format!("{name}.{}", std::process::id()));
+        let fetched = Command::new("/usr/bin/python3")
+            .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
+            .args([half.as_os_str(), name.as_ref()])
+            .status();
+        assert!(fetched.expect("pip runs").success(), "fetching {name} failed");
+        // Another test may have been first.
+        let _ = std::fs::rename(&half, &place);
+    }
+    place
+}
+
 /// The full path of a program: among the distribution's, PostgreSQL's own or in PATH. PATH comes last, because
 /// version managers put wrapper scripts there.
 pub fn find(name: &str) -> PathBuf {

@@ -1,19 +1,25 @@
-//! Python: blocking sockets with threads, and asyncio streams.
+//! Python: blocking sockets with threads, and asyncio streams, by its own event loop and by uvloop's, whose libuv changes its epoll
+//! set by an io_uring.
 
-use shunt_compat::{Expected, Host, both};
+use shunt_compat::{Expected, Host, both, python_package};
 use std::time::Duration;
 
+/// Debian's.
+const PYTHON: &str = "/usr/bin/python3";
 const CONNECTIONS: usize = 12;
 
 /// Server and client, and what the client says it got back.
 fn echo(host: &Host, server_style: &str, client_style: &str) -> String {
     let port = host.port();
-    let server =
-        host.script("python3", "echo.py").args(["server", server_style, &port.to_string()]).start("server");
+    let python = || {
+        let is_uvloop = [server_style, client_style].contains(&"uvloop");
+        let script = host.script(PYTHON, "echo.py");
+        if is_uvloop { script.env("PYTHONPATH", python_package("uvloop==0.23.0")) } else { script }
+    };
+    let server = python().args(["server", server_style, &port.to_string()]).start("server");
     host.wait_for_port(port);
     let road = host.watch_road();
-    let client = host
-        .script("python3", "echo.py")
+    let client = python()
         .args(["client", client_style, &port.to_string(), &CONNECTIONS.to_string(), "200", "1"])
         .run("client", Duration::from_secs(30));
     road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
@@ -34,4 +40,9 @@ fn asyncio_streams() {
 #[test]
 fn an_asyncio_server_and_blocking_clients() {
     both(Duration::from_secs(60), |host| echo(host, "asyncio", "threads"));
+}
+
+#[test]
+fn uvloop_at_both_ends() {
+    both(Duration::from_secs(60), |host| echo(host, "uvloop", "uvloop"));
 }
