@@ -21,7 +21,7 @@ use crate::args::ExplainArgs;
 use crate::door;
 use crate::obstacle::{self, Obstacle};
 use crate::overlay::seen::View;
-use process::Process;
+use process::{Process, Ring};
 use report::{Cause, ConnectionReport, FileReport, Peer, ProcessReport, Report};
 use shunt_start::program;
 use sockets::{Socket, Sockets, State};
@@ -217,7 +217,7 @@ impl Looked<'_> {
             return vec![Reason::Policy.into()];
         }
         let mut causes = Vec::new();
-        if process.has_ring {
+        if process.ring == Ring::Polled {
             causes.push(Reason::IoUring.into());
         }
         let snapshot = broker.and_then(|path| self.snapshot(path));
@@ -270,11 +270,14 @@ impl Looked<'_> {
             let is_row = |row: &&Connection| (row.local, row.remote) == (socket.local, socket.remote);
             own.flat_map(|one| &one.connections).find(is_row).cloned()
         });
+        let is_known = report.broker.as_deref().is_some_and(|broker| self.known(process, broker).is_some());
         let peers = self.peers(socket, process.pid);
         let mut causes: Vec<Cause> = match &row {
             Some(row) => reasons_of(row).into_iter().map(|reason| Cause::of_row(reason, row)).collect(),
             // The process as a whole is explained already.
             None if !report.causes.is_empty() => Vec::new(),
+            // Its shim has told of no connection at all: it makes them by the ring.
+            None if process.ring != Ring::None && !is_known => vec![Reason::IoUring.into()],
             None => vec![unseen(socket).into()],
         };
         let on_shm = |road: Option<Road>| road == Some(Road::Shm);

@@ -244,11 +244,11 @@ fn a_shim_that_was_replaced_and_a_filter() {
 }
 
 #[test]
-fn a_program_with_a_ring() {
+fn a_program_with_a_ring_that_the_kernel_polls() {
     let shell = Shell::new();
     let program = shell.path("ring");
     let source = "#include <liburing.h>\n#include <unistd.h>\nint main(void) { struct io_uring ring;\n\
-        if (io_uring_queue_init(4, &ring, 0)) return 1; write(1, \"up\", 2); pause(); }";
+        if (io_uring_queue_init(4, &ring, IORING_SETUP_SQPOLL)) return 1; write(1, \"up\", 2); pause(); }";
     compile(&program, source, &["-Wl,--no-as-needed", "-luring"]);
     let idle = Idle::start(under_shunt(&shell, &[program.to_str().unwrap()]));
     has_cause(&shell, &idle, "io_uring", "cannot be seen", "epoll");

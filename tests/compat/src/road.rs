@@ -88,7 +88,7 @@ impl Road {
     }
 
     /// The connections to `port` seen so far with both directions on shared memory.
-    fn on_shm(&self, port: u16) -> usize {
+    pub fn on_shm(&self, port: u16) -> usize {
         let Some(watch) = &self.watch else { return 0 };
         watch.seen.lock().expect("no holder panics").tally(port).on_shm()
     }

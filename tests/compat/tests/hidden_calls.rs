@@ -219,6 +219,15 @@ fn a_ring_that_cannot_be_looked_into_is_a_reason_for_the_whole_process() {
     );
 }
 
+/// Its instructions lead to the shim, so a ring is seen even if liburing is built in.
+#[test]
+fn rings_of_a_static_program() {
+    run_all(
+        &["-static", "-l:liburing.a"],
+        &[Scenario("ring-set", SHM), Scenario("ring-beside", SHM), Scenario("ring-entered", "io_uring")],
+    );
+}
+
 /// liburing's system calls are instructions of its own: nothing but the descriptor shows the ring.
 #[test]
 fn a_ring_that_no_hook_saw_is_noticed_before_a_connection_is_offered() {

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 /// Debian's.
 const PYTHON: &str = "/usr/bin/python3";
+const UVLOOP: &str = "uvloop==0.23.0";
 const CONNECTIONS: usize = 12;
 
 /// Server and client, and what the client says it got back.
 fn echo(host: &Host, server_style: &str, client_style: &str) -> String {
     let port = host.port();
     let python = || {
-        let is_uvloop = [server_style, client_style].contains(&"uvloop");
         let script = host.script(PYTHON, "echo.py");
-        if is_uvloop { script.env("PYTHONPATH", python_package("uvloop==0.23.0")) } else { script }
+        if server_style == "uvloop" { script.env("PYTHONPATH", python_package(UVLOOP)) } else { script }
     };
     let server = python().args(["server", server_style, &port.to_string()]).start("server");
     host.wait_for_port(port);
@@ -44,5 +44,7 @@ fn an_asyncio_server_and_blocking_clients() {
 
 #[test]
 fn uvloop_at_both_ends() {
+    // Fetched first: hosts have no network but their own.
+    python_package(UVLOOP);
     both(Duration::from_secs(60), |host| echo(host, "uvloop", "uvloop"));
 }

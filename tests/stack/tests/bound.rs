@@ -29,7 +29,14 @@ const REVIEWED: Reviewed = Reviewed {
         "shunt::base::unwind::_Unwind_Resume",
         "std::panicking::",
     ],
-    lookups: &["dlsym", "hooks::raw::route", "real::found", "real::resolve", "unwind::find"],
+    lookups: &[
+        "dlsym",
+        "hooks::raw::route",
+        "hooks::ring::find",
+        "real::found",
+        "real::resolve",
+        "unwind::find",
+    ],
     // The program's own handlers of signals, and its own calls, to which the last call of a hook or of a closure of one leads.
     programs: &["signal::deliver::run", "hooks::readiness::select_among", "call_once{{vtable.shim}}"],
     // Whether the program's memory can be touched: a `Reach` of shunt_ring. Or the kernel's clock, by a pointer that rustix keeps,
@@ -46,6 +53,7 @@ const REVIEWED: Reviewed = Reviewed {
         // What is announced for the time of a sleep.
         ("journal::count_own_calls", &["ops::held::"]),
         ("journal::calls_on", &["ops::held::"]),
+        ("held::own_calls", &["held::counted_once", "held::POLL", "held::EPOLL"]),
         ("std::sys::sync::once::futex::Once", &["Once::call_once_force"]),
     ],
     never: &[

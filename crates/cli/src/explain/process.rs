@@ -32,12 +32,22 @@ pub(super) struct Process {
     pub(super) broker_paths: Vec<PathBuf>,
     /// It was started with --transport tcp.
     pub(super) off: bool,
-    /// It holds an io_uring.
-    pub(super) has_ring: bool,
+    /// The worst of its rings.
+    pub(super) ring: Ring,
     /// It is under a seccomp filter.
     pub(super) filtered: bool,
     /// Its sockets, by inode, with their descriptors.
     pub(super) sockets: HashMap<u64, i32>,
+}
+
+/// An io_uring, as far as one can tell from outside.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Ring {
+    None,
+    /// It keeps no connection from shared memory by itself, if the shim has seen it being made.
+    Called,
+    /// The kernel takes by itself what is submitted.
+    Polled,
 }
 
 impl Process {
@@ -56,7 +66,7 @@ impl Process {
         let maps = fs::read_to_string(proc(pid, "maps"));
         let shim = maps.as_deref().ok().and_then(loaded_shim);
         let environment = Environment::of(pid);
-        let (sockets, has_ring) = descriptors(pid);
+        let (sockets, ring) = descriptors(pid);
         let obstacle = match (&shim, &maps) {
             (Some(_), _) => {
                 obstacle::of_linkage(&proc(pid, "exe")).filter(|obstacle| *obstacle == Obstacle::Go)
@@ -76,7 +86,7 @@ impl Process {
             shim_replaced: shim.is_some_and(|path| path.ends_with(" (deleted)")),
             broker_paths: environment.broker_paths(pid),
             off: environment.get(shunt_abi::env::TRANSPORT) == Some(b"tcp"),
-            has_ring,
+            ring,
             filtered: field("Seccomp") == "2",
             sockets,
         })
@@ -109,13 +119,16 @@ fn proc(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
 }
 
-/// The inodes of the sockets that `pid` holds, with the descriptors, and whether it holds a ring.
-pub(super) fn descriptors(pid: u32) -> (HashMap<u64, i32>, bool) {
-    let (mut sockets, mut ring) = (HashMap::new(), false);
+/// The inodes of the sockets that `pid` holds, with the descriptors, and the worst of its rings.
+pub(super) fn descriptors(pid: u32) -> (HashMap<u64, i32>, Ring) {
+    let (mut sockets, mut ring) = (HashMap::new(), Ring::None);
     for entry in fs::read_dir(proc(pid, "fd")).into_iter().flatten().flatten() {
         let Ok(target) = fs::read_link(entry.path()) else { continue };
         let target = target.to_string_lossy().into_owned();
-        ring |= target == "anon_inode:[io_uring]";
+        if target == "anon_inode:[io_uring]" {
+            let is_polled = is_polled(pid, &entry.file_name().to_string_lossy());
+            ring = ring.max(if is_polled { Ring::Polled } else { Ring::Called });
+        }
         let inode = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')?.parse().ok());
         let fd = entry.file_name().to_str().and_then(|name| name.parse().ok());
         if let (Some(inode), Some(fd)) = (inode, fd) {
@@ -123,6 +136,12 @@ pub(super) fn descriptors(pid: u32) -> (HashMap<u64, i32>, bool) {
         }
     }
     (sockets, ring)
+}
+
+/// Whether a thread of the kernel's takes what is submitted to a ring.
+fn is_polled(pid: u32, ring: &str) -> bool {
+    let text = fs::read_to_string(proc(pid, &format!("fdinfo/{ring}"))).unwrap_or_default();
+    text.lines().any(|line| line.strip_prefix("SqThread:").is_some_and(|thread| thread.trim() != "-1"))
 }
 
 /// The path of the shim among the mappings.

@@ -17,15 +17,15 @@ use crate::ops::{descriptors, ring};
 
 trampolines! {
     /// See io_uring_setup(2).
-    io_uring_setup: make;
+    io_uring_setup: before_setup;
     /// See io_uring_queue_init(3).
-    io_uring_queue_init: make_queue;
+    io_uring_queue_init: before_queue_init;
     /// See io_uring_queue_init_params(3).
-    io_uring_queue_init_params: make_queue_with_params;
+    io_uring_queue_init_params: before_queue_init_params;
     /// See io_uring_queue_init_mem(3).
     io_uring_queue_init_mem: before_queue_init_mem;
     /// As io_uring_queue_init.
-    io_uring_queue_init_try_nosqarr: make_queue_without_array;
+    io_uring_queue_init_try_nosqarr: before_queue_init_try_nosqarr;
     /// Maps a ring that somebody has made by its number.
     io_uring_queue_mmap: before_queue_mmap;
     /// See io_uring_queue_exit(3).
@@ -116,15 +116,15 @@ before! {
     before_resize_rings(call) = c"io_uring_resize_rings": ring::lost();
 }
 
-extern "C" fn make(call: &mut Call) -> *mut c_void {
+extern "C" fn before_setup(call: &mut Call) -> *mut c_void {
     let (function, params) = (in_liburing!(c"io_uring_setup", call), pointer(call, 1).cast());
     let result = made_by(params, || c_long::from(call_it(function, call)));
     call.answer(result as c_int)
 }
 
 macro_rules! makes_queue {
-    ($($make:ident = $name:literal;)*) => { $(
-        extern "C" fn $make(call: &mut Call) -> *mut c_void {
+    ($($before:ident = $name:literal;)*) => { $(
+        extern "C" fn $before(call: &mut Call) -> *mut c_void {
             let function = in_liburing!($name, call);
             let result = call_it(function, call);
             if result >= 0 {
@@ -136,9 +136,9 @@ macro_rules! makes_queue {
 }
 
 makes_queue! {
-    make_queue = c"io_uring_queue_init";
-    make_queue_with_params = c"io_uring_queue_init_params";
-    make_queue_without_array = c"io_uring_queue_init_try_nosqarr";
+    before_queue_init = c"io_uring_queue_init";
+    before_queue_init_params = c"io_uring_queue_init_params";
+    before_queue_init_try_nosqarr = c"io_uring_queue_init_try_nosqarr";
 }
 
 /// liburing calls it itself, for a ring that it is about to have made. By anybody else's hand it may be any ring.

@@ -367,9 +367,10 @@ pub(crate) unsafe fn reset_locks() {
 
 /// In a forked child, to which its parent's rings are as strange as any.
 pub(crate) fn after_fork_in_child() {
-    for ring in &RINGS {
+    for (place, ring) in RINGS.iter().enumerate() {
         let ring = ring.lock().take();
-        if let Some(ring) = ring {
+        // Its number may be another's, if it was closed unseen.
+        if let Some(ring) = ring.filter(|ring| table::look_up(ring.fd) == Known::Ring(place as u8)) {
             table::replace(ring.fd, Known::None);
         }
     }
