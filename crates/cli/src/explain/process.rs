@@ -41,7 +41,7 @@ pub(super) struct Process {
 }
 
 /// An io_uring, as far as one can tell from outside.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Ring {
     None,
     /// It keeps no connection from shared memory by itself, if the shim has seen it being made.
