@@ -204,7 +204,8 @@ impl Lab {
             .args(["overlay", "router", "--config"])
             .arg(config)
             .env("SHUNT_LOG", "info,shunt_overlay=debug");
-        let child = self.hosts[host].net.inside(|| command.stdin(Stdio::null()).stderr(log).spawn().unwrap());
+        let mut command = bound(&self.hosts[host].net, &command);
+        let child = command.stdin(Stdio::null()).stderr(log).spawn().unwrap();
         self.hosts[host].router = Some(child);
         let is_there =
             || shunt(&["overlay", "status", "--control", self.control(host).to_str().unwrap()]).status;
@@ -320,34 +321,28 @@ impl Lab {
 
     /// Runs it there until the lab ends, and waits until it has said `word`.
     pub(crate) fn launch(&mut self, host: usize, command: &mut Command, word: &str) -> usize {
-        self.prepare(command);
-        let child = self.hosts[host].container.inside(|| command.spawn().unwrap());
-        self.await_word(child, word)
+        let command = bound(&self.hosts[host].container, command);
+        self.spawn(command, word)
     }
 
     /// The same in the host's own network namespace.
     pub(crate) fn launch_on_host(&mut self, host: usize, command: &mut Command, word: &str) -> usize {
-        self.prepare(command);
-        let child = self.hosts[host].net.inside(|| command.spawn().unwrap());
-        self.await_word(child, word)
+        let command = bound(&self.hosts[host].net, command);
+        self.spawn(command, word)
     }
 
     /// The same in another network namespace.
     pub(crate) fn launch_in(&mut self, net: &Net, command: &mut Command, word: &str) -> usize {
-        self.prepare(command);
-        let child = net.inside(|| command.spawn().unwrap());
-        self.await_word(child, word)
+        let command = bound(net, command);
+        self.spawn(command, word)
     }
 
-    fn prepare(&self, command: &mut Command) {
-        let file = fs::File::create(self.path(&format!("{}.out", self.running.len()))).unwrap();
-        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file).process_group(0);
-    }
-
-    fn await_word(&mut self, child: Child, word: &str) -> usize {
+    fn spawn(&mut self, mut command: Command, word: &str) -> usize {
         let at = self.running.len();
-        self.running.push(child);
         let path = self.path(&format!("{at}.out"));
+        let file = fs::File::create(&path).unwrap();
+        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file).process_group(0);
+        self.running.push(command.spawn().unwrap());
         let said = || fs::read_to_string(&path).unwrap_or_default();
         await_until(|| said().contains(word), said);
         at
@@ -435,6 +430,21 @@ impl Drop for Lab {
             }
         }
     }
+}
+
+/// The same command in a network namespace, which is asked to end when the test has, also one that was killed: by the kernel, when the thread
+/// that starts it has gone.
+fn bound(net: &Net, command: &Command) -> Command {
+    let mut bound = Command::new("nsenter");
+    bound.arg(format!("--net={}", net.path().display())).args(["setpriv", "--pdeathsig", "TERM"]);
+    bound.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => bound.env(name, value),
+            None => bound.env_remove(name),
+        };
+    }
+    bound
 }
 
 /// Asks it to end, so that it removes its control group.
