@@ -32,7 +32,7 @@ struct Guest {
     host: IpAddr,
     line: Line,
     ear: Mutex<Ear>,
-    /// By the numbers of what it has asked.
+    /// What it has asked for that is coming, by the numbers of the questions.
     asked: Mutex<HashMap<u32, Token>>,
     /// What it was told last to forget, and what it has forgotten.
     forgotten: Mutex<(u32, u32)>,
@@ -48,6 +48,7 @@ pub(crate) struct Coming {
     /// Until it is offered, or never will be.
     pub(crate) expected: Expected,
     guest: u64,
+    number: u32,
     since: Instant,
 }
 
@@ -59,7 +60,16 @@ pub(crate) const CONNECTING: Duration = Duration::from_secs(180);
 impl Guests {
     /// What is offered. It is offered once.
     pub(crate) fn take(&self, token: &Token) -> Option<Coming> {
-        self.state().coming.remove(token)
+        let (coming, guest) = {
+            let mut state = self.state();
+            let coming = state.coming.remove(token)?;
+            let guest = state.guests.get(&coming.guest).cloned();
+            (coming, guest)
+        };
+        if let Some(guest) = guest {
+            lock(&guest.asked).remove(&coming.number);
+        }
+        Some(coming)
     }
 
     /// Hears what the router of a host has said until now, though nobody has been told yet that something has come.
@@ -84,8 +94,13 @@ impl Guests {
     /// Those that no kernel tries to connect any more.
     pub(crate) fn sweep(&self) {
         let is_old = |coming: &Coming| coming.since.elapsed() > CONNECTING;
-        let old: Vec<_> = self.state().coming.extract_if(|_, coming| is_old(coming)).collect();
-        drop(old);
+        let old: Vec<Token> = {
+            let state = self.state();
+            state.coming.iter().filter(|(_, coming)| is_old(coming)).map(|(token, _)| *token).collect()
+        };
+        for token in old {
+            drop(self.take(&token));
+        }
     }
 
     /// Ends lines by keys that hold no more.
@@ -126,7 +141,7 @@ impl Guest {
             match word {
                 Word::Ask { number, ask } => self.answer(shared, id, (number, ask), token),
                 Word::Never { number } => {
-                    let token = lock(&self.asked).remove(&number);
+                    let token = lock(&self.asked).get(&number).copied();
                     // Outside of the locks: whoever waits for it looks again.
                     drop(token.and_then(|token| shared.guests.take(&token)));
                 }
@@ -141,16 +156,12 @@ impl Guest {
     }
 
     fn answer(&self, shared: &Arc<Shared>, id: u64, (number, ask): (u32, Ask), token: Token) {
-        let coming = consider(shared, self.host, ask, id);
+        let coming = consider(shared, self.host, (number, ask), id);
         let refused = coming.as_ref().err().copied();
         if let Ok(coming) = coming {
-            let mut asked = lock(&self.asked);
-            asked.insert(number, token);
-            let mut state = shared.guests.state();
-            state.coming.insert(token, coming);
-            if asked.len() > COMING {
-                asked.retain(|_, token| state.coming.contains_key(token));
-            }
+            // Before anybody can take it.
+            lock(&self.asked).insert(number, token);
+            shared.guests.state().coming.insert(token, coming);
         }
         self.line.say(Word::Answer { number, refused });
     }
@@ -201,7 +212,12 @@ pub(crate) async fn attend(
 }
 
 /// Whether anybody would take it. No other policy can come to hold before that is said.
-fn consider(shared: &Arc<Shared>, host: IpAddr, ask: Ask, guest: u64) -> Result<Coming, Reason> {
+fn consider(
+    shared: &Arc<Shared>,
+    host: IpAddr,
+    (number, ask): (u32, Ask),
+    guest: u64,
+) -> Result<Coming, Reason> {
     let Ask { source, destination } = ask;
     shared.connections.permit(Flow { source, destination })?;
     let takers = shared.takers(destination)?;
@@ -209,7 +225,7 @@ fn consider(shared: &Arc<Shared>, host: IpAddr, ask: Ask, guest: u64) -> Result<
         return Err(Reason::Busy);
     }
     let expected = shared.expect(destination, host);
-    Ok(Coming { host, ask, takers, expected, guest, since: Instant::now() })
+    Ok(Coming { host, ask, takers, expected, guest, number, since: Instant::now() })
 }
 
 /// A router on a line.
