@@ -140,6 +140,28 @@ fn a_router_that_is_stopped_until_its_supervisor_has_given_up() {
     stop_while_it_looks([1_000, 10_000], |lab, client| lab.said(client).contains("looked"));
 }
 
+/// The last word is said, and does not get to the server's host before that gives up waiting: the two cross each other.
+#[test]
+fn a_last_word_that_crosses_the_end_of_patience() {
+    let mut lab = lab([10_000, 300]);
+    serve(&mut lab, &[]);
+    let go = lab.path("go");
+    let client = connect(&mut lab, LOOKS_LATE, &go, "under way");
+    await_promises(&lab, 1);
+    // As long as a segment is trusted to get there by itself.
+    std::thread::sleep(Duration::from_millis(600));
+    let host = &lab.hosts[A].net;
+    host.words("nft add table inet lossy");
+    host.words("nft add chain inet lossy out { type filter hook output priority 0 ; }");
+    host.words("nft add rule inet lossy out tcp dport 7450 drop");
+    fs::write(go, "").unwrap();
+    await_until(|| lab.roads(B, "server").1["not-committed"] == 1, || lab.status(B).to_string());
+    lab.hosts[A].net.words("nft delete table inet lossy");
+    assert!(lab.await_end(client).ends_with("ok\n"), "{}", lab.said(client));
+    assert_eq!(agreed(&lab), 0);
+    assert_eq!(lab.roads(A, "client").1["late"], 1, "{}", lab.status(A));
+}
+
 /// The server's router does nothing while its program's supervisor has accepted and asks, long after the last word.
 #[test]
 fn a_router_that_is_stopped_while_it_is_asked_about_what_was_accepted() {

@@ -11,11 +11,12 @@ use shunt_kernel::sequence::Origin;
 use shunt_sys::identity;
 use shunt_sys::options::{self, Copied};
 use shunt_sys::peer::Found;
+use shunt_sys::tcp;
 use socket2::{Domain, SockRef};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::{sleep, timeout, timeout_at};
+use tokio::time::{sleep, sleep_until, timeout};
 
 use crate::channel::watch;
 use crate::connections::{Connection, Place, Stayed};
@@ -28,12 +29,12 @@ use crate::options::Options;
 use crate::peers;
 use crate::policy::Flow;
 use crate::reason::Reason;
-use crate::shared::{Claim, Shared};
+use crate::shared::{Claim, Promised, Shared};
 use crate::wire::{Line, Opening, Talk, WireError, opening};
 
 /// A router that has connected says at once what it wants.
 const FIRST: Duration = Duration::from_secs(2);
-/// Beyond the client's patience, for its last message to arrive.
+/// Beyond the client's patience, for its last message to arrive. Whoever says it counts on that (`FRESH` of `supervisor::connect`).
 const GRACE: Duration = Duration::from_secs(1);
 /// A supervisor waits longer for what it has accepted.
 const FURNISHED: Duration = Duration::from_secs(5);
@@ -116,19 +117,7 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr) -> Result<
         Err(reason) => return talk.promise(Some(reason)).await,
     };
     talk.promise(None).await?;
-    // The promise binds this end until the other one has said its last word, or has let go. Whoever takes it back resets the connection,
-    // so that the last word cannot be said any more; and what has been said by then holds, though nobody has heard it yet.
-    let wanted = async {
-        tokio::select! {
-            committed = timeout(shared.loaded().config.patience() + GRACE, talk.commits()) => {
-                committed.unwrap_or_else(|late| Err(late.into()))
-            }
-            () = promised.is_unwanted() => Err(std::io::ErrorKind::TimedOut.into()),
-        }
-    };
-    if let Err(error) = wanted.await
-        && !talk.has_committed()
-    {
+    if let Err(error) = last_word(shared, &talk, &promised).await {
         reset(talk.into_stream());
         return Err(error.into());
     }
@@ -140,6 +129,36 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr) -> Result<
     }
     shared.changed.notify_waiters();
     Ok(())
+}
+
+/// Until the client has said its last word, which is left there. An error: it has not, and cannot any more. The promise binds this end
+/// until then: whoever takes it back first sees to it that nothing more is heard, and what has been heard by then holds.
+async fn last_word(
+    shared: &Arc<Shared>,
+    talk: &Talk<'_, TcpStream>,
+    promised: &Promised,
+) -> std::io::Result<()> {
+    let limit = shared.loaded().config.patience() + GRACE;
+    let ended = tokio::select! {
+        said = timeout(limit, talk.commits()) => match said {
+            Ok(said) => said,
+            Err(late) => {
+                let errands = &shared.errands;
+                let _ = tcp::set_deaf(talk.stream(), true);
+                // It may take its time. A kernel that has no such call is done with a packet sooner than this comes back.
+                let _ = errands.ask(promised.namespace(), tcp::await_arrivals).await;
+                Err(late.into())
+            }
+        },
+        // The client has sent on the overlay, and says nothing here any more; or the policy forbids it, whatever it says.
+        () = promised.is_unwanted() => Err(std::io::ErrorKind::TimedOut.into()),
+    };
+    if ended.is_err() && talk.has_committed() {
+        // It may not have been deaf.
+        let _ = tcp::set_deaf(talk.stream(), false);
+        return Ok(());
+    }
+    ended
 }
 
 /// The other end has it, or could: it is reset, and not only closed.
@@ -277,33 +296,40 @@ async fn await_claim(
         // It has been asked for before it was made, so it is known by now, or should be.
         shared.guests.listen(shared, host);
     }
-    let begun = tokio::time::Instant::now();
-    let mut unknown = Reason::NotOffered;
+    let begun = Instant::now();
+    let mut reason = Reason::NotOffered;
     // tokio waits for a copy that it owns; the last one is closed elsewhere.
-    let watched = socket.as_fd().try_clone_to_owned().and_then(|copy| watch(copy, Interest::READABLE));
-    let Ok(watched) = watched else {
-        return give_up(shared, ends.cookie).await.ok_or(Reason::Failed);
-    };
-    let reason = loop {
+    let watched = socket.as_fd().try_clone_to_owned().and_then(|copy| watch(copy, Interest::READABLE)).ok();
+    loop {
         let changed = shared.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let (limit, reason) = match shared.claim(ends.cookie, host.map(|host| (ends.local, host))) {
+        let until_late = match shared.claim(ends.cookie, host.map(|host| (ends.local, host))) {
             Claim::Taken(connection, origin) => return Ok((connection, origin)),
+            // Whoever has made the promise keeps the time.
             Claim::Promised => {
-                unknown = Reason::NotCommitted;
-                (patience + GRACE, unknown)
+                reason = Reason::NotCommitted;
+                None
             }
-            Claim::Expected => (patience, Reason::NotOffered),
-            Claim::Unknown => break unknown,
+            Claim::Expected => Some(begun + patience),
+            Claim::Unknown if shared.stay(ends.cookie) => return Err(reason),
+            Claim::Unknown => continue,
         };
         tokio::select! {
-            changed = timeout_at(begun + limit, changed) => if changed.is_err() { break reason },
+            () = changed => {}
+            () = until(until_late) => if shared.stay(ends.cookie) { return Err(reason) },
             // O2: the client has sent on the overlay, and commits nothing any more.
-            () = bytes(&watched) => break Reason::Used,
+            () = bytes(watched.as_ref()) => return give_up(shared, ends.cookie).await.ok_or(Reason::Used),
         }
-    };
-    give_up(shared, ends.cookie).await.ok_or(reason)
+    }
+}
+
+/// For ever, if there is no such moment.
+async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment.into()).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Has a socket stay on the overlay, if it still can: not if it is promised, and the client has said its last word.
@@ -325,11 +351,14 @@ async fn give_up(shared: &Arc<Shared>, cookie: u64) -> Option<(OwnedFd, Origin)>
 }
 
 /// Until bytes have come. An end without bytes may be that of an overlay connection whose place another has taken.
-async fn bytes(socket: &AsyncFd<OwnedFd>) {
-    match socket.readable().await {
-        Ok(ready) if !ready.ready().is_read_closed() => {}
-        _ => std::future::pending().await,
+async fn bytes(socket: Option<&AsyncFd<OwnedFd>>) {
+    if let Some(socket) = socket
+        && let Ok(ready) = socket.readable().await
+        && !ready.ready().is_read_closed()
+    {
+        return;
     }
+    std::future::pending().await
 }
 
 /// Whether the client's end is that of this very connection (O3).

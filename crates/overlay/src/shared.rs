@@ -345,9 +345,10 @@ impl Shared {
         if state.stayed.contains(&cookie) {
             return Err(Reason::Late);
         }
-        if !takers.sockets.iter().all(|socket| state.listeners.contains_key(socket)) {
-            return Err(Reason::NotSupervised);
-        }
+        let listeners = takers.sockets.iter().map(|socket| state.listeners.get(socket));
+        let listeners: Option<Vec<&Listener>> = listeners.collect();
+        let listener = listeners.and_then(|listeners| listeners.first().copied());
+        let namespace = listener.ok_or(Reason::NotSupervised)?.namespace;
         if state.promises.contains_key(&cookie) {
             return Err(Reason::Mismatch);
         }
@@ -364,7 +365,7 @@ impl Shared {
         state.promises.insert(cookie, promise);
         drop(state);
         self.changed.notify_waiters();
-        Ok(Promised { shared: self.clone(), cookie, unwanted })
+        Ok(Promised { shared: self.clone(), cookie, namespace, unwanted })
     }
 
     /// What there is for a socket that was accepted, of a connection to that address by a client on that host.
@@ -628,10 +629,16 @@ impl Drop for Waiting {
 pub(crate) struct Promised {
     shared: Arc<Shared>,
     cookie: u64,
+    /// The network namespace of whoever will accept it.
+    namespace: u64,
     unwanted: Arc<Unwanted>,
 }
 
 impl Promised {
+    pub(crate) fn namespace(&self) -> u64 {
+        self.namespace
+    }
+
     /// Until it is to be taken back.
     pub(crate) async fn is_unwanted(&self) {
         while !self.unwanted.is_so.load(Relaxed) {

@@ -38,3 +38,14 @@ pub(crate) fn write<T: Plain>(fd: BorrowedFd<'_>, level: i32, option: i32, value
     unsafe { raw::call(libc::SYS_setsockopt, arguments)? };
     Ok(())
 }
+
+/// Has a program of the classic packet filter decide which segments the socket gets.
+pub(crate) fn write_filter(fd: BorrowedFd<'_>, program: &[libc::sock_filter]) -> Result<()> {
+    let given = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
+    let (value_at, len) = (&raw const given as usize, size_of_val(&given));
+    let (level, option) = (libc::SOL_SOCKET as usize, libc::SO_ATTACH_FILTER as usize);
+    let arguments = [fd.as_raw_fd() as usize, level, option, value_at, len, 0];
+    // SAFETY: the kernel reads `given` and the program that it points to, which outlive the call; it changes neither.
+    unsafe { raw::call(libc::SYS_setsockopt, arguments)? };
+    Ok(())
+}

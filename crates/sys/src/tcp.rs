@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionread;
 use rustix::ioctl::{Getter, ioctl};
 
-use crate::{Errno, Result, sockopt};
+use crate::{Errno, Result, raw, sockopt};
 
 /// TCP_ESTABLISHED, the one state in which an endpoint may be offered.
 pub const ESTABLISHED: u8 = 1;
@@ -274,6 +274,34 @@ pub fn outq(fd: BorrowedFd<'_>) -> Result<u64> {
     Ok(bytes.max(0) as u64)
 }
 
+/// Whether the peer's kernel has everything that was written, or will never say so. `None`: it may yet.
+pub fn is_acknowledged(fd: impl AsFd) -> Result<Option<bool>> {
+    let fd = fd.as_fd();
+    // What a reset leaves unacknowledged stays counted.
+    let state = state(fd)?;
+    match outq(fd)? {
+        0 => Ok(Some(true)),
+        _ => Ok(if [ESTABLISHED, CLOSE_WAIT].contains(&state) { None } else { Some(false) }),
+    }
+}
+
+/// From now on the socket gets no segment, or again: what arrives is dropped before TCP has seen it, and so is not acknowledged. Segments
+/// that are being handled in this moment may still get there ([`await_arrivals`]).
+pub fn set_deaf(fd: impl AsFd, is_deaf: bool) -> Result<()> {
+    if !is_deaf {
+        return sockopt::write(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0u32);
+    }
+    let nothing = [libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 }];
+    sockopt::write_filter(fd.as_fd(), &nothing)
+}
+
+/// Until the kernel is done with every segment of which it had begun to handle before. May take some hundredths of a second.
+pub fn await_arrivals() -> Result<()> {
+    const MEMBARRIER_CMD_GLOBAL: usize = 1;
+    // SAFETY: it has no arguments that point to anything. It waits until no processor is inside a section in which it handles a packet.
+    unsafe { raw::call(libc::SYS_membarrier, [MEMBARRIER_CMD_GLOBAL, 0, 0, 0, 0, 0]).map(drop) }
+}
+
 /// How much of the send buffer is free, in bytes of the kernel's memory, of which a byte of the program's may take several.
 pub fn send_room(fd: BorrowedFd<'_>) -> Result<u32> {
     let (memory, _) = sockopt::read::<Memory>(fd, libc::SOL_SOCKET, libc::SO_MEMINFO)?;
@@ -384,6 +412,34 @@ mod tests {
             assert!(most > 500, "{most}");
             writer.write_all(&[1]).unwrap();
             reader.read_exact(&mut [0]).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_deaf_socket_acknowledges_nothing_until_it_hears_again() {
+        for is_reset in [false, true] {
+            let (mut writer, reader) = loopback();
+            writer.write_all(b"before").unwrap();
+            settle();
+            assert_eq!(is_acknowledged(&writer), Ok(Some(true)));
+            set_deaf(&reader, true).unwrap();
+            await_arrivals().unwrap();
+            writer.write_all(b"after").unwrap();
+            settle();
+            assert_eq!(is_acknowledged(&writer), Ok(None));
+            assert_eq!(ioctl_fionread(&reader), Ok(6));
+            if is_reset {
+                SockRef::from(&reader).set_linger(Some(Duration::ZERO)).unwrap();
+                drop(reader);
+                settle();
+                assert_eq!(is_acknowledged(&writer), Ok(Some(false)));
+                continue;
+            }
+            set_deaf(&reader, false).unwrap();
+            while is_acknowledged(&writer) == Ok(None) {
+                settle();
+            }
+            assert_eq!((is_acknowledged(&writer), ioctl_fionread(&reader)), (Ok(Some(true)), Ok(11)));
         }
     }
 

@@ -24,6 +24,11 @@ use crate::reason::Reason;
 /// A program that has not looked for so long has forgotten its socket, or never looks. Until then the socket lives on if the program
 /// closes it.
 const FORGOTTEN: Duration = Duration::from_secs(3);
+/// The other router keeps a promise for a second at least, and has made none before the call began: what is said so soon gets there
+/// before it is taken back.
+const FRESH: Duration = Duration::from_millis(500);
+/// A host that has acknowledged nothing for so long is not there, or its router has been stopped while it took its promise back.
+const SILENT: Duration = Duration::from_secs(3);
 /// So many connections may be under way that do not block.
 const PENDING: usize = 4096;
 
@@ -258,7 +263,7 @@ fn seize(call: &Call, attempt: Attempt) {
 }
 
 /// Whether the program can go on; it has the host connection, if there is one.
-fn replace(call: &Call, Attempt { conversation, socket, .. }: &Attempt) -> Result<(), Errno> {
+fn replace(call: &Call, Attempt { conversation, socket, begun }: &Attempt) -> Result<(), Errno> {
     if tcp::state(socket) != Ok(tcp::ESTABLISHED) {
         return Ok(());
     }
@@ -275,7 +280,7 @@ fn replace(call: &Call, Attempt { conversation, socket, .. }: &Attempt) -> Resul
     let Heard::Answer(Answer::Commit(last), Some(connection)) = conversation.hear(|| call.waits()) else {
         return Ok(());
     };
-    if let Err(reason) = commit(socket, &connection, &last) {
+    if let Err(reason) = commit(call, (socket, *begun), &connection, &last) {
         conversation.say(&Request::Stay(reason), None);
         return Ok(());
     }
@@ -286,13 +291,34 @@ fn replace(call: &Call, Attempt { conversation, socket, .. }: &Attempt) -> Resul
 }
 
 /// Says the last word on the host connection. That is the one moment at which both ends change over, or neither does: if the other router
-/// has given up waiting it has reset the connection, and nothing can be said; if not it hears this, however long that takes.
-fn commit(socket: &OwnedFd, connection: &OwnedFd, last: &[u8]) -> Result<(), Reason> {
+/// has given up waiting it hears nothing, and has reset the connection or is about to; if not it hears this, however long that takes.
+fn commit(
+    call: &Call,
+    (socket, begun): (&OwnedFd, Instant),
+    connection: &OwnedFd,
+    last: &[u8],
+) -> Result<(), Reason> {
     if tcp::sent(socket, Opener::Us) != Ok(Some(0)) {
         return Err(Reason::Used);
     }
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let is_open = recv(connection, &mut [0; 1], flags).err() == Some(Errno::AGAIN);
     let said = is_open && send(connection, last, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) == Ok(last.len());
-    if said { Ok(()) } else { Err(Reason::Late) }
+    let heard = said && (begun.elapsed() < FRESH || is_heard(connection, || call.waits()));
+    if heard { Ok(()) } else { Err(Reason::Late) }
+}
+
+/// Whether what was said has got to the other host. Its kernel says so, or resets the connection.
+fn is_heard(connection: &OwnedFd, goes_on: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + SILENT;
+    let mut pause = Duration::from_micros(50);
+    loop {
+        match tcp::is_acknowledged(connection) {
+            Ok(Some(is_so)) => return is_so,
+            Ok(None) if Instant::now() < deadline && goes_on() => {}
+            _ => return false,
+        }
+        std::thread::sleep(pause);
+        pause = (2 * pause).min(Duration::from_millis(5));
+    }
 }
