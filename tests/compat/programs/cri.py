@@ -1,10 +1,10 @@
 # What Kubernetes asks of a node: its container runtime interface (runtime.v1), as much of it as runs a pod.
 #
-#     cri.py SOCKET run HANDLER GROUP NAME IMAGE MOUNT,... COMMAND...   a pod of one container; says its ids and its address
-#     cri.py SOCKET exec CONTAINER COMMAND...                           its output and its exit code
+#     cri.py SOCKET run HANDLER GROUP NAME IMAGE MOUNT,... CAPABILITY,... COMMAND...   a pod of one container; its ids and its address
+#     cri.py SOCKET exec CONTAINER COMMAND...                                          its output and its exit code
 #     cri.py SOCKET remove POD
 #
-# A mount is HOST:CONTAINER. Messages are written by the numbers of their fields: there is nothing here that compiles the interface.
+# A mount is HOST:CONTAINER; capabilities are those beside the usual ones. Messages are written by the numbers of their fields: there is nothing here that compiles the interface.
 import json
 import sys
 
@@ -65,12 +65,15 @@ def call(name, fields):
     return parse(channel.unary_unary("/runtime.v1.RuntimeService/" + name)(message(fields), timeout=60))
 
 
-def run(handler, group, name, image, mounts, *command):
-    sandbox = {1: {1: name, 2: name, 3: "default"}, 8: {1: "/" + group}}
+def run(handler, group, name, image, mounts, capabilities, *command):
+    # As the kubelet has it: each container has its own processes, unless the pod says otherwise.
+    namespaces = {2: 1}
+    sandbox = {1: {1: name, 2: name, 3: "default"}, 8: {1: "/" + group, 2: {1: namespaces}}}
     pod = call("RunPodSandbox", {1: sandbox, 2: handler})[1].decode()
     mounts = [mount.split(":") for mount in mounts.split(",") if mount]
     mounts = [{1: inside, 2: outside, 3: 1} for outside, inside in mounts]
-    config = {1: {1: name}, 2: {1: image}, 3: list(command), 7: mounts}
+    security = {1: {1: [capability for capability in capabilities.split(",") if capability]}, 3: namespaces}
+    config = {1: {1: name}, 2: {1: image}, 3: list(command), 7: mounts, 15: {2: security}}
     container = call("CreateContainer", {1: pod, 2: config, 3: sandbox})[1].decode()
     call("StartContainer", {1: container})
     status = parse(call("PodSandboxStatus", {1: pod})[1])

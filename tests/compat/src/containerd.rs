@@ -19,7 +19,7 @@ pub struct Node<'h> {
     host: &'h Host,
     root: PathBuf,
     group: String,
-    _keeper: Keeper,
+    keeper: Keeper,
 }
 
 /// A pod of one container, with what says where it is.
@@ -71,7 +71,7 @@ impl<'h> Node<'h> {
         fs::write(root.join("net.d/pods.conflist"), network).expect("own directory");
         fs::write(root.join("containerd.toml"), configuration(&root, &runtime)).expect("own directory");
         let keeper = Keeper::start(LIFE, &root, group.as_ref(), &[]);
-        let node = Node { host, root, group, _keeper: keeper };
+        let node = Node { host, root, group, keeper };
         let deadline = Instant::now() + START;
         while !node.ctr(&["version"]).status.success() {
             assert!(
@@ -100,8 +100,20 @@ impl<'h> Node<'h> {
 
     /// Runs a pod by the runtime class `handler`, with files of this machine mounted (HOST:CONTAINER).
     pub fn run(&self, handler: &str, name: &str, mounts: &[String], command: &[&str]) -> Pod {
+        self.run_with(handler, name, mounts, "", command)
+    }
+
+    /// The same, with more capabilities than are usual, as "NET_ADMIN,SYS_PTRACE" or "ALL".
+    pub fn run_with(
+        &self,
+        handler: &str,
+        name: &str,
+        mounts: &[String],
+        capabilities: &str,
+        command: &[&str],
+    ) -> Pod {
         let mounts = mounts.join(",");
-        let words = ["run", handler, &self.group, name, IMAGE, &mounts];
+        let words = ["run", handler, &self.group, name, IMAGE, &mounts, capabilities];
         let output = self.cri(&[&words[..], command].concat());
         assert!(output.status.success(), "{output:?}\n{}", keeper::log(&self.root));
         let said: Value = serde_json::from_slice(&output.stdout).expect("it says where the pod is");
@@ -124,6 +136,11 @@ impl<'h> Node<'h> {
     /// Where the overlay's router has its socket for supervisors.
     pub fn router_socket(&self) -> PathBuf {
         self.root.join("overlay/router.sock")
+    }
+
+    /// A program that is the node's as containerd is: see [`Keeper::beside`].
+    pub fn beside(&self, program: &Path) -> Command {
+        self.keeper.beside(program)
     }
 
     fn cri(&self, words: &[&str]) -> Output {

@@ -135,14 +135,9 @@ impl<'h> Engine<'h> {
         self.root.join("overlay/router.sock")
     }
 
-    /// A program that is the host's as the engine is: it sees the same processes, and the engine's mounts.
+    /// A program that is the host's as the engine is: see [`Keeper::beside`].
     pub fn beside(&self, program: &Path) -> Command {
-        // Of the keeper's child, which has made its namespaces.
-        let engine =
-            keeper::only_child(self.keeper.id()).and_then(keeper::only_child).expect("the engine runs");
-        let mut command = Command::new("nsenter");
-        command.args(["--mount", "--pid", "--target", &engine.to_string(), "--"]).arg(program);
-        command
+        self.keeper.beside(program)
     }
 
     /// Its configuration.

@@ -46,9 +46,13 @@ impl Keeper {
         Keeper(child)
     }
 
-    /// Its process.
-    pub(crate) fn id(&self) -> u32 {
-        self.0.id()
+    /// A program that is the host's as the engine is: it sees the same processes, and the engine's mounts.
+    pub(crate) fn beside(&self, program: &Path) -> Command {
+        // Of the keeper's child, which has made its namespaces.
+        let engine = only_child(self.0.id()).and_then(only_child).expect("the engine runs");
+        let mut command = Command::new("nsenter");
+        command.args(["--mount", "--pid", "--target", &engine.to_string(), "--"]).arg(program);
+        command
     }
 
     /// Has the engine read its configuration again.

@@ -1,11 +1,16 @@
 //! Pods of two nodes as Kubernetes has them, without Kubernetes: two containerds, asked by their container runtime interface, addresses by
 //! Debian's CNI plugins (bridge, host-local), and between the nodes a VXLAN with a route for each node's pods, as flannel makes it. With the
-//! runtime class of packaging/kubernetes and a router on each node, connections cross the host network only. What comes back is checked,
-//! and so is the road. Needs root.
+//! runtime class of packaging/kubernetes and a router on each node, connections cross the host network only, whether pods are trusted or
+//! not. What comes back is checked, and so is the road. Needs root.
 
+#[path = "../../../crates/cli/tests/overlay/attempts.rs"]
+mod attempts;
+
+use attempts::{UNDER_FILTER, attack, compare};
 use shunt_compat::{Host, Node, Pod, Router, by_wire, two_hosts, under_shunt};
 use shunt_netns::Net;
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 /// What Kubernetes calls the nodes' pod CIDRs.
@@ -18,10 +23,11 @@ const TWO: usize = 1;
 
 struct Cluster<'h> {
     host: &'h Host,
+    /// They end before the nodes whose processes they see, and so can clear up.
+    routers: Vec<Router>,
     nets: [Net; 2],
     /// Of the servers and of the clients.
     nodes: [Node<'h>; 2],
-    routers: [Router; 2],
 }
 
 impl<'h> Cluster<'h> {
@@ -38,21 +44,22 @@ impl<'h> Cluster<'h> {
         }
         let start = |at: usize| nets[at].inside(|| Node::start(host, ["one", "two"][at], PODS[at]));
         let nodes = [start(ONE), start(TWO)];
-        nodes.iter().for_each(|node| node.image(&["nginx", "curl", "memcached", "memcaslap", "mkdir"]));
-        let route = |at: usize| {
-            Router::start(
-                host,
-                &nets[at],
-                at,
-                &nodes[at].router_socket(),
-                "10.70.0.0/16",
-                PODS,
-                false,
-                |shunt| Command::new(shunt),
-            )
-        };
-        let routers = [route(ONE), route(TWO)];
-        Cluster { host, nets, nodes, routers }
+        nodes
+            .iter()
+            .for_each(|node| node.image(&["nginx", "curl", "memcached", "memcaslap", "mkdir", "socat"]));
+        Cluster { host, nets, nodes, routers: Vec::new() }
+    }
+
+    /// Runs both routers, with pods that are trusted or not.
+    fn route(&mut self, secure: bool) {
+        self.routers.clear();
+        self.routers = [ONE, TWO].map(|at| self.router(at, secure)).into();
+    }
+
+    fn router(&self, at: usize, secure: bool) -> Router {
+        let node = &self.nodes[at];
+        let (socket, beside) = (node.router_socket(), |shunt: &Path| node.beside(shunt));
+        Router::start(self.host, &self.nets[at], at, &socket, "10.70.0.0/16", PODS, secure, beside)
     }
 
     /// Does something, after which both routers must have put exactly so many connections on the host network, and none anywhere else.
@@ -80,9 +87,16 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn pods_of_two_nodes_talk_over_the_host_network() {
     under_shunt(Duration::from_secs(240), |host| {
-        let cluster = Cluster::start(host);
-        nginx_serves_a_pod_of_another_node(&cluster);
-        memcached_is_loaded(&cluster);
+        let mut cluster = Cluster::start(host);
+        // Nobody is trusted, which is a router's default.
+        for secure in [true, false] {
+            cluster.route(secure);
+            nginx_serves_a_pod_of_another_node(&cluster);
+            memcached_is_loaded(&cluster);
+            if secure {
+                what_a_hostile_program_gets_is_what_the_page_says(&cluster);
+            }
+        }
     });
 }
 
@@ -149,4 +163,31 @@ fn memcached_is_loaded(cluster: &Cluster<'_>) {
     assert!(gets.parse::<u64>().unwrap() > 1000, "{said}");
     client.remove(user);
     server.remove(memory);
+}
+
+/// In a pod that has whatever a pod can have, from its beginning or started in it later.
+fn what_a_hostile_program_gets_is_what_the_page_says(cluster: &Cluster<'_>) {
+    let [server, client] = &cluster.nodes;
+    let mounts = [format!("{}:/attack", attack().display())];
+    let echo = server.run("shunt", "echo", &[], &["socat", "TCP-LISTEN:9000,fork,reuseaddr", "PIPE"]);
+    let listens = || text(&server.exec(&echo, &["cat", "/proc/net/tcp"]).stdout).contains(":2328 ");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !listens() {
+        assert!(Instant::now() < deadline, "it does not listen");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // Its first program waits in a call that its supervisor has.
+    let own = client.run_with(
+        "shunt",
+        "hostile",
+        &mounts,
+        "ALL",
+        &["/attack", "accept", "0.0.0.0", "0.0.0.0", "192.168.77.", "wire", "-"],
+    );
+    let attempts = ["/attack", "connect", &own.address, &echo.address, "192.168.77.", "wire", "-"];
+    let output = cluster.expect_host(1, || client.exec(&own, &attempts));
+    assert!(output.status.success(), "{output:?}");
+    compare(&String::from_utf8_lossy(&output.stdout), UNDER_FILTER);
+    client.remove(own);
+    server.remove(echo);
 }
