@@ -1,9 +1,11 @@
 //! Whatever may wait for a stranger, on other threads. A program can hold the lock of a socket, or of an epoll set that its file is in, for
 //! as long as it likes; whoever asks about the socket, or closes the last descriptor of it, waits as long. So the router does neither
-//! itself, and each network namespace has some threads to hold up, and no more.
+//! itself, and each network namespace has some threads to hold up, and no more. What nobody holds up is over soon, so a few threads do all
+//! of that, however many ask at once: each has a stack, and an allocator's memory, that would stay.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -26,6 +28,11 @@ pub(crate) fn reserved(namespace: u64) -> u64 {
 const QUESTIONS: usize = 16;
 /// So many threads close what its programs have shown.
 const CLOSERS: usize = 4;
+/// So many threads are at work that nobody holds up, and so many of them for one namespace.
+const PLACES: usize = 64;
+const PLACES_OF_ONE: usize = 2;
+/// A thread that has not done its errand by then is held up, and leaves its place to another.
+const HELD_UP: Duration = Duration::from_millis(20);
 /// With so much to close it is not listened to.
 const CLOGGED: usize = 1024;
 /// The kernel answers at once, or somebody keeps it from answering.
@@ -35,6 +42,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Errands {
     runtime: Handle,
+    places: Semaphore,
     namespaces: Mutex<HashMap<u64, Load>>,
 }
 
@@ -42,6 +50,7 @@ pub(crate) struct Errands {
 struct Load {
     questions: usize,
     turns: Arc<Semaphore>,
+    places: Arc<Semaphore>,
     closers: usize,
     to_close: Vec<Closing>,
 }
@@ -52,14 +61,15 @@ type Closing = (OwnedFd, Option<Arc<Turn>>);
 impl Default for Load {
     fn default() -> Load {
         let turns = Arc::new(Semaphore::new(QUESTIONS));
-        Load { questions: 0, turns, closers: 0, to_close: Vec::new() }
+        let places = Arc::new(Semaphore::new(PLACES_OF_ONE));
+        Load { questions: 0, turns, places, closers: 0, to_close: Vec::new() }
     }
 }
 
 impl Errands {
     /// On the threads of this runtime.
     pub(crate) fn new(runtime: Handle) -> Errands {
-        Errands { runtime, namespaces: Mutex::default() }
+        Errands { runtime, places: Semaphore::new(PLACES), namespaces: Mutex::default() }
     }
 
     /// What `question` finds out about sockets of a namespace, when its turn comes.
@@ -71,15 +81,38 @@ impl Errands {
         let asking = Asking::queue(self.clone(), namespace);
         let turn = timeout(LIMIT, asking.turns.clone().acquire_owned()).await;
         let turn = turn.ok().and_then(Result::ok).ok_or(Reason::Busy)?;
-        let asked = self.runtime.spawn_blocking(move || {
+        let places = asking.places.clone();
+        let asked = self.elsewhere(&places, move || {
             let answer = question();
             drop((turn, asking));
             answer
         });
-        match timeout(LIMIT, asked).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(_)) | Err(_) => Err(Reason::Failed),
+        asked.await.ok_or(Reason::Failed)
+    }
+
+    /// Has another thread do something, when there is a place, and one of those of the namespace. None: it takes too long.
+    async fn elsewhere<T: Send + 'static>(
+        &self,
+        of_one: &Semaphore,
+        errand: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let places = (of_one.acquire().await, self.places.acquire().await);
+        let begun = Arc::new(AtomicBool::new(false));
+        let begins = begun.clone();
+        let mut done = self.runtime.spawn_blocking(move || {
+            begins.store(true, Relaxed);
+            errand()
+        });
+        loop {
+            match timeout(HELD_UP, &mut done).await {
+                Ok(done) => return done.ok(),
+                // It is the processor that is late.
+                Err(_) if !begun.load(Relaxed) => {}
+                Err(_) => break,
+            }
         }
+        drop(places);
+        timeout(LIMIT, done).await.ok()?.ok()
     }
 
     /// Until there is not too much of a namespace to be closed.
@@ -95,8 +128,11 @@ impl Errands {
         load.to_close.push(closing);
         if load.closers < CLOSERS {
             load.closers += 1;
-            let errands = self.clone();
-            drop(self.runtime.spawn_blocking(move || while errands.close_next(namespace) {}));
+            let (errands, places) = (self.clone(), load.places.clone());
+            drop(self.runtime.spawn(async move {
+                let closer = errands.clone();
+                errands.elsewhere(&places, move || while closer.close_next(namespace) {}).await
+            }));
         }
     }
 
@@ -134,6 +170,7 @@ struct Asking {
     errands: Arc<Errands>,
     namespace: u64,
     turns: Arc<Semaphore>,
+    places: Arc<Semaphore>,
 }
 
 impl Asking {
@@ -141,9 +178,9 @@ impl Asking {
         let mut namespaces = errands.namespaces();
         let load = namespaces.entry(namespace).or_default();
         load.questions += 1;
-        let turns = load.turns.clone();
+        let (turns, places) = (load.turns.clone(), load.places.clone());
         drop(namespaces);
-        Asking { errands, namespace, turns }
+        Asking { errands, namespace, turns, places }
     }
 }
 
@@ -224,6 +261,30 @@ mod tests {
         }
         drop(release);
         assert_eq!(errands.ask(1, || ()).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_few_threads_do_what_nobody_holds_up() {
+        use std::collections::HashSet;
+        use std::thread::{ThreadId, current};
+        let errands = Arc::new(Errands::new(Handle::current()));
+        let threads = Arc::<Mutex<HashSet<ThreadId>>>::default();
+        let asked: Vec<_> = (1..16 * PLACES as u64)
+            .map(|namespace| {
+                let (errands, threads) = (errands.clone(), threads.clone());
+                let errand = move || {
+                    threads.lock().unwrap().insert(current().id());
+                    std::thread::sleep(Duration::from_millis(1));
+                };
+                tokio::spawn(async move { errands.ask(namespace, errand).await })
+            })
+            .collect();
+        for one in asked {
+            one.await.unwrap().unwrap();
+        }
+        // One that gets no processor for so long has left its place as well.
+        let count = threads.lock().unwrap().len();
+        assert!(count <= 4 * PLACES, "{count} threads");
     }
 
     #[tokio::test]
