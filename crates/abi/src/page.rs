@@ -31,11 +31,14 @@ pub struct Page {
     pub counters: [AtomicU64; Counter::COUNT],
     /// How often each bypass reason was met, indexed by its code.
     pub bypasses: [AtomicU64; 64],
+    /// Bytes that went by TCP while a reason stood, indexed by its code: those that rows no longer speak of. Sent and received
+    /// alike, and of connections that have ended too.
+    pub tcp_bytes: [AtomicU64; 64],
     /// Live connections.
     pub entries: [Entry; ENTRIES],
 }
 
-const _: () = assert!(Counter::COUNT + 8 + 64 <= 512 && crate::reason::Reason::ALL.len() <= 64);
+const _: () = assert!(Counter::COUNT + 8 + 2 * 64 <= 512 && crate::reason::Reason::ALL.len() <= 64);
 
 /// Between which sockets the broker can pair those of this process: what is worth offering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +77,21 @@ impl Page {
         }
     }
 
+    /// Counts what the row's direction has moved by TCP, and what has not been counted yet, under the reason that the row still
+    /// shows.
+    pub fn count_tcp(&self, entry: &Entry, which: Which) {
+        let (bytes, counted, shift) = match which {
+            Which::Sent => (&entry.tcp_sent, &entry.sent_counted, 16),
+            Which::Received => (&entry.tcp_received, &entry.received_counted, 32),
+        };
+        let bytes = bytes.load(Relaxed);
+        let before = counted.swap(bytes, Relaxed);
+        let code = (entry.roads.load(Relaxed) >> shift) as u16;
+        if let Some(sum) = self.tcp_bytes.get(usize::from(code)) {
+            sum.fetch_add(bytes.saturating_sub(before), Relaxed);
+        }
+    }
+
     /// Says what is worth offering.
     pub fn set_reach(&self, reach: Reach) {
         self.reach.store(reach as u64, Relaxed);
@@ -106,11 +124,13 @@ pub enum Counter {
     ConnectionsOffered,
     /// Those of them that have been on shared memory, however often.
     ConnectionsOnShm,
+    /// Bytes that went through lanes, sent and received, of connections that no row speaks of any more.
+    LaneBytes,
 }
 
 impl Counter {
     /// Number of counters.
-    pub const COUNT: usize = 11;
+    pub const COUNT: usize = 12;
     /// Every counter with its name in `--json`.
     pub const NAMES: [(Counter, &'static str); Counter::COUNT] = [
         (Counter::Offered, "offered"),
@@ -124,6 +144,7 @@ impl Counter {
         (Counter::Connections, "connections"),
         (Counter::ConnectionsOffered, "connections_offered"),
         (Counter::ConnectionsOnShm, "connections_on_shm"),
+        (Counter::LaneBytes, "lane_bytes_ended"),
     ];
 }
 
@@ -151,7 +172,20 @@ pub struct Entry {
     pub shm_received: AtomicU64,
     /// The [`SocketOption`](crate::option::SocketOption) that keeps it on TCP, packed; 0: none does.
     pub option: AtomicU64,
-    _rest: [AtomicU64; 4],
+    /// Of the bytes sent by TCP: those that are counted in [`Page::tcp_bytes`].
+    pub sent_counted: AtomicU64,
+    /// The same of those received.
+    pub received_counted: AtomicU64,
+    _rest: [AtomicU64; 2],
+}
+
+/// One of the two directions of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// What the process sends.
+    Sent,
+    /// What it receives.
+    Received,
 }
 
 const _: () = assert!(size_of::<Entry>() == 128);
@@ -183,6 +217,10 @@ pub struct EntryCopy {
     pub shm_received: u64,
     /// See [`Entry::option`].
     pub option: u64,
+    /// See [`Entry::sent_counted`].
+    pub sent_counted: u64,
+    /// See [`Entry::received_counted`].
+    pub received_counted: u64,
 }
 
 impl Entry {
@@ -204,6 +242,8 @@ impl Entry {
         self.shm_sent.store(copy.shm_sent, Relaxed);
         self.shm_received.store(copy.shm_received, Relaxed);
         self.option.store(copy.option, Relaxed);
+        self.sent_counted.store(copy.sent_counted, Relaxed);
+        self.received_counted.store(copy.received_counted, Relaxed);
         self.cookie.store(copy.cookie, Release);
     }
 
@@ -238,6 +278,8 @@ impl Entry {
             shm_sent: self.shm_sent.load(Relaxed),
             shm_received: self.shm_received.load(Relaxed),
             option: self.option.load(Relaxed),
+            sent_counted: self.sent_counted.load(Relaxed),
+            received_counted: self.received_counted.load(Relaxed),
         };
         std::sync::atomic::fence(Acquire);
         (self.cookie.load(Relaxed) == cookie).then_some(copy)
@@ -265,6 +307,8 @@ mod tests {
             shm_sent: 3,
             shm_received: u64::MAX,
             option: 5,
+            sent_counted: 1,
+            received_counted: 2,
         };
         entry.publish(&copy);
         assert_eq!(entry.copy(), Some(copy));

@@ -26,6 +26,8 @@ pub struct Snapshot {
     pub offers_refused: BTreeMap<String, u64>,
     /// Connection ends since the start, also of processes that have ended.
     pub share: Share,
+    /// Bytes moved since the start, also by connections and processes that have ended.
+    pub bytes: Moved,
     /// Messages refused since the start, by what was wrong with them.
     pub bad_messages: BTreeMap<String, u64>,
     /// Processes that said hello and are alive.
@@ -53,6 +55,27 @@ impl std::ops::AddAssign for Share {
     }
 }
 
+/// Bytes that connection ends have moved, sent and received: what goes between two programs under shunt is counted by both.
+/// A connection that a process goes on with after its parent has used it is counted from its beginning by each of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    /// Through shared memory.
+    pub shm: u64,
+    /// By TCP, by the reason that stood while they went: `none` until it was first looked at, or about to switch.
+    pub tcp: BTreeMap<String, u64>,
+}
+
+impl std::ops::AddAssign<&Moved> for Moved {
+    /// What processes have counted may be anything.
+    fn add_assign(&mut self, other: &Moved) {
+        self.shm = self.shm.saturating_add(other.shm);
+        for (reason, bytes) in &other.tcp {
+            let sum = self.tcp.entry(reason.clone()).or_default();
+            *sum = sum.saturating_add(*bytes);
+        }
+    }
+}
+
 /// One process under shunt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Process {
@@ -64,6 +87,8 @@ pub struct Process {
     pub program: String,
     /// Its connection ends since it began, also those that are closed.
     pub share: Share,
+    /// Bytes that they have moved.
+    pub bytes: Moved,
     /// Its connections.
     pub connections: Vec<Connection>,
     /// Connections that there was no room for.

@@ -15,7 +15,7 @@ use shunt_abi::control::{
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::{PAGE_BYTES, Page, Reach};
 use shunt_abi::reason::Reason;
-use shunt_abi::status::Share;
+use shunt_abi::status::{Moved, Share};
 use shunt_kernel::sequence::Reader;
 use shunt_sys::mapping::{self, Mapping};
 use shunt_sys::memfd::{SealError, verify_sealed};
@@ -34,6 +34,7 @@ use crate::outbox::Outbox;
 use crate::pairing::{Offers, ProcessId};
 use crate::principal::{Budget, Charge, Principal};
 use crate::rinse::Rinser;
+use crate::status;
 
 /// Everything the broker knows.
 #[derive(Debug)]
@@ -44,6 +45,8 @@ pub(crate) struct State {
     pub(crate) processes: BTreeMap<ProcessId, Process>,
     /// The connections of those that have ended.
     pub(crate) ended: Share,
+    /// The bytes that they have moved.
+    pub(crate) ended_bytes: Moved,
     pub(crate) links: Links,
     /// What has happened to all.
     pub(crate) tally: Tally,
@@ -163,6 +166,7 @@ impl State {
             started: Instant::now(),
             processes: BTreeMap::new(),
             ended: Share::default(),
+            ended_bytes: Moved::default(),
             links: Links::new(geometry, limits.links),
             tally: Tally::default(),
             tallies: HashMap::new(),
@@ -309,6 +313,7 @@ impl State {
         self.ring(bereaved.asleep);
         if let Some(process) = self.processes.remove(&id) {
             self.ended += process.outbox.with_page(Page::share).unwrap_or_default();
+            self.ended_bytes += &process.outbox.with_page(status::moved).unwrap_or_default();
             self.namespaces.leave(process.netns);
             self.pages.remove(&process.page);
             self.tell_reach();

@@ -16,7 +16,7 @@ use shunt_abi::control::{DecodeError, Reply, Request, STATUS_PART, Status, Statu
 use shunt_abi::option::SocketOption;
 use shunt_abi::page::{Counter, Entry, EntryCopy, Page};
 use shunt_abi::reason::{Reason, Road};
-use shunt_abi::status::{Connection, Direction, Process, Share, Snapshot};
+use shunt_abi::status::{Connection, Direction, Moved, Process, Share, Snapshot};
 use shunt_sys::mapping::backed_pages;
 use shunt_sys::{Errno, identity, seqpacket};
 use thiserror::Error;
@@ -153,8 +153,14 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
         .filter(is_visible)
         .map(|one| process(one, || rows.take(one.principal, 1)))
         .collect();
-    let mut share = if whose.is_privileged() { state.ended } else { Share::default() };
-    processes.iter().for_each(|process| share += process.share);
+    let (mut share, mut bytes) = match whose.is_privileged() {
+        true => (state.ended, state.ended_bytes.clone()),
+        false => (Share::default(), Moved::default()),
+    };
+    for process in &processes {
+        share += process.share;
+        bytes += &process.bytes;
+    }
     Snapshot {
         version: VERSION,
         broker_pid: std::process::id(),
@@ -165,15 +171,17 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
         offers_refused: refused.map(|(reason, count)| (reason.label().to_owned(), *count)).collect(),
         bad_messages: bad.map(|(label, count)| ((*label).to_owned(), *count)).collect(),
         share,
+        bytes,
         processes,
     }
 }
 
 /// With as many connections as `has_room` lets in.
 fn process(process: &state::Process, mut has_room: impl FnMut() -> bool) -> Process {
-    let (mut report, mut left_out) = (Report::default(), 0);
+    let (mut report, mut bytes, mut left_out) = (Report::default(), Moved::default(), 0);
     process.outbox.with_page(|page| {
         report = summary(page);
+        bytes = moved(page);
         for row in rows(page).filter_map(Entry::copy) {
             if has_room() {
                 report.connections.push(connection(row));
@@ -189,10 +197,33 @@ fn process(process: &state::Process, mut has_room: impl FnMut() -> bool) -> Proc
         uid: process.credentials.uid,
         program: process.program.clone(),
         share,
+        bytes,
         connections,
         counters,
         bypasses,
     }
+}
+
+/// What connections of the page's process have moved since it began, also those that have ended. It may be anything.
+pub(crate) fn moved(page: &Page) -> Moved {
+    let mut moved =
+        Moved { shm: page.counters[Counter::LaneBytes as usize].load(Relaxed), tcp: BTreeMap::new() };
+    let mut add = |reason: Reason, bytes: u64| {
+        if bytes > 0 {
+            let sum = moved.tcp.entry(reason.label().to_owned()).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+    };
+    for (reason, bytes) in Reason::ALL.iter().zip(&page.tcp_bytes) {
+        add(*reason, bytes.load(Relaxed));
+    }
+    for row in rows(page).filter_map(Entry::copy) {
+        let connection = connection(row);
+        add(connection.send.reason, row.tcp_sent.saturating_sub(row.sent_counted));
+        add(connection.receive.reason, row.tcp_received.saturating_sub(row.received_counted));
+        moved.shm = moved.shm.saturating_add(row.shm_sent).saturating_add(row.shm_received);
+    }
+    moved
 }
 
 /// What a page says of its process. That may be anything, and is only shown.

@@ -3,12 +3,15 @@
 mod common;
 
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
 
 use common::{Broker, Process, eventually, loopback, path_bytes, spawn};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use shunt_abi::control::Announce;
+use shunt_abi::page::{EntryCopy, Which};
 use shunt_abi::reason::Reason;
+use shunt_abi::status::Moved;
 use shunt_broker::{Config, Error, ListenError, Mode, StatusError, status};
 use shunt_sys::seqpacket;
 
@@ -189,4 +192,35 @@ fn the_page_counts_what_the_broker_has_dealt_with() {
     process.expect_refusal(7, Reason::NotTcp);
     // It is counted when it is held no longer, or soon will be.
     assert_eq!(std::io::Read::read(&mut { reader }, &mut [0; 1]).unwrap(), 0);
+}
+
+/// Bytes are those of the reason that stood when they went, and stay when their connection and its process have ended.
+#[test]
+fn bytes_of_what_has_ended_are_still_counted() {
+    let broker = Broker::start();
+    let process = broker.process();
+    let page = process.page.page().unwrap();
+    let address = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
+    let roads = (Reason::PeerNotOffered as u64) << 16 | (Reason::IoUring as u64) << 32;
+    page.entries[0].publish(&EntryCopy {
+        cookie: 1,
+        local: address,
+        remote: address,
+        roads,
+        tcp_sent: 100,
+        tcp_received: 30,
+        shm_sent: 1000,
+        ..EntryCopy::default()
+    });
+    page.rows.store(1, Release);
+    let expected =
+        Moved { shm: 1000, tcp: [("peer_not_offered".to_owned(), 100), ("io_uring".to_owned(), 30)].into() };
+    assert_eq!(broker.status().bytes, expected);
+    // It goes on by shared memory.
+    page.count_tcp(&page.entries[0], Which::Sent);
+    page.entries[0].roads.store(1 | roads & 0xffff << 32, Release);
+    assert_eq!(broker.status().bytes, expected);
+    drop(process);
+    eventually(|| broker.status().processes.is_empty());
+    assert_eq!(broker.status().bytes, expected);
 }

@@ -215,6 +215,8 @@ fn printable(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use shunt_abi::status::Moved;
+
     use super::*;
 
     fn direction(road: Road, reason: Reason, tcp_bytes: u64, shm_bytes: u64) -> Direction {
@@ -227,6 +229,7 @@ mod tests {
             uid: 0,
             program: "memcached\x1b".into(),
             share: Share { seen: 12, offered: 3, on_shm: 2 },
+            bytes: Moved::default(),
             connections,
             left_out: 0,
             counters: BTreeMap::new(),

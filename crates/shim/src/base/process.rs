@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
-use shunt_abi::page::{Counter, ENTRIES, Entry, PAGE_BYTES, Page};
+use shunt_abi::page::{Counter, ENTRIES, Entry, PAGE_BYTES, Page, Which};
 use shunt_abi::reason::Reason;
 pub(crate) use shunt_sys::clock::now;
 use shunt_sys::mapping::{self, Mapping};
@@ -269,7 +269,8 @@ fn copy_report(old: &Page, fresh: &Page) {
     for (from, to) in old.counters.iter().zip(&fresh.counters) {
         to.store(from.load(Relaxed), Relaxed);
     }
-    for (from, to) in old.bypasses.iter().zip(&fresh.bypasses) {
+    let sums = old.bypasses.iter().chain(&old.tcp_bytes);
+    for (from, to) in sums.zip(fresh.bypasses.iter().chain(&fresh.tcp_bytes)) {
         to.store(from.load(Relaxed), Relaxed);
     }
     fresh.rows.store(old.rows.load(Relaxed), Release);
@@ -305,11 +306,21 @@ pub(crate) fn list() -> Option<&'static Entry> {
     Some(&page.entries[row as usize])
 }
 
-/// Gives a row back.
+/// Gives a row back. What it has counted is kept.
 pub(crate) fn unlist(entry: &Entry) {
+    count_tcp(entry, Which::Sent);
+    count_tcp(entry, Which::Received);
+    count(Counter::LaneBytes, entry.shm_sent.load(Relaxed) + entry.shm_received.load(Relaxed));
     entry.clear();
     if let Some(row) = page().and_then(|page| row_of(page, entry)) {
         ROWS.lock().free.push(row as u16);
+    }
+}
+
+/// Keeps what a direction has moved by TCP, before its row shows another reason or none.
+pub(crate) fn count_tcp(entry: &Entry, which: Which) {
+    if let Some(page) = page() {
+        page.count_tcp(entry, which);
     }
 }
 

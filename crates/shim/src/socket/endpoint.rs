@@ -803,6 +803,7 @@ impl Endpoint {
     pub(crate) fn report_tx(&self, side: &TxSide) {
         let Some(entry) = self.entry() else { return };
         entry.shm_sent.store(side.tx.lane_total(), Relaxed);
+        process::count_tcp(entry, page::Which::Sent);
         let (road, reason) = described(side.tx.on_lane(), side.tx.reason());
         let word = road as u64 | u64::from(reason as u16) << 16;
         let _ = entry.roads.fetch_update(Relaxed, Relaxed, |old| Some(old & !0xffff_00ff | word));
@@ -823,6 +824,7 @@ impl Endpoint {
         side.told_on_lane = side.rx.on_lane();
         let Some(entry) = self.entry() else { return };
         entry.shm_received.store(side.rx.lane_total(), Relaxed);
+        process::count_tcp(entry, page::Which::Received);
         let (road, reason) = described(side.rx.on_lane(), side.rx.reason());
         let word = (road as u64) << 8 | u64::from(reason as u16) << 32;
         let _ = entry.roads.fetch_update(Relaxed, Relaxed, |old| Some(old & !0xffff_0000_ff00 | word));
