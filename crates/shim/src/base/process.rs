@@ -310,7 +310,7 @@ pub(crate) fn list() -> Option<&'static Entry> {
 pub(crate) fn unlist(entry: &Entry) {
     count_tcp(entry, Which::Sent);
     count_tcp(entry, Which::Received);
-    count(Counter::LaneBytes, entry.shm_sent.load(Relaxed) + entry.shm_received.load(Relaxed));
+    count(Counter::LaneBytes, entry.shm_sent.load(Relaxed).wrapping_add(entry.shm_received.load(Relaxed)));
     entry.clear();
     if let Some(row) = page().and_then(|page| row_of(page, entry)) {
         ROWS.lock().free.push(row as u16);
