@@ -4,8 +4,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-/// Among the distribution's, PostgreSQL's own, or in PATH. PATH comes last: version managers put wrappers there.
+/// Among the distribution's, PostgreSQL's own, or in PATH. PATH comes last: version managers put wrappers there. A name that ends
+/// with `*` has a version behind it: the newest.
 pub(crate) fn program(name: &str) -> Option<PathBuf> {
+    if let Some(beginning) = name.strip_suffix('*') {
+        let programs = std::fs::read_dir("/usr/sbin").into_iter().flatten().flatten();
+        let is_meant = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with(beginning);
+        return programs.filter(is_meant).map(|entry| entry.path()).max();
+    }
     let path = std::env::var_os("PATH").unwrap_or_default();
     ["/usr/bin", "/usr/sbin", "/bin", "/sbin"]
         .map(PathBuf::from)

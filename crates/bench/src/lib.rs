@@ -20,8 +20,10 @@ mod relay;
 mod report;
 mod serve;
 mod side;
+mod stacks;
 mod stage;
 mod stats;
+mod user;
 mod worker;
 
 pub use ipc::{Arguments as IpcArguments, run as ipc};
@@ -29,4 +31,5 @@ pub use local::{Arguments as LocalArguments, run as local};
 pub use overlay::{Arguments as OverlayArguments, run as overlay};
 pub use relay::{Arguments as RelayArguments, run as relay};
 pub use serve::{Arguments as ServeArguments, run as serve};
+pub use stacks::{Arguments as StacksArguments, run as stacks};
 pub use worker::{Way, Worker, run as worker};

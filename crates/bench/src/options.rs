@@ -13,11 +13,11 @@ use crate::report::{Plot, page};
 pub(crate) struct Output {
     /// Print one JSON object instead of tables
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 
     /// Write a page with plots as well
     #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    pub(crate) html: Option<PathBuf>,
 
     /// How often every side has its turn
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..1000))]

@@ -70,11 +70,10 @@ impl Process {
 
     /// Processor time so far of all its threads, ended ones included.
     pub(crate) fn cpu(&self) -> Duration {
-        let clock = clock_getcpuclockid(nix::unistd::Pid::from_raw(self.child.id() as i32));
-        clock.and_then(clock_gettime).map_or(Duration::ZERO, Duration::from)
+        cpu(self.child.id())
     }
 
-    /// Processor time of it and of all that it started, ended children included; to the clock tick.
+    /// Processor time of it and of all that it started, ended children included; of these to the clock tick.
     pub(crate) fn tree_cpu(&self) -> Duration {
         cpu_of(&family(self.child.id()))
     }
@@ -83,6 +82,11 @@ impl Process {
     pub(crate) fn tree_resident(&self) -> u64 {
         let pages: u64 = family(self.child.id()).iter().map(|stat| stat.resident_pages).sum();
         pages * rustix::param::page_size() as u64
+    }
+
+    /// Memory of it and of all that it started, in bytes: what processes share is divided between them.
+    pub(crate) fn tree_pss(&self) -> u64 {
+        family(self.child.id()).iter().map(|stat| pss(stat.pid)).sum()
     }
 
     /// Waits for its end; what it printed, and the processor time that it used.
@@ -171,8 +175,22 @@ pub(crate) fn own_tree_cpu() -> Duration {
 }
 
 fn cpu_of(family: &[Stat]) -> Duration {
-    let ticks: u64 = family.iter().map(|stat| stat.ticks).sum();
-    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    let ticks: u64 = family.iter().map(|stat| stat.ended_ticks).sum();
+    let ended = Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64);
+    family.iter().map(|stat| cpu(stat.pid)).sum::<Duration>() + ended
+}
+
+/// Processor time so far of all threads of a process, ended ones included; none of one that is gone.
+fn cpu(pid: u32) -> Duration {
+    let clock = clock_getcpuclockid(nix::unistd::Pid::from_raw(pid as i32));
+    clock.and_then(clock_gettime).map_or(Duration::ZERO, Duration::from)
+}
+
+/// The proportional share of a process, in bytes.
+fn pss(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let kilobytes = text.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"));
+    kilobytes.and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
 /// A process, and all that it started.
@@ -198,8 +216,8 @@ fn family(pid: u32) -> Vec<Stat> {
 struct Stat {
     pid: u32,
     parent: u32,
-    /// User and system time, its own and that of its children that have ended.
-    ticks: u64,
+    /// User and system time of its children that have ended.
+    ended_ticks: u64,
     resident_pages: u64,
 }
 
@@ -212,7 +230,7 @@ impl Stat {
         Some(Stat {
             pid,
             parent: *fields.get(1)? as u32,
-            ticks: fields.get(11..15)?.iter().sum(),
+            ended_ticks: fields.get(13..15)?.iter().sum(),
             resident_pages: *fields.get(21)?,
         })
     }

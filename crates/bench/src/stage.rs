@@ -161,6 +161,11 @@ impl Stage {
         serde_json::from_slice(&output.stdout).context("the broker's answer")
     }
 
+    /// Processor time of the broker so far.
+    pub(crate) fn broker_cpu(&self) -> Duration {
+        self.broker.as_ref().map_or(Duration::ZERO, Process::cpu)
+    }
+
     fn bridge(&self) -> Result<&Bridge> {
         if self.bridge.get().is_none() {
             ensure!(self.isolated, "a bridge is built only in a network namespace of our own");

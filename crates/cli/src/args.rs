@@ -567,6 +567,9 @@ pub(crate) enum Bench {
     Overlay(shunt_bench::OverlayArguments),
     /// The message channel against sockets, files and queues: messages with descriptors between two processes
     Ipc(shunt_bench::IpcArguments),
+    /// Whole stacks of web servers, interpreters and databases, as far as they are installed, with everything under shunt and
+    /// with nothing
+    Stacks(shunt_bench::StacksArguments),
 }
 
 /// A thread that looks for work longer than this has stopped being useful to anyone.

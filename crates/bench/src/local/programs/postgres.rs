@@ -1,7 +1,7 @@
 //! PostgreSQL with pgbench: SELECT only and TPC-B, simple and prepared.
 
-use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use crate::interrupt::pause;
 use crate::process::Process;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
+use crate::user;
 use crate::worker::Measured;
 
 pub(super) fn points() -> Vec<Point> {
@@ -48,12 +49,12 @@ impl Program for Pgbench {
     fn start(&self, stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>> {
         let data = data_directory(stage, address.port)?;
         let mut initdb = Command::new(find::installed("setpriv")?);
-        set_user(&mut initdb, &find::installed("initdb")?);
+        initdb.args(user::becomes(USER, &find::installed("initdb")?));
         initdb.args(["--auth", "trust", "--no-sync", "--username", "postgres", "--pgdata"]).arg(&data);
         succeed(&mut initdb, "initdb")?;
         let mut server =
             stage.command(&find::installed("setpriv")?, side, Role::Server, address.placement)?;
-        set_user(&mut server, &find::installed("postgres")?);
+        server.args(user::becomes(USER, &find::installed("postgres")?));
         server.arg("-D").arg(&data).args(["-p", &address.port.to_string(), "-c", "fsync=off"]);
         server.args(["-c", "listen_addresses=127.0.0.1", "-c", "max_wal_size=1GB", "-c"]);
         server.arg(format!("unix_socket_directories={}", data.display()));
@@ -108,23 +109,10 @@ impl Pgbench {
 fn data_directory(stage: &Stage, port: u16) -> Result<PathBuf> {
     let data = stage.path(&format!("data-{port}"));
     std::fs::create_dir(&data)?;
-    if rustix::process::geteuid().is_root() {
-        // The stage's own directory is root's alone.
-        std::fs::set_permissions(stage.path(""), std::fs::Permissions::from_mode(0o755))?;
-        let passwd = std::fs::read_to_string("/etc/passwd")?;
-        let entry = passwd.lines().find_map(|line| line.strip_prefix(USER)?.strip_prefix(':'));
-        let uid = entry.and_then(|entry| entry.split(':').nth(1)?.parse().ok());
-        chown(&data, Some(uid.with_context(|| format!("there is no user {USER}"))?), None)?;
-    }
+    // The stage's own directory is root's alone.
+    std::fs::set_permissions(stage.path(""), std::fs::Permissions::from_mode(0o755))?;
+    user::give(&data, USER)?;
     Ok(data)
-}
-
-/// Arguments of setpriv, which becomes `program`.
-fn set_user(command: &mut Command, program: &Path) {
-    if rustix::process::geteuid().is_root() {
-        command.args(["--reuid", USER, "--regid", USER, "--init-groups"]);
-    }
-    command.arg("--").arg(program);
 }
 
 fn succeed(command: &mut Command, name: &str) -> Result<()> {

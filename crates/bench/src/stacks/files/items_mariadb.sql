@@ -1,0 +1,3 @@
+CREATE DATABASE IF NOT EXISTS sbtest;
+CREATE TABLE IF NOT EXISTS sbtest.items (id INT PRIMARY KEY, name VARCHAR(80), price INT) ENGINE=InnoDB;
+INSERT IGNORE INTO sbtest.items SELECT seq, CONCAT(REPEAT('item ', 8), seq), seq FROM seq_1_to_1000;

@@ -1,0 +1,158 @@
+//! `shunt bench stacks`: whole stacks of programs that nobody here wrote, with nothing under shunt and with everything under it.
+//!
+//! Both run all the time, idle but for their turn. The two take turns in every round; which begins rotates. What is compared is
+//! always of the same round.
+
+mod load;
+mod report;
+mod running;
+mod stack;
+mod table;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
+use crate::interrupt::interruptible;
+use crate::machine::Machine;
+use crate::options::{Output, parse_seconds};
+use crate::progress::Progress;
+use crate::side::Side;
+use crate::stage::Stage;
+use report::Report;
+use running::{Running, Sample};
+use stack::Stack;
+use table::STACKS;
+
+/// `shunt bench stacks`
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+
+    /// How often each side has its turn
+    #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..1000))]
+    rounds: u32,
+
+    /// How long one turn is measured; the loads count whole seconds
+    #[arg(long, value_name = "SECS", default_value_t = 2.0, value_parser = parse_seconds)]
+    seconds: f64,
+
+    /// Connections, or threads, of the load
+    #[arg(
+        long,
+        value_name = "N,...",
+        value_delimiter = ',',
+        default_value = "1,8,64",
+        value_parser = clap::value_parser!(u32).range(1..=400)
+    )]
+    connections: Vec<u32>,
+
+    /// Under shunt nobody spins, as with `shunt run --spin off`
+    #[arg(long)]
+    no_spin: bool,
+
+    /// Only this stack, and others that are named so [default: all]
+    #[arg(long = "stack", value_name = "NAME", value_parser = names())]
+    stacks: Vec<String>,
+}
+
+fn names() -> PossibleValuesParser {
+    PossibleValuesParser::new(STACKS.iter().map(|stack| stack.name))
+}
+
+/// With nothing under shunt, and with everything.
+const SIDES: usize = 2;
+/// What a turn takes besides: the load starts, and the broker is asked.
+const AROUND: Duration = Duration::from_millis(200);
+
+/// A stack under so many connections.
+struct Line {
+    stack: &'static Stack,
+    connections: u32,
+    /// By side, round by round.
+    samples: [Vec<Sample>; SIDES],
+    /// By side, in bytes.
+    memory: [u64; SIDES],
+}
+
+/// Runs and prints it.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    interruptible(|| compare(arguments))
+}
+
+fn compare(arguments: &Arguments) -> Result<()> {
+    let (machine, begin) = (Machine::describe(), Instant::now());
+    let stage = Stage::set().context("setting the stage")?;
+    let is_asked = |stack: &&Stack| {
+        arguments.stacks.is_empty() || arguments.stacks.iter().any(|name| name == stack.name)
+    };
+    let (mut stacks, mut left_out) = (Vec::new(), BTreeMap::new());
+    for stack in STACKS.iter().filter(is_asked) {
+        match stack.missing() {
+            None => stacks.push(stack),
+            Some(missing) => {
+                eprintln!("left out: {}: {missing}", stack.name);
+                left_out.insert(stack.name, missing);
+            }
+        }
+    }
+    // Of each stack and number of connections a turn of each side is for its memory, and to warm up.
+    let turns = (arguments.rounds as usize + 1) * SIDES * arguments.connections.len() * stacks.len();
+    let progress = Progress::begin(turns as u64, arguments.time() + AROUND);
+    let mut lines = Vec::new();
+    for stack in stacks {
+        progress.set_message(format!("{}: starts", stack.name));
+        lines.extend(measure(stack, &stage, arguments, &progress).with_context(|| stack.name)?);
+    }
+    progress.end();
+    let report = Report::new(machine, arguments, &lines, left_out, begin.elapsed());
+    let output = Output { json: arguments.json, html: None, repeats: arguments.rounds };
+    output.write("shunt bench stacks", &report, &[], &report.text())
+}
+
+fn measure(
+    stack: &'static Stack,
+    stage: &Stage,
+    arguments: &Arguments,
+    progress: &Progress,
+) -> Result<Vec<Line>> {
+    let [native, shunt] = arguments.sides();
+    let running = [Running::start(stack, stage, native)?, Running::start(stack, stage, shunt)?];
+    let mut lines = Vec::new();
+    for connections in arguments.connections.iter().copied() {
+        let mut line = Line { stack, connections, samples: Default::default(), memory: [0; SIDES] };
+        for (running, memory) in running.iter().zip(&mut line.memory) {
+            progress.set_message(format!("{}, {connections} connections: memory", stack.name));
+            *memory = running.memory(connections, arguments.time())?;
+            progress.inc(1);
+        }
+        for round in 0..arguments.rounds as usize {
+            for turn in 0..SIDES {
+                let index = (round + turn) % SIDES;
+                let side = arguments.sides()[index].label();
+                progress.set_message(format!("{}, {connections} connections: {side}", stack.name));
+                let sample = running[index].turn(connections, arguments.time());
+                let sample = sample.with_context(|| format!("{connections} connections, {side}"))?;
+                line.samples[index].push(sample);
+                progress.inc(1);
+            }
+        }
+        lines.push(line);
+    }
+    Ok(lines)
+}
+
+impl Arguments {
+    fn sides(&self) -> [Side; SIDES] {
+        [Side::Tcp, if self.no_spin { Side::ShuntSleep } else { Side::Shunt }]
+    }
+
+    fn time(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds)
+    }
+}

@@ -1,0 +1,219 @@
+//! What the comparison says: a table, and what of it is less than what is aimed at.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::running::{Coverage, Sample};
+use super::{Arguments, Line};
+use crate::machine::Machine;
+use crate::report::number;
+use crate::stats::Spread;
+
+/// Everything.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    machine: Machine,
+    /// The load of the last minute when it was over.
+    load_after: f64,
+    rounds: u32,
+    /// What the programs under shunt are told of spinning.
+    spin: &'static str,
+    seconds_per_turn: f64,
+    seconds_in_all: f64,
+    stacks: Vec<StackReport>,
+    /// Stacks that were not run, and why.
+    left_out: BTreeMap<&'static str, String>,
+}
+
+#[derive(Debug, Serialize)]
+struct StackReport {
+    name: &'static str,
+    title: &'static str,
+    lines: Vec<LineReport>,
+}
+
+/// Under so many connections.
+#[derive(Debug, Serialize)]
+struct LineReport {
+    connections: u32,
+    /// Requests a second.
+    rate: Figure,
+    p50_us: Figure,
+    p99_us: Figure,
+    /// Processor time of a request, of all programs.
+    cpu_us: Figure,
+    /// Of all programs, in bytes: native and under shunt.
+    memory: [u64; 2],
+    /// Of all turns.
+    coverage: Coverage,
+    /// The part of the bytes that went through shared memory.
+    on_shm: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Figure {
+    native: Spread,
+    shunt: Spread,
+    /// Round by round.
+    shunt_to_native: Spread,
+}
+
+/// What is aimed at: the name of a figure, its ratio, and whether that is enough.
+type Aim = (&'static str, fn(&LineReport) -> &Figure, fn(f64) -> bool);
+const AIMS: [Aim; 3] = [
+    ("rate", |line| &line.rate, |ratio| ratio >= 0.99),
+    ("processor time", |line| &line.cpu_us, |ratio| ratio <= 1.0),
+    ("p99", |line| &line.p99_us, |ratio| ratio <= 1.05),
+];
+const COVERAGE: f64 = 0.95;
+
+impl Report {
+    pub(super) fn new(
+        machine: Machine,
+        arguments: &Arguments,
+        lines: &[Line],
+        left_out: BTreeMap<&'static str, String>,
+        all: Duration,
+    ) -> Report {
+        let stacks = lines.chunk_by(|one, next| one.stack.name == next.stack.name).map(|lines| StackReport {
+            name: lines[0].stack.name,
+            title: lines[0].stack.title,
+            lines: lines.iter().filter_map(LineReport::of).collect(),
+        });
+        Report {
+            machine,
+            load_after: Machine::describe().load_before,
+            rounds: arguments.rounds,
+            spin: if arguments.no_spin { "off" } else { "auto" },
+            seconds_per_turn: arguments.seconds,
+            seconds_in_all: all.as_secs_f64(),
+            stacks: stacks.collect(),
+            left_out,
+        }
+    }
+
+    pub(super) fn text(&self) -> String {
+        let machine = &self.machine;
+        let mut out = format!(
+            "Linux {}, {}, {} processors (load {:.1} before, {:.1} after)\n\
+             Medians of {} rounds of {} s for each side, in turn; {:.0} s in all. Spinning under shunt: {}.\n\
+             Ratios are of shunt to native, round by round, with the least and the most. CPU: processor time of all programs for a\n\
+             request, in microseconds, native. MB: memory of all programs. On shm: the part of all bytes between programs that went\n\
+             through shared memory.\n",
+            machine.kernel,
+            machine.processor,
+            machine.processors,
+            machine.load_before,
+            self.load_after,
+            self.rounds,
+            self.seconds_per_turn,
+            self.seconds_in_all,
+            self.spin
+        );
+        for stack in &self.stacks {
+            stack.write(&mut out);
+        }
+        self.write_misses(&mut out);
+        for (name, missing) in &self.left_out {
+            let _ = writeln!(out, "left out: {name}: {missing}");
+        }
+        out
+    }
+
+    fn write_misses(&self, out: &mut String) {
+        let lines =
+            self.stacks.iter().flat_map(|stack| stack.lines.iter().map(move |line| (stack.name, line)));
+        let missed: Vec<String> = lines
+            .filter_map(|(name, line)| {
+                let misses = line.misses();
+                (!misses.is_empty()).then(|| format!("{name}, {} connections: {misses}\n", line.connections))
+            })
+            .collect();
+        if !missed.is_empty() {
+            let _ = write!(out, "\nLess than aimed at:\n{}", missed.concat());
+        }
+    }
+}
+
+impl StackReport {
+    fn write(&self, out: &mut String) {
+        let _ = writeln!(out, "\n{}: {}", self.name, self.title);
+        let _ = writeln!(
+            out,
+            "{:>5} {:>9} {:>18} {:>9} {:>18} {:>9} {:>18} {:>9} {:>18} {:>13} {:>7}",
+            "conns", "native/s", "rate", "p50, us", "p50", "p99, us", "p99", "CPU", "CPU", "MB", "on shm"
+        );
+        for line in &self.lines {
+            let _ = write!(out, "{:>5}", line.connections);
+            for figure in [&line.rate, &line.p50_us, &line.p99_us, &line.cpu_us] {
+                let Spread { median, min, max } = figure.shunt_to_native;
+                let ratio = format!("{median:.2}x ({min:.2}-{max:.2})");
+                let _ = write!(out, " {:>9} {ratio:>18}", number(figure.native.median));
+            }
+            let megabytes = line.memory.map(|bytes| number(bytes as f64 / 1e6)).join(" to ");
+            let _ = writeln!(out, " {megabytes:>13} {:>6.1}%", line.on_shm * 100.0);
+        }
+        for line in &self.lines {
+            line.write_reasons(out);
+        }
+    }
+}
+
+impl LineReport {
+    /// None: it has no round.
+    fn of(line: &Line) -> Option<LineReport> {
+        let [native, shunt] = &line.samples;
+        let figure = |pick: fn(&Sample) -> f64| {
+            let rounds = native.iter().zip(shunt);
+            Some(Figure {
+                native: Spread::of(native.iter().map(pick))?,
+                shunt: Spread::of(shunt.iter().map(pick))?,
+                shunt_to_native: Spread::of(rounds.map(|(native, shunt)| pick(shunt) / pick(native)))?,
+            })
+        };
+        let coverage = Coverage::sum(shunt.iter().filter_map(|sample| sample.coverage.as_ref()));
+        Some(LineReport {
+            connections: line.connections,
+            rate: figure(|sample| sample.rate)?,
+            p50_us: figure(|sample| sample.p50_us)?,
+            p99_us: figure(|sample| sample.p99_us)?,
+            cpu_us: figure(|sample| sample.cpu_us)?,
+            memory: line.memory,
+            on_shm: coverage.share(),
+            coverage,
+        })
+    }
+
+    /// Those for at least a thousandth of all bytes.
+    fn write_reasons(&self, out: &mut String) {
+        let all = self.coverage.bytes_in_all().max(1) as f64;
+        let mut reasons: Vec<(&String, f64)> =
+            self.coverage.bytes.tcp.iter().map(|(reason, bytes)| (reason, *bytes as f64 / all)).collect();
+        reasons.sort_by(|one, other| other.1.total_cmp(&one.1));
+        let reasons: Vec<String> = reasons
+            .into_iter()
+            .filter(|(_, part)| *part >= 0.001)
+            .map(|(reason, part)| format!("{reason} {:.1}%", part * 100.0))
+            .collect();
+        if !reasons.is_empty() {
+            let _ = writeln!(out, "  {} connections, by TCP: {}", self.connections, reasons.join(", "));
+        }
+    }
+
+    /// What is not as it should be.
+    fn misses(&self) -> String {
+        let mut misses: Vec<String> = AIMS
+            .iter()
+            .map(|(name, figure, is_enough)| (name, figure(self).shunt_to_native.median, is_enough))
+            .filter(|(_, ratio, is_enough)| !is_enough(*ratio))
+            .map(|(name, ratio, _)| format!("{name} {ratio:.2}x"))
+            .collect();
+        if self.on_shm < COVERAGE {
+            misses.push(format!("{:.1}% on shared memory", self.on_shm * 100.0));
+        }
+        misses.join(", ")
+    }
+}

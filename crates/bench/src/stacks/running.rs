@@ -1,0 +1,293 @@
+//! A stack that runs, on one side, and a turn of it.
+
+use std::collections::BTreeMap;
+use std::fs::{File, Permissions};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use shunt_abi::status::{Moved, Share, Snapshot};
+
+use super::load::{Load, words};
+use super::stack::{Configuration, NODE_PATH, Service, Stack};
+use crate::interrupt::pause;
+use crate::process::Process;
+use crate::side::Side;
+use crate::stage::{Placement, Role, Stage};
+use crate::{find, nginx, user};
+
+/// How long a program may take to be ready, to fill a database, or to say what it measured after its time is over.
+const LIMIT: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(20);
+
+/// See the module.
+pub(super) struct Running<'a> {
+    stack: &'static Stack,
+    stage: &'a Stage,
+    side: Side,
+    ports: BTreeMap<&'static str, u16>,
+    /// In the order in which they were started.
+    processes: Vec<Process>,
+}
+
+/// What one turn gave.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Sample {
+    /// Requests a second.
+    pub(super) rate: f64,
+    pub(super) p50_us: f64,
+    pub(super) p99_us: f64,
+    /// Processor time of a request, of all programs, the load, and the broker where there is one.
+    pub(super) cpu_us: f64,
+    /// Under shunt.
+    pub(super) coverage: Option<Coverage>,
+}
+
+/// What went on shared memory, as both ends of each connection count it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Coverage {
+    pub(super) bytes: Moved,
+    pub(super) ends: Share,
+}
+
+/// Templates are filled with these.
+pub(super) struct Texts<'a> {
+    ports: &'a BTreeMap<&'static str, u16>,
+    directory: PathBuf,
+}
+
+impl<'a> Running<'a> {
+    /// All of it answers when this returns.
+    pub(super) fn start(stack: &'static Stack, stage: &'a Stage, side: Side) -> Result<Running<'a>> {
+        let mut running = Running { stack, stage, side, ports: BTreeMap::new(), processes: Vec::new() };
+        running.choose_ports()?;
+        // Programs of other users reach their directories.
+        std::fs::set_permissions(stage.path(""), Permissions::from_mode(0o755))?;
+        for service in stack.services {
+            let directory = running.directory(service.name);
+            running.start_one(service).with_context(|| {
+                let log = std::fs::read_to_string(directory.join("log")).unwrap_or_default();
+                let last = log.lines().rev().take(5).collect::<Vec<_>>();
+                format!(
+                    "starting {}: {}",
+                    service.name,
+                    last.into_iter().rev().collect::<Vec<_>>().join("\n")
+                )
+            })?;
+        }
+        let directory = running.directory("load");
+        std::fs::create_dir_all(&directory)?;
+        if let Load::Script { file: (name, text), .. } = &stack.load {
+            std::fs::write(directory.join(name), running.texts("load").fill(text))?;
+        }
+        Ok(running)
+    }
+
+    /// One turn.
+    pub(super) fn turn(&self, connections: u32, time: Duration) -> Result<Sample> {
+        let is_under_shunt = self.side.is_short_road();
+        let status = || is_under_shunt.then(|| self.stage.status()).transpose();
+        let (before, cpu_before) = (status()?, self.cpu());
+        let load = Process::spawn_with_lines(&mut self.load(connections, time)?, "the load")?;
+        let (output, load_cpu) = load.output(time + LIMIT)?;
+        let cpu = self.cpu().saturating_sub(cpu_before) + load_cpu;
+        let after = status()?;
+        let measured =
+            self.stack.load.measured(&output).with_context(|| format!("the load printed\n{output}"))?;
+        Ok(Sample {
+            rate: measured.operations as f64 / measured.seconds,
+            p50_us: measured.p50_us,
+            p99_us: measured.p99_us,
+            cpu_us: cpu.as_secs_f64() * 1e6 / measured.operations.max(1) as f64,
+            coverage: before.zip(after).map(|(before, after)| Coverage::between(&before, &after)),
+        })
+    }
+
+    /// Memory of everything in the middle of a turn, in bytes: what processes share is divided between them.
+    pub(super) fn memory(&self, connections: u32, time: Duration) -> Result<u64> {
+        let load = Process::spawn_with_lines(&mut self.load(connections, time)?, "the load")?;
+        pause(time / 2)?;
+        let all: u64 = self.processes.iter().chain([&load]).map(Process::tree_pss).sum();
+        load.output(time + LIMIT)?;
+        Ok(all)
+    }
+
+    fn cpu(&self) -> Duration {
+        let broker = if self.side.is_short_road() { self.stage.broker_cpu() } else { Duration::ZERO };
+        self.processes.iter().map(Process::tree_cpu).sum::<Duration>() + broker
+    }
+
+    fn load(&self, connections: u32, time: Duration) -> Result<Command> {
+        let load = &self.stack.load;
+        let program = find::installed(load.program())?;
+        let mut command = self.stage.command(&program, self.side, Role::Client, Placement::Free)?;
+        command.args(load.arguments(&self.texts("load"), connections, time));
+        command.env("NODE_PATH", NODE_PATH).stderr(self.log("load")?);
+        Ok(command)
+    }
+
+    fn start_one(&mut self, service: &Service) -> Result<()> {
+        let (texts, directory) = (self.texts(service.name), self.directory(service.name));
+        std::fs::create_dir_all(&directory)?;
+        if let Some(user) = service.user {
+            user::give(&directory, user)?;
+        }
+        let mut arguments = match service.configuration {
+            Configuration::Files(files) => {
+                for (name, text) in files {
+                    std::fs::write(directory.join(name), texts.fill(text))?;
+                }
+                Vec::new()
+            }
+            Configuration::Nginx(http) => {
+                nginx::write_files(&directory.join("www"))?;
+                nginx::configure(&directory, &texts.fill(http))?.into()
+            }
+        };
+        arguments.extend(words(&texts.fill(service.arguments)).into_iter().map(Into::into));
+        for line in service.before {
+            self.carry_out(service, line)?;
+        }
+        let (program, first) = service.program(service.program)?;
+        let mut command = self.stage.command(&program, self.side, Role::Server, Placement::Free)?;
+        command.args(first).args(arguments);
+        self.place(&mut command, service)?;
+        self.processes.push(Process::spawn(&mut command, service.name)?);
+        let begin = Instant::now();
+        while TcpStream::connect(("127.0.0.1", self.ports[service.name])).is_err() {
+            if begin.elapsed() > LIMIT {
+                bail!("it does not listen within {LIMIT:?}");
+            }
+            pause(POLL)?;
+        }
+        for line in service.after {
+            while let Err(error) = self.carry_out(service, line) {
+                if begin.elapsed() > LIMIT {
+                    return Err(error);
+                }
+                pause(POLL)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a line to its end, without shunt.
+    fn carry_out(&self, service: &Service, line: &str) -> Result<()> {
+        let line = words(&self.texts(service.name).fill(line));
+        let (name, arguments) = line.split_first().context("a program")?;
+        let (program, first) = service.program(name)?;
+        let mut command = Command::new(program);
+        command.args(first).args(arguments);
+        self.place(&mut command, service)?;
+        Process::spawn_with_lines(&mut command, name)?.output(LIMIT).map(drop)
+    }
+
+    /// Where it runs, and where what it says goes.
+    fn place(&self, command: &mut Command, service: &Service) -> Result<()> {
+        let directory = self.directory(service.name);
+        command.current_dir(&directory).env("TMPDIR", &directory).env("NODE_PATH", NODE_PATH);
+        command.envs(service.environment.iter().copied());
+        command.stdout(self.log(service.name)?).stderr(self.log(service.name)?);
+        Ok(())
+    }
+
+    fn log(&self, name: &str) -> Result<File> {
+        let path = self.directory(name).join("log");
+        File::options().create(true).append(true).open(&path).with_context(|| path.display().to_string())
+    }
+
+    fn directory(&self, name: &str) -> PathBuf {
+        let side = if self.side.is_short_road() { "shunt" } else { "native" };
+        self.stage.path(&format!("{}-{side}-{name}", self.stack.name))
+    }
+
+    fn texts(&self, name: &str) -> Texts<'_> {
+        Texts { ports: &self.ports, directory: self.directory(name) }
+    }
+
+    /// Each is free, and none is another's.
+    fn choose_ports(&mut self) -> Result<()> {
+        let mut listeners = Vec::new();
+        for service in self.stack.services {
+            let listener = TcpListener::bind("127.0.0.1:0")?;
+            self.ports.insert(service.name, listener.local_addr()?.port());
+            listeners.push(listener);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Running<'_> {
+    /// Whoever is asked before whoever asks: nobody waits for connections that others keep.
+    fn drop(&mut self) {
+        while self.processes.pop().is_some() {}
+        for service in self.stack.services {
+            let _ = std::fs::remove_dir_all(self.directory(service.name));
+        }
+    }
+}
+
+impl Service {
+    /// A program, and the arguments by which it runs as this service's user.
+    fn program(&self, name: &str) -> Result<(PathBuf, Vec<String>)> {
+        let program = find::installed(name)?;
+        match self.user {
+            Some(user) if user::is_root() => Ok((find::installed("setpriv")?, user::becomes(user, &program))),
+            _ => Ok((program, Vec::new())),
+        }
+    }
+}
+
+impl Texts<'_> {
+    /// The template with what its names stand for.
+    pub(super) fn fill(&self, template: &str) -> String {
+        let text = template.replace("@dir@", &self.directory.display().to_string());
+        let text = text.replace("@user@", &user::own_name());
+        let fill =
+            |text: String, (name, port): (&&str, &u16)| text.replace(&format!("@{name}@"), &port.to_string());
+        self.ports.iter().fold(text, fill)
+    }
+}
+
+impl Coverage {
+    /// Everything is counted since the broker's start, also what has ended.
+    fn between(before: &Snapshot, after: &Snapshot) -> Coverage {
+        let since = |reason: &String, bytes: u64| {
+            bytes.saturating_sub(before.bytes.tcp.get(reason).copied().unwrap_or_default())
+        };
+        let tcp = after.bytes.tcp.iter().map(|(reason, bytes)| (reason.clone(), since(reason, *bytes)));
+        Coverage {
+            bytes: Moved {
+                shm: after.bytes.shm.saturating_sub(before.bytes.shm),
+                tcp: tcp.filter(|(_, bytes)| *bytes > 0).collect(),
+            },
+            ends: Share {
+                seen: after.share.seen.saturating_sub(before.share.seen),
+                offered: after.share.offered.saturating_sub(before.share.offered),
+                on_shm: after.share.on_shm.saturating_sub(before.share.on_shm),
+            },
+        }
+    }
+
+    /// Of several turns.
+    pub(super) fn sum<'a>(turns: impl Iterator<Item = &'a Coverage>) -> Coverage {
+        turns.fold(Coverage::default(), |mut sum, turn| {
+            sum.bytes += &turn.bytes;
+            sum.ends += turn.ends;
+            sum
+        })
+    }
+
+    /// The part of the bytes that went through shared memory; none of nothing.
+    pub(super) fn share(&self) -> f64 {
+        self.bytes.shm as f64 / self.bytes_in_all().max(1) as f64
+    }
+
+    pub(super) fn bytes_in_all(&self) -> u64 {
+        self.bytes.shm + self.bytes.tcp.values().sum::<u64>()
+    }
+}

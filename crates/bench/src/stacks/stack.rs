@@ -1,0 +1,148 @@
+//! What a stack is: its programs, how they are configured, what loads them, and what has to be installed.
+//!
+//! Texts and lines are templates: `@NAME@` is the port of the program of that name, `@dir@` the program's own directory. Lines are
+//! words between blanks.
+
+use std::process::{Command, Stdio};
+
+use super::load::Load;
+use crate::find;
+
+/// See the module.
+pub(super) struct Stack {
+    pub(super) name: &'static str,
+    /// What goes through what.
+    pub(super) title: &'static str,
+    pub(super) needs: &'static [Need],
+    /// In the order in which they start.
+    pub(super) services: &'static [Service],
+    pub(super) load: Load,
+}
+
+/// A program that runs all the time.
+pub(super) struct Service {
+    pub(super) name: &'static str,
+    pub(super) program: &'static str,
+    /// Who runs it where we are root, if not root.
+    pub(super) user: Option<&'static str>,
+    pub(super) configuration: Configuration,
+    pub(super) environment: &'static [(&'static str, &'static str)],
+    /// Run to their end before it starts, without shunt.
+    pub(super) before: &'static [&'static str],
+    pub(super) arguments: &'static str,
+    /// The same once it listens, again until they succeed.
+    pub(super) after: &'static [&'static str],
+}
+
+/// What is written to a program's directory.
+pub(super) enum Configuration {
+    /// Texts by name.
+    Files(&'static [(&'static str, &'static str)]),
+    /// nginx's own, with this for its `http` part, and files to serve in `www`.
+    Nginx(&'static str),
+}
+
+impl Service {
+    /// What most are, to be completed.
+    pub(super) const PLAIN: Service = Service {
+        name: "",
+        program: "",
+        user: None,
+        configuration: Configuration::Files(&[]),
+        environment: &[],
+        before: &[],
+        arguments: "",
+        after: &[],
+    };
+
+    pub(super) const fn nginx(http: &'static str) -> Service {
+        Service {
+            name: "nginx",
+            program: "nginx",
+            configuration: Configuration::Nginx(http),
+            ..Service::PLAIN
+        }
+    }
+}
+
+/// What has to be installed, and the package of Debian's that has it.
+pub(super) enum Need {
+    Program(&'static str, &'static str),
+    /// A module for the distribution's Python.
+    Python(&'static str, &'static str),
+    /// A module of Node's, where Debian's packages or npm put it.
+    Node(&'static str, &'static str),
+    /// An extension of PHP's.
+    Php(&'static str, &'static str),
+}
+
+/// Where modules of Node's are, for programs that are not beside them.
+pub(super) const NODE_PATH: &str = "/usr/share/nodejs:/usr/lib/node_modules:/usr/local/lib/node_modules";
+
+impl Stack {
+    /// What is not installed, if something is not, and what to install for it.
+    pub(super) fn missing(&self) -> Option<String> {
+        let missing: Vec<_> = self.needs.iter().filter(|need| !need.is_met()).collect();
+        let list =
+            |text: fn(&Need) -> String| missing.iter().map(|need| text(need)).collect::<Vec<_>>().join(", ");
+        let install = list(|need| need.package().to_owned());
+        (!missing.is_empty()).then(|| format!("{} missing: install {install}", list(Need::name)))
+    }
+}
+
+impl Need {
+    fn is_met(&self) -> bool {
+        match self {
+            Need::Program(name, _) => find::program(name).is_some(),
+            Need::Python(module, _) => succeeds("python3", &["-c", &format!("import {module}")]),
+            Need::Node(module, _) => succeeds("node", &["-e", &format!("require('{module}')")]),
+            Need::Php(extension, _) => {
+                succeeds("php", &["-r", &format!("exit(extension_loaded('{extension}') ? 0 : 1);")])
+            }
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Need::Program(name, _) => (*name).to_owned(),
+            Need::Python(module, _) => format!("Python's {module}"),
+            Need::Node(module, _) => format!("Node's {module}"),
+            Need::Php(extension, _) => format!("PHP's {extension}"),
+        }
+    }
+
+    fn package(&self) -> &'static str {
+        match self {
+            Need::Program(_, package)
+            | Need::Python(_, package)
+            | Need::Node(_, package)
+            | Need::Php(_, package) => package,
+        }
+    }
+}
+
+fn succeeds(program: &str, arguments: &[&str]) -> bool {
+    let Some(program) = find::program(program) else { return false };
+    let mut command = Command::new(program);
+    command.args(arguments).env("NODE_PATH", NODE_PATH).stdin(Stdio::null());
+    command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::STACKS;
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named_with_what_to_install() {
+        let needs = &[Need::Program("sh", "dash"), Need::Program("no-such-program", "a-package")];
+        let stack = Stack { needs, ..copy(&STACKS[0]) };
+        assert_eq!(stack.missing().unwrap(), "no-such-program missing: install a-package");
+        assert_eq!(Stack { needs: &needs[..1], ..stack }.missing(), None);
+    }
+
+    fn copy(stack: &Stack) -> Stack {
+        let load = Load::Wrk { server: "nginx", path: "" };
+        Stack { name: stack.name, title: stack.title, needs: stack.needs, services: stack.services, load }
+    }
+}

@@ -1,0 +1,237 @@
+//! The stacks. Each is configured as its users have it; what differs is that it is small, alone in a directory, and quiet.
+
+use super::load::Load;
+use super::stack::{Configuration, Need, Service, Stack};
+
+pub(super) const STACKS: &[Stack] = &[
+    Stack {
+        name: "web-gunicorn",
+        title: "wrk, nginx, gunicorn with Flask (2 workers of 16 threads), psycopg2 to PostgreSQL, redis-py to Redis",
+        needs: &[
+            WRK,
+            NGINX,
+            Need::Program("gunicorn", "gunicorn"),
+            Need::Python("flask", "python3-flask"),
+            Need::Python("psycopg2", "python3-psycopg2"),
+            Need::Python("redis", "python3-redis"),
+            REDIS_SERVER,
+            POSTGRESQL,
+        ],
+        services: &[
+            POSTGRES,
+            REDIS,
+            Service {
+                name: "gunicorn",
+                program: "gunicorn",
+                configuration: Configuration::Files(&[("app.py", include_str!("files/gunicorn.py"))]),
+                arguments: "--workers 2 --threads 16 --keep-alive 60 --bind 127.0.0.1:@gunicorn@ --chdir @dir@ app:app",
+                ..Service::PLAIN
+            },
+            Service::nginx(
+                "upstream app { server 127.0.0.1:@gunicorn@; keepalive 64; keepalive_requests 1000000; }
+                 server { listen 127.0.0.1:@nginx@; location / {
+                     proxy_pass http://app; proxy_http_version 1.1; proxy_set_header Connection \"\"; } }",
+            ),
+        ],
+        load: Load::Wrk { server: "nginx", path: "item/42" },
+    },
+    Stack {
+        name: "web-uvicorn",
+        title: "wrk, nginx, uvicorn with FastAPI on uvloop (2 workers), asyncpg to PostgreSQL, redis.asyncio to Redis",
+        needs: &[
+            WRK,
+            NGINX,
+            Need::Program("uvicorn", "uvicorn"),
+            Need::Python("fastapi", "python3-fastapi"),
+            Need::Python("uvloop", "python3-uvloop"),
+            Need::Python("httptools", "python3-httptools"),
+            Need::Python("asyncpg", "python3-asyncpg"),
+            Need::Python("redis", "python3-redis"),
+            REDIS_SERVER,
+            POSTGRESQL,
+        ],
+        services: &[
+            POSTGRES,
+            REDIS,
+            Service {
+                name: "uvicorn",
+                program: "uvicorn",
+                configuration: Configuration::Files(&[("app.py", include_str!("files/uvicorn.py"))]),
+                arguments: "--workers 2 --loop uvloop --http httptools --no-access-log --log-level warning \
+                            --timeout-keep-alive 60 --host 127.0.0.1 --port @uvicorn@ --app-dir @dir@ app:app",
+                ..Service::PLAIN
+            },
+            Service::nginx(
+                "upstream app { server 127.0.0.1:@uvicorn@; keepalive 64; keepalive_requests 1000000; }
+                 server { listen 127.0.0.1:@nginx@; location / {
+                     proxy_pass http://app; proxy_http_version 1.1; proxy_set_header Connection \"\"; } }",
+            ),
+        ],
+        load: Load::Wrk { server: "nginx", path: "item/42" },
+    },
+    Stack {
+        name: "mariadb-select",
+        title: "sysbench oltp_point_select, MariaDB",
+        needs: &[SYSBENCH_PROGRAM, MARIADB_SERVER, MARIADB_CLIENT],
+        services: &[MARIADB],
+        load: Load::Sysbench { test: "oltp_point_select" },
+    },
+    Stack {
+        name: "mariadb-write",
+        title: "sysbench oltp_read_write, MariaDB",
+        needs: &[SYSBENCH_PROGRAM, MARIADB_SERVER, MARIADB_CLIENT],
+        services: &[MARIADB],
+        load: Load::Sysbench { test: "oltp_read_write" },
+    },
+    Stack {
+        name: "node",
+        title: "wrk, nginx, Node with Express, pg to PostgreSQL, node-redis to Redis",
+        needs: &[
+            WRK,
+            NGINX,
+            Need::Program("node", "nodejs"),
+            Need::Node("express", "node-express (or express by npm)"),
+            Need::Node("pg", "node-pg (or pg by npm)"),
+            Need::Node("redis", "node-redis (or redis by npm)"),
+            REDIS_SERVER,
+            POSTGRESQL,
+        ],
+        services: &[
+            POSTGRES,
+            REDIS,
+            Service {
+                name: "node",
+                program: "node",
+                configuration: Configuration::Files(&[("app.js", include_str!("files/node.js"))]),
+                environment: &[("NODE_ENV", "production")],
+                arguments: "@dir@/app.js",
+                ..Service::PLAIN
+            },
+            Service::nginx(
+                "upstream app { server 127.0.0.1:@node@; keepalive 64; keepalive_requests 1000000; }
+                 server { listen 127.0.0.1:@nginx@; location / {
+                     proxy_pass http://app; proxy_http_version 1.1; proxy_set_header Connection \"\"; } }",
+            ),
+        ],
+        load: Load::Wrk { server: "nginx", path: "item/42" },
+    },
+    Stack {
+        name: "php",
+        title: "wrk, Apache (event), PHP-FPM by TCP (up to 5 children), mysqli to MariaDB",
+        needs: &[
+            WRK,
+            Need::Program("apache2", "apache2-bin"),
+            Need::Program("php-fpm*", "php-fpm"),
+            Need::Php("mysqli", "php-mysql"),
+            MARIADB_SERVER,
+            MARIADB_CLIENT,
+        ],
+        services: &[
+            MARIADB,
+            Service {
+                name: "php",
+                program: "php-fpm*",
+                configuration: Configuration::Files(&[("fpm.conf", include_str!("files/fpm.conf"))]),
+                arguments: "-F -R -y @dir@/fpm.conf",
+                ..Service::PLAIN
+            },
+            Service {
+                name: "apache",
+                program: "apache2",
+                configuration: Configuration::Files(&[
+                    ("apache.conf", include_str!("files/apache.conf")),
+                    ("item.php", include_str!("files/item.php")),
+                ]),
+                arguments: "-f @dir@/apache.conf -D FOREGROUND",
+                ..Service::PLAIN
+            },
+        ],
+        load: Load::Wrk { server: "apache", path: "item.php?number=42" },
+    },
+    Stack {
+        name: "haproxy",
+        title: "wrk, HAProxy, nginx: a file of 1 KB",
+        needs: &[WRK, NGINX, Need::Program("haproxy", "haproxy")],
+        services: &[
+            Service::nginx(FILES),
+            Service {
+                name: "haproxy",
+                program: "haproxy",
+                configuration: Configuration::Files(&[("haproxy.cfg", include_str!("files/haproxy.cfg"))]),
+                arguments: "-db -f @dir@/haproxy.cfg",
+                ..Service::PLAIN
+            },
+        ],
+        load: Load::Wrk { server: "haproxy", path: "small" },
+    },
+    Stack {
+        name: "varnish",
+        title: "wrk, Varnish, nginx: a file of 1 KB that is not cached",
+        needs: &[WRK, NGINX, Need::Program("varnishd", "varnish"), Need::Program("gcc", "gcc")],
+        services: &[
+            Service::nginx(FILES),
+            Service {
+                name: "varnish",
+                program: "varnishd",
+                configuration: Configuration::Files(&[("files.vcl", include_str!("files/varnish.vcl"))]),
+                arguments: "-F -j none -a 127.0.0.1:@varnish@ -s malloc,64m -n @dir@/varnish -f @dir@/files.vcl",
+                ..Service::PLAIN
+            },
+        ],
+        load: Load::Wrk { server: "varnish", path: "small" },
+    },
+    Stack {
+        name: "grpc",
+        title: "gRPC for Python: an echo of 100 B, 8 threads",
+        needs: &[Need::Python("grpc", "python3-grpcio")],
+        services: &[Service {
+            name: "server",
+            program: "python3",
+            configuration: Configuration::Files(&[("server.py", include_str!("files/grpc_server.py"))]),
+            arguments: "@dir@/server.py",
+            ..Service::PLAIN
+        }],
+        load: Load::Script { program: "python3", file: ("client.py", include_str!("files/grpc_client.py")) },
+    },
+];
+
+const WRK: Need = Need::Program("wrk", "wrk");
+const NGINX: Need = Need::Program("nginx", "nginx-light");
+const REDIS_SERVER: Need = Need::Program("redis-server", "redis-server");
+const POSTGRESQL: Need = Need::Program("initdb", "postgresql");
+const SYSBENCH_PROGRAM: Need = Need::Program("sysbench", "sysbench");
+const MARIADB_SERVER: Need = Need::Program("mariadbd", "mariadb-server");
+const MARIADB_CLIENT: Need = Need::Program("mariadb", "mariadb-client");
+
+const FILES: &str = "server { listen 127.0.0.1:@nginx@; root @dir@/www; }";
+
+const REDIS: Service = Service {
+    name: "redis",
+    program: "redis-server",
+    arguments: "--bind 127.0.0.1 --port @redis@ --save --appendonly no --dir @dir@",
+    ..Service::PLAIN
+};
+
+const POSTGRES: Service = Service {
+    name: "postgres",
+    program: "postgres",
+    user: Some("postgres"),
+    configuration: Configuration::Files(&[("items.sql", include_str!("files/items.sql"))]),
+    before: &["initdb --auth trust --no-sync --username postgres --pgdata @dir@/data"],
+    arguments: "-D @dir@/data -p @postgres@ -c listen_addresses=127.0.0.1 -c unix_socket_directories=@dir@",
+    after: &["psql -q -h 127.0.0.1 -p @postgres@ -U postgres -v ON_ERROR_STOP=1 -f @dir@/items.sql postgres"],
+    ..Service::PLAIN
+};
+
+/// As Debian ships it, which is with an io_uring for its files.
+const MARIADB: Service = Service {
+    name: "mariadb",
+    program: "mariadbd",
+    configuration: Configuration::Files(&[("items.sql", include_str!("files/items_mariadb.sql"))]),
+    before: &["mariadb-install-db --no-defaults --user=@user@ --skip-test-db --datadir=@dir@/data"],
+    arguments: "--no-defaults --user=@user@ --skip-grant-tables --datadir=@dir@/data --socket=@dir@/socket \
+                --bind-address=127.0.0.1 --port=@mariadb@ --init-file=@dir@/items.sql",
+    after: &["sysbench oltp_read_write --db-driver=mysql --mysql-host=127.0.0.1 --mysql-user=root \
+              --mysql-port=@mariadb@ --tables=1 --table-size=10000 prepare"],
+    ..Service::PLAIN
+};
