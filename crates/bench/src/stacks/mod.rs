@@ -12,11 +12,11 @@ mod table;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::interrupt::interruptible;
+use crate::interrupt::{interruptible, pause};
 use crate::machine::Machine;
 use crate::options::{Output, parse_seconds};
 use crate::progress::Progress;
@@ -104,15 +104,26 @@ fn compare(arguments: &Arguments) -> Result<()> {
     // Of each stack and number of connections a turn of each side is for its memory, and to warm up.
     let turns = (arguments.rounds as usize + 1) * SIDES * arguments.connections.len() * stacks.len();
     let progress = Progress::begin(turns as u64, arguments.time() + AROUND);
-    let mut lines = Vec::new();
+    let (mut lines, mut failed) = (Vec::new(), BTreeMap::new());
     for stack in stacks {
         progress.set_message(format!("{}: starts", stack.name));
-        lines.extend(measure(stack, &stage, arguments, &progress).with_context(|| stack.name)?);
+        match measure(stack, &stage, arguments, &progress) {
+            Ok(measured) => lines.extend(measured),
+            Err(error) => {
+                // Unless it is the end of all.
+                pause(Duration::ZERO)?;
+                progress.say(&format!("failed: {}: {error:#}", stack.name));
+                failed.insert(stack.name, format!("{error:#}"));
+            }
+        }
     }
     progress.end();
-    let report = Report::new(machine, arguments, &lines, left_out, begin.elapsed());
+    let names: Vec<&str> = failed.keys().copied().collect();
+    let report = Report::new(machine, arguments, &lines, (left_out, failed), begin.elapsed());
     let output = Output { json: arguments.json, html: None, repeats: arguments.rounds };
-    output.write("shunt bench stacks", &report, &[], &report.text())
+    output.write("shunt bench stacks", &report, &[], &report.text())?;
+    ensure!(names.is_empty(), "failed: {}", names.join(", "));
+    Ok(())
 }
 
 fn measure(

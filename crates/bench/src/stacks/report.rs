@@ -26,6 +26,8 @@ pub(super) struct Report {
     stacks: Vec<StackReport>,
     /// Stacks that were not run, and why.
     left_out: BTreeMap<&'static str, String>,
+    /// Stacks of which a turn did not succeed, and why: nothing of them is shown.
+    failed: BTreeMap<&'static str, String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -75,7 +77,7 @@ impl Report {
         machine: Machine,
         arguments: &Arguments,
         lines: &[Line],
-        left_out: BTreeMap<&'static str, String>,
+        (left_out, failed): (BTreeMap<&'static str, String>, BTreeMap<&'static str, String>),
         all: Duration,
     ) -> Report {
         let stacks = lines.chunk_by(|one, next| one.stack.name == next.stack.name).map(|lines| StackReport {
@@ -92,6 +94,7 @@ impl Report {
             seconds_in_all: all.as_secs_f64(),
             stacks: stacks.collect(),
             left_out,
+            failed,
         }
     }
 
@@ -119,6 +122,9 @@ impl Report {
         self.write_misses(&mut out);
         for (name, missing) in &self.left_out {
             let _ = writeln!(out, "left out: {name}: {missing}");
+        }
+        for (name, why) in &self.failed {
+            let _ = writeln!(out, "failed: {name}: {why}");
         }
         out
     }

@@ -117,7 +117,7 @@ pub(super) const STACKS: &[Stack] = &[
     },
     Stack {
         name: "php",
-        title: "wrk, Apache (event), PHP-FPM by TCP (up to 5 children), mysqli to MariaDB",
+        title: "wrk, Apache (event), PHP-FPM by TCP (8 children), mysqli to MariaDB",
         needs: &[
             WRK,
             Need::Program("apache2", "apache2-bin"),
