@@ -9,7 +9,9 @@ use serde_json::Value;
 fn stacks(shell: &Shell, names: &[&str]) -> Value {
     let mut command = shell.shunt(["bench", "stacks", "--json", "--rounds", "1", "--seconds", "0.5"]);
     command.args(["--connections", "4"]);
-    names.iter().for_each(|name| drop(command.args(["--stack", name])));
+    for name in names {
+        command.args(["--stack", name]);
+    }
     let ended = Ended::of(command);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(ended.stderr.contains(" turns, about "), "{}", ended.stderr);
