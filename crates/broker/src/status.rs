@@ -178,10 +178,9 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
 
 /// With as many connections as `has_room` lets in.
 fn process(process: &state::Process, mut has_room: impl FnMut() -> bool) -> Process {
-    let (mut report, mut bytes, mut left_out) = (Report::default(), Moved::default(), 0);
+    let (mut report, mut left_out) = (Report::default(), 0);
     process.outbox.with_page(|page| {
         report = summary(page);
-        bytes = moved(page);
         for row in rows(page).filter_map(Entry::copy) {
             if has_room() {
                 report.connections.push(connection(row));
@@ -190,7 +189,7 @@ fn process(process: &state::Process, mut has_room: impl FnMut() -> bool) -> Proc
             }
         }
     });
-    let Report { share, connections, counters, bypasses } = report;
+    let Report { share, bytes, connections, counters, bypasses } = report;
     Process {
         left_out,
         pid: process.credentials.pid,
@@ -231,6 +230,8 @@ pub(crate) fn moved(page: &Page) -> Moved {
 pub struct Report {
     /// Its connection ends since it began.
     pub share: Share,
+    /// Bytes that they have moved.
+    pub bytes: Moved,
     /// Its connections.
     pub connections: Vec<Connection>,
     /// Its counters, by name.
@@ -250,6 +251,7 @@ fn summary(page: &Page) -> Report {
     let bypasses = Reason::ALL.iter().map(|reason| (reason, page.bypasses[*reason as usize].load(Relaxed)));
     Report {
         share: page.share(),
+        bytes: moved(page),
         connections: Vec::new(),
         counters: counters
             .map(|(counter, name)| ((*name).to_owned(), page.counters[*counter as usize].load(Relaxed)))

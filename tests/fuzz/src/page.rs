@@ -25,6 +25,7 @@ pub(crate) fn run(bytes: &[u8]) {
         uid: 2,
         program: "fuzz".into(),
         share: report.share,
+        bytes: report.bytes,
         left_out: 0,
         connections: report.connections,
         counters: report.counters,
