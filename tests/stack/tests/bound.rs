@@ -52,6 +52,7 @@ const REVIEWED: Reviewed = Reviewed {
         ("hooks::raw::answer", &["hooks::raw::hook::hook"]),
         // What is announced for the time of a sleep.
         ("journal::count_own_calls", &["ops::held::"]),
+        ("fork::begin_child", &["ops::held::"]),
         ("journal::calls_on", &["ops::held::"]),
         ("held::own_calls", &["held::counted_once", "held::POLL", "held::EPOLL"]),
         ("std::sys::sync::once::futex::Once", &["Once::call_once_force"]),
