@@ -9,7 +9,6 @@ pub mod accounted;
 pub mod addresses;
 pub mod apart;
 pub mod attach;
-pub mod beside;
 pub mod clock;
 pub mod destroy;
 pub mod eventfd;
@@ -27,7 +26,6 @@ pub mod options;
 pub mod other;
 pub mod peer;
 pub mod pidfd;
-pub mod raw;
 pub mod realtime;
 pub mod seccomp;
 pub mod seqpacket;
@@ -36,6 +34,7 @@ pub mod tun;
 pub mod tuning;
 pub mod uring;
 
+mod raw;
 mod sockopt;
 
 /// The error number and result of a system call made without libc.
