@@ -178,17 +178,7 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
 
 /// With as many connections as `has_room` lets in.
 fn process(process: &state::Process, mut has_room: impl FnMut() -> bool) -> Process {
-    let (mut report, mut left_out) = (Report::default(), 0);
-    process.outbox.with_page(|page| {
-        report = summary(page);
-        for row in rows(page).filter_map(Entry::copy) {
-            if has_room() {
-                report.connections.push(connection(row));
-            } else {
-                left_out += 1;
-            }
-        }
-    });
+    let (report, left_out) = process.outbox.with_page(|page| read(page, &mut has_room)).unwrap_or_default();
     let Report { share, bytes, connections, counters, bypasses } = report;
     Process {
         left_out,
@@ -205,24 +195,31 @@ fn process(process: &state::Process, mut has_room: impl FnMut() -> bool) -> Proc
 
 /// What connections of the page's process have moved since it began, also those that have ended. It may be anything.
 pub(crate) fn moved(page: &Page) -> Moved {
+    read(page, || false).0.bytes
+}
+
+/// What no row speaks of any more.
+fn moved_before(page: &Page) -> Moved {
     let mut moved =
         Moved { shm: page.counters[Counter::LaneBytes as usize].load(Relaxed), tcp: BTreeMap::new() };
-    let mut add = |reason: Reason, bytes: u64| {
-        if bytes > 0 {
-            let sum = moved.tcp.entry(reason.label().to_owned()).or_default();
-            *sum = sum.saturating_add(bytes);
-        }
-    };
     for (reason, bytes) in Reason::ALL.iter().zip(&page.tcp_bytes) {
-        add(*reason, bytes.load(Relaxed));
-    }
-    for row in rows(page).filter_map(Entry::copy) {
-        let connection = connection(row);
-        add(connection.send.reason, row.tcp_sent.saturating_sub(row.sent_counted));
-        add(connection.receive.reason, row.tcp_received.saturating_sub(row.received_counted));
-        moved.shm = moved.shm.saturating_add(row.shm_sent).saturating_add(row.shm_received);
+        add_by_tcp(&mut moved, *reason, bytes.load(Relaxed));
     }
     moved
+}
+
+/// What a row says that nothing else counts yet.
+fn add_row(moved: &mut Moved, row: &EntryCopy, connection: &Connection) {
+    add_by_tcp(moved, connection.send.reason, row.tcp_sent.saturating_sub(row.sent_counted));
+    add_by_tcp(moved, connection.receive.reason, row.tcp_received.saturating_sub(row.received_counted));
+    moved.shm = moved.shm.saturating_add(row.shm_sent).saturating_add(row.shm_received);
+}
+
+fn add_by_tcp(moved: &mut Moved, reason: Reason, bytes: u64) {
+    if bytes > 0 {
+        let sum = moved.tcp.entry(reason.label().to_owned()).or_default();
+        *sum = sum.saturating_add(bytes);
+    }
 }
 
 /// What a page says of its process. That may be anything, and is only shown.
@@ -242,16 +239,31 @@ pub struct Report {
 
 /// Reads a page.
 pub fn report(page: &Page) -> Report {
-    Report { connections: rows(page).filter_map(Entry::copy).map(connection).collect(), ..summary(page) }
+    read(page, || true).0
 }
 
-/// All but the connections.
+/// The same with as many connections as `has_room` lets in, and how many it did not.
+fn read(page: &Page, mut has_room: impl FnMut() -> bool) -> (Report, usize) {
+    let (mut report, mut left_out) = (summary(page), 0);
+    for row in rows(page).filter_map(Entry::copy) {
+        let connection = connection(row);
+        add_row(&mut report.bytes, &row, &connection);
+        if has_room() {
+            report.connections.push(connection);
+        } else {
+            left_out += 1;
+        }
+    }
+    (report, left_out)
+}
+
+/// All but the connections, and what only their rows say.
 fn summary(page: &Page) -> Report {
     let counters = Counter::NAMES.iter();
     let bypasses = Reason::ALL.iter().map(|reason| (reason, page.bypasses[*reason as usize].load(Relaxed)));
     Report {
         share: page.share(),
-        bytes: moved(page),
+        bytes: moved_before(page),
         connections: Vec::new(),
         counters: counters
             .map(|(counter, name)| ((*name).to_owned(), page.counters[*counter as usize].load(Relaxed)))
