@@ -16,9 +16,13 @@ pub(super) enum Load {
     Script { program: &'static str, file: (&'static str, &'static str) },
 }
 
-/// sysbench's arguments for all of its tests, which work on the same data.
-const SYSBENCH: &str = "--db-driver=mysql --mysql-host=127.0.0.1 --mysql-user=root --mysql-port=@mariadb@ \
-     --tables=1 --table-size=10000";
+/// sysbench's arguments for making its data, and for all of its tests, which work on them.
+macro_rules! sysbench_options {
+    () => {
+        "--db-driver=mysql --mysql-host=127.0.0.1 --mysql-user=root --mysql-port=@mariadb@ --tables=1 --table-size=10000"
+    };
+}
+pub(super) use sysbench_options;
 
 impl Load {
     pub(super) fn program(&self) -> &'static str {
@@ -38,7 +42,8 @@ impl Load {
                 nginx::wrk(connections, time, &url).into()
             }
             Load::Sysbench { test } => words(&texts.fill(&format!(
-                "{test} {SYSBENCH} --threads={connections} --time={whole} --events=0 --histogram=on run"
+                "{test} {} --threads={connections} --time={whole} --events=0 --histogram=on run",
+                sysbench_options!()
             ))),
             Load::Script { file: (name, _), .. } => {
                 words(&texts.fill(&format!("@dir@/{name} {connections} {whole}")))

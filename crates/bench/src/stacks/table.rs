@@ -1,7 +1,20 @@
 //! The stacks. Each is configured as its users have it; what differs is that it is small, alone in a directory, and quiet.
 
-use super::load::Load;
+use super::load::{Load, sysbench_options};
 use super::stack::{Configuration, Need, Service, Stack};
+
+/// nginx before the service with this name, to which it keeps its connections.
+macro_rules! proxy_of {
+    ($service:literal) => {
+        concat!(
+            "upstream app { server 127.0.0.1:@",
+            $service,
+            "@; keepalive 64; keepalive_requests 1000000; }
+             server { listen 127.0.0.1:@nginx@; location / {
+                 proxy_pass http://app; proxy_http_version 1.1; proxy_set_header Connection \"\"; } }"
+        )
+    };
+}
 
 pub(super) const STACKS: &[Stack] = &[
     Stack {
@@ -27,11 +40,7 @@ pub(super) const STACKS: &[Stack] = &[
                 arguments: "--workers 2 --threads 16 --keep-alive 60 --bind 127.0.0.1:@gunicorn@ --chdir @dir@ app:app",
                 ..Service::PLAIN
             },
-            Service::nginx(
-                "upstream app { server 127.0.0.1:@gunicorn@; keepalive 64; keepalive_requests 1000000; }
-                 server { listen 127.0.0.1:@nginx@; location / {
-                     proxy_pass http://app; proxy_http_version 1.1; proxy_set_header Connection \"\"; } }",
-            ),
+            Service::nginx(proxy_of!("gunicorn")),
         ],
         load: Load::Wrk { server: "nginx", path: "item/42" },
     },
@@ -61,11 +70,7 @@ pub(super) const STACKS: &[Stack] = &[
                             --timeout-keep-alive 60 --host 127.0.0.1 --port @uvicorn@ --app-dir @dir@ app:app",
                 ..Service::PLAIN
             },
-            Service::nginx(
-                "upstream app { server 127.0.0.1:@uvicorn@; keepalive 64; keepalive_requests 1000000; }
-                 server { listen 127.0.0.1:@nginx@; location / {
-                     proxy_pass http://app; proxy_http_version 1.1; proxy_set_header Connection \"\"; } }",
-            ),
+            Service::nginx(proxy_of!("uvicorn")),
         ],
         load: Load::Wrk { server: "nginx", path: "item/42" },
     },
@@ -107,11 +112,7 @@ pub(super) const STACKS: &[Stack] = &[
                 arguments: "@dir@/app.js",
                 ..Service::PLAIN
             },
-            Service::nginx(
-                "upstream app { server 127.0.0.1:@node@; keepalive 64; keepalive_requests 1000000; }
-                 server { listen 127.0.0.1:@nginx@; location / {
-                     proxy_pass http://app; proxy_http_version 1.1; proxy_set_header Connection \"\"; } }",
-            ),
+            Service::nginx(proxy_of!("node")),
         ],
         load: Load::Wrk { server: "nginx", path: "item/42" },
     },
@@ -231,7 +232,6 @@ const MARIADB: Service = Service {
     before: &["mariadb-install-db --no-defaults --user=@user@ --skip-test-db --datadir=@dir@/data"],
     arguments: "--no-defaults --user=@user@ --skip-grant-tables --datadir=@dir@/data --socket=@dir@/socket \
                 --bind-address=127.0.0.1 --port=@mariadb@ --init-file=@dir@/items.sql",
-    after: &["sysbench oltp_read_write --db-driver=mysql --mysql-host=127.0.0.1 --mysql-user=root \
-              --mysql-port=@mariadb@ --tables=1 --table-size=10000 prepare"],
+    after: &[concat!("sysbench oltp_read_write ", sysbench_options!(), " prepare")],
     ..Service::PLAIN
 };
