@@ -133,8 +133,7 @@ pub(crate) fn hand_on(epoll: &Epoll, reason: Reason) {
     let attached: Vec<_> = {
         let mut inner = epoll.inner.lock();
         inner.share(epoll);
-        let is_back = |one: &&Endpoint| one.barred().is_some() && !one.is_attached();
-        inner.registrations.values().filter_map(Registration::endpoint).filter(|one| !is_back(one)).collect()
+        inner.registrations.values().filter_map(Registration::endpoint).filter(|one| !one.is_back()).collect()
     };
     attached.into_iter().for_each(|endpoint| LEAVE.call((endpoint, Leaving::BarReading, reason)));
 }

@@ -21,7 +21,7 @@ use crate::base::table::{self, Entry as Known};
 use crate::base::{errno, process};
 use crate::epoll;
 use crate::life::unseen;
-use crate::socket::endpoint;
+use crate::socket::endpoint::{self, Endpoint};
 
 /// More than this many rings at once are a reason for the whole process.
 const MOST: usize = 64;
@@ -181,8 +181,7 @@ fn touch(fd: RawFd) {
     if let Some(set) = epoll::behind(fd) {
         return epoll::hand_on(set, Reason::IoUring);
     }
-    let is_back = endpoint::behind(fd).is_some_and(|one| one.barred().is_some() && !one.is_attached());
-    if !is_back {
+    if !endpoint::behind(fd).is_some_and(Endpoint::is_back) {
         descriptors::hand_on(fd, Reason::IoUring);
     }
 }

@@ -734,6 +734,11 @@ impl Endpoint {
         if code == 0 { None } else { Reason::parse(code as u16) }
     }
 
+    /// Whether it is barred, and has left its link by now.
+    pub(crate) fn is_back(&self) -> bool {
+        self.barred().is_some() && !self.is_attached()
+    }
+
     /// Whether it is the kernel's for good: barred, and on no link. Its data calls need not be announced (L4).
     #[inline]
     pub(crate) fn is_settled(&self) -> bool {
