@@ -186,7 +186,7 @@ impl Judge {
             }
             self.note_wait(index, &steps[number]);
         }
-        if tcp.outcome != Outcome::Blocked {
+        if matches!(tcp.outcome, Outcome::Done(_)) {
             self.note_wait(index, step);
         }
         for end in 0..ENDS {

@@ -17,8 +17,8 @@ use crate::base::signal::Shield;
 use crate::base::{clib, errno, kernel, process, real};
 use crate::life::{attach, resets};
 use crate::ops::sleep::as_timespec;
-use crate::ops::{descriptors, options, receive, send};
-use crate::socket::{endpoint, incoming};
+use crate::ops::{descriptors, receive, send};
+use crate::socket::endpoint;
 
 /// See recvmsg(2).
 ///
@@ -33,19 +33,16 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     let read = is_unsettled(fd).then(|| unsafe { read_header(message) }).flatten();
     let ours = |endpoint| {
         let Some((header, pieces)) = read else { return by_kernel(|| kernel(fd)) };
-        let taken = receive::receive(endpoint, fd, &mut sink(pieces), flags, &kernel);
+        let taken = receive::receive_message(endpoint, fd, &mut sink(pieces), flags, &kernel);
         if taken.is_err() {
             // SAFETY: the program's pointer, which has been read before.
             unsafe { take_back(message, &header) };
         }
         let taken = taken?;
         if !taken.by_kernel {
-            let waiting = options::waiting_to_tell(endpoint, fd);
             // SAFETY: the program's pointer.
-            unsafe { say_the_rest(message, &header, flags, waiting)? };
-        } else if incoming::unread(endpoint) > 0
-            && let Some(waiting) = options::waiting_to_tell(endpoint, fd)
-        {
+            unsafe { say_the_rest(message, &header, flags, taken.waiting)? };
+        } else if let Some(waiting) = taken.waiting {
             // SAFETY: the program's pointer, which the kernel has just written to.
             unsafe { correct_waiting(message, waiting) };
         }

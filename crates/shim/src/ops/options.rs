@@ -306,18 +306,18 @@ pub(crate) fn beside_kernel(endpoint: &Endpoint) -> Beside {
     endpoint.beside_kernel.lock().and(lanes)
 }
 
-/// How many bytes wait behind those that a call has received, if the program wants to be told (TCP_INQ). The kernel counts a FIN
-/// too.
-pub(crate) fn waiting_to_tell(endpoint: &Endpoint, fd: RawFd) -> Option<c_int> {
+/// Whether the program wants to be told how many bytes wait behind those that a call receives (TCP_INQ).
+pub(crate) fn tells_waiting(endpoint: &Endpoint, fd: RawFd) -> bool {
     // Others who hold the socket set it unseen.
     let is_seen = endpoint.barred().is_none() && endpoint.holders.are_one();
-    let is_wanted = if is_seen { endpoint.tells_waiting.load(Relaxed) } else { settings::has_inq(fd) };
-    if !is_wanted {
-        return None;
-    }
+    if is_seen { endpoint.tells_waiting.load(Relaxed) } else { settings::has_inq(fd) }
+}
+
+/// How many these are. The kernel counts a FIN too.
+pub(crate) fn waiting(endpoint: &Endpoint, fd: RawFd) -> c_int {
     let on_tcp = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as c_int;
-    let finished = shunt_sys::tcp::hung_up(borrow(fd));
-    Some(on_tcp.saturating_add(incoming::unread(endpoint) as c_int).saturating_add(finished.into()))
+    let finished = shunt_sys::tcp::peer_has_finished(borrow(fd)).unwrap_or(true);
+    on_tcp.saturating_add(incoming::unread(endpoint) as c_int).saturating_add(finished.into())
 }
 
 /// TCP_ZEROCOPY_RECEIVE for what a lane still holds: the answer that TCP gives when the next bytes fill no page.

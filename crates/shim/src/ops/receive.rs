@@ -19,7 +19,7 @@ use crate::life::{attach, resets};
 use crate::ops::hold::{BEGIN_ANEW, Hold};
 use crate::ops::look::{by_tcp_now, is_watched, look, look_in_time, ready_side};
 use crate::ops::sleep::{Deadline, Woken};
-use crate::ops::{held, sleep};
+use crate::ops::{held, options, sleep};
 use crate::socket::endpoint::{self, Endpoint, RxSide};
 use crate::socket::incoming::{self, available, is_readable};
 use crate::socket::tcp::Tcp;
@@ -40,17 +40,29 @@ const MEANINGFUL: c_int = libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_DONTWAI
 /// What a receive took.
 pub(crate) struct Taken {
     pub(crate) count: usize,
-    /// By the program's own call: the kernel has said all there is to say.
+    /// By the program's own call: the kernel has said what there is to say beside them.
     pub(crate) by_kernel: bool,
+    /// How many bytes wait behind them, if the program is to be told and the kernel cannot have told it.
+    pub(crate) waiting: Option<c_int>,
 }
 
 impl Taken {
     fn here(count: usize) -> Taken {
-        Taken { count, by_kernel: false }
+        Taken { count, by_kernel: false, waiting: None }
     }
 
     pub(crate) fn count(self) -> usize {
         self.count
+    }
+
+    /// `wanted`: the program wanted to be told when the call began.
+    fn say_what_waits(&mut self, endpoint: &Endpoint, fd: RawFd, wanted: bool) {
+        if !wanted {
+            // It has come to want it while the call slept, and the kernel was asked after that.
+            self.by_kernel &= !options::tells_waiting(endpoint, fd);
+        } else if !self.by_kernel || incoming::unread(endpoint) > 0 {
+            self.waiting = Some(options::waiting(endpoint, fd));
+        }
     }
 }
 
@@ -63,9 +75,38 @@ pub(crate) fn receive(
     flags: c_int,
     kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<Taken, i32> {
+    receive_as(Form::Bytes, endpoint, fd, sink, flags, kernel)
+}
+
+/// The same with what there is to be said beside the bytes.
+pub(crate) fn receive_message(
+    endpoint: &'static Endpoint,
+    fd: RawFd,
+    sink: &mut Sink<'_>,
+    flags: c_int,
+    kernel: &dyn Fn(RawFd) -> ssize_t,
+) -> Result<Taken, i32> {
+    receive_as(Form::Message, endpoint, fd, sink, flags, kernel)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Bytes,
+    Message,
+}
+
+#[inline(always)]
+fn receive_as(
+    form: Form,
+    endpoint: &'static Endpoint,
+    fd: RawFd,
+    sink: &mut Sink<'_>,
+    flags: c_int,
+    kernel: &dyn Fn(RawFd) -> ssize_t,
+) -> Result<Taken, i32> {
     let mut endpoint = endpoint;
     loop {
-        match receive_from(endpoint, fd, sink, flags, kernel) {
+        match receive_from(form, endpoint, fd, sink, flags, kernel) {
             Err(BEGIN_ANEW) => match endpoint::behind(fd) {
                 Some(now) => endpoint = now,
                 None => return by_kernel(Held::NOTHING, fd, kernel),
@@ -78,6 +119,7 @@ pub(crate) fn receive(
 /// The same from the connection that `fd` has named. It may begin anew.
 #[inline]
 fn receive_from(
+    form: Form,
     endpoint: &'static Endpoint,
     fd: RawFd,
     sink: &mut Sink<'_>,
@@ -102,6 +144,8 @@ fn receive_from(
         attach::bar(endpoint, Reason::UnsupportedFlag);
     }
     let flags = flags & MEANINGFUL;
+    // As it is when the call begins, though it may sleep after that, as in the kernel.
+    let tells_waiting = form == Form::Message && options::tells_waiting(endpoint, fd);
     let wanted = sink.remaining();
     let mut call = Call {
         endpoint,
@@ -115,12 +159,18 @@ fn receive_from(
         tcp_has_some: false,
         hold: Hold::new(endpoint, fd),
     };
-    let answer = if call.wanted == 0 {
+    let mut answer = if call.wanted == 0 {
         drop(ready_side(endpoint, fd));
         receive_nothing(&call.hold, endpoint, sink, flags, call.waits.then_some(call.deadline), kernel)
     } else {
         call.run(sink, kernel)
     };
+    // While the call has the socket: its number may have been closed.
+    if form == Form::Message
+        && let Ok(taken) = &mut answer
+    {
+        taken.say_what_waits(endpoint, call.hold.fd(), tells_waiting);
+    }
     call.hold.release();
     answer
 }
@@ -425,7 +475,7 @@ fn awaits_return(endpoint: &Endpoint, side: &RxSide) -> bool {
 
 fn by_kernel(held: Held, fd: RawFd, kernel: &dyn Fn(RawFd) -> ssize_t) -> Result<Taken, i32> {
     let count = usize::try_from(signal::open(held, || kernel(fd))).map_err(|_| errno::get())?;
-    Ok(Taken { count, by_kernel: true })
+    Ok(Taken { count, by_kernel: true, waiting: None })
 }
 
 /// With how many of the `wanted` bytes a receive is content: with one, unless it says otherwise or SO_RCVLOWAT does.

@@ -251,8 +251,8 @@ fn receive(slot: usize, len: usize, flags: c_int, call: &str, position: u64) -> 
                 if ret >= 0 {
                     extra.extend([message.msg_namelen as i64, message.msg_controllen as i64]);
                     extra.push(message.msg_flags.into());
-                    // What TCP_INQ says, behind the head.
-                    extra.push(control[2] as i64);
+                    // What TCP_INQ says, behind the head, if there is one.
+                    extra.push(if message.msg_controllen > 16 { control[2] as i64 } else { 0 });
                 }
                 ret
             }
