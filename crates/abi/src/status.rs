@@ -24,14 +24,43 @@ pub struct Snapshot {
     pub pairs_made: u64,
     /// Offers refused since the start, by reason.
     pub offers_refused: BTreeMap<String, u64>,
-    /// Connection ends since the start, also of processes that have ended.
-    pub share: Share,
-    /// Bytes moved since the start, also by connections and processes that have ended.
-    pub bytes: Moved,
+    /// Since the start, also of connections and processes that have ended.
+    #[serde(flatten)]
+    pub totals: Totals,
     /// Messages refused since the start, by what was wrong with them.
     pub bad_messages: BTreeMap<String, u64>,
     /// Processes that said hello and are alive.
     pub processes: Vec<Process>,
+}
+
+/// What programs have counted since they began. They may have counted anything.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Totals {
+    /// Connection ends, also those that are closed.
+    pub share: Share,
+    /// Bytes that they have moved.
+    pub bytes: Moved,
+    /// The counters, by name: see [`crate::page::Counter`].
+    pub counters: BTreeMap<String, u64>,
+    /// How often each bypass reason was met.
+    pub bypasses: BTreeMap<String, u64>,
+}
+
+impl std::ops::AddAssign<&Totals> for Totals {
+    fn add_assign(&mut self, other: &Totals) {
+        self.share += other.share;
+        self.bytes += &other.bytes;
+        add(&mut self.counters, &other.counters);
+        add(&mut self.bypasses, &other.bypasses);
+    }
+}
+
+fn add(sums: &mut BTreeMap<String, u64>, counts: &BTreeMap<String, u64>) {
+    for (name, count) in counts {
+        let sum = sums.entry(name.clone()).or_default();
+        *sum = sum.saturating_add(*count);
+    }
 }
 
 /// How many of the connection ends that have been used took shared memory. An end whose process is not under shunt is in
@@ -69,10 +98,7 @@ impl std::ops::AddAssign<&Moved> for Moved {
     /// What processes have counted may be anything.
     fn add_assign(&mut self, other: &Moved) {
         self.shm = self.shm.saturating_add(other.shm);
-        for (reason, bytes) in &other.tcp {
-            let sum = self.tcp.entry(reason.clone()).or_default();
-            *sum = sum.saturating_add(*bytes);
-        }
+        add(&mut self.tcp, &other.tcp);
     }
 }
 
@@ -85,18 +111,13 @@ pub struct Process {
     pub uid: u32,
     /// The program's name.
     pub program: String,
-    /// Its connection ends since it began, also those that are closed.
-    pub share: Share,
-    /// Bytes that they have moved.
-    pub bytes: Moved,
+    /// Since it began.
+    #[serde(flatten)]
+    pub totals: Totals,
     /// Its connections.
     pub connections: Vec<Connection>,
     /// Connections that there was no room for.
     pub left_out: usize,
-    /// Its counters: see [`crate::page::Counter`].
-    pub counters: BTreeMap<String, u64>,
-    /// How often each bypass reason was met.
-    pub bypasses: BTreeMap<String, u64>,
 }
 
 /// One end of one connection.

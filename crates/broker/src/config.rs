@@ -1,5 +1,6 @@
 //! What a broker is told when it starts.
 
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,6 +30,8 @@ pub struct Config {
     /// A listening SOCK_SEQPACKET socket from socket activation. The broker then neither makes nor removes
     /// the file at `socket`.
     pub listener: Option<OwnedFd>,
+    /// Where to say in HTTP, at `/metrics`, what it has counted.
+    pub metrics: Option<SocketAddr>,
     /// How much it takes on.
     pub limits: Limits,
 }
@@ -42,6 +45,7 @@ impl Config {
             ring_bytes: DEFAULT_RING_BYTES,
             mode,
             listener: None,
+            metrics: None,
             limits: Limits::default(),
         }
     }

@@ -1,6 +1,7 @@
 //! The broker's life: listens, takes clients in, and stops when it is told to or nobody is left.
 
 use std::cell::RefCell;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
@@ -9,10 +10,12 @@ use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use shunt_abi::geometry::{Geometry, MAX_RING_BYTES, MIN_RING_BYTES};
+use shunt_control::serve_metrics;
 use shunt_kernel::sequence::Reader;
 use shunt_sys::{Errno, seqpacket};
 use thiserror::Error;
 use tokio::io::unix::AsyncFd;
+use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -21,6 +24,7 @@ use crate::config::{Config, DESCRIPTORS};
 use crate::control;
 use crate::expiry::expire;
 use crate::listener::{ListenError, Listener};
+use crate::metrics::Metrics;
 use crate::namespaces::Namespaces;
 use crate::principal::{Charge, Principal};
 use crate::state::State;
@@ -39,6 +43,9 @@ pub enum Error {
     /// There is no socket to listen on.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// There is nowhere to tell what has been counted.
+    #[error("cannot listen on {0} for the metrics: {1}")]
+    Metrics(SocketAddr, std::io::Error),
     /// The kernel cannot say which sockets are alive.
     #[error("the kernel's socket table cannot be asked ({0}): shunt needs Linux 5.14 with inet_diag")]
     Diag(Errno),
@@ -57,6 +64,12 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
     if descriptors < DESCRIPTORS {
         tracing::info!(descriptors, "serves fewer at a time than with a limit of {DESCRIPTORS} descriptors");
     }
+    let metrics = match config.metrics {
+        Some(address) => {
+            Some(TcpListener::bind(address).await.map_err(|error| Error::Metrics(address, error))?)
+        }
+        None => None,
+    };
     let limits = config.limits.within(descriptors);
     let socket = watch(socket).map_err(|(_, error)| Error::Loop(error))?;
     tracing::info!(socket = %config.socket.display(), mode = ?config.mode, "broker is listening");
@@ -64,6 +77,10 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
     let served = LocalSet::new();
     served.spawn_local(sweep(state.clone()));
     served.spawn_local(expire(state.clone()));
+    if let Some(listener) = metrics {
+        let metrics = Metrics::of(state.clone());
+        served.spawn_local(serve_metrics(move || metrics.text(), listener));
+    }
     let accepting = accept(&socket, state, &config);
     let result = served
         .run_until(async {

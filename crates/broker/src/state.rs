@@ -15,7 +15,7 @@ use shunt_abi::control::{
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::{PAGE_BYTES, Page, Reach};
 use shunt_abi::reason::Reason;
-use shunt_abi::status::{Moved, Share};
+use shunt_abi::status::Totals;
 use shunt_kernel::sequence::Reader;
 use shunt_sys::mapping::{self, Mapping};
 use shunt_sys::memfd::{SealError, verify_sealed};
@@ -43,10 +43,8 @@ pub(crate) struct State {
     pub(crate) limits: Limits,
     pub(crate) started: Instant,
     pub(crate) processes: BTreeMap<ProcessId, Process>,
-    /// The connections of those that have ended.
-    pub(crate) ended: Share,
-    /// The bytes that they have moved.
-    pub(crate) ended_bytes: Moved,
+    /// What those have counted that have ended.
+    pub(crate) ended: Totals,
     pub(crate) links: Links,
     /// What has happened to all.
     pub(crate) tally: Tally,
@@ -165,8 +163,7 @@ impl State {
             limits,
             started: Instant::now(),
             processes: BTreeMap::new(),
-            ended: Share::default(),
-            ended_bytes: Moved::default(),
+            ended: Totals::default(),
             links: Links::new(geometry, limits.links),
             tally: Tally::default(),
             tallies: HashMap::new(),
@@ -312,8 +309,7 @@ impl State {
         }
         self.ring(bereaved.asleep);
         if let Some(process) = self.processes.remove(&id) {
-            self.ended += process.outbox.with_page(Page::share).unwrap_or_default();
-            self.ended_bytes += &process.outbox.with_page(status::moved).unwrap_or_default();
+            self.ended += &process.outbox.with_page(status::totals).unwrap_or_default();
             self.namespaces.leave(process.netns);
             self.pages.remove(&process.page);
             self.tell_reach();

@@ -16,7 +16,7 @@ use shunt_abi::control::{DecodeError, Reply, Request, STATUS_PART, Status, Statu
 use shunt_abi::option::SocketOption;
 use shunt_abi::page::{Counter, Entry, EntryCopy, Page};
 use shunt_abi::reason::{Reason, Road};
-use shunt_abi::status::{Connection, Direction, Moved, Process, Share, Snapshot};
+use shunt_abi::status::{Connection, Direction, Moved, Process, Snapshot, Totals};
 use shunt_sys::mapping::backed_pages;
 use shunt_sys::{Errno, identity, seqpacket};
 use thiserror::Error;
@@ -153,13 +153,9 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
         .filter(is_visible)
         .map(|one| process(one, || rows.take(one.principal, 1)))
         .collect();
-    let (mut share, mut bytes) = match whose.is_privileged() {
-        true => (state.ended, state.ended_bytes.clone()),
-        false => (Share::default(), Moved::default()),
-    };
+    let mut totals = if whose.is_privileged() { state.ended.clone() } else { Totals::default() };
     for process in &processes {
-        share += process.share;
-        bytes += &process.bytes;
+        totals += &process.totals;
     }
     Snapshot {
         version: VERSION,
@@ -170,8 +166,7 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
         pairs_made: tally.pairs_made,
         offers_refused: refused.map(|(reason, count)| (reason.label().to_owned(), *count)).collect(),
         bad_messages: bad.map(|(label, count)| ((*label).to_owned(), *count)).collect(),
-        share,
-        bytes,
+        totals,
         processes,
     }
 }
@@ -179,23 +174,19 @@ fn snapshot(state: &State, whose: Principal) -> Snapshot {
 /// With as many connections as `has_room` lets in.
 fn process(process: &state::Process, mut has_room: impl FnMut() -> bool) -> Process {
     let (report, left_out) = process.outbox.with_page(|page| read(page, &mut has_room)).unwrap_or_default();
-    let Report { share, bytes, connections, counters, bypasses } = report;
     Process {
         left_out,
         pid: process.credentials.pid,
         uid: process.credentials.uid,
         program: process.program.clone(),
-        share,
-        bytes,
-        connections,
-        counters,
-        bypasses,
+        totals: report.totals,
+        connections: report.connections,
     }
 }
 
-/// What connections of the page's process have moved since it began, also those that have ended. It may be anything.
-pub(crate) fn moved(page: &Page) -> Moved {
-    read(page, || false).0.bytes
+/// What the page's process has counted since it began. It may be anything.
+pub(crate) fn totals(page: &Page) -> Totals {
+    read(page, || false).0.totals
 }
 
 /// What no row speaks of any more.
@@ -225,16 +216,10 @@ fn add_by_tcp(moved: &mut Moved, reason: Reason, bytes: u64) {
 /// What a page says of its process. That may be anything, and is only shown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Its connection ends since it began.
-    pub share: Share,
-    /// Bytes that they have moved.
-    pub bytes: Moved,
+    /// Since it began.
+    pub totals: Totals,
     /// Its connections.
     pub connections: Vec<Connection>,
-    /// Its counters, by name.
-    pub counters: BTreeMap<String, u64>,
-    /// How often each bypass reason was met, by name.
-    pub bypasses: BTreeMap<String, u64>,
 }
 
 /// Reads a page.
@@ -244,10 +229,10 @@ pub fn report(page: &Page) -> Report {
 
 /// The same with as many connections as `has_room` lets in, and how many it did not.
 fn read(page: &Page, mut has_room: impl FnMut() -> bool) -> (Report, usize) {
-    let (mut report, mut left_out) = (summary(page), 0);
+    let (mut report, mut left_out) = (Report { totals: counted(page), connections: Vec::new() }, 0);
     for row in rows(page).filter_map(Entry::copy) {
         let connection = connection(row);
-        add_row(&mut report.bytes, &row, &connection);
+        add_row(&mut report.totals.bytes, &row, &connection);
         if has_room() {
             report.connections.push(connection);
         } else {
@@ -257,14 +242,13 @@ fn read(page: &Page, mut has_room: impl FnMut() -> bool) -> (Report, usize) {
     (report, left_out)
 }
 
-/// All but the connections, and what only their rows say.
-fn summary(page: &Page) -> Report {
+/// All but what only the rows say.
+fn counted(page: &Page) -> Totals {
     let counters = Counter::NAMES.iter();
     let bypasses = Reason::ALL.iter().map(|reason| (reason, page.bypasses[*reason as usize].load(Relaxed)));
-    Report {
+    Totals {
         share: page.share(),
         bytes: moved_before(page),
-        connections: Vec::new(),
         counters: counters
             .map(|(counter, name)| ((*name).to_owned(), page.counters[*counter as usize].load(Relaxed)))
             .collect(),

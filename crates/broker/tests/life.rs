@@ -215,12 +215,12 @@ fn bytes_of_what_has_ended_are_still_counted() {
     page.rows.store(1, Release);
     let expected =
         Moved { shm: 1000, tcp: [("peer_not_offered".to_owned(), 100), ("io_uring".to_owned(), 30)].into() };
-    assert_eq!(broker.status().bytes, expected);
+    assert_eq!(broker.status().totals.bytes, expected);
     // It goes on by shared memory.
     page.count_tcp(&page.entries[0], Which::Sent);
     page.entries[0].roads.store(1 | roads & 0xffff << 32, Release);
-    assert_eq!(broker.status().bytes, expected);
+    assert_eq!(broker.status().totals.bytes, expected);
     drop(process);
     eventually(|| broker.status().processes.is_empty());
-    assert_eq!(broker.status().bytes, expected);
+    assert_eq!(broker.status().totals.bytes, expected);
 }

@@ -163,6 +163,10 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "N", value_parser = parse_ring_bytes)]
     pub(crate) ring_bytes: Option<usize>,
 
+    /// Serve what is counted for Prometheus here, at /metrics, as on 127.0.0.1:9441 [default: nowhere]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) metrics: Option<SocketAddr>,
+
     /// Start in the background, and return when the broker accepts programs
     #[arg(long)]
     pub(crate) detach: bool,

@@ -37,6 +37,7 @@ fn serve(args: &DaemonArgs, socket: PathBuf) -> Result<()> {
     let mut config = Config::new(socket, mode);
     config.idle_exit = args.idle_exit.map(Duration::from_secs);
     config.ring_bytes = args.ring_bytes.unwrap_or(config.ring_bytes);
+    config.metrics = args.metrics;
     config.listener = activated_socket()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -127,6 +128,9 @@ fn detach(args: &DaemonArgs, socket: &Path) -> Result<()> {
     }
     if let Some(bytes) = args.ring_bytes {
         command.args(["--ring-bytes", &bytes.to_string()]);
+    }
+    if let Some(address) = args.metrics {
+        command.args(["--metrics", &address.to_string()]);
     }
     if let Some(path) = log_file {
         command.arg("--log-file").arg(path);

@@ -223,7 +223,7 @@ impl Looked<'_> {
         let snapshot = broker.and_then(|path| self.snapshot(path));
         let known = broker.and_then(|path| self.known(process, path));
         let is_known = known.is_some();
-        if known.is_some_and(|one| one.bypasses.contains_key(Reason::Sandboxed.label())) {
+        if known.is_some_and(|one| one.totals.bypasses.contains_key(Reason::Sandboxed.label())) {
             causes.push(Reason::Sandboxed.into());
         }
         match snapshot {

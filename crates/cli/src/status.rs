@@ -96,7 +96,7 @@ fn render(snapshot: &Snapshot) -> String {
             let _ = writeln!(text, "{what}: {}", list(counts));
         }
     }
-    let _ = writeln!(text, "connection ends since the start: {}", share(&snapshot.share));
+    let _ = writeln!(text, "connection ends since the start: {}", share(&snapshot.totals.share));
     let connections: Vec<&Connection> =
         snapshot.processes.iter().flat_map(|process| &process.connections).collect();
     if connections.is_empty() {
@@ -112,7 +112,7 @@ fn render(snapshot: &Snapshot) -> String {
     rows.sort();
     let _ = write!(text, "\n{}\n", table::render(&COLUMNS, &rows));
     let mut shares: Vec<_> =
-        snapshot.processes.iter().filter(|process| process.share.seen > 0).map(share_row).collect();
+        snapshot.processes.iter().filter(|process| process.totals.share.seen > 0).map(share_row).collect();
     shares.sort();
     let _ = writeln!(text, "{}", table::render(&SHARES, &shares));
     for reason in reasons(&connections) {
@@ -130,7 +130,7 @@ fn share(share: &Share) -> String {
 }
 
 fn share_row(process: &Process) -> Vec<String> {
-    let Share { seen, offered, on_shm } = process.share;
+    let Share { seen, offered, on_shm } = process.totals.share;
     let numbers = [u64::from(process.pid), seen, offered, on_shm].map(|number| number.to_string());
     [printable(&process.program)].into_iter().chain(numbers).collect()
 }
@@ -215,7 +215,7 @@ fn printable(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shunt_abi::status::Moved;
+    use shunt_abi::status::Totals;
 
     use super::*;
 
@@ -223,24 +223,25 @@ mod tests {
         Direction { road, reason, tcp_bytes, shm_bytes }
     }
 
+    fn totals(share: Share) -> Totals {
+        Totals { share, ..Totals::default() }
+    }
+
     fn snapshot(connections: Vec<Connection>) -> Snapshot {
         let process = Process {
             pid: 42,
             uid: 0,
             program: "memcached\x1b".into(),
-            share: Share { seen: 12, offered: 3, on_shm: 2 },
-            bytes: Moved::default(),
+            totals: totals(Share { seen: 12, offered: 3, on_shm: 2 }),
             connections,
             left_out: 0,
-            counters: BTreeMap::new(),
-            bypasses: BTreeMap::new(),
         };
         Snapshot {
             broker_pid: 7,
             uptime_seconds: 61,
             of_all: true,
             links: 1,
-            share: Share { seen: 20, offered: 4, on_shm: 3 },
+            totals: totals(Share { seen: 20, offered: 4, on_shm: 3 }),
             processes: vec![process],
             ..Snapshot::default()
         }

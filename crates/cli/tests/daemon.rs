@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::collections::HashSet;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
@@ -9,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use serde_json::Value;
 
 fn start(shell: &Shell) -> Running {
     let broker = Running::start(shell.shunt(["daemon"]));
@@ -152,4 +156,58 @@ fn a_socket_of_another_kind_is_refused() {
     let ended = activated(&shell, &socket).end();
     assert_eq!(ended.code, Some(1));
     assert!(ended.stderr.contains("ListenSequentialPacket="), "{ended:?}");
+}
+
+#[test]
+fn a_detached_broker_tells_prometheus_all_that_the_dashboard_asks_for() {
+    let shell = Shell::new();
+    let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    Ended::of(shell.shunt(["daemon", "--detach", "--metrics", &at])).quietly(0);
+    // So that there is a bad message to tell of.
+    let stranger =
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    rustix::net::connect(&stranger, &SocketAddrUnix::new(shell.socket()).unwrap()).unwrap();
+    rustix::net::send(&stranger, b"?", rustix::net::SendFlags::empty()).unwrap();
+    rustix::net::recv(&stranger, &mut [0; 1], rustix::net::RecvFlags::empty()).expect("it hangs up");
+    let mut stream = TcpStream::connect(&at).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    dashboard::expect_all_on(&page, "shunt_broker");
+}
+
+/// What Grafana wants of a file that is imported: each panel its own number and place, each source and variable known.
+#[test]
+fn the_dashboard_is_whole() {
+    let dashboard = dashboard::read();
+    let variables: Vec<&str> = dashboard["templating"]["list"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|variable| variable["name"].as_str().unwrap())
+        .collect();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let number = |panel: &Value, of: &str| panel[of].as_u64().unwrap_or_else(|| panic!("{of} of {panel}"));
+    let mut taken = HashSet::new();
+    for panel in panels {
+        assert!(taken.insert(number(panel, "id").to_string()), "two panels have one number: {panel}");
+        let place = &panel["gridPos"];
+        let (x, y, width) = (number(place, "x"), number(place, "y"), number(place, "w"));
+        assert!(x + width <= 24, "a row has 24 columns: {panel}");
+        assert!(taken.insert(format!("{x} {y}")), "two panels have one place: {panel}");
+        if panel["type"] != "row" {
+            assert_eq!(panel["datasource"]["uid"], "${datasource}");
+            assert!(panel["targets"].as_array().is_some_and(|targets| !targets.is_empty()), "{panel}");
+        }
+    }
+    for expression in dashboard::expressions(&dashboard) {
+        for part in expression.split('$').skip(1) {
+            let name: String =
+                part.chars().take_while(|letter| letter.is_ascii_alphabetic() || *letter == '_').collect();
+            assert!(name.starts_with("__") || variables.contains(&name.as_str()), "{expression}");
+        }
+        let [open, close] =
+            ["([{", ")]}"].map(|kind| expression.chars().filter(|letter| kind.contains(*letter)).count());
+        assert_eq!(open, close, "{expression}");
+    }
 }

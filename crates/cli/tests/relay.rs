@@ -1,6 +1,9 @@
 //! Relays between two sites, as their users have them: intercepted connections, forwards, and everything that can go wrong
 //! on the way. Needs root, nftables and iproute2.
 
+#[allow(dead_code, reason = "what is not of relays is another test's")]
+#[path = "common/dashboard.rs"]
+mod dashboard;
 #[path = "relay/encrypted.rs"]
 mod encrypted;
 #[path = "relay/lab.rs"]
@@ -733,6 +736,7 @@ fn metrics_are_there_for_prometheus() {
     assert!(text.starts_with("HTTP/1.1 200 OK\r\n"), "{text}");
     assert!(text.contains("shunt_relay_bytes_total{via=\"exit\",direction=\"down\"} 1000\n"), "{text}");
     assert!(text.contains("shunt_relay_pool_connections{peer=\"exit\",state=\"ready\"}"), "{text}");
+    dashboard::expect_all_on(&text, "shunt_relay");
     assert!(page("/").starts_with("HTTP/1.1 404"));
 }
 

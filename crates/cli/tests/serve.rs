@@ -6,10 +6,11 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::Shell;
 use common::serving::{ADDRESS, PATIENCE, Serving};
+use common::{Shell, dashboard};
 use serde_json::Value;
 use shunt_netns::Net;
 
@@ -166,4 +167,19 @@ fn the_comparison_measures_every_way() {
         assert!(cell["figure"]["median"].as_f64().unwrap() > 0.0, "{cell}");
     }
     assert_eq!(std::fs::read_to_string(page).unwrap().matches("<svg").count(), 4);
+}
+
+#[test]
+fn prometheus_is_told_all_that_the_dashboard_asks_for() {
+    let shell = Shell::new();
+    let net = Arc::new(Net::new());
+    let file = shell.file("backends.toml", "[[backend]]\naddress = '127.0.0.1:5000'\n");
+    let arguments =
+        ["builtin:length-router", "--backends", file.to_str().unwrap(), "--metrics", "127.0.0.1:9100"];
+    let _serving = Serving::start_in(&net, &shell, &arguments);
+    let mut stream = net.inside(|| TcpStream::connect("127.0.0.1:9100")).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    dashboard::expect_all_on(&page, "shunt_serve");
 }

@@ -168,7 +168,7 @@ impl Relay {
                     TcpListener::from_std(listener)
                 });
                 let text = move || shared.metrics.text(shared.levels().into_iter());
-                tokio::spawn(serve_metrics(Arc::new(text), listener.map_err(listening(address))?))
+                tokio::spawn(serve_metrics(text, listener.map_err(listening(address))?))
             }
         })
     }

@@ -50,7 +50,7 @@ fn compile_by(compiler: &str, host: &Host, name: &str, flags: &[&str]) -> PathBu
 /// Runs a compiled program that has both ends of its connections, and says what it has printed. Under shunt some of them were on shared
 /// memory.
 pub fn run_with_itself(host: &Host, name: &str, arguments: &[&str], limit: Duration) -> String {
-    let on_shm = || host.status().map(|status| status.share.on_shm);
+    let on_shm = || host.status().map(|status| status.totals.share.on_shm);
     let before = on_shm();
     let printed = host.program(format!("./{name}")).args(arguments).run(name, limit).stdout;
     assert!(before.is_none() || on_shm() > before, "nothing was on shared memory");

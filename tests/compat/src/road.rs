@@ -204,7 +204,7 @@ impl Seen {
                 }
             }
             let name = format!("{} {}", process.program, process.pid);
-            self.bypasses.insert(name, process.bypasses.clone());
+            self.bypasses.insert(name, process.totals.bypasses.clone());
         }
         self.last = snapshot;
     }

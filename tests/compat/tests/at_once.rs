@@ -10,7 +10,7 @@ const CONNECTIONS: u64 = 200;
 /// were on shared memory. Natively nobody knows.
 fn short_connections(host: &Host, offer: &str) -> Option<(u64, u64)> {
     let (port, count) = (host.port().to_string(), CONNECTIONS.to_string());
-    let before = host.status().map(|status| status.share);
+    let before = host.status().map(|status| status.totals.share);
     let flags = ["--offer", offer];
     let mut server =
         host.script("python3", "short.py").shunt_args(flags).args(["server", &port, &count]).start("server");
@@ -21,7 +21,7 @@ fn short_connections(host: &Host, offer: &str) -> Option<(u64, u64)> {
         .run("client", LIMIT);
     assert!(server.wait(LIMIT).success());
     // Both have ended, and what they had counted is kept. The broker hears of an end a moment later.
-    let (before, after) = (before?, host.status()?.share);
+    let (before, after) = (before?, host.status()?.totals.share);
     Some((after.seen - before.seen, after.on_shm - before.on_shm))
 }
 
@@ -46,14 +46,14 @@ fn by_default_they_are_not_worth_it() {
 #[test]
 fn a_refused_connection_was_not_used() {
     both(LIMIT, |host| {
-        let before = host.status().map(|status| status.share);
+        let before = host.status().map(|status| status.totals.share);
         let refused = ["refused", &host.port().to_string(), "50"];
         host.script("python3", "short.py")
             .shunt_args(["--offer", "at-once"])
             .args(refused)
             .run("refused", LIMIT);
         let Some(before) = before else { return };
-        let after = host.status().expect("a broker").share;
+        let after = host.status().expect("a broker").totals.share;
         assert_eq!(after.seen, before.seen);
     });
 }

@@ -44,7 +44,7 @@ fn load(host: &Host, requests: usize) -> u64 {
     client.wait_for_output("done", LIMIT);
     let status = host.status().expect("a broker");
     let process = status.processes.iter().find(|process| process.pid == client.pid()).expect("it said hello");
-    process.counters["offered"]
+    process.totals.counters["offered"]
 }
 
 #[test]

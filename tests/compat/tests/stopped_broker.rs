@@ -48,7 +48,7 @@ fn programs_go_on_and_are_paired_afterwards() {
             counts.get(Reason::BrokerSilent.label()).is_some_and(|count| *count > 0)
         };
         let status = host.status().expect("it goes on");
-        assert!(status.processes.iter().any(|process| silent(&process.bypasses)), "{status:#?}");
+        assert!(status.processes.iter().any(|process| silent(&process.totals.bypasses)), "{status:#?}");
         verified(meanwhile);
         let road = host.watch_road();
         let again = clients(host, "again", port, 2.0);

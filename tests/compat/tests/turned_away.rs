@@ -51,7 +51,7 @@ fn a_broker_of_another_version_is_asked_ever_more_rarely_and_the_reason_is_said(
         road.wait_for_shm(port, 4, Duration::from_secs(40));
         let status = host.status().expect("a broker");
         for process in &status.processes {
-            assert!(process.bypasses.contains_key("broker_version"), "{:?}", process.bypasses);
+            assert!(process.totals.bypasses.contains_key("broker_version"), "{:?}", process.totals.bypasses);
         }
         host.write("over", "");
         assert!(load.wait(LIMIT).success());

@@ -24,12 +24,9 @@ pub(crate) fn run(bytes: &[u8]) {
         pid: 1,
         uid: 2,
         program: "fuzz".into(),
-        share: report.share,
-        bytes: report.bytes,
+        totals: report.totals,
         left_out: 0,
         connections: report.connections,
-        counters: report.counters,
-        bypasses: report.bypasses,
     };
     let snapshot = Snapshot { processes: vec![process], ..Snapshot::default() };
     let json = serde_json::to_vec(&snapshot).expect("a snapshot can be written");

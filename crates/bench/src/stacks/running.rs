@@ -257,18 +257,19 @@ impl Coverage {
     /// Everything is counted since the broker's start, also what has ended.
     fn between(before: &Snapshot, after: &Snapshot) -> Coverage {
         let since = |reason: &String, bytes: u64| {
-            bytes.saturating_sub(before.bytes.tcp.get(reason).copied().unwrap_or_default())
+            bytes.saturating_sub(before.totals.bytes.tcp.get(reason).copied().unwrap_or_default())
         };
-        let tcp = after.bytes.tcp.iter().map(|(reason, bytes)| (reason.clone(), since(reason, *bytes)));
+        let tcp =
+            after.totals.bytes.tcp.iter().map(|(reason, bytes)| (reason.clone(), since(reason, *bytes)));
         Coverage {
             bytes: Moved {
-                shm: after.bytes.shm.saturating_sub(before.bytes.shm),
+                shm: after.totals.bytes.shm.saturating_sub(before.totals.bytes.shm),
                 tcp: tcp.filter(|(_, bytes)| *bytes > 0).collect(),
             },
             ends: Share {
-                seen: after.share.seen.saturating_sub(before.share.seen),
-                offered: after.share.offered.saturating_sub(before.share.offered),
-                on_shm: after.share.on_shm.saturating_sub(before.share.on_shm),
+                seen: after.totals.share.seen.saturating_sub(before.totals.share.seen),
+                offered: after.totals.share.offered.saturating_sub(before.totals.share.offered),
+                on_shm: after.totals.share.on_shm.saturating_sub(before.totals.share.on_shm),
             },
         }
     }

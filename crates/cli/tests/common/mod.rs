@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub(crate) mod dashboard;
 pub(crate) mod serving;
 
 use std::ffi::OsStr;

@@ -1,0 +1,174 @@
+//! What the broker and the programs under shunt have counted, for Prometheus.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::{Atomic, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+use shunt_abi::page::Counter as Counted;
+use shunt_abi::reason::{Reason, Road};
+use shunt_abi::status::{Direction, Totals};
+
+use crate::state::State;
+use crate::status;
+
+/// Going through every page takes the broker from those whom it serves: whoever asks more often is told the same again.
+const APART: Duration = Duration::from_secs(1);
+
+/// The page, made when it is asked for.
+pub(crate) struct Metrics {
+    state: Rc<RefCell<State>>,
+    latest: RefCell<Option<(Instant, String)>>,
+}
+
+impl Metrics {
+    pub(crate) fn of(state: Rc<RefCell<State>>) -> Metrics {
+        Metrics { state, latest: RefCell::default() }
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let mut latest = self.latest.borrow_mut();
+        match &*latest {
+            Some((made, text)) if made.elapsed() < APART => text.clone(),
+            _ => latest.insert((Instant::now(), text(&self.state.borrow()))).1.clone(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Taken {
+    direction: &'static str,
+    road: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Bytes {
+    road: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Why {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Stage {
+    stage: &'static str,
+}
+
+/// In the text format of Prometheus.
+fn text(state: &State) -> String {
+    let mut registry = Registry::with_prefix("shunt_broker");
+    let mut totals = state.ended.clone();
+    let open = Family::<Taken, Gauge>::default();
+    for direction in ["send", "receive"] {
+        drop(open.get_or_create(&Taken { direction, road: Road::Shm.label(), reason: Reason::None.label() }));
+    }
+    for process in state.processes.values() {
+        let report = process.outbox.with_page(status::report).unwrap_or_default();
+        totals += &report.totals;
+        for connection in &report.connections {
+            for (direction, Direction { road, reason, .. }) in
+                [("send", connection.send), ("receive", connection.receive)]
+            {
+                let taken = Taken { direction, road: road.label(), reason: reason.label() };
+                open.get_or_create(&taken).inc();
+            }
+        }
+    }
+    gauge(&mut registry, "processes", "Processes under shunt", state.processes.len());
+    gauge(&mut registry, "links", "Links in use", state.links.len());
+    registry.register("open_connections", "Ends of connections, by the road that each direction takes", open);
+
+    counter(&mut registry, "pairs", "Connections that were paired", state.tally.pairs_made);
+    let refused = |reason| state.tally.offers_refused.get(&reason).copied();
+    by_reason(&mut registry, "offers_refused", "Offers that were refused", reasons(refused));
+    let bad = state.tally.bad_messages.iter().map(|(label, count)| (*label, *count));
+    by_reason(&mut registry, "bad_messages", "Messages that were refused, by what was wrong with them", bad);
+    programs(&mut registry, &totals);
+
+    let mut text = String::new();
+    encode(&mut text, &registry).expect("a string takes everything");
+    text
+}
+
+/// What the programs have counted.
+fn programs(registry: &mut Registry, totals: &Totals) {
+    let ends = Family::<Stage, Counter>::default();
+    let share = totals.share;
+    for (stage, count) in [("used", share.seen), ("offered", share.offered), ("on_shm", share.on_shm)] {
+        set(&ends.get_or_create(&Stage { stage }), count);
+    }
+    registry.register("connection_ends", "Ends of connections, by how far they came", ends);
+
+    let bytes = Family::<Bytes, Counter>::default();
+    set(
+        &bytes.get_or_create(&Bytes { road: Road::Shm.label(), reason: Reason::None.label() }),
+        totals.bytes.shm,
+    );
+    for (reason, count) in reasons(|reason| totals.bytes.tcp.get(reason.label()).copied()) {
+        set(&bytes.get_or_create(&Bytes { road: Road::Tcp.label(), reason }), count);
+    }
+    registry.register("bytes", "Bytes that ends of connections have moved", bytes);
+    let bypasses = reasons(|reason| totals.bypasses.get(reason.label()).copied());
+    by_reason(registry, "bypasses", "How often each reason for TCP was met", bypasses);
+
+    let count = |counted| {
+        let (_, name) = Counted::NAMES.iter().find(|(one, _)| *one == counted).expect("each has a name");
+        totals.counters.get(*name).copied().unwrap_or(0)
+    };
+    for (name, help, counted) in [
+        ("doorbells_rung", "Wake-ups of a peer that slept", Counted::DoorbellsRung),
+        ("sleeps", "Sleeps of threads that waited on shared memory", Counted::Sleeps),
+        ("degraded_sleeps", "Sleeps cut short because the peer could not ring yet", Counted::DegradedSleeps),
+        ("spin_hits", "Spins that found what they waited for", Counted::SpinHits),
+        ("unlisted", "Connections that no status lists, for want of a row", Counted::Unlisted),
+    ] {
+        counter(registry, name, help, count(counted));
+    }
+    let spun = Counter::<f64>::default();
+    spun.inc_by(count(Counted::SpinNanos) as f64 / 1e9);
+    registry.register_with_unit("spin", "Time spent spinning before sleeps", Unit::Seconds, spun);
+}
+
+/// Every reason there is: what has not happened yet is 0, so that its first time is seen as a change.
+fn reasons(count: impl Fn(Reason) -> Option<u64>) -> impl Iterator<Item = (&'static str, u64)> {
+    Reason::ALL.iter().map(move |reason| (reason.label(), count(*reason).unwrap_or(0)))
+}
+
+fn by_reason(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+    counts: impl Iterator<Item = (&'static str, u64)>,
+) {
+    let family = Family::<Why, Counter>::default();
+    for (reason, count) in counts {
+        set(&family.get_or_create(&Why { reason }), count);
+    }
+    registry.register(name, help, family);
+}
+
+fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    let counter = Counter::<u64>::default();
+    set(&counter, value);
+    registry.register(name, help, counter);
+}
+
+fn gauge(registry: &mut Registry, name: &str, help: &str, value: usize) {
+    let gauge = Gauge::<i64>::default();
+    gauge.set(value as i64);
+    registry.register(name, help, gauge);
+}
+
+fn set(counter: &Counter, value: u64) {
+    // Made for this one page: it was 0.
+    counter.inner().inc_by(value);
+}

@@ -1,0 +1,39 @@
+//! The dashboard for Grafana, and whether what it asks for is there.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+const DASHBOARD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/grafana/shunt.json");
+
+pub(crate) fn read() -> Value {
+    serde_json::from_str(&std::fs::read_to_string(DASHBOARD).unwrap()).unwrap()
+}
+
+/// All that panels ask for.
+pub(crate) fn expressions(dashboard: &Value) -> Vec<&str> {
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
+    targets.map(|target| target["expr"].as_str().unwrap()).collect()
+}
+
+/// Fails if a panel asks for a metric of `prefix` that is not on `page`.
+pub(crate) fn expect_all_on(page: &str, prefix: &str) {
+    let dashboard = read();
+    let asked: BTreeSet<&str> = expressions(&dashboard)
+        .into_iter()
+        .flat_map(|expression| {
+            expression.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
+        })
+        .filter(|word| word.starts_with(prefix))
+        .collect();
+    assert!(!asked.is_empty(), "the dashboard has nothing of {prefix}");
+    for name in asked {
+        let (family, kind) = match name.strip_suffix("_total") {
+            Some(family) => (family, "counter"),
+            None => (name, "gauge"),
+        };
+        let line = format!("# TYPE {family} {kind}");
+        assert!(page.lines().any(|one| one == line), "no {line:?} in:\n{page}");
+    }
+}
