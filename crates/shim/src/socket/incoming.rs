@@ -50,9 +50,9 @@ pub(crate) fn tcp_has_news(endpoint: &Endpoint) -> bool {
     side.at.is_none_or(|at| side.rx.has_tcp_news(at.incoming().0))
 }
 
-/// Whether what comes next is TCP's to tell: there is no lane, or it has ended and is drained, or was taken back.
+/// Whether what comes next is TCP's to tell: there is no lane, or it has not begun, or has ended and is drained, or was taken back.
 pub(crate) fn is_by_tcp(endpoint: &Endpoint) -> bool {
-    !endpoint.rx.lock().rx.is_attached()
+    !endpoint.rx.lock().rx.on_lane()
 }
 
 /// Bytes that wait in the lane.
