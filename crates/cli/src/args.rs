@@ -27,6 +27,8 @@ pub(crate) enum Command {
     Daemon(DaemonArgs),
     /// Show live connections: their programs, their roads, and why some are on TCP
     Status(StatusArgs),
+    /// Show live what programs move, and by which road
+    Top(TopArgs),
     /// Say why a process, a connection or a program is or is not on shared memory, and what to do about it
     Explain(ExplainArgs),
     /// Say what this machine supports, what it lacks and what to do about it
@@ -188,6 +190,40 @@ pub(crate) struct StatusArgs {
 
     #[command(flatten)]
     pub(crate) control: OverlayControl,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Keys: Tab programs or connections, s sort, r reverse, / filter, space stop, h help, q quit."
+)]
+pub(crate) struct TopArgs {
+    /// What a row is of
+    #[arg(long, value_enum, default_value = "programs")]
+    pub(crate) rows: crate::top::Rows,
+
+    /// What rows are sorted by
+    #[arg(long, value_enum, default_value = "rate")]
+    pub(crate) sort: crate::top::Sort,
+
+    /// Show only rows with this in a name, a pid, an address or a reason
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) filter: Option<String>,
+
+    /// Look again after so many seconds
+    #[arg(long, value_name = "SECS", default_value = "1", value_parser = parse_interval)]
+    pub(crate) interval: f64,
+
+    /// End after so many looks [default: never]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+
+    /// Print each look as a line of JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Ask the broker at this socket [default: the user's, else the system's]
+    #[arg(long, value_name = "SOCKET", env = shunt_abi::env::BROKER)]
+    pub(crate) broker: Option<PathBuf>,
 }
 
 /// Which router of the overlay is asked as well, where there is one.
@@ -574,6 +610,13 @@ fn parse_spin(text: &str) -> Result<String, String> {
         return Ok(text.to_owned());
     }
     Err(format!("expected auto, off, or microseconds from 0 to {MAX_SPIN_USECS}"))
+}
+
+fn parse_interval(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("from 0.1 to 3600 seconds".to_owned()),
+    }
 }
 
 fn parse_ring_bytes(text: &str) -> Result<usize, String> {

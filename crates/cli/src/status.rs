@@ -14,11 +14,11 @@ use crate::broker;
 use crate::overlay::seen::View;
 use crate::table::{self, Column};
 
-const fn left(title: &'static str) -> Column {
+pub(crate) const fn left(title: &'static str) -> Column {
     Column { title, right: false }
 }
 
-const fn right(title: &'static str) -> Column {
+pub(crate) const fn right(title: &'static str) -> Column {
     Column { title, right: true }
 }
 
@@ -67,7 +67,7 @@ struct All {
     overlay: Option<View>,
 }
 
-fn find(asked: Option<&Path>) -> Result<PathBuf> {
+pub(crate) fn find(asked: Option<&Path>) -> Result<PathBuf> {
     if let Some(path) = asked {
         broker::probe(path).map_err(|error| anyhow!("no broker at {}: {error}", path.display()))?;
         return Ok(path.to_owned());
@@ -153,7 +153,7 @@ fn row(program: &str, pid: u32, connection: &Connection) -> Vec<String> {
 }
 
 /// The reason, or both where the two directions differ.
-fn why(connection: &Connection) -> String {
+pub(crate) fn why(connection: &Connection) -> String {
     let label = |reason: Reason| match &connection.option {
         Some(option) if reason == Reason::SocketOption => {
             format!("{} ({})", reason.label(), printable(option))
@@ -209,7 +209,7 @@ fn list(counts: &BTreeMap<String, u64>) -> String {
 }
 
 /// A program names itself: what it says must not move the terminal's cursor.
-fn printable(name: &str) -> String {
+pub(crate) fn printable(name: &str) -> String {
     name.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }
 

@@ -1,0 +1,131 @@
+//! `shunt top`: what programs move and by which road, again and again.
+
+mod app;
+mod model;
+mod view;
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use shunt_abi::status::Snapshot;
+
+use crate::args::TopArgs;
+use crate::{daemon, status};
+use app::{App, Wish};
+pub(crate) use app::{Rows, Sort};
+
+/// A signal is noticed so soon.
+const NAP: Duration = Duration::from_millis(100);
+
+pub(crate) fn run(args: &TopArgs) -> Result<()> {
+    let mut looks = Looks::begin(args)?;
+    if args.json {
+        return print(args, &mut looks);
+    }
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        bail!("this is for a terminal; `shunt top --json` prints the same as JSON, a line for each look");
+    }
+    // Restores the terminal after a panic, too.
+    let terminal = ratatui::try_init().context("the terminal cannot be prepared")?;
+    let shown = show(args, &mut looks, terminal);
+    ratatui::restore();
+    shown
+}
+
+/// The broker, and what it said last.
+struct Looks {
+    broker: PathBuf,
+    last: Option<(Instant, Snapshot)>,
+}
+
+impl Looks {
+    fn begin(args: &TopArgs) -> Result<Looks> {
+        Ok(Looks { broker: status::find(args.broker.as_deref())?, last: None })
+    }
+
+    fn next(&mut self) -> Result<model::Look> {
+        let snapshot = shunt_broker::status(&self.broker)?;
+        let now = Instant::now();
+        // Another broker at the same place has counted from the beginning.
+        let before = self.last.as_ref().filter(|(_, before)| before.broker_pid == snapshot.broker_pid);
+        let look = model::look(before.map(|(at, before)| (before, now - *at)), &snapshot);
+        self.last = Some((now, snapshot));
+        Ok(look)
+    }
+}
+
+fn print(args: &TopArgs, looks: &mut Looks) -> Result<()> {
+    let every = Duration::from_secs_f64(args.interval);
+    // The first has nothing to compare with.
+    looks.next()?;
+    let mut left = args.count;
+    while left != Some(0) {
+        std::thread::sleep(every);
+        let line = serde_json::to_string(&looks.next()?).context("the look cannot be printed")?;
+        writeln!(std::io::stdout(), "{line}")?;
+        left = left.map(|left| left - 1);
+    }
+    Ok(())
+}
+
+fn show(args: &TopArgs, looks: &mut Looks, mut terminal: DefaultTerminal) -> Result<()> {
+    let every = Duration::from_secs_f64(args.interval);
+    let is_over = until_signalled()?;
+    let mut app = App::new(args.rows, args.sort, args.filter.clone().unwrap_or_default());
+    let (mut due, mut left) = (Instant::now(), args.count);
+    loop {
+        if Instant::now() >= due {
+            match looks.next() {
+                Ok(look) => (app.look, app.trouble) = (look, None),
+                Err(error) => app.trouble = Some(format!("{error:#}")),
+            }
+            due = Instant::now() + every;
+            if let Some(left) = &mut left {
+                *left = left.saturating_sub(1);
+            }
+        }
+        terminal.draw(|frame| view::draw(&app, frame)).context("the terminal cannot be written to")?;
+        if is_over.load(Relaxed) || left == Some(0) {
+            return Ok(());
+        }
+        let rest = if app.paused { NAP } else { due.saturating_duration_since(Instant::now()).min(NAP) };
+        if !event::poll(rest)? {
+            continue;
+        }
+        let Event::Key(key) = event::read()? else { continue };
+        if key.kind == KeyEventKind::Release {
+            continue;
+        }
+        match app.press(key) {
+            Wish::Nothing => {}
+            Wish::Look => due = Instant::now(),
+            Wish::Quit => return Ok(()),
+        }
+        if app.paused && app.trouble.is_none() {
+            due = Instant::now() + every;
+        }
+    }
+}
+
+/// Becomes true with SIGTERM or SIGINT, after which the terminal must be as it was.
+fn until_signalled() -> Result<Arc<AtomicBool>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let signalled = {
+        let _inside = runtime.enter();
+        daemon::shutdown()?
+    };
+    let is_over = Arc::new(AtomicBool::new(false));
+    let over = is_over.clone();
+    std::thread::spawn(move || {
+        runtime.block_on(signalled);
+        over.store(true, Relaxed);
+    });
+    Ok(is_over)
+}

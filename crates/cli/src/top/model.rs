@@ -1,0 +1,149 @@
+//! What changes from one status to the next.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::Serialize;
+use shunt_abi::page::Counter;
+use shunt_abi::reason::Road;
+use shunt_abi::status::{Connection, Process, Snapshot, Totals};
+
+/// One look at everything, as `--json` prints it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Look {
+    pub(super) broker_pid: u32,
+    pub(super) uptime_seconds: u64,
+    /// How long the rates are of. 0: there is nothing to compare with yet.
+    pub(super) seconds: f64,
+    pub(super) links: usize,
+    pub(super) rates: Rates,
+    pub(super) programs: Vec<Program>,
+    pub(super) connections: Vec<End>,
+}
+
+/// Of a second, or what has happened in one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(super) struct Rates {
+    /// Bytes through shared memory, sent and received.
+    pub(super) shm: f64,
+    /// Bytes by TCP.
+    pub(super) tcp: f64,
+    pub(super) sleeps: f64,
+    pub(super) wake_ups: f64,
+    /// Seconds of spinning: 1 is one processor.
+    pub(super) spin: f64,
+}
+
+/// One program, and as many ends of connections as it has on each road.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Program {
+    pub(super) program: String,
+    pub(super) pid: u32,
+    pub(super) uid: u32,
+    pub(super) on_shm: usize,
+    /// The two directions differ.
+    pub(super) half: usize,
+    pub(super) on_tcp: usize,
+    pub(super) rates: Rates,
+}
+
+/// One end of a connection.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct End {
+    pub(super) program: String,
+    pub(super) pid: u32,
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    pub(super) send: Road,
+    pub(super) receive: Road,
+    /// Why it is on TCP, if it is.
+    pub(super) why: String,
+    pub(super) shm: f64,
+    pub(super) tcp: f64,
+}
+
+/// `now`, with what has changed since `before`, which was so long ago. What was not there then has been still.
+pub(super) fn look(before: Option<(&Snapshot, Duration)>, now: &Snapshot) -> Look {
+    let seconds = before.map_or(0.0, |(_, ago)| ago.as_secs_f64());
+    let old: HashMap<(u32, &str), &Process> = before
+        .iter()
+        .flat_map(|(snapshot, _)| &snapshot.processes)
+        .map(|process| ((process.pid, process.program.as_str()), process))
+        .collect();
+    let mut look = Look {
+        broker_pid: now.broker_pid,
+        uptime_seconds: now.uptime_seconds,
+        seconds,
+        links: now.links,
+        rates: before.map_or_else(Rates::default, |(then, _)| rates(&then.totals, &now.totals, seconds)),
+        ..Look::default()
+    };
+    for process in &now.processes {
+        let old = old.get(&(process.pid, process.program.as_str())).copied();
+        look.programs.push(program(old, process, seconds));
+        let ends: HashMap<(u64, i32), &Connection> =
+            old.iter().flat_map(|old| &old.connections).map(|end| ((end.cookie, end.fd), end)).collect();
+        let end = |now| end(process, ends.get(&key(now)).copied(), now, seconds);
+        look.connections.extend(process.connections.iter().map(end));
+    }
+    look
+}
+
+fn key(end: &Connection) -> (u64, i32) {
+    (end.cookie, end.fd)
+}
+
+fn program(old: Option<&Process>, now: &Process, seconds: f64) -> Program {
+    let on =
+        |road| now.connections.iter().filter(|end| end.send.road == road && end.receive.road == road).count();
+    let (on_shm, on_tcp) = (on(Road::Shm), on(Road::Tcp));
+    Program {
+        program: now.program.clone(),
+        pid: now.pid,
+        uid: now.uid,
+        on_shm,
+        half: now.connections.len() - on_shm - on_tcp,
+        on_tcp,
+        rates: old.map_or_else(Rates::default, |old| rates(&old.totals, &now.totals, seconds)),
+    }
+}
+
+fn end(process: &Process, old: Option<&Connection>, now: &Connection, seconds: f64) -> End {
+    let shm = |end: &Connection| end.send.shm_bytes.saturating_add(end.receive.shm_bytes);
+    let tcp = |end: &Connection| end.send.tcp_bytes.saturating_add(end.receive.tcp_bytes);
+    let since = |of: fn(&Connection) -> u64| old.map_or(0.0, |old| rate(of(old), of(now), seconds));
+    End {
+        program: process.program.clone(),
+        pid: process.pid,
+        local: now.local,
+        remote: now.remote,
+        send: now.send.road,
+        receive: now.receive.road,
+        why: crate::status::why(now),
+        shm: since(shm),
+        tcp: since(tcp),
+    }
+}
+
+fn rates(old: &Totals, now: &Totals, seconds: f64) -> Rates {
+    let tcp =
+        |totals: &Totals| totals.bytes.tcp.values().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+    let counted = |counter: Counter| {
+        let (_, name) = Counter::NAMES.iter().find(|(one, _)| *one == counter).expect("each has a name");
+        let of = |totals: &Totals| totals.counters.get(*name).copied().unwrap_or(0);
+        rate(of(old), of(now), seconds)
+    };
+    Rates {
+        shm: rate(old.bytes.shm, now.bytes.shm, seconds),
+        tcp: rate(tcp(old), tcp(now), seconds),
+        sleeps: counted(Counter::Sleeps),
+        wake_ups: counted(Counter::DoorbellsRung),
+        spin: counted(Counter::SpinNanos) / 1e9,
+    }
+}
+
+/// A program may count backwards; that is nothing.
+fn rate(old: u64, now: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 { now.saturating_sub(old) as f64 / seconds } else { 0.0 }
+}
