@@ -16,13 +16,14 @@ SYSTEMD := $(patsubst packaging/systemd/%,%,$(wildcard packaging/systemd/*/*))
 # Some tests make namespaces and files of other users. Only the tests themselves run as root, not the compiler.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,--config 'target."cfg(all())".runner="scripts/as-root"')
 
-.PHONY: build demo test lint loom fuzz man install uninstall setup clean help
+.PHONY: build demo test lint loom fuzz man deb install uninstall setup clean help
 
 help:
 	@echo "make demo       build, and compare TCP, Unix sockets and shunt under real load (two minutes)"
 	@echo "make test       build, and run every test"
 	@echo "make install    into PREFIX=$(PREFIX), below DESTDIR if that is set"
 	@echo "make uninstall  take away what install put there"
+	@echo "make deb        the Debian packages, into DEB=$(TARGET)/deb"
 	@echo "make fuzz       look for bugs in what reads strangers' bytes, for SECONDS=60 each (nightly, cargo-fuzz)"
 	@echo "make build, lint, loom, man, setup, clean"
 
@@ -56,11 +57,22 @@ fuzz:
 man: build
 	$(RELEASE)/shunt man $(TARGET)/man
 
+# From a copy, so that nobody has to tidy up what is made on the way. What cargo has built is BUILT.
+DEB ?= $(TARGET)/deb
+deb: build
+	@command -v dh > /dev/null || { echo "install debhelper first: apt-get install debhelper" >&2; exit 1; }
+	@test "$$(dpkg-parsechangelog -S Version)" = "$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)" || \
+	    { echo "debian/changelog and Cargo.toml have different versions" >&2; exit 1; }
+	rm -rf $(DEB) && mkdir -p $(DEB)/shunt
+	git ls-files -z | xargs -0 cp --parents -t $(DEB)/shunt
+	cd $(DEB)/shunt && BUILT=yes CARGO_TARGET_DIR=$(abspath $(TARGET)) dpkg-buildpackage -b -us -uc -d
+	rm -rf $(DEB)/shunt
+
 setup:
 	@scripts/setup
 
 # With sudo, what was built before is installed: root may have no toolchain, and should own nothing in ./target.
-install: $(if $(SUDO_USER),,build)
+install: $(if $(SUDO_USER)$(BUILT),,build)
 	@test -x $(RELEASE)/shunt || { echo "nothing to install: run 'make build' first, without sudo" >&2; exit 1; }
 	install -D -m 755 $(RELEASE)/shunt $(BIN)/shunt
 	ln -sf shunt $(BIN)/shunt-runtime

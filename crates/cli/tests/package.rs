@@ -1,0 +1,26 @@
+//! The Debian packages: built, installed in a view of this system that nobody else sees, used, removed without a trace.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+#[test]
+fn packages_are_installed_used_and_removed_without_a_trace() {
+    let directory = tempfile::tempdir().unwrap();
+    let deb = directory.path().join("deb");
+    let mut make = Command::new("make");
+    let made = make.arg("deb").arg(format!("DEB={}", deb.display())).current_dir(root()).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let packages: Vec<PathBuf> = std::fs::read_dir(&deb)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "deb"))
+        .collect();
+    assert_eq!(packages.len(), 3, "{packages:?}");
+    let tried = Command::new(root().join("tests/package/run")).args(&packages).output().unwrap();
+    let said = [tried.stdout, tried.stderr].concat();
+    assert!(tried.status.success(), "{}", String::from_utf8_lossy(&said));
+}
