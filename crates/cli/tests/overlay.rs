@@ -273,6 +273,16 @@ fn established_connections_outlive_routers_and_new_ones_fall_back_until_they_are
 }
 
 #[test]
+fn the_control_group_of_a_router_that_was_killed_is_removed_by_the_next_one() {
+    let mut lab = Lab::with_routers();
+    let groups = [A, B].map(|host| lab.group(host));
+    lab.kill(A);
+    assert!(groups.iter().all(|group| group.exists()), "nobody has noticed yet");
+    lab.start(A);
+    assert_eq!(groups.map(|group| group.exists()), [false, true]);
+}
+
+#[test]
 fn routers_with_different_keys_have_nothing_to_do_with_each_other() {
     let mut lab = Lab::build();
     lab.make_key("other");

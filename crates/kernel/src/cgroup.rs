@@ -1,5 +1,6 @@
 //! The version 2 control group of this process, and groups of our own below it.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -7,19 +8,23 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
+use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 /// The file of a group that lists its processes.
 const PROCESSES: &str = "cgroup.procs";
 /// Where control groups are expected.
 const MOUNTED: &str = "/sys/fs/cgroup";
+/// What the name of a group begins with; behind it are numbers.
+const PREFIX: &str = "shunt-";
 
 /// Gone when it is dropped, if no process is in it any more.
 #[derive(Debug)]
 pub(crate) struct Cgroup {
     /// By way of the descriptor of the mount, if that is our own.
     path: PathBuf,
+    _lock: File,
     _mount: Option<OwnedFd>,
 }
 
@@ -29,15 +34,15 @@ impl Cgroup {
         let below = path_of("self")?;
         let shown = Path::new(MOUNTED).join(&below);
         if is_in(&shown)
-            && let Ok(path) = create_below(&shown)
+            && let Ok((path, lock)) = create_below(&shown)
         {
-            return Ok(Cgroup { path, _mount: None });
+            return Ok(Cgroup { path, _lock: lock, _mount: None });
         }
         let mount = mount()?;
         // Other processes find it by this name as well.
         let root = format!("/proc/{}/fd/{}", std::process::id(), mount.as_raw_fd());
-        let path = create_below(&Path::new(&root).join(below))?;
-        Ok(Cgroup { path, _mount: Some(mount) })
+        let (path, lock) = create_below(&Path::new(&root).join(below))?;
+        Ok(Cgroup { path, _lock: lock, _mount: Some(mount) })
     }
 
     pub(crate) fn open(&self) -> io::Result<File> {
@@ -102,13 +107,40 @@ impl Drop for Cgroup {
     }
 }
 
-fn create_below(own: &Path) -> io::Result<PathBuf> {
+/// A group that is this process's as long as the file is open: it holds a lock, which ends with its process, whatever that ends by.
+fn create_below(own: &Path) -> io::Result<(PathBuf, File)> {
     static MADE: AtomicU32 = AtomicU32::new(0);
     remove_orphans(own);
-    let (pid, made) = (std::process::id(), MADE.fetch_add(1, Relaxed));
-    let path = own.join(format!("shunt-{pid}-{made}-{}", numbering()?));
-    fs::create_dir(&path)?;
-    Ok(path)
+    loop {
+        let made = MADE.fetch_add(1, Relaxed);
+        let path = own.join(format!("{PREFIX}{}-{made}", std::process::id()));
+        match fs::create_dir(&path) {
+            // In another PID namespace the same number is another process.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+            created => created?,
+        }
+        match lock(&path) {
+            Ok(Some(lock)) => return Ok((path, lock)),
+            // Before it was locked somebody has taken it for an orphan.
+            Ok(None) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                let _ = fs::remove_dir(&path);
+                return Err(error);
+            }
+        }
+    }
+}
+
+/// The directory of a group, locked. None: somebody has the lock, or has removed it.
+fn lock(path: &Path) -> io::Result<Option<File>> {
+    let directory = File::open(path)?;
+    match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => return Ok(None),
+        locked => locked?,
+    }
+    let is_there = fs::metadata(path)?.ino() == directory.metadata()?.ino();
+    Ok(is_there.then_some(directory))
 }
 
 /// Whether this process is in the group of that name. What is mounted may be of another cgroup namespace, whose names are others.
@@ -117,23 +149,21 @@ fn is_in(group: &Path) -> bool {
     fs::read_to_string(group.join(PROCESSES)).is_ok_and(|listed| listed.lines().any(|pid| pid == own))
 }
 
-/// The PID namespace of this process: in another one the same number is another process.
-fn numbering() -> io::Result<u64> {
-    fs::metadata("/proc/self/ns/pid").map(|namespace| namespace.ino())
-}
-
-/// Groups whose makers were killed. One that somebody is still in is not removed by the kernel.
+/// Groups whose makers were killed: nobody has their locks. The kernel removes none that somebody is in.
 fn remove_orphans(above: &Path) {
-    let Ok(numbering) = numbering() else { return };
     for entry in fs::read_dir(above).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let of_ours = name.to_str().and_then(|name| name.strip_suffix(&format!("-{numbering}")));
-        let maker =
-            of_ours.and_then(|name| name.strip_prefix("shunt-")?.split('-').next()?.parse::<u32>().ok());
-        if maker.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+        if is_name(&entry.file_name())
+            && let Ok(Some(_lock)) = lock(&entry.path())
+        {
             let _ = fs::remove_dir(entry.path());
         }
     }
+}
+
+/// Whether a group is one of these, of this version or an older one.
+fn is_name(name: &OsStr) -> bool {
+    let numbers = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+    numbers.is_some_and(|numbers| numbers.split('-').all(|number| number.parse::<u64>().is_ok()))
 }
 
 /// The group of a process, as /proc names it from the root that this process sees.
@@ -148,4 +178,52 @@ fn mount() -> io::Result<OwnedFd> {
     let files = fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&files)?;
     Ok(fsmount(&files, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A group in which nothing else makes any.
+    struct Apart(Cgroup);
+
+    impl Apart {
+        fn make(&self, name: impl AsRef<Path>) -> PathBuf {
+            let path = self.0.path.join(name);
+            fs::create_dir(&path).unwrap();
+            path
+        }
+    }
+
+    impl Drop for Apart {
+        fn drop(&mut self) {
+            for entry in fs::read_dir(&self.0.path).unwrap().flatten() {
+                let _ = fs::remove_dir(entry.path());
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_removed_whoever_has_its_number_now() {
+        let apart = Apart(Cgroup::create().unwrap());
+        let left = ["shunt-1-0", "shunt-1-0-4026531836"].map(|name| apart.make(name));
+        let unlike = apart.make("shunt-1-of-somebody");
+        let (first, _first) = create_below(&apart.0.path).unwrap();
+        let (second, _second) = create_below(&apart.0.path).unwrap();
+        assert!(left.iter().all(|group| !group.exists()));
+        assert!([unlike, first, second].iter().all(|group| group.exists()));
+    }
+
+    #[test]
+    fn a_living_process_of_the_same_number_in_another_pid_namespace_keeps_its_groups() {
+        let apart = Apart(Cgroup::create().unwrap());
+        let (first, _first) = create_below(&apart.0.path).unwrap();
+        let (before, number) = first.to_str().unwrap().rsplit_once('-').unwrap();
+        let number: u32 = number.parse().unwrap();
+        // Other tests count on as well.
+        let theirs = (1..9).map(|next| apart.make(format!("{before}-{}", number + next)));
+        let theirs: Vec<_> = theirs.map(|group| (lock(&group).unwrap().unwrap(), group)).collect();
+        let (second, _second) = create_below(&apart.0.path).unwrap();
+        assert!(theirs.iter().all(|(_, group)| group.exists() && *group != second));
+    }
 }

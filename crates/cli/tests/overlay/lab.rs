@@ -219,6 +219,15 @@ impl Lab {
         router.wait().unwrap();
     }
 
+    /// The control group that a host's router has made for itself.
+    pub(crate) fn group(&self, host: usize) -> PathBuf {
+        let router = self.hosts[host].router.as_ref().expect("it runs").id();
+        let groups = fs::read_to_string(format!("/proc/{router}/cgroup")).unwrap();
+        let own = groups.lines().find_map(|line| line.strip_prefix("0::/")).expect("one of version 2");
+        let mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(|mount| Path::new(mount).join(own));
+        mounts.into_iter().find(|group| group.join("cgroup.procs").exists()).expect("it is mounted")
+    }
+
     /// Has a host's router read its configuration again, of which a part is another now.
     pub(crate) fn reload(&self, host: usize, from: &str, to: &str) {
         let path = self.path(&format!("{}.toml", self.hosts[host].name));
