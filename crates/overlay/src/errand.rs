@@ -52,6 +52,8 @@ struct Load {
     turns: Arc<Semaphore>,
     places: Arc<Semaphore>,
     closers: usize,
+    /// One of them has not looked yet what there is to close.
+    is_coming: bool,
     to_close: Vec<Closing>,
 }
 
@@ -62,7 +64,7 @@ impl Default for Load {
     fn default() -> Load {
         let turns = Arc::new(Semaphore::new(QUESTIONS));
         let places = Arc::new(Semaphore::new(PLACES_OF_ONE));
-        Load { questions: 0, turns, places, closers: 0, to_close: Vec::new() }
+        Load { questions: 0, turns, places, closers: 0, is_coming: false, to_close: Vec::new() }
     }
 }
 
@@ -123,17 +125,36 @@ impl Errands {
     }
 
     fn close(self: &Arc<Errands>, namespace: u64, closing: Closing) {
+        self.namespaces().entry(namespace).or_default().to_close.push(closing);
+        self.send_closer(namespace);
+    }
+
+    /// One closes all that a conversation has let go of at once: another thread for each would be woken for nothing.
+    fn send_closer(self: &Arc<Errands>, namespace: u64) {
         let mut namespaces = self.namespaces();
-        let load = namespaces.entry(namespace).or_default();
-        load.to_close.push(closing);
-        if load.closers < CLOSERS {
-            load.closers += 1;
-            let (errands, places) = (self.clone(), load.places.clone());
-            drop(self.runtime.spawn(async move {
-                let closer = errands.clone();
-                errands.elsewhere(&places, move || while closer.close_next(namespace) {}).await
-            }));
+        let Some(load) = namespaces.get_mut(&namespace) else { return };
+        if load.to_close.is_empty() || load.is_coming || load.closers >= CLOSERS {
+            return;
         }
+        load.closers += 1;
+        load.is_coming = true;
+        let (errands, places) = (self.clone(), load.places.clone());
+        drop(self.runtime.spawn(async move {
+            let closer = errands.clone();
+            let closed = errands.elsewhere(&places, move || closer.close_all(namespace));
+            tokio::pin!(closed);
+            while timeout(HELD_UP, &mut closed).await.is_err() {
+                // Nothing else waits for what holds it up.
+                errands.send_closer(namespace);
+            }
+        }));
+    }
+
+    fn close_all(&self, namespace: u64) {
+        if let Some(load) = self.namespaces().get_mut(&namespace) {
+            load.is_coming = false;
+        }
+        while self.close_next(namespace) {}
     }
 
     /// Whether there was one more.
@@ -305,5 +326,28 @@ mod tests {
             shown.read(&mut [0])
         });
         assert!(matches!(closed.await.unwrap(), Ok(0)), "what was shown is closed");
+    }
+
+    #[tokio::test]
+    async fn one_thread_closes_what_was_let_go_at_once_but_for_what_holds_it_up() {
+        use std::io::Write;
+        use std::net::{TcpListener, TcpStream};
+        let errands = Arc::new(Errands::new(Handle::current()));
+        let (mut shown, writer) = std::io::pipe().unwrap();
+        // Its close waits for a peer that reads nothing.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut lingering = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let _peer = listener.accept().unwrap();
+        lingering.set_nonblocking(true).unwrap();
+        while lingering.write(&[0; 65_536]).is_ok() {}
+        lingering.set_nonblocking(false).unwrap();
+        socket2::SockRef::from(&lingering).set_linger(Some(Duration::from_secs(20))).unwrap();
+        for fd in [writer.into(), lingering.into()] {
+            errands.close(1, (fd, None));
+        }
+        assert_eq!(errands.namespaces()[&1].closers, 1);
+        let closed = tokio::task::spawn_blocking(move || shown.read(&mut [0]));
+        assert!(matches!(timeout(LIMIT, closed).await, Ok(Ok(Ok(0)))), "the other one is closed");
+        assert!(errands.namespaces().contains_key(&1), "this one is not");
     }
 }
