@@ -57,7 +57,7 @@ reasons! {
     Stranger = 6, "stranger", "What answered is no router with the same key and version.";
     Socket = 7, "socket", "The socket is bound to a device, in a state of its own, or of a namespace that anybody could have made.";
     Options = 8, "options", "The socket has an option that the other one does not take.";
-    Shared = 9, "shared", "The program has several descriptors of the socket, or too many to look at.";
+    Shared = 9, "shared", "The program has several descriptors of the socket, or may have it in an io_uring, or has too many to look at.";
     Used = 10, "used", "Bytes had been sent before the program looked whether it was connected.";
     Late = 11, "late", "One end was there before the other, and had stopped waiting.";
     Impatient = 12, "impatient", "The program did not look in time whether it was connected.";

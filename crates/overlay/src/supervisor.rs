@@ -12,6 +12,7 @@ mod guarded;
 mod link;
 mod process;
 mod replace;
+mod rings;
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,6 +32,7 @@ use address::Address;
 use connect::Pending;
 use crew::Crew;
 use link::Link;
+use rings::Rings;
 
 /// What is shown.
 pub(crate) const CALLS: [Watched; 6] = [
@@ -63,6 +65,7 @@ pub(crate) struct Supervisor {
     shown: Mutex<HashSet<u64>>,
     /// Connections may be accepted where nobody sees that: by an io_uring, or by a call for which there was no thread.
     is_blind: AtomicBool,
+    rings: Arc<Rings>,
     crew: Crew,
 }
 
@@ -97,6 +100,7 @@ impl Supervisor {
             strays: Strays::default(),
             shown: Mutex::default(),
             is_blind: AtomicBool::new(false),
+            rings: Arc::default(),
             crew: Crew::default(),
         }
     }
@@ -181,6 +185,7 @@ impl Supervisor {
             },
             libc::SYS_listen => self.listen(&call),
             libc::SYS_io_uring_setup => {
+                self.rings.note(call.thread());
                 self.go_blind();
                 call.proceed();
             }

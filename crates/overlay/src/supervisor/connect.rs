@@ -16,6 +16,7 @@ use shunt_sys::{Errno, options, tcp};
 use super::address::Address;
 use super::link::{Conversation, Heard};
 use super::replace::Place;
+use super::rings::Rings;
 use super::{Call, NEVER, Supervisor, is_nonblocking, is_ready, is_ready_now, process};
 use crate::message::{Answer, Request};
 use crate::policy::Denial;
@@ -45,6 +46,7 @@ struct Attempt {
     /// The program's.
     socket: OwnedFd,
     begun: Instant,
+    rings: Arc<Rings>,
 }
 
 /// What the router says of a connection that is to be made.
@@ -113,7 +115,7 @@ impl Supervisor {
         if !call.waits() {
             return;
         }
-        let attempt = Attempt { conversation, socket, begun: Instant::now() };
+        let attempt = Attempt { conversation, socket, begun: Instant::now(), rings: self.rings.clone() };
         if is_nonblocking(&attempt.socket) {
             self.begin(call, attempt, address);
         } else {
@@ -263,11 +265,11 @@ fn seize(call: &Call, attempt: Attempt) {
 }
 
 /// Whether the program can go on; it has the host connection, if there is one.
-fn replace(call: &Call, Attempt { conversation, socket, begun }: &Attempt) -> Result<(), Errno> {
+fn replace(call: &Call, Attempt { conversation, socket, begun, rings }: &Attempt) -> Result<(), Errno> {
     if tcp::state(socket) != Ok(tcp::ESTABLISHED) {
         return Ok(());
     }
-    let place = match Place::find(call, socket) {
+    let place = match Place::find(call, socket, rings) {
         Ok(place) => place,
         Err(reason) => {
             conversation.say(&Request::Stay(reason), None);

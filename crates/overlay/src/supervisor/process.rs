@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use shunt_sys::interest::Interest;
 
+use super::rings;
+
 /// Whether a signal waits for the thread that it does not block: its call would be interrupted.
 pub(super) fn has_signal(thread: u32) -> bool {
     let Ok(status) = fs::read_to_string(format!("/proc/{thread}/status")) else { return true };
@@ -26,17 +28,24 @@ pub(super) struct Held {
     pub(super) sets: Vec<i32>,
 }
 
-/// The process has other descriptors of it, or too many to look at them all.
+/// The process has it elsewhere as well, or may have: by another descriptor, or in an io_uring; or it has too many to look at them all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unclear;
 
 /// More are not looked through.
 const DESCRIPTORS: usize = 8192;
 
-/// Looks for the socket `number`, whose file has this inode, in the process of a thread.
-pub(super) fn held(thread: u32, number: i32, inode: u64) -> io::Result<Result<Held, Unclear>> {
+/// Looks for the socket `number`, whose file has this inode, in the process of a thread. `has_rings`: it has made an io_uring, and if there
+/// is none to be seen it has hidden it.
+pub(super) fn held(
+    thread: u32,
+    number: i32,
+    inode: u64,
+    has_rings: bool,
+) -> io::Result<Result<Held, Unclear>> {
     let directory = PathBuf::from(format!("/proc/{thread}/fd"));
     let own = format!("socket:[{inode}]");
+    let mut is_ring_missing = has_rings;
     let mut held = Held { close_on_exec: closes_on_exec(thread, number)?, sets: Vec::new() };
     for (count, entry) in fs::read_dir(directory)?.enumerate() {
         if count >= DESCRIPTORS {
@@ -51,11 +60,16 @@ pub(super) fn held(thread: u32, number: i32, inode: u64) -> io::Result<Result<He
         let target = target.as_os_str();
         if target == "anon_inode:[eventpoll]" {
             held.sets.push(other);
+        } else if target == "anon_inode:[io_uring]" {
+            is_ring_missing = false;
+            if rings::may_have_files(thread, other) {
+                return Ok(Err(Unclear));
+            }
         } else if target == own.as_str() && other != number {
             return Ok(Err(Unclear));
         }
     }
-    Ok(Ok(held))
+    Ok(if is_ring_missing { Err(Unclear) } else { Ok(held) })
 }
 
 fn closes_on_exec(thread: u32, number: i32) -> io::Result<bool> {
@@ -98,14 +112,15 @@ mod tests {
         let (number, inode) = (socket.as_raw_fd(), rustix::fs::fstat(&socket).unwrap().st_ino);
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         epoll::add(&set, &socket, epoll::EventData::new_u64(77), epoll::EventFlags::IN).unwrap();
-        let found = held(this, number, inode).unwrap().unwrap();
+        let found = held(this, number, inode, false).unwrap().unwrap();
         assert!(found.close_on_exec && found.sets.contains(&set.as_raw_fd()));
         let wanted = interest(this, set.as_raw_fd(), number, inode).unwrap();
         assert_eq!((wanted.number, wanted.data), (number, 77));
         assert_eq!(wanted.events & libc::EPOLLIN as u32, libc::EPOLLIN as u32);
         assert_eq!(interest(this, set.as_raw_fd(), number, inode + 1), None);
+        assert_eq!(held(this, number, inode, true).unwrap(), Err(Unclear), "a ring that cannot be seen");
         let _copy = socket.try_clone().unwrap();
-        assert_eq!(held(this, number, inode).unwrap(), Err(Unclear));
+        assert_eq!(held(this, number, inode, false).unwrap(), Err(Unclear));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use shunt_sys::{Errno, interest, other};
 
 use super::Call;
 use super::process::{self, Held, Unclear};
+use super::rings::Rings;
 use crate::reason::Reason;
 
 /// What is needed to put a host connection in the place of a socket, found out before anything is irrevocable.
@@ -18,9 +19,11 @@ pub(super) struct Place {
 
 impl Place {
     /// Looks where the program knows the socket.
-    pub(super) fn find(call: &Call, socket: &OwnedFd) -> Result<Place, Reason> {
+    pub(super) fn find(call: &Call, socket: &OwnedFd, rings: &Rings) -> Result<Place, Reason> {
         let inode = fstat(socket).map_err(|_| Reason::Failed)?.st_ino;
-        let held = process::held(call.thread(), call.number(), inode).map_err(|_| Reason::Failed)?;
+        let has_rings = rings.has_made(call.thread());
+        let held = process::held(call.thread(), call.number(), inode, has_rings);
+        let held = held.map_err(|_| Reason::Failed)?;
         let held = held.map_err(|Unclear| Reason::Shared)?;
         Ok(Place { held, inode })
     }
