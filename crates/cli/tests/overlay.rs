@@ -272,6 +272,60 @@ fn established_connections_outlive_routers_and_new_ones_fall_back_until_they_are
     lab::await_until(came_back, || lab.status(B).to_string());
 }
 
+/// What they have sent comes, and its end, though nobody had accepted when they finished.
+#[test]
+fn clients_that_send_and_finish_at_once() {
+    const SERVE: &str = "
+import socket, sys, time
+is_ipv6 = sys.argv[1] == '::'
+family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+listener = socket.create_server((sys.argv[1], 9000), family=family, dualstack_ipv6=is_ipv6)
+print('listening', flush=True)
+time.sleep(3)
+while True:
+    connection, _ = listener.accept()
+    with connection:
+        said = b''
+        while part := connection.recv(1000):
+            said += part
+        print(said.decode(), end='', flush=True)
+        try:
+            connection.sendall(said)
+        except OSError:
+            pass
+";
+    const ASK: &str = "
+import socket
+finished = []
+for number in range(20):
+    s = socket.create_connection(('10.50.2.2', 9000))
+    s.sendall(b'bytes of %d\\n' % number)
+    if number % 2:
+        s.shutdown(socket.SHUT_WR)
+        finished.append((s, number))
+    else:
+        s.close()
+for s, number in finished:
+    answer = b''
+    while part := s.recv(1000):
+        answer += part
+    assert answer == b'bytes of %d\\n' % number, (number, answer)
+";
+    for family in ["10.50.2.2", "::"] {
+        let mut lab = Lab::with_routers();
+        let mut server = lab.command(B, true, "/usr/bin/python3");
+        let server = lab.launch(B, server.args(["-c", SERVE, family]), "listening");
+        let mut client = lab.command(A, true, "/usr/bin/python3");
+        let output = lab.output(A, client.args(["-c", ASK]));
+        assert!(output.status.success(), "{family}: {output:?}");
+        let all = || (0..20).all(|number| lab.said(server).contains(&format!("bytes of {number}\n")));
+        lab::await_until(all, || lab.said(server));
+        assert_eq!(lab.roads(A, "client"), (20, serde_json::json!({})), "{family}");
+        assert_eq!(lab.roads(B, "server"), (20, serde_json::json!({})), "{family}");
+        assert_eq!(lab.status(B)["connections"]["reset"], 0, "{family}");
+    }
+}
+
 #[test]
 fn the_control_group_of_a_router_that_was_killed_is_removed_by_the_next_one() {
     let mut lab = Lab::with_routers();

@@ -107,6 +107,10 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr) -> Result<
     let flow = Flow { source: offer.source.ip(), destination: ask.destination };
     let promised = found.ok_or(Reason::NotFound).and_then(|found| {
         shared.connections.permit(flow)?;
+        // As long as nobody can have finished it: then the kernel does that no more.
+        if found.is_ipv4 && is_ipv6(talk.stream())? {
+            options::become_ipv4(talk.stream()).map_err(|_| Reason::Failed)?;
+        }
         let addresses = (ask.destination, offer.source);
         shared.promise(found.cookie, takers, addresses, offer.origin)
     });
@@ -367,13 +371,15 @@ fn mirrors(shared: &Shared, socket: &Theirs, cookie: u64, client: Origin) -> boo
     seen.is_ok_and(|seen| client.mirrored().contains(&seen.origin))
 }
 
-/// Makes the host connection one of the family that the program expects, with what it has set on its listening socket.
+fn is_ipv6(socket: &impl AsFd) -> Result<bool, Reason> {
+    let domain = SockRef::from(socket).domain().map_err(|_| Reason::Failed)?;
+    Ok(domain == Domain::IPV6)
+}
+
+/// Gives the host connection what the program has set on its listening socket.
 fn likeness(socket: &Theirs, connection: &OwnedFd, which: Copied) -> Result<Options, Reason> {
-    let domain = |socket: SockRef<'_>| socket.domain().map_err(|_| Reason::Failed);
-    let (wanted, given) = (domain(SockRef::from(socket))?, domain(SockRef::from(connection))?);
-    if wanted == Domain::IPV4 && given != wanted {
-        options::become_ipv4(connection).map_err(|_| Reason::Failed)?;
-    } else if given != wanted {
+    // It was made so with the promise.
+    if is_ipv6(socket)? != is_ipv6(connection)? {
         return Err(Reason::Failed);
     }
     // The client has it already: an option that cannot be copied is left as it is.

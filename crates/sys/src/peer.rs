@@ -21,7 +21,8 @@ const IPPROTO_TCP: u8 = 6;
 pub(crate) const HEADER: usize = 16;
 /// That and `struct inet_diag_req_v2`.
 pub(crate) const QUESTION: usize = HEADER + 56;
-/// Where `idiag_state`, `idiag_inode` and the cookie stand in `struct inet_diag_msg`, behind the header.
+/// Where `idiag_family`, `idiag_state`, `idiag_inode` and the cookie stand in `struct inet_diag_msg`, behind the header.
+const FAMILY: usize = HEADER;
 const STATE: usize = HEADER + 1;
 const INODE: usize = HEADER + 68;
 pub(crate) const COOKIE: usize = HEADER + 44;
@@ -57,6 +58,8 @@ pub struct Found {
     pub is_established: bool,
     /// A process has it.
     pub held: bool,
+    /// Its family: one of IPv6 may have addresses of IPv4.
+    pub is_ipv4: bool,
 }
 
 /// The socket to which a segment from `remote` to `local` would go in the network namespace of `asker`, which [`open`] has made there.
@@ -76,6 +79,7 @@ pub fn find(asker: &OwnedFd, local: SocketAddr, remote: SocketAddr) -> Result<Op
         listens: answer[STATE] == TCP_LISTEN,
         is_established: answer[STATE] == tcp::ESTABLISHED,
         held: answer[INODE..INODE + 4] != [0; 4],
+        is_ipv4: answer[FAMILY] == AddressFamily::INET.as_raw() as u8,
     }))
 }
 
@@ -120,6 +124,9 @@ mod tests {
             let server = listener.accept().unwrap().0;
             let held = |socket: &TcpStream| is_held(&asker, socket.as_fd());
             assert_eq!((held(&client), held(&server)), (Ok(Some(true)), Ok(Some(true))));
+            let ends = [server.local_addr().unwrap(), server.peer_addr().unwrap()].map(normalise);
+            let found = find(&asker, ends[0], ends[1]).unwrap().unwrap();
+            assert_eq!(found.is_ipv4, listen.starts_with("127"));
             client.shutdown(Shutdown::Write).unwrap();
             assert_eq!(held(&server), Ok(Some(true)), "it has only finished");
             let copy = client.try_clone().unwrap();
@@ -143,7 +150,8 @@ mod tests {
                 cookie: cookie(listener.as_fd()),
                 listens: true,
                 is_established: false,
-                held: true
+                held: true,
+                is_ipv4: true,
             })
         );
         let client = TcpStream::connect(at).unwrap();
