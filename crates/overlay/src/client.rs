@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::net::sockopt;
 use shunt_kernel::sequence::{Origin, Position};
-use shunt_sys::options;
+use shunt_sys::options::{self, Copied};
 use shunt_sys::tcp::{self, Opener};
 use shunt_sys::{Errno, identity};
 use socket2::{Domain, SockRef, Socket};
@@ -164,7 +164,8 @@ struct Made {
 }
 
 impl Made {
-    fn connection(&self, socket: &OwnedFd) -> Result<Connection, Reason> {
+    /// With what its program has set: on the host connection it is the same, if all is copied.
+    fn connection(&self, socket: &OwnedFd, told: Options, which: Copied) -> Result<Connection, Reason> {
         let (local, remote) = self.host;
         let cookie = sockopt::socket_cookie(socket).map_err(|_| Reason::Failed)?;
         Ok(Connection {
@@ -172,7 +173,10 @@ impl Made {
             namespace: self.namespace,
             place: Place::new(cookie, local, remote),
             flow: Flow { source: self.ends.local.ip(), destination: self.ends.remote },
-            own: Options::of(socket).map_err(|_| Reason::Failed)?,
+            own: match which {
+                Copied::All => told,
+                Copied::Harmless => Options::of(socket).map_err(|_| Reason::Failed)?,
+            },
             _overlay: Some(self.overlay.apart().map_err(|_| Reason::Failed)?),
         })
     }
@@ -222,7 +226,7 @@ async fn take(
         None => liken(shared, made, host_socket(&talk)?).await?,
     };
     local::name(shared, &connection, ends).map_err(|_| Reason::Failed)?;
-    let entered = made.connection(&connection)?;
+    let entered = made.connection(&connection, told, shared.copied())?;
     let (cookie, stayed) = (entered.place.cookie, Stayed { namespace: made.namespace, flow: entered.flow });
     shared.connections.enter(entered, &connection)?;
     local::secure(shared, &connection, told).map_err(|_| Reason::Failed)?;

@@ -121,8 +121,13 @@ impl Connections {
             state.connections.insert(connection.place.cookie, connection);
             shape
         };
+        let mut set = own;
         loop {
-            own.under(shape).set(socket).map_err(|_| Reason::Failed)?;
+            let wanted = own.under(shape);
+            if wanted != set {
+                wanted.set(socket).map_err(|_| Reason::Failed)?;
+                set = wanted;
+            }
             // Another policy may have set it before that.
             match self.permit(flow)? {
                 same if same == shape => return Ok(()),

@@ -22,7 +22,6 @@ const COPIED: [(i32, i32); 29] = [
     (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
     (libc::SOL_SOCKET, libc::SO_REUSEADDR),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT),
-    (libc::SOL_SOCKET, libc::SO_PRIORITY),
     (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
     (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE),
     (libc::SOL_SOCKET, libc::SO_ZEROCOPY),
@@ -38,6 +37,8 @@ const COPIED: [(i32, i32); 29] = [
     (TCP, libc::TCP_CONGESTION),
     (TCP, TCP_INQ),
     (libc::IPPROTO_IP, libc::IP_TOS),
+    // IP_TOS sets it as well.
+    (libc::SOL_SOCKET, libc::SO_PRIORITY),
     (libc::IPPROTO_IP, libc::IP_TTL),
     (libc::IPPROTO_IP, libc::IP_RECVERR),
     (libc::IPPROTO_IP, libc::IP_FREEBIND),
@@ -194,10 +195,16 @@ mod tests {
             from.set_tcp_keepalive(&TcpKeepalive::new().with_time(Duration::from_secs(9))).unwrap();
             from.set_recv_buffer_size(50_000).unwrap();
             from.set_reuse_port(true).unwrap();
+            for (level, option, value) in
+                [(libc::IPPROTO_IP, libc::IP_TOS, 0x10), (libc::SOL_SOCKET, libc::SO_PRIORITY, 3)]
+            {
+                write(from.as_fd(), level, option, &Value::of(value)).unwrap();
+            }
             copy(&from, &to, Copied::Harmless).unwrap();
             assert!(!to.reuse_port().unwrap());
             copy(&from, &to, Copied::All).unwrap();
             assert!(to.reuse_port().unwrap());
+            assert_eq!(number(to.as_fd(), libc::SO_PRIORITY), Ok(3));
             assert!(to.tcp_nodelay().unwrap() && to.keepalive().unwrap());
             assert_eq!(to.linger().unwrap(), Some(Duration::from_secs(3)));
             assert_eq!(to.read_timeout().unwrap(), from.read_timeout().unwrap());
