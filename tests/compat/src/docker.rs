@@ -26,6 +26,8 @@ const LIFE: &str = r#"
     mkdir -p /run/shunt/broker
     mount --bind "$3" /run/shunt/broker
     [ ! -d "$1/overlay" ] || { mkdir /run/shunt-overlay; mount --bind "$1/overlay" /run/shunt-overlay; }
+    # Images are made here: services need not look for them elsewhere first, where there is no network.
+    export DOCKER_SERVICE_PREFER_OFFLINE_IMAGE=1
     exec dockerd --config-file "$1/daemon.json" --data-root "$1/data" --exec-root "$1/exec" --pidfile "$1/docker.pid" --host "unix://$1/docker.sock" \
         --storage-driver vfs --exec-opt native.cgroupdriver=cgroupfs --cgroup-parent "/$2"
 "#;
@@ -143,6 +145,17 @@ impl<'h> Engine<'h> {
     /// Its configuration.
     pub fn daemon_json(&self) -> PathBuf {
         self.root.join("daemon.json")
+    }
+
+    /// Has it start containers under shunt that do not say by what, as it says in docs/containers.md.
+    pub fn default_to_shunt(&self) {
+        const LINE: &str = "\"default-runtime\": \"shunt\"";
+        assert!(include_str!("../../../docs/containers.md").contains(LINE));
+        let text = fs::read_to_string(self.daemon_json()).expect("own directory");
+        let (rest, _) = text.rsplit_once('}').expect("an object");
+        fs::write(self.daemon_json(), format!("{},\n    {LINE}\n}}\n", rest.trim_end()))
+            .expect("own directory");
+        self.keeper.reload();
     }
 
     /// Runs a command of docs/containers.md that begins with these words, for this engine, and has that read its configuration again.

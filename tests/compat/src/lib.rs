@@ -47,4 +47,4 @@ pub use programs::find as find_program;
 pub use programs::python_package;
 pub use road::Expected;
 pub use road::Road;
-pub use router::{Router, by_wire, two_hosts};
+pub use router::{Known, Router, by_wire, two_hosts};

@@ -34,6 +34,15 @@ pub fn by_wire(net: &Net) -> u64 {
     links[0]["stats64"]["rx"]["bytes"].as_u64().expect("a number")
 }
 
+/// How routers know which containers are where.
+#[derive(Clone, Copy, Debug)]
+pub enum Known<'a> {
+    /// What is on each host, as their files say.
+    Listed([&'a str; 2]),
+    /// By the etcd at this URL.
+    Published(&'a str),
+}
+
 /// The router of one of the hosts.
 #[derive(Debug)]
 pub struct Router {
@@ -44,8 +53,8 @@ pub struct Router {
 
 impl Router {
     /// Runs that of the host `at`, whose network namespace is `net`, for supervisors that find it at `socket`, with the overlay's prefix and
-    /// what of it is on each host. `command` says how the program is started: one that trusts no container hears only those of its own
-    /// namespaces of processes and users.
+    /// how it is known what of it is on each host. `command` says how the program is started: one that trusts no container hears only
+    /// those of its own namespaces of processes and users.
     #[expect(clippy::too_many_arguments, reason = "each is one line of the router's configuration")]
     pub fn start(
         host: &Host,
@@ -53,7 +62,7 @@ impl Router {
         at: usize,
         socket: &Path,
         prefix: &str,
-        containers: [&str; 2],
+        known: Known<'_>,
         secure: bool,
         command: impl FnOnce(&Path) -> Command,
     ) -> Router {
@@ -71,9 +80,16 @@ impl Router {
             socket = socket.display(),
             control = control.display(),
         );
+        let containers = match known {
+            Known::Listed(listed) => listed.map(|containers| format!("'{containers}'")),
+            Known::Published(etcd) => {
+                text += &format!("[etcd]\nendpoints = ['{etcd}']\n");
+                [const { String::new() }; 2]
+            }
+        };
         for ((name, address), containers) in NAMES.iter().zip(ADDRESSES).zip(containers) {
             text += &format!(
-                "[[host]]\nname = '{name}'\naddress = '{address}:7450'\ncontainers = ['{containers}']\n"
+                "[[host]]\nname = '{name}'\naddress = '{address}:7450'\ncontainers = [{containers}]\n"
             );
         }
         let config = host.write(&format!("{}-overlay.toml", NAMES[at]), text);

@@ -7,7 +7,7 @@
 mod attempts;
 
 use attempts::{UNDER_FILTER, attack, compare};
-use shunt_compat::{Host, Node, Pod, Router, by_wire, two_hosts, under_shunt};
+use shunt_compat::{Host, Known, Node, Pod, Router, by_wire, two_hosts, under_shunt};
 use shunt_netns::Net;
 use std::path::Path;
 use std::process::Output;
@@ -59,7 +59,16 @@ impl<'h> Cluster<'h> {
     fn router(&self, at: usize, secure: bool) -> Router {
         let node = &self.nodes[at];
         let (socket, beside) = (node.router_socket(), |shunt: &Path| node.beside(shunt));
-        Router::start(self.host, &self.nets[at], at, &socket, "10.70.0.0/16", PODS, secure, beside)
+        Router::start(
+            self.host,
+            &self.nets[at],
+            at,
+            &socket,
+            "10.70.0.0/16",
+            Known::Listed(PODS),
+            secure,
+            beside,
+        )
     }
 
     /// Does something, after which both routers must have put exactly so many connections on the host network, and none anywhere else.

@@ -1,15 +1,16 @@
 //! Containers of two Docker engines on two hosts, on an overlay network of Docker's own (Swarm mode, VXLAN): under shunt by their runtime
-//! and with a router on each host, their connections cross the host network only. What comes back is checked, and so is the road.
+//! and with a router on each host, their connections cross the host network only; so do those of services. What comes back is checked, and so
+//! is the road.
 
 #[path = "../../../crates/cli/tests/overlay/attempts.rs"]
 mod attempts;
 
 use attempts::{UNDER_FILTER, attack, compare};
-use shunt_compat::{Engine, Host, Router, by_wire, find_program, two_hosts, under_shunt};
+use shunt_compat::{Engine, Host, Known, Router, by_wire, find_program, two_hosts, under_shunt};
 use shunt_netns::Net;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const IMAGE: &str = "shunt-test";
@@ -56,16 +57,15 @@ impl<'h> Hosts<'h> {
         hosts
     }
 
-    /// Runs both routers, with the addresses that are on each host.
-    fn route(&mut self, containers: [&str; 2], secure: bool) {
+    /// Runs both routers.
+    fn route(&mut self, known: Known<'_>, secure: bool) {
         self.end_routers();
         for at in [ONE, TWO] {
             let engine = &self.engines[at];
             let beside = |shunt: &Path| engine.beside(shunt);
             let socket = engine.router_socket();
             let prefix = "10.60.0.0/24";
-            let router =
-                Router::start(self.host, &self.nets[at], at, &socket, prefix, containers, secure, beside);
+            let router = Router::start(self.host, &self.nets[at], at, &socket, prefix, known, secure, beside);
             self.routers[at] = Some(router);
         }
     }
@@ -143,9 +143,9 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn containers_of_two_engines_talk_over_the_host_network() {
-    under_shunt(Duration::from_secs(240), |host| {
+    under_shunt(Duration::from_secs(300), |host| {
         let mut hosts = Hosts::start(host);
-        let containers = [SERVER, CLIENT];
+        let containers = Known::Listed([SERVER, CLIENT]);
         build_static_images(&hosts);
         // Nobody is trusted, which is a router's default.
         hosts.route(containers, true);
@@ -159,6 +159,7 @@ fn containers_of_two_engines_talk_over_the_host_network() {
         static_programs_of_images_with_nothing_else(&hosts);
         hosts.end_routers();
         without_routers_there_is_the_overlay(&hosts);
+        services_of_the_swarm_are_found_by_etcd(&mut hosts);
     });
 }
 
@@ -344,4 +345,82 @@ fn without_routers_there_is_the_overlay(hosts: &Hosts<'_>) {
     assert!(output.status.success() && text(&output.stdout).contains("verify_failed: 0"), "{output:?}");
     assert_eq!(text(&output.stderr), "");
     hosts.remove(ONE, "memory");
+}
+
+/// An etcd on the first host, until it is dropped.
+struct Etcd(Child);
+
+const ETCD: &str = "http://192.168.77.1:2379";
+
+impl Etcd {
+    fn start(hosts: &Hosts<'_>) -> Etcd {
+        let mut etcd = Command::new(find_program("etcd"));
+        etcd.arg("--data-dir").arg(hosts.host.path("etcd")).args(["--listen-client-urls", ETCD]);
+        etcd.args(["--advertise-client-urls", ETCD, "--listen-peer-urls", "http://192.168.77.1:2380"]);
+        etcd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Etcd(hosts.nets[ONE].inside(|| etcd.spawn().expect("etcd is there: make test installs it")))
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Nobody says by which runtime the containers of a service are started, nor which addresses they have.
+fn services_of_the_swarm_are_found_by_etcd(hosts: &mut Hosts<'_>) {
+    const ASKS: u64 = 40;
+    let _etcd = Etcd::start(hosts);
+    hosts.route(Known::Published(ETCD), true);
+    for engine in &hosts.engines {
+        engine.default_to_shunt();
+        let runtime = || engine.docker(["info", "--format", "{{.DefaultRuntime}}"]);
+        await_until(|| runtime() == "shunt", runtime);
+    }
+    let create = |name: &str, options: &[&str], command: &[&str]| {
+        let name = format!("--name={name}");
+        let words = ["service", "create", "--detach", "--no-resolve-image", "--network=across", &name];
+        hosts.engines[ONE].docker(words.iter().chain(options).chain(&[IMAGE]).chain(command));
+    };
+    let of_service = |at: usize, name: &str| {
+        let filter = format!("label=com.docker.swarm.service.name={name}");
+        hosts.engines[at].docker(["ps", "--all", "--quiet", "--filter", &filter])
+    };
+    // One container of each service on each host. The name of the second is an address of its own, and its containers have another.
+    let serves = ["socat", "TCP-LISTEN:9000,fork,reuseaddr", "PIPE"];
+    create("echoes", &["--mode=global", "--endpoint-mode=dnsrr"], &serves);
+    create("others", &["--mode=global"], &serves);
+    let listens = |at: usize, name: &str| {
+        let listed = hosts.engines[at].try_docker(["exec", &of_service(at, name), "cat", "/proc/net/tcp"]);
+        text(&listed.stdout).contains(":2328 ")
+    };
+    for (at, name) in [(ONE, "echoes"), (TWO, "echoes"), (ONE, "others"), (TWO, "others")] {
+        await_until(|| listens(at, name), || hosts.engines[ONE].docker(["service", "ps", name]));
+    }
+    let asks = format!(
+        "n=0; while [ $n -lt {ASKS} ]; do for name in echoes tasks.others; do n=$((n + 1));\n\
+         echo bytes-$n | socat -t 20 - TCP:$name:9000 || exit 1; done; done"
+    );
+    let on_two = ["--mode=replicated-job", "--constraint=node.role==worker", "--restart-condition=none"];
+    create("asks", &on_two, &["sh", "-c", &asks]);
+    let ended = || {
+        let container = of_service(TWO, "asks");
+        !container.is_empty()
+            && hosts.engines[TWO].docker(["inspect", "--format", "{{.State.Status}}", &container]) == "exited"
+    };
+    await_until(ended, || hosts.engines[ONE].docker(["service", "ps", "asks"]));
+    let container = of_service(TWO, "asks");
+    let inspect = |what: &str| hosts.engines[TWO].docker(["inspect", "--format", what, &container]);
+    assert_eq!(inspect("{{.HostConfig.Runtime}} {{.State.ExitCode}}"), "shunt 0");
+    let (host, overlay) = hosts.roads(TWO, "client");
+    let same_host = overlay["same-host"].as_u64().unwrap_or(0);
+    assert!(host > 0 && host + same_host == ASKS, "{host} {overlay}");
+    assert_eq!(hosts.roads(ONE, "server"), (host, serde_json::json!({})));
+    let answers: Vec<String> = (1..=ASKS).map(|n| format!("bytes-{n}")).collect();
+    assert_eq!(hosts.engines[TWO].docker(["logs", &container]), answers.join("\n"), "{host} of {ASKS}");
+    for service in ["asks", "echoes", "others"] {
+        hosts.engines[ONE].docker(["service", "rm", service]);
+    }
 }
