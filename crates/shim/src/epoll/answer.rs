@@ -376,6 +376,9 @@ impl Inner {
         if self.answered.is_none() {
             return (self.shared && shared::may_be_added()).then_some(DEGRADED_NANOS);
         }
+        if self.answered.has_looks() {
+            self.gain_all_marks();
+        }
         let Some(slot) = self.slot().filter(|_| !self.answered.has_looks() && !self.shared) else {
             return Some(DEGRADED_NANOS);
         };

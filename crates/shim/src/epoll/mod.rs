@@ -35,6 +35,7 @@ use crate::base::above::Above;
 use crate::base::lock::{Guard, Lock};
 use crate::base::names::{EndpointRef, EpollRef};
 use crate::base::table::{self, Entry};
+use crate::base::waiter::Slot;
 use crate::base::{errno, process, real};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::family::{self, Holders};
@@ -317,6 +318,21 @@ pub(crate) fn bury_everywhere(endpoint: &Endpoint) {
     }
 }
 
+/// The waiter `slot` is about to be the one that is woken for the bytes of the endpoint. A set that the program has removed it from,
+/// and that the kernel's set still has, makes way. No lock is held.
+pub(crate) fn make_way(endpoint: &Endpoint, slot: Option<Slot>) {
+    if endpoint.owner().is_some_and(|owner| slot != Some(owner)) {
+        bury_everywhere(endpoint);
+    }
+}
+
+/// Nobody may be woken for the bytes of the endpoint any more: a set that has looked for them by itself until now is from now on.
+fn pass_marks_on(endpoint: &Endpoint) {
+    if endpoint.is_attached() && endpoint.owner().is_none() {
+        sets_of(endpoint).into_iter().any(|epoll| epoll.inner.lock().gain_marks(endpoint));
+    }
+}
+
 /// The last descriptor is about to be closed, and something else happens to the socket first.
 pub(crate) fn remove_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
@@ -546,6 +562,12 @@ impl Epoll {
         {
             self.keep_off_lanes(endpoint);
         }
+        if operation == libc::EPOLL_CTL_ADD
+            && let Some(endpoint) = endpoint
+        {
+            let slot = self.inner.lock().slot();
+            make_way(endpoint, slot);
+        }
         let result = {
             let mut inner = self.inner.lock();
             if inner.shared {
@@ -604,6 +626,12 @@ impl Epoll {
         };
         if let (Some(reason), Some(endpoint)) = (bar, endpoint::behind(fd)) {
             LEAVE.call((endpoint, Leaving::Bar, reason));
+        }
+        if operation == libc::EPOLL_CTL_DEL
+            && result == 0
+            && let Some(endpoint) = endpoint
+        {
+            pass_marks_on(endpoint);
         }
         result
     }

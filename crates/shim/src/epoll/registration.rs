@@ -81,6 +81,10 @@ impl Inner {
             return None;
         }
         if operation == libc::EPOLL_CTL_DEL {
+            // Another set may need to be woken in place of this one.
+            if endpoint.epolls.lock().len() > 1 {
+                return None;
+            }
             return Some(if registration.held.delete() { 0 } else { libc::ENOENT });
         }
         if !matches!(operation, libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) || event.is_null() {
@@ -267,6 +271,45 @@ impl Inner {
         // Whoever sleeps on this instance went to sleep without looking at this lane, and may not be counted.
         slot.ring();
         None
+    }
+
+    /// The marks of the connection come to this set from now on, which has looked for its bytes by itself. `false`: they go to another
+    /// waiter, or it is none that they could find here.
+    pub(super) fn gain_marks(&mut self, endpoint: &Endpoint) -> bool {
+        let fd = endpoint.fd.load(Relaxed);
+        let is_private = !self.shared && !self.nested && !self.aliases.contains(&fd);
+        let Some(slot) = self.slot().filter(|_| is_private) else { return false };
+        let is_looked_for = |one: &Registration| {
+            one.answered.by() == Some(endpoint.reference())
+                && !one.answered.is_by_marks()
+                && !one.held.is_deleted()
+        };
+        if !self.registrations.get(&fd).is_some_and(is_looked_for)
+            || !endpoint.wait_on_in_a_set(&endpoint.rx.lock(), slot)
+        {
+            return false;
+        }
+        // What has come before this has its place by its stamp.
+        self.take_marks();
+        if let Some(one) = self.registrations.get_mut(&fd) {
+            one.answered.gain_marks(&mut self.answered);
+        }
+        let has_some = self.lacks_place_for_some(fd);
+        self.queue_for_look(fd, has_some);
+        self.wake();
+        true
+    }
+
+    /// The same of all whose marks nobody has.
+    pub(super) fn gain_all_marks(&mut self) {
+        for fd in
+            self.attached_where(|one, endpoint| !one.answered.is_by_marks() && endpoint.owner().is_none())
+        {
+            let endpoint = self.registrations.get(&fd).and_then(Registration::endpoint);
+            if let Some(endpoint) = endpoint.filter(|endpoint| endpoint.fd.load(Relaxed) == fd) {
+                self.gain_marks(endpoint);
+            }
+        }
     }
 
     /// Whoever sleeps on this instance looks again: what the program asks for has changed.

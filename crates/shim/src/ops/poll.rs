@@ -516,6 +516,7 @@ fn announce(fds: &[pollfd], watch: &mut Watch, slot: Option<Slot>) -> Option<u64
     };
     for one in &mut watch.watched {
         let events = fds[one.index].events;
+        epoll::make_way(one.endpoint, slot);
         {
             let side = one.endpoint.rx.lock();
             if !one.is_at(&side) {

@@ -598,6 +598,7 @@ fn wait_for_bytes(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, 
     if !incoming::can_be_rung(endpoint, slot) && sleep::leave_to_tcp(endpoint) {
         return Woken::LookAgain { tcp: false };
     }
+    epoll::make_way(endpoint, slot);
     let (at, owns) = {
         let side = endpoint.rx.lock();
         let Some(at) = side.at else { return Woken::LookAgain { tcp: false } };

@@ -1,0 +1,59 @@
+//! Several wait for one connection in turn, sets and threads, as those of Varnish and HAProxy do. Whoever waits is woken by its
+//! doorbell: nobody is left to look every millisecond because another has waited before.
+
+use shunt_compat::{Expected, Host, both};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// A peer may not hold a doorbell yet when that is first slept on.
+const FEW: u64 = 25;
+
+fn degraded_sleeps(host: &Host, pid: u32) -> u64 {
+    let status = host.status().unwrap_or_default();
+    let process = status.processes.iter().find(|process| process.pid == pid);
+    process.map_or(0, |process| process.counters["degraded_sleeps"])
+}
+
+/// One connection, for which a program waits in these ways in turn.
+fn take_turns(waits: &'static str) {
+    both(LIMIT, move |host| {
+        let port = host.port();
+        let road = host.watch_road();
+        let program = || host.script("python3", "taking_turns.py").env("SHUNT_SPIN", "off");
+        let mut server =
+            program().words(&format!("server {port}")).arg(host.dir()).words(waits).start("server");
+        server.wait_for_output("listening", LIMIT);
+        let client = program().words(&format!("client {port}")).start("client");
+        server.wait_for_output("used", LIMIT);
+        let before = degraded_sleeps(host, server.pid());
+        host.write("go", "");
+        server.wait_for_output("done", LIMIT);
+        let more = degraded_sleeps(host, server.pid()) - before;
+        assert!(more < FEW, "{more} sleeps of a millisecond at most");
+        host.write("end", "");
+        let ended = server.wait(LIMIT);
+        assert!(ended.success(), "{}", ended.stderr);
+        road.expect(Expected { port, connections: 1, share: 0.9 });
+        drop(client);
+    });
+}
+
+#[test]
+fn one_set_after_the_other() {
+    take_turns("a b");
+}
+
+#[test]
+fn a_thread_after_a_set() {
+    take_turns("a poll a recv");
+}
+
+#[test]
+fn a_set_that_it_is_in_when_another_is_left() {
+    take_turns("left");
+}
+
+#[test]
+fn a_set_that_it_came_into_while_a_thread_waited() {
+    take_turns("aside");
+}
