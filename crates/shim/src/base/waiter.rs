@@ -190,7 +190,7 @@ const LONG_NANOS: u64 = 60_000;
 /// The longest before that: the peer may be asleep, and a processor that is idle takes a while to wake. Once both are awake
 /// they find each other at once.
 const TRIAL_NANOS: u64 = 150_000;
-/// How long a spin goes on before it asks whether somebody else wants the processor.
+/// How long a spin goes on between asking whether somebody else wants the processor. It asks first once it has looked a few times.
 const YIELD_NANOS: u64 = 5_000;
 /// Somebody does if giving it up took as long as this: then spinning takes time from those who have something to do.
 const OTHERS_NANOS: u64 = 3_000;
@@ -210,10 +210,11 @@ impl Spinner {
             }
             Spin::Auto if single_processor() => return false,
             Spin::Auto if self.hit.get() > 0 => (2 * self.hit.get()).clamp(SHORT_NANOS, LONG_NANOS),
+            Spin::Auto if !TRIALS.may_begin(process::now()) => return false,
             Spin::Auto => TRIAL_NANOS,
         };
         let begin = process::now();
-        let mut yield_at = begin + YIELD_NANOS;
+        let mut yield_at = begin;
         let mut is_crowded = false;
         let found = loop {
             if (0..LOOKS).any(|_| {
@@ -245,8 +246,10 @@ impl Spinner {
             process::count(Counter::SpinHits, 1);
             if spent <= LONG_NANOS {
                 self.misses.set(0);
+                TRIALS.note_hit();
             }
         } else {
+            TRIALS.note_miss(begin + spent);
             let misses = self.misses.get() + 1;
             self.misses.set(misses);
             if misses > MISSES_ALLOWED {
@@ -254,6 +257,44 @@ impl Spinner {
             }
         }
         found
+    }
+}
+
+/// Spins without a hit before them, by all threads together. What one of them has learnt holds for the others, of which there may be
+/// hundreds: where a spin finds nothing, or somebody else who wants the processor, none of them tries it again for a while.
+struct Trials {
+    /// No other begins before this time.
+    next: AtomicU64,
+    /// How long they were left alone after the last.
+    left: AtomicU64,
+}
+
+static TRIALS: Trials = Trials { next: AtomicU64::new(0), left: AtomicU64::new(0) };
+
+/// How long they are left alone after the first miss, and after many in a row.
+const LEFT_NANOS: u64 = 1_000_000;
+const LONGEST_LEFT_NANOS: u64 = 16_000_000;
+
+impl Trials {
+    fn may_begin(&self, now: u64) -> bool {
+        now >= self.next.load(Relaxed)
+    }
+
+    fn note_hit(&self) {
+        // Not written without need: all threads look here.
+        if self.left.load(Relaxed) != 0 {
+            self.left.store(0, Relaxed);
+            self.next.store(0, Relaxed);
+        }
+    }
+
+    fn note_miss(&self, now: u64) {
+        // Those that were under way at the same time count once.
+        if self.may_begin(now) {
+            let left = (2 * self.left.load(Relaxed)).clamp(LEFT_NANOS, LONGEST_LEFT_NANOS);
+            self.left.store(left, Relaxed);
+            self.next.store(now + left, Relaxed);
+        }
     }
 }
 
@@ -266,4 +307,27 @@ fn single_processor() -> bool {
         PROCESSORS.store(online.max(1) as i32, Relaxed);
     }
     PROCESSORS.load(Relaxed) == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_thread_has_missed_the_others_do_not_try() {
+        let trials = Trials { next: AtomicU64::new(0), left: AtomicU64::new(0) };
+        let mut now = 1;
+        for left in [1, 2, 4, 8, 16, 16] {
+            assert!(trials.may_begin(now));
+            trials.note_miss(now);
+            trials.note_miss(now + 1);
+            assert!(!trials.may_begin(now + left * LEFT_NANOS - 1));
+            now += left * LEFT_NANOS;
+        }
+        trials.note_miss(now);
+        trials.note_hit();
+        assert!(trials.may_begin(now));
+        trials.note_miss(now);
+        assert!(trials.may_begin(now + LEFT_NANOS));
+    }
 }
