@@ -1,7 +1,7 @@
 //! Threads asleep in every kind of call while other threads use their connections, which come, switch and go all the time:
 //! everybody is woken, and every byte is right.
 
-use shunt_compat::{both, compile};
+use shunt_compat::{Expected, both, compile};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(100);
@@ -54,5 +54,33 @@ fn who_polls_what_went_back_takes_no_wake_up_of_the_next_connection() {
         assert_eq!(ended.stdout, "everybody was woken\n");
         let number = port.parse().expect("a number");
         assert!(!road.is_watched() || road.on_shm(number) > 0, "{}", road.report(number));
+    });
+}
+
+/// More than a process has waiters, of which few wait at a time.
+const THREADS: usize = 100;
+
+#[test]
+fn threads_that_do_not_wait_leave_the_waiters_to_others() {
+    both(LIMIT, |host| {
+        let port = host.port();
+        let road = host.watch_road();
+        let start = |role: &str| {
+            let program = host.script("python3", "many_threads.py").env("SHUNT_SPIN", "off");
+            program.words(&format!("{role} {port}")).arg(host.dir()).arg(THREADS.to_string()).start(role)
+        };
+        let mut server = start("server");
+        server.wait_for_output("listening", LIMIT);
+        let client = start("client");
+        server.wait_for_output("done", LIMIT);
+        for process in host.status().into_iter().flat_map(|status| status.processes) {
+            assert!(!process.bypasses.contains_key("no_waiter"), "{:?}", process.bypasses);
+        }
+        host.write("end", "");
+        for program in [client, server] {
+            let ended = program.wait(LIMIT);
+            assert!(ended.success(), "{}", ended.stderr);
+        }
+        road.expect(Expected { port, connections: THREADS, share: 0.5 });
     });
 }

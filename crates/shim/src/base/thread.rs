@@ -27,6 +27,8 @@ pub(crate) struct Thread {
     exit_is_awaited: Cell<bool>,
     /// 1 + the slot of the waiter that this thread has, or 0.
     slot: Cell<u32>,
+    /// Calls of this thread that wait, or were left by a handler while they did: what one has announced names the slot.
+    waits: Cell<u32>,
     pub(crate) spinner: Spinner,
     pub(crate) journal: Journal,
     pub(crate) kept: Kept,
@@ -143,6 +145,17 @@ impl Thread {
         let slot = self.slot();
         self.slot.set(0);
         slot
+    }
+
+    /// A call begins to wait.
+    pub(crate) fn begin_wait(&self) {
+        self.waits.set(self.waits.get() + 1);
+    }
+
+    /// It has waited. `true` if none waits any more.
+    pub(crate) fn end_wait(&self) -> bool {
+        self.waits.set(self.waits.get() - 1);
+        self.waits.get() == 0
     }
 
     pub(crate) fn set_slot(&self, slot: Slot) {

@@ -1,7 +1,7 @@
 //! The waiters of this process: who sleeps, and by which doorbell it is woken.
 //!
-//! A waiter owns one of 64 slots and a doorbell. Threads get theirs when they first sleep on a lane, epoll
-//! instances when a registered connection is first watched. A slot's doorbell is made once and used again by the
+//! A waiter owns one of 64 slots and a doorbell. Threads get theirs when they first sleep on a lane,
+//! and keep it while there are enough; epoll instances when a registered connection is first watched. A slot's doorbell is made once and used again by the
 //! next owner, so that the broker hears of it once. An instance listens to it in its own kernel set, a thread by a
 //! descriptor that belongs to the slot.
 
@@ -155,6 +155,24 @@ pub(crate) fn after_fork_in_child() {
     TAKEN.store(0, Release);
     TOLD.store(0, Release);
     thread::this().take_slot();
+}
+
+/// While fewer slots are free, a thread has one only as long as it waits: of hundreds of threads, few do at a time.
+const SCARCE: u32 = 16;
+
+/// What waits in `call`, if anything does, waits by the slot of this thread.
+pub(crate) fn waiting<T>(call: impl FnOnce() -> T) -> T {
+    let thread = thread::this();
+    thread.begin_wait();
+    let result = call();
+    if thread.end_wait()
+        && thread.slot().is_some()
+        && TAKEN.load(Relaxed).count_zeros() < SCARCE
+        && let Some(slot) = thread.take_slot()
+    {
+        slot.give_back();
+    }
+    result
 }
 
 /// The slot of this thread, taken at first use.

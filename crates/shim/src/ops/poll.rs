@@ -13,7 +13,7 @@ use crate::base::names::EndpointRef;
 use crate::base::private::borrow;
 use crate::base::signal::{self, Held, Ran, Shield};
 use crate::base::table::{self, Entry};
-use crate::base::waiter::Slot;
+use crate::base::waiter::{self, Slot};
 use crate::base::{errno, kernel, process, real, thread};
 use crate::broker::control;
 use crate::epoll::{self, Epoll};
@@ -109,6 +109,15 @@ pub(crate) fn poll(
     kernel: impl FnOnce() -> i32,
 ) -> i32 {
     control::poll_inbox();
+    waiter::waiting(|| poll_all(fds, timeout, mask, kernel))
+}
+
+fn poll_all(
+    fds: &mut [pollfd],
+    timeout: Option<u64>,
+    mask: *const sigset_t,
+    kernel: impl FnOnce() -> i32,
+) -> i32 {
     let mut watch = examine(fds, timeout != Some(0), None);
     if timeout != Some(0) && needs_waiter(fds, &watch) && sleep::thread_slot().is_none() {
         for one in &watch.watched {

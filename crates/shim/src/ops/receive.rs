@@ -12,7 +12,7 @@ use shunt_transport::{Kernel, Received, Waiting};
 use crate::base::lock::Guard;
 use crate::base::private::borrow;
 use crate::base::signal::{self, Held};
-use crate::base::{errno, kernel};
+use crate::base::{errno, kernel, waiter};
 use crate::broker::control;
 use crate::epoll;
 use crate::life::{attach, resets};
@@ -590,6 +590,10 @@ fn wait_for_more(hold: &Hold, deadline: Deadline) -> Woken {
 
 /// Nothing there, and a caller that may be made to wait, also for `more` that TCP may have.
 fn wait_for_bytes(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, more: c_short) -> Woken {
+    waiter::waiting(|| sleep_for_bytes(hold, endpoint, deadline, more))
+}
+
+fn sleep_for_bytes(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, more: c_short) -> Woken {
     let fd = hold.fd();
     if sleep::spin(|| is_readable(endpoint, fd)) {
         return Woken::LookAgain { tcp: false };

@@ -14,7 +14,7 @@ use shunt_transport::{Sent, Tx};
 
 use crate::base::lock::Guard;
 use crate::base::signal::{self, Held};
-use crate::base::{errno, kernel, process, real};
+use crate::base::{errno, kernel, process, real, waiter};
 use crate::epoll;
 use crate::life::{attach, overdue, resets};
 use crate::ops::hold::{BEGIN_ANEW, Hold};
@@ -340,6 +340,10 @@ fn arm_for_space(endpoint: &Endpoint) -> bool {
 
 /// A full lane, and a caller that may be made to wait.
 fn wait_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline) -> Woken {
+    waiter::waiting(|| sleep_for_space(hold, endpoint, deadline))
+}
+
+fn sleep_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline) -> Woken {
     if sleep::spin(|| outgoing::writability(endpoint, None) != Some(false)) {
         return Woken::LookAgain { tcp: false };
     }

@@ -70,10 +70,21 @@ pub(crate) fn sleep(
     step: Option<u64>,
     held: Held,
 ) -> Woken {
+    waiter::waiting(|| sleep_as(slot.or_else(waiter::of_this_thread), hold, events, deadline, step, held))
+}
+
+/// The same by the doorbell of `slot`, if that is to be had.
+fn sleep_as(
+    slot: Option<Slot>,
+    hold: &Hold,
+    events: c_short,
+    deadline: Deadline,
+    step: Option<u64>,
+    held: Held,
+) -> Woken {
     if let Some(ended) = by_signal(deadline) {
         return ended;
     }
-    let slot = slot.or_else(waiter::of_this_thread);
     let unheard = slot.is_none().then_some(UNHEARD_NANOS);
     let now = process::now();
     let left = deadline.map(|deadline| deadline.saturating_sub(now));
