@@ -135,7 +135,7 @@ reasons! {
         "Connect again: the sequence numbers of another connection look like those of this one.";
     Rewritten = 45, "rewritten", "Something between the two ends changes the stream: what one has sent, or how its bytes are numbered, is not what the other has received.",
         "Nothing can be done, unless what changes the stream (a helper of the firewall, for example) can be turned off.";
-    NoWaiter = 46, "no_waiter", "Every waiter of the process is taken: 64 threads and epoll instances can sleep on shared memory.",
+    NoWaiter = 46, "no_waiter", "Every waiter of the process is taken: 64 threads and epoll instances can sleep on shared memory at a time.",
         "Nothing needs to be done; programs with fewer threads, or one epoll instance for many connections, gain more.";
     BrokerSilent = 47, "broker_silent", "The broker does not answer: it is stopped, or hangs.",
         "Let it go on (`kill -CONT`), or end it and start another with `shunt daemon --detach`.";
