@@ -1,6 +1,6 @@
 //! What libshunt.so and whoever puts it into a program without a dynamic linker must know of each other. Both are of one build.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 
 /// The name by which the library shows its [`Offer`].
 pub const OFFER: &str = "shunt_door";
@@ -60,6 +60,12 @@ pub struct Begin {
     pub first_functions_count: usize,
     /// Whether calls are answered on a stack of the library's: the program's stacks are small.
     pub switches_stacks: bool,
+    /// The program's environment: what `environ` is in the library.
+    pub environment: *const *const c_char,
+    /// The library's own path.
+    pub library: *const c_char,
+    /// The process that has put it there, if that is a child of the program's; else 0.
+    pub beside: usize,
 }
 
 /// What a thread pointer of the library's points to.

@@ -29,4 +29,6 @@ pub mod env {
     pub const SPIN: &str = "SHUNT_SPIN";
     /// `used` or `at-once`: see `shunt run --offer`.
     pub const OFFER: &str = "SHUNT_OFFER";
+    /// Path of the command, which programs that have the shim start for those that they start and that have no dynamic linker.
+    pub const DOOR: &str = "SHUNT_DOOR";
 }

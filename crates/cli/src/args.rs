@@ -49,7 +49,7 @@ pub(crate) enum Command {
     /// The loads of the comparisons
     #[command(subcommand, hide = true)]
     BenchWorker(shunt_bench::Worker),
-    /// Put libshunt.so into a program without a dynamic linker: for `shunt run`
+    /// Put libshunt.so into a program without a dynamic linker: for `shunt run`, and for libshunt.so
     #[command(hide = true)]
     Door(DoorArgs),
     /// Write the manual pages to a directory
@@ -97,15 +97,26 @@ pub(crate) struct RunArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DoorArgs {
-    /// The process that becomes the program
+    /// Who becomes the program, and is waited for; else another process does that, and this one ends
+    #[arg(long, value_enum)]
+    pub(crate) beside: Option<WaitsFor>,
+    /// The thread that executes the program, or starts it
+    pub(crate) thread: i32,
+    /// Its process
     pub(crate) process: i32,
     /// The program's file
     pub(crate) program: PathBuf,
     /// libshunt.so
     pub(crate) library: PathBuf,
-    /// Nobody waits for this process
-    #[arg(long)]
-    pub(crate) detached: bool,
+}
+
+/// What `--beside` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WaitsFor {
+    /// The thread itself
+    Thread,
+    /// The next child that it makes
+    Child,
 }
 
 /// The roads that `--transport` allows.

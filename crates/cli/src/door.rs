@@ -5,14 +5,15 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{PTracer, Pid, set_ptracer};
-use shunt_door::Door;
+use shunt_door::{By, Door};
 
-use crate::args::DoorArgs;
+use crate::args::{DoorArgs, WaitsFor};
+use crate::obstacle::Obstacle;
 use crate::{library, obstacle};
 
 const READY: &str = "ready";
@@ -22,18 +23,20 @@ pub(crate) fn can_be_opened(path: &Path) -> bool {
     library::find().is_ok_and(|library| Door::plan(&obstacle::executed(path), &library).is_ok())
 }
 
+/// Where the programs that CMD starts in turn find this command.
+pub(crate) fn path() -> Option<PathBuf> {
+    std::env::current_exe().ok()
+}
+
 /// Has this process be given the door when it becomes the program at `path`.
 pub(crate) fn prepare(path: &Path, library: &Path) -> Result<()> {
-    let mut child = beside(&DoorArgs {
-        process: std::process::id() as i32,
-        program: path.to_owned(),
-        library: library.to_owned(),
-        detached: false,
-    })
-    .stdin(Stdio::piped())
-    .stdout(Stdio::piped())
-    .spawn()
-    .context("no process can be started for that")?;
+    let process = std::process::id() as i32;
+    let (program, library) = (path.to_owned(), library.to_owned());
+    let mut child = beside(&DoorArgs { beside: None, thread: process, process, program, library })
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("no process can be started for that")?;
     let mut ask = child.stdin.take().context("it has no standard input")?;
     let mut answers = BufReader::new(child.stdout.take().context("it has no standard output")?).lines();
     let mut answer = || answers.next().and_then(Result::ok).unwrap_or_default();
@@ -52,42 +55,52 @@ pub(crate) fn prepare(path: &Path, library: &Path) -> Result<()> {
 /// The process beside.
 fn beside(args: &DoorArgs) -> Command {
     let mut command = Command::new("/proc/self/exe");
-    command.arg("door").arg(args.process.to_string()).arg(&args.program).arg(&args.library);
-    if args.detached {
-        command.arg("--detached");
+    command.arg("door");
+    if args.beside.is_some() {
+        command.args(["--beside", "thread"]);
     }
+    command.args([args.thread, args.process].map(|number| number.to_string()));
+    command.arg(&args.program).arg(&args.library);
     // The terminal's signals are CMD's.
     command.process_group(0);
     command
 }
 
-/// `shunt door`, which is for `shunt run`.
+/// `shunt door`, which is for `shunt run`, and for the shim in a program that starts another (`crates/shim/src/program/beside.rs`).
 pub(crate) fn run(args: &DoorArgs) -> ExitCode {
-    if !args.detached {
-        let detached = DoorArgs { detached: true, ..args.clone() };
+    let Some(waits_for) = args.beside else {
+        let detached = DoorArgs { beside: Some(WaitsFor::Thread), ..args.clone() };
         return match beside(&detached).spawn() {
             Ok(_) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         };
-    }
-    match Door::plan(&args.program, &args.library) {
-        Ok(door) => wait(args, door),
-        Err(closed) => println!("{closed}"),
+    };
+    let by = match waits_for {
+        WaitsFor::Thread => By::Thread(args.thread),
+        WaitsFor::Child => By::Child(args.thread),
+    };
+    // The shim has not looked further than that there is no dynamic linker.
+    match obstacle::of_file(&args.program).filter(|obstacle| *obstacle == Obstacle::Static) {
+        None => println!("it is not for shunt to enter"),
+        Some(_) => match Door::plan(&args.program, &args.library) {
+            Ok(door) => wait(args, by, door),
+            Err(closed) => println!("{closed}"),
+        },
     }
     ExitCode::SUCCESS
 }
 
-fn wait(args: &DoorArgs, door: Door) {
+fn wait(args: &DoorArgs, by: By, door: Door) {
     println!("{}", std::process::id());
     let mut line = String::new();
-    if std::io::stdin().read_line(&mut line).is_err() {
+    if !matches!(std::io::stdin().read_line(&mut line), Ok(1..)) {
         return;
     }
-    if let Err(closed) = shunt_door::wait(args.process) {
+    if let Err(closed) = shunt_door::wait(by) {
         return println!("{closed}");
     }
     println!("{READY}");
-    if let Err(closed) = door.open(args.process)
+    if let Err(closed) = door.open()
         && !matches!(closed, shunt_door::Closed::Gone)
     {
         let _ = writeln!(std::io::stderr(), "shunt: {} runs on TCP: {closed}", args.program.display());

@@ -100,7 +100,7 @@ impl Obstacle {
             Obstacle::OtherMachine => "Use a build for this processor.",
             Obstacle::Static => {
                 return format!(
-                    "Start it itself with `shunt run -- {program}`, which says what else there is."
+                    "Start it itself with `shunt run -- {program}`: that enters it, or says what else there is."
                 );
             }
             Obstacle::OtherLibc(_) => "Use a build for glibc or musl.",

@@ -71,6 +71,7 @@ impl Road {
                 set(shunt_abi::env::SPIN, Some(args.spin.clone().into()));
                 set(shunt_abi::env::OFFER, Some(args.offer.label().into()));
                 set(shunt_abi::env::BROKER, broker.clone().map(PathBuf::into_os_string));
+                set(shunt_abi::env::DOOR, door::path().map(PathBuf::into_os_string));
             }
         }
     }

@@ -14,7 +14,7 @@ mod open;
 mod text;
 mod tracee;
 
-pub use open::{Door, wait};
+pub use open::{By, Door, wait};
 
 use thiserror::Error;
 

@@ -1,13 +1,14 @@
 //! The whole of it, in the order in which it is done.
 
 use std::ffi::CString;
+use std::mem::offset_of;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use nix::libc::{self, user_regs_struct};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getppid};
 use rustix::param::linux_hwcap;
-use shunt_abi::door::{BLOCK, CONTROL};
+use shunt_abi::door::{BLOCK, Begin, CONTROL};
 
 use crate::Closed;
 use crate::elf::{EXECUTABLE, File, WRITABLE};
@@ -30,9 +31,21 @@ pub struct Door {
     switches_stacks: bool,
 }
 
-/// Has `process`, which is to become the program, stop there. Until then it must not be waited for.
-pub fn wait(process: i32) -> Result<(), Closed> {
-    tracee::seize(Pid::from_raw(process))
+/// Who becomes the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// A thread, whose process that is then.
+    Thread(i32),
+    /// The next child that a thread makes.
+    Child(i32),
+}
+
+/// Has whoever becomes the program stop there. Until then it must not be waited for.
+pub fn wait(by: By) -> Result<(), Closed> {
+    match by {
+        By::Thread(thread) => tracee::seize(Pid::from_raw(thread), false),
+        By::Child(parent) => tracee::seize(Pid::from_raw(parent), true),
+    }
 }
 
 impl Door {
@@ -50,9 +63,10 @@ impl Door {
         Ok(Door { program, library, path, sites, switches_stacks })
     }
 
-    /// Waits until `process`, which [`wait`] was told of, has become the program; opens the door, and lets it go.
-    pub fn open(self, process: i32) -> Result<(), Closed> {
-        let mut tracee = Tracee::at_exec(Pid::from_raw(process))?;
+    /// Waits until the one that [`wait`] was told of has become the program; opens the door, and lets it go.
+    pub fn open(self) -> Result<(), Closed> {
+        let mut tracee = Tracee::at_exec()?;
+        let process = tracee.process();
         if !self.program.is_at(Path::new(&format!("/proc/{process}/exe"))) {
             return Err(Closed::Other);
         }
@@ -61,9 +75,11 @@ impl Door {
         let block = map(&mut tracee, 0, BLOCK as u64, WRITABLE)?;
         let base = map(&mut tracee, 0, Library::len(&self.library), WRITABLE)?;
         let begin = block + PAGE;
-        let environment = begin + size_of::<[u64; 8]>() as u64;
+        let environment = begin + offset_of!(Begin, environment) as u64;
+        let path = begin + size_of::<Begin>() as u64;
+        let is_childs = getppid() == process;
         let library = Library::load(&self.library, base, environment)?;
-        place(&mut tracee, &library, base, (&self.path, begin + 512))?;
+        place(&mut tracee, &library, base, (&self.path, path))?;
         let control = block + (BLOCK - CONTROL) as u64;
         let (own_data, in_file, own_len) = library.own_data()?;
         tracee.write(control - own_len, &library.own_data_content()?)?;
@@ -71,7 +87,7 @@ impl Door {
         let (first, count) = library.first_functions()?;
         let mut arguments = [0; 8];
         tracee.read(registers.rsp, &mut arguments)?;
-        let told = [
+        let told: [u64; size_of::<Begin>() / 8] = [
             registers.rsp,
             registers.rip,
             own_data,
@@ -81,6 +97,8 @@ impl Door {
             count,
             self.switches_stacks.into(),
             registers.rsp + 8 * (u64::from_le_bytes(arguments) + 2),
+            path,
+            if is_childs { std::process::id().into() } else { 0 },
         ];
         tracee.write(begin, &told.map(u64::to_le_bytes).concat())?;
         lead(&mut tracee, &self.program, &self.sites, bias, library.offer.called)?;

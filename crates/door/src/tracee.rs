@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use nix::libc::user_regs_struct;
 use nix::sys::ptrace::{self, Options};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitStatus, waitpid};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use crate::Closed;
@@ -25,24 +25,41 @@ pub(crate) struct Tracee {
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
-/// From now on the process stops when it becomes another program.
-pub(crate) fn seize(process: Pid) -> Result<(), Closed> {
-    ptrace::seize(process, Options::PTRACE_O_TRACEEXEC).map_err(|errno| Closed::Kernel("ptrace", errno))
+/// From now on the thread stops when it becomes another program, or its next child does.
+pub(crate) fn seize(thread: Pid, is_parent: bool) -> Result<(), Closed> {
+    let children = Options::PTRACE_O_TRACEFORK | Options::PTRACE_O_TRACEVFORK | Options::PTRACE_O_TRACECLONE;
+    let also = if is_parent { children } else { Options::empty() };
+    ptrace::seize(thread, Options::PTRACE_O_TRACEEXEC | also).map_err(|errno| Closed::Kernel("ptrace", errno))
 }
 
 impl Tracee {
     /// The process when it has become the program, before the program's first instruction.
-    pub(crate) fn at_exec(process: Pid) -> Result<Tracee, Closed> {
-        loop {
-            let status = waitpid(process, None).map_err(|errno| Closed::Kernel("waitpid", errno))?;
-            let signal = match status {
-                WaitStatus::PtraceEvent(_, _, event) if event == nix::libc::PTRACE_EVENT_EXEC => break,
-                WaitStatus::Stopped(_, signal) => Some(signal),
-                WaitStatus::PtraceEvent(..) => None,
+    pub(crate) fn at_exec() -> Result<Tracee, Closed> {
+        use nix::libc::{
+            PTRACE_EVENT_CLONE, PTRACE_EVENT_EXEC, PTRACE_EVENT_FORK, PTRACE_EVENT_STOP, PTRACE_EVENT_VFORK,
+        };
+        let any = Pid::from_raw(-1);
+        let process = loop {
+            let status = waitpid(any, Some(WaitPidFlag::__WALL));
+            let gone = match status.map_err(|errno| Closed::Kernel("waitpid", errno))? {
+                // A thread that is not the first of its process has the number of that one from here on.
+                WaitStatus::PtraceEvent(process, _, PTRACE_EVENT_EXEC) => break process,
+                WaitStatus::PtraceEvent(
+                    parent,
+                    _,
+                    PTRACE_EVENT_FORK | PTRACE_EVENT_VFORK | PTRACE_EVENT_CLONE,
+                ) => ptrace::detach(parent, None),
+                // It has been told to stop, and stays so without being traced.
+                WaitStatus::PtraceEvent(thread, signal, PTRACE_EVENT_STOP) if signal != Signal::SIGTRAP => {
+                    let _ = ptrace::detach(thread, None);
+                    return Err(Closed::Gone);
+                }
+                WaitStatus::PtraceEvent(thread, ..) => ptrace::cont(thread, None),
+                WaitStatus::Stopped(thread, signal) => ptrace::cont(thread, signal),
                 _ => return Err(Closed::Gone),
             };
-            ptrace::cont(process, signal).map_err(|_| Closed::Gone)?;
-        }
+            gone.map_err(|_| Closed::Gone)?;
+        };
         let path = format!("/proc/{process}/mem");
         let memory = File::options().read(true).write(true).open(path).map_err(Closed::Unreadable)?;
         let mut tracee = Tracee { process, memory, signals: Vec::new(), calls_at: 0, before: [0; 2] };
@@ -50,6 +67,10 @@ impl Tracee {
         tracee.memory.read_exact_at(&mut tracee.before, tracee.calls_at).map_err(Closed::Unreadable)?;
         tracee.write(tracee.calls_at, &SYSCALL)?;
         Ok(tracee)
+    }
+
+    pub(crate) fn process(&self) -> Pid {
+        self.process
     }
 
     pub(crate) fn registers(&self) -> Result<user_regs_struct, Closed> {

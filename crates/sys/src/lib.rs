@@ -9,6 +9,7 @@ pub mod accounted;
 pub mod addresses;
 pub mod apart;
 pub mod attach;
+pub mod beside;
 pub mod clock;
 pub mod destroy;
 pub mod eventfd;
@@ -26,6 +27,7 @@ pub mod options;
 pub mod other;
 pub mod peer;
 pub mod pidfd;
+pub mod raw;
 pub mod realtime;
 pub mod seccomp;
 pub mod seqpacket;
@@ -34,7 +36,6 @@ pub mod tun;
 pub mod tuning;
 pub mod uring;
 
-mod raw;
 mod sockopt;
 
 /// The error number and result of a system call made without libc.

@@ -10,7 +10,7 @@ use crate::{Errno, Result};
 /// # Safety
 /// As the system call.
 #[cfg(target_arch = "x86_64")]
-pub(crate) unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize> {
+pub unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize> {
     let [a, b, c, d, e, f] = arguments;
     let result: isize;
     // SAFETY: the kernel's calling convention: it changes rax, rcx and r11; the rest is the caller's promise.
@@ -31,7 +31,7 @@ pub(crate) unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize> {
 /// # Safety
 /// As the system call.
 #[cfg(target_arch = "aarch64")]
-pub(crate) unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize> {
+pub unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize> {
     let [a, b, c, d, e, f] = arguments;
     let result: isize;
     // SAFETY: the kernel's calling convention: it changes x0 only; the rest is the caller's promise.

@@ -40,6 +40,7 @@ pub use launch::Program;
 pub use phases::Phase;
 pub use phases::compile;
 pub use phases::compile_for_musl;
+pub use phases::compile_go;
 pub use phases::run_phases;
 pub use phases::run_with_itself;
 pub use programs::Tools;

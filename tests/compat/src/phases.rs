@@ -47,6 +47,21 @@ fn compile_by(compiler: &str, host: &Host, name: &str, flags: &[&str]) -> PathBu
     program
 }
 
+/// A program of Go's without cgo, which is kept in a directory.
+pub fn compile_go(kept: &Path, name: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(format!("{name}.go"));
+    let program = kept.join(format!("static-{name}"));
+    let built = Command::new(find("go"))
+        .args(["build", "-o"])
+        .arg(&program)
+        .arg(source)
+        .envs([("CGO_ENABLED", "0"), ("GO111MODULE", "off"), ("GOTOOLCHAIN", "local")])
+        .env("GOCACHE", kept.join("go"))
+        .status();
+    assert!(built.expect("go can be started").success(), "go did not accept {name}.go");
+    program
+}
+
 /// Runs a compiled program that has both ends of its connections, and says what it has printed. Under shunt some of them were on shared
 /// memory.
 pub fn run_with_itself(host: &Host, name: &str, arguments: &[&str], limit: Duration) -> String {

@@ -4,11 +4,10 @@
 use shunt_abi::reason::Reason;
 use shunt_compat::Phase::{self, Shm, Tcp};
 use shunt_compat::{
-    Host, Way, ask_statically, both, compile, compile_for_musl, converse, find_program, gate, run_phases,
+    Host, Way, ask_statically, both, compile, compile_for_musl, compile_go, converse, gate, run_phases,
     run_with_itself,
 };
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(100);
@@ -135,18 +134,7 @@ fn parent_and_child_take_turns_with_musl() {
 
 /// A program of Go's without cgo.
 fn go(name: &str) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(format!("{name}.go"));
-    let kept = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let program = kept.join(format!("static-{name}"));
-    let built = Command::new(find_program("go"))
-        .args(["build", "-o"])
-        .arg(&program)
-        .arg(source)
-        .envs([("CGO_ENABLED", "0"), ("GO111MODULE", "off"), ("GOTOOLCHAIN", "local")])
-        .env("GOCACHE", kept.join("go"))
-        .status();
-    assert!(built.expect("go can be started").success(), "go did not accept {name}.go");
-    program
+    compile_go(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
 }
 
 /// Garbage is collected all the time, and what runs is stopped by signals.

@@ -283,7 +283,7 @@ mod tests {
                  peer_not_offered: The other end has not been offered: it does not run under shunt, has been idle, or is on another host.\n      \
                    Start the program at the other end with `shunt run` too; `shunt explain` with its name says what keeps it out.\n    \
                  static: The other end is curl (pid 9). It is statically linked.\n      \
-                   Start it itself with `shunt run -- curl`, which says what else there is.\n"
+                   Start it itself with `shunt run -- curl`: that enters it, or says what else there is.\n"
         );
     }
 

@@ -18,6 +18,7 @@ static PAGE: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
 static ROWS: Lock<Rows> = Lock::new(Rows::NONE);
 static PID: AtomicI32 = AtomicI32::new(0);
 static BROKER_PATHS: OnceLock<Vec<CString>> = OnceLock::new();
+static DOOR_PATH: OnceLock<CString> = OnceLock::new();
 /// 1: on, 2: off, 0: not asked yet.
 static OFF: AtomicU32 = AtomicU32::new(0);
 static SPIN: AtomicU32 = AtomicU32::new(SPIN_AUTO);
@@ -70,6 +71,9 @@ pub(crate) fn start() {
     // What finds the clock reads files where the kernel is old, and takes more stack than any thread may have later.
     now();
     let _ = BROKER_PATHS.set(broker_paths_now());
+    if let Some(path) = variable(c"SHUNT_DOOR") {
+        let _ = DOOR_PATH.set(path.to_owned());
+    }
     let at_once = variable(c"SHUNT_OFFER").is_some_and(|value| value.to_bytes() == b"at-once");
     OFFERS_AT_ONCE.store(at_once, Relaxed);
     if let Some(spin) = variable(c"SHUNT_SPIN") {
@@ -127,6 +131,11 @@ pub(crate) fn spin() -> Spin {
 /// Whether connections are offered at their first use: `shunt run --offer at-once`.
 pub(crate) fn offers_at_once() -> bool {
     OFFERS_AT_ONCE.load(Relaxed)
+}
+
+/// The command that enters programs without a dynamic linker, if whoever started this one has said where it is.
+pub(crate) fn door_path() -> Option<&'static CStr> {
+    DOOR_PATH.get().map(CString::as_c_str)
 }
 
 /// Where the broker may be, best first. Nowhere before the settings have been read.

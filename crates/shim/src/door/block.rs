@@ -91,6 +91,19 @@ pub(super) fn lend() {
     unsafe { (&raw mut (*present()).is_lent).write(1) };
 }
 
+/// Makes a call after which the child may be gone, and the thread goes on with the block as it is then: outside of all calls.
+pub(super) fn left(call: impl FnOnce() -> i64) -> i64 {
+    // SAFETY: this thread's block.
+    let (depth, before) = unsafe {
+        let depth = &raw mut (*present()).depth;
+        (depth, depth.replace(0))
+    };
+    let result = call();
+    // SAFETY: the same: there is no child but the one that runs here.
+    unsafe { depth.write(before) };
+    result
+}
+
 /// Whether this is that child, and not the thread.
 pub(super) fn is_borrowed() -> bool {
     let control = present();

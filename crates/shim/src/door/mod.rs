@@ -18,6 +18,8 @@ use shunt_abi::door::{Begin, NUMBERS, Offer};
 use crate::base::{process, signal, thread};
 use crate::hooks::raw;
 use crate::ops::exec;
+use crate::program::beside::{self, By, Executed};
+use crate::program::handover;
 use entry::Frame;
 
 /// What `shunt_door` looks for in the library.
@@ -46,6 +48,11 @@ unsafe extern "C" fn begin(told: &Begin) {
         let environment: Strings = arguments.add(count + 1);
         libc::start(environment);
         block::start(told);
+        handover::set_library(told.library);
+        // Gone before the program could wait for it. Nothing that waits is the program's yet.
+        if told.beside != 0 {
+            libc::call(::libc::SYS_wait4, [told.beside as c_long, 0, ::libc::__WALL.into(), 0, 0, 0]);
+        }
         let functions = std::slice::from_raw_parts(told.first_functions, told.first_functions_count);
         for function in functions {
             let function: unsafe extern "C" fn(c_int, Strings, Strings) = std::mem::transmute(*function);
@@ -60,6 +67,23 @@ unsafe extern "C" fn begin(told: &Begin) {
     }
 }
 
+/// A child of vfork becomes another program, if that is one that must be entered. Returns only if it has not, or is none of those.
+///
+/// # Safety
+/// As the system call.
+unsafe fn execute(number: c_long, arguments: [c_long; 6]) -> Option<c_long> {
+    let [a, b, c, d, e, _] = arguments;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (executed, environment) = match number {
+            ::libc::SYS_execve => (Executed::by_path(a as *const c_char), c),
+            _ => (Executed::from(a as c_int, b as *const c_char, e as c_int), d),
+        };
+        let _beside = beside::prepare(executed, environment as Strings, By::Us)?;
+        Some(block::left(|| libc::call(number, arguments)))
+    }
+}
+
 /// A call of the program's that has its bit. It is let through, or has been answered here: then `frame` says where to go on.
 unsafe extern "C" fn answer(frame: &mut Frame) -> c_long {
     let (number, arguments) = (c_long::from(frame.number()), frame.arguments());
@@ -67,6 +91,11 @@ unsafe extern "C" fn answer(frame: &mut Frame) -> c_long {
         // Its descriptors and its handlers are its own, and all else is its parent's. So it is not looked at until it becomes a program.
         if matches!(number, ::libc::SYS_execve | ::libc::SYS_execveat) {
             exec::before_child();
+            // SAFETY: the program's own call.
+            if let Some(result) = unsafe { execute(number, arguments) } {
+                frame.skip_call();
+                return result;
+            }
         }
         return number;
     }

@@ -10,6 +10,7 @@ use crate::base::real;
 use crate::fork;
 use crate::life::unseen;
 use crate::ops::exec;
+use crate::program::beside::{self, By, Executed};
 use crate::program::sandbox;
 
 /// See _Fork(3): a fork that runs no handlers.
@@ -50,7 +51,7 @@ pub unsafe extern "C-unwind" fn fork() -> pid_t {
 }
 
 macro_rules! exec {
-    ($($name:ident($($arg:ident: $ty:ty),*) as $path:expr, $environment:expr;)*) => { $(
+    ($($name:ident($($arg:ident: $ty:ty),*) as $executed:expr, $path:expr, $environment:expr;)*) => { $(
         /// See execve(2).
         ///
         /// # Safety
@@ -59,6 +60,7 @@ macro_rules! exec {
         pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> c_int {
             // SAFETY: the program's own call.
             unsafe {
+                let _beside = beside::prepare($executed, $environment, By::Us);
                 let _leaving = exec::before_exec($path, $environment);
                 real::$name($($arg),*)
             }
@@ -76,12 +78,12 @@ unsafe extern "C" {
 const NO_PATH: *const c_char = std::ptr::null();
 
 exec! {
-    execve(path: *const c_char, argv: List, envp: List) as path, envp;
-    execv(path: *const c_char, argv: List) as path, environ;
-    execvp(file: *const c_char, argv: List) as file, environ;
-    execvpe(file: *const c_char, argv: List, envp: List) as file, envp;
-    fexecve(fd: c_int, argv: List, envp: List) as NO_PATH, envp;
-    execveat(dir: c_int, path: *const c_char, argv: List, envp: List, flags: c_int) as NO_PATH, envp;
+    execve(path: *const c_char, argv: List, envp: List) as Executed::by_path(path), path, envp;
+    execv(path: *const c_char, argv: List) as Executed::by_path(path), path, environ;
+    execvp(file: *const c_char, argv: List) as Executed::Searched(file), file, environ;
+    execvpe(file: *const c_char, argv: List, envp: List) as Executed::Searched(file), file, envp;
+    fexecve(fd: c_int, argv: List, envp: List) as Executed::Open(fd), NO_PATH, envp;
+    execveat(dir: c_int, path: *const c_char, argv: List, envp: List, flags: c_int) as Executed::from(dir, path, flags), NO_PATH, envp;
 }
 
 // Variadic functions, which Rust cannot define. Nobody is told by them what is inherited.
@@ -169,9 +171,64 @@ other_user! {
     setresuid(real, effective, saved) becomes effective;
 }
 
-macro_rules! spawn {
+/// Starts another program in a child, inside libc.
+///
+/// # Safety
+/// As posix_spawn.
+unsafe fn spawn(executed: Executed, environment: Strings, start: impl FnOnce() -> c_int) -> c_int {
+    exec::before_child();
+    // SAFETY: the caller's promise.
+    let beside = unsafe { beside::prepare(executed, environment.cast(), By::Child) };
+    let result = start();
+    if let Some(beside) = beside.filter(|_| result == 0) {
+        beside.await_end();
+    }
+    result
+}
+
+/// See posix_spawn(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn posix_spawn(
+    pid: *mut pid_t,
+    path: *const c_char,
+    actions: *const Actions,
+    attributes: *const Attributes,
+    argv: Strings,
+    envp: Strings,
+) -> c_int {
+    // SAFETY: the program's own call.
+    unsafe {
+        spawn(Executed::by_path(path), envp, || real::posix_spawn(pid, path, actions, attributes, argv, envp))
+    }
+}
+
+/// See posix_spawnp(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn posix_spawnp(
+    pid: *mut pid_t,
+    file: *const c_char,
+    actions: *const Actions,
+    attributes: *const Attributes,
+    argv: Strings,
+    envp: Strings,
+) -> c_int {
+    // SAFETY: the program's own call.
+    unsafe {
+        spawn(Executed::Searched(file), envp, || {
+            real::posix_spawnp(pid, file, actions, attributes, argv, envp)
+        })
+    }
+}
+
+macro_rules! run_command {
     ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => { $(
-        /// Starts another program in a child, inside libc.
+        /// Starts a shell in a child, inside libc.
         ///
         /// # Safety
         /// As in C.
@@ -188,9 +245,7 @@ type Actions = libc::posix_spawn_file_actions_t;
 type Attributes = libc::posix_spawnattr_t;
 type Strings = *const *mut c_char;
 
-spawn! {
-    posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const Actions, attributes: *const Attributes, argv: Strings, envp: Strings) -> c_int;
-    posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const Actions, attributes: *const Attributes, argv: Strings, envp: Strings) -> c_int;
+run_command! {
     system(command: *const c_char) -> c_int;
     popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE;
 }

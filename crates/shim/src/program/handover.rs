@@ -99,6 +99,16 @@ pub(crate) unsafe fn preloads_us(environment: *const *const c_char) -> bool {
     false
 }
 
+/// The path of this library, which a program without a dynamic linker is told by whoever has put it there.
+pub(crate) fn set_library(path: *const c_char) {
+    LIBRARY.store(path.cast_mut(), Relaxed);
+}
+
+/// The same.
+pub(crate) fn library() -> *const c_char {
+    LIBRARY.load(Relaxed)
+}
+
 /// Before main: takes what the program before this one has left.
 pub(crate) fn receive() {
     // SAFETY: zeroes are a valid structure, and the address is in this library.

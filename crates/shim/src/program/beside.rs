@@ -1,0 +1,500 @@
+//! A program without a dynamic linker is about to be started: a process beside holds it at its exec, and puts this library into it. That is
+//! `shunt door`, a program of its own, so that all there is here is to look at the file, and to start it. See `docs/adr/0028`.
+//!
+//! Also in a child of vfork, whose memory is its parent's: nothing is allocated, and nothing kept. The process beside is no child of this
+//! one, which would meet it in its waits, unless it is one that has all orphans.
+
+use std::ffi::{CStr, c_char, c_int, c_long};
+use std::os::fd::RawFd;
+
+use shunt_sys::{Errno, beside, memory, raw};
+
+use crate::base::{private, process};
+use crate::program::handover;
+
+/// Which file is executed, as the program says it.
+#[derive(Clone, Copy)]
+pub(crate) enum Executed {
+    /// By its path, from a directory.
+    At(RawFd, *const c_char),
+    /// Searched for, unless there is a slash in its name.
+    Searched(*const c_char),
+    /// By a descriptor.
+    Open(RawFd),
+}
+
+impl Executed {
+    /// By its path.
+    pub(crate) fn by_path(path: *const c_char) -> Executed {
+        Executed::At(libc::AT_FDCWD, path)
+    }
+
+    /// As execveat.
+    ///
+    /// # Safety
+    /// What is bad about `path`, the kernel says.
+    pub(crate) unsafe fn from(directory: RawFd, path: *const c_char, flags: c_int) -> Executed {
+        // SAFETY: the caller's promise; it is a plain number.
+        let is_empty = unsafe { memory::read(path) } == Some(0);
+        if is_empty && flags & libc::AT_EMPTY_PATH != 0 {
+            Executed::Open(directory)
+        } else {
+            Executed::At(directory, path)
+        }
+    }
+}
+
+/// Who executes it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// The calling thread.
+    Us,
+    /// A child that it makes, inside libc.
+    Child,
+}
+
+/// Waits for the program. If it is dropped, there has been no exec, or none that it need be there for.
+pub(crate) struct Beside {
+    process: c_int,
+    socket: RawFd,
+    file: RawFd,
+}
+
+type Strings = *const *const c_char;
+
+/// What is there to be started. Dynamic programs, which are nearly all, cost a look at the beginning of their file.
+///
+/// # Safety
+/// As execve: what is bad about `executed` or `environment`, the kernel says.
+pub(crate) unsafe fn prepare(executed: Executed, environment: Strings, by: By) -> Option<Beside> {
+    let command = process::door_path().filter(|_| !process::is_off())?;
+    // SAFETY: the caller's promise.
+    let file = unsafe { find(executed) }?;
+    // SAFETY: the same.
+    if !may_be_entered(file, by) || !unsafe { handover::preloads_us(environment) } {
+        close(file);
+        return None;
+    }
+    // Out of the way of the numbers that the program uses.
+    let moved = number(
+        libc::SYS_fcntl,
+        [file.into(), libc::F_DUPFD_CLOEXEC.into(), private::floor().into(), 0, 0, 0],
+    );
+    close(file);
+    start(command, moved?, by)
+}
+
+impl Beside {
+    /// The program has been started, in a child. It has not begun until this is over.
+    pub(crate) fn await_end(self) {
+        self.end();
+        std::mem::forget(self);
+    }
+
+    /// Waits until it is gone. If this process has all orphans, it is one of them.
+    fn end(&self) {
+        let mut byte = 0_u8;
+        let read = [self.socket.into(), std::ptr::from_mut(&mut byte) as c_long, 1, 0, 0, 0];
+        while matches!(call(libc::SYS_read, read), Ok(1..) | Err(Errno::INTR)) {}
+        let wait = [self.process.into(), 0, libc::__WALL.into(), 0, 0, 0];
+        while call(libc::SYS_wait4, wait) == Err(Errno::INTR) {}
+        close(self.socket);
+        close(self.file);
+    }
+
+    /// Has it trace this thread. It says when it does, or goes.
+    fn begin(&self) -> Option<()> {
+        const PATIENCE: libc::timeval = libc::timeval { tv_sec: 10, tv_usec: 0 };
+        let (at, len) = (std::ptr::from_ref(&PATIENCE) as c_long, size_of_val(&PATIENCE) as c_long);
+        let limit = [self.socket.into(), libc::SOL_SOCKET.into(), libc::SO_RCVTIMEO.into(), at, len, 0];
+        number(libc::SYS_setsockopt, limit)?;
+        // Where only ancestors may trace (Yama). Elsewhere anybody of this user may, or nobody.
+        number(libc::SYS_prctl, [libc::PR_SET_PTRACER.into(), self.process.into(), 0, 0, 0, 0]);
+        let go_on = b"go on\n";
+        number(
+            libc::SYS_write,
+            [self.socket.into(), go_on.as_ptr() as c_long, go_on.len() as c_long, 0, 0, 0],
+        )?;
+        let mut said = [0_u8; 128];
+        let mut len = 0;
+        while !said[..len].ends_with(b"ready\n") {
+            let (at, room) = (said[len..].as_mut_ptr() as c_long, (said.len() - len) as c_long);
+            match call(libc::SYS_read, [self.socket.into(), at, room, 0, 0, 0]) {
+                Ok(0) => return None,
+                Ok(read) => len += read,
+                Err(Errno::INTR) => {}
+                Err(_) => return None,
+            }
+        }
+        Some(())
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        number(libc::SYS_kill, [self.process.into(), libc::SIGKILL.into(), 0, 0, 0, 0]);
+        self.end();
+    }
+}
+
+/// Starts the process beside for the program in `file`.
+fn start(command: &CStr, file: RawFd, by: By) -> Option<Beside> {
+    let Some([ours, its]) = sockets() else {
+        close(file);
+        return None;
+    };
+    let (process, thread) = (rustix::process::getpid(), rustix::thread::gettid());
+    let (mut own, mut calling, mut path) = (Text::<16>::EMPTY, Text::<16>::EMPTY, Text::<48>::EMPTY);
+    own.number(process.as_raw_pid());
+    calling.number(thread.as_raw_pid());
+    path.text(b"/proc/").number(process.as_raw_pid()).text(b"/fd/").number(file);
+    let by = if by == By::Child { c"child" } else { c"thread" };
+    let library = handover::library();
+    let arguments = [
+        c"shunt".as_ptr(),
+        c"door".as_ptr(),
+        c"--beside".as_ptr(),
+        by.as_ptr(),
+        calling.at(),
+        own.at(),
+        path.at(),
+        library,
+        std::ptr::null(),
+    ];
+    let nothing = [std::ptr::null()];
+    // SAFETY: lists of strings that end in a null, and all signals are blocked.
+    let started = with_signals_blocked(|| unsafe {
+        beside::start(its, command.as_ptr(), arguments.as_ptr(), nothing.as_ptr())
+    });
+    close(its);
+    let Ok(process) = started else {
+        close(ours);
+        close(file);
+        return None;
+    };
+    let beside = Beside { process, socket: ours, file };
+    beside.begin().map(|()| beside)
+}
+
+/// A pair of them, at numbers that the program does not use.
+fn sockets() -> Option<[RawFd; 2]> {
+    let mut pair = [0 as RawFd; 2];
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    number(libc::SYS_socketpair, [libc::AF_UNIX.into(), kind.into(), 0, pair.as_mut_ptr() as c_long, 0, 0])?;
+    let moved = pair.map(|low| {
+        let high = [low.into(), libc::F_DUPFD_CLOEXEC.into(), private::floor().into(), 0, 0, 0];
+        let high = number(libc::SYS_fcntl, high);
+        close(low);
+        high
+    });
+    match moved {
+        [Some(ours), Some(its)] if its > 2 => Some([ours, its]),
+        _ => {
+            moved.into_iter().flatten().for_each(close);
+            None
+        }
+    }
+}
+
+fn with_signals_blocked<R>(act: impl FnOnce() -> R) -> R {
+    let (all, mut before) = (u64::MAX, 0_u64);
+    let change = |set: c_long, old: c_long| {
+        let len = size_of::<u64>() as c_long;
+        number(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK.into(), set, old, len, 0, 0]);
+    };
+    change(std::ptr::from_ref(&all) as c_long, std::ptr::from_mut(&mut before) as c_long);
+    let result = act();
+    change(std::ptr::from_ref(&before) as c_long, 0);
+    result
+}
+
+/// Opens the file that will be executed: the last of the interpreters, if it is a script.
+unsafe fn find(executed: Executed) -> Option<RawFd> {
+    /// How many scripts may interpret each other, as in the kernel.
+    const SCRIPT_DEPTH: usize = 5;
+    // SAFETY: the caller's promise.
+    let mut file = unsafe {
+        match executed {
+            Executed::At(directory, path) => open(directory, path),
+            Executed::Searched(name) => search(name),
+            Executed::Open(fd) => {
+                let mut path = Text::<48>::EMPTY;
+                path.text(b"/proc/self/fd/").number(fd);
+                open(libc::AT_FDCWD, path.at())
+            }
+        }
+    }?;
+    for _ in 0..SCRIPT_DEPTH {
+        let mut line = [0_u8; 256];
+        let read = read_at(file, &mut line, 0);
+        let Some(interpreter) = interpreter(&mut line, read) else { return Some(file) };
+        close(file);
+        // SAFETY: a string of ours.
+        file = unsafe { open(libc::AT_FDCWD, interpreter) }?;
+    }
+    close(file);
+    None
+}
+
+/// The interpreter that the first line of a script names, with a zero behind it.
+fn interpreter(line: &mut [u8; 256], read: usize) -> Option<*const c_char> {
+    let name = line[..read].strip_prefix(b"#!")?;
+    let blanks = name.iter().take_while(|byte| b" \t".contains(byte)).count();
+    let (begin, len) = (2 + blanks, name[blanks..].iter().position(|byte| b" \t\n\0".contains(byte))?);
+    *line.get_mut(begin + len)? = 0;
+    (len > 0).then(|| line[begin..].as_ptr().cast())
+}
+
+/// As execvp: in the directories of PATH.
+unsafe fn search(name: *const c_char) -> Option<RawFd> {
+    const LONGEST: usize = 256;
+    // SAFETY: the caller's promise; the environment is the program's, which leaves it alone meanwhile, as for execvp.
+    let (name, path) = unsafe { (memory::string(name, LONGEST)?.to_bytes(), libc::getenv(c"PATH".as_ptr())) };
+    let path = if path.is_null() {
+        c"/bin:/usr/bin"
+    } else {
+        // SAFETY: a variable of the environment.
+        unsafe { CStr::from_ptr(path) }
+    };
+    let open = |directory: &[u8]| {
+        let mut path = Text::<512>::EMPTY;
+        if !directory.is_empty() {
+            path.text(directory).text(b"/");
+        }
+        path.text(name);
+        // SAFETY: a string of ours.
+        path.is_whole().then(|| unsafe { open(libc::AT_FDCWD, path.at()) }).flatten()
+    };
+    if name.contains(&b'/') {
+        return open(b"");
+    }
+    path.to_bytes().split(|byte| *byte == b':').find_map(open)
+}
+
+/// Opens an executable file to be read; nothing else, of which opening might be noticed.
+unsafe fn open(directory: RawFd, path: *const c_char) -> Option<RawFd> {
+    // SAFETY: zeroes are a valid structure.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    let into = std::ptr::from_mut(&mut found) as c_long;
+    number(libc::SYS_newfstatat, [directory.into(), path as c_long, into, 0, 0, 0])?;
+    if found.st_mode & libc::S_IFMT != libc::S_IFREG || found.st_mode & 0o111 == 0 {
+        return None;
+    }
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
+    number(libc::SYS_openat, [directory.into(), path as c_long, flags.into(), 0, 0, 0])
+}
+
+/// Whether the program in `file` has no dynamic linker, and this process may have it entered.
+fn may_be_entered(file: RawFd, by: By) -> bool {
+    is_static(file)
+        && !is_traced()
+        && !is_filtered()
+        && makes_children_here()
+        && (by == By::Us || !has_orphans())
+}
+
+/// Whether orphans become children of this process, which would meet one that it does not know. Who becomes the program meets none: the library
+/// waits for it before the program begins.
+fn has_orphans() -> bool {
+    let mut has: c_int = 0;
+    let asked = number(
+        libc::SYS_prctl,
+        [libc::PR_GET_CHILD_SUBREAPER.into(), std::ptr::from_mut(&mut has) as c_long, 0, 0, 0, 0],
+    );
+    asked.is_none() || has != 0 || rustix::process::getpid().is_init()
+}
+
+/// Whether it is an ELF file of this machine that asks for no dynamic linker, and a program by itself.
+fn is_static(file: RawFd) -> bool {
+    /// Programs begin far below. One that does not leaves the place to another, which it runs and which this library is loaded into:
+    /// Valgrind's tools do, and its system calls are theirs.
+    const HIGH: u64 = 0x1000_0000;
+    const HEADER: usize = 64;
+    const ENTRY: usize = 56;
+    const AT_ONCE: usize = 8;
+    const MOST: usize = 64;
+    const X86_64: [u8; 2] = [62, 0];
+    const PT_INTERP: [u8; 4] = [3, 0, 0, 0];
+    let mut bytes = [0_u8; HEADER + AT_ONCE * ENTRY];
+    let read = read_at(file, &mut bytes, 0);
+    let is_ours = read >= HEADER && bytes.starts_with(b"\x7fELF\x02\x01") && bytes[18..20] == X86_64;
+    let is_executed = matches!(bytes[16..18], [2 | 3, 0]) && bytes[54..56] == [ENTRY as u8, 0];
+    let mut table = u64::from_le_bytes(bytes[32..40].try_into().unwrap_or_default());
+    let mut left = usize::from(u16::from_le_bytes([bytes[56], bytes[57]]));
+    let begins = u64::from_le_bytes(bytes[24..32].try_into().unwrap_or_default());
+    if !is_ours || !is_executed || begins >= HIGH || left > MOST {
+        return false;
+    }
+    // Nearly always it is behind the header.
+    let mut entries = if table == HEADER as u64 { &bytes[HEADER..read] } else { &[] };
+    while left > 0 {
+        if entries.is_empty() {
+            let read = read_at(file, &mut bytes, table);
+            entries = &bytes[..read / ENTRY * ENTRY];
+        }
+        let Some((entry, rest)) = entries.split_at_checked(ENTRY) else { return false };
+        if entry.starts_with(&PT_INTERP) {
+            return false;
+        }
+        (entries, left, table) = (rest, left - 1, table + ENTRY as u64);
+    }
+    true
+}
+
+/// A debugger, or strace: it shall see what it would see without shunt.
+fn is_traced() -> bool {
+    let mut status = [0_u8; 512];
+    let read = read_file(c"/proc/thread-self/status", &mut status);
+    let name: &[u8] = b"\nTracerPid:\t";
+    let found = status[..read].windows(name.len()).position(|window| window == name);
+    found.is_none_or(|at| status.get(at + name.len()) != Some(&b'0'))
+}
+
+/// By a filter of system calls, which the process beside would be under.
+fn is_filtered() -> bool {
+    number(libc::SYS_prctl, [libc::PR_GET_SECCOMP.into(), 0, 0, 0, 0, 0]) != Some(0)
+}
+
+/// Whether children are in the namespace of processes that this one is in: the first of another would be its init.
+fn makes_children_here() -> bool {
+    let name = |link: &CStr| {
+        let mut name = [0_u8; 32];
+        let into = [libc::AT_FDCWD.into(), link.as_ptr() as c_long, name.as_mut_ptr() as c_long, 32, 0, 0];
+        number(libc::SYS_readlinkat, into).map(|_| name)
+    };
+    let own = name(c"/proc/self/ns/pid");
+    own.is_some() && own == name(c"/proc/self/ns/pid_for_children")
+}
+
+fn read_file(path: &CStr, into: &mut [u8]) -> usize {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    let opened =
+        number(libc::SYS_openat, [libc::AT_FDCWD.into(), path.as_ptr() as c_long, flags.into(), 0, 0, 0]);
+    let Some(file) = opened else { return 0 };
+    let read = read_at(file, into, 0);
+    close(file);
+    read
+}
+
+fn read_at(file: RawFd, into: &mut [u8], offset: u64) -> usize {
+    let (at, len) = (into.as_mut_ptr() as c_long, into.len() as c_long);
+    call(libc::SYS_pread64, [file.into(), at, len, offset as c_long, 0, 0]).unwrap_or(0)
+}
+
+fn close(fd: RawFd) {
+    number(libc::SYS_close, [fd.into(), 0, 0, 0, 0, 0]);
+}
+
+/// Past libc, which may have to look for its function first, and in a child of vfork must not. Each call above writes only where there is as
+/// much room as it says.
+fn call(which: c_long, arguments: [c_long; 6]) -> shunt_sys::Result<usize> {
+    // SAFETY: see above; what is bad about the program's own pointers, the kernel says.
+    unsafe { raw::call(which, arguments.map(|argument| argument as usize)) }
+}
+
+/// A call that returns a number.
+fn number(which: c_long, arguments: [c_long; 6]) -> Option<c_int> {
+    call(which, arguments).ok().map(|result| result as c_int)
+}
+
+/// A short string for the kernel, on the stack.
+struct Text<const ROOM: usize> {
+    bytes: [u8; ROOM],
+    len: usize,
+}
+
+impl<const ROOM: usize> Text<ROOM> {
+    const EMPTY: Text<ROOM> = Text { bytes: [0; ROOM], len: 0 };
+
+    fn at(&self) -> *const c_char {
+        self.bytes.as_ptr().cast()
+    }
+
+    /// What has no room is left out, and so is what comes after it.
+    fn text(&mut self, text: &[u8]) -> &mut Self {
+        // One is left for the zero at the end.
+        match self.bytes.get_mut(self.len..self.len + text.len()) {
+            Some(place) if self.len + text.len() < ROOM => {
+                place.copy_from_slice(text);
+                self.len += text.len();
+            }
+            _ => self.len = ROOM,
+        }
+        self
+    }
+
+    fn number(&mut self, number: i32) -> &mut Self {
+        let mut digits = [0_u8; 10];
+        let (mut left, mut first) = (number.unsigned_abs(), digits.len());
+        while left > 0 || first == digits.len() {
+            first -= 1;
+            digits[first] = b'0' + (left % 10) as u8;
+            left /= 10;
+        }
+        self.text(&digits[first..])
+    }
+
+    fn is_whole(&self) -> bool {
+        self.len < ROOM
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn static_program(bytes: &[u8]) -> bool {
+        use std::os::fd::AsRawFd;
+        let file = shunt_sys::memfd::create_with("program", bytes).unwrap();
+        is_static(file.as_raw_fd())
+    }
+
+    #[test]
+    fn numbers_and_texts_are_written_one_behind_the_other() {
+        let mut text = Text::<24>::EMPTY;
+        text.text(b"/proc/").number(0).text(b"/").number(i32::MAX);
+        assert_eq!((&text.bytes[..text.len], text.is_whole()), (&b"/proc/0/2147483647"[..], true));
+        assert!(!text.text(b"123456").text(b"7").is_whole());
+        assert_eq!(text.bytes.last(), Some(&0));
+    }
+
+    #[test]
+    fn a_script_names_its_interpreter() {
+        for (text, expected) in [
+            ("#!/bin/sh\n", Some(c"/bin/sh")),
+            ("#! \t/usr/bin/env x\n", Some(c"/usr/bin/env")),
+            ("#!\n", None),
+            ("echo\n", None),
+            ("", None),
+        ] {
+            let mut line = [0; 256];
+            line[..text.len()].copy_from_slice(text.as_bytes());
+            // SAFETY: there is a zero behind it.
+            let found =
+                interpreter(&mut line, text.len()).map(|name| unsafe { CStr::from_ptr(name) }.to_owned());
+            assert_eq!(found.as_deref(), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn programs_with_a_dynamic_linker_and_rubbish_are_not_static() {
+        let own = std::fs::read("/proc/self/exe").unwrap();
+        assert!(!static_program(&own));
+        let mut without = own.clone();
+        // The kinds of the lines of its table.
+        let count = usize::from(u16::from_le_bytes([own[56], own[57]]));
+        for line in (0..count).map(|index| 64 + 56 * index) {
+            if without[line] == 3 {
+                without[line] = 4;
+            }
+        }
+        assert!(static_program(&without));
+        let mut high = without.clone();
+        high[24..32].copy_from_slice(&0x5800_0000_u64.to_le_bytes());
+        assert!(!static_program(&high));
+        for len in [0, 20, 63, 64, 100, 600] {
+            assert!(!static_program(&without[..len]), "{len} bytes");
+        }
+        assert!(!static_program(b"#!/bin/sh\n"));
+    }
+}

@@ -1,0 +1,209 @@
+//! Programs without a dynamic linker that are started by programs under shunt: shells, supervisors, make, Python, other such programs. They
+//! are entered as the one that `shunt run` starts, and neither they nor who starts them see that anything was done.
+
+use shunt_compat::{
+    Expected, Host, Launch, Mode, Way, both, compile, compile_for_musl, compile_go, converse, find_program,
+    gate,
+};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(100);
+const CONNECTIONS: usize = 4;
+const MESSAGES: &str = "60";
+
+/// An echo server, and its client.
+static ECHO: LazyLock<PathBuf> = LazyLock::new(|| compile_go(Path::new(env!("CARGO_TARGET_TMPDIR")), "echo"));
+
+/// A conversation of two programs of Go's, of which `start` starts each, given its arguments.
+fn converse_in_go(start: fn(&Host) -> Launch<'_>) {
+    both(LIMIT, move |host| {
+        let program = &*ECHO;
+        let port = host.port();
+        let (number, count) = (port.to_string(), CONNECTIONS.to_string());
+        let server = start(host).arg(program).args(["serve", &number]);
+        let client = start(host).arg(program).args(["ask", &number, &count, MESSAGES, &gate(port)]);
+        converse(host, (port, CONNECTIONS), (server, client), Way::Shm)
+    });
+}
+
+/// As an entrypoint's script does.
+#[test]
+fn a_shell_becomes_the_program() {
+    converse_in_go(|host| host.program("sh").args(["-c", "exec \"$0\" \"$@\""]));
+}
+
+#[test]
+fn a_shell_starts_the_program() {
+    const START: &str = "\"$0\" \"$@\" & trap \"kill $!\" TERM; wait";
+    converse_in_go(|host| host.program("sh").args(["-c", START]));
+}
+
+/// A shell becomes a static shell, which has its system calls led to shunt, and starts a program.
+#[test]
+fn a_static_shell_starts_the_program() {
+    const START: &str = "exec busybox sh -c '\"$0\" \"$@\" & trap \"kill $!\" TERM; wait' \"$0\" \"$@\"";
+    converse_in_go(|host| host.program("sh").args(["-c", START]));
+}
+
+/// Whose runtime has a child by vfork in the middle of its goroutines.
+#[test]
+fn a_program_of_gos_starts_the_program() {
+    let starter = compile_go(Path::new(env!("CARGO_TARGET_TMPDIR")), "starter");
+    both(LIMIT, move |host| {
+        let port = host.port();
+        let (number, count) = (port.to_string(), CONNECTIONS.to_string());
+        let start = || host.program(starter.to_string_lossy()).arg(&*ECHO);
+        let client = start().args(["ask", &number, &count, MESSAGES, &gate(port)]);
+        converse(host, (port, CONNECTIONS), (start().args(["serve", &number]), client), Way::Shm)
+    });
+}
+
+/// make has its commands by posix_spawn, where they need no shell.
+#[test]
+fn make_starts_the_program() {
+    both(LIMIT, |host| {
+        compile_for_musl(host, "exchange", &["-static"]);
+        host.write("Makefile", "run:\n\t@./exchange\n");
+        let on_shm = || host.status().map(|status| status.share.on_shm);
+        let before = on_shm();
+        let printed = host.program("make").arg("run").run("make", LIMIT).stdout;
+        assert!(before.is_none() || on_shm() > before, "nothing was on shared memory");
+        printed
+    });
+}
+
+/// What ends is started again.
+#[test]
+fn a_supervisor_starts_the_program_again() {
+    both(LIMIT, |host| {
+        let program = &*ECHO;
+        let port = host.port();
+        let (number, count) = (port.to_string(), CONNECTIONS.to_string());
+        let again = "trap 'kill $child; exit' TERM
+            while :; do \"$0\" \"$@\" & child=$!; echo $child > child.new; mv child.new child; wait $child; done";
+        let supervisor =
+            host.program("sh").args(["-c", again]).arg(program).args(["serve", &number]).start("supervisor");
+        let mut said = Vec::new();
+        for turn in 0..3 {
+            host.wait_for_port(port);
+            let road = host.watch_road();
+            let gate = format!("{}.{turn}", gate(port));
+            let client = host
+                .program(program.to_string_lossy())
+                .args(["ask", &number, &count, MESSAGES, &gate])
+                .start("client");
+            road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(30));
+            host.write(&gate, "");
+            let ended = client.wait(LIMIT);
+            assert!(ended.success(), "{}", ended.stderr);
+            said.push(ended.stdout);
+            road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
+            kill(&read(&host.path("child")));
+        }
+        supervisor.stop();
+        said
+    });
+}
+
+fn kill(child: &str) {
+    let pid = child.trim().parse().ok().and_then(rustix::process::Pid::from_raw).expect("a number");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it runs");
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while Path::new(&format!("/proc/{}", child.trim())).exists() {
+        assert!(Instant::now() < deadline, "it does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("reading {}: {error}", path.display()))
+}
+
+/// The ways of `starts.py`.
+const WAYS: usize = 8;
+
+/// Under shunt each of them has been entered, or none.
+fn assert_entered(host: &Host, files: impl IntoIterator<Item = String>, expected: bool) {
+    for file in files {
+        let found = read(&host.path(&file));
+        let expected = if expected && host.mode() == Mode::Shunt { "entered" } else { "not entered" };
+        assert_eq!(found, expected, "{file}");
+    }
+}
+
+fn started_in_each_way(compile: fn(&Host), is_entered: bool, user: Option<&'static str>) {
+    both(LIMIT, move |host| {
+        compile(host);
+        let directory = host.path("told");
+        std::fs::create_dir(&directory).expect("own directory");
+        std::fs::set_permissions(&directory, Permissions::from_mode(0o777)).expect("own directory");
+        let files: Vec<String> = (0..WAYS).map(|way| format!("told/{way}")).collect();
+        let mut python = host.script("python3", "starts.py").arg(host.path("born")).args(&files);
+        if let Some(user) = user {
+            python = python.user(user);
+        }
+        let printed = python.run("python", LIMIT).stdout;
+        assert_entered(host, files, is_entered);
+        printed
+    });
+}
+
+#[test]
+fn what_it_and_its_parent_see() {
+    started_in_each_way(|host| drop(compile(host, "born", &["-static"])), true, None);
+}
+
+#[test]
+fn what_it_and_its_parent_see_with_musl() {
+    started_in_each_way(|host| drop(compile_for_musl(host, "born", &["-static-pie", "-fPIE"])), true, None);
+}
+
+#[test]
+fn what_it_and_its_parent_see_as_another_user() {
+    started_in_each_way(|host| drop(compile(host, "born", &["-static"])), true, Some("daemon"));
+}
+
+/// One that becomes another user by being executed is never traced, which would keep it from that.
+#[test]
+fn a_setuid_program_is_left_alone() {
+    fn compile_setuid(host: &Host) {
+        let program = compile(host, "born", &["-static"]);
+        std::fs::set_permissions(program, Permissions::from_mode(0o4755)).expect("own file");
+    }
+    started_in_each_way(compile_setuid, false, Some("daemon"));
+}
+
+/// What strace follows is as without shunt: nothing is started beside it, and nothing else traces it.
+#[test]
+fn a_program_that_is_traced_is_left_alone() {
+    both(LIMIT, |host| {
+        compile(host, "born", &["-static"]);
+        let strace = host.program("strace").args(["-f", "-qq", "-e", "trace=execve", "-o", "executed"]);
+        let ended =
+            strace.args(["sh", "-c", "./born born.told; ./born born.again"]).start("strace").wait(LIMIT);
+        assert_eq!(ended.status.code(), Some(7), "{}", ended.stderr);
+        assert_entered(host, ["born.told", "born.again"].map(str::to_owned), false);
+        let executed = read(&host.path("executed"));
+        let is_done = |line: &&str| line.contains("execve(") && line.ends_with("= 0");
+        executed.lines().filter(is_done).count()
+    });
+}
+
+/// It is still loaded by the dynamic linker into what a static program starts.
+#[test]
+fn a_dynamic_program_of_a_static_one() {
+    both(LIMIT, |host| {
+        compile(host, "born", &[]);
+        let busybox = find_program("busybox");
+        let start = "./born born.told; exec ./born born.again";
+        let started = host.program(busybox.to_string_lossy()).args(["sh", "-c", start]);
+        let ended = started.start("busybox").wait(LIMIT);
+        assert_eq!(ended.status.code(), Some(7), "{}", ended.stderr);
+        assert_entered(host, ["born.told", "born.again"].map(str::to_owned), true);
+        ended.stdout
+    });
+}
