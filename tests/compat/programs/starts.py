@@ -16,6 +16,8 @@ told = []
 # Those that Python would wait for by itself when they are nowhere any more.
 kept = []
 signal.signal(signal.SIGCHLD, lambda *_: told.append(1))
+# Python ignores it. What breaks here must not end this program.
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def spawned(file):

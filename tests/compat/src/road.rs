@@ -107,6 +107,16 @@ impl Road {
         }
     }
 
+    /// Waits until `share` of the bytes so far have been on shared memory, of programs that go on meanwhile. On a native host at once.
+    pub fn wait_for_share(&self, port: u16, share: f64, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        let has = |watch: &Watch| watch.seen.lock().expect("no holder panics").tally(port).share(0) >= share;
+        while !self.watch.as_ref().is_none_or(has) {
+            assert!(Instant::now() < deadline, "less than {share} by shared memory\n{}", self.report(port));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Panics, with all that is known, unless the connections took the road that is expected.
     pub fn expect(&self, expected: Expected) {
         let Some(watch) = &self.watch else { return };

@@ -20,8 +20,8 @@ static ECHO: LazyLock<PathBuf> = LazyLock::new(|| compile_go(Path::new(env!("CAR
 
 /// A conversation of two programs of Go's, of which `start` starts each, given its arguments.
 fn converse_in_go(start: fn(&Host) -> Launch<'_>) {
+    let program = &*ECHO;
     both(LIMIT, move |host| {
-        let program = &*ECHO;
         let port = host.port();
         let (number, count) = (port.to_string(), CONNECTIONS.to_string());
         let server = start(host).arg(program).args(["serve", &number]);
@@ -53,10 +53,11 @@ fn a_static_shell_starts_the_program() {
 #[test]
 fn a_program_of_gos_starts_the_program() {
     let starter = compile_go(Path::new(env!("CARGO_TARGET_TMPDIR")), "starter");
+    let program = &*ECHO;
     both(LIMIT, move |host| {
         let port = host.port();
         let (number, count) = (port.to_string(), CONNECTIONS.to_string());
-        let start = || host.program(starter.to_string_lossy()).arg(&*ECHO);
+        let start = || host.program(starter.to_string_lossy()).arg(program);
         let client = start().args(["ask", &number, &count, MESSAGES, &gate(port)]);
         converse(host, (port, CONNECTIONS), (start().args(["serve", &number]), client), Way::Shm)
     });
@@ -79,8 +80,8 @@ fn make_starts_the_program() {
 /// What ends is started again.
 #[test]
 fn a_supervisor_starts_the_program_again() {
-    both(LIMIT, |host| {
-        let program = &*ECHO;
+    let program = &*ECHO;
+    both(LIMIT, move |host| {
         let port = host.port();
         let (number, count) = (port.to_string(), CONNECTIONS.to_string());
         let again = "trap 'kill $child; exit' TERM
@@ -97,6 +98,8 @@ fn a_supervisor_starts_the_program_again() {
                 .args(["ask", &number, &count, MESSAGES, &gate])
                 .start("client");
             road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(30));
+            // A busy machine may have moved much by TCP before that.
+            road.wait_for_share(port, 0.5, Duration::from_secs(30));
             host.write(&gate, "");
             let ended = client.wait(LIMIT);
             assert!(ended.success(), "{}", ended.stderr);
@@ -138,16 +141,103 @@ fn assert_entered(host: &Host, files: impl IntoIterator<Item = String>, expected
 fn started_in_each_way(compile: fn(&Host), is_entered: bool, user: Option<&'static str>) {
     both(LIMIT, move |host| {
         compile(host);
-        let directory = host.path("told");
-        std::fs::create_dir(&directory).expect("own directory");
-        std::fs::set_permissions(&directory, Permissions::from_mode(0o777)).expect("own directory");
-        let files: Vec<String> = (0..WAYS).map(|way| format!("told/{way}")).collect();
-        let mut python = host.script("python3", "starts.py").arg(host.path("born")).args(&files);
+        let mut python = host.script("python3", "starts.py");
         if let Some(user) = user {
             python = python.user(user);
         }
+        start_in_each_way(host, python, is_entered)
+    });
+}
+
+/// Where every user may write: `told`.
+fn open_directory(host: &Host) {
+    let directory = host.path("told");
+    std::fs::create_dir(&directory).expect("own directory");
+    std::fs::set_permissions(&directory, Permissions::from_mode(0o777)).expect("own directory");
+}
+
+/// What `starts.py` prints, of which `python` is the beginning.
+fn start_in_each_way(host: &Host, python: Launch, is_entered: bool) -> String {
+    open_directory(host);
+    let files: Vec<String> = (0..WAYS).map(|way| format!("told/{way}")).collect();
+    let printed = python.arg(host.path("born")).args(&files).run("python", LIMIT).stdout;
+    assert_entered(host, files, is_entered);
+    printed
+}
+
+/// A program by which `env` has what is started beside be a script instead of `shunt`, or nothing.
+fn beside<'host>(host: &'host Host, script: Option<&str>) -> Launch<'host> {
+    compile(host, "born", &["-static"]);
+    let path = host.path("beside");
+    if let Some(script) = script {
+        host.write("beside", script);
+        std::fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("own file");
+    }
+    host.program("env").arg(format!("SHUNT_DOOR={}", path.display()))
+}
+
+fn started_beside(script: Option<&'static str>) {
+    both(LIMIT, move |host| {
+        let starts = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/starts.py");
+        let python = beside(host, script).arg(find_program("python3")).arg(starts);
+        start_in_each_way(host, python, false)
+    });
+}
+
+/// As behind chroot.
+#[test]
+fn nothing_is_found_to_be_started_beside() {
+    started_beside(None);
+}
+
+#[test]
+fn what_is_started_beside_ends_at_once() {
+    started_beside(Some("#!/bin/sh\n"));
+}
+
+/// As one that is killed.
+#[test]
+fn what_is_started_beside_ends_before_the_program_is_executed() {
+    started_beside(Some("#!/bin/sh\necho ready\n"));
+}
+
+/// A file that is open to be written is not executed: here for as long as there is somebody beside. So may a rule of the host's be that
+/// refuses an exec to whoever is traced.
+#[test]
+fn a_program_that_cannot_be_executed_with_somebody_beside() {
+    const WRITER: &str = "#!/bin/sh\nexec 3<>\"$6\"\necho ready\nwhile read -r line; do :; done\n";
+    both(LIMIT, |host| {
+        let shell = beside(host, Some(WRITER)).args(["sh", "-c", "exec ./born born.told"]);
+        let ended = shell.start("shell").wait(LIMIT);
+        assert_eq!(ended.status.code(), Some(7), "{}", ended.stderr);
+        assert_entered(host, ["born.told".to_owned()], false);
+        ended.stdout
+    });
+}
+
+/// There is no room for another process or thread while there is somebody beside, who has a thread. The user has no other processes, and is
+/// nobody's.
+#[test]
+fn a_program_that_has_no_room_with_somebody_beside() {
+    const USER: &str = "setpriv --reuid=3456789 --regid=3456789 --clear-groups \"$@\"";
+    const LIMITER: &str = "
+import resource, sys, threading, time
+threading.Thread(target=time.sleep, args=(100,)).start()
+_, most = resource.getrlimit(resource.RLIMIT_NPROC)
+resource.prlimit(int(sys.argv[5]), resource.RLIMIT_NPROC, (3, most))
+print('ready', flush=True)
+time.sleep(100)
+";
+    const START: &str = "import os, sys
+child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))";
+    both(LIMIT, |host| {
+        open_directory(host);
+        let limiter = format!("#!{} -IS{LIMITER}", find_program("python3").display());
+        let shell = beside(host, Some(&limiter)).args(["sh", "-c", USER, "sh"]);
+        let python = shell.arg(find_program("python3")).args(["-c", START, "./born", "told/born"]);
         let printed = python.run("python", LIMIT).stdout;
-        assert_entered(host, files, is_entered);
+        assert_entered(host, ["told/born".to_owned()], false);
         printed
     });
 }

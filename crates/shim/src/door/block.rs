@@ -92,16 +92,15 @@ pub(super) fn lend() {
 }
 
 /// Makes a call after which the child may be gone, and the thread goes on with the block as it is then: outside of all calls.
-pub(super) fn left(call: impl FnOnce() -> i64) -> i64 {
+pub(super) fn left(call: impl FnOnce()) {
     // SAFETY: this thread's block.
     let (depth, before) = unsafe {
         let depth = &raw mut (*present()).depth;
         (depth, depth.replace(0))
     };
-    let result = call();
+    call();
     // SAFETY: the same: there is no child but the one that runs here.
     unsafe { depth.write(before) };
-    result
 }
 
 /// Whether this is that child, and not the thread.

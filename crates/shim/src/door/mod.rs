@@ -67,11 +67,12 @@ unsafe extern "C" fn begin(told: &Begin) {
     }
 }
 
-/// A child of vfork becomes another program, if that is one that must be entered. Returns only if it has not, or is none of those.
+/// A child of vfork becomes another program, if that is one that must be entered. Returns if it is none of those, or cannot become one
+/// while it is traced.
 ///
 /// # Safety
 /// As the system call.
-unsafe fn execute(number: c_long, arguments: [c_long; 6]) -> Option<c_long> {
+unsafe fn execute(number: c_long, arguments: [c_long; 6]) {
     let [a, b, c, d, e, _] = arguments;
     // SAFETY: the caller's promise.
     unsafe {
@@ -79,8 +80,9 @@ unsafe fn execute(number: c_long, arguments: [c_long; 6]) -> Option<c_long> {
             ::libc::SYS_execve => (Executed::by_path(a as *const c_char), c),
             _ => (Executed::from(a as c_int, b as *const c_char, e as c_int), d),
         };
-        let _beside = beside::prepare(executed, environment as Strings, By::Us)?;
-        Some(block::left(|| libc::call(number, arguments)))
+        if let Some(_beside) = beside::prepare(executed, environment as Strings, By::Us) {
+            block::left(|| _ = libc::call(number, arguments));
+        }
     }
 }
 
@@ -92,10 +94,7 @@ unsafe extern "C" fn answer(frame: &mut Frame) -> c_long {
         if matches!(number, ::libc::SYS_execve | ::libc::SYS_execveat) {
             exec::before_child();
             // SAFETY: the program's own call.
-            if let Some(result) = unsafe { execute(number, arguments) } {
-                frame.skip_call();
-                return result;
-            }
+            unsafe { execute(number, arguments) };
         }
         return number;
     }

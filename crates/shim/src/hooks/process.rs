@@ -60,8 +60,14 @@ macro_rules! exec {
         pub unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> c_int {
             // SAFETY: the program's own call.
             unsafe {
-                let _beside = beside::prepare($executed, $environment, By::Us);
+                let beside = beside::prepare($executed, $environment, By::Us);
                 let _leaving = exec::before_exec($path, $environment);
+                let failed = real::$name($($arg),*);
+                if beside.is_none() {
+                    return failed;
+                }
+                // Perhaps because it was traced: the outcome is that of the program alone.
+                drop(beside);
                 real::$name($($arg),*)
             }
         }
@@ -175,15 +181,22 @@ other_user! {
 ///
 /// # Safety
 /// As posix_spawn.
-unsafe fn spawn(executed: Executed, environment: Strings, start: impl FnOnce() -> c_int) -> c_int {
+unsafe fn spawn(executed: Executed, environment: Strings, start: impl Fn() -> c_int) -> c_int {
     exec::before_child();
     // SAFETY: the caller's promise.
     let beside = unsafe { beside::prepare(executed, environment.cast(), By::Child) };
-    let result = start();
-    if let Some(beside) = beside.filter(|_| result == 0) {
-        beside.await_end();
+    match (start(), beside) {
+        (0, Some(beside)) => {
+            beside.await_end();
+            0
+        }
+        // Perhaps because it was traced, or there was one process more: the outcome is that of the program alone.
+        (libc::EAGAIN | libc::ENOMEM | libc::EPERM | libc::EACCES, Some(beside)) => {
+            drop(beside);
+            start()
+        }
+        (result, _) => result,
     }
-    result
 }
 
 /// See posix_spawn(3).

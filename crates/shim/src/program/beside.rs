@@ -55,10 +55,14 @@ pub(crate) enum By {
 
 /// Waits for the program. If it is dropped, there has been no exec, or none that it need be there for.
 pub(crate) struct Beside {
-    process: c_int,
+    /// A descriptor of the process: it ends when it likes, and its number may be another's then.
+    process: RawFd,
     socket: RawFd,
     file: RawFd,
 }
+
+/// For how many seconds at most the program waits for it to say something, or to be gone.
+const PATIENCE: i64 = 10;
 
 type Strings = *const *const c_char;
 
@@ -75,13 +79,7 @@ pub(crate) unsafe fn prepare(executed: Executed, environment: Strings, by: By) -
         close(file);
         return None;
     }
-    // Out of the way of the numbers that the program uses.
-    let moved = number(
-        libc::SYS_fcntl,
-        [file.into(), libc::F_DUPFD_CLOEXEC.into(), private::floor().into(), 0, 0, 0],
-    );
-    close(file);
-    start(command, moved?, by)
+    start(command, out_of_the_way(file)?, by)
 }
 
 impl Beside {
@@ -91,30 +89,30 @@ impl Beside {
         std::mem::forget(self);
     }
 
-    /// Waits until it is gone. If this process has all orphans, it is one of them.
+    /// Waits until it is gone, and traces nobody any more. If this process has all orphans, it is one of them.
     fn end(&self) {
-        let mut byte = 0_u8;
-        let read = [self.socket.into(), std::ptr::from_mut(&mut byte) as c_long, 1, 0, 0, 0];
-        while matches!(call(libc::SYS_read, read), Ok(1..) | Err(Errno::INTR)) {}
-        let wait = [self.process.into(), 0, libc::__WALL.into(), 0, 0, 0];
-        while call(libc::SYS_wait4, wait) == Err(Errno::INTR) {}
-        close(self.socket);
-        close(self.file);
+        let mut gone = libc::pollfd { fd: self.process, events: libc::POLLIN, revents: 0 };
+        let mut left = libc::timespec { tv_sec: PATIENCE, tv_nsec: 0 };
+        let (which, limit) =
+            (std::ptr::from_mut(&mut gone) as c_long, std::ptr::from_mut(&mut left) as c_long);
+        while call(libc::SYS_ppoll, [which, 1, limit, 0, 0, 0]) == Err(Errno::INTR) {}
+        let options = libc::WEXITED | libc::WNOHANG | libc::__WALL;
+        number(libc::SYS_waitid, [libc::P_PIDFD.into(), self.process.into(), 0, options.into(), 0, 0]);
+        [self.process, self.socket, self.file].into_iter().for_each(close);
     }
 
-    /// Has it trace this thread. It says when it does, or goes.
-    fn begin(&self) -> Option<()> {
-        const PATIENCE: libc::timeval = libc::timeval { tv_sec: 10, tv_usec: 0 };
-        let (at, len) = (std::ptr::from_ref(&PATIENCE) as c_long, size_of_val(&PATIENCE) as c_long);
+    /// Has it, whose number is `process`, trace this thread. It says when it does, or goes.
+    fn begin(&self, process: c_int) -> Option<()> {
+        const LIMIT: libc::timeval = libc::timeval { tv_sec: PATIENCE, tv_usec: 0 };
+        let (at, len) = (std::ptr::from_ref(&LIMIT) as c_long, size_of_val(&LIMIT) as c_long);
         let limit = [self.socket.into(), libc::SOL_SOCKET.into(), libc::SO_RCVTIMEO.into(), at, len, 0];
         number(libc::SYS_setsockopt, limit)?;
         // Where only ancestors may trace (Yama). Elsewhere anybody of this user may, or nobody.
-        number(libc::SYS_prctl, [libc::PR_SET_PTRACER.into(), self.process.into(), 0, 0, 0, 0]);
+        number(libc::SYS_prctl, [libc::PR_SET_PTRACER.into(), process.into(), 0, 0, 0, 0]);
         let go_on = b"go on\n";
-        number(
-            libc::SYS_write,
-            [self.socket.into(), go_on.as_ptr() as c_long, go_on.len() as c_long, 0, 0, 0],
-        )?;
+        let (at, len, quietly) = (go_on.as_ptr() as c_long, go_on.len() as c_long, libc::MSG_NOSIGNAL.into());
+        // It may be gone already, of which no signal is to tell the program.
+        number(libc::SYS_sendto, [self.socket.into(), at, len, quietly, 0, 0])?;
         let mut said = [0_u8; 128];
         let mut len = 0;
         while !said[..len].ends_with(b"ready\n") {
@@ -132,7 +130,7 @@ impl Beside {
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        number(libc::SYS_kill, [self.process.into(), libc::SIGKILL.into(), 0, 0, 0, 0]);
+        number(libc::SYS_pidfd_send_signal, [self.process.into(), libc::SIGKILL.into(), 0, 0, 0, 0]);
         self.end();
     }
 }
@@ -167,13 +165,26 @@ fn start(command: &CStr, file: RawFd, by: By) -> Option<Beside> {
         beside::start(its, command.as_ptr(), arguments.as_ptr(), nothing.as_ptr())
     });
     close(its);
-    let Ok(process) = started else {
-        close(ours);
-        close(file);
+    let number = started.ok();
+    let Some(process) = number.and_then(of_process) else {
+        [ours, file].into_iter().for_each(close);
         return None;
     };
     let beside = Beside { process, socket: ours, file };
-    beside.begin().map(|()| beside)
+    beside.begin(number?).map(|()| beside)
+}
+
+/// A descriptor of a process that has just been started, at a number that the program does not use.
+fn of_process(process: c_int) -> Option<RawFd> {
+    number(libc::SYS_pidfd_open, [process.into(), 0, 0, 0, 0, 0]).and_then(out_of_the_way)
+}
+
+/// A descriptor in place of `low`, out of the way of the numbers that the program uses.
+fn out_of_the_way(low: RawFd) -> Option<RawFd> {
+    let high = [low.into(), libc::F_DUPFD_CLOEXEC.into(), private::floor().into(), 0, 0, 0];
+    let high = number(libc::SYS_fcntl, high);
+    close(low);
+    high
 }
 
 /// A pair of them, at numbers that the program does not use.
@@ -181,15 +192,9 @@ fn sockets() -> Option<[RawFd; 2]> {
     let mut pair = [0 as RawFd; 2];
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
     number(libc::SYS_socketpair, [libc::AF_UNIX.into(), kind.into(), 0, pair.as_mut_ptr() as c_long, 0, 0])?;
-    let moved = pair.map(|low| {
-        let high = [low.into(), libc::F_DUPFD_CLOEXEC.into(), private::floor().into(), 0, 0, 0];
-        let high = number(libc::SYS_fcntl, high);
-        close(low);
-        high
-    });
-    match moved {
+    match pair.map(out_of_the_way) {
         [Some(ours), Some(its)] if its > 2 => Some([ours, its]),
-        _ => {
+        moved => {
             moved.into_iter().flatten().for_each(close);
             None
         }
