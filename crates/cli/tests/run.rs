@@ -190,6 +190,18 @@ fn a_static_program_that_cannot_be_entered_runs_and_shunt_says_why() {
     Ended::of(command).quietly(9);
 }
 
+/// Another process has its number in /proc, and would be written to.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_static_program_is_not_looked_for_in_another_namespace_of_processes() {
+    needs_root();
+    let shell = Shell::new();
+    let program = shell.path("static");
+    compile(&program, "int main(void) { return 9; }", &["-static"]);
+    let ended = shell.sh(&format!("unshare --pid --fork \"$SHUNT\" run -- {}", program.display()));
+    ended.saying(9, &["runs on TCP", "cannot enter it", "another namespace of processes"]);
+}
+
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn a_32_bit_program_runs_without_a_word_from_the_dynamic_linker() {

@@ -48,6 +48,9 @@ pub enum Closed {
     /// libshunt.so is not as expected.
     #[error("libshunt.so is not of this build")]
     Library,
+    /// /proc is of other processes than those that this one can name.
+    #[error("/proc is of another namespace of processes")]
+    OtherProc,
     /// The kernel refuses.
     #[error("{0}: {1}")]
     Kernel(&'static str, nix::errno::Errno),

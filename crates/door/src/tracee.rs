@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use nix::errno::Errno;
 use nix::libc::user_regs_struct;
@@ -27,6 +28,11 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
 /// From now on the thread stops when it becomes another program, or its next child does.
 pub(crate) fn seize(thread: Pid, is_parent: bool) -> Result<(), Closed> {
+    // Its memory is found by its number, and must be no other's.
+    let own = std::fs::read_link("/proc/self").map_err(Closed::Unreadable)?;
+    if own != Path::new(&std::process::id().to_string()) {
+        return Err(Closed::OtherProc);
+    }
     let children = Options::PTRACE_O_TRACEFORK | Options::PTRACE_O_TRACEVFORK | Options::PTRACE_O_TRACECLONE;
     let also = if is_parent { children } else { Options::empty() };
     ptrace::seize(thread, Options::PTRACE_O_TRACEEXEC | also).map_err(|errno| Closed::Kernel("ptrace", errno))
