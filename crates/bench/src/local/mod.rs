@@ -61,6 +61,10 @@ pub(crate) enum Group {
     Postgres,
     /// Java, Node.js and Python
     Runtimes,
+    /// Go without cgo: plain messages, and net/http with its own client and with wrk
+    Go,
+    /// One server in C with glibc and with musl, dynamic and static
+    Musl,
     /// What shunt costs where it cannot help
     Cost,
     /// More threads than processors

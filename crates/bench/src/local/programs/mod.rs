@@ -1,6 +1,8 @@
 //! Programs that nobody here wrote. The servers of all sides run all the time, idle but for their turn.
 
+mod go;
 mod memcached;
+mod musl;
 mod nginx;
 mod postgres;
 mod redis;
@@ -41,6 +43,9 @@ pub(super) fn tables() -> Vec<Table> {
             Unit::Microseconds,
             runtimes::points(),
         ),
+        table(Group::Go, "Round trip between programs of Go's", Unit::Microseconds, go::round_trips()),
+        table(Group::Go, "Go without cgo", Unit::PerSecond, go::points()),
+        table(Group::Musl, "An epoll server in C, 64 B, 50 connections", Unit::PerSecond, musl::points()),
     ]
 }
 
