@@ -75,6 +75,7 @@ impl Epoll {
 impl Inner {
     /// The doorbell's place in the kernel's set becomes the lamp's.
     fn begin_nesting(&mut self, epoll: &Epoll) {
+        self.bury_deleted(epoll);
         self.withdraw_disarmed();
         self.drop_surplus();
         if self.shared || self.slot().is_none() {
@@ -104,6 +105,13 @@ impl Inner {
         } else {
             slot.hear();
         }
+    }
+
+    /// What the program has removed without the kernel's knowing makes the set ready.
+    fn bury_deleted(&mut self, epoll: &Epoll) {
+        let deleted = self.registrations.iter().filter(|(_, one)| one.held.is_deleted());
+        let deleted: Vec<RawFd> = deleted.map(|(fd, _)| *fd).collect();
+        deleted.into_iter().for_each(|fd| self.bury(epoll, fd, endpoint::behind(fd)));
     }
 
     fn hides_lanes(&self) -> bool {

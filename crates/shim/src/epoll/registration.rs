@@ -74,6 +74,10 @@ impl Inner {
         endpoint: Option<&Endpoint>,
         event: *mut epoll_event,
     ) -> Option<i32> {
+        // What such a set holds too much makes it ready.
+        if self.nested {
+            return None;
+        }
         let registration = self.registrations.get_mut(&fd)?;
         let endpoint = endpoint?;
         let plain = |events: u32| events & (EDGE | ONE_SHOT | EXCLUSIVE) == 0;
