@@ -74,7 +74,7 @@ fn threads_that_do_not_wait_leave_the_waiters_to_others() {
         let client = start("client");
         server.wait_for_output("done", LIMIT);
         for process in host.status().into_iter().flat_map(|status| status.processes) {
-            assert!(!process.bypasses.contains_key("no_waiter"), "{:?}", process.bypasses);
+            assert!(!process.totals.bypasses.contains_key("no_waiter"), "{:?}", process.totals.bypasses);
         }
         host.write("end", "");
         for program in [client, server] {

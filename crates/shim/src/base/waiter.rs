@@ -296,7 +296,7 @@ struct Trials {
 
 static TRIALS: Trials = Trials { next: AtomicU64::new(0), left: AtomicU64::new(0) };
 
-/// How long they are left alone after the first,
+/// How long they are left alone after the second that has not paid,
 const LEFT_NANOS: u64 = 1_000_000;
 /// after many in a row that found nothing,
 const LONGEST_LEFT_NANOS: u64 = 16_000_000;
@@ -314,7 +314,7 @@ impl Trials {
     fn note_hit(&self) {
         // Not written without need: all threads look here.
         let left = self.left.load(Relaxed);
-        if left != 0 {
+        if left != 0 || self.next.load(Relaxed) != 0 {
             self.left.store(left / 4, Relaxed);
             self.next.store(0, Relaxed);
         }
@@ -330,8 +330,12 @@ impl Trials {
         self.leave(now, LONGEST_CROWDED_NANOS);
     }
 
+    /// After a row of hits one that has not paid counts for nothing: something passed by.
     fn leave(&self, now: u64, longest: u64) {
-        let left = (2 * self.left.load(Relaxed)).clamp(LEFT_NANOS, longest);
+        let left = match self.left.load(Relaxed) {
+            0 => 1,
+            left => (2 * left).clamp(LEFT_NANOS, longest),
+        };
         self.left.store(left, Relaxed);
         self.next.store(now + left, Relaxed);
     }
@@ -369,9 +373,10 @@ mod tests {
     #[test]
     fn what_one_thread_has_missed_the_others_do_not_try() {
         let (trials, mut now) = (new(), 1);
-        for left in [1, 2, 4, 8, 16, 16] {
-            assert_eq!(next(&trials, now, Trials::note_miss) - now, left * LEFT_NANOS);
-            now += left * LEFT_NANOS;
+        for left in [0, 1, 2, 4, 8, 16, 16] {
+            let left = (left * LEFT_NANOS).max(1);
+            assert_eq!(next(&trials, now, Trials::note_miss) - now, left);
+            now += left;
         }
         trials.note_hit();
         assert!(trials.begin(now));
@@ -389,6 +394,6 @@ mod tests {
         for _ in 0..12 {
             trials.note_hit();
         }
-        assert_eq!(next(&trials, now, Trials::note_crowd) - now, LEFT_NANOS, "forgotten");
+        assert_eq!(next(&trials, now, Trials::note_crowd) - now, 1, "forgotten");
     }
 }
