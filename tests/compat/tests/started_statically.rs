@@ -69,7 +69,7 @@ fn make_starts_the_program() {
     both(LIMIT, |host| {
         compile_for_musl(host, "exchange", &["-static"]);
         host.write("Makefile", "run:\n\t@./exchange\n");
-        let on_shm = || host.status().map(|status| status.share.on_shm);
+        let on_shm = || host.status().map(|status| status.totals.share.on_shm);
         let before = on_shm();
         let printed = host.program("make").arg("run").run("make", LIMIT).stdout;
         assert!(before.is_none() || on_shm() > before, "nothing was on shared memory");

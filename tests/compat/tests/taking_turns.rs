@@ -11,7 +11,7 @@ const FEW: u64 = 25;
 fn degraded_sleeps(host: &Host, pid: u32) -> u64 {
     let status = host.status().unwrap_or_default();
     let process = status.processes.iter().find(|process| process.pid == pid);
-    process.map_or(0, |process| process.counters["degraded_sleeps"])
+    process.map_or(0, |process| process.totals.counters["degraded_sleeps"])
 }
 
 /// One connection, for which a program waits in these ways in turn.
