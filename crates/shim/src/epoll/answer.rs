@@ -215,8 +215,10 @@ impl Inner {
                 // If the direction has not left its lane, but the lane has ended, the kernel's set does not answer for it yet.
                 reported |= asked_of_kernel(socket, registration.events) & registration.events & OUT;
             }
+            // Of one that is not known by its name the kernel would tell once more.
             let is_level = registration.events & IN != 0 && registration.events & EDGE == 0;
-            if reported == 0 && is_level && (behind || incoming::is_by_tcp(endpoint)) {
+            let may_ask = reported == 0 && is_level && registration.name.is_known();
+            if may_ask && (behind || incoming::is_by_tcp(endpoint)) {
                 // Its place is that of bytes of TCP: they are to be read before those of the lane, or the sender has taken them back.
                 reported = asked_of_kernel(socket, registration.events) & registration.events & IN;
                 self.must_ask |= reported != 0;
