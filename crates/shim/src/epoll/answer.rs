@@ -215,13 +215,19 @@ impl Inner {
                 // If the direction has not left its lane, but the lane has ended, the kernel's set does not answer for it yet.
                 reported |= asked_of_kernel(socket, registration.events) & registration.events & OUT;
             }
-            // Of one that is not known by its name the kernel would tell once more.
             let is_level = registration.events & IN != 0 && registration.events & EDGE == 0;
-            let may_ask = reported == 0 && is_level && registration.name.is_known();
-            if may_ask && (behind || incoming::is_by_tcp(endpoint)) {
+            if reported == 0 && is_level && (behind || incoming::is_by_tcp(endpoint)) {
                 // Its place is that of bytes of TCP: they are to be read before those of the lane, or the sender has taken them back.
-                reported = asked_of_kernel(socket, registration.events) & registration.events & IN;
-                self.must_ask |= reported != 0;
+                if !report.has_kernels() {
+                    // Of one without a name it would tell once more.
+                    let asks = registration.name.is_known();
+                    reported = if asks { asked_of_kernel(socket, IN) & registration.events & IN } else { 0 };
+                    self.must_ask |= reported != 0;
+                } else if report.owners().contains(&fd) {
+                    // The kernel has just told of it, and will again. Nobody else may: it may have told by the name that the registration had
+                    // before its connection came onto lanes.
+                    self.line.enter(&mut registration.place, fd);
+                }
             }
             let is_lost = lost::is_lost(endpoint, socket);
             if is_lost {
@@ -299,6 +305,7 @@ impl Inner {
     /// Takes over the `count` events that the kernel has put behind those of `report`: drops the doorbell's, and adds
     /// what lanes say to a socket's. `true` if the doorbell was among them.
     pub(crate) fn take_over(&mut self, report: &mut Report<'_>, count: usize) -> bool {
+        report.begin_kernels();
         let before = report.len();
         let mut has_rung = false;
         for index in before..before + count {

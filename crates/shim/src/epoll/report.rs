@@ -11,13 +11,24 @@ pub(super) const NOBODY: RawFd = -1;
 pub(crate) struct Report<'a> {
     events: &'a mut [epoll_event],
     owners: Vec<RawFd>,
+    has_kernels: bool,
 }
 
 impl<'a> Report<'a> {
     /// An empty one. `owners` is used for its memory.
     pub(super) fn new(events: &'a mut [epoll_event], mut owners: Vec<RawFd>) -> Report<'a> {
         owners.clear();
-        Report { events, owners }
+        Report { events, owners, has_kernels: false }
+    }
+
+    /// Whether the kernel has been asked already.
+    pub(super) fn has_kernels(&self) -> bool {
+        self.has_kernels
+    }
+
+    /// What it has said comes next.
+    pub(super) fn begin_kernels(&mut self) {
+        self.has_kernels = true;
     }
 
     /// How many events there are.
