@@ -4,7 +4,7 @@
 //! way than fits for certain, what readiness says of a buffer that is neither empty nor surely full, and in how many
 //! pieces that arrives, or what is sent in parts: how much of it a receive takes that sleeps, and how many edges it is.
 
-use crate::actor::{Answer, ODD_SENDS, QUESTIONS};
+use crate::actor::{Answer, ODD_RECEIVES, ODD_SENDS, QUESTIONS};
 use crate::late::pairs;
 use crate::run::{CERTAIN, Outcome, Record};
 use crate::script::{
@@ -33,6 +33,8 @@ pub(crate) struct Judge {
     silent: [bool; ENDS],
     /// Streams that their sender has shut down. When the peer acknowledges that is TCP's own affair, and an edge.
     finished: [bool; ENDS],
+    /// Ends that have sent without copying: when the peer acknowledges that is TCP's own affair, and an error condition.
+    uncopied: [bool; ENDS],
     /// The last step at which a stream may have arrived in several pieces.
     in_pieces: [Option<usize>; ENDS],
     /// The last step at which a wait on a set ended.
@@ -62,6 +64,7 @@ pub(crate) struct Judge {
     under_shunt: Vec<Record>,
 }
 
+const ERR: i64 = libc::POLLERR as i64;
 const OUT: i64 = (libc::POLLOUT | libc::POLLWRNORM) as i64;
 const READ: i64 = libc::POLLIN as i64;
 const PRI: i64 = libc::POLLPRI as i64;
@@ -103,6 +106,9 @@ impl Judge {
             matches!(&tcp.outcome, Outcome::Done(answer) if answer.ret < 0 && answer.errno == libc::EFAULT);
         if step.verb == Verb::EpollWait && is_bad {
             self.shaken[step.set()] = true;
+        }
+        if step.verb == Verb::OddSend && ODD_SENDS[step.args[2] as usize] == "zerocopy" {
+            self.uncopied[end_of(step.slot(0))] = true;
         }
         if step.verb == Verb::Shutdown && step.args[1] != i64::from(libc::SHUT_WR) {
             self.silent[peer_of(step.slot(0))] = true;
@@ -322,7 +328,10 @@ impl Judge {
     fn outcomes(&self, index: usize, step: &Step, tcp: &Outcome, shunt: &Outcome) -> Match {
         let slack = self.has_slack(index, step);
         match (tcp, shunt) {
-            (Outcome::Done(a), Outcome::Done(b)) => self.answers(index, step, a, b, slack),
+            (Outcome::Done(a), Outcome::Done(b)) => match self.answers(index, step, a, b, slack) {
+                Match::Different(_) if self.differ_by_completion(step, tcp, shunt) => Match::Open,
+                verdict => verdict,
+            },
             (a, b) if a == b => Match::Same,
             (Outcome::Blocked, Outcome::Done(_)) if step.verb == Verb::EpollWait && self.has_edges(step) => {
                 Match::ExtraEdge
@@ -343,8 +352,26 @@ impl Judge {
                 Match::Open
             }
             _ if slack => Match::Open,
+            (a, b) if self.differ_by_completion(step, a, b) => Match::Open,
             (a, b) => differ(step, index, a, b),
         }
+    }
+
+    /// Whether one of the two has told of nothing but the end of a send without copying, of which the other knows nothing yet.
+    fn differ_by_completion(&self, step: &Step, tcp: &Outcome, shunt: &Outcome) -> bool {
+        let uncopied: Vec<usize> = (0..ENDS).filter(|end| self.uncopied[*end]).collect();
+        let told = |outcome: &Outcome| match outcome {
+            Outcome::Blocked => Some((0, Vec::new())),
+            Outcome::Done(answer) if answer.ret >= 0 && answer.bad == 0 => {
+                Some((answer.signals, step.told_but_errors(answer)))
+            }
+            _ => None,
+        };
+        if step.verb == Verb::OddRecv && ODD_RECEIVES[step.args[2] as usize] == "error-queue" {
+            return shows_any(step, &uncopied);
+        }
+        let waits = matches!(step.verb, Verb::Poll | Verb::EpollWait | Verb::Unseen);
+        waits && shows_any(step, &uncopied) && told(tcp).is_some() && told(tcp) == told(shunt)
     }
 
     /// Whether a stream that the step touches has more under way than fits for certain.
@@ -576,6 +603,18 @@ impl Step {
             Verb::Unseen => !["epoll", "poll", "ring"].contains(&self.way()),
             _ => self.args[0] > 1,
         }
+    }
+
+    /// What it was told of each connection but error conditions, and what a select takes for those.
+    fn told_but_errors(&self, answer: &Answer) -> Vec<(usize, i64)> {
+        let told: Vec<(usize, i64)> = match self.verb {
+            Verb::EpollWait => {
+                pairs(answer).into_iter().map(|(data, events)| (data as usize, events)).collect()
+            }
+            _ => answer.extra.iter().copied().enumerate().collect(),
+        };
+        let kept = if self.verb != Verb::EpollWait && self.tells_otherwise() { 0 } else { !ERR };
+        told.into_iter().map(|(of, events)| (of, events & kept)).filter(|(_, events)| *events != 0).collect()
     }
 
     /// Whether it polls an epoll set.
