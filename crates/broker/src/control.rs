@@ -54,8 +54,10 @@ struct Client {
     fds: Vec<OwnedFd>,
     /// What it has been given as a status, as long as it has not read it.
     status: Charge,
-    /// It has been given a status.
+    /// It has asked for a status before.
     has_asked: bool,
+    /// It waits for one.
+    asks: bool,
 }
 
 /// Serves one accepted connection until it ends.
@@ -88,6 +90,7 @@ pub(crate) async fn serve(
         fds: Vec::new(),
         status,
         has_asked: false,
+        asks: false,
     };
     let end = client.converse().await;
     if let End::Bad(BadMessage::Decode(DecodeError::Version(_))) = end {
@@ -160,6 +163,11 @@ impl Client {
                         Ok(false) => ready.clear_ready(),
                         Err(end) => return end,
                     }
+                    if std::mem::take(&mut self.asks)
+                        && let Err(bad) = self.tell_status().await
+                    {
+                        return End::Bad(bad);
+                    }
                     // Fairness: a client that never pauses does not keep the others waiting.
                     tokio::task::yield_now().await;
                     if !self.settle().await {
@@ -177,7 +185,7 @@ impl Client {
                 () = sleep_until(deadline.unwrap_or(hello_by)), if deadline.is_some() => {
                     if backlog == Backlog::Short {
                         outbox.flush();
-                    } else {
+                    } else if !seqpacket::has_message(outbox.socket()) {
                         tracing::debug!(pid = self.credentials.pid, "client said no hello in time");
                         return End::Dropped;
                     }
@@ -236,14 +244,25 @@ impl Client {
             }
             let request = Request::decode(&buffer[..received.len], self.fds.len())
                 .map_err(|bad| End::Bad(bad.into()))?;
-            let costly = matches!(request, Request::Status(_));
             self.obey(request).map_err(End::Bad)?;
             self.outbox.taken.advance();
-            if costly {
+            if self.asks {
                 break;
             }
         }
         Ok(true)
+    }
+
+    /// Once it is its turn. Nothing else that it says is heard before.
+    async fn tell_status(&mut self) -> Result<(), BadMessage> {
+        let turns = self.state.borrow().turns.clone();
+        let turn = turns.next(self.principal).await;
+        let told = match seqpacket::has_hung_up(self.outbox.socket()) {
+            true => Ok(()),
+            false => status::answer(&self.state.borrow(), self.principal, &self.outbox, &mut self.status),
+        };
+        turn.end();
+        told
     }
 
     fn obey(&mut self, request: Request) -> Result<(), BadMessage> {
@@ -261,7 +280,8 @@ impl Client {
                 if std::mem::replace(&mut self.has_asked, true) && self.outbox.is_unread() {
                     return Err(BadMessage::UnreadStatus);
                 }
-                status::answer(&state, self.principal, &self.outbox, &mut self.status)
+                self.asks = true;
+                Ok(())
             }
             (None, Request::Hello(hello), Some(page)) => {
                 self.process =

@@ -44,6 +44,15 @@ impl Principal {
         Ok(Principal { uid, netns, standing })
     }
 
+    /// What it is counted under, if it is bounded at all.
+    pub(crate) fn account(&self) -> Option<Account> {
+        match self.standing {
+            Standing::Privileged => None,
+            Standing::Stranger => Some(Account::Own(*self)),
+            Standing::Homemade => Some(Account::Homemade(self.uid)),
+        }
+    }
+
     /// Whether there is nothing that it may not see or use.
     pub(crate) fn is_privileged(&self) -> bool {
         self.standing == Standing::Privileged
@@ -89,7 +98,7 @@ impl Whose {
 
 /// What is counted, and bounded, together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Account {
+pub(crate) enum Account {
     /// What a principal has caused alone. No other can use it up.
     Own(Principal),
     /// What it has caused with others.

@@ -35,6 +35,7 @@ use crate::pairing::{Offers, ProcessId};
 use crate::principal::{Budget, Charge, Principal};
 use crate::rinse::Rinser;
 use crate::status;
+use crate::turns::Turns;
 
 /// Everything the broker knows.
 #[derive(Debug)]
@@ -57,6 +58,8 @@ pub(crate) struct State {
     pub(crate) queued: Rc<RefCell<Budget>>,
     /// Bytes of statuses that clients have not read.
     pub(crate) unread_statuses: Rc<RefCell<Budget>>,
+    /// When a status is made.
+    pub(crate) turns: Rc<Turns>,
     doorbells: Rc<RefCell<Budget>>,
     /// The files of all pages, by device and inode.
     pages: HashSet<(u64, u64)>,
@@ -171,6 +174,7 @@ impl State {
             clients: budget(limits.clients),
             queued: budget(limits.all_queued),
             unread_statuses: budget(limits.status_bytes),
+            turns: Rc::new(Turns::new()),
             doorbells: budget(limits.doorbells),
             pages: HashSet::new(),
             namespaces,

@@ -4,6 +4,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
@@ -119,6 +120,21 @@ pub fn unread(fd: impl AsFd) -> Result<i32> {
         let request = rustix::ioctl::Getter::<{ libc::TIOCOUTQ as rustix::ioctl::Opcode }, i32>::new();
         rustix::ioctl::ioctl(fd, request)
     }
+}
+
+/// Whether a message, or the end, is there to be received.
+pub fn has_message(fd: impl AsFd) -> bool {
+    poll_now(fd, PollFlags::IN)
+}
+
+/// Whether the other end is closed.
+pub fn has_hung_up(fd: impl AsFd) -> bool {
+    poll_now(fd, PollFlags::HUP)
+}
+
+fn poll_now(fd: impl AsFd, event: PollFlags) -> bool {
+    let mut polled = [PollFd::new(&fd, event)];
+    poll(&mut polled, Some(&Timespec::default())).is_ok() && polled[0].revents().contains(event)
 }
 
 /// Who is at the other end (SO_PEERCRED).
