@@ -47,8 +47,10 @@ pub(crate) struct Incoming {
     /// After the greeting.
     lane: Option<PrivateLane>,
     consumer: Consumer,
-    /// Descriptors that have come before the frame that they belong to. Never more than one message's.
+    /// Descriptors that have come before the frame that they belong to.
     held: Option<Descriptors>,
+    /// Those of the message after that, if they have been met. Never more than these two messages'.
+    ahead: Option<Descriptors>,
     /// Messages with descriptors so far.
     passed: u64,
     partial: Option<Partial>,
@@ -90,6 +92,7 @@ impl Incoming {
             lane: None,
             consumer: Consumer::new(),
             held: None,
+            ahead: None,
             passed: 0,
             partial: None,
             hung_up: false,
@@ -131,11 +134,14 @@ impl Incoming {
     #[cold]
     fn conclude(&mut self) -> Result<Step, Cause> {
         if !self.hung_up {
-            // A notice behind descriptors is sent when the frame that they belong to is in the ring.
+            // A notice behind descriptors is sent when the frame that they belong to is in the ring, be it since the last look there.
             match notice::receive(&self.socket).map_err(Cause::Socket)? {
                 None => return Ok(Step::Nothing),
                 Some(Notice::End) => self.hung_up = true,
                 Some(Notice::Bell) => {}
+                Some(Notice::Descriptors(descriptors)) if self.ahead.is_none() => {
+                    self.ahead = Some(descriptors);
+                }
                 Some(_) => return Err(Cause::Misbehaved("descriptors that belong to nothing")),
             }
         }
@@ -316,6 +322,7 @@ impl Incoming {
             }
         }
         let held = self.held.take().ok_or(Cause::Misbehaved("a message without its descriptors"))?;
+        self.held = self.ahead.take();
         let (sent, arrived) = (held.sent, held.arrived.len());
         let number = self.passed;
         self.passed += 1;
@@ -361,4 +368,59 @@ fn open(version: u32, ring_bytes: u64, memory: Option<OwnedFd>) -> Result<Privat
     memfd::verify_sealed(&memory, len).map_err(|_| Cause::Misbehaved("memory that could shrink"))?;
     let mapping = Mapping::map(&memory, len).map_err(|_| Cause::NoMemory)?;
     PrivateLane::over(mapping).ok_or(Cause::NoMemory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Sender;
+    use crate::wait::Wait;
+
+    fn incoming() -> (Incoming, OwnedFd) {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None);
+        let (ours, theirs) = pair.unwrap();
+        (Incoming::new(ours, 1024), theirs)
+    }
+
+    /// A message and its descriptors, with as many as its number says.
+    fn send(sender: &mut Sender, number: u8) {
+        let file = memfd::create_with("shunt-test", &[number]).unwrap();
+        sender.send(&[number], &vec![file.as_fd(); number.into()], Wait::Never).unwrap();
+    }
+
+    /// What has looked into the ring before the first message was there, and then finds the descriptors of the second.
+    #[test]
+    fn messages_that_come_between_a_look_at_the_ring_and_one_at_the_socket() {
+        let (mut incoming, theirs) = incoming();
+        let mut message = Message::new();
+        let mut sender = Sender::over(theirs).unwrap();
+        incoming.listen().unwrap();
+        assert!(matches!(incoming.read(&mut message), Ok(Step::Nothing)));
+        (1..=3).for_each(|number| send(&mut sender, number));
+        // The first message's descriptors, as a look at the socket alone finds them.
+        incoming.listen().unwrap();
+        assert!(matches!(incoming.conclude(), Ok(Step::More)));
+        for number in 1..=3 {
+            assert!(matches!(incoming.step(&mut message), Ok(Step::Whole(None))));
+            assert_eq!((message.bytes(), message.descriptors().len()), (&[number][..], number.into()));
+        }
+        drop(sender);
+        incoming.listen().unwrap();
+        assert!(matches!(incoming.step(&mut message), Err(Cause::Closed)));
+    }
+
+    /// Descriptors of two messages, and neither is there.
+    #[test]
+    fn descriptors_that_nothing_follows() {
+        let (mut incoming, theirs) = incoming();
+        let mut message = Message::new();
+        let sender = Sender::over(theirs).unwrap();
+        let file = memfd::create_with("shunt-test", b"!").unwrap();
+        for number in 0..2 {
+            notice::pass(sender.as_fd(), number, &[file.as_fd()]).unwrap();
+        }
+        incoming.listen().unwrap();
+        assert!(matches!(incoming.step(&mut message), Err(Cause::Misbehaved(_))));
+    }
 }
