@@ -44,7 +44,7 @@ lint:
 # All interleavings of the lanes and of the two directions of an endpoint; a target directory of its own because
 # everything is compiled differently.
 loom:
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom $(CARGO) test --release -p shunt-ring -p shunt-transport
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom CARGO_PROFILE_RELEASE_LTO=off $(CARGO) test --release -p shunt-ring -p shunt-transport
 
 # What libFuzzer finds new goes into the corpora, which `cargo test` runs too.
 FUZZ := tests/fuzz/libfuzzer

@@ -129,24 +129,24 @@ fn place(endpoint: &Endpoint) -> (&'static AtomicU64, u64) {
     (&SENT[index / WORD], 1 << (index % WORD))
 }
 
-/// Whether a lane has ever woken this process: then it waits where it can be seen.
-static IS_WOKEN: AtomicBool = AtomicBool::new(false);
+/// Whether a lane has ever ended a wait of this process: then it waits where it can be seen.
+static HAS_WAITED: AtomicBool = AtomicBool::new(false);
 /// Lanes of this process's that were taken back before one had.
 static TAKEN_BACK: AtomicU64 = AtomicU64::new(0);
 /// So many of them say that none will.
 const ENOUGH: u64 = 2;
 
-/// A doorbell has ended a sleep of this process's.
+/// A doorbell has ended a sleep of this process's, or what came by a lane has kept it from one.
 #[inline]
-pub(crate) fn note_woken() {
-    if !IS_WOKEN.load(Relaxed) {
-        IS_WOKEN.store(true, Relaxed);
+pub(crate) fn note_waited() {
+    if !HAS_WAITED.load(Relaxed) {
+        HAS_WAITED.store(true, Relaxed);
     }
 }
 
 /// A peer has taken back what this process had not read.
 pub(crate) fn note_taken_back() {
-    if !IS_WOKEN.load(Relaxed) {
+    if !HAS_WAITED.load(Relaxed) {
         TAKEN_BACK.fetch_add(1, Relaxed);
     }
 }

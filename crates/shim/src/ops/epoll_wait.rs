@@ -127,7 +127,7 @@ fn round(
         return Some(-1);
     }
     let sleeps = left != Some(0);
-    if sleeps && sleep::spin(|| epoll.lock().has_marks()) {
+    if sleeps && sleep::spin_for_lanes(|| epoll.lock().has_marks()) {
         return None;
     }
     let mut inner = epoll.lock();
@@ -184,7 +184,7 @@ fn round(
     }
     let has_rung = inner.take_over_with_lanes(epoll, &mut report, result as usize);
     if has_rung {
-        overdue::note_woken();
+        overdue::note_waited();
     }
     let found = inner.finish(report);
     if found > 0 {

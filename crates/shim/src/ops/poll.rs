@@ -388,7 +388,7 @@ fn poll_mixed(
         }
         let may_sleep = lanes == 0 && deadline.is_none_or(|deadline| deadline > process::now());
         // What wakes the call by a closed number is told below.
-        if may_sleep && sleep::spin(|| watch.is_ready(fds)) && watch.closed.is_empty() {
+        if may_sleep && sleep::spin_for_lanes(|| watch.is_ready(fds)) && watch.closed.is_empty() {
             continue;
         }
         let mut step = if may_sleep { announce(fds, watch, sleep::thread_slot()) } else { None };
@@ -408,7 +408,7 @@ fn poll_mixed(
             && shadow.last().is_some_and(|doorbell| doorbell.revents != 0)
         {
             slot.hear();
-            overdue::note_woken();
+            overdue::note_waited();
         }
         watch.retract();
         if result < 0 && errno::get() == libc::EINVAL {

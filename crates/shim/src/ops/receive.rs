@@ -595,7 +595,7 @@ fn wait_for_bytes(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, 
 
 fn sleep_for_bytes(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, more: c_short) -> Woken {
     let fd = hold.fd();
-    if sleep::spin(|| is_readable(endpoint, fd)) {
+    if sleep::spin_for_lanes(|| is_readable(endpoint, fd)) {
         return Woken::LookAgain { tcp: false };
     }
     let slot = sleep::thread_slot();

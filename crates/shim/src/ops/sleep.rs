@@ -115,7 +115,7 @@ fn sleep_as(
         && let Some(slot) = slot
     {
         slot.hear();
-        overdue::note_woken();
+        overdue::note_waited();
     }
     // What is ready counts more than a handler, as in the kernel; the next sleep hears of that.
     match result {
@@ -187,4 +187,13 @@ pub(crate) fn as_timespec(nanos: u64) -> timespec {
 pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
     overdue::look_if_due();
     waiter::spin(ready)
+}
+
+/// The same by whoever waits for what comes by lanes.
+pub(crate) fn spin_for_lanes(ready: impl FnMut() -> bool) -> bool {
+    let found = spin(ready);
+    if found {
+        overdue::note_waited();
+    }
+    found
 }
