@@ -559,6 +559,16 @@ impl Producer {
         Ok((size - (self.tail - self.head)) as usize)
     }
 
+    /// Where `wanted` bytes go that fit on the page that is being written to, as far as is known without a look at the receiver's cursor.
+    /// They are to be [published](Self::commit) there.
+    #[inline]
+    pub fn place_at_once(&self, size: usize, wanted: usize) -> Option<u64> {
+        let (at, size, wanted) = (self.position(), size as u64, wanted as u64);
+        let page = PAGE.min(size);
+        let fits = (at.wrapping_sub(1) & (page - 1)) + 1 + wanted <= page;
+        (fits && size - (self.tail - self.head) >= wanted).then_some(at)
+    }
+
     /// Bytes that the receiver has not read.
     pub fn unread(&mut self, lane: &LaneHeader) -> Result<u64, Misbehaved> {
         self.refresh(lane)?;
@@ -747,6 +757,39 @@ impl Consumer {
         Ok(count)
     }
 
+    /// Where the next bytes are, and how many up to `wanted`, of a lane that has not ended: as far as is known, if those are enough. They are
+    /// to be [taken](Self::take) once they have been copied. `None`: there are none, or [`read`](Self::read) has to see to it.
+    #[inline]
+    pub fn look_at_once(&mut self, lane: &LaneHeader, size: usize, wanted: usize) -> Option<(u64, usize)> {
+        if lane.receiver.over.load(Relaxed) != 0 {
+            return None;
+        }
+        if self.known() < wanted {
+            let tail = lane.tail.load(Acquire);
+            // L5: as in `look_at_tail`, which finds out what is wrong.
+            if self.ended || tail & FLAGS != 0 || tail < self.tail || tail - self.head > size as u64 {
+                return None;
+            }
+            self.tail = tail;
+        }
+        let count = self.known().min(wanted);
+        if count == 0 {
+            return None;
+        }
+        Some((self.position(lane).ok()?, count))
+    }
+
+    /// So many of them have been copied, and are this reader's now. `Err`: they are not, since the cursor has been moved to there.
+    #[inline]
+    pub fn take(&mut self, lane: &LaneHeader, count: usize) -> Result<(), u64> {
+        let next = self.head + count as u64;
+        // With acquire and a fence, because `tx_wants` is read next and the sender does the reverse.
+        lane.head.head.compare_exchange(self.head, next, AcqRel, Acquire)?;
+        full_fence_after_rmw();
+        self.head = next;
+        Ok(())
+    }
+
     /// Copies without reading, from `skip` bytes after the cursor.
     pub fn peek(
         &mut self,
@@ -798,14 +841,8 @@ impl Consumer {
     /// Moves the cursor, so that these bytes are this reader's. `false`: somebody else has moved it, and it is where that was.
     #[inline]
     fn advance(&mut self, lane: &LaneHeader, ring: &impl Ring, count: usize) -> Result<bool, Misbehaved> {
-        let next = self.head + count as u64;
-        // With acquire and a fence, because `tx_wants` is read next and the sender does the reverse.
-        match lane.head.head.compare_exchange(self.head, next, AcqRel, Acquire) {
-            Ok(_) => {
-                self.head = next;
-                full_fence_after_rmw();
-                Ok(true)
-            }
+        match self.take(lane, count) {
+            Ok(()) => Ok(true),
             Err(found) => self.fall_behind(lane, ring, found).map(|()| false),
         }
     }

@@ -163,6 +163,25 @@ impl Rx {
         Received::Bytes(total)
     }
 
+    /// Takes up to `wanted` bytes of a lane that goes on, if that takes no more than a copy, which `copy` makes from this position of the ring, or
+    /// does not: what most receives are. `None`: nothing has happened, and [`receive`](Self::receive) finds out why.
+    #[inline]
+    pub fn receive_at_once(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        wanted: usize,
+        copy: impl FnOnce(u64, usize) -> bool,
+    ) -> Option<usize> {
+        let State::Lane(consumer) = &mut self.state else { return None };
+        let (at, count) = consumer.look_at_once(lane, ring.len(), wanted)?;
+        if !copy(at, count) || consumer.take(lane, count).is_err() {
+            return None;
+        }
+        self.empty_in_a_row = 0;
+        Some(count)
+    }
+
     /// Takes from TCP what cannot lie behind the lane. Nothing: the kernel must be asked.
     #[cold]
     fn catch_up_unasked(
@@ -431,11 +450,11 @@ impl Rx {
         }
     }
 
-    /// Whether something has arrived that has not been read, wherever on the stream it stands: bytes of the lane count
-    /// also while TCP's before them have not been read.
-    pub fn has_arrived(&mut self, lane: &LaneHeader, ring: &impl Ring, kernel: &impl Kernel) -> bool {
-        self.available(lane, ring, kernel) > 0
-            || matches!(self.state, State::CatchingUp(..)) && !lane.looks_empty()
+    /// Whether bytes of the lane have arrived that stand behind some of TCP's which have not been read. Asked after
+    /// [`available`](Self::available).
+    #[inline]
+    pub fn has_arrived_behind(&self, lane: &LaneHeader) -> bool {
+        matches!(self.state, State::CatchingUp(..)) && !lane.looks_empty()
     }
 
     /// The kernel has said that TCP is readable: the next receive that finds the lane empty asks it.

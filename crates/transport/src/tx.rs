@@ -104,6 +104,24 @@ impl Tx {
         self.judge(lane, outcome)
     }
 
+    /// Publishes `count` bytes, if that takes no more than a copy, which `copy` makes to this position of the ring, all on one page: what most
+    /// sends are. `false`: nothing has happened, and [`write`](Self::write) finds out why.
+    #[inline]
+    pub fn write_at_once(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        count: usize,
+        copy: impl FnOnce(u64),
+    ) -> bool {
+        let State::Lane(producer) = &mut self.state else { return false };
+        let Some(at) = producer.place_at_once(ring.len(), count).filter(|at| ring.back(*at, count)) else {
+            return false;
+        };
+        copy(at);
+        matches!(producer.commit(lane, count), Ok(Published::Bytes(_)))
+    }
+
     /// Has `fill` put bytes straight into the ring, for a source that only the kernel can read: it gets the position
     /// and the room, and returns how many it put there.
     pub fn write_with<E>(

@@ -397,7 +397,8 @@ proptest! {
                 Op::Ask => {
                     prop_assert!(rx.available(&inn.header, &inn.ring, &tcp) <= inn.ring.len());
                     prop_assert!(rx.unread(&inn.header, &inn.ring) <= inn.ring.len());
-                    rx.has_arrived(&inn.header, &inn.ring, &tcp);
+                    rx.available(&inn.header, &inn.ring, &tcp);
+                    rx.has_arrived_behind(&inn.header);
                     prop_assert!(tx.unread(&out.header) <= RING as u64);
                     tx.is_writable(&out.header, &out.ring);
                 }

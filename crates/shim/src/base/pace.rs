@@ -53,6 +53,12 @@ impl Unanswered {
 }
 
 impl Pace {
+    /// Whether a look is waited for.
+    #[inline]
+    pub(crate) fn waits(&self) -> bool {
+        self.nanos > 0
+    }
+
     /// Before a look.
     #[inline]
     pub(crate) fn wait(&self) {

@@ -14,9 +14,10 @@ use crate::base::kernel;
 use crate::base::names::EndpointRef;
 use crate::base::waiter::Slot;
 use crate::socket::endpoint::Endpoint;
+use crate::socket::incoming::{self, Found};
 use crate::socket::links::Link;
 use crate::socket::tcp::Tcp;
-use crate::socket::{incoming, lost, outgoing};
+use crate::socket::{lost, outgoing};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
@@ -525,13 +526,10 @@ struct Answer {
 }
 
 fn judge(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> Answer {
-    let mut events = 0;
-    let mut behind = false;
-    if wanted & IN != 0 && incoming::has_arrived(endpoint, fd) {
-        behind = wanted & EDGE == 0 && !incoming::is_readable(endpoint, fd);
-        events |= if behind { 0 } else { IN };
-    }
-    behind |= wanted & IN != 0 && incoming::is_unsaid(endpoint, fd);
+    let found = if wanted & IN != 0 { incoming::look(endpoint, fd) } else { Found::default() };
+    let is_told = found.readable || found.arrived && wanted & EDGE != 0;
+    let mut events = if is_told { IN } else { 0 };
+    let behind = found.arrived && !is_told || found.unsaid;
     let (room, left) = if wanted & OUT != 0 { outgoing::room(endpoint, slot) } else { (None, false) };
     if room == Some(true) {
         events |= OUT;

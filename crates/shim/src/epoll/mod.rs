@@ -24,11 +24,11 @@ mod report;
 mod shared;
 mod watched;
 
-use std::collections::HashMap;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
 use libc::epoll_event;
+use rustc_hash::FxHashMap;
 use shunt_abi::reason::Reason;
 
 use crate::base::above::Above;
@@ -135,7 +135,7 @@ pub(crate) struct Inner {
     /// It is itself watched: see [`nested`].
     nested: bool,
     /// By the number in the kernel's set, or by a negative one if that has been [closed](freeze_everywhere).
-    registrations: HashMap<RawFd, Registration>,
+    registrations: FxHashMap<RawFd, Registration>,
     names: Names,
     /// Of those, what lanes answer for.
     answered: Count,

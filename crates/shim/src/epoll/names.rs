@@ -2,9 +2,10 @@
 //!
 //! One of three states, which only what is here changes: the table *Whose an event is* in docs/registration.md.
 
-use std::collections::HashMap;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering::*};
+
+use rustc_hash::FxHashMap;
 
 use super::Epoll;
 use crate::base::process;
@@ -70,7 +71,7 @@ impl Name {
 
 /// The registrations of a set by their names.
 #[derive(Default)]
-pub(super) struct Names(HashMap<u64, RawFd>);
+pub(super) struct Names(FxHashMap<u64, RawFd>);
 
 impl Names {
     /// Whose an event with this data is, if that can be told.

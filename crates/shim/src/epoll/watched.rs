@@ -3,8 +3,7 @@
 //! instance does meanwhile, so that the peer's next word comes with a ring of the doorbell; only that makes the instance
 //! look through the links at rest, for those whose sleep has been ended or that have marks.
 
-use std::collections::HashMap;
-
+use rustc_hash::FxHashMap;
 use shunt_ring::WaiterLine;
 
 use crate::base::waiter::Slot;
@@ -20,7 +19,7 @@ const FEW: usize = 4;
 pub(super) struct Watched {
     links: Vec<One>,
     busy: usize,
-    places: HashMap<usize, usize>,
+    places: FxHashMap<usize, usize>,
     /// Links whose peer does not hold this instance's doorbell, as far as was known when it was last asked.
     unknown: usize,
 }

@@ -237,7 +237,10 @@ fn receive_one(
     kernel: &dyn Fn(c_int) -> ssize_t,
 ) -> ssize_t {
     let ours = |endpoint| match piece(buf, len, of) {
-        Some(piece) => receive::receive(endpoint, fd, &mut sink(&piece), flags, kernel).map(Taken::count),
+        Some(piece) => match receive::at_once(endpoint, piece[0], flags) {
+            Some(count) => Ok(count),
+            None => receive::receive(endpoint, fd, &mut sink(&piece), flags, kernel).map(Taken::count),
+        },
         None => by_kernel(|| kernel(fd)),
     };
     moving::<Receiving>(fd, flags, ours, || kernel(fd))
@@ -252,6 +255,7 @@ fn send_one(
     kernel: &dyn Fn(c_int) -> ssize_t,
 ) -> ssize_t {
     let ours = |endpoint| match piece(buf, len, of) {
+        Some(piece) if send::at_once(endpoint, piece[0], flags) => Ok(piece[0].len),
         Some(piece) => send::send(endpoint, fd, &mut source(&piece), flags, kernel),
         None => by_kernel(|| kernel(fd)),
     };

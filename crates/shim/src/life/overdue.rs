@@ -124,6 +124,7 @@ fn allowed(at: &Attachment) -> u64 {
     if is_known { KNOWN_NANOS } else { FRESH_NANOS }
 }
 
+#[inline]
 fn place(endpoint: &Endpoint) -> (&'static AtomicU64, u64) {
     let index = endpoint.index() as usize;
     (&SENT[index / WORD], 1 << (index % WORD))

@@ -8,13 +8,14 @@ use shunt_abi::reason::Reason;
 use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::user::Piece;
 use shunt_ring::{LaneHeader, Sink};
-use shunt_transport::{Kernel, Received, Waiting};
+use shunt_transport::{Kernel, Received, Rx, Waiting};
 
 use crate::base::lock::Guard;
 use crate::base::{kernel, process};
 use crate::life::{attach, overdue};
 use crate::ops::send::{NO_PIECES, empty_message, fill_list};
 use crate::socket::endpoint::{Endpoint, RxSide};
+use crate::socket::links::Attachment;
 use crate::socket::tcp::Tcp;
 
 /// The receiving direction under its lock, after what must come first and cannot be done under it: "watching" is said
@@ -73,14 +74,20 @@ pub(super) fn look(
             note_end(side, lane);
         }
         endpoint.report_received(side);
-        // A sender that waits for room is woken once there is enough of it to be worth its while.
-        if lane.is_space_wanted() && side.rx.available(lane, &ring, &tcp) <= ring.len() / 3 * 2 {
-            at.announce_space();
-        }
+        tell_of_space(&mut side.rx, &at, &tcp);
     }
     match outcome {
         Received::Bytes(_) if flags & libc::MSG_PEEK == 0 => outcome,
         outcome => Look { side, lane, ring: &ring, tcp: &tcp }.beyond(sink, flags, outcome),
+    }
+}
+
+/// A sender that waits for room is woken once there is enough of it to be worth its while.
+#[inline]
+pub(super) fn tell_of_space(rx: &mut Rx, at: &Attachment, tcp: &Tcp<'_>) {
+    let (lane, ring) = at.incoming();
+    if lane.is_space_wanted() && rx.available(lane, &ring, tcp) <= ring.len() / 3 * 2 {
+        at.announce_space();
     }
 }
 

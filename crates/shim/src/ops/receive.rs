@@ -7,6 +7,8 @@ use std::sync::atomic::Ordering::*;
 use libc::ssize_t;
 use shunt_abi::reason::Reason;
 use shunt_ring::Sink;
+use shunt_ring::user::Piece;
+use shunt_sys::memory;
 use shunt_transport::{Kernel, Received, Waiting};
 
 use crate::base::lock::Guard;
@@ -17,7 +19,7 @@ use crate::broker::control;
 use crate::epoll;
 use crate::life::{attach, resets};
 use crate::ops::hold::{BEGIN_ANEW, Hold};
-use crate::ops::look::{by_tcp_now, is_watched, look, look_in_time, ready_side};
+use crate::ops::look::{by_tcp_now, is_watched, look, look_in_time, ready_side, tell_of_space};
 use crate::ops::sleep::{Deadline, Woken};
 use crate::ops::{held, options, sleep};
 use crate::socket::endpoint::{self, Endpoint, RxSide};
@@ -36,6 +38,47 @@ const UNDERSTOOD: c_int = MEANINGFUL
     | libc::MSG_CTRUNC
     | libc::MSG_WAITFORONE;
 const MEANINGFUL: c_int = libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+
+/// Those of them without which a receive is content with what there is, and takes it.
+const PLAIN: c_int = UNDERSTOOD & !(libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_TRUNC);
+
+/// Receives into this buffer if there is nothing to it but to take bytes out of the lane, as with most. `None`: nothing has been done, and
+/// [`receive`] finds out why.
+#[inline]
+pub(crate) fn at_once(endpoint: &Endpoint, Piece { base, len }: Piece, flags: c_int) -> Option<usize> {
+    if len == 0 || flags & !PLAIN != 0 || !endpoint.low_water.is_none() {
+        return None;
+    }
+    let mut guard = endpoint.rx.lock();
+    let side = &mut *guard;
+    let Some(at) = &side.at else { return None };
+    if at.outgoing().0.is_returned() {
+        return None;
+    }
+    let (lane, ring) = at.incoming();
+    let waits = flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0;
+    let learns = waits && side.rx.known().is_some_and(|known| known < len);
+    if learns && side.pace.waits() {
+        return None;
+    }
+    let count = side.rx.receive_at_once(lane, &ring, len, |place, count| {
+        let (from, run) = ring.run(place, count);
+        let whole = run == count && memory::is_writable(base, count);
+        if whole {
+            // SAFETY: so much can be written there, and is one run of the ring.
+            unsafe { std::ptr::copy_nonoverlapping(from, base, count) };
+        }
+        whole
+    })?;
+    if learns {
+        let found = count + side.rx.known().unwrap_or(0);
+        side.pace.learn(found, len, &endpoint.unanswered);
+    }
+    let at = *at;
+    endpoint.report_received(side);
+    tell_of_space(&mut side.rx, &at, &Tcp { endpoint, fd: endpoint.fd.load(Relaxed) });
+    Some(count)
+}
 
 /// What a receive took.
 pub(crate) struct Taken {

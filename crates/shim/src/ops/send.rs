@@ -10,6 +10,7 @@ use shunt_ring::LaneHeader;
 use shunt_ring::Source;
 use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::user::Piece;
+use shunt_sys::memory;
 use shunt_transport::{Sent, Tx};
 
 use crate::base::lock::Guard;
@@ -20,7 +21,7 @@ use crate::life::{attach, overdue, resets};
 use crate::ops::hold::{BEGIN_ANEW, Hold};
 use crate::ops::sleep::{Deadline, Woken};
 use crate::ops::{held, sleep};
-use crate::socket::endpoint::{self, Endpoint, TxSide};
+use crate::socket::endpoint::{self, Endpoint, Seen, TxSide};
 use crate::socket::links::{Attachment, Backed};
 use crate::socket::{outgoing, settings};
 
@@ -34,6 +35,44 @@ const UNDERSTOOD: c_int = libc::MSG_NOSIGNAL
     | libc::MSG_WAITALL;
 /// The pieces of one system call, for [`fill_list`] to fill in.
 pub(super) const NO_PIECES: [iovec; 64] = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
+
+/// What can be sent [`at_once`].
+const SHORT: usize = 4096;
+
+/// Sends these bytes if there is nothing to it but to put them into the lane, as with most. `false`: nothing has been done, and [`send`] finds
+/// out why.
+#[inline]
+pub(crate) fn at_once(endpoint: &Endpoint, Piece { base, len }: Piece, flags: c_int) -> bool {
+    let is_short = (1..=SHORT).contains(&len);
+    if !is_short || flags & !UNDERSTOOD != 0 || endpoint.owes() || !memory::is_readable(base, len) {
+        return false;
+    }
+    let mut side = endpoint.tx.lock();
+    let TxSide { tx, at: Some(at), seen, .. } = &mut *side else { return false };
+    if outgoing::peer_has_left(at) {
+        return false;
+    }
+    let (lane, ring) = at.outgoing();
+    let sent = tx.write_at_once(lane, &Backed { ring, backed: &seen.backed }, len, |place| {
+        // SAFETY: so much can be read there, and a page of the ring is one run.
+        unsafe { std::ptr::copy_nonoverlapping(base, ring.run(place, len).0, len) };
+    });
+    if sent {
+        endpoint.unanswered.answer();
+        announce(endpoint, at);
+        note_progress(endpoint, tx, seen);
+    }
+    sent
+}
+
+/// Bytes have come into the lane.
+#[inline]
+fn note_progress(endpoint: &Endpoint, tx: &Tx, seen: &mut Seen) {
+    seen.full_since = None;
+    if let Some(entry) = endpoint.entry() {
+        entry.shm_sent.store(tx.lane_total(), Relaxed);
+    }
+}
 
 /// Sends `source`, to whatever `fd` names if it is another connection's by the time that the call begins anew; where nothing but TCP is concerned, by the program's own call, `kernel`, of the number that it is
 /// told. `Err` is an errno.
@@ -280,10 +319,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         }
     };
     if source.remaining() < before {
-        side.seen.full_since = None;
-        if let Some(entry) = endpoint.entry() {
-            entry.shm_sent.store(side.tx.lane_total(), Relaxed);
-        }
+        note_progress(endpoint, &side.tx, &mut side.seen);
     }
     match outcome {
         Lane::Full if outgoing::is_stalled(side, &at) => Lane::Stalled,
@@ -487,11 +523,9 @@ pub(crate) fn send_file(
             Ok(Sent::Bytes(0)) => return Ok(FileStep::Moved(moved)),
             Ok(Sent::Bytes(count)) => {
                 moved += count;
-                side.seen.full_since = None;
                 announce(endpoint, &at);
-                if let Some(entry) = endpoint.entry() {
-                    entry.shm_sent.store(side.tx.lane_total(), Relaxed);
-                }
+                let side = &mut *side;
+                note_progress(endpoint, &side.tx, &mut side.seen);
             }
             Ok(Sent::Ended) => {
                 leave_ended(endpoint, &mut side.tx, &at);

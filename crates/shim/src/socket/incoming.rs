@@ -7,41 +7,43 @@ use crate::base::waiter::Slot;
 use crate::socket::endpoint::Endpoint;
 use crate::socket::tcp::Tcp;
 
+/// What has come, as a look at the lane finds it.
+#[derive(Default)]
+pub(crate) struct Found {
+    /// An edge is due: something has arrived, in the lane or behind what TCP still holds.
+    pub(crate) arrived: bool,
+    /// The lane has bytes to read now.
+    pub(crate) readable: bool,
+    /// The kernel may tell nobody of bytes that come: alone they are fewer than SO_RCVLOWAT asks for, with the lane's they need not be.
+    pub(crate) unsaid: bool,
+}
+
+/// Looks at the lane.
+pub(crate) fn look(endpoint: &Endpoint, fd: RawFd) -> Found {
+    let low_water = endpoint.low_water.of(fd);
+    let mut guard = endpoint.rx.lock();
+    let side = &mut *guard;
+    let Some(at) = &side.at else { return Found::default() };
+    let (lane, ring) = at.incoming();
+    let readable = side.rx.available(lane, &ring, &Tcp { endpoint, fd }) > 0;
+    let arrived = readable || side.rx.has_arrived_behind(lane);
+    if low_water == 0 {
+        return Found { arrived, readable, unsaid: false };
+    }
+    // The kernel does not speak of bytes below it that lie before the lane.
+    let unread = side.rx.unread(lane, &ring);
+    drop(guard);
+    let is_enough = low_water <= unread || {
+        let behind = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as usize;
+        unread + behind >= low_water
+    };
+    Found { arrived: arrived && is_enough, readable: unread > 0 && is_enough, unsaid: unread > 0 }
+}
+
 /// Whether the lane has bytes to read now.
 #[inline]
 pub(crate) fn is_readable(endpoint: &Endpoint, fd: RawFd) -> bool {
-    if endpoint.low_water.of(fd) == 0 {
-        return available(endpoint, fd) > 0;
-    }
-    // The kernel does not speak of bytes below it that lie before the lane.
-    let unread = unread(endpoint);
-    unread > 0 && is_enough(endpoint, fd, unread)
-}
-
-/// Whether so many bytes, and what TCP holds, reach SO_RCVLOWAT.
-fn is_enough(endpoint: &Endpoint, fd: RawFd, available: usize) -> bool {
-    let low_water = endpoint.low_water.of(fd);
-    low_water <= available || {
-        let behind = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as usize;
-        available + behind >= low_water
-    }
-}
-
-/// Whether an edge is due: something has arrived, in the lane or behind what TCP still holds.
-pub(crate) fn has_arrived(endpoint: &Endpoint, fd: RawFd) -> bool {
-    let mut side = endpoint.rx.lock();
-    let Some(at) = side.at else { return false };
-    let (lane, ring) = at.incoming();
-    let arrived = side.rx.has_arrived(lane, &ring, &Tcp { endpoint, fd });
-    let unread = side.rx.unread(lane, &ring);
-    drop(side);
-    arrived && is_enough(endpoint, fd, unread)
-}
-
-/// Whether the kernel may tell nobody of bytes that come: alone they are fewer than SO_RCVLOWAT asks for, with the lane's they need
-/// not be.
-pub(crate) fn is_unsaid(endpoint: &Endpoint, fd: RawFd) -> bool {
-    endpoint.low_water.of(fd) > 0 && unread(endpoint) > 0
+    look(endpoint, fd).readable
 }
 
 /// Whether the kernel must be asked how the socket is: end of file, reset, or bytes of TCP's own.

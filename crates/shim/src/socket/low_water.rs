@@ -22,6 +22,12 @@ impl LowWater {
         }
     }
 
+    /// Whether it is surely 1, or the kernel's alone.
+    #[inline]
+    pub(crate) fn is_none(&self) -> bool {
+        self.0.load(Relaxed) == 0
+    }
+
     /// The program has set it.
     pub(crate) fn note(&self, bytes: usize) {
         let noted = bytes.try_into().unwrap_or(0);
