@@ -39,6 +39,7 @@ fn kind() -> u8 {
 }
 
 /// Whether the process has one thread, and no other is in the middle of anything. musl does not say: then it may have more.
+#[inline]
 pub(crate) fn is_single_threaded() -> bool {
     let said = SINGLE_THREADED.load(Relaxed);
     // SAFETY: a byte of glibc's, which other threads do not write.

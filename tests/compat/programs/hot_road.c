@@ -1,0 +1,77 @@
+/* Both ends of some connections in one thread. What is measured has functions of its own, which a profiler finds by their names: each is
+ * called so often as the first argument says, once all of the connections are in use, and all else is done outside of them. */
+
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { CONNECTIONS = 50, LENGTH = 64, ROUNDS = 60, PAUSE = 10000 };
+
+static char message[LENGTH], buffer[4096];
+
+static void check(int holds, const char *what)
+{
+    if (!holds) {
+        perror(what);
+        exit(1);
+    }
+}
+
+__attribute__((noinline)) void measured_send(int fd)
+{
+    check(send(fd, message, LENGTH, 0) == LENGTH, "send");
+}
+
+__attribute__((noinline)) void measured_receive(int fd)
+{
+    check(recv(fd, buffer, sizeof buffer, 0) == LENGTH, "recv");
+}
+
+__attribute__((noinline)) void measured_wait(int set)
+{
+    struct epoll_event events[CONNECTIONS];
+    check(epoll_wait(set, events, CONNECTIONS, 0) == 1, "epoll_wait");
+}
+
+static void exchange(int from, int to)
+{
+    check(write(from, message, LENGTH) == LENGTH, "write");
+    check(read(to, buffer, LENGTH) == LENGTH, "read");
+}
+
+int main(int count, char **arguments)
+{
+    check(count == 2, "how often?");
+    int listener = socket(AF_INET, SOCK_STREAM, 0), set = epoll_create1(0);
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t length = sizeof address;
+    check(!bind(listener, (struct sockaddr *)&address, length), "bind");
+    check(!listen(listener, CONNECTIONS), "listen");
+    check(!getsockname(listener, (struct sockaddr *)&address, &length), "getsockname");
+    int clients[CONNECTIONS], servers[CONNECTIONS];
+    for (int one = 0; one < CONNECTIONS; one++) {
+        clients[one] = socket(AF_INET, SOCK_STREAM, 0);
+        check(!connect(clients[one], (struct sockaddr *)&address, length), "connect");
+        servers[one] = accept(listener, NULL, NULL);
+        check(servers[one] >= 0, "accept");
+        struct epoll_event event = { .events = EPOLLIN, .data.u32 = one };
+        check(!epoll_ctl(set, EPOLL_CTL_ADD, servers[one], &event), "epoll_ctl");
+    }
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int one = 0; one < CONNECTIONS; one++) {
+            exchange(clients[one], servers[one]);
+            exchange(servers[one], clients[one]);
+        }
+        usleep(PAUSE);
+    }
+    int often = atoi(arguments[1]);
+    for (int turn = 0; turn < often; turn++) {
+        measured_send(clients[turn % CONNECTIONS]);
+        measured_wait(set);
+        measured_receive(servers[turn % CONNECTIONS]);
+    }
+    return 0;
+}
