@@ -9,6 +9,7 @@ mod common;
 
 use loom::sync::Arc;
 use loom::thread;
+use shunt_ring::bytes::Ring;
 use shunt_ring::{Consumer, LaneHeader, Producer, Published, WaiterLine};
 
 use common::Buffer;
@@ -38,6 +39,28 @@ impl Lane {
         let mut buffer = Buffer::zeroed(len, &[]);
         let count = consumer.read(&self.header, &self.ring, &mut buffer.sink()).expect("both ends behave");
         buffer.bytes()[..count].to_vec()
+    }
+
+    /// The same as [`write`](Self::write), of one byte, which goes at once if it can.
+    fn write_at_once(&self, producer: &mut Producer, byte: u8) -> Published {
+        let Some(at) = producer.place_at_once(self.ring.len(), 1) else {
+            return self.write(producer, byte, 1);
+        };
+        self.ring.fill(at, 1, &mut Buffer::new(vec![byte], &[]).source()).expect("good memory");
+        producer.commit(&self.header, 1).expect("both ends behave")
+    }
+
+    /// The same as [`read`](Self::read), at once if it can be.
+    fn read_at_once(&self, consumer: &mut Consumer, len: usize) -> Vec<u8> {
+        let Some((at, count)) = consumer.look_at_once(&self.header, self.ring.len(), len) else {
+            return self.read(consumer, len);
+        };
+        let mut buffer = Buffer::zeroed(count, &[]);
+        self.ring.drain(at, count, &mut buffer.sink()).expect("good memory");
+        match consumer.take(&self.header, count) {
+            Ok(()) => buffer.bytes().to_vec(),
+            Err(_) => self.read(consumer, len),
+        }
     }
 
     /// What a sender does after publishing.
@@ -316,6 +339,39 @@ fn both_ends_agree_on_the_last_byte() {
         lane.header.close();
         got.extend(lane.read(&mut consumer, 4));
         // The end is final: nothing is published behind it, whether the sender knows of it yet or not.
+        assert!(consumer.is_finished());
+        assert_eq!(got, counting(sender.join().unwrap()));
+    });
+}
+
+/// The same where all goes at once that can.
+///
+/// Caught: a look at the tail with a Relaxed load; `take` with a Relaxed exchange.
+#[test]
+fn what_goes_at_once_arrives_in_order_and_whole() {
+    explore("what_goes_at_once_arrives_in_order_and_whole", 9, || {
+        let lane = Arc::new(Lane::new(2, 0));
+        let sender = thread::spawn({
+            let lane = lane.clone();
+            move || {
+                let mut producer = Producer::new();
+                let mut written = 0;
+                for _ in 0..3 {
+                    match lane.write_at_once(&mut producer, written + 1) {
+                        Published::Bytes(count) => written += count as u8,
+                        Published::Full => lane.header.close(),
+                        Published::Closed | Published::Returned => break,
+                        Published::Fault | Published::NoMemory => unreachable!("the model's memory is good"),
+                    }
+                }
+                written
+            }
+        });
+        let mut consumer = Consumer::new();
+        let mut got = lane.read_at_once(&mut consumer, 1);
+        got.extend(lane.read_at_once(&mut consumer, 4));
+        lane.header.close();
+        got.extend(lane.read_at_once(&mut consumer, 4));
         assert!(consumer.is_finished());
         assert_eq!(got, counting(sender.join().unwrap()));
     });

@@ -292,3 +292,20 @@ impl Poke {
         }
     }
 }
+
+/// On a page that the reader is still on, a lap behind.
+#[test]
+fn nothing_goes_at_once_that_there_is_no_room_for() {
+    const SIZE: usize = 8192;
+    let mut memory = vec![0; SIZE];
+    // SAFETY: the vector is never resized.
+    let ring = unsafe { MappedRing::new(memory.as_mut_ptr(), SIZE) };
+    let (header, mut producer, mut consumer) = (LaneHeader::new(), Producer::new(), Consumer::new());
+    let mut write =
+        |producer: &mut Producer, len| producer.write(&header, &ring, &mut Buffer::zeroed(len, &[]).source());
+    assert_eq!(write(&mut producer, SIZE), Ok(Published::Bytes(SIZE)));
+    assert_eq!(consumer.read(&header, &ring, &mut Buffer::zeroed(100, &[]).sink()), Ok(100));
+    assert_eq!(write(&mut producer, 10), Ok(Published::Bytes(10)));
+    assert_eq!(producer.place_at_once(SIZE, 90), Some(SIZE as u64 + 10));
+    assert_eq!(producer.place_at_once(SIZE, 91), None);
+}

@@ -280,10 +280,12 @@ enum Op {
     Tcp(usize),
     Road,
     Write(usize),
+    WriteAtOnce(usize),
     WriteWith(usize, usize),
     NoticeReturn,
     Returned(usize),
     Receive(usize),
+    ReceiveAtOnce(usize),
     Peek(usize),
     Discard(usize),
     Ask,
@@ -323,10 +325,12 @@ fn op() -> impl Strategy<Value = Op> {
         3 => len().prop_map(Op::Tcp),
         3 => Just(Op::Road),
         4 => len().prop_map(Op::Write),
+        4 => len().prop_map(Op::WriteAtOnce),
         2 => (len(), len()).prop_map(|(wanted, count)| Op::WriteWith(wanted, count)),
         1 => Just(Op::NoticeReturn),
         2 => len().prop_map(Op::Returned),
         5 => len().prop_map(Op::Receive),
+        5 => len().prop_map(Op::ReceiveAtOnce),
         3 => len().prop_map(Op::Peek),
         2 => len().prop_map(Op::Discard),
         3 => Just(Op::Ask),
@@ -364,6 +368,11 @@ proptest! {
                         prop_assert!((1..=len.min(RING)).contains(&count));
                     }
                 }
+                Op::WriteAtOnce(len) => {
+                    tx.write_at_once(&out.header, &out.ring, len, |at| {
+                        assert_eq!(out.ring.run(at, len).1, len);
+                    });
+                }
                 Op::WriteWith(wanted, count) => {
                     let fill = |_, room: usize| {
                         assert!(room <= RING);
@@ -386,6 +395,10 @@ proptest! {
                         Received::Error(errno) => prop_assert_ne!(errno, EAGAIN),
                         _ => {}
                     }
+                }
+                Op::ReceiveAtOnce(len) => {
+                    let taken = rx.receive_at_once(&inn.header, &inn.ring, len, |_, count| count <= RING);
+                    prop_assert!(taken.is_none_or(|count| (1..=len.min(RING)).contains(&count)));
                 }
                 Op::Peek(len) => {
                     let mut buffer = Buffer::zeroed(len, &[]);
@@ -453,6 +466,14 @@ proptest! {
                 Op::Peek(len) => {
                     let mut buffer = Buffer::zeroed(len, &[]);
                     rx.peek(header, &busy, &busy, &mut buffer.sink());
+                }
+                Op::WriteAtOnce(len) => drop(tx.write_at_once(header, &busy, len, |_| busy.step())),
+                Op::ReceiveAtOnce(len) => {
+                    let taken = rx.receive_at_once(header, &busy, len, |_, count| {
+                        busy.step();
+                        count <= RING
+                    });
+                    prop_assert!(taken.is_none_or(|count| (1..=len.min(RING)).contains(&count)));
                 }
                 Op::Discard(len) => prop_assert!(rx.discard(header, &busy, &busy, len) <= len),
                 Op::Ask => prop_assert!(rx.available(header, &busy, &busy) <= RING),

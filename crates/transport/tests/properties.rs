@@ -244,6 +244,9 @@ impl World {
             Op::Send(len, cuts) => {
                 let mut left = len;
                 if tx.road(&lane.header, self, quiet) == Road::Shm {
+                    if cuts.is_empty() && self.send_at_once(len, lane, tx) {
+                        return;
+                    }
                     let mut buffer = Buffer::new(self.next_bytes(len), &cuts);
                     let mut source = buffer.source();
                     let sent = loop {
@@ -310,6 +313,31 @@ impl World {
         }
     }
 
+    fn send_at_once(&self, len: usize, lane: &Lane, tx: &mut Tx) -> bool {
+        let bytes = self.next_bytes(len);
+        let sent = tx.write_at_once(&lane.header, &lane.ring, len, |at| {
+            let (to, run) = lane.ring.run(at, len);
+            assert_eq!(run, len, "a page is one run");
+            // SAFETY: `run` stays inside the ring.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, len) };
+        });
+        if sent {
+            self.place_in_lane(len);
+        }
+        sent
+    }
+
+    fn receive_at_once(&self, bytes: &mut [u8], lane: &Lane, rx: &mut Rx) -> Option<usize> {
+        rx.receive_at_once(&lane.header, &lane.ring, bytes.len(), |at, count| {
+            let (from, run) = lane.ring.run(at, count);
+            if run == count {
+                // SAFETY: `run` stays inside the ring, and `bytes` has room for more.
+                unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), count) };
+            }
+            run == count
+        })
+    }
+
     fn receiver(&self, op: Op, lane: &Lane, rx: &mut Rx) {
         match op {
             Op::AdoptRx if !lane.rx_adopted.replace(true) => rx.adopt(),
@@ -341,6 +369,14 @@ impl World {
 
     fn receive(&self, len: usize, cuts: &[usize], lane: &Lane, rx: &mut Rx) -> Received {
         let (on_lane, due) = (rx.on_lane(), self.deliverable());
+        let mut bytes = vec![0; len];
+        if cuts.is_empty()
+            && let Some(count) = self.receive_at_once(&mut bytes, lane, rx)
+        {
+            self.check(&bytes[..count]);
+            assert!(count >= due.min(len), "{count} of {len} bytes, though {due} were there");
+            return Received::Bytes(count);
+        }
         let mut buffer = Buffer::zeroed(len, cuts);
         let mut sink = buffer.sink();
         let mut outcome = rx.receive(&lane.header, &lane.ring, self, &mut sink);

@@ -27,7 +27,7 @@ __attribute__((noinline)) void measured_send(int fd)
 
 __attribute__((noinline)) void measured_receive(int fd)
 {
-    check(recv(fd, buffer, sizeof buffer, 0) == LENGTH, "recv");
+    check(recv(fd, buffer, sizeof buffer, MSG_DONTWAIT) == LENGTH, "recv");
 }
 
 __attribute__((noinline)) void measured_wait(int set)

@@ -198,14 +198,16 @@ impl Inner {
             // The registration may go by the number of a duplicate, and that be closed.
             let socket = endpoint.fd.load(Relaxed);
             // Of a lane that another process has drained nobody else tells.
-            if outgoing::is_returned(endpoint) || self.shared && incoming::unread(endpoint) == 0 {
-                self.returned.push(endpoint);
-            }
+            let is_drained = self.shared && incoming::unread(endpoint) == 0;
             // Before the look, so that what arrives during it is looked at again.
             let asks = registration.events & EDGE != 0 || !registration.answered.is_by_marks();
             let is_new = asks && registration.note_arrived(endpoint, self.shared);
+            let found = incoming::look(endpoint, socket, registration.events & IN != 0);
+            if is_drained || found.returned && outgoing::is_returned(endpoint) {
+                self.returned.push(endpoint);
+            }
             let Answer { mut reported, full, behind, left, by_tcp } =
-                judge(endpoint, socket, registration.events, slot);
+                judge(endpoint, &found, registration.events, slot);
             if behind {
                 // Whoever reads TCP up to there may be another thread, and then nothing tells this one; nor of bytes below SO_RCVLOWAT.
                 self.line.enter(&mut registration.place, fd);
@@ -217,7 +219,7 @@ impl Inner {
                 reported |= asked_of_kernel(socket, registration.events) & registration.events & OUT;
             }
             let is_level = registration.events & IN != 0 && registration.events & EDGE == 0;
-            if reported == 0 && is_level && (behind || incoming::is_by_tcp(endpoint)) {
+            if reported == 0 && is_level && (behind || !found.on_lane) {
                 // Its place is that of bytes of TCP: they are to be read before those of the lane, or the sender has taken them back.
                 if !report.has_kernels() {
                     // Of one without a name it would tell once more.
@@ -230,7 +232,7 @@ impl Inner {
                     self.line.enter(&mut registration.place, fd);
                 }
             }
-            let is_lost = lost::is_lost(endpoint, socket);
+            let is_lost = found.died && lost::is_lost(endpoint, socket);
             if is_lost {
                 reported |= of_reset(endpoint, socket, &mut self.returned) & (registration.events | ALWAYS);
                 // It has an event of this too, and for an edge the two are one.
@@ -361,7 +363,7 @@ impl Inner {
             reported |= of_reset(endpoint, socket, &mut self.returned);
             if registration.events & (ONE_SHOT | EDGE) != 0 {
                 // It is the only report of this, so what lanes would add belongs into it, and TCP since.
-                reported |= judge(endpoint, socket, registration.events, self.bell.slot()).reported;
+                reported |= said_by_lanes(endpoint, socket, registration.events, self.bell.slot());
                 reported |= translate(endpoint, asked_of_kernel(socket, registration.events));
             }
         }
@@ -491,7 +493,7 @@ impl Registration {
 
     /// Whether lanes have something of it to be told now.
     pub(super) fn has_some(&self, endpoint: &Endpoint, slot: Option<Slot>) -> bool {
-        judge(endpoint, endpoint.fd.load(Relaxed), self.events, slot).reported != 0
+        said_by_lanes(endpoint, endpoint.fd.load(Relaxed), self.events, slot) != 0
     }
 
     /// Whether anything has arrived since this was last asked.
@@ -525,8 +527,13 @@ struct Answer {
     by_tcp: bool,
 }
 
-fn judge(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> Answer {
-    let found = if wanted & IN != 0 { incoming::look(endpoint, fd) } else { Found::default() };
+/// What is to be told of what lanes say now.
+fn said_by_lanes(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> u32 {
+    judge(endpoint, &incoming::look(endpoint, fd, wanted & IN != 0), wanted, slot).reported
+}
+
+#[inline]
+fn judge(endpoint: &Endpoint, found: &Found, wanted: u32, slot: Option<Slot>) -> Answer {
     let is_told = found.readable || found.arrived && wanted & EDGE != 0;
     let mut events = if is_told { IN } else { 0 };
     let behind = found.arrived && !is_told || found.unsaid;

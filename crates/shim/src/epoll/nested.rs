@@ -187,7 +187,7 @@ impl Registration {
                 incoming::is_readable(endpoint, fd)
             } else {
                 // Bytes behind those that TCP has not brought yet are an edge, too.
-                (self.due || self.may_tell(endpoint, shared)) && incoming::look(endpoint, fd).arrived
+                (self.due || self.may_tell(endpoint, shared)) && incoming::look(endpoint, fd, true).arrived
             }
         })
     }

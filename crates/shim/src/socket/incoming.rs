@@ -2,12 +2,16 @@
 
 use std::os::fd::RawFd;
 
+use shunt_ring::lane::End;
+
 use crate::base::private::borrow;
 use crate::base::waiter::Slot;
 use crate::socket::endpoint::Endpoint;
 use crate::socket::tcp::Tcp;
+#[cfg(doc)]
+use crate::socket::{lost, outgoing};
 
-/// What has come, as a look at the lane finds it.
+/// What a look at the lane finds.
 #[derive(Default)]
 pub(crate) struct Found {
     /// An edge is due: something has arrived, in the lane or behind what TCP still holds.
@@ -16,45 +20,55 @@ pub(crate) struct Found {
     pub(crate) readable: bool,
     /// The kernel may tell nobody of bytes that come: alone they are fewer than SO_RCVLOWAT asks for, with the lane's they need not be.
     pub(crate) unsaid: bool,
+    /// What comes next is the lane's to tell: it has begun, has not ended and been drained, and was not taken back.
+    pub(crate) on_lane: bool,
+    /// The peer has given bytes back: see [`outgoing::is_returned`].
+    pub(crate) returned: bool,
+    /// The peer's process has died: see [`lost::is_lost`].
+    pub(crate) died: bool,
 }
 
-/// Looks at the lane.
-pub(crate) fn look(endpoint: &Endpoint, fd: RawFd) -> Found {
+/// Looks at the lane, and for bytes if they are `wanted`.
+pub(crate) fn look(endpoint: &Endpoint, fd: RawFd, wanted: bool) -> Found {
     let low_water = endpoint.low_water.of(fd);
     let mut guard = endpoint.rx.lock();
     let side = &mut *guard;
     let Some(at) = &side.at else { return Found::default() };
     let (lane, ring) = at.incoming();
-    let readable = side.rx.available(lane, &ring, &Tcp { endpoint, fd }) > 0;
-    let arrived = readable || side.rx.has_arrived_behind(lane);
-    if low_water == 0 {
-        return Found { arrived, readable, unsaid: false };
-    }
-    // The kernel does not speak of bytes below it that lie before the lane.
-    let unread = side.rx.unread(lane, &ring);
-    drop(guard);
-    let is_enough = low_water <= unread || {
-        let behind = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as usize;
-        unread + behind >= low_water
+    let readable = wanted && side.rx.available(lane, &ring, &Tcp { endpoint, fd }) > 0;
+    let mut found = Found {
+        arrived: readable || wanted && side.rx.has_arrived_behind(lane),
+        readable,
+        unsaid: false,
+        on_lane: side.rx.on_lane(),
+        returned: at.outgoing().0.is_returned(),
+        died: lane.end() == End::Died,
     };
-    Found { arrived: arrived && is_enough, readable: unread > 0 && is_enough, unsaid: unread > 0 }
+    if wanted && low_water > 0 {
+        // The kernel does not speak of bytes below it that lie before the lane.
+        let unread = side.rx.unread(lane, &ring);
+        drop(guard);
+        let is_enough = low_water <= unread || {
+            let behind = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as usize;
+            unread + behind >= low_water
+        };
+        found.arrived &= is_enough;
+        found.readable = unread > 0 && is_enough;
+        found.unsaid = unread > 0;
+    }
+    found
 }
 
 /// Whether the lane has bytes to read now.
 #[inline]
 pub(crate) fn is_readable(endpoint: &Endpoint, fd: RawFd) -> bool {
-    look(endpoint, fd).readable
+    look(endpoint, fd, true).readable
 }
 
 /// Whether the kernel must be asked how the socket is: end of file, reset, or bytes of TCP's own.
 pub(crate) fn tcp_has_news(endpoint: &Endpoint) -> bool {
     let side = endpoint.rx.lock();
     side.at.is_none_or(|at| side.rx.has_tcp_news(at.incoming().0))
-}
-
-/// Whether what comes next is TCP's to tell: there is no lane, or it has not begun, or has ended and is drained, or was taken back.
-pub(crate) fn is_by_tcp(endpoint: &Endpoint) -> bool {
-    !endpoint.rx.lock().rx.on_lane()
 }
 
 /// Bytes that wait in the lane.
