@@ -72,6 +72,7 @@ const REVIEWED: Reviewed = Reviewed {
         ("RecvAncillaryBuffer", "ops::descriptors::close"),
         ("epoll::listing::of", "ops::descriptors::close"),
         ("take_slot", "ops::descriptors::close"),
+        ("attach_alias", "ops::descriptors::close"),
         ("waiter::Slot::take", "ops::descriptors::close"),
         ("socket::family::sharing", "ops::descriptors::close"),
         // A signal that waited is let through with all others blocked: none waits behind it.
