@@ -1,5 +1,6 @@
 //! How many instructions a call takes whose connection is in shared memory, from the program's call to its return, as callgrind counts them.
-//! On a machine that others use that is the same each time, which no time is: a change that makes the road longer fails here.
+//! On a machine that others use that is the same each time, which no time is: a change that makes the road longer fails here. But for a wait
+//! on an epoll set: it asks the kernel as well after 50 us at the latest, which at callgrind's pace is every third or so.
 
 use shunt_compat::{Host, compile, under_shunt};
 use std::time::Duration;
@@ -31,7 +32,7 @@ fn instructions(host: &Host, function: &str) -> usize {
 fn calls_take_no_more_instructions_than_they_did() {
     under_shunt(LIMIT, |host| {
         compile(host, "hot_road", &[]);
-        for (function, most) in [("measured_send", 400), ("measured_receive", 385), ("measured_wait", 2050)] {
+        for (function, most) in [("measured_send", 400), ("measured_receive", 385), ("measured_wait", 2300)] {
             let count = instructions(host, function);
             eprintln!("{function}: {count} instructions, {most} at most");
             // By TCP it is a system call: none of its instructions, and few of ours.
