@@ -164,9 +164,9 @@ impl Client {
                         Err(end) => return end,
                     }
                     if std::mem::take(&mut self.asks)
-                        && let Err(bad) = self.tell_status().await
+                        && let Err(end) = self.tell_status().await
                     {
-                        return End::Bad(bad);
+                        return end;
                     }
                     // Fairness: a client that never pauses does not keep the others waiting.
                     tokio::task::yield_now().await;
@@ -254,12 +254,14 @@ impl Client {
     }
 
     /// Once it is its turn. Nothing else that it says is heard before.
-    async fn tell_status(&mut self) -> Result<(), BadMessage> {
+    async fn tell_status(&mut self) -> Result<(), End> {
         let turns = self.state.borrow().turns.clone();
         let turn = turns.next(self.principal).await;
+        // It may have asked more often than this, and be gone.
         let told = match seqpacket::has_hung_up(self.outbox.socket()) {
-            true => Ok(()),
-            false => status::answer(&self.state.borrow(), self.principal, &self.outbox, &mut self.status),
+            true => Err(End::Closed),
+            false => status::answer(&self.state.borrow(), self.principal, &self.outbox, &mut self.status)
+                .map_err(End::Bad),
         };
         turn.end();
         told
