@@ -50,6 +50,9 @@ const REVIEWED: Reviewed = Reviewed {
         ),
         ("core::fmt::Formatter", &[WRITES]),
         ("hooks::raw::answer", &["hooks::raw::hook::hook"]),
+        ("door::answer", &["hooks::raw::hook::hook"]),
+        // The hash of a number.
+        ("RawTableInner>::rehash_in_place", &["reserve_rehash::{{closure}}"]),
         // What is announced for the time of a sleep.
         ("journal::count_own_calls", &["ops::held::"]),
         ("fork::begin_child", &["ops::held::"]),

@@ -5,14 +5,12 @@ use std::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t};
 use shunt_abi::reason::Reason;
 use shunt_ring::user::Piece;
-use shunt_ring::{Sink, Source};
 use shunt_sys::memory;
 
 use crate::base::signal::{self, Held, Shield};
 use crate::base::{clib, errno, kernel, order, real, table};
 use crate::life::{attach, resets};
 use crate::ops::hold::Hold;
-use crate::ops::receive::Taken;
 use crate::ops::{self, descriptors, held, pipe, receive, send};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::family;
@@ -216,18 +214,6 @@ pub(super) unsafe fn pieces<'a>(iov: *const iovec, count: usize) -> Option<&'a [
     pieces.iter().all(|piece| memory::is_of_user(piece.base as usize, counted(piece))).then_some(pieces)
 }
 
-#[inline]
-pub(super) fn source<'a>(pieces: &'a [Piece]) -> Source<'a> {
-    // SAFETY: what can be read by what the kernel says may be read.
-    unsafe { Source::checked(pieces, |base, len| memory::is_readable(base, len)) }
-}
-
-#[inline]
-pub(super) fn sink<'a>(pieces: &'a [Piece]) -> Sink<'a> {
-    // SAFETY: what can be written by what the kernel says may be written.
-    unsafe { Sink::checked(pieces, memory::is_writable) }
-}
-
 /// A receive into one buffer.
 #[inline]
 fn receive_one(
@@ -237,10 +223,7 @@ fn receive_one(
     kernel: &dyn Fn(c_int) -> ssize_t,
 ) -> ssize_t {
     let ours = |endpoint| match piece(buf, len, of) {
-        Some(piece) => match receive::at_once(endpoint, piece[0], flags) {
-            Some(count) => Ok(count),
-            None => receive::receive(endpoint, fd, &mut sink(&piece), flags, kernel).map(Taken::count),
-        },
+        Some(piece) => receive::receive(endpoint, fd, &piece, flags, kernel),
         None => by_kernel(|| kernel(fd)),
     };
     moving::<Receiving>(fd, flags, ours, || kernel(fd))
@@ -255,8 +238,7 @@ fn send_one(
     kernel: &dyn Fn(c_int) -> ssize_t,
 ) -> ssize_t {
     let ours = |endpoint| match piece(buf, len, of) {
-        Some(piece) if send::at_once(endpoint, piece[0], flags) => Ok(piece[0].len),
-        Some(piece) => send::send(endpoint, fd, &mut source(&piece), flags, kernel),
+        Some(piece) => send::send(endpoint, fd, &piece, flags, kernel),
         None => by_kernel(|| kernel(fd)),
     };
     moving::<Sending>(fd, flags, ours, || kernel(fd))
@@ -298,7 +280,7 @@ unsafe fn read_list(
     // SAFETY: the program's list.
     let ours = |endpoint| match unsafe { pieces(iov, count as usize) } {
         Some(pieces) if pieces.iter().any(|piece| piece.len > 0) => {
-            receive::receive(endpoint, fd, &mut sink(pieces), flags, kernel).map(Taken::count)
+            receive::receive(endpoint, fd, pieces, flags, kernel)
         }
         _ => by_kernel(|| kernel(fd)),
     };
@@ -317,7 +299,7 @@ unsafe fn write_list(
     let ours = |endpoint| match unsafe { pieces(iov, count as usize) } {
         // Nothing does not come as far as the socket, unlike with sendmsg.
         Some(pieces) if pieces.iter().any(|piece| piece.len > 0) => {
-            send::send(endpoint, fd, &mut source(pieces), flags, kernel)
+            send::send(endpoint, fd, pieces, flags, kernel)
         }
         _ => by_kernel(|| kernel(fd)),
     };
@@ -417,7 +399,7 @@ pub unsafe extern "C-unwind" fn recvfrom(
     let room = is_asked.then(|| unsafe { memory::read(fromlen) }).flatten();
     let ours = |endpoint| {
         let Some(piece) = piece(buf, len, Calls::Sockets) else { return by_kernel(|| kernel(fd)) };
-        let taken = receive::receive(endpoint, fd, &mut sink(&piece), flags, &kernel);
+        let taken = receive::receive_named(endpoint, fd, &piece, flags, &kernel);
         if let (Err(_), Some(room)) = (&taken, room) {
             // The kernel may have said that the stream has ended, where TCP has an error and leaves this alone.
             // SAFETY: the program wants a length there.
@@ -469,7 +451,7 @@ pub unsafe extern "C-unwind" fn sendto(
         return kernel(fd);
     }
     let ours = |endpoint| match piece(buf, len, Calls::Sockets) {
-        Some(piece) if is_ignored(to, tolen) => send::send(endpoint, fd, &mut source(&piece), flags, &kernel),
+        Some(piece) if is_ignored(to, tolen) => send::send(endpoint, fd, &piece, flags, &kernel),
         _ => by_kernel(|| kernel(fd)),
     };
     moving::<Sending>(fd, flags, ours, || kernel(fd))

@@ -9,8 +9,7 @@ use shunt_ring::user::Piece;
 use shunt_sys::memory;
 
 use super::io::{
-    Direction, Receiving, Sending, begin, by_kernel, by_tcp, is_ignored, is_unsettled, moving, pieces, sink,
-    source,
+    Direction, Receiving, Sending, begin, by_kernel, by_tcp, is_ignored, is_unsettled, moving, pieces,
 };
 use super::readiness::from_timespec;
 use crate::base::signal::Shield;
@@ -33,7 +32,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     let read = is_unsettled(fd).then(|| unsafe { read_header(message) }).flatten();
     let ours = |endpoint| {
         let Some((header, pieces)) = read else { return by_kernel(|| kernel(fd)) };
-        let taken = receive::receive_message(endpoint, fd, &mut sink(pieces), flags, &kernel);
+        let taken = receive::receive_message(endpoint, fd, pieces, flags, &kernel);
         if taken.is_err() {
             // SAFETY: the program's pointer, which has been read before.
             unsafe { take_back(message, &header) };
@@ -197,7 +196,7 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
         } else if !is_ignored(header.msg_name.cast(), header.msg_namelen.min(MOST_OF_A_NAME)) {
             return by_kernel(|| kernel(fd));
         }
-        send::send(endpoint, fd, &mut source(pieces), flags, &kernel)
+        send::send(endpoint, fd, pieces, flags, &kernel)
     };
     moving::<Sending>(fd, flags, ours, || kernel(fd))
 }

@@ -44,8 +44,8 @@ const PLAIN: c_int = UNDERSTOOD & !(libc::MSG_PEEK | libc::MSG_WAITALL | libc::M
 
 /// Receives into this buffer if there is nothing to it but to take bytes out of the lane, as with most. `None`: nothing has been done, and
 /// [`receive`] finds out why.
-#[inline]
-pub(crate) fn at_once(endpoint: &Endpoint, Piece { base, len }: Piece, flags: c_int) -> Option<usize> {
+#[inline(always)]
+fn at_once(endpoint: &Endpoint, Piece { base, len }: Piece, flags: c_int) -> Option<usize> {
     if len == 0 || flags & !PLAIN != 0 || !endpoint.low_water.is_none() {
         return None;
     }
@@ -109,27 +109,57 @@ impl Taken {
     }
 }
 
-/// Receives into `sink`, from whatever `fd` names if it is another connection's by the time that the call begins anew; where nothing but
+/// Receives into `pieces`, from whatever `fd` names if it is another connection's by the time that the call begins anew; where nothing but
 /// TCP is concerned, by the program's own call, `kernel`, of the number that it is told. `Err` is an errno.
+#[inline(always)]
 pub(crate) fn receive(
     endpoint: &'static Endpoint,
     fd: RawFd,
-    sink: &mut Sink<'_>,
+    pieces: &[Piece],
+    flags: c_int,
+    kernel: &dyn Fn(RawFd) -> ssize_t,
+) -> Result<usize, i32> {
+    match only(pieces).and_then(|piece| at_once(endpoint, piece, flags)) {
+        Some(count) => Ok(count),
+        None => receive_as(Form::Bytes, endpoint, fd, pieces, flags, kernel).map(Taken::count),
+    }
+}
+
+/// The same where it matters whether the kernel has said from whom they are.
+pub(crate) fn receive_named(
+    endpoint: &'static Endpoint,
+    fd: RawFd,
+    pieces: &[Piece],
     flags: c_int,
     kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<Taken, i32> {
-    receive_as(Form::Bytes, endpoint, fd, sink, flags, kernel)
+    match only(pieces).and_then(|piece| at_once(endpoint, piece, flags)) {
+        Some(count) => Ok(Taken::here(count)),
+        None => receive_as(Form::Bytes, endpoint, fd, pieces, flags, kernel),
+    }
 }
 
 /// The same with what there is to be said beside the bytes.
 pub(crate) fn receive_message(
     endpoint: &'static Endpoint,
     fd: RawFd,
-    sink: &mut Sink<'_>,
+    pieces: &[Piece],
     flags: c_int,
     kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<Taken, i32> {
-    receive_as(Form::Message, endpoint, fd, sink, flags, kernel)
+    let piece = only(pieces).filter(|_| !options::tells_waiting(endpoint, fd));
+    match piece.and_then(|piece| at_once(endpoint, piece, flags)) {
+        Some(count) => Ok(Taken::here(count)),
+        None => receive_as(Form::Message, endpoint, fd, pieces, flags, kernel),
+    }
+}
+
+#[inline]
+fn only(pieces: &[Piece]) -> Option<Piece> {
+    match pieces {
+        [piece] => Some(*piece),
+        _ => None,
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -138,18 +168,19 @@ enum Form {
     Message,
 }
 
-#[inline(always)]
+#[inline(never)]
 fn receive_as(
     form: Form,
-    endpoint: &'static Endpoint,
+    mut endpoint: &'static Endpoint,
     fd: RawFd,
-    sink: &mut Sink<'_>,
+    pieces: &[Piece],
     flags: c_int,
     kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<Taken, i32> {
-    let mut endpoint = endpoint;
+    // SAFETY: what can be written by what the kernel says may be written.
+    let mut sink = unsafe { Sink::checked(pieces, memory::is_writable) };
     loop {
-        match receive_from(form, endpoint, fd, sink, flags, kernel) {
+        match receive_from(form, endpoint, fd, &mut sink, flags, kernel) {
             Err(BEGIN_ANEW) => match endpoint::behind(fd) {
                 Some(now) => endpoint = now,
                 None => return by_kernel(Held::NOTHING, fd, kernel),

@@ -41,8 +41,8 @@ const SHORT: usize = 4096;
 
 /// Sends these bytes if there is nothing to it but to put them into the lane, as with most. `false`: nothing has been done, and [`send`] finds
 /// out why.
-#[inline]
-pub(crate) fn at_once(endpoint: &Endpoint, Piece { base, len }: Piece, flags: c_int) -> bool {
+#[inline(always)]
+fn at_once(endpoint: &Endpoint, Piece { base, len }: Piece, flags: c_int) -> bool {
     let is_short = (1..=SHORT).contains(&len);
     if !is_short || flags & !UNDERSTOOD != 0 || endpoint.owes() || !memory::is_readable(base, len) {
         return false;
@@ -74,18 +74,34 @@ fn note_progress(endpoint: &Endpoint, tx: &Tx, seen: &mut Seen) {
     }
 }
 
-/// Sends `source`, to whatever `fd` names if it is another connection's by the time that the call begins anew; where nothing but TCP is concerned, by the program's own call, `kernel`, of the number that it is
+/// Sends what is in `pieces`, to whatever `fd` names if it is another connection's by the time that the call begins anew; where nothing but TCP is concerned, by the program's own call, `kernel`, of the number that it is
 /// told. `Err` is an errno.
+#[inline(always)]
 pub(crate) fn send(
     endpoint: &'static Endpoint,
     fd: RawFd,
-    source: &mut Source<'_>,
+    pieces: &[Piece],
     flags: c_int,
     kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<usize, i32> {
-    let mut endpoint = endpoint;
+    match pieces {
+        [piece] if at_once(endpoint, *piece, flags) => Ok(piece.len),
+        _ => send_all(endpoint, fd, pieces, flags, kernel),
+    }
+}
+
+#[inline(never)]
+fn send_all(
+    mut endpoint: &'static Endpoint,
+    fd: RawFd,
+    pieces: &[Piece],
+    flags: c_int,
+    kernel: &dyn Fn(RawFd) -> ssize_t,
+) -> Result<usize, i32> {
+    // SAFETY: what can be read by what the kernel says may be read.
+    let mut source = unsafe { Source::checked(pieces, |base, len| memory::is_readable(base, len)) };
     loop {
-        match send_to(endpoint, fd, source, flags, kernel) {
+        match send_to(endpoint, fd, &mut source, flags, kernel) {
             Err(BEGIN_ANEW) => match endpoint::behind(fd) {
                 Some(now) => endpoint = now,
                 None => return by_kernel(Held::NOTHING, fd, kernel),
