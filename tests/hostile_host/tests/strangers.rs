@@ -12,7 +12,7 @@ const MEMORY: u64 = 512 << 20;
 /// And what they can make it write to its log.
 const LOG: usize = 256 << 10;
 /// How long each attack goes on once it has got going.
-const UNDER_ATTACK: Duration = Duration::from_secs(2);
+const UNDER_ATTACK: Duration = Duration::from_secs(1);
 /// How long the broker may take to let go of what a stranger had.
 const SETTLE: Duration = Duration::from_secs(30);
 
