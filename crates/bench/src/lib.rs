@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod bridge;
+mod coverage;
 mod find;
 mod interrupt;
 mod ipc;
@@ -16,6 +17,7 @@ mod options;
 mod overlay;
 mod process;
 mod progress;
+mod proof;
 mod relay;
 mod report;
 mod serve;
@@ -29,6 +31,7 @@ mod worker;
 pub use ipc::{Arguments as IpcArguments, run as ipc};
 pub use local::{Arguments as LocalArguments, run as local};
 pub use overlay::{Arguments as OverlayArguments, run as overlay};
+pub use proof::{Arguments as ReportArguments, run as report};
 pub use relay::{Arguments as RelayArguments, run as relay};
 pub use serve::{Arguments as ServeArguments, run as serve};
 pub use stacks::{Arguments as StacksArguments, run as stacks};

@@ -8,7 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::time::{clock_getcpuclockid, clock_gettime};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid,
+};
 
 use crate::interrupt;
 
@@ -75,28 +79,26 @@ impl Process {
 
     /// Processor time of it and of all that it started, ended children included; of these to the clock tick.
     pub(crate) fn tree_cpu(&self) -> Duration {
-        cpu_of(&family(self.child.id()))
+        cpu_of_trees(&[self.child.id()])
     }
 
     /// Memory in which it and all that it started are resident, in bytes.
     pub(crate) fn tree_resident(&self) -> u64 {
-        let pages: u64 = family(self.child.id()).iter().map(|stat| stat.resident_pages).sum();
+        let pages: u64 = family(&[self.child.id()]).iter().map(|stat| stat.resident_pages).sum();
         pages * rustix::param::page_size() as u64
     }
 
     /// Memory of it and of all that it started, in bytes: what processes share is divided between them.
     pub(crate) fn tree_pss(&self) -> u64 {
-        family(self.child.id()).iter().map(|stat| pss(stat.pid)).sum()
+        pss_of_trees(&[self.child.id()])
     }
 
     /// Waits for its end; what it printed, and the processor time that it used.
     pub(crate) fn output(mut self, limit: Duration) -> Result<(String, Duration)> {
         drop(self.child.stdin.take());
         let deadline = Instant::now() + limit;
-        let pid = Pid::from_child(&self.child);
         // Its figures are read before its end is collected: after that they are gone.
-        let peek = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
-        while waitid(WaitId::Pid(pid), peek)?.is_none() {
+        while !self.has_ended()? {
             if Instant::now() > deadline {
                 bail!("{} does not end within {limit:?}", self.name);
             }
@@ -110,6 +112,28 @@ impl Process {
             bail!("{} ended with {status}: {text}", self.name);
         }
         Ok((text, cpu))
+    }
+
+    /// Nothing more comes from its standard input.
+    pub(crate) fn close_input(&mut self) {
+        drop(self.child.stdin.take());
+    }
+
+    /// Whether it ends within this time; then its figures can be read until that is collected.
+    pub(crate) fn ends_within(&self, time: Duration) -> Result<bool> {
+        let handle = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())?;
+        let mut handles = [PollFd::new(&handle, PollFlags::IN)];
+        match poll(&mut handles, Some(&Timespec::try_from(time)?)) {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether it has ended, whose figures can be read until that is collected.
+    pub(crate) fn has_ended(&self) -> Result<bool> {
+        let peek = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        Ok(waitid(WaitId::Pid(Pid::from_child(&self.child)), peek)?.is_some())
     }
 
     /// Proportional share of the shared memory that links take, in bytes.
@@ -138,7 +162,7 @@ impl Process {
     }
 
     /// Waits for its end, which is due.
-    fn end(&mut self) -> Result<ExitStatus> {
+    pub(crate) fn end(&mut self) -> Result<ExitStatus> {
         let deadline = Instant::now() + GRACE;
         loop {
             match interrupt::collect(&mut self.child)? {
@@ -149,7 +173,8 @@ impl Process {
         }
     }
 
-    fn signal(&self, signal: Signal) {
+    /// Sends it to everything in its group.
+    pub(crate) fn signal(&self, signal: Signal) {
         let _ = kill_process_group(Pid::from_child(&self.child), signal);
     }
 }
@@ -171,10 +196,12 @@ impl Drop for Process {
 
 /// Processor time of this program and of all that it started.
 pub(crate) fn own_tree_cpu() -> Duration {
-    cpu_of(&family(std::process::id()))
+    cpu_of_trees(&[std::process::id()])
 }
 
-fn cpu_of(family: &[Stat]) -> Duration {
+/// The same of these processes and of all that they started.
+pub(crate) fn cpu_of_trees(roots: &[u32]) -> Duration {
+    let family = family(roots);
     let ticks: u64 = family.iter().map(|stat| stat.ended_ticks).sum();
     let ended = Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64);
     family.iter().map(|stat| cpu(stat.pid)).sum::<Duration>() + ended
@@ -193,16 +220,30 @@ fn pss(pid: u32) -> u64 {
     kilobytes.and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-/// A process, and all that it started.
-fn family(pid: u32) -> Vec<Stat> {
-    let mut others: Vec<Stat> = std::fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| Stat::of(entry.file_name().to_str()?.parse().ok()?))
-        .collect();
-    let mut parents = vec![pid];
-    let mut family: Vec<Stat> = others.extract_if(.., |stat| stat.pid == pid).collect();
+/// Memory of these processes and of all that they started, in bytes: what processes share is divided between them.
+pub(crate) fn pss_of_trees(roots: &[u32]) -> u64 {
+    family(roots).iter().map(|stat| pss(stat.pid)).sum()
+}
+
+/// These processes, and all that they started.
+pub(crate) fn trees(roots: &[u32]) -> Vec<u32> {
+    family(roots).iter().map(|stat| stat.pid).collect()
+}
+
+/// The processes whose parent this is.
+pub(crate) fn children(parent: u32) -> Vec<u32> {
+    all().into_iter().filter(|stat| stat.parent == parent).map(|stat| stat.pid).collect()
+}
+
+fn all() -> Vec<Stat> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| Stat::of(entry.file_name().to_str()?.parse().ok()?)).collect()
+}
+
+fn family(roots: &[u32]) -> Vec<Stat> {
+    let mut others = all();
+    let mut parents = roots.to_vec();
+    let mut family: Vec<Stat> = others.extract_if(.., |stat| roots.contains(&stat.pid)).collect();
     while let Some(parent) = parents.pop() {
         for child in others.extract_if(.., |stat| stat.parent == parent) {
             parents.push(child.pid);

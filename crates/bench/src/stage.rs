@@ -65,8 +65,8 @@ pub(crate) struct Stage {
     isolated: bool,
     bridge: OnceCell<Bridge>,
     broker: Option<Process>,
-    /// Or why there is none.
-    redirect: Result<Redirect, LoadError>,
+    /// Or why there is none; nothing where it is not measured.
+    redirect: Option<Result<Redirect, LoadError>>,
 }
 
 const BROKER_LIMIT: Duration = Duration::from_secs(5);
@@ -74,11 +74,20 @@ const BROKER_LIMIT: Duration = Duration::from_secs(5);
 impl Stage {
     /// Moves the calling thread, and with it all that it starts, to a namespace of its own if it may.
     pub(crate) fn set() -> Result<Stage> {
+        let isolated = isolate()?;
+        Stage::with(isolated, Some(Redirect::attach()))
+    }
+
+    /// Among everything else that this machine runs and that programs may need.
+    pub(crate) fn amid() -> Result<Stage> {
+        Stage::with(false, None)
+    }
+
+    fn with(isolated: bool, redirect: Option<Result<Redirect, LoadError>>) -> Result<Stage> {
         let directory = tempfile::Builder::new().prefix("shunt-bench-").tempdir()?;
         let shunt = std::env::current_exe().context("finding this program")?;
         let cpus = two_cpus()?;
-        let isolated = isolate()?;
-        let (bridge, redirect) = (OnceCell::new(), Redirect::attach());
+        let bridge = OnceCell::new();
         let mut stage = Stage { directory, shunt, cpus, isolated, bridge, broker: None, redirect };
         stage.start_broker()?;
         Ok(stage)
@@ -94,7 +103,7 @@ impl Stage {
 
     /// Why nothing can be measured on this side here, if so.
     pub(crate) fn missing(&self, side: Side) -> Option<&LoadError> {
-        self.redirect.as_ref().err().filter(|_| side == Side::Sockmap)
+        self.redirect.as_ref()?.as_ref().err().filter(|_| side == Side::Sockmap)
     }
 
     /// The processors of the server and of the client.
@@ -126,7 +135,8 @@ impl Stage {
             line.extend(["nsenter".into(), format!("--net={}", namespace.display()).into()]);
         }
         if side == Side::Sockmap {
-            let entrance = self.redirect.as_ref().map_err(|error| anyhow!("{error}"))?.entrance();
+            let redirect = self.redirect.as_ref().context("sockmap redirect is not measured here")?;
+            let entrance = redirect.as_ref().map_err(|error| anyhow!("{error}"))?.entrance();
             let enter = "echo 0 > \"$0\" && exec \"$@\"";
             line.extend(["sh".into(), "-c".into(), enter.into(), entrance.into()]);
         }
@@ -159,6 +169,20 @@ impl Stage {
             .context("asking the broker")?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
         serde_json::from_slice(&output.stdout).context("the broker's answer")
+    }
+
+    /// What `shunt explain` says of a process, as JSON.
+    pub(crate) fn explain(&self, pid: u32) -> Result<Vec<u8>> {
+        let mut command = Command::new(&self.shunt);
+        command.args(["explain", &pid.to_string(), "--json", "--broker"]).arg(self.socket());
+        let output = command.output().context("asking for explanations")?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+        Ok(output.stdout)
+    }
+
+    /// The broker's number.
+    pub(crate) fn broker_id(&self) -> Option<u32> {
+        self.broker.as_ref().map(Process::id)
     }
 
     /// Processor time of the broker so far.

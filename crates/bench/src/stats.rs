@@ -22,6 +22,11 @@ impl Spread {
         let median = (figures[last / 2] + figures[last.div_ceil(2)]) / 2.0;
         Some(Spread { median, min: figures[0], max: figures[last] })
     }
+
+    /// The same in another unit.
+    pub(crate) fn times(self, factor: f64) -> Spread {
+        Spread { median: self.median * factor, min: self.min * factor, max: self.max * factor }
+    }
 }
 
 #[cfg(test)]

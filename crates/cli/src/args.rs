@@ -46,6 +46,8 @@ pub(crate) enum Command {
     /// Compare the roads side by side, with what each gives and costs
     #[command(subcommand)]
     Bench(Bench),
+    /// Write a page about what shunt gains here: for a server and a load of yours, or for programs that many use
+    Report(shunt_bench::ReportArguments),
     /// The loads of the comparisons
     #[command(subcommand, hide = true)]
     BenchWorker(shunt_bench::Worker),

@@ -67,6 +67,7 @@ fn main() -> ExitCode {
         Command::Bench(Bench::Overlay(args)) => shunt_bench::overlay(&args),
         Command::Bench(Bench::Ipc(args)) => shunt_bench::ipc(&args),
         Command::Bench(Bench::Stacks(args)) => shunt_bench::stacks(&args),
+        Command::Report(args) => shunt_bench::report(&args),
         Command::BenchWorker(worker) => shunt_bench::worker(&worker),
         Command::Man { directory } => generate::man(&directory),
         Command::Completions { shell } => generate::completions(shell),

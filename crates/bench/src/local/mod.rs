@@ -77,39 +77,52 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn compare(arguments: &Arguments) -> Result<()> {
+    let output = &arguments.output;
+    let report = measured(&arguments.only, |_| true, output.repeats, arguments.seconds)?;
+    output.write("shunt bench local", &report, &report::plots(&report), &report::text(&report))
+}
+
+/// Measures what is asked for, or everything, on the sides that are wanted.
+pub(crate) fn measured(
+    only: &[Group],
+    is_wanted: impl Fn(Side) -> bool,
+    repeats: u32,
+    seconds: f64,
+) -> Result<Report> {
     let stage = Stage::set().context("setting the stage")?;
     let place = Place::describe(&stage);
-    let mut tables: Vec<Table> = tables::all()
-        .into_iter()
-        .filter(|table| arguments.only.is_empty() || arguments.only.contains(&table.group))
-        .collect();
-    if let Some(missing) = stage.missing(Side::Sockmap) {
+    let mut tables: Vec<Table> =
+        tables::all().into_iter().filter(|table| only.is_empty() || only.contains(&table.group)).collect();
+    if let Some(missing) = stage.missing(Side::Sockmap).filter(|_| is_wanted(Side::Sockmap)) {
         eprintln!("left out: {}: {missing}", Side::Sockmap.label());
     }
     for point in tables.iter_mut().flat_map(|table| &mut table.points) {
-        point.leave_out(|side| stage.missing(side).is_some());
+        point.leave_out(|side| !is_wanted(side) || stage.missing(side).is_some());
     }
-    let begin = Instant::now();
-    let turn = Duration::from_secs_f64(arguments.seconds) + AROUND;
-    let progress = Progress::begin(turns(&tables, arguments.output.repeats), turn);
+    let (begin, turn) = (Instant::now(), Duration::from_secs_f64(seconds));
+    let progress = Progress::begin(turns(&tables, repeats), turn + AROUND);
     for table in &mut tables {
-        measure(table, &stage, arguments, &progress)?;
+        measure(table, &stage, repeats, turn, &progress)?;
     }
     progress.end();
-    let report = Report::new(place, &tables, arguments.output.repeats, arguments.seconds, begin.elapsed());
-    arguments.output.write("shunt bench local", &report, &report::plots(&report), &report::text(&report))
+    Ok(Report::new(place, &tables, repeats, seconds, begin.elapsed()))
 }
 
-fn measure(table: &mut Table, stage: &Stage, arguments: &Arguments, progress: &Progress) -> Result<()> {
-    let seconds = Duration::from_secs_f64(arguments.seconds);
+fn measure(
+    table: &mut Table,
+    stage: &Stage,
+    repeats: u32,
+    seconds: Duration,
+    progress: &Progress,
+) -> Result<()> {
     for point in &mut table.points {
         if let Some(missing) = point.load.missing() {
             progress.say(&format!("left out: {}, {}: {missing}", table.title, point.label));
             point.missing = Some(missing);
-            progress.inc(u64::from(arguments.output.repeats) * point.sides.len() as u64);
+            progress.inc(u64::from(repeats) * point.sides.len() as u64);
             continue;
         }
-        for round in 0..arguments.output.repeats as usize {
+        for round in 0..repeats as usize {
             for turn in 0..point.sides.len() {
                 let index = (round + turn) % point.sides.len();
                 let side = point.sides[index];

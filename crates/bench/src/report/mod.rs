@@ -1,5 +1,6 @@
 //! What a comparison says: as text for a terminal, as a page with plots, as JSON.
 
+mod bars;
 mod html;
 mod plot;
 mod text;
@@ -7,6 +8,7 @@ mod text;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use anyhow::Result;
 use serde::Serialize;
 
 use crate::local::{Point, Sample, Table, Unit};
@@ -14,9 +16,10 @@ use crate::machine::Place;
 use crate::side::Side;
 use crate::stats::Spread;
 
-pub(crate) use html::page;
+pub(crate) use bars::{Bar, Bars, Group, OURS};
+pub(crate) use html::{Column, Page, page};
 pub(crate) use plot::{Axes, Plot, Series};
-pub(crate) use text::{number, text};
+pub(crate) use text::{against, number, text};
 
 /// Everything.
 #[derive(Debug, Serialize)]
@@ -91,6 +94,15 @@ impl TableReport {
             unit: table.unit,
             axis: table.axis,
             lines: table.points.iter().map(|point| Line::of(point, table.unit)).collect(),
+        }
+    }
+
+    /// What it comes to as a picture, if anything was measured: lines where there is an axis, else bars.
+    pub(crate) fn svg(&self) -> Result<Option<String>> {
+        match self.lines.iter().any(|line| !line.cells.is_empty()) {
+            true if self.axis.is_some() => Plot::of(self).svg().map(Some),
+            true => Bars::of(self).svg().map(Some),
+            false => Ok(None),
         }
     }
 

@@ -106,7 +106,7 @@ fn append_road(out: &mut String, label: &str, cell: &Cell) {
 }
 
 /// What is worth a ratio.
-fn against(sides: &[Side]) -> Vec<(Side, Side)> {
+pub(crate) fn against(sides: &[Side]) -> Vec<(Side, Side)> {
     [
         (Side::Shunt, Side::Tcp),
         (Side::Shunt, Side::TcpNodelay),

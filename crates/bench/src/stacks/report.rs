@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::running::{Coverage, Sample};
+use super::running::Sample;
 use super::{Arguments, Line};
+use crate::coverage::Coverage;
 use crate::machine::Machine;
 use crate::report::number;
 use crate::stats::Spread;
@@ -193,15 +194,11 @@ impl LineReport {
         })
     }
 
-    /// Those for at least a thousandth of all bytes.
     fn write_reasons(&self, out: &mut String) {
-        let all = self.coverage.bytes_in_all().max(1) as f64;
-        let mut reasons: Vec<(&String, f64)> =
-            self.coverage.bytes.tcp.iter().map(|(reason, bytes)| (reason, *bytes as f64 / all)).collect();
-        reasons.sort_by(|one, other| other.1.total_cmp(&one.1));
-        let reasons: Vec<String> = reasons
+        let reasons: Vec<String> = self
+            .coverage
+            .reasons()
             .into_iter()
-            .filter(|(_, part)| *part >= 0.001)
             .map(|(reason, part)| format!("{reason} {:.1}%", part * 100.0))
             .collect();
         if !reasons.is_empty() {

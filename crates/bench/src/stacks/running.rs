@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use shunt_abi::status::{Moved, Share, Snapshot};
 
 use super::load::{Load, words};
 use super::stack::{Configuration, NODE_PATH, Service, Stack};
+use crate::coverage::Coverage;
 use crate::interrupt::pause;
 use crate::process::Process;
 use crate::side::Side;
@@ -45,13 +45,6 @@ pub(super) struct Sample {
     pub(super) cpu_us: f64,
     /// Under shunt.
     pub(super) coverage: Option<Coverage>,
-}
-
-/// What went on shared memory, as both ends of each connection count it.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct Coverage {
-    pub(super) bytes: Moved,
-    pub(super) ends: Share,
 }
 
 /// Templates are filled with these.
@@ -250,45 +243,5 @@ impl Texts<'_> {
         let fill =
             |text: String, (name, port): (&&str, &u16)| text.replace(&format!("@{name}@"), &port.to_string());
         self.ports.iter().fold(text, fill)
-    }
-}
-
-impl Coverage {
-    /// Everything is counted since the broker's start, also what has ended.
-    fn between(before: &Snapshot, after: &Snapshot) -> Coverage {
-        let since = |reason: &String, bytes: u64| {
-            bytes.saturating_sub(before.totals.bytes.tcp.get(reason).copied().unwrap_or_default())
-        };
-        let tcp =
-            after.totals.bytes.tcp.iter().map(|(reason, bytes)| (reason.clone(), since(reason, *bytes)));
-        Coverage {
-            bytes: Moved {
-                shm: after.totals.bytes.shm.saturating_sub(before.totals.bytes.shm),
-                tcp: tcp.filter(|(_, bytes)| *bytes > 0).collect(),
-            },
-            ends: Share {
-                seen: after.totals.share.seen.saturating_sub(before.totals.share.seen),
-                offered: after.totals.share.offered.saturating_sub(before.totals.share.offered),
-                on_shm: after.totals.share.on_shm.saturating_sub(before.totals.share.on_shm),
-            },
-        }
-    }
-
-    /// Of several turns.
-    pub(super) fn sum<'a>(turns: impl Iterator<Item = &'a Coverage>) -> Coverage {
-        turns.fold(Coverage::default(), |mut sum, turn| {
-            sum.bytes += &turn.bytes;
-            sum.ends += turn.ends;
-            sum
-        })
-    }
-
-    /// The part of the bytes that went through shared memory; none of nothing.
-    pub(super) fn share(&self) -> f64 {
-        self.bytes.shm as f64 / self.bytes_in_all().max(1) as f64
-    }
-
-    pub(super) fn bytes_in_all(&self) -> u64 {
-        self.bytes.shm + self.bytes.tcp.values().sum::<u64>()
     }
 }

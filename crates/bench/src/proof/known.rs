@@ -1,0 +1,132 @@
+//! The comparisons of `shunt bench local` that show what there is to gain, as far as their programs are installed, in the same kind
+//! of page.
+
+use anyhow::Result;
+
+use super::surroundings::Surroundings;
+use crate::local::{Group, measured};
+use crate::machine::Machine;
+use crate::report::{Column, Page, Report, TableReport, against, number, text};
+use crate::side::Side;
+use crate::stats::Spread;
+
+/// See the module.
+pub(super) struct Known {
+    report: Report,
+    surroundings: Surroundings,
+    command: String,
+}
+
+const GROUPS: [Group; 9] = [
+    Group::Memcached,
+    Group::Redis,
+    Group::Nginx,
+    Group::Postgres,
+    Group::Runtimes,
+    Group::Go,
+    Group::RoundTrip,
+    Group::Stream,
+    Group::Connections,
+];
+/// What a reader compares with: the rest is in `shunt bench local`.
+const SIDES: [Side; 4] = [Side::Tcp, Side::TcpNodelay, Side::Unix, Side::Shunt];
+/// Of one turn.
+const SECONDS: f64 = 0.5;
+
+impl Known {
+    /// Says in advance how long it takes.
+    pub(super) fn measure(rounds: u32, command: String) -> Result<Known> {
+        let machine = Machine::describe();
+        let mut report = measured(&GROUPS, |side| SIDES.contains(&side), rounds, SECONDS)?;
+        // Programs that everybody knows come first.
+        report.tables.sort_by_key(|table| table.axis.is_some());
+        Ok(Known { report, surroundings: Surroundings::describe(machine), command })
+    }
+
+    pub(super) fn json(&self) -> Result<String> {
+        Ok(serde_json::to_string_pretty(&self.report)?)
+    }
+
+    pub(super) fn text(&self) -> String {
+        text(&self.report)
+    }
+
+    pub(super) fn page(&self) -> Result<String> {
+        let report = &self.report;
+        let mut page = Page::new("shunt report");
+        page.paragraph(
+            "lead",
+            "What shunt gives on this machine to programs that many use, and to plain loads, against TCP and Unix sockets.",
+        );
+        page.paragraph(
+            "faint",
+            &format!(
+                "Medians of {} turns of {} s on each side, sides in turn within each round, in brackets the least and the most. \
+                 Measured on {}.",
+                report.repeats,
+                report.seconds_per_turn,
+                self.surroundings.line()
+            ),
+        );
+        for part in &report.tables {
+            table(&mut page, part)?;
+        }
+        page.heading("The machine");
+        page.table(&[("", Column::Words), ("", Column::Words)], &self.surroundings.rows());
+        page.heading("Repeat it");
+        page.preformatted(&self.command);
+        page.paragraph(
+            "faint",
+            "shunt bench local compares more, and shunt report --program CMD --load CMD a server and a load of your own.",
+        );
+        Ok(page.finish())
+    }
+}
+
+fn table(page: &mut Page, table: &TableReport) -> Result<()> {
+    page.heading(&table.title);
+    if let Some(svg) = table.svg()? {
+        page.figures(&[svg]);
+    }
+    let sides = table.sides();
+    let against = against(&sides);
+    let titles: Vec<String> = sides
+        .iter()
+        .map(|side| format!("{}, {}", side.label(), table.unit.label()))
+        .chain(against.iter().map(|(ours, theirs)| format!("{} to {}", ours.label(), theirs.label())))
+        .chain(sides.iter().map(|side| format!("CPU us, {}", side.label())))
+        .collect();
+    let mut head = vec![("", Column::Words)];
+    head.extend(titles.iter().map(|title| (title.as_str(), Column::Numbers)));
+    let (measured, left_out): (Vec<_>, Vec<_>) = table.lines.iter().partition(|line| line.missing.is_none());
+    let none = || "-".to_owned();
+    let spread = |of: Spread| format!("{:.2}x ({:.2}-{:.2})", of.median, of.min, of.max);
+    let rows: Vec<Vec<String>> = measured
+        .iter()
+        .map(|line| {
+            let figure = |side| line.cell(side).map_or_else(none, |cell| number(cell.figure.median));
+            let cpu = |side| {
+                line.cell(side).map_or_else(none, |cell| number(cell.server_cpu_us + cell.client_cpu_us))
+            };
+            let ratio = |ours, theirs| {
+                let ratio = line.cell(ours).and_then(|cell| cell.ratio_to.get(&theirs));
+                ratio.map_or_else(none, |ratio| spread(*ratio))
+            };
+            std::iter::once(line.label.clone())
+                .chain(sides.iter().map(|side| figure(*side)))
+                .chain(against.iter().map(|(ours, theirs)| ratio(*ours, *theirs)))
+                .chain(sides.iter().map(|side| cpu(*side)))
+                .collect()
+        })
+        .collect();
+    if !rows.is_empty() {
+        page.table(&head, &rows);
+    }
+    for line in left_out {
+        page.paragraph(
+            "faint",
+            &format!("left out: {}: {}", line.label, line.missing.as_deref().unwrap_or("")),
+        );
+    }
+    Ok(())
+}

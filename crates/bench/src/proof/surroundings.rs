@@ -1,0 +1,109 @@
+//! What a figure was measured on, in more words than other comparisons print: somebody else is to read it.
+
+use std::fs::read_to_string;
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+use crate::machine::Machine;
+
+/// See the module.
+#[derive(Debug, Serialize)]
+pub(super) struct Surroundings {
+    #[serde(flatten)]
+    machine: Machine,
+    /// The load of the last minute when it was over.
+    load_after: f64,
+    memory_bytes: u64,
+    /// It says so itself, as virtual machines mostly do.
+    is_virtual: bool,
+    /// Of the first processor's frequency, where that is readable.
+    governor: Option<String>,
+    /// What the kernel does about faults of the processor, by their names.
+    mitigations: Vec<(String, String)>,
+    shunt: &'static str,
+    date: String,
+}
+
+impl Surroundings {
+    /// Once it is over, with what was described before.
+    pub(super) fn describe(before: Machine) -> Surroundings {
+        let cpuinfo = read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let flags = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+        let governor = read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").ok();
+        Surroundings {
+            machine: before,
+            load_after: Machine::describe().load_before,
+            memory_bytes: memory(),
+            is_virtual: flags.split_whitespace().any(|flag| flag == "hypervisor"),
+            governor: governor.map(|name| name.trim().to_owned()),
+            mitigations: mitigations(),
+            shunt: env!("CARGO_PKG_VERSION"),
+            date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        }
+    }
+
+    /// Of a table: name and value.
+    pub(super) fn rows(&self) -> Vec<Vec<String>> {
+        let machine = &self.machine;
+        let virtually = if self.is_virtual { ", in a virtual machine" } else { "" };
+        let mut rows = vec![
+            ("date".to_owned(), self.date.clone()),
+            ("shunt".to_owned(), self.shunt.to_owned()),
+            ("kernel".to_owned(), format!("Linux {}", machine.kernel)),
+            ("processor".to_owned(), format!("{}{virtually}", machine.processor)),
+            ("processors that may be used".to_owned(), machine.processors.to_string()),
+            ("memory".to_owned(), format!("{:.1} GB", self.memory_bytes as f64 / 1e9)),
+            (
+                "load of the last minute".to_owned(),
+                format!("{:.1} before, {:.1} after", machine.load_before, self.load_after),
+            ),
+            (
+                "frequency governor".to_owned(),
+                self.governor.clone().unwrap_or_else(|| "not readable here".to_owned()),
+            ),
+        ];
+        let mitigated =
+            self.mitigations.iter().map(|(name, state)| (format!("fault: {name}"), state.clone()));
+        rows.extend(mitigated);
+        rows.into_iter().map(|(name, value)| vec![name, value]).collect()
+    }
+
+    /// In one line.
+    pub(super) fn line(&self) -> String {
+        let machine = &self.machine;
+        format!(
+            "Linux {}, {}, {} processors (load {:.1} before, {:.1} after); shunt {}, {}",
+            machine.kernel,
+            machine.processor,
+            machine.processors,
+            machine.load_before,
+            self.load_after,
+            self.shunt,
+            self.date
+        )
+    }
+}
+
+fn memory() -> u64 {
+    let text = read_to_string("/proc/meminfo").unwrap_or_default();
+    let kilobytes = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
+    kilobytes.and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+/// Of the faults that this processor has.
+fn mitigations() -> Vec<(String, String)> {
+    let directory = std::fs::read_dir("/sys/devices/system/cpu/vulnerabilities");
+    let mut all: Vec<(String, String)> = directory
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let state = read_to_string(entry.path()).ok()?.trim().to_owned();
+            Some((entry.file_name().to_string_lossy().into_owned(), state))
+        })
+        .filter(|(_, state)| state != "Not affected")
+        .collect();
+    all.sort();
+    all
+}

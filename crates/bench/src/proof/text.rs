@@ -1,0 +1,107 @@
+//! The report for a terminal.
+
+use std::fmt::Write;
+
+use super::figures::{Figure, Report, SideReport, bytes, percent, ratio};
+use crate::report::number;
+use crate::stats::Spread;
+
+/// All of it.
+pub(super) fn text(report: &Report) -> String {
+    let mut out = format!(
+        "{}\n\nserver  {}\nload    {}\n{}\nMedians of {} rounds of each side, in turn; {:.0} s in all.\n",
+        report.sentence(),
+        report.program,
+        report.load,
+        report.surroundings.line(),
+        report.rounds,
+        report.seconds_in_all
+    );
+    for finding in &report.findings {
+        let _ = writeln!(out, "\n!! {finding}");
+    }
+    figures(&mut out, report);
+    roads(&mut out, report);
+    for note in &report.notes {
+        let _ = writeln!(out, "{note}");
+    }
+    for (side, ends) in [("natively", &report.native), ("under shunt", &report.shunt)] {
+        let _ = writeln!(out, "{side}: {}", endings(ends));
+    }
+    out
+}
+
+fn figures(out: &mut String, report: &Report) {
+    if report.figures.is_empty() {
+        return;
+    }
+    let width = report.figures.iter().map(|figure| title(figure).len()).max().unwrap_or(0);
+    let _ = writeln!(out, "\n{:width$} {:>26} {:>26} {:>20}", "", "native", "shunt", "shunt to native");
+    for figure in &report.figures {
+        let [native, shunt] = spreads(figure);
+        let ratio = ratio(figure.shunt_to_native);
+        let _ = writeln!(out, "{:width$} {native:>26} {shunt:>26} {ratio:>20}", title(figure));
+    }
+    if let Some(memory) = report.memory {
+        let [native, shunt] = [memory.native, memory.shunt].map(bytes);
+        let ratio = format!("{:.2}x", memory.shunt as f64 / memory.native.max(1) as f64);
+        let _ = writeln!(out, "{:width$} {native:>26} {shunt:>26} {ratio:>20}", "Memory, the most at a time");
+    }
+}
+
+fn roads(out: &mut String, report: &Report) {
+    let ends = report.coverage.ends;
+    let _ = writeln!(
+        out,
+        "\n{} of {} bytes went through shared memory, by {} of {} ends of connections.",
+        percent(report.on_shm),
+        report.coverage.bytes_in_all(),
+        ends.on_shm,
+        ends.seen
+    );
+    for one in &report.by_tcp {
+        let cause = &one.cause;
+        let _ = writeln!(out, "  {} by TCP: {}: {}", percent(one.part), cause.label, cause.explanation);
+        let _ = writeln!(out, "    {}", cause.advice);
+    }
+    for kept in &report.kept {
+        let cause = &kept.cause;
+        let _ =
+            writeln!(out, "  {}: {}: {}\n    {}", kept.program, cause.label, cause.explanation, cause.advice);
+    }
+    for line in &report.said {
+        let _ = writeln!(out, "  {line}");
+    }
+}
+
+/// What a figure is, and in what.
+pub(super) fn title(figure: &Figure) -> String {
+    let (_, unit) = figure.scale();
+    let unit = if unit.is_empty() { unit } else { format!(", {unit}") };
+    let better = if figure.lower_is_better { "" } else { " (higher is better)" };
+    format!("{}{unit}{better}", figure.label)
+}
+
+/// Of both sides, to read.
+pub(super) fn spreads(figure: &Figure) -> [String; 2] {
+    let (factor, _) = figure.scale();
+    let spread = |spread: Spread| {
+        let [median, min, max] =
+            [spread.median, spread.min, spread.max].map(|figure| number(figure * factor));
+        format!("{median} ({min}-{max})")
+    };
+    [spread(figure.native), spread(figure.shunt)]
+}
+
+/// How the programs of one side ended.
+pub(super) fn endings(side: &SideReport) -> String {
+    if side.turns == 0 {
+        return "no turn succeeded".to_owned();
+    }
+    format!(
+        "in {} turns the load ended with {}; the server, sent SIGTERM, with {}",
+        side.turns,
+        side.load_ends.join(", "),
+        side.server_ends.join(", ")
+    )
+}
