@@ -211,3 +211,21 @@ fn an_interrupted_report_leaves_nothing_behind() {
         server.is_gone();
     }
 }
+
+/// All of it takes minutes.
+#[test]
+fn known_programs_are_compared_for_a_time_that_is_said_in_advance() {
+    let shell = Shell::new();
+    let place = shell.path("place");
+    std::fs::create_dir(&place).unwrap();
+    let mut command = shell.shunt(["report", "--rounds", "1", "--out"]);
+    command.arg(shell.path("page.html")).current_dir(shell.path("")).env("TMPDIR", &place);
+    let running = Running::start(command);
+    eventually("two programs are measured", || !shell.with_word("bench-worker").is_empty());
+    running.signal("INT");
+    let ended = running.end();
+    assert_eq!(ended.signal, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains(" turns, about "), "{}", ended.stderr);
+    assert!(!shell.path("page.html").exists());
+    nothing_is_left(&shell);
+}

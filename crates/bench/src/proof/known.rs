@@ -130,3 +130,52 @@ fn table(page: &mut Page, table: &TableReport) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::local::Unit;
+    use crate::machine::Place;
+    use crate::report::{Cell, Line};
+
+    fn cell(side: Side, median: f64) -> Cell {
+        let spread = |median| Spread { median, min: median, max: median };
+        Cell {
+            side,
+            figure: spread(median),
+            ratio_to: BTreeMap::from([(Side::Tcp, spread(4.0))]),
+            p50_us: 1.0,
+            p99_us: 1.0,
+            server_cpu_us: 2.0,
+            client_cpu_us: 3.0,
+            on_shm: None,
+            on_tcp_because: BTreeMap::new(),
+            unseen: 0,
+            link_bytes_per_connection: None,
+        }
+    }
+
+    fn table(title: &str, missing: Option<&str>) -> TableReport {
+        let cells =
+            if missing.is_none() { vec![cell(Side::Tcp, 10.0), cell(Side::Shunt, 40.0)] } else { vec![] };
+        let line = Line { label: "a line".to_owned(), x: None, missing: missing.map(str::to_owned), cells };
+        TableReport { title: title.to_owned(), unit: Unit::PerSecond, axis: None, lines: vec![line] }
+    }
+
+    #[test]
+    fn what_was_measured_is_drawn_and_what_was_not_is_named() {
+        let tables = vec![table("Installed", None), table("Absent", Some("a-program is not installed"))];
+        let place = Place { machine: Machine::describe(), pinned: (0, 1), own_namespace: false };
+        let report = Report { place, repeats: 3, seconds_per_turn: 0.5, seconds_in_all: 9.0, tables };
+        let surroundings = Surroundings::describe(Machine::describe());
+        let page = Known { report, surroundings, command: "shunt report".to_owned() }.page().unwrap();
+        assert_eq!(page.matches("<svg").count(), 1);
+        for text in
+            ["Installed", "4.00x (4.00-4.00)", ">5.00<", "left out: a line: a-program is not installed"]
+        {
+            assert!(page.contains(text), "no {text:?} in {page}");
+        }
+    }
+}
