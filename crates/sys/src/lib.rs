@@ -31,10 +31,12 @@ pub mod raw;
 pub mod realtime;
 pub mod seccomp;
 pub mod seqpacket;
+pub mod standing;
 pub mod tcp;
 pub mod tun;
 pub mod tuning;
 pub mod uring;
+pub mod view;
 
 mod sockopt;
 

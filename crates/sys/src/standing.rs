@@ -1,0 +1,95 @@
+//! How another process stands to this one: in which namespaces it lives, and whether it may look into others.
+
+use std::fs::read_to_string;
+use std::os::fd::AsFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::stat;
+
+/// The namespaces that decide whose processes one may look into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Home {
+    user: (u64, u64),
+    pid: (u64, u64),
+}
+
+/// CAP_SYS_PTRACE, in the order of the kernel's sets.
+const SYS_PTRACE: u32 = 19;
+
+/// Where a process lives; nothing, if the kernel does not let this one look into it.
+pub fn home(pid: u32) -> Option<Home> {
+    home_of(&pid.to_string())
+}
+
+/// Where this one does.
+pub fn own_home() -> Option<Home> {
+    home_of("self")
+}
+
+fn home_of(process: &str) -> Option<Home> {
+    let namespace = |kind| {
+        let file = stat(format!("/proc/{process}/ns/{kind}")).ok()?;
+        Some((file.st_dev, file.st_ino))
+    };
+    Some(Home { user: namespace("user")?, pid: namespace("pid")? })
+}
+
+/// Whether a process may look into every other of its user namespace.
+pub fn may_look_into_all(pid: u32) -> bool {
+    let status = read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    set.is_some_and(|set| set & 1 << SYS_PTRACE != 0)
+}
+
+/// Whether the process of a pidfd has not ended: what was read of its number before was of it.
+pub fn is_alive(pidfd: impl AsFd) -> bool {
+    let mut polled = [PollFd::new(&pidfd, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec::default())) == Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    use std::process::Command;
+
+    #[test]
+    fn a_process_in_namespaces_of_its_own_is_told_apart() {
+        assert!(own_home().is_some());
+        assert_eq!(home(std::process::id()), own_home());
+        let mut at_home = Command::new("sleep").arg("60").spawn().unwrap();
+        let mut away = Command::new("unshare").args(["--user", "sleep", "60"]).spawn().unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while home(away.id()) == own_home() {
+            assert!(std::time::Instant::now() < deadline, "it does not go away");
+            std::thread::yield_now();
+        }
+        assert_eq!(home(at_home.id()), own_home());
+        let pidfd = pidfd_open(Pid::from_child(&at_home), PidfdFlags::empty()).unwrap();
+        assert!(is_alive(&pidfd));
+        at_home.kill().unwrap();
+        at_home.wait().unwrap();
+        assert!(!is_alive(&pidfd) && home(at_home.id()).is_none());
+        away.kill().unwrap();
+        away.wait().unwrap();
+    }
+
+    #[test]
+    fn capabilities_are_those_that_are_effective() {
+        let may = rustix::thread::capabilities(None).unwrap();
+        let has = may.effective.contains(rustix::thread::CapabilitySet::SYS_PTRACE);
+        assert_eq!(may_look_into_all(std::process::id()), has);
+        let mut child = Command::new("setpriv")
+            .args(["--reuid", "65534", "--clear-groups", "sleep", "60"])
+            .spawn()
+            .unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while may_look_into_all(child.id()) {
+            assert!(std::time::Instant::now() < deadline, "it keeps what it has");
+            std::thread::yield_now();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

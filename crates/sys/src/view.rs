@@ -1,0 +1,116 @@
+//! A link as somebody sees it who only reads: nothing here can write to it, whatever happens.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire};
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::{Errno, Result};
+
+/// Memory that others write, with its beginning mapped and the rest read from the file: to look at a page that has no memory would make
+/// it, and to read it from the file does not.
+#[derive(Debug)]
+pub struct View {
+    file: OwnedFd,
+    start: NonNull<u8>,
+    mapped: usize,
+}
+
+// SAFETY: as for `mapping::Mapping`.
+unsafe impl Send for View {}
+
+impl View {
+    /// Maps the first `len` bytes of `file`, which must be sealed against shrinking (see [`crate::memfd`]).
+    pub fn map(file: OwnedFd, len: usize) -> Result<View> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
+        let start = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &file, 0)? };
+        Ok(View { file, start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, mapped: len })
+    }
+
+    /// The 64-bit word at `offset`, if it is mapped and aligned. What is read afterwards was there when it was written, or is newer.
+    pub fn word(&self, offset: usize) -> Option<u64> {
+        let at = self.at(offset, 8)?;
+        // SAFETY: inside the mapping and aligned; everyone who shares it uses atomics, and a load of this size writes nothing.
+        Some(unsafe { AtomicU64::from_ptr(at.cast()) }.load(Acquire))
+    }
+
+    /// The same of 32 bits.
+    pub fn half_word(&self, offset: usize) -> Option<u32> {
+        let at = self.at(offset, 4)?;
+        // SAFETY: as in `word`.
+        Some(unsafe { AtomicU32::from_ptr(at.cast()) }.load(Acquire))
+    }
+
+    fn at(&self, offset: usize, size: usize) -> Option<*mut u8> {
+        let is_inside = offset.checked_add(size).is_some_and(|end| end <= self.mapped);
+        (is_inside && offset.is_multiple_of(size)).then(|| self.start.as_ptr().wrapping_add(offset))
+    }
+
+    /// Copies what is at `offset` of the file, mapped or not. `false` if there is not so much.
+    #[must_use]
+    pub fn read(&self, mut offset: usize, mut bytes: &mut [u8]) -> bool {
+        while !bytes.is_empty() {
+            match rustix::io::pread(&self.file, &mut *bytes, offset as u64) {
+                Ok(0) => return false,
+                Ok(count) => {
+                    bytes = &mut bytes[count..];
+                    offset += count;
+                }
+                Err(Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // SAFETY: ours since `map`, and no reference outlives a call.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.mapped) };
+    }
+}
+
+/// The file behind `fd`, open for reading only.
+pub fn for_reading(fd: impl AsFd) -> Result<OwnedFd> {
+    use std::os::fd::AsRawFd;
+    let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+    open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::Mapping;
+    use crate::memfd::create_sealed;
+    use rustix::fs::fstat;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn it_sees_what_others_write_and_makes_no_memory() {
+        let fd = create_sealed("shunt-test", 16_384).unwrap();
+        let others = Mapping::map(&fd, 16_384).unwrap();
+        let view = View::map(for_reading(&fd).unwrap(), 4096).unwrap();
+        others.word(8).unwrap().store(7 << 32 | 5, Relaxed);
+        assert_eq!((view.word(8), view.half_word(12)), (Some(7 << 32 | 5), Some(7)));
+        assert_eq!(
+            (view.word(4092), view.word(4096), view.word(4), view.half_word(2)),
+            (None, None, None, None)
+        );
+        let (before, mut bytes) = (fstat(&fd).unwrap().st_blocks, [1; 8192]);
+        assert!(view.read(8192, &mut bytes) && bytes == [0; 8192]);
+        assert_eq!(fstat(&fd).unwrap().st_blocks, before);
+        assert!(others.put(8190, b"abcd"));
+        assert!(view.read(8190, &mut bytes[..4]) && &bytes[..4] == b"abcd");
+        assert!(!view.read(16_380, &mut bytes[..5]));
+    }
+
+    #[test]
+    fn what_is_open_for_reading_cannot_be_mapped_to_write() {
+        let fd = for_reading(create_sealed("shunt-test", 4096).unwrap()).unwrap();
+        assert_eq!(Mapping::map(&fd, 4096).unwrap_err(), Errno::ACCESS);
+        assert_eq!(rustix::io::pwrite(&fd, b"x", 0), Err(Errno::BADF));
+    }
+}
