@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::VERSION;
 use crate::address::{from_octets, to_octets};
+use crate::geometry::Side;
 
 /// The first word of every message: "SHNT".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"SHNT");
@@ -158,8 +159,13 @@ messages! {
             /// Which side of it: a process connected to itself is both.
             side: u32,
         }
-        /// Asks for the state of everything: see [`crate::status`]. The only message that needs no hello.
+        /// Asks for the state of everything: see [`crate::status`]. Like `Capture` it needs no hello.
         Status = 16, fds 0 {
+            /// Zero.
+            pad: u64,
+        }
+        /// Asks to read along (docs/adr/0030). It needs no hello, and nothing may follow it.
+        Capture = 17, fds 0 {
             /// Zero.
             pad: u64,
         }
@@ -237,6 +243,69 @@ messages! {
         StatusReply = 16, fds 0 {
             /// Bytes of JSON.
             bytes: u64,
+        }
+        /// Answers `Capture`: what is seen follows for as long as the connection lasts.
+        Capturing = 17, fds 0 {
+            /// 1: everything. 0: what belongs to the asker, at both ends.
+            of_all: u32,
+            /// Zero.
+            pad: u32,
+        }
+        /// A link to read along, with its memfd, open for reading only. Its connections follow.
+        SeenLink = 18, fds 1 {
+            /// The link.
+            link: u64,
+            /// Bytes of one ring.
+            ring_bytes: u64,
+            /// Whose each side is.
+            pids: [u32; 2],
+            /// Their names, as in [`Hello`].
+            programs: [[u8; 32]; 2],
+        }
+        /// A connection of a seen link. As long as somebody reads along, its place in the link is not given out again.
+        SeenPair = 19, fds 0 {
+            /// The link.
+            link: u64,
+            /// The connection within it.
+            conn: u32,
+            /// 1: it has just been paired, and nothing of it has been missed. 0: it was under way.
+            fresh: u32,
+            /// SO_COOKIE of the two endpoints.
+            cookies: [u64; 2],
+            /// For each side its own address and its peer's, as it sees them itself and as [`crate::address`] has them.
+            addresses: [[[u8; 16]; 2]; 2],
+            /// Their ports.
+            ports: [[u16; 2]; 2],
+            /// The sequence number of the first byte that each side sends, if [`known`](SeenPair::known).
+            first: [u32; 2],
+            /// 1: the sequence numbers are known.
+            known: u64,
+        }
+        /// A connection of a seen link is no more: both its ends have left it.
+        SeenEnd = 20, fds 0 {
+            /// The link.
+            link: u64,
+            /// The connection within it.
+            conn: u32,
+            /// Zero.
+            pad: u32,
+        }
+        /// A seen link is no more.
+        SeenUnlink = 21, fds 0 {
+            /// The link.
+            link: u64,
+        }
+    }
+}
+
+impl SeenPair {
+    /// The addresses of the two sides, as one of them sees them.
+    pub fn seen_by(&self, side: Side) -> [SocketAddr; 2] {
+        let (addresses, ports) = (self.addresses[side as usize], self.ports[side as usize]);
+        let [own, other] = [0, 1].map(|end| SocketAddr::new(from_octets(addresses[end]), ports[end]));
+        match side {
+            Side::A => [own, other],
+            Side::B => [other, own],
         }
     }
 }

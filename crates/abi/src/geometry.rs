@@ -29,10 +29,20 @@ pub const LANE_RETURNED: u64 = 1 << 62;
 pub const LANE_HEAD_OFFSET: usize = 128;
 /// The bits of both that count bytes.
 pub const LANE_CURSOR: u64 = (1 << 61) - 1;
+/// The bit of the first that ends the lane.
+pub const LANE_CLOSED: u64 = 1 << 63;
+/// Where in a lane's header the word stands that says where in the stream it begins: 1 + the offset, or 0.
+pub const LANE_START_OFFSET: usize = 64;
 /// Where in a lane's header the word stands that says how its sender left.
 pub const LANE_END_OFFSET: usize = 72;
+/// Where the half word stands by which the broker says that somebody reads along: see [`crate::control::Capture`].
+pub const LANE_FOLLOWED_OFFSET: usize = 84;
+/// Where the word stands that says which byte is at the beginning of the ring.
+pub const LANE_BASE_OFFSET: usize = 88;
 /// What the sender says there when it has shut the direction down.
 pub const LANE_END_SHUT_DOWN: u64 = 1;
+/// What the sender says there when it has closed the socket.
+pub const LANE_END_CLOSED: u64 = 2;
 /// What the broker adds to that word when the sender's process has ended.
 pub const LANE_END_DIED: u64 = 4;
 /// What the sender says there before it shares its socket with a child.

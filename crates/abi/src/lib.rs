@@ -17,7 +17,7 @@ pub mod reason;
 pub mod status;
 
 /// Version of the control protocol and of the shared layouts. A different version is refused, never guessed.
-pub const VERSION: u16 = 11;
+pub const VERSION: u16 = 12;
 
 /// Environment variables shared by `shunt run` and the shim.
 pub mod env {

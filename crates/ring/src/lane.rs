@@ -48,6 +48,8 @@ struct SenderLine {
     end: AtomicU32,
     tx_wants: AtomicU32,
     tx_waiter: AtomicU32,
+    /// The broker says that somebody reads along, who needs what was written last to stay where it is for a while.
+    followed: AtomicU32,
     /// What stands at the beginning of the ring: a value of `tail`.
     base: AtomicU64,
     /// See [`Stamp`].
@@ -78,8 +80,13 @@ const _: () = {
     assert!(std::mem::offset_of!(LaneHeader, sender.end) == shunt_abi::geometry::LANE_END_OFFSET);
     assert!(std::mem::offset_of!(LaneHeader, tail) == shunt_abi::geometry::LANE_TAIL_OFFSET);
     assert!(std::mem::offset_of!(LaneHeader, head.head) == shunt_abi::geometry::LANE_HEAD_OFFSET);
+    assert!(std::mem::offset_of!(LaneHeader, sender.start) == shunt_abi::geometry::LANE_START_OFFSET);
+    assert!(std::mem::offset_of!(LaneHeader, sender.followed) == shunt_abi::geometry::LANE_FOLLOWED_OFFSET);
+    assert!(std::mem::offset_of!(LaneHeader, sender.base) == shunt_abi::geometry::LANE_BASE_OFFSET);
+    assert!(CLOSED == shunt_abi::geometry::LANE_CLOSED);
     assert!(RETURNED == shunt_abi::geometry::LANE_RETURNED && !FLAGS == shunt_abi::geometry::LANE_CURSOR);
     assert!(End::ShutDown as u64 == shunt_abi::geometry::LANE_END_SHUT_DOWN);
+    assert!(End::Closed as u64 == shunt_abi::geometry::LANE_END_CLOSED);
     assert!(End::Died as u64 == shunt_abi::geometry::LANE_END_DIED);
     assert!(SHARED as u64 == shunt_abi::geometry::LANE_END_SHARED);
     assert!(ABANDONED as u64 == shunt_abi::geometry::LANE_END_ABANDONED);
@@ -174,6 +181,7 @@ impl LaneHeader {
                 end: AtomicU32::new(0),
                 tx_wants: AtomicU32::new(0),
                 tx_waiter: AtomicU32::new(0),
+                followed: AtomicU32::new(0),
                 base: AtomicU64::new(0),
                 marked_at: AtomicU64::new(0),
                 behind: AtomicU64::new(0),
@@ -383,6 +391,12 @@ impl LaneHeader {
         Stamp { at: self.sender.marked_at.load(Relaxed), behind: self.sender.behind.load(Relaxed) }
     }
 
+    /// Whether somebody reads along: then the sender uses all of the ring, as it does of one that is never empty.
+    #[inline]
+    fn is_followed(&self) -> bool {
+        self.sender.followed.load(Relaxed) != 0
+    }
+
     /// The sender wants to be told of space through `slot`. It must look for space once more afterwards.
     ///
     /// The wish is granted once. A waiter that has not announced its sleep before it wishes must look at its ready
@@ -550,7 +564,7 @@ impl Producer {
         let leaves_page = at > 0 && (at - 1) % page + 1 + wanted as u64 > page;
         if leaves_page || size - (self.tail - self.head) < wanted as u64 {
             self.refresh(lane)?;
-            if self.head == self.tail && at > 0 {
+            if self.head == self.tail && at > 0 && !lane.is_followed() {
                 // The receiver reads the base only when it sees bytes to read, and as long as it has any the base stays.
                 self.base = self.tail;
                 lane.sender.base.store(self.base, Relaxed);
