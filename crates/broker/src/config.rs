@@ -73,6 +73,8 @@ pub struct Limits {
     pub status_rows: usize,
     /// Bytes of statuses that have not been read, in all.
     pub status_bytes: usize,
+    /// Clients that read along, in all.
+    pub captures: usize,
     /// How long a client may stay without a hello.
     pub hello_within: Duration,
 }
@@ -105,6 +107,7 @@ impl Default for Limits {
             doorbells: 131_072,
             status_rows: 65_536,
             status_bytes: 192 << 20,
+            captures: 32,
             hello_within: Duration::from_secs(10),
         }
     }

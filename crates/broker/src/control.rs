@@ -12,6 +12,7 @@ use shunt_sys::{Errno, pidfd};
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::capture::CaptureId;
 use crate::disposal::Disposal;
 use crate::orphans;
 use crate::outbox::{Backlog, Outbox};
@@ -47,6 +48,8 @@ struct Client {
     principal: Principal,
     outbox: Rc<Outbox>,
     process: Option<ProcessId>,
+    /// It reads along, or waits for that.
+    capture: Option<Reading>,
     /// Readable once the process has ended. Its end closes the socket as well, unless a child holds a copy.
     life: Option<AsyncFd<OwnedFd>>,
     state: Rc<RefCell<State>>,
@@ -58,6 +61,13 @@ struct Client {
     has_asked: bool,
     /// It waits for one.
     asks: bool,
+}
+
+/// What whoever reads along has.
+struct Reading {
+    /// Nothing: it is not its turn yet.
+    id: Option<CaptureId>,
+    _place: Charge,
 }
 
 /// Serves one accepted connection until it ends.
@@ -85,6 +95,7 @@ pub(crate) async fn serve(
         principal,
         outbox,
         process: None,
+        capture: None,
         life: None,
         state: state.clone(),
         fds: Vec::new(),
@@ -106,7 +117,10 @@ pub(crate) async fn serve(
         }
         state.count_bad(principal, bad);
     }
-    let Client { outbox, process, fds, .. } = client;
+    let Client { outbox, process, capture, fds, .. } = client;
+    if let Some(capture) = capture.and_then(|reading| reading.id) {
+        state.borrow_mut().end_capture(capture);
+    }
     if let Some(process) = process {
         let orphans = state.borrow_mut().end(process);
         orphans.into_iter().for_each(|orphan| orphans::follow(state, orphan));
@@ -149,10 +163,13 @@ impl Client {
             if outbox.has_failed() {
                 return End::Dropped;
             }
+            if let Some(capture) = self.capture.as_ref().and_then(|reading| reading.id) {
+                self.state.borrow_mut().tell_links(capture);
+            }
             let backlog = outbox.backlog();
             let deadline = match (backlog, self.process) {
                 (Backlog::Short, _) => Some(Instant::now() + RETRY),
-                (_, None) => Some(hello_by),
+                (_, None) if self.capture.is_none() => Some(hello_by),
                 _ => None,
             };
             tokio::select! {
@@ -168,6 +185,7 @@ impl Client {
                     {
                         return end;
                     }
+                    self.begin_capture().await;
                     // Fairness: a client that never pauses does not keep the others waiting.
                     tokio::task::yield_now().await;
                     if !self.settle().await {
@@ -267,11 +285,26 @@ impl Client {
         told
     }
 
+    /// Lets it read along, if it has asked to, once it is its turn: what is its own is looked for.
+    async fn begin_capture(&mut self) {
+        let Some(Reading { id: id @ None, .. }) = &mut self.capture else { return };
+        let turns = self.state.borrow().turns.clone();
+        let turn = turns.next(self.principal).await;
+        if !seqpacket::has_hung_up(self.outbox.socket()) {
+            *id = Some(self.state.borrow_mut().capture(self.credentials, self.principal, &self.outbox));
+        }
+        turn.end();
+    }
+
     fn obey(&mut self, request: Request) -> Result<(), BadMessage> {
         if padding(&request) != 0 {
             return Err(DecodeError::Field("pad").into());
         }
         let fd = self.fds.pop();
+        if self.capture.is_some() {
+            self.fds.extend(fd);
+            return Err(BadMessage::AfterCapture);
+        }
         if self.has_asked && !self.outbox.is_unread() {
             self.status.set(0);
         }
@@ -283,6 +316,14 @@ impl Client {
                     return Err(BadMessage::UnreadStatus);
                 }
                 self.asks = true;
+                Ok(())
+            }
+            (None, Request::Capture(_), None) => {
+                let mut place = Charge::new(&state.readers, self.principal);
+                if !place.more(1) {
+                    return Err(BadMessage::CaptureLimit);
+                }
+                self.capture = Some(Reading { id: None, _place: place });
                 Ok(())
             }
             (None, Request::Hello(hello), Some(page)) => {
@@ -315,6 +356,7 @@ fn padding(request: &Request) -> u64 {
         Request::Announce(body) => body.pad,
         Request::Offer(body) => body.pad.into(),
         Request::Status(body) => body.pad,
+        Request::Capture(body) => body.pad,
         Request::Hello(_) | Request::Withdraw(_) | Request::Release(_) | Request::Leave(_) => 0,
     }
 }

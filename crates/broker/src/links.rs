@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use shunt_abi::geometry::{
     CONNS, Geometry, LANE_BYTES, LANE_CURSOR, LANE_END_ABANDONED, LANE_END_DIED, LANE_END_OFFSET,
-    LANE_END_SHARED, LANE_END_SHUT_DOWN, LANE_HEAD_OFFSET, LANE_RETURNED, LANE_TAIL_OFFSET, Side,
-    WAITER_READY_OFFSET, WAITER_SLEEPING_OFFSET, WAITERS,
+    LANE_END_SHARED, LANE_END_SHUT_DOWN, LANE_FOLLOWED_OFFSET, LANE_HEAD_OFFSET, LANE_RETURNED,
+    LANE_TAIL_OFFSET, Side, WAITER_READY_OFFSET, WAITER_SLEEPING_OFFSET, WAITERS,
 };
 use shunt_sys::{Errno, memfd};
 use thiserror::Error;
@@ -47,6 +47,17 @@ pub(crate) struct Links {
     emptied: BTreeSet<LinkId>,
     /// Links with rings that are to be rinsed.
     soiled: Vec<LinkId>,
+    /// What has happened to links that somebody reads along, and has not been told.
+    news: Vec<News>,
+}
+
+/// What has happened to a link that somebody reads along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    /// Nobody uses a connection of it any more.
+    Ended(LinkId, u32),
+    /// It is no more.
+    Dropped(LinkId),
 }
 
 #[derive(Debug)]
@@ -56,10 +67,13 @@ struct Holder {
     slots: usize,
     /// Where the kernel finds the socket.
     key: Key,
+    /// The sequence number of the first byte that it receives, if the kernel could be asked.
+    first: Option<u32>,
 }
 
 #[derive(Debug)]
 struct Link {
+    memfd: Rc<OwnedFd>,
     ends: [ProcessId; 2],
     /// Whose they are: stays when they have ended.
     whose: Whose,
@@ -73,6 +87,9 @@ struct Link {
     orphaned: bool,
     /// How many sockets that a dead process has left here are [followed](crate::orphans::follow).
     followed: u32,
+    /// If somebody reads along: the connections that there have been since, a bit for each. No place is given out twice meanwhile, so
+    /// that nobody's bytes are taken for another's.
+    seen: Option<u64>,
 }
 
 /// One side of a slot. A process connected to itself has both.
@@ -104,6 +121,19 @@ pub(crate) struct Dropped {
     pub(crate) ends: [ProcessId; 2],
     pub(crate) whose: Whose,
     pub(crate) memory: Arc<Memory>,
+    /// Somebody reads along, and may not have read all.
+    pub(crate) is_seen: bool,
+}
+
+/// A connection for who reads along.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sight {
+    pub(crate) conn: u32,
+    pub(crate) cookies: [u64; 2],
+    /// Where the kernel finds the sockets of the two sides.
+    pub(crate) keys: [Key; 2],
+    /// The sequence number of the first byte that each side receives.
+    pub(crate) first: [Option<u32>; 2],
 }
 
 /// Who is to hear of the end of a process.
@@ -149,6 +179,7 @@ impl Links {
             holders: HashMap::new(),
             emptied: BTreeSet::new(),
             soiled: Vec::new(),
+            news: Vec::new(),
         }
     }
 
@@ -191,7 +222,7 @@ impl Links {
             Some(id) => (id, None),
             None => {
                 let (id, memfd) = self.create(pair)?;
-                (id, Some(Rc::new(memfd)))
+                (id, Some(memfd))
             }
         };
         let link = self.links.get_mut(&id).expect("open links exist");
@@ -207,27 +238,30 @@ impl Links {
         for (side, offer) in sides.into_iter().zip([earlier, later]) {
             link.held[side as usize] |= 1 << conn;
             link.cookies[conn as usize][side as usize] = offer.cookie;
-            let new = Holder { process: offer.process, slots: 0, key: offer.key };
+            let first = offer.seen.map(|seen| seen.origin.received);
+            let new = Holder { process: offer.process, slots: 0, key: offer.key, first };
             self.holders.entry(offer.cookie).or_insert(new).slots += 1;
         }
+        link.follow(self.geometry, 1 << conn);
         if link.is_full() {
             self.open.entry(pair).or_default().retain(|open| *open != id);
         }
         Ok(Grant { link: id, conn, sides, fresh, introduction })
     }
 
-    fn create(&mut self, pair: (ProcessId, ProcessId)) -> Result<(LinkId, OwnedFd), GrantError> {
+    fn create(&mut self, pair: (ProcessId, ProcessId)) -> Result<(LinkId, Rc<OwnedFd>), GrantError> {
         let owner = |id| self.owners.get(id).copied().ok_or(GrantError::Full);
         let whose = Whose::both(owner(&pair.0)?, owner(&pair.1)?);
         if !self.budget.allows(whose, 1) {
             return Err(GrantError::Full);
         }
-        let memfd = memfd::create_sealed("shunt-link", self.geometry.link_bytes())?;
+        let memfd = Rc::new(memfd::create_sealed("shunt-link", self.geometry.link_bytes())?);
         let memory = Arc::new(Memory::map(&memfd, self.geometry)?);
         let id = self.next;
         self.next += 1;
         self.budget.force(whose, 1);
         let link = Link {
+            memfd: memfd.clone(),
             ends: [pair.0, pair.1],
             whose,
             held: [0; 2],
@@ -236,6 +270,7 @@ impl Links {
             empty_since: None,
             orphaned: false,
             followed: 0,
+            seen: None,
         };
         self.links.insert(id, link);
         self.open.entry(pair).or_default().push(id);
@@ -255,8 +290,11 @@ impl Links {
         let was_full = link.is_full();
         link.held[side as usize] &= !(1 << conn);
         let cookie = std::mem::take(&mut link.cookies[conn as usize][side as usize]);
+        if link.is_free(conn) && link.seen.is_some() {
+            self.news.push(News::Ended(id, conn));
+        }
         if link.is_free(conn) && !link.orphaned {
-            if link.memory.soil(conn as usize) {
+            if link.seen.is_none() && link.memory.soil(conn as usize) {
                 self.soiled.push(id);
             }
             if link.held == [0; 2] {
@@ -307,7 +345,10 @@ impl Links {
                 bereaved.orphans.extend(orphans);
                 link.followed += (bereaved.orphans.len() - before) as u32;
                 bereaved.asleep.extend(link.wake(self.geometry, 1 - side, died.all));
-                link.held[side] = 0;
+                let left = std::mem::take(&mut link.held[side]) & !link.held[1 - side];
+                if link.seen.is_some() {
+                    self.news.extend(bits(left).map(|conn| News::Ended(id, conn as u32)));
+                }
             }
             let dead = link.is_dead();
             freed.into_iter().for_each(|cookie| self.let_go(cookie));
@@ -370,7 +411,7 @@ impl Links {
                 continue;
             }
             let (ends, whose, memory) = (link.ends, link.whose, link.memory.clone());
-            dropped.push(Dropped { link: id, ends, whose, memory });
+            dropped.push(Dropped { link: id, ends, whose, memory, is_seen: link.seen.is_some() });
             self.drop_link(id);
             self.forget_pair_without_links(ends, id);
         }
@@ -390,6 +431,71 @@ impl Links {
         }
     }
 
+    /// All links, in the order in which they were made.
+    pub(crate) fn ids(&self) -> Vec<LinkId> {
+        let mut ids: Vec<_> = self.links.keys().copied().collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// The two processes of a link.
+    pub(crate) fn ends(&self, id: LinkId) -> Option<[ProcessId; 2]> {
+        self.links.get(&id).map(|link| link.ends)
+    }
+
+    /// From now on somebody reads a link along. Says which connections there are, a bit for each.
+    pub(crate) fn see(&mut self, id: LinkId) -> u64 {
+        let Some(link) = self.links.get_mut(&id) else { return 0 };
+        let under_way = link.held[0] | link.held[1];
+        link.seen.get_or_insert_default();
+        link.follow(self.geometry, under_way);
+        under_way
+    }
+
+    /// What there is to see of a link, and its memory.
+    pub(crate) fn sights(&self, id: LinkId) -> Option<(&Rc<OwnedFd>, Vec<Sight>)> {
+        let link = self.links.get(&id)?;
+        let conns = bits(link.held[0] & link.held[1]);
+        Some((&link.memfd, conns.filter_map(|conn| self.sight_of(link, conn as u32)).collect()))
+    }
+
+    /// One connection of it.
+    pub(crate) fn sight(&self, id: LinkId, conn: u32) -> Option<Sight> {
+        self.sight_of(self.links.get(&id)?, conn)
+    }
+
+    fn sight_of(&self, link: &Link, conn: u32) -> Option<Sight> {
+        let cookies = link.cookies[conn as usize];
+        let [one, other] = [self.holders.get(&cookies[0])?, self.holders.get(&cookies[1])?];
+        Some(Sight { conn, cookies, keys: [one.key, other.key], first: [one.first, other.first] })
+    }
+
+    /// What has happened to links that somebody reads along, since this was last asked.
+    pub(crate) fn take_news(&mut self) -> Vec<News> {
+        std::mem::take(&mut self.news)
+    }
+
+    /// Nobody reads along any more: places that have been used once may be given out again.
+    pub(crate) fn unsee(&mut self) {
+        for (id, link) in &mut self.links {
+            let was_full = link.is_full();
+            let Some(seen) = link.seen.take() else { continue };
+            link.set_followed(self.geometry, seen, false);
+            if link.orphaned {
+                continue;
+            }
+            let free = bits(seen & !(link.held[0] | link.held[1]));
+            // Each is noted, and one rinse takes all.
+            if free.filter(|conn| link.memory.soil(*conn)).count() > 0 {
+                self.soiled.push(*id);
+            }
+            if was_full && !link.is_full() {
+                self.open.entry(sorted(link.ends[0], link.ends[1])).or_default().push(*id);
+            }
+        }
+        self.news.clear();
+    }
+
     fn let_go(&mut self, cookie: u64) {
         if let Some(holder) = self.holders.get_mut(&cookie) {
             holder.slots -= 1;
@@ -401,6 +507,9 @@ impl Links {
 
     fn drop_link(&mut self, id: LinkId) {
         let Some(link) = self.links.remove(&id) else { return };
+        if link.seen.is_some() {
+            self.news.push(News::Dropped(id));
+        }
         self.budget.give(link.whose, 1);
         for process in link.ends {
             if let Some(links) = self.by_process.get_mut(&process) {
@@ -470,13 +579,31 @@ impl Link {
         (0..WAITERS).filter(sleeps).map(|slot| (self.ends[side], slot as u32)).collect()
     }
 
-    fn is_full(&self) -> bool {
-        self.held[0] | self.held[1] == u64::MAX
+    /// Somebody who reads this link along sees these connections too, which are given out now.
+    fn follow(&mut self, geometry: Geometry, conns: u64) {
+        let Some(seen) = &mut self.seen else { return };
+        *seen |= conns;
+        self.set_followed(geometry, conns, true);
     }
 
-    /// Slots that are not to be given out: somebody holds them, or their rings are being rinsed.
+    /// Tells the senders of these connections whether somebody reads along.
+    fn set_followed(&self, geometry: Geometry, conns: u64, is_followed: bool) {
+        for (conn, side) in bits(conns).flat_map(|conn| SIDES.map(|side| (conn, side))) {
+            let at = geometry.lane_offset(conn, side) + LANE_FOLLOWED_OFFSET;
+            if let Some(word) = self.memory.head().half_word(at) {
+                word.store(is_followed.into(), Relaxed);
+            }
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.held[0] | self.held[1] | self.seen.unwrap_or(0) == u64::MAX
+    }
+
+    /// Slots that are not to be given out: somebody holds them, their rings are being rinsed, or somebody may still read what has
+    /// passed there.
     fn given_out(&self) -> u64 {
-        self.held[0] | self.held[1] | self.memory.unclean()
+        self.held[0] | self.held[1] | self.memory.unclean() | self.seen.unwrap_or(0)
     }
 
     fn is_free(&self, conn: u32) -> bool {

@@ -213,6 +213,7 @@ impl State {
                 return self.refuse(later.process, later.ticket, Reason::BrokerLimit);
             }
         };
+        self.tell_grant(&grant);
         let owners = [earlier, later].map(|offer| self.principal(offer.process));
         let twice = owners[0] == owners[1];
         self.count(owners.into_iter().skip(usize::from(twice)).flatten(), |tally| tally.pairs_made += 1);

@@ -233,6 +233,11 @@ impl Outbox {
             || seqpacket::unread(&self.socket).is_ok_and(|bytes| bytes > 0)
     }
 
+    /// Has whoever waits for a change look again.
+    pub(crate) fn nudge(&self) {
+        self.changed.notify_one();
+    }
+
     /// Waits until the backlog or the health of the client has changed.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;

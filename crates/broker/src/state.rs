@@ -24,6 +24,7 @@ use shunt_sys::{Errno, eventfd};
 use thiserror::Error;
 use tokio::sync::Notify;
 
+use crate::capture::Captures;
 use crate::complaints::Complaints;
 use crate::config::Limits;
 use crate::disposal::{Descriptor, Disposal, Kept};
@@ -61,6 +62,9 @@ pub(crate) struct State {
     /// When a status is made.
     pub(crate) turns: Rc<Turns>,
     doorbells: Rc<RefCell<Budget>>,
+    /// Clients that read along.
+    pub(crate) readers: Rc<RefCell<Budget>>,
+    pub(crate) captures: Captures,
     /// The files of all pages, by device and inode.
     pages: HashSet<(u64, u64)>,
     pub(crate) namespaces: Namespaces,
@@ -120,6 +124,10 @@ pub(crate) enum BadMessage {
     UnreadStatus,
     #[error("others of this user have too many statuses that they do not read")]
     StatusLimit,
+    #[error("whoever reads along says nothing more")]
+    AfterCapture,
+    #[error("too many read along already")]
+    CaptureLimit,
     #[error("it does not read its messages")]
     Unread,
     #[error("its network namespace cannot be told: {0}")]
@@ -145,6 +153,8 @@ impl BadMessage {
             BadMessage::PageShown => "page_shown",
             BadMessage::UnreadStatus => "unread_status",
             BadMessage::StatusLimit => "status_limit",
+            BadMessage::AfterCapture => "after_capture",
+            BadMessage::CaptureLimit => "capture_limit",
             BadMessage::Unread => "unread",
             BadMessage::Namespace(_) => "namespace",
             BadMessage::NotADoorbell => "doorbell",
@@ -176,6 +186,8 @@ impl State {
             unread_statuses: budget(limits.status_bytes),
             turns: Rc::new(Turns::new()),
             doorbells: budget(limits.doorbells),
+            readers: budget(limits.captures),
+            captures: Captures::default(),
             pages: HashSet::new(),
             namespaces,
             offers: Offers::new(limits.all_offers),
@@ -312,6 +324,7 @@ impl State {
             self.say(peer, PeerGone { peer: id }, None);
         }
         self.ring(bereaved.asleep);
+        self.tell_news();
         if let Some(process) = self.processes.remove(&id) {
             self.ended += &process.outbox.with_page(status::totals).unwrap_or_default();
             self.namespaces.leave(process.netns);
@@ -323,7 +336,8 @@ impl State {
     }
 
     /// What nobody uses any more is rinsed, and dropped if nobody does so for a while.
-    fn give_memory_back(&mut self) {
+    pub(crate) fn give_memory_back(&mut self) {
+        self.tell_news();
         for (whose, memory) in self.links.take_soiled() {
             self.rinser.rinse(whose, &memory);
         }
@@ -334,15 +348,16 @@ impl State {
 
     /// Drops links that nobody has used for a while, and has both their ends do so too.
     pub(crate) fn drop_empty_links(&mut self, now: Instant) {
-        for Dropped { link, ends, whose, memory } in self.links.drop_empty(now) {
+        for Dropped { link, ends, whose, memory, is_seen } in self.links.drop_empty(now) {
             // One of them may be asleep, and have it mapped until it wakes up.
-            if memory.soil_all() {
+            if !is_seen && memory.soil_all() {
                 self.rinser.rinse(whose, &memory);
             }
             for (end, side) in ends.into_iter().zip([Side::A, Side::B]) {
                 self.say(end, Unlink { link, side: side as u32, pad: 0 }, None);
             }
         }
+        self.tell_news();
     }
 
     /// Wakes sleepers that have been marked.

@@ -1,0 +1,308 @@
+//! Reading along: who may, what there is to see, and what becomes of the places of a link meanwhile.
+
+mod common;
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use common::{Broker, Process, eventually, expect_hang_up, loopback, send_all, stranger};
+use shunt_abi::control::{Capture, MAX_MESSAGE, Pair, Reply, Request, SeenEnd, SeenPair, SeenUnlink, Status};
+use shunt_abi::geometry::{Geometry, LANE_FOLLOWED_OFFSET, MIN_RING_BYTES, RINGS_OFFSET, Side};
+use shunt_sys::mapping::Mapping;
+use shunt_sys::view::View;
+use shunt_sys::{Errno, seqpacket};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Somebody who reads along.
+struct Reader {
+    socket: OwnedFd,
+    of_all: bool,
+}
+
+impl Reader {
+    fn of(broker: &Broker) -> Reader {
+        let socket = stranger(broker);
+        send_all(&socket, &Request::from(Capture { pad: 0 }).encode(), &[]);
+        let mut reader = Reader { socket, of_all: false };
+        let (Reply::Capturing(capturing), None) = reader.next() else { panic!("no answer") };
+        reader.of_all = capturing.of_all == 1;
+        reader
+    }
+
+    fn try_next(&self, patience: Duration) -> Option<(Reply, Option<OwnedFd>)> {
+        let (mut buffer, deadline) = ([0; MAX_MESSAGE], Instant::now() + patience);
+        loop {
+            match seqpacket::recv(&self.socket, &mut buffer) {
+                Ok((0, _)) | Err(Errno::CONNRESET) => panic!("the broker hung up"),
+                Ok((len, mut fds)) => {
+                    return Some((Reply::decode(&buffer[..len], fds.len()).unwrap(), fds.take_first()));
+                }
+                Err(Errno::AGAIN) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1))
+                }
+                Err(Errno::AGAIN) => return None,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    #[track_caller]
+    fn next(&self) -> (Reply, Option<OwnedFd>) {
+        self.try_next(PATIENCE).expect("something to see")
+    }
+
+    #[track_caller]
+    fn silence(&self) {
+        let said = self.try_next(Duration::from_millis(200)).map(|(reply, _)| reply);
+        assert_eq!(said, None);
+    }
+
+    #[track_caller]
+    fn expect_link(&self, link: u64) -> OwnedFd {
+        match self.next() {
+            (Reply::SeenLink(seen), Some(memfd)) => {
+                assert_eq!((seen.link, seen.ring_bytes), (link, MIN_RING_BYTES as u64));
+                assert_eq!(seen.pids, [std::process::id(); 2]);
+                assert!(seen.programs.iter().all(|name| name.starts_with(b"test\0")));
+                memfd
+            }
+            (other, _) => panic!("expected a link, got {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn expect_pair(&self) -> SeenPair {
+        match self.next() {
+            (Reply::SeenPair(pair), None) => pair,
+            (other, _) => panic!("expected a pair, got {other:?}"),
+        }
+    }
+}
+
+/// A connection of two processes. Says which place it has, for either.
+fn connect(one: &mut Process, two: &mut Process, ticket: u64) -> [Pair; 2] {
+    let (client, server) = loopback("127.0.0.1");
+    one.offer(ticket, &client);
+    two.offer(ticket, &server);
+    let expect = |process: &mut Process| loop {
+        if let (Reply::Pair(pair), None) = process.next() {
+            return pair;
+        }
+    };
+    [expect(one), expect(two)]
+}
+
+fn release([one, two]: [(&Process, &Pair); 2]) {
+    one.0.release(one.1);
+    two.0.release(two.1);
+}
+
+#[test]
+fn what_there_is_and_what_comes_is_told_with_its_end() {
+    let broker = Broker::start();
+    let (mut one, mut two) = (broker.process(), broker.process());
+    let under_way = connect(&mut one, &mut two, 1);
+    let reader = Reader::of(&broker);
+    assert!(reader.of_all);
+    let link = under_way[0].link;
+    let memfd = reader.expect_link(link);
+    let seen = reader.expect_pair();
+    assert_eq!((seen.conn, seen.fresh), (under_way[0].conn, 0));
+    assert_eq!(seen.cookies[under_way[0].side as usize], under_way[0].cookie);
+    assert_eq!(seen.cookies[under_way[1].side as usize], under_way[1].cookie);
+    assert_eq!(seen.seen_by(Side::A), seen.seen_by(Side::B));
+    // The memory is to be read, and nothing else.
+    assert_eq!(Mapping::map(&memfd, RINGS_OFFSET).unwrap_err(), Errno::ACCESS);
+    let view = View::map(memfd, RINGS_OFFSET).unwrap();
+    let followed = |conn: u32, side| {
+        let lane = Geometry::new(MIN_RING_BYTES).unwrap().lane_offset(conn as usize, side);
+        view.half_word(lane + LANE_FOLLOWED_OFFSET).unwrap()
+    };
+    assert_eq!([Side::A, Side::B].map(|side| followed(seen.conn, side)), [1, 1]);
+
+    let fresh = connect(&mut one, &mut two, 2);
+    let seen = reader.expect_pair();
+    assert_eq!((seen.link, seen.conn, seen.fresh), (link, fresh[0].conn, 1));
+    assert_eq!(followed(seen.conn, Side::A), 1);
+
+    // A place is used once as long as somebody looks, although it is free.
+    release([(&one, &under_way[0]), (&two, &under_way[1])]);
+    let ended = SeenEnd { link, conn: under_way[0].conn, pad: 0 };
+    assert_eq!(reader.next().0, ended.into());
+    let next = connect(&mut one, &mut two, 3);
+    assert_eq!(next[0].conn, fresh[0].conn + 1);
+    assert_eq!(reader.expect_pair().conn, next[0].conn);
+    drop(reader);
+    eventually(|| followed(next[0].conn, Side::B) == 0);
+    assert_eq!(connect(&mut one, &mut two, 4)[0].conn, under_way[0].conn);
+}
+
+#[test]
+fn a_link_that_is_new_is_told_with_its_first_connection_and_when_it_is_no_more() {
+    let broker = Broker::start();
+    let (first, second) = (Reader::of(&broker), Reader::of(&broker));
+    let (mut one, mut two) = (broker.process(), broker.process());
+    let pairs = connect(&mut one, &mut two, 1);
+    let link = pairs[0].link;
+    for reader in [&first, &second] {
+        reader.expect_link(link);
+        assert_eq!(reader.expect_pair().fresh, 1);
+    }
+    drop(first);
+    // Both ends die.
+    drop((one, two));
+    assert_eq!(second.next().0, SeenEnd { link, conn: pairs[0].conn, pad: 0 }.into());
+    assert_eq!(second.next().0, SeenUnlink { link }.into());
+    second.silence();
+}
+
+#[test]
+fn rings_are_left_as_they_are_as_long_as_somebody_reads_them() {
+    let broker = Broker::start_with(|config| config.ring_bytes = 4 * MIN_RING_BYTES);
+    let (mut one, mut two) = (broker.process(), broker.process());
+    let (client, server) = loopback("127.0.0.1");
+    one.offer(1, &client);
+    two.offer(1, &server);
+    let (link, memfd) = one.expect_link();
+    two.expect_link();
+    let pairs = [one.expect_pair(), two.expect_pair()];
+    let geometry = Geometry::new(4 * MIN_RING_BYTES).unwrap();
+    let memory = Mapping::map(&memfd, geometry.link_bytes()).unwrap();
+    let at = geometry.ring_offset(pairs[0].conn as usize, Side::A) + 2 * MIN_RING_BYTES;
+    memory.word(at).unwrap().store(7, Relaxed);
+    let socket = stranger(&broker);
+    send_all(&socket, &Request::from(Capture { pad: 0 }).encode(), &[]);
+    let reader = Reader { socket, of_all: true };
+    while !matches!(reader.next().0, Reply::SeenPair(_)) {}
+    release([(&one, &pairs[0]), (&two, &pairs[1])]);
+    // The link goes after a while, and what was in it stays.
+    while reader.next().0 != (SeenUnlink { link: link.link }).into() {}
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(memory.word(at).unwrap().load(Relaxed), 7);
+}
+
+#[test]
+fn whoever_reads_along_says_nothing_more_and_needs_no_hello() {
+    let broker = Broker::start_with(|config| config.limits.hello_within = Duration::from_millis(50));
+    let reader = Reader::of(&broker);
+    std::thread::sleep(Duration::from_millis(300));
+    let (mut one, mut two) = (broker.process(), broker.process());
+    connect(&mut one, &mut two, 1);
+    reader.next();
+    send_all(&reader.socket, &Request::from(Status { pad: 0 }).encode(), &[]);
+    expect_hang_up(&reader.socket);
+    assert_eq!(broker.bad("after_capture"), 1);
+}
+
+#[test]
+fn as_many_read_along_as_there_is_room_for() {
+    let broker = Broker::start_with(|config| config.limits.captures = 2);
+    let readers = [Reader::of(&broker), Reader::of(&broker)];
+    let third = stranger(&broker);
+    send_all(&third, &Request::from(Capture { pad: 0 }).encode(), &[]);
+    expect_hang_up(&third);
+    drop(readers);
+    eventually(|| {
+        let socket = stranger(&broker);
+        send_all(&socket, &Request::from(Capture { pad: 0 }).encode(), &[]);
+        let mut buffer = [0; MAX_MESSAGE];
+        eventually(|| !matches!(seqpacket::recv(&socket, &mut buffer), Err(Errno::AGAIN)));
+        broker.bad("capture_limit") >= 1 && !seqpacket::has_hung_up(&socket)
+    });
+}
+
+/// What a program of another kind is shown: it reads along for a while and prints how many links, connections and whether everything.
+const LOOK: &str = "
+import socket, struct, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.connect(sys.argv[1])
+s.send(struct.pack('<IHHQ', 0x544e4853, int(sys.argv[2]), 17, 0))
+s.settimeout(0.5)
+kinds = []
+try:
+    while True:
+        message, fds, _, _ = socket.recv_fds(s, 4096, 4)
+        if not message:
+            kinds.append('hung up')
+            break
+        kind = struct.unpack_from('<IHH', message)[2]
+        kinds.append('all' if kind == 17 and message[8] else {17: 'own', 18: 'link', 19: 'pair'}.get(kind, kind))
+except TimeoutError:
+    pass
+print(*kinds, flush=True)
+";
+
+/// What is shown to python, started by these words.
+fn shown(broker: &Broker, words: &[&str]) -> String {
+    let mut line = words.to_vec();
+    let (socket, version) = (broker.socket(), shunt_abi::VERSION.to_string());
+    line.extend(["/usr/bin/python3", "-c", LOOK, socket.to_str().unwrap(), &version]);
+    let output = Command::new(line[0]).args(&line[1..]).stderr(Stdio::inherit()).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// The broker of a system, with a connection between two programs of root's. Needs root.
+fn system() -> (Broker, Process, Process) {
+    let broker = Broker::start_for_all(|_| {});
+    let socket = broker.socket();
+    std::fs::set_permissions(socket, PermissionsExt::from_mode(0o666)).unwrap();
+    let (mut one, mut two) = (broker.process(), broker.process());
+    connect(&mut one, &mut two, 1);
+    (broker, one, two)
+}
+
+#[test]
+fn root_of_the_host_sees_everything_and_other_users_nothing() {
+    let (broker, _one, _two) = system();
+    assert_eq!(shown(&broker, &["env"]), "all link pair");
+    assert_eq!(shown(&broker, &["setpriv", "--reuid", "65534", "--clear-groups"]), "own");
+    // As another user who keeps what root may do, he is no root.
+    let kept = [
+        "setpriv",
+        "--reuid",
+        "65534",
+        "--clear-groups",
+        "--inh-caps",
+        "+sys_ptrace",
+        "--ambient-caps",
+        "+sys_ptrace",
+    ];
+    assert_eq!(shown(&broker, &kept), "own");
+}
+
+#[test]
+fn root_of_a_container_sees_nothing_of_others() {
+    let (broker, _one, _two) = system();
+    // A network namespace of its own; the host's network but its own processes; its own user namespace; less than all of root's rights.
+    assert_eq!(shown(&broker, &["unshare", "--net"]), "own");
+    assert_eq!(shown(&broker, &["unshare", "--pid", "--fork", "--mount-proc"]), "own");
+    assert_eq!(shown(&broker, &["unshare", "--user", "--map-root-user"]), "own");
+    let less = ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"];
+    assert_eq!(shown(&broker, &less), "own link pair", "it may look into its own");
+}
+
+#[test]
+fn a_user_sees_what_is_of_his_own_at_both_ends() {
+    let (broker, mut root, _two) = system();
+    let (mut one, mut two) = (process_of_nobody(&broker), process_of_nobody(&broker));
+    connect(&mut one, &mut two, 1);
+    connect(&mut one, &mut root, 2);
+    assert_eq!(shown(&broker, &["setpriv", "--reuid", "65534", "--clear-groups"]), "own link pair");
+    assert_eq!(shown(&broker, &["setpriv", "--reuid", "65533", "--clear-groups"]), "own");
+    assert_eq!(shown(&broker, &["env"]), "all link pair link pair link pair");
+}
+
+/// A process that has connected to the broker as another user.
+fn process_of_nobody(broker: &Broker) -> Process {
+    let connect = || {
+        // SAFETY: changes the credentials of this thread and nothing else.
+        let done = unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) };
+        assert_eq!(done, 0, "this test needs root");
+        broker.process()
+    };
+    std::thread::scope(|threads| threads.spawn(connect).join().unwrap())
+}
