@@ -50,19 +50,20 @@ struct Pending {
 enum Rights {
     /// Everything: root of the host, who may look into every program anyway.
     All,
-    /// Connections whose both ends are programs of this principal's, and live where the reader does.
+    /// Connections whose both ends are programs of this principal's, which have never been anybody else's and live where the reader
+    /// does.
     Own(Principal, Home),
     /// Nothing.
     Nothing,
 }
 
-/// Where processes live, each asked once.
+/// Where processes live and whose they are, each asked once.
 #[derive(Debug, Default)]
-struct Homes(HashMap<u32, Option<Home>>);
+struct Homes(HashMap<u32, Option<(Home, u32)>>);
 
 impl Homes {
-    fn of(&mut self, pid: u32) -> Option<Home> {
-        *self.0.entry(pid).or_insert_with(|| standing::home(pid))
+    fn of(&mut self, pid: u32) -> Option<(Home, u32)> {
+        *self.0.entry(pid).or_insert_with(|| standing::home(pid).zip(standing::owner(pid)))
     }
 }
 
@@ -116,7 +117,8 @@ impl State {
                 let ends = self.links.ends(link).into_iter().flatten();
                 ends.map(|end| self.processes.get(&end)).all(|process| {
                     process.is_some_and(|process| {
-                        process.principal == principal && homes.of(process.credentials.pid) == Some(home)
+                        process.principal == principal
+                            && homes.of(process.credentials.pid) == Some((home, principal.uid))
                     })
                 })
             }

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
@@ -11,6 +13,7 @@ use std::time::{Duration, Instant};
 use common::{Broker, Process, eventually, expect_hang_up, loopback, send_all, stranger};
 use shunt_abi::control::{Capture, MAX_MESSAGE, Pair, Reply, Request, SeenEnd, SeenPair, SeenUnlink, Status};
 use shunt_abi::geometry::{Geometry, LANE_FOLLOWED_OFFSET, MIN_RING_BYTES, RINGS_OFFSET, Side};
+use shunt_abi::page::PAGE_BYTES;
 use shunt_sys::mapping::Mapping;
 use shunt_sys::view::View;
 use shunt_sys::{Errno, seqpacket};
@@ -84,7 +87,7 @@ impl Reader {
 }
 
 /// A connection of two processes. Says which place it has, for either.
-fn connect(one: &mut Process, two: &mut Process, ticket: u64) -> [Pair; 2] {
+fn connect_ends(one: &mut Process, two: &mut Process, ticket: u64) -> [Pair; 2] {
     let (client, server) = loopback("127.0.0.1");
     one.offer(ticket, &client);
     two.offer(ticket, &server);
@@ -105,7 +108,7 @@ fn release([one, two]: [(&Process, &Pair); 2]) {
 fn what_there_is_and_what_comes_is_told_with_its_end() {
     let broker = Broker::start();
     let (mut one, mut two) = (broker.process(), broker.process());
-    let under_way = connect(&mut one, &mut two, 1);
+    let under_way = connect_ends(&mut one, &mut two, 1);
     let reader = Reader::of(&broker);
     assert!(reader.of_all);
     let link = under_way[0].link;
@@ -124,7 +127,7 @@ fn what_there_is_and_what_comes_is_told_with_its_end() {
     };
     assert_eq!([Side::A, Side::B].map(|side| followed(seen.conn, side)), [1, 1]);
 
-    let fresh = connect(&mut one, &mut two, 2);
+    let fresh = connect_ends(&mut one, &mut two, 2);
     let seen = reader.expect_pair();
     assert_eq!((seen.link, seen.conn, seen.fresh), (link, fresh[0].conn, 1));
     assert_eq!(followed(seen.conn, Side::A), 1);
@@ -133,12 +136,12 @@ fn what_there_is_and_what_comes_is_told_with_its_end() {
     release([(&one, &under_way[0]), (&two, &under_way[1])]);
     let ended = SeenEnd { link, conn: under_way[0].conn, pad: 0 };
     assert_eq!(reader.next().0, ended.into());
-    let next = connect(&mut one, &mut two, 3);
+    let next = connect_ends(&mut one, &mut two, 3);
     assert_eq!(next[0].conn, fresh[0].conn + 1);
     assert_eq!(reader.expect_pair().conn, next[0].conn);
     drop(reader);
     eventually(|| followed(next[0].conn, Side::B) == 0);
-    assert_eq!(connect(&mut one, &mut two, 4)[0].conn, under_way[0].conn);
+    assert_eq!(connect_ends(&mut one, &mut two, 4)[0].conn, under_way[0].conn);
 }
 
 #[test]
@@ -146,7 +149,7 @@ fn a_link_that_is_new_is_told_with_its_first_connection_and_when_it_is_no_more()
     let broker = Broker::start();
     let (first, second) = (Reader::of(&broker), Reader::of(&broker));
     let (mut one, mut two) = (broker.process(), broker.process());
-    let pairs = connect(&mut one, &mut two, 1);
+    let pairs = connect_ends(&mut one, &mut two, 1);
     let link = pairs[0].link;
     for reader in [&first, &second] {
         reader.expect_link(link);
@@ -191,7 +194,7 @@ fn whoever_reads_along_says_nothing_more_and_needs_no_hello() {
     let reader = Reader::of(&broker);
     std::thread::sleep(Duration::from_millis(300));
     let (mut one, mut two) = (broker.process(), broker.process());
-    connect(&mut one, &mut two, 1);
+    connect_ends(&mut one, &mut two, 1);
     reader.next();
     send_all(&reader.socket, &Request::from(Status { pad: 0 }).encode(), &[]);
     expect_hang_up(&reader.socket);
@@ -251,7 +254,7 @@ fn system() -> (Broker, Process, Process) {
     let socket = broker.socket();
     std::fs::set_permissions(socket, PermissionsExt::from_mode(0o666)).unwrap();
     let (mut one, mut two) = (broker.process(), broker.process());
-    connect(&mut one, &mut two, 1);
+    connect_ends(&mut one, &mut two, 1);
     (broker, one, two)
 }
 
@@ -285,24 +288,67 @@ fn root_of_a_container_sees_nothing_of_others() {
     assert_eq!(shown(&broker, &less), "own link pair", "it may look into its own");
 }
 
+/// A program with a connection to itself, and one to a port that it is told. It says when it has offered all.
+const TALK: &str = "
+import fcntl, os, socket, struct, sys
+path, version, page_bytes, port = sys.argv[1], *map(int, sys.argv[2:])
+page = os.memfd_create('shunt-page', os.MFD_ALLOW_SEALING)
+os.ftruncate(page, page_bytes)
+fcntl.fcntl(page, 1033, 6)
+broker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+broker.connect(path)
+def say(kind, body, fd):
+    socket.send_fds(broker, [struct.pack('<IHH', 0x544e4853, version, kind) + body], [fd])
+say(1, b'test'.ljust(32, b'\\0'), page)
+listener = socket.create_server(('127.0.0.1', 0))
+one = socket.create_connection(listener.getsockname())
+two, _ = listener.accept()
+far = socket.create_connection(('127.0.0.1', port))
+for ticket, end in enumerate([one, two, far]):
+    octets = [b'\\0' * 10 + b'\\xff\\xff' + socket.inet_aton(at[0]) for at in (end.getsockname(), end.getpeername())]
+    ports = [at[1] for at in (end.getsockname(), end.getpeername())]
+    say(2, struct.pack('<Q16s16sHHI', ticket, *octets, *ports, 0), end.fileno())
+print('ready', flush=True)
+sys.stdin.read()
+";
+
 #[test]
 fn a_user_sees_what_is_of_his_own_at_both_ends() {
     let (broker, mut root, _two) = system();
-    let (mut one, mut two) = (process_of_nobody(&broker), process_of_nobody(&broker));
-    connect(&mut one, &mut two, 1);
-    connect(&mut one, &mut root, 2);
-    assert_eq!(shown(&broker, &["setpriv", "--reuid", "65534", "--clear-groups"]), "own link pair");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let nobody = ["setpriv", "--reuid", "65534", "--clear-groups"];
+    let mut talk = Command::new(nobody[0])
+        .args(&nobody[1..])
+        .args(["/usr/bin/python3", "-c", TALK])
+        .arg(broker.socket())
+        .args([shunt_abi::VERSION.to_string(), PAGE_BYTES.to_string(), port.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (server, _) = listener.accept().unwrap();
+    BufReader::new(talk.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    root.offer(2, &server);
+    while !matches!(root.next().0, Reply::Pair(_)) {}
+    assert_eq!(shown(&broker, &nobody), "own link pair");
     assert_eq!(shown(&broker, &["setpriv", "--reuid", "65533", "--clear-groups"]), "own");
     assert_eq!(shown(&broker, &["env"]), "all link pair link pair link pair");
+    drop(talk.stdin.take());
+    assert!(talk.wait().unwrap().success());
 }
 
-/// A process that has connected to the broker as another user.
-fn process_of_nobody(broker: &Broker) -> Process {
+#[test]
+fn what_has_become_his_is_not_his_own() {
+    let (broker, _one, _two) = system();
     let connect = || {
         // SAFETY: changes the credentials of this thread and nothing else.
         let done = unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) };
         assert_eq!(done, 0, "this test needs root");
         broker.process()
     };
-    std::thread::scope(|threads| threads.spawn(connect).join().unwrap())
+    let as_nobody = || std::thread::scope(|threads| threads.spawn(connect).join().unwrap());
+    let (mut one, mut two) = (as_nobody(), as_nobody());
+    connect_ends(&mut one, &mut two, 1);
+    assert_eq!(shown(&broker, &["setpriv", "--reuid", "65534", "--clear-groups"]), "own");
 }

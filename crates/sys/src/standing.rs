@@ -34,6 +34,11 @@ fn home_of(process: &str) -> Option<Home> {
     Some(Home { user: namespace("user")?, pid: namespace("pid")? })
 }
 
+/// The user whom the kernel lets look into a process: whose it is, or root if it has been somebody else's since it was started.
+pub fn owner(pid: u32) -> Option<u32> {
+    stat(format!("/proc/{pid}")).ok().map(|directory| directory.st_uid)
+}
+
 /// Whether a process may look into every other of its user namespace.
 pub fn may_look_into_all(pid: u32) -> bool {
     let status = read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -80,6 +85,7 @@ mod tests {
         let may = rustix::thread::capabilities(None).unwrap();
         let has = may.effective.contains(rustix::thread::CapabilitySet::SYS_PTRACE);
         assert_eq!(may_look_into_all(std::process::id()), has);
+        assert_eq!(owner(std::process::id()), Some(rustix::process::geteuid().as_raw()));
         let mut child = Command::new("setpriv")
             .args(["--reuid", "65534", "--clear-groups", "sleep", "60"])
             .spawn()
@@ -87,6 +93,10 @@ mod tests {
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         while may_look_into_all(child.id()) {
             assert!(std::time::Instant::now() < deadline, "it keeps what it has");
+            std::thread::yield_now();
+        }
+        while owner(child.id()) != Some(65534) {
+            assert!(std::time::Instant::now() < deadline, "it stays root's");
             std::thread::yield_now();
         }
         child.kill().unwrap();
