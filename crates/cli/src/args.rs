@@ -2,7 +2,7 @@
 //! from here.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -29,6 +29,8 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Show live what programs move, and by which road
     Top(TopArgs),
+    /// Write down what goes by shared memory as packets, for Wireshark and tshark
+    Capture(CaptureArgs),
     /// Say why a process, a connection or a program is or is not on shared memory, and what to do about it
     Explain(ExplainArgs),
     /// Say what this machine supports, what it lacks and what to do about it
@@ -233,6 +235,49 @@ pub(crate) struct TopArgs {
     /// Print each look as a line of JSON
     #[arg(long)]
     pub(crate) json: bool,
+
+    /// Ask the broker at this socket [default: the user's, else the system's]
+    #[arg(long, value_name = "SOCKET", env = shunt_abi::env::BROKER)]
+    pub(crate) broker: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Of each kind of filter that is given, one must fit either end. It ends by Ctrl-C, and says what it has missed. Root of the\n\
+    host sees everything, others what goes between programs of their own (see docs/capture.md)."
+)]
+pub(crate) struct CaptureArgs {
+    /// Write to this file, in pcapng [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) write: Option<PathBuf>,
+
+    /// Only connections with this port
+    #[arg(long, value_name = "N")]
+    pub(crate) port: Vec<u16>,
+
+    /// Only connections with this address
+    #[arg(long, value_name = "IP")]
+    pub(crate) address: Vec<IpAddr>,
+
+    /// Only connections of the process with this id
+    #[arg(long, value_name = "PID")]
+    pub(crate) pid: Vec<u32>,
+
+    /// Only connections of programs with this name, as `shunt status` shows it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) program: Vec<String>,
+
+    /// End after so many packets [default: never]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+
+    /// End after so many seconds [default: never]
+    #[arg(long, value_name = "SECS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) seconds: Option<u64>,
+
+    /// Keep so many bytes of each packet, with its headers [default: all]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(64..=65535))]
+    pub(crate) snaplen: Option<u32>,
 
     /// Ask the broker at this socket [default: the user's, else the system's]
     #[arg(long, value_name = "SOCKET", env = shunt_abi::env::BROKER)]

@@ -5,6 +5,7 @@
 
 mod args;
 mod broker;
+mod capture;
 mod daemon;
 mod doctor;
 mod door;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         Command::Daemon(args) => daemon::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Capture(args) => capture::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Doctor(args) => match doctor::run(&args) {
             Ok(true) => Ok(()),

@@ -1,0 +1,487 @@
+//! A capture: hears from the broker what there is to see, looks at it again and again, and writes down what has come.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write};
+use std::num::NonZeroU64;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::set_current_timer_slack;
+use shunt_abi::control::{Reply, SeenLink, SeenPair};
+use shunt_abi::geometry::{CONNS, Geometry, RINGS_OFFSET, Side};
+use shunt_sys::Errno;
+use shunt_sys::memfd::{SealError, verify_sealed};
+use shunt_sys::view::View;
+use thiserror::Error;
+
+use crate::feed::{Feed, FeedError};
+use crate::filter::Filter;
+use crate::lane::{Ended, Lane, Look};
+use crate::packet::{self, MOST, Segment};
+use crate::pcapng::Writer;
+
+/// Between two looks, while something comes and after nothing has for a while. A sender that somebody reads along leaves what it has
+/// written for longer than that, unless it fills its ring meanwhile.
+const SHORTEST: Duration = Duration::from_micros(50);
+const LONGEST: Duration = Duration::from_millis(1);
+/// While there is nothing to look at. The broker's next word ends it.
+const IDLE: Duration = Duration::from_millis(100);
+/// Sockets of which is remembered how much they have sent by lanes: a connection may come to shared memory again.
+const REMEMBERED: usize = 65_536;
+
+/// Why a capture ended, or did not begin.
+#[derive(Debug, Error)]
+pub enum CaptureError {
+    /// See [`FeedError`].
+    #[error(transparent)]
+    Feed(#[from] FeedError),
+    /// What was captured could not be written.
+    #[error("cannot write what is captured: {0}")]
+    Write(#[from] io::Error),
+    /// The broker has handed over something else than a link.
+    #[error("the memory of a link is none: {0}")]
+    Link(#[from] SealError),
+    /// There is no room for another.
+    #[error("a link cannot be mapped: {0}")]
+    Map(#[from] Errno),
+    /// See [`Geometry::new`].
+    #[error("the broker says that a ring has {0} bytes, which cannot be")]
+    RingBytes(u64),
+}
+
+/// When it is enough.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Limits {
+    /// After so many packets.
+    pub packets: Option<u64>,
+    /// After so long.
+    pub time: Option<Duration>,
+    /// Bytes of a packet that are kept; all, if there is none.
+    pub snaplen: Option<u32>,
+}
+
+/// What has been captured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Packets written.
+    pub packets: u64,
+    /// Bytes of the streams in them.
+    pub bytes: u64,
+    /// Connections that they are of: each time that one comes onto shared memory counts.
+    pub connections: u64,
+    /// How often something was missed.
+    pub gaps: u64,
+    /// Bytes of the streams that were.
+    pub missed: u64,
+    /// Directions of which nothing was written any more, because a program wrote what cannot be.
+    pub spoiled: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Session<W> {
+    feed: Feed,
+    filter: Filter,
+    links: HashMap<u64, Link>,
+    connections: BTreeMap<(u64, u32), Connection>,
+    /// What sockets have sent by lanes that are over.
+    carried: HashMap<u64, u64>,
+    output: Output<W>,
+    until: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Link {
+    view: View,
+    geometry: Geometry,
+    names: [String; 2],
+    interface: Option<u32>,
+    packets: u64,
+    gaps: u64,
+}
+
+#[derive(Debug)]
+struct Connection {
+    pair: SeenPair,
+    lanes: [Direction; 2],
+    /// The side that has spoken last.
+    last: Side,
+    is_known: bool,
+}
+
+#[derive(Debug)]
+struct Direction {
+    lane: Lane,
+    /// The sequence number at which the stream begins, without what it has sent by earlier lanes.
+    first: u32,
+    /// That of the first byte of the lane, once it has one.
+    begins: Option<u32>,
+    carried: u64,
+    /// Bytes of the lane that have been written down, or missed before one that was.
+    shown: u64,
+    /// Missed since the last packet.
+    missed: u64,
+    has_end: bool,
+}
+
+#[derive(Debug)]
+struct Output<W> {
+    writer: Writer<W>,
+    summary: Summary,
+    most: Option<u64>,
+    packet: Vec<u8>,
+    /// What a look has found in each direction.
+    found: [Vec<u8>; 2],
+}
+
+impl<W: Write> Session<W> {
+    /// Begins to read along what the broker at `path` shows.
+    pub fn open(path: &Path, filter: Filter, limits: Limits, to: W) -> Result<Session<W>, CaptureError> {
+        // Each link is a descriptor.
+        let most = getrlimit(Resource::Nofile).maximum;
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
+        let feed = Feed::open(path)?;
+        let program = concat!("shunt ", env!("CARGO_PKG_VERSION"));
+        let writer = Writer::new(to, program, limits.snaplen.unwrap_or(u32::from(u16::MAX)))?;
+        let output = Output {
+            writer,
+            summary: Summary::default(),
+            most: limits.packets,
+            packet: Vec::new(),
+            found: Default::default(),
+        };
+        let mut session = Session {
+            feed,
+            filter,
+            links: HashMap::new(),
+            connections: BTreeMap::new(),
+            carried: HashMap::new(),
+            output,
+            until: limits.time.map(|time| Instant::now() + time),
+        };
+        session.output.writer.flush()?;
+        Ok(session)
+    }
+
+    /// Whether everything is seen that there is, and not only what is one's own.
+    pub fn is_of_all(&self) -> bool {
+        self.feed.is_of_all
+    }
+
+    /// Captures until that is enough, `stop` says so, or the broker has gone: then what it said is beside the summary.
+    pub fn run(mut self, stop: impl Fn() -> bool) -> Result<(Summary, Option<FeedError>), CaptureError> {
+        // Sleeps are as short as they are said to be.
+        let _ = set_current_timer_slack(NonZeroU64::new(1));
+        let mut pause = SHORTEST;
+        let gone = loop {
+            match self.hear() {
+                Err(CaptureError::Feed(gone)) => break Some(gone),
+                other => other?,
+            }
+            let is_enough = stop() || self.until.is_some_and(|until| Instant::now() >= until);
+            let found = self.look()?;
+            if is_enough || self.output.is_full() {
+                break None;
+            }
+            pause = match found {
+                Found::More => Duration::ZERO,
+                Found::Some => SHORTEST,
+                Found::Nothing if self.connections.is_empty() => IDLE,
+                Found::Nothing => (2 * pause).clamp(SHORTEST, LONGEST),
+            };
+            if !pause.is_zero() {
+                self.feed.wait(pause)?;
+            }
+        };
+        self.look()?;
+        for (_, mut link) in self.links.drain() {
+            link.end(&mut self.output)?;
+        }
+        self.output.writer.flush()?;
+        Ok((self.output.summary, gone))
+    }
+
+    /// Takes in what the broker has said.
+    fn hear(&mut self) -> Result<(), CaptureError> {
+        while let Some((reply, memfd)) = self.feed.next()? {
+            match (reply, memfd) {
+                (Reply::SeenLink(seen), Some(memfd)) => {
+                    let names = seen.programs.map(|name| program(&name));
+                    if self.filter.has_link(seen.pids, [&names[0], &names[1]]) {
+                        self.links.insert(seen.link, Link::open(&seen, memfd, names)?);
+                    }
+                }
+                (Reply::SeenPair(pair), None) => self.begin(pair)?,
+                (Reply::SeenEnd(end), None) => self.end((end.link, end.conn))?,
+                (Reply::SeenUnlink(gone), None) => {
+                    let ended: Vec<_> = self
+                        .connections
+                        .range((gone.link, 0)..=(gone.link, u32::MAX))
+                        .map(|(key, _)| *key)
+                        .collect();
+                    ended.into_iter().try_for_each(|key| self.end(key))?;
+                    if let Some(mut link) = self.links.remove(&gone.link) {
+                        link.end(&mut self.output)?;
+                    }
+                }
+                // What a later broker says beside that.
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, pair: SeenPair) -> Result<(), CaptureError> {
+        // The same two sockets again: what they had before is over, whoever has yet to say so.
+        let same = self.connections.iter().filter(|(_, one)| one.pair.cookies == mirrored(&pair, &one.pair));
+        let same: Vec<_> = same.map(|(key, _)| *key).collect();
+        same.into_iter().try_for_each(|key| self.end(key))?;
+        let Some(link) = self.links.get(&pair.link).filter(|_| (pair.conn as usize) < CONNS) else {
+            return Ok(());
+        };
+        if self.filter.has_connection([Side::A, Side::B].map(|side| pair.seen_by(side))) {
+            let carried = pair.cookies.map(|cookie| self.carried.get(&cookie).copied().unwrap_or(0));
+            let connection = Connection::new(link, pair, carried);
+            self.connections.insert((pair.link, pair.conn), connection);
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, key: (u64, u32)) -> Result<(), CaptureError> {
+        let Some(mut connection) = self.connections.remove(&key) else { return Ok(()) };
+        if let Some(link) = self.links.get_mut(&key.0) {
+            while connection.look(link, &mut self.output)? == Found::More {}
+        }
+        if self.carried.len() > REMEMBERED {
+            self.carried.clear();
+        }
+        for (cookie, direction) in connection.pair.cookies.into_iter().zip(&connection.lanes) {
+            let received = match direction.lane.ended() {
+                Some(Ended::WithStream) => {
+                    self.carried.remove(&cookie);
+                    continue;
+                }
+                Some(Ended::ForTcp(received)) => received,
+                None => direction.lane.seen(),
+            };
+            self.carried.insert(cookie, direction.carried + received);
+        }
+        Ok(())
+    }
+
+    /// Looks at everything once.
+    fn look(&mut self) -> Result<Found, CaptureError> {
+        let mut found = Found::Nothing;
+        for ((link, _), connection) in &mut self.connections {
+            if let Some(link) = self.links.get_mut(link) {
+                found = found.max(connection.look(link, &mut self.output)?);
+            }
+        }
+        if found > Found::Nothing {
+            self.output.writer.flush()?;
+        }
+        Ok(found)
+    }
+}
+
+/// What came of a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Found {
+    Nothing,
+    Some,
+    /// There is more already.
+    More,
+}
+
+/// The cookies of `pair` in the order that `other` has them in, if they are of the same two sockets.
+fn mirrored(pair: &SeenPair, other: &SeenPair) -> [u64; 2] {
+    let [one, two] = pair.cookies;
+    if other.cookies[0] == two { [two, one] } else { [one, two] }
+}
+
+/// The name of a program, fit to be shown.
+fn program(padded: &[u8; 32]) -> String {
+    let name = padded.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(name)
+        .chars()
+        .map(|letter| if letter.is_control() { '?' } else { letter })
+        .collect()
+}
+
+impl Link {
+    fn open(seen: &SeenLink, memfd: std::os::fd::OwnedFd, names: [String; 2]) -> Result<Link, CaptureError> {
+        let geometry = usize::try_from(seen.ring_bytes).ok().and_then(Geometry::new);
+        let geometry = geometry.ok_or(CaptureError::RingBytes(seen.ring_bytes))?;
+        verify_sealed(&memfd, geometry.link_bytes())?;
+        let view = View::map(memfd, RINGS_OFFSET)?;
+        let [one, two] = [0, 1].map(|side| format!("{}[{}]", names[side], seen.pids[side]));
+        Ok(Link { view, geometry, names: [one, two], interface: None, packets: 0, gaps: 0 })
+    }
+
+    /// Says what there was.
+    fn end<W: Write>(&mut self, output: &mut Output<W>) -> io::Result<()> {
+        match self.interface {
+            Some(interface) => output.writer.statistics(interface, now(), self.packets, self.gaps),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Connection {
+    fn new(link: &Link, pair: SeenPair, carried: [u64; 2]) -> Connection {
+        let direction = |side: Side| {
+            let mut lane = Lane::new(link.geometry, pair.conn as usize, side);
+            if pair.fresh == 0 {
+                lane.skip(&link.view);
+            }
+            let first = if pair.known == 1 { pair.first[side as usize] } else { 1 };
+            let carried = carried[side as usize];
+            let shown = lane.seen();
+            Direction { lane, first, begins: None, carried, shown, missed: 0, has_end: false }
+        };
+        // Whoever has called speaks first, more often than not, and has the higher port.
+        let [one, two] = pair.seen_by(Side::A).map(|address| address.port());
+        let last = if one > two { Side::B } else { Side::A };
+        Connection { pair, lanes: [direction(Side::A), direction(Side::B)], last, is_known: false }
+    }
+
+    /// Writes down what has come in both directions. Which came first within one look cannot be told: that whoever spoke last is
+    /// answered is the best guess, and nobody answers what has not been said.
+    fn look<W: Write>(&mut self, link: &mut Link, output: &mut Output<W>) -> io::Result<Found> {
+        if !self.lanes.iter().any(|direction| direction.lane.has_moved(&link.view)) {
+            return Ok(Found::Nothing);
+        }
+        let (second, first) = (self.last, self.last.other());
+        let limit = self.lanes[second as usize].lane.published(&link.view);
+        let mut found = Found::Some;
+        let mut found_of = [Look::default(); 2];
+        for (side, limit) in [(first, u64::MAX), (second, limit)] {
+            let lane = &mut self.lanes[side as usize].lane;
+            let (before, bytes) = (lane.is_spoiled(), &mut output.found[side as usize]);
+            found_of[side as usize] = lane.look(&link.view, limit, bytes);
+            output.summary.spoiled += u64::from(lane.is_spoiled() && !before);
+            if found_of[side as usize].is_behind {
+                found = Found::More;
+            }
+        }
+        for side in [first, second] {
+            self.write(side, found_of[side as usize], link, output)?;
+        }
+        Ok(found)
+    }
+
+    /// Writes down what has come from one side.
+    fn write<W: Write>(
+        &mut self,
+        side: Side,
+        look: Look,
+        link: &mut Link,
+        output: &mut Output<W>,
+    ) -> io::Result<()> {
+        let bytes = std::mem::take(&mut output.found[side as usize]);
+        let direction = &mut self.lanes[side as usize];
+        if look.missed > 0 {
+            direction.missed += look.missed;
+            link.gaps += 1;
+            output.summary.gaps += 1;
+            output.summary.missed += look.missed;
+        }
+        let mut at = direction.lane.seen() - bytes.len() as u64;
+        let mut pieces = bytes.chunks(MOST).peekable();
+        while let Some(piece) = pieces.next() {
+            let is_last = pieces.peek().is_none() && !look.is_behind;
+            self.write_packet(side, at, piece, (is_last, false), link, output)?;
+            at += piece.len() as u64;
+            self.last = side;
+        }
+        let direction = &mut self.lanes[side as usize];
+        // Of a lane that has never begun it is not known where that would be.
+        let has_begun = direction.begins.is_some();
+        if direction.lane.ended() == Some(Ended::WithStream) && has_begun && !direction.has_end {
+            direction.has_end = true;
+            self.write_packet(side, at, &[], (false, true), link, output)?;
+        }
+        output.found[side as usize] = bytes;
+        Ok(())
+    }
+
+    fn write_packet<W: Write>(
+        &mut self,
+        side: Side,
+        at: u64,
+        bytes: &[u8],
+        (is_last, is_end): (bool, bool),
+        link: &mut Link,
+        output: &mut Output<W>,
+    ) -> io::Result<()> {
+        if output.is_full() {
+            return Ok(());
+        }
+        let interface = match link.interface {
+            Some(interface) => interface,
+            None => output.writer.interface(&link.names.join(" "))?,
+        };
+        link.interface = Some(interface);
+        let [from, to] = match (side, self.pair.seen_by(Side::A)) {
+            (Side::A, addresses) => addresses,
+            (Side::B, [a, b]) => [b, a],
+        };
+        let comment = self.comment(side, link, output);
+        let other = &self.lanes[side.other() as usize];
+        let acknowledged = other.sequence(other.shown).wrapping_add(other.has_end.into());
+        let direction = &mut self.lanes[side as usize];
+        let sequence = direction.begins(&link.view).wrapping_add(at as u32);
+        direction.shown = at + bytes.len() as u64;
+        let segment = Segment { from, to, sequence, acknowledged, is_last, is_end };
+        packet::make(&segment, bytes, &mut output.packet);
+        output.writer.packet(interface, now(), &output.packet, comment.as_deref())?;
+        link.packets += 1;
+        output.summary.packets += 1;
+        output.summary.bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// What there is to say of the next packet of a side.
+    fn comment<W>(&mut self, side: Side, link: &Link, output: &mut Output<W>) -> Option<String> {
+        let mut words = Vec::new();
+        if !std::mem::replace(&mut self.is_known, true) {
+            output.summary.connections += 1;
+            let [one, two] = &link.names;
+            let [[a, b], [seen_a, seen_b]] = [Side::A, Side::B].map(|side| self.pair.seen_by(side));
+            words.push(format!("{one} at {a} and {two} at {b}, on shared memory"));
+            if (a, b) != (seen_a, seen_b) {
+                words.push(format!("{two} sees {seen_a} and {seen_b}"));
+            }
+        }
+        let missed = std::mem::take(&mut self.lanes[side as usize].missed);
+        if missed > 0 {
+            words.push(format!("{missed} bytes before this were missed"));
+        }
+        (!words.is_empty()).then(|| words.join("; "))
+    }
+}
+
+impl Direction {
+    /// The sequence number of the first byte of the lane.
+    fn begins(&mut self, view: &View) -> u32 {
+        let Direction { lane, first, carried, .. } = self;
+        *self.begins.get_or_insert_with(|| first.wrapping_add((lane.beginning(view) + *carried) as u32))
+    }
+
+    /// That of a byte of it, as far as it is known.
+    fn sequence(&self, at: u64) -> u32 {
+        self.begins
+            .map_or(self.first.wrapping_add(self.carried as u32), |begins| begins.wrapping_add(at as u32))
+    }
+}
+
+impl<W> Output<W> {
+    fn is_full(&self) -> bool {
+        self.most.is_some_and(|most| self.summary.packets >= most)
+    }
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
