@@ -265,7 +265,7 @@ impl<W: Write> Session<W> {
                 Some(Ended::ForTcp(received)) => received,
                 None => direction.lane.seen(),
             };
-            self.carried.insert(cookie, direction.carried + received);
+            self.carried.insert(cookie, direction.carried.wrapping_add(received));
         }
         Ok(())
     }
@@ -385,7 +385,7 @@ impl Connection {
             direction.missed += look.missed;
             link.gaps += 1;
             output.summary.gaps += 1;
-            output.summary.missed += look.missed;
+            output.summary.missed = output.summary.missed.saturating_add(look.missed);
         }
         let mut at = direction.lane.seen() - bytes.len() as u64;
         let mut pieces = bytes.chunks(MOST).peekable();
@@ -466,7 +466,9 @@ impl Direction {
     /// The sequence number of the first byte of the lane.
     fn begins(&mut self, view: &View) -> u32 {
         let Direction { lane, first, carried, .. } = self;
-        *self.begins.get_or_insert_with(|| first.wrapping_add((lane.beginning(view) + *carried) as u32))
+        *self
+            .begins
+            .get_or_insert_with(|| first.wrapping_add(lane.beginning(view).wrapping_add(*carried) as u32))
     }
 
     /// That of a byte of it, as far as it is known.
