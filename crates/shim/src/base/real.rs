@@ -12,6 +12,8 @@ use libc::{
     timeval, uid_t,
 };
 
+use crate::base::split;
+
 fn resolve(cell: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
     let name = CStr::from_bytes_with_nul(name.as_bytes()).expect("names end in a zero");
     // SAFETY: a plain look-up of a constant name.
@@ -24,6 +26,13 @@ fn resolve(cell: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
     }
     if found.is_null() {
         found = by_number(name);
+    }
+    if found.is_null() {
+        found = split::find_behind(name);
+    }
+    if found.is_null() {
+        // Not kept: the library that has it may be loaded later.
+        return missing as *mut c_void;
     }
     cell.store(found, Relaxed);
     found
@@ -39,7 +48,7 @@ fn plain(name: &CStr) -> Option<&'static CStr> {
     }
 }
 
-/// What stands in for a function that this libc does not have. A program makes such a call by its number (`hooks::raw`).
+/// What stands in for a function that this libc does not have, or null. A program makes such a call by its number (`hooks::raw`).
 fn by_number(name: &CStr) -> *mut c_void {
     match name.to_bytes() {
         b"epoll_pwait2" => epoll_pwait2_by_number as *mut c_void,
@@ -48,7 +57,7 @@ fn by_number(name: &CStr) -> *mut c_void {
         b"close_range" => close_range_by_number as *mut c_void,
         b"execveat" => execveat_by_number as *mut c_void,
         b"pkey_mprotect" => pkey_mprotect_by_number as *mut c_void,
-        _ => missing as *mut c_void,
+        _ => std::ptr::null_mut(),
     }
 }
 

@@ -98,14 +98,18 @@ pub(crate) fn this() -> &'static Thread {
     THREAD.with(|thread| unsafe { &*std::ptr::from_ref(thread) })
 }
 
-static EXIT_KEY: AtomicU32 = AtomicU32::new(u32::MAX);
+static EXIT_KEY: AtomicU32 = AtomicU32::new(NO_KEY);
+const NO_KEY: u32 = u32::MAX;
 
-/// Has [`exit`] called at the end of each thread that asks for it.
+/// Has [`exit`] called at the end of each thread that asks for it. Without threads in the program there may be no keys yet
+/// (`base::split`).
 pub(crate) fn start() {
     let mut key = 0;
     // SAFETY: the key is ours; the destructor lives as long as the program.
-    if unsafe { libc::pthread_key_create(&mut key, Some(exit)) } == 0 {
-        EXIT_KEY.store(key, Relaxed);
+    let made = unsafe { libc::pthread_key_create(&mut key, Some(exit)) } == 0;
+    if made && EXIT_KEY.compare_exchange(NO_KEY, key, Relaxed, Relaxed).is_err() {
+        // SAFETY: another thread has made one at the same time, and nobody knows of this one.
+        unsafe { libc::pthread_key_delete(key) };
     }
 }
 
@@ -130,10 +134,14 @@ impl Thread {
     /// Has what this thread holds given back at its end.
     pub(crate) fn await_exit(&self) {
         if !self.exit_is_awaited.get() {
+            if EXIT_KEY.load(Relaxed) == NO_KEY {
+                start();
+            }
+            let key = EXIT_KEY.load(Relaxed);
             // SAFETY: the first keys of a process have their room in the thread's own block, so this allocates nothing.
-            let set: c_int =
-                unsafe { libc::pthread_setspecific(EXIT_KEY.load(Relaxed), std::ptr::from_ref(self).cast()) };
-            self.exit_is_awaited.set(set == 0);
+            let set: c_int = unsafe { libc::pthread_setspecific(key, std::ptr::from_ref(self).cast()) };
+            // The first thread of a program without keys asks once: it ends with the program.
+            self.exit_is_awaited.set(set == 0 || key == NO_KEY);
         }
     }
 

@@ -7,6 +7,8 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
+use crate::base::hidden::{c_name, hidden};
+
 /// Each function twice: under its own name, for Rust's runtime and nobody outside this library, and as what that jumps to.
 macro_rules! unwinder {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => { $(
@@ -25,32 +27,8 @@ macro_rules! unwinder {
             }
         }
 
-        std::arch::global_asm!(
-            concat!(".pushsection .text.", stringify!($name), ", \"ax\", @progbits"),
-            concat!(".globl ", stringify!($name)),
-            concat!(".hidden ", stringify!($name)),
-            concat!(".type ", stringify!($name), ", @function"),
-            concat!(stringify!($name), ":"),
-            jump!(),
-            concat!(".size ", stringify!($name), ", . - ", stringify!($name)),
-            ".popsection",
-            to = sym $name,
-        );
+        hidden!($name, $name);
     )* };
-}
-
-#[cfg(target_arch = "x86_64")]
-macro_rules! jump {
-    () => {
-        "jmp {to}"
-    };
-}
-
-#[cfg(target_arch = "aarch64")]
-macro_rules! jump {
-    () => {
-        "b {to}"
-    };
 }
 
 /// What `_Unwind_Backtrace` calls for each frame.
@@ -68,13 +46,6 @@ unwinder! {
     fn _Unwind_Resume(exception: *mut c_void) -> !;
     fn _Unwind_SetGR(context: *mut c_void, register: c_int, value: usize) -> ();
     fn _Unwind_SetIP(context: *mut c_void, value: usize) -> ();
-}
-
-const fn c_name(name: &'static str) -> &'static CStr {
-    match CStr::from_bytes_with_nul(name.as_bytes()) {
-        Ok(name) => name,
-        Err(_) => panic!("names end in a zero"),
-    }
 }
 
 #[inline(never)]

@@ -45,7 +45,8 @@ functions! {
     bcmp = bcmp;
     strlen = strlen;
     abort = abort;
-    dlsym = dlsym;
+    // By this the others are found (`base::split`).
+    shunt_dlsym = dlsym;
     dlopen = nothing;
     dladdr = nothing;
     getauxval = getauxval;
@@ -56,7 +57,6 @@ functions! {
     sigfillset = sigfillset;
     sigismember = sigismember;
     sigprocmask = sigprocmask;
-    pthread_sigmask = sigprocmask;
     // A thread's end is seen by its number; nothing is cancelled but by a signal of the program's own.
     pthread_key_create = nothing;
     pthread_setspecific = nothing;
@@ -69,7 +69,6 @@ functions! {
     sigaction = sigaction;
     sysconf = sysconf;
     getpid = getpid;
-    gettid = gettid;
     getrandom = getrandom;
     socket = socket;
     connect = connect;
@@ -134,7 +133,6 @@ const MASK: c_long = 8;
 
 by_number! {
     getpid() = SYS_getpid();
-    gettid() = SYS_gettid();
     getrandom(to, len, flags) = SYS_getrandom(to, len, flags);
     socket(domain, kind, protocol) = SYS_socket(domain, kind, protocol);
     connect(fd, address, len) = SYS_connect(fd, address, len);

@@ -188,6 +188,6 @@ fn set_mask(mask: u64) {
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         std::ptr::from_mut(&mut set).cast::<u64>().write(mask);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+        libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
     }
 }
