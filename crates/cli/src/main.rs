@@ -28,6 +28,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
+// For the names by which the program asks for functions of libc.
+use shunt_glibc as _;
 
 use args::{Bench, Cli, Command};
 
