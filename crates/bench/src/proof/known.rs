@@ -92,11 +92,11 @@ fn table(page: &mut Page, table: &TableReport) -> Result<()> {
     let against = against(&sides);
     let titles: Vec<String> = sides
         .iter()
-        .map(|side| format!("{}, {}", side.label(), table.unit.label()))
+        .map(|side| side.label().to_owned())
         .chain(against.iter().map(|(ours, theirs)| format!("{} to {}", ours.label(), theirs.label())))
         .chain(sides.iter().map(|side| format!("CPU us, {}", side.label())))
         .collect();
-    let mut head = vec![("", Column::Words)];
+    let mut head = vec![(table.unit.label(), Column::Words)];
     head.extend(titles.iter().map(|title| (title.as_str(), Column::Numbers)));
     let (measured, left_out): (Vec<_>, Vec<_>) = table.lines.iter().partition(|line| line.missing.is_none());
     let none = || "-".to_owned();
