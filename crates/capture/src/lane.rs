@@ -92,9 +92,9 @@ impl Lane {
         self.seen
     }
 
-    /// Where in the stream the lane begins. Asked once something has been seen.
-    pub fn beginning(&self, memory: &impl Memory) -> u64 {
-        self.word(memory, LANE_START_OFFSET).map_or(0, |start| start.saturating_sub(1))
+    /// Where in the stream the lane begins, once it has.
+    pub fn beginning(&self, memory: &impl Memory) -> Option<u64> {
+        self.word(memory, LANE_START_OFFSET)?.checked_sub(1)
     }
 
     /// How it has ended, once all has been seen.

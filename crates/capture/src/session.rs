@@ -399,7 +399,6 @@ impl Connection {
         // Of a lane that has never begun it is not known where that would be.
         let has_begun = direction.begins.is_some();
         if direction.lane.ended() == Some(Ended::WithStream) && has_begun && !direction.has_end {
-            direction.has_end = true;
             self.write_packet(side, at, &[], (false, true), link, output)?;
         }
         output.found[side as usize] = bytes;
@@ -428,11 +427,12 @@ impl Connection {
             (Side::B, [a, b]) => [b, a],
         };
         let comment = self.comment(side, link, output);
-        let other = &self.lanes[side.other() as usize];
-        let acknowledged = other.sequence(other.shown).wrapping_add(other.has_end.into());
+        let acknowledged = self.lanes[side.other() as usize].next(&link.view);
         let direction = &mut self.lanes[side as usize];
-        let sequence = direction.begins(&link.view).wrapping_add(at as u32);
-        direction.shown = at + bytes.len() as u64;
+        direction.shown = at;
+        let sequence = direction.next(&link.view);
+        direction.shown += bytes.len() as u64;
+        direction.has_end = is_end;
         let segment = Segment { from, to, sequence, acknowledged, is_last, is_end };
         packet::make(&segment, bytes, &mut output.packet);
         output.writer.packet(interface, now(), &output.packet, comment.as_deref())?;
@@ -463,18 +463,15 @@ impl Connection {
 }
 
 impl Direction {
-    /// The sequence number of the first byte of the lane.
-    fn begins(&mut self, view: &View) -> u32 {
-        let Direction { lane, first, carried, .. } = self;
-        *self
-            .begins
-            .get_or_insert_with(|| first.wrapping_add(lane.beginning(view).wrapping_add(*carried) as u32))
-    }
-
-    /// That of a byte of it, as far as it is known.
-    fn sequence(&self, at: u64) -> u32 {
-        self.begins
-            .map_or(self.first.wrapping_add(self.carried as u32), |begins| begins.wrapping_add(at as u32))
+    /// The sequence number of the byte after those that have been shown. As long as the lane has not begun, that of the first that
+    /// went by TCP.
+    fn next(&mut self, view: &View) -> u32 {
+        let offset = self.lane.beginning(view);
+        if let (None, Some(offset)) = (self.begins, offset) {
+            self.begins = Some(self.first.wrapping_add(offset.wrapping_add(self.carried) as u32));
+        }
+        let begins = self.begins.unwrap_or(self.first.wrapping_add(self.carried as u32));
+        begins.wrapping_add(self.shown as u32).wrapping_add(self.has_end.into())
     }
 }
 

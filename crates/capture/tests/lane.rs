@@ -154,7 +154,10 @@ fn how_it_ended_is_told_once_all_has_been_seen() {
     let ended = |end: fn(&LaneHeader)| {
         let mut link = Link::new(RING);
         let (mut lane, mut bytes) = (link.lane(), Vec::new());
+        assert_eq!(lane.beginning(&link.view), None);
+        link.parts().0.begin(7);
         link.send(10);
+        assert_eq!(lane.beginning(&link.view), Some(7));
         assert_eq!(look(&mut lane, &link.view, &mut bytes), 0);
         assert_eq!((lane.ended(), lane.has_moved(&link.view)), (None, false));
         link.receive(4);
