@@ -7,8 +7,11 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// The library's name, and what it has since which version of glibc on x86-64. All of that is older than aarch64.
-const LIBRARIES: [(&str, &[(&str, &[&str])]); 2] = [
+/// What a library has since which version of glibc on x86-64. All of that is older than aarch64.
+type Versions = &'static [(&'static str, &'static [&'static str])];
+
+/// Each library by its name.
+const LIBRARIES: [(&str, Versions); 2] = [
     ("libdl.so.2", &[("GLIBC_2.2.5", &["dladdr", "dlclose", "dlerror", "dlopen", "dlsym"])]),
     (
         "libpthread.so.0",
@@ -64,7 +67,7 @@ fn main() {
 }
 
 /// Makes a library, by the name that a linker looks for.
-fn make(out: &Path, library: &str, versions: &[(&str, &[&str])]) -> Result<(), String> {
+fn make(out: &Path, library: &str, versions: Versions) -> Result<(), String> {
     let name = library.split_inclusive(".so").next().unwrap_or(library);
     let (source, script) = (out.join(format!("{name}.s")), out.join(format!("{name}.map")));
     let names = || versions.iter().flat_map(|(_, names)| *names);
@@ -90,7 +93,7 @@ fn make(out: &Path, library: &str, versions: &[(&str, &[&str])]) -> Result<(), S
 }
 
 /// Which name has which version, as a linker reads it.
-fn script_of(versions: &[(&str, &[&str])]) -> String {
+fn script_of(versions: Versions) -> String {
     if variable("CARGO_CFG_TARGET_ARCH") == "x86_64" {
         let one = |(version, names): &(&str, &[&str])| format!("{version} {{ {}; }};\n", names.join("; "));
         return versions.iter().map(one).collect();

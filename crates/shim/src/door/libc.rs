@@ -49,6 +49,7 @@ functions! {
     shunt_dlsym = dlsym;
     dlopen = nothing;
     dladdr = nothing;
+    dl_iterate_phdr = nothing;
     getauxval = getauxval;
     getenv = getenv;
     __errno_location = errno_location;
