@@ -68,6 +68,27 @@ fn doctor_says_what_is_missing_and_fails() {
 }
 
 #[test]
+fn doctor_tells_a_libc_that_is_too_old() {
+    let shell = Shell::new();
+    // What is linked with a libc of the future.
+    let newer = shell.path("newer");
+    std::fs::create_dir(&newer).unwrap();
+    let versions = shell.file("newer/versions", "GLIBC_2.99 { function_of_the_future; };");
+    let script = format!("-Wl,-soname,libc.so.6,--version-script={}", versions.display());
+    let libc = newer.join("libc.so.6");
+    compile(&libc, "void function_of_the_future(void) {}", &["-shared", "-fPIC", "-nostdlib", &script]);
+    let library = shell.path("libshunt.so");
+    let source = "void function_of_the_future(void); void shim(void) { function_of_the_future(); }";
+    let libc = libc.to_str().unwrap();
+    compile(&library, source, &["-shared", "-fPIC", "-nostdlib", "-Wl,--no-as-needed", libc]);
+    let mut command = shell.shunt(["doctor"]);
+    command.env("SHUNT_LIB", library);
+    let ended = Ended::of(command).quietly(1);
+    assert!(ended.stdout.contains("version `GLIBC_2.99' not found"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("glibc 2.28 or later"), "{}", ended.stdout);
+}
+
+#[test]
 fn every_subcommand_has_help_a_manual_page_and_completions() {
     let shell = Shell::new();
     let directory = shell.path("man");

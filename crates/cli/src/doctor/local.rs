@@ -38,12 +38,7 @@ pub(super) fn checks() -> Vec<Check> {
             socket_table(),
             "load the kernel module: `modprobe tcp_diag`",
         ),
-        tried(
-            "libshunt.so",
-            "entering programs",
-            shim(),
-            "install shunt with `make install`, or name the file in SHUNT_LIB",
-        ),
+        entering(),
         own_broker(),
         system_broker(),
     ]
@@ -129,6 +124,19 @@ fn socket_table() -> Result<String> {
         bail!("{}", std::io::Error::from_raw_os_error(-errno));
     }
     Ok("answers".into())
+}
+
+fn entering() -> Check {
+    let result = shim();
+    // As the dynamic linker says it: "version `GLIBC_2.28' not found".
+    let is_old = |error: &anyhow::Error| error.to_string().contains("version `GLIBC_");
+    let advice = match &result {
+        Err(error) if is_old(error) => {
+            "use a system with glibc 2.28 or later, or a shunt that was built on this one"
+        }
+        _ => "install shunt with `make install`, or name the file in SHUNT_LIB",
+    };
+    tried("libshunt.so", "entering programs", result, advice)
 }
 
 /// Loads the shim into a program and looks whether it is there: the dynamic linker only prints a line if it is not.
