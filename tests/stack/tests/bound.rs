@@ -35,10 +35,17 @@ const REVIEWED: Reviewed = Reviewed {
         "hooks::ring::find",
         "real::found",
         "real::resolve",
+        "split::find",
         "unwind::find",
     ],
     // The program's own handlers of signals, and its own calls, to which the last call of a hook or of a closure of one leads.
-    programs: &["signal::deliver::run", "hooks::readiness::select_among", "call_once{{vtable.shim}}"],
+    // What the shim has under a name of the dynamic linker's or of threads' goes on to libc's own.
+    programs: &[
+        "base::split::",
+        "signal::deliver::run",
+        "hooks::readiness::select_among",
+        "call_once{{vtable.shim}}",
+    ],
     // Whether the program's memory can be touched: a `Reach` of shunt_ring. Or the kernel's clock, by a pointer that rustix keeps,
     // or the destructor of what is in an error, and none of ours has anything in it.
     first: &["hooks::memory::is_readable", "hooks::memory::is_writable", "hooks::io::source"],

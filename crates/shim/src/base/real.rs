@@ -14,6 +14,7 @@ use libc::{
 
 use crate::base::split;
 
+#[inline(never)]
 fn resolve(cell: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
     let name = CStr::from_bytes_with_nul(name.as_bytes()).expect("names end in a zero");
     // SAFETY: a plain look-up of a constant name.

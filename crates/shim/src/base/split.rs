@@ -200,6 +200,7 @@ unsafe fn library_of(address: *const c_void, info: *mut libc::Dl_info) -> c_int 
 }
 
 /// Wherever it is.
+#[inline(never)]
 fn find(cell: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let mut found = cell.load(Relaxed);
     if found.is_null() {
