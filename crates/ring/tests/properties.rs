@@ -301,7 +301,7 @@ fn nothing_goes_at_once_that_there_is_no_room_for() {
     // SAFETY: the vector is never resized.
     let ring = unsafe { MappedRing::new(memory.as_mut_ptr(), SIZE) };
     let (header, mut producer, mut consumer) = (LaneHeader::new(), Producer::new(), Consumer::new());
-    let mut write =
+    let write =
         |producer: &mut Producer, len| producer.write(&header, &ring, &mut Buffer::zeroed(len, &[]).source());
     assert_eq!(write(&mut producer, SIZE), Ok(Published::Bytes(SIZE)));
     assert_eq!(consumer.read(&header, &ring, &mut Buffer::zeroed(100, &[]).sink()), Ok(100));

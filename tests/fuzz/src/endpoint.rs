@@ -114,13 +114,18 @@ pub(crate) fn run(bytes: &[u8]) {
                 assert!(rx.unread(inn, &in_ring) <= RING);
                 assert!(tx.unread(out) <= RING as u64);
                 tx.is_writable(out, &out_ring);
-                rx.has_arrived(inn, &in_ring, &tcp);
+                rx.has_arrived_behind(inn);
             }
             _ => match input.byte() % 4 {
                 0 => tx.close(out, Reason::Fork),
                 1 => rx.close(inn, &tcp, Reason::Fork),
                 2 => drop(rx.give_back(inn, Reason::Exec)),
-                _ => {}
+                _ => {
+                    let len = len(&mut input);
+                    tx.write_at_once(out, &out_ring, len, |at| assert_eq!(out_ring.run(at, len).1, len));
+                    let taken = rx.receive_at_once(inn, &in_ring, len, |_, count| count <= RING);
+                    assert!(taken.is_none_or(|count| (1..=len).contains(&count)));
+                }
             },
         }
     }
