@@ -23,6 +23,12 @@ impl Spread {
         Some(Spread { median, min: figures[0], max: figures[last] })
     }
 
+    /// Of a ratio, as people read it: the least and the most in brackets.
+    pub(crate) fn as_ratio(self) -> String {
+        let Spread { median, min, max } = self;
+        format!("{median:.2}x ({min:.2}-{max:.2})")
+    }
+
     /// The same in another unit.
     pub(crate) fn times(self, factor: f64) -> Spread {
         Spread { median: self.median * factor, min: self.min * factor, max: self.max * factor }

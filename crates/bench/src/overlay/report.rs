@@ -199,8 +199,8 @@ impl Table {
                 let _ = write!(out, " {cell:>22}");
             }
             let ratios = [figure.shunt_to_host, figure.shunt_to_vxlan, figure.secure_to_shunt];
-            for Spread { median, min, max } in ratios {
-                let _ = write!(out, " {:>22}", format!("{median:.2}x ({min:.2}-{max:.2})"));
+            for ratio in ratios {
+                let _ = write!(out, " {:>22}", ratio.as_ratio());
             }
             out.push('\n');
         }

@@ -179,7 +179,7 @@ impl Report {
         let Some(figure) = self.figures.first() else {
             return "Under shunt this does not work: see the findings.".to_owned();
         };
-        let ratio = ratio(figure.shunt_to_native);
+        let ratio = figure.shunt_to_native.as_ratio();
         let what = format!("{} is {ratio} of the native one", figure.label);
         match self.verdict {
             Verdict::Gains => format!("shunt gains here: {what}."),
@@ -239,11 +239,6 @@ pub(super) fn scale(size: f64, unit: &str) -> (f64, String) {
 const WALL: &str = "Time of the load";
 /// A load that is shorter than this, in seconds, is one whose start counts.
 const SHORT: f64 = 1.0;
-
-/// With its least and its most.
-pub(super) fn ratio(ratio: Spread) -> String {
-    format!("{:.2}x ({:.2}-{:.2})", ratio.median, ratio.min, ratio.max)
-}
 
 /// A share in per cent.
 pub(super) fn percent(part: f64) -> String {

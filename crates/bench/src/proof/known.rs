@@ -8,7 +8,6 @@ use crate::local::{Group, measured};
 use crate::machine::Machine;
 use crate::report::{Column, Page, Report, TableReport, against, number, text};
 use crate::side::Side;
-use crate::stats::Spread;
 
 /// See the module.
 pub(super) struct Known {
@@ -100,7 +99,6 @@ fn table(page: &mut Page, table: &TableReport) -> Result<()> {
     head.extend(titles.iter().map(|title| (title.as_str(), Column::Numbers)));
     let (measured, left_out): (Vec<_>, Vec<_>) = table.lines.iter().partition(|line| line.missing.is_none());
     let none = || "-".to_owned();
-    let spread = |of: Spread| format!("{:.2}x ({:.2}-{:.2})", of.median, of.min, of.max);
     let rows: Vec<Vec<String>> = measured
         .iter()
         .map(|line| {
@@ -110,7 +108,7 @@ fn table(page: &mut Page, table: &TableReport) -> Result<()> {
             };
             let ratio = |ours, theirs| {
                 let ratio = line.cell(ours).and_then(|cell| cell.ratio_to.get(&theirs));
-                ratio.map_or_else(none, |ratio| spread(*ratio))
+                ratio.map_or_else(none, |ratio| ratio.as_ratio())
             };
             std::iter::once(line.label.clone())
                 .chain(sides.iter().map(|side| figure(*side)))
@@ -139,6 +137,7 @@ mod tests {
     use crate::local::Unit;
     use crate::machine::Place;
     use crate::report::{Cell, Line};
+    use crate::stats::Spread;
 
     fn cell(side: Side, median: f64) -> Cell {
         let spread = |median| Spread { median, min: median, max: median };

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::figures::{Figure, Report, Verdict, bytes, percent, ratio};
+use super::figures::{Figure, Report, Verdict, bytes, percent};
 use super::text::{endings, spreads, title};
 use crate::report::{Bar, Bars, Column, Group, OURS, Page, number};
 
@@ -91,7 +91,7 @@ fn figures(page: &mut Page, report: &Report) -> Result<()> {
         .iter()
         .map(|figure| {
             let [native, shunt] = spreads(figure);
-            vec![title(figure), native, shunt, ratio(figure.shunt_to_native)]
+            vec![title(figure), native, shunt, figure.shunt_to_native.as_ratio()]
         })
         .collect();
     if let Some(memory) = report.memory {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::figures::{Figure, Report, SideReport, bytes, percent, ratio};
+use super::figures::{Figure, Report, SideReport, bytes, percent};
 use crate::report::number;
 use crate::stats::Spread;
 
@@ -39,7 +39,7 @@ fn figures(out: &mut String, report: &Report) {
     let _ = writeln!(out, "\n{:width$} {:>26} {:>26} {:>20}", "", "native", "shunt", "shunt to native");
     for figure in &report.figures {
         let [native, shunt] = spreads(figure);
-        let ratio = ratio(figure.shunt_to_native);
+        let ratio = figure.shunt_to_native.as_ratio();
         let _ = writeln!(out, "{:width$} {native:>26} {shunt:>26} {ratio:>20}", title(figure));
     }
     if let Some(memory) = report.memory {

@@ -208,7 +208,7 @@ impl Report {
         let columns = ["one alone", "first burst, 90th", "second, median", "second, 90th"];
         let lines = self.lines(|line| {
             let of = line.burst?;
-            let ratio = format!("{:.2}x ({:.2}-{:.2})", of.ratio.median, of.ratio.min, of.ratio.max);
+            let ratio = of.ratio.as_ratio();
             Some(
                 [of.single, of.unannounced, of.p50, of.p90]
                     .map(milliseconds)

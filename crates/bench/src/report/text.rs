@@ -56,10 +56,7 @@ fn append(out: &mut String, table: &TableReport) {
         }
         for (ours, theirs) in &against {
             let ratio = line.cell(*ours).and_then(|cell| cell.ratio_to.get(theirs));
-            let ratio = ratio.map_or_else(
-                || "-".to_owned(),
-                |ratio| format!("{:.2}x ({:.2}-{:.2})", ratio.median, ratio.min, ratio.max),
-            );
+            let ratio = ratio.map_or_else(|| "-".to_owned(), |ratio| ratio.as_ratio());
             let _ = write!(out, " {ratio:>24}");
         }
         out.push('\n');

@@ -122,8 +122,7 @@ impl Table {
                 let _ = write!(out, " {:>10.1}", cell.figure.median);
             }
             for cell in row.cells.iter().skip(1) {
-                let Spread { median, min, max } = cell.to_plain;
-                let _ = write!(out, " {:>22}", format!("{median:.2}x ({min:.2}-{max:.2})"));
+                let _ = write!(out, " {:>22}", cell.to_plain.as_ratio());
             }
             if with_latency {
                 let p50: Vec<String> =

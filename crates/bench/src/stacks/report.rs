@@ -156,8 +156,7 @@ impl StackReport {
         for line in &self.lines {
             let _ = write!(out, "{:>5}", line.connections);
             for figure in [&line.rate, &line.p50_us, &line.p99_us, &line.cpu_us] {
-                let Spread { median, min, max } = figure.shunt_to_native;
-                let ratio = format!("{median:.2}x ({min:.2}-{max:.2})");
+                let ratio = figure.shunt_to_native.as_ratio();
                 let _ = write!(out, " {:>9} {ratio:>18}", number(figure.native.median));
             }
             let megabytes = line.memory.map(|bytes| number(bytes as f64 / 1e6)).join(" to ");
