@@ -38,6 +38,7 @@ pub mod tuning;
 pub mod uring;
 pub mod view;
 
+mod ready;
 mod sockopt;
 
 /// The error number and result of a system call made without libc.

@@ -4,13 +4,13 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
 };
 
-use crate::{Errno, Result};
+use crate::{Errno, Result, ready};
 
 /// The most descriptors one message of ours carries.
 pub const MAX_DESCRIPTORS: usize = 4;
@@ -124,17 +124,12 @@ pub fn unread(fd: impl AsFd) -> Result<i32> {
 
 /// Whether a message, or the end, is there to be received.
 pub fn has_message(fd: impl AsFd) -> bool {
-    poll_now(fd, PollFlags::IN)
+    ready::now(fd, PollFlags::IN).is_ok_and(|found| found.contains(PollFlags::IN))
 }
 
 /// Whether the other end is closed.
 pub fn has_hung_up(fd: impl AsFd) -> bool {
-    poll_now(fd, PollFlags::HUP)
-}
-
-fn poll_now(fd: impl AsFd, event: PollFlags) -> bool {
-    let mut polled = [PollFd::new(&fd, event)];
-    poll(&mut polled, Some(&Timespec::default())).is_ok() && polled[0].revents().contains(event)
+    ready::now(fd, PollFlags::HUP).is_ok_and(|found| found.contains(PollFlags::HUP))
 }
 
 /// Who is at the other end (SO_PEERCRED).

@@ -3,8 +3,10 @@
 use std::fs::read_to_string;
 use std::os::fd::AsFd;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::fs::stat;
+
+use crate::ready;
 
 /// The namespaces that decide whose processes one may look into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,8 +51,7 @@ pub fn may_look_into_all(pid: u32) -> bool {
 
 /// Whether the process of a pidfd has not ended: what was read of its number before was of it.
 pub fn is_alive(pidfd: impl AsFd) -> bool {
-    let mut polled = [PollFd::new(&pidfd, PollFlags::IN)];
-    poll(&mut polled, Some(&Timespec::default())) == Ok(0)
+    ready::now(pidfd, PollFlags::IN).is_ok_and(|found| found.is_empty())
 }
 
 #[cfg(test)]

@@ -3,11 +3,11 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::io::ioctl_fionread;
 use rustix::ioctl::{Getter, ioctl};
 
-use crate::{Errno, Result, raw, sockopt};
+use crate::{Errno, Result, raw, ready, sockopt};
 
 /// TCP_ESTABLISHED, the one state in which an endpoint may be offered.
 pub const ESTABLISHED: u8 = 1;
@@ -310,9 +310,7 @@ pub fn send_room(fd: BorrowedFd<'_>) -> Result<u32> {
 
 /// Whether poll reports `events`, or an error or hang-up where `events` is RDHUP.
 fn polled(fd: BorrowedFd<'_>, events: PollFlags) -> Result<bool> {
-    let mut polled = [PollFd::from_borrowed_fd(fd, events)];
-    poll(&mut polled, Some(&Timespec::default()))?;
-    let answer = polled[0].revents();
+    let answer = ready::now(fd, events)?;
     let over = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
     Ok(answer.intersects(if events.contains(PollFlags::RDHUP) { over } else { events }))
 }

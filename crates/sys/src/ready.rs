@@ -1,0 +1,14 @@
+//! What poll says of a descriptor without waiting.
+
+use std::os::fd::AsFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::Result;
+
+/// Which of `events` there are now, and what poll reports unasked.
+pub(crate) fn now(fd: impl AsFd, events: PollFlags) -> Result<PollFlags> {
+    let mut polled = [PollFd::new(&fd, events)];
+    poll(&mut polled, Some(&Timespec::default()))?;
+    Ok(polled[0].revents())
+}
