@@ -20,6 +20,7 @@ use crate::pairing::ProcessId;
 use crate::principal::{Charge, Principal};
 use crate::state::{BadMessage, State};
 use crate::status;
+use crate::turns::Turn;
 use crate::watch::watch;
 
 /// Messages taken from one client before the others have their turn.
@@ -180,12 +181,9 @@ impl Client {
                         Ok(false) => ready.clear_ready(),
                         Err(end) => return end,
                     }
-                    if std::mem::take(&mut self.asks)
-                        && let Err(end) = self.tell_status().await
-                    {
+                    if let Err(end) = self.do_in_turn().await {
                         return end;
                     }
-                    self.begin_capture().await;
                     // Fairness: a client that never pauses does not keep the others waiting.
                     tokio::task::yield_now().await;
                     if !self.settle().await {
@@ -271,29 +269,40 @@ impl Client {
         Ok(true)
     }
 
-    /// Once it is its turn. Nothing else that it says is heard before.
+    /// What it has asked for that takes long. Nothing else that it says is heard before.
+    async fn do_in_turn(&mut self) -> Result<(), End> {
+        if std::mem::take(&mut self.asks) {
+            self.tell_status().await?;
+        }
+        self.begin_capture().await
+    }
+
     async fn tell_status(&mut self) -> Result<(), End> {
-        let turns = self.state.borrow().turns.clone();
-        let turn = turns.next(self.principal).await;
-        // It may have asked more often than this, and be gone.
-        let told = match seqpacket::has_hung_up(self.outbox.socket()) {
-            true => Err(End::Closed),
-            false => status::answer(&self.state.borrow(), self.principal, &self.outbox, &mut self.status)
-                .map_err(End::Bad),
-        };
+        let turn = self.turn().await?;
+        let told = status::answer(&self.state.borrow(), self.principal, &self.outbox, &mut self.status);
         turn.end();
-        told
+        told.map_err(End::Bad)
     }
 
     /// Lets it read along, if it has asked to, once it is its turn: what is its own is looked for.
-    async fn begin_capture(&mut self) {
-        let Some(Reading { id: id @ None, .. }) = &mut self.capture else { return };
-        let turns = self.state.borrow().turns.clone();
-        let turn = turns.next(self.principal).await;
-        if !seqpacket::has_hung_up(self.outbox.socket()) {
-            *id = Some(self.state.borrow_mut().capture(self.credentials, self.principal, &self.outbox));
+    async fn begin_capture(&mut self) -> Result<(), End> {
+        if !matches!(self.capture, Some(Reading { id: None, .. })) {
+            return Ok(());
+        }
+        let turn = self.turn().await?;
+        if let Some(reading) = &mut self.capture {
+            reading.id =
+                Some(self.state.borrow_mut().capture(self.credentials, self.principal, &self.outbox));
         }
         turn.end();
+        Ok(())
+    }
+
+    /// Waits for the turn of whose client it is. Meanwhile it may have asked once more, and have gone.
+    async fn turn(&self) -> Result<Turn, End> {
+        let turns = self.state.borrow().turns.clone();
+        let turn = turns.next(self.principal).await;
+        if seqpacket::has_hung_up(self.outbox.socket()) { Err(End::Closed) } else { Ok(turn) }
     }
 
     fn obey(&mut self, request: Request) -> Result<(), BadMessage> {

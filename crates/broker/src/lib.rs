@@ -6,7 +6,7 @@
 //! what becomes of a socket that was shown; `pairing` and `links` are its two pure halves; `namespaces` and `diag` ask
 //! the kernel; `status` and `metrics` report; `capture` lets
 //! others read along; `rinse` and `sweep` give memory back, `expiry` ends offers of dead sockets. `principal` says for whom
-//! all of this is done and how much of it each may have, `turns` when a status is made, `errands` does what may block.
+//! all of this is done and how much of it each may have, `turns` when what takes long is done, `errands` does what may block.
 
 #![forbid(unsafe_code)]
 

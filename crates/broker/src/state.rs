@@ -59,7 +59,7 @@ pub(crate) struct State {
     pub(crate) queued: Rc<RefCell<Budget>>,
     /// Bytes of statuses that clients have not read.
     pub(crate) unread_statuses: Rc<RefCell<Budget>>,
-    /// When a status is made.
+    /// When what takes long is done.
     pub(crate) turns: Rc<Turns>,
     doorbells: Rc<RefCell<Budget>>,
     /// Clients that read along.

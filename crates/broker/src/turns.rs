@@ -1,5 +1,5 @@
-//! When a stranger's status is made. One can take milliseconds, in which nobody else is served, and a stranger can ask without end:
-//! so after each the next stranger waits for as long as that took, and the same one nine times as long.
+//! When what takes long is done for a stranger: a status, or the beginning of a capture. It can take milliseconds, in which nobody else is
+//! served, and a stranger can ask without end: so after each the next stranger waits for as long as that took, and the same one nine times as long.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
