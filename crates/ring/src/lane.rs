@@ -560,11 +560,9 @@ impl Producer {
     #[inline]
     pub fn room(&mut self, lane: &LaneHeader, ring: &impl Ring, wanted: usize) -> Result<usize, Misbehaved> {
         let size = ring.len() as u64;
-        let (at, page) = (self.position(), PAGE.min(size));
-        let leaves_page = at > 0 && (at - 1) % page + 1 + wanted as u64 > page;
-        if leaves_page || size - (self.tail - self.head) < wanted as u64 {
+        if self.leaves_page(size, wanted as u64) || size - (self.tail - self.head) < wanted as u64 {
             self.refresh(lane)?;
-            if self.head == self.tail && at > 0 && !lane.is_followed() {
+            if self.head == self.tail && self.position() > 0 && !lane.is_followed() {
                 // The receiver reads the base only when it sees bytes to read, and as long as it has any the base stays.
                 self.base = self.tail;
                 lane.sender.base.store(self.base, Relaxed);
@@ -578,9 +576,16 @@ impl Producer {
     #[inline]
     pub fn place_at_once(&self, size: usize, wanted: usize) -> Option<u64> {
         let (at, size, wanted) = (self.position(), size as u64, wanted as u64);
-        let page = PAGE.min(size);
-        let fits = (at.wrapping_sub(1) & (page - 1)) + 1 + wanted <= page;
+        let fits = at > 0 && !self.leaves_page(size, wanted);
         (fits && size - (self.tail - self.head) >= wanted).then_some(at)
+    }
+
+    /// Whether so many bytes end behind the page that is being written to, if there is one.
+    #[inline]
+    fn leaves_page(&self, size: u64, wanted: u64) -> bool {
+        // Both are powers of two.
+        let (at, page) = (self.position(), PAGE.min(size));
+        at > 0 && ((at - 1) & (page - 1)) + 1 + wanted > page
     }
 
     /// Bytes that the receiver has not read.
@@ -774,20 +779,18 @@ impl Consumer {
     /// Where the next bytes are, and how many up to `wanted`, of a lane that has not ended: as far as is known, if those are enough. They are
     /// to be [taken](Self::take) once they have been copied. `None`: there are none, or [`read`](Self::read) has to see to it.
     #[inline]
-    pub fn look_at_once(&mut self, lane: &LaneHeader, size: usize, wanted: usize) -> Option<(u64, usize)> {
-        if lane.receiver.over.load(Relaxed) != 0 {
-            return None;
-        }
+    pub fn look_at_once(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        wanted: usize,
+    ) -> Option<(u64, usize)> {
         if self.known() < wanted {
-            let tail = lane.tail.load(Acquire);
-            // L5: as in `look_at_tail`, which finds out what is wrong.
-            if self.ended || tail & FLAGS != 0 || tail < self.tail || tail - self.head > size as u64 {
-                return None;
-            }
-            self.tail = tail;
+            self.look_at_tail(lane, ring).ok()?;
         }
         let count = self.known().min(wanted);
-        if count == 0 {
+        // Of an ended lane somebody else may read too.
+        if count == 0 || self.ended || lane.receiver.over.load(Relaxed) != 0 {
             return None;
         }
         Some((self.position(lane).ok()?, count))

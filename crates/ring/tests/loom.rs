@@ -52,7 +52,7 @@ impl Lane {
 
     /// The same as [`read`](Self::read), at once if it can be.
     fn read_at_once(&self, consumer: &mut Consumer, len: usize) -> Vec<u8> {
-        let Some((at, count)) = consumer.look_at_once(&self.header, self.ring.len(), len) else {
+        let Some((at, count)) = consumer.look_at_once(&self.header, &self.ring, len) else {
             return self.read(consumer, len);
         };
         let mut buffer = Buffer::zeroed(count, &[]);
@@ -311,6 +311,27 @@ fn an_epoll_instance_that_waits_for_space_is_woken() {
     });
 }
 
+/// Sends three bytes, each by `write`, and ends the lane when it is full. Says how many are in it.
+fn send_three(
+    lane: &Arc<Lane>,
+    write: impl Fn(&Lane, &mut Producer, u8) -> Published + Send + 'static,
+) -> thread::JoinHandle<u8> {
+    let lane = lane.clone();
+    thread::spawn(move || {
+        let mut producer = Producer::new();
+        let mut written = 0;
+        for _ in 0..3 {
+            match write(&lane, &mut producer, written + 1) {
+                Published::Bytes(count) => written += count as u8,
+                Published::Full => lane.header.close(),
+                Published::Closed | Published::Returned => break,
+                Published::Fault | Published::NoMemory => unreachable!("the model's memory is good"),
+            }
+        }
+        written
+    })
+}
+
 /// Either end, or both, end a lane that is being written. Both must agree on its last byte.
 ///
 /// Caught: `commit` that loads and stores instead of comparing and swapping; `close` that stores the tail it has loaded.
@@ -318,22 +339,7 @@ fn an_epoll_instance_that_waits_for_space_is_woken() {
 fn both_ends_agree_on_the_last_byte() {
     explore("both_ends_agree_on_the_last_byte", 9, || {
         let lane = Arc::new(Lane::new(2, 0));
-        let sender = thread::spawn({
-            let lane = lane.clone();
-            move || {
-                let mut producer = Producer::new();
-                let mut written = 0;
-                for _ in 0..3 {
-                    match lane.write(&mut producer, written + 1, 1) {
-                        Published::Bytes(count) => written += count as u8,
-                        Published::Full => lane.header.close(),
-                        Published::Closed | Published::Returned => break,
-                        Published::Fault | Published::NoMemory => unreachable!("the model's memory is good"),
-                    }
-                }
-                written
-            }
-        });
+        let sender = send_three(&lane, |lane, producer, byte| lane.write(producer, byte, 1));
         let mut consumer = Consumer::new();
         let mut got = lane.read(&mut consumer, 1);
         lane.header.close();
@@ -351,22 +357,7 @@ fn both_ends_agree_on_the_last_byte() {
 fn what_goes_at_once_arrives_in_order_and_whole() {
     explore("what_goes_at_once_arrives_in_order_and_whole", 9, || {
         let lane = Arc::new(Lane::new(2, 0));
-        let sender = thread::spawn({
-            let lane = lane.clone();
-            move || {
-                let mut producer = Producer::new();
-                let mut written = 0;
-                for _ in 0..3 {
-                    match lane.write_at_once(&mut producer, written + 1) {
-                        Published::Bytes(count) => written += count as u8,
-                        Published::Full => lane.header.close(),
-                        Published::Closed | Published::Returned => break,
-                        Published::Fault | Published::NoMemory => unreachable!("the model's memory is good"),
-                    }
-                }
-                written
-            }
-        });
+        let sender = send_three(&lane, Lane::write_at_once);
         let mut consumer = Consumer::new();
         let mut got = lane.read_at_once(&mut consumer, 1);
         got.extend(lane.read_at_once(&mut consumer, 4));

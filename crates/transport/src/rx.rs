@@ -174,7 +174,7 @@ impl Rx {
         copy: impl FnOnce(u64, usize) -> bool,
     ) -> Option<usize> {
         let State::Lane(consumer) = &mut self.state else { return None };
-        let (at, count) = consumer.look_at_once(lane, ring.len(), wanted)?;
+        let (at, count) = consumer.look_at_once(lane, ring, wanted)?;
         if !copy(at, count) || consumer.take(lane, count).is_err() {
             return None;
         }
