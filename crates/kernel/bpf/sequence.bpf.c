@@ -39,8 +39,19 @@ struct sock_common {
 	atomic64_t skc_cookie;
 };
 
+// Of a spinlock only where it begins is asked for: its first word, which is zero while nobody has it.
+struct spinlock {
+	int first;
+};
+
+typedef struct {
+	struct spinlock slock;
+	int owned;
+} socket_lock_t;
+
 struct sock {
 	struct sock_common __sk_common;
+	socket_lock_t sk_lock;
 };
 
 struct socket {
@@ -77,14 +88,43 @@ struct {
 
 enum { FOUND, NOT_THERE, UNSTEADY };
 
-// A segment may be processed meanwhile on another processor: two readings must agree.
-#define ATTEMPTS 8
+// A segment may be processed meanwhile on another processor, which changes one of two counts before the other: for as long as an
+// interrupt or the host of a virtual machine takes, if it comes between the two. Whoever changes them has the socket's lock. So what
+// was read before and after a moment at which nobody had it, and is the same, is true.
+#define ATTEMPTS 64
+
+// FREE: nobody had the lock at a moment between two equal readings. OWNED: a call of a program had it all the time, which may be
+// copying megabytes, and nothing has changed; that it stands between two counts for so long is as good as impossible.
+enum steadiness { CHANGING, OWNED, FREE };
 
 static void read_origin(struct tcp_sock *tcp, struct origin *origin)
 {
 	// Each is what the count was when the connection was made, so it never changes.
 	origin->sent = BPF_CORE_READ(tcp, snd_una) - (__u32)BPF_CORE_READ(tcp, bytes_acked);
 	origin->received = BPF_CORE_READ(tcp, rcv_nxt) - (__u32)BPF_CORE_READ(tcp, bytes_received);
+}
+
+static enum steadiness read_steadily(struct sock *sk, struct origin *origin)
+{
+	enum steadiness steadiness = CHANGING;
+	struct origin again;
+	int spinning;
+
+	read_origin((struct tcp_sock *)sk, origin);
+	for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
+		bpf_probe_read_kernel(&spinning, sizeof(spinning), &sk->sk_lock.slock);
+		int owned = BPF_CORE_READ(sk, sk_lock.owned);
+
+		read_origin((struct tcp_sock *)sk, &again);
+		if (origin->sent != again.sent || origin->received != again.received)
+			steadiness = CHANGING;
+		else if (!spinning && !owned)
+			return FREE;
+		else if (!spinning)
+			steadiness = OWNED;
+		*origin = again;
+	}
+	return steadiness;
 }
 
 static int say(__u32 one, __u32 two, __u32 three, __u32 four)
@@ -117,20 +157,12 @@ int sequence(struct bpf_raw_tracepoint_args *args)
 	if (!file || BPF_CORE_READ(socket, file) != file || BPF_CORE_READ(sk, __sk_common.skc_cookie.counter) != cookie)
 		return NOT_THERE;
 
-	struct tcp_sock *tcp = (void *)sk;
-	struct origin origin, again;
+	struct origin origin;
+	__u64 place = (__u64)sk;
 
-	read_origin(tcp, &origin);
-	for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
-		read_origin(tcp, &again);
-		if (origin.sent == again.sent && origin.received == again.received) {
-			__u64 place = (__u64)sk;
-
-			return say(origin.sent, origin.received, place, place >> 32);
-		}
-		origin = again;
-	}
-	return UNSTEADY;
+	if (read_steadily(sk, &origin) == CHANGING)
+		return UNSTEADY;
+	return say(origin.sent, origin.received, place, place >> 32);
 }
 
 // Arguments: where `sequence` found the socket, and its SO_COOKIE. If it has ended, its memory may be anything by now, and the answer

@@ -4,7 +4,8 @@
 //! The kernel does not keep them, but it keeps what has become of them and by how much it has grown. The difference
 //! never changes during the life of a connection, whatever is in flight.
 //!
-//! No lock of a socket is taken: a program can hold it for as long as it likes.
+//! No lock of a socket is taken: a program can hold it for as long as it likes. It is only asked whether somebody has it,
+//! who may have changed one of two counts and not yet the other.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -18,6 +19,8 @@ use crate::load::{self, LoadError};
 const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sequence.bpf.o"));
 const SEQUENCE: &str = "sequence";
 const POSITION: &str = "position";
+/// How often a socket is looked at whose numbers do not stand still. A look takes some 10 us then.
+const LOOKS: usize = 16;
 
 /// Where the two streams of a connection begin, as one of its ends counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,7 +88,7 @@ pub enum ReadError {
     /// Not a descriptor of this process, or not the socket with that cookie.
     #[error("the descriptor is not that socket")]
     NotThere,
-    /// Segments arrived at every attempt.
+    /// Segments arrived at every attempt, or one took very long.
     #[error("the sequence numbers did not stand still")]
     Unsteady,
     /// The kernel did not run the program.
@@ -106,7 +109,17 @@ impl Reader {
     /// Looks at a TCP socket of any network namespace, held as `socket` by this process, with this SO_COOKIE.
     /// The socket notices nothing.
     pub fn look(&self, socket: impl AsFd, cookie: u64) -> Result<Seen, ReadError> {
-        let [sent, received, low, high] = self.run(SEQUENCE, [socket.as_fd().as_raw_fd() as u64, cookie])?;
+        let arguments = [socket.as_fd().as_raw_fd() as u64, cookie];
+        let mut answer = self.run(SEQUENCE, arguments);
+        for _ in 1..LOOKS {
+            if !matches!(answer, Err(ReadError::Unsteady)) {
+                break;
+            }
+            // Whoever has the socket's lock may need this processor.
+            std::thread::yield_now();
+            answer = self.run(SEQUENCE, arguments);
+        }
+        let [sent, received, low, high] = answer?;
         let place = Place(u64::from(low) | u64::from(high) << 32);
         Ok(Seen { origin: Origin { sent, received }, place })
     }

@@ -67,6 +67,38 @@ fn readings_under_load_are_the_same_ones() {
     thread.join().unwrap();
 }
 
+/// Every message changes two counts one after the other, on another processor than that of who looks.
+#[test]
+fn a_reading_is_never_of_a_moment_between_two_counts() {
+    const LOOKS: usize = 200_000;
+    let reader = Reader::load().unwrap();
+    let (opener, mut acceptor) = loopback();
+    let cookie = socket_cookie(&opener).unwrap();
+    let first = origin(&reader, &opener);
+    let mut looked_at = opener.try_clone().unwrap();
+    let echo = std::thread::spawn(move || {
+        let mut message = [0; 100];
+        while acceptor.read_exact(&mut message).is_ok() && acceptor.write_all(&message).is_ok() {}
+    });
+    let ask = std::thread::spawn(move || {
+        let mut message = [0; 100];
+        while looked_at.write_all(&message).is_ok() && looked_at.read_exact(&mut message).is_ok() {}
+    });
+    let mut unsteady = 0;
+    for _ in 0..LOOKS {
+        match reader.look(&opener, cookie) {
+            Ok(seen) => assert_eq!(seen.origin, first),
+            // The one who has the lock was not let run for long.
+            Err(ReadError::Unsteady) => unsteady += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    opener.shutdown(std::net::Shutdown::Both).unwrap();
+    echo.join().unwrap();
+    ask.join().unwrap();
+    assert!(unsteady < LOOKS / 100, "{unsteady} of {LOOKS} could not be read");
+}
+
 #[test]
 fn no_other_connection_is_mistaken() {
     let reader = Reader::load().unwrap();
