@@ -63,6 +63,8 @@ struct HeadLine {
     head: AtomicU64,
     /// Since a fork, 1 + what the processes that share the receiver's socket have read from TCP.
     read: AtomicU64,
+    /// How much of TCP the receiver had read when it said "watching", or last read some.
+    reached: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -186,7 +188,7 @@ impl LaneHeader {
                 marked_at: AtomicU64::new(0),
                 behind: AtomicU64::new(0),
             },
-            head: HeadLine { head: AtomicU64::new(0), read: AtomicU64::new(0) },
+            head: HeadLine { head: AtomicU64::new(0), read: AtomicU64::new(0), reached: AtomicU64::new(0) },
             receiver: ReceiverLine {
                 watching: AtomicU32::new(0),
                 rx_waiter: AtomicU32::new(0),
@@ -347,6 +349,17 @@ impl LaneHeader {
         if self.shared_read().is_some() {
             self.head.read.fetch_add(count as u64, AcqRel);
         }
+    }
+
+    /// The receiver has read so much of TCP.
+    pub fn note_reached(&self, read: u64) {
+        self.head.reached.store(read, Relaxed);
+    }
+
+    /// What it has yet to read of TCP before the lane, as far as it has said so. A sender believes it in nothing but how long it
+    /// waits for the receiver to come by.
+    pub fn ahead(&self) -> u64 {
+        self.beginning().map_or(0, |beginning| beginning.saturating_sub(self.head.reached.load(Relaxed)))
     }
 
     /// The receiver names the waiter to ring, before it announces its sleep.

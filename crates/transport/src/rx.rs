@@ -90,8 +90,17 @@ impl Rx {
         if let State::Adopted(consumer) = std::mem::take(&mut self.state) {
             self.state = State::Watching(consumer);
         }
+        self.say_reached(lane);
         lane.watch();
         true
+    }
+
+    /// Tells the sender how far TCP has been read, so that it does not take who has much of that before the lane for one who never
+    /// comes by.
+    fn say_reached(&self, lane: &LaneHeader) {
+        if let Some(read) = self.read {
+            lane.note_reached(read);
+        }
     }
 
     /// Receives what is there, first TCP's share and then the lane's, without blocking.
@@ -273,6 +282,7 @@ impl Rx {
         self.unasked = self.unasked.saturating_sub(count as u64);
         self.read = self.read.map(|read| read + count as u64);
         lane.note_read(count);
+        self.say_reached(lane);
     }
 
     fn judge(&mut self, share: Share) -> Received {

@@ -106,6 +106,10 @@ fn catch_up(unseen: usize) -> usize {
         assert!(buffer.bytes()[..count].iter().copied().eq((place..place + count).map(byte)), "at {place}");
         place += count;
         receives += 1;
+        if unseen == 0 {
+            // The sender knows that somebody comes by.
+            assert_eq!(lane.ahead(), BACKLOG.saturating_sub(place) as u64);
+        }
     }
     kernel.questions.get() / receives
 }

@@ -59,6 +59,30 @@ fn by_another_thread() {
     unseen("thread");
 }
 
+/// Who has much to read from TCP before a lane, and reads it slowly, is no receiver that never comes by.
+#[test]
+fn who_reads_slowly_what_comes_before_a_lane_is_given_time() {
+    both(LIMIT, |host| {
+        let number = host.port().to_string();
+        let over = host.path("over").display().to_string();
+        let mut serve = host.script("python3", "backlog.py").args(["serve", &number, &over]).start("serve");
+        serve.wait_for_output("listening", LIMIT);
+        let road = host.watch_road();
+        let mut ask = host.script("python3", "backlog.py").args(["ask", &number, &over]).start("ask");
+        ask.wait_for_output("every byte came", LIMIT);
+        if road.is_watched() {
+            let status = host.status().expect("a broker");
+            let server = status.processes.iter().find(|one| one.pid == serve.pid()).expect("its server");
+            assert!(!server.totals.bypasses.contains_key("unread"), "{:?}", server.totals.bypasses);
+            let [connection] = &server.connections[..] else { panic!("{:?}", server.connections) };
+            assert_eq!(connection.send.road, Road::Shm, "{connection:?}");
+            assert!(connection.send.tcp_bytes >= 500_000 && connection.send.shm_bytes > 0, "{connection:?}");
+        }
+        host.write("over", "");
+        assert!(ask.wait(LIMIT).success() && serve.wait(LIMIT).success());
+    });
+}
+
 /// Who comes late for what lies in a lane is taken for one who waits unseen, once. Of the lane that the connection takes then, it has as
 /// much time as of the first.
 #[test]

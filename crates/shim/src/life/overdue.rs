@@ -20,8 +20,8 @@ use crate::socket::links::Attachment;
 const LOOK_NANOS: u64 = 20_000_000;
 /// What is unread for as long as this, as looks find it, is overdue in a lane of which nothing has ever been read.
 const FRESH_NANOS: u64 = 40_000_000;
-/// A receiver that has read from the lane, or that an epoll instance waits for, comes by as far as is known. But it may be busy, or
-/// wait for a processor that others want.
+/// A receiver that has read from the lane, that an epoll instance waits for, or that has not yet read what TCP has before the lane, which
+/// wakes it, comes by as far as is known. But it may be busy, or wait for a processor that others want.
 const KNOWN_NANOS: u64 = 1_000_000_000;
 
 const WORD: usize = u64::BITS as usize;
@@ -105,14 +105,14 @@ fn find(endpoint: &Endpoint, now: u64) -> Found {
         return Found::Nothing;
     }
     // Of a lane that moves somebody takes care.
-    let read = tx.lane_total() - unread;
+    let reached = [tx.lane_total() - unread, at.outgoing().0.ahead()];
     match seen.unread_since {
-        Some((since, then)) if then == read => {
+        Some((since, then)) if then == reached => {
             let is_overdue = now - since >= allowed(at);
             if is_overdue { Found::Overdue } else { Found::Early }
         }
         _ => {
-            seen.unread_since = Some((now, read));
+            seen.unread_since = Some((now, reached));
             Found::Early
         }
     }
@@ -120,7 +120,7 @@ fn find(endpoint: &Endpoint, now: u64) -> Found {
 
 fn allowed(at: &Attachment) -> u64 {
     let lane = at.outgoing().0;
-    let is_known = lane.has_been_read() || lane.has_lasting_rx_waiter();
+    let is_known = lane.has_been_read() || lane.has_lasting_rx_waiter() || lane.ahead() > 0;
     if is_known { KNOWN_NANOS } else { FRESH_NANOS }
 }
 

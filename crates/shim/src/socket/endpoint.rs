@@ -62,8 +62,9 @@ pub(crate) struct TxSide {
 pub(crate) struct Seen {
     /// When it was first found full, and how much the receiver had not read then.
     pub(crate) full_since: Option<(u64, u64)>,
-    /// When bytes of it were first found unread, and how many had been read then.
-    pub(crate) unread_since: Option<(u64, u64)>,
+    /// When bytes of it were first found unread, and how far the receiver was then: what it had read of the lane, and what it had to
+    /// read of TCP before.
+    pub(crate) unread_since: Option<(u64, [u64; 2])>,
     /// Bytes of the ring, from its first, with memory behind them.
     pub(crate) backed: Cell<usize>,
     /// What both lanes had carried when that was last asked for [`crate::life::idle`].
