@@ -6,7 +6,9 @@ mod local;
 mod overlay;
 mod relay;
 
-use anyhow::{Context, Result};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
@@ -65,6 +67,11 @@ struct Report {
 
 /// Prints the report, and returns whether the local path works.
 pub(crate) fn run(args: &DoctorArgs) -> Result<bool> {
+    // Most of what is looked at is told there, and before Linux 6.4 so is what libraries of ours must know to run at all.
+    ensure!(
+        Path::new("/proc/self/exe").exists(),
+        "/proc is not mounted here, so nothing can be found out: `mount -t proc proc /proc`"
+    );
     let overlay = overlay::checks(&args.control.control);
     let checks = [local::checks(), around::checks(), relay::checks(), overlay];
     let checks: Vec<Check> = checks.into_iter().flatten().collect();

@@ -68,6 +68,13 @@ fn doctor_says_what_is_missing_and_fails() {
 }
 
 #[test]
+fn doctor_needs_proc_and_says_so() {
+    let shell = Shell::new();
+    let ended = shell.sh("unshare --mount sh -c 'umount --lazy /proc && $SHUNT doctor'");
+    ended.saying(1, &["/proc is not mounted here", "mount -t proc"]);
+}
+
+#[test]
 fn doctor_tells_a_libc_that_is_too_old() {
     let shell = Shell::new();
     // What is linked with a libc of the future.
