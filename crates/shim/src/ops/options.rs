@@ -125,6 +125,7 @@ fn against_socket_option(name: c_int, setting: Setting) -> Option<Reason> {
         | libc::SO_INCOMING_NAPI_ID
         | libc::SO_COOKIE
         | libc::SO_PEERGROUPS
+        | libc::SO_ZEROCOPY
         | SO_PREFER_BUSY_POLL
         | SO_BUSY_POLL_BUDGET
         | SO_BUF_LOCK
@@ -137,8 +138,6 @@ fn against_socket_option(name: c_int, setting: Setting) -> Option<Reason> {
         }
         libc::SO_RCVLOWAT if setting.read().is_none_or(|bytes: c_int| (0..=1).contains(&bytes)) => None,
         libc::SO_RCVLOWAT => Some(Reason::LowWater),
-        libc::SO_ZEROCOPY if setting.is(0) => None,
-        libc::SO_ZEROCOPY => Some(Reason::ZeroCopy),
         libc::SO_TIMESTAMP
         | libc::SO_TIMESTAMPNS
         | libc::SO_TIMESTAMPING
