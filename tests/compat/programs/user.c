@@ -1,5 +1,5 @@
-/* Becomes another user in one of the ways in which a program of root's does, and then talks to itself over one connection, until there is the
-   file GATE.
+/* Becomes another user in one of the ways in which a program of root's does, perhaps behind another root directory, and then talks to
+   itself over one connection, until there is the file GATE.
    user PORT HOW GATE */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -29,6 +30,10 @@ static int become(const char *how)
         return setreuid(NOBODY, NOBODY);
     if (!strcmp(how, "setresuid"))
         return setresuid(NOBODY, NOBODY, NOBODY);
+    if (!strcmp(how, "chroot"))
+        return mkdir("root", 0755) || chroot("root") || setuid(NOBODY);
+    if (!strcmp(how, "chroot-by-number"))
+        return syscall(SYS_chroot, "root") || setuid(NOBODY);
     if (!strcmp(how, "by-number"))
         return syscall(SYS_setresuid, NOBODY, NOBODY, NOBODY);
     return -1;

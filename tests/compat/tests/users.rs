@@ -20,7 +20,7 @@ fn who_becomes_another_user_keeps_the_broker() {
     both(2 * LIMIT, |host| {
         compile(host, "user", &[]);
         close_broker(host);
-        for how in ["setuid", "seteuid", "setreuid", "setresuid", "by-number"] {
+        for how in ["setuid", "seteuid", "setreuid", "setresuid", "by-number", "chroot", "chroot-by-number"] {
             let port = host.port();
             let road = host.watch_road();
             let gate = format!("gate.{how}");

@@ -198,6 +198,7 @@ real! {
     fn aio_write(request: *mut libc::aiocb) -> c_int;
     fn lio_listio(mode: c_int, list: *const *mut libc::aiocb, count: c_int, event: *mut libc::sigevent) -> c_int;
     fn unshare(flags: c_int) -> c_int;
+    fn chroot(path: *const c_char) -> c_int;
     fn setuid(user: uid_t) -> c_int;
     fn seteuid(effective: uid_t) -> c_int;
     fn setreuid(real: uid_t, effective: uid_t) -> c_int;

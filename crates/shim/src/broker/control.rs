@@ -289,6 +289,12 @@ pub(crate) fn before_other_user() {
         control.connect(|| process::broker_paths().iter().filter(|path| is_private(path)).find_map(reach));
 }
 
+/// The process is about to see nothing but what is under another directory. A broker is spoken to now, whosever it is: its socket
+/// is not to be found there.
+pub(crate) fn before_other_root() {
+    let _ = CONTROL.lock().connect(|| process::broker_paths().iter().find_map(reach));
+}
+
 /// The peer of an offered endpoint has used the connection as much by now: if it has not been offered for so long, it is not
 /// going to be, and the connection is the kernel's from now on.
 const ALONE_NANOS: u64 = 1_000_000_000;

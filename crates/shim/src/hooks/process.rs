@@ -177,6 +177,17 @@ other_user! {
     setresuid(real, effective, saved) becomes effective;
 }
 
+/// See chroot(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn chroot(path: *const c_char) -> c_int {
+    exec::before_other_root();
+    // SAFETY: the program's own call.
+    unsafe { real::chroot(path) }
+}
+
 /// Starts another program in a child, inside libc.
 ///
 /// # Safety

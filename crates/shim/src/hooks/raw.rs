@@ -56,6 +56,7 @@ fn is_answered(number: c_long, call: &Arguments) -> bool {
         libc::SYS_unshare if call.int(0) & libc::CLONE_FILES != 0 => {
             crate::life::unseen::leave(Reason::OwnTable);
         }
+        libc::SYS_chroot => exec::before_other_root(),
         // Of the calling thread alone, where libc's functions change all of them.
         libc::SYS_setuid => exec::before_other_user(call.0[0] as u32),
         libc::SYS_setreuid | libc::SYS_setresuid => exec::before_other_user(call.0[1] as u32),
@@ -205,7 +206,7 @@ pub(crate) static ANSWERED: [u32; NUMBERS / 32] = {
 };
 
 /// What [`is_answered`] looks at, a thread's end, and a child in this memory.
-const TOLD: [c_long; 11] = [
+const TOLD: [c_long; 12] = [
     libc::SYS_vfork,
     libc::SYS_prctl,
     libc::SYS_seccomp,
@@ -213,6 +214,7 @@ const TOLD: [c_long; 11] = [
     libc::SYS_io_uring_register,
     libc::SYS_io_submit,
     libc::SYS_unshare,
+    libc::SYS_chroot,
     libc::SYS_setuid,
     libc::SYS_setreuid,
     libc::SYS_setresuid,

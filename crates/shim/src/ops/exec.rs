@@ -183,10 +183,20 @@ fn known_inheritable() -> impl Iterator<Item = (RawFd, Entry)> {
 /// The process is about to become the user `effective`. Only root can, and what stays root's can be done as before.
 pub(crate) fn before_other_user(effective: libc::uid_t) {
     const UNCHANGED: libc::uid_t = libc::uid_t::MAX;
-    let changes = effective != 0 && effective != UNCHANGED && rustix::process::geteuid().is_root();
-    if changes && !process::is_off() && process::is_home() {
+    if effective != 0 && effective != UNCHANGED {
+        as_root(control::before_other_user);
+    }
+}
+
+/// The process is about to get another root directory, which only root can give itself.
+pub(crate) fn before_other_root() {
+    as_root(control::before_other_root);
+}
+
+fn as_root(act: impl FnOnce()) {
+    if rustix::process::geteuid().is_root() && !process::is_off() && process::is_home() {
         process::note_use();
-        keeping_errno(control::before_other_user);
+        keeping_errno(act);
     }
 }
 
