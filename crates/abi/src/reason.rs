@@ -75,8 +75,8 @@ reasons! {
         "Connect again, if the connection is to last.";
     Fork = 15, "fork", "The process forked while it held the connection.",
         "Nothing needs to be done: it is offered again when only one process holds it.";
-    Shared = 16, "shared", "More than one process holds the socket.",
-        "Let the process that does not use the connection close it.";
+    Shared = 16, "shared", "More than one process holds the socket, or an epoll set that it is in.",
+        "Let the process that does not use the connection close it, or the set.";
     Exec = 17, "exec", "The process replaced its program, or started one that inherits the connection.",
         "Let the program mark the socket close-on-exec, if what it starts does not need it.";
     OutOfBand = 18, "out_of_band", "Urgent data was sent or asked for.",
