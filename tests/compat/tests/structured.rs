@@ -1,0 +1,18 @@
+//! Trio and AnyIO: Python's loops whose waits end by cancellation.
+
+use shunt_compat::{Expected, both};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(40);
+
+#[test]
+fn waits_that_are_cancelled_and_streams_that_are_half_closed() {
+    both(2 * LIMIT, |host| {
+        let port = host.port();
+        let road = host.watch_road();
+        let program =
+            host.script("/usr/bin/python3", "structured.py").arg(port.to_string()).run("structured", LIMIT);
+        road.expect(Expected { port, connections: 10, share: 0.5 });
+        program.stdout
+    });
+}
