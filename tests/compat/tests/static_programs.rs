@@ -151,6 +151,45 @@ fn a_server_of_gos_and_its_clients() {
     });
 }
 
+/// What one process has counted so far: rings, and bytes on shared memory.
+fn rings_and_bytes(host: &Host, pid: u32) -> Option<(u64, u64)> {
+    let all = host.status()?.processes;
+    let one = all.into_iter().find(|process| process.pid == pid).expect("it is under shunt");
+    Some((one.totals.counters["doorbells_rung"], one.totals.bytes.shm))
+}
+
+/// Each end has several threads and goroutines for a request. It is told of one by one ring at most, and so is the other of the answer.
+#[test]
+fn a_request_to_a_server_of_gos_rings_once_and_so_does_its_answer() {
+    const REQUESTS: u64 = 2000;
+    const PAGE: u64 = 1000;
+    let program = go("kept");
+    both(LIMIT, move |host| {
+        let port = host.port();
+        let (number, count, gate) = (port.to_string(), REQUESTS.to_string(), gate(port));
+        let go = || host.program(program.to_string_lossy());
+        let server = go().args(["serve", &number]).start("server");
+        host.wait_for_port(port);
+        let road = host.watch_road();
+        let mut client = go().args(["ask", &number, &count, &gate]).start("client");
+        road.wait_for_shm(port, 1, LIMIT);
+        host.write(&format!("{gate}.warm"), "");
+        client.wait_for_output("warm", LIMIT);
+        let ends = [server.pid(), client.pid()];
+        let counts = || ends.map(|pid| rings_and_bytes(host, pid));
+        let before = counts();
+        host.write(&format!("{gate}.begin"), "");
+        client.wait_for_output("done", LIMIT);
+        for (before, after) in before.into_iter().zip(counts()) {
+            let (Some((rung, moved)), Some((rings, bytes))) = (before, after) else { continue };
+            assert!(bytes - moved >= REQUESTS * PAGE, "{}", road.report(port));
+            assert!(rings - rung <= REQUESTS + REQUESTS / 10, "{} rings", rings - rung);
+        }
+        host.write(&gate, "");
+        client.wait(LIMIT).stdout
+    });
+}
+
 /// The other end is Python's, with the shim from its dynamic linker.
 #[test]
 fn a_server_of_gos_and_python() {
