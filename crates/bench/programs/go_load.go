@@ -1,9 +1,9 @@
 // Servers and clients of Go's own runtime, without cgo. They speak to the bench as its own loads do.
 //
-//	go_load serve echo|http ADDRESS
-//	go_load load echo|http ADDRESS CONNECTIONS SECONDS
+//	go_load serve echo|http|files ADDRESS
+//	go_load load echo|http|files ADDRESS CONNECTIONS SECONDS
 //
-// Each connection has a goroutine, and one request of 64 B under way; what http answers is 1 KB.
+// Each connection has a goroutine, and one request of 64 B under way; what http answers is 1 KB, and files is http with 64 KB.
 package main
 
 import (
@@ -22,9 +22,11 @@ import (
 
 const (
 	size = 64
-	page = 1024
 	warm = 300 * time.Millisecond
 )
+
+// What is answered by HTTP.
+var pages = map[string]int{"http": 1 << 10, "files": 64 << 10}
 
 func check(err error) {
 	if err != nil {
@@ -50,7 +52,7 @@ func serve(kind, address string) {
 	listener, err := net.Listen("tcp", address)
 	check(err)
 	fmt.Println("ready", listener.Addr())
-	if kind == "http" {
+	if page, isHTTP := pages[kind]; isHTTP {
 		body := make([]byte, page)
 		answer := func(writer http.ResponseWriter, _ *http.Request) { writer.Write(body) }
 		go http.Serve(listener, http.HandlerFunc(answer))
@@ -68,13 +70,13 @@ func serve(kind, address string) {
 
 // One request and its answer.
 func requester(kind, address string, client *http.Client) func() {
-	if kind == "http" {
+	if page, isHTTP := pages[kind]; isHTTP {
 		return func() {
 			answer, err := client.Get("http://" + address + "/")
 			check(err)
 			count, err := io.Copy(io.Discard, answer.Body)
 			check(err)
-			if count != page {
+			if count != int64(page) {
 				check(fmt.Errorf("%d bytes came", count))
 			}
 			answer.Body.Close()

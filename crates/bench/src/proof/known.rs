@@ -145,6 +145,7 @@ mod tests {
             side,
             figure: spread(median),
             ratio_to: BTreeMap::from([(Side::Tcp, spread(4.0))]),
+            to_itself: None,
             p50_us: 1.0,
             p99_us: 1.0,
             server_cpu_us: 2.0,

@@ -57,6 +57,8 @@ pub(crate) struct Cell {
     pub(crate) figure: Spread,
     /// How many times as fast as each other side, round by round.
     pub(crate) ratio_to: BTreeMap<Side, Spread>,
+    /// The same to itself: each turn to the one before. What others do to the machine meanwhile, they do to the ratios too.
+    pub(crate) to_itself: Option<Spread>,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
     pub(crate) server_cpu_us: f64,
@@ -151,6 +153,7 @@ impl Cell {
             side,
             figure: Spread::of(samples.iter().map(|sample| unit.figure(sample.rate, point.bytes)))?,
             ratio_to: ratio_to.collect(),
+            to_itself: to_itself(samples),
             p50_us: median(|sample| sample.p50_us),
             p99_us: median(|sample| sample.p99_us),
             server_cpu_us: median(|sample| sample.server_us),
@@ -162,6 +165,10 @@ impl Cell {
                 .then(|| least.link_bytes as f64 / least.on_shm as f64),
         })
     }
+}
+
+fn to_itself(samples: &[Sample]) -> Option<Spread> {
+    Spread::of(samples.windows(2).map(|pair| pair[1].rate / pair[0].rate))
 }
 
 impl Unit {
@@ -179,5 +186,20 @@ impl Unit {
             Unit::Microseconds => "us each, lower is better",
             Unit::Megabytes => "MB/s",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_side_is_compared_with_itself_turn_by_turn() {
+        let turns = |rates: &[f64]| -> Vec<Sample> {
+            rates.iter().map(|rate| Sample { rate: *rate, ..Sample::default() }).collect()
+        };
+        assert_eq!(to_itself(&turns(&[100.0])), None, "there is none before it");
+        let spread = to_itself(&turns(&[100.0, 50.0, 200.0, 200.0]));
+        assert_eq!(spread, Some(Spread { median: 1.0, min: 0.5, max: 4.0 }));
     }
 }

@@ -63,10 +63,21 @@ fn append(out: &mut String, table: &TableReport) {
     }
     append_cpu(out, table, &sides, width);
     for line in &table.lines {
+        let theirs = against.first().and_then(|(_, theirs)| line.cell(*theirs));
+        if let Some(noise) = theirs.and_then(noise) {
+            let _ = writeln!(out, "  {}, {noise}", line.label);
+        }
         for cell in &line.cells {
             append_road(out, &line.label, cell);
         }
     }
+}
+
+/// Only if the machine is not quiet enough for a ratio of single turns to say much.
+fn noise(cell: &Cell) -> Option<String> {
+    const QUIET: std::ops::RangeInclusive<f64> = 0.8..=1.25;
+    let turns = cell.to_itself.filter(|turns| !QUIET.contains(&turns.min) || !QUIET.contains(&turns.max))?;
+    Some(format!("{} to itself, a turn to the one before: {}", cell.side.label(), turns.as_ratio()))
 }
 
 fn append_cpu(out: &mut String, table: &TableReport, sides: &[Side], width: usize) {

@@ -27,7 +27,10 @@ pub(super) fn round_trips() -> Vec<Point> {
 pub(super) fn points() -> Vec<Point> {
     vec![
         Point::new("echo of 64 B, 50 connections", SIDES, Talk { kind: "echo", connections: 50 }),
+        Point::new("net/http, 1 KB, one connection", SIDES, Talk { kind: "http", connections: 1 }),
+        Point::new("net/http, 1 KB, 8 connections", SIDES, Talk { kind: "http", connections: 8 }),
         Point::new("net/http, 1 KB, 50 connections", SIDES, Talk { kind: "http", connections: 50 }),
+        Point::new("net/http, 64 KB, 8 connections", SIDES, Talk { kind: "files", connections: 8 }),
         Point::new(
             "net/http, 1 KB, 50 connections of wrk's",
             SIDES,
