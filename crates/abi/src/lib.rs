@@ -14,6 +14,7 @@ pub mod handover;
 pub mod option;
 pub mod page;
 pub mod reason;
+pub mod rules;
 pub mod status;
 
 /// Version of the control protocol and of the shared layouts. A different version is refused, never guessed.
@@ -29,6 +30,10 @@ pub mod env {
     pub const SPIN: &str = "SHUNT_SPIN";
     /// `used` or `at-once`: see `shunt run --offer`.
     pub const OFFER: &str = "SHUNT_OFFER";
+    /// Path of the one file of the configuration; empty, there is none.
+    pub const CONFIG: &str = "SHUNT_CONFIG";
+    /// What the configuration says of programs: see [`crate::rules`]. The variables above go before it.
+    pub const RULES: &str = "SHUNT_RULES";
     /// Path of the command, which programs that have the shim start for those that they start and that have no dynamic linker.
     pub const DOOR: &str = "SHUNT_DOOR";
 }

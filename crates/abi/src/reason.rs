@@ -49,8 +49,8 @@ reasons! {
         "Nothing needs to be done: it is offered after a few reads and writes.";
     NoBroker = 2, "no_broker", "No broker could be reached; it is tried again from time to time.",
         "Look with `shunt status` whether a broker runs, and start one with `shunt daemon --detach`.";
-    Policy = 3, "policy", "The program was started with --transport tcp.",
-        "Start the program without --transport tcp and without SHUNT_TRANSPORT=tcp.";
+    Policy = 3, "policy", "The program was started with --transport tcp, or the configuration says so.",
+        "Start the program without --transport tcp and without SHUNT_TRANSPORT=tcp; `shunt config show` with its name says what the configuration has.";
     RemotePeer = 4, "remote_peer", "The peer's address is not one of this host.",
         "Nothing can be done: memory cannot be shared with another host.";
     PeerNotOffered = 5, "peer_not_offered", "The other end has not been offered: it does not run under shunt, has been idle, or is on another host.",

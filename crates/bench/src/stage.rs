@@ -70,6 +70,8 @@ pub(crate) struct Stage {
 }
 
 const BROKER_LIMIT: Duration = Duration::from_secs(5);
+/// What a machine has configured for its programs is not what is compared.
+const NO_CONFIGURATION: &str = "";
 
 impl Stage {
     /// Moves the calling thread, and with it all that it starts, to a namespace of its own if it may.
@@ -150,6 +152,7 @@ impl Stage {
         line.push(program.into());
         let mut command = Command::new(&line[0]);
         command.args(&line[1..]).current_dir(self.directory.path()).env_remove("LD_PRELOAD");
+        command.env(shunt_abi::env::CONFIG, NO_CONFIGURATION);
         Ok(command)
     }
 
@@ -205,6 +208,7 @@ impl Stage {
     fn start_broker(&mut self) -> Result<()> {
         let mut command = Command::new(&self.shunt);
         command.args(["daemon", "--socket"]).arg(self.socket()).env_remove("LD_PRELOAD");
+        command.env(shunt_abi::env::CONFIG, NO_CONFIGURATION);
         if rustix::process::geteuid().is_root() {
             // PostgreSQL runs as another user.
             command.arg("--system");

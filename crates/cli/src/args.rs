@@ -35,6 +35,9 @@ pub(crate) enum Command {
     Explain(ExplainArgs),
     /// Say what this machine supports, what it lacks and what to do about it
     Doctor(DoctorArgs),
+    /// Show what is configured and where that stands, or check a file
+    #[command(subcommand)]
+    Config(Config),
     /// Run a relay between two sites, or talk to one that runs
     Relay(RelayArgs),
     /// Run a service in the kernel or in user space, or make one, or talk to one that runs
@@ -78,17 +81,17 @@ pub(crate) enum Command {
         Exit codes of shunt itself: 2 wrong flags, 126 CMD cannot be executed, 127 CMD not found."
 )]
 pub(crate) struct RunArgs {
-    /// Which road connections may take
-    #[arg(long, value_enum, default_value_t = Transport::Auto, env = shunt_abi::env::TRANSPORT)]
-    pub(crate) transport: Transport,
+    /// Which road connections may take [default: what the configuration says, else auto]
+    #[arg(long, value_enum, env = shunt_abi::env::TRANSPORT)]
+    pub(crate) transport: Option<Transport>,
 
-    /// How long a thread looks for work before it sleeps: auto, off, or microseconds
-    #[arg(long, value_name = "auto|off|USECS", default_value = "auto", value_parser = parse_spin, env = shunt_abi::env::SPIN)]
-    pub(crate) spin: String,
+    /// How long a thread looks for work before it sleeps: auto, off, or microseconds [default: what the configuration says, else auto]
+    #[arg(long, value_name = "auto|off|USECS", value_parser = parse_spin, env = shunt_abi::env::SPIN)]
+    pub(crate) spin: Option<String>,
 
-    /// When a connection is offered to the broker, to be put on shared memory
-    #[arg(long, value_enum, default_value_t = Offer::Used, env = shunt_abi::env::OFFER)]
-    pub(crate) offer: Offer,
+    /// When a connection is offered to the broker, to be put on shared memory [default: what the configuration says, else used]
+    #[arg(long, value_enum, env = shunt_abi::env::OFFER)]
+    pub(crate) offer: Option<Offer>,
 
     /// Use the broker at this socket and no other [default: the user's, else the system's, else one is started]
     #[arg(long, value_name = "SOCKET", env = shunt_abi::env::BROKER)]
@@ -172,16 +175,16 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 
-    /// Exit after this many seconds without a program [default: never]
-    #[arg(long, value_name = "SECS", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Exit after this many seconds without a program [default: what the configuration says, else never]
+    #[arg(long, value_name = "SECS", value_parser = parse_idle_exit)]
     pub(crate) idle_exit: Option<u64>,
 
-    /// Bytes of one direction's ring: a power of two, from a page to 16 MiB
+    /// Bytes of one direction's ring: a power of two, from a page to 16 MiB [default: what the configuration says, else 256 KiB]
     #[arg(long, value_name = "N", value_parser = parse_ring_bytes)]
     pub(crate) ring_bytes: Option<usize>,
 
-    /// Serve what is counted for Prometheus here, at /metrics, as on 127.0.0.1:9441 [default: nowhere]
-    #[arg(long, value_name = "ADDR")]
+    /// Serve what is counted for Prometheus here, at /metrics, as on 127.0.0.1:9441 [default: what the configuration says, else nowhere]
+    #[arg(long, value_name = "ADDR", value_parser = parse_metrics)]
     pub(crate) metrics: Option<SocketAddr>,
 
     /// Start in the background, and return when the broker accepts programs
@@ -189,7 +192,7 @@ pub(crate) struct DaemonArgs {
     pub(crate) detach: bool,
 
     /// Append the log to this file instead of writing it to standard error
-    #[arg(long, value_name = "PATH", env = "SHUNT_LOG_FILE")]
+    #[arg(long, value_name = "PATH", env = LOG_FILE)]
     pub(crate) log_file: Option<PathBuf>,
 }
 
@@ -659,15 +662,57 @@ pub(crate) enum Bench {
     Stacks(shunt_bench::StacksArguments),
 }
 
+/// The configuration of `shunt run` and of brokers (see docs/configuration.md).
+#[derive(Debug, Subcommand)]
+pub(crate) enum Config {
+    /// Show every value that holds, and where it comes from
+    #[command(
+        after_help = "The system's file is /etc/shunt/shunt.toml, a user's $XDG_CONFIG_HOME/shunt/shunt.toml or ~/.config/shunt/shunt.toml.\n\
+        SHUNT_CONFIG names another in the place of both; if it is empty, none is read."
+    )]
+    Show {
+        /// Only what holds for the program of this name, under `shunt run`
+        #[arg(value_name = "PROGRAM")]
+        program: Option<String>,
+        /// Print the same as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say what is wrong with a file, and where; without one, with those that are read
+    #[command(after_help = "Exits with 0 if nothing is wrong, with 1 if something is.")]
+    Check {
+        /// The file
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
+        /// Print what is wrong as JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// The filter of the log, as in `info` or `shunt_broker=debug`.
+pub(crate) const LOG: &str = "SHUNT_LOG";
+/// Where the broker's log goes.
+pub(crate) const LOG_FILE: &str = "SHUNT_LOG_FILE";
+
 /// A thread that looks for work longer than this has stopped being useful to anyone.
 const MAX_SPIN_USECS: u32 = 1_000_000;
 
-fn parse_spin(text: &str) -> Result<String, String> {
+pub(crate) fn parse_spin(text: &str) -> Result<String, String> {
     let number = || text.parse().is_ok_and(|usecs: u32| usecs <= MAX_SPIN_USECS);
     if matches!(text, "auto" | "off") || number() {
         return Ok(text.to_owned());
     }
     Err(format!("expected auto, off, or microseconds from 0 to {MAX_SPIN_USECS}"))
+}
+
+pub(crate) fn parse_idle_exit(text: &str) -> Result<u64, String> {
+    let seconds = text.parse().ok().filter(|seconds| *seconds > 0);
+    seconds.ok_or_else(|| "expected seconds, 1 at least".to_owned())
+}
+
+pub(crate) fn parse_metrics(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "expected an address with a port, as 127.0.0.1:9441".to_owned())
 }
 
 fn parse_interval(text: &str) -> Result<f64, String> {
@@ -677,7 +722,7 @@ fn parse_interval(text: &str) -> Result<f64, String> {
     }
 }
 
-fn parse_ring_bytes(text: &str) -> Result<usize, String> {
+pub(crate) fn parse_ring_bytes(text: &str) -> Result<usize, String> {
     let bytes = text.parse().ok().filter(|bytes| Geometry::new(*bytes).is_some());
     bytes.ok_or_else(|| format!("expected a power of two from {MIN_RING_BYTES} to {MAX_RING_BYTES}"))
 }
@@ -697,7 +742,7 @@ mod tests {
         let cli = Cli::try_parse_from(["shunt", "run", "--spin", "off", "ls", "-l", "--", "--json"]).unwrap();
         let Command::Run(run) = cli.command else { panic!("not a run") };
         assert_eq!(run.command, ["ls", "-l", "--", "--json"]);
-        assert_eq!(run.spin, "off");
+        assert_eq!(run.spin.as_deref(), Some("off"));
     }
 
     #[test]

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::process::geteuid;
 use shunt_sys::{Errno, guard, seqpacket};
 
+use crate::config::OfBroker;
+
 /// How long a broker may take to start before the program goes on without it.
 pub(crate) const START_LIMIT: Duration = Duration::from_secs(1);
 /// How long the broker that `shunt run` starts outlives its last program.
@@ -113,8 +115,14 @@ pub(crate) fn first_alive() -> Option<PathBuf> {
 /// detaches it, so that CMD inherits no child that it does not know.
 fn start(socket: &Path) -> Result<(), String> {
     let failed = |why: &dyn fmt::Display| format!("the broker did not start: {why}");
-    let output = myself()
-        .args(["daemon", "--detach", "--idle-exit", IDLE_EXIT_SECONDS, "--socket"])
+    let configured = OfBroker::read(false).map_err(|faults| failed(&faults))?;
+    let mut command = myself();
+    command.args(["daemon", "--detach"]);
+    if !configured.has_idle_exit() {
+        command.args(["--idle-exit", IDLE_EXIT_SECONDS]);
+    }
+    let output = command
+        .arg("--socket")
         .arg(socket)
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -16,11 +16,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::args::DaemonArgs;
+use crate::args::{DaemonArgs, LOG};
 use crate::broker;
-
-/// The filter of the log, as in `info` or `shunt_broker=debug`.
-const LOG_VARIABLE: &str = "SHUNT_LOG";
+use crate::config::OfBroker;
 
 pub(crate) fn run(args: &DaemonArgs) -> Result<()> {
     let socket = match (&args.socket, args.system) {
@@ -32,12 +30,13 @@ pub(crate) fn run(args: &DaemonArgs) -> Result<()> {
 }
 
 fn serve(args: &DaemonArgs, socket: PathBuf) -> Result<()> {
-    start_log(args.log_file.as_deref())?;
+    let configured = OfBroker::read(args.system)?.under(args);
+    start_log(configured.log_file.as_deref(), configured.log.as_deref())?;
     let mode = if args.system { Mode::System } else { Mode::User };
     let mut config = Config::new(socket, mode);
-    config.idle_exit = args.idle_exit.map(Duration::from_secs);
-    config.ring_bytes = args.ring_bytes.unwrap_or(config.ring_bytes);
-    config.metrics = args.metrics;
+    config.idle_exit = configured.idle_exit.map(Duration::from_secs);
+    config.ring_bytes = configured.ring_bytes.unwrap_or(config.ring_bytes);
+    config.metrics = configured.metrics;
     config.listener = activated_socket()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -92,12 +91,13 @@ fn activated_socket() -> Result<Option<OwnedFd>> {
     }
 }
 
-pub(crate) fn start_log(file: Option<&Path>) -> Result<()> {
+/// With this filter, unless the environment has one.
+pub(crate) fn start_log(file: Option<&Path>, filter: Option<&str>) -> Result<()> {
+    let said = std::env::var(LOG).ok().filter(|said| !said.is_empty());
     let filter = EnvFilter::builder()
         .with_default_directive(LevelFilter::INFO.into())
-        .with_env_var(LOG_VARIABLE)
-        .from_env()
-        .with_context(|| format!("{LOG_VARIABLE} takes a filter such as info or shunt_broker=debug"))?;
+        .parse(said.as_deref().or(filter).unwrap_or_default())
+        .with_context(|| format!("{LOG} takes a filter such as info or shunt_broker=debug"))?;
     // A detached broker's standard error leads nowhere after its start, and writing there must do no harm.
     let log = tracing_subscriber::fmt().with_env_filter(filter).log_internal_errors(false);
     match file {

@@ -6,6 +6,7 @@
 mod args;
 mod broker;
 mod capture;
+mod config;
 mod daemon;
 mod doctor;
 mod door;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error),
         },
+        Command::Config(command) => config::run(&command),
         Command::Relay(args) => relay::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Overlay(part) => match overlay::run(&part) {

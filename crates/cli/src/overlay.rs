@@ -71,7 +71,7 @@ fn supervise(args: &OverlayRunArgs) -> ExitCode {
 }
 
 fn route(config: &Path) -> Result<()> {
-    start_log(None)?;
+    start_log(None, None)?;
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     // Each network namespace may hold up some, and the router does not wait for them at its end either.
     let runtime = runtime.enable_all().max_blocking_threads(4096).build()?;

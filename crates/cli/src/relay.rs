@@ -41,7 +41,7 @@ fn act(action: &RelayAction) -> Result<()> {
 }
 
 fn serve(config: &Path) -> Result<()> {
-    start_log(None)?;
+    start_log(None, None)?;
     let config = std::path::absolute(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -5,12 +5,15 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use shunt_abi::rules;
 use shunt_start::program;
 
 use crate::args::{RunArgs, Transport};
+use crate::config::{Faults, OfPrograms};
 use crate::obstacle::{self, Obstacle};
 use crate::{broker, door, exec, library};
 
@@ -24,8 +27,9 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
         Err(error) => return refuse(&name, &error, error.exit_code()),
     };
     let mut environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
-    let (road, complaint) = choose(args, &path);
-    road.apply(args, &mut environment);
+    let configured = OfPrograms::read();
+    let (road, complaint) = choose(args, &path, configured.as_ref());
+    road.apply(args, configured.ok().and_then(|configured| configured.rules()), &mut environment);
     let complaint = road.open_door(&path).or(complaint);
     if let Some(complaint) = complaint {
         say(&format!("{name} runs on TCP: {complaint}"));
@@ -46,15 +50,17 @@ enum Road {
     Shim {
         /// libshunt.so.
         library: PathBuf,
-        /// The transport it may use.
-        transport: Transport,
+        /// What goes before the configuration, for CMD and all that it starts.
+        transport: Option<Transport>,
+        /// Whether CMD itself may leave TCP.
+        may_leave_tcp: bool,
         /// Where the broker is or may appear.
         broker: Option<PathBuf>,
     },
 }
 
 impl Road {
-    fn apply(&self, args: &RunArgs, environment: &mut BTreeMap<OsString, OsString>) {
+    fn apply(&self, args: &RunArgs, rules: Option<String>, environment: &mut BTreeMap<OsString, OsString>) {
         let existing = environment.get(PRELOAD.as_ref() as &std::ffi::OsStr).cloned();
         let mut set = |name: &str, value: Option<OsString>| match value {
             Some(value) => drop(environment.insert(name.into(), value)),
@@ -65,11 +71,12 @@ impl Road {
             Road::Bare { library: Some(library) } => {
                 set(PRELOAD, library::without(existing.as_deref(), library));
             }
-            Road::Shim { library, transport, broker } => {
+            Road::Shim { library, transport, broker, .. } => {
                 set(PRELOAD, Some(library::preload(existing.as_deref(), library)));
-                set(shunt_abi::env::TRANSPORT, Some(transport.label().into()));
-                set(shunt_abi::env::SPIN, Some(args.spin.clone().into()));
-                set(shunt_abi::env::OFFER, Some(args.offer.label().into()));
+                set(shunt_abi::env::TRANSPORT, transport.map(|transport| transport.label().into()));
+                set(shunt_abi::env::SPIN, args.spin.clone().map(OsString::from));
+                set(shunt_abi::env::OFFER, args.offer.map(|offer| offer.label().into()));
+                set(shunt_abi::env::RULES, rules.map(OsString::from));
                 set(shunt_abi::env::BROKER, broker.clone().map(PathBuf::into_os_string));
                 set(shunt_abi::env::DOOR, door::path().map(PathBuf::into_os_string));
             }
@@ -78,7 +85,7 @@ impl Road {
 
     /// CMD may have no dynamic linker that would load the shim. What there is to say if it cannot be loaded otherwise either.
     fn open_door(&self, path: &Path) -> Option<String> {
-        let Road::Shim { library, transport: Transport::Auto | Transport::Shm, .. } = self else {
+        let Road::Shim { library, may_leave_tcp: true, .. } = self else {
             return None;
         };
         let obstacle = obstacle::of_file(path).filter(|obstacle| *obstacle == Obstacle::Static)?;
@@ -88,7 +95,7 @@ impl Road {
 }
 
 /// Decides how CMD runs, and what to say if that is on TCP without having been asked for.
-fn choose(args: &RunArgs, path: &Path) -> (Road, Option<String>) {
+fn choose(args: &RunArgs, path: &Path, configured: Result<&OfPrograms, &Faults>) -> (Road, Option<String>) {
     let obstacle = obstacle::of_file(path);
     let library = match library::find() {
         Ok(library) => library,
@@ -96,22 +103,42 @@ fn choose(args: &RunArgs, path: &Path) -> (Road, Option<String>) {
             return (Road::Bare { library: None }, Some(format!("{error}; see `shunt doctor`")));
         }
     };
+    let name = String::from_utf8_lossy(rules::name_of(path.as_os_str().as_bytes()));
+    let transport = match (args.transport, configured) {
+        (Some(transport), _) => transport,
+        (None, Ok(configured)) => configured.transport(&name),
+        (None, Err(_)) => Transport::Tcp,
+    };
+    let may_leave_tcp = transport != Transport::Tcp;
     if obstacle.as_ref().is_some_and(|obstacle| !obstacle.keeps_preload()) {
-        let complaint = (args.transport != Transport::Tcp).then(|| cannot_enter(obstacle));
+        let complaint = may_leave_tcp.then(|| cannot_enter(obstacle));
         return (Road::Bare { library: Some(library) }, complaint.flatten());
     }
-    let shim = |transport, broker| Road::Shim { library: library.clone(), transport, broker };
-    if args.transport == Transport::Tcp {
-        return (shim(Transport::Tcp, args.broker.clone()), None);
+    let shim = |transport, broker: Option<PathBuf>| {
+        let may_leave_tcp = may_leave_tcp && transport != Some(Transport::Tcp);
+        Road::Shim { library: library.clone(), transport, may_leave_tcp, broker }
+    };
+    // What a configuration that is wrong was to keep on TCP is not known.
+    if let Err(faults) = configured {
+        let complaint = (args.transport != Some(Transport::Tcp)).then(|| faults.to_string());
+        return (shim(Some(Transport::Tcp), args.broker.clone()), complaint);
     }
-    match broker::reach(args.broker.as_deref()) {
+    let may_any_leave_tcp = match args.transport {
+        Some(transport) => transport != Transport::Tcp,
+        None => configured.is_ok_and(OfPrograms::lets_any_leave_tcp),
+    };
+    if !may_any_leave_tcp {
+        return (shim(args.transport, args.broker.clone()), None);
+    }
+    let (road, complaint) = match broker::reach(args.broker.as_deref()) {
         Ok(socket) => (shim(args.transport, Some(socket)), cannot_enter(obstacle)),
         Err(error) => {
             // A socket that must not be used must not be tried later either.
-            let transport = if error.later.is_some() { args.transport } else { Transport::Tcp };
+            let transport = if error.later.is_some() { args.transport } else { Some(Transport::Tcp) };
             (shim(transport, error.later), cannot_enter(obstacle).or(Some(error.why)))
         }
-    }
+    };
+    (road, complaint.filter(|_| may_leave_tcp))
 }
 
 fn cannot_enter(obstacle: Option<Obstacle>) -> Option<String> {

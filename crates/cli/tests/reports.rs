@@ -1,5 +1,5 @@
 //! What shunt prints about itself and about the machine: status, doctor, help, manual pages, completions, and the
-//! commands in docs/usage.md.
+//! commands in docs/usage.md and docs/configuration.md.
 
 mod common;
 
@@ -102,8 +102,18 @@ fn every_subcommand_has_help_a_manual_page_and_completions() {
     let mut command = shell.shunt(["man"]);
     command.arg(&directory);
     Ended::of(command).quietly(0);
-    let subcommands =
-        ["run", "daemon", "status", "explain", "doctor", "overlay", "runtime", "man", "completions"];
+    let subcommands = [
+        "run",
+        "daemon",
+        "status",
+        "explain",
+        "doctor",
+        "config",
+        "overlay",
+        "runtime",
+        "man",
+        "completions",
+    ];
     for name in subcommands {
         let help = Ended::of(shell.shunt([name, "--help"])).quietly(0);
         assert!(help.stdout.contains(&format!("shunt {name}")), "{}", help.stdout);
@@ -122,8 +132,16 @@ fn every_subcommand_has_help_a_manual_page_and_completions() {
 /// Every block marked `console` is a shell session: what stands behind `$ ` must exit with 0.
 #[test]
 fn the_commands_in_the_usage_page_work() {
+    run_the_commands_of(include_str!("../../../docs/usage.md"), 5);
+}
+
+#[test]
+fn the_commands_in_the_page_of_the_configuration_work() {
+    run_the_commands_of(include_str!("../../../docs/configuration.md"), 8);
+}
+
+fn run_the_commands_of(page: &str, at_least: u32) {
     let shell = Shell::new();
-    let page = include_str!("../../../docs/usage.md");
     let mut session = false;
     let mut ran = 0;
     for line in page.lines() {
@@ -140,7 +158,7 @@ fn the_commands_in_the_usage_page_work() {
             _ => {}
         }
     }
-    assert!(ran >= 5, "only {ran} commands were found");
+    assert!(ran >= at_least, "only {ran} commands were found");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use shunt_serve::engine::try_kernel;
 use shunt_serve::service::builtin;
 
 use super::{Check, State};
+use crate::config::{Faults, OfBroker, OfPrograms};
 use crate::table;
 
 /// Fewer descriptors than this, and a program under shunt may run out of them earlier than without.
@@ -22,6 +23,7 @@ const LITTLE_MEMORY: u64 = 256 << 20;
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
+        configuration(),
         kernel(),
         processors(),
         memory(),
@@ -32,6 +34,20 @@ pub(super) fn checks() -> Vec<Check> {
         cgroups(),
         user_namespaces(),
     ]
+}
+
+fn configuration() -> Check {
+    let check = |found: String| Check::ok("configuration", "which programs may leave TCP, and how", found);
+    let wrong = |faults: Faults| {
+        check(faults.to_string())
+            .lacking(State::Missing, "mend it: `shunt config check` says all that is wrong")
+    };
+    let read = OfPrograms::read().and_then(|programs| OfBroker::read(false).map(|_| programs));
+    match read {
+        Ok(programs) if programs.is_empty() => check("nothing is configured for programs".into()),
+        Ok(_) => check("has rules for programs: see `shunt config show`".into()),
+        Err(faults) => wrong(faults),
+    }
 }
 
 fn kernel() -> Check {

@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
+use shunt_abi::rules;
 
 use crate::obstacle::{self, Obstacle};
 
@@ -30,7 +31,7 @@ pub(super) struct Process {
     pub(super) shim_replaced: bool,
     /// Where it looks for its broker, best first, as paths from here.
     pub(super) broker_paths: Vec<PathBuf>,
-    /// It was started with --transport tcp.
+    /// It was to be on TCP when it was started.
     pub(super) off: bool,
     /// The worst of its rings.
     pub(super) ring: Ring,
@@ -85,7 +86,7 @@ impl Process {
             obstacle,
             shim_replaced: shim.is_some_and(|path| path.ends_with(" (deleted)")),
             broker_paths: environment.broker_paths(pid),
-            off: environment.get(shunt_abi::env::TRANSPORT) == Some(b"tcp"),
+            off: environment.transport(&field("Name")) == Some(b"tcp"),
             ring,
             filtered: field("Seccomp") == "2",
             sockets,
@@ -199,6 +200,9 @@ fn parent(pid: u32) -> Option<u32> {
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
+/// How many letters of a program's name the kernel keeps.
+const KEPT: usize = 15;
+
 /// The environment that a process was started with.
 struct Environment(Vec<u8>);
 
@@ -210,6 +214,13 @@ impl Environment {
     fn get(&self, name: &str) -> Option<&[u8]> {
         let value = |entry| <[u8]>::strip_prefix(entry, name.as_bytes())?.strip_prefix(b"=");
         self.0.split(|byte| *byte == 0).find_map(value)
+    }
+
+    /// What the shim was told, in a program that is called so now: the kernel keeps the first letters of a name.
+    fn transport(&self, name: &str) -> Option<&[u8]> {
+        let is_meant = |one: &[u8]| one.len().min(KEPT) == name.len() && one.starts_with(name.as_bytes());
+        let own = self.get(shunt_abi::env::TRANSPORT);
+        own.or_else(|| rules::value(self.get(shunt_abi::env::RULES)?, is_meant, "transport"))
     }
 
     /// The shim, as LD_PRELOAD names it.
@@ -270,6 +281,16 @@ mod tests {
         let environment = Environment(b"SHUNT_BROKER=/b\0".to_vec());
         assert_eq!(environment.broker_paths(pid), [PathBuf::from("/b")]);
         assert_eq!(environment.preloaded_shim(), None);
+    }
+
+    #[test]
+    fn rules_are_for_the_program_of_their_name() {
+        let environment =
+            Environment(b"SHUNT_RULES=*:transport=auto;a-program-of-some-length:transport=tcp\0".to_vec());
+        assert_eq!(environment.transport("a-program-of-so"), Some(&b"tcp"[..]));
+        assert_eq!(environment.transport("a-program"), Some(&b"auto"[..]));
+        let environment = Environment(b"SHUNT_RULES=*:transport=auto\0SHUNT_TRANSPORT=tcp\0".to_vec());
+        assert_eq!(environment.transport("a"), Some(&b"tcp"[..]));
     }
 
     #[test]

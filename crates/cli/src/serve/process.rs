@@ -17,7 +17,7 @@ use crate::table::{Column, render};
 
 pub(super) fn serve(args: &ServeArgs) -> Result<()> {
     let options = options(args)?;
-    start_log(None)?;
+    start_log(None, None)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let shutdown = shutdown()?;

@@ -91,11 +91,19 @@ impl Shell {
     }
 
     fn prepare(&self, mut command: Command, library: &Path) -> Command {
-        for variable in
-            ["SHUNT_BROKER", "SHUNT_TRANSPORT", "SHUNT_SPIN", "SHUNT_OFFER", "SHUNT_LOG", "SHUNT_LOG_FILE"]
-        {
+        for variable in [
+            "SHUNT_BROKER",
+            "SHUNT_TRANSPORT",
+            "SHUNT_SPIN",
+            "SHUNT_OFFER",
+            "SHUNT_RULES",
+            "SHUNT_LOG",
+            "SHUNT_LOG_FILE",
+        ] {
             command.env_remove(variable);
         }
+        // What this machine has for its programs is nothing for these.
+        command.env("SHUNT_CONFIG", "");
         for variable in ["LD_PRELOAD", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID"] {
             command.env_remove(variable);
         }

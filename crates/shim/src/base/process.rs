@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, 
 
 use shunt_abi::page::{Counter, ENTRIES, Entry, PAGE_BYTES, Page, Which};
 use shunt_abi::reason::Reason;
+use shunt_abi::rules;
 pub(crate) use shunt_sys::clock::now;
 use shunt_sys::mapping::{self, Mapping};
 use shunt_sys::memfd;
@@ -74,10 +75,9 @@ pub(crate) fn start() {
     if let Some(path) = variable(c"SHUNT_DOOR") {
         let _ = DOOR_PATH.set(path.to_owned());
     }
-    let at_once = variable(c"SHUNT_OFFER").is_some_and(|value| value.to_bytes() == b"at-once");
-    OFFERS_AT_ONCE.store(at_once, Relaxed);
-    if let Some(spin) = variable(c"SHUNT_SPIN") {
-        let micros = match spin.to_bytes() {
+    OFFERS_AT_ONCE.store(setting(c"SHUNT_OFFER", "offer") == Some(b"at-once"), Relaxed);
+    if let Some(spin) = setting(c"SHUNT_SPIN", "spin") {
+        let micros = match spin {
             b"auto" => SPIN_AUTO,
             b"off" => 0,
             digits => {
@@ -88,13 +88,13 @@ pub(crate) fn start() {
     }
 }
 
-/// Whether `--transport tcp` was given, or the program is in a sandbox (`crate::program::sandbox`): then nothing is tracked at all,
+/// Whether it is to be on TCP (`--transport tcp`), or the program is in a sandbox (`crate::program::sandbox`): then nothing is tracked at all,
 /// and no hook makes a system call that the program has not asked for.
 #[inline]
 pub(crate) fn is_off() -> bool {
     match OFF.load(Acquire) {
         0 => {
-            let off = variable(c"SHUNT_TRANSPORT").is_some_and(|value| value.to_bytes() == b"tcp");
+            let off = setting(c"SHUNT_TRANSPORT", "transport") == Some(b"tcp");
             let _ = OFF.compare_exchange(0, 1 + u32::from(off), AcqRel, Relaxed);
             off
         }
@@ -162,6 +162,15 @@ pub(crate) fn started_from() -> &'static CStr {
         let path = libc::getauxval(libc::AT_EXECFN) as *const libc::c_char;
         if path.is_null() { c"" } else { CStr::from_ptr(path) }
     }
+}
+
+/// What the environment says of `key`: in a variable of its own, else in the rules of the configuration.
+fn setting(name: &CStr, key: &str) -> Option<&'static [u8]> {
+    let own = variable(name).map(CStr::to_bytes);
+    own.or_else(|| {
+        let program = rules::name_of(started_from().to_bytes());
+        rules::value(variable(c"SHUNT_RULES")?.to_bytes(), |name| name == program, key)
+    })
 }
 
 fn variable(name: &CStr) -> Option<&'static CStr> {
