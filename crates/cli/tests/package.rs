@@ -1,4 +1,4 @@
-//! The Debian packages: built, installed in a view of this system that nobody else sees, used, removed without a trace.
+//! The Debian packages: built, installed in a view of this system that nobody else sees, used as README.md says, removed without a trace.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +20,11 @@ fn packages_are_installed_used_and_removed_without_a_trace() {
         .filter(|path| path.extension().is_some_and(|extension| extension == "deb"))
         .collect();
     assert_eq!(packages.len(), 3, "{packages:?}");
-    let tried = Command::new(root().join("tests/package/run")).args(&packages).output().unwrap();
-    let said = [tried.stdout, tried.stderr].concat();
-    assert!(tried.status.success(), "{}", String::from_utf8_lossy(&said));
+    // The quick start is that of README.md.
+    for script in ["run", "quick-start"] {
+        let script = root().join("tests/package").join(script);
+        let tried = Command::new(&script).args(&packages).output().unwrap();
+        let said = [tried.stdout, tried.stderr].concat();
+        assert!(tried.status.success(), "{}: {}", script.display(), String::from_utf8_lossy(&said));
+    }
 }
