@@ -665,7 +665,7 @@ mod tests {
     fn offer(process: ProcessId, cookie: u64) -> Offer {
         let address = ([127, 0, 0, 1], 1).into();
         let key = Key { netns: 0, local: address, remote: address };
-        Offer { process, ticket: 0, cookie, key, seen: None }
+        Offer { process, ticket: 0, cookie, key, seen: None, since: Instant::now() }
     }
 
     fn at(link: LinkId, conn: u32, side: Side) -> Place {

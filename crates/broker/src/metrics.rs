@@ -88,6 +88,8 @@ fn text(state: &State) -> String {
     registry.register("open_connections", "Ends of connections, by the road that each direction takes", open);
 
     counter(&mut registry, "pairs", "Connections that were paired", state.tally.pairs_made);
+    let help = "From the offer of a pair's first end to that of its second";
+    registry.register_with_unit("pairing", help, Unit::Seconds, state.pairing.clone());
     let refused = |reason| state.tally.offers_refused.get(&reason).copied();
     by_reason(&mut registry, "offers_refused", "Offers that were refused", reasons(refused));
     let bad = state.tally.bad_messages.iter().map(|(label, count)| (*label, *count));

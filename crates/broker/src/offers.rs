@@ -52,7 +52,14 @@ impl State {
         let verdict = shown.map_err(|error| self.refuse_lie(id, &error)).and_then(|shown| {
             self.vet(id, &shown, local, remote)?;
             let key = Key { netns: shown.netns, local, remote };
-            Ok(Offer { process: id, ticket: told.ticket, cookie: shown.cookie, key, seen })
+            Ok(Offer {
+                process: id,
+                ticket: told.ticket,
+                cookie: shown.cookie,
+                key,
+                seen,
+                since: Instant::now(),
+            })
         });
         match verdict {
             Ok(offer) => self.place(offer),
@@ -216,6 +223,7 @@ impl State {
         self.tell_grant(&grant);
         let owners = [earlier, later].map(|offer| self.principal(offer.process));
         let twice = owners[0] == owners[1];
+        self.pairing.observe(earlier.since.elapsed().as_secs_f64());
         self.count(owners.into_iter().skip(usize::from(twice)).flatten(), |tally| tally.pairs_made += 1);
         // Towards each process: the link, then the doorbells, then the pair.
         let ends = [(earlier, later, grant.sides[0]), (later, earlier, grant.sides[1])];

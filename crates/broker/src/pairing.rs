@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::time::Instant;
 
 use shunt_kernel::sequence::{Origin, Seen};
 
@@ -33,6 +34,8 @@ pub(crate) struct Offer {
     pub(crate) key: Key,
     /// What they have mirrored wherever they are is in it, if the kernel could be asked.
     pub(crate) seen: Option<Seen>,
+    /// When it was made.
+    pub(crate) since: Instant,
 }
 
 impl Offer {
@@ -217,6 +220,7 @@ mod tests {
     use crate::principal::tests::ROOT;
     use proptest::prelude::*;
     use shunt_kernel::sequence::Place;
+    use std::sync::LazyLock;
 
     fn offers() -> Offers {
         let mut offers = Offers::new(1000);
@@ -230,7 +234,8 @@ mod tests {
     }
 
     fn offer(process: ProcessId, ticket: u64, cookie: u64, key: Key) -> Offer {
-        Offer { process, ticket, cookie, key, seen: None }
+        static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+        Offer { process, ticket, cookie, key, seen: None, since: *BEGAN }
     }
 
     fn with_origin(offer: Offer, sent: u32, received: u32) -> Offer {

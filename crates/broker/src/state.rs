@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Instant;
 
+use prometheus_client::metrics::histogram::Histogram;
 use rustix::fs::fstat;
 use shunt_abi::control::{
     DecodeError, Doorbell, Hello, Leave, Link, PeerDoorbell, PeerGone, Release, Reply, Request, Unlink,
@@ -16,6 +17,7 @@ use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::{PAGE_BYTES, Page, Reach};
 use shunt_abi::reason::Reason;
 use shunt_abi::status::Totals;
+use shunt_control::SET_UP_BUCKETS;
 use shunt_kernel::sequence::Reader;
 use shunt_sys::mapping::{self, Mapping};
 use shunt_sys::memfd::{SealError, verify_sealed};
@@ -50,6 +52,8 @@ pub(crate) struct State {
     pub(crate) links: Links,
     /// What has happened to all.
     pub(crate) tally: Tally,
+    /// How long the first end of a pair had waited for the other.
+    pub(crate) pairing: Histogram,
     /// What has happened to strangers who are connected.
     tallies: HashMap<Principal, Tally>,
     pub(crate) complaints: Complaints,
@@ -179,6 +183,7 @@ impl State {
             ended: Totals::default(),
             links: Links::new(geometry, limits.links),
             tally: Tally::default(),
+            pairing: Histogram::new(SET_UP_BUCKETS),
             tallies: HashMap::new(),
             complaints: Complaints::default(),
             clients: budget(limits.clients),

@@ -90,6 +90,22 @@ fn refused_offers_are_told_by_reason() {
     assert!(get(at, "/").contains("404"), "nothing else is told");
 }
 
+#[test]
+fn how_long_pairs_wait_for_their_second_end_is_told() {
+    let (broker, at) = counted();
+    expect(at, &["shunt_broker_pairing_seconds_count 0"]);
+    let (mut one, mut two) = (broker.process(), broker.process());
+    let (client, server) = loopback("127.0.0.1");
+    one.offer(1, &client);
+    std::thread::sleep(Duration::from_millis(300));
+    two.offer(1, &server);
+    one.expect_link();
+    two.expect_link();
+    let lines =
+        [r#"shunt_broker_pairing_seconds_bucket{le="0.25"} 0"#, "shunt_broker_pairing_seconds_count 1"];
+    expect(at, &lines);
+}
+
 /// Who connects and says nothing takes a place for a few seconds, and no more than a few places.
 #[test]
 fn a_crowd_that_says_nothing_keeps_nobody_out_for_long() {

@@ -1,8 +1,13 @@
 //! What `shunt status`, `shunt explain` and `shunt doctor` say of connections between containers of two hosts. Needs root and Go.
 
+#[allow(dead_code, reason = "what is not of the overlay is another test's")]
+#[path = "common/dashboard.rs"]
+mod dashboard;
 #[path = "overlay/lab.rs"]
 mod lab;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::Command;
 
 use lab::{A, B, CLIENT, Lab, SERVER, go};
@@ -73,6 +78,61 @@ fn each_connection_has_its_road_and_its_reason() {
         connections[0]["causes"][0]["advice"].as_str().unwrap().contains("shunt overlay run"),
         "{report}"
     );
+}
+
+#[test]
+fn prometheus_is_told_which_road_connections_take_and_by_which_rule() {
+    let mut lab = Lab::build();
+    std::fs::write(
+        lab.path("told.toml"),
+        "default = 'allow'\n[[rule]]\nname = 'web'\naction = 'allow'\nports = [9000]\n\
+         [[rule]]\nname = 'closed'\naction = 'deny'\nports = [9002]\n",
+    )
+    .unwrap();
+    lab.configuration +=
+        &format!("\nmetrics = '127.0.0.1:9442'\npolicy = '{}'\n", lab.path("told.toml").display());
+    lab.start(A);
+    lab.start(B);
+    for (port, is_supervised) in [("9000", true), ("9001", false)] {
+        let mut server = lab.command(B, is_supervised, go("server"));
+        lab.launch(B, server.args(["tcp4", &format!(":{port}")]), "listening");
+    }
+    for port in ["9000", "9001"] {
+        let mut client = lab.command(A, true, go("client"));
+        client.args([&format!("{SERVER}:{port}"), "1", "1", "1000", "20000"]);
+        lab.launch(A, &mut client, "paused");
+    }
+    let mut refused = lab.command(A, true, go("client"));
+    refused.args([&format!("{SERVER}:9002"), "1", "1", "1000", "20000"]);
+    assert!(!lab.output(A, &mut refused).status.success());
+    let page = |host: usize| {
+        let stream = lab.hosts[host].net.inside(|| TcpStream::connect("127.0.0.1:9442")).unwrap();
+        (&stream).write_all(b"GET /metrics HTTP/1.1\r\nHost: router\r\n\r\n").unwrap();
+        let mut text = String::new();
+        (&stream).read_to_string(&mut text).unwrap();
+        text
+    };
+    let expect = |text: &str, lines: &[&str]| {
+        for line in lines {
+            assert!(text.lines().any(|one| one == *line), "no {line} in:\n{text}");
+        }
+    };
+    let text = page(A);
+    expect(
+        &text,
+        &[
+            "shunt_overlay_connections_total{end=\"client\",road=\"host\",reason=\"none\"} 1",
+            "shunt_overlay_connections_total{end=\"client\",road=\"overlay\",reason=\"not-supervised\"} 1",
+            "shunt_overlay_connections_total{end=\"client\",road=\"none\",reason=\"denied\"} 1",
+            "shunt_overlay_connections_total{end=\"client\",road=\"overlay\",reason=\"busy\"} 0",
+            "shunt_overlay_permitted_connections{rule=\"web\"} 1",
+            "shunt_overlay_permitted_connections{rule=\"default\"} 0",
+            "shunt_overlay_open_connections{end=\"client\"} 1",
+            "shunt_overlay_set_up_seconds_count 1",
+        ],
+    );
+    dashboard::expect_all_on(&text, "shunt_overlay");
+    expect(&page(B), &["shunt_overlay_open_connections{end=\"server\"} 1", "shunt_overlay_listeners 1"]);
 }
 
 #[test]

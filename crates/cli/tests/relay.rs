@@ -735,6 +735,7 @@ fn metrics_are_there_for_prometheus() {
     let text = page("/metrics");
     assert!(text.starts_with("HTTP/1.1 200 OK\r\n"), "{text}");
     assert!(text.contains("shunt_relay_bytes_total{via=\"exit\",direction=\"down\"} 1000\n"), "{text}");
+    assert!(text.contains("shunt_relay_set_up_seconds_count{via=\"exit\"} 1\n"), "{text}");
     assert!(text.contains("shunt_relay_pool_connections{peer=\"exit\",state=\"ready\"}"), "{text}");
     dashboard::expect_all_on(&text, "shunt_relay");
     assert!(page("/").starts_with("HTTP/1.1 404"));

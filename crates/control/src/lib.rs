@@ -7,4 +7,4 @@ mod control;
 mod scrape;
 
 pub use control::{AskError, Asked, Control, ask};
-pub use scrape::serve as serve_metrics;
+pub use scrape::{SET_UP_BUCKETS, serve as serve_metrics};

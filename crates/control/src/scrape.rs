@@ -22,6 +22,10 @@ pub async fn serve(text: impl Fn() -> String, listener: TcpListener) {
     }
 }
 
+/// The buckets of how long it takes to set a connection up, in seconds.
+pub const SET_UP_BUCKETS: [f64; 14] =
+    [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
+
 /// Everybody on the host may ask where it is not for root alone: nobody can take more descriptors than these, nor longer than this.
 const MOST: usize = 32;
 const LIMIT: Duration = Duration::from_secs(3);

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::net::sockopt;
 use shunt_kernel::sequence::{Origin, Position};
@@ -43,7 +44,12 @@ pub(crate) struct Agreed {
 
 /// Gives an agreed connection to the supervisor, which says what has come of it: whether it could say the last word on it. If the
 /// supervisor has gone, so has the program.
-pub(crate) async fn give(shared: &Shared, channel: &Channel, agreed: Agreed) -> Result<(), MessageError> {
+pub(crate) async fn give(
+    shared: &Shared,
+    channel: &Channel,
+    agreed: Agreed,
+    began: Instant,
+) -> Result<(), MessageError> {
     let Agreed { connection, commit, cookie, overlay, stayed } = agreed;
     let connection = channel.theirs(connection);
     let given = channel.send(&Answer::Commit(commit), Some(connection.as_fd()));
@@ -57,6 +63,7 @@ pub(crate) async fn give(shared: &Shared, channel: &Channel, agreed: Agreed) -> 
     let reason = match said {
         Ok((Request::Taken, None)) => {
             shared.metrics.took(End::Client);
+            shared.metrics.set_up(began.elapsed());
             return Ok(());
         }
         Ok((Request::Stay(reason), None)) => reason,

@@ -46,6 +46,8 @@ pub(crate) struct Config {
     /// Where `shunt overlay status` asks.
     #[serde(default = "default_control")]
     pub(crate) control: PathBuf,
+    /// Where Prometheus asks, if it does.
+    pub(crate) metrics: Option<SocketAddr>,
     /// How long the router of another host may take to answer.
     #[serde(default = "default_ask")]
     pub(crate) ask_ms: u64,
@@ -171,6 +173,7 @@ impl Loaded {
             ("socket", old.socket != new.socket),
             ("secure", old.secure != new.secure),
             ("control", old.control != new.control),
+            ("metrics", old.metrics != new.metrics),
             ("ask-ms", old.ask_ms != new.ask_ms),
             ("patience-ms", old.patience_ms != new.patience_ms),
             ("hold-ms", old.hold_ms != new.hold_ms),

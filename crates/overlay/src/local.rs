@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use shunt_sys::{Errno, identity};
@@ -114,8 +114,9 @@ async fn converse(
                 return attend(&shared, &channel, namespace, shown).await;
             }
             (Request::Connect { to, from }, Some(shown)) => {
+                let began = Instant::now();
                 match client::connect(&shared, &channel, namespace, (from, to), shown).await {
-                    Ok(agreed) => client::give(&shared, &channel, agreed).await?,
+                    Ok(agreed) => client::give(&shared, &channel, agreed, began).await?,
                     Err(reason) => {
                         shared.metrics.stayed(End::Client, reason);
                         // Before it asks, or when it does: it takes this for the answer.

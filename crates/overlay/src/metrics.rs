@@ -2,10 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::time::Duration;
 
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
 use serde_json::{Value, json};
+use shunt_control::SET_UP_BUCKETS;
 
 use crate::reason::Reason;
+use crate::shared::Shared;
 
 /// Which end of the connection is on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,9 +26,21 @@ pub(crate) enum End {
     Server,
 }
 
+impl End {
+    fn label(self) -> &'static str {
+        match self {
+            End::Client => "client",
+            End::Server => "server",
+        }
+    }
+}
+
 /// See the module.
-#[derive(Debug, Default)]
-pub(crate) struct Metrics(Mutex<Counts>);
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    counts: Mutex<Counts>,
+    set_up: Histogram,
+}
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -36,7 +58,18 @@ struct Roads {
     denied: BTreeMap<Reason, u64>,
 }
 
+impl Default for Metrics {
+    fn default() -> Metrics {
+        Metrics { counts: Mutex::default(), set_up: Histogram::new(SET_UP_BUCKETS) }
+    }
+}
+
 impl Metrics {
+    /// So long after its program's call a connection was on the host network.
+    pub(crate) fn set_up(&self, time: Duration) {
+        self.set_up.observe(time.as_secs_f64());
+    }
+
     /// A connection takes the host network.
     pub(crate) fn took(&self, end: End) {
         self.with(|counts| counts.of(end).host += 1);
@@ -53,7 +86,7 @@ impl Metrics {
 
     /// Somebody who is no router of this overlay came to the router's port. The first time, it is worth a word in the log.
     pub(crate) fn stranger(&self) -> bool {
-        let mut counts = self.0.lock().expect(NEVER);
+        let mut counts = self.counts.lock().expect(NEVER);
         counts.strangers += 1;
         counts.strangers == 1
     }
@@ -79,7 +112,7 @@ impl Metrics {
                 "denied": labelled(&roads.denied),
             })
         };
-        let counts = self.0.lock().expect(NEVER);
+        let counts = self.counts.lock().expect(NEVER);
         json!({
             "client": roads(&counts.client),
             "server": roads(&counts.server),
@@ -89,8 +122,103 @@ impl Metrics {
         })
     }
 
+    /// In the text format of Prometheus.
+    pub(crate) fn text(&self, shared: &Shared) -> String {
+        let mut registry = Registry::with_prefix("shunt_overlay");
+        self.totals(&mut registry);
+        levels(&mut registry, shared);
+        let mut text = String::new();
+        encode(&mut text, &registry).expect("a string takes everything");
+        text
+    }
+
+    fn totals(&self, registry: &mut Registry) {
+        let counts = self.counts.lock().expect(NEVER);
+        let taken = Family::<Taken, Counter>::default();
+        for (end, roads) in [(End::Client, &counts.client), (End::Server, &counts.server)] {
+            let set = |road, reason, count| {
+                let label = Taken { end: end.label(), road, reason };
+                taken.get_or_create(&label).inc_by(count);
+            };
+            set("host", "none", roads.host);
+            // Every reason there is: what has not happened yet is 0, so that its first time is seen as a change.
+            for reason in Reason::ALL {
+                let (road, counts) = match reason.denial() {
+                    Some(_) => ("none", &roads.denied),
+                    None => ("overlay", &roads.overlay),
+                };
+                set(road, reason.label(), counts.get(reason).copied().unwrap_or(0));
+            }
+        }
+        registry.register("connections", "Ends of connections, by the road that they took", taken);
+        for (name, help, count) in [
+            (
+                "unaccounted",
+                "Host connections that are not of the container's control group",
+                counts.unaccounted,
+            ),
+            ("strangers", "Connections to the router's port that were no router's", counts.strangers),
+            ("resets", "Connections reset because nobody could accept them any more", counts.reset),
+        ] {
+            let counter = Counter::<u64>::default();
+            counter.inc_by(count);
+            registry.register(name, help, counter);
+        }
+        let help = "From a program's call to its connection's being on the host network";
+        registry.register_with_unit("set_up", help, Unit::Seconds, self.set_up.clone());
+    }
+
     fn with(&self, count: impl FnOnce(&mut Counts)) {
-        count(&mut self.0.lock().expect(NEVER));
+        count(&mut self.counts.lock().expect(NEVER));
+    }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Taken {
+    end: &'static str,
+    road: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Of {
+    end: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct By {
+    rule: String,
+}
+
+/// How much there is now.
+fn levels(registry: &mut Registry, shared: &Shared) {
+    let open = Family::<Of, Gauge>::default();
+    for end in [End::Client, End::Server] {
+        open.get_or_create(&Of { end: end.label() }).set(shared.connections.count(end) as i64);
+    }
+    registry.register("open_connections", "Ends of connections on the host network", open);
+
+    let policy = shared.connections.policy();
+    let counts = shared.connections.by_rule();
+    let by_rule = Family::<By, Gauge>::default();
+    let names = policy.names().enumerate().map(|(at, name)| (Some(at), name));
+    for (rule, name) in names.chain([(None, "default")]) {
+        let count = counts.get(&rule).copied().unwrap_or(0);
+        by_rule.get_or_create(&By { rule: name.to_owned() }).inc_by(count as i64);
+    }
+    let help = "Ends of connections on the host network, by the rule of the policy that permits them";
+    registry.register("permitted_connections", help, by_rule);
+
+    let levels = shared.levels();
+    for (name, help, count) in [
+        ("supervisors", "Supervisors of programs", levels.supervisors),
+        ("namespaces", "Network namespaces with supervised programs", levels.namespaces),
+        ("listeners", "Listening sockets of supervised programs", levels.listeners),
+        ("promises", "Connections that wait to be accepted", levels.promises),
+    ] {
+        let gauge = Gauge::<i64>::default();
+        gauge.set(count as i64);
+        registry.register(name, help, gauge);
     }
 }
 

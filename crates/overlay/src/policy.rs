@@ -120,6 +120,11 @@ impl Policy {
     pub(crate) fn rules(&self) -> usize {
         self.rules.len()
     }
+
+    /// What the rules are called, in their order.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.rules.iter().map(|rule| rule.name.as_str())
+    }
 }
 
 impl Default {

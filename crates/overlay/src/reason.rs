@@ -14,8 +14,7 @@ macro_rules! reasons {
         }
 
         impl Reason {
-            #[cfg(test)]
-            const ALL: &[Reason] = &[$(Reason::$name),*];
+            pub(crate) const ALL: &[Reason] = &[$(Reason::$name),*];
 
             /// As `shunt overlay status` and docs/overlay.md name it.
             pub(crate) fn label(self) -> &'static str {

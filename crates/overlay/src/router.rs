@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use shunt_control::{Asked, Control};
+use shunt_control::{Asked, Control, serve_metrics};
 use shunt_kernel::LoadError;
 use shunt_kernel::names::Names;
 use shunt_kernel::sequence::Reader;
@@ -79,6 +79,7 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
     let guard = loaded.config.secure.then(|| Guard::new(&names)).transpose().map_err(Error::Secure)?;
     let address = loaded.host().address;
     let listener = listen(address).map_err(listening(address))?;
+    let page = loaded.config.metrics.map(|address| page(address).map_err(listening(address))).transpose()?;
     let place = Place(loaded.config.socket.clone());
     let supervisors = local::listen(&place.0).map_err(listening(place.0.display()))?;
     let shared = Shared::new(loaded, names, guard, reader).map_err(|error| Error::Wait(error.into()))?;
@@ -97,6 +98,7 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
         () = server::serve(shared.clone(), listener) => {}
         () = reload(&shared, path, hangup) => {}
         () = discover(&shared) => {}
+        () = tell(&shared, page) => {}
         ended = local::serve(shared.clone(), supervisors) => ended.map_err(Error::Wait)?,
     }
     shared.discovery.withdraw().await;
@@ -123,6 +125,20 @@ async fn reload(shared: &Arc<Shared>, path: &Path, mut hangup: Signal) {
             Err(error) => tracing::error!(%error, "the configuration stays as it was"),
         }
     }
+}
+
+/// Until the router ends.
+async fn tell(shared: &Arc<Shared>, page: Option<TcpListener>) {
+    match page {
+        Some(listener) => serve_metrics(|| shared.metrics.text(shared), listener).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn page(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = std::net::TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
 }
 
 /// Until the router ends.

@@ -51,6 +51,15 @@ pub(crate) struct Shared {
     pub(crate) changed: Notify,
 }
 
+/// How much there is of what programs bring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Levels {
+    pub(crate) supervisors: usize,
+    pub(crate) namespaces: usize,
+    pub(crate) listeners: usize,
+    pub(crate) promises: usize,
+}
+
 #[derive(Debug)]
 struct Mapped {
     map: Arc<Map>,
@@ -476,14 +485,12 @@ impl Shared {
             .into_iter()
             .map(|(router, is_up)| (router.to_string(), is_up.into()))
             .collect();
-        let state = self.state();
-        let namespaces: BTreeSet<u64> =
-            state.supervisors.values().map(|supervisor| supervisor.namespace).collect();
+        let levels = self.levels();
         json!({
-            "supervisors": state.supervisors.len(),
-            "namespaces": namespaces.len(),
-            "listeners": state.listeners.len(),
-            "promises": state.promises.len(),
+            "supervisors": levels.supervisors,
+            "namespaces": levels.namespaces,
+            "listeners": levels.listeners,
+            "promises": levels.promises,
             "etcd": self.loaded().config.etcd.as_ref().map(|_| self.discovery.report()),
             "lines": { "to": lines, "from": self.guests.count() },
             "connections": {
@@ -491,6 +498,18 @@ impl Shared {
                 "server": self.connections.count(End::Server),
             },
         })
+    }
+
+    pub(crate) fn levels(&self) -> Levels {
+        let state = self.state();
+        let namespaces: BTreeSet<u64> =
+            state.supervisors.values().map(|supervisor| supervisor.namespace).collect();
+        Levels {
+            supervisors: state.supervisors.len(),
+            namespaces: namespaces.len(),
+            listeners: state.listeners.len(),
+            promises: state.promises.len(),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

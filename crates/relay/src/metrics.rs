@@ -1,11 +1,15 @@
 //! What the relay has counted since it started, for Prometheus and for `shunt relay status`.
 
+use std::time::Duration;
+
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use shunt_control::SET_UP_BUCKETS;
 
 use crate::frame::Verdict;
 use crate::pool::Level;
@@ -18,6 +22,7 @@ pub(crate) struct Metrics {
     pub(crate) idle_legs: Gauge,
     connections: Family<Connection, Counter>,
     bytes: Family<Bytes, Counter>,
+    set_up: Family<Via, Histogram, fn() -> Histogram>,
     early: Family<Outcome, Counter>,
     strangers: Counter,
     pools: Family<PoolState, Gauge>,
@@ -29,6 +34,11 @@ struct Connection {
     via: String,
     mode: &'static str,
     verdict: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Via {
+    via: String,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -60,6 +70,8 @@ impl Metrics {
         let (open, idle_legs, strangers) = (Gauge::default(), Gauge::default(), Counter::default());
         let (connections, bytes, early) = (Family::default(), Family::default(), Family::default());
         let (pools, taken) = (Family::default(), Family::default());
+        let of_set_up: fn() -> Histogram = || Histogram::new(SET_UP_BUCKETS);
+        let set_up = Family::new_with_constructor(of_set_up);
         registry.register("open_connections", "Connections that are being relayed", open.clone());
         registry.register(
             "idle_legs",
@@ -68,6 +80,12 @@ impl Metrics {
         );
         registry.register("connections", "Connections by what became of them at first", connections.clone());
         registry.register("bytes", "Bytes moved", bytes.clone());
+        registry.register_with_unit(
+            "set_up",
+            "From a connection's beginning to its target's answer, as far as that is known here",
+            Unit::Seconds,
+            set_up.clone(),
+        );
         registry.register("early", "Onward connections that began with a SYN", early.clone());
         registry.register("strangers", "Connections that did not show to be a relay's", strangers.clone());
         registry.register("pool_connections", "Connections kept ready for a peer", pools.clone());
@@ -76,7 +94,7 @@ impl Metrics {
             "What became of connections kept ready, since the start",
             taken.clone(),
         );
-        Metrics { registry, open, idle_legs, connections, bytes, early, strangers, pools, taken }
+        Metrics { registry, open, idle_legs, connections, bytes, early, strangers, pools, taken, set_up }
     }
 
     pub(crate) fn count(&self, via: Option<&str>, mode: &'static str, verdict: Verdict) {
@@ -88,6 +106,10 @@ impl Metrics {
     pub(crate) fn flows(&self, via: Option<&str>) -> (Counter, Counter) {
         let of = |direction| self.bytes.get_or_create(&Bytes { via: name(via), direction }).clone();
         (of("up"), of("down"))
+    }
+
+    pub(crate) fn set_up(&self, via: Option<&str>, time: Duration) {
+        self.set_up.get_or_create(&Via { via: name(via) }).observe(time.as_secs_f64());
     }
 
     pub(crate) fn count_early(&self, outcome: &'static str) {

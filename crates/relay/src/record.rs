@@ -45,8 +45,12 @@ impl Record {
         Record { client, target, via, began, phases: Phases::default(), up, down }
     }
 
+    pub(crate) fn age(&self) -> Duration {
+        self.began.elapsed()
+    }
+
     pub(crate) fn note(&self, phase: &OnceLock<Duration>) {
-        let _ = phase.set(self.began.elapsed());
+        let _ = phase.set(self.age());
     }
 
     /// As a line of the log.

@@ -253,6 +253,7 @@ impl Relay {
         let samples =
             text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.rsplit_once(' '));
         let counters: serde_json::Map<String, Value> = samples
+            .filter(|(name, _)| !name.contains("_bucket{"))
             .filter_map(|(name, value)| Some((name.to_owned(), value.parse::<u64>().ok()?.into())))
             .collect();
         let peers: Vec<Value> = loaded

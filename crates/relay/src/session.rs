@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep};
 use crate::config::{Config, DataPath};
 use crate::dial::Onward;
 use crate::frame::{Verdict, decode_reply, encode_reply};
+use crate::metrics::Metrics;
 use crate::pump::{Broken, one_way};
 use crate::record::{Flow, Record};
 use crate::shared::Shared;
@@ -37,7 +38,7 @@ pub(crate) async fn serve(
     let onward = onward.await;
     record.note(&record.phases.dialed);
     let verdict = match onward {
-        Ok(onward) => run(inward, onward, config.data, record).await,
+        Ok(onward) => run(inward, onward, config.data, record, &shared.metrics).await,
         Err(verdict) => {
             inward.refuse(verdict).await;
             verdict
@@ -50,7 +51,7 @@ pub(crate) async fn serve(
 }
 
 /// Moves everything, both ways, until both have ended or one is broken. Says what became of it at first.
-async fn run(inward: Inward, onward: Onward, path: DataPath, record: &Record) -> Verdict {
+async fn run(inward: Inward, onward: Onward, path: DataPath, record: &Record, metrics: &Metrics) -> Verdict {
     let (inner, outer) = (inward.wire(), onward.wire());
     // If this process is killed, what it had not passed on must not look like an end.
     reset(inner);
@@ -66,6 +67,7 @@ async fn run(inward: Inward, onward: Onward, path: DataPath, record: &Record) ->
             }
         }
         record.note(&record.phases.answered);
+        metrics.set_up(record.via.as_deref(), record.age());
         inward.confirm().await.map_err(|_| Stop::Broken(Broken::To))?;
         move_all(outer, inner, path, &record.down).await
     };

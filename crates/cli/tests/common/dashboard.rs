@@ -29,9 +29,10 @@ pub(crate) fn expect_all_on(page: &str, prefix: &str) {
         .collect();
     assert!(!asked.is_empty(), "the dashboard has nothing of {prefix}");
     for name in asked {
-        let (family, kind) = match name.strip_suffix("_total") {
-            Some(family) => (family, "counter"),
-            None => (name, "gauge"),
+        let (family, kind) = match (name.strip_suffix("_total"), name.strip_suffix("_bucket")) {
+            (Some(family), _) => (family, "counter"),
+            (_, Some(family)) => (family, "histogram"),
+            _ => (name, "gauge"),
         };
         let line = format!("# TYPE {family} {kind}");
         assert!(page.lines().any(|one| one == line), "no {line:?} in:\n{page}");
