@@ -1,0 +1,100 @@
+//! examples/: what examples/README.md says is done as it stands, section by section. Needs root, for namespaces.
+
+mod common;
+
+use std::process::Command;
+
+use common::*;
+use serde_json::Value;
+
+const PAGE: &str = include_str!("../../../examples/README.md");
+/// Stands before what a command prints.
+const MARK: &str = "=== ";
+
+/// One command, and what must be in what it prints.
+struct Step<'a> {
+    command: &'a str,
+    expected: Vec<&'a str>,
+}
+
+fn steps<'a>(section: &str) -> Vec<Step<'a>> {
+    let text = PAGE.split("\n## ").find(|text| text.starts_with(section)).expect(section);
+    let block = text.split("```console\n").nth(1).unwrap().split("```").next().unwrap();
+    let mut steps: Vec<Step<'_>> = Vec::new();
+    for line in block.lines() {
+        match line.strip_prefix("$ ") {
+            Some(command) => steps.push(Step { command, expected: Vec::new() }),
+            None => steps.last_mut().expect("a command comes first").expected.push(line),
+        }
+    }
+    steps
+}
+
+/// As a person would type it, who looks whether a server is there before going on.
+fn script(steps: &[Step<'_>]) -> String {
+    let mut script = String::from(
+        "set -e\nexec 2>&1\nshunt() { \"$SHUNT\" \"$@\"; }\nip link set lo up\n\
+         listening() { cat /proc/net/tcp /proc/net/tcp6 | grep -c ' 0A '; }\n",
+    );
+    for (number, Step { command, .. }) in steps.iter().enumerate() {
+        script += &format!("echo; echo '{MARK}{number}'\nbefore=$(listening) || true\n{command}\n");
+        if command.ends_with('&') {
+            script += "for _ in {1..300}; do [ \"$(listening || true)\" = \"$before\" ] || break; sleep 0.1; done\n";
+        }
+    }
+    script + &format!("echo; echo '{MARK}status'\nshunt status --json || true\n")
+}
+
+/// Does what a section says, and returns what the broker knows then, if there is one.
+fn follow(section: &str) -> Option<Value> {
+    needs_root();
+    let shell = Shell::new();
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples");
+    assert!(
+        Command::new("cp").args(["-r", examples]).arg(shell.path("examples")).status().unwrap().success()
+    );
+    let steps = steps(section);
+    let session = shell.file("session", script(&steps));
+    let ended = shell.sh(&format!(
+        "cd '{}' && unshare --net --pid --fork --kill-child --mount-proc bash '{}'",
+        shell.path("examples").display(),
+        session.display()
+    ));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let mut printed = ended.stdout.split(MARK).skip(1);
+    for step in &steps {
+        let printed = printed.next().unwrap();
+        for expected in &step.expected {
+            assert!(printed.contains(expected), "no {expected:?} after {:?}: {printed}", step.command);
+        }
+    }
+    serde_json::from_str(printed.next().unwrap().strip_prefix("status\n").unwrap()).ok()
+}
+
+#[track_caller]
+fn on_shared_memory(section: &str, at_least: u64) {
+    let status = follow(section).expect("a broker runs");
+    let on_shm = status["share"]["on_shm"].as_u64().unwrap_or_else(|| panic!("{status:#}"));
+    assert!(on_shm >= at_least, "{status:#}");
+}
+
+#[test]
+fn everything_in_the_web_stack_is_on_shared_memory() {
+    // The load and nginx, nginx and the app, the app and Redis: some connections each, with two ends.
+    on_shared_memory("A web stack", 12);
+}
+
+#[test]
+fn a_service_of_gos_is_on_shared_memory() {
+    on_shared_memory("A Go service", 8);
+}
+
+#[test]
+fn a_service_of_javas_is_on_shared_memory() {
+    on_shared_memory("A Java service", 2);
+}
+
+#[test]
+fn a_forwarder_spreads_keys() {
+    follow("A forwarder");
+}
