@@ -56,11 +56,19 @@ fn a_users_file_is_read_where_it_is_expected() {
     let shell = Shell::new();
     std::fs::create_dir_all(shell.path("home/.config/shunt")).unwrap();
     let file = shell.file("home/.config/shunt/shunt.toml", "[daemon]\nring-bytes = 65536\n");
-    let mut show = shell.shunt(["config", "show"]);
-    show.env_remove("SHUNT_CONFIG").env_remove("XDG_CONFIG_HOME").env("HOME", shell.path("home"));
-    let shown = rows(show);
+    let show = || {
+        let mut show = shell.shunt(["config", "show"]);
+        show.env_remove("SHUNT_CONFIG").env_remove("XDG_CONFIG_HOME").env("HOME", shell.path("home"));
+        show
+    };
+    let shown = rows(show());
     assert!(shown.contains(&format!("daemon ring-bytes 65536 {}:2", file.display())), "{shown:?}");
     assert!(shown.iter().any(|row| row.starts_with("daemon --system ring-bytes 262144 ")), "{shown:?}");
+    // Where HOME is another's, as after su, what that one has configured is nobody else's business.
+    needs_root();
+    std::os::unix::fs::chown(&file, Some(NOBODY), None).unwrap();
+    let shown = rows(show());
+    assert!(shown.iter().any(|row| row == "daemon ring-bytes 262144 default"), "{shown:?}");
 }
 
 #[test]

@@ -7,11 +7,14 @@ mod show;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::ValueEnum;
+use rustix::process::geteuid;
 use shunt_abi::rules;
 
 use crate::args::{self, Config, DaemonArgs, Transport};
@@ -158,10 +161,16 @@ fn named() -> Option<Vec<PathBuf>> {
     Some(if path.is_empty() { Vec::new() } else { vec![PathBuf::from(path)] })
 }
 
+/// None: there can be none, or `HOME` is another's, as after `sudo` or `su`.
 fn user_file() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let directory = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")))?;
-    Some(directory.join("shunt/shunt.toml"))
+    let path = directory.join("shunt/shunt.toml");
+    let is_anothers = match path.metadata() {
+        Ok(data) => ![0, geteuid().as_raw()].contains(&data.uid()),
+        Err(error) => error.kind() == ErrorKind::PermissionDenied,
+    };
+    (!is_anothers).then_some(path)
 }
 
 /// Every file, if nothing is wrong with any. Only a file that is named has to be there.
