@@ -64,7 +64,7 @@ deb: build
 	@test "$$(dpkg-parsechangelog -S Version)" = "$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)" || \
 	    { echo "debian/changelog and Cargo.toml have different versions" >&2; exit 1; }
 	rm -rf $(DEB) && mkdir -p $(DEB)/shunt
-	tar -c --exclude=./target --exclude=./.git . | tar -x -C $(DEB)/shunt
+	tar -c --exclude=./target --exclude=./.git --exclude=./examples/state . | tar -x -C $(DEB)/shunt
 	cd $(DEB)/shunt && BUILT=yes CARGO_TARGET_DIR=$(abspath $(TARGET)) dpkg-buildpackage -b -us -uc -d
 	rm -rf $(DEB)/shunt
 
