@@ -105,7 +105,9 @@ impl Obstacle {
             }
             Obstacle::OtherLibc(_) => "Use a build for glibc or musl.",
             Obstacle::OldLibc(_) => "Use musl 1.2.2 or later.",
-            Obstacle::Go => "Nothing can be done: its connections stay on TCP.",
+            Obstacle::Go => {
+                "Build it with CGO_ENABLED=0, if it can do without cgo: `shunt run` enters that. As it is, its connections stay on TCP."
+            }
             Obstacle::Setuid | Obstacle::Setgid => {
                 "Run a copy without that bit, as the user or group that it needs."
             }
