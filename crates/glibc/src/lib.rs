@@ -103,6 +103,7 @@ macro_rules! second {
 moved! {
     exp;
     log;
+    log2;
     pow;
 }
 
