@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -61,20 +62,23 @@ impl fmt::Display for Fault {
 /// None: there is no such file.
 pub(crate) fn read(path: &Path) -> Result<Option<Content>, Vec<Fault>> {
     let failed = |what: String| vec![Fault::of(path, what)];
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
+    let mut file = match File::open(path) {
+        Ok(file) => file,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(None);
         }
         Err(error) => return Err(failed(error.to_string())),
     };
-    let data = path.metadata().map_err(|error| failed(error.to_string()))?;
+    // Of the file that is read, whatever its name says meanwhile.
+    let data = file.metadata().map_err(|error| failed(error.to_string()))?;
     if data.mode() & 0o002 != 0 {
         return Err(failed("everybody may write it: `chmod o-w` takes that away".into()));
     }
     if data.uid() != 0 && data.uid() != geteuid().as_raw() {
         return Err(failed(format!("it belongs to user {}, neither you nor root", data.uid())));
     }
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(|error| failed(error.to_string()))?;
     parse(path, &text).map(Some)
 }
 
