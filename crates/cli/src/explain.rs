@@ -232,6 +232,9 @@ impl Looked<'_> {
             Some(_) if !is_known && broker.is_some_and(|path| process.is_kept_from(path)) => {
                 causes.extend(broker.map(|path| kept_from(process, path)));
             }
+            Some(_) if !is_known && broker.is_some_and(|path| process.is_rooted_without(path)) => {
+                causes.extend(broker.map(out_of_reach_of));
+            }
             Some(_) if !is_known && process.shim_replaced => causes.push(Cause {
                 label: "replaced".into(),
                 explanation: "The libshunt.so that it has loaded was replaced since.".into(),
@@ -334,6 +337,18 @@ fn kept_from(process: &Process, broker: &Path) -> Cause {
             "Start a broker for everybody, `shunt daemon --system --detach`, and the program again with `shunt run --broker {}`.",
             shunt_broker::SYSTEM_SOCKET
         ),
+    }
+}
+
+/// A broker whose socket is not behind the root directory that the process has now.
+fn out_of_reach_of(broker: &Path) -> Cause {
+    Cause {
+        label: "other_root".into(),
+        explanation: format!(
+            "It was forked behind another root directory, where the broker at {} cannot be found.",
+            broker.display()
+        ),
+        advice: "Make the broker's socket visible there by the same path, for example by a bind mount of its directory.".into(),
     }
 }
 

@@ -1,8 +1,10 @@
-//! A server that root starts and that goes behind another root directory before it becomes another user: ngIRCd as Debian sets it up.
-//! Needs root.
+//! Servers that root starts and that go behind another root directory: ngIRCd, as Debian sets it up, before it becomes another user, and one
+//! that forks there. Needs root.
 
 use shunt_compat::{Expected, both};
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(40);
@@ -30,5 +32,30 @@ fn ngircd() {
         road.expect(Expected { port, connections: PEOPLE, share: 0.5 });
         drop(server);
         clients.stdout
+    });
+}
+
+/// The child cannot find the broker, and `shunt explain` says so.
+#[test]
+fn forked_behind_another_root_directory() {
+    both(2 * LIMIT, |host| {
+        let port = host.port();
+        let root = host.path("root");
+        fs::create_dir(&root).expect("own directory");
+        let mut server = host.script("python3", "behind.py").arg(port.to_string()).arg(&root).start("server");
+        server.wait_for_output("child", LIMIT);
+        let output = server.output();
+        let child = output.split_whitespace().nth(1).expect("child and a number").parse().expect("a number");
+        let mut client = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
+        for _ in 0..500 {
+            client.write_all(b"x").expect("the child reads");
+            client.read_exact(&mut [0]).expect("the child writes");
+        }
+        if let Some(text) = host.explain(child) {
+            assert!(text.contains("other_root: It was forked behind another root directory"), "{text}");
+            assert!(!text.contains("too_few_operations"), "{text}");
+        }
+        drop(client);
+        assert!(server.wait(LIMIT).success(), "{}", host.logs());
     });
 }

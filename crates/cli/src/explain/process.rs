@@ -99,6 +99,13 @@ impl Process {
         self.acts_as != 0 && fs::metadata(broker).is_ok_and(is_others)
     }
 
+    /// Whether its root directory is another, behind which the socket of the broker is not to be found.
+    pub(super) fn is_rooted_without(&self, broker: &Path) -> bool {
+        let Ok(below) = broker.strip_prefix("/") else { return false };
+        // What is reached through /proc is named as its root directory has it already.
+        !broker.starts_with("/proc") && broker.exists() && !proc(self.pid, "root").join(below).exists()
+    }
+
     /// Every process of this host.
     pub(super) fn all() -> impl Iterator<Item = u32> {
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
