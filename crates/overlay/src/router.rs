@@ -79,7 +79,10 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
     let guard = loaded.config.secure.then(|| Guard::new(&names)).transpose().map_err(Error::Secure)?;
     let address = loaded.host().address;
     let listener = listen(address).map_err(listening(address))?;
-    let page = loaded.config.metrics.map(|address| page(address).map_err(listening(address))).transpose()?;
+    let page = match loaded.config.metrics {
+        Some(address) => Some(TcpListener::bind(address).await.map_err(listening(address))?),
+        None => None,
+    };
     let place = Place(loaded.config.socket.clone());
     let supervisors = local::listen(&place.0).map_err(listening(place.0.display()))?;
     let shared = Shared::new(loaded, names, guard, reader).map_err(|error| Error::Wait(error.into()))?;
@@ -133,12 +136,6 @@ async fn tell(shared: &Arc<Shared>, page: Option<TcpListener>) {
         Some(listener) => serve_metrics(|| shared.metrics.text(shared), listener).await,
         None => std::future::pending().await,
     }
-}
-
-fn page(address: SocketAddr) -> io::Result<TcpListener> {
-    let listener = std::net::TcpListener::bind(address)?;
-    listener.set_nonblocking(true)?;
-    TcpListener::from_std(listener)
 }
 
 /// Until the router ends.
