@@ -110,16 +110,15 @@ impl Reader {
     /// The socket notices nothing.
     pub fn look(&self, socket: impl AsFd, cookie: u64) -> Result<Seen, ReadError> {
         let arguments = [socket.as_fd().as_raw_fd() as u64, cookie];
-        let mut answer = self.run(SEQUENCE, arguments);
-        for _ in 1..LOOKS {
-            if !matches!(answer, Err(ReadError::Unsteady)) {
-                break;
+        let mut left = LOOKS;
+        let [sent, received, low, high] = loop {
+            left -= 1;
+            match self.run(SEQUENCE, arguments) {
+                // Whoever has the socket's lock may need this processor.
+                Err(ReadError::Unsteady) if left > 0 => std::thread::yield_now(),
+                answer => break answer?,
             }
-            // Whoever has the socket's lock may need this processor.
-            std::thread::yield_now();
-            answer = self.run(SEQUENCE, arguments);
-        }
-        let [sent, received, low, high] = answer?;
+        };
         let place = Place(u64::from(low) | u64::from(high) << 32);
         Ok(Seen { origin: Origin { sent, received }, place })
     }
