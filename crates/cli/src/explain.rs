@@ -226,21 +226,21 @@ impl Looked<'_> {
         if known.is_some_and(|one| one.totals.bypasses.contains_key(Reason::Sandboxed.label())) {
             causes.push(Reason::Sandboxed.into());
         }
-        match snapshot {
-            None if broker.is_some() => causes.push(Reason::BrokerVersion.into()),
-            None => causes.push(Reason::NoBroker.into()),
-            Some(_) if !is_known && broker.is_some_and(|path| process.is_kept_from(path)) => {
-                causes.extend(broker.map(|path| kept_from(process, path)));
+        match (snapshot, broker) {
+            (None, Some(_)) => causes.push(Reason::BrokerVersion.into()),
+            (None, None) => causes.push(Reason::NoBroker.into()),
+            (Some(_), Some(path)) if !is_known && process.is_kept_from(path) => {
+                causes.push(kept_from(process, path));
             }
-            Some(_) if !is_known && broker.is_some_and(|path| process.is_rooted_without(path)) => {
-                causes.extend(broker.map(out_of_reach_of));
+            (Some(_), Some(path)) if !is_known && process.is_rooted_without(path) => {
+                causes.push(out_of_reach_of(path));
             }
-            Some(_) if !is_known && process.shim_replaced => causes.push(Cause {
+            (Some(_), _) if !is_known && process.shim_replaced => causes.push(Cause {
                 label: "replaced".into(),
                 explanation: "The libshunt.so that it has loaded was replaced since.".into(),
                 advice: "Restart it, so that it and the broker are of one version.".into(),
             }),
-            Some(_) if !is_known && process.filtered => causes.push(Cause {
+            (Some(_), _) if !is_known && process.filtered => causes.push(Cause {
                 label: "seccomp".into(),
                 explanation: "It has not spoken to the broker and is under a seccomp filter: its own, or one that it was \
                               started with, which may forbid that."
@@ -248,7 +248,7 @@ impl Looked<'_> {
                 advice: "Turn its own off, or let the other allow sockets, sendmsg, recvmsg, memfd_create and mmap."
                     .into(),
             }),
-            Some(_) => {}
+            (Some(_), _) => {}
         }
         causes
     }

@@ -116,8 +116,8 @@ impl Reader<'_> {
                 continue;
             };
             match section {
-                Section::Run => self.content.run = self.values(section, "run", table),
-                Section::Daemon => self.content.daemon = self.values(section, "daemon", table),
+                Section::Run => self.content.run = self.values(section, section.label(), table),
+                Section::Daemon => self.content.daemon = self.values(section, section.label(), table),
                 Section::Program => self.programs(table),
             }
         }

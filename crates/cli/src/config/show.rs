@@ -85,7 +85,7 @@ fn of_all(programs: &OfPrograms) -> Result<Vec<Setting>> {
         let settings = of_program(programs, program);
         all.extend(settings.into_iter().filter(|setting| values.contains_key(setting.key)));
     }
-    all.extend(section("daemon", Section::Daemon, &OfBroker::read(false)?.0, true));
+    all.extend(section(Section::Daemon.label(), Section::Daemon, &OfBroker::read(false)?.0, true));
     // Whoever starts that one has an environment of its own.
     all.extend(section("daemon --system", Section::Daemon, &OfBroker::read(true)?.0, false));
     Ok(all)
