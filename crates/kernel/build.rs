@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// Each has one job.
-const PROGRAMS: [&str; 7] = ["calls", "names", "redirect", "secure", "sequence", "shape", "window"];
+const PROGRAMS: [&str; 8] = ["calls", "lsm", "names", "redirect", "secure", "sequence", "shape", "window"];
 
 fn main() {
     println!("cargo::rerun-if-changed=bpf");

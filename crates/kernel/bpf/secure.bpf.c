@@ -8,11 +8,7 @@
 
 #include <bpf/bpf_helpers.h>
 
-// The kernel's, on every architecture that it has BPF for but one.
-#define SOL_SOCKET 1
-#define IPPROTO_IP 0
-#define IPPROTO_TCP 6
-#define IPPROTO_IPV6 41
+#include "options.h"
 
 #define EINVAL 22
 
@@ -37,61 +33,21 @@ static __always_inline struct tag *tag_of(struct bpf_sock *sk)
 	return sk ? bpf_sk_storage_get(&secured, sk, NULL, 0) : NULL;
 }
 
-// What can be set: it concerns this connection's own buffers, timers and segments. Whatever is not here is refused.
-static __always_inline int may_set(int level, int option)
+// As it is. Of what is longer than a page, which a hook is not given, that has to be said. Of anything else not: another hook may run before or
+// after this one, of another router or a former one, whose answer this would undo.
+static __always_inline int leave(struct bpf_sockopt *ctx)
 {
-	if (level == SOL_SOCKET)
-		switch (option) {
-		case 2:  // SO_REUSEADDR
-		case 7:  // SO_SNDBUF
-		case 8:  // SO_RCVBUF
-		case 9:  // SO_KEEPALIVE
-		case 10: // SO_OOBINLINE
-		case 13: // SO_LINGER
-		case 18: // SO_RCVLOWAT
-		case 20: // SO_RCVTIMEO, of old
-		case 21: // SO_SNDTIMEO, of old
-		case 29: // SO_TIMESTAMP, of old
-		case 35: // SO_TIMESTAMPNS, of old
-		case 63: // SO_TIMESTAMP
-		case 64: // SO_TIMESTAMPNS
-		case 66: // SO_RCVTIMEO
-		case 67: // SO_SNDTIMEO
-			return 1;
-		}
-	if (level == IPPROTO_TCP)
-		switch (option) {
-		case 1:  // TCP_NODELAY
-		case 2:  // TCP_MAXSEG
-		case 3:  // TCP_CORK
-		case 4:  // TCP_KEEPIDLE
-		case 5:  // TCP_KEEPINTVL
-		case 6:  // TCP_KEEPCNT
-		case 8:  // TCP_LINGER2
-		case 9:  // TCP_DEFER_ACCEPT
-		case 10: // TCP_WINDOW_CLAMP
-		case 12: // TCP_QUICKACK
-		case 13: // TCP_CONGESTION
-		case 18: // TCP_USER_TIMEOUT
-		case 25: // TCP_NOTSENT_LOWAT
-		case 36: // TCP_INQ
-			return 1;
-		}
-	return 0;
+	if (ctx->optval_end - ctx->optval < ctx->optlen)
+		ctx->optlen = 0;
+	return 1;
 }
 
 SEC("cgroup/setsockopt")
 int setsockopt(struct bpf_sockopt *ctx)
 {
-	if (!tag_of(ctx->sk)) {
-		// As it was given, also where it is longer than a page.
-		ctx->optlen = 0;
-		return 1;
-	}
-	if (!may_set(ctx->level, ctx->optname))
+	if (tag_of(ctx->sk) && !may_set(ctx->level, ctx->optname))
 		return 0;
-	ctx->optlen = 0;
-	return 1;
+	return leave(ctx);
 }
 
 static __always_inline int tell4(struct bpf_sockopt *ctx, __u32 value)
@@ -139,10 +95,8 @@ int getsockopt(struct bpf_sockopt *ctx)
 {
 	struct tag *tag = tag_of(ctx->sk);
 
-	if (!tag || ctx->retval < 0) {
-		ctx->optlen = 0;
-		return 1;
-	}
+	if (!tag || ctx->retval < 0)
+		return leave(ctx);
 	if (ctx->level == SOL_SOCKET)
 		switch (ctx->optname) {
 		case 12: // SO_PRIORITY
@@ -171,8 +125,7 @@ int getsockopt(struct bpf_sockopt *ctx)
 		}
 	if (ctx->level == IPPROTO_TCP && ctx->optname == 28) // TCP_SAVED_SYN
 		return erase(ctx);
-	ctx->optlen = 0;
-	return 1;
+	return leave(ctx);
 }
 
 SEC("cgroup/connect4")

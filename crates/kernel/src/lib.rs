@@ -9,6 +9,7 @@
 pub mod calls;
 mod cgroup;
 mod load;
+mod lsm;
 pub mod names;
 pub mod redirect;
 pub mod secure;

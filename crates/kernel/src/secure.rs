@@ -13,6 +13,7 @@ use shunt_sys::Errno;
 use shunt_sys::attach::{AttachPoint, attach};
 
 use crate::load::{self, LoadError, refusal};
+use crate::lsm::Lsm;
 use crate::names::{Reached, or_has_it};
 
 const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/secure.bpf.o"));
@@ -53,6 +54,7 @@ pub struct Tag {
 #[derive(Debug)]
 pub struct Secure {
     loaded: Ebpf,
+    lsm: Result<Lsm, LoadError>,
     reached: Reached,
 }
 
@@ -67,12 +69,20 @@ impl Secure {
             load::program::<CgroupSockAddr>(&mut loaded, name).load().map_err(refusal)?;
         }
         load::program::<CgroupSkb>(&mut loaded, INGRESS).load().map_err(refusal)?;
-        Ok(Secure { loaded, reached: Reached::default() })
+        Ok(Secure { loaded, lsm: Lsm::load(), reached: Reached::default() })
+    }
+
+    /// Why calls that no program of a control group is shown are not refused here (BPF LSM). None: they are.
+    pub fn without_lsm(&self) -> Option<&LoadError> {
+        self.lsm.as_ref().err()
     }
 
     /// Tags hold for sockets that are made in that group from now on.
     pub fn reach(&mut self, group: &File) -> Result<(), LoadError> {
-        self.reached.once(group, || attach_all(&mut self.loaded, group))
+        self.reached.once(group, || {
+            attach_all(&mut self.loaded, group)?;
+            self.lsm.as_mut().map_or(Ok(()), |lsm| lsm.attach(group))
+        })
     }
 
     /// From now on this socket, and every copy of it, is one that strangers may have.
@@ -83,6 +93,9 @@ impl Secure {
             let ([a, b, c, d], [e, f, g, h]) = (one.to_ne_bytes(), other.to_ne_bytes());
             u64::from_ne_bytes([a, b, c, d, e, f, g, h])
         };
+        if let Ok(lsm) = &mut self.lsm {
+            lsm.tag(socket)?;
+        }
         let value = [tag.rate, words(tag.priority, tag.tos), words(tag.traffic_class, 0)];
         tags.insert(socket, value, 0).map_err(refusal)
     }

@@ -3,16 +3,57 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::Mutex;
 
 use rustix::net::{connect, connect_unspec, listen, sockopt};
 use shunt_kernel::names::Names;
 use shunt_kernel::secure::{NOWHERE, Secure, Tag};
 use shunt_sys::{Errno, identity, tuning};
 
+/// The control group is the whole process's, so one test has it at a time.
+static GROUP: Mutex<()> = Mutex::new(());
+
 const TAG: Tag = Tag { rate: 5_000_000, priority: 3, tos: 16, traffic_class: 24 };
+
+/// A router that is started anew has the same control groups as the one before, and its programs join those that are there.
+#[test]
+fn what_each_of_two_routers_has_tagged_stays_so() {
+    let _group = GROUP.lock();
+    let names = Names::attach().unwrap();
+    let mut routers = [Secure::load().unwrap(), Secure::load().unwrap()];
+    for router in &mut routers {
+        router.reach(&names.own_group().unwrap()).unwrap();
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let sockets = [(); 3].map(|()| TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+    for (router, socket) in routers.iter_mut().zip(&sockets) {
+        tuning::set_priority(socket.as_fd(), 5).unwrap();
+        router.tag(socket, TAG).unwrap();
+    }
+    for socket in &sockets[..2] {
+        assert_eq!(tuning::priority(socket.as_fd()), Ok(TAG.priority));
+        assert_eq!(tuning::max_pacing_rate(socket.as_fd()), Ok(TAG.rate));
+        assert_eq!(identity::namespace(socket.as_fd()), Ok(NOWHERE));
+        assert_eq!(tuning::set_priority(socket.as_fd(), 0), Err(Errno::PERM));
+    }
+    let other = &sockets[2];
+    tuning::set_priority(other.as_fd(), 6).unwrap();
+    assert_eq!(tuning::priority(other.as_fd()), Ok(6));
+    assert_ne!(identity::namespace(other.as_fd()), Ok(NOWHERE));
+    // In the same group: what is longer than a page, which hooks are not given.
+    let long = "
+import socket
+s = socket.socket()
+s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, b'\\1' + bytes(12287))
+assert s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+";
+    assert!(Command::new("python3").args(["-c", long]).status().unwrap().success());
+}
 
 #[test]
 fn a_socket_with_a_tag_is_good_for_its_connection_only() {
+    let _group = GROUP.lock();
     let names = Names::attach().unwrap();
     let mut secure = Secure::load().unwrap();
     secure.reach(&names.own_group().unwrap()).unwrap();
@@ -47,6 +88,12 @@ fn a_socket_with_a_tag_is_good_for_its_connection_only() {
         client.read_exact(&mut bytes).unwrap();
         assert_eq!(&bytes, b"two");
 
+        if secure.without_lsm().is_none() {
+            assert_eq!(connect_unspec(&client), Err(Errno::PERM));
+            assert_eq!(listen(&client, 1), Err(Errno::INVAL));
+            assert_eq!(connect(&client, &address), Err(Errno::ISCONN));
+            continue;
+        }
         // Nobody keeps it from being disconnected, and then it is of no use.
         connect_unspec(&client).unwrap();
         assert_eq!(connect(&client, &address), Err(Errno::PERM));

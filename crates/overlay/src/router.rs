@@ -174,6 +174,7 @@ fn status(shared: &Shared, began: Instant) -> Value {
     json!({
         "name": config.name,
         "uptime-seconds": began.elapsed().as_secs(),
+        "without-lsm": shared.guard.as_ref().and_then(Guard::without_lsm),
         "connections": shared.metrics.report(),
         "now": shared.report(),
         "config": config,

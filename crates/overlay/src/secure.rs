@@ -33,6 +33,11 @@ impl Guard {
         self.secure().tag(socket, tag)
     }
 
+    /// Why BPF LSM is no part of it. None: it is.
+    pub(crate) fn without_lsm(&self) -> Option<String> {
+        self.secure().without_lsm().map(ToString::to_string)
+    }
+
     fn secure(&self) -> MutexGuard<'_, Secure> {
         lock(&self.0)
     }

@@ -33,6 +33,8 @@ pub enum AttachPoint {
     GetSockName4,
     /// getsockname of an IPv6 socket.
     GetSockName6,
+    /// The hook of the kernel's security modules for which the program was loaded.
+    Lsm,
 }
 
 /// The first fields of `union bpf_attr` for that command.
@@ -58,6 +60,7 @@ pub fn attach(group: BorrowedFd<'_>, program: BorrowedFd<'_>, point: AttachPoint
         AttachPoint::GetPeerName6 => 30,
         AttachPoint::GetSockName4 => 31,
         AttachPoint::GetSockName6 => 32,
+        AttachPoint::Lsm => 43,
     };
     let attributes = Attributes {
         target: group.as_raw_fd() as u32,

@@ -6,7 +6,7 @@
 #[path = "../../../crates/cli/tests/overlay/attempts.rs"]
 mod attempts;
 
-use attempts::{UNDER_FILTER, attack, compare};
+use attempts::{Kept, attack, compare};
 use shunt_compat::{Host, Known, Node, Pod, Router, by_wire, two_hosts, under_shunt};
 use shunt_netns::Net;
 use std::path::Path;
@@ -196,7 +196,7 @@ fn what_a_hostile_program_gets_is_what_the_page_says(cluster: &Cluster<'_>) {
     let attempts = ["/attack", "connect", &own.address, &echo.address, "192.168.77.", "wire", "-"];
     let output = cluster.expect_host(1, || client.exec(&own, &attempts));
     assert!(output.status.success(), "{output:?}");
-    compare(&String::from_utf8_lossy(&output.stdout), UNDER_FILTER);
+    compare(&String::from_utf8_lossy(&output.stdout), Kept::UnderFilter);
     client.remove(own);
     server.remove(echo);
 }

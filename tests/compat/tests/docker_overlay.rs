@@ -5,7 +5,7 @@
 #[path = "../../../crates/cli/tests/overlay/attempts.rs"]
 mod attempts;
 
-use attempts::{UNDER_FILTER, attack, compare};
+use attempts::{Kept, attack, compare};
 use shunt_compat::{Engine, Host, Known, Router, by_wire, find_program, two_hosts, under_shunt};
 use shunt_netns::Net;
 use std::fs;
@@ -303,13 +303,13 @@ fn what_a_hostile_program_gets_is_what_the_page_says(hosts: &Hosts<'_>) {
     hosts.serve("echo", &[], "socat TCP-LISTEN:9000,fork,reuseaddr PIPE");
     let listens = || hosts.engines[ONE].docker(["exec", "echo", "cat", "/proc/net/tcp"]).contains(":2328 ");
     await_until(listens, || "it does not listen".into());
-    compare(&hosts.expect_host(1, || said(&hosts.ask(&ALL, "hostile", &connects))), UNDER_FILTER);
+    compare(&hosts.expect_host(1, || said(&hosts.ask(&ALL, "hostile", &connects))), Kept::UnderFilter);
     let sleeps = [&["--detach", "--name=sleeps"][..], &ALL].concat();
     // Its first program waits in a call that its supervisor has.
     let waits = hosts.ask(&sleeps, "hostile", &hostile("accept", CLIENT, SERVER));
     assert!(waits.status.success(), "{waits:?}");
     let exec: Vec<&str> = ["exec", "sleeps"].into_iter().chain(connects).collect();
-    compare(&hosts.expect_host(1, || said(&hosts.engines[TWO].try_docker(exec))), UNDER_FILTER);
+    compare(&hosts.expect_host(1, || said(&hosts.engines[TWO].try_docker(exec))), Kept::UnderFilter);
     hosts.remove(TWO, "sleeps");
     hosts.remove(ONE, "echo");
 }

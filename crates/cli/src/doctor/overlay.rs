@@ -24,6 +24,7 @@ pub(super) fn checks(control: &Path) -> Vec<Check> {
     checks.push(check);
     if let Some(status) = status {
         checks.push(key(&status.config.key));
+        checks.extend(status.config.secure.then(|| lsm(status.without_lsm.as_deref())));
         checks.push(routers(&status));
     }
     checks
@@ -71,8 +72,10 @@ fn tracing() -> Check {
 
 /// What is read of a router's answer.
 #[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
 struct Status {
     name: String,
+    without_lsm: Option<String>,
     config: Config,
     now: Now,
 }
@@ -80,6 +83,7 @@ struct Status {
 #[derive(Deserialize)]
 struct Config {
     key: PathBuf,
+    secure: bool,
     host: Vec<Host>,
 }
 
@@ -124,6 +128,20 @@ fn router(control: &Path) -> (Check, Option<Status>) {
         // Most hosts are of no overlay.
         Err(_) => (check(format!("none, and no {CONFIGURATION}")), None),
     }
+}
+
+/// In secure mode, what holds outside the filter as well.
+fn lsm(missing: Option<&str>) -> Check {
+    let check = |found: &str| Check::ok("BPF LSM", "the overlay: programs outside its filter", found);
+    missing.map_or_else(
+        || check("works"),
+        |why| {
+            check(why).lacking(
+                State::Limited,
+                "nothing, if all of a container is under the filter (docker run --runtime=shunt); else Linux 6.0 or newer, started with bpf in lsm=",
+            )
+        },
+    )
 }
 
 fn key(path: &Path) -> Check {

@@ -7,10 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// The hostile program, static, built once.
+/// The hostile program, static, built once; or one that was built before, where there is no compiler.
 pub(crate) fn attack() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
+        if let Some(built) = std::env::var_os("ATTACK") {
+            return built.into();
+        }
         let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("attack");
         let mut gcc = Command::new("gcc");
         gcc.args(["-static", "-pthread", "-O1", "-Wall", "-Wextra", "-Werror", "-x", "c", "-", "-o"])
@@ -22,44 +25,81 @@ pub(crate) fn attack() -> &'static Path {
     })
 }
 
-/// Columns of the page.
-pub(crate) const UNDER_FILTER: usize = 0;
-#[allow(dead_code, reason = "not every test has such a program")]
-pub(crate) const OUTSIDE: usize = 1;
+/// How a program is kept from more: columns of the page.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code, reason = "not every test has each of them")]
+pub(crate) enum Kept {
+    /// It is under `shunt overlay run`.
+    UnderFilter,
+    /// It is not, and has been given the socket.
+    Outside,
+    /// The same on a kernel with BPF LSM, of which there is a table of its own: what differs.
+    OutsideWithLsm,
+}
 
 /// A row of the page: what the program gets under `shunt overlay run`, and what one that is not gets, and what stops it.
-type Row = (String, [String; 3]);
+struct Row {
+    name: String,
+    filtered: String,
+    given: String,
+    stops: String,
+}
 
-/// The page's table.
-fn listed() -> Vec<Row> {
-    let page = include_str!("../../../../docs/security.md");
-    let table = page.split("| attempt |").nth(1).expect("the table");
+const PAGE: &str = include_str!("../../../../docs/security.md");
+
+/// The rows of the table that begins so.
+fn cells(head: &str) -> Vec<Vec<String>> {
+    let table = PAGE.split(head).nth(1).expect("the table");
     let rows = table.lines().skip(2).take_while(|line| line.starts_with("| "));
-    let cells = |row: &str| -> Vec<String> {
-        row.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
-    };
     rows.map(|row| {
-        let [name, filtered, given, stops] = cells(row).try_into().expect(row);
-        // The same as in the column before.
-        let given = if given.is_empty() { filtered.clone() } else { given };
-        (name, [filtered, given, stops])
+        row.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
     })
     .collect()
 }
 
-/// Whether what the program has said of each attempt is what a column of the page says.
-pub(crate) fn compare(said: &str, column: usize) {
+/// The page's table.
+fn listed() -> Vec<Row> {
+    cells("| attempt |")
+        .into_iter()
+        .map(|row| {
+            let [name, filtered, given, stops] = row.try_into().expect("four columns");
+            // The same as in the column before.
+            let given = if given.is_empty() { filtered.clone() } else { given };
+            Row { name, filtered, given, stops }
+        })
+        .collect()
+}
+
+/// What a program gets of each attempt.
+fn expected(page: &[Row], kept: Kept) -> BTreeMap<String, String> {
+    let column = |row: &Row| if kept == Kept::UnderFilter { &row.filtered } else { &row.given }.clone();
+    let mut expected: BTreeMap<_, _> = page.iter().map(|row| (row.name.clone(), column(row))).collect();
+    assert_eq!(page.len(), expected.len(), "no attempt is listed twice");
+    if kept == Kept::OutsideWithLsm {
+        for row in cells("| attempt outside the filter |") {
+            let [name, given] = row.try_into().expect("two columns");
+            let before = expected.insert(name.clone(), given.clone());
+            assert!(
+                before.is_some_and(|before| before != given),
+                "it is in the other table, and differs: {name}"
+            );
+        }
+    }
+    expected
+}
+
+/// Whether what the program has said of each attempt is what the page says.
+pub(crate) fn compare(said: &str, kept: Kept) {
     assert!(said.ends_with("done\n"), "{said}");
     let page = listed();
-    let of_page: BTreeMap<&str, &str> =
-        page.iter().map(|(name, cells)| (name.as_str(), cells[column].as_str())).collect();
+    let expected = expected(&page, kept);
     let tried: BTreeMap<&str, &str> = said.lines().filter_map(|line| line.split_once('\t')).collect();
-    assert_eq!(page.len(), of_page.len(), "no attempt is listed twice");
-    let differ: Vec<_> = tried.iter().filter(|(name, got)| of_page.get(*name) != Some(*got)).collect();
-    let missing: Vec<_> = of_page.keys().filter(|name| !tried.contains_key(*name)).collect();
+    let differ: Vec<_> =
+        tried.iter().filter(|(name, got)| expected.get(**name).map(String::as_str) != Some(*got)).collect();
+    let missing: Vec<_> = expected.keys().filter(|name| !tried.contains_key(name.as_str())).collect();
     assert!(
         differ.is_empty() && missing.is_empty(),
         "docs/security.md says otherwise of {differ:#?}, and lists {missing:#?}"
     );
-    assert!(page.iter().all(|(_, cells)| !cells[2].is_empty()), "each row says what stops it");
+    assert!(page.iter().all(|row| !row.stops.is_empty()), "each row says what stops it");
 }
