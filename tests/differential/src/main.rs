@@ -13,7 +13,7 @@ mod tally;
 mod world;
 
 use anyhow::{Context, Result};
-use case::Worlds;
+use case::{Verdict, Worlds};
 use clap::Parser;
 use generate::Kind;
 use processor::Processor;
@@ -190,18 +190,33 @@ fn search(args: &Args) -> Result<bool> {
     Ok(tally.differences == 0 && enough)
 }
 
-/// Runs a differing sequence again, and makes it small if it goes on differing. `false` if it does not.
-fn examine(args: &Args, worlds: &mut Worlds, sequence: &Sequence, seed: u64, first: &str) -> Result<bool> {
-    const AGAIN: u32 = 5;
+/// How often what differs is run again.
+const AGAIN: u32 = 5;
+
+/// Whether a sequence that has differed goes on differing, and TCP not from itself: in how many runs of `AGAIN`, and how.
+fn confirm(
+    worlds: &mut Worlds,
+    sequence: &Sequence,
+    name: &str,
+    first: &str,
+) -> Result<Option<(u32, Verdict)>> {
     let (times, verdict) = worlds.confirm(sequence, AGAIN)?;
     if times == 0 {
-        println!("seed {seed} differed once and not in {AGAIN} more runs: {}", first.replace('\n', "\n#"));
-        return Ok(false);
+        println!("{name} differed once and not in {AGAIN} more runs: {}", first.replace('\n', "\n#"));
+        return Ok(None);
     }
     if worlds.control(sequence, 2 * AGAIN)? > 0 {
-        println!("seed {seed} differs on TCP alone as well: {}", first.replace('\n', "\n#"));
-        return Ok(false);
+        println!("{name} differs on TCP alone as well: {}", first.replace('\n', "\n#"));
+        return Ok(None);
     }
+    Ok(Some((times, verdict)))
+}
+
+/// Runs a differing sequence again, and makes it small if it goes on differing. `false` if it does not.
+fn examine(args: &Args, worlds: &mut Worlds, sequence: &Sequence, seed: u64, first: &str) -> Result<bool> {
+    let Some((times, verdict)) = confirm(worlds, sequence, &format!("seed {seed}"), first)? else {
+        return Ok(false);
+    };
     let small = worlds.shrink(sequence, verdict.at)?;
     let (small_times, small_verdict) = worlds.confirm(&small, AGAIN)?;
     let (times, what) = match small_verdict.difference {
@@ -237,15 +252,19 @@ fn odd() -> Vec<(String, Sequence)> {
     generate::every_odd_call().into_iter().map(|(name, sequence)| (name.to_owned(), sequence)).collect()
 }
 
-/// Runs named sequences. `false` if one differs.
+/// Runs named sequences. `false` if one differs; of one that is run only once, if it goes on differing.
 fn replay(args: &Args, sequences: &[(String, Sequence)]) -> Result<bool> {
     on_host(args, |worlds| {
         worlds.tells = args.trace;
         let mut same = true;
         for (name, sequence) in sequences {
             let (times, verdict) = worlds.confirm(sequence, args.times)?;
-            if let Some(what) = verdict.difference {
+            let Some(what) = verdict.difference else { continue };
+            if args.times > 1 {
                 println!("{name} differs, {times} of {} runs: {what}", args.times);
+                same = false;
+            } else if let Some((times, _)) = confirm(worlds, sequence, name, &what)? {
+                println!("{name} differs, {times} of {AGAIN} more runs: {what}");
                 same = false;
             }
         }
