@@ -16,7 +16,7 @@ SYSTEMD := $(patsubst packaging/systemd/%,%,$(wildcard packaging/systemd/*/*))
 # Some tests make namespaces and files of other users. Only the tests themselves run as root, not the compiler.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,--config 'target."cfg(all())".runner="scripts/as-root"')
 
-.PHONY: build demo test lint loom fuzz man deb install uninstall setup clean help
+.PHONY: build demo test lint loom fuzz man deb rpm install uninstall setup clean help
 
 help:
 	@echo "make demo       build, and compare TCP, Unix sockets and shunt under real load (two minutes)"
@@ -24,6 +24,7 @@ help:
 	@echo "make install    into PREFIX=$(PREFIX), below DESTDIR if that is set"
 	@echo "make uninstall  take away what install put there"
 	@echo "make deb        the Debian packages, into DEB=$(TARGET)/deb"
+	@echo "make rpm        the packages of rpm's kind, into RPM=$(TARGET)/rpm"
 	@echo "make fuzz       look for bugs in what reads strangers' bytes, for SECONDS=60 each (nightly, cargo-fuzz)"
 	@echo "make build, lint, loom, man, setup, clean"
 
@@ -67,6 +68,19 @@ deb: build
 	tar -c --exclude=./target --exclude=./.git --exclude=./examples/state . | tar -x -C $(DEB)/shunt
 	cd $(DEB)/shunt && BUILT=yes CARGO_TARGET_DIR=$(abspath $(TARGET)) dpkg-buildpackage -b -us -uc -d
 	rm -rf $(DEB)/shunt
+
+# The same of rpm's kind, for systems with glibc 2.28 or newer.
+RPM ?= $(TARGET)/rpm
+rpm: build
+	@command -v rpmbuild > /dev/null || { echo "install rpmbuild first: apt-get install rpm" >&2; exit 1; }
+	rm -rf $(RPM) && mkdir -p $(RPM)/shunt
+	tar -c --exclude=./target --exclude=./.git --exclude=./examples/state . | tar -x -C $(RPM)/shunt
+	CARGO_TARGET_DIR=$(abspath $(TARGET)) rpmbuild -bb packaging/rpm/shunt.spec \
+	    --define "version_of_cargo $$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)" \
+	    --define "licence_of_cargo $$(sed -n 's/^license = "\(.*\)"/\1/p' Cargo.toml | head -1)" \
+	    --define "_topdir $(abspath $(RPM))/work" --define "_builddir $(abspath $(RPM))/shunt" --define "_rpmdir $(abspath $(RPM))" \
+	    --define "_build_name_fmt %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm"
+	rm -rf $(RPM)/shunt $(RPM)/work
 
 setup:
 	@scripts/setup
