@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod bridge;
+mod comparison;
 mod coverage;
 mod find;
 mod interrupt;

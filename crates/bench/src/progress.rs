@@ -70,7 +70,8 @@ fn estimate(turns: u64, turn: Duration) -> String {
     format!("{turns} turns, about {} in all", time(turn * turns.try_into().unwrap_or(u32::MAX)))
 }
 
-fn time(time: Duration) -> String {
+/// As people say it.
+pub(crate) fn time(time: Duration) -> String {
     match time.as_secs() {
         seconds @ ..100 => format!("{} s", seconds.max(1)),
         seconds => format!("{} min", seconds.div_ceil(60)),

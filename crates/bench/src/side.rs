@@ -1,11 +1,12 @@
 //! The sides of a comparison: ways for the bytes to go.
 
+use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::stage::Role;
 
 /// One way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Side {
     /// Loopback TCP as it comes, with Nagle's algorithm.

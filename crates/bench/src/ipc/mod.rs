@@ -5,6 +5,7 @@
 
 mod article;
 mod calls;
+mod points;
 mod report;
 mod turn;
 
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 
+use crate::comparison::Comparison;
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::options::Output;
@@ -77,21 +79,23 @@ fn compare(arguments: &Arguments) -> Result<()> {
     let begin = Instant::now();
     let place = Place::find()?;
     let ways = arguments.ways();
-    let turns = arguments.sizes.len() * ways.len() * arguments.output.repeats as usize;
-    let turn = Duration::from_secs_f64(arguments.seconds) + AROUND;
-    let progress = Progress::begin(turns as u64, turn);
-    let mut rows = Vec::new();
-    for &size in &arguments.sizes {
-        rows.push(measure(size, &ways, &place, arguments, &progress)?);
-    }
-    progress.end();
-    let traced = Traced::measure(&place, &ways, arguments.descriptors)?;
+    let (rows, traced) = measure(arguments, &place)?;
     let report = Report::new(machine, &place, arguments, &ways, &rows, traced, begin.elapsed());
     let (output, svg) = (&arguments.output, arguments.svg.as_deref());
     output.write_with_svg("shunt bench ipc", &report, [("ipc", report.plot())], svg, &report.text())
 }
 
-fn measure(
+fn measure(arguments: &Arguments, place: &Place) -> Result<(Vec<Row>, Traced)> {
+    let ways = arguments.ways();
+    let (turns, turn) = arguments.length();
+    let progress = Progress::begin(turns, turn);
+    let rows = arguments.sizes.iter().map(|&size| measure_size(size, &ways, place, arguments, &progress));
+    let rows = rows.collect::<Result<Vec<_>>>()?;
+    progress.end();
+    Ok((rows, Traced::measure(place, &ways, arguments.descriptors)?))
+}
+
+fn measure_size(
     size: usize,
     ways: &[Way],
     place: &Place,

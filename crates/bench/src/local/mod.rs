@@ -5,6 +5,7 @@
 
 mod pair;
 mod point;
+mod points;
 mod programs;
 mod synthetic;
 mod tables;
@@ -33,6 +34,10 @@ pub struct Arguments {
     /// How long one turn is measured
     #[arg(long, value_name = "SECS", default_value_t = 0.5, value_parser = parse_seconds)]
     seconds: f64,
+
+    /// Only these sides [default: all]
+    #[arg(long, value_enum, value_name = "SIDE,...", value_delimiter = ',')]
+    sides: Vec<Side>,
 
     /// Only these [default: all]
     #[arg(value_enum, value_name = "WHAT")]
@@ -78,7 +83,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 
 fn compare(arguments: &Arguments) -> Result<()> {
     let output = &arguments.output;
-    let report = measured(&arguments.only, |_| true, output.repeats, arguments.seconds)?;
+    let report = measured(&arguments.only, |side| arguments.wants(side), output.repeats, arguments.seconds)?;
     output.write("shunt bench local", &report, &report::plots(&report), &report::text(&report))
 }
 
@@ -89,23 +94,50 @@ pub(crate) fn measured(
     repeats: u32,
     seconds: f64,
 ) -> Result<Report> {
-    let stage = Stage::set().context("setting the stage")?;
-    let place = Place::describe(&stage);
+    let begin = Instant::now();
+    let (place, tables) = measured_tables(wanted_tables(only, is_wanted), repeats, seconds)?;
+    Ok(Report::new(place, &tables, repeats, seconds, begin.elapsed()))
+}
+
+/// What is asked for, or everything, on the sides that are wanted.
+fn wanted_tables(only: &[Group], is_wanted: impl Fn(Side) -> bool) -> Vec<Table> {
     let mut tables: Vec<Table> =
         tables::all().into_iter().filter(|table| only.is_empty() || only.contains(&table.group)).collect();
-    if let Some(missing) = stage.missing(Side::Sockmap).filter(|_| is_wanted(Side::Sockmap)) {
+    leave_out(&mut tables, |side| !is_wanted(side));
+    tables
+}
+
+/// With all that has nothing but such sides.
+fn leave_out(tables: &mut Vec<Table>, is_missing: impl Fn(Side) -> bool) {
+    for table in &mut *tables {
+        table.points.iter_mut().for_each(|point| point.leave_out(&is_missing));
+        table.points.retain(|point| !point.sides.is_empty());
+    }
+    tables.retain(|table| !table.points.is_empty());
+}
+
+fn measured_tables(mut tables: Vec<Table>, repeats: u32, seconds: f64) -> Result<(Place, Vec<Table>)> {
+    let stage = Stage::set().context("setting the stage")?;
+    let place = Place::describe(&stage);
+    let mut points = tables.iter().flat_map(|table| &table.points);
+    let missing = stage.missing(Side::Sockmap);
+    if let Some(missing) = missing.filter(|_| points.any(|point| point.sides.contains(&Side::Sockmap))) {
         eprintln!("left out: {}: {missing}", Side::Sockmap.label());
     }
-    for point in tables.iter_mut().flat_map(|table| &mut table.points) {
-        point.leave_out(|side| !is_wanted(side) || stage.missing(side).is_some());
-    }
-    let (begin, turn) = (Instant::now(), Duration::from_secs_f64(seconds));
+    leave_out(&mut tables, |side| stage.missing(side).is_some());
+    let turn = Duration::from_secs_f64(seconds);
     let progress = Progress::begin(turns(&tables, repeats), turn + AROUND);
     for table in &mut tables {
         measure(table, &stage, repeats, turn, &progress)?;
     }
     progress.end();
-    Ok(Report::new(place, &tables, repeats, seconds, begin.elapsed()))
+    Ok((place, tables))
+}
+
+impl Arguments {
+    fn wants(&self, side: Side) -> bool {
+        self.sides.is_empty() || self.sides.contains(&side)
+    }
 }
 
 fn measure(

@@ -43,6 +43,7 @@ pub(super) fn all() -> Vec<Table> {
         round_trips(Style::Blocking, Placement::OneCore, &FEW_SIZES),
         round_trips(Style::Epoll, Placement::TwoCores, &FEW_SIZES),
         round_trips(Style::Epoll, Placement::OneCore, &FEW_SIZES),
+        round_trips(Style::Blocking, Placement::Apart, &SIZES),
         streams(),
         connections(1),
         connections(16),
@@ -57,6 +58,8 @@ pub(super) fn all() -> Vec<Table> {
 
 fn round_trips(style: Style, placement: Placement, sizes: &[usize]) -> Table {
     let pattern = Pattern::RoundTrip { style, threads: 1 };
+    // As with programs across two containers.
+    let sides = if placement == Placement::Apart { Side::PROGRAM } else { Side::ROADS };
     Table {
         group: Group::RoundTrip,
         title: format!("Round trip, {}, {}", style.label(), placement.label()),
@@ -64,9 +67,7 @@ fn round_trips(style: Style, placement: Placement, sizes: &[usize]) -> Table {
         axis: Some("bytes"),
         points: sizes
             .iter()
-            .map(|&size| {
-                Point::new(bytes(size), Side::ROADS, Synthetic::new(pattern, size, placement)).at(size)
-            })
+            .map(|&size| Point::new(bytes(size), sides, Synthetic::new(pattern, size, placement)).at(size))
             .collect(),
     }
 }

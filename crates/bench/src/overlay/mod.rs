@@ -6,21 +6,24 @@ mod cpu;
 mod lab;
 mod load;
 mod over_time;
+mod points;
 mod report;
 mod side;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use crate::comparison::Comparison;
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::options::{Output, parse_seconds};
 use crate::progress::Progress;
 use lab::Lab;
 use load::{Group, Load, Sample};
+use over_time::OverTime;
 use report::Report;
 use side::Side;
 
@@ -62,39 +65,35 @@ struct Line {
 
 /// Runs and prints it.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    ensure!(
-        rustix::process::geteuid().is_root(),
-        "its hosts are network namespaces, which are made by root only"
-    );
+    if let Some(missing) = arguments.missing() {
+        bail!(missing);
+    }
     interruptible(|| compare(arguments))
 }
 
 fn compare(arguments: &Arguments) -> Result<()> {
     let (machine, begin) = (Machine::describe(), Instant::now());
-    let lab = Lab::build(Duration::from_millis(arguments.rtt)).context("building the lab")?;
+    let lab = arguments.lab()?;
+    let (lines, over_time) = measure(arguments, &lab)?;
+    write(&Report::new(machine, &lab, arguments, &lines, over_time, begin.elapsed()), arguments)
+}
+
+fn measure(arguments: &Arguments, lab: &Lab) -> Result<(Vec<Line>, Option<OverTime>)> {
     let mut lines = arguments.lines();
-    let time = Duration::from_secs_f64(arguments.seconds);
-    let present = lines.iter().filter(|line| line.missing.is_none()).count();
-    let turns = present as u64 * Side::ALL.len() as u64 * u64::from(arguments.output.repeats);
-    let (every, turn) = (time / 2, time + AROUND);
-    // As many turns as it is long.
-    let over_time = arguments
-        .wants(Group::Policy)
-        .then(|| over_time::length(every).as_secs_f64() / turn.as_secs_f64())
-        .map(|turns| turns.ceil() as u64);
-    let progress = Progress::begin(turns + over_time.unwrap_or(0), turn);
+    let (turns, turn) = arguments.length();
+    let progress = Progress::begin(turns, turn);
     for line in &mut lines {
-        line.measure(&lab, arguments.output.repeats, time, &progress)?;
+        line.measure(lab, arguments.output.repeats, arguments.time(), &progress)?;
     }
     let measure = |turns| {
         progress.set_message("policy".to_owned());
-        let measured = over_time::measure(&lab, every, &progress).context("policy");
+        let measured = over_time::measure(lab, arguments.every(), &progress).context("policy");
         progress.inc(turns);
         measured
     };
-    let over_time = over_time.map(measure).transpose()?.flatten();
+    let over_time = arguments.turns_of_policy().map(measure).transpose()?.flatten();
     progress.end();
-    write(&Report::new(machine, &lab, arguments, &lines, over_time, begin.elapsed()), arguments)
+    Ok((lines, over_time))
 }
 
 fn write(report: &Report, arguments: &Arguments) -> Result<()> {
@@ -103,6 +102,26 @@ fn write(report: &Report, arguments: &Arguments) -> Result<()> {
 }
 
 impl Arguments {
+    fn lab(&self) -> Result<Lab> {
+        Lab::build(Duration::from_millis(self.rtt)).context("building the lab")
+    }
+
+    fn time(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds)
+    }
+
+    /// Between two points of what is measured over time.
+    fn every(&self) -> Duration {
+        self.time() / 2
+    }
+
+    /// As many turns as that is long.
+    fn turns_of_policy(&self) -> Option<u64> {
+        let length = over_time::length(self.every()).as_secs_f64();
+        let turns = length / (self.time() + AROUND).as_secs_f64();
+        self.wants(Group::Policy).then(|| turns.ceil() as u64)
+    }
+
     fn wants(&self, group: Group) -> bool {
         self.only.is_empty() || self.only.contains(&group)
     }

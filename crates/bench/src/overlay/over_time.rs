@@ -8,8 +8,10 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::lab::{Lab, Routers};
-use super::load::ours;
+use super::load::{Group, ours};
+use super::points::name;
 use super::side::Side;
+use crate::comparison::{Point, Quantity};
 use crate::process::Process;
 use crate::progress::Progress;
 use crate::report::{Axes, Plot, Series, number};
@@ -30,6 +32,9 @@ pub(super) struct OverTime {
 struct Phase {
     at: f64,
     label: String,
+    /// MB/s that the policy leaves the first connection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<f64>,
     /// MB/s of each connection; nothing where it had ended.
     medians: [Option<f64>; 2],
 }
@@ -44,6 +49,7 @@ struct Flow {
     ended: Option<String>,
 }
 
+const FLOWS: [&str; 2] = ["policy changes", "other container"];
 /// Points of a phase.
 const POINTS: usize = 8;
 /// Each with its part of what the first connection gets without a policy.
@@ -79,11 +85,7 @@ pub(super) fn measure(lab: &Lab, every: Duration, progress: &Progress) -> Result
         over_time: OverTime {
             seconds_per_point: every.as_secs_f64(),
             phases: Vec::new(),
-            flows: ["policy changes", "other container"].map(|label| Flow {
-                label,
-                points: Vec::new(),
-                ended: None,
-            }),
+            flows: FLOWS.map(|label| Flow { label, points: Vec::new(), ended: None }),
         },
     };
     let roads = routers.roads()?;
@@ -106,28 +108,33 @@ struct Running {
 
 impl Running {
     fn go_through(&mut self, lab: &Lab, routers: &Routers<'_>, progress: &Progress) -> Result<()> {
-        self.phase("no policy", || Ok(()))?;
+        self.phase("no policy", None, || Ok(()))?;
         let free = self.over_time.phases[0].medians[0].context("the connection has ended")?;
         let megabits = |part: f64| ((free * 8.0 * part) as u64).max(1);
         for part in LIMITS {
             let rate = megabits(part);
             let rule = rule(&format!("action = 'allow'\nrate = '{rate}mbit'"));
-            self.phase(&format!("at most {rate} Mbit/s"), || routers.apply(&rule))?;
+            self.phase(&format!("at most {rate} Mbit/s"), Some(rate), || routers.apply(&rule))?;
         }
         let rate = megabits(CLASS);
         match lab.class(rate) {
             Ok(class) => {
                 let rule = rule("action = 'allow'\npriority = '1:20'");
-                self.phase(&format!("class of {rate} Mbit/s"), || routers.apply(&rule))?;
+                self.phase(&format!("class of {rate} Mbit/s"), Some(rate), || routers.apply(&rule))?;
                 drop(class);
             }
             Err(error) => progress.say(&format!("left out: a class of tc: {error:#}")),
         }
-        self.phase("no policy", || routers.apply(""))?;
-        self.phase("denied", || routers.apply(&rule("action = 'deny'")))
+        self.phase("no policy", None, || routers.apply(""))?;
+        self.phase("denied", None, || routers.apply(&rule("action = 'deny'")))
     }
 
-    fn phase(&mut self, label: &str, begin: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn phase(
+        &mut self,
+        label: &str,
+        megabits: Option<u64>,
+        begin: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         begin().with_context(|| label.to_owned())?;
         let at = now() - self.begun;
         let first = [self.hear_from(0, at)?, self.hear_from(1, at)?];
@@ -138,7 +145,8 @@ impl Running {
             if flow.ended.is_some() { None } else { Spread::of(rates).map(|spread| spread.median) }
         };
         let medians = [median(0), median(1)];
-        self.over_time.phases.push(Phase { at, label: label.to_owned(), medians });
+        let limit = megabits.map(|megabits| megabits as f64 / 8.0);
+        self.over_time.phases.push(Phase { at, label: label.to_owned(), limit, medians });
         Ok(())
     }
 
@@ -160,12 +168,46 @@ impl Running {
     }
 }
 
+fn point(phase: &str, flow: &'static str, quantity: Quantity, figure: Option<f64>) -> Point {
+    Point {
+        table: name(Group::Policy),
+        line: phase.to_owned(),
+        at: None,
+        side: flow,
+        quantity,
+        rounds: figure.into_iter().collect(),
+        missing: None,
+    }
+}
+
 /// About the first container.
 fn rule(what: &str) -> String {
     format!("[[rule]]\nname = 'first'\nfrom = ['{}']\n{what}\n", Lab::FIRST)
 }
 
 impl OverTime {
+    /// What each connection got in each phase, and the first one's part of its limit.
+    pub(super) fn points(&self) -> Vec<Point> {
+        let of_phase = |phase: &Phase| {
+            let rates = FLOWS.into_iter().zip(phase.medians);
+            let point = |flow, quantity, rate| point(&phase.label, flow, quantity, rate);
+            let part = phase.medians[0].zip(phase.limit).map(|(rate, limit)| rate / limit);
+            let mut points: Vec<Point> =
+                rates.map(|(flow, rate)| point(flow, Quantity::MEGABYTES, rate)).collect();
+            points.extend(part.map(|part| point(FLOWS[0], Quantity::PART, Some(part))));
+            points
+        };
+        self.phases.iter().flat_map(of_phase).collect()
+    }
+
+    /// Of all that any phase may have.
+    #[cfg(test)]
+    pub(super) fn outline() -> Vec<Point> {
+        let kinds = [Quantity::MEGABYTES, Quantity::PART];
+        let of_flow = |flow| kinds.map(|quantity| point("any", flow, quantity, None));
+        FLOWS.into_iter().flat_map(of_flow).collect()
+    }
+
     pub(super) fn plot(&self) -> Plot {
         let at = |(x, rate): &(f64, f64)| (*x, Spread { median: *rate, min: *rate, max: *rate });
         let series = self

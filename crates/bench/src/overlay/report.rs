@@ -11,6 +11,7 @@ use super::load::{Group, Load, Sample};
 use super::over_time::OverTime;
 use super::side::Side;
 use super::{Arguments, Line};
+use crate::comparison::{Quantity, less};
 use crate::machine::Machine;
 use crate::report::{Axes, Plot, Series, number};
 use crate::stats::Spread;
@@ -80,11 +81,11 @@ impl Report {
 
     /// With the name of the file of each.
     pub(super) fn plots(&self) -> Vec<(&'static str, Plot)> {
-        let plot = |what: Group, label: &str, title: &str, y_label: &str| {
+        let plot = |what: Group, of: Quantity, title: &str, y_label: &str| {
             let tables = || self.loads.iter().filter(|table| table.what == what);
             let series = Side::ALL.map(|side| Series {
                 label: side.label(),
-                points: tables().filter_map(|table| table.point(label, side)).collect(),
+                points: tables().filter_map(|table| table.point(of.label, side)).collect(),
             });
             let series: Vec<Series> = series.into_iter().filter(|series| !series.points.is_empty()).collect();
             (!series.is_empty()).then(|| Plot {
@@ -97,9 +98,15 @@ impl Report {
         };
         let named = |name, plot: Option<Plot>| Some((name, plot?));
         let plots = [
-            named("throughput", plot(Group::Throughput, MEGABYTES, "Throughput of one connection", "MB/s")),
-            named("cpu", plot(Group::Throughput, CPU_OF_GB, "Processor time of a GB, both hosts", "s")),
-            named("round-trip", plot(Group::RoundTrip, MEDIAN, "Round trip", "us")),
+            named(
+                "throughput",
+                plot(Group::Throughput, Quantity::MEGABYTES, "Throughput of one connection", "MB/s"),
+            ),
+            named(
+                "cpu",
+                plot(Group::Throughput, Quantity::CPU_OF_GB, "Processor time of a GB, both hosts", "s"),
+            ),
+            named("round-trip", plot(Group::RoundTrip, Quantity::MEDIAN, "Round trip", "us")),
             named("policy", self.over_time.as_ref().map(OverTime::plot)),
         ];
         plots.into_iter().flatten().collect()
@@ -129,34 +136,29 @@ impl Report {
     }
 }
 
-const MEGABYTES: &str = "MB/s";
-const RATE: &str = "a second";
-const MEDIAN: &str = "median, us";
-const CPU_OF_GB: &str = "CPU of a GB, s";
-const CPU_OF_ONE: &str = "CPU of each, us";
-
 type Value = fn(&Sample) -> Option<f64>;
 
 /// What there is to say of a load.
-fn values(load: Load) -> Vec<(&'static str, Value)> {
+pub(super) fn values(load: Load) -> Vec<(Quantity, Value)> {
     let (rate, cpu) = match load.group() {
-        Group::Throughput => (MEGABYTES, CPU_OF_GB),
-        _ => (RATE, CPU_OF_ONE),
+        Group::Throughput => (Quantity::MEGABYTES, Quantity::CPU_OF_GB),
+        _ => (Quantity::RATE, Quantity::CPU_OF_ONE),
     };
     vec![
         (rate, |sample| Some(sample.rate)),
-        (MEDIAN, |sample| (sample.p50 > 0.0).then_some(sample.p50)),
-        ("99th percentile, us", |sample| (sample.p99 > 0.0).then_some(sample.p99)),
+        (Quantity::MEDIAN, |sample| (sample.p50 > 0.0).then_some(sample.p50)),
+        (Quantity::P99, |sample| (sample.p99 > 0.0).then_some(sample.p99)),
         (cpu, |sample| Some(sample.cpu?.all)),
-        ("  user", |sample| Some(sample.cpu?.user)),
-        ("  system", |sample| Some(sample.cpu?.system)),
-        ("  softirq", |sample| Some(sample.cpu?.softirq)),
+        (less("  user"), |sample| Some(sample.cpu?.user)),
+        (less("  system"), |sample| Some(sample.cpu?.system)),
+        (Quantity::SOFTIRQ, |sample| Some(sample.cpu?.softirq)),
     ]
 }
 
 impl Table {
     fn of(line: &Line) -> Table {
-        let figures = values(line.load).into_iter().filter_map(|(label, of)| Figure::of(label, line, of));
+        let figures =
+            values(line.load).into_iter().filter_map(|(quantity, of)| Figure::of(quantity.label, line, of));
         let roads = || line.samples.iter().flatten().filter_map(|sample| sample.roads.as_ref());
         let mut on_overlay = BTreeMap::new();
         for (reason, count) in roads().flat_map(|roads| &roads.overlay) {

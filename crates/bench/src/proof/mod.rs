@@ -9,6 +9,7 @@ mod look;
 mod metric;
 mod page;
 mod pair;
+mod papers;
 mod ready;
 mod server;
 mod surroundings;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use regex::Regex;
 use tempfile::NamedTempFile;
 
 use crate::interrupt::interruptible;
@@ -57,9 +59,17 @@ pub struct Arguments {
     #[arg(long, value_name = "PORT", requires = "load", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
 
-    /// How often each side has its turn
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..1000))]
-    rounds: u32,
+    /// Compare with the figures of the papers that shunt comes from
+    #[arg(long, conflicts_with_all = ["program", "load"])]
+    papers: bool,
+
+    /// Only figures of which this regular expression names the paper, the number or what they show
+    #[arg(long, value_name = "REGEX", requires = "papers", value_parser = papers::parse_only)]
+    only: Option<Regex>,
+
+    /// How often each side has its turn [default: 5, with --papers 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..1000))]
+    rounds: Option<u32>,
 
     /// Compare the number in the brackets of this regular expression, as the load prints it last, instead of the load's time
     #[arg(long, value_name = "REGEX", requires = "load", value_parser = Metric::parse)]
@@ -99,6 +109,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         let place = place_beside(&arguments.out)?;
         match arguments.program.as_deref().zip(arguments.load.as_deref()) {
             Some(pair) => compare(arguments, pair, place),
+            None if arguments.papers => compare_with_papers(arguments, place),
             None => show(arguments, place),
         }
     })
@@ -108,7 +119,7 @@ fn compare(arguments: &Arguments, lines: (&str, &str), place: NamedTempFile) -> 
     let (machine, begin) = (Machine::describe(), Instant::now());
     let others = server::adopt()?;
     let stage = Stage::amid().context("setting the stage")?;
-    let [native, shunt] = measure(arguments.rounds, &arguments.pair(lines, &stage, others))?;
+    let [native, shunt] = measure(arguments.rounds(), &arguments.pair(lines, &stage, others))?;
     let told = Told {
         program: lines.0.to_owned(),
         load: lines.1.to_owned(),
@@ -124,8 +135,14 @@ fn compare(arguments: &Arguments, lines: (&str, &str), place: NamedTempFile) -> 
 }
 
 fn show(arguments: &Arguments, place: NamedTempFile) -> Result<()> {
-    let known = Known::measure(arguments.rounds, own_command())?;
+    let known = Known::measure(arguments.rounds(), own_command())?;
     arguments.tell(place, &known.page()?, &known.json()?, &known.text())
+}
+
+fn compare_with_papers(arguments: &Arguments, place: NamedTempFile) -> Result<()> {
+    let papers = papers::answer(arguments.only.as_ref(), arguments.rounds(), own_command())?;
+    arguments.tell(place, &papers.page(), &papers.json()?, &papers.text())?;
+    papers.check()
 }
 
 /// A turn of each side that is looked at, and the rounds.
@@ -177,6 +194,10 @@ fn tried(turn: Result<Turn>) -> Result<Result<Turn, Failure>> {
 }
 
 impl Arguments {
+    fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(if self.papers { 3 } else { 5 })
+    }
+
     fn pair<'a>(
         &'a self,
         (program, load): (&'a str, &'a str),

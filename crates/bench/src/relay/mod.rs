@@ -6,15 +6,17 @@
 mod floor;
 mod lab;
 mod measure;
+mod points;
 mod report;
 mod way;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
+use crate::comparison::Comparison;
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::options::Output;
@@ -87,21 +89,25 @@ const MEASUREMENT: Duration = Duration::from_secs(6);
 
 /// Runs and prints it.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    ensure!(
-        rustix::process::geteuid().is_root(),
-        "its hosts are network namespaces, which are made by root only"
-    );
+    if let Some(missing) = arguments.missing() {
+        bail!(missing);
+    }
     interruptible(|| compare(arguments))
 }
 
 fn compare(arguments: &Arguments) -> Result<()> {
     let machine = Machine::describe();
     let begin = Instant::now();
-    let settings = Settings { bits_per_second: arguments.bandwidth, loss: arguments.loss / 100.0 };
-    let lab = Lab::build(settings).context("building the lab")?;
+    let rows = measure(arguments)?;
+    write(&Report::new(machine, arguments.settings(), arguments, &rows, begin.elapsed()), arguments)
+}
+
+fn measure(arguments: &Arguments) -> Result<Vec<Row>> {
+    let lab = Lab::build(arguments.settings()).context("building the lab")?;
     let server = serve(&lab)?;
-    let mut rows: Vec<Row> = arguments.ways().into_iter().map(|name| Row::new(name, arguments)).collect();
-    let progress = Progress::begin(turns(&rows, arguments), MEASUREMENT);
+    let mut rows = arguments.rows();
+    let (turns, turn) = arguments.length();
+    let progress = Progress::begin(turns, turn);
     for round in 0..arguments.output.repeats as usize {
         for turn in 0..rows.len() {
             let index = (round + turn) % rows.len();
@@ -112,8 +118,7 @@ fn compare(arguments: &Arguments) -> Result<()> {
     }
     progress.end();
     server.finish()?;
-    let report = Report::new(machine, settings, arguments, &rows, begin.elapsed());
-    write(&report, arguments)
+    Ok(rows)
 }
 
 /// The server, for all ways.
@@ -132,6 +137,14 @@ fn write(report: &Report, arguments: &Arguments) -> Result<()> {
 }
 
 impl Arguments {
+    fn settings(&self) -> Settings {
+        Settings { bits_per_second: self.bandwidth, loss: self.loss / 100.0 }
+    }
+
+    fn rows(&self) -> Vec<Row> {
+        self.ways().into_iter().map(|name| Row::new(name, self)).collect()
+    }
+
     fn ways(&self) -> Vec<Name> {
         let all = Name::value_variants().iter().copied();
         all.filter(|name| self.ways.is_empty() || self.ways.contains(name)).collect()

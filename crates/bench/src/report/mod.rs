@@ -172,7 +172,7 @@ fn to_itself(samples: &[Sample]) -> Option<Spread> {
 }
 
 impl Unit {
-    fn figure(self, rate: f64, bytes: usize) -> f64 {
+    pub(crate) fn figure(self, rate: f64, bytes: usize) -> f64 {
         match self {
             Unit::PerSecond => rate,
             Unit::Microseconds => 1e6 / rate,

@@ -2,15 +2,17 @@
 //! in user space, and `shunt serve` with each of its engines. The ways take turns in every round; which begins rotates.
 
 mod load;
+mod points;
 mod report;
 mod way;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 
+use crate::comparison::Comparison;
 use crate::interrupt::interruptible;
 use crate::machine::Machine;
 use crate::options::Output;
@@ -82,22 +84,26 @@ struct Line {
 
 /// Runs and prints it.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    ensure!(
-        rustix::process::geteuid().is_root(),
-        "it runs in a network namespace and loads programs into the kernel, as root only may"
-    );
+    if let Some(missing) = arguments.missing() {
+        bail!(missing);
+    }
     ensure!(arguments.payloads.iter().all(|payload| *payload >= 32), "a payload has 32 bytes at least");
     interruptible(|| compare(arguments))
 }
 
 fn compare(arguments: &Arguments) -> Result<()> {
     let (machine, begin) = (Machine::describe(), Instant::now());
+    let lines = measure(arguments)?;
+    write(&Report::new(machine, arguments, &lines, begin.elapsed()), arguments)
+}
+
+fn measure(arguments: &Arguments) -> Result<Vec<Line>> {
     let stage = Stage::set()?;
     let sinks = stage.namespace.inside(Sinks::open)?;
     let mut lines = arguments.lines();
-    let time = Duration::from_secs_f64(arguments.seconds.clamp(0.05, 600.0));
-    let turns = lines.len() as u64 * WAYS.len() as u64 * u64::from(arguments.output.repeats);
-    let progress = Progress::begin(turns, time + AROUND);
+    let time = arguments.time();
+    let (turns, turn) = arguments.length();
+    let progress = Progress::begin(turns, turn);
     for round in 0..arguments.output.repeats as usize {
         for line in &mut lines {
             for turn in 0..WAYS.len() {
@@ -114,7 +120,7 @@ fn compare(arguments: &Arguments) -> Result<()> {
         }
     }
     progress.end();
-    write(&Report::new(machine, arguments, &lines, begin.elapsed()), arguments)
+    Ok(lines)
 }
 
 fn write(report: &Report, arguments: &Arguments) -> Result<()> {
@@ -123,6 +129,10 @@ fn write(report: &Report, arguments: &Arguments) -> Result<()> {
 }
 
 impl Arguments {
+    fn time(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds.clamp(0.05, 600.0))
+    }
+
     fn lines(&self) -> Vec<Line> {
         let loads = |group: Group| -> Vec<Load> {
             let echo =

@@ -1,0 +1,103 @@
+//! What was measured, as others take it.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::calls::{CallFigures, Traced, WayCalls};
+use super::turn::{Place, Sample};
+use super::{AROUND, Arguments, Row, measure};
+use crate::comparison::{Comparison, Figure, Point, Quantity};
+use crate::worker::Way;
+
+impl Comparison for Arguments {
+    fn length(&self) -> (u64, Duration) {
+        let turns = self.sizes.len() * self.ways().len() * self.output.repeats as usize;
+        (turns as u64, Duration::from_secs_f64(self.seconds) + AROUND)
+    }
+
+    fn measure(&self) -> Result<Vec<Point>> {
+        let (rows, traced) = measure(self, &Place::find()?)?;
+        Ok(self.points(&rows, &traced))
+    }
+
+    #[cfg(test)]
+    fn outline(&self) -> Vec<Point> {
+        let row = |size: &usize| Row { size: *size, samples: vec![Vec::new(); self.ways().len()] };
+        let of_way = |way| WayCalls { way, sender: Vec::new(), receiver: Vec::new() };
+        let traced = Traced { missing: None, ways: self.ways().into_iter().map(of_way).collect() };
+        self.points(&self.sizes.iter().map(row).collect::<Vec<_>>(), &traced)
+    }
+}
+
+impl Arguments {
+    fn points(&self, rows: &[Row], traced: &Traced) -> Vec<Point> {
+        let mut points: Vec<Point> = rows.iter().flat_map(|row| self.of_row(row)).collect();
+        points.extend(traced.ways.iter().flat_map(of_calls));
+        let untraced = traced.missing.iter().flat_map(|missing| {
+            let missing = |line: &str, way: Way| call(line, way, Vec::new(), Some(missing.clone()));
+            let of_way = move |way| CALLS.map(|line| missing(line, way));
+            self.ways().into_iter().flat_map(of_way).collect::<Vec<_>>()
+        });
+        points.extend(untraced);
+        points
+    }
+
+    fn of_row(&self, row: &Row) -> Vec<Point> {
+        const FIGURES: [Figure<Sample>; 4] = [
+            (Quantity::EACH, |sample| sample.wall),
+            (Quantity::RATE, |sample| 1e6 / sample.wall),
+            (Quantity::CPU_OF_ONE, |sample| user(sample) + system(sample)),
+            (Quantity::SYSTEM_OF_ONE, system),
+        ];
+        let of_way = |(way, samples): (Way, &Vec<Sample>)| {
+            FIGURES.map(|(quantity, figure)| Point {
+                table: "messages".to_owned(),
+                line: format!("{} B", row.size),
+                // A logarithmic axis has no place for 0.
+                at: (row.size > 0).then_some(("bytes", row.size as f64)),
+                side: way.label(),
+                quantity,
+                rounds: samples.iter().map(figure).collect(),
+                missing: None,
+            })
+        };
+        self.ways().into_iter().zip(&row.samples).flat_map(of_way).collect()
+    }
+}
+
+fn user(sample: &Sample) -> f64 {
+    sample.sender_user + sample.receiver_user
+}
+
+fn system(sample: &Sample) -> f64 {
+    sample.sender_system + sample.receiver_system
+}
+
+/// The two that every way has whose messages are datagrams, and all others together.
+const CALLS: [&str; 2] = ["sendmsg and recvmsg", "other calls"];
+
+/// The medians of the calls of a message, both ends together.
+fn of_calls(of: &WayCalls) -> impl Iterator<Item = Point> {
+    let is_message = |call: &&CallFigures| call.name == "sendmsg" || call.name == "recvmsg";
+    let all: Vec<&CallFigures> = of.sender.iter().chain(&of.receiver).collect();
+    let (messages, others): (Vec<&CallFigures>, Vec<&CallFigures>) = all.into_iter().partition(is_message);
+    let sum = |calls: &[&CallFigures]| {
+        let of_a_message = calls.iter().map(|call| call.count * call.median_us).sum::<f64>();
+        if calls.is_empty() { Vec::new() } else { vec![of_a_message] }
+    };
+    let way = of.way;
+    CALLS.into_iter().zip([sum(&messages), sum(&others)]).map(move |(line, us)| call(line, way, us, None))
+}
+
+fn call(line: &str, way: Way, rounds: Vec<f64>, missing: Option<String>) -> Point {
+    Point {
+        table: "system calls".to_owned(),
+        line: line.to_owned(),
+        at: None,
+        side: way.label(),
+        quantity: Quantity::CALL,
+        rounds,
+        missing,
+    }
+}

@@ -1,0 +1,66 @@
+//! What was measured, as others take it.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::{AROUND, Arguments, Point, Sample, Table, Unit, measured_tables, turns, wanted_tables};
+use crate::comparison::{self, Comparison, Quantity};
+
+impl Comparison for Arguments {
+    fn length(&self) -> (u64, Duration) {
+        let turns = turns(&self.tables(), self.output.repeats);
+        (turns, Duration::from_secs_f64(self.seconds) + AROUND)
+    }
+
+    fn measure(&self) -> Result<Vec<comparison::Point>> {
+        let (_, tables) = measured_tables(self.tables(), self.output.repeats, self.seconds)?;
+        Ok(points(&tables))
+    }
+
+    #[cfg(test)]
+    fn outline(&self) -> Vec<comparison::Point> {
+        points(&self.tables())
+    }
+}
+
+impl Arguments {
+    fn tables(&self) -> Vec<Table> {
+        wanted_tables(&self.only, |side| self.wants(side))
+    }
+}
+
+fn points(tables: &[Table]) -> Vec<comparison::Point> {
+    tables.iter().flat_map(|table| table.points.iter().flat_map(move |point| of_line(table, point))).collect()
+}
+
+type Figure = Box<dyn Fn(&Sample) -> f64>;
+
+fn of_line(table: &Table, point: &Point) -> Vec<comparison::Point> {
+    let bytes = point.bytes;
+    let rate: (Quantity, Figure) = match table.unit {
+        Unit::PerSecond | Unit::Microseconds => (Quantity::RATE, Box::new(|sample| sample.rate)),
+        Unit::Megabytes => {
+            (Quantity::MEGABYTES, Box::new(move |sample| Unit::Megabytes.figure(sample.rate, bytes)))
+        }
+    };
+    let figures: [(Quantity, Figure); 3] = [
+        rate,
+        (Quantity::MEDIAN, Box::new(|sample| sample.p50_us)),
+        (Quantity::CPU_OF_ONE, Box::new(|sample| sample.server_us + sample.client_us)),
+    ];
+    let sides = point.sides.iter().zip(&point.samples);
+    let of_side = |(side, samples): (&crate::side::Side, &Vec<Sample>)| {
+        let of = |(quantity, figure): &(Quantity, Figure)| comparison::Point {
+            table: table.title.clone(),
+            line: point.label.clone(),
+            at: table.axis.zip(point.x),
+            side: side.label(),
+            quantity: *quantity,
+            rounds: samples.iter().map(figure).collect(),
+            missing: point.missing.clone(),
+        };
+        figures.iter().map(of).collect::<Vec<_>>()
+    };
+    sides.flat_map(of_side).collect()
+}

@@ -1,0 +1,64 @@
+//! What was measured, as others take it.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+use super::load::Group;
+use super::over_time::OverTime;
+use super::report::values;
+use super::side::Side;
+use super::{AROUND, Arguments, Line, measure};
+use crate::comparison::{Comparison, Point};
+
+impl Comparison for Arguments {
+    fn missing(&self) -> Option<String> {
+        let missing = "its hosts are network namespaces, which are made by root only";
+        (!rustix::process::geteuid().is_root()).then(|| missing.to_owned())
+    }
+
+    fn length(&self) -> (u64, Duration) {
+        let present = self.lines().iter().filter(|line| line.missing.is_none()).count();
+        let turns = present as u64 * Side::ALL.len() as u64 * u64::from(self.output.repeats);
+        (turns + self.turns_of_policy().unwrap_or(0), self.time() + AROUND)
+    }
+
+    fn measure(&self) -> Result<Vec<Point>> {
+        let (lines, over_time) = measure(self, &self.lab()?)?;
+        let mut points = points(&lines);
+        points.extend(over_time.iter().flat_map(OverTime::points));
+        Ok(points)
+    }
+
+    #[cfg(test)]
+    fn outline(&self) -> Vec<Point> {
+        let mut points = points(&self.lines());
+        points.extend(self.turns_of_policy().iter().flat_map(|_| OverTime::outline()));
+        points
+    }
+}
+
+fn points(lines: &[Line]) -> Vec<Point> {
+    lines.iter().flat_map(of_line).collect()
+}
+
+fn of_line(line: &Line) -> impl Iterator<Item = Point> {
+    let sides = Side::ALL.into_iter().zip(&line.samples);
+    sides.flat_map(move |(side, samples)| {
+        values(line.load).into_iter().map(move |(quantity, figure)| Point {
+            table: name(line.load.group()),
+            line: line.load.label(),
+            at: line.load.bytes().map(|bytes| ("bytes of a message", bytes as f64)),
+            side: side.label(),
+            quantity,
+            rounds: samples.iter().filter_map(figure).collect(),
+            missing: line.missing.clone(),
+        })
+    })
+}
+
+/// As it is asked for.
+pub(super) fn name(group: Group) -> String {
+    group.to_possible_value().expect("none is hidden").get_name().to_owned()
+}

@@ -1,0 +1,376 @@
+//! `shunt report --papers`: what the papers show that shunt comes from, and what of it this machine shows, measured now.
+
+mod exhibit;
+mod found;
+mod inferno;
+mod ktcp;
+mod page;
+mod slick;
+mod slim;
+mod slipstream;
+mod text;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use clap::{Parser, Subcommand};
+use regex::{Regex, RegexBuilder};
+use serde::Serialize;
+
+use super::surroundings::Surroundings;
+use crate::comparison::{Comparison, Point};
+use crate::interrupt;
+use crate::machine::Machine;
+use crate::progress::time;
+use crate::report::{Axes, Bar, Bars, Group, Plot, Series};
+use crate::stats::Spread;
+use crate::{ipc, local, overlay, relay, serve};
+use exhibit::{Answer, Claim, Exhibit, Paper};
+use found::Found;
+
+/// In the order of shunt's roads.
+static PAPERS: [Paper; 5] = [slipstream::PAPER, slim::PAPER, inferno::PAPER, slick::PAPER, ktcp::PAPER];
+
+/// What came of it.
+#[derive(Debug, Serialize)]
+pub(super) struct Papers {
+    surroundings: Surroundings,
+    rounds: u32,
+    seconds_in_all: f64,
+    command: String,
+    /// Commands that this process could not run, and why.
+    left_out: Vec<(String, String)>,
+    /// Commands that did not end as they should.
+    failed: Vec<(String, String)>,
+    exhibits: Vec<Answered>,
+}
+
+/// One figure or table.
+#[derive(Debug, Serialize)]
+struct Answered {
+    paper: &'static str,
+    title: &'static str,
+    figure: &'static str,
+    shows: &'static str,
+    not_measured: Option<&'static str>,
+    claims: Vec<Found>,
+    #[serde(skip)]
+    plots: Vec<String>,
+}
+
+/// What `shunt bench` is given.
+#[derive(Debug, Parser)]
+#[command(no_binary_name = true)]
+struct Line {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    Local(local::Arguments),
+    Overlay(overlay::Arguments),
+    Ipc(ipc::Arguments),
+    Serve(serve::Arguments),
+    Relay(relay::Arguments),
+}
+
+/// By command: what was measured, or why nothing was.
+type Measured = BTreeMap<&'static str, Result<Vec<Point>, String>>;
+
+/// Of the figures of which an expression names the paper, the figure or what it shows; of all without one.
+pub(super) fn answer(only: Option<&Regex>, rounds: u32, own: String) -> Result<Papers> {
+    let (machine, begin) = (Machine::describe(), Instant::now());
+    let wanted = wanted(only)?;
+    let mut benches = Vec::new();
+    for claim in wanted.iter().flat_map(|(_, exhibit)| exhibit.claims()) {
+        if !benches.iter().any(|(command, _)| *command == claim.command) {
+            benches.push((claim.command, bench(claim.command, rounds)?));
+        }
+    }
+    let (measured, left_out, failed) = measure(&benches, rounds)?;
+    let exhibits = wanted.into_iter().map(|(paper, exhibit)| Answered::of(paper, exhibit, &measured, rounds));
+    let exhibits = exhibits.collect::<Result<Vec<_>>>()?;
+    Ok(Papers {
+        surroundings: Surroundings::describe(machine),
+        rounds,
+        seconds_in_all: begin.elapsed().as_secs_f64(),
+        command: own,
+        left_out,
+        failed,
+        exhibits,
+    })
+}
+
+/// As it is asked for.
+pub(super) fn parse_only(text: &str) -> Result<Regex, regex::Error> {
+    RegexBuilder::new(text).case_insensitive(true).build()
+}
+
+fn wanted(only: Option<&Regex>) -> Result<Vec<(&'static Paper, &'static Exhibit)>> {
+    let all = PAPERS.iter().flat_map(|paper| paper.exhibits.iter().map(move |exhibit| (paper, exhibit)));
+    let is_wanted = |(paper, exhibit): &(&Paper, &Exhibit)| {
+        only.is_none_or(|only| only.is_match(&format!("{}, {}: {}", paper.name, exhibit.name, exhibit.shows)))
+    };
+    let wanted: Vec<_> = all.filter(is_wanted).collect();
+    let papers: Vec<&str> = PAPERS.iter().map(|paper| paper.name).collect();
+    ensure!(!wanted.is_empty(), "no figure is called so: the papers are {}", papers.join(", "));
+    Ok(wanted)
+}
+
+fn bench(command: &str, rounds: u32) -> Result<Bench> {
+    let line = Line::try_parse_from(full(command, rounds).split_whitespace().skip(2));
+    Ok(line.with_context(|| format!("shunt bench {command}"))?.bench)
+}
+
+/// As it is typed.
+fn full(command: &str, rounds: u32) -> String {
+    format!("shunt bench {command} --repeats {rounds}")
+}
+
+type Commands = Vec<(String, String)>;
+
+/// Each command once; with what was left out and what failed.
+fn measure(benches: &[(&'static str, Bench)], rounds: u32) -> Result<(Measured, Commands, Commands)> {
+    let (mut measured, mut left_out, mut failed) = (Measured::new(), Vec::new(), Vec::new());
+    let mut present = Vec::new();
+    for (command, bench) in benches {
+        if let Some(missing) = bench.comparison().missing() {
+            eprintln!("left out: {}: {missing}", full(command, rounds));
+            left_out.push((full(command, rounds), missing.clone()));
+            measured.insert(*command, Err(missing));
+        } else {
+            present.push((*command, bench.comparison()));
+        }
+    }
+    let length = |(_, comparison): &(&str, &dyn Comparison)| {
+        let (turns, turn) = comparison.length();
+        turn.mul_f64(turns as f64)
+    };
+    let all: Duration = present.iter().map(length).sum();
+    eprintln!("{} comparisons of {rounds} rounds, about {} in all", present.len(), time(all));
+    for (number, (command, comparison)) in present.iter().enumerate() {
+        eprintln!("{} of {}: {}", number + 1, present.len(), full(command, rounds));
+        let points = apart(*comparison);
+        // What was interrupted has not failed.
+        interrupt::pause(Duration::ZERO)?;
+        let points = points.map_err(|error| format!("{error:#}"));
+        if let Err(error) = &points {
+            eprintln!("{}: {error}", full(command, rounds));
+            failed.push((full(command, rounds), error.clone()));
+        }
+        measured.insert(*command, points);
+    }
+    Ok((measured, left_out, failed))
+}
+
+/// In a thread of its own: some leave theirs in a namespace of its own.
+fn apart(comparison: &dyn Comparison) -> Result<Vec<Point>> {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| comparison.measure());
+        thread.join().unwrap_or_else(|_| Err(anyhow!("it panicked")))
+    })
+}
+
+impl Bench {
+    fn comparison(&self) -> &dyn Comparison {
+        match self {
+            Bench::Local(arguments) => arguments,
+            Bench::Overlay(arguments) => arguments,
+            Bench::Ipc(arguments) => arguments,
+            Bench::Serve(arguments) => arguments,
+            Bench::Relay(arguments) => arguments,
+        }
+    }
+}
+
+impl Papers {
+    pub(super) fn json(&self) -> Result<String> {
+        Ok(serde_json::to_string_pretty(self)?)
+    }
+
+    /// An error if something did not work.
+    pub(super) fn check(&self) -> Result<()> {
+        let failed: Vec<String> =
+            self.failed.iter().map(|(command, error)| format!("{command}: {error}")).collect();
+        ensure!(failed.is_empty(), "{}", failed.join("\n"));
+        Ok(())
+    }
+}
+
+impl Answered {
+    fn of(paper: &Paper, exhibit: &Exhibit, measured: &Measured, rounds: u32) -> Result<Answered> {
+        let found = |claim: &Claim| {
+            let measured = measured.get(claim.command).context("every command has had its turn")?;
+            Ok(Found::of(claim, full(claim.command, rounds), measured))
+        };
+        Ok(Answered {
+            paper: paper.name,
+            title: paper.title,
+            figure: exhibit.name,
+            shows: exhibit.shows,
+            not_measured: match exhibit.answer {
+                Answer::Measured(_) => None,
+                Answer::NotMeasured(why) => Some(why),
+            },
+            claims: exhibit.claims().iter().map(found).collect::<Result<_>>()?,
+            plots: plots(paper, exhibit, measured)?,
+        })
+    }
+
+    /// Whether something of it was measured in this run.
+    fn is_measured(&self) -> bool {
+        self.claims.iter().any(|found| found.missing.is_none())
+    }
+}
+
+/// One of each table that an exhibit's claims are about, with all sides.
+fn plots(paper: &Paper, exhibit: &Exhibit, measured: &Measured) -> Result<Vec<String>> {
+    let mut drawn: Vec<(&str, &str)> = Vec::new();
+    let mut plots = Vec::new();
+    for claim in exhibit.claims() {
+        let what = (claim.table, claim.quantity.label);
+        let Some(Ok(points)) = measured.get(claim.command) else { continue };
+        if drawn.contains(&what) {
+            continue;
+        }
+        drawn.push(what);
+        let is_of_table = |point: &&Point| {
+            point.quantity == claim.quantity
+                && point.table.starts_with(claim.table)
+                && !point.rounds.is_empty()
+        };
+        let points: Vec<&Point> = points.iter().filter(is_of_table).collect();
+        let Some(first) = points.first() else { continue };
+        plots.push(plot(&format!("{}, {}: {}", paper.name, exhibit.name, first.table), &points)?);
+    }
+    Ok(plots)
+}
+
+/// A line for each side where there is an axis, else bars.
+fn plot(title: &str, points: &[&Point]) -> Result<String> {
+    let unit = points[0].quantity.label.trim().to_owned();
+    let Some((axis, _)) = points[0].at.filter(|_| points.iter().all(|point| point.at.is_some())) else {
+        let groups = in_order(points.iter().map(|point| point.line.as_str())).into_iter().map(|line| {
+            let bars =
+                points.iter().filter(|point| point.line == line).filter_map(|point| bar(points, point));
+            Group { label: line.to_owned(), bars: bars.collect() }
+        });
+        return Bars { title: title.to_owned(), unit, groups: groups.collect() }.svg();
+    };
+    let series = sides(points).into_iter().map(|side| {
+        let points = points.iter().filter(|point| point.side == side);
+        let points =
+            points.filter_map(|point| Some((point.at?.1, Spread::of(point.rounds.iter().copied())?)));
+        Series { label: side, points: points.collect() }
+    });
+    Plot {
+        title: title.to_owned(),
+        x_label: axis.to_owned(),
+        y_label: unit,
+        axes: Axes::Logarithmic,
+        series: series.collect(),
+    }
+    .svg()
+}
+
+fn bar(all: &[&Point], point: &Point) -> Option<Bar> {
+    Some(Bar {
+        label: point.side,
+        color: sides(all).iter().position(|side| *side == point.side)?,
+        figure: Spread::of(point.rounds.iter().copied())?,
+        rounds: Vec::new(),
+    })
+}
+
+fn sides(points: &[&Point]) -> Vec<&'static str> {
+    in_order(points.iter().map(|point| point.side))
+}
+
+fn in_order<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
+    all.fold(Vec::new(), |mut seen, one| {
+        if !seen.contains(&one) {
+            seen.push(one);
+        }
+        seen
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claims() -> impl Iterator<Item = (&'static Exhibit, &'static Claim)> {
+        let exhibits = PAPERS.iter().flat_map(|paper| paper.exhibits);
+        exhibits.flat_map(|exhibit| exhibit.claims().iter().map(move |claim| (exhibit, claim)))
+    }
+
+    #[test]
+    fn every_figure_and_table_is_answered_or_has_a_reason() {
+        let numbered =
+            |kind: &str, last: usize| (1..=last).map(|number| format!("{kind} {number}")).collect();
+        let slick = ["Table 3.1", "Figure 3.1", "Table 3.2", "Figure 3.2", "Table 3.3"].map(str::to_owned);
+        let inferno = ["Results, first table", "Results, second table", "Addendum"].map(str::to_owned);
+        let expected: [(&str, Vec<Vec<String>>); 5] = [
+            ("Slipstream", vec![numbered("Figure", 10), numbered("Table", 1)]),
+            ("Slim", vec![numbered("Figure", 12), numbered("Table", 4)]),
+            ("Inferno", vec![inferno.into()]),
+            ("Slick", vec![slick.into()]),
+            ("KTCP", vec![numbered("Figure", 4)]),
+        ];
+        for (paper, (name, figures)) in PAPERS.iter().zip(expected) {
+            assert_eq!(paper.name, name);
+            for figure in figures.concat() {
+                let is_it = |exhibit: &&Exhibit| {
+                    exhibit.name == figure || exhibit.name.split(", ").any(|part| part == figure)
+                };
+                let found: Vec<_> = paper.exhibits.iter().filter(is_it).collect();
+                assert_eq!(found.len(), 1, "{name}, {figure}");
+                match found[0].answer {
+                    Answer::Measured(claims) => assert!(!claims.is_empty(), "{name}, {figure}"),
+                    Answer::NotMeasured(why) => assert!(!why.is_empty(), "{name}, {figure}"),
+                }
+            }
+        }
+    }
+
+    /// A command that has been changed, or a table or a side that is called otherwise now, would be found missing only after minutes.
+    #[test]
+    fn every_claim_is_about_something_that_its_command_measures() {
+        for (exhibit, claim) in claims() {
+            let outline = bench(claim.command, 2).unwrap().comparison().outline();
+            let (side, other) = claim.form.sides();
+            for side in [Some(side), other].into_iter().flatten() {
+                let found = outline.iter().any(|point| claim.is_about(point) && point.side == side);
+                assert!(found, "{}: {}: nothing of {side}", exhibit.name, claim.what);
+            }
+            if let exhibit::Lines::Only(lines) = claim.lines {
+                for line in lines {
+                    let found = outline.iter().any(|point| claim.is_about(point) && point.line == *line);
+                    assert!(found, "{}: {}: no line {line:?}", exhibit.name, claim.what);
+                }
+            }
+            if let exhibit::Theirs::Each(figures) = claim.theirs {
+                let is_at =
+                    |x| move |point: &Point| claim.is_about(point) && point.at.is_some_and(|(_, at)| at == x);
+                let missing = figures.iter().find(|(x, _)| !outline.iter().any(is_at(*x)));
+                assert!(missing.is_none(), "{}: nothing at {missing:?}", exhibit.name);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_wanted_is_named_by_its_paper_its_figure_or_what_it_shows() {
+        let names = |only: &str| -> Vec<String> {
+            let wanted = wanted(Some(&parse_only(only).unwrap())).unwrap();
+            wanted.iter().map(|(paper, exhibit)| format!("{}, {}", paper.name, exhibit.name)).collect()
+        };
+        assert_eq!(names("slick").len(), 4);
+        assert_eq!(names("slipstream, figure 7"), ["Slipstream, Figure 7"]);
+        assert!(names("memcached").contains(&"Slim, Figure 8".to_owned()));
+        assert!(wanted(Some(&parse_only("nothing of that").unwrap())).is_err());
+        let all: usize = PAPERS.iter().map(|paper| paper.exhibits.len()).sum();
+        assert_eq!(wanted(None).unwrap().len(), all);
+    }
+}

@@ -1,0 +1,72 @@
+//! What was measured, as others take it.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::measure::{Cpu, Idle};
+use super::{Arguments, MEASUREMENT, Row, measure, report, turns};
+use crate::comparison::{Comparison, Figure, Point, Quantity};
+use crate::worker::Download;
+
+impl Comparison for Arguments {
+    fn missing(&self) -> Option<String> {
+        let missing = "its hosts are network namespaces, which are made by root only";
+        (!rustix::process::geteuid().is_root()).then(|| missing.to_owned())
+    }
+
+    fn length(&self) -> (u64, Duration) {
+        (turns(&self.rows(), self), MEASUREMENT)
+    }
+
+    fn measure(&self) -> Result<Vec<Point>> {
+        Ok(self.points(&measure(self)?))
+    }
+
+    #[cfg(test)]
+    fn outline(&self) -> Vec<Point> {
+        self.points(&self.rows())
+    }
+}
+
+impl Arguments {
+    fn points(&self, rows: &[Row]) -> Vec<Point> {
+        rows.iter().flat_map(|row| self.of_row(row)).collect()
+    }
+
+    fn of_row(&self, row: &Row) -> Vec<Point> {
+        const DOWNLOADS: [Figure<Download>; 2] = [
+            (Quantity::FIRST_BYTE, |download| download.first_byte * 1e3),
+            (Quantity::LAST_BYTE, |download| download.total * 1e3),
+        ];
+        let point = |table: &str, line: String, at, quantity, rounds| Point {
+            table: table.to_owned(),
+            line,
+            at,
+            side: row.name.label().trim(),
+            quantity,
+            rounds,
+            missing: row.missing.clone(),
+        };
+        let downloads = self.sizes.iter().zip(&row.downloads).flat_map(|(size, downloads)| {
+            DOWNLOADS.map(|(quantity, figure)| {
+                let rounds = downloads.iter().map(figure).collect();
+                point("downloads", report::bytes(*size), Some(("bytes", *size as f64)), quantity, rounds)
+            })
+        });
+        let cpu = row.cpu.iter().map(|cpu: &Cpu| cpu.relays).collect();
+        let idle = row.idle.iter().map(|idle: &Idle| (idle.resident + idle.slab) / 1024.0 / 2.0).collect();
+        downloads
+            .chain([
+                point("cpu", "a large download, the relays'".to_owned(), None, Quantity::CPU_OF_GB, cpu),
+                point(
+                    "idle",
+                    "half of both relays and of all hosts".to_owned(),
+                    None,
+                    Quantity::MEMORY,
+                    idle,
+                ),
+            ])
+            .collect()
+    }
+}

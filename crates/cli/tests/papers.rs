@@ -1,0 +1,92 @@
+//! `shunt report --papers`: what the papers show, and ours beside it, in a page. How it compares is not tested.
+
+mod common;
+
+use std::process::Command;
+
+use common::*;
+use serde_json::Value;
+
+/// `shunt report --papers`, which works in a directory that it leaves empty.
+fn papers(shell: &Shell, arguments: &[&str]) -> Command {
+    let place = shell.path("place");
+    std::fs::create_dir(&place).unwrap();
+    let mut command = shell.shunt(["report", "--papers", "--rounds", "1", "--json"]);
+    command.args(arguments).arg("--out").arg(shell.path("page.html"));
+    command.current_dir(shell.path("")).env("TMPDIR", place);
+    command
+}
+
+#[track_caller]
+fn nothing_is_left(shell: &Shell) {
+    assert_eq!((shell.within().len(), shell.brokers().len()), (0, 0));
+    assert_eq!(std::fs::read_dir(shell.path("place")).unwrap().count(), 0);
+}
+
+/// The page, which something that reads XML takes for well-formed.
+fn page(shell: &Shell) -> String {
+    let path = shell.path("page.html");
+    let read = "import sys, xml.etree.ElementTree as tree; tree.parse(sys.argv[1])";
+    let output = Command::new("python3").args(["-c", read]).arg(&path).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn a_figure_is_measured_and_stands_beside_the_papers() {
+    let shell = Shell::new();
+    let ended = Ended::of(papers(&shell, &["--only", "inferno.*(second table|addendum)"]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.contains("1 comparisons of 1 rounds, about "), "{}", ended.stderr);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let exhibits = report["exhibits"].as_array().unwrap();
+    assert_eq!(exhibits.len(), 2, "{report}");
+    let claims = || exhibits.iter().flat_map(|exhibit| exhibit["claims"].as_array().unwrap());
+    let of_messages = claims().filter(|claim| !claim["what"].as_str().unwrap().contains("medians"));
+    for claim in of_messages {
+        assert_eq!(claim["missing"], Value::Null, "{claim}");
+        assert_eq!(claim["lines"].as_array().unwrap().len(), 1, "{claim}");
+        assert!(claim["lines"][0]["ours"]["median"].is_f64(), "{claim}");
+        assert_eq!(claim["command"], "shunt bench ipc --sizes 112192 --repeats 1");
+    }
+    let fcntl = claims().find(|claim| claim["what"] == "queue with fcntl locks").unwrap();
+    assert_eq!((fcntl["theirs"].as_str(), fcntl["place"].as_str()), (Some("about 0.5x"), Some("Addendum")));
+
+    let page = page(&shell);
+    assert!(
+        !page.contains("src=") && !page.contains("url(") && !page.contains("href="),
+        "nothing from elsewhere"
+    );
+    assert!(page.contains("<svg"));
+    for words in ["Inferno, Addendum", "about 0.5x (Addendum)", "shunt bench ipc --sizes 112192", "Repeat it"]
+    {
+        assert!(page.contains(words), "no {words:?}");
+    }
+    nothing_is_left(&shell);
+}
+
+#[test]
+fn what_has_no_figures_says_why_and_measures_nothing() {
+    let shell = Shell::new();
+    let ended = Ended::of(papers(&shell, &["--only", r"slim, (figure 4|table 1)"]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let reasons: Vec<&Value> =
+        report["exhibits"].as_array().unwrap().iter().map(|exhibit| &exhibit["not_measured"]).collect();
+    assert_eq!(reasons, ["there are no figures in it", "a drawing"]);
+    assert!(page(&shell).contains("not measured: a drawing"));
+    nothing_is_left(&shell);
+}
+
+#[test]
+fn a_figure_that_no_paper_has_is_refused() {
+    let shell = Shell::new();
+    let ended = Ended::of(papers(&shell, &["--only", "figure 99"]));
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("the papers are Slipstream, Slim, Inferno, Slick, KTCP"),
+        "{}",
+        ended.stderr
+    );
+    assert!(!shell.path("page.html").exists());
+}
