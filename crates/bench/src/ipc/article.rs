@@ -24,6 +24,7 @@ pub(super) fn figures(way: Way) -> Option<Figures> {
         Way::Datagram => Some(Figures { user: Some(6.5), system: Some(27.9), speed: 1.0 }),
         Way::File => Some(Figures { user: Some(10.2), system: Some(83.5), speed: 34.4 / 93.7 }),
         Way::QueueFcntl => Some(Figures { user: None, system: None, speed: 0.5 }),
+        Way::QueueFew => Some(Figures { user: None, system: None, speed: 0.75 }),
         Way::Gzip => Some(Figures { user: None, system: None, speed: 1.0 / 40.0 }),
         _ => None,
     }

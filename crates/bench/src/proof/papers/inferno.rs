@@ -98,6 +98,17 @@ pub(super) const PAPER: Paper = Paper {
                     form: Form::TimesAsFast("queue, fcntl", MESSAGE),
                 },
                 Claim {
+                    what: "queue with fewer fcntl locks",
+                    theirs: About(0.75),
+                    place: "Addendum",
+                    kind: Fact,
+                    command: IPC,
+                    table: "messages",
+                    lines: SIZE,
+                    quantity: Quantity::RATE,
+                    form: Form::TimesAsFast("queue, few locks", MESSAGE),
+                },
+                Claim {
                     what: "gzip",
                     theirs: About(1.0 / 40.0),
                     place: "Addendum",

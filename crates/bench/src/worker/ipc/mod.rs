@@ -31,12 +31,16 @@ pub enum Way {
     Channel,
     /// A datagram over a Unix socket
     Datagram,
+    /// The same, where the receiver waits in select first, as the article's did
+    DatagramSelect,
     /// An empty datagram, and the descriptor of an unlinked temporary file with the message
     File,
     /// The same with a memfd
     Memfd,
     /// A queue in shared memory under an fcntl lock, and an empty datagram
     QueueFcntl,
+    /// The same, locked only by an end that knows of nothing to do
+    QueueFew,
     /// A queue in shared memory under a futex
     QueueFutex,
     /// A queue in shared memory without locks, whose ends spin
@@ -57,9 +61,11 @@ impl Way {
         match self {
             Way::Channel => "channel",
             Way::Datagram => "datagram",
+            Way::DatagramSelect => "datagram, select",
             Way::File => "file",
             Way::Memfd => "memfd",
             Way::QueueFcntl => "queue, fcntl",
+            Way::QueueFew => "queue, few locks",
             Way::QueueFutex => "queue, futex",
             Way::QueueFree => "queue, lock-free",
             Way::Stream => "stream",
@@ -121,12 +127,13 @@ pub(super) fn send(ipc: &Ipc) -> Result<()> {
     ipc.pin()?;
     let mut end: Box<dyn Send> = match ipc.way {
         Way::Channel => Box::new(channel::Sending::connect(&ipc.at)?),
-        Way::Datagram => Box::new(sockets::Sending::datagrams(&ipc.at)?),
+        Way::Datagram | Way::DatagramSelect => Box::new(sockets::Sending::datagrams(&ipc.at)?),
         Way::Stream => Box::new(sockets::Sending::stream(&ipc.at)?),
         Way::Seqpacket => Box::new(sockets::Sending::seqpackets(&ipc.at)?),
         Way::File => Box::new(files::Sending::new(&ipc.at, files::Kind::Temporary)?),
         Way::Memfd => Box::new(files::Sending::new(&ipc.at, files::Kind::Memory)?),
         Way::QueueFcntl => Box::new(queue::Sending::new(ipc, queue::Lock::Fcntl)?),
+        Way::QueueFew => Box::new(queue::Sending::new(ipc, queue::Lock::FewFcntl)?),
         Way::QueueFutex => Box::new(queue::Sending::new(ipc, queue::Lock::Futex)?),
         Way::QueueFree => Box::new(queue::Sending::new(ipc, queue::Lock::None)?),
         Way::Zstd => Box::new(squeezed::Sending::new(&ipc.at, squeezed::Codec::Zstd)?),
@@ -154,10 +161,12 @@ pub(super) fn receive(ipc: &Ipc) -> Result<()> {
     let mut end: Box<dyn Receive> = match ipc.way {
         Way::Channel => Box::new(channel::Receiving::listen(&ipc.at)?),
         Way::Datagram => Box::new(sockets::Datagrams::bind(&ipc.at)?),
+        Way::DatagramSelect => Box::new(sockets::Selected(sockets::Datagrams::bind(&ipc.at)?)),
         Way::Stream => Box::new(sockets::Stream::listen(&ipc.at)?),
         Way::Seqpacket => Box::new(sockets::Seqpackets::listen(&ipc.at)?),
         Way::File | Way::Memfd => Box::new(files::Receiving::bind(ipc)?),
         Way::QueueFcntl => Box::new(queue::Receiving::new(ipc, queue::Lock::Fcntl)?),
+        Way::QueueFew => Box::new(queue::Receiving::new(ipc, queue::Lock::FewFcntl)?),
         Way::QueueFutex => Box::new(queue::Receiving::new(ipc, queue::Lock::Futex)?),
         Way::QueueFree => Box::new(queue::Receiving::new(ipc, queue::Lock::None)?),
         Way::Zstd => Box::new(squeezed::Receiving::bind(ipc, squeezed::Codec::Zstd)?),

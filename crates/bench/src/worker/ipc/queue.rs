@@ -1,6 +1,7 @@
-//! By a queue in shared memory, as the article's addendum has it, with three ways to keep the two ends apart. Descriptors go
+//! By a queue in shared memory, as the article's addendum has it, with four ways to keep the two ends apart. Descriptors go
 //! in an empty datagram beside it. Neither end expects the other to lie, or to die.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::hint::spin_loop;
 use std::io::IoSlice;
@@ -22,10 +23,19 @@ use super::{Ipc, Receive, Send, beside};
 pub(super) enum Lock {
     /// A lock on the file; the receiver waits for a datagram, a sender without room yields.
     Fcntl,
+    /// The same lock, taken only by an end that knows of no room, or of no message, to see whether there is some by now.
+    FewFcntl,
     /// A mutex, and sleep, by futex.
     Futex,
     /// None: one writes one cursor, one the other. Both spin, then yield.
     None,
+}
+
+impl Lock {
+    /// Whether it is by a datagram that the receiver is woken.
+    fn needs_datagram(self) -> bool {
+        matches!(self, Lock::Fcntl | Lock::FewFcntl)
+    }
 }
 
 const TAIL: usize = 0;
@@ -47,6 +57,8 @@ struct Queue {
     memory: Mapping,
     ring: u64,
     lock: Lock,
+    /// The other end's cursor, as far as this one knows without a lock.
+    known: Cell<u64>,
 }
 
 impl Queue {
@@ -56,7 +68,7 @@ impl Queue {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
         file.set_len((RING + ring) as u64)?;
         let memory = Mapping::map(&file, RING + ring)?;
-        Ok(Queue { file, memory, ring: ring as u64, lock })
+        Ok(Queue { file, memory, ring: ring as u64, lock, known: Cell::new(0) })
     }
 
     fn cursor(&self, offset: usize) -> &AtomicU64 {
@@ -71,7 +83,7 @@ impl Queue {
     fn locked<R>(&self, work: impl FnOnce(&Queue) -> R) -> Result<R> {
         match self.lock {
             Lock::None => Ok(work(self)),
-            Lock::Fcntl => {
+            Lock::Fcntl | Lock::FewFcntl => {
                 fcntl_lock(&self.file, FlockOperation::LockExclusive)?;
                 let done = work(self);
                 fcntl_lock(&self.file, FlockOperation::Unlock)?;
@@ -109,7 +121,7 @@ impl Queue {
     fn wait(&self, seen: u32, spins: &mut u32) {
         match self.lock {
             Lock::Futex => sleep(self.word(TURNS), seen),
-            Lock::Fcntl => sched_yield(),
+            Lock::Fcntl | Lock::FewFcntl => sched_yield(),
             Lock::None if *spins < SPINS => {
                 *spins += 1;
                 spin_loop();
@@ -152,21 +164,34 @@ impl Queue {
         (RING + offset as usize, len.saturating_sub((self.ring - offset) as usize))
     }
 
-    /// Adds a message if there is room.
-    fn try_put(&self, bytes: &[u8]) -> bool {
-        let (tail, head) = (self.cursor(TAIL).load(Relaxed), self.cursor(HEAD).load(Acquire));
+    /// What of the other end's cursor, at `offset`, makes `work` succeed.
+    fn with<R>(&self, offset: usize, mut work: impl FnMut(&Queue, u64) -> Option<R>) -> Result<Option<R>> {
+        let look = |queue: &Queue| queue.cursor(offset).load(Acquire);
+        if self.lock != Lock::FewFcntl {
+            return self.locked(|queue| work(queue, look(queue)));
+        }
+        if let Some(done) = work(self, self.known.get()) {
+            return Ok(Some(done));
+        }
+        self.known.set(self.locked(look)?);
+        Ok(work(self, self.known.get()))
+    }
+
+    /// Adds a message if there is room before the receiver's cursor.
+    fn try_put(&self, bytes: &[u8], head: u64) -> Option<()> {
+        let tail = self.cursor(TAIL).load(Relaxed);
         let len = bytes.len() as u64;
         if self.ring - (tail - head) < PREFIX + len {
-            return false;
+            return None;
         }
         let done = self.put(tail, &len.to_ne_bytes()) && self.put(tail + PREFIX, bytes);
         self.cursor(TAIL).store(tail + PREFIX + len, Release);
-        done
+        done.then_some(())
     }
 
-    /// Takes a message if there is one.
-    fn try_take(&self, buffer: &mut [u8]) -> Option<usize> {
-        let (head, tail) = (self.cursor(HEAD).load(Relaxed), self.cursor(TAIL).load(Acquire));
+    /// Takes a message if there is one before the sender's cursor.
+    fn try_take(&self, buffer: &mut [u8], tail: u64) -> Option<usize> {
+        let head = self.cursor(HEAD).load(Relaxed);
         if head == tail {
             return None;
         }
@@ -202,13 +227,13 @@ impl Send for Sending {
         let mut spins = 0;
         loop {
             let seen = self.queue.turns();
-            if self.queue.locked(|queue| queue.try_put(bytes))? {
+            if self.queue.with(HEAD, |queue, head| queue.try_put(bytes, head))?.is_some() {
                 break;
             }
             self.queue.wait(seen, &mut spins);
         }
         self.queue.tell()?;
-        if !fds.is_empty() || self.queue.lock == Lock::Fcntl {
+        if !fds.is_empty() || self.queue.lock.needs_datagram() {
             sockets::send(&self.socket, &[IoSlice::new(&[])], fds)?;
         }
         Ok(())
@@ -224,7 +249,7 @@ pub(super) struct Receiving {
 impl Receiving {
     pub(super) fn new(ipc: &Ipc, lock: Lock) -> Result<Receiving> {
         let queue = Queue::open(ipc, lock)?;
-        let with_datagram = ipc.descriptors > 0 || lock == Lock::Fcntl;
+        let with_datagram = ipc.descriptors > 0 || lock.needs_datagram();
         Ok(Receiving { queue, socket: Datagrams::bind(&ipc.at)?, with_datagram })
     }
 }
@@ -238,7 +263,7 @@ impl Receive for Receiving {
         let mut spins = 0;
         let len = loop {
             let seen = self.queue.turns();
-            if let Some(len) = self.queue.locked(|queue| queue.try_take(buffer))? {
+            if let Some(len) = self.queue.with(TAIL, |queue, tail| queue.try_take(buffer, tail))? {
                 break len;
             }
             ensure!(!self.with_datagram, "a datagram without its message");

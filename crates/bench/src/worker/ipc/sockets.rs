@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
+use nix::sys::select::{FdSet, select};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -106,6 +107,18 @@ impl Datagrams {
 impl Receive for Datagrams {
     fn receive(&mut self, buffer: &mut Vec<u8>, fds: &mut Vec<OwnedFd>) -> Result<usize> {
         receive(&self.0, buffer, fds)
+    }
+}
+
+/// The same, which waits for each before it asks for it.
+pub(super) struct Selected(pub(super) Datagrams);
+
+impl Receive for Selected {
+    fn receive(&mut self, buffer: &mut Vec<u8>, fds: &mut Vec<OwnedFd>) -> Result<usize> {
+        let mut set = FdSet::new();
+        set.insert(self.0.0.as_fd());
+        select(None, &mut set, None, None, None)?;
+        self.0.receive(buffer, fds)
     }
 }
 
