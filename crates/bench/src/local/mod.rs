@@ -64,6 +64,8 @@ pub(crate) enum Group {
     Nginx,
     /// PostgreSQL with pgbench
     Postgres,
+    /// The same by the size of its database
+    PostgresScales,
     /// Java, Node.js and Python
     Runtimes,
     /// Go without cgo: plain messages, and net/http with its own client and with wrk

@@ -40,7 +40,7 @@ pub(super) struct Synthetic {
 }
 
 /// Seconds that a load runs before it is measured, where an offer must first have been in vain for long enough to be taken back.
-const LONG_WARM: &str = "1.6";
+pub(super) const LONG_WARM: &str = "1.6";
 
 impl Load for Synthetic {
     fn missing(&self) -> Option<String> {

@@ -49,6 +49,7 @@ pub(super) fn all() -> Vec<Table> {
         connections(16),
         crowd(),
         one_sided(),
+        one_sided_streams(),
         short_lives(),
         with_and_without(),
     ];
@@ -138,7 +139,20 @@ fn one_sided() -> Table {
             point("short connections", short, 64),
             placed("round trip 64 B, a peer elsewhere", round_trip, 64, Placement::Apart),
             placed("50 connections, a peer elsewhere", many, 64, Placement::Apart),
+            programs::memcached_one_sided(),
         ],
+    }
+}
+
+fn one_sided_streams() -> Table {
+    let load = |size| Synthetic::new(Pattern::Stream, size, Placement::TwoCores).once_settled();
+    let point = |size| Point::new(bytes(size), Side::ONE_SIDED, load(size)).at(size).of_bytes(size);
+    Table {
+        group: Group::Cost,
+        title: "Messages in one direction, only one side under shunt".to_owned(),
+        unit: Unit::Megabytes,
+        axis: Some("bytes"),
+        points: STREAM_SIZES.map(point).into(),
     }
 }
 
@@ -170,6 +184,12 @@ fn with_and_without() -> Table {
         points: vec![
             point("open and close of a file", Calls(Call::OpenClose)),
             point("select on 100 descriptors", Calls(Call::Select)),
+            point("select on 100 connections", Calls(Call::SelectConnections)),
+            point(
+                "connect and close",
+                Synthetic::new(Pattern::Short { exchanges: 0 }, 64, Placement::TwoCores),
+            ),
+            point("start and end of a thread", Calls(Call::Thread)),
             point("fork", Calls(Call::Fork)),
             point("spawn of a program", Calls(Call::Spawn)),
         ],

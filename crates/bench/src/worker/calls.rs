@@ -1,6 +1,8 @@
 //! System calls that the shim sees although they have nothing to do with connections: what does that cost?
 
 use std::fs::File;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -18,6 +20,10 @@ pub enum Call {
     OpenClose,
     /// select on 100 descriptors, one of them ready
     Select,
+    /// The same on 100 connections
+    SelectConnections,
+    /// The start of a thread, and waiting for its end
+    Thread,
     /// fork in a shell, and waiting for the child's end
     Fork,
     /// fork and exec of /bin/true, and waiting for its end; where posix_spawn is used, that
@@ -30,6 +36,8 @@ impl Call {
         match self {
             Call::OpenClose => "open-close",
             Call::Select => "select",
+            Call::SelectConnections => "select-connections",
+            Call::Thread => "thread",
             Call::Fork => "fork",
             Call::Spawn => "spawn",
         }
@@ -45,14 +53,23 @@ pub(super) fn run(call: Call, limit: Duration) -> Result<()> {
         Call::Select => {
             let (reader, writer) = std::io::pipe()?;
             let files = (0..99).map(|_| reader.try_clone()).collect::<Result<Vec<_>, _>>()?;
-            std::io::Write::write_all(&mut &writer, b"x")?;
-            repeat(limit, 100, 1, || {
-                let mut set = FdSet::new();
-                files.iter().for_each(|file| set.insert(file.as_fd()));
-                nix::sys::select::select(None, &mut set, None, None, None)?;
-                Ok(())
-            })
+            (&writer).write_all(b"x")?;
+            select(limit, &files)
         }
+        Call::SelectConnections => {
+            let listener = TcpListener::bind("127.0.0.1:0")?;
+            let (mut clients, mut servers) = (Vec::new(), Vec::new());
+            for _ in 0..100 {
+                clients.push(TcpStream::connect(listener.local_addr()?)?);
+                servers.push(listener.accept()?.0);
+            }
+            servers[0].write_all(b"x")?;
+            select(limit, &clients)
+        }
+        Call::Thread => repeat(limit, 1, 1, || {
+            std::thread::spawn(|| ()).join().expect("it does nothing");
+            Ok(())
+        }),
         Call::Fork => repeat(limit, 1, FORKS, || {
             let status = Command::new("/bin/sh").args(["-c", SUBSHELLS]).stdin(Stdio::null()).status()?;
             anyhow::ensure!(status.success(), "the shell ended with {status}");
@@ -64,6 +81,15 @@ pub(super) fn run(call: Call, limit: Duration) -> Result<()> {
             Ok(())
         }),
     }
+}
+
+fn select(limit: Duration, files: &[impl AsFd]) -> Result<()> {
+    repeat(limit, 100, 1, || {
+        let mut set = FdSet::new();
+        files.iter().for_each(|file| set.insert(file.as_fd()));
+        nix::sys::select::select(None, &mut set, None, None, None)?;
+        Ok(())
+    })
 }
 
 /// So many that the start of the shell does not count.

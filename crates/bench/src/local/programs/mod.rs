@@ -29,10 +29,12 @@ use crate::side::Side;
 use crate::stage::{Placement, Stage};
 use crate::worker::Measured;
 
+pub(super) use memcached::one_sided as memcached_one_sided;
+
 pub(super) fn tables() -> Vec<Table> {
     let table =
         |group, title: &str, unit, points| Table { group, title: title.to_owned(), unit, axis: None, points };
-    vec![
+    let mut tables = vec![
         table(Group::Memcached, "memcached, 9 gets to a set", Unit::PerSecond, memcached::points()),
         table(Group::Redis, "Redis", Unit::PerSecond, redis::points()),
         table(Group::Nginx, "nginx", Unit::PerSecond, nginx::points()),
@@ -43,10 +45,13 @@ pub(super) fn tables() -> Vec<Table> {
             Unit::Microseconds,
             runtimes::points(),
         ),
+        runtimes::java_by_size(),
         table(Group::Go, "Round trip between programs of Go's", Unit::Microseconds, go::round_trips()),
         table(Group::Go, "Go without cgo", Unit::PerSecond, go::points()),
         table(Group::Musl, "An epoll server in C, 64 B, 50 connections", Unit::PerSecond, musl::points()),
-    ]
+    ];
+    tables.extend(postgres::by_scale());
+    tables
 }
 
 /// A server with a load that somebody else wrote.

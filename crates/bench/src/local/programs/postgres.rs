@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use super::super::Group;
 use super::super::point::Point;
+use super::super::tables::{Table, Unit};
 use super::{Address, Program, START_LIMIT, Served};
 use crate::find;
 use crate::interrupt::pause;
@@ -18,24 +20,42 @@ use crate::user;
 use crate::worker::Measured;
 
 pub(super) fn points() -> Vec<Point> {
-    let point = |label, arguments| {
-        Point::new(label, Side::PROGRAM, Served::new(Pgbench { arguments }, Placement::Free))
-    };
     vec![
-        point("SELECT, simple protocol", &["-S", "-M", "simple"]),
-        point("SELECT, prepared statements", &["-S", "-M", "prepared"]),
-        point("TPC-B, simple protocol", &["-M", "simple"]),
+        point("SELECT, simple protocol", SELECT, SCALE),
+        point("SELECT, prepared statements", &["-S", "-M", "prepared"], SCALE),
+        point("TPC-B, simple protocol", TPC_B, SCALE),
     ]
+}
+
+pub(super) fn by_scale() -> [Table; 2] {
+    let table = |what, arguments| Table {
+        group: Group::PostgresScales,
+        title: format!("PostgreSQL, {what}, 8 clients, by scale"),
+        unit: Unit::PerSecond,
+        axis: Some("scale"),
+        points: SCALES.map(|scale| point(scale.to_string(), arguments, scale).at(scale)).into(),
+    };
+    [table("SELECT", SELECT), table("TPC-B", TPC_B)]
+}
+
+fn point(label: impl Into<String>, arguments: &'static [&'static str], scale: usize) -> Point {
+    Point::new(label, Side::PROGRAM, Served::new(Pgbench { arguments, scale }, Placement::Free))
 }
 
 struct Pgbench {
     arguments: &'static [&'static str],
+    scale: usize,
 }
+
+const SELECT: &[&str] = &["-S", "-M", "simple"];
+const TPC_B: &[&str] = &["-M", "simple"];
 
 /// PostgreSQL refuses to run as root; Debian makes this user.
 const USER: &str = "postgres";
 /// Branches of the bank. Every transaction of TPC-B locks one: there are more than clients.
-const SCALE: &str = "10";
+const SCALE: usize = 10;
+/// 16 MB of data each.
+const SCALES: [usize; 4] = [1, 4, 10, 40];
 
 impl Program for Pgbench {
     fn needs(&self) -> &[&str] {
@@ -95,7 +115,17 @@ impl Pgbench {
         let data = stage.path(&format!("data-{}", address.port));
         loop {
             let mut fill = Command::new(find::installed("pgbench")?);
-            fill.args(["-i", "-q", "-s", SCALE, "-U", "postgres", "-p", &address.port.to_string(), "-h"]);
+            fill.args([
+                "-i",
+                "-q",
+                "-s",
+                &self.scale.to_string(),
+                "-U",
+                "postgres",
+                "-p",
+                &address.port.to_string(),
+                "-h",
+            ]);
             match succeed(fill.arg(&data).arg("postgres"), "pgbench -i") {
                 Ok(()) => return Ok(()),
                 Err(error) if Instant::now() > deadline => return Err(error),

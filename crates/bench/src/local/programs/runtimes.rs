@@ -7,15 +7,35 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::super::pair;
 use super::super::point::{Load, Point, Sample};
+use super::super::tables::{Table, Unit, bytes};
+use super::super::{Group, pair};
 use crate::find;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
 
 pub(super) fn points() -> Vec<Point> {
-    let point = |runtime: &'static Runtime| Point::new(runtime.label, Side::PROGRAM, runtime);
+    let point =
+        |runtime: &'static Runtime| Point::new(runtime.label, Side::PROGRAM, Messages { runtime, size: 64 });
     RUNTIMES.iter().map(point).collect()
+}
+
+pub(super) fn java_by_size() -> Table {
+    let java = &RUNTIMES[0];
+    let point = |size| Point::new(bytes(size), Side::PROGRAM, Messages { runtime: java, size }).at(size);
+    Table {
+        group: Group::Runtimes,
+        title: format!("Round trip in {}", java.label),
+        unit: Unit::Microseconds,
+        axis: Some("bytes"),
+        points: [1, 1 << 10, 16 << 10, 64 << 10, 1 << 20].map(point).into(),
+    }
+}
+
+/// Messages of so many bytes there and back.
+struct Messages {
+    runtime: &'static Runtime,
+    size: usize,
 }
 
 struct Runtime {
@@ -51,23 +71,24 @@ const RUNTIMES: [Runtime; 3] = [
     },
 ];
 
-const SIZE: &str = "64";
 const PLACEMENT: Placement = Placement::TwoCores;
 
-impl Load for &'static Runtime {
+impl Load for Messages {
     fn missing(&self) -> Option<String> {
-        let needs = [Some(self.program), self.compiler.map(|(compiler, _)| compiler)];
+        let Runtime { program, compiler, .. } = self.runtime;
+        let needs = [Some(*program), compiler.map(|(compiler, _)| compiler)];
         let missing = needs.into_iter().flatten().find(|name| find::program(name).is_none())?;
         Some(format!("{missing} is not installed"))
     }
 
     fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {
-        self.prepare(stage)?;
-        let mut server = self.command(stage, side, Role::Server)?;
-        server.args(["serve", &pair::listen_at(stage, side, PLACEMENT)?, SIZE]);
-        let mut client = self.command(stage, side, Role::Client)?;
+        self.runtime.prepare(stage)?;
+        let size = self.size.to_string();
+        let mut server = self.runtime.command(stage, side, Role::Server)?;
+        server.args(["serve", &pair::listen_at(stage, side, PLACEMENT)?, &size]);
+        let mut client = self.runtime.command(stage, side, Role::Client)?;
         let client = |address: &str| {
-            client.args(["load", address, SIZE, &seconds.as_secs_f64().to_string()]);
+            client.args(["load", address, &size, &seconds.as_secs_f64().to_string()]);
             Ok(client)
         };
         pair::run(stage, side, &mut server, client, seconds)

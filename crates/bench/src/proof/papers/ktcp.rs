@@ -1,9 +1,9 @@
 //! KTCP: TCP split in two relays' kernels.
 
 use super::exhibit::Answer::{Measured, NotMeasured};
-use super::exhibit::Kind::{Cost, Gain};
+use super::exhibit::Kind::{Cost, Fact, Gain};
 use super::exhibit::Lines::{All, Only};
-use super::exhibit::Theirs::{About, UpTo, Words};
+use super::exhibit::Theirs::{About, AtLeast, UpTo, Words};
 use super::exhibit::{Claim, Exhibit, Form, Paper};
 use crate::comparison::Quantity;
 
@@ -37,14 +37,44 @@ pub(super) const PAPER: Paper = Paper {
             }]),
         },
         Exhibit {
-            name: "Section 3, calls",
-            shows: "a switch between kernel threads, threads and processes; the start of each",
-            answer: NotMeasured("no command yet"),
+            name: "Section 3, switches",
+            shows: "a switch between two kernel threads, threads or processes",
+            answer: NotMeasured("it compares threads of a kernel module, of which shunt has none"),
+        },
+        Exhibit {
+            name: "Section 3, threads",
+            shows: "the start of a thread and of a process for a connection, of which shunt relay starts none",
+            answer: Measured(&[
+                Claim {
+                    what: "a thread (ours with its end)",
+                    theirs: About(13.0),
+                    place: "3, footnote 4",
+                    kind: Fact,
+                    command: COST,
+                    table: "Nothing to gain",
+                    lines: Only(&["start and end of a thread"]),
+                    quantity: Quantity::MEDIAN,
+                    form: Form::Of("TCP nodelay"),
+                },
+                Claim {
+                    what: "a fork (ours with its end)",
+                    theirs: AtLeast(25.0),
+                    place: "3, footnote 4",
+                    kind: Fact,
+                    command: COST,
+                    table: "Nothing to gain",
+                    lines: Only(&["fork"]),
+                    quantity: Quantity::MEDIAN,
+                    form: Form::Of("TCP nodelay"),
+                },
+            ]),
         },
         Exhibit {
             name: "Section 3, buffers",
-            shows: "throughput by size of the forwarding buffer",
-            answer: NotMeasured("no command yet"),
+            shows: "throughput by size of the buffer through which the relay forwards",
+            answer: NotMeasured(
+                "shunt relay splices: there is no such buffer, unless it is told to copy or to encrypt",
+            ),
         },
         Exhibit {
             name: "Figure 3",
@@ -140,6 +170,7 @@ pub(super) const PAPER: Paper = Paper {
 
 const RELAY: &str =
     "relay downloads --ways direct,routed,ssh,haproxy-window,relay,relay-early,relay-pool,relay-turbo";
+const COST: &str = "local cost --seconds 0.3";
 const IDLE: &str = "relay idle --ways routed,relay-turbo";
 
 const PLAIN: &str = "shunt relay, plain";
