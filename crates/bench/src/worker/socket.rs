@@ -120,6 +120,11 @@ impl Socket {
         }
     }
 
+    /// Whoever closes it resets it: its port is free again at once.
+    pub(super) fn set_abortive(&self) -> io::Result<()> {
+        SockRef::from(self).set_linger(Some(Duration::ZERO))
+    }
+
     pub(super) fn set_nonblocking(&self) -> io::Result<()> {
         match self {
             Socket::Tcp(stream) => stream.set_nonblocking(true),

@@ -46,7 +46,7 @@ pub(super) const PAPER: Paper = Paper {
         },
         Exhibit {
             name: "Section 3.2.4",
-            shows: "that the kernel wins where messages are small: with 16 under way for each client",
+            shows: "that the kernel wins where messages are small: with 16 under way for each client instead of one",
             answer: Measured(&[
                 Claim {
                     what: "up to 512 B, kernel to a plain program",
