@@ -10,7 +10,7 @@ macro_rules! hidden {
             concat!(".hidden ", stringify!($name)),
             concat!(".type ", stringify!($name), ", @function"),
             concat!(stringify!($name), ":"),
-            $crate::base::hidden::jump!(),
+            $crate::base::arch::jump!(),
             concat!(".size ", stringify!($name), ", . - ", stringify!($name)),
             ".popsection",
             to = sym $function,
@@ -18,21 +18,6 @@ macro_rules! hidden {
     };
 }
 pub(crate) use hidden;
-
-#[cfg(target_arch = "x86_64")]
-macro_rules! jump {
-    () => {
-        "jmp {to}"
-    };
-}
-
-#[cfg(target_arch = "aarch64")]
-macro_rules! jump {
-    () => {
-        "b {to}"
-    };
-}
-pub(crate) use jump;
 
 /// A name as C has it, of a literal that ends in a zero.
 pub(crate) const fn c_name(name: &'static str) -> &'static std::ffi::CStr {

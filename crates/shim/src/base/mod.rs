@@ -3,6 +3,7 @@
 
 pub(crate) mod above;
 pub(crate) mod alloc;
+pub(crate) mod arch;
 pub(crate) mod children;
 pub(crate) mod clib;
 pub(crate) mod errno;

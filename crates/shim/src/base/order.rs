@@ -7,19 +7,15 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
+use crate::base::arch;
+
 /// When this process last made a system call that a peer on this host may be told of.
 static BY_TCP: AtomicU64 = AtomicU64::new(0);
 
 /// A number that grows with time, for all processes of the host alike. What it counts does not matter.
 #[inline]
 pub(crate) fn now() -> u64 {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: an instruction of every such processor, which touches no memory.
-    unsafe {
-        std::arch::x86_64::_rdtsc()
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    crate::base::process::now()
+    arch::ticks()
 }
 
 /// The kernel may have something to tell a peer on this host.

@@ -13,6 +13,7 @@ use rustix::mm::{Advice, madvise};
 use shunt_abi::reason::Reason;
 
 use crate::base::above::Above;
+use crate::base::arch;
 use crate::base::names::{EndpointRef, EpollRef};
 use crate::base::process;
 
@@ -28,8 +29,12 @@ struct Chunk {
 }
 
 /// The upper level, on pages of its own.
-#[repr(C, align(4096))]
+#[repr(C)]
+#[cfg_attr(target_arch = "x86_64", repr(align(4096)))]
+#[cfg_attr(target_arch = "aarch64", repr(align(65536)))]
 struct Upper([AtomicPtr<Chunk>; CHUNKS]);
+
+const _: () = assert!(align_of::<Upper>() == arch::LARGEST_PAGE);
 
 impl Upper {
     const fn new() -> Upper {

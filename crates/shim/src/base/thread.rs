@@ -6,6 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
 
 use crate::base::alloc::Kept;
+use crate::base::arch;
 use crate::base::signal::{Deferred, Journal, Shield};
 use crate::base::waiter::{Slot, Spinner};
 
@@ -35,67 +36,11 @@ pub(crate) struct Thread {
     pub(crate) deferral: UnsafeCell<Deferred>,
 }
 
-#[cfg(target_arch = "x86_64")]
-std::arch::global_asm!(
-    ".pushsection .tbss.shunt_thread, \"awT\", @nobits",
-    ".balign 64",
-    ".globl shunt_thread",
-    ".hidden shunt_thread",
-    ".type shunt_thread, @object",
-    ".size shunt_thread, {size}",
-    "shunt_thread: .zero {size}",
-    ".popsection",
-    size = const size_of::<Thread>(),
-);
-
-// What the compiler calls for `thread_local!`, also for those of the standard library. The dynamic linker's would have the shim need
-// glibc's own by its name, may allocate, and may wait for a lock. All of them are in the block of the one above.
-#[cfg(target_arch = "x86_64")]
-std::arch::global_asm!(
-    ".pushsection .text.__tls_get_addr, \"ax\", @progbits",
-    ".globl __tls_get_addr",
-    ".hidden __tls_get_addr",
-    ".type __tls_get_addr, @function",
-    "__tls_get_addr:",
-    "mov rax, qword ptr [rip + shunt_thread@GOTTPOFF]",
-    "add rax, qword ptr fs:[0]",
-    "mov ecx, offset shunt_thread@DTPOFF",
-    "sub rax, rcx",
-    "add rax, qword ptr [rdi + 8]",
-    "ret",
-    ".size __tls_get_addr, . - __tls_get_addr",
-    ".popsection",
-);
-
 /// This thread's.
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) fn this() -> &'static Thread {
-    let at: *const Thread;
-    // SAFETY: the initial-exec model of thread-local storage: the offset of the block above from the thread pointer, which
-    // the dynamic linker stores in the GOT. A preloaded library always has its block in static storage.
-    unsafe {
-        std::arch::asm!(
-            "mov {at}, qword ptr [rip + shunt_thread@GOTTPOFF]",
-            "add {at}, qword ptr fs:[0]",
-            at = out(reg) at,
-            options(pure, nomem, nostack),
-        );
-        // SAFETY: zeroes are valid for every field, and the block lives as long as the thread.
-        &*at
-    }
-}
-
-/// This thread's.
-#[cfg(not(target_arch = "x86_64"))]
-#[inline]
-pub(crate) fn this() -> &'static Thread {
-    thread_local! {
-        // SAFETY: zeroes are valid for every field.
-        static THREAD: Thread = const { unsafe { std::mem::zeroed() } };
-    }
-    // SAFETY: nothing of it is dropped, and it lives as long as the thread.
-    THREAD.with(|thread| unsafe { &*std::ptr::from_ref(thread) })
+    // SAFETY: zeroes are valid for every field, and the block lives as long as the thread.
+    unsafe { &*arch::this_thread() }
 }
 
 static EXIT_KEY: AtomicU32 = AtomicU32::new(NO_KEY);
