@@ -13,6 +13,7 @@
 
 mod base;
 mod broker;
+#[cfg(target_arch = "x86_64")]
 mod door;
 mod epoll;
 mod fork;

@@ -56,7 +56,7 @@ const REVIEWED: Reviewed = Reviewed {
             &[WRITES, "core::fmt::num::", "<str as core::fmt::Display>", "<&T as core::fmt::Display>"],
         ),
         ("core::fmt::Formatter", &[WRITES]),
-        ("hooks::raw::answer", &["hooks::raw::hook::hook"]),
+        ("hooks::raw::door::answer", &["hooks::raw::hook::hook"]),
         ("door::answer", &["hooks::raw::hook::hook"]),
         // The hash of a number.
         ("RawTableInner>::rehash_in_place", &["reserve_rehash::{{closure}}"]),

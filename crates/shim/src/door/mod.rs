@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use shunt_abi::door::{Begin, NUMBERS, Offer};
 
 use crate::base::{process, signal, thread};
-use crate::hooks::raw;
+use crate::hooks::raw::door as raw;
 use crate::ops::exec;
 use crate::program::beside::{self, By, Executed};
 use crate::program::handover;

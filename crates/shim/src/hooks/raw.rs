@@ -6,17 +6,19 @@
 //! Here pointers and sizes are the kernel's to refuse, where libc's functions have good ones of their own or crash: a call
 //! that it would refuse for one is made as it is.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod door;
+
 use std::ffi::{c_int, c_long, c_void};
 
 use libc::{sigset_t, timespec};
-use shunt_abi::door::NUMBERS;
 use shunt_abi::reason::Reason;
 use shunt_sys::memory;
 
 use super::readiness::from_timespec;
 use super::trampoline::{Call, trampolines};
 use super::{descriptor, epoll, io, message, process, readiness, ring, socket, unseen};
-use crate::base::{errno, real, signal};
+use crate::base::{real, signal};
 use crate::fork;
 use crate::ops::exec;
 use crate::ops::sleep::as_timespec;
@@ -157,74 +159,11 @@ unsafe extern "C-unwind" fn hooked(
     }
 }
 
-/// The same for a program that has no libc (`crate::door`): as the kernel says it. `None` if the call is to be made as it came.
-///
-/// # Safety
-/// As the system call.
-pub(crate) unsafe fn answer(number: c_long, arguments: [c_long; 6]) -> Option<c_long> {
-    let arguments = Arguments(arguments);
-    // The stack that this runs on may be what is unmapped.
-    if number == libc::SYS_munmap {
-        memory::forget(arguments.size(0), arguments.size(1));
-        return None;
-    }
-    if !is_answered(number, &arguments) {
-        return None;
-    }
-    // SAFETY: the caller's promise.
-    let result = unsafe { hook(number)?(&arguments) };
-    Some(if result == -1 { -c_long::from(errno::get()) } else { result })
-}
-
-/// Whether it returns a second time, in a child, where a hook has answered it.
-pub(crate) fn makes_child(number: c_long) -> bool {
-    matches!(number, libc::SYS_fork | libc::SYS_clone | libc::SYS_clone3)
-}
-
-/// Whether it makes a child that has this thread's memory, while this thread sleeps.
-pub(crate) fn lends_memory(number: c_long, arguments: [c_long; 6]) -> bool {
-    const LENT: u64 = (libc::CLONE_VM | libc::CLONE_VFORK) as u64;
-    let flags = match number {
-        libc::SYS_vfork => LENT,
-        libc::SYS_clone => arguments[0] as u64,
-        libc::SYS_clone3 => clone_arguments(&Arguments(arguments)).map_or(0, |arguments| arguments.flags),
-        _ => 0,
-    };
-    flags & LENT == LENT
-}
-
-/// A bit for each call of which something must be known before it is made, or that has a hook.
-pub(crate) static ANSWERED: [u32; NUMBERS / 32] = {
-    let mut bits = [0; NUMBERS / 32];
-    let mut index = 0;
-    while index < HOOKED.len() + TOLD.len() {
-        let number = if index < TOLD.len() { TOLD[index] } else { HOOKED[index - TOLD.len()] };
-        bits[number as usize / 32] |= 1 << (number % 32);
-        index += 1;
-    }
-    bits
-};
-
-/// What [`is_answered`] looks at, a thread's end, and a child in this memory.
-const TOLD: [c_long; 12] = [
-    libc::SYS_vfork,
-    libc::SYS_prctl,
-    libc::SYS_seccomp,
-    libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
-    libc::SYS_io_submit,
-    libc::SYS_unshare,
-    libc::SYS_chroot,
-    libc::SYS_setuid,
-    libc::SYS_setreuid,
-    libc::SYS_setresuid,
-    libc::SYS_exit,
-];
-
 type Hook = unsafe fn(&Arguments) -> c_long;
 
 macro_rules! hooks {
-    ($($number:ident: |$a:ident| $call:expr,)*) => {
+    ($($(#[$here:meta])* $number:ident: |$a:ident| $call:expr,)*) => {
+        #[cfg(target_arch = "x86_64")]
         const HOOKED: &[c_long] = &[$(libc::$number),*];
 
         /// Which function of ours answers a system call.
@@ -233,7 +172,7 @@ macro_rules! hooks {
         /// Of each: as the system call.
         fn hook(number: c_long) -> Option<Hook> {
             match number {
-                $(libc::$number => {
+                $($(#[$here])* libc::$number => {
                     unsafe fn hook($a: &Arguments) -> c_long {
                         // SAFETY: the caller's promise.
                         unsafe { $call as c_long }
@@ -272,21 +211,26 @@ hooks! {
     SYS_close: |a| descriptor::close(a.int(0)),
     SYS_close_range: |a| descriptor::close_range(a.0[0] as u32, a.0[1] as u32, a.int(2)),
     SYS_dup: |a| descriptor::dup(a.int(0)),
+    #[cfg(target_arch = "x86_64")]
     SYS_dup2: |a| descriptor::dup2(a.int(0), a.int(1)),
     SYS_dup3: |a| descriptor::dup3(a.int(0), a.int(1), a.int(2)),
     SYS_fcntl: |a| descriptor::fcntl64(a.int(0), a.int(1), a.0[2] as u64),
     SYS_ioctl: |a| descriptor::ioctl(a.int(0), a.0[1] as u64, a.pointer(2)),
     SYS_munmap: |a| changing_memory(libc::SYS_munmap, a),
     SYS_mprotect: |a| changing_memory(libc::SYS_mprotect, a),
+    #[cfg(target_arch = "x86_64")]
     SYS_poll: |a| readiness::poll(a.pointer(0), a.0[1] as u64, a.int(2)),
     SYS_ppoll: |a| with_mask(libc::SYS_ppoll, a, (a.pointer(3), a.size(4)), |mask| with_time(
         libc::SYS_ppoll, a, a.pointer(2), |time| readiness::ppoll(a.pointer(0), a.0[1] as u64, time, mask)
     )),
+    #[cfg(target_arch = "x86_64")]
     SYS_select: |a| readiness::select_by_number(a.int(0), a.pointer(1), a.pointer(2), a.pointer(3), a.pointer(4)),
     SYS_pselect6: |a| pselect6(a),
+    #[cfg(target_arch = "x86_64")]
     SYS_epoll_create: |a| epoll::epoll_create(a.int(0)),
     SYS_epoll_create1: |a| epoll::epoll_create1(a.int(0)),
     SYS_epoll_ctl: |a| epoll::epoll_ctl(a.int(0), a.int(1), a.int(2), a.pointer(3)),
+    #[cfg(target_arch = "x86_64")]
     SYS_epoll_wait: |a| epoll::epoll_wait(a.int(0), a.pointer(1), a.int(2), a.int(3)),
     SYS_epoll_pwait: |a| with_mask(libc::SYS_epoll_pwait, a, (a.pointer(4), a.size(5)), |mask| {
         epoll::epoll_pwait(a.int(0), a.pointer(1), a.int(2), a.int(3), mask)
@@ -298,6 +242,7 @@ hooks! {
     SYS_io_uring_setup: |a| ring::made_by(a.pointer(1), || by_number(libc::SYS_io_uring_setup, a)),
     SYS_execve: |a| process::execve(a.pointer(0), a.pointer(1), a.pointer(2)),
     SYS_execveat: |a| process::execveat(a.int(0), a.pointer(1), a.pointer(2), a.pointer(3), a.int(4)),
+    #[cfg(target_arch = "x86_64")]
     SYS_fork: |a| forking(libc::SYS_fork, a),
     SYS_clone: |a| forking(libc::SYS_clone, a),
     SYS_clone3: |a| forking(libc::SYS_clone3, a),

@@ -1,6 +1,6 @@
 //! poll, select and their variants.
 
-use std::ffi::{c_int, c_long};
+use std::ffi::c_int;
 
 use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use shunt_sys::memory;
@@ -186,6 +186,7 @@ pub unsafe extern "C-unwind" fn select(
 ///
 /// # Safety
 /// As the system call.
+#[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn select_by_number(
     count: c_int,
     read: *mut fd_set,
@@ -193,7 +194,8 @@ pub(super) unsafe fn select_by_number(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    let [a, b, c, d] = [read.addr(), write.addr(), except.addr(), timeout.addr()].map(|word| word as c_long);
+    let [a, b, c, d] =
+        [read.addr(), write.addr(), except.addr(), timeout.addr()].map(|word| word as std::ffi::c_long);
     // SAFETY: the program's own call, here and below.
     let kernel =
         |count: c_int| unsafe { real::syscall(libc::SYS_select, count.into(), a, b, c, d, 0) as c_int };

@@ -100,6 +100,7 @@ pub(crate) unsafe fn preloads_us(environment: *const *const c_char) -> bool {
 }
 
 /// The path of this library, which a program without a dynamic linker is told by whoever has put it there.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn set_library(path: *const c_char) {
     LIBRARY.store(path.cast_mut(), Relaxed);
 }

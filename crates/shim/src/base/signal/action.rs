@@ -254,6 +254,7 @@ fn is_known_to_libc(signal: c_int) -> bool {
 static ENTRANCE: AtomicUsize = AtomicUsize::new(0);
 
 /// Has signals come in by `entrance`, which calls [`super::handler`]. Before there is any handler.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn set_entrance(entrance: usize) {
     ENTRANCE.store(entrance, Relaxed);
 }

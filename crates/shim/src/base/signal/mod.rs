@@ -12,12 +12,16 @@ mod deliver;
 mod journal;
 mod shield;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use action::set_entrance;
 pub(crate) use action::{
-    after_fork_in_child, give_back, hold_lock, kernel_sigaction, release_lock, reset_lock, set_entrance,
-    sigaction, unseen_handlers_restart,
+    after_fork_in_child, give_back, hold_lock, kernel_sigaction, release_lock, reset_lock, sigaction,
+    unseen_handlers_restart,
 };
 pub(crate) use cancel::{cancel, point, set_type, without};
-pub(crate) use deliver::{Deferred, Ran, ring_bell_on_signal, take_ran, trampoline as handler};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use deliver::trampoline as handler;
+pub(crate) use deliver::{Deferred, Ran, ring_bell_on_signal, take_ran};
 pub(crate) use journal::{Held, Journal, Kind, Words, announce, calls_on, count_own_calls, withdraw};
 pub(crate) use shield::{Shield, has_deferred, is_due, open};
 
