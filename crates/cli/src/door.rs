@@ -25,7 +25,7 @@ pub(crate) fn can_be_opened(path: &Path) -> bool {
 
 /// Where the programs that CMD starts in turn find this command.
 pub(crate) fn path() -> Option<PathBuf> {
-    std::env::current_exe().ok()
+    shunt_door::IS_HERE.then(std::env::current_exe)?.ok()
 }
 
 /// Has this process be given the door when it becomes the program at `path`.

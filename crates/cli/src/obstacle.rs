@@ -98,6 +98,9 @@ impl Obstacle {
         let fixed = match self {
             Obstacle::OtherClass => "Use a 64-bit build of it.",
             Obstacle::OtherMachine => "Use a build for this processor.",
+            Obstacle::Static if !shunt_door::IS_HERE => {
+                "Link it with a dynamic linker: on this processor shunt enters no other programs."
+            }
             Obstacle::Static => {
                 return format!(
                     "Start it itself with `shunt run -- {program}`: that enters it, or says what else there is."

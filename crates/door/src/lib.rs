@@ -8,15 +8,37 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(target_arch = "x86_64")]
 mod elf;
+#[cfg(target_arch = "x86_64")]
 mod library;
+#[cfg(target_arch = "x86_64")]
 mod open;
+#[cfg(target_arch = "x86_64")]
 mod text;
+#[cfg(target_arch = "x86_64")]
 mod tracee;
+#[cfg(not(target_arch = "x86_64"))]
+mod without;
 
-pub use open::{By, Door, wait};
+#[cfg(target_arch = "x86_64")]
+pub use open::{Door, wait};
+#[cfg(not(target_arch = "x86_64"))]
+pub use without::{Door, wait};
 
 use thiserror::Error;
+
+/// Whether there are doors on this processor.
+pub const IS_HERE: bool = cfg!(target_arch = "x86_64");
+
+/// Who becomes the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// A thread, whose process that is then.
+    Thread(i32),
+    /// The next child that a thread makes.
+    Child(i32),
+}
 
 /// Why a program's system calls cannot be led to shunt.
 #[derive(Debug, Error)]
@@ -45,6 +67,9 @@ pub enum Closed {
     /// The processor or the kernel do not let programs write GS.
     #[error("this kernel lets no program set GS")]
     NoGs,
+    /// Which instructions there are, and how they are led elsewhere, is known of another processor only.
+    #[error("such programs are entered on x86-64 alone")]
+    Processor,
     /// libshunt.so is not as expected.
     #[error("libshunt.so is not of this build")]
     Library,

@@ -10,11 +10,11 @@ use nix::unistd::{Pid, getppid};
 use rustix::param::linux_hwcap;
 use shunt_abi::door::{BLOCK, Begin, CONTROL};
 
-use crate::Closed;
 use crate::elf::{EXECUTABLE, File, WRITABLE};
 use crate::library::Library;
 use crate::text::{self, Site};
 use crate::tracee::{self, Tracee};
+use crate::{By, Closed};
 
 const PAGE: u64 = 4096;
 /// Room for one stub: what moves, and what leads to the library and back.
@@ -29,15 +29,6 @@ pub struct Door {
     path: CString,
     sites: Vec<Site>,
     switches_stacks: bool,
-}
-
-/// Who becomes the program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
-    /// A thread, whose process that is then.
-    Thread(i32),
-    /// The next child that a thread makes.
-    Child(i32),
 }
 
 /// Has whoever becomes the program stop there. Until then it must not be waited for.

@@ -5,7 +5,9 @@ use std::arch::asm;
 use std::ffi::c_char;
 use std::os::fd::RawFd;
 
-use crate::{Errno, Result, raw};
+#[cfg(target_arch = "x86_64")]
+use crate::raw;
+use crate::{Errno, Result};
 
 /// Starts the program at `path` with `socket`, which is greater than 2, as its standard input and output, and nothing else that is open
 /// here; in a process group of its own. It is no child of this one but an orphan, of a child that no plain wait meets, whose end no signal

@@ -29,6 +29,7 @@ pub(super) fn checks() -> Vec<Check> {
         memory(),
         descriptors(),
         tracing(),
+        door(),
         containers(),
         services(),
         cgroups(),
@@ -113,6 +114,17 @@ fn tracing() -> Check {
         Some(_) => "nobody may trace".to_owned(),
     };
     Check::ok("ptrace_scope", "the overlay's supervisors: see below", found)
+}
+
+fn door() -> Check {
+    let check = |found: &str| {
+        Check::ok("door", "programs without a dynamic linker: static ones, and Go's", found.to_owned())
+    };
+    match shunt_door::IS_HERE {
+        true => check("such programs are entered"),
+        false => check("not for this processor")
+            .lacking(State::Limited, "link them with a dynamic linker: as they are, they stay on TCP"),
+    }
 }
 
 /// Tries the thing itself, on a connection of its own.
