@@ -10,7 +10,21 @@ use shunt_abi::page::{PAGE_BYTES, Page};
 
 use crate::{Errno, Result};
 
+/// What lengths are counted in, on every machine: no page is smaller, and each is a multiple of it.
 const PAGE_SIZE: usize = 4096;
+
+/// Bytes of a page of this kernel's.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn page_bytes() -> usize {
+    PAGE_SIZE
+}
+
+/// The same: it was built for one of several sizes.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn page_bytes() -> usize {
+    // SAFETY: it reads what the kernel has told the process at its start.
+    unsafe { libc::getauxval(libc::AT_PAGESZ) as usize }
+}
 
 /// An owned, shared, readable and writable mapping; unmapped at drop.
 #[derive(Debug)]
@@ -123,7 +137,8 @@ impl Mapping {
     }
 
     /// Gives the memory behind the pages of `len` bytes at `offset` back to the kernel: they are zero from then on, for everybody
-    /// who has them mapped. `false`, and nothing done, if that is not inside, not whole pages, or refused.
+    /// who has them mapped. `false`, and nothing done, if that is not inside, not whole pages, or refused. Where pages are larger, those
+    /// that lie beyond it in part stay as they are.
     ///
     /// It waits for others who change the same file by system calls, as long as they like.
     pub fn give_back(&self, offset: usize, len: usize) -> bool {
@@ -131,8 +146,11 @@ impl Mapping {
         if !inside || !offset.is_multiple_of(PAGE_SIZE) || !len.is_multiple_of(PAGE_SIZE) {
             return false;
         }
+        let (first, end) =
+            (offset.next_multiple_of(page_bytes()), (offset + len) / page_bytes() * page_bytes());
+        let Some(len) = end.checked_sub(first).filter(|len| *len > 0) else { return false };
         // SAFETY: inside the mapping, which nobody sees as more than bytes that change.
-        unsafe { madvise(self.as_ptr().add(offset).cast(), len, Advice::LinuxRemove).is_ok() }
+        unsafe { madvise(self.as_ptr().add(first).cast(), len, Advice::LinuxRemove).is_ok() }
     }
 
     /// The mapping as a process's page, if it is large enough.
@@ -149,7 +167,7 @@ impl Mapping {
 /// is first touched, and where there is no memory for it that is SIGBUS: so it is asked for first. What the pages hold
 /// stays as it is.
 pub fn back(start: *mut u8, len: usize) -> Result<()> {
-    let before = start as usize % PAGE_SIZE;
+    let before = start as usize % page_bytes();
     let (first, len) = (start.wrapping_sub(before), len + before);
     // SAFETY: it changes nothing that can be seen, and where nothing is mapped it fails.
     match unsafe { madvise(first.cast(), len, Advice::LinuxPopulateWrite) } {
@@ -159,13 +177,16 @@ pub fn back(start: *mut u8, len: usize) -> Result<()> {
     }
 }
 
-/// Which of the pages of `len` bytes at `start` have memory behind them, by their order; none, if the kernel does not say. To
-/// read any of the others would make it.
+/// Which of the pages of `len` bytes at `start`, of 4 KiB each, have memory behind them, by their order; none, if the kernel does not
+/// say. To read any of the others would make it.
 pub fn backed_pages(start: *const u8, len: usize) -> Vec<bool> {
-    let mut pages = vec![0u8; len.div_ceil(PAGE_SIZE)];
+    let before = start as usize % page_bytes();
+    let first = start.wrapping_sub(before).cast_mut();
+    let mut pages = vec![0u8; (before + len).div_ceil(page_bytes())];
     // SAFETY: it writes a byte for each page, and looks at nothing that is mapped.
-    let asked = unsafe { libc::mincore(start.cast_mut().cast(), len, pages.as_mut_ptr()) };
-    pages.iter().map(|page| asked == 0 && page & 1 != 0).collect()
+    let asked = unsafe { libc::mincore(first.cast(), before + len, pages.as_mut_ptr()) };
+    let is_backed = |at: usize| asked == 0 && pages[(before + at) / page_bytes()] & 1 != 0;
+    (0..len).step_by(PAGE_SIZE).map(is_backed).collect()
 }
 
 impl Drop for Mapping {

@@ -7,6 +7,7 @@
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
+use crate::mapping::page_bytes;
 use crate::{Errno, raw};
 
 const PAGE: usize = 4096;
@@ -42,15 +43,25 @@ pub fn is_writable(address: *mut u8, len: usize) -> bool {
 /// anything else.
 #[inline]
 pub fn is_of_user(address: usize, len: usize) -> bool {
-    address.checked_add(len).is_some_and(|end| end <= LIMIT || may_end_at(end))
+    address.checked_add(len).is_some_and(|end| end <= limit() || may_end_at(end))
 }
 
-/// Nothing of a program lies beyond this.
+/// All addresses up to here are a program's.
 #[cfg(target_arch = "x86_64")]
-const LIMIT: usize = (1 << 47) - PAGE;
-/// The same.
+#[inline]
+fn limit() -> usize {
+    (1 << 47) - PAGE
+}
+
+/// The same, as far as it is known: kernels are built for addresses of 36 to 52 bits.
 #[cfg(not(target_arch = "x86_64"))]
-const LIMIT: usize = 1 << 48;
+#[inline]
+fn limit() -> usize {
+    KNOWN_LIMIT.load(Relaxed)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+static KNOWN_LIMIT: AtomicUsize = AtomicUsize::new(0);
 
 /// Beyond that kernels and processors differ, so this one is asked: it looks at the buffer of a receive before it looks at the
 /// descriptor.
@@ -59,7 +70,13 @@ fn may_end_at(end: usize) -> bool {
     const NO_DESCRIPTOR: usize = -1isize as usize;
     // SAFETY: nothing is received from no descriptor.
     let asked = unsafe { raw::call(libc::SYS_recvfrom, [NO_DESCRIPTOR, end - 1, 1, 0, 0, 0]) };
-    asked != Err(Errno::FAULT)
+    let may = asked != Err(Errno::FAULT);
+    // Above that are tags, which the kernel ignores if the program has asked for it.
+    #[cfg(not(target_arch = "x86_64"))]
+    if may && end <= 1 << 52 {
+        KNOWN_LIMIT.fetch_max(end, Relaxed);
+    }
+    may
 }
 
 /// A copy of what the program has at `address`, aligned or not. `None` if that cannot be read.
@@ -147,7 +164,9 @@ fn is_known(page: usize, access: Access) -> bool {
 
 /// The program has changed or taken away what is mapped here.
 pub fn forget(address: usize, len: usize) {
-    let range = page_of(address)..address.saturating_add(len);
+    // The kernel does that with whole pages of its own.
+    let range = page_of(address)
+        ..address.saturating_add(len).checked_next_multiple_of(page_bytes()).unwrap_or(usize::MAX);
     let forget_in = |word: &AtomicUsize| {
         if range.contains(&page_of(word.load(Relaxed))) {
             word.store(0, Relaxed);
