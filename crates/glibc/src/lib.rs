@@ -121,10 +121,17 @@ files! {
 std::arch::global_asm!(define!(gettid, "mov eax, 186\nsyscall\nret\n"));
 #[cfg(target_arch = "aarch64")]
 std::arch::global_asm!(define!(gettid, "mov x8, 178\nsvc 0\nret\n"));
+#[cfg(target_arch = "x86_64")]
 std::arch::global_asm!(
     ".globl posix_spawn_file_actions_addchdir_np",
     ".hidden posix_spawn_file_actions_addchdir_np",
     ".set posix_spawn_file_actions_addchdir_np, 0",
+);
+// Here an address of 0 would be moved with the program.
+#[cfg(target_arch = "aarch64")]
+std::arch::global_asm!(
+    ".weak posix_spawn_file_actions_addchdir_np",
+    ".hidden posix_spawn_file_actions_addchdir_np",
 );
 
 // A program that says nothing of its first functions has them called by a libc from 2.34 on only. Older ones, which know this function by
