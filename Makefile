@@ -16,7 +16,7 @@ SYSTEMD := $(patsubst packaging/systemd/%,%,$(wildcard packaging/systemd/*/*))
 # Some tests make namespaces and files of other users. Only the tests themselves run as root, not the compiler.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,--config 'target."cfg(all())".runner="scripts/as-root"')
 
-.PHONY: build demo test lint loom fuzz man deb rpm install uninstall setup clean help
+.PHONY: build cross-arm64 demo test lint loom fuzz man deb rpm install uninstall setup clean help
 
 help:
 	@echo "make demo       build, and compare TCP, Unix sockets and shunt under real load (two minutes)"
@@ -26,10 +26,20 @@ help:
 	@echo "make deb        the Debian packages, into DEB=$(TARGET)/deb"
 	@echo "make rpm        the packages of rpm's kind, into RPM=$(TARGET)/rpm"
 	@echo "make fuzz       look for bugs in what reads strangers' bytes, for SECONDS=60 each (nightly, cargo-fuzz)"
+	@echo "make cross-arm64  build for 64-bit ARM, into $(ARM64)/release"
 	@echo "make build, lint, loom, man, setup, clean"
 
 build:
 	$(CARGO) build --release -p shunt-cli -p shunt-shim -p shunt-channel-c
+
+# With the differential tester, for tests/libc/run --arm64.
+ARM64 := $(TARGET)/aarch64-unknown-linux-gnu
+cross-arm64:
+	@command -v aarch64-linux-gnu-gcc > /dev/null || \
+	    { echo "install the cross compiler first: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross" >&2; exit 1; }
+	rustup target add aarch64-unknown-linux-gnu
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc $(CARGO) build --release --target aarch64-unknown-linux-gnu \
+	    -p shunt-cli -p shunt-shim -p shunt-channel-c -p shunt-differential
 
 demo: setup build
 	$(RELEASE)/shunt bench local memcached redis --seconds 1

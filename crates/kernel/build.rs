@@ -29,9 +29,10 @@ fn compile(program: &str, object: &PathBuf) -> Result<(), String> {
     let mut command = Command::new(&clang);
     // -g for the type information (BTF) by which the program finds its way on other kernels.
     command.args(["-target", "bpf", "-O2", "-g", "-Wall", "-Werror"]);
-    // Debian keeps <asm/types.h> per architecture.
+    // Debian keeps <asm/types.h> per architecture, and that of another one with its cross compiler.
     let architecture = env::var("CARGO_CFG_TARGET_ARCH").expect("set by cargo");
     command.arg(format!("-I/usr/include/{architecture}-linux-gnu"));
+    command.args(["-idirafter", &format!("/usr/{architecture}-linux-gnu/include")]);
     let output = command.arg("-c").arg(source).arg("-o").arg(object).output();
     match output {
         Err(error) => Err(format!("{} cannot be run ({error}); install clang", clang.display())),

@@ -69,9 +69,10 @@ fn compile_for_bpf(source: &Path, object: &Path) -> Result<(), String> {
     let mut command = Command::new(&clang);
     // -g for the type information (BTF), and for the lines that the verifier's complaints name.
     command.args(["-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Werror", "-Iinclude"]);
-    // Debian keeps <asm/types.h> per architecture.
+    // Debian keeps <asm/types.h> per architecture, and that of another one with its cross compiler.
     let architecture = env::var("CARGO_CFG_TARGET_ARCH").expect("set by cargo");
     command.arg(format!("-I/usr/include/{architecture}-linux-gnu"));
+    command.args(["-idirafter", &format!("/usr/{architecture}-linux-gnu/include")]);
     match command.arg("-c").arg(source).arg("-o").arg(object).output() {
         Err(error) => Err(format!("{} cannot be run ({error}); install clang", clang.display())),
         Ok(output) if !output.status.success() => {
