@@ -255,6 +255,29 @@ mod tests {
         );
     }
 
+    /// Callers count in 4 KiB, and what they name may begin in the middle of a larger page.
+    #[test]
+    fn of_larger_pages_those_are_given_back_that_are_named_whole() {
+        let (page, unit) = (page_bytes(), PAGE_SIZE);
+        let len = 4 * page;
+        let mapping = Mapping::map(create_sealed("shunt-test", len).unwrap(), len).unwrap();
+        back(mapping.as_ptr().wrapping_add(unit), unit).unwrap();
+        let is_backed = |at: usize| at / page == unit / page;
+        assert_eq!(
+            backed_pages(mapping.as_ptr(), len),
+            (0..len).step_by(unit).map(is_backed).collect::<Vec<_>>()
+        );
+        assert!(backed_pages(mapping.as_ptr().wrapping_add(unit), unit)[0]);
+        (0..len).step_by(unit).for_each(|at| mapping.word(at).unwrap().store(7, Relaxed));
+        let named = unit..unit + 2 * page;
+        assert!(mapping.give_back(named.start, named.len()));
+        for at in (0..len).step_by(unit) {
+            let first = at / page * page;
+            let is_whole = named.start <= first && first + page <= named.end;
+            assert_eq!(mapping.word(at).unwrap().load(Relaxed), if is_whole { 0 } else { 7 }, "{at}");
+        }
+    }
+
     #[test]
     fn what_lies_outside_is_refused() {
         let fd = create_sealed("shunt-test", 4096).unwrap();
