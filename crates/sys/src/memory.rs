@@ -209,17 +209,17 @@ mod tests {
 
     fn map(pages: usize, access: ProtFlags) -> *mut u8 {
         // SAFETY: a new mapping.
-        unsafe { mmap_anonymous(null_mut(), pages * PAGE, access, MapFlags::PRIVATE) }.unwrap().cast()
+        unsafe { mmap_anonymous(null_mut(), pages * page_bytes(), access, MapFlags::PRIVATE) }.unwrap().cast()
     }
 
     #[test]
     fn what_the_kernel_would_refuse_is_refused() {
         let both = ProtFlags::READ | ProtFlags::WRITE;
         let (plain, none, fixed) = (map(2, both), map(1, ProtFlags::empty()), map(1, ProtFlags::READ));
-        assert!(is_readable(plain, 2 * PAGE) && is_writable(plain, 2 * PAGE));
+        assert!(is_readable(plain, 2 * page_bytes()) && is_writable(plain, 2 * page_bytes()));
         assert!(!is_readable(none, 1) && !is_writable(none, 1));
-        assert!(is_readable(fixed, PAGE) && !is_writable(fixed, 1));
-        assert!(is_readable(fixed, PAGE), "a refused write has not spoilt what is known of reading");
+        assert!(is_readable(fixed, page_bytes()) && !is_writable(fixed, 1));
+        assert!(is_readable(fixed, page_bytes()), "a refused write has not spoilt what is known of reading");
         for address in [null_mut(), 8 as *mut u8, usize::MAX as *mut u8, (1usize << 63) as *mut u8] {
             assert!(!is_readable(address, 1) && !is_writable(address, 1), "{address:?}");
             assert!(is_readable(address, 0) && is_writable(address, 0));
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn what_no_program_can_have_is_refused_unseen() {
         let plain = map(1, ProtFlags::READ) as usize;
-        assert!(is_of_user(plain, PAGE) && is_of_user(0, 0) && is_of_user(8, 1));
+        assert!(is_of_user(plain, page_bytes()) && is_of_user(0, 0) && is_of_user(8, 1));
         for (address, len) in
             [(plain, usize::MAX), (plain, isize::MAX as usize), (usize::MAX, 1), (1 << 63, 1)]
         {
@@ -262,10 +262,10 @@ mod tests {
     #[test]
     fn a_string_ends_before_what_cannot_be_read() {
         let two = map(2, ProtFlags::READ | ProtFlags::WRITE);
-        let end = two.wrapping_add(PAGE);
+        let end = two.wrapping_add(page_bytes());
         // SAFETY: a mapping of our own, here and below.
         unsafe {
-            mprotect(end.cast(), PAGE, MprotectFlags::empty()).unwrap();
+            mprotect(end.cast(), page_bytes(), MprotectFlags::empty()).unwrap();
             let text = end.wrapping_sub(4);
             text.copy_from_nonoverlapping(b"abcd".as_ptr(), 4);
             assert_eq!(string(text.cast(), 100), None);
@@ -289,14 +289,19 @@ mod tests {
     #[test]
     fn what_is_taken_away_must_be_forgotten() {
         let plain = map(3, ProtFlags::READ | ProtFlags::WRITE);
-        assert!(is_writable(plain, 3 * PAGE));
+        assert!(is_writable(plain, 3 * page_bytes()));
         // SAFETY: a mapping of our own, here and below.
-        unsafe { mprotect(plain.wrapping_add(PAGE).cast(), PAGE, MprotectFlags::empty()) }.unwrap();
-        forget(plain as usize + PAGE, PAGE);
-        assert!(is_writable(plain, PAGE) && !is_readable(plain.wrapping_add(PAGE), 1));
-        assert!(!is_readable(plain, 3 * PAGE) && is_readable(plain.wrapping_add(2 * PAGE), PAGE));
+        unsafe { mprotect(plain.wrapping_add(page_bytes()).cast(), 1, MprotectFlags::empty()) }.unwrap();
+        // The kernel has changed a whole page.
+        forget(plain as usize + page_bytes(), 1);
+        assert!(is_writable(plain, page_bytes()) && !is_readable(plain.wrapping_add(page_bytes()), 1));
+        assert!(!is_readable(plain.wrapping_add(2 * page_bytes() - 1), 1));
+        assert!(
+            !is_readable(plain, 3 * page_bytes())
+                && is_readable(plain.wrapping_add(2 * page_bytes()), page_bytes())
+        );
         // SAFETY: see above.
-        unsafe { munmap(plain.cast(), 3 * PAGE) }.unwrap();
+        unsafe { munmap(plain.cast(), 3 * page_bytes()) }.unwrap();
         forget(0, usize::MAX);
         assert!(!is_readable(plain, 1));
     }
