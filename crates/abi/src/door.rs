@@ -1,6 +1,7 @@
 //! What libshunt.so and whoever puts it into a program without a dynamic linker must know of each other. Both are of one build.
 
 use std::ffi::{c_char, c_void};
+use std::sync::atomic::AtomicPtr;
 
 /// The name by which the library shows its [`Offer`].
 pub const OFFER: &str = "shunt_door";
@@ -84,8 +85,23 @@ pub struct Control {
     pub stack: usize,
     /// Whether calls are answered on that: 0 or 1.
     pub switches: u32,
-    /// Whether a child of vfork may be running in the thread's place: 0 or 1.
-    pub is_lent: u32,
     /// errno.
     pub errno: i32,
 }
+
+/// What is below a program that has a libc and system calls of its own: GS points to it until the library has started.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Below {
+    /// Where the calls are led to. At first that makes them as they are.
+    pub called: AtomicPtr<c_void>,
+    /// [`BELOW`].
+    pub mark: u64,
+    /// Whether calls are answered on a stack of the library's: 0 or 1.
+    pub switches_stacks: u64,
+    /// As in [`Begin`].
+    pub beside: u64,
+}
+
+/// What nothing else has there.
+pub const BELOW: u64 = u64::from_le_bytes(*b"shunt's ");

@@ -1,4 +1,5 @@
-//! The door for CMD that has no dynamic linker: a process beside it holds it at its exec, puts libshunt.so into it, and goes.
+//! The door for CMD that has no dynamic linker, or is Go's: a process beside it holds it at its exec, leads its system calls to libshunt.so,
+//! and goes.
 //!
 //! It must be no child of CMD's, which would meet it in its own wait: so it is a child's child, and that child has ended before. It tells
 //! its number, so that it is let in where only ancestors may hold a process still (Yama), and then that it is ready.
@@ -18,7 +19,7 @@ use crate::{library, obstacle};
 
 const READY: &str = "ready";
 
-/// Whether the program at `path`, which has no dynamic linker, could be given the door.
+/// Whether the program at `path` could be given the door.
 pub(crate) fn can_be_opened(path: &Path) -> bool {
     library::find().is_ok_and(|library| Door::plan(&obstacle::executed(path), &library).is_ok())
 }
@@ -79,8 +80,8 @@ pub(crate) fn run(args: &DoorArgs) -> ExitCode {
         WaitsFor::Thread => By::Thread(args.thread),
         WaitsFor::Child => By::Child(args.thread),
     };
-    // The shim has not looked further than that there is no dynamic linker.
-    match obstacle::of_file(&args.program).filter(|obstacle| *obstacle == Obstacle::Static) {
+    // The shim has not looked further than that there is no dynamic linker, or a note of Go's.
+    match obstacle::of_file(&args.program).filter(Obstacle::may_have_door) {
         None => println!("it is not for shunt to enter"),
         Some(_) => match Door::plan(&args.program, &args.library) {
             Ok(door) => wait(args, by, door),

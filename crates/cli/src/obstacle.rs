@@ -71,6 +71,11 @@ impl Obstacle {
         )
     }
 
+    /// Whether the door may be opened all the same: see `crate::door`.
+    pub(crate) fn may_have_door(&self) -> bool {
+        matches!(self, Obstacle::Static | Obstacle::Go)
+    }
+
     /// The name used in `--json`.
     pub(crate) fn label(&self) -> &'static str {
         match self {
@@ -101,16 +106,16 @@ impl Obstacle {
             Obstacle::Static if !shunt_door::IS_HERE => {
                 "Link it with a dynamic linker: on this processor shunt enters no other programs."
             }
-            Obstacle::Static => {
+            Obstacle::Go if !shunt_door::IS_HERE => {
+                "On this processor shunt does not come to calls past libc: its connections stay on TCP."
+            }
+            Obstacle::Static | Obstacle::Go => {
                 return format!(
                     "Start it itself with `shunt run -- {program}`: that enters it, or says what else there is."
                 );
             }
             Obstacle::OtherLibc(_) => "Use a build for glibc or musl.",
             Obstacle::OldLibc(_) => "Use musl 1.2.2 or later.",
-            Obstacle::Go => {
-                "Build it with CGO_ENABLED=0, if it can do without cgo: `shunt run` enters that. As it is, its connections stay on TCP."
-            }
             Obstacle::Setuid | Obstacle::Setgid => {
                 "Run a copy without that bit, as the user or group that it needs."
             }

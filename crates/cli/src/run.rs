@@ -83,12 +83,13 @@ impl Road {
         }
     }
 
-    /// CMD may have no dynamic linker that would load the shim. What there is to say if it cannot be loaded otherwise either.
+    /// CMD may have no dynamic linker that would load the shim, or make system calls past it. What there is to say if the door cannot be
+    /// opened either.
     fn open_door(&self, path: &Path) -> Option<String> {
         let Road::Shim { library, may_leave_tcp: true, .. } = self else {
             return None;
         };
-        let obstacle = obstacle::of_file(path).filter(|obstacle| *obstacle == Obstacle::Static)?;
+        let obstacle = obstacle::of_file(path).filter(Obstacle::may_have_door)?;
         let closed = door::prepare(&obstacle::executed(path), library).err()?;
         Some(format!("shunt cannot enter it, {obstacle}, and {closed:#}"))
     }
@@ -143,7 +144,7 @@ fn choose(args: &RunArgs, path: &Path, configured: Result<&OfPrograms, &Faults>)
 
 fn cannot_enter(obstacle: Option<Obstacle>) -> Option<String> {
     obstacle
-        .filter(|obstacle| *obstacle != Obstacle::Static)
+        .filter(|obstacle| !obstacle.may_have_door())
         .map(|obstacle| format!("shunt cannot enter it, {obstacle}"))
 }
 

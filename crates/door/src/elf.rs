@@ -8,6 +8,7 @@ use crate::Closed;
 
 pub(crate) const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
+const PT_INTERP: u32 = 3;
 const PT_TLS: u32 = 7;
 pub(crate) const EXECUTABLE: u32 = 1;
 pub(crate) const WRITABLE: u32 = 2;
@@ -140,6 +141,35 @@ impl File {
         }))
     }
 
+    /// Whether it asks for a dynamic linker.
+    pub(crate) fn has_linker(&self) -> bool {
+        self.segments.iter().any(|segment| segment.kind == PT_INTERP)
+    }
+
+    /// Whether the dynamic linker changes its code.
+    pub(crate) fn changes_its_code(&self) -> Result<bool, Closed> {
+        const DT_TEXTREL: u64 = 22;
+        const DT_FLAGS: u64 = 30;
+        const DF_TEXTREL: u64 = 4;
+        let dynamic = self.dynamic()?;
+        let flags = dynamic.value(DT_FLAGS).unwrap_or(0);
+        Ok(dynamic.value(DT_TEXTREL).is_some() || flags & DF_TEXTREL != 0)
+    }
+
+    /// Whether there is such a name among those that it shows to the dynamic linker, or asks it for. What ends in it may share its place.
+    pub(crate) fn names(&self, wanted: &[u8]) -> Result<bool, Closed> {
+        const DT_STRTAB: u64 = 5;
+        const DT_STRSZ: u64 = 10;
+        let dynamic = self.dynamic()?;
+        let value = |kind| dynamic.value(kind).ok_or(Closed::Elf);
+        let (at, len) = (value(DT_STRTAB)?, value(DT_STRSZ)?);
+        let has_it =
+            |segment: &&Segment| segment.is_loaded() && (segment.address..segment.end()).contains(&at);
+        let segment = self.segments.iter().find(has_it).ok_or(Closed::Elf)?;
+        let names = self.slice(segment.offset + (at - segment.address), len)?;
+        Ok(names.split(|byte| *byte == 0).any(|name| name.ends_with(wanted)))
+    }
+
     pub(crate) fn own_data(&self) -> Option<Segment> {
         self.segments.iter().copied().find(|segment| segment.kind == PT_TLS)
     }
@@ -178,5 +208,18 @@ impl File {
 
     fn u64(&self, at: u64) -> Result<u64, Closed> {
         self.array(at).map(u64::from_le_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_says_what_it_asks_its_dynamic_linker_for() {
+        let own = File::open(Path::new("/proc/self/exe")).unwrap();
+        assert!(own.has_linker() && !own.changes_its_code().unwrap() && !own.is_of_go().unwrap());
+        assert!(own.names(b"__libc_start_main").unwrap());
+        assert!(!own.names(b"shunt_has_no_such_function").unwrap());
     }
 }

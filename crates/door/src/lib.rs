@@ -1,5 +1,5 @@
-//! The door for programs without a dynamic linker: libshunt.so is put into such a program at its exec, and its `syscall` instructions are
-//! led there. See `docs/adr/0028`.
+//! The door for programs that make system calls by themselves: at its exec, the `syscall` instructions of such a program are led to
+//! libshunt.so, which is put into it if it has no dynamic linker that would load it. See `docs/adr/0028`.
 //!
 //! [`wait`] is for a process beside the one that becomes the program. It is gone before the program's first instruction.
 //!
@@ -70,6 +70,15 @@ pub enum Closed {
     /// Which instructions there are, and how they are led elsewhere, is known of another processor only.
     #[error("such programs are entered on x86-64 alone")]
     Processor,
+    /// The processor cannot keep all vector registers at once.
+    #[error("this processor has no XSAVE")]
+    NoXsave,
+    /// The dynamic linker writes where calls would be led from.
+    #[error("its dynamic linker changes its code")]
+    ChangesCode,
+    /// It has a dynamic linker, but makes threads without libc.
+    #[error("its threads are not libc's")]
+    OwnThreads,
     /// libshunt.so is not as expected.
     #[error("libshunt.so is not of this build")]
     Library,

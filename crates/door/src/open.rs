@@ -8,7 +8,7 @@ use std::path::Path;
 use nix::libc::{self, user_regs_struct};
 use nix::unistd::{Pid, getppid};
 use rustix::param::linux_hwcap;
-use shunt_abi::door::{BLOCK, Begin, CONTROL};
+use shunt_abi::door::{BELOW, BLOCK, Begin, Below, CONTROL};
 
 use crate::elf::{EXECUTABLE, File, WRITABLE};
 use crate::library::Library;
@@ -19,8 +19,8 @@ use crate::{By, Closed};
 const PAGE: u64 = 4096;
 /// Room for one stub: what moves, and what leads to the library and back.
 const STUB: u64 = 128;
-/// At the beginning of the stubs' memory: where the library is.
-const POINTER: u64 = 64;
+/// What makes a call as it is: `jmp rcx`.
+const LET_THROUGH: [u8; 2] = [0xff, 0xe1];
 
 /// A program whose calls can be led to shunt, and the library that they are led to.
 pub struct Door {
@@ -29,6 +29,8 @@ pub struct Door {
     path: CString,
     sites: Vec<Site>,
     switches_stacks: bool,
+    /// The dynamic linker loads the library, and only the calls are led there.
+    has_linker: bool,
 }
 
 /// Has whoever becomes the program stop there. Until then it must not be waited for.
@@ -50,8 +52,11 @@ impl Door {
         let (program, library) = (File::open(program)?, File::open(library)?);
         let numbers = Library::numbers(&library)?;
         let sites = text::sites(&program, &numbers)?;
-        let switches_stacks = program.is_of_go()?;
-        Ok(Door { program, library, path, sites, switches_stacks })
+        let (switches_stacks, has_linker) = (program.is_of_go()?, program.has_linker());
+        if has_linker {
+            check_linked(&program)?;
+        }
+        Ok(Door { program, library, path, sites, switches_stacks, has_linker })
     }
 
     /// Waits until the one that [`wait`] was told of has become the program; opens the door, and lets it go.
@@ -61,14 +66,17 @@ impl Door {
         if !self.program.is_at(Path::new(&format!("/proc/{process}/exe"))) {
             return Err(Closed::Other);
         }
+        let bias = tracee.entry()?.wrapping_sub(self.program.entry()?);
+        let beside = if getppid() == process { std::process::id().into() } else { 0 };
+        if self.has_linker {
+            return self.lead_linked(&mut tracee, bias, beside);
+        }
         let registers = tracee.registers()?;
-        let bias = registers.rip.wrapping_sub(self.program.entry()?);
         let block = map(&mut tracee, 0, BLOCK as u64, WRITABLE)?;
         let base = map(&mut tracee, 0, Library::len(&self.library), WRITABLE)?;
         let begin = block + PAGE;
         let environment = begin + offset_of!(Begin, environment) as u64;
         let path = begin + size_of::<Begin>() as u64;
-        let is_childs = getppid() == process;
         let library = Library::load(&self.library, base, environment)?;
         place(&mut tracee, &library, base, (&self.path, path))?;
         let control = block + (BLOCK - CONTROL) as u64;
@@ -89,10 +97,13 @@ impl Door {
             self.switches_stacks.into(),
             registers.rsp + 8 * (u64::from_le_bytes(arguments) + 2),
             path,
-            if is_childs { std::process::id().into() } else { 0 },
+            beside,
         ];
         tracee.write(begin, &told.map(u64::to_le_bytes).concat())?;
-        lead(&mut tracee, &self.program, &self.sites, bias, library.offer.called)?;
+        let stubs = self.map_stubs(&mut tracee, bias)?;
+        tracee.write(stubs, &library.offer.called.to_le_bytes())?;
+        protect(&mut tracee, stubs, PAGE, 0)?;
+        self.lead(&mut tracee, bias, stubs)?;
         let started = user_regs_struct {
             rip: library.offer.start,
             rbx: begin,
@@ -101,6 +112,63 @@ impl Door {
         };
         tracee.set_registers(started)
     }
+
+    /// Leads the calls of a program whose dynamic linker will load the library. Until that has started they are made as they are.
+    fn lead_linked(&self, tracee: &mut Tracee, bias: u64, beside: u64) -> Result<(), Closed> {
+        let stubs = self.map_stubs(tracee, bias)?;
+        let below: [u64; size_of::<Below>() / 8] = [stubs + PAGE, BELOW, self.switches_stacks.into(), beside];
+        tracee.write(stubs, &below.map(u64::to_le_bytes).concat())?;
+        self.lead(tracee, bias, stubs)?;
+        let told = user_regs_struct { gs_base: stubs, ..tracee.registers()? };
+        tracee.set_registers(told)
+    }
+
+    /// Memory below the program: a page that says where the calls are led to, and then the code that leads them there.
+    fn map_stubs(&self, tracee: &mut Tracee, bias: u64) -> Result<u64, Closed> {
+        let loaded = self.program.segments.iter().filter(|segment| segment.is_loaded());
+        let first = loaded.map(|segment| segment.address).min().ok_or(Closed::Elf)?;
+        map_below(tracee, (first & !(PAGE - 1)).wrapping_add(bias), PAGE + self.len_of_stubs())
+    }
+
+    fn len_of_stubs(&self) -> u64 {
+        (STUB * (1 + self.sites.len() as u64)).next_multiple_of(PAGE)
+    }
+
+    /// Leads the program's calls to where the page at `stubs` says.
+    fn lead(&self, tracee: &mut Tracee, bias: u64, stubs: u64) -> Result<(), Closed> {
+        let mut content = LET_THROUGH.to_vec();
+        let mut jumps = Vec::new();
+        for (index, site) in self.sites.iter().enumerate() {
+            let offset = STUB * (1 + index as u64);
+            let at = stubs + PAGE + offset;
+            let stub = site.stub(bias, at, stubs)?;
+            if stub.len() as u64 > STUB {
+                return Err(Closed::Call(site.from));
+            }
+            content.resize(offset as usize, 0xcc);
+            content.extend(stub);
+            jumps.push((site.from.wrapping_add(bias), site.jump(bias, at)?));
+        }
+        tracee.write(stubs + PAGE, &content)?;
+        protect(tracee, stubs + PAGE, self.len_of_stubs(), EXECUTABLE)?;
+        // Last of all: from here on every call goes there.
+        jumps.iter().try_for_each(|(at, jump)| tracee.write(*at, jump))
+    }
+}
+
+/// What must be so for calls of a program with a dynamic linker to be answered on its threads.
+fn check_linked(program: &File) -> Result<(), Closed> {
+    if !is_x86_feature_detected!("xsave") {
+        return Err(Closed::NoXsave);
+    }
+    if program.changes_its_code()? {
+        return Err(Closed::ChangesCode);
+    }
+    // Without cgo Go's threads have a thread pointer of their own, by which the library finds nothing.
+    if program.is_of_go()? && !program.names(b"pthread_create")? {
+        return Err(Closed::OwnThreads);
+    }
+    Ok(())
 }
 
 /// Maps the library's file, and changes what its place and its program change. `path` is put at an address first.
@@ -129,31 +197,6 @@ fn place(
         }
     }
     tracee.call("close", libc::SYS_close, [file, 0, 0, 0, 0, 0]).map(drop)
-}
-
-/// Leads the program's calls to `called`.
-fn lead(tracee: &mut Tracee, program: &File, sites: &[Site], bias: u64, called: u64) -> Result<(), Closed> {
-    let len = (POINTER + STUB * sites.len() as u64).next_multiple_of(PAGE);
-    let first =
-        program.segments.iter().filter(|segment| segment.is_loaded()).map(|segment| segment.address).min();
-    let lowest = (first.ok_or(Closed::Elf)? & !(PAGE - 1)).wrapping_add(bias);
-    let stubs = map_below(tracee, lowest, len)?;
-    let mut content = called.to_le_bytes().to_vec();
-    let mut jumps = Vec::new();
-    for (index, site) in sites.iter().enumerate() {
-        let offset = POINTER + STUB * index as u64;
-        let stub = site.stub(bias, stubs + offset, stubs)?;
-        if stub.len() as u64 > STUB {
-            return Err(Closed::Call(site.from));
-        }
-        content.resize(offset as usize, 0xcc);
-        content.extend(stub);
-        jumps.push((site.from.wrapping_add(bias), site.jump(bias, stubs + offset)?));
-    }
-    tracee.write(stubs, &content)?;
-    protect(tracee, stubs, len, EXECUTABLE)?;
-    // Last of all: from here on every call goes there.
-    jumps.iter().try_for_each(|(at, jump)| tracee.write(*at, jump))
 }
 
 /// Memory below the program, which nothing grows into.

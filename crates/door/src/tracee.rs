@@ -75,6 +75,15 @@ impl Tracee {
         Ok(tracee)
     }
 
+    /// Where the program begins, whatever there is before it.
+    pub(crate) fn entry(&self) -> Result<u64, Closed> {
+        const AT_ENTRY: u64 = 9;
+        let told = std::fs::read(format!("/proc/{}/auxv", self.process)).map_err(Closed::Unreadable)?;
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        let mut pairs = told.chunks_exact(16).map(|pair| (word(&pair[..8]), word(&pair[8..])));
+        pairs.find(|(kind, _)| *kind == AT_ENTRY).map(|(_, at)| at).ok_or(Closed::Elf)
+    }
+
     pub(crate) fn process(&self) -> Pid {
         self.process
     }

@@ -39,6 +39,7 @@ pub use launch::Launch;
 pub use launch::Program;
 pub use phases::Phase;
 pub use phases::compile;
+pub use phases::compile_cgo;
 pub use phases::compile_for_musl;
 pub use phases::compile_go;
 pub use phases::run_phases;

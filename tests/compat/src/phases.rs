@@ -49,16 +49,30 @@ fn compile_by(compiler: &str, host: &Host, name: &str, flags: &[&str]) -> PathBu
 
 /// A program of Go's without cgo, which is kept in a directory.
 pub fn compile_go(kept: &Path, name: &str) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(format!("{name}.go"));
-    let program = kept.join(format!("static-{name}"));
+    compile_go_as(kept, &format!("static-{name}"), &[name], "0")
+}
+
+/// The same with cgo, of several sources: linked with libc.
+pub fn compile_cgo(kept: &Path, names: &[&str]) -> PathBuf {
+    compile_go_as(kept, &format!("linked-{}", names[0]), names, "1")
+}
+
+fn compile_go_as(kept: &Path, program: &str, names: &[&str], cgo: &str) -> PathBuf {
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
+    let program = kept.join(program);
     let built = Command::new(find("go"))
         .args(["build", "-o"])
         .arg(&program)
-        .arg(source)
-        .envs([("CGO_ENABLED", "0"), ("GO111MODULE", "off"), ("GOTOOLCHAIN", "local")])
+        .args(names.iter().map(|name| programs.join(format!("{name}.go"))))
+        .envs([
+            ("CGO_ENABLED", cgo),
+            ("GOFLAGS", "-mod=mod"),
+            ("GO111MODULE", "off"),
+            ("GOTOOLCHAIN", "local"),
+        ])
         .env("GOCACHE", kept.join("go"))
         .status();
-    assert!(built.expect("go can be started").success(), "go did not accept {name}.go");
+    assert!(built.expect("go can be started").success(), "go did not accept {names:?}");
     program
 }
 

@@ -1,10 +1,7 @@
-//! Run-times of languages that wait in ways of their own, as echo servers: Go's, Erlang's, Ruby's, Perl's, Tcl's, and gevent in
-//! Python.
+//! Run-times of languages that wait in ways of their own, as echo servers: Erlang's, Ruby's, Perl's, Tcl's, and gevent in Python.
 //! Each is asked by its own client or by Python's: the same answers as natively, and nobody waits for ever.
 
-use shunt_compat::{Host, Launch, Way, both, converse, find_program, gate};
-use std::path::Path;
-use std::process::Command;
+use shunt_compat::{Host, Launch, Way, both, converse, gate};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(90);
@@ -98,40 +95,5 @@ fn an_erlang_server_and_python() {
         let port = host.port();
         let server = host.script("escript", "echo.erl").args(["server", "once", &port.to_string()]);
         converse(host, (port, CONNECTIONS), (server, python(host, "threads", port)), Way::Shm)
-    });
-}
-
-/// Go makes its system calls by itself, also when it is linked with libc: both ends stay on TCP.
-#[test]
-fn go_with_cgo() {
-    let sources = ["echo.go", "echo_cgo.go"]
-        .map(|name| Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name));
-    let kept = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let program = kept.join("echo-go");
-    let built = Command::new(find_program("go"))
-        .args(["build", "-o"])
-        .arg(&program)
-        .args(sources)
-        .envs([
-            ("CGO_ENABLED", "1"),
-            ("GOFLAGS", "-mod=mod"),
-            ("GO111MODULE", "off"),
-            ("GOTOOLCHAIN", "local"),
-        ])
-        .env("GOCACHE", kept.join("go"))
-        .status();
-    assert!(built.expect("go can be started").success(), "go did not accept echo.go");
-    both(LIMIT, move |host| {
-        let go = || host.program(program.to_string_lossy());
-        [true, false].map(|by_go| {
-            let port = host.port();
-            let (number, count) = (port.to_string(), CONNECTIONS.to_string());
-            let client = if by_go {
-                go().args(["ask", &number, &count, "200", &gate(port)])
-            } else {
-                python(host, "threads", port)
-            };
-            converse(host, (port, CONNECTIONS), (go().args(["serve", &number]), client), Way::Tcp("go"))
-        })
     });
 }

@@ -57,7 +57,8 @@ const REVIEWED: Reviewed = Reviewed {
         ),
         ("core::fmt::Formatter", &[WRITES]),
         ("hooks::raw::door::answer", &["hooks::raw::hook::hook"]),
-        ("door::answer", &["hooks::raw::hook::hook"]),
+        ("door::alone::answer", &["hooks::raw::hook::hook"]),
+        ("door::linked::answer", &["hooks::raw::hook::hook"]),
         // The hash of a number.
         ("RawTableInner>::rehash_in_place", &["reserve_rehash::{{closure}}"]),
         // What is announced for the time of a sleep.
@@ -119,8 +120,9 @@ fn library() -> PathBuf {
 const BEFORE_LOOK_UP: i64 = 1024;
 
 /// Whatever enters the library, but by a hook's name.
-const OTHER_ENTRIES: [&str; 8] = [
-    "shunt::door::answer",
+const OTHER_ENTRIES: [&str; 9] = [
+    "shunt::door::alone::answer",
+    "shunt::door::linked::answer",
     "shunt::door::block::adopt_here",
     "shunt::base::signal::deliver::trampoline",
     "shunt::fork::before",

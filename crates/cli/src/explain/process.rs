@@ -1,12 +1,14 @@
 //! One process, as /proc shows it.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
+use shunt_abi::door::BELOW;
 use shunt_abi::rules;
 
 use crate::obstacle::{self, Obstacle};
@@ -68,10 +70,12 @@ impl Process {
         let shim = maps.as_deref().ok().and_then(loaded_shim);
         let environment = Environment::of(pid);
         let (sockets, ring) = descriptors(pid);
+        let off = environment.transport(&field("Name")) == Some(b"tcp");
         let obstacle = match (&shim, &maps) {
-            (Some(_), _) => {
+            (Some(_), Ok(maps)) if !off && !are_calls_led(pid, maps) => {
                 obstacle::of_linkage(&proc(pid, "exe")).filter(|obstacle| *obstacle == Obstacle::Go)
             }
+            (Some(_), _) => None,
             _ if field("State").starts_with('Z') => Some(Obstacle::Ended),
             (None, Err(_)) => Some(Obstacle::Hidden { uid }),
             (None, Ok(maps)) if maps.is_empty() => Some(Obstacle::Kernel),
@@ -86,7 +90,7 @@ impl Process {
             obstacle,
             shim_replaced: shim.is_some_and(|path| path.ends_with(" (deleted)")),
             broker_paths: environment.broker_paths(pid),
-            off: environment.transport(&field("Name")) == Some(b"tcp"),
+            off,
             ring,
             filtered: field("Seccomp") == "2",
             sockets,
@@ -159,6 +163,32 @@ fn loaded_shim(maps: &str) -> Option<String> {
         let path = path.trim_end_matches(" (deleted)");
         path.rsplit('/').next() == Some(LIBRARY)
     })
+}
+
+/// Whether the system calls that it makes by itself are led to the shim: a page below its code says where they go
+/// (`shunt_abi::door::Below`).
+fn are_calls_led(pid: u32, maps: &str) -> bool {
+    let is_shims = |address: u64| {
+        let has_it = |line: &&str| range(line).is_some_and(|range| range.contains(&address));
+        maps.lines().find(has_it).is_some_and(|line| loaded_shim(line).is_some())
+    };
+    let Ok(memory) = File::open(proc(pid, "mem")) else { return false };
+    let begins = |line: &str| {
+        let is_nameless = line.split_whitespace().count() == 5 && line.contains(" r--p ");
+        range(line).filter(|_| is_nameless).map(|range| range.start)
+    };
+    maps.lines().filter_map(begins).any(|at| {
+        let mut bytes = [0; 16];
+        let is_read = memory.read_exact_at(&mut bytes, at).is_ok();
+        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
+        is_read && word(8) == BELOW && is_shims(word(0))
+    })
+}
+
+/// Where a mapping is.
+fn range(line: &str) -> Option<Range<u64>> {
+    let (from, to) = line.split_once(' ')?.0.split_once('-')?;
+    Some(u64::from_str_radix(from, 16).ok()?..u64::from_str_radix(to, 16).ok()?)
 }
 
 fn why_not_loaded(pid: u32, environment: &Environment) -> Obstacle {

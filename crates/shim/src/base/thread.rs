@@ -5,6 +5,9 @@ use std::cell::{Cell, UnsafeCell};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
 
+use rustix::mm::munmap;
+use shunt_abi::door::BLOCK;
+
 use crate::base::alloc::Kept;
 use crate::base::arch;
 use crate::base::signal::{Deferred, Journal, Shield};
@@ -28,12 +31,41 @@ pub(crate) struct Thread {
     exit_is_awaited: Cell<bool>,
     /// 1 + the slot of the waiter that this thread has, or 0.
     slot: Cell<u32>,
+    /// Whether a child of vfork may be running in the thread's place.
+    pub(crate) is_lent: Cell<bool>,
+    pub(crate) apart: Apart,
     /// Calls of this thread that wait, or were left by a handler while they did: what one has announced names the slot.
     waits: Cell<u32>,
     pub(crate) spinner: Spinner,
     pub(crate) journal: Journal,
     pub(crate) kept: Kept,
     pub(crate) deferral: UnsafeCell<Deferred>,
+}
+
+/// A stack for system calls of the program's own, made where it has little: see `crate::door::linked`.
+#[repr(C)]
+pub(crate) struct Apart {
+    /// Its end, or 0.
+    pub(crate) end: Cell<usize>,
+    /// Whether a call is being answered there: 0 or 1.
+    pub(crate) is_in_use: Cell<u32>,
+    /// The program's stack meanwhile.
+    pub(crate) programs: Cell<usize>,
+}
+
+impl Apart {
+    pub(crate) fn has(&self, at: usize) -> bool {
+        let end = self.end.get();
+        (end.saturating_sub(BLOCK)..end).contains(&at)
+    }
+
+    fn give_back(&self) {
+        let end = self.end.replace(0);
+        if end != 0 {
+            // SAFETY: mapped for this thread alone, which does not run there.
+            let _ = unsafe { munmap((end - BLOCK) as *mut c_void, BLOCK) };
+        }
+    }
 }
 
 /// This thread's.
@@ -61,6 +93,10 @@ pub(crate) fn start() {
 /// A thread is over, also by cancellation: whatever it has left comes back.
 unsafe extern "C" fn exit(_: *mut c_void) {
     over();
+    let apart = &this().apart;
+    if apart.is_in_use.get() == 0 {
+        apart.give_back();
+    }
 }
 
 /// What [`exit`] does, also where nobody calls that.
@@ -68,6 +104,7 @@ pub(crate) fn over() {
     let thread = this();
     let _shield = Shield::raise();
     thread.exit_is_awaited.set(false);
+    thread.is_lent.set(false);
     thread.journal.undo_all();
     if let Some(slot) = thread.take_slot() {
         slot.give_back();

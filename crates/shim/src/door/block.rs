@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use rustix::thread::gettid;
 use shunt_abi::door::{BLOCK, Begin, CONTROL, Control};
 
-use crate::base::{process, thread};
+use crate::base::thread;
 
 /// As many threads as a process of Go's may have, and then some.
 const MOST: usize = 16 * 1024;
@@ -85,13 +85,7 @@ pub(super) fn forked() {
     }
 }
 
-/// A child is made that runs in this memory while its parent's thread sleeps.
-pub(super) fn lend() {
-    // SAFETY: this thread's block.
-    unsafe { (&raw mut (*present()).is_lent).write(1) };
-}
-
-/// Makes a call after which the child may be gone, and the thread goes on with the block as it is then: outside of all calls.
+/// Makes a call outside of all that are being answered.
 pub(super) fn left(call: impl FnOnce()) {
     // SAFETY: this thread's block.
     let (depth, before) = unsafe {
@@ -103,21 +97,6 @@ pub(super) fn left(call: impl FnOnce()) {
     unsafe { depth.write(before) };
 }
 
-/// Whether this is that child, and not the thread.
-pub(super) fn is_borrowed() -> bool {
-    let control = present();
-    // SAFETY: this thread's block, here and below; the thread sleeps while its child runs.
-    if unsafe { (&raw const (*control).is_lent).read() } == 0 {
-        return false;
-    }
-    let is_borrowed = !process::is_home();
-    if !is_borrowed {
-        // SAFETY: as above.
-        unsafe { (&raw mut (*control).is_lent).write(0) };
-    }
-    is_borrowed
-}
-
 /// Notes whose it is now.
 fn settle(control: *mut Control, program: usize) {
     // SAFETY: this thread's block, which nobody else writes to.
@@ -125,7 +104,6 @@ fn settle(control: *mut Control, program: usize) {
         let end = control.cast::<u8>().sub(LEN.load(Relaxed)) as usize & !63;
         (&raw mut (*control).stack).write(end);
         (&raw mut (*control).switches).write(SWITCHES.load(Relaxed));
-        (&raw mut (*control).is_lent).write(0);
         (&raw mut (*control).depth).write(0);
         (&raw mut (*control).program).write(program);
     }

@@ -8,14 +8,12 @@ use std::mem::offset_of;
 use libc::siginfo_t;
 use shunt_abi::door::{BLOCK, Begin, Control};
 
-use super::{ANSWERED, answer, begin, block};
+use super::{ANSWERED, alone, block};
 use crate::base::signal;
 
-/// A call, as [`called`] has put it on the stack.
+/// A call, as it has been put on the stack.
 #[repr(C)]
 pub(super) struct Frame {
-    vectors: [[u64; 2]; 16],
-    unused: u64,
     r9: i64,
     r8: i64,
     r10: i64,
@@ -118,7 +116,7 @@ pub(super) unsafe extern "C" fn called() {
         "6:",
         "push rax", "push rcx", "push r11", "push rdi", "push rsi", "push rdx", "push r10", "push r8", "push r9",
         "sub rsp, 264",
-        keep_vectors!("mov rdi, rsp\n call {answer}"),
+        keep_vectors!("lea rdi, [rsp + 264]\n call {answer}"),
         "add rsp, 264",
         "pop r9", "pop r8", "pop r10", "pop rdx", "pop rsi", "pop rdi", "pop r11", "pop rcx",
         "pop rsp",
@@ -144,7 +142,7 @@ pub(super) unsafe extern "C" fn called() {
         "lea rsp, [rsp + 128]",
         "jmp 4b",
         answered = sym ANSWERED,
-        answer = sym answer,
+        answer = sym alone::answer,
         adopt = sym block::adopt,
         program = const offset_of!(Control, program),
         depth = const offset_of!(Control, depth),
@@ -198,7 +196,7 @@ pub(super) unsafe extern "C" fn start() {
         "pxor xmm6, xmm6", "pxor xmm7, xmm7", "pxor xmm8, xmm8", "pxor xmm9, xmm9", "pxor xmm10, xmm10",
         "pxor xmm11, xmm11", "pxor xmm12, xmm12", "pxor xmm13, xmm13", "pxor xmm14, xmm14", "pxor xmm15, xmm15",
         "jmp r11",
-        begin = sym begin,
+        begin = sym alone::begin,
         stack = const offset_of!(Begin, stack),
         entry = const offset_of!(Begin, entry),
         // More than a thread has of its own.

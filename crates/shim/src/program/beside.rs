@@ -1,5 +1,6 @@
-//! A program without a dynamic linker is about to be started: a process beside holds it at its exec, and puts this library into it. That is
-//! `shunt door`, a program of its own, so that all there is here is to look at the file, and to start it. See `docs/adr/0028`.
+//! A program that makes system calls by itself is about to be started, one without a dynamic linker or one of Go's: a process beside holds it
+//! at its exec, and leads its calls to this library. That is `shunt door`, a program of its own, so that all there is here is to look at the
+//! file, and to start it. See `docs/adr/0028`.
 //!
 //! Also in a child of vfork, whose memory is its parent's: nothing is allocated, and nothing kept. The process beside is no child of this
 //! one, which would meet it in its waits, unless it is one that has all orphans.
@@ -289,9 +290,9 @@ unsafe fn open(directory: RawFd, path: *const c_char) -> Option<RawFd> {
     number(libc::SYS_openat, [directory.into(), path as c_long, flags.into(), 0, 0, 0])
 }
 
-/// Whether the program in `file` has no dynamic linker, and this process may have it entered.
+/// Whether the program in `file` makes system calls by itself, and this process may have it entered.
 fn may_be_entered(file: RawFd, by: By) -> bool {
-    is_static(file)
+    makes_calls(file)
         && !is_traced()
         && !is_filtered()
         && makes_children_here()
@@ -309,8 +310,8 @@ fn has_orphans() -> bool {
     asked.is_none() || has != 0 || rustix::process::getpid().is_init()
 }
 
-/// Whether it is an ELF file of this machine that asks for no dynamic linker, and a program by itself.
-fn is_static(file: RawFd) -> bool {
+/// Whether it is an ELF file of this machine that asks for no dynamic linker, and a program by itself; or one of Go's.
+fn makes_calls(file: RawFd) -> bool {
     /// Programs begin far below. One that does not leaves the place to another, which it runs and which this library is loaded into:
     /// Valgrind's tools do, and its system calls are theirs.
     const HIGH: u64 = 0x1000_0000;
@@ -320,6 +321,7 @@ fn is_static(file: RawFd) -> bool {
     const MOST: usize = 64;
     const X86_64: [u8; 2] = [62, 0];
     const PT_INTERP: [u8; 4] = [3, 0, 0, 0];
+    const PT_NOTE: [u8; 4] = [4, 0, 0, 0];
     let mut bytes = [0_u8; HEADER + AT_ONCE * ENTRY];
     let read = read_at(file, &mut bytes, 0);
     let is_ours = read >= HEADER && bytes.starts_with(b"\x7fELF\x02\x01") && bytes[18..20] == X86_64;
@@ -332,18 +334,28 @@ fn is_static(file: RawFd) -> bool {
     }
     // Nearly always it is behind the header.
     let mut entries = if table == HEADER as u64 { &bytes[HEADER..read] } else { &[] };
+    let (mut has_linker, mut is_of_go) = (false, false);
     while left > 0 {
         if entries.is_empty() {
             let read = read_at(file, &mut bytes, table);
             entries = &bytes[..read / ENTRY * ENTRY];
         }
         let Some((entry, rest)) = entries.split_at_checked(ENTRY) else { return false };
-        if entry.starts_with(&PT_INTERP) {
-            return false;
-        }
+        has_linker |= entry.starts_with(&PT_INTERP);
+        is_of_go |= entry.starts_with(&PT_NOTE) && has_note_of_go(file, entry);
         (entries, left, table) = (rest, left - 1, table + ENTRY as u64);
     }
-    true
+    is_of_go || !has_linker
+}
+
+/// Whether there is a note of Go's where a line of the file's table says that there are some: its linker leaves one.
+fn has_note_of_go(file: RawFd, entry: &[u8]) -> bool {
+    let word = |at| entry.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes);
+    let mut notes = [0_u8; 512];
+    let len = notes.len().min(word(32) as usize);
+    let read = read_at(file, &mut notes[..len], word(8));
+    // The owner's name is behind three numbers: its length, that of what is said, and what kind of thing that is.
+    notes[..read].windows(15).any(|note| matches!(note[..4], [3 | 4, 0, 0, 0]) && note[12..] == *b"Go\0")
 }
 
 /// A debugger, or strace: it shall see what it would see without shunt.
@@ -448,10 +460,10 @@ impl<const ROOM: usize> Text<ROOM> {
 mod tests {
     use super::*;
 
-    fn static_program(bytes: &[u8]) -> bool {
+    fn is_to_be_entered(bytes: &[u8]) -> bool {
         use std::os::fd::AsRawFd;
         let file = shunt_sys::memfd::create_with("program", bytes).unwrap();
-        is_static(file.as_raw_fd())
+        makes_calls(file.as_raw_fd())
     }
 
     #[test]
@@ -482,9 +494,9 @@ mod tests {
     }
 
     #[test]
-    fn programs_with_a_dynamic_linker_and_rubbish_are_not_static() {
+    fn programs_with_a_dynamic_linker_and_rubbish_are_not_entered() {
         let own = std::fs::read("/proc/self/exe").unwrap();
-        assert!(!static_program(&own));
+        assert!(!is_to_be_entered(&own));
         let mut without = own.clone();
         // The kinds of the lines of its table.
         let count = usize::from(u16::from_le_bytes([own[56], own[57]]));
@@ -493,13 +505,18 @@ mod tests {
                 without[line] = 4;
             }
         }
-        assert!(static_program(&without));
+        assert!(is_to_be_entered(&without));
+        // A note's owner.
+        let mut of_go = own.clone();
+        let owner = own.windows(16).position(|note| note[..4] == [4, 0, 0, 0] && note[12..] == *b"GNU\0");
+        of_go[owner.unwrap() + 12..][..4].copy_from_slice(b"Go\0\0");
+        assert!(is_to_be_entered(&of_go));
         let mut high = without.clone();
         high[24..32].copy_from_slice(&0x5800_0000_u64.to_le_bytes());
-        assert!(!static_program(&high));
+        assert!(!is_to_be_entered(&high));
         for len in [0, 20, 63, 64, 100, 600] {
-            assert!(!static_program(&without[..len]), "{len} bytes");
+            assert!(!is_to_be_entered(&without[..len]), "{len} bytes");
         }
-        assert!(!static_program(b"#!/bin/sh\n"));
+        assert!(!is_to_be_entered(b"#!/bin/sh\n"));
     }
 }

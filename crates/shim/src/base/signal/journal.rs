@@ -2,8 +2,8 @@
 //! by longjmp, and a cancelled thread's frames are gone.
 //!
 //! Entries of calls that were left are found by the stack pointer: their frames lie below the present one. That says
-//! nothing across two stacks, so an alternate signal stack is left out; then, or with more entries than there is room
-//! for, what was announced stays so until the thread ends. That costs a connection its lane, but never a byte.
+//! nothing across two stacks, so an alternate signal stack is left out, and one that calls are answered on; then, or with more entries
+//! than there is room for, what was announced stays so until the thread ends. That costs a connection its lane, but never a byte.
 
 use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;
@@ -87,7 +87,7 @@ impl Journal {
     #[inline]
     pub(super) fn enter_at(&self, thread: &Thread, held: Held, here: usize) -> usize {
         if self.len.get() > 0 {
-            self.clear(here);
+            self.clear(thread, here);
         }
         let place = self.len.get();
         if place < ENTRIES {
@@ -109,13 +109,13 @@ impl Journal {
     }
 
     #[cold]
-    fn clear(&self, here: usize) {
+    fn clear(&self, thread: &Thread, here: usize) {
         let (low, high) = self.alternate.get();
-        let on_alternate = |at: usize| (low..high).contains(&at);
+        let is_elsewhere = |at: usize| (low..high).contains(&at) || thread.apart.has(at);
         while let Some((at, _)) = self.last()
             && at <= here
-            && !on_alternate(at)
-            && !on_alternate(here)
+            && !is_elsewhere(at)
+            && !is_elsewhere(here)
         {
             self.pop();
         }

@@ -1,0 +1,52 @@
+//! In a program without a libc.
+
+use std::ffi::{c_int, c_long};
+
+use shunt_abi::door::Begin;
+
+use super::entry::{self, Frame};
+use super::{Place, Strings, answer_calls, answered, block, libc, wait_for};
+use crate::base::signal;
+use crate::hooks::raw::door as raw;
+use crate::program::handover;
+
+struct Alone;
+
+impl Place for Alone {
+    fn outside(call: impl FnOnce()) {
+        block::left(call);
+    }
+}
+
+/// Runs what a dynamic linker would: on the first thread's own stack, before the program.
+pub(super) unsafe extern "C" fn begin(told: &Begin) {
+    signal::set_entrance(entry::signalled as *const () as usize);
+    // SAFETY: the kernel's: the number of arguments, they, the environment, and what it says of itself, each list with a zero behind it.
+    unsafe {
+        let count = told.stack.read();
+        let arguments: Strings = told.stack.add(1).cast();
+        let environment: Strings = arguments.add(count + 1);
+        libc::start(environment);
+        block::start(told);
+        handover::set_library(told.library);
+        wait_for(told.beside);
+        let functions = std::slice::from_raw_parts(told.first_functions, told.first_functions_count);
+        for function in functions {
+            let function: unsafe extern "C" fn(c_int, Strings, Strings) = std::mem::transmute(*function);
+            function(count as c_int, arguments, environment);
+        }
+    }
+    answer_calls();
+}
+
+/// A call of the program's that has its bit. It is let through, or has been answered here: then `frame` says where to go on.
+pub(super) unsafe extern "C" fn answer(frame: &mut Frame) -> c_long {
+    let number = c_long::from(frame.number());
+    // SAFETY: the program's own call.
+    let Some(result) = (unsafe { answered::<Alone>(number, frame.arguments()) }) else { return number };
+    frame.skip_call();
+    if result == 0 && raw::makes_child(number) {
+        block::forked();
+    }
+    result
+}

@@ -1,0 +1,63 @@
+//! Programs that have a libc, and make system calls by themselves as well. Go's with cgo, each of whose connections must be on shared memory,
+//! with the calls of Go's run-time and those of C for one and the same.
+
+use shunt_compat::{Host, Launch, Way, both, compile_cgo, converse, gate};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(100);
+const CONNECTIONS: usize = 8;
+
+/// A program of Go's that is linked with libc.
+fn cgo(name: &str) -> PathBuf {
+    compile_cgo(Path::new(env!("CARGO_TARGET_TMPDIR")), &[name, "echo_cgo"])
+}
+
+/// A server and its clients, with what the clients are told besides the port and how many.
+fn with_itself(program: PathBuf, arguments: &'static [&'static str]) {
+    both(LIMIT, move |host| {
+        let port = host.port();
+        let (number, count) = (port.to_string(), CONNECTIONS.to_string());
+        let go = || host.program(program.to_string_lossy());
+        let client = go().args(["ask", &number, &count]).args(arguments).arg(gate(port));
+        converse(host, (port, CONNECTIONS), (go().args(["serve", &number]), client), Way::Shm)
+    });
+}
+
+/// Python's client.
+fn python(host: &Host, port: u16) -> Launch<'_> {
+    let (number, count) = (port.to_string(), CONNECTIONS.to_string());
+    host.script("python3", "echo.py").args(["client", "threads", &number, &count, "60", &gate(port)])
+}
+
+#[test]
+fn an_echo_of_gos() {
+    with_itself(cgo("echo"), &["200"]);
+}
+
+/// Garbage is collected all the time, and what runs is stopped by signals.
+#[test]
+fn a_server_of_gos_and_its_clients() {
+    with_itself(cgo("web"), &["40"]);
+}
+
+/// Each child is made by vfork, in its parent's memory, and becomes another program while connections are used.
+#[test]
+fn a_program_of_gos_that_starts_others() {
+    with_itself(cgo("spawn"), &[]);
+}
+
+#[test]
+fn go_and_c_use_the_same_connections() {
+    with_itself(compile_cgo(Path::new(env!("CARGO_TARGET_TMPDIR")), &["mingles"]), &[]);
+}
+
+#[test]
+fn a_server_of_gos_and_python() {
+    let program = cgo("echo");
+    both(LIMIT, move |host| {
+        let port = host.port();
+        let server = host.program(program.to_string_lossy()).args(["serve", &port.to_string()]);
+        converse(host, (port, CONNECTIONS), (server, python(host, port)), Way::Shm)
+    });
+}
