@@ -164,7 +164,7 @@ fn check_linked(program: &File) -> Result<(), Closed> {
     if program.changes_its_code()? {
         return Err(Closed::ChangesCode);
     }
-    // Without cgo Go's threads have a thread pointer of their own, by which the library finds nothing.
+    // Without cgo, Go's threads have a thread pointer of their own, by which the library finds nothing.
     if program.is_of_go()? && !program.names(b"pthread_create")? {
         return Err(Closed::OwnThreads);
     }

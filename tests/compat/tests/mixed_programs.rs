@@ -61,3 +61,19 @@ fn a_server_of_gos_and_python() {
         converse(host, (port, CONNECTIONS), (server, python(host, port)), Way::Shm)
     });
 }
+
+/// Debian's etcd, and a program of Go's that asks it.
+#[test]
+fn etcd() {
+    let program = cgo("keys");
+    both(LIMIT, move |host| {
+        let (port, peers) = (host.port(), host.port());
+        let url = |port| format!("http://127.0.0.1:{port}");
+        let server = host
+            .program("etcd")
+            .args(["--data-dir", "etcd", "--log-level", "error", "--listen-client-urls", &url(port)])
+            .args(["--advertise-client-urls", &url(port), "--listen-peer-urls", &url(peers)]);
+        let client = host.program(program.to_string_lossy()).args([&url(port), "3", &gate(port)]);
+        converse(host, (port, 3), (server, client), Way::Shm)
+    });
+}

@@ -1,7 +1,7 @@
 //! In a program with a libc, which makes system calls by itself besides: Go with cgo. The library is there as in any other, and finds each
 //! thread's own data by libc's thread pointer.
 //!
-//! Go's stacks are small, so there calls are answered on a stack of the thread's own ([`crate::base::thread::Apart`]): not those of a handler
+//! Go's stacks are small, so there, calls are answered on a stack of the thread's own ([`crate::base::thread::Apart`]): not those of a handler
 //! that has come from there, which stays on the stack that it has. libc's functions may use any vector register, of which the kernel
 //! changes none, so all are kept.
 

@@ -73,6 +73,8 @@ trait Place {
 ///
 /// # Safety
 /// As the system call.
+#[cold]
+#[inline(never)]
 unsafe fn execute<P: Place>(number: c_long, arguments: [c_long; 6]) {
     let [a, b, c, d, e, _] = arguments;
     // SAFETY: the caller's promise.
@@ -91,6 +93,7 @@ unsafe fn execute<P: Place>(number: c_long, arguments: [c_long; 6]) {
 ///
 /// # Safety
 /// As the system call.
+#[inline(always)]
 unsafe fn answered<P: Place>(number: c_long, arguments: [c_long; 6]) -> Option<c_long> {
     if is_borrowed() {
         // Its descriptors and its handlers are its own, and all else is its parent's. So it is not looked at until it becomes a program.
