@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use super::load::Group;
+use super::load::{Group, Load};
 use super::over_time::OverTime;
 use super::report::values;
 use super::side::Side;
@@ -48,7 +48,7 @@ fn of_line(line: &Line) -> impl Iterator<Item = Point> {
     sides.flat_map(move |(side, samples)| {
         values(line.load).into_iter().map(move |(quantity, figure)| Point {
             table: name(line.load.group()),
-            line: line.load.label(),
+            line: label(line.load),
             at: line.load.bytes().map(|bytes| ("bytes of a message", bytes as f64)),
             side: side.label(),
             quantity,
@@ -56,6 +56,15 @@ fn of_line(line: &Line) -> impl Iterator<Item = Point> {
             missing: line.missing.clone(),
         })
     })
+}
+
+/// Within its table.
+fn label(load: Load) -> String {
+    match load {
+        Load::Throughput { bytes } | Load::RoundTrip { bytes } => format!("{bytes} B"),
+        Load::Memcached { connections } => format!("{connections} connections"),
+        _ => load.label(),
+    }
 }
 
 /// As it is asked for.

@@ -142,17 +142,20 @@ impl Claim {
                 Some(words) => (words, true),
                 None => ("costs no more".to_owned(), false),
             }),
-            Kind::Fact => {
-                let (neutral, Theirs::About(theirs)) = (self.form.neutral()?, self.theirs) else {
-                    return None;
-                };
-                let contradicts = |line: &Line| (line.ours.median > neutral) != (theirs > neutral);
-                Some(match at(lines, "not so", contradicts) {
-                    Some(words) => (words, true),
-                    None => ("so here too".to_owned(), false),
-                })
-            }
+            Kind::Fact => self.fact(lines),
         }
+    }
+
+    fn fact(&self, lines: &[Line]) -> Option<(String, bool)> {
+        let (neutral, Theirs::About(theirs)) = (self.form.neutral()?, self.theirs) else { return None };
+        let beyond = |line: &Line, is_more: bool| {
+            if is_more { line.ours.min > neutral } else { line.ours.max < neutral }
+        };
+        if let Some(words) = at(lines, "not so", |line| beyond(line, theirs < neutral)) {
+            return Some((words, true));
+        }
+        let unclear = at(lines, "no clear difference", |line| !beyond(line, theirs > neutral));
+        Some((unclear.unwrap_or_else(|| "so here too".to_owned()), false))
     }
 
     fn gain(&self, lines: &[Line]) -> Option<(String, bool)> {
@@ -342,6 +345,7 @@ mod tests {
         let fact = Claim { kind: Kind::Fact, theirs: Theirs::About(0.5), ..CLAIM };
         says(&fact, &[("one", &[90.0, 80.0])], "so here too", false);
         says(&fact, &[("one", &[120.0, 110.0])], "not so", true);
+        says(&fact, &[("one", &[120.0, 90.0]), ("two", &[90.0, 90.0])], "no clear difference at one", false);
     }
 
     #[test]

@@ -23,7 +23,8 @@ use crate::comparison::{Comparison, Point};
 use crate::interrupt;
 use crate::machine::Machine;
 use crate::progress::time;
-use crate::report::{Axes, Bar, Bars, Group, Plot, Series};
+use crate::report::{Axes, Bar, Bars, Group, OURS, Plot, Series};
+use crate::side::Side;
 use crate::stats::Spread;
 use crate::{ipc, local, overlay, relay, serve};
 use exhibit::{Answer, Claim, Exhibit, Paper};
@@ -276,9 +277,10 @@ fn plot(title: &str, points: &[&Point]) -> Result<String> {
 }
 
 fn bar(all: &[&Point], point: &Point) -> Option<Bar> {
+    let place = sides(all).iter().position(|side| *side == point.side)?;
     Some(Bar {
         label: point.side,
-        color: sides(all).iter().position(|side| *side == point.side)?,
+        color: if point.side == Side::Shunt.label() { OURS } else { place },
         figure: Spread::of(point.rounds.iter().copied())?,
         rounds: Vec::new(),
     })
