@@ -2,7 +2,7 @@
 //! whenever in doubt.
 //!
 //! It is built in floors, and a call runs upwards only by [`base::above`]; a test holds that (`tests/floors.rs`). From the outside in:
-//! `hooks` are the C functions that programs call, and `door` the system calls of those without a libc; `fork` is what libc calls around
+//! `hooks` are the C functions that programs call, and `door` the system calls that some make by themselves; `fork` is what libc calls around
 //! one; `ops` decides what each call does; `program` is what goes with a program into another; `broker` talks to the broker; `life` has
 //! a connection come onto a link and leave it; `epoll` is what sets know and owe; `socket` is a connection, and the link that it may be
 //! on; `base` is memory, locks, threads, signals and descriptors. CONTRIBUTING.md says in which room what is to be looked for. The state
