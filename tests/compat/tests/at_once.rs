@@ -1,6 +1,6 @@
 //! `shunt run --offer at-once`: connections that end after one exchange, as most of a test suite's do, take shared memory too.
 
-use shunt_compat::{Host, both};
+use shunt_compat::{Host, both, compile};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(100);
@@ -55,5 +55,18 @@ fn a_refused_connection_was_not_used() {
         let Some(before) = before else { return };
         let after = host.status().expect("a broker").totals.share;
         assert_eq!(after.seen, before.seen);
+    });
+}
+
+/// One thread sends while another one's call is the first that has the connection offered: what is sent just then is counted once.
+#[test]
+fn what_another_thread_sends_meanwhile_is_no_byte_past_tcp() {
+    both(LIMIT, |host| {
+        compile(host, "both_ways", &[]);
+        let port = host.port().to_string();
+        host.program("./both_ways").args([port.as_str(), "1000"]).run("both ways", LIMIT);
+        let Some(status) = host.status() else { return };
+        assert!(status.totals.share.on_shm > 0);
+        assert_eq!(status.totals.bypasses.get("offset_unclear"), None, "{:?}", status.totals.bypasses);
     });
 }

@@ -68,7 +68,7 @@ pub(crate) enum Group {
     PostgresScales,
     /// Java, Node.js and Python
     Runtimes,
-    /// Go without cgo: plain messages, and net/http with its own client and with wrk
+    /// Go without cgo and with it: plain messages, and net/http with its own client and with wrk
     Go,
     /// One server in C with glibc and with musl, dynamic and static
     Musl,

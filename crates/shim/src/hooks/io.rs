@@ -109,22 +109,22 @@ pub(super) fn moving<D: Direction>(
         D::has_passed(fd);
         return result;
     };
-    let result = if endpoint.is_settled() {
-        kernel()
-    } else {
-        let _shield = begin(endpoint, fd, flags);
-        // The end, for one who has waited for it since before bytes went over a lane, where they may lie unread.
-        let is_lost = |result| result == 0 && endpoint.is_attached() && resets::reset_if_lost(endpoint, fd);
-        match by_tcp::<D, _>(endpoint, kernel).filter(|result| !is_lost(*result)) {
-            None => return answer_of(endpoint, ours(endpoint)),
-            Some(-1) => return answer_of(endpoint, Err(errno::get())),
-            Some(result) => result,
+    let bytes = |result: &ssize_t| usize::try_from(*result).unwrap_or(0);
+    if endpoint.is_settled() {
+        let result = kernel();
+        if result > 0 {
+            D::count(endpoint, result as usize);
         }
-    };
-    if result > 0 {
-        D::count(endpoint, result as usize);
+        return result;
     }
-    result
+    let _shield = begin(endpoint, fd, flags);
+    // The end, for one who has waited for it since before bytes went over a lane, where they may lie unread.
+    let is_lost = |result| result == 0 && endpoint.is_attached() && resets::reset_if_lost(endpoint, fd);
+    match by_tcp::<D, _>(endpoint, kernel, bytes).filter(|result| !is_lost(*result)) {
+        None => answer_of(endpoint, ours(endpoint)),
+        Some(-1) => answer_of(endpoint, Err(errno::get())),
+        Some(result) => result,
+    }
 }
 
 /// The answer of an operation that may have told of a reset.
@@ -146,13 +146,21 @@ pub(super) fn begin(endpoint: &'static Endpoint, fd: c_int, flags: c_int) -> Shi
     shield
 }
 
-/// The kernel's own call, counted as being inside it. `None`: the endpoint is not on TCP alone.
+/// The kernel's own call, counted as being inside it until its bytes are. `None`: the endpoint is not on TCP alone.
 #[inline]
-pub(super) fn by_tcp<D: Direction, R>(endpoint: &'static Endpoint, kernel: impl FnOnce() -> R) -> Option<R> {
+pub(super) fn by_tcp<D: Direction, R>(
+    endpoint: &'static Endpoint,
+    kernel: impl FnOnce() -> R,
+    bytes: impl FnOnce(&R) -> usize,
+) -> Option<R> {
     if endpoint.is_attached() || !D::enter(endpoint) {
         return None;
     }
     let result = signal::open(D::held(endpoint), kernel);
+    match bytes(&result) {
+        0 => {}
+        bytes => D::count(endpoint, bytes),
+    }
     D::leave(endpoint);
     Some(result)
 }
@@ -579,8 +587,9 @@ pub unsafe extern "C-unwind" fn splice(
         }
         endpoint.enter_send_locked();
         let outcome = usize::try_from(signal::open(held::send(endpoint), kernel)).map_err(|_| errno::get());
+        let outcome = outcome.inspect(|count| endpoint.count_sent(*count));
         endpoint.leave_send();
-        return answer_of(endpoint, outcome.inspect(|count| endpoint.count_sent(*count)));
+        return answer_of(endpoint, outcome);
     }
     let Some(endpoint) = endpoint::behind(from) else { return kernel() };
     let shield = Shield::raise();

@@ -249,11 +249,10 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     }
     let by_tcp = {
         let _shield = begin(endpoint, fd, flags);
-        by_tcp::<Receiving, _>(endpoint, kernel)
+        // SAFETY: the kernel has filled in so many entries.
+        by_tcp::<Receiving, _>(endpoint, kernel, |received| unsafe { bytes_of(messages, *received) })
     };
     if let Some(received) = by_tcp {
-        // SAFETY: the kernel has filled in so many entries.
-        endpoint.count_received(unsafe { bytes_of(messages, received) });
         return received;
     }
     // SAFETY: the program's pointer.
@@ -368,15 +367,18 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     if count == 0 {
         return kernel();
     }
-    let by_tcp = if endpoint.is_settled() {
-        Some(kernel())
-    } else {
+    // SAFETY: the kernel has filled in so many entries.
+    let bytes = |sent: &c_int| unsafe { bytes_of(messages, *sent) };
+    if endpoint.is_settled() {
+        let sent = kernel();
+        endpoint.count_sent(bytes(&sent));
+        return sent;
+    }
+    let by_tcp = {
         let _shield = begin(endpoint, fd, flags);
-        by_tcp::<Sending, _>(endpoint, kernel)
+        by_tcp::<Sending, _>(endpoint, kernel, bytes)
     };
     if let Some(sent) = by_tcp {
-        // SAFETY: the kernel has filled in so many entries.
-        endpoint.count_sent(unsafe { bytes_of(messages, sent) });
         return sent;
     }
     let before = errno::get();

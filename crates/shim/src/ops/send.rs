@@ -238,10 +238,9 @@ impl Call {
             _ if endpoint.owes() || kernel::has_error(fd) => Ok(0),
             _ => Ok(rest_by_tcp(held, endpoint, fd, source, flags)),
         };
+        let outcome = outcome.inspect(|count| endpoint.count_sent(*count));
         endpoint.leave_send();
-        let count = outcome?;
-        endpoint.count_sent(count);
-        Ok(done + count)
+        Ok(done + outcome?)
     }
 
     /// What follows from how far it has come on the lane. `None`: try again.
@@ -590,8 +589,9 @@ pub(crate) fn file_by_tcp(
     // What it writes goes to TCP, so the lane must not be begun behind its back.
     endpoint.enter_send_locked();
     let outcome = by_kernel(held::send(endpoint), hold.fd(), kernel);
+    let outcome = outcome.inspect(|count| endpoint.count_sent(*count));
     endpoint.leave_send();
-    outcome.inspect(|count| endpoint.count_sent(*count))
+    outcome
 }
 
 fn fill_from_file(

@@ -1,4 +1,4 @@
-//! Programs of Go's without cgo, which have no libc: a server and a client of net/http, and of plain messages.
+//! Programs of Go's, a server and a client of net/http and of plain messages: without cgo, so that they have no libc, and with it.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -21,16 +21,22 @@ const SIDES: &[Side] = &[Side::Tcp, Side::ShuntSleep, Side::Shunt];
 const PLACEMENT: Placement = Placement::TwoCores;
 
 pub(super) fn round_trips() -> Vec<Point> {
-    vec![Point::new("Go, 64 B, one connection", SIDES, Talk { kind: "echo", connections: 1 })]
+    let talk = |line, cgo| Point::new(line, SIDES, Talk { kind: "echo", connections: 1, cgo });
+    vec![talk("Go, 64 B, one connection", Cgo::Without), talk("Go with cgo, 64 B, one connection", Cgo::With)]
 }
 
 pub(super) fn points() -> Vec<Point> {
+    let talk = |line, kind, connections, cgo| Point::new(line, SIDES, Talk { kind, connections, cgo });
+    let without = |line, kind, connections| talk(line, kind, connections, Cgo::Without);
     vec![
-        Point::new("echo of 64 B, 50 connections", SIDES, Talk { kind: "echo", connections: 50 }),
-        Point::new("net/http, 1 KB, one connection", SIDES, Talk { kind: "http", connections: 1 }),
-        Point::new("net/http, 1 KB, 8 connections", SIDES, Talk { kind: "http", connections: 8 }),
-        Point::new("net/http, 1 KB, 50 connections", SIDES, Talk { kind: "http", connections: 50 }),
-        Point::new("net/http, 64 KB, 8 connections", SIDES, Talk { kind: "files", connections: 8 }),
+        without("echo of 64 B, 50 connections", "echo", 50),
+        talk("with cgo, echo of 64 B, 50 connections", "echo", 50, Cgo::With),
+        without("net/http, 1 KB, one connection", "http", 1),
+        without("net/http, 1 KB, 8 connections", "http", 8),
+        talk("with cgo, net/http, 1 KB, 8 connections", "http", 8, Cgo::With),
+        without("net/http, 1 KB, 50 connections", "http", 50),
+        talk("with cgo, net/http, 1 KB, 50 connections", "http", 50, Cgo::With),
+        without("net/http, 64 KB, 8 connections", "files", 8),
         Point::new(
             "net/http, 1 KB, 50 connections of wrk's",
             SIDES,
@@ -39,36 +45,59 @@ pub(super) fn points() -> Vec<Point> {
     ]
 }
 
-/// Builds the program once, and says where it is.
-fn program(stage: &Stage) -> Result<PathBuf> {
-    let (source, program) = (stage.path("go_load.go"), stage.path("go_load"));
-    if !program.exists() {
-        std::fs::write(&source, include_str!("../../../programs/go_load.go"))?;
-        let status = Command::new(find::installed("go")?)
-            .args(["build", "-o"])
-            .arg(&program)
-            .arg(&source)
-            .envs([("CGO_ENABLED", "0"), ("GO111MODULE", "off"), ("GOTOOLCHAIN", "local")])
-            .env("GOCACHE", stage.path("go-cache"))
-            .status();
-        ensure!(status.context("go")?.success(), "go refuses go_load.go");
+/// Whether a program has a libc, as the package net has it where cgo is on, or makes all system calls by itself.
+#[derive(Clone, Copy, Debug)]
+enum Cgo {
+    Without,
+    With,
+}
+
+impl Cgo {
+    /// What it takes to build it.
+    fn needs(self) -> &'static [&'static str] {
+        match self {
+            Cgo::Without => &["go"],
+            Cgo::With => &["go", "gcc"],
+        }
     }
-    Ok(program)
+
+    /// Builds the program once, and says where it is.
+    fn program(self, stage: &Stage) -> Result<PathBuf> {
+        let (name, enabled) = match self {
+            Cgo::Without => ("go_load", "0"),
+            Cgo::With => ("go_load_cgo", "1"),
+        };
+        let (source, program) = (stage.path("go_load.go"), stage.path(name));
+        if !program.exists() {
+            std::fs::write(&source, include_str!("../../../programs/go_load.go"))?;
+            let status = Command::new(find::installed("go")?)
+                .args(["build", "-o"])
+                .arg(&program)
+                .arg(&source)
+                .envs([("CGO_ENABLED", enabled), ("GO111MODULE", "off"), ("GOTOOLCHAIN", "local")])
+                .env("GOCACHE", stage.path("go-cache"))
+                .status();
+            ensure!(status.context("go")?.success(), "go refuses go_load.go");
+        }
+        Ok(program)
+    }
 }
 
 /// Both ends are Go's.
 struct Talk {
     kind: &'static str,
     connections: usize,
+    cgo: Cgo,
 }
 
 impl Load for Talk {
     fn missing(&self) -> Option<String> {
-        find::program("go").is_none().then(|| "go is not installed".to_owned())
+        let missing = self.cgo.needs().iter().find(|name| find::program(name).is_none());
+        missing.map(|name| format!("{name} is not installed"))
     }
 
     fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {
-        let program = program(stage)?;
+        let program = self.cgo.program(stage)?;
         let mut server = stage.command(&program, side, Role::Server, PLACEMENT)?;
         server.args(["serve", self.kind, &pair::listen_at(stage, side, PLACEMENT)?]);
         let mut client = stage.command(&program, side, Role::Client, PLACEMENT)?;
@@ -92,7 +121,8 @@ impl Program for Http {
     }
 
     fn start(&self, stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>> {
-        let mut command = stage.command(&program(stage)?, side, Role::Server, address.placement)?;
+        let mut command =
+            stage.command(&Cgo::Without.program(stage)?, side, Role::Server, address.placement)?;
         command.args(["serve", "http", &format!("{}:{}", address.host, address.port)]);
         Ok(vec![Process::spawn_with_lines(&mut command, "Go")?])
     }

@@ -47,7 +47,7 @@ pub(super) fn tables() -> Vec<Table> {
         ),
         runtimes::java_by_size(),
         table(Group::Go, "Round trip between programs of Go's", Unit::Microseconds, go::round_trips()),
-        table(Group::Go, "Go without cgo", Unit::PerSecond, go::points()),
+        table(Group::Go, "Go", Unit::PerSecond, go::points()),
         table(Group::Musl, "An epoll server in C, 64 B, 50 connections", Unit::PerSecond, musl::points()),
     ];
     tables.extend(postgres::by_scale());
