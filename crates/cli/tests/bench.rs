@@ -126,7 +126,7 @@ fn messages_go_by_every_way_that_carries_them() {
     }
     let calls = report["calls"]["ways"].as_array().unwrap();
     let missing = &report["calls"]["missing"];
-    assert!(!missing.is_null() || calls.len() == 11, "{missing}");
+    assert!(!missing.is_null() || calls.len() == 13, "{missing}");
     assert!(std::fs::read_to_string(page).unwrap().contains("<svg"));
 }
 
