@@ -188,6 +188,14 @@ for words in requests:
         print(s.recv(1000) not in [b'', b'\"done\"'])
 ";
 
+/// It is cloned for connections of containers that have a control group of their own, which takes as long as it has memory.
+#[test]
+fn a_router_keeps_no_memory_that_it_took_to_start() {
+    let lab = Lab::with_routers();
+    let kilobytes = lab.memory(A);
+    assert!(kilobytes < 16 * 1024, "{kilobytes} kB");
+}
+
 #[test]
 fn only_processes_of_the_host_are_supervisors() {
     let mut lab = Lab::with_routers();

@@ -11,7 +11,7 @@ use shunt_control::{Asked, Control, serve_metrics};
 use shunt_kernel::LoadError;
 use shunt_kernel::names::Names;
 use shunt_kernel::sequence::Reader;
-use shunt_sys::limits;
+use shunt_sys::{heap, limits};
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -92,6 +92,7 @@ pub async fn run(path: &Path, ready: impl FnOnce(), shutdown: impl Future<Output
     shared.publish(Published::default());
     let hangup = signal(SignalKind::hangup()).map_err(Error::Wait)?;
     let (sender, mut asked) = mpsc::channel(16);
+    heap::trim();
     ready();
     tokio::select! {
         () = shutdown => {}

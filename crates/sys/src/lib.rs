@@ -15,6 +15,7 @@ pub mod destroy;
 pub mod eventfd;
 pub mod guard;
 pub mod guarded;
+pub mod heap;
 pub mod identity;
 pub mod interest;
 pub mod limits;
