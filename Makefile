@@ -68,14 +68,16 @@ fuzz:
 man: build
 	$(RELEASE)/shunt man $(TARGET)/man
 
+of_cargo = $$(sed -n 's/^$(1) = "\(.*\)"/\1/p' Cargo.toml | head -1)
+COPY := tar -c --exclude=./target --exclude=./.git --exclude=./examples/state . | tar -x -C
 # From a copy, so that nobody has to tidy up what is made on the way. What cargo has built is BUILT.
 DEB ?= $(TARGET)/deb
 deb: build
 	@command -v dh > /dev/null || { echo "install debhelper first: apt-get install debhelper" >&2; exit 1; }
-	@test "$$(dpkg-parsechangelog -S Version)" = "$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)" || \
+	@test "$$(dpkg-parsechangelog -S Version)" = "$(call of_cargo,version)" || \
 	    { echo "debian/changelog and Cargo.toml have different versions" >&2; exit 1; }
 	rm -rf $(DEB) && mkdir -p $(DEB)/shunt
-	tar -c --exclude=./target --exclude=./.git --exclude=./examples/state . | tar -x -C $(DEB)/shunt
+	$(COPY) $(DEB)/shunt
 	cd $(DEB)/shunt && BUILT=yes CARGO_TARGET_DIR=$(abspath $(TARGET)) dpkg-buildpackage -b -us -uc -d
 	rm -rf $(DEB)/shunt
 
@@ -84,10 +86,10 @@ RPM ?= $(TARGET)/rpm
 rpm: build
 	@command -v rpmbuild > /dev/null || { echo "install rpmbuild first: apt-get install rpm" >&2; exit 1; }
 	rm -rf $(RPM) && mkdir -p $(RPM)/shunt
-	tar -c --exclude=./target --exclude=./.git --exclude=./examples/state . | tar -x -C $(RPM)/shunt
+	$(COPY) $(RPM)/shunt
 	CARGO_TARGET_DIR=$(abspath $(TARGET)) rpmbuild -bb packaging/rpm/shunt.spec \
-	    --define "version_of_cargo $$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)" \
-	    --define "licence_of_cargo $$(sed -n 's/^license = "\(.*\)"/\1/p' Cargo.toml | head -1)" \
+	    --define "version_of_cargo $(call of_cargo,version)" \
+	    --define "licence_of_cargo $(call of_cargo,license)" \
 	    --define "_topdir $(abspath $(RPM))/work" --define "_builddir $(abspath $(RPM))/shunt" --define "_rpmdir $(abspath $(RPM))" \
 	    --define "_build_name_fmt %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm"
 	rm -rf $(RPM)/shunt $(RPM)/work

@@ -1,35 +1,18 @@
 //! `shunt report --papers`: what the papers show, and ours beside it, in a page. How it compares is not tested.
 
 mod common;
+#[path = "common/page.rs"]
+mod page;
 
 use std::process::Command;
 
 use common::*;
+use page::{nothing_is_left, page, writes};
 use serde_json::Value;
 
 /// `shunt report --papers`, which works in a directory that it leaves empty.
 fn papers(shell: &Shell, arguments: &[&str]) -> Command {
-    let place = shell.path("place");
-    std::fs::create_dir(&place).unwrap();
-    let mut command = shell.shunt(["report", "--papers", "--rounds", "1", "--json"]);
-    command.args(arguments).arg("--out").arg(shell.path("page.html"));
-    command.current_dir(shell.path("")).env("TMPDIR", place);
-    command
-}
-
-#[track_caller]
-fn nothing_is_left(shell: &Shell) {
-    assert_eq!((shell.within().len(), shell.brokers().len()), (0, 0));
-    assert_eq!(std::fs::read_dir(shell.path("place")).unwrap().count(), 0);
-}
-
-/// The page, which something that reads XML takes for well-formed.
-fn page(shell: &Shell) -> String {
-    let path = shell.path("page.html");
-    let read = "import sys, xml.etree.ElementTree as tree; tree.parse(sys.argv[1])";
-    let output = Command::new("python3").args(["-c", read]).arg(&path).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    std::fs::read_to_string(path).unwrap()
+    writes(shell, shell.shunt(["report", "--papers", "--rounds", "1", "--json"]), arguments)
 }
 
 #[test]

@@ -1,11 +1,14 @@
 //! `shunt report`: the user's own server and load, natively and under shunt, in a page. How much it gains is not tested.
 
 mod common;
+#[path = "common/page.rs"]
+mod page;
 
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 
 use common::*;
+use page::{nothing_is_left, page, writes};
 use serde_json::Value;
 
 /// Asks memcached a few thousand times on one connection, and prints what no page must take for its own.
@@ -46,29 +49,7 @@ impl Server {
 
 /// `shunt report`, which works in a directory that it leaves empty.
 fn report(shell: &Shell, program: &str, load: &str, arguments: &[&str]) -> Command {
-    let place = shell.path("place");
-    let _ = std::fs::create_dir(&place);
-    let mut command = shell.shunt(["report", "--program", program, "--load", load, "--rounds", "2"]);
-    command.args(arguments).arg("--out").arg(shell.path("page.html"));
-    command.current_dir(shell.path("")).env("TMPDIR", place);
-    command
-}
-
-#[track_caller]
-fn nothing_is_left(shell: &Shell) {
-    assert_eq!((shell.within().len(), shell.brokers().len()), (0, 0));
-    assert_eq!(std::fs::read_dir(shell.path("place")).unwrap().count(), 0);
-    let hidden = std::fs::read_dir(shell.path("")).unwrap().flatten();
-    assert!(!hidden.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with('.')));
-}
-
-/// The page, which something that reads XML takes for well-formed.
-fn page(shell: &Shell) -> String {
-    let path = shell.path("page.html");
-    let read = "import sys, xml.etree.ElementTree as tree; tree.parse(sys.argv[1])";
-    let output = Command::new("python3").args(["-c", read]).arg(&path).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    std::fs::read_to_string(path).unwrap()
+    writes(shell, shell.shunt(["report", "--program", program, "--load", load, "--rounds", "2"]), arguments)
 }
 
 #[test]

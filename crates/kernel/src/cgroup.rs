@@ -10,10 +10,13 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
 use rustix::io::Errno;
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+
+use crate::mount::mount;
 
 /// The file of a group that lists its processes.
 const PROCESSES: &str = "cgroup.procs";
+/// The file system of the version 2 control groups.
+const VERSION_2: &str = "cgroup2";
 /// Where control groups are expected.
 const MOUNTED: &str = "/sys/fs/cgroup";
 /// What the name of a group begins with; behind it are numbers.
@@ -38,7 +41,7 @@ impl Cgroup {
         {
             return Ok(Cgroup { path, _lock: lock, _mount: None });
         }
-        let mount = mount()?;
+        let mount = mount(VERSION_2)?;
         // Other processes find it by this name as well.
         let root = format!("/proc/{}/fd/{}", std::process::id(), mount.as_raw_fd());
         let (path, lock) = create_below(&Path::new(&root).join(below))?;
@@ -67,7 +70,7 @@ pub(crate) struct Groups(OwnedFd);
 
 impl Groups {
     pub(crate) fn mount() -> io::Result<Groups> {
-        mount().map(Groups)
+        mount(VERSION_2).map(Groups)
     }
 
     /// The directory of the group of a process. None: it is that of whoever is in none, or outside of what this process sees.
@@ -171,13 +174,6 @@ fn path_of(process: &str) -> io::Result<PathBuf> {
     let missing = || io::Error::new(io::ErrorKind::NotFound, "the process is in no version 2 control group");
     let groups = fs::read_to_string(format!("/proc/{process}/cgroup"))?;
     groups.lines().find_map(|line| line.strip_prefix("0::/")).map(PathBuf::from).ok_or_else(missing)
-}
-
-/// The version 2 control groups, mounted where nobody else sees them.
-fn mount() -> io::Result<OwnedFd> {
-    let files = fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    fsconfig_create(&files)?;
-    Ok(fsmount(&files, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?)
 }
 
 #[cfg(test)]

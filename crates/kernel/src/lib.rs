@@ -10,6 +10,7 @@ pub mod calls;
 mod cgroup;
 mod load;
 mod lsm;
+mod mount;
 pub mod names;
 pub mod redirect;
 pub mod secure;

@@ -4,18 +4,18 @@
 //! made, and an ioctl that of whoever makes it.
 
 use std::fs::File;
-use std::io::Read;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
 use aya::maps::{InodeStorage, MapData, SkStorage};
 use aya::programs::LsmCgroup;
 use aya::{Btf, Ebpf};
 use rustix::fs::{Mode, OFlags, openat};
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use shunt_sys::Errno;
 use shunt_sys::attach::{AttachPoint, attach};
 
 use crate::load::{self, LoadError, refusal};
+use crate::mount::mount;
 use crate::names::or_has_it;
 
 const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lsm.bpf.o"));
@@ -77,12 +77,9 @@ impl Lsm {
 
 /// Whether the kernel was started with BPF among its security modules. Asked first: without, it takes the programs as well, and never runs them;
 /// and what is stored with an inode is then stored where something else is.
-fn is_active() -> Result<bool, Errno> {
-    let context = fsopen("securityfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    fsconfig_create(&context)?;
-    let root = fsmount(context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_RDONLY)?;
+fn is_active() -> io::Result<bool> {
+    let root = mount("securityfs")?;
     let file = openat(&root, "lsm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let mut listed = String::new();
-    File::from(file).read_to_string(&mut listed).map_err(|_| Errno::IO)?;
+    let listed = io::read_to_string(File::from(file))?;
     Ok(listed.trim().split(',').any(|module| module == "bpf"))
 }

@@ -68,6 +68,19 @@ impl Apart {
     }
 }
 
+// Each thread has one, in its thread-local storage: `arch::this_thread` finds it.
+std::arch::global_asm!(
+    ".pushsection .tbss.shunt_thread, \"awT\", @nobits",
+    ".balign 64",
+    ".globl shunt_thread",
+    ".hidden shunt_thread",
+    ".type shunt_thread, @object",
+    ".size shunt_thread, {size}",
+    "shunt_thread: .zero {size}",
+    ".popsection",
+    size = const size_of::<Thread>(),
+);
+
 /// This thread's.
 #[inline(always)]
 pub(crate) fn this() -> &'static Thread {

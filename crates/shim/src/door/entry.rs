@@ -60,30 +60,28 @@ macro_rules! keep_vectors {
     };
 }
 
+/// What every call meets first: one that has no bit is let through, at `2`. Behind it, of the others, number and flags are in r11.
+macro_rules! let_through {
+    () => {
+        concat!(
+            // The flags into r11: two bytes of it, without memory.
+            "mov r11, rax\n lahf\n seto al\n xchg rax, r11\n",
+            "cmp eax, 512\n jae 2f\n",
+            "bt dword ptr [rip + {answered}], eax\n jc 3f\n",
+            "2:\n",
+            "xchg rax, r11\n add al, 0x7f\n sahf\n mov rax, r11\n jmp rcx\n",
+            "3:\n",
+            "shl eax, 16\n movzx r11d, r11w\n or r11d, eax",
+        )
+    };
+}
+pub(super) use let_through;
+
 /// In place of a system call: the number in rax, the address of the `syscall` instruction to go to in rcx.
 #[unsafe(naked)]
 pub(super) unsafe extern "C" fn called() {
     std::arch::naked_asm!(
-        // The flags into r11: two bytes of it, without memory.
-        "mov r11, rax",
-        "lahf",
-        "seto al",
-        "xchg rax, r11",
-        "cmp eax, 512",
-        "jae 2f",
-        "bt dword ptr [rip + {answered}], eax",
-        "jc 3f",
-        // Let through.
-        "2:",
-        "xchg rax, r11",
-        "add al, 0x7f",
-        "sahf",
-        "mov rax, r11",
-        "jmp rcx",
-        "3:",
-        "shl eax, 16",
-        "movzx r11d, r11w",
-        "or r11d, eax",
+        let_through!(),
         // A thread that this is the first call of has the GS of the one that made it.
         "4:",
         "rdfsbase rax",

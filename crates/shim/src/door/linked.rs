@@ -14,7 +14,7 @@ use rustix::mm::{MprotectFlags, mprotect};
 use shunt_abi::door::{BELOW, BLOCK, Below};
 use shunt_sys::memory;
 
-use super::entry::Frame;
+use super::entry::{Frame, let_through};
 use super::{ANSWERED, Place, answer_calls, answered, wait_for};
 use crate::base::thread::{self, Apart, Thread};
 use crate::base::{errno, process, real};
@@ -118,26 +118,7 @@ macro_rules! answer {
 #[unsafe(naked)]
 unsafe extern "C" fn called() {
     std::arch::naked_asm!(
-        // The flags into r11: two bytes of it, without memory.
-        "mov r11, rax",
-        "lahf",
-        "seto al",
-        "xchg rax, r11",
-        "cmp eax, 512",
-        "jae 2f",
-        "bt dword ptr [rip + {answered}], eax",
-        "jc 3f",
-        // Let through.
-        "2:",
-        "xchg rax, r11",
-        "add al, 0x7f",
-        "sahf",
-        "mov rax, r11",
-        "jmp rcx",
-        "3:",
-        "shl eax, 16",
-        "movzx r11d, r11w",
-        "or r11d, eax",
+        let_through!(),
         // libc's thread pointer points to itself. A thread that has another has none of this library's data.
         "rdfsbase rax",
         "cmp rax, fs:[0]",

@@ -65,24 +65,12 @@ macro_rules! pass_through {
 }
 pub(crate) use pass_through;
 
-std::arch::global_asm!(
-    ".pushsection .tbss.shunt_thread, \"awT\", @nobits",
-    ".balign 64",
-    ".globl shunt_thread",
-    ".hidden shunt_thread",
-    ".type shunt_thread, @object",
-    ".size shunt_thread, {size}",
-    "shunt_thread: .zero {size}",
-    ".popsection",
-    size = const size_of::<Thread>(),
-);
-
 /// This thread's own, which is zero at its beginning and lives as long. What the compiler has for `thread_local!` asks the dynamic linker for
 /// no function by its name here: it calls by a descriptor, which in a preloaded library leads to an offset.
 #[inline(always)]
 pub(crate) fn this_thread() -> *const Thread {
     let at: *const Thread;
-    // SAFETY: the initial-exec model of thread-local storage: the offset of the block above from the thread pointer, which
+    // SAFETY: the initial-exec model of thread-local storage: the offset of that block from the thread pointer, which
     // the dynamic linker stores in the GOT. A preloaded library always has its block in static storage.
     unsafe {
         std::arch::asm!(

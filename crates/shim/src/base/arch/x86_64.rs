@@ -66,20 +66,9 @@ macro_rules! pass_through {
 }
 pub(crate) use pass_through;
 
-std::arch::global_asm!(
-    ".pushsection .tbss.shunt_thread, \"awT\", @nobits",
-    ".balign 64",
-    ".globl shunt_thread",
-    ".hidden shunt_thread",
-    ".type shunt_thread, @object",
-    ".size shunt_thread, {size}",
-    "shunt_thread: .zero {size}",
-    ".popsection",
-    size = const size_of::<Thread>(),
-);
-
 // What the compiler calls for `thread_local!`, also for those of the standard library. The dynamic linker's would have the shim need
-// glibc's own by its name, may allocate, and may wait for a lock. All of them are in the block of the one above.
+// glibc's own by its name, may allocate, and may wait for a lock. All of them are in the block of `shunt_thread`
+// (`crate::base::thread`).
 std::arch::global_asm!(
     ".pushsection .text.__tls_get_addr, \"ax\", @progbits",
     ".globl __tls_get_addr",
@@ -100,7 +89,7 @@ std::arch::global_asm!(
 #[inline(always)]
 pub(crate) fn this_thread() -> *const Thread {
     let at: *const Thread;
-    // SAFETY: the initial-exec model of thread-local storage: the offset of the block above from the thread pointer, which
+    // SAFETY: the initial-exec model of thread-local storage: the offset of that block from the thread pointer, which
     // the dynamic linker stores in the GOT. A preloaded library always has its block in static storage.
     unsafe {
         std::arch::asm!(
