@@ -88,6 +88,20 @@ fn a_container_that_has_moved_is_found_also_while_etcd_is_dead() {
     await_host_network(&lab, MOVED);
 }
 
+/// It has just started, and connects at once: the server's host has not heard of it.
+#[test]
+fn a_container_that_nobody_has_told_of_yet_has_the_host_that_asks_for_it() {
+    let mut lab = Lab::with_routers();
+    let _served = lab.launch(B, lab.command(B, true, go("server")).args(["tcp4", ":9000"]), "listening");
+    lab.reload(B, "['10.50.1.0/24']", "['10.50.1.99']");
+    lab::await_until(|| lab.log(B).contains("has been read again"), || lab.log(B));
+    for connections in 1..=20 {
+        assert!(converse(&lab, SERVER).status.success());
+        assert_eq!(lab.roads(A, "client"), (connections, json!({})));
+        assert_eq!(lab.roads(B, "server"), (connections, json!({})));
+    }
+}
+
 #[test]
 fn a_host_that_has_gone_has_no_containers() {
     let (mut lab, _, (_container, server)) = found_by(&format!("'{ETCD}'"));

@@ -72,12 +72,12 @@ impl Guests {
         Some(coming)
     }
 
-    /// Hears what the router of a host has said until now, though nobody has been told yet that something has come.
-    pub(crate) fn listen(&self, shared: &Arc<Shared>, host: IpAddr) {
+    /// Hears what the router of a host has said until now, or any, though nobody has been told yet that something has come.
+    pub(crate) fn listen(&self, shared: &Arc<Shared>, host: Option<IpAddr>) {
         let guests: Vec<_> = {
             let state = self.state();
-            let of_host = state.guests.iter().filter(|(_, guest)| guest.host == host);
-            of_host.map(|(id, guest)| (*id, guest.clone())).collect()
+            let meant = state.guests.iter().filter(|(_, guest)| host.is_none_or(|host| guest.host == host));
+            meant.map(|(id, guest)| (*id, guest.clone())).collect()
         };
         for (id, guest) in guests {
             if guest.listen(shared, id, When::Looking).is_err() {
@@ -224,7 +224,7 @@ fn consider(
     if shared.guests.state().coming.len() >= COMING {
         return Err(Reason::Busy);
     }
-    let expected = shared.expect(destination, host);
+    let expected = shared.expect(ask, host);
     Ok(Coming { host, ask, takers, expected, guest, number, since: Instant::now() })
 }
 

@@ -29,7 +29,7 @@ use crate::options::Options;
 use crate::peers;
 use crate::policy::Flow;
 use crate::reason::Reason;
-use crate::shared::{Claim, Promised, Shared};
+use crate::shared::{Claim, Client, Promised, Shared};
 use crate::wire::{Line, Opening, Talk, WireError, opening};
 
 /// A router that has connected says at once what it wants.
@@ -99,7 +99,8 @@ async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr) -> Result<
         return talk.promise(Some(Reason::NotFound)).await;
     };
     let Coming { ask, takers, expected, .. } = coming;
-    let is_its_own = shared.map().host_of(offer.source.ip()).map(|it| it.router.ip()) == Some(host);
+    // One that nobody has told of yet may be anybody's.
+    let is_its_own = shared.map().host_of(offer.source.ip()).is_none_or(|it| it.router.ip() == host);
     let found = match is_its_own {
         true => find(shared, &takers.namespace, ask.destination, offer.source).await,
         false => None,
@@ -170,8 +171,8 @@ fn reset(connection: impl AsFd) {
     let _ = SockRef::from(&connection).set_linger(Some(Duration::ZERO));
 }
 
-/// The server's end of the connection: it waits to be accepted, or somebody who has accepted it waits for an answer. Who has accepted it
-/// and does not ask will not take what is promised.
+/// The server's end of the connection: it waits to be accepted, or somebody who has accepted it waits for an answer or has had one. Who has
+/// accepted it and does not ask will not take what is promised.
 async fn find(
     shared: &Shared,
     namespace: &Namespace,
@@ -186,7 +187,7 @@ async fn find(
         tokio::pin!(changed);
         changed.as_mut().enable();
         let found = namespace.connection(local, remote);
-        let found = found.filter(|found| !found.held || shared.is_waited_for(found.cookie));
+        let found = found.filter(|found| !found.held || shared.has_asked(found.cookie));
         if found.is_some() || Instant::now() >= deadline {
             return found;
         }
@@ -296,10 +297,9 @@ async fn await_claim(
 ) -> Result<(OwnedFd, Origin), Reason> {
     let patience = shared.loaded().config.patience();
     let host = shared.map().host_of(ends.remote.ip()).map(|host| host.router.ip());
-    if let Some(host) = host {
-        // It has been asked for before it was made, so it is known by now, or should be.
-        shared.guests.listen(shared, host);
-    }
+    // It has been asked for before it was made, so it is known by now, or should be.
+    shared.guests.listen(shared, host);
+    let client = host.map_or(Client::Container(ends.remote.ip()), Client::Host);
     let begun = Instant::now();
     let mut reason = Reason::NotOffered;
     // tokio waits for a copy that it owns; the last one is closed elsewhere.
@@ -308,7 +308,7 @@ async fn await_claim(
         let changed = shared.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let until_late = match shared.claim(ends.cookie, host.map(|host| (ends.local, host))) {
+        let until_late = match shared.claim(ends.cookie, Some((ends.local, client))) {
             Claim::Taken(connection, origin) => return Ok((connection, origin)),
             // Whoever has made the promise keeps the time.
             Claim::Promised => {

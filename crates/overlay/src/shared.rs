@@ -27,6 +27,7 @@ use crate::namespace::Namespace;
 use crate::peers::Peers;
 use crate::reason::Reason;
 use crate::secure::Guard;
+use crate::wire::Ask;
 
 /// See the module.
 #[derive(Debug)]
@@ -74,8 +75,8 @@ struct State {
     namespaces: HashMap<u64, (Arc<Namespace>, usize)>,
     /// By their cookies.
     listeners: HashMap<u64, Listener>,
-    /// What was asked for and not offered yet: where, and by the client's host.
-    asked: HashMap<(SocketAddr, IpAddr), usize>,
+    /// What was asked for and not offered yet: where, and for whom, by either name.
+    asked: HashMap<(SocketAddr, Client), usize>,
     /// By the cookie of the socket that the server's program accepts.
     promises: HashMap<u64, Promise>,
     /// Sockets that have been accepted by somebody who waits for an answer.
@@ -136,6 +137,14 @@ struct Promise {
 struct Unwanted {
     is_so: AtomicBool,
     changed: Notify,
+}
+
+/// By what the server's router knows whose connection is coming: its container may have another address than that which was probable, and
+/// nobody may have told yet on which host it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Client {
+    Host(IpAddr),
+    Container(IpAddr),
 }
 
 /// What the server's router knows of a socket that was accepted.
@@ -331,9 +340,14 @@ impl Shared {
     }
 
     /// An offer is to be expected until what is returned is dropped.
-    pub(crate) fn expect(self: &Arc<Shared>, destination: SocketAddr, host: IpAddr) -> Expected {
-        *self.state().asked.entry((destination, host)).or_default() += 1;
-        Expected { shared: self.clone(), key: (destination, host) }
+    pub(crate) fn expect(self: &Arc<Shared>, ask: Ask, host: IpAddr) -> Expected {
+        let keys =
+            [Client::Host(host), Client::Container(ask.source)].map(|client| (ask.destination, client));
+        let mut state = self.state();
+        for key in keys {
+            *state.asked.entry(key).or_default() += 1;
+        }
+        Expected { shared: self.clone(), keys }
     }
 
     /// Whoever accepts the socket `cookie` gets what is committed, until what is returned is dropped. One of the takers has it, or has
@@ -377,8 +391,8 @@ impl Shared {
         Ok(Promised { shared: self.clone(), cookie, namespace, unwanted })
     }
 
-    /// What there is for a socket that was accepted, of a connection to that address by a client on that host.
-    pub(crate) fn claim(&self, cookie: u64, expected: Option<(SocketAddr, IpAddr)>) -> Claim {
+    /// What there is for a socket that was accepted, of a connection to that address by that client.
+    pub(crate) fn claim(&self, cookie: u64, expected: Option<(SocketAddr, Client)>) -> Claim {
         let mut state = self.state();
         if let Some(promise) = state.promises.get_mut(&cookie) {
             let Some(connection) = promise.committed.take() else { return Claim::Promised };
@@ -397,9 +411,10 @@ impl Shared {
         Waiting { shared: self.clone(), cookie }
     }
 
-    /// Whether one does.
-    pub(crate) fn is_waited_for(&self, cookie: u64) -> bool {
-        self.state().waiting.contains(&cookie)
+    /// Whether one does, or has been told that the socket stays on the overlay.
+    pub(crate) fn has_asked(&self, cookie: u64) -> bool {
+        let state = self.state();
+        state.waiting.contains(&cookie) || state.stayed.contains(&cookie)
     }
 
     /// The promise is taken back, if it still can be: whoever waits for it is told what has come of that.
@@ -613,16 +628,18 @@ impl Drop for Visit {
 #[derive(Debug)]
 pub(crate) struct Expected {
     shared: Arc<Shared>,
-    key: (SocketAddr, IpAddr),
+    keys: [(SocketAddr, Client); 2],
 }
 
 impl Drop for Expected {
     fn drop(&mut self) {
         let mut state = self.shared.state();
-        if let Some(count) = state.asked.get_mut(&self.key) {
-            *count -= 1;
-            if *count == 0 {
-                state.asked.remove(&self.key);
+        for key in self.keys {
+            if let Some(count) = state.asked.get_mut(&key) {
+                *count -= 1;
+                if *count == 0 {
+                    state.asked.remove(&key);
+                }
             }
         }
         drop(state);
