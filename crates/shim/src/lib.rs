@@ -23,7 +23,7 @@ mod ops;
 mod program;
 mod socket;
 
-use base::{clib, panic, process, table, thread, waiter};
+use base::{clib, end, panic, process, table, thread, waiter};
 use broker::control;
 use life::attach;
 use ops::descriptors;
@@ -52,6 +52,7 @@ extern "C" fn start() {
 
 /// All that a floor has done by one above it.
 fn connect_floors() {
+    thread::ENDS.set(|()| end::ends());
     table::STRAY.set(|()| fork::stray());
     waiter::TELL_BROKER.set(control::tell_doorbell);
     links::RETIRE.set(control::retire);

@@ -5,11 +5,11 @@
 //! thread keeps a few of the smallest for itself: behind the shield nothing else of it runs, so that takes no lock.
 
 use std::alloc::{GlobalAlloc, Layout};
-use std::cell::Cell;
 use std::ptr::null_mut;
 
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
 
+use crate::base::kept::Kept;
 use crate::base::lock::Lock;
 use crate::base::signal::Shield;
 use crate::base::thread;
@@ -21,9 +21,6 @@ const SIZES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 /// What is asked of the kernel at a time for small blocks.
 const CHUNK: usize = 256 * 1024;
 const PAGE: usize = 4096;
-/// Sizes of which a thread keeps blocks, from the smallest, and how many of each.
-const KEPT_SIZES: usize = 8;
-const KEPT_BLOCKS: u8 = 8;
 
 static HEAP: Lock<Heap> = Lock::new(Heap { free: [null_mut(); SIZES], next: null_mut(), left: 0 });
 
@@ -61,7 +58,7 @@ unsafe impl GlobalAlloc for Allocator {
                 let _shield = Shield::raise();
                 let thread = thread::this();
                 if thread.kept.keep(class, block) {
-                    thread.await_exit();
+                    thread.await_end();
                 } else {
                     HEAP.lock().give(class, block);
                 }
@@ -143,44 +140,9 @@ impl Heap {
     }
 }
 
-/// The free blocks that a thread keeps. Used behind the shield.
-pub(crate) struct Kept {
-    first: [Cell<*mut u8>; KEPT_SIZES],
-    count: [Cell<u8>; KEPT_SIZES],
-}
-
-impl Kept {
-    fn take(&self, class: usize) -> Option<*mut u8> {
-        let block = self.first.get(class)?.get();
-        if block.is_null() {
-            return None;
-        }
-        // SAFETY: a free block begins with a pointer to the next.
-        self.first[class].set(unsafe { block.cast::<*mut u8>().read() });
-        self.count[class].set(self.count[class].get() - 1);
-        Some(block)
-    }
-
-    /// `false` if there are enough.
-    fn keep(&self, class: usize, block: *mut u8) -> bool {
-        if class >= KEPT_SIZES || self.count[class].get() == KEPT_BLOCKS {
-            return false;
-        }
-        // SAFETY: at least as large as a pointer, and no longer in use.
-        unsafe { block.cast::<*mut u8>().write(self.first[class].get()) };
-        self.first[class].set(block);
-        self.count[class].set(self.count[class].get() + 1);
-        true
-    }
-
-    /// The thread is over.
-    pub(crate) fn give_back(&self) {
-        for class in 0..KEPT_SIZES {
-            while let Some(block) = self.take(class) {
-                HEAP.lock().give(class, block);
-            }
-        }
-    }
+/// Gives back what a thread has kept, which is over.
+pub(crate) fn give_back(kept: &Kept) {
+    kept.take_each(|class, block| HEAP.lock().give(class, block));
 }
 
 /// Which size of block a layout gets; `None`: a mapping.

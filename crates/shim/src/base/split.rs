@@ -5,11 +5,10 @@
 //! dlsym is looked for here, and finds the others. Where libc has none, what it would find is looked for here as well: such a glibc's
 //! allocates, and the allocator may be what makes the call that needs a function.
 
-use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use crate::base::hidden::{c_name, hidden};
-use crate::base::real;
 
 std::arch::global_asm!(
     ".weak shunt_dlsym",
@@ -246,24 +245,6 @@ elsewhere! {
     fn pthread_key_create(key: *mut c_uint, at_end: Option<AtEnd>) -> c_int = libc::EAGAIN;
     fn pthread_key_delete(key: c_uint) -> c_int = libc::EINVAL;
     fn pthread_setspecific(key: c_uint, value: *const c_void) -> c_int = libc::EINVAL;
-}
-
-/// What is a system call, whatever libc has for it.
-macro_rules! by_number {
-    ($(fn $name:ident($($arg:ident),*) = $number:ident($a:expr, $b:expr, $c:expr, $d:expr);)*) => { $(
-        unsafe extern "C" fn $name($($arg: c_long),*) -> c_int {
-            // SAFETY: the caller's promise.
-            unsafe { real::syscall(libc::$number, $a, $b, $c, $d, 0, 0) as c_int }
-        }
-
-        hidden!($name, $name);
-    )* };
-}
-
-by_number! {
-    fn stat64(path, into) = SYS_newfstatat(libc::AT_FDCWD.into(), path, into, 0);
-    fn fstat64(fd, into) = SYS_fstat(fd, into, 0, 0);
-    fn gettid() = SYS_gettid(0, 0, 0, 0);
 }
 
 #[cfg(test)]

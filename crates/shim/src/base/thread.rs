@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
 use rustix::mm::munmap;
 use shunt_abi::door::BLOCK;
 
-use crate::base::alloc::Kept;
+use crate::base::above::Above;
 use crate::base::arch;
-use crate::base::signal::{Deferred, Journal, Shield};
-use crate::base::waiter::{Slot, Spinner};
+use crate::base::journal::Journal;
+use crate::base::kept::Kept;
 
 /// One thread's. Only its own thread and the handlers that interrupt it use it, so relaxed atomics are plain moves here;
-/// [`Shield`] says where the compiler must keep their order.
+/// [`Shield`](crate::base::signal::Shield) says where the compiler must keep their order.
 #[repr(C, align(64))]
 pub(crate) struct Thread {
-    /// How many shields are up; see [`Shield`].
+    /// How many shields are up; see [`Shield`](crate::base::signal::Shield).
     pub(crate) shields: AtomicU32,
     /// The signal that waits until they are down, or 0.
     pub(crate) deferred: AtomicI32,
@@ -27,10 +27,10 @@ pub(crate) struct Thread {
     pub(crate) bell: AtomicU32,
     /// Whether pthread_cancel may act at any instruction.
     pub(crate) cancelled_anywhere: Cell<bool>,
-    /// Whether [`exit`] will be called.
-    exit_is_awaited: Cell<bool>,
+    /// Whether [`ENDS`] will be called.
+    pub(crate) end_is_awaited: Cell<bool>,
     /// 1 + the slot of the waiter that this thread has, or 0.
-    slot: Cell<u32>,
+    pub(crate) slot: Cell<u32>,
     /// Whether a child of vfork may be running in the thread's place.
     pub(crate) is_lent: Cell<bool>,
     pub(crate) apart: Apart,
@@ -40,6 +40,22 @@ pub(crate) struct Thread {
     pub(crate) journal: Journal,
     pub(crate) kept: Kept,
     pub(crate) deferral: UnsafeCell<Deferred>,
+}
+
+/// A signal that waits for the shield, and the mask of the code that it interrupted.
+pub(crate) struct Deferred {
+    pub(crate) info: libc::siginfo_t,
+    pub(crate) mask: u64,
+}
+
+/// What a thread has learned of spinning: see `base::spin`.
+pub(crate) struct Spinner {
+    /// Sleeps to go without spinning.
+    pub(crate) pause: Cell<u32>,
+    /// Misses since the last quick hit; the pause doubles with each.
+    pub(crate) misses: Cell<u32>,
+    /// How long the last spin took, if it hit; else 0.
+    pub(crate) hit: Cell<u64>,
 }
 
 /// A stack for system calls of the program's own, made where it has little: see `crate::door::linked`.
@@ -59,7 +75,11 @@ impl Apart {
         (end.saturating_sub(BLOCK)..end).contains(&at)
     }
 
-    fn give_back(&self) {
+    /// Unless a call is being answered there.
+    pub(crate) fn give_back(&self) {
+        if self.is_in_use.get() != 0 {
+            return;
+        }
         let end = self.end.replace(0);
         if end != 0 {
             // SAFETY: mapped for this thread alone, which does not run there.
@@ -85,69 +105,43 @@ std::arch::global_asm!(
 #[inline(always)]
 pub(crate) fn this() -> &'static Thread {
     // SAFETY: zeroes are valid for every field, and the block lives as long as the thread.
-    unsafe { &*arch::this_thread() }
+    unsafe { &*arch::this_thread().cast() }
 }
 
-static EXIT_KEY: AtomicU32 = AtomicU32::new(NO_KEY);
+/// Gives back what the thread has that is over, also by cancellation.
+pub(crate) static ENDS: Above<()> = Above::new();
+static KEY: AtomicU32 = AtomicU32::new(NO_KEY);
 const NO_KEY: u32 = u32::MAX;
 
-/// Has [`exit`] called at the end of each thread that asks for it. Without threads in the program there may be no keys yet
+/// Has [`ENDS`] called at the end of each thread that asks for it. Without threads in the program there may be no keys yet
 /// (`base::split`).
 pub(crate) fn start() {
     let mut key = 0;
     // SAFETY: the key is ours; the destructor lives as long as the program.
-    let made = unsafe { libc::pthread_key_create(&mut key, Some(exit)) } == 0;
-    if made && EXIT_KEY.compare_exchange(NO_KEY, key, Relaxed, Relaxed).is_err() {
+    let made = unsafe { libc::pthread_key_create(&mut key, Some(ends)) } == 0;
+    if made && KEY.compare_exchange(NO_KEY, key, Relaxed, Relaxed).is_err() {
         // SAFETY: another thread has made one at the same time, and nobody knows of this one.
         unsafe { libc::pthread_key_delete(key) };
     }
 }
 
-/// A thread is over, also by cancellation: whatever it has left comes back.
-unsafe extern "C" fn exit(_: *mut c_void) {
-    over();
-    let apart = &this().apart;
-    if apart.is_in_use.get() == 0 {
-        apart.give_back();
-    }
-}
-
-/// What [`exit`] does, also where nobody calls that.
-pub(crate) fn over() {
-    let thread = this();
-    let _shield = Shield::raise();
-    thread.exit_is_awaited.set(false);
-    thread.is_lent.set(false);
-    thread.journal.undo_all();
-    if let Some(slot) = thread.take_slot() {
-        slot.give_back();
-    }
-    thread.kept.give_back();
+unsafe extern "C" fn ends(_: *mut c_void) {
+    ENDS.call(());
 }
 
 impl Thread {
     /// Has what this thread holds given back at its end.
-    pub(crate) fn await_exit(&self) {
-        if !self.exit_is_awaited.get() {
-            if EXIT_KEY.load(Relaxed) == NO_KEY {
+    pub(crate) fn await_end(&self) {
+        if !self.end_is_awaited.get() {
+            if KEY.load(Relaxed) == NO_KEY {
                 start();
             }
-            let key = EXIT_KEY.load(Relaxed);
+            let key = KEY.load(Relaxed);
             // SAFETY: the first keys of a process have their room in the thread's own block, so this allocates nothing.
             let set: c_int = unsafe { libc::pthread_setspecific(key, std::ptr::from_ref(self).cast()) };
             // The first thread of a program without keys asks once: it ends with the program.
-            self.exit_is_awaited.set(set == 0 || key == NO_KEY);
+            self.end_is_awaited.set(set == 0 || key == NO_KEY);
         }
-    }
-
-    pub(crate) fn slot(&self) -> Option<Slot> {
-        self.slot.get().checked_sub(1).map(|slot| Slot(slot as usize))
-    }
-
-    pub(crate) fn take_slot(&self) -> Option<Slot> {
-        let slot = self.slot();
-        self.slot.set(0);
-        slot
     }
 
     /// A call begins to wait.
@@ -159,10 +153,5 @@ impl Thread {
     pub(crate) fn end_wait(&self) -> bool {
         self.waits.set(self.waits.get() - 1);
         self.waits.get() == 0
-    }
-
-    pub(crate) fn set_slot(&self, slot: Slot) {
-        self.slot.set(slot.0 as u32 + 1);
-        self.await_exit();
     }
 }

@@ -5,17 +5,14 @@
 //! next owner, so that the broker hears of it once. An instance listens to it in its own kernel set, a thread by a
 //! descriptor that belongs to the slot.
 
-use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
 
 use shunt_abi::geometry::WAITERS;
-use shunt_abi::page::Counter;
 
 use crate::base::above::Above;
 use crate::base::private::PrivateFd;
-use crate::base::process::{self, Spin};
-use crate::base::{signal, thread};
+use crate::base::thread::{self, Thread};
 
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 static DOORBELLS: [AtomicI32; WAITERS] = [const { AtomicI32::new(-1) }; WAITERS];
@@ -157,6 +154,23 @@ pub(crate) fn after_fork_in_child() {
     thread::this().take_slot();
 }
 
+impl Thread {
+    pub(crate) fn slot(&self) -> Option<Slot> {
+        self.slot.get().checked_sub(1).map(|slot| Slot(slot as usize))
+    }
+
+    pub(crate) fn take_slot(&self) -> Option<Slot> {
+        let slot = self.slot();
+        self.slot.set(0);
+        slot
+    }
+
+    fn set_slot(&self, slot: Slot) {
+        self.slot.set(slot.0 as u32 + 1);
+        self.await_end();
+    }
+}
+
 /// While fewer slots are free, a thread has one only as long as it waits: of hundreds of threads, few do at a time.
 const SCARCE: u32 = 16;
 
@@ -184,216 +198,4 @@ pub(crate) fn of_this_thread() -> Option<Slot> {
         thread.set_slot(slot);
     }
     thread.slot()
-}
-
-/// Spins for this thread as its settings and its luck allow, until `ready` says so. `true` if it did.
-pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
-    thread::this().spinner.spin(ready)
-}
-
-/// Adaptive spinning: only while it has been paying off.
-pub(crate) struct Spinner {
-    /// Sleeps to go without spinning.
-    pause: Cell<u32>,
-    /// Misses since the last quick hit; the pause doubles with each.
-    misses: Cell<u32>,
-    /// How long the last spin took, if it hit; else 0.
-    hit: Cell<u64>,
-}
-
-/// Once a spin has hit, the next is twice as long in automatic mode, but at least
-const SHORT_NANOS: u64 = 20_000;
-/// and at most this: a program in a slow language answers in 20 us, and to wake up takes as long again.
-const LONG_NANOS: u64 = 60_000;
-/// The longest before that: the peer may be asleep, and a processor that is idle takes a while to wake. Once both are awake
-/// they find each other at once.
-const TRIAL_NANOS: u64 = 150_000;
-/// How long a spin goes on before it asks whether somebody else wants the processor; one without a hit before it only looks a few times.
-const YIELD_NANOS: u64 = 5_000;
-/// Somebody does if giving it up took as long as this: then spinning takes time from those who have something to do.
-const OTHERS_NANOS: u64 = 3_000;
-/// Looks between two looks at the clock.
-const LOOKS: u32 = 32;
-const MISSES_ALLOWED: u32 = 1;
-const LONGEST_PAUSE: u32 = 4096;
-
-impl Spinner {
-    fn spin(&self, mut ready: impl FnMut() -> bool) -> bool {
-        let nanos = match process::spin() {
-            Spin::Nanos(0) => return false,
-            Spin::Nanos(nanos) => nanos,
-            Spin::Auto if self.pause.get() > 0 => {
-                self.pause.set(self.pause.get() - 1);
-                return false;
-            }
-            Spin::Auto if single_processor() => return false,
-            Spin::Auto if self.hit.get() > 0 => (2 * self.hit.get()).clamp(SHORT_NANOS, LONG_NANOS),
-            Spin::Auto if !TRIALS.begin(process::now()) => return false,
-            Spin::Auto => TRIAL_NANOS,
-        };
-        let begin = process::now();
-        let is_trial = self.hit.get() == 0;
-        let mut yield_at = if is_trial { begin } else { begin + YIELD_NANOS };
-        let (mut is_crowded, mut given) = (false, 0);
-        let found = loop {
-            if (0..LOOKS).any(|_| {
-                std::hint::spin_loop();
-                ready()
-            }) {
-                break true;
-            }
-            let now = process::now();
-            if signal::has_deferred() || now - begin >= nanos {
-                break false;
-            }
-            if now >= yield_at {
-                rustix::thread::sched_yield();
-                let after = process::now();
-                if after - now > OTHERS_NANOS {
-                    // Perhaps the peer itself: then it is there now, but a sleep would have been as quick.
-                    (is_crowded, given) = (true, after - now);
-                    break ready();
-                }
-                yield_at = after + YIELD_NANOS;
-            }
-        };
-        let spent = process::now() - begin;
-        // What others have had of it is not spent.
-        process::count(Counter::SpinNanos, spent - given);
-        let has_paid = found && !is_crowded;
-        match (is_crowded, is_trial) {
-            (true, _) => TRIALS.note_crowd(begin + spent),
-            (false, true) if !found => TRIALS.note_miss(begin + spent),
-            _ => {}
-        }
-        self.hit.set(if has_paid { spent.max(1) } else { 0 });
-        if has_paid {
-            process::count(Counter::SpinHits, 1);
-            if spent <= LONG_NANOS {
-                self.misses.set(0);
-                TRIALS.note_hit();
-            }
-        } else {
-            let misses = self.misses.get() + 1;
-            self.misses.set(misses);
-            if misses > MISSES_ALLOWED {
-                self.pause.set((1 << (misses - MISSES_ALLOWED).min(16)).min(LONGEST_PAUSE));
-            }
-        }
-        found
-    }
-}
-
-/// Spins without a hit before them, by all threads together. What one of them learns holds for the others, of which there may be
-/// hundreds: one tries at a time, and where that finds nothing none tries again for a while. For longer still where somebody else wants the
-/// processor: who gives it up there has it back after milliseconds, while who is woken from a sleep has it at once.
-struct Trials {
-    /// No other begins before this time.
-    next: AtomicU64,
-    /// How long they were last left alone; less after each hit.
-    left: AtomicU64,
-}
-
-static TRIALS: Trials = Trials { next: AtomicU64::new(0), left: AtomicU64::new(0) };
-
-/// How long they are left alone after the second that has not paid,
-const LEFT_NANOS: u64 = 1_000_000;
-/// after many in a row that found nothing,
-const LONGEST_LEFT_NANOS: u64 = 16_000_000;
-/// and after many that found somebody else.
-const LONGEST_CROWDED_NANOS: u64 = 128_000_000;
-
-impl Trials {
-    /// Whether one may begin.
-    fn begin(&self, now: u64) -> bool {
-        let next = self.next.load(Relaxed);
-        let until = now + self.left.load(Relaxed).max(LEFT_NANOS);
-        now >= next && self.next.compare_exchange(next, until, Relaxed, Relaxed).is_ok()
-    }
-
-    fn note_hit(&self) {
-        // Not written without need: all threads look here.
-        let left = self.left.load(Relaxed);
-        if left != 0 || self.next.load(Relaxed) != 0 {
-            self.left.store(left / 4, Relaxed);
-            self.next.store(0, Relaxed);
-        }
-    }
-
-    /// One has found nothing.
-    fn note_miss(&self, now: u64) {
-        self.leave(now, LONGEST_LEFT_NANOS);
-    }
-
-    /// Somebody else wants the processor.
-    fn note_crowd(&self, now: u64) {
-        self.leave(now, LONGEST_CROWDED_NANOS);
-    }
-
-    /// After a row of hits one that has not paid counts for nothing: something passed by.
-    fn leave(&self, now: u64, longest: u64) {
-        let left = match self.left.load(Relaxed) {
-            0 => 1,
-            left => (2 * left).clamp(LEFT_NANOS, longest),
-        };
-        self.left.store(left, Relaxed);
-        self.next.store(now + left, Relaxed);
-    }
-}
-
-/// Of the whole machine: a program that is bound to one processor may have peers on others.
-fn single_processor() -> bool {
-    static PROCESSORS: AtomicI32 = AtomicI32::new(0);
-    if PROCESSORS.load(Relaxed) == 0 {
-        // SAFETY: a plain call.
-        let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
-        PROCESSORS.store(online.max(1) as i32, Relaxed);
-    }
-    PROCESSORS.load(Relaxed) == 1
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn new() -> Trials {
-        Trials { next: AtomicU64::new(0), left: AtomicU64::new(0) }
-    }
-
-    /// When the next may begin, after one at `now` that ends by `note`.
-    fn next(trials: &Trials, now: u64, note: impl Fn(&Trials, u64)) -> u64 {
-        assert!(trials.begin(now));
-        assert!(!trials.begin(now), "another thread at the same time");
-        note(trials, now);
-        let next = trials.next.load(Relaxed);
-        assert!(!trials.begin(next - 1));
-        next
-    }
-
-    #[test]
-    fn what_one_thread_has_missed_the_others_do_not_try() {
-        let (trials, mut now) = (new(), 1);
-        for left in [0, 1, 2, 4, 8, 16, 16] {
-            let left = (left * LEFT_NANOS).max(1);
-            assert_eq!(next(&trials, now, Trials::note_miss) - now, left);
-            now += left;
-        }
-        trials.note_hit();
-        assert!(trials.begin(now));
-    }
-
-    #[test]
-    fn where_somebody_else_wants_the_processor_it_is_tried_seldom_until_it_pays() {
-        let (trials, mut now) = (new(), 1);
-        for _ in 0..12 {
-            now = next(&trials, now, Trials::note_crowd);
-        }
-        assert_eq!(next(&trials, now, Trials::note_crowd) - now, LONGEST_CROWDED_NANOS);
-        now += LONGEST_CROWDED_NANOS;
-        assert_eq!(next(&trials, now, Trials::note_miss) - now, LONGEST_LEFT_NANOS, "they have gone");
-        for _ in 0..12 {
-            trials.note_hit();
-        }
-        assert_eq!(next(&trials, now, Trials::note_crowd) - now, 1, "forgotten");
-    }
 }

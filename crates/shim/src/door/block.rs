@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use rustix::thread::gettid;
 use shunt_abi::door::{BLOCK, Begin, CONTROL, Control};
 
-use crate::base::thread;
+use crate::base::end;
 
 /// As many threads as a process of Go's may have, and then some.
 const MOST: usize = 16 * 1024;
@@ -143,7 +143,7 @@ fn known(program: usize) -> Option<*mut Control> {
     unsafe {
         let before: usize;
         asm!("rdgsbase {before}", "wrgsbase {free}", before = out(reg) before, free = in(reg) free);
-        thread::over();
+        end::over();
         asm!("wrgsbase {before}", before = in(reg) before);
     }
     Some(free)

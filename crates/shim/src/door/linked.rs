@@ -80,7 +80,7 @@ fn below() -> Option<&'static Below> {
 unsafe extern "C" fn answer(frame: &mut Frame) -> c_long {
     const PTHREAD_CANCEL_DISABLE: c_int = 1;
     let (number, before) = (c_long::from(frame.number()), errno::get());
-    thread::this().await_exit();
+    thread::this().await_end();
     let mut state = 0;
     // SAFETY: the program's own call, which is no cancellation point.
     let result = unsafe {

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use shunt_abi::door::{NUMBERS, Offer};
 
-use crate::base::{process, thread};
+use crate::base::{end, process, thread};
 use crate::hooks::raw::door as raw;
 use crate::ops::exec;
 use crate::program::beside::{self, By, Executed};
@@ -105,7 +105,7 @@ unsafe fn answered<P: Place>(number: c_long, arguments: [c_long; 6]) -> Option<c
         return None;
     }
     if number == ::libc::SYS_exit {
-        thread::over();
+        end::over();
     }
     // A child is made that runs in this memory while its parent's thread sleeps.
     if raw::lends_memory(number, arguments) {

@@ -7,7 +7,8 @@ use shunt_abi::reason::Reason;
 use shunt_ring::user::Piece;
 use shunt_sys::memory;
 
-use crate::base::signal::{self, Held, Shield};
+use crate::base::journal::Held;
+use crate::base::signal::{self, Shield};
 use crate::base::{clib, errno, kernel, order, real, table};
 use crate::life::{attach, resets};
 use crate::ops::hold::Hold;

@@ -6,7 +6,8 @@ use libc::FILE;
 use shunt_abi::reason::Reason;
 
 use super::trampoline::{Call, trampolines};
-use crate::base::signal::{self, Held, Shield};
+use crate::base::journal::Held;
+use crate::base::signal::{self, Shield};
 use crate::base::table::{self, Entry};
 use crate::base::{errno, process, real};
 use crate::life::attach;

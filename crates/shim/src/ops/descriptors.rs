@@ -8,8 +8,9 @@ use shunt_abi::reason::Reason;
 use shunt_sys::tcp::Opener;
 use shunt_transport::Kernel;
 
+use crate::base::journal::Held;
 use crate::base::private::{self, PrivateFd};
-use crate::base::signal::{self, Held, Shield};
+use crate::base::signal::{self, Shield};
 use crate::base::table::{self, Entry};
 use crate::base::{children, errno, kernel, order, process, real, waiter};
 use crate::broker::control;

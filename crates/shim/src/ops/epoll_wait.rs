@@ -5,7 +5,8 @@ use std::ffi::c_int;
 use libc::epoll_event;
 use shunt_abi::page::Counter;
 
-use crate::base::signal::{self, Held, Ran};
+use crate::base::journal::Held;
+use crate::base::signal::{self, Ran};
 use crate::base::{errno, kernel, order, process};
 use crate::broker::control;
 use crate::epoll::{self, DEGRADED_NANOS, Epoll};

@@ -1,6 +1,7 @@
 //! What calls announce for the time of a sleep, and how it is undone if nobody comes back from it: see [`crate::base::signal`].
 
-use crate::base::signal::{self, Held, Kind, Words};
+use crate::base::journal::{Held, Kind, Words};
+use crate::base::signal;
 use crate::base::waiter::Slot;
 use crate::epoll::Epoll;
 use crate::ops::poll::Watch;

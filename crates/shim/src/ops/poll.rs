@@ -9,9 +9,10 @@ use libc::{pollfd, sigset_t};
 use shunt_abi::page::Counter;
 use shunt_abi::reason::Reason;
 
+use crate::base::journal::Held;
 use crate::base::names::EndpointRef;
 use crate::base::private::borrow;
-use crate::base::signal::{self, Held, Ran, Shield};
+use crate::base::signal::{self, Ran, Shield};
 use crate::base::table::{self, Entry};
 use crate::base::waiter::{self, Slot};
 use crate::base::{errno, kernel, process, real, thread};

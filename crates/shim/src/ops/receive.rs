@@ -11,9 +11,10 @@ use shunt_ring::user::Piece;
 use shunt_sys::memory;
 use shunt_transport::{Kernel, Received, Waiting};
 
+use crate::base::journal::Held;
 use crate::base::lock::Guard;
 use crate::base::private::borrow;
-use crate::base::signal::{self, Held};
+use crate::base::signal;
 use crate::base::{errno, kernel, waiter};
 use crate::broker::control;
 use crate::epoll;

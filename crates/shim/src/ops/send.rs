@@ -13,8 +13,9 @@ use shunt_ring::user::Piece;
 use shunt_sys::memory;
 use shunt_transport::{Sent, Tx};
 
+use crate::base::journal::Held;
 use crate::base::lock::Guard;
-use crate::base::signal::{self, Held};
+use crate::base::signal;
 use crate::base::{errno, kernel, process, real, waiter};
 use crate::epoll;
 use crate::life::{attach, overdue, resets};

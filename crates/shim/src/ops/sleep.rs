@@ -6,10 +6,11 @@ use libc::{c_short, pollfd, timespec};
 use shunt_abi::page::Counter;
 use shunt_abi::reason::Reason;
 
+use crate::base::journal::Held;
 use crate::base::private::borrow;
-use crate::base::signal::{self, Held, Ran};
+use crate::base::signal::{self, Ran};
 use crate::base::waiter::{self, Slot};
-use crate::base::{errno, process, real};
+use crate::base::{errno, process, real, spin};
 use crate::epoll;
 use crate::life::{attach, idle, overdue};
 use crate::ops::hold::Hold;
@@ -186,7 +187,7 @@ pub(crate) fn as_timespec(nanos: u64) -> timespec {
 /// What comes before every sleep: looks at what is overdue, and spins until `ready` says so. `true` if it did.
 pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
     overdue::look_if_due();
-    waiter::spin(ready)
+    spin::spin(ready)
 }
 
 /// The same by whoever waits for what comes by lanes.

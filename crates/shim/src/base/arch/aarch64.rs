@@ -2,8 +2,6 @@
 
 use std::ffi::c_void;
 
-use crate::base::thread::Thread;
-
 /// Pages have 4, 16 or 64 KiB: the kernel was built for one of these.
 pub(crate) const LARGEST_PAGE: usize = 64 * 1024;
 
@@ -68,8 +66,8 @@ pub(crate) use pass_through;
 /// This thread's own, which is zero at its beginning and lives as long. What the compiler has for `thread_local!` asks the dynamic linker for
 /// no function by its name here: it calls by a descriptor, which in a preloaded library leads to an offset.
 #[inline(always)]
-pub(crate) fn this_thread() -> *const Thread {
-    let at: *const Thread;
+pub(crate) fn this_thread() -> *const c_void {
+    let at: *const c_void;
     // SAFETY: the initial-exec model of thread-local storage: the offset of that block from the thread pointer, which
     // the dynamic linker stores in the GOT. A preloaded library always has its block in static storage.
     unsafe {

@@ -2,8 +2,6 @@
 
 use std::ffi::c_void;
 
-use crate::base::thread::Thread;
-
 /// Pages have this size.
 pub(crate) const LARGEST_PAGE: usize = 4096;
 
@@ -87,8 +85,8 @@ std::arch::global_asm!(
 
 /// This thread's own, which is zero at its beginning and lives as long.
 #[inline(always)]
-pub(crate) fn this_thread() -> *const Thread {
-    let at: *const Thread;
+pub(crate) fn this_thread() -> *const c_void {
+    let at: *const c_void;
     // SAFETY: the initial-exec model of thread-local storage: the offset of that block from the thread pointer, which
     // the dynamic linker stores in the GOT. A preloaded library always has its block in static storage.
     unsafe {

@@ -9,15 +9,9 @@ use std::sync::atomic::Ordering::*;
 use libc::{siginfo_t, ucontext_t};
 
 use super::{FAULTS, action};
-use crate::base::thread::{self, Thread};
+use crate::base::thread::{self, Deferred, Thread};
 use crate::base::waiter::Slot;
 use crate::base::{errno, real};
-
-/// A signal that waits for the shield, and the mask of the code that it interrupted.
-pub(crate) struct Deferred {
-    info: siginfo_t,
-    mask: u64,
-}
 
 /// What kind of handler has run since the present call began. With more than one the first decides, as in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

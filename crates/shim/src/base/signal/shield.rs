@@ -5,8 +5,8 @@
 
 use std::sync::atomic::{Ordering::*, compiler_fence};
 
-use super::journal::Held;
-use super::{cancel, deliver};
+use super::{announced, cancel, deliver};
+use crate::base::journal::Held;
 use crate::base::thread::{self, Thread};
 
 /// Up until dropped. Raised by every hook before it touches what the shim knows of the program's descriptors.
@@ -76,7 +76,7 @@ fn lower(thread: &'static Thread, to: u32) {
 pub(crate) fn open<R>(held: Held, call: impl FnOnce() -> R) -> R {
     let thread = thread::this();
     let up = thread.shields.load(Relaxed);
-    let place = thread.journal.enter(thread, held);
+    let place = announced::enter(thread, held);
     lower(thread, 0);
     let result = call();
     if thread.cancelled_anywhere.get() {

@@ -8,16 +8,14 @@
 use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;
 
-use crate::base::thread::{self, Thread};
-
 /// Room for blocking calls of one thread that interrupt each other; each may have two.
 const ENTRIES: usize = 12;
 
 /// What has been announced, as whoever announces it understands it: see `crate::ops::held`.
 #[derive(Clone, Copy)]
 pub(crate) struct Held {
-    kind: &'static Kind,
-    words: Words,
+    pub(crate) kind: &'static Kind,
+    pub(crate) words: Words,
 }
 
 /// Four numbers, or addresses.
@@ -46,52 +44,24 @@ impl Held {
     }
 }
 
-/// Announces something for a call whose frame is at `here`, until it is [withdrawn](withdraw). Under the shield.
-pub(crate) fn announce(held: Held, here: usize) -> usize {
-    let thread = thread::this();
-    thread.journal.enter_at(thread, held, here)
-}
-
-/// Ends that; undoing it is the caller's.
-pub(crate) fn withdraw(place: usize) {
-    thread::this().journal.leave(place);
-}
-
-/// How often what this thread has announced counts among the calls in progress on the endpoint at this address.
-pub(crate) fn calls_on(endpoint: usize) -> u32 {
-    thread::this().journal.all().map(|held| (held.kind.calls_on)(held.words, endpoint)).sum()
-}
-
-/// In a forked child, which has this thread alone, and whose endpoints have forgotten what was counted.
-pub(crate) fn count_own_calls() {
-    thread::this().journal.all().for_each(|held| (held.kind.count_again)(held.words));
-}
-
 /// The entries of one thread, the innermost last.
 pub(crate) struct Journal {
     len: Cell<usize>,
     entries: UnsafeCell<[MaybeUninit<(usize, Held)>; ENTRIES]>,
     /// Where the alternate signal stack is, as of the last handler.
-    pub(super) alternate: Cell<(usize, usize)>,
+    pub(crate) alternate: Cell<(usize, usize)>,
 }
 
 impl Journal {
-    /// Enters `held`, and undoes what calls that were left have held. Under the shield.
+    /// Enters what is held by a frame at `here`, and undoes what calls that were left have held. Of other stacks than the alternate one
+    /// `is_elsewhere` knows. Under the shield, and with the end of the thread awaited.
     #[inline]
-    pub(super) fn enter(&self, thread: &Thread, held: Held) -> usize {
-        let mark = 0u8;
-        self.enter_at(thread, held, std::ptr::from_ref(&mark).addr())
-    }
-
-    /// The same for what is held by a frame further up, at `here`.
-    #[inline]
-    pub(super) fn enter_at(&self, thread: &Thread, held: Held, here: usize) -> usize {
+    pub(crate) fn enter(&self, held: Held, here: usize, is_elsewhere: impl Fn(usize) -> bool) -> usize {
         if self.len.get() > 0 {
-            self.clear(thread, here);
+            self.clear(here, is_elsewhere);
         }
         let place = self.len.get();
         if place < ENTRIES {
-            thread.await_exit();
             // SAFETY: within the array. Handlers enter theirs in the call to come, and leave before it does.
             unsafe { (*self.entries.get())[place].write((here, held)) };
             self.len.set(place + 1);
@@ -101,7 +71,7 @@ impl Journal {
 
     /// The call has come back. What is above its entry was left by a handler within it.
     #[inline]
-    pub(super) fn leave(&self, place: usize) {
+    pub(crate) fn leave(&self, place: usize) {
         while self.len.get() > place + 1 {
             self.pop();
         }
@@ -109,9 +79,9 @@ impl Journal {
     }
 
     #[cold]
-    fn clear(&self, thread: &Thread, here: usize) {
+    fn clear(&self, here: usize, is_elsewhere: impl Fn(usize) -> bool) {
         let (low, high) = self.alternate.get();
-        let is_elsewhere = |at: usize| (low..high).contains(&at) || thread.apart.has(at);
+        let is_elsewhere = |at: usize| (low..high).contains(&at) || is_elsewhere(at);
         while let Some((at, _)) = self.last()
             && at <= here
             && !is_elsewhere(at)
@@ -134,7 +104,8 @@ impl Journal {
         Some(unsafe { (*self.entries.get())[index].assume_init() })
     }
 
-    fn all(&self) -> impl Iterator<Item = Held> {
+    /// From the outermost.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Held> {
         // SAFETY: as above.
         (0..self.len.get()).map(|index| unsafe { (*self.entries.get())[index].assume_init() }.1)
     }
