@@ -41,6 +41,7 @@ const REVIEWED: Reviewed = Reviewed {
     // The program's own handlers of signals, and its own calls, to which the last call of a hook or of a closure of one leads.
     // What the shim has under a name of the dynamic linker's or of threads' goes on to libc's own.
     programs: &[
+        "base::by_number::",
         "base::split::",
         "signal::deliver::run",
         "hooks::readiness::select_among",
@@ -62,9 +63,9 @@ const REVIEWED: Reviewed = Reviewed {
         // The hash of a number.
         ("RawTableInner>::rehash_in_place", &["reserve_rehash::{{closure}}"]),
         // What is announced for the time of a sleep.
-        ("journal::count_own_calls", &["ops::held::"]),
+        ("announced::count_own_calls", &["ops::held::"]),
         ("fork::begin_child", &["ops::held::"]),
-        ("journal::calls_on", &["ops::held::"]),
+        ("announced::calls_on", &["ops::held::"]),
         ("held::own_calls", &["held::counted_once", "held::POLL", "held::EPOLL"]),
         ("std::sys::sync::once::futex::Once", &["Once::call_once_force"]),
     ],
@@ -128,7 +129,7 @@ const OTHER_ENTRIES: [&str; 9] = [
     "shunt::fork::before",
     "shunt::fork::after_in_parent",
     "shunt::fork::after_in_child",
-    "shunt::base::thread::exit",
+    "shunt::base::end::ends",
     "shunt::start",
 ];
 
