@@ -120,7 +120,7 @@ unsafe fn fill(
     (events, max): (*mut epoll_event, c_int),
     timeout: Option<u64>,
     mask: *const sigset_t,
-    sleep_in_kernel: &mut dyn FnMut(&mut [epoll_event], Option<u64>) -> c_int,
+    sleep_in_kernel: &mut dyn FnMut(c_int, &mut [epoll_event], Option<u64>) -> c_int,
 ) -> c_int {
     signal::point();
     let _shield = Shield::raise();
@@ -128,7 +128,7 @@ unsafe fn fill(
         0 => refuse(epfd, timeout, mask),
         // SAFETY: so many can be written.
         room => waiting::wait(
-            epoll,
+            (epoll, epfd),
             unsafe { std::slice::from_raw_parts_mut(events, room) },
             timeout,
             sleep_in_kernel,
@@ -193,8 +193,8 @@ pub unsafe extern "C-unwind" fn epoll_wait(
         let Some(epoll) = waited_for(epfd, events, max, null()) else {
             return real::epoll_wait(epfd, events, max, timeout);
         };
-        let mut kernel = |part: &mut [epoll_event], time| {
-            real::epoll_wait(epfd, part.as_mut_ptr(), part.len() as c_int, millis(time))
+        let mut kernel = |set, part: &mut [epoll_event], time| {
+            real::epoll_wait(set, part.as_mut_ptr(), part.len() as c_int, millis(time))
         };
         fill((epoll, epfd), (events, max), nanos(timeout), null(), &mut kernel)
     }
@@ -217,8 +217,8 @@ pub unsafe extern "C-unwind" fn epoll_pwait(
         let Some(epoll) = waited_for(epfd, events, max, mask) else {
             return real::epoll_pwait(epfd, events, max, timeout, mask);
         };
-        let mut kernel = |part: &mut [epoll_event], time| {
-            real::epoll_pwait(epfd, part.as_mut_ptr(), part.len() as c_int, millis(time), mask)
+        let mut kernel = |set, part: &mut [epoll_event], time| {
+            real::epoll_pwait(set, part.as_mut_ptr(), part.len() as c_int, millis(time), mask)
         };
         fill((epoll, epfd), (events, max), nanos(timeout), mask, &mut kernel)
     }
@@ -241,10 +241,10 @@ pub unsafe extern "C-unwind" fn epoll_pwait2(
         let by_kernel = || real::epoll_pwait2(epfd, events, max, timeout, mask);
         let Some(epoll) = waited_for(epfd, events, max, mask) else { return by_kernel() };
         let Ok(nanos) = from_timespec(timeout) else { return by_kernel() };
-        let mut kernel = |part: &mut [epoll_event], time: Option<u64>| {
+        let mut kernel = |set, part: &mut [epoll_event], time: Option<u64>| {
             let time = time.map(as_timespec);
             let pointer = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-            real::epoll_pwait2(epfd, part.as_mut_ptr(), part.len() as c_int, pointer, mask)
+            real::epoll_pwait2(set, part.as_mut_ptr(), part.len() as c_int, pointer, mask)
         };
         fill((epoll, epfd), (events, max), nanos, mask, &mut kernel)
     }

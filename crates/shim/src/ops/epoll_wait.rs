@@ -20,12 +20,13 @@ use std::sync::atomic::Ordering::*;
 const ASK_KERNEL_NANOS: u64 = 50_000;
 const ASK_KERNEL_EVERY: u32 = 16;
 
-/// Waits. `sleep_in_kernel` makes the real call into the given part of the array, for at most so many nanoseconds.
+/// Waits. `sleep_in_kernel` makes the real call on a set into the given part of the array, for at most so many nanoseconds. The set has the
+/// number that the program says when the call begins, and may lose it to another before it ends.
 pub(crate) fn wait(
-    epoll: &'static Epoll,
+    (epoll, epfd): (&'static Epoll, c_int),
     events: &mut [epoll_event],
     timeout: Option<u64>,
-    sleep_in_kernel: &mut dyn FnMut(&mut [epoll_event], Option<u64>) -> c_int,
+    sleep_in_kernel: &mut dyn FnMut(c_int, &mut [epoll_event], Option<u64>) -> c_int,
 ) -> c_int {
     control::poll_inbox();
     epoll::show_lanes();
@@ -33,7 +34,7 @@ pub(crate) fn wait(
     let deadline: Deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
     if !epoll.is_active() {
         let name = epoll.name();
-        let result = signal::open(Held::NOTHING, || sleep_in_kernel(events, timeout));
+        let result = signal::open(Held::NOTHING, || sleep_in_kernel(epfd, events, timeout));
         if result <= 0 || !epoll.must_translate() || epoll.name() != name {
             return result;
         }
@@ -74,7 +75,7 @@ fn round(
     epoll: &'static Epoll,
     events: &mut [epoll_event],
     deadline: Deadline,
-    sleep_in_kernel: &mut dyn FnMut(&mut [epoll_event], Option<u64>) -> c_int,
+    sleep_in_kernel: &mut dyn FnMut(c_int, &mut [epoll_event], Option<u64>) -> c_int,
 ) -> Option<c_int> {
     let name = epoll.name();
     let mut inner = epoll.lock();
@@ -147,6 +148,7 @@ fn round(
     inner.unasked = 0;
     inner.asked_at = now;
     signal::ring_bell_on_signal(inner.slot());
+    let set = inner.fd();
     drop(inner);
     let asked_all = order::now();
 
@@ -158,7 +160,7 @@ fn round(
         process::count(Counter::Sleeps, 1);
     }
     let held = if sleeps { held::epoll(epoll) } else { Held::NOTHING };
-    let result = signal::open(held, || sleep_in_kernel(report.room(), nanos));
+    let result = signal::open(held, || sleep_in_kernel(set, report.room(), nanos));
     let failed = errno::get();
 
     if epoll.name() != name {
