@@ -1,6 +1,6 @@
 //! Processor time of everything on the lab's hosts: programs, supervisors, routers, and what the kernel does in their names.
 //!
-//! How much it is in all is the scheduler's count. The kernel's ticks say how it divides: into the programs' own time and the kernel's
+//! How much it is in all is the scheduler's count, and so is how often a thread of theirs went to sleep, each time to be woken again. The kernel's ticks say how it divides: into the programs' own time and the kernel's
 //! per process, and into what of that were software interrupts for the whole machine.
 
 use std::path::PathBuf;
@@ -20,6 +20,7 @@ pub(super) struct Used {
     user_ticks: u64,
     system_ticks: u64,
     softirq_ticks: u64,
+    sleeps: u64,
 }
 
 /// Of one operation, in a unit that the operation has.
@@ -29,6 +30,8 @@ pub(super) struct Cpu {
     pub(super) user: f64,
     pub(super) system: f64,
     pub(super) softirq: f64,
+    /// How often a thread went to sleep for it.
+    pub(super) sleeps: f64,
 }
 
 impl Used {
@@ -46,6 +49,7 @@ impl Used {
             used.all += process.all;
             used.user_ticks += process.user_ticks;
             used.system_ticks += process.system_ticks;
+            used.sleeps += process.sleeps;
         }
         Ok(used)
     }
@@ -58,7 +62,8 @@ impl Used {
         let tick = all / (user + kernel).max(1.0);
         // There may be other programs on this machine.
         let softirq = ticks(|used| used.softirq_ticks).min(kernel);
-        Cpu { all, user: user * tick, system: (kernel - softirq) * tick, softirq: softirq * tick }
+        let sleeps = ticks(|used| used.sleeps) / operations;
+        Cpu { all, user: user * tick, system: (kernel - softirq) * tick, softirq: softirq * tick, sleeps }
     }
 }
 
@@ -66,6 +71,8 @@ struct Process {
     all: Duration,
     user_ticks: u64,
     system_ticks: u64,
+    /// Of the threads that there are: those that have ended are not counted.
+    sleeps: u64,
     /// The kernel's own, which does what is left over of interrupts.
     is_ksoftirqd: bool,
 }
@@ -84,9 +91,21 @@ impl Process {
             all: Duration::from(clock_gettime(clock).ok()?) + Duration::from_secs_f64(ended),
             user_ticks: user + user_ended,
             system_ticks: system + system_ended,
+            sleeps: sleeps(pid),
             is_ksoftirqd: name.contains("(ksoftirqd/"),
         })
     }
+}
+
+/// Of all threads of a process.
+fn sleeps(pid: i32) -> u64 {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let of_thread = |thread: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(thread.path().join("status")).ok()?;
+        let count = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        count.trim().parse::<u64>().ok()
+    };
+    threads.filter_map(of_thread).sum()
 }
 
 /// Of all processors.

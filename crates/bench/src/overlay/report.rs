@@ -131,7 +131,7 @@ impl Report {
         );
         self.loads.iter().for_each(|table| table.write(&mut out));
         self.over_time.iter().for_each(|over_time| over_time.write(&mut out));
-        out += "\nhost: both programs on the hosts themselves. shunt: secure = false. shunt secure: secure = true. CPU: processor time of both hosts, routers and supervisors included.\n";
+        out += "\nhost: both programs on the hosts themselves. shunt: secure = false. shunt secure: secure = true. CPU: processor time of both hosts, routers and supervisors included; sleeps: how often a thread of any of them went to sleep, to be woken again.\n";
         out
     }
 }
@@ -144,7 +144,7 @@ pub(super) fn values(load: Load) -> Vec<(Quantity, Value)> {
         Group::Throughput => (Quantity::MEGABYTES, Quantity::CPU_OF_GB),
         _ => (Quantity::RATE, Quantity::CPU_OF_ONE),
     };
-    vec![
+    let mut values: Vec<(Quantity, Value)> = vec![
         (rate, |sample| Some(sample.rate)),
         (Quantity::MEDIAN, |sample| (sample.p50 > 0.0).then_some(sample.p50)),
         (Quantity::P99, |sample| (sample.p99 > 0.0).then_some(sample.p99)),
@@ -152,7 +152,11 @@ pub(super) fn values(load: Load) -> Vec<(Quantity, Value)> {
         (less("  user"), |sample| Some(sample.cpu?.user)),
         (less("  system"), |sample| Some(sample.cpu?.system)),
         (Quantity::SOFTIRQ, |sample| Some(sample.cpu?.softirq)),
-    ]
+    ];
+    if load.group() != Group::Throughput {
+        values.push((less("sleeps in one"), |sample| Some(sample.cpu?.sleeps)));
+    }
+    values
 }
 
 impl Table {
