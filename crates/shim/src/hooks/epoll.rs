@@ -120,7 +120,7 @@ unsafe fn fill(
     (events, max): (*mut epoll_event, c_int),
     timeout: Option<u64>,
     mask: *const sigset_t,
-    sleep_in_kernel: &mut dyn FnMut(c_int, &mut [epoll_event], Option<u64>) -> c_int,
+    sleep_in_kernel: &mut waiting::Sleep<'_>,
 ) -> c_int {
     signal::point();
     let _shield = Shield::raise();

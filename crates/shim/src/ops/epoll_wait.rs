@@ -20,13 +20,15 @@ use std::sync::atomic::Ordering::*;
 const ASK_KERNEL_NANOS: u64 = 50_000;
 const ASK_KERNEL_EVERY: u32 = 16;
 
-/// Waits. `sleep_in_kernel` makes the real call on a set into the given part of the array, for at most so many nanoseconds. The set has the
-/// number that the program says when the call begins, and may lose it to another before it ends.
+/// The real call on the set of this number, into the given part of the array, for at most so many nanoseconds.
+pub(crate) type Sleep<'a> = dyn FnMut(c_int, &mut [epoll_event], Option<u64>) -> c_int + 'a;
+
+/// Waits. The set has the number that the program says when the call begins, and may lose it to another before it ends.
 pub(crate) fn wait(
     (epoll, epfd): (&'static Epoll, c_int),
     events: &mut [epoll_event],
     timeout: Option<u64>,
-    sleep_in_kernel: &mut dyn FnMut(c_int, &mut [epoll_event], Option<u64>) -> c_int,
+    sleep_in_kernel: &mut Sleep<'_>,
 ) -> c_int {
     control::poll_inbox();
     epoll::show_lanes();
@@ -75,7 +77,7 @@ fn round(
     epoll: &'static Epoll,
     events: &mut [epoll_event],
     deadline: Deadline,
-    sleep_in_kernel: &mut dyn FnMut(c_int, &mut [epoll_event], Option<u64>) -> c_int,
+    sleep_in_kernel: &mut Sleep<'_>,
 ) -> Option<c_int> {
     let name = epoll.name();
     let mut inner = epoll.lock();
