@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::report::TimeLine;
+
 /// What `shunt bench` compares, with its arguments.
 pub(crate) trait Comparison: Sync {
     /// Why this process cannot run it, if so.
@@ -15,11 +17,25 @@ pub(crate) trait Comparison: Sync {
     fn length(&self) -> (u64, Duration);
 
     /// Runs it.
-    fn measure(&self) -> Result<Vec<Point>>;
+    fn measure(&self) -> Result<Taken>;
 
     /// What it would measure, without rounds.
     #[cfg(test)]
     fn outline(&self) -> Vec<Point>;
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) points: Vec<Point>,
+    /// Of one round, with the side that each is of.
+    pub(crate) time_lines: Vec<(&'static str, TimeLine)>,
+}
+
+impl From<Vec<Point>> for Taken {
+    fn from(points: Vec<Point>) -> Taken {
+        Taken { points, time_lines: Vec::new() }
+    }
 }
 
 /// How a figure is had of one turn.
@@ -53,8 +69,10 @@ impl Quantity {
     pub(crate) const MEDIAN: Quantity = less("median, us");
     pub(crate) const P99: Quantity = less("99th percentile, us");
     pub(crate) const EACH: Quantity = less("us each");
+    pub(crate) const SESSION: Quantity = less("ms of a session");
     pub(crate) const FIRST_BYTE: Quantity = less("ms to the first byte");
     pub(crate) const LAST_BYTE: Quantity = less("ms to the last byte");
+    pub(crate) const MOMENT: Quantity = less("ms after the client's SYN");
     pub(crate) const CPU_OF_ONE: Quantity = less("CPU of each, us");
     pub(crate) const SYSTEM_OF_ONE: Quantity = less("system time of each, us");
     pub(crate) const CPU_OF_GB: Quantity = less("CPU of a GB, s");

@@ -99,6 +99,57 @@ fn the_lab_is_as_far_as_it_says_on_every_way() {
     assert_eq!(page.matches("<svg").count(), 2);
 }
 
+/// A packet cannot be there sooner than its link is long.
+#[test]
+fn a_download_is_seen_packet_by_packet_at_both_ends_of_every_link() {
+    needs_root();
+    let shell = Shell::new();
+    let plots = shell.path("plots");
+    let mut command = shell.shunt(["bench", "relay", "time-lines", "--json", "--repeats", "1"]);
+    command.args(["--ways", "direct,relay-turbo", "--svg"]).arg(&plots);
+    let ended = Ended::of(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let ways = report["ways"].as_array().unwrap();
+    let links = [("client", "edge", 0.0327), ("edge", "exit", 0.215), ("exit", "server", 0.026)];
+    let expected = [vec![("client", "server", 0.2737)], links.to_vec()];
+    assert_eq!(ways.len(), expected.len());
+    for (way, links) in ways.iter().zip(expected) {
+        let packets = way["time_line"]["packets"].as_array().unwrap();
+        for (one, other, rtt) in links {
+            for (from, to) in [(one, other), (other, one)] {
+                let on_link = packets.iter().filter(|packet| packet["from"] == from && packet["to"] == to);
+                let times: Vec<f64> = on_link
+                    .map(|packet| packet["there"].as_f64().unwrap() - packet["at"].as_f64().unwrap())
+                    .collect();
+                assert!(!times.is_empty(), "nothing from {from} to {to}: {way}");
+                assert!(times.iter().all(|time| *time >= rtt / 2.0), "{from} to {to}: {times:?}");
+            }
+        }
+        let first = |kind: &str| packets.iter().position(|packet| packet["kind"] == kind).unwrap();
+        assert!(first("handshake") < first("request") && first("request") < first("answer"), "{way}");
+        let moments: Vec<f64> = way["moments"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|moment| moment["median"].as_f64().unwrap())
+            .collect();
+        assert!(moments.len() == 4 && moments.is_sorted(), "{moments:?}");
+    }
+    assert!(std::fs::read_to_string(plots.join("time-lines.svg")).unwrap().contains("<svg"));
+}
+
+#[test]
+fn a_relays_threads_and_buffers_are_measured() {
+    let report = bench(&["relaying"]);
+    let cells = cells(&report);
+    assert_eq!(cells.len(), 4 + 2 * 4, "{report}");
+    for (line, cell) in cells {
+        assert!(cell["figure"]["median"].as_f64().unwrap() > 0.0, "{line}");
+        assert_eq!(cell["side"], "tcp-nodelay", "shunt has no part in it");
+    }
+}
+
 #[test]
 fn messages_go_by_every_way_that_carries_them() {
     let shell = Shell::new();
@@ -123,6 +174,11 @@ fn messages_go_by_every_way_that_carries_them() {
             assert_eq!(cell["refused"], false, "{cell}");
             assert!(cell["wall_us"]["median"].as_f64().unwrap() > 0.0, "{cell}");
         }
+    }
+    let sessions = report["sessions"]["ways"].as_array().unwrap();
+    assert_eq!(sessions.len(), 13);
+    for cell in sessions {
+        assert!(cell["wall_us"]["median"].as_f64().unwrap() > 0.0, "{cell}");
     }
     let calls = report["calls"]["ways"].as_array().unwrap();
     let missing = &report["calls"]["missing"];

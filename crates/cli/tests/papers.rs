@@ -49,6 +49,23 @@ fn a_figure_is_measured_and_stands_beside_the_papers() {
 }
 
 #[test]
+fn time_lines_are_drawn_from_a_run() {
+    needs_root();
+    let shell = Shell::new();
+    let ended = Ended::of(papers(&shell, &["--only", "ktcp, figure 2"]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let claims = report["exhibits"][0]["claims"].as_array().unwrap();
+    assert_eq!(claims.len(), 3, "{report}");
+    assert!(claims.iter().all(|claim| claim["lines"][0]["ours"]["median"].is_f64()), "{report}");
+    let page = page(&shell);
+    for words in ["KTCP, Figure 2: who sends what when", "shunt relay, plain", "+ turbo start", "R_C"] {
+        assert!(page.contains(words), "no {words:?}");
+    }
+    nothing_is_left(&shell);
+}
+
+#[test]
 fn what_has_no_figures_says_why_and_measures_nothing() {
     let shell = Shell::new();
     let ended = Ended::of(papers(&shell, &["--only", r"slim, (figure 4|table 1)"]));

@@ -6,7 +6,7 @@ use serde::Serialize;
 use shunt_kernel::calls::{Call, Calls};
 
 use super::article;
-use super::turn::Place;
+use super::turn::{ONE_WAY, Place};
 use crate::worker::Way;
 
 /// Messages of the turn.
@@ -47,7 +47,7 @@ impl Traced {
         };
         let mut found = Vec::new();
         for way in ways {
-            let mut pair = place.start(*way, article::SIZE, descriptors, MESSAGES, |process| {
+            let mut pair = place.start(ONE_WAY, *way, article::SIZE, descriptors, MESSAGES, |process| {
                 Ok(calls.watch(process.id())?)
             })?;
             if pair.finish()?.is_none() {

@@ -23,7 +23,7 @@ use crate::progress::Progress;
 use crate::worker::Way;
 use calls::Traced;
 use report::Report;
-use turn::{Place, Sample};
+use turn::{Exchange, ONE_WAY, Place, SESSIONS, Sample};
 
 /// `shunt bench ipc`
 #[derive(Debug, Args)]
@@ -68,6 +68,14 @@ struct Row {
     samples: Vec<Vec<Sample>>,
 }
 
+/// Everything.
+struct Measured {
+    rows: Vec<Row>,
+    /// With messages of the article's size.
+    sessions: Row,
+    traced: Traced,
+}
+
 /// Runs and prints it.
 pub fn run(arguments: &Arguments) -> Result<()> {
     ensure!((0.001..=600.0).contains(&arguments.seconds), "expected seconds, from 0.001 to 600");
@@ -79,23 +87,25 @@ fn compare(arguments: &Arguments) -> Result<()> {
     let begin = Instant::now();
     let place = Place::find()?;
     let ways = arguments.ways();
-    let (rows, traced) = measure(arguments, &place)?;
-    let report = Report::new(machine, &place, arguments, &ways, &rows, traced, begin.elapsed());
+    let measured = measure(arguments, &place)?;
+    let report = Report::new(machine, &place, arguments, &ways, measured, begin.elapsed());
     let (output, svg) = (&arguments.output, arguments.svg.as_deref());
     output.write_with_svg("shunt bench ipc", &report, [("ipc", report.plot())], svg, &report.text())
 }
 
-fn measure(arguments: &Arguments, place: &Place) -> Result<(Vec<Row>, Traced)> {
+fn measure(arguments: &Arguments, place: &Place) -> Result<Measured> {
     let ways = arguments.ways();
     let (turns, turn) = arguments.length();
     let progress = Progress::begin(turns, turn);
-    let rows = arguments.sizes.iter().map(|&size| measure_size(size, &ways, place, arguments, &progress));
-    let rows = rows.collect::<Result<Vec<_>>>()?;
+    let of = |exchange, size| measure_size(exchange, size, &ways, place, arguments, &progress);
+    let rows = arguments.sizes.iter().map(|&size| of(ONE_WAY, size)).collect::<Result<Vec<_>>>()?;
+    let sessions = of(SESSIONS, article::SIZE)?;
     progress.end();
-    Ok((rows, Traced::measure(place, &ways, arguments.descriptors)?))
+    Ok(Measured { rows, sessions, traced: Traced::measure(place, &ways, arguments.descriptors)? })
 }
 
 fn measure_size(
+    exchange: Exchange,
     size: usize,
     ways: &[Way],
     place: &Place,
@@ -109,7 +119,7 @@ fn measure_size(
     let mut messages = Vec::new();
     for way in ways {
         progress.set_message(format!("{size} B, {}", way.label()));
-        let found = place.find_messages(*way, size, arguments.descriptors, seconds);
+        let found = place.find_messages(exchange, *way, size, arguments.descriptors, seconds);
         messages.push(found.with_context(|| format!("{size} B by {}", way.label()))?);
     }
     for round in 0..repeats {
@@ -119,7 +129,7 @@ fn measure_size(
             let Some(messages) = messages[index] else { continue };
             progress.set_message(format!("{size} B, {}", ways[index].label()));
             let sample = place
-                .turn(ways[index], size, arguments.descriptors, messages)
+                .turn(exchange, ways[index], size, arguments.descriptors, messages)
                 .with_context(|| format!("{size} B by {}", ways[index].label()))?;
             samples[index].extend(sample);
         }

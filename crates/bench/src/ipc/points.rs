@@ -4,35 +4,38 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::calls::{CallFigures, Traced, WayCalls};
+use super::calls::{CallFigures, WayCalls};
 use super::turn::{Place, Sample};
-use super::{AROUND, Arguments, Row, measure};
-use crate::comparison::{Comparison, Figure, Point, Quantity};
+use super::{AROUND, Arguments, Measured, Row, measure};
+use crate::comparison::{Comparison, Figure, Point, Quantity, Taken};
 use crate::worker::Way;
 
 impl Comparison for Arguments {
     fn length(&self) -> (u64, Duration) {
-        let turns = self.sizes.len() * self.ways().len() * self.output.repeats as usize;
+        let turns = (self.sizes.len() + 1) * self.ways().len() * self.output.repeats as usize;
         (turns as u64, Duration::from_secs_f64(self.seconds) + AROUND)
     }
 
-    fn measure(&self) -> Result<Vec<Point>> {
-        let (rows, traced) = measure(self, &Place::find()?)?;
-        Ok(self.points(&rows, &traced))
+    fn measure(&self) -> Result<Taken> {
+        Ok(self.points(&measure(self, &Place::find()?)?).into())
     }
 
     #[cfg(test)]
     fn outline(&self) -> Vec<Point> {
         let row = |size: &usize| Row { size: *size, samples: vec![Vec::new(); self.ways().len()] };
         let of_way = |way| WayCalls { way, sender: Vec::new(), receiver: Vec::new() };
-        let traced = Traced { missing: None, ways: self.ways().into_iter().map(of_way).collect() };
-        self.points(&self.sizes.iter().map(row).collect::<Vec<_>>(), &traced)
+        let traced =
+            super::calls::Traced { missing: None, ways: self.ways().into_iter().map(of_way).collect() };
+        let rows = self.sizes.iter().map(row).collect();
+        self.points(&Measured { rows, sessions: row(&super::article::SIZE), traced })
     }
 }
 
 impl Arguments {
-    fn points(&self, rows: &[Row], traced: &Traced) -> Vec<Point> {
+    fn points(&self, measured: &Measured) -> Vec<Point> {
+        let Measured { rows, sessions, traced } = measured;
         let mut points: Vec<Point> = rows.iter().flat_map(|row| self.of_row(row)).collect();
+        points.extend(self.of_sessions(sessions));
         points.extend(traced.ways.iter().flat_map(of_calls));
         let untraced = traced.missing.iter().flat_map(|missing| {
             let missing = |line: &str, way: Way| call(line, way, Vec::new(), Some(missing.clone()));
@@ -41,6 +44,19 @@ impl Arguments {
         });
         points.extend(untraced);
         points
+    }
+
+    fn of_sessions(&self, row: &Row) -> Vec<Point> {
+        let of_way = |(way, samples): (Way, &Vec<Sample>)| Point {
+            table: "sessions".to_owned(),
+            line: "five messages in order".to_owned(),
+            at: None,
+            side: way.label(),
+            quantity: Quantity::SESSION,
+            rounds: samples.iter().map(|sample| sample.wall / 1e3).collect(),
+            missing: None,
+        };
+        self.ways().into_iter().zip(&row.samples).map(of_way).collect()
     }
 
     fn of_row(&self, row: &Row) -> Vec<Point> {

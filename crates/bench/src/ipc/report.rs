@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::article::{self, Figures};
 use super::calls::{CallFigures, Traced};
 use super::turn::{Place, Sample};
-use super::{Arguments, Row};
+use super::{Arguments, Measured, Row};
 use crate::machine::Machine;
 use crate::report::{Axes, Plot, Series, number};
 use crate::stats::Spread;
@@ -26,6 +26,8 @@ pub(super) struct Report {
     seconds_in_all: f64,
     descriptors: usize,
     sizes: Vec<Line>,
+    /// Five messages in order count as one.
+    sessions: Line,
     calls: Traced,
 }
 
@@ -60,8 +62,7 @@ impl Report {
         place: &Place,
         arguments: &Arguments,
         ways: &[Way],
-        rows: &[Row],
-        calls: Traced,
+        measured: Measured,
         all: Duration,
     ) -> Report {
         Report {
@@ -72,8 +73,9 @@ impl Report {
             seconds_per_turn: arguments.seconds,
             seconds_in_all: all.as_secs_f64(),
             descriptors: arguments.descriptors,
-            sizes: rows.iter().map(|row| Line::of(row, ways)).collect(),
-            calls,
+            sizes: measured.rows.iter().map(|row| Line::of(row, ways)).collect(),
+            sessions: Line::of(&measured.sessions, ways),
+            calls: measured.traced,
         }
     }
 
@@ -129,6 +131,7 @@ impl Report {
         if let Some(line) = self.sizes.iter().find(|line| line.size == article::SIZE) {
             append_article(&mut out, line);
         }
+        append_sessions(&mut out, &self.sessions);
         append_calls(&mut out, &self.calls);
         out.push_str(
             "\nEMSGSIZE: the way does not carry messages of that size here.\n\
@@ -188,6 +191,20 @@ fn append_article(out: &mut String, line: &Line) {
             );
         }
         out.push('\n');
+    }
+}
+
+/// What the article's program does before it forwards anything.
+fn append_sessions(out: &mut String, line: &Line) {
+    let _ = writeln!(
+        out,
+        "\n{} bytes: ms of a session of five messages, there and back in turn, each sent when the one before has come",
+        line.size
+    );
+    for cell in &line.ways {
+        let Some(us) = cell.wall_us else { continue };
+        let [median, min, max] = [us.median, us.min, us.max].map(|us| number(us / 1e3));
+        let _ = writeln!(out, "{:18} {median:>8} ({min}-{max})", cell.way.label());
     }
 }
 

@@ -32,6 +32,18 @@ pub(super) struct Sample {
     pub(super) receiver_system: f64,
 }
 
+/// What the two do, each as a load of ours.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Exchange {
+    receiver: &'static str,
+    sender: &'static str,
+}
+
+/// Messages in one direction, as fast as they go.
+pub(super) const ONE_WAY: Exchange = Exchange { receiver: "ipc-receive", sender: "ipc-send" };
+/// Sessions of five messages in order, which are counted as one.
+pub(super) const SESSIONS: Exchange = Exchange { receiver: "ipc-answer", sender: "ipc-ask" };
+
 /// Two processes of which one is about to send.
 pub(super) struct Pair {
     pub(super) receiver: Process,
@@ -59,6 +71,7 @@ impl Place {
     /// How many messages take about so long, or nothing if the way does not carry them.
     pub(super) fn find_messages(
         &self,
+        exchange: Exchange,
         way: Way,
         size: usize,
         descriptors: usize,
@@ -66,7 +79,9 @@ impl Place {
     ) -> Result<Option<u64>> {
         let mut messages = FEW;
         loop {
-            let Some(sample) = self.turn(way, size, descriptors, messages)? else { return Ok(None) };
+            let Some(sample) = self.turn(exchange, way, size, descriptors, messages)? else {
+                return Ok(None);
+            };
             let fitting = (time.as_secs_f64() * 1e6 / sample.wall) as u64;
             let next = fitting.clamp(FEW, MANY).min(messages * 20);
             if next <= messages * 2 {
@@ -79,17 +94,19 @@ impl Place {
     /// One turn, or nothing if the way does not carry such messages.
     pub(super) fn turn(
         &self,
+        exchange: Exchange,
         way: Way,
         size: usize,
         descriptors: usize,
         messages: u64,
     ) -> Result<Option<Sample>> {
-        self.start(way, size, descriptors, messages, |_| Ok(()))?.sample()
+        self.start(exchange, way, size, descriptors, messages, |_| Ok(()))?.sample()
     }
 
     /// Starts both; `between` is told of each before it does anything.
     pub(super) fn start(
         &self,
+        exchange: Exchange,
         way: Way,
         size: usize,
         descriptors: usize,
@@ -113,10 +130,11 @@ impl Place {
             command
         };
         let (receiving, sending) = (self.cpus.map(|cpus| cpus.0), self.cpus.map(|cpus| cpus.1));
-        let mut receiver = Process::spawn_with_lines(&mut command("ipc-receive", receiving), "the receiver")?;
+        let mut receiver =
+            Process::spawn_with_lines(&mut command(exchange.receiver, receiving), "the receiver")?;
         between(&receiver)?;
         receiver.expect(READY, LIMIT)?;
-        let mut sender = Process::spawn_with_lines(&mut command("ipc-send", sending), "the sender")?;
+        let mut sender = Process::spawn_with_lines(&mut command(exchange.sender, sending), "the sender")?;
         between(&sender)?;
         sender.expect(BEGIN, LIMIT)?;
         Ok(Pair { receiver, sender, messages, _meeting: meeting })

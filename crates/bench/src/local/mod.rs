@@ -7,6 +7,7 @@ mod pair;
 mod point;
 mod points;
 mod programs;
+mod relaying;
 mod synthetic;
 mod tables;
 
@@ -76,6 +77,8 @@ pub(crate) enum Group {
     Cost,
     /// More threads than processors
     Crowd,
+    /// What a relay with a thread for each connection pays, and its buffers; shunt has no part in it
+    Relaying,
 }
 
 /// Runs and prints it.

@@ -13,9 +13,9 @@ impl Comparison for Arguments {
         (turns, Duration::from_secs_f64(self.seconds) + AROUND)
     }
 
-    fn measure(&self) -> Result<Vec<comparison::Point>> {
+    fn measure(&self) -> Result<comparison::Taken> {
         let (_, tables) = measured_tables(self.tables(), self.output.repeats, self.seconds)?;
-        Ok(points(&tables))
+        Ok(points(&tables).into())
     }
 
     #[cfg(test)]

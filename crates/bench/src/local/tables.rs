@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::Group;
 use super::point::{Load, Point};
 use super::programs;
+use super::relaying;
 use super::synthetic::{Calls, Pattern, Synthetic};
 use crate::side::Side;
 use crate::stage::Placement;
@@ -54,6 +55,7 @@ pub(super) fn all() -> Vec<Table> {
         with_and_without(),
     ];
     tables.extend(programs::tables());
+    tables.extend(relaying::tables());
     tables
 }
 

@@ -10,7 +10,7 @@ use super::over_time::OverTime;
 use super::report::values;
 use super::side::Side;
 use super::{AROUND, Arguments, Line, measure};
-use crate::comparison::{Comparison, Point};
+use crate::comparison::{Comparison, Point, Taken};
 
 impl Comparison for Arguments {
     fn missing(&self) -> Option<String> {
@@ -24,11 +24,11 @@ impl Comparison for Arguments {
         (turns + self.turns_of_policy().unwrap_or(0), self.time() + AROUND)
     }
 
-    fn measure(&self) -> Result<Vec<Point>> {
+    fn measure(&self) -> Result<Taken> {
         let (lines, over_time) = measure(self, &self.lab()?)?;
         let mut points = points(&lines);
         points.extend(over_time.iter().flat_map(OverTime::points));
-        Ok(points)
+        Ok(points.into())
     }
 
     #[cfg(test)]

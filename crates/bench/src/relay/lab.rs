@@ -25,7 +25,8 @@ use crate::interrupt;
 use crate::namespace::Namespace;
 
 /// One of the four.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum Host {
     Client = 0,
     /// The relay near the client.
@@ -109,6 +110,11 @@ const ROUTES: [(Host, &str); 4] = [
     (Host::Server, "default via 10.3.0.1 congctl cubic"),
 ];
 
+/// The links' names, which are their devices' at both ends, and what they are between.
+pub(super) fn links() -> [(&'static str, [Host; 2]); 4] {
+    LEGS.each_ref().map(|leg| (leg.name, leg.ends.map(|(host, _)| host)))
+}
+
 /// How long a program may take to listen.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -168,6 +174,11 @@ impl Lab {
         let mut command = self.command(host, &self.shunt);
         command.args(["bench-worker", load]);
         command
+    }
+
+    /// Does something where a host is.
+    pub(super) fn inside<T: Send>(&self, host: Host, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        self.hosts[host as usize].inside(work)
     }
 
     /// Runs a line of words on a host.

@@ -7,6 +7,7 @@ use rustix::param::clock_ticks_per_second;
 use serde::Serialize;
 
 use super::lab::{Host, Lab};
+use super::trace::{Tap, Trace};
 use super::way::Running;
 use crate::interrupt;
 use crate::process::{self, Process};
@@ -44,6 +45,8 @@ pub(super) struct Idle {
     pub(super) slab: f64,
 }
 
+/// Several windows of a connection that begins.
+const TRACED: u64 = 50_000;
 /// Bytes of each answer in a burst: so few that the links' rate does not matter.
 const BURST_SIZE: u64 = 1_000;
 pub(super) const BURST: usize = 200;
@@ -63,6 +66,15 @@ pub(super) fn download(lab: &Lab, way: &Running, size: u64) -> Result<Download> 
         [download] => Ok(download),
         _ => bail!("one download is measured once"),
     }
+}
+
+/// A download, packet by packet.
+pub(super) fn time_line(lab: &Lab, way: &Running) -> Result<Trace> {
+    let tap = Tap::open(lab)?;
+    download(lab, way, TRACED)?;
+    // What is under way is to arrive.
+    interrupt::pause(SETTLE)?;
+    tap.finish()
 }
 
 /// One connection, then many at once, then as many again.

@@ -8,6 +8,7 @@ mod lab;
 mod measure;
 mod points;
 mod report;
+mod trace;
 mod way;
 
 use std::path::PathBuf;
@@ -22,10 +23,12 @@ use crate::machine::Machine;
 use crate::options::Output;
 use crate::process::Process;
 use crate::progress::Progress;
+use crate::report::{TimeLine, time_lines as drawn};
 use crate::worker::{Download, READY};
 use lab::{Host, Lab, PORT, Settings};
 use measure::{Burst, Cpu, Idle};
 use report::Report;
+use trace::Trace;
 use way::{Name, Running};
 
 /// `shunt bench relay`
@@ -34,7 +37,7 @@ pub struct Arguments {
     #[command(flatten)]
     output: Output,
 
-    /// Write the plots to this directory, as first-byte.svg and total.svg
+    /// Write the plots to this directory, as first-byte.svg, total.svg and time-lines.svg
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
 
@@ -62,6 +65,8 @@ pub struct Arguments {
 /// What can be asked for by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Group {
+    /// Who sends what when in a download of 50 KB
+    TimeLines,
     /// Time to first byte and in all, by size
     Downloads,
     /// 200 new connections at once against a single one
@@ -77,6 +82,7 @@ struct Row {
     name: Name,
     /// Why it was left out.
     missing: Option<String>,
+    traces: Vec<Trace>,
     /// By size.
     downloads: Vec<Vec<Download>>,
     bursts: Vec<Burst>,
@@ -99,7 +105,8 @@ fn compare(arguments: &Arguments) -> Result<()> {
     let machine = Machine::describe();
     let begin = Instant::now();
     let rows = measure(arguments)?;
-    write(&Report::new(machine, arguments.settings(), arguments, &rows, begin.elapsed()), arguments)
+    write(&Report::new(machine, arguments.settings(), arguments, &rows, begin.elapsed()), arguments)?;
+    write_time_lines(&rows, arguments)
 }
 
 fn measure(arguments: &Arguments) -> Result<Vec<Row>> {
@@ -136,6 +143,14 @@ fn write(report: &Report, arguments: &Arguments) -> Result<()> {
     output.write_with_svg("shunt bench relay", report, plots, svg, &report.text())
 }
 
+fn write_time_lines(rows: &[Row], arguments: &Arguments) -> Result<()> {
+    let lines: Vec<TimeLine> = time_lines(rows).collect();
+    let Some(directory) = arguments.svg.as_ref().filter(|_| !lines.is_empty()) else { return Ok(()) };
+    let path = directory.join("time-lines.svg");
+    let drawn = drawn("Who sends what when, in the first round", &lines.iter().collect::<Vec<_>>())?;
+    std::fs::write(&path, drawn).with_context(|| format!("writing {}", path.display()))
+}
+
 impl Arguments {
     fn settings(&self) -> Settings {
         Settings { bits_per_second: self.bandwidth, loss: self.loss / 100.0 }
@@ -156,9 +171,10 @@ impl Arguments {
 
     /// How often something is measured on a way in a round.
     fn measurements(&self, name: Name) -> usize {
+        let time_lines = usize::from(self.wants(Group::TimeLines));
         let downloads = if self.wants(Group::Downloads) { self.sizes.len() } else { 0 };
         let others = [Group::Burst, Group::Cpu, Group::Idle].into_iter().filter(|group| self.wants(*group));
-        downloads + if name.is_weighed() { others.count() } else { 0 }
+        time_lines + downloads + if name.is_weighed() { others.count() } else { 0 }
     }
 }
 
@@ -167,6 +183,7 @@ impl Row {
         Row {
             name,
             missing: name.way().missing(),
+            traces: Vec::new(),
             downloads: vec![Vec::new(); arguments.sizes.len()],
             bursts: Vec::new(),
             cpu: Vec::new(),
@@ -196,6 +213,11 @@ impl Row {
         let name = self.name;
         let say = |what: &str| progress.set_message(format!("{}: {what}", name.label().trim()));
         let wants = |group| name.is_weighed() && arguments.wants(group);
+        if arguments.wants(Group::TimeLines) {
+            say("a time line");
+            self.traces.push(measure::time_line(lab, way)?);
+            progress.inc(1);
+        }
         if arguments.wants(Group::Downloads) {
             for (size, downloads) in arguments.sizes.iter().zip(&mut self.downloads) {
                 say(&report::bytes(*size));
@@ -220,6 +242,11 @@ impl Row {
         }
         Ok(())
     }
+}
+
+/// Each way's, of the first round.
+fn time_lines(rows: &[Row]) -> impl Iterator<Item = TimeLine> {
+    rows.iter().filter_map(|row| Some(row.traces.first()?.time_line(row.name.label().trim())))
 }
 
 /// How much is to be measured.

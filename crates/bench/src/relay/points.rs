@@ -5,8 +5,9 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::measure::{Cpu, Idle};
-use super::{Arguments, MEASUREMENT, Row, measure, report, turns};
-use crate::comparison::{Comparison, Figure, Point, Quantity};
+use super::trace::{MOMENTS, Trace};
+use super::{Arguments, MEASUREMENT, Row, measure, report, time_lines, turns};
+use crate::comparison::{Comparison, Figure, Point, Quantity, Taken};
 use crate::worker::Download;
 
 impl Comparison for Arguments {
@@ -19,8 +20,10 @@ impl Comparison for Arguments {
         (turns(&self.rows(), self), MEASUREMENT)
     }
 
-    fn measure(&self) -> Result<Vec<Point>> {
-        Ok(self.points(&measure(self)?))
+    fn measure(&self) -> Result<Taken> {
+        let rows = measure(self)?;
+        let time_lines = time_lines(&rows).map(|line| (line.label, line)).collect();
+        Ok(Taken { points: self.points(&rows), time_lines })
     }
 
     #[cfg(test)]
@@ -54,9 +57,14 @@ impl Arguments {
                 point("downloads", report::bytes(*size), Some(("bytes", *size as f64)), quantity, rounds)
             })
         });
+        let moments = MOMENTS.into_iter().enumerate().map(|(index, moment)| {
+            let rounds = row.traces.iter().map(|trace: &Trace| trace.moments[index] * 1e3).collect();
+            point("time lines", moment.to_owned(), None, Quantity::MOMENT, rounds)
+        });
         let cpu = row.cpu.iter().map(|cpu: &Cpu| cpu.relays).collect();
         let idle = row.idle.iter().map(|idle: &Idle| (idle.resident + idle.slab) / 1024.0 / 2.0).collect();
         downloads
+            .chain(moments)
             .chain([
                 point("cpu", "a large download, the relays'".to_owned(), None, Quantity::CPU_OF_GB, cpu),
                 point(

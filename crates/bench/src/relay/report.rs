@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::floor::Floor;
 use super::lab::Settings;
 use super::measure::{BURST, IDLE};
+use super::trace::{MOMENTS, Trace};
 use super::way::Name;
 use super::{Arguments, Row};
 use crate::machine::Machine;
@@ -44,6 +45,10 @@ struct Ratios {
 struct Line {
     way: Name,
     missing: Option<String>,
+    /// In seconds, as `trace::MOMENTS` names them.
+    moments: Vec<Spread>,
+    /// Every packet of the first round's.
+    time_line: Option<Trace>,
     downloads: Vec<Downloads>,
     burst: Option<BurstFigures>,
     cpu: Option<CpuFigures>,
@@ -145,6 +150,7 @@ impl Report {
             self.repeats,
             self.seconds_in_all
         );
+        self.append_moments(&mut out);
         if self.ways.iter().any(|line| !line.downloads.is_empty()) {
             self.append_downloads(&mut out, "Time to the first byte", |of| of.first_byte, |of| of.first_byte);
             self.append_downloads(&mut out, "Time to the last byte", |of| of.total, |of| of.total);
@@ -184,6 +190,15 @@ impl Report {
             }
             out.push('\n');
         }
+    }
+
+    fn append_moments(&self, out: &mut String) {
+        let lines = self.lines(|line| {
+            let cells: Vec<String> = line.moments.iter().map(|moment| milliseconds(*moment)).collect();
+            (!cells.is_empty()).then_some(cells)
+        });
+        let title = "A download of 50 KB, from the client's SYN on, in ms (least-most)";
+        append_table(out, title, MOMENTS.into_iter(), &lines);
     }
 
     fn append_ratios(&self, out: &mut String) {
@@ -288,9 +303,12 @@ impl Line {
                 total: Spread::of(downloads.iter().map(|download| download.total))?,
             })
         });
+        let moment = |index: usize| Spread::of(row.traces.iter().map(|trace| trace.moments[index]));
         Line {
             way: row.name,
             missing: row.missing.clone(),
+            moments: (0..MOMENTS.len()).filter_map(moment).collect(),
+            time_line: row.traces.first().cloned(),
             downloads: downloads.collect(),
             burst: BurstFigures::of(row),
             cpu: CpuFigures::of(row),

@@ -4,6 +4,7 @@ mod bars;
 mod html;
 mod plot;
 mod text;
+mod time_line;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,6 +21,7 @@ pub(crate) use bars::{Bar, Bars, Group, OURS};
 pub(crate) use html::{Column, Page, page};
 pub(crate) use plot::{Axes, Plot, Series};
 pub(crate) use text::{against, number, text};
+pub(crate) use time_line::{Arrow, Flow, TimeLine, time_lines};
 
 /// Everything.
 #[derive(Debug, Serialize)]

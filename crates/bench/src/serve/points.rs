@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use super::load::Sample;
 use super::way::WAYS;
 use super::{AROUND, Arguments, Line, measure};
-use crate::comparison::{Comparison, Figure, Point, Quantity};
+use crate::comparison::{Comparison, Figure, Point, Quantity, Taken};
 
 impl Comparison for Arguments {
     fn missing(&self) -> Option<String> {
@@ -21,8 +21,8 @@ impl Comparison for Arguments {
         (turns as u64, self.time() + AROUND)
     }
 
-    fn measure(&self) -> Result<Vec<Point>> {
-        Ok(points(&measure(self)?))
+    fn measure(&self) -> Result<Taken> {
+        Ok(points(&measure(self)?).into())
     }
 
     #[cfg(test)]

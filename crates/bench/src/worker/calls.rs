@@ -1,4 +1,4 @@
-//! System calls that the shim sees although they have nothing to do with connections: what does that cost?
+//! System calls that have nothing to do with connections: what does it cost that the shim sees them, or what do they cost at all?
 
 use std::fs::File;
 use std::io::Write;
@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::select::FdSet;
 
-use super::{BEGIN, Measured, finish, say};
+use super::{BEGIN, Measured, finish, say, switch};
 
 /// What is called again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -26,6 +27,16 @@ pub enum Call {
     Thread,
     /// fork in a shell, and waiting for the child's end
     Fork,
+    /// A switch between two threads on one processor
+    SwitchThreads,
+    /// The same between two processes
+    SwitchProcesses,
+    /// What the other of the two processes does
+    GiveWay,
+    /// A look at an epoll set in which something is ready
+    EpollWait,
+    /// The wake-up of a thread that waits for something to do, and what it says when that is done
+    Pool,
     /// fork and exec of /bin/true, and waiting for its end; where posix_spawn is used, that
     Spawn,
 }
@@ -39,6 +50,11 @@ impl Call {
             Call::SelectConnections => "select-connections",
             Call::Thread => "thread",
             Call::Fork => "fork",
+            Call::SwitchThreads => "switch-threads",
+            Call::SwitchProcesses => "switch-processes",
+            Call::GiveWay => "give-way",
+            Call::EpollWait => "epoll-wait",
+            Call::Pool => "pool",
             Call::Spawn => "spawn",
         }
     }
@@ -75,6 +91,21 @@ pub(super) fn run(call: Call, limit: Duration) -> Result<()> {
             anyhow::ensure!(status.success(), "the shell ended with {status}");
             Ok(())
         }),
+        Call::SwitchThreads => switch::threads(limit),
+        Call::SwitchProcesses => switch::processes(limit),
+        Call::GiveWay => switch::give_way(),
+        Call::EpollWait => {
+            let (reader, mut writer) = std::io::pipe()?;
+            writer.write_all(b"x")?;
+            let set = Epoll::new(EpollCreateFlags::empty())?;
+            set.add(&reader, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+            let mut events = [EpollEvent::empty(); 16];
+            repeat(limit, 100, 1, || {
+                anyhow::ensure!(set.wait(&mut events, EpollTimeout::NONE)? == 1, "nothing was ready");
+                Ok(())
+            })
+        }
+        Call::Pool => switch::pool(limit),
         Call::Spawn => repeat(limit, 1, 1, || {
             let status = Command::new("/bin/true").stdin(Stdio::null()).status().context("/bin/true")?;
             anyhow::ensure!(status.success(), "/bin/true ended with {status}");
@@ -97,7 +128,12 @@ const FORKS: u64 = 500;
 const SUBSHELLS: &str = "i=0; while [ $i -lt 500 ]; do (:); i=$((i+1)); done";
 
 /// Calls until `limit`, with a look at the clock every `batch` calls. Each stands for so many operations.
-fn repeat(limit: Duration, batch: u64, each: u64, mut call: impl FnMut() -> Result<()>) -> Result<()> {
+pub(super) fn repeat(
+    limit: Duration,
+    batch: u64,
+    each: u64,
+    mut call: impl FnMut() -> Result<()>,
+) -> Result<()> {
     for _ in 0..batch {
         call()?;
     }

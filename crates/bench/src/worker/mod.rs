@@ -8,6 +8,7 @@ mod calls;
 mod download;
 mod echo;
 mod flow;
+mod forward;
 mod ipc;
 mod many;
 mod memcached;
@@ -15,6 +16,7 @@ mod round_trip;
 mod short;
 mod socket;
 mod stream;
+mod switch;
 
 use std::io::{BufRead, Write};
 use std::net::SocketAddr;
@@ -67,6 +69,8 @@ pub enum Worker {
         #[command(flatten)]
         client: Client,
     },
+    /// Passes on what it receives, both ways
+    Forward(forward::Forward),
     /// Sends as fast as it goes, and says from time to time how much that was
     Flow {
         /// Where the server is
@@ -137,6 +141,10 @@ pub enum Worker {
     IpcSend(Ipc),
     /// Receives them
     IpcReceive(Ipc),
+    /// Begins sessions of five messages, each of which is sent when the one before has come
+    IpcAsk(Ipc),
+    /// The other end of those
+    IpcAnswer(Ipc),
     /// System calls that have nothing to do with connections
     Calls {
         /// Which
@@ -235,6 +243,7 @@ pub fn run(worker: &Worker) -> Result<()> {
         }
         Worker::RoundTrip { client, style: Style::Epoll, .. } => many::run(client, 1, 1),
         Worker::Stream { client } => stream::source(client),
+        Worker::Forward(forward) => forward::run(forward),
         Worker::Flow { to, every } => flow::run(*to, Duration::from_secs_f64(*every)),
         Worker::Many { client, connections, depth } => many::run(client, *connections, *depth),
         Worker::Short { client, exchanges } => short::run(client, *exchanges),
@@ -244,6 +253,8 @@ pub fn run(worker: &Worker) -> Result<()> {
         Worker::Hold { from, connections } => download::hold(*from, *connections),
         Worker::IpcSend(ipc) => ipc::send(ipc),
         Worker::IpcReceive(ipc) => ipc::receive(ipc),
+        Worker::IpcAsk(ipc) => ipc::session(ipc, true),
+        Worker::IpcAnswer(ipc) => ipc::session(ipc, false),
         Worker::Calls { call, seconds } => calls::run(*call, Duration::from_secs_f64(*seconds)),
     }
 }

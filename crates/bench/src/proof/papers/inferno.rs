@@ -2,7 +2,7 @@
 
 use super::exhibit::Answer::Measured;
 use super::exhibit::Kind::{Fact, Gain};
-use super::exhibit::Lines::Only;
+use super::exhibit::Lines::{All, Only};
 use super::exhibit::Theirs::{About, Words};
 use super::exhibit::{Claim, Exhibit, Form, Paper};
 use crate::comparison::Quantity;
@@ -70,7 +70,7 @@ pub(super) const PAPER: Paper = Paper {
                     form: Form::Of(FILE),
                 },
                 Claim {
-                    what: "what a file costs beyond a message; a session has five of them",
+                    what: "what a file costs beyond a message",
                     theirs: About(160.0),
                     place: "Results",
                     kind: Fact,
@@ -79,6 +79,34 @@ pub(super) const PAPER: Paper = Paper {
                     lines: SIZE,
                     quantity: Quantity::EACH,
                     form: Form::Beyond(FILE, MESSAGE),
+                },
+            ]),
+        },
+        Exhibit {
+            name: "Conclusion, session",
+            shows: "what files add to a session of five messages in order, as the article's program has them",
+            answer: Measured(&[
+                Claim {
+                    what: "file, beyond message",
+                    theirs: About(1.0),
+                    place: "Conclusion",
+                    kind: Fact,
+                    command: IPC,
+                    table: "sessions",
+                    lines: All,
+                    quantity: Quantity::SESSION,
+                    form: Form::Beyond(FILE, MESSAGE),
+                },
+                Claim {
+                    what: "what our channel saves",
+                    theirs: Words("not in the article"),
+                    place: "",
+                    kind: Gain,
+                    command: IPC,
+                    table: "sessions",
+                    lines: All,
+                    quantity: Quantity::SESSION,
+                    form: Form::Saves("channel", MESSAGE),
                 },
             ]),
         },

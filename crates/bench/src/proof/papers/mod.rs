@@ -19,11 +19,11 @@ use regex::{Regex, RegexBuilder};
 use serde::Serialize;
 
 use super::surroundings::Surroundings;
-use crate::comparison::{Comparison, Point};
+use crate::comparison::{Comparison, Point, Quantity, Taken};
 use crate::interrupt;
 use crate::machine::Machine;
 use crate::progress::time;
-use crate::report::{Axes, Bar, Bars, Group, OURS, Plot, Series};
+use crate::report::{Axes, Bar, Bars, Group, OURS, Plot, Series, TimeLine, time_lines};
 use crate::side::Side;
 use crate::stats::Spread;
 use crate::{ipc, local, overlay, relay, serve};
@@ -77,8 +77,14 @@ enum Bench {
     Relay(relay::Arguments),
 }
 
-/// By command: what was measured, or why nothing was.
-type Measured = BTreeMap<&'static str, Result<Vec<Point>, String>>;
+/// By command.
+#[derive(Default)]
+struct Measured {
+    /// Or why there are none.
+    points: BTreeMap<&'static str, Result<Vec<Point>, String>>,
+    /// With the side of each.
+    time_lines: BTreeMap<&'static str, Vec<(&'static str, TimeLine)>>,
+}
 
 /// Of the figures of which an expression names the paper, the figure or what it shows; of all without one.
 pub(super) fn answer(only: Option<&Regex>, rounds: u32, own: String) -> Result<Papers> {
@@ -134,13 +140,13 @@ type Commands = Vec<(String, String)>;
 
 /// Each command once; with what was left out and what failed.
 fn measure(benches: &[(&'static str, Bench)], rounds: u32) -> Result<(Measured, Commands, Commands)> {
-    let (mut measured, mut left_out, mut failed) = (Measured::new(), Vec::new(), Vec::new());
+    let (mut measured, mut left_out, mut failed) = (Measured::default(), Vec::new(), Vec::new());
     let mut present = Vec::new();
     for (command, bench) in benches {
         if let Some(missing) = bench.comparison().missing() {
             eprintln!("left out: {}: {missing}", full(command, rounds));
             left_out.push((full(command, rounds), missing.clone()));
-            measured.insert(*command, Err(missing));
+            measured.points.insert(*command, Err(missing));
         } else {
             present.push((*command, bench.comparison()));
         }
@@ -153,21 +159,24 @@ fn measure(benches: &[(&'static str, Bench)], rounds: u32) -> Result<(Measured, 
     eprintln!("{} comparisons of {rounds} rounds, about {} in all", present.len(), time(all));
     for (number, (command, comparison)) in present.iter().enumerate() {
         eprintln!("{} of {}: {}", number + 1, present.len(), full(command, rounds));
-        let points = apart(*comparison);
+        let taken = apart(*comparison);
         // What was interrupted has not failed.
         interrupt::pause(Duration::ZERO)?;
-        let points = points.map_err(|error| format!("{error:#}"));
+        let points = taken.map_err(|error| format!("{error:#}")).map(|taken| {
+            measured.time_lines.insert(*command, taken.time_lines);
+            taken.points
+        });
         if let Err(error) = &points {
             eprintln!("{}: {error}", full(command, rounds));
             failed.push((full(command, rounds), error.clone()));
         }
-        measured.insert(*command, points);
+        measured.points.insert(*command, points);
     }
     Ok((measured, left_out, failed))
 }
 
 /// In a thread of its own: some leave theirs in a namespace of its own.
-fn apart(comparison: &dyn Comparison) -> Result<Vec<Point>> {
+fn apart(comparison: &dyn Comparison) -> Result<Taken> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| comparison.measure());
         thread.join().unwrap_or_else(|_| Err(anyhow!("it panicked")))
@@ -203,7 +212,7 @@ impl Papers {
 impl Answered {
     fn of(paper: &Paper, exhibit: &Exhibit, measured: &Measured, rounds: u32) -> Result<Answered> {
         let found = |claim: &Claim| {
-            let measured = measured.get(claim.command).context("every command has had its turn")?;
+            let measured = measured.points.get(claim.command).context("every command has had its turn")?;
             Ok(Found::of(claim, full(claim.command, rounds), measured))
         };
         Ok(Answered {
@@ -216,7 +225,7 @@ impl Answered {
                 Answer::NotMeasured(why) => Some(why),
             },
             claims: exhibit.claims().iter().map(found).collect::<Result<_>>()?,
-            plots: plots(paper, exhibit, measured)?,
+            plots: [drawn(paper, exhibit, measured)?, plots(paper, exhibit, measured)?].concat(),
         })
     }
 
@@ -226,13 +235,31 @@ impl Answered {
     }
 }
 
+/// The time lines of the sides that an exhibit's claims are about, beside each other.
+fn drawn(paper: &Paper, exhibit: &Exhibit, measured: &Measured) -> Result<Vec<String>> {
+    let is_of = |side: &str| {
+        exhibit.claims().iter().any(|claim| {
+            let (one, other) = claim.form.sides();
+            claim.quantity == Quantity::MOMENT && (side == one || Some(side) == other)
+        })
+    };
+    let commands = in_order(exhibit.claims().iter().map(|claim| claim.command));
+    let lines = commands.iter().filter_map(|command| measured.time_lines.get(command)).flatten();
+    let panels: Vec<&TimeLine> = lines.filter(|(side, _)| is_of(side)).map(|(_, line)| line).collect();
+    if panels.is_empty() {
+        return Ok(Vec::new());
+    }
+    let title = format!("{}, {}: who sends what when, in the first round", paper.name, exhibit.name);
+    Ok(vec![time_lines(&title, &panels)?])
+}
+
 /// One of each table that an exhibit's claims are about, with all sides.
 fn plots(paper: &Paper, exhibit: &Exhibit, measured: &Measured) -> Result<Vec<String>> {
     let mut drawn: Vec<(&str, &str)> = Vec::new();
     let mut plots = Vec::new();
     for claim in exhibit.claims() {
         let what = (claim.table, claim.quantity.label);
-        let Some(Ok(points)) = measured.get(claim.command) else { continue };
+        let Some(Ok(points)) = measured.points.get(claim.command) else { continue };
         if drawn.contains(&what) {
             continue;
         }
@@ -313,7 +340,8 @@ mod tests {
         let numbered =
             |kind: &str, last: usize| (1..=last).map(|number| format!("{kind} {number}")).collect();
         let slick = ["Table 3.1", "Figure 3.1", "Table 3.2", "Figure 3.2", "Table 3.3"].map(str::to_owned);
-        let inferno = ["Results, first table", "Results, second table", "Addendum"].map(str::to_owned);
+        let inferno = ["Results, first table", "Results, second table", "Conclusion, session", "Addendum"]
+            .map(str::to_owned);
         let expected: [(&str, Vec<Vec<String>>); 5] = [
             ("Slipstream", vec![numbered("Figure", 10), numbered("Table", 1)]),
             ("Slim", vec![numbered("Figure", 12), numbered("Table", 4)]),

@@ -125,22 +125,9 @@ const WARM: u64 = 10;
 
 pub(super) fn send(ipc: &Ipc) -> Result<()> {
     ipc.pin()?;
-    let mut end: Box<dyn Send> = match ipc.way {
-        Way::Channel => Box::new(channel::Sending::connect(&ipc.at)?),
-        Way::Datagram | Way::DatagramSelect => Box::new(sockets::Sending::datagrams(&ipc.at)?),
-        Way::Stream => Box::new(sockets::Sending::stream(&ipc.at)?),
-        Way::Seqpacket => Box::new(sockets::Sending::seqpackets(&ipc.at)?),
-        Way::File => Box::new(files::Sending::new(&ipc.at, files::Kind::Temporary)?),
-        Way::Memfd => Box::new(files::Sending::new(&ipc.at, files::Kind::Memory)?),
-        Way::QueueFcntl => Box::new(queue::Sending::new(ipc, queue::Lock::Fcntl)?),
-        Way::QueueFew => Box::new(queue::Sending::new(ipc, queue::Lock::FewFcntl)?),
-        Way::QueueFutex => Box::new(queue::Sending::new(ipc, queue::Lock::Futex)?),
-        Way::QueueFree => Box::new(queue::Sending::new(ipc, queue::Lock::None)?),
-        Way::Zstd => Box::new(squeezed::Sending::new(&ipc.at, squeezed::Codec::Zstd)?),
-        Way::Gzip => Box::new(squeezed::Sending::new(&ipc.at, squeezed::Codec::Gzip)?),
-    };
+    let mut end = ipc.sending()?;
     let bytes = content(ipc.size);
-    let files = (0..ipc.descriptors).map(|_| File::open("/dev/null")).collect::<Result<Vec<_>, _>>()?;
+    let files = ipc.files()?;
     let fds: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
     say(BEGIN)?;
     let mut meter = Meter::start();
@@ -158,20 +145,7 @@ pub(super) fn send(ipc: &Ipc) -> Result<()> {
 
 pub(super) fn receive(ipc: &Ipc) -> Result<()> {
     ipc.pin()?;
-    let mut end: Box<dyn Receive> = match ipc.way {
-        Way::Channel => Box::new(channel::Receiving::listen(&ipc.at)?),
-        Way::Datagram => Box::new(sockets::Datagrams::bind(&ipc.at)?),
-        Way::DatagramSelect => Box::new(sockets::Selected(sockets::Datagrams::bind(&ipc.at)?)),
-        Way::Stream => Box::new(sockets::Stream::listen(&ipc.at)?),
-        Way::Seqpacket => Box::new(sockets::Seqpackets::listen(&ipc.at)?),
-        Way::File | Way::Memfd => Box::new(files::Receiving::bind(ipc)?),
-        Way::QueueFcntl => Box::new(queue::Receiving::new(ipc, queue::Lock::Fcntl)?),
-        Way::QueueFew => Box::new(queue::Receiving::new(ipc, queue::Lock::FewFcntl)?),
-        Way::QueueFutex => Box::new(queue::Receiving::new(ipc, queue::Lock::Futex)?),
-        Way::QueueFree => Box::new(queue::Receiving::new(ipc, queue::Lock::None)?),
-        Way::Zstd => Box::new(squeezed::Receiving::bind(ipc, squeezed::Codec::Zstd)?),
-        Way::Gzip => Box::new(squeezed::Receiving::bind(ipc, squeezed::Codec::Gzip)?),
-    };
+    let mut end = ipc.receiving()?;
     say(READY)?;
     let expected = content(ipc.size);
     let mut buffer = vec![0; ipc.size];
@@ -189,6 +163,51 @@ pub(super) fn receive(ipc: &Ipc) -> Result<()> {
     finish(meter.stop())
 }
 
+/// Messages of a session, as the article's have them.
+const SESSION: u64 = 5;
+
+/// One end of sessions: messages go there and back in turn, and each is sent when the one before has come. Each way meets at a
+/// place of its own.
+pub(super) fn session(ipc: &Ipc, asks: bool) -> Result<()> {
+    ipc.pin()?;
+    let there = Ipc { at: ipc.at.clone(), ..*ipc };
+    let back = Ipc { at: ipc.at.with_file_name("back"), ..*ipc };
+    let mut receiving = if asks { back.receiving()? } else { there.receiving()? };
+    let mut sending = None;
+    if asks {
+        sending = Some(there.sending()?);
+        say(BEGIN)?;
+    } else {
+        say(READY)?;
+    }
+    let bytes = content(ipc.size);
+    let files = ipc.files()?;
+    let fds: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+    let (mut buffer, mut received) = (vec![0; ipc.size], Vec::new());
+    let mut meter = Meter::start();
+    for message in 0..ipc.all() * SESSION {
+        if message == ipc.warm() * SESSION {
+            meter = Meter::start();
+        }
+        if message.is_multiple_of(2) != asks {
+            received.clear();
+            let len = receiving.receive(&mut buffer, &mut received)?;
+            ensure!(len == ipc.size && received.len() == ipc.descriptors, "a message that nobody has sent");
+            continue;
+        }
+        let end = match &mut sending {
+            Some(end) => end,
+            // The other end is there, for its message has come.
+            None => sending.insert(back.sending()?),
+        };
+        if let Err(error) = end.send(&bytes, &fds) {
+            ensure!(error.downcast_ref() == Some(&Errno::MSGSIZE), error);
+            return finish(IpcMeasured { refused: true, ..IpcMeasured::default() });
+        }
+    }
+    finish(meter.stop())
+}
+
 fn finish(measured: IpcMeasured) -> Result<()> {
     say(&serde_json::to_string(&measured)?)?;
     wait_for_end();
@@ -196,6 +215,44 @@ fn finish(measured: IpcMeasured) -> Result<()> {
 }
 
 impl Ipc {
+    fn sending(&self) -> Result<Box<dyn Send>> {
+        Ok(match self.way {
+            Way::Channel => Box::new(channel::Sending::connect(&self.at)?),
+            Way::Datagram | Way::DatagramSelect => Box::new(sockets::Sending::datagrams(&self.at)?),
+            Way::Stream => Box::new(sockets::Sending::stream(&self.at)?),
+            Way::Seqpacket => Box::new(sockets::Sending::seqpackets(&self.at)?),
+            Way::File => Box::new(files::Sending::new(&self.at, files::Kind::Temporary)?),
+            Way::Memfd => Box::new(files::Sending::new(&self.at, files::Kind::Memory)?),
+            Way::QueueFcntl => Box::new(queue::Sending::new(self, queue::Lock::Fcntl)?),
+            Way::QueueFew => Box::new(queue::Sending::new(self, queue::Lock::FewFcntl)?),
+            Way::QueueFutex => Box::new(queue::Sending::new(self, queue::Lock::Futex)?),
+            Way::QueueFree => Box::new(queue::Sending::new(self, queue::Lock::None)?),
+            Way::Zstd => Box::new(squeezed::Sending::new(&self.at, squeezed::Codec::Zstd)?),
+            Way::Gzip => Box::new(squeezed::Sending::new(&self.at, squeezed::Codec::Gzip)?),
+        })
+    }
+
+    fn receiving(&self) -> Result<Box<dyn Receive>> {
+        Ok(match self.way {
+            Way::Channel => Box::new(channel::Receiving::listen(&self.at)?),
+            Way::Datagram => Box::new(sockets::Datagrams::bind(&self.at)?),
+            Way::DatagramSelect => Box::new(sockets::Selected(sockets::Datagrams::bind(&self.at)?)),
+            Way::Stream => Box::new(sockets::Stream::listen(&self.at)?),
+            Way::Seqpacket => Box::new(sockets::Seqpackets::listen(&self.at)?),
+            Way::File | Way::Memfd => Box::new(files::Receiving::bind(self)?),
+            Way::QueueFcntl => Box::new(queue::Receiving::new(self, queue::Lock::Fcntl)?),
+            Way::QueueFew => Box::new(queue::Receiving::new(self, queue::Lock::FewFcntl)?),
+            Way::QueueFutex => Box::new(queue::Receiving::new(self, queue::Lock::Futex)?),
+            Way::QueueFree => Box::new(queue::Receiving::new(self, queue::Lock::None)?),
+            Way::Zstd => Box::new(squeezed::Receiving::bind(self, squeezed::Codec::Zstd)?),
+            Way::Gzip => Box::new(squeezed::Receiving::bind(self, squeezed::Codec::Gzip)?),
+        })
+    }
+
+    fn files(&self) -> Result<Vec<File>> {
+        Ok((0..self.descriptors).map(|_| File::open("/dev/null")).collect::<Result<_, _>>()?)
+    }
+
     fn warm(&self) -> u64 {
         self.messages / WARM
     }
