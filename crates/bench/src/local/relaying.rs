@@ -2,17 +2,16 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use super::Group;
-use super::pair::listen_at;
 use super::point::{Load, Point, Sample};
 use super::synthetic::Calls;
 use super::tables::{Table, Unit, bytes};
+use super::{Group, pair};
 use crate::process::Process;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
-use crate::worker::{BEGIN, Call, Measured, READY};
+use crate::worker::{Call, READY};
 
 /// All of them. shunt has no part in it.
 pub(super) fn tables() -> [Table; 2] {
@@ -60,30 +59,23 @@ struct Forwarded {
 
 impl Load for Forwarded {
     fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {
-        let at = listen_at(stage, side, Placement::Free)?;
-        let start = |role, arguments: &[&str]| {
-            let mut command = stage.worker(side, role, Placement::Free)?;
-            Process::spawn_with_lines(command.args(arguments), arguments[0])
-        };
-        let size = MESSAGE.to_string();
-        let mut sink = start(Role::Server, &["sink", "--at", &at, "--size", &size])?;
+        let at = pair::listen_at(stage, side, Placement::Free)?;
+        let (size, buffer) = (MESSAGE.to_string(), self.buffer.to_string());
+        let mut command = stage.worker(side, Role::Server, Placement::Free)?;
+        command.args(["sink", "--at", &at, "--size", &size]);
+        let mut sink = Process::spawn_with_lines(&mut command, "the receiver")?;
         let far = sink.expect(READY, LIMIT)?;
-        let buffer = self.buffer.to_string();
-        let mut arguments = vec!["forward", "--at", &at, "--to", &far, "--buffer", &buffer];
-        arguments.extend(self.splice.then_some("--splice"));
-        let mut relay = start(Role::Server, &arguments)?;
-        let near = relay.expect(READY, LIMIT)?;
-        let time = seconds.as_secs_f64().to_string();
-        let mut source =
-            start(Role::Client, &["stream", "--to", &near, "--size", &size, "--seconds", &time])?;
-        source.expect(BEGIN, LIMIT)?;
-        let (relay_before, source_before) = (relay.cpu(), source.cpu());
-        let line = source.line(seconds + LIMIT)?;
-        let relay_cpu = relay.cpu().saturating_sub(relay_before);
-        let source_cpu = source.cpu().saturating_sub(source_before);
-        let measured: Measured =
-            serde_json::from_str(&line).with_context(|| format!("the sender said {line:?}"))?;
-        [source, relay, sink].into_iter().try_for_each(Process::finish)?;
-        Ok(Sample::of(&measured, relay_cpu, source_cpu))
+        let mut relay = stage.worker(side, Role::Server, Placement::Free)?;
+        relay.args(["forward", "--at", &at, "--to", &far, "--buffer", &buffer]);
+        relay.args(self.splice.then_some("--splice"));
+        let source = |near: &str| {
+            let mut command = stage.worker(side, Role::Client, Placement::Free)?;
+            let time = seconds.as_secs_f64().to_string();
+            command.args(["stream", "--to", near, "--size", &size, "--seconds", &time]);
+            Ok(command)
+        };
+        let sample = pair::run(stage, side, &mut relay, source, seconds)?;
+        sink.finish()?;
+        Ok(sample)
     }
 }

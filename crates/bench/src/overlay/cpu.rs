@@ -1,7 +1,8 @@
 //! Processor time of everything on the lab's hosts: programs, supervisors, routers, and what the kernel does in their names.
 //!
-//! How much it is in all is the scheduler's count, and so is how often a thread of theirs went to sleep, each time to be woken again. The kernel's ticks say how it divides: into the programs' own time and the kernel's
-//! per process, and into what of that were software interrupts for the whole machine.
+//! How much it is in all is the scheduler's count, and so is how often a thread of theirs went to sleep, each time to be woken again. The
+//! kernel's ticks say how it divides: into the programs' own time and the kernel's per process, and into what of that were software
+//! interrupts for the whole machine.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -49,7 +50,7 @@ impl Used {
             used.all += process.all;
             used.user_ticks += process.user_ticks;
             used.system_ticks += process.system_ticks;
-            used.sleeps += process.sleeps;
+            used.sleeps += sleeps(pid);
         }
         Ok(used)
     }
@@ -71,8 +72,6 @@ struct Process {
     all: Duration,
     user_ticks: u64,
     system_ticks: u64,
-    /// Of the threads that there are: those that have ended are not counted.
-    sleeps: u64,
     /// The kernel's own, which does what is left over of interrupts.
     is_ksoftirqd: bool,
 }
@@ -91,13 +90,12 @@ impl Process {
             all: Duration::from(clock_gettime(clock).ok()?) + Duration::from_secs_f64(ended),
             user_ticks: user + user_ended,
             system_ticks: system + system_ended,
-            sleeps: sleeps(pid),
             is_ksoftirqd: name.contains("(ksoftirqd/"),
         })
     }
 }
 
-/// Of all threads of a process.
+/// Of all threads that a process has: those that have ended are not counted.
 fn sleeps(pid: i32) -> u64 {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let of_thread = |thread: std::fs::DirEntry| {

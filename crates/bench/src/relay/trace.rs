@@ -189,6 +189,15 @@ impl Segment {
             && reaches(self.end, other.end)
             && reaches(self.ack, other.ack)
     }
+
+    fn flow(&self, to: Host, from: Host) -> Flow {
+        match self {
+            _ if self.flags & SYN != 0 => Flow::Handshake,
+            _ if self.payload == 0 => Flow::Acknowledgement,
+            _ if (to as usize) > from as usize => Flow::Request,
+            _ => Flow::Answer,
+        }
+    }
 }
 
 impl Trace {
@@ -259,17 +268,6 @@ impl Seen {
             one.is_sent && one.link == self.link && theirs == ports
         };
         all.iter().filter(is_same).map(|one| one.segment.payload).sum::<usize>() < MUCH
-    }
-}
-
-impl Segment {
-    fn flow(&self, to: Host, from: Host) -> Flow {
-        match self {
-            _ if self.flags & SYN != 0 => Flow::Handshake,
-            _ if self.payload == 0 => Flow::Acknowledgement,
-            _ if (to as usize) > from as usize => Flow::Request,
-            _ => Flow::Answer,
-        }
     }
 }
 

@@ -22,8 +22,9 @@ use std::io::{BufRead, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use calls::Call;
@@ -266,6 +267,13 @@ pub(crate) const READY: &str = "ready";
 
 /// No answer for so long is a failure.
 const PATIENCE_MS: u16 = 20_000;
+
+/// On this processor alone runs this thread from now on, and whatever it starts.
+fn stay_on(processor: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(processor);
+    sched_setaffinity(None, &set).context("choosing a processor")
+}
 
 fn say(line: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::resource::{UsageWho, getrusage};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity, sched_yield};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_yield};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{BEGIN, Measured, finish, say};
+use super::{BEGIN, Measured, finish, say, stay_on};
 
 /// As often is the processor given away before anybody looks at the clock.
 const BATCH: usize = 100;
@@ -87,10 +87,7 @@ impl Drop for Other {
 /// Also the thread and the process that are started next.
 fn stay_on_one_processor() -> Result<()> {
     let allowed = sched_getaffinity(None)?;
-    let first = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).context("a processor")?;
-    let mut one = CpuSet::new();
-    one.set(first);
-    sched_setaffinity(None, &one).context("choosing a processor")
+    stay_on((0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).context("a processor")?)
 }
 
 /// Counts switches, and not calls: the kernel need not switch in each. Time is the processor's, of this one of the two: what others

@@ -14,14 +14,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use nix::sys::resource::{UsageWho, getrusage};
 use rustix::io::Errno;
-use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
-use super::{BEGIN, READY, say, wait_for_end};
+use super::{BEGIN, READY, say, stay_on, wait_for_end};
 
 /// A way for messages with descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize)]
@@ -262,10 +261,7 @@ impl Ipc {
     }
 
     fn pin(&self) -> Result<()> {
-        let Some(cpu) = self.cpu else { return Ok(()) };
-        let mut set = CpuSet::new();
-        set.set(cpu);
-        sched_setaffinity(None, &set).context("choosing a processor")
+        self.cpu.map_or(Ok(()), stay_on)
     }
 }
 
