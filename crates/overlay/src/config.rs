@@ -51,6 +51,9 @@ pub(crate) struct Config {
     /// How long the router of another host may take to answer.
     #[serde(default = "default_ask")]
     pub(crate) ask_ms: u64,
+    /// Connections that are over before moving them has paid are moved as well.
+    #[serde(default)]
+    pub(crate) move_brief: bool,
     /// How long one end waits for the other end's program.
     #[serde(default = "default_patience")]
     pub(crate) patience_ms: u64,
@@ -188,7 +191,8 @@ impl Loaded {
                 Loaded { config: old.clone(), keys: self.keys.clone(), policy: read.policy, own: self.own };
             return (same, kept);
         }
-        let config = Config { hosts: read.config.hosts, policy: read.config.policy, ..old.clone() };
+        let Config { hosts, policy, move_brief, .. } = read.config;
+        let config = Config { hosts, policy, move_brief, ..old.clone() };
         (Loaded { config, keys: self.keys.clone(), policy: read.policy, own: read.own }, kept)
     }
 }

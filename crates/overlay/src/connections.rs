@@ -15,6 +15,7 @@ use crate::metrics::End;
 use crate::options::Options;
 use crate::policy::{Flow, Policy, Shape, Verdict};
 use crate::reason::Reason;
+use crate::worth::Way;
 
 /// So many: for most the overlay's socket is kept, which is a descriptor.
 const MOST: usize = 65_536;
@@ -134,6 +135,17 @@ impl Connections {
                 other => shape = other,
             }
         }
+    }
+
+    /// From which network namespace a client's connection is, and to where. None: it is none.
+    pub(crate) fn way(&self, cookie: u64) -> Option<Way> {
+        let state = self.state();
+        let connection = state.connections.get(&cookie).filter(|it| it.end == End::Client)?;
+        Some((connection.namespace, connection.flow.destination))
+    }
+
+    pub(crate) fn has_clients(&self) -> bool {
+        self.state().connections.values().any(|it| it.end == End::Client)
     }
 
     /// It has not come to be.

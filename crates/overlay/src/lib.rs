@@ -3,7 +3,7 @@
 //!
 //! Inner shape: `router` is the life of a router, with its `config`, what it shares between conversations in `shared`, the network
 //! `namespace`s that it knows, its `keys`, its `errand`s to what strangers could hold up, and its `metrics`; `local` talks to supervisors (`message`, `channel`), `client` and `server` are the two
-//! ends of a conversation between routers (`wire`), which have asked each other before (`peers`, `guests`). `policy` says which connections may be; `connections` has those that there are under it,
+//! ends of a conversation between routers (`wire`), which have asked each other before (`peers`, `guests`), as far as that is `worth` it. `policy` says which connections may be; `connections` has those that there are under it,
 //! with their `options`, and `enforce` brings another one about. Which host has a container is in the `map`, which `discovery` keeps by way of `etcd`. `account` makes sockets for containers,
 //! `secure` has them tagged, and `adopt` finds the connections that a router before has made; `listing` is what it says of them. `supervise` puts a program under a supervisor, whose life is in `supervisor`;
 //! `admit` gives it one where programs are not trusted, `stand_by` has one wait for a container.
@@ -43,6 +43,7 @@ mod stand_by;
 mod supervise;
 mod supervisor;
 mod wire;
+mod worth;
 
 pub use admit::supervise_apart;
 pub use config::{ConfigError, DEFAULT_CONTROL, DEFAULT_SOCKET};

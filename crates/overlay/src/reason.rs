@@ -71,6 +71,7 @@ reasons! {
     Dropped = 21, "dropped", "The policy of one of the hosts forbids it, and says nothing.";
     PacketPolicy = 22, "packet-policy", "A rule of the policy of one of the hosts wants its packets to be seen.";
     Family = 23, "family", "The hosts' addresses are of IPv6, and a program's socket is of IPv4.";
+    Brief = 24, "brief", "Connections from there to that place have lately been over before moving them had paid.";
 }
 
 impl Reason {
@@ -100,6 +101,9 @@ impl Reason {
             }
             Reason::Family => {
                 "Have the program use an IPv6 socket, or give the hosts IPv4 addresses in the configuration."
+            }
+            Reason::Brief => {
+                "Have the program keep its connections (keep-alive, a pool); `move-brief = true` in the configuration moves such ones all the same."
             }
             Reason::Busy => "Have fewer connections begin at once in one container.",
             Reason::Denied | Reason::Dropped | Reason::PacketPolicy => {

@@ -28,6 +28,7 @@ use crate::peers::Peers;
 use crate::reason::Reason;
 use crate::secure::Guard;
 use crate::wire::Ask;
+use crate::worth::Worth;
 
 /// See the module.
 #[derive(Debug)]
@@ -44,6 +45,7 @@ pub(crate) struct Shared {
     pub(crate) guard: Option<Guard>,
     pub(crate) reader: Mutex<Reader>,
     pub(crate) connections: Connections,
+    pub(crate) worth: Worth,
     /// The lines to other routers, and theirs to this one.
     pub(crate) peers: Peers,
     pub(crate) guests: Guests,
@@ -202,6 +204,7 @@ impl Shared {
             guard,
             reader: Mutex::new(reader),
             connections,
+            worth: Worth::default(),
             state: Mutex::default(),
             changed: Notify::new(),
         })
@@ -463,6 +466,7 @@ impl Shared {
             self.peers.renew();
             self.guests.renew(&keys.now());
         }
+        self.worth.sweep(&self.connections);
         self.connections.sweep();
         self.guests.sweep();
         self.forget_stayed();

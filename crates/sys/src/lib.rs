@@ -12,6 +12,7 @@ pub mod attach;
 pub mod beside;
 pub mod clock;
 pub mod destroy;
+pub mod ended;
 pub mod eventfd;
 pub mod guard;
 pub mod guarded;

@@ -73,7 +73,7 @@ impl Router {
             assert!(made.expect("the command is there").success());
         }
         let mut text = format!(
-            "name = '{name}'\nkey = '{key}'\nprefixes = ['{prefix}']\nsecure = {secure}\nask-ms = 5000\npatience-ms = 5000\n\
+            "name = '{name}'\nkey = '{key}'\nprefixes = ['{prefix}']\nsecure = {secure}\nmove-brief = true\nask-ms = 5000\npatience-ms = 5000\n\
              socket = '{socket}'\ncontrol = '{control}'\n",
             name = NAMES[at],
             key = key.display(),

@@ -39,6 +39,15 @@ struct Host {
     cpu: usize,
 }
 
+/// What becomes of connections that are over before moving them has paid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Brief {
+    /// They stay on the overlay, as routers have it of themselves.
+    Stay,
+    /// They are moved as well.
+    Move,
+}
+
 /// How long a program may take to be there.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Routers and programs wait for each other no longer than this, in milliseconds. It is long, so that what is measured is on its road
@@ -163,10 +172,10 @@ impl Lab {
     }
 
     /// Runs both routers until what is returned is dropped.
-    pub(super) fn route(&self, side: Side) -> Result<Routers<'_>> {
+    pub(super) fn route(&self, side: Side, brief: Brief) -> Result<Routers<'_>> {
         let start = |host: &Host| -> Result<Process> {
             let config = self.path(&format!("{}.toml", host.name));
-            std::fs::write(&config, self.config(host, side)).context("overlay.toml")?;
+            std::fs::write(&config, self.config(host, side, brief)).context("overlay.toml")?;
             let mut command = host.net.command("taskset");
             command.args(["--cpu-list", &host.cpu.to_string()]).arg(&self.shunt);
             command.args(["overlay", "router", "--config"]).arg(config).env("SHUNT_LOG", "warn");
@@ -183,15 +192,16 @@ impl Lab {
         Ok(routers)
     }
 
-    fn config(&self, own: &Host, side: Side) -> String {
+    fn config(&self, own: &Host, side: Side, brief: Brief) -> String {
         let mut text = format!(
             "name = '{}'\nkey = '{}'\nprefixes = ['10.50.0.0/16']\nask-ms = {LIMIT_MS}\npatience-ms = {LIMIT_MS}\n\
-             socket = '{}'\ncontrol = '{}'\nsecure = {}\n",
+             socket = '{}'\ncontrol = '{}'\nsecure = {}\nmove-brief = {}\n",
             own.name,
             self.path("key").display(),
             self.socket(own).display(),
             self.control(own).display(),
             side == Side::Secure,
+            brief == Brief::Move,
         );
         for Host { name, address, container_address, .. } in &self.hosts {
             text += &format!(

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::cpu::{Cpu, Used};
-use super::lab::{Lab, Roads, Routers};
+use super::lab::{Brief, Lab, Roads, Routers};
 use super::side::Side;
 use crate::process::Process;
 use crate::stage::Role;
@@ -25,6 +25,8 @@ pub(super) enum Group {
     RoundTrip,
     /// Connections, one after the other, each until its first byte is answered
     SetUp,
+    /// Connections that are over soon, one after the other, by how often bytes go there and back
+    Short,
     /// memcached under our own load
     Memcached,
     /// nginx with wrk
@@ -46,6 +48,10 @@ pub(super) enum Load {
     SetUp,
     /// Routers have just started, and this is their first connection.
     FirstSetUp,
+    /// As routers are that nobody has told to move such connections as well.
+    Short {
+        exchanges: u32,
+    },
     Memcached {
         connections: u32,
     },
@@ -81,6 +87,7 @@ impl Load {
             .into_iter()
             .chain([1, 128, 4_096].map(|bytes| Load::RoundTrip { bytes }))
             .chain([Load::SetUp, Load::FirstSetUp])
+            .chain([1, 10, 100].map(|exchanges| Load::Short { exchanges }))
             .chain([1, 8, 50].map(|connections| Load::Memcached { connections }))
             .chain([
                 Load::Nginx { file: nginx::SMALL, connections: 50 },
@@ -94,6 +101,7 @@ impl Load {
             Load::Throughput { .. } => Group::Throughput,
             Load::RoundTrip { .. } => Group::RoundTrip,
             Load::SetUp | Load::FirstSetUp => Group::SetUp,
+            Load::Short { .. } => Group::Short,
             Load::Memcached { .. } => Group::Memcached,
             Load::Nginx { .. } => Group::Nginx,
         }
@@ -105,6 +113,7 @@ impl Load {
             Load::RoundTrip { bytes } => format!("round trip of {bytes} B"),
             Load::SetUp => "connection set-up, to the first byte answered".to_owned(),
             Load::FirstSetUp => "the same, the first one".to_owned(),
+            Load::Short { exchanges } => format!("short connections, 1 B there and back {exchanges} times"),
             Load::Memcached { connections } => {
                 format!("memcached, 9 gets to a set, 1 B to 4 KB, {connections} connections")
             }
@@ -135,7 +144,8 @@ impl Load {
 
     /// One turn.
     pub(super) fn run(self, lab: &Lab, side: Side, time: Duration) -> Result<Sample> {
-        let routers = side.is_shunt().then(|| lab.route(side)).transpose()?;
+        let brief = if let Load::Short { .. } = self { Brief::Stay } else { Brief::Move };
+        let routers = side.is_shunt().then(|| lab.route(side, brief)).transpose()?;
         let mut sample = match self {
             Load::Throughput { bytes } => {
                 let server = ours(lab, side, &["sink", "--size", &bytes.to_string()])?;
@@ -154,6 +164,11 @@ impl Load {
                 timed(lab, side, server, &["short", "--nodelay", "--size", "1"], time, 1e6)?
             }
             Load::FirstSetUp => first(lab, side)?,
+            Load::Short { exchanges } => {
+                let server = ours(lab, side, &["echo", "--nodelay", "--size", "1"])?;
+                let load = ["short", "--nodelay", "--size", "1", "--exchanges", &exchanges.to_string()];
+                timed(lab, side, server, &load, time, 1e6)?
+            }
             Load::Memcached { connections } => {
                 let load = ["memcached", "--nodelay", "--connections", &connections.to_string()];
                 timed(lab, side, memcached(lab, side)?, &load, time, 1e6)?

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::lab::{Lab, Routers};
+use super::lab::{Brief, Lab, Routers};
 use super::load::{Group, ours};
 use super::points::name;
 use super::side::Side;
@@ -67,7 +67,7 @@ pub(super) fn length(every: Duration) -> Duration {
 
 /// Measures it. What this machine cannot do is left out, and said.
 pub(super) fn measure(lab: &Lab, every: Duration, progress: &Progress) -> Result<Option<OverTime>> {
-    let routers = lab.route(Side::Secure)?;
+    let routers = lab.route(Side::Secure, Brief::Stay)?;
     let guest = lab.guest()?;
     let server = ours(lab, Side::Secure, &["sink", "--size", "65536"])?;
     let commands = [lab.worker(Side::Secure, Role::Client), lab.guest_worker(&guest)];

@@ -59,6 +59,8 @@ pub(crate) struct Lab {
     pub(crate) routers: [&'static str; 2],
     /// How long connect waits for a program that does not block.
     pub(crate) hold_ms: u32,
+    /// Whether connections that are over before moving them has paid are moved: those of most tests are.
+    pub(crate) moves_brief: bool,
     /// More of every router's configuration.
     pub(crate) configuration: String,
     /// Which addresses of the overlay are on each host, as the configuration has them.
@@ -108,6 +110,7 @@ impl Lab {
             prefixes: "'10.50.0.0/16'".to_owned(),
             routers: ["192.168.77.1:7450", "192.168.77.2:7450"],
             hold_ms: 5000,
+            moves_brief: true,
             configuration: String::new(),
             containers: ["'10.50.1.0/24'", "'10.50.2.0/24'"].map(str::to_owned),
             directory,
@@ -177,7 +180,7 @@ impl Lab {
         let config = self.path(&format!("{name}.toml"));
         let text = format!(
             "name = '{name}'\nkey = '{key}'\nprefixes = [{prefixes}]\nask-ms = {patience}\npatience-ms = {patience}\nhold-ms = {hold}\n\
-             socket = '{socket}'\ncontrol = '{control}'\n{more}\n\
+             socket = '{socket}'\ncontrol = '{control}'\nmove-brief = {brief}\n{more}\n\
              [[host]]\nname = 'a'\naddress = '{at_a}'\ncontainers = [{a}]\n\
              [[host]]\nname = 'b'\naddress = '{at_b}'\ncontainers = [{b}]\n",
             prefixes = self.prefixes,
@@ -188,6 +191,7 @@ impl Lab {
             key = self.path(key).display(),
             patience = self.patience_ms,
             hold = self.hold_ms,
+            brief = self.moves_brief,
             more = self.configuration,
             socket = self.socket(host).display(),
             control = self.control(host).display(),
