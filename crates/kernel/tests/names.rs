@@ -97,8 +97,9 @@ fn a_socket_of_another_group_is_counted_there_and_has_names_as_well() {
     let directory = given.group_of(group.process.id()).unwrap().unwrap();
     assert_eq!(directory.metadata().unwrap().ino(), std::fs::metadata(&group.path).unwrap().ino());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let client = accounted::socket(directory.as_fd(), AddressFamily::INET).unwrap();
-    let client = TcpStream::from(client);
+    let mut made = accounted::sockets(directory.as_fd(), AddressFamily::INET, 3).unwrap();
+    assert_eq!(made.len(), 3);
+    let client = TcpStream::from(made.remove(1));
     client.set_nonblocking(false).unwrap();
     rustix::net::connect(&client, &listener.local_addr().unwrap()).unwrap();
     let before = names(&client);

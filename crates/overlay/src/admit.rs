@@ -26,7 +26,7 @@ use shunt_sys::seccomp::Listener;
 use shunt_sys::{Errno, apart, guarded, netns, seqpacket};
 use tokio::time::timeout;
 
-use crate::channel::Channel;
+use crate::channel::{self, Channel};
 use crate::errand::Theirs;
 use crate::lock::lock;
 use crate::message::{Answer, MessageError, Request};
@@ -161,10 +161,10 @@ fn expect(mut supervisor: &UnixStream, word: u8) -> std::io::Result<()> {
     if said == [word] { Ok(()) } else { Err(std::io::Error::other("the supervisor says nonsense")) }
 }
 
-/// Whether a process at the other end of `channel` is the host's, and root's, and so may be a supervisor. A container has process numbers
+/// Whether the process at the other end of a conversation is the host's, and root's, and so may be a supervisor. A container has process numbers
 /// and users of its own, or it is none.
-pub(crate) fn is_of_host(channel: &Channel) -> bool {
-    let Some(process) = channel.process() else { return false };
+pub(crate) fn is_of_host(socket: &OwnedFd) -> bool {
+    let Some(process) = channel::process(socket) else { return false };
     let namespace = |process: &str, kind| {
         fs::metadata(format!("/proc/{process}/ns/{kind}")).map(|found| (found.dev(), found.ino()))
     };
@@ -172,8 +172,8 @@ pub(crate) fn is_of_host(channel: &Channel) -> bool {
         (Ok(its), Ok(own)) => its == own,
         _ => false,
     };
-    let is_own_user = socket_peercred(channel.socket()).is_ok_and(|it| it.uid == rustix::process::geteuid());
-    is_own_user && is_same("pid") && is_same("user") && channel.process_lives()
+    let is_own_user = socket_peercred(socket).is_ok_and(|it| it.uid == rustix::process::geteuid());
+    is_own_user && is_same("pid") && is_same("user") && channel::process_lives(socket)
 }
 
 /// The life of a supervisor that a router has started, whose other end of a stream is `stream`. Returns when it is there, and has become a

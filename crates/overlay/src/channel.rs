@@ -1,7 +1,7 @@
 //! The router's end of a conversation with a supervisor.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use crate::lock::lock;
 use crate::message::{self, Answer, MessageError};
 
 /// A process may be moved to another group at any time; that is noticed after this.
-const BELIEVED: Duration = Duration::from_secs(1);
+pub(crate) const BELIEVED: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub(crate) struct Channel {
     socket: AsyncFd<Arc<OwnedFd>>,
     /// What is being talked about.
     turn: Mutex<Option<Arc<Turn>>>,
+    /// The supervisor is the host's, and keeps what it shows and is given until it is told the end of a turn.
+    is_hosts: bool,
     namespace: u64,
     errands: Arc<Errands>,
     /// Where the supervisor's control group was seen last, and when.
@@ -41,6 +43,14 @@ impl Turn {
     pub(crate) fn new(conversation: Arc<OwnedFd>) -> Turn {
         Turn(conversation)
     }
+
+    /// Whether the other side is there, and so waits for the end.
+    pub(crate) fn is_awaited(&self) -> bool {
+        !matches!(
+            recv(&*self.0, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT),
+            Ok((0, _)) | Err(Errno::CONNRESET)
+        )
+    }
 }
 
 impl Drop for Turn {
@@ -51,26 +61,31 @@ impl Drop for Turn {
 }
 
 impl Channel {
-    /// With a supervisor in that network namespace.
-    pub(crate) fn new(socket: OwnedFd, namespace: u64, errands: Arc<Errands>) -> std::io::Result<Channel> {
+    /// With a supervisor in that network namespace, which is the host's or a container's.
+    pub(crate) fn new(
+        socket: OwnedFd,
+        is_hosts: bool,
+        namespace: u64,
+        errands: Arc<Errands>,
+    ) -> std::io::Result<Channel> {
         let socket = watch(Arc::new(socket), Interest::READABLE)?;
-        Ok(Channel { socket, turn: Mutex::new(None), namespace, errands, group: Mutex::new(None) })
+        Ok(Channel { socket, turn: Mutex::new(None), is_hosts, namespace, errands, group: Mutex::new(None) })
+    }
+
+    pub(crate) fn is_hosts(&self) -> bool {
+        self.is_hosts
     }
 
     /// What is to be given to the supervisor, or has come from it.
     pub(crate) fn theirs(&self, fd: OwnedFd) -> Theirs {
         let mut turn = lock(&self.turn);
         let turn = turn.get_or_insert_with(|| Arc::new(Turn::new(self.socket.get_ref().clone())));
-        Theirs::new(fd, turn.clone(), self.namespace, self.errands.clone())
+        Theirs::new(fd, turn.clone(), self.is_hosts, self.namespace, self.errands.clone())
     }
 
     /// Nothing more is said about this connection.
     pub(crate) fn end_turn(&self) {
         lock(&self.turn).take();
-    }
-
-    pub(crate) fn socket(&self) -> &OwnedFd {
-        self.socket.get_ref()
     }
 
     pub(crate) fn namespace(&self) -> u64 {
@@ -79,8 +94,7 @@ impl Channel {
 
     /// The supervisor's, as this process numbers it. None: it cannot be seen from here.
     pub(crate) fn process(&self) -> Option<u32> {
-        let peer = socket_peercred(self.socket.get_ref()).ok()?;
-        u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+        process(self.socket.get_ref())
     }
 
     /// The supervisor's control group, which `find` finds if it has not been looked for just now.
@@ -101,10 +115,7 @@ impl Channel {
 
     /// Whether that process is still the same.
     pub(crate) fn process_lives(&self) -> bool {
-        const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let process = self.process().and_then(|process| pidfd::of_peer(self.socket.get_ref(), process));
-        process
-            .is_some_and(|process| poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&AT_ONCE)) == Ok(0))
+        process_lives(self.socket.get_ref())
     }
 
     /// The next message, with its first descriptor.
@@ -139,6 +150,19 @@ impl Channel {
     pub(crate) fn send(&self, message: &impl Serialize, fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
         message::send(self.socket.get_ref(), message, fd)
     }
+}
+
+/// Who has connected `socket`, as this process numbers it. None: it cannot be seen from here.
+pub(crate) fn process(socket: impl AsFd) -> Option<u32> {
+    let peer = socket_peercred(socket).ok()?;
+    u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+}
+
+/// Whether that process is still the same.
+pub(crate) fn process_lives(socket: impl AsFd) -> bool {
+    const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let process = process(&socket).and_then(|process| pidfd::of_peer(&socket, process));
+    process.is_some_and(|process| poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&AT_ONCE)) == Ok(0))
 }
 
 /// Has tokio wait for a descriptor.

@@ -220,20 +220,29 @@ impl Drop for Asking {
 pub(crate) struct Theirs {
     /// Until it is dropped.
     closing: Option<Closing>,
+    /// The other side has another descriptor of it until it is told the end of the turn: so its close here is not its last one.
+    is_kept: bool,
     namespace: u64,
     errands: Arc<Errands>,
 }
 
 impl Theirs {
-    /// The other side is told the end of `turn` when this is closed, and not before.
-    pub(crate) fn new(fd: OwnedFd, turn: Arc<Turn>, namespace: u64, errands: Arc<Errands>) -> Theirs {
-        Theirs { closing: Some((fd, Some(turn))), namespace, errands }
+    /// The other side is told the end of `turn` when this is closed, and not before. `is_kept`: it keeps it until then.
+    pub(crate) fn new(
+        fd: OwnedFd,
+        turn: Arc<Turn>,
+        is_kept: bool,
+        namespace: u64,
+        errands: Arc<Errands>,
+    ) -> Theirs {
+        Theirs { closing: Some((fd, Some(turn))), is_kept, namespace, errands }
     }
 
     /// Another descriptor of it, to be kept: the turn ends without it.
     pub(crate) fn apart(&self) -> std::io::Result<Theirs> {
         let copy = self.as_fd().try_clone_to_owned()?;
-        Ok(Theirs { closing: Some((copy, None)), namespace: self.namespace, errands: self.errands.clone() })
+        let (namespace, errands) = (self.namespace, self.errands.clone());
+        Ok(Theirs { closing: Some((copy, None)), is_kept: false, namespace, errands })
     }
 }
 
@@ -245,8 +254,13 @@ impl AsFd for Theirs {
 
 impl Drop for Theirs {
     fn drop(&mut self) {
-        if let Some(closing) = self.closing.take() {
-            self.errands.close(self.namespace, closing);
+        match self.closing.take() {
+            Some((fd, Some(turn))) if self.is_kept && turn.is_awaited() => {
+                drop(fd);
+                drop(turn);
+            }
+            Some(closing) => self.errands.close(self.namespace, closing),
+            None => {}
         }
     }
 }
@@ -315,7 +329,7 @@ mod tests {
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
         let (supervisor, conversation) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
         let turn = Arc::new(Turn::new(Arc::new(conversation)));
-        let theirs = Theirs::new(writer.into(), turn.clone(), 1, errands);
+        let theirs = Theirs::new(writer.into(), turn.clone(), false, 1, errands);
         drop(turn);
         assert!(message::receive::<Answer>(&supervisor).is_err(), "it is open");
         drop(theirs);

@@ -71,7 +71,9 @@ fn admit(shared: &Arc<Shared>, socket: OwnedFd) {
     };
     let shared = shared.clone();
     tokio::spawn(async move {
-        let Ok(channel) = Channel::new(socket, namespace, shared.errands.clone()) else { return };
+        // Only there are no others heard: elsewhere a container says what it likes.
+        let is_hosts = shared.guard.is_some() && admit::is_of_host(&socket);
+        let Ok(channel) = Channel::new(socket, is_hosts, namespace, shared.errands.clone()) else { return };
         match converse(shared, channel, namespace, share).await {
             Ok(()) | Err(MessageError::Closed) => {}
             Err(error) => tracing::debug!(%error, "a conversation with a supervisor has ended"),
@@ -86,12 +88,11 @@ async fn converse(
     share: Share,
 ) -> Result<(), MessageError> {
     let mut limit = FIRST;
-    // Whom there is no need to look at any more.
-    let mut is_known = shared.guard.is_none();
+    let is_heard = shared.guard.is_none() || channel.is_hosts();
     loop {
         let Ok(next) = timeout(limit, channel.receive::<Request>()).await else { return Ok(()) };
         let next = next?;
-        if !is_known && !matches!(next.0, Request::Enter(_)) && !admit::is_of_host(&channel) {
+        if !is_heard && !matches!(next.0, Request::Enter(_)) {
             tracing::debug!("a container's process says that it is a supervisor");
             return Ok(());
         }
@@ -143,7 +144,6 @@ async fn converse(
         }
         channel.end_turn();
         limit = IDLE;
-        is_known = true;
     }
 }
 

@@ -16,6 +16,7 @@ use shunt_sys::{Errno, identity, netns};
 use socket2::SockRef;
 use tokio::sync::Notify;
 
+use crate::account::Spares;
 use crate::config::Loaded;
 use crate::connections::Connections;
 use crate::discovery::Discovery;
@@ -46,6 +47,7 @@ pub(crate) struct Shared {
     pub(crate) reader: Mutex<Reader>,
     pub(crate) connections: Connections,
     pub(crate) worth: Worth,
+    pub(crate) spares: Spares,
     /// The lines to other routers, and theirs to this one.
     pub(crate) peers: Peers,
     pub(crate) guests: Guests,
@@ -205,6 +207,7 @@ impl Shared {
             reader: Mutex::new(reader),
             connections,
             worth: Worth::default(),
+            spares: Spares::default(),
             state: Mutex::default(),
             changed: Notify::new(),
         })
@@ -468,6 +471,7 @@ impl Shared {
         }
         self.worth.sweep(&self.connections);
         self.connections.sweep();
+        self.spares.sweep();
         self.guests.sweep();
         self.forget_stayed();
         let committed: Vec<(u64, Arc<Namespace>, SocketAddr, SocketAddr)> = self

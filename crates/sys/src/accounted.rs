@@ -1,4 +1,4 @@
-//! A TCP socket of another control group: what the kernel counts and limits by the group of a socket is that group's for the life of the
+//! TCP sockets of another control group: what the kernel counts and limits by the group of a socket is that group's for the life of the
 //! socket, whoever has it. The group is that of the process which makes the socket, so one is made there, and ends at once.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -28,13 +28,13 @@ struct Arguments {
     cgroup: u64,
 }
 
-/// Makes one in the group whose directory is `group`, which does not block and is closed on exec. Linux 5.7. EAGAIN: the group may have
-/// no more processes.
+/// Makes so many in the group whose directory is `group`, which do not block and are closed on exec. Linux 5.7. EAGAIN: the group may
+/// have no more processes.
 ///
 /// Waits for a process in the group, and so for as long as the group is frozen.
-pub fn socket(group: BorrowedFd<'_>, family: AddressFamily) -> Result<OwnedFd> {
-    // The process shares the table of descriptors: it puts the socket in the place of this.
-    let place = eventfd(0, EventfdFlags::CLOEXEC)?;
+pub fn sockets(group: BorrowedFd<'_>, family: AddressFamily, count: usize) -> Result<Vec<OwnedFd>> {
+    // The process shares the table of descriptors: it puts sockets in the places of these.
+    let places = (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect::<Result<Vec<_>>>()?;
     let arguments = Arguments {
         // It shares no memory, and no handler of a signal that is sent to everybody in the group.
         flags: libc::CLONE_FILES as u64 | libc::CLONE_VFORK as u64 | CLONE_CLEAR_SIGHAND | CLONE_INTO_CGROUP,
@@ -46,14 +46,15 @@ pub fn socket(group: BorrowedFd<'_>, family: AddressFamily) -> Result<OwnedFd> {
     // calls, which need nothing of the others, and ends.
     let process = unsafe { raw::call(libc::SYS_clone3, clone) }?;
     if process == 0 {
-        let status = make(family, place.as_fd()).map_or_else(|error| error.raw_os_error() as usize, |()| 0);
+        let made = places.iter().try_for_each(|place| make(family, place.as_fd()));
+        let status = made.map_or_else(|error| error.raw_os_error() as usize, |()| 0);
         loop {
             // SAFETY: ends this process, and nothing that it shares.
             let _ = unsafe { raw::call(libc::SYS_exit_group, [status, 0, 0, 0, 0, 0]) };
         }
     }
     match exit_status(process)? {
-        0 => Ok(place),
+        0 => Ok(places),
         status => Err(Errno::from_raw_os_error(status)),
     }
 }

@@ -179,9 +179,13 @@ impl Supervisor {
                 Heard::Answer(Answer::Take, Some(connection)) => {
                     // The client has it already: what cannot be copied is left as it is.
                     let _ = liken(&accepted.socket, &connection);
-                    accepted.socket = connection;
+                    let overlay = std::mem::replace(&mut accepted.socket, connection);
+                    drop(conversation);
+                    // Its peer may be slow to acknowledge the end; the program waits for the other one.
+                    let _ = sockopt::set_socket_linger(&overlay, None);
                 }
                 Heard::Answer(Answer::Deny(_), _) => {
+                    drop(conversation);
                     // Reset, and not only closed.
                     let _ = sockopt::set_socket_linger(&accepted.socket, Some(Duration::ZERO));
                     return false;
@@ -189,7 +193,6 @@ impl Supervisor {
                 Heard::Late => self.link.hang_up(),
                 _ => {}
             }
-            conversation.end();
         }
         self.deliver(call, accepted, accepting.flags, accepting.cookie);
         true

@@ -40,11 +40,14 @@ pub(super) struct Pending {
     count: AtomicUsize,
 }
 
+/// It ends with its conversation, and what is behind that is closed afterwards.
 #[derive(Debug)]
 struct Attempt {
     conversation: Conversation,
     /// The program's.
     socket: OwnedFd,
+    /// The host connection, once there is one.
+    given: Option<OwnedFd>,
     begun: Instant,
     rings: Arc<Rings>,
 }
@@ -62,7 +65,10 @@ impl Pending {
     }
 
     pub(super) fn forget_old(&self) {
-        self.change(|attempts| attempts.retain(|_, attempt| attempt.begun.elapsed() < FORGOTTEN));
+        let is_old = |_: &u64, attempt: &mut Attempt| attempt.begun.elapsed() >= FORGOTTEN;
+        let old: Vec<_> = self.change(|attempts| attempts.extract_if(is_old).collect());
+        // Each waits for the router to be done with it.
+        drop(old);
     }
 
     fn add(&self, cookie: u64, attempt: Attempt) {
@@ -115,7 +121,8 @@ impl Supervisor {
         if !call.waits() {
             return;
         }
-        let attempt = Attempt { conversation, socket, begun: Instant::now(), rings: self.rings.clone() };
+        let (begun, rings) = (Instant::now(), self.rings.clone());
+        let attempt = Attempt { conversation, socket, given: None, begun, rings };
         if is_nonblocking(&attempt.socket) {
             self.begin(call, attempt, address);
         } else {
@@ -149,22 +156,21 @@ impl Supervisor {
         match conversation.hear(|| call.waits()) {
             Heard::Answer(Answer::Go, _) => return Asked::Go(conversation),
             Heard::Answer(Answer::Deny(denial), _) => {
-                conversation.end();
                 return Asked::Denied(denial);
             }
             Heard::Late => self.link.let_rest(),
-            _ => conversation.end(),
+            _ => {}
         }
         Asked::Stay
     }
 
     /// For a program that does not wait. It may send as soon as it sees that it can, without having looked: so if that does not take long
     /// it is told that the connection is under way when the host connection is in its place.
-    fn begin(&self, call: &Call, attempt: Attempt, address: Address) {
+    fn begin(&self, call: &Call, mut attempt: Attempt, address: Address) {
         let Ok(cookie) = sockopt::socket_cookie(&attempt.socket) else { return attempt.leave(call, None) };
         match address.connect(&attempt.socket) {
             Ok(()) | Err(Errno::INPROGRESS) if is_soon_there(call, &attempt, self.link.hold()) => {
-                let error = settle(call, &attempt).err().unwrap_or(Errno::INPROGRESS);
+                let error = settle(call, &mut attempt).err().unwrap_or(Errno::INPROGRESS);
                 attempt.leave(call, Some(error));
             }
             Ok(()) | Err(Errno::INPROGRESS) => {
@@ -184,8 +190,7 @@ impl Supervisor {
 impl Attempt {
     /// The program goes on, and has its socket for itself. None: the kernel makes the call.
     fn leave(self, call: &Call, error: Option<Errno>) {
-        drop(self.socket);
-        self.conversation.end();
+        drop(self);
         match error {
             None => call.proceed(),
             Some(error) => call.answer(Err(error)),
@@ -205,7 +210,7 @@ fn is_plain(socket: &OwnedFd) -> bool {
 }
 
 /// For a program that waits.
-fn see_through(call: &Call, attempt: Attempt, address: Address) {
+fn see_through(call: &Call, mut attempt: Attempt, address: Address) {
     let socket = &attempt.socket;
     match start(socket, address) {
         Ok(()) | Err(Errno::INPROGRESS) => {}
@@ -225,7 +230,7 @@ fn see_through(call: &Call, attempt: Attempt, address: Address) {
             return attempt.leave(call, None);
         }
     }
-    let settled = settle(call, &attempt);
+    let settled = settle(call, &mut attempt);
     attempt.leave(call, settled.err());
 }
 
@@ -241,7 +246,7 @@ fn is_soon_there(call: &Call, attempt: &Attempt, hold: Duration) -> bool {
 }
 
 /// The connection has been made, or has failed, and its program waits. The router offers it, while it is looked where the program has it.
-fn settle(call: &Call, attempt: &Attempt) -> Result<(), Errno> {
+fn settle(call: &Call, attempt: &mut Attempt) -> Result<(), Errno> {
     if let Some(local) = Address::of_socket(&attempt.socket) {
         attempt.conversation.say(&Request::Begun { local, waits: true }, None);
     }
@@ -259,13 +264,15 @@ fn start(socket: &OwnedFd, address: Address) -> Result<(), Errno> {
 
 /// The connection has been made, or has failed: now it takes the host network, or stays. The kernel makes the call, which says what it
 /// would have said, on whichever socket is there.
-fn seize(call: &Call, attempt: Attempt) {
-    let replaced = replace(call, &attempt);
+fn seize(call: &Call, mut attempt: Attempt) {
+    let replaced = replace(call, &mut attempt);
     attempt.leave(call, replaced.err());
 }
 
 /// Whether the program can go on; it has the host connection, if there is one.
-fn replace(call: &Call, Attempt { conversation, socket, begun, rings }: &Attempt) -> Result<(), Errno> {
+fn replace(call: &Call, attempt: &mut Attempt) -> Result<(), Errno> {
+    let Attempt { conversation, socket, given, begun, rings } = attempt;
+    let socket = &*socket;
     if tcp::state(socket) != Ok(tcp::ESTABLISHED) {
         return Ok(());
     }
@@ -282,12 +289,13 @@ fn replace(call: &Call, Attempt { conversation, socket, begun, rings }: &Attempt
     let Heard::Answer(Answer::Commit(last), Some(connection)) = conversation.hear(|| call.waits()) else {
         return Ok(());
     };
-    if let Err(reason) = commit(call, (socket, *begun), &connection, &last) {
+    let connection = given.insert(connection);
+    if let Err(reason) = commit(call, (socket, *begun), connection, &last) {
         conversation.say(&Request::Stay(reason), None);
         return Ok(());
     }
     // The other end has the host connection from here on, whatever happens.
-    let taken = place.take(call, socket, &connection);
+    let taken = place.take(call, socket, connection);
     conversation.say(&Request::Taken, None);
     taken.map_err(|_| Errno::CONNRESET)
 }

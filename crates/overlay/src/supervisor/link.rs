@@ -145,8 +145,13 @@ impl Link {
             let kept = self.kept().pop().map(|(socket, _)| socket);
             let is_kept = kept.is_some();
             let socket = kept.or_else(|| self.dial())?;
-            let conversation =
-                Conversation { socket, limit, is_over: AtomicBool::new(false), kept: self.kept.clone() };
+            let conversation = Conversation {
+                socket: Some(socket),
+                limit,
+                is_over: AtomicBool::new(false),
+                is_late: AtomicBool::new(false),
+                kept: self.kept.clone(),
+            };
             if conversation.say(request, Some(shown)) {
                 return Some(conversation);
             }
@@ -210,13 +215,16 @@ pub(super) enum Heard {
     Late,
 }
 
-/// About one connection. Dropped before its end, it ends with its socket.
+/// About one connection. Its end comes before what has been shown or given is closed here: so the router, whom nobody may hold up, never
+/// closes the last descriptor of a program's socket, which a program can have take long.
 #[derive(Debug)]
 pub(super) struct Conversation {
-    socket: OwnedFd,
+    /// Until its end.
+    socket: Option<OwnedFd>,
     limit: Duration,
-    /// The router has said all that it has to say.
+    /// The router has said all that it has to say, or does not say it in time.
     is_over: AtomicBool,
+    is_late: AtomicBool,
     /// Where it is kept after its end.
     kept: Arc<Kept>,
 }
@@ -224,37 +232,48 @@ pub(super) struct Conversation {
 impl Conversation {
     /// Whether it got there.
     pub(super) fn say(&self, request: &Request, socket: Option<&OwnedFd>) -> bool {
-        message::send(&self.socket, request, socket.map(AsFd::as_fd)).is_ok()
+        let shown = socket.map(AsFd::as_fd);
+        self.socket.as_ref().is_some_and(|to| message::send(to, request, shown).is_ok())
     }
 
     /// The answer, as long as `goes_on`.
     pub(super) fn hear(&self, goes_on: impl Fn() -> bool) -> Heard {
-        let heard = receive(&self.socket, self.limit, goes_on);
-        if matches!(
-            heard,
-            Heard::Answer(Answer::Commit(_) | Answer::Take | Answer::Stay | Answer::Deny(_), _)
-        ) {
-            self.is_over.store(true, Relaxed);
+        let Some(socket) = &self.socket else { return Heard::Nothing };
+        let heard = receive(socket, self.limit, goes_on);
+        match heard {
+            Heard::Answer(Answer::Commit(_) | Answer::Take | Answer::Stay | Answer::Deny(_), _) => {
+                self.is_over.store(true, Relaxed);
+            }
+            Heard::Late => self.is_late.store(true, Relaxed),
+            _ => {}
         }
         heard
     }
 
-    /// Nothing more is said. Returns when the router has closed what it was shown and what it gave: only then is the program's close of
-    /// its descriptor the end of the connection, and of the events that epoll reports of it.
-    pub(super) fn end(self) {
-        if !self.is_over.load(Relaxed) && !self.say(&Request::Done, None) {
-            return;
+    /// Nothing more is said. Whether the next connection can be talked about.
+    fn ends_well(&self, socket: &OwnedFd) -> bool {
+        if self.is_late.load(Relaxed) || !self.is_over.load(Relaxed) && !self.say(&Request::Done, None) {
+            return false;
         }
         loop {
-            match receive(&self.socket, GRACE, || true) {
-                Heard::Answer(Answer::Done, _) => break,
+            match receive(socket, GRACE, || true) {
+                Heard::Answer(Answer::Done, _) => return true,
                 Heard::Answer(..) => {}
-                Heard::Nothing | Heard::Late => return,
+                Heard::Nothing | Heard::Late => return false,
             }
         }
+    }
+}
+
+/// Waits until the router has closed what it was shown and what it gave: only then is the program's close of its descriptor the end of the
+/// connection, and of the events that epoll reports of it.
+impl Drop for Conversation {
+    fn drop(&mut self) {
+        let ends_well = self.socket.as_ref().is_some_and(|socket| self.ends_well(socket));
+        let Some(socket) = self.socket.take().filter(|_| ends_well) else { return };
         let mut kept = self.kept.lock().expect(NEVER);
         if kept.len() < KEPT {
-            kept.push((self.socket, Instant::now()));
+            kept.push((socket, Instant::now()));
         }
     }
 }
