@@ -342,21 +342,53 @@ mod tests {
         assert!(matches!(closed.await.unwrap(), Ok(0)), "what was shown is closed");
     }
 
-    #[tokio::test]
-    async fn one_thread_closes_what_was_let_go_at_once_but_for_what_holds_it_up() {
+    /// A conversation, and a socket whose close waits for a peer that reads nothing.
+    fn lingering() -> ((OwnedFd, Arc<Turn>), OwnedFd, std::net::TcpStream) {
         use std::io::Write;
         use std::net::{TcpListener, TcpStream};
-        let errands = Arc::new(Errands::new(Handle::current()));
-        let (mut shown, writer) = std::io::pipe().unwrap();
-        // Its close waits for a peer that reads nothing.
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        let (supervisor, conversation) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let turn = Arc::new(Turn::new(Arc::new(conversation)));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut lingering = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let _peer = listener.accept().unwrap();
+        let peer = listener.accept().unwrap().0;
         lingering.set_nonblocking(true).unwrap();
         while lingering.write(&[0; 65_536]).is_ok() {}
         lingering.set_nonblocking(false).unwrap();
         socket2::SockRef::from(&lingering).set_linger(Some(Duration::from_secs(20))).unwrap();
-        for fd in [writer.into(), lingering.into()] {
+        ((supervisor, turn), lingering.into(), peer)
+    }
+
+    #[tokio::test]
+    async fn what_a_supervisor_of_the_hosts_still_has_is_closed_at_once() {
+        let errands = Arc::new(Errands::new(Handle::current()));
+        let ((supervisor, turn), lingering, _peer) = lingering();
+        let kept = lingering.try_clone().unwrap();
+        let theirs = Theirs::new(lingering, turn.clone(), true, 1, errands.clone());
+        drop((turn, theirs));
+        let (done, _) = message::receive::<Answer>(&supervisor).unwrap();
+        assert_eq!(done, Answer::Done);
+        assert!(!errands.namespaces().contains_key(&1), "it was nobody else's errand");
+        socket2::SockRef::from(&kept).set_linger(None).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_a_supervisor_has_left_is_closed_elsewhere() {
+        let errands = Arc::new(Errands::new(Handle::current()));
+        let ((supervisor, turn), lingering, peer) = lingering();
+        drop(supervisor);
+        let theirs = Theirs::new(lingering, turn.clone(), true, 1, errands.clone());
+        drop((turn, theirs));
+        assert!(errands.namespaces().contains_key(&1), "it takes as long as its peer likes");
+        drop(peer);
+    }
+
+    #[tokio::test]
+    async fn one_thread_closes_what_was_let_go_at_once_but_for_what_holds_it_up() {
+        let errands = Arc::new(Errands::new(Handle::current()));
+        let (mut shown, writer) = std::io::pipe().unwrap();
+        let (_conversation, lingering, _peer) = lingering();
+        for fd in [writer.into(), lingering] {
             errands.close(1, (fd, None));
         }
         assert_eq!(errands.namespaces()[&1].closers, 1);
