@@ -14,7 +14,7 @@ use shunt_sys::tcp::Opener;
 use shunt_sys::{Errno, options, tcp};
 
 use super::address::Address;
-use super::link::{Conversation, Heard};
+use super::link::{Conversation, GRACE, Heard};
 use super::replace::Place;
 use super::rings::Rings;
 use super::{Call, NEVER, Supervisor, is_nonblocking, is_ready, is_ready_now, process};
@@ -67,8 +67,13 @@ impl Pending {
     pub(super) fn forget_old(&self) {
         let is_old = |_: &u64, attempt: &mut Attempt| attempt.begun.elapsed() >= FORGOTTEN;
         let old: Vec<_> = self.change(|attempts| attempts.extract_if(is_old).collect());
-        // Each waits for the router to be done with it.
-        drop(old);
+        let begun = Instant::now();
+        for (_, attempt) in old {
+            // Each waits for the router to be done with it, but not all of them for one that hangs.
+            if begun.elapsed() >= GRACE {
+                attempt.conversation.give_up();
+            }
+        }
     }
 
     fn add(&self, cookie: u64, attempt: Attempt) {

@@ -17,7 +17,7 @@ use super::NEVER;
 use crate::message::{self, Answer, MessageError, Request, VERSION, Welcome};
 
 /// Beyond what the router may take, for a machine that is busy.
-const GRACE: Duration = Duration::from_millis(500);
+pub(super) const GRACE: Duration = Duration::from_millis(500);
 
 /// As long as this, beyond all that, a router that does nothing is taken for one that is busy, when its answer may be the only way to a
 /// connection.
@@ -248,6 +248,11 @@ impl Conversation {
             _ => {}
         }
         heard
+    }
+
+    /// The router is not waited for.
+    pub(super) fn give_up(&self) {
+        self.is_late.store(true, Relaxed);
     }
 
     /// Nothing more is said. Whether the next connection can be talked about.
