@@ -6,6 +6,7 @@
 #include <linux/bpf.h>
 #include <linux/types.h>
 
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
 #include "options.h"
@@ -28,6 +29,15 @@ struct socket {
 
 struct sockaddr {
 	unsigned short sa_family;
+};
+
+struct thread_info {
+	unsigned long flags;
+	__u32 status;
+};
+
+struct task_struct {
+	struct thread_info thread_info;
 };
 
 struct inode;
@@ -67,11 +77,23 @@ static __always_inline int refuse(int error)
 	return 0;
 }
 
+// A call of a 32-bit program's kind, which the hook of setsockopt is not shown.
+static __always_inline int is_of_another_abi(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	if (bpf_core_field_exists(task->thread_info.status)) // x86
+		return task->thread_info.status & 2; // TS_COMPAT
+	return task->thread_info.flags & 1 << 22; // TIF_32BIT of aarch64
+}
+
 // Of the socket, its level and the option.
 SEC("lsm_cgroup/socket_setsockopt")
 int socket_setsockopt(__u64 *ctx)
 {
-	if (may_set((int)ctx[1], (int)ctx[2]) || !is_tagged(ctx))
+	int level = (int)ctx[1], option = (int)ctx[2];
+
+	if (may_set(level, option) || (is_kept(level, option) && !is_of_another_abi()) || !is_tagged(ctx))
 		return 1;
 	return refuse(EPERM);
 }

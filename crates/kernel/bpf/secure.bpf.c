@@ -42,12 +42,103 @@ static __always_inline int leave(struct bpf_sockopt *ctx)
 	return 1;
 }
 
+#define ECN 3
+
+// What the kernel reads of a number that is given for an option; less than all of it is taken for 0.
+static __always_inline __u32 given(struct bpf_sockopt *ctx)
+{
+	__u32 *number = ctx->optval;
+	__u8 *octet = ctx->optval;
+
+	if (ctx->optlen >= 4 && (void *)(number + 1) <= ctx->optval_end)
+		return *number;
+	if (ctx->optlen >= 1 && (void *)(octet + 1) <= ctx->optval_end)
+		return *octet;
+	return 0;
+}
+
+// The priority that goes with a type of service (ip_tos2prio).
+static __always_inline __u32 priority_of(__u32 tos)
+{
+	switch (tos >> 3 & 3) {
+	case 1:
+		return 2;
+	case 2:
+		return 6;
+	case 3:
+		return 4;
+	}
+	return 0;
+}
+
+// The kernel is not told, and the call has succeeded.
+static __always_inline int done(struct bpf_sockopt *ctx)
+{
+	ctx->optlen = -1;
+	return 1;
+}
+
+// How packets are treated on the host's network is the policy's affair, as it is the overlay's what becomes of what a container asks of it.
+// So the socket takes what its program sets, and nothing else comes of it. What the kernel would refuse it is shown, and refuses.
+static __always_inline int keep(struct bpf_sockopt *ctx, struct tag *tag)
+{
+	__u32 value = given(ctx), tos;
+
+	if (ctx->level == SOL_SOCKET) { // SO_PRIORITY
+		if (ctx->optlen < 4)
+			return leave(ctx);
+		// Others take a privilege.
+		if (value > 6)
+			return 0;
+		tag->priority = value;
+		return done(ctx);
+	}
+	if (ctx->level == IPPROTO_IP)
+		switch (ctx->optname) {
+		case 1: // IP_TOS
+			tos = (value & 0xff & ~ECN) | (tag->tos & ECN);
+			if (tos != tag->tos)
+				tag->priority = priority_of(tos);
+			tag->tos = tos;
+			return done(ctx);
+		case 2: // IP_TTL
+			return value == (__u32)-1 || (value >= 1 && value <= 255) ? done(ctx) : leave(ctx);
+		case 10: // IP_MTU_DISCOVER
+			return value <= 5 ? done(ctx) : leave(ctx);
+		case 21: // IP_MINTTL
+			return value <= 255 ? done(ctx) : leave(ctx);
+		default:
+			return done(ctx);
+		}
+	if (ctx->optlen < 4)
+		return leave(ctx);
+	switch (ctx->optname) {
+	case 16: // IPV6_UNICAST_HOPS
+		return value == (__u32)-1 || value <= 255 ? done(ctx) : leave(ctx);
+	case 23: // IPV6_MTU_DISCOVER
+		return value <= 5 ? done(ctx) : leave(ctx);
+	case 67: // IPV6_TCLASS
+		if (value != (__u32)-1 && value > 255)
+			return leave(ctx);
+		if (value == (__u32)-1)
+			value = 0;
+		tag->traffic_class = (value & ~ECN) | (tag->traffic_class & ECN);
+		return done(ctx);
+	case 73: // IPV6_MINHOPCOUNT
+		return value <= 255 ? done(ctx) : leave(ctx);
+	default:
+		return done(ctx);
+	}
+}
+
 SEC("cgroup/setsockopt")
 int setsockopt(struct bpf_sockopt *ctx)
 {
-	if (tag_of(ctx->sk) && !may_set(ctx->level, ctx->optname))
-		return 0;
-	return leave(ctx);
+	struct tag *tag = tag_of(ctx->sk);
+
+	if (!tag || may_set(ctx->level, ctx->optname))
+		return leave(ctx);
+	return is_kept(ctx->level, ctx->optname) ? keep(ctx, tag) : 0;
 }
 
 static __always_inline int tell4(struct bpf_sockopt *ctx, __u32 value)

@@ -35,7 +35,7 @@ fn what_each_of_two_routers_has_tagged_stays_so() {
         assert_eq!(tuning::priority(socket.as_fd()), Ok(TAG.priority));
         assert_eq!(tuning::max_pacing_rate(socket.as_fd()), Ok(TAG.rate));
         assert_eq!(identity::namespace(socket.as_fd()), Ok(NOWHERE));
-        assert_eq!(tuning::set_priority(socket.as_fd(), 0), Err(Errno::PERM));
+        assert_eq!(tuning::set_priority(socket.as_fd(), 7), Err(Errno::PERM));
     }
     let other = &sockets[2];
     tuning::set_priority(other.as_fd(), 6).unwrap();
@@ -49,6 +49,73 @@ s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, b'\\1' + bytes(12287))
 assert s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 ";
     assert!(Command::new("python3").args(["-c", long]).status().unwrap().success());
+}
+
+/// What the kernel puts into a socket's packets, as `ss` tells it.
+fn types_of_service(socket: &TcpStream) -> String {
+    let port = format!(":{}", socket.local_addr().unwrap().port());
+    let output = Command::new("ss").args(["-Htn", "--tos", "sport", "=", &port]).output().unwrap();
+    let line = String::from_utf8(output.stdout).unwrap();
+    let told = line.split_whitespace().filter(|word| word.starts_with("tos:") || word.starts_with("tclass:"));
+    told.collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn what_concerns_packets_is_told_as_it_was_set_and_nothing_comes_of_it() {
+    let _group = GROUP.lock();
+    let names = Names::attach().unwrap();
+    let mut secure = Secure::load().unwrap();
+    secure.reach(&names.own_group().unwrap()).unwrap();
+    for host in ["127.0.0.1:0", "[::1]:0"] {
+        let listener = TcpListener::bind(host).unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        sockopt::set_ip_tos(&client, 8).unwrap();
+        if host.starts_with('[') {
+            sockopt::set_ipv6_tclass(&client, 12).unwrap();
+        }
+        let before = types_of_service(&client);
+        assert!(!before.is_empty(), "ss says nothing of it");
+        secure.tag(&client, TAG).unwrap();
+        // As the kernel has it: the lowest two bits stay, and a priority goes with it.
+        for (set, told, priority) in [(0xbb, 0xb8, 4), (0x10, 0x10, 6), (0x08, 0x08, 2), (0, 0, 0)] {
+            sockopt::set_ip_tos(&client, set).unwrap();
+            assert_eq!(
+                (sockopt::ip_tos(&client), tuning::priority(client.as_fd())),
+                (Ok(told), Ok(priority))
+            );
+        }
+        tuning::set_priority(client.as_fd(), 5).unwrap();
+        sockopt::set_ip_tos(&client, 0).unwrap();
+        assert_eq!(tuning::priority(client.as_fd()), Ok(5), "it is the same as before");
+        if host.starts_with('[') {
+            sockopt::set_ipv6_tclass(&client, 0x4b).unwrap();
+            assert_eq!(sockopt::ipv6_tclass(&client), Ok(0x48));
+            assert_eq!(sockopt::set_ipv6_tclass(&client, 256), Err(Errno::INVAL));
+        }
+        assert_eq!(types_of_service(&client), before);
+        // By whatever length.
+        let script = "
+import socket, sys
+s = socket.socket(fileno=0)
+for given in [b'\\x20', b'\\x20\\0\\0\\0', b'\\x20\\0\\0\\0' + bytes(8000)]:
+    s.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0)
+    s.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, given)
+    assert s.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) == 0x20, given
+s.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, b'')
+assert s.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) == 0
+try:
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, b'\\1')
+except OSError as error:
+    assert error.errno == 22
+else:
+    assert False
+s.detach()
+";
+        let mut python = Command::new("python3");
+        python.args(["-c", script]).stdin(std::os::fd::OwnedFd::from(client.try_clone().unwrap()));
+        assert!(python.status().unwrap().success());
+        assert_eq!(types_of_service(&client), before);
+    }
 }
 
 #[test]
@@ -66,9 +133,8 @@ fn a_socket_with_a_tag_is_good_for_its_connection_only() {
         tuning::set_priority(client.as_fd(), 5).unwrap();
         secure.tag(&client, TAG).unwrap();
 
-        assert_eq!(tuning::set_priority(client.as_fd(), 0), Err(Errno::PERM));
+        assert_eq!(tuning::set_priority(client.as_fd(), 7), Err(Errno::PERM));
         assert_eq!(tuning::set_max_pacing_rate(client.as_fd(), u64::MAX), Err(Errno::PERM));
-        assert_eq!(sockopt::set_ip_tos(&client, 0), Err(Errno::PERM));
         client.set_nodelay(true).unwrap();
         assert!(client.nodelay().unwrap());
         assert_eq!(tuning::priority(client.as_fd()), Ok(TAG.priority));

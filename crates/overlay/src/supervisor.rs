@@ -313,6 +313,13 @@ impl Call {
         }
     }
 
+    /// As the kernel ends a call that a signal interrupts: the caller never sees this number, since it handles the signal first, or the
+    /// call begins anew. Only for a thread that is marked to have one.
+    fn interrupt(&self, may_restart: bool) {
+        const ERESTARTSYS: i32 = 512;
+        self.answer(Err(if may_restart { Errno::from_raw_os_error(ERESTARTSYS) } else { Errno::INTR }));
+    }
+
     /// Nobody is left to be told if that fails.
     fn proceed(&self) {
         let _ = self.listener.proceed(self.notification.id);

@@ -360,9 +360,7 @@ static void options(void)
 	int one = 1;
 
 	set_number("set SO_MARK", SOL_SOCKET, SO_MARK, 7);
-	set_number("set SO_PRIORITY", SOL_SOCKET, SO_PRIORITY, 6);
-	set_number("set IP_TOS", IPPROTO_IP, IP_TOS, 0xb8);
-	set_number("set IPV6_TCLASS", IPPROTO_IPV6, IPV6_TCLASS, 0xb8);
+	set_number("set SO_PRIORITY to 7", SOL_SOCKET, SO_PRIORITY, 7);
 	set_number("set SO_MAX_PACING_RATE", SOL_SOCKET, SO_MAX_PACING_RATE, -1);
 	set("set SO_BINDTODEVICE", SOL_SOCKET, SO_BINDTODEVICE, device, strlen(device));
 	set_number("set SO_BINDTOIFINDEX", SOL_SOCKET, 62, 2);
@@ -395,6 +393,11 @@ static void options(void)
 	syscall(SYS_getsockopt, s, SOL_SOCKET, SO_PRIORITY, &told, &length);
 	say("ask SO_PRIORITY", told == priority ? "its own" : "ANOTHER'S");
 	ask_number("ask IP_TOS", IPPROTO_IP, IP_TOS);
+	set("set IP_TOS", IPPROTO_IP, IP_TOS, "\xb8", 1);
+	ask_number("ask IP_TOS after that", IPPROTO_IP, IP_TOS);
+	set_number("set SO_PRIORITY to 4", SOL_SOCKET, SO_PRIORITY, 4);
+	ask_number("ask SO_PRIORITY after that", SOL_SOCKET, SO_PRIORITY);
+	set_number("set IPV6_TCLASS", IPPROTO_IPV6, IPV6_TCLASS, 0x48);
 	ask_number("ask SO_MAX_PACING_RATE", SOL_SOCKET, SO_MAX_PACING_RATE);
 	ask_number("ask SO_INCOMING_NAPI_ID", SOL_SOCKET, SO_INCOMING_NAPI_ID);
 	ask_number("ask SO_BINDTOIFINDEX", SOL_SOCKET, 62);

@@ -12,12 +12,15 @@ use shunt_sys::Errno;
 
 use super::address::{Address, Peer};
 use super::link::Heard;
+use super::process::{self, Signal};
 use super::replace::liken;
-use super::{Call, NEVER, Supervisor, is_nonblocking, is_ready, is_ready_now, process};
+use super::{Call, NEVER, Supervisor, is_nonblocking, is_ready, is_ready_now};
 use crate::message::{Answer, Request};
 
 /// A connection that nobody wants any more.
 const FORGOTTEN: Duration = Duration::from_secs(60);
+/// A thread that a signal wakes has taken it by then, unless it gets no processor.
+const TAKEN: Duration = Duration::from_millis(2);
 /// So many are kept.
 const STRAYS: usize = 256;
 
@@ -147,10 +150,23 @@ impl Supervisor {
             if limit.is_some_and(|limit| begun.elapsed() >= limit) {
                 return call.answer(Err(Errno::AGAIN));
             }
-            if process::has_signal(call.thread()) {
-                // The kernel waits, and is interrupted.
-                return call.proceed();
+            match self.interrupted(call) {
+                Signal::None => {}
+                Signal::Surely => return call.interrupt(limit.is_none()),
+                // The kernel decides. It may accept a connection instead, which nobody sees then.
+                Signal::Perhaps => return call.proceed(),
             }
+        }
+    }
+
+    /// Whether a signal waits for the caller. One that another thread may take is given a moment to be taken.
+    fn interrupted(&self, call: &Call) -> Signal {
+        match process::signal(call.thread()) {
+            Signal::Perhaps => {
+                std::thread::sleep(TAKEN);
+                process::signal(call.thread())
+            }
+            found => found,
         }
     }
 

@@ -8,15 +8,69 @@ use shunt_sys::interest::Interest;
 
 use super::rings;
 
+/// Whether a signal would interrupt the call of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Signal {
+    None,
+    /// Another thread of its process may take it.
+    Perhaps,
+    /// It is this thread's: the kernel has marked it, and it stays so until the thread returns from its call.
+    Surely,
+}
+
+/// The signals of a thread, as its `status` has them: one bit for each.
+#[derive(Clone, Copy, Debug)]
+struct Signals {
+    own: u64,
+    shared: u64,
+    blocked: u64,
+    ignored: u64,
+}
+
+impl Signals {
+    fn of(text: &str) -> Signals {
+        let mask = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+        };
+        let (own, shared) = (mask("SigPnd:"), mask("ShdPnd:"));
+        Signals { own, shared, blocked: mask("SigBlk:"), ignored: mask("SigIgn:") }
+    }
+
+    fn wanted(self) -> u64 {
+        !self.blocked & !self.ignored
+    }
+}
+
+pub(super) fn signal(thread: u32) -> Signal {
+    // It has ended.
+    let Ok(status) = fs::read_to_string(format!("/proc/{thread}/status")) else { return Signal::Perhaps };
+    let signals = Signals::of(&status);
+    if signals.own & signals.wanted() != 0 {
+        return Signal::Surely;
+    }
+    let shared = signals.shared & signals.wanted();
+    if shared == 0 {
+        return Signal::None;
+    }
+    match shared & !wanted_by_others(thread) {
+        0 => Signal::Perhaps,
+        _ => Signal::Surely,
+    }
+}
+
+/// The signals that other threads of its process do not block.
+fn wanted_by_others(thread: u32) -> u64 {
+    // By the number of any of its threads the kernel finds the process.
+    let Ok(threads) = fs::read_dir(format!("/proc/{thread}/task")) else { return u64::MAX };
+    let others = threads.flatten().filter(|entry| entry.file_name().to_str() != Some(&thread.to_string()));
+    let wanted = others.filter_map(|entry| fs::read_to_string(entry.path().join("status")).ok());
+    wanted.map(|status| !Signals::of(&status).blocked).fold(0, |all, one| all | one)
+}
+
 /// Whether a signal waits for the thread that it does not block: its call would be interrupted.
 pub(super) fn has_signal(thread: u32) -> bool {
-    let Ok(status) = fs::read_to_string(format!("/proc/{thread}/status")) else { return true };
-    let mask = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-    };
-    let pending = mask("SigPnd:") | mask("ShdPnd:");
-    pending & !mask("SigBlk:") & !mask("SigIgn:") != 0
+    signal(thread) != Signal::None
 }
 
 /// Where a socket is known in a process.
@@ -121,6 +175,54 @@ mod tests {
         assert_eq!(held(this, number, inode, true).unwrap(), Err(Unclear), "a ring that cannot be seen");
         let _copy = socket.try_clone().unwrap();
         assert_eq!(held(this, number, inode, false).unwrap(), Err(Unclear));
+    }
+
+    #[test]
+    fn whose_a_signal_is_is_known_if_only_one_can_take_it() {
+        use rustix::process::{Signal as Number, kill_process};
+        use std::process::{Command, Stdio};
+        let python = |script: &str| {
+            let mut child =
+                Command::new("python3").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+            let mut word = [0; 3];
+            std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut word).unwrap();
+            child
+        };
+        assert_eq!(signal(std::process::id()), Signal::None);
+        // Stopped, it takes nothing.
+        let signalled = |script: &str| {
+            let mut child = python(script);
+            let process = rustix::process::Pid::from_child(&child);
+            kill_process(process, Number::STOP).unwrap();
+            while !fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap().contains("(stopped)") {
+                std::thread::yield_now();
+            }
+            kill_process(process, Number::USR1).unwrap();
+            let found = signal(child.id());
+            child.kill().unwrap();
+            child.wait().unwrap();
+            found
+        };
+        let alone = "print('up', flush=True); import time; time.sleep(60)";
+        assert_eq!(signalled(alone), Signal::Surely);
+        let beside = format!(
+            "import threading, time; threading.Thread(target=time.sleep, args=[60], daemon=True).start(); {alone}"
+        );
+        assert_eq!(signalled(&beside), Signal::Perhaps);
+        let blocked = "
+import signal, threading, time
+def rest():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    print('up', flush=True)
+    time.sleep(60)
+threading.Thread(target=rest, daemon=True).start()
+time.sleep(60)
+";
+        assert_eq!(signalled(blocked), Signal::Surely);
+        assert_eq!(
+            signalled(&format!("import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN); {alone}")),
+            Signal::None
+        );
     }
 
     #[test]
