@@ -113,6 +113,121 @@ fn node_with_backpressure() {
     expect_host(&lab, 8);
 }
 
+/// Erlang's run-time gives each socket that it accepts what the listening one has: options of packets among that.
+#[test]
+fn erlang_gives_what_it_accepts_the_options_of_its_listener() {
+    const SERVE: &str = "{ok,L}=gen_tcp:listen(9000,[binary,{packet,4},{active,false},{tos,16},{backlog,64}]),
+        io:format(\"listening~n\"),
+        F=fun(F)->{ok,S}=gen_tcp:accept(L), {ok,M}=gen_tcp:recv(S,0),
+            {ok,O}=inet:getopts(S,[tos,priority,nodelay]), ok=gen_tcp:send(S,[M,term_to_binary(O)]), gen_tcp:close(S), F(F) end,
+        F(F).";
+    const ASK: &str = "[begin {ok,S}=gen_tcp:connect(\"10.50.2.2\",9000,[binary,{packet,4},{active,false},{nodelay,true}]),
+        ok=inet:setopts(S,[{tos,8},{priority,3},{keepalive,true}]), {ok,O}=inet:getopts(S,[tos,priority,keepalive]),
+        M=binary:copy(<<N>>,100000), ok=gen_tcp:send(S,M), {ok,<<M:100000/binary,R/binary>>}=gen_tcp:recv(S,0),
+        io:format(\"~p ~p~n\",[O,binary_to_term(R)]), gen_tcp:close(S) end || N <- lists:seq(1,12)], halt().";
+    let (_, lab) = both(|lab, is_supervised| {
+        let erl = |lab: &Lab, host, script: &str| {
+            let mut erl = lab.command(host, is_supervised, find("erl"));
+            erl.args(["-noshell", "-eval", script]);
+            erl
+        };
+        let launched = lab.launch(B, &mut erl(lab, B, SERVE), "listening");
+        await_port(lab, 9000, launched);
+        said(lab.output(A, &mut erl(lab, A, ASK)))
+    });
+    expect_host(&lab, 12);
+}
+
+/// What a program may set of a connection that it has, it may set of a host connection.
+#[test]
+fn options_of_packets_can_be_set_at_both_ends() {
+    const COMMON: &str = "
+import socket, struct
+IP, IPV6, SOL, TCP = socket.IPPROTO_IP, socket.IPPROTO_IPV6, socket.SOL_SOCKET, socket.IPPROTO_TCP
+# Those that a socket does not tell as they were set are only set.
+SET = [(IP, 2, 200), (IP, 2, 0), (IP, 21, 1), (IP, 10, 1), (IP, 11, 1), (SOL, 19, 1)]
+TOLD = [(IP, 1, 0xb8), (SOL, 12, 4), (IP, 1, 0xb8), (IP, 1, 0x13), (SOL, 12, 6), (IP, 13, 0), (IP, 12, 1), (TCP, 1, 1), (TCP, 18, 5000), (SOL, 6, 1)]
+def tried(s):
+    said = []
+    for level, option, value in SET + TOLD:
+        try:
+            s.setsockopt(level, option, value)
+            said.append('set')
+        except OSError as error:
+            said.append(error.errno)
+        if (level, option, value) in TOLD:
+            said.append(s.getsockopt(level, option))
+    return repr(said)
+";
+    const SERVE: &str = "
+with socket.create_server(('', 9000)) as listener:
+    print('listening', flush=True)
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(tried(connection).encode())
+";
+    const ASK: &str = "
+for _ in range(3):
+    with socket.create_connection(('10.50.2.2', 9000)) as s:
+        print(tried(s))
+        print(s.makefile().read())
+";
+    let (_, lab) = both(|lab, is_supervised| {
+        let python = |lab: &Lab, host, script: &str| {
+            let mut python = lab.command(host, is_supervised, "/usr/bin/python3");
+            python.args(["-c", &format!("{COMMON}{script}")]);
+            python
+        };
+        lab.launch(B, &mut python(lab, B, SERVE), "listening");
+        said(lab.output(A, &mut python(lab, A, ASK)))
+    });
+    expect_host(&lab, 3);
+}
+
+/// accept of a thread with signals begins anew, or is interrupted, as the handler has it, and no connection gets past its supervisor meanwhile.
+#[test]
+fn a_server_whose_accept_is_interrupted_all_the_time() {
+    const SERVE: &str = "
+import os, signal, socket, sys, threading
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.siginterrupt(signal.SIGALRM, sys.argv[1] == 'ends')
+if sys.argv[2] == 'beside':
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    threading.Thread(target=lambda: threading.Event().wait(), daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)
+with socket.create_server(('', 9000), backlog=128) as listener:
+    print('listening', flush=True)
+    while True:
+        connection, peer = listener.accept()
+        with connection:
+            connection.sendall(f'{peer[0]} {peer[1]} '.encode() + connection.recv(1000))
+";
+    const ASK: &str = "
+import socket, time
+for number in range(150):
+    with socket.create_connection(('10.50.2.2', 9000)) as s:
+        s.sendall(b'%d' % number)
+        name = s.getsockname()
+        answer = s.makefile().read()
+        assert answer == f'{name[0]} {name[1]} {number}', answer
+    time.sleep(number % 7 / 1000)
+print('ok')
+";
+    for restarts in ["ends", "restarts"] {
+        for threads in ["alone", "beside"] {
+            let (_, lab) = both(|lab, is_supervised| {
+                let mut server = lab.command(B, is_supervised, "/usr/bin/python3");
+                lab.launch(B, server.args(["-c", SERVE, restarts, threads]), "listening");
+                let mut client = lab.command(A, is_supervised, "/usr/bin/python3");
+                said(lab.output(A, client.args(["-c", ASK])))
+            });
+            expect_host(&lab, 150);
+        }
+    }
+}
+
 /// One of PostgreSQL's programs, which do not run as root.
 fn postgres(lab: &Lab, host: usize, is_supervised: bool, name: &str) -> Command {
     let mut command = lab.command(host, is_supervised, "setpriv");
