@@ -666,6 +666,13 @@ impl Consumer {
         Ok((self.tail - self.head) as usize)
     }
 
+    /// The same of a lane that has not ended. `None`: [`available`](Self::available) has to see to it.
+    #[inline]
+    pub fn available_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Option<usize> {
+        self.look_at_tail(lane, ring).ok()?;
+        (!self.ended).then(|| self.known())
+    }
+
     #[inline]
     fn look_at_tail(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Result<(), Misbehaved> {
         if !self.ended {

@@ -451,6 +451,16 @@ impl Rx {
         }
     }
 
+    /// The same, where all that is next in the stream is in a lane that has not ended, as it mostly is. `None`:
+    /// [`available`](Self::available) has to see to it.
+    #[inline]
+    pub fn available_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Option<usize> {
+        match &mut self.state {
+            State::Lane(consumer) => consumer.available_at_once(lane, ring),
+            _ => None,
+        }
+    }
+
     /// The same, as far as is known without a look at what the sender says. `None`: not on the lane.
     #[inline]
     pub fn known(&self) -> Option<usize> {

@@ -5,17 +5,19 @@ use std::cmp::Reverse;
 use libc::{c_int, epoll_event};
 use shunt_transport::Kernel;
 
+use super::line::Line;
 use super::names::is_token;
 use super::registration::is_told_edges;
 use super::report::{NOBODY, Report};
 use super::shared;
+use super::watched::Watched;
 use super::{ALWAYS, DEGRADED_NANOS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
 use crate::base::kernel;
 use crate::base::names::EndpointRef;
 use crate::base::waiter::Slot;
 use crate::socket::endpoint::Endpoint;
 use crate::socket::incoming::{self, Found};
-use crate::socket::links::Link;
+use crate::socket::links::{Link, Pin};
 use crate::socket::tcp::Tcp;
 use crate::socket::{lost, outgoing};
 use std::os::fd::RawFd;
@@ -96,19 +98,10 @@ impl Inner {
         }
         let Inner { links, registrations, line, .. } = self;
         if let Some(slot) = self.bell.slot() {
-            let mut each = |link: &'static Link, mut marks: u64| {
-                while marks != 0 {
-                    let conn = marks.trailing_zeros() as usize;
-                    marks &= marks - 1;
-                    if let Some(endpoint) = link.endpoint(conn).and_then(EndpointRef::resolve) {
-                        let stamp = link.view().lane(conn, link.side.other()).stamped();
-                        line.marked.push(Reverse((stamp, endpoint.fd.load(Relaxed))));
-                    }
-                }
-            };
-            links.take_marks(slot, &mut each);
-            if std::mem::take(&mut self.rung) {
-                links.take_rung(slot, self.sleepers > 0, &mut each);
+            links.take_marks(slot, |link, marks| list_marked(line, link, marks));
+            if self.rung {
+                self.rung = false;
+                take_rung(links, slot, self.sleepers > 0, line);
             }
         }
         let first = line.marked.peek().map(|Reverse((stamp, _))| stamp.at);
@@ -177,11 +170,11 @@ impl Inner {
         let before = report.len();
         self.awaits_kernel = false;
         for _ in 0..self.line.len() {
-            if report.room().len() <= kept {
+            if report.places() <= kept {
                 break;
             }
             let Some(entry) = self.line.first() else { break };
-            let (fd, slot) = (entry.fd, self.slot());
+            let fd = entry.fd;
             let Some(registration) = self.registrations.get_mut(&fd).filter(|one| one.place.is(entry)) else {
                 self.line.drop_first();
                 continue;
@@ -195,85 +188,112 @@ impl Inner {
             if !registration.held.is_armed() {
                 continue;
             }
-            // The registration may go by the number of a duplicate, and that be closed.
-            let socket = endpoint.fd.load(Relaxed);
-            // Of a lane that another process has drained nobody else tells.
-            let is_drained = self.shared && incoming::unread(endpoint) == 0;
-            // Before the look, so that what arrives during it is looked at again.
-            let asks = registration.events & EDGE != 0 || !registration.answered.is_by_marks();
-            let is_new = asks && registration.note_arrived(endpoint, self.shared);
-            let found = incoming::look(endpoint, socket, registration.events & IN != 0);
-            if is_drained || found.returned && outgoing::is_returned(endpoint) {
-                self.returned.push(endpoint);
+            if !self.shared
+                && registration.is_told_bytes()
+                && let Some(count) = incoming::look_at_once(endpoint)
+            {
+                if count > 0 {
+                    registration.due = false;
+                    let event = epoll_event { events: registration.events & IN, u64: registration.data };
+                    report.tell(fd, event, before);
+                    self.line.enter(&mut registration.place, fd);
+                }
+                continue;
             }
-            let Answer { mut reported, full, behind, left, by_tcp } =
-                judge(endpoint, &found, registration.events, slot);
-            if behind {
-                // Whoever reads TCP up to there may be another thread, and then nothing tells this one; nor of bytes below SO_RCVLOWAT.
+            self.look_at(epoll, report, before, fd, endpoint);
+        }
+    }
+
+    /// Tells what is to be told of one whose turn it is, which is armed: it becomes one with what is among the first `before` of the report.
+    #[inline(never)]
+    fn look_at(
+        &mut self,
+        epoll: &Epoll,
+        report: &mut Report<'_>,
+        before: usize,
+        fd: RawFd,
+        endpoint: &'static Endpoint,
+    ) {
+        let slot = self.slot();
+        let Some(registration) = self.registrations.get_mut(&fd) else { return };
+        // The registration may go by the number of a duplicate, and that be closed.
+        let socket = endpoint.fd.load(Relaxed);
+        // Of a lane that another process has drained nobody else tells.
+        let is_drained = self.shared && incoming::unread(endpoint) == 0;
+        // Before the look, so that what arrives during it is looked at again.
+        let asks = registration.events & EDGE != 0 || !registration.answered.is_by_marks();
+        let is_new = asks && registration.note_arrived(endpoint, self.shared);
+        let found = incoming::look(endpoint, socket, registration.events & IN != 0);
+        if is_drained || found.returned && outgoing::is_returned(endpoint) {
+            self.returned.push(endpoint);
+        }
+        let Answer { mut reported, full, behind, left, by_tcp } =
+            judge(endpoint, &found, registration.events, slot);
+        if behind {
+            // Whoever reads TCP up to there may be another thread, and then nothing tells this one; nor of bytes below SO_RCVLOWAT.
+            self.line.enter(&mut registration.place, fd);
+            self.unread_behind = true;
+        }
+        self.must_ask |= left;
+        if by_tcp && (registration.sends_on_lane || reported != 0) {
+            // If the direction has not left its lane, but the lane has ended, the kernel's set does not answer for it yet.
+            reported |= asked_of_kernel(socket, registration.events) & registration.events & OUT;
+        }
+        let is_level = registration.events & IN != 0 && registration.events & EDGE == 0;
+        if reported == 0 && is_level && (behind || !found.on_lane) {
+            // Its place is that of bytes of TCP: they are to be read before those of the lane, or the sender has taken them back.
+            if !report.has_kernels() {
+                // Of one without a name it would tell once more.
+                let asks = registration.name.is_known();
+                reported = if asks { asked_of_kernel(socket, IN) & registration.events & IN } else { 0 };
+                self.must_ask |= reported != 0;
+            } else if report.owners().contains(&fd) {
+                // The kernel has just told of it, and will again. Nobody else may: it may have told by the name that the registration had
+                // before its connection came onto lanes.
                 self.line.enter(&mut registration.place, fd);
-                self.unread_behind = true;
             }
-            self.must_ask |= left;
-            if by_tcp && (registration.sends_on_lane || reported != 0) {
-                // If the direction has not left its lane, but the lane has ended, the kernel's set does not answer for it yet.
-                reported |= asked_of_kernel(socket, registration.events) & registration.events & OUT;
+        }
+        let is_lost = found.died && lost::is_lost(endpoint, socket);
+        if is_lost {
+            reported |= of_reset(endpoint, socket, &mut self.returned) & (registration.events | ALWAYS);
+            // It has an event of this too, and for an edge the two are one.
+            self.must_ask = true;
+        }
+        let more = by_tcp || endpoint.is_shut() || endpoint.has_peer_finished();
+        // A peer marks a connection for other reasons too.
+        if registration.events & EDGE != 0 && !(is_new || registration.due || is_lost) {
+            reported = 0;
+        }
+        // With TCP, bytes that arrive are an edge for those who ask for any, and also if another thread has read them since.
+        let has_edge = reported != 0 || more && is_new && registration.events & (IN | URGENT) != 0;
+        let is_edge = registration.events & EDGE != 0 && has_edge;
+        if reported != 0 && registration.events & ONE_SHOT != 0 || is_edge && more {
+            // It is the only report of this, so what TCP would add belongs into it.
+            let wanted = registration.events | ALWAYS;
+            let said = asked_of_kernel(socket, registration.events | FINISHED);
+            reported |= translate(endpoint, said) & wanted;
+            if said & FINISHED != 0 {
+                reported |= of_reset(endpoint, socket, &mut self.returned) & wanted;
             }
-            let is_level = registration.events & IN != 0 && registration.events & EDGE == 0;
-            if reported == 0 && is_level && (behind || !found.on_lane) {
-                // Its place is that of bytes of TCP: they are to be read before those of the lane, or the sender has taken them back.
-                if !report.has_kernels() {
-                    // Of one without a name it would tell once more.
-                    let asks = registration.name.is_known();
-                    reported = if asks { asked_of_kernel(socket, IN) & registration.events & IN } else { 0 };
-                    self.must_ask |= reported != 0;
-                } else if report.owners().contains(&fd) {
-                    // The kernel has just told of it, and will again. Nobody else may: it may have told by the name that the registration had
-                    // before its connection came onto lanes.
-                    self.line.enter(&mut registration.place, fd);
+        }
+        if reported != 0 {
+            // What came before the registration is one edge, whoever tells of it.
+            self.must_ask |= is_edge && registration.due;
+            registration.due = false;
+            report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
+            if registration.events & ONE_SHOT != 0 {
+                registration.held.spend();
+                if self.shared {
+                    self.disarm(epoll, fd);
+                } else if self.nested {
+                    registration.withdraw(self.fd, fd);
                 }
+            } else if registration.events & EDGE == 0 {
+                self.line.enter(&mut registration.place, fd);
             }
-            let is_lost = found.died && lost::is_lost(endpoint, socket);
-            if is_lost {
-                reported |= of_reset(endpoint, socket, &mut self.returned) & (registration.events | ALWAYS);
-                // It has an event of this too, and for an edge the two are one.
-                self.must_ask = true;
-            }
-            let more = by_tcp || endpoint.is_shut() || endpoint.has_peer_finished();
-            // A peer marks a connection for other reasons too.
-            if registration.events & EDGE != 0 && !(is_new || registration.due || is_lost) {
-                reported = 0;
-            }
-            // With TCP, bytes that arrive are an edge for those who ask for any, and also if another thread has read them since.
-            let has_edge = reported != 0 || more && is_new && registration.events & (IN | URGENT) != 0;
-            let is_edge = registration.events & EDGE != 0 && has_edge;
-            if reported != 0 && registration.events & ONE_SHOT != 0 || is_edge && more {
-                // It is the only report of this, so what TCP would add belongs into it.
-                let wanted = registration.events | ALWAYS;
-                let said = asked_of_kernel(socket, registration.events | FINISHED);
-                reported |= translate(endpoint, said) & wanted;
-                if said & FINISHED != 0 {
-                    reported |= of_reset(endpoint, socket, &mut self.returned) & wanted;
-                }
-            }
-            if reported != 0 {
-                // What came before the registration is one edge, whoever tells of it.
-                self.must_ask |= is_edge && registration.due;
-                registration.due = false;
-                report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
-                if registration.events & ONE_SHOT != 0 {
-                    registration.held.spend();
-                    if self.shared {
-                        self.disarm(epoll, fd);
-                    } else if self.nested {
-                        registration.withdraw(self.fd, fd);
-                    }
-                } else if registration.events & EDGE == 0 {
-                    self.line.enter(&mut registration.place, fd);
-                }
-            }
-            if full {
-                self.note_full(fd);
-            }
+        }
+        if full {
+            self.note_full(fd);
         }
     }
 
@@ -466,9 +486,21 @@ impl Inner {
         std::mem::take(&mut self.must_ask)
     }
 
-    /// Endpoints whose receivers have given bytes back: to be sent again outside the lock.
-    pub(crate) fn take_returned(&mut self) -> Vec<&'static Endpoint> {
-        std::mem::take(&mut self.returned)
+    /// A look or a sleep is over, and has `found` something or not. Says whether there is something to [take](Self::take_left), which is
+    /// seldom so.
+    #[inline]
+    pub(crate) fn end_round(&mut self, epoll: &Epoll, found: bool) -> bool {
+        if found {
+            self.note_change(epoll);
+        }
+        self.show_lanes(epoll);
+        !self.returned.is_empty() || !self.laid.is_empty()
+    }
+
+    /// What is to be done outside the lock: endpoints whose receivers have given bytes back are to be sent again, and what has been read of
+    /// closed ones is to be let go of.
+    pub(crate) fn take_left(&mut self) -> (Vec<&'static Endpoint>, Vec<Pin>) {
+        (std::mem::take(&mut self.returned), std::mem::take(&mut self.laid))
     }
 
     /// Those whose peers will never know this instance's doorbell go back to TCP.
@@ -485,7 +517,32 @@ impl Inner {
     }
 }
 
+/// The marks of the links at rest, after a ring.
+#[cold]
+fn take_rung(links: &mut Watched, slot: Slot, sleeps: bool, line: &mut Line) {
+    links.take_rung(slot, sleeps, |link, marks| list_marked(line, link, marks));
+}
+
+/// What peers have marked on a link, with what they have said of the time when they did.
+#[inline(always)]
+fn list_marked(line: &mut Line, link: &'static Link, mut marks: u64) {
+    while marks != 0 {
+        let conn = marks.trailing_zeros() as usize;
+        marks &= marks - 1;
+        if let Some(endpoint) = link.endpoint(conn).and_then(EndpointRef::resolve) {
+            let stamp = link.view().lane(conn, link.side.other()).stamped();
+            line.marked.push(Reverse((stamp, endpoint.fd.load(Relaxed))));
+        }
+    }
+}
+
 impl Registration {
+    /// Whether all that lanes answer of it is whether there are bytes, told by level, and a mark comes with them.
+    #[inline]
+    fn is_told_bytes(&self) -> bool {
+        self.events & IN != 0 && self.events & (OUT | EDGE | ONE_SHOT) == 0 && self.answered.is_by_marks()
+    }
+
     /// Whether a look may find what is to be told, as far as that shows without a mark.
     pub(super) fn may_tell(&self, endpoint: &Endpoint, shared: bool) -> bool {
         self.events & EDGE == 0 || arrived(endpoint, shared) != self.arrived

@@ -41,10 +41,15 @@ impl Inner {
     }
 
     /// Adds those that have something to read. What is registered of them, only the kernel knows.
+    #[inline]
     pub(super) fn look_at_ghosts(&mut self, epoll: &Epoll, report: &mut Report<'_>) {
-        if self.ghosts.is_empty() {
-            return;
+        if !self.ghosts.is_empty() {
+            self.look_at_some_ghosts(epoll, report);
         }
+    }
+
+    #[cold]
+    fn look_at_some_ghosts(&mut self, epoll: &Epoll, report: &mut Report<'_>) {
         for ghost in self.ghosts.extract_if(.., |ghost| ghost.is_read()) {
             self.laid.push(ghost.at);
             epoll.active.fetch_sub(1, AcqRel);
@@ -59,10 +64,5 @@ impl Inner {
             }
             ghost.told = true;
         }
-    }
-
-    /// Those that have been read, to be dropped outside the lock.
-    pub(crate) fn take_read(&mut self) -> Vec<Pin> {
-        std::mem::take(&mut self.laid)
     }
 }

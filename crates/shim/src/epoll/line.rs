@@ -73,6 +73,7 @@ pub(super) struct Line {
 
 impl Line {
     /// To be looked at, at its place if it is here already.
+    #[inline]
     pub(super) fn enter(&mut self, place: &mut Place, fd: RawFd) {
         if place.0 == Stand::Outside {
             place.0 = Stand::Placed { ticket: self.push(fd), behind: 0 };
@@ -88,6 +89,7 @@ impl Line {
     }
 
     /// The same where there is something, as there is when a mark comes: the end of the line is its place, if it has none.
+    #[inline]
     pub(super) fn enter_placed(&mut self, place: &mut Place, fd: RawFd, behind: u64) {
         if !place.is_placed() {
             place.0 = Stand::Placed { ticket: self.push(fd), behind };
@@ -101,6 +103,7 @@ impl Line {
         }
     }
 
+    #[inline]
     pub(super) fn first(&self) -> Option<Entry> {
         self.entries.front().copied()
     }
@@ -111,6 +114,7 @@ impl Line {
     }
 
     /// It is the turn of the first entry, whose place this is.
+    #[inline]
     pub(super) fn leave(&mut self, place: &mut Place) {
         self.entries.pop_front();
         place.0 = Stand::Outside;
@@ -142,6 +146,7 @@ impl Line {
         std::mem::take(&mut self.has_hollow)
     }
 
+    #[inline]
     fn push(&mut self, fd: RawFd) -> Ticket {
         self.next = self.next.wrapping_add(1);
         self.entries.push_back(Entry { ticket: self.next, fd });

@@ -17,6 +17,7 @@ use super::held::Held;
 use super::registration::change;
 use super::{EDGE, Epoll, FINISHED, IN, Inner, Registration, all};
 use crate::base::names::EndpointRef;
+use crate::base::waiter::Slot;
 use crate::epoll::{LEAVE, Leaving};
 use crate::socket::{endpoint, incoming, lost};
 
@@ -91,8 +92,15 @@ impl Inner {
 
     /// Has the lamp say whether a wait would tell of a lane. What a look has found nothing of is not pending any more: it does
     /// not shine for ever.
+    #[inline]
     pub(crate) fn show_lanes(&mut self, epoll: &Epoll) {
-        let Bell::Lamp(slot) = self.bell else { return };
+        if let Bell::Lamp(slot) = self.bell {
+            self.show_by_lamp(epoll, slot);
+        }
+    }
+
+    #[inline(never)]
+    fn show_by_lamp(&mut self, epoll: &Epoll, slot: Slot) {
         if self.answered.is_none() {
             self.take_bell_out(epoll);
             return self.let_slot_go();

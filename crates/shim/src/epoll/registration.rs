@@ -470,10 +470,16 @@ impl Inner {
     }
 
     /// Puts it back, if it was taken out for an exec that has failed.
+    #[inline]
     pub(crate) fn show(&mut self) {
-        if !std::mem::take(&mut self.hidden) {
-            return;
+        if self.hidden {
+            self.show_again();
         }
+    }
+
+    #[cold]
+    fn show_again(&mut self) {
+        self.hidden = false;
         self.show_bell();
         self.for_tokens(|one| (one.held.events(), one.kernel_data()));
         self.withdraw_disarmed();

@@ -40,6 +40,11 @@ impl<'a> Report<'a> {
         self.len() == self.events.len()
     }
 
+    /// How many more there may be.
+    pub(super) fn places(&self) -> usize {
+        self.events.len() - self.owners.len()
+    }
+
     /// The array behind them: what the kernel puts there is to be taken over next.
     pub(crate) fn room(&mut self) -> &mut [epoll_event] {
         &mut self.events[self.owners.len()..]
@@ -51,6 +56,7 @@ impl<'a> Report<'a> {
     }
 
     /// Adds an event, which becomes one with another of the same owner among the first `first`. There is room.
+    #[inline]
     pub(super) fn tell(&mut self, owner: RawFd, event: epoll_event, first: usize) {
         if owner != NOBODY
             && let Some(place) = self.owners[..first].iter().position(|other| *other == owner)

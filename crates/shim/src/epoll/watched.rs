@@ -91,26 +91,39 @@ impl Watched {
     pub(super) fn take_marks(&mut self, slot: Slot, mut each: impl FnMut(&'static Link, u64)) {
         let mut place = 0;
         while place < self.busy {
-            let (link, line) = (self.links[place].link, self.links[place].line(slot));
-            let mut marks = line.take_ready();
             let one = &mut self.links[place];
-            one.silent = if marks == 0 { one.silent.saturating_add(1) } else { 0 };
-            if one.silent >= LOOKS && self.busy > FEW {
-                let line = link.view().waiter(link.side, slot.0);
-                line.announce_sleep();
-                marks = line.take_ready();
-                if marks == 0 {
-                    // Another one has its place now.
-                    self.busy -= 1;
-                    self.swap(place, self.busy);
-                    continue;
+            let marks = one.line(slot).take_ready();
+            if marks != 0 {
+                one.silent = 0;
+                each(one.link, marks);
+            } else {
+                one.silent = one.silent.saturating_add(1);
+                if one.silent >= LOOKS && self.busy > FEW {
+                    match self.bring_to_rest(slot, place) {
+                        // Another one has its place now.
+                        0 => continue,
+                        marks => each(self.links[place].link, marks),
+                    }
                 }
-                line.awake();
-                self.links[place].silent = 0;
             }
-            each(link, marks);
             place += 1;
         }
+    }
+
+    /// A link that was silent for long comes to rest, unless it has marks after all: these are taken.
+    #[cold]
+    fn bring_to_rest(&mut self, slot: Slot, place: usize) -> u64 {
+        let line = self.links[place].line(slot);
+        line.announce_sleep();
+        let marks = line.take_ready();
+        if marks == 0 {
+            self.busy -= 1;
+            self.swap(place, self.busy);
+        } else {
+            line.awake();
+            self.links[place].silent = 0;
+        }
+        marks
     }
 
     /// Announces a sleep on every busy link; the caller takes their marks once more afterwards.

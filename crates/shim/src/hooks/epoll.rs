@@ -115,6 +115,7 @@ fn unknown(epfd: c_int) -> Option<&'static Epoll> {
 ///
 /// # Safety
 /// As epoll_wait: `events` has room for `max`, or is a bad address; `mask` is the program's.
+#[inline(always)]
 unsafe fn fill(
     (epoll, epfd): (&'static Epoll, c_int),
     (events, max): (*mut epoll_event, c_int),
@@ -137,16 +138,20 @@ unsafe fn fill(
 }
 
 /// How many events can be written at `events`, of `max`.
+#[inline]
 fn room(events: *mut epoll_event, max: usize) -> usize {
     /// Of a longer array the rest is believed: it would cost more to look at than it is ever used.
     const LOOKED_AT: usize = 1024;
     let looked_at = max.min(LOOKED_AT);
     let is_good = |count: usize| memory::is_writable(events.cast(), count * size_of::<epoll_event>());
-    if is_good(looked_at) {
-        return max;
-    }
+    if is_good(looked_at) { max } else { good_part(looked_at, is_good) }
+}
+
+/// How many of the first `bad` can be, of which not all can.
+#[cold]
+fn good_part(mut bad: usize, is_good: impl Fn(usize) -> bool) -> usize {
     // Good ones come before bad ones.
-    let (mut good, mut bad) = (0, looked_at);
+    let mut good = 0;
     while bad - good > 1 {
         let middle = good.midpoint(bad);
         if is_good(middle) { good = middle } else { bad = middle }

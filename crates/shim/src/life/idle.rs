@@ -25,11 +25,11 @@ pub(crate) fn patience(now: u64) -> Option<u64> {
     }
 }
 
-/// Looks, if that is due. Outside all locks, before a sleep is announced.
+/// Looks if it is time, which `clock` tells. Outside all locks, before a sleep is announced.
 #[inline]
-pub(crate) fn look() {
+pub(crate) fn look_if_due(clock: impl FnOnce() -> u64) {
     let grown_at = GROWN_AT.load(Relaxed);
-    if grown_at != 0 && process::now() >= grown_at + BETWEEN_NANOS {
+    if grown_at != 0 && clock() >= grown_at + BETWEEN_NANOS {
         look_at_all(grown_at);
     }
 }

@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use shunt_abi::reason::Reason;
 
 use crate::base::lock::Lock;
-use crate::base::process;
 use crate::life::attach;
 use crate::socket::endpoint::{self, Endpoint, TxSide};
 use crate::socket::links::Attachment;
@@ -62,20 +61,19 @@ pub(crate) fn patience() -> Option<u64> {
     ANY.load(Relaxed).then_some(LOOK_NANOS)
 }
 
-/// Looks if it is time. Called before a sleep, outside all locks.
+/// Looks if it is time, which `clock` tells. Called before a sleep, outside all locks.
 #[inline]
-pub(crate) fn look_if_due() {
+pub(crate) fn look_if_due(clock: impl FnOnce() -> u64) {
     if ANY.load(Relaxed) {
-        look();
+        let now = clock();
+        if now >= NEXT.load(Relaxed) {
+            look(now);
+        }
     }
 }
 
 #[cold]
-fn look() {
-    let now = process::now();
-    if now < NEXT.load(Relaxed) {
-        return;
-    }
+fn look(now: u64) {
     // Another thread that looks does so for all.
     let Some(_one) = LOOKING.try_lock() else { return };
     NEXT.store(now + LOOK_NANOS, Relaxed);

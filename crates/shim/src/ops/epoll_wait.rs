@@ -32,9 +32,15 @@ pub(crate) fn wait(
 ) -> c_int {
     control::poll_inbox();
     epoll::show_lanes();
-    overdue::look_if_due();
-    let deadline: Deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
-    if !epoll.is_active() {
+    let (mut now, deadline): (u64, Deadline);
+    if epoll.is_active() {
+        // The clock is read once for all that comes before a sleep.
+        now = process::now();
+        overdue::look_if_due(|| now);
+        deadline = timeout.map(|nanos| now.saturating_add(nanos));
+    } else {
+        overdue::look_if_due(process::now);
+        deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
         let name = epoll.name();
         let result = signal::open(Held::NOTHING, || sleep_in_kernel(epfd, events, timeout));
         if result <= 0 || !epoll.must_translate() || epoll.name() != name {
@@ -50,40 +56,56 @@ pub(crate) fn wait(
             inner.pass_ring_on();
             return kept;
         }
+        now = process::now();
     }
     loop {
-        idle::look();
-        let result = round(epoll, events, deadline, sleep_in_kernel);
-        let (returned, _read) = {
-            let mut inner = epoll.lock();
-            if result.is_some_and(|count| count > 0) {
-                inner.note_change(epoll);
+        idle::look_if_due(|| now);
+        let (result, leaves_some) = match round(epoll, events, deadline, now, sleep_in_kernel) {
+            Round::Told(count, leaves_some) => (Some(count), leaves_some),
+            Round::Over(result) => {
+                (result, epoll.lock().end_round(epoll, result.is_some_and(|count| count > 0)))
             }
-            inner.show_lanes(epoll);
-            (inner.take_returned(), inner.take_read())
         };
-        for endpoint in returned {
-            attach::send_again(endpoint, endpoint.fd.load(Relaxed));
+        if leaves_some {
+            do_what_is_left(epoll);
         }
         if let Some(result) = result {
             return result;
         }
         control::poll_inbox();
+        now = process::now();
     }
 }
 
-/// One look, one sleep. `None`: neither found anything, and there is time left.
+/// Outside the lock: what looks have found that cannot be done under it.
+#[cold]
+fn do_what_is_left(epoll: &Epoll) {
+    let (returned, _read) = epoll.lock().take_left();
+    for endpoint in returned {
+        attach::send_again(endpoint, endpoint.fd.load(Relaxed));
+    }
+}
+
+/// What a round has come to.
+enum Round {
+    /// Lanes have told of so many, and it has been ended under the same lock, which says whether something is left to be done: what most do.
+    Told(c_int, bool),
+    /// `None`: neither a look nor a sleep found anything, and there is time left.
+    Over(Option<c_int>),
+}
+
+/// One look, one sleep, which begin `now`.
 fn round(
     epoll: &'static Epoll,
     events: &mut [epoll_event],
     deadline: Deadline,
+    now: u64,
     sleep_in_kernel: &mut Sleep<'_>,
-) -> Option<c_int> {
+) -> Round {
     let name = epoll.name();
     let mut inner = epoll.lock();
     inner.show();
     inner.catch_up(epoll);
-    let now = process::now();
     let mut report = inner.begin(events);
     inner.collect(epoll, &mut report);
     if report.len() > 0 || inner.awaits_kernel() {
@@ -93,7 +115,8 @@ fn round(
             || now.saturating_sub(inner.asked_at) >= ASK_KERNEL_NANOS;
         if !ask || report.is_full() {
             inner.unasked += 1;
-            return Some(inner.finish(report));
+            let count = inner.finish(report);
+            return Round::Told(count, inner.end_round(epoll, true));
         }
         inner.unasked = 0;
         inner.asked_at = now;
@@ -118,7 +141,7 @@ fn round(
                 inner.collect(epoll, &mut report);
                 inner.pass_ring_on();
                 // What a lane has marked may have been read by another thread meanwhile.
-                return Some(inner.finish(report)).filter(|found| *found > 0);
+                return Round::Over(Some(inner.finish(report)).filter(|found| *found > 0));
             }
         }
     }
@@ -128,11 +151,11 @@ fn round(
     // A handler ends the call whatever its flags are.
     if signal::take_ran() != Ran::Nothing {
         errno::set(libc::EINTR);
-        return Some(-1);
+        return Round::Over(Some(-1));
     }
     let sleeps = left != Some(0);
     if sleeps && sleep::spin_for_lanes(|| epoll.lock().has_marks()) {
-        return None;
+        return Round::Over(None);
     }
     let mut inner = epoll.lock();
     let mut report = inner.begin(events);
@@ -142,7 +165,7 @@ fn round(
         inner.collect(epoll, &mut report);
         if report.len() > 0 || inner.awaits_kernel() {
             inner.stay_awake(epoll);
-            return Some(inner.finish(report)).filter(|found| *found > 0);
+            return Round::Over(Some(inner.finish(report)).filter(|found| *found > 0));
         }
         inner.rest();
     }
@@ -167,7 +190,7 @@ fn round(
 
     if epoll.name() != name {
         // Closed by another thread: nothing of ours was left in the kernel's set.
-        return Some(result);
+        return Round::Over(Some(result));
     }
     let mut inner = epoll.lock();
     if sleeps {
@@ -177,7 +200,7 @@ fn round(
     if result < 0 {
         inner.finish(report);
         errno::set(failed);
-        return Some(result);
+        return Round::Over(Some(result));
     }
     if patience == Some(DEGRADED_NANOS) {
         process::count(Counter::DegradedSleeps, 1);
@@ -193,7 +216,7 @@ fn round(
     }
     let found = inner.finish(report);
     if found > 0 {
-        return Some(found);
+        return Round::Over(Some(found));
     }
     let (stalled, deaf) = (inner.stalled(), inner.deaf());
     drop(inner);
@@ -203,5 +226,5 @@ fn round(
     }
     // The doorbell, which is told once, may have taken the place of what is the program's.
     let is_over = !has_rung && deadline.is_some_and(|deadline| process::now() >= deadline);
-    is_over.then_some(0)
+    Round::Over(is_over.then_some(0))
 }

@@ -107,7 +107,7 @@ fn sleep_as(
     let refused = result < 0 && errno::get() == libc::EINVAL;
     errno::set(before);
     if result == 0 {
-        overdue::look_if_due();
+        overdue::look_if_due(process::now);
     }
     if refused {
         return Woken::Refused;
@@ -160,7 +160,7 @@ pub(crate) fn step_for(at: &Attachment, slot: Option<Slot>, owns: bool) -> Optio
 
 /// The waiter of this thread, known to the broker if that can be. For one who is about to sleep.
 pub(crate) fn thread_slot() -> Option<Slot> {
-    idle::look();
+    idle::look_if_due(process::now);
     let slot = waiter::of_this_thread()?;
     slot.register();
     Some(slot)
@@ -186,7 +186,7 @@ pub(crate) fn as_timespec(nanos: u64) -> timespec {
 
 /// What comes before every sleep: looks at what is overdue, and spins until `ready` says so. `true` if it did.
 pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
-    overdue::look_if_due();
+    overdue::look_if_due(process::now);
     spin::spin(ready)
 }
 

@@ -28,6 +28,22 @@ pub(crate) struct Found {
     pub(crate) died: bool,
 }
 
+/// How many bytes the lane has to read now, if that is all there is to be seen there, as it mostly is. `None`: [`look`] finds out what else.
+#[inline]
+pub(crate) fn look_at_once(endpoint: &Endpoint) -> Option<usize> {
+    if !endpoint.low_water.is_none() {
+        return None;
+    }
+    let mut guard = endpoint.rx.lock();
+    let side = &mut *guard;
+    let at = side.at.as_ref()?;
+    let (lane, ring) = at.incoming();
+    if at.outgoing().0.is_returned() || lane.end() != End::Open {
+        return None;
+    }
+    side.rx.available_at_once(lane, &ring)
+}
+
 /// Looks at the lane, and for bytes if they are `wanted`.
 pub(crate) fn look(endpoint: &Endpoint, fd: RawFd, wanted: bool) -> Found {
     let low_water = endpoint.low_water.of(fd);
