@@ -303,6 +303,12 @@ impl LaneHeader {
         }
     }
 
+    /// Whether it ended by a close, or with its process: [`End::Closed`] or [`End::Died`].
+    #[inline]
+    pub fn is_left(&self) -> bool {
+        self.sender.end.load(Acquire) & (End::Closed as u32 | End::Died as u32) != 0
+    }
+
     /// Whether the sender had shut the direction down by a call, whatever happened to it later.
     pub fn was_shut_down(&self) -> bool {
         self.sender.end.load(Acquire) & End::ShutDown as u32 != 0
@@ -541,7 +547,7 @@ impl Producer {
     /// Makes `count` bytes that were put behind the tail visible, unless the lane has ended.
     ///
     /// [`write`](Producer::write) does this by itself; a caller that had the kernel fill the ring uses it.
-    #[inline]
+    #[inline(always)]
     pub fn commit(&mut self, lane: &LaneHeader, count: usize) -> Result<Published, Misbehaved> {
         match lane.tail.compare_exchange(self.tail, self.tail + count as u64, AcqRel, Acquire) {
             Ok(_) => {
@@ -586,7 +592,7 @@ impl Producer {
 
     /// Where `wanted` bytes go that fit on the page that is being written to, as far as is known without a look at the receiver's cursor.
     /// They are to be [published](Self::commit) there.
-    #[inline]
+    #[inline(always)]
     pub fn place_at_once(&self, size: usize, wanted: usize) -> Option<u64> {
         let (at, size, wanted) = (self.position(), size as u64, wanted as u64);
         let fits = at > 0 && !self.leaves_page(size, wanted);
@@ -798,7 +804,7 @@ impl Consumer {
 
     /// Where the next bytes are, and how many up to `wanted`, of a lane that has not ended: as far as is known, if those are enough. They are
     /// to be [taken](Self::take) once they have been copied. `None`: there are none, or [`read`](Self::read) has to see to it.
-    #[inline]
+    #[inline(always)]
     pub fn look_at_once(
         &mut self,
         lane: &LaneHeader,
@@ -817,7 +823,7 @@ impl Consumer {
     }
 
     /// So many of them have been copied, and are this reader's now. `Err`: they are not, since the cursor has been moved to there.
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self, lane: &LaneHeader, count: usize) -> Result<(), u64> {
         let next = self.head + count as u64;
         // With acquire and a fence, because `tx_wants` is read next and the sender does the reverse.

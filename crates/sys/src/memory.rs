@@ -127,7 +127,7 @@ pub unsafe fn string<'a>(address: *const c_char, most: usize) -> Option<&'a CStr
     None
 }
 
-#[inline]
+#[inline(always)]
 fn is_accessible(address: usize, len: usize, access: Access) -> bool {
     let Some(last) = len.checked_sub(1) else { return true };
     let Some(last) = address.checked_add(last) else { return false };

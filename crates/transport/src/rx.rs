@@ -172,23 +172,30 @@ impl Rx {
         Received::Bytes(total)
     }
 
-    /// Takes up to `wanted` bytes of a lane that goes on, if that takes no more than a copy, which `copy` makes from this position of the ring, or
-    /// does not: what most receives are. `None`: nothing has happened, and [`receive`](Self::receive) finds out why.
-    #[inline]
-    pub fn receive_at_once(
+    /// Where in the ring the next bytes are, and how many up to `wanted`, if receiving them takes no more than to copy them from there and to
+    /// [take](Self::take_at_once) them: what most receives are. `None`: [`receive`](Self::receive) finds out why.
+    #[inline(always)]
+    pub fn look_at_once(
         &mut self,
         lane: &LaneHeader,
         ring: &impl Ring,
         wanted: usize,
-        copy: impl FnOnce(u64, usize) -> bool,
-    ) -> Option<usize> {
-        let State::Lane(consumer) = &mut self.state else { return None };
-        let (at, count) = consumer.look_at_once(lane, ring, wanted)?;
-        if !copy(at, count) || consumer.take(lane, count).is_err() {
-            return None;
+    ) -> Option<(u64, usize)> {
+        match &mut self.state {
+            State::Lane(consumer) => consumer.look_at_once(lane, ring, wanted),
+            _ => None,
         }
-        self.empty_in_a_row = 0;
-        Some(count)
+    }
+
+    /// Takes what has been copied. `false`: nothing has happened, as above.
+    #[inline(always)]
+    pub fn take_at_once(&mut self, lane: &LaneHeader, count: usize) -> bool {
+        let State::Lane(consumer) = &mut self.state else { return false };
+        let taken = consumer.take(lane, count).is_ok();
+        if taken {
+            self.empty_in_a_row = 0;
+        }
+        taken
     }
 
     /// Takes from TCP what cannot lie behind the lane. Nothing: the kernel must be asked.

@@ -104,21 +104,20 @@ impl Tx {
         self.judge(lane, outcome)
     }
 
-    /// Publishes `count` bytes, if that takes no more than a copy, which `copy` makes to this position of the ring, all on one page: what most
-    /// sends are. `false`: nothing has happened, and [`write`](Self::write) finds out why.
-    #[inline]
-    pub fn write_at_once(
-        &mut self,
-        lane: &LaneHeader,
-        ring: &impl Ring,
-        count: usize,
-        copy: impl FnOnce(u64),
-    ) -> bool {
+    /// Where in a ring of `size` bytes `count` bytes go, all on one page, if sending them takes no more than to copy them there, if there is
+    /// memory, and to [publish](Self::publish_at_once) them: what most sends are. `None`: [`write`](Self::write) finds out why.
+    #[inline(always)]
+    pub fn place_at_once(&self, size: usize, count: usize) -> Option<u64> {
+        match &self.state {
+            State::Lane(producer) => producer.place_at_once(size, count),
+            _ => None,
+        }
+    }
+
+    /// Publishes what has been copied there. `false`: nothing has happened, as above.
+    #[inline(always)]
+    pub fn publish_at_once(&mut self, lane: &LaneHeader, count: usize) -> bool {
         let State::Lane(producer) = &mut self.state else { return false };
-        let Some(at) = producer.place_at_once(ring.len(), count).filter(|at| ring.back(*at, count)) else {
-            return false;
-        };
-        copy(at);
         matches!(producer.commit(lane, count), Ok(Published::Bytes(_)))
     }
 

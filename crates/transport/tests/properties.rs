@@ -17,7 +17,7 @@ use std::rc::Rc;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use shunt_abi::reason::{Reason, Road};
-use shunt_ring::bytes::MappedRing;
+use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::lane::End;
 use shunt_ring::{LaneHeader, Sink};
 use shunt_transport::{Kernel, Received, Rx, Sent, Tx, Waiting};
@@ -315,12 +315,12 @@ impl World {
 
     fn send_at_once(&self, len: usize, lane: &Lane, tx: &mut Tx) -> bool {
         let bytes = self.next_bytes(len);
-        let sent = tx.write_at_once(&lane.header, &lane.ring, len, |at| {
-            let (to, run) = lane.ring.run(at, len);
-            assert_eq!(run, len, "a page is one run");
-            // SAFETY: `run` stays inside the ring.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, len) };
-        });
+        let Some(at) = tx.place_at_once(lane.ring.len(), len) else { return false };
+        let (to, run) = lane.ring.run(at, len);
+        assert_eq!(run, len, "a page is one run");
+        // SAFETY: `run` stays inside the ring.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, len) };
+        let sent = tx.publish_at_once(&lane.header, len);
         if sent {
             self.place_in_lane(len);
         }
@@ -328,14 +328,14 @@ impl World {
     }
 
     fn receive_at_once(&self, bytes: &mut [u8], lane: &Lane, rx: &mut Rx) -> Option<usize> {
-        rx.receive_at_once(&lane.header, &lane.ring, bytes.len(), |at, count| {
-            let (from, run) = lane.ring.run(at, count);
-            if run == count {
-                // SAFETY: `run` stays inside the ring, and `bytes` has room for more.
-                unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), count) };
-            }
-            run == count
-        })
+        let (at, count) = rx.look_at_once(&lane.header, &lane.ring, bytes.len())?;
+        let (from, run) = lane.ring.run(at, count);
+        if run < count {
+            return None;
+        }
+        // SAFETY: `run` stays inside the ring, and `bytes` has room for more.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), count) };
+        rx.take_at_once(&lane.header, count).then_some(count)
     }
 
     fn receiver(&self, op: Op, lane: &Lane, rx: &mut Rx) {

@@ -86,6 +86,7 @@ const REVIEWED: Reviewed = Reviewed {
         ("take_slot", "ops::descriptors::close"),
         ("attach_alias", "ops::descriptors::close"),
         ("waiter::Slot::take", "ops::descriptors::close"),
+        ("waiter::Slot::make_listener", "ops::descriptors::close"),
         ("socket::family::sharing", "ops::descriptors::close"),
         // A signal that waited is let through with all others blocked: none waits behind it.
         ("signal::deliver::run", "drop_in_place<shunt::base::signal::shield::Shield>"),

@@ -14,7 +14,9 @@ const GLIBC: u8 = 1;
 const MUSL: u8 = 2;
 
 /// See sys/single_threaded.h of glibc.
-static SINGLE_THREADED: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
+static SINGLE_THREADED: AtomicPtr<c_char> = AtomicPtr::new((&raw const UNSAID).cast_mut());
+/// What is read in its place where nobody says: no.
+static UNSAID: c_char = 0;
 
 fn find(name: &CStr) -> *mut c_void {
     // SAFETY: a plain look-up of a constant name.
@@ -23,7 +25,10 @@ fn find(name: &CStr) -> *mut c_void {
 
 /// Before there are handlers that ask: a look-up takes the dynamic linker's lock.
 pub(crate) fn start() {
-    SINGLE_THREADED.store(find(c"__libc_single_threaded").cast(), Relaxed);
+    let said = find(c"__libc_single_threaded");
+    if !said.is_null() {
+        SINGLE_THREADED.store(said.cast(), Relaxed);
+    }
     kind();
 }
 
@@ -41,9 +46,8 @@ fn kind() -> u8 {
 /// Whether the process has one thread, and no other is in the middle of anything. musl does not say: then it may have more.
 #[inline]
 pub(crate) fn is_single_threaded() -> bool {
-    let said = SINGLE_THREADED.load(Relaxed);
-    // SAFETY: a byte of glibc's, which other threads do not write.
-    !said.is_null() && unsafe { said.read_volatile() != 0 }
+    // SAFETY: a byte of glibc's, which other threads do not write, or one of ours, which nobody writes.
+    unsafe { SINGLE_THREADED.load(Relaxed).read_volatile() != 0 }
 }
 
 type Handler = unsafe extern "C" fn();

@@ -95,8 +95,13 @@ impl<T> Lock<T> {
         if is_single_threaded() {
             self.word.store(FREE, Relaxed);
         } else if self.word.swap(FREE, Release) == CONTENDED {
-            let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
+            self.wake_next();
         }
+    }
+
+    #[cold]
+    fn wake_next(&self) {
+        let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
     }
 
     /// Frees a lock whose holder did not come along into a child that nobody announced.
@@ -116,7 +121,7 @@ fn is_shielded() -> bool {
 }
 
 impl<T> Drop for Guard<'_, T> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: the guard is the proof.
         unsafe { self.0.release() };

@@ -10,6 +10,7 @@ use shunt_sys::memory;
 use crate::base::journal::Held;
 use crate::base::signal::{self, Shield};
 use crate::base::{clib, errno, kernel, order, real, table};
+use crate::broker::control;
 use crate::life::{attach, resets};
 use crate::ops::hold::Hold;
 use crate::ops::{self, descriptors, held, pipe, receive, send};
@@ -223,31 +224,80 @@ pub(super) unsafe fn pieces<'a>(iov: *const iovec, count: usize) -> Option<&'a [
     pieces.iter().all(|piece| memory::is_of_user(piece.base as usize, counted(piece))).then_some(pieces)
 }
 
-/// A receive into one buffer.
-#[inline]
+/// A connection on a link, of which a call may be answered at once.
+#[inline(always)]
+fn attached(fd: c_int) -> Option<&'static Endpoint> {
+    endpoint::behind(fd).filter(|endpoint| endpoint.is_attached())
+}
+
+/// What a call that is to be answered at once does first. If it is not, it [begins](begin) as any other.
+#[inline(always)]
+fn begin_at_once() -> Shield {
+    signal::point();
+    let shield = Shield::raise();
+    control::poll_inbox();
+    shield
+}
+
+/// A receive into one buffer. What most find is told in front of all else.
+#[inline(always)]
 fn receive_one(
+    fd: c_int,
+    (buf, len, of): (*mut c_void, size_t, Calls),
+    flags: c_int,
+    kernel: impl Fn(c_int) -> ssize_t,
+) -> ssize_t {
+    if let Some(endpoint) = attached(fd)
+        && let Some([piece]) = piece(buf, len, of)
+    {
+        let _shield = begin_at_once();
+        if let Some(count) = receive::at_once(endpoint, piece, flags) {
+            return count as ssize_t;
+        }
+    }
+    receive_slowly(fd, (buf, len, of), flags, &kernel)
+}
+
+#[inline(never)]
+fn receive_slowly(
     fd: c_int,
     (buf, len, of): (*mut c_void, size_t, Calls),
     flags: c_int,
     kernel: &dyn Fn(c_int) -> ssize_t,
 ) -> ssize_t {
     let ours = |endpoint| match piece(buf, len, of) {
-        Some(piece) => receive::receive(endpoint, fd, &piece, flags, kernel),
+        Some(piece) => receive::receive_all(endpoint, fd, &piece, flags, kernel),
         None => by_kernel(|| kernel(fd)),
     };
     moving::<Receiving>(fd, flags, ours, || kernel(fd))
 }
 
-/// A send of one buffer.
-#[inline]
+/// A send of one buffer. What most do is done in front of all else.
+#[inline(always)]
 fn send_one(
+    fd: c_int,
+    (buf, len, of): (*const c_void, size_t, Calls),
+    flags: c_int,
+    kernel: impl Fn(c_int) -> ssize_t,
+) -> ssize_t {
+    if let Some(endpoint) = attached(fd) {
+        let _shield = begin_at_once();
+        if send::at_once(endpoint, Piece { base: buf.cast_mut().cast(), len }, flags) {
+            return len as ssize_t;
+        }
+    }
+    send_slowly(fd, (buf, len, of), flags, &kernel)
+}
+
+#[inline(never)]
+fn send_slowly(
     fd: c_int,
     (buf, len, of): (*const c_void, size_t, Calls),
     flags: c_int,
     kernel: &dyn Fn(c_int) -> ssize_t,
 ) -> ssize_t {
     let ours = |endpoint| match piece(buf, len, of) {
-        Some(piece) => send::send(endpoint, fd, &piece, flags, kernel),
+        Some(piece) => send::send_all(endpoint, fd, &piece, flags, kernel),
         None => by_kernel(|| kernel(fd)),
     };
     moving::<Sending>(fd, flags, ours, || kernel(fd))
@@ -260,12 +310,12 @@ fn send_one(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
     // SAFETY: the program's own call.
-    let kernel = |fd| unsafe { real::read(fd, buf, len) };
+    let kernel = move |fd| unsafe { real::read(fd, buf, len) };
     if len == 0 {
         // Unlike recv it waits for nothing.
         return kernel(fd);
     }
-    receive_one(fd, (buf, len, Calls::Files), 0, &kernel)
+    receive_one(fd, (buf, len, Calls::Files), 0, kernel)
 }
 
 /// See write(2).
@@ -275,7 +325,7 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: size_t) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
     // SAFETY: the program's own call.
-    send_one(fd, (buf, len, Calls::Files), 0, &|fd| unsafe { real::write(fd, buf, len) })
+    send_one(fd, (buf, len, Calls::Files), 0, move |fd| unsafe { real::write(fd, buf, len) })
 }
 
 /// readv, with flags for the socket that preadv2 has other names for.
@@ -374,7 +424,7 @@ at_current_offset! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    receive_one(fd, (buf, len, Calls::Sockets), flags, &|fd| unsafe { real::recv(fd, buf, len, flags) })
+    receive_one(fd, (buf, len, Calls::Sockets), flags, move |fd| unsafe { real::recv(fd, buf, len, flags) })
 }
 
 /// See send(2).
@@ -384,7 +434,7 @@ pub unsafe extern "C-unwind" fn recv(fd: c_int, buf: *mut c_void, len: size_t, f
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    send_one(fd, (buf, len, Calls::Sockets), flags, &|fd| unsafe { real::send(fd, buf, len, flags) })
+    send_one(fd, (buf, len, Calls::Sockets), flags, move |fd| unsafe { real::send(fd, buf, len, flags) })
 }
 
 /// See recvfrom(2).

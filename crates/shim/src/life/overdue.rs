@@ -45,7 +45,7 @@ enum Found {
 }
 
 /// Bytes were published.
-#[inline]
+#[inline(always)]
 pub(crate) fn note_sent(endpoint: &Endpoint) {
     let (word, bit) = place(endpoint);
     // The bytes were published with a full fence: a look that clears the bit after this load sees them.

@@ -8,14 +8,13 @@ use shunt_abi::reason::Reason;
 use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::user::Piece;
 use shunt_ring::{LaneHeader, Sink};
-use shunt_transport::{Kernel, Received, Rx, Waiting};
+use shunt_transport::{Kernel, Received, Waiting};
 
 use crate::base::lock::Guard;
 use crate::base::{kernel, process};
 use crate::life::{attach, overdue};
 use crate::ops::send::{NO_PIECES, empty_message, fill_list};
 use crate::socket::endpoint::{Endpoint, RxSide};
-use crate::socket::links::Attachment;
 use crate::socket::tcp::Tcp;
 
 /// The receiving direction under its lock, after what must come first and cannot be done under it: "watching" is said
@@ -74,7 +73,9 @@ pub(super) fn look(
             note_end(side, lane);
         }
         endpoint.report_received(side);
-        tell_of_space(&mut side.rx, &at, &tcp);
+        if lane.is_space_wanted() {
+            tell_of_space(endpoint, side, fd);
+        }
     }
     match outcome {
         Received::Bytes(_) if flags & libc::MSG_PEEK == 0 => outcome,
@@ -83,10 +84,11 @@ pub(super) fn look(
 }
 
 /// A sender that waits for room is woken once there is enough of it to be worth its while.
-#[inline]
-pub(super) fn tell_of_space(rx: &mut Rx, at: &Attachment, tcp: &Tcp<'_>) {
+#[cold]
+pub(super) fn tell_of_space(endpoint: &Endpoint, side: &mut RxSide, fd: RawFd) {
+    let Some(at) = side.at else { return };
     let (lane, ring) = at.incoming();
-    if lane.is_space_wanted() && rx.available(lane, &ring, tcp) <= ring.len() / 3 * 2 {
+    if side.rx.available(lane, &ring, &Tcp { endpoint, fd }) <= ring.len() / 3 * 2 {
         at.announce_space();
     }
 }

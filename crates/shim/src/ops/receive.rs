@@ -46,13 +46,17 @@ const PLAIN: c_int = UNDERSTOOD & !(libc::MSG_PEEK | libc::MSG_WAITALL | libc::M
 /// Receives into this buffer if there is nothing to it but to take bytes out of the lane, as with most. `None`: nothing has been done, and
 /// [`receive`] finds out why.
 #[inline(always)]
-fn at_once(endpoint: &Endpoint, Piece { base, len }: Piece, flags: c_int) -> Option<usize> {
-    if len == 0 || flags & !PLAIN != 0 || !endpoint.low_water.is_none() {
+pub(crate) fn at_once(endpoint: &Endpoint, piece: Piece, flags: c_int) -> Option<usize> {
+    if piece.len == 0 || flags & !PLAIN != 0 || !endpoint.low_water.is_none() {
         return None;
     }
-    let mut guard = endpoint.rx.lock();
-    let side = &mut *guard;
-    let Some(at) = &side.at else { return None };
+    take(endpoint, &mut endpoint.rx.lock(), piece, flags)
+}
+
+/// Takes them, under the lock.
+#[inline(always)]
+fn take(endpoint: &Endpoint, side: &mut RxSide, Piece { base, len }: Piece, flags: c_int) -> Option<usize> {
+    let at = side.at.as_ref()?;
     if at.outgoing().0.is_returned() {
         return None;
     }
@@ -62,22 +66,24 @@ fn at_once(endpoint: &Endpoint, Piece { base, len }: Piece, flags: c_int) -> Opt
     if learns && side.pace.waits() {
         return None;
     }
-    let count = side.rx.receive_at_once(lane, &ring, len, |place, count| {
-        let (from, run) = ring.run(place, count);
-        let whole = run == count && memory::is_writable(base, count);
-        if whole {
-            // SAFETY: so much can be written there, and is one run of the ring.
-            unsafe { std::ptr::copy_nonoverlapping(from, base, count) };
-        }
-        whole
-    })?;
+    let (place, count) = side.rx.look_at_once(lane, &ring, len)?;
+    let (from, run) = ring.run(place, count);
+    if run < count || !memory::is_writable(base, count) {
+        return None;
+    }
+    // SAFETY: so much can be written there, and is one run of the ring.
+    unsafe { std::ptr::copy_nonoverlapping(from, base, count) };
+    if !side.rx.take_at_once(lane, count) {
+        return None;
+    }
     if learns {
         let found = count + side.rx.known().unwrap_or(0);
         side.pace.learn(found, len, &endpoint.unanswered);
     }
-    let at = *at;
     endpoint.report_received(side);
-    tell_of_space(&mut side.rx, &at, &Tcp { endpoint, fd: endpoint.fd.load(Relaxed) });
+    if lane.is_space_wanted() {
+        tell_of_space(endpoint, side, endpoint.fd.load(Relaxed));
+    }
     Some(count)
 }
 
@@ -122,8 +128,19 @@ pub(crate) fn receive(
 ) -> Result<usize, i32> {
     match only(pieces).and_then(|piece| at_once(endpoint, piece, flags)) {
         Some(count) => Ok(count),
-        None => receive_as(Form::Bytes, endpoint, fd, pieces, flags, kernel).map(Taken::count),
+        None => receive_all(endpoint, fd, pieces, flags, kernel),
     }
+}
+
+/// The same where nothing could be received [`at_once`].
+pub(crate) fn receive_all(
+    endpoint: &'static Endpoint,
+    fd: RawFd,
+    pieces: &[Piece],
+    flags: c_int,
+    kernel: &dyn Fn(RawFd) -> ssize_t,
+) -> Result<usize, i32> {
+    receive_as(Form::Bytes, endpoint, fd, pieces, flags, kernel).map(Taken::count)
 }
 
 /// The same where it matters whether the kernel has said from whom they are.

@@ -43,21 +43,29 @@ const SHORT: usize = 4096;
 /// Sends these bytes if there is nothing to it but to put them into the lane, as with most. `false`: nothing has been done, and [`send`] finds
 /// out why.
 #[inline(always)]
-fn at_once(endpoint: &Endpoint, Piece { base, len }: Piece, flags: c_int) -> bool {
-    let is_short = (1..=SHORT).contains(&len);
-    if !is_short || flags & !UNDERSTOOD != 0 || endpoint.owes() || !memory::is_readable(base, len) {
-        return false;
-    }
-    let mut side = endpoint.tx.lock();
-    let TxSide { tx, at: Some(at), seen, .. } = &mut *side else { return false };
+pub(crate) fn at_once(endpoint: &Endpoint, piece: Piece, flags: c_int) -> bool {
+    (1..=SHORT).contains(&piece.len)
+        && flags & !UNDERSTOOD == 0
+        && !endpoint.owes()
+        && memory::is_readable(piece.base, piece.len)
+        && put(endpoint, &mut endpoint.tx.lock(), piece)
+}
+
+/// Puts them there, under the lock.
+#[inline(always)]
+fn put(endpoint: &Endpoint, side: &mut TxSide, Piece { base, len }: Piece) -> bool {
+    let TxSide { tx, at: Some(at), seen, .. } = side else { return false };
     if outgoing::peer_has_left(at) {
         return false;
     }
     let (lane, ring) = at.outgoing();
-    let sent = tx.write_at_once(lane, &Backed { ring, backed: &seen.backed }, len, |place| {
-        // SAFETY: so much can be read there, and a page of the ring is one run.
-        unsafe { std::ptr::copy_nonoverlapping(base, ring.run(place, len).0, len) };
-    });
+    let Some(place) = tx.place_at_once(ring.len(), len) else { return false };
+    if !(Backed { ring, backed: &seen.backed }).is_backed(place, len) {
+        return false;
+    }
+    // SAFETY: so much can be read there, and a page of the ring is one run.
+    unsafe { std::ptr::copy_nonoverlapping(base, ring.run(place, len).0, len) };
+    let sent = tx.publish_at_once(lane, len);
     if sent {
         endpoint.unanswered.answer();
         announce(endpoint, at);
@@ -67,7 +75,7 @@ fn at_once(endpoint: &Endpoint, Piece { base, len }: Piece, flags: c_int) -> boo
 }
 
 /// Bytes have come into the lane.
-#[inline]
+#[inline(always)]
 fn note_progress(endpoint: &Endpoint, tx: &Tx, seen: &mut Seen) {
     seen.full_since = None;
     if let Some(entry) = endpoint.entry() {
@@ -91,8 +99,9 @@ pub(crate) fn send(
     }
 }
 
+/// The same of what cannot be sent [`at_once`].
 #[inline(never)]
-fn send_all(
+pub(crate) fn send_all(
     mut endpoint: &'static Endpoint,
     fd: RawFd,
     pieces: &[Piece],
@@ -364,7 +373,7 @@ fn leave_ended(endpoint: &Endpoint, tx: &mut Tx, at: &Attachment) {
 
 /// Bytes are in the lane. They are to be looked at again (L9), also if they wake somebody: who is told of them by poll may then wait in
 /// a way that nobody sees.
-#[inline]
+#[inline(always)]
 fn announce(endpoint: &Endpoint, at: &Attachment) {
     at.announce_bytes();
     overdue::note_sent(endpoint);

@@ -816,7 +816,7 @@ impl Endpoint {
     }
 
     /// Reports what has been received, and the road if it has changed. Under the lock.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn report_received(&self, side: &mut RxSide) {
         if side.told_on_lane != side.rx.on_lane() {
             self.report_rx(side);

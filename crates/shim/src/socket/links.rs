@@ -14,7 +14,7 @@ use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::lane::Stamp;
 use shunt_ring::link::LinkView;
 use shunt_ring::user::Fault;
-use shunt_ring::{LaneHeader, Sink, Source};
+use shunt_ring::{LaneHeader, Sink, Source, WaiterLine};
 use shunt_sys::mapping::Mapping;
 
 use crate::base::above::Above;
@@ -257,11 +257,11 @@ impl Link {
         self.is_gone() && self.used.load(Acquire) == 0
     }
 
-    /// Tells the peer's waiter `slot` that something happened on `conn`, and wakes it if it sleeps.
+    /// Tells a waiter of the peer's, that of `slot`, that something happened on `conn`, and wakes it if it sleeps.
     /// `true` if it did.
-    #[inline]
-    pub(crate) fn notify(&self, slot: usize, conn: usize) -> bool {
-        let sleeps = self.view.waiter(self.side.other(), slot).notify(conn);
+    #[inline(always)]
+    fn notify(&self, waiter: &WaiterLine, slot: usize, conn: usize) -> bool {
+        let sleeps = waiter.notify(conn);
         if sleeps {
             self.ring(slot);
         }
@@ -290,6 +290,20 @@ pub(crate) struct Backed<'a> {
     pub(crate) backed: &'a Cell<usize>,
 }
 
+impl Backed<'_> {
+    /// Whether this part of it is known to have memory.
+    #[inline]
+    pub(crate) fn is_backed(&self, at: u64, count: usize) -> bool {
+        self.end_of(at, count) <= self.backed.get()
+    }
+
+    /// Positions count from the beginning of the ring, and go round it.
+    #[inline]
+    fn end_of(&self, at: u64, count: usize) -> usize {
+        (at as usize + count).min(self.ring.len())
+    }
+}
+
 impl Ring for Backed<'_> {
     fn len(&self) -> usize {
         self.ring.len()
@@ -297,9 +311,7 @@ impl Ring for Backed<'_> {
 
     #[inline]
     fn back(&self, at: u64, count: usize) -> bool {
-        // Positions count from the beginning of the ring, and go round it.
-        let end = (at as usize + count).min(self.ring.len());
-        end <= self.backed.get() || self.back_up_to(end)
+        self.is_backed(at, count) || self.back_up_to(self.end_of(at, count))
     }
 
     fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault> {
@@ -408,15 +420,15 @@ impl Attachment {
     }
 
     /// Wakes whoever waits for bytes at the other end, and says whether somebody slept. After publishing.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn announce_bytes(&self) -> bool {
         let lane = self.outgoing().0;
-        lane.rx_waiter().is_some_and(|slot| {
-            if !self.link.view.waiter(self.link.side.other(), slot).is_marked(self.conn) {
-                lane.stamp(Stamp { at: order::now(), behind: order::last_by_tcp() });
-            }
-            self.link.notify(slot, self.conn)
-        })
+        let Some(slot) = lane.rx_waiter() else { return false };
+        let waiter = self.link.view.waiter(self.link.side.other(), slot);
+        if !waiter.is_marked(self.conn) {
+            lane.stamp(Stamp { at: order::now(), behind: order::last_by_tcp() });
+        }
+        self.link.notify(waiter, slot, self.conn)
     }
 
     /// Whether the waiter that is woken for our bytes sleeps all the same.
@@ -429,7 +441,8 @@ impl Attachment {
     #[inline]
     pub(crate) fn announce_space(&self) {
         if let Some(slot) = self.incoming().0.take_space_wanted() {
-            self.link.notify(slot, self.conn);
+            let waiter = self.link.view.waiter(self.link.side.other(), slot);
+            self.link.notify(waiter, slot, self.conn);
         }
     }
 }

@@ -1,7 +1,5 @@
 //! What a lane takes, as readiness sees it, and what has become of what it has taken.
 
-use shunt_ring::lane::End;
-
 use crate::base::process;
 use crate::base::waiter::Slot;
 use crate::socket::endpoint::{Endpoint, TxSide};
@@ -15,7 +13,7 @@ const BUSY_STALL_NANOS: u64 = 1_000_000_000;
 /// The peer said, or the broker did, that nobody reads at the other end any more. What TCP then answers is TCP's.
 #[inline]
 pub(crate) fn peer_has_left(at: &Attachment) -> bool {
-    matches!(at.incoming().0.end(), End::Closed | End::Died)
+    at.incoming().0.is_left()
 }
 
 /// Whether the receiver has stood still for too long. Under the send lock, when the lane is full.
