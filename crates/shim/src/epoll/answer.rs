@@ -43,6 +43,7 @@ impl Inner {
     }
 
     /// The lanes' answer: adds what is ready, up to what the kernel must be asked before.
+    #[inline]
     pub(crate) fn collect(&mut self, epoll: &Epoll, report: &mut Report<'_>) {
         let again = report.len() > 0;
         self.place_hollow();
@@ -55,13 +56,20 @@ impl Inner {
     }
 
     /// What pends without a place may have come to have something since: then marks give the places, also those of links at rest.
+    #[inline]
     fn place_hollow(&mut self) {
         if self.line.take_has_hollow() && self.links.has_some_at_rest() {
-            self.rung |= self.line.numbers().any(|fd| self.lacks_place_for_some(fd));
+            self.look_for_hollow();
         }
     }
 
+    #[inline(never)]
+    fn look_for_hollow(&mut self) {
+        self.rung |= self.line.numbers().any(|fd| self.lacks_place_for_some(fd));
+    }
+
     /// What is told by level is to be looked at next in the order in which it has been told, and some of it has just been looked at twice.
+    #[inline(never)]
     fn keep_order(&mut self, report: &Report<'_>) {
         for fd in report.owners() {
             if let Some(one) = self.registrations.get_mut(fd) {
@@ -114,6 +122,7 @@ impl Inner {
     }
 
     /// The same for those whose marks go to another waiter, by whose stamps they are put in order.
+    #[inline(never)]
     fn mark_unmarked(&mut self) {
         let shared = self.shared;
         for fd in
@@ -175,7 +184,8 @@ impl Inner {
             }
             let Some(entry) = self.line.first() else { break };
             let fd = entry.fd;
-            let Some(registration) = self.registrations.get_mut(&fd).filter(|one| one.place.is(entry)) else {
+            let Some(registration) = self.registrations.at(entry.index).filter(|one| one.place.is(entry))
+            else {
                 self.line.drop_first();
                 continue;
             };
@@ -188,6 +198,7 @@ impl Inner {
             if !registration.held.is_armed() {
                 continue;
             }
+            // Most looks are for nothing but bytes of a lane that goes on: there is nothing of what `look_at` sees to.
             if !self.shared
                 && registration.is_told_bytes()
                 && let Some(count) = incoming::look_at_once(endpoint)

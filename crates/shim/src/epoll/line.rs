@@ -8,6 +8,8 @@ use std::os::fd::RawFd;
 
 use shunt_ring::lane::Stamp;
 
+use super::records::Index;
+
 /// Tells the entries of one number apart: a registration that has gone to a later place leaves the earlier entry behind, which is
 /// nobody's when its turn comes.
 type Ticket = u32;
@@ -22,18 +24,26 @@ enum Stand {
     Placed { ticket: Ticket, behind: u64 },
 }
 
-/// Where a registration stands in its set's line.
+/// Where a registration stands in its set's line, and where its set keeps it.
 #[derive(Debug, Default)]
-pub(super) struct Place(Stand);
+pub(super) struct Place {
+    stand: Stand,
+    index: Index,
+}
 
 impl Place {
+    /// That of one outside.
+    pub(super) fn of(index: Index) -> Place {
+        Place { stand: Stand::Outside, index }
+    }
+
     pub(super) fn is_placed(&self) -> bool {
-        matches!(self.0, Stand::Placed { .. })
+        matches!(self.stand, Stand::Placed { .. })
     }
 
     /// What is to be told before it: what the kernel has had since this time, which only it can tell of.
     pub(super) fn behind(&self) -> u64 {
-        match self.0 {
+        match self.stand {
             Stand::Placed { behind, .. } => behind,
             _ => 0,
         }
@@ -41,14 +51,14 @@ impl Place {
 
     /// It comes behind all that the kernel has to tell of by this time, if there is something to be told of it. 0: behind nothing.
     pub(super) fn stand_behind(&mut self, time: u64) {
-        if let Stand::Placed { behind, .. } = &mut self.0 {
+        if let Stand::Placed { behind, .. } = &mut self.stand {
             *behind = time;
         }
     }
 
     /// Whether this entry is its own, and not one that it has left for a later one.
     pub(super) fn is(&self, entry: Entry) -> bool {
-        match self.0 {
+        match self.stand {
             Stand::Outside => false,
             Stand::Hollow(ticket) | Stand::Placed { ticket, .. } => ticket == entry.ticket,
         }
@@ -58,6 +68,8 @@ impl Place {
 #[derive(Clone, Copy)]
 pub(super) struct Entry {
     ticket: Ticket,
+    /// Where its set keeps the registration, if it is still there.
+    pub(super) index: Index,
     pub(super) fd: RawFd,
 }
 
@@ -75,15 +87,15 @@ impl Line {
     /// To be looked at, at its place if it is here already.
     #[inline]
     pub(super) fn enter(&mut self, place: &mut Place, fd: RawFd) {
-        if place.0 == Stand::Outside {
-            place.0 = Stand::Placed { ticket: self.push(fd), behind: 0 };
+        if place.stand == Stand::Outside {
+            place.stand = Stand::Placed { ticket: self.push(place.index, fd), behind: 0 };
         }
     }
 
     /// The same where there is nothing to be told as yet.
     pub(super) fn enter_hollow(&mut self, place: &mut Place, fd: RawFd) {
-        if place.0 == Stand::Outside {
-            place.0 = Stand::Hollow(self.push(fd));
+        if place.stand == Stand::Outside {
+            place.stand = Stand::Hollow(self.push(place.index, fd));
             self.has_hollow = true;
         }
     }
@@ -92,14 +104,14 @@ impl Line {
     #[inline]
     pub(super) fn enter_placed(&mut self, place: &mut Place, fd: RawFd, behind: u64) {
         if !place.is_placed() {
-            place.0 = Stand::Placed { ticket: self.push(fd), behind };
+            place.stand = Stand::Placed { ticket: self.push(place.index, fd), behind };
         }
     }
 
     /// What has a place gives it up for the last.
     pub(super) fn move_to_end(&mut self, place: &mut Place, fd: RawFd) {
-        if let Stand::Placed { behind, .. } = place.0 {
-            place.0 = Stand::Placed { ticket: self.push(fd), behind };
+        if let Stand::Placed { behind, .. } = place.stand {
+            place.stand = Stand::Placed { ticket: self.push(place.index, fd), behind };
         }
     }
 
@@ -117,12 +129,12 @@ impl Line {
     #[inline]
     pub(super) fn leave(&mut self, place: &mut Place) {
         self.entries.pop_front();
-        place.0 = Stand::Outside;
+        place.stand = Stand::Outside;
     }
 
     /// The registration that has this place is there no more: the next of its number has nothing to do with its entries.
     pub(super) fn forget(&mut self, place: &Place, fd: RawFd) {
-        if place.0 != Stand::Outside {
+        if place.stand != Stand::Outside {
             self.entries.retain(|other| other.fd != fd);
         }
     }
@@ -147,9 +159,9 @@ impl Line {
     }
 
     #[inline]
-    fn push(&mut self, fd: RawFd) -> Ticket {
+    fn push(&mut self, index: Index, fd: RawFd) -> Ticket {
         self.next = self.next.wrapping_add(1);
-        self.entries.push_back(Entry { ticket: self.next, fd });
+        self.entries.push_back(Entry { ticket: self.next, index, fd });
         self.next
     }
 }
@@ -255,7 +267,7 @@ mod tests {
         /// What the line says, without what has been left behind.
         fn told(&self) -> Plain {
             let own = self.line.entries.iter().filter(|entry| self.places[entry.fd as usize].is(**entry));
-            let stand = |fd: RawFd| match self.places[fd as usize].0 {
+            let stand = |fd: RawFd| match self.places[fd as usize].stand {
                 Stand::Placed { behind, .. } => Some(behind),
                 _ => None,
             };
@@ -275,7 +287,7 @@ mod tests {
                 set.take(steps[rest % steps.len()], time);
                 rest /= steps.len();
                 assert_eq!(set.told(), set.plain, "sequence {number}");
-                let outside = set.places.iter().filter(|place| place.0 == Stand::Outside).count();
+                let outside = set.places.iter().filter(|place| place.stand == Stand::Outside).count();
                 assert_eq!(outside + set.plain.0.len(), NUMBERS, "sequence {number}");
             }
         }

@@ -19,6 +19,7 @@ mod line;
 mod listing;
 mod names;
 mod nested;
+mod records;
 mod registration;
 mod report;
 mod shared;
@@ -28,7 +29,6 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
 use libc::epoll_event;
-use rustc_hash::FxHashMap;
 use shunt_abi::reason::Reason;
 
 use crate::base::above::Above;
@@ -47,6 +47,7 @@ use held::Held;
 use line::{Line, Place};
 use names::{Name, Names};
 pub(crate) use nested::show_lanes;
+use records::Records;
 use registration::Passed;
 pub(crate) use shared::{
     be_born, change_program, forget_child, hand_on, is_set, is_shared, list_unknown, pass_beyond, share,
@@ -135,7 +136,7 @@ pub(crate) struct Inner {
     /// It is itself watched: see [`nested`].
     nested: bool,
     /// By the number in the kernel's set, or by a negative one if that has been [closed](freeze_everywhere).
-    registrations: FxHashMap<RawFd, Registration>,
+    registrations: Records<Registration>,
     names: Names,
     /// Of those, what lanes answer for.
     answered: Count,

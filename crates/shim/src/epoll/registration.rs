@@ -175,7 +175,7 @@ impl Inner {
             }
             return None;
         }
-        let registration = Registration {
+        let registration = |index| Registration {
             number: fd,
             owner: endpoint.map(Endpoint::reference),
             events: wanted.events,
@@ -183,7 +183,7 @@ impl Inner {
             name: Name::Given,
             held: Held::Armed(passed.events),
             sends_on_lane: false,
-            place: Place::default(),
+            place: Place::of(index),
             full: false,
             answered: Answered::Kernel,
             arrived: 0,
@@ -530,9 +530,9 @@ impl Inner {
 
     /// Files a registration under another number.
     fn rename(&mut self, from: RawFd, to: RawFd) {
-        let Some(one) = self.registrations.remove(&from) else { return };
+        let Some(one) = self.registrations.get(&from) else { return };
         self.names.renumber(one.name, to);
-        self.registrations.insert(to, one);
+        self.registrations.rename(from, to);
         self.line.rename(from, to);
         let lists = self.aliases.iter_mut().chain(&mut self.full);
         lists.filter(|number| **number == from).for_each(|number| *number = to);

@@ -253,7 +253,7 @@ impl Inner {
         self.shared = false;
         epoll.active.fetch_sub(1, AcqRel);
         // From now on others may get the same data without a word to us.
-        for (&fd, one) in &mut self.registrations {
+        for (&fd, one) in self.registrations.iter_mut() {
             if !one.answered.is_by_lanes() && !one.name.is_token() {
                 self.names.give(&mut one.name, fd, Name::Given);
             }
@@ -400,7 +400,7 @@ impl Inner {
 
     /// Has what lanes and the kernel say of a registration become one event, if no other has the same data.
     pub(super) fn merge_by_data(&mut self, listed: &[listing::Listed]) {
-        for (&fd, one) in &mut self.registrations {
+        for (&fd, one) in self.registrations.iter_mut() {
             if !one.name.is_token() {
                 let is_single = || listed.iter().filter(|other| other.data == one.data).count() == 1;
                 let is_unique = one.answered.is_by_lanes() && is_single();

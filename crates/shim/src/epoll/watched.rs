@@ -88,23 +88,23 @@ impl Watched {
     }
 
     /// Takes the marks of the busy links.
+    #[inline]
     pub(super) fn take_marks(&mut self, slot: Slot, mut each: impl FnMut(&'static Link, u64)) {
         let mut place = 0;
         while place < self.busy {
             let one = &mut self.links[place];
-            let marks = one.line(slot).take_ready();
-            if marks != 0 {
-                one.silent = 0;
-                each(one.link, marks);
-            } else {
-                one.silent = one.silent.saturating_add(1);
-                if one.silent >= LOOKS && self.busy > FEW {
-                    match self.bring_to_rest(slot, place) {
-                        // Another one has its place now.
-                        0 => continue,
-                        marks => each(self.links[place].link, marks),
-                    }
+            let link = one.link;
+            let mut marks = one.line(slot).take_ready();
+            one.silent = if marks == 0 { one.silent.saturating_add(1) } else { 0 };
+            if one.silent >= LOOKS && self.busy > FEW {
+                marks = self.bring_to_rest(slot, place);
+                if marks == 0 {
+                    // Another one has its place now.
+                    continue;
                 }
+            }
+            if marks != 0 {
+                each(link, marks);
             }
             place += 1;
         }

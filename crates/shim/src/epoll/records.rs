@@ -1,0 +1,136 @@
+//! What a set keeps under each number, each in a place of its own that stays the same as long as it is kept: whoever remembers that finds it
+//! without a search.
+
+use std::os::fd::RawFd;
+
+use rustc_hash::FxHashMap;
+
+/// Of something that is kept no more, it may be another's.
+pub(super) type Index = u32;
+
+pub(super) struct Records<T> {
+    places: FxHashMap<RawFd, Index>,
+    all: Vec<Option<(RawFd, T)>>,
+    free: Vec<Index>,
+}
+
+impl<T> Default for Records<T> {
+    fn default() -> Records<T> {
+        Records { places: FxHashMap::default(), all: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Records<T> {
+    /// Keeps what `make` makes for its place, instead of what has been kept under that number.
+    pub(super) fn insert(&mut self, fd: RawFd, make: impl FnOnce(Index) -> T) {
+        self.remove(&fd);
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.all.push(None);
+            (self.all.len() - 1) as Index
+        });
+        self.places.insert(fd, index);
+        self.all[index as usize] = Some((fd, make(index)));
+    }
+
+    pub(super) fn remove(&mut self, fd: &RawFd) -> Option<T> {
+        let index = self.places.remove(fd)?;
+        self.free.push(index);
+        self.all[index as usize].take().map(|(_, one)| one)
+    }
+
+    /// Files it under another number, instead of what has been kept under that.
+    pub(super) fn rename(&mut self, from: RawFd, to: RawFd) {
+        if let Some(index) = self.places.remove(&from) {
+            self.remove(&to);
+            self.places.insert(to, index);
+            self.all[index as usize].iter_mut().for_each(|(fd, _)| *fd = to);
+        }
+    }
+
+    /// What has this place now.
+    #[inline]
+    pub(super) fn at(&mut self, index: Index) -> Option<&mut T> {
+        self.all.get_mut(index as usize)?.as_mut().map(|(_, one)| one)
+    }
+
+    pub(super) fn get(&self, fd: &RawFd) -> Option<&T> {
+        let index = self.places.get(fd)?;
+        self.all[*index as usize].as_ref().map(|(_, one)| one)
+    }
+
+    pub(super) fn get_mut(&mut self, fd: &RawFd) -> Option<&mut T> {
+        self.places.get(fd).and_then(|index| self.all[*index as usize].as_mut()).map(|(_, one)| one)
+    }
+
+    pub(super) fn contains_key(&self, fd: &RawFd) -> bool {
+        self.places.contains_key(fd)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&RawFd, &T)> {
+        self.all.iter().flatten().map(|(fd, one)| (fd, one))
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&RawFd, &mut T)> {
+        self.all.iter_mut().flatten().map(|(fd, one)| (&*fd, one))
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &RawFd> {
+        self.iter().map(|(fd, _)| fd)
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = &T> {
+        self.iter().map(|(_, one)| one)
+    }
+
+    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.iter_mut().map(|(_, one)| one)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    const NUMBERS: RawFd = 3;
+
+    /// All sequences of six calls for three numbers, one of them negative: what is kept is found by its number and at its place, which
+    /// stays the same, and by nothing else.
+    #[test]
+    fn what_is_kept_keeps_its_place() {
+        let (length, calls) = (6, 3 * NUMBERS as usize);
+        for sequence in 0..calls.pow(length) {
+            let (mut records, mut plain) = (Records::default(), BTreeMap::new());
+            let mut rest = sequence;
+            for step in 0..length {
+                let fd = (rest % NUMBERS as usize) as RawFd - 1;
+                let other = (fd + 2) % NUMBERS - 1;
+                match rest % calls / NUMBERS as usize {
+                    0 => {
+                        records.insert(fd, |index| (index, step));
+                        plain.insert(fd, step);
+                    }
+                    1 => assert_eq!(records.remove(&fd).map(|one| one.1), plain.remove(&fd)),
+                    _ => {
+                        records.rename(fd, other);
+                        let moved = plain.remove(&fd);
+                        plain.extend(moved.map(|one| (other, one)));
+                    }
+                }
+                rest /= calls;
+                let mut all: Vec<_> = records.iter().map(|(fd, one)| (*fd, one.1)).collect();
+                all.sort_unstable();
+                assert!(all.into_iter().eq(plain.iter().map(|(fd, one)| (*fd, *one))), "sequence {sequence}");
+                for fd in -1..NUMBERS - 1 {
+                    let found = records.get(&fd).copied();
+                    assert_eq!(found.map(|one| one.1), plain.get(&fd).copied());
+                    assert_eq!(found.is_some(), records.contains_key(&fd));
+                    if let Some(one) = found {
+                        assert_eq!(records.at(one.0).copied(), Some(one));
+                    }
+                }
+            }
+        }
+    }
+}
