@@ -1,6 +1,6 @@
 /* Becomes another user in one of the ways in which a program of root's does, perhaps behind another root directory, and then talks to
-   itself over one connection, until there is the file GATE.
-   user PORT HOW GATE */
+   itself over one connection, until there is the file GATE; or so many TURNS, slowly, and then waits for the file.
+   user PORT HOW GATE [TURNS] */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <pthread.h>
@@ -56,7 +56,7 @@ int main(int argc, char **argv)
     int fd = socket(AF_INET, SOCK_STREAM, 0), listener = socket(AF_INET, SOCK_STREAM, 0);
     char byte = 'x';
     pthread_t thread;
-    if (argc != 4)
+    if (argc != 4 && argc != 5)
         return 2;
     address.sin_port = htons(atoi(argv[1]));
     if (become(argv[2]))
@@ -65,9 +65,14 @@ int main(int argc, char **argv)
         die("listen");
     if (pthread_create(&thread, NULL, serve, &listener) || connect(fd, (void *)&address, sizeof address))
         die("connect");
-    while (access(argv[3], F_OK))
+    for (int turns = 0; access(argv[3], F_OK); turns++) {
+        if (argc == 5)
+            usleep(20000);
+        if (argc == 5 && turns >= atoi(argv[4]))
+            continue;
         if (send(fd, &byte, 1, 0) != 1 || recv(fd, &byte, 1, 0) != 1)
             die("turn");
+    }
     close(fd);
     pthread_join(thread, NULL);
     printf("as user %d\n", geteuid());

@@ -1,5 +1,5 @@
-//! Programs that root starts and that become another user, with a broker that is root's alone: what `shunt run` starts by itself. Needs
-//! root.
+//! Programs that root starts and that become another user: with a broker that is root's alone, as `shunt run` starts it by itself, and with
+//! one that everybody may speak to. Needs root.
 
 use shunt_compat::{Host, Mode, both, compile};
 use std::fs;
@@ -12,6 +12,16 @@ const LIMIT: Duration = Duration::from_secs(30);
 fn close_broker(host: &Host) {
     if host.mode() == Mode::Shunt {
         fs::set_permissions(host.broker_socket(), fs::Permissions::from_mode(0o600)).expect("own socket");
+    }
+}
+
+/// The broker is everybody's, and its directories let them through.
+fn open_broker(host: &Host) {
+    if host.mode() == Mode::Shunt {
+        let socket = host.broker_socket();
+        fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).expect("own socket");
+        let directory = socket.parent().expect("a socket is in a directory");
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).expect("own directory");
     }
 }
 
@@ -29,5 +39,19 @@ fn who_becomes_another_user_keeps_the_broker() {
             host.write(&gate, "");
             assert_eq!(running.wait(LIMIT).stdout, "as user 65534\n");
         }
+    });
+}
+
+#[test]
+fn who_becomes_another_user_finds_the_broker_of_all_with_its_first_connection() {
+    both(LIMIT, |host| {
+        compile(host, "user", &[]);
+        open_broker(host);
+        let (port, road) = (host.port(), host.watch_road());
+        // Fewer turns than go by before a connection that found no broker looks for one again.
+        let running = host.program("./user").args([&port.to_string(), "setuid", "gate", "100"]).start("user");
+        road.wait_for_shm(port, 1, LIMIT);
+        host.write("gate", "");
+        assert_eq!(running.wait(LIMIT).stdout, "as user 65534\n");
     });
 }

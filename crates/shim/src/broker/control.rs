@@ -284,9 +284,11 @@ pub(crate) fn withdraw(endpoint: &Endpoint) {
 /// The process is about to become another user. A broker that is for the present one alone is spoken to now: later it cannot be
 /// reached, and the conversation stays. One that is for everybody is reached by that user as itself.
 pub(crate) fn before_other_user() {
-    let mut control = CONTROL.lock();
-    let _ =
-        control.connect(|| process::broker_paths().iter().filter(|path| is_private(path)).find_map(reach));
+    let mut private = process::broker_paths().iter().filter(|path| is_private(path)).peekable();
+    // Where there is none, nothing has been tried: the other user does so with its first connection.
+    if private.peek().is_some() {
+        let _ = CONTROL.lock().connect(|| private.find_map(reach));
+    }
 }
 
 /// The process is about to see nothing but what is under another directory. A broker is spoken to now, whosever it is: its socket
