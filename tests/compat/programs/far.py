@@ -1,7 +1,7 @@
 """Connections one after the other, each with so many small requests and answers.
 
     far.py serve ADDRESS PORT
-    far.py load ADDRESS PORT CONNECTIONS REQUESTS     prints "done", and stays
+    far.py load ADDRESS PORT CONNECTIONS REQUESTS [SOURCE]     prints "done", and stays
 """
 
 import socket
@@ -36,9 +36,9 @@ def serve(address):
         threading.Thread(target=answer, args=(connection,), daemon=True).start()
 
 
-def load(address, connections, requests):
+def load(address, connections, requests, source):
     for _ in range(connections):
-        with socket.create_connection(address) as connection:
+        with socket.create_connection(address, source_address=source) as connection:
             for _ in range(requests):
                 connection.sendall(REQUEST)
                 assert exactly(connection, len(REQUEST)) == REQUEST[::-1]
@@ -50,4 +50,5 @@ address = (sys.argv[2], int(sys.argv[3]))
 if sys.argv[1] == "serve":
     serve(address)
 else:
-    load(address, int(sys.argv[4]), int(sys.argv[5]))
+    source = (sys.argv[6], 0) if len(sys.argv) > 6 else None
+    load(address, int(sys.argv[4]), int(sys.argv[5]), source)

@@ -1,5 +1,5 @@
 //! Connections whose peer is not on this host by its address: offered only if the broker could pair them, and seldom if
-//! that is in vain (L7).
+//! that is in vain (L7). And one whose peer is, although its address is not ours.
 
 use shunt_compat::{Host, Launch, Program, under_shunt};
 use shunt_netns::Net;
@@ -83,5 +83,19 @@ fn what_can_be_paired_is_paired() {
         let pairs = host.status().map_or(0, |status| status.pairs_made);
         assert!(offered > 3 && pairs > 3, "{offered} of {CONNECTIONS} were offered, {pairs} pairs made");
         drop(server);
+    });
+}
+
+#[test]
+fn a_peer_that_came_to_a_loopback_address_from_another_of_this_host_is_near() {
+    under_shunt(LIMIT, |host| {
+        // Gives this host an address that is no loopback one.
+        let _net = neighbour();
+        let (port, road) = (host.port(), host.watch_road());
+        let far = |words: String| host.script("python3", "far.py").words(&words);
+        let _server = serve(far(format!("serve 127.0.0.1 {port}")), "server");
+        let _client =
+            far(format!("load 127.0.0.1 {port} 1 {} 192.0.2.1", 10 * MANY_REQUESTS)).start("client");
+        road.wait_for_shm(port, 1, LIMIT);
     });
 }

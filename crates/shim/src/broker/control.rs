@@ -918,10 +918,10 @@ fn is_worth_offering(endpoint: &Endpoint, identity: &identity::Identity) -> Resu
     }
 }
 
-/// Whether the peer is on this host by its address: the kernel gives a connection to a local address that address as its
-/// source, unless the program chose another loopback one.
+/// Whether the peer is on this host by the addresses: the kernel gives a connection to a local address that address as its
+/// source, unless the program chose another, and nothing at a loopback address is reached from elsewhere.
 fn may_be_local(local: &SocketAddr, remote: &SocketAddr) -> bool {
-    remote.ip() == local.ip() || remote.ip().is_loopback()
+    remote.ip() == local.ip() || remote.ip().is_loopback() || local.ip().is_loopback()
 }
 
 /// The file that the process was started from, by its last component. Not what the thread is called: that is whichever
