@@ -6,7 +6,10 @@ DESTDIR ?=
 CARGO   ?= cargo
 
 TARGET  := $(or $(CARGO_TARGET_DIR),target)
-RELEASE := $(TARGET)/release
+# What was built for another processor, where TRIPLE names that, and what runs here.
+TRIPLE  ?=
+RELEASE := $(TARGET)/$(if $(TRIPLE),$(TRIPLE)/)release
+NATIVE  := $(TARGET)/release
 BIN     := $(DESTDIR)$(PREFIX)/bin
 LIB     := $(DESTDIR)$(PREFIX)/lib/shunt
 SHARE   := $(DESTDIR)$(PREFIX)/share
@@ -16,7 +19,7 @@ SYSTEMD := $(patsubst packaging/systemd/%,%,$(wildcard packaging/systemd/*/*))
 # Some tests make namespaces and files of other users. Only the tests themselves run as root, not the compiler.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,--config 'target."cfg(all())".runner="scripts/as-root"')
 
-.PHONY: build cross-arm64 demo test lint loom fuzz man deb rpm install uninstall setup clean help
+.PHONY: build cross-arm64 demo test lint loom fuzz man deb deb-arm64 test-deb-arm64 rpm install uninstall setup clean help
 
 help:
 	@echo "make demo       build, and compare TCP, Unix sockets and shunt under real load (two minutes)"
@@ -24,6 +27,7 @@ help:
 	@echo "make install    into PREFIX=$(PREFIX), below DESTDIR if that is set"
 	@echo "make uninstall  take away what install put there"
 	@echo "make deb        the Debian packages, into DEB=$(TARGET)/deb"
+	@echo "make deb-arm64  the same for 64-bit ARM, into DEB=$(TARGET)/deb-arm64; make test-deb-arm64 looks at them"
 	@echo "make rpm        the packages of rpm's kind, into RPM=$(TARGET)/rpm"
 	@echo "make fuzz       look for bugs in what reads strangers' bytes, for SECONDS=60 each (nightly, cargo-fuzz)"
 	@echo "make cross-arm64  build for 64-bit ARM, into $(ARM64)/release"
@@ -33,16 +37,17 @@ build:
 	$(CARGO) build --release -p shunt-cli -p shunt-shim -p shunt-channel-c
 
 # With the differential tester, for tests/libc/run --arm64.
-ARM64 := $(TARGET)/aarch64-unknown-linux-gnu
+ARM64_TRIPLE := aarch64-unknown-linux-gnu
+ARM64 := $(TARGET)/$(ARM64_TRIPLE)
 cross-arm64:
 	@command -v aarch64-linux-gnu-gcc > /dev/null || \
 	    { echo "install the cross compiler first: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross" >&2; exit 1; }
-	rustup target add aarch64-unknown-linux-gnu
-	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc $(CARGO) build --release --target aarch64-unknown-linux-gnu \
+	rustup target add $(ARM64_TRIPLE)
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc $(CARGO) build --release --target $(ARM64_TRIPLE) \
 	    -p shunt-cli -p shunt-shim -p shunt-channel-c -p shunt-differential
 
 demo: setup build
-	$(RELEASE)/shunt bench local memcached redis --seconds 1
+	$(NATIVE)/shunt bench local memcached redis --seconds 1
 
 test: setup build
 	$(CARGO) test --workspace $(AS_ROOT)
@@ -66,20 +71,28 @@ fuzz:
 	done
 
 man: build
-	$(RELEASE)/shunt man $(TARGET)/man
+	$(NATIVE)/shunt man $(TARGET)/man
 
 of_cargo = $$(sed -n 's/^$(1) = "\(.*\)"/\1/p' Cargo.toml | head -1)
 COPY := tar -c --exclude=./target --exclude=./.git --exclude=./examples/state . | tar -x -C
 # From a copy, so that nobody has to tidy up what is made on the way. What cargo has built is BUILT.
 DEB ?= $(TARGET)/deb
 deb: build
+# The manual pages and completions are printed by the command that was built for this machine.
+deb-arm64: build cross-arm64
+deb-arm64: DEB := $(TARGET)/deb-arm64
+deb-arm64: export TRIPLE := $(ARM64_TRIPLE)
+deb deb-arm64:
 	@command -v dh > /dev/null || { echo "install debhelper first: apt-get install debhelper" >&2; exit 1; }
 	@test "$$(dpkg-parsechangelog -S Version)" = "$(call of_cargo,version)" || \
 	    { echo "debian/changelog and Cargo.toml have different versions" >&2; exit 1; }
 	rm -rf $(DEB) && mkdir -p $(DEB)/shunt
 	$(COPY) $(DEB)/shunt
-	cd $(DEB)/shunt && BUILT=yes CARGO_TARGET_DIR=$(abspath $(TARGET)) dpkg-buildpackage -b -us -uc -d
+	cd $(DEB)/shunt && BUILT=yes CARGO_TARGET_DIR=$(abspath $(TARGET)) dpkg-buildpackage -b -us -uc -d $(if $(TRIPLE),--host-arch arm64)
 	rm -rf $(DEB)/shunt
+
+test-deb-arm64: deb-arm64
+	tests/package/arm64 $(TARGET)/deb-arm64/*.deb
 
 # The same of rpm's kind, for systems with glibc 2.28 or newer.
 RPM ?= $(TARGET)/rpm
@@ -108,10 +121,10 @@ install: $(if $(SUDO_USER)$(BUILT),,build)
 	install -D -m 644 crates/channel-c/include/shunt_channel.h $(DESTDIR)$(PREFIX)/include/shunt_channel.h
 	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
 	    $(SHARE)/fish/vendor_completions.d $(UNITS)/system $(UNITS)/user
-	$(RELEASE)/shunt man $(SHARE)/man/man1
-	$(RELEASE)/shunt completions bash > $(SHARE)/bash-completion/completions/shunt
-	$(RELEASE)/shunt completions zsh > $(SHARE)/zsh/site-functions/_shunt
-	$(RELEASE)/shunt completions fish > $(SHARE)/fish/vendor_completions.d/shunt.fish
+	$(NATIVE)/shunt man $(SHARE)/man/man1
+	$(NATIVE)/shunt completions bash > $(SHARE)/bash-completion/completions/shunt
+	$(NATIVE)/shunt completions zsh > $(SHARE)/zsh/site-functions/_shunt
+	$(NATIVE)/shunt completions fish > $(SHARE)/fish/vendor_completions.d/shunt.fish
 	for unit in $(SYSTEMD); do \
 	    sed 's|@BIN@|$(PREFIX)/bin|' packaging/systemd/$$unit > $(UNITS)/$$unit || exit; \
 	done
