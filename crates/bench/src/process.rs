@@ -138,19 +138,7 @@ impl Process {
 
     /// Proportional share of the shared memory that links take, in bytes.
     pub(crate) fn link_bytes(&self) -> u64 {
-        let text = std::fs::read_to_string(format!("/proc/{}/smaps", self.child.id())).unwrap_or_default();
-        let mut in_link = false;
-        let mut kilobytes = 0;
-        for line in text.lines() {
-            match line.split_once(':') {
-                Some(("Pss", rest)) if in_link => {
-                    kilobytes += rest.trim().trim_end_matches(" kB").parse().unwrap_or(0);
-                }
-                Some((key, _)) if !key.contains(' ') => {}
-                _ => in_link = line.contains("memfd:shunt-link"),
-            }
-        }
-        kilobytes * 1024
+        link_bytes(self.child.id())
     }
 
     /// Ends its standard input and waits for its end.
@@ -211,6 +199,23 @@ pub(crate) fn cpu_of_trees(roots: &[u32]) -> Duration {
 fn cpu(pid: u32) -> Duration {
     let clock = clock_getcpuclockid(nix::unistd::Pid::from_raw(pid as i32));
     clock.and_then(clock_gettime).map_or(Duration::ZERO, Duration::from)
+}
+
+/// Proportional share of the shared memory that links of a process take, in bytes.
+pub(crate) fn link_bytes(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let mut in_link = false;
+    let mut kilobytes = 0;
+    for line in text.lines() {
+        match line.split_once(':') {
+            Some(("Pss", rest)) if in_link => {
+                kilobytes += rest.trim().trim_end_matches(" kB").parse().unwrap_or(0);
+            }
+            Some((key, _)) if !key.contains(' ') => {}
+            _ => in_link = line.contains("memfd:shunt-link"),
+        }
+    }
+    kilobytes * 1024
 }
 
 /// The proportional share of a process, in bytes.

@@ -3,6 +3,8 @@
 
 use std::cell::OnceCell;
 use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -63,12 +65,15 @@ pub(crate) struct Stage {
     shunt: PathBuf,
     cpus: (usize, usize),
     isolated: bool,
+    /// The network namespace that the calling thread was in before.
+    outside: File,
     bridge: OnceCell<Bridge>,
     broker: Option<Process>,
     /// Or why there is none; nothing where it is not measured.
     redirect: Option<Result<Redirect, LoadError>>,
 }
 
+const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
 const BROKER_LIMIT: Duration = Duration::from_secs(5);
 /// What a machine has configured for its programs is not what is compared.
 const NO_CONFIGURATION: &str = "";
@@ -76,21 +81,22 @@ const NO_CONFIGURATION: &str = "";
 impl Stage {
     /// Moves the calling thread, and with it all that it starts, to a namespace of its own if it may.
     pub(crate) fn set() -> Result<Stage> {
+        let outside = File::open(OWN_NAMESPACE)?;
         let isolated = isolate()?;
-        Stage::with(isolated, Some(Redirect::attach()))
+        Stage::with(isolated, outside, Some(Redirect::attach()))
     }
 
     /// Among everything else that this machine runs and that programs may need.
     pub(crate) fn amid() -> Result<Stage> {
-        Stage::with(false, None)
+        Stage::with(false, File::open(OWN_NAMESPACE)?, None)
     }
 
-    fn with(isolated: bool, redirect: Option<Result<Redirect, LoadError>>) -> Result<Stage> {
+    fn with(isolated: bool, outside: File, redirect: Option<Result<Redirect, LoadError>>) -> Result<Stage> {
         let directory = tempfile::Builder::new().prefix("shunt-bench-").tempdir()?;
         let shunt = std::env::current_exe().context("finding this program")?;
         let cpus = two_cpus()?;
         let bridge = OnceCell::new();
-        let mut stage = Stage { directory, shunt, cpus, isolated, bridge, broker: None, redirect };
+        let mut stage = Stage { directory, shunt, cpus, isolated, outside, bridge, broker: None, redirect };
         stage.start_broker()?;
         Ok(stage)
     }
@@ -154,6 +160,17 @@ impl Stage {
         command.args(&line[1..]).current_dir(self.directory.path()).env_remove("LD_PRELOAD");
         command.env(shunt_abi::env::CONFIG, NO_CONFIGURATION);
         Ok(command)
+    }
+
+    /// This program among everything else that this machine runs: in the network namespace that the comparison was started in.
+    pub(crate) fn shunt_outside(&self) -> Command {
+        if !self.isolated {
+            return Command::new(&self.shunt);
+        }
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/fd/{}", std::process::id(), self.outside.as_raw_fd()));
+        command.arg(&self.shunt);
+        command
     }
 
     /// The command that is one of our own loads.

@@ -247,6 +247,23 @@ fn hosts_are_as_far_from_each_other_as_they_are_said_to_be() {
     }
 }
 
+/// What is missing is said with what to do about it, and nothing else fails.
+#[test]
+fn without_an_engine_no_containers_are_measured() {
+    let shell = Shell::new();
+    let mut command = shell.shunt(["bench", "local", "containers", "--json", "--repeats", "1"]);
+    command.env("DOCKER_HOST", format!("unix://{}", shell.path("nobody.sock").display()));
+    let ended = Ended::of(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let lines = report["tables"][0]["lines"].as_array().unwrap();
+    assert_eq!(lines.len(), 9, "{report}");
+    for line in lines {
+        let missing = line["missing"].as_str().unwrap();
+        assert!(missing.contains("systemctl start docker") || missing.contains("not installed"), "{line}");
+    }
+}
+
 #[test]
 fn what_cannot_be_measured_is_refused() {
     let shell = Shell::new();

@@ -41,6 +41,18 @@ impl<'h> Engine<'h> {
         Engine::start_at(host, "docker", host.dir())
     }
 
+    /// The same with a broker of the system's that sees its processes as a host's does, instead of the host's.
+    pub fn start_with_broker(host: &'h Host) -> Engine<'h> {
+        let broker = host.path("own-broker");
+        fs::create_dir_all(&broker).expect("own directory");
+        let engine = Engine::start_at(host, "docker", &broker);
+        let mut command = engine.beside(&host.tools().expect("a host under shunt").shunt);
+        let status =
+            command.args(["daemon", "--system", "--detach", "--log-file"]).arg(broker.join("log")).status();
+        assert!(status.expect("nsenter (util-linux) runs").success(), "no broker of the system");
+        engine
+    }
+
     /// Starts another one, in whatever network namespace the caller is in, as on a host of its own: without a broker, and with a
     /// directory for the overlay's router.
     pub fn start_apart(host: &'h Host, name: &str) -> Engine<'h> {
@@ -142,6 +154,11 @@ impl<'h> Engine<'h> {
         self.keeper.beside(program)
     }
 
+    /// Where it is asked, as DOCKER_HOST has it.
+    pub fn address(&self) -> String {
+        format!("unix://{}/docker.sock", self.root.display())
+    }
+
     /// Its configuration.
     pub fn daemon_json(&self) -> PathBuf {
         self.root.join("daemon.json")
@@ -197,7 +214,7 @@ impl<'h> Engine<'h> {
 
     fn command<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
         let mut command = Command::new(find("docker"));
-        command.arg("--host").arg(format!("unix://{}/docker.sock", self.root.display())).args(arguments);
+        command.arg("--host").arg(self.address()).args(arguments);
         command
     }
 }

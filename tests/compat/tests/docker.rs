@@ -240,3 +240,32 @@ fn a_static_program_is_left_alone(engine: &Engine<'_>, host: &Host, how: &[Strin
     assert!(log.contains("not under shunt: its image has no dynamic linker of 64-bit glibc"), "{log}");
     engine.docker(["rm", "--force", "stays", "by-shunt", "by-runc"]);
 }
+
+/// How much they gain is not tested.
+#[test]
+fn containers_are_measured_and_nothing_of_them_is_left() {
+    under_shunt(Duration::from_secs(240), |host| {
+        let engine = Engine::start_with_broker(host);
+        engine.configure("runtime register");
+        await_runtime(&engine);
+        let mut command = engine.beside(&host.tools().expect("a host under shunt").shunt);
+        command.env("DOCKER_HOST", engine.address());
+        command.args(["bench", "local", "containers", "--sides", "tcp,shunt", "--json", "--repeats", "1"]);
+        let output = command.args(["--seconds", "0.05"]).output().expect("nsenter (util-linux) runs");
+        assert!(output.status.success(), "{output:?}");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a report");
+        let lines = report["tables"][0]["lines"].as_array().expect("lines");
+        assert_eq!(lines.len(), 9, "{report}");
+        for line in lines {
+            let cells = line["cells"].as_array().expect("cells");
+            assert_eq!(cells.len(), 2, "{line}");
+            for figure in ["p50_us", "server_cpu_us", "client_cpu_us"] {
+                assert!(cells.iter().all(|cell| cell[figure].as_f64() > Some(0.0)), "{figure}: {line}");
+            }
+            assert_eq!(cells[1]["on_shm"], serde_json::json!([1, 1]), "{line}");
+        }
+        assert_eq!(engine.docker(["ps", "--all", "--quiet"]), "");
+        assert_eq!(engine.docker(["images", "--quiet"]), "");
+        engine.stop();
+    });
+}

@@ -3,6 +3,7 @@
 //! Every point of every table is measured on all its sides in turn, again and again; which side begins rotates. What is
 //! compared is always of the same round.
 
+mod containers;
 mod pair;
 mod point;
 mod points;
@@ -45,14 +46,13 @@ pub struct Arguments {
     only: Vec<Group>,
 }
 
-/// What a turn takes besides: its programs start, and come onto their road.
-const AROUND: Duration = Duration::from_millis(300);
-
 /// What can be asked for by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Group {
     /// One message there and back, by size
     RoundTrip,
+    /// One message there and back between two containers of Docker, by size
+    Containers,
     /// Messages in one direction, by size
     Stream,
     /// Many connections to one server, by number
@@ -131,7 +131,8 @@ fn measured_tables(mut tables: Vec<Table>, repeats: u32, seconds: f64) -> Result
     }
     leave_out(&mut tables, |side| stage.missing(side).is_some());
     let turn = Duration::from_secs_f64(seconds);
-    let progress = Progress::begin(turns(&tables, repeats), turn + AROUND);
+    let (turns, each) = length(&tables, repeats, turn);
+    let progress = Progress::begin(turns, each);
     for table in &mut tables {
         measure(table, &stage, repeats, turn, &progress)?;
     }
@@ -177,8 +178,10 @@ fn measure(
     Ok(())
 }
 
-/// How often any side has its turn.
-fn turns(tables: &[Table], repeats: u32) -> u64 {
-    let sides: usize = tables.iter().flat_map(|table| &table.points).map(|point| point.sides.len()).sum();
-    sides as u64 * u64::from(repeats)
+/// How often any side has its turn, and about how long each takes.
+fn length(tables: &[Table], repeats: u32, turn: Duration) -> (u64, Duration) {
+    let points = || tables.iter().flat_map(|table| &table.points);
+    let sides: u32 = points().map(|point| point.sides.len() as u32).sum();
+    let around: Duration = points().map(|point| point.load.around() * point.sides.len() as u32).sum();
+    (u64::from(sides) * u64::from(repeats), turn + around / sides.max(1))
 }

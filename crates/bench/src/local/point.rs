@@ -16,6 +16,11 @@ pub(crate) trait Load {
         None
     }
 
+    /// About how long a turn takes besides: its programs start, and come onto their road.
+    fn around(&self) -> Duration {
+        Duration::from_millis(300)
+    }
+
     /// Ends what it keeps running between turns.
     fn close(&self) {}
 

@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{AROUND, Arguments, Point, Sample, Table, Unit, measured_tables, turns, wanted_tables};
+use super::{Arguments, Point, Sample, Table, Unit, length, measured_tables, wanted_tables};
 use crate::comparison::{self, Comparison, Quantity};
 
 impl Comparison for Arguments {
     fn length(&self) -> (u64, Duration) {
-        let turns = turns(&self.tables(), self.output.repeats);
-        (turns, Duration::from_secs_f64(self.seconds) + AROUND)
+        length(&self.tables(), self.output.repeats, Duration::from_secs_f64(self.seconds))
     }
 
     fn measure(&self) -> Result<comparison::Taken> {

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::Group;
+use super::containers;
 use super::point::{Load, Point};
 use super::programs;
 use super::relaying;
@@ -33,7 +34,7 @@ pub(crate) struct Table {
     pub(crate) points: Vec<Point>,
 }
 
-const SIZES: [usize; 9] = [1, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+pub(super) const SIZES: [usize; 9] = [1, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 const STREAM_SIZES: [usize; 9] = [32, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 const FEW_SIZES: [usize; 3] = [64, 4 << 10, 64 << 10];
 
@@ -45,6 +46,7 @@ pub(super) fn all() -> Vec<Table> {
         round_trips(Style::Epoll, Placement::TwoCores, &FEW_SIZES),
         round_trips(Style::Epoll, Placement::OneCore, &FEW_SIZES),
         round_trips(Style::Blocking, Placement::Apart, &SIZES),
+        containers::table(),
         streams(),
         connections(1),
         connections(16),

@@ -158,6 +158,17 @@ pub(super) const PAPER: Paper = Paper {
                     quantity: Quantity::RATE,
                     form: TO_TCP,
                 },
+                Claim {
+                    what: "across two containers of Docker",
+                    theirs: Between(2.5, 4.5),
+                    place: "5.3.1",
+                    kind: Gain,
+                    command: CONTAINERS,
+                    table: "Round trip, blocking, two containers of Docker",
+                    lines: All,
+                    quantity: Quantity::RATE,
+                    form: TO_TCP,
+                },
             ]),
         },
         Exhibit {
@@ -283,6 +294,7 @@ pub(super) const PAPER: Paper = Paper {
 
 const COST: &str = "local cost --seconds 0.3";
 const ROUND_TRIP: &str = "local round-trip --sides tcp,unix,shunt --seconds 0.3";
+const CONTAINERS: &str = "local containers --sides tcp,shunt --seconds 0.3";
 const STREAM: &str = "local stream --sides tcp,tcp-nodelay,unix,shunt --seconds 0.3";
 const MEMCACHED: &str = "local memcached --sides tcp,unix,shunt";
 const RUNTIMES: &str = "local runtimes --sides tcp,unix,shunt";

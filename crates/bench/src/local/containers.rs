@@ -1,0 +1,252 @@
+//! Two containers of Docker's on its own bridge, a message there and back between them: by the ordinary runtime, and by `shunt`, as
+//! `docker run --runtime=shunt` starts them. Engine, runtime and the system's broker have to be there; the image is made here, and gone
+//! with the comparison.
+
+use std::cell::OnceCell;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use shunt_abi::status::Snapshot;
+
+use super::Group;
+use super::point::{Load, Point, Sample};
+use super::tables::{SIZES, Table, Unit, bytes};
+use crate::find;
+use crate::interrupt::pause;
+use crate::process::{self, Process};
+use crate::side::Side;
+use crate::stage::{Role, Stage};
+use crate::worker::{BEGIN, Measured, READY};
+
+pub(super) fn table() -> Table {
+    let image = Rc::new(Image::default());
+    let point =
+        |size| Point::new(bytes(size), SIDES, InContainers { size, image: Rc::clone(&image) }).at(size);
+    Table {
+        group: Group::Containers,
+        title: "Round trip, blocking, two containers of Docker".to_owned(),
+        unit: Unit::Microseconds,
+        axis: Some("bytes"),
+        points: SIZES.map(point).into(),
+    }
+}
+
+const SIDES: &[Side] = &[Side::Tcp, Side::ShuntSleep, Side::Shunt];
+/// How long a program may take to be ready, or to end, or to say what it measured after its time is over: containers are slow at it.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Two containers start and end.
+const AROUND: Duration = Duration::from_secs(2);
+/// Seconds that a client runs before it is measured, in which the number of its process is asked for.
+const WARM: &str = "0.5";
+/// Where this program is in a container.
+const PROGRAM: &str = "/shunt";
+/// As `shunt runtime register` calls it.
+const RUNTIME: &str = "shunt";
+/// What the engine has without being told.
+const ORDINARY: &str = "runc";
+const BROKER: &str = "/run/shunt/broker/broker.sock";
+
+struct InContainers {
+    size: usize,
+    image: Rc<Image>,
+}
+
+impl Load for InContainers {
+    fn missing(&self) -> Option<String> {
+        let runtimes = ["info", "--format", "{{range $name, $_ := .Runtimes}}{{$name}} {{end}}"];
+        if find::program("docker").is_none() {
+            return Some("docker is not installed: `apt-get install docker.io`".to_owned());
+        }
+        match docker(runtimes) {
+            Err(error) => Some(format!(
+                "Docker's engine does not answer: `systemctl start docker`, or say in DOCKER_HOST where it is ({error:#})"
+            )),
+            Ok(names) if !names.split(' ').any(|name| name == RUNTIME) => Some(
+                "Docker's engine has no runtime shunt: `shunt runtime register` and `systemctl reload docker`".to_owned(),
+            ),
+            Ok(_) => status_here().err().map(|error| {
+                format!("the system's broker does not answer: `shunt daemon --system --detach` ({error:#})")
+            }),
+        }
+    }
+
+    fn around(&self) -> Duration {
+        AROUND
+    }
+
+    fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {
+        let image = self.image.name(stage)?;
+        let size = self.size.to_string();
+        let listen = ["echo", "--style", "blocking", "--at", "0.0.0.0:0", "--size", &size];
+        let mut server = Container::start(image, stage, side, Role::Server, &listen)?;
+        let listens = server.process.expect(READY, LIMIT)?;
+        let (_, port) =
+            listens.rsplit_once(':').with_context(|| format!("the server listens at {listens:?}"))?;
+        let address = format!("{}:{port}", server.address);
+        let time = seconds.as_secs_f64().to_string();
+        let ask = ["round-trip", "--to", &address, "--size", &size, "--warm", WARM, "--seconds", &time];
+        let mut client = Container::start(image, stage, side, Role::Client, &ask)?;
+        client.process.expect(BEGIN, LIMIT)?;
+        let pids = [server.pid, client.pid];
+        let cpu = || pids.map(|pid| process::cpu_of_trees(&[pid]));
+        let before = cpu();
+        let line = client.process.line(seconds + LIMIT)?;
+        let after = cpu();
+        let [server_cpu, client_cpu] = [0, 1].map(|which| after[which].saturating_sub(before[which]));
+        let measured: Measured =
+            serde_json::from_str(&line).with_context(|| format!("the client said {line:?}"))?;
+        let mut sample = Sample::of(&measured, server_cpu, client_cpu);
+        if side.is_short_road() {
+            // A broker shows all to whoever is where it is itself.
+            sample.look(&status(stage.shunt_outside())?, &address);
+            let all = process::trees(&pids);
+            sample.link_bytes = all.into_iter().map(process::link_bytes).sum();
+        }
+        client.finish()?;
+        server.finish()?;
+        Ok(sample)
+    }
+}
+
+/// What a container needs to run this program, which is mounted into it: the libraries that it is linked with.
+#[derive(Default)]
+struct Image(OnceCell<String>);
+
+impl Image {
+    /// Made when it is first asked for.
+    fn name(&self, stage: &Stage) -> Result<&str> {
+        if self.0.get().is_none() {
+            let _ = self.0.set(import(stage).context("making an image")?);
+        }
+        self.0.get().map(String::as_str).context("made")
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        if let Some(name) = self.0.get() {
+            let _ = docker(["rmi", "--force", name]);
+        }
+    }
+}
+
+fn import(stage: &Stage) -> Result<String> {
+    let (tree, archive) = (stage.path("tree"), stage.path("tree.tar"));
+    let program = std::env::current_exe().context("finding this program")?;
+    for library in libraries(&program)? {
+        let to = tree.join(library.strip_prefix("/").context("an absolute path")?);
+        std::fs::create_dir_all(to.parent().context("a library has a directory")?)?;
+        std::fs::copy(&library, &to).with_context(|| format!("copying {}", library.display()))?;
+    }
+    succeed(Command::new("tar").arg("-C").arg(&tree).arg("-cf").arg(&archive).arg("."))?;
+    let name = own_name("image");
+    docker(["import".as_ref(), archive.as_os_str(), name.as_ref()])?;
+    Ok(name)
+}
+
+/// With the dynamic linker.
+fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let text = succeed(Command::new("ldd").arg(program).env_remove("LD_PRELOAD"))?;
+    Ok(text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
+}
+
+/// One of our own loads in a container, which ends with it.
+struct Container {
+    name: String,
+    process: Process,
+    /// The number of its first process.
+    pid: u32,
+    address: String,
+}
+
+impl Container {
+    fn start(image: &str, stage: &Stage, side: Side, role: Role, load: &[&str]) -> Result<Container> {
+        let (name, cpu) = match role {
+            Role::Server => (own_name("server"), stage.cpus().0),
+            Role::Client => (own_name("client"), stage.cpus().1),
+        };
+        let mut command = Command::new(find::installed("docker")?);
+        // By a first process of Docker's, a signal that the command is sent ends the load: alone it would be its container's first.
+        command.args(["run", "--rm", "--interactive", "--init", "--log-driver=none", "--pull=never"]);
+        command.arg("--network=bridge");
+        command.arg(format!("--name={name}")).arg(format!("--cpuset-cpus={cpu}"));
+        let runtime = if side.is_short_road() { RUNTIME } else { ORDINARY };
+        command.arg(format!("--runtime={runtime}"));
+        if let Some(spin) = side.spin(role) {
+            command.arg(format!("--env={}={spin}", shunt_abi::env::SPIN));
+        }
+        let program = std::env::current_exe().context("finding this program")?;
+        command.arg(format!("--volume={}:{PROGRAM}:ro", program.display()));
+        command.args([image, PROGRAM, "bench-worker"]).args(load);
+        let process = Process::spawn_with_lines(&mut command, &name)?;
+        let mut container = Container { name, process, pid: 0, address: String::new() };
+        container.await_start()?;
+        Ok(container)
+    }
+
+    fn await_start(&mut self) -> Result<()> {
+        let format = "{{.State.Pid}} {{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}";
+        let deadline = Instant::now() + LIMIT;
+        while self.address.is_empty() {
+            ensure!(!self.process.has_ended()?, "{} ended too early", self.name);
+            ensure!(Instant::now() < deadline, "{} does not start", self.name);
+            pause(Duration::from_millis(10))?;
+            // Before it is there at all, nothing is known of it.
+            let Ok(said) = docker(["inspect", "--format", format, &self.name]) else { continue };
+            let (pid, address) = said.split_once(' ').unwrap_or_default();
+            (self.pid, self.address) = (pid.parse().unwrap_or(0), address.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Ends it in order, with its container.
+    fn finish(mut self) -> Result<()> {
+        self.process.close_input();
+        ensure!(self.process.ends_within(LIMIT)?, "{} does not end", self.name);
+        let status = self.process.end()?;
+        ensure!(status.success(), "{} ended with {status}", self.name);
+        Ok(())
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        if !matches!(self.process.has_ended(), Ok(true)) {
+            let _ = docker(["rm", "--force", &self.name]);
+        }
+    }
+}
+
+/// Nobody else's.
+fn own_name(what: &str) -> String {
+    format!("shunt-bench-{}-{what}", std::process::id())
+}
+
+/// What the system's broker tells this program, started so.
+fn status(mut shunt: Command) -> Result<Snapshot> {
+    let said = succeed(shunt.args(["status", "--json", "--broker", BROKER]))?;
+    serde_json::from_str(&said).context("the broker's answer")
+}
+
+/// The same, wherever the calling thread is.
+fn status_here() -> Result<Snapshot> {
+    status(Command::new(std::env::current_exe().context("finding this program")?))
+}
+
+/// What docker says when it is given these words.
+fn docker<A: AsRef<std::ffi::OsStr>>(words: impl IntoIterator<Item = A>) -> Result<String> {
+    succeed(Command::new(find::installed("docker")?).args(words))
+}
+
+/// In a process group of its own: who interrupts a comparison does not interrupt what tidies up.
+fn succeed(command: &mut Command) -> Result<String> {
+    let output = command.process_group(0).stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("{} is needed", command.get_program().display()))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    ensure!(output.status.success(), "{}", text(&output.stderr));
+    Ok(text(&output.stdout))
+}
