@@ -72,6 +72,7 @@ impl Quantity {
     pub(crate) const SESSION: Quantity = less("ms of a session");
     pub(crate) const FIRST_BYTE: Quantity = less("ms to the first byte");
     pub(crate) const LAST_BYTE: Quantity = less("ms to the last byte");
+    pub(crate) const STEP: Quantity = less("ms");
     pub(crate) const MOMENT: Quantity = less("ms after the client's SYN");
     pub(crate) const CPU_OF_ONE: Quantity = less("CPU of each, us");
     pub(crate) const SYSTEM_OF_ONE: Quantity = less("system time of each, us");

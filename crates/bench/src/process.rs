@@ -1,6 +1,6 @@
 //! A program that was started: its lines, its processor time, its end. Dropping it ends it.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -65,6 +65,12 @@ impl Process {
         let line = self.line(limit)?;
         let rest = line.strip_prefix(word).with_context(|| format!("{} said {line:?}", self.name))?;
         Ok(rest.trim().to_owned())
+    }
+
+    /// Gives it a line to read.
+    pub(crate) fn tell(&mut self, line: &str) -> Result<()> {
+        writeln!(self.child.stdin.as_mut().context("its input is open")?, "{line}")
+            .with_context(|| format!("telling {}", self.name))
     }
 
     /// Its number.

@@ -264,6 +264,34 @@ fn without_an_engine_no_containers_are_measured() {
     }
 }
 
+/// How long it takes is not tested: only that every step takes some time, and all of them the time of all.
+#[test]
+fn a_container_that_moves_is_timed_step_by_step() {
+    needs_root();
+    let shell = Shell::new();
+    let ended = Ended::of(shell.shunt(["bench", "overlay", "migration", "--json", "--repeats", "1"]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(report["loads"], serde_json::json!([]));
+    let ways = report["migration"]["ways"].as_array().unwrap();
+    let names: Vec<_> = ways.iter().map(|way| way["way"].as_str().unwrap()).collect();
+    assert_eq!(names, ["VXLAN", "shunt", "shunt, etcd"]);
+    for way in ways {
+        assert!(way["missing"].is_null(), "{way}");
+        let times = way["steps"].as_array().unwrap().iter().map(|step| {
+            let rounds = step["milliseconds"].as_array().unwrap();
+            assert_eq!(rounds.len(), 1, "{way}");
+            rounds[0].as_f64().unwrap()
+        });
+        let times: Vec<f64> = times.collect();
+        // Under shunt there is one more: until a connection takes the host network.
+        assert_eq!(times.len(), if way["way"] == "VXLAN" { 5 } else { 6 }, "{way}");
+        assert!(times.iter().all(|time| *time > 0.0), "{way}");
+        assert!((times[..4].iter().sum::<f64>() - times[4]).abs() < 0.01, "{way}");
+        assert!(times.get(5).is_none_or(|time| *time >= times[4]), "{way}");
+    }
+}
+
 #[test]
 fn what_cannot_be_measured_is_refused() {
     let shell = Shell::new();

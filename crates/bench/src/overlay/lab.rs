@@ -1,6 +1,8 @@
-//! Two hosts with a container each, as network namespaces: a wire between the hosts, which may be long, a VXLAN over it, and on each host
+//! Two hosts with a container each, or three, as network namespaces: a wire between the hosts, which may be long, a VXLAN over it, and on each host
 //! a bridge that joins VXLAN and container. Nothing of it has a name. Everything of the client's host runs on one processor, everything of the
 //! server's on another.
+
+mod moving;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -9,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use shunt_wan::{Config, Link, Tun};
 use tempfile::TempDir;
@@ -19,15 +21,18 @@ use crate::interrupt;
 use crate::namespace::Namespace;
 use crate::process::Process;
 use crate::stage::{Role, two_cpus};
+pub(super) use moving::{Container, Map, Moving};
 
 /// See the module.
 pub(super) struct Lab {
     directory: TempDir,
     shunt: PathBuf,
-    /// The client's and the server's.
-    hosts: [Host; 2],
+    /// The client's and the server's, and where there are three the one that a container moves to.
+    hosts: Vec<Host>,
     /// If it is long.
     _wire: Option<Link>,
+    /// What joins the wires of more than two.
+    _switch: Option<Namespace>,
 }
 
 struct Host {
@@ -48,6 +53,21 @@ pub(super) enum Brief {
     Move,
 }
 
+/// How routers are configured.
+#[derive(Clone, Copy, Debug)]
+struct Routing<'a> {
+    is_secure: bool,
+    brief: Brief,
+    map: &'a Map,
+}
+
+impl Routing<'_> {
+    /// Of hosts of which a container moves.
+    fn moving(map: &Map) -> Routing<'_> {
+        Routing { is_secure: true, brief: Brief::Move, map }
+    }
+}
+
 /// How long a program may take to be there.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Routers and programs wait for each other no longer than this, in milliseconds. It is long, so that what is measured is on its road
@@ -65,20 +85,39 @@ const GUEST: Ipv4Addr = Ipv4Addr::new(10, 50, 1, 3);
 impl Lab {
     /// The address of the client's container.
     pub(super) const FIRST: Ipv4Addr = Ipv4Addr::new(10, 50, 1, 2);
+    /// That of the container that moves.
+    pub(super) const MOVING: Ipv4Addr = Ipv4Addr::new(10, 50, 9, 9);
 
     /// Wires and bridges; no router runs yet. A round trip on the wire takes `rtt`. Needs root.
     pub(super) fn build(rtt: Duration) -> Result<Lab> {
+        Lab::with(rtt, false)
+    }
+
+    /// With a third host, to which a container of the server's can move.
+    pub(super) fn build_for_moving() -> Result<Lab> {
+        Lab::with(Duration::ZERO, true)
+    }
+
+    fn with(rtt: Duration, is_for_moving: bool) -> Result<Lab> {
         let directory = tempfile::Builder::new().prefix("shunt-lab-").tempdir()?;
         let shunt = std::env::current_exe().context("finding this program")?;
         let (server, client) = two_cpus()?;
-        let hosts = [Host::new("client", 1, client)?, Host::new("server", 2, server)?];
-        let mut lab = Lab { directory, shunt, hosts, _wire: None };
-        lab._wire = lab.connect(rtt)?;
-        for (own, other) in [(0, 1), (1, 0)] {
-            lab.hosts[own].overlay(&lab.hosts[other])?;
+        let mut hosts = vec![Host::new("client", 1, client)?, Host::new("server", 2, server)?];
+        let mut lab = Lab { directory, shunt, hosts: Vec::new(), _wire: None, _switch: None };
+        if is_for_moving {
+            hosts.push(Host::new("other", 3, server)?);
+            lab._switch = Some(moving::switch(&hosts)?);
+        } else {
+            lab._wire = connect(&hosts, rtt)?;
+        }
+        lab.hosts = hosts;
+        for host in &lab.hosts {
+            host.net.words(&format!("ip address add {}/24 dev wire", host.address))?;
+            host.net.words("ip link set wire up")?;
+            host.overlay(&lab.hosts)?;
         }
         lab.shunt(&["overlay", "new-key", &lab.path("key").display().to_string()])?;
-        lab.await_overlay()?;
+        await_answer(&lab.host(Role::Client).container, lab.server(Side::Vxlan))?;
         Ok(lab)
     }
 
@@ -137,8 +176,11 @@ impl Lab {
 
     /// A load of ours in it.
     pub(super) fn guest_worker(&self, guest: &Namespace) -> Command {
-        let host = self.host(Role::Client);
-        let mut command = self.command_in(guest, host, true, &self.shunt);
+        self.worker_in(guest, self.host(Role::Client), true)
+    }
+
+    fn worker_in(&self, net: &Namespace, host: &Host, is_shunt: bool) -> Command {
+        let mut command = self.command_in(net, host, is_shunt, &self.shunt);
         command.arg("bench-worker");
         command
     }
@@ -171,18 +213,26 @@ impl Lab {
         all.map(|net| std::fs::read_link(net.path()).context("a network namespace")).collect()
     }
 
-    /// Runs both routers until what is returned is dropped.
+    /// Runs the routers until what is returned is dropped.
     pub(super) fn route(&self, side: Side, brief: Brief) -> Result<Routers<'_>> {
+        self.start_routers(Routing { is_secure: side == Side::Secure, brief, map: &Map::File })
+    }
+
+    /// The same, of hosts of which a container moves; secure.
+    pub(super) fn route_moving(&self, map: &Map) -> Result<Routers<'_>> {
+        self.start_routers(Routing::moving(map))
+    }
+
+    fn start_routers(&self, routing: Routing<'_>) -> Result<Routers<'_>> {
         let start = |host: &Host| -> Result<Process> {
-            let config = self.path(&format!("{}.toml", host.name));
-            std::fs::write(&config, self.config(host, side, brief)).context("overlay.toml")?;
+            let config = self.write_config(host, routing, Moving::Before)?;
             let mut command = host.net.command("taskset");
             command.args(["--cpu-list", &host.cpu.to_string()]).arg(&self.shunt);
             command.args(["overlay", "router", "--config"]).arg(config).env("SHUNT_LOG", "warn");
             Process::spawn(command.stdout(Stdio::null()), "a router")
         };
-        let running = [start(&self.hosts[0])?, start(&self.hosts[1])?];
-        let routers = Routers { lab: self, _running: running };
+        let running = self.hosts.iter().map(start).collect::<Result<_>>()?;
+        let routers = Routers { lab: self, running };
         for host in &self.hosts {
             await_until(
                 || Ok(routers.status(host).is_ok_and(|status| has_lines(&status))),
@@ -192,7 +242,13 @@ impl Lab {
         Ok(routers)
     }
 
-    fn config(&self, own: &Host, side: Side, brief: Brief) -> String {
+    fn write_config(&self, own: &Host, routing: Routing<'_>, moving: Moving) -> Result<PathBuf> {
+        let path = self.path(&format!("{}.toml", own.name));
+        std::fs::write(&path, self.config(own, routing, moving)).context("overlay.toml")?;
+        Ok(path)
+    }
+
+    fn config(&self, own: &Host, Routing { is_secure, brief, map }: Routing<'_>, moving: Moving) -> String {
         let mut text = format!(
             "name = '{}'\nkey = '{}'\nprefixes = ['10.50.0.0/16']\nask-ms = {LIMIT_MS}\npatience-ms = {LIMIT_MS}\n\
              socket = '{}'\ncontrol = '{}'\nsecure = {}\nmove-brief = {}\n",
@@ -200,52 +256,22 @@ impl Lab {
             self.path("key").display(),
             self.socket(own).display(),
             self.control(own).display(),
-            side == Side::Secure,
+            is_secure,
             brief == Brief::Move,
         );
-        for Host { name, address, container_address, .. } in &self.hosts {
+        if let Map::Etcd { prefix } = map {
+            text += &format!("[etcd]\nendpoints = ['{}']\nprefix = '{prefix}'\n", self.etcd());
+        }
+        for (index, Host { name, address, container_address, .. }) in self.hosts.iter().enumerate() {
+            let mut containers = format!("'{container_address}/24'");
+            if *map == Map::File && index == moving.host() {
+                containers += &format!(", '{}'", Lab::MOVING);
+            }
             text += &format!(
-                "[[host]]\nname = '{name}'\naddress = '{address}:7450'\ncontainers = ['{container_address}/24']\n"
+                "[[host]]\nname = '{name}'\naddress = '{address}:7450'\ncontainers = [{containers}]\n"
             );
         }
         text
-    }
-
-    fn connect(&self, rtt: Duration) -> Result<Option<Link>> {
-        let [client, server] = &self.hosts;
-        let wire = if rtt.is_zero() {
-            let peer = server.net.path();
-            client
-                .net
-                .words(&format!("ip link add wire type veth peer name wire netns {}", peer.display()))?;
-            None
-        } else {
-            let end = |host: &Host| host.net.inside(|| Ok(Tun::open("wire", MTU)?));
-            let config = Config {
-                delay: rtt / 2,
-                bits_per_second: BITS_PER_SECOND,
-                queue_bytes: usize::MAX,
-                loss: 0.0,
-                seed: 0,
-            };
-            Some(Link::start(config, end(client)?, end(server)?)?)
-        };
-        for host in &self.hosts {
-            host.net.words(&format!("ip address add {}/24 dev wire", host.address))?;
-            host.net.words("ip link set wire up")?;
-        }
-        Ok(wire)
-    }
-
-    /// Until the bridges forward.
-    fn await_overlay(&self) -> Result<()> {
-        let server = self.server(Side::Vxlan).to_string();
-        let ping = || {
-            let mut ping = self.host(Role::Client).container.command("ping");
-            let answered = ping.args(["-c", "1", "-W", "1", &server]).stdout(Stdio::null()).status();
-            Ok(answered.context("ping is needed")?.success())
-        };
-        await_until(ping, || "the overlay does not carry anything".to_owned())
     }
 
     fn host(&self, role: Role) -> &Host {
@@ -291,12 +317,14 @@ impl Host {
         if side == Side::Host { &self.net } else { &self.container }
     }
 
-    fn overlay(&self, other: &Host) -> Result<()> {
-        let (own, other) = (self.address, other.address);
+    /// To all other hosts.
+    fn overlay(&self, hosts: &[Host]) -> Result<()> {
+        let own = self.address;
         self.net.words("ip link add bridge type bridge")?;
-        self.net.words(&format!(
-            "ip link add vxlan type vxlan id 42 local {own} remote {other} dstport 4789 dev wire"
-        ))?;
+        self.net.words(&format!("ip link add vxlan type vxlan id 42 local {own} dstport 4789 dev wire"))?;
+        for other in hosts.iter().map(|host| host.address).filter(|address| *address != own) {
+            self.net.words(&format!("bridge fdb append 00:00:00:00:00:00 dev vxlan dst {other}"))?;
+        }
         self.net.words("ip link set vxlan master bridge up")?;
         self.net.words("ip link set bridge up")?;
         self.join(&self.container, "port", self.container_address)
@@ -307,10 +335,31 @@ impl Host {
         let path = container.path();
         self.net.words(&format!("ip link add {port} type veth peer name eth0 netns {}", path.display()))?;
         self.net.words(&format!("ip link set {port} master bridge up"))?;
-        container.words("ip link set eth0 mtu 1450")?;
+        // As engines have it, the hardware address goes with the other one, wherever that is.
+        let [_, _, high, low] = address.octets();
+        container.words(&format!("ip link set eth0 mtu 1450 address 02:00:0a:32:{high:02x}:{low:02x}"))?;
         container.words(&format!("ip address add {address}/16 dev eth0"))?;
         container.words("ip link set eth0 up")
     }
+}
+
+/// A wire between two hosts.
+fn connect(hosts: &[Host], rtt: Duration) -> Result<Option<Link>> {
+    let [client, server] = hosts else { bail!("a wire has two ends") };
+    if rtt.is_zero() {
+        let peer = server.net.path();
+        client.net.words(&format!("ip link add wire type veth peer name wire netns {}", peer.display()))?;
+        return Ok(None);
+    }
+    let end = |host: &Host| host.net.inside(|| Ok(Tun::open("wire", MTU)?));
+    let config = Config {
+        delay: rtt / 2,
+        bits_per_second: BITS_PER_SECOND,
+        queue_bytes: usize::MAX,
+        loss: 0.0,
+        seed: 0,
+    };
+    Ok(Some(Link::start(config, end(client)?, end(server)?)?))
 }
 
 /// Whether a router can ask all others.
@@ -329,10 +378,10 @@ impl Drop for Class<'_> {
     }
 }
 
-/// Both routers, as long as this lives.
+/// All routers, as long as this lives.
 pub(super) struct Routers<'a> {
     lab: &'a Lab,
-    _running: [Process; 2],
+    running: Vec<Process>,
 }
 
 /// Which roads connections have taken, as the client's router has counted.
@@ -368,6 +417,16 @@ impl Routers<'_> {
         let said = self.lab.shunt(&["overlay", "status", "--json", "--control", &control])?;
         serde_json::from_slice(&said).context("a router's answer")
     }
+}
+
+/// Until the bridges between a container and another one forward.
+fn await_answer(container: &Namespace, other: Ipv4Addr) -> Result<()> {
+    let ping = || {
+        let mut ping = container.command("ping");
+        let answered = ping.args(["-c", "1", "-W", "1", &other.to_string()]).stdout(Stdio::null()).status();
+        Ok(answered.context("ping is needed")?.success())
+    };
+    await_until(ping, || "the overlay does not carry anything".to_owned())
 }
 
 fn await_until(mut done: impl FnMut() -> Result<bool>, complaint: impl Fn() -> String) -> Result<()> {

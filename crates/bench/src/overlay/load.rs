@@ -33,6 +33,8 @@ pub(super) enum Group {
     Nginx,
     /// Two connections over time, while the policy for one of them changes
     Policy,
+    /// A container that stops, and starts with its address on another host
+    Migration,
 }
 
 /// See the module.

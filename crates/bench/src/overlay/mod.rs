@@ -5,6 +5,7 @@
 mod cpu;
 mod lab;
 mod load;
+mod migration;
 mod over_time;
 mod points;
 mod report;
@@ -23,6 +24,7 @@ use crate::options::{Output, parse_seconds};
 use crate::progress::Progress;
 use lab::Lab;
 use load::{Group, Load, Sample};
+use migration::Migration;
 use over_time::OverTime;
 use report::Report;
 use side::Side;
@@ -74,11 +76,18 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 fn compare(arguments: &Arguments) -> Result<()> {
     let (machine, begin) = (Machine::describe(), Instant::now());
     let lab = arguments.lab()?;
-    let (lines, over_time) = measure(arguments, &lab)?;
-    write(&Report::new(machine, &lab, arguments, &lines, over_time, begin.elapsed()), arguments)
+    let measured = measure(arguments, &lab)?;
+    write(&Report::new(machine, &lab, arguments, measured, begin.elapsed()), arguments)
 }
 
-fn measure(arguments: &Arguments, lab: &Lab) -> Result<(Vec<Line>, Option<OverTime>)> {
+/// All that was asked for.
+struct Taken {
+    lines: Vec<Line>,
+    over_time: Option<OverTime>,
+    migration: Option<Migration>,
+}
+
+fn measure(arguments: &Arguments, lab: &Lab) -> Result<Taken> {
     let mut lines = arguments.lines();
     let (turns, turn) = arguments.length();
     let progress = Progress::begin(turns, turn);
@@ -92,8 +101,15 @@ fn measure(arguments: &Arguments, lab: &Lab) -> Result<(Vec<Line>, Option<OverTi
         measured
     };
     let over_time = arguments.turns_of_policy().map(measure).transpose()?.flatten();
+    let repeats = arguments.output.repeats;
+    let measure = |turns| {
+        let measured = migration::measure(repeats, &progress);
+        progress.inc(turns);
+        measured
+    };
+    let migration = arguments.turns_of_migration().map(measure).transpose()?;
     progress.end();
-    Ok((lines, over_time))
+    Ok(Taken { lines, over_time, migration })
 }
 
 fn write(report: &Report, arguments: &Arguments) -> Result<()> {
@@ -120,6 +136,13 @@ impl Arguments {
         let length = over_time::length(self.every()).as_secs_f64();
         let turns = length / (self.time() + AROUND).as_secs_f64();
         self.wants(Group::Policy).then(|| turns.ceil() as u64)
+    }
+
+    /// The same of a container that moves.
+    fn turns_of_migration(&self) -> Option<u64> {
+        let length = migration::TURN.as_secs_f64() * migration::turns(self.output.repeats) as f64;
+        let turns = length / (self.time() + AROUND).as_secs_f64();
+        self.wants(Group::Migration).then(|| turns.ceil() as u64)
     }
 
     fn wants(&self, group: Group) -> bool {

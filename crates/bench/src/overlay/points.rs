@@ -6,6 +6,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use super::load::{Group, Load};
+use super::migration::Migration;
 use super::over_time::OverTime;
 use super::report::values;
 use super::side::Side;
@@ -21,13 +22,15 @@ impl Comparison for Arguments {
     fn length(&self) -> (u64, Duration) {
         let present = self.lines().iter().filter(|line| line.missing.is_none()).count();
         let turns = present as u64 * Side::ALL.len() as u64 * u64::from(self.output.repeats);
-        (turns + self.turns_of_policy().unwrap_or(0), self.time() + AROUND)
+        let others = self.turns_of_policy().into_iter().chain(self.turns_of_migration());
+        (turns + others.sum::<u64>(), self.time() + AROUND)
     }
 
     fn measure(&self) -> Result<Taken> {
-        let (lines, over_time) = measure(self, &self.lab()?)?;
-        let mut points = points(&lines);
-        points.extend(over_time.iter().flat_map(OverTime::points));
+        let taken = measure(self, &self.lab()?)?;
+        let mut points = points(&taken.lines);
+        points.extend(taken.over_time.iter().flat_map(OverTime::points));
+        points.extend(taken.migration.iter().flat_map(Migration::points));
         Ok(points.into())
     }
 
@@ -35,6 +38,7 @@ impl Comparison for Arguments {
     fn outline(&self) -> Vec<Point> {
         let mut points = points(&self.lines());
         points.extend(self.turns_of_policy().iter().flat_map(|_| OverTime::outline()));
+        points.extend(self.turns_of_migration().iter().flat_map(|_| Migration::outline()));
         points
     }
 }

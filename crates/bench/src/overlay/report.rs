@@ -8,9 +8,10 @@ use serde::Serialize;
 
 use super::lab::Lab;
 use super::load::{Group, Load, Sample};
+use super::migration::Migration;
 use super::over_time::OverTime;
 use super::side::Side;
-use super::{Arguments, Line};
+use super::{Arguments, Line, Taken};
 use crate::comparison::{Quantity, less};
 use crate::machine::Machine;
 use crate::report::{Axes, Plot, Series, number};
@@ -29,6 +30,8 @@ pub(super) struct Report {
     loads: Vec<Table>,
     #[serde(skip_serializing_if = "Option::is_none")]
     over_time: Option<OverTime>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    migration: Option<Migration>,
 }
 
 /// One load.
@@ -63,8 +66,7 @@ impl Report {
         machine: Machine,
         lab: &Lab,
         arguments: &Arguments,
-        lines: &[Line],
-        over_time: Option<OverTime>,
+        taken: Taken,
         all: Duration,
     ) -> Report {
         Report {
@@ -74,8 +76,9 @@ impl Report {
             repeats: arguments.output.repeats,
             seconds_per_turn: arguments.seconds,
             seconds_in_all: all.as_secs_f64(),
-            loads: lines.iter().map(Table::of).collect(),
-            over_time,
+            loads: taken.lines.iter().map(Table::of).collect(),
+            over_time: taken.over_time,
+            migration: taken.migration,
         }
     }
 
@@ -131,6 +134,7 @@ impl Report {
         );
         self.loads.iter().for_each(|table| table.write(&mut out));
         self.over_time.iter().for_each(|over_time| over_time.write(&mut out));
+        self.migration.iter().for_each(|migration| migration.write(&mut out));
         out += "\nhost: both programs on the hosts themselves. shunt: secure = false. shunt secure: secure = true. CPU: processor time of both hosts, routers and supervisors included; sleeps: how often a thread of any of them went to sleep, to be woken again.\n";
         out
     }

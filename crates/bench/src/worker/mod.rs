@@ -12,6 +12,7 @@ mod forward;
 mod ipc;
 mod many;
 mod memcached;
+mod reach;
 mod round_trip;
 mod short;
 mod socket;
@@ -80,6 +81,12 @@ pub enum Worker {
         /// In how many seconds it says so once
         #[arg(long)]
         every: f64,
+    },
+    /// Connects until it is answered, once for each line that it reads
+    Reach {
+        /// Where the server is
+        #[arg(long)]
+        to: SocketAddr,
     },
     /// Many connections in one epoll set, each with requests under way
     Many {
@@ -246,6 +253,7 @@ pub fn run(worker: &Worker) -> Result<()> {
         Worker::Stream { client } => stream::source(client),
         Worker::Forward(forward) => forward::run(forward),
         Worker::Flow { to, every } => flow::run(*to, Duration::from_secs_f64(*every)),
+        Worker::Reach { to } => reach::run(*to),
         Worker::Many { client, connections, depth } => many::run(client, *connections, *depth),
         Worker::Short { client, exchanges } => short::run(client, *exchanges),
         Worker::Memcached { client, connections } => memcached::run(client, *connections),
