@@ -38,6 +38,17 @@ pub(super) const PAPER: Paper = Paper {
                     form: Form::Beyond(PLAIN, ROUTED),
                 },
                 Claim {
+                    what: "last byte, split, beyond end to end, of small files",
+                    theirs: Words("may be later"),
+                    place: "1",
+                    kind: Cost,
+                    command: RELAY,
+                    table: "downloads",
+                    lines: Only(&["10 KB", "50 KB", "100 KB"]),
+                    quantity: Quantity::LAST_BYTE,
+                    form: Form::Beyond(PLAIN, ROUTED),
+                },
+                Claim {
                     what: "last byte, split, to end to end",
                     theirs: Words("sooner for larger files"),
                     place: "1",
