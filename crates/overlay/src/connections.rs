@@ -217,6 +217,7 @@ impl Connections {
                 self.state().connections.remove(&place.cookie);
             }
         }
+        self.state().shrink();
     }
 
     /// How many a rule has permitted; None is the default.
@@ -252,10 +253,51 @@ impl Connections {
     }
 }
 
+impl State {
+    /// Gives back room that was needed when there were far more: what has been removed from a map fills it for good, and has it grow.
+    fn shrink(&mut self) {
+        let State { connections, stayed, .. } = self;
+        if connections.len() < connections.capacity() / 4 {
+            connections.shrink_to(2 * connections.len());
+        }
+        if stayed.len() < stayed.capacity() / 4 {
+            stayed.shrink_to(2 * stayed.len());
+        }
+    }
+}
+
 fn permit(policy: &Policy, flow: Flow) -> Result<Shape, Reason> {
     match policy.verdict(flow) {
         Verdict::Allow(shape) => Ok(shape),
         Verdict::Overlay => Err(Reason::PacketPolicy),
         Verdict::Deny(denial) => Err(denial.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_needed_for_many_is_given_back() {
+        let connections = Connections::new().unwrap();
+        let flow =
+            Flow { source: "10.50.1.2".parse().unwrap(), destination: "10.50.2.2:80".parse().unwrap() };
+        let address: SocketAddr = "192.168.77.1:7450".parse().unwrap();
+        for cookie in 0..5_000 {
+            let place = Place::new(cookie, address, address);
+            let own = Options::unset(false);
+            let one = Connection { end: End::Client, namespace: 1, place, flow, own, _overlay: None };
+            connections.adopt(std::iter::once(one));
+            connections.stay(cookie, Stayed { namespace: 1, flow }, Reason::Options);
+        }
+        // None of them is there.
+        connections.sweep();
+        connections.retain_stayed(&HashSet::new());
+        connections.sweep();
+        let state = connections.state();
+        assert_eq!((state.connections.len(), state.stayed.len()), (0, 0));
+        assert!(state.connections.capacity() < 100, "{}", state.connections.capacity());
+        assert!(state.stayed.capacity() < 100, "{}", state.stayed.capacity());
     }
 }
