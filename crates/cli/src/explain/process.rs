@@ -253,6 +253,11 @@ impl Environment {
         self.0.split(|byte| *byte == 0).find_map(value)
     }
 
+    /// Whether its program has written something else over it, as some do to have a title of their own in the list of processes.
+    fn is_overwritten(&self) -> bool {
+        !self.0.is_empty() && !self.0.contains(&b'=')
+    }
+
     /// What the shim was told, in a program that is called so now: the kernel keeps the first letters of a name.
     fn transport(&self, name: &str) -> Option<&[u8]> {
         let is_meant = |one: &[u8]| one.len().min(KEPT) == name.len() && one.starts_with(name.as_bytes());
@@ -267,8 +272,12 @@ impl Environment {
         paths.into_iter().find(|path| path.file_name().is_some_and(|name| name == LIBRARY))
     }
 
-    /// Where the shim looks for the broker. In another mount namespace that is reached through /proc.
+    /// Where the shim looks for the broker. In another mount namespace that is reached through /proc. Where that cannot be read any more it
+    /// is taken for the broker of whoever asks.
     fn broker_paths(&self, pid: u32) -> Vec<PathBuf> {
+        if self.is_overwritten() {
+            return Environment::of(std::process::id()).broker_paths(pid);
+        }
         let path = |bytes| PathBuf::from(std::ffi::OsStr::from_bytes(bytes));
         let paths = match self.get(shunt_abi::env::BROKER) {
             Some(one) => vec![path(one)],
@@ -318,6 +327,10 @@ mod tests {
         let environment = Environment(b"SHUNT_BROKER=/b\0".to_vec());
         assert_eq!(environment.broker_paths(pid), [PathBuf::from("/b")]);
         assert_eq!(environment.preloaded_shim(), None);
+        // Nothing is to be read where a title has been written.
+        let environment = Environment(vec![0; 40]);
+        assert_eq!(environment.broker_paths(pid), Environment::of(pid).broker_paths(pid));
+        assert!(!Environment(Vec::new()).is_overwritten(), "it has none");
     }
 
     #[test]
