@@ -207,7 +207,7 @@ with socket.create_server(('', 9000), backlog=128) as listener:
     const ASK: &str = "
 import socket, threading, time
 def ask(first):
-    for number in range(first, 800, 4):
+    for number in range(first, 400, 4):
         with socket.create_connection(('10.50.2.2', 9000)) as s:
             s.sendall(b'%d' % number)
             name = s.getsockname()
@@ -226,7 +226,7 @@ print('ok')
             let mut client = lab.command(A, is_supervised, "/usr/bin/python3");
             said(lab.output(A, client.args(["-c", ASK])))
         });
-        expect_host(&lab, 800);
+        expect_host(&lab, 400);
     }
 }
 
