@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{LockResult, Mutex, MutexGuard};
 
 use rustix::net::{connect, connect_unspec, listen, sockopt};
 use shunt_kernel::names::Names;
@@ -15,6 +15,15 @@ use shunt_sys::{Errno, identity, tuning};
 static GROUP: Mutex<()> = Mutex::new(());
 
 const TAG: Tag = Tag { rate: 5_000_000, priority: 3, tos: 16, traffic_class: 24 };
+
+/// A router, with this process's group to itself.
+fn router() -> (LockResult<MutexGuard<'static, ()>>, Names, Secure) {
+    let group = GROUP.lock();
+    let names = Names::attach().unwrap();
+    let mut secure = Secure::load().unwrap();
+    secure.reach(&names.own_group().unwrap()).unwrap();
+    (group, names, secure)
+}
 
 /// A router that is started anew has the same control groups as the one before, and its programs join those that are there.
 #[test]
@@ -62,10 +71,7 @@ fn types_of_service(socket: &TcpStream) -> String {
 
 #[test]
 fn what_concerns_packets_is_told_as_it_was_set_and_nothing_comes_of_it() {
-    let _group = GROUP.lock();
-    let names = Names::attach().unwrap();
-    let mut secure = Secure::load().unwrap();
-    secure.reach(&names.own_group().unwrap()).unwrap();
+    let (_group, _names, mut secure) = router();
     for host in ["127.0.0.1:0", "[::1]:0"] {
         let listener = TcpListener::bind(host).unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -120,10 +126,7 @@ s.detach()
 
 #[test]
 fn a_socket_with_a_tag_is_good_for_its_connection_only() {
-    let _group = GROUP.lock();
-    let names = Names::attach().unwrap();
-    let mut secure = Secure::load().unwrap();
-    secure.reach(&names.own_group().unwrap()).unwrap();
+    let (_group, _names, mut secure) = router();
     for host in ["127.0.0.1:0", "[::1]:0"] {
         let listener = TcpListener::bind(host).unwrap();
         let address = listener.local_addr().unwrap();

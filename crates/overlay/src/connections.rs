@@ -144,10 +144,6 @@ impl Connections {
         Some((connection.namespace, connection.flow.destination))
     }
 
-    pub(crate) fn has_clients(&self) -> bool {
-        self.state().connections.values().any(|it| it.end == End::Client)
-    }
-
     /// It has not come to be.
     pub(crate) fn forget(&self, cookie: u64) {
         let forgotten = self.state().connections.remove(&cookie);

@@ -13,6 +13,7 @@ use shunt_sys::ended::{self, Ended};
 
 use crate::connections::Connections;
 use crate::lock::lock;
+use crate::metrics::End;
 
 /// A connection of so many messages, or bytes, repays its moving (docs/overlay.md has what that is measured by).
 const MESSAGES: f64 = 100.0;
@@ -71,7 +72,7 @@ impl Worth {
     pub(crate) fn sweep(&self, connections: &Connections) {
         let mut state = self.state();
         state.hear(connections);
-        if !connections.has_clients() {
+        if connections.count(End::Client) == 0 {
             state.told = None;
         }
         let now = Instant::now();

@@ -160,9 +160,7 @@ impl Supervisor {
         };
         match conversation.hear(|| call.waits()) {
             Heard::Answer(Answer::Go, _) => return Asked::Go(conversation),
-            Heard::Answer(Answer::Deny(denial), _) => {
-                return Asked::Denied(denial);
-            }
+            Heard::Answer(Answer::Deny(denial), _) => return Asked::Denied(denial),
             Heard::Late => self.link.let_rest(),
             _ => {}
         }

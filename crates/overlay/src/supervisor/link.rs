@@ -222,8 +222,9 @@ pub(super) struct Conversation {
     /// Until its end.
     socket: Option<OwnedFd>,
     limit: Duration,
-    /// The router has said all that it has to say, or does not say it in time.
+    /// The router has said all that it has to say.
     is_over: AtomicBool,
+    /// It does not say it in time.
     is_late: AtomicBool,
     /// Where it is kept after its end.
     kept: Arc<Kept>,
