@@ -126,6 +126,7 @@ fn chunk(index: usize) -> Option<&'static Chunk> {
 
 /// Nothing there: because there never was, or because this is a child that nobody announced.
 #[cold]
+#[inline(never)]
 fn missing(index: usize) -> Option<&'static Chunk> {
     let present = || UPPER.0[index].load(Acquire);
     if COPY.0[index].load(Acquire).is_null() {
