@@ -222,7 +222,7 @@ fn containers_of_two_hosts_are_on_the_roads_that_they_are_measured_on() {
     assert!(phases.len() >= 6, "{over_time}");
     let [one, other] = [0, 1].map(|flow| &over_time["flows"][flow]);
     assert!(one["ended"].as_str().unwrap().contains("abort") && other["ended"].is_null(), "{over_time}");
-    assert!(other["points"].as_array().unwrap().len() > one["points"].as_array().unwrap().len());
+    assert!(other["points"].as_array().unwrap().len() >= one["points"].as_array().unwrap().len());
     let page = std::fs::read_to_string(page).unwrap();
     assert!(page.matches("<svg").count() >= 3 && page.contains("at most"));
 }
