@@ -59,6 +59,31 @@ fn who_polls_what_went_back_takes_no_wake_up_of_the_next_connection() {
     });
 }
 
+/// A peer that makes no calls takes no doorbell, and so cannot wake anybody: who waits for it looks by itself, but seldom.
+#[test]
+fn who_waits_for_a_program_that_makes_no_calls_sleeps_longer_and_longer() {
+    both(LIMIT, |host| {
+        let port = host.port().to_string();
+        let start = |role: &str| {
+            let program = host.script("python3", "no_calls.py").shunt_args(["--offer", "at-once"]);
+            program.args([role, &port]).arg(host.path("over")).start(role)
+        };
+        let mut server = start("serve");
+        server.wait_for_output("listening", LIMIT);
+        let mut client = start("silent");
+        client.wait_for_output("slept", LIMIT);
+        if let Some(status) = host.status() {
+            let server = status.processes.iter().find(|one| one.pid == server.pid()).expect("its server");
+            let counted = |name: &str| server.totals.counters.get(name).copied().unwrap_or(0);
+            assert_eq!(counted("adopted"), 1, "{:?}", server.totals.counters);
+            // 2,000 of a millisecond.
+            assert!(counted("degraded_sleeps") < 500, "{:?}", server.totals.counters);
+        }
+        host.write("over", "");
+        assert!(client.wait(LIMIT).success() && server.wait(LIMIT).success());
+    });
+}
+
 /// More than a process has waiters, of which few wait at a time.
 const THREADS: usize = 100;
 

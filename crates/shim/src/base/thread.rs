@@ -34,6 +34,8 @@ pub(crate) struct Thread {
     /// Whether a child of vfork may be running in the thread's place.
     pub(crate) is_lent: Cell<bool>,
     pub(crate) apart: Apart,
+    /// Sleeps of this thread in a row that were short for want of a ring, and ended by themselves.
+    pub(crate) slept_unrung: Cell<u32>,
     /// Calls of this thread that wait, or were left by a handler while they did: what one has announced names the slot.
     waits: Cell<u32>,
     pub(crate) spinner: Spinner,
@@ -142,6 +144,12 @@ impl Thread {
             // The first thread of a program without keys asks once: it ends with the program.
             self.end_is_awaited.set(set == 0 || key == NO_KEY);
         }
+    }
+
+    /// A sleep in poll or a receive is over: one that was to be `short` has found something or not.
+    pub(crate) fn note_sleep(&self, short: bool, found: bool) {
+        let in_a_row = if short && !found { self.slept_unrung.get().saturating_add(1) } else { 0 };
+        self.slept_unrung.set(in_a_row);
     }
 
     /// A call begins to wait.

@@ -7,11 +7,12 @@ use shunt_transport::Kernel;
 
 use super::line::Line;
 use super::names::is_token;
+use super::patience::{DEGRADED_NANOS, Patience, until_known};
 use super::registration::is_told_edges;
 use super::report::{NOBODY, Report};
 use super::shared;
 use super::watched::Watched;
-use super::{ALWAYS, DEGRADED_NANOS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
+use super::{ALWAYS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
 use crate::base::kernel;
 use crate::base::names::EndpointRef;
 use crate::base::waiter::Slot;
@@ -414,29 +415,35 @@ impl Inner {
         Some(epoll_event { events: reported, u64: registration.data })
     }
 
-    /// How long a sleep may last at most, beside what the program wants, and whether that is for want of a doorbell.
-    pub(crate) fn patience(&mut self) -> Option<u64> {
+    /// How long a sleep may last at most, beside what the program wants.
+    pub(crate) fn patience(&mut self) -> Patience {
         if self.answered.is_none() {
-            return (self.shared && shared::may_be_added()).then_some(DEGRADED_NANOS);
+            return match self.shared && shared::may_be_added() {
+                true => Patience::Unrung(DEGRADED_NANOS),
+                false => Patience::Endless,
+            };
         }
         if self.answered.has_looks() {
             self.gain_all_marks();
         }
         let Some(slot) = self.slot().filter(|_| !self.answered.has_looks() && !self.shared) else {
-            return Some(DEGRADED_NANOS);
+            return Patience::Unrung(DEGRADED_NANOS);
         };
         slot.register();
         self.rung |= self.links.learn_known(slot);
-        if !self.links.all_known() {
-            return Some(DEGRADED_NANOS);
+        if let Some(in_a_row) = self.links.note_sleep_unknown() {
+            return Patience::Unrung(until_known(in_a_row));
         }
         self.forget_room();
-        (!self.full.is_empty()).then_some(outgoing::STALL_NANOS)
+        match self.full.is_empty() {
+            true => Patience::Endless,
+            false => Patience::Room(outgoing::STALL_NANOS),
+        }
     }
 
     /// The same once more, after the last look before the sleep.
-    pub(crate) fn last_patience(&self, before: Option<u64>) -> Option<u64> {
-        if self.unread_behind { Some(DEGRADED_NANOS) } else { before }
+    pub(crate) fn last_patience(&self, before: Patience) -> Patience {
+        if self.unread_behind { Patience::Unrung(DEGRADED_NANOS) } else { before }
     }
 
     /// Takes those off the list of full lanes that do not wait for room any more.
@@ -453,8 +460,8 @@ impl Inner {
     }
 
     /// Announces a sleep of at most `patience`; the caller looks once more afterwards, and then [rests](Self::rest) or not.
-    pub(crate) fn announce_sleep(&mut self, patience: Option<u64>) {
-        let is_short = patience == Some(DEGRADED_NANOS);
+    pub(crate) fn announce_sleep(&mut self, patience: Patience) {
+        let is_short = patience.is_unrung();
         self.sleeps_are_short = is_short && (self.sleepers == 0 || self.sleeps_are_short);
         self.sleepers += 1;
         if let Some(slot) = self.slot() {

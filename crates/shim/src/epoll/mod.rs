@@ -19,6 +19,7 @@ mod line;
 mod listing;
 mod names;
 mod nested;
+mod patience;
 mod records;
 mod registration;
 mod report;
@@ -47,6 +48,7 @@ use held::Held;
 use line::{Line, Place};
 use names::{Name, Names};
 pub(crate) use nested::show_lanes;
+pub(crate) use patience::{DEGRADED_NANOS, Patience, until_known};
 use records::Records;
 use registration::Passed;
 pub(crate) use shared::{
@@ -65,8 +67,6 @@ const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 /// The peer sends no more.
 const FINISHED: u32 = libc::EPOLLRDHUP as u32;
-/// The longest sleep of a waiter that its peers cannot wake.
-pub(crate) const DEGRADED_NANOS: u64 = 1_000_000;
 /// Reported whether asked for or not.
 const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 
@@ -159,7 +159,7 @@ pub(crate) struct Inner {
     full: Vec<RawFd>,
     /// Threads asleep in the kernel on this instance.
     pub(crate) sleepers: u32,
-    /// All of them look at the lanes every [`DEGRADED_NANOS`].
+    /// All of them look at the lanes by themselves, every [`DEGRADED_NANOS`] or a while later.
     sleeps_are_short: bool,
     /// Connections that this process has closed, and the kernel's set goes on reporting.
     ghosts: Vec<Ghost>,

@@ -22,6 +22,8 @@ pub(super) struct Watched {
     places: FxHashMap<usize, usize>,
     /// Links whose peer does not hold this instance's doorbell, as far as was known when it was last asked.
     unknown: usize,
+    /// Sleeps in a row during which there have been such, and nothing was found.
+    slept_unknown: u32,
 }
 
 struct One {
@@ -50,6 +52,7 @@ impl Watched {
         self.places.insert(key(link), self.links.len());
         self.links.push(One { link, uses: 1, silent: 0, known: false });
         self.unknown += 1;
+        self.slept_unknown = 0;
         self.make_busy(self.links.len() - 1);
     }
 
@@ -104,6 +107,7 @@ impl Watched {
                 }
             }
             if marks != 0 {
+                self.slept_unknown = 0;
                 each(link, marks);
             }
             place += 1;
@@ -165,6 +169,13 @@ impl Watched {
     /// Whether every peer can ring.
     pub(super) fn all_known(&self) -> bool {
         self.unknown == 0
+    }
+
+    /// A sleep begins. `None`: every peer can ring; else how many came before it during which one could not, and nothing was found.
+    pub(super) fn note_sleep_unknown(&mut self) -> Option<u32> {
+        let before = self.slept_unknown;
+        self.slept_unknown = if self.all_known() { 0 } else { before.saturating_add(1) };
+        (!self.all_known()).then_some(before)
     }
 
     /// Finds out which peers can ring by now. `true`: more than before, and what they had to say until then came without

@@ -9,7 +9,7 @@ use crate::base::journal::Held;
 use crate::base::signal::{self, Ran};
 use crate::base::{errno, kernel, order, process};
 use crate::broker::control;
-use crate::epoll::{self, DEGRADED_NANOS, Epoll};
+use crate::epoll::{self, Epoll, Patience};
 use crate::life::{attach, idle, overdue};
 use crate::ops::sleep::Deadline;
 use crate::ops::{held, send, sleep};
@@ -159,7 +159,7 @@ fn round(
     }
     let mut inner = epoll.lock();
     let mut report = inner.begin(events);
-    let patience = if sleeps { inner.patience() } else { None };
+    let patience = if sleeps { inner.patience() } else { Patience::Endless };
     if sleeps {
         inner.announce_sleep(patience);
         inner.collect(epoll, &mut report);
@@ -169,7 +169,7 @@ fn round(
         }
         inner.rest();
     }
-    let patience = if sleeps { inner.last_patience(patience) } else { None };
+    let patience = if sleeps { inner.last_patience(patience) } else { patience };
     inner.unasked = 0;
     inner.asked_at = now;
     signal::ring_bell_on_signal(inner.slot());
@@ -177,7 +177,7 @@ fn round(
     drop(inner);
     let asked_all = order::now();
 
-    let nanos = [left, patience, overdue::patience(), idle::patience(now).filter(|_| sleeps)]
+    let nanos = [left, patience.nanos(), overdue::patience(), idle::patience(now).filter(|_| sleeps)]
         .into_iter()
         .flatten()
         .min();
@@ -202,7 +202,7 @@ fn round(
         errno::set(failed);
         return Round::Over(Some(result));
     }
-    if patience == Some(DEGRADED_NANOS) {
+    if patience.is_unrung() {
         process::count(Counter::DegradedSleeps, 1);
         inner.look_unrung();
     }

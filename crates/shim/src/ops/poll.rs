@@ -592,7 +592,9 @@ fn ask_kernel(
     signal::ring_bell_on_signal(slot);
     let (entries, count) = (shadow.as_mut_ptr(), shadow.len() as u64);
     // SAFETY: `shadow` is ours, `mask` is the program's.
-    signal::open(held, || unsafe { real::ppoll(entries, count, pointer, mask) })
+    let result = signal::open(held, || unsafe { real::ppoll(entries, count, pointer, mask) });
+    thread::this().note_sleep(step.is_some(), result != 0);
+    result
 }
 
 /// Adds the kernel's answer to the lanes', asked once more. `true` if a socket has changed under it: ask again.

@@ -10,7 +10,7 @@ use crate::base::journal::Held;
 use crate::base::private::borrow;
 use crate::base::signal::{self, Ran};
 use crate::base::waiter::{self, Slot};
-use crate::base::{errno, process, real, spin};
+use crate::base::{errno, process, real, spin, thread};
 use crate::epoll;
 use crate::life::{attach, idle, overdue};
 use crate::ops::hold::Hold;
@@ -106,6 +106,7 @@ fn sleep_as(
     });
     let refused = result < 0 && errno::get() == libc::EINVAL;
     errno::set(before);
+    thread::this().note_sleep(step.is_some(), result != 0);
     if result == 0 {
         overdue::look_if_due(process::now);
     }
@@ -150,12 +151,13 @@ fn by_signal(deadline: Deadline) -> Option<Woken> {
 
 /// The slot of this thread and how long a step may be, given who else waits and what the peer knows.
 pub(crate) fn step_for(at: &Attachment, slot: Option<Slot>, owns: bool) -> Option<u64> {
-    let rung = slot.is_some_and(|slot| owns && at.link.view().is_known(at.link.side.other(), slot.0));
-    if rung {
+    let slot = slot.filter(|_| owns);
+    if slot.is_some_and(|slot| at.link.view().is_known(at.link.side.other(), slot.0)) {
         return None;
     }
     process::count(Counter::DegradedSleeps, 1);
-    Some(epoll::DEGRADED_NANOS)
+    let in_a_row = thread::this().slept_unrung.get();
+    Some(slot.map_or(epoll::DEGRADED_NANOS, |_| epoll::until_known(in_a_row)))
 }
 
 /// The waiter of this thread, known to the broker if that can be. For one who is about to sleep.
