@@ -145,6 +145,29 @@ def exclusive(pair):
     yield told(epoll), receive(pair.client, 5)
 
 
+def exclusive_servers(pair):
+    """Several sets have the connection so, as those of a server's threads do: one at least is told."""
+    pair.connect()
+    sets = [select.epoll() for _ in range(3)]
+    for events in (select.EPOLLIN | select.EPOLLRDHUP, select.EPOLLIN | select.EPOLLONESHOT):
+        yield attempt(sets[0].register, pair.client, events | select.EPOLLEXCLUSIVE)
+    for one in sets:
+        one.register(pair.client, select.EPOLLIN | select.EPOLLET | select.EPOLLEXCLUSIVE)
+    yield attempt(sets[0].register, pair.client, select.EPOLLIN), attempt(sets[0].modify, pair.client, select.EPOLLIN)
+    for _ in range(500):
+        pair.server.sendall(b"x" * 1000)
+        if not any(told(one, 1) for one in sets):
+            yield "nobody is told"
+        receive(pair.client, 1000)
+        for one in sets:
+            told(one, 0)
+    sets[0].unregister(pair.client)
+    sets[0].register(pair.client, select.EPOLLIN)
+    pair.greet()
+    yield told(sets[0]), attempt(sets[0].modify, pair.client, select.EPOLLOUT), told(sets[0])
+    yield receive(pair.client, 5)
+
+
 def sent_on(pair):
     """Another descriptor of the socket comes by a message, and its reader has never seen it made."""
     near, far = socket.socketpair()
@@ -348,6 +371,7 @@ GROUPS = {
         "forked, the child connects": lambda pair: forked(pair, True),
         "shut down": shut,
     },
+    "exclusive": {"of several sets": exclusive_servers},
     "options": {
         "O_ASYNC": announced,
         "SO_RCVLOWAT": lambda pair: option(

@@ -36,6 +36,18 @@ fn sets_and_other_processes_have_the_connection_too() {
 }
 
 #[test]
+fn a_connection_that_sets_have_exclusively_is_on_shared_memory() {
+    both(Duration::from_secs(60), |host| {
+        let road = host.watch_road();
+        let port = host.port() + 1000;
+        let ended = host.script("python3", "sockets_and_sets.py").args([&port.to_string(), "exclusive"]);
+        let ended = ended.run("exclusive", Duration::from_secs(60));
+        road.expect(Expected { port, connections: 1, share: 0.9 });
+        ended.stdout
+    });
+}
+
+#[test]
 fn options_hold_afterwards() {
     both(Duration::from_secs(60), |host| observe(host, "options", false));
 }

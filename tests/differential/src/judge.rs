@@ -641,7 +641,7 @@ impl Step {
         match self.verb {
             Verb::Open | Verb::EpollNew | Verb::EpollWait | Verb::Signal => true,
             Verb::Send | Verb::Recv => own(self.slot(0)) && self.args[2] & i64::from(libc::MSG_OOB) == 0,
-            Verb::EpollCtl => own(self.slot(2)) && self.args[3] & i64::from(libc::EPOLLEXCLUSIVE) == 0,
+            Verb::EpollCtl => own(self.slot(2)),
             Verb::Poll | Verb::Volley | Verb::Drain | Verb::Inq | Verb::Names | Verb::Nonblock => {
                 self.slots().into_iter().all(own)
             }

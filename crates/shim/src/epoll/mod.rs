@@ -30,11 +30,13 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
 use libc::epoll_event;
+use rustix::net::sockopt::socket_acceptconn;
 use shunt_abi::reason::Reason;
 
 use crate::base::above::Above;
 use crate::base::lock::{Guard, Lock};
 use crate::base::names::{EndpointRef, EpollRef};
+use crate::base::private::borrow;
 use crate::base::table::{self, Entry};
 use crate::base::waiter::Slot;
 use crate::base::{errno, process, real};
@@ -182,6 +184,8 @@ struct Registration {
     owner: Option<EndpointRef>,
     events: u32,
     data: u64,
+    /// Made with EPOLLEXCLUSIVE, of which the kernel's set has not been told: see [`registration::is_exclusive`].
+    exclusive: bool,
     name: Name,
     held: Held,
     /// Whether there is room is the lane's to say, as far as the kernel's set has been told.
@@ -587,7 +591,11 @@ impl Epoll {
             }
             inner.bury(self, fd, endpoint);
             inner.reinstate(fd);
-            let result = if operation == libc::EPOLL_CTL_DEL || event.is_null() {
+            let is_exclusive = inner.registrations.get(&fd).is_some_and(|one| one.exclusive);
+            let result = if operation == libc::EPOLL_CTL_MOD && is_exclusive && !event.is_null() {
+                errno::set(libc::EINVAL);
+                -1
+            } else if operation == libc::EPOLL_CTL_DEL || event.is_null() {
                 // SAFETY: the caller's promise.
                 let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, event) };
                 if result == 0 {
@@ -596,7 +604,12 @@ impl Epoll {
                 result
             } else {
                 // SAFETY: not null, and the program's promise to the kernel.
-                let wanted = unsafe { std::ptr::read_unaligned(event) };
+                let mut wanted = unsafe { std::ptr::read_unaligned(event) };
+                let exclusive = registration::is_exclusive(operation, wanted.events)
+                    && (endpoint.is_some() || socket_acceptconn(borrow(fd)) == Ok(false));
+                if exclusive {
+                    wanted.events &= !EXCLUSIVE;
+                }
                 // One that lanes do not answer for yet, though the endpoint may be on its way there, is the kernel's, as is one
                 // that they never will.
                 let known = inner.registrations.get(&fd).filter(|_| operation == libc::EPOLL_CTL_MOD);
@@ -613,6 +626,9 @@ impl Epoll {
                 if result == 0 {
                     let events = passed.events;
                     bar = inner.put(self, operation, fd, endpoint, wanted, passed);
+                    if let Some(one) = inner.registrations.get_mut(&fd).filter(|_| exclusive) {
+                        one.exclusive = true;
+                    }
                     if bar.is_some() && events != wanted.events {
                         // It is the kernel's to answer, all of it.
                         inner.change_kernel(libc::EPOLL_CTL_MOD, fd, wanted.events, event.u64);

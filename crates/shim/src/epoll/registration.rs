@@ -50,6 +50,15 @@ pub(super) fn kernel_events(endpoint: Option<&Endpoint>, wanted: u32) -> u32 {
     if endpoint.has_peer_finished() { held } else { held | FINISHED }
 }
 
+/// Whether something is added with EPOLLEXCLUSIVE, as the kernel allows it: when something comes, at least one of the sets that have it so
+/// wakes up. Of connections, or what may become one, all of them do here, and the kernel's set has it without: it would refuse every
+/// change, also those that lanes need. The program is told of that refusal.
+pub(super) fn is_exclusive(operation: i32, events: u32) -> bool {
+    const ALLOWED: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP;
+    let allowed = ALLOWED as u32 | EDGE | EXCLUSIVE;
+    operation == libc::EPOLL_CTL_ADD && events & EXCLUSIVE != 0 && events & !allowed == 0
+}
+
 /// Whether there is room is the lane's to say.
 fn sends_on_lane(endpoint: &Endpoint) -> bool {
     endpoint.is_attached() && endpoint.tx.lock().tx.on_lane()
@@ -81,7 +90,8 @@ impl Inner {
         let registration = self.registrations.get_mut(&fd)?;
         let endpoint = endpoint?;
         let plain = |events: u32| events & (EDGE | ONE_SHOT | EXCLUSIVE) == 0;
-        if registration.answered.by() != Some(endpoint.reference()) || !plain(registration.events) {
+        let is_plain = plain(registration.events) && !registration.exclusive;
+        if registration.answered.by() != Some(endpoint.reference()) || !is_plain {
             return None;
         }
         if operation == libc::EPOLL_CTL_DEL {
@@ -180,6 +190,7 @@ impl Inner {
             owner: endpoint.map(Endpoint::reference),
             events: wanted.events,
             data: wanted.u64,
+            exclusive: false,
             name: Name::Given,
             held: Held::Armed(passed.events),
             sends_on_lane: false,
@@ -521,8 +532,7 @@ impl Inner {
         }
         if one.held.is_disarmed() {
             one.mark_disarmed(self.fd, fd);
-        } else if change(self.fd, libc::EPOLL_CTL_MOD, fd, one.events, one.data) {
-            one.held.hold(one.events);
+        } else if one.give_to_kernel(self.fd, fd) {
             self.names.give(&mut one.name, fd, Name::Given);
             self.merge_by_data(&listing::of(process::pid() as u32, self.fd).unwrap_or_default());
         }
@@ -692,6 +702,23 @@ fn is_marked(endpoint: &Endpoint, slot: Slot) -> bool {
 }
 
 impl Registration {
+    /// Has the kernel's set `set` hold all of it, as the program has made it. `false`: it is not there.
+    pub(super) fn give_to_kernel(&mut self, set: RawFd, fd: RawFd) -> bool {
+        let is_there = if self.exclusive {
+            // Which cannot be changed into.
+            self.exclusive = false;
+            self.events |= EXCLUSIVE;
+            change(set, libc::EPOLL_CTL_DEL, fd, 0, 0)
+                && change(set, libc::EPOLL_CTL_ADD, fd, self.events, self.data)
+        } else {
+            change(set, libc::EPOLL_CTL_MOD, fd, self.events, self.data)
+        };
+        if is_there {
+            self.held.hold(self.events);
+        }
+        is_there
+    }
+
     /// What the kernel's set must hold: everything, as long as nothing of it is answered here, though the endpoint may be on its
     /// lanes already.
     fn needed_of_kernel(&self, endpoint: Option<&Endpoint>) -> u32 {

@@ -199,10 +199,9 @@ impl Inner {
         for (&fd, one) in registrations.iter_mut() {
             if one.held.is_disarmed() {
                 one.mark_disarmed(*set, fd);
-            } else if (one.held.events() != one.events || one.name.is_known())
-                && change(*set, libc::EPOLL_CTL_MOD, fd, one.events, one.data)
+            } else if (one.held.events() != one.events || one.name.is_known() || one.exclusive)
+                && one.give_to_kernel(*set, fd)
             {
-                one.held.hold(one.events);
                 names.give(&mut one.name, fd, Name::Given);
             }
         }
