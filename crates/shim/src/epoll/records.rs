@@ -4,19 +4,19 @@
 use std::os::fd::RawFd;
 
 use rustc_hash::FxHashMap;
+use slab::Slab;
 
 /// Of something that is kept no more, it may be another's.
-pub(super) type Index = u32;
+pub(super) type Index = usize;
 
 pub(super) struct Records<T> {
     places: FxHashMap<RawFd, Index>,
-    all: Vec<Option<(RawFd, T)>>,
-    free: Vec<Index>,
+    all: Slab<(RawFd, T)>,
 }
 
 impl<T> Default for Records<T> {
     fn default() -> Records<T> {
-        Records { places: FxHashMap::default(), all: Vec::new(), free: Vec::new() }
+        Records { places: FxHashMap::default(), all: Slab::new() }
     }
 }
 
@@ -24,18 +24,15 @@ impl<T> Records<T> {
     /// Keeps what `make` makes for its place, instead of what has been kept under that number.
     pub(super) fn insert(&mut self, fd: RawFd, make: impl FnOnce(Index) -> T) {
         self.remove(&fd);
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.all.push(None);
-            (self.all.len() - 1) as Index
-        });
+        let place = self.all.vacant_entry();
+        let index = place.key();
         self.places.insert(fd, index);
-        self.all[index as usize] = Some((fd, make(index)));
+        place.insert((fd, make(index)));
     }
 
     pub(super) fn remove(&mut self, fd: &RawFd) -> Option<T> {
         let index = self.places.remove(fd)?;
-        self.free.push(index);
-        self.all[index as usize].take().map(|(_, one)| one)
+        self.all.try_remove(index).map(|(_, one)| one)
     }
 
     /// Files it under another number, instead of what has been kept under that.
@@ -43,23 +40,22 @@ impl<T> Records<T> {
         if let Some(index) = self.places.remove(&from) {
             self.remove(&to);
             self.places.insert(to, index);
-            self.all[index as usize].iter_mut().for_each(|(fd, _)| *fd = to);
+            self.all.get_mut(index).into_iter().for_each(|(fd, _)| *fd = to);
         }
     }
 
     /// What has this place now.
     #[inline]
     pub(super) fn at(&mut self, index: Index) -> Option<&mut T> {
-        self.all.get_mut(index as usize)?.as_mut().map(|(_, one)| one)
+        self.all.get_mut(index).map(|(_, one)| one)
     }
 
     pub(super) fn get(&self, fd: &RawFd) -> Option<&T> {
-        let index = self.places.get(fd)?;
-        self.all[*index as usize].as_ref().map(|(_, one)| one)
+        self.all.get(*self.places.get(fd)?).map(|(_, one)| one)
     }
 
     pub(super) fn get_mut(&mut self, fd: &RawFd) -> Option<&mut T> {
-        self.places.get(fd).and_then(|index| self.all[*index as usize].as_mut()).map(|(_, one)| one)
+        self.all.get_mut(*self.places.get(fd)?).map(|(_, one)| one)
     }
 
     pub(super) fn contains_key(&self, fd: &RawFd) -> bool {
@@ -67,11 +63,11 @@ impl<T> Records<T> {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&RawFd, &T)> {
-        self.all.iter().flatten().map(|(fd, one)| (fd, one))
+        self.all.iter().map(|(_, (fd, one))| (fd, one))
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&RawFd, &mut T)> {
-        self.all.iter_mut().flatten().map(|(fd, one)| (&*fd, one))
+        self.all.iter_mut().map(|(_, (fd, one))| (&*fd, one))
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &RawFd> {
