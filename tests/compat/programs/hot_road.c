@@ -1,5 +1,6 @@
 /* Both ends of some connections in one thread. What is measured has functions of its own, which a profiler finds by their names: each is
- * called so often as the first argument says, once all of the connections are in use, and all else is done outside of them. */
+ * called so often as the first argument says, once all of the connections are in use, and all else is done outside of them. The second
+ * says for which events the set has them. */
 
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -30,10 +31,15 @@ __attribute__((noinline)) void measured_receive(int fd)
     check(recv(fd, buffer, sizeof buffer, MSG_DONTWAIT) == LENGTH, "recv");
 }
 
-__attribute__((noinline)) void measured_wait(int set)
+static int wait_now(int set)
 {
     struct epoll_event events[CONNECTIONS];
-    check(epoll_wait(set, events, CONNECTIONS, 0) == 1, "epoll_wait");
+    return epoll_wait(set, events, CONNECTIONS, 0);
+}
+
+__attribute__((noinline)) void measured_wait(int set)
+{
+    check(wait_now(set) == 1, "epoll_wait");
 }
 
 static void exchange(int from, int to)
@@ -44,7 +50,7 @@ static void exchange(int from, int to)
 
 int main(int count, char **arguments)
 {
-    check(count == 2, "how often?");
+    check(count == 3, "how often, and for what?");
     int listener = socket(AF_INET, SOCK_STREAM, 0), set = epoll_create1(0);
     struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     socklen_t length = sizeof address;
@@ -57,7 +63,7 @@ int main(int count, char **arguments)
         check(!connect(clients[one], (struct sockaddr *)&address, length), "connect");
         servers[one] = accept(listener, NULL, NULL);
         check(servers[one] >= 0, "accept");
-        struct epoll_event event = { .events = EPOLLIN, .data.u32 = one };
+        struct epoll_event event = { .events = strtoul(arguments[2], NULL, 0), .data.u32 = one };
         check(!epoll_ctl(set, EPOLL_CTL_ADD, servers[one], &event), "epoll_ctl");
     }
     for (int round = 0; round < ROUNDS; round++) {
@@ -67,6 +73,8 @@ int main(int count, char **arguments)
         }
         usleep(PAUSE);
     }
+    while (wait_now(set) > 0)
+        ;
     int often = atoi(arguments[1]);
     for (int turn = 0; turn < often; turn++) {
         measured_send(clients[turn % CONNECTIONS]);

@@ -199,16 +199,19 @@ impl Inner {
             if !registration.held.is_armed() {
                 continue;
             }
-            // Most looks are for nothing but bytes of a lane that goes on: there is nothing of what `look_at` sees to.
+            // Most looks are at a lane that goes on: there is nothing of what `look_at` sees to.
             if !self.shared
-                && registration.is_told_bytes()
-                && let Some(count) = incoming::look_at_once(endpoint)
+                && registration.is_told_of_lanes()
+                && let Some(reported) = registration.look_at_once(endpoint)
             {
-                if count > 0 {
+                if reported != 0 {
+                    // What came before the registration is one edge, whoever tells of it.
+                    self.must_ask |= registration.due && registration.events & EDGE != 0;
                     registration.due = false;
-                    let event = epoll_event { events: registration.events & IN, u64: registration.data };
-                    report.tell(fd, event, before);
-                    self.line.enter(&mut registration.place, fd);
+                    report.tell(fd, epoll_event { events: reported, u64: registration.data }, before);
+                    if registration.events & EDGE == 0 {
+                        self.line.enter(&mut registration.place, fd);
+                    }
                 }
                 continue;
             }
@@ -555,10 +558,31 @@ fn list_marked(line: &mut Line, link: &'static Link, mut marks: u64) {
 }
 
 impl Registration {
-    /// Whether all that lanes answer of it is whether there are bytes, told by level, and a mark comes with them.
+    /// Whether it is told more than once whether there are bytes, and a mark comes with them.
     #[inline]
-    fn is_told_bytes(&self) -> bool {
-        self.events & IN != 0 && self.events & (OUT | EDGE | ONE_SHOT) == 0 && self.answered.is_by_marks()
+    fn is_told_of_lanes(&self) -> bool {
+        self.events & IN != 0 && self.events & ONE_SHOT == 0 && self.answered.is_by_marks()
+    }
+
+    /// What is to be told of a lane that goes on, in a set that no other process has. `None`: nothing is known or changed, and
+    /// [`Inner::look_at`] finds out what else there is.
+    #[inline]
+    fn look_at_once(&mut self, endpoint: &Endpoint) -> Option<u32> {
+        let is_edge = self.events & EDGE != 0;
+        // Of an edge TCP may have more to tell then.
+        if is_edge && (endpoint.is_shut() || endpoint.has_peer_finished()) {
+            return None;
+        }
+        let bytes = incoming::look_at_once(endpoint)?;
+        let wants_room = self.events & OUT != 0;
+        if wants_room && !outgoing::has_room_at_once(endpoint) {
+            return None;
+        }
+        if is_edge && std::mem::replace(&mut self.arrived, bytes.arrived) == bytes.arrived && !self.due {
+            return Some(0);
+        }
+        let readable = if bytes.unread > 0 { IN } else { 0 };
+        Some((readable | if wants_room { OUT } else { 0 }) & self.events)
     }
 
     /// Whether a look may find what is to be told, as far as that shows without a mark.

@@ -28,9 +28,18 @@ pub(crate) struct Found {
     pub(crate) died: bool,
 }
 
-/// How many bytes the lane has to read now, if that is all there is to be seen there, as it mostly is. `None`: [`look`] finds out what else.
+/// What a lane has that goes on.
+#[derive(Clone, Copy)]
+pub(crate) struct Bytes {
+    /// Bytes to read now.
+    pub(crate) unread: usize,
+    /// Bytes that have ever arrived by lanes, read or not.
+    pub(crate) arrived: u64,
+}
+
+/// What the lane has, if that is all there is to be seen there, as it mostly is. `None`: [`look`] finds out what else.
 #[inline]
-pub(crate) fn look_at_once(endpoint: &Endpoint) -> Option<usize> {
+pub(crate) fn look_at_once(endpoint: &Endpoint) -> Option<Bytes> {
     if !endpoint.low_water.is_none() {
         return None;
     }
@@ -41,7 +50,8 @@ pub(crate) fn look_at_once(endpoint: &Endpoint) -> Option<usize> {
     if at.outgoing().0.is_returned() || lane.end() != End::Open {
         return None;
     }
-    side.rx.available_at_once(lane, &ring)
+    let unread = side.rx.available_at_once(lane, &ring)?;
+    Some(Bytes { unread, arrived: side.rx.lane_total() + unread as u64 })
 }
 
 /// Looks at the lane, and for bytes if they are `wanted`.

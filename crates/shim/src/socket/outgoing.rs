@@ -68,6 +68,20 @@ pub(crate) fn room(endpoint: &Endpoint, slot: Option<Slot>) -> (Option<bool>, bo
     (side.tx.is_writable(lane, &ring), false)
 }
 
+/// Whether a send on the lane would make progress, if that is all there is to be seen there, as it mostly is. `false`: [`room`] finds out
+/// what else.
+#[inline]
+pub(crate) fn has_room_at_once(endpoint: &Endpoint) -> bool {
+    let mut guard = endpoint.tx.lock();
+    let TxSide { tx, at: Some(at), seen, .. } = &mut *guard else { return false };
+    let (lane, ring) = at.outgoing();
+    let has_room = !peer_has_left(at) && tx.is_writable(lane, &ring) == Some(true);
+    if has_room {
+        seen.full_since = None;
+    }
+    has_room
+}
+
 /// Whether the receiver at the other end has given bytes back. Every waiter asks when it looks, because the sender may
 /// have nothing to say for a long time.
 #[inline]
