@@ -459,6 +459,9 @@ pub struct Producer {
     tail: u64,
     head: u64,
     base: u64,
+    /// How far the tail may go [at once](Producer::place_at_once): to the end of the page that is being written to, and not past the
+    /// receiver's cursor, as far as that is known.
+    until: u64,
 }
 
 impl Producer {
@@ -495,10 +498,19 @@ impl Producer {
         if !ring.back(self.position(), count) {
             return Ok(Published::NoMemory);
         }
-        if count <= WHOLE {
-            return self.write_piece(lane, ring, source, count);
-        }
-        self.write_in_pieces(lane, ring, source, count)
+        let published = match count {
+            ..=WHOLE => self.write_piece(lane, ring, source, count),
+            _ => self.write_in_pieces(lane, ring, source, count),
+        };
+        self.see_how_far(ring.len() as u64);
+        published
+    }
+
+    /// After a write: its last byte is on the page that is being written to, which has memory.
+    fn see_how_far(&mut self, size: u64) {
+        // Both are powers of two.
+        let end = self.position().next_multiple_of(PAGE.min(size));
+        self.until = (self.base + end).min(self.head + size);
     }
 
     #[inline(never)]
@@ -549,15 +561,21 @@ impl Producer {
     /// [`write`](Producer::write) does this by itself; a caller that had the kernel fill the ring uses it.
     #[inline(always)]
     pub fn commit(&mut self, lane: &LaneHeader, count: usize) -> Result<Published, Misbehaved> {
-        match lane.tail.compare_exchange(self.tail, self.tail + count as u64, AcqRel, Acquire) {
-            Ok(_) => {
-                // The waiter words are read after this: see *Sleeping and waking*.
-                full_fence_after_rmw();
-                self.tail += count as u64;
-                Ok(Published::Bytes(count))
-            }
+        match self.publish(lane, count) {
+            Ok(()) => Ok(Published::Bytes(count)),
             Err(found) => self.end(lane, found),
         }
+    }
+
+    /// The same of a lane that has not ended, as most have not. `Err`: nothing has happened, and [`commit`](Self::commit) sees to that.
+    #[inline(always)]
+    pub fn publish(&mut self, lane: &LaneHeader, count: usize) -> Result<(), u64> {
+        let tail = self.tail + count as u64;
+        lane.tail.compare_exchange(self.tail, tail, AcqRel, Acquire)?;
+        // The waiter words are read after this: see *Sleeping and waking*.
+        full_fence_after_rmw();
+        self.tail = tail;
+        Ok(())
     }
 
     /// The lane has ended. Whoever ended it, the receiver may give bytes back until this side goes on in TCP.
@@ -581,22 +599,42 @@ impl Producer {
         let size = ring.len() as u64;
         if self.leaves_page(size, wanted as u64) || size - (self.tail - self.head) < wanted as u64 {
             self.refresh(lane)?;
-            if self.head == self.tail && self.position() > 0 && !lane.is_followed() {
-                // The receiver reads the base only when it sees bytes to read, and as long as it has any the base stays.
-                self.base = self.tail;
-                lane.sender.base.store(self.base, Relaxed);
-            }
+            self.goes_to_first_page(lane);
         }
         Ok((size - (self.tail - self.head)) as usize)
     }
 
-    /// Where `wanted` bytes go that fit on the page that is being written to, as far as is known without a look at the receiver's cursor.
-    /// They are to be [published](Self::commit) there.
+    /// Where `wanted` bytes go that fit on one page, as far as is known without a look at the receiver's cursor, or if that shows the lane
+    /// empty. The page has memory behind it. They are to be [published](Self::publish) there.
     #[inline(always)]
-    pub fn place_at_once(&self, size: usize, wanted: usize) -> Option<u64> {
-        let (at, size, wanted) = (self.position(), size as u64, wanted as u64);
-        let fits = at > 0 && !self.leaves_page(size, wanted);
-        (fits && size - (self.tail - self.head) >= wanted).then_some(at)
+    pub fn place_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring, wanted: usize) -> Option<u64> {
+        let fits = self.tail + wanted as u64 <= self.until;
+        (fits || self.turns_page(lane, ring.len() as u64, wanted as u64)).then(|| self.position())
+    }
+
+    /// Goes back to the first page for so many bytes, which has been written to before, if [`room`](Self::room) would.
+    #[inline(never)]
+    fn turns_page(&mut self, lane: &LaneHeader, size: u64, wanted: u64) -> bool {
+        let turns = self.leaves_page(size, wanted)
+            && self.refresh(lane).is_ok()
+            && self.goes_to_first_page(lane)
+            && wanted <= PAGE.min(size);
+        if turns {
+            self.until = self.base + PAGE.min(size);
+        }
+        turns
+    }
+
+    /// If the lane is empty: the receiver reads the base only when it sees bytes to read, and as long as it has any the base stays.
+    #[inline]
+    fn goes_to_first_page(&mut self, lane: &LaneHeader) -> bool {
+        let goes = self.head == self.tail && self.position() > 0 && !lane.is_followed();
+        if goes {
+            self.base = self.tail;
+            self.until = self.tail;
+            lane.sender.base.store(self.base, Relaxed);
+        }
+        goes
     }
 
     /// Whether so many bytes end behind the page that is being written to, if there is one.
@@ -673,10 +711,16 @@ impl Consumer {
     }
 
     /// The same of a lane that has not ended. `None`: [`available`](Self::available) has to see to it.
-    #[inline]
+    #[inline(always)]
     pub fn available_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Option<usize> {
-        self.look_at_tail(lane, ring).ok()?;
-        (!self.ended).then(|| self.known())
+        let tail = lane.tail.load(Acquire);
+        // L5: as below. With a flag it would be further than any ring is long.
+        let known = tail.wrapping_sub(self.head);
+        if self.ended || tail < self.tail || known > ring.len() as u64 {
+            return None;
+        }
+        self.tail = tail;
+        Some(known as usize)
     }
 
     #[inline]
@@ -811,12 +855,16 @@ impl Consumer {
         ring: &impl Ring,
         wanted: usize,
     ) -> Option<(u64, usize)> {
-        if self.known() < wanted {
-            self.look_at_tail(lane, ring).ok()?;
+        if self.ended {
+            return None;
         }
-        let count = self.known().min(wanted);
+        let mut known = self.known();
+        if known < wanted {
+            known = self.available_at_once(lane, ring)?;
+        }
+        let count = known.min(wanted);
         // Of an ended lane somebody else may read too.
-        if count == 0 || self.ended || lane.receiver.over.load(Relaxed) != 0 {
+        if count == 0 || lane.receiver.over.load(Relaxed) != 0 {
             return None;
         }
         Some((self.position(lane).ok()?, count))

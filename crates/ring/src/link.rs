@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-use shunt_abi::geometry::{Geometry, KNOWN_OFFSET, Side};
+use shunt_abi::geometry::{Geometry, KNOWN_OFFSET, Side, WAITERS};
 
 use crate::bytes::MappedRing;
 use crate::lane::LaneHeader;
@@ -52,6 +52,13 @@ impl LinkView {
         let offset = self.geometry.waiter_offset(side, slot);
         // SAFETY: as in `lane`.
         unsafe { &*self.base.add(offset).cast() }
+    }
+
+    /// All of them, by their slots.
+    pub fn waiters(&self, side: Side) -> &[WaiterLine; WAITERS] {
+        let first = std::ptr::from_ref(self.waiter(side, 0));
+        // SAFETY: as in `lane`, and they lie one behind the other.
+        unsafe { &*first.cast() }
     }
 
     /// Says that `side` holds the doorbell of its peer's waiter `slot`.

@@ -33,10 +33,17 @@ impl WaiterLine {
     /// The caller has just published with a read-modify-write on the lane, and passed a full fence.
     #[inline]
     pub fn notify(&self, conn: usize) -> bool {
+        self.notify_after(conn, || ())
+    }
+
+    /// The same, and does something first if the connection is not marked already.
+    #[inline(always)]
+    pub fn notify_after(&self, conn: usize, first: impl FnOnce()) -> bool {
         let bit = 1 << conn;
         // The waiter takes the word with a swap, so a bit that is still set has not been looked at yet: it
         // will see what was published before this load, because of the fence after publishing.
         if self.ready.load(Relaxed) & bit == 0 {
+            first();
             self.ready.fetch_or(bit, AcqRel);
             full_fence_after_rmw();
         }

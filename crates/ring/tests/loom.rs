@@ -43,11 +43,14 @@ impl Lane {
 
     /// The same as [`write`](Self::write), of one byte, which goes at once if it can.
     fn write_at_once(&self, producer: &mut Producer, byte: u8) -> Published {
-        let Some(at) = producer.place_at_once(self.ring.len(), 1) else {
+        let Some(at) = producer.place_at_once(&self.header, &self.ring, 1) else {
             return self.write(producer, byte, 1);
         };
         self.ring.fill(at, 1, &mut Buffer::new(vec![byte], &[]).source()).expect("good memory");
-        producer.commit(&self.header, 1).expect("both ends behave")
+        match producer.publish(&self.header, 1) {
+            Ok(()) => Published::Bytes(1),
+            Err(_) => self.write(producer, byte, 1),
+        }
     }
 
     /// The same as [`read`](Self::read), at once if it can be.

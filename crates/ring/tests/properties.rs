@@ -306,6 +306,27 @@ fn nothing_goes_at_once_that_there_is_no_room_for() {
     assert_eq!(write(&mut producer, SIZE), Ok(Published::Bytes(SIZE)));
     assert_eq!(consumer.read(&header, &ring, &mut Buffer::zeroed(100, &[]).sink()), Ok(100));
     assert_eq!(write(&mut producer, 10), Ok(Published::Bytes(10)));
-    assert_eq!(producer.place_at_once(SIZE, 90), Some(SIZE as u64 + 10));
-    assert_eq!(producer.place_at_once(SIZE, 91), None);
+    assert_eq!(producer.place_at_once(&header, &ring, 90), Some(SIZE as u64 + 10));
+    assert_eq!(producer.place_at_once(&header, &ring, 91), None);
+}
+
+/// As a write does: only if the lane is empty, and with no more than a page.
+#[test]
+fn what_leaves_its_page_at_once_goes_to_the_first() {
+    const SIZE: usize = 8192;
+    let mut memory = vec![0; SIZE];
+    // SAFETY: the vector is never resized.
+    let ring = unsafe { MappedRing::new(memory.as_mut_ptr(), SIZE) };
+    let (header, mut producer, mut consumer) = (LaneHeader::new(), Producer::new(), Consumer::new());
+    assert_eq!(producer.place_at_once(&header, &ring, 1), None, "its memory has not been asked for");
+    let written = producer.write(&header, &ring, &mut Buffer::zeroed(4000, &[]).source());
+    assert_eq!(written, Ok(Published::Bytes(4000)));
+    assert_eq!(producer.place_at_once(&header, &ring, 96), Some(4000));
+    assert_eq!(producer.place_at_once(&header, &ring, 97), None);
+    assert_eq!(consumer.read(&header, &ring, &mut Buffer::zeroed(4000, &[]).sink()), Ok(4000));
+    assert_eq!(producer.place_at_once(&header, &ring, 97), Some(0));
+    assert_eq!(producer.publish(&header, 97), Ok(()));
+    assert_eq!(consumer.look_at_once(&header, &ring, SIZE), Some((0, 97)));
+    assert_eq!(consumer.take(&header, 97), Ok(()));
+    assert_eq!(producer.place_at_once(&header, &ring, 4097), None);
 }

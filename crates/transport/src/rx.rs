@@ -72,6 +72,28 @@ enum Share {
     None,
 }
 
+/// Bytes of the lane that can be received at once.
+#[derive(Debug)]
+pub struct AtOnce<'a> {
+    /// Where in the ring they are.
+    pub place: u64,
+    /// How many: at least one, unless none were wanted.
+    pub count: usize,
+    consumer: &'a mut Consumer,
+    done: u64,
+    empty_in_a_row: &'a mut u32,
+}
+
+impl AtOnce<'_> {
+    /// Takes them, which have been copied. Returns [`Rx::lane_total`]. `None`: nothing has happened, and [`Rx::receive`] finds out why.
+    #[inline(always)]
+    pub fn take(self, lane: &LaneHeader) -> Option<u64> {
+        self.consumer.take(lane, self.count).ok()?;
+        *self.empty_in_a_row = 0;
+        Some(self.done + self.consumer.consumed())
+    }
+}
+
 impl Rx {
     /// The direction has a lane now.
     pub fn adopt(&mut self) {
@@ -172,30 +194,13 @@ impl Rx {
         Received::Bytes(total)
     }
 
-    /// Where in the ring the next bytes are, and how many up to `wanted`, if receiving them takes no more than to copy them from there and to
-    /// [take](Self::take_at_once) them: what most receives are. `None`: [`receive`](Self::receive) finds out why.
+    /// Up to `wanted` bytes, if receiving them takes no more than to copy them from the ring and to [take](AtOnce::take) them: what most receives
+    /// are. `None`: [`receive`](Self::receive) finds out why.
     #[inline(always)]
-    pub fn look_at_once(
-        &mut self,
-        lane: &LaneHeader,
-        ring: &impl Ring,
-        wanted: usize,
-    ) -> Option<(u64, usize)> {
-        match &mut self.state {
-            State::Lane(consumer) => consumer.look_at_once(lane, ring, wanted),
-            _ => None,
-        }
-    }
-
-    /// Takes what has been copied. `false`: nothing has happened, as above.
-    #[inline(always)]
-    pub fn take_at_once(&mut self, lane: &LaneHeader, count: usize) -> bool {
-        let State::Lane(consumer) = &mut self.state else { return false };
-        let taken = consumer.take(lane, count).is_ok();
-        if taken {
-            self.empty_in_a_row = 0;
-        }
-        taken
+    pub fn look_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring, wanted: usize) -> Option<AtOnce<'_>> {
+        let State::Lane(consumer) = &mut self.state else { return None };
+        let (place, count) = consumer.look_at_once(lane, ring, wanted)?;
+        Some(AtOnce { place, count, consumer, done: self.done, empty_in_a_row: &mut self.empty_in_a_row })
     }
 
     /// Takes from TCP what cannot lie behind the lane. Nothing: the kernel must be asked.
@@ -458,14 +463,13 @@ impl Rx {
         }
     }
 
-    /// The same, where all that is next in the stream is in a lane that has not ended, as it mostly is. `None`:
-    /// [`available`](Self::available) has to see to it.
+    /// The same and [`arrived_total`](Self::arrived_total), where all that is next in the stream is in a lane that has not ended, as it
+    /// mostly is. `None`: [`available`](Self::available) has to see to it.
     #[inline]
-    pub fn available_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Option<usize> {
-        match &mut self.state {
-            State::Lane(consumer) => consumer.available_at_once(lane, ring),
-            _ => None,
-        }
+    pub fn available_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Option<(usize, u64)> {
+        let State::Lane(consumer) = &mut self.state else { return None };
+        let unread = consumer.available_at_once(lane, ring)?;
+        Some((unread, self.done + consumer.consumed() + unread as u64))
     }
 
     /// The same, as far as is known without a look at what the sender says. `None`: not on the lane.

@@ -104,21 +104,21 @@ impl Tx {
         self.judge(lane, outcome)
     }
 
-    /// Where in a ring of `size` bytes `count` bytes go, all on one page, if sending them takes no more than to copy them there, if there is
-    /// memory, and to [publish](Self::publish_at_once) them: what most sends are. `None`: [`write`](Self::write) finds out why.
+    /// Sends `count` bytes if that takes no more than to have `copy` put them at a position of the ring, all on one page, which has memory,
+    /// and to publish them: what most sends are. Returns [`lane_total`](Self::lane_total). `None`: nothing has happened, and
+    /// [`write`](Self::write) finds out why.
     #[inline(always)]
-    pub fn place_at_once(&self, size: usize, count: usize) -> Option<u64> {
-        match &self.state {
-            State::Lane(producer) => producer.place_at_once(size, count),
-            _ => None,
-        }
-    }
-
-    /// Publishes what has been copied there. `false`: nothing has happened, as above.
-    #[inline(always)]
-    pub fn publish_at_once(&mut self, lane: &LaneHeader, count: usize) -> bool {
-        let State::Lane(producer) = &mut self.state else { return false };
-        matches!(producer.commit(lane, count), Ok(Published::Bytes(_)))
+    pub fn send_at_once(
+        &mut self,
+        lane: &LaneHeader,
+        ring: &impl Ring,
+        count: usize,
+        copy: impl FnOnce(u64),
+    ) -> Option<u64> {
+        let State::Lane(producer) = &mut self.state else { return None };
+        copy(producer.place_at_once(lane, ring, count)?);
+        producer.publish(lane, count).ok()?;
+        Some(self.done + producer.published())
     }
 
     /// Has `fill` put bytes straight into the ring, for a source that only the kernel can read: it gets the position

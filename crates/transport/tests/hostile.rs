@@ -369,10 +369,7 @@ proptest! {
                     }
                 }
                 Op::WriteAtOnce(len) => {
-                    if let Some(at) = tx.place_at_once(RING, len) {
-                        assert_eq!(out.ring.run(at, len).1, len);
-                        tx.publish_at_once(&out.header, len);
-                    }
+                    tx.send_at_once(&out.header, &out.ring, len, |at| assert_eq!(out.ring.run(at, len).1, len));
                 }
                 Op::WriteWith(wanted, count) => {
                     let fill = |_, room: usize| {
@@ -398,9 +395,9 @@ proptest! {
                     }
                 }
                 Op::ReceiveAtOnce(len) => {
-                    if let Some((_, count)) = rx.look_at_once(&inn.header, &inn.ring, len) {
-                        prop_assert!((1..=len.min(RING)).contains(&count));
-                        rx.take_at_once(&inn.header, count);
+                    if let Some(found) = rx.look_at_once(&inn.header, &inn.ring, len) {
+                        prop_assert!((1..=len.min(RING)).contains(&found.count));
+                        found.take(&inn.header);
                     }
                 }
                 Op::Peek(len) => {
@@ -471,16 +468,13 @@ proptest! {
                     rx.peek(header, &busy, &busy, &mut buffer.sink());
                 }
                 Op::WriteAtOnce(len) => {
-                    if tx.place_at_once(RING, len).is_some() {
-                        busy.step();
-                        tx.publish_at_once(header, len);
-                    }
+                    tx.send_at_once(header, &busy, len, |_| busy.step());
                 }
                 Op::ReceiveAtOnce(len) => {
-                    if let Some((_, count)) = rx.look_at_once(header, &busy, len) {
-                        prop_assert!((1..=len.min(RING)).contains(&count));
+                    if let Some(found) = rx.look_at_once(header, &busy, len) {
+                        prop_assert!((1..=len.min(RING)).contains(&found.count));
                         busy.step();
-                        rx.take_at_once(header, count);
+                        found.take(header);
                     }
                 }
                 Op::Discard(len) => prop_assert!(rx.discard(header, &busy, &busy, len) <= len),

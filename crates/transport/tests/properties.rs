@@ -17,7 +17,7 @@ use std::rc::Rc;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use shunt_abi::reason::{Reason, Road};
-use shunt_ring::bytes::{MappedRing, Ring};
+use shunt_ring::bytes::MappedRing;
 use shunt_ring::lane::End;
 use shunt_ring::{LaneHeader, Sink};
 use shunt_transport::{Kernel, Received, Rx, Sent, Tx, Waiting};
@@ -315,27 +315,32 @@ impl World {
 
     fn send_at_once(&self, len: usize, lane: &Lane, tx: &mut Tx) -> bool {
         let bytes = self.next_bytes(len);
-        let Some(at) = tx.place_at_once(lane.ring.len(), len) else { return false };
-        let (to, run) = lane.ring.run(at, len);
-        assert_eq!(run, len, "a page is one run");
-        // SAFETY: `run` stays inside the ring.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, len) };
-        let sent = tx.publish_at_once(&lane.header, len);
-        if sent {
+        let copy = |at| {
+            let (to, run) = lane.ring.run(at, len);
+            assert_eq!(run, len, "a page is one run");
+            // SAFETY: `run` stays inside the ring.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, len) };
+        };
+        let total = tx.send_at_once(&lane.header, &lane.ring, len, copy);
+        if let Some(total) = total {
+            assert_eq!(total, tx.lane_total());
             self.place_in_lane(len);
         }
-        sent
+        total.is_some()
     }
 
     fn receive_at_once(&self, bytes: &mut [u8], lane: &Lane, rx: &mut Rx) -> Option<usize> {
-        let (at, count) = rx.look_at_once(&lane.header, &lane.ring, bytes.len())?;
-        let (from, run) = lane.ring.run(at, count);
+        let found = rx.look_at_once(&lane.header, &lane.ring, bytes.len())?;
+        let count = found.count;
+        let (from, run) = lane.ring.run(found.place, count);
         if run < count {
             return None;
         }
         // SAFETY: `run` stays inside the ring, and `bytes` has room for more.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), count) };
-        rx.take_at_once(&lane.header, count).then_some(count)
+        let total = found.take(&lane.header)?;
+        assert_eq!(total, rx.lane_total());
+        Some(count)
     }
 
     fn receiver(&self, op: Op, lane: &Lane, rx: &mut Rx) {

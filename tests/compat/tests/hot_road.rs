@@ -39,11 +39,11 @@ fn calls_take_no_more_instructions_than_they_did() {
     under_shunt(LIMIT, |host| {
         compile(host, "hot_road", &[]);
         for (function, events, most) in [
-            ("measured_send", IN, 310),
-            ("measured_receive", IN, 305),
-            ("measured_wait", IN, 1300),
-            ("measured_wait", IN | EDGES, 1050),
-            ("measured_wait", ALL_EDGES, 1150),
+            ("measured_send", IN, 210),
+            ("measured_receive", IN, 245),
+            ("measured_wait", IN, 1250),
+            ("measured_wait", IN | EDGES, 1000),
+            ("measured_wait", ALL_EDGES, 1100),
         ] {
             let count = instructions(host, function, events);
             eprintln!("{function} for {events:#x}: {count} instructions, {most} at most");

@@ -122,13 +122,10 @@ pub(crate) fn run(bytes: &[u8]) {
                 2 => drop(rx.give_back(inn, Reason::Exec)),
                 _ => {
                     let len = len(&mut input);
-                    if let Some(at) = tx.place_at_once(RING, len) {
-                        assert_eq!(out_ring.run(at, len).1, len);
-                        tx.publish_at_once(out, len);
-                    }
-                    if let Some((_, count)) = rx.look_at_once(inn, &in_ring, len) {
-                        assert!((1..=len.min(RING)).contains(&count));
-                        rx.take_at_once(inn, count);
+                    tx.send_at_once(out, &out_ring, len, |at| assert_eq!(out_ring.run(at, len).1, len));
+                    if let Some(found) = rx.look_at_once(inn, &in_ring, len) {
+                        assert!((1..=len.min(RING)).contains(&found.count));
+                        found.take(inn);
                     }
                 }
             },

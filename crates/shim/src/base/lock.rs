@@ -32,6 +32,28 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 /// Access to the value, until dropped.
 pub(crate) struct Guard<'a, T>(&'a Lock<T>);
 
+/// The same without a destructor, which takes instructions also where nothing unwinds.
+pub(crate) struct Brief<'a, T> {
+    lock: &'a Lock<T>,
+    is_alone: bool,
+}
+
+impl<T> Brief<'_, T> {
+    #[inline(always)]
+    pub(crate) fn value(&mut self) -> &mut T {
+        // SAFETY: this thread holds it, or is the only one.
+        unsafe { &mut *self.lock.value.get() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn end(self) {
+        if !self.is_alone {
+            // SAFETY: it has been taken for this.
+            unsafe { self.lock.release() };
+        }
+    }
+}
+
 impl<T> Lock<T> {
     pub(crate) const fn new(value: T) -> Lock<T> {
         Lock { word: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
@@ -64,6 +86,18 @@ impl<T> Lock<T> {
         while self.word.swap(CONTENDED, Acquire) != FREE {
             let _ = futex::wait(&self.word, futex::Flags::PRIVATE, CONTENDED, None);
         }
+    }
+
+    /// The value, for something that ends by returning and does not ask for this lock, until [`Brief::end`]. Where there is one thread the
+    /// lock need not even be taken for that.
+    #[inline(always)]
+    pub(crate) fn briefly(&self) -> Brief<'_, T> {
+        debug_assert!(is_shielded(), "a handler could ask for the lock that its own thread holds");
+        let is_alone = is_single_threaded() && !self.is_held();
+        if !is_alone {
+            self.hold();
+        }
+        Brief { lock: self, is_alone }
     }
 
     /// Takes it for a time that no guard spans: until [`release`](Self::release).

@@ -24,6 +24,8 @@ pub(crate) const WORD: usize = 64;
 
 struct Chunk {
     cells: [AtomicU64; CHUNK],
+    /// What was last [remembered](remember) of each.
+    places: [AtomicPtr<()>; CHUNK],
     /// A bit for every descriptor that has ever been a connection or an epoll instance.
     pollable: [AtomicU64; CHUNK / WORD],
 }
@@ -67,7 +69,8 @@ pub(crate) enum Entry {
 }
 
 impl Entry {
-    fn pack(self) -> u64 {
+    /// As a number, which is 0 for nothing, and for a connection below 2^59.
+    pub(crate) fn pack(self) -> u64 {
         match self {
             Entry::None => 0,
             Entry::Unconnected(reason) => 1 | u64::from(reason as u16) << 3,
@@ -145,6 +148,24 @@ pub(crate) fn look_up(fd: i32) -> Entry {
     match cell(fd) {
         Some(cell) => Entry::unpack(cell.load(Acquire)),
         None => Entry::None,
+    }
+}
+
+/// What `fd` is, [packed](Entry::pack), and what was last remembered of it: for whoever does nothing if it is not what it may be. `None`:
+/// [`look_up`] says.
+#[inline(always)]
+pub(crate) fn glance(fd: i32) -> Option<(u64, *const ())> {
+    let chunk = UPPER.0.get(fd as u32 as usize / CHUNK)?.load(Acquire);
+    // SAFETY: as in `chunk`.
+    let chunk = unsafe { chunk.as_ref() }?;
+    let at = fd as usize % CHUNK;
+    Some((chunk.cells[at].load(Acquire), chunk.places[at].load(Acquire)))
+}
+
+/// Has a [`glance`] find where what this descriptor is lies in memory, for as long as nothing else is remembered.
+pub(crate) fn remember(fd: i32, place: *const ()) {
+    if let Some(chunk) = chunk(fd as u32 as usize / CHUNK) {
+        chunk.places[fd as usize % CHUNK].store(place.cast_mut(), Release);
     }
 }
 

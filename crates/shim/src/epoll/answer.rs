@@ -566,8 +566,17 @@ impl Registration {
 
     /// What is to be told of a lane that goes on, in a set that no other process has. `None`: nothing is known or changed, and
     /// [`Inner::look_at`] finds out what else there is.
-    #[inline]
+    #[inline(always)]
     fn look_at_once(&mut self, endpoint: &Endpoint) -> Option<u32> {
+        if self.events & (OUT | EDGE) != 0 {
+            return self.look_for_room_or_edges(endpoint);
+        }
+        let has_some = incoming::look_at_once(endpoint)?.unread > 0;
+        Some(if has_some { self.events & IN } else { 0 })
+    }
+
+    #[inline(never)]
+    fn look_for_room_or_edges(&mut self, endpoint: &Endpoint) -> Option<u32> {
         let is_edge = self.events & EDGE != 0;
         // Of an edge TCP may have more to tell then.
         if is_edge && (endpoint.is_shut() || endpoint.has_peer_finished()) {

@@ -224,40 +224,30 @@ pub(super) unsafe fn pieces<'a>(iov: *const iovec, count: usize) -> Option<&'a [
     pieces.iter().all(|piece| memory::is_of_user(piece.base as usize, counted(piece))).then_some(pieces)
 }
 
-/// A connection on a link, of which a call may be answered at once.
+/// What a call that is to be answered at once does first, if its connection is [one for that](endpoint::at_once). If it is not answered, it
+/// [begins](begin) as any other.
 #[inline(always)]
-fn attached(fd: c_int) -> Option<&'static Endpoint> {
-    endpoint::behind(fd).filter(|endpoint| endpoint.is_attached())
-}
-
-/// What a call that is to be answered at once does first. If it is not, it [begins](begin) as any other.
-#[inline(always)]
-fn begin_at_once() -> Shield {
+fn begin_at_once(fd: c_int) -> Option<(&'static Endpoint, signal::Brief)> {
+    let endpoint = endpoint::at_once(fd)?;
     signal::point();
-    let shield = Shield::raise();
+    let shield = signal::Brief::raise()?;
     control::poll_inbox();
-    shield
+    Some((endpoint, shield))
 }
 
-/// A receive into one buffer. What most find is told in front of all else.
+/// A receive into one buffer, if it finds what most do.
 #[inline(always)]
-fn receive_one(
-    fd: c_int,
-    (buf, len, of): (*mut c_void, size_t, Calls),
-    flags: c_int,
-    kernel: impl Fn(c_int) -> ssize_t,
-) -> ssize_t {
-    if let Some(endpoint) = attached(fd)
-        && let Some([piece]) = piece(buf, len, of)
-    {
-        let _shield = begin_at_once();
-        if let Some(count) = receive::at_once(endpoint, piece, flags) {
-            return count as ssize_t;
-        }
+fn receive_at_once(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> Option<ssize_t> {
+    if len > MOST || !memory::is_of_user(buf as usize, len) {
+        return None;
     }
-    receive_slowly(fd, (buf, len, of), flags, &kernel)
+    let (endpoint, shield) = begin_at_once(fd)?;
+    let count = receive::at_once(endpoint, Piece { base: buf.cast(), len }, flags);
+    shield.lower();
+    count.map(|count| count as ssize_t)
 }
 
+/// The same if it finds something else.
 #[inline(never)]
 fn receive_slowly(
     fd: c_int,
@@ -272,23 +262,16 @@ fn receive_slowly(
     moving::<Receiving>(fd, flags, ours, || kernel(fd))
 }
 
-/// A send of one buffer. What most do is done in front of all else.
+/// A send of one buffer, if it does what most do.
 #[inline(always)]
-fn send_one(
-    fd: c_int,
-    (buf, len, of): (*const c_void, size_t, Calls),
-    flags: c_int,
-    kernel: impl Fn(c_int) -> ssize_t,
-) -> ssize_t {
-    if let Some(endpoint) = attached(fd) {
-        let _shield = begin_at_once();
-        if send::at_once(endpoint, Piece { base: buf.cast_mut().cast(), len }, flags) {
-            return len as ssize_t;
-        }
-    }
-    send_slowly(fd, (buf, len, of), flags, &kernel)
+fn send_at_once(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> bool {
+    let Some((endpoint, shield)) = begin_at_once(fd) else { return false };
+    let sent = send::at_once(endpoint, Piece { base: buf.cast_mut().cast(), len }, flags);
+    shield.lower();
+    sent
 }
 
+/// The same if it does something else.
 #[inline(never)]
 fn send_slowly(
     fd: c_int,
@@ -309,13 +292,16 @@ fn send_slowly(
 /// As in C; so for every hook.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
+    if let Some(count) = receive_at_once(fd, buf, len, 0) {
+        return count;
+    }
     // SAFETY: the program's own call.
     let kernel = move |fd| unsafe { real::read(fd, buf, len) };
     if len == 0 {
         // Unlike recv it waits for nothing.
         return kernel(fd);
     }
-    receive_one(fd, (buf, len, Calls::Files), 0, kernel)
+    receive_slowly(fd, (buf, len, Calls::Files), 0, &kernel)
 }
 
 /// See write(2).
@@ -324,8 +310,11 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: size_t) -
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
+    if send_at_once(fd, buf, len, 0) {
+        return len as ssize_t;
+    }
     // SAFETY: the program's own call.
-    send_one(fd, (buf, len, Calls::Files), 0, move |fd| unsafe { real::write(fd, buf, len) })
+    send_slowly(fd, (buf, len, Calls::Files), 0, &move |fd| unsafe { real::write(fd, buf, len) })
 }
 
 /// readv, with flags for the socket that preadv2 has other names for.
@@ -423,8 +412,13 @@ at_current_offset! {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    if let Some(count) = receive_at_once(fd, buf, len, flags) {
+        return count;
+    }
     // SAFETY: the program's own call.
-    receive_one(fd, (buf, len, Calls::Sockets), flags, move |fd| unsafe { real::recv(fd, buf, len, flags) })
+    receive_slowly(fd, (buf, len, Calls::Sockets), flags, &move |fd| unsafe {
+        real::recv(fd, buf, len, flags)
+    })
 }
 
 /// See send(2).
@@ -433,8 +427,11 @@ pub unsafe extern "C-unwind" fn recv(fd: c_int, buf: *mut c_void, len: size_t, f
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    if send_at_once(fd, buf, len, flags) {
+        return len as ssize_t;
+    }
     // SAFETY: the program's own call.
-    send_one(fd, (buf, len, Calls::Sockets), flags, move |fd| unsafe { real::send(fd, buf, len, flags) })
+    send_slowly(fd, (buf, len, Calls::Sockets), flags, &move |fd| unsafe { real::send(fd, buf, len, flags) })
 }
 
 /// See recvfrom(2).

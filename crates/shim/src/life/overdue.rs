@@ -12,7 +12,7 @@ use shunt_abi::reason::Reason;
 
 use crate::base::lock::Lock;
 use crate::life::attach;
-use crate::socket::endpoint::{self, Endpoint, TxSide};
+use crate::socket::endpoint::{self, Endpoint, Seen, TxSide};
 use crate::socket::links::Attachment;
 
 /// Between two looks.
@@ -44,15 +44,20 @@ enum Found {
     Overdue,
 }
 
-/// Bytes were published.
+/// Bytes were published. Under the lock of their direction, which a look takes, too.
 #[inline(always)]
-pub(crate) fn note_sent(endpoint: &Endpoint) {
-    let (word, bit) = place(endpoint);
-    // The bytes were published with a full fence: a look that clears the bit after this load sees them.
-    if word.load(Relaxed) & bit == 0 {
-        word.fetch_or(bit, SeqCst);
-        ANY.store(true, SeqCst);
+pub(crate) fn note_sent(endpoint: &Endpoint, seen: &Seen) {
+    if !seen.is_listed.get() {
+        list(endpoint, seen);
     }
+}
+
+#[cold]
+fn list(endpoint: &Endpoint, seen: &Seen) {
+    seen.is_listed.set(true);
+    let (word, bit) = place(endpoint);
+    word.fetch_or(bit, SeqCst);
+    ANY.store(true, SeqCst);
 }
 
 /// How long a sleep may last because of that.
@@ -79,24 +84,32 @@ fn look(now: u64) {
     NEXT.store(now + LOOK_NANOS, Relaxed);
     ANY.store(false, SeqCst);
     for (index, word) in SENT[..endpoint::made().div_ceil(WORD)].iter().enumerate() {
-        // Cleared first: whoever sends from now on sets it again.
+        // Cleared first: whoever sends once it has been looked at sets it again.
         let mut bits = if word.load(Relaxed) == 0 { 0 } else { word.swap(0, SeqCst) };
         while bits != 0 {
             let bit = bits.trailing_zeros() as usize;
             bits &= bits - 1;
             let Some(endpoint) = endpoint::at((index * WORD + bit) as u32) else { continue };
-            match find(endpoint, now) {
-                Found::Nothing => {}
-                Found::Early => note_sent(endpoint),
-                Found::Overdue => attach::take_back(endpoint, Reason::Unread),
+            if find(endpoint, now) == Found::Overdue {
+                attach::take_back(endpoint, Reason::Unread);
             }
         }
     }
 }
 
+/// What is to be looked at again is listed again.
 fn find(endpoint: &Endpoint, now: u64) -> Found {
     let mut side = endpoint.tx.lock();
-    let TxSide { tx, at: Some(at), seen, .. } = &mut *side else { return Found::Nothing };
+    side.seen.is_listed.set(false);
+    let found = find_in(endpoint, &mut side, now);
+    if found == Found::Early {
+        list(endpoint, &side.seen);
+    }
+    found
+}
+
+fn find_in(endpoint: &Endpoint, side: &mut TxSide, now: u64) -> Found {
+    let TxSide { tx, at: Some(at), seen, .. } = side else { return Found::Nothing };
     let unread = if tx.on_lane() { tx.unread(at.outgoing().0) } else { 0 };
     if unread == 0 || !attach::could_take_back(endpoint, at) {
         seen.unread_since = None;

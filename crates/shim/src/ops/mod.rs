@@ -28,6 +28,7 @@ use shunt_sys::tcp::Opener;
 #[inline]
 pub(crate) fn used(endpoint: &'static Endpoint, fd: RawFd) {
     if endpoint.is_attached() {
+        endpoint.remember(fd);
         control::poll_inbox();
     } else {
         used_on_tcp(endpoint, fd);

@@ -50,7 +50,10 @@ pub(crate) fn at_once(endpoint: &Endpoint, piece: Piece, flags: c_int) -> Option
     if piece.len == 0 || flags & !PLAIN != 0 || !endpoint.low_water.is_none() {
         return None;
     }
-    take(endpoint, &mut endpoint.rx.lock(), piece, flags)
+    let mut side = endpoint.rx.briefly();
+    let count = take(endpoint, side.value(), piece, flags);
+    side.end();
+    count
 }
 
 /// Takes them, under the lock.
@@ -66,21 +69,20 @@ fn take(endpoint: &Endpoint, side: &mut RxSide, Piece { base, len }: Piece, flag
     if learns && side.pace.waits() {
         return None;
     }
-    let (place, count) = side.rx.look_at_once(lane, &ring, len)?;
-    let (from, run) = ring.run(place, count);
+    let found = side.rx.look_at_once(lane, &ring, len)?;
+    let count = found.count;
+    let (from, run) = ring.run(found.place, count);
     if run < count || !memory::is_writable(base, count) {
         return None;
     }
     // SAFETY: so much can be written there, and is one run of the ring.
     unsafe { std::ptr::copy_nonoverlapping(from, base, count) };
-    if !side.rx.take_at_once(lane, count) {
-        return None;
-    }
+    let total = found.take(lane)?;
     if learns {
         let found = count + side.rx.known().unwrap_or(0);
         side.pace.learn(found, len, &endpoint.unanswered);
     }
-    endpoint.report_received(side);
+    endpoint.report_from_lane(side, total);
     if lane.is_space_wanted() {
         tell_of_space(endpoint, side, endpoint.fd.load(Relaxed));
     }

@@ -40,15 +40,19 @@ pub(super) const NO_PIECES: [iovec; 64] = [iovec { iov_base: std::ptr::null_mut(
 /// What can be sent [`at_once`].
 const SHORT: usize = 4096;
 
-/// Sends these bytes if there is nothing to it but to put them into the lane, as with most. `false`: nothing has been done, and [`send`] finds
-/// out why.
+/// Sends these bytes if there is nothing to it but to put them into the lane, as with most, on an endpoint that owes nothing. `false`: nothing
+/// has been done, and [`send`] finds out why.
 #[inline(always)]
 pub(crate) fn at_once(endpoint: &Endpoint, piece: Piece, flags: c_int) -> bool {
-    (1..=SHORT).contains(&piece.len)
-        && flags & !UNDERSTOOD == 0
-        && !endpoint.owes()
-        && memory::is_readable(piece.base, piece.len)
-        && put(endpoint, &mut endpoint.tx.lock(), piece)
+    // From 1 on.
+    let is_short = piece.len.wrapping_sub(1) < SHORT;
+    if !is_short || flags & !UNDERSTOOD != 0 || !memory::is_readable(piece.base, piece.len) {
+        return false;
+    }
+    let mut side = endpoint.tx.briefly();
+    let sent = put(endpoint, side.value(), piece);
+    side.end();
+    sent
 }
 
 /// Puts them there, under the lock.
@@ -59,27 +63,21 @@ fn put(endpoint: &Endpoint, side: &mut TxSide, Piece { base, len }: Piece) -> bo
         return false;
     }
     let (lane, ring) = at.outgoing();
-    let Some(place) = tx.place_at_once(ring.len(), len) else { return false };
-    if !(Backed { ring, backed: &seen.backed }).is_backed(place, len) {
-        return false;
-    }
     // SAFETY: so much can be read there, and a page of the ring is one run.
-    unsafe { std::ptr::copy_nonoverlapping(base, ring.run(place, len).0, len) };
-    let sent = tx.publish_at_once(lane, len);
-    if sent {
-        endpoint.unanswered.answer();
-        announce(endpoint, at);
-        note_progress(endpoint, tx, seen);
-    }
-    sent
+    let copy = |place| unsafe { std::ptr::copy_nonoverlapping(base, ring.run(place, len).0, len) };
+    let Some(total) = tx.send_at_once(lane, &ring, len, copy) else { return false };
+    endpoint.unanswered.answer();
+    announce(endpoint, at, seen);
+    note_progress(endpoint, total, seen);
+    true
 }
 
-/// Bytes have come into the lane.
+/// Bytes have come into the lane, with which so many have gone by lanes.
 #[inline(always)]
-fn note_progress(endpoint: &Endpoint, tx: &Tx, seen: &mut Seen) {
+fn note_progress(endpoint: &Endpoint, total: u64, seen: &mut Seen) {
     seen.full_since = None;
     if let Some(entry) = endpoint.entry() {
-        entry.shm_sent.store(tx.lane_total(), Relaxed);
+        entry.shm_sent.store(total, Relaxed);
     }
 }
 
@@ -94,7 +92,7 @@ pub(crate) fn send(
     kernel: &dyn Fn(RawFd) -> ssize_t,
 ) -> Result<usize, i32> {
     match pieces {
-        [piece] if at_once(endpoint, *piece, flags) => Ok(piece.len),
+        [piece] if !endpoint.owes() && at_once(endpoint, *piece, flags) => Ok(piece.len),
         _ => send_all(endpoint, fd, pieces, flags, kernel),
     }
 }
@@ -331,7 +329,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         let sent = side.tx.write(lane, &ring, source);
         // The lane may have ended behind bytes that it took.
         if source.remaining() < left {
-            announce(endpoint, &at);
+            announce(endpoint, &at, &side.seen);
         }
         match sent {
             Sent::Bytes(_) if source.remaining() == 0 => break Lane::Done,
@@ -344,7 +342,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         }
     };
     if source.remaining() < before {
-        note_progress(endpoint, &side.tx, &mut side.seen);
+        note_progress(endpoint, side.tx.lane_total(), &mut side.seen);
     }
     match outcome {
         Lane::Full if outgoing::is_stalled(side, &at) => Lane::Stalled,
@@ -374,9 +372,9 @@ fn leave_ended(endpoint: &Endpoint, tx: &mut Tx, at: &Attachment) {
 /// Bytes are in the lane. They are to be looked at again (L9), also if they wake somebody: who is told of them by poll may then wait in
 /// a way that nobody sees.
 #[inline(always)]
-fn announce(endpoint: &Endpoint, at: &Attachment) {
+fn announce(endpoint: &Endpoint, at: &Attachment, seen: &Seen) {
     at.announce_bytes();
-    overdue::note_sent(endpoint);
+    overdue::note_sent(endpoint, seen);
 }
 
 /// What is said next is said by TCP.
@@ -548,9 +546,9 @@ pub(crate) fn send_file(
             Ok(Sent::Bytes(0)) => return Ok(FileStep::Moved(moved)),
             Ok(Sent::Bytes(count)) => {
                 moved += count;
-                announce(endpoint, &at);
-                let side = &mut *side;
-                note_progress(endpoint, &side.tx, &mut side.seen);
+                announce(endpoint, &at, &side.seen);
+                let total = side.tx.lane_total();
+                note_progress(endpoint, total, &mut side.seen);
             }
             Ok(Sent::Ended) => {
                 leave_ended(endpoint, &mut side.tx, &at);

@@ -67,6 +67,8 @@ pub(crate) struct Seen {
     pub(crate) unread_since: Option<(u64, [u64; 2])>,
     /// Bytes of the ring, from its first, with memory behind them.
     pub(crate) backed: Cell<usize>,
+    /// Bytes of it have been sent that are to be looked at again: see [`crate::life::overdue`].
+    pub(crate) is_listed: Cell<bool>,
     /// What both lanes had carried when that was last asked for [`crate::life::idle`].
     pub(crate) moved: Option<u64>,
 }
@@ -85,6 +87,8 @@ pub(crate) struct RxSide {
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Endpoint {
+    /// See [`at_once`]: what the table says of its numbers, and why nothing is answered at once, if there is a reason.
+    ready: AtomicU64,
     index: AtomicU32,
     generation: AtomicU32,
     stage: AtomicU32,
@@ -179,6 +183,22 @@ pub(crate) fn behind(fd: RawFd) -> Option<&'static Endpoint> {
     }
 }
 
+/// In [`Endpoint::ready`]: it is on no link.
+const APART: u64 = 1 << 63;
+/// The same: it may have an error to tell.
+const OWES: u64 = 1 << 62;
+
+/// The endpoint behind `fd`, if it is on a link, owes nothing and has been [remembered](Endpoint::remember): what most calls find, by one look at
+/// the table and one at the endpoint. `None`: [`behind`] says.
+#[inline(always)]
+pub(crate) fn at_once(fd: RawFd) -> Option<&'static Endpoint> {
+    let (entry, place) = table::glance(fd)?;
+    // SAFETY: what is remembered is an endpoint, and endpoints are never freed.
+    let endpoint = unsafe { place.cast::<Endpoint>().as_ref() }?;
+    // It may be another's by now, or another connection: then it is not what the table says.
+    (endpoint.ready.load(SeqCst) == entry).then_some(endpoint)
+}
+
 /// The first endpoint of each chunk.
 static SLAB: [AtomicPtr<Endpoint>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
 /// Ends one that only calls have held, which are over.
@@ -239,7 +259,9 @@ pub(crate) fn allocate(fd: i32, nonblocking: bool, offer_after: u32) -> Option<E
     endpoint.nonblocking.store(nonblocking.into(), Relaxed);
     endpoint.offer_after.store(offer_after, Relaxed);
     endpoint.holders.begin(family::strays());
-    Some(EndpointRef::new(index, endpoint.generation.load(Acquire)))
+    let name = EndpointRef::new(index, endpoint.generation.load(Acquire));
+    endpoint.ready.store(Entry::Endpoint(name).pack() | APART, SeqCst);
+    Some(name)
 }
 
 /// Whether the endpoint is behind one of the numbers that stdin, stdout and stderr read and write. Those calls are
@@ -398,10 +420,21 @@ impl Endpoint {
         let is_attached = stage == Stage::Attached;
         let was_attached = self.stage.swap(stage as u32, SeqCst) == Stage::Attached as u32;
         match (was_attached, is_attached) {
-            (false, true) => ATTACHED.fetch_add(1, AcqRel),
-            (true, false) => ATTACHED.fetch_sub(1, AcqRel),
-            _ => 0,
-        };
+            (false, true) => {
+                ATTACHED.fetch_add(1, AcqRel);
+                self.ready.fetch_and(!APART, SeqCst);
+            }
+            (true, false) => {
+                ATTACHED.fetch_sub(1, AcqRel);
+                self.ready.fetch_or(APART, SeqCst);
+            }
+            _ => {}
+        }
+    }
+
+    /// Has [`at_once`] find it by this number.
+    pub(crate) fn remember(&self, fd: RawFd) {
+        table::remember(fd, std::ptr::from_ref(self).cast());
     }
 
     #[inline]
@@ -630,6 +663,8 @@ impl Endpoint {
     pub(crate) fn owe(&self, fd: i32, errno: i32) {
         self.owed_for_kernel.store(kernel::has_error(fd).into(), Relaxed);
         self.owed.store(errno, Relaxed);
+        // In this order, and the reverse when it is told: if there is one, this says so.
+        self.ready.fetch_or(OWES, SeqCst);
     }
 
     /// That error, or 0.
@@ -674,6 +709,7 @@ impl Endpoint {
             return None;
         }
         let stands_alone = self.owes_alone();
+        self.ready.fetch_and(!OWES, SeqCst);
         let errno = self.owed.swap(0, Relaxed);
         self.shared_lane().into_iter().for_each(LaneHeader::note_reset_told);
         (errno != 0 && (take_kernels() || stands_alone)).then_some(errno)
@@ -820,8 +856,24 @@ impl Endpoint {
     pub(crate) fn report_received(&self, side: &mut RxSide) {
         if side.told_on_lane != side.rx.on_lane() {
             self.report_rx(side);
-        } else if let Some(entry) = self.entry() {
-            entry.shm_received.store(side.rx.lane_total(), Relaxed);
+        } else {
+            self.count_from_lane(side.rx.lane_total());
+        }
+    }
+
+    /// The same of what has been received on the lane, with which that makes so many bytes by lanes.
+    #[inline(always)]
+    pub(crate) fn report_from_lane(&self, side: &mut RxSide, total: u64) {
+        match side.told_on_lane {
+            true => self.count_from_lane(total),
+            false => self.report_rx(side),
+        }
+    }
+
+    #[inline(always)]
+    fn count_from_lane(&self, total: u64) {
+        if let Some(entry) = self.entry() {
+            entry.shm_received.store(total, Relaxed);
         }
     }
 
@@ -839,6 +891,7 @@ impl Endpoint {
     /// Gives the slot back. Nothing of it is attached any more.
     pub(crate) fn free(&self) {
         let name = self.reference();
+        self.ready.store(APART, SeqCst);
         self.generation.fetch_add(1, AcqRel);
         if let Some(entry) = self.entry() {
             process::unlist(entry);

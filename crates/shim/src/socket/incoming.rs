@@ -6,7 +6,7 @@ use shunt_ring::lane::End;
 
 use crate::base::private::borrow;
 use crate::base::waiter::Slot;
-use crate::socket::endpoint::Endpoint;
+use crate::socket::endpoint::{Endpoint, RxSide};
 use crate::socket::tcp::Tcp;
 #[cfg(doc)]
 use crate::socket::{lost, outgoing};
@@ -38,20 +38,26 @@ pub(crate) struct Bytes {
 }
 
 /// What the lane has, if that is all there is to be seen there, as it mostly is. `None`: [`look`] finds out what else.
-#[inline]
+#[inline(always)]
 pub(crate) fn look_at_once(endpoint: &Endpoint) -> Option<Bytes> {
     if !endpoint.low_water.is_none() {
         return None;
     }
-    let mut guard = endpoint.rx.lock();
-    let side = &mut *guard;
+    let mut side = endpoint.rx.briefly();
+    let found = look_at_lane(side.value());
+    side.end();
+    found
+}
+
+#[inline(always)]
+fn look_at_lane(side: &mut RxSide) -> Option<Bytes> {
     let at = side.at.as_ref()?;
     let (lane, ring) = at.incoming();
     if at.outgoing().0.is_returned() || lane.end() != End::Open {
         return None;
     }
-    let unread = side.rx.available_at_once(lane, &ring)?;
-    Some(Bytes { unread, arrived: side.rx.lane_total() + unread as u64 })
+    let (unread, arrived) = side.rx.available_at_once(lane, &ring)?;
+    Some(Bytes { unread, arrived })
 }
 
 /// Looks at the lane, and for bytes if they are `wanted`.

@@ -257,17 +257,7 @@ impl Link {
         self.is_gone() && self.used.load(Acquire) == 0
     }
 
-    /// Tells a waiter of the peer's, that of `slot`, that something happened on `conn`, and wakes it if it sleeps.
-    /// `true` if it did.
-    #[inline(always)]
-    fn notify(&self, waiter: &WaiterLine, slot: usize, conn: usize) -> bool {
-        let sleeps = waiter.notify(conn);
-        if sleeps {
-            self.ring(slot);
-        }
-        sleeps
-    }
-
+    /// Wakes a waiter of the peer's, that of `slot`.
     #[cold]
     fn ring(&self, slot: usize) {
         PrivateFd::lend(&self.peer.doorbells[slot], |fd| {
@@ -348,6 +338,8 @@ pub(crate) struct Attachment {
     pub(crate) conn: usize,
     outgoing: Lane,
     incoming: Lane,
+    /// Whom the peer waits by.
+    waiters: &'static [WaiterLine; WAITERS],
 }
 
 /// A lane of the link, found once: every call needs it.
@@ -392,7 +384,8 @@ impl Attachment {
     /// Where `conn` is, for as long as the link has its identity.
     pub(crate) fn new(link: &'static Link, conn: usize) -> Attachment {
         let lane = |sender| Lane { header: link.view.lane(conn, sender), ring: link.view.ring(conn, sender) };
-        Attachment { link, conn, outgoing: lane(link.side), incoming: lane(link.side.other()) }
+        let waiters = link.view.waiters(link.side.other());
+        Attachment { link, conn, outgoing: lane(link.side), incoming: lane(link.side.other()), waiters }
     }
 
     /// For use without a lock. Called under the lock of the direction that says where the endpoint is, or under the
@@ -424,25 +417,26 @@ impl Attachment {
     pub(crate) fn announce_bytes(&self) -> bool {
         let lane = self.outgoing().0;
         let Some(slot) = lane.rx_waiter() else { return false };
-        let waiter = self.link.view.waiter(self.link.side.other(), slot);
-        if !waiter.is_marked(self.conn) {
-            lane.stamp(Stamp { at: order::now(), behind: order::last_by_tcp() });
+        let stamp = || lane.stamp(Stamp { at: order::now(), behind: order::last_by_tcp() });
+        let sleeps = self.waiters[slot].notify_after(self.conn, stamp);
+        if sleeps {
+            self.link.ring(slot);
         }
-        self.link.notify(waiter, slot, self.conn)
+        sleeps
     }
 
     /// Whether the waiter that is woken for our bytes sleeps all the same.
     pub(crate) fn receiver_sleeps(&self) -> bool {
-        let waiter = |slot| self.link.view.waiter(self.link.side.other(), slot);
-        self.outgoing().0.rx_waiter().is_some_and(|slot| waiter(slot).is_sleeping())
+        self.outgoing().0.rx_waiter().is_some_and(|slot| self.waiters[slot].is_sleeping())
     }
 
     /// Wakes the sender at the other end if it waits for space. After reading.
     #[inline]
     pub(crate) fn announce_space(&self) {
-        if let Some(slot) = self.incoming().0.take_space_wanted() {
-            let waiter = self.link.view.waiter(self.link.side.other(), slot);
-            self.link.notify(waiter, slot, self.conn);
+        if let Some(slot) = self.incoming().0.take_space_wanted()
+            && self.waiters[slot].notify(self.conn)
+        {
+            self.link.ring(slot);
         }
     }
 }

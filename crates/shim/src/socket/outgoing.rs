@@ -72,8 +72,15 @@ pub(crate) fn room(endpoint: &Endpoint, slot: Option<Slot>) -> (Option<bool>, bo
 /// what else.
 #[inline]
 pub(crate) fn has_room_at_once(endpoint: &Endpoint) -> bool {
-    let mut guard = endpoint.tx.lock();
-    let TxSide { tx, at: Some(at), seen, .. } = &mut *guard else { return false };
+    let mut side = endpoint.tx.briefly();
+    let has_room = has_room_on_lane(side.value());
+    side.end();
+    has_room
+}
+
+#[inline(always)]
+fn has_room_on_lane(TxSide { tx, at, seen, .. }: &mut TxSide) -> bool {
+    let Some(at) = at else { return false };
     let (lane, ring) = at.outgoing();
     let has_room = !peer_has_left(at) && tx.is_writable(lane, &ring) == Some(true);
     if has_room {

@@ -24,7 +24,7 @@ pub(crate) use cancel::{cancel, point, set_type, without};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use deliver::trampoline as handler;
 pub(crate) use deliver::{Ran, ring_bell_on_signal, take_ran};
-pub(crate) use shield::{Shield, has_deferred, is_due, open};
+pub(crate) use shield::{Brief, Shield, has_deferred, is_due, open};
 
 /// What a thread does to itself. These are never put off, since the code that made them cannot go on, and never pass
 /// through us.

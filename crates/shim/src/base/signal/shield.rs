@@ -46,6 +46,36 @@ impl Shield {
     }
 }
 
+/// The same for something that waits for nothing and ends by returning, until [`Brief::lower`]: without a destructor, which takes instructions
+/// also where nothing unwinds.
+pub(crate) struct Brief(&'static Thread);
+
+impl Brief {
+    /// `None`: one is up already, or there is more to do than to raise it.
+    #[inline(always)]
+    pub(crate) fn raise() -> Option<Brief> {
+        let thread = thread::this();
+        if thread.shields.load(Relaxed) != 0 || thread.cancelled_anywhere.get() {
+            return None;
+        }
+        thread.ran.store(0, Relaxed);
+        thread.bell.store(0, Relaxed);
+        thread.shields.store(1, Relaxed);
+        compiler_fence(SeqCst);
+        Some(Brief(thread))
+    }
+
+    #[inline(always)]
+    pub(crate) fn lower(self) {
+        compiler_fence(SeqCst);
+        self.0.shields.store(0, Relaxed);
+        compiler_fence(SeqCst);
+        if self.0.deferred.load(Relaxed) != 0 {
+            deliver::release(self.0);
+        }
+    }
+}
+
 impl Drop for Shield {
     #[inline]
     fn drop(&mut self) {
