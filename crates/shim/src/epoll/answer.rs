@@ -113,9 +113,12 @@ impl Inner {
                 take_rung(links, slot, self.sleepers > 0, line);
             }
         }
-        let first = line.marked.peek().map(|Reverse((stamp, _))| stamp.at);
-        while let Some(Reverse((stamp, fd))) = line.marked.pop() {
-            if let Some(registration) = registrations.get_mut(&fd) {
+        let first = line.marked.peek().map(|Reverse((stamp, ..))| stamp.at);
+        while let Some(Reverse((stamp, fd, guess))) = line.marked.pop() {
+            if let Some(registration) = registrations.find(fd, guess) {
+                if registration.place.index() != guess {
+                    registration.note_record();
+                }
                 line.enter_placed(&mut registration.place, fd, stamp.behind);
             }
         }
@@ -134,7 +137,7 @@ impl Inner {
             };
             let at = self.registrations.get(&fd).and_then(has_new).and_then(|endpoint| endpoint.rx.lock().at);
             match at {
-                Some(at) => self.line.marked.push(Reverse((at.incoming().0.stamped(), fd))),
+                Some(at) => self.line.marked.push(Reverse((at.incoming().0.stamped(), fd, 0))),
                 None => {
                     let has_some = self.lacks_place_for_some(fd);
                     self.queue_for_look(fd, has_some);
@@ -552,12 +555,21 @@ fn list_marked(line: &mut Line, link: &'static Link, mut marks: u64) {
         marks &= marks - 1;
         if let Some(endpoint) = link.endpoint(conn).and_then(EndpointRef::resolve) {
             let stamp = link.view().lane(conn, link.side.other()).stamped();
-            line.marked.push(Reverse((stamp, endpoint.fd.load(Relaxed))));
+            let guess = endpoint.record.load(Relaxed);
+            line.marked.push(Reverse((stamp, endpoint.fd.load(Relaxed), guess)));
         }
     }
 }
 
 impl Registration {
+    /// The next mark finds it without a search.
+    #[cold]
+    fn note_record(&self) {
+        if let Some(endpoint) = self.endpoint() {
+            endpoint.record.store(self.place.index(), Relaxed);
+        }
+    }
+
     /// Whether it is told more than once whether there are bytes, and a mark comes with them.
     #[inline]
     fn is_told_of_lanes(&self) -> bool {

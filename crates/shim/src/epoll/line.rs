@@ -37,6 +37,10 @@ impl Place {
         Place { stand: Stand::Outside, index }
     }
 
+    pub(super) fn index(&self) -> Index {
+        self.index
+    }
+
     pub(super) fn is_placed(&self) -> bool {
         matches!(self.stand, Stand::Placed { .. })
     }
@@ -79,8 +83,8 @@ pub(super) struct Line {
     next: Ticket,
     /// Some of the entries may be hollow.
     has_hollow: bool,
-    /// Marks that have just been taken, while they are put in order.
-    pub(super) marked: BinaryHeap<Reverse<(Stamp, RawFd)>>,
+    /// Marks that have just been taken, while they are put in order, with where the registration probably is.
+    pub(super) marked: BinaryHeap<Reverse<(Stamp, RawFd, Index)>>,
 }
 
 impl Line {

@@ -50,6 +50,14 @@ impl<T> Records<T> {
         self.all.get_mut(index).map(|(_, one)| one)
     }
 
+    /// What is kept under that number, which probably has this place.
+    #[inline]
+    pub(super) fn find(&mut self, fd: RawFd, guess: Index) -> Option<&mut T> {
+        let is_there = self.all.get(guess).is_some_and(|(other, _)| *other == fd);
+        let index = if is_there { guess } else { *self.places.get(&fd)? };
+        self.all.get_mut(index).map(|(_, one)| one)
+    }
+
     pub(super) fn get(&self, fd: &RawFd) -> Option<&T> {
         self.all.get(*self.places.get(fd)?).map(|(_, one)| one)
     }

@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 use shunt_abi::option::SocketOption;
 use shunt_abi::page::{self, Counter};
@@ -156,6 +156,8 @@ pub(crate) struct Endpoint {
     pub(crate) unanswered: Unanswered,
     pub(crate) tx: Lock<TxSide>,
     pub(crate) rx: Lock<RxSide>,
+    /// Where the set that its marks go to keeps its registration, if that is still so.
+    pub(crate) record: AtomicUsize,
     /// The epoll instances it is registered with.
     pub(crate) epolls: Lock<Vec<EpollRef>>,
 }
