@@ -112,6 +112,12 @@ impl File {
         }
     }
 
+    /// How much there is in its segments of code, in bytes.
+    pub(crate) fn len_of_code(&self) -> u64 {
+        let executable = self.segments.iter().filter(|segment| segment.is_executable());
+        executable.fold(0, |len, segment| len.saturating_add(segment.in_file))
+    }
+
     /// The sections that have code in them: address, offset, length. `None` if the file says nothing of sections.
     fn sections(&self) -> Option<Vec<(u64, u64, u64)>> {
         const PROGBITS: u32 = 1;
@@ -168,6 +174,16 @@ impl File {
         let segment = self.segments.iter().find(has_it).ok_or(Closed::Elf)?;
         let names = self.slice(segment.offset + (at - segment.address), len)?;
         Ok(names.split(|byte| *byte == 0).any(|name| name.ends_with(wanted)))
+    }
+
+    /// What is loaded from an address of the file's on, to the end of its segment, but no more than `most` bytes. `None` if there is nothing.
+    pub(crate) fn from(&self, at: u64, most: u64) -> Result<Option<Vec<u8>>, Closed> {
+        let in_it = |segment: &&Segment| {
+            segment.is_loaded() && at.checked_sub(segment.address).is_some_and(|into| into < segment.in_file)
+        };
+        let Some(segment) = self.segments.iter().find(in_it) else { return Ok(None) };
+        let into = at - segment.address;
+        self.slice(segment.offset + into, most.min(segment.in_file - into)).map(Some)
     }
 
     pub(crate) fn own_data(&self) -> Option<Segment> {

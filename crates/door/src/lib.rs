@@ -3,7 +3,7 @@
 //!
 //! [`wait`] is for a process beside the one that becomes the program. It is gone before the program's first instruction.
 //!
-//! `text` finds the instructions and says how each is led away; `library` is libshunt.so as it lies in the program; `tracee` is the process.
+//! `text` finds the instructions and says how each is led away, `own` which of them are calls in a program that has a libc; `library` is libshunt.so as it lies in the program; `tracee` is the process.
 //! Whatever is not as expected closes the door, and the program runs as it is.
 
 #![forbid(unsafe_code)]
@@ -11,9 +11,13 @@
 #[cfg(target_arch = "x86_64")]
 mod elf;
 #[cfg(target_arch = "x86_64")]
+mod frames;
+#[cfg(target_arch = "x86_64")]
 mod library;
 #[cfg(target_arch = "x86_64")]
 mod open;
+#[cfg(target_arch = "x86_64")]
+mod own;
 #[cfg(target_arch = "x86_64")]
 mod text;
 #[cfg(target_arch = "x86_64")]
@@ -58,12 +62,18 @@ pub enum Closed {
     /// Its libc cancels threads, and looks where a thread stands for that.
     #[error("its libc cancels threads by where they stand (at {0:#x})")]
     Cancels(u64),
+    /// It asks whether a thread stands in this call: the address behind it is taken.
+    #[error("it looks whether threads stand in a system call (at {0:#x})")]
+    Watched(u64),
     /// It uses the register that shunt finds its own data by.
     #[error("it uses GS (at {0:#x})")]
     UsesGs(u64),
     /// It makes no system calls that matter, or makes them elsewhere.
     #[error("it has no system calls of its own")]
     NoCalls,
+    /// It has a libc, and more code than is looked through for calls of its own.
+    #[error("it has more code than is looked through")]
+    TooMuch,
     /// The processor or the kernel do not let programs write GS.
     #[error("this kernel lets no program set GS")]
     NoGs,

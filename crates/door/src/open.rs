@@ -12,6 +12,7 @@ use shunt_abi::door::{BELOW, BLOCK, Begin, Below, CONTROL};
 
 use crate::elf::{EXECUTABLE, File, WRITABLE};
 use crate::library::Library;
+use crate::own::Own;
 use crate::text::{self, Site};
 use crate::tracee::{self, Tracee};
 use crate::{By, Closed};
@@ -50,13 +51,30 @@ impl Door {
         }
         let path = CString::new(library.as_os_str().as_bytes()).map_err(|_| Closed::Library)?;
         let (program, library) = (File::open(program)?, File::open(library)?);
-        let numbers = Library::numbers(&library)?;
-        let sites = text::sites(&program, &numbers)?;
         let (switches_stacks, has_linker) = (program.is_of_go()?, program.has_linker());
         if has_linker {
             check_linked(&program)?;
         }
+        let own = if has_linker && !switches_stacks { Some(Own::of(&program)?) } else { None };
+        let numbers = Library::numbers(&library)?;
+        if own.as_ref().is_some_and(|own| !own.matters(&numbers)) {
+            return Err(Closed::NoCalls);
+        }
+        let sites = text::sites(&program, own.as_ref(), &numbers)?;
         Ok(Door { program, library, path, sites, switches_stacks, has_linker })
+    }
+
+    /// Whether the program has a libc, and calls besides that must be led to the library. Fast where it has none.
+    pub fn is_needed(program: &Path, library: &Path) -> Result<bool, Closed> {
+        let program = File::open(program)?;
+        if !program.has_linker() || program.is_of_go()? {
+            return Ok(false);
+        }
+        match Own::of(&program) {
+            Ok(own) => Ok(own.matters(&Library::numbers(&File::open(library)?)?)),
+            Err(Closed::NoCalls | Closed::TooMuch) => Ok(false),
+            Err(closed) => Err(closed),
+        }
     }
 
     /// Waits until the one that [`wait`] was told of has become the program; opens the door, and lets it go.

@@ -15,6 +15,7 @@ use shunt_abi::door::NUMBERS;
 
 use crate::Closed;
 use crate::elf::File;
+use crate::own::Own;
 
 /// `jmp` to anywhere within 2 GiB.
 const JUMP: usize = 5;
@@ -31,28 +32,52 @@ pub(crate) struct Site {
     behind: Vec<Instruction>,
 }
 
-/// The program's code.
+/// The program's code, or a function of it.
 #[derive(Default)]
-struct Text {
+pub(crate) struct Text {
     /// The calls: each is an index in those after it.
-    calls: Vec<usize>,
-    /// The instructions around each call. What is decoded in between is not kept.
-    instructions: Vec<Instruction>,
+    pub(crate) calls: Vec<usize>,
+    /// The instructions around each call. What is decoded in between is kept of a function only.
+    pub(crate) instructions: Vec<Instruction>,
     /// Where jumps lead, in order.
-    targets: Vec<u64>,
+    pub(crate) targets: Vec<u64>,
+    /// Addresses in the code that are taken, in order.
+    taken: Vec<u64>,
     /// The first instruction that uses GS.
     uses_gs: Option<u64>,
 }
 
-/// The calls of `program` that `numbers` has a bit for, or may have.
-pub(crate) fn sites(program: &File, numbers: &[u32; NUMBERS / 32]) -> Result<Vec<Site>, Closed> {
+/// The calls of `program` that `numbers` has a bit for, or may have: of one with a libc, which are known, its `own`.
+pub(crate) fn sites(
+    program: &File,
+    own: Option<&Own>,
+    numbers: &[u32; NUMBERS / 32],
+) -> Result<Vec<Site>, Closed> {
     let mut text = Text::default();
     for (address, code) in program.code()? {
-        text.decode(address, &code);
+        match own {
+            Some(own) => {
+                own.pieces(address, &code).into_iter().for_each(|(at, piece)| text.decode(at, piece))
+            }
+            None => text.decode(address, &code),
+        }
     }
+    text.targets.extend(own.into_iter().flat_map(Own::other_targets));
     text.targets.sort_unstable();
-    if let Some(at) = text.uses_gs {
+    // Until the program's own code runs, with a dynamic linker: then it may.
+    if let Some(at) = text.uses_gs.filter(|_| !program.has_linker()) {
         return Err(Closed::UsesGs(at));
+    }
+    if let Some(own) = own {
+        text.calls.retain(|call| own.is_call(text.instructions[*call].ip()));
+        text.taken.sort_unstable();
+        let is_watched = |call: &&usize| {
+            let behind = text.instructions[**call].next_ip();
+            text.taken.binary_search(&behind).is_ok() && !own.begins_function(behind)
+        };
+        if let Some(call) = text.calls.iter().find(is_watched) {
+            return Err(Closed::Watched(text.instructions[*call].ip()));
+        }
     }
     if text.calls.is_empty() {
         return Err(Closed::NoCalls);
@@ -65,32 +90,51 @@ pub(crate) fn sites(program: &File, numbers: &[u32; NUMBERS / 32]) -> Result<Vec
     text.calls.iter().filter(matters).map(site).collect()
 }
 
-fn has_bit(numbers: &[u32], number: u64) -> bool {
+pub(crate) fn has_bit(numbers: &[u32], number: u64) -> bool {
     let word = usize::try_from(number / 32).ok().and_then(|index| numbers.get(index));
     word.is_some_and(|word| word >> (number % 32) & 1 != 0)
 }
 
 impl Text {
+    /// A whole function. `None` if there is something else in it than instructions.
+    pub(crate) fn of_function(address: u64, code: &[u8]) -> Option<Text> {
+        let mut text = Text::default();
+        let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+        while decoder.can_decode() {
+            let instruction = decoder.decode();
+            if instruction.is_invalid() {
+                return None;
+            }
+            text.add(&instruction);
+        }
+        Some(text)
+    }
+
     /// One run of it more.
     fn decode(&mut self, address: u64, code: &[u8]) {
         let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
-        let (mut instruction, mut since_call) = (Instruction::default(), AROUND);
+        let mut instruction = Instruction::default();
         while decoder.can_decode() {
             decoder.decode_out(&mut instruction);
-            self.note(&instruction);
-            if instruction.code() == Code::Syscall {
-                self.calls.push(self.instructions.len());
-                since_call = 0;
-            }
-            self.instructions.push(instruction);
-            since_call += 1;
-            // What is before the next call stays, as does what is behind the last.
-            if since_call >= 8 * AROUND {
-                let behind = self.calls.last().map_or(0, |call| call + AROUND);
-                let before = self.instructions.len() - AROUND;
-                self.instructions.drain(behind..before);
-                since_call = 2 * AROUND;
-            }
+            self.add(&instruction);
+            self.forget_between_calls();
+        }
+    }
+
+    fn add(&mut self, instruction: &Instruction) {
+        self.note(instruction);
+        if instruction.code() == Code::Syscall {
+            self.calls.push(self.instructions.len());
+        }
+        self.instructions.push(*instruction);
+    }
+
+    /// What is before the next call stays, as does what is behind the last.
+    fn forget_between_calls(&mut self) {
+        let (last, behind) = self.calls.last().map_or((0, 0), |call| (*call, call + AROUND));
+        if self.instructions.len() - last >= 8 * AROUND {
+            let before = self.instructions.len() - AROUND;
+            self.instructions.drain(behind..before);
         }
     }
 
@@ -105,6 +149,9 @@ impl Text {
         // An address that is taken may be jumped to.
         if instruction.is_ip_rel_memory_operand() {
             self.targets.push(instruction.ip_rel_memory_address());
+            if instruction.mnemonic() == Mnemonic::Lea {
+                self.taken.push(instruction.ip_rel_memory_address());
+            }
         }
         let uses_gs = instruction.segment_prefix() == Register::GS
             || matches!(instruction.mnemonic(), Mnemonic::Wrgsbase | Mnemonic::Swapgs);
@@ -113,7 +160,7 @@ impl Text {
         }
     }
 
-    fn is_target(&self, address: u64) -> bool {
+    pub(crate) fn is_target(&self, address: u64) -> bool {
         self.targets.binary_search(&address).is_ok()
     }
 
@@ -129,7 +176,7 @@ impl Text {
     }
 
     /// The number of the call at `index`, if the code that leads straight there says so.
-    fn number(&self, index: usize) -> Option<u64> {
+    pub(crate) fn number(&self, index: usize) -> Option<u64> {
         let mut factory = InstructionInfoFactory::new();
         let mut holder = Register::RAX;
         for index in (index.saturating_sub(AROUND) + 1..=index).rev() {

@@ -11,6 +11,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
+use shunt_abi::door::SYSCALL;
+
 use crate::Closed;
 
 /// Held still by this process, which the kernel has let go on when it is dropped.
@@ -23,8 +25,6 @@ pub(crate) struct Tracee {
     calls_at: u64,
     before: [u8; 2],
 }
-
-const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
 /// From now on the thread stops when it becomes another program, or its next child does.
 pub(crate) fn seize(thread: Pid, is_parent: bool) -> Result<(), Closed> {

@@ -18,6 +18,11 @@ impl Door {
         Err(Closed::Processor)
     }
 
+    /// None is.
+    pub fn is_needed(_: &Path, _: &Path) -> Result<bool, Closed> {
+        Ok(false)
+    }
+
     /// Not on this processor.
     pub fn open(self) -> Result<(), Closed> {
         match self {}

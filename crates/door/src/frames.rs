@@ -1,0 +1,99 @@
+//! Where the functions of a program are, as it tells whoever unwinds its stack: `.eh_frame_hdr`, a table in order of their addresses, and
+//! `.eh_frame`, which has their lengths.
+//!
+//! Compilers write one way of several, which is the one that is understood here. Each line of the table is held against what it refers to.
+
+use std::ops::Range;
+
+use crate::Closed;
+use crate::elf::File;
+
+const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
+/// Its version; a distance in four bytes from where it stands; a number in four bytes; distances in four bytes from the beginning.
+const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
+/// The header, the distance and the number.
+const TABLE: usize = 12;
+const LINE: usize = 8;
+
+/// The functions of a program.
+pub(crate) struct Frames {
+    /// Where it is, and what it is, from its header to the end of what is loaded with it.
+    header_at: u64,
+    header: Vec<u8>,
+    count: usize,
+    frames_at: u64,
+    frames: Vec<u8>,
+}
+
+impl Frames {
+    /// `None` if the program tells nobody, or in another way.
+    pub(crate) fn of(program: &File) -> Result<Option<Frames>, Closed> {
+        let told = program.segments.iter().find(|segment| segment.kind == PT_GNU_EH_FRAME);
+        let Some(segment) = told else { return Ok(None) };
+        let (header_at, header) = (segment.address, program.content(segment)?);
+        let (Some(distance), Some(count)) = (half(&header, 4), half(&header, 8)) else { return Ok(None) };
+        if !header.starts_with(&HEADER) || header.len() < TABLE + count as usize * LINE {
+            return Ok(None);
+        }
+        let frames_at = near(header_at + 4, distance);
+        let Some(frames) = program.from(frames_at, u64::MAX)? else { return Ok(None) };
+        Ok(Some(Frames { header_at, header, count: count as usize, frames_at, frames }))
+    }
+
+    /// The function that `address` is in.
+    pub(crate) fn at(&self, address: u64) -> Option<Range<u64>> {
+        let (mut from, mut to) = (0, self.count);
+        while from < to {
+            let middle = from.midpoint(to);
+            if self.begin(middle)? <= address { from = middle + 1 } else { to = middle }
+        }
+        self.function(from.checked_sub(1)?).filter(|function| function.contains(&address))
+    }
+
+    /// All of them, in order.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Range<u64>> {
+        (0..self.count).filter_map(|index| self.function(index))
+    }
+
+    fn begin(&self, index: usize) -> Option<u64> {
+        half(&self.header, TABLE + index * LINE).map(|distance| near(self.header_at, distance))
+    }
+
+    fn function(&self, index: usize) -> Option<Range<u64>> {
+        /// Its length and what it has in common with others are before the distance to the function and the function's length.
+        const DISTANCE: u64 = 8;
+        let begin = self.begin(index)?;
+        let frame = near(self.header_at, half(&self.header, TABLE + index * LINE + 4)?);
+        let at = usize::try_from(frame.checked_add(DISTANCE)?.checked_sub(self.frames_at)?).ok()?;
+        let is_its = near(frame + DISTANCE, half(&self.frames, at)?) == begin;
+        let len = half(&self.frames, at + 4)?;
+        is_its.then(|| begin..begin.saturating_add(len.into()))
+    }
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
+}
+
+fn near(from: u64, distance: u32) -> u64 {
+    from.wrapping_add_signed(i64::from(distance as i32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn a_program_tells_where_its_functions_are() {
+        let own = File::open(Path::new("/proc/self/exe")).unwrap();
+        let frames = Frames::of(&own).unwrap().unwrap();
+        let all: Vec<_> = frames.all().collect();
+        assert!(all.len() > 100 && all.is_sorted_by_key(|function| function.start));
+        for function in all.iter().filter(|function| !function.is_empty()).take(100) {
+            assert_eq!(frames.at(function.start).as_ref(), Some(function));
+            assert_eq!(frames.at(function.end - 1).as_ref(), Some(function));
+        }
+        assert_eq!(frames.at(0), None);
+    }
+}
