@@ -1,4 +1,4 @@
-//! The door for CMD that has no dynamic linker, or is Go's: a process beside it holds it at its exec, leads its system calls to libshunt.so,
+//! The door for CMD that has no dynamic linker, is Go's, or makes system calls besides those of its libc: a process beside it holds it at its exec, leads its system calls to libshunt.so,
 //! and goes.
 //!
 //! It must be no child of CMD's, which would meet it in its own wait: so it is a child's child, and that child has ended before. It tells
@@ -11,10 +11,9 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{PTracer, Pid, set_ptracer};
-use shunt_door::{By, Door};
+use shunt_door::{By, Closed, Door};
 
 use crate::args::{DoorArgs, WaitsFor};
-use crate::obstacle::Obstacle;
 use crate::{library, obstacle};
 
 const READY: &str = "ready";
@@ -22,6 +21,20 @@ const READY: &str = "ready";
 /// Whether the program at `path` could be given the door.
 pub(crate) fn can_be_opened(path: &Path) -> bool {
     library::find().is_ok_and(|library| Door::plan(&obstacle::executed(path), &library).is_ok())
+}
+
+/// Whether the program at `path` has a libc that the shim is entered by, and makes system calls besides.
+pub(crate) fn is_needed_besides(path: &Path, library: &Path) -> bool {
+    obstacle::of_file(path).is_none() && Door::is_needed(path, library).unwrap_or(false)
+}
+
+/// Why the calls that it makes besides cannot be led to the shim. `None` if there are none.
+pub(crate) fn is_closed(path: &Path) -> Option<String> {
+    match Door::plan(path, &library::find().ok()?) {
+        Ok(_) => Some("it was started where they could not be".into()),
+        Err(Closed::NoCalls | Closed::Processor) => None,
+        Err(closed) => Some(closed.to_string()),
+    }
 }
 
 /// Where the programs that CMD starts in turn find this command.
@@ -80,13 +93,15 @@ pub(crate) fn run(args: &DoorArgs) -> ExitCode {
         WaitsFor::Thread => By::Thread(args.thread),
         WaitsFor::Child => By::Child(args.thread),
     };
-    // The shim has not looked further than that there is no dynamic linker, or a note of Go's.
-    match obstacle::of_file(&args.program).filter(Obstacle::may_have_door) {
+    // The shim has not looked further than that there is no dynamic linker, a note of Go's, or an instruction.
+    let is_entered = match obstacle::of_file(&args.program) {
+        Some(obstacle) => obstacle.may_have_door(),
+        None => obstacle::asks_for_linker(&args.program),
+    };
+    match is_entered.then(|| Door::plan(&args.program, &args.library)) {
         None => println!("it is not for shunt to enter"),
-        Some(_) => match Door::plan(&args.program, &args.library) {
-            Ok(door) => wait(args, by, door),
-            Err(closed) => println!("{closed}"),
-        },
+        Some(Ok(door)) => wait(args, by, door),
+        Some(Err(closed)) => println!("{closed}"),
     }
     ExitCode::SUCCESS
 }
@@ -102,7 +117,7 @@ fn wait(args: &DoorArgs, by: By, door: Door) {
     }
     println!("{READY}");
     if let Err(closed) = door.open()
-        && !matches!(closed, shunt_door::Closed::Gone)
+        && !matches!(closed, Closed::Gone)
     {
         let _ = writeln!(std::io::stderr(), "shunt: {} runs on TCP: {closed}", args.program.display());
     }

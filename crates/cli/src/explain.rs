@@ -283,6 +283,10 @@ impl Looked<'_> {
             None if process.ring != Ring::None && !is_known => vec![Reason::IoUring.into()],
             None => vec![unseen(socket).into()],
         };
+        let is_unseen = |cause: &Cause| cause.label == Reason::UnseenWait.label();
+        if process.has_shim && (row.is_none() || causes.iter().any(is_unseen)) {
+            causes.extend(process.hides_calls().map(|obstacle| Cause::of_obstacle(&obstacle, &process.name)));
+        }
         let on_shm = |road: Option<Road>| road == Some(Road::Shm);
         let sends = row.as_ref().map(|row| row.send.road);
         let receives = row.as_ref().map(|row| row.receive.road);

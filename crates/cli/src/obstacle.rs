@@ -39,6 +39,8 @@ pub(crate) enum Obstacle {
     OldLibc(PathBuf),
     /// A Go program: it makes system calls by itself.
     Go,
+    /// It makes system calls besides those of its libc, which the shim does not see.
+    OwnCalls(String),
     /// Runs as another user.
     Setuid,
     /// Runs as another group.
@@ -85,6 +87,7 @@ impl Obstacle {
             Obstacle::OtherLibc(_) => "other_libc",
             Obstacle::OldLibc(_) => "old_libc",
             Obstacle::Go => "go",
+            Obstacle::OwnCalls(_) => "own_calls",
             Obstacle::Setuid => "setuid",
             Obstacle::Setgid => "setgid",
             Obstacle::Capabilities => "capabilities",
@@ -112,6 +115,12 @@ impl Obstacle {
             Obstacle::Static | Obstacle::Go => {
                 return format!(
                     "Start it itself with `shunt run -- {program}`: that enters it, or says what else there is."
+                );
+            }
+            Obstacle::OwnCalls(_) => {
+                return format!(
+                    "Start it itself with `shunt run -- {program}`. If that changes nothing, nothing can be done, unless the program \
+                     can wait by the functions of libc."
                 );
             }
             Obstacle::OtherLibc(_) => "Use a build for glibc or musl.",
@@ -147,6 +156,9 @@ impl fmt::Display for Obstacle {
             Obstacle::OtherLibc(path) => write!(f, "it is linked with another libc ({})", path.display()),
             Obstacle::OldLibc(path) => write!(f, "its libc is too old for shunt ({})", path.display()),
             Obstacle::Go => f.write_str("it is a Go program and makes system calls by itself"),
+            Obstacle::OwnCalls(why) => {
+                write!(f, "it makes system calls by itself, which do not lead to shunt: {why}")
+            }
             Obstacle::Setuid => f.write_str("it is setuid, so the dynamic linker ignores LD_PRELOAD"),
             Obstacle::Setgid => f.write_str("it is setgid, so the dynamic linker ignores LD_PRELOAD"),
             Obstacle::Capabilities => {
@@ -213,6 +225,12 @@ pub(crate) fn of_linkage(path: &Path) -> Option<Obstacle> {
             (!takes_the_shim(&path)).then_some(Obstacle::Static)
         }
     }
+}
+
+/// Whether the program at `path` asks for a dynamic linker, which is itself a program that asks for none.
+pub(crate) fn asks_for_linker(path: &Path) -> bool {
+    let found = File::open(path).ok().and_then(|file| elf::parse(&file));
+    matches!(found, Some(Elf::Native { interpreter: Some(_), .. }))
 }
 
 /// Whether it is a dynamic linker of glibc or of musl.

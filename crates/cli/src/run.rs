@@ -84,13 +84,18 @@ impl Road {
     }
 
     /// CMD may have no dynamic linker that would load the shim, or make system calls past it. What there is to say if the door cannot be
-    /// opened either.
+    /// opened either: of a program that the shim is in all the same, nothing.
     fn open_door(&self, path: &Path) -> Option<String> {
         let Road::Shim { library, may_leave_tcp: true, .. } = self else {
             return None;
         };
+        let executed = obstacle::executed(path);
+        if door::is_needed_besides(&executed, library) {
+            let _ = door::prepare(&executed, library);
+            return None;
+        }
         let obstacle = obstacle::of_file(path).filter(Obstacle::may_have_door)?;
-        let closed = door::prepare(&obstacle::executed(path), library).err()?;
+        let closed = door::prepare(&executed, library).err()?;
         Some(format!("shunt cannot enter it, {obstacle}, and {closed:#}"))
     }
 }

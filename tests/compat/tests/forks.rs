@@ -6,9 +6,12 @@ use std::time::Duration;
 
 use Phase::{Shm, Tcp, Unseen};
 
-fn scenario(name: &'static str, phases: &'static [Phase]) {
+/// No table tells of its functions, so that a system call of its own is not found in them.
+const UNSEEN_CALLS: &[&str] = &["-fno-asynchronous-unwind-tables"];
+
+fn scenario(name: &'static str, flags: &'static [&'static str], phases: &'static [Phase]) {
     both(Duration::from_secs(120), move |host| {
-        compile(host, "forks", &[]);
+        compile(host, "forks", flags);
         compile(host, "serve_on", &[]);
         if name == "through_a_static_program" {
             compile(host, "static_program", &["-static"]);
@@ -23,7 +26,7 @@ macro_rules! scenarios {
         #[test]
         #[allow(non_snake_case)]
         fn $name() {
-            scenario(stringify!($name), &[$($phase),*]);
+            scenario(stringify!($name), UNSEEN_CALLS, &[$($phase),*]);
         }
     )* };
 }
@@ -56,6 +59,12 @@ scenarios! {
     clone_with_our_memory: Shm, Unseen, Unseen;
     clone_with_a_copy: Shm, Tcp(Reason::Shared), Tcp(Reason::Shared);
     orphan_of_bare_fork: Shm, Unseen;
+}
+
+/// A fork by a system call of the program's own, which leads to the shim.
+#[test]
+fn child_of_a_fork_that_is_found() {
+    scenario("child_of_bare_fork", &[], &[Shm, Shm]);
 }
 
 /// Whatever other threads were changing when a process forked, its child finds whole.

@@ -1,7 +1,8 @@
 //! Programs that have a libc, and make system calls by themselves as well. Go's with cgo, each of whose connections must be on shared memory,
-//! with the calls of Go's run-time and those of C for one and the same.
+//! with the calls of Go's run-time and those of C for one and the same. And C's with the instruction in their own functions; for Rust's see
+//! the package `shunt-runtimes`.
 
-use shunt_compat::{Host, Launch, Way, both, compile_cgo, converse, gate};
+use shunt_compat::{Host, Launch, Way, both, compile, compile_cgo, converse, gate};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -60,6 +61,44 @@ fn a_server_of_gos_and_python() {
         let server = host.program(program.to_string_lossy()).args(["serve", &port.to_string()]);
         converse(host, (port, CONNECTIONS), (server, python(host, port)), Way::Shm)
     });
+}
+
+/// A server of C's and its clients, compiled so.
+fn with_own_calls(flags: &'static [&'static str], way: Way) {
+    both(LIMIT, move |host| {
+        let program = compile(host, "own_calls", flags);
+        let port = host.port();
+        let (number, count) = (port.to_string(), CONNECTIONS.to_string());
+        let start = || host.program(program.to_string_lossy());
+        let client = start().args(["ask", &number, &count, "200", &gate(port)]);
+        converse(host, (port, CONNECTIONS), (start().args(["serve", &number]), client), way)
+    });
+}
+
+#[test]
+fn calls_in_a_program_of_cs() {
+    with_own_calls(&["-O2"], Way::Shm);
+}
+
+#[test]
+fn calls_in_a_program_at_a_fixed_place() {
+    with_own_calls(&["-no-pie"], Way::Shm);
+}
+
+/// The program counts what has been put into it, so that it would not be as natively.
+#[test]
+fn what_only_looks_like_a_call_is_left() {
+    with_own_calls(&["-DBY_LIBC"], Way::Shm);
+}
+
+#[test]
+fn a_program_with_a_call_that_cannot_be_led_elsewhere_is_left() {
+    with_own_calls(&["-DSTUCK"], Way::Tcp("own_calls"));
+}
+
+#[test]
+fn a_program_that_looks_whether_it_is_in_a_call_is_left() {
+    with_own_calls(&["-DWATCHED"], Way::Tcp("own_calls"));
 }
 
 /// Debian's etcd, and a program of Go's that asks it.

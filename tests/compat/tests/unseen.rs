@@ -1,4 +1,4 @@
-//! Programs that wait by system calls of their own, which no hook sees: what is sent to them reaches them all the same, in
+//! Programs that wait by system calls of their own, which no hook sees, and which are not found before, since no table tells of their functions: what is sent to them reaches them all the same, in
 //! whatever call the sender waits for their answer (L9).
 
 use shunt_abi::reason::Road;
@@ -13,7 +13,7 @@ const LATE: &str = "300";
 /// The server waits in this way, from its first message on or once its connection is on shared memory.
 fn unseen(how: &'static str) {
     both(LIMIT, move |host| {
-        compile(host, "unseen", &[]);
+        compile(host, "unseen", &["-fno-asynchronous-unwind-tables"]);
         for (index, seen) in ["recv", "poll", "select", "epoll"].into_iter().enumerate() {
             for (when, share) in [("0", 0.0), (LATE, 0.3)] {
                 let port = host.port() + 2 * index as u16 + u16::from(share > 0.0);

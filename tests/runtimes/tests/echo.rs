@@ -39,14 +39,15 @@ fn tokio_is_on_shared_memory() {
     everybody(TOKIO, Way::Shm);
 }
 
+/// Its system calls are its own, as async-std's.
 #[test]
-fn smol_is_seen_to_wait_unseen() {
-    everybody(env!("CARGO_BIN_EXE_echo-smol"), Way::Tcp("unseen_wait"));
+fn smol_is_on_shared_memory() {
+    everybody(env!("CARGO_BIN_EXE_echo-smol"), Way::Shm);
 }
 
 #[test]
-fn async_std_is_seen_to_wait_unseen() {
-    everybody(env!("CARGO_BIN_EXE_echo-async-std"), Way::Tcp("unseen_wait"));
+fn async_std_is_on_shared_memory() {
+    everybody(env!("CARGO_BIN_EXE_echo-async-std"), Way::Shm);
 }
 
 #[test]

@@ -118,7 +118,11 @@ fn tracing() -> Check {
 
 fn door() -> Check {
     let check = |found: &str| {
-        Check::ok("door", "programs without a dynamic linker: static ones, and Go's", found.to_owned())
+        Check::ok(
+            "door",
+            "programs that make system calls by themselves: static ones, Go's, others",
+            found.to_owned(),
+        )
     };
     match shunt_door::IS_HERE {
         true => check("such programs are entered"),

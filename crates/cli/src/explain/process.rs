@@ -11,6 +11,7 @@ use anyhow::{Result, anyhow};
 use shunt_abi::door::BELOW;
 use shunt_abi::rules;
 
+use crate::door;
 use crate::obstacle::{self, Obstacle};
 
 const LIBRARY: &str = "libshunt.so";
@@ -95,6 +96,13 @@ impl Process {
             filtered: field("Seccomp") == "2",
             sockets,
         })
+    }
+
+    /// Why system calls that it makes besides those of its libc are not seen, if it makes any.
+    pub(super) fn hides_calls(&self) -> Option<Obstacle> {
+        let maps = fs::read_to_string(proc(self.pid, "maps")).ok()?;
+        let is_closed = || door::is_closed(&proc(self.pid, "exe"));
+        (!are_calls_led(self.pid, &maps)).then(is_closed).flatten().map(Obstacle::OwnCalls)
     }
 
     /// Whether the socket of the broker is for another user alone.

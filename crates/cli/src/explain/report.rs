@@ -225,6 +225,7 @@ mod tests {
             Obstacle::OtherLibc(path()),
             Obstacle::OldLibc(path()),
             Obstacle::Go,
+            Obstacle::OwnCalls("WHY".into()),
             Obstacle::Setuid,
             Obstacle::Setgid,
             Obstacle::Capabilities,

@@ -1,13 +1,15 @@
-//! A program that makes system calls by itself is about to be started, one without a dynamic linker or one of Go's: a process beside holds it
-//! at its exec, and leads its calls to this library. That is `shunt door`, a program of its own, so that all there is here is to look at the
+//! A program that makes system calls by itself is about to be started, one without a dynamic linker, one of Go's, or another that has the
+//! instruction in its code: a process beside holds it at its exec, and leads its calls to this library. That is `shunt door`, a program of its own, so that all there is here is to look at the
 //! file, and to start it. See `docs/adr/0028`.
 //!
 //! Also in a child of vfork, whose memory is its parent's: nothing is allocated, and nothing kept. The process beside is no child of this
 //! one, which would meet it in its waits, unless it is one that has all orphans.
 
 use std::ffi::{CStr, c_char, c_int, c_long};
+use std::ops::Range;
 use std::os::fd::RawFd;
 
+use shunt_abi::door::{self, AROUND_CALL, MOST_CODE};
 use shunt_sys::{Errno, beside, memory, raw};
 
 use crate::base::{private, process};
@@ -67,7 +69,7 @@ const PATIENCE: i64 = 10;
 
 type Strings = *const *const c_char;
 
-/// What is there to be started. Dynamic programs, which are nearly all, cost a look at the beginning of their file.
+/// What is there to be started. Dynamic programs, which are nearly all, cost a look at the beginning of their file, and one through their code.
 ///
 /// # Safety
 /// As execve: what is bad about `executed` or `environment`, the kernel says.
@@ -310,7 +312,8 @@ fn has_orphans() -> bool {
     asked.is_none() || has != 0 || rustix::process::getpid().is_init()
 }
 
-/// Whether it is an ELF file of this machine that asks for no dynamic linker, and a program by itself; or one of Go's.
+/// Whether it is an ELF file of this machine that asks for no dynamic linker, and a program by itself; or one of Go's; or another that may
+/// have system calls in its code.
 fn makes_calls(file: RawFd) -> bool {
     /// Programs begin far below. One that does not leaves the place to another, which it runs and which this library is loaded into:
     /// Valgrind's tools do, and its system calls are theirs.
@@ -320,8 +323,10 @@ fn makes_calls(file: RawFd) -> bool {
     const AT_ONCE: usize = 8;
     const MOST: usize = 64;
     const X86_64: [u8; 2] = [62, 0];
+    const PT_LOAD: [u8; 4] = [1, 0, 0, 0];
     const PT_INTERP: [u8; 4] = [3, 0, 0, 0];
     const PT_NOTE: [u8; 4] = [4, 0, 0, 0];
+    const EXECUTABLE: u8 = 1;
     let mut bytes = [0_u8; HEADER + AT_ONCE * ENTRY];
     let read = read_at(file, &mut bytes, 0);
     let is_ours = read >= HEADER && bytes.starts_with(b"\x7fELF\x02\x01") && bytes[18..20] == X86_64;
@@ -335,6 +340,8 @@ fn makes_calls(file: RawFd) -> bool {
     // Nearly always it is behind the header.
     let mut entries = if table == HEADER as u64 { &bytes[HEADER..read] } else { &[] };
     let (mut has_linker, mut is_of_go) = (false, false);
+    // From the first segment of code to the end of the last: linkers make one, or put them one behind the other.
+    let (mut begin, mut end) = (u64::MAX, 0);
     while left > 0 {
         if entries.is_empty() {
             let read = read_at(file, &mut bytes, table);
@@ -343,19 +350,55 @@ fn makes_calls(file: RawFd) -> bool {
         let Some((entry, rest)) = entries.split_at_checked(ENTRY) else { return false };
         has_linker |= entry.starts_with(&PT_INTERP);
         is_of_go |= entry.starts_with(&PT_NOTE) && has_note_of_go(file, entry);
+        if entry.starts_with(&PT_LOAD) && entry[4] & EXECUTABLE != 0 {
+            let (offset, len) = (word(entry, 8), word(entry, 32));
+            (begin, end) = (begin.min(offset), end.max(offset.saturating_add(len)));
+        }
         (entries, left, table) = (rest, left - 1, table + ENTRY as u64);
     }
-    is_of_go || !has_linker
+    is_of_go || !has_linker || has_call(file, begin..end)
+}
+
+/// Whether there may be a system call in what `file` has there. It is read and not mapped, since it may become shorter meanwhile.
+fn has_call(file: RawFd, code: Range<u64>) -> bool {
+    /// A little less than the processor's own memory has room for.
+    const AT_ONCE: usize = 128 * 1024;
+    let len = code.end.saturating_sub(code.start);
+    if len > MOST_CODE {
+        return false;
+    }
+    let room = AT_ONCE.min(len as usize);
+    let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let arguments = [0, room as c_long, access.into(), (flags | libc::MAP_POPULATE).into(), -1, 0];
+    let Ok(place) = call(libc::SYS_mmap, arguments) else { return false };
+    // SAFETY: a fresh mapping of as many bytes, which is this thread's alone and goes below.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(place as *mut u8, room) };
+    let (mut from, mut found) = (code.start, false);
+    while !found {
+        let most = bytes.len().min((code.end - from) as usize);
+        let read = read_at(file, &mut bytes[..most], from);
+        found = door::has_call(&bytes[..read]);
+        if read < most || from + read as u64 >= code.end {
+            break;
+        }
+        // What is at the end is looked at with what is around it.
+        from += (read - 2 * AROUND_CALL) as u64;
+    }
+    let _ = call(libc::SYS_munmap, [place as c_long, room as c_long, 0, 0, 0, 0]);
+    found
 }
 
 /// Whether there is a note of Go's where a line of the file's table says that there are some: its linker leaves one.
 fn has_note_of_go(file: RawFd, entry: &[u8]) -> bool {
-    let word = |at| entry.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes);
     let mut notes = [0_u8; 512];
-    let len = notes.len().min(word(32) as usize);
-    let read = read_at(file, &mut notes[..len], word(8));
+    let len = notes.len().min(word(entry, 32) as usize);
+    let read = read_at(file, &mut notes[..len], word(entry, 8));
     // The owner's name is behind three numbers: its length, that of what is said, and what kind of thing that is.
     notes[..read].windows(15).any(|note| matches!(note[..4], [3 | 4, 0, 0, 0]) && note[12..] == *b"Go\0")
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
 /// A debugger, or strace: it shall see what it would see without shunt.
@@ -495,7 +538,11 @@ mod tests {
 
     #[test]
     fn programs_with_a_dynamic_linker_and_rubbish_are_not_entered() {
-        let own = std::fs::read("/proc/self/exe").unwrap();
+        let mut own = std::fs::read("/proc/self/exe").unwrap();
+        // This test makes calls past libc, as the library.
+        assert!(is_to_be_entered(&own));
+        let calls: Vec<_> = (0..own.len()).filter(|at| own[*at..].starts_with(&door::SYSCALL)).collect();
+        calls.into_iter().for_each(|at| own[at..at + 2].fill(0x90));
         assert!(!is_to_be_entered(&own));
         let mut without = own.clone();
         // The kinds of the lines of its table.
