@@ -23,7 +23,7 @@ mod ops;
 mod program;
 mod socket;
 
-use base::{clib, end, panic, process, table, thread, waiter};
+use base::{clib, end, panic, process, spin, table, thread, waiter};
 use broker::control;
 use life::attach;
 use ops::descriptors;
@@ -41,6 +41,7 @@ extern "C" fn start() {
     clib::start();
     thread::start();
     process::start();
+    spin::start();
     hooks::memory::prepare();
     if !process::is_off() {
         fork::install();

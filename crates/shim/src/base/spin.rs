@@ -1,25 +1,49 @@
-//! Spinning before a sleep: only while it has been paying off, and nobody else wants the processor.
+//! Spinning before a sleep, and before a call that does not wait says that there is nothing: only while it has been paying off, and
+//! nobody else wants the processor.
 
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::thread::sched_getaffinity;
 use shunt_abi::page::Counter;
 
 use crate::base::process::{self, Spin};
 use crate::base::signal;
 use crate::base::thread::{self, Spinner};
 
-/// Spins for this thread as its settings and its luck allow, until `ready` says so. `true` if it did.
+/// Spins before this thread sleeps, as its settings and its luck allow, until `ready` says so. `true` if it did.
 pub(crate) fn spin(ready: impl FnMut() -> bool) -> bool {
-    thread::this().spinner.spin(ready)
+    thread::this().spinner.spin(&BEFORE_SLEEP, ready)
 }
 
-/// Once a spin has hit, the next is twice as long in automatic mode, but at least
-const SHORT_NANOS: u64 = 20_000;
-/// and at most this: a program in a slow language answers in 20 us, and to wake up takes as long again.
-const LONG_NANOS: u64 = 60_000;
-/// The longest before that: the peer may be asleep, and a processor that is idle takes a while to wake. Once both are awake
-/// they find each other at once.
-const TRIAL_NANOS: u64 = 150_000;
+/// The same before a call that does not wait says that `what` has nothing: what comes within so short a time is not worth the way to a sleep,
+/// which may be long; in Go it leads through the scheduler. Only where this thread has asked nothing else since it last found
+/// nothing: who serves several has others to look at meanwhile.
+pub(crate) fn linger(what: usize, ready: impl FnMut() -> bool) -> bool {
+    let thread = thread::this();
+    let again = thread.asked.replace(what) == what;
+    again && process::spin() == Spin::Auto && thread.lingerer.spin(&BEFORE_NOTHING, ready)
+}
+
+/// What is spun for.
+struct Occasion {
+    /// Once a spin has hit, the next is twice as long in automatic mode, but at least this,
+    short: u64,
+    /// and at most this.
+    long: u64,
+    /// The longest before that.
+    trial: u64,
+    trials: Trials,
+}
+
+/// A program in a slow language answers in 20 us, and to wake up takes as long again. In a trial the peer may be asleep, and a processor that
+/// is idle takes a while to wake. Once both are awake they find each other at once.
+static BEFORE_SLEEP: Occasion =
+    Occasion { short: 20_000, long: 60_000, trial: 150_000, trials: Trials::new() };
+/// Both must be awake.
+static BEFORE_NOTHING: Occasion =
+    Occasion { short: 5_000, long: 12_000, trial: 12_000, trials: Trials::new() };
+
 /// How long a spin goes on before it asks whether somebody else wants the processor; one without a hit before it only looks a few times.
 const YIELD_NANOS: u64 = 5_000;
 /// Somebody does if giving it up took as long as this: then spinning takes time from those who have something to do.
@@ -30,7 +54,8 @@ const MISSES_ALLOWED: u32 = 1;
 const LONGEST_PAUSE: u32 = 4096;
 
 impl Spinner {
-    fn spin(&self, mut ready: impl FnMut() -> bool) -> bool {
+    fn spin(&self, occasion: &Occasion, mut ready: impl FnMut() -> bool) -> bool {
+        let Occasion { short, long, trial, trials } = occasion;
         let nanos = match process::spin() {
             Spin::Nanos(0) => return false,
             Spin::Nanos(nanos) => nanos,
@@ -38,10 +63,10 @@ impl Spinner {
                 self.pause.set(self.pause.get() - 1);
                 return false;
             }
-            Spin::Auto if single_processor() => return false,
-            Spin::Auto if self.hit.get() > 0 => (2 * self.hit.get()).clamp(SHORT_NANOS, LONG_NANOS),
-            Spin::Auto if !TRIALS.begin(process::now()) => return false,
-            Spin::Auto => TRIAL_NANOS,
+            Spin::Auto if IS_SINGLE.load(Relaxed) => return false,
+            Spin::Auto if self.hit.get() > 0 => (2 * self.hit.get()).clamp(*short, *long),
+            Spin::Auto if !trials.begin(process::now()) => return false,
+            Spin::Auto => *trial,
         };
         let begin = process::now();
         let is_trial = self.hit.get() == 0;
@@ -74,16 +99,16 @@ impl Spinner {
         process::count(Counter::SpinNanos, spent - given);
         let has_paid = found && !is_crowded;
         match (is_crowded, is_trial) {
-            (true, _) => TRIALS.note_crowd(begin + spent),
-            (false, true) if !found => TRIALS.note_miss(begin + spent),
+            (true, _) => trials.note_crowd(begin + spent),
+            (false, true) if !found => trials.note_miss(begin + spent),
             _ => {}
         }
         self.hit.set(if has_paid { spent.max(1) } else { 0 });
         if has_paid {
             process::count(Counter::SpinHits, 1);
-            if spent <= LONG_NANOS {
+            if spent <= *long {
                 self.misses.set(0);
-                TRIALS.note_hit();
+                trials.note_hit();
             }
         } else {
             let misses = self.misses.get() + 1;
@@ -106,8 +131,6 @@ struct Trials {
     left: AtomicU64,
 }
 
-static TRIALS: Trials = Trials { next: AtomicU64::new(0), left: AtomicU64::new(0) };
-
 /// How long they are left alone after the second that has not paid,
 const LEFT_NANOS: u64 = 1_000_000;
 /// after many in a row that found nothing,
@@ -116,6 +139,10 @@ const LONGEST_LEFT_NANOS: u64 = 16_000_000;
 const LONGEST_CROWDED_NANOS: u64 = 128_000_000;
 
 impl Trials {
+    const fn new() -> Trials {
+        Trials { next: AtomicU64::new(0), left: AtomicU64::new(0) }
+    }
+
     /// Whether one may begin.
     fn begin(&self, now: u64) -> bool {
         let next = self.next.load(Relaxed);
@@ -153,24 +180,28 @@ impl Trials {
     }
 }
 
-/// Of the whole machine: a program that is bound to one processor may have peers on others.
-fn single_processor() -> bool {
-    static PROCESSORS: AtomicI32 = AtomicI32::new(0);
-    if PROCESSORS.load(Relaxed) == 0 {
-        // SAFETY: a plain call.
-        let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
-        PROCESSORS.store(online.max(1) as i32, Relaxed);
-    }
-    PROCESSORS.load(Relaxed) == 1
+/// Whether there is one processor in the whole machine.
+static IS_SINGLE: AtomicBool = AtomicBool::new(false);
+
+/// Before the program's first instruction: afterwards a descriptor that is opened, if only for a moment, might be missed.
+pub(crate) fn start() {
+    let is_bound = sched_getaffinity(None).is_ok_and(|processors| processors.count() == 1);
+    IS_SINGLE.store(is_bound && !has_several_processors(), Relaxed);
+}
+
+/// A program that is bound to one processor may have peers on others.
+fn has_several_processors() -> bool {
+    let file =
+        openat(CWD, c"/sys/devices/system/cpu/online", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let mut listed = [0; 16];
+    // Such as "0", "0-3" or "0,2".
+    let len = file.and_then(|file| rustix::io::read(file, &mut listed)).unwrap_or(0);
+    listed[..len].iter().any(|byte| matches!(byte, b'-' | b','))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn new() -> Trials {
-        Trials { next: AtomicU64::new(0), left: AtomicU64::new(0) }
-    }
 
     /// When the next may begin, after one at `now` that ends by `note`.
     fn next(trials: &Trials, now: u64, note: impl Fn(&Trials, u64)) -> u64 {
@@ -184,7 +215,7 @@ mod tests {
 
     #[test]
     fn what_one_thread_has_missed_the_others_do_not_try() {
-        let (trials, mut now) = (new(), 1);
+        let (trials, mut now) = (Trials::new(), 1);
         for left in [0, 1, 2, 4, 8, 16, 16] {
             let left = (left * LEFT_NANOS).max(1);
             assert_eq!(next(&trials, now, Trials::note_miss) - now, left);
@@ -196,7 +227,7 @@ mod tests {
 
     #[test]
     fn where_somebody_else_wants_the_processor_it_is_tried_seldom_until_it_pays() {
-        let (trials, mut now) = (new(), 1);
+        let (trials, mut now) = (Trials::new(), 1);
         for _ in 0..12 {
             now = next(&trials, now, Trials::note_crowd);
         }

@@ -39,6 +39,10 @@ pub(crate) struct Thread {
     /// Calls of this thread that wait, or were left by a handler while they did: what one has announced names the slot.
     waits: Cell<u32>,
     pub(crate) spinner: Spinner,
+    /// The same of calls that do not wait.
+    pub(crate) lingerer: Spinner,
+    /// Which of what they ask had nothing last.
+    pub(crate) asked: Cell<usize>,
     pub(crate) journal: Journal,
     pub(crate) kept: Kept,
     pub(crate) deferral: UnsafeCell<Deferred>,

@@ -68,7 +68,6 @@ functions! {
     gnu_get_libc_version = nothing;
     syscall = syscall;
     sigaction = sigaction;
-    sysconf = sysconf;
     getpid = getpid;
     getrandom = getrandom;
     socket = socket;
@@ -292,15 +291,6 @@ unsafe extern "C" fn sigaction(
         unsafe { std::ptr::from_mut(&mut old.sa_mask).cast::<u64>().write(replaced.mask) };
     }
     result
-}
-
-/// How many processors there are for it: nothing else is asked for.
-unsafe extern "C" fn sysconf(_: c_int) -> c_long {
-    let mut processors = [0_u64; 128];
-    let (len, into) = (size_of_val(&processors) as c_long, processors.as_mut_ptr() as c_long);
-    // SAFETY: as much room as is said.
-    unsafe { call(libc::SYS_sched_getaffinity, [0, len, into, 0, 0, 0]) };
-    processors.iter().map(|word| c_long::from(word.count_ones())).sum()
 }
 
 extern "C" fn nothing() -> c_long {

@@ -15,7 +15,7 @@ use crate::base::journal::Held;
 use crate::base::lock::Guard;
 use crate::base::private::borrow;
 use crate::base::signal;
-use crate::base::{errno, kernel, waiter};
+use crate::base::{errno, kernel, spin, waiter};
 use crate::broker::control;
 use crate::epoll;
 use crate::life::{attach, resets};
@@ -498,6 +498,13 @@ impl Call {
                 return self.after_sleep(woken, done, sink);
             }
             Received::Empty if done > 0 => return Some(Ok(Taken::here(done))),
+            Received::Empty if !peeks && is_watched(&side) => {
+                drop(side);
+                let what = std::ptr::from_ref(endpoint).addr();
+                if !spin::linger(what, || is_readable(endpoint, fd)) {
+                    return Some(Err(libc::EAGAIN));
+                }
+            }
             Received::Empty => return Some(Err(libc::EAGAIN)),
         }
         None
