@@ -53,6 +53,26 @@ fn whoever_sleeps_is_woken() {
     both(LIMIT, |host| EVERY.map(|linked| run(host, linked, "next", &[&host.port().to_string()])));
 }
 
+/// Its peers may have others: only on a machine of one processor nobody spins.
+#[test]
+fn who_may_use_one_processor_spins() {
+    both(LIMIT, |host| {
+        Linked::Musl.compile(host, "exchange");
+        let status = std::fs::read_to_string("/proc/self/status").expect("a process has one");
+        let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        let first =
+            allowed.and_then(|list| list.trim().split([',', '-']).next()).expect("a list of processors");
+        let printed =
+            host.program("taskset").args(["--cpu-list", first, "./exchange"]).run("exchange", LIMIT).stdout;
+        let machine = std::fs::read_to_string("/sys/devices/system/cpu/online").expect("a machine has some");
+        if let Some(status) = host.status().filter(|_| machine.contains([',', '-'])) {
+            assert!(status.totals.share.on_shm > 0, "{:?}", status.totals.share);
+            assert!(status.totals.counters["spin_nanos"] > 0, "{:?}", status.totals.counters);
+        }
+        printed
+    });
+}
+
 #[test]
 fn which_calls_go_on_after_a_handler() {
     both(LIMIT, |host| ask_statically(host, "interrupts", 1));
