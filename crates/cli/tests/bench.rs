@@ -222,7 +222,9 @@ fn containers_of_two_hosts_are_on_the_roads_that_they_are_measured_on() {
     assert!(phases.len() >= 6, "{over_time}");
     let [one, other] = [0, 1].map(|flow| &over_time["flows"][flow]);
     assert!(one["ended"].as_str().unwrap().contains("abort") && other["ended"].is_null(), "{over_time}");
-    assert!(other["points"].as_array().unwrap().len() >= one["points"].as_array().unwrap().len());
+    // How often either says what it has sent is the machine's affair.
+    let denied = &phases[phases.len() - 1]["medians"];
+    assert!(denied[0].is_null() && denied[1].as_f64() > Some(0.0), "{over_time}");
     let page = std::fs::read_to_string(page).unwrap();
     assert!(page.matches("<svg").count() >= 3 && page.contains("at most"));
 }
