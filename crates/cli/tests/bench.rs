@@ -59,7 +59,8 @@ fn a_load_that_ends_early_is_known_to_have_been_on_shared_memory() {
 fn a_real_server_is_measured_and_a_page_with_plots_is_written() {
     let shell = Shell::new();
     let page = shell.path("report.html");
-    let report = bench(&["memcached", "stream", "--html", page.to_str().unwrap()]);
+    let sides = ["--sides", "tcp-nodelay,unix,shunt", "--html", page.to_str().unwrap()];
+    let report = bench(&[&["memcached", "stream"][..], &sides].concat());
     let servers = report["tables"][1]["lines"].as_array().unwrap();
     assert!(servers.iter().all(|line| line["missing"].is_null()), "{servers:?}");
     let page = std::fs::read_to_string(page).unwrap();
