@@ -22,7 +22,7 @@ pub(super) struct Watched {
     places: FxHashMap<usize, usize>,
     /// Links whose peer does not hold this instance's doorbell, as far as was known when it was last asked.
     unknown: usize,
-    /// Sleeps in a row during which there have been such, and nothing was found.
+    /// Sleeps in a row during which there have been such, and nothing was found, nor came another connection.
     slept_unknown: u32,
 }
 
@@ -45,6 +45,8 @@ impl One {
 impl Watched {
     /// Another attached registration is on `link`.
     pub(super) fn add(&mut self, link: &'static Link) {
+        // Who is woken by nobody hears of the next connection, too, only when it looks.
+        self.slept_unknown = 0;
         if let Some(place) = self.places.get(&key(link)) {
             self.links[*place].uses += 1;
             return;
@@ -52,7 +54,6 @@ impl Watched {
         self.places.insert(key(link), self.links.len());
         self.links.push(One { link, uses: 1, silent: 0, known: false });
         self.unknown += 1;
-        self.slept_unknown = 0;
         self.make_busy(self.links.len() - 1);
     }
 

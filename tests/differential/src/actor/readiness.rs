@@ -7,6 +7,7 @@ use std::ffi::c_int;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering::*;
 
+#[cfg(not(target_env = "musl"))]
 unsafe extern "C" {
     fn epoll_pwait2(
         set: c_int,
@@ -15,6 +16,23 @@ unsafe extern "C" {
         limit: *const libc::timespec,
         mask: *const libc::sigset_t,
     ) -> c_int;
+}
+
+/// musl has no function for it before 1.2.6, so its programs make the call by its number.
+///
+/// # Safety
+/// As the system call.
+#[cfg(target_env = "musl")]
+unsafe fn epoll_pwait2(
+    set: c_int,
+    events: *mut libc::epoll_event,
+    room: c_int,
+    limit: *const libc::timespec,
+    mask: *const libc::sigset_t,
+) -> c_int {
+    const MASK_BYTES: usize = 8;
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(libc::SYS_epoll_pwait2, set, events, room, limit, mask, MASK_BYTES) as c_int }
 }
 
 fn time(millis: i64) -> libc::timespec {
