@@ -4,6 +4,7 @@
 //! libc's symbols, where a preloaded shim sees it.
 
 mod ask;
+mod badly;
 mod calls;
 mod memory;
 mod odd_receive;

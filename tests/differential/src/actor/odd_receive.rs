@@ -2,7 +2,7 @@
 
 use super::calls::{Answer, stream};
 use super::memory::message;
-use super::{fd, memory};
+use super::{badly, fd, memory};
 use crate::script::peer_of;
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -79,8 +79,8 @@ pub(super) fn receive(slot: usize, kind: &str, len: usize, position: u64) -> Ans
                 list.push(vector(data, len));
                 libc::recvmsg(socket, &mut message(&mut list), NOW)
             }
-            "message-null" => libc::recvmsg(socket, null_mut(), NOW),
-            "message-forbidden" => libc::recvmsg(socket, bad.cast(), NOW),
+            "message-null" => badly::recvmsg(socket, null_mut(), NOW),
+            "message-forbidden" => badly::recvmsg(socket, bad.cast(), NOW),
             "message-too-long" => libc::recvmsg(socket, &mut message(&mut vec![vector(data, 0); 1025]), NOW),
             "message-no-name" | "message-cloexec" => {
                 let mut list = [vector(data, len)];
@@ -113,7 +113,7 @@ pub(super) fn receive(slot: usize, kind: &str, len: usize, position: u64) -> Ans
             "many" | "many-for-one" | "many-timed" => {
                 return many(socket, kind, &mut bytes, slot, position);
             }
-            "many-null" => libc::recvmmsg(socket, null_mut(), 2, NOW as _, null_mut()) as isize,
+            "many-null" => badly::recvmmsg(socket, null_mut(), 2, NOW as _, null_mut()) as isize,
             "at-no-offset" => libc::preadv2(socket, &vector(data, len), 1, -1, RWF_NOWAIT),
             "at-offset" => libc::preadv(socket, &vector(data, len), 1, 0),
             "pread" => libc::pread(socket, data, len, 0),

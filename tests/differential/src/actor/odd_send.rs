@@ -2,7 +2,7 @@
 
 use super::calls::{Answer, stream};
 use super::memory::message;
-use super::{fd, memory};
+use super::{badly, fd, memory};
 use crate::script::end_of;
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -81,8 +81,8 @@ pub(super) fn send(slot: usize, kind: &str, len: usize, position: u64) -> Answer
                 libc::writev(socket, list.as_ptr(), last as c_int + 1)
             }
             "vector-bad-part" => libc::writev(socket, [vector(data, len), vector(bad, 10)].as_ptr(), 2),
-            "message-null" => libc::sendmsg(socket, null(), NOW),
-            "message-forbidden" => libc::sendmsg(socket, bad.cast(), NOW),
+            "message-null" => badly::sendmsg(socket, null(), NOW),
+            "message-forbidden" => badly::sendmsg(socket, bad.cast(), NOW),
             "message-too-long" => libc::sendmsg(socket, &message(&mut vec![vector(data, 0); 1025]), NOW),
             "message-bad-name" => {
                 let mut list = [vector(data, len)];
@@ -105,7 +105,7 @@ pub(super) fn send(slot: usize, kind: &str, len: usize, position: u64) -> Answer
             "to-address" => libc::sendto(socket, data, len, NOW, [0u64; 2].as_ptr().cast(), 16),
             "to-long-address" => libc::sendto(socket, data, len, NOW, [0u64; 20].as_ptr().cast(), 160),
             "many" => return many(socket, data, len),
-            "many-null" => libc::sendmmsg(socket, null_mut(), 2, NOW as _) as isize,
+            "many-null" => badly::sendmmsg(socket, null_mut(), 2, NOW as _) as isize,
             "at-no-offset" => libc::pwritev2(socket, &vector(data, len), 1, -1, 0),
             "at-offset" => libc::pwritev(socket, &vector(data, len), 1, 0),
             "pwrite" => libc::pwrite(socket, data, len, 0),
