@@ -1,5 +1,5 @@
-//! The door for CMD that has no dynamic linker, is Go's, or makes system calls besides those of its libc: a process beside it holds it at its exec, leads its system calls to libshunt.so,
-//! and goes.
+//! The door for CMD that has no dynamic linker, is Go's, or makes system calls besides those of its libc: a process beside it holds it at its
+//! exec, leads its system calls to libshunt.so, and goes.
 //!
 //! It must be no child of CMD's, which would meet it in its own wait: so it is a child's child, and that child has ended before. It tells
 //! its number, so that it is let in where only ancestors may hold a process still (Yama), and then that it is ready.

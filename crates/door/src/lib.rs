@@ -3,7 +3,8 @@
 //!
 //! [`wait`] is for a process beside the one that becomes the program. It is gone before the program's first instruction.
 //!
-//! `text` finds the instructions and says how each is led away, `own` which of them are calls in a program that has a libc; `library` is libshunt.so as it lies in the program; `tracee` is the process.
+//! `text` finds the instructions and says how each is led away, `own` which of them are calls in a program that has a libc; `library` is
+//! libshunt.so as it lies in the program; `tracee` is the process.
 //! Whatever is not as expected closes the door, and the program runs as it is.
 
 #![forbid(unsafe_code)]

@@ -591,11 +591,7 @@ impl Epoll {
             }
             inner.bury(self, fd, endpoint);
             inner.reinstate(fd);
-            let is_exclusive = inner.registrations.get(&fd).is_some_and(|one| one.exclusive);
-            let result = if operation == libc::EPOLL_CTL_MOD && is_exclusive && !event.is_null() {
-                errno::set(libc::EINVAL);
-                -1
-            } else if operation == libc::EPOLL_CTL_DEL || event.is_null() {
+            let result = if operation == libc::EPOLL_CTL_DEL || event.is_null() {
                 // SAFETY: the caller's promise.
                 let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, event) };
                 if result == 0 {
@@ -605,14 +601,17 @@ impl Epoll {
             } else {
                 // SAFETY: not null, and the program's promise to the kernel.
                 let mut wanted = unsafe { std::ptr::read_unaligned(event) };
+                // One that lanes do not answer for yet, though the endpoint may be on its way there, is the kernel's, as is one
+                // that they never will.
+                let known = inner.registrations.get(&fd).filter(|_| operation == libc::EPOLL_CTL_MOD);
                 let exclusive = registration::is_exclusive(operation, wanted.events)
                     && (endpoint.is_some() || socket_acceptconn(borrow(fd)) == Ok(false));
                 if exclusive {
                     wanted.events &= !EXCLUSIVE;
+                } else if known.is_some_and(|one| one.exclusive) {
+                    // With this the kernel refuses the change, as it does natively.
+                    wanted.events |= EXCLUSIVE;
                 }
-                // One that lanes do not answer for yet, though the endpoint may be on its way there, is the kernel's, as is one
-                // that they never will.
-                let known = inner.registrations.get(&fd).filter(|_| operation == libc::EPOLL_CTL_MOD);
                 let objection = inner.objection(wanted.events);
                 let is_ours = known.map_or(objection.is_none(), |one| one.answered.is_by_lanes());
                 let answering = endpoint.filter(|_| is_ours);

@@ -52,7 +52,7 @@ pub(super) fn kernel_events(endpoint: Option<&Endpoint>, wanted: u32) -> u32 {
 
 /// Whether something is added with EPOLLEXCLUSIVE, as the kernel allows it: when something comes, at least one of the sets that have it so
 /// wakes up. Of connections, or what may become one, all of them do here, and the kernel's set has it without: it would refuse every
-/// change, also those that lanes need. The program is told of that refusal.
+/// change, also those that lanes need. The program's own it refuses as before.
 pub(super) fn is_exclusive(operation: i32, events: u32) -> bool {
     const ALLOWED: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP;
     let allowed = ALLOWED as u32 | EDGE | EXCLUSIVE;

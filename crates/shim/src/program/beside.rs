@@ -1,6 +1,6 @@
 //! A program that makes system calls by itself is about to be started, one without a dynamic linker, one of Go's, or another that has the
-//! instruction in its code: a process beside holds it at its exec, and leads its calls to this library. That is `shunt door`, a program of its own, so that all there is here is to look at the
-//! file, and to start it. See `docs/adr/0028`.
+//! instruction in its code: a process beside holds it at its exec, and leads its calls to this library. That is `shunt door`, a program of
+//! its own, so that all there is here is to look at the file, and to start it. See `docs/adr/0028`.
 //!
 //! Also in a child of vfork, whose memory is its parent's: nothing is allocated, and nothing kept. The process beside is no child of this
 //! one, which would meet it in its waits, unless it is one that has all orphans.
