@@ -137,6 +137,22 @@ def nested(pair):
     yield told(outer), told(inner), receive(pair.client, 5)
 
 
+def few_places(pair):
+    """The array has room for less than there is: a lane that is never read leaves their turn to a listener and to its own hang-up."""
+    pair.connect()
+    epoll, waiting = select.epoll(), socket.create_server(("127.0.0.1", 0))
+    names = {pair.client.fileno(): "lane", waiting.fileno(): "listener"}
+    epoll.register(pair.client, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP)
+    epoll.register(waiting, select.EPOLLIN)
+    for step in (pair.greet, lambda: pair.server.shutdown(socket.SHUT_WR), pair.server.close):
+        step()
+        with socket.create_connection(waiting.getsockname()):
+            turns = [event for _ in range(100) for event in epoll.poll(PATIENCE, 1)]
+            yield sorted({(names[number], hex(events)) for number, events in turns})
+            waiting.accept()[0].close()
+    yield receive(pair.client, 5)
+
+
 def exclusive(pair):
     epoll = select.epoll()
     epoll.register(pair.client, select.EPOLLIN | select.EPOLLEXCLUSIVE)
@@ -371,6 +387,7 @@ GROUPS = {
         "forked, the child connects": lambda pair: forked(pair, True),
         "shut down": shut,
     },
+    "few-places": {"fewer than there is to tell": few_places},
     "exclusive": {"of several sets": exclusive_servers},
     "options": {
         "O_ASYNC": announced,

@@ -48,6 +48,11 @@ fn a_connection_that_sets_have_exclusively_is_on_shared_memory() {
 }
 
 #[test]
+fn an_array_with_few_places_is_filled_in_turn_and_with_whole_events() {
+    both(Duration::from_secs(60), |host| observe(host, "few-places", true));
+}
+
+#[test]
 fn options_hold_afterwards() {
     both(Duration::from_secs(60), |host| observe(host, "options", false));
 }

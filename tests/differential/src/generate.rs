@@ -426,7 +426,8 @@ impl Draft {
             // The last of them has no room for what it is told, and seldom comes.
             let good = EPOLL_CALLS.len() - 1;
             let call = if self.random.chance(4) { good } else { self.random.below(good) } as i64;
-            self.push(actor, Verb::EpollWait, &[set as i64, 8, millis, call]);
+            let places = self.random.one_of(&[8, 8, 8, 1, 2]);
+            self.push(actor, Verb::EpollWait, &[set as i64, places, millis, call]);
         }
     }
 

@@ -84,8 +84,23 @@ impl Inner {
         self.awaits_kernel
     }
 
+    /// Lanes have filled the report, and nobody asks the kernel, though it `is_due`. It has the whole of the next one, once all that
+    /// was in line when it was last asked has had its turn: nobody waits for ever, and what came first is told first.
+    #[inline]
+    pub(crate) fn put_off_asking(&mut self, is_due: bool) {
+        self.must_ask |= is_due;
+        self.kernel_is_next = is_due && self.line.has_gone_round();
+    }
+
+    /// Whether the kernel is to be asked before lanes are looked at, for once.
+    #[inline]
+    pub(crate) fn is_kernel_next(&mut self) -> bool {
+        std::mem::take(&mut self.kernel_is_next)
+    }
+
     /// The kernel is about to be asked for all there is: whatever a lane has marked by now comes behind its answer.
     pub(crate) fn begin_asking(&mut self) {
+        self.line.begin_round();
         for fd in self.line.numbers() {
             if let Some(registration) = self.registrations.get_mut(&fd) {
                 registration.place.stand_behind(0);
@@ -278,6 +293,7 @@ impl Inner {
             self.must_ask = true;
         }
         let more = by_tcp || endpoint.is_shut() || endpoint.has_peer_finished();
+        let has_more = more || found.ended || registration.beside;
         // A peer marks a connection for other reasons too.
         if registration.events & EDGE != 0 && !(is_new || registration.due || is_lost) {
             reported = 0;
@@ -285,10 +301,12 @@ impl Inner {
         // With TCP, bytes that arrive are an edge for those who ask for any, and also if another thread has read them since.
         let has_edge = reported != 0 || more && is_new && registration.events & (IN | URGENT) != 0;
         let is_edge = registration.events & EDGE != 0 && has_edge;
-        if reported != 0 && registration.events & ONE_SHOT != 0 || is_edge && more {
-            // It is the only report of this, so what TCP would add belongs into it.
+        let is_whole = !has_more && registration.events & ONE_SHOT == 0;
+        if !is_whole && reported != 0 || is_edge && more {
+            // It may be the only report of this, for the kernel's may find no room beside it: so what TCP would add belongs into it.
             let wanted = registration.events | ALWAYS;
             let said = asked_of_kernel(socket, registration.events | FINISHED);
+            registration.beside = said & !(IN | OUT) != 0;
             reported |= translate(endpoint, said) & wanted;
             if said & FINISHED != 0 {
                 reported |= of_reset(endpoint, socket, &mut self.returned) & wanted;
@@ -362,6 +380,8 @@ impl Inner {
                 report.tell(NOBODY, event, 0);
             }
         }
+        // What it tells by level it tells again.
+        self.must_ask |= report.len() > before;
         self.rung |= has_rung;
         has_rung
     }
@@ -399,10 +419,18 @@ impl Inner {
                 registration.urgent_at = (Tcp { endpoint, fd: socket }).received();
             }
             reported |= of_reset(endpoint, socket, &mut self.returned);
+            // It may be the only report of this, so what lanes would add belongs into it.
+            let found = incoming::look(endpoint, socket, registration.events & IN != 0);
+            let answer = judge(endpoint, &found, registration.events, self.bell.slot());
+            reported |= answer.reported;
+            if answer.by_tcp && registration.sends_on_lane {
+                reported |= asked_of_kernel(socket, registration.events) & OUT;
+            }
             if registration.events & (ONE_SHOT | EDGE) != 0 {
-                // It is the only report of this, so what lanes would add belongs into it, and TCP since.
-                reported |= said_by_lanes(endpoint, socket, registration.events, self.bell.slot());
+                // And TCP since.
                 reported |= translate(endpoint, asked_of_kernel(socket, registration.events));
+            } else {
+                registration.beside = true;
             }
         }
         if !self.shared {
@@ -580,6 +608,9 @@ impl Registration {
     /// [`Inner::look_at`] finds out what else there is.
     #[inline(always)]
     fn look_at_once(&mut self, endpoint: &Endpoint) -> Option<u32> {
+        if self.beside {
+            return None;
+        }
         if self.events & (OUT | EDGE) != 0 {
             return self.look_for_room_or_edges(endpoint);
         }

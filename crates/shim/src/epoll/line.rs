@@ -81,6 +81,8 @@ pub(super) struct Entry {
 pub(super) struct Line {
     entries: VecDeque<Entry>,
     next: Ticket,
+    /// The last that was given out when this round began.
+    round: Ticket,
     /// Some of the entries may be hollow.
     has_hollow: bool,
     /// Marks that have just been taken, while they are put in order, with where the registration probably is.
@@ -146,6 +148,17 @@ impl Line {
     /// What goes by one number goes by another.
     pub(super) fn rename(&mut self, from: RawFd, to: RawFd) {
         self.entries.iter_mut().filter(|entry| entry.fd == from).for_each(|entry| entry.fd = to);
+    }
+
+    /// A round begins: it ends when all that are here have had their turn.
+    pub(super) fn begin_round(&mut self) {
+        self.round = self.next;
+    }
+
+    /// Whether it has ended.
+    #[inline]
+    pub(super) fn has_gone_round(&self) -> bool {
+        self.first().is_none_or(|entry| entry.ticket.wrapping_sub(self.round).cast_signed() > 0)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -295,6 +308,22 @@ mod tests {
                 assert_eq!(outside + set.plain.0.len(), NUMBERS, "sequence {number}");
             }
         }
+    }
+
+    #[test]
+    fn a_round_is_over_when_all_have_had_their_turn() {
+        let (mut line, mut places) = (Line::default(), [Place::default(), Place::default()]);
+        assert!(line.has_gone_round());
+        places.iter_mut().zip(0..).for_each(|(place, fd)| line.enter(place, fd));
+        line.begin_round();
+        for fd in 0..2 {
+            assert!(!line.has_gone_round());
+            line.leave(&mut places[fd]);
+            line.enter(&mut places[fd], fd as RawFd);
+        }
+        assert!(line.has_gone_round());
+        line.begin_round();
+        assert!(!line.has_gone_round());
     }
 
     #[test]

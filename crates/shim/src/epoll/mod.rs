@@ -172,6 +172,8 @@ pub(crate) struct Inner {
     /// When the kernel was last asked for everything, by [`crate::base::order::now`]; and whether something of a lane waits until it is again.
     asked_all: u64,
     awaits_kernel: bool,
+    /// It is its turn: see [`Inner::put_off_asking`].
+    kernel_is_next: bool,
     /// When the kernel was last asked, and how often it was not asked since.
     pub(crate) asked_at: u64,
     pub(crate) unasked: u32,
@@ -200,6 +202,8 @@ struct Registration {
     due: bool,
     /// How many bytes TCP had received when the kernel last told of an urgent one.
     urgent_at: u64,
+    /// Told by level, and the kernel had something to tell when it was last asked: the lane's word is not all.
+    beside: bool,
 }
 
 /// Tracks a new instance; beyond 65,536 of them, or the table, they stay unknown, and their sockets on TCP.

@@ -200,6 +200,7 @@ impl Inner {
             arrived: 0,
             due: true,
             urgent_at: 0,
+            beside: false,
         };
         self.detach_alias(epoll, fd);
         self.forget(fd);

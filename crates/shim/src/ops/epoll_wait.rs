@@ -107,13 +107,21 @@ fn round(
     inner.show();
     inner.catch_up(epoll);
     let mut report = inner.begin(events);
-    inner.collect(epoll, &mut report);
-    if report.len() > 0 || inner.awaits_kernel() {
+    let is_kernel_next = inner.is_kernel_next();
+    if !is_kernel_next {
+        inner.collect(epoll, &mut report);
+    }
+    if report.len() > 0 || is_kernel_next || inner.awaits_kernel() {
         let ask = inner.must_ask()
+            || is_kernel_next
             || inner.awaits_kernel()
             || inner.unasked >= ASK_KERNEL_EVERY
             || now.saturating_sub(inner.asked_at) >= ASK_KERNEL_NANOS;
-        if !ask || report.is_full() {
+        let is_full = report.is_full();
+        if !ask || is_full {
+            if is_full {
+                inner.put_off_asking(ask);
+            }
             inner.unasked += 1;
             let count = inner.finish(report);
             return Round::Told(count, inner.end_round(epoll, true));

@@ -26,6 +26,8 @@ pub(crate) struct Found {
     pub(crate) returned: bool,
     /// The peer's process has died: see [`lost::is_lost`].
     pub(crate) died: bool,
+    /// The peer sends nothing by it any more, be it that it has closed the connection: TCP may have that to tell.
+    pub(crate) ended: bool,
 }
 
 /// What a lane has that goes on.
@@ -75,6 +77,7 @@ pub(crate) fn look(endpoint: &Endpoint, fd: RawFd, wanted: bool) -> Found {
         on_lane: side.rx.on_lane(),
         returned: at.outgoing().0.is_returned(),
         died: lane.end() == End::Died,
+        ended: lane.end() != End::Open,
     };
     if wanted && low_water > 0 {
         // The kernel does not speak of bytes below it that lie before the lane.
