@@ -452,6 +452,10 @@ impl<'w> Run<'w> {
                     self.ask_again(step, model, &mut answer)?;
                 }
                 self.note(step, &answer);
+                if self.world.has_doors() && step.is_by_ring() {
+                    // By a door the ring is seen, and what the peer has in shared memory comes by TCP once it looks.
+                    self.look_after_senders()?;
+                }
                 Ok(Outcome::Done(answer))
             }
         }
@@ -785,6 +789,11 @@ impl Step {
             Verb::OddRecv => PEEKS.contains(&self.odd_receive()),
             _ => false,
         }
+    }
+
+    /// Whether an io_uring waits for a connection.
+    fn is_by_ring(&self) -> bool {
+        self.verb == Verb::Unseen && ["ring", "ring-peek"].contains(&self.way())
     }
 
     fn is_urgent(&self) -> bool {

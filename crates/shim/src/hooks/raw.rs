@@ -206,6 +206,7 @@ hooks! {
     SYS_accept: |a| socket::accept(a.int(0), a.pointer(1), a.pointer(2)),
     SYS_accept4: |a| socket::accept4(a.int(0), a.pointer(1), a.pointer(2), a.int(3)),
     SYS_shutdown: |a| socket::shutdown(a.int(0), a.int(1)),
+    SYS_getpeername: |a| socket::getpeername(a.int(0), a.pointer(1), a.pointer(2)),
     SYS_getsockopt: |a| socket::getsockopt(a.int(0), a.int(1), a.int(2), a.pointer(3), a.pointer(4)),
     SYS_setsockopt: |a| socket::setsockopt(a.int(0), a.int(1), a.int(2), a.pointer(3), a.0[4] as u32),
     SYS_close: |a| descriptor::close(a.int(0)),
@@ -218,6 +219,9 @@ hooks! {
     SYS_ioctl: |a| descriptor::ioctl(a.int(0), a.0[1] as u64, a.pointer(2)),
     SYS_munmap: |a| changing_memory(libc::SYS_munmap, a),
     SYS_mprotect: |a| changing_memory(libc::SYS_mprotect, a),
+    SYS_pkey_mprotect: |a| changing_memory(libc::SYS_pkey_mprotect, a),
+    SYS_mmap: |a| mapping(libc::SYS_mmap, a, a.size(1)),
+    SYS_mremap: |a| remapping(a),
     #[cfg(target_arch = "x86_64")]
     SYS_poll: |a| readiness::poll(a.pointer(0), a.0[1] as u64, a.int(2)),
     SYS_ppoll: |a| with_mask(libc::SYS_ppoll, a, (a.pointer(3), a.size(4)), |mask| with_time(
@@ -261,6 +265,24 @@ unsafe fn changing_memory(number: c_long, a: &Arguments) -> c_long {
     let result = unsafe { by_number(number, a) };
     memory::forget(a.size(0), a.size(1));
     result
+}
+
+/// The same for what says where it has put so many bytes.
+unsafe fn mapping(number: c_long, a: &Arguments, len: usize) -> c_long {
+    // SAFETY: the caller's promise.
+    let mapped = unsafe { by_number(number, a) };
+    if mapped != -1 {
+        memory::forget(mapped as usize, len);
+    }
+    mapped
+}
+
+/// mremap, after which nothing need be where it was.
+unsafe fn remapping(a: &Arguments) -> c_long {
+    // SAFETY: the caller's promise.
+    let mapped = unsafe { mapping(libc::SYS_mremap, a, a.size(2)) };
+    memory::forget(a.size(0), a.size(1));
+    mapped
 }
 
 /// A fork that libc knows nothing of, and so runs no handlers for.
