@@ -283,7 +283,7 @@ impl<'w> Run<'w> {
                     other.receives().is_some_and(|end| self.urgent[end] || self.low_water[end ^ 1])
                 };
                 // What waits in a ring holds the socket for a while longer.
-                let rings = |other: &Step| other.verb == Verb::Unseen && other.way().starts_with("ring");
+                let rings = |other: &Step| other.verb == Verb::Unseen && other.is_by_ring();
                 // Who sleeps past libc is told of the end by TCP, which knows of no bytes that lie unread in a lane.
                 let is_abandoned = self.awaited_by(step.actor).next().is_some();
                 let is_missed = is_abandoned && self.blocked_steps().any(|other| other.verb == Verb::Unseen);
@@ -421,7 +421,11 @@ impl<'w> Run<'w> {
                 self.world.order(step.actor, &[crate::actor::order::SIGNAL, worker as i64, step.args[0]])?
             }
             Verb::Drain => self.drain(index)?,
-            Verb::Flood | Verb::Pour => self.flood(index)?,
+            Verb::Flood | Verb::Pour => {
+                let answer = self.flood(index)?;
+                self.look_after_a_ring(step)?;
+                answer
+            }
             _ => return self.plain(index),
         };
         Ok(Outcome::Done(answer))
@@ -443,7 +447,9 @@ impl<'w> Run<'w> {
         }
         match reply {
             Reply::Blocked(worker) => {
+                let step = step.clone();
                 self.blocked.push(Blocked { step: index, worker });
+                self.look_after_a_ring(&step)?;
                 Ok(Outcome::Blocked)
             }
             Reply::Done(answer) => {
@@ -452,12 +458,17 @@ impl<'w> Run<'w> {
                     self.ask_again(step, model, &mut answer)?;
                 }
                 self.note(step, &answer);
-                if self.world.has_doors() && step.is_by_ring() {
-                    // By a door the ring is seen, and what the peer has in shared memory comes by TCP once it looks.
-                    self.look_after_senders()?;
-                }
+                self.look_after_a_ring(step)?;
                 Ok(Outcome::Done(answer))
             }
+        }
+    }
+
+    /// By a door an io_uring is seen, and what peers have in shared memory comes by TCP once they look.
+    fn look_after_a_ring(&mut self, step: &Step) -> Result<()> {
+        match self.world.has_doors() && step.is_by_ring() {
+            true => self.look_after_senders(),
+            false => Ok(()),
         }
     }
 
@@ -791,9 +802,14 @@ impl Step {
         }
     }
 
-    /// Whether an io_uring waits for a connection.
+    /// Whether it waits in an io_uring.
     fn is_by_ring(&self) -> bool {
-        self.verb == Verb::Unseen && ["ring", "ring-peek"].contains(&self.way())
+        let way = match self.verb {
+            Verb::Unseen => self.way(),
+            Verb::Pour => UNSEEN_WAYS[self.args[3] as usize],
+            _ => "",
+        };
+        way.starts_with("ring")
     }
 
     fn is_urgent(&self) -> bool {
