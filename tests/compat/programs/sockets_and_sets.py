@@ -149,6 +149,10 @@ def few_places(pair):
         with socket.create_connection(waiting.getsockname()):
             turns = [event for _ in range(100) for event in epoll.poll(PATIENCE, 1)]
             yield sorted({(names[number], hex(events)) for number, events in turns})
+            for _ in range(100):
+                told = [names[number] for number, _ in epoll.poll(PATIENCE, 3)]
+                if len(told) > len(set(told)):
+                    yield "told twice in one wait"
             waiting.accept()[0].close()
     yield receive(pair.client, 5)
 

@@ -9,7 +9,7 @@ use super::line::Line;
 use super::names::is_token;
 use super::patience::{DEGRADED_NANOS, Patience, until_known};
 use super::registration::is_told_edges;
-use super::report::{NOBODY, Report};
+use super::report::Report;
 use super::shared;
 use super::watched::Watched;
 use super::{ALWAYS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
@@ -377,7 +377,7 @@ impl Inner {
                     report.tell(fd, event, before);
                 }
             } else if !is_token(data) {
-                report.tell(NOBODY, event, 0);
+                report.tell_kernels(event);
             }
         }
         // What it tells by level it tells again.

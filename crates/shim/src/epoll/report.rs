@@ -12,13 +12,15 @@ pub(crate) struct Report<'a> {
     events: &'a mut [epoll_event],
     owners: Vec<RawFd>,
     has_kernels: bool,
+    /// How many there were when the kernel was last asked.
+    earlier: usize,
 }
 
 impl<'a> Report<'a> {
     /// An empty one. `owners` is used for its memory.
     pub(super) fn new(events: &'a mut [epoll_event], mut owners: Vec<RawFd>) -> Report<'a> {
         owners.clear();
-        Report { events, owners, has_kernels: false }
+        Report { events, owners, has_kernels: false, earlier: 0 }
     }
 
     /// Whether the kernel has been asked already.
@@ -29,6 +31,22 @@ impl<'a> Report<'a> {
     /// What it has said comes next.
     pub(super) fn begin_kernels(&mut self) {
         self.has_kernels = true;
+    }
+
+    /// The kernel is asked, perhaps once more, and by then tells again what it tells by level.
+    pub(crate) fn begin_asking(&mut self) {
+        self.earlier = self.owners.len();
+    }
+
+    /// Adds an event of a registration of which only the kernel knows. What has been told of the same user data when the kernel was asked
+    /// before is the same, or the program could not tell it apart.
+    pub(super) fn tell_kernels(&mut self, event: epoll_event) {
+        let is_same =
+            |place: &usize| self.owners[*place] == NOBODY && { self.events[*place].u64 } == { event.u64 };
+        match (0..self.earlier).find(is_same) {
+            Some(place) => self.events[place].events |= event.events,
+            None => self.tell(NOBODY, event, 0),
+        }
     }
 
     /// How many events there are.

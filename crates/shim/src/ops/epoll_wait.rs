@@ -135,6 +135,7 @@ fn round(
         // What lanes have told of already, and the doorbell, may take the places of others there.
         let mut unseen = report.room().len() + report.len() + 1;
         loop {
+            report.begin_asking();
             let room = report.room();
             let asked = room.len();
             // Not with the program's mask: nothing is waited for, so it lets no handler in.
