@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::*;
 
 use libc::epoll_event;
 
-use super::report::{NOBODY, Report};
+use super::report::Report;
 use super::{EDGE, Epoll, IN, Inner, ONE_SHOT, listing};
 use crate::base::private::borrow;
 use crate::base::process;
@@ -55,11 +55,12 @@ impl Inner {
             epoll.active.fetch_sub(1, AcqRel);
         }
         let listed = listing::of(process::pid() as u32, self.fd).unwrap_or_default();
+        let before = report.len();
         for ghost in &mut self.ghosts {
             for one in listed.iter().filter(|one| one.inode == ghost.inode) {
                 let is_due = one.events & (EDGE | ONE_SHOT) == 0 || !ghost.told;
                 if one.events & IN != 0 && is_due && !report.is_full() {
-                    report.tell(NOBODY, epoll_event { events: one.events & IN, u64: one.data }, 0);
+                    report.tell_unowned(epoll_event { events: one.events & IN, u64: one.data }, before);
                 }
             }
             ghost.told = true;

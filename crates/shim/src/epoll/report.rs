@@ -41,9 +41,14 @@ impl<'a> Report<'a> {
     /// Adds an event of a registration of which only the kernel knows. What has been told of the same user data when the kernel was asked
     /// before is the same, or the program could not tell it apart.
     pub(super) fn tell_kernels(&mut self, event: epoll_event) {
+        self.tell_unowned(event, self.earlier);
+    }
+
+    /// The same of one that nothing here knows any more, after a look that has told of the first `first`.
+    pub(super) fn tell_unowned(&mut self, event: epoll_event, first: usize) {
         let is_same =
             |place: &usize| self.owners[*place] == NOBODY && { self.events[*place].u64 } == { event.u64 };
-        match (0..self.earlier).find(is_same) {
+        match (0..first).find(is_same) {
             Some(place) => self.events[place].events |= event.events,
             None => self.tell(NOBODY, event, 0),
         }
