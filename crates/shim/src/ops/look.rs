@@ -98,8 +98,8 @@ pub(super) fn tell_of_space(endpoint: &Endpoint, side: &mut RxSide, fd: RawFd) {
 fn note_end(side: &RxSide, lane: &LaneHeader) {
     if side.rx.reason() == Reason::PeerMisbehaved {
         process::count_bypass(Reason::PeerMisbehaved);
-    } else if side.rx.reason() == Reason::PeerWentBack && lane.is_taken() {
-        // Of a lane that this end has ended it says nothing.
+    } else if side.rx.reason() == Reason::PeerWentBack && lane.is_taken() && !lane.has_lasting_rx_waiter() {
+        // Of a lane that this end has ended it says nothing; and who waits for it by a set that is seen had no processor.
         overdue::note_taken_back();
     }
 }
