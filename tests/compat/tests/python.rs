@@ -2,6 +2,7 @@
 //! set by an io_uring.
 
 use shunt_compat::{Expected, Host, both, python_package};
+use std::path::Path;
 use std::time::Duration;
 
 /// Debian's.
@@ -40,6 +41,28 @@ fn asyncio_streams() {
 #[test]
 fn an_asyncio_server_and_blocking_clients() {
     both(Duration::from_secs(60), |host| echo(host, "asyncio", "threads"));
+}
+
+/// Its worker waits for a listener and for connections that its threads hand back, by an array with as many places as there are sockets. It
+/// ends if it is told of one twice.
+#[test]
+fn a_worker_of_gunicorns_with_threads_lives_on() {
+    both(Duration::from_secs(60), |host| {
+        let (port, directory) = (host.port(), Path::new(env!("CARGO_MANIFEST_DIR")).join("programs"));
+        let server = host
+            .program("gunicorn")
+            .args(["--workers", "1", "--threads", "8", "--keep-alive", "60", "--bind"])
+            .args([format!("127.0.0.1:{port}"), "--chdir".into(), directory.display().to_string()])
+            .args(["worker:app"])
+            .start("server");
+        host.wait_for_port(port);
+        let road = host.watch_road();
+        let client = host.script(PYTHON, "worker.py").args([&port.to_string(), "16", "400"]);
+        let answers = client.run("client", Duration::from_secs(50)).stdout;
+        road.expect(Expected { port, connections: 16, share: 0.5 });
+        server.stop();
+        answers
+    });
 }
 
 #[test]
