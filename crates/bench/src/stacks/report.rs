@@ -50,6 +50,8 @@ struct LineReport {
     cpu_us: Figure,
     /// Of all programs, in bytes: native and under shunt.
     memory: [u64; 2],
+    /// Processes of the stack that ended in a turn, of all turns: native and under shunt.
+    ended: [usize; 2],
     /// Of all turns.
     coverage: Coverage,
     /// The part of the bytes that went through shared memory.
@@ -188,6 +190,7 @@ impl LineReport {
             p99_us: figure(|sample| sample.p99_us)?,
             cpu_us: figure(|sample| sample.cpu_us)?,
             memory: line.memory,
+            ended: [native, shunt].map(|samples| samples.iter().map(|sample| sample.ended).sum()),
             on_shm: coverage.share(),
             coverage,
         })
@@ -215,6 +218,10 @@ impl LineReport {
             .collect();
         if self.on_shm < COVERAGE {
             misses.push(format!("{:.1}% on shared memory", self.on_shm * 100.0));
+        }
+        let [native, shunt] = self.ended;
+        if shunt > native {
+            misses.push(format!("{shunt} processes ended, natively {native}"));
         }
         misses.join(", ")
     }

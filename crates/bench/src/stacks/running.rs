@@ -43,6 +43,8 @@ pub(super) struct Sample {
     pub(super) p99_us: f64,
     /// Processor time of a request, of all programs, the load, and the broker where there is one.
     pub(super) cpu_us: f64,
+    /// Processes of the stack that were there before it, and were not afterwards.
+    pub(super) ended: usize,
     /// Under shunt.
     pub(super) coverage: Option<Coverage>,
 }
@@ -84,11 +86,11 @@ impl<'a> Running<'a> {
     pub(super) fn turn(&self, connections: u32, time: Duration) -> Result<Sample> {
         let is_under_shunt = self.side.is_short_road();
         let status = || is_under_shunt.then(|| self.stage.status()).transpose();
-        let (before, cpu_before) = (status()?, self.cpu());
+        let (before, cpu_before, there) = (status()?, self.cpu(), self.all());
         let load = Process::spawn_with_lines(&mut self.load(connections, time)?, "the load")?;
         let (output, load_cpu) = load.output(time + LIMIT)?;
         let cpu = self.cpu().saturating_sub(cpu_before) + load_cpu;
-        let after = status()?;
+        let (after, still_there) = (status()?, self.all());
         let measured =
             self.stack.load.measured(&output).with_context(|| format!("the load printed\n{output}"))?;
         Ok(Sample {
@@ -96,6 +98,7 @@ impl<'a> Running<'a> {
             p50_us: measured.p50_us,
             p99_us: measured.p99_us,
             cpu_us: cpu.as_secs_f64() * 1e6 / measured.operations.max(1) as f64,
+            ended: there.iter().filter(|one| !still_there.contains(one)).count(),
             coverage: before.zip(after).map(|(before, after)| Coverage::between(&before, &after)),
         })
     }
@@ -107,6 +110,10 @@ impl<'a> Running<'a> {
         let all: u64 = self.processes.iter().chain([&load]).map(Process::tree_pss).sum();
         load.output(time + LIMIT)?;
         Ok(all)
+    }
+
+    fn all(&self) -> Vec<u32> {
+        self.processes.iter().flat_map(Process::tree).collect()
     }
 
     fn cpu(&self) -> Duration {
