@@ -316,10 +316,10 @@ mod tests {
         assert!(line.has_gone_round());
         places.iter_mut().zip(0..).for_each(|(place, fd)| line.enter(place, fd));
         line.begin_round();
-        for fd in 0..2 {
+        for (fd, place) in (0..).zip(&mut places) {
             assert!(!line.has_gone_round());
-            line.leave(&mut places[fd]);
-            line.enter(&mut places[fd], fd as RawFd);
+            line.leave(place);
+            line.enter(place, fd);
         }
         assert!(line.has_gone_round());
         line.begin_round();
