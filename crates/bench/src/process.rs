@@ -94,11 +94,6 @@ impl Process {
         pages * rustix::param::page_size() as u64
     }
 
-    /// It, and all that it has started.
-    pub(crate) fn tree(&self) -> Vec<u32> {
-        trees(&[self.id()])
-    }
-
     /// Memory of it and of all that it started, in bytes: what processes share is divided between them.
     pub(crate) fn tree_pss(&self) -> u64 {
         pss_of_trees(&[self.child.id()])

@@ -128,7 +128,12 @@ impl<'w> Run<'w> {
         };
         let outcome = if skips { Outcome::Skipped } else { self.perform(index)? };
         if !skips {
-            self.note_roads(&self.steps[index].clone());
+            let step = self.steps[index].clone();
+            self.note_roads(&step);
+            if self.world.has_doors() && step.is_by_ring() {
+                // There the ring is seen, and what peers have in shared memory comes by TCP once they look.
+                self.look_after_senders()?;
+            }
         }
         if !skips && !self.steps[index].is_quiet() {
             self.world.settle()?;
@@ -421,11 +426,7 @@ impl<'w> Run<'w> {
                 self.world.order(step.actor, &[crate::actor::order::SIGNAL, worker as i64, step.args[0]])?
             }
             Verb::Drain => self.drain(index)?,
-            Verb::Flood | Verb::Pour => {
-                let answer = self.flood(index)?;
-                self.look_after_a_ring(step)?;
-                answer
-            }
+            Verb::Flood | Verb::Pour => self.flood(index)?,
             _ => return self.plain(index),
         };
         Ok(Outcome::Done(answer))
@@ -447,9 +448,7 @@ impl<'w> Run<'w> {
         }
         match reply {
             Reply::Blocked(worker) => {
-                let step = step.clone();
                 self.blocked.push(Blocked { step: index, worker });
-                self.look_after_a_ring(&step)?;
                 Ok(Outcome::Blocked)
             }
             Reply::Done(answer) => {
@@ -458,17 +457,8 @@ impl<'w> Run<'w> {
                     self.ask_again(step, model, &mut answer)?;
                 }
                 self.note(step, &answer);
-                self.look_after_a_ring(step)?;
                 Ok(Outcome::Done(answer))
             }
-        }
-    }
-
-    /// By a door an io_uring is seen, and what peers have in shared memory comes by TCP once they look.
-    fn look_after_a_ring(&mut self, step: &Step) -> Result<()> {
-        match self.world.has_doors() && step.is_by_ring() {
-            true => self.look_after_senders(),
-            false => Ok(()),
         }
     }
 

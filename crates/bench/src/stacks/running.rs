@@ -15,7 +15,7 @@ use super::load::{Load, words};
 use super::stack::{Configuration, NODE_PATH, Service, Stack};
 use crate::coverage::Coverage;
 use crate::interrupt::pause;
-use crate::process::Process;
+use crate::process::{Process, trees};
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
 use crate::{find, nginx, user};
@@ -113,7 +113,7 @@ impl<'a> Running<'a> {
     }
 
     fn all(&self) -> Vec<u32> {
-        self.processes.iter().flat_map(Process::tree).collect()
+        trees(&self.processes.iter().map(Process::id).collect::<Vec<_>>())
     }
 
     fn cpu(&self) -> Duration {

@@ -84,8 +84,8 @@ impl Inner {
         self.awaits_kernel
     }
 
-    /// Lanes have filled the report, and nobody asks the kernel, though it `is_due`. It has the whole of the next one, once all that
-    /// was in line when it was last asked has had its turn: nobody waits for ever, and what came first is told first.
+    /// Nobody asks the kernel: if that `is_due`, lanes have filled the report. It has the whole of the next one then, once all that was
+    /// in line when it was last asked has had its turn: nobody waits for ever, and what came first is told first.
     #[inline]
     pub(crate) fn put_off_asking(&mut self, is_due: bool) {
         self.must_ask |= is_due;
@@ -420,8 +420,7 @@ impl Inner {
             }
             reported |= of_reset(endpoint, socket, &mut self.returned);
             // It may be the only report of this, so what lanes would add belongs into it.
-            let found = incoming::look(endpoint, socket, registration.events & IN != 0);
-            let answer = judge(endpoint, &found, registration.events, self.bell.slot());
+            let answer = said_by_lanes(endpoint, socket, registration.events, self.bell.slot());
             reported |= answer.reported;
             if answer.by_tcp && registration.sends_on_lane {
                 reported |= asked_of_kernel(socket, registration.events) & OUT;
@@ -644,7 +643,7 @@ impl Registration {
 
     /// Whether lanes have something of it to be told now.
     pub(super) fn has_some(&self, endpoint: &Endpoint, slot: Option<Slot>) -> bool {
-        said_by_lanes(endpoint, endpoint.fd.load(Relaxed), self.events, slot) != 0
+        said_by_lanes(endpoint, endpoint.fd.load(Relaxed), self.events, slot).reported != 0
     }
 
     /// Whether anything has arrived since this was last asked.
@@ -678,9 +677,9 @@ struct Answer {
     by_tcp: bool,
 }
 
-/// What is to be told of what lanes say now.
-fn said_by_lanes(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> u32 {
-    judge(endpoint, &incoming::look(endpoint, fd, wanted & IN != 0), wanted, slot).reported
+/// What lanes say now.
+fn said_by_lanes(endpoint: &Endpoint, fd: RawFd, wanted: u32, slot: Option<Slot>) -> Answer {
+    judge(endpoint, &incoming::look(endpoint, fd, wanted & IN != 0), wanted, slot)
 }
 
 #[inline]

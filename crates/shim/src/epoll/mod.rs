@@ -202,7 +202,7 @@ struct Registration {
     due: bool,
     /// How many bytes TCP had received when the kernel last told of an urgent one.
     urgent_at: u64,
-    /// Told by level, and the kernel had something to tell when it was last asked: the lane's word is not all.
+    /// The kernel had something to tell of it when it was last asked: the lane's word is not all.
     beside: bool,
 }
 

@@ -117,11 +117,8 @@ fn round(
             || inner.awaits_kernel()
             || inner.unasked >= ASK_KERNEL_EVERY
             || now.saturating_sub(inner.asked_at) >= ASK_KERNEL_NANOS;
-        let is_full = report.is_full();
-        if !ask || is_full {
-            if is_full {
-                inner.put_off_asking(ask);
-            }
+        if !ask || report.is_full() {
+            inner.put_off_asking(ask);
             inner.unasked += 1;
             let count = inner.finish(report);
             return Round::Told(count, inner.end_round(epoll, true));
