@@ -2,8 +2,8 @@
 
 use crate::actor::{ODD_RECEIVES, ODD_SENDS, QUESTIONS, SETTINGS, UNSEEN_WAYS};
 use crate::script::{
-    EDGE, ENDS, EPOLL_CALLS, FIRST_EPOLL, OPTIONS, POLL_CALLS, RECEIVE_CALLS, SEND_CALLS, SETS, Sequence,
-    Step, Verb, end_of,
+    EDGE, ENDS, ENOUGH, EPOLL_CALLS, FIRST_EPOLL, OPTIONS, POLL_CALLS, RECEIVE_CALLS, SEND_CALLS, SETS,
+    Sequence, Step, Verb, end_of,
 };
 
 /// SplitMix64.
@@ -426,7 +426,7 @@ impl Draft {
             // The last of them has no room for what it is told, and seldom comes.
             let good = EPOLL_CALLS.len() - 1;
             let call = if self.random.chance(4) { good } else { self.random.below(good) } as i64;
-            let places = self.random.one_of(&[8, 8, 8, 1, 2]);
+            let places = self.random.one_of(&[ENOUGH, ENOUGH, ENOUGH, 1, 2]);
             self.push(actor, Verb::EpollWait, &[set as i64, places, millis, call]);
         }
     }

@@ -8,7 +8,7 @@ use crate::actor::{Answer, ODD_RECEIVES, ODD_SENDS, QUESTIONS};
 use crate::late::pairs;
 use crate::run::{CERTAIN, Outcome, Record};
 use crate::script::{
-    EDGE, ENDS, EPOLL_CALLS, FIRST_EPOLL, OPTIONS, SLOTS, Step, Verb, end_of, peer_of, set_of,
+    EDGE, ENDS, ENOUGH, EPOLL_CALLS, FIRST_EPOLL, OPTIONS, SLOTS, Step, Verb, end_of, peer_of, set_of,
 };
 use std::collections::HashMap;
 
@@ -51,7 +51,8 @@ pub(crate) struct Judge {
     raw: [bool; SLOTS],
     /// Somebody waits past libc, or has: what such a process has not read it gives back, and the sender sends it with its next call.
     gives_back: bool,
-    /// Sets of which a wait has failed since its array could not be written. From then on their order is not promised.
+    /// Sets of which a wait has failed since its array could not be written, or had less room than there was to tell while a connection
+    /// may have been on TCP: of that one both the kernel and the lanes tell, each at its turn. From then on their order is not promised.
     shaken: [bool; SLOTS],
     /// Polls, by libc or past it, and receives that have begun to sleep.
     asleep: Vec<usize>,
@@ -321,7 +322,10 @@ impl Judge {
     /// A wait on a set has ended.
     fn note_wait(&mut self, index: usize, step: &Step) {
         if step.verb == Verb::EpollWait {
-            self.waited[step.set()] = Some(index);
+            let set = step.set();
+            self.waited[set] = Some(index);
+            let mut watched = self.registered.keys().filter(|(other, slot)| *other == set && *slot < ENDS);
+            self.shaken[set] |= step.args[1] < ENOUGH && watched.any(|(_, slot)| self.on_tcp_perhaps[*slot]);
         }
     }
 

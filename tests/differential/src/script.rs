@@ -81,6 +81,8 @@ pub(crate) const EDGE: i64 = libc::EPOLLET as u32 as i64;
 pub(crate) const SEND_CALLS: &[&str] = &["send", "write", "writev", "sendmsg", "sendto", "sendfile"];
 pub(crate) const RECEIVE_CALLS: &[&str] = &["recv", "read", "readv", "recvmsg", "recvfrom"];
 pub(crate) const POLL_CALLS: &[&str] = &["poll", "ppoll", "select", "pselect"];
+/// As many places for events as no sequence has events for.
+pub(crate) const ENOUGH: i64 = 8;
 pub(crate) const EPOLL_CALLS: &[&str] = &["epoll_wait", "epoll_pwait", "epoll_pwait2", "forbidden"];
 const CONTROLS: &[&str] = &["none", "add", "del", "mod"];
 const HOWS: &[&str] = &["rd", "wr", "rdwr"];

@@ -2,10 +2,11 @@
 
 use super::calls::Answer;
 use crate::actor::{IS_RAW, fd, memory, unseen};
-use crate::script::{EPOLL_CALLS, POLL_CALLS, Step};
+use crate::script::{ENOUGH, EPOLL_CALLS, POLL_CALLS, Step};
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering::*;
+use std::time::{Duration, Instant};
 
 #[cfg(not(target_env = "musl"))]
 unsafe extern "C" {
@@ -112,15 +113,18 @@ pub(super) fn control(step: &Step) -> Answer {
     Answer::of(ret.into())
 }
 
-/// As many places as no sequence has events for.
-const ENOUGH: i64 = 8;
+/// A wait that has taken so long has slept.
+const SLEPT: Duration = Duration::from_millis(5);
 
 /// epoll_wait and its kin; the answer's extra is pairs of data and events, in the order in which they are told. Where there are fewer
-/// places than there may be events, whoever waits goes on until nothing new is told: each pair counts once.
+/// places than there may be events, whoever waits goes on until nothing new is told: each pair counts once. So does who has slept: what one
+/// call of another thread makes of two sockets comes one after the other, with TCP too, and may wake it in between.
 pub(super) fn wait(step: &Step) -> Answer {
+    let begin = Instant::now();
     let mut all = wait_once(step, step.args[2]);
     let places = step.args[1];
-    if places >= ENOUGH || all.ret < places {
+    let has_slept = all.ret > 0 && begin.elapsed() >= SLEPT;
+    if is_raw(step) || !has_slept && (places >= ENOUGH || all.ret < places) {
         return all;
     }
     let pairs = |extra: &[i64]| extra.chunks(2).map(|pair| (pair[0], pair[1])).collect::<Vec<_>>();
@@ -141,11 +145,16 @@ pub(super) fn wait(step: &Step) -> Answer {
     all
 }
 
+/// Whether the set is one for waits past libc.
+fn is_raw(step: &Step) -> bool {
+    IS_RAW[step.slot(0)].load(Relaxed)
+}
+
 fn wait_once(step: &Step, millis: i64) -> Answer {
     let set = fd(step.slot(0));
     let most = (step.args[1] as usize).clamp(1, 16);
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
-    if IS_RAW[step.slot(0)].load(Relaxed) {
+    if is_raw(step) {
         let ret = unseen::on_set(step, &mut events[..most]);
         return unseen::answer(ret, told(&events, ret));
     }
