@@ -19,7 +19,7 @@ use shunt_broker::StatusError;
 
 use crate::args::ExplainArgs;
 use crate::door;
-use crate::obstacle;
+use crate::obstacle::{self, Obstacle};
 use crate::overlay::seen::View;
 use process::{Process, Ring};
 use report::{Cause, ConnectionReport, FileReport, Peer, ProcessReport, Report};
@@ -208,6 +208,13 @@ impl Looked<'_> {
         told.filter(|name| !name.is_empty()).unwrap_or(&process.name).clone()
     }
 
+    /// Whether a process has a connection, and its shim has told its broker, which is there, of none that is used.
+    fn unseen_use(&self, process: &Process, state: State, broker: Option<&Path>) -> Option<Obstacle> {
+        let broker = broker.filter(|path| self.snapshot(path).is_some())?;
+        let is_unseen = self.known(process, broker).is_none_or(|known| known.totals.share.seen == 0);
+        (process.has_shim && state == State::ESTABLISHED && is_unseen).then_some(Obstacle::UnseenUse)
+    }
+
     /// What keeps all connections of the process on TCP.
     fn causes(&self, process: &Process, broker: Option<&Path>) -> Vec<Cause> {
         if let Some(obstacle) = &process.obstacle {
@@ -285,7 +292,10 @@ impl Looked<'_> {
         };
         let is_unseen = |cause: &Cause| cause.label == Reason::UnseenWait.label();
         if process.has_shim && (row.is_none() || causes.iter().any(is_unseen)) {
-            causes.extend(process.hides_calls().map(|obstacle| Cause::of_obstacle(&obstacle, &process.name)));
+            let hidden = process.hides_calls();
+            let unseen = || self.unseen_use(process, socket.state, report.broker.as_deref());
+            let hidden = hidden.or_else(|| unseen().filter(|_| report.causes.is_empty()));
+            causes.extend(hidden.map(|obstacle| Cause::of_obstacle(&obstacle, &process.name)));
         }
         let on_shm = |road: Option<Road>| road == Some(Road::Shm);
         let sends = row.as_ref().map(|row| row.send.road);
@@ -311,6 +321,7 @@ impl Looked<'_> {
     /// The processes at the other end, each with what keeps all its connections on TCP.
     fn peers(&mut self, socket: &Socket, own: u32) -> Vec<(Peer, Vec<Cause>)> {
         let Some(other) = self.sockets.peer(socket) else { return Vec::new() };
+        let state = other.state;
         let mut pids = self.sockets.owners(other).to_vec();
         // A process may be connected to itself.
         if pids.len() > 1 && other.inode != socket.inode {
@@ -319,7 +330,9 @@ impl Looked<'_> {
         let describe = |pid: u32| {
             let process = Process::look(pid).ok()?;
             let broker = if process.has_shim { self.broker_of(&process) } else { None };
-            let causes = self.causes(&process, broker.as_deref());
+            let mut causes = self.causes(&process, broker.as_deref());
+            let unseen = self.unseen_use(&process, state, broker.as_deref()).filter(|_| causes.is_empty());
+            causes.extend(unseen.map(|obstacle| Cause::of_obstacle(&obstacle, &process.name)));
             let program = self.name(&process, broker.as_deref());
             let peer = Peer { pid, program, under_shunt: process.has_shim };
             Some((peer, causes))

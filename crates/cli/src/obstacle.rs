@@ -41,6 +41,8 @@ pub(crate) enum Obstacle {
     Go,
     /// It makes system calls besides those of its libc, which the shim does not see.
     OwnCalls(String),
+    /// It has a connection, and the shim has never seen it use one.
+    UnseenUse,
     /// Runs as another user.
     Setuid,
     /// Runs as another group.
@@ -88,6 +90,7 @@ impl Obstacle {
             Obstacle::OldLibc(_) => "old_libc",
             Obstacle::Go => "go",
             Obstacle::OwnCalls(_) => "own_calls",
+            Obstacle::UnseenUse => "unseen_use",
             Obstacle::Setuid => "setuid",
             Obstacle::Setgid => "setgid",
             Obstacle::Capabilities => "capabilities",
@@ -122,6 +125,10 @@ impl Obstacle {
                     "Start it itself with `shunt run -- {program}`. If that changes nothing, nothing can be done, unless the program \
                      can wait by the functions of libc."
                 );
+            }
+            Obstacle::UnseenUse => {
+                "Nothing needs to be done if the connection is not in use. If it is, nothing can be done, unless the program can make its \
+                 calls by the functions of libc."
             }
             Obstacle::OtherLibc(_) => "Use a build for glibc or musl.",
             Obstacle::OldLibc(_) => "Use musl 1.2.2 or later.",
@@ -159,6 +166,10 @@ impl fmt::Display for Obstacle {
             Obstacle::OwnCalls(why) => {
                 write!(f, "it makes system calls by itself, which do not lead to shunt: {why}")
             }
+            Obstacle::UnseenUse => f.write_str(
+                "shunt has seen it use no connection at all: whatever comes and goes by this one does so by system calls of its own, in \
+                 code of which it does not tell where functions begin",
+            ),
             Obstacle::Setuid => f.write_str("it is setuid, so the dynamic linker ignores LD_PRELOAD"),
             Obstacle::Setgid => f.write_str("it is setgid, so the dynamic linker ignores LD_PRELOAD"),
             Obstacle::Capabilities => {

@@ -376,6 +376,60 @@ fn a_connection_with_both_its_ends() {
     assert_eq!(connection["causes"][0]["label"], "too_few_operations", "{report:#}");
 }
 
+/// A server with a libc that waits, reads and writes by system calls of its own.
+#[cfg(target_arch = "x86_64")]
+const PAST_LIBC: &str = r#"
+#include <netinet/in.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static long call(long number, long first, long second, long third)
+{
+    long result;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(first), "S"(second), "d"(third) : "rcx", "r11", "memory");
+    return result;
+}
+int main(int count, char **words)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    char byte;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(listener, (struct sockaddr *)&at, len) || listen(listener, 8) || getsockname(listener, (struct sockaddr *)&at, &len))
+        return 1;
+    FILE *port = fopen(words[1], "w");
+    fprintf(port, "%d", ntohs(at.sin_port));
+    fclose(port);
+    write(1, "up", 2);
+    for (;;) {
+        long connection = call(SYS_accept, listener, 0, 0);
+        while (call(SYS_read, connection, (long)&byte, 1) == 1)
+            call(SYS_write, connection, (long)&byte, 1);
+        call(SYS_close, connection, 0, 0);
+    }
+}
+"#;
+
+/// It tells nobody where its functions are, so that its calls are not found.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_program_whose_calls_are_not_seen() {
+    let shell = Shell::new();
+    let (program, port_file) = (shell.path("past-libc"), shell.path("port"));
+    compile(&program, PAST_LIBC, &["-O1", "-w", "-fno-asynchronous-unwind-tables"]);
+    let server = Idle::start(under_shunt(&shell, &[program.to_str().unwrap(), port_file.to_str().unwrap()]));
+    let port = fs::read_to_string(&port_file).unwrap();
+    let script = shell.file("ping.py", PING);
+    let client =
+        Idle::start(under_shunt(&shell, &["python3", script.to_str().unwrap(), "client", &port, "busy"]));
+    for (process, at) in [(&server, 1), (&client, 1)] {
+        let report = explain(&shell, process.pid());
+        let causes = &report["processes"][0]["connections"][0]["causes"];
+        assert_eq!(causes[at]["label"], "unseen_use", "{report:#}");
+    }
+}
+
 /// One process with both ends of a connection, which it waits for in an epoll set.
 const EVENTS: &str = r#"
 import os, select, socket, sys, threading

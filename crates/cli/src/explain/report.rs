@@ -226,6 +226,7 @@ mod tests {
             Obstacle::OldLibc(path()),
             Obstacle::Go,
             Obstacle::OwnCalls("WHY".into()),
+            Obstacle::UnseenUse,
             Obstacle::Setuid,
             Obstacle::Setgid,
             Obstacle::Capabilities,
