@@ -246,6 +246,43 @@ static void vfork_and_exec(int connection) {
     serve(connection, 'P');
 }
 
+/* A process that shares our memory, but is another one. */
+static int connection_of_clone;
+
+/* What such a child closes, its parent still has: before the first use, and after it. */
+static void vfork_and_close(int connection) {
+    for (int turn = 0; turn < 2; turn++) {
+        pid_t child = vfork();
+        if (child == 0) {
+            close(connection);
+            /* It is given the number. */
+            close(socket(AF_INET, SOCK_STREAM, 0));
+            _exit(7);
+        }
+        wait_for(child);
+        serve(connection, 'P');
+    }
+}
+
+static int close_in_clone(void *unused) {
+    (void)unused;
+    close(connection_of_clone);
+    close(socket(AF_INET, SOCK_STREAM, 0));
+    return 7;
+}
+
+static void clone_and_close(int connection) {
+    static char stack[256 * 1024] __attribute__((aligned(16)));
+    const int flags[] = {CLONE_VM | CLONE_VFORK, CLONE_VM};
+    connection_of_clone = connection;
+    for (int turn = 0; turn < 2; turn++) {
+        pid_t child = clone(close_in_clone, stack + sizeof stack, flags[turn] | SIGCHLD, NULL);
+        expect(child > 0, "clone");
+        wait_for(child);
+        serve(connection, 'P');
+    }
+}
+
 static void spawn(int connection, char *const environment[]) {
     serve(connection, 'P');
     posix_spawn_file_actions_t actions;
@@ -291,9 +328,6 @@ static void pipe_to_a_shell(int connection) {
     printf("popen: %d\n", WEXITSTATUS(pclose(pipe)));
     serve(connection, 'P');
 }
-
-/* A process that shares our memory, but is another one. */
-static int connection_of_clone;
 
 static int serve_in_clone(void *unused) {
     (void)unused;
@@ -360,6 +394,8 @@ static const struct scenario scenarios[] = {
     {"beside_another_program", beside_another_program},
     {"through_a_static_program", through_a_static_program},
     {"vfork_and_exec", vfork_and_exec},
+    {"vfork_and_close", vfork_and_close},
+    {"clone_and_close", clone_and_close},
     {"spawn_without_the_shim", spawn_without_the_shim},
     {"spawn_with_the_shim", spawn_with_the_shim},
     {"shell", shell},

@@ -52,6 +52,8 @@ scenarios! {
     another_program_takes_over: Shm, Shm;
     beside_another_program: Shm, Shm;
     vfork_and_exec: Shm, Unseen, Tcp(Reason::Exec);
+    vfork_and_close: Shm, Shm;
+    clone_and_close: Shm, Shm;
     spawn_without_the_shim: Shm, Unseen, Tcp(Reason::Exec);
     spawn_with_the_shim: Shm, Unseen, Tcp(Reason::Exec);
     shell: Shm, Unseen, Tcp(Reason::Exec);

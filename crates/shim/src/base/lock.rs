@@ -100,6 +100,13 @@ impl<T> Lock<T> {
         Brief { lock: self, is_alone }
     }
 
+    /// Puts another value in the place of what is there.
+    pub(crate) fn set(&self, value: T) {
+        let mut brief = self.briefly();
+        *brief.value() = value;
+        brief.end();
+    }
+
     /// Takes it for a time that no guard spans: until [`release`](Self::release).
     pub(crate) fn hold(&self) {
         std::mem::forget(self.lock());

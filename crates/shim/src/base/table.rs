@@ -7,7 +7,7 @@
 //! made by a system call of the program's own finds nothing there, and is told apart by that from a process that never
 //! had a socket, without a look-up costing more.
 
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
 use rustix::mm::{Advice, madvise};
 use shunt_abi::reason::Reason;
@@ -15,7 +15,7 @@ use shunt_abi::reason::Reason;
 use crate::base::above::Above;
 use crate::base::arch;
 use crate::base::names::{EndpointRef, EpollRef};
-use crate::base::process;
+use crate::base::{process, thread};
 
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 1024;
@@ -34,22 +34,37 @@ struct Chunk {
 #[repr(C)]
 #[cfg_attr(target_arch = "x86_64", repr(align(4096)))]
 #[cfg_attr(target_arch = "aarch64", repr(align(65536)))]
-struct Upper([AtomicPtr<Chunk>; CHUNKS]);
+struct Upper {
+    /// Whether it must be asked who this process is: [`ASK`], [`HOME`] or [`SHARED`].
+    whose: AtomicU32,
+    chunks: [AtomicPtr<Chunk>; CHUNKS],
+}
 
 const _: () = assert!(align_of::<Upper>() == arch::LARGEST_PAGE);
 
+/// As the kernel leaves it in a child.
+const ASK: u32 = 0;
+/// It has been asked, and is the one that the table is of.
+const HOME: u32 = 1;
+/// Another process may run in this memory at any time.
+const SHARED: u32 = 2;
+
 impl Upper {
     const fn new() -> Upper {
-        Upper([const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS])
+        let chunks = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
+        Upper { whose: AtomicU32::new(ASK), chunks }
     }
 }
 
 /// This process is a child that nobody announced.
 pub(crate) static STRAY: Above<()> = Above::new();
 
+/// The kernel wipes the upper level in children.
+static IS_WIPED: AtomicBool = AtomicBool::new(false);
+
 static UPPER: Upper = Upper::new();
 /// What the upper level is restored from. Written after it.
-static COPY: Upper = Upper::new();
+static COPY: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
 
 /// What a descriptor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +82,9 @@ pub(crate) enum Entry {
     /// An io_uring, by its place among those that are looked into.
     Ring(u8),
 }
+
+/// In the word of a socket that is not connected: a set may have it.
+const REGISTERED: u64 = 1 << 32;
 
 impl Entry {
     /// As a number, which is 0 for nothing, and for a connection below 2^59.
@@ -96,14 +114,40 @@ impl Entry {
 
 /// Has the upper level wiped in children. A kernel that cannot leaves children of such system calls unnoticed.
 pub(crate) fn start() {
+    let pages = (&raw const UPPER).cast_mut().cast();
     // SAFETY: whole pages of our own; what is in them is restored in every child.
-    let _ =
-        unsafe { madvise((&raw const UPPER).cast_mut().cast(), size_of::<Upper>(), Advice::LinuxWipeOnFork) };
+    let wiped = unsafe { madvise(pages, size_of::<Upper>(), Advice::LinuxWipeOnFork) };
+    IS_WIPED.store(wiped.is_ok(), Relaxed);
+}
+
+/// [`process::is_home`] without a system call, as far as has been seen: of a child that runs in this memory and that no hook has seen being
+/// made, it is not known. So only for what would do no more harm there than to keep a connection on TCP.
+#[inline]
+pub(crate) fn is_home() -> bool {
+    UPPER.whose.load(Relaxed) == HOME && !thread::this().is_lent.get() || ask_who_this_is()
+}
+
+#[cold]
+#[inline(never)]
+fn ask_who_this_is() -> bool {
+    let is_home = process::is_home();
+    if is_home {
+        thread::this().is_lent.set(false);
+        if IS_WIPED.load(Relaxed) {
+            let _ = UPPER.whose.compare_exchange(ASK, HOME, Relaxed, Relaxed);
+        }
+    }
+    is_home
+}
+
+/// A child is made that runs in this memory at the same time as the thread that makes it.
+pub(crate) fn share_memory() {
+    UPPER.whose.store(SHARED, Relaxed);
 }
 
 /// In a forked child.
 pub(crate) fn restore() {
-    for (upper, copy) in UPPER.0.iter().zip(&COPY.0) {
+    for (upper, copy) in UPPER.chunks.iter().zip(&COPY) {
         upper.store(copy.load(Acquire), Release);
     }
 }
@@ -122,7 +166,7 @@ fn cell(fd: i32) -> Option<&'static AtomicU64> {
 
 #[inline]
 fn chunk(index: usize) -> Option<&'static Chunk> {
-    let chunk = UPPER.0.get(index)?.load(Acquire);
+    let chunk = UPPER.chunks.get(index)?.load(Acquire);
     // SAFETY: a chunk that is not null is never freed.
     unsafe { chunk.as_ref() }.or_else(|| missing(index))
 }
@@ -131,8 +175,8 @@ fn chunk(index: usize) -> Option<&'static Chunk> {
 #[cold]
 #[inline(never)]
 fn missing(index: usize) -> Option<&'static Chunk> {
-    let present = || UPPER.0[index].load(Acquire);
-    if COPY.0[index].load(Acquire).is_null() {
+    let present = || UPPER.chunks[index].load(Acquire);
+    if COPY[index].load(Acquire).is_null() {
         return None;
     }
     if present().is_null() {
@@ -155,7 +199,7 @@ pub(crate) fn look_up(fd: i32) -> Entry {
 /// [`look_up`] says.
 #[inline(always)]
 pub(crate) fn glance(fd: i32) -> Option<(u64, *const ())> {
-    let chunk = UPPER.0.get(fd as u32 as usize / CHUNK)?.load(Acquire);
+    let chunk = UPPER.chunks.get(fd as u32 as usize / CHUNK)?.load(Acquire);
     // SAFETY: as in `chunk`.
     let chunk = unsafe { chunk.as_ref() }?;
     let at = fd as usize % CHUNK;
@@ -186,39 +230,64 @@ pub(crate) fn has_place_for(fd: i32) -> bool {
 
 /// Says what `fd` is from now on, and returns what it was. A descriptor beyond the table stays unknown, and so
 /// on TCP.
+#[inline]
 pub(crate) fn replace(fd: i32, entry: Entry) -> Entry {
+    Entry::unpack(swap(fd, entry))
+}
+
+/// The same where a socket comes to be connected. Says also whether a set may have had it before.
+pub(crate) fn connect(fd: i32, name: EndpointRef) -> (Entry, bool) {
+    let word = swap(fd, Entry::Endpoint(name));
+    (Entry::unpack(word), word & REGISTERED != 0)
+}
+
+fn swap(fd: i32, entry: Entry) -> u64 {
     if !has_place_for(fd) {
-        return Entry::None;
+        return 0;
     }
-    if cell(fd).is_none() {
-        if entry == Entry::None {
-            return Entry::None;
-        }
-        process::note_use();
-        // Made where it stays: the thread may have little stack.
-        // SAFETY: zeroes are valid for atomics.
-        let fresh = Box::into_raw(unsafe { Box::<Chunk>::new_zeroed().assume_init() });
-        let index = fd as usize / CHUNK;
-        if UPPER.0[index].compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire).is_ok() {
-            COPY.0[index].store(fresh, Release);
-        } else {
-            // SAFETY: it was made above and nobody else has seen it.
-            drop(unsafe { Box::from_raw(fresh) });
-        }
-    }
-    let at = fd as usize % CHUNK;
-    let Some(chunk) = chunk(fd as usize / CHUNK) else { return Entry::None };
+    let (index, at) = (fd as usize / CHUNK, fd as usize % CHUNK);
+    let Some(chunk) = chunk(index).or_else(|| make(index, entry)) else { return 0 };
     if matches!(entry, Entry::Endpoint(_) | Entry::Epoll(_)) {
-        chunk.pollable[at / WORD].fetch_or(1 << (at % WORD), AcqRel);
+        let (word, bit) = (&chunk.pollable[at / WORD], 1 << (at % WORD));
+        // Most numbers have been one before.
+        if word.load(Relaxed) & bit == 0 {
+            word.fetch_or(bit, AcqRel);
+        }
     }
-    Entry::unpack(chunk.cells[at].swap(entry.pack(), AcqRel))
+    chunk.cells[at].swap(entry.pack(), AcqRel)
+}
+
+#[cold]
+#[inline(never)]
+fn make(index: usize, entry: Entry) -> Option<&'static Chunk> {
+    if entry == Entry::None {
+        return None;
+    }
+    process::note_use();
+    // Made where it stays: the thread may have little stack.
+    // SAFETY: zeroes are valid for atomics.
+    let fresh = Box::into_raw(unsafe { Box::<Chunk>::new_zeroed().assume_init() });
+    if UPPER.chunks[index].compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire).is_ok() {
+        COPY[index].store(fresh, Release);
+    } else {
+        // SAFETY: it was made above and nobody else has seen it.
+        drop(unsafe { Box::from_raw(fresh) });
+    }
+    chunk(index)
+}
+
+/// A set is about to have this socket. Whoever connects it later is told that.
+pub(crate) fn note_registered(fd: i32) {
+    let Some(cell) = cell(fd) else { return };
+    let registered = |word| matches!(Entry::unpack(word), Entry::Unconnected(_)).then_some(word | REGISTERED);
+    let _ = cell.fetch_update(AcqRel, Acquire, registered);
 }
 
 /// Has a socket that is not connected stay on TCP once it is. `false`: it is no such socket, or not any more.
 pub(crate) fn hold_back(fd: i32, reason: Reason) -> bool {
     let Some(cell) = cell(fd) else { return false };
     let held_back = |word| match Entry::unpack(word) {
-        Entry::Unconnected(Reason::None) => Some(Entry::Unconnected(reason).pack()),
+        Entry::Unconnected(Reason::None) => Some(Entry::Unconnected(reason).pack() | word & REGISTERED),
         Entry::Unconnected(_) => Some(word),
         _ => None,
     };

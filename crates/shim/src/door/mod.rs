@@ -107,10 +107,6 @@ unsafe fn answered<P: Place>(number: c_long, arguments: [c_long; 6]) -> Option<c
     if number == ::libc::SYS_exit {
         end::over();
     }
-    // A child is made that runs in this memory while its parent's thread sleeps.
-    if raw::lends_memory(number, arguments) {
-        thread::this().is_lent.set(true);
-    }
     // SAFETY: the caller's promise.
     unsafe { raw::answer(number, arguments) }
 }

@@ -17,7 +17,7 @@ use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
 use crate::base::names::EndpointRef;
 use crate::base::waiter::Slot;
-use crate::base::{errno, order, process, real};
+use crate::base::{errno, order, process, real, table};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::links::Link;
 use crate::socket::tcp::Tcp;
@@ -168,6 +168,9 @@ impl Inner {
         wanted: epoll_event,
         passed: Passed,
     ) -> Option<Reason> {
+        if endpoint.is_none() {
+            table::note_registered(fd);
+        }
         // It may have been connected since the caller looked, by another thread. Either this sees that, or whoever has connected
         // it finds the registration.
         let endpoint = endpoint.or_else(|| endpoint::behind(fd));

@@ -6,7 +6,7 @@ use libc::{pid_t, uid_t};
 use shunt_abi::reason::Reason;
 
 use super::trampoline::{Call, trampolines};
-use crate::base::real;
+use crate::base::{real, table, thread};
 use crate::fork;
 use crate::life::unseen;
 use crate::ops::exec;
@@ -115,6 +115,43 @@ variadic_exec! {
     before_execl: "execl";
     before_execlp: "execlp";
     before_execle: "execle";
+}
+
+// What comes back twice, or on another stack.
+trampolines! {
+    /// See vfork(2).
+    vfork: before_vfork;
+    /// Another name of glibc's.
+    __vfork: before_vfork;
+    /// See clone(2).
+    clone: before_clone;
+    /// Another name of glibc's.
+    __clone: before_clone;
+}
+
+extern "C" fn before_vfork(_: &Call) -> *mut c_void {
+    lending(libc::CLONE_VM | libc::CLONE_VFORK);
+    real::address!("vfork")
+}
+
+extern "C" fn before_clone(call: &Call) -> *mut c_void {
+    lending(call.argument(2) as c_int);
+    real::address!("clone")
+}
+
+/// A child is about to be made, with these flags of clone: one that is no thread and runs in this memory is not to be taken for this process.
+pub(super) fn lending(flags: c_int) {
+    if flags & (libc::CLONE_VM | libc::CLONE_THREAD) != libc::CLONE_VM {
+        return;
+    }
+    if flags & libc::CLONE_VFORK != 0 {
+        // This thread sleeps meanwhile.
+        thread::this().is_lent.set(true);
+    }
+    if flags & (libc::CLONE_VFORK | libc::CLONE_SETTLS) != libc::CLONE_VFORK {
+        // It has not, or the child has another thread's data.
+        table::share_memory();
+    }
 }
 
 trampolines! {

@@ -31,12 +31,9 @@ trampolines! {
 extern "C" fn route(call: &Call) -> *mut c_void {
     // The last one, which is on the stack, nobody looks at.
     let [a, b, c, d, e] = [1, 2, 3, 4, 5].map(|index| call.argument(index) as c_long);
-    let arguments = [a, b, c, d, e, 0];
-    if is_answered(call.argument(0) as c_long, &Arguments(arguments)) {
-        hooked as *mut c_void
-    } else {
-        real::address!("syscall")
-    }
+    let (number, arguments) = (call.argument(0) as c_long, Arguments([a, b, c, d, e, 0]));
+    lend(number, &arguments);
+    if is_answered(number, &arguments) { hooked as *mut c_void } else { real::address!("syscall") }
 }
 
 /// Whether a call has a hook that is to answer it. What the shim must know of before it is made is told here in any case.
@@ -69,6 +66,20 @@ fn is_answered(number: c_long, call: &Arguments) -> bool {
         _ => return hook(number).is_some(),
     }
     false
+}
+
+/// What must be known of a child that will run in this memory.
+#[inline]
+fn lend(number: c_long, call: &Arguments) {
+    match number {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_vfork => process::lending(libc::CLONE_VM | libc::CLONE_VFORK),
+        libc::SYS_clone => process::lending(call.int(0)),
+        libc::SYS_clone3 => {
+            process::lending(clone_arguments(call).map_or(0, |arguments| arguments.flags as c_int))
+        }
+        _ => {}
+    }
 }
 
 /// Whether clone makes a process with memory of its own that goes on where its parent is.

@@ -24,7 +24,7 @@ pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_i
     let fd = unsafe { real::socket(domain, kind, protocol) };
     let stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
     let tcp = matches!(domain, libc::AF_INET | libc::AF_INET6) && matches!(protocol, 0 | libc::IPPROTO_TCP);
-    if fd >= 0 && stream && tcp && !process::is_off() && process::is_home() {
+    if fd >= 0 && stream && tcp && !process::is_off() {
         descriptors::made(fd);
     }
     fd
@@ -49,8 +49,8 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     let begun = result == 0 || matches!(errno::get(), libc::EINPROGRESS | libc::EINTR);
     // The number may have been closed meanwhile, by another thread, and be a connection's.
     let is_it = |entry| matches!(entry, Entry::Unconnected(_));
-    if is_it(entry) && begun && is_it(table::look_up(fd)) && process::is_home() {
-        descriptors::connected(fd);
+    if is_it(entry) && begun && is_it(table::look_up(fd)) && table::is_home() {
+        descriptors::connected(fd, result == 0);
     }
     result
 }

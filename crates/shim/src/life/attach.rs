@@ -421,6 +421,9 @@ pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> bool {
 
 /// After the last descriptor was closed.
 pub(crate) fn after_close(endpoint: &Endpoint) {
+    if endpoint.is_young() && !endpoint.is_in_a_set() {
+        return endpoint.free();
+    }
     let at = {
         let mut tx = endpoint.tx.lock();
         let mut rx = endpoint.rx.lock();

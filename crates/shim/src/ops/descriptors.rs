@@ -14,7 +14,7 @@ use crate::base::signal::{self, Shield};
 use crate::base::table::{self, Entry};
 use crate::base::{children, errno, kernel, order, process, real, waiter};
 use crate::broker::control;
-use crate::epoll;
+use crate::epoll::{self, Epoll};
 use crate::life::attach;
 use crate::ops::{exec, held, ring};
 use crate::socket::endpoint::{self, Endpoint};
@@ -24,7 +24,18 @@ use crate::socket::{family, links, worth};
 /// A new TCP socket, not connected.
 pub(crate) fn made(fd: RawFd) {
     let _shield = Shield::raise();
-    forget(table::replace(fd, Entry::Unconnected(Reason::None)), fd);
+    if is_made_here(fd) {
+        forget(table::replace(fd, Entry::Unconnected(Reason::None)), fd);
+    }
+}
+
+/// Whether it is this process that has made `fd`.
+fn is_made_here(fd: RawFd) -> bool {
+    match table::look_up(fd) {
+        Entry::None | Entry::Unconnected(_) => table::is_home(),
+        // What was behind it may be so still.
+        _ => process::is_home(),
+    }
 }
 
 /// `fd`, if not negative, was accepted by what `listener` named when the call began.
@@ -44,13 +55,14 @@ pub(crate) fn accepted(was: Entry, listener: RawFd, fd: RawFd, nonblocking: bool
         }
         _ => return,
     }
-    if !process::is_home() {
+    if !is_made_here(fd) {
         return;
     }
-    if let Some(name) = endpoint::allocate(fd, nonblocking, worth::operations()) {
-        name.resolve().into_iter().for_each(|endpoint| endpoint.set_opener(Opener::Peer));
-        forget(table::replace(fd, Entry::Endpoint(name)), fd);
-    }
+    let Some(name) = endpoint::allocate(fd, nonblocking, worth::operations()) else { return };
+    let Some(endpoint) = name.resolve() else { return };
+    endpoint.set_opener(Opener::Peer);
+    forget(table::replace(fd, Entry::Endpoint(name)), fd);
+    endpoint.remember(fd);
 }
 
 fn is_tcp(fd: RawFd) -> bool {
@@ -59,14 +71,16 @@ fn is_tcp(fd: RawFd) -> bool {
 }
 
 /// A socket that has connected, or is about to. It may be in an epoll set already.
-pub(crate) fn connected(fd: RawFd) {
+pub(crate) fn connected(fd: RawFd, is_connected: bool) {
     let _shield = Shield::raise();
     order::note_by_tcp();
     let Some(name) = endpoint::allocate(fd, false, worth::operations()) else { return };
     let Some(endpoint) = name.resolve() else { return };
     endpoint.set_opener(Opener::Us);
-    let before = table::replace(fd, Entry::Endpoint(name));
-    let against = epoll::adopt_registrations(endpoint, fd);
+    endpoint.set_begun(!is_connected);
+    let (before, is_registered) = table::connect(fd, name);
+    endpoint.remember(fd);
+    let against = if is_registered { epoll::adopt_registrations(endpoint, fd) } else { None };
     let held_back = match before {
         Entry::Unconnected(reason) if reason != Reason::None => Some(reason),
         _ => None,
@@ -136,12 +150,15 @@ pub(crate) fn close(fd: RawFd) -> c_int {
             errno::set(libc::EBADF);
             -1
         }
-        // A child of vfork runs in our memory: its descriptors are its own, our table is not.
-        // SAFETY: the program's own call.
-        _ if !process::is_home() => unsafe { real::close(fd) },
-        _ => {
+        entry => {
             signal::point();
-            let _shield = Shield::raise();
+            let shield = Shield::raise();
+            // A child of vfork runs in our memory: its descriptors are its own, our table is not.
+            if !is_closed_here(entry) {
+                drop(shield);
+                // SAFETY: the program's own call.
+                return unsafe { real::close(fd) };
+            }
             let entry = begin_close(fd);
             // It may linger.
             // SAFETY: the program's own call.
@@ -151,6 +168,21 @@ pub(crate) fn close(fd: RawFd) -> c_int {
             result
         }
     }
+}
+
+/// Whether it is this process that closes what a number is to it.
+fn is_closed_here(entry: Entry) -> bool {
+    match entry {
+        Entry::Endpoint(name) if name.resolve().is_some_and(may_be_forgotten) => table::is_home(),
+        _ => process::is_home(),
+    }
+}
+
+/// Whether all that is known of a connection is the kernel's too, so that it does no harm if that is forgotten.
+fn may_be_forgotten(endpoint: &Endpoint) -> bool {
+    let is_translated =
+        || endpoint.epolls.lock().iter().filter_map(|name| name.resolve()).any(Epoll::must_translate);
+    endpoint.is_young() && endpoint.holders.are_one() && !(endpoint.is_in_a_set() && is_translated())
 }
 
 /// What happens before the kernel closes `fd`; [`end_close`] happens after. In between the number may be used again
@@ -176,7 +208,7 @@ pub(crate) fn begin_close(fd: RawFd) -> Entry {
 /// What happens before the last descriptor of a socket is closed, which is `fd`.
 fn begin_end(endpoint: &Endpoint, fd: RawFd) {
     let may_live_on = || endpoint.has_unlisted_holders() || family::is_shared(endpoint);
-    if !endpoint.epolls.lock().is_empty() && may_live_on() {
+    if endpoint.is_in_a_set() && may_live_on() {
         epoll::leave_everywhere(endpoint);
     }
     if endpoint.is_attached() && attach::before_close(endpoint, fd) && !is_held_elsewhere(endpoint, fd) {
@@ -192,7 +224,10 @@ fn begin_end(endpoint: &Endpoint, fd: RawFd) {
 /// the calls end with the close.
 fn leave_to_calls(endpoint: &Endpoint, fd: RawFd) -> bool {
     // A call that this thread has left by a handler, or is about to come back to, holds nothing in the kernel either.
-    let by_others = || endpoint.calls_in_progress() > held::own_calls(endpoint);
+    let by_others = || match endpoint.calls_in_progress() {
+        0 => false,
+        calls => calls > held::own_calls(endpoint),
+    };
     if !by_others() {
         return false;
     }

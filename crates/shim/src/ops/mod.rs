@@ -21,7 +21,6 @@ use std::sync::atomic::Ordering::*;
 use crate::base::private::borrow;
 use crate::broker::control;
 use crate::socket::endpoint::{Endpoint, Stage};
-use shunt_sys::tcp::Opener;
 
 /// A data operation begins. Those of an endpoint that is on TCP are counted, and it is considered for an offer once there were
 /// enough.
@@ -40,7 +39,7 @@ fn used_on_tcp(endpoint: &'static Endpoint, fd: RawFd) {
     match endpoint.stage() {
         Stage::Plain => {
             let operations = endpoint.operations.load(Relaxed) + 1;
-            if operations == 1 && endpoint.opener() == Opener::Us && !is_connected(fd) {
+            if operations == 1 && endpoint.was_begun() && !is_connected(fd) {
                 return;
             }
             let is_first = operations == 1 && endpoint.count_use();

@@ -169,6 +169,7 @@ fn accept(letter: &Handover<'_>) {
         let Some(name) = endpoint::allocate(held.fd, nonblocking, worth::operations()) else { continue };
         let Some(endpoint) = name.resolve() else { continue };
         endpoint.set_opener(if held.opened == 0 { Opener::Peer } else { Opener::Us });
+        endpoint.set_begun(held.opened != 0);
         endpoint.holders.begin(letter.strays);
         // By the program before this one.
         endpoint.count_use();

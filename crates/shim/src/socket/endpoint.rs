@@ -15,6 +15,7 @@ use shunt_sys::tcp::{Beside, Opener};
 use shunt_transport::{Rx, Tx};
 
 use crate::base::above::Above;
+use crate::base::clib::is_single_threaded;
 use crate::base::lock::Lock;
 use crate::base::names::{EndpointRef, EpollRef};
 use crate::base::pace::{Pace, Unanswered};
@@ -128,6 +129,8 @@ pub(crate) struct Endpoint {
     remote: AtomicBool,
     /// This end called connect.
     opened: AtomicBool,
+    /// That call has not said that it is connected.
+    was_begun: AtomicBool,
     /// The waiter that the peer wakes for bytes: 0 nobody, else its slot + 1. An epoll instance owns it as long as
     /// the socket is registered, a thread while it sleeps.
     owner: AtomicU32,
@@ -179,10 +182,26 @@ impl EndpointRef {
 /// The endpoint behind `fd`, if it is one.
 #[inline]
 pub(crate) fn behind(fd: RawFd) -> Option<&'static Endpoint> {
+    remembered(fd).or_else(|| look_behind(fd))
+}
+
+#[inline(never)]
+fn look_behind(fd: RawFd) -> Option<&'static Endpoint> {
     match table::look_up(fd) {
         Entry::Endpoint(name) => name.resolve(),
         _ => None,
     }
+}
+
+/// The same by one look at the table and one at the endpoint, if it has been [remembered](Endpoint::remember).
+#[inline(always)]
+fn remembered(fd: RawFd) -> Option<&'static Endpoint> {
+    let (entry, place) = table::glance(fd)?;
+    // SAFETY: what is remembered is an endpoint, and endpoints are never freed.
+    let endpoint = unsafe { place.cast::<Endpoint>().as_ref() }?;
+    // Of one that is free it says nothing, as does the table of what is none.
+    let name = endpoint.ready.load(SeqCst) & !(APART | OWES);
+    (name == entry && name != 0).then_some(endpoint)
 }
 
 /// In [`Endpoint::ready`]: it is on no link.
@@ -262,7 +281,7 @@ pub(crate) fn allocate(fd: i32, nonblocking: bool, offer_after: u32) -> Option<E
     endpoint.offer_after.store(offer_after, Relaxed);
     endpoint.holders.begin(family::strays());
     let name = EndpointRef::new(index, endpoint.generation.load(Acquire));
-    endpoint.ready.store(Entry::Endpoint(name).pack() | APART, SeqCst);
+    endpoint.ready.store(Entry::Endpoint(name).pack() | APART, Release);
     Some(name)
 }
 
@@ -397,6 +416,27 @@ fn is_of_unlisted(reason: u32) -> bool {
     [Fork, Shared, Exec, PassedOn, OwnTable, Duplicated].iter().any(|one| *one as u32 == reason)
 }
 
+/// Counts one more, by plain moves in a process with one thread, as its locks are taken: see [`crate::base::lock`]. Behind the shield, so that
+/// no handler comes in between.
+#[inline]
+fn raise(count: &AtomicU32) {
+    if is_single_threaded() {
+        count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
+    } else {
+        count.fetch_add(1, SeqCst);
+    }
+}
+
+/// One less, the same way.
+#[inline]
+fn lower(count: &AtomicU32) {
+    if is_single_threaded() {
+        count.store(count.load(Relaxed).wrapping_sub(1), Relaxed);
+    } else {
+        count.fetch_sub(1, SeqCst);
+    }
+}
+
 impl Endpoint {
     /// Its place, which another has once this is free.
     #[inline]
@@ -450,7 +490,7 @@ impl Endpoint {
     /// set before the count is read, here the count is raised before the stage is read.
     #[inline]
     pub(crate) fn enter_receive(&self) -> bool {
-        self.receivers_in_kernel.fetch_add(1, SeqCst);
+        raise(&self.receivers_in_kernel);
         if self.is_attached() {
             self.leave_receive();
             return false;
@@ -461,19 +501,19 @@ impl Endpoint {
     /// Enters while the receive lock is held.
     #[inline]
     pub(crate) fn enter_receive_locked(&self) {
-        self.receivers_in_kernel.fetch_add(1, SeqCst);
+        raise(&self.receivers_in_kernel);
     }
 
     #[inline]
     pub(crate) fn leave_receive(&self) {
-        self.receivers_in_kernel.fetch_sub(1, SeqCst);
+        lower(&self.receivers_in_kernel);
         self.end_if_held_by_nobody();
     }
 
     /// As [`enter_receive`](Self::enter_receive), for sending.
     #[inline]
     pub(crate) fn enter_send(&self) -> bool {
-        self.senders_in_kernel.fetch_add(1, SeqCst);
+        raise(&self.senders_in_kernel);
         if self.is_attached() {
             self.leave_send();
             return false;
@@ -483,12 +523,12 @@ impl Endpoint {
 
     #[inline]
     pub(crate) fn enter_send_locked(&self) {
-        self.senders_in_kernel.fetch_add(1, SeqCst);
+        raise(&self.senders_in_kernel);
     }
 
     #[inline]
     pub(crate) fn leave_send(&self) {
-        self.senders_in_kernel.fetch_sub(1, SeqCst);
+        lower(&self.senders_in_kernel);
         self.end_if_held_by_nobody();
     }
 
@@ -618,6 +658,16 @@ impl Endpoint {
     /// Who did.
     pub(crate) fn opener(&self) -> Opener {
         if self.opened.load(Relaxed) { Opener::Us } else { Opener::Peer }
+    }
+
+    /// Says whether it was not connected yet when this end's connect returned.
+    pub(crate) fn set_begun(&self, begun: bool) {
+        self.was_begun.store(begun, Relaxed);
+    }
+
+    /// Whether it may not be connected yet, or was refused.
+    pub(crate) fn was_begun(&self) -> bool {
+        self.was_begun.load(Relaxed)
     }
 
     /// Another descriptor names the socket.
@@ -767,6 +817,19 @@ impl Endpoint {
         }
     }
 
+    /// Whether it has not been offered, and nothing is known of it that the kernel does not know.
+    pub(crate) fn is_young(&self) -> bool {
+        self.offered_at.load(Relaxed) == 0 && self.stage() == Stage::Plain && !self.owes()
+    }
+
+    /// Whether an epoll instance has it.
+    pub(crate) fn is_in_a_set(&self) -> bool {
+        let mut epolls = self.epolls.briefly();
+        let has_it = !epolls.value().is_empty();
+        epolls.end();
+        has_it
+    }
+
     /// Why it must not be offered.
     pub(crate) fn barred(&self) -> Option<Reason> {
         let code = self.barred.load(SeqCst);
@@ -899,7 +962,9 @@ impl Endpoint {
             process::unlist(entry);
         }
         self.set_entry(None);
-        self.set_stage(Stage::Plain);
+        if self.stage() != Stage::Plain {
+            self.set_stage(Stage::Plain);
+        }
         self.operations.store(0, Relaxed);
         self.offered_at.store(0, Relaxed);
         self.offered_as.store(0, Relaxed);
@@ -910,9 +975,10 @@ impl Endpoint {
         self.barred.store(0, Relaxed);
         self.settled.store(false, Relaxed);
         self.remote.store(false, Relaxed);
+        self.was_begun.store(false, Relaxed);
         self.shut.store(0, Relaxed);
         self.owed.store(0, Relaxed);
-        *self.beside_kernel.lock() = Beside::default();
+        self.beside_kernel.set(Beside::default());
         self.peer_finished.store(false, Relaxed);
         self.sent_by_lane.store(false, Relaxed);
         self.low_water.clear();
@@ -922,9 +988,11 @@ impl Endpoint {
         self.send_timeout.store(0, Relaxed);
         self.distance.store(0, Relaxed);
         self.unanswered.answer();
-        *self.tx.lock() = TxSide::default();
-        *self.rx.lock() = RxSide::default();
-        self.epolls.lock().clear();
+        self.tx.set(TxSide::default());
+        self.rx.set(RxSide::default());
+        if self.is_in_a_set() {
+            self.epolls.lock().clear();
+        }
         FREE.lock().list.push(name.index());
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::c_long;
 use shunt_abi::door::NUMBERS;
 use shunt_sys::memory;
 
-use super::{Arguments, HOOKED, clone_arguments, hook, is_answered};
+use super::{Arguments, HOOKED, hook, is_answered, lend};
 use crate::base::errno;
 
 /// Answers a call that has a hook, as the kernel says it. `None` if the call is to be made as it came.
@@ -14,6 +14,7 @@ use crate::base::errno;
 /// As the system call.
 pub(crate) unsafe fn answer(number: c_long, arguments: [c_long; 6]) -> Option<c_long> {
     let arguments = Arguments(arguments);
+    lend(number, &arguments);
     // The stack that this runs on may be what is unmapped.
     if number == libc::SYS_munmap {
         memory::forget(arguments.size(0), arguments.size(1));
@@ -30,18 +31,6 @@ pub(crate) unsafe fn answer(number: c_long, arguments: [c_long; 6]) -> Option<c_
 /// Whether it returns a second time, in a child, where a hook has answered it.
 pub(crate) fn makes_child(number: c_long) -> bool {
     matches!(number, libc::SYS_fork | libc::SYS_clone | libc::SYS_clone3)
-}
-
-/// Whether it makes a child that has this thread's memory, while this thread sleeps.
-pub(crate) fn lends_memory(number: c_long, arguments: [c_long; 6]) -> bool {
-    const LENT: u64 = (libc::CLONE_VM | libc::CLONE_VFORK) as u64;
-    let flags = match number {
-        libc::SYS_vfork => LENT,
-        libc::SYS_clone => arguments[0] as u64,
-        libc::SYS_clone3 => clone_arguments(&Arguments(arguments)).map_or(0, |arguments| arguments.flags),
-        _ => 0,
-    };
-    flags & LENT == LENT
 }
 
 /// A bit for each call of which something must be known before it is made, or that has a hook.
