@@ -1,0 +1,109 @@
+/* Connections of one exchange, one after another, both ends in one thread. What is measured has functions of its own, which a profiler finds
+ * by their names; all else is done outside of them. The first argument says how many connections, the second whether the server has them in
+ * an epoll set. */
+
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { LENGTH = 64, BACKLOG = 8 };
+
+static char message[LENGTH], buffer[4096];
+static struct sockaddr_in address = { .sin_family = AF_INET };
+
+static void check(int holds, const char *what)
+{
+    if (!holds) {
+        perror(what);
+        exit(1);
+    }
+}
+
+__attribute__((noinline)) int measured_client_begins(void)
+{
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    check(!connect(fd, (struct sockaddr *)&address, sizeof address), "connect");
+    check(send(fd, message, LENGTH, 0) == LENGTH, "send");
+    return fd;
+}
+
+__attribute__((noinline)) void measured_client_ends(int fd)
+{
+    check(recv(fd, buffer, sizeof buffer, 0) == LENGTH, "recv");
+    check(!close(fd), "close");
+}
+
+static void answer(int fd)
+{
+    check(recv(fd, buffer, sizeof buffer, 0) == LENGTH, "recv");
+    check(send(fd, message, LENGTH, 0) == LENGTH, "send");
+}
+
+static void end(int fd)
+{
+    check(recv(fd, buffer, sizeof buffer, 0) == 0, "recv of the end");
+    check(!close(fd), "close");
+}
+
+__attribute__((noinline)) int measured_server_answers(int listener)
+{
+    int fd = accept(listener, NULL, NULL);
+    check(fd >= 0, "accept");
+    answer(fd);
+    return fd;
+}
+
+__attribute__((noinline)) void measured_server_ends(int fd)
+{
+    end(fd);
+}
+
+static void wait_for(int set, int fd)
+{
+    struct epoll_event event;
+    check(epoll_wait(set, &event, 1, 0) == 1 && event.data.fd == fd, "epoll_wait");
+}
+
+__attribute__((noinline)) int measured_set_answers(int set, int listener)
+{
+    int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    check(fd >= 0, "accept4");
+    struct epoll_event event = { .events = EPOLLIN, .data.fd = fd };
+    check(!epoll_ctl(set, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+    wait_for(set, fd);
+    answer(fd);
+    return fd;
+}
+
+__attribute__((noinline)) void measured_set_ends(int set, int fd)
+{
+    wait_for(set, fd);
+    check(!epoll_ctl(set, EPOLL_CTL_DEL, fd, NULL), "epoll_ctl");
+    end(fd);
+}
+
+int main(int count, char **arguments)
+{
+    check(count == 3, "how many, and whether in a set?");
+    int listener = socket(AF_INET, SOCK_STREAM, 0), set = epoll_create1(0), is_in_set = !strcmp(arguments[2], "set");
+    socklen_t length = sizeof address;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    check(!bind(listener, (struct sockaddr *)&address, length), "bind");
+    check(!listen(listener, BACKLOG), "listen");
+    check(!getsockname(listener, (struct sockaddr *)&address, &length), "getsockname");
+    for (int left = atoi(arguments[1]); left > 0; left--) {
+        int client = measured_client_begins();
+        int server = is_in_set ? measured_set_answers(set, listener) : measured_server_answers(listener);
+        measured_client_ends(client);
+        if (is_in_set)
+            measured_set_ends(set, server);
+        else
+            measured_server_ends(server);
+    }
+    return 0;
+}

@@ -1,0 +1,76 @@
+//! What a connection of one exchange costs more under shunt than without: it ends before it is worth offering, so all of that is for nothing.
+//! Counted are the instructions of the program's calls, by callgrind, and the system calls, by strace: both are the same each time, on a machine
+//! that others use as well.
+
+use shunt_compat::{Finished, Host, compile, under_shunt};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(100);
+/// Connections of a run, and of one that says what the program takes besides.
+const MANY: usize = 600;
+const FEW: usize = 100;
+
+/// So many connections, natively or not, under a program that counts something.
+fn run(
+    host: &Host,
+    counter: &str,
+    flags: &[&str],
+    connections: usize,
+    server: &str,
+    under_shunt: bool,
+) -> Finished {
+    let tools = host.tools().expect("this is under shunt");
+    let mut program = host.program(counter).native().args(flags).arg("env");
+    if under_shunt {
+        program = program
+            .arg(format!("LD_PRELOAD={}", tools.library.display()))
+            .arg(format!("SHUNT_BROKER={}", host.broker_socket().display()));
+    }
+    program.arg("./short").args([&connections.to_string(), server]).run(counter, LIMIT)
+}
+
+/// Instructions for a connection in the functions with these names.
+fn instructions(host: &Host, functions: &str, server: &str, under_shunt: bool) -> usize {
+    let toggle = format!("--toggle-collect={functions}");
+    let flags = ["--tool=callgrind", "--callgrind-out-file=/dev/null", "--trace-children=yes", &toggle];
+    let collected = |connections| {
+        let ended = run(host, "valgrind", &flags, connections, server, under_shunt);
+        let collected = ended.stderr.lines().rev().find_map(|line| line.split_once("Collected : "));
+        collected.and_then(|(_, count)| count.trim().parse::<usize>().ok()).expect("a count")
+    };
+    (collected(MANY) - collected(FEW)) / (MANY - FEW)
+}
+
+/// System calls for a connection, both ends together.
+fn system_calls(host: &Host, server: &str, under_shunt: bool) -> f64 {
+    let made = |connections| {
+        run(host, "strace", &["-f", "-c", "-o", "calls"], connections, server, under_shunt);
+        let table = std::fs::read_to_string(host.path("calls")).expect("strace has written it");
+        let total = table.lines().find(|line| line.ends_with(" total")).expect("a sum");
+        total.split_whitespace().nth(3).and_then(|count| count.parse::<f64>().ok()).expect("a count")
+    };
+    (made(MANY) - made(FEW)) / (MANY - FEW) as f64
+}
+
+#[test]
+fn connections_of_one_exchange_cost_little() {
+    under_shunt(LIMIT, |host| {
+        compile(host, "short", &[]);
+        for (functions, server, most) in [
+            ("measured_client_*", "plain", 1580),
+            ("measured_server_*", "plain", 1720),
+            ("measured_set_*", "set", 3900),
+        ] {
+            let [under, native] = [true, false].map(|under| instructions(host, functions, server, under));
+            let more = under - native;
+            eprintln!("{functions}: {more} instructions more than natively, {most} at most");
+            assert!(more > 100, "{functions}: {more} instructions more: it was not under shunt");
+            assert!(more <= most, "{functions}: {more} instructions more, where {most} were enough");
+        }
+        for server in ["plain", "set"] {
+            let [under, native] = [true, false].map(|under| system_calls(host, server, under));
+            eprintln!("{server}: {under} system calls, natively {native}");
+            assert!(under <= native, "{server}: {under} system calls, where natively {native} are made");
+        }
+    });
+}
