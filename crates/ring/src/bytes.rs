@@ -7,6 +7,12 @@ pub trait Ring {
     /// Number of bytes, a power of two.
     fn len(&self) -> usize;
 
+    /// One less.
+    #[inline]
+    fn mask(&self) -> usize {
+        self.len() - 1
+    }
+
     /// Makes sure that there is memory behind `count` bytes from position `at` onwards, which are about to be written.
     /// `false`: there is none. In a file in memory a page is made when it is first touched, and if it cannot be, that is a
     /// signal.
@@ -29,11 +35,61 @@ pub trait Ring {
     }
 }
 
+/// Copies so many bytes if they are few, for which a call would take as long as they do. `false`: there are more than 256, or none.
+///
+/// # Safety
+/// As for `copy_nonoverlapping`.
+#[inline(always)]
+pub unsafe fn copy_few(from: *const u8, to: *mut u8, len: usize) -> bool {
+    // SAFETY: each part lies within what the caller has promised. Some overlap.
+    unsafe {
+        if len > 64 {
+            match len {
+                257.. => return false,
+                129.. => copy_ends::<128>(from, to, len),
+                _ => copy_ends::<64>(from, to, len),
+            }
+        } else {
+            match len {
+                33.. => copy_ends::<32>(from, to, len),
+                16.. => copy_ends::<16>(from, to, len),
+                8.. => copy_ends::<8>(from, to, len),
+                4.. => copy_ends::<4>(from, to, len),
+                2.. => copy_ends::<2>(from, to, len),
+                1 => copy_ends::<1>(from, to, len),
+                0 => return false,
+            }
+        }
+    }
+    true
+}
+
+/// Copies the first `N` bytes of `len`, and the last.
+///
+/// # Safety
+/// As for `copy_nonoverlapping`; `len` is `N` at least.
+#[inline(always)]
+unsafe fn copy_ends<const N: usize>(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        copy_part::<N>(from, to, 0);
+        copy_part::<N>(from, to, len - N);
+    }
+}
+
+/// # Safety
+/// As for `copy_nonoverlapping` of `N` bytes from `at` on.
+#[inline(always)]
+unsafe fn copy_part<const N: usize>(from: *const u8, to: *mut u8, at: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(from.add(at), to.add(at), N) };
+}
+
 /// A ring in mapped memory.
 #[derive(Clone, Copy, Debug)]
 pub struct MappedRing {
     base: *mut u8,
-    len: usize,
+    mask: usize,
 }
 
 // SAFETY: the memory is shared between processes anyway; all access is by raw copies that assume nothing
@@ -50,24 +106,38 @@ impl MappedRing {
     /// `len` must be a power of two.
     pub unsafe fn new(base: *mut u8, len: usize) -> MappedRing {
         debug_assert!(len.is_power_of_two());
-        MappedRing { base, len }
+        MappedRing { base, mask: len - 1 }
     }
 
-    /// The contiguous run at position `at`, at most `limit` bytes, for a system call that reads or writes it.
+    /// The contiguous run at position `at`, at most `limit` bytes, for whoever copies by other means.
+    #[inline]
     pub fn run(&self, at: u64, limit: usize) -> (*mut u8, usize) {
-        let offset = at as usize & (self.len - 1);
-        (self.base.wrapping_add(offset), limit.min(self.len - offset))
+        let offset = at as usize & self.mask;
+        (self.base.wrapping_add(offset), limit.min(self.len() - offset))
+    }
+
+    /// Where `len` bytes at position `at` are, at least one, if they are one run.
+    #[inline(always)]
+    pub fn whole_run(&self, at: u64, len: usize) -> Option<*mut u8> {
+        let offset = at as usize & self.mask;
+        (offset + len - 1 <= self.mask).then(|| self.base.wrapping_add(offset))
     }
 }
 
 impl Ring for MappedRing {
+    #[inline]
     fn len(&self) -> usize {
-        self.len
+        self.mask + 1
+    }
+
+    #[inline]
+    fn mask(&self) -> usize {
+        self.mask
     }
 
     #[inline]
     fn fill(&self, mut at: u64, mut count: usize, source: &mut Source<'_>) -> Result<(), Fault> {
-        debug_assert!(count <= self.len && count <= source.remaining());
+        debug_assert!(count <= self.len() && count <= source.remaining());
         while count > 0 {
             let (to, room) = self.run(at, count);
             let (from, run) = source.run(room)?;
@@ -84,7 +154,7 @@ impl Ring for MappedRing {
 
     #[inline]
     fn drain(&self, mut at: u64, mut count: usize, sink: &mut Sink<'_>) -> Result<(), Fault> {
-        debug_assert!(count <= self.len && count <= sink.remaining());
+        debug_assert!(count <= self.len() && count <= sink.remaining());
         while count > 0 {
             let (from, room) = self.run(at, count);
             let (to, run) = sink.run(room)?;

@@ -449,7 +449,8 @@ impl Default for LaneHeader {
 }
 
 fn checked_slot(word: u32) -> Option<usize> {
-    let slot = ((word & !LASTING) as usize).checked_sub(1)?;
+    // 0 is nobody.
+    let slot = ((word & !LASTING) as usize).wrapping_sub(1);
     (slot < shunt_abi::geometry::WAITERS).then_some(slot)
 }
 
@@ -608,8 +609,14 @@ impl Producer {
     /// empty. The page has memory behind it. They are to be [published](Self::publish) there.
     #[inline(always)]
     pub fn place_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring, wanted: usize) -> Option<u64> {
-        let fits = self.tail + wanted as u64 <= self.until;
-        (fits || self.turns_page(lane, ring.len() as u64, wanted as u64)).then(|| self.position())
+        let place = self.place_on_page(wanted);
+        place.or_else(|| self.turns_page(lane, ring.len() as u64, wanted as u64).then(|| self.position()))
+    }
+
+    /// The same if that is the page which is being written to.
+    #[inline(always)]
+    pub fn place_on_page(&self, wanted: usize) -> Option<u64> {
+        (self.tail + wanted as u64 <= self.until).then(|| self.position())
     }
 
     /// Goes back to the first page for so many bytes, which has been written to before, if [`room`](Self::room) would.
@@ -688,6 +695,12 @@ impl Consumer {
         self.head - self.gone
     }
 
+    /// The same of a lane that has not ended, of which nothing can be gone.
+    #[inline(always)]
+    pub fn cursor(&self) -> u64 {
+        self.head
+    }
+
     /// Bytes to read, as far as is known without a look at the sender's cursor.
     #[inline]
     pub fn known(&self) -> usize {
@@ -713,14 +726,20 @@ impl Consumer {
     /// The same of a lane that has not ended. `None`: [`available`](Self::available) has to see to it.
     #[inline(always)]
     pub fn available_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring) -> Option<usize> {
-        let tail = lane.tail.load(Acquire);
-        // L5: as below. With a flag it would be further than any ring is long.
-        let known = tail.wrapping_sub(self.head);
-        if self.ended || tail < self.tail || known > ring.len() as u64 {
+        let known = self.known_at_once(lane)?;
+        // With a flag it would be further than any ring is long.
+        if known > ring.len() as u64 {
             return None;
         }
-        self.tail = tail;
+        self.tail = self.head + known;
         Some(known as usize)
+    }
+
+    /// How far the sender's cursor is from this one. L5: as below.
+    #[inline(always)]
+    fn known_at_once(&self, lane: &LaneHeader) -> Option<u64> {
+        let tail = lane.tail.load(Acquire);
+        (!self.ended && tail >= self.tail).then(|| tail.wrapping_sub(self.head))
     }
 
     #[inline]
@@ -846,28 +865,23 @@ impl Consumer {
         Ok(count)
     }
 
-    /// Where the next bytes are, and how many up to `wanted`, of a lane that has not ended: as far as is known, if those are enough. They are
-    /// to be [taken](Self::take) once they have been copied. `None`: there are none, or [`read`](Self::read) has to see to it.
+    /// How many of the next `wanted` bytes there are, of a lane that has not ended: as far as is known, if those are enough. They are to be
+    /// [taken](Self::take) once they have been copied from their [place](Self::place). `None`: there are none, or
+    /// [`read`](Self::read) has to see to it.
     #[inline(always)]
-    pub fn look_at_once(
-        &mut self,
-        lane: &LaneHeader,
-        ring: &impl Ring,
-        wanted: usize,
-    ) -> Option<(u64, usize)> {
-        if self.ended {
+    pub fn look_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring, wanted: usize) -> Option<usize> {
+        if self.known() >= wanted {
+            // Of an ended lane somebody else may read too.
+            let is_open = !self.ended && lane.receiver.over.load(Relaxed) == 0;
+            return (is_open && wanted > 0).then_some(wanted);
+        }
+        let known = self.known_at_once(lane)?;
+        // As in `available_at_once`, or there are none.
+        if known.wrapping_sub(1) > ring.mask() as u64 {
             return None;
         }
-        let mut known = self.known();
-        if known < wanted {
-            known = self.available_at_once(lane, ring)?;
-        }
-        let count = known.min(wanted);
-        // Of an ended lane somebody else may read too.
-        if count == 0 || lane.receiver.over.load(Relaxed) != 0 {
-            return None;
-        }
-        Some((self.position(lane).ok()?, count))
+        self.tail = self.head + known;
+        Some(wanted.min(known as usize))
     }
 
     /// So many of them have been copied, and are this reader's now. `Err`: they are not, since the cursor has been moved to there.
@@ -927,6 +941,12 @@ impl Consumer {
     fn position(&self, lane: &LaneHeader) -> Result<u64, Misbehaved> {
         // L5: the base was the tail of an empty lane, so nothing before it is unread.
         self.head.checked_sub(lane.sender.base.load(Relaxed)).ok_or(Misbehaved)
+    }
+
+    /// The same in a ring, where any place is one. A sender that lies says no more than which of its bytes are read.
+    #[inline(always)]
+    pub fn place(&self, lane: &LaneHeader) -> u64 {
+        self.head.wrapping_sub(lane.sender.base.load(Relaxed))
     }
 
     /// Moves the cursor, so that these bytes are this reader's. `false`: somebody else has moved it, and it is where that was.

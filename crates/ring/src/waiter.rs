@@ -33,13 +33,12 @@ impl WaiterLine {
     /// The caller has just published with a read-modify-write on the lane, and passed a full fence.
     #[inline]
     pub fn notify(&self, conn: usize) -> bool {
-        self.notify_after(conn, || ())
+        self.notify_after(1 << conn, || ())
     }
 
-    /// The same, and does something first if the connection is not marked already.
+    /// The same of the connection with this bit, and does something first if it is not marked already.
     #[inline(always)]
-    pub fn notify_after(&self, conn: usize, first: impl FnOnce()) -> bool {
-        let bit = 1 << conn;
+    pub fn notify_after(&self, bit: u64, first: impl FnOnce()) -> bool {
         // The waiter takes the word with a swap, so a bit that is still set has not been looked at yet: it
         // will see what was published before this load, because of the fence after publishing.
         if self.ready.load(Relaxed) & bit == 0 {

@@ -55,9 +55,10 @@ impl Lane {
 
     /// The same as [`read`](Self::read), at once if it can be.
     fn read_at_once(&self, consumer: &mut Consumer, len: usize) -> Vec<u8> {
-        let Some((at, count)) = consumer.look_at_once(&self.header, &self.ring, len) else {
+        let Some(count) = consumer.look_at_once(&self.header, &self.ring, len) else {
             return self.read(consumer, len);
         };
+        let at = consumer.place(&self.header);
         let mut buffer = Buffer::zeroed(count, &[]);
         self.ring.drain(at, count, &mut buffer.sink()).expect("good memory");
         match consumer.take(&self.header, count) {

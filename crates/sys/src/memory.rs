@@ -1,7 +1,7 @@
 //! Whether the program's memory can be touched: a bad pointer must be EFAULT, as the kernel has it, and no crash.
 //!
-//! Asking the kernel about a page is a system call, so what it said is remembered, in a table with a word for each page
-//! seen lately. On the fast path that is a load and a comparison for a page. What the program then takes away again by
+//! Asking the kernel about a page is a system call, so what it said is remembered, in a table with a place for each page
+//! seen lately. On the fast path that is a load and a few comparisons. What the program then takes away again by
 //! munmap and the like is forgotten ([`forget`]); what glibc unmaps by itself is not seen. See docs/adr/0012.
 
 use std::ffi::{CStr, c_char};
@@ -14,17 +14,22 @@ const PAGE: usize = 4096;
 /// 16 MiB of buffers: more than a program has in use between two system calls.
 const SLOTS: usize = 4096;
 
-/// Each holds the address of a page and what the kernel said of it.
-static PAGES: [AtomicUsize; SLOTS] = [const { AtomicUsize::new(0) }; SLOTS];
+/// Pages of which the kernel said that they are good, by their ends; 0: none.
+struct Slot {
+    readable: AtomicUsize,
+    writable: AtomicUsize,
+}
 
-/// What a page is wanted for, as the bit that says in its word that it is good for that.
+static PAGES: [Slot; SLOTS] =
+    [const { Slot { readable: AtomicUsize::new(0), writable: AtomicUsize::new(0) } }; SLOTS];
+
+/// What a page is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
 pub enum Access {
     /// To be read.
-    Read = 1,
+    Read,
     /// To be written, and so also to be read.
-    Write = 3,
+    Write,
 }
 
 /// Whether `len` bytes at `address` can be read.
@@ -44,6 +49,14 @@ pub fn is_writable(address: *mut u8, len: usize) -> bool {
 #[inline]
 pub fn is_of_user(address: usize, len: usize) -> bool {
     address.checked_add(len).is_some_and(|end| end <= limit() || may_end_at(end))
+}
+
+/// The same of memory whose first byte is a program's, as far as is known without asking.
+#[inline(always)]
+pub fn ends_as_of_user(address: usize, len: usize) -> bool {
+    let room = limit().wrapping_sub(address);
+    // Elsewhere it may be known of fewer addresses than there are.
+    (cfg!(target_arch = "x86_64") || address <= limit()) && len <= room
 }
 
 /// All addresses up to here are a program's.
@@ -129,17 +142,16 @@ pub unsafe fn string<'a>(address: *const c_char, most: usize) -> Option<&'a CStr
 
 #[inline(always)]
 fn is_accessible(address: usize, len: usize, access: Access) -> bool {
-    let Some(last) = len.checked_sub(1) else { return true };
-    let Some(last) = address.checked_add(last) else { return false };
-    let page = page_of(address);
-    page == page_of(last) && is_known(page, access) || are_accessible(page, page_of(last), access)
+    is_known(address, len, access) || are_accessible(address, len, access)
 }
 
 #[inline(never)]
-fn are_accessible(first: usize, last: usize, access: Access) -> bool {
-    let mut page = first;
-    while is_known(page, access) || ask(page, access) {
-        if page == last {
+fn are_accessible(address: usize, len: usize, access: Access) -> bool {
+    let Some(last) = len.checked_sub(1) else { return true };
+    let Some(last) = address.checked_add(last) else { return false };
+    let mut page = page_of(address);
+    while is_known(page, PAGE, access) || ask(page, access) {
+        if page == page_of(last) {
             return true;
         }
         page += PAGE;
@@ -152,14 +164,19 @@ fn page_of(address: usize) -> usize {
 }
 
 #[inline]
-fn slot(page: usize) -> &'static AtomicUsize {
-    &PAGES[page / PAGE % SLOTS]
+fn slot(address: usize) -> &'static Slot {
+    &PAGES[address / PAGE % SLOTS]
 }
 
-#[inline]
-fn is_known(page: usize, access: Access) -> bool {
-    let bits = access as usize;
-    slot(page).load(Relaxed) & (!(PAGE - 1) | bits) == page | bits
+/// Whether so many bytes, at least one, lie on one page that is known to be good.
+#[inline(always)]
+pub fn is_known(address: usize, len: usize, access: Access) -> bool {
+    let end = match access {
+        Access::Read => slot(address).readable.load(Relaxed),
+        Access::Write => slot(address).writable.load(Relaxed),
+    };
+    // The page may be another, or none.
+    end.checked_sub(address).is_some_and(|room| room <= PAGE && len <= room)
 }
 
 /// The program has changed or taken away what is mapped here.
@@ -167,9 +184,11 @@ pub fn forget(address: usize, len: usize) {
     // The kernel does that with whole pages of its own.
     let range = page_of(address)
         ..address.saturating_add(len).checked_next_multiple_of(page_bytes()).unwrap_or(usize::MAX);
-    let forget_in = |word: &AtomicUsize| {
-        if range.contains(&page_of(word.load(Relaxed))) {
-            word.store(0, Relaxed);
+    let forget_in = |slot: &Slot| {
+        for end in [&slot.readable, &slot.writable] {
+            if range.contains(&end.load(Relaxed).wrapping_sub(PAGE)) {
+                end.store(0, Relaxed);
+            }
         }
     };
     if len / PAGE < SLOTS {
@@ -197,7 +216,10 @@ fn ask(page: usize, access: Access) -> bool {
     if unsafe { raw::call(libc::SYS_futex, [first, operation, 0, 0, second, value]) } == Err(Errno::FAULT) {
         return false;
     }
-    slot(page).store(page | access as usize, Relaxed);
+    slot(page).readable.store(page + PAGE, Relaxed);
+    if access == Access::Write {
+        slot(page).writable.store(page + PAGE, Relaxed);
+    }
     true
 }
 

@@ -75,22 +75,26 @@ enum Share {
 /// Bytes of the lane that can be received at once.
 #[derive(Debug)]
 pub struct AtOnce<'a> {
-    /// Where in the ring they are.
-    pub place: u64,
     /// How many: at least one, unless none were wanted.
     pub count: usize,
     consumer: &'a mut Consumer,
-    done: u64,
+    done: &'a u64,
     empty_in_a_row: &'a mut u32,
 }
 
 impl AtOnce<'_> {
+    /// Where in the ring they are.
+    #[inline(always)]
+    pub fn place(&self, lane: &LaneHeader) -> u64 {
+        self.consumer.place(lane)
+    }
+
     /// Takes them, which have been copied. Returns [`Rx::lane_total`]. `None`: nothing has happened, and [`Rx::receive`] finds out why.
     #[inline(always)]
     pub fn take(self, lane: &LaneHeader) -> Option<u64> {
         self.consumer.take(lane, self.count).ok()?;
         *self.empty_in_a_row = 0;
-        Some(self.done + self.consumer.consumed())
+        Some(self.done + self.consumer.cursor())
     }
 }
 
@@ -199,8 +203,8 @@ impl Rx {
     #[inline(always)]
     pub fn look_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring, wanted: usize) -> Option<AtOnce<'_>> {
         let State::Lane(consumer) = &mut self.state else { return None };
-        let (place, count) = consumer.look_at_once(lane, ring, wanted)?;
-        Some(AtOnce { place, count, consumer, done: self.done, empty_in_a_row: &mut self.empty_in_a_row })
+        let count = consumer.look_at_once(lane, ring, wanted)?;
+        Some(AtOnce { count, consumer, done: &self.done, empty_in_a_row: &mut self.empty_in_a_row })
     }
 
     /// Takes from TCP what cannot lie behind the lane. Nothing: the kernel must be asked.

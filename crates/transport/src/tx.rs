@@ -37,6 +37,25 @@ pub enum Sent {
     Fault,
 }
 
+/// Where in the ring bytes can be sent at once.
+#[derive(Debug)]
+pub struct AtOnce<'a> {
+    /// The position.
+    pub place: u64,
+    count: usize,
+    producer: &'a mut Producer,
+    done: &'a u64,
+}
+
+impl AtOnce<'_> {
+    /// Sends them, which have been copied there. Returns [`Tx::lane_total`]. `None`: nothing has happened, and [`Tx::write`] finds out why.
+    #[inline(always)]
+    pub fn publish(self, lane: &LaneHeader) -> Option<u64> {
+        self.producer.publish(lane, self.count).ok()?;
+        Some(self.done + self.producer.published())
+    }
+}
+
 /// The sending direction of one endpoint.
 #[derive(Debug, Default)]
 pub struct Tx {
@@ -104,21 +123,21 @@ impl Tx {
         self.judge(lane, outcome)
     }
 
-    /// Sends `count` bytes if that takes no more than to have `copy` put them at a position of the ring, all on one page, which has memory,
-    /// and to publish them: what most sends are. Returns [`lane_total`](Self::lane_total). `None`: nothing has happened, and
-    /// [`write`](Self::write) finds out why.
+    /// Room for `count` bytes, all on one page, which has memory, if sending them takes no more than to copy them there and to
+    /// [publish](AtOnce::publish) them: what most sends are. `None`: [`write`](Self::write) finds out why.
     #[inline(always)]
-    pub fn send_at_once(
-        &mut self,
-        lane: &LaneHeader,
-        ring: &impl Ring,
-        count: usize,
-        copy: impl FnOnce(u64),
-    ) -> Option<u64> {
+    pub fn place_at_once(&mut self, lane: &LaneHeader, ring: &impl Ring, count: usize) -> Option<AtOnce<'_>> {
         let State::Lane(producer) = &mut self.state else { return None };
-        copy(producer.place_at_once(lane, ring, count)?);
-        producer.publish(lane, count).ok()?;
-        Some(self.done + producer.published())
+        let place = producer.place_at_once(lane, ring, count)?;
+        Some(AtOnce { place, count, producer, done: &self.done })
+    }
+
+    /// The same if that is the page which is being written to.
+    #[inline(always)]
+    pub fn place_on_page(&mut self, count: usize) -> Option<AtOnce<'_>> {
+        let State::Lane(producer) = &mut self.state else { return None };
+        let place = producer.place_on_page(count)?;
+        Some(AtOnce { place, count, producer, done: &self.done })
     }
 
     /// Has `fill` put bytes straight into the ring, for a source that only the kernel can read: it gets the position

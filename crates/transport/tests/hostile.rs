@@ -369,7 +369,10 @@ proptest! {
                     }
                 }
                 Op::WriteAtOnce(len) => {
-                    tx.send_at_once(&out.header, &out.ring, len, |at| assert_eq!(out.ring.run(at, len).1, len));
+                    if let Some(found) = tx.place_at_once(&out.header, &out.ring, len) {
+                        prop_assert_eq!(out.ring.run(found.place, len).1, len);
+                        found.publish(&out.header);
+                    }
                 }
                 Op::WriteWith(wanted, count) => {
                     let fill = |_, room: usize| {
@@ -468,7 +471,10 @@ proptest! {
                     rx.peek(header, &busy, &busy, &mut buffer.sink());
                 }
                 Op::WriteAtOnce(len) => {
-                    tx.send_at_once(header, &busy, len, |_| busy.step());
+                    if let Some(found) = tx.place_at_once(header, &busy, len) {
+                        busy.step();
+                        found.publish(header);
+                    }
                 }
                 Op::ReceiveAtOnce(len) => {
                     if let Some(found) = rx.look_at_once(header, &busy, len) {

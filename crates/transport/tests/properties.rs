@@ -315,13 +315,13 @@ impl World {
 
     fn send_at_once(&self, len: usize, lane: &Lane, tx: &mut Tx) -> bool {
         let bytes = self.next_bytes(len);
-        let copy = |at| {
-            let (to, run) = lane.ring.run(at, len);
+        let total = tx.place_at_once(&lane.header, &lane.ring, len).and_then(|found| {
+            let (to, run) = lane.ring.run(found.place, len);
             assert_eq!(run, len, "a page is one run");
             // SAFETY: `run` stays inside the ring.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, len) };
-        };
-        let total = tx.send_at_once(&lane.header, &lane.ring, len, copy);
+            found.publish(&lane.header)
+        });
         if let Some(total) = total {
             assert_eq!(total, tx.lane_total());
             self.place_in_lane(len);
@@ -332,7 +332,7 @@ impl World {
     fn receive_at_once(&self, bytes: &mut [u8], lane: &Lane, rx: &mut Rx) -> Option<usize> {
         let found = rx.look_at_once(&lane.header, &lane.ring, bytes.len())?;
         let count = found.count;
-        let (from, run) = lane.ring.run(found.place, count);
+        let (from, run) = lane.ring.run(found.place(&lane.header), count);
         if run < count {
             return None;
         }

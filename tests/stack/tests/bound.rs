@@ -60,6 +60,10 @@ const REVIEWED: Reviewed = Reviewed {
         ("hooks::raw::door::answer", &["hooks::raw::hook::hook"]),
         ("door::alone::answer", &["hooks::raw::hook::hook"]),
         ("door::linked::answer", &["hooks::raw::hook::hook"]),
+        // How a call of a hook's goes on that is not like most.
+        ("ops::begin_slowly", &SLOWLY),
+        ("ops::send::send_many", &SLOWLY),
+        ("ops::receive::receive_many", &SLOWLY),
         // The hash of a number.
         ("RawTableInner>::rehash_in_place", &["reserve_rehash::{{closure}}"]),
         // What is announced for the time of a sleep.
@@ -104,6 +108,9 @@ const REVIEWED: Reviewed = Reviewed {
         ("Inner>::put", "Inner>::attach"),
     ],
 };
+
+const SLOWLY: [&str; 4] =
+    ["hooks::io::read_slowly", "hooks::io::recv_slowly", "hooks::io::write_slowly", "hooks::io::send_slowly"];
 
 const WRITES: &str = "Adapter<T> as core::fmt::Write>::write_";
 

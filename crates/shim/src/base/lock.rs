@@ -3,14 +3,15 @@
 //! Critical sections are short and never sleep in the kernel, so it spins a little before it asks the kernel. They lie
 //! behind the shield (`crate::base::signal`), so that no handler interrupts one.
 //!
-//! A process with one thread takes and gives back its locks by plain moves, as glibc does with its own: a locked instruction costs as much
-//! as all else that a short send does. Nobody comes to be a second thread in between, since nothing in a critical section makes one.
+//! A process with one thread takes its locks by plain moves, as glibc does with its own: a locked instruction costs as much as all else that
+//! a short send does. Nobody comes to be a second thread in between, since nothing in a critical section makes one. And any process gives
+//! them back by plain moves, unless somebody is seen to wait. Who begins to wait just then is not woken, and looks again by itself.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
-use rustix::thread::futex;
+use rustix::thread::futex::{self, Timespec};
 
 use crate::base::clib::is_single_threaded;
 
@@ -18,6 +19,8 @@ const FREE: u32 = 0;
 const HELD: u32 = 1;
 const CONTENDED: u32 = 2;
 const SPINS: u32 = 100;
+/// How long a waiter sleeps that nobody wakes.
+const SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// A value behind a lock.
 #[derive(Default)]
@@ -33,24 +36,29 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 pub(crate) struct Guard<'a, T>(&'a Lock<T>);
 
 /// The same without a destructor, which takes instructions also where nothing unwinds.
-pub(crate) struct Brief<'a, T> {
-    lock: &'a Lock<T>,
-    is_alone: bool,
-}
+pub(crate) struct Brief<'a, T>(&'a Lock<T>);
 
 impl<T> Brief<'_, T> {
     #[inline(always)]
     pub(crate) fn value(&mut self) -> &mut T {
         // SAFETY: this thread holds it, or is the only one.
-        unsafe { &mut *self.lock.value.get() }
+        unsafe { &mut *self.0.value.get() }
     }
 
     #[inline(always)]
     pub(crate) fn end(self) {
-        if !self.is_alone {
-            // SAFETY: it has been taken for this.
-            unsafe { self.lock.release() };
+        // SAFETY: it has been taken for this, or is free and no other thread is there to take it.
+        unsafe { self.0.release() };
+    }
+
+    /// The same unless somebody is to be woken.
+    #[inline(always)]
+    pub(crate) fn end_at_once(self) -> Result<(), Self> {
+        if self.0.word.load(Relaxed) == CONTENDED {
+            return Err(self);
         }
+        self.0.word.store(FREE, Release);
+        Ok(())
     }
 }
 
@@ -84,7 +92,7 @@ impl<T> Lock<T> {
             std::hint::spin_loop();
         }
         while self.word.swap(CONTENDED, Acquire) != FREE {
-            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, CONTENDED, None);
+            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, CONTENDED, Some(&SLEEP));
         }
     }
 
@@ -93,11 +101,29 @@ impl<T> Lock<T> {
     #[inline(always)]
     pub(crate) fn briefly(&self) -> Brief<'_, T> {
         debug_assert!(is_shielded(), "a handler could ask for the lock that its own thread holds");
-        let is_alone = is_single_threaded() && !self.is_held();
-        if !is_alone {
+        if !self.try_hold_briefly() {
             self.hold();
         }
-        Brief { lock: self, is_alone }
+        Brief(self)
+    }
+
+    /// The same unless somebody holds it. `true`: it is to be [taken over](Self::take_over).
+    #[inline(always)]
+    pub(crate) fn try_hold_briefly(&self) -> bool {
+        debug_assert!(is_shielded());
+        if is_single_threaded() {
+            return !self.is_held();
+        }
+        self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok()
+    }
+
+    /// What whoever took it [briefly](Self::briefly) has left to others to end.
+    ///
+    /// # Safety
+    /// This thread must have done so.
+    #[inline(always)]
+    pub(crate) unsafe fn take_over(&self) -> Brief<'_, T> {
+        Brief(self)
     }
 
     /// Puts another value in the place of what is there.
@@ -133,15 +159,17 @@ impl<T> Lock<T> {
     /// This thread must hold it.
     #[inline]
     pub(crate) unsafe fn release(&self) {
-        if is_single_threaded() {
-            self.word.store(FREE, Relaxed);
-        } else if self.word.swap(FREE, Release) == CONTENDED {
+        if self.word.load(Relaxed) == CONTENDED {
             self.wake_next();
+        } else {
+            self.word.store(FREE, Release);
         }
     }
 
     #[cold]
+    #[inline(never)]
     fn wake_next(&self) {
+        self.word.store(FREE, Release);
         let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
     }
 

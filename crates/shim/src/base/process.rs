@@ -30,6 +30,12 @@ static UNTOLD: [AtomicU64; Counter::COUNT] = [const { AtomicU64::new(0) }; Count
 static OFFERS_AT_ONCE: AtomicBool = AtomicBool::new(false);
 /// How many control messages have been taken from the socket.
 pub(crate) static SEEN: AtomicU64 = AtomicU64::new(0);
+/// What is as [`SEEN`] if a call need look at nothing but its own connection: the page's count of the messages that the broker has sent, or
+/// where there is no page, that number itself.
+static GATE: AtomicPtr<AtomicU64> = AtomicPtr::new((&raw const SEEN).cast_mut());
+/// See [`shut_gate`].
+static GATE_IS_SHUT: AtomicBool = AtomicBool::new(false);
+static NEVER: AtomicU64 = AtomicU64::new(u64::MAX);
 
 const SPIN_AUTO: u32 = u32::MAX;
 
@@ -206,6 +212,7 @@ pub(crate) fn renew_id() {
 pub(crate) fn forget_page() {
     // The parent's page stays mapped: endpoints of the parent's may be read while this is done.
     PAGE.store(std::ptr::null_mut(), Release);
+    set_gate(&SEEN);
     *ROWS.lock() = Rows::NONE;
     UNTOLD.iter().for_each(|count| count.store(0, Relaxed));
     SEEN.store(0, Relaxed);
@@ -242,6 +249,28 @@ pub(crate) fn page() -> Option<&'static Page> {
     (!page.is_null()).then(|| unsafe { &*page })
 }
 
+/// Whether a call need look at nothing but its own connection.
+#[inline(always)]
+pub(crate) fn is_gate_open() -> bool {
+    // SAFETY: of a page that is never unmapped, or of our own.
+    let word = unsafe { &*GATE.load(Acquire) };
+    word.load(Acquire) == SEEN.load(Relaxed)
+}
+
+/// There is something else for every call to look at, for good.
+pub(crate) fn shut_gate() {
+    GATE_IS_SHUT.store(true, SeqCst);
+    GATE.store((&raw const NEVER).cast_mut(), SeqCst);
+}
+
+fn set_gate(word: &AtomicU64) {
+    GATE.store(std::ptr::from_ref(word).cast_mut(), SeqCst);
+    // Also if another thread does so at this moment.
+    if GATE_IS_SHUT.load(SeqCst) {
+        shut_gate();
+    }
+}
+
 /// Makes a page for a hello, and returns a descriptor of its memfd. A page is made anew for each hello, because only then
 /// is there a descriptor; it takes the place of the one before, with what that one reported.
 pub(crate) fn make_page() -> Option<OwnedFd> {
@@ -256,6 +285,7 @@ pub(crate) fn make_page() -> Option<OwnedFd> {
             unsafe { fresh.move_over(std::ptr::from_ref(old).cast_mut().cast()) }.ok()?;
         }
         None => {
+            set_gate(&fresh.page()?.inbox);
             PAGE.store(fresh.as_ptr().cast(), Release);
             std::mem::forget(fresh);
         }

@@ -24,8 +24,9 @@ pub(crate) const WORD: usize = 64;
 
 struct Chunk {
     cells: [AtomicU64; CHUNK],
-    /// What was last [remembered](remember) of each.
-    places: [AtomicPtr<()>; CHUNK],
+    /// What was last [remembered](remember) of each: a word that is as its cell if nothing stands against what is done [at a
+    /// glance](glance).
+    words: [AtomicPtr<AtomicU64>; CHUNK],
     /// A bit for every descriptor that has ever been a connection or an epoll instance.
     pollable: [AtomicU64; CHUNK / WORD],
 }
@@ -65,6 +66,9 @@ static IS_WIPED: AtomicBool = AtomicBool::new(false);
 static UPPER: Upper = Upper::new();
 /// What the upper level is restored from. Written after it.
 static COPY: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
+
+/// What is remembered where nothing has been: as no cell is.
+static NOTHING: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// What a descriptor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,21 +199,28 @@ pub(crate) fn look_up(fd: i32) -> Entry {
     }
 }
 
-/// What `fd` is, [packed](Entry::pack), and what was last remembered of it: for whoever does nothing if it is not what it may be. `None`:
-/// [`look_up`] says.
+/// The word that was last [remembered](remember) of `fd`, if it is as its entry is. `None`: [`look_up`] says what that is.
 #[inline(always)]
-pub(crate) fn glance(fd: i32) -> Option<(u64, *const ())> {
+pub(crate) fn glance(fd: i32) -> Option<*const AtomicU64> {
+    let (entry, word) = remembered(fd)?;
+    // SAFETY: what is remembered lives as long as the process.
+    (unsafe { &*word }.load(SeqCst) == entry).then_some(word)
+}
+
+/// What `fd` is, [packed](Entry::pack), and the word that was last [remembered](remember) of it.
+#[inline(always)]
+pub(crate) fn remembered(fd: i32) -> Option<(u64, *const AtomicU64)> {
     let chunk = UPPER.chunks.get(fd as u32 as usize / CHUNK)?.load(Acquire);
     // SAFETY: as in `chunk`.
     let chunk = unsafe { chunk.as_ref() }?;
     let at = fd as usize % CHUNK;
-    Some((chunk.cells[at].load(Acquire), chunk.places[at].load(Acquire)))
+    Some((chunk.cells[at].load(Acquire), chunk.words[at].load(Acquire)))
 }
 
-/// Has a [`glance`] find where what this descriptor is lies in memory, for as long as nothing else is remembered.
-pub(crate) fn remember(fd: i32, place: *const ()) {
+/// Has a [`glance`] at this descriptor compare its [packed](Entry::pack) entry with this word, for as long as nothing else is remembered.
+pub(crate) fn remember(fd: i32, word: *const AtomicU64) {
     if let Some(chunk) = chunk(fd as u32 as usize / CHUNK) {
-        chunk.places[fd as usize % CHUNK].store(place.cast_mut(), Release);
+        chunk.words[fd as usize % CHUNK].store(word.cast_mut(), Release);
     }
 }
 
@@ -266,7 +277,9 @@ fn make(index: usize, entry: Entry) -> Option<&'static Chunk> {
     process::note_use();
     // Made where it stays: the thread may have little stack.
     // SAFETY: zeroes are valid for atomics.
-    let fresh = Box::into_raw(unsafe { Box::<Chunk>::new_zeroed().assume_init() });
+    let fresh = unsafe { Box::<Chunk>::new_zeroed().assume_init() };
+    fresh.words.iter().for_each(|word| word.store((&raw const NOTHING).cast_mut(), Relaxed));
+    let fresh = Box::into_raw(fresh);
     if UPPER.chunks[index].compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire).is_ok() {
         COPY[index].store(fresh, Release);
     } else {

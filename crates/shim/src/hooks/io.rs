@@ -1,6 +1,7 @@
 //! Everything that moves bytes, but for messages.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::hint::cold_path;
 
 use libc::{iovec, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t};
 use shunt_abi::reason::Reason;
@@ -9,8 +10,7 @@ use shunt_sys::memory;
 
 use crate::base::journal::Held;
 use crate::base::signal::{self, Shield};
-use crate::base::{clib, errno, kernel, order, real, table};
-use crate::broker::control;
+use crate::base::{clib, errno, kernel, order, process, real, table};
 use crate::life::{attach, resets};
 use crate::ops::hold::Hold;
 use crate::ops::{self, descriptors, held, pipe, receive, send};
@@ -229,27 +229,34 @@ pub(super) unsafe fn pieces<'a>(iov: *const iovec, count: usize) -> Option<&'a [
 #[inline(always)]
 fn begin_at_once(fd: c_int) -> Option<(&'static Endpoint, signal::Brief)> {
     let endpoint = endpoint::at_once(fd)?;
-    signal::point();
-    let shield = signal::Brief::raise()?;
-    control::poll_inbox();
-    Some((endpoint, shield))
-}
-
-/// A receive into one buffer, if it finds what most do.
-#[inline(always)]
-fn receive_at_once(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> Option<ssize_t> {
-    if len > MOST || !memory::is_of_user(buf as usize, len) {
+    if !process::is_gate_open() {
         return None;
     }
-    let (endpoint, shield) = begin_at_once(fd)?;
-    let count = receive::at_once(endpoint, Piece { base: buf.cast(), len }, flags);
-    shield.lower();
-    count.map(|count| count as ssize_t)
+    Some((endpoint, signal::Brief::raise()?))
 }
 
-/// The same if it finds something else.
-#[inline(never)]
-fn receive_slowly(
+/// A receive into one buffer, which goes on `slowly` unless it finds what most do.
+#[inline(always)]
+fn receive_at_once(
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    slowly: ops::Slowly<*mut c_void>,
+) -> ssize_t {
+    if flags & !receive::PLAIN != 0 {
+        cold_path();
+        return slowly(fd, buf, len, flags);
+    }
+    if !memory::ends_as_of_user(buf.addr(), len) {
+        cold_path();
+        return slowly(fd, buf, len, flags);
+    }
+    let Some((endpoint, shield)) = begin_at_once(fd) else { return slowly(fd, buf, len, flags) };
+    receive::receive_few(endpoint, shield, fd, Piece { base: buf.cast(), len }, flags, slowly)
+}
+
+fn receive_one_slowly(
     fd: c_int,
     (buf, len, of): (*mut c_void, size_t, Calls),
     flags: c_int,
@@ -262,18 +269,24 @@ fn receive_slowly(
     moving::<Receiving>(fd, flags, ours, || kernel(fd))
 }
 
-/// A send of one buffer, if it does what most do.
+/// A send of one buffer, which goes on `slowly` unless it does what most do.
 #[inline(always)]
-fn send_at_once(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> bool {
-    let Some((endpoint, shield)) = begin_at_once(fd) else { return false };
-    let sent = send::at_once(endpoint, Piece { base: buf.cast_mut().cast(), len }, flags);
-    shield.lower();
-    sent
+fn send_at_once(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+    slowly: ops::Slowly<*const c_void>,
+) -> ssize_t {
+    if flags & !send::UNDERSTOOD != 0 {
+        cold_path();
+        return slowly(fd, buf, len, flags);
+    }
+    let Some((endpoint, shield)) = begin_at_once(fd) else { return slowly(fd, buf, len, flags) };
+    send::send_few(endpoint, shield, fd, Piece { base: buf.cast_mut().cast(), len }, flags, slowly)
 }
 
-/// The same if it does something else.
-#[inline(never)]
-fn send_slowly(
+fn send_one_slowly(
     fd: c_int,
     (buf, len, of): (*const c_void, size_t, Calls),
     flags: c_int,
@@ -292,16 +305,18 @@ fn send_slowly(
 /// As in C; so for every hook.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
-    if let Some(count) = receive_at_once(fd, buf, len, 0) {
-        return count;
-    }
+    receive_at_once(fd, buf, len, 0, read_slowly)
+}
+
+#[inline(never)]
+fn read_slowly(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
     let kernel = move |fd| unsafe { real::read(fd, buf, len) };
     if len == 0 {
         // Unlike recv it waits for nothing.
         return kernel(fd);
     }
-    receive_slowly(fd, (buf, len, Calls::Files), 0, &kernel)
+    receive_one_slowly(fd, (buf, len, Calls::Files), flags, &kernel)
 }
 
 /// See write(2).
@@ -310,11 +325,13 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, buf: *mut c_void, len: size_t) -
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
-    if send_at_once(fd, buf, len, 0) {
-        return len as ssize_t;
-    }
+    send_at_once(fd, buf, len, 0, write_slowly)
+}
+
+#[inline(never)]
+fn write_slowly(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    send_slowly(fd, (buf, len, Calls::Files), 0, &move |fd| unsafe { real::write(fd, buf, len) })
+    send_one_slowly(fd, (buf, len, Calls::Files), flags, &move |fd| unsafe { real::write(fd, buf, len) })
 }
 
 /// readv, with flags for the socket that preadv2 has other names for.
@@ -412,11 +429,13 @@ at_current_offset! {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    if let Some(count) = receive_at_once(fd, buf, len, flags) {
-        return count;
-    }
+    receive_at_once(fd, buf, len, flags, recv_slowly)
+}
+
+#[inline(never)]
+fn recv_slowly(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    receive_slowly(fd, (buf, len, Calls::Sockets), flags, &move |fd| unsafe {
+    receive_one_slowly(fd, (buf, len, Calls::Sockets), flags, &move |fd| unsafe {
         real::recv(fd, buf, len, flags)
     })
 }
@@ -427,11 +446,15 @@ pub unsafe extern "C-unwind" fn recv(fd: c_int, buf: *mut c_void, len: size_t, f
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    if send_at_once(fd, buf, len, flags) {
-        return len as ssize_t;
-    }
+    send_at_once(fd, buf, len, flags, send_slowly)
+}
+
+#[inline(never)]
+fn send_slowly(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    send_slowly(fd, (buf, len, Calls::Sockets), flags, &move |fd| unsafe { real::send(fd, buf, len, flags) })
+    send_one_slowly(fd, (buf, len, Calls::Sockets), flags, &move |fd| unsafe {
+        real::send(fd, buf, len, flags)
+    })
 }
 
 /// See recvfrom(2).

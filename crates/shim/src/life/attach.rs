@@ -15,6 +15,7 @@ use crate::socket::endpoint::{self, Endpoint, RxSide, Seen, Stage, TxSide};
 use crate::socket::family::{self, Heirs};
 use crate::socket::links::{Attachment, Link};
 use crate::socket::lost::has_unread_at_peer;
+use crate::socket::low_water::LowWater;
 use crate::socket::tcp::Tcp;
 use crate::socket::{distance, outgoing, worth};
 
@@ -60,7 +61,7 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
         if tx.at.is_some() || name.resolve().is_none() || !link.occupy(conn, name) {
             return Err(Reason::Stale);
         }
-        endpoint.low_water.reclaim();
+        endpoint.change_low_water(LowWater::reclaim);
         let at = Attachment::new(link, conn);
         tx.at = Some(at);
         rx.at = Some(at);
@@ -140,7 +141,7 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
         if let Some(at) = tx.at {
             if reason == Reason::Fork {
                 at.outgoing().0.note_shared();
-                endpoint.low_water.share();
+                endpoint.change_low_water(LowWater::share);
             }
             if leaves_nothing(endpoint, &mut tx, at, reason) {
                 tx.tx.take_back(at.outgoing().0, reason);

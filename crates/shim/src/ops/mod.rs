@@ -15,12 +15,35 @@ pub(crate) mod select;
 pub(crate) mod send;
 pub(crate) mod sleep;
 
+use std::ffi::c_int;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
+use libc::ssize_t;
+
 use crate::base::private::borrow;
+use crate::base::{lock, signal};
 use crate::broker::control;
 use crate::socket::endpoint::{Endpoint, Stage};
+
+/// Goes on with a call on a buffer of a hook's, where it turns out not to be one that most are like.
+pub(crate) type Slowly<P> = fn(RawFd, P, usize, c_int) -> ssize_t;
+
+/// Such a call has raised the shield, and somebody has the lock.
+#[cold]
+#[inline(never)]
+fn begin_slowly<P>(fd: RawFd, base: P, len: usize, flags: c_int, slowly: Slowly<P>) -> ssize_t {
+    signal::Brief::take_over().lower(0);
+    slowly(fd, base, len, flags)
+}
+
+/// A call that has done its work under a lock for which others wait.
+#[cold]
+#[inline(never)]
+fn end_slowly<T>(side: lock::Brief<'static, T>, shield: signal::Brief, answer: ssize_t) -> ssize_t {
+    side.end();
+    shield.lower(answer)
+}
 
 /// A data operation begins. Those of an endpoint that is on TCP are counted, and it is considered for an offer once there were
 /// enough.

@@ -231,7 +231,7 @@ pub(crate) fn after_set(endpoint: &Endpoint, fd: RawFd, level: c_int, name: c_in
         settings::learn_timeouts(endpoint, fd);
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
-        endpoint.low_water.note(kernel::low_water(fd));
+        endpoint.change_low_water(|low_water| low_water.note(kernel::low_water(fd)));
     }
     if (level, name) == (libc::IPPROTO_TCP, libc::TCP_INQ) {
         settings::learn_inq(endpoint, fd);

@@ -1,14 +1,16 @@
 //! Receiving: read, readv, recv, recvfrom, recvmsg.
 
-use std::ffi::{c_int, c_short};
+use std::ffi::{c_int, c_short, c_void};
+use std::hint::cold_path;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
 use libc::ssize_t;
 use shunt_abi::reason::Reason;
 use shunt_ring::Sink;
+use shunt_ring::bytes;
 use shunt_ring::user::Piece;
-use shunt_sys::memory;
+use shunt_sys::memory::{self, Access};
 use shunt_transport::{Kernel, Received, Waiting};
 
 use crate::base::journal::Held;
@@ -22,7 +24,7 @@ use crate::life::{attach, resets};
 use crate::ops::hold::{BEGIN_ANEW, Hold};
 use crate::ops::look::{by_tcp_now, is_watched, look, look_in_time, ready_side, tell_of_space};
 use crate::ops::sleep::{Deadline, Woken};
-use crate::ops::{held, options, sleep};
+use crate::ops::{self, Slowly, held, options, sleep};
 use crate::socket::endpoint::{self, Endpoint, RxSide};
 use crate::socket::incoming::{self, available, is_readable};
 use crate::socket::tcp::Tcp;
@@ -41,52 +43,192 @@ const UNDERSTOOD: c_int = MEANINGFUL
 const MEANINGFUL: c_int = libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_DONTWAIT | libc::MSG_TRUNC;
 
 /// Those of them without which a receive is content with what there is, and takes it.
-const PLAIN: c_int = UNDERSTOOD & !(libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_TRUNC);
+pub(crate) const PLAIN: c_int = UNDERSTOOD & !(libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_TRUNC);
 
-/// Receives into this buffer if there is nothing to it but to take bytes out of the lane, as with most. `None`: nothing has been done, and
-/// [`receive`] finds out why.
+/// The call of a hook that has found its endpoint [at once](endpoint::at_once): takes bytes out of the lane if there is nothing else to it,
+/// as with most. All that does not belong to that is left to functions that return in its place, so that it needs no frame of its own.
+#[inline(always)]
+pub(crate) fn receive_few(
+    endpoint: &'static Endpoint,
+    shield: signal::Brief,
+    fd: RawFd,
+    Piece { base, len }: Piece,
+    flags: c_int,
+    slowly: Slowly<*mut c_void>,
+) -> ssize_t {
+    if !endpoint.rx.try_hold_briefly() {
+        cold_path();
+        return ops::begin_slowly(fd, base.cast(), len, flags, slowly);
+    }
+    match waits(endpoint, flags) {
+        true => receive_in_time(fd, base.cast(), len, flags, endpoint, slowly),
+        false => end_few::<false>(endpoint, shield, fd, Piece { base, len }, flags, slowly),
+    }
+}
+
+/// Goes on with that, of a call that may wait.
+#[inline(never)]
+fn receive_in_time(
+    fd: RawFd,
+    base: *mut c_void,
+    len: usize,
+    flags: c_int,
+    endpoint: &'static Endpoint,
+    slowly: Slowly<*mut c_void>,
+) -> ssize_t {
+    let piece = Piece { base: base.cast(), len };
+    end_few::<true>(endpoint, signal::Brief::take_over(), fd, piece, flags, slowly)
+}
+
+/// Goes on with that under the lock.
+#[inline(always)]
+fn end_few<const WAITS: bool>(
+    endpoint: &'static Endpoint,
+    shield: signal::Brief,
+    fd: RawFd,
+    piece: Piece,
+    flags: c_int,
+    slowly: Slowly<*mut c_void>,
+) -> ssize_t {
+    // SAFETY: whoever calls this holds it.
+    let mut side = unsafe { endpoint.rx.take_over() };
+    let Some(part) = take::<true, WAITS>(side.value(), piece) else {
+        cold_path();
+        return receive_many(fd, piece.base.cast(), piece.len, flags, endpoint, slowly);
+    };
+    let Part { count, total, is_all, learns } = part;
+    endpoint.count_from_lane(total);
+    if !is_all {
+        return end_part(endpoint, count, learns, piece.len);
+    }
+    match side.end_at_once() {
+        Ok(()) => shield.lower(count as ssize_t),
+        Err(side) => ops::end_slowly(side, shield, count as ssize_t),
+    }
+}
+
+/// Whether a receive may wait.
+#[inline(always)]
+fn waits(endpoint: &Endpoint, flags: c_int) -> bool {
+    flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0
+}
+
+/// They are many, or lie elsewhere; or something is to be found out.
+#[inline(never)]
+fn receive_many(
+    fd: RawFd,
+    base: *mut c_void,
+    len: usize,
+    flags: c_int,
+    endpoint: &'static Endpoint,
+    slowly: Slowly<*mut c_void>,
+) -> ssize_t {
+    // SAFETY: `receive_few` has left both to this.
+    let (mut side, shield) = (unsafe { endpoint.rx.take_over() }, signal::Brief::take_over());
+    let count = take_all(endpoint, side.value(), Piece { base: base.cast(), len }, flags);
+    side.end();
+    let answer = shield.lower(count.map_or(-1, |count| count as ssize_t));
+    if answer < 0 { slowly(fd, base, len, flags) } else { answer }
+}
+
+/// Bytes have been taken, and there is more to it.
+#[inline(never)]
+fn end_part(endpoint: &'static Endpoint, count: usize, learns: bool, len: usize) -> ssize_t {
+    // SAFETY: as in `receive_many`.
+    let (mut side, shield) = (unsafe { endpoint.rx.take_over() }, signal::Brief::take_over());
+    complete(endpoint, side.value(), count, learns, len);
+    side.end();
+    shield.lower(count as ssize_t)
+}
+
+/// Receives into this buffer if there is nothing to it but to take bytes out of the lane. `None`: nothing has been done, and [`receive`]
+/// finds out why.
 #[inline(always)]
 pub(crate) fn at_once(endpoint: &Endpoint, piece: Piece, flags: c_int) -> Option<usize> {
-    if piece.len == 0 || flags & !PLAIN != 0 || !endpoint.low_water.is_none() {
+    if flags & !PLAIN != 0 || !endpoint.low_water.is_none() {
         return None;
     }
     let mut side = endpoint.rx.briefly();
-    let count = take(endpoint, side.value(), piece, flags);
+    let count = take_all(endpoint, side.value(), piece, flags);
     side.end();
     count
 }
 
 /// Takes them, under the lock.
 #[inline(always)]
-fn take(endpoint: &Endpoint, side: &mut RxSide, Piece { base, len }: Piece, flags: c_int) -> Option<usize> {
+fn take_all(endpoint: &Endpoint, side: &mut RxSide, piece: Piece, flags: c_int) -> Option<usize> {
+    let part = match waits(endpoint, flags) {
+        true => take::<false, true>(side, piece),
+        false => take::<false, false>(side, piece),
+    }?;
+    let Part { count, total, is_all, learns } = part;
+    endpoint.count_from_lane(total);
+    if !is_all {
+        complete(endpoint, side, count, learns, piece.len);
+    }
+    Some(count)
+}
+
+/// What has been taken out of the lane.
+struct Part {
+    count: usize,
+    /// With which so many have come by lanes.
+    total: u64,
+    /// Nothing is to be done but to say so.
+    is_all: bool,
+    /// See [`Pace`](crate::base::pace::Pace).
+    learns: bool,
+}
+
+/// Takes them. `FEW`: if they are, into memory that is known to be good. `WAITS`: for a call that may.
+#[inline(always)]
+fn take<const FEW: bool, const WAITS: bool>(side: &mut RxSide, Piece { base, len }: Piece) -> Option<Part> {
     let at = side.at.as_ref()?;
     if at.outgoing().0.is_returned() {
         return None;
     }
-    let (lane, ring) = at.incoming();
-    let waits = flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0;
-    let learns = waits && side.rx.known().is_some_and(|known| known < len);
+    let (lane, ring) = (at.incoming().0, at.incoming_ring());
+    let learns = WAITS && side.rx.known().is_some_and(|known| known < len);
     if learns && side.pace.waits() {
         return None;
     }
-    let found = side.rx.look_at_once(lane, &ring, len)?;
+    let found = side.rx.look_at_once(lane, ring, len)?;
     let count = found.count;
-    let (from, run) = ring.run(found.place, count);
-    if run < count || !memory::is_writable(base, count) {
+    let is_good = match FEW {
+        true => memory::is_known(base.addr(), count, Access::Write),
+        false => memory::is_writable(base, count),
+    };
+    if !is_good {
         return None;
     }
+    let from = ring.whole_run(found.place(lane), count)?;
     // SAFETY: so much can be written there, and is one run of the ring.
-    unsafe { std::ptr::copy_nonoverlapping(from, base, count) };
+    let is_copied = unsafe {
+        if FEW {
+            bytes::copy_few(from, base, count)
+        } else {
+            std::ptr::copy_nonoverlapping(from, base, count);
+            true
+        }
+    };
+    if !is_copied {
+        return None;
+    }
     let total = found.take(lane)?;
+    let is_all = !learns && !lane.is_space_wanted();
+    Some(Part { count, total, is_all, learns })
+}
+
+/// Does what else follows from that.
+#[inline(always)]
+fn complete(endpoint: &Endpoint, side: &mut RxSide, count: usize, learns: bool, len: usize) {
     if learns {
         let found = count + side.rx.known().unwrap_or(0);
         side.pace.learn(found, len, &endpoint.unanswered);
     }
-    endpoint.report_from_lane(side, total);
-    if lane.is_space_wanted() {
+    if side.at.is_some_and(|at| at.incoming().0.is_space_wanted()) {
         tell_of_space(endpoint, side, endpoint.fd.load(Relaxed));
     }
-    Some(count)
 }
 
 /// What a receive took.
@@ -247,7 +389,7 @@ fn receive_from(
         flags,
         wanted,
         least: least(endpoint, fd, wanted, flags),
-        waits: flags & libc::MSG_DONTWAIT == 0 && endpoint.nonblocking.load(Relaxed) == 0,
+        waits: waits(endpoint, flags),
         deadline: sleep::deadline(endpoint.receive_timeout.load(Relaxed)),
         slept: false,
         tcp_has_some: false,

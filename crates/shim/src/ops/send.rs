@@ -1,16 +1,16 @@
 //! Sending: write, writev, send, sendto, sendmsg, sendfile.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
+use std::hint::cold_path;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::*;
 
 use libc::{iovec, msghdr, ssize_t};
 use shunt_abi::reason::{Reason, Road};
-use shunt_ring::LaneHeader;
-use shunt_ring::Source;
-use shunt_ring::bytes::{MappedRing, Ring};
+use shunt_ring::bytes::{self, MappedRing, Ring};
 use shunt_ring::user::Piece;
-use shunt_sys::memory;
+use shunt_ring::{LaneHeader, Source, WaiterLine};
+use shunt_sys::memory::{self, Access};
 use shunt_transport::{Sent, Tx};
 
 use crate::base::journal::Held;
@@ -21,13 +21,13 @@ use crate::epoll;
 use crate::life::{attach, overdue, resets};
 use crate::ops::hold::{BEGIN_ANEW, Hold};
 use crate::ops::sleep::{Deadline, Woken};
-use crate::ops::{held, sleep};
+use crate::ops::{self, Slowly, held, sleep};
 use crate::socket::endpoint::{self, Endpoint, Seen, TxSide};
 use crate::socket::links::{Attachment, Backed};
 use crate::socket::{outgoing, settings};
 
 /// Flags whose meaning on a lane is that of TCP, or that mean nothing to a send of TCP.
-const UNDERSTOOD: c_int = libc::MSG_NOSIGNAL
+pub(crate) const UNDERSTOOD: c_int = libc::MSG_NOSIGNAL
     | libc::MSG_DONTWAIT
     | libc::MSG_MORE
     | libc::MSG_EOR
@@ -40,36 +40,131 @@ pub(super) const NO_PIECES: [iovec; 64] = [iovec { iov_base: std::ptr::null_mut(
 /// What can be sent [`at_once`].
 const SHORT: usize = 4096;
 
-/// Sends these bytes if there is nothing to it but to put them into the lane, as with most, on an endpoint that owes nothing. `false`: nothing
-/// has been done, and [`send`] finds out why.
+/// The call of a hook that has found its endpoint [at once](endpoint::at_once): puts a few bytes into the lane if there is nothing else to
+/// it, as with most. All that does not belong to that is left to functions that return in its place, so that it needs no frame of its own.
+#[inline(always)]
+pub(crate) fn send_few(
+    endpoint: &'static Endpoint,
+    shield: signal::Brief,
+    fd: RawFd,
+    Piece { base, len }: Piece,
+    flags: c_int,
+    slowly: Slowly<*const c_void>,
+) -> ssize_t {
+    if !endpoint.tx.try_hold_briefly() {
+        cold_path();
+        return ops::begin_slowly(fd, base.cast_const().cast(), len, flags, slowly);
+    }
+    // SAFETY: held now.
+    let mut side = unsafe { endpoint.tx.take_over() };
+    match put::<true>(endpoint, side.value(), Piece { base, len }) {
+        Some(None) if side.value().seen.is_listed.get() => {}
+        Some(sleeper) => return end_put(endpoint, sleeper, len),
+        None => return send_many(fd, base.cast(), len, flags, endpoint, slowly),
+    }
+    match side.end_at_once() {
+        Ok(()) => shield.lower(len as ssize_t),
+        Err(side) => ops::end_slowly(side, shield, len as ssize_t),
+    }
+}
+
+/// They are many, or lie elsewhere; or something is to be found out.
+#[inline(never)]
+fn send_many(
+    fd: RawFd,
+    base: *const c_void,
+    len: usize,
+    flags: c_int,
+    endpoint: &'static Endpoint,
+    slowly: Slowly<*const c_void>,
+) -> ssize_t {
+    // SAFETY: `send_few` has left both to this.
+    let (mut side, shield) = (unsafe { endpoint.tx.take_over() }, signal::Brief::take_over());
+    let sent = put_all(endpoint, side.value(), Piece { base: base.cast_mut().cast(), len });
+    side.end();
+    let answer = shield.lower(if sent { len as ssize_t } else { -1 });
+    if answer < 0 { slowly(fd, base, len, flags) } else { answer }
+}
+
+/// Bytes are in the lane, and there is more to it.
+#[inline(never)]
+fn end_put(endpoint: &'static Endpoint, sleeper: Option<&'static WaiterLine>, len: usize) -> ssize_t {
+    // SAFETY: as in `send_many`.
+    let (mut side, shield) = (unsafe { endpoint.tx.take_over() }, signal::Brief::take_over());
+    complete(endpoint, side.value(), sleeper);
+    side.end();
+    shield.lower(len as ssize_t)
+}
+
+/// Sends these bytes if there is nothing to it but to put them into the lane, on an endpoint that owes nothing. `false`: nothing has been
+/// done, and [`send`] finds out why.
 #[inline(always)]
 pub(crate) fn at_once(endpoint: &Endpoint, piece: Piece, flags: c_int) -> bool {
-    // From 1 on.
-    let is_short = piece.len.wrapping_sub(1) < SHORT;
-    if !is_short || flags & !UNDERSTOOD != 0 || !memory::is_readable(piece.base, piece.len) {
+    if flags & !UNDERSTOOD != 0 {
         return false;
     }
     let mut side = endpoint.tx.briefly();
-    let sent = put(endpoint, side.value(), piece);
+    let sent = put_all(endpoint, side.value(), piece);
     side.end();
     sent
 }
 
 /// Puts them there, under the lock.
 #[inline(always)]
-fn put(endpoint: &Endpoint, side: &mut TxSide, Piece { base, len }: Piece) -> bool {
-    let TxSide { tx, at: Some(at), seen, .. } = side else { return false };
-    if outgoing::peer_has_left(at) {
-        return false;
+fn put_all(endpoint: &Endpoint, side: &mut TxSide, piece: Piece) -> bool {
+    // From 1 on.
+    let is_short = piece.len.wrapping_sub(1) < SHORT;
+    let sleeper = if is_short { put::<false>(endpoint, side, piece) } else { None };
+    if let Some(sleeper) = sleeper {
+        complete(endpoint, side, sleeper);
+    }
+    sleeper.is_some()
+}
+
+/// Puts them into the lane, and says which waiter of the peer's is to be rung for them. `FEW`: if they are, on memory that is known to be good.
+#[inline(always)]
+fn put<const FEW: bool>(
+    endpoint: &Endpoint,
+    side: &mut TxSide,
+    Piece { base, len }: Piece,
+) -> Option<Option<&'static WaiterLine>> {
+    let is_good = match FEW {
+        true => memory::is_known(base.addr(), len, Access::Read),
+        false => memory::is_readable(base, len),
+    };
+    let TxSide { tx, at: Some(at), seen, .. } = side else { return None };
+    if !is_good || outgoing::peer_has_left(at) {
+        return None;
     }
     let (lane, ring) = at.outgoing();
-    // SAFETY: so much can be read there, and a page of the ring is one run.
-    let copy = |place| unsafe { std::ptr::copy_nonoverlapping(base, ring.run(place, len).0, len) };
-    let Some(total) = tx.send_at_once(lane, &ring, len, copy) else { return false };
+    let found = if FEW { tx.place_on_page(len) } else { tx.place_at_once(lane, &ring, len) }?;
+    // A page of the ring is one run.
+    let to = ring.run(found.place, len).0;
+    // SAFETY: so much can be read there, and written here.
+    let is_copied = unsafe {
+        if FEW {
+            bytes::copy_few(base, to, len)
+        } else {
+            std::ptr::copy_nonoverlapping(base, to, len);
+            true
+        }
+    };
+    if !is_copied {
+        return None;
+    }
+    let total = found.publish(lane)?;
     endpoint.unanswered.answer();
-    announce(endpoint, at, seen);
     note_progress(endpoint, total, seen);
-    true
+    Some(at.mark_bytes())
+}
+
+/// Does what follows from that.
+#[inline(always)]
+fn complete(endpoint: &Endpoint, side: &TxSide, sleeper: Option<&'static WaiterLine>) {
+    if let (Some(sleeper), Some(at)) = (sleeper, &side.at) {
+        at.ring(sleeper);
+    }
+    overdue::note_sent(endpoint, &side.seen);
 }
 
 /// Bytes have come into the lane, with which so many have gone by lanes.

@@ -4,6 +4,7 @@
 //! closes its descriptor reads stale numbers at worst, never freed memory; generations tell the difference.
 
 use std::cell::Cell;
+use std::mem::offset_of;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -86,9 +87,9 @@ pub(crate) struct RxSide {
 
 /// One connected TCP socket.
 #[derive(Default)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub(crate) struct Endpoint {
-    /// See [`at_once`]: what the table says of its numbers, and why nothing is answered at once, if there is a reason.
+    /// First, since that is where [`at_once`] finds it: what the table says of its numbers, and why nothing is answered at once, if there is a reason.
     ready: AtomicU64,
     index: AtomicU32,
     generation: AtomicU32,
@@ -134,6 +135,7 @@ pub(crate) struct Endpoint {
     /// The waiter that the peer wakes for bytes: 0 nobody, else its slot + 1. An epoll instance owns it as long as
     /// the socket is registered, a thread while it sleeps.
     owner: AtomicU32,
+    /// Changed by [`change_low_water`](Self::change_low_water).
     pub(crate) low_water: LowWater,
     /// TCP_INQ is set, as far as this process knows.
     pub(crate) tells_waiting: AtomicBool,
@@ -196,29 +198,33 @@ fn look_behind(fd: RawFd) -> Option<&'static Endpoint> {
 /// The same by one look at the table and one at the endpoint, if it has been [remembered](Endpoint::remember).
 #[inline(always)]
 fn remembered(fd: RawFd) -> Option<&'static Endpoint> {
-    let (entry, place) = table::glance(fd)?;
-    // SAFETY: what is remembered is an endpoint, and endpoints are never freed.
-    let endpoint = unsafe { place.cast::<Endpoint>().as_ref() }?;
-    // Of one that is free it says nothing, as does the table of what is none.
-    let name = endpoint.ready.load(SeqCst) & !(APART | OWES);
-    (name == entry && name != 0).then_some(endpoint)
+    let (entry, word) = table::remembered(fd)?;
+    // SAFETY: what is remembered lives as long as the process.
+    let ready = unsafe { &*word }.load(SeqCst);
+    // Of one that is free the word says nothing, as does the table of what is none; and no name is as long as that of nothing remembered.
+    let name = ready & !(APART | OWES | HAS_LOW_WATER);
+    // SAFETY: as in `at_once`: an entry that is as a remembered word is an endpoint's, whose first field that is.
+    (name == entry && name != 0).then(|| unsafe { &*word.cast::<Endpoint>() })
 }
 
 /// In [`Endpoint::ready`]: it is on no link.
 const APART: u64 = 1 << 63;
 /// The same: it may have an error to tell.
 const OWES: u64 = 1 << 62;
+/// The same: a receive must know its [low water](LowWater).
+const HAS_LOW_WATER: u64 = 1 << 61;
 
 /// The endpoint behind `fd`, if it is on a link, owes nothing and has been [remembered](Endpoint::remember): what most calls find, by one look at
 /// the table and one at the endpoint. `None`: [`behind`] says.
 #[inline(always)]
 pub(crate) fn at_once(fd: RawFd) -> Option<&'static Endpoint> {
-    let (entry, place) = table::glance(fd)?;
-    // SAFETY: what is remembered is an endpoint, and endpoints are never freed.
-    let endpoint = unsafe { place.cast::<Endpoint>().as_ref() }?;
     // It may be another's by now, or another connection: then it is not what the table says.
-    (endpoint.ready.load(SeqCst) == entry).then_some(endpoint)
+    let ready = table::glance(fd)?;
+    // SAFETY: what is remembered is of an endpoint, and endpoints are never freed.
+    Some(unsafe { &*ready.cast::<Endpoint>() })
 }
+
+const _: () = assert!(offset_of!(Endpoint, ready) == 0);
 
 /// The first endpoint of each chunk.
 static SLAB: [AtomicPtr<Endpoint>; CHUNKS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
@@ -471,6 +477,18 @@ impl Endpoint {
                 self.ready.fetch_or(APART, SeqCst);
             }
             _ => {}
+        }
+    }
+
+    /// Makes a change to what is known of its low water.
+    pub(crate) fn change_low_water(&self, change: impl FnOnce(&LowWater)) {
+        change(&self.low_water);
+        if self.low_water.is_none() {
+            self.ready.fetch_and(!HAS_LOW_WATER, SeqCst);
+        }
+        // Also if another thread has set it meanwhile.
+        if !self.low_water.is_none() {
+            self.ready.fetch_or(HAS_LOW_WATER, SeqCst);
         }
     }
 
@@ -919,24 +937,21 @@ impl Endpoint {
     /// Reports what has been received, and the road if it has changed. Under the lock.
     #[inline(always)]
     pub(crate) fn report_received(&self, side: &mut RxSide) {
+        self.report_road(side);
+        self.count_from_lane(side.rx.lane_total());
+    }
+
+    /// Reports the road if it has changed, as it may have after any look at what there is to receive. Under the lock.
+    #[inline(always)]
+    pub(crate) fn report_road(&self, side: &mut RxSide) {
         if side.told_on_lane != side.rx.on_lane() {
             self.report_rx(side);
-        } else {
-            self.count_from_lane(side.rx.lane_total());
         }
     }
 
-    /// The same of what has been received on the lane, with which that makes so many bytes by lanes.
+    /// Reports that so many bytes have been received by lanes.
     #[inline(always)]
-    pub(crate) fn report_from_lane(&self, side: &mut RxSide, total: u64) {
-        match side.told_on_lane {
-            true => self.count_from_lane(total),
-            false => self.report_rx(side),
-        }
-    }
-
-    #[inline(always)]
-    fn count_from_lane(&self, total: u64) {
+    pub(crate) fn count_from_lane(&self, total: u64) {
         if let Some(entry) = self.entry() {
             entry.shm_received.store(total, Relaxed);
         }

@@ -67,9 +67,10 @@ pub(crate) fn look(endpoint: &Endpoint, fd: RawFd, wanted: bool) -> Found {
     let low_water = endpoint.low_water.of(fd);
     let mut guard = endpoint.rx.lock();
     let side = &mut *guard;
-    let Some(at) = &side.at else { return Found::default() };
+    let Some(at) = side.at else { return Found::default() };
     let (lane, ring) = at.incoming();
     let readable = wanted && side.rx.available(lane, &ring, &Tcp { endpoint, fd }) > 0;
+    endpoint.report_road(side);
     let mut found = Found {
         arrived: readable || wanted && side.rx.has_arrived_behind(lane),
         readable,
@@ -112,7 +113,9 @@ pub(crate) fn available(endpoint: &Endpoint, fd: RawFd) -> usize {
     let mut side = endpoint.rx.lock();
     let Some(at) = side.at else { return 0 };
     let (lane, ring) = at.incoming();
-    side.rx.available(lane, &ring, &Tcp { endpoint, fd })
+    let available = side.rx.available(lane, &ring, &Tcp { endpoint, fd });
+    endpoint.report_road(&mut side);
+    available
 }
 
 /// Bytes that wait in the lane, and those that do behind bytes of TCP's.

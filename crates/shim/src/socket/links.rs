@@ -336,6 +336,8 @@ pub(crate) struct Attachment {
     pub(crate) link: &'static Link,
     /// The connection within it.
     pub(crate) conn: usize,
+    /// Its bit in the marks of a waiter.
+    bit: u64,
     outgoing: Lane,
     incoming: Lane,
     /// Whom the peer waits by.
@@ -385,7 +387,14 @@ impl Attachment {
     pub(crate) fn new(link: &'static Link, conn: usize) -> Attachment {
         let lane = |sender| Lane { header: link.view.lane(conn, sender), ring: link.view.ring(conn, sender) };
         let waiters = link.view.waiters(link.side.other());
-        Attachment { link, conn, outgoing: lane(link.side), incoming: lane(link.side.other()), waiters }
+        Attachment {
+            link,
+            conn,
+            bit: 1 << conn,
+            outgoing: lane(link.side),
+            incoming: lane(link.side.other()),
+            waiters,
+        }
     }
 
     /// For use without a lock. Called under the lock of the direction that says where the endpoint is, or under the
@@ -412,17 +421,35 @@ impl Attachment {
         (self.incoming.header, self.incoming.ring)
     }
 
-    /// Wakes whoever waits for bytes at the other end, and says whether somebody slept. After publishing.
+    /// Its ring, where that is read anew at each use: a copy takes registers.
     #[inline(always)]
-    pub(crate) fn announce_bytes(&self) -> bool {
-        let lane = self.outgoing().0;
-        let Some(slot) = lane.rx_waiter() else { return false };
-        let stamp = || lane.stamp(Stamp { at: order::now(), behind: order::last_by_tcp() });
-        let sleeps = self.waiters[slot].notify_after(self.conn, stamp);
-        if sleeps {
-            self.link.ring(slot);
+    pub(crate) fn incoming_ring(&self) -> &MappedRing {
+        &self.incoming.ring
+    }
+
+    /// Wakes whoever waits for bytes at the other end. After publishing.
+    #[inline(always)]
+    pub(crate) fn announce_bytes(&self) {
+        if let Some(sleeper) = self.mark_bytes() {
+            self.ring(sleeper);
         }
-        sleeps
+    }
+
+    /// The same, but if somebody sleeps there only says by which waiter, which is to be [rung](Self::ring) then.
+    #[inline(always)]
+    pub(crate) fn mark_bytes(&self) -> Option<&'static WaiterLine> {
+        let lane = self.outgoing().0;
+        let slot = lane.rx_waiter()?;
+        let stamp = || lane.stamp(Stamp { at: order::now(), behind: order::last_by_tcp() });
+        let waiter = &self.waiters[slot];
+        waiter.notify_after(self.bit, stamp).then_some(waiter)
+    }
+
+    /// Wakes that.
+    #[cold]
+    pub(crate) fn ring(&self, sleeper: &'static WaiterLine) {
+        let before = std::ptr::from_ref(sleeper).addr() - self.waiters.as_ptr().addr();
+        self.link.ring(before / size_of::<WaiterLine>());
     }
 
     /// Whether the waiter that is woken for our bytes sleeps all the same.

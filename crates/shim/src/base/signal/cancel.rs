@@ -4,17 +4,22 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 
-use crate::base::{real, thread};
+use crate::base::{process, real, thread};
 
-/// Whether this process has ever cancelled a thread.
+/// Whether this process has ever cancelled a thread, or had one that may be cancelled at any instruction.
 static IN_USE: AtomicBool = AtomicBool::new(false);
+
+fn note_use() {
+    IN_USE.store(true, Relaxed);
+    process::shut_gate();
+}
 
 /// See pthread_cancel(3).
 ///
 /// # Safety
 /// As in C.
 pub(crate) unsafe fn cancel(thread: libc::pthread_t) -> c_int {
-    IN_USE.store(true, Relaxed);
+    note_use();
     // SAFETY: the program's own call.
     unsafe { real::pthread_cancel(thread) }
 }
@@ -27,6 +32,9 @@ pub(crate) unsafe fn set_type(kind: c_int, old: *mut c_int) -> c_int {
     let thread = thread::this();
     let before = thread.cancelled_anywhere.get();
     // Noted before it can act.
+    if kind == PTHREAD_CANCEL_ASYNCHRONOUS {
+        note_use();
+    }
     thread.cancelled_anywhere.set(kind == PTHREAD_CANCEL_ASYNCHRONOUS);
     // SAFETY: the program's own call.
     let result = unsafe { real::pthread_setcanceltype(kind, old) };

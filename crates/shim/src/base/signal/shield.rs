@@ -3,10 +3,13 @@
 //! It costs two moves to memory of the thread's own when it goes up and two when it comes down, and no system call: the
 //! kernel still delivers signals, but to `deliver::trampoline`, which sees the shield and puts them off.
 
+use std::hint::black_box;
 use std::sync::atomic::{Ordering::*, compiler_fence};
 
 use super::{announced, cancel, deliver};
 use crate::base::journal::Held;
+#[cfg(doc)]
+use crate::base::process;
 use crate::base::thread::{self, Thread};
 
 /// Up until dropped. Raised by every hook before it touches what the shim knows of the program's descriptors.
@@ -51,29 +54,44 @@ impl Shield {
 pub(crate) struct Brief(&'static Thread);
 
 impl Brief {
-    /// `None`: one is up already, or there is more to do than to raise it.
+    /// `None`: one is up already. What is known of handlers stays: nobody asks for it. No thread may be cancelled anywhere, since the
+    /// [gate](process::is_gate_open) is open.
     #[inline(always)]
     pub(crate) fn raise() -> Option<Brief> {
         let thread = thread::this();
-        if thread.shields.load(Relaxed) != 0 || thread.cancelled_anywhere.get() {
+        if thread.shields.load(Relaxed) != 0 {
             return None;
         }
-        thread.ran.store(0, Relaxed);
-        thread.bell.store(0, Relaxed);
         thread.shields.store(1, Relaxed);
         compiler_fence(SeqCst);
         Some(Brief(thread))
     }
 
+    /// The one that is up, which whoever raised it has left to others to lower.
     #[inline(always)]
-    pub(crate) fn lower(self) {
+    pub(crate) fn take_over() -> Brief {
+        Brief(thread::this())
+    }
+
+    /// Returns `answer`, so that whoever has nothing else to do can leave the rest to what this calls.
+    #[inline(always)]
+    pub(crate) fn lower(self, answer: isize) -> isize {
         compiler_fence(SeqCst);
         self.0.shields.store(0, Relaxed);
         compiler_fence(SeqCst);
-        if self.0.deferred.load(Relaxed) != 0 {
-            deliver::release(self.0);
+        match self.0.deferred.load(Relaxed) {
+            0 => answer,
+            _ => release_before(self.0, answer),
         }
     }
+}
+
+#[cold]
+#[inline(never)]
+fn release_before(thread: &'static Thread, answer: isize) -> isize {
+    deliver::release(thread);
+    // Unknown to a caller, which would otherwise keep it over the call, in a register that it had to save before.
+    black_box(answer)
 }
 
 impl Drop for Shield {
