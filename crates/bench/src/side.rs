@@ -13,7 +13,9 @@ pub(crate) enum Side {
     Tcp,
     /// The same with TCP_NODELAY.
     TcpNodelay,
-    /// The same where the kernel itself takes the bytes from one socket's queue to the other's: sockmap redirect.
+    /// That once more in each round: what two turns of the same differ by.
+    TcpAgain,
+    /// TCP_NODELAY where the kernel itself takes the bytes from one socket's queue to the other's: sockmap redirect.
     Sockmap,
     /// A Unix stream socket.
     Unix,
@@ -21,6 +23,8 @@ pub(crate) enum Side {
     ShuntSleep,
     /// Both programs under shunt, as `shunt run` does it.
     Shunt,
+    /// The same with spins of 20 us, whether they pay or not.
+    ShuntFixed,
     /// Only the server under shunt: nothing can be gained.
     ServerOnly,
     /// Only the client under shunt.
@@ -36,8 +40,12 @@ impl Side {
         &[Side::Tcp, Side::TcpNodelay, Side::Unix, Side::ShuntSleep, Side::Shunt];
     /// For programs that choose TCP_NODELAY by themselves.
     pub(crate) const PROGRAM: &[Side] = &[Side::Tcp, Side::Unix, Side::ShuntSleep, Side::Shunt];
+    /// The ways to wait, where others want the processors.
+    pub(crate) const SPINS: &[Side] =
+        &[Side::Tcp, Side::Unix, Side::ShuntSleep, Side::Shunt, Side::ShuntFixed];
     /// Where shunt cannot help because one side is not under it.
-    pub(crate) const ONE_SIDED: &[Side] = &[Side::TcpNodelay, Side::ServerOnly, Side::ClientOnly];
+    pub(crate) const ONE_SIDED: &[Side] =
+        &[Side::TcpNodelay, Side::ServerOnly, Side::TcpAgain, Side::ClientOnly];
     /// What shunt does to what it has nothing to do with.
     pub(crate) const WITH_AND_WITHOUT: &[Side] = &[Side::TcpNodelay, Side::Shunt];
 
@@ -46,10 +54,12 @@ impl Side {
         match self {
             Side::Tcp => "TCP",
             Side::TcpNodelay => "TCP nodelay",
+            Side::TcpAgain => "TCP again",
             Side::Sockmap => "sockmap",
             Side::Unix => "Unix",
             Side::ShuntSleep => "shunt, no spin",
             Side::Shunt => "shunt",
+            Side::ShuntFixed => "shunt, 20 us",
             Side::ServerOnly => "server only",
             Side::ClientOnly => "client only",
         }
@@ -62,6 +72,7 @@ impl Side {
                 Some("auto")
             }
             (Side::ShuntSleep, _) => Some("off"),
+            (Side::ShuntFixed, _) => Some("20"),
             _ => None,
         }
     }
@@ -73,6 +84,6 @@ impl Side {
 
     /// Whether both directions are expected on shared memory.
     pub(crate) fn is_short_road(self) -> bool {
-        matches!(self, Side::Shunt | Side::ShuntSleep)
+        matches!(self, Side::Shunt | Side::ShuntSleep | Side::ShuntFixed)
     }
 }

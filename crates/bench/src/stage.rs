@@ -14,6 +14,7 @@ use rustix::thread::CpuSet;
 use serde::Serialize;
 use shunt_abi::status::Snapshot;
 use shunt_kernel::LoadError;
+use shunt_kernel::quota::Quota;
 use shunt_kernel::redirect::Redirect;
 use tempfile::TempDir;
 
@@ -29,6 +30,10 @@ pub(crate) enum Placement {
     TwoCores,
     /// Both on the same.
     OneCore,
+    /// Both on either of the two.
+    Either,
+    /// The same, where both together get half a processor.
+    Half,
     /// Wherever the scheduler puts them.
     Free,
     /// As on two cores, each in a network namespace of its own, with a bridge between them. For root only.
@@ -38,14 +43,23 @@ pub(crate) enum Placement {
 impl Placement {
     /// Why this process cannot place programs so, if so.
     pub(crate) fn missing(self) -> Option<String> {
-        let missing = self == Placement::Apart && !rustix::process::geteuid().is_root();
-        missing.then(|| "network namespaces are made by root only".to_owned())
+        match self {
+            Placement::Apart if !rustix::process::geteuid().is_root() => {
+                Some("network namespaces are made by root only".to_owned())
+            }
+            Placement::Half => Quota::make()
+                .err()
+                .map(|error| format!("no control group of ours can be given half a processor: {error}")),
+            _ => None,
+        }
     }
 
     pub(crate) fn label(self) -> &'static str {
         match self {
             Placement::TwoCores => "two cores",
             Placement::OneCore => "one core",
+            Placement::Either => "either of two cores",
+            Placement::Half => "half a processor",
             Placement::Free => "unpinned",
             Placement::Apart => "two network namespaces on a bridge",
         }
@@ -68,6 +82,7 @@ pub(crate) struct Stage {
     /// The network namespace that the calling thread was in before.
     outside: File,
     bridge: OnceCell<Bridge>,
+    quota: OnceCell<Quota>,
     broker: Option<Process>,
     /// Or why there is none; nothing where it is not measured.
     redirect: Option<Result<Redirect, LoadError>>,
@@ -96,7 +111,9 @@ impl Stage {
         let shunt = std::env::current_exe().context("finding this program")?;
         let cpus = two_cpus()?;
         let bridge = OnceCell::new();
-        let mut stage = Stage { directory, shunt, cpus, isolated, outside, bridge, broker: None, redirect };
+        let quota = OnceCell::new();
+        let mut stage =
+            Stage { directory, shunt, cpus, isolated, outside, bridge, quota, broker: None, redirect };
         stage.start_broker()?;
         Ok(stage)
     }
@@ -132,10 +149,12 @@ impl Stage {
         role: Role,
         placement: Placement,
     ) -> Result<Command> {
-        let cpu = match (placement, role) {
+        let (first, second) = self.cpus;
+        let cpus = match (placement, role) {
             (Placement::Free, _) => None,
-            (Placement::TwoCores | Placement::Apart, Role::Client) => Some(self.cpus.1),
-            _ => Some(self.cpus.0),
+            (Placement::Either | Placement::Half, _) => Some(format!("{first},{second}")),
+            (Placement::TwoCores | Placement::Apart, Role::Client) => Some(second.to_string()),
+            _ => Some(first.to_string()),
         };
         let mut line: Vec<OsString> = Vec::new();
         if placement == Placement::Apart {
@@ -145,11 +164,13 @@ impl Stage {
         if side == Side::Sockmap {
             let redirect = self.redirect.as_ref().context("sockmap redirect is not measured here")?;
             let entrance = redirect.as_ref().map_err(|error| anyhow!("{error}"))?.entrance();
-            let enter = "echo 0 > \"$0\" && exec \"$@\"";
-            line.extend(["sh".into(), "-c".into(), enter.into(), entrance.into()]);
+            line.extend(inside(entrance));
         }
-        if let Some(cpu) = cpu {
-            line.extend(["taskset".into(), "--cpu-list".into(), cpu.to_string().into()]);
+        if placement == Placement::Half {
+            line.extend(inside(self.quota()?.entrance()));
+        }
+        if let Some(cpus) = cpus {
+            line.extend(["taskset".into(), "--cpu-list".into(), cpus.into()]);
         }
         if let Some(spin) = side.spin(role) {
             line.extend([self.shunt.clone().into(), "run".into(), "--broker".into(), self.socket().into()]);
@@ -218,6 +239,13 @@ impl Stage {
         self.bridge.get().context("built")
     }
 
+    fn quota(&self) -> Result<&Quota> {
+        if self.quota.get().is_none() {
+            let _ = self.quota.set(Quota::make().context("making a control group")?);
+        }
+        self.quota.get().context("made")
+    }
+
     fn socket(&self) -> PathBuf {
         self.path("broker.sock")
     }
@@ -242,6 +270,11 @@ impl Stage {
         }
         Ok(())
     }
+}
+
+/// What stands before a program that is to run in the control group of this entrance.
+fn inside(entrance: PathBuf) -> [OsString; 4] {
+    ["sh".into(), "-c".into(), "echo 0 > \"$0\" && exec \"$@\"".into(), entrance.into()]
 }
 
 /// Whether the calling thread is in a namespace of its own now.

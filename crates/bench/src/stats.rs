@@ -1,4 +1,4 @@
-//! Medians and spreads.
+//! Medians, spreads, and how much a median is to be believed.
 
 use serde::Serialize;
 
@@ -35,9 +35,74 @@ impl Spread {
     }
 }
 
+/// A median, and between what the true one lies with a probability of 95 % at least, whatever the figures' distribution.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Bounded {
+    pub(crate) median: f64,
+    /// Fewer than six figures give none.
+    pub(crate) interval: Option<(f64, f64)>,
+}
+
+impl Bounded {
+    /// Nothing of nothing.
+    pub(crate) fn of(figures: impl IntoIterator<Item = f64>) -> Option<Bounded> {
+        let mut figures: Vec<_> = figures.into_iter().collect();
+        let median = Spread::of(figures.iter().copied())?.median;
+        figures.sort_by(f64::total_cmp);
+        let interval = outside(figures.len()).map(|rank| (figures[rank], figures[figures.len() - 1 - rank]));
+        Some(Bounded { median, interval })
+    }
+
+    /// The least of some distances from 1 within which all of the interval is.
+    pub(crate) fn within(self, distances: &[f64]) -> Option<f64> {
+        let (low, high) = self.interval?;
+        distances.iter().copied().find(|distance| low >= 1.0 - distance && high <= 1.0 + distance)
+    }
+}
+
+/// How many of so many figures may be left out at either end: each is above the true median or below it, as a coin falls.
+fn outside(count: usize) -> Option<usize> {
+    const ALLOWED: f64 = 0.05 / 2.0;
+    // Of all ways in which the coins may fall, those in which so many show heads.
+    let mut part = 0.5_f64.powi(i32::try_from(count).ok()?);
+    let mut sum = 0.0;
+    let mut rank = 0_usize;
+    loop {
+        sum += part;
+        if sum > ALLOWED {
+            return rank.checked_sub(1);
+        }
+        part *= (count - rank) as f64 / (rank + 1) as f64;
+        rank += 1;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As in the tables of the sign test.
+    #[test]
+    fn the_interval_of_a_median_leaves_out_as_many_at_either_end_as_it_may() {
+        for (count, expected) in
+            [(0, None), (5, None), (6, Some(0)), (9, Some(1)), (20, Some(5)), (31, Some(9))]
+        {
+            assert_eq!(outside(count), expected, "{count}");
+        }
+        let bounded = Bounded::of((1..=9).rev().map(f64::from)).unwrap();
+        assert_eq!(bounded, Bounded { median: 5.0, interval: Some((2.0, 8.0)) });
+        assert_eq!(Bounded::of([2.0]), Some(Bounded { median: 2.0, interval: None }));
+        assert_eq!(Bounded::of([]), None);
+    }
+
+    #[test]
+    fn an_interval_is_within_what_holds_both_of_its_ends() {
+        let within = |interval| Bounded { median: 1.0, interval }.within(&[0.01, 0.03]);
+        assert_eq!(within(Some((0.995, 1.009))), Some(0.01));
+        assert_eq!(within(Some((0.98, 1.001))), Some(0.03));
+        assert_eq!(within(Some((0.96, 1.001))), None);
+        assert_eq!(within(None), None);
+    }
 
     #[test]
     fn the_middle_of_an_odd_and_of_an_even_number() {

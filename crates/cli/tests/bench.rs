@@ -140,6 +140,51 @@ fn a_download_is_seen_packet_by_packet_at_both_ends_of_every_link() {
     assert!(std::fs::read_to_string(plots.join("time-lines.svg")).unwrap().contains("<svg"));
 }
 
+/// How much anybody got is not tested, only that it was counted where somebody wanted something.
+#[test]
+fn the_ways_to_wait_are_measured_where_others_want_the_processors() {
+    let report =
+        bench(&["busy", "--sides", "tcp,shunt,shunt-fixed", "--line", "4 threads compute", "--line", "half"]);
+    let tables = report["tables"].as_array().unwrap().iter();
+    let lines: Vec<&Value> = tables.flat_map(|table| table["lines"].as_array().unwrap()).collect();
+    assert_eq!(lines.len(), 3 * 2, "{report}");
+    for line in lines {
+        let is_half = line["label"].as_str().unwrap().starts_with("half");
+        if let Some(missing) = line["missing"].as_str() {
+            assert!(is_half && missing.contains("control group"), "{line}");
+            continue;
+        }
+        for cell in line["cells"].as_array().unwrap() {
+            let is_tcp = cell["side"] == "tcp";
+            assert!(cell["figure"]["median"].as_f64().unwrap() > 0.0, "{line}");
+            assert_eq!(cell["cpu_to"]["tcp"].is_null(), is_tcp, "{cell}");
+            assert_eq!(cell["beside"].is_null(), is_half, "{cell}");
+            assert_eq!(cell["beside_to"]["tcp"].is_null(), is_tcp || is_half, "{cell}");
+            assert!(is_tcp || cell["on_shm"][0] == cell["on_shm"][1], "not all on shared memory: {cell}");
+        }
+    }
+}
+
+#[test]
+fn what_only_one_side_costs_is_told_of_real_servers() {
+    let report = bench(&["one-sided", "--sides", "tcp-nodelay,server-only", "--line", ", one connection"]);
+    let lines = report["tables"][0]["lines"].as_array().unwrap();
+    assert_eq!(lines.len(), 2, "{report}");
+    for line in lines {
+        assert!(line["missing"].is_null(), "{line}");
+        let [native, server] = [0, 1].map(|cell| &line["cells"][cell]);
+        assert!(native["to_native"].is_null(), "{native}");
+        for what in ["cpu", "rate"] {
+            let judged = &server["to_native"][what];
+            assert!(judged["median"].as_f64().unwrap() > 0.0, "{server}");
+            assert!(
+                judged["interval"].is_null() && judged["within"].is_null(),
+                "one round tells nothing: {server}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_relays_threads_and_buffers_are_measured() {
     let report = bench(&["relaying"]);
@@ -334,6 +379,58 @@ fn an_interrupted_comparison_leaves_nothing_behind() {
         assert_eq!((shell.within().len(), shell.brokers().len()), (0, 0));
         assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0);
     }
+}
+
+#[test]
+fn no_thread_that_computes_is_left_behind() {
+    let shell = Shell::new();
+    let place = shell.path("place");
+    std::fs::create_dir(&place).unwrap();
+    let mut command =
+        shell.shunt(["bench", "local", "busy", "--seconds", "60", "--line", "4 threads compute"]);
+    command.env("TMPDIR", &place);
+    let bench = Running::start(command);
+    eventually("two programs are measured beside it", || shell.within().len() >= 3);
+    bench.signal("INT");
+    let ended = bench.end();
+    assert_eq!(ended.signal, Some(2), "{ended:?}");
+    assert_eq!(shell.within().len(), 0);
+    assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0);
+}
+
+#[test]
+fn no_control_group_is_left_behind() {
+    let shell = Shell::new();
+    let mut bench =
+        Running::start(shell.shunt(["bench", "local", "busy", "--seconds", "60", "--line", "half"]));
+    let own = bench.0.id();
+    // Where no group can have the controller, it ends at once.
+    eventually("two programs have half a processor", || {
+        bench.0.try_wait().unwrap().is_some()
+            || halves(own).iter().any(|programs| programs.lines().count() >= 2)
+    });
+    if bench.0.try_wait().unwrap().is_none() {
+        bench.signal("INT");
+    }
+    let ended = bench.end();
+    assert!(ended.signal == Some(2) || ended.stderr.contains("no control group"), "{ended:?}");
+    assert_eq!(halves(own), Vec::<String>::new());
+}
+
+/// The programs in each control group of a process's that has half a processor.
+fn halves(of: u32) -> Vec<String> {
+    let mut groups: Vec<_> = ["/sys/fs/cgroup", "/sys/fs/cgroup/cpu"].map(std::path::PathBuf::from).into();
+    let mut found = Vec::new();
+    while let Some(group) = groups.pop() {
+        let read = |name| std::fs::read_to_string(group.join(name)).unwrap_or_default();
+        let is_half = read("cpu.max").starts_with("50000 ") || read("cpu.cfs_quota_us").trim() == "50000";
+        if is_half && group.file_name().unwrap().to_string_lossy().starts_with(&format!("shunt-{of}-")) {
+            found.push(read("cgroup.procs"));
+        }
+        let below = std::fs::read_dir(&group).into_iter().flatten().flatten().map(|entry| entry.path());
+        groups.extend(below.filter(|path| path.is_dir() && !path.is_symlink()));
+    }
+    found
 }
 
 #[test]

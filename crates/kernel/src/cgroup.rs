@@ -1,4 +1,4 @@
-//! The version 2 control group of this process, and groups of our own below it.
+//! The control group of this process, in general that of version 2, and groups of our own below it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ const PROCESSES: &str = "cgroup.procs";
 /// The file system of the version 2 control groups.
 const VERSION_2: &str = "cgroup2";
 /// Where control groups are expected.
-const MOUNTED: &str = "/sys/fs/cgroup";
+pub(crate) const MOUNTED: &str = "/sys/fs/cgroup";
 /// What the name of a group begins with; behind it are numbers.
 const PREFIX: &str = "shunt-";
 
@@ -37,9 +37,9 @@ impl Cgroup {
         let below = path_of("self")?;
         let shown = Path::new(MOUNTED).join(&below);
         if is_in(&shown)
-            && let Ok((path, lock)) = create_below(&shown)
+            && let Ok(group) = Cgroup::below(&shown)
         {
-            return Ok(Cgroup { path, _lock: lock, _mount: None });
+            return Ok(group);
         }
         let mount = mount(VERSION_2)?;
         // Other processes find it by this name as well.
@@ -48,8 +48,19 @@ impl Cgroup {
         Ok(Cgroup { path, _lock: lock, _mount: Some(mount) })
     }
 
+    /// Below a group that may be another than that of this process.
+    pub(crate) fn below(above: &Path) -> io::Result<Cgroup> {
+        let (path, lock) = create_below(above)?;
+        Ok(Cgroup { path, _lock: lock, _mount: None })
+    }
+
     pub(crate) fn open(&self) -> io::Result<File> {
         File::open(&self.path)
+    }
+
+    /// One of its files.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
     }
 
     /// Takes this process in until the value is dropped.
@@ -60,7 +71,7 @@ impl Cgroup {
 
     /// A process enters by writing its number here.
     pub(crate) fn entrance(&self) -> PathBuf {
-        self.path.join(PROCESSES)
+        self.file(PROCESSES)
     }
 }
 

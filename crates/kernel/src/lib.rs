@@ -2,7 +2,7 @@
 //! `bpf/*.bpf.c`; the objects are part of the executable and fit any kernel that describes its own types (BTF).
 //!
 //! A program lives, and stays attached, as long as the value that loaded it; those of `names` and `secure` as long as a socket that has one, or a tag. Nothing
-//! is pinned.
+//! is pinned. `quota` loads none: it is a control group for programs that are measured.
 
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ mod load;
 mod lsm;
 mod mount;
 pub mod names;
+pub mod quota;
 pub mod redirect;
 pub mod secure;
 pub mod sequence;

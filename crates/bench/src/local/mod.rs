@@ -3,7 +3,9 @@
 //! Every point of every table is measured on all its sides in turn, again and again; which side begins rotates. What is
 //! compared is always of the same round.
 
+mod busy;
 mod containers;
+mod one_sided;
 mod pair;
 mod point;
 mod points;
@@ -29,6 +31,9 @@ pub(crate) use tables::{Table, Unit};
 
 /// `shunt bench local`
 #[derive(Debug, Args)]
+#[command(mut_arg("repeats", |repeats| repeats
+    .help("How often every side has its turn; 31 times where one-sided is named, if nothing else is said")
+    .default_value_if("only", "one-sided", "31")))]
 pub struct Arguments {
     #[command(flatten)]
     output: Output,
@@ -40,6 +45,10 @@ pub struct Arguments {
     /// Only these sides [default: all]
     #[arg(long, value_enum, value_name = "SIDE,...", value_delimiter = ',')]
     sides: Vec<Side>,
+
+    /// Only lines whose names have this in them; may be given again
+    #[arg(long = "line", value_name = "TEXT")]
+    lines: Vec<String>,
 
     /// Only these [default: all]
     #[arg(value_enum, value_name = "WHAT")]
@@ -75,8 +84,12 @@ pub(crate) enum Group {
     Musl,
     /// What shunt costs where it cannot help
     Cost,
+    /// What shunt costs where only one side is under it: is it less than a percent? memcached, Redis and our own loads
+    OneSided,
     /// More threads than processors
     Crowd,
+    /// Ways to spin and to sleep where others want the processors: beside threads that compute, with half a processor, on one
+    Busy,
     /// What a relay with a thread for each connection pays, and its buffers; shunt has no part in it
     Relaying,
 }
@@ -88,26 +101,35 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 
 fn compare(arguments: &Arguments) -> Result<()> {
     let output = &arguments.output;
-    let report = measured(&arguments.only, |side| arguments.wants(side), output.repeats, arguments.seconds)?;
+    let report = reported(arguments.tables(), output.repeats, arguments.seconds)?;
     output.write("shunt bench local", &report, &report::plots(&report), &report::text(&report))
 }
 
-/// Measures what is asked for, or everything, on the sides that are wanted.
+/// Measures these, on the sides that are wanted.
 pub(crate) fn measured(
     only: &[Group],
     is_wanted: impl Fn(Side) -> bool,
     repeats: u32,
     seconds: f64,
 ) -> Result<Report> {
+    reported(wanted_tables(only, &[], is_wanted), repeats, seconds)
+}
+
+fn reported(tables: Vec<Table>, repeats: u32, seconds: f64) -> Result<Report> {
     let begin = Instant::now();
-    let (place, tables) = measured_tables(wanted_tables(only, is_wanted), repeats, seconds)?;
+    let (place, tables) = measured_tables(tables, repeats, seconds)?;
     Ok(Report::new(place, &tables, repeats, seconds, begin.elapsed()))
 }
 
 /// What is asked for, or everything, on the sides that are wanted.
-fn wanted_tables(only: &[Group], is_wanted: impl Fn(Side) -> bool) -> Vec<Table> {
+fn wanted_tables(only: &[Group], lines: &[String], is_wanted: impl Fn(Side) -> bool) -> Vec<Table> {
     let mut tables: Vec<Table> =
         tables::all().into_iter().filter(|table| only.is_empty() || only.contains(&table.group)).collect();
+    for table in &mut tables {
+        table
+            .points
+            .retain(|point| lines.is_empty() || lines.iter().any(|text| point.label.contains(text.as_str())));
+    }
     leave_out(&mut tables, |side| !is_wanted(side));
     tables
 }
@@ -184,4 +206,46 @@ fn length(tables: &[Table], repeats: u32, turn: Duration) -> (u64, Duration) {
     let sides: u32 = points().map(|point| point.sides.len() as u32).sum();
     let around: Duration = points().map(|point| point.load.around() * point.sides.len() as u32).sum();
     (u64::from(sides) * u64::from(repeats), turn + around / sides.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn arguments(line: &str) -> Arguments {
+        Line::try_parse_from(line.split_whitespace()).unwrap().arguments
+    }
+
+    #[test]
+    fn what_is_to_be_told_to_a_percent_has_more_turns_than_the_rest() {
+        let repeats = |line| arguments(line).output.repeats;
+        assert_eq!(repeats("local"), 5);
+        assert_eq!(repeats("local busy"), 5);
+        assert_eq!(repeats("local one-sided"), 31);
+        assert_eq!(repeats("local memcached one-sided"), 31);
+        assert_eq!(repeats("local one-sided --repeats 3"), 3);
+    }
+
+    #[test]
+    fn lines_can_be_chosen() {
+        let labels = |line| -> Vec<String> {
+            let tables = arguments(line).tables();
+            tables.iter().flat_map(|table| &table.points).map(|point| point.label.clone()).collect()
+        };
+        let one_connection = ["memcached, one connection", "Redis, one connection"];
+        assert_eq!(labels("local one-sided --line one"), one_connection);
+        assert_eq!(
+            labels("local one-sided --line Redis --line nothing"),
+            ["Redis, one connection", "Redis, 50 connections"]
+        );
+        assert_eq!(labels("local busy").len(), 3 * 5);
+    }
 }

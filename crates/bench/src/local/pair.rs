@@ -15,7 +15,10 @@ use crate::stage::{Placement, Stage};
 use crate::worker::{BEGIN, Measured, READY};
 
 /// How long a program may take to be ready, or to say what it measured after its time is over.
-const LIMIT: Duration = Duration::from_secs(30);
+pub(super) const LIMIT: Duration = Duration::from_secs(30);
+
+/// Any line would do.
+const GO: &str = "go";
 
 /// Where a server of the side is told to listen.
 pub(super) fn listen_at(stage: &Stage, side: Side, placement: Placement) -> Result<String> {
@@ -39,24 +42,60 @@ pub(super) fn run(
     client: impl FnOnce(&str) -> Result<Command>,
     seconds: Duration,
 ) -> Result<Sample> {
-    let mut server = Process::spawn_with_lines(server, "the server")?;
-    let address = server.expect(READY, LIMIT)?;
-    let mut client = Process::spawn_with_lines(&mut client(&address)?, "the client")?;
-    client.expect(BEGIN, LIMIT)?;
-    let (server_before, client_before) = (server.cpu(), client.cpu());
-    let line = client.line(seconds + LIMIT)?;
-    let server_cpu = server.cpu().saturating_sub(server_before);
-    let client_cpu = client.cpu().saturating_sub(client_before);
-    let measured: Measured =
-        serde_json::from_str(&line).with_context(|| format!("the client said {line:?}"))?;
-    let mut sample = Sample::of(&measured, server_cpu, client_cpu);
-    if side.is_short_road() {
-        sample.look(&stage.status()?, &address);
-        sample.link_bytes = server.link_bytes() + client.link_bytes();
-    }
-    client.finish()?;
+    let (server, address) = serve(server)?;
+    let turn = Turn { stage, side, seconds, is_counted: false, beside: None };
+    let sample = turn.run(&server, &address, &mut client(&address)?)?;
     server.finish()?;
     Ok(sample)
+}
+
+/// A server that runs, and where it listens.
+pub(super) fn serve(server: &mut Command) -> Result<(Process, String)> {
+    let mut server = Process::spawn_with_lines(server, "the server")?;
+    let address = server.expect(READY, LIMIT)?;
+    Ok((server, address))
+}
+
+/// See the module.
+pub(super) struct Turn<'a> {
+    pub(super) stage: &'a Stage,
+    pub(super) side: Side,
+    /// About how long it takes.
+    pub(super) seconds: Duration,
+    /// Whether the client makes a number of operations, and waits for a word before them.
+    pub(super) is_counted: bool,
+    /// Whose processor time is of interest as well.
+    pub(super) beside: Option<&'a Process>,
+}
+
+impl Turn<'_> {
+    /// Starts the client, and waits for what it measured and for its end.
+    pub(super) fn run(&self, server: &Process, address: &str, client: &mut Command) -> Result<Sample> {
+        let mut client = Process::spawn_with_lines(client, "the client")?;
+        client.expect(BEGIN, LIMIT)?;
+        let cpu = |client: &Process| {
+            [Some(server), Some(client), self.beside]
+                .map(|process| process.map_or(Duration::ZERO, Process::cpu))
+        };
+        let before = cpu(&client);
+        if self.is_counted {
+            client.tell(GO)?;
+        }
+        let line = client.line(self.seconds + LIMIT)?;
+        let after = cpu(&client);
+        let [server_cpu, client_cpu, beside] =
+            [0, 1, 2].map(|which| after[which].saturating_sub(before[which]));
+        let measured: Measured =
+            serde_json::from_str(&line).with_context(|| format!("the client said {line:?}"))?;
+        let mut sample = Sample::of(&measured, server_cpu, client_cpu);
+        sample.beside = self.beside.map(|_| beside.as_secs_f64() / measured.seconds);
+        if self.side.is_short_road() {
+            sample.look(&self.stage.status()?, address);
+            sample.link_bytes = server.link_bytes() + client.link_bytes();
+        }
+        client.finish()?;
+        Ok(sample)
+    }
 }
 
 impl Sample {

@@ -39,6 +39,8 @@ pub(crate) struct Sample {
     /// Processor time of one operation, user and system, in microseconds.
     pub(crate) server_us: f64,
     pub(crate) client_us: f64,
+    /// How many processors the threads beside it had, where there are any.
+    pub(crate) beside: Option<f64>,
     /// Of the server's connections under shunt: with both directions on shared memory, and in all.
     pub(crate) on_shm: usize,
     pub(crate) connections: usize,
@@ -48,6 +50,13 @@ pub(crate) struct Sample {
     pub(crate) reasons: BTreeMap<&'static str, usize>,
     /// Shared memory of both programs, in bytes.
     pub(crate) link_bytes: u64,
+}
+
+impl Sample {
+    /// Of both programs.
+    pub(crate) fn cpu_us(&self) -> f64 {
+        self.server_us + self.client_us
+    }
 }
 
 /// See the module.

@@ -24,8 +24,9 @@ impl Comparison for Arguments {
 }
 
 impl Arguments {
-    fn tables(&self) -> Vec<Table> {
-        wanted_tables(&self.only, |side| self.wants(side))
+    /// What is asked for.
+    pub(super) fn tables(&self) -> Vec<Table> {
+        wanted_tables(&self.only, &self.lines, |side| self.wants(side))
     }
 }
 
@@ -46,7 +47,7 @@ fn of_line(table: &Table, point: &Point) -> Vec<comparison::Point> {
     let figures: [(Quantity, Figure); 3] = [
         rate,
         (Quantity::MEDIAN, Box::new(|sample| sample.p50_us)),
-        (Quantity::CPU_OF_ONE, Box::new(|sample| sample.server_us + sample.client_us)),
+        (Quantity::CPU_OF_ONE, Box::new(Sample::cpu_us)),
     ];
     let sides = point.sides.iter().zip(&point.samples);
     let of_side = |(side, samples): (&crate::side::Side, &Vec<Sample>)| {

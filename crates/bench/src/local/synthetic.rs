@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::pair;
+use super::one_sided::{OneSided, Ready};
+use super::pair::{self, Turn};
 use super::point::{Load, Sample};
 use crate::process::Process;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
-use crate::worker::{BEGIN, Call, Measured, Style};
+use crate::worker::{BEGIN, Call, Measured, READY, Style};
 
 /// What is sent how.
 #[derive(Clone, Copy, Debug)]
@@ -36,11 +37,9 @@ pub(super) struct Synthetic {
     pattern: Pattern,
     size: usize,
     placement: Placement,
-    once_settled: bool,
+    /// Threads beside it that do nothing but compute.
+    beside: usize,
 }
-
-/// Seconds that a load runs before it is measured, where an offer must first have been in vain for long enough to be taken back.
-pub(super) const LONG_WARM: &str = "1.6";
 
 impl Load for Synthetic {
     fn missing(&self) -> Option<String> {
@@ -48,19 +47,35 @@ impl Load for Synthetic {
     }
 
     fn run(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Sample> {
-        let mut server = self.server(stage, side)?;
-        pair::run(stage, side, &mut server, |address| self.client(stage, side, address, seconds), seconds)
+        let beside = (self.beside > 0).then(|| computing(stage, self.beside, self.placement)).transpose()?;
+        let (server, address) = pair::serve(&mut self.server(stage, side)?)?;
+        let turn = Turn { stage, side, seconds, is_counted: false, beside: beside.as_ref() };
+        let sample = turn.run(&server, &address, &mut self.client(stage, side, &address, seconds)?)?;
+        server.finish()?;
+        Ok(sample)
+    }
+}
+
+impl OneSided for Synthetic {
+    fn missing(&self) -> Option<String> {
+        self.placement.missing()
+    }
+
+    fn start(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Ready> {
+        let (server, address) = pair::serve(&mut self.server(stage, side)?)?;
+        let client = self.client(stage, side, &address, seconds)?;
+        Ok(Ready { server, address, client })
     }
 }
 
 impl Synthetic {
     pub(super) fn new(pattern: Pattern, size: usize, placement: Placement) -> Synthetic {
-        Synthetic { pattern, size, placement, once_settled: false }
+        Synthetic { pattern, size, placement, beside: 0 }
     }
 
-    /// Measured when it has shown that the peer is not under shunt.
-    pub(super) fn once_settled(self) -> Synthetic {
-        Synthetic { once_settled: true, ..self }
+    /// With so many threads on its processors that do nothing but compute.
+    pub(super) fn beside(self, threads: usize) -> Synthetic {
+        Synthetic { beside: threads, ..self }
     }
 
     fn server(&self, stage: &Stage, side: Side) -> Result<Command> {
@@ -89,9 +104,6 @@ impl Synthetic {
             Pattern::Short { exchanges } => command.args(["short", "--exchanges", &exchanges.to_string()]),
         };
         command.args(["--to", address, "--seconds", &seconds.as_secs_f64().to_string()]);
-        if self.once_settled {
-            command.args(["--warm", LONG_WARM]);
-        }
         self.common(&mut command, side);
         Ok(command)
     }
@@ -102,6 +114,15 @@ impl Synthetic {
             command.arg("--nodelay");
         }
     }
+}
+
+/// Natively, whatever the side.
+fn computing(stage: &Stage, threads: usize, placement: Placement) -> Result<Process> {
+    let mut command = stage.worker(Side::Tcp, Role::Server, placement)?;
+    command.args(["compute", "--threads", &threads.to_string()]);
+    let mut process = Process::spawn_with_lines(&mut command, "the threads beside it")?;
+    process.expect(READY, pair::LIMIT)?;
+    Ok(process)
 }
 
 /// System calls that have nothing to do with connections.

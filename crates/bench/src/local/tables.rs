@@ -3,7 +3,9 @@
 use serde::Serialize;
 
 use super::Group;
+use super::busy;
 use super::containers;
+use super::one_sided;
 use super::point::{Load, Point};
 use super::programs;
 use super::relaying;
@@ -26,7 +28,7 @@ pub(crate) enum Unit {
 
 /// See the module.
 pub(crate) struct Table {
-    pub(super) group: Group,
+    pub(crate) group: Group,
     pub(crate) title: String,
     pub(crate) unit: Unit,
     /// What the points differ in, for the plot's axis.
@@ -36,7 +38,7 @@ pub(crate) struct Table {
 
 pub(super) const SIZES: [usize; 9] = [1, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 const STREAM_SIZES: [usize; 9] = [32, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
-const FEW_SIZES: [usize; 3] = [64, 4 << 10, 64 << 10];
+pub(super) const FEW_SIZES: [usize; 3] = [64, 4 << 10, 64 << 10];
 
 /// All of them, in the order they are run.
 pub(super) fn all() -> Vec<Table> {
@@ -51,11 +53,11 @@ pub(super) fn all() -> Vec<Table> {
         connections(1),
         connections(16),
         crowd(),
-        one_sided(),
-        one_sided_streams(),
         short_lives(),
         with_and_without(),
     ];
+    tables.extend(busy::tables());
+    tables.extend(one_sided::tables());
     tables.extend(programs::tables());
     tables.extend(relaying::tables());
     tables
@@ -120,43 +122,6 @@ fn crowd() -> Table {
         unit: Unit::PerSecond,
         axis: None,
         points: vec![Point::new(format!("{threads} threads"), Side::ROADS, load)],
-    }
-}
-
-fn one_sided() -> Table {
-    let round_trip = Pattern::RoundTrip { style: Style::Blocking, threads: 1 };
-    let many = Pattern::Many { connections: 50, depth: 1 };
-    let short = Pattern::Short { exchanges: 1 };
-    let placed = |label, pattern, size, placement| {
-        Point::new(label, Side::ONE_SIDED, Synthetic::new(pattern, size, placement).once_settled())
-    };
-    let point = |label, pattern, size| placed(label, pattern, size, Placement::TwoCores);
-    Table {
-        group: Group::Cost,
-        title: "Only one side under shunt".to_owned(),
-        unit: Unit::PerSecond,
-        axis: None,
-        points: vec![
-            point("round trip 64 B", round_trip, 64),
-            point("stream 16 KiB", Pattern::Stream, 16 << 10),
-            point("50 connections", many, 64),
-            point("short connections", short, 64),
-            placed("round trip 64 B, a peer elsewhere", round_trip, 64, Placement::Apart),
-            placed("50 connections, a peer elsewhere", many, 64, Placement::Apart),
-            programs::memcached_one_sided(),
-        ],
-    }
-}
-
-fn one_sided_streams() -> Table {
-    let load = |size| Synthetic::new(Pattern::Stream, size, Placement::TwoCores).once_settled();
-    let point = |size| Point::new(bytes(size), Side::ONE_SIDED, load(size)).at(size).of_bytes(size);
-    Table {
-        group: Group::Cost,
-        title: "Messages in one direction, only one side under shunt".to_owned(),
-        unit: Unit::Megabytes,
-        axis: Some("bytes"),
-        points: STREAM_SIZES.map(point).into(),
     }
 }
 

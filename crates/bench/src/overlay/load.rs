@@ -172,7 +172,8 @@ impl Load {
                 timed(lab, side, server, &load, time, 1e6)?
             }
             Load::Memcached { connections } => {
-                let load = ["memcached", "--nodelay", "--connections", &connections.to_string()];
+                let connections = connections.to_string();
+                let load = ["cache", "--kind", "memcached", "--nodelay", "--connections", &connections];
                 timed(lab, side, memcached(lab, side)?, &load, time, 1e6)?
             }
             Load::Nginx { file: (file, _), connections } => fetch(lab, side, file, connections, time)?,

@@ -145,11 +145,15 @@ mod tests {
             side,
             figure: spread(median),
             ratio_to: BTreeMap::from([(Side::Tcp, spread(4.0))]),
+            cpu_to: BTreeMap::new(),
             to_itself: None,
             p50_us: 1.0,
             p99_us: 1.0,
             server_cpu_us: 2.0,
             client_cpu_us: 3.0,
+            beside: None,
+            beside_to: BTreeMap::new(),
+            to_native: None,
             on_shm: None,
             on_tcp_because: BTreeMap::new(),
             unseen: 0,
@@ -161,7 +165,8 @@ mod tests {
         let cells =
             if missing.is_none() { vec![cell(Side::Tcp, 10.0), cell(Side::Shunt, 40.0)] } else { vec![] };
         let line = Line { label: "a line".to_owned(), x: None, missing: missing.map(str::to_owned), cells };
-        TableReport { title: title.to_owned(), unit: Unit::PerSecond, axis: None, lines: vec![line] }
+        let (group, unit) = (Group::Memcached, Unit::PerSecond);
+        TableReport { group, title: title.to_owned(), unit, axis: None, lines: vec![line] }
     }
 
     #[test]

@@ -128,10 +128,10 @@ impl Bar {
 fn color(side: Side) -> usize {
     match side {
         Side::Tcp => 0,
-        Side::TcpNodelay => 1,
+        Side::TcpNodelay | Side::TcpAgain => 1,
         Side::Sockmap => 2,
         Side::Unix => 3,
-        Side::ShuntSleep | Side::ServerOnly | Side::ClientOnly => 4,
+        Side::ShuntSleep | Side::ShuntFixed | Side::ServerOnly | Side::ClientOnly => 4,
         Side::Shunt => OURS,
     }
 }

@@ -1,7 +1,9 @@
 //! What a comparison says: as text for a terminal, as a page with plots, as JSON.
 
 mod bars;
+mod busy;
 mod html;
+mod one_sided;
 mod plot;
 mod text;
 mod time_line;
@@ -12,10 +14,11 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::local::{Point, Sample, Table, Unit};
+use crate::local::{Group as Compared, Point, Sample, Table, Unit};
 use crate::machine::Place;
 use crate::side::Side;
 use crate::stats::Spread;
+use one_sided::ToNative;
 
 pub(crate) use bars::{Bar, Bars, Group, OURS};
 pub(crate) use html::{Column, Page, page};
@@ -36,6 +39,8 @@ pub(crate) struct Report {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct TableReport {
+    #[serde(skip)]
+    pub(crate) group: Compared,
     pub(crate) title: String,
     pub(crate) unit: Unit,
     pub(crate) axis: Option<&'static str>,
@@ -59,12 +64,20 @@ pub(crate) struct Cell {
     pub(crate) figure: Spread,
     /// How many times as fast as each other side, round by round.
     pub(crate) ratio_to: BTreeMap<Side, Spread>,
+    /// The same of an operation's processor time, of both programs together: less is better.
+    pub(crate) cpu_to: BTreeMap<Side, Spread>,
     /// The same to itself: each turn to the one before. What others do to the machine meanwhile, they do to the ratios too.
     pub(crate) to_itself: Option<Spread>,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
     pub(crate) server_cpu_us: f64,
     pub(crate) client_cpu_us: f64,
+    /// How many processors the threads beside it had.
+    pub(crate) beside: Option<Spread>,
+    /// The same to each other side, round by round.
+    pub(crate) beside_to: BTreeMap<Side, Spread>,
+    /// Where only one side is under shunt.
+    pub(crate) to_native: Option<ToNative>,
     /// The fewest connections of a turn that had both directions on shared memory, and how many there were.
     pub(crate) on_shm: Option<(usize, usize)>,
     pub(crate) on_tcp_because: BTreeMap<&'static str, usize>,
@@ -94,6 +107,7 @@ impl Report {
 impl TableReport {
     fn of(table: &Table) -> TableReport {
         TableReport {
+            group: table.group,
             title: table.title.clone(),
             unit: table.unit,
             axis: table.axis,
@@ -141,11 +155,15 @@ impl Cell {
         let median = |figure: fn(&Sample) -> f64| {
             Spread::of(samples.iter().map(figure)).map_or(0.0, |spread| spread.median)
         };
-        let others = point.sides.iter().zip(&point.samples).filter(|(other, _)| **other != side);
-        let ratio_to = others.filter_map(|(other, theirs)| {
-            let rounds = samples.iter().zip(theirs);
-            Some((*other, Spread::of(rounds.map(|(ours, theirs)| ours.rate / theirs.rate))?))
-        });
+        let to_others = |figure: fn(&Sample) -> Option<f64>| -> BTreeMap<Side, Spread> {
+            let others = point.sides.iter().zip(&point.samples).filter(|(other, _)| **other != side);
+            let ratios = others.filter_map(|(other, theirs)| {
+                let rounds = samples.iter().zip(theirs);
+                let ratios = rounds.filter_map(|(ours, theirs)| Some(figure(ours)? / figure(theirs)?));
+                Some((*other, Spread::of(ratios.filter(|ratio| ratio.is_finite()))?))
+            });
+            ratios.collect()
+        };
         let least = samples.iter().min_by_key(|sample| sample.on_shm)?;
         let mut on_tcp_because = BTreeMap::new();
         for (reason, count) in samples.iter().flat_map(|sample| &sample.reasons) {
@@ -154,12 +172,16 @@ impl Cell {
         Some(Cell {
             side,
             figure: Spread::of(samples.iter().map(|sample| unit.figure(sample.rate, point.bytes)))?,
-            ratio_to: ratio_to.collect(),
+            ratio_to: to_others(|sample| Some(sample.rate)),
+            cpu_to: to_others(|sample| Some(sample.cpu_us())),
             to_itself: to_itself(samples),
             p50_us: median(|sample| sample.p50_us),
             p99_us: median(|sample| sample.p99_us),
             server_cpu_us: median(|sample| sample.server_us),
             client_cpu_us: median(|sample| sample.client_us),
+            beside: Spread::of(samples.iter().filter_map(|sample| sample.beside)),
+            beside_to: to_others(|sample| sample.beside),
+            to_native: ToNative::of(point, side, samples),
             on_shm: side.is_short_road().then_some((least.on_shm, least.connections)),
             on_tcp_because,
             unseen: samples.iter().filter(|sample| sample.is_unseen).count(),

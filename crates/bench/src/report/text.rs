@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use super::{Cell, Report, TableReport};
+use super::{Cell, Report, TableReport, busy, one_sided};
+use crate::local::Group;
 use crate::side::Side;
 
 /// All of it.
@@ -29,13 +30,32 @@ pub(crate) fn text(report: &Report) -> String {
         "\nshunt to X: how many times as fast, round by round: the median (and the least and most). CPU: processor time per \
          operation,\nuser and system, of the server and the client.\n",
     );
+    if report.tables.iter().any(|table| table.group == Group::OneSided) {
+        out.push_str(one_sided::LEGEND);
+    }
     out
+}
+
+impl TableReport {
+    /// What is worth a ratio.
+    fn against(&self, sides: &[Side]) -> Vec<(Side, Side)> {
+        match self.group {
+            Group::Busy if sides.contains(&Side::Tcp) => {
+                sides.iter().filter(|side| **side != Side::Tcp).map(|side| (*side, Side::Tcp)).collect()
+            }
+            _ => against(sides),
+        }
+    }
 }
 
 fn append(out: &mut String, table: &TableReport) {
     let sides = table.sides();
-    let against = against(&sides);
     let width = table.lines.iter().map(|line| line.label.len()).max().unwrap_or(0).max(5);
+    if table.group == Group::OneSided {
+        one_sided::append(out, table, width);
+        return;
+    }
+    let against = table.against(&sides);
     let _ = write!(out, "\n{} ({})\n{:width$}", table.title, table.unit.label(), "");
     for side in &sides {
         let _ = write!(out, " {:>14}", side.label());
@@ -62,6 +82,9 @@ fn append(out: &mut String, table: &TableReport) {
         out.push('\n');
     }
     append_cpu(out, table, &sides, width);
+    if table.group == Group::Busy {
+        busy::append(out, table, &sides, width);
+    }
     for line in &table.lines {
         let theirs = against.first().and_then(|(_, theirs)| line.cell(*theirs));
         if let Some(noise) = theirs.and_then(noise) {
@@ -121,8 +144,6 @@ pub(crate) fn against(sides: &[Side]) -> Vec<(Side, Side)> {
         (Side::Shunt, Side::Sockmap),
         (Side::Shunt, Side::Unix),
         (Side::ShuntSleep, Side::Unix),
-        (Side::ServerOnly, Side::TcpNodelay),
-        (Side::ClientOnly, Side::TcpNodelay),
     ]
     .into_iter()
     .filter(|(ours, theirs)| sides.contains(ours) && sides.contains(theirs))

@@ -40,7 +40,7 @@ pub(super) fn run(client: &Client, connections: usize, depth: usize) -> Result<(
         let count = epoll.wait(&mut events, EpollTimeout::from(PATIENCE_MS))?;
         ensure!(count > 0, "no answer within {PATIENCE_MS} ms");
         let now = Instant::now();
-        let phase = if answers < warm { Phase::Warm } else { clock.phase(now)? };
+        let phase = if answers < warm { Phase::Warm } else { clock.phase(now, operations)? };
         if phase == Phase::Over {
             break clock.seconds(now);
         }

@@ -4,14 +4,15 @@
 //! A server prints `ready ADDRESS` and serves until its standard input ends. A client prints `begin` when it is warm, then
 //! one JSON object, and keeps its connections until its standard input ends, so that somebody may look at them.
 
+mod cache;
 mod calls;
+mod compute;
 mod download;
 mod echo;
 mod flow;
 mod forward;
 mod ipc;
 mod many;
-mod memcached;
 mod reach;
 mod round_trip;
 mod short;
@@ -23,11 +24,12 @@ use std::io::{BufRead, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use cache::Cache;
 pub(crate) use calls::Call;
 pub(crate) use download::Download;
 pub(crate) use flow::now;
@@ -109,11 +111,14 @@ pub enum Worker {
         #[arg(long, default_value_t = 1)]
         exchanges: usize,
     },
-    /// Requests to memcached over many connections
-    Memcached {
+    /// Requests to a cache over many connections
+    Cache {
         /// See `Client`.
         #[command(flatten)]
         client: Client,
+        /// Which
+        #[arg(long, value_enum)]
+        kind: Cache,
         /// How many connections
         #[arg(long)]
         connections: usize,
@@ -153,6 +158,12 @@ pub enum Worker {
     IpcAsk(Ipc),
     /// The other end of those
     IpcAnswer(Ipc),
+    /// Threads that do nothing but compute
+    Compute {
+        /// How many
+        #[arg(long)]
+        threads: usize,
+    },
     /// System calls that have nothing to do with connections
     Calls {
         /// Which
@@ -196,6 +207,9 @@ pub struct Client {
     /// How long to run before that
     #[arg(long, default_value_t = 0.2)]
     warm: f64,
+    /// Measure so many operations instead, from when a line is read
+    #[arg(long)]
+    operations: Option<u64>,
 }
 
 /// How a thread waits for a socket.
@@ -256,7 +270,7 @@ pub fn run(worker: &Worker) -> Result<()> {
         Worker::Reach { to } => reach::run(*to),
         Worker::Many { client, connections, depth } => many::run(client, *connections, *depth),
         Worker::Short { client, exchanges } => short::run(client, *exchanges),
-        Worker::Memcached { client, connections } => memcached::run(client, *connections),
+        Worker::Cache { client, kind, connections } => cache::run(client, *kind, *connections),
         Worker::Serve { at } => download::serve(*at),
         Worker::Fetch { from, size, connections } => download::fetch(*from, *size, *connections),
         Worker::Hold { from, connections } => download::hold(*from, *connections),
@@ -264,6 +278,7 @@ pub fn run(worker: &Worker) -> Result<()> {
         Worker::IpcReceive(ipc) => ipc::receive(ipc),
         Worker::IpcAsk(ipc) => ipc::session(ipc, true),
         Worker::IpcAnswer(ipc) => ipc::session(ipc, false),
+        Worker::Compute { threads } => compute::run(*threads),
         Worker::Calls { call, seconds } => calls::run(*call, Duration::from_secs_f64(*seconds)),
     }
 }
@@ -297,6 +312,13 @@ fn wait_for_end() {
     }
 }
 
+/// Until whoever started this has looked at the clocks.
+fn wait_for_word() -> Result<()> {
+    let count = std::io::stdin().lock().read_line(&mut String::new())?;
+    ensure!(count > 0, "nobody is there any more who measures");
+    Ok(())
+}
+
 fn finish(measured: &Measured) -> Result<()> {
     say(&serde_json::to_string(measured)?)?;
     wait_for_end();
@@ -308,6 +330,8 @@ fn finish(measured: &Measured) -> Result<()> {
 struct Clock {
     begin: Instant,
     end: Instant,
+    /// Rather than by time.
+    operations: Option<u64>,
     begun: bool,
 }
 
@@ -322,23 +346,28 @@ enum Phase {
 impl Clock {
     fn start(client: &Client) -> Clock {
         let begin = Instant::now() + Duration::from_secs_f64(client.warm);
-        Clock { begin, end: begin + Duration::from_secs_f64(client.seconds), begun: false }
+        let end = begin + Duration::from_secs_f64(client.seconds);
+        Clock { begin, end, operations: client.operations, begun: false }
     }
 
-    /// The phase at `now`; says `begin` once.
-    fn phase(&mut self, now: Instant) -> Result<Phase> {
+    /// The phase at `now`, when so many operations have been measured; says `begin` once.
+    fn phase(&mut self, now: Instant, operations: u64) -> Result<Phase> {
         if !self.begun {
             if now < self.begin {
                 return Ok(Phase::Warm);
             }
             self.begun = true;
             say(BEGIN)?;
+            if self.operations.is_some() {
+                wait_for_word()?;
+            }
             // Saying so took time.
             let late = self.begin.elapsed();
             self.begin += late;
             self.end += late;
         }
-        Ok(if now < self.end { Phase::Measured } else { Phase::Over })
+        let is_over = self.operations.map_or(now >= self.end, |all| operations >= all);
+        Ok(if is_over { Phase::Over } else { Phase::Measured })
     }
 
     fn seconds(&self, now: Instant) -> f64 {

@@ -26,7 +26,7 @@ pub(super) fn run(client: &Client, exchanges: usize) -> Result<()> {
         }
         drop(socket);
         let now = Instant::now();
-        match clock.phase(now)? {
+        match clock.phase(now, latencies.count())? {
             Phase::Warm => {}
             Phase::Measured => latencies.record(now - before),
             Phase::Over => return finish(&latencies.measured(latencies.count(), clock.seconds(now))),

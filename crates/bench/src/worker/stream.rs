@@ -49,7 +49,7 @@ pub(super) fn source(client: &Client) -> Result<()> {
         }
         total += (batch * client.size) as u64;
         let now = Instant::now();
-        let phase = clock.phase(now)?;
+        let phase = clock.phase(now, operations)?;
         if phase != Phase::Warm {
             operations += batch as u64;
         }

@@ -6,13 +6,12 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::super::point::Point;
-use super::super::synthetic::LONG_WARM;
-use super::{Address, Program, Served};
+use super::{Address, Program, Served, load_on_cache, said_by_ours};
 use crate::find;
 use crate::process::Process;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
-use crate::worker::Measured;
+use crate::worker::{Cache, Measured};
 
 pub(super) fn points() -> Vec<Point> {
     let point = |connections: usize| {
@@ -26,22 +25,14 @@ pub(super) fn points() -> Vec<Point> {
     CONNECTIONS.map(point).into_iter().chain(CONNECTIONS.map(apart)).collect()
 }
 
-/// Only one of both programs under shunt.
-pub(in super::super) fn one_sided() -> Point {
-    let memcached = Memcached { connections: 50, warm: Some(LONG_WARM) };
-    Point::new("memcached, 50 connections", Side::ONE_SIDED, Served::new(memcached, Placement::TwoCores))
-}
-
 const CONNECTIONS: [usize; 5] = [1, 8, 50, 128, 512];
 
 fn served(connections: usize, placement: Placement) -> Served<Memcached> {
-    Served::new(Memcached { connections, warm: None }, placement)
+    Served::new(Memcached { connections }, placement)
 }
 
-struct Memcached {
-    connections: usize,
-    /// Seconds that the load runs before it is measured.
-    warm: Option<&'static str>,
+pub(in super::super) struct Memcached {
+    pub(in super::super) connections: usize,
 }
 
 impl Program for Memcached {
@@ -64,20 +55,10 @@ impl Program for Memcached {
     }
 
     fn load(&self, stage: &Stage, side: Side, address: &Address, seconds: Duration) -> Result<Command> {
-        let mut command = stage.worker(side, Role::Client, address.placement)?;
-        command.args(["memcached", "--connections", &self.connections.to_string()]);
-        if let Some(warm) = self.warm {
-            command.args(["--warm", warm]);
-        }
-        command.args(["--seconds", &seconds.as_secs_f64().to_string(), "--to"]);
-        match &address.socket {
-            Some(socket) => command.arg(socket),
-            None => command.arg(format!("{}:{}", address.host, address.port)),
-        };
-        Ok(command)
+        load_on_cache(stage, side, address, (Cache::Memcached, self.connections), seconds)
     }
 
     fn parse(&self, output: &str, _: Duration) -> Option<Measured> {
-        output.lines().find_map(|line| serde_json::from_str(line).ok())
+        said_by_ours(output)
     }
 }

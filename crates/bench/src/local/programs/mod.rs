@@ -20,16 +20,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::Group;
+use super::one_sided::{OneSided, Ready};
 use super::point::{Load, Sample};
 use super::tables::{Table, Unit};
 use crate::find;
 use crate::interrupt::pause;
 use crate::process::Process;
 use crate::side::Side;
-use crate::stage::{Placement, Stage};
-use crate::worker::Measured;
+use crate::stage::{Placement, Role, Stage};
+use crate::worker::{Cache, Measured};
 
-pub(super) use memcached::one_sided as memcached_one_sided;
+pub(super) use memcached::Memcached;
+pub(super) use redis::Cached as Redis;
 
 pub(super) fn tables() -> Vec<Table> {
     let table =
@@ -55,7 +57,7 @@ pub(super) fn tables() -> Vec<Table> {
 }
 
 /// A server with a load that somebody else wrote.
-trait Program {
+pub(super) trait Program {
     /// What must be installed.
     fn needs(&self) -> &[&str];
 
@@ -84,7 +86,7 @@ pub(super) struct Address {
     socket: Option<String>,
 }
 
-struct Served<P> {
+pub(super) struct Served<P> {
     program: P,
     placement: Placement,
     running: RefCell<HashMap<Side, Running>>,
@@ -97,7 +99,7 @@ struct Running {
 }
 
 impl<P: Program> Served<P> {
-    fn new(program: P, placement: Placement) -> Served<P> {
+    pub(super) fn new(program: P, placement: Placement) -> Served<P> {
         Served { program, placement, running: RefCell::default() }
     }
 
@@ -110,14 +112,32 @@ impl<P: Program> Served<P> {
         address.wait()?;
         Ok(Running { address, processes })
     }
-}
 
-impl<P: Program> Load for Served<P> {
-    fn missing(&self) -> Option<String> {
+    fn lacks(&self) -> Option<String> {
         if let Some(missing) = self.program.needs().iter().find(|name| find::program(name).is_none()) {
             return Some(format!("{missing} is not installed"));
         }
         self.placement.missing()
+    }
+}
+
+/// A server of its own for each turn: two processes of one program differ for as long as they run.
+impl<P: Program> OneSided for Served<P> {
+    fn missing(&self) -> Option<String> {
+        self.lacks()
+    }
+
+    fn start(&self, stage: &Stage, side: Side, seconds: Duration) -> Result<Ready> {
+        let Running { address, processes } = self.start(stage, side)?;
+        let client = self.program.load(stage, side, &address, seconds)?;
+        let server = processes.into_iter().next().context("a server")?;
+        Ok(Ready { server, address: format!("{}:{}", address.host, address.port), client })
+    }
+}
+
+impl<P: Program> Load for Served<P> {
+    fn missing(&self) -> Option<String> {
+        self.lacks()
     }
 
     fn close(&self) {
@@ -152,6 +172,29 @@ impl<P: Program> Load for Served<P> {
         let Sample { on_shm, connections, is_unseen, reasons, link_bytes, .. } = sample;
         Ok(Sample { on_shm, connections, is_unseen, reasons, link_bytes, ..figures })
     }
+}
+
+/// Our own load on a cache.
+fn load_on_cache(
+    stage: &Stage,
+    side: Side,
+    address: &Address,
+    (kind, connections): (Cache, usize),
+    seconds: Duration,
+) -> Result<Command> {
+    let mut command = stage.worker(side, Role::Client, address.placement)?;
+    command.args(["cache", "--kind", kind.label(), "--connections", &connections.to_string()]);
+    command.args(["--seconds", &seconds.as_secs_f64().to_string(), "--to"]);
+    match &address.socket {
+        Some(socket) => command.arg(socket),
+        None => command.arg(format!("{}:{}", address.host, address.port)),
+    };
+    Ok(command)
+}
+
+/// What one of our loads printed.
+fn said_by_ours(output: &str) -> Option<Measured> {
+    output.lines().find_map(|line| serde_json::from_str(line).ok())
 }
 
 /// Pairs that the broker has made so far.

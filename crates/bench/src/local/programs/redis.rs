@@ -1,4 +1,4 @@
-//! Redis with redis-benchmark.
+//! Redis with redis-benchmark, or under our own load.
 
 use std::process::Command;
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::super::point::Point;
-use super::{Address, Program, Served};
+use super::{Address, Program, Served, load_on_cache, said_by_ours};
 use crate::find;
 use crate::process::Process;
 use crate::side::Side;
 use crate::stage::{Placement, Role, Stage};
-use crate::worker::Measured;
+use crate::worker::{Cache, Measured};
 
 pub(super) fn points() -> Vec<Point> {
     let point = |pipeline: u32| {
@@ -34,14 +34,7 @@ impl Program for Redis {
     }
 
     fn start(&self, stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>> {
-        let program = find::installed("redis-server")?;
-        let mut command = stage.command(&program, side, Role::Server, address.placement)?;
-        command.args(["--save", "", "--appendonly", "no"]);
-        match &address.socket {
-            Some(socket) => command.args(["--port", "0", "--unixsocket", socket]),
-            None => command.args(["--bind", "127.0.0.1", "--port", &address.port.to_string()]),
-        };
-        Ok(vec![Process::spawn(command.stdout(std::process::Stdio::null()), "Redis")?])
+        start(stage, side, address)
     }
 
     fn load(&self, stage: &Stage, side: Side, address: &Address, seconds: Duration) -> Result<Command> {
@@ -65,6 +58,40 @@ impl Program for Redis {
         let operations = self.requests(seconds);
         Some(Measured { operations, seconds: operations as f64 / rate, p50_us: p50 * 1e3, p99_us: p99 * 1e3 })
     }
+}
+
+/// The same server; what it is asked is what memcached is asked.
+pub(in super::super) struct Cached {
+    pub(in super::super) connections: usize,
+}
+
+impl Program for Cached {
+    fn needs(&self) -> &[&str] {
+        &["redis-server"]
+    }
+
+    fn start(&self, stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>> {
+        start(stage, side, address)
+    }
+
+    fn load(&self, stage: &Stage, side: Side, address: &Address, seconds: Duration) -> Result<Command> {
+        load_on_cache(stage, side, address, (Cache::Redis, self.connections), seconds)
+    }
+
+    fn parse(&self, output: &str, _: Duration) -> Option<Measured> {
+        said_by_ours(output)
+    }
+}
+
+fn start(stage: &Stage, side: Side, address: &Address) -> Result<Vec<Process>> {
+    let program = find::installed("redis-server")?;
+    let mut command = stage.command(&program, side, Role::Server, address.placement)?;
+    command.args(["--save", "", "--appendonly", "no"]);
+    match &address.socket {
+        Some(socket) => command.args(["--port", "0", "--unixsocket", socket]),
+        None => command.args(["--bind", "127.0.0.1", "--port", &address.port.to_string()]),
+    };
+    Ok(vec![Process::spawn(command.stdout(std::process::Stdio::null()), "Redis")?])
 }
 
 impl Redis {

@@ -113,7 +113,7 @@ pub(super) const PAPER: Paper = Paper {
                     theirs: About(1.0 - 0.035),
                     place: "5.1.2",
                     kind: Cost,
-                    command: COST,
+                    command: ONE_SIDED,
                     table: "Messages in one direction, only one side under shunt",
                     lines: All,
                     quantity: Quantity::MEGABYTES,
@@ -225,7 +225,7 @@ pub(super) const PAPER: Paper = Paper {
                     theirs: Between(0.97, 0.99),
                     place: "5.2.1",
                     kind: Cost,
-                    command: COST,
+                    command: ONE_SIDED,
                     table: "Only one side under shunt",
                     lines: Only(&["memcached, 50 connections"]),
                     quantity: Quantity::RATE,
@@ -293,6 +293,7 @@ pub(super) const PAPER: Paper = Paper {
 };
 
 const COST: &str = "local cost --seconds 0.3";
+const ONE_SIDED: &str = "local one-sided --sides tcp-nodelay,client-only --seconds 0.3";
 const ROUND_TRIP: &str = "local round-trip --sides tcp,unix,shunt --seconds 0.3";
 const CONTAINERS: &str = "local containers --sides tcp,shunt --seconds 0.3";
 const STREAM: &str = "local stream --sides tcp,tcp-nodelay,unix,shunt --seconds 0.3";

@@ -1,15 +1,17 @@
-//! The load on memcached: one thread, an epoll set and many connections with one request under way on each, as
+//! The load on memcached and on Redis: one thread, an epoll set and many connections with one request under way on each, as
 //! memtier and redis-benchmark do it. Nine gets to one set over 10,000 items of 1 B to 4 KB; every value that
 //! comes back is compared.
 //!
 //! libmemcached's own generators are not used here: memcaslap knows no Unix sockets, and memcslap has a thread
-//! for each connection, so that with one CPU for the client it measures the scheduler.
+//! for each connection, so that with one CPU for the client it measures the scheduler. redis-benchmark has neither a time to warm up
+//! nor a moment from which its processor time could be counted.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::socket::{Socket, unless_blocked};
@@ -20,10 +22,67 @@ const ITEMS: u64 = 10_000;
 const LARGEST: usize = 4096;
 /// One request in this many is a set.
 const SET_EVERY: u64 = 10;
-const STORED: &[u8] = b"STORED\r\n";
 
-pub(super) fn run(client: &Client, connections: usize) -> Result<()> {
-    let values = Values::new();
+/// Whose protocol is spoken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Cache {
+    /// memcached's text protocol
+    Memcached,
+    /// Redis' protocol
+    Redis,
+}
+
+impl Cache {
+    /// Its name on the command line.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Cache::Memcached => "memcached",
+            Cache::Redis => "redis",
+        }
+    }
+
+    /// The answer to a set.
+    fn stored(self) -> &'static [u8] {
+        match self {
+            Cache::Memcached => b"STORED\r\n",
+            Cache::Redis => b"+OK\r\n",
+        }
+    }
+
+    fn append_set(self, request: &mut Vec<u8>, key: u64, value: &[u8]) {
+        let size = value.len();
+        let head = match self {
+            Cache::Memcached => write!(request, "set item:{key:05} 0 0 {size}\r\n"),
+            Cache::Redis => write!(request, "*3\r\n$3\r\nSET\r\n$10\r\nitem:{key:05}\r\n${size}\r\n"),
+        };
+        head.expect("a Vec takes all");
+        request.extend_from_slice(value);
+        request.extend_from_slice(b"\r\n");
+    }
+
+    fn append_get(self, request: &mut Vec<u8>, key: u64) {
+        match self {
+            Cache::Memcached => write!(request, "get item:{key:05}\r\n"),
+            Cache::Redis => write!(request, "*2\r\n$3\r\nGET\r\n$10\r\nitem:{key:05}\r\n"),
+        }
+        .expect("a Vec takes all");
+    }
+
+    /// The whole answer to a get.
+    fn append_answer(self, answer: &mut Vec<u8>, key: u64, value: &[u8]) {
+        let size = value.len();
+        let (head, tail): (_, &[u8]) = match self {
+            Cache::Memcached => (write!(answer, "VALUE item:{key:05} 0 {size}\r\n"), b"\r\nEND\r\n"),
+            Cache::Redis => (write!(answer, "${size}\r\n"), b"\r\n"),
+        };
+        head.expect("a Vec takes all");
+        answer.extend_from_slice(value);
+        answer.extend_from_slice(tail);
+    }
+}
+
+pub(super) fn run(client: &Client, cache: Cache, connections: usize) -> Result<()> {
+    let values = Values { block: block(), cache };
     store_all(client, &values)?;
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     let mut conversations = HashMap::with_capacity(connections);
@@ -45,7 +104,7 @@ pub(super) fn run(client: &Client, connections: usize) -> Result<()> {
         let count = epoll.wait(&mut events, EpollTimeout::from(PATIENCE_MS))?;
         ensure!(count > 0, "no answer within {PATIENCE_MS} ms");
         let now = Instant::now();
-        let phase = clock.phase(now)?;
+        let phase = clock.phase(now, latencies.count())?;
         if phase == Phase::Over {
             return finish(&latencies.measured(latencies.count(), clock.seconds(now)));
         }
@@ -66,14 +125,15 @@ pub(super) fn run(client: &Client, connections: usize) -> Result<()> {
 fn store_all(client: &Client, values: &Values) -> Result<()> {
     let mut socket = Socket::connect(&client.to, client.nodelay)?;
     let mut requests = Vec::new();
-    let mut answers = vec![0; 100 * STORED.len()];
+    let stored = values.cache.stored();
+    let mut answers = vec![0; 100 * stored.len()];
     for first in (0..ITEMS).step_by(100) {
         requests.clear();
         (first..first + 100).for_each(|key| values.append_set(&mut requests, key));
         socket.write_all(&requests)?;
         socket.read_exact(&mut answers)?;
-        let stored = answers.chunks(STORED.len()).all(|answer| answer == STORED);
-        ensure!(stored, "memcached refused to store an item");
+        let all = answers.chunks(stored.len()).all(|answer| answer == stored);
+        ensure!(all, "{} refused to store an item", values.cache.label());
     }
     Ok(())
 }
@@ -81,14 +141,15 @@ fn store_all(client: &Client, values: &Values) -> Result<()> {
 /// The value of each item: a window of one block, so that size and content follow from the key.
 struct Values {
     block: Vec<u8>,
+    cache: Cache,
+}
+
+fn block() -> Vec<u8> {
+    let mut state = 1;
+    (0..3 * LARGEST).map(|_| (next_random(&mut state) >> 56) as u8).collect()
 }
 
 impl Values {
-    fn new() -> Values {
-        let mut state = 1;
-        Values { block: (0..3 * LARGEST).map(|_| (next_random(&mut state) >> 56) as u8).collect() }
-    }
-
     /// Sizes are spread evenly over the powers of two up to 4 KB.
     fn of(&self, key: u64) -> &[u8] {
         let mut state = key.wrapping_add(77).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -100,18 +161,7 @@ impl Values {
     }
 
     fn append_set(&self, request: &mut Vec<u8>, key: u64) {
-        let value = self.of(key);
-        write!(request, "set item:{key:05} 0 0 {}\r\n", value.len()).expect("a Vec takes all");
-        request.extend_from_slice(value);
-        request.extend_from_slice(b"\r\n");
-    }
-
-    /// The whole answer to a get.
-    fn append_answer(&self, answer: &mut Vec<u8>, key: u64) {
-        let value = self.of(key);
-        write!(answer, "VALUE item:{key:05} 0 {}\r\n", value.len()).expect("a Vec takes all");
-        answer.extend_from_slice(value);
-        answer.extend_from_slice(b"\r\nEND\r\n");
+        self.cache.append_set(request, key, self.of(key));
     }
 }
 
@@ -152,10 +202,10 @@ impl Conversation {
         (self.written, self.received) = (0, 0);
         if (random / ITEMS).is_multiple_of(SET_EVERY) {
             values.append_set(&mut self.request, key);
-            self.expected.extend_from_slice(STORED);
+            self.expected.extend_from_slice(values.cache.stored());
         } else {
-            write!(self.request, "get item:{key:05}\r\n").expect("a Vec takes all");
-            values.append_answer(&mut self.expected, key);
+            values.cache.append_get(&mut self.request, key);
+            values.cache.append_answer(&mut self.expected, key, values.of(key));
         }
         self.begun = Instant::now();
         self.write()
@@ -178,12 +228,12 @@ impl Conversation {
             let got =
                 unless_blocked(self.socket.read(&mut self.answer[self.received..])).context("receiving")?;
             match got {
-                Some(0) => bail!("memcached closed the connection"),
+                Some(0) => bail!("the server closed the connection"),
                 Some(count) => self.received += count,
                 None => return Ok(false),
             }
         }
-        ensure!(self.answer[..self.received] == self.expected[..], "memcached answered with something else");
+        ensure!(self.answer[..self.received] == self.expected[..], "the server answered with something else");
         Ok(true)
     }
 

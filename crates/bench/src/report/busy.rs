@@ -1,0 +1,47 @@
+//! What each way to wait costs, and what it leaves to threads beside it, to TCP in the same round.
+
+use std::fmt::Write;
+
+use super::{Cell, Line, TableReport, number};
+use crate::side::Side;
+
+/// Below the rates.
+pub(super) fn append(out: &mut String, table: &TableReport, sides: &[Side], width: usize) {
+    let measured = || table.lines.iter().filter(|line| line.missing.is_none());
+    let cpu = |cell: &Cell| cell.cpu_to.get(&Side::Tcp).map(|ratio| ratio.as_ratio());
+    part(out, "CPU of each, to TCP's", measured(), sides, width, cpu);
+    let beside = |cell: &Cell| {
+        let had = number(cell.beside?.median);
+        let ratio = cell.beside_to.get(&Side::Tcp);
+        Some(ratio.map_or_else(|| had.clone(), |ratio| format!("{had}, {}", ratio.as_ratio())))
+    };
+    let mut with_threads =
+        measured().filter(|line| line.cells.iter().any(|cell| cell.beside.is_some())).peekable();
+    if with_threads.peek().is_some() {
+        let title = "processors that the threads beside it had, and that to those by TCP";
+        part(out, title, with_threads, sides, width, beside);
+    }
+}
+
+fn part<'a>(
+    out: &mut String,
+    title: &str,
+    lines: impl Iterator<Item = &'a Line>,
+    sides: &[Side],
+    width: usize,
+    text: impl Fn(&Cell) -> Option<String>,
+) {
+    let _ = write!(out, "{:width$} {title}\n{:width$}", "", "");
+    for side in sides {
+        let _ = write!(out, " {:>24}", side.label());
+    }
+    out.push('\n');
+    for line in lines {
+        let _ = write!(out, "{:width$}", line.label);
+        for side in sides {
+            let text = line.cell(*side).and_then(&text).unwrap_or_else(|| "-".to_owned());
+            let _ = write!(out, " {text:>24}");
+        }
+        out.push('\n');
+    }
+}
