@@ -83,4 +83,14 @@ mod tests {
         assert_eq!(of_version_1("3:cpuset:/"), None);
         assert_eq!(of_version_1("0::/a/group"), None);
     }
+
+    /// Where this process may make one at all.
+    #[test]
+    fn a_group_is_gone_with_its_value() {
+        let Ok(quota) = Quota::make() else { return };
+        let entrance = quota.entrance();
+        assert!(entrance.exists());
+        drop(quota);
+        assert!(!entrance.exists());
+    }
 }
