@@ -1,6 +1,6 @@
 /* Connections of one exchange, one after another, both ends in one thread. What is measured has functions of its own, which a profiler finds
  * by their names; all else is done outside of them. The first argument says how many connections, the second whether the server has them in
- * an epoll set. */
+ * an epoll set ("set") or not ("plain"), or that there is one, with as many exchanges ("stays"). */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -87,15 +87,36 @@ __attribute__((noinline)) void measured_set_ends(int set, int fd)
     end(fd);
 }
 
+__attribute__((noinline)) void measured_stay(int set, int fd)
+{
+    wait_for(set, fd);
+    answer(fd);
+}
+
+static void exchange(int set, int listener, int left)
+{
+    int client = measured_client_begins(), server = measured_set_answers(set, listener);
+    check(recv(client, buffer, sizeof buffer, 0) == LENGTH, "recv");
+    for (; left > 0; left--) {
+        check(send(client, message, LENGTH, 0) == LENGTH, "send");
+        measured_stay(set, server);
+        check(recv(client, buffer, sizeof buffer, 0) == LENGTH, "recv");
+    }
+}
+
 int main(int count, char **arguments)
 {
-    check(count == 3, "how many, and whether in a set?");
+    check(count == 3, "how many, and of which kind?");
     int listener = socket(AF_INET, SOCK_STREAM, 0), set = epoll_create1(0), is_in_set = !strcmp(arguments[2], "set");
     socklen_t length = sizeof address;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     check(!bind(listener, (struct sockaddr *)&address, length), "bind");
     check(!listen(listener, BACKLOG), "listen");
     check(!getsockname(listener, (struct sockaddr *)&address, &length), "getsockname");
+    if (!strcmp(arguments[2], "stays")) {
+        exchange(set, listener, atoi(arguments[1]));
+        return 0;
+    }
     for (int left = atoi(arguments[1]); left > 0; left--) {
         int client = measured_client_begins();
         int server = is_in_set ? measured_set_answers(set, listener) : measured_server_answers(listener);
