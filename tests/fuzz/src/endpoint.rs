@@ -122,7 +122,14 @@ pub(crate) fn run(bytes: &[u8]) {
                 2 => drop(rx.give_back(inn, Reason::Exec)),
                 _ => {
                     let len = len(&mut input);
-                    tx.send_at_once(out, &out_ring, len, |at| assert_eq!(out_ring.run(at, len).1, len));
+                    let found = match input.byte() % 2 {
+                        0 => tx.place_at_once(out, &out_ring, len),
+                        _ => tx.place_on_page(len),
+                    };
+                    if let Some(found) = found {
+                        assert_eq!(out_ring.run(found.place, len).1, len);
+                        found.publish(out);
+                    }
                     if let Some(found) = rx.look_at_once(inn, &in_ring, len) {
                         assert!((1..=len.min(RING)).contains(&found.count));
                         found.take(inn);
