@@ -41,7 +41,7 @@ pub fn converse(
     let ended = client.wait(LIMIT);
     assert!(ended.success(), "{}\n{}", ended.stderr, road.report(port));
     match way {
-        Way::Shm => road.expect(Expected { port, connections, share: 0.9 }),
+        Way::Shm => road.expect_from_there(Expected { port, connections, share: 0.9 }),
         Way::Tcp(_) => assert_eq!(road.on_shm(port), 0, "{}", road.report(port)),
     }
     ended.stdout
