@@ -123,8 +123,8 @@ pub(super) fn wait(step: &Step) -> Answer {
     let begin = Instant::now();
     let mut all = wait_once(step, step.args[2]);
     let places = step.args[1];
-    let has_slept = all.ret > 0 && begin.elapsed() >= SLEPT;
-    if is_raw(step) || !has_slept && (places >= ENOUGH || all.ret < places) {
+    let has_slept = all.ret > 0 && begin.elapsed() >= SLEPT && !is_raw(step);
+    if !has_slept && (places >= ENOUGH || all.ret < places) {
         return all;
     }
     let pairs = |extra: &[i64]| extra.chunks(2).map(|pair| (pair[0], pair[1])).collect::<Vec<_>>();
