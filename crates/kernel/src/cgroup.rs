@@ -181,7 +181,7 @@ fn is_name(name: &OsStr) -> bool {
 }
 
 /// The group of a process, as /proc names it from the root that this process sees.
-fn path_of(process: &str) -> io::Result<PathBuf> {
+pub(crate) fn path_of(process: &str) -> io::Result<PathBuf> {
     let missing = || io::Error::new(io::ErrorKind::NotFound, "the process is in no version 2 control group");
     let groups = fs::read_to_string(format!("/proc/{process}/cgroup"))?;
     groups.lines().find_map(|line| line.strip_prefix("0::/")).map(PathBuf::from).ok_or_else(missing)

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::cgroup::{Cgroup, MOUNTED};
+use crate::cgroup::{Cgroup, MOUNTED, path_of};
 
 /// Microseconds of processor time in each period.
 const QUOTA: u32 = 50_000;
@@ -22,7 +22,7 @@ pub struct Quota(Cgroup);
 impl Quota {
     /// By version 2, or else where version 1 has the controller. Nothing is changed in groups that are there already.
     pub fn make() -> io::Result<Quota> {
-        if let Some(own) = group(|line| line.strip_prefix("0::")) {
+        if let Ok(own) = path_of("self") {
             let own = Path::new(MOUNTED).join(own);
             // A group with processes has none below it that have a controller: so this may be one far above.
             let mut above = own.ancestors().take_while(|group| group.starts_with(MOUNTED));
@@ -30,7 +30,9 @@ impl Quota {
                 return Quota::below(above, &[("cpu.max", format!("{QUOTA} {PERIOD}"))]);
             }
         }
-        let version_1 = group(of_version_1).map(|own| Path::new(VERSION_1).join(own));
+        let groups = fs::read_to_string("/proc/self/cgroup")?;
+        let own = groups.lines().find_map(of_version_1);
+        let version_1 = own.map(|own| Path::new(VERSION_1).join(own.trim_start_matches('/')));
         let Some(own) = version_1.filter(|own| own.is_dir()) else {
             let missing = format!("no {ENABLED} at or above the own control group has {CONTROLLER}");
             return Err(io::Error::new(io::ErrorKind::NotFound, missing));
@@ -51,13 +53,6 @@ impl Quota {
     pub fn entrance(&self) -> PathBuf {
         self.0.entrance()
     }
-}
-
-/// The path of this process's group below the root, by the line of its hierarchy.
-fn group(of_line: impl Fn(&str) -> Option<&str>) -> Option<PathBuf> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = groups.lines().find_map(of_line)?;
-    Some(path.trim_start_matches('/').into())
 }
 
 /// As in `4:cpu,cpuacct:/a/group`.

@@ -54,11 +54,7 @@ impl<T> Brief<'_, T> {
     /// The same unless somebody is to be woken.
     #[inline(always)]
     pub(crate) fn end_at_once(self) -> Result<(), Self> {
-        if self.0.word.load(Relaxed) == CONTENDED {
-            return Err(self);
-        }
-        self.0.word.store(FREE, Release);
-        Ok(())
+        if self.0.release_at_once() { Ok(()) } else { Err(self) }
     }
 }
 
@@ -159,11 +155,19 @@ impl<T> Lock<T> {
     /// This thread must hold it.
     #[inline]
     pub(crate) unsafe fn release(&self) {
-        if self.word.load(Relaxed) == CONTENDED {
+        if !self.release_at_once() {
             self.wake_next();
-        } else {
+        }
+    }
+
+    /// The same unless somebody is to be woken. `false`: it is still held.
+    #[inline(always)]
+    fn release_at_once(&self) -> bool {
+        let is_alone = self.word.load(Relaxed) != CONTENDED;
+        if is_alone {
             self.word.store(FREE, Release);
         }
+        is_alone
     }
 
     #[cold]

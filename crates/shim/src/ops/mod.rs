@@ -25,6 +25,8 @@ use crate::base::private::borrow;
 use crate::base::{lock, signal};
 use crate::broker::control;
 use crate::socket::endpoint::{Endpoint, Stage};
+use shunt_ring::bytes;
+use shunt_sys::memory::{self, Access};
 
 /// Goes on with a call on a buffer of a hook's, where it turns out not to be one that most are like.
 pub(crate) type Slowly<P> = fn(RawFd, P, usize, c_int) -> ssize_t;
@@ -37,12 +39,48 @@ fn begin_slowly<P>(fd: RawFd, base: P, len: usize, flags: c_int, slowly: Slowly<
     slowly(fd, base, len, flags)
 }
 
-/// A call that has done its work under a lock for which others wait.
+/// Ends such a call, which has done its work.
+#[inline(always)]
+fn end_at_once<T>(side: lock::Brief<'static, T>, shield: signal::Brief, answer: ssize_t) -> ssize_t {
+    match side.end_at_once() {
+        Ok(()) => shield.lower(answer),
+        Err(side) => end_slowly(side, shield, answer),
+    }
+}
+
+/// The same under a lock for which others wait.
 #[cold]
 #[inline(never)]
 fn end_slowly<T>(side: lock::Brief<'static, T>, shield: signal::Brief, answer: ssize_t) -> ssize_t {
     side.end();
     shield.lower(answer)
+}
+
+/// Whether so much of the program's memory can be touched so. `FEW`: as far as is known without asking the kernel.
+#[inline(always)]
+fn is_good<const FEW: bool>(base: *const u8, len: usize, access: Access) -> bool {
+    match (FEW, access) {
+        (true, _) => memory::is_known(base.addr(), len, access),
+        (false, Access::Read) => memory::is_readable(base, len),
+        (false, Access::Write) => memory::is_writable(base.cast_mut(), len),
+    }
+}
+
+/// Copies so many bytes. `FEW`: if they are, which it says.
+///
+/// # Safety
+/// As for `copy_nonoverlapping`.
+#[inline(always)]
+unsafe fn copy<const FEW: bool>(from: *const u8, to: *mut u8, len: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if FEW {
+            bytes::copy_few(from, to, len)
+        } else {
+            std::ptr::copy_nonoverlapping(from, to, len);
+            true
+        }
+    }
 }
 
 /// A data operation begins. Those of an endpoint that is on TCP are counted, and it is considered for an offer once there were

@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering::*;
 use libc::ssize_t;
 use shunt_abi::reason::Reason;
 use shunt_ring::Sink;
-use shunt_ring::bytes;
 use shunt_ring::user::Piece;
 use shunt_sys::memory::{self, Access};
 use shunt_transport::{Kernel, Received, Waiting};
@@ -101,10 +100,7 @@ fn end_few<const WAITS: bool>(
     if !is_all {
         return end_part(endpoint, count, learns, piece.len);
     }
-    match side.end_at_once() {
-        Ok(()) => shield.lower(count as ssize_t),
-        Err(side) => ops::end_slowly(side, shield, count as ssize_t),
-    }
+    ops::end_at_once(side, shield, count as ssize_t)
 }
 
 /// Whether a receive may wait.
@@ -194,24 +190,12 @@ fn take<const FEW: bool, const WAITS: bool>(side: &mut RxSide, Piece { base, len
     }
     let found = side.rx.look_at_once(lane, ring, len)?;
     let count = found.count;
-    let is_good = match FEW {
-        true => memory::is_known(base.addr(), count, Access::Write),
-        false => memory::is_writable(base, count),
-    };
-    if !is_good {
+    if !ops::is_good::<FEW>(base, count, Access::Write) {
         return None;
     }
     let from = ring.whole_run(found.place(lane), count)?;
     // SAFETY: so much can be written there, and is one run of the ring.
-    let is_copied = unsafe {
-        if FEW {
-            bytes::copy_few(from, base, count)
-        } else {
-            std::ptr::copy_nonoverlapping(from, base, count);
-            true
-        }
-    };
-    if !is_copied {
+    if !unsafe { ops::copy::<FEW>(from, base, count) } {
         return None;
     }
     let total = found.take(lane)?;

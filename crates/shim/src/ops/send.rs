@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::*;
 
 use libc::{iovec, msghdr, ssize_t};
 use shunt_abi::reason::{Reason, Road};
-use shunt_ring::bytes::{self, MappedRing, Ring};
+use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::user::Piece;
 use shunt_ring::{LaneHeader, Source, WaiterLine};
 use shunt_sys::memory::{self, Access};
@@ -62,10 +62,7 @@ pub(crate) fn send_few(
         Some(sleeper) => return end_put(endpoint, sleeper, len),
         None => return send_many(fd, base.cast(), len, flags, endpoint, slowly),
     }
-    match side.end_at_once() {
-        Ok(()) => shield.lower(len as ssize_t),
-        Err(side) => ops::end_slowly(side, shield, len as ssize_t),
-    }
+    ops::end_at_once(side, shield, len as ssize_t)
 }
 
 /// They are many, or lie elsewhere; or something is to be found out.
@@ -128,10 +125,7 @@ fn put<const FEW: bool>(
     side: &mut TxSide,
     Piece { base, len }: Piece,
 ) -> Option<Option<&'static WaiterLine>> {
-    let is_good = match FEW {
-        true => memory::is_known(base.addr(), len, Access::Read),
-        false => memory::is_readable(base, len),
-    };
+    let is_good = ops::is_good::<FEW>(base, len, Access::Read);
     let TxSide { tx, at: Some(at), seen, .. } = side else { return None };
     if !is_good || outgoing::peer_has_left(at) {
         return None;
@@ -141,15 +135,7 @@ fn put<const FEW: bool>(
     // A page of the ring is one run.
     let to = ring.run(found.place, len).0;
     // SAFETY: so much can be read there, and written here.
-    let is_copied = unsafe {
-        if FEW {
-            bytes::copy_few(base, to, len)
-        } else {
-            std::ptr::copy_nonoverlapping(base, to, len);
-            true
-        }
-    };
-    if !is_copied {
+    if !unsafe { ops::copy::<FEW>(base, to, len) } {
         return None;
     }
     let total = found.publish(lane)?;

@@ -422,24 +422,26 @@ fn is_of_unlisted(reason: u32) -> bool {
     [Fork, Shared, Exec, PassedOn, OwnTable, Duplicated].iter().any(|one| *one as u32 == reason)
 }
 
-/// Counts one more, by plain moves in a process with one thread, as its locks are taken: see [`crate::base::lock`]. Behind the shield, so that
-/// no handler comes in between.
+/// Counts one more.
 #[inline]
 fn raise(count: &AtomicU32) {
-    if is_single_threaded() {
-        count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
-    } else {
-        count.fetch_add(1, SeqCst);
-    }
+    change(count, 1);
 }
 
-/// One less, the same way.
+/// Counts one less.
 #[inline]
 fn lower(count: &AtomicU32) {
+    change(count, -1);
+}
+
+/// By plain moves in a process with one thread, as its locks are taken: see [`crate::base::lock`]. Behind the shield, so that no handler comes in
+/// between.
+#[inline(always)]
+fn change(count: &AtomicU32, by: i32) {
     if is_single_threaded() {
-        count.store(count.load(Relaxed).wrapping_sub(1), Relaxed);
+        count.store(count.load(Relaxed).wrapping_add_signed(by), Relaxed);
     } else {
-        count.fetch_sub(1, SeqCst);
+        count.fetch_add(by.cast_unsigned(), SeqCst);
     }
 }
 
