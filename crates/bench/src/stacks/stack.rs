@@ -3,6 +3,7 @@
 //! Texts and lines are templates: `@NAME@` is the port of the program of that name, `@dir@` the program's own directory. Lines are
 //! words between blanks.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::load::Load;
@@ -74,6 +75,10 @@ pub(super) enum Need {
     Node(&'static str, &'static str),
     /// An extension of PHP's.
     Php(&'static str, &'static str),
+    /// A library of Ruby's.
+    Ruby(&'static str, &'static str),
+    /// An archive of Java classes, by the path at which Debian has it.
+    Jar(&'static str, &'static str),
 }
 
 /// Where modules of Node's are, for programs that are not beside them.
@@ -99,6 +104,8 @@ impl Need {
             Need::Php(extension, _) => {
                 succeeds("php", &["-r", &format!("exit(extension_loaded('{extension}') ? 0 : 1);")])
             }
+            Need::Ruby(library, _) => succeeds("ruby", &["-e", &format!("require '{library}'")]),
+            Need::Jar(path, _) => Path::new(path).exists(),
         }
     }
 
@@ -108,6 +115,8 @@ impl Need {
             Need::Python(module, _) => format!("Python's {module}"),
             Need::Node(module, _) => format!("Node's {module}"),
             Need::Php(extension, _) => format!("PHP's {extension}"),
+            Need::Ruby(library, _) => format!("Ruby's {library}"),
+            Need::Jar(path, _) => (*path).to_owned(),
         }
     }
 
@@ -116,7 +125,9 @@ impl Need {
             Need::Program(_, package)
             | Need::Python(_, package)
             | Need::Node(_, package)
-            | Need::Php(_, package) => package,
+            | Need::Php(_, package)
+            | Need::Ruby(_, package)
+            | Need::Jar(_, package) => package,
         }
     }
 }

@@ -16,6 +16,25 @@ macro_rules! proxy_of {
     };
 }
 
+/// A load in Python whose threads each ask, one thing at a time.
+macro_rules! threads_of {
+    ($file:literal) => {
+        concat!(include_str!(concat!("files/", $file)), include_str!("files/threads.py"))
+    };
+}
+
+/// Where Debian's packages put what Java needs.
+macro_rules! tomcat_jar {
+    () => {
+        "/usr/share/java/tomcat10-embed-core.jar"
+    };
+}
+macro_rules! jdbc_jar {
+    () => {
+        "/usr/share/java/postgresql.jar"
+    };
+}
+
 pub(super) const STACKS: &[Stack] = &[
     Stack {
         name: "web-gunicorn",
@@ -117,6 +136,47 @@ pub(super) const STACKS: &[Stack] = &[
         load: Load::Wrk { server: "nginx", path: "item/42" },
     },
     Stack {
+        name: "puma",
+        title: "wrk, nginx, Puma (2 workers of 16 threads), redis-rb to Redis",
+        needs: &[WRK, NGINX, Need::Program("puma", "puma"), Need::Ruby("redis", "ruby-redis"), REDIS_SERVER],
+        services: &[
+            REDIS,
+            Service {
+                name: "puma",
+                program: "puma",
+                configuration: Configuration::Files(&[("puma.ru", include_str!("files/puma.ru"))]),
+                arguments: "--quiet --workers 2 --threads 16:16 --environment production --bind tcp://127.0.0.1:@puma@ @dir@/puma.ru",
+                ..Service::PLAIN
+            },
+            Service::nginx(proxy_of!("puma")),
+        ],
+        load: Load::Wrk { server: "nginx", path: "item/42" },
+    },
+    Stack {
+        name: "tomcat",
+        title: "wrk, nginx, Tomcat, PostgreSQL by JDBC",
+        needs: &[
+            WRK,
+            NGINX,
+            Need::Program("java", "openjdk-17-jdk-headless"),
+            Need::Jar(tomcat_jar!(), "libtomcat10-embed-java"),
+            Need::Jar(jdbc_jar!(), "libpostgresql-jdbc-java"),
+            POSTGRESQL,
+        ],
+        services: &[
+            POSTGRES,
+            Service {
+                name: "tomcat",
+                program: "java",
+                configuration: Configuration::Files(&[("Item.java", include_str!("files/Item.java"))]),
+                arguments: concat!("-Xmx256m -cp ", tomcat_jar!(), ":", jdbc_jar!(), " @dir@/Item.java"),
+                ..Service::PLAIN
+            },
+            Service::nginx(proxy_of!("tomcat")),
+        ],
+        load: Load::Wrk { server: "nginx", path: "item/42" },
+    },
+    Stack {
         name: "php",
         title: "wrk, Apache (event), PHP-FPM by TCP (8 children), mysqli to MariaDB",
         needs: &[
@@ -182,6 +242,38 @@ pub(super) const STACKS: &[Stack] = &[
         load: Load::Wrk { server: "varnish", path: "small" },
     },
     Stack {
+        name: "twemproxy",
+        title: "pymemcache, twemproxy, two memcached: a set, and a get of ten",
+        needs: &[
+            Need::Program("nutcracker", "nutcracker"),
+            Need::Program("memcached", "memcached"),
+            Need::Python("pymemcache", "python3-pymemcache"),
+        ],
+        services: &[
+            Service {
+                name: "memcached1",
+                arguments: "-u @user@ -l 127.0.0.1 -p @memcached1@ -U 0",
+                ..MEMCACHED
+            },
+            Service {
+                name: "memcached2",
+                arguments: "-u @user@ -l 127.0.0.1 -p @memcached2@ -U 0",
+                ..MEMCACHED
+            },
+            Service {
+                name: "twemproxy",
+                program: "nutcracker",
+                configuration: Configuration::Files(&[(
+                    "twemproxy.yml",
+                    include_str!("files/twemproxy.yml"),
+                )]),
+                arguments: "-c @dir@/twemproxy.yml -a 127.0.0.2 -s @twemproxy@",
+                ..Service::PLAIN
+            },
+        ],
+        load: Load::Script { program: "python3", file: ("client.py", threads_of!("memcached_client.py")) },
+    },
+    Stack {
         name: "grpc",
         title: "gRPC for Python: an echo of 100 B, 8 threads",
         needs: &[Need::Python("grpc", "python3-grpcio")],
@@ -192,7 +284,7 @@ pub(super) const STACKS: &[Stack] = &[
             arguments: "@dir@/server.py",
             ..Service::PLAIN
         }],
-        load: Load::Script { program: "python3", file: ("client.py", include_str!("files/grpc_client.py")) },
+        load: Load::Script { program: "python3", file: ("client.py", threads_of!("grpc_client.py")) },
     },
 ];
 
@@ -205,6 +297,8 @@ const MARIADB_SERVER: Need = Need::Program("mariadbd", "mariadb-server");
 const MARIADB_CLIENT: Need = Need::Program("mariadb", "mariadb-client");
 
 const FILES: &str = "server { listen 127.0.0.1:@nginx@; root @dir@/www; }";
+
+const MEMCACHED: Service = Service { program: "memcached", ..Service::PLAIN };
 
 const REDIS: Service = Service {
     name: "redis",
