@@ -1,6 +1,7 @@
 /* Connections of one exchange, one after another, both ends in one thread. What is measured has functions of its own, which a profiler finds
  * by their names; all else is done outside of them. The first argument says how many connections, the second whether the server has them in
- * an epoll set ("set") or not ("plain"), or that there is one, with as many exchanges ("stays"). */
+ * an epoll set ("set") or not ("plain"), or that there is one, with as many exchanges ("stays"). The ends of one may be two processes: "server",
+ * which counts once it has had all of a long conversation, and "client"; the third argument is the port. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -9,9 +10,10 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { LENGTH = 64, BACKLOG = 8 };
+enum { LENGTH = 64, BACKLOG = 8, LONG_EXCHANGES = 20000, LONG_SECONDS = 2 };
 
 static char message[LENGTH], buffer[4096];
 static struct sockaddr_in address = { .sin_family = AF_INET };
@@ -66,7 +68,7 @@ __attribute__((noinline)) void measured_server_ends(int fd)
 static void wait_for(int set, int fd)
 {
     struct epoll_event event;
-    check(epoll_wait(set, &event, 1, 0) == 1 && event.data.fd == fd, "epoll_wait");
+    check(epoll_wait(set, &event, 1, -1) == 1 && event.data.fd == fd, "epoll_wait");
 }
 
 __attribute__((noinline)) int measured_set_answers(int set, int listener)
@@ -104,17 +106,50 @@ static void exchange(int set, int listener, int left)
     }
 }
 
+static void serve(int set, int listener, int left)
+{
+    int fd = measured_set_answers(set, listener);
+    time_t begin = time(NULL);
+    for (int done = 0; done < LONG_EXCHANGES || time(NULL) - begin < LONG_SECONDS; done++) {
+        wait_for(set, fd);
+        answer(fd);
+    }
+    for (; left > 0; left--)
+        measured_stay(set, fd);
+}
+
+static void ask(void)
+{
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    while (connect(fd, (struct sockaddr *)&address, sizeof address)) {
+        close(fd);
+        usleep(10000);
+        fd = socket(AF_INET, SOCK_STREAM, 0);
+    }
+    while (send(fd, message, LENGTH, MSG_NOSIGNAL) == LENGTH && recv(fd, buffer, LENGTH, MSG_WAITALL) == LENGTH)
+        ;
+}
+
 int main(int count, char **arguments)
 {
-    check(count == 3, "how many, and of which kind?");
+    check(count >= 3, "how many, of which kind, and by which port?");
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(count > 3 ? atoi(arguments[3]) : 0);
+    if (!strcmp(arguments[2], "client")) {
+        ask();
+        return 0;
+    }
     int listener = socket(AF_INET, SOCK_STREAM, 0), set = epoll_create1(0), is_in_set = !strcmp(arguments[2], "set");
     socklen_t length = sizeof address;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     check(!bind(listener, (struct sockaddr *)&address, length), "bind");
     check(!listen(listener, BACKLOG), "listen");
     check(!getsockname(listener, (struct sockaddr *)&address, &length), "getsockname");
     if (!strcmp(arguments[2], "stays")) {
         exchange(set, listener, atoi(arguments[1]));
+        return 0;
+    }
+    if (!strcmp(arguments[2], "server")) {
+        serve(set, listener, atoi(arguments[1]));
         return 0;
     }
     for (int left = atoi(arguments[1]); left > 0; left--) {

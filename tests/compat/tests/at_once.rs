@@ -6,10 +6,10 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(100);
 const CONNECTIONS: u64 = 200;
 
-/// Runs a server and a client, whose connections end after one exchange, and says how many of their ends were used and how many
+/// Runs a server and a client, whose connections end after so many exchanges, and says how many of their ends were used and how many
 /// were on shared memory. Natively nobody knows.
-fn short_connections(host: &Host, offer: &str) -> Option<(u64, u64)> {
-    let (port, count) = (host.port().to_string(), CONNECTIONS.to_string());
+fn short_connections(host: &Host, offer: &str, count: u64, exchanges: &[&str]) -> Option<(u64, u64)> {
+    let (port, count) = (host.port().to_string(), count.to_string());
     let before = host.status().map(|status| status.totals.share);
     let flags = ["--offer", offer];
     let mut server =
@@ -17,7 +17,8 @@ fn short_connections(host: &Host, offer: &str) -> Option<(u64, u64)> {
     server.wait_for_output("listening", LIMIT);
     host.script("python3", "short.py")
         .shunt_args(flags)
-        .args(["client", &port, &count, "1"])
+        .args(["client", &port, &count])
+        .args(exchanges)
         .run("client", LIMIT);
     assert!(server.wait(LIMIT).success());
     // Both have ended, and what they had counted is kept. The broker hears of an end a moment later.
@@ -28,7 +29,7 @@ fn short_connections(host: &Host, offer: &str) -> Option<(u64, u64)> {
 #[test]
 fn connections_of_one_exchange_take_shared_memory() {
     both(LIMIT, |host| {
-        let Some((used, on_shm)) = short_connections(host, "at-once") else { return };
+        let Some((used, on_shm)) = short_connections(host, "at-once", CONNECTIONS, &["1"]) else { return };
         assert!(used >= 2 * CONNECTIONS - 20, "only {used} of {} ends were counted", 2 * CONNECTIONS);
         assert!(on_shm * 10 >= used * 9, "{on_shm} of {used} ends were on shared memory");
     });
@@ -37,8 +38,18 @@ fn connections_of_one_exchange_take_shared_memory() {
 #[test]
 fn by_default_they_are_not_worth_it() {
     both(LIMIT, |host| {
-        let Some((_, on_shm)) = short_connections(host, "used") else { return };
+        let Some((_, on_shm)) = short_connections(host, "used", CONNECTIONS, &["1"]) else { return };
         assert_eq!(on_shm, 0);
+    });
+}
+
+/// What pairing costs they do not repay, however long they last: after some of them the rest is left alone.
+#[test]
+fn connections_of_a_few_exchanges_are_soon_left_alone() {
+    both(LIMIT, |host| {
+        let Some((used, on_shm)) = short_connections(host, "used", 60, &["8", "0.005"]) else { return };
+        assert!(used >= 110, "only {used} of 120 ends were counted");
+        assert!((20..60).contains(&on_shm), "{on_shm} of {used} ends were on shared memory");
     });
 }
 
@@ -65,6 +76,18 @@ fn what_another_thread_sends_meanwhile_is_no_byte_past_tcp() {
         compile(host, "both_ways", &[]);
         let port = host.port().to_string();
         host.program("./both_ways").args([port.as_str(), "1000"]).run("both ways", LIMIT);
+        let Some(status) = host.status() else { return };
+        assert!(status.totals.share.on_shm > 0);
+        assert_eq!(status.totals.bypasses.get("offset_unclear"), None, "{:?}", status.totals.bypasses);
+    });
+}
+
+/// Nothing has gone past TCP where nothing has gone at all.
+#[test]
+fn who_reads_before_there_is_anything_is_offered_as_others_are() {
+    both(LIMIT, |host| {
+        let early = ["early", &host.port().to_string(), "20"];
+        host.script("python3", "short.py").args(early).run("early", LIMIT);
         let Some(status) = host.status() else { return };
         assert!(status.totals.share.on_shm > 0);
         assert_eq!(status.totals.bypasses.get("offset_unclear"), None, "{:?}", status.totals.bypasses);

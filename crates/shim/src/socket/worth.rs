@@ -13,8 +13,11 @@ use crate::socket::endpoint::Endpoint;
 const SOON: u32 = 4;
 /// The same in a process whose connections end soon.
 const LATE: u32 = 64;
-/// A connection that ends sooner after its offer was not worth it.
-const SOON_OVER_NANOS: u64 = 20_000_000;
+/// A connection that ends sooner after its offer was not worth it, which leaves time for a few exchanges on a busy machine,
+const SOON_OVER_NANOS: u64 = 1_000_000_000;
+/// unless its lane has taken so many sends, or lanes have carried so many bytes of it: they have saved what pairing costs.
+const PAID_AFTER: u32 = 16;
+const PAID_BY_BYTES: u64 = 256 * 1024;
 /// One that has stayed on shared memory for so long was of use there, whatever became of it then.
 const OF_USE_NANOS: u64 = 5_000_000_000;
 /// So many of them in a row make a process offer late.
@@ -54,7 +57,13 @@ pub(crate) fn note_end(endpoint: &Endpoint) {
     if offered_at == 0 {
         return;
     }
-    if process::now().saturating_sub(offered_at) < SOON_OVER_NANOS {
+    let (sends, sent) = {
+        let tx = endpoint.tx.lock();
+        (tx.seen.sends, tx.tx.lane_total())
+    };
+    let received = endpoint.rx.lock().rx.lane_total();
+    let has_paid = sends >= PAID_AFTER || sent + received >= PAID_BY_BYTES;
+    if !has_paid && process::now().saturating_sub(offered_at) < SOON_OVER_NANOS {
         SOON_OVER.fetch_add(1, Relaxed);
     } else {
         SOON_OVER.store(0, Relaxed);
