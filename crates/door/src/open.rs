@@ -228,6 +228,7 @@ fn map_below(tracee: &mut Tracee, lowest: u64, len: u64) -> Result<u64, Closed> 
         let arguments = [at, len, access as u64, flags as u64, u64::MAX, 0];
         match tracee.call("mmap", libc::SYS_mmap, arguments) {
             Ok(found) if found == at => return Ok(at),
+            Err(Closed::Gone) => return Err(Closed::Gone),
             _ => {}
         }
     }

@@ -38,6 +38,11 @@ pub(crate) fn seize(thread: Pid, is_parent: bool) -> Result<(), Closed> {
     ptrace::seize(thread, Options::PTRACE_O_TRACEEXEC | also).map_err(|errno| Closed::Kernel("ptrace", errno))
 }
 
+/// What a refusal of ptrace's says of a thread that has stopped for it.
+fn refused(errno: Errno) -> Closed {
+    if errno == Errno::ESRCH { Closed::Gone } else { Closed::Kernel("ptrace", errno) }
+}
+
 impl Tracee {
     /// The process when it has become the program, before the program's first instruction.
     pub(crate) fn at_exec() -> Result<Tracee, Closed> {
@@ -89,20 +94,28 @@ impl Tracee {
     }
 
     pub(crate) fn registers(&self) -> Result<user_regs_struct, Closed> {
-        ptrace::getregs(self.process).map_err(|errno| Closed::Kernel("ptrace", errno))
+        ptrace::getregs(self.process).map_err(refused)
     }
 
     pub(crate) fn set_registers(&self, registers: user_regs_struct) -> Result<(), Closed> {
-        ptrace::setregs(self.process, registers).map_err(|errno| Closed::Kernel("ptrace", errno))
+        ptrace::setregs(self.process, registers).map_err(refused)
     }
 
     pub(crate) fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Closed> {
-        self.memory.read_exact_at(into, at).map_err(|error| Closed::Memory(at, error))
+        self.memory.read_exact_at(into, at).map_err(|error| self.lacks(at, error))
     }
 
     /// Also where the program may only read.
     pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Closed> {
-        self.memory.write_all_at(bytes, at).map_err(|error| Closed::Memory(at, error))
+        self.memory.write_all_at(bytes, at).map_err(|error| self.lacks(at, error))
+    }
+
+    /// Why its memory cannot be touched: somebody who is killed has none.
+    fn lacks(&self, at: u64, error: std::io::Error) -> Closed {
+        match self.registers() {
+            Err(Closed::Gone) => Closed::Gone,
+            _ => Closed::Memory(at, error),
+        }
     }
 
     /// Has it make a system call.

@@ -1,7 +1,7 @@
 //! Threads asleep in every kind of call while other threads use their connections, which come, switch and go all the time:
 //! everybody is woken, and every byte is right.
 
-use shunt_compat::{Expected, both, compile};
+use shunt_compat::{Expected, ask, both, compile};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(100);
@@ -110,4 +110,14 @@ fn threads_that_do_not_wait_leave_the_waiters_to_others() {
         }
         road.expect(Expected { port, connections: THREADS, share: 0.5 });
     });
+}
+
+#[test]
+fn senders_are_told_of_room_that_comes_while_they_learn_that_there_is_none() {
+    both(LIMIT, |host| ask(host, "room", 4));
+}
+
+#[test]
+fn every_set_is_told_of_room() {
+    both(LIMIT, |host| ask(host, "two_sets", 1));
 }

@@ -639,10 +639,12 @@ impl Step {
             || self.verb == Verb::OddSend && ["many", "more", "taken-away"].contains(&odd())
     }
 
-    /// Whether the connections that it is about stay on shared memory if they are there.
+    /// Whether the connections that it is about stay on shared memory if they are there. Who receives into nothing waits in the kernel, where
+    /// bytes go by TCP.
     fn stays_on_lanes(&self) -> bool {
         let own = |slot: usize| slot < ENDS;
         match self.verb {
+            _ if self.has_no_room() => false,
             Verb::Open | Verb::EpollNew | Verb::EpollWait | Verb::Signal => true,
             Verb::Send | Verb::Recv => own(self.slot(0)) && self.args[2] & i64::from(libc::MSG_OOB) == 0,
             Verb::EpollCtl => own(self.slot(2)),

@@ -270,11 +270,9 @@ impl<'w> Run<'w> {
             Verb::EpollNew => !holds(slot()),
             // What lies unread then, or much, can be taken back by nobody, for those who wait past libc.
             Verb::Fork => {
-                let waits_unseen =
-                    self.steps.iter().any(|other| matches!(other.verb, Verb::Unseen | Verb::UnseenSet));
                 let leaves_some = (0..ENDS).any(|end| self.leaves_at_fork(step.actor, end))
                     || self.awaited_by(step.actor).next().is_some();
-                let is_safe = !waits_unseen || !leaves_some;
+                let is_safe = !self.waits_unseen() || !leaves_some;
                 idle && is_safe && step.actor.is_ascii_uppercase() && self.world.can_fork(step.actor)
             }
             Verb::Exec => {
@@ -313,6 +311,11 @@ impl<'w> Run<'w> {
             !since.any(|(record, step)| step.actor != actor && record.outcome != Outcome::Skipped)
         };
         self.blocked.iter().any(|blocked| is_it(&self.steps[blocked.step]) && is_quiet(blocked))
+    }
+
+    /// Whether somebody waits past libc in this sequence.
+    fn waits_unseen(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step.verb, Verb::Unseen | Verb::UnseenSet))
     }
 
     /// Ends whose streams `actor` receives, with something under way.
@@ -670,10 +673,18 @@ impl<'w> Run<'w> {
                 continue;
             }
             let missing = self.under_way()[end];
-            let waits = answer.ret < 0 && answer.errno == libc::EAGAIN && (missing > 0 || ends);
+            // After shutdown(SHUT_RD) 0 only means that nothing is there now.
+            let waits = match answer.ret {
+                0 => missing > 0,
+                _ => answer.errno == libc::EAGAIN && (missing > 0 || ends),
+            };
             if !waits || Instant::now() > deadline {
                 answer.extra = vec![missing as i64];
                 return Ok(answer);
+            }
+            // Taken back for a wait past libc, and on their way with their sender's next call (docs/differences.md).
+            if missing > 0 && self.waits_unseen() && deadline - Instant::now() < SETTLE / 2 {
+                self.wake_senders()?;
             }
             std::thread::sleep(Duration::from_micros(100));
         }

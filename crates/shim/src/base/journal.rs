@@ -53,11 +53,16 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len.get() == 0
+    }
+
     /// Enters what is held by a frame at `here`, and undoes what calls that were left have held. Of other stacks than the alternate one
     /// `is_elsewhere` knows. Under the shield, and with the end of the thread awaited.
     #[inline]
     pub(crate) fn enter(&self, held: Held, here: usize, is_elsewhere: impl Fn(usize) -> bool) -> usize {
-        if self.len.get() > 0 {
+        if !self.is_empty() {
             self.clear(here, is_elsewhere);
         }
         let place = self.len.get();

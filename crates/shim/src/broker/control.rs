@@ -30,7 +30,7 @@ use crate::base::waiter::{self, Slot};
 use crate::broker::pulse::{Pulse, State};
 use crate::epoll;
 use crate::life::{attach, unseen};
-use crate::socket::endpoint::{self, Endpoint, Stage};
+use crate::socket::endpoint::{self, Endpoint, NEVER, Stage};
 use crate::socket::family::{self, Heirs};
 use crate::socket::links::{Attachment, Identity, Link, Peer, Pin};
 use crate::socket::tcp::Tcp;
@@ -195,11 +195,11 @@ fn postpone(endpoint: &Endpoint, reason: Reason, again: u32) {
     attach::mark(endpoint, reason);
 }
 
-/// Considers offering an endpoint that has shown that it is used, be it for the first time now. Called outside all locks.
+/// Considers offering an endpoint that has shown that it is used. Called outside all locks.
 #[cold]
-pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd, is_first: bool) {
+pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd) {
     unseen::look_around();
-    let mut verdict = attempt(endpoint, fd, is_first);
+    let mut verdict = attempt(endpoint, fd);
     if !process::offers_at_once() {
         return;
     }
@@ -207,7 +207,7 @@ pub(crate) fn consider(endpoint: &'static Endpoint, fd: RawFd, is_first: bool) {
     let deadline = process::now() + MOMENT_NANOS;
     while matches!(verdict, Attempt::Asked) && process::now() < deadline {
         pause();
-        verdict = attempt(endpoint, fd, is_first);
+        verdict = attempt(endpoint, fd);
     }
     while endpoint.stage() == Stage::Offered && process::now() < deadline {
         pause();
@@ -228,7 +228,7 @@ enum Attempt {
     Done,
 }
 
-fn attempt(endpoint: &'static Endpoint, fd: RawFd, is_first: bool) -> Attempt {
+fn attempt(endpoint: &'static Endpoint, fd: RawFd) -> Attempt {
     let against = (endpoint.stage() == Stage::Plain && epoll::is_shared(endpoint)).then_some(Reason::Shared);
     let mut deeds = Vec::new();
     let verdict = {
@@ -238,7 +238,7 @@ fn attempt(endpoint: &'static Endpoint, fd: RawFd, is_first: bool) -> Attempt {
         }
         control.release_drained();
         control.look_if_turned_away(&mut deeds);
-        let verdict = control.offer(endpoint, fd, (is_first, against), &mut deeds);
+        let verdict = control.offer(endpoint, fd, against, &mut deeds);
         control.retire_orphans(&mut deeds);
         verdict
     };
@@ -247,7 +247,7 @@ fn attempt(endpoint: &'static Endpoint, fd: RawFd, is_first: bool) -> Attempt {
         Ok(()) => {}
         // Once it is listed there is nothing left to do.
         Err(Later::After(reason, _)) if endpoint.barred().is_some() && endpoint.entry().is_some() => {
-            postpone(endpoint, reason, u32::MAX);
+            postpone(endpoint, reason, NEVER);
         }
         Err(Later::After(reason, again)) => postpone(endpoint, reason, again),
         // So many are offered at once that it takes the broker a moment.
@@ -301,33 +301,37 @@ pub(crate) fn before_other_root() {
 /// going to be, and the connection is the kernel's from now on.
 const ALONE_NANOS: u64 = 1_000_000_000;
 
-/// Takes an offer back that nobody has answered for long.
+/// Takes an offer back that nobody has answered for long. `true`: the broker is being asked whether it is awake, and that is soon known.
 #[cold]
-pub(crate) fn give_up_if_alone(endpoint: &Endpoint) {
+pub(crate) fn give_up_if_alone(endpoint: &Endpoint) -> bool {
     endpoint.operations.store(0, Relaxed);
     let now = process::now();
     if now.saturating_sub(endpoint.offered_at.load(Relaxed)) < ALONE_NANOS {
-        return;
+        return false;
     }
     {
         let mut control = CONTROL.lock();
         // Where this process was turned away its peers were too, and each comes back at a moment of its own. A broker that does not
         // speak answers nobody.
-        if now < control.peers_come_until || control.is_awake().is_err() {
-            return;
+        if now < control.peers_come_until {
+            return false;
+        }
+        if let Err(later) = control.is_awake() {
+            return matches!(later, Later::Asked);
         }
     }
     {
         // Against an answer that comes now: see `attach::adopt`.
         let (_tx, _rx) = (endpoint.tx.lock(), endpoint.rx.lock());
         if endpoint.stage() != Stage::Offered {
-            return;
+            return false;
         }
         endpoint.bar(Reason::PeerNotOffered);
         endpoint.set_stage(Stage::Plain);
     }
     withdraw(endpoint);
-    postpone(endpoint, Reason::PeerNotOffered, u32::MAX);
+    postpone(endpoint, Reason::PeerNotOffered, NEVER);
+    false
 }
 
 /// This process has left `at` for good, where it was never used. The pin keeps the link what it is until this has been said.
@@ -644,7 +648,7 @@ impl Control {
         &mut self,
         endpoint: &Endpoint,
         fd: RawFd,
-        (is_first, against): (bool, Option<Reason>),
+        against: Option<Reason>,
         deeds: &mut Vec<Deed>,
     ) -> Result<(), Later> {
         if process::now() < self.busy_until {
@@ -660,7 +664,7 @@ impl Control {
             waiter::in_use().for_each(|slot| self.tell_doorbell(slot));
         }
         let identity = identity::identify(borrow(fd)).map_err(|_| Reason::NotTcp)?;
-        list(endpoint, fd, &identity, is_first);
+        list(endpoint, fd, &identity);
         if let Some(reason) = endpoint.barred().or_else(unseen::left).or(against) {
             return Err(reason.into());
         }
@@ -857,8 +861,8 @@ fn longer_pause(times: u32, chance: u64) -> u64 {
     pause / 2 + (chance.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) * pause / 2 / u64::from(u32::MAX)
 }
 
-/// A row in the page for an endpoint that is considered, be it as it is used for the first time.
-fn list(endpoint: &Endpoint, fd: RawFd, identity: &identity::Identity, is_first: bool) {
+/// A row in the page for an endpoint that is considered.
+fn list(endpoint: &Endpoint, fd: RawFd, identity: &identity::Identity) {
     if endpoint.entry().is_some() {
         return;
     }
@@ -878,9 +882,6 @@ fn list(endpoint: &Endpoint, fd: RawFd, identity: &identity::Identity, is_first:
         ..EntryCopy::default()
     });
     endpoint.set_entry(Some(entry));
-    if is_first {
-        endpoint.list_from_the_first();
-    }
 }
 
 /// What TCP has sent before the row is there. As if nothing, where another thread stays inside a send: it counts its bytes when the row is there,

@@ -144,9 +144,9 @@ impl Inner {
     #[inline(never)]
     fn mark_unmarked(&mut self) {
         let shared = self.shared;
-        for fd in
-            self.attached_where(|one, endpoint| !one.answered.is_by_marks() && one.may_tell(endpoint, shared))
-        {
+        for fd in self.attached_where(|one, endpoint| {
+            !one.answered.is_by_marks() && one.may_have_some(endpoint, shared)
+        }) {
             let has_new = |one: &Registration| {
                 one.endpoint().filter(|endpoint| arrived(endpoint, shared) != one.arrived)
             };
@@ -168,7 +168,7 @@ impl Inner {
         let shared = self.shared;
         self.mark_where(|one, endpoint| {
             !one.answered.is_by_marks()
-                && (one.may_tell(endpoint, shared)
+                && (one.may_have_some(endpoint, shared)
                     || outgoing::is_returned(endpoint)
                     || lost::is_lost(endpoint, endpoint.fd.load(Relaxed))
                     || shared && incoming::unread(endpoint) == 0)
@@ -249,6 +249,7 @@ impl Inner {
     ) {
         let slot = self.slot();
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
+        let slot = registration.asks_for_room(slot);
         // The registration may go by the number of a duplicate, and that be closed.
         let socket = endpoint.fd.load(Relaxed);
         // Of a lane that another process has drained nobody else tells.
@@ -286,9 +287,11 @@ impl Inner {
                 self.line.enter(&mut registration.place, fd);
             }
         }
-        let is_lost = found.died && lost::is_lost(endpoint, socket);
+        let mut is_lost = found.died && lost::is_lost(endpoint, socket);
         if is_lost {
-            reported |= of_reset(endpoint, socket, &mut self.returned) & (registration.events | ALWAYS);
+            let said = of_reset(endpoint, socket, &mut self.returned);
+            is_lost = said.is_some();
+            reported |= said.unwrap_or(0) & (registration.events | ALWAYS);
             // It has an event of this too, and for an edge the two are one.
             self.must_ask = true;
         }
@@ -309,7 +312,7 @@ impl Inner {
             registration.beside = said & !(IN | OUT) != 0;
             reported |= translate(endpoint, said) & wanted;
             if said & FINISHED != 0 {
-                reported |= of_reset(endpoint, socket, &mut self.returned) & wanted;
+                reported |= of_reset(endpoint, socket, &mut self.returned).unwrap_or(0) & wanted;
             }
         }
         if reported != 0 {
@@ -334,12 +337,14 @@ impl Inner {
     }
 
     /// The same as [`take_over`](Self::take_over), and the lanes' answer in its place: the doorbell stands among the events where the first
-    /// lane spoke, and what its peer had sent by TCP before stands ahead of it.
+    /// lane spoke, and what its peer had sent by TCP before stands ahead of it. If nothing does, the doorbell has been rung for something
+    /// else, and what the peer has sent by TCP since stands behind it. The kernel has told of all there was at the time `all`, if it has.
     pub(crate) fn take_over_with_lanes(
         &mut self,
         epoll: &Epoll,
         report: &mut Report<'_>,
         count: usize,
+        all: Option<u64>,
     ) -> bool {
         let room = &report.room()[..count];
         let has_rung = match room.iter().position(|event| event.u64 == self.marker) {
@@ -348,7 +353,7 @@ impl Inner {
                 behind.clear();
                 behind.extend_from_slice(&room[place + 1..]);
                 self.take_over(report, place + 1);
-                let first = self.take_marks().unwrap_or(0);
+                let first = self.take_marks().filter(|_| place > 0).unwrap_or(0);
                 self.look_at_pending(epoll, report, first.max(self.asked_all), behind.len());
                 report.room()[..behind.len()].copy_from_slice(&behind);
                 self.take_over(report, behind.len());
@@ -357,6 +362,9 @@ impl Inner {
             }
             None => self.take_over(report, count),
         };
+        if let Some(all) = all {
+            self.note_asked(all);
+        }
         self.collect(epoll, report);
         has_rung
     }
@@ -418,9 +426,10 @@ impl Inner {
             if events & URGENT != 0 {
                 registration.urgent_at = (Tcp { endpoint, fd: socket }).received();
             }
-            reported |= of_reset(endpoint, socket, &mut self.returned);
+            reported |= of_reset(endpoint, socket, &mut self.returned).unwrap_or(0);
             // It may be the only report of this, so what lanes would add belongs into it.
-            let answer = said_by_lanes(endpoint, socket, registration.events, self.bell.slot());
+            let slot = registration.asks_for_room(self.bell.slot());
+            let answer = said_by_lanes(endpoint, socket, registration.events, slot);
             reported |= answer.reported;
             if answer.by_tcp && registration.sends_on_lane {
                 reported |= asked_of_kernel(socket, registration.events) & OUT;
@@ -441,6 +450,10 @@ impl Inner {
                 self.set_kernel_events(fd, endpoint);
             }
             return None;
+        }
+        if endpoint.is_some() && (registration.events & OUT == 0 || reported & OUT != 0) {
+            // What lanes have to tell is in it, and the kernel need not tell it again once the connection leaves them.
+            registration.due = false;
         }
         if registration.events & ONE_SHOT != 0 {
             registration.held.fall_silent();
@@ -479,15 +492,19 @@ impl Inner {
         if self.unread_behind { Patience::Unrung(DEGRADED_NANOS) } else { before }
     }
 
-    /// Takes those off the list of full lanes that do not wait for room any more.
+    /// Takes those off the list of full lanes that do not wait for room any more. Who has found some may be another, and this set has it to
+    /// tell yet.
     fn forget_room(&mut self) {
-        let registrations = &mut self.registrations;
+        let Inner { registrations, line, .. } = self;
         self.full.retain(|fd| {
             let Some(registration) = registrations.get_mut(fd) else { return false };
             let wanted = registration.events & OUT != 0 && !registration.held.is_disarmed();
             let endpoint = registration.endpoint();
-            registration.full =
-                wanted && endpoint.is_some_and(|endpoint| endpoint.tx.lock().seen.full_since.is_some());
+            let is_full = endpoint.is_some_and(|endpoint| endpoint.tx.lock().seen.full_since.is_some());
+            registration.full = wanted && is_full;
+            if wanted && !is_full && registration.due {
+                line.enter(&mut registration.place, *fd);
+            }
             registration.full
         });
     }
@@ -636,13 +653,24 @@ impl Registration {
         Some((readable | if wants_room { OUT } else { 0 }) & self.events)
     }
 
+    /// Whether it is worth a look where no mark comes.
+    fn may_have_some(&self, endpoint: &Endpoint, shared: bool) -> bool {
+        self.due || self.may_tell(endpoint, shared)
+    }
+
     /// Whether a look may find what is to be told, as far as that shows without a mark.
     pub(super) fn may_tell(&self, endpoint: &Endpoint, shared: bool) -> bool {
         self.events & EDGE == 0 || arrived(endpoint, shared) != self.arrived
     }
 
+    /// The waiter that the peer is to wake for room, of which there can be one: this set's, unless it sees by itself what becomes of it.
+    fn asks_for_room(&self, slot: Option<Slot>) -> Option<Slot> {
+        slot.filter(|_| self.answered.is_by_marks())
+    }
+
     /// Whether lanes have something of it to be told now.
     pub(super) fn has_some(&self, endpoint: &Endpoint, slot: Option<Slot>) -> bool {
+        let slot = self.asks_for_room(slot);
         said_by_lanes(endpoint, endpoint.fd.load(Relaxed), self.events, slot).reported != 0
     }
 
@@ -695,14 +723,12 @@ fn judge(endpoint: &Endpoint, found: &Found, wanted: u32, slot: Option<Slot>) ->
     Answer { reported: events & wanted, full: room == Some(false), behind, left, by_tcp }
 }
 
-/// What the death of a peer with unread bytes adds, for one who holds the lock of a set: of two that had finished, no error. All
-/// sets are told afterwards that the endpoint is off its lane: it joins those that are `returned`.
-fn of_reset(endpoint: &'static Endpoint, fd: RawFd, returned: &mut Vec<&'static Endpoint>) -> u32 {
-    if !lost::reset_in_a_set(endpoint, fd) {
-        return 0;
-    }
+/// What the death of a peer with unread bytes adds, for one who holds the lock of a set: of two that had finished, no error. `None`: nothing,
+/// or the kernel has yet to tell of it. All sets are told afterwards that the endpoint is off its lane: it joins those that are `returned`.
+fn of_reset(endpoint: &'static Endpoint, fd: RawFd, returned: &mut Vec<&'static Endpoint>) -> Option<u32> {
+    let has_come = lost::reset_in_a_set(endpoint, fd)?;
     returned.push(endpoint);
-    translate(endpoint, asked_of_kernel(fd, IN | OUT | FINISHED))
+    has_come.then(|| translate(endpoint, asked_of_kernel(fd, IN | OUT | FINISHED)))
 }
 
 /// What the kernel says of the socket now. The bits of poll and epoll are the same.

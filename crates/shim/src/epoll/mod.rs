@@ -49,7 +49,7 @@ use ghost::Ghost;
 use held::Held;
 use line::{Line, Place};
 use names::{Name, Names};
-pub(crate) use nested::show_lanes;
+pub(crate) use nested::{has_lamps, show_lanes};
 pub(crate) use patience::{DEGRADED_NANOS, Patience, until_known};
 use records::Records;
 use registration::Passed;
@@ -393,7 +393,7 @@ pub(crate) fn refresh(endpoint: &Endpoint) {
 pub(crate) fn watch_for_space(endpoint: &Endpoint) {
     let fd = endpoint.fd.load(Relaxed);
     for epoll in sets_of(endpoint) {
-        epoll.inner.lock().note_full(fd);
+        epoll.inner.lock().watch_for_space(fd, endpoint);
     }
 }
 

@@ -24,11 +24,17 @@ use crate::socket::{endpoint, incoming, lost};
 /// Sets that have a lamp.
 pub(super) static LAMPS: AtomicU32 = AtomicU32::new(0);
 
+/// Whether there is any lamp.
+#[inline]
+pub(crate) fn has_lamps() -> bool {
+    LAMPS.load(Relaxed) != 0
+}
+
 /// Before a wait on another set, and after one on any: the program may have read what lanes held since they were last shown, or
 /// a peer has rung who has brought nothing. Whether there is any lamp.
 #[inline]
 pub(crate) fn show_lanes() -> bool {
-    let has_lamps = LAMPS.load(Relaxed) != 0;
+    let has_lamps = has_lamps();
     if has_lamps {
         all().for_each(Epoll::show_lanes);
     }

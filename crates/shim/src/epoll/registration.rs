@@ -20,6 +20,7 @@ use crate::base::waiter::Slot;
 use crate::base::{errno, order, process, real, table};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::links::Link;
+use crate::socket::outgoing;
 use crate::socket::tcp::Tcp;
 
 /// Whether what is filed under this number has had another, which has been closed: see [`super::freeze_everywhere`].
@@ -666,6 +667,25 @@ impl Inner {
             std::ptr::eq(other, endpoint) && is_told_edges(one.events) && one.urgent_at != received
         });
         untold.into_iter().for_each(|fd| self.mark_due(fd));
+    }
+
+    /// See [`super::watch_for_space`]. Between the send that found no room and this, the peer may have made some, and another thread have
+    /// looked, to which that was no edge yet. Or the direction may have left its lane, and the kernel have told of its room already.
+    pub(super) fn watch_for_space(&mut self, fd: RawFd, endpoint: &Endpoint) {
+        self.note_full(fd);
+        let waits =
+            |one: &Registration| one.answered.is_by_lanes() && one.held.is_armed() && one.events & OUT != 0;
+        if !self.registrations.get(&fd).is_some_and(waits) {
+            return;
+        }
+        match outgoing::writability(endpoint, endpoint.owner()) {
+            Some(false) => {}
+            None if !self.shared => self.set_kernel_events(fd, Some(endpoint)),
+            _ => {
+                self.mark_due(fd);
+                self.wake();
+            }
+        }
     }
 
     /// A lane of this registration has no room.

@@ -111,7 +111,8 @@ fn unknown(epfd: c_int) -> Option<&'static Epoll> {
 }
 
 /// Has `wait` fill the array of a call, or as much of it as can be written: the kernel puts there what it can, and keeps the
-/// rest. If that is nothing, what there is to tell stays where it is, and is an error.
+/// rest. If that is nothing, what there is to tell stays where it is, and is an error. A set that the kernel answers for is waited for by the
+/// program's own call, `kernel`.
 ///
 /// # Safety
 /// As epoll_wait: `events` has room for `max`, or is a bad address; `mask` is the program's.
@@ -119,17 +120,34 @@ fn unknown(epfd: c_int) -> Option<&'static Epoll> {
 unsafe fn fill(
     (epoll, epfd): (&'static Epoll, c_int),
     (events, max): (*mut epoll_event, c_int),
-    timeout: Option<u64>,
+    mut timeout: Option<u64>,
     mask: *const sigset_t,
+    kernel: impl FnOnce() -> c_int,
     sleep_in_kernel: &mut waiting::Sleep<'_>,
 ) -> c_int {
+    if waiting::is_by_kernel(epoll) {
+        let name = epoll.name();
+        let deadline = timeout.filter(|nanos| *nanos > 0).map(|nanos| process::now().saturating_add(nanos));
+        let told = kernel();
+        // If it has been closed meanwhile, nothing of ours was left in the kernel's set.
+        if told <= 0 || !epoll.must_translate() || epoll.name() != name {
+            return told;
+        }
+        // SAFETY: the kernel has written there, and what it has not written it could.
+        let events = unsafe { std::slice::from_raw_parts_mut(events, room(events, max as usize)) };
+        let kept = waiting::translate(epoll, events, told as usize);
+        if kept > 0 {
+            return kept;
+        }
+        timeout = deadline.map(|deadline| deadline.saturating_sub(process::now())).or(timeout);
+    }
     signal::point();
     let _shield = Shield::raise();
     match room(events, max as usize) {
         0 => refuse(epfd, timeout, mask),
         // SAFETY: so many can be written.
         room => waiting::wait(
-            (epoll, epfd),
+            epoll,
             unsafe { std::slice::from_raw_parts_mut(events, room) },
             timeout,
             sleep_in_kernel,
@@ -195,13 +213,12 @@ pub unsafe extern "C-unwind" fn epoll_wait(
 ) -> c_int {
     // SAFETY: the program's own call, here and below.
     unsafe {
-        let Some(epoll) = waited_for(epfd, events, max, null()) else {
-            return real::epoll_wait(epfd, events, max, timeout);
-        };
-        let mut kernel = |set, part: &mut [epoll_event], time| {
+        let by_kernel = || real::epoll_wait(epfd, events, max, timeout);
+        let Some(epoll) = waited_for(epfd, events, max, null()) else { return by_kernel() };
+        let mut sleep = |set, part: &mut [epoll_event], time| {
             real::epoll_wait(set, part.as_mut_ptr(), part.len() as c_int, millis(time))
         };
-        fill((epoll, epfd), (events, max), nanos(timeout), null(), &mut kernel)
+        fill((epoll, epfd), (events, max), nanos(timeout), null(), by_kernel, &mut sleep)
     }
 }
 
@@ -219,13 +236,12 @@ pub unsafe extern "C-unwind" fn epoll_pwait(
 ) -> c_int {
     // SAFETY: the program's own call, here and below.
     unsafe {
-        let Some(epoll) = waited_for(epfd, events, max, mask) else {
-            return real::epoll_pwait(epfd, events, max, timeout, mask);
-        };
-        let mut kernel = |set, part: &mut [epoll_event], time| {
+        let by_kernel = || real::epoll_pwait(epfd, events, max, timeout, mask);
+        let Some(epoll) = waited_for(epfd, events, max, mask) else { return by_kernel() };
+        let mut sleep = |set, part: &mut [epoll_event], time| {
             real::epoll_pwait(set, part.as_mut_ptr(), part.len() as c_int, millis(time), mask)
         };
-        fill((epoll, epfd), (events, max), nanos(timeout), mask, &mut kernel)
+        fill((epoll, epfd), (events, max), nanos(timeout), mask, by_kernel, &mut sleep)
     }
 }
 
@@ -246,11 +262,11 @@ pub unsafe extern "C-unwind" fn epoll_pwait2(
         let by_kernel = || real::epoll_pwait2(epfd, events, max, timeout, mask);
         let Some(epoll) = waited_for(epfd, events, max, mask) else { return by_kernel() };
         let Ok(nanos) = from_timespec(timeout) else { return by_kernel() };
-        let mut kernel = |set, part: &mut [epoll_event], time: Option<u64>| {
+        let mut sleep = |set, part: &mut [epoll_event], time: Option<u64>| {
             let time = time.map(as_timespec);
             let pointer = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
             real::epoll_pwait2(set, part.as_mut_ptr(), part.len() as c_int, pointer, mask)
         };
-        fill((epoll, epfd), (events, max), nanos, mask, &mut kernel)
+        fill((epoll, epfd), (events, max), nanos, mask, by_kernel, &mut sleep)
     }
 }

@@ -104,21 +104,41 @@ pub(super) fn moving<D: Direction>(
     fd: c_int,
     flags: c_int,
     ours: impl FnOnce(&'static Endpoint) -> Result<usize, i32>,
-    kernel: impl FnOnce() -> ssize_t,
+    kernel: impl Fn() -> ssize_t,
 ) -> ssize_t {
+    match unsettled::<D>(fd, &kernel) {
+        Ok(endpoint) => moving_unsettled::<D>(endpoint, fd, flags, ours, kernel),
+        Err(result) => result,
+    }
+}
+
+/// The endpoint behind `fd`, if a lane may have something to say of it. Else the call is made.
+#[inline(always)]
+fn unsettled<D: Direction>(fd: c_int, kernel: impl Fn() -> ssize_t) -> Result<&'static Endpoint, ssize_t> {
     let Some(endpoint) = endpoint::behind(fd) else {
         let result = kernel();
         D::has_passed(fd);
-        return result;
+        return Err(result);
     };
-    let bytes = |result: &ssize_t| usize::try_from(*result).unwrap_or(0);
-    if endpoint.is_settled() {
-        let result = kernel();
-        if result > 0 {
-            D::count(endpoint, result as usize);
-        }
-        return result;
+    if !endpoint.is_settled() {
+        return Ok(endpoint);
     }
+    let result = kernel();
+    if result > 0 {
+        D::count(endpoint, result as usize);
+    }
+    Err(result)
+}
+
+#[inline]
+fn moving_unsettled<D: Direction>(
+    endpoint: &'static Endpoint,
+    fd: c_int,
+    flags: c_int,
+    ours: impl FnOnce(&'static Endpoint) -> Result<usize, i32>,
+    kernel: impl Fn() -> ssize_t,
+) -> ssize_t {
+    let bytes = |result: &ssize_t| usize::try_from(*result).unwrap_or(0);
     let _shield = begin(endpoint, fd, flags);
     // The end, for one who has waited for it since before bytes went over a lane, where they may lie unread.
     let is_lost = |result| result == 0 && endpoint.is_attached() && resets::reset_if_lost(endpoint, fd);
@@ -256,7 +276,28 @@ fn receive_at_once(
     receive::receive_few(endpoint, shield, fd, Piece { base: buf.cast(), len }, flags, slowly)
 }
 
-fn receive_one_slowly(
+/// A call on one buffer, of an endpoint of which a lane may have something to say.
+type Unsettled<P> =
+    fn(&'static Endpoint, c_int, (P, size_t, Calls), c_int, &dyn Fn(c_int) -> ssize_t) -> ssize_t;
+
+/// A call on one buffer that is not answered at once.
+#[inline(always)]
+fn one_slowly<D: Direction, P>(
+    fd: c_int,
+    piece: (P, size_t, Calls),
+    flags: c_int,
+    kernel: impl Fn(c_int) -> ssize_t,
+    ours: Unsettled<P>,
+) -> ssize_t {
+    match unsettled::<D>(fd, || kernel(fd)) {
+        Ok(endpoint) => ours(endpoint, fd, piece, flags, &kernel),
+        Err(result) => result,
+    }
+}
+
+#[inline(never)]
+fn receive_unsettled(
+    endpoint: &'static Endpoint,
     fd: c_int,
     (buf, len, of): (*mut c_void, size_t, Calls),
     flags: c_int,
@@ -266,7 +307,7 @@ fn receive_one_slowly(
         Some(piece) => receive::receive_all(endpoint, fd, &piece, flags, kernel),
         None => by_kernel(|| kernel(fd)),
     };
-    moving::<Receiving>(fd, flags, ours, || kernel(fd))
+    moving_unsettled::<Receiving>(endpoint, fd, flags, ours, || kernel(fd))
 }
 
 /// A send of one buffer, which goes on `slowly` unless it does what most do.
@@ -286,7 +327,9 @@ fn send_at_once(
     send::send_few(endpoint, shield, fd, Piece { base: buf.cast_mut().cast(), len }, flags, slowly)
 }
 
-fn send_one_slowly(
+#[inline(never)]
+fn send_unsettled(
+    endpoint: &'static Endpoint,
     fd: c_int,
     (buf, len, of): (*const c_void, size_t, Calls),
     flags: c_int,
@@ -296,7 +339,7 @@ fn send_one_slowly(
         Some(piece) => send::send_all(endpoint, fd, &piece, flags, kernel),
         None => by_kernel(|| kernel(fd)),
     };
-    moving::<Sending>(fd, flags, ours, || kernel(fd))
+    moving_unsettled::<Sending>(endpoint, fd, flags, ours, || kernel(fd))
 }
 
 /// See read(2).
@@ -316,7 +359,7 @@ fn read_slowly(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_
         // Unlike recv it waits for nothing.
         return kernel(fd);
     }
-    receive_one_slowly(fd, (buf, len, Calls::Files), flags, &kernel)
+    one_slowly::<Receiving, _>(fd, (buf, len, Calls::Files), flags, kernel, receive_unsettled)
 }
 
 /// See write(2).
@@ -331,7 +374,8 @@ pub unsafe extern "C-unwind" fn write(fd: c_int, buf: *const c_void, len: size_t
 #[inline(never)]
 fn write_slowly(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    send_one_slowly(fd, (buf, len, Calls::Files), flags, &move |fd| unsafe { real::write(fd, buf, len) })
+    let kernel = move |fd| unsafe { real::write(fd, buf, len) };
+    one_slowly::<Sending, _>(fd, (buf, len, Calls::Files), flags, kernel, send_unsettled)
 }
 
 /// readv, with flags for the socket that preadv2 has other names for.
@@ -435,9 +479,8 @@ pub unsafe extern "C-unwind" fn recv(fd: c_int, buf: *mut c_void, len: size_t, f
 #[inline(never)]
 fn recv_slowly(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    receive_one_slowly(fd, (buf, len, Calls::Sockets), flags, &move |fd| unsafe {
-        real::recv(fd, buf, len, flags)
-    })
+    let kernel = move |fd| unsafe { real::recv(fd, buf, len, flags) };
+    one_slowly::<Receiving, _>(fd, (buf, len, Calls::Sockets), flags, kernel, receive_unsettled)
 }
 
 /// See send(2).
@@ -452,9 +495,8 @@ pub unsafe extern "C-unwind" fn send(fd: c_int, buf: *const c_void, len: size_t,
 #[inline(never)]
 fn send_slowly(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    send_one_slowly(fd, (buf, len, Calls::Sockets), flags, &move |fd| unsafe {
-        real::send(fd, buf, len, flags)
-    })
+    let kernel = move |fd| unsafe { real::send(fd, buf, len, flags) };
+    one_slowly::<Sending, _>(fd, (buf, len, Calls::Sockets), flags, kernel, send_unsettled)
 }
 
 /// See recvfrom(2).

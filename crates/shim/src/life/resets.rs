@@ -13,7 +13,7 @@ pub(crate) fn notice_reset(endpoint: &Endpoint, fd: i32) -> bool {
 
 /// TCP has ended: resets the connection if that was the death of the peer's process with bytes of ours unread. `true` if it was.
 pub(crate) fn reset_if_lost(endpoint: &Endpoint, fd: i32) -> bool {
-    let is_lost = lost::reset_in_a_set(endpoint, fd);
+    let is_lost = lost::reset_in_a_set(endpoint, fd).is_some();
     if is_lost {
         // Whether there is room is TCP's to say again.
         epoll::refresh(endpoint);

@@ -6,7 +6,7 @@ use libc::epoll_event;
 use shunt_abi::page::Counter;
 
 use crate::base::journal::Held;
-use crate::base::signal::{self, Ran};
+use crate::base::signal::{self, Ran, Shield};
 use crate::base::{errno, kernel, order, process};
 use crate::broker::control;
 use crate::epoll::{self, Epoll, Patience};
@@ -23,41 +23,60 @@ const ASK_KERNEL_EVERY: u32 = 16;
 /// The real call on the set of this number, into the given part of the array, for at most so many nanoseconds.
 pub(crate) type Sleep<'a> = dyn FnMut(c_int, &mut [epoll_event], Option<u64>) -> c_int + 'a;
 
-/// Waits. The set has the number that the program says when the call begins, and may lose it to another before it ends.
+/// Whether the kernel answers for a set, after what a call that may sleep has to see to before. It need not be asked by way of a
+/// [sleep](Sleep): nothing is announced, and nothing of ours is held.
+#[inline(always)]
+pub(crate) fn is_by_kernel(epoll: &Epoll) -> bool {
+    if epoll.is_active() {
+        return false;
+    }
+    let is_due = !process::is_gate_open()
+        || overdue::patience().is_some()
+        || epoll::has_lamps()
+        || signal::has_announced();
+    !is_due || see_to(epoll)
+}
+
+#[inline(never)]
+fn see_to(epoll: &Epoll) -> bool {
+    let _shield = Shield::raise();
+    control::poll_inbox();
+    epoll::show_lanes();
+    overdue::look_if_due(process::now);
+    signal::undo_left();
+    !epoll.is_active()
+}
+
+/// What is left of the answer of the kernel's own, if a connection has been attached while it was waited for, or some of it goes by
+/// tokens. 0: only the doorbell has rung.
+#[inline(never)]
+pub(crate) fn translate(epoll: &'static Epoll, events: &mut [epoll_event], told: usize) -> c_int {
+    let _shield = Shield::raise();
+    let mut inner = epoll.lock();
+    inner.show();
+    let mut report = inner.begin(events);
+    inner.take_over_with_lanes(epoll, &mut report, told, None);
+    let kept = inner.finish(report);
+    if kept > 0 {
+        inner.pass_ring_on();
+    }
+    kept
+}
+
+/// Waits where lanes may answer. The set has the number that the program says when the call begins, and may lose it to another before it
+/// ends.
 pub(crate) fn wait(
-    (epoll, epfd): (&'static Epoll, c_int),
+    epoll: &'static Epoll,
     events: &mut [epoll_event],
     timeout: Option<u64>,
     sleep_in_kernel: &mut Sleep<'_>,
 ) -> c_int {
     control::poll_inbox();
     epoll::show_lanes();
-    let (mut now, deadline): (u64, Deadline);
-    if epoll.is_active() {
-        // The clock is read once for all that comes before a sleep.
-        now = process::now();
-        overdue::look_if_due(|| now);
-        deadline = timeout.map(|nanos| now.saturating_add(nanos));
-    } else {
-        overdue::look_if_due(process::now);
-        deadline = timeout.map(|nanos| process::now().saturating_add(nanos));
-        let name = epoll.name();
-        let result = signal::open(Held::NOTHING, || sleep_in_kernel(epfd, events, timeout));
-        if result <= 0 || !epoll.must_translate() || epoll.name() != name {
-            return result;
-        }
-        // Somebody may have attached a connection meanwhile, and then the doorbell is among the events.
-        let mut inner = epoll.lock();
-        inner.show();
-        let mut report = inner.begin(events);
-        inner.take_over_with_lanes(epoll, &mut report, result as usize);
-        let kept = inner.finish(report);
-        if kept > 0 {
-            inner.pass_ring_on();
-            return kept;
-        }
-        now = process::now();
-    }
+    // The clock is read once for all that comes before a sleep.
+    let mut now = process::now();
+    overdue::look_if_due(|| now);
+    let deadline: Deadline = timeout.map(|nanos| now.saturating_add(nanos));
     loop {
         idle::look_if_due(|| now);
         let (result, leaves_some) = match round(epoll, events, deadline, now, sleep_in_kernel) {
@@ -213,10 +232,8 @@ fn round(
         inner.look_unrung();
     }
     let is_all = (result as usize) < report.room().len();
-    if is_all {
-        inner.note_asked(asked_all);
-    }
-    let has_rung = inner.take_over_with_lanes(epoll, &mut report, result as usize);
+    let all = is_all.then_some(asked_all);
+    let has_rung = inner.take_over_with_lanes(epoll, &mut report, result as usize, all);
     if has_rung {
         overdue::note_waited();
     }

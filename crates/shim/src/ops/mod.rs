@@ -24,7 +24,7 @@ use libc::ssize_t;
 use crate::base::private::borrow;
 use crate::base::{lock, signal};
 use crate::broker::control;
-use crate::socket::endpoint::{Endpoint, Stage};
+use crate::socket::endpoint::{Endpoint, NEVER, Stage};
 use shunt_ring::bytes;
 use shunt_sys::memory::{self, Access};
 
@@ -85,42 +85,43 @@ unsafe fn copy<const FEW: bool>(from: *const u8, to: *mut u8, len: usize) -> boo
 
 /// A data operation begins. Those of an endpoint that is on TCP are counted, and it is considered for an offer once there were
 /// enough.
-#[inline]
+#[inline(always)]
 pub(crate) fn used(endpoint: &'static Endpoint, fd: RawFd) {
-    if endpoint.is_attached() {
-        endpoint.remember(fd);
-        control::poll_inbox();
-    } else {
-        used_on_tcp(endpoint, fd);
+    control::poll_inbox();
+    let (operations, enough) = match endpoint.stage() {
+        Stage::Attached => return endpoint.remember(fd),
+        Stage::Offered => (endpoint.operations.load(Relaxed), ALONE_AFTER),
+        Stage::Plain => (endpoint.operations.load(Relaxed), endpoint.offer_after.load(Relaxed)),
+    };
+    let operations = operations.wrapping_add(1);
+    if operations == 1 || operations >= enough {
+        return look_at_use(endpoint, fd, operations);
     }
+    endpoint.operations.store(operations, Relaxed);
 }
 
+/// The same for the first of so many, or the last.
 #[inline(never)]
-fn used_on_tcp(endpoint: &'static Endpoint, fd: RawFd) {
-    match endpoint.stage() {
-        Stage::Plain => {
-            let operations = endpoint.operations.load(Relaxed) + 1;
-            if operations == 1 && endpoint.was_begun() && !is_connected(fd) {
-                return;
-            }
-            let is_first = operations == 1 && endpoint.count_use();
-            if operations < endpoint.offer_after.load(Relaxed) {
-                endpoint.operations.store(operations, Relaxed);
-            } else if endpoint.offer_after.load(Relaxed) != u32::MAX {
-                control::consider(endpoint, fd, is_first);
-            } else {
-                endpoint.settle();
-            }
+fn look_at_use(endpoint: &'static Endpoint, fd: RawFd, operations: u32) {
+    let is_first = operations == 1;
+    if endpoint.stage() == Stage::Plain {
+        if is_first && endpoint.was_begun() && !is_connected(fd) {
+            return;
         }
-        Stage::Offered => {
-            control::poll_inbox();
-            let operations = endpoint.operations.load(Relaxed) + 1;
-            endpoint.operations.store(operations, Relaxed);
-            if operations >= ALONE_AFTER {
-                control::give_up_if_alone(endpoint);
-            }
+        endpoint.remember(fd);
+        if is_first {
+            endpoint.count_use();
         }
-        Stage::Attached => control::poll_inbox(),
+        match endpoint.offer_after.load(Relaxed) {
+            NEVER => endpoint.settle(),
+            enough if operations < enough => endpoint.operations.store(operations, Relaxed),
+            _ => control::consider(endpoint, fd),
+        }
+    } else {
+        endpoint.operations.store(operations, Relaxed);
+        if operations >= ALONE_AFTER && control::give_up_if_alone(endpoint) {
+            endpoint.operations.store(ALONE_AFTER - ASK_AGAIN_AFTER, Relaxed);
+        }
     }
 }
 
@@ -132,3 +133,5 @@ fn is_connected(fd: RawFd) -> bool {
 /// Data operations after which an endpoint that was offered, and whose peer was not, is looked at: see
 /// [`control::give_up_if_alone`]. Twice as many as the peer may wait for before it is offered: see [`crate::socket::distance`].
 const ALONE_AFTER: u32 = 8192;
+/// So many more where the broker has to say first that it is awake, which holds for a second.
+const ASK_AGAIN_AFTER: u32 = 64;

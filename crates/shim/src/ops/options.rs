@@ -14,7 +14,7 @@ use crate::base::{errno, kernel, real};
 use crate::epoll;
 use crate::life::{attach, resets};
 use crate::socket::endpoint::Endpoint;
-use crate::socket::{incoming, settings};
+use crate::socket::{incoming, lost, settings};
 
 /// Linux's own, which the crate does not name.
 const F_SETSIG: c_int = 10;
@@ -312,10 +312,11 @@ pub(crate) fn tells_waiting(endpoint: &Endpoint, fd: RawFd) -> bool {
     if is_seen { endpoint.tells_waiting.load(Relaxed) } else { settings::has_inq(fd) }
 }
 
-/// How many these are. The kernel counts a FIN too.
+/// How many these are. The kernel counts a FIN too, but none of what TCP would have reset.
 pub(crate) fn waiting(endpoint: &Endpoint, fd: RawFd) -> c_int {
     let on_tcp = rustix::io::ioctl_fionread(borrow(fd)).unwrap_or(0) as c_int;
-    let finished = shunt_sys::tcp::peer_has_finished(borrow(fd)).unwrap_or(true);
+    let finished =
+        shunt_sys::tcp::peer_has_finished(borrow(fd)).unwrap_or(true) && !lost::may_be_lost(endpoint, fd);
     on_tcp.saturating_add(incoming::unread(endpoint) as c_int).saturating_add(finished.into())
 }
 

@@ -157,6 +157,7 @@ fn complete(endpoint: &Endpoint, side: &TxSide, sleeper: Option<&'static WaiterL
 #[inline(always)]
 fn note_progress(endpoint: &Endpoint, total: u64, seen: &mut Seen) {
     seen.full_since = None;
+    seen.sends = seen.sends.wrapping_add(1);
     if let Some(entry) = endpoint.entry() {
         entry.shm_sent.store(total, Relaxed);
     }

@@ -173,6 +173,7 @@ fn accept(letter: &Handover<'_>) {
         endpoint.holders.begin(letter.strays);
         // By the program before this one.
         endpoint.count_use();
+        endpoint.note_moved();
         endpoint.add_shut(held.shut & 1 != 0, held.shut & 2 != 0);
         let barred = Reason::parse(held.barred as u16).filter(|reason| *reason != Reason::None);
         if let Some(reason) = barred.or((!family::arrive(endpoint, held.row)).then_some(Reason::Exec)) {

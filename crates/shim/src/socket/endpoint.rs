@@ -73,6 +73,8 @@ pub(crate) struct Seen {
     pub(crate) is_listed: Cell<bool>,
     /// What both lanes had carried when that was last asked for [`crate::life::idle`].
     pub(crate) moved: Option<u64>,
+    /// Sends of which it has taken something.
+    pub(crate) sends: u32,
 }
 
 /// The receiving direction and what belongs to its lock.
@@ -98,7 +100,7 @@ pub(crate) struct Endpoint {
     receivers_in_kernel: AtomicU32,
     /// Threads inside a kernel send on the socket (L4).
     senders_in_kernel: AtomicU32,
-    /// Data operations since the last offer, and how many the next offer takes.
+    /// Data operations since the last offer, and how many the next offer takes; or [`NEVER`].
     pub(crate) operations: AtomicU32,
     pub(crate) offer_after: AtomicU32,
     /// When it was last offered; 0: never.
@@ -108,8 +110,8 @@ pub(crate) struct Endpoint {
     /// Whether it has been counted as used, and as being on shared memory.
     counted_as_used: AtomicBool,
     counted_on_shm: AtomicBool,
-    /// See [`is_listed_from_the_first`](Self::is_listed_from_the_first).
-    listed_from_the_first: AtomicBool,
+    /// See [`has_moved`](Self::has_moved).
+    moved: AtomicBool,
     entry: AtomicPtr<page::Entry>,
     /// Descriptors of this process that name the socket, or [`HELD`].
     names: AtomicU32,
@@ -124,8 +126,6 @@ pub(crate) struct Endpoint {
     barred: AtomicU32,
     /// The option that has kept it from shared memory, packed; 0: none has.
     option: AtomicU64,
-    /// See [`is_settled`](Self::is_settled).
-    settled: AtomicBool,
     /// Its peer's address is of no other program of this host.
     remote: AtomicBool,
     /// This end called connect.
@@ -167,6 +167,9 @@ pub(crate) struct Endpoint {
     pub(crate) epolls: Lock<Vec<EpollRef>>,
 }
 
+/// There will be no offer any more.
+pub(crate) const NEVER: u32 = 0;
+
 /// What has been shut down so far.
 pub(crate) struct Shut {
     pub(crate) both: bool,
@@ -202,7 +205,7 @@ fn remembered(fd: RawFd) -> Option<&'static Endpoint> {
     // SAFETY: what is remembered lives as long as the process.
     let ready = unsafe { &*word }.load(SeqCst);
     // Of one that is free the word says nothing, as does the table of what is none; and no name is as long as that of nothing remembered.
-    let name = ready & !(APART | OWES | HAS_LOW_WATER);
+    let name = ready & !(APART | OWES | HAS_LOW_WATER | SETTLED);
     // SAFETY: as in `at_once`: an entry that is as a remembered word is an endpoint's, whose first field that is.
     (name == entry && name != 0).then(|| unsafe { &*word.cast::<Endpoint>() })
 }
@@ -213,6 +216,9 @@ const APART: u64 = 1 << 63;
 const OWES: u64 = 1 << 62;
 /// The same: a receive must know its [low water](LowWater).
 const HAS_LOW_WATER: u64 = 1 << 61;
+
+/// The same: see [`Endpoint::is_settled`].
+const SETTLED: u64 = 1 << 60;
 
 /// The endpoint behind `fd`, if it is on a link, owes nothing and has been [remembered](Endpoint::remember): what most calls find, by one look at
 /// the table and one at the endpoint. `None`: [`behind`] says.
@@ -812,22 +818,20 @@ impl Endpoint {
         self.option.load(Relaxed)
     }
 
-    /// It is used. Counts it the first time, and says whether this is that.
-    pub(crate) fn count_use(&self) -> bool {
-        let is_first = !self.counted_as_used.swap(true, Relaxed);
-        if is_first {
+    /// It is used. Counts it the first time.
+    pub(crate) fn count_use(&self) {
+        if !self.counted_as_used.swap(true, Relaxed) {
             process::count(Counter::Connections, 1);
         }
-        is_first
     }
 
-    /// It is listed before anything has been moved: the row counts every byte.
-    pub(crate) fn is_listed_from_the_first(&self) -> bool {
-        self.listed_from_the_first.load(Relaxed)
+    /// Whether a call has moved bytes of it by TCP, as far as this program knows.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.moved.load(Relaxed)
     }
 
-    pub(crate) fn list_from_the_first(&self) {
-        self.listed_from_the_first.store(true, Relaxed);
+    pub(crate) fn note_moved(&self) {
+        self.moved.store(true, Relaxed);
     }
 
     /// Counts it, the first time it is on shared memory.
@@ -864,14 +868,17 @@ impl Endpoint {
     /// Whether it is the kernel's for good: barred, and on no link. Its data calls need not be announced (L4).
     #[inline]
     pub(crate) fn is_settled(&self) -> bool {
-        self.settled.load(Relaxed)
+        self.ready.load(Relaxed) & SETTLED != 0
     }
 
     /// Makes it so if it can be. Under the locks, as [`adopt`](crate::life::attach::adopt), which is either over or finds it barred.
     pub(crate) fn settle(&self) {
-        if self.barred().is_some() {
+        let can_be = || self.barred().is_some() && self.stage() == Stage::Plain && !self.owes();
+        if can_be() {
             let (_tx, _rx) = (self.tx.lock(), self.rx.lock());
-            self.settled.store(self.stage() == Stage::Plain && !self.owes(), Relaxed);
+            if can_be() {
+                self.ready.fetch_or(SETTLED, SeqCst);
+            }
         }
     }
 
@@ -901,6 +908,9 @@ impl Endpoint {
     /// Adds to the bytes that TCP received, for `shunt status`.
     #[inline]
     pub(crate) fn count_received(&self, bytes: usize) {
+        if bytes != 0 {
+            self.note_moved();
+        }
         if let Some(entry) = self.entry() {
             entry.tcp_received.store(entry.tcp_received.load(Relaxed) + bytes as u64, Relaxed);
         }
@@ -915,6 +925,9 @@ impl Endpoint {
     /// what came before the lane has arrived, which would have come with the answers that lanes have carried.
     #[inline]
     pub(crate) fn count_sent(&self, bytes: usize) {
+        if bytes != 0 {
+            self.note_moved();
+        }
         if !self.is_remote() {
             order::note_by_tcp();
         }
@@ -987,10 +1000,9 @@ impl Endpoint {
         self.offered_as.store(0, Relaxed);
         self.counted_as_used.store(false, Relaxed);
         self.counted_on_shm.store(false, Relaxed);
-        self.listed_from_the_first.store(false, Relaxed);
+        self.moved.store(false, Relaxed);
         self.option.store(0, Relaxed);
         self.barred.store(0, Relaxed);
-        self.settled.store(false, Relaxed);
         self.remote.store(false, Relaxed);
         self.was_begun.store(false, Relaxed);
         self.shut.store(0, Relaxed);

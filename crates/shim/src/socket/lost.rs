@@ -58,14 +58,11 @@ fn is_over(endpoint: &Endpoint, fd: i32) -> bool {
 }
 
 /// TCP has ended. If that was the death of the peer's process, with bytes of ours unread in the lane, TCP would have
-/// reset the connection: then this makes of the kernel's socket what a reset leaves behind. `true` if it did; then the sets are to be
-/// brought up to date.
-pub(crate) fn reset_in_a_set(endpoint: &Endpoint, fd: i32) -> bool {
-    let had_finished = abandon_if_lost(endpoint, fd);
-    if let Some(had_finished) = had_finished {
-        reset(endpoint, fd, had_finished);
-    }
-    had_finished.is_some()
+/// reset the connection: then this makes of the kernel's socket what a reset leaves behind, and the sets are to be brought up to date.
+/// `Some` says whether that is so now. Else the kernel will tell of it: the end of a process closes one socket after the other.
+pub(crate) fn reset_in_a_set(endpoint: &Endpoint, fd: i32) -> Option<bool> {
+    let had_finished = abandon_if_lost(endpoint, fd)?;
+    Some(reset(endpoint, fd, had_finished))
 }
 
 /// The same before another program goes on with the socket that nobody can tell of an error. It is told by the kernel then, if
@@ -74,7 +71,9 @@ pub(crate) fn notice_reset_for_another(endpoint: &Endpoint, fd: i32) {
     if may_be_lost(endpoint, fd) {
         match abandon_if_lost(endpoint, fd) {
             Some(false) if !shunt_sys::tcp::has_unread(borrow(fd)) => dissolve(fd),
-            Some(had_finished) => reset(endpoint, fd, had_finished),
+            Some(had_finished) => {
+                reset(endpoint, fd, had_finished);
+            }
             None => {}
         }
     }
@@ -163,12 +162,11 @@ fn is_within(deadline: &mut Option<u64>) -> bool {
     now < *deadline.get_or_insert(now + AT_ONCE_NANOS)
 }
 
-/// Makes of the kernel's socket what a reset leaves behind.
-fn reset(endpoint: &Endpoint, fd: i32, had_finished: bool) {
+/// Makes of the kernel's socket what a reset leaves behind. `false`: the kernel has yet to do so.
+fn reset(endpoint: &Endpoint, fd: i32, had_finished: bool) -> bool {
     if had_finished {
         // Its FIN came long before, so this is no reset of an established connection.
-        provoke_reset(endpoint, fd);
-        return;
+        return provoke_reset(endpoint, fd);
     }
     // What TCP resets has no FIN, which the kernel counts; none has come if it has reset the connection by itself.
     if shunt_sys::tcp::peer_has_finished(borrow(fd)).unwrap_or_else(|| !kernel::has_error(fd)) {
@@ -183,6 +181,7 @@ fn reset(endpoint: &Endpoint, fd: i32, had_finished: bool) {
     } else {
         dissolve(fd);
     }
+    true
 }
 
 /// Whether this end has shut its sending direction down, be it by another process that shares the socket.

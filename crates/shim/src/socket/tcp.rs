@@ -5,7 +5,6 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 use libc::pollfd;
-use shunt_abi::page;
 use shunt_abi::reason::Reason;
 use shunt_ring::Sink;
 use shunt_transport::{Kernel, Waiting};
@@ -23,15 +22,13 @@ pub(crate) struct Tcp<'a> {
 
 impl Tcp<'_> {
     /// Whether bytes have gone past TCP's counts, as those do that a sockmap takes from one socket's queue to another's: the kernel
-    /// counts nothing of a connection that has been used, or less sent than the program has sent. Nobody knows where in the stream
+    /// counts nothing of a connection that has moved some, or less sent than the program has sent. Nobody knows where in the stream
     /// such bytes stand.
     pub(crate) fn is_bypassed(&self) -> bool {
         // In this order: what is sent meanwhile is counted by the kernel first.
-        let count = |entry: &page::Entry| (entry.tcp_sent.load(Relaxed), entry.tcp_received.load(Relaxed));
-        let (sent_here, received_here) = self.endpoint.entry().map_or((0, 0), count);
-        let unused = || self.endpoint.is_listed_from_the_first() && (sent_here, received_here) == (0, 0);
+        let sent_here = self.endpoint.entry().map_or(0, |entry| entry.tcp_sent.load(Relaxed));
         match (self.sent(), self.read()) {
-            (Some(0), Some(0)) => !unused(),
+            (Some(0), Some(0)) => self.endpoint.has_moved(),
             (Some(sent), _) => sent < sent_here,
             (None, _) => false,
         }

@@ -113,8 +113,10 @@ pub(super) fn control(step: &Step) -> Answer {
     Answer::of(ret.into())
 }
 
-/// A wait that has taken so long has slept.
-const SLEPT: Duration = Duration::from_millis(5);
+/// A wait that was to wait and has taken so long has slept.
+const SLEPT: Duration = Duration::from_micros(100);
+/// Whoever has woken it may take so long for the rest of its call. It does not sleep meanwhile: then it would be taken for one that waits still.
+const REST: Duration = Duration::from_micros(500);
 
 /// epoll_wait and its kin; the answer's extra is pairs of data and events, in the order in which they are told. Where there are fewer
 /// places than there may be events, whoever waits goes on until nothing new is told: each pair counts once. So does who has slept: what one
@@ -123,22 +125,25 @@ pub(super) fn wait(step: &Step) -> Answer {
     let begin = Instant::now();
     let mut all = wait_once(step, step.args[2]);
     let places = step.args[1];
-    let has_slept = all.ret > 0 && begin.elapsed() >= SLEPT && !is_raw(step);
+    let has_slept = all.ret > 0 && step.args[2] != 0 && begin.elapsed() >= SLEPT && !is_raw(step);
     if !has_slept && (places >= ENOUGH || all.ret < places) {
         return all;
     }
     let pairs = |extra: &[i64]| extra.chunks(2).map(|pair| (pair[0], pair[1])).collect::<Vec<_>>();
     let mut told = pairs(&all.extra);
     let mut in_vain = 0;
-    while in_vain < 2 + told.len() {
+    let until = has_slept.then(|| Instant::now() + REST);
+    let has_time = || until.is_some_and(|until| Instant::now() < until);
+    while in_vain < 2 + told.len() || has_time() {
         let next = wait_once(step, 0);
         let known = told.len();
         let new: Vec<_> = pairs(&next.extra).into_iter().filter(|pair| !told.contains(pair)).collect();
         told.extend(new);
         in_vain = if told.len() > known { 0 } else { in_vain + 1 };
-        if next.ret <= 0 {
+        if next.ret <= 0 && !has_time() {
             break;
         }
+        std::thread::yield_now();
     }
     all.ret = told.len() as i64;
     all.extra = told.into_iter().flat_map(|(data, events)| [data, events]).collect();

@@ -21,6 +21,19 @@ fn enter_at(thread: &Thread, held: Held, here: usize) -> usize {
     thread.journal.enter(held, here, |at| thread.apart.has(at))
 }
 
+/// Whether this thread has announced anything: perhaps for a call that was left.
+#[inline]
+pub(crate) fn has_announced() -> bool {
+    !thread::this().journal.is_empty()
+}
+
+/// Undoes what calls that were left have announced. Under the shield.
+pub(crate) fn undo_left() {
+    let thread = thread::this();
+    let place = enter(thread, Held::NOTHING);
+    thread.journal.leave(place);
+}
+
 /// Ends that; undoing it is the caller's.
 pub(crate) fn withdraw(place: usize) {
     thread::this().journal.leave(place);
