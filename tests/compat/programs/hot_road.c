@@ -1,6 +1,7 @@
 /* Both ends of some connections in one thread. What is measured has functions of its own, which a profiler finds by their names: each is
  * called so often as the first argument says, once all of the connections are in use, and all else is done outside of them. The second
- * says for which events the set has them. */
+ * says for which events the set has them, the third how many microseconds lie between a send and the wait for it. A call of getppid(2) shows
+ * where what is measured begins. */
 
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -50,7 +51,7 @@ static void exchange(int from, int to)
 
 int main(int count, char **arguments)
 {
-    check(count == 3, "how often, and for what?");
+    check(count == 4, "how often, for what, and after which pause?");
     int listener = socket(AF_INET, SOCK_STREAM, 0), set = epoll_create1(0);
     struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     socklen_t length = sizeof address;
@@ -75,9 +76,12 @@ int main(int count, char **arguments)
     }
     while (wait_now(set) > 0)
         ;
-    int often = atoi(arguments[1]);
+    int often = atoi(arguments[1]), pause = atoi(arguments[3]);
+    getppid();
     for (int turn = 0; turn < often; turn++) {
         measured_send(clients[turn % CONNECTIONS]);
+        if (pause > 0)
+            usleep(pause);
         measured_wait(set);
         measured_receive(servers[turn % CONNECTIONS]);
     }

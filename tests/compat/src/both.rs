@@ -23,6 +23,23 @@ pub fn both<T: Debug + PartialEq + Send + 'static>(
     }
 }
 
+/// The same, the two halves beside each other: for programs that sleep most of the time.
+pub fn both_at_once<T: Debug + PartialEq + Send + 'static>(
+    limit: Duration,
+    body: impl Fn(&Host) -> T + Clone + Send + 'static,
+) {
+    if std::env::var("COMPAT_ONLY").is_ok() {
+        return both(limit, body);
+    }
+    let (native, shunt) = std::thread::scope(|scope| {
+        let beside = body.clone();
+        let native = scope.spawn(move || on_host(Mode::Native, limit, beside));
+        let shunt = on_host(Mode::Shunt, limit, body);
+        (native.join().unwrap_or_else(|panic| resume_unwind(panic)), shunt)
+    });
+    assert_eq!(native, shunt, "natively (left) and under shunt (right)");
+}
+
 /// Runs `body` under shunt only, within `limit`: for what has no native counterpart, such as the broker's death.
 pub fn under_shunt(limit: Duration, body: impl Fn(&Host) + Clone + Send + 'static) {
     if std::env::var("COMPAT_ONLY").is_ok_and(|only| only == "native") {

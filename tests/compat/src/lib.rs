@@ -25,6 +25,7 @@ pub use answers::Answers;
 pub use answers::ask;
 pub use answers::ask_statically;
 pub use both::both;
+pub use both::both_at_once;
 pub use both::under_shunt;
 pub use containerd::{Node, Pod};
 pub use conversation::Way;

@@ -1,14 +1,14 @@
 //! Signals, sleepers, closes by other threads and the ends of threads, in calls on shared memory: our own programs ask one question a line, and the answers
 //! must be those of TCP.
 
-use shunt_compat::{ask, both};
+use shunt_compat::{ask, both, both_at_once};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(100);
 
 #[test]
 fn which_calls_go_on_after_a_handler() {
-    both(LIMIT, |host| ask(host, "interrupts", 1));
+    both_at_once(LIMIT, |host| ask(host, "interrupts", 1));
 }
 
 #[test]
@@ -18,7 +18,7 @@ fn what_handlers_see() {
 
 #[test]
 fn threads_that_are_cancelled() {
-    both(LIMIT, |host| ask(host, "cancels", 1));
+    both_at_once(LIMIT, |host| ask(host, "cancels", 1));
 }
 
 /// Handlers use sockets while the code that they interrupt does, thousands of times. The longer variant: `storm PORT GATE
@@ -37,10 +37,10 @@ fn more_threads_than_waiters() {
 /// The calls go on, with what they were given, and the peer is told of nothing before they are over.
 #[test]
 fn numbers_that_are_closed_under_calls() {
-    both(LIMIT, |host| ask(host, "closes", 47));
+    both_at_once(LIMIT, |host| ask(host, "closes", 47));
 }
 
 #[test]
 fn sleepers_on_a_connection_that_switches() {
-    both(LIMIT, |host| ask(host, "switches", 1));
+    both_at_once(LIMIT, |host| ask(host, "switches", 1));
 }

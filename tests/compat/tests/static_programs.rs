@@ -4,8 +4,8 @@
 use shunt_abi::reason::Reason;
 use shunt_compat::Phase::{self, Shm, Tcp};
 use shunt_compat::{
-    Host, Way, ask_statically, both, compile, compile_for_musl, compile_go, converse, gate, run_phases,
-    run_with_itself,
+    Host, Way, ask_statically, both, both_at_once, compile, compile_for_musl, compile_go, converse, gate,
+    run_phases, run_with_itself,
 };
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -75,7 +75,7 @@ fn who_may_use_one_processor_spins() {
 
 #[test]
 fn which_calls_go_on_after_a_handler() {
-    both(LIMIT, |host| ask_statically(host, "interrupts", 1));
+    both_at_once(LIMIT, |host| ask_statically(host, "interrupts", 1));
 }
 
 #[test]
@@ -95,17 +95,17 @@ fn more_threads_than_waiters() {
 
 #[test]
 fn threads_that_are_cancelled() {
-    both(LIMIT, |host| ask_statically(host, "cancels", 1));
+    both_at_once(LIMIT, |host| ask_statically(host, "cancels", 1));
 }
 
 #[test]
 fn numbers_that_are_closed_under_calls() {
-    both(LIMIT, |host| ask_statically(host, "closes", 47));
+    both_at_once(LIMIT, |host| ask_statically(host, "closes", 47));
 }
 
 #[test]
 fn sleepers_on_a_connection_that_switches() {
-    both(LIMIT, |host| ask_statically(host, "switches", 1));
+    both_at_once(LIMIT, |host| ask_statically(host, "switches", 1));
 }
 
 /// musl looks where a thread stands to cancel it. Such a program is left alone.

@@ -40,6 +40,15 @@ pub fn wait_until(what: &str, limit: Duration, mut ready: impl FnMut() -> bool) 
     }
 }
 
+/// Waits until a server, told of in `before` without any peers, holds nothing of those that have gone.
+pub fn wait_until_let_go(server: u32, port: u16, before: &Usage, limit: Duration) {
+    wait_until("the server lets go of its peers", limit, || {
+        drop(std::net::TcpStream::connect(("127.0.0.1", port)));
+        let now = Usage::of(server).expect("it serves");
+        now.links == 0 && now.descriptors <= before.descriptors + 8
+    });
+}
+
 /// Ends of connections that are on shared memory both ways, or will be with the next byte, and those that are not.
 pub fn ends(snapshot: &Snapshot) -> (usize, Vec<&shunt_abi::status::Connection>) {
     let shared = |one: &Direction| one.road == Road::Shm || one.reason == shunt_abi::reason::Reason::Idle;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use shunt_compat::{Host, both};
-use shunt_scale::{Usage, ends, load, wait_until, widen};
+use shunt_scale::{Usage, ends, load, wait_until, wait_until_let_go, widen};
 
 const CONNECTIONS: usize = 10_000;
 const LIMIT: Duration = Duration::from_secs(240);
@@ -30,11 +30,7 @@ fn ten_thousand_connections_of_one_pair_of_processes() {
         assert!(ended.success() && ended.stdout.contains("done"), "{}", ended.stderr);
         if host.status().is_some() {
             // The client's links go with it, 157 of them.
-            wait_until("the server lets go of its links", Duration::from_secs(30), || {
-                drop(std::net::TcpStream::connect(("127.0.0.1", port)));
-                let now = Usage::of(server.pid()).expect("it serves");
-                now.links == 0 && now.descriptors <= before.descriptors + 8
-            });
+            wait_until_let_go(server.pid(), port, &before, Duration::from_secs(30));
         }
         assert!(server.is_running());
         server.stop();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use shunt_abi::reason::Reason;
 use shunt_compat::{Host, both};
-use shunt_scale::{Usage, ends, load, ready_members, wait_until, widen};
+use shunt_scale::{Usage, ends, load, ready_members, wait_until, wait_until_let_go, widen};
 
 const LIMIT: Duration = Duration::from_secs(900);
 
@@ -47,11 +47,7 @@ fn processes_in_a_ring_around_a_server() {
         let ended = swarm.wait(LIMIT);
         assert!(ended.success() && ended.stdout.contains("done"), "{}", ended.stderr);
         if host.status().is_some() {
-            wait_until("the server lets go of its peers", Duration::from_secs(60), || {
-                drop(std::net::TcpStream::connect(("127.0.0.1", port)));
-                let now = Usage::of(server.pid()).expect("it serves");
-                now.links == 0 && now.descriptors <= before.descriptors + 8
-            });
+            wait_until_let_go(server.pid(), port, &before, Duration::from_secs(60));
         }
         server.stop();
     });
