@@ -8,7 +8,8 @@ use std::process::Command;
 fn the_quickest_packages_tests_pass_as_natively() {
     let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let done = Command::new(project.join("tests/breadth/run"))
-        .args(["--quick", "--again", "--timeout", "60"])
+        // They sleep most of the time.
+        .args(["--quick", "--again", "--timeout", "60", "--jobs", "4"])
         .output()
         .expect("tests/breadth/run is there, and so is Python");
     let (table, said) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));

@@ -49,7 +49,8 @@ impl<'h> Hosts<'h> {
         let network = ["network", "create", "--driver=overlay", "--attachable", "--subnet=10.60.0.0/24"];
         engines[ONE].docker(network.iter().chain(&["across"]));
         for engine in &engines {
-            engine.image(IMAGE, &["memcached", "memcaslap", "nginx", "curl", "ls", "socat"]);
+            engine
+                .image(IMAGE, &["memcached", "memcaslap", "nginx", "curl", "ls", "socat", "getent", "sleep"]);
             engine.configure("runtime register");
         }
         let hosts = Hosts { host, nets, engines, routers: [None, None] };
@@ -399,8 +400,11 @@ fn services_of_the_swarm_are_found_by_etcd(hosts: &mut Hosts<'_>) {
     for (at, name) in [(ONE, "echoes"), (TWO, "echoes"), (ONE, "others"), (TWO, "others")] {
         await_until(|| listens(at, name), || hosts.engines[ONE].docker(["service", "ps", name]));
     }
+    // It begins once both engines have told each other of their containers, and each name has two addresses.
     let asks = format!(
-        "n=0; while [ $n -lt {ASKS} ]; do for name in echoes tasks.others; do n=$((n + 1));\n\
+        "for name in echoes tasks.others; do\n\
+         until case $(getent ahostsv4 $name) in *STREAM*STREAM*) ;; *) false ;; esac; do sleep 0.1; done; done\n\
+         n=0; while [ $n -lt {ASKS} ]; do for name in echoes tasks.others; do n=$((n + 1));\n\
          echo bytes-$n | socat -t 20 - TCP:$name:9000 || exit 1; done; done"
     );
     let on_two = ["--mode=replicated-job", "--constraint=node.role==worker", "--restart-condition=none"];
@@ -413,13 +417,14 @@ fn services_of_the_swarm_are_found_by_etcd(hosts: &mut Hosts<'_>) {
     await_until(ended, || hosts.engines[ONE].docker(["service", "ps", "asks"]));
     let container = of_service(TWO, "asks");
     let inspect = |what: &str| hosts.engines[TWO].docker(["inspect", "--format", what, &container]);
-    assert_eq!(inspect("{{.HostConfig.Runtime}} {{.State.ExitCode}}"), "shunt 0");
+    let logs = hosts.engines[TWO].try_docker(["logs", &container]);
+    assert_eq!(inspect("{{.HostConfig.Runtime}} {{.State.ExitCode}}"), "shunt 0", "{logs:?}");
     let (host, overlay) = hosts.roads(TWO, "client");
     let same_host = overlay["same-host"].as_u64().unwrap_or(0);
     assert!(host > 0 && host + same_host == ASKS, "{host} {overlay}");
     assert_eq!(hosts.roads(ONE, "server"), (host, serde_json::json!({})));
     let answers: Vec<String> = (1..=ASKS).map(|n| format!("bytes-{n}")).collect();
-    assert_eq!(hosts.engines[TWO].docker(["logs", &container]), answers.join("\n"), "{host} of {ASKS}");
+    assert_eq!(text(&logs.stdout), answers.join("\n"), "{host} of {ASKS}");
     for service in ["asks", "echoes", "others"] {
         hosts.engines[ONE].docker(["service", "rm", service]);
     }

@@ -1,7 +1,7 @@
 //! What a program sees when its peer ends, in every way a process or a connection can end: under shunt, exactly
 //! what TCP would have shown. That no process, descriptor or file stays behind is asserted after each half.
 
-use shunt_compat::{Host, both};
+use shunt_compat::{Host, both_at_once};
 use std::time::{Duration, Instant};
 
 /// How many scenarios a group may have: one port each.
@@ -32,7 +32,7 @@ fn observe(host: &Host, group: &str) -> Vec<String> {
 }
 
 fn group(name: &'static str) {
-    both(Duration::from_secs(120), move |host| Scenarios(observe(host, name)));
+    both_at_once(Duration::from_secs(120), move |host| Scenarios(observe(host, name)));
 }
 
 /// One line per scenario. A difference is shown as the lines that differ.
@@ -65,7 +65,7 @@ fn a_connection_that_is_closed() {
 #[test]
 fn a_connection_that_is_ended_by_a_hidden_call() {
     for call in ["close", "shutdown"] {
-        both(Duration::from_secs(60), move |host| {
+        both_at_once(Duration::from_secs(60), move |host| {
             let (port, directory, patience) = (host.port(), host.path(""), Duration::from_secs(30));
             let road = host.watch_road();
             let program = |role: &str, rest: &[&str]| {

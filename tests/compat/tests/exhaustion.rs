@@ -7,6 +7,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(30);
 /// More are not tried: by then the connections are long paired.
 const MOST: usize = 48;
+const WORKERS: usize = 4;
 
 /// The program, with the `nth` call that only the shim makes failing with `errno`, `how` often.
 fn run(host: &Host, nth: usize, how: &str, errno: i32) -> Finished {
@@ -18,7 +19,7 @@ fn run(host: &Host, nth: usize, how: &str, errno: i32) -> Finished {
         .args(["run", "--broker"])
         .arg(host.broker_socket())
         .args(["--", "./exchange"])
-        .start("exchange")
+        .start(&format!("exchange-{nth}"))
         .wait(LIMIT)
 }
 
@@ -38,7 +39,7 @@ fn sweep(how: &'static str, errno: i32) {
         assert!(pairs > 0, "nothing was paired, so nothing is tried here");
         let last = calls(&free).min(MOST);
         assert!(last > 20, "only {last} calls");
-        for nth in 1..=last {
+        let one = |nth: usize| {
             let ended = run(host, nth, how, errno);
             assert!(
                 ended.success() && ended.stdout == expected,
@@ -47,7 +48,13 @@ fn sweep(how: &'static str, errno: i32) {
                 ended.stdout,
                 ended.stderr
             );
-        }
+        };
+        // Several at a time: most of it is waiting for answers that do not come.
+        std::thread::scope(|scope| {
+            for worker in 1..=WORKERS {
+                scope.spawn(move || (worker..=last).step_by(WORKERS).for_each(one));
+            }
+        });
         // And what the shim says to the broker in its need is right.
         let status = host.status().expect("a broker");
         assert!(status.bad_messages.is_empty(), "{:?}", status.bad_messages);

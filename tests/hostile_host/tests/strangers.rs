@@ -2,7 +2,7 @@
 //! nothing is left of it. Needs root.
 
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use shunt_hostile_host::{Broker, Stranger, Victims, Who};
@@ -16,8 +16,11 @@ const UNDER_ATTACK: Duration = Duration::from_secs(1);
 /// How long the broker may take to let go of what a stranger had.
 const SETTLE: Duration = Duration::from_secs(30);
 
-/// One after the other: each takes the machine for itself.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// One after the other of each kind: each takes all that its user may have.
+fn turn(who: Who) -> MutexGuard<'static, ()> {
+    static TURNS: [Mutex<()>; 3] = [const { Mutex::new(()) }; 3];
+    TURNS[who as usize].lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn attacker() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_attack"))
@@ -25,7 +28,7 @@ fn attacker() -> &'static Path {
 
 /// The victims are served before and during the attack, and nothing is left after it.
 fn nobody_notices(attack: &str, who: Who) {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = turn(who);
     let mut broker = Broker::start();
     let descriptors = broker.descriptors();
     let victims = Victims::start(&broker);
@@ -91,7 +94,7 @@ attacks! {
 /// Neither another user nor a container's root can take the broker's place, and both can still connect.
 #[test]
 fn nobody_takes_its_place() {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turns = [turn(Who::User), turn(Who::Container)];
     let broker = Broker::start();
     for who in [Who::User, Who::Container] {
         let stranger = Stranger::start(&broker, attacker(), who, "replace");
@@ -103,7 +106,7 @@ fn nobody_takes_its_place() {
 /// What others do, and how much of it, is not told: neither to another user nor to a container's root.
 #[test]
 fn nobody_is_told_of_others() {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turns = [turn(Who::User), turn(Who::Container)];
     let broker = Broker::start();
     let victims = Victims::start(&broker);
     std::thread::sleep(Duration::from_millis(500));
