@@ -6,13 +6,27 @@ pub use usage::{Usage, link_kib};
 
 use shunt_abi::reason::Road;
 use shunt_abi::status::{Direction, Snapshot};
-use shunt_compat::{Host, Launch};
+use shunt_compat::{Host, Launch, Program};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The load program. Its path is known to tests only, so they pass it.
 pub fn load<'h>(host: &'h Host, executable: &str, words: &str) -> Launch<'h> {
     host.program(executable).words(words)
+}
+
+/// Starts a server on a host, with room there for many connections. It, and its port.
+pub fn serve(host: &Host, executable: &str) -> (Program, u16) {
+    widen(host);
+    let port = host.port();
+    (serve_at(host, executable, port, "server"), port)
+}
+
+/// Starts a server of this name.
+pub fn serve_at(host: &Host, executable: &str, port: u16, name: &str) -> Program {
+    let server = load(host, executable, &format!("serve {port}")).start(name);
+    host.wait_for_port(port);
+    server
 }
 
 /// Makes room on the host's own network stack: many connections to one port, and soon again.

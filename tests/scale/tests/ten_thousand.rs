@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use shunt_compat::{Host, both};
-use shunt_scale::{Usage, ends, load, wait_until, wait_until_let_go, widen};
+use shunt_scale::{Usage, ends, load, serve, wait_until, wait_until_let_go};
 
 const CONNECTIONS: usize = 10_000;
 const LIMIT: Duration = Duration::from_secs(240);
@@ -12,11 +12,8 @@ const LIMIT: Duration = Duration::from_secs(240);
 #[test]
 fn ten_thousand_connections_of_one_pair_of_processes() {
     both(LIMIT, |host: &Host| {
-        widen(host);
         let executable = env!("CARGO_BIN_EXE_scale-load");
-        let port = host.port();
-        let server = load(host, executable, &format!("serve {port}")).start("server");
-        host.wait_for_port(port);
+        let (server, port) = serve(host, executable);
         let before = Usage::of(server.pid()).expect("it serves");
         let gate = host.path("gate");
         let words = format!("hold {port} {CONNECTIONS} 12 2000 {}", gate.display());

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use shunt_compat::{Host, both};
-use shunt_scale::{Usage, load, wait_until, widen};
+use shunt_scale::{Usage, load, serve, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(300);
 
@@ -23,11 +23,8 @@ fn churn(exchanges: usize) {
     let seconds: f64 =
         std::env::var("SCALE_CHURN_SECONDS").map_or(2.0, |text| text.parse().expect("a number"));
     both(LIMIT, move |host: &Host| {
-        widen(host);
         let executable = env!("CARGO_BIN_EXE_scale-load");
-        let port = host.port();
-        let server = load(host, executable, &format!("serve {port}")).start("server");
-        host.wait_for_port(port);
+        let (server, port) = serve(host, executable);
         // A first round, so that what is kept for use again has been made.
         let round = |name: &str| {
             let words = format!("churn {port} {seconds} 4 {exchanges}");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use shunt_compat::{Host, Program, under_shunt};
-use shunt_scale::{Usage, ends, link_kib, load, wait_until, widen};
+use shunt_scale::{Usage, ends, link_kib, load, serve, wait_until};
 
 const CONNECTIONS: usize = 300;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -18,12 +18,9 @@ fn the_memory_of_rings_is_given_back_when_connections_go_or_fall_idle() {
     let tides: usize = std::env::var("SCALE_MEMORY_TIDES").map_or(2, |text| text.parse().expect("a number"));
     let time = LIMIT * (4 * tides as u32 + 1);
     under_shunt(time, move |host: &Host| {
-        widen(host);
         let group = Group::make();
         let executable = env!("CARGO_BIN_EXE_scale-load");
-        let port = host.port();
-        let server = load(host, executable, &format!("serve {port}")).start("server");
-        host.wait_for_port(port);
+        let (server, port) = serve(host, executable);
         let directory = host.path("");
         let words = format!("tide {port} {CONNECTIONS} {tides} {}", directory.display());
         let mut client = load(host, executable, &words).start("client");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use shunt_abi::reason::Reason;
 use shunt_compat::{Host, both};
-use shunt_scale::{Usage, ends, load, ready_members, wait_until, wait_until_let_go, widen};
+use shunt_scale::{Usage, ends, load, ready_members, serve, wait_until, wait_until_let_go};
 
 const LIMIT: Duration = Duration::from_secs(900);
 
@@ -14,11 +14,8 @@ const LIMIT: Duration = Duration::from_secs(900);
 fn processes_in_a_ring_around_a_server() {
     let count: usize = std::env::var("SCALE_PROCESSES").map_or(300, |text| text.parse().expect("a number"));
     both(LIMIT, move |host: &Host| {
-        widen(host);
         let executable = env!("CARGO_BIN_EXE_scale-load");
-        let port = host.port();
-        let server = load(host, executable, &format!("serve {port}")).start("server");
-        host.wait_for_port(port);
+        let (server, port) = serve(host, executable);
         let before = Usage::of(server.pid()).expect("it serves");
         let words = format!("swarm {port} {} {count} 20 {}", port + 1, host.dir().display());
         let swarm = load(host, executable, &words).start("swarm");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use shunt_compat::{Host, Program, under_shunt};
-use shunt_scale::{Usage, load, wait_until, widen};
+use shunt_scale::{Usage, load, serve_at, wait_until, widen};
 
 const CLIENTS: usize = 12;
 /// A client lives for so long, if nobody kills it.
@@ -227,9 +227,7 @@ fn executable() -> &'static str {
 }
 
 fn serve(host: &Host, port: u16, name: &str) -> Program {
-    let server = load(host, executable(), &format!("serve {port}")).start(name);
-    host.wait_for_port(port);
-    server
+    serve_at(host, executable(), port, name)
 }
 
 /// Flat: the median of the last third is no more than that of the second third and an allowance for noise. The first
