@@ -109,9 +109,19 @@ impl Listener {
         // Nobody can connect before listen, so nobody meets the wrong mode.
         std::fs::set_permissions(&path, Permissions::from_mode(socket_mode)).map_err(io_failed)?;
         let data = path.symlink_metadata().map_err(io_failed)?;
-        listen(&socket, BACKLOG).map_err(failed("listen at", &path))?;
         let made = Made { file: (data.dev(), data.ino()), path, lock };
         Ok((Listener { made: Some(made) }, socket))
+    }
+
+    /// Lets programs connect, whom a socket that was passed on has let all along.
+    pub(crate) fn listen(&self, socket: &OwnedFd) -> Result<(), ListenError> {
+        let Some(made) = &self.made else { return Ok(()) };
+        let failed = |error: Errno| ListenError::Io {
+            what: "listen at",
+            path: made.path.clone(),
+            source: error.into(),
+        };
+        listen(socket, BACKLOG).map_err(failed)
     }
 }
 

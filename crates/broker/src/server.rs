@@ -70,6 +70,8 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
         }
         None => None,
     };
+    // Last, so that whoever reaches the broker finds all that it offers.
+    listener.listen(&socket)?;
     let limits = config.limits.within(descriptors);
     let socket = watch(socket).map_err(|(_, error)| Error::Loop(error))?;
     tracing::info!(socket = %config.socket.display(), mode = ?config.mode, "broker is listening");

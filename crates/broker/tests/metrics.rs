@@ -4,6 +4,7 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::Duration;
 
@@ -11,9 +12,11 @@ use common::*;
 use shunt_abi::page::{Counter, EntryCopy};
 use shunt_abi::reason::Reason;
 
-/// A broker, and where it tells.
+/// A broker, and where it tells: at an address of its own, of which nobody else takes a port meanwhile.
 fn counted() -> (Broker, SocketAddr) {
-    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+    static BROKERS: AtomicU8 = AtomicU8::new(2);
+    let own = Ipv4Addr::new(127, 0, 0, BROKERS.fetch_add(1, Relaxed));
+    let free = TcpListener::bind((own, 0)).unwrap().local_addr().unwrap();
     (Broker::start_with(|config| config.metrics = Some(free)), free)
 }
 
