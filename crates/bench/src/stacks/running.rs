@@ -158,7 +158,7 @@ impl<'a> Running<'a> {
         self.place(&mut command, service)?;
         self.processes.push(Process::spawn(&mut command, service.name)?);
         let begin = Instant::now();
-        while TcpStream::connect(("127.0.0.1", self.ports[service.name])).is_err() {
+        while service.listens && TcpStream::connect(("127.0.0.1", self.ports[service.name])).is_err() {
             if begin.elapsed() > LIMIT {
                 bail!("it does not listen within {LIMIT:?}");
             }
@@ -190,7 +190,8 @@ impl<'a> Running<'a> {
     fn place(&self, command: &mut Command, service: &Service) -> Result<()> {
         let directory = self.directory(service.name);
         command.current_dir(&directory).env("TMPDIR", &directory).env("NODE_PATH", NODE_PATH);
-        command.envs(service.environment.iter().copied());
+        let texts = self.texts(service.name);
+        command.envs(service.environment.iter().map(|(name, value)| (name, texts.fill(value))));
         command.stdout(self.log(service.name)?).stderr(self.log(service.name)?);
         Ok(())
     }
@@ -212,9 +213,12 @@ impl<'a> Running<'a> {
     /// Each is free, and none is another's.
     fn choose_ports(&mut self) -> Result<()> {
         let mut listeners = Vec::new();
-        for service in self.stack.services {
+        let of = |service: &'static Service| {
+            service.listens.then_some(&service.name).into_iter().chain(service.other_ports)
+        };
+        for name in self.stack.services.iter().flat_map(of) {
             let listener = TcpListener::bind("127.0.0.1:0")?;
-            self.ports.insert(service.name, listener.local_addr()?.port());
+            self.ports.insert(name, listener.local_addr()?.port());
             listeners.push(listener);
         }
         Ok(())

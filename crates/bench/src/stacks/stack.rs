@@ -1,7 +1,7 @@
 //! What a stack is: its programs, how they are configured, what loads them, and what has to be installed.
 //!
-//! Texts and lines are templates: `@NAME@` is the port of the program of that name, `@dir@` the program's own directory. Lines are
-//! words between blanks.
+//! Texts, lines and values of the environment are templates: `@NAME@` is the port of that name, `@dir@` the program's own directory.
+//! Lines are words between blanks.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -27,11 +27,15 @@ pub(super) struct Service {
     /// Who runs it where we are root, if not root.
     pub(super) user: Option<&'static str>,
     pub(super) configuration: Configuration,
+    /// Whether it listens, at the port that has its name. It is ready then; else once what is run after its start has succeeded.
+    pub(super) listens: bool,
+    /// The names of ports that it needs besides.
+    pub(super) other_ports: &'static [&'static str],
     pub(super) environment: &'static [(&'static str, &'static str)],
     /// Run to their end before it starts, without shunt.
     pub(super) before: &'static [&'static str],
     pub(super) arguments: &'static str,
-    /// The same once it listens, again until they succeed.
+    /// The same afterwards, each again until it succeeds.
     pub(super) after: &'static [&'static str],
 }
 
@@ -50,6 +54,8 @@ impl Service {
         program: "",
         user: None,
         configuration: Configuration::Files(&[]),
+        listens: true,
+        other_ports: &[],
         environment: &[],
         before: &[],
         arguments: "",

@@ -274,6 +274,67 @@ pub(super) const STACKS: &[Stack] = &[
         load: Load::Script { program: "python3", file: ("client.py", threads_of!("memcached_client.py")) },
     },
     Stack {
+        name: "rabbitmq",
+        title: "pika, RabbitMQ: a message of 100 B published, delivered and acknowledged",
+        needs: &[
+            Need::Program(RABBITMQ_SERVER, "rabbitmq-server"),
+            Need::Program("epmd", "erlang-base"),
+            Need::Python("pika", "python3-pika"),
+        ],
+        services: &[
+            Service {
+                name: "epmd",
+                program: "epmd",
+                arguments: "-address 127.0.0.1 -port @epmd@",
+                ..Service::PLAIN
+            },
+            Service {
+                name: "rabbitmq",
+                program: RABBITMQ_SERVER,
+                other_ports: &["distribution"],
+                // Nothing of the machine's own RabbitMQ is read or written. A file that is not there is as an empty one.
+                environment: &[
+                    ("HOME", "@dir@"),
+                    ("ERL_EPMD_PORT", "@epmd@"),
+                    ("RABBITMQ_NODENAME", "shunt@localhost"),
+                    ("RABBITMQ_NODE_IP_ADDRESS", "127.0.0.1"),
+                    ("RABBITMQ_NODE_PORT", "@rabbitmq@"),
+                    ("RABBITMQ_DIST_PORT", "@distribution@"),
+                    ("RABBITMQ_CONF_ENV_FILE", "@dir@/none"),
+                    ("RABBITMQ_CONFIG_FILE", "@dir@/none"),
+                    ("RABBITMQ_ENABLED_PLUGINS_FILE", "@dir@/none"),
+                    ("RABBITMQ_PID_FILE", "@dir@/pid"),
+                    ("RABBITMQ_MNESIA_BASE", "@dir@/data"),
+                    ("RABBITMQ_LOGS", "-"),
+                ],
+                ..Service::PLAIN
+            },
+        ],
+        load: Load::Script { program: "python3", file: ("client.py", threads_of!("rabbitmq_client.py")) },
+    },
+    Stack {
+        name: "celery",
+        title: "Celery's client, Redis, Celery's worker (2 processes): a task and its result",
+        needs: &[
+            Need::Python("celery", "python3-celery"),
+            Need::Python("redis", "python3-redis"),
+            REDIS_SERVER,
+        ],
+        services: &[
+            REDIS,
+            Service {
+                name: "celery",
+                program: "python3",
+                configuration: Configuration::Files(&[("tasks.py", include_str!("files/celery_tasks.py"))]),
+                listens: false,
+                arguments: "-m celery -A tasks worker --concurrency 2 --loglevel ERROR",
+                after: &["python3 -m celery -A tasks inspect ping"],
+                ..Service::PLAIN
+            },
+        ],
+        load: Load::Script { program: "python3", file: ("client.py", threads_of!("celery_client.py")) },
+    },
+    Stack {
         name: "grpc",
         title: "gRPC for Python: an echo of 100 B, 8 threads",
         needs: &[Need::Python("grpc", "python3-grpcio")],
@@ -292,6 +353,8 @@ const WRK: Need = Need::Program("wrk", "wrk");
 const NGINX: Need = Need::Program("nginx", "nginx-light");
 const REDIS_SERVER: Need = Need::Program("redis-server", "redis-server");
 const POSTGRESQL: Need = Need::Program("initdb", "postgresql");
+/// Not what is in the path, which runs it as another user.
+const RABBITMQ_SERVER: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
 const SYSBENCH_PROGRAM: Need = Need::Program("sysbench", "sysbench");
 const MARIADB_SERVER: Need = Need::Program("mariadbd", "mariadb-server");
 const MARIADB_CLIENT: Need = Need::Program("mariadb", "mariadb-client");
