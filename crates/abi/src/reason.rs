@@ -90,7 +90,7 @@ reasons! {
     AsyncIo = 22, "async_io", "Signal-driven or asynchronous I/O was asked for.",
         "Choose another I/O method of the program's, such as epoll.";
     NestedEpoll = 23, "nested_epoll", "The socket is in an epoll set that is itself watched.",
-        "Nothing can be done, unless the program can watch its sockets directly.";
+        "Have the program watch its sockets directly, if it can: Java's virtual threads do with -Djdk.pollerMode=1.";
     ExclusiveEpoll = 24, "exclusive_epoll", "The socket is in an epoll set with EPOLLEXCLUSIVE, and was when the process was forked or became this program.",
         "Turn EPOLLEXCLUSIVE off, if the program has an option for that.";
     UnknownEpoll = 25, "unknown_epoll", "The socket is in an epoll set that shunt did not see being made.",

@@ -83,6 +83,8 @@ pub(super) enum Need {
     Php(&'static str, &'static str),
     /// A library of Ruby's.
     Ruby(&'static str, &'static str),
+    /// A JDK of this version or a later one.
+    Java(u32, &'static str),
     /// An archive of Java classes, by the path at which Debian has it.
     Jar(&'static str, &'static str),
 }
@@ -111,6 +113,7 @@ impl Need {
                 succeeds("php", &["-r", &format!("exit(extension_loaded('{extension}') ? 0 : 1);")])
             }
             Need::Ruby(library, _) => succeeds("ruby", &["-e", &format!("require '{library}'")]),
+            Need::Java(least, _) => java_version().is_some_and(|version| version >= *least),
             Need::Jar(path, _) => Path::new(path).exists(),
         }
     }
@@ -122,6 +125,7 @@ impl Need {
             Need::Node(module, _) => format!("Node's {module}"),
             Need::Php(extension, _) => format!("PHP's {extension}"),
             Need::Ruby(library, _) => format!("Ruby's {library}"),
+            Need::Java(least, _) => format!("java of version {least} or later"),
             Need::Jar(path, _) => (*path).to_owned(),
         }
     }
@@ -133,6 +137,7 @@ impl Need {
             | Need::Node(_, package)
             | Need::Php(_, package)
             | Need::Ruby(_, package)
+            | Need::Java(_, package)
             | Need::Jar(_, package) => package,
         }
     }
@@ -143,6 +148,14 @@ fn succeeds(program: &str, arguments: &[&str]) -> bool {
     let mut command = Command::new(program);
     command.args(arguments).env("NODE_PATH", NODE_PATH).stdin(Stdio::null());
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+/// What stands in quotes in, say, `openjdk version "17.0.20" 2026-07-21`, up to the first dot.
+fn java_version() -> Option<u32> {
+    let output = Command::new(find::program("java")?).arg("-version").output().ok()?;
+    let said = String::from_utf8(output.stderr).ok()?;
+    let quoted = said.split('"').nth(1)?;
+    quoted.split(['.', '-']).next()?.parse().ok()
 }
 
 #[cfg(test)]

@@ -34,6 +34,17 @@ macro_rules! jdbc_jar {
         "/usr/share/java/postgresql.jar"
     };
 }
+/// And where its users put Kafka.
+macro_rules! kafka_jars {
+    () => {
+        "/opt/kafka/libs"
+    };
+}
+macro_rules! tomcat_arguments {
+    () => {
+        concat!("-Xmx256m -cp ", tomcat_jar!(), ":", jdbc_jar!(), " @dir@/Item.java")
+    };
+}
 
 pub(super) const STACKS: &[Stack] = &[
     Stack {
@@ -155,23 +166,17 @@ pub(super) const STACKS: &[Stack] = &[
     Stack {
         name: "tomcat",
         title: "wrk, nginx, Tomcat, PostgreSQL by JDBC",
-        needs: &[
-            WRK,
-            NGINX,
-            Need::Program("java", "openjdk-17-jdk-headless"),
-            Need::Jar(tomcat_jar!(), "libtomcat10-embed-java"),
-            Need::Jar(jdbc_jar!(), "libpostgresql-jdbc-java"),
-            POSTGRESQL,
-        ],
+        needs: &[WRK, NGINX, Need::Java(17, "openjdk-17-jdk-headless"), TOMCAT_JAR, JDBC_JAR, POSTGRESQL],
+        services: &[POSTGRES, TOMCAT, Service::nginx(proxy_of!("tomcat"))],
+        load: Load::Wrk { server: "nginx", path: "item/42" },
+    },
+    Stack {
+        name: "tomcat-virtual",
+        title: "wrk, nginx, Tomcat with virtual threads, PostgreSQL by JDBC",
+        needs: &[WRK, NGINX, Need::Java(21, "openjdk-21-jdk-headless"), TOMCAT_JAR, JDBC_JAR, POSTGRESQL],
         services: &[
             POSTGRES,
-            Service {
-                name: "tomcat",
-                program: "java",
-                configuration: Configuration::Files(&[("Item.java", include_str!("files/Item.java"))]),
-                arguments: concat!("-Xmx256m -cp ", tomcat_jar!(), ":", jdbc_jar!(), " @dir@/Item.java"),
-                ..Service::PLAIN
-            },
+            Service { arguments: concat!(tomcat_arguments!(), " newVirtualThreadPerTaskExecutor"), ..TOMCAT },
             Service::nginx(proxy_of!("tomcat")),
         ],
         load: Load::Wrk { server: "nginx", path: "item/42" },
@@ -335,6 +340,34 @@ pub(super) const STACKS: &[Stack] = &[
         load: Load::Script { program: "python3", file: ("client.py", threads_of!("celery_client.py")) },
     },
     Stack {
+        name: "kafka",
+        title: "librdkafka, Kafka: a record of 100 B that is acknowledged",
+        needs: &[
+            Need::Java(17, "openjdk-17-jdk-headless"),
+            Need::Jar(kafka_jars!(), "Apache Kafka in /opt/kafka"),
+            Need::Python("confluent_kafka", "python3-confluent-kafka"),
+        ],
+        services: &[Service {
+            name: "kafka",
+            program: "java",
+            configuration: Configuration::Files(&[(
+                "kafka.properties",
+                include_str!("files/kafka.properties"),
+            )]),
+            other_ports: &["controller"],
+            environment: &[("CLASSPATH", concat!(kafka_jars!(), "/*"))],
+            before: &[
+                "java kafka.tools.StorageTool format -t AAAAAAAAAAAAAAAAAAAAAQ -c @dir@/kafka.properties",
+            ],
+            arguments: "-Xmx512m kafka.Kafka @dir@/kafka.properties",
+            after: &[
+                "java org.apache.kafka.tools.TopicCommand --bootstrap-server 127.0.0.1:@kafka@ --create --topic items",
+            ],
+            ..Service::PLAIN
+        }],
+        load: Load::Script { program: "python3", file: ("client.py", threads_of!("kafka_client.py")) },
+    },
+    Stack {
         name: "grpc",
         title: "gRPC for Python: an echo of 100 B, 8 threads",
         needs: &[Need::Python("grpc", "python3-grpcio")],
@@ -360,6 +393,17 @@ const MARIADB_SERVER: Need = Need::Program("mariadbd", "mariadb-server");
 const MARIADB_CLIENT: Need = Need::Program("mariadb", "mariadb-client");
 
 const FILES: &str = "server { listen 127.0.0.1:@nginx@; root @dir@/www; }";
+
+const TOMCAT_JAR: Need = Need::Jar(tomcat_jar!(), "libtomcat10-embed-java");
+const JDBC_JAR: Need = Need::Jar(jdbc_jar!(), "libpostgresql-jdbc-java");
+
+const TOMCAT: Service = Service {
+    name: "tomcat",
+    program: "java",
+    configuration: Configuration::Files(&[("Item.java", include_str!("files/Item.java"))]),
+    arguments: tomcat_arguments!(),
+    ..Service::PLAIN
+};
 
 const MEMCACHED: Service = Service { program: "memcached", ..Service::PLAIN };
 
