@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use common::{Broker, Process, eventually, expect_hang_up, loopback, send_all, stranger};
+use common::{Broker, Process, SECOND, eventually, expect_hang_up, loopback, send_all, stranger};
 use shunt_abi::control::{Capture, MAX_MESSAGE, Pair, Reply, Request, SeenEnd, SeenPair, SeenUnlink, Status};
 use shunt_abi::geometry::{Geometry, LANE_FOLLOWED_OFFSET, MIN_RING_BYTES, RINGS_OFFSET, Side};
 use shunt_abi::page::PAGE_BYTES;
@@ -190,9 +190,9 @@ fn rings_are_left_as_they_are_as_long_as_somebody_reads_them() {
 
 #[test]
 fn whoever_reads_along_says_nothing_more_and_needs_no_hello() {
-    let broker = Broker::start_with(|config| config.limits.hello_within = Duration::from_millis(50));
+    let broker = Broker::start_with(|config| config.limits.hello_within = SECOND);
     let reader = Reader::of(&broker);
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(SECOND * 3 / 2);
     let (mut one, mut two) = (broker.process(), broker.process());
     connect_ends(&mut one, &mut two, 1);
     reader.next();

@@ -7,7 +7,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use common::{Broker, addresses, eventually, expect_hang_up, loopback, send_all, still_serves, stranger};
+use common::{
+    Broker, SECOND, addresses, eventually, expect_hang_up, loopback, send_all, still_serves, stranger,
+};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use shunt_abi::control::{Doorbell, Hello, Offer, Pair, Release, Reply, Request, Status, Withdraw};
 use shunt_abi::page::PAGE_BYTES;
@@ -442,7 +444,7 @@ fn a_page_that_claims_rows_takes_no_memory_for_a_status() {
 fn a_crowd_that_says_nothing_makes_room() {
     let broker = Broker::start_with(|config| {
         config.limits.clients = 32;
-        config.limits.hello_within = Duration::from_millis(200);
+        config.limits.hello_within = SECOND;
     });
     let crowd: Vec<OwnedFd> = (0..500).map(|_| stranger(&broker)).collect();
     // Some were turned away, the others had their time.

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
 
-use common::{Broker, Process, eventually, loopback, path_bytes, spawn};
+use common::{Broker, Process, SECOND, eventually, loopback, path_bytes, spawn};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use shunt_abi::control::Announce;
 use shunt_abi::page::{EntryCopy, Which};
@@ -110,12 +110,12 @@ fn an_idle_broker_stops_but_not_under_a_client() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("deeper/broker.sock");
     let mut config = Config::new(&path, Mode::User);
-    config.idle_exit = Some(Duration::from_millis(100));
+    config.idle_exit = Some(SECOND);
     let thread = spawn(config, std::future::pending::<()>());
     eventually(|| seqpacket::connect(path_bytes(&path)).is_ok());
     assert_eq!(path.parent().unwrap().metadata().unwrap().mode() & 0o777, 0o700);
     let mut process = Process::connect(&path);
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(SECOND * 3 / 2);
     process.silence();
     assert!(!thread.is_finished());
     drop(process);
@@ -135,7 +135,7 @@ fn a_socket_from_activation_is_used_and_left() {
     };
     let mut config = Config::new(&path, Mode::System);
     config.listener = Some(made(SocketType::SEQPACKET));
-    config.idle_exit = Some(Duration::from_millis(200));
+    config.idle_exit = Some(SECOND);
     let thread = spawn(config, std::future::pending::<()>());
     Process::connect(&path).silence();
     thread.join().unwrap().unwrap();
@@ -169,7 +169,7 @@ fn clients_are_bounded() {
 
 #[test]
 fn a_connection_without_a_hello_ends() {
-    let broker = Broker::start_with(|config| config.limits.hello_within = Duration::from_millis(100));
+    let broker = Broker::start_with(|config| config.limits.hello_within = SECOND);
     let mut process = broker.process();
     common::expect_hang_up(&common::stranger(&broker));
     process.silence();

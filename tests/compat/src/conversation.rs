@@ -33,15 +33,16 @@ pub fn converse(
     host.wait_for_port(port);
     let road = host.watch_road();
     let client = client.start("client");
+    let expected = Expected { port, connections, share: 0.9 };
     match way {
-        Way::Shm => road.wait_for_shm(port, connections, LIMIT),
+        Way::Shm => road.wait_for(expected, LIMIT),
         Way::Tcp(reason) => wait_for_reason(host, &road, port, server.pid(), reason),
     }
     host.write(&gate(port), "");
     let ended = client.wait(LIMIT);
     assert!(ended.success(), "{}\n{}", ended.stderr, road.report(port));
     match way {
-        Way::Shm => road.expect_from_there(Expected { port, connections, share: 0.9 }),
+        Way::Shm => road.expect(expected),
         Way::Tcp(_) => assert_eq!(road.on_shm(port), 0, "{}", road.report(port)),
     }
     ended.stdout

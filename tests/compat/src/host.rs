@@ -40,7 +40,7 @@ pub struct Host {
 /// The first port that is handed out; well below the ephemeral ones.
 const FIRST_PORT: u16 = 7001;
 /// A broker that holds nothing more for anybody has at most this long to notice.
-const SETTLE: Duration = Duration::from_secs(3);
+const SETTLE: Duration = Duration::from_secs(20);
 
 impl Host {
     /// A new host. The calling thread moves into its namespace.

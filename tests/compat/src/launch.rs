@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const PEEK: WaitIdOptions = WaitIdOptions::EXITED.union(WaitIdOptions::NOWAIT).union(WaitIdOptions::NOHANG);
 
 /// How long a program may take to end when it is asked to.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(20);
 
 /// A program about to be started.
 #[derive(Debug)]

@@ -107,44 +107,31 @@ impl Road {
         }
     }
 
-    /// Waits until `share` of the bytes so far have been on shared memory, of programs that go on meanwhile. On a native host at once.
-    pub fn wait_for_share(&self, port: u16, share: f64, limit: Duration) {
+    /// Waits until they take the road that is expected, of programs that go on meanwhile: how much goes by TCP before is a matter of how
+    /// busy the machine is. On a native host at once.
+    pub fn wait_for(&self, expected: Expected, limit: Duration) {
+        let Some(watch) = &self.watch else { return };
         let deadline = Instant::now() + limit;
-        let has = |watch: &Watch| watch.seen.lock().expect("no holder panics").tally(port).share(0) >= share;
-        while !self.watch.as_ref().is_none_or(has) {
-            assert!(Instant::now() < deadline, "less than {share} by shared memory\n{}", self.report(port));
+        while !watch.seen.lock().expect("no holder panics").tally(expected.port).is_as(expected) {
+            if Instant::now() > deadline {
+                self.expect(expected);
+            }
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
     /// Panics, with all that is known, unless the connections took the road that is expected. On a native host they always did.
     pub fn expect(&self, expected: Expected) {
-        self.expect_if(expected, Tally::has_share);
-    }
-
-    /// The same of connections that have been [waited for](Self::wait_for_shm): how much went by TCP until then is a matter of how busy the
-    /// machine was.
-    pub fn expect_from_there(&self, expected: Expected) {
-        self.expect_if(expected, Tally::has_share_since);
-    }
-
-    fn expect_if(&self, expected: Expected, has_share: impl Fn(&Tally, f64) -> bool) {
         let Some(watch) = &self.watch else { return };
         let tally = watch.seen.lock().expect("no holder panics").tally(expected.port);
         assert!(
-            tally.on_shm() >= expected.connections,
-            "{} of at least {} connections to port {} were on shared memory\n{}",
+            tally.is_as(expected),
+            "{} connections to port {} were on shared memory, and {:.3} of the bytes, {:.3} since the pairing, expected {} and {:.3}\n{}",
             tally.on_shm(),
-            expected.connections,
             expected.port,
-            self.report(expected.port)
-        );
-        assert!(
-            has_share(&tally, expected.share),
-            "{:.3} of the bytes to and from port {}, {:.3} since the pairing, went through shared memory, expected {:.3}\n{}",
             tally.share(0),
-            expected.port,
             tally.share(tally.tcp_before),
+            expected.connections,
             expected.share,
             self.report(expected.port)
         );
@@ -195,14 +182,11 @@ impl Tally {
         self.client_on_shm.max(self.server_on_shm)
     }
 
-    /// See [`Expected::share`].
-    fn has_share(&self, share: f64) -> bool {
-        self.has_share_since(share) && self.share(0) >= share / 3.0
-    }
-
-    /// The same since the pairing.
-    fn has_share_since(&self, share: f64) -> bool {
-        self.share(self.tcp_before) >= share
+    /// See [`Expected`].
+    fn is_as(&self, expected: Expected) -> bool {
+        self.on_shm() >= expected.connections
+            && self.share(self.tcp_before) >= expected.share
+            && self.share(0) >= expected.share / 3.0
     }
 
     /// Of the bytes without so many that came by TCP.

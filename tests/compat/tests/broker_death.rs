@@ -33,7 +33,7 @@ fn connections_outlive_the_broker_and_new_ones_are_paired_by_the_next() {
         let established = {
             let road = host.watch_road();
             let clients = clients(host, "established", port, 4.0);
-            road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(10));
+            road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
             clients
         };
 
@@ -46,7 +46,7 @@ fn connections_outlive_the_broker_and_new_ones_are_paired_by_the_next() {
         host.start_broker();
         let road = host.watch_road();
         let again = clients(host, "again", port, 3.0);
-        road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(10));
+        road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
         verified(again);
         road.expect(Expected { port, connections: CONNECTIONS, share: 0.5 });
         drop(server);
@@ -66,7 +66,7 @@ fn redis_benchmark_does_not_notice() {
             .program("redis-benchmark")
             .words(&format!("-h 127.0.0.1 -p {port} -t set,get,incr,lpush -c 50 -n 150000 -q"))
             .start("load");
-        host.watch_road().wait_for_shm(port, 40, Duration::from_secs(10));
+        host.watch_road().wait_for_shm(port, 40, Duration::from_secs(40));
         host.kill_broker();
         // Its next tests open new connections, while there is no broker and, later, while there is one.
         std::thread::sleep(Duration::from_secs(1));
@@ -102,13 +102,13 @@ fn whoever_waits_first_after_the_death_sleeps_too() {
                     .start(role)
             };
             let mut server = program(&["server", call]);
-            server.wait_for_output("listening", Duration::from_secs(20));
+            server.wait_for_output("listening", Duration::from_secs(40));
             let mut client = program(&["client"]);
-            server.wait_for_output("used", Duration::from_secs(20));
+            server.wait_for_output("used", Duration::from_secs(40));
             host.kill_broker();
             host.start_broker();
             host.replace("restarted", "");
-            server.wait_for_output("thread", Duration::from_secs(20));
+            server.wait_for_output("thread", Duration::from_secs(40));
             let output = server.output();
             let thread = output.lines().find_map(|line| line.strip_prefix("thread ")).expect("it says which");
             let switches = || {
@@ -123,7 +123,7 @@ fn whoever_waits_first_after_the_death_sleeps_too() {
             let woken = switches() - before;
             assert!(woken < 100, "{call}: woke up {woken} times for nothing");
             host.replace("again", "");
-            client.wait_for_output("done", Duration::from_secs(20));
+            client.wait_for_output("done", Duration::from_secs(40));
             verified(client);
             verified(server);
         });

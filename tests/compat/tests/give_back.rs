@@ -6,11 +6,11 @@ use std::time::Duration;
 fn hand_over(host: &Host, how: &str) -> String {
     let port = host.port().to_string();
     let mut server = host.script("python3", "give_back.py").args(["server", &port, how]).start("server");
-    server.wait_for_output("ready", Duration::from_secs(10));
+    server.wait_for_output("ready", Duration::from_secs(40));
     host.script("python3", "give_back.py")
         .args(["client", &port, how])
         .run("client", Duration::from_secs(20));
-    server.wait(Duration::from_secs(10)).stdout
+    server.wait(Duration::from_secs(40)).stdout
 }
 
 #[test]

@@ -56,7 +56,7 @@ fn hostile_peer(style: &'static str, seed: u64) {
         host.wait_for_port(port);
         let road = host.watch_road();
         let clients = honest(host, "honest", port);
-        road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(20));
+        road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
 
         let (seed, rounds) = (variable("HOSTILE_SEED", seed), variable("HOSTILE_ROUNDS", ROUNDS));
         eprintln!("HOSTILE_SEED={seed} HOSTILE_ROUNDS={rounds}, a server with {style}");
@@ -77,7 +77,7 @@ fn hostile_peer(style: &'static str, seed: u64) {
 
         let second = host.watch_road();
         let clients = honest(host, "later", port);
-        second.wait_for_shm(port, CONNECTIONS, Duration::from_secs(20));
+        second.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
         verified(host, clients, "later");
         drop((hostile, server));
     });

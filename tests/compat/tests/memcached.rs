@@ -79,11 +79,12 @@ fn values_come_back_as_they_were_stored() {
             .script("python3", "memcache_values.py")
             .args([&port.to_string(), &CONNECTIONS.to_string(), "60", "gate"])
             .start("client");
-        road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(20));
+        let expected = Expected { port, connections: CONNECTIONS, share: 0.9 };
+        road.wait_for(expected, Duration::from_secs(40));
         host.write("gate", "");
         let client = client.wait(Duration::from_secs(40));
         assert!(client.success(), "{}", host.logs());
-        road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
+        road.expect(expected);
         drop(server);
         client.stdout
     });

@@ -78,13 +78,15 @@ fn every_request_is_answered_by_connections_that_are_used_again() {
             .script("python3", "pages.py")
             .args([&port.to_string(), "/page.php", &CLIENTS.to_string(), "40", "gate"])
             .start("pages");
-        road.wait_for_shm(port, CLIENTS, LIMIT);
-        road.wait_for_shm(behind, CHILDREN, LIMIT);
+        let both_hops = [
+            Expected { port, connections: CLIENTS, share: 0.8 },
+            Expected { port: behind, connections: CHILDREN, share: 0.8 },
+        ];
+        both_hops.into_iter().for_each(|hop| road.wait_for(hop, LIMIT));
         host.write("gate", "");
         let asked = asking.wait(LIMIT);
         assert!(asked.success(), "{}", asked.stderr);
-        road.expect(Expected { port, connections: CLIENTS, share: 0.8 });
-        road.expect(Expected { port: behind, connections: CHILDREN, share: 0.8 });
+        both_hops.into_iter().for_each(|hop| road.expect(hop));
         drop(server);
         drop(behind_program);
         asked.stdout

@@ -54,7 +54,7 @@ fn a_connection_whose_bytes_go_past_tcp_is_left_alone() {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        let ended = client.wait(Duration::from_secs(10));
+        let ended = client.wait(Duration::from_secs(40));
         assert!(ended.success(), "{}\n{}", ended.stdout, ended.stderr);
         assert!(reasons.contains(&Reason::OffsetUnclear), "{reasons:?}");
         drop(server);

@@ -97,14 +97,13 @@ fn a_supervisor_starts_the_program_again() {
                 .program(program.to_string_lossy())
                 .args(["ask", &number, &count, MESSAGES, &gate])
                 .start("client");
-            road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(30));
-            // A busy machine may have moved much by TCP before that.
-            road.wait_for_share(port, 0.5, Duration::from_secs(30));
+            let expected = Expected { port, connections: CONNECTIONS, share: 0.9 };
+            road.wait_for(expected, LIMIT);
             host.write(&gate, "");
             let ended = client.wait(LIMIT);
             assert!(ended.success(), "{}", ended.stderr);
             said.push(ended.stdout);
-            road.expect(Expected { port, connections: CONNECTIONS, share: 0.9 });
+            road.expect(expected);
             kill(&read(&host.path("child")));
         }
         supervisor.stop();

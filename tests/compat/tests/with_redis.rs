@@ -32,13 +32,15 @@ fn puma_with_a_page_that_asks_redis() {
             .script("python3", "pages.py")
             .args([&port.to_string(), "/", &CLIENTS.to_string(), "30", "gate"])
             .start("pages");
-        road.wait_for_shm(port, CLIENTS, LIMIT);
-        road.wait_for_shm(behind, 1, LIMIT);
+        let both_hops = [
+            Expected { port, connections: CLIENTS, share: 0.8 },
+            Expected { port: behind, connections: 1, share: 0.8 },
+        ];
+        both_hops.into_iter().for_each(|hop| road.wait_for(hop, LIMIT));
         host.write("gate", "");
         let asked = asking.wait(LIMIT);
         assert!(asked.success(), "{}", asked.stderr);
-        road.expect(Expected { port, connections: CLIENTS, share: 0.8 });
-        road.expect(Expected { port: behind, connections: 1, share: 0.8 });
+        both_hops.into_iter().for_each(|hop| road.expect(hop));
         drop(server);
         drop(storage);
         asked.stdout

@@ -13,7 +13,7 @@ use shunt_sys::{Errno, memfd, seqpacket};
 use socket2::SockRef;
 
 /// A broker that has not answered for so long has stopped serving. Generous: the machine has other work.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One of them.
 #[derive(Debug)]

@@ -85,7 +85,7 @@ pub(super) enum Need {
     Ruby(&'static str, &'static str),
     /// A JDK of this version or a later one.
     Java(u32, &'static str),
-    /// An archive of Java classes, by the path at which Debian has it.
+    /// Java classes, by the path of their archive, or of a directory of archives.
     Jar(&'static str, &'static str),
 }
 

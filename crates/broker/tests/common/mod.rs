@@ -33,6 +33,8 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+/// Short for who waits until it is over, long for who has something to say within it, also where others use the processors.
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
 /// A running broker.
 pub(crate) struct Broker {

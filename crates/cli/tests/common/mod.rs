@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Anything that takes longer than this will not happen.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// A user that owns nothing.
 pub(crate) const NOBODY: u32 = 65534;
 

@@ -22,7 +22,7 @@ pub(crate) struct Serving {
 /// Where clients connect to.
 pub(crate) const ADDRESS: &str = "127.0.0.1:4000";
 /// Longer than anything takes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Serving {
     /// With these arguments beside where it listens.
