@@ -5,8 +5,6 @@ import time
 from confluent_kafka import Producer
 
 times = []
-
-
 failed = []
 
 
