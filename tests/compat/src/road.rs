@@ -1,8 +1,9 @@
 //! The road that connections took, gathered from `shunt status --json` while the programs run: a connection
-//! vanishes from the status when it ends.
+//! vanishes from the status when it ends. What it has carried stays in the host's counts, which say it all where nothing but the
+//! connections in question was there.
 
 use shunt_abi::reason::{Reason, Road as Taken};
-use shunt_abi::status::{Connection, Direction, Snapshot};
+use shunt_abi::status::{Connection, Direction, Snapshot, Totals};
 use std::collections::{BTreeMap, HashMap};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -12,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// How often the status is asked for.
 const PERIOD: Duration = Duration::from_millis(50);
+/// How long it may take until the counts of a process that has ended are the broker's.
+const COUNTED: Duration = Duration::from_secs(5);
 
 /// A watch on the road. On a native host it sees nothing and expects nothing.
 #[derive(Debug)]
@@ -34,7 +37,8 @@ pub struct Expected {
     /// How many connections must have been on shared memory in both directions, at either end.
     pub connections: usize,
     /// Which part of the bytes must have gone through shared memory, as last seen of each connection and since it was first
-    /// seen there: how long that takes is the machine's affair. Of all bytes a third of this part must have.
+    /// seen there: how long that takes is the machine's affair. Of all bytes a third of this part must have. Or this part of all,
+    /// by the counts.
     pub share: f64,
 }
 
@@ -46,6 +50,8 @@ struct Seen {
     snapshots: usize,
     ends: HashMap<End, EndSeen>,
     last: Snapshot,
+    /// What had been counted before the watch began.
+    before: Totals,
     bypasses: BTreeMap<String, BTreeMap<String, u64>>,
 }
 
@@ -67,7 +73,8 @@ impl Road {
     pub(crate) fn watch(status: Option<Command>) -> Road {
         let watch = status.map(|mut command| {
             let stop = Arc::new(AtomicBool::new(false));
-            let seen = Arc::new(Mutex::new(Seen::default()));
+            let before = snapshot(&mut command).unwrap_or_default().totals;
+            let seen = Arc::new(Mutex::new(Seen { before, ..Seen::default() }));
             let (stop_too, seen_too) = (stop.clone(), seen.clone());
             let thread = std::thread::spawn(move || {
                 while !stop_too.load(Relaxed) {
@@ -107,34 +114,25 @@ impl Road {
         }
     }
 
-    /// Waits until they take the road that is expected, of programs that go on meanwhile: how much goes by TCP before is a matter of how
-    /// busy the machine is. On a native host at once.
+    /// Panics, with all that is known, unless the connections took the road that is expected. On a native host they always did.
+    pub fn expect(&self, expected: Expected) {
+        self.wait_for(expected, COUNTED);
+    }
+
+    /// The same of programs that go on meanwhile, and have so long for it: how much goes by TCP before is a matter of how busy the
+    /// machine is.
     pub fn wait_for(&self, expected: Expected, limit: Duration) {
         let Some(watch) = &self.watch else { return };
         let deadline = Instant::now() + limit;
-        while !watch.seen.lock().expect("no holder panics").tally(expected.port).is_as(expected) {
-            if Instant::now() > deadline {
-                self.expect(expected);
-            }
+        let took = || watch.seen.lock().expect("no holder panics").took(expected);
+        while !took() {
+            assert!(
+                Instant::now() < deadline,
+                "the connections did not take the road within {limit:?}: {expected:?}\n{}",
+                self.report(expected.port)
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
-    }
-
-    /// Panics, with all that is known, unless the connections took the road that is expected. On a native host they always did.
-    pub fn expect(&self, expected: Expected) {
-        let Some(watch) = &self.watch else { return };
-        let tally = watch.seen.lock().expect("no holder panics").tally(expected.port);
-        assert!(
-            tally.is_as(expected),
-            "{} connections to port {} were on shared memory, and {:.3} of the bytes, {:.3} since the pairing, expected {} and {:.3}\n{}",
-            tally.on_shm(),
-            expected.port,
-            tally.share(0),
-            tally.share(tally.tcp_before),
-            expected.connections,
-            expected.share,
-            self.report(expected.port)
-        );
     }
 
     /// Messages that the broker has counted as bad.
@@ -223,6 +221,29 @@ impl Seen {
         self.last = snapshot;
     }
 
+    /// As seen, or as counted.
+    fn took(&self, expected: Expected) -> bool {
+        self.tally(expected.port).is_as(expected) || self.counted_as(expected)
+    }
+
+    /// By the host's counts, unless there were connections to other ports.
+    fn counted_as(&self, expected: Expected) -> bool {
+        let is_to =
+            |end: &EndSeen| [end.last.local, end.last.remote].iter().any(|at| at.port() == expected.port);
+        let (ends, shm, tcp) = self.counted();
+        self.ends.values().all(is_to)
+            && ends >= 2 * expected.connections as u64
+            && shm as f64 >= expected.share * (shm + tcp) as f64
+    }
+
+    /// Since the watch began: ends that came onto shared memory, and bytes by it and by TCP.
+    fn counted(&self) -> (u64, u64, u64) {
+        let of =
+            |totals: &Totals| (totals.share.on_shm, totals.bytes.shm, totals.bytes.tcp.values().sum::<u64>());
+        let ((ends, shm, tcp), before) = (of(&self.last.totals), of(&self.before));
+        (ends.saturating_sub(before.0), shm.saturating_sub(before.1), tcp.saturating_sub(before.2))
+    }
+
     fn tally(&self, port: u16) -> Tally {
         let mut tally = Tally::default();
         for end in self.ends.values() {
@@ -264,6 +285,13 @@ impl Seen {
             tally.shm_bytes,
             tally.tcp_bytes
         );
+        let (ends, shm, tcp) = self.counted();
+        text.push_str(&format!(
+            "  {:.3} of the bytes, {:.3} since the pairing; counted on this host, to all ports: {ends} ends on shared memory, \
+             {shm} bytes by it and {tcp} by TCP\n",
+            tally.share(0),
+            tally.share(tally.tcp_before)
+        ));
         for ((program, direction, reason), count) in &tally.reasons {
             text.push_str(&format!("  {program}: {direction} on TCP because {reason}: {count} ends\n"));
         }
