@@ -57,6 +57,13 @@ pub enum ListenError {
     },
 }
 
+impl ListenError {
+    /// What was tried on `path`, for the system's refusal.
+    fn refused<E: Into<io::Error>>(what: &'static str, path: &Path) -> impl Fn(E) -> ListenError + Copy {
+        move |error| ListenError::Io { what, path: path.to_owned(), source: error.into() }
+    }
+}
+
 /// What is removed when the broker stops: the socket's file and the lock, if they were made here.
 #[derive(Debug)]
 pub(crate) struct Listener {
@@ -97,18 +104,14 @@ impl Listener {
         let lock = Lock::take(&path)?;
         remove_stale(&path)?;
         let address = SocketAddrUnix::new(&path).map_err(|_| ListenError::TooLong { path: path.clone() })?;
-        let failed = |what, path: &Path| {
-            let path = path.to_owned();
-            move |error: Errno| ListenError::Io { what, path, source: error.into() }
-        };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-            .map_err(failed("make a socket for", &path))?;
-        bind(&socket, &address).map_err(failed("bind", &path))?;
-        let io_failed = |source| ListenError::Io { what: "set the mode of", path: path.clone(), source };
+            .map_err(ListenError::refused("make a socket for", &path))?;
+        bind(&socket, &address).map_err(ListenError::refused("bind", &path))?;
+        let failed = ListenError::refused("set the mode of", &path);
         // Nobody can connect before listen, so nobody meets the wrong mode.
-        std::fs::set_permissions(&path, Permissions::from_mode(socket_mode)).map_err(io_failed)?;
-        let data = path.symlink_metadata().map_err(io_failed)?;
+        std::fs::set_permissions(&path, Permissions::from_mode(socket_mode)).map_err(failed)?;
+        let data = path.symlink_metadata().map_err(failed)?;
         let made = Made { file: (data.dev(), data.ino()), path, lock };
         Ok((Listener { made: Some(made) }, socket))
     }
@@ -116,12 +119,7 @@ impl Listener {
     /// Lets programs connect, whom a socket that was passed on has let all along.
     pub(crate) fn listen(&self, socket: &OwnedFd) -> Result<(), ListenError> {
         let Some(made) = &self.made else { return Ok(()) };
-        let failed = |error: Errno| ListenError::Io {
-            what: "listen at",
-            path: made.path.clone(),
-            source: error.into(),
-        };
-        listen(socket, BACKLOG).map_err(failed)
+        listen(socket, BACKLOG).map_err(ListenError::refused("listen at", &made.path))
     }
 }
 
@@ -143,7 +141,7 @@ impl Lock {
         let mut name = socket.as_os_str().to_owned();
         name.push(".lock");
         let path = PathBuf::from(name);
-        let failed = |source| ListenError::Io { what: "lock", path: path.clone(), source };
+        let failed = ListenError::refused("lock", &path);
         loop {
             let mut options = OpenOptions::new();
             let no_follow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
@@ -191,7 +189,7 @@ fn make_one(directory: &Path, mode: u32) -> Result<(), ListenError> {
             Ok(())
         }
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(source) => Err(ListenError::Io { what: "make", path: directory.to_owned(), source }),
+        Err(error) => Err(ListenError::refused("make", directory)(error)),
     }
 }
 
@@ -211,13 +209,7 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
         Err(Errno::AGAIN | Errno::PROTOTYPE | Errno::ACCESS) => {
             return Err(ListenError::AlreadyRunning { path: path.to_owned(), pid: 0 });
         }
-        Err(error) => {
-            return Err(ListenError::Io { what: "look at", path: path.to_owned(), source: error.into() });
-        }
+        Err(error) => return Err(ListenError::refused("look at", path)(error)),
     }
-    std::fs::remove_file(path).map_err(|source| ListenError::Io {
-        what: "remove stale",
-        path: path.to_owned(),
-        source,
-    })
+    std::fs::remove_file(path).map_err(ListenError::refused("remove stale", path))
 }

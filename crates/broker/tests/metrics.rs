@@ -4,8 +4,10 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::AtomicU8;
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::{
+    AtomicU8,
+    Ordering::{Relaxed, Release},
+};
 use std::time::Duration;
 
 use common::*;

@@ -2,7 +2,7 @@
 //! that the test expects.
 
 use crate::host::Host;
-use crate::launch::Launch;
+use crate::launch::{Launch, Program};
 use crate::road::{Expected, Road};
 use std::time::{Duration, Instant};
 
@@ -33,18 +33,38 @@ pub fn converse(
     host.wait_for_port(port);
     let road = host.watch_road();
     let client = client.start("client");
-    let expected = Expected { port, connections, share: 0.9 };
     match way {
-        Way::Shm => road.wait_for(expected, LIMIT),
-        Way::Tcp(reason) => wait_for_reason(host, &road, port, server.pid(), reason),
+        Way::Shm => {
+            end_on_the_road(host, &road, (client, &gate(port)), &[Expected { port, connections, share: 0.9 }])
+        }
+        Way::Tcp(reason) => {
+            wait_for_reason(host, &road, port, server.pid(), reason);
+            let printed = end(host, &road, (client, &gate(port)), port);
+            assert_eq!(road.on_shm(port), 0, "{}", road.report(port));
+            printed
+        }
     }
-    host.write(&gate(port), "");
+}
+
+/// Has a client go on until connections have taken the roads that are expected, and then end, by the file at whose coming it does.
+/// Returns what it printed.
+pub fn end_on_the_road(
+    host: &Host,
+    road: &Road,
+    (client, gate): (Program, &str),
+    expected: &[Expected],
+) -> String {
+    expected.iter().for_each(|one| road.wait_for(*one, LIMIT));
+    let printed = end(host, road, (client, gate), expected[0].port);
+    expected.iter().for_each(|one| road.expect(*one));
+    printed
+}
+
+/// Has a client of this port end.
+fn end(host: &Host, road: &Road, (client, gate): (Program, &str), port: u16) -> String {
+    host.write(gate, "");
     let ended = client.wait(LIMIT);
     assert!(ended.success(), "{}\n{}", ended.stderr, road.report(port));
-    match way {
-        Way::Shm => road.expect(expected),
-        Way::Tcp(_) => assert_eq!(road.on_shm(port), 0, "{}", road.report(port)),
-    }
     ended.stdout
 }
 

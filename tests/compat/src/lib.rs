@@ -30,6 +30,7 @@ pub use both::under_shunt;
 pub use containerd::{Node, Pod};
 pub use conversation::Way;
 pub use conversation::converse;
+pub use conversation::end_on_the_road;
 pub use conversation::gate;
 pub use docker::Engine;
 pub use ground::Ground;

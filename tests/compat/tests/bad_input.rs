@@ -89,7 +89,7 @@ fn rubbish_on_the_broker_socket() {
         let (server, port) = server(host, "threads");
         let road = host.watch_road();
         let client = client(host, port, 3.0);
-        road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
+        road.wait_for_shm(port, CONNECTIONS, LIMIT);
         let rubbish = host
             .script("python3", "rubbish.py")
             .native()
@@ -101,7 +101,7 @@ fn rubbish_on_the_broker_socket() {
         // It still pairs.
         let second = host.watch_road();
         let client = self::client(host, port, 1.0);
-        second.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
+        second.wait_for_shm(port, CONNECTIONS, LIMIT);
         assert!(client.wait(LIMIT).success(), "the clients, after the broker was sent rubbish");
         drop(server);
         assert!(second.bad_messages() > 0, "no bad message was counted\n{}", second.report(port));
@@ -114,14 +114,14 @@ fn scribble(style: &'static str) {
         let (server, port) = server(host, style);
         let road = host.watch_road();
         let healthy = client(host, port, 6.0);
-        road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
+        road.wait_for_shm(port, CONNECTIONS, LIMIT);
         let scribbler = host
             .script("python3", "rubbish.py")
             .arg("scribbler")
             .arg(port.to_string())
             .arg(host.dir())
             .start("rubbish");
-        road.wait_for_shm(port, CONNECTIONS + 4, Duration::from_secs(40));
+        road.wait_for_shm(port, CONNECTIONS + 4, LIMIT);
         host.write("gate", "");
         // Its own end may come in any way, but it must come.
         let scribbled = scribbler.wait(LIMIT);
@@ -134,7 +134,7 @@ fn scribble(style: &'static str) {
         // The server still takes connections and puts them on shared memory.
         let second = host.watch_road();
         let client = client(host, port, 1.0);
-        second.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
+        second.wait_for_shm(port, CONNECTIONS, LIMIT);
         assert!(client.wait(LIMIT).success(), "the clients after the scribbler");
     });
 }

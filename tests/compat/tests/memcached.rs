@@ -1,6 +1,6 @@
 //! memcached, with libmemcached's load generators and its protocol test.
 
-use shunt_compat::{Expected, Host, Program, both};
+use shunt_compat::{Expected, Host, Program, both, end_on_the_road};
 use std::time::Duration;
 
 const CONNECTIONS: usize = 50;
@@ -80,12 +80,8 @@ fn values_come_back_as_they_were_stored() {
             .args([&port.to_string(), &CONNECTIONS.to_string(), "60", "gate"])
             .start("client");
         let expected = Expected { port, connections: CONNECTIONS, share: 0.9 };
-        road.wait_for(expected, Duration::from_secs(40));
-        host.write("gate", "");
-        let client = client.wait(Duration::from_secs(40));
-        assert!(client.success(), "{}", host.logs());
-        road.expect(expected);
+        let printed = end_on_the_road(host, &road, (client, "gate"), &[expected]);
         drop(server);
-        client.stdout
+        printed
     });
 }

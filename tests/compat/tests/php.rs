@@ -4,12 +4,11 @@
 //! needed. With more of them than children the others lie in the listener's queue and nobody answers them, natively as well:
 //! so Apache is told here that it has as many as there are children.
 
-use shunt_compat::{Expected, Host, Program, both};
+use shunt_compat::{Expected, Host, Program, both, end_on_the_road};
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(40);
 const CHILDREN: usize = 8;
 const CLIENTS: usize = 16;
 
@@ -82,13 +81,9 @@ fn every_request_is_answered_by_connections_that_are_used_again() {
             Expected { port, connections: CLIENTS, share: 0.8 },
             Expected { port: behind, connections: CHILDREN, share: 0.8 },
         ];
-        both_hops.into_iter().for_each(|hop| road.wait_for(hop, LIMIT));
-        host.write("gate", "");
-        let asked = asking.wait(LIMIT);
-        assert!(asked.success(), "{}", asked.stderr);
-        both_hops.into_iter().for_each(|hop| road.expect(hop));
+        let printed = end_on_the_road(host, &road, (asking, "gate"), &both_hops);
         drop(server);
         drop(behind_program);
-        asked.stdout
+        printed
     });
 }

@@ -2,8 +2,8 @@
 //! are entered as the one that `shunt run` starts, and neither they nor who starts them see that anything was done.
 
 use shunt_compat::{
-    Expected, Host, Launch, Mode, Way, both, compile, compile_for_musl, compile_go, converse, find_program,
-    gate,
+    Expected, Host, Launch, Mode, Way, both, compile, compile_for_musl, compile_go, converse,
+    end_on_the_road, find_program, gate,
 };
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -98,12 +98,7 @@ fn a_supervisor_starts_the_program_again() {
                 .args(["ask", &number, &count, MESSAGES, &gate])
                 .start("client");
             let expected = Expected { port, connections: CONNECTIONS, share: 0.9 };
-            road.wait_for(expected, LIMIT);
-            host.write(&gate, "");
-            let ended = client.wait(LIMIT);
-            assert!(ended.success(), "{}", ended.stderr);
-            said.push(ended.stdout);
-            road.expect(expected);
+            said.push(end_on_the_road(host, &road, (client, &gate), &[expected]));
             kill(&read(&host.path("child")));
         }
         supervisor.stop();

@@ -36,7 +36,7 @@ fn programs_go_on_and_are_paired_afterwards() {
         let established = {
             let road = host.watch_road();
             let clients = clients(host, "established", port, 3.0);
-            road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
+            road.wait_for_shm(port, CONNECTIONS, LIMIT);
             clients
         };
         host.signal_broker(Signal::STOP);
@@ -52,7 +52,7 @@ fn programs_go_on_and_are_paired_afterwards() {
         verified(meanwhile);
         let road = host.watch_road();
         let again = clients(host, "again", port, 2.0);
-        road.wait_for_shm(port, CONNECTIONS, Duration::from_secs(40));
+        road.wait_for_shm(port, CONNECTIONS, LIMIT);
         verified(again);
         road.expect(Expected { port, connections: CONNECTIONS, share: 0.5 });
         drop(server);

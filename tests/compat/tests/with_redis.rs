@@ -1,6 +1,6 @@
 //! What stands before Redis: Puma with a page that asks it, and Celery, whose tasks and results go through it.
 
-use shunt_compat::{Expected, Host, Program, both};
+use shunt_compat::{Expected, Host, Program, both, end_on_the_road};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(40);
@@ -36,14 +36,10 @@ fn puma_with_a_page_that_asks_redis() {
             Expected { port, connections: CLIENTS, share: 0.8 },
             Expected { port: behind, connections: 1, share: 0.8 },
         ];
-        both_hops.into_iter().for_each(|hop| road.wait_for(hop, LIMIT));
-        host.write("gate", "");
-        let asked = asking.wait(LIMIT);
-        assert!(asked.success(), "{}", asked.stderr);
-        both_hops.into_iter().for_each(|hop| road.expect(hop));
+        let printed = end_on_the_road(host, &road, (asking, "gate"), &both_hops);
         drop(server);
         drop(storage);
-        asked.stdout
+        printed
     });
 }
 
