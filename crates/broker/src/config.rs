@@ -127,4 +127,22 @@ mod tests {
             assert_eq!(is_whole, descriptors >= DESCRIPTORS, "{descriptors}");
         }
     }
+
+    /// The sum of docs/adr/0019.
+    #[test]
+    fn limits_fit_into_the_memory_of_the_unit() {
+        const KIB: usize = 1024;
+        let limits = Limits::default();
+        let clients = limits.clients * (64 + 4 + 8) * KIB;
+        let queued = limits.all_queued * 112;
+        let links = limits.links * (36 + 4) * KIB;
+        let ends = limits.links * 128 * 220;
+        let offers = limits.all_offers * 9 * KIB / 10;
+        let statuses = limits.status_bytes + (50 << 20);
+        let others = 50 << 20;
+        let unit = include_str!("../../../packaging/systemd/system/shunt.service");
+        let given = unit.lines().find_map(|line| line.strip_prefix("MemoryMax=")?.strip_suffix('G'));
+        let given: usize = given.expect("the unit has a limit in GiB").parse().expect("it is a number");
+        assert!(clients + queued + links + ends + offers + statuses + others < given << 30);
+    }
 }
