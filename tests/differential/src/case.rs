@@ -4,11 +4,11 @@ use crate::generate::epilogue;
 use crate::judge::{Judge, Match, show, show_outcome};
 use crate::processor::Processor;
 use crate::run::{Record, Run};
-use crate::script::{Sequence, Step, Verb};
 use crate::world::{Shim, World};
 use anyhow::Result;
 use shunt_abi::reason::Road;
 use shunt_abi::status::Connection;
+use shunt_differential::script::{Sequence, Step, Verb};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 

@@ -1,7 +1,7 @@
 //! Random sequences, each made from one number.
 
-use crate::actor::{ODD_RECEIVES, ODD_SENDS, QUESTIONS, SETTINGS, UNSEEN_WAYS};
-use crate::script::{
+use shunt_differential::actor::{ODD_RECEIVES, ODD_SENDS, PAST_WAYS, QUESTIONS, SETTINGS, UNSEEN_WAYS};
+use shunt_differential::script::{
     EDGE, ENDS, ENOUGH, EPOLL_CALLS, FIRST_EPOLL, OPTIONS, POLL_CALLS, RECEIVE_CALLS, SEND_CALLS, SETS,
     Sequence, Step, Verb, end_of,
 };
@@ -51,6 +51,8 @@ struct Draft {
     urgent: bool,
     /// There are waits past libc.
     unseen: bool,
+    /// Code past the shim is loaded on the way.
+    loads: bool,
 }
 
 /// What sequences are full of.
@@ -64,6 +66,8 @@ pub(crate) enum Kind {
     Unseen,
     /// Several connections that are watched together.
     Order,
+    /// Calls past the shim, by code that becomes executable on the way.
+    Past,
 }
 
 /// The sequence that belongs to a number.
@@ -85,10 +89,12 @@ pub(crate) fn sequence(seed: u64, kind: Kind) -> Sequence {
         dups: Vec::new(),
         urgent: false,
         unseen: false,
+        loads: false,
     };
     draft.nests = draft.random.chance(10);
     draft.duplicates_sets = draft.random.chance(10);
     draft.unseen = draft.random.chance(8) || kind == Kind::Unseen;
+    draft.loads = !small && kind == Kind::Past;
     if draft.random.chance(10) {
         draft.prepare();
     }
@@ -192,6 +198,10 @@ impl Draft {
         let (actor, slot) = self.slot();
         if self.unseen && self.random.chance(15) {
             return self.unseen(actor, slot);
+        }
+        if self.loads && self.random.chance(10) {
+            let way = self.random.below(PAST_WAYS.len()) as i64;
+            return self.push(actor, Verb::Load, &[way]);
         }
         match (self.random.below(100), theme) {
             (0..42, ORDER) => self.order(actor, slot),

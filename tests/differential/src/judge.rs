@@ -4,10 +4,10 @@
 //! way than fits for certain, what readiness says of a buffer that is neither empty nor surely full, and in how many
 //! pieces that arrives, or what is sent in parts: how much of it a receive takes that sleeps, and how many edges it is.
 
-use crate::actor::{Answer, ODD_RECEIVES, ODD_SENDS, QUESTIONS};
 use crate::late::pairs;
 use crate::run::{CERTAIN, Outcome, Record};
-use crate::script::{
+use shunt_differential::actor::{Answer, ODD_RECEIVES, ODD_SENDS, QUESTIONS};
+use shunt_differential::script::{
     EDGE, ENDS, ENOUGH, EPOLL_CALLS, FIRST_EPOLL, OPTIONS, SLOTS, Step, Verb, end_of, peer_of, set_of,
 };
 use std::collections::HashMap;
@@ -601,13 +601,48 @@ impl Judge {
     }
 }
 
-impl Step {
+/// What the judge asks of a step.
+trait Judged {
     /// The ends of connections that it is about, by themselves and not by a set.
+    fn ends(&self) -> impl Iterator<Item = usize>;
+
+    /// Whether what it tells are not the events of a poll.
+    fn tells_otherwise(&self) -> bool;
+
+    /// What it was told of each connection but error conditions, and what a select takes for those.
+    fn told_but_errors(&self, answer: &Answer) -> Vec<(usize, i64)>;
+
+    /// Whether it polls an epoll set.
+    fn watches_a_set(&self) -> bool;
+
+    /// Whether it sends by several calls, or while the other end receives.
+    fn has_parts(&self) -> bool;
+
+    /// Whether the connections that it is about stay on shared memory if they are there. Who receives into nothing waits in the kernel, where
+    /// bytes go by TCP.
+    fn stays_on_lanes(&self) -> bool;
+
+    /// Whether it is a receive that has taken something, and need not wait for all that it asks for.
+    fn takes_some(&self, outcome: &Outcome) -> bool;
+
+    /// Whether it sends bytes and behind them what it must not touch.
+    fn goes_bad(&self) -> bool;
+
+    /// Whether not all that it sends has been taken, since it must not touch something.
+    fn takes_less(&self, answer: &Answer) -> bool;
+
+    /// Whether it is a receive into nothing.
+    fn has_no_room(&self) -> bool;
+
+    /// Whether it shows how a connection has ended, or what is under way.
+    fn shows_end(&self) -> bool;
+}
+
+impl Judged for Step {
     fn ends(&self) -> impl Iterator<Item = usize> {
         self.slots().into_iter().filter(|slot| *slot < FIRST_EPOLL).map(end_of)
     }
 
-    /// Whether what it tells are not the events of a poll.
     fn tells_otherwise(&self) -> bool {
         match self.verb {
             Verb::Unseen => !["epoll", "poll", "ring"].contains(&self.way()),
@@ -615,7 +650,6 @@ impl Step {
         }
     }
 
-    /// What it was told of each connection but error conditions, and what a select takes for those.
     fn told_but_errors(&self, answer: &Answer) -> Vec<(usize, i64)> {
         let told: Vec<(usize, i64)> = match self.verb {
             Verb::EpollWait => {
@@ -627,20 +661,16 @@ impl Step {
         told.into_iter().map(|(of, events)| (of, events & kept)).filter(|(_, events)| *events != 0).collect()
     }
 
-    /// Whether it polls an epoll set.
     fn watches_a_set(&self) -> bool {
         self.verb == Verb::Poll && self.slots().iter().any(|slot| *slot >= FIRST_EPOLL)
     }
 
-    /// Whether it sends by several calls, or while the other end receives.
     fn has_parts(&self) -> bool {
         let odd = || ODD_SENDS[self.args[2] as usize];
         matches!(self.verb, Verb::Flood | Verb::Pour)
             || self.verb == Verb::OddSend && ["many", "more", "taken-away"].contains(&odd())
     }
 
-    /// Whether the connections that it is about stay on shared memory if they are there. Who receives into nothing waits in the kernel, where
-    /// bytes go by TCP.
     fn stays_on_lanes(&self) -> bool {
         let own = |slot: usize| slot < ENDS;
         match self.verb {
@@ -655,7 +685,6 @@ impl Step {
         }
     }
 
-    /// Whether it is a receive that has taken something, and need not wait for all that it asks for.
     fn takes_some(&self, outcome: &Outcome) -> bool {
         let some = matches!(outcome, Outcome::Done(Answer { ret: 1.., errno: 0, bad: 0, signals: 0, .. }));
         let gathers = self.verb == Verb::Recv && self.args[2] & i64::from(libc::MSG_WAITALL) != 0;
@@ -663,22 +692,18 @@ impl Step {
         some && matches!(self.verb, Verb::Recv | Verb::OddRecv) && !gathers
     }
 
-    /// Whether it sends bytes and behind them what it must not touch.
     fn goes_bad(&self) -> bool {
         self.verb == Verb::OddSend && ODD_SENDS[self.args[2] as usize] == "vector-bad-part"
     }
 
-    /// Whether not all that it sends has been taken, since it must not touch something.
     fn takes_less(&self, answer: &Answer) -> bool {
         (1..self.args[1]).contains(&answer.ret) || answer.ret < 0 && answer.errno == libc::EFAULT
     }
 
-    /// Whether it is a receive into nothing.
     fn has_no_room(&self) -> bool {
         self.verb == Verb::Recv && self.args[1] == 0
     }
 
-    /// Whether it shows how a connection has ended, or what is under way.
     fn shows_end(&self) -> bool {
         let asks = [Verb::Inq, Verb::Drain, Verb::GetOption, Verb::Ask, Verb::Shutdown, Verb::Names];
         asks.contains(&self.verb)

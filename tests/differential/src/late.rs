@@ -1,8 +1,8 @@
 //! Answers that say less than TCP's did, and may be asked for again: nothing promises that what one process has done
 //! shows in another before the call returns.
 
-use crate::actor::Answer;
-use crate::script::{Step, Verb};
+use shunt_differential::actor::Answer;
+use shunt_differential::script::{Step, Verb};
 use std::collections::BTreeMap;
 
 /// Urgent data, which a receive that sleeps passes over as soon as it has the processor: until then it shows.

@@ -1,14 +1,13 @@
 //! Random sequences of socket operations, each run on plain TCP and under shunt. Every return value, errno, byte,
 //! readiness report and ordering that TCP defines must be the same. See the README beside this crate.
 
-mod actor;
 mod case;
 mod generate;
 mod judge;
 mod late;
+mod plugins;
 mod processor;
 mod run;
-mod script;
 mod tally;
 mod world;
 
@@ -17,8 +16,8 @@ use case::{Verdict, Worlds};
 use clap::Parser;
 use generate::Kind;
 use processor::Processor;
-use script::Sequence;
 use shunt_compat::{Ground, Host, Mode};
+use shunt_differential::script::Sequence;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -70,6 +69,9 @@ struct Args {
     /// Sequences that ask in which order several connections are told of.
     #[arg(long, conflicts_with_all = ["rare", "unseen"])]
     order: bool,
+    /// Sequences in which code becomes executable that calls the kernel past the shim.
+    #[arg(long, conflicts_with_all = ["rare", "unseen", "order"])]
+    past: bool,
     /// Print the sequence of the seed, and no more.
     #[arg(long)]
     print: bool,
@@ -90,17 +92,13 @@ impl Args {
             Args { rare: true, .. } => Kind::Rare,
             Args { unseen: true, .. } => Kind::Unseen,
             Args { order: true, .. } => Kind::Order,
+            Args { past: true, .. } => Kind::Past,
             _ => Kind::Any,
         }
     }
 }
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    if words.first().is_some_and(|word| word == "actor") {
-        actor::run(words[1..].to_vec());
-        return ExitCode::SUCCESS;
-    }
     let args = Args::parse();
     if args.print {
         print!("{}", generate::sequence(args.seed, args.kind()));

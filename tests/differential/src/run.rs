@@ -4,13 +4,13 @@
 //! On TCP the runner decides what to leave out and sees what blocks. Under shunt it follows that trace: it waits for
 //! what must end, and looks again, for a bounded time, for what must become visible.
 
-use crate::actor::{Answer, ODD_RECEIVES, PEEKS, QUESTIONS, UNSEEN_WAYS, mode};
 use crate::late::{is_late, join};
-use crate::script::{
-    ENDS, FIRST_EPOLL, OPTIONS, RECEIVE_CALLS, SEND_CALLS, SLOTS, Sequence, Step, Verb, end_of, peer_of,
-};
 use crate::world::{Reply, World};
 use anyhow::Result;
+use shunt_differential::actor::{Answer, QUESTIONS, mode};
+use shunt_differential::script::{
+    ENDS, FIRST_EPOLL, OPTIONS, RECEIVE_CALLS, SEND_CALLS, SLOTS, Sequence, Step, Verb, end_of, peer_of,
+};
 use std::time::{Duration, Instant};
 
 /// Up to so many bytes under way TCP and a lane take everything at once; beyond, how much is open.
@@ -130,9 +130,12 @@ impl<'w> Run<'w> {
         if !skips {
             let step = self.steps[index].clone();
             self.note_roads(&step);
-            if self.world.has_doors() && step.is_by_ring() {
-                // There the ring is seen, and what peers have in shared memory comes by TCP once they look.
-                self.look_after_senders()?;
+            if step.loads() {
+                // The process stays on TCP from then on. What peers have in shared memory comes once they look.
+                self.world.worn = true;
+                if self.world.is_under_shunt() {
+                    self.look_after_senders()?;
+                }
             }
         }
         if !skips && !self.steps[index].is_quiet() {
@@ -426,7 +429,10 @@ impl<'w> Run<'w> {
             Verb::Signal => {
                 let first = self.blocked.iter().find(|blocked| self.steps[blocked.step].actor == step.actor);
                 let worker = first.map_or(0, |blocked| blocked.worker);
-                self.world.order(step.actor, &[crate::actor::order::SIGNAL, worker as i64, step.args[0]])?
+                self.world.order(
+                    step.actor,
+                    &[shunt_differential::actor::order::SIGNAL, worker as i64, step.args[0]],
+                )?
             }
             Verb::Drain => self.drain(index)?,
             Verb::Flood | Verb::Pour => self.flood(index)?,
@@ -771,107 +777,4 @@ fn call(calls: &[&str], name: &str) -> i64 {
 
 fn ignores_flags(step: &Step) -> bool {
     matches!(SEND_CALLS[step.args[3] as usize], "write" | "writev" | "sendfile")
-}
-
-impl Step {
-    /// The stream that it sends.
-    pub(crate) fn sends(&self) -> Option<usize> {
-        let sends = [Verb::Send, Verb::OddSend, Verb::Flood, Verb::Pour, Verb::Volley];
-        sends.contains(&self.verb).then(|| end_of(self.slot(0)))
-    }
-
-    /// The stream that it receives.
-    pub(crate) fn receives(&self) -> Option<usize> {
-        matches!(self.verb, Verb::Recv | Verb::OddRecv | Verb::RecvTimeout | Verb::Drain)
-            .then(|| peer_of(self.slot(0)))
-    }
-
-    /// How it waits past libc.
-    pub(crate) fn way(&self) -> &'static str {
-        UNSEEN_WAYS[self.args[0] as usize]
-    }
-
-    fn odd_receive(&self) -> &'static str {
-        ODD_RECEIVES[self.args[2] as usize]
-    }
-
-    fn peeks(&self) -> bool {
-        match self.verb {
-            Verb::Recv => self.args[2] & i64::from(libc::MSG_PEEK) != 0,
-            Verb::OddRecv => PEEKS.contains(&self.odd_receive()),
-            _ => false,
-        }
-    }
-
-    /// Whether it waits in an io_uring.
-    fn is_by_ring(&self) -> bool {
-        let way = match self.verb {
-            Verb::Unseen => self.way(),
-            Verb::Pour => UNSEEN_WAYS[self.args[3] as usize],
-            _ => "",
-        };
-        way.starts_with("ring")
-    }
-
-    fn is_urgent(&self) -> bool {
-        matches!(self.verb, Verb::Send | Verb::Recv) && self.args[2] & i64::from(libc::MSG_OOB) != 0
-    }
-
-    /// Whether it may take bytes and wait for more.
-    fn gathers(&self) -> bool {
-        self.verb == Verb::Recv && self.args[2] & i64::from(libc::MSG_WAITALL) != 0
-    }
-
-    /// Whether it may wait for ever.
-    pub(crate) fn may_block(&self) -> bool {
-        match self.verb {
-            Verb::Send | Verb::Pour => true,
-            Verb::Recv => self.args[2] & i64::from(libc::MSG_DONTWAIT) == 0,
-            Verb::Poll | Verb::Unseen => self.args[1] < 0,
-            Verb::EpollWait => self.args[2] < 0,
-            // SPLICE_F_NONBLOCK is about the pipe.
-            Verb::OddRecv => self.odd_receive() == "splice",
-            _ => false,
-        }
-    }
-
-    /// The same, but a question how things are waits for nothing.
-    fn at_once(&self) -> Step {
-        let mut step = self.clone();
-        match self.verb {
-            Verb::Poll | Verb::Unseen => step.args[1] = 0,
-            Verb::EpollWait => step.args[2] = 0,
-            _ => {}
-        }
-        step
-    }
-
-    /// Whether it sends nothing, not even an acknowledgement.
-    fn is_quiet(&self) -> bool {
-        let quiet = [Verb::Poll, Verb::EpollNew, Verb::EpollCtl, Verb::EpollWait, Verb::Inq, Verb::Ask];
-        let silent = [Verb::Nonblock, Verb::GetOption, Verb::Names, Verb::Unseen, Verb::UnseenSet];
-        quiet.contains(&self.verb) || silent.contains(&self.verb)
-    }
-
-    /// Whether it leaves the connection on the road that it takes.
-    fn is_plain(&self) -> bool {
-        let plain = [Verb::Send, Verb::Recv, Verb::Drain, Verb::Poll, Verb::Inq, Verb::Names];
-        let begins = [Verb::Open, Verb::Socket, Verb::Connect, Verb::Volley];
-        (plain.contains(&self.verb) || begins.contains(&self.verb)) && !self.is_urgent()
-    }
-
-    /// The slots it uses.
-    pub(crate) fn slots(&self) -> Vec<usize> {
-        match self.verb {
-            Verb::Poll => [2, 4]
-                .into_iter()
-                .filter(|index| self.args[*index] >= 0)
-                .map(|index| self.slot(index))
-                .collect(),
-            Verb::Open | Verb::Fork | Verb::Exec | Verb::Kill | Verb::Signal => Vec::new(),
-            Verb::EpollCtl | Verb::Volley => vec![self.slot(0), self.slot(2)],
-            Verb::Unseen => vec![self.slot(2)],
-            _ => vec![self.slot(0)],
-        }
-    }
 }

@@ -5,33 +5,33 @@
 //! descriptor: connection `k` has its client end in slot `2k` and its server end in slot `2k + 1`; a duplicate of
 //! slot `s` is slot `s + 8`; 16 to 19 are epoll instances, and a duplicate of `s` there is slot `s + 4`.
 
-use crate::actor::{ODD_RECEIVES, ODD_SENDS, QUESTIONS, SETTINGS, UNSEEN_WAYS};
+use crate::actor::{ODD_RECEIVES, ODD_SENDS, PAST_WAYS, PEEKS, QUESTIONS, SETTINGS, UNSEEN_WAYS};
 use anyhow::{Context, Result, bail, ensure};
 use std::fmt;
 
 /// Slots of connections' ends, below their duplicates.
-pub(crate) const ENDS: usize = 8;
+pub const ENDS: usize = 8;
 /// The first slot of an epoll instance.
-pub(crate) const FIRST_EPOLL: usize = 16;
+pub const FIRST_EPOLL: usize = 16;
 /// Slots of epoll instances, below their duplicates.
-pub(crate) const SETS: usize = 4;
+pub const SETS: usize = 4;
 /// All slots.
-pub(crate) const SLOTS: usize = FIRST_EPOLL + 2 * SETS;
+pub const SLOTS: usize = FIRST_EPOLL + 2 * SETS;
 /// The actors.
-pub(crate) const ACTORS: &[u8; 4] = b"ABab";
+pub const ACTORS: &[u8; 4] = b"ABab";
 
 /// The end that a slot or its duplicate names. Also names the stream that this end sends.
-pub(crate) fn end_of(slot: usize) -> usize {
+pub fn end_of(slot: usize) -> usize {
     slot % ENDS
 }
 
 /// The end at the other side; names the stream that is received.
-pub(crate) fn peer_of(slot: usize) -> usize {
+pub fn peer_of(slot: usize) -> usize {
     end_of(slot) ^ 1
 }
 
 /// The instance that a slot or its duplicate names.
-pub(crate) fn set_of(slot: usize) -> usize {
+pub fn set_of(slot: usize) -> usize {
     FIRST_EPOLL + slot.saturating_sub(FIRST_EPOLL) % SETS
 }
 
@@ -76,19 +76,19 @@ const EPOLL_EVENTS: Kind = Flags(&[
     ("exclusive", libc::EPOLLEXCLUSIVE as i64),
 ]);
 /// `EPOLLET` as the unsigned number that the kernel has.
-pub(crate) const EDGE: i64 = libc::EPOLLET as u32 as i64;
+pub const EDGE: i64 = libc::EPOLLET as u32 as i64;
 
-pub(crate) const SEND_CALLS: &[&str] = &["send", "write", "writev", "sendmsg", "sendto", "sendfile"];
-pub(crate) const RECEIVE_CALLS: &[&str] = &["recv", "read", "readv", "recvmsg", "recvfrom"];
-pub(crate) const POLL_CALLS: &[&str] = &["poll", "ppoll", "select", "pselect"];
+pub const SEND_CALLS: &[&str] = &["send", "write", "writev", "sendmsg", "sendto", "sendfile"];
+pub const RECEIVE_CALLS: &[&str] = &["recv", "read", "readv", "recvmsg", "recvfrom"];
+pub const POLL_CALLS: &[&str] = &["poll", "ppoll", "select", "pselect"];
 /// As many places for events as no sequence has events for.
-pub(crate) const ENOUGH: i64 = 8;
-pub(crate) const EPOLL_CALLS: &[&str] = &["epoll_wait", "epoll_pwait", "epoll_pwait2", "forbidden"];
+pub const ENOUGH: i64 = 8;
+pub const EPOLL_CALLS: &[&str] = &["epoll_wait", "epoll_pwait", "epoll_pwait2", "forbidden"];
 const CONTROLS: &[&str] = &["none", "add", "del", "mod"];
 const HOWS: &[&str] = &["rd", "wr", "rdwr"];
 const DUPS: &[&str] = &["dup", "dup2", "fcntl"];
 const MODES: &[&str] = &["fcntl", "fionbio"];
-pub(crate) const OPTIONS: &[&str] = &[
+pub const OPTIONS: &[&str] = &[
     "keepalive",
     "nodelay",
     "priority",
@@ -108,7 +108,7 @@ macro_rules! verbs {
     ($($(#[$doc:meta])* $name:ident = $word:literal: [$($kind:expr),*];)*) => {
         /// What an operation is.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum Verb {
+        pub enum Verb {
             $($(#[$doc])* $name,)*
         }
 
@@ -147,6 +147,8 @@ verbs! {
     Unseen = "unseen": [Choice(UNSEEN_WAYS), Number, Number, POLL_EVENTS];
     /// Like a flood, but the sender waits for room past libc: slot, length, length of a receive, way
     Pour = "pour": [Number, Number, Number, Choice(UNSEEN_WAYS)];
+    /// Loads code past the shim, by which every second call of the actor goes then: way
+    Load = "load": [Choice(PAST_WAYS)];
     /// epoll slot
     EpollNew = "epoll": [Number];
     /// A set that is made, changed and waited for past libc: epoll slot
@@ -187,35 +189,35 @@ verbs! {
 
 /// One operation of one actor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Step {
-    pub(crate) actor: u8,
-    pub(crate) verb: Verb,
-    pub(crate) args: Vec<i64>,
+pub struct Step {
+    pub actor: u8,
+    pub verb: Verb,
+    pub args: Vec<i64>,
 }
 
 impl Step {
-    pub(crate) fn new(actor: u8, verb: Verb, args: &[i64]) -> Step {
+    pub fn new(actor: u8, verb: Verb, args: &[i64]) -> Step {
         Step { actor, verb, args: args.to_vec() }
     }
 
     /// An argument that is a slot.
-    pub(crate) fn slot(&self, index: usize) -> usize {
+    pub fn slot(&self, index: usize) -> usize {
         usize::try_from(self.args[index]).unwrap_or(0) % SLOTS
     }
 
     /// The epoll instance that it uses.
-    pub(crate) fn set(&self) -> usize {
+    pub fn set(&self) -> usize {
         set_of(self.slot(0))
     }
 
     /// For the wire: the verb's number and the arguments'.
-    pub(crate) fn encode(&self) -> String {
+    pub fn encode(&self) -> String {
         let number = VERBS.iter().position(|verb| verb.0 == self.verb).unwrap_or(0);
         self.args.iter().fold(number.to_string(), |text, arg| format!("{text} {arg}"))
     }
 
     /// The reverse of [`encode`](Self::encode), from words already split.
-    pub(crate) fn decode(actor: u8, words: &[i64]) -> Option<Step> {
+    pub fn decode(actor: u8, words: &[i64]) -> Option<Step> {
         let (number, args) = words.split_first()?;
         let verb = VERBS.get(usize::try_from(*number).ok()?)?;
         (verb.2.len() == args.len()).then(|| Step::new(actor, verb.0, args))
@@ -274,28 +276,28 @@ impl fmt::Display for Step {
 
 /// A whole story.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Sequence {
+pub struct Sequence {
     /// Both ends in one process.
-    pub(crate) alone: bool,
+    pub alone: bool,
     /// Round trips of each connection before anything else. Under eight the connection may be switching later on.
-    pub(crate) warm: u32,
+    pub warm: u32,
     /// Every call is made on a thread with hardly any stack.
-    pub(crate) small: bool,
-    pub(crate) steps: Vec<Step>,
+    pub small: bool,
+    pub steps: Vec<Step>,
 }
 
 impl Sequence {
     /// The actor that first holds a slot.
-    pub(crate) fn owner(&self, slot: usize) -> u8 {
+    pub fn owner(&self, slot: usize) -> u8 {
         if self.alone || slot.is_multiple_of(2) { b'A' } else { b'B' }
     }
 
     /// Whether its connections are on shared memory when they are first used, both ways.
-    pub(crate) fn is_warm(&self) -> bool {
+    pub fn is_warm(&self) -> bool {
         self.warm >= 12
     }
 
-    pub(crate) fn parse(text: &str) -> Result<Sequence> {
+    pub fn parse(text: &str) -> Result<Sequence> {
         let mut sequence = Sequence { alone: false, warm: 8, small: false, steps: Vec::new() };
         for (number, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default().trim();
@@ -321,5 +323,113 @@ impl fmt::Display for Sequence {
         }
         writeln!(formatter, "warm {}", self.warm)?;
         self.steps.iter().try_for_each(|step| writeln!(formatter, "{step}"))
+    }
+}
+
+impl Step {
+    /// The stream that it sends.
+    pub fn sends(&self) -> Option<usize> {
+        let sends = [Verb::Send, Verb::OddSend, Verb::Flood, Verb::Pour, Verb::Volley];
+        sends.contains(&self.verb).then(|| end_of(self.slot(0)))
+    }
+
+    /// The stream that it receives.
+    pub fn receives(&self) -> Option<usize> {
+        matches!(self.verb, Verb::Recv | Verb::OddRecv | Verb::RecvTimeout | Verb::Drain)
+            .then(|| peer_of(self.slot(0)))
+    }
+
+    /// How it waits past libc.
+    pub fn way(&self) -> &'static str {
+        UNSEEN_WAYS[self.args[0] as usize]
+    }
+
+    pub fn odd_receive(&self) -> &'static str {
+        ODD_RECEIVES[self.args[2] as usize]
+    }
+
+    pub fn peeks(&self) -> bool {
+        match self.verb {
+            Verb::Recv => self.args[2] & i64::from(libc::MSG_PEEK) != 0,
+            Verb::OddRecv => PEEKS.contains(&self.odd_receive()),
+            _ => false,
+        }
+    }
+
+    /// Returns whether code past the shim becomes executable by it, if there was none before.
+    pub fn loads(&self) -> bool {
+        matches!(self.verb, Verb::Load | Verb::Unseen | Verb::UnseenSet | Verb::Pour)
+    }
+
+    /// Whether it waits in an io_uring.
+    pub fn is_by_ring(&self) -> bool {
+        let way = match self.verb {
+            Verb::Unseen => self.way(),
+            Verb::Pour => UNSEEN_WAYS[self.args[3] as usize],
+            _ => "",
+        };
+        way.starts_with("ring")
+    }
+
+    pub fn is_urgent(&self) -> bool {
+        matches!(self.verb, Verb::Send | Verb::Recv) && self.args[2] & i64::from(libc::MSG_OOB) != 0
+    }
+
+    /// Whether it may take bytes and wait for more.
+    pub fn gathers(&self) -> bool {
+        self.verb == Verb::Recv && self.args[2] & i64::from(libc::MSG_WAITALL) != 0
+    }
+
+    /// Whether it may wait for ever.
+    pub fn may_block(&self) -> bool {
+        match self.verb {
+            Verb::Send | Verb::Pour => true,
+            Verb::Recv => self.args[2] & i64::from(libc::MSG_DONTWAIT) == 0,
+            Verb::Poll | Verb::Unseen => self.args[1] < 0,
+            Verb::EpollWait => self.args[2] < 0,
+            // SPLICE_F_NONBLOCK is about the pipe.
+            Verb::OddRecv => self.odd_receive() == "splice",
+            _ => false,
+        }
+    }
+
+    /// The same, but a question how things are waits for nothing.
+    pub fn at_once(&self) -> Step {
+        let mut step = self.clone();
+        match self.verb {
+            Verb::Poll | Verb::Unseen => step.args[1] = 0,
+            Verb::EpollWait => step.args[2] = 0,
+            _ => {}
+        }
+        step
+    }
+
+    /// Whether it sends nothing, not even an acknowledgement.
+    pub fn is_quiet(&self) -> bool {
+        let quiet = [Verb::Poll, Verb::EpollNew, Verb::EpollCtl, Verb::EpollWait, Verb::Inq, Verb::Ask];
+        let silent = [Verb::Nonblock, Verb::GetOption, Verb::Names, Verb::Unseen, Verb::UnseenSet];
+        quiet.contains(&self.verb) || silent.contains(&self.verb)
+    }
+
+    /// Whether it leaves the connection on the road that it takes.
+    pub fn is_plain(&self) -> bool {
+        let plain = [Verb::Send, Verb::Recv, Verb::Drain, Verb::Poll, Verb::Inq, Verb::Names];
+        let begins = [Verb::Open, Verb::Socket, Verb::Connect, Verb::Volley];
+        (plain.contains(&self.verb) || begins.contains(&self.verb)) && !self.is_urgent()
+    }
+
+    /// The slots it uses.
+    pub fn slots(&self) -> Vec<usize> {
+        match self.verb {
+            Verb::Poll => [2, 4]
+                .into_iter()
+                .filter(|index| self.args[*index] >= 0)
+                .map(|index| self.slot(index))
+                .collect(),
+            Verb::Open | Verb::Fork | Verb::Exec | Verb::Kill | Verb::Signal | Verb::Load => Vec::new(),
+            Verb::EpollCtl | Verb::Volley => vec![self.slot(0), self.slot(2)],
+            Verb::Unseen => vec![self.slot(2)],
+            _ => vec![self.slot(0)],
+        }
     }
 }

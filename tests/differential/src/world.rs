@@ -1,10 +1,11 @@
 //! Two actors that can reach each other, all on TCP or all under shunt.
 
-use crate::actor::{Answer, SMALL, order};
+use crate::plugins;
 use crate::processor::Processor;
-use crate::script::{ACTORS, Sequence, Step, peer_of};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
+use shunt_differential::actor::{Answer, PLUGINS, SMALL, order};
+use shunt_differential::script::{ACTORS, Sequence, Step, peer_of};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -82,9 +83,9 @@ impl World {
         World { shim, program, processor, actors: Default::default(), worn: true, small: false }
     }
 
-    /// Whether shunt sees the system calls of its actors' own.
-    pub(crate) fn has_doors(&self) -> bool {
-        self.shim.is_some() && self.program.is_some()
+    /// Returns whether its actors are under shunt.
+    pub(crate) fn is_under_shunt(&self) -> bool {
+        self.shim.is_some()
     }
 
     /// Two actors that are as good as new, for this sequence.
@@ -114,7 +115,7 @@ impl World {
         line.set_read_timeout(Some(PATIENCE))?;
         spare.set_read_timeout(Some(PATIENCE))?;
         let mut command = match (&self.program, &self.shim) {
-            (None, _) => Command::new(std::env::current_exe()?),
+            (None, _) => Command::new(std::env::current_exe()?.with_file_name("shunt-differential-actor")),
             (Some(program), None) => Command::new(program),
             (Some(program), Some(shim)) => {
                 let mut command = Command::new(&shim.command);
@@ -122,12 +123,8 @@ impl World {
                 command
             }
         };
-        command
-            .arg("actor")
-            .stdin(OwnedFd::from(its_line))
-            .stdout(OwnedFd::from(its_spare))
-            .stderr(Stdio::inherit());
-        command.env_remove("LD_PRELOAD");
+        command.stdin(OwnedFd::from(its_line)).stdout(OwnedFd::from(its_spare)).stderr(Stdio::inherit());
+        command.env_remove("LD_PRELOAD").env(PLUGINS, plugins::directory()?);
         if self.small {
             command.env(SMALL, "1");
         }

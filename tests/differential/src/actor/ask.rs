@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
 /// The kinds, as they are written.
-pub(crate) const QUESTIONS: &[&str] = &[
+pub const QUESTIONS: &[&str] = &[
     "info",
     "info-short",
     "info-negative",
@@ -55,7 +55,7 @@ pub(crate) const QUESTIONS: &[&str] = &[
     "stale-member",
 ];
 /// Those that change the socket.
-pub(crate) const SETTINGS: &[&str] = &[
+pub const SETTINGS: &[&str] = &[
     "async",
     "set-owner",
     "set-owner-ex",

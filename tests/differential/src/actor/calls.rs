@@ -1,5 +1,6 @@
 //! The operations of an actor, each as calls of libc.
 
+use super::past::either;
 use super::{CLOSED, IS_RAW, PIPES, ask, fd, odd_receive, odd_send, put, readiness, unseen};
 use crate::actor::{ODD_RECEIVES, ODD_SENDS, QUESTIONS, SETTINGS, UNSEEN_WAYS};
 use crate::script::{FIRST_EPOLL, RECEIVE_CALLS, SEND_CALLS, Step, Verb, end_of, peer_of};
@@ -11,19 +12,19 @@ use std::time::{Duration, Instant};
 
 /// What came of an operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Answer {
-    pub(crate) ret: i64,
-    pub(crate) errno: i32,
+pub struct Answer {
+    pub ret: i64,
+    pub errno: i32,
     /// SIGPIPEs while it ran.
-    pub(crate) signals: u32,
+    pub signals: u32,
     /// 1 + the first byte that was not the stream's, or -1 if bytes behind the answer were touched.
-    pub(crate) bad: i64,
+    pub bad: i64,
     /// What else the operation says.
-    pub(crate) extra: Vec<i64>,
+    pub extra: Vec<i64>,
 }
 
 impl Answer {
-    pub(crate) fn failed(errno: i32) -> Answer {
+    pub fn failed(errno: i32) -> Answer {
         Answer { ret: -1, errno, ..Answer::default() }
     }
 
@@ -54,7 +55,7 @@ pub(super) fn stream(end: usize, position: u64, len: usize) -> Vec<u8> {
 }
 
 /// Does one operation.
-pub(crate) fn perform(step: &Step, position: u64) -> Answer {
+pub(super) fn perform(step: &Step, position: u64) -> Answer {
     let before = PIPES.get();
     let mut answer = dispatch(step, position);
     answer.signals = PIPES.get() - before;
@@ -119,13 +120,21 @@ fn dispatch(step: &Step, position: u64) -> Answer {
             let ret = unsafe { libc::ioctl(at(0), libc::FIONREAD, &mut count) };
             Answer { extra: vec![count.into()], ..Answer::of(ret.into()) }
         }
-        // SAFETY: see above.
-        Verb::Shutdown => Answer::of(unsafe { libc::shutdown(at(0), arg(1)) }.into()),
+        Verb::Shutdown => {
+            let (number, how) = (at(0), arg(1));
+            let arguments = [number as usize, how as usize, 0, 0, 0, 0];
+            // SAFETY: see above.
+            let by_libc = || unsafe { libc::shutdown(number, how) }.into();
+            // SAFETY: see above.
+            Answer::of(unsafe { either(by_libc, libc::SYS_shutdown, arguments) })
+        }
         Verb::Close => {
             let number = at(0);
             put(step.slot(0), CLOSED);
             // SAFETY: see above.
-            Answer::of(unsafe { libc::close(number) }.into())
+            let by_libc = || unsafe { libc::close(number) }.into();
+            // SAFETY: see above.
+            Answer::of(unsafe { either(by_libc, libc::SYS_close, [number as usize, 0, 0, 0, 0, 0]) })
         }
         Verb::Dup => {
             if step.slot(0) >= FIRST_EPOLL {
@@ -174,7 +183,10 @@ fn send(slot: usize, len: usize, flags: c_int, call: &str, position: u64) -> Ans
     // SAFETY: every pointer is to `bytes`, which outlives the call, or to the stack.
     let ret = unsafe {
         match call {
-            "write" => libc::write(fd, data.cast(), len),
+            "write" => {
+                let by_libc = || libc::write(fd, data.cast(), len) as i64;
+                either(by_libc, libc::SYS_write, [fd as usize, data as usize, len, 0, 0, 0]) as isize
+            }
             "writev" => libc::writev(fd, list.as_ptr(), 3),
             "sendto" => libc::sendto(fd, data.cast(), len, flags, null(), 0),
             "sendmsg" => {
@@ -184,7 +196,11 @@ fn send(slot: usize, len: usize, flags: c_int, call: &str, position: u64) -> Ans
                 libc::sendmsg(fd, &message, flags)
             }
             "sendfile" => return send_file(fd, &bytes),
-            _ => libc::send(fd, data.cast(), len, flags),
+            _ => {
+                let by_libc = || libc::send(fd, data.cast(), len, flags) as i64;
+                let arguments = [fd as usize, data as usize, len, flags as usize, 0, 0];
+                either(by_libc, libc::SYS_sendto, arguments) as isize
+            }
         }
     };
     Answer::of(ret as i64)
@@ -227,7 +243,10 @@ fn receive(slot: usize, len: usize, flags: c_int, call: &str, position: u64) -> 
     // SAFETY: every pointer is to `bytes`, which outlives the call, or to the stack.
     let ret = unsafe {
         match call {
-            "read" => libc::read(fd, data.cast(), len),
+            "read" => {
+                let by_libc = || libc::read(fd, data.cast(), len) as i64;
+                either(by_libc, libc::SYS_read, [fd as usize, data as usize, len, 0, 0, 0]) as isize
+            }
             "readv" => libc::readv(fd, list.as_ptr(), 3),
             "recvfrom" => {
                 let mut from: libc::sockaddr_storage = std::mem::zeroed();
@@ -256,7 +275,11 @@ fn receive(slot: usize, len: usize, flags: c_int, call: &str, position: u64) -> 
                 }
                 ret
             }
-            _ => libc::recv(fd, data.cast(), len, flags),
+            _ => {
+                let by_libc = || libc::recv(fd, data.cast(), len, flags) as i64;
+                let arguments = [fd as usize, data as usize, len, flags as usize, 0, 0];
+                either(by_libc, libc::SYS_recvfrom, arguments) as isize
+            }
         }
     };
     let mut answer = Answer { extra, ..Answer::of(ret as i64) };
@@ -283,7 +306,10 @@ fn duplicate(step: &Step) -> Answer {
                 Answer { ret: answer.ret.min(0), ..answer }
             }
             2 => replace(slot, libc::fcntl(old, libc::F_DUPFD, 0)),
-            _ => replace(slot, libc::dup(old)),
+            _ => {
+                let by_libc = || libc::dup(old).into();
+                replace(slot, either(by_libc, libc::SYS_dup, [old as usize, 0, 0, 0, 0, 0]) as c_int)
+            }
         }
     }
 }
@@ -305,9 +331,13 @@ fn set_nonblocking(fd: c_int, on: bool, by_ioctl: bool) -> Answer {
 
 fn set<T>(fd: c_int, level: c_int, name: c_int, value: &T) -> Answer {
     let pointer: *const T = value;
+    let len = size_of::<T>();
+    let arguments = [fd as usize, level as usize, name as usize, pointer as usize, len, 0];
     // SAFETY: the value is as long as said.
-    let ret = unsafe { libc::setsockopt(fd, level, name, pointer.cast(), size_of::<T>() as libc::socklen_t) };
-    Answer::of(ret.into())
+    let by_libc =
+        || unsafe { libc::setsockopt(fd, level, name, pointer.cast(), len as libc::socklen_t) }.into();
+    // SAFETY: the same.
+    Answer::of(unsafe { either(by_libc, libc::SYS_setsockopt, arguments) })
 }
 
 fn set_time(fd: c_int, millis: i64) {
@@ -377,7 +407,7 @@ fn loopback(port: u16) -> libc::sockaddr_in {
 const NAME_LEN: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::socklen_t;
 
 /// Makes the listening socket; answers with its port.
-pub(crate) fn listen(slot: usize) -> Answer {
+pub(super) fn listen(slot: usize) -> Answer {
     // SAFETY: plain calls with structures on the stack.
     unsafe {
         let socket = tcp_socket();
@@ -395,7 +425,7 @@ pub(crate) fn listen(slot: usize) -> Answer {
     }
 }
 
-pub(crate) fn open(slot: usize, port: u16) -> Answer {
+pub(super) fn open(slot: usize, port: u16) -> Answer {
     let socket = tcp_socket();
     let answer = connect(socket, port);
     if answer.ret < 0 { answer } else { replace(slot, socket) }
@@ -406,7 +436,7 @@ fn tcp_socket() -> c_int {
     unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0) }
 }
 
-pub(crate) fn connect(socket: c_int, port: u16) -> Answer {
+pub(super) fn connect(socket: c_int, port: u16) -> Answer {
     let address = loopback(port);
     let pointer: *const libc::sockaddr_in = &address;
     // SAFETY: a structure on the stack.
@@ -418,7 +448,7 @@ pub(crate) fn connect(socket: c_int, port: u16) -> Answer {
     Answer::default()
 }
 
-pub(crate) fn accept(listener: usize, slot: usize) -> Answer {
+pub(super) fn accept(listener: usize, slot: usize) -> Answer {
     // SAFETY: a plain call.
     let socket = unsafe { libc::accept(fd(listener), null_mut(), null_mut()) };
     without_delay(socket);
@@ -458,7 +488,7 @@ fn until_done(call: impl Fn() -> isize) -> isize {
 }
 
 /// Round trips with another actor.
-pub(crate) fn round_trips(from: usize, to: usize, count: i64, first: bool) -> Answer {
+pub(super) fn round_trips(from: usize, to: usize, count: i64, first: bool) -> Answer {
     let trip = |_| match first {
         true => throw(from) && catch(to),
         false => catch(to) && throw(from),
@@ -468,7 +498,7 @@ pub(crate) fn round_trips(from: usize, to: usize, count: i64, first: bool) -> An
 }
 
 /// Round trips between two ends in this process.
-pub(crate) fn ping_self(client: usize, server: usize, count: i64) -> Answer {
+pub(super) fn ping_self(client: usize, server: usize, count: i64) -> Answer {
     let went = (0..count).all(|_| throw(client) && catch(server) && throw(server) && catch(client));
     Answer::of(if went { 0 } else { -1 })
 }

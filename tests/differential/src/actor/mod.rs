@@ -9,65 +9,67 @@ mod calls;
 mod memory;
 mod odd_receive;
 mod odd_send;
+mod past;
 mod readiness;
 mod unseen;
 mod workers;
 
 use crate::script::{FIRST_EPOLL, SLOTS, Step, Verb};
-pub(crate) use ask::{QUESTIONS, SETTINGS};
-pub(crate) use calls::Answer;
-pub(crate) use odd_receive::{ODD_RECEIVES, PEEKS};
-pub(crate) use odd_send::ODD_SENDS;
+pub use ask::{QUESTIONS, SETTINGS};
+pub use calls::Answer;
+pub use odd_receive::{ODD_RECEIVES, PEEKS};
+pub use odd_send::ODD_SENDS;
+pub use past::{FUNCTIONS, INLINE, PAST_WAYS, PLUGINS};
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::*};
-pub(crate) use unseen::UNSEEN_WAYS;
+pub use unseen::UNSEEN_WAYS;
 use workers::Workers;
 
 /// What a line begins with.
-pub(crate) mod order {
+pub mod order {
     /// mode, stream position, step: runs an operation.
-    pub(crate) const RUN: i64 = 0;
+    pub const RUN: i64 = 0;
     /// id, mode: asks for an operation that was blocked.
-    pub(crate) const CHECK: i64 = 1;
+    pub const CHECK: i64 = 1;
     /// Makes the listening socket.
-    pub(crate) const LISTEN: i64 = 2;
+    pub const LISTEN: i64 = 2;
     /// slot, port: makes a connection.
-    pub(crate) const OPEN: i64 = 3;
+    pub const OPEN: i64 = 3;
     /// slot
-    pub(crate) const ACCEPT: i64 = 4;
+    pub const ACCEPT: i64 = 4;
     /// slot, count: round trips, this side first.
-    pub(crate) const PING: i64 = 5;
+    pub const PING: i64 = 5;
     /// slot, count
-    pub(crate) const ECHO: i64 = 6;
+    pub const ECHO: i64 = 6;
     /// slot, slot, count: round trips within this process.
-    pub(crate) const PING_SELF: i64 = 7;
+    pub const PING_SELF: i64 = 7;
     /// Ends what is blocked, and closes everything.
-    pub(crate) const RESET: i64 = 8;
+    pub const RESET: i64 = 8;
     /// id, whether the handler restarts calls.
-    pub(crate) const SIGNAL: i64 = 9;
+    pub const SIGNAL: i64 = 9;
     /// slot, port: connects the socket that is there.
-    pub(crate) const CONNECT: i64 = 10;
+    pub const CONNECT: i64 = 10;
 }
 
 /// How long to wait for an operation.
-pub(crate) mod mode {
+pub mod mode {
     /// Until it is done; seconds at most.
-    pub(crate) const DONE: i64 = 0;
+    pub const DONE: i64 = 0;
     /// Until it is done or its thread sleeps in the kernel.
-    pub(crate) const SETTLE: i64 = 1;
+    pub const SETTLE: i64 = 1;
     /// A moment.
-    pub(crate) const BRIEF: i64 = 2;
+    pub const BRIEF: i64 = 2;
     /// Not at all.
-    pub(crate) const NOW: i64 = 3;
+    pub const NOW: i64 = 3;
 }
 
 /// In the environment of an actor that another has become.
 const GREETS: &str = "SHUNT_DIFFERENTIAL_GREETS";
 /// In the environment of an actor all of whose threads have hardly any stack.
-pub(crate) const SMALL: &str = "SHUNT_DIFFERENTIAL_SMALL";
+pub const SMALL: &str = "SHUNT_DIFFERENTIAL_SMALL";
 /// The least that a thread may have, and what this actor's own functions take.
 const SMALL_STACK: usize = libc::PTHREAD_STACK_MIN + 16 * 1024;
 /// No descriptor ever has this number. It is below what the kernel's table has room for at least, beyond which select
@@ -103,7 +105,7 @@ fn start_thread<T: Send + 'static>(life: impl FnOnce() -> T + Send + 'static) ->
 }
 
 /// The life of an actor. `arguments`: the descriptor it is told over, then `slot:descriptor` for what it inherits.
-pub(crate) fn run(arguments: Vec<String>) {
+pub fn run(arguments: Vec<String>) {
     if std::env::var_os(SMALL).is_some() {
         let _ = start_thread(move || live(&arguments)).join();
     } else {
@@ -166,6 +168,8 @@ fn obey(
             match step.verb {
                 Verb::Fork => done(fork(workers, control, lines)),
                 Verb::Exec => done(exec(*control, step.args[0] != 0)),
+                // Here, where the stack is not small.
+                Verb::Load => done(past::load(PAST_WAYS[step.args[0] as usize])),
                 _ => workers.run(step, arg(2) as u64, arg(1)),
             }
         }
@@ -213,7 +217,7 @@ fn fork(workers: &mut Workers, control: &mut c_int, lines: &mut Lines) -> Answer
 /// Goes on as a new program with the same descriptors.
 fn exec(control: c_int, with_shim: bool) -> Answer {
     let mut command = Command::new("/proc/self/exe");
-    command.arg("actor").arg(control.to_string());
+    command.arg(control.to_string());
     for slot in 0..=SLOTS {
         if fd(slot) != CLOSED {
             command.arg(format!("{slot}:{}", fd(slot)));

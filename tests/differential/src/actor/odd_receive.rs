@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
 /// The kinds, as they are written. None of them waits.
-pub(crate) const ODD_RECEIVES: &[&str] = &[
+pub const ODD_RECEIVES: &[&str] = &[
     "null",
     "forbidden",
     "read-only",
@@ -44,7 +44,7 @@ pub(crate) const ODD_RECEIVES: &[&str] = &[
     "tee",
 ];
 /// Those that take nothing out of the stream.
-pub(crate) const PEEKS: &[&str] = &["from-negative", "from-no-length", "discard-peek"];
+pub const PEEKS: &[&str] = &["from-negative", "from-no-length", "discard-peek"];
 
 const NOW: c_int = libc::MSG_DONTWAIT;
 const RWF_NOWAIT: c_int = 8;

@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
 /// The kinds, as they are written. None of them waits.
-pub(crate) const ODD_SENDS: &[&str] = &[
+pub const ODD_SENDS: &[&str] = &[
     "null",
     "forbidden",
     "of-kernel",

@@ -1,6 +1,7 @@
 //! poll, select and epoll, as an actor calls them.
 
 use super::calls::Answer;
+use crate::actor::past::either;
 use crate::actor::{IS_RAW, fd, memory, unseen};
 use crate::script::{ENOUGH, EPOLL_CALLS, POLL_CALLS, Step};
 use std::ffi::c_int;
@@ -31,10 +32,12 @@ unsafe fn epoll_pwait2(
     limit: *const libc::timespec,
     mask: *const libc::sigset_t,
 ) -> c_int {
-    const MASK_BYTES: usize = 8;
     // SAFETY: the caller's promise.
     unsafe { libc::syscall(libc::SYS_epoll_pwait2, set, events, room, limit, mask, MASK_BYTES) as c_int }
 }
+
+/// Bytes of a signal mask, as the kernel has it.
+const MASK_BYTES: usize = 8;
 
 fn time(millis: i64) -> libc::timespec {
     libc::timespec { tv_sec: millis / 1000, tv_nsec: millis % 1000 * 1_000_000 }
@@ -64,7 +67,15 @@ pub(super) fn poll(step: &Step) -> Answer {
     let ret = unsafe {
         match call {
             "poll" => libc::poll(fds.as_mut_ptr(), fds.len() as u64, millis as c_int),
-            "ppoll" => libc::ppoll(fds.as_mut_ptr(), fds.len() as u64, limit, null()),
+            "ppoll" => {
+                let (array, count) = (fds.as_mut_ptr(), fds.len());
+                // The kernel writes the rest of the time there.
+                let mut limit = if millis < 0 { None } else { Some(*limit) };
+                let limit: *mut libc::timespec = limit.as_mut().map_or(null_mut(), |limit| limit);
+                let by_libc = || libc::ppoll(array, count as u64, limit, null()).into();
+                let arguments = [array as usize, count, limit as usize, 0, MASK_BYTES, 0];
+                either(by_libc, libc::SYS_ppoll, arguments) as c_int
+            }
             _ => return select(call, &fds, millis),
         }
     };
@@ -107,10 +118,13 @@ pub(super) fn control(step: &Step) -> Answer {
     if IS_RAW[step.slot(0)].load(Relaxed) {
         return unseen::answer(unseen::on_set(step, std::slice::from_mut(&mut event)), Vec::new());
     }
-    let target = fd(step.slot(2));
+    let (set, operation, target) = (fd(step.slot(0)), step.args[1] as c_int, fd(step.slot(2)));
+    let event: *mut libc::epoll_event = &mut event;
+    let arguments = [set as usize, operation as usize, target as usize, event as usize, 0, 0];
     // SAFETY: an event of ours.
-    let ret = unsafe { libc::epoll_ctl(fd(step.slot(0)), step.args[1] as c_int, target, &mut event) };
-    Answer::of(ret.into())
+    let by_libc = || unsafe { libc::epoll_ctl(set, operation, target, event) }.into();
+    // SAFETY: the same.
+    Answer::of(unsafe { either(by_libc, libc::SYS_epoll_ctl, arguments) })
 }
 
 /// A wait that was to wait and has taken so long has slept.
@@ -173,7 +187,11 @@ fn wait_once(step: &Step, millis: i64) -> Answer {
             "epoll_pwait2" => epoll_pwait2(set, array, room, limit, null()),
             // What there is to tell is an error, and stays where it is.
             "forbidden" => libc::epoll_wait(set, memory::forbidden().cast(), room, millis as c_int),
-            _ => libc::epoll_wait(set, array, room, millis as c_int),
+            _ => {
+                let by_libc = || libc::epoll_wait(set, array, room, millis as c_int).into();
+                let arguments = [set as usize, array as usize, room as usize, millis as usize, 0, MASK_BYTES];
+                either(by_libc, libc::SYS_epoll_pwait, arguments) as c_int
+            }
         }
     };
     let answer = Answer::of(ret.into());

@@ -1,8 +1,9 @@
-//! Waits that a preloaded library cannot see: by system calls of the actor's own, on the road past libc. What is done afterwards
-//! goes through libc again.
+//! Waits that a preloaded library cannot see: by system calls past the shim (`past.rs`). What is done
+//! afterwards goes through libc again.
 
 use super::calls::Answer;
 use super::fd;
+use super::past::call as raw;
 use super::workers::FIRST_OF_OURS;
 use crate::script::{Step, Verb};
 use std::cell::RefCell;
@@ -11,54 +12,7 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
 /// How to wait. All but `epoll`, `poll`, `select` and `ring` wait for bytes, whatever is asked.
-pub(crate) const UNSEEN_WAYS: &[&str] = &["epoll", "poll", "select", "ring", "ring-peek", "peek", "signal"];
-
-// No table tells where this function is, so shunt does not find the call in it.
-#[cfg(target_arch = "x86_64")]
-std::arch::global_asm!(
-    ".globl shunt_unseen_call",
-    "shunt_unseen_call:",
-    "mov rax, rdi",
-    "mov rdi, [rsi]",
-    "mov rdx, [rsi + 16]",
-    "mov r10, [rsi + 24]",
-    "mov r8, [rsi + 32]",
-    "mov r9, [rsi + 40]",
-    "mov rsi, [rsi + 8]",
-    "syscall",
-    "ret",
-);
-
-#[cfg(target_arch = "x86_64")]
-unsafe extern "C" {
-    fn shunt_unseen_call(number: i64, arguments: *const usize) -> i64;
-}
-
-/// A system call of our own: what the kernel returns, errors as negative numbers.
-///
-/// # Safety
-/// As the call demands.
-#[cfg(target_arch = "x86_64")]
-unsafe fn raw(number: i64, arguments: [usize; 6]) -> i64 {
-    // SAFETY: six of them; and the caller's promise.
-    unsafe { shunt_unseen_call(number, arguments.as_ptr()) }
-}
-
-/// The same.
-///
-/// # Safety
-/// As the call demands.
-#[cfg(target_arch = "aarch64")]
-unsafe fn raw(number: i64, arguments: [usize; 6]) -> i64 {
-    let [a, b, c, d, e, f] = arguments;
-    let ret: i64;
-    // SAFETY: the caller's promise.
-    unsafe {
-        std::arch::asm!("svc 0", in("x8") number, inlateout("x0") a => ret, in("x1") b, in("x2") c, in("x3") d,
-            in("x4") e, in("x5") f, options(nostack));
-    }
-    ret
-}
+pub const UNSEEN_WAYS: &[&str] = &["epoll", "poll", "select", "ring", "ring-peek", "peek", "signal"];
 
 pub(super) fn answer(ret: i64, extra: Vec<i64>) -> Answer {
     let (ret, errno) = if ret < 0 { (-1, -ret as i32) } else { (ret, 0) };
