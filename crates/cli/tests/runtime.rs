@@ -214,9 +214,10 @@ fn what_is_started_on_a_host_of_an_overlay_is_under_the_filter_or_not_started() 
     call(UNABLE, exec).quietly(1);
     let log = fs::read_to_string(shell.path("log")).unwrap();
     assert!(log.lines().last().unwrap().contains("that is not trusted without a supervisor"), "{log}");
-    // Nobody else's business is in the way of a container: it is remembered that it has none.
-    assert!(!is_filtered(call(UNABLE, create).quietly(37)));
-    assert!(!is_filtered(call("", exec).quietly(37)));
+    // Nor is a container that could be under the filter, and cannot be put there.
+    call(UNABLE, create).quietly(1);
+    let log = fs::read_to_string(shell.path("log")).unwrap();
+    assert!(log.lines().last().unwrap().contains("that is not trusted without a supervisor"), "{log}");
     // By the user's word it stays on the overlay, and can be given nothing either.
     container(r#""SHUNT_OVERLAY=off""#, own);
     assert!(is_filtered(call("", create).quietly(37)));
@@ -225,6 +226,59 @@ fn what_is_started_on_a_host_of_an_overlay_is_under_the_filter_or_not_started() 
         container("", namespaces);
         assert!(!is_filtered(call("", create).quietly(37)));
         assert!(!is_filtered(call("", exec).quietly(37)));
+    }
+}
+
+/// The same for what shunt does not understand: the runtime behind could start anything, and is not asked.
+#[test]
+fn what_is_not_understood_is_refused_where_containers_are_not_trusted() {
+    needs_root();
+    let shell = shell();
+    fs::create_dir(shell.path("bundle")).unwrap();
+    let config =
+        r#"{"process": {"env": []}, "linux": {"namespaces": [{"type": "network"}, {"type": "pid"}]}}"#;
+    fs::write(shell.path("bundle/config.json"), config).unwrap();
+    fs::write(shell.path("state"), format!("{{\"bundle\": {:?}}}", shell.path("bundle"))).unwrap();
+    shell.file("runc", RUNC.replace("grep -E 'Sig", "grep -E 'Seccomp:|Sig"));
+    let call = |words: &str| {
+        script(&shell, &format!("./shunt-runtime --log log {words} 9</dev/null 2>/dev/null </dev/null"))
+    };
+    let doubtful = [
+        ("restore --bundle bundle it", "restore"),
+        ("frobnicate --bundle bundle it", "frobnicate"),
+        ("create --new-option bundle it", "--new-option"),
+        ("create it --bundle bundle", "--bundle"),
+        ("--new-option x create --bundle bundle it", "--new-option"),
+        ("exec --new-option x it", "--new-option"),
+    ];
+    // On a host without an overlay all this is the runtime's affair.
+    for (words, _) in doubtful {
+        let ended = call(words).quietly(37);
+        assert!(ended.stdout.contains("Seccomp:\t0"), "{ended:?}");
+    }
+    let mut settings = fs::read_to_string(shell.path("runtime.toml")).unwrap();
+    settings += &format!("router = {:?}\n", shell.path("overlay/router.sock"));
+    fs::write(shell.path("runtime.toml"), settings).unwrap();
+    fs::create_dir(shell.path("overlay")).unwrap();
+    fs::remove_file(shell.path("calls")).unwrap();
+    for (words, named) in doubtful.into_iter().chain([
+        ("create --bundle elsewhere it", "elsewhere/config.json"),
+        ("create --bundle bundle --config other.json it", "other.json"),
+    ]) {
+        let ended = call(words).quietly(1);
+        assert_eq!(ended.stdout, "", "{words}");
+        let log = fs::read_to_string(shell.path("log")).unwrap();
+        let last = log.lines().last().unwrap();
+        assert!(last.contains("not trusted without a supervisor") && last.contains(named), "{words}: {last}");
+    }
+    assert!(!shell.path("calls").exists(), "the runtime behind has been called");
+    // What current runtimes know is under the filter, and what starts nothing is not in question.
+    for words in ["create --pidfd-socket s --bundle bundle it", "exec --pidfd-socket s it"] {
+        let ended = call(words).quietly(37);
+        assert!(ended.stdout.contains("Seccomp:\t2"), "{words}: {ended:?}");
+    }
+    for words in ["kill it 9", "--root /r delete -f it", "features", "--version"] {
+        call(words).quietly(37);
     }
 }
 

@@ -1,9 +1,17 @@
-//! The command line of an OCI runtime, as runc and crun have it: what it is about to do, as far as that concerns shunt. Whatever
-//! is not understood is passed on like everything else.
+//! The command line of an OCI runtime, as the current releases of runc and crun have it: what it is about to do, as far as that
+//! concerns shunt.
+//!
+//! What is not understood is passed on where containers are trusted. Where they are not, a runtime that is called with something that
+//! is not understood here could start a program that no filter sees, so [`Invocation::doubt`] names it, and nothing is started. Commands that
+//! start nothing are therefore listed, and not those that start something.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::words::{Known, Split};
 
 /// What a runtime was called with.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -16,6 +24,8 @@ pub struct Invocation {
     pub logs_json: bool,
     /// What it is to do.
     pub operation: Operation,
+    /// Why it may do something else.
+    pub doubt: Option<Doubt>,
 }
 
 /// The operations that start a container's programs; [`Operation::Other`] is all others.
@@ -25,6 +35,8 @@ pub enum Operation {
     Create {
         /// The directory with its configuration.
         bundle: PathBuf,
+        /// Another file with its configuration than the directory's own.
+        config: Option<PathBuf>,
     },
     /// `exec`: another process in a container.
     Exec {
@@ -38,100 +50,153 @@ pub enum Operation {
     Other,
 }
 
-/// Global options with a value, of runc and of crun.
-const GLOBAL: [&str; 6] = ["log", "log-format", "root", "criu", "rootless", "cgroup-manager"];
+/// Why a runtime may start a program that shunt does not know of.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum Doubt {
+    /// The command may start anything.
+    #[error("shunt does not know the command {0:?} of the runtime")]
+    Command(OsString),
+    /// The option may be followed by its value or by the container, or name another configuration.
+    #[error(
+        "shunt does not understand the option {option:?} of {command:?}: write known ones as --option value"
+    )]
+    Option {
+        /// The option as it was written.
+        option: OsString,
+        /// The command that it belongs to, or nothing for an option before the command.
+        command: OsString,
+    },
+    /// Runtimes disagree on which word is the container.
+    #[error(
+        "shunt does not understand {0:?}: one container has to be named, behind all options, by letters, digits and _+-."
+    )]
+    Container(OsString),
+    /// Programs that go on from a checkpoint bring their own state of filters and connections.
+    #[error("a restored container has no supervisor: create it anew, or restore it with another runtime")]
+    Restore,
+}
+
+const GLOBAL: Known = Known {
+    with_value: &["log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager"],
+    flags: &["debug", "systemd-cgroup", "help", "h", "version", "v", "V"],
+};
 /// Those of `create` and `run`.
-const CREATE: [&str; 6] = ["bundle", "b", "console-socket", "pid-file", "preserve-fds", "config"];
-/// Those of `exec`.
-const EXEC: [&str; 18] = [
-    "process",
-    "p",
-    "console-socket",
-    "cwd",
-    "env",
-    "e",
-    "user",
-    "u",
-    "additional-gids",
-    "g",
-    "pid-file",
-    "process-label",
-    "apparmor",
-    "cap",
-    "c",
-    "preserve-fds",
-    "cgroup",
-    "idle-timeout",
+const CREATE: Known = Known {
+    with_value: &["bundle", "b", "config", "f", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"],
+    flags: &["detach", "d", "keep", "no-subreaper", "no-pivot", "no-new-keyring", "help", "h"],
+};
+const EXEC: Known = Known {
+    with_value: &[
+        "process",
+        "p",
+        "console-socket",
+        "pidfd-socket",
+        "cwd",
+        "env",
+        "e",
+        "user",
+        "u",
+        "additional-gids",
+        "g",
+        "pid-file",
+        "process-label",
+        "apparmor",
+        "cap",
+        "c",
+        "preserve-fds",
+        "cgroup",
+        "idle-timeout",
+    ],
+    flags: &["detach", "d", "tty", "t", "no-new-privs", "ignore-paused", "help", "h"],
+};
+/// The commands that start no program in a container, whatever their options are. `start` lets go on what `create` has started.
+const STARTING_NOTHING: [&str; 16] = [
+    "checkpoint",
+    "delete",
+    "events",
+    "features",
+    "h",
+    "help",
+    "kill",
+    "list",
+    "mounts",
+    "pause",
+    "ps",
+    "resume",
+    "spec",
+    "start",
+    "state",
+    "update",
 ];
 
 impl Invocation {
     /// Reads the arguments behind the runtime's name.
     pub fn parse(arguments: &[OsString]) -> Invocation {
-        let (options, rest) = split_options(arguments, &GLOBAL);
-        let value = |name| value_of(&options, &[name]);
+        let global = Split::of(arguments, &GLOBAL);
+        let (operation, doubt) = parse_command(global.rest);
         Invocation {
-            global: arguments[..arguments.len() - rest.len()].to_vec(),
-            log: value("log").map(PathBuf::from),
-            logs_json: value("log-format") == Some(OsStr::new("json")),
-            operation: Operation::parse(rest),
+            global: arguments[..arguments.len() - global.rest.len()].to_vec(),
+            log: global.value(&["log"]).map(PathBuf::from),
+            logs_json: global.value(&["log-format"]) == Some(OsStr::new("json")),
+            operation,
+            doubt: option_in_doubt(&global, OsStr::new("")).or(doubt),
         }
     }
 }
 
-impl Operation {
-    fn parse(words: &[OsString]) -> Operation {
-        let Some((command, arguments)) = words.split_first() else { return Operation::Other };
-        match command.as_bytes() {
-            b"create" | b"run" => {
-                let (options, _) = split_options(arguments, &CREATE);
-                let bundle = value_of(&options, &["bundle", "b"]).unwrap_or(OsStr::new("."));
-                Operation::Create { bundle: bundle.into() }
+/// Reads a command with its options and arguments.
+fn parse_command(words: &[OsString]) -> (Operation, Option<Doubt>) {
+    // A runtime without a command shows how it is used.
+    let Some((command, arguments)) = words.split_first() else { return (Operation::Other, None) };
+    match command.to_str() {
+        Some("create" | "run") => {
+            let split = Split::of(arguments, &CREATE);
+            if only_shows_help(&split) {
+                return (Operation::Other, None);
             }
-            b"exec" => {
-                let (options, rest) = split_options(arguments, &EXEC);
-                let process = value_of(&options, &["process", "p"]).map(PathBuf::from);
-                rest.first().map_or(Operation::Other, |id| Operation::Exec { id: id.clone(), process })
-            }
-            _ => Operation::Other,
+            let bundle = split.value(&["bundle", "b"]).unwrap_or(OsStr::new(".")).into();
+            let config = split.value(&["config", "f"]).map(PathBuf::from);
+            let doubt = option_in_doubt(&split, command).or_else(|| match split.rest {
+                [id] => container_in_doubt(id),
+                [] => Some(Doubt::Container(OsString::new())),
+                [_, more, ..] => Some(Doubt::Container(more.clone())),
+            });
+            (Operation::Create { bundle, config }, doubt)
         }
+        Some("exec") => {
+            let split = Split::of(arguments, &EXEC);
+            let process = split.value(&["process", "p"]).map(PathBuf::from);
+            let doubt = option_in_doubt(&split, command);
+            match split.rest.first() {
+                Some(id) => {
+                    let doubt = doubt.or_else(|| container_in_doubt(id));
+                    (Operation::Exec { id: id.clone(), process }, doubt)
+                }
+                None if only_shows_help(&split) => (Operation::Other, None),
+                None => (Operation::Other, doubt.or(Some(Doubt::Container(OsString::new())))),
+            }
+        }
+        Some("restore") => (Operation::Other, Some(Doubt::Restore)),
+        Some(known) if STARTING_NOTHING.contains(&known) => (Operation::Other, None),
+        _ => (Operation::Other, Some(Doubt::Command(command.clone()))),
     }
 }
 
-/// An option's name without hyphens, and its value if it has one.
-type Given<'a> = (&'a [u8], Option<&'a OsStr>);
-
-/// The options that `words` begin with, and the rest: an option is what begins with a hyphen, and of `with_value` each has one, behind
-/// `=` or as the next word.
-fn split_options<'a>(words: &'a [OsString], with_value: &[&str]) -> (Vec<Given<'a>>, &'a [OsString]) {
-    let mut options = Vec::new();
-    let mut rest = words;
-    while let [word, behind @ ..] = rest {
-        let word = word.as_bytes();
-        let Some(option) = word.strip_prefix(b"--").or(word.strip_prefix(b"-")) else { break };
-        rest = behind;
-        if option.is_empty() {
-            break;
-        }
-        let (name, value) = match option.iter().position(|byte| *byte == b'=') {
-            Some(equals) => (&option[..equals], Some(OsStr::from_bytes(&option[equals + 1..]))),
-            None => (option, None),
-        };
-        let takes_next = value.is_none() && with_value.iter().any(|one| one.as_bytes() == name);
-        match (takes_next, behind) {
-            (true, [next, behind @ ..]) => {
-                options.push((name, Some(next.as_os_str())));
-                rest = behind;
-            }
-            _ => options.push((name, value)),
-        }
-    }
-    (options, rest)
+fn only_shows_help(split: &Split<'_>) -> bool {
+    split.has(&["help", "h"]) && split.rest.is_empty() && split.unclear.is_none()
 }
 
-/// The last one given counts.
-fn value_of<'a>(options: &[Given<'a>], names: &[&str]) -> Option<&'a OsStr> {
-    let named = |name: &[u8]| names.iter().any(|one| one.as_bytes() == name);
-    options.iter().rev().find(|(name, _)| named(name)).and_then(|(_, value)| *value)
+fn option_in_doubt(split: &Split<'_>, command: &OsStr) -> Option<Doubt> {
+    let option = split.unclear?.to_owned();
+    Some(Doubt::Option { option, command: command.to_owned() })
+}
+
+/// Runtimes take no other names, and one that looks like an option could be read as one.
+fn container_in_doubt(id: &OsStr) -> Option<Doubt> {
+    let bytes = id.as_bytes();
+    let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"_+-.".contains(byte);
+    let is_clear = !bytes.is_empty() && !bytes.starts_with(b"-") && bytes.iter().all(is_name);
+    (!is_clear).then(|| Doubt::Container(id.to_owned()))
 }
 
 #[cfg(test)]
@@ -150,7 +215,7 @@ mod tests {
         );
         assert_eq!(invocation.log, Some("/b/log.json".into()));
         assert!(invocation.logs_json);
-        assert_eq!(invocation.operation, Operation::Create { bundle: "/b".into() });
+        assert_eq!(invocation.operation, Operation::Create { bundle: "/b".into(), config: None });
         assert_eq!(invocation.global.len(), 7);
     }
 
@@ -162,9 +227,13 @@ mod tests {
             "--debug run -bundle /b id",
             "run -d -b=/b id --bundle /c",
         ] {
-            assert_eq!(parse(line).operation, Operation::Create { bundle: "/b".into() }, "{line}");
+            assert_eq!(
+                parse(line).operation,
+                Operation::Create { bundle: "/b".into(), config: None },
+                "{line}"
+            );
         }
-        assert_eq!(parse("run id").operation, Operation::Create { bundle: ".".into() });
+        assert_eq!(parse("run id").operation, Operation::Create { bundle: ".".into(), config: None });
         assert!(!parse("--log=x --log-format=text create id").logs_json);
     }
 
@@ -190,6 +259,67 @@ mod tests {
             "delete -f id",
         ] {
             assert_eq!(parse(line).operation, Operation::Other, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_engines_say_is_in_no_doubt() {
+        for line in [
+            "",
+            "--version",
+            "--root /r features",
+            "--root /r --log /l --log-format json --systemd-cgroup create --bundle /b --pid-file /p id_1+2-3.4",
+            "--log-level debug --rootless=true run -b /b -d --keep --no-pivot --no-new-keyring id",
+            "create --pidfd-socket /s --preserve-fds=3 --bundle /b id",
+            "exec --process /p --detach --pid-file /f --pidfd-socket /s id",
+            "exec -t -e A=b --ignore-paused id sh --unknown -xyz",
+            "create --help",
+            "exec -h",
+            "--root /r state id",
+            "update --resources - id",
+            "kill --all id 9",
+        ] {
+            assert_eq!(parse(line).doubt, None, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_could_start_a_program_unseen_is_in_doubt() {
+        for (line, word) in [
+            ("restore --bundle /b id", "restored"),
+            ("--root /r frobnicate --bundle /b id", "frobnicate"),
+            ("Create --bundle /b id", "Create"),
+            ("--new-option value create --bundle /b id", "--new-option"),
+            ("-root /r create --bundle /b id", "-root"),
+            ("create --new-option /x --bundle /b id", "--new-option"),
+            ("create --root /r --bundle /b id", "--root"),
+            ("create id --bundle /b", "--bundle"),
+            ("create --bundle /b", "one container"),
+            ("create --bundle /b -- -id", "-id"),
+            ("create --bundle /b --help id x", "\"x\""),
+            ("run -db /b id", "-db"),
+            ("exec --new-option x id sh", "--new-option"),
+            ("exec --process /p", "one container"),
+            ("exec -td id", "-td"),
+        ] {
+            let doubt = parse(line).doubt.map(|doubt| doubt.to_string()).unwrap_or_default();
+            assert!(doubt.contains(word), "{line}: {doubt}");
+        }
+        assert!(Invocation::parse(&["create".into(), "".into()]).doubt.is_some());
+    }
+
+    #[test]
+    fn options_of_current_releases_do_not_hide_the_bundle() {
+        let config = Some("c.json".into());
+        for (line, operation) in [
+            (
+                "create --pidfd-socket /s --bundle /b id",
+                Operation::Create { bundle: "/b".into(), config: None },
+            ),
+            ("run -f c.json --bundle /b id", Operation::Create { bundle: "/b".into(), config }),
+            ("exec --pidfd-socket /s id", Operation::Exec { id: "id".into(), process: None }),
+        ] {
+            assert_eq!(parse(line).operation, operation, "{line}");
         }
     }
 }

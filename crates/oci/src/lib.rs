@@ -16,10 +16,11 @@ mod rootfs;
 mod settings;
 mod spec;
 mod text;
+mod words;
 
 pub use bundle::{enter, follow, let_go, supervise, supervision};
 pub use daemon_json::{Change, NAME, RegisterError, find, register, unregister};
-pub use invocation::{Invocation, Operation};
+pub use invocation::{Doubt, Invocation, Operation};
 pub use overlay::Supervision;
 pub use refusal::Refusal;
 pub use settings::{DEFAULT_SETTINGS, Settings, SettingsError};

@@ -19,6 +19,9 @@ pub enum Refusal {
     /// The configuration is something else than expected.
     #[error("its configuration is not understood: {0}")]
     NotUnderstood(String),
+    /// Another file than the bundle's is to be the configuration.
+    #[error("{0} is to be its configuration: make that the config.json of a bundle of its own")]
+    AnotherConfiguration(PathBuf),
     /// There is no libshunt.so to add.
     #[error("{0}; `make install` puts it there")]
     NoLibrary(String),
@@ -70,4 +73,11 @@ pub enum Refusal {
     /// The container has something else there.
     #[error("it has a mount of its own at or below {0}")]
     Taken(PathBuf),
+}
+
+impl Refusal {
+    /// Whether a container that is not trusted may be started for that without a supervisor: it can be given no socket of the host's.
+    pub fn excuses(&self) -> bool {
+        matches!(self, Refusal::UserNamespace | Refusal::HostNetwork | Refusal::Shown)
+    }
 }

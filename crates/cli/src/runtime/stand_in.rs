@@ -1,9 +1,11 @@
 //! What an engine starts in the place of an OCI runtime: this program by the name of `shunt-runtime`. It puts a container that is about
 //! to be created, and another process of one, under shunt as far as that is possible, with a supervisor of the overlay beside it where
 //! there is one, and becomes the runtime, with the same arguments, descriptors and environment. A container never fails for it: what
-//! cannot be under shunt runs as it would have run. But nothing comes into a container that is not trusted without a supervisor.
+//! cannot be under shunt runs as it would have run. But nothing comes into a container that is not trusted without a supervisor: what is
+//! not understood is not started there.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -38,6 +40,14 @@ pub(crate) fn run() -> ExitCode {
         Err(error) => return fail(&invocation, &format!("{error:#}"), 1),
     };
     let router = settings.router.unwrap_or(shunt_overlay::DEFAULT_SOCKET.into());
+    if let Some(doubt) = &invocation.doubt
+        && is_of_overlay(&router)
+    {
+        if !shunt_overlay::trusts(&router) {
+            return fail(&invocation, &never(doubt), 1);
+        }
+        log(&invocation, "warning", &format!("not on the host network, perhaps: {doubt}"));
+    }
     match bundle(&invocation, &runtime) {
         Ok(Some(bundle)) => {
             if let Err(refusal) = prepare(&invocation, &bundle) {
@@ -81,7 +91,8 @@ fn chosen() -> Result<(PathBuf, Settings)> {
 
 fn prepare(invocation: &Invocation, bundle: &Path) -> Result<(), Refusal> {
     match &invocation.operation {
-        Operation::Create { .. } => shunt_oci::enter(bundle, &host()?),
+        Operation::Create { config: Some(config), .. } => Err(Refusal::AnotherConfiguration(config.clone())),
+        Operation::Create { config: None, .. } => shunt_oci::enter(bundle, &host()?),
         Operation::Exec { process: Some(process), .. } => shunt_oci::follow(process, bundle),
         Operation::Exec { process: None, .. } | Operation::Other => Ok(()),
     }
@@ -95,34 +106,43 @@ enum Alone {
     Never(String),
 }
 
+impl Alone {
+    /// A container that is not trusted and has no supervisor could be passed a socket of the host's by one of the same pod that has one.
+    fn of(refusal: Refusal, needs_filter: bool) -> Alone {
+        match needs_filter && !refusal.excuses() {
+            true => Alone::Never(never(&refusal)),
+            false => Alone::OnOverlay(refusal),
+        }
+    }
+}
+
 /// Where this host is of an overlay, has a supervisor stand by for what the runtime will start. This process is under a filter then.
 fn supervise(invocation: &Invocation, bundle: &Path, router: &Path) -> Result<(), Alone> {
     match &invocation.operation {
-        Operation::Create { .. } if is_of_overlay(router) => {
-            let supervision = shunt_oci::supervise(bundle, shunt_overlay::trusts(router));
-            stand_by(supervision.map_err(Alone::OnOverlay)?, router).map_err(|alone| {
-                match (alone, shunt_oci::let_go(bundle)) {
-                    (Alone::OnOverlay(_), Err(refusal)) => Alone::OnOverlay(refusal),
-                    (alone, _) => alone,
-                }
+        Operation::Create { config, .. } if is_of_overlay(router) => {
+            let is_trusted = shunt_overlay::trusts(router);
+            let supervision = match config {
+                Some(config) => Err(Refusal::AnotherConfiguration(config.clone())),
+                None => shunt_oci::supervise(bundle, is_trusted),
+            };
+            let supervision = supervision.map_err(|refusal| Alone::of(refusal, !is_trusted))?;
+            stand_by(supervision, router).map_err(|alone| match shunt_oci::let_go(bundle) {
+                Ok(()) => alone,
+                Err(refusal) => Alone::of(refusal, !is_trusted),
             })
         }
         Operation::Exec { .. } => {
             let supervision = shunt_oci::supervision(bundle);
             let supervision = supervision.map_err(|refusal| Alone::Never(never(&refusal)))?;
             let Some(supervision) = supervision else { return Ok(()) };
-            stand_by(supervision, router).map_err(|alone| match alone {
-                // Whoever has a socket of the host's in there could pass it on to a process that is under no filter.
-                Alone::OnOverlay(refusal) if supervision.guards() => Alone::Never(never(&refusal)),
-                alone => alone,
-            })
+            stand_by(supervision, router)
         }
         Operation::Create { .. } | Operation::Other => Ok(()),
     }
 }
 
-fn never(refusal: &Refusal) -> String {
-    format!("nothing is started in a container that is not trusted without a supervisor: {refusal}")
+fn never(why: &dyn Display) -> String {
+    format!("nothing is started in a container that is not trusted without a supervisor: {why}")
 }
 
 /// Whether this host has a router of the overlay, or will have one again.
@@ -134,7 +154,7 @@ fn stand_by(supervision: Supervision, router: &Path) -> Result<(), Alone> {
     let router = (supervision != Supervision::Apart).then_some(router);
     shunt_overlay::stand_by(router, supervision.guards()).map_err(|error| match error {
         SuperviseError::Abandoned => Alone::Never(error.to_string()),
-        _ => Alone::OnOverlay(Refusal::NoSupervisor(error.to_string())),
+        _ => Alone::of(Refusal::NoSupervisor(error.to_string()), supervision.guards()),
     })
 }
 
@@ -151,7 +171,7 @@ fn bundle(invocation: &Invocation, runtime: &Path) -> Result<Option<PathBuf>, Re
         bundle: PathBuf,
     }
     let id = match &invocation.operation {
-        Operation::Create { bundle } => return Ok(Some(bundle.clone())),
+        Operation::Create { bundle, .. } => return Ok(Some(bundle.clone())),
         Operation::Exec { id, .. } => id,
         Operation::Other => return Ok(None),
     };
