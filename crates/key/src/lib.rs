@@ -10,7 +10,7 @@ pub use seal::SEAL;
 
 use std::fmt;
 use std::fs::OpenOptions;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -41,6 +41,16 @@ pub enum KeyError {
     Open {
         /// The file.
         path: PathBuf,
+    },
+    /// Another user than root and the one that runs this process could change it at any time, and has it.
+    #[error(
+        "the key {path} belongs to the user {owner}, who has it and can change it: chown root {path}, or to the user that runs this"
+    )]
+    Owner {
+        /// The file.
+        path: PathBuf,
+        /// The number of its owner.
+        owner: u32,
     },
     /// This is not the time for that step.
     #[error("the key {path}: {why}")]
@@ -99,13 +109,34 @@ impl fmt::Debug for Key {
     }
 }
 
-/// A file that nobody else can read.
+/// No file of keys is longer, by far.
+const LONGEST: u64 = 4096;
+
+/// Reads a file that nobody else can read or change. It is opened once, and checked as it was opened.
 fn read_private(path: &Path) -> Result<String, KeyError> {
     let failed = |source| KeyError::File { path: path.to_owned(), source };
-    if std::fs::metadata(path).map_err(failed)?.mode() & 0o077 != 0 {
+    // A pipe in its place must not keep whoever reads it waiting.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+    let about = file.metadata().map_err(failed)?;
+    if !about.is_file() {
+        return Err(failed(std::io::Error::other("it is no regular file")));
+    }
+    check(path, about.uid(), about.mode(), rustix::process::geteuid().as_raw())?;
+    let mut text = String::new();
+    file.take(LONGEST).read_to_string(&mut text).map_err(failed)?;
+    Ok(text)
+}
+
+/// Checks that the user `own` may trust a key's file with that owner and mode.
+fn check(path: &Path, owner: u32, mode: u32, own: u32) -> Result<(), KeyError> {
+    if owner != 0 && owner != own {
+        return Err(KeyError::Owner { path: path.to_owned(), owner });
+    }
+    if mode & 0o077 != 0 {
         return Err(KeyError::Open { path: path.to_owned() });
     }
-    std::fs::read_to_string(path).map_err(failed)
+    Ok(())
 }
 
 /// What nobody can foresee.
@@ -160,6 +191,34 @@ mod tests {
         assert!(matches!(new_key(&path), Err(KeyError::File { .. })));
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
         assert!(matches!(Key::read(&path), Err(KeyError::Open { .. })));
+    }
+
+    #[test]
+    fn only_root_and_the_own_user_may_have_a_key() {
+        let told = |owner, mode, own| check(Path::new("/k"), owner, mode, own);
+        assert!(told(0, 0o600, 0).is_ok() && told(0, 0o400, 7).is_ok() && told(7, 0o100_600, 7).is_ok());
+        for (owner, own) in [(7, 0), (8, 7)] {
+            let error = told(owner, 0o600, own).unwrap_err();
+            assert!(matches!(error, KeyError::Owner { .. }));
+            assert!(
+                error.to_string().contains(&format!("user {owner}")) && error.to_string().contains("chown")
+            );
+        }
+        for mode in [0o604, 0o602, 0o640, 0o620, 0o610] {
+            assert!(matches!(told(0, mode, 0), Err(KeyError::Open { .. })), "{mode:o}");
+        }
+    }
+
+    /// Needs root.
+    #[test]
+    fn a_key_of_another_user_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        new_key(&path).unwrap();
+        std::os::unix::fs::chown(&path, Some(12345), None).expect("this test needs root");
+        assert!(matches!(Key::read(&path), Err(KeyError::Owner { owner: 12345, .. })));
+        assert!(matches!(rotate(&path, Step::Next), Err(KeyError::Owner { .. })));
+        assert!(matches!(Key::read(directory.path()), Err(KeyError::File { .. })));
     }
 
     #[test]
