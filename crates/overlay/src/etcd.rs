@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HOST};
 use hyper::{Request, Response};
@@ -21,6 +21,10 @@ const LIMIT: Duration = Duration::from_secs(3);
 const QUIET: Duration = Duration::from_secs(30);
 /// No message of a watch is longer.
 const LONGEST: usize = 16 << 20;
+/// No answer is longer: that many bytes are some 200,000 containers.
+const ANSWER: usize = 64 << 20;
+/// What is read of why etcd refuses something.
+const REFUSAL: usize = 16 << 10;
 
 /// Where one is, as host and port.
 #[derive(Clone, Debug)]
@@ -43,6 +47,11 @@ pub(crate) enum EtcdError {
     /// It says no.
     #[error("{0}")]
     Refused(String),
+    /// It says more than all routers together have to say.
+    #[error(
+        "it answers with more than {0} bytes: only routers should write below the prefix of the configuration; see what is there with `etcdctl get --prefix --keys-only`, and delete it or choose another prefix"
+    )]
+    Long(usize),
     /// It says what etcd does not say.
     #[error("this is no answer of etcd's: {0}")]
     Malformed(#[from] serde_json::Error),
@@ -150,8 +159,8 @@ impl Etcd {
 
     async fn ask<T: for<'de> Deserialize<'de>>(&self, path: &str, question: Value) -> Result<T, EtcdError> {
         let asked = async {
-            let body = self.send(path, question).await?.into_body().collect().await?;
-            Ok(serde_json::from_slice(&body.to_bytes())?)
+            let body = collect(self.send(path, question).await?, ANSWER).await?;
+            Ok(serde_json::from_slice(&body)?)
         };
         timeout(LIMIT, asked).await.unwrap_or(Err(EtcdError::Late))
     }
@@ -175,8 +184,24 @@ impl Etcd {
             return Ok(answer);
         }
         let status = answer.status();
-        let body = timeout(LIMIT, answer.into_body().collect()).await.map_err(|_| EtcdError::Late)??;
-        Err(EtcdError::Refused(format!("{status}: {}", String::from_utf8_lossy(&body.to_bytes()).trim())))
+        let said = match timeout(LIMIT, collect(answer, REFUSAL)).await.map_err(|_| EtcdError::Late)? {
+            Ok(body) => String::from_utf8_lossy(&body).trim().to_owned(),
+            Err(EtcdError::Long(limit)) => format!("a reason of more than {limit} bytes"),
+            Err(error) => return Err(error),
+        };
+        Err(EtcdError::Refused(format!("{status}: {said}")))
+    }
+}
+
+/// Collects what etcd answers, as long as that is no more than `limit` bytes: whoever has taken its place must not take this host's memory.
+async fn collect(answer: Response<Incoming>, limit: usize) -> Result<Bytes, EtcdError> {
+    match Limited::new(answer.into_body(), limit).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(EtcdError::Long(limit)),
+        Err(error) => Err(match error.downcast::<hyper::Error>() {
+            Ok(error) => EtcdError::Http(*error),
+            Err(error) => EtcdError::Io(std::io::Error::other(error)),
+        }),
     }
 }
 
@@ -214,13 +239,15 @@ impl Watch {
     }
 
     async fn line(&mut self) -> Result<Vec<u8>, EtcdError> {
+        let mut searched = 0;
         loop {
-            if let Some(end) = self.bytes.iter().position(|byte| *byte == b'\n') {
-                let rest = self.bytes.split_off(end + 1);
+            if let Some(end) = self.bytes[searched..].iter().position(|byte| *byte == b'\n') {
+                let rest = self.bytes.split_off(searched + end + 1);
                 return Ok(std::mem::replace(&mut self.bytes, rest));
             }
-            if self.bytes.len() > LONGEST {
-                return Err(EtcdError::Ended("it says too much at once".into()));
+            searched = self.bytes.len();
+            if searched > LONGEST {
+                return Err(EtcdError::Long(LONGEST));
             }
             let frame = timeout(QUIET, self.body.frame()).await.map_err(|_| EtcdError::Late)?;
             match frame {
@@ -262,4 +289,45 @@ fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
     use serde::de::Error;
     String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// What answers every question with that status, and goes on for ever with what is no line.
+    async fn endless(status: &'static str) -> Etcd {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let etcd = Etcd::new(&listener.local_addr().unwrap().to_string());
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut question = [0; 4096];
+                let _ = stream.read(&mut question).await;
+                let head = format!("HTTP/1.1 {status}\r\n\r\n");
+                let mut open = stream.write_all(head.as_bytes()).await;
+                while open.is_ok() {
+                    open = stream.write_all(&[b' '; 1 << 20]).await;
+                }
+            }
+        });
+        etcd
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_an_end_is_given_up() {
+        let etcd = endless("200 OK").await;
+        let error = etcd.send("/v3/kv/range", json!({})).await.map(|answer| collect(answer, 1 << 20));
+        let error = error.unwrap().await.unwrap_err();
+        assert!(matches!(error, EtcdError::Long(_)) && error.to_string().contains("prefix"), "{error}");
+        let mut watch = etcd.watch("/shunt/", 1).await.unwrap();
+        let error = watch.next().await.unwrap_err();
+        assert!(matches!(error, EtcdError::Long(LONGEST)), "{error}");
+        assert!(watch.bytes.len() <= LONGEST + (1 << 20), "{}", watch.bytes.len());
+        let error = endless("503 Service Unavailable").await.range("/shunt/").await.unwrap_err();
+        let said = error.to_string();
+        assert!(said.starts_with("503") && said.len() < 200, "{said}");
+    }
 }
