@@ -307,8 +307,8 @@ impl Call {
 
     /// It is nothing to a supervisor of the overlay, whatever it is.
     pub(crate) fn let_be(&self) {
-        match guarded::job(self) {
-            Some(job) => self.answer(job(self)),
+        match guarded::Job::of(self) {
+            Some(job) => self.answer(job.answer(self)),
             None => self.proceed(),
         }
     }

@@ -234,6 +234,22 @@ pub fn option(socket: BorrowedFd<'_>, level: i32, option: i32, into: &mut [u8]) 
     Ok((len as usize).min(into.len()))
 }
 
+/// No address is longer for the kernel.
+pub const ADDRESS: usize = 128;
+
+/// Connects a socket to an address that was copied from a program's memory. EPERM: to none, which would leave the socket to nobody. Only the
+/// copy is looked at, so no thread of the program can have another address in its place afterwards.
+pub fn connect(socket: BorrowedFd<'_>, address: &[u8]) -> Result<()> {
+    if let [first, second, ..] = address
+        && i32::from(u16::from_ne_bytes([*first, *second])) == libc::AF_UNSPEC
+    {
+        return Err(Errno::PERM);
+    }
+    let arguments = [socket.as_raw_fd() as usize, address.as_ptr() as usize, address.len(), 0, 0, 0];
+    // SAFETY: the kernel reads `address.len()` bytes of `address`.
+    unsafe { raw::call(libc::SYS_connect, arguments) }.map(drop)
+}
+
 /// `struct ifreq` of 64 bits.
 pub type Interface = [u8; 40];
 
@@ -328,6 +344,23 @@ mod tests {
         assert_eq!([i386(4, 0), i386(358, 0), i386(374, 0), i386(54, 0x5401)], [ALLOW; 4]);
         assert_eq!([i386(54, 0x8915), i386(54, 0x894c)], [fail(Errno::PERM); 2]);
         assert_eq!(verdict(&program(&CALLS), 0x1234, 4, [0; 6]), fail(Errno::NOSYS));
+    }
+
+    #[test]
+    fn a_socket_is_connected_to_what_was_copied_and_never_to_nobody() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut address = [0; ADDRESS];
+        for len in [2, 16, 28, ADDRESS] {
+            assert_eq!(connect(client.as_fd(), &address[..len]), Err(Errno::PERM), "{len}");
+        }
+        assert!(client.peer_addr().is_ok(), "it is connected still");
+        // As the kernel says of a socket that is connected.
+        address[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+        assert_eq!(connect(client.as_fd(), &address[..16]), Err(Errno::ISCONN));
+        for len in [0, 1] {
+            assert_eq!(connect(client.as_fd(), &address[..len]), Err(Errno::INVAL), "{len}");
+        }
     }
 
     /// Needs root.

@@ -351,6 +351,41 @@ static void races(void)
 	say("SIOCGIFCONF while the descriptor is swapped", result);
 }
 
+static struct sockaddr_storage flipped;
+
+static void *flip(void *unused)
+{
+	volatile sa_family_t *at = &flipped.ss_family;
+
+	while (!is_over) {
+		*at = AF_UNSPEC;
+		*at = family;
+	}
+	return unused;
+}
+
+// Another thread changes the family of the address, as often as it can, while the socket is connected to it.
+static void disconnects(const struct sockaddr *to, socklen_t len)
+{
+	const char *result = "EPERM or EISCONN";
+	pthread_t other;
+
+	memcpy(&flipped, to, len), is_over = 0;
+	if (pthread_create(&other, NULL, flip, NULL))
+		die("a thread");
+	for (int times = 0; times < 2000; times++) {
+		struct sockaddr_storage at;
+		socklen_t at_len = sizeof at;
+		if (!syscall(SYS_connect, s, &flipped, len) || syscall(SYS_getpeername, s, &at, &at_len))
+			result = "disconnected";
+		else if (errno && errno != EPERM && errno != EISCONN)
+			result = error();
+	}
+	is_over = 1;
+	pthread_join(other, NULL);
+	say("connect while the family becomes AF_UNSPEC", result);
+}
+
 static void options(void)
 {
 	struct timeval limit = {5, 0};
@@ -564,6 +599,7 @@ static void attempts(void)
 	anew("", (struct sockaddr *)&to, to_len);
 	say("connect to AF_UNSPEC", syscall(SYS_connect, s, &nowhere, sizeof nowhere) ? error() : "disconnected");
 	anew(" after AF_UNSPEC", (struct sockaddr *)&to, to_len);
+	disconnects((struct sockaddr *)&to, to_len);
 }
 
 static void connection(int accepts)

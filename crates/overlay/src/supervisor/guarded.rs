@@ -19,24 +19,54 @@ const INTERFACES: usize = 64 * 1024;
 impl Supervisor {
     /// Whether the call is one of these; then it has its answer, or will.
     pub(super) fn guards(self: &Arc<Supervisor>, call: &Call) -> bool {
-        let Some(job) = job(call) else { return false };
+        if call.notification.number == libc::SYS_connect && !self.link.guards() {
+            return false;
+        }
+        let Some(job) = Job::of(call) else { return false };
         // Whoever holds the socket's lock keeps only this call waiting.
-        let answer = if self.hand_over(&call.listener) { job(call) } else { Err(Errno::NOBUFS) };
+        let answer = if self.hand_over(&call.listener) { job.answer(call) } else { Err(Errno::NOBUFS) };
         call.answer(answer);
         true
     }
 }
 
-/// What such a call comes to.
-type Job = fn(&Call) -> Result<i64, Errno>;
+/// A call that is made here.
+pub(super) enum Job {
+    /// What the kernel says of interfaces.
+    Ioctl,
+    /// What the kernel says of a socket.
+    Getsockopt,
+    /// Where a socket of the host's is to be connected to. It is made on this one.
+    Connect(OwnedFd),
+    /// It cannot be found out which socket it is about.
+    Unclear(Errno),
+}
 
-/// None: it is none of these.
-pub(super) fn job(call: &Call) -> Option<Job> {
-    match call.notification.number {
-        libc::SYS_ioctl => Some(ioctl),
-        libc::SYS_getsockopt if guarded::ASKED.contains(&call.option()) => Some(getsockopt),
-        libc::SYS_connect if disconnects(call) => Some(disconnect),
-        _ => None,
+impl Job {
+    /// None: the call is none of these.
+    pub(super) fn of(call: &Call) -> Option<Job> {
+        match call.notification.number {
+            libc::SYS_ioctl => Some(Job::Ioctl),
+            libc::SYS_getsockopt if guarded::ASKED.contains(&call.option()) => Some(Job::Getsockopt),
+            // By the socket, and not by the address: that can be another one when the kernel reads it.
+            libc::SYS_connect => match call.try_socket() {
+                Ok(socket) => is_hosts(socket.as_fd()).then_some(Job::Connect(socket)),
+                Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Some(Job::Unclear(error)),
+                // There is no such descriptor; or nobody may look, and then no socket of the host's was put there.
+                Err(_) => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Makes the call.
+    pub(super) fn answer(self, call: &Call) -> Result<i64, Errno> {
+        match self {
+            Job::Ioctl => ioctl(call),
+            Job::Getsockopt => getsockopt(call),
+            Job::Connect(socket) => connect(call, &socket),
+            Job::Unclear(error) => Err(error),
+        }
     }
 }
 
@@ -125,13 +155,15 @@ fn interfaces(call: &Call, at: u64, socket: &OwnedFd) -> Result<i64, Errno> {
     Ok(0)
 }
 
-/// connect to an address of no family: a socket is to be nobody's.
-fn disconnects(call: &Call) -> bool {
-    let family = call.read::<2>(call.notification.arguments[1]).map(u16::from_ne_bytes);
-    let is_unspecified = family == Ok(libc::AF_UNSPEC as u16);
-    is_unspecified && call.socket().is_some_and(|socket| is_hosts(socket.as_fd()))
-}
-
-fn disconnect(_: &Call) -> Result<i64, Errno> {
-    Err(Errno::PERM)
+/// connect on a socket of the host's. The address is copied once; what is checked is what the kernel gets.
+fn connect(call: &Call, socket: &OwnedFd) -> Result<i64, Errno> {
+    let [_, at, len, ..] = call.notification.arguments;
+    let mut copy = [0; guarded::ADDRESS];
+    // The kernel takes an int.
+    let copy = usize::try_from(len as i32).ok().and_then(|len| copy.get_mut(..len)).ok_or(Errno::INVAL)?;
+    other::read(call.thread(), at, copy)?;
+    if !call.waits() {
+        return Err(Errno::SRCH);
+    }
+    guarded::connect(socket.as_fd(), copy).map(|()| 0)
 }

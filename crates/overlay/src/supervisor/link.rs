@@ -52,6 +52,11 @@ struct Standing {
 }
 
 impl Link {
+    /// Whether its program is under the filter for programs that are not trusted.
+    pub(super) fn guards(&self) -> bool {
+        self.guards
+    }
+
     pub(super) fn new(router: &Path, guards: bool) -> Link {
         let link = Link {
             router: router.to_owned(),
