@@ -101,7 +101,8 @@ macro_rules! messages {
 messages! {
     /// What a process or the command says to the broker.
     Request {
-        /// First message of a process; with its page (see [`crate::page`]), a memfd sealed against shrinking.
+        /// First message of a process; with its page (see [`crate::page`]), a memfd that is sealed for good: nobody can shrink it,
+        /// punch holes into it or map it for writing any more.
         Hello = 1, fds 1 {
             /// The program's name, as in /proc/PID/comm, padded with zeros.
             program: [u8; 32],
@@ -144,7 +145,7 @@ messages! {
             /// Zero.
             pad: u32,
         }
-        /// Says nothing but that it has been said: whether the broker takes it shows in [`crate::page::Page::taken`].
+        /// Says nothing but that it has been said: whether the broker takes it shows in [`crate::page::Board::taken`].
         Announce = 6, fds 0 {
             /// Zero.
             pad: u64,
@@ -175,8 +176,8 @@ messages! {
 messages! {
     /// What the broker says.
     Reply {
-        /// Answers a hello.
-        Welcome = 1, fds 0 {
+        /// Answers a hello, with the process's board (see [`crate::page`]), a memfd sealed in the same way.
+        Welcome = 1, fds 1 {
             /// The broker's name for this process.
             process: u64,
         }

@@ -18,7 +18,7 @@ pub mod rules;
 pub mod status;
 
 /// Version of the control protocol and of the shared layouts. A different version is refused, never guessed.
-pub const VERSION: u16 = 12;
+pub const VERSION: u16 = 13;
 
 /// Environment variables shared by `shunt run` and the shim.
 pub mod env {

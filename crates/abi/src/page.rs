@@ -1,8 +1,9 @@
-//! The page: a sealed memfd that a process makes, and shows the broker in its hello.
+//! The two small memories between a process and the broker. Each has one writer; the other side maps it read-only (L5).
 //!
-//! The broker writes one word of it, the inbox count, so that the shim learns of waiting control messages by
-//! one load instead of a system call. Everything else is the process's own report for `shunt status`: it is
-//! shown to people and never acted upon.
+//! - The page: a memfd that the process makes, maps, seals and passes in its hello. The page is the process's own report for
+//!   `shunt status`. The broker shows it to people and never acts upon it.
+//! - The board: a memfd that the broker makes, maps, seals and passes in its welcome. The shim learns of waiting control
+//!   messages by one load from the board instead of a system call.
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -13,20 +14,42 @@ use crate::status::Share;
 pub const ENTRIES: usize = 16_384;
 /// Bytes of the whole page memfd.
 pub const PAGE_BYTES: usize = size_of::<Page>();
+/// Bytes of a board's memfd.
+pub const BOARD_BYTES: usize = size_of::<Board>();
 
-/// The layout of the memfd.
+/// The layout of the broker's memfd for one process.
+#[repr(C, align(4096))]
+pub struct Board {
+    /// Messages the broker has put on the control socket so far.
+    pub inbox: AtomicU64,
+    /// Messages of the process that the broker has dealt with: what came with them it holds no longer.
+    pub taken: AtomicU64,
+    /// A [`Reach`].
+    reach: AtomicU64,
+}
+
+impl Board {
+    /// What is worth offering.
+    pub fn reach(&self) -> Reach {
+        match self.reach.load(Relaxed) {
+            1 => Reach::Host,
+            2 => Reach::Nothing,
+            _ => Reach::Namespace,
+        }
+    }
+
+    /// Says what is worth offering.
+    pub fn set_reach(&self, reach: Reach) {
+        self.reach.store(reach as u64, Relaxed);
+    }
+}
+
+/// The layout of the process's memfd.
 #[repr(C, align(4096))]
 pub struct Page {
-    /// Messages the broker has put on the control socket so far. Written by the broker only.
-    pub inbox: AtomicU64,
     /// Rows of `entries` that have ever been used, from the first.
     pub rows: AtomicU64,
-    /// A [`Reach`]. Written by the broker only.
-    reach: AtomicU64,
-    /// Messages of the process that the broker has dealt with: what came with them it holds no longer. Written by the
-    /// broker only.
-    pub taken: AtomicU64,
-    _line: [AtomicU64; 4],
+    _line: [AtomicU64; 7],
     /// Counters of the process, in the order of [`Counter`].
     pub counters: [AtomicU64; Counter::COUNT],
     /// How often each bypass reason was met, indexed by its code.
@@ -58,15 +81,6 @@ impl Page {
         &self.entries[..ENTRIES.min(self.rows.load(Acquire) as usize)]
     }
 
-    /// What is worth offering.
-    pub fn reach(&self) -> Reach {
-        match self.reach.load(Relaxed) {
-            1 => Reach::Host,
-            2 => Reach::Nothing,
-            _ => Reach::Namespace,
-        }
-    }
-
     /// What the process has counted of its connections. It may be anything.
     pub fn share(&self) -> Share {
         let count = |counter| self.counters[counter as usize].load(Relaxed);
@@ -90,11 +104,6 @@ impl Page {
         if let Some(sum) = self.tcp_bytes.get(usize::from(code)) {
             sum.fetch_add(bytes.saturating_sub(before), Relaxed);
         }
-    }
-
-    /// Says what is worth offering.
-    pub fn set_reach(&self, reach: Reach) {
-        self.reach.store(reach as u64, Relaxed);
     }
 }
 

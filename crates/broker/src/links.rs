@@ -255,7 +255,7 @@ impl Links {
         if !self.budget.allows(whose, 1) {
             return Err(GrantError::Full);
         }
-        let memfd = Rc::new(memfd::create_sealed("shunt-link", self.geometry.link_bytes())?);
+        let memfd = Rc::new(memfd::create_fixed("shunt-link", self.geometry.link_bytes())?);
         let memory = Arc::new(Memory::map(&memfd, self.geometry)?);
         let id = self.next;
         self.next += 1;

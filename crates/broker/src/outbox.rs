@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
 use shunt_abi::control::{Reply, STATUS_PART, StatusReply};
-use shunt_abi::page::Page;
-use shunt_sys::mapping::Mapping;
+use shunt_abi::page::{Board, Page};
+use shunt_sys::mapping::{Mapping, Shown};
 use shunt_sys::{Errno, seqpacket};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
@@ -35,7 +35,8 @@ pub(crate) enum Backlog {
 #[derive(Debug)]
 pub(crate) struct Outbox {
     socket: AsyncFd<OwnedFd>,
-    page: RefCell<Option<Arc<Mapping>>>,
+    page: RefCell<Option<Shown>>,
+    board: RefCell<Option<Arc<Mapping>>>,
     /// How many of its messages have been dealt with.
     pub(crate) taken: Taken,
     queue: RefCell<Queue>,
@@ -104,6 +105,7 @@ impl Outbox {
         Outbox {
             socket,
             page: RefCell::new(None),
+            board: RefCell::new(None),
             taken: Taken::default(),
             queue: RefCell::default(),
             limit,
@@ -124,11 +126,17 @@ impl Outbox {
         self.socket.into_inner()
     }
 
-    /// The page whose counts follow what is sent and taken.
-    pub(crate) fn set_page(&self, page: Mapping) {
-        let page = Arc::new(page);
-        self.taken.set_page(page.clone());
+    /// Keeps the client's page, and the board whose counts follow what is sent and taken.
+    pub(crate) fn set_memory(&self, page: Shown, board: Mapping) {
+        let board = Arc::new(board);
+        self.taken.set_board(board.clone());
         *self.page.borrow_mut() = Some(page);
+        *self.board.borrow_mut() = Some(board);
+    }
+
+    /// Shows the client's board, if it has one.
+    pub(crate) fn with_board<T>(&self, write: impl FnOnce(&Board) -> T) -> Option<T> {
+        self.board.borrow().as_ref().and_then(|board| board.board()).map(write)
     }
 
     /// Shows the client's page, if it has one.
@@ -184,7 +192,7 @@ impl Outbox {
                     queue.pop();
                     self.sent.set(self.sent.get() + 1);
                     // After the datagram: a shim that sees the count finds the message.
-                    self.with_page(|page| page.inbox.store(self.sent.get(), Release));
+                    self.with_board(|board| board.inbox.store(self.sent.get(), Release));
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return self.stop_at(Backlog::Full),

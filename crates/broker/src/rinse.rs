@@ -103,7 +103,7 @@ impl Rinser {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shunt_sys::memfd::create_sealed;
+    use shunt_sys::memfd::create_fixed;
     use std::os::fd::OwnedFd;
     use std::sync::Mutex;
     use std::sync::mpsc::channel;
@@ -115,7 +115,7 @@ mod tests {
 
     fn link() -> (OwnedFd, Arc<Memory>) {
         let geometry = Geometry::new(PAGES * MIN_RING_BYTES).unwrap();
-        let memfd = create_sealed("shunt-test", geometry.link_bytes()).unwrap();
+        let memfd = create_fixed("shunt-test", geometry.link_bytes()).unwrap();
         let memory = Memory::map(&memfd, geometry).unwrap();
         (memfd, Arc::new(memory))
     }

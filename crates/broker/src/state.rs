@@ -14,13 +14,13 @@ use shunt_abi::control::{
     Welcome,
 };
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
-use shunt_abi::page::{PAGE_BYTES, Page, Reach};
+use shunt_abi::page::{BOARD_BYTES, PAGE_BYTES, Page, Reach};
 use shunt_abi::reason::Reason;
 use shunt_abi::status::Totals;
 use shunt_control::SET_UP_BUCKETS;
 use shunt_kernel::sequence::Reader;
-use shunt_sys::mapping::{self, Mapping};
-use shunt_sys::memfd::{SealError, verify_sealed};
+use shunt_sys::mapping::{self, Shown};
+use shunt_sys::memfd::{SealError, create_sealed, verify_sealed};
 use shunt_sys::seqpacket::Credentials;
 use shunt_sys::{Errno, eventfd};
 use thiserror::Error;
@@ -122,6 +122,8 @@ pub(crate) enum BadMessage {
     Page(#[from] SealError),
     #[error("the page cannot be mapped: {0}")]
     PageMapping(Errno),
+    #[error("there is no memory for the board: {0}")]
+    Board(Errno),
     #[error("the page is another process's, or has been shown before")]
     PageShown,
     #[error("another status was asked for before the one before was read")]
@@ -154,6 +156,7 @@ impl BadMessage {
             BadMessage::BeforeHello => "before_hello",
             BadMessage::SecondHello => "second_hello",
             BadMessage::Page(_) | BadMessage::PageMapping(_) => "page",
+            BadMessage::Board(_) => "board",
             BadMessage::PageShown => "page_shown",
             BadMessage::UnreadStatus => "unread_status",
             BadMessage::StatusLimit => "status_limit",
@@ -221,10 +224,12 @@ impl State {
         if self.pages.contains(&file) {
             return Err(BadMessage::PageShown);
         }
-        let page = Mapping::map(&page, PAGE_BYTES).map_err(BadMessage::PageMapping)?;
-        // What is written here. An honest process has seen to that; it is not relied on.
-        mapping::back(page.as_ptr(), offset_of!(Page, entries)).map_err(BadMessage::PageMapping)?;
-        outbox.set_page(page);
+        let page = Shown::map(&page, PAGE_BYTES).map_err(BadMessage::PageMapping)?;
+        // What is always read here. An honest process has seen to that; it is not relied on.
+        page.back(offset_of!(Page, entries)).map_err(BadMessage::PageMapping)?;
+        let (board, mapping) = create_sealed("shunt-board", BOARD_BYTES).map_err(BadMessage::Board)?;
+        mapping::back(mapping.as_ptr(), BOARD_BYTES).map_err(BadMessage::Board)?;
+        outbox.set_memory(page, mapping);
         let netns = self.namespaces.join(outbox.socket().as_fd()).map_err(BadMessage::Namespace)?;
         let id = self.next_process;
         self.next_process += 1;
@@ -245,7 +250,7 @@ impl State {
         self.offers.join(id, principal);
         self.links.join(id, principal);
         self.tell_reach();
-        outbox.push(Welcome { process: id }.into(), None);
+        outbox.push(Welcome { process: id }.into(), Some(Rc::new(board)));
         Ok(id)
     }
 
@@ -377,7 +382,7 @@ impl State {
         }
     }
 
-    /// Writes into the pages which connections are worth offering, where that has changed.
+    /// Writes onto the boards which connections are worth offering, where that has changed.
     fn tell_reach(&self) {
         let abroad = self.sequences.is_some() && self.namespaces.is_abroad();
         for process in self.processes.values() {
@@ -386,7 +391,7 @@ impl State {
                 true if abroad => Reach::Host,
                 true => Reach::Namespace,
             };
-            process.outbox.with_page(|page| page.set_reach(reach));
+            process.outbox.with_board(|board| board.set_reach(reach));
         }
     }
 

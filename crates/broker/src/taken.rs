@@ -1,4 +1,4 @@
-//! How many of a client's messages have been dealt with, which its page says: the sockets that came with them have been closed again, so
+//! How many of a client's messages have been dealt with, which its board says: the sockets that came with them have been closed again, so
 //! that the program's own close ends them.
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ pub(crate) struct Taken {
 
 #[derive(Debug, Default)]
 struct Ledger {
-    page: Option<Arc<Mapping>>,
+    board: Option<Arc<Mapping>>,
     /// Messages that have been looked at.
     looked_at: u64,
     /// Those whose sockets are still to be closed.
@@ -31,8 +31,8 @@ pub(crate) struct Receipt {
 
 impl Taken {
     /// Where it is to be said.
-    pub(crate) fn set_page(&self, page: Arc<Mapping>) {
-        lock(&self.ledger).page = Some(page);
+    pub(crate) fn set_board(&self, board: Arc<Mapping>) {
+        lock(&self.ledger).board = Some(board);
     }
 
     /// A message has been looked at.
@@ -54,8 +54,8 @@ impl Taken {
 impl Ledger {
     fn publish(&self) {
         let taken = self.open.first().map_or(self.looked_at, |oldest| oldest - 1);
-        if let Some(page) = self.page.as_ref().and_then(|page| page.page()) {
-            page.taken.store(taken, Release);
+        if let Some(board) = self.board.as_ref().and_then(|board| board.board()) {
+            board.taken.store(taken, Release);
         }
     }
 }
@@ -75,18 +75,18 @@ fn lock(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shunt_abi::page::PAGE_BYTES;
+    use shunt_abi::page::BOARD_BYTES;
     use shunt_sys::memfd;
     use std::sync::atomic::Ordering::Acquire;
 
     #[test]
     fn a_message_is_dealt_with_once_its_socket_and_all_before_are_closed() {
-        let memfd = memfd::create_sealed("shunt-page", PAGE_BYTES).unwrap();
-        let page = Arc::new(Mapping::map(&memfd, PAGE_BYTES).unwrap());
+        let (_, board) = memfd::create_sealed("shunt-board", BOARD_BYTES).unwrap();
+        let board = Arc::new(board);
         let taken = Taken::default();
         taken.advance();
-        taken.set_page(page.clone());
-        let said = || page.page().unwrap().taken.load(Acquire);
+        taken.set_board(board.clone());
+        let said = || board.board().unwrap().taken.load(Acquire);
         taken.advance();
         assert_eq!(said(), 2);
         let third = taken.receipt();

@@ -153,7 +153,7 @@ fn doorbells_of_one_container_leave_room_for_others() {
 #[test]
 fn a_page_is_shown_once() {
     let broker = Broker::start();
-    let page = memfd::create_sealed("shunt-page", PAGE_BYTES).unwrap();
+    let (page, _mapping) = memfd::create_sealed("shunt-page", PAGE_BYTES).unwrap();
     let hello = Request::from(Hello { program: [0; 32] }).encode();
     let show = || {
         let socket = stranger(&broker);
@@ -410,7 +410,7 @@ fn programs_of_an_older_version_neither_keep_the_broker_busy_nor_fill_its_log() 
     const SPAN: Duration = Duration::from_secs(5);
     tracing::subscriber::set_global_default(Warnings).unwrap();
     let broker = Broker::start();
-    let page = memfd::create_sealed("shunt-page", PAGE_BYTES).unwrap();
+    let (page, _mapping) = memfd::create_sealed("shunt-page", PAGE_BYTES).unwrap();
     let hello = Request::from(Hello { program: [0; 32] }).encode();
     let mut older = hello.as_bytes().to_vec();
     older[4] -= 1;

@@ -294,7 +294,7 @@ import fcntl, os, socket, struct, sys
 path, version, page_bytes, port = sys.argv[1], *map(int, sys.argv[2:])
 page = os.memfd_create('shunt-page', os.MFD_ALLOW_SEALING)
 os.ftruncate(page, page_bytes)
-fcntl.fcntl(page, 1033, 6)
+fcntl.fcntl(page, 1033, 0x10 | 7)
 broker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 broker.connect(path)
 def say(kind, body, fd):

@@ -36,7 +36,7 @@ fn what_is_no_established_tcp_socket_is_refused() {
         std::fs::File::open("/").unwrap().into(),
         rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap(),
         eventfd::create().unwrap(),
-        memfd::create_sealed("shunt-test", 4096).unwrap(),
+        memfd::create_fixed("shunt-test", 4096).unwrap(),
         stranger(&broker),
     ];
     for (ticket, lie) in lies.iter().enumerate() {
@@ -207,14 +207,15 @@ fn each_kind_of_bad_message_is_counted_and_hung_up_on() {
 }
 
 #[test]
-fn pages_that_could_change_or_are_none_are_refused() {
+fn pages_that_can_be_punched_or_changed_or_are_none_are_refused() {
     let broker = Broker::start();
     let open = memfd_create("shunt-test", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&open, PAGE_BYTES as u64).unwrap();
     let pages: Vec<OwnedFd> = vec![
         open,
-        memfd::create_sealed("shunt-test", PAGE_BYTES - 4096).unwrap(),
-        memfd::create_sealed("shunt-test", PAGE_BYTES + 4096).unwrap(),
+        memfd::create_fixed("shunt-test", PAGE_BYTES).unwrap(),
+        memfd::create_sealed("shunt-test", PAGE_BYTES - 4096).unwrap().0,
+        memfd::create_sealed("shunt-test", PAGE_BYTES + 4096).unwrap().0,
         memfd::create_with("shunt-test", &vec![0; PAGE_BYTES]).unwrap(),
         std::io::pipe().unwrap().0.into(),
         UnixStream::pair().unwrap().0.into(),
@@ -347,7 +348,7 @@ fn noise_of_every_kind_leaves_the_broker_standing() {
         client.into(),
         server.into(),
         eventfd::create().unwrap(),
-        memfd::create_sealed("shunt-test", PAGE_BYTES).unwrap(),
+        memfd::create_sealed("shunt-test", PAGE_BYTES).unwrap().0,
         std::io::pipe().unwrap().1.into(),
         UdpSocket::bind("127.0.0.1:0").unwrap().into(),
     ];
@@ -429,14 +430,13 @@ fn a_client_has_one_unread_status() {
 #[test]
 fn a_page_that_claims_rows_takes_no_memory_for_a_status() {
     let broker = Broker::start();
-    let memfd = memfd::create_sealed("shunt-page", PAGE_BYTES).unwrap();
+    let (memfd, page) = memfd::create_sealed("shunt-page", PAGE_BYTES).unwrap();
     let socket = stranger(&broker);
     send_all(&socket, &Request::from(Hello { program: [0; 32] }).encode(), &[memfd.as_fd()]);
     eventually(|| broker.status().processes.len() == 1);
-    let page = shunt_sys::mapping::Mapping::map(&memfd, PAGE_BYTES).unwrap();
     page.page().unwrap().rows.store(u64::MAX, std::sync::atomic::Ordering::Release);
     assert!(broker.status().processes[0].connections.is_empty());
-    // The first page, which the broker writes to.
+    // The first page, which the broker always reads.
     assert!(rustix::fs::fstat(&memfd).unwrap().st_blocks <= 2 * 4096 / 512);
 }
 

@@ -179,8 +179,7 @@ fn a_connection_without_a_hello_ends() {
 fn the_page_counts_what_the_broker_has_dealt_with() {
     let broker = Broker::start();
     let mut process = broker.process();
-    let taken =
-        |process: &Process| process.page.page().unwrap().taken.load(std::sync::atomic::Ordering::Acquire);
+    let taken = |process: &Process| process.board().taken.load(std::sync::atomic::Ordering::Acquire);
     // The hello.
     eventually(|| taken(&process) == 1);
     process.say(Announce { pad: 0 }, &[]);

@@ -10,7 +10,7 @@ use shunt_abi::control::Withdraw;
 use shunt_abi::geometry::{CONNS, Geometry, MIN_RING_BYTES, Side};
 use shunt_abi::reason::Reason;
 use shunt_sys::mapping::Mapping;
-use shunt_sys::{eventfd, identity::identify, memfd::verify_sealed};
+use shunt_sys::{eventfd, identity::identify, memfd::verify_fixed};
 use socket2::{Domain, Socket, Type};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -28,7 +28,7 @@ fn two_ends_of_one_connection_are_paired() {
         assert_eq!((link.link, link.ring_bytes), (mirror.link, MIN_RING_BYTES as u64));
         assert_eq!(link.side + mirror.side, 1);
         let bytes = Geometry::new(MIN_RING_BYTES).unwrap().link_bytes();
-        verify_sealed(&memfd, bytes).unwrap();
+        verify_fixed(&memfd, bytes).unwrap();
         let (mine, theirs) = (Mapping::map(&memfd, bytes).unwrap(), Mapping::map(&copy, bytes).unwrap());
         mine.word(0).unwrap().store(42, Relaxed);
         assert_eq!(theirs.word(0).unwrap().load(Relaxed), 42, "both hold the same memory");

@@ -11,7 +11,7 @@ use rustix::thread::set_current_timer_slack;
 use shunt_abi::control::{Reply, SeenLink, SeenPair};
 use shunt_abi::geometry::{CONNS, Geometry, RINGS_OFFSET, Side};
 use shunt_sys::Errno;
-use shunt_sys::memfd::{SealError, verify_sealed};
+use shunt_sys::memfd::{SealError, verify_fixed};
 use shunt_sys::view::View;
 use thiserror::Error;
 
@@ -313,7 +313,7 @@ impl Link {
     fn open(seen: &SeenLink, memfd: std::os::fd::OwnedFd, names: [String; 2]) -> Result<Link, CaptureError> {
         let geometry = usize::try_from(seen.ring_bytes).ok().and_then(Geometry::new);
         let geometry = geometry.ok_or(CaptureError::RingBytes(seen.ring_bytes))?;
-        verify_sealed(&memfd, geometry.link_bytes())?;
+        verify_fixed(&memfd, geometry.link_bytes())?;
         let view = View::map(memfd, RINGS_OFFSET)?;
         let [one, two] = [0, 1].map(|side| format!("{}[{}]", names[side], seen.pids[side]));
         Ok(Link { view, geometry, names: [one, two], interface: None, packets: 0, gaps: 0 })

@@ -10,7 +10,7 @@ use shunt_ring::link::LinkView;
 use shunt_ring::user::Piece;
 use shunt_ring::{Consumer, LaneHeader, Producer, Sink, Source};
 use shunt_sys::mapping::Mapping;
-use shunt_sys::memfd::create_sealed;
+use shunt_sys::memfd::create_fixed;
 use shunt_sys::view::{View, for_reading};
 
 /// Larger than what may be under way behind a cursor.
@@ -33,7 +33,7 @@ struct Link {
 impl Link {
     fn new(ring_bytes: usize) -> Link {
         let geometry = Geometry::new(ring_bytes).unwrap();
-        let memfd = create_sealed("shunt-test", geometry.link_bytes()).unwrap();
+        let memfd = create_fixed("shunt-test", geometry.link_bytes()).unwrap();
         let memory = Mapping::map(&memfd, geometry.link_bytes()).unwrap();
         // SAFETY: the mapping is kept beside it.
         let links = unsafe { LinkView::new(memory.as_ptr(), geometry) };

@@ -365,7 +365,7 @@ fn open(version: u32, ring_bytes: u64, memory: Option<OwnedFd>) -> Result<Privat
     let len = usize::try_from(ring_bytes).ok().and_then(PrivateLane::bytes);
     let len = len.ok_or(Cause::Misbehaved("a ring of an impossible size"))?;
     let memory = memory.ok_or(Cause::Misbehaved("a greeting without memory"))?;
-    memfd::verify_sealed(&memory, len).map_err(|_| Cause::Misbehaved("memory that could shrink"))?;
+    memfd::verify_fixed(&memory, len).map_err(|_| Cause::Misbehaved("memory that could shrink"))?;
     let mapping = Mapping::map(&memory, len).map_err(|_| Cause::NoMemory)?;
     PrivateLane::over(mapping).ok_or(Cause::NoMemory)
 }

@@ -59,7 +59,7 @@ impl Sender {
     pub fn over(socket: impl Into<OwnedFd>) -> Result<Sender, OpenError> {
         let failed = |doing| move |error| OpenError::of(doing, error);
         let len = PrivateLane::bytes(RING).expect("a size that there can be");
-        let file = memfd::create_sealed("shunt-channel", len).map_err(failed("making shared memory"))?;
+        let file = memfd::create_fixed("shunt-channel", len).map_err(failed("making shared memory"))?;
         let mapping = Mapping::map(&file, len).map_err(failed("mapping shared memory"))?;
         let memory = PrivateLane::over(mapping)
             .ok_or_else(|| OpenError::of("putting memory behind it", Errno::NOMEM))?;

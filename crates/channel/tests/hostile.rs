@@ -49,7 +49,7 @@ impl Liar {
         let (good, mut receiver) = pair().unwrap();
         receiver.adopt(theirs).unwrap();
         let len = PrivateLane::bytes(RING).unwrap();
-        let file = memfd::create_sealed("shunt-test", len).unwrap();
+        let file = memfd::create_fixed("shunt-test", len).unwrap();
         seqpacket::send(&ours, &greeting(RING), &[file.as_fd()]).unwrap();
         let memory = PrivateLane::over(Mapping::map(&file, len).unwrap()).unwrap();
         (Liar { socket: ours, memory, producer: Producer::new() }, receiver, good)
@@ -317,7 +317,7 @@ fn a_message_that_is_only_announced_takes_no_memory() {
             let (mut liar, _, _) = Liar::new();
             let (ours, theirs) = sockets();
             let len = PrivateLane::bytes(RING).unwrap();
-            let file = memfd::create_sealed("shunt-test", len).unwrap();
+            let file = memfd::create_fixed("shunt-test", len).unwrap();
             seqpacket::send(&ours, &greeting(RING), &[file.as_fd()]).unwrap();
             liar.memory = PrivateLane::over(Mapping::map(&file, len).unwrap()).unwrap();
             liar.socket = ours;
@@ -335,8 +335,8 @@ fn a_message_that_is_only_announced_takes_no_memory() {
 #[test]
 fn a_sender_without_decent_memory_is_not_taken() {
     let len = PrivateLane::bytes(RING).unwrap();
-    let whole = memfd::create_sealed("shunt-test", len).unwrap();
-    let short = memfd::create_sealed("shunt-test", len - 4096).unwrap();
+    let whole = memfd::create_fixed("shunt-test", len).unwrap();
+    let short = memfd::create_fixed("shunt-test", len - 4096).unwrap();
     let open = rustix::fs::memfd_create("shunt-test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&open, len as u64).unwrap();
     let (reader, writer) = witness();
@@ -375,7 +375,7 @@ fn a_sender_without_decent_memory_is_not_taken() {
 fn memory_that_could_change_is_not_read() {
     let bytes = pattern(1, 50_000);
     let good_memory = memfd::create_with("shunt-test", &bytes).unwrap();
-    let open = memfd::create_sealed("shunt-test", 50_000).unwrap();
+    let open = memfd::create_fixed("shunt-test", 50_000).unwrap();
     let (_reader, writer) = witness();
     for (memory, len) in [(&good_memory, 49_999), (&good_memory, 50_001), (&open, 50_000), (&writer, 0)] {
         let (mut liar, mut receiver, mut good) = Liar::new();

@@ -207,7 +207,7 @@ fn memory_is_sent_as_it_is() {
     assert!(message.is_in_place() && message.bytes() == bytes && message.descriptors().len() == 1);
     message.clear();
     assert!(is_gone(reader) && message.bytes().is_empty());
-    let open = memfd::create_sealed("shunt-test", 4096).unwrap();
+    let open = memfd::create_fixed("shunt-test", 4096).unwrap();
     assert_eq!(sender.send_memory(&open, &[], soon()), Err(SendError::NotFinal));
     assert_eq!(sender.send_memory(std::io::pipe().unwrap().0, &[], soon()), Err(SendError::NotFinal));
     assert_nothing(&mut receiver);

@@ -139,12 +139,12 @@ impl Ring for PrivateLane {
 mod tests {
     use super::*;
     use crate::{Consumer, Producer, Published};
-    use shunt_sys::memfd::create_sealed;
+    use shunt_sys::memfd::create_fixed;
     use std::io::{IoSlice, IoSliceMut};
 
     fn ends(ring_bytes: usize) -> (PrivateLane, PrivateLane) {
         let len = PrivateLane::bytes(ring_bytes).unwrap();
-        let fd = create_sealed("shunt-test", len).unwrap();
+        let fd = create_fixed("shunt-test", len).unwrap();
         let map = || PrivateLane::over(Mapping::map(&fd, len).unwrap()).unwrap();
         (map(), map())
     }
@@ -182,7 +182,7 @@ mod tests {
             assert_eq!(PrivateLane::bytes(ring_bytes), None, "{ring_bytes}");
         }
         for len in [4096, 8192 - 4096, 3 * 4096 + 4096] {
-            let fd = create_sealed("shunt-test", len).unwrap();
+            let fd = create_fixed("shunt-test", len).unwrap();
             assert!(PrivateLane::over(Mapping::map(&fd, len).unwrap()).is_none(), "{len}");
         }
     }

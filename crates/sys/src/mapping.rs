@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mremap_fixed, munmap};
-use shunt_abi::page::{PAGE_BYTES, Page};
+use shunt_abi::page::{BOARD_BYTES, Board, PAGE_BYTES, Page};
 
 use crate::{Errno, Result};
 
@@ -43,10 +43,12 @@ impl Mapping {
     /// Maps the first `len` bytes of `fd`, which must be sealed against shrinking or be our own
     /// (see [`crate::memfd`]): otherwise an access could end in SIGBUS.
     pub fn map(fd: impl AsFd, len: usize) -> Result<Mapping> {
+        Mapping::map_for(ProtFlags::READ | ProtFlags::WRITE, fd, len)
+    }
+
+    fn map_for(access: ProtFlags, fd: impl AsFd, len: usize) -> Result<Mapping> {
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
-        let start = unsafe {
-            mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)?
-        };
+        let start = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0)? };
         Ok(Mapping { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, len })
     }
 
@@ -161,16 +163,75 @@ impl Mapping {
         // SAFETY: large enough and page aligned; every field of `Page` that is ever read is an atomic.
         Some(unsafe { self.start.cast::<Page>().as_ref() })
     }
+
+    /// The mapping as the broker's board for a process, if it is large enough.
+    pub fn board(&self) -> Option<&Board> {
+        if self.len < BOARD_BYTES {
+            return None;
+        }
+        // SAFETY: as in `page`.
+        Some(unsafe { self.start.cast::<Board>().as_ref() })
+    }
+}
+
+/// Memory that another process writes and this one only reads. To write to it would end this process.
+#[derive(Debug)]
+pub struct Shown(Mapping);
+
+impl Shown {
+    /// Maps the first `len` bytes of `fd`, which must be sealed (see [`crate::memfd`]): otherwise its writer could keep
+    /// whoever reads it waiting, or end in SIGBUS.
+    pub fn map(fd: impl AsFd, len: usize) -> Result<Shown> {
+        Mapping::map_for(ProtFlags::READ, fd, len).map(Shown)
+    }
+
+    /// Has the kernel put memory behind the first `len` bytes, so that to read them cannot be a signal.
+    pub fn back(&self, len: usize) -> Result<()> {
+        populate(self.0.as_ptr(), len.min(self.0.len), Advice::LinuxPopulateRead)
+    }
+
+    /// See [`Mapping::move_over`].
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn move_over(self, place: *const u8) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.move_over(place.cast_mut()) }
+    }
+
+    /// Where the mapping begins: page aligned.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.0.as_ptr()
+    }
+
+    /// See [`Mapping::word`]. Only loads are allowed.
+    pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
+        self.0.word(offset)
+    }
+
+    /// See [`Mapping::page`]. Only loads are allowed.
+    pub fn page(&self) -> Option<&Page> {
+        self.0.page()
+    }
+
+    /// See [`Mapping::board`]. Only loads are allowed.
+    pub fn board(&self) -> Option<&Board> {
+        self.0.board()
+    }
 }
 
 /// Has the kernel put memory behind the pages of `len` bytes at `start`, in a shared mapping. A page of a memfd is made when it
 /// is first touched, and where there is no memory for it that is SIGBUS: so it is asked for first. What the pages hold
 /// stays as it is.
 pub fn back(start: *mut u8, len: usize) -> Result<()> {
+    populate(start, len, Advice::LinuxPopulateWrite)
+}
+
+fn populate(start: *mut u8, len: usize, how: Advice) -> Result<()> {
     let before = start as usize % page_bytes();
     let (first, len) = (start.wrapping_sub(before), len + before);
     // SAFETY: it changes nothing that can be seen, and where nothing is mapped it fails.
-    match unsafe { madvise(first.cast(), len, Advice::LinuxPopulateWrite) } {
+    match unsafe { madvise(first.cast(), len, how) } {
         // Linux before 5.14 cannot be asked.
         Ok(()) | Err(Errno::INVAL) => Ok(()),
         Err(error) => Err(error),
@@ -199,11 +260,11 @@ impl Drop for Mapping {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memfd::create_sealed;
+    use crate::memfd::{create_fixed, create_sealed};
 
     #[test]
     fn two_mappings_of_one_memfd_see_each_other() {
-        let fd = create_sealed("shunt-test", 8192).unwrap();
+        let fd = create_fixed("shunt-test", 8192).unwrap();
         let (one, two) = (Mapping::map(&fd, 8192).unwrap(), Mapping::map(&fd, 4096).unwrap());
         one.word(8).unwrap().store(7, Relaxed);
         assert_eq!(two.word(8).unwrap().load(Relaxed), 7);
@@ -213,8 +274,8 @@ mod tests {
 
     #[test]
     fn a_mapping_that_moves_over_another_is_found_in_its_place() {
-        let old = Mapping::map(create_sealed("shunt-test", 4096).unwrap(), 4096).unwrap();
-        let fd = create_sealed("shunt-test", 4096).unwrap();
+        let old = Mapping::map(create_fixed("shunt-test", 4096).unwrap(), 4096).unwrap();
+        let fd = create_fixed("shunt-test", 4096).unwrap();
         let (fresh, other) = (Mapping::map(&fd, 4096).unwrap(), Mapping::map(&fd, 4096).unwrap());
         let place = old.as_ptr();
         old.word(8).unwrap().store(1, Relaxed);
@@ -227,7 +288,7 @@ mod tests {
 
     #[test]
     fn memory_is_put_behind_the_pages_that_are_named_and_no_others() {
-        let fd = create_sealed("shunt-test", 4 * 4096).unwrap();
+        let fd = create_fixed("shunt-test", 4 * 4096).unwrap();
         let mapping = Mapping::map(&fd, 4 * 4096).unwrap();
         mapping.word(4096).unwrap().store(7, Relaxed);
         back(mapping.as_ptr().wrapping_add(4096 + 100), 4096).unwrap();
@@ -241,7 +302,7 @@ mod tests {
 
     #[test]
     fn memory_is_given_back_for_everybody_who_has_it_mapped() {
-        let fd = create_sealed("shunt-test", 4 * 4096).unwrap();
+        let fd = create_fixed("shunt-test", 4 * 4096).unwrap();
         let (one, two) = (Mapping::map(&fd, 4 * 4096).unwrap(), Mapping::map(&fd, 4 * 4096).unwrap());
         for page in 0..4 {
             one.word(page * 4096).unwrap().store(7, Relaxed);
@@ -260,7 +321,7 @@ mod tests {
     fn of_larger_pages_those_are_given_back_that_are_named_whole() {
         let (page, unit) = (page_bytes(), PAGE_SIZE);
         let len = 4 * page;
-        let mapping = Mapping::map(create_sealed("shunt-test", len).unwrap(), len).unwrap();
+        let mapping = Mapping::map(create_fixed("shunt-test", len).unwrap(), len).unwrap();
         back(mapping.as_ptr().wrapping_add(unit), unit).unwrap();
         let is_backed = |at: usize| at / page == unit / page;
         assert_eq!(
@@ -280,7 +341,7 @@ mod tests {
 
     #[test]
     fn what_lies_outside_is_refused() {
-        let fd = create_sealed("shunt-test", 4096).unwrap();
+        let fd = create_fixed("shunt-test", 4096).unwrap();
         let mapping = Mapping::map(&fd, 4096).unwrap();
         assert!(mapping.word(4088).is_some());
         for offset in [4, 4089, 4096, usize::MAX, usize::MAX - 7] {
@@ -305,10 +366,16 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_seen_by_both_sides() {
-        let fd = create_sealed("shunt-test", PAGE_BYTES).unwrap();
-        let (one, two) = (Mapping::map(&fd, PAGE_BYTES).unwrap(), Mapping::map(&fd, PAGE_BYTES).unwrap());
-        one.page().unwrap().inbox.store(3, Relaxed);
-        assert_eq!(two.page().unwrap().inbox.load(Relaxed), 3);
+    fn a_page_and_a_board_are_written_by_one_side_and_read_by_the_other() {
+        let (fd, page) = create_sealed("shunt-test", PAGE_BYTES).unwrap();
+        let shown = Shown::map(&fd, PAGE_BYTES).unwrap();
+        shown.back(8192).unwrap();
+        page.page().unwrap().rows.store(3, Relaxed);
+        assert_eq!(shown.page().unwrap().rows.load(Relaxed), 3);
+        let (fd, board) = create_sealed("shunt-test", BOARD_BYTES).unwrap();
+        let shown = Shown::map(&fd, BOARD_BYTES).unwrap();
+        board.board().unwrap().inbox.store(5, Relaxed);
+        assert_eq!(shown.board().unwrap().inbox.load(Relaxed), 5);
+        assert!(board.page().is_none());
     }
 }

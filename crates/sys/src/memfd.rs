@@ -1,15 +1,30 @@
-//! Sealed memfds: memory that two processes share and neither can shrink under the other (L5).
+//! Sealed memfds: memory that two processes share, and of which neither can take anything away from the other (L5).
+//!
+//! While a hole is punched in a memfd, every process that touches one of its pages sleeps in the kernel, and the punch takes
+//! longer the more mappings the file has. A process that can still punch can therefore stop whoever touches the memory. So a
+//! memfd is *sealed* before anybody touches it whom its maker does not trust:
+//!
+//! ```text
+//! memfd_create ── SHRINK, GROW ──> fixed ── each writer maps it ── FUTURE_WRITE, SEAL ──> sealed ── passed to readers
+//! ```
+//!
+//! `F_SEAL_FUTURE_WRITE` makes hole punching and MADV_REMOVE fail with EPERM and forbids new writable mappings; writable
+//! mappings that exist keep working. The kernel adds a seal under the lock that a punch holds, so whoever sees the seal knows
+//! that no punch is under way. It also means that adding a seal can take as long as a punch.
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create,
+};
 use rustix::io::{pwrite, retry_on_intr};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::process::{Resource, getrlimit};
 use thiserror::Error;
 
+use crate::mapping::Mapping;
 use crate::{Errno, Result};
 
 /// Why a descriptor is not memory that can be mapped without risk.
@@ -21,6 +36,14 @@ pub enum SealError {
     /// A memfd whose size its owner could still change.
     #[error("the memfd is not sealed against shrinking and growing: seal it before it is sent")]
     NotSealed,
+    /// A memfd into which its owner could still punch holes.
+    #[error(
+        "the memfd is not sealed against later writers: map it, then add F_SEAL_FUTURE_WRITE and F_SEAL_SEAL"
+    )]
+    Writable,
+    /// A memfd of huge pages, which are a signal where there are none left.
+    #[error("the memfd is of huge pages: make it of ordinary ones")]
+    NotTmpfs,
     /// It could not be mapped.
     #[error("there is no room in this process for the memory")]
     NoMemory,
@@ -35,13 +58,36 @@ fn allow_size(len: usize) -> Result<()> {
     if limit.is_some_and(|limit| limit < len as u64) { Err(Errno::FBIG) } else { Ok(()) }
 }
 
-/// Makes a zeroed, close-on-exec memfd of exactly `len` bytes whose size and seals are final.
-pub fn create_sealed(name: &str, len: usize) -> Result<OwnedFd> {
+/// What `fstatfs` says of ordinary memfds.
+const TMPFS: i64 = 0x0102_1994;
+/// The seals of memory whose size is final.
+const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+/// The seals that end punching and the making of writable mappings.
+const CLOSED: SealFlags = SealFlags::FUTURE_WRITE.union(SealFlags::SEAL);
+
+/// Makes a zeroed, close-on-exec memfd of exactly `len` bytes, whose size is final. It can be mapped for writing, and punched,
+/// until it is [sealed](seal).
+pub fn create_fixed(name: &str, len: usize) -> Result<OwnedFd> {
     allow_size(len)?;
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&fd, len as u64)?;
-    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    fcntl_add_seals(&fd, FIXED)?;
     Ok(fd)
+}
+
+/// Makes a zeroed, close-on-exec memfd of exactly `len` bytes, maps it, and seals it: nobody else will ever write it.
+pub fn create_sealed(name: &str, len: usize) -> Result<(OwnedFd, Mapping)> {
+    let fd = create_fixed(name, len)?;
+    let mapping = Mapping::map(&fd, len)?;
+    seal(&fd)?;
+    Ok((fd, mapping))
+}
+
+/// Ends the punching of holes and the making of writable mappings, for good. Those that exist keep working.
+///
+/// Blocks while a hole is being punched: where others have the file, which may be as long as they like.
+pub fn seal(fd: impl AsFd) -> Result<()> {
+    fcntl_add_seals(fd, CLOSED)
 }
 
 /// Makes a close-on-exec memfd that holds `bytes` and can never change again.
@@ -57,14 +103,29 @@ pub fn create_with(name: &str, bytes: &[u8]) -> Result<OwnedFd> {
 }
 
 /// Checks that `fd` is a memfd of exactly `len` bytes that nobody can shrink or grow any more.
+pub fn verify_fixed(fd: impl AsFd, len: usize) -> std::result::Result<(), SealError> {
+    check(fd, len).map(drop)
+}
+
+/// Checks that `fd` is a memfd of exactly `len` bytes of which nobody can take anything away any more, and of which no hole
+/// is being punched at this moment.
 pub fn verify_sealed(fd: impl AsFd, len: usize) -> std::result::Result<(), SealError> {
+    if check(fd, len)?.contains(CLOSED) { Ok(()) } else { Err(SealError::Writable) }
+}
+
+/// Returns the seals of a memfd of ordinary pages and of a final size of `len` bytes.
+fn check(fd: impl AsFd, len: usize) -> std::result::Result<SealFlags, SealError> {
     // Only memfds have seals; files of any other kind answer EINVAL.
     let seals = fcntl_get_seals(&fd).map_err(|_| SealError::NotMemfd)?;
-    if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+    if !seals.contains(FIXED) {
         return Err(SealError::NotSealed);
     }
+    let of: i64 = fstatfs(&fd).map_err(|_: Errno| SealError::NotMemfd)?.f_type;
+    if of != TMPFS {
+        return Err(SealError::NotTmpfs);
+    }
     let size = fstat(&fd).map_err(|_: Errno| SealError::NotMemfd)?.st_size as u64;
-    if size == len as u64 { Ok(()) } else { Err(SealError::Size(size)) }
+    if size == len as u64 { Ok(seals) } else { Err(SealError::Size(size)) }
 }
 
 /// What a memfd holds that can never change again, read where it is.
@@ -118,12 +179,15 @@ pub fn verify_final(fd: impl AsFd, len: usize) -> std::result::Result<(), SealEr
     if !seals.contains(SealFlags::WRITE) {
         return Err(SealError::NotSealed);
     }
-    verify_sealed(fd, len)
+    verify_fixed(fd, len)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mapping::Shown;
+    use rustix::fs::{FallocateFlags, fallocate};
+    use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
     fn what_is_final_is_read_where_it_is() {
@@ -131,15 +195,16 @@ mod tests {
         assert_eq!(&*Final::map(&fd, 5).unwrap(), b"hello");
         assert_eq!(Final::map(&fd, 4).unwrap_err(), SealError::Size(5));
         assert!(Final::map(create_with("shunt-test", b"").unwrap(), 0).unwrap().is_empty());
-        let open = create_sealed("shunt-test", 5).unwrap();
+        let open = create_fixed("shunt-test", 5).unwrap();
         assert_eq!(Final::map(&open, 5).unwrap_err(), SealError::NotSealed);
     }
 
     #[test]
     fn a_sealed_memfd_cannot_change_its_size() {
-        let fd = create_sealed("shunt-test", 8192).unwrap();
-        assert_eq!(verify_sealed(&fd, 8192), Ok(()));
+        let (fd, mapping) = create_sealed("shunt-test", 8192).unwrap();
+        assert_eq!((verify_fixed(&fd, 8192), verify_sealed(&fd, 8192)), (Ok(()), Ok(())));
         assert_eq!(verify_sealed(&fd, 4096), Err(SealError::Size(8192)));
+        mapping.word(8).unwrap().store(7, Relaxed);
         assert!(ftruncate(&fd, 4096).is_err());
         assert!(ftruncate(&fd, 16384).is_err());
         assert!(fcntl_add_seals(&fd, SealFlags::WRITE).is_err());
@@ -147,9 +212,41 @@ mod tests {
     }
 
     #[test]
+    fn nobody_punches_holes_into_sealed_memory_or_maps_it_for_writing() {
+        let fd = create_fixed("shunt-test", 8192).unwrap();
+        let punch = || {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(&fd, flags, 0, 4096)
+        };
+        let writer = Mapping::map(&fd, 8192).unwrap();
+        writer.word(0).unwrap().store(7, Relaxed);
+        assert_eq!((punch(), verify_sealed(&fd, 8192)), (Ok(()), Err(SealError::Writable)));
+        seal(&fd).unwrap();
+        writer.word(0).unwrap().store(9, Relaxed);
+        assert_eq!((punch(), verify_sealed(&fd, 8192)), (Err(Errno::PERM), Ok(())));
+        // SAFETY: inside the mapping.
+        let removed =
+            unsafe { rustix::mm::madvise(writer.as_ptr().cast(), 4096, rustix::mm::Advice::LinuxRemove) };
+        assert_eq!((removed, Mapping::map(&fd, 8192).unwrap_err()), (Err(Errno::PERM), Errno::PERM));
+        let reader = Shown::map(&fd, 8192).unwrap();
+        assert_eq!(reader.word(0).map(|word| word.load(Relaxed)), Some(9));
+    }
+
+    /// A page of such memory is a signal for whoever touches it when the system has none left.
+    #[test]
+    fn huge_pages_are_refused() {
+        let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        // A kernel without huge pages has no such memory.
+        let Ok(fd) = memfd_create("shunt-test", flags) else { return };
+        ftruncate(&fd, 2 << 20).unwrap();
+        fcntl_add_seals(&fd, FIXED | CLOSED).unwrap();
+        assert_eq!(verify_sealed(&fd, 2 << 20), Err(SealError::NotTmpfs));
+    }
+
+    #[test]
     fn contents_are_final() {
         let fd = create_with("shunt-test", b"hello").unwrap();
-        assert_eq!(verify_sealed(&fd, 5), Ok(()));
+        assert_eq!(verify_fixed(&fd, 5), Ok(()));
         assert!(pwrite(&fd, b"x", 0).is_err());
         let mut back = [0; 8];
         assert_eq!(rustix::io::pread(&fd, &mut back, 0), Ok(5));

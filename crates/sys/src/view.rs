@@ -84,13 +84,13 @@ pub fn for_reading(fd: impl AsFd) -> Result<OwnedFd> {
 mod tests {
     use super::*;
     use crate::mapping::Mapping;
-    use crate::memfd::create_sealed;
+    use crate::memfd::create_fixed;
     use rustix::fs::fstat;
     use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
     fn it_sees_what_others_write_and_makes_no_memory() {
-        let fd = create_sealed("shunt-test", 16_384).unwrap();
+        let fd = create_fixed("shunt-test", 16_384).unwrap();
         let others = Mapping::map(&fd, 16_384).unwrap();
         let view = View::map(for_reading(&fd).unwrap(), 4096).unwrap();
         others.word(8).unwrap().store(7 << 32 | 5, Relaxed);
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn what_is_open_for_reading_cannot_be_mapped_to_write() {
-        let fd = for_reading(create_sealed("shunt-test", 4096).unwrap()).unwrap();
+        let fd = for_reading(create_fixed("shunt-test", 4096).unwrap()).unwrap();
         assert_eq!(Mapping::map(&fd, 4096).unwrap_err(), Errno::ACCESS);
         assert_eq!(rustix::io::pwrite(&fd, b"x", 0), Err(Errno::BADF));
     }

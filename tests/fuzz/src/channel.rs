@@ -27,7 +27,7 @@ pub(crate) fn run(bytes: &[u8]) {
     let mut receiver = Receiver::new(options).expect("a receiver");
     receiver.adopt(theirs).expect("a sender");
     let len = PrivateLane::bytes(RING).expect("the smallest there is");
-    let file = memfd::create_sealed("shunt-fuzz", len).expect("a memfd");
+    let file = memfd::create_fixed("shunt-fuzz", len).expect("a memfd");
     let map = || Mapping::map(&file, len).expect("a mapping");
     let (words, lane) = (map(), PrivateLane::over(map()).expect("of this size"));
     let mut producer = Producer::new();

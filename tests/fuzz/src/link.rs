@@ -2,7 +2,7 @@
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use shunt_abi::geometry::{CONNS, Geometry, LANE_BYTES, MAX_RING_BYTES, Side, WAITER_BYTES, WAITERS};
-use shunt_sys::memfd::verify_sealed;
+use shunt_sys::memfd::verify_fixed;
 
 use crate::input::Input;
 
@@ -48,5 +48,5 @@ fn is_what_it_seems(input: &mut Input<'_>, whole: usize) -> bool {
         return true;
     }
     let final_size = seals.contains(SealFlags::SHRINK | SealFlags::GROW);
-    verify_sealed(&memfd, whole).is_ok() == (final_size && size == whole)
+    verify_fixed(&memfd, whole).is_ok() == (final_size && size == whole)
 }

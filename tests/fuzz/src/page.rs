@@ -17,7 +17,6 @@ pub(crate) fn run(bytes: &[u8]) {
     }
     let page: &Page = page_of(&memory);
     assert!(page.used().len() <= ENTRIES);
-    let _ = page.reach();
     let report = shunt_broker::report(page);
     assert!(report.connections.len() <= page.used().len());
     let process = Process {

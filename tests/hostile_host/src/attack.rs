@@ -11,20 +11,21 @@ use std::process::exit;
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
-use shunt_abi::control::{Offer, Reply, Request, Status};
+use shunt_abi::control::{Announce, Offer, Reply, Request, Status};
 use shunt_abi::geometry::WAITERS;
 use shunt_abi::page::{ENTRIES, EntryCopy, PAGE_BYTES};
-use shunt_sys::mapping::Mapping;
+use shunt_sys::mapping::Shown;
 use shunt_sys::{eventfd, memfd};
 use socket2::SockRef;
 
 use crate::client::{Client, Trouble, addresses, loopback, pair_at};
+use crate::punch;
 
 /// An attack on the broker at a path.
 type Attack = fn(&Path);
 
 /// All of them, by name.
-const ATTACKS: [(&str, Attack); 15] = [
+const ATTACKS: [(&str, Attack); 16] = [
     ("silent-clients", silent_clients),
     ("processes", processes),
     ("one-page", one_page),
@@ -38,6 +39,7 @@ const ATTACKS: [(&str, Attack); 15] = [
     ("lingering", lingering),
     ("links", links),
     ("doorbells", doorbells),
+    ("punched-pages", punched_pages),
     ("replace", replace),
     ("spy", spy),
 ];
@@ -92,8 +94,7 @@ fn one_page(broker: &Path) {
 }
 
 fn full_page() -> OwnedFd {
-    let memfd = memfd::create_sealed("shunt-page", PAGE_BYTES).expect("memory");
-    let mapping = Mapping::map(&memfd, PAGE_BYTES).expect("memory");
+    let (memfd, mapping) = memfd::create_sealed("shunt-page", PAGE_BYTES).expect("memory");
     let page = mapping.page().expect("a page");
     page.rows.store(ENTRIES as u64, std::sync::atomic::Ordering::Release);
     for (row, entry) in page.entries.iter().enumerate() {
@@ -423,6 +424,30 @@ fn doorbells(broker: &Path) {
     at_work(crowd.len());
     loop {
         std::thread::park();
+    }
+}
+
+/// Pages with tens of thousands of mappings, into which holes are punched without end while the broker counts what it is told.
+fn punched_pages(broker: &Path) {
+    let (sealed, _mapping) = memfd::create_sealed("shunt-page", PAGE_BYTES).expect("memory");
+    let open = memfd::create_fixed("shunt-page", PAGE_BYTES).expect("memory");
+    let mut shown = Vec::new();
+    for page in [&sealed, &open] {
+        shown.extend((0..punch::MAPPINGS / 2).map_while(|_| Shown::map(page, 4096).ok()));
+    }
+    let mut clients = [&sealed, &open].map(|page| Client::connect_with(broker, page.as_fd()).ok());
+    for page in [sealed, open] {
+        std::thread::spawn(move || punch::without_end(page.as_fd(), 0, PAGE_BYTES));
+    }
+    at_work(shown.len());
+    loop {
+        for client in &mut clients {
+            // It counts this in the board, or where such a page is taken, in that.
+            if client.as_ref().is_some_and(|client| client.say(Announce { pad: 0 }, &[]).is_err()) {
+                *client = None;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) enum Trouble {
 impl Client {
     /// Says hello with a new page, and does not wait for an answer.
     pub(crate) fn connect(broker: &Path) -> Result<Client, Trouble> {
-        let page = memfd::create_sealed("shunt-page", PAGE_BYTES).map_err(|_| Trouble::HungUp)?;
+        let (page, _) = memfd::create_sealed("shunt-page", PAGE_BYTES).map_err(|_| Trouble::HungUp)?;
         Client::connect_with(broker, page.as_fd())
     }
 

@@ -7,6 +7,7 @@
 pub mod attack;
 mod broker;
 mod client;
+mod punch;
 mod strangers;
 mod victims;
 

@@ -89,6 +89,7 @@ attacks! {
     sockets_that_linger: "lingering" by User, Container;
     links_of_everybody_with_everybody: "links" by User, Container;
     doorbells_by_the_thousand: "doorbells" by User, Container;
+    pages_into_which_holes_are_punched: "punched-pages" by User, Container;
 }
 
 /// Neither another user nor a container's root can take the broker's place, and both can still connect.

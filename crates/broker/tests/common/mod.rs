@@ -21,13 +21,13 @@ use shunt_abi::control::{
     Datagram, Doorbell, Hello, MAX_MESSAGE, Offer, Pair, Release, Reply, Request, STATUS_PART,
 };
 use shunt_abi::geometry::MIN_RING_BYTES;
-use shunt_abi::page::{PAGE_BYTES, Reach};
+use shunt_abi::page::{BOARD_BYTES, Board, PAGE_BYTES, Reach};
 use shunt_abi::reason::Reason;
 use shunt_abi::status::Snapshot;
 use shunt_broker::{Config, Error, Mode, run, status};
 use shunt_netns::Net;
 use shunt_sys::identity::normalise;
-use shunt_sys::mapping::Mapping;
+use shunt_sys::mapping::{Mapping, Shown};
 use shunt_sys::{Errno, memfd, seqpacket};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -198,6 +198,7 @@ pub(crate) fn addresses(socket: impl AsFd) -> (SocketAddr, SocketAddr) {
 pub(crate) struct Process {
     pub(crate) socket: OwnedFd,
     pub(crate) page: Mapping,
+    board: Option<Shown>,
     pub(crate) id: u64,
     said: Cell<u64>,
     received: u64,
@@ -212,10 +213,16 @@ impl Process {
     /// `None` if the broker hangs up.
     pub(crate) fn try_connect(path: &Path) -> Option<Process> {
         let socket = seqpacket::connect(path_bytes(path)).unwrap();
-        let memfd = memfd::create_sealed("shunt-page", PAGE_BYTES).unwrap();
-        let page = Mapping::map(&memfd, PAGE_BYTES).unwrap();
-        let mut process =
-            Process { socket, page, id: 0, said: Cell::new(0), received: 0, kept: VecDeque::new() };
+        let (memfd, page) = memfd::create_sealed("shunt-page", PAGE_BYTES).unwrap();
+        let mut process = Process {
+            socket,
+            page,
+            board: None,
+            id: 0,
+            said: Cell::new(0),
+            received: 0,
+            kept: VecDeque::new(),
+        };
         let mut program = [0; 32];
         program[..4].copy_from_slice(b"test");
         let hello = Request::from(Hello { program }).encode();
@@ -225,7 +232,11 @@ impl Process {
         if recv(&process.socket, &mut nothing, RecvFlags::PEEK).map_or(0, |(len, _)| len) == 0 {
             return None;
         }
-        let (Reply::Welcome(welcome), None) = process.next() else { panic!("no welcome") };
+        let (Reply::Welcome(welcome), Some(board)) = process.next() else { panic!("no welcome") };
+        memfd::verify_sealed(&board, BOARD_BYTES).unwrap();
+        process.board = Some(Shown::map(&board, BOARD_BYTES).unwrap());
+        let board = process.board();
+        eventually(|| board.inbox.load(Acquire) >= 1);
         process.id = welcome.process;
         Some(process)
     }
@@ -271,8 +282,9 @@ impl Process {
                 Ok((0, _)) | Err(Errno::CONNRESET) => panic!("the broker hung up"),
                 Ok((len, mut fds)) => {
                     self.received += 1;
-                    let page = self.page.page().unwrap();
-                    eventually(|| page.inbox.load(Acquire) >= self.received);
+                    if let Some(board) = self.board.as_ref().and_then(Shown::board) {
+                        eventually(|| board.inbox.load(Acquire) >= self.received);
+                    }
                     let reply = Reply::decode(&buffer[..len], fds.len()).unwrap();
                     if let Reply::StatusReply(reply) = reply {
                         self.skip_status(reply.bytes as usize);
@@ -303,9 +315,13 @@ impl Process {
         assert_eq!(taken, bytes);
     }
 
+    pub(crate) fn board(&self) -> &Board {
+        self.board.as_ref().and_then(Shown::board).unwrap()
+    }
+
     /// What the broker says is worth offering.
     pub(crate) fn reach(&self) -> Reach {
-        self.page.page().unwrap().reach()
+        self.board().reach()
     }
 
     /// Waits until the broker has done everything said so far, and checks that it had nothing to say.
@@ -331,7 +347,7 @@ impl Process {
         }
         self.kept = before;
         // What was shown has been closed again, which is not done where it is answered.
-        eventually(|| self.page.page().unwrap().taken.load(Acquire) >= self.said.get());
+        eventually(|| self.board().taken.load(Acquire) >= self.said.get());
     }
 
     #[track_caller]

@@ -1,21 +1,25 @@
-//! What the shim knows of its process: its settings, its page, its counters.
+//! What the shim knows of its process: its settings, its page, its counters, and what the broker shows it on its board.
 
 use std::ffi::{CStr, CString};
 use std::mem::offset_of;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
-use shunt_abi::page::{Counter, ENTRIES, Entry, PAGE_BYTES, Page, Which};
+use shunt_abi::page::{BOARD_BYTES, Board, Counter, ENTRIES, Entry, PAGE_BYTES, Page, Which};
 use shunt_abi::reason::Reason;
 use shunt_abi::rules;
 pub(crate) use shunt_sys::clock::now;
-use shunt_sys::mapping::{self, Mapping};
+use shunt_sys::mapping::{self, Mapping, Shown};
 use shunt_sys::memfd;
 
 use crate::base::lock::Lock;
 
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
+/// The board of the broker that has taken this process in last.
+static BOARD: AtomicPtr<Board> = AtomicPtr::new(std::ptr::null_mut());
+/// Where boards are mapped, one over the other, once there has been one.
+static BOARD_PLACE: AtomicPtr<Board> = AtomicPtr::new(std::ptr::null_mut());
 static ROWS: Lock<Rows> = Lock::new(Rows::NONE);
 static PID: AtomicI32 = AtomicI32::new(0);
 static BROKER_PATHS: OnceLock<Vec<CString>> = OnceLock::new();
@@ -30,8 +34,8 @@ static UNTOLD: [AtomicU64; Counter::COUNT] = [const { AtomicU64::new(0) }; Count
 static OFFERS_AT_ONCE: AtomicBool = AtomicBool::new(false);
 /// How many control messages have been taken from the socket.
 pub(crate) static SEEN: AtomicU64 = AtomicU64::new(0);
-/// What is as [`SEEN`] if a call need look at nothing but its own connection: the page's count of the messages that the broker has sent, or
-/// where there is no page, that number itself.
+/// What is as [`SEEN`] if a call need look at nothing but its own connection: the board's count of the messages that the broker has
+/// sent, or where there is no board, that number itself.
 static GATE: AtomicPtr<AtomicU64> = AtomicPtr::new((&raw const SEEN).cast_mut());
 /// See [`shut_gate`].
 static GATE_IS_SHUT: AtomicBool = AtomicBool::new(false);
@@ -212,10 +216,9 @@ pub(crate) fn renew_id() {
 pub(crate) fn forget_page() {
     // The parent's page stays mapped: endpoints of the parent's may be read while this is done.
     PAGE.store(std::ptr::null_mut(), Release);
-    set_gate(&SEEN);
+    forget_board();
     *ROWS.lock() = Rows::NONE;
     UNTOLD.iter().for_each(|count| count.store(0, Relaxed));
-    SEEN.store(0, Relaxed);
 }
 
 /// Nobody changes a row while the process is copied.
@@ -249,10 +252,51 @@ pub(crate) fn page() -> Option<&'static Page> {
     (!page.is_null()).then(|| unsafe { &*page })
 }
 
+/// The board, once a broker has taken this process in.
+#[inline]
+pub(crate) fn board() -> Option<&'static Board> {
+    let board = BOARD.load(Acquire);
+    // SAFETY: set by `set_board` to a mapping that is never unmapped.
+    (!board.is_null()).then(|| unsafe { &*board })
+}
+
+/// Keeps the board that came with a welcome. `false` if it is none, or cannot be mapped.
+pub(crate) fn set_board(memfd: impl AsFd) -> bool {
+    if memfd::verify_sealed(&memfd, BOARD_BYTES).is_err() {
+        return false;
+    }
+    let Ok(fresh) = Shown::map(memfd, BOARD_BYTES) else { return false };
+    if fresh.back(BOARD_BYTES).is_err() {
+        return false;
+    }
+    let place = BOARD_PLACE.load(Acquire);
+    if place.is_null() {
+        BOARD_PLACE.store(fresh.as_ptr().cast_mut().cast(), Release);
+        std::mem::forget(fresh);
+    } else {
+        // SAFETY: a board, so of the same length, which is never unmapped.
+        if unsafe { fresh.move_over(place.cast_const().cast()) }.is_err() {
+            return false;
+        }
+    }
+    let place = BOARD_PLACE.load(Acquire);
+    BOARD.store(place, Release);
+    // SAFETY: as in `board`.
+    set_gate(unsafe { &(*place).inbox });
+    true
+}
+
+/// There is no board before the next welcome. The memory stays mapped: other threads may look at it.
+fn forget_board() {
+    set_gate(&SEEN);
+    BOARD.store(std::ptr::null_mut(), Release);
+    SEEN.store(0, Release);
+}
+
 /// Whether a call need look at nothing but its own connection.
 #[inline(always)]
 pub(crate) fn is_gate_open() -> bool {
-    // SAFETY: of a page that is never unmapped, or of our own.
+    // SAFETY: of a board that is never unmapped, or of our own.
     let word = unsafe { &*GATE.load(Acquire) };
     word.load(Acquire) == SEEN.load(Relaxed)
 }
@@ -271,11 +315,10 @@ fn set_gate(word: &AtomicU64) {
     }
 }
 
-/// Makes a page for a hello, and returns a descriptor of its memfd. A page is made anew for each hello, because only then
-/// is there a descriptor; it takes the place of the one before, with what that one reported.
+/// Makes a page for a hello, and returns a descriptor of its memfd, which nobody else can map for writing. A page is made anew for
+/// each hello, because only then is there a descriptor; it takes the place of the one before, with what that one reported.
 pub(crate) fn make_page() -> Option<OwnedFd> {
-    let memfd = memfd::create_sealed("shunt-page", PAGE_BYTES).ok()?;
-    let fresh = Mapping::map(&memfd, PAGE_BYTES).ok()?;
+    let (memfd, fresh): (OwnedFd, Mapping) = memfd::create_sealed("shunt-page", PAGE_BYTES).ok()?;
     let backed = with_rows(page().map_or(0, |old| old.used().len()));
     mapping::back(fresh.as_ptr(), backed).ok()?;
     match page() {
@@ -285,7 +328,6 @@ pub(crate) fn make_page() -> Option<OwnedFd> {
             unsafe { fresh.move_over(std::ptr::from_ref(old).cast_mut().cast()) }.ok()?;
         }
         None => {
-            set_gate(&fresh.page()?.inbox);
             PAGE.store(fresh.as_ptr().cast(), Release);
             std::mem::forget(fresh);
         }
@@ -294,7 +336,7 @@ pub(crate) fn make_page() -> Option<OwnedFd> {
         count(counter, UNTOLD[counter as usize].swap(0, Relaxed));
     }
     ROWS.lock().backed = backed;
-    SEEN.store(0, Release);
+    forget_board();
     Some(memfd)
 }
 

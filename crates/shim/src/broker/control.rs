@@ -115,11 +115,11 @@ impl From<Reason> for Later {
     }
 }
 
-/// Takes waiting messages, if the page says that there are any: one load otherwise.
+/// Takes waiting messages, if the board says that there are any: one load otherwise.
 #[inline]
 pub(crate) fn poll_inbox() {
-    if let Some(page) = process::page()
-        && page.inbox.load(Acquire) != process::SEEN.load(Relaxed)
+    if let Some(board) = process::board()
+        && board.inbox.load(Acquire) != process::SEEN.load(Relaxed)
     {
         take_messages();
     }
@@ -266,7 +266,7 @@ pub(crate) fn may_be_held_by_broker(endpoint: &Endpoint, fd: RawFd) -> bool {
     if offered_as == 0 {
         return false;
     }
-    let taken = process::page().map_or(0, |page| page.taken.load(Acquire));
+    let taken = process::board().map_or(0, |board| board.taken.load(Acquire));
     let lingers = || {
         let linger = rustix::net::sockopt::socket_linger(borrow(fd));
         linger.is_ok_and(|linger| linger.is_some_and(|time| !time.is_zero()))
@@ -576,7 +576,7 @@ impl Control {
 
     /// How the broker is.
     fn state(&mut self) -> State {
-        let taken = process::page().map_or(0, |page| page.taken.load(Acquire));
+        let taken = process::board().map_or(0, |board| board.taken.load(Acquire));
         self.pulse.state(taken, process::now())
     }
 
@@ -590,7 +590,7 @@ impl Control {
         }
     }
 
-    /// Looks whether a broker that has not answered the hello has hung up: nothing in the page would tell.
+    /// Looks whether a broker has answered the hello, or has hung up: there is no board yet that would tell.
     fn look_if_turned_away(&mut self, deeds: &mut Vec<Deed>) {
         if self.socket.is_some() && !self.is_welcome {
             self.take(deeds);
@@ -602,8 +602,8 @@ impl Control {
         self.socket = None;
         self.retry_at = process::now() + self.pause();
         // What it has announced is not going to come.
-        if let Some(page) = process::page() {
-            process::SEEN.store(page.inbox.load(Acquire), Release);
+        if let Some(board) = process::board() {
+            process::SEEN.store(board.inbox.load(Acquire), Release);
         }
         self.unsaid.clear();
         self.inherited.clear();
@@ -738,7 +738,14 @@ impl Control {
 
     fn obey(&mut self, reply: Reply, fd: Option<OwnedFd>, deeds: &mut Vec<Deed>) {
         match (reply, fd) {
-            (Reply::Welcome(_), None) => {
+            (Reply::Welcome(_), Some(board)) => {
+                let is_kept = process::set_board(&board);
+                close_owned(board);
+                if !is_kept {
+                    self.lacks = Reason::NoMemory;
+                    self.lose();
+                    return deeds.push(Deed::LostBroker);
+                }
                 if self.unwelcome > 0 {
                     self.peers_come_until = process::now() + LONGEST_RETRY_NANOS;
                 }
@@ -747,7 +754,7 @@ impl Control {
             (Reply::Link(body), Some(fd)) => {
                 let geometry = Geometry::new(body.ring_bytes as usize);
                 if let (Some(geometry), Some(side)) = (geometry, Side::parse(body.side))
-                    && memfd::verify_sealed(&fd, geometry.link_bytes()).is_ok()
+                    && memfd::verify_fixed(&fd, geometry.link_bytes()).is_ok()
                     && let Ok(mapping) = Mapping::map(&fd, geometry.link_bytes())
                 {
                     let peer = self.peer(body.peer);
@@ -897,14 +904,14 @@ fn sent_before(endpoint: &Endpoint, fd: RawFd) -> u64 {
     (0..LOOKS).find_map(|_| look()).unwrap_or(0)
 }
 
-/// L7: whether the broker could pair the endpoint, as far as can be told from here. What it can do is in the page once it
+/// L7: whether the broker could pair the endpoint, as far as can be told from here. What it can do is on the board once it
 /// has answered the hello, and may grow later, so that is looked at again, ever more rarely.
 fn is_worth_offering(endpoint: &Endpoint, identity: &identity::Identity) -> Result<(), Later> {
     let near = may_be_local(&identity.local, &identity.remote);
     let patience = distance::patience(identity.remote.ip());
     let watched = endpoint.offer_after.load(Relaxed);
     let later = |reason| Later::After(reason, distance::longer(watched));
-    match process::page().map_or(Reach::Namespace, |page| page.reach()) {
+    match process::board().map_or(Reach::Namespace, |board| board.reach()) {
         Reach::Nothing => Err(later(Reason::ForeignNamespace)),
         _ if near => Ok(()),
         Reach::Namespace => {

@@ -2,7 +2,7 @@
 //! the program closes it or dies. So a socket is shown only to a broker that has just taken what was said before: a
 //! stopped or hanging one gets none (L6).
 //!
-//! The broker writes into the page how many messages it has taken from this process. Sent but not taken for too long means
+//! The broker writes onto the board how many messages it has taken from this process. Sent but not taken for too long means
 //! silence; taken a moment ago means that the next one will be, too.
 
 /// While a message has not been taken for this long nothing is shown: the broker may be busy, or may have been stopped.

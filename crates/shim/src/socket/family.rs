@@ -99,7 +99,7 @@ static MEMORY: AtomicI32 = AtomicI32::new(-1);
 /// memory.
 pub(crate) fn prepare() {
     if FAMILY.load(Acquire).is_null()
-        && let Ok(memory) = memfd::create_sealed("shunt-family", size_of::<Family>())
+        && let Ok(memory) = memfd::create_fixed("shunt-family", size_of::<Family>())
     {
         take_over(memory);
     }
@@ -107,7 +107,7 @@ pub(crate) fn prepare() {
 
 /// The memory that was handed over, or made. Of two threads that make one, the first has.
 pub(crate) fn take_over(memory: OwnedFd) -> bool {
-    if memfd::verify_sealed(&memory, size_of::<Family>()).is_err() {
+    if memfd::verify_fixed(&memory, size_of::<Family>()).is_err() {
         close_owned(memory);
         return false;
     }
@@ -130,7 +130,7 @@ pub(crate) fn take_over(memory: OwnedFd) -> bool {
 pub(crate) fn leave_open(inherited: bool) -> Option<i32> {
     let memory = MEMORY.load(Acquire);
     let flags = if inherited { FdFlags::empty() } else { FdFlags::CLOEXEC };
-    let good = memory >= 0 && memfd::verify_sealed(borrow(memory), size_of::<Family>()).is_ok();
+    let good = memory >= 0 && memfd::verify_fixed(borrow(memory), size_of::<Family>()).is_ok();
     (good && rustix::io::fcntl_setfd(borrow(memory), flags).is_ok()).then_some(memory)
 }
 
