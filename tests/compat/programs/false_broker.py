@@ -16,7 +16,7 @@ import sys
 
 MAGIC = 0x544E4853
 LINK_BYTES = 4096 + 2 * 64 * 64 + 64 * 2 * 128 + 64 * 2 * 4096
-F_ADD_SEALS, SHRINK_AND_GROW = 1033, 2 | 4
+F_ADD_SEALS, SHRINK_AND_GROW, WRITERS = 1033, 2 | 4, 16 | 1
 
 
 def memory(source):
@@ -35,7 +35,7 @@ def lie(source, version, tickets):
     ticket = source.choice(tickets + [source.getrandbits(64)])
     descriptor = source.choice([memory, lambda _: os.eventfd(0), lambda _: os.open("/dev/null", os.O_RDWR)])
     messages = [
-        (1, struct.pack("<Q", 1), 0),
+        (1, struct.pack("<Q", 1), 1),
         (2, struct.pack("<QQQII", source.randrange(3), 1, source.choice([4096, 0, 3, 1 << 40, 262144]), source.randrange(3), 0), 1),
         (3, struct.pack("<QII", source.randrange(3), source.choice([0, 63, 64, 1 << 31]), 0), 1),
         (4, struct.pack("<QQQII", ticket, 0, source.randrange(3), source.choice([0, 63, 64, 1 << 31]), source.randrange(3)), 0),
@@ -58,6 +58,21 @@ def lie(source, version, tickets):
     return message, [descriptor(source) for _ in range(count)]
 
 
+def welcome(client, version):
+    """Shows the program a board, as a broker does, so that it seems to be awake."""
+    fd = os.memfd_create("false-board", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 4096)
+    board = mmap.mmap(fd, 4096)
+    fcntl.fcntl(fd, F_ADD_SEALS, SHRINK_AND_GROW | WRITERS)
+    try:
+        socket.send_fds(client, [struct.pack("<IHHQ", MAGIC, version, 1, 1)], [fd])
+        struct.pack_into("<Q", board, 0, 1)
+    except OSError:
+        pass
+    os.close(fd)
+    return board
+
+
 def serve(listener, source, version):
     poll, clients = select.poll(), {}
     poll.register(listener, select.POLLIN)
@@ -69,7 +84,7 @@ def serve(listener, source, version):
                 poll.register(client, select.POLLIN)
                 clients[client.fileno()] = [client, None, 0, [0]]
                 continue
-            client, page, taken, tickets = clients[fd]
+            client, board, taken, tickets = clients[fd]
             try:
                 message, fds, _, _ = socket.recv_fds(client, 4096, 8)
             except OSError:
@@ -81,7 +96,7 @@ def serve(listener, source, version):
                 continue
             kind = struct.unpack_from("<H", message, 6)[0]
             if kind == 1 and fds:
-                clients[fd][1] = page = mmap.mmap(fds[0], 4096)
+                clients[fd][1] = board = welcome(client, version)
             if kind == 2:
                 tickets.append(struct.unpack_from("<Q", message, 8)[0])
             for one in fds:
@@ -91,13 +106,13 @@ def serve(listener, source, version):
                 message, fds = lie(source, version, tickets)
                 try:
                     socket.send_fds(client, [message], fds)
-                    sent = struct.unpack_from("<Q", page, 0)[0] + 1 if page else 0
+                    sent = struct.unpack_from("<Q", board, 0)[0] + 1 if board else 0
                 except OSError:
                     sent = source.getrandbits(64)
-                if page:
-                    struct.pack_into("<Q", page, 0, sent)
-                    struct.pack_into("<Q", page, 16, source.randrange(4))
-                    struct.pack_into("<Q", page, 24, source.choice([taken, taken, taken, 0, (1 << 64) - 1]))
+                if board:
+                    struct.pack_into("<Q", board, 0, sent)
+                    struct.pack_into("<Q", board, 8, source.choice([taken, taken, taken, 0, (1 << 64) - 1]))
+                    struct.pack_into("<Q", board, 16, source.randrange(4))
                 for one in fds:
                     os.close(one)
             if source.random() < 0.05:
