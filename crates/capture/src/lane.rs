@@ -13,10 +13,7 @@ use shunt_abi::geometry::{
 };
 use shunt_sys::view::View;
 
-/// What a sender may have written behind its cursor before it moves that: a block of a ring.
-const UNDER_WAY: u64 = 64 * 1024;
-/// Copied at once, at the most.
-const CHUNK: u64 = 256 * 1024;
+use crate::window::{Cursors, Passed, Window};
 
 /// The memory of a link, which others write.
 pub trait Memory {
@@ -60,8 +57,7 @@ pub struct Lane {
     header: usize,
     ring: usize,
     size: u64,
-    /// Bytes that have been copied or missed.
-    seen: u64,
+    passed: Passed,
     ended: Option<Ended>,
     /// It has said what cannot be. Nothing of it is looked at any more.
     is_spoiled: bool,
@@ -74,7 +70,7 @@ impl Lane {
             header: geometry.lane_offset(conn, sender),
             ring: geometry.ring_offset(conn, sender),
             size: geometry.ring_bytes() as u64,
-            seen: 0,
+            passed: Passed::default(),
             ended: None,
             is_spoiled: false,
         }
@@ -83,13 +79,18 @@ impl Lane {
     /// Leaves alone what has passed already.
     pub fn skip(&mut self, memory: &impl Memory) {
         if let Some(tail) = self.word(memory, LANE_TAIL_OFFSET) {
-            self.seen = tail & LANE_CURSOR;
+            self.passed.seen = tail & LANE_CURSOR;
         }
     }
 
     /// Bytes that have passed, as far as has been looked.
     pub fn seen(&self) -> u64 {
-        self.seen
+        self.passed.seen
+    }
+
+    /// Returns how many looks copy all that a lane can hold: as many as one needs that has ended.
+    pub fn looks_to_end(&self) -> u64 {
+        Window::looks_for(self.size)
     }
 
     /// Where in the stream the lane begins, once it has.
@@ -112,7 +113,7 @@ impl Lane {
         let tail = self.word(memory, LANE_TAIL_OFFSET);
         !self.is_spoiled
             && self.ended.is_none()
-            && (tail.is_some_and(|tail| tail != self.seen) || self.is_shut(memory))
+            && (tail.is_some_and(|tail| tail != self.passed.seen) || self.is_shut(memory))
     }
 
     /// How far the sender is now: see [`Lane::look`].
@@ -139,52 +140,50 @@ impl Lane {
         // Before the cursor: who has shut the direction down has published all.
         let is_shut = self.is_shut(memory);
         let word = self.word(memory, LANE_TAIL_OFFSET)?;
-        let tail = word & LANE_CURSOR;
-        let base = self.word(memory, LANE_BASE_OFFSET)?;
-        if tail < self.seen {
-            return None;
-        }
-        // It has begun anew between the two.
-        if base > tail {
+        let cursors = self.cursors(memory, word)?;
+        let Some(window) = cursors.window(self.passed, limit, self.size).ok()? else {
             return Some(Look::default());
-        }
-        let wanted = tail.min(limit.max(self.seen));
-        // What was written by an earlier base, nobody knows where.
-        let from = self.seen.max(base).max(self.kept_from(memory)?).min(wanted.max(self.seen));
-        let until = wanted.min(from + CHUNK);
-        if !self.copy(memory, base, from..until, bytes) {
+        };
+        let range = window.range();
+        if !self.copy(memory, cursors.base, range.clone(), bytes) {
             return None;
         }
         fence(Acquire);
-        let valid = match self.word(memory, LANE_BASE_OFFSET)? == base {
-            true => self.kept_from(memory)?.clamp(from, until),
+        let after = self.cursors(memory, self.word(memory, LANE_TAIL_OFFSET)?)?;
+        if after.tail < cursors.later_tail || after.head < cursors.head {
+            return None;
+        }
+        let valid = match after.base == cursors.base {
+            true => after.kept_from(self.size).clamp(range.start, range.end),
             // It has begun anew meanwhile, over anything.
-            false => until,
+            false => range.end,
         };
-        bytes.drain(..(valid - from) as usize);
-        let missed = valid - self.seen;
-        self.seen = until;
-        if until == tail {
+        bytes.drain(..(valid - range.start) as usize);
+        let missed = valid - self.passed.seen;
+        self.passed = Passed { seen: range.end, head: after.head };
+        if range.end == cursors.tail {
             self.note_end(memory, word, is_shut)?;
         }
-        Some(Look { missed, is_behind: until < wanted })
+        Some(Look { missed, is_behind: window.is_behind() })
     }
 
-    /// The first byte that nothing can have come over by now: a sender writes over nothing that is unread, and never further than
-    /// a block behind its cursor.
-    fn kept_from(&self, memory: &impl Memory) -> Option<u64> {
-        let head = self.word(memory, LANE_HEAD_OFFSET)? & LANE_CURSOR;
-        let tail = self.word(memory, LANE_TAIL_OFFSET)? & LANE_CURSOR;
-        Some(head.min((tail + UNDER_WAY).saturating_sub(self.size)))
+    /// Loads the cursors, in the order that [`Cursors`] needs, behind a tail that has been.
+    fn cursors(&self, memory: &impl Memory, tail: u64) -> Option<Cursors> {
+        Some(Cursors {
+            tail: tail & LANE_CURSOR,
+            base: self.word(memory, LANE_BASE_OFFSET)?,
+            head: self.word(memory, LANE_HEAD_OFFSET)? & LANE_CURSOR,
+            later_tail: self.word(memory, LANE_TAIL_OFFSET)? & LANE_CURSOR,
+        })
     }
 
-    /// Copies bytes of the lane, no more than the ring has.
+    /// Copies bytes of the lane, which are a window's.
     fn copy(&self, memory: &impl Memory, base: u64, range: Range<u64>, bytes: &mut Vec<u8>) -> bool {
         let count = range.end - range.start;
-        if count > self.size {
-            return false;
-        }
         bytes.resize(count as usize, 0);
+        if count == 0 {
+            return true;
+        }
         let at = (range.start - base) & (self.size - 1);
         let (first, second) = bytes.split_at_mut(count.min(self.size - at) as usize);
         memory.read(self.ring + at as usize, first) && memory.read(self.ring, second)
@@ -193,11 +192,11 @@ impl Lane {
     fn note_end(&mut self, memory: &impl Memory, tail: u64, is_shut: bool) -> Option<()> {
         if tail & LANE_RETURNED != 0 {
             let head = self.word(memory, LANE_HEAD_OFFSET)? & LANE_CURSOR;
-            self.ended = Some(Ended::ForTcp(head.min(self.seen)));
+            self.ended = Some(Ended::ForTcp(head.min(self.passed.seen)));
         } else if is_shut {
             self.ended = Some(Ended::WithStream);
         } else if tail & LANE_CLOSED != 0 {
-            self.ended = Some(Ended::ForTcp(self.seen));
+            self.ended = Some(Ended::ForTcp(self.passed.seen));
         }
         Some(())
     }

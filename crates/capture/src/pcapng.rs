@@ -26,12 +26,13 @@ pub(crate) struct Writer<W> {
     block: Vec<u8>,
     interfaces: u32,
     snaplen: u32,
+    written: u64,
 }
 
 impl<W: Write> Writer<W> {
     /// Begins a section, in which packets have no more than `snaplen` bytes.
     pub(crate) fn new(to: W, program: &str, snaplen: u32) -> io::Result<Writer<W>> {
-        let mut writer = Writer { to, block: Vec::new(), interfaces: 0, snaplen };
+        let mut writer = Writer { to, block: Vec::new(), interfaces: 0, snaplen, written: 0 };
         writer.begin(SECTION);
         writer.word(BYTE_ORDER);
         // Version 1.0, and a length that is not known yet.
@@ -95,6 +96,11 @@ impl<W: Write> Writer<W> {
         self.end_with_options()
     }
 
+    /// Returns how many bytes have been written so far.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
     /// Has everything arrive.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.to.flush()
@@ -116,6 +122,7 @@ impl<W: Write> Writer<W> {
         let len = (self.block.len() + 4) as u32;
         self.block[4..8].copy_from_slice(&len.to_le_bytes());
         self.word(len);
+        self.written += self.block.len() as u64;
         self.to.write_all(&self.block)
     }
 

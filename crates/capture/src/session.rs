@@ -1,7 +1,11 @@
 //! A capture: hears from the broker what there is to see, looks at it again and again, and writes down what has come.
+//!
+//! It ends when it is told to, whatever programs write: no step of its loop is longer than a bounded number of broker's messages, or than
+//! two rings of one connection, and between any two steps it asks whether it is over.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
@@ -27,6 +31,12 @@ const SHORTEST: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(1);
 /// While there is nothing to look at. The broker's next word ends it.
 const IDLE: Duration = Duration::from_millis(100);
+/// Messages of the broker that are taken in between two looks, at the most.
+const HEARD: usize = 4096;
+/// How long the last look takes at the most, once the capture is to end.
+const LAST_LOOK: Duration = Duration::from_secs(2);
+/// Complaints about programs that are written in full.
+const COMPLAINTS: u64 = 16;
 /// Sockets of which is remembered how much they have sent by lanes: a connection may come to shared memory again.
 const REMEMBERED: usize = 65_536;
 
@@ -55,6 +65,8 @@ pub enum CaptureError {
 pub struct Limits {
     /// After so many packets.
     pub packets: Option<u64>,
+    /// Before what is written has more bytes.
+    pub bytes: Option<u64>,
     /// After so long.
     pub time: Option<Duration>,
     /// Bytes of a packet that are kept; all, if there is none.
@@ -76,6 +88,8 @@ pub struct Summary {
     pub missed: u64,
     /// Directions of which nothing was written any more, because a program wrote what cannot be.
     pub spoiled: u64,
+    /// Connections that were not looked at a last time, because that would have taken too long.
+    pub unfinished: u64,
 }
 
 /// See the module.
@@ -129,15 +143,24 @@ struct Direction {
 struct Output<W> {
     writer: Writer<W>,
     summary: Summary,
-    most: Option<u64>,
+    most: Limits,
     packet: Vec<u8>,
+    complain: fn(&str),
     /// What a look has found in each direction.
     found: [Vec<u8>; 2],
 }
 
 impl<W: Write> Session<W> {
     /// Begins to read along what the broker at `path` shows.
-    pub fn open(path: &Path, filter: Filter, limits: Limits, to: W) -> Result<Session<W>, CaptureError> {
+    ///
+    /// `complain` is called with a sentence for a person about each of the first programs that write what cannot be.
+    pub fn open(
+        path: &Path,
+        filter: Filter,
+        limits: Limits,
+        to: W,
+        complain: fn(&str),
+    ) -> Result<Session<W>, CaptureError> {
         // Each link is a descriptor.
         let most = getrlimit(Resource::Nofile).maximum;
         let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
@@ -147,8 +170,9 @@ impl<W: Write> Session<W> {
         let output = Output {
             writer,
             summary: Summary::default(),
-            most: limits.packets,
+            most: limits,
             packet: Vec::new(),
+            complain,
             found: Default::default(),
         };
         let mut session = Session {
@@ -179,9 +203,12 @@ impl<W: Write> Session<W> {
                 Err(CaptureError::Feed(gone)) => break Some(gone),
                 other => other?,
             }
-            let is_enough = stop() || self.until.is_some_and(|until| Instant::now() >= until);
-            let found = self.look()?;
-            if is_enough || self.output.is_full() {
+            let is_over = || stop() || self.until.is_some_and(|until| Instant::now() >= until);
+            if is_over() {
+                break None;
+            }
+            let (found, _) = look(&mut self.connections, &mut self.links, &mut self.output, is_over)?;
+            if self.output.is_full() {
                 break None;
             }
             pause = match found {
@@ -194,7 +221,10 @@ impl<W: Write> Session<W> {
                 self.feed.wait(pause)?;
             }
         };
-        self.look()?;
+        let last = Instant::now() + LAST_LOOK;
+        let is_over = || Instant::now() >= last;
+        let (_, rest) = look(&mut self.connections, &mut self.links, &mut self.output, is_over)?;
+        self.output.summary.unfinished = rest;
         for (_, mut link) in self.links.drain() {
             link.end(&mut self.output)?;
         }
@@ -202,9 +232,10 @@ impl<W: Write> Session<W> {
         Ok((self.output.summary, gone))
     }
 
-    /// Takes in what the broker has said.
+    /// Takes in what the broker has said, as far as that is bounded: the next look is due.
     fn hear(&mut self) -> Result<(), CaptureError> {
-        while let Some((reply, memfd)) = self.feed.next()? {
+        for _ in 0..HEARD {
+            let Some((reply, memfd)) = self.feed.next()? else { break };
             match (reply, memfd) {
                 (Reply::SeenLink(seen), Some(memfd)) => {
                     let names = seen.programs.map(|name| program(&name));
@@ -251,7 +282,13 @@ impl<W: Write> Session<W> {
     fn end(&mut self, key: (u64, u32)) -> Result<(), CaptureError> {
         let Some(mut connection) = self.connections.remove(&key) else { return Ok(()) };
         if let Some(link) = self.links.get_mut(&key.0) {
-            while connection.look(link, &mut self.output)? == Found::More {}
+            // Its ends have left it, so that what its rings hold is all there is.
+            let looks = connection.lanes.iter().map(|direction| direction.lane.looks_to_end()).sum();
+            for _ in 0..looks {
+                if connection.look(link, &mut self.output)? != Found::More {
+                    break;
+                }
+            }
         }
         if self.carried.len() > REMEMBERED {
             self.carried.clear();
@@ -269,20 +306,30 @@ impl<W: Write> Session<W> {
         }
         Ok(())
     }
+}
 
-    /// Looks at everything once.
-    fn look(&mut self) -> Result<Found, CaptureError> {
-        let mut found = Found::Nothing;
-        for ((link, _), connection) in &mut self.connections {
-            if let Some(link) = self.links.get_mut(link) {
-                found = found.max(connection.look(link, &mut self.output)?);
-            }
+/// Looks at every connection once, or at fewer if it is over before. Returns how many were left out.
+fn look<W: Write>(
+    connections: &mut BTreeMap<(u64, u32), Connection>,
+    links: &mut HashMap<u64, Link>,
+    output: &mut Output<W>,
+    is_over: impl Fn() -> bool,
+) -> io::Result<(Found, u64)> {
+    let (mut found, mut left_out) = (Found::Nothing, 0);
+    for ((link, _), connection) in connections {
+        if output.is_full() {
+            break;
         }
-        if found > Found::Nothing {
-            self.output.writer.flush()?;
+        if is_over() {
+            left_out += 1;
+        } else if let Some(link) = links.get_mut(link) {
+            found = found.max(connection.look(link, output)?);
         }
-        Ok(found)
     }
+    if found > Found::Nothing {
+        output.writer.flush()?;
+    }
+    Ok((found, left_out))
 }
 
 /// What came of a look.
@@ -360,7 +407,9 @@ impl Connection {
             let lane = &mut self.lanes[side as usize].lane;
             let (before, bytes) = (lane.is_spoiled(), &mut output.found[side as usize]);
             found_of[side as usize] = lane.look(&link.view, limit, bytes);
-            output.summary.spoiled += u64::from(lane.is_spoiled() && !before);
+            if lane.is_spoiled() && !before {
+                output.complain(&link.names[side as usize], self.addresses(side));
+            }
             if found_of[side as usize].is_behind {
                 found = Found::More;
             }
@@ -369,6 +418,15 @@ impl Connection {
             self.write(side, found_of[side as usize], link, output)?;
         }
         Ok(found)
+    }
+
+    /// Returns the addresses of what `side` sends: from where, and to where.
+    fn addresses(&self, side: Side) -> [SocketAddr; 2] {
+        let [a, b] = self.pair.seen_by(Side::A);
+        match side {
+            Side::A => [a, b],
+            Side::B => [b, a],
+        }
     }
 
     /// Writes down what has come from one side.
@@ -422,10 +480,7 @@ impl Connection {
             None => output.writer.interface(&link.names.join(" "))?,
         };
         link.interface = Some(interface);
-        let [from, to] = match (side, self.pair.seen_by(Side::A)) {
-            (Side::A, addresses) => addresses,
-            (Side::B, [a, b]) => [b, a],
-        };
+        let [from, to] = self.addresses(side);
         let comment = self.comment(side, link, output);
         let acknowledged = self.lanes[side.other() as usize].next(&link.view);
         let direction = &mut self.lanes[side as usize];
@@ -475,9 +530,23 @@ impl Direction {
     }
 }
 
-impl<W> Output<W> {
+impl<W: Write> Output<W> {
     fn is_full(&self) -> bool {
-        self.most.is_some_and(|most| self.summary.packets >= most)
+        let Limits { packets, bytes, snaplen, .. } = self.most;
+        // A packet, with whatever goes with it.
+        let next = u64::from(snaplen.unwrap_or(u32::from(u16::MAX))) + 1024;
+        packets.is_some_and(|most| self.summary.packets >= most)
+            || bytes.is_some_and(|most| self.writer.written() + next > most)
+    }
+
+    /// Counts a direction that is given up, and says whose words are to blame.
+    fn complain(&mut self, program: &str, [from, to]: [SocketAddr; 2]) {
+        self.summary.spoiled += 1;
+        if self.summary.spoiled <= COMPLAINTS {
+            (self.complain)(&format!(
+                "what {program} sends from {from} to {to} is captured no more: one of its ends wrote what cannot be"
+            ));
+        }
     }
 }
 

@@ -274,6 +274,10 @@ pub(crate) struct CaptureArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) count: Option<u64>,
 
+    /// End before the file has more bytes than this [default: never]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(100_000..))]
+    pub(crate) bytes: Option<u64>,
+
     /// End after so many seconds [default: never]
     #[arg(long, value_name = "SECS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) seconds: Option<u64>,

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -15,12 +16,14 @@ use crate::{daemon, status};
 
 /// What is written at once, at the most.
 const BUFFER: usize = 1 << 20;
+/// How long the capture has to end by itself, once it is to. It may be that nobody reads what it writes.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(args: &CaptureArgs) -> Result<()> {
     let broker = status::find(args.broker.as_deref())?;
     let to = output(args)?;
-    let limits =
-        Limits { packets: args.count, time: args.seconds.map(Duration::from_secs), snaplen: args.snaplen };
+    let time = args.seconds.map(Duration::from_secs);
+    let limits = Limits { packets: args.count, bytes: args.bytes, time, snaplen: args.snaplen };
     let filter = Filter {
         ports: args.port.clone(),
         addresses: args.address.clone(),
@@ -28,7 +31,11 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<()> {
         programs: args.program.clone(),
     };
     let stop = stopped()?;
-    let session = Session::open(&broker, filter, limits, BufWriter::with_capacity(BUFFER, to))?;
+    let to = BufWriter::with_capacity(BUFFER, to);
+    let session = Session::open(&broker, filter, limits, to, |complaint| eprintln!("shunt: {complaint}"))?;
+    if let Some(time) = time {
+        thread::spawn(move || give_up_after(time));
+    }
     // Standard output is for packets.
     match session.is_of_all() {
         true => eprintln!("shunt: capturing all connections that are on shared memory"),
@@ -69,15 +76,25 @@ fn stopped() -> Result<Arc<AtomicBool>> {
         daemon::shutdown().context("signals cannot be waited for")?
     };
     let word = stopped.clone();
-    std::thread::spawn(move || {
+    thread::spawn(move || {
         runtime.block_on(signals);
         word.store(true, Relaxed);
+        give_up_after(Duration::ZERO);
     });
     Ok(stopped)
 }
 
+/// Ends the process if the capture should have ended so long from now, and has not.
+fn give_up_after(time: Duration) {
+    thread::sleep(time.saturating_add(PATIENCE));
+    eprintln!(
+        "shunt: the capture ends without its last packets: nobody reads what it writes, or the disk is too slow"
+    );
+    std::process::exit(1);
+}
+
 fn line(summary: &Summary) -> String {
-    let Summary { packets, bytes, connections, gaps, missed, spoiled } = summary;
+    let Summary { packets, bytes, connections, gaps, missed, spoiled, unfinished } = summary;
     let mut line = format!("{packets} packets, {bytes} bytes of {connections} connections; ");
     line += &match gaps {
         0 => "nothing was missed".to_owned(),
@@ -85,6 +102,9 @@ fn line(summary: &Summary) -> String {
     };
     if *spoiled > 0 {
         line += &format!("; {spoiled} directions were given up, as their programs wrote what cannot be");
+    }
+    if *unfinished > 0 {
+        line += &format!("; the end of {unfinished} connections was left out, as it ended in a hurry");
     }
     line
 }
@@ -101,5 +121,7 @@ mod tests {
         summary.missed = 4096;
         summary.spoiled = 1;
         assert!(line(&summary).contains("4096 bytes were missed, in 3 gaps; 1 directions were given up"));
+        summary.unfinished = 2;
+        assert!(line(&summary).ends_with("; the end of 2 connections was left out, as it ended in a hurry"));
     }
 }

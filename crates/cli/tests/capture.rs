@@ -98,6 +98,32 @@ fn it_ends_by_a_signal_and_with_the_broker() {
 }
 
 #[test]
+fn it_ends_though_nobody_reads_what_it_writes() {
+    let shell = Shell::new();
+    let talk = shell.file("talk.py", TALK);
+    let mut command = shell.shunt(["run", "--", "python3"]);
+    command.arg(talk);
+    let talk = Running::start(command);
+    eventually("it talks by shared memory", || {
+        let ended = capture(&shell, "--count 1 --seconds 1 --program python3 -w all");
+        ended.code == Some(0) && packets(&shell.path("all")) == 1
+    });
+    let (reader, writer) = std::io::pipe().unwrap();
+    let room = rustix::pipe::fcntl_setpipe_size(&writer, 4096).unwrap();
+    let mut command = shell.shunt(["capture", "--program", "python3"]);
+    command.stdout(writer).stderr(std::process::Stdio::piped());
+    let running = Running(command.spawn().unwrap());
+    drop(command);
+    eventually("the pipe is full", || rustix::io::ioctl_fionread(&reader).unwrap() as usize + 500 > room);
+    running.signal("INT");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("nobody reads what it writes"), "{ended:?}");
+    talk.signal("KILL");
+    talk.end();
+}
+
+#[test]
 fn where_nothing_can_be_written_or_asked_it_says_what_to_do() {
     let shell = Shell::new();
     Ended::of(shell.shunt(["capture"])).saying(1, &["no broker is running", "shunt run"]);

@@ -1,6 +1,7 @@
 //! Everything of shunt that reads what a stranger has written, as functions of arbitrary bytes. Each returns, or it has
 //! found a bug: see `README.md` for who calls them.
 
+mod capture;
 mod channel;
 mod control;
 mod endpoint;
@@ -15,7 +16,8 @@ mod shared;
 pub type Target = fn(&[u8]);
 
 /// All of them, by the names of their corpora.
-pub const TARGETS: [(&str, Target); 9] = [
+pub const TARGETS: [(&str, Target); 10] = [
+    ("capture", capture::run),
     ("channel", channel::run),
     ("control", control::run),
     ("endpoint", endpoint::run),
