@@ -407,6 +407,38 @@ fn rubbish_gets_nothing_and_harms_nobody() {
 }
 
 #[test]
+fn one_silent_address_does_not_keep_relays_from_a_handshake() {
+    const SILENT: usize = 4500;
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let enough = maximum.map_or(25_000, |most| most.min(25_000));
+    assert!(enough > 2 * SILENT as u64, "a hard limit of {enough} descriptors is too low for this test");
+    setrlimit(Resource::Nofile, Rlimit { current: Some(enough), maximum }).expect("below the hard limit");
+    let mut lab = Lab::build();
+    lab.start(Site::Exit, EXIT);
+    // Each connection needs a handshake of its own.
+    lab.start(Site::Edge, &edge("").replace("low = 4, high = 64", "low = 0, high = 0"));
+    let listener = lab.listen(&format!("{SERVER}:80"));
+    let exit: SocketAddr = "10.2.0.2:7440".parse().unwrap();
+    let silent: Vec<TcpStream> = lab
+        .client
+        .inside(|| (0..SILENT).map(|_| TcpStream::connect_timeout(&exit, LIMIT).unwrap()).collect());
+    for _ in 0..15 {
+        let (client, server) = lab.pair(&listener);
+        send(&client, b"question").unwrap();
+        assert_eq!(receive(&server).unwrap(), b"question");
+    }
+    lab.await_counter(Site::Exit, "connections_total", "verdict=\"connected\"", 15);
+    // All but its share have been closed for later ones.
+    let evicted = || lab.counter(Site::Exit, "handshakes_evicted_total", "share=\"host\"");
+    await_until(|| evicted() as usize >= SILENT - 1024, || lab.log(Site::Exit));
+    assert!(lab.status(Site::Exit)["handshakes"].as_u64().unwrap() <= 1024);
+    let told = lab.ask(Site::Exit, &["status"]);
+    assert!(String::from_utf8_lossy(&told.stdout).contains("handshakes_evicted_total"), "{told:?}");
+    assert!(lab.log(Site::Exit).contains("have not shown who they are"));
+    drop(silent);
+}
+
+#[test]
 fn a_forward_needs_no_interception() {
     let mut lab = Lab::build();
     lab.start(Site::Exit, &EXIT.replace("[intercept]\n", ""));

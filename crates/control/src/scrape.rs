@@ -8,13 +8,18 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
+use crate::admission::{Gate, Pass, Shares};
+
 /// Answers everybody who asks with what `text` gives.
 pub async fn serve(text: impl Fn() -> String, listener: TcpListener) {
-    let mut asking = FuturesUnordered::new();
+    let (gate, mut asking) = (Gate::new(SHARES), FuturesUnordered::new());
     loop {
         tokio::select! {
-            accepted = listener.accept(), if asking.len() < MOST => match accepted {
-                Ok((stream, _)) => asking.push(timeout(LIMIT, answer(&text, stream))),
+            accepted = listener.accept() => match accepted {
+                Ok((stream, from)) => {
+                    let (pass, _) = gate.enter(from.ip(), false);
+                    asking.push(timeout(LIMIT, answer_or_go(&text, stream, pass)));
+                }
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             },
             Some(_) = asking.next() => {}
@@ -26,12 +31,21 @@ pub async fn serve(text: impl Fn() -> String, listener: TcpListener) {
 pub const SET_UP_BUCKETS: [f64; 14] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
 
-/// Everybody on the host may ask where it is not for root alone: nobody can take more descriptors than these, nor longer than this.
-const MOST: usize = 32;
+/// Everybody may ask who can connect: all together take no more descriptors than these, one host no more than its share, and nobody
+/// longer than this.
+const SHARES: Shares = Shares { host: 16, network: 24, all: 32, reserved: 0 };
 const LIMIT: Duration = Duration::from_secs(3);
 /// A request's head is shorter.
 const HEAD: usize = 8192;
 const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Answers, unless a later one needs the place first.
+async fn answer_or_go(text: impl Fn() -> String, stream: TcpStream, pass: Pass) -> std::io::Result<()> {
+    tokio::select! {
+        answered = answer(text, stream) => answered,
+        () = pass.evicted() => Ok(()),
+    }
+}
 
 async fn answer(text: impl Fn() -> String, mut stream: TcpStream) -> std::io::Result<()> {
     let mut head = Vec::new();
@@ -50,4 +64,36 @@ async fn answer(text: impl Fn() -> String, mut stream: TcpStream) -> std::io::Re
     );
     stream.write_all(answer.as_bytes()).await?;
     stream.shutdown().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn ask(address: std::net::SocketAddr) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn silent_callers_do_not_keep_others_from_an_answer() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let asked = async {
+            let mut silent = Vec::new();
+            for round in 0..10 {
+                for _ in 0..2 * SHARES.all {
+                    silent.push(TcpStream::connect(address).await.unwrap());
+                }
+                assert!(ask(address).await.ends_with("one 1\n"), "round {round}");
+            }
+        };
+        tokio::select! {
+            () = serve(|| "one 1\n".to_owned(), listener) => unreachable!("it ends never"),
+            () = asked => {}
+        }
+    }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::net::{SocketAddrAny, getpeername, getsockname, sockopt};
+use shunt_control::Pass;
 use shunt_kernel::sequence::Origin;
 use shunt_sys::identity;
 use shunt_sys::options::{self, Copied};
@@ -29,7 +30,7 @@ use crate::options::Options;
 use crate::peers;
 use crate::policy::Flow;
 use crate::reason::Reason;
-use crate::shared::{Claim, Client, Promised, Shared};
+use crate::shared::{Claim, Client, Promised, Shared, Visit};
 use crate::wire::{Line, Opening, Talk, WireError, opening};
 
 /// A router that has connected says at once what it wants.
@@ -53,11 +54,19 @@ pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener) {
 
 async fn admit(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr) {
     let host = identity::normalise(from).ip();
-    let (true, Some(_visit)) = (shared.map().has_host(host), shared.visit()) else {
+    if !shared.map().has_host(host) {
         shared.metrics.stranger();
         return;
+    }
+    // A container's connections can have its host's address.
+    let (pass, _) = shared.unproven.enter(host, false);
+    let evicted = pass.evicted();
+    let conversed = tokio::select! {
+        conversed = converse(&shared, stream, host, pass) => conversed,
+        // Never after it has shown that it has the key.
+        () = evicted => Err(WireError::Stranger),
     };
-    match converse(&shared, stream, host).await {
+    match conversed {
         Ok(()) | Err(WireError::Refused(_)) => {}
         Err(WireError::Stranger) => {
             if shared.metrics.stranger() {
@@ -68,7 +77,12 @@ async fn admit(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr) {
     }
 }
 
-async fn converse(shared: &Arc<Shared>, mut stream: TcpStream, host: IpAddr) -> Result<(), WireError> {
+async fn converse(
+    shared: &Arc<Shared>,
+    mut stream: TcpStream,
+    host: IpAddr,
+    pass: Pass,
+) -> Result<(), WireError> {
     // A host connection is there before it is known what for.
     while timeout(FIRST, stream.readable()).await.is_err() {
         if !shared.guests.awaits(host) {
@@ -80,20 +94,28 @@ async fn converse(shared: &Arc<Shared>, mut stream: TcpStream, host: IpAddr) -> 
             peers::tune(&stream);
             let keys = shared.loaded().keys.now();
             let line = within(FIRST, Line::answer(stream, &keys)).await?;
+            let _visit = proven(shared, pass)?;
             shared.peers.has_called(host);
             guests::attend(shared, host, line).await
         }
         Opening::Talk => {
             let _ = stream.set_nodelay(true);
-            agree(shared, stream, host).await
+            agree(shared, stream, host, pass).await
         }
     }
 }
 
-async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr) -> Result<(), WireError> {
+/// Room for a conversation with one that has the key.
+fn proven(shared: &Arc<Shared>, pass: Pass) -> Result<Visit, WireError> {
+    let visit = if pass.prove() { shared.visit() } else { None };
+    visit.ok_or_else(|| WireError::Io(std::io::ErrorKind::ConnectionAborted.into()))
+}
+
+async fn agree(shared: &Arc<Shared>, stream: TcpStream, host: IpAddr, pass: Pass) -> Result<(), WireError> {
     let keys = shared.loaded().keys.now();
     let mut talk = Talk::new(stream, &keys);
     let (token, offer) = within(FIRST, talk.offered()).await?;
+    let _visit = proven(shared, pass)?;
     // The line on which it was asked for may have ended.
     let Some(coming) = shared.guests.take(&token).filter(|coming| coming.host == host) else {
         return talk.promise(Some(Reason::NotFound)).await;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, sockopt};
 use serde_json::{Value, json};
+use shunt_control::{Gate, Shares};
 use shunt_kernel::names::Names;
 use shunt_kernel::sequence::{Origin, Reader};
 use shunt_sys::options::Copied;
@@ -51,6 +52,8 @@ pub(crate) struct Shared {
     /// The lines to other routers, and theirs to this one.
     pub(crate) peers: Peers,
     pub(crate) guests: Guests,
+    /// Who has connected from the address of another router's host, and has not shown yet that it has the key.
+    pub(crate) unproven: Arc<Gate>,
     state: Mutex<State>,
     /// A promise, a commitment or an end: whoever waits for one looks again.
     pub(crate) changed: Notify,
@@ -168,6 +171,8 @@ pub(crate) enum Claim {
 const SHARE: usize = 1024;
 /// So many conversations other routers may have under way.
 const VISITORS: usize = 4096;
+/// So many may have shown nothing yet. Hosts of one overlay are of one network more often than not.
+const UNPROVEN: Shares = Shares { host: 2048, network: 4096, all: 4096, reserved: 0 };
 /// So many listening sockets a supervisor may show.
 const LISTENERS: usize = 4096;
 /// So many supervisors a namespace may have.
@@ -208,6 +213,7 @@ impl Shared {
             connections,
             worth: Worth::default(),
             spares: Spares::default(),
+            unproven: Gate::new(UNPROVEN),
             state: Mutex::default(),
             changed: Notify::new(),
         })

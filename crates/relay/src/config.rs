@@ -234,6 +234,9 @@ pub(crate) struct AcceptedPeer {
     pub(crate) name: String,
     /// The file with the key that both share.
     pub(crate) key: PathBuf,
+    /// Where it comes from. It may come from elsewhere, but places are reserved for who comes from here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) from: Vec<IpNet>,
     /// Where it may be connected to, and nowhere else.
     #[serde(default)]
     pub(crate) targets: Vec<Targets>,
@@ -315,6 +318,14 @@ impl Config {
     /// The first route to a target.
     pub(crate) fn route(&self, target: SocketAddr) -> Option<&Route> {
         self.routes.iter().find(|route| route.leads_to(target))
+    }
+
+    /// Returns whether relays may be expected from there: an address of one's own peers, or where one says that others come from.
+    pub(crate) fn expects(&self, source: IpAddr) -> bool {
+        let source = source.to_canonical();
+        let mut accepted = self.accept.iter().flat_map(|accept| &accept.peers);
+        self.peers.iter().any(|peer| peer.address.ip().to_canonical() == source)
+            || accepted.any(|peer| peer.from.iter().any(|from| from.contains(&source)))
     }
 
     fn check(&self) -> Result<(), String> {
@@ -482,6 +493,16 @@ mod tests {
         assert!(leads("[::ffff:10.3.0.9]:80"), "the same host, by its other name");
         assert!(!leads("10.3.0.9:81"));
         assert!(!leads("10.4.0.9:80"));
+    }
+
+    #[test]
+    fn relays_are_expected_from_where_the_file_says() {
+        let text = "name = 'a'\n[[peer]]\nname = 'b'\naddress = '10.2.0.2:7440'\nkey = 'k'\n\
+            [accept]\nlisten = ['0.0.0.0:7440']\n[[accept.peer]]\nname = 'c'\nkey = 'k'\nfrom = ['192.0.2.0/24']\n";
+        let config: Config = toml::from_str(text).unwrap();
+        let expects = |source: &str| config.expects(source.parse().unwrap());
+        assert!(expects("10.2.0.2") && expects("192.0.2.7") && expects("::ffff:192.0.2.7"));
+        assert!(!expects("10.2.0.3") && !expects("2001:db8::1"));
     }
 
     #[test]

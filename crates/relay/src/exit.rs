@@ -1,11 +1,11 @@
 //! Other relays: each shows that it has its key, waits as long as it likes, and names one target.
 
-use std::net::TcpStream as StdStream;
+use std::net::{IpAddr, TcpStream as StdStream};
 use std::sync::Arc;
 use std::time::Instant;
 
+use shunt_control::{Full, Pass};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 
 use crate::config::Loaded;
 use crate::dial::Request;
@@ -21,26 +21,25 @@ use crate::wire::Wire;
 /// Takes relays in.
 pub(crate) async fn accept(shared: Arc<Shared>, listener: TcpListener) {
     loop {
-        let (stream, _) = edge::accept(&listener).await;
-        take_in(&shared, stream);
+        let (stream, from) = edge::accept(&listener).await;
+        take_in(&shared, stream, from.ip());
     }
 }
 
-/// So many may be about to show who they are; more are hung up on.
-const MOST_UNKNOWN: usize = 4096;
-static UNKNOWN: Semaphore = Semaphore::const_new(MOST_UNKNOWN);
-
-fn take_in(shared: &Arc<Shared>, stream: StdStream) {
-    let Ok(place) = UNKNOWN.try_acquire() else {
-        tracing::warn!("too many at a time that have not shown who they are: one is hung up on");
-        return shared.metrics.count_stranger();
-    };
+fn take_in(shared: &Arc<Shared>, stream: StdStream, from: IpAddr) {
+    let (pass, full) = shared.strangers.enter(from, shared.loaded().config.expects(from));
+    if let Some(full) = full {
+        complain(shared, from, full);
+    }
     let shared = shared.clone();
     shared.clone().spawn(shared.next_worker(), async move {
-        let known = meet(&shared, stream).await;
-        drop(place);
+        let known = tokio::select! {
+            known = meet(&shared, stream, &pass) => known,
+            () = pass.evicted() => return shared.metrics.count_stranger(),
+        };
         match known {
-            Ok((wire, peer)) => serve(shared, wire, &peer).await,
+            Ok((wire, peer)) if pass.prove() => serve(shared, wire, &peer).await,
+            Ok(_) => shared.metrics.count_stranger(),
             Err(error) => {
                 shared.metrics.count_stranger();
                 tracing::debug!(%error, "somebody came who is no relay of ours");
@@ -49,14 +48,28 @@ fn take_in(shared: &Arc<Shared>, stream: StdStream) {
     });
 }
 
+/// Says that one of those who have not shown who they are had to go: the first time, and then every thousandth time.
+fn complain(shared: &Shared, from: IpAddr, full: Full) {
+    let count = shared.metrics.count_evicted(full);
+    if count % 1000 == 1 {
+        tracing::warn!(
+            newest = %from,
+            share = full.label(),
+            count,
+            "too many at a time have not shown who they are: the oldest of those that say nothing are hung up on"
+        );
+    }
+}
+
 /// Who it is, by name.
-async fn meet(shared: &Shared, stream: StdStream) -> Result<(Wire, String), FrameError> {
+async fn meet(shared: &Shared, stream: StdStream, pass: &Pass) -> Result<(Wire, String), FrameError> {
     let (stream, loaded) = (TcpStream::from_std(stream)?, shared.loaded());
     let mut wire = leg::answer(stream).await?;
     let is_sealed = wire.is_sealed();
     let index = handshake::listen(&mut wire, &loaded.config.name, |name| {
         let peers = &loaded.config.accept.as_ref()?.peers;
         let index = peers.iter().position(|peer| peer.name == name && (is_sealed || !peer.leg.encrypt))?;
+        pass.speak();
         Some((index, loaded.accepted_keys[index].clone()))
     });
     let index = index.await?;

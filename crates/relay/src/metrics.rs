@@ -9,7 +9,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
-use shunt_control::SET_UP_BUCKETS;
+use shunt_control::{Full, SET_UP_BUCKETS};
 
 use crate::frame::Verdict;
 use crate::pool::Level;
@@ -25,6 +25,8 @@ pub(crate) struct Metrics {
     set_up: Family<Via, Histogram, fn() -> Histogram>,
     early: Family<Outcome, Counter>,
     strangers: Counter,
+    handshakes: Gauge,
+    evicted: Family<Share, Counter>,
     pools: Family<PoolState, Gauge>,
     taken: Family<PoolOutcome, Gauge>,
 }
@@ -50,6 +52,11 @@ struct Bytes {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Outcome {
     outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Share {
+    share: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -88,13 +95,37 @@ impl Metrics {
         );
         registry.register("early", "Onward connections that began with a SYN", early.clone());
         registry.register("strangers", "Connections that did not show to be a relay's", strangers.clone());
+        let (handshakes, evicted) = (Gauge::default(), Family::default());
+        registry.register(
+            "handshakes",
+            "Connections that have yet to show that they are a relay's",
+            handshakes.clone(),
+        );
+        registry.register(
+            "handshakes_evicted",
+            "Connections that had not shown that and were closed for a later one, by whose share was used up",
+            evicted.clone(),
+        );
         registry.register("pool_connections", "Connections kept ready for a peer", pools.clone());
         registry.register(
             "pool_events",
             "What became of connections kept ready, since the start",
             taken.clone(),
         );
-        Metrics { registry, open, idle_legs, connections, bytes, early, strangers, pools, taken, set_up }
+        Metrics {
+            registry,
+            open,
+            idle_legs,
+            connections,
+            bytes,
+            early,
+            strangers,
+            handshakes,
+            evicted,
+            pools,
+            taken,
+            set_up,
+        }
     }
 
     pub(crate) fn count(&self, via: Option<&str>, mode: &'static str, verdict: Verdict) {
@@ -120,8 +151,14 @@ impl Metrics {
         self.strangers.inc();
     }
 
-    /// In the text format of Prometheus.
-    pub(crate) fn text(&self, pools: impl Iterator<Item = (String, Level)>) -> String {
+    /// Counts one that was closed for a later one. Returns how many that makes for this share.
+    pub(crate) fn count_evicted(&self, full: Full) -> u64 {
+        self.evicted.get_or_create(&Share { share: full.label() }).inc() + 1
+    }
+
+    /// In the text format of Prometheus. `handshakes`: how many are about to show that they are relays.
+    pub(crate) fn text(&self, handshakes: usize, pools: impl Iterator<Item = (String, Level)>) -> String {
+        self.handshakes.set(handshakes as i64);
         for (peer, level) in pools {
             let counts = level.counts;
             for (state, value) in [("ready", level.ready), ("making", level.making), ("wanted", level.wanted)]

@@ -167,7 +167,7 @@ impl Relay {
                     listener.set_nonblocking(true)?;
                     TcpListener::from_std(listener)
                 });
-                let text = move || shared.metrics.text(shared.levels().into_iter());
+                let text = move || shared.metrics.text(shared.strangers.count(), shared.levels().into_iter());
                 tokio::spawn(serve_metrics(text, listener.map_err(listening(address))?))
             }
         })
@@ -249,7 +249,7 @@ impl Relay {
     fn status(&self) -> Value {
         let (loaded, metrics) = (self.shared.loaded(), &self.shared.metrics);
         let levels = self.shared.levels();
-        let text = metrics.text(levels.clone().into_iter());
+        let text = metrics.text(self.shared.strangers.count(), levels.clone().into_iter());
         let samples =
             text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.rsplit_once(' '));
         let counters: serde_json::Map<String, Value> = samples
@@ -271,6 +271,7 @@ impl Relay {
             "draining": self.shared.is_draining(),
             "open-connections": metrics.open.get(),
             "idle-legs": metrics.idle_legs.get(),
+            "handshakes": self.shared.strangers.count(),
             "peers": peers,
             "counters": counters,
             "config": loaded.config,

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, RwLock};
 
+use shunt_control::{Gate, Shares};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
@@ -11,6 +12,9 @@ use crate::config::Loaded;
 use crate::early::Early;
 use crate::metrics::Metrics;
 use crate::pool::{Level, Pool};
+
+/// So many may be about to show who they are: the pool of one relay at once, from two networks or more, and of relays that are known.
+const STRANGERS: Shares = Shares { host: 1024, network: 2048, all: 3072, reserved: 1024 };
 
 /// See the module.
 #[derive(Debug)]
@@ -20,6 +24,8 @@ pub(crate) struct Shared {
     workers: Vec<Handle>,
     next: AtomicUsize,
     draining: AtomicBool,
+    /// Who has connected as a relay and has not shown yet that it is one.
+    pub(crate) strangers: Arc<Gate>,
     pub(crate) early: Early,
     pub(crate) metrics: Metrics,
 }
@@ -43,6 +49,7 @@ impl Shared {
             workers,
             next: AtomicUsize::new(0),
             draining: AtomicBool::new(false),
+            strangers: Gate::new(STRANGERS),
             early: Early::default(),
             metrics: Metrics::new(),
         }
