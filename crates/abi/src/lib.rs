@@ -15,6 +15,7 @@ pub mod option;
 pub mod page;
 pub mod reason;
 pub mod rules;
+pub mod shown;
 pub mod status;
 
 /// Version of the control protocol and of the shared layouts. A different version is refused, never guessed.

@@ -14,6 +14,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::set_current_timer_slack;
 use shunt_abi::control::{Reply, SeenLink, SeenPair};
 use shunt_abi::geometry::{CONNS, Geometry, RINGS_OFFSET, Side};
+use shunt_abi::shown::visible_bytes;
 use shunt_sys::Errno;
 use shunt_sys::memfd::{SealError, verify_fixed};
 use shunt_sys::view::View;
@@ -349,11 +350,7 @@ fn mirrored(pair: &SeenPair, other: &SeenPair) -> [u64; 2] {
 
 /// The name of a program, fit to be shown.
 fn program(padded: &[u8; 32]) -> String {
-    let name = padded.split(|byte| *byte == 0).next().unwrap_or_default();
-    String::from_utf8_lossy(name)
-        .chars()
-        .map(|letter| if letter.is_control() { '?' } else { letter })
-        .collect()
+    visible_bytes(padded.split(|byte| *byte == 0).next().unwrap_or_default())
 }
 
 impl Link {

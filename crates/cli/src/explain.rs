@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use shunt_abi::reason::{Reason, Road};
+use shunt_abi::shown::visible;
 use shunt_abi::status::{Connection, Snapshot};
 use shunt_broker::StatusError;
 
@@ -205,7 +206,7 @@ impl Looked<'_> {
     /// The name of its program as the shim has told it: what /proc has is the name of the main thread.
     fn name(&self, process: &Process, broker: Option<&Path>) -> String {
         let told = broker.and_then(|path| self.known(process, path)).map(|one| &one.program);
-        told.filter(|name| !name.is_empty()).unwrap_or(&process.name).clone()
+        visible(told.filter(|name| !name.is_empty()).unwrap_or(&process.name)).into_owned()
     }
 
     /// Whether a process has a connection, and its shim has told its broker, which is there, of none that is used.

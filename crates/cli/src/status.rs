@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
 use shunt_abi::reason::{Reason, Road};
+use shunt_abi::shown::visible;
 use shunt_abi::status::{Connection, Direction, Process, Share, Snapshot};
 
 use crate::args::StatusArgs;
@@ -208,9 +209,9 @@ fn list(counts: &BTreeMap<String, u64>) -> String {
     counts.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
 }
 
-/// A program names itself: what it says must not move the terminal's cursor.
+/// Returns a name fit to be shown: a program names itself.
 pub(crate) fn printable(name: &str) -> String {
-    name.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+    visible(name).into_owned()
 }
 
 #[cfg(test)]
@@ -231,7 +232,7 @@ mod tests {
         let process = Process {
             pid: 42,
             uid: 0,
-            program: "memcached\x1b".into(),
+            program: "memca\x07".into(),
             totals: totals(Share { seen: 12, offered: 3, on_shm: 2 }),
             connections,
             left_out: 0,
@@ -264,10 +265,10 @@ mod tests {
              connection ends since the start: 20 used, 4 offered, 3 on shared memory\n\
              \n\
              PROGRAM     PID  LOCAL            REMOTE       SENDS    BY SHM  BY TCP  RECEIVES    BY SHM  BY TCP  WHY TCP\n\
-             memcached?   42  127.0.0.1:11211  [::1]:40000  shm    2.00 KiB   100 B  tcp       1.00 KiB     5 B  receives: socket_option (TCP_INQ)\n\
+             memca\\u{7}   42  127.0.0.1:11211  [::1]:40000  shm    2.00 KiB   100 B  tcp       1.00 KiB     5 B  receives: socket_option (TCP_INQ)\n\
              \n\
              PROGRAM     PID  ENDS USED  OFFERED  ON SHM\n\
-             memcached?   42         12        3       2\n\
+             memca\\u{7}   42         12        3       2\n\
              \n\
              socket_option: An option was set that shared memory does not emulate.\n\
              1 connection end of 1 program: 0 on shared memory, 1 half, 0 on TCP\n\

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use anyhow::Result;
+use shunt_abi::shown::visible;
 
 use super::plot::Plot;
 
@@ -140,9 +141,7 @@ fn escape(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\n' | '\t' => out.push(c),
-            '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
-            _ if c.is_control() => out.push('\u{fffd}'),
-            _ => out.push(c),
+            _ => out.push_str(&visible(c.encode_utf8(&mut [0; 4]))),
         }
     }
     out
@@ -156,7 +155,7 @@ mod tests {
     fn what_programs_print_is_text() {
         assert_eq!(
             escape("<script>\"a\" & b\n\u{1b}[0m\0"),
-            "&lt;script&gt;&quot;a&quot; &amp; b\n\u{fffd}[0m\u{fffd}"
+            "&lt;script&gt;&quot;a&quot; &amp; b\n\\u{1b}[0m\\u{0}"
         );
         let mut page = Page::new("<title>");
         page.table(&[("<th>", Column::Words)], &[vec!["<td>".to_owned()]]);

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, anyhow};
 use shunt_abi::door::BELOW;
 use shunt_abi::rules;
+use shunt_abi::shown::visible;
 
 use crate::door;
 use crate::obstacle::{self, Obstacle};
@@ -233,7 +234,7 @@ fn ancestor_with_shim(pid: u32) -> Option<(u32, String)> {
     while pid > 1 {
         if Environment::of(pid).preloaded_shim().is_some() {
             let name = fs::read_to_string(proc(pid, "comm")).unwrap_or_default();
-            return Some((pid, name.trim_end().to_owned()));
+            return Some((pid, visible(name.trim_end()).into_owned()));
         }
         pid = parent(pid)?;
     }

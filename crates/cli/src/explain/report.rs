@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use shunt_abi::reason::{Reason, Road};
+use shunt_abi::shown::visible;
 use shunt_abi::status::Connection;
 
 use crate::obstacle::Obstacle;
@@ -145,7 +146,7 @@ impl Report {
 
 impl ProcessReport {
     fn add(&self, text: &mut String) {
-        let _ = write!(text, "{}, pid {}: ", printable(&self.program), self.pid);
+        let _ = write!(text, "{}, pid {}: ", visible(&self.program), self.pid);
         let _ = match (self.under_shunt, &self.broker) {
             (false, _) if self.connections.iter().any(|connection| connection.overlay.is_some()) => {
                 writeln!(text, "under a supervisor of the overlay, not under shunt on this host")
@@ -188,7 +189,7 @@ impl ConnectionReport {
             (None, one, other) if one == other => format!("on {one}"),
             (None, one, other) => format!("sends by {one}, receives by {other}"),
         };
-        let peers = self.peers.iter().map(|peer| format!("{} (pid {})", printable(&peer.program), peer.pid));
+        let peers = self.peers.iter().map(|peer| format!("{} (pid {})", visible(&peer.program), peer.pid));
         let peers = peers.collect::<Vec<_>>().join(", ");
         let with = if peers.is_empty() { String::new() } else { format!(" with {peers}") };
         let state = if self.state == "established" { String::new() } else { format!(", {}", self.state) };
@@ -198,14 +199,9 @@ impl ConnectionReport {
 
 fn add_causes(text: &mut String, indent: &str, causes: &[Cause]) {
     for cause in causes {
-        let _ = writeln!(text, "{indent}{}: {}", cause.label, printable(&cause.explanation));
-        let _ = writeln!(text, "{indent}  {}", printable(&cause.advice));
+        let _ = writeln!(text, "{indent}{}: {}", cause.label, visible(&cause.explanation));
+        let _ = writeln!(text, "{indent}  {}", visible(&cause.advice));
     }
-}
-
-/// A program names itself: what it says must not move the terminal's cursor.
-fn printable(name: &str) -> String {
-    name.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }
 
 #[cfg(test)]
@@ -278,7 +274,7 @@ mod tests {
         assert_eq!(
             report.text(),
             "/bin/x: can run under shunt\n\
-             ng?inx, pid 7: under shunt, without a broker\n  \
+             ng\\u{1b}inx, pid 7: under shunt, without a broker\n  \
                no_broker: No broker could be reached; it is tried again from time to time.\n    \
                  Look with `shunt status` whether a broker runs, and start one with `shunt daemon --detach`.\n  \
                127.0.0.1:80 to 127.0.0.1:4000 with curl (pid 9): sends by shared memory, receives by TCP, close_wait\n    \

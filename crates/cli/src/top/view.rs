@@ -248,7 +248,7 @@ mod tests {
         let processes = vec![
             process(
                 41,
-                "memcached\x1b",
+                "memca\x07",
                 vec![end(11211, SHM, factor << 20), end(11212, TCP, factor << 10)],
                 factor * 10,
             ),
@@ -298,7 +298,7 @@ mod tests {
             "2.00 MiB/s by shared memory (99.9 %), 2.00 KiB/s by TCP; 10 sleeps/s, 10 wake-ups/s, 0.00 processors spin",
             "",
             "PROGRAM     PID  USER  SHM  HALF  TCP      BY SHM      BY TCP  SLEEPS/S  WAKE-UPS/S  SPIN",
-            "memcached?   41  1000    1     0    1  2.00 MiB/s  2.00 KiB/s        10          10  0.00",
+            "memca\\u{7}   41  1000    1     0    1  2.00 MiB/s  2.00 KiB/s        10          10  0.00",
             "idle         42  1000    0     0    1       0 B/s       0 B/s         0           0  0.00",
             "",
             "q quit  Tab connections  s by bytes a second  / filter  space stop  h help",
@@ -313,8 +313,8 @@ mod tests {
             shown[3..],
             [
                 "PROGRAM     PID  LOCAL            REMOTE        SENDS  RECEIVES      BY SHM      BY TCP  WHY TCP",
-                "memcached?   41  127.0.0.1:11211  127.0.0.1:80  shm    shm       2.00 MiB/s       0 B/s",
-                "memcached?   41  127.0.0.1:11212  127.0.0.1:80  tcp    tcp            0 B/s  2.00 KiB/s  fork",
+                "memca\\u{7}   41  127.0.0.1:11211  127.0.0.1:80  shm    shm       2.00 MiB/s       0 B/s",
+                "memca\\u{7}   41  127.0.0.1:11212  127.0.0.1:80  tcp    tcp            0 B/s  2.00 KiB/s  fork",
                 "idle         42  127.0.0.1:7      127.0.0.1:80  tcp    tcp            0 B/s       0 B/s  fork",
                 "q quit  Tab programs  s by bytes by shared memory  / filter  space stop  h help",
             ]
@@ -325,10 +325,10 @@ mod tests {
     fn rows_are_sorted_and_filtered_by_keys() {
         let names =
             |keys: &str| app(keys).programs().iter().map(|row| row.program.clone()).collect::<Vec<_>>();
-        assert_eq!(names(""), ["memcached\x1b", "idle"]);
-        assert_eq!(names("r"), ["idle", "memcached\x1b"]);
-        assert_eq!(names("sss"), ["idle", "memcached\x1b"], "by name");
-        assert_eq!(names("/mem\n"), ["memcached\x1b"]);
+        assert_eq!(names(""), ["memca\x07", "idle"]);
+        assert_eq!(names("r"), ["idle", "memca\x07"]);
+        assert_eq!(names("sss"), ["idle", "memca\x07"], "by name");
+        assert_eq!(names("/mem\n"), ["memca\x07"]);
         assert_eq!(names("/q"), Vec::<String>::new(), "what is typed is no key");
         assert!(screen(&app("/mem"))[7].starts_with("show only: mem_"));
         assert_eq!(app("\t/:7\n").connections().len(), 1);
