@@ -2,7 +2,7 @@
 //! as they are: what is seen of a connection is of no other.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use shunt_abi::address::to_octets;
@@ -32,6 +32,9 @@ struct Capture {
     id: CaptureId,
     outbox: Rc<Outbox>,
     rights: Rights,
+    /// The process that reads along.
+    pid: u32,
+    life: Option<OwnedFd>,
     /// Links that it knows.
     told: HashSet<LinkId>,
     /// Links that it is yet to be told of, one at a time: each is a descriptor until it has been received.
@@ -68,9 +71,9 @@ impl Homes {
 }
 
 impl Rights {
-    /// Those of the process behind a control connection.
-    fn of(credentials: Credentials, principal: Principal, control: impl AsFd) -> Rights {
-        let Some(pidfd) = pidfd::of_peer(control, credentials.pid) else { return Rights::Nothing };
+    /// Those of the process behind a control connection, of which this is the pidfd.
+    fn of(credentials: Credentials, principal: Principal, pidfd: Option<&OwnedFd>) -> Rights {
+        let Some(pidfd) = pidfd else { return Rights::Nothing };
         let Some(home) = standing::home(credentials.pid) else { return Rights::Nothing };
         let is_root = principal.is_privileged() && credentials.uid == 0;
         let is_all =
@@ -84,6 +87,23 @@ impl Rights {
     }
 }
 
+impl Capture {
+    /// Takes its rights from one that reads everything along, if it could not begin to any more: it may have become another user's.
+    fn review(&mut self) {
+        let is_root = || standing::has_thread(self.pid, |present| present.user == 0) == Some(true);
+        let is_still = || {
+            is_root()
+                && standing::may_look_into_all(self.pid)
+                && self.life.as_ref().is_some_and(standing::is_alive)
+        };
+        if matches!(self.rights, Rights::All) && !is_still() {
+            tracing::info!(pid = self.pid, "it is root's no more: it is shown nothing that is new");
+            self.rights = Rights::Nothing;
+            self.pending.clear();
+        }
+    }
+}
+
 impl State {
     /// Lets a client read along. It is told of what there is by [`State::tell_links`].
     pub(crate) fn capture(
@@ -92,7 +112,8 @@ impl State {
         principal: Principal,
         outbox: &Rc<Outbox>,
     ) -> CaptureId {
-        let rights = Rights::of(credentials, principal, outbox.socket());
+        let life = pidfd::of_peer(outbox.socket(), credentials.pid);
+        let rights = Rights::of(credentials, principal, life.as_ref());
         let of_all = matches!(rights, Rights::All);
         let (pid, uid) = (credentials.pid, credentials.uid);
         tracing::info!(pid, uid, of_all, "somebody reads along");
@@ -105,7 +126,7 @@ impl State {
         self.captures.next += 1;
         let id = self.captures.next;
         let told = HashSet::new();
-        self.captures.all.push(Capture { id, outbox: outbox.clone(), rights, told, pending });
+        self.captures.all.push(Capture { id, outbox: outbox.clone(), rights, pid, life, told, pending });
         id
     }
 
@@ -141,6 +162,10 @@ impl State {
         }
         let mut captures = std::mem::take(&mut self.captures.all);
         for capture in &mut captures {
+            capture.review();
+            if matches!(capture.rights, Rights::Nothing) {
+                continue;
+            }
             if grant.fresh.is_some() {
                 if self.may_see(capture.rights, grant.link, &mut Homes::default()) {
                     self.links.see(grant.link);
@@ -160,6 +185,9 @@ impl State {
     pub(crate) fn tell_links(&mut self, id: CaptureId) {
         let mut captures = std::mem::take(&mut self.captures.all);
         if let Some(capture) = captures.iter_mut().find(|capture| capture.id == id) {
+            if !capture.pending.is_empty() {
+                capture.review();
+            }
             while capture.outbox.backlog() == Backlog::None
                 && let Some(pending) = capture.pending.pop_front()
             {

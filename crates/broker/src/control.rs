@@ -17,6 +17,7 @@ use crate::disposal::Disposal;
 use crate::orphans;
 use crate::outbox::{Backlog, Outbox};
 use crate::pairing::ProcessId;
+use crate::present;
 use crate::principal::{Charge, Principal};
 use crate::state::{BadMessage, State};
 use crate::status;
@@ -45,7 +46,11 @@ enum End {
 }
 
 struct Client {
+    /// Who has connected.
     credentials: Credentials,
+    /// Who has sent the last message.
+    sender: Credentials,
+    /// For whom it speaks now: see [`present`].
     principal: Principal,
     outbox: Rc<Outbox>,
     process: Option<ProcessId>,
@@ -93,6 +98,7 @@ pub(crate) async fn serve(
     let outbox = Rc::new(Outbox::new(socket, limit, queued));
     let mut client = Client {
         credentials,
+        sender: credentials,
         principal,
         outbox,
         process: None,
@@ -117,6 +123,9 @@ pub(crate) async fn serve(
             tracing::warn!(pid, uid, times, error = %bad, "hung up on a client");
         }
         state.count_bad(principal, bad);
+    }
+    if client.principal != principal {
+        state.borrow_mut().departed(client.principal);
     }
     let Client { outbox, process, capture, fds, .. } = client;
     if let Some(capture) = capture.and_then(|reading| reading.id) {
@@ -241,8 +250,8 @@ impl Client {
                 return Ok(true);
             }
             let fds = &mut self.fds;
-            let received = match seqpacket::receive_each(self.outbox.socket(), &mut buffer, |fd| fds.push(fd))
-            {
+            let received = seqpacket::receive_named(self.outbox.socket(), &mut buffer, |fd| fds.push(fd));
+            let (received, sender) = match received {
                 Ok(received) => received,
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(Errno::INTR) => continue,
@@ -258,6 +267,7 @@ impl Client {
             if received.len == 0 && self.fds.is_empty() {
                 return Err(End::Closed);
             }
+            self.identify(sender.ok_or(End::Bad(BadMessage::Unnamed))?)?;
             let request = Request::decode(&buffer[..received.len], self.fds.len())
                 .map_err(|bad| End::Bad(bad.into()))?;
             self.obey(request).map_err(End::Bad)?;
@@ -267,6 +277,35 @@ impl Client {
             }
         }
         Ok(true)
+    }
+
+    /// Takes note of who has sent a message.
+    fn identify(&mut self, sender: Credentials) -> Result<(), End> {
+        self.sender = sender;
+        let user = present::user(self.credentials.uid, sender.uid);
+        if user == self.principal.uid {
+            return Ok(());
+        }
+        let mut state = self.state.borrow_mut();
+        let principal = Principal::of(self.outbox.socket(), user, state.namespaces.own());
+        self.principal = principal.map_err(|_| End::Dropped)?;
+        let mut status = Charge::new(&state.unread_statuses, self.principal);
+        if status.set(self.status.amount()) {
+            self.status = status;
+        }
+        if let Some(process) = self.process {
+            state.becomes(process, self.principal);
+        }
+        Ok(())
+    }
+
+    /// Refuses what is open to root only to one that has become less since it connected.
+    fn check_still(&self) -> Result<(), End> {
+        if present::is_still(self.principal, self.sender) {
+            Ok(())
+        } else {
+            Err(End::Bad(BadMessage::NotStill))
+        }
     }
 
     /// What it has asked for that takes long. Nothing else that it says is heard before.
@@ -279,6 +318,7 @@ impl Client {
 
     async fn tell_status(&mut self) -> Result<(), End> {
         let turn = self.turn().await?;
+        self.check_still()?;
         let told = status::answer(&self.state.borrow(), self.principal, &self.outbox, &mut self.status);
         turn.end();
         told.map_err(End::Bad)
@@ -290,6 +330,10 @@ impl Client {
             return Ok(());
         }
         let turn = self.turn().await?;
+        self.check_still()?;
+        if self.sender.pid != self.credentials.pid {
+            return Err(End::Bad(BadMessage::NotStill));
+        }
         if let Some(reading) = &mut self.capture {
             reading.id =
                 Some(self.state.borrow_mut().capture(self.credentials, self.principal, &self.outbox));

@@ -100,6 +100,15 @@ impl Offers {
         self.owners.insert(process, whose);
     }
 
+    /// A process has become another's: so have its offers.
+    pub(crate) fn becomes(&mut self, process: ProcessId, whose: Principal) {
+        let count = self.count(process);
+        if let Some(before) = self.owners.insert(process, whose) {
+            self.budget.give(before, count);
+            self.budget.force(whose, count);
+        }
+    }
+
     /// Whether a process, which may have so many itself, may leave one more open.
     pub(crate) fn has_room(&self, process: ProcessId, limit: usize) -> bool {
         let owner = self.owners.get(&process);

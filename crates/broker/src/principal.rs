@@ -233,6 +233,11 @@ impl Charge {
         taken
     }
 
+    /// Returns how much it has.
+    pub(crate) fn amount(&self) -> usize {
+        self.amount
+    }
+
     /// Gives some of it back.
     pub(crate) fn less(&mut self, amount: usize) {
         self.amount -= amount;

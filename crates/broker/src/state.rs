@@ -16,6 +16,7 @@ use shunt_abi::control::{
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::{BOARD_BYTES, PAGE_BYTES, Page, Reach};
 use shunt_abi::reason::Reason;
+use shunt_abi::shown::visible_bytes;
 use shunt_abi::status::Totals;
 use shunt_control::SET_UP_BUCKETS;
 use shunt_kernel::sequence::Reader;
@@ -114,6 +115,12 @@ pub(crate) enum BadMessage {
     Decode(#[from] DecodeError),
     #[error("message was cut off: too many bytes or descriptors")]
     Truncated,
+    #[error("the kernel does not say who has sent a message")]
+    Unnamed,
+    #[error(
+        "its process is another user's than the message says, or has moved to another network namespace: it is to ask by a new connection"
+    )]
+    NotStill,
     #[error("no hello before other messages")]
     BeforeHello,
     #[error("a second hello")]
@@ -153,6 +160,8 @@ impl BadMessage {
             BadMessage::Decode(DecodeError::Descriptors(_)) => "descriptors",
             BadMessage::Decode(DecodeError::Field(_)) => "field",
             BadMessage::Truncated => "truncated",
+            BadMessage::Unnamed => "unnamed",
+            BadMessage::NotStill => "not_still",
             BadMessage::BeforeHello => "before_hello",
             BadMessage::SecondHello => "second_hello",
             BadMessage::Page(_) | BadMessage::PageMapping(_) => "page",
@@ -319,6 +328,19 @@ impl State {
         self.processes.get(&id).map(|process| process.principal)
     }
 
+    /// A process has become another user's. What it holds stays charged to whom it was; what it takes from now on is its own.
+    pub(crate) fn becomes(&mut self, id: ProcessId, principal: Principal) {
+        let Some(process) = self.processes.get_mut(&id) else { return };
+        tracing::debug!(process = id, from = process.principal.uid, to = principal.uid, "another user's");
+        process.principal = principal;
+        let mut rung_by = Charge::new(&self.doorbells, principal);
+        if rung_by.set(process.rung_by.amount()) {
+            process.rung_by = rung_by;
+        }
+        self.offers.becomes(id, principal);
+        self.links.join(id, principal);
+    }
+
     /// A process has ended, or has been hung up on. The sockets that it has left are for [`crate::orphans::follow`].
     pub(crate) fn end(&mut self, id: ProcessId) -> Vec<Orphan> {
         self.offers.forget(id);
@@ -456,9 +478,7 @@ fn place(link: u64, conn: u32, side: u32) -> Result<Place, BadMessage> {
 
 /// What the process calls itself, fit to be shown: it goes to logs and terminals.
 fn program_name(padded: &[u8; 32]) -> String {
-    let name = padded.split(|byte| *byte == 0).next().unwrap_or_default();
-    let printable = |c: char| if c.is_control() || c == char::REPLACEMENT_CHARACTER { '?' } else { c };
-    String::from_utf8_lossy(name).chars().map(printable).collect()
+    visible_bytes(padded.split(|byte| *byte == 0).next().unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -473,7 +493,8 @@ mod tests {
             bytes
         };
         assert_eq!(program_name(&padded(b"memcached")), "memcached");
-        assert_eq!(program_name(&padded(b"a\x1b[31m\xff\n")), "a?[31m??");
+        assert_eq!(program_name(&padded(b"a\x1b[31m\xff\n")), "a\\u{1b}[31m\\xff\\u{a}");
+        assert_eq!(program_name(&padded("ng\u{200b}inx\u{202e}".as_bytes())), "ng\\u{200b}inx\\u{202e}");
         assert_eq!(program_name(&[b'x'; 32]), "x".repeat(32));
         assert_eq!(program_name(&[0; 32]), "");
     }

@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::event::PollFlags;
 use rustix::net::{
@@ -113,6 +113,61 @@ pub fn receive_each(fd: impl AsFd, buffer: &mut [u8], mut sink: impl FnMut(Owned
     Ok(Received { len: message.bytes.min(buffer.len()), truncated, lost_descriptors })
 }
 
+/// Has the kernel say of every message who has sent it (SO_PASSCRED). What is accepted by a listening socket inherits this, and of what is
+/// sent before it is accepted the kernel says it anyway.
+pub fn name_senders(fd: impl AsFd) -> Result<()> {
+    rustix::net::sockopt::set_socket_passcred(fd, true)
+}
+
+/// Receives one message as [`receive_each`], and who has sent it: with the ids that the sender had then, whatever those were that it
+/// connected with. Of a program that sets nothing else the user is its real one. `None`: the kernel does not say.
+pub fn receive_named(
+    fd: impl AsFd,
+    buffer: &mut [u8],
+    mut sink: impl FnMut(OwnedFd),
+) -> Result<(Received, Option<Credentials>)> {
+    const SPACE: usize = rustix::cmsg_space!(ScmRights(KERNEL_MAX_DESCRIPTORS), ScmCredentials(1));
+    /// As an ancillary message begins: its length with this header, its level, its kind.
+    const HEADER: usize = size_of::<libc::cmsghdr>();
+    let mut space = [0_u64; SPACE.div_ceil(8)];
+    let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: a structure of integers and pointers, for which zero is a value.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut piece;
+    message.msg_iovlen = 1;
+    message.msg_control = space.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&space) as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    let arguments = [fd.as_fd().as_raw_fd() as usize, &raw mut message as usize, flags as usize, 0, 0, 0];
+    // SAFETY: the message names a buffer and a space that are borrowed for the call, with their lengths.
+    let len = unsafe { crate::raw::call(libc::SYS_recvmsg, arguments)? };
+    let mut sender = None;
+    // SAFETY: the kernel has filled the space, as the macros of libc read it; each ancillary message lies in it whole.
+    unsafe {
+        let mut next = libc::CMSG_FIRSTHDR(&raw const message);
+        while let Some(header) = next.as_ref() {
+            let (data, bytes) = (libc::CMSG_DATA(header), header.cmsg_len.saturating_sub(HEADER));
+            match (header.cmsg_level, header.cmsg_type) {
+                (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                    for at in 0..bytes / size_of::<RawFd>() {
+                        let fd = data.cast::<RawFd>().add(at).read_unaligned();
+                        // Made by the kernel for this message, and nobody else's.
+                        sink(OwnedFd::from_raw_fd(fd));
+                    }
+                }
+                (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if bytes >= size_of::<RawCredentials>() => {
+                    sender = Some(data.cast::<RawCredentials>().read_unaligned().into());
+                }
+                _ => {}
+            }
+            next = libc::CMSG_NXTHDR(&raw const message, header);
+        }
+    }
+    let truncated = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
+    let lost_descriptors = message.msg_flags & libc::MSG_CTRUNC != 0;
+    Ok((Received { len: len.min(buffer.len()), truncated, lost_descriptors }, sender))
+}
+
 /// Memory of what has been sent and not been read (SIOCOUTQ).
 pub fn unread(fd: impl AsFd) -> Result<i32> {
     // SAFETY: the request writes one integer.
@@ -139,7 +194,7 @@ pub fn peer_credentials(fd: impl AsFd) -> Result<Credentials> {
     if len < size_of::<RawCredentials>() {
         return Err(Errno::INVAL);
     }
-    Ok(Credentials { pid: credentials.pid.max(0) as u32, uid: credentials.uid })
+    Ok(credentials.into())
 }
 
 /// `struct ucred`. Read as plain integers: a process outside our pid namespace has pid 0, which rustix's own
@@ -154,6 +209,12 @@ struct RawCredentials {
 
 // SAFETY: integers only.
 unsafe impl crate::sockopt::Plain for RawCredentials {}
+
+impl From<RawCredentials> for Credentials {
+    fn from(raw: RawCredentials) -> Credentials {
+        Credentials { pid: raw.pid.max(0) as u32, uid: raw.uid }
+    }
+}
 
 impl Descriptors {
     /// How many there are.
@@ -176,7 +237,6 @@ impl Descriptors {
 mod tests {
     use super::*;
     use rustix::net::{bind, listen, socketpair};
-    use std::os::fd::AsRawFd;
 
     fn pair() -> (OwnedFd, OwnedFd) {
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
@@ -203,6 +263,29 @@ mod tests {
         drop(one);
         assert_eq!(recv(&two, &mut buffer).unwrap().0, 0);
         assert_eq!(send(&two, b"x", &[]).unwrap_err(), Errno::PIPE);
+    }
+
+    #[test]
+    fn a_message_is_named_after_whoever_has_sent_it() {
+        let (one, two) = pair();
+        name_senders(&two).unwrap();
+        let bell = crate::eventfd::create().unwrap();
+        send(&one, b"first", &[bell.as_fd(), bell.as_fd()]).unwrap();
+        let (mut buffer, mut fds) = ([0; 64], Vec::new());
+        let (received, sender) = receive_named(&two, &mut buffer, |fd| fds.push(fd)).unwrap();
+        assert_eq!((&buffer[..received.len], fds.len(), received.truncated), (&b"first"[..], 2, false));
+        let own = Credentials { pid: std::process::id(), uid: rustix::process::getuid().as_raw() };
+        assert_eq!(sender, Some(own));
+        assert!(rustix::io::fcntl_getfd(&fds[0]).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        assert_eq!(receive_named(&two, &mut buffer, drop).unwrap_err(), Errno::AGAIN);
+        // As many descriptors as the kernel lets anybody send, beside it.
+        let many = vec![bell.as_fd(); KERNEL_MAX_DESCRIPTORS];
+        send_many(&one, b"many", &many).unwrap();
+        fds.clear();
+        let (received, sender) = receive_named(&two, &mut buffer, |fd| fds.push(fd)).unwrap();
+        assert_eq!((fds.len(), received.truncated, sender), (KERNEL_MAX_DESCRIPTORS, false, Some(own)));
+        drop(one);
+        assert_eq!(receive_named(&two, &mut buffer, drop).unwrap().0.len, 0);
     }
 
     #[test]

@@ -41,6 +41,45 @@ pub fn owner(pid: u32) -> Option<u32> {
     stat(format!("/proc/{pid}")).ok().map(|directory| directory.st_uid)
 }
 
+/// Who a thread is now: its effective user, and the inode of its network namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Present {
+    /// Its effective user.
+    pub user: u32,
+    /// Its network namespace.
+    pub network: (u64, u64),
+}
+
+/// More threads of a process than these are not looked at.
+const THREADS: usize = 4096;
+
+/// Returns whether a process has a thread for which `is` holds: each has a user and a network namespace of its own. `None`: the process is
+/// not seen from here.
+pub fn has_thread(pid: u32, is: impl Fn(Present) -> bool) -> Option<bool> {
+    if is(present(&format!("/proc/{pid}"))?) {
+        return Some(true);
+    }
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten().take(THREADS);
+    let mut found = threads.filter_map(|thread| present(thread.path().to_str()?));
+    Some(found.any(is))
+}
+
+fn present(directory: &str) -> Option<Present> {
+    let status = read_to_string(format!("{directory}/status")).ok()?;
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    let user = users.split_whitespace().nth(1)?.parse().ok()?;
+    Some(Present { user, network: network(directory)? })
+}
+
+/// Returns the inode of this thread's network namespace.
+pub fn own_network() -> Option<(u64, u64)> {
+    network("/proc/thread-self")
+}
+
+fn network(directory: &str) -> Option<(u64, u64)> {
+    stat(format!("{directory}/ns/net")).ok().map(|file| (file.st_dev, file.st_ino))
+}
+
 /// Whether a process may look into every other of its user namespace.
 pub fn may_look_into_all(pid: u32) -> bool {
     let status = read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -79,6 +118,26 @@ mod tests {
         assert!(!is_alive(&pidfd) && home(at_home.id()).is_none());
         away.kill().unwrap();
         away.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_is_what_one_of_its_threads_is_now() {
+        let (pid, user) = (std::process::id(), rustix::process::geteuid().as_raw());
+        let own = Present { user, network: own_network().unwrap() };
+        assert_eq!(has_thread(pid, |present| present == own), Some(true));
+        assert_eq!(has_thread(pid, |present| present.user == 12_345), Some(false));
+        assert_eq!(has_thread(u32::MAX, |_| true), None);
+        // Another thread than the first.
+        std::thread::spawn(move || {
+            let alone = rustix::thread::UnshareFlags::NEWNET;
+            // SAFETY: the network is the thread's own, and nothing else.
+            unsafe { rustix::thread::unshare_unsafe(alone) }.expect("needs root");
+            let apart = own_network().unwrap();
+            assert_ne!(apart, own.network);
+            assert_eq!(has_thread(pid, |present| present.network == apart), Some(true));
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]
