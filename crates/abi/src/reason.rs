@@ -149,6 +149,10 @@ reasons! {
         "Nothing needs to be done: it is offered again when it has been used for a while.";
     Unused = 52, "unused", "Nothing was moved for a while, and the memory of the connection was given back.",
         "Nothing needs to be done: it is offered again when it is used.";
+    ClosedInEpoll = 53, "closed_in_epoll", "A descriptor of the socket was closed while it was in an epoll instance, and the socket has another one.",
+        "Have the program remove a descriptor from its epoll instances (EPOLL_CTL_DEL) before it closes it.";
+    EpollClosed = 54, "epoll_closed", "An epoll instance was closed while a thread waited in it for the socket.",
+        "Have the program end the waits of its threads before it closes an epoll instance.";
 }
 
 /// The road one direction of a connection takes.

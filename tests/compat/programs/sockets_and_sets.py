@@ -34,7 +34,7 @@ class Pair:
         self.client = socket.socket()
         self.server = None
 
-    def connect(self, client=None):
+    def connect(self, client=None, prepare=lambda: None):
         client = client or self.client
         try:
             client.connect(self.address)
@@ -43,6 +43,7 @@ class Pair:
         self.server, _ = self.listener.accept()
         for one in (client, self.server):
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prepare()
         for _ in range(60):
             client.sendall(b"x" * 10)
             self.server.recv(10, socket.MSG_WAITALL)
@@ -125,6 +126,93 @@ def duplicated(pair, registered, connecting, closed):
     yield receive(pair.server, 6 * len(names))
     pair.server.close()
     yield told(epoll)
+
+
+def twins(pair, early, ours, others):
+    """A socket and its duplicate are in one set, each for events of its own, from before or after shared memory."""
+    epoll, names = select.epoll(), {}
+
+    def register():
+        names.update({pair.client.fileno(): "first", os.dup(pair.client.fileno()): "second"})
+        for number, events in zip(names, (ours, others)):
+            epoll.register(number, events)
+
+    def told(timeout=0.1):
+        return [(names[number], hex(events)) for number, events in epoll.poll(timeout)]
+
+    pair.connect(prepare=register if early else lambda: None)
+    if not early:
+        register()
+    first, second = names
+    yield told()
+    for _ in range(3):
+        pair.greet()
+        yield told(), told(), receive(pair.client, 2), told(), os.read(second, 10), told()
+    yield attempt(epoll.register, second, select.EPOLLIN)
+    epoll.modify(second, select.EPOLLIN | select.EPOLLOUT)
+    yield sorted(told())
+    epoll.modify(first, 0)
+    pair.greet()
+    yield told()
+    epoll.modify(first, select.EPOLLIN)
+    yield sorted(told())
+    epoll.unregister(first)
+    yield told(), attempt(epoll.unregister, first), attempt(epoll.modify, first, 0)
+    epoll.register(first, select.EPOLLIN | select.EPOLLET)
+    yield sorted(told()), told()
+    pair.greet()
+    yield sorted(told()), receive(pair.client, 10)
+    epoll.unregister(second)
+    os.close(second)
+    pair.greet()
+    yield told(), told(), receive(pair.client, 5)
+    pair.server.close()
+    yield told()
+
+
+def closed_twin(pair, closed):
+    """One of two registered numbers is closed: its registration stays, and nobody can change it."""
+    epoll = select.epoll()
+    pair.connect()
+    names = {"first": pair.client, "second": pair.client.dup()}
+    for one in names.values():
+        epoll.register(one, select.EPOLLIN)
+    numbers = {one.fileno(): name for name, one in names.items()}
+    gone = names.pop(closed)
+    number = gone.fileno()
+    pair.greet()
+    yield sorted(numbers[one] for one, _ in epoll.poll(PATIENCE))
+    gone.close()
+    (kept,) = names.values()
+    for _ in range(2):
+        yield sorted(numbers[one] for one, _ in epoll.poll(PATIENCE)), receive(kept, 5)
+        yield epoll.poll(0), attempt(epoll.modify, number, 0), attempt(epoll.unregister, number)
+        pair.greet()
+    yield sorted(numbers[one] for one, _ in epoll.poll(PATIENCE)), receive(kept, 5)
+    epoll.unregister(kept)
+    pair.server.close()
+    yield [numbers[one] for one, _ in epoll.poll(PATIENCE)], kept.recv(1)
+    kept.close()
+
+
+def twin_that_waits(pair):
+    """Round trips, of which each is waited for in a set that has both numbers, one of them for room only."""
+    epoll = select.epoll()
+    numbers = []
+
+    def register():
+        numbers.append(os.dup(pair.client.fileno()))
+        epoll.register(pair.client, select.EPOLLIN)
+        epoll.register(numbers[0], select.EPOLLOUT | select.EPOLLET)
+
+    pair.connect(prepare=register)
+    epoll.poll(PATIENCE)
+    for _ in range(500):
+        pair.server.sendall(b"x" * 1000)
+        if [one for one, _ in epoll.poll(PATIENCE)] != [pair.client.fileno()]:
+            yield "told wrongly"
+        receive(pair.client, 1000)
+    yield told(epoll, 0)
 
 
 def nested(pair):
@@ -381,6 +469,16 @@ GROUPS = {
         for connecting in ("first", "second")
         for closed in (None, "first", "second")
     },
+    "twins": {
+        f"{'early' if early else 'late'}, {ours}, {others}": lambda pair, early=early, ours=ours, others=others: twins(
+            pair, early, ours, others
+        )
+        for early in (False, True)
+        for ours in (select.EPOLLIN, select.EPOLLIN | select.EPOLLET)
+        for others in (select.EPOLLIN, select.EPOLLOUT | select.EPOLLET, select.EPOLLIN | select.EPOLLET)
+    },
+    "closed-twins": {closed: lambda pair, closed=closed: closed_twin(pair, closed) for closed in ("first", "second")},
+    "waiting-twin": {"a duplicate for room": twin_that_waits},
     "others": {
         "nested sets": nested,
         "an exclusive registration": exclusive,

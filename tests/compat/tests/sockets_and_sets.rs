@@ -48,6 +48,28 @@ fn a_connection_that_sets_have_exclusively_is_on_shared_memory() {
 }
 
 #[test]
+fn a_socket_and_its_duplicate_in_one_set_are_two_registrations() {
+    both(Duration::from_secs(60), |host| observe(host, "twins", true));
+}
+
+#[test]
+fn a_registration_outlives_its_number_while_a_duplicate_is_open() {
+    both(Duration::from_secs(60), |host| observe(host, "closed-twins", true));
+}
+
+#[test]
+fn a_connection_that_a_set_has_twice_is_on_shared_memory() {
+    both(Duration::from_secs(60), |host| {
+        let road = host.watch_road();
+        let port = host.port() + 1000;
+        let ended = host.script("python3", "sockets_and_sets.py").args([&port.to_string(), "waiting-twin"]);
+        let ended = ended.run("waiting-twin", Duration::from_secs(60));
+        road.expect(Expected { port, connections: 1, share: 0.9 });
+        ended.stdout
+    });
+}
+
+#[test]
 fn an_array_with_few_places_is_filled_in_turn_and_with_whole_events() {
     both(Duration::from_secs(60), |host| observe(host, "few-places", true));
 }

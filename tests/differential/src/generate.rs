@@ -47,6 +47,8 @@ struct Draft {
     nests: bool,
     /// Sets are duplicated and closed.
     duplicates_sets: bool,
+    /// Sets have sockets and their duplicates.
+    has_twins: bool,
     dups: Vec<usize>,
     urgent: bool,
     /// There are waits past libc.
@@ -68,6 +70,8 @@ pub(crate) enum Kind {
     Order,
     /// Calls past the shim, by code that becomes executable on the way.
     Past,
+    /// Sockets that a set has twice, by two numbers.
+    Twins,
 }
 
 /// The sequence that belongs to a number.
@@ -86,6 +90,7 @@ pub(crate) fn sequence(seed: u64, kind: Kind) -> Sequence {
         epolls: Vec::new(),
         nests: false,
         duplicates_sets: false,
+        has_twins: false,
         dups: Vec::new(),
         urgent: false,
         unseen: false,
@@ -95,6 +100,7 @@ pub(crate) fn sequence(seed: u64, kind: Kind) -> Sequence {
     draft.duplicates_sets = draft.random.chance(10);
     draft.unseen = draft.random.chance(8) || kind == Kind::Unseen;
     draft.loads = !small && kind == Kind::Past;
+    draft.has_twins = draft.random.chance(10) || kind == Kind::Twins;
     if draft.random.chance(10) {
         draft.prepare();
     }
@@ -113,6 +119,9 @@ pub(crate) fn sequence(seed: u64, kind: Kind) -> Sequence {
     if theme == ORDER {
         draft.watch_several();
     }
+    if draft.has_twins {
+        draft.watch_twins();
+    }
     for _ in 0..steps {
         draft.step(theme);
     }
@@ -128,7 +137,9 @@ impl Draft {
     }
 
     fn open(&mut self) {
-        if self.conns < ENDS / 2 {
+        // Of a set with each end twice a wait is to be told all at once.
+        let most = if self.has_twins { ENDS / 4 } else { ENDS / 2 };
+        if self.conns < most {
             self.push(b'A', Verb::Open, &[self.conns as i64]);
             self.conns += 1;
         }
@@ -202,6 +213,9 @@ impl Draft {
         if self.loads && self.random.chance(10) {
             let way = self.random.below(PAST_WAYS.len()) as i64;
             return self.push(actor, Verb::Load, &[way]);
+        }
+        if self.has_twins && self.random.chance(25) {
+            return self.twin_step();
         }
         match (self.random.below(100), theme) {
             (0..42, ORDER) => self.order(actor, slot),
@@ -438,6 +452,58 @@ impl Draft {
             let call = if self.random.chance(4) { good } else { self.random.below(good) } as i64;
             let places = self.random.one_of(&[ENOUGH, ENOUGH, ENOUGH, 1, 2]);
             self.push(actor, Verb::EpollWait, &[set as i64, places, millis, call]);
+        }
+    }
+
+    /// Registers a socket and its duplicate with one set.
+    fn watch_twins(&mut self) {
+        let actor = if self.sequence.alone || self.random.chance(50) { b'A' } else { b'B' };
+        let number = FIRST_EPOLL + self.epolls.len();
+        if self.epolls.len() == SETS {
+            return;
+        }
+        self.epolls.push((number, actor));
+        self.push(actor, Verb::EpollNew, &[number as i64]);
+        let slots: Vec<_> = (0..self.conns * 2).filter(|slot| self.sequence.owner(*slot) == actor).collect();
+        for slot in slots {
+            let (own, twin) = (slot as i64, (slot + ENDS) as i64);
+            let call = self.random.below(3) as i64;
+            self.dups.push(slot + ENDS);
+            self.push(actor, Verb::Dup, &[own, twin, call]);
+            let (first, second) = if self.random.chance(50) { (own, twin) } else { (twin, own) };
+            self.control(actor, number, first, 1);
+            self.control(actor, number, second, 1);
+        }
+    }
+
+    /// Something becomes of a registration that is one of two of a socket.
+    fn twin_step(&mut self) {
+        if self.epolls.is_empty() {
+            return;
+        }
+        let (set, owner) = self.epolls[self.random.below(self.epolls.len())];
+        let own: Vec<_> = (0..self.conns * 2).filter(|slot| self.sequence.owner(*slot) == owner).collect();
+        let slot = own[self.random.below(own.len())];
+        let (own, twin) = (slot as i64, (slot + ENDS) as i64);
+        let either = if self.random.chance(50) { own } else { twin };
+        match self.random.below(10) {
+            0 => {
+                let (from, to) = if either == own { (own, twin) } else { (twin, own) };
+                let call = self.random.below(3) as i64;
+                self.dups.push(slot + ENDS);
+                self.push(owner, Verb::Dup, &[from, to, call]);
+                self.control(owner, set, to, 1);
+            }
+            1 => self.push(owner, Verb::Close, &[either]),
+            2..=5 => {
+                let how = self.random.one_of(&[1, 2, 3, 3]);
+                self.control(owner, set, either, how);
+            }
+            _ => {
+                let millis = self.random.one_of(&[0, 0, 5, -1]);
+                let places = self.random.one_of(&[ENOUGH, ENOUGH, 1, 2]);
+                self.push(owner, Verb::EpollWait, &[set as i64, places, millis, 0]);
+            }
         }
     }
 

@@ -45,6 +45,9 @@ pub(crate) struct Judge {
     begun: [Option<usize>; ENDS],
     /// Data and events of registrations, by epoll instance and the slot that is registered.
     registered: HashMap<(usize, usize), (i64, i64)>,
+    /// Sets, and the data of registrations there that are told edges and whose number has been closed. They stay as long as the socket is
+    /// open, and may be told once more when the number is closed.
+    outlived: Vec<(usize, i64)>,
     /// The last step at which each was made or changed.
     changed: HashMap<(usize, usize), usize>,
     /// Sets that only calls past libc touch.
@@ -101,6 +104,7 @@ impl Judge {
                 self.changed.insert(place, index);
             }
         }
+        self.note_outlived(step);
         self.note_roads(step, tcp);
         self.note_sleepers(index, steps, &tcp.outcome);
         let is_bad =
@@ -200,6 +204,18 @@ impl Judge {
             self.loose[end] &= self.silent[end] || tcp.after[end] != 0 || shunt.after[end] != 0;
         }
         verdict
+    }
+
+    /// Which registrations lose their number.
+    fn note_outlived(&mut self, step: &Step) {
+        let closed = match step.verb {
+            Verb::Close => step.slot(0),
+            Verb::Dup => step.slot(1),
+            _ => return,
+        };
+        let lost =
+            self.registered.iter().filter(|((_, slot), (_, events))| *slot == closed && events & EDGE != 0);
+        self.outlived.extend(lost.map(|((set, _), (data, _))| (*set, *data)));
     }
 
     /// What sleeps, and what of that has lost a number that it asked for.
@@ -419,7 +435,8 @@ impl Judge {
             .registered
             .iter()
             .filter(move |((other, _), (_, events))| *other == set && events & EDGE != 0);
-        edges.map(|(_, (data, _))| *data)
+        let outlived = self.outlived.iter().filter(move |(other, _)| *other == set);
+        edges.map(|(_, (data, _))| *data).chain(outlived.map(|(_, data)| *data))
     }
 
     fn answers(&self, index: usize, step: &Step, tcp: &Answer, shunt: &Answer, slack: bool) -> Match {
@@ -545,6 +562,10 @@ impl Judge {
         if tcp.ret == 0 && shunt.ret < 0 && shunt.errno == libc::EFAULT {
             return Match::Open;
         }
+        let is_interrupted = tcp.ret < 0 && tcp.errno == libc::EINTR && shunt.ret > 0;
+        if is_interrupted && pairs(shunt).keys().all(|data| self.outlived.contains(&(step.set(), *data))) {
+            return Match::ExtraEdge;
+        }
         if (tcp.ret < 0 || shunt.ret < 0) && (tcp.ret, tcp.errno) != (shunt.ret, shunt.errno) {
             return different(step, tcp, shunt);
         }
@@ -560,6 +581,7 @@ impl Judge {
         let (told, missing): (Vec<i64>, Vec<i64>) =
             must.keys().copied().filter(|data| lack(data) != 0).partition(|data| {
                 self.may_be_told_before(step, *data)
+                    || self.outlived.contains(&(step.set(), *data))
                     || is.contains_key(data) && self.may_be_told_early(step, *data)
                     || lack(data) & !OUT == 0 && self.tells_by_tcp_alone(step.set(), *data)
             });

@@ -72,6 +72,9 @@ struct Args {
     /// Sequences in which code becomes executable that calls the kernel past the shim.
     #[arg(long, conflicts_with_all = ["rare", "unseen", "order"])]
     past: bool,
+    /// Sequences in which sets have sockets twice, by two numbers.
+    #[arg(long, conflicts_with_all = ["rare", "unseen", "order", "past"])]
+    twins: bool,
     /// Print the sequence of the seed, and no more.
     #[arg(long)]
     print: bool,
@@ -93,6 +96,7 @@ impl Args {
             Args { unseen: true, .. } => Kind::Unseen,
             Args { order: true, .. } => Kind::Order,
             Args { past: true, .. } => Kind::Past,
+            Args { twins: true, .. } => Kind::Twins,
             _ => Kind::Any,
         }
     }

@@ -5,16 +5,17 @@ use std::cmp::Reverse;
 use libc::{c_int, epoll_event};
 use shunt_transport::Kernel;
 
+use super::duplicates::{Duplicates, Numbers};
 use super::line::Line;
 use super::names::is_token;
 use super::patience::{DEGRADED_NANOS, Patience, until_known};
+use super::records::Records;
 use super::registration::is_told_edges;
 use super::report::Report;
 use super::shared;
 use super::watched::Watched;
 use super::{ALWAYS, EDGE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT};
 use crate::base::kernel;
-use crate::base::names::EndpointRef;
 use crate::base::waiter::Slot;
 use crate::socket::endpoint::Endpoint;
 use crate::socket::incoming::{self, Found};
@@ -120,12 +121,12 @@ impl Inner {
         if self.answered.has_looks() {
             self.mark_unmarked();
         }
-        let Inner { links, registrations, line, .. } = self;
+        let Inner { links, registrations, line, duplicates, .. } = self;
         if let Some(slot) = self.bell.slot() {
-            links.take_marks(slot, |link, marks| list_marked(line, link, marks));
+            links.take_marks(slot, |link, marks| list_marked(line, duplicates, link, marks));
             if self.rung {
                 self.rung = false;
-                take_rung(links, slot, self.sleepers > 0, line);
+                take_rung(links, slot, self.sleepers > 0, line, duplicates);
             }
         }
         let first = line.marked.peek().map(|Reverse((stamp, ..))| stamp.at);
@@ -135,6 +136,10 @@ impl Inner {
                     registration.note_record();
                 }
                 line.enter_placed(&mut registration.place, fd, stamp.behind);
+                let owner = registration.owner.filter(|_| !duplicates.are_none());
+                if let Some(owner) = owner {
+                    place_duplicates(line, duplicates.numbers(owner, fd), registrations, fd, stamp.behind);
+                }
             }
         }
         first
@@ -256,7 +261,10 @@ impl Inner {
         let is_drained = self.shared && incoming::unread(endpoint) == 0;
         // Before the look, so that what arrives during it is looked at again.
         let asks = registration.events & EDGE != 0 || !registration.answered.is_by_marks();
-        let is_new = asks && registration.note_arrived(endpoint, self.shared);
+        // Bytes wake those who ask for some, and nobody else.
+        let is_new = asks
+            && registration.note_arrived(endpoint, self.shared)
+            && registration.events & (IN | URGENT) != 0;
         let found = incoming::look(endpoint, socket, registration.events & IN != 0);
         if is_drained || found.returned && outgoing::is_returned(endpoint) {
             self.returned.push(endpoint);
@@ -587,20 +595,39 @@ impl Inner {
 
 /// The marks of the links at rest, after a ring.
 #[cold]
-fn take_rung(links: &mut Watched, slot: Slot, sleeps: bool, line: &mut Line) {
-    links.take_rung(slot, sleeps, |link, marks| list_marked(line, link, marks));
+fn take_rung(links: &mut Watched, slot: Slot, sleeps: bool, line: &mut Line, duplicates: &Duplicates) {
+    links.take_rung(slot, sleeps, |link, marks| list_marked(line, duplicates, link, marks));
+}
+
+/// A mark is for all registrations of its connection: those of other numbers than `fd` come behind that.
+#[cold]
+fn place_duplicates(
+    line: &mut Line,
+    numbers: Numbers,
+    registrations: &mut Records<Registration>,
+    fd: RawFd,
+    behind: u64,
+) {
+    for other in numbers.filter(|other| *other != fd) {
+        if let Some(registration) = registrations.get_mut(&other) {
+            line.enter_placed(&mut registration.place, other, behind);
+        }
+    }
 }
 
 /// What peers have marked on a link, with what they have said of the time when they did.
 #[inline(always)]
-fn list_marked(line: &mut Line, link: &'static Link, mut marks: u64) {
+fn list_marked(line: &mut Line, duplicates: &Duplicates, link: &'static Link, mut marks: u64) {
     while marks != 0 {
         let conn = marks.trailing_zeros() as usize;
         marks &= marks - 1;
-        if let Some(endpoint) = link.endpoint(conn).and_then(EndpointRef::resolve) {
+        let Some(name) = link.endpoint(conn) else { continue };
+        if let Some(endpoint) = name.resolve() {
             let stamp = link.view().lane(conn, link.side.other()).stamped();
             let guess = endpoint.record.load(Relaxed);
-            line.marked.push(Reverse((stamp, endpoint.fd.load(Relaxed), guess)));
+            let newest = if duplicates.are_none() { None } else { duplicates.newest(name) };
+            let fd = newest.unwrap_or_else(|| endpoint.fd.load(Relaxed));
+            line.marked.push(Reverse((stamp, fd, guess)));
         }
     }
 }
@@ -660,7 +687,8 @@ impl Registration {
 
     /// Whether a look may find what is to be told, as far as that shows without a mark.
     pub(super) fn may_tell(&self, endpoint: &Endpoint, shared: bool) -> bool {
-        self.events & EDGE == 0 || arrived(endpoint, shared) != self.arrived
+        let asks_for_bytes = self.events & (IN | URGENT) != 0;
+        self.events & EDGE == 0 || asks_for_bytes && arrived(endpoint, shared) != self.arrived
     }
 
     /// The waiter that the peer is to wake for room, of which there can be one: this set's, unless it sees by itself what becomes of it.

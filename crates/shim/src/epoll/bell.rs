@@ -133,6 +133,7 @@ impl Inner {
             && let Some(slot) = self.bell.end()
         {
             self.links = Watched::default();
+            self.registrations.values_mut().for_each(|one| one.watched = None);
             slot.give_back();
         }
     }

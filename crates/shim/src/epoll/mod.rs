@@ -13,6 +13,7 @@
 mod answer;
 mod answered;
 mod bell;
+mod duplicates;
 mod ghost;
 mod held;
 mod line;
@@ -45,6 +46,7 @@ use crate::socket::family::{self, Holders};
 use crate::socket::links::{Link, Pin};
 use answered::{Answered, Count};
 use bell::Bell;
+use duplicates::Duplicates;
 use ghost::Ghost;
 use held::Held;
 use line::{Line, Place};
@@ -142,8 +144,11 @@ pub(crate) struct Inner {
     names: Names,
     /// Of those, what lanes answer for.
     answered: Count,
-    /// Those of them that go by another number than their endpoint's.
-    aliases: Vec<RawFd>,
+    /// Connections that are registered by another number than their endpoint's.
+    duplicates: Duplicates,
+    /// How many registrations have been made, and how many have been [frozen](freeze_everywhere).
+    made: u64,
+    frozen: RawFd,
     links: Watched,
     /// The doorbell has been rung since the links at rest were last looked at.
     rung: bool,
@@ -182,6 +187,8 @@ pub(crate) struct Inner {
 struct Registration {
     /// What has this number in the kernel's set, also if that is another's by now.
     number: RawFd,
+    /// How many had been made before.
+    made: u64,
     /// Whose it is. `None`: a socket's that is not connected.
     owner: Option<EndpointRef>,
     events: u32,
@@ -196,6 +203,8 @@ struct Registration {
     /// Listed in [`Inner::full`].
     full: bool,
     answered: Answered,
+    /// The link for whose marks it is counted in [`Inner::links`].
+    watched: Option<&'static Link>,
     /// How much had arrived when that was last asked: only more is an edge.
     arrived: u64,
     /// Whatever the next look finds is an edge: it has been armed since the last, or waits for room.
@@ -291,9 +300,9 @@ pub(crate) fn attach_everywhere(endpoint: &Endpoint) -> Option<Reason> {
 }
 
 /// An endpoint has left its link but stays registered.
-pub(crate) fn detach_everywhere(endpoint: &Endpoint, link: &'static Link) {
+pub(crate) fn detach_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
-        epoll.inner.lock().detach(epoll, endpoint, link);
+        epoll.inner.lock().detach(epoll, endpoint);
     }
 }
 
@@ -306,16 +315,15 @@ pub(crate) fn hide() {
 }
 
 /// An endpoint is being closed: the kernel has dropped its registrations.
-pub(crate) fn forget_everywhere(endpoint: &Endpoint, link: Option<&'static Link>) {
-    let fd = endpoint.fd.load(Relaxed);
+pub(crate) fn forget_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
         let mut inner = epoll.inner.lock();
-        if let Some(link) = link {
-            inner.detach(epoll, endpoint, link);
-        }
-        // The number may be in use again already: only what is this endpoint's goes.
-        if inner.registrations.get(&fd).is_some_and(|one| one.owner == Some(endpoint.reference())) {
-            inner.forget(fd);
+        inner.detach(epoll, endpoint);
+        for fd in inner.numbers_of(endpoint) {
+            // The number may be in use again already: only what is this endpoint's goes.
+            if inner.is_of(fd, endpoint) {
+                inner.forget(fd);
+            }
         }
     }
 }
@@ -323,7 +331,8 @@ pub(crate) fn forget_everywhere(endpoint: &Endpoint, link: Option<&'static Link>
 /// What the program has removed from its sets goes from the kernel's too: before the socket is shared or closed.
 pub(crate) fn bury_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
-        epoll.inner.lock().bury(epoll, endpoint.fd.load(Relaxed), Some(endpoint));
+        let mut inner = epoll.inner.lock();
+        inner.numbers_of(endpoint).for_each(|fd| inner.bury(epoll, fd));
     }
 }
 
@@ -346,7 +355,7 @@ fn pass_marks_on(endpoint: &Endpoint) {
 pub(crate) fn remove_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
         let inner = epoll.inner.lock();
-        inner.change_kernel(libc::EPOLL_CTL_DEL, endpoint.fd.load(Relaxed), 0, 0);
+        inner.numbers_of(endpoint).for_each(|fd| inner.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0));
     }
 }
 
@@ -355,16 +364,21 @@ pub(crate) fn remove_everywhere(endpoint: &Endpoint) {
 pub(crate) fn leave_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
         let mut inner = epoll.inner.lock();
-        inner.leave(endpoint.fd.load(Relaxed));
+        inner.numbers_of(endpoint).for_each(|fd| inner.leave(fd));
         inner.add_ghost(epoll, endpoint);
     }
 }
 
-/// The endpoint goes by another number from now on, but its registrations by the one that they have, as a duplicate's do.
+/// The endpoint is about to go by another number, but its registrations by the ones that they have.
 pub(crate) fn renumber_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {
-        epoll.inner.lock().renumber(epoll, endpoint);
+        epoll.inner.lock().note_number(endpoint.fd.load(Relaxed), endpoint);
     }
+}
+
+/// Whether a set has the endpoint by this number.
+pub(crate) fn has_by_number(endpoint: &Endpoint, fd: RawFd) -> bool {
+    sets_of(endpoint).into_iter().any(|epoll| epoll.inner.lock().has_by_number(fd, endpoint))
 }
 
 /// A number of the endpoint's is about to be closed, and the socket is not. The kernel's sets keep what is registered under that
@@ -378,7 +392,7 @@ pub(crate) fn freeze_everywhere(endpoint: &Endpoint, fd: RawFd) {
 /// The endpoint has another number, which may be one that it had before.
 pub(crate) fn thaw_everywhere(endpoint: &Endpoint, fd: RawFd) {
     for epoll in sets_of(endpoint) {
-        epoll.inner.lock().thaw(fd, endpoint);
+        epoll.inner.lock().thaw(epoll, fd, endpoint);
     }
 }
 
@@ -391,9 +405,9 @@ pub(crate) fn refresh(endpoint: &Endpoint) {
 
 /// A lane of `endpoint` has no room: whoever waits for some must find out if that stays so.
 pub(crate) fn watch_for_space(endpoint: &Endpoint) {
-    let fd = endpoint.fd.load(Relaxed);
     for epoll in sets_of(endpoint) {
-        epoll.inner.lock().watch_for_space(fd, endpoint);
+        let mut inner = epoll.inner.lock();
+        inner.numbers_of(endpoint).for_each(|fd| inner.watch_for_space(fd, endpoint));
     }
 }
 
@@ -406,9 +420,9 @@ pub(crate) fn drop_link(link: &'static Link) {
 
 /// The program has done something that makes TCP tell its waiters of one of `events` anew, for their edges.
 pub(crate) fn tell_again(endpoint: &Endpoint, events: u32) {
-    let fd = endpoint.fd.load(Relaxed);
     for epoll in sets_of(endpoint) {
-        epoll.inner.lock().tell_again(fd, events);
+        let mut inner = epoll.inner.lock();
+        inner.numbers_of(endpoint).for_each(|fd| inner.tell_again(fd, events));
     }
 }
 
@@ -419,8 +433,11 @@ pub(crate) fn note_urgent_read(endpoint: &Endpoint) {
     }
 }
 
+/// Each set that has it, once: it is listed for each of its registrations.
 fn sets_of(endpoint: &Endpoint) -> Vec<&'static Epoll> {
-    endpoint.epolls.lock().iter().filter_map(|name| name.resolve()).collect()
+    let listed = endpoint.epolls.lock();
+    let is_first = |(place, name): &(usize, &EpollRef)| !listed[..*place].contains(name);
+    listed.iter().enumerate().filter(is_first).filter_map(|(_, name)| name.resolve()).collect()
 }
 
 /// Takes the locks of every instance, and what there is one of, while the process is copied: before those of endpoints.
@@ -479,6 +496,7 @@ pub(crate) fn after_fork_in_child() {
         let Inner { registrations, answered, .. } = &mut *inner;
         for one in registrations.values_mut() {
             one.answered.lose_marks(answered);
+            one.watched = None;
         }
         inner.bell = Bell::Nobody;
         inner.sleepers = 0;
@@ -555,7 +573,7 @@ impl Epoll {
         FREE.lock().0.push(self.index);
         watched
             .into_iter()
-            .for_each(|endpoint| LEAVE.call((endpoint, Leaving::BarReading, Reason::UnknownEpoll)));
+            .for_each(|endpoint| LEAVE.call((endpoint, Leaving::BarReading, Reason::EpollClosed)));
     }
 
     /// `epoll_ctl` for a TCP socket. Returns what the kernel does.
@@ -593,13 +611,13 @@ impl Epoll {
                 errno::set(if errno == 0 { errno::get() } else { errno });
                 return if errno == 0 { 0 } else { -1 };
             }
-            inner.bury(self, fd, endpoint);
+            inner.bury(self, fd);
             inner.reinstate(fd);
             let result = if operation == libc::EPOLL_CTL_DEL || event.is_null() {
                 // SAFETY: the caller's promise.
                 let result = unsafe { real::epoll_ctl(inner.fd, operation, fd, event) };
                 if result == 0 {
-                    inner.remove(self, fd, endpoint);
+                    inner.remove(self, fd);
                 }
                 result
             } else {

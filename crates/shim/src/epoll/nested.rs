@@ -125,7 +125,7 @@ impl Inner {
     fn bury_deleted(&mut self, epoll: &Epoll) {
         let deleted = self.registrations.iter().filter(|(_, one)| one.held.is_deleted());
         let deleted: Vec<RawFd> = deleted.map(|(fd, _)| *fd).collect();
-        deleted.into_iter().for_each(|fd| self.bury(epoll, fd, endpoint::behind(fd)));
+        deleted.into_iter().for_each(|fd| self.bury(epoll, fd));
     }
 
     fn hides_lanes(&self) -> bool {

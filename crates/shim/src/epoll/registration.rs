@@ -9,12 +9,13 @@ use shunt_transport::Kernel;
 
 use super::answer::arrived;
 use super::answered::Answered;
+use super::duplicates::Numbers;
 use super::held::Held;
 use super::line::Place;
 use super::names::{Name, new_token};
 use super::report::NOBODY;
 use super::shared::PRIVATE;
-use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
+use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
 use crate::base::names::EndpointRef;
 use crate::base::waiter::Slot;
 use crate::base::{errno, order, process, real, table};
@@ -42,9 +43,10 @@ pub(super) struct Passed {
 /// data is an edge, too, to who has bytes to read.
 pub(super) fn kernel_events(endpoint: Option<&Endpoint>, wanted: u32) -> u32 {
     let Some(endpoint) = endpoint.filter(|endpoint| endpoint.is_attached()) else { return wanted };
+    let urgent = if wanted & IN != 0 { URGENT } else { 0 };
     let held = match is_told_edges(wanted) {
-        true if endpoint.has_shut_writing() => wanted | URGENT | OUT,
-        true => wanted | URGENT,
+        true if endpoint.has_shut_writing() => wanted | urgent | OUT,
+        true => wanted | urgent,
         false if sends_on_lane(endpoint) => wanted & !OUT,
         false => wanted,
     };
@@ -127,9 +129,43 @@ impl Inner {
     }
 
     /// Takes a registration out of the kernel's set that the program removed before.
-    pub(super) fn bury(&mut self, epoll: &Epoll, fd: RawFd, endpoint: Option<&Endpoint>) {
+    pub(super) fn bury(&mut self, epoll: &Epoll, fd: RawFd) {
         if self.registrations.get(&fd).is_some_and(|registration| registration.held.is_deleted()) {
-            self.remove(epoll, fd, endpoint);
+            self.remove(epoll, fd);
+            self.change_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
+        }
+    }
+
+    /// The numbers by which an endpoint is registered here, if it is.
+    pub(super) fn numbers_of(&self, endpoint: &Endpoint) -> Numbers {
+        self.duplicates.numbers(endpoint.reference(), endpoint.fd.load(Relaxed))
+    }
+
+    /// Whether what is filed under this number is a registration of the endpoint's.
+    pub(super) fn is_of(&self, fd: RawFd, endpoint: &Endpoint) -> bool {
+        self.registrations.get(&fd).is_some_and(|one| one.owner == Some(endpoint.reference()))
+    }
+
+    /// Whether the program has it registered by this number.
+    pub(super) fn has_by_number(&self, fd: RawFd, endpoint: &Endpoint) -> bool {
+        self.is_of(fd, endpoint) && self.registrations.get(&fd).is_some_and(|one| !one.held.is_deleted())
+    }
+
+    /// Keeps a number of the endpoint's among its [`Duplicates`](super::duplicates), if it is registered by that.
+    pub(super) fn note_number(&mut self, fd: RawFd, endpoint: &Endpoint) {
+        if self.is_of(fd, endpoint)
+            && let Some(one) = self.registrations.get(&fd)
+        {
+            self.duplicates.note(endpoint.reference(), one.made, fd);
+        }
+    }
+
+    /// A registration has come. Where the endpoint has others than by its own number, all of them are kept.
+    fn note_new(&mut self, fd: RawFd, endpoint: &Endpoint) {
+        let own = endpoint.fd.load(Relaxed);
+        if fd != own || self.duplicates.has(endpoint.reference()) {
+            self.note_number(own, endpoint);
+            self.note_number(fd, endpoint);
         }
     }
 
@@ -143,8 +179,11 @@ impl Inner {
         events: u32,
     ) -> Name {
         let known = self.registrations.get(&fd).filter(|_| operation == libc::EPOLL_CTL_MOD);
-        if let Some(one) = known.filter(|one| one.name.is_known()) {
-            return one.name;
+        match known.map(|one| one.name) {
+            Some(name @ Name::Token(_)) => return name,
+            // Its data may be another's by now.
+            Some(Name::Unique(_)) => return new_token(epoll),
+            Some(Name::Given) | None => {}
         }
         let answered = known.is_none() && endpoint.is_some_and(Endpoint::is_attached);
         match events & EXCLUSIVE == 0 && (answered || events & ONE_SHOT != 0) {
@@ -189,8 +228,13 @@ impl Inner {
             }
             return None;
         }
+        // What has been closed where nobody saw it.
+        self.remove(epoll, fd);
+        let made = self.made;
+        self.made += 1;
         let registration = |index| Registration {
             number: fd,
+            made,
             owner: endpoint.map(Endpoint::reference),
             events: wanted.events,
             data: wanted.u64,
@@ -201,22 +245,21 @@ impl Inner {
             place: Place::of(index),
             full: false,
             answered: Answered::Kernel,
+            watched: None,
             arrived: 0,
             due: true,
             urgent_at: 0,
             beside: false,
         };
-        self.detach_alias(epoll, fd);
-        self.forget(fd);
         self.registrations.insert(fd, registration);
         self.name(fd, passed.name);
         let endpoint = endpoint?;
         endpoint.epolls.lock().push(epoll.name());
-        let is_other_number = endpoint.fd.load(Relaxed) != fd;
-        let objection = self.objection(wanted.events).or(is_other_number.then_some(Reason::UnknownEpoll));
+        self.note_new(fd, endpoint);
+        let objection = self.objection(wanted.events);
         if objection.is_some() {
             if endpoint.is_attached() {
-                self.attach_alias(epoll, fd, endpoint);
+                self.drain_here(epoll, fd, endpoint);
             }
             return objection;
         }
@@ -244,13 +287,11 @@ impl Inner {
         self.nested.then_some(Reason::NestedEpoll).or(exclusive)
     }
 
-    pub(super) fn remove(&mut self, epoll: &Epoll, fd: RawFd, endpoint: Option<&Endpoint>) {
-        self.detach_alias(epoll, fd);
-        if let Some(endpoint) = endpoint {
-            let at = endpoint.rx.lock().at.filter(|_| endpoint.fd.load(Relaxed) == fd);
-            if let Some(at) = at {
-                self.detach_own(epoll, endpoint, at.link);
-            }
+    /// What is filed under this number is in the set no more.
+    pub(super) fn remove(&mut self, epoll: &Epoll, fd: RawFd) {
+        let owner = self.registrations.get(&fd).and_then(|one| one.owner);
+        if let Some(endpoint) = owner.and_then(EndpointRef::resolve) {
+            self.part(epoll, fd, endpoint);
             unlist(epoll, endpoint);
         }
         self.forget(fd);
@@ -261,15 +302,29 @@ impl Inner {
         if let Some(one) = self.registrations.remove(&fd) {
             self.names.forget(one.name, fd);
             self.line.forget(&one.place, fd);
+            one.owner.into_iter().for_each(|owner| self.duplicates.forget(owner, fd));
         }
     }
 
-    /// From now on the registration of `endpoint` is answered here.
+    /// From now on the registrations of `endpoint` are answered here.
     pub(super) fn attach(&mut self, epoll: &Epoll, endpoint: &Endpoint) -> Option<Reason> {
-        let fd = endpoint.fd.load(Relaxed);
         let at = endpoint.rx.lock().at?;
+        let mut refusal = None;
+        for fd in self.numbers_of(endpoint) {
+            refusal = refusal.or(self.attach_one(epoll, fd, endpoint, at.link));
+        }
+        refusal
+    }
+
+    fn attach_one(
+        &mut self,
+        epoll: &Epoll,
+        fd: RawFd,
+        endpoint: &Endpoint,
+        link: &'static Link,
+    ) -> Option<Reason> {
         let known = self.registrations.get(&fd)?;
-        if known.answered.is_by_lanes() {
+        if known.answered.is_by_lanes() || is_frozen(fd) {
             return None;
         }
         if let Some(reason) = self.objection(known.events) {
@@ -281,9 +336,9 @@ impl Inner {
         let Some(slot) = self.take_slot(epoll) else { return Some(Reason::NoWaiter) };
         let by_marks = endpoint.wait_on_in_a_set(&endpoint.rx.lock(), slot) || endpoint.owner() == Some(slot);
         self.begin_answering(epoll, fd, endpoint, by_marks);
-        self.links.add(at.link);
+        self.watch(fd, link);
         if self.registrations.get(&fd).is_some_and(|registration| registration.name.is_known()) {
-            self.refresh(endpoint);
+            self.refresh_one(fd, endpoint);
         } else {
             self.name(fd, new_token(epoll));
             self.set_kernel_events(fd, Some(endpoint));
@@ -293,29 +348,42 @@ impl Inner {
         None
     }
 
+    /// Looks for the marks of a link from now on, for this registration.
+    fn watch(&mut self, fd: RawFd, link: &'static Link) {
+        if let Some(one) = self.registrations.get_mut(&fd).filter(|one| one.watched.is_none()) {
+            one.watched = Some(link);
+            self.links.add(link);
+        }
+    }
+
     /// The marks of the connection come to this set from now on, which has looked for its bytes by itself. `false`: they go to another
     /// waiter, or it is none that they could find here.
     pub(super) fn gain_marks(&mut self, endpoint: &Endpoint) -> bool {
-        let fd = endpoint.fd.load(Relaxed);
-        let is_private = !self.shared && !self.nested && !self.aliases.contains(&fd);
-        let Some(slot) = self.slot().filter(|_| is_private) else { return false };
+        let Some(slot) = self.slot().filter(|_| !self.shared && !self.nested) else { return false };
         let is_looked_for = |one: &Registration| {
             one.answered.by() == Some(endpoint.reference())
                 && !one.answered.is_by_marks()
                 && !one.held.is_deleted()
+                && self.objection(one.events).is_none()
         };
-        if !self.registrations.get(&fd).is_some_and(is_looked_for)
-            || !endpoint.wait_on_in_a_set(&endpoint.rx.lock(), slot)
-        {
+        let looked_for = self.numbers_of(endpoint).filter(|fd| !is_frozen(*fd));
+        let fds: Vec<RawFd> =
+            looked_for.filter(|fd| self.registrations.get(fd).is_some_and(is_looked_for)).collect();
+        let at = endpoint.rx.lock().at;
+        let Some(at) = at.filter(|_| !fds.is_empty()) else { return false };
+        if !endpoint.wait_on_in_a_set(&endpoint.rx.lock(), slot) {
             return false;
         }
+        fds.iter().for_each(|fd| self.watch(*fd, at.link));
         // What has come before this has its place by its stamp.
         self.take_marks();
-        if let Some(one) = self.registrations.get_mut(&fd) {
-            one.answered.gain_marks(&mut self.answered);
+        for fd in fds {
+            if let Some(one) = self.registrations.get_mut(&fd) {
+                one.answered.gain_marks(&mut self.answered);
+            }
+            let has_some = self.lacks_place_for_some(fd);
+            self.queue_for_look(fd, has_some);
         }
-        let has_some = self.lacks_place_for_some(fd);
-        self.queue_for_look(fd, has_some);
         self.wake();
         true
     }
@@ -326,7 +394,7 @@ impl Inner {
             self.attached_where(|one, endpoint| !one.answered.is_by_marks() && endpoint.owner().is_none())
         {
             let endpoint = self.registrations.get(&fd).and_then(Registration::endpoint);
-            if let Some(endpoint) = endpoint.filter(|endpoint| endpoint.fd.load(Relaxed) == fd) {
+            if let Some(endpoint) = endpoint {
                 self.gain_marks(endpoint);
             }
         }
@@ -339,12 +407,11 @@ impl Inner {
         }
     }
 
-    /// A registration that no mark finds, such as a duplicate's, by its number. The connection goes back, so this lasts until its
-    /// lane has been drained, and as long a wait looks there by itself.
-    fn attach_alias(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
+    /// A registration that cannot stay on lanes. The connection goes back, so this lasts until its lane has been drained, and as long a wait
+    /// looks there by itself.
+    fn drain_here(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         self.begin_answering(epoll, fd, endpoint, false);
-        self.aliases.push(fd);
-        // See `attach`. In a shared set nobody can be woken.
+        // See `attach_one`. In a shared set nobody can be woken.
         if !self.shared
             && let Some(slot) = self.take_slot(epoll)
         {
@@ -373,53 +440,38 @@ impl Inner {
         }
     }
 
-    fn detach_alias(&mut self, epoll: &Epoll, fd: RawFd) {
-        let Some(place) = self.aliases.iter().position(|alias| *alias == fd) else { return };
-        self.aliases.swap_remove(place);
-        self.end_answering(epoll, fd);
-    }
-
-    pub(super) fn detach(&mut self, epoll: &Epoll, endpoint: &Endpoint, link: &'static Link) {
-        let of_endpoint = |fd: &RawFd| {
-            self.registrations.get(fd).is_some_and(|one| one.answered.by() == Some(endpoint.reference()))
-        };
-        let aliases: Vec<RawFd> = self.aliases.iter().copied().filter(of_endpoint).collect();
-        for fd in aliases {
-            self.detach_alias(epoll, fd);
-            self.settle(epoll, fd, endpoint);
+    /// The connection has left its lanes.
+    pub(super) fn detach(&mut self, epoll: &Epoll, endpoint: &Endpoint) {
+        for fd in self.numbers_of(endpoint) {
+            if self.part(epoll, fd, endpoint) {
+                self.settle(epoll, fd, endpoint);
+            }
         }
-        self.detach_own(epoll, endpoint, link);
         self.show_lanes(epoll);
     }
 
-    fn detach_own(&mut self, epoll: &Epoll, endpoint: &Endpoint, link: &'static Link) {
-        if self.part(epoll, endpoint, link) {
-            self.settle(epoll, endpoint.fd.load(Relaxed), endpoint);
-        }
-    }
-
-    /// The marks of the connection find its registration no more. `false` if they never did.
-    fn part(&mut self, epoll: &Epoll, endpoint: &Endpoint, link: &'static Link) -> bool {
-        let fd = endpoint.fd.load(Relaxed);
-        let Some(registration) = self.registrations.get(&fd) else { return false };
-        if registration.answered.by() != Some(endpoint.reference()) {
-            return false;
-        }
-        if registration.answered.is_by_marks()
-            && let Some(slot) = self.slot()
-        {
-            endpoint.unclaim(slot);
-        }
+    /// Lanes answer for a registration no more. `false` if they did not.
+    fn part(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) -> bool {
+        let owner = Some(endpoint.reference());
+        let known = self.registrations.get_mut(&fd).filter(|one| one.answered.by() == owner);
+        let Some(registration) = known else { return false };
+        let was_by_marks = registration.answered.is_by_marks();
+        let watched = registration.watched.take();
         self.end_answering(epoll, fd);
-        self.links.remove(link);
+        watched.into_iter().for_each(|link| self.links.remove(link));
+        if was_by_marks {
+            self.unclaim_unused(endpoint);
+        }
         true
     }
 
-    /// See [`super::renumber_everywhere`].
-    pub(super) fn renumber(&mut self, epoll: &Epoll, endpoint: &Endpoint) {
-        let at = endpoint.rx.lock().at;
-        if at.is_some_and(|at| self.part(epoll, endpoint, at.link)) {
-            self.attach_alias(epoll, endpoint.fd.load(Relaxed), endpoint);
+    /// Marks of the connection go to this set no more, unless another of its registrations is found by them.
+    fn unclaim_unused(&self, endpoint: &Endpoint) {
+        let owner = Some(endpoint.reference());
+        let is_found = |one: &Registration| one.answered.is_by_marks() && one.answered.by() == owner;
+        let is_used = self.numbers_of(endpoint).any(|fd| self.registrations.get(&fd).is_some_and(is_found));
+        if let Some(slot) = self.slot().filter(|_| !is_used) {
+            endpoint.unclaim(slot);
         }
     }
 
@@ -503,14 +555,19 @@ impl Inner {
 
     /// See [`super::freeze_everywhere`]. Only what a lane still holds is answered here from now on.
     pub(super) fn freeze(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
-        self.bury(epoll, fd, Some(endpoint));
-        if self.registrations.get(&fd).is_none_or(|one| one.owner != Some(endpoint.reference())) {
+        if !self.is_of(fd, endpoint) {
             return;
         }
+        self.bury(epoll, fd);
         self.restore(fd);
-        if self.registrations.get(&fd).is_some_and(|one| one.answered.is_by_lanes()) {
-            let lowest = self.aliases.iter().copied().fold(NOBODY, RawFd::min);
-            self.rename(fd, lowest - 1);
+        let Some(one) = self.registrations.get_mut(&fd) else { return };
+        if one.answered.is_by_lanes() {
+            if one.answered.lose_marks(&mut self.answered).is_some() {
+                self.unclaim_unused(endpoint);
+            }
+            self.note_number(fd, endpoint);
+            self.frozen = self.frozen.min(NOBODY).checked_sub(1).unwrap_or(NOBODY - 1);
+            self.rename(fd, self.frozen);
         } else {
             self.forget(fd);
             unlist(epoll, endpoint);
@@ -518,21 +575,28 @@ impl Inner {
     }
 
     /// See [`super::thaw_everywhere`].
-    pub(super) fn thaw(&mut self, fd: RawFd, endpoint: &Endpoint) {
+    pub(super) fn thaw(&mut self, epoll: &Epoll, fd: RawFd, endpoint: &Endpoint) {
         let owner = Some(endpoint.reference());
         let is_it = |place: &RawFd| {
             let one = self.registrations.get(place).filter(|_| is_frozen(*place));
             one.is_some_and(|one| one.number == fd && one.owner == owner)
         };
-        if let Some(place) = self.aliases.iter().copied().find(is_it) {
+        let place = self.numbers_of(endpoint).find(is_it);
+        if let Some(place) = place {
             self.rename(place, fd);
+            let is_answered = |one: &Registration| one.answered.is_by_lanes() && one.held.is_armed();
+            if !self.shared && self.registrations.get(&fd).is_some_and(is_answered) {
+                self.name(fd, new_token(epoll));
+                self.set_kernel_events(fd, Some(endpoint));
+            }
         }
     }
 
     /// Has the kernel's set report a registration as the program has made it.
     pub(super) fn restore(&mut self, fd: RawFd) {
         let Some(one) = self.registrations.get_mut(&fd) else { return };
-        if self.shared || !one.name.is_token() {
+        let is_as_made = !one.name.is_token() && !one.exclusive && one.held.events() == one.events;
+        if self.shared || is_as_made {
             return;
         }
         if one.held.is_disarmed() {
@@ -547,10 +611,10 @@ impl Inner {
     fn rename(&mut self, from: RawFd, to: RawFd) {
         let Some(one) = self.registrations.get(&from) else { return };
         self.names.renumber(one.name, to);
+        one.owner.into_iter().for_each(|owner| self.duplicates.rename(owner, from, to));
         self.registrations.rename(from, to);
         self.line.rename(from, to);
-        let lists = self.aliases.iter_mut().chain(&mut self.full);
-        lists.filter(|number| **number == from).for_each(|number| *number = to);
+        self.full.iter_mut().filter(|number| **number == from).for_each(|number| *number = to);
     }
 
     /// See [`super::leave_everywhere`].
@@ -580,7 +644,12 @@ impl Inner {
         if self.shared {
             return;
         }
-        let fd = endpoint.fd.load(Relaxed);
+        for fd in self.numbers_of(endpoint).filter(|fd| !is_frozen(*fd)) {
+            self.refresh_one(fd, endpoint);
+        }
+    }
+
+    fn refresh_one(&mut self, fd: RawFd, endpoint: &Endpoint) {
         let Some(registration) = self.registrations.get_mut(&fd) else { return };
         let wanted = registration.needed_of_kernel(Some(endpoint));
         let enough = wanted & !registration.held.events() == 0;

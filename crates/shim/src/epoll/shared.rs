@@ -302,7 +302,7 @@ impl Inner {
         event: *mut epoll_event,
     ) {
         if operation != libc::EPOLL_CTL_MOD && self.registrations.contains_key(&fd) {
-            self.remove(epoll, fd, endpoint);
+            self.remove(epoll, fd);
         }
         if operation != libc::EPOLL_CTL_DEL {
             // SAFETY: the kernel has read it.
@@ -348,7 +348,7 @@ impl Inner {
         };
         let gone: Vec<RawFd> = self.registrations.iter().filter_map(is_gone).collect();
         for fd in gone {
-            self.remove(epoll, fd, endpoint::behind(fd));
+            self.remove(epoll, fd);
         }
         for (&fd, one) in &present {
             let is_known = self.registrations.contains_key(&fd);

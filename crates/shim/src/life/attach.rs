@@ -362,7 +362,7 @@ pub(crate) fn let_go(endpoint: &Endpoint) {
         endpoint.set_stage(Stage::Plain);
         at
     };
-    epoll::detach_everywhere(endpoint, at.link);
+    epoll::detach_everywhere(endpoint);
     // Whoever sleeps for bytes of its lane would not hear of those of the next.
     if let Some(slot) = endpoint.owner() {
         slot.ring();
@@ -435,7 +435,7 @@ pub(crate) fn after_close(endpoint: &Endpoint) {
     if endpoint.stage() == Stage::Offered {
         WITHDRAW.call(endpoint.reference());
     }
-    epoll::forget_everywhere(endpoint, at.as_ref().map(|at| at.link));
+    epoll::forget_everywhere(endpoint);
     if let Some(at) = at {
         at.link.vacate(at.conn);
         RELEASE.call((*at, family::heirs(endpoint)));

@@ -285,15 +285,15 @@ fn forget_in_sets(entry: Entry, fd: RawFd) {
 
 /// A duplicate lives on, `other`: the endpoint goes by its number from now on.
 fn rename(endpoint: &Endpoint, closed: RawFd, other: Option<RawFd>) {
-    if endpoint.fd.load(Relaxed) == closed {
-        if !endpoint.epolls.lock().is_empty() {
-            // The kernel's set goes on knowing the socket by the closed number.
-            attach::bar(endpoint, Reason::UnknownEpoll);
-        }
-        if let Some(other) = other {
-            epoll::renumber_everywhere(endpoint);
-            endpoint.fd.store(other, Relaxed);
-        }
+    if epoll::has_by_number(endpoint, closed) {
+        // The kernel's set goes on knowing the socket by the closed number, and nobody can change that.
+        attach::bar(endpoint, Reason::ClosedInEpoll);
+    }
+    if endpoint.fd.load(Relaxed) == closed
+        && let Some(other) = other
+    {
+        epoll::renumber_everywhere(endpoint);
+        endpoint.fd.store(other, Relaxed);
     }
     epoll::freeze_everywhere(endpoint, closed);
     // Those who sleep look by which number they go on, before this one is another's.
