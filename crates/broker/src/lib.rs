@@ -27,6 +27,7 @@ mod orphans;
 mod outbox;
 mod pairing;
 mod paths;
+mod place;
 mod present;
 mod principal;
 mod rinse;

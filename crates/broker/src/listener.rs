@@ -82,7 +82,7 @@ struct Made {
 #[derive(Debug)]
 struct Lock {
     path: PathBuf,
-    _file: File,
+    file: File,
 }
 
 impl Listener {
@@ -96,24 +96,23 @@ impl Listener {
             return Ok((Listener { made: None }, socket));
         }
         let path = config.socket.clone();
-        let (directory_mode, socket_mode) = match config.mode {
-            Mode::User => (0o700, 0o600),
-            Mode::System => (SYSTEM_DIRECTORY, 0o666),
-        };
-        make_directory(&path, directory_mode)?;
+        make_directory(&path, config.mode)?;
         let lock = Lock::take(&path)?;
-        remove_stale(&path)?;
-        let address = SocketAddrUnix::new(&path).map_err(|_| ListenError::TooLong { path: path.clone() })?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-            .map_err(ListenError::refused("make a socket for", &path))?;
-        bind(&socket, &address).map_err(ListenError::refused("bind", &path))?;
-        let failed = ListenError::refused("set the mode of", &path);
-        // Nobody can connect before listen, so nobody meets the wrong mode.
-        std::fs::set_permissions(&path, Permissions::from_mode(socket_mode)).map_err(failed)?;
-        let data = path.symlink_metadata().map_err(failed)?;
-        let made = Made { file: (data.dev(), data.ino()), path, lock };
-        Ok((Listener { made: Some(made) }, socket))
+        let (socket, file) = bind_at(&path, config.mode)?;
+        Ok((Listener { made: Some(Made { path, file, lock }) }, socket))
+    }
+
+    /// Listens at its path once more, where its socket is not any more.
+    pub(crate) fn listen_again(&mut self, mode: Mode) -> Result<Option<OwnedFd>, ListenError> {
+        let Some(made) = &mut self.made else { return Ok(None) };
+        if !made.lock.is_in_place() {
+            make_directory(&made.path, mode)?;
+            made.lock = Lock::take(&made.path)?;
+        }
+        let (socket, file) = bind_at(&made.path, mode)?;
+        made.file = file;
+        self.listen(&socket)?;
+        Ok(Some(socket))
     }
 
     /// Lets programs connect, whom a socket that was passed on has let all along.
@@ -121,22 +120,43 @@ impl Listener {
         let Some(made) = &self.made else { return Ok(()) };
         listen(socket, BACKLOG).map_err(ListenError::refused("listen at", &made.path))
     }
+
+    /// Whether the socket's file was made here, and not by who has passed the socket on.
+    pub(crate) fn is_made_here(&self) -> bool {
+        self.made.is_some()
+    }
+
+    /// Whether the file at the path is its own.
+    pub(crate) fn has_its_place(&self) -> bool {
+        self.made.as_ref().is_none_or(|made| is_at(&made.path, made.file))
+    }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some(made) = &self.made {
-            let ours = made.path.symlink_metadata().is_ok_and(|data| (data.dev(), data.ino()) == made.file);
-            if ours {
+            if is_at(&made.path, made.file) {
                 let _ = std::fs::remove_file(&made.path);
             }
-            // While it is still held: whoever waits for it looks again whether the file is still there.
-            let _ = std::fs::remove_file(&made.lock.path);
+            // While it is still held: whoever waits for it looks again whether the file is still there. Where the directory was made
+            // anew, a lock of that name is another broker's.
+            if made.lock.is_in_place() {
+                let _ = std::fs::remove_file(&made.lock.path);
+            }
         }
     }
 }
 
+/// Whether a path names this file. Its inode is not used again as long as somebody has the file open.
+fn is_at(path: &Path, file: (u64, u64)) -> bool {
+    path.symlink_metadata().is_ok_and(|data| (data.dev(), data.ino()) == file)
+}
+
 impl Lock {
+    fn is_in_place(&self) -> bool {
+        self.file.metadata().is_ok_and(|data| is_at(&self.path, (data.dev(), data.ino())))
+    }
+
     fn take(socket: &Path) -> Result<Lock, ListenError> {
         let mut name = socket.as_os_str().to_owned();
         name.push(".lock");
@@ -159,17 +179,39 @@ impl Lock {
             }
             // A broker that stopped meanwhile has removed the file we opened.
             let held = file.metadata().map_err(failed)?;
-            let named = path.symlink_metadata();
-            if named.is_ok_and(|named| (named.dev(), named.ino()) == (held.dev(), held.ino())) {
+            if is_at(&path, (held.dev(), held.ino())) {
                 file.set_len(0).map_err(failed)?;
                 file.write_all(format!("{}\n", std::process::id()).as_bytes()).map_err(failed)?;
-                return Ok(Lock { path, _file: file });
+                return Ok(Lock { path, file });
             }
         }
     }
 }
 
-fn make_directory(socket: &Path, mode: u32) -> Result<(), ListenError> {
+/// Binds a socket to a path that nobody listens at, and says which file that is. The lock is held.
+fn bind_at(path: &Path, mode: Mode) -> Result<(OwnedFd, (u64, u64)), ListenError> {
+    remove_stale(path)?;
+    let address = SocketAddrUnix::new(path).map_err(|_| ListenError::TooLong { path: path.to_owned() })?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(ListenError::refused("make a socket for", path))?;
+    bind(&socket, &address).map_err(ListenError::refused("bind", path))?;
+    let failed = ListenError::refused("set the mode of", path);
+    let mode = match mode {
+        Mode::User => 0o600,
+        Mode::System => 0o666,
+    };
+    // Nobody can connect before listen, so nobody meets the wrong mode.
+    std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
+    let data = path.symlink_metadata().map_err(failed)?;
+    Ok((socket, (data.dev(), data.ino())))
+}
+
+fn make_directory(socket: &Path, mode: Mode) -> Result<(), ListenError> {
+    let mode = match mode {
+        Mode::User => 0o700,
+        Mode::System => SYSTEM_DIRECTORY,
+    };
     let Some(directory) = socket.parent().filter(|directory| !directory.as_os_str().is_empty()) else {
         return Ok(());
     };

@@ -26,6 +26,7 @@ use crate::expiry::expire;
 use crate::listener::{ListenError, Listener};
 use crate::metrics::Metrics;
 use crate::namespaces::Namespaces;
+use crate::place::{Keeper, Step};
 use crate::principal::{Charge, Principal};
 use crate::state::State;
 use crate::sweep::sweep;
@@ -87,7 +88,8 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
         let metrics = Metrics::of(state.clone());
         served.spawn_local(serve_metrics(move || metrics.text(), listener));
     }
-    let accepting = accept(&socket, state, &config);
+    let mut keeper = Keeper::new(listener, config.socket.clone(), config.mode);
+    let accepting = accept(socket, state, config.idle_exit, &mut keeper);
     let result = served
         .run_until(async {
             tokio::select! {
@@ -97,7 +99,7 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
         })
         .await;
     // The file first, so that nobody new arrives while the others are hung up on.
-    drop(listener);
+    drop(keeper);
     tracing::info!("broker has stopped");
     result
 }
@@ -113,18 +115,21 @@ fn sequences() -> Option<Reader> {
     }
 }
 
-async fn accept(socket: &AsyncFd<OwnedFd>, state: Rc<RefCell<State>>, config: &Config) -> Result<(), Error> {
+async fn accept(
+    mut socket: AsyncFd<OwnedFd>,
+    state: Rc<RefCell<State>>,
+    idle_exit: Option<Duration>,
+    keeper: &mut Keeper,
+) -> Result<(), Error> {
     let departed = Rc::new(Notify::new());
     let mut idle_since = Instant::now();
     loop {
-        let idle_until = config
-            .idle_exit
-            .filter(|_| state.borrow().clients.borrow().all() == 0)
-            .map(|idle| idle_since + idle);
+        let idle_until =
+            idle_exit.filter(|_| state.borrow().clients.borrow().all() == 0).map(|idle| idle_since + idle);
         tokio::select! {
             ready = socket.readable() => {
                 let mut ready = ready.map_err(Error::Loop)?;
-                match accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                match accept_with(&socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                     Ok(client) => take_in(client, &state, &departed),
                     Err(Errno::AGAIN) => ready.clear_ready(),
                     Err(Errno::CONNABORTED | Errno::INTR) => {}
@@ -138,6 +143,17 @@ async fn accept(socket: &AsyncFd<OwnedFd>, state: Rc<RefCell<State>>, config: &C
                 }
             }
             () = departed.notified() => idle_since = Instant::now(),
+            () = keeper.due() => match keeper.look() {
+                Step::Stay => {}
+                Step::Move(new) => {
+                    // Whoever had reached the old one.
+                    while let Ok(client) = accept_with(&socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                        take_in(client, &state, &departed);
+                    }
+                    socket = watch(new).map_err(|(_, error)| Error::Loop(error))?;
+                }
+                Step::End => return Ok(()),
+            },
             () = sleep_until(idle_until.unwrap_or(idle_since)), if idle_until.is_some() => {
                 tracing::info!("nobody left to serve");
                 return Ok(());

@@ -106,6 +106,94 @@ fn a_broker_that_is_restarted_pairs_again() {
 }
 
 #[test]
+fn a_broker_whose_directory_is_removed_listens_again_and_pairs_old_clients_with_new_ones() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().join("runtime");
+    let path = place.join("broker.sock");
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let thread = spawn(Config::new(&path, Mode::User), async { drop(stopped.await) });
+    eventually(|| seqpacket::connect(path_bytes(&path)).is_ok());
+    let mut old = Process::connect(&path);
+    let mut news = Vec::new();
+    // The directory, then the socket alone, then the directory again, which somebody else makes.
+    for again in 0..3 {
+        match again {
+            1 => std::fs::remove_file(&path).unwrap(),
+            _ => std::fs::remove_dir_all(&place).unwrap(),
+        }
+        if again == 2 {
+            std::fs::create_dir(&place).unwrap();
+        }
+        eventually(|| seqpacket::connect(path_bytes(&path)).is_ok());
+        let mut new = Process::connect(&path);
+        let ends = loopback("127.0.0.1");
+        old.offer(again, &ends.0);
+        new.offer(again, &ends.1);
+        old.expect_link();
+        new.expect_link();
+        assert_eq!(old.expect_pair().conn, new.expect_pair().conn);
+        news.push(new);
+    }
+    stop.send(()).unwrap();
+    thread.join().unwrap().unwrap();
+    let left: Vec<_> = std::fs::read_dir(&place).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_broker_ends_where_another_has_its_place_and_leaves_that_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().join("runtime");
+    let path = place.join("broker.sock");
+    let first = spawn(Config::new(&path, Mode::User), std::future::pending::<()>());
+    eventually(|| seqpacket::connect(path_bytes(&path)).is_ok());
+    let old = Process::connect(&path);
+    // The second one has the place before the first looks, mostly. Where it has not, the first listens again.
+    let mut second = None;
+    while second.is_none() {
+        std::fs::remove_dir_all(&place).unwrap();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let rival = spawn(Config::new(&path, Mode::User), async { drop(stopped.await) });
+        eventually(|| rival.is_finished() || first.is_finished());
+        second = first.is_finished().then_some((rival, stop));
+    }
+    let (second, stop) = second.expect("it was waited for");
+    first.join().unwrap().unwrap();
+    common::expect_hang_up(&old.socket);
+    // The socket and the lock of the second one are untouched.
+    Process::connect(&path);
+    assert!(matches!(
+        ended(Config::new(&path, Mode::User)),
+        Err(Error::Listen(ListenError::AlreadyRunning { .. }))
+    ));
+    stop.send(()).unwrap();
+    second.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_broker_that_cannot_listen_again_serves_whom_it_has_until_it_can() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().join("runtime");
+    let path = place.join("broker.sock");
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let thread = spawn(Config::new(&path, Mode::User), async { drop(stopped.await) });
+    eventually(|| seqpacket::connect(path_bytes(&path)).is_ok());
+    let (mut one, mut two) = (Process::connect(&path), Process::connect(&path));
+    std::fs::remove_dir_all(&place).unwrap();
+    std::fs::write(&place, "in the way").unwrap();
+    let ends = loopback("127.0.0.1");
+    one.offer(1, &ends.0);
+    two.offer(1, &ends.1);
+    one.expect_link();
+    two.expect_link();
+    assert_eq!(std::fs::read_to_string(&place).unwrap(), "in the way");
+    std::fs::remove_file(&place).unwrap();
+    eventually(|| seqpacket::connect(path_bytes(&path)).is_ok());
+    stop.send(()).unwrap();
+    thread.join().unwrap().unwrap();
+}
+
+#[test]
 fn an_idle_broker_stops_but_not_under_a_client() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("deeper/broker.sock");

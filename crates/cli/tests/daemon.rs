@@ -118,6 +118,92 @@ fn the_service_manager_is_told() {
     assert_eq!(broker.end().code, Some(0));
 }
 
+/// Echoes on every connection; says where in the file that is named.
+const SERVER: &str = "
+import os, socket, sys, threading
+def serve(peer):
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while data := peer.recv(100):
+        peer.sendall(data)
+listener = socket.create_server(('127.0.0.1', 0))
+with open(sys.argv[1] + '.new', 'w') as file:
+    file.write(str(listener.getsockname()[1]))
+os.rename(sys.argv[1] + '.new', sys.argv[1])
+while True:
+    threading.Thread(target=serve, args=listener.accept()[:1]).start()
+";
+const CLIENT: &str = "
+import socket, sys, time
+peer = socket.create_connection(('127.0.0.1', int(open(sys.argv[1]).read())))
+peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+while True:
+    peer.sendall(b'x')
+    assert peer.recv(1) == b'x'
+    time.sleep(0.001)
+";
+
+fn python(shell: &Shell, script: &str) -> Running {
+    let port = shell.path("port");
+    let mut command = shell.shunt(["run", "--", "python3", "-c", script]);
+    command.arg(port);
+    Running::start(command)
+}
+
+/// Waits until the only connection of a process is on shared memory, both ways.
+#[track_caller]
+fn comes_onto_shared_memory(shell: &Shell, what: &str, process: &Running) {
+    let pid = process.0.id();
+    let is_on = |status: &Value| {
+        let all = status["processes"].as_array().into_iter().flatten();
+        let of_it =
+            all.filter(|one| one["pid"] == pid).flat_map(|one| one["connections"].as_array()).flatten();
+        of_it.into_iter().any(|one| one["send"]["road"] == "shm" && one["receive"]["road"] == "shm")
+    };
+    eventually(what, || {
+        let ended = Ended::of(shell.shunt(["status", "--json"]));
+        serde_json::from_str(&ended.stdout).is_ok_and(|status| is_on(&status))
+    });
+}
+
+#[test]
+fn programs_from_before_and_after_their_runtime_directory_was_removed_pair() {
+    let shell = Shell::new();
+    let broker = start(&shell);
+    let _server = python(&shell, SERVER);
+    eventually("the server listens", || shell.path("port").exists());
+    let before = python(&shell, CLIENT);
+    comes_onto_shared_memory(&shell, "a client from before", &before);
+    std::fs::remove_dir_all(shell.path("shunt")).unwrap();
+    eventually("the same broker listens again", || shell.broker_pid() == Some(broker.0.id()));
+    let after = python(&shell, CLIENT);
+    comes_onto_shared_memory(&shell, "a client from after", &after);
+    comes_onto_shared_memory(&shell, "the client from before, still", &before);
+}
+
+#[test]
+fn a_broker_hands_its_programs_over_to_the_one_that_has_its_place() {
+    let shell = Shell::new();
+    let broker = start(&shell);
+    let _server = python(&shell, SERVER);
+    eventually("the server listens", || shell.path("port").exists());
+    let before = python(&shell, CLIENT);
+    comes_onto_shared_memory(&shell, "a client from before", &before);
+    // It does not look at its place before the other one is there.
+    broker.signal("STOP");
+    std::fs::remove_dir_all(shell.path("shunt")).unwrap();
+    Ended::of(shell.shunt(["daemon", "--detach"])).quietly(0);
+    let other = shell.broker_pid();
+    assert!(other.is_some() && other != Some(broker.0.id()));
+    broker.signal("CONT");
+    let ended = broker.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stderr.contains("another broker has the place"), "{ended:?}");
+    let after = python(&shell, CLIENT);
+    comes_onto_shared_memory(&shell, "a client from after, with a server from before", &after);
+    comes_onto_shared_memory(&shell, "the client from before", &before);
+    assert_eq!(shell.broker_pid(), other);
+}
+
 fn listener(shell: &Shell, kind: SocketType) -> OwnedFd {
     std::fs::create_dir(shell.path("shunt")).unwrap();
     let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
