@@ -6,6 +6,7 @@
 mod process;
 mod report;
 mod sockets;
+mod used;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -26,6 +27,7 @@ use process::{Process, Ring};
 use report::{Cause, ConnectionReport, FileReport, Peer, ProcessReport, Report};
 use shunt_start::program;
 use sockets::{Socket, Sockets, State};
+use used::Use;
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<()> {
     let overlay = View::ask(&args.control.control);
@@ -209,11 +211,33 @@ impl Looked<'_> {
         visible(told.filter(|name| !name.is_empty()).unwrap_or(&process.name)).into_owned()
     }
 
-    /// Whether a process has a connection, and its shim has told its broker, which is there, of none that is used.
-    fn unseen_use(&self, process: &Process, state: State, broker: Option<&Path>) -> Option<Obstacle> {
+    /// How much a connection is used of which the shim of its process has told its broker, which is there, nothing.
+    fn use_of(&self, process: &Process, socket: &Socket, broker: Option<&Path>) -> Option<Use> {
         let broker = broker.filter(|path| self.snapshot(path).is_some())?;
-        let is_unseen = self.known(process, broker).is_none_or(|known| known.totals.share.seen == 0);
-        (process.has_shim && state == State::ESTABLISHED && is_unseen).then_some(Obstacle::UnseenUse)
+        let known = self.known(process, broker);
+        let is_told = known.is_some_and(|known| row_of(known, socket).is_some());
+        if !process.has_shim || socket.state != State::ESTABLISHED || is_told {
+            return None;
+        }
+        let is_first = known.is_none_or(|known| known.totals.share.seen == 0);
+        Some(Use::of(process.pid, process.sockets.get(&socket.inode).copied(), is_first))
+    }
+
+    /// Why the shim of a process has told of nothing of a connection.
+    fn why_untold(&self, process: &Process, socket: &Socket, broker: Option<&Path>) -> Vec<Cause> {
+        if !is_of_this_host(socket) {
+            return vec![Reason::RemotePeer.into()];
+        }
+        let unseen = || Cause::of_obstacle(&Obstacle::UnseenUse, &process.name);
+        let unknown = || Cause::of_obstacle(&Obstacle::UntoldUse, &process.name);
+        match self.use_of(process, socket, broker) {
+            Some(Use::Little) => vec![Reason::TooFewOperations.into()],
+            Some(Use::Unseen) => vec![unseen()],
+            Some(Use::Unknown) => vec![unknown()],
+            // It has a cause for all of its connections, or the connection is over.
+            None if socket.state == State::ESTABLISHED => vec![unknown()],
+            None => vec![Reason::Stale.into()],
+        }
     }
 
     /// What keeps all connections of the process on TCP.
@@ -276,10 +300,8 @@ impl Looked<'_> {
             };
         }
         let row = report.broker.as_deref().and_then(|broker| {
-            let processes = &self.snapshot(broker)?.processes;
-            let own = processes.iter().filter(|one| one.pid == process.pid);
-            let is_row = |row: &&Connection| (row.local, row.remote) == (socket.local, socket.remote);
-            own.flat_map(|one| &one.connections).find(is_row).cloned()
+            let own = self.snapshot(broker)?.processes.iter().filter(|one| one.pid == process.pid);
+            own.filter_map(|one| row_of(one, socket)).next().cloned()
         });
         let is_known = report.broker.as_deref().is_some_and(|broker| self.known(process, broker).is_some());
         let peers = self.peers(socket, process.pid);
@@ -289,19 +311,26 @@ impl Looked<'_> {
             None if !report.causes.is_empty() => Vec::new(),
             // Its shim has told of no connection at all: it makes them by the ring.
             None if process.ring != Ring::None && !is_known => vec![Reason::IoUring.into()],
-            None => vec![unseen(socket).into()],
+            None => self.why_untold(process, socket, report.broker.as_deref()),
         };
-        let is_unseen = |cause: &Cause| cause.label == Reason::UnseenWait.label();
-        if process.has_shim && (row.is_none() || causes.iter().any(is_unseen)) {
-            let hidden = process.hides_calls();
-            let unseen = || self.unseen_use(process, socket.state, report.broker.as_deref());
-            let hidden = hidden.or_else(|| unseen().filter(|_| report.causes.is_empty()));
-            causes.extend(hidden.map(|obstacle| Cause::of_obstacle(&obstacle, &process.name)));
+        let is_unseen = |cause: &Cause| {
+            cause.label == Reason::UnseenWait.label() || cause.label == Obstacle::UnseenUse.label()
+        };
+        if process.has_shim
+            && causes.iter().any(is_unseen)
+            && let Some(obstacle) = process.hides_calls()
+        {
+            // It says which calls these are.
+            causes.retain(|cause| cause.label != Obstacle::UnseenUse.label());
+            causes.push(Cause::of_obstacle(&obstacle, &process.name));
         }
         let on_shm = |road: Option<Road>| road == Some(Road::Shm);
         let sends = row.as_ref().map(|row| row.send.road);
         let receives = row.as_ref().map(|row| row.receive.road);
         if !(on_shm(sends) && on_shm(receives)) {
+            if !peers.is_empty() && peers.iter().all(|(peer, _)| peer.under_shunt) {
+                causes.iter_mut().for_each(Cause::know_that_the_peer_is_under_shunt);
+            }
             for (peer, mut causes_there) in peers.iter().map(|(peer, causes)| (peer, causes.clone())) {
                 causes.extend(causes_there.drain(..).map(|cause| cause.at_peer(peer)));
             }
@@ -322,8 +351,8 @@ impl Looked<'_> {
     /// The processes at the other end, each with what keeps all its connections on TCP.
     fn peers(&mut self, socket: &Socket, own: u32) -> Vec<(Peer, Vec<Cause>)> {
         let Some(other) = self.sockets.peer(socket) else { return Vec::new() };
-        let state = other.state;
-        let mut pids = self.sockets.owners(other).to_vec();
+        let other = other.clone();
+        let mut pids = self.sockets.owners(&other).to_vec();
         // A process may be connected to itself.
         if pids.len() > 1 && other.inode != socket.inode {
             pids.retain(|pid| *pid != own);
@@ -332,14 +361,38 @@ impl Looked<'_> {
             let process = Process::look(pid).ok()?;
             let broker = if process.has_shim { self.broker_of(&process) } else { None };
             let mut causes = self.causes(&process, broker.as_deref());
-            let unseen = self.unseen_use(&process, state, broker.as_deref()).filter(|_| causes.is_empty());
-            causes.extend(unseen.map(|obstacle| Cause::of_obstacle(&obstacle, &process.name)));
+            if causes.is_empty() && process.has_shim {
+                causes = self.of_the_other_end(&process, &other, broker.as_deref());
+            }
             let program = self.name(&process, broker.as_deref());
             let peer = Peer { pid, program, under_shunt: process.has_shim };
             Some((peer, causes))
         };
         pids.into_iter().filter_map(describe).collect()
     }
+
+    /// What keeps a connection on TCP, seen from a process under shunt that has the other end: not what this end says of that.
+    fn of_the_other_end(&self, process: &Process, socket: &Socket, broker: Option<&Path>) -> Vec<Cause> {
+        let known = broker.and_then(|path| self.known(process, path));
+        match known.and_then(|known| row_of(known, socket)) {
+            Some(row) => {
+                let says_nothing_new =
+                    [Reason::PeerNotOffered, Reason::PeerWentBack, Reason::TooFewOperations];
+                let reasons = reasons_of(row).into_iter().filter(|reason| !says_nothing_new.contains(reason));
+                reasons.map(|reason| Cause::of_row(reason, row)).collect()
+            }
+            None if process.ring != Ring::None && known.is_none() => vec![Reason::IoUring.into()],
+            None => match self.use_of(process, socket, broker) {
+                Some(Use::Unseen) => vec![Cause::of_obstacle(&Obstacle::UnseenUse, &process.name)],
+                _ => Vec::new(),
+            },
+        }
+    }
+}
+
+/// What the shim of a process has told of a connection.
+fn row_of<'a>(known: &'a shunt_abi::status::Process, socket: &Socket) -> Option<&'a Connection> {
+    known.connections.iter().find(|row| (row.local, row.remote) == (socket.local, socket.remote))
 }
 
 /// A broker that is another user's alone.
@@ -382,14 +435,10 @@ fn reasons_of(row: &Connection) -> Vec<Reason> {
     reasons
 }
 
-/// Why a process under shunt says nothing of a connection.
-fn unseen(socket: &Socket) -> Reason {
-    let local = socket.remote.ip().is_loopback() || socket.remote.ip() == socket.local.ip();
-    match (socket.state, local) {
-        (State::ESTABLISHED, false) => Reason::RemotePeer,
-        (State::ESTABLISHED, true) => Reason::TooFewOperations,
-        _ => Reason::Stale,
-    }
+/// Whether both ends of a connection are of one host, by its addresses; one that is over need not have been.
+fn is_of_this_host(socket: &Socket) -> bool {
+    let is_local = socket.remote.ip().is_loopback() || socket.remote.ip() == socket.local.ip();
+    is_local || socket.state != State::ESTABLISHED
 }
 
 #[cfg(test)]

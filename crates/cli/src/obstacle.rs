@@ -41,8 +41,10 @@ pub(crate) enum Obstacle {
     Go,
     /// It makes system calls besides those of its libc, which the shim does not see.
     OwnCalls(String),
-    /// It has a connection, and the shim has never seen it use one.
+    /// It uses a connection, and the shim has not seen that.
     UnseenUse,
+    /// It has a connection of which the shim has not told, and whether it is used cannot be asked.
+    UntoldUse,
     /// Runs as another user.
     Setuid,
     /// Runs as another group.
@@ -91,6 +93,7 @@ impl Obstacle {
             Obstacle::Go => "go",
             Obstacle::OwnCalls(_) => "own_calls",
             Obstacle::UnseenUse => "unseen_use",
+            Obstacle::UntoldUse => "untold_use",
             Obstacle::Setuid => "setuid",
             Obstacle::Setgid => "setgid",
             Obstacle::Capabilities => "capabilities",
@@ -127,8 +130,11 @@ impl Obstacle {
                 );
             }
             Obstacle::UnseenUse => {
-                "Nothing needs to be done if the connection is not in use. If it is, nothing can be done, unless the program can make its \
-                 calls by the functions of libc."
+                "Nothing can be done, unless the program can make its calls by the functions of libc, and load the library without \
+                 RTLD_DEEPBIND."
+            }
+            Obstacle::UntoldUse => {
+                "Ask as root, once it has been used for a while: that tells the two apart."
             }
             Obstacle::OtherLibc(_) => "Use a build for glibc or musl.",
             Obstacle::OldLibc(_) => "Use musl 1.2.2 or later.",
@@ -167,9 +173,10 @@ impl fmt::Display for Obstacle {
                 write!(f, "it makes system calls by itself, which do not lead to shunt: {why}")
             }
             Obstacle::UnseenUse => f.write_str(
-                "shunt has seen it use no connection at all: whatever comes and goes by this one does so by system calls of its own, in \
-                 code of which it does not tell where functions begin",
+                "it uses the connection past shunt: by system calls of its own, or in a library that is bound to libc directly \
+                 (RTLD_DEEPBIND, as PHP's extensions are)",
             ),
+            Obstacle::UntoldUse => f.write_str("the connection has hardly been used yet, or is used past shunt"),
             Obstacle::Setuid => f.write_str("it is setuid, so the dynamic linker ignores LD_PRELOAD"),
             Obstacle::Setgid => f.write_str("it is setgid, so the dynamic linker ignores LD_PRELOAD"),
             Obstacle::Capabilities => {

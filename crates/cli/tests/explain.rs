@@ -423,11 +423,22 @@ fn a_program_whose_calls_are_not_seen() {
     let script = shell.file("ping.py", PING);
     let client =
         Idle::start(under_shunt(&shell, &["python3", script.to_str().unwrap(), "client", &port, "busy"]));
-    for (process, at) in [(&server, 1), (&client, 1)] {
-        let report = explain(&shell, process.pid());
-        let causes = &report["processes"][0]["connections"][0]["causes"];
-        assert_eq!(causes[at]["label"], "unseen_use", "{report:#}");
-    }
+    let labels = |causes: &Value| -> Vec<String> {
+        let all = causes.as_array().unwrap().iter();
+        all.map(|cause| cause["label"].as_str().unwrap().to_owned()).collect()
+    };
+    let report = explain(&shell, server.pid());
+    let causes = &report["processes"][0]["connections"][0]["causes"];
+    // Not that it is hardly used, and nothing needs to be done.
+    assert_eq!(labels(causes), ["unseen_use"], "{report:#}");
+    let report = explain(&shell, client.pid());
+    let causes = &report["processes"][0]["connections"][0]["causes"];
+    assert_eq!(labels(causes), ["peer_not_offered", "unseen_use"], "{report:#}");
+    // The server is under shunt already.
+    let said = |cause: &Value, name: &str| cause[name].as_str().unwrap().to_owned();
+    assert!(said(&causes[0], "explanation").contains("runs under shunt"), "{report:#}");
+    assert!(!said(&causes[0], "advice").contains("shunt run"), "{report:#}");
+    assert!(said(&causes[1], "explanation").contains("The other end is past-libc"), "{report:#}");
 }
 
 /// One process with both ends of a connection, which it waits for in an epoll set.

@@ -101,6 +101,15 @@ impl Cause {
         Cause { label: obstacle.label().into(), explanation, advice: obstacle.advice(program) }
     }
 
+    /// The other end is known to be under shunt: that is not what keeps it from being offered.
+    pub(super) fn know_that_the_peer_is_under_shunt(&mut self) {
+        if self.label == Reason::PeerNotOffered.label() {
+            self.explanation = "The other end runs under shunt, and has not been offered.".into();
+            self.advice = "Ask `shunt explain` with the other end's process id why: it may have been idle, or be one that shunt does not see."
+                .into();
+        }
+    }
+
     /// A reason, and what it is about as far as the row says.
     pub(super) fn of_row(reason: Reason, row: &Connection) -> Cause {
         let mut cause = Cause::from(reason);
@@ -223,6 +232,7 @@ mod tests {
             Obstacle::Go,
             Obstacle::OwnCalls("WHY".into()),
             Obstacle::UnseenUse,
+            Obstacle::UntoldUse,
             Obstacle::Setuid,
             Obstacle::Setgid,
             Obstacle::Capabilities,
