@@ -153,6 +153,8 @@ reasons! {
         "Have the program remove a descriptor from its epoll instances (EPOLL_CTL_DEL) before it closes it.";
     EpollClosed = 54, "epoll_closed", "An epoll instance was closed while a thread waited in it for the socket.",
         "Have the program end the waits of its threads before it closes an epoll instance.";
+    SpecialFile = 55, "special_file", "sendfile read from something that is no ordinary file, such as a device or a file of /proc.",
+        "Nothing can be done, unless the program can read such a file and write what it has read.";
 }
 
 /// The road one direction of a connection takes.

@@ -2,9 +2,14 @@
 //!
 //! They are raw addresses, as the kernel would be given them: what the program must not touch is a [`Fault`], and no
 //! crash. They are walked with a cursor, so that one call can be served partly by TCP and partly by a lane.
+//!
+//! A cursor covers no more than the kernel moves in one call ([`most_at_once`]): it ends there, in the middle of a piece
+//! if need be, and what lies behind is not part of the call.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::marker::PhantomData;
+
+use shunt_sys::memory::most_at_once;
 
 /// One piece of a buffer, laid out as C's `struct iovec`.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +28,16 @@ pub type Reach = fn(*mut u8, usize) -> bool;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault;
 
+/// Returns how many bytes a call on `pieces` moves at the most: their sum, or `most` if that is less.
+fn cut(pieces: &[Piece], most: usize) -> usize {
+    pieces.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.len)).min(most)
+}
+
+/// Returns how many bytes a call on `pieces` moves at the most.
+pub fn most_of(pieces: &[Piece]) -> usize {
+    cut(pieces, most_at_once())
+}
+
 /// A cursor over the pieces of one call.
 #[derive(Clone, Copy, Debug)]
 struct Cursor<'a> {
@@ -36,7 +51,7 @@ struct Cursor<'a> {
 
 impl<'a> Cursor<'a> {
     fn new(pieces: &'a [Piece], reach: Reach) -> Cursor<'a> {
-        let remaining = pieces.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.len));
+        let remaining = most_of(pieces);
         let (base, count) = (pieces.as_ptr(), pieces.len());
         let mut cursor = Cursor { pieces: base, count, offset: 0, remaining, reach, _pieces: PhantomData };
         cursor.advance(0);
@@ -48,8 +63,22 @@ impl<'a> Cursor<'a> {
         unsafe { std::slice::from_raw_parts(self.pieces, self.count) }
     }
 
-    /// The longest run that is contiguous in memory, at most `limit` bytes.
+    /// Returns the pieces left, the first without what has been used of it, the last as far as the call goes.
+    fn list(&self) -> impl Iterator<Item = Piece> {
+        let (mut skip, mut left) = (self.offset, self.remaining);
+        self.pieces().iter().map_while(move |piece| {
+            let len = (piece.len - skip).min(left);
+            let part = Piece { base: piece.base.wrapping_add(skip), len };
+            let is_within = left > 0;
+            left -= len;
+            skip = 0;
+            is_within.then_some(part)
+        })
+    }
+
+    /// Returns the longest run that is contiguous in memory, at most `limit` bytes.
     fn run(&self, limit: usize) -> (*mut u8, usize) {
+        let limit = limit.min(self.remaining);
         match self.pieces().first() {
             Some(first) => (first.base.wrapping_add(self.offset), (first.len - self.offset).min(limit)),
             None => (std::ptr::null_mut(), 0),
@@ -102,9 +131,9 @@ macro_rules! cursor {
                 self.0.remaining
             }
 
-            /// The pieces left and the offset into the first, for a system call. The first is never used up.
-            pub fn pieces(&self) -> (&'a [Piece], usize) {
-                (self.0.pieces(), self.0.offset)
+            /// Returns the pieces left, for a system call. The first is never used up.
+            pub fn list(&self) -> impl Iterator<Item = Piece> {
+                self.0.list()
             }
 
             /// Moves past `count` bytes, no more than are left.
@@ -200,7 +229,7 @@ mod tests {
         ];
         // SAFETY: the pieces lie in `bytes`, which outlives the cursor.
         let mut source = unsafe { Source::new(&pieces) };
-        assert_eq!((source.remaining(), source.pieces().0.len()), (6, 3));
+        assert_eq!((source.remaining(), source.list().count()), (6, 3));
         assert_eq!(source.run(9), Ok((base, 2)));
         source.advance(1);
         assert_eq!(source.run(9), Ok((base.wrapping_add(1), 1)));
@@ -208,7 +237,48 @@ mod tests {
         assert_eq!(source.run(3), Ok((base.wrapping_add(2), 3)));
         source.advance(4);
         assert_eq!((source.remaining(), source.run(1).map(|run| run.1)), (0, Ok(0)));
-        assert_eq!(source.pieces().0.len(), 0);
+        assert_eq!(source.list().count(), 0);
+    }
+
+    /// All lists of up to three pieces whose lengths lie around a limit, against the sum that a longer number holds.
+    #[test]
+    fn a_call_is_cut_where_the_sum_of_its_pieces_reaches_the_limit() {
+        const MOST: usize = 0x7fff_f000;
+        let lens =
+            [0, 1, 2, MOST / 2, MOST - 1, MOST, MOST + 1, 1 << 31, 3 << 30, usize::MAX - 1, usize::MAX];
+        let base: *mut u8 = std::ptr::null_mut();
+        let check = |pieces: &[Piece]| {
+            let sum: u128 = pieces.iter().map(|piece| piece.len as u128).sum();
+            assert_eq!(cut(pieces, MOST) as u128, sum.min(MOST as u128), "{pieces:?}");
+        };
+        check(&[]);
+        for first in lens {
+            check(&[Piece { base, len: first }]);
+            for second in lens {
+                check(&[Piece { base, len: first }, Piece { base, len: second }]);
+                for third in lens {
+                    check(&[first, second, third].map(|len| Piece { base, len }));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_cursor_ends_where_the_call_is_cut() {
+        let most = most_at_once();
+        let base: *mut u8 = std::ptr::null_mut();
+        let pieces = [most - 10, 0, 4, 100, 7].map(|len| Piece { base, len });
+        // SAFETY: nothing is touched.
+        let mut source = unsafe { Source::new(&pieces) };
+        let lens = |source: &Source<'_>| source.list().map(|piece| piece.len).collect::<Vec<_>>();
+        assert_eq!((source.remaining(), lens(&source)), (most, vec![most - 10, 0, 4, 6]));
+        source.advance(most - 8);
+        assert_eq!((source.remaining(), lens(&source)), (8, vec![2, 6]));
+        source.advance(3);
+        assert_eq!((source.run(100).map(|run| run.1), lens(&source)), (Ok(5), vec![5]));
+        assert!(source.reaches(5));
+        source.advance(5);
+        assert_eq!((source.remaining(), lens(&source), source.run(1).map(|run| run.1)), (0, vec![], Ok(0)));
     }
 
     #[test]

@@ -59,6 +59,18 @@ pub fn ends_as_of_user(address: usize, len: usize) -> bool {
     (cfg!(target_arch = "x86_64") || address <= limit()) && len <= room
 }
 
+/// Returns how many bytes the kernel moves at the most in one read, write, send or receive: its
+/// MAX_RW_COUNT. It cuts a longer buffer, and the sum of a longer list of buffers.
+#[inline]
+pub fn most_at_once() -> usize {
+    most_with_pages_of(page_bytes())
+}
+
+/// Returns MAX_RW_COUNT of a kernel with pages of `page` bytes, a power of two.
+const fn most_with_pages_of(page: usize) -> usize {
+    i32::MAX as usize & !(page - 1)
+}
+
 /// All addresses up to here are a program's.
 #[cfg(target_arch = "x86_64")]
 #[inline]
@@ -232,6 +244,14 @@ mod tests {
     fn map(pages: usize, access: ProtFlags) -> *mut u8 {
         // SAFETY: a new mapping.
         unsafe { mmap_anonymous(null_mut(), pages * page_bytes(), access, MapFlags::PRIVATE) }.unwrap().cast()
+    }
+
+    #[test]
+    fn one_call_moves_whole_pages_and_less_than_2_gib() {
+        for (page, most) in [(4096, 0x7fff_f000), (16_384, 0x7fff_c000), (65_536, 0x7fff_0000)] {
+            assert_eq!(most_with_pages_of(page), most);
+        }
+        assert_eq!(most_at_once() % page_bytes(), 0);
     }
 
     #[test]

@@ -15,3 +15,13 @@ fn numbers_that_no_call_wants() {
 fn addresses_that_cannot_be_touched() {
     both(LIMIT, |host| ask(host, "pointers", 1));
 }
+
+#[test]
+fn one_call_moves_as_much_as_the_kernel_would() {
+    both(LIMIT, |host| ask(host, "large", 1));
+}
+
+#[test]
+fn sendfile_from_everything_that_has_a_descriptor() {
+    both(LIMIT, |host| ask(host, "sources", 1));
+}

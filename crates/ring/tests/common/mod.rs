@@ -65,7 +65,7 @@ impl Buffer {
 pub(crate) fn pour(bytes: impl IntoIterator<Item = u8>, sink: &mut Sink<'_>) -> usize {
     let room = sink.remaining();
     for byte in bytes.into_iter().take(room) {
-        let to = first_byte(sink.pieces());
+        let to = first_byte(sink.list());
         // SAFETY: inside a piece of a sink, which is valid for writes.
         unsafe { *to = byte };
         sink.advance(1);
@@ -76,11 +76,11 @@ pub(crate) fn pour(bytes: impl IntoIterator<Item = u8>, sink: &mut Sink<'_>) -> 
 /// Takes the next byte of a source.
 pub(crate) fn take(source: &mut Source<'_>) -> u8 {
     // SAFETY: inside a piece of a source, which is valid for reads.
-    let byte = unsafe { *first_byte(source.pieces()) };
+    let byte = unsafe { *first_byte(source.list()) };
     source.advance(1);
     byte
 }
 
-fn first_byte((pieces, offset): (&[Piece], usize)) -> *mut u8 {
-    pieces.first().expect("a byte is left").base.wrapping_add(offset)
+fn first_byte(mut pieces: impl Iterator<Item = Piece>) -> *mut u8 {
+    pieces.next().expect("a byte is left").base
 }

@@ -189,6 +189,7 @@ real! {
     fn munmap(address: *mut c_void, len: size_t) -> c_int;
     fn mprotect(address: *mut c_void, len: size_t, access: c_int) -> c_int;
     fn pkey_mprotect(address: *mut c_void, len: size_t, access: c_int, key: c_int) -> c_int;
+    fn mlockall(flags: c_int) -> c_int;
     fn mremap(address: *mut c_void, len: size_t, new_len: size_t, flags: c_int, new_address: *mut c_void) -> *mut c_void;
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
     fn fclose(stream: *mut libc::FILE) -> c_int;

@@ -6,14 +6,14 @@ use std::hint::cold_path;
 use libc::{iovec, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t};
 use shunt_abi::reason::Reason;
 use shunt_ring::user::Piece;
-use shunt_sys::memory;
+use shunt_sys::memory::{self, most_at_once};
 
 use crate::base::journal::Held;
 use crate::base::signal::{self, Shield};
 use crate::base::{clib, errno, kernel, order, process, real, table};
 use crate::life::{attach, resets};
 use crate::ops::hold::Hold;
-use crate::ops::{self, descriptors, held, pipe, receive, send};
+use crate::ops::{self, descriptors, files, held, pipe, receive, send};
 use crate::socket::endpoint::{self, Endpoint};
 use crate::socket::family;
 
@@ -202,14 +202,11 @@ pub(super) fn by_kernel(kernel: impl FnOnce() -> ssize_t) -> Result<usize, i32> 
     usize::try_from(signal::open(Held::NOTHING, kernel)).map_err(|_| errno::get())
 }
 
-/// The kernel moves no more than this in one call.
-const MOST: usize = 0x7fff_f000;
-
 /// The piece of a call with one buffer, or `None` if the kernel must refuse it. The calls of files are also refused for what is
 /// longer than memory, of which those of sockets move no more than they can.
 #[inline]
 fn piece(base: *const c_void, len: size_t, of: Calls) -> Option<[Piece; 1]> {
-    let most = len.min(MOST);
+    let most = len.min(most_at_once());
     let checked = if of == Calls::Files { len } else { most };
     memory::is_of_user(base as usize, checked).then(|| [Piece { base: base.cast_mut().cast(), len: most }])
 }
@@ -240,7 +237,7 @@ pub(super) unsafe fn pieces<'a>(iov: *const iovec, count: usize) -> Option<&'a [
     let pieces: &[Piece] = unsafe { std::slice::from_raw_parts(iov.cast(), count) };
     // A single piece may be longer than memory: no more of it is used than can be.
     let is_single = count == 1 && pieces[0].len <= isize::MAX as usize;
-    let counted = |piece: &Piece| if is_single { piece.len.min(MOST) } else { piece.len };
+    let counted = |piece: &Piece| if is_single { piece.len.min(most_at_once()) } else { piece.len };
     pieces.iter().all(|piece| memory::is_of_user(piece.base as usize, counted(piece))).then_some(pieces)
 }
 
@@ -589,6 +586,12 @@ fn is_negative(len: size_t) -> bool {
     len > isize::MAX as usize
 }
 
+/// Whether the program has asked that writes append, which sendfile refuses.
+fn is_appended_to(out: c_int) -> bool {
+    rustix::fs::fcntl_getfl(crate::base::private::borrow(out))
+        .is_ok_and(|flags| flags.contains(rustix::fs::OFlags::APPEND))
+}
+
 /// Where a sendfile begins to read: at the offset that the program gave, else at the file's own.
 fn start_of(file: c_int, offset: *const off64_t) -> Result<off64_t, i32> {
     if offset.is_null() {
@@ -626,15 +629,20 @@ pub unsafe extern "C-unwind" fn sendfile64(
     let ours = |endpoint: &'static Endpoint| {
         // What cannot be read at an offset (a pipe, a socket, nothing at all), the kernel refuses.
         let begin = match start_of(from, offset) {
-            Ok(begin) if count > 0 && !is_negative(count) => begin,
+            Ok(begin) if count > 0 && !is_negative(count) && !is_appended_to(out) => begin,
             _ => return by_kernel(|| kernel(out)),
         };
+        match files::kind_of(from, begin) {
+            files::Kind::Ordinary => {}
+            files::Kind::Refused => return by_kernel(|| kernel(out)),
+            files::Kind::Special => attach::bar(endpoint, Reason::SpecialFile),
+        }
         let hold = Hold::new(endpoint, out);
         let read_file = |to: *mut u8, len: usize, moved: usize| {
             // SAFETY: `to` has room for `len` bytes in the ring.
             unsafe { kernel::read_at(from, to, len, begin.saturating_add(moved as off64_t)) }
         };
-        let step = send::send_file(&hold, endpoint, count.min(MOST), read_file);
+        let step = send::send_file(&hold, endpoint, count.min(most_at_once()), read_file);
         let outcome = match step {
             // What cannot be read like this cannot be sent either, and sendfile has another word for it.
             Err(libc::EISDIR) => by_kernel(|| kernel(out)),
@@ -710,7 +718,7 @@ pub unsafe extern "C-unwind" fn splice(
     let takes = from_offset.is_null() && to_offset.is_null() && len > 0;
     if takes && rustix::pipe::fcntl_getpipe_size(crate::base::private::borrow(to)).is_ok() {
         // What the lane still holds comes first.
-        if let Some(outcome) = pipe::move_to_pipe(endpoint, from, to, len.min(MOST), flags) {
+        if let Some(outcome) = pipe::move_to_pipe(endpoint, from, to, len.min(most_at_once()), flags) {
             return answer(outcome);
         }
         resets::notice_reset(endpoint, from);

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use libc::{cmsghdr, mmsghdr, msghdr, sockaddr_storage, socklen_t, ssize_t, timespec};
 use shunt_abi::reason::Reason;
-use shunt_ring::user::Piece;
+use shunt_ring::user::{self, Piece};
 use shunt_sys::memory;
 
 use super::io::{
@@ -415,7 +415,7 @@ unsafe fn send_entry(fd: c_int, entry: *mut mmsghdr, flags: c_int) -> Option<boo
     // SAFETY: it can be read and written; the rest is the program's own call.
     unsafe {
         let header = &raw const (*entry).msg_hdr;
-        let wanted = read_header(header).map_or(0, |(_, pieces)| pieces.iter().map(|piece| piece.len).sum());
+        let wanted = read_header(header).map_or(0, |(_, pieces)| user::most_of(pieces));
         let sent = usize::try_from(sendmsg(fd, header, flags)).ok()?;
         (&raw mut (*entry).msg_len).write_unaligned(sent as c_uint);
         Some(sent >= wanted)

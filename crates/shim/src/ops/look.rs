@@ -264,9 +264,8 @@ pub(super) fn by_tcp_now(fd: RawFd, sink: &Sink<'_>, flags: c_int) -> Result<usi
 
 /// The same for no more than `limit` bytes, and a single call.
 fn by_tcp_up_to(fd: RawFd, sink: &Sink<'_>, limit: usize, flags: c_int) -> Result<usize, i32> {
-    let (pieces, offset) = sink.pieces();
     let mut list = NO_PIECES;
-    let count = fill_list(&mut list, pieces, offset);
+    let count = fill_list(&mut list, sink.list());
     let mut left = limit;
     for piece in &mut list[..count] {
         piece.iov_len = piece.iov_len.min(left);
@@ -279,16 +278,14 @@ fn by_tcp_up_to(fd: RawFd, sink: &Sink<'_>, limit: usize, flags: c_int) -> Resul
 /// A peek into `rest` at what TCP has beyond its first `before` bytes, which are seen once more at the beginning of `sink`.
 fn by_tcp_beyond(fd: RawFd, sink: &Sink<'_>, before: usize, rest: &Sink<'_>, flags: c_int) -> usize {
     let mut list = NO_PIECES;
-    let (pieces, offset) = sink.pieces();
-    let filled = fill_list(&mut list, pieces, offset);
+    let filled = fill_list(&mut list, sink.list());
     let (mut left, mut used) = (before, 0);
     while left > 0 && used < filled {
         list[used].iov_len = list[used].iov_len.min(left);
         left -= list[used].iov_len;
         used += 1;
     }
-    let (pieces, offset) = rest.pieces();
-    used += fill_list(&mut list[used..], pieces, offset);
+    used += fill_list(&mut list[used..], rest.list());
     // SAFETY: the message describes the program's own buffer.
     let seen =
         unsafe { kernel::recvmsg_now(fd, &mut empty_message(&mut list[..used]), flags | libc::MSG_DONTWAIT) };
@@ -304,9 +301,8 @@ fn in_lists(
     let mut sink = *sink;
     let mut done = 0;
     loop {
-        let (pieces, offset) = sink.pieces();
         let mut list = NO_PIECES;
-        let count = fill_list(&mut list, pieces, offset);
+        let count = fill_list(&mut list, sink.list());
         let listed: usize = list[..count].iter().map(|piece| piece.iov_len).sum();
         let received = match receive(&mut empty_message(&mut list[..count])) {
             Ok(received) => received,

@@ -3,8 +3,10 @@
 pub(crate) mod descriptors;
 pub(crate) mod epoll_wait;
 pub(crate) mod exec;
+pub(crate) mod files;
 pub(crate) mod held;
 pub(crate) mod hold;
+pub(crate) mod locking;
 mod look;
 pub(crate) mod options;
 pub(crate) mod pipe;

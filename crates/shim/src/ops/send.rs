@@ -529,9 +529,8 @@ fn rest_by_tcp(held: Held, endpoint: &Endpoint, fd: RawFd, source: &Source<'_>, 
     let mut source = *source;
     let mut done = 0;
     while source.remaining() > 0 {
-        let (pieces, offset) = source.pieces();
         let mut list = NO_PIECES;
-        let count = fill_list(&mut list, pieces, offset);
+        let count = fill_list(&mut list, source.list());
         let listed: usize = list[..count].iter().map(|piece| piece.iov_len).sum();
         let message = empty_message(&mut list[..count]);
         // SAFETY: the list describes the program's own buffer.
@@ -561,14 +560,10 @@ fn is_of_connection(errno: i32) -> bool {
     )
 }
 
-/// The first pieces of a cursor as an iovec list; returns how many.
-pub(crate) fn fill_list(list: &mut [iovec], pieces: &[Piece], offset: usize) -> usize {
-    let mut skip = offset;
-    for (to, from) in list.iter_mut().zip(pieces) {
-        *to = iovec { iov_base: from.base.wrapping_add(skip).cast(), iov_len: from.len - skip };
-        skip = 0;
-    }
-    pieces.len().min(list.len())
+/// Puts the first `pieces` into an iovec list; returns how many.
+pub(crate) fn fill_list(list: &mut [iovec], pieces: impl Iterator<Item = Piece>) -> usize {
+    let parts = list.iter_mut().zip(pieces);
+    parts.map(|(to, Piece { base, len })| *to = iovec { iov_base: base.cast(), iov_len: len }).count()
 }
 
 /// A message of nothing but bytes.

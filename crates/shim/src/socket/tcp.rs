@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use libc::pollfd;
 use shunt_abi::reason::Reason;
 use shunt_ring::Sink;
+use shunt_ring::user::Piece;
 use shunt_transport::{Kernel, Waiting};
 
 use crate::base::kernel::{call, has_urgent, poll_now};
@@ -90,9 +91,7 @@ impl Kernel for Tcp<'_> {
 
     fn receive(&self, sink: &mut Sink<'_>) -> Result<usize, i32> {
         // One run of the buffer at a time: an error that came after bytes would be told by nobody.
-        let (pieces, offset) = sink.pieces();
-        let Some(piece) = pieces.first() else { return Ok(0) };
-        let (base, len) = (piece.base.wrapping_add(offset), piece.len - offset);
+        let Some(Piece { base, len }) = sink.list().next() else { return Ok(0) };
         // SAFETY: the kernel checks the program's buffer itself.
         let count = unsafe { receive_now(self.fd, base, len)? };
         self.endpoint.count_received(count);
