@@ -1,11 +1,15 @@
 //! A shared mapping of a sealed memfd. Its other mappers are untrusted, so it is never seen as a slice: only
 //! as a raw pointer, as atomics, or through the bounds-checked helpers here.
 
+use std::ffi::c_void;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mremap_fixed, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags, madvise, mmap, mprotect, mremap, mremap_fixed,
+    munlock, munmap,
+};
 use shunt_abi::page::{BOARD_BYTES, Board, PAGE_BYTES, Page};
 
 use crate::{Errno, Result};
@@ -47,9 +51,8 @@ impl Mapping {
     }
 
     fn map_for(access: ProtFlags, fd: impl AsFd, len: usize) -> Result<Mapping> {
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
-        let start = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0)? };
-        Ok(Mapping { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, len })
+        let start = map_unlocked(fd, len, access)?;
+        Ok(Mapping { start: NonNull::new(start).ok_or(Errno::NOMEM)?, len })
     }
 
     /// Moves the mapping to `place`, over what is mapped there now, in one step: who holds an address there finds the new
@@ -217,6 +220,46 @@ impl Shown {
     /// See [`Mapping::board`]. Only loads are allowed.
     pub fn board(&self) -> Option<&Board> {
         self.0.board()
+    }
+}
+
+/// Maps the first `len` bytes of `fd`, shared. The mapping takes memory only for the pages that are
+/// touched, also in a program that has called mlockall(MCL_FUTURE), and is in no core dump.
+///
+/// With MCL_FUTURE the kernel locks a new mapping, fills it with pages, and counts all of it against
+/// RLIMIT_MEMLOCK. It fills nothing that cannot be accessed, and a mapping that grows keeps its own
+/// flags. So one page is mapped without access and unlocked; then it grows, and access follows.
+pub(crate) fn map_unlocked(fd: impl AsFd, len: usize, access: ProtFlags) -> Result<*mut u8> {
+    let first = len.min(page_bytes());
+    // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
+    let start = unsafe { mmap(ptr::null_mut(), first, ProtFlags::empty(), MapFlags::SHARED, fd, 0)? };
+    let mut mapped = Unfinished { start, len: first };
+    // SAFETY: ours, and no reference into it exists. So it is for the calls below.
+    unsafe {
+        munlock(start, first)?;
+        if len > first {
+            mapped.start = mremap(start, first, len, MremapFlags::MAYMOVE)?;
+            mapped.len = len;
+        }
+        mprotect(mapped.start, len, MprotectFlags::from_bits_retain(access.bits()))?;
+        // Rings may hold what the program has wiped. A dump without them serves as well.
+        madvise(mapped.start, len, Advice::LinuxDontDump)?;
+    }
+    let start = mapped.start.cast();
+    std::mem::forget(mapped);
+    Ok(start)
+}
+
+/// A mapping that is taken back unless it is finished.
+struct Unfinished {
+    start: *mut c_void,
+    len: usize,
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // SAFETY: ours, and no reference into it exists.
+        let _ = unsafe { munmap(self.start, self.len) };
     }
 }
 

@@ -1,12 +1,13 @@
 //! A link as somebody sees it who only reads: nothing here can write to it, whatever happens.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire};
 
 use rustix::fs::{Mode, OFlags, open};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{ProtFlags, munmap};
 
+use crate::mapping::map_unlocked;
 use crate::{Errno, Result};
 
 /// Memory that others write, with its beginning mapped and the rest read from the file: to look at a page that has no memory would make
@@ -24,9 +25,8 @@ unsafe impl Send for View {}
 impl View {
     /// Maps the first `len` bytes of `file`, which must be sealed against shrinking (see [`crate::memfd`]).
     pub fn map(file: OwnedFd, len: usize) -> Result<View> {
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
-        let start = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &file, 0)? };
-        Ok(View { file, start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, mapped: len })
+        let start = map_unlocked(&file, len, ProtFlags::READ)?;
+        Ok(View { file, start: NonNull::new(start).ok_or(Errno::NOMEM)?, mapped: len })
     }
 
     /// The 64-bit word at `offset`, if it is mapped and aligned. What is read afterwards was there when it was written, or is newer.

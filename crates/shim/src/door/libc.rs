@@ -112,6 +112,7 @@ functions! {
     epoll_pwait = epoll_pwait;
     epoll_pwait2 = epoll_pwait2;
     munmap = munmap;
+    mlockall = mlockall;
     mprotect = mprotect;
     execve = execve;
     execveat = execveat;
@@ -174,6 +175,7 @@ by_number! {
     epoll_pwait(epoll, events, most, time, mask) = SYS_epoll_pwait(epoll, events, most, time, mask, MASK);
     epoll_pwait2(epoll, events, most, time, mask) = SYS_epoll_pwait2(epoll, events, most, time, mask, MASK);
     munmap(address, len) = SYS_munmap(address, len);
+    mlockall(flags) = SYS_mlockall(flags);
     mprotect(address, len, access) = SYS_mprotect(address, len, access);
     sigprocmask(how, set, old) = SYS_rt_sigprocmask(how, set, old, MASK);
     execve(path, arguments, environment) = SYS_execve(path, arguments, environment);

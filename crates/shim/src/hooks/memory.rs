@@ -6,6 +6,7 @@ use libc::{off_t, size_t};
 use shunt_sys::memory;
 
 use crate::base::{errno, real};
+use crate::ops::locking;
 
 /// Finds the real functions before the program starts: they are called by allocators that hold locks of their own.
 pub(crate) fn prepare() {
@@ -98,6 +99,15 @@ pub unsafe extern "C-unwind" fn pkey_mprotect(
     let result = unsafe { real::pkey_mprotect(address, len, access, key) };
     memory::forget(address as usize, len);
     result
+}
+
+/// See mlockall(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn mlockall(flags: c_int) -> c_int {
+    locking::lock_all(flags)
 }
 
 /// See mremap(2). C passes the last argument, if there is one, where a named one would be.

@@ -233,6 +233,7 @@ hooks! {
     SYS_pkey_mprotect: |a| changing_memory(libc::SYS_pkey_mprotect, a),
     SYS_mmap: |a| mapping(libc::SYS_mmap, a, a.size(1)),
     SYS_mremap: |a| remapping(a),
+    SYS_mlockall: |a| super::memory::mlockall(a.int(0)),
     #[cfg(target_arch = "x86_64")]
     SYS_poll: |a| readiness::poll(a.pointer(0), a.0[1] as u64, a.int(2)),
     SYS_ppoll: |a| with_mask(libc::SYS_ppoll, a, (a.pointer(3), a.size(4)), |mask| with_time(
