@@ -1,5 +1,6 @@
 //! The broker's socket: one broker per path, a stale file replaced, a live one respected.
 
+use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -10,6 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with, sockopt,
 };
+use rustix::process::geteuid;
 use shunt_sys::{Errno, seqpacket};
 use thiserror::Error;
 
@@ -29,6 +31,15 @@ pub enum ListenError {
         path: PathBuf,
         /// Who holds it; 0 if it is not visible from here.
         pid: u32,
+    },
+    /// A process that is no broker holds the lock.
+    #[error(
+        "another process holds the lock {path}, which others than the broker's user may open; \
+         remove that file, or choose another socket"
+    )]
+    LockHeld {
+        /// The lock.
+        path: PathBuf,
     },
     /// Something that is no socket has the name.
     #[error("{path} exists and is not a socket; remove it, or choose another path")]
@@ -78,12 +89,27 @@ struct Made {
     lock: Lock,
 }
 
-/// Held while a broker runs; the kernel lets go of it however the broker ends.
+/// Held while a broker runs; the kernel releases it however the broker ends.
+///
+/// Whoever can open a file can lock it, be it for reading, and keep a killed broker from starting
+/// again. So nobody but the broker's user may open this one. The root of a container may open
+/// everything in the directory that containers mount, so the file of a system's broker is [not
+/// there](lock_of). Older brokers locked [`OLD_LOCK`], which everybody could read. That file is not
+/// looked at any more; an older broker that runs is found by its socket.
 #[derive(Debug)]
 struct Lock {
     path: PathBuf,
     file: File,
 }
+
+/// The extension of the file that a broker locks, with its process id in it.
+const LOCK: &str = "pid";
+/// The same of brokers before 2026-12.
+const OLD_LOCK: &str = "lock";
+/// The permission bits of whoever is not the owner.
+const OTHERS: u32 = 0o077;
+/// Those of them that let others make files in a directory.
+const OTHERS_WRITE: u32 = 0o022;
 
 impl Listener {
     pub(crate) fn open(config: &mut Config) -> Result<(Listener, OwnedFd), ListenError> {
@@ -97,7 +123,7 @@ impl Listener {
         }
         let path = config.socket.clone();
         make_directory(&path, config.mode)?;
-        let lock = Lock::take(&path)?;
+        let lock = Lock::take(&path, config.mode)?;
         let (socket, file) = bind_at(&path, config.mode)?;
         Ok((Listener { made: Some(Made { path, file, lock }) }, socket))
     }
@@ -107,7 +133,7 @@ impl Listener {
         let Some(made) = &mut self.made else { return Ok(None) };
         if !made.lock.is_in_place() {
             make_directory(&made.path, mode)?;
-            made.lock = Lock::take(&made.path)?;
+            made.lock = Lock::take(&made.path, mode)?;
         }
         let (socket, file) = bind_at(&made.path, mode)?;
         made.file = file;
@@ -157,18 +183,19 @@ impl Lock {
         self.file.metadata().is_ok_and(|data| is_at(&self.path, (data.dev(), data.ino())))
     }
 
-    fn take(socket: &Path) -> Result<Lock, ListenError> {
-        let mut name = socket.as_os_str().to_owned();
-        name.push(".lock");
-        let path = PathBuf::from(name);
+    fn take(socket: &Path, mode: Mode) -> Result<Lock, ListenError> {
+        let path = lock_of(socket, mode);
         let failed = ListenError::refused("lock", &path);
         loop {
             let mut options = OpenOptions::new();
             let no_follow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
-            options.read(true).write(true).create(true).truncate(false).mode(0o644).custom_flags(no_follow);
+            options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(no_follow);
             let mut file = options.open(&path).map_err(failed)?;
+            let held = file.metadata().map_err(failed)?;
+            let is_private = held.uid() == geteuid().as_raw() && held.mode() & OTHERS == 0;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
+                Err(Errno::WOULDBLOCK) if !is_private => return Err(ListenError::LockHeld { path }),
                 Err(Errno::WOULDBLOCK) => {
                     let mut pid = String::new();
                     let _ = (&file).take(16).read_to_string(&mut pid);
@@ -178,19 +205,51 @@ impl Lock {
                 Err(error) => return Err(failed(error.into())),
             }
             // A broker that stopped meanwhile has removed the file we opened.
-            let held = file.metadata().map_err(failed)?;
-            if is_at(&path, (held.dev(), held.ino())) {
-                file.set_len(0).map_err(failed)?;
-                file.write_all(format!("{}\n", std::process::id()).as_bytes()).map_err(failed)?;
-                return Ok(Lock { path, file });
+            if !is_at(&path, (held.dev(), held.ino())) {
+                continue;
             }
+            if !is_private {
+                // Somebody may have it open. Under the lock no other broker takes the next one for
+                // this.
+                std::fs::remove_file(&path).map_err(failed)?;
+                continue;
+            }
+            file.set_len(0).map_err(failed)?;
+            file.write_all(format!("{}\n", std::process::id()).as_bytes()).map_err(failed)?;
+            return Ok(Lock { path, file });
         }
     }
+}
+
+/// The path of a broker's lock: beside the directory of a system's socket if nobody else writes to
+/// where that is, or beside the socket.
+fn lock_of(socket: &Path, mode: Mode) -> PathBuf {
+    let directory = socket.parent().filter(|_| mode == Mode::System);
+    let is_own = |above: &&Path| {
+        let data = above.metadata();
+        data.is_ok_and(|data| data.uid() == geteuid().as_raw() && data.mode() & OTHERS_WRITE == 0)
+    };
+    // Not the root directory.
+    let above = directory.and_then(Path::parent).filter(|above| above.parent().is_some()).filter(is_own);
+    match (above.and(directory), socket.file_name()) {
+        (Some(directory), Some(name)) => beside(&beside(directory, name), LOCK),
+        _ => beside(socket, LOCK),
+    }
+}
+
+/// The path of a file that belongs to another.
+fn beside(other: &Path, extension: impl AsRef<OsStr>) -> PathBuf {
+    let mut name = other.as_os_str().to_owned();
+    name.push(".");
+    name.push(extension);
+    PathBuf::from(name)
 }
 
 /// Binds a socket to a path that nobody listens at, and says which file that is. The lock is held.
 fn bind_at(path: &Path, mode: Mode) -> Result<(OwnedFd, (u64, u64)), ListenError> {
     remove_stale(path)?;
+    // No older broker runs that could need it.
+    let _ = std::fs::remove_file(beside(path, OLD_LOCK));
     let address = SocketAddrUnix::new(path).map_err(|_| ListenError::TooLong { path: path.to_owned() })?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)

@@ -2,11 +2,14 @@
 
 mod common;
 
-use std::os::unix::fs::MetadataExt;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
 
 use common::{Broker, Process, SECOND, eventually, loopback, path_bytes, spawn};
+use rustix::fs::{FlockOperation, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use shunt_abi::control::Announce;
 use shunt_abi::page::{EntryCopy, Which};
@@ -14,6 +17,7 @@ use shunt_abi::reason::Reason;
 use shunt_abi::status::Moved;
 use shunt_broker::{Config, Error, ListenError, Mode, StatusError, status};
 use shunt_sys::seqpacket;
+use tokio::sync::oneshot;
 
 fn ended(config: Config) -> Result<(), Error> {
     spawn(config, std::future::pending::<()>()).join().unwrap()
@@ -62,7 +66,7 @@ fn a_stale_socket_is_replaced_and_a_foreign_one_is_not() {
     };
     // What a killed broker leaves: a file that nobody listens on, and a lock that nobody holds.
     drop(bound());
-    std::fs::write(directory.path().join("broker.sock.lock"), "4194304\n").unwrap();
+    std::fs::write(directory.path().join("broker.sock.pid"), "4194304\n").unwrap();
     let mut config = Config::new(&path, Mode::User);
     config.idle_exit = Some(Duration::from_millis(50));
     assert!(matches!(ended(config), Ok(())));
@@ -83,6 +87,61 @@ fn a_stale_socket_is_replaced_and_a_foreign_one_is_not() {
         Err(Error::Listen(ListenError::NotASocket { .. }))
     ));
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+}
+
+/// A broker in a directory that every user can enter, which stops by itself.
+fn for_all(path: &Path) -> Config {
+    let mut config = Config::new(path, Mode::System);
+    config.idle_exit = Some(Duration::from_millis(50));
+    config
+}
+
+#[test]
+fn no_stranger_keeps_a_killed_broker_from_starting_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("broker.sock");
+    let old_lock = directory.path().join("broker.sock.lock");
+    // What a killed broker of an older version has left, which every user can read, and so lock.
+    std::fs::write(&old_lock, "4194304\n").unwrap();
+    std::fs::set_permissions(&old_lock, Permissions::from_mode(0o644)).unwrap();
+    let stranger = File::open(&old_lock).unwrap();
+    flock(&stranger, FlockOperation::NonBlockingLockExclusive).unwrap();
+    assert!(matches!(ended(for_all(&path)), Ok(())));
+    assert!(!old_lock.exists());
+    // A running one lets nobody but its user open the lock, which is not where containers could
+    // mount it.
+    let path = directory.path().join("deeper/broker.sock");
+    let lock = directory.path().join("deeper.broker.sock.pid");
+    let mut config = for_all(&path);
+    config.idle_exit = None;
+    let (stop, stopped) = oneshot::channel::<()>();
+    let thread = spawn(config, async { drop(stopped.await) });
+    eventually(|| seqpacket::connect(path_bytes(&path)).is_ok());
+    assert_eq!(lock.metadata().unwrap().mode() & 0o777, 0o600);
+    let shared = std::fs::read_dir(path.parent().unwrap()).unwrap();
+    assert_eq!(shared.map(|file| file.unwrap().path()).collect::<Vec<_>>(), [path]);
+    drop(stop);
+    thread.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_lock_that_others_can_open_is_replaced_or_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("broker.sock");
+    let lock = directory.path().join("broker.sock.pid");
+    std::fs::write(&lock, "").unwrap();
+    std::fs::set_permissions(&lock, Permissions::from_mode(0o644)).unwrap();
+    assert!(matches!(ended(for_all(&path)), Ok(())), "nobody holds it");
+    std::fs::write(&lock, "").unwrap();
+    std::fs::set_permissions(&lock, Permissions::from_mode(0o644)).unwrap();
+    let stranger = File::open(&lock).unwrap();
+    flock(&stranger, FlockOperation::NonBlockingLockExclusive).unwrap();
+    match ended(for_all(&path)) {
+        Err(Error::Listen(error @ ListenError::LockHeld { .. })) => {
+            assert!(error.to_string().contains("broker.sock.pid"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

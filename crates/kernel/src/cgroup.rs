@@ -1,10 +1,10 @@
 //! The control group of this process, in general that of version 2, and groups of our own below it.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -128,7 +128,8 @@ fn create_below(own: &Path) -> io::Result<(PathBuf, File)> {
     loop {
         let made = MADE.fetch_add(1, Relaxed);
         let path = own.join(format!("{PREFIX}{}-{made}", std::process::id()));
-        match fs::create_dir(&path) {
+        // A process that can open it can lock it.
+        match DirBuilder::new().mode(0o700).create(&path) {
             // In another PID namespace the same number is another process.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
             created => created?,

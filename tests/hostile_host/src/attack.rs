@@ -1,16 +1,17 @@
 //! What strangers do to a broker. Each attack gets going, says `at work` and what it has reached, and goes on until its standard input
 //! ends.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::exit;
 use std::time::Duration;
 
-use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Resource, getrlimit, getuid, setrlimit};
 use shunt_abi::control::{Announce, Offer, Reply, Request, Status};
 use shunt_abi::geometry::WAITERS;
 use shunt_abi::page::{ENTRIES, EntryCopy, PAGE_BYTES};
@@ -25,7 +26,7 @@ use crate::punch;
 type Attack = fn(&Path);
 
 /// All of them, by name.
-const ATTACKS: [(&str, Attack); 16] = [
+const ATTACKS: [(&str, Attack); 17] = [
     ("silent-clients", silent_clients),
     ("processes", processes),
     ("one-page", one_page),
@@ -41,6 +42,7 @@ const ATTACKS: [(&str, Attack); 16] = [
     ("doorbells", doorbells),
     ("punched-pages", punched_pages),
     ("replace", replace),
+    ("file-locks", file_locks),
     ("spy", spy),
 ];
 
@@ -464,7 +466,7 @@ fn replace(broker: &Path) {
     note("rename", fs::rename(broker, place.join("other")).is_ok());
     note("make", fs::write(place.join("mine"), "").is_ok());
     note("bind", UnixListener::bind(place.join("mine.sock")).is_ok());
-    note("lock", fs::OpenOptions::new().write(true).open(place.join("broker.sock.lock")).is_ok());
+    note("lock", !locked(place).is_empty());
     let mount = |arguments: &[&str]| {
         let mut command = std::process::Command::new("mount");
         command.args(arguments).arg(place).stderr(std::process::Stdio::null());
@@ -474,6 +476,31 @@ fn replace(broker: &Path) {
     note("mount over", mount(&["-t", "tmpfs", "none"]));
     note("connect", Client::connect(broker).is_ok_and(|client| client.next(Duration::from_secs(5)).is_ok()));
     at_work(managed.join(", "));
+}
+
+/// Locks whatever it can open where the broker's files are, as the broker does that starts.
+fn file_locks(broker: &Path) {
+    let place = broker.parent().expect("a directory");
+    let mut held = locked(place);
+    // All that a container has of the host's files is the broker's directory.
+    if !getuid().is_root() {
+        held.extend(locked(place.parent().expect("a directory")));
+    }
+    at_work(held.len());
+}
+
+/// The files in a directory that can be opened and locked.
+fn locked(place: &Path) -> Vec<File> {
+    let files = fs::read_dir(place).into_iter().flatten().flatten().map(|file| file.path());
+    let is_lock = |path: &PathBuf| path.extension().is_some_and(|last| last == "lock" || last == "pid");
+    let opened = files.filter(is_lock).filter_map(|path| File::open(path).ok());
+    // Granted as soon as the broker that has it is killed.
+    opened.inspect(|file| wait_for_lock(file)).collect()
+}
+
+fn wait_for_lock(file: &File) {
+    let file = file.try_clone().expect("a descriptor");
+    std::thread::spawn(move || flock(&file, FlockOperation::LockExclusive).map(|()| std::thread::park()));
 }
 
 /// Asks for the status, and reports what it is told of others.

@@ -26,19 +26,26 @@ impl Broker {
         let directory = tempfile::tempdir().expect("a directory");
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("own directory");
         let host = Net::new();
-        let log = File::create(directory.path().join("log")).expect("own directory");
-        let socket = directory.path().join("broker/broker.sock");
-        let mut command = Command::new(shunt());
-        command.args(["daemon", "--system", "--socket"]).arg(&socket);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let child = host.inside(|| command.spawn()).expect("shunt starts");
+        let child = spawn(directory.path(), &host);
         let mut broker = Broker { directory, child, host };
+        broker.await_status();
+        broker
+    }
+
+    /// Kills it, and starts another in its place.
+    pub fn kill_and_start_again(&mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it is a child");
+        self.child = spawn(self.directory.path(), &self.host);
+        self.await_status();
+    }
+
+    fn await_status(&mut self) {
         let deadline = Instant::now() + Duration::from_secs(20);
-        while broker.status().is_err() {
-            assert!(Instant::now() < deadline && broker.is_running(), "no broker:\n{}", broker.log());
+        while self.status().is_err() {
+            assert!(Instant::now() < deadline && self.is_running(), "no broker:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(10));
         }
-        broker
     }
 
     /// The directory that is for everybody.
@@ -96,6 +103,15 @@ impl Drop for Broker {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Starts a system's broker on a host, whose files are in a directory.
+fn spawn(directory: &Path, host: &Net) -> Child {
+    let log = File::options().create(true).append(true).open(directory.join("log")).expect("own directory");
+    let mut command = Command::new(shunt());
+    command.args(["daemon", "--system", "--socket"]).arg(directory.join("broker/broker.sock"));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    host.inside(|| command.spawn()).expect("shunt starts")
 }
 
 /// The command, as `make test` has built it.

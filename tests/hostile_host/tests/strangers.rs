@@ -104,6 +104,19 @@ fn nobody_takes_its_place() {
     broker.status().expect("it is still the broker's");
 }
 
+/// Neither another user nor a container's root can hold a lock that a killed broker's successor
+/// needs.
+#[test]
+fn nobody_keeps_it_from_starting_again() {
+    let _turns = [turn(Who::User), turn(Who::Container)];
+    let mut broker = Broker::start();
+    let strangers =
+        [Who::User, Who::Container].map(|who| Stranger::start(&broker, attacker(), who, "file-locks"));
+    assert_eq!(strangers.each_ref().map(|stranger| stranger.report.as_str()), ["at work: 0"; 2]);
+    broker.kill_and_start_again();
+    broker.status().expect("a broker answers");
+}
+
 /// What others do, and how much of it, is not told: neither to another user nor to a container's root.
 #[test]
 fn nobody_is_told_of_others() {
