@@ -14,7 +14,6 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::capture::CaptureId;
 use crate::disposal::Disposal;
-use crate::orphans;
 use crate::outbox::{Backlog, Outbox};
 use crate::pairing::ProcessId;
 use crate::present;
@@ -132,8 +131,7 @@ pub(crate) async fn serve(
         state.borrow_mut().end_capture(capture);
     }
     if let Some(process) = process {
-        let orphans = state.borrow_mut().end(process);
-        orphans.into_iter().for_each(|orphan| orphans::follow(state, orphan));
+        state.borrow_mut().end(process);
     }
     fds.into_iter().for_each(|fd| disposal.close(principal, fd));
     if let Ok(outbox) = Rc::try_unwrap(outbox) {

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod allowance;
 mod capture;
 mod complaints;
 mod config;
@@ -22,6 +23,7 @@ mod links;
 mod listener;
 mod metrics;
 mod namespaces;
+mod notifier;
 mod offers;
 mod orphans;
 mod outbox;

@@ -85,7 +85,7 @@ struct Link {
     empty_since: Option<Instant>,
     /// One of the two processes has ended.
     orphaned: bool,
-    /// How many sockets that a dead process has left here are [followed](crate::orphans::follow).
+    /// How many sockets that a dead process has left here are [followed](crate::orphans).
     followed: u32,
     /// If somebody reads along: the connections that there have been since, a bit for each. No place is given out twice meanwhile, so
     /// that nobody's bytes are taken for another's.

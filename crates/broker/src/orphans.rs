@@ -1,35 +1,189 @@
 //! Sockets that a process has left as it ended, of which TCP may tell the peer too little: one that it had shut down and shared with
 //! children, since the peer has had the FIN long ago; and one with bytes of the peer's unread in a lane, since the FIN waits
 //! behind all that the peer has no room for. TCP would reset either once nobody holds it. So the kernel is asked.
+//!
+//! A child may hold such a socket for days, and one user may leave hundreds of thousands. So each
+//! is asked about less and less often, see [`pause`], and each account has a budget of questions.
+//! What comes late because of that is its own. See *Ends* in docs/local-path.md.
 
 use std::cell::RefCell;
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::task::spawn_local;
-use tokio::time::sleep;
+use tokio::sync::Notify;
+use tokio::task::yield_now;
+use tokio::time::sleep_until;
 
 use crate::links::Orphan;
+use crate::principal::{Account, Principal};
 use crate::state::State;
 
-/// Between the first two questions, and the most. In between, as much time again as has passed.
+/// Between the first two questions.
 const FIRST: Duration = Duration::from_millis(1);
-const LAST: Duration = Duration::from_secs(1);
+/// Up to this age the next question comes after as much time again as has passed.
+const YOUNG: Duration = Duration::from_secs(1);
+/// Later it comes after this part of the age, and after [`LAST`] at most.
+const PART: u32 = 16;
+const LAST: Duration = Duration::from_secs(60);
+/// What a question costs an account that has a second each second. A question takes a broker 4 us.
+const COST: Duration = Duration::from_micros(500);
+/// Questions that an account may ask without a pause if it has asked none for a while.
+const BURST: u32 = 8192;
+/// Questions after which others have their turn on the broker's thread.
+const BATCH: usize = 128;
 
-/// Tells the peer once nobody holds the socket any more, which mostly is so by now.
-pub(crate) fn follow(state: &Rc<RefCell<State>>, orphan: Orphan) {
-    if is_over(&mut state.borrow_mut(), &orphan) {
-        return;
+/// Returns how long to wait with the next question about a socket that has been followed for so
+/// long.
+fn pause(age: Duration) -> Duration {
+    if age < YOUNG { age.max(FIRST) } else { (age / PART).clamp(YOUNG, LAST) }
+}
+
+/// The sockets that are asked about.
+#[derive(Debug, Default)]
+pub(crate) struct Orphans {
+    lines: Vec<Line>,
+    /// The line that is first next time.
+    turn: usize,
+    added: u64,
+    /// There is one that is due sooner than all before.
+    changed: Rc<Notify>,
+}
+
+/// The sockets of one account, or of all privileged principals, which have none.
+#[derive(Debug)]
+struct Line {
+    account: Option<Account>,
+    followed: BinaryHeap<Reverse<Followed>>,
+    /// When all questions so far are paid for.
+    paid_at: Instant,
+}
+
+#[derive(Debug)]
+struct Followed {
+    due: Instant,
+    /// Distinguishes sockets that are due at the same time.
+    number: u64,
+    since: Instant,
+    orphan: Orphan,
+}
+
+impl Followed {
+    fn order(&self) -> (Instant, u64) {
+        (self.due, self.number)
     }
-    let state = state.clone();
-    spawn_local(async move {
-        let mut pause = FIRST;
-        sleep(pause).await;
-        while !is_over(&mut state.borrow_mut(), &orphan) {
-            sleep(pause).await;
-            pause = (2 * pause).min(LAST);
+}
+
+impl PartialEq for Followed {
+    fn eq(&self, other: &Followed) -> bool {
+        self.order() == other.order()
+    }
+}
+
+impl Eq for Followed {}
+
+impl PartialOrd for Followed {
+    fn partial_cmp(&self, other: &Followed) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Followed {
+    fn cmp(&self, other: &Followed) -> Ordering {
+        self.order().cmp(&other.order())
+    }
+}
+
+impl Line {
+    /// When the next question may be asked.
+    fn due(&self) -> Option<Instant> {
+        let Reverse(first) = self.followed.peek()?;
+        let allowed = self.paid_at.checked_sub(COST * BURST);
+        Some(allowed.map_or(first.due, |allowed| allowed.max(first.due)))
+    }
+
+    fn take(&mut self, now: Instant) -> Option<Followed> {
+        self.due().filter(|due| *due <= now)?;
+        self.paid_at = self.paid_at.max(now) + COST;
+        self.followed.pop().map(|Reverse(followed)| followed)
+    }
+}
+
+impl Orphans {
+    /// Follows a socket. The first question about it is due now.
+    pub(crate) fn add(&mut self, whose: Principal, orphan: Orphan, now: Instant) {
+        self.added += 1;
+        let followed = Followed { due: now, number: self.added, since: now, orphan };
+        self.put(whose.account(), followed, now);
+        self.changed.notify_one();
+    }
+
+    fn put(&mut self, account: Option<Account>, followed: Followed, now: Instant) {
+        let place = self.lines.iter().position(|line| line.account == account);
+        let place = place.unwrap_or_else(|| {
+            self.lines.push(Line { account, followed: BinaryHeap::new(), paid_at: now });
+            self.lines.len() - 1
+        });
+        self.lines[place].followed.push(Reverse(followed));
+    }
+
+    /// Returns when a question is due, if any is followed.
+    fn due(&self) -> Option<Instant> {
+        self.lines.iter().filter_map(Line::due).min()
+    }
+
+    /// Takes one that is to be asked about now: of each account in turn.
+    fn take(&mut self, now: Instant) -> Option<(Option<Account>, Followed)> {
+        let count = self.lines.len();
+        let places = (self.turn..self.turn + count).map(|place| place % count);
+        let (place, followed) =
+            places.into_iter().find_map(|place| Some((place, self.lines[place].take(now)?)))?;
+        self.turn = place + 1;
+        Some((self.lines[place].account, followed))
+    }
+
+    /// Follows it further.
+    fn put_back(&mut self, account: Option<Account>, followed: Followed, now: Instant) {
+        let due = now + pause(now.saturating_duration_since(followed.since));
+        self.put(account, Followed { due, ..followed }, now);
+    }
+
+    /// Removes the lines that are empty and paid for.
+    fn tidy(&mut self, now: Instant) {
+        self.lines.retain(|line| !line.followed.is_empty() || line.paid_at > now);
+    }
+}
+
+/// Tells the peers of what is followed once nobody holds it any more, which mostly is so by the
+/// first question.
+pub(crate) async fn follow(state: Rc<RefCell<State>>) {
+    let changed = state.borrow().orphans.changed.clone();
+    loop {
+        // Not in the match, which would keep it borrowed.
+        let due = state.borrow().orphans.due();
+        match due {
+            None => changed.notified().await,
+            Some(due) => {
+                tokio::select! {
+                    () = sleep_until(due.into()) => {}
+                    () = changed.notified() => {}
+                }
+            }
         }
-    });
+        ask(&mut state.borrow_mut(), Instant::now());
+        yield_now().await;
+    }
+}
+
+fn ask(state: &mut State, now: Instant) {
+    for _ in 0..BATCH {
+        let Some((account, followed)) = state.orphans.take(now) else { break };
+        if !is_over(state, &followed.orphan) {
+            state.orphans.put_back(account, followed, now);
+        }
+    }
+    state.orphans.tidy(now);
 }
 
 /// Whether there is nothing more to ask: the peer has been told, or nobody would hear it. Leaves the socket's namespace then.
@@ -54,5 +208,104 @@ fn is_held(state: &mut State, orphan: &Orphan) -> bool {
             tracing::debug!(%error, "sock_diag does not answer");
             true
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::links::Place;
+    use crate::pairing::Key;
+    use crate::principal::tests::{ROOT, stranger};
+    use shunt_abi::geometry::Side;
+
+    const MS: Duration = Duration::from_millis(1);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn orphan(cookie: u64) -> Orphan {
+        let address = "127.0.0.1:1".parse().unwrap();
+        let key = Key { netns: 1, local: address, remote: address };
+        Orphan { place: Place { link: 1, conn: 0, side: Side::A }, cookie, key }
+    }
+
+    fn with(whose: Principal, count: u64, now: Instant) -> Orphans {
+        let mut orphans = Orphans::default();
+        (0..count).for_each(|cookie| orphans.add(whose, orphan(cookie), now));
+        orphans
+    }
+
+    /// Asks whatever is due until `end`, and finds each of them held. Returns when questions were
+    /// asked, and about which.
+    fn run(orphans: &mut Orphans, now: &mut Instant, end: Instant) -> Vec<(Instant, u64)> {
+        let mut asked = Vec::new();
+        while *now < end {
+            while let Some((account, followed)) = orphans.take(*now) {
+                asked.push((*now, followed.orphan.cookie));
+                orphans.put_back(account, followed, *now);
+            }
+            *now = orphans.due().unwrap_or(end).max(*now + MS / 10);
+        }
+        asked
+    }
+
+    #[test]
+    fn one_is_asked_about_at_once_then_soon_then_ever_less_often() {
+        let start = Instant::now();
+        let mut orphans = with(ROOT, 1, start);
+        let asked = run(&mut orphans, &mut { start }, start + 7200 * SECOND);
+        let ages: Vec<Duration> = asked.iter().map(|(at, _)| *at - start).collect();
+        assert_eq!(ages[..5], [0, 1, 2, 4, 8].map(|age| age * MS));
+        for pair in ages.windows(2) {
+            let late = pair[1] - pair[0];
+            assert!(late <= FIRST.max(pair[0]).min(YOUNG.max(pair[0] / PART).min(LAST)), "{pair:?}");
+        }
+        assert!(ages.len() < 250, "{} questions in two hours", ages.len());
+    }
+
+    #[test]
+    fn six_thousand_take_less_than_a_thousandth_of_a_processor() {
+        const QUESTION: Duration = Duration::from_micros(4);
+        let start = Instant::now();
+        let mut orphans = with(ROOT, 6000, start);
+        let mut now = start;
+        // The first answers come without a pause.
+        assert_eq!(run(&mut orphans, &mut now, start + MS).len(), 6000);
+        run(&mut orphans, &mut now, start + 900 * SECOND);
+        let hour = run(&mut orphans, &mut now, start + 4500 * SECOND).len() as u32;
+        assert!(hour * QUESTION < 3600 * SECOND / 1000, "{hour} questions in an hour");
+    }
+
+    #[test]
+    fn who_has_very_many_delays_only_his_own() {
+        let start = Instant::now();
+        let (many, one) = (stranger(7, 1), stranger(8, 1));
+        let mut orphans = with(many, 229_000, start);
+        orphans.add(one, orphan(u64::MAX), start);
+        let mut now = start;
+        let asked = run(&mut orphans, &mut now, start + 300 * SECOND);
+        let (of_one, of_many): (Vec<_>, Vec<_>) = asked.iter().partition(|(_, cookie)| *cookie == u64::MAX);
+        assert_eq!(
+            of_one[..4].iter().map(|(at, _)| *at - start).collect::<Vec<_>>(),
+            [0, 1, 2, 4].map(|age| age * MS)
+        );
+        // The budget holds, and no socket is left out.
+        let most = 300 * SECOND.as_micros() / COST.as_micros() + u128::from(BURST) + 1;
+        assert!(of_many.len() as u128 <= most, "{} questions", of_many.len());
+        let mut all: Vec<u64> = of_many.iter().map(|(_, cookie)| *cookie).collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 229_000);
+    }
+
+    #[test]
+    fn who_has_none_left_is_forgotten() {
+        let start = Instant::now();
+        let mut orphans = with(ROOT, 3, start);
+        while orphans.take(start).is_some() {}
+        assert_eq!(orphans.due(), None);
+        orphans.tidy(start);
+        assert_eq!(orphans.lines.len(), 1, "what it has asked is not paid for");
+        orphans.tidy(start + SECOND);
+        assert_eq!(orphans.lines.len(), 0);
     }
 }

@@ -26,6 +26,7 @@ use crate::expiry::expire;
 use crate::listener::{ListenError, Listener};
 use crate::metrics::Metrics;
 use crate::namespaces::Namespaces;
+use crate::orphans::follow;
 use crate::place::{Keeper, Step};
 use crate::principal::{Charge, Principal};
 use crate::state::State;
@@ -84,6 +85,7 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
     let served = LocalSet::new();
     served.spawn_local(sweep(state.clone()));
     served.spawn_local(expire(state.clone()));
+    served.spawn_local(follow(state.clone()));
     if let Some(listener) = metrics {
         let metrics = Metrics::of(state.clone());
         served.spawn_local(serve_metrics(move || metrics.text(), listener));

@@ -5,13 +5,14 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 use prometheus_client::metrics::histogram::Histogram;
 use rustix::fs::fstat;
 use shunt_abi::control::{
-    DecodeError, Doorbell, Hello, Leave, Link, PeerDoorbell, PeerGone, Release, Reply, Request, Unlink,
-    Welcome,
+    DecodeError, Doorbell as NewDoorbell, Hello, Leave, Link, PeerDoorbell, PeerGone, Release, Reply,
+    Request, Unlink, Welcome,
 };
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::{BOARD_BYTES, PAGE_BYTES, Page, Reach};
@@ -30,10 +31,12 @@ use tokio::sync::Notify;
 use crate::capture::Captures;
 use crate::complaints::Complaints;
 use crate::config::Limits;
-use crate::disposal::{Descriptor, Disposal, Kept};
+use crate::disposal::{Descriptor, Disposal};
 use crate::errands::Errands;
-use crate::links::{Dropped, Grant, Links, Orphan, Place};
+use crate::links::{Dropped, Grant, Links, Place};
 use crate::namespaces::Namespaces;
+use crate::notifier::{Doorbell, Notifier};
+use crate::orphans::Orphans;
 use crate::outbox::Outbox;
 use crate::pairing::{Offers, ProcessId};
 use crate::principal::{Budget, Charge, Principal};
@@ -81,6 +84,8 @@ pub(crate) struct State {
     /// There are open offers: see [`crate::expiry`].
     pub(crate) opened: Rc<Notify>,
     rinser: Rinser,
+    notifier: Notifier,
+    pub(crate) orphans: Orphans,
     next_process: ProcessId,
 }
 
@@ -101,7 +106,7 @@ pub(crate) struct Process {
     pub(crate) outbox: Rc<Outbox>,
     /// The network namespace it lived in when it said hello.
     pub(crate) netns: u64,
-    doorbells: BTreeMap<u32, Rc<Kept>>,
+    doorbells: BTreeMap<u32, Arc<Doorbell>>,
     rung_by: Charge,
     page: (u64, u64),
     /// Its first refused offer is a warning, the rest only for debugging: it may have thousands.
@@ -211,6 +216,8 @@ impl State {
             sequences,
             emptied: Rc::default(),
             opened: Rc::default(),
+            notifier: Notifier::new(errands.clone()),
+            orphans: Orphans::default(),
             rinser: Rinser::new(errands),
             next_process: 1,
         }
@@ -341,17 +348,17 @@ impl State {
         self.links.join(id, principal);
     }
 
-    /// A process has ended, or has been hung up on. The sockets that it has left are for [`crate::orphans::follow`].
-    pub(crate) fn end(&mut self, id: ProcessId) -> Vec<Orphan> {
+    /// A process has ended, or has been hung up on. The sockets that it has left are followed.
+    pub(crate) fn end(&mut self, id: ProcessId) {
         self.offers.forget(id);
         let mut bereaved = self.links.forget(id);
-        bereaved.orphans.retain(|orphan| {
-            let is_followed = self.namespaces.join_again(orphan.key.netns);
-            if !is_followed {
-                self.links.end_following(orphan.place);
+        let whose = self.principal(id);
+        for orphan in std::mem::take(&mut bereaved.orphans) {
+            match whose.filter(|_| self.namespaces.join_again(orphan.key.netns)) {
+                Some(whose) => self.orphans.add(whose, orphan, Instant::now()),
+                None => self.links.end_following(orphan.place),
             }
-            is_followed
-        });
+        }
         for peer in bereaved.peers {
             self.say(peer, PeerGone { peer: id }, None);
         }
@@ -364,7 +371,6 @@ impl State {
             self.tell_reach();
         }
         tracing::debug!(process = id, "gone");
-        bereaved.orphans
     }
 
     /// What nobody uses any more is rinsed, and dropped if nobody does so for a while.
@@ -395,11 +401,9 @@ impl State {
     /// Wakes sleepers that have been marked.
     pub(crate) fn ring(&self, asleep: impl IntoIterator<Item = (ProcessId, u32)>) {
         for (process, slot) in asleep {
-            if let Some(doorbell) =
-                self.processes.get(&process).and_then(|process| process.doorbells.get(&slot))
-            {
-                // One that cannot be rung is its owner's loss.
-                let _ = eventfd::ring(doorbell.as_ref());
+            let Some(process) = self.processes.get(&process) else { continue };
+            if let Some(doorbell) = process.doorbells.get(&slot) {
+                self.notifier.notify(process.principal, doorbell);
             }
         }
     }
@@ -427,11 +431,11 @@ impl State {
 
     pub(crate) fn say_doorbells(&self, to: ProcessId, of: ProcessId) {
         for (slot, fd) in self.processes.get(&of).into_iter().flat_map(|process| &process.doorbells) {
-            self.say(to, PeerDoorbell { peer: of, slot: *slot, pad: 0 }, Some(fd.clone()));
+            self.say(to, PeerDoorbell { peer: of, slot: *slot, pad: 0 }, Some(Rc::new(fd.clone())));
         }
     }
 
-    fn doorbell(&mut self, id: ProcessId, doorbell: &Doorbell, fd: OwnedFd) -> Result<(), BadMessage> {
+    fn doorbell(&mut self, id: ProcessId, doorbell: &NewDoorbell, fd: OwnedFd) -> Result<(), BadMessage> {
         if doorbell.slot as usize >= WAITERS {
             self.close_all(id, Some(fd));
             return Err(DecodeError::Field("slot").into());
@@ -446,10 +450,14 @@ impl State {
             self.close_all(id, Some(fd));
             return Ok(());
         }
-        let kept = Rc::new(self.disposal.keep(process.principal, fd));
+        let kept = Arc::new(Doorbell::new(self.disposal.keep(process.principal, fd)));
         process.doorbells.insert(doorbell.slot, kept.clone());
         for peer in self.links.peers(id) {
-            self.say(peer, PeerDoorbell { peer: id, slot: doorbell.slot, pad: 0 }, Some(kept.clone()));
+            self.say(
+                peer,
+                PeerDoorbell { peer: id, slot: doorbell.slot, pad: 0 },
+                Some(Rc::new(kept.clone())),
+            );
         }
         Ok(())
     }

@@ -1,0 +1,201 @@
+//! Notifies waiters through their doorbells, on the [threads](crate::errands) for what takes long.
+//!
+//! A doorbell is a client's file. To notify never sleeps, but takes as long as the list of those
+//! who watch the file is long: see [`crate::allowance`]. So it is not done on the broker's own
+//! thread. Each account has one thread for it at a time and a budget of time. Who has used that up
+//! waits, and everybody of the same account with it; nobody else does. A doorbell that is to be
+//! notified already is not queued again, since one notification tells of all that has happened
+//! before.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use shunt_sys::eventfd;
+
+use crate::allowance::{Allowance, measured};
+use crate::disposal::Kept;
+use crate::errands::Errands;
+use crate::principal::{Account, Principal};
+
+/// A client's doorbell.
+#[derive(Debug)]
+pub(crate) struct Doorbell {
+    fd: Kept,
+    is_queued: AtomicBool,
+}
+
+impl Doorbell {
+    pub(crate) fn new(fd: Kept) -> Doorbell {
+        Doorbell { fd, is_queued: AtomicBool::new(false) }
+    }
+
+    fn notify(&self) {
+        // Before: what happens from now on needs another notification.
+        self.is_queued.store(false, SeqCst);
+        // One that cannot be notified is its owner's loss.
+        let _ = eventfd::ring(self);
+    }
+}
+
+impl AsFd for Doorbell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Notifier {
+    errands: Errands,
+    lines: Arc<Mutex<Lines>>,
+}
+
+/// By account. Privileged principals have none, and no budget.
+type Lines = HashMap<Option<Account>, Line>;
+
+/// The doorbells of one account.
+#[derive(Debug)]
+struct Line {
+    waiting: VecDeque<Arc<Doorbell>>,
+    /// A thread sees to them.
+    is_served: bool,
+    allowance: Allowance,
+}
+
+impl Notifier {
+    pub(crate) fn new(errands: Errands) -> Notifier {
+        Notifier { errands, lines: Arc::default() }
+    }
+
+    /// Notifies soon.
+    pub(crate) fn notify(&self, whose: Principal, doorbell: &Arc<Doorbell>) {
+        if doorbell.is_queued.swap(true, SeqCst) {
+            return;
+        }
+        let (account, now) = (whose.account(), Instant::now());
+        let mut lines = lock(&self.lines);
+        lines.retain(|_, line| line.is_served || !line.allowance.is_clear(now));
+        let line = lines.entry(account).or_insert_with(|| Line {
+            waiting: VecDeque::new(),
+            is_served: false,
+            allowance: Allowance::new(now),
+        });
+        line.waiting.push_back(doorbell.clone());
+        if !std::mem::replace(&mut line.is_served, true) {
+            let lines = self.lines.clone();
+            self.errands.run(whose, move || serve(&lines, account));
+        }
+    }
+}
+
+fn lock(lines: &Mutex<Lines>) -> MutexGuard<'_, Lines> {
+    lines.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Notifies all waiters in the line of an account.
+fn serve(lines: &Mutex<Lines>, account: Option<Account>) {
+    let mut cost = None;
+    loop {
+        let (doorbell, pause) = {
+            let (mut lines, now) = (lock(lines), Instant::now());
+            let Some(line) = lines.get_mut(&account) else { return };
+            if let Some(cost) = cost.take().filter(|_| account.is_some()) {
+                line.allowance.spend(cost, now);
+            }
+            let Some(doorbell) = line.waiting.pop_front() else {
+                line.is_served = false;
+                return;
+            };
+            (doorbell, line.allowance.pause(now))
+        };
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
+        let ((), took) = measured(|| doorbell.notify());
+        cost = Some(took);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disposal::Disposal;
+    use crate::errands::tests::settled;
+    use crate::principal::tests::{ROOT, stranger};
+    use std::os::fd::OwnedFd;
+    use std::time::Duration;
+
+    fn doorbell(errands: &Errands, whose: Principal) -> (Arc<Doorbell>, OwnedFd) {
+        let fd = eventfd::create().unwrap();
+        let listener = eventfd::listen(&fd).unwrap();
+        (Arc::new(Doorbell::new(Disposal::new(errands.clone()).keep(whose, fd))), listener)
+    }
+
+    #[track_caller]
+    fn expect_heard(listener: &OwnedFd) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !eventfd::heard(listener).unwrap() {
+            assert!(Instant::now() < deadline, "nobody was notified");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn each_notification_arrives() {
+        let errands = Errands::default();
+        let notifier = Notifier::new(errands.clone());
+        for whose in [ROOT, stranger(7, 1)] {
+            let (doorbell, listener) = doorbell(&errands, whose);
+            for _ in 0..100 {
+                notifier.notify(whose, &doorbell);
+                expect_heard(&listener);
+            }
+            settled(&errands, whose, 0);
+        }
+    }
+
+    #[test]
+    fn who_has_used_up_the_time_waits_and_nobody_else_does() {
+        let errands = Errands::default();
+        let notifier = Notifier::new(errands.clone());
+        let (attacker, other) = (stranger(7, 1), stranger(8, 1));
+        let now = Instant::now();
+        let mut allowance = Allowance::new(now);
+        allowance.spend(Duration::from_secs(3600), now);
+        let line = Line { waiting: VecDeque::new(), is_served: false, allowance };
+        lock(&notifier.lines).insert(attacker.account(), line);
+        let ((slow, unheard), (fast, heard)) = (doorbell(&errands, attacker), doorbell(&errands, other));
+        for _ in 0..100 {
+            notifier.notify(attacker, &slow);
+            notifier.notify(other, &fast);
+            expect_heard(&heard);
+        }
+        // One thread waits, and one notification.
+        assert_eq!(errands.pending(attacker), 1);
+        assert!(lock(&notifier.lines)[&attacker.account()].waiting.is_empty());
+        assert!(!eventfd::heard(&unheard).unwrap());
+        settled(&errands, other, 0);
+    }
+
+    #[test]
+    fn lines_of_who_owes_nothing_are_forgotten() {
+        let errands = Errands::default();
+        let notifier = Notifier::new(errands.clone());
+        for uid in 1..100 {
+            let (doorbell, listener) = doorbell(&errands, stranger(uid, 1));
+            notifier.notify(stranger(uid, 1), &doorbell);
+            expect_heard(&listener);
+            settled(&errands, stranger(uid, 1), 0);
+        }
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while lock(&notifier.lines).len() > 1 {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(2));
+            let (doorbell, _listener) = doorbell(&errands, ROOT);
+            notifier.notify(ROOT, &doorbell);
+        }
+    }
+}
