@@ -24,6 +24,7 @@ use crate::ops::sleep::{Deadline, Woken};
 use crate::ops::{self, Slowly, held, sleep};
 use crate::socket::endpoint::{self, Endpoint, Seen, TxSide};
 use crate::socket::links::{Attachment, Backed};
+use crate::socket::stall::Verdict;
 use crate::socket::{outgoing, settings};
 
 /// Flags whose meaning on a lane is that of TCP, or that mean nothing to a send of TCP.
@@ -156,7 +157,7 @@ fn complete(endpoint: &Endpoint, side: &TxSide, sleeper: Option<&'static WaiterL
 /// Bytes have come into the lane, with which so many have gone by lanes.
 #[inline(always)]
 fn note_progress(endpoint: &Endpoint, total: u64, seen: &mut Seen) {
-    seen.full_since = None;
+    seen.backlog.forget_wait();
     seen.sends = seen.sends.wrapping_add(1);
     if let Some(entry) = endpoint.entry() {
         entry.shm_sent.store(total, Relaxed);
@@ -360,7 +361,7 @@ impl Call {
                 None
             }
             Lane::Full if waits && settings::really_blocks(endpoint, fd) => {
-                let woken = wait_for_space(&self.hold, endpoint, deadline);
+                let woken = wait_for_space(&self.hold, endpoint, deadline, source.remaining());
                 self.note(woken).ends(done)
             }
             Lane::Full if arm_for_space(endpoint) => None,
@@ -384,7 +385,7 @@ enum Lane {
     Done,
     /// There is no room.
     Full,
-    /// There has been no room for so long that nobody seems to read.
+    /// There has been no room for so long that TCP is to take the rest.
     Stalled,
     /// The other end has been closed, or its process is gone.
     Deserted,
@@ -427,7 +428,9 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         note_progress(endpoint, side.tx.lane_total(), &mut side.seen);
     }
     match outcome {
-        Lane::Full if outgoing::is_stalled(side, &at) => Lane::Stalled,
+        Lane::Full if outgoing::look(endpoint, side, &at, source.remaining()) == Verdict::FallBack => {
+            Lane::Stalled
+        }
         Lane::Left => {
             if side.tx.reason() != Reason::PeerWentBack {
                 process::count_bypass(side.tx.reason());
@@ -480,11 +483,11 @@ fn arm_for_space(endpoint: &Endpoint) -> bool {
 }
 
 /// A full lane, and a caller that may be made to wait.
-fn wait_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline) -> Woken {
-    waiter::waiting(|| sleep_for_space(hold, endpoint, deadline))
+fn wait_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, pending: usize) -> Woken {
+    waiter::waiting(|| sleep_for_space(hold, endpoint, deadline, pending))
 }
 
-fn sleep_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline) -> Woken {
+fn sleep_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, pending: usize) -> Woken {
     if sleep::spin(|| outgoing::writability(endpoint, None) != Some(false)) {
         return Woken::LookAgain { tcp: false };
     }
@@ -497,7 +500,7 @@ fn sleep_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline)
     }
     let woken = if outgoing::writability(endpoint, slot) == Some(false) {
         let held = held::sleep(endpoint, at, slot);
-        sleep::sleep(hold, 0, slot, deadline, Some(outgoing::STALL_NANOS), held)
+        sleep::sleep(hold, 0, slot, deadline, Some(outgoing::longest_sleep(endpoint, pending)), held)
     } else {
         Woken::LookAgain { tcp: false }
     };
@@ -642,14 +645,18 @@ pub(crate) fn send_file(
                     return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Err(libc::EAGAIN) };
                 }
             }
-            Ok(Sent::Full) if outgoing::is_stalled(&mut side, &at) => {
+            Ok(Sent::Full)
+                if outgoing::look(endpoint, &mut side, &at, wanted - moved) == Verdict::FallBack =>
+            {
                 drop(side);
                 give_up(endpoint);
             }
             Ok(Sent::Full) => {
                 drop(side);
                 if waits && settings::really_blocks(endpoint, fd) && hold.take() {
-                    if let Some(outcome) = wait_for_space(hold, endpoint, deadline).ends(moved) {
+                    if let Some(outcome) =
+                        wait_for_space(hold, endpoint, deadline, wanted - moved).ends(moved)
+                    {
                         return outcome.map(FileStep::Moved);
                     }
                 } else if !arm_for_space(endpoint) {
