@@ -345,7 +345,7 @@ mod tests {
         }
         assert!(screen(&app)[4].starts_with("idle"), "the last row stays");
         app.press(KeyEvent::new(KeyCode::Tab, KeyModifiers::NONE));
-        assert!(screen(&app)[4].starts_with("memcached"));
+        assert!(screen(&app)[4].starts_with("memca"));
     }
 
     #[test]
@@ -354,7 +354,7 @@ mod tests {
         app.trouble = Some("no broker at /run/x: gone\x1b[2J".into());
         let shown = screen(&app);
         assert_eq!(shown[2], "no broker at /run/x: gone?[2J");
-        assert!(shown[4].starts_with("memcached"));
+        assert!(shown[4].starts_with("memca"));
     }
 
     #[test]
