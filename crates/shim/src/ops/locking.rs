@@ -35,9 +35,10 @@ pub(crate) fn lock_all(flags: c_int) -> c_int {
     each_mapping(|range, is_ours| {
         let start = range.start as *mut _;
         // The kernel ignores what it cannot fill as well.
-        // SAFETY: neither changes what memory holds.
         let _ = match is_ours {
+            // SAFETY: it does not change what memory holds.
             true => unsafe { munlock(start, range.len()) },
+            // SAFETY: the same.
             false if fills => unsafe { mlock(start, range.len()) },
             false => Ok(()),
         };
