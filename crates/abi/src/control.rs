@@ -216,7 +216,8 @@ messages! {
             /// Which side the receiver of this message is.
             side: u32,
         }
-        /// The offer cannot be paired.
+        /// The offer cannot be paired; or what came of it must end, for a reason for which connections on shared memory end
+        /// ([`Reason::ends_pairs`](crate::reason::Reason::ends_pairs)).
         Refused = 5, fds 0 {
             /// The ticket of the offer.
             ticket: u64,

@@ -79,7 +79,7 @@ impl Handover<'_> {
 /// A handover of this version, complete.
 pub fn decode(bytes: &[u8]) -> Option<Handover<'_>> {
     let (head, rest) = Head::read_from_prefix(bytes).ok()?;
-    if head.magic != MAGIC || head.version != VERSION.into() {
+    if head.magic != MAGIC || head.version != u32::from(VERSION) {
         return None;
     }
     let (held, path) = rest.split_at_checked((head.held as usize).checked_mul(size_of::<Held>())?)?;

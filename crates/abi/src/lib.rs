@@ -11,6 +11,7 @@ pub mod control;
 pub mod door;
 pub mod geometry;
 pub mod handover;
+pub mod local_policy;
 pub mod option;
 pub mod page;
 pub mod reason;

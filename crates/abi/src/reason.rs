@@ -155,6 +155,17 @@ reasons! {
         "Have the program end the waits of its threads before it closes an epoll instance.";
     SpecialFile = 55, "special_file", "sendfile read from something that is no ordinary file, such as a device or a file of /proc.",
         "Nothing can be done, unless the program can read such a file and write what it has read.";
+    OverlayPolicy = 56, "overlay_policy", "The overlay's policy keeps the connection on TCP: its packets are to be seen or limited, or it is not to be.",
+        "Nothing needs to be done if that is meant; else change the rule: `shunt overlay policy show` names them in their order.";
+    OverlayUnclear = 57, "overlay_unclear", "The broker cannot read the overlay's policy, so connections between network namespaces stay on TCP.",
+        "Look into the broker's log for what is wrong with /run/shunt/overlay.policy, and start the overlay's router anew, which writes it.";
+}
+
+impl Reason {
+    /// Returns whether a broker that refuses an offer for this reason means a pair that has come of it as well.
+    pub fn ends_pairs(self) -> bool {
+        matches!(self, Reason::OverlayPolicy | Reason::OverlayUnclear)
+    }
 }
 
 /// The road one direction of a connection takes.

@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use shunt_abi::geometry::DEFAULT_RING_BYTES;
 
+/// Where the overlay's router of this host publishes its policy, unless it is told otherwise.
+pub const OVERLAY_POLICY: &str = "/run/shunt/overlay.policy";
+
 /// Whom the broker serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -34,6 +37,8 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// How much it takes on.
     pub limits: Limits,
+    /// Where the overlay's router publishes its policy.
+    pub overlay_policy: PathBuf,
 }
 
 impl Config {
@@ -47,6 +52,7 @@ impl Config {
             listener: None,
             metrics: None,
             limits: Limits::default(),
+            overlay_policy: OVERLAY_POLICY.into(),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! Inner shape: [`Config`]; `control` is one client's connection; `state` is what all of them share; `offers` decides
 //! what becomes of a socket that was shown; `pairing` and `links` are its two pure halves; `namespaces` and `diag` ask
 //! the kernel; `status` and `metrics` report; `capture` lets
-//! others read along; `rinse` and `sweep` give memory back, `expiry` ends offers of dead sockets. `principal` says for whom
+//! others read along; `overlay` knows the overlay's policy, `rinse` and `sweep` give memory back, `expiry` ends offers of dead sockets. `principal` says for whom
 //! all of this is done and how much of it each may have, `turns` when what takes long is done, `errands` does what may block.
 
 #![forbid(unsafe_code)]
@@ -27,6 +27,7 @@ mod notifier;
 mod offers;
 mod orphans;
 mod outbox;
+mod overlay;
 mod pairing;
 mod paths;
 mod place;
@@ -41,7 +42,7 @@ mod taken;
 mod turns;
 mod watch;
 
-pub use config::{Config, Limits, Mode};
+pub use config::{Config, Limits, Mode, OVERLAY_POLICY};
 pub use listener::ListenError;
 pub use paths::{PathError, SYSTEM_SOCKET, socket_candidates, user_socket};
 pub use server::{Error, run};

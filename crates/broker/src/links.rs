@@ -16,6 +16,7 @@ use shunt_abi::geometry::{
     LANE_END_SHARED, LANE_END_SHUT_DOWN, LANE_FOLLOWED_OFFSET, LANE_HEAD_OFFSET, LANE_RETURNED,
     LANE_TAIL_OFFSET, Side, WAITER_READY_OFFSET, WAITER_SLEEPING_OFFSET, WAITERS,
 };
+use shunt_kernel::sequence::Origin;
 use shunt_sys::{Errno, memfd};
 use thiserror::Error;
 
@@ -65,10 +66,28 @@ struct Holder {
     process: ProcessId,
     /// In how many slots.
     slots: usize,
+    /// What its process calls it.
+    ticket: u64,
     /// Where the kernel finds the socket.
     key: Key,
-    /// The sequence number of the first byte that it receives, if the kernel could be asked.
-    first: Option<u32>,
+    /// Where its streams begin, if the kernel could be asked.
+    origin: Option<Origin>,
+}
+
+/// One end of a pair, or of what may become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) process: ProcessId,
+    pub(crate) ticket: u64,
+    pub(crate) key: Key,
+    pub(crate) origin: Option<Origin>,
+}
+
+impl Held {
+    pub(crate) fn of(offer: &Offer) -> Held {
+        let Offer { process, ticket, key, .. } = *offer;
+        Held { process, ticket, key, origin: offer.seen.map(|seen| seen.origin) }
+    }
 }
 
 #[derive(Debug)]
@@ -238,9 +257,11 @@ impl Links {
         for (side, offer) in sides.into_iter().zip([earlier, later]) {
             link.held[side as usize] |= 1 << conn;
             link.cookies[conn as usize][side as usize] = offer.cookie;
-            let first = offer.seen.map(|seen| seen.origin.received);
-            let new = Holder { process: offer.process, slots: 0, key: offer.key, first };
-            self.holders.entry(offer.cookie).or_insert(new).slots += 1;
+            let Held { process, ticket, key, origin } = Held::of(offer);
+            let new = Holder { process, slots: 0, ticket, key, origin };
+            let holder = self.holders.entry(offer.cookie).or_insert(new);
+            holder.slots += 1;
+            holder.ticket = ticket;
         }
         link.follow(self.geometry, 1 << conn);
         if link.is_full() {
@@ -467,7 +488,21 @@ impl Links {
     fn sight_of(&self, link: &Link, conn: u32) -> Option<Sight> {
         let cookies = link.cookies[conn as usize];
         let [one, other] = [self.holders.get(&cookies[0])?, self.holders.get(&cookies[1])?];
-        Some(Sight { conn, cookies, keys: [one.key, other.key], first: [one.first, other.first] })
+        let first = [one, other].map(|holder| holder.origin.map(|origin| origin.received));
+        Some(Sight { conn, cookies, keys: [one.key, other.key], first })
+    }
+
+    /// Returns the two ends of each connection that both of its processes hold.
+    pub(crate) fn held(&self) -> Vec<[Held; 2]> {
+        let end = |cookie: u64| {
+            let Holder { process, ticket, key, origin, .. } = *self.holders.get(&cookie)?;
+            Some(Held { process, ticket, key, origin })
+        };
+        let cookies = self
+            .links
+            .values()
+            .flat_map(|link| bits(link.held[0] & link.held[1]).map(|conn| link.cookies[conn]));
+        cookies.filter_map(|[one, other]| Some([end(one)?, end(other)?])).collect()
     }
 
     /// What has happened to links that somebody reads along, since this was last asked.

@@ -132,6 +132,10 @@ impl State {
                 Finding::Occupied(older) => self.refuse_open(&older, Reason::Stale),
                 Finding::Counterpart(other) | Finding::Unlike(other) => match self.judge(&offer, &other) {
                     Ok(Verdict::Pair) => {
+                        if let Some(reason) = self.forbids(&offer, &other) {
+                            self.refuse_open(&other, reason);
+                            return self.refuse(offer.process, offer.ticket, reason);
+                        }
                         self.offers.remove(&other.key);
                         return self.pair(&other, &offer);
                     }
@@ -260,7 +264,7 @@ impl State {
         Reason::NotTcp
     }
 
-    fn refuse(&mut self, id: ProcessId, ticket: u64, reason: Reason) {
+    pub(crate) fn refuse(&mut self, id: ProcessId, ticket: u64, reason: Reason) {
         self.count(self.principal(id), |tally| *tally.offers_refused.entry(reason).or_default() += 1);
         tracing::debug!(process = id, ticket, reason = reason.label(), "offer refused");
         self.say(id, Refused { ticket, reason: reason as u32, pad: 0 }, None);

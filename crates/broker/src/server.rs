@@ -27,6 +27,7 @@ use crate::listener::{ListenError, Listener};
 use crate::metrics::Metrics;
 use crate::namespaces::Namespaces;
 use crate::orphans::follow;
+use crate::overlay::{self, Overlay};
 use crate::place::{Keeper, Step};
 use crate::principal::{Charge, Principal};
 use crate::state::State;
@@ -79,13 +80,15 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
     // Last, so that whoever reaches the broker finds all that it offers.
     listener.listen(&socket)?;
     let limits = config.limits.within(descriptors);
+    let policy = Overlay::new(config.overlay_policy.clone());
     let socket = watch(socket).map_err(|(_, error)| Error::Loop(error))?;
     tracing::info!(socket = %config.socket.display(), mode = ?config.mode, "broker is listening");
-    let state = Rc::new(RefCell::new(State::new(geometry, limits, namespaces, sequences())));
+    let state = Rc::new(RefCell::new(State::new(geometry, limits, namespaces, policy, sequences())));
     let served = LocalSet::new();
     served.spawn_local(sweep(state.clone()));
     served.spawn_local(expire(state.clone()));
     served.spawn_local(follow(state.clone()));
+    served.spawn_local(overlay::watch(state.clone()));
     if let Some(listener) = metrics {
         let metrics = Metrics::of(state.clone());
         served.spawn_local(serve_metrics(move || metrics.text(), listener));

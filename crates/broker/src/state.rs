@@ -38,6 +38,7 @@ use crate::namespaces::Namespaces;
 use crate::notifier::{Doorbell, Notifier};
 use crate::orphans::Orphans;
 use crate::outbox::Outbox;
+use crate::overlay::Overlay;
 use crate::pairing::{Offers, ProcessId};
 use crate::principal::{Budget, Charge, Principal};
 use crate::rinse::Rinser;
@@ -76,6 +77,7 @@ pub(crate) struct State {
     /// The files of all pages, by device and inode.
     pages: HashSet<(u64, u64)>,
     pub(crate) namespaces: Namespaces,
+    pub(crate) overlay: Overlay,
     pub(crate) offers: Offers,
     /// What tells the ends of a connection across namespaces, if this broker may load it.
     pub(crate) sequences: Option<Reader>,
@@ -188,6 +190,7 @@ impl State {
         geometry: Geometry,
         limits: Limits,
         namespaces: Namespaces,
+        overlay: Overlay,
         sequences: Option<Reader>,
     ) -> State {
         let errands = Errands::default();
@@ -212,6 +215,7 @@ impl State {
             captures: Captures::default(),
             pages: HashSet::new(),
             namespaces,
+            overlay,
             offers: Offers::new(limits.all_offers),
             sequences,
             emptied: Rc::default(),

@@ -4,10 +4,12 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::time::Duration;
 
 use common::stuck::Stuck;
 use common::{Broker, Process, addresses, eventually};
+use shunt_abi::control::Reply;
 use shunt_abi::page::Reach;
 use shunt_abi::reason::Reason;
 use shunt_netns::Net;
@@ -122,6 +124,73 @@ fn containers_of_one_bridge_are_paired() {
         }
         expect_pair((&mut one, 1), (&mut two, 2));
     }
+}
+
+/// Publishes, as the overlay's router does, whether connections to a port of the containers' may take shared memory.
+fn publish_policy(path: &Path, port: u16, shared: bool) {
+    let rule =
+        format!(r#"{{"from":null,"to":["172.30.0.0/24"],"ports":[[{port},{port}]],"shared":{shared}}}"#);
+    let text =
+        format!(r#"{{"version":1,"prefixes":["172.30.0.0/24"],"rules":[{rule}],"shared-by-default":true}}"#);
+    let beside = path.with_extension("new");
+    std::fs::write(&beside, text).unwrap();
+    std::fs::rename(beside, path).unwrap();
+}
+
+#[test]
+fn the_overlays_policy_is_asked_before_two_containers_are_paired_and_ends_pairs_when_it_changes() {
+    let host = Host::new(2);
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("overlay.policy");
+    let broker = host.net.inside(|| Broker::start_with(|config| config.overlay_policy = file.clone()));
+    let [server, client] = &host.containers[..] else { unreachable!() };
+    let (mut one, mut two) = (broker.process_in(client), broker.process_in(server));
+    let mut connected = |port: u16| {
+        let address = format!("172.30.0.10:{port}");
+        let mut ends = connect(client, server, &address, &address);
+        talk(&mut ends.0, &mut ends.1);
+        ends
+    };
+    publish_policy(&file, 7001, false);
+    let ends = connected(7001);
+    one.offer(1, &ends.0);
+    one.sync();
+    two.offer(2, &ends.1);
+    one.expect_refusal(1, Reason::OverlayPolicy);
+    two.expect_refusal(2, Reason::OverlayPolicy);
+    // What the policy says of another port is no matter, and the same may be later.
+    let others = connected(7002);
+    two.offer(3, &others.1);
+    two.sync();
+    one.offer(4, &others.0);
+    expect_pair((&mut one, 4), (&mut two, 3));
+    publish_policy(&file, 7001, true);
+    one.offer(5, &ends.0);
+    one.sync();
+    two.offer(6, &ends.1);
+    assert_eq!((one.expect_pair().ticket, two.expect_pair().ticket), (5, 6));
+    // A pair that there is ends, and no other.
+    publish_policy(&file, 7002, false);
+    one.expect_refusal(4, Reason::OverlayPolicy);
+    two.expect_refusal(3, Reason::OverlayPolicy);
+    one.silence();
+    // Something that says nothing ends them all, and the file's end lets them be again.
+    std::fs::write(&file, "").unwrap();
+    let ended = [one.next(), one.next()].map(|(reply, _)| match reply {
+        Reply::Refused(refused) => (refused.ticket, Reason::parse(refused.reason as u16)),
+        other => panic!("expected a refusal, got {other:?}"),
+    });
+    for ticket in [4, 5] {
+        assert!(ended.contains(&(ticket, Some(Reason::OverlayUnclear))), "{ended:?}");
+    }
+    std::fs::remove_file(&file).unwrap();
+    let third = connected(7003);
+    one.offer(7, &third.0);
+    one.sync();
+    // Whatever it has been told meanwhile of its own.
+    while !matches!(two.next(), (Reply::Refused(refused), _) if refused.ticket == 6) {}
+    two.offer(8, &third.1);
+    assert_eq!(one.expect_pair().ticket, 7);
 }
 
 #[test]

@@ -187,6 +187,10 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "ADDR", value_parser = parse_metrics)]
     pub(crate) metrics: Option<SocketAddr>,
 
+    /// Where the overlay's router publishes its policy, beside its control socket
+    #[arg(long, value_name = "PATH", default_value = shunt_broker::OVERLAY_POLICY)]
+    pub(crate) overlay_policy: PathBuf,
+
     /// Start in the background, and return when the broker accepts programs
     #[arg(long)]
     pub(crate) detach: bool,

@@ -149,6 +149,22 @@ except ConnectionResetError:
     assert_eq!(status["connections"]["server"]["denied"], json!({ "denied": 4 }), "{status}");
 }
 
+/// What the broker of a host reads about connections within that host.
+#[test]
+fn a_policy_is_published_for_connections_of_one_host() {
+    let lab = Lab::with_routers();
+    let published = || -> serde_json::Value {
+        let text = std::fs::read_to_string(lab.control(A).with_extension("policy")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    assert_eq!(published()["shared-by-default"], true);
+    lab.apply(A, "default = 'deny'\n[[rule]]\nname = 'seen'\naction = 'overlay'\nports = [9000]\n");
+    let policy = published();
+    assert_eq!(policy["shared-by-default"], false);
+    assert_eq!(policy["rules"][0]["shared"], false);
+    assert_eq!(policy["rules"][0]["ports"], serde_json::json!([[9000, 9000]]));
+}
+
 #[test]
 fn a_rule_that_needs_packets_leaves_a_connection_on_the_overlay() {
     let mut lab = Lab::with_routers();

@@ -41,6 +41,16 @@ impl Origin {
             Origin { sent: self.received.wrapping_sub(1), received: self.sent },
         ]
     }
+
+    /// Returns whether this end has called connect and the other has accepted. None: they are not the ends of one connection.
+    pub fn has_opened(self, other: Origin) -> Option<bool> {
+        let [if_so, if_not] = self.mirrored();
+        match other {
+            other if other == if_so => Some(true),
+            other if other == if_not => Some(false),
+            _ => None,
+        }
+    }
 }
 
 /// A socket that has been looked at.

@@ -13,6 +13,7 @@ use crate::connections::{Changes, Place};
 use crate::errand::{ALL, reserved};
 use crate::namespace::Namespace;
 use crate::policy::Policy;
+use crate::published;
 use crate::shared::Shared;
 
 /// So many threads end the connections of a network namespace: a program can hold up one for each socket whose lock it holds.
@@ -22,6 +23,7 @@ const WORKERS: usize = 4;
 pub(crate) async fn apply(shared: &Arc<Shared>, policy: Policy) -> Value {
     let began = Instant::now();
     let rules = policy.rules();
+    published::publish(&shared.loaded().config, &policy);
     let Changes { forbidden, stayed, shapes } = shared.connections.replace(policy);
     // None begins what this policy forbids because the one before did not.
     shared.guests.forget(shared.loaded().config.ask()).await;

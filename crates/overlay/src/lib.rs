@@ -33,6 +33,7 @@ mod namespace;
 mod options;
 mod peers;
 mod policy;
+mod published;
 mod reason;
 mod request;
 mod router;

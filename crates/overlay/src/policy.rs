@@ -10,6 +10,7 @@ use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+use shunt_abi::local_policy::{self, LocalPolicy, LocalRule, Prefix};
 use shunt_sys::Errno;
 
 pub use file::PolicyError;
@@ -117,6 +118,27 @@ impl Policy {
         self.rules.iter().position(|rule| rule.matches(flow))
     }
 
+    /// Returns what this means for connections between containers of one host: those that it allows, and whose packets nobody is to see
+    /// or to slow down, may take shared memory. A class is one of the host network's.
+    pub(crate) fn on_one_host(&self, overlay: &[IpNet]) -> LocalPolicy {
+        let shared = |verdict| matches!(verdict, Verdict::Allow(Shape { rate: None, .. }));
+        let rule = |rule: &Rule| LocalRule {
+            from: rule.from.as_deref().map(prefixes),
+            to: rule.to.as_deref().map(prefixes),
+            ports: rule
+                .ports
+                .as_deref()
+                .map(|ports| ports.iter().map(|Ports(it)| (*it.start(), *it.end())).collect()),
+            shared: shared(rule.verdict()),
+        };
+        LocalPolicy {
+            version: local_policy::VERSION,
+            prefixes: prefixes(overlay),
+            rules: self.rules.iter().map(rule).collect(),
+            shared_by_default: shared(self.default.verdict()),
+        }
+    }
+
     pub(crate) fn rules(&self) -> usize {
         self.rules.len()
     }
@@ -125,6 +147,10 @@ impl Policy {
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.rules.iter().map(|rule| rule.name.as_str())
     }
+}
+
+fn prefixes(nets: &[IpNet]) -> Vec<Prefix> {
+    nets.iter().map(|net| Prefix::new(net.addr(), net.prefix_len())).collect()
 }
 
 impl Default {
@@ -200,6 +226,25 @@ mod tests {
         assert_eq!(verdict("fd00:50:1::2", "[fd00:50:2::2]:80"), Verdict::Deny(Denial::TimedOut));
         assert_eq!(policy.rule(flow("10.50.1.4", "10.50.2.2:80")), None);
         assert_eq!(Policy::open().verdict(flow("1.2.3.4", "5.6.7.8:9")), Verdict::Allow(Shape::default()));
+    }
+
+    #[test]
+    fn only_what_nobody_is_to_see_or_slow_down_is_shared_on_one_host() {
+        let policy = Policy::parse(
+            "default = 'deny'\n[[rule]]\nname = 'a'\naction = 'overlay'\nfrom = ['10.50.1.1']\nports = ['80-90']\n\
+             [[rule]]\nname = 'b'\naction = 'allow'\nto = ['10.50.1.0/24']\nrate = '1gbit'\n\
+             [[rule]]\nname = 'c'\naction = 'allow'\nto = ['10.50.2.0/24']\ndscp = 'ef'\npriority = 3\n",
+        )
+        .unwrap();
+        let local = policy.on_one_host(&["10.50.0.0/16".parse().unwrap()]);
+        let allows = |source: &str, destination: &str| {
+            let Flow { source, destination } = flow(source, destination);
+            local.allows(&[local_policy::LocalFlow { source, destination }])
+        };
+        assert!(!allows("10.50.1.1", "10.50.2.2:80") && allows("10.50.1.1", "10.50.2.2:91"));
+        assert!(!allows("10.50.1.3", "10.50.1.2:1") && !allows("10.50.1.3", "10.50.3.2:1"));
+        let open = Policy::open().on_one_host(&["10.50.0.0/16".parse().unwrap()]);
+        assert!(open.shared_by_default && open.rules.is_empty());
     }
 
     #[test]

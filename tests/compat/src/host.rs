@@ -180,6 +180,9 @@ impl Host {
             .native()
             .args(["daemon", "--socket"])
             .arg(self.broker_socket())
+            // That of the machine's own overlay is no affair of the tests.
+            .arg("--overlay-policy")
+            .arg(self.path("overlay.policy"))
             .start("broker");
         *self.broker.lock().expect("no holder panics") = Some(broker);
         wait_until("the broker", || self.status().is_some());

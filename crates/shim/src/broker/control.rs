@@ -154,6 +154,10 @@ fn carry_out(deeds: Vec<Deed>) {
             Deed::Refuse(name, reason) => {
                 if let Some(endpoint) = name.resolve() {
                     take_back(endpoint, reason, endpoint.offer_after.load(Relaxed).saturating_mul(16));
+                    // It may have been paired before.
+                    if reason.ends_pairs() {
+                        attach::go_back(endpoint, reason);
+                    }
                 }
             }
             Deed::Retire(link) => retire(link),

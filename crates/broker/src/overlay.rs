@@ -1,0 +1,298 @@
+//! The overlay's policy for connections between containers of this host. The router writes it into a file (docs/adr/0034), which is looked
+//! at before a pair is made across network namespaces, and from time to time for the pairs that there are.
+//!
+//! In doubt a connection stays on TCP: a file that cannot be read, belongs to somebody else or is of another version forbids all of
+//! them. Without a file there is no overlay on this host. The router's end changes nothing: its last word holds.
+
+use std::cell::RefCell;
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use rustix::fs::OFlags;
+use shunt_abi::local_policy::{LocalFlow, LocalPolicy, VERSION};
+use shunt_abi::reason::Reason;
+use thiserror::Error;
+use tokio::time::sleep;
+
+use crate::links::Held;
+use crate::pairing::Offer;
+use crate::state::State;
+
+/// How soon a new policy is noticed for the pairs that there are.
+const TICK: Duration = Duration::from_millis(250);
+/// No policy is longer, by far.
+const LONGEST: u64 = 16 << 20;
+
+/// What the router has published last.
+#[derive(Debug)]
+pub(crate) struct Overlay {
+    file: PathBuf,
+    known: Known,
+    policy: Published,
+    /// The pairs that there are have not been compared with it.
+    is_new: bool,
+}
+
+/// What a router has published.
+#[derive(Debug)]
+enum Published {
+    /// Nothing: there is no overlay here.
+    Nothing,
+    Policy(LocalPolicy),
+    /// Something that says nothing.
+    Unclear,
+}
+
+/// Which file was read. A router replaces it whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Known {
+    #[default]
+    None,
+    File {
+        place: (u64, u64),
+        changed: (i64, i64),
+        len: u64,
+    },
+    /// It is there, and cannot be looked at.
+    Hidden,
+}
+
+/// Why a file says nothing.
+#[derive(Debug, Error)]
+enum Unclear {
+    #[error("{0}")]
+    Read(#[from] std::io::Error),
+    #[error("it belongs to the user {0}, or others can write to it")]
+    Owner(u32),
+    #[error("{0}")]
+    Malformed(#[from] serde_json::Error),
+    #[error("its version is {0}, and this broker reads {VERSION}: start the older of router and broker anew")]
+    Version(u64),
+}
+
+impl Overlay {
+    pub(crate) fn new(file: PathBuf) -> Overlay {
+        Overlay { file, known: Known::None, policy: Published::Nothing, is_new: false }
+    }
+
+    /// Looks whether the router has published another policy, which takes one question to the kernel.
+    pub(crate) fn renew(&mut self) {
+        let known = Known::of(&self.file);
+        if known == self.known {
+            return;
+        }
+        self.known = known;
+        self.is_new = true;
+        self.policy = match (known, read(&self.file)) {
+            (Known::None, _) => Published::Nothing,
+            (_, Ok(policy)) => Published::Policy(policy),
+            (_, Err(error)) => {
+                let file = self.file.display();
+                tracing::warn!(%error, "{file}: no connection between network namespaces takes shared memory");
+                Published::Unclear
+            }
+        };
+    }
+
+    /// Why a pair must not be, or must end. Nothing: it may be.
+    pub(crate) fn against(&self, one: &Held, other: &Held) -> Option<Reason> {
+        if one.key.netns == other.key.netns {
+            return None;
+        }
+        match &self.policy {
+            Published::Nothing => None,
+            Published::Unclear => Some(Reason::OverlayUnclear),
+            Published::Policy(policy) => {
+                let may_be = flows(one, other).is_some_and(|flows| policy.allows(&flows));
+                (!may_be).then_some(Reason::OverlayPolicy)
+            }
+        }
+    }
+
+    fn take_new(&mut self) -> bool {
+        std::mem::take(&mut self.is_new)
+    }
+}
+
+/// The connection as each of its ends sees it, if it is known which of them has called connect.
+fn flows(one: &Held, other: &Held) -> Option<[LocalFlow; 2]> {
+    let (opener, acceptor) = match one.origin?.has_opened(other.origin?)? {
+        true => (one.key, other.key),
+        false => (other.key, one.key),
+    };
+    Some([
+        LocalFlow { source: opener.local.ip(), destination: opener.remote },
+        LocalFlow { source: acceptor.remote.ip(), destination: acceptor.local },
+    ])
+}
+
+impl Known {
+    fn of(path: &Path) -> Known {
+        match std::fs::metadata(path) {
+            Ok(file) => Known::File {
+                place: (file.dev(), file.ino()),
+                changed: (file.ctime(), file.ctime_nsec()),
+                len: file.len(),
+            },
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Known::None,
+            Err(_) => Known::Hidden,
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<LocalPolicy, Unclear> {
+    // A pipe in its place must not keep the broker waiting.
+    let flags = OFlags::NONBLOCK.bits() as i32;
+    let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let about = file.metadata()?;
+    let owner = about.uid();
+    let is_trusted = owner == 0 || owner == rustix::process::geteuid().as_raw();
+    if !is_trusted || about.mode() & 0o022 != 0 {
+        return Err(Unclear::Owner(owner));
+    }
+    let mut text = String::new();
+    file.take(LONGEST).read_to_string(&mut text)?;
+    let value: serde_json::Value = serde_json::from_str(&text)?;
+    match value["version"].as_u64() {
+        Some(other) if other != u64::from(VERSION) => Err(Unclear::Version(other)),
+        _ => Ok(serde_json::from_value(value)?),
+    }
+}
+
+impl State {
+    /// Why two that have been recognised as one connection must not be paired.
+    pub(crate) fn forbids(&mut self, one: &Offer, other: &Offer) -> Option<Reason> {
+        self.overlay.renew();
+        self.overlay.against(&Held::of(one), &Held::of(other))
+    }
+
+    /// Has the pairs end that another policy forbids.
+    fn enforce(&mut self) {
+        self.overlay.renew();
+        if !self.overlay.take_new() {
+            return;
+        }
+        let mut ended = 0;
+        for [one, other] in self.links.held() {
+            if let Some(reason) = self.overlay.against(&one, &other) {
+                ended += 1;
+                for end in [&one, &other] {
+                    self.refuse(end.process, end.ticket, reason);
+                }
+            }
+        }
+        if ended > 0 {
+            tracing::info!(ended, "connections go back to TCP: the overlay's policy has changed");
+        }
+    }
+}
+
+/// Looks as long as the broker lives, while there are programs of other network namespaces.
+pub(crate) async fn watch(state: Rc<RefCell<State>>) {
+    loop {
+        sleep(TICK).await;
+        let mut state = state.borrow_mut();
+        if state.namespaces.is_abroad() {
+            state.enforce();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pairing::Key;
+    use shunt_kernel::sequence::Origin;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// Both ends of a connection between two namespaces; the first has called connect.
+    fn ends() -> (Held, Held) {
+        let held = |netns, local: &str, remote: &str, sent, received| Held {
+            process: netns,
+            ticket: netns,
+            key: Key { netns, local: local.parse().unwrap(), remote: remote.parse().unwrap() },
+            origin: Some(Origin { sent, received }),
+        };
+        (
+            held(1, "10.50.1.1:40000", "10.50.1.2:80", 100, 500),
+            held(2, "10.50.1.2:80", "10.50.1.1:40000", 500, 101),
+        )
+    }
+
+    fn published(directory: &Path, rule: &str) -> PathBuf {
+        let path = directory.join("overlay.policy");
+        let beside = directory.join("new");
+        std::fs::write(
+            &beside,
+            format!(
+                r#"{{"version":1,"prefixes":["10.50.0.0/16"],"rules":[{rule}],"shared-by-default":true}}"#
+            ),
+        )
+        .unwrap();
+        std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o600)).unwrap();
+        std::fs::rename(beside, &path).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_policy_is_asked_by_who_has_called_connect() {
+        let directory = tempfile::tempdir().unwrap();
+        let (one, other) = ends();
+        let rule = r#"{"from":["10.50.1.1/32"],"to":["10.50.1.2/32"],"ports":[[80,80]],"shared":false}"#;
+        let mut overlay = Overlay::new(published(directory.path(), rule));
+        assert_eq!(overlay.against(&one, &other), None, "nothing has been read");
+        overlay.renew();
+        assert!(overlay.take_new() && !overlay.take_new());
+        for (one, other) in [(&one, &other), (&other, &one)] {
+            assert_eq!(overlay.against(one, other), Some(Reason::OverlayPolicy));
+        }
+        // Somebody else's, who connects the other way, and within one namespace.
+        let turned = |held: &Held| Held { origin: ends().1.origin, ..*held };
+        let turned_other = Held { origin: ends().0.origin, ..other };
+        assert_eq!(overlay.against(&turned(&one), &turned_other), None);
+        let same = Held { key: Key { netns: one.key.netns, ..other.key }, ..other };
+        assert_eq!(overlay.against(&one, &same), None);
+        // Nobody knows who has called connect.
+        let unknown = Held { origin: None, ..one };
+        assert_eq!(overlay.against(&unknown, &other), Some(Reason::OverlayPolicy));
+    }
+
+    #[test]
+    fn another_file_is_read_and_in_doubt_nothing_is_shared() {
+        let directory = tempfile::tempdir().unwrap();
+        let (one, other) = ends();
+        let path = directory.path().join("overlay.policy");
+        let mut overlay = Overlay::new(path.clone());
+        let mut against = || {
+            overlay.renew();
+            overlay.against(&one, &other)
+        };
+        assert_eq!(against(), None, "no overlay");
+        published(directory.path(), "");
+        assert_eq!(against(), None);
+        published(directory.path(), r#"{"from":null,"to":null,"ports":null,"shared":false}"#);
+        assert_eq!(against(), Some(Reason::OverlayPolicy));
+        let doubtful: [&dyn Fn(); 4] = [
+            &|| std::fs::write(&path, "{").unwrap(),
+            &|| std::fs::write(&path, r#"{"version":2,"more":1}"#).unwrap(),
+            &|| {
+                published(directory.path(), "");
+                std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o620)).unwrap();
+            },
+            &|| {
+                std::fs::remove_file(&path).unwrap();
+                std::fs::create_dir(&path).unwrap();
+            },
+        ];
+        for make in doubtful {
+            make();
+            assert_eq!(against(), Some(Reason::OverlayUnclear));
+        }
+        std::fs::remove_dir(&path).unwrap();
+        assert_eq!(against(), None);
+    }
+}
