@@ -267,10 +267,12 @@ mod tests {
         let opener = with_origin(offer(1, 1, 10, key(0, 999, 80)), 100, 500);
         let acceptor = offer(2, 1, 11, key(0, 80, 999));
         offers.insert(opener);
-        for (sent, received) in [(500, 100), (500, 102), (501, 101), (7, 9)] {
+        for (sent, received) in [(500, 100), (500, 102), (501, 101), (499, 102), (498, 101), (7, 9)] {
             assert_eq!(offers.look(&with_origin(acceptor, sent, received)), Finding::Unlike(opener));
         }
         assert_eq!(offers.look(&with_origin(acceptor, 500, 101)), Finding::Counterpart(opener));
+        // It called connect too.
+        assert_eq!(offers.look(&with_origin(acceptor, 499, 101)), Finding::Counterpart(opener));
         // Where the kernel could not be asked about one of the two, the addresses have the word.
         assert_eq!(offers.look(&acceptor), Finding::Counterpart(opener));
     }
@@ -287,7 +289,7 @@ mod tests {
         offers.insert(acceptor);
         assert_eq!(offers.look(&opener), Finding::Counterpart(acceptor));
         // One off, two that accepted, or nothing known.
-        for (sent, received) in [(100, 501), (101, 500), (99, 500), (101, 499)] {
+        for (sent, received) in [(100, 502), (101, 500), (99, 500), (102, 500), (101, 499)] {
             assert_eq!(offers.look(&with_origin(opener, sent, received)), Finding::Nothing);
         }
         assert_eq!(offers.look(&Offer { seen: None, ..opener }), Finding::Nothing);
@@ -359,8 +361,8 @@ mod tests {
                 let begins = |end: u32, by: u32| end == by || end.wrapping_add(1) == by;
                 let differ = one.zip(two).is_some_and(|(one, two)| {
                     let forth = begins(one.sent, two.received) && begins(two.sent, one.received);
-                    // One SYN, and only one, is among what was acknowledged.
-                    !forth || (one.sent == two.received) == (two.sent == one.received)
+                    // One SYN is among what was acknowledged, or both are.
+                    !forth || one.sent == two.received && two.sent == one.received
                 });
                 return if differ { Finding::Unlike(other) } else { Finding::Counterpart(other) };
             }

@@ -33,12 +33,14 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// The two that the other end can have: if this end called connect, and if the other did. No origin mirrors
-    /// another in both ways.
-    pub fn mirrored(self) -> [Origin; 2] {
+    /// Returns the three that the other end can have: if this end called connect, if the other did, and if both did and their
+    /// SYNs crossed (simultaneous open), so that each has counted its own. No origin mirrors another in two of these ways.
+    pub fn mirrored(self) -> [Origin; 3] {
+        let (first, after_syn) = (self.received.wrapping_sub(1), self.sent.wrapping_add(1));
         [
-            Origin { sent: self.received, received: self.sent.wrapping_add(1) },
-            Origin { sent: self.received.wrapping_sub(1), received: self.sent },
+            Origin { sent: self.received, received: after_syn },
+            Origin { sent: first, received: self.sent },
+            Origin { sent: first, received: after_syn },
         ]
     }
 
