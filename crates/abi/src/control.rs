@@ -215,6 +215,11 @@ messages! {
             conn: u32,
             /// Which side the receiver of this message is.
             side: u32,
+            /// After how many seconds without a segment something on the way may forget the connection, so that TCP has to
+            /// send a probe before; 0: nothing does.
+            silence: u32,
+            /// The same once one of the two ends has finished.
+            silence_half_closed: u32,
         }
         /// The offer cannot be paired; or what came of it must end, for a reason for which connections on shared memory end
         /// ([`Reason::ends_pairs`](crate::reason::Reason::ends_pairs)).
@@ -362,7 +367,15 @@ mod tests {
 
     #[test]
     fn messages_come_back_as_they_went() {
-        let pair = Reply::Pair(Pair { ticket: 1, cookie: 2, link: 3, conn: 63, side: 1 });
+        let pair = Reply::Pair(Pair {
+            ticket: 1,
+            cookie: 2,
+            link: 3,
+            conn: 63,
+            side: 1,
+            silence: 60,
+            silence_half_closed: 20,
+        });
         assert_eq!(Reply::decode(pair.encode().as_bytes(), 0), Ok(pair));
         let hello = Request::Hello(Hello { program: [b'x'; 32] });
         assert_eq!(Request::decode(hello.encode().as_bytes(), 1), Ok(hello));

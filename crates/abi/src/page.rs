@@ -135,11 +135,13 @@ pub enum Counter {
     ConnectionsOnShm,
     /// Bytes that went through lanes, sent and received, of connections that no row speaks of any more.
     LaneBytes,
+    /// Ends of streams that lanes have told of, since TCP did not.
+    EndsByLane,
 }
 
 impl Counter {
     /// Number of counters.
-    pub const COUNT: usize = 12;
+    pub const COUNT: usize = 13;
     /// Every counter with its name in `--json`.
     pub const NAMES: [(Counter, &'static str); Counter::COUNT] = [
         (Counter::Offered, "offered"),
@@ -154,6 +156,7 @@ impl Counter {
         (Counter::ConnectionsOffered, "connections_offered"),
         (Counter::ConnectionsOnShm, "connections_on_shm"),
         (Counter::LaneBytes, "lane_bytes_ended"),
+        (Counter::EndsByLane, "ends_by_lane"),
     ];
 }
 

@@ -5,7 +5,7 @@
 //! nowhere else. Before Linux 6.9 the questions of all processes wait for one another, however.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
@@ -25,6 +25,12 @@ pub(crate) struct Diag {
     socket: OwnedFd,
     netns: u64,
     sequence: u32,
+}
+
+impl AsFd for Diag {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -4,8 +4,9 @@
 //!
 //! Inner shape: [`Config`]; `control` is one client's connection; `state` is what all of them share; `offers` decides
 //! what becomes of a socket that was shown; `pairing` and `links` are its two pure halves; `namespaces` and `diag` ask
-//! the kernel; `status` and `metrics` report; `capture` lets
-//! others read along; `overlay` knows the overlay's policy, `rinse` and `sweep` give memory back, `expiry` ends offers of dead sockets. `principal` says for whom
+//! the kernel, `tracking` what it knows of firewalls; `status` and `metrics` report; `capture` lets
+//! others read along; `overlay` knows the overlay's policy, `rinse` and `sweep` give memory back, `expiry` ends offers of
+//! dead sockets. `principal` says for whom
 //! all of this is done and how much of it each may have, `turns` when what takes long is done, `errands` does what may block.
 
 #![forbid(unsafe_code)]
@@ -39,6 +40,7 @@ mod state;
 mod status;
 mod sweep;
 mod taken;
+mod tracking;
 mod turns;
 mod watch;
 

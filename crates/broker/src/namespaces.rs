@@ -7,16 +7,19 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
 
 use shunt_sys::{Errno, identity, netns};
 
 use crate::diag::{Diag, Found};
 use crate::pairing::Key;
+use crate::tracking::{Recent, Timeouts};
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Namespaces {
     own: Diag,
+    own_tracking: Recent,
     entered: HashMap<u64, Entered>,
     /// Somebody has been told that one could not be entered.
     told: bool,
@@ -27,11 +30,17 @@ struct Entered {
     clients: usize,
     /// Nothing if it could not be entered.
     diag: Option<Diag>,
+    tracking: Recent,
 }
 
 impl Namespaces {
     pub(crate) fn new() -> Result<Namespaces, Errno> {
-        Ok(Namespaces { own: Diag::open()?, entered: HashMap::new(), told: false })
+        Ok(Namespaces {
+            own: Diag::open()?,
+            own_tracking: Recent::default(),
+            entered: HashMap::new(),
+            told: false,
+        })
     }
 
     /// Takes in the namespace of a client, which is the result, and what [`leave`](Self::leave) wants back.
@@ -100,6 +109,20 @@ impl Namespaces {
         };
         // Otherwise nobody lives there any more.
         diag.map_or(Ok(None), |diag| diag.find(local, remote, cookie))
+    }
+
+    /// Returns when a namespace forgets silent connections, if it tracks them and can be asked.
+    pub(crate) fn tracking(&mut self, netns: u64) -> Option<Timeouts> {
+        let now = Instant::now();
+        if netns == self.own.netns() {
+            return self.own_tracking.get(now, Timeouts::read);
+        }
+        let Entered { diag, tracking, .. } = self.entered.get_mut(&netns)?;
+        let diag = diag.as_ref()?;
+        tracking.get(now, || {
+            let namespace = netns::of_socket(diag).ok()?;
+            netns::inside(namespace.as_fd(), || Ok(Timeouts::read())).ok()?
+        })
     }
 }
 

@@ -19,6 +19,7 @@ use shunt_sys::tcp::{ESTABLISHED, LISTEN};
 use crate::links::Grant;
 use crate::pairing::{Finding, Key, Offer, ProcessId};
 use crate::state::{BadMessage, State};
+use crate::tracking::{self, Silence};
 
 /// What the kernel says of two offers that look like one connection.
 enum Verdict {
@@ -229,6 +230,7 @@ impl State {
         let twice = owners[0] == owners[1];
         self.pairing.observe(earlier.since.elapsed().as_secs_f64());
         self.count(owners.into_iter().skip(usize::from(twice)).flatten(), |tally| tally.pairs_made += 1);
+        let silence = self.silence(earlier.key, later.key);
         // Towards each process: the link, then the doorbells, then the pair.
         let ends = [(earlier, later, grant.sides[0]), (later, earlier, grant.sides[1])];
         for (to, peer, side) in ends {
@@ -242,9 +244,21 @@ impl State {
         }
         for (to, _, side) in ends {
             let Grant { link, conn, .. } = grant;
-            let pair = Pair { ticket: to.ticket, cookie: to.cookie, link, conn, side: side as u32 };
+            let Silence { open: silence, half_closed: silence_half_closed } = silence;
+            let (ticket, cookie, side) = (to.ticket, to.cookie, side as u32);
+            let pair = Pair { ticket, cookie, link, conn, side, silence, silence_half_closed };
             self.say(to.process, pair, None);
         }
+    }
+
+    /// Returns how long the two ends of a pair may send nothing by TCP.
+    fn silence(&mut self, one: Key, other: Key) -> Silence {
+        if one.mirrored() == other {
+            return tracking::silence(true, [self.namespaces.tracking(one.netns)]);
+        }
+        // What lies between two namespaces is mostly in the broker's.
+        let on_the_way = [self.namespaces.own(), one.netns, other.netns];
+        tracking::silence(false, on_the_way.map(|netns| self.namespaces.tracking(netns)))
     }
 
     pub(crate) fn refuse_open(&mut self, offer: &Offer, reason: Reason) {

@@ -145,6 +145,9 @@ const SHARED: u32 = 16;
 /// Beside [`End::Died`]: none of those that shared the socket holds it any more. The broker says so.
 const ABANDONED: u32 = 32;
 
+/// Beside an [`End`]: all that the sender has sent since the lane began is in it, and it has ended the stream.
+const COMPLETE: u32 = 64;
+
 /// What the sender says of the time when it marked a lane for a waiter that had nothing of it to look at. It is believed in nothing
 /// but the order in which things are told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -300,7 +303,7 @@ impl LaneHeader {
     /// How the sender's direction ended: the last that was said of it.
     #[inline]
     pub fn end(&self) -> End {
-        match self.sender.end.load(Acquire) & !(RESET_TOLD | SHARED | ABANDONED) {
+        match self.sender.end.load(Acquire) & !(RESET_TOLD | SHARED | ABANDONED | COMPLETE) {
             0 => End::Open,
             word if word & End::Died as u32 != 0 => End::Died,
             word if word & End::Closed as u32 != 0 => End::Closed,
@@ -337,6 +340,24 @@ impl LaneHeader {
     /// Whether it ever has.
     pub fn was_shared(&self) -> bool {
         self.sender.end.load(Acquire) & SHARED != 0
+    }
+
+    /// The sender is about to end the stream, and has gone by TCP for none of it since the lane began; or takes that back.
+    pub fn note_complete(&self, is_complete: bool) {
+        match is_complete {
+            true => self.sender.end.fetch_or(COMPLETE, AcqRel),
+            false => self.sender.end.fetch_and(!COMPLETE, AcqRel),
+        };
+    }
+
+    /// Returns whether the stream ends where the lane does.
+    pub fn is_complete(&self) -> bool {
+        self.sender.end.load(Acquire) & COMPLETE != 0
+    }
+
+    /// Returns whether the sender has gone on in TCP.
+    pub fn has_left(&self) -> bool {
+        self.tail.load(Acquire) & LEFT != 0
     }
 
     /// Whether its last holder has ended too.

@@ -25,10 +25,10 @@ mod socket;
 
 use base::{clib, end, panic, process, spin, table, thread, waiter};
 use broker::control;
-use life::attach;
+use life::{attach, overdue};
 use ops::descriptors;
 use program::handover;
-use socket::{endpoint, links};
+use socket::{endpoint, finished, links};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -60,5 +60,6 @@ fn connect_floors() {
     endpoint::END_HELD.set(|name| name.resolve().into_iter().for_each(descriptors::end_held));
     epoll::LEAVE.set(attach::leave_for_a_set);
     attach::RELEASE.set(control::release_after);
+    finished::AWAIT.set(|name| name.resolve().into_iter().for_each(overdue::look_again_at));
     attach::WITHDRAW.set(|name| name.resolve().into_iter().for_each(control::withdraw));
 }

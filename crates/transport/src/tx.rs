@@ -263,6 +263,14 @@ impl Tx {
         self.reason = reason;
     }
 
+    /// Ends the lane together with the stream. Returns whether all of the stream since the lane began is in it, as long as no
+    /// byte follows: the receiver has given none back.
+    pub fn finish(&mut self, lane: &LaneHeader, reason: Reason) -> bool {
+        let was_on_lane = matches!(self.state, State::Lane(_));
+        self.close(lane, reason);
+        was_on_lane && matches!(self.state, State::Tcp)
+    }
+
     /// Ends the lane, which nobody will read any more.
     pub fn abandon(&mut self, lane: &LaneHeader, reason: Reason) {
         self.close(lane, reason);

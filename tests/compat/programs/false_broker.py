@@ -38,7 +38,7 @@ def lie(source, version, tickets):
         (1, struct.pack("<Q", 1), 1),
         (2, struct.pack("<QQQII", source.randrange(3), 1, source.choice([4096, 0, 3, 1 << 40, 262144]), source.randrange(3), 0), 1),
         (3, struct.pack("<QII", source.randrange(3), source.choice([0, 63, 64, 1 << 31]), 0), 1),
-        (4, struct.pack("<QQQII", ticket, 0, source.randrange(3), source.choice([0, 63, 64, 1 << 31]), source.randrange(3)), 0),
+        (4, struct.pack("<QQQIIII", ticket, 0, source.randrange(3), source.choice([0, 63, 64, 1 << 31]), source.randrange(3), *[source.choice([0, 1, 60, 1 << 31]) for _ in range(2)]), 0),
         (5, struct.pack("<QII", ticket, source.choice([0, 5, 9, 77, 1 << 20]), 0), 0),
         (6, struct.pack("<Q", source.randrange(3)), 0),
         (16, struct.pack("<Q", 10), 0),

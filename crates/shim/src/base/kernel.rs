@@ -101,6 +101,12 @@ pub(crate) fn push(fd: RawFd) {
     }
 }
 
+/// Ends the receiving direction of a socket, as if its peer had.
+pub(crate) fn shut_down_reading(fd: RawFd) {
+    // SAFETY: a plain call, which neither waits nor reads memory.
+    let _ = unsafe { call(libc::SYS_shutdown, [fd.into(), libc::SHUT_RD.into(), 0, 0, 0, 0]) };
+}
+
 /// Whether the socket has an error to tell, which is told once.
 pub(crate) fn has_error(fd: RawFd) -> bool {
     let mut polled = [pollfd { fd, events: 0, revents: 0 }];
@@ -146,6 +152,13 @@ pub(crate) fn option<T: Copy>(fd: RawFd, level: c_int, name: c_int) -> Option<T>
     let asked = quietly(|| unsafe { real::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut len) });
     // SAFETY: callers ask for integers and timevals, for which every bit pattern is valid.
     (asked.is_ok() && len as usize == size_of::<T>()).then(|| unsafe { value.assume_init() })
+}
+
+/// Sets an option that is an integer. An error is nobody's to be told.
+pub(crate) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) {
+    let (base, len) = (std::ptr::from_ref(&value) as c_long, size_of::<c_int>() as c_long);
+    // SAFETY: a number of ours, and its length.
+    let _ = unsafe { call(libc::SYS_setsockopt, [fd.into(), level.into(), name.into(), base, len, 0]) };
 }
 
 /// The error that waits for the socket, which is told once.

@@ -32,6 +32,7 @@ use crate::epoll;
 use crate::life::{attach, unseen};
 use crate::socket::endpoint::{self, Endpoint, NEVER, Stage};
 use crate::socket::family::{self, Heirs};
+use crate::socket::keepalive::Silence;
 use crate::socket::links::{Attachment, Identity, Link, Peer, Pin};
 use crate::socket::tcp::Tcp;
 use crate::socket::{distance, settings, worth};
@@ -87,7 +88,7 @@ type LinkName = (u32, u64, u32);
 
 /// What a message asks for that must wait until the control lock is free, because it takes endpoints' locks.
 enum Deed {
-    Adopt(EndpointRef, Pin),
+    Adopt(EndpointRef, Pin, Silence),
     Refuse(EndpointRef, Reason),
     Retire(&'static Link),
     /// There is no descriptor for a doorbell of this peer's: what is on its links goes back.
@@ -139,8 +140,8 @@ fn take_messages() {
 fn carry_out(deeds: Vec<Deed>) {
     for deed in deeds {
         match deed {
-            Deed::Adopt(name, at) => {
-                if let Err(reason) = attach::adopt(name, at.link, at.conn) {
+            Deed::Adopt(name, at, silence) => {
+                if let Err(reason) = attach::adopt(name, at.link, at.conn, silence) {
                     // The other end does not wait in vain.
                     if reason != Reason::Stale {
                         at.link.close_lanes(at.conn);
@@ -793,7 +794,8 @@ impl Control {
                 let conn = body.conn as usize;
                 match self.link(&body).filter(|_| conn < CONNS) {
                     Some(link) if !link.peer.is_mute() => {
-                        deeds.push(Deed::Adopt(name, Attachment::new(link, conn).pin()));
+                        let silence = Silence::new(body.silence, body.silence_half_closed);
+                        deeds.push(Deed::Adopt(name, Attachment::new(link, conn).pin(), silence));
                     }
                     link => {
                         // The other end does not wait in vain.

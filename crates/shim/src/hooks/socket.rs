@@ -101,6 +101,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     // SAFETY: the program's own call.
     let result = unsafe { real::shutdown(fd, how) };
     if let Some(endpoint) = endpoint {
+        attach::after_shutdown(endpoint);
         order::note_by_tcp();
         endpoint.rx.lock().rx.note_tcp_news();
         // What can be written is TCP's to say again.
@@ -167,10 +168,8 @@ pub unsafe extern "C-unwind" fn setsockopt(
     }
     // SAFETY: the program's own call.
     let result = unsafe { real::setsockopt(fd, level, name, value, len) };
-    if let Some(endpoint) = endpoint
-        && result == 0
-    {
-        options::after_set(endpoint, fd, level, name);
+    if let Some(endpoint) = endpoint {
+        options::after_set(endpoint, fd, level, name, result == 0);
     }
     result
 }

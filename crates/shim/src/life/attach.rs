@@ -8,11 +8,13 @@ use std::sync::atomic::Ordering::*;
 use crate::base::above::Above;
 use crate::base::names::EndpointRef;
 use crate::base::private::borrow;
+use crate::base::table::{self, Entry};
 use crate::base::{kernel, process};
 use crate::epoll::{self, Leaving};
 use crate::life::resets::notice_reset;
 use crate::socket::endpoint::{self, Endpoint, RxSide, Seen, Stage, TxSide};
 use crate::socket::family::{self, Heirs};
+use crate::socket::keepalive::{Keepalive, Silence};
 use crate::socket::links::{Attachment, Link};
 use crate::socket::lost::has_unread_at_peer;
 use crate::socket::low_water::LowWater;
@@ -35,7 +37,12 @@ pub(crate) fn leave_for_a_set((endpoint, how, reason): (&Endpoint, Leaving, Reas
 }
 
 /// Puts a paired endpoint on its link, unless it is not there any more or must not be.
-pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Result<(), Reason> {
+pub(crate) fn adopt(
+    name: EndpointRef,
+    link: &'static Link,
+    conn: usize,
+    silence: Silence,
+) -> Result<(), Reason> {
     let Some(endpoint) = name.resolve() else { return Err(Reason::Stale) };
     // It may have been offered before a fork.
     if let Some(reason) = sharing(endpoint) {
@@ -77,6 +84,7 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
     process::count(Counter::Adopted, 1);
     endpoint.count_on_shm();
     distance::paired(endpoint);
+    change_keepalive(endpoint, |keepalive, fd| keepalive.arm(fd, silence));
     try_watch(endpoint);
     // Whoever barred or shared it since the looks above has seen it unattached.
     let standard = endpoint::is_standard_stream(endpoint).then_some(Reason::Stdio);
@@ -84,6 +92,21 @@ pub(crate) fn adopt(name: EndpointRef, link: &'static Link, conn: usize) -> Resu
         give_back(endpoint, reason);
     }
     Ok(())
+}
+
+/// Does something to a connection's socket, by its number, unless that is about to be closed: a close takes this lock after the
+/// table has forgotten the number. Under the lock of the sending side.
+pub(crate) fn at_number(endpoint: &Endpoint, work: impl FnOnce(i32)) {
+    let _side = endpoint.tx.lock();
+    let fd = endpoint.fd.load(Relaxed);
+    if endpoint.is_held() || table::look_up(fd) == Entry::Endpoint(endpoint.reference()) {
+        work(fd);
+    }
+}
+
+/// Changes the probes of a connection.
+pub(crate) fn change_keepalive(endpoint: &Endpoint, change: impl FnOnce(&Keepalive, i32)) {
+    at_number(endpoint, |fd| change(&endpoint.keepalive, fd));
 }
 
 /// Why it must not be put on shared memory now: other processes may hold the socket, or a set that it is in.
@@ -158,6 +181,7 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
             close_receiving(endpoint, &mut rx, at, reason);
         }
     }
+    change_keepalive(endpoint, Keepalive::disarm);
     epoll::refresh(endpoint);
     // The receiver may have been first, with a return: that goes before whatever the caller sends next.
     send_again_if_returned(endpoint, fd);
@@ -295,15 +319,6 @@ pub(crate) fn take_back(endpoint: &Endpoint, reason: Reason) {
     go_back(endpoint, reason);
 }
 
-/// The sending direction alone goes back.
-pub(crate) fn stop_sending(endpoint: &Endpoint, side: &mut TxSide, reason: Reason) {
-    if let Some(at) = side.at {
-        process::count_bypass(reason);
-        side.tx.close(at.outgoing().0, reason);
-        endpoint.report_tx(side);
-    }
-}
-
 /// The receiving direction alone goes back. `true` if it is TCP's at once: nothing lies before or in the lane.
 pub(crate) fn stop_receiving(endpoint: &Endpoint, side: &mut RxSide, reason: Reason) -> bool {
     let Some(at) = side.at else { return true };
@@ -342,8 +357,8 @@ pub(crate) fn mark(endpoint: &Endpoint, reason: Reason) {
 
 /// Leaves the link once neither direction needs it: the fast path is TCP's again, and the endpoint may be offered anew.
 pub(crate) fn let_go_if_done(endpoint: &Endpoint) {
-    // If the peer dies before it has read the rest, that is to be told.
-    if !endpoint.owes() && !has_unread_at_peer(endpoint) {
+    // If the peer dies before it has read the rest, that is to be told; and so is an end that TCP may not bring.
+    if !endpoint.owes() && !endpoint.awaits_end() && !has_unread_at_peer(endpoint) {
         let_go(endpoint);
     }
 }
@@ -370,6 +385,7 @@ pub(crate) fn let_go(endpoint: &Endpoint) {
         endpoint.set_stage(Stage::Plain);
         at
     };
+    change_keepalive(endpoint, Keepalive::disarm);
     epoll::detach_everywhere(endpoint);
     // Whoever sleeps for bytes of its lane would not hear of those of the next.
     if let Some(slot) = endpoint.owner() {
@@ -389,13 +405,40 @@ pub(crate) fn before_shutdown(endpoint: &Endpoint, how: i32) {
     // shut TCP answers what still comes by a reset, so the peer must not go on with its lane.
     if writes {
         at.outgoing().0.set_end(End::ShutDown);
+        endpoint.keepalive.half_close(endpoint.fd.load(Relaxed));
     }
     if shut.both {
         at.outgoing().0.set_end(End::Closed);
     }
-    stop_sending(endpoint, &mut tx, Reason::ShutDown);
+    finish_sending(endpoint, &mut tx, at, writes);
     drop(tx);
     send_again_if_returned(endpoint, endpoint.fd.load(Relaxed));
+}
+
+/// The sending direction goes back. If it `ends` its stream and all of that is in the lane, the receiver is told.
+fn finish_sending(endpoint: &Endpoint, side: &mut TxSide, at: Attachment, ends: bool) {
+    let fd = endpoint.fd.load(Relaxed);
+    let says_end = ends && endpoint.keepalive.is_needed();
+    if says_end {
+        // One that has not begun begins with nothing.
+        sending_road(endpoint, side, fd);
+        // Before the lane ends: a receiver that finds it ended without this goes into the kernel to wait.
+        at.outgoing().0.note_complete(true);
+    }
+    process::count_bypass(Reason::ShutDown);
+    if !side.tx.finish(at.outgoing().0, Reason::ShutDown) && says_end {
+        at.outgoing().0.note_complete(false);
+    }
+    endpoint.report_tx(side);
+}
+
+/// After a shutdown. The FIN may never come to the peer, which then must look at the lane.
+pub(crate) fn after_shutdown(endpoint: &Endpoint) {
+    if endpoint.keepalive.is_needed()
+        && let Some(at) = endpoint.tx.lock().at
+    {
+        at.announce_bytes();
+    }
 }
 
 /// What the peer is told, and the kernel asked, before the last descriptor of an endpoint is closed. `true` if
@@ -421,11 +464,19 @@ pub(crate) fn before_close(endpoint: &Endpoint, fd: i32) -> bool {
         let mut tx = endpoint.tx.lock();
         if let Some(at) = tx.at {
             at.outgoing().0.set_end(End::Closed);
-            tx.tx.close(at.outgoing().0, Reason::ShutDown);
+            finish_sending(endpoint, &mut tx, at, !unread && !resets_on_close(endpoint, fd));
         }
     }
     send_again_if_returned(endpoint, fd);
     unread
+}
+
+/// Whether the kernel answers a close of this socket by a reset. Asked only where a FIN may be lost.
+fn resets_on_close(endpoint: &Endpoint, fd: i32) -> bool {
+    endpoint.keepalive.is_needed()
+        && (shunt_sys::tcp::has_unread(borrow(fd))
+            || rustix::net::sockopt::socket_linger(borrow(fd))
+                .is_ok_and(|linger| linger.is_some_and(|time| time.is_zero())))
 }
 
 /// After the last descriptor was closed.
@@ -445,6 +496,9 @@ pub(crate) fn after_close(endpoint: &Endpoint) {
     }
     epoll::forget_everywhere(endpoint);
     if let Some(at) = at {
+        if endpoint.keepalive.is_needed() {
+            at.announce_bytes();
+        }
         at.link.vacate(at.conn);
         RELEASE.call((*at, family::heirs(endpoint)));
     }

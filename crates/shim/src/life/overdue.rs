@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use shunt_abi::reason::Reason;
 
 use crate::base::lock::Lock;
-use crate::life::attach;
+use crate::life::{attach, ending};
 use crate::socket::endpoint::{self, Endpoint, Seen, TxSide};
 use crate::socket::links::Attachment;
 
@@ -55,6 +55,11 @@ pub(crate) fn note_sent(endpoint: &Endpoint, seen: &Seen) {
 #[cold]
 fn list(endpoint: &Endpoint, seen: &Seen) {
     seen.is_listed.set(true);
+    look_again_at(endpoint);
+}
+
+/// Has the next look look at this connection.
+pub(crate) fn look_again_at(endpoint: &Endpoint) {
     let (word, bit) = place(endpoint);
     word.fetch_or(bit, SeqCst);
     ANY.store(true, SeqCst);
@@ -90,6 +95,9 @@ fn look(now: u64) {
             let bit = bits.trailing_zeros() as usize;
             bits &= bits - 1;
             let Some(endpoint) = endpoint::at((index * WORD + bit) as u32) else { continue };
+            if ending::look(endpoint, now) {
+                look_again_at(endpoint);
+            }
             if find(endpoint, now) == Found::Overdue {
                 attach::take_back(endpoint, Reason::Unread);
             }

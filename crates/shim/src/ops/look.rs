@@ -15,6 +15,7 @@ use crate::base::{kernel, process};
 use crate::life::{attach, overdue};
 use crate::ops::send::{NO_PIECES, empty_message, fill_list};
 use crate::socket::endpoint::{Endpoint, RxSide};
+use crate::socket::finished;
 use crate::socket::tcp::Tcp;
 
 /// The receiving direction under its lock, after what must come first and cannot be done under it: "watching" is said
@@ -79,7 +80,10 @@ pub(super) fn look(
     }
     match outcome {
         Received::Bytes(_) if flags & libc::MSG_PEEK == 0 => outcome,
-        outcome => Look { side, lane, ring: &ring, tcp: &tcp }.beyond(sink, flags, outcome),
+        outcome => {
+            finished::notice(endpoint, side);
+            Look { side, lane, ring: &ring, tcp: &tcp }.beyond(sink, flags, outcome)
+        }
     }
 }
 

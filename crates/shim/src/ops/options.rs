@@ -14,6 +14,7 @@ use crate::base::{errno, kernel, real};
 use crate::epoll;
 use crate::life::{attach, resets};
 use crate::socket::endpoint::Endpoint;
+use crate::socket::keepalive::{self, Keepalive};
 use crate::socket::{incoming, lost, settings};
 
 /// Linux's own, which the crate does not name.
@@ -77,6 +78,9 @@ pub(crate) fn before_set(endpoint: &Endpoint, level: c_int, name: c_int, setting
     };
     if let Some(reason) = reason {
         attach::bar(endpoint, settings::blame(endpoint, level, name, reason));
+    }
+    if endpoint.keepalive.is_needed() && keepalive::concerns(level, name) {
+        attach::change_keepalive(endpoint, Keepalive::pause);
     }
 }
 
@@ -224,8 +228,14 @@ fn against_ipv6_option(name: c_int) -> Option<Reason> {
     }
 }
 
-/// After a setsockopt that succeeded.
-pub(crate) fn after_set(endpoint: &Endpoint, fd: RawFd, level: c_int, name: c_int) {
+/// After a setsockopt, which may have succeeded.
+pub(crate) fn after_set(endpoint: &Endpoint, fd: RawFd, level: c_int, name: c_int, is_set: bool) {
+    if endpoint.keepalive.is_needed() && keepalive::concerns(level, name) {
+        attach::change_keepalive(endpoint, Keepalive::resume);
+    }
+    if !is_set {
+        return;
+    }
     let times = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, SO_RCVTIMEO_NEW, SO_SNDTIMEO_NEW];
     if level == libc::SOL_SOCKET && times.contains(&name) {
         settings::learn_timeouts(endpoint, fd);
@@ -294,7 +304,22 @@ pub(crate) unsafe fn get(
                 waiting => unsafe { nothing_to_map(waiting, value, len) },
             }
         }
-        _ => real(),
+        (level, name) => {
+            let own = || endpoint.keepalive.own_value(level, name);
+            let before = own();
+            let result = real();
+            // It may have been put on, or off, shared memory meanwhile.
+            if result == 0
+                && let Some(own) = before.or_else(own)
+            {
+                // SAFETY: the kernel has just written so many bytes there.
+                unsafe {
+                    let count = (*len as usize).min(size_of::<c_int>());
+                    value.cast::<u8>().copy_from_nonoverlapping(own.to_ne_bytes().as_ptr(), count);
+                }
+            }
+            result
+        }
     }
 }
 

@@ -478,8 +478,14 @@ impl Call {
                 let woken = sleep::interrupted(deadline);
                 return self.after_sleep(woken, done, sink);
             }
-            // Nor could it begin anew after one by a number that is closed: it would be given the one that it is reached by now.
-            Received::UseTcp if waits && done == 0 && !self.tcp_has_some && self.hold.is_closed() => {
+            // Nor could it begin anew after one by a number that is closed: it would be given the one that it is reached by now. And
+            // of an end that TCP does not bring nobody would tell it there.
+            Received::UseTcp
+                if waits
+                    && done == 0
+                    && !self.tcp_has_some
+                    && (self.hold.is_closed() || endpoint.awaits_end()) =>
+            {
                 drop(side);
                 let events = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
                 let woken = sleep::sleep(&self.hold, events, None, deadline, None, Held::NOTHING);

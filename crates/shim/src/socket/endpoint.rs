@@ -24,6 +24,7 @@ use crate::base::table::{self, Entry};
 use crate::base::waiter::Slot;
 use crate::base::{kernel, order, process};
 use crate::socket::family::{self, Holders, Shareable};
+use crate::socket::keepalive::Keepalive;
 use crate::socket::links::{Attachment, Peer};
 use crate::socket::low_water::LowWater;
 use crate::socket::stall::Backlog;
@@ -157,6 +158,10 @@ pub(crate) struct Endpoint {
     /// SO_RCVTIMEO and SO_SNDTIMEO in nanoseconds; 0 means none.
     pub(crate) receive_timeout: AtomicU64,
     pub(crate) send_timeout: AtomicU64,
+    /// Since when the end of the peer's stream, of which the lane has told, has been awaited from TCP; 0: it is not.
+    pub(crate) end_awaited_since: AtomicU64,
+    /// Keepalive probes while it is on shared memory.
+    pub(crate) keepalive: Keepalive,
     /// Which processes hold the socket.
     pub(crate) holders: Holders,
     /// The fork that is under way has been prepared for it.
@@ -944,6 +949,12 @@ impl Endpoint {
         }
     }
 
+    /// Returns whether an end that the lane has told of is awaited from TCP: see [`crate::life::ending`].
+    #[inline]
+    pub(crate) fn awaits_end(&self) -> bool {
+        self.end_awaited_since.load(Relaxed) != 0
+    }
+
     /// Reports the sending direction for `shunt status`. Under its lock.
     pub(crate) fn report_tx(&self, side: &TxSide) {
         let Some(entry) = self.entry() else { return };
@@ -1016,6 +1027,8 @@ impl Endpoint {
         self.peer_finished.store(false, Relaxed);
         self.sent_by_lane.store(false, Relaxed);
         self.low_water.clear();
+        self.keepalive.clear();
+        self.end_awaited_since.store(0, Relaxed);
         self.tells_waiting.store(false, Relaxed);
         self.owner.store(0, Relaxed);
         self.receive_timeout.store(0, Relaxed);

@@ -7,6 +7,7 @@ use shunt_ring::lane::End;
 use crate::base::private::borrow;
 use crate::base::waiter::Slot;
 use crate::socket::endpoint::{Endpoint, RxSide};
+use crate::socket::finished;
 use crate::socket::tcp::Tcp;
 #[cfg(doc)]
 use crate::socket::{lost, outgoing};
@@ -71,6 +72,9 @@ pub(crate) fn look(endpoint: &Endpoint, fd: RawFd, wanted: bool) -> Found {
     let (lane, ring) = at.incoming();
     let readable = wanted && side.rx.available(lane, &ring, &Tcp { endpoint, fd }) > 0;
     endpoint.report_road(side);
+    if !readable {
+        finished::notice(endpoint, side);
+    }
     let mut found = Found {
         arrived: readable || wanted && side.rx.has_arrived_behind(lane),
         readable,

@@ -3,7 +3,9 @@
 pub(crate) mod distance;
 pub(crate) mod endpoint;
 pub(crate) mod family;
+pub(crate) mod finished;
 pub(crate) mod incoming;
+pub(crate) mod keepalive;
 pub(crate) mod links;
 pub(crate) mod lost;
 pub(crate) mod low_water;

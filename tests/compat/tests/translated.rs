@@ -1,0 +1,144 @@
+//! Connections through address translation whose bytes all go by lanes for longer than connection tracking remembers a silent
+//! connection: every end arrives, and every fallback to TCP gets through.
+
+use shunt_compat::{Host, Mode, Program, both_at_once};
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// After so many seconds of silence a connection is forgotten.
+const TIMEOUT: u64 = 3;
+/// So many probes of each end, a second apart, say that it would have been forgotten.
+const PROBES: u64 = 5;
+
+/// Connections of one pair of programs, one for each ending.
+const GROUPS: [&str; 4] = [
+    "server closes,client closes,client shuts down,server shuts down",
+    "client forks",
+    "server forks",
+    "client sets options,server sets options",
+];
+
+/// Has the kernel of this host translate connections to `outside`, and forget them soon.
+fn translate(outside: u16, inside: u16) {
+    for name in ["established", "fin_wait", "close_wait"] {
+        let path = format!("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_{name}");
+        fs::write(path, TIMEOUT.to_string()).expect("root of a namespace of its own");
+    }
+    let rule = format!(
+        "add table ip shunt; add chain ip shunt out {{ type nat hook output priority -100; }}; \
+         add rule ip shunt out tcp dport {outside} redirect to :{inside}"
+    );
+    assert!(Command::new("nft").arg(rule).status().expect("nft is installed").success());
+}
+
+/// Keepalive probes that the kernel of this host has sent.
+fn probes() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/net/netstat").expect("a kernel with TCP");
+    let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
+    let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+    let at = names.split(' ').position(|name| name == "TCPKeepAlive").expect("Linux counts them");
+    values.split(' ').nth(at).expect("as many values").parse().expect("a number")
+}
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what}: not within {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Waits until all connections would have been forgotten if they had been silent since.
+fn outlast(host: &Host, ends: usize) {
+    let before = probes();
+    match host.mode() == Mode::Native {
+        true => std::thread::sleep(Duration::from_secs(TIMEOUT + 1)),
+        false => wait_until("probes", || probes() - before >= PROBES * ends as u64),
+    }
+}
+
+/// The programs of a test, and how many connections each outside port has.
+struct Pairs {
+    programs: Vec<Program>,
+    outsides: Vec<(u16, usize)>,
+}
+
+impl Pairs {
+    /// Starts a server and a client for each group of endings.
+    fn start(host: &Host, groups: &[&str]) -> Pairs {
+        let dir = host.dir().display().to_string();
+        let mut pairs = Pairs { programs: Vec::new(), outsides: Vec::new() };
+        for endings in groups {
+            let (inside, outside) = (host.port(), host.port());
+            translate(outside, inside);
+            let start = |role: &str, port: u16| {
+                let arguments = [role, &port.to_string(), &dir, endings];
+                let flags = ["--offer", "at-once"];
+                let launch = host.script("python3", "translated.py").args(arguments).shunt_args(flags);
+                let mut program = launch.start(&format!("{role}-{port}"));
+                program.wait_for_output("ready", LIMIT);
+                program
+            };
+            pairs.programs.extend([start("serve", inside), start("dial", outside)]);
+            pairs.outsides.push((outside, endings.split(',').count()));
+        }
+        let road = host.watch_road();
+        pairs.outsides.iter().for_each(|(port, count)| road.wait_for_shm(*port, *count, LIMIT));
+        pairs
+    }
+
+    fn connections(&self) -> usize {
+        self.outsides.iter().map(|(_, count)| count).sum()
+    }
+
+    /// What they say in the end.
+    fn observed(self) -> Vec<String> {
+        let mut lines: Vec<String> = Vec::new();
+        for program in self.programs {
+            let ended = program.wait(LIMIT);
+            assert!(ended.stderr.is_empty(), "{}", ended.stderr);
+            lines.extend(ended.stdout.lines().map(str::to_owned));
+        }
+        lines.sort();
+        lines
+    }
+}
+
+#[test]
+fn a_connection_that_is_silent_on_tcp_is_not_forgotten() {
+    both_at_once(3 * LIMIT, |host| {
+        let pairs = Pairs::start(host, &GROUPS);
+        outlast(host, 2 * pairs.connections());
+        host.write("end", "");
+        // Two connections have one end that has finished, and is the one that probes.
+        outlast(host, 2);
+        host.write("finish", "");
+        pairs.observed()
+    });
+}
+
+/// Ends of which TCP says nothing.
+const UNSAID: [&str; 4] = [
+    "server closes,client closes,client shuts down,server shuts down",
+    "server closes to poll,client closes to epoll,server closes to an edge,client closes to select",
+    "server dies",
+    "client dies",
+];
+
+#[test]
+fn an_end_that_tcp_does_not_bring_comes_by_the_lane() {
+    both_at_once(3 * LIMIT, |host| {
+        let pairs = Pairs::start(host, &UNSAID);
+        if host.mode() == Mode::Shunt {
+            // Natively the peers would wait for ever.
+            let rule = "add table ip filter; add chain ip filter out { type filter hook output priority 0; }; \
+                        add rule ip filter out tcp flags & (fin | rst) != 0 drop";
+            assert!(Command::new("nft").arg(rule).status().expect("nft is installed").success());
+        }
+        host.write("end", "");
+        host.write("finish", "");
+        pairs.observed()
+    });
+}
