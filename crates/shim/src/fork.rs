@@ -10,7 +10,7 @@ use crate::base::signal::{self, Shield};
 use crate::base::{alloc, clib, errno, private, process, table, thread, waiter};
 use crate::broker::control;
 use crate::epoll;
-use crate::life::{attach, overdue};
+use crate::life::{attach, census, overdue};
 use crate::ops::{descriptors, ring};
 use crate::program::sandbox;
 use crate::socket::endpoint::{self, Endpoint, Stage};
@@ -48,6 +48,8 @@ pub(crate) unsafe extern "C" fn before() {
 
 fn prepare() {
     if process::is_in_use() {
+        // What is judged once need not be judged by each child.
+        census::settle();
         for endpoint in endpoint::all() {
             attach::take_back_little(endpoint, Reason::Fork);
             attach::go_back(endpoint, Reason::Fork);
@@ -64,6 +66,7 @@ static FORKING: Lock<()> = Lock::new(());
 /// Takes every lock of the shim, so that the child's copy of what they guard is whole. In the order in which threads take those
 /// that they hold at once: see *fork* in `docs/local-path.md`. Whether nothing is on a lane that is not closed.
 fn hold_locks() -> bool {
+    census::hold_lock();
     ring::hold_locks();
     control::hold_lock();
     links::hold_lock();
@@ -88,6 +91,7 @@ unsafe fn release_locks() {
         links::release_lock();
         control::release_lock();
         ring::release_locks();
+        census::release_lock();
     }
 }
 
@@ -192,6 +196,7 @@ pub(crate) fn stray() {
         epoll::reset_locks();
         FORKING.reset();
         ring::reset_locks();
+        census::reset_lock();
     }
     signal::after_fork_in_child();
     process::renew_id();

@@ -41,6 +41,8 @@ extern "C" fn start() {
     clib::start();
     thread::start();
     process::start();
+    #[cfg(target_arch = "x86_64")]
+    life::census::start(&hooks::raw::door::ANSWERED);
     spin::start();
     hooks::memory::prepare();
     if !process::is_off() {

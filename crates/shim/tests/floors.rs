@@ -19,7 +19,7 @@ const FLOORS: [&[&str]; 10] = [
 
 /// The same within the lowest floor, which is where everything stands.
 const BASE: [&[&str]; 13] = [
-    &["above", "arch", "errno", "journal", "kept", "names"],
+    &["above", "arch", "code", "errno", "journal", "kept", "names"],
     &["hidden", "order", "thread"],
     &["split", "unwind"],
     &["real"],

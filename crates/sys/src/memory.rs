@@ -114,6 +114,28 @@ pub unsafe fn read<T: Copy>(address: *const T) -> Option<T> {
     is_readable(address.cast(), size_of::<T>()).then(|| unsafe { address.read_unaligned() })
 }
 
+/// Copies what is at `address`, which another thread may unmap at any time. `false` if not all of it can be read.
+pub fn copy(address: usize, into: &mut [u8]) -> bool {
+    let local = [into.as_mut_ptr() as usize, into.len()];
+    let remote = [address, into.len()];
+    let process = rustix::process::getpid().as_raw_nonzero().get() as usize;
+    let arguments = [process, local.as_ptr() as usize, 1, remote.as_ptr() as usize, 1, 0];
+    // SAFETY: the kernel reads the two lists, and writes into the slice alone.
+    match unsafe { raw::call(libc::SYS_process_vm_readv, arguments) } {
+        Ok(count) => count == into.len(),
+        Err(Errno::FAULT) => false,
+        // Some sandboxes refuse it.
+        Err(_) => {
+            let is_readable = is_readable(address as *const u8, into.len());
+            if is_readable {
+                // SAFETY: it could be read just now, and the slice is as long.
+                unsafe { std::ptr::copy_nonoverlapping(address as *const u8, into.as_mut_ptr(), into.len()) };
+            }
+            is_readable
+        }
+    }
+}
+
 /// Puts `value` where the program wants it, aligned or not. `false` if that cannot be written.
 ///
 /// # Safety

@@ -7,6 +7,7 @@ pub(crate) mod arch;
 pub(crate) mod by_number;
 pub(crate) mod children;
 pub(crate) mod clib;
+pub(crate) mod code;
 pub(crate) mod end;
 pub(crate) mod errno;
 pub(crate) mod hidden;

@@ -25,8 +25,8 @@ use shunt_sys::{eventfd, guard, identity, memfd, seqpacket};
 use crate::base::lock::Lock;
 use crate::base::names::EndpointRef;
 use crate::base::private::{self, PrivateFd, borrow, close_owned};
-use crate::base::process;
 use crate::base::waiter::{self, Slot};
+use crate::base::{code, process};
 use crate::broker::pulse::{Pulse, State};
 use crate::epoll;
 use crate::life::{attach, unseen};
@@ -110,7 +110,12 @@ impl From<Reason> for Later {
     fn from(reason: Reason) -> Later {
         let may_pass = matches!(
             reason,
-            Reason::NoBroker | Reason::BrokerVersion | Reason::BrokerSilent | Reason::Shared | Reason::Stdio
+            Reason::NoBroker
+                | Reason::BrokerVersion
+                | Reason::BrokerSilent
+                | Reason::Shared
+                | Reason::Stdio
+                | Reason::NewCode
         );
         Later::After(reason, if may_pass { RETRY_AFTER } else { u32::MAX })
     }
@@ -234,7 +239,9 @@ enum Attempt {
 }
 
 fn attempt(endpoint: &'static Endpoint, fd: RawFd) -> Attempt {
-    let against = (endpoint.stage() == Stage::Plain && epoll::is_shared(endpoint)).then_some(Reason::Shared);
+    let shared =
+        || (endpoint.stage() == Stage::Plain && epoll::is_shared(endpoint)).then_some(Reason::Shared);
+    let against = code::objection().or_else(shared);
     let mut deeds = Vec::new();
     let verdict = {
         let Some(mut control) = CONTROL.try_lock() else { return Attempt::Done };

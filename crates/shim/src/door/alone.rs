@@ -8,6 +8,7 @@ use super::entry::{self, Frame};
 use super::{Place, Strings, answer_calls, answered, block, libc, wait_for};
 use crate::base::signal;
 use crate::hooks::raw::door as raw;
+use crate::life::census;
 use crate::program::handover;
 
 struct Alone;
@@ -36,6 +37,7 @@ pub(super) unsafe extern "C" fn begin(told: &Begin) {
             function(count as c_int, arguments, environment);
         }
     }
+    census::all_is_led();
     answer_calls();
 }
 

@@ -18,6 +18,7 @@ use super::entry::{Frame, let_through};
 use super::{ANSWERED, Place, answer_calls, answered, wait_for};
 use crate::base::thread::{self, Apart, Thread};
 use crate::base::{errno, process, real};
+use crate::life::census;
 
 const PAGE: usize = 4096;
 
@@ -46,6 +47,7 @@ pub(crate) fn open() {
     real::find_all();
     SWITCHES.store(below.switches_stacks as u32, Relaxed);
     answer_calls();
+    census::program_is_led(std::ptr::from_ref(below) as usize);
     below.called.store(called as *mut c_void, Release);
     // SAFETY: a page of its own, which nobody writes to any more.
     let _ = unsafe { mprotect(std::ptr::from_ref(below).cast_mut().cast(), PAGE, MprotectFlags::READ) };

@@ -316,6 +316,13 @@ pub(crate) fn hide() {
     }
 }
 
+/// Every instance is the kernel's alone from now on.
+pub(crate) fn surrender() {
+    for epoll in all() {
+        epoll.inner.lock().surrender(epoll);
+    }
+}
+
 /// An endpoint is being closed: the kernel has dropped its registrations.
 pub(crate) fn forget_everywhere(endpoint: &Endpoint) {
     for epoll in sets_of(endpoint) {

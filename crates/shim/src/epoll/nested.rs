@@ -122,7 +122,7 @@ impl Inner {
     }
 
     /// What the program has removed without the kernel's knowing makes the set ready.
-    fn bury_deleted(&mut self, epoll: &Epoll) {
+    pub(super) fn bury_deleted(&mut self, epoll: &Epoll) {
         let deleted = self.registrations.iter().filter(|(_, one)| one.held.is_deleted());
         let deleted: Vec<RawFd> = deleted.map(|(fd, _)| *fd).collect();
         deleted.into_iter().for_each(|fd| self.bury(epoll, fd));

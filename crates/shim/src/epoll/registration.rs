@@ -16,6 +16,7 @@ use super::names::{Name, new_token};
 use super::report::NOBODY;
 use super::shared::PRIVATE;
 use super::{EDGE, EXCLUSIVE, Epoll, FINISHED, IN, Inner, ONE_SHOT, OUT, Registration, URGENT, listing};
+use crate::base::code::{self, Code};
 use crate::base::names::EndpointRef;
 use crate::base::waiter::Slot;
 use crate::base::{errno, order, process, real, table};
@@ -179,6 +180,9 @@ impl Inner {
         events: u32,
     ) -> Name {
         let known = self.registrations.get(&fd).filter(|_| operation == libc::EPOLL_CTL_MOD);
+        if code::state() == Code::MayBypass {
+            return Name::Given;
+        }
         match known.map(|one| one.name) {
             Some(name @ Name::Token(_)) => return name,
             // Its data may be another's by now.
@@ -186,7 +190,7 @@ impl Inner {
             Some(Name::Given) | None => {}
         }
         let answered = known.is_none() && endpoint.is_some_and(Endpoint::is_attached);
-        match events & EXCLUSIVE == 0 && (answered || events & ONE_SHOT != 0) {
+        match events & EXCLUSIVE == 0 && (answered || events & ONE_SHOT != 0 && code::is_clean()) {
             true => new_token(epoll),
             false => Name::Given,
         }
@@ -329,6 +333,10 @@ impl Inner {
         }
         if let Some(reason) = self.objection(known.events) {
             return Some(reason);
+        }
+        // Whether its one event has been told, only a token would say. It gets one when the program arms it anew.
+        if known.events & ONE_SHOT != 0 && !known.name.is_known() {
+            return Some(Reason::NewCode);
         }
         if !self.unshare(epoll) {
             return Some(Reason::Shared);
@@ -535,6 +543,29 @@ impl Inner {
         self.for_tokens(|one| {
             (if one.held.is_disarmed() { one.events & PRIVATE } else { one.events }, one.data)
         });
+    }
+
+    /// Has the kernel's set hold nothing of ours from now on: what waits there may be a call that no hook sees. What a lane still
+    /// holds, which nobody can give back, is all that is answered here.
+    pub(super) fn surrender(&mut self, epoll: &Epoll) {
+        if self.shared {
+            return;
+        }
+        self.bury_deleted(epoll);
+        let Inner { registrations, names, fd: set, .. } = self;
+        for (&fd, one) in registrations.iter_mut().filter(|(_, one)| one.name.is_token()) {
+            let is_given = match one.held.is_disarmed() {
+                true => change(*set, libc::EPOLL_CTL_MOD, fd, one.events & PRIVATE, one.data),
+                false => one.give_to_kernel(*set, fd),
+            };
+            if is_given {
+                names.give(&mut one.name, fd, Name::Given);
+            }
+        }
+        if self.answered.is_none() {
+            self.take_bell_out(epoll);
+            self.let_slot_go();
+        }
     }
 
     /// Puts it back, if it was taken out for an exec that has failed.

@@ -12,6 +12,7 @@ use crate::base::signal::{self, Shield};
 use crate::base::table::{self, Entry};
 use crate::base::{errno, process, real};
 use crate::epoll::{self, Epoll};
+use crate::life::census;
 use crate::ops::sleep::as_timespec;
 use crate::ops::{descriptors, epoll_wait as waiting, poll as polling};
 
@@ -63,6 +64,14 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     let _shield = (entry != Entry::None).then(Shield::raise);
     let is_socket = matches!(entry, Entry::Endpoint(_) | Entry::Unconnected(_));
     if is_socket && let Some(epoll) = epoll::behind(epfd) {
+        if !bad && operation != libc::EPOLL_CTL_DEL {
+            // SAFETY: it can be read; they are plain numbers.
+            let events = unsafe { (&raw const (*event).events).read_unaligned() };
+            // The kernel's set gets a token for it, which nobody else may meet.
+            if events & libc::EPOLLONESHOT as u32 != 0 {
+                census::settle();
+            }
+        }
         // SAFETY: the program's own call.
         return unsafe { epoll.control(operation, fd, event) };
     }

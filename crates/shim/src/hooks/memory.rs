@@ -1,4 +1,5 @@
-//! mmap, munmap, mprotect, mremap: what is known of the program's memory, so that a bad pointer is EFAULT, ends here.
+//! mmap, munmap, mprotect, mremap: what is known of the program's memory, so that a bad pointer is EFAULT, ends here. And what
+//! becomes executable is judged before it can run (L11).
 
 use std::ffi::{c_int, c_void};
 
@@ -6,6 +7,7 @@ use libc::{off_t, size_t};
 use shunt_sys::memory;
 
 use crate::base::{errno, real};
+use crate::life::census;
 use crate::ops::locking;
 
 /// Finds the real functions before the program starts: they are called by allocators that hold locks of their own.
@@ -39,8 +41,17 @@ pub unsafe extern "C-unwind" fn mmap(
     let mapped = unsafe { real::mmap(address, len, access, flags, fd, offset) };
     if mapped != libc::MAP_FAILED {
         memory::forget(mapped as usize, len);
+        note_access(mapped as usize, len, access);
     }
     mapped
+}
+
+/// Has memory judged that becomes executable.
+#[inline]
+pub(super) fn note_access(address: usize, len: usize, access: c_int) {
+    if access & libc::PROT_EXEC != 0 {
+        census::made_executable(address..address.saturating_add(len), access & libc::PROT_WRITE != 0);
+    }
 }
 
 /// See mmap(2).
@@ -78,6 +89,7 @@ pub unsafe extern "C-unwind" fn munmap(address: *mut c_void, len: size_t) -> c_i
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn mprotect(address: *mut c_void, len: size_t, access: c_int) -> c_int {
+    note_access(address as usize, len, access);
     // SAFETY: the program's own call.
     let result = unsafe { real::mprotect(address, len, access) };
     memory::forget(address as usize, len);
@@ -95,6 +107,7 @@ pub unsafe extern "C-unwind" fn pkey_mprotect(
     access: c_int,
     key: c_int,
 ) -> c_int {
+    note_access(address as usize, len, access);
     // SAFETY: the program's own call.
     let result = unsafe { real::pkey_mprotect(address, len, access, key) };
     memory::forget(address as usize, len);

@@ -15,6 +15,7 @@ use libc::{sigset_t, timespec};
 use shunt_abi::reason::Reason;
 use shunt_sys::memory;
 
+use super::memory::note_access;
 use super::readiness::from_timespec;
 use super::trampoline::{Call, trampolines};
 use super::{descriptor, epoll, io, message, process, readiness, ring, socket, unseen};
@@ -231,7 +232,7 @@ hooks! {
     SYS_munmap: |a| changing_memory(libc::SYS_munmap, a),
     SYS_mprotect: |a| changing_memory(libc::SYS_mprotect, a),
     SYS_pkey_mprotect: |a| changing_memory(libc::SYS_pkey_mprotect, a),
-    SYS_mmap: |a| mapping(libc::SYS_mmap, a, a.size(1)),
+    SYS_mmap: |a| mapping_anew(a),
     SYS_mremap: |a| remapping(a),
     SYS_mlockall: |a| super::memory::mlockall(a.int(0)),
     #[cfg(target_arch = "x86_64")]
@@ -273,6 +274,9 @@ unsafe fn by_number(number: c_long, a: &Arguments) -> c_long {
 /// An allocator behind us in the link order has a `munmap` of its own, and makes it of this very call: so it is not given to
 /// the function of that name.
 unsafe fn changing_memory(number: c_long, a: &Arguments) -> c_long {
+    if number != libc::SYS_munmap {
+        note_access(a.size(0), a.size(1), a.int(2));
+    }
     // SAFETY: the caller's promise.
     let result = unsafe { by_number(number, a) };
     memory::forget(a.size(0), a.size(1));
@@ -285,6 +289,16 @@ unsafe fn mapping(number: c_long, a: &Arguments, len: usize) -> c_long {
     let mapped = unsafe { by_number(number, a) };
     if mapped != -1 {
         memory::forget(mapped as usize, len);
+    }
+    mapped
+}
+
+/// The same, of what may be executable.
+unsafe fn mapping_anew(a: &Arguments) -> c_long {
+    // SAFETY: the caller's promise.
+    let mapped = unsafe { mapping(libc::SYS_mmap, a, a.size(1)) };
+    if mapped != -1 {
+        note_access(mapped as usize, a.size(1), a.int(2));
     }
     mapped
 }

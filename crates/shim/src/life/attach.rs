@@ -9,7 +9,7 @@ use crate::base::above::Above;
 use crate::base::names::EndpointRef;
 use crate::base::private::borrow;
 use crate::base::table::{self, Entry};
-use crate::base::{kernel, process};
+use crate::base::{code, kernel, process};
 use crate::epoll::{self, Leaving};
 use crate::life::resets::notice_reset;
 use crate::socket::endpoint::{self, Endpoint, RxSide, Seen, Stage, TxSide};
@@ -51,7 +51,7 @@ pub(crate) fn adopt(
     {
         let mut tx = endpoint.tx.lock();
         let mut rx = endpoint.rx.lock();
-        if let Some(reason) = endpoint.barred() {
+        if let Some(reason) = endpoint.barred().or_else(code::objection) {
             return Err(reason);
         }
         // Another process may have shut it down that held it too when it was offered.
@@ -88,7 +88,9 @@ pub(crate) fn adopt(
     try_watch(endpoint);
     // Whoever barred or shared it since the looks above has seen it unattached.
     let standard = endpoint::is_standard_stream(endpoint).then_some(Reason::Stdio);
-    if let Some(reason) = endpoint.barred().or(standard).or_else(|| sharing(endpoint)) {
+    if let Some(reason) =
+        endpoint.barred().or_else(code::objection).or(standard).or_else(|| sharing(endpoint))
+    {
         give_back(endpoint, reason);
     }
     Ok(())
@@ -126,7 +128,7 @@ pub(crate) fn try_watch(endpoint: &Endpoint) {
         // A sender may begin at once. Whoever sleeps in an epoll set is told to look: attaching rings its doorbell.
         match epoll::attach_everywhere(endpoint) {
             // Not for good.
-            Some(Reason::Shared) => go_back(endpoint, Reason::Shared),
+            Some(reason @ (Reason::Shared | Reason::NewCode)) => go_back(endpoint, reason),
             Some(reason) => bar(endpoint, reason),
             None => {}
         }

@@ -17,7 +17,7 @@ use crate::base::signal::Shield;
 use crate::base::table::{self, Entry};
 use crate::base::{errno, process};
 use crate::epoll;
-use crate::life::{attach, overdue};
+use crate::life::{attach, census, overdue};
 use crate::socket::endpoint;
 
 /// Why this process stays on TCP; 0 is nothing.
@@ -45,6 +45,8 @@ pub(crate) fn leave(reason: Reason) {
     for endpoint in endpoint::all() {
         attach::bar_reading(endpoint, reason);
     }
+    // Nobody whom we do not see may meet what is ours there.
+    epoll::surrender();
     errno::set(before);
     DONE.store(1, Release);
 }
@@ -64,6 +66,9 @@ pub(crate) fn look_around() {
     }
     if overdue::is_unseen() {
         return leave(Reason::UnseenWait);
+    }
+    if !census::settle() {
+        return;
     }
     let pause = PAUSE.load(Relaxed);
     if pause > 0 {

@@ -1,0 +1,100 @@
+//! Finds the bounds of functions in a loaded object by `.eh_frame_hdr`, a table in order of their addresses, and `.eh_frame`, which has
+//! their lengths. Compilers and linkers write one of several encodings, which is the one that is understood here.
+
+use std::ops::Range;
+
+use crate::Memory;
+
+/// Its version; a distance in four bytes from where it stands; a count in four bytes; distances in four bytes from the beginning.
+const HEADER: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
+/// The header, the distance and the count.
+const TABLE: u64 = 12;
+const ROW: u64 = 8;
+const PT_LOAD: u32 = 1;
+const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
+/// Program headers that are looked at: linkers write about a dozen.
+const MOST_HEADERS: u64 = 64;
+
+/// The functions of an object.
+#[derive(Clone, Copy, Debug)]
+pub struct Frames {
+    at: u64,
+    count: u64,
+}
+
+impl Frames {
+    /// Finds the table of the object whose first bytes are loaded at `base`. `None` if it has none, or none that is understood.
+    pub fn of_object(memory: &impl Memory, base: u64) -> Option<Frames> {
+        let mut header = [0; 64];
+        if !memory.read(base, &mut header) || !header.starts_with(b"\x7fELF\x02\x01") {
+            return None;
+        }
+        let headers = u64_at(&header, 32)?;
+        let (size, count) = (u64::from(u16_at(&header, 54)?), u64::from(u16_at(&header, 56)?));
+        let mut table = None;
+        let mut first_loaded = None;
+        for index in 0..count.min(MOST_HEADERS) {
+            let mut segment = [0; 56];
+            if !memory.read(base.checked_add(headers + index * size)?, &mut segment) {
+                return None;
+            }
+            let address = u64_at(&segment, 16)?;
+            match u32_at(&segment, 0)? {
+                PT_LOAD => {
+                    let page = address & !0xfff;
+                    first_loaded = Some(first_loaded.map_or(page, |first: u64| first.min(page)));
+                }
+                PT_GNU_EH_FRAME => table = Some(address),
+                _ => {}
+            }
+        }
+        Frames::at_table(memory, base.wrapping_sub(first_loaded?).wrapping_add(table?))
+    }
+
+    fn at_table(memory: &impl Memory, at: u64) -> Option<Frames> {
+        let mut header = [0; TABLE as usize];
+        let is_known = memory.read(at, &mut header) && header.starts_with(&HEADER);
+        is_known.then_some(Frames { at, count: u64::from(u32_at(&header, 8)?) })
+    }
+
+    /// The function that `address` is in.
+    pub(crate) fn at(&self, memory: &impl Memory, address: u64) -> Option<Range<u64>> {
+        let (mut from, mut to) = (0, self.count);
+        while from < to {
+            let middle = from.midpoint(to);
+            if self.row(memory, middle)?.0 <= address { from = middle + 1 } else { to = middle }
+        }
+        let (begin, frame) = self.row(memory, from.checked_sub(1)?)?;
+        let mut lengths = [0; 16];
+        if !memory.read(frame, &mut lengths) {
+            return None;
+        }
+        // Behind the frame's own length and the distance to what it has in common with others: where the function is, and its length.
+        let is_its = near(frame + 8, u32_at(&lengths, 8)?) == begin;
+        let end = begin.checked_add(u64::from(u32_at(&lengths, 12)?))?;
+        (is_its && (begin..end).contains(&address)).then_some(begin..end)
+    }
+
+    /// Where the function in this row begins, and where its frame is described.
+    fn row(&self, memory: &impl Memory, index: u64) -> Option<(u64, u64)> {
+        let mut row = [0; ROW as usize];
+        let is_read = memory.read(self.at + TABLE + index * ROW, &mut row);
+        is_read.then_some((near(self.at, u32_at(&row, 0)?), near(self.at, u32_at(&row, 4)?)))
+    }
+}
+
+fn near(from: u64, distance: u32) -> u64 {
+    from.wrapping_add_signed(i64::from(distance as i32))
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u16::from_le_bytes(*bytes))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
+}

@@ -1,0 +1,276 @@
+//! The census of code: judges each executable mapping of the process, once, before anything may be on shared memory (L11).
+//!
+//! A process without connections is never looked at. The first connection that is about to be offered has `/proc/self/maps` read,
+//! and each executable mapping that was not judged before is judged by `shunt_census`, unless it is *covered*: the shim stands in
+//! front of its system calls. Covered are the shim itself, libc and the dynamic linker of the program's own namespace, the
+//! kernel's vdso, liburing, whose functions have hooks, and what `shunt_door` has led here. A second libc is not.
+//!
+//! [`known`] names objects of which more is known than their code tells.
+
+mod known;
+mod maps;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use shunt_abi::door::NUMBERS;
+use shunt_abi::reason::Reason;
+use shunt_census::{Frames, Memory, Numbers, Verdict};
+use shunt_sys::memory;
+
+use crate::base::code::{self, Code};
+use crate::base::lock::Lock;
+use crate::base::signal::Shield;
+use crate::base::{errno, process};
+use crate::life::unseen;
+use maps::{Lines, Mapping};
+
+static KNOWN: Lock<Known> = Lock::new(Known { judged: Vec::new() });
+/// A bit for each system call that matters.
+static CALLS: Lock<[u32; NUMBERS / 32]> = Lock::new([0; NUMBERS / 32]);
+/// A code generator is loaded: memory that it makes executable is its own.
+static GENERATES: AtomicBool = AtomicBool::new(false);
+/// The page below the program by which `shunt_door` has led its calls here; 1 if all of the process is led.
+static LED: AtomicUsize = AtomicUsize::new(0);
+const ALL: usize = 1;
+
+/// Bytes of the buffer by way of which memory is read, and of the one for `/proc/self/maps`.
+const BUFFER: usize = 128 * 1024;
+const TEXT: usize = 16 * 1024;
+
+struct Known {
+    /// The mappings that have been judged.
+    judged: Vec<Judged>,
+}
+
+/// A mapping that has been judged. Another one in its place has another file or other bounds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Judged {
+    from: usize,
+    to: usize,
+    inode: u64,
+}
+
+/// What a census has found.
+enum Found {
+    Clean,
+    MayBypass,
+    /// The mappings cannot be read now.
+    Nothing,
+}
+
+/// Which system calls matter: those that the shim must see.
+pub(crate) fn start(numbers: &[u32; NUMBERS / 32]) {
+    /// What ends a thread, or takes memory away, has nothing to do with connections.
+    const HARMLESS: [i64; 2] = [libc::SYS_exit, libc::SYS_munmap];
+    let mut calls = *numbers;
+    for number in HARMLESS {
+        calls[number as usize / 32] &= !(1 << (number % 32));
+    }
+    let _shield = Shield::raise();
+    CALLS.set(calls);
+}
+
+/// The program's own calls have been led to the shim by way of the page `below` it.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn program_is_led(below: usize) {
+    LED.store(below, Relaxed);
+}
+
+/// Every call of the process has been.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn all_is_led() {
+    LED.store(ALL, Relaxed);
+}
+
+/// Has all code judged that was not. Called outside all locks. Returns whether it is clean.
+pub(crate) fn settle() -> bool {
+    let state = code::state();
+    match state {
+        Code::Clean(_) => return true,
+        Code::MayBypass => return false,
+        Code::Unjudged(_) => {}
+    }
+    let before = errno::get();
+    let shield = Shield::raise();
+    let found = match KNOWN.try_lock() {
+        Some(mut known) => known.look(),
+        // Another thread looks.
+        None => Found::Nothing,
+    };
+    drop(shield);
+    match found {
+        Found::Clean => code::settle(state),
+        Found::MayBypass => {
+            code::give_up();
+            unseen::leave(Reason::OwnCalls);
+        }
+        Found::Nothing => {}
+    }
+    errno::set(before);
+    code::is_clean()
+}
+
+/// No thread is in the middle of a census while the process is copied.
+pub(crate) fn hold_lock() {
+    KNOWN.hold();
+}
+
+/// In both processes.
+///
+/// # Safety
+/// After [`hold_lock`], on the same thread.
+pub(crate) unsafe fn release_lock() {
+    // SAFETY: the caller's promise.
+    unsafe { KNOWN.release() };
+}
+
+/// In a child that nobody announced: a thread of its parent's may have been in the middle of a census.
+///
+/// # Safety
+/// This must be the only thread of the process.
+pub(crate) unsafe fn reset_lock() {
+    // SAFETY: the caller's promise.
+    unsafe { KNOWN.reset() };
+    std::mem::forget(std::mem::take(&mut KNOWN.lock().judged));
+    code::disturb();
+}
+
+impl Known {
+    fn look(&mut self) -> Found {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: memory of our own, in a place that the kernel chooses.
+        let Ok(scratch) = (unsafe {
+            mmap_anonymous(std::ptr::null_mut(), BUFFER + TEXT, ProtFlags::READ | ProtFlags::WRITE, flags)
+        }) else {
+            return Found::Nothing;
+        };
+        // SAFETY: mapped above, and nobody else's.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(scratch.cast::<u8>(), BUFFER + TEXT) };
+        let (buffer, text) = bytes.split_at_mut(BUFFER);
+        let found = self.look_by(buffer, text);
+        // SAFETY: mapped above, and not used any more.
+        let _ = unsafe { munmap(scratch, BUFFER + TEXT) };
+        found
+    }
+
+    fn look_by(&mut self, buffer: &mut [u8], text: &mut [u8]) -> Found {
+        let Some(mut lines) = Lines::open(text) else { return Found::Nothing };
+        let covered = Covered::find();
+        let numbers = *CALLS.lock();
+        let mut anonymous = Vec::new();
+        let mut generates = false;
+        let mut may_bypass = false;
+        while let Some(mapping) = lines.next() {
+            generates |= known::is_generator(mapping.name());
+            if !mapping.is_executable || covered.has(&mapping) {
+                continue;
+            }
+            let judged = Judged { from: mapping.from, to: mapping.to, inode: mapping.inode };
+            if self.judged.contains(&judged) {
+                continue;
+            }
+            if mapping.inode == 0 || mapping.is_writable {
+                anonymous.push((judged, mapping.is_writable));
+                continue;
+            }
+            match judge(&mapping, &numbers, buffer) {
+                Verdict::Clean => self.judged.push(judged),
+                Verdict::MayBypass(_) => may_bypass = true,
+            }
+        }
+        if !lines.is_whole() {
+            return Found::Nothing;
+        }
+        GENERATES.store(generates, Relaxed);
+        for (one, is_writable) in anonymous {
+            if !generates && (is_writable || has_calls(one.from..one.to, &numbers, buffer)) {
+                may_bypass = true;
+            }
+        }
+        if may_bypass { Found::MayBypass } else { Found::Clean }
+    }
+}
+
+fn judge(mapping: &Mapping, numbers: &[u32; NUMBERS / 32], buffer: &mut [u8]) -> Verdict {
+    let frames = Frames::of_object(&Process, mapping.object as u64);
+    let range = mapping.from as u64..mapping.to as u64;
+    shunt_census::judge(&Process, range, frames.as_ref(), &Numbers(numbers), buffer)
+}
+
+fn has_calls(range: std::ops::Range<usize>, numbers: &[u32; NUMBERS / 32], buffer: &mut [u8]) -> bool {
+    let range = range.start as u64..range.end as u64;
+    shunt_census::judge(&Process, range, None, &Numbers(numbers), buffer) != Verdict::Clean
+}
+
+/// This process's memory, which another thread may unmap at any time.
+struct Process;
+
+impl Memory for Process {
+    fn read(&self, address: u64, into: &mut [u8]) -> bool {
+        memory::copy(address as usize, into)
+    }
+}
+
+/// Where the objects are whose system calls come by way of the shim.
+struct Covered {
+    /// Addresses in the shim and in libc.
+    addresses: [usize; 2],
+    /// Where the dynamic linker begins.
+    linker: usize,
+    /// In the program itself, if its calls have been led here, and the page below it.
+    program: usize,
+    below: usize,
+    is_all: bool,
+}
+
+impl Covered {
+    fn find() -> Covered {
+        // SAFETY: only asks.
+        let [base, entry] =
+            [libc::AT_BASE, libc::AT_ENTRY].map(|kind| unsafe { libc::getauxval(kind) as usize });
+        let led = LED.load(Relaxed);
+        Covered {
+            addresses: [settle as *const () as usize, libc::__errno_location as *const () as usize],
+            // A dynamic linker that was started by its name is the program.
+            linker: if base == 0 { entry } else { base },
+            program: if led > ALL { entry } else { 0 },
+            below: led,
+            is_all: led == ALL,
+        }
+    }
+
+    fn has(&self, mapping: &Mapping) -> bool {
+        let has = |address: usize| (mapping.from..mapping.to).contains(&address);
+        self.is_all
+            || self.addresses.into_iter().any(has)
+            || mapping.object == self.linker
+            || has(self.linker)
+            || self.program != 0 && has(self.program)
+            // The page with the code that leads there is behind the one that says where.
+            || self.below > ALL && has(self.below + PAGE)
+            || known::is_covered(mapping.name())
+    }
+}
+
+const PAGE: usize = 4096;
+
+/// The process has made `range` executable, or is about to.
+pub(crate) fn made_executable(range: std::ops::Range<usize>, is_writable: bool) {
+    // Before the first census nothing is shared, and the census will find it.
+    if !code::is_clean() || process::is_off() || !process::is_home() || GENERATES.load(Relaxed) {
+        return;
+    }
+    let before = errno::get();
+    let may_bypass = is_writable || {
+        let _shield = Shield::raise();
+        let numbers = *CALLS.lock();
+        let mut buffer = [0; 1024];
+        has_calls(range, &numbers, &mut buffer)
+    };
+    if may_bypass {
+        code::give_up();
+        unseen::leave(Reason::OwnCalls);
+    }
+    errno::set(before);
+}

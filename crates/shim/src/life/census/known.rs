@@ -1,0 +1,114 @@
+//! Objects of which more is known than their code tells, by the names of their files.
+
+/// Libraries with system calls of their own that meet no connection of the program's.
+const COVERED: &[(&str, &str)] = &[
+    // Its functions have hooks (`crate::hooks::ring`).
+    ("liburing", ".so"),
+    ("liburing-ffi", ".so"),
+    // GCC's run-time libraries wait by futex(2), whose number they keep in a register over a loop.
+    ("libgomp", ".so"),
+    ("libitm", ".so"),
+    // The sanitizers' run-time libraries read /proc and write their own reports. The program's calls they pass on to libc.
+    ("libasan", ".so"),
+    ("libhwasan", ".so"),
+    ("liblsan", ".so"),
+    ("libtsan", ".so"),
+    ("libubsan", ".so"),
+    // Before glibc 2.34 a part of libc each, in front of all of whose functions the shim stands.
+    ("libpthread", ".so"),
+    ("librt", ".so"),
+];
+
+/// What generates code while it runs: the memory that it makes executable is filled by it alone.
+const GENERATORS: &[&str] = &[
+    // Java: HotSpot, OpenJ9.
+    "libjvm.so",
+    "libj9jit",
+    // V8 and JavaScriptCore, as programs and as libraries.
+    "node",
+    "nodejs",
+    "deno",
+    "bun",
+    "workerd",
+    "libnode.so",
+    "libv8",
+    "libjavascriptcoregtk",
+    // PCRE2's and PCRE's compiler of regular expressions (sljit).
+    "libpcre2-",
+    "libpcre.so",
+    // Closures of foreign functions.
+    "libffi",
+    // Erlang.
+    "beam.smp",
+    "beam.asmjit",
+    // PHP's opcache.
+    "opcache.so",
+    // Lua, Ruby, Python, .NET, Mono, Julia, PyPy.
+    "luajit",
+    "libluajit",
+    "ruby",
+    "libruby",
+    "pypy",
+    "libpypy",
+    "libcoreclr.so",
+    "dotnet",
+    "libmono",
+    "libjulia",
+    // PostgreSQL's expressions, and whatever else is compiled by LLVM or GCC.
+    "libLLVM",
+    "libgccjit",
+    // WebAssembly.
+    "libwasmtime",
+    "libwasmer",
+];
+
+/// Whether the calls of the object at this path need not be looked at.
+pub(super) fn is_covered(path: &[u8]) -> bool {
+    let file = file(path);
+    is_kernels(path)
+        || COVERED.iter().any(|(name, kind)| {
+            // Wheels of Python have a digest in the name, and old versions of glibc their version.
+            let rest = file.strip_prefix(name.as_bytes());
+            rest.is_some_and(|rest| {
+                rest.starts_with(kind.as_bytes())
+                    || rest.starts_with(b"-") && rest.windows(kind.len()).any(|part| part == kind.as_bytes())
+            })
+        })
+}
+
+/// Whether the mapping is the kernel's own.
+fn is_kernels(path: &[u8]) -> bool {
+    matches!(path, b"[vdso]" | b"[vsyscall]" | b"[uprobes]")
+}
+
+/// Whether the object at this path generates code.
+pub(super) fn is_generator(path: &[u8]) -> bool {
+    let file = file(path);
+    GENERATORS.iter().any(|name| {
+        file.strip_prefix(name.as_bytes()).is_some_and(|rest| {
+            // The whole name of a program, perhaps with a version, or the beginning of a library's.
+            name.starts_with("lib") || !rest.first().is_some_and(u8::is_ascii_lowercase)
+        })
+    })
+}
+
+fn file(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_known_by_the_names_of_their_files() {
+        assert!(is_covered(b"[vdso]") && is_covered(b"/usr/lib/liburing.so.2.3"));
+        assert!(is_covered(b"/x/libgomp-a34b3233.so.1.0.0") && is_covered(b"/lib/libpthread-2.31.so"));
+        assert!(!is_covered(b"/usr/lib/libgomplex.so") && !is_covered(b"") && !is_covered(b"/x/liburing"));
+        assert!(is_generator(b"/usr/lib/jvm/lib/server/libjvm.so") && is_generator(b"/usr/bin/node"));
+        assert!(is_generator(b"/usr/bin/ruby3.1") && is_generator(b"/usr/lib/libpcre2-8.so.0"));
+        assert!(
+            !is_generator(b"/usr/bin/nodetool") && !is_generator(b"/usr/lib/libnode_x") && !is_generator(b"")
+        );
+    }
+}
