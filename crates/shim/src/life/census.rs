@@ -93,11 +93,10 @@ pub(crate) fn settle() -> bool {
     }
     let before = errno::get();
     let shield = Shield::raise();
-    let found = match KNOWN.try_lock() {
-        Some(mut known) => known.look(),
-        // Another thread looks.
-        None => Found::Nothing,
-    };
+    let mut known = KNOWN.lock();
+    // Another thread may have looked meanwhile.
+    let found = if code::state() == state { known.look() } else { Found::Nothing };
+    drop(known);
     drop(shield);
     match found {
         Found::Clean => code::settle(state),
@@ -155,7 +154,7 @@ impl Known {
     }
 
     fn look_by(&mut self, buffer: &mut [u8], text: &mut [u8]) -> Found {
-        let Some(mut lines) = Lines::open(text) else { return Found::Nothing };
+        let Some(mut lines) = Lines::open(text) else { return self.look_at_objects(buffer) };
         let covered = Covered::find();
         let numbers = *CALLS.lock();
         let mut anonymous = Vec::new();
@@ -190,6 +189,43 @@ impl Known {
         }
         if may_bypass { Found::MayBypass } else { Found::Clean }
     }
+}
+
+impl Known {
+    /// Where there is no /proc, the dynamic linker tells of the objects that it has loaded. Of other memory nothing is known that its
+    /// hooks have not told.
+    fn look_at_objects(&mut self, buffer: &mut [u8]) -> Found {
+        let mut objects: Vec<Mapping> = Vec::new();
+        // SAFETY: the function below gets its list.
+        unsafe { libc::dl_iterate_phdr(Some(list), std::ptr::from_mut(&mut objects).cast()) };
+        let covered = Covered::find();
+        let numbers = *CALLS.lock();
+        GENERATES.store(objects.iter().any(|one| known::is_generator(one.name())), Relaxed);
+        for mapping in objects.iter().filter(|one| !covered.has(one)) {
+            if judge(mapping, &numbers, buffer) != Verdict::Clean {
+                return Found::MayBypass;
+            }
+        }
+        if objects.is_empty() { Found::Nothing } else { Found::Clean }
+    }
+}
+
+/// Lists the executable segments of an object.
+unsafe extern "C" fn list(info: *mut libc::dl_phdr_info, _: usize, objects: *mut std::ffi::c_void) -> i32 {
+    // SAFETY: the dynamic linker's own description of an object that is loaded, and the list above.
+    unsafe {
+        let (info, objects) = (&*info, &mut *objects.cast::<Vec<Mapping>>());
+        let segments = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
+        let loaded = || segments.iter().filter(|segment| segment.p_type == libc::PT_LOAD);
+        let at = |address: u64| (info.dlpi_addr as usize).wrapping_add(address as usize);
+        let name = if info.dlpi_name.is_null() { c"" } else { std::ffi::CStr::from_ptr(info.dlpi_name) };
+        let object = loaded().map(|segment| at(segment.p_vaddr) & !(PAGE - 1)).min().unwrap_or(0);
+        for segment in loaded().filter(|segment| segment.p_flags & libc::PF_X != 0) {
+            let from = at(segment.p_vaddr);
+            objects.push(Mapping::of_object(from..from + segment.p_filesz as usize, object, name.to_bytes()));
+        }
+    }
+    0
 }
 
 fn judge(mapping: &Mapping, numbers: &[u32; NUMBERS / 32], buffer: &mut [u8]) -> Verdict {

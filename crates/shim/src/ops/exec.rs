@@ -18,7 +18,7 @@ use crate::base::table::{self, Entry};
 use crate::base::{errno, process};
 use crate::broker::control;
 use crate::epoll;
-use crate::life::{attach, resets, unseen};
+use crate::life::{attach, census, resets, unseen};
 use crate::ops::{descriptors, options};
 use crate::program::handover::{self, Letter};
 use crate::program::sandbox;
@@ -190,7 +190,11 @@ pub(crate) fn before_other_user(effective: libc::uid_t) {
 
 /// The process is about to get another root directory, which only root can give itself.
 pub(crate) fn before_other_root() {
-    as_root(control::before_other_root);
+    as_root(|| {
+        // There may be no /proc there.
+        census::settle();
+        control::before_other_root();
+    });
 }
 
 fn as_root(act: impl FnOnce()) {

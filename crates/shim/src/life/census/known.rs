@@ -66,6 +66,7 @@ const GENERATORS: &[&str] = &[
 pub(super) fn is_covered(path: &[u8]) -> bool {
     let file = file(path);
     is_kernels(path)
+        || is_valgrind(file)
         || COVERED.iter().any(|(name, kind)| {
             // Wheels of Python have a digest in the name, and old versions of glibc their version.
             let rest = file.strip_prefix(name.as_bytes());
@@ -76,6 +77,11 @@ pub(super) fn is_covered(path: &[u8]) -> bool {
         })
 }
 
+/// Whether it is a tool of valgrind's, which runs the program as code that it generates, and makes the program's calls.
+fn is_valgrind(file: &[u8]) -> bool {
+    file.ends_with(b"-amd64-linux")
+}
+
 /// Whether the mapping is the kernel's own.
 fn is_kernels(path: &[u8]) -> bool {
     matches!(path, b"[vdso]" | b"[vsyscall]" | b"[uprobes]")
@@ -84,12 +90,13 @@ fn is_kernels(path: &[u8]) -> bool {
 /// Whether the object at this path generates code.
 pub(super) fn is_generator(path: &[u8]) -> bool {
     let file = file(path);
-    GENERATORS.iter().any(|name| {
-        file.strip_prefix(name.as_bytes()).is_some_and(|rest| {
-            // The whole name of a program, perhaps with a version, or the beginning of a library's.
-            name.starts_with("lib") || !rest.first().is_some_and(u8::is_ascii_lowercase)
+    is_valgrind(file)
+        || GENERATORS.iter().any(|name| {
+            file.strip_prefix(name.as_bytes()).is_some_and(|rest| {
+                // The whole name of a program, perhaps with a version, or the beginning of a library's.
+                name.starts_with("lib") || !rest.first().is_some_and(u8::is_ascii_lowercase)
+            })
         })
-    })
 }
 
 fn file(path: &[u8]) -> &[u8] {

@@ -24,6 +24,13 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
+    /// A segment of an object that the dynamic linker has loaded.
+    pub(super) fn of_object(range: std::ops::Range<usize>, object: usize, path: &[u8]) -> Mapping {
+        let (name, len) = kept(path);
+        let (from, to) = (range.start, range.end);
+        Mapping { from, to, is_executable: true, is_writable: false, inode: 0, object, name, len }
+    }
+
     /// The last bytes of its path, or what the kernel calls it.
     pub(super) fn name(&self) -> &[u8] {
         &self.name[..self.len]
@@ -115,9 +122,7 @@ fn parse(line: &[u8], last: (u64, usize)) -> Option<Mapping> {
     let from = usize::from_str_radix(from, 16).ok()?;
     let path = words.next().unwrap_or_default().trim_ascii_start();
     let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
-    let kept = &path[path.len().saturating_sub(NAME)..];
-    let mut name = [0; NAME];
-    name[..kept.len()].copy_from_slice(kept);
+    let (name, len) = kept(path);
     let is_same = inode != 0 && inode == last.0 && offset != 0;
     Some(Mapping {
         from,
@@ -127,8 +132,16 @@ fn parse(line: &[u8], last: (u64, usize)) -> Option<Mapping> {
         inode,
         object: if is_same { last.1 } else { from },
         name,
-        len: kept.len(),
+        len,
     })
+}
+
+/// The end of a path.
+fn kept(path: &[u8]) -> ([u8; NAME], usize) {
+    let kept = &path[path.len().saturating_sub(NAME)..];
+    let mut name = [0; NAME];
+    name[..kept.len()].copy_from_slice(kept);
+    (name, kept.len())
 }
 
 #[cfg(test)]
