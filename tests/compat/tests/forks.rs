@@ -26,7 +26,7 @@ macro_rules! scenarios {
         #[test]
         #[allow(non_snake_case)]
         fn $name() {
-            scenario(stringify!($name), UNSEEN_CALLS, &[$($phase),*]);
+            scenario(stringify!($name), &["-DBY_LIBC"], &[$($phase),*]);
         }
     )* };
 }
@@ -35,11 +35,9 @@ scenarios! {
     child_takes_over: Shm, Shm;
     child_from_the_start: Shm;
     child_after_an_offer: Tcp(Reason::Shared), Unseen;
-    child_of_bare_fork: Shm, Tcp(Reason::Shared);
     child_of_raw_clone: Shm, Shm;
     child_of_Fork: Shm, Shm;
     turns: Shm, Tcp(Reason::Shared), Shm;
-    turns_of_bare_fork: Shm, Unseen, Tcp(Reason::Shared);
     turns_of_raw_clone: Shm, Tcp(Reason::Shared), Shm;
     child_ends_unseen: Shm, Shm;
     daemonise: Shm, Shm;
@@ -60,7 +58,15 @@ scenarios! {
     pipe_to_a_shell: Shm, Unseen, Tcp(Reason::Exec);
     clone_with_our_memory: Shm, Unseen, Unseen;
     clone_with_a_copy: Shm, Tcp(Reason::Shared), Tcp(Reason::Shared);
-    orphan_of_bare_fork: Shm, Unseen;
+}
+
+/// Calls of the program's own that nobody finds keep it on TCP, whatever its children do.
+#[test]
+fn forks_that_are_not_found() {
+    const OWN_CALLS: Phase = Tcp(Reason::OwnCalls);
+    scenario("child_of_bare_fork", UNSEEN_CALLS, &[OWN_CALLS, Unseen]);
+    scenario("turns_of_bare_fork", UNSEEN_CALLS, &[OWN_CALLS, Unseen, Unseen]);
+    scenario("orphan_of_bare_fork", UNSEEN_CALLS, &[OWN_CALLS, Unseen]);
 }
 
 /// A fork by a system call of the program's own, which leads to the shim.
