@@ -145,7 +145,7 @@ fn the_overlays_policy_is_asked_before_two_containers_are_paired_and_ends_pairs_
     let broker = host.net.inside(|| Broker::start_with(|config| config.overlay_policy = file.clone()));
     let [server, client] = &host.containers[..] else { unreachable!() };
     let (mut one, mut two) = (broker.process_in(client), broker.process_in(server));
-    let mut connected = |port: u16| {
+    let connected = |port: u16| {
         let address = format!("172.30.0.10:{port}");
         let mut ends = connect(client, server, &address, &address);
         talk(&mut ends.0, &mut ends.1);

@@ -25,7 +25,7 @@ use shunt_abi::geometry::{
 };
 use shunt_capture::{Filter, Lane, Limits, Memory, Session, Summary};
 use shunt_sys::mapping::Mapping;
-use shunt_sys::memfd::create_sealed;
+use shunt_sys::memfd::create_fixed;
 use shunt_sys::seqpacket;
 use shunt_sys::view::for_reading;
 
@@ -51,7 +51,7 @@ impl Stage {
         bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         listen(&listener, 1).unwrap();
         let geometry = Geometry::new(MIN_RING_BYTES).unwrap();
-        let memfd = create_sealed("shunt-test", geometry.link_bytes()).unwrap();
+        let memfd = create_fixed("shunt-test", geometry.link_bytes()).unwrap();
         let memory = Arc::new(Mapping::map(&memfd, geometry.link_bytes()).unwrap());
         let is_over = Arc::new(AtomicBool::new(false));
         let over = is_over.clone();

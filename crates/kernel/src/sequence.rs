@@ -44,9 +44,10 @@ impl Origin {
         ]
     }
 
-    /// Returns whether this end has called connect and the other has accepted. None: they are not the ends of one connection.
+    /// Returns whether this end has called connect and the other has accepted. None: both have called connect, or they are not
+    /// the ends of one connection.
     pub fn has_opened(self, other: Origin) -> Option<bool> {
-        let [if_so, if_not] = self.mirrored();
+        let [if_so, if_not, _] = self.mirrored();
         match other {
             other if other == if_so => Some(true),
             other if other == if_not => Some(false),
