@@ -32,6 +32,8 @@ pub mod env {
     pub const SPIN: &str = "SHUNT_SPIN";
     /// `used` or `at-once`: see `shunt run --offer`.
     pub const OFFER: &str = "SHUNT_OFFER";
+    /// `avoid` or `trust`: see `shunt run --own-calls`.
+    pub const OWN_CALLS: &str = "SHUNT_OWN_CALLS";
     /// Path of the one file of the configuration; empty, there is none.
     pub const CONFIG: &str = "SHUNT_CONFIG";
     /// What the configuration says of programs: see [`crate::rules`]. The variables above go before it.

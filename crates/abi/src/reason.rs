@@ -160,7 +160,7 @@ reasons! {
     OverlayUnclear = 57, "overlay_unclear", "The broker cannot read the overlay's policy, so connections between network namespaces stay on TCP.",
         "Look into the broker's log for what is wrong with /run/shunt/overlay.policy, and start the overlay's router anew, which writes it.";
     OwnCalls = 58, "own_calls", "Code of the program, or of a library that it has loaded, can make system calls by itself, which cannot be seen.",
-        "Start it itself with `shunt run -- PROGRAM`. If that changes nothing, nothing can be done, unless the program can make its calls by the functions of libc.";
+        "Start it itself with `shunt run -- PROGRAM`. If that changes nothing, and you know that these calls concern none of its connections, say `shunt run --own-calls trust`; else have it make its calls by the functions of libc.";
     NewCode = 59, "new_code", "Code has been loaded that has not been looked at yet: it could make system calls that cannot be seen.",
         "Nothing needs to be done: it is offered again when the code has been looked at.";
 }

@@ -119,6 +119,8 @@ impl Listener {
             if !seqpacket || !listening || rustix::io::ioctl_fionbio(&socket, true).is_err() {
                 return Err(ListenError::Activation);
             }
+            let failed = ListenError::refused("ask for the senders of messages at", &config.socket);
+            seqpacket::name_senders(&socket).map_err(failed)?;
             return Ok((Listener { made: None }, socket));
         }
         let path = config.socket.clone();
@@ -254,6 +256,9 @@ fn bind_at(path: &Path, mode: Mode) -> Result<(OwnedFd, (u64, u64)), ListenError
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .map_err(ListenError::refused("make a socket for", path))?;
+    // Whoever connects inherits it.
+    seqpacket::name_senders(&socket)
+        .map_err(ListenError::refused("ask for the senders of messages at", path))?;
     bind(&socket, &address).map_err(ListenError::refused("bind", path))?;
     let failed = ListenError::refused("set the mode of", path);
     let mode = match mode {

@@ -52,9 +52,6 @@ pub enum Error {
     /// The kernel cannot say which sockets are alive.
     #[error("the kernel's socket table cannot be asked ({0}): shunt needs Linux 5.14 with inet_diag")]
     Diag(Errno),
-    /// The kernel does not say who sends what.
-    #[error("the kernel will not say who sends a message: {0}")]
-    Senders(Errno),
     /// The event loop failed.
     #[error("the event loop cannot watch the socket: {0}")]
     Loop(std::io::Error),
@@ -66,7 +63,6 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
     let geometry = Geometry::new(config.ring_bytes).ok_or(Error::RingBytes(config.ring_bytes))?;
     let namespaces = Namespaces::new().map_err(Error::Diag)?;
     let (listener, socket) = Listener::open(&mut config)?;
-    seqpacket::name_senders(&socket).map_err(Error::Senders)?;
     let descriptors = raise_descriptor_limit();
     if descriptors < DESCRIPTORS {
         tracing::info!(descriptors, "serves fewer at a time than with a limit of {DESCRIPTORS} descriptors");
@@ -169,6 +165,10 @@ async fn accept(
 
 fn take_in(client: OwnedFd, state: &Rc<RefCell<State>>, departed: &Rc<Notify>) {
     let Ok(credentials) = seqpacket::peer_credentials(&client) else { return };
+    // A client that connected before the broker had a socket that was passed on has not inherited it.
+    if let Err(error) = seqpacket::name_senders(&client) {
+        return tracing::warn!(%error, "the kernel will not say who sends a client's messages");
+    }
     let mut held = state.borrow_mut();
     let principal = match Principal::of(&client, credentials.uid, held.namespaces.own()) {
         Ok(principal) => principal,

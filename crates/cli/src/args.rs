@@ -93,6 +93,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum, env = shunt_abi::env::OFFER)]
     pub(crate) offer: Option<Offer>,
 
+    /// What to do where the program's code may make system calls past libc, which shunt does not see [default: what the configuration says, else avoid]
+    #[arg(long, value_enum, env = shunt_abi::env::OWN_CALLS)]
+    pub(crate) own_calls: Option<OwnCalls>,
+
     /// Use the broker at this socket and no other [default: the user's, else the system's, else one is started]
     #[arg(long, value_name = "SOCKET", env = shunt_abi::env::BROKER)]
     pub(crate) broker: Option<PathBuf>,
@@ -161,6 +165,24 @@ impl Offer {
         match self {
             Offer::Used => "used",
             Offer::AtOnce => "at-once",
+        }
+    }
+}
+
+/// What `--own-calls` allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OwnCalls {
+    /// The program stays on TCP: such a call could meet what shunt keeps in a socket or an epoll instance
+    Avoid,
+    /// You know that its own system calls concern none of its connections, nor what it waits for them with
+    Trust,
+}
+
+impl OwnCalls {
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            OwnCalls::Avoid => "avoid",
+            OwnCalls::Trust => "trust",
         }
     }
 }

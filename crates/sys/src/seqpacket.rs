@@ -113,8 +113,8 @@ pub fn receive_each(fd: impl AsFd, buffer: &mut [u8], mut sink: impl FnMut(Owned
     Ok(Received { len: message.bytes.min(buffer.len()), truncated, lost_descriptors })
 }
 
-/// Has the kernel say of every message who has sent it (SO_PASSCRED). What is accepted by a listening socket inherits this, and of what is
-/// sent before it is accepted the kernel says it anyway.
+/// Has the kernel say of every message who has sent it (SO_PASSCRED). A client inherits this from a listening socket: on kernels
+/// before 6.16 when it is accepted, since then when it connects. Of what is sent before it is accepted the kernel says it anyway.
 pub fn name_senders(fd: impl AsFd) -> Result<()> {
     rustix::net::sockopt::set_socket_passcred(fd, true)
 }

@@ -65,11 +65,16 @@ fn a_server_of_gos_and_python() {
 
 /// A server of C's and its clients, compiled so.
 fn with_own_calls(flags: &'static [&'static str], way: Way) {
+    with_own_calls_under(&[], flags, way);
+}
+
+/// The same under `shunt run` with these flags.
+fn with_own_calls_under(shunt: &'static [&'static str], flags: &'static [&'static str], way: Way) {
     both(LIMIT, move |host| {
         let program = compile(host, "own_calls", flags);
         let port = host.port();
         let (number, count) = (port.to_string(), CONNECTIONS.to_string());
-        let start = || host.program(program.to_string_lossy());
+        let start = || host.program(program.to_string_lossy()).shunt_args(shunt);
         let client = start().args(["ask", &number, &count, "200", &gate(port)]);
         converse(host, (port, CONNECTIONS), (start().args(["serve", &number]), client), way)
     });
@@ -90,6 +95,11 @@ fn calls_in_a_program_at_a_fixed_place() {
 #[test]
 fn what_only_looks_like_a_call_is_left() {
     with_own_calls(&["-DBY_LIBC"], Way::Tcp("own_calls"));
+}
+
+#[test]
+fn what_an_operator_vouches_for_is_on_shared_memory() {
+    with_own_calls_under(&["--own-calls", "trust"], &["-DBY_LIBC"], Way::Shm);
 }
 
 #[test]

@@ -178,6 +178,7 @@ impl Container {
         command.arg(format!("--runtime={runtime}"));
         if let Some(spin) = side.spin(role) {
             command.arg(format!("--env={}={spin}", shunt_abi::env::SPIN));
+            command.arg(format!("--env={}=trust", shunt_abi::env::OWN_CALLS));
         }
         let program = std::env::current_exe().context("finding this program")?;
         command.arg(format!("--volume={}:{PROGRAM}:ro", program.display()));

@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 
-use crate::args::{self, Offer, Transport};
+use crate::args::{self, Offer, OwnCalls, Transport};
 
 /// A part of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,13 +50,14 @@ pub(crate) struct Key {
 pub(crate) const TRANSPORT: &str = "transport";
 pub(crate) const SPIN: &str = "spin";
 pub(crate) const OFFER: &str = "offer";
+pub(crate) const OWN_CALLS: &str = "own-calls";
 pub(crate) const IDLE_EXIT: &str = "idle-exit";
 pub(crate) const RING_BYTES: &str = "ring-bytes";
 pub(crate) const METRICS: &str = "metrics";
 pub(crate) const LOG: &str = "log";
 pub(crate) const LOG_FILE: &str = "log-file";
 
-static OF_PROGRAMS: [Key; 3] = [
+static OF_PROGRAMS: [Key; 4] = [
     Key {
         name: TRANSPORT,
         default: "auto",
@@ -70,6 +71,12 @@ static OF_PROGRAMS: [Key; 3] = [
         check: |text| args::parse_spin(text).map(drop),
     },
     Key { name: OFFER, default: "used", variable: Some(shunt_abi::env::OFFER), check: one_of::<Offer> },
+    Key {
+        name: OWN_CALLS,
+        default: "avoid",
+        variable: Some(shunt_abi::env::OWN_CALLS),
+        check: one_of::<OwnCalls>,
+    },
 ];
 
 static OF_BROKERS: [Key; 5] = [

@@ -32,6 +32,7 @@ static IN_USE: AtomicBool = AtomicBool::new(false);
 /// What has been counted while there was no page.
 static UNTOLD: [AtomicU64; Counter::COUNT] = [const { AtomicU64::new(0) }; Counter::COUNT];
 static OFFERS_AT_ONCE: AtomicBool = AtomicBool::new(false);
+static TRUSTS_OWN_CALLS: AtomicBool = AtomicBool::new(false);
 /// How many control messages have been taken from the socket.
 pub(crate) static SEEN: AtomicU64 = AtomicU64::new(0);
 /// What is as [`SEEN`] if a call need look at nothing but its own connection: the board's count of the messages that the broker has
@@ -86,6 +87,7 @@ pub(crate) fn start() {
         let _ = DOOR_PATH.set(path.to_owned());
     }
     OFFERS_AT_ONCE.store(setting(c"SHUNT_OFFER", "offer") == Some(b"at-once"), Relaxed);
+    TRUSTS_OWN_CALLS.store(setting(c"SHUNT_OWN_CALLS", "own-calls") == Some(b"trust"), Relaxed);
     if let Some(spin) = setting(c"SHUNT_SPIN", "spin") {
         let micros = match spin {
             b"auto" => SPIN_AUTO,
@@ -141,6 +143,11 @@ pub(crate) fn spin() -> Spin {
 /// Whether connections are offered at their first use: `shunt run --offer at-once`.
 pub(crate) fn offers_at_once() -> bool {
     OFFERS_AT_ONCE.load(Relaxed)
+}
+
+/// Returns whether the operator vouches for the system calls that the program makes past libc: `shunt run --own-calls trust`.
+pub(crate) fn trusts_own_calls() -> bool {
+    TRUSTS_OWN_CALLS.load(Relaxed)
 }
 
 /// The command that enters programs without a dynamic linker, if whoever started this one has said where it is.
