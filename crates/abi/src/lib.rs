@@ -20,7 +20,7 @@ pub mod shown;
 pub mod status;
 
 /// Version of the control protocol and of the shared layouts. A different version is refused, never guessed.
-pub const VERSION: u16 = 13;
+pub const VERSION: u16 = 14;
 
 /// Environment variables shared by `shunt run` and the shim.
 pub mod env {
@@ -34,6 +34,10 @@ pub mod env {
     pub const OFFER: &str = "SHUNT_OFFER";
     /// `avoid` or `trust`: see `shunt run --own-calls`.
     pub const OWN_CALLS: &str = "SHUNT_OWN_CALLS";
+    /// What `shunt run` has put before the shim in LD_PRELOAD, for the program itself and nothing
+    /// that it starts: the runtime of a sanitizer. The shim takes it out of the list, and makes
+    /// this empty.
+    pub const FIRST: &str = "SHUNT_FIRST";
     /// Path of the one file of the configuration; empty, there is none.
     pub const CONFIG: &str = "SHUNT_CONFIG";
     /// What the configuration says of programs: see [`crate::rules`]. The variables above go before it.

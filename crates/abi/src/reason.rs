@@ -163,6 +163,8 @@ reasons! {
         "Start it itself with `shunt run -- PROGRAM`. If that changes nothing, and you know that these calls concern none of its connections, say `shunt run --own-calls trust`; else have it make its calls by the functions of libc.";
     NewCode = 59, "new_code", "Code has been loaded that has not been looked at yet: it could make system calls that cannot be seen.",
         "Nothing needs to be done: it is offered again when the code has been looked at.";
+    Sanitizer = 60, "sanitizer", "The program has a sanitizer's runtime that must see all its reads and writes, and shunt comes before it.",
+        "Start the program with `shunt run` itself, and not by a shell or by /etc/ld.so.preload: then the runtime comes first.";
 }
 
 impl Reason {

@@ -22,8 +22,12 @@ pub(crate) enum Elf {
 
 const CLASS_64: u8 = 2;
 const LITTLE_ENDIAN: u8 = 1;
+const PT_LOAD: u32 = 1;
+const PT_DYNAMIC: u32 = 2;
 const PT_INTERP: u32 = 3;
 const PT_NOTE: u32 = 4;
+const DT_NEEDED: u64 = 1;
+const DT_STRTAB: u64 = 5;
 const HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
 const MAX_PROGRAM_HEADERS: usize = 128;
@@ -68,6 +72,56 @@ pub(crate) fn parse(file: &File) -> Option<Elf> {
         }
     }
     Some(Elf::Native { interpreter, go })
+}
+
+/// Returns the names of the libraries that a program for this processor is linked with, in their
+/// order. The list is empty if the file cannot be understood.
+pub(crate) fn libraries(file: &File) -> Vec<Vec<u8>> {
+    libraries_of(file).unwrap_or_default()
+}
+
+fn libraries_of(file: &File) -> Option<Vec<Vec<u8>>> {
+    const MOST_ENTRIES: usize = 1024;
+    let mut header = [0; HEADER_BYTES];
+    let is_whole = read_up_to(file, &mut header, 0) == HEADER_BYTES;
+    if !is_whole || !header.starts_with(b"\x7fELF\x02\x01") || u16_at(&header, 18) != NATIVE_MACHINE {
+        return None;
+    }
+    let table = u64_at(&header, 32);
+    let count = usize::from(u16_at(&header, 56)).min(MAX_PROGRAM_HEADERS);
+    let mut loaded = Vec::new();
+    let mut dynamic = Vec::new();
+    for index in 0..count as u64 {
+        let mut entry = [0; PROGRAM_HEADER_BYTES];
+        let offset = table.checked_add(index * PROGRAM_HEADER_BYTES as u64)?;
+        if read_up_to(file, &mut entry, offset) < PROGRAM_HEADER_BYTES {
+            return None;
+        }
+        let (offset, address, bytes) = (u64_at(&entry, 8), u64_at(&entry, 16), u64_at(&entry, 32));
+        match u32_at(&entry, 0) {
+            PT_LOAD => loaded.push((address, bytes, offset)),
+            PT_DYNAMIC => dynamic = segment(file, offset, bytes, MOST_ENTRIES * 16),
+            _ => {}
+        }
+    }
+    let tagged = |wanted: u64| {
+        let entries = dynamic.chunks_exact(16).map(|entry| (u64_at(entry, 0), u64_at(entry, 8)));
+        entries.filter(move |(tag, _)| *tag == wanted).map(|(_, value)| value)
+    };
+    let strings = tagged(DT_STRTAB).next()?;
+    let in_file = |address: u64| {
+        let (start, _, offset) = loaded
+            .iter()
+            .find(|(start, bytes, _)| address.checked_sub(*start).is_some_and(|at| at < *bytes))?;
+        offset.checked_add(address - start)
+    };
+    let strings = in_file(strings)?;
+    let name = |at: u64| {
+        let mut name = segment(file, strings.saturating_add(at), 256, 256);
+        name.truncate(name.iter().position(|byte| *byte == 0)?);
+        Some(name)
+    };
+    Some(tagged(DT_NEEDED).filter_map(name).collect())
 }
 
 /// The Go linker leaves a note with the owner "Go", whose length it gives with the padding.
@@ -132,6 +186,15 @@ mod tests {
             panic!("{:?}", parse(&file))
         };
         assert!(path.starts_with(b"/lib"));
+    }
+
+    #[test]
+    fn this_test_is_linked_with_libc() {
+        let libraries = libraries(&File::open("/proc/self/exe").unwrap());
+        assert!(libraries.iter().any(|name| name == b"libc.so.6"), "{libraries:?}");
+        let mut rubbish = tempfile::tempfile().unwrap();
+        rubbish.write_all(b"\x7fELF\x02\x01 and no more").unwrap();
+        assert!(super::libraries(&rubbish).is_empty());
     }
 
     #[test]

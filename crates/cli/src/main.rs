@@ -20,6 +20,7 @@ mod overlay;
 mod relay;
 mod run;
 mod runtime;
+mod sanitizer;
 mod serve;
 mod status;
 mod table;

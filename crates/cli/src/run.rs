@@ -15,7 +15,7 @@ use shunt_start::program;
 use crate::args::{RunArgs, Transport};
 use crate::config::{Faults, OfPrograms};
 use crate::obstacle::{self, Obstacle};
-use crate::{broker, door, exec, library};
+use crate::{broker, door, exec, library, sanitizer};
 
 const PRELOAD: &str = "LD_PRELOAD";
 
@@ -30,6 +30,7 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
     let configured = OfPrograms::read();
     let (road, complaint) = choose(args, &path, configured.as_ref());
     road.apply(args, configured.ok().and_then(|configured| configured.rules()), &mut environment);
+    road.put_first(sanitizer::runtime_of(&obstacle::executed(&path)), &mut environment);
     let complaint = road.open_door(&path).or(complaint);
     if let Some(complaint) = complaint {
         say(&format!("{name} runs on TCP: {complaint}"));
@@ -82,6 +83,17 @@ impl Road {
                 set(shunt_abi::env::DOOR, door::path().map(PathBuf::into_os_string));
             }
         }
+    }
+
+    /// Puts a runtime that must come before the shim there, for CMD itself: the shim takes it out again.
+    fn put_first(&self, runtime: Option<OsString>, environment: &mut BTreeMap<OsString, OsString>) {
+        environment.remove(shunt_abi::env::FIRST.as_ref() as &std::ffi::OsStr);
+        let (Road::Shim { .. }, Some(runtime)) = (self, runtime) else { return };
+        let list = environment.entry(PRELOAD.into()).or_default();
+        let rest = std::mem::replace(list, runtime.clone());
+        list.push(":");
+        list.push(rest);
+        environment.insert(shunt_abi::env::FIRST.into(), runtime);
     }
 
     /// CMD may have no dynamic linker that would load the shim, or make system calls past it. What there is to say if the door cannot be

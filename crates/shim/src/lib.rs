@@ -27,7 +27,7 @@ use base::{clib, end, panic, process, spin, table, thread, waiter};
 use broker::control;
 use life::{attach, overdue};
 use ops::descriptors;
-use program::handover;
+use program::{handover, sanitizer};
 use socket::{endpoint, finished, links};
 
 #[used]
@@ -48,6 +48,7 @@ extern "C" fn start() {
     if !process::is_off() {
         fork::install();
     }
+    sanitizer::start();
     handover::receive();
     #[cfg(target_arch = "x86_64")]
     door::open();

@@ -15,6 +15,7 @@ mod process;
 pub(crate) mod raw;
 mod readiness;
 mod ring;
+mod sanitizer;
 mod signal;
 mod socket;
 mod stdio;

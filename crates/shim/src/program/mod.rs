@@ -3,3 +3,4 @@
 pub(crate) mod beside;
 pub(crate) mod handover;
 pub(crate) mod sandbox;
+pub(crate) mod sanitizer;

@@ -14,6 +14,11 @@ const COVERED: &[(&str, &str)] = &[
     ("liblsan", ".so"),
     ("libtsan", ".so"),
     ("libubsan", ".so"),
+    // Clang calls these libraries libclang_rt.asan-x86_64.so and the like.
+    ("libclang_rt.asan", ".so"),
+    ("libclang_rt.hwasan", ".so"),
+    ("libclang_rt.tsan", ".so"),
+    ("libclang_rt.ubsan_standalone", ".so"),
     // Before glibc 2.34 a part of libc each, in front of all of whose functions the shim stands.
     ("libpthread", ".so"),
     ("librt", ".so"),
@@ -111,6 +116,7 @@ mod tests {
     fn objects_are_known_by_the_names_of_their_files() {
         assert!(is_covered(b"[vdso]") && is_covered(b"/usr/lib/liburing.so.2.3"));
         assert!(is_covered(b"/x/libgomp-a34b3233.so.1.0.0") && is_covered(b"/lib/libpthread-2.31.so"));
+        assert!(is_covered(b"/x/libclang_rt.asan-x86_64.so") && is_covered(b"/usr/lib/libtsan.so.2.0.0"));
         assert!(!is_covered(b"/usr/lib/libgomplex.so") && !is_covered(b"") && !is_covered(b"/x/liburing"));
         assert!(is_generator(b"/usr/lib/jvm/lib/server/libjvm.so") && is_generator(b"/usr/bin/node"));
         assert!(is_generator(b"/usr/bin/ruby3.1") && is_generator(b"/usr/lib/libpcre2-8.so.0"));
