@@ -38,6 +38,8 @@ pub mod env {
     /// that it starts: the runtime of a sanitizer. The shim takes it out of the list, and makes
     /// this empty.
     pub const FIRST: &str = "SHUNT_FIRST";
+    /// `auto` or a number of MiB: see `shunt run --ring-memory`.
+    pub const RING_MEMORY: &str = "SHUNT_RING_MEMORY";
     /// Path of the one file of the configuration; empty, there is none.
     pub const CONFIG: &str = "SHUNT_CONFIG";
     /// What the configuration says of programs: see [`crate::rules`]. The variables above go before it.

@@ -137,11 +137,17 @@ pub enum Counter {
     LaneBytes,
     /// Ends of streams that lanes have told of, since TCP did not.
     EndsByLane,
+    /// Bytes of memory that the rings have which the process writes: the part of its budget for
+    /// rings that is spent.
+    RingBytes,
+    /// Lanes that were left because their ring could not grow: see
+    /// [`Reason::MemoryBudget`](crate::reason::Reason::MemoryBudget).
+    RingsNotGrown,
 }
 
 impl Counter {
     /// Number of counters.
-    pub const COUNT: usize = 13;
+    pub const COUNT: usize = 15;
     /// Every counter with its name in `--json`.
     pub const NAMES: [(Counter, &'static str); Counter::COUNT] = [
         (Counter::Offered, "offered"),
@@ -157,6 +163,8 @@ impl Counter {
         (Counter::ConnectionsOnShm, "connections_on_shm"),
         (Counter::LaneBytes, "lane_bytes_ended"),
         (Counter::EndsByLane, "ends_by_lane"),
+        (Counter::RingBytes, "ring_bytes"),
+        (Counter::RingsNotGrown, "rings_not_grown"),
     ];
 }
 

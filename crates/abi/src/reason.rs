@@ -165,6 +165,8 @@ reasons! {
         "Nothing needs to be done: it is offered again when the code has been looked at.";
     Sanitizer = 60, "sanitizer", "The program has a sanitizer's runtime that must see all its reads and writes, and shunt comes before it.",
         "Start the program with `shunt run` itself, and not by a shell or by /etc/ld.so.preload: then the runtime comes first.";
+    MemoryBudget = 61, "memory_budget", "The memory for rings is used up: the program's budget (--ring-memory), or what the limit of its control group leaves free.",
+        "Raise --ring-memory, or the memory limit of the control group; `ring_bytes` in `shunt status --json` says how much the program's rings have.";
 }
 
 impl Reason {

@@ -131,6 +131,7 @@ fn programs(registry: &mut Registry, totals: &Totals) {
         ("sleeps", "Sleeps of threads that waited on shared memory", Counted::Sleeps),
         ("degraded_sleeps", "Sleeps cut short because the peer could not ring yet", Counted::DegradedSleeps),
         ("spin_hits", "Spins that found what they waited for", Counted::SpinHits),
+        ("rings_not_grown", "Lanes left because their ring could not grow", Counted::RingsNotGrown),
         ("unlisted", "Connections that no status lists, for want of a row", Counted::Unlisted),
     ] {
         counter(registry, name, help, count(counted));

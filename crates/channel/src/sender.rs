@@ -205,7 +205,7 @@ impl Sender {
             self.wait_for_room(needed, wait)?;
         }
         let backed = self.memory.back(self.producer.position(), needed);
-        if backed { Ok(()) } else { Err(SendError::NoMemory) }
+        backed.map_err(|_| SendError::NoMemory)
     }
 
     #[cold]

@@ -97,6 +97,12 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum, env = shunt_abi::env::OWN_CALLS)]
     pub(crate) own_calls: Option<OwnCalls>,
 
+    /// How much memory the rings may have that a program writes: auto, or MiB. Auto is an eighth of
+    /// the machine's memory, 256 MiB at the most
+    /// [default: what the configuration says, else auto]
+    #[arg(long, value_name = "auto|MIB", value_parser = parse_ring_memory, env = shunt_abi::env::RING_MEMORY)]
+    pub(crate) ring_memory: Option<String>,
+
     /// Use the broker at this socket and no other [default: the user's, else the system's, else one is started]
     #[arg(long, value_name = "SOCKET", env = shunt_abi::env::BROKER)]
     pub(crate) broker: Option<PathBuf>,
@@ -736,6 +742,17 @@ pub(crate) fn parse_spin(text: &str) -> Result<String, String> {
     Err(format!("expected auto, off, or microseconds from 0 to {MAX_SPIN_USECS}"))
 }
 
+/// A budget above this is none.
+const MAX_RING_MEMORY_MIB: u32 = 1 << 20;
+
+pub(crate) fn parse_ring_memory(text: &str) -> Result<String, String> {
+    let number = || text.parse().is_ok_and(|mib: u32| mib <= MAX_RING_MEMORY_MIB);
+    if text == "auto" || number() {
+        return Ok(text.to_owned());
+    }
+    Err(format!("expected auto, or MiB from 0 to {MAX_RING_MEMORY_MIB}"))
+}
+
 pub(crate) fn parse_idle_exit(text: &str) -> Result<u64, String> {
     let seconds = text.parse().ok().filter(|seconds| *seconds > 0);
     seconds.ok_or_else(|| "expected seconds, 1 at least".to_owned())
@@ -782,6 +799,16 @@ mod tests {
         }
         for bad in ["", "on", "-1", "1.5", "10us", "1000001"] {
             assert!(parse_spin(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ring_memory_is_a_word_or_mebibytes() {
+        for good in ["auto", "0", "64", "1048576"] {
+            assert!(parse_ring_memory(good).is_ok(), "{good}");
+        }
+        for bad in ["", "off", "-1", "64M", "1.5", "1048577"] {
+            assert!(parse_ring_memory(bad).is_err(), "{bad}");
         }
     }
 

@@ -78,6 +78,7 @@ impl Road {
                 set(shunt_abi::env::SPIN, args.spin.clone().map(OsString::from));
                 set(shunt_abi::env::OFFER, args.offer.map(|offer| offer.label().into()));
                 set(shunt_abi::env::OWN_CALLS, args.own_calls.map(|calls| calls.label().into()));
+                set(shunt_abi::env::RING_MEMORY, args.ring_memory.clone().map(OsString::from));
                 set(shunt_abi::env::RULES, rules.map(OsString::from));
                 set(shunt_abi::env::BROKER, broker.clone().map(PathBuf::into_os_string));
                 set(shunt_abi::env::DOOR, door::path().map(PathBuf::into_os_string));

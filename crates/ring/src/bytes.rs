@@ -1,5 +1,7 @@
 //! The bytes of a ring, behind a trait so that the model checker can watch them too.
 
+use shunt_abi::reason::Reason;
+
 use crate::user::{Fault, Sink, Source};
 
 /// A power-of-two ring of bytes that a peer may be writing at the same time: never a slice.
@@ -14,12 +16,14 @@ pub trait Ring {
     }
 
     /// Makes sure that there is memory behind `count` bytes from position `at` onwards, which are about to be written.
-    /// `false`: there is none. In a file in memory a page is made when it is first touched, and if it cannot be, that is a
-    /// signal.
+    /// In a file in memory a page is made when it is first touched, and if it cannot be, that is a signal.
+    ///
+    /// # Errors
+    /// Returns why there is none.
     #[inline]
-    fn back(&self, at: u64, count: usize) -> bool {
+    fn back(&self, at: u64, count: usize) -> Result<(), Reason> {
         let _ = (at, count);
-        true
+        Ok(())
     }
 
     /// Copies the next `count` bytes of `source` to ring position `at` onwards, and advances `source`. After a fault

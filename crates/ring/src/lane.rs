@@ -4,6 +4,8 @@
 //! copies the other's from shared memory, checked on every load (L5). Either may end the lane: see
 //! *Switch back* in `docs/local-path.md`.
 
+use shunt_abi::reason::Reason;
+
 use crate::bytes::Ring;
 use crate::sync::{AtomicU32, AtomicU64, Ordering::*, full_fence_after_rmw};
 use crate::user::{Fault, Sink, Source};
@@ -173,7 +175,7 @@ pub enum Published {
     /// Nothing: see [`Fault`].
     Fault,
     /// Nothing: see [`Ring::back`].
-    NoMemory,
+    NoMemory(Reason),
 }
 
 impl LaneHeader {
@@ -522,8 +524,8 @@ impl Producer {
             return if lane.is_closed() { self.commit(lane, 0) } else { Ok(Published::Full) };
         }
         let count = wanted.min(room);
-        if !ring.back(self.position(), count) {
-            return Ok(Published::NoMemory);
+        if let Err(reason) = ring.back(self.position(), count) {
+            return Ok(Published::NoMemory(reason));
         }
         let published = match count {
             ..=WHOLE => self.write_piece(lane, ring, source, count),

@@ -10,6 +10,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use shunt_abi::geometry::{LANE_BYTES, MAX_RING_BYTES, MIN_RING_BYTES, WAITER_BYTES};
+use shunt_abi::reason::Reason;
 use shunt_sys::mapping::{Mapping, back};
 
 use crate::bytes::{MappedRing, Ring};
@@ -114,10 +115,11 @@ impl Ring for PrivateLane {
     }
 
     #[inline]
-    fn back(&self, at: u64, count: usize) -> bool {
+    fn back(&self, at: u64, count: usize) -> Result<(), Reason> {
         let offset = at as usize & (self.ring_bytes - 1);
         let end = (offset + count).min(self.ring_bytes);
-        end <= self.backed.load(Relaxed) || self.back_more(end)
+        let is_backed = end <= self.backed.load(Relaxed) || self.back_more(end);
+        is_backed.then_some(()).ok_or(Reason::NoMemory)
     }
 
     #[inline]
@@ -128,7 +130,7 @@ impl Ring for PrivateLane {
     /// Memory is asked for before it is read, too: a sender may say that it has written where it never was.
     #[inline]
     fn drain(&self, at: u64, count: usize, sink: &mut Sink<'_>) -> Result<(), Fault> {
-        if !self.back(at, count) {
+        if self.back(at, count).is_err() {
             return Err(Fault);
         }
         self.ring().drain(at, count, sink)

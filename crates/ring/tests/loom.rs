@@ -329,7 +329,7 @@ fn send_three(
                 Published::Bytes(count) => written += count as u8,
                 Published::Full => lane.header.close(),
                 Published::Closed | Published::Returned => break,
-                Published::Fault | Published::NoMemory => unreachable!("the model's memory is good"),
+                Published::Fault | Published::NoMemory(_) => unreachable!("the model's memory is good"),
             }
         }
         written

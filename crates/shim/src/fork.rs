@@ -7,7 +7,7 @@ use shunt_abi::reason::Reason;
 
 use crate::base::lock::Lock;
 use crate::base::signal::{self, Shield};
-use crate::base::{alloc, clib, errno, private, process, table, thread, waiter};
+use crate::base::{alloc, budget, clib, errno, private, process, table, thread, waiter};
 use crate::broker::control;
 use crate::epoll;
 use crate::life::{attach, census, overdue};
@@ -72,6 +72,7 @@ fn hold_locks() -> bool {
     links::hold_lock();
     epoll::hold_locks();
     let ready = endpoint::hold_locks();
+    budget::hold_lock();
     process::hold_lock();
     signal::hold_lock();
     alloc::hold_lock();
@@ -86,6 +87,7 @@ unsafe fn release_locks() {
         alloc::release_lock();
         signal::release_lock();
         process::release_lock();
+        budget::release_lock();
         endpoint::release_locks();
         epoll::release_locks();
         links::release_lock();
@@ -190,6 +192,7 @@ pub(crate) fn stray() {
         alloc::reset_lock();
         signal::reset_lock();
         process::reset_lock();
+        budget::reset_lock();
         links::reset_lock();
         control::disown();
         endpoint::reset_locks();

@@ -23,7 +23,7 @@ mod ops;
 mod program;
 mod socket;
 
-use base::{clib, end, panic, process, spin, table, thread, waiter};
+use base::{budget, clib, end, panic, process, spin, table, thread, waiter};
 use broker::control;
 use life::{attach, overdue};
 use ops::descriptors;
@@ -43,6 +43,7 @@ extern "C" fn start() {
     process::start();
     #[cfg(target_arch = "x86_64")]
     life::census::start(&hooks::raw::door::ANSWERED);
+    budget::start(process::ring_memory());
     spin::start();
     hooks::memory::prepare();
     if !process::is_off() {

@@ -26,7 +26,7 @@ const BASE: [&[&str]; 13] = [
     &["by_number", "clib", "kernel"],
     &["lock"],
     &["process"],
-    &["pace", "table"],
+    &["budget", "pace", "table"],
     &["private"],
     &["children", "panic", "waiter"],
     &["own_table", "signal"],

@@ -33,6 +33,7 @@ pub mod raw;
 pub mod realtime;
 pub mod seccomp;
 pub mod seqpacket;
+pub mod spare_memory;
 pub mod standing;
 pub mod tcp;
 pub mod tun;

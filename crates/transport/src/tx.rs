@@ -156,11 +156,13 @@ impl Tx {
         };
         let outcome = match producer.room(lane, ring, wanted) {
             Ok(0) if !lane.is_closed() => Ok(Published::Full),
-            Ok(room) if !ring.back(producer.position(), room.min(wanted)) => Ok(Published::NoMemory),
-            Ok(room) => {
-                let count = fill(producer.position(), room.min(wanted))?;
-                producer.commit(lane, count)
-            }
+            Ok(room) => match ring.back(producer.position(), room.min(wanted)) {
+                Err(reason) => Ok(Published::NoMemory(reason)),
+                Ok(()) => {
+                    let count = fill(producer.position(), room.min(wanted))?;
+                    producer.commit(lane, count)
+                }
+            },
             Err(misbehaved) => Err(misbehaved),
         };
         Ok(self.judge(lane, outcome))
@@ -173,8 +175,8 @@ impl Tx {
             Ok(Published::Closed) => Sent::Ended,
             Ok(Published::Returned) => self.begin_returning(Reason::PeerWentBack),
             Ok(Published::Fault) => Sent::Fault,
-            Ok(Published::NoMemory) => {
-                self.take_back(lane, Reason::NoMemory);
+            Ok(Published::NoMemory(reason)) => {
+                self.take_back(lane, reason);
                 if self.returning().is_some() { Sent::SendAgain } else { Sent::UseTcp }
             }
             Err(shunt_ring::Misbehaved) => {

@@ -137,9 +137,9 @@ impl Ring for Busy<'_> {
         self.lane.ring.len()
     }
 
-    fn back(&self, _: u64, _: usize) -> bool {
+    fn back(&self, _: u64, _: usize) -> Result<(), Reason> {
         self.step();
-        true
+        Ok(())
     }
 
     fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault> {

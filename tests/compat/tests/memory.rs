@@ -1,6 +1,9 @@
-//! What the shim's shared memory takes of memory that a program has locked, and of its core dump.
+//! What the shim's shared memory takes of a program's limits: of memory that it has locked, of a
+//! core dump, of its control group, and of the budget that an operator has given it.
 
-use shunt_compat::{Host, compile, under_shunt};
+use shunt_compat::{Host, Program, compile, under_shunt};
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -54,5 +57,114 @@ fn core_dumps_hold_no_rings() {
     under_shunt(Duration::from_secs(120), |host| {
         let Mappings { count, dumped, .. } = measure(host, "no");
         assert!(count > PEERS && dumped == 0, "{dumped} of {count} mappings are dumped");
+    });
+}
+
+/// A server that has sent as much on each of `count` connections as does not block, and its client,
+/// which has read nothing.
+struct Full {
+    server: Program,
+    client: Program,
+    last: String,
+}
+
+impl Full {
+    /// `before` is put before both commands: it ends in the command itself.
+    fn reach(host: &Host, name: &str, count: usize, before: &str, options: &[&str]) -> Full {
+        compile(host, "budget", &[]);
+        let port = host.port();
+        let (gate, last) = (format!("{name}.gate"), format!("{name}.last"));
+        let start = |role: &str, more: &str| {
+            let command = format!("{before} exec ./budget {role} {port} {count} {more}");
+            host.program("sh").shunt_args(options).args(["-c", &command]).start(&format!("{name}-{role}"))
+        };
+        let road = host.watch_road();
+        let mut server = start("server", "");
+        server.wait_for_output("listening", LIMIT);
+        let client = start("client", &format!("{gate} {last}"));
+        road.wait_for_shm(port, count, LIMIT);
+        host.write(&gate, "");
+        server.wait_for_output("sent", LIMIT);
+        Full { server, client, last }
+    }
+
+    /// Returns how much memory the rings have that the server writes, how many lanes it has left for
+    /// want of more, and how many of them for the reason of the budget.
+    fn rings(&self, host: &Host) -> (u64, u64, u64) {
+        let status = host.status().expect("a broker");
+        let pid = self.server.pid();
+        let process =
+            status.processes.iter().find(|process| process.pid == pid).expect("the server is there");
+        let counted = |name: &str| process.totals.counters.get(name).copied().unwrap_or(0);
+        let reasons = process.totals.bypasses.get("memory_budget").copied().unwrap_or(0);
+        (counted("ring_bytes"), counted("rings_not_grown"), reasons)
+    }
+
+    fn finish(self, host: &Host, count: usize) {
+        host.write(&self.last, "");
+        let (client, server) = (self.client.wait(LIMIT), self.server.wait(LIMIT));
+        assert!(client.success(), "{}\n{}{}", client.status, client.stdout, client.stderr);
+        assert!(server.success(), "{}\n{}{}", server.status, server.stdout, server.stderr);
+        assert!(client.stdout.contains(&format!("all of {count}")), "{}", client.stdout);
+    }
+}
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn rings_grow_no_further_than_the_operator_says() {
+    under_shunt(Duration::from_secs(120), |host| {
+        const COUNT: usize = 40;
+        let full = Full::reach(host, "unlimited", COUNT, "", &[]);
+        let (held, refused, _) = full.rings(host);
+        assert!(held > COUNT as u64 * 190_000 && refused == 0, "{held} bytes, {refused} refused");
+        full.finish(host, COUNT);
+        let full = Full::reach(host, "limited", COUNT, "", &["--ring-memory", "2"]);
+        let (held, refused, reasons) = full.rings(host);
+        assert!(held <= 2 * MIB + COUNT as u64 * 4096, "{held} bytes");
+        assert!(refused > 0 && reasons > 0, "{refused} refused, {reasons} with a reason");
+        full.finish(host, COUNT);
+    });
+}
+
+/// A memory control group, of whichever version this machine has.
+struct Group(PathBuf);
+
+impl Group {
+    fn make(limit: u64) -> Group {
+        let before = Path::new("/sys/fs/cgroup/memory");
+        let (root, file) = match before.is_dir() {
+            true => (before, "memory.limit_in_bytes"),
+            false => (Path::new("/sys/fs/cgroup"), "memory.max"),
+        };
+        let path = root.join(format!("shunt-memory-{}", std::process::id()));
+        fs::create_dir(&path).expect("root may make a control group");
+        fs::write(path.join(file), limit.to_string()).expect("the memory controller is there");
+        Group(path)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let root = self.0.parent().expect("a group is below another").join("cgroup.procs");
+        for pid in fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default().lines() {
+            let _ = fs::write(&root, pid);
+        }
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// Natively the buffers of TCP take what the group has. With as many rings of the full length it would be ended.
+#[test]
+fn rings_leave_a_control_group_what_it_needs() {
+    under_shunt(Duration::from_secs(120), |host| {
+        const COUNT: usize = 400;
+        let group = Group::make(64 * MIB);
+        let enter = format!("echo $$ > {}/cgroup.procs;", group.0.display());
+        let full = Full::reach(host, "group", COUNT, &enter, &[]);
+        let (held, refused, reasons) = full.rings(host);
+        assert!(held < 56 * MIB, "{held} bytes");
+        assert!(refused > 0 && reasons > 0, "{refused} refused, {reasons} with a reason");
+        full.finish(host, COUNT);
     });
 }

@@ -51,13 +51,14 @@ pub(crate) const TRANSPORT: &str = "transport";
 pub(crate) const SPIN: &str = "spin";
 pub(crate) const OFFER: &str = "offer";
 pub(crate) const OWN_CALLS: &str = "own-calls";
+pub(crate) const RING_MEMORY: &str = "ring-memory";
 pub(crate) const IDLE_EXIT: &str = "idle-exit";
 pub(crate) const RING_BYTES: &str = "ring-bytes";
 pub(crate) const METRICS: &str = "metrics";
 pub(crate) const LOG: &str = "log";
 pub(crate) const LOG_FILE: &str = "log-file";
 
-static OF_PROGRAMS: [Key; 4] = [
+static OF_PROGRAMS: [Key; 5] = [
     Key {
         name: TRANSPORT,
         default: "auto",
@@ -76,6 +77,12 @@ static OF_PROGRAMS: [Key; 4] = [
         default: "avoid",
         variable: Some(shunt_abi::env::OWN_CALLS),
         check: one_of::<OwnCalls>,
+    },
+    Key {
+        name: RING_MEMORY,
+        default: "auto",
+        variable: Some(shunt_abi::env::RING_MEMORY),
+        check: |text| args::parse_ring_memory(text).map(drop),
     },
 ];
 
@@ -145,6 +152,7 @@ mod tests {
             (TRANSPORT, "udp"),
             (SPIN, "on"),
             (OFFER, "never"),
+            (RING_MEMORY, "64M"),
             (IDLE_EXIT, "0"),
             (RING_BYTES, "65537"),
             (METRICS, "localhost"),

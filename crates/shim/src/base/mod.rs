@@ -4,6 +4,7 @@
 pub(crate) mod above;
 pub(crate) mod alloc;
 pub(crate) mod arch;
+pub(crate) mod budget;
 pub(crate) mod by_number;
 pub(crate) mod children;
 pub(crate) mod clib;

@@ -100,6 +100,11 @@ pub(crate) fn start() {
     }
 }
 
+/// Returns the setting of `--ring-memory`. Called before main.
+pub(crate) fn ring_memory() -> Option<&'static [u8]> {
+    setting(c"SHUNT_RING_MEMORY", "ring-memory")
+}
+
 /// Whether it is to be on TCP (`--transport tcp`), or the program is in a sandbox (`crate::program::sandbox`): then nothing is tracked at all,
 /// and no hook makes a system call that the program has not asked for.
 #[inline]
@@ -416,6 +421,12 @@ pub(crate) fn count_tcp(entry: &Entry, which: Which) {
 pub(crate) fn count(counter: Counter, amount: u64) {
     let counters = page().map_or(&UNTOLD, |page| &page.counters);
     counters[counter as usize].fetch_add(amount, Relaxed);
+}
+
+/// Sets a counter that stands for an amount.
+pub(crate) fn set_count(counter: Counter, amount: u64) {
+    let counters = page().map_or(&UNTOLD, |page| &page.counters);
+    counters[counter as usize].store(amount, Relaxed);
 }
 
 /// Counts a bypass.

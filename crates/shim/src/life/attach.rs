@@ -379,6 +379,7 @@ pub(crate) fn let_go(endpoint: &Endpoint) {
         }
         tx.at = None;
         rx.at = None;
+        tx.seen.backed.give_up();
         let at = at.pin();
         at.link.vacate(at.conn);
         let carried = tx.tx.lane_total() + rx.rx.lane_total() - tx.seen.carried_before;
@@ -490,6 +491,7 @@ pub(crate) fn after_close(endpoint: &Endpoint) {
         let mut tx = endpoint.tx.lock();
         let mut rx = endpoint.rx.lock();
         rx.at = None;
+        tx.seen.backed.give_up();
         tx.at.take().map(Attachment::pin)
     };
     worth::note_end(endpoint);

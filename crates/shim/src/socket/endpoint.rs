@@ -25,7 +25,7 @@ use crate::base::waiter::Slot;
 use crate::base::{kernel, order, process};
 use crate::socket::family::{self, Holders, Shareable};
 use crate::socket::keepalive::Keepalive;
-use crate::socket::links::{Attachment, Peer};
+use crate::socket::links::{Attachment, Growth, Peer};
 use crate::socket::low_water::LowWater;
 use crate::socket::stall::Backlog;
 
@@ -72,7 +72,7 @@ pub(crate) struct Seen {
     /// read of TCP before.
     pub(crate) unread_since: Option<(u64, [u64; 2])>,
     /// Bytes of the ring, from its first, with memory behind them.
-    pub(crate) backed: Cell<usize>,
+    pub(crate) backed: Growth,
     /// Bytes of it have been sent that are to be looked at again: see [`crate::life::overdue`].
     pub(crate) is_listed: Cell<bool>,
     /// What both lanes had carried when that was last asked for [`crate::life::idle`].

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*
 
 use shunt_abi::geometry::{CONNS, Geometry, Side, WAITERS};
 use shunt_abi::page::Counter;
+use shunt_abi::reason::Reason;
 use shunt_ring::bytes::{MappedRing, Ring};
 use shunt_ring::lane::Stamp;
 use shunt_ring::link::LinkView;
@@ -22,7 +23,7 @@ use crate::base::lock::Lock;
 use crate::base::names::EndpointRef;
 use crate::base::private::PrivateFd;
 use crate::base::waiter::Slot;
-use crate::base::{order, process};
+use crate::base::{budget, order, process};
 
 /// Another process, or this one, at the far side of links.
 pub(crate) struct Peer {
@@ -277,7 +278,30 @@ pub(crate) static GROWN_AT: AtomicU64 = AtomicU64::new(0);
 pub(crate) struct Backed<'a> {
     pub(crate) ring: MappedRing,
     /// Bytes of it, from the first, that are known to have memory.
-    pub(crate) backed: &'a Cell<usize>,
+    pub(crate) backed: &'a Growth,
+}
+
+/// Bytes of a ring, from its first, that are known to have memory. They are charged to the [budget]
+/// until they are given up.
+#[derive(Default)]
+pub(crate) struct Growth(Cell<usize>);
+
+impl Growth {
+    #[inline]
+    pub(crate) fn get(&self) -> usize {
+        self.0.get()
+    }
+
+    /// The ring is no longer this endpoint's.
+    pub(crate) fn give_up(&self) {
+        budget::release(self.0.replace(0));
+    }
+}
+
+impl Drop for Growth {
+    fn drop(&mut self) {
+        self.give_up();
+    }
 }
 
 impl Backed<'_> {
@@ -300,8 +324,8 @@ impl Ring for Backed<'_> {
     }
 
     #[inline]
-    fn back(&self, at: u64, count: usize) -> bool {
-        self.is_backed(at, count) || self.back_up_to(self.end_of(at, count))
+    fn back(&self, at: u64, count: usize) -> Result<(), Reason> {
+        if self.is_backed(at, count) { Ok(()) } else { self.back_up_to(self.end_of(at, count)) }
     }
 
     fn fill(&self, at: u64, count: usize, source: &mut Source<'_>) -> Result<(), Fault> {
@@ -315,17 +339,25 @@ impl Ring for Backed<'_> {
 
 impl Backed<'_> {
     #[cold]
-    fn back_up_to(&self, end: usize) -> bool {
+    fn back_up_to(&self, end: usize) -> Result<(), Reason> {
         let (from, to) = (self.backed.get(), end.next_multiple_of(4096));
-        let (start, _) = self.ring.run(from as u64, 0);
-        let backed = shunt_sys::mapping::back(start, to - from).is_ok();
-        if backed {
-            self.backed.set(to);
-            if to > FIRST_PAGE && GROWN_AT.load(Relaxed) == 0 {
-                GROWN_AT.store(process::now(), Relaxed);
-            }
+        let refused = |reason| {
+            process::count(Counter::RingsNotGrown, 1);
+            Err(reason)
+        };
+        if !budget::charge(to - from, from == 0 && to <= FIRST_PAGE) {
+            return refused(Reason::MemoryBudget);
         }
-        backed
+        let (start, _) = self.ring.run(from as u64, 0);
+        if shunt_sys::mapping::back(start, to - from).is_err() {
+            budget::release(to - from);
+            return refused(Reason::NoMemory);
+        }
+        self.backed.0.set(to);
+        if to > FIRST_PAGE && GROWN_AT.load(Relaxed) == 0 {
+            GROWN_AT.store(process::now(), Relaxed);
+        }
+        Ok(())
     }
 }
 
