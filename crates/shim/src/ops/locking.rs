@@ -12,6 +12,7 @@ use std::ops::Range;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::mm::{mlock, munlock};
 
+use crate::base::private::close_owned;
 use crate::base::signal::Shield;
 use crate::base::{errno, process, real};
 
@@ -60,6 +61,7 @@ fn each_mapping(mut seen: impl FnMut(Range<usize>, bool)) {
             }
         }
     }
+    close_owned(file);
 }
 
 /// What follows the number of the inode, if a mapping is of a memfd that shunt has made.
