@@ -152,6 +152,7 @@ mod tests {
             (TRANSPORT, "udp"),
             (SPIN, "on"),
             (OFFER, "never"),
+            (OWN_CALLS, "always"),
             (RING_MEMORY, "64M"),
             (IDLE_EXIT, "0"),
             (RING_BYTES, "65537"),
