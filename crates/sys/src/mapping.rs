@@ -50,6 +50,16 @@ impl Mapping {
         Mapping::map_for(ProtFlags::READ | ProtFlags::WRITE, fd, len)
     }
 
+    /// Maps the first `len` bytes of `fd`, which is memory of the kernel's own, such as a BPF map's: a mapping
+    /// of that cannot grow, as one of [`Mapping::map`] does.
+    pub fn map_of_kernel(fd: impl AsFd, len: usize) -> Result<Mapping> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
+        let start = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0)? };
+        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Mapping { start, len })
+    }
+
     fn map_for(access: ProtFlags, fd: impl AsFd, len: usize) -> Result<Mapping> {
         let start = map_unlocked(fd, len, access)?;
         Ok(Mapping { start: NonNull::new(start).ok_or(Errno::NOMEM)?, len })

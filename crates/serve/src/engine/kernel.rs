@@ -120,7 +120,7 @@ impl Kernel {
                 return Err(LoadError::OtherVersion);
             }
             let len = (each * count as usize).next_multiple_of(rustix::param::page_size());
-            Mapping::map(data.fd(), len).map_err(|error| refused(&std::io::Error::from(error)))
+            Mapping::map_of_kernel(data.fd(), len).map_err(|error| refused(&std::io::Error::from(error)))
         };
         let conversations = mapped(&mut loaded, "shunt_conversations", CONVERSATION, count)?;
         let ends = mapped(&mut loaded, "shunt_ends", END, PLACES)?;
