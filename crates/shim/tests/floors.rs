@@ -18,10 +18,11 @@ const FLOORS: [&[&str]; 10] = [
 ];
 
 /// The same within the lowest floor, which is where everything stands.
-const BASE: [&[&str]; 13] = [
+const BASE: [&[&str]; 14] = [
     &["above", "arch", "code", "errno", "journal", "kept", "names"],
-    &["hidden", "order", "thread"],
-    &["split", "unwind"],
+    &["hidden", "library", "order", "thread"],
+    &["split"],
+    &["unwind"],
     &["real"],
     &["by_number", "clib", "kernel"],
     &["lock"],

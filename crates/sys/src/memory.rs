@@ -136,6 +136,19 @@ pub fn copy(address: usize, into: &mut [u8]) -> bool {
     }
 }
 
+/// Writes `bytes` to `address` by the kernel, which refuses where the program could not write either. `false` if it has refused.
+///
+/// # Safety
+/// What is there must be the caller's to change.
+pub unsafe fn put(address: usize, bytes: &[u8]) -> bool {
+    let local = [bytes.as_ptr() as usize, bytes.len()];
+    let remote = [address, bytes.len()];
+    let process = rustix::process::getpid().as_raw_nonzero().get() as usize;
+    let arguments = [process, local.as_ptr() as usize, 1, remote.as_ptr() as usize, 1, 0];
+    // SAFETY: the kernel reads the two lists, and the caller's promise.
+    unsafe { raw::call(libc::SYS_process_vm_writev, arguments) == Ok(bytes.len()) }
+}
+
 /// Puts `value` where the program wants it, aligned or not. `false` if that cannot be written.
 ///
 /// # Safety

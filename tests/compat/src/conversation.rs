@@ -68,7 +68,8 @@ fn end(host: &Host, road: &Road, (client, gate): (Program, &str), port: u16) -> 
     ended.stdout
 }
 
-fn wait_for_reason(host: &Host, road: &Road, port: u16, server: u32, reason: &str) {
+/// Waits until `shunt` names this reason, for a connection to `port` or for the process. On a native host there is nothing to wait for.
+pub fn wait_for_reason(host: &Host, road: &Road, port: u16, server: u32, reason: &str) {
     let deadline = Instant::now() + LIMIT;
     while let Some(explained) = host.explain(server) {
         let told = road.report(port) + &explained;

@@ -32,6 +32,7 @@ pub use conversation::Way;
 pub use conversation::converse;
 pub use conversation::end_on_the_road;
 pub use conversation::gate;
+pub use conversation::wait_for_reason;
 pub use docker::Engine;
 pub use ground::Ground;
 pub use host::Host;

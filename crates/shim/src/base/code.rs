@@ -9,11 +9,13 @@
 //!
 //! The number tells a judgement that has begun before code was added from one that has begun after it: only the latter settles.
 
-use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 use shunt_abi::reason::Reason;
 
 static STATE: AtomicU64 = AtomicU64::new(0);
+/// How many loads of libraries are under way: what they bring cannot be judged before they have ended.
+static LOADS: AtomicU32 = AtomicU32::new(0);
 
 /// What is known of the code of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +86,28 @@ pub(crate) fn objection() -> Option<Reason> {
 /// Code may be added from now on.
 pub(crate) fn disturb() {
     change(Code::disturbed);
+}
+
+/// A load of a library begins. Counted before the state changes, so that a judgement that sees the new state sees the load.
+pub(crate) fn begin_load() {
+    LOADS.fetch_add(1, SeqCst);
+    disturb();
+}
+
+/// It has ended.
+pub(crate) fn end_load() {
+    // A child may have forgotten it.
+    let _ = LOADS.fetch_update(SeqCst, SeqCst, |loads| loads.checked_sub(1));
+}
+
+/// Whether one is under way. Asked after the state has been read.
+pub(crate) fn is_loading() -> bool {
+    LOADS.load(SeqCst) != 0
+}
+
+/// In a child, which has one thread: the loads of others ended with them. One of its own has come as far as to run the library's code.
+pub(crate) fn forget_loads() {
+    LOADS.store(0, SeqCst);
 }
 
 /// A judgement that began in the state `judged` has found all of it clean.

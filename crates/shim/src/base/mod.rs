@@ -15,6 +15,7 @@ pub(crate) mod hidden;
 pub(crate) mod journal;
 pub(crate) mod kept;
 pub(crate) mod kernel;
+pub(crate) mod library;
 pub(crate) mod lock;
 pub(crate) mod names;
 pub(crate) mod order;

@@ -9,6 +9,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use crate::base::hidden::{c_name, hidden};
+use crate::base::library::each_library;
 
 std::arch::global_asm!(
     ".weak shunt_dlsym",
@@ -33,7 +34,7 @@ unsafe extern "C" {
 ///
 /// # Safety
 /// As in C.
-unsafe extern "C" fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void {
+pub(crate) unsafe extern "C" fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void {
     static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
     let mut found = FOUND.load(Relaxed);
     if found.is_null() {
@@ -80,105 +81,10 @@ pub(crate) fn find_behind(name: &CStr) -> *mut c_void {
         if is_behind {
             found = library.address_of(name);
         }
-        is_behind |= library.has(visit as *const () as usize);
+        is_behind |= library.has(find_behind as *const () as usize);
         !found.is_null()
     });
     found
-}
-
-/// One that is loaded.
-struct Library<'a> {
-    info: &'a libc::dl_phdr_info,
-}
-
-/// Called with each until it says that this was the last.
-fn each_library(mut visitor: &mut dyn FnMut(&Library<'_>) -> bool) {
-    // SAFETY: what the function below takes.
-    unsafe { libc::dl_iterate_phdr(Some(visit), std::ptr::from_mut(&mut visitor).cast()) };
-}
-
-unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, visitor: *mut c_void) -> c_int {
-    // SAFETY: the dynamic linker's own description of a library that is loaded, and the visitor above.
-    unsafe {
-        let visitor = visitor.cast::<&mut dyn FnMut(&Library<'_>) -> bool>();
-        (*visitor)(&Library { info: &*info }).into()
-    }
-}
-
-impl Library<'_> {
-    fn base(&self) -> usize {
-        self.info.dlpi_addr as usize
-    }
-
-    fn segments(&self) -> &[libc::Elf64_Phdr] {
-        // SAFETY: the dynamic linker's list, as long as it says.
-        unsafe { std::slice::from_raw_parts(self.info.dlpi_phdr, self.info.dlpi_phnum.into()) }
-    }
-
-    /// Whether the address is in it.
-    fn has(&self, address: usize) -> bool {
-        let is_inside = |segment: &libc::Elf64_Phdr| {
-            let from = self.base().wrapping_add(segment.p_vaddr as usize);
-            segment.p_type == libc::PT_LOAD && (from..from + segment.p_memsz as usize).contains(&address)
-        };
-        self.segments().iter().any(is_inside)
-    }
-
-    /// A table of its dynamic section.
-    fn table(&self, wanted: usize) -> Option<usize> {
-        let dynamic = self.segments().iter().find(|segment| segment.p_type == libc::PT_DYNAMIC)?;
-        let entries = self.base().wrapping_add(dynamic.p_vaddr as usize) as *const [usize; 2];
-        // SAFETY: the section ends in a zero.
-        let found =
-            (0..).map(|index| unsafe { *entries.add(index) }).find(|[kind, _]| [wanted, 0].contains(kind));
-        let [_, at] = found.filter(|[kind, _]| *kind != 0)?;
-        // glibc writes addresses where musl, and the kernel's own, leave what is in the file.
-        Some(if at < self.base() { self.base() + at } else { at })
-    }
-
-    /// The address of a function, or of data, by the hash table, or null. Of several versions it is the one that programs are linked with.
-    fn address_of(&self, name: &CStr) -> *mut c_void {
-        self.look_up(name).unwrap_or(std::ptr::null_mut())
-    }
-
-    fn look_up(&self, name: &CStr) -> Option<*mut c_void> {
-        const DT_STRTAB: usize = 5;
-        const DT_SYMTAB: usize = 6;
-        const DT_GNU_HASH: usize = 0x6fff_fef5;
-        const DT_VERSYM: usize = 0x6fff_fff0;
-        const WORDS_OF_HEAD: usize = 4;
-        const HIDDEN: u16 = 1 << 15;
-        const DATA: u8 = 1;
-        const FUNCTION: u8 = 2;
-        let (names, symbols) = (self.table(DT_STRTAB)?, self.table(DT_SYMTAB)? as *const libc::Elf64_Sym);
-        let hashes = self.table(DT_GNU_HASH)? as *const u32;
-        let versions = self.table(DT_VERSYM).map(|at| at as *const u16);
-        let djb = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add(u32::from(*byte));
-        let hash = name.to_bytes().iter().fold(5381, djb);
-        // SAFETY: the tables are as a linker makes them: lists of hashes, each of which ends in an odd one, in the order of the symbols.
-        unsafe {
-            let [buckets, first, words_of_filter] = [0, 1, 2].map(|index| *hashes.add(index) as usize);
-            let lists = hashes.add(WORDS_OF_HEAD + 2 * words_of_filter);
-            let start = *lists.add((hash as usize).checked_rem(buckets)?) as usize;
-            for index in start.max(first).. {
-                let (own, symbol) = (*lists.add(buckets + index - first), &*symbols.add(index));
-                let is_old = versions.is_some_and(|versions| *versions.add(index) & HIDDEN != 0);
-                let is_named = [DATA, FUNCTION].contains(&(symbol.st_info & 0xf));
-                let is_there = is_named && symbol.st_shndx != 0 && !is_old;
-                if start >= first
-                    && own | 1 == hash | 1
-                    && is_there
-                    && CStr::from_ptr((names + symbol.st_name as usize) as *const c_char) == name
-                {
-                    return Some((self.base() + symbol.st_value as usize) as *mut c_void);
-                }
-                if start < first || own & 1 == 1 {
-                    break;
-                }
-            }
-        }
-        None
-    }
 }
 
 /// What is told of an address without dladdr: in which library it is.
@@ -188,8 +94,8 @@ unsafe fn library_of(address: *const c_void, info: *mut libc::Dl_info) -> c_int 
         if library.has(address as usize) {
             // SAFETY: the caller's structure. The name stays as long as the library does.
             unsafe {
-                (*info).dli_fname = library.info.dlpi_name;
-                (*info).dli_fbase = library.base() as *mut c_void;
+                (*info).dli_fname = library.name.as_ptr();
+                (*info).dli_fbase = library.base as *mut c_void;
             }
             is_found = 1;
         }
@@ -216,7 +122,11 @@ fn find(cell: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
 /// Functions that are elsewhere, and what each answers where it is nowhere.
 macro_rules! elsewhere {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty = $without:expr;)*) => { $(
-        unsafe extern "C" fn $name($($arg: $ty),*) -> $ret {
+        /// The function of that name, wherever it is.
+        ///
+        /// # Safety
+        /// As in C.
+        pub(crate) unsafe extern "C" fn $name($($arg: $ty),*) -> $ret {
             static CELL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
             let found = find(&CELL, const { c_name(concat!(stringify!($name), "\0")) });
             // SAFETY: it has this prototype, or is null, which is none.
@@ -230,7 +140,6 @@ macro_rules! elsewhere {
             }
         }
 
-        hidden!($name, $name);
     )* };
 }
 
@@ -246,6 +155,13 @@ elsewhere! {
     fn pthread_key_delete(key: c_uint) -> c_int = libc::EINVAL;
     fn pthread_setspecific(key: c_uint, value: *const c_void) -> c_int = libc::EINVAL;
 }
+
+// Not dlopen, in front of which there is a hook.
+hidden!(dlclose, dlclose);
+hidden!(dladdr, dladdr);
+hidden!(pthread_key_create, pthread_key_create);
+hidden!(pthread_key_delete, pthread_key_delete);
+hidden!(pthread_setspecific, pthread_setspecific);
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use crate::base::hidden::{c_name, hidden};
+use crate::base::split;
 
 /// Each function twice: under its own name, for Rust's runtime and nobody outside this library, and as what that jumps to.
 macro_rules! unwinder {
@@ -55,7 +56,7 @@ fn find(cell: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
         return known;
     }
     // SAFETY: a library that is there already, or that glibc itself loads to end a thread; a look-up of a constant name.
-    let found = unsafe { libc::dlsym(libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
+    let found = unsafe { libc::dlsym(split::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
     if found.is_null() {
         // As glibc does where a thread is to be unwound, and there is no unwinder.
         std::process::abort();

@@ -41,17 +41,18 @@ pub unsafe extern "C-unwind" fn mmap(
     let mapped = unsafe { real::mmap(address, len, access, flags, fd, offset) };
     if mapped != libc::MAP_FAILED {
         memory::forget(mapped as usize, len);
-        note_access(mapped as usize, len, access);
+        if !note_access(mapped as usize, len, access) {
+            census::code_has_come();
+        }
     }
     mapped
 }
 
-/// Has memory judged that becomes executable.
+/// Has memory judged that becomes executable. `false`: [`census::code_has_come`] is to be called once it is.
 #[inline]
-pub(super) fn note_access(address: usize, len: usize, access: c_int) {
-    if access & libc::PROT_EXEC != 0 {
-        census::made_executable(address..address.saturating_add(len), access & libc::PROT_WRITE != 0);
-    }
+pub(super) fn note_access(address: usize, len: usize, access: c_int) -> bool {
+    access & libc::PROT_EXEC == 0
+        || census::made_executable(address..address.saturating_add(len), access & libc::PROT_WRITE != 0)
 }
 
 /// See mmap(2).
@@ -89,9 +90,12 @@ pub unsafe extern "C-unwind" fn munmap(address: *mut c_void, len: size_t) -> c_i
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn mprotect(address: *mut c_void, len: size_t, access: c_int) -> c_int {
-    note_access(address as usize, len, access);
+    let is_judged = note_access(address as usize, len, access);
     // SAFETY: the program's own call.
     let result = unsafe { real::mprotect(address, len, access) };
+    if !is_judged {
+        census::code_has_come();
+    }
     memory::forget(address as usize, len);
     result
 }
@@ -107,9 +111,12 @@ pub unsafe extern "C-unwind" fn pkey_mprotect(
     access: c_int,
     key: c_int,
 ) -> c_int {
-    note_access(address as usize, len, access);
+    let is_judged = note_access(address as usize, len, access);
     // SAFETY: the program's own call.
     let result = unsafe { real::pkey_mprotect(address, len, access, key) };
+    if !is_judged {
+        census::code_has_come();
+    }
     memory::forget(address as usize, len);
     result
 }

@@ -9,6 +9,7 @@ mod alias;
 mod descriptor;
 mod epoll;
 mod io;
+mod loading;
 pub(crate) mod memory;
 mod message;
 mod process;

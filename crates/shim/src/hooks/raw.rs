@@ -21,6 +21,7 @@ use super::trampoline::{Call, trampolines};
 use super::{descriptor, epoll, io, message, process, readiness, ring, socket, unseen};
 use crate::base::{real, signal};
 use crate::fork;
+use crate::life::census;
 use crate::ops::exec;
 use crate::ops::sleep::as_timespec;
 
@@ -274,11 +275,12 @@ unsafe fn by_number(number: c_long, a: &Arguments) -> c_long {
 /// An allocator behind us in the link order has a `munmap` of its own, and makes it of this very call: so it is not given to
 /// the function of that name.
 unsafe fn changing_memory(number: c_long, a: &Arguments) -> c_long {
-    if number != libc::SYS_munmap {
-        note_access(a.size(0), a.size(1), a.int(2));
-    }
+    let is_judged = number == libc::SYS_munmap || note_access(a.size(0), a.size(1), a.int(2));
     // SAFETY: the caller's promise.
     let result = unsafe { by_number(number, a) };
+    if !is_judged {
+        census::code_has_come();
+    }
     memory::forget(a.size(0), a.size(1));
     result
 }
@@ -297,8 +299,8 @@ unsafe fn mapping(number: c_long, a: &Arguments, len: usize) -> c_long {
 unsafe fn mapping_anew(a: &Arguments) -> c_long {
     // SAFETY: the caller's promise.
     let mapped = unsafe { mapping(libc::SYS_mmap, a, a.size(1)) };
-    if mapped != -1 {
-        note_access(mapped as usize, a.size(1), a.int(2));
+    if mapped != -1 && !note_access(mapped as usize, a.size(1), a.int(2)) {
+        census::code_has_come();
     }
     mapped
 }

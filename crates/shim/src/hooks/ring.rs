@@ -12,7 +12,7 @@ use shunt_sys::uring::{Params, Shape};
 
 use super::trampoline::{Call, trampolines};
 use super::{epoll, message};
-use crate::base::errno;
+use crate::base::{errno, split};
 use crate::ops::{descriptors, ring};
 
 trampolines! {
@@ -330,7 +330,7 @@ unsafe fn in_plugin(name: &CStr, caller: *const c_void) -> *mut c_void {
         if libc::dladdr(caller, &mut info) == 0 {
             return std::ptr::null_mut();
         }
-        let plugin = libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        let plugin = split::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         if plugin.is_null() {
             return std::ptr::null_mut();
         }

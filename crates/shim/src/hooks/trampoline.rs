@@ -15,6 +15,15 @@ impl Call {
         self.set_first(result as u32 as u64);
         given as *mut c_void
     }
+
+    /// The same with a pointer.
+    pub(super) fn answer_pointer(&mut self, result: *mut c_void) -> *mut c_void {
+        extern "C" fn given(result: *mut c_void) -> *mut c_void {
+            result
+        }
+        self.set_first(result as u64);
+        given as *mut c_void
+    }
 }
 
 /// Defines C functions: `before` sees the [`Call`] and returns the function to jump to.

@@ -7,25 +7,29 @@
 //!
 //! [`known`] names objects of which more is known than their code tells.
 
+mod bindings;
 mod known;
 mod maps;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::thread::{Timespec, nanosleep};
 use shunt_abi::door::NUMBERS;
 use shunt_abi::reason::Reason;
 use shunt_census::{Frames, Memory, Numbers, Verdict};
 use shunt_sys::memory;
 
 use crate::base::code::{self, Code};
-use crate::base::lock::Lock;
+use crate::base::library::times_added;
+use crate::base::lock::{Guard, Lock};
 use crate::base::signal::Shield;
 use crate::base::{errno, process};
-use crate::life::unseen;
+use crate::life::{loads, unseen};
+use bindings::Bound;
 use maps::{Lines, Mapping};
 
-static KNOWN: Lock<Known> = Lock::new(Known { judged: Vec::new() });
+static KNOWN: Lock<Known> = Lock::new(Known { judged: Vec::new(), plain: None });
 /// A bit for each system call that matters.
 static CALLS: Lock<[u32; NUMBERS / 32]> = Lock::new([0; NUMBERS / 32]);
 /// A code generator is loaded: memory that it makes executable is its own.
@@ -41,10 +45,14 @@ const TEXT: usize = 16 * 1024;
 struct Known {
     /// The mappings that have been judged.
     judged: Vec<Judged>,
+    /// The objects that are surely not bound deep, once one may be.
+    plain: Option<Vec<bindings::Object>>,
 }
 
+/// How often the dynamic linker had added objects when the last census began.
+static ADDED: AtomicU64 = AtomicU64::new(0);
+
 /// A mapping that has been judged. Another one in its place has another file or other bounds.
-#[derive(Clone, Copy, PartialEq, Eq)]
 struct Judged {
     from: usize,
     to: usize,
@@ -72,33 +80,43 @@ pub(crate) fn start(numbers: &[u32; NUMBERS / 32]) {
 }
 
 /// The program's own calls have been led to the shim by way of the page `below` it.
-#[cfg(target_arch = "x86_64")]
 pub(crate) fn program_is_led(below: usize) {
     LED.store(below, Relaxed);
 }
 
 /// Every call of the process has been.
-#[cfg(target_arch = "x86_64")]
 pub(crate) fn all_is_led() {
     LED.store(ALL, Relaxed);
 }
 
 /// Has all code judged that was not. Called outside all locks. Returns whether it is clean.
 pub(crate) fn settle() -> bool {
+    let has_linker = LED.load(Relaxed) != ALL;
+    if code::is_clean() && has_linker && times_added() != ADDED.load(Relaxed) {
+        // By libc itself: it loads modules for names and for character sets.
+        loads::withdraw();
+    }
     let state = code::state();
     match state {
         Code::Clean(_) => return true,
         Code::MayBypass => return false,
+        // Judged when it has ended.
+        Code::Unjudged(_) if code::is_loading() => return false,
         Code::Unjudged(_) => {}
     }
     let before = errno::get();
     let shield = Shield::raise();
-    let mut known = KNOWN.lock();
+    let Some(mut known) = lock() else { return code::is_clean() };
     let found = match () {
         // Another thread may have looked meanwhile.
         () if code::state() != state => Found::Nothing,
-        () if process::trusts_own_calls() => Found::Clean,
-        () => known.look(),
+        () => match known.rebind(has_linker) {
+            Bound::NotYet => Found::Nothing,
+            // Somebody has vouched for all of it.
+            _ if process::trusts_own_calls() => Found::Clean,
+            Bound::Here => known.look(),
+            Bound::Unclear => Found::MayBypass,
+        },
     };
     drop(known);
     drop(shield);
@@ -112,6 +130,31 @@ pub(crate) fn settle() -> bool {
     }
     errno::set(before);
     code::is_clean()
+}
+
+/// Waits for a census of another thread's, but not for ever: that one may wait for the dynamic linker, of which this thread may hold a lock.
+fn lock() -> Option<Guard<'static, Known>> {
+    const TRIES: u32 = 1000;
+    let pause = Timespec { tv_sec: 0, tv_nsec: 200_000 };
+    (0..TRIES).find_map(|_| {
+        KNOWN.try_lock().or_else(|| {
+            let _ = nanosleep(&pause);
+            None
+        })
+    })
+}
+
+/// A library is about to be loaded that is bound to libc before it is bound to the shim.
+pub(super) fn expect_deep() {
+    let _shield = Shield::raise();
+    let mut present = Vec::new();
+    bindings::list(&mut present);
+    let mut known = KNOWN.lock();
+    match &mut known.plain {
+        // One that has gone may come back deep.
+        Some(plain) => plain.retain(|one| present.contains(one)),
+        None => known.plain = Some(present),
+    }
 }
 
 /// No thread is in the middle of a census while the process is copied.
@@ -136,10 +179,20 @@ pub(crate) unsafe fn reset_lock() {
     // SAFETY: the caller's promise.
     unsafe { KNOWN.reset() };
     std::mem::forget(std::mem::take(&mut KNOWN.lock().judged));
+    code::forget_loads();
     code::disturb();
 }
 
 impl Known {
+    /// Has all calls lead to the hooks. Where every system call does, there may be no dynamic linker.
+    fn rebind(&self, has_linker: bool) -> Bound {
+        if !has_linker {
+            return Bound::Here;
+        }
+        ADDED.store(times_added(), Relaxed);
+        bindings::rebind(self.plain.as_deref())
+    }
+
     fn look(&mut self) -> Found {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: memory of our own, in a place that the kernel chooses.
@@ -295,12 +348,18 @@ impl Covered {
 
 const PAGE: usize = 4096;
 
-/// The process has made `range` executable, or is about to.
-pub(crate) fn made_executable(range: std::ops::Range<usize>, is_writable: bool) {
-    // Before the first census nothing is shared, and the census will find it.
-    let is_judged = !process::trusts_own_calls() && !GENERATES.load(Relaxed);
-    if !code::is_clean() || process::is_off() || !process::is_home() || !is_judged {
-        return;
+/// The process has made `range` executable, or is about to. Returns whether that has been judged, or need not be: else [`code_has_come`]
+/// is to be called once it is there.
+pub(crate) fn made_executable(range: std::ops::Range<usize>, is_writable: bool) -> bool {
+    let is_trusted = process::trusts_own_calls() || GENERATES.load(Relaxed);
+    if process::is_off() || !process::is_home() || is_trusted {
+        return true;
+    }
+    match code::state() {
+        Code::Clean(_) => {}
+        // Nothing is shared, and the next census will find it.
+        Code::Unjudged(_) => return false,
+        Code::MayBypass => return true,
     }
     let before = errno::get();
     let may_bypass = is_writable || {
@@ -314,4 +373,13 @@ pub(crate) fn made_executable(range: std::ops::Range<usize>, is_writable: bool) 
         unseen::leave(Reason::OwnCalls);
     }
     errno::set(before);
+    true
+}
+
+/// Code is there that a census may have missed which was under way meanwhile.
+pub(crate) fn code_has_come() {
+    match code::is_clean() {
+        true => loads::withdraw(),
+        false => code::disturb(),
+    }
 }

@@ -4,6 +4,7 @@ pub(crate) mod attach;
 pub(crate) mod census;
 pub(crate) mod ending;
 pub(crate) mod idle;
+pub(crate) mod loads;
 pub(crate) mod overdue;
 pub(crate) mod resets;
 pub(crate) mod unseen;

@@ -67,19 +67,35 @@ const GENERATORS: &[&str] = &[
     "libwasmer",
 ];
 
+/// Libraries beside libc whose functions have hooks.
+const BEHIND: &[(&str, &str)] = &[
+    ("liburing", ".so"),
+    ("liburing-ffi", ".so"),
+    // Before glibc 2.34.
+    ("libpthread", ".so"),
+    ("librt", ".so"),
+    ("libdl", ".so"),
+];
+
 /// Whether the calls of the object at this path need not be looked at.
 pub(super) fn is_covered(path: &[u8]) -> bool {
-    let file = file(path);
-    is_kernels(path)
-        || is_valgrind(file)
-        || COVERED.iter().any(|(name, kind)| {
-            // Wheels of Python have a digest in the name, and old versions of glibc their version.
-            let rest = file.strip_prefix(name.as_bytes());
-            rest.is_some_and(|rest| {
-                rest.starts_with(kind.as_bytes())
-                    || rest.starts_with(b"-") && rest.windows(kind.len()).any(|part| part == kind.as_bytes())
-            })
+    is_kernels(path) || is_valgrind(file(path)) || is_among(COVERED, path)
+}
+
+/// Whether functions of the object at this path have hooks.
+pub(super) fn is_behind(path: &[u8]) -> bool {
+    is_among(BEHIND, path)
+}
+
+fn is_among(libraries: &[(&str, &str)], path: &[u8]) -> bool {
+    libraries.iter().any(|(name, kind)| {
+        // Wheels of Python have a digest in the name, and old versions of glibc their version.
+        let rest = file(path).strip_prefix(name.as_bytes());
+        rest.is_some_and(|rest| {
+            rest.starts_with(kind.as_bytes())
+                || rest.starts_with(b"-") && rest.windows(kind.len()).any(|part| part == kind.as_bytes())
         })
+    })
 }
 
 /// Whether it is a tool of valgrind's, which runs the program as code that it generates, and makes the program's calls.

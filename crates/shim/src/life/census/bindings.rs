@@ -1,0 +1,356 @@
+//! Calls that are bound past the shim (L11): a library that was loaded with RTLD_DEEPBIND finds libc's functions before ours. Where the
+//! dynamic linker has written the address of such a function, that of the hook is put.
+//!
+//! Only slots of the global offset table, and pointers in data, to names that the shim exports. What the dynamic linker has not
+//! relocated yet is left alone, and looked at again before anything is shared.
+
+use std::ffi::{CStr, c_char};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::*};
+
+use rustix::mm::{MprotectFlags, mprotect};
+use shunt_sys::memory;
+
+use super::known;
+use crate::base::library::{Library, each_library};
+
+/// Names an object that is loaded: where it is, and the path by which it was loaded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Object {
+    base: usize,
+    segments: usize,
+    path: u64,
+}
+
+/// What a look at all bindings has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bound {
+    /// Every call leads to the hooks.
+    Here,
+    /// The dynamic linker is at work on some.
+    NotYet,
+    /// Some may lead past the hooks.
+    Unclear,
+}
+
+/// What kind of a place a relocation fills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A call by way of the procedure linkage table, which may be bound when it is first made.
+    Call,
+    /// Any other address of a function.
+    Address,
+}
+
+/// Where a slot leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leads {
+    /// To a function behind the hooks: libc's.
+    Behind,
+    /// Into its own object, since nobody has made the call yet.
+    Nowhere,
+    /// Where the file says: it has not been relocated.
+    Unrelocated,
+    Elsewhere,
+}
+
+/// What is to be done with a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Deed {
+    Leave,
+    /// The hook's address is to be put there.
+    Put,
+    /// It is to be looked at again.
+    Wait,
+    GiveUp,
+}
+
+/// Where a slot with this `value` leads to. The object lies at `own`, and imports the name if it does not define it.
+fn leads(kind: Kind, value: usize, own: &Range<usize>, imports: bool, is_behind: bool) -> Leads {
+    match () {
+        () if is_behind => Leads::Behind,
+        () if value == 0 => Leads::Unrelocated,
+        () if own.contains(&value) && kind == Kind::Call && imports => Leads::Nowhere,
+        // A place in the file, and nothing is mapped there in a process.
+        () if value < own.end - own.start && value < own.start => Leads::Unrelocated,
+        () => Leads::Elsewhere,
+    }
+}
+
+/// What is to be done with a slot of a name that has a hook, in an object that is perhaps bound `deep`.
+fn deed(leads: Leads, deep: bool, others_define_it: impl FnOnce() -> bool) -> Deed {
+    match leads {
+        Leads::Behind => Deed::Put,
+        Leads::Unrelocated => Deed::Wait,
+        Leads::Nowhere if !deep => Deed::Leave,
+        // It would be bound to theirs, or past them.
+        Leads::Nowhere if others_define_it() => Deed::GiveUp,
+        Leads::Nowhere => Deed::Put,
+        Leads::Elsewhere => Deed::Leave,
+    }
+}
+
+impl Object {
+    fn of(library: &Library<'_>) -> Object {
+        let fnv = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        let path = library.name.to_bytes().iter().fold(0xcbf2_9ce4_8422_2325, fnv);
+        Object { base: library.base, segments: library.segments.as_ptr() as usize, path }
+    }
+}
+
+/// Appends all objects that are loaded.
+pub(super) fn list(objects: &mut Vec<Object>) {
+    each_library(&mut |library| {
+        objects.push(Object::of(library));
+        false
+    });
+}
+
+/// Has every call of a hook's name lead there. Objects that are not `plain` may have been bound deep; without a list none has.
+pub(super) fn rebind(plain: Option<&[Object]>) -> Bound {
+    let mut ours = None;
+    let mut behind = Vec::new();
+    each_library(&mut |library| {
+        if is_ours(library) {
+            // SAFETY: this library is not unloaded while it runs.
+            ours = Some(unsafe { for_good(library) });
+        } else if is_behind(library) {
+            // SAFETY: nobody unloads libc or its parts. One of liburing's is looked at only below.
+            behind.push(unsafe { for_good(library) });
+        }
+        false
+    });
+    let Some(ours) = ours else { return Bound::Unclear };
+    let work = Work { ours, behind, plain };
+    let mut bound = Bound::Here;
+    each_library(&mut |library| {
+        if is_judged(library) {
+            bound = match (bound, work.rebind_one(library)) {
+                (Bound::Unclear, _) | (_, Bound::Unclear) => Bound::Unclear,
+                (Bound::NotYet, _) | (_, Bound::NotYet) => Bound::NotYet,
+                _ => Bound::Here,
+            };
+        }
+        bound == Bound::Unclear
+    });
+    bound
+}
+
+/// # Safety
+/// It must stay loaded for as long as it is used.
+unsafe fn for_good(library: &Library<'_>) -> Library<'static> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        Library {
+            base: library.base,
+            segments: std::slice::from_raw_parts(library.segments.as_ptr(), library.segments.len()),
+            name: CStr::from_ptr(library.name.as_ptr()),
+        }
+    }
+}
+
+fn is_ours(library: &Library<'_>) -> bool {
+    library.has(rebind as *const () as usize)
+}
+
+/// Whether its calls are to lead to the hooks.
+fn is_judged(library: &Library<'_>) -> bool {
+    !is_ours(library) && !is_behind(library) && !known::is_covered(library.name.to_bytes())
+}
+
+/// Whether its functions are those that the hooks stand in front of.
+fn is_behind(library: &Library<'_>) -> bool {
+    library.has(libc::__errno_location as *const () as usize) || known::is_behind(library.name.to_bytes())
+}
+
+struct Work<'a> {
+    ours: Library<'static>,
+    behind: Vec<Library<'static>>,
+    plain: Option<&'a [Object]>,
+}
+
+/// A relocation, as ELF has it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Relocation {
+    offset: u64,
+    info: u64,
+    addend: i64,
+}
+
+impl Relocation {
+    fn kind(self) -> Option<Kind> {
+        #[cfg(target_arch = "x86_64")]
+        const KINDS: [u32; 3] = [7, 6, 1];
+        #[cfg(target_arch = "aarch64")]
+        const KINDS: [u32; 3] = [1026, 1025, 257];
+        let kind = self.info as u32;
+        match KINDS.iter().position(|known| *known == kind)? {
+            0 => Some(Kind::Call),
+            _ => Some(Kind::Address),
+        }
+    }
+
+    fn symbol(self) -> usize {
+        (self.info >> 32) as usize
+    }
+}
+
+impl Work<'_> {
+    fn rebind_one(&self, library: &Library<'_>) -> Bound {
+        const DT_PLTRELSZ: usize = 2;
+        const DT_RELA: usize = 7;
+        const DT_RELASZ: usize = 8;
+        const DT_PLTREL: usize = 20;
+        const DT_JMPREL: usize = 23;
+        const DT_RELACOUNT: usize = 0x6fff_fff9;
+        const SIZE: usize = size_of::<Relocation>();
+        let calls = (library.table(DT_JMPREL), library.number(DT_PLTRELSZ).unwrap_or(0) / SIZE, 0);
+        // Those without a symbol are the first.
+        let nameless = library.number(DT_RELACOUNT).unwrap_or(0);
+        let others = (library.table(DT_RELA), library.number(DT_RELASZ).unwrap_or(0) / SIZE, nameless);
+        if library.number(DT_PLTREL).is_some_and(|kind| kind != DT_RELA) {
+            return Bound::Unclear;
+        }
+        let deep = self.plain.is_some_and(|plain| !plain.contains(&Object::of(library)));
+        let own = library.range();
+        let mut bound = Bound::Here;
+        for (table, count, first) in [calls, others] {
+            let Some(table) = table else { continue };
+            for index in first..count {
+                // SAFETY: the object's own table, which is loaded with it; it is not unloaded while the dynamic linker tells of it.
+                let one = unsafe { (table as *const Relocation).add(index).read_unaligned() };
+                match self.rebind_slot(library, one, &own, deep) {
+                    Some(Deed::GiveUp) => return Bound::Unclear,
+                    Some(Deed::Wait) => bound = Bound::NotYet,
+                    _ => {}
+                }
+            }
+        }
+        bound
+    }
+
+    fn rebind_slot(
+        &self,
+        library: &Library<'_>,
+        one: Relocation,
+        own: &Range<usize>,
+        deep: bool,
+    ) -> Option<Deed> {
+        const DT_STRTAB: usize = 5;
+        const DT_SYMTAB: usize = 6;
+        let kind = one.kind().filter(|_| one.symbol() != 0)?;
+        let slot = library.base.wrapping_add(one.offset as usize);
+        if !library.has(slot) || !slot.is_multiple_of(align_of::<usize>()) {
+            return Some(Deed::GiveUp);
+        }
+        // SAFETY: a word of the object's.
+        let value = unsafe { AtomicUsize::from_ptr(slot as *mut usize) }.load(Relaxed);
+        let is_behind = self.behind.iter().any(|one| one.has(value));
+        let first = leads(kind, value, own, true, is_behind);
+        if first == Leads::Elsewhere || first == Leads::Nowhere && !deep {
+            return Some(Deed::Leave);
+        }
+        let (names, symbols) =
+            (library.table(DT_STRTAB)?, library.table(DT_SYMTAB)? as *const libc::Elf64_Sym);
+        // SAFETY: the object's own tables.
+        let (symbol, name) = unsafe {
+            let symbol = &*symbols.add(one.symbol());
+            (symbol, CStr::from_ptr((names + symbol.st_name as usize) as *const c_char))
+        };
+        let imports = symbol.st_shndx == 0;
+        if !imports && !is_behind {
+            return Some(Deed::Leave);
+        }
+        let hook = self.ours.look_up(name)?;
+        if !is_behind && !self.behind.iter().any(|one| one.look_up(name).is_some()) {
+            return Some(Deed::Leave);
+        }
+        let others_define_it = || {
+            let mut do_they = false;
+            each_library(&mut |other| {
+                do_they = is_judged(other) && other.look_up(name).is_some();
+                do_they
+            });
+            do_they
+        };
+        let deed = deed(leads(kind, value, own, imports, is_behind), deep, others_define_it);
+        if deed == Deed::Put && !put(library, slot, hook as usize) {
+            return Some(Deed::GiveUp);
+        }
+        Some(deed)
+    }
+}
+
+/// Writes a slot. One that cannot be written is in the part that the dynamic linker protects once it is done with the object.
+fn put(library: &Library<'_>, slot: usize, hook: usize) -> bool {
+    // SAFETY: a slot for the address of a function, of which the hook is one that does the same.
+    if unsafe { memory::put(slot, &hook.to_ne_bytes()) } {
+        return true;
+    }
+    let page = rustix::param::page_size();
+    let is_protected = library.segments.iter().any(|segment| {
+        let from = library.base.wrapping_add(segment.p_vaddr as usize);
+        let to = from.wrapping_add(segment.p_memsz as usize) & !(page - 1);
+        segment.p_type == libc::PT_GNU_RELRO && (from & !(page - 1)..to).contains(&slot)
+    });
+    if !is_protected {
+        return false;
+    }
+    let at = (slot & !(page - 1)) as *mut std::ffi::c_void;
+    // SAFETY: the page is the object's, and readable before and after; nobody else writes there any more.
+    unsafe {
+        let is_open = mprotect(at, page, MprotectFlags::READ | MprotectFlags::WRITE).is_ok();
+        if is_open {
+            AtomicUsize::from_ptr(slot as *mut usize).store(hook, Release);
+            let _ = mprotect(at, page, MprotectFlags::READ);
+        }
+        is_open
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: Range<usize> = 0x7f00_0000_0000..0x7f00_0001_0000;
+
+    fn none() -> bool {
+        panic!("nobody is to be asked")
+    }
+
+    #[test]
+    fn a_slot_leads_where_its_value_says() {
+        let [inside, file, far] = [OWN.start + 0x1036, 0x1036, 0x7f10_0000_0000];
+        for (kind, value, imports, is_behind, expected) in [
+            (Kind::Call, far, true, true, Leads::Behind),
+            (Kind::Address, far, true, true, Leads::Behind),
+            (Kind::Call, far, true, false, Leads::Elsewhere),
+            (Kind::Call, inside, true, false, Leads::Nowhere),
+            // Its own function, and a program's entry for one of libc's.
+            (Kind::Call, inside, false, false, Leads::Elsewhere),
+            (Kind::Address, inside, true, false, Leads::Elsewhere),
+            (Kind::Call, file, true, false, Leads::Unrelocated),
+            (Kind::Address, 0, true, false, Leads::Unrelocated),
+        ] {
+            assert_eq!(leads(kind, value, &OWN, imports, is_behind), expected, "{kind:?} {value:x}");
+        }
+        // A program at a fixed address: its unbound calls are not unrelocated ones.
+        assert_eq!(leads(Kind::Call, 0x401036, &(0x400000..0x500000), true, false), Leads::Nowhere);
+    }
+
+    #[test]
+    fn what_is_bound_past_the_hooks_is_bound_to_them() {
+        assert_eq!(deed(Leads::Behind, false, none), Deed::Put);
+        assert_eq!(deed(Leads::Behind, true, none), Deed::Put);
+        assert_eq!(deed(Leads::Elsewhere, true, none), Deed::Leave);
+        assert_eq!(deed(Leads::Unrelocated, false, none), Deed::Wait);
+    }
+
+    #[test]
+    fn a_call_that_nobody_has_made_is_bound_to_them_only_if_it_would_not_be() {
+        assert_eq!(deed(Leads::Nowhere, false, none), Deed::Leave);
+        assert_eq!(deed(Leads::Nowhere, true, || false), Deed::Put);
+        assert_eq!(deed(Leads::Nowhere, true, || true), Deed::GiveUp);
+    }
+}

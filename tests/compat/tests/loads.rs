@@ -1,0 +1,75 @@
+//! Code that a program loads while it has connections on shared memory (L11): every byte comes in its place, whoever wrote it. What is only
+//! bound past the shim is led there, and the program goes on with shared memory; what makes system calls of its own keeps it on TCP.
+
+use shunt_compat::{Way, both, compile, wait_for_reason};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(100);
+
+fn loads(kind: &'static str, flags: &'static [&'static str], way: Way) {
+    both(LIMIT, move |host| {
+        compile(host, "loads", &["-ldl"]);
+        compile(host, "plugin", &[&["-shared", "-fPIC"], flags].concat());
+        let port = host.port();
+        let number = port.to_string();
+        let server = host.program("./loads").args(["server", &number]).start("server");
+        let road = host.watch_road();
+        let client = host
+            .program("./loads")
+            .args(["client", &number, kind, "./plugin", "first", "second"])
+            .start("client");
+        road.wait_for_shm(port, 1, LIMIT);
+        host.write("first", "");
+        match way {
+            Way::Shm => road.wait_for_shm(port, 2, LIMIT),
+            Way::Tcp(reason) => wait_for_reason(host, &road, port, client.pid(), reason),
+        }
+        host.write("second", "");
+        let ended = client.wait(LIMIT);
+        assert!(ended.success(), "{}\n{}", ended.stderr, road.report(port));
+        assert_eq!(ended.stdout, "y\ny\n", "{}", road.report(port));
+        if let Way::Tcp(_) = way {
+            assert!(road.on_shm(port) <= 1, "{}", road.report(port));
+        }
+        assert!(server.wait(LIMIT).success());
+    });
+}
+
+#[test]
+fn library_that_is_bound_to_libc_directly_is_led_to_the_shim() {
+    loads("deep", &["-Wl,-z,now"], Way::Shm);
+}
+
+#[test]
+fn library_whose_calls_are_bound_when_they_are_made_is_too() {
+    loads("lazy", &["-Wl,-z,lazy"], Way::Shm);
+}
+
+#[test]
+fn library_that_is_bound_as_usual_changes_nothing() {
+    loads("usual", &[], Way::Shm);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn library_with_system_calls_of_its_own_keeps_the_program_on_tcp() {
+    loads("usual", &["-DINLINE"], Way::Tcp("own_calls"));
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn library_with_a_libc_of_its_own_keeps_the_program_on_tcp() {
+    loads("apart", &[], Way::Tcp("own_calls"));
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn memory_that_becomes_executable_keeps_the_program_on_tcp() {
+    loads("mapped", &[], Way::Tcp("own_calls"));
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn memory_that_is_writable_and_executable_keeps_the_program_on_tcp() {
+    loads("writable", &[], Way::Tcp("own_calls"));
+}
