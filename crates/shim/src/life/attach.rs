@@ -243,8 +243,10 @@ pub(crate) fn give_back_unread(endpoint: &Endpoint, reason: Reason) {
         if let Some(at) = rx.at {
             let (lane, ring) = at.incoming();
             // A sender that has died sends nothing again, and TCP tells of that before the broker does: then it is to be read here.
-            let is_left =
-                rx.rx.unread(lane, &ring) > 0 && shunt_sys::tcp::hung_up(borrow(endpoint.fd.load(Relaxed)));
+            // Nor could what is sent again come to a socket that has shut down both directions.
+            let cannot_come =
+                || endpoint.has_shut_both() || shunt_sys::tcp::hung_up(borrow(endpoint.fd.load(Relaxed)));
+            let is_left = rx.rx.unread(lane, &ring) > 0 && cannot_come();
             if is_left || !rx.rx.give_back(lane, reason) {
                 process::count_bypass(Reason::LeftBehind);
             }

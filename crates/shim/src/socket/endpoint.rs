@@ -726,6 +726,11 @@ impl Endpoint {
         self.shut.load(Acquire) & 2 != 0
     }
 
+    /// Whether both directions were: TCP answers whatever comes by a reset.
+    pub(crate) fn has_shut_both(&self) -> bool {
+        self.shut.load(Acquire) == 3
+    }
+
     /// Notes a shutdown.
     pub(crate) fn add_shut(&self, reads: bool, writes: bool) -> Shut {
         let bits = u32::from(reads) | u32::from(writes) << 1;
