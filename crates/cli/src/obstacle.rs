@@ -130,8 +130,7 @@ impl Obstacle {
                 );
             }
             Obstacle::UnseenUse => {
-                "Nothing can be done, unless the program can make its calls by the functions of libc, and load the library without \
-                 RTLD_DEEPBIND."
+                "Nothing can be done, unless the program can make its calls by the functions of libc."
             }
             Obstacle::UntoldUse => {
                 "Ask as root, once it has been used for a while: that tells the two apart."
@@ -173,8 +172,8 @@ impl fmt::Display for Obstacle {
                 write!(f, "it makes system calls by itself, which do not lead to shunt: {why}")
             }
             Obstacle::UnseenUse => f.write_str(
-                "it uses the connection past shunt: by system calls of its own, or in a library that is bound to libc directly \
-                 (RTLD_DEEPBIND, as PHP's extensions are)",
+                "it uses the connection past shunt: by system calls of its own, or by functions of libc that a library has looked up \
+                 by itself",
             ),
             Obstacle::UntoldUse => f.write_str("the connection has hardly been used yet, or is used past shunt"),
             Obstacle::Setuid => f.write_str("it is setuid, so the dynamic linker ignores LD_PRELOAD"),
