@@ -53,6 +53,7 @@ struct Known {
 static ADDED: AtomicU64 = AtomicU64::new(0);
 
 /// A mapping that has been judged. Another one in its place has another file or other bounds.
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Judged {
     from: usize,
     to: usize,
@@ -80,11 +81,13 @@ pub(crate) fn start(numbers: &[u32; NUMBERS / 32]) {
 }
 
 /// The program's own calls have been led to the shim by way of the page `below` it.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn program_is_led(below: usize) {
     LED.store(below, Relaxed);
 }
 
 /// Every call of the process has been.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn all_is_led() {
     LED.store(ALL, Relaxed);
 }
