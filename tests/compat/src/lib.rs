@@ -49,6 +49,7 @@ pub use phases::run_phases;
 pub use phases::run_with_itself;
 pub use programs::Tools;
 pub use programs::find as find_program;
+pub use programs::node_package;
 pub use programs::python_package;
 pub use road::Expected;
 pub use road::Road;

@@ -3,6 +3,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 /// `shunt` and `libshunt.so`, side by side.
 #[derive(Clone, Debug)]
@@ -64,6 +65,37 @@ pub fn python_package(name: &str) -> PathBuf {
         let _ = std::fs::rename(&half, &place);
     }
     place
+}
+
+/// Returns the directory of a package of npm's that Debian does not have. The package is fetched once,
+/// beside what cargo builds.
+pub fn node_package(name: &str, version: &str) -> PathBuf {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let packages = release_dir().with_file_name("node");
+    let plain = name.replace('/', "-");
+    let place = packages.join(format!("{plain}-{version}"));
+    if !place.exists() {
+        let half = packages.join(format!("{plain}.{}", std::process::id()));
+        std::fs::create_dir_all(&half).expect("a directory beside what cargo builds");
+        let fetched = Command::new("npm")
+            .args([
+                "install",
+                "--silent",
+                "--ignore-scripts",
+                "--no-audit",
+                "--no-fund",
+                "--no-save",
+                "--prefix",
+            ])
+            .arg(&half)
+            .arg(format!("{name}@{version}"))
+            .status();
+        assert!(fetched.expect("npm runs").success(), "fetching {name} failed");
+        // A test of another process may have been first.
+        let _ = std::fs::rename(&half, &place);
+    }
+    place.join("node_modules").join(name)
 }
 
 /// The full path of a program: among the distribution's, PostgreSQL's own or in PATH. PATH comes last, because
