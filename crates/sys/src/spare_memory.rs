@@ -110,15 +110,25 @@ fn above(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 impl Hierarchy {
     fn read(&self, group: &[u8], path: &mut [u8; LONGEST_PATH], file: &mut [u8; MOST]) -> Option<Group> {
-        let mut value = |name, find: &dyn Fn(&[u8]) -> Option<u64>| {
-            read(put(path, &[self.mount, group, name])?, file).and_then(find)
-        };
-        let limits = self.limits.iter().filter_map(|name| value(name, &number));
+        let limits =
+            self.limits.iter().filter_map(|name| self.text(group, name, path, file).and_then(number));
         // Without a limit it says "max", or a number larger than any memory.
         let limit = limits.min().filter(|limit| *limit < 1 << 60)?;
-        let used = value(self.used, &number)?;
-        let cache = value(b"/memory.stat", &|stat| field(stat, self.cache)).unwrap_or(0);
+        let used = self.text(group, self.used, path, file).and_then(number)?;
+        let stat = self.text(group, b"/memory.stat", path, file);
+        let cache = stat.and_then(|stat| field(stat, self.cache)).unwrap_or(0);
         Some(Group { limit, used, cache })
+    }
+
+    /// Returns what is in a file of the group.
+    fn text<'a>(
+        &self,
+        group: &[u8],
+        name: &[u8],
+        path: &mut [u8; LONGEST_PATH],
+        file: &'a mut [u8; MOST],
+    ) -> Option<&'a [u8]> {
+        read(put(path, &[self.mount, group, name])?, file)
     }
 }
 
