@@ -68,8 +68,6 @@ pub(crate) struct Seen {
     pub(crate) backlog: Backlog,
     /// What TCP would hold in its place, as was found when the last of them began.
     pub(crate) capacity: u64,
-    /// Whether the sender's calls do not block, as was found then.
-    pub(crate) is_polled: bool,
     /// When bytes of it were first found unread, and how far the receiver was then: what it had read of the lane, and what it had to
     /// read of TCP before.
     pub(crate) unread_since: Option<(u64, [u64; 2])>,

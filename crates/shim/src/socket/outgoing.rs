@@ -24,18 +24,14 @@ pub(crate) fn look(endpoint: &Endpoint, side: &mut TxSide, at: &Attachment, pend
     if !side.seen.backlog.is_waiting() {
         let fd = borrow(endpoint.fd.load(Relaxed));
         side.seen.capacity = shunt_sys::tcp::send_buffer(fd).map_or(u64::MAX, u64::from);
-        let flags = rustix::fs::fcntl_getfl(fd);
-        side.seen.is_polled = flags.is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
     }
-    let is_polled = side.seen.is_polled;
     side.seen.backlog.look(Look {
         now: process::now(),
         read: side.tx.lane_total().wrapping_sub(unread).wrapping_sub(ahead),
         ahead,
         sent: lane.beginning().unwrap_or(0).saturating_add(lane.sent_hint()),
         got: back.beginning().unwrap_or(0).saturating_add(back.sent_hint()),
-        is_away: at.receiver_sleeps() || !is_polled && back.is_space_wanted(),
-        is_polled,
+        is_away: at.receiver_sleeps() || back.is_space_wanted(),
         outstanding: unread.saturating_add(pending as u64),
         capacity: side.seen.capacity,
     })

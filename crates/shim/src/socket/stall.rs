@@ -26,11 +26,6 @@
 const AWAY_NANOS: u64 = 1_000_000;
 /// Nothing is known of the receiver.
 const UNKNOWN_NANOS: u64 = 5_000_000;
-/// The sender's calls do not block, and the receiver reads nothing: it may be busy with other
-/// connections of its event loop, as the sender is.
-const POLLED_STILL_NANOS: u64 = 100_000_000;
-/// The same of a receiver that reads, for as much as TCP holds.
-const POLLED_NANOS: u64 = 1_000_000_000;
 /// TCP would probably have no room either, and the receiver reads nothing.
 const STILL_NANOS: u64 = 50_000_000;
 /// The same of a receiver that reads, for as much as TCP holds.
@@ -58,10 +53,8 @@ pub(crate) struct Look {
     /// Bytes that it has got in the other direction, as far as lanes say so.
     pub(crate) got: u64,
     /// The receiver's waiter sleeps though there are bytes, or the receiver waits for room in the
-    /// other direction, which only matters where calls block.
+    /// other direction.
     pub(crate) is_away: bool,
-    /// The sender's calls do not block: it waits for room by poll or epoll.
-    pub(crate) is_polled: bool,
     /// Bytes in the lane, and bytes that the call wants to send beside those.
     pub(crate) outstanding: u64,
     /// Bytes that TCP would hold.
@@ -82,8 +75,6 @@ pub(crate) enum State {
     Away,
     /// It may read at any moment, or not.
     Unknown,
-    /// The same, and no call waits: the sender does something else meanwhile.
-    Polled,
     /// TCP's buffers would be full too: the sender has streamed more than they hold without an
     /// answer, or the call alone is more.
     Stream,
@@ -95,7 +86,6 @@ impl State {
         match self {
             State::Away => AWAY_NANOS.saturating_sub(late),
             State::Unknown => UNKNOWN_NANOS.saturating_sub(late),
-            State::Polled => POLLED_NANOS.saturating_sub(late).min(POLLED_STILL_NANOS.saturating_sub(still)),
             State::Stream => STREAM_NANOS.saturating_sub(late).min(STILL_NANOS.saturating_sub(still)),
         }
     }
@@ -207,7 +197,6 @@ impl Backlog {
             _ if self.window.is_stream && self.is_unanswered(look) => State::Stream,
             _ if look.is_away => State::Away,
             _ if look.outstanding > look.capacity.saturating_mul(2) => State::Stream,
-            _ if look.is_polled => State::Polled,
             _ => State::Unknown,
         }
     }
@@ -227,7 +216,6 @@ mod tests {
         sent: 400_000,
         got: 70,
         is_away: false,
-        is_polled: false,
         outstanding: RING,
         capacity: CAPACITY,
     };
@@ -261,17 +249,6 @@ mod tests {
             let after = falls_back_after(&mut Backlog::default(), LOOK.now, slow);
             assert_eq!(after, Some(5 * MS), "{piece} bytes each {each} ns");
         }
-    }
-
-    /// As a server has them that sends large answers on many connections by an event loop.
-    #[test]
-    fn a_receiver_that_an_event_loop_serves_in_turn_is_waited_for() {
-        let polled = Look { is_polled: true, ..LOOK };
-        let in_turn = |passed| Look { read: LOOK.read + passed / (20 * MS) * RING, ..polled };
-        assert_eq!(falls_back_after(&mut Backlog::default(), LOOK.now, in_turn), None);
-        assert_eq!(falls_back_after(&mut Backlog::default(), LOOK.now, |_| polled), Some(100 * MS));
-        let slowly = |passed| Look { read: LOOK.read + passed / (20 * MS) * 100, ..polled };
-        assert_eq!(falls_back_after(&mut Backlog::default(), LOOK.now, slowly), Some(1_000 * MS));
     }
 
     #[test]
