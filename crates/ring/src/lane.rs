@@ -270,11 +270,6 @@ impl LaneHeader {
         self.tail.load(Relaxed) & !FLAGS == self.head.head.load(Relaxed) & !TAKEN
     }
 
-    /// Returns how many bytes the sender says that it has ever written: a hint.
-    pub fn sent_hint(&self) -> u64 {
-        self.tail.load(Relaxed) & !FLAGS
-    }
-
     /// L4, receiver: from now on it looks at this lane before it sleeps.
     pub fn watch(&self) {
         self.receiver.watching.store(1, Release);

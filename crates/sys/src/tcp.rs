@@ -302,12 +302,6 @@ pub fn await_arrivals() -> Result<()> {
     unsafe { raw::call(libc::SYS_membarrier, [MEMBARRIER_CMD_GLOBAL, 0, 0, 0, 0, 0]).map(drop) }
 }
 
-/// Returns the size of the send buffer as it is now, in bytes of the kernel's memory. The kernel
-/// makes it larger as it needs to.
-pub fn send_buffer(fd: BorrowedFd<'_>) -> Result<u32> {
-    sockopt::read::<u32>(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).map(|(bytes, _)| bytes)
-}
-
 /// How much of the send buffer is free, in bytes of the kernel's memory, of which a byte of the program's may take several.
 pub fn send_room(fd: BorrowedFd<'_>) -> Result<u32> {
     let (memory, _) = sockopt::read::<Memory>(fd, libc::SOL_SOCKET, libc::SO_MEMINFO)?;
@@ -359,7 +353,6 @@ mod tests {
         SockRef::from(&writer).set_send_buffer_size(100_000).unwrap();
         writer.set_nonblocking(true).unwrap();
         assert_eq!(send_room(writer.as_fd()), Ok(200_000));
-        assert_eq!(send_buffer(writer.as_fd()), Ok(200_000));
         let taken = writer.write(&[0; 20_000]).unwrap();
         assert_eq!(taken, 20_000);
         while writer.write(&[0; 20_000]).is_ok() {}

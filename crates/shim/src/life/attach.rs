@@ -72,8 +72,7 @@ pub(crate) fn adopt(
         let at = Attachment::new(link, conn);
         tx.at = Some(at);
         rx.at = Some(at);
-        let carried_before = tx.tx.lane_total() + rx.rx.lane_total();
-        tx.seen = Seen { carried_before, ..Seen::default() };
+        tx.seen = Seen::default();
         tx.tx.adopt();
         rx.rx.adopt();
         // L4: from here on nobody enters a kernel call without the lock.
@@ -190,17 +189,11 @@ pub(crate) fn go_back(endpoint: &Endpoint, reason: Reason) {
     let_go_if_done(endpoint);
 }
 
-/// L9 for a sender that goes back by its own decision: of a lane that it has left nothing can be
-/// taken back any more, so what the receiver has not read goes by TCP at once. What must be done
-/// before a fork or an exec is [`take_back_little`]; and of who is gone it is to stay where it is.
-/// So it is of a receiver that has read from the lane and has stopped for a while: TCP's buffers
-/// are for what follows.
+/// L9 for a sender that goes back by its own decision: of a lane that it has left nothing can be taken back any more, so what the
+/// receiver has not read goes by TCP at once. What must be done before a fork or an exec is [`take_back_little`]; and of who is gone
+/// or has stopped reading it is to stay where it is.
 fn leaves_nothing(endpoint: &Endpoint, side: &mut TxSide, at: Attachment, reason: Reason) -> bool {
-    let may_send = match reason {
-        Reason::Fork | Reason::Exec | Reason::PeerDied => false,
-        Reason::Stalled => !at.outgoing().0.has_been_read(),
-        _ => true,
-    };
+    let may_send = !matches!(reason, Reason::Fork | Reason::Exec | Reason::PeerDied | Reason::Stalled);
     may_send && side.tx.unread(at.outgoing().0) > 0 && could_take_back(endpoint, &at)
 }
 
@@ -384,8 +377,7 @@ pub(crate) fn let_go(endpoint: &Endpoint) {
         tx.seen.backed.give_up();
         let at = at.pin();
         at.link.vacate(at.conn);
-        let carried = tx.tx.lane_total() + rx.rx.lane_total() - tx.seen.carried_before;
-        endpoint.offer_after.store(worth::again(endpoint, carried), Relaxed);
+        endpoint.offer_after.store(worth::again(endpoint), Relaxed);
         endpoint.operations.store(0, Relaxed);
         endpoint.set_stage(Stage::Plain);
         at

@@ -24,7 +24,6 @@ use crate::ops::sleep::{Deadline, Woken};
 use crate::ops::{self, Slowly, held, sleep};
 use crate::socket::endpoint::{self, Endpoint, Seen, TxSide};
 use crate::socket::links::{Attachment, Backed};
-use crate::socket::stall::Verdict;
 use crate::socket::{outgoing, settings};
 
 /// Flags whose meaning on a lane is that of TCP, or that mean nothing to a send of TCP.
@@ -157,7 +156,7 @@ fn complete(endpoint: &Endpoint, side: &TxSide, sleeper: Option<&'static WaiterL
 /// Bytes have come into the lane, with which so many have gone by lanes.
 #[inline(always)]
 fn note_progress(endpoint: &Endpoint, total: u64, seen: &mut Seen) {
-    seen.backlog.forget_wait();
+    seen.full_since = None;
     seen.sends = seen.sends.wrapping_add(1);
     if let Some(entry) = endpoint.entry() {
         entry.shm_sent.store(total, Relaxed);
@@ -361,7 +360,7 @@ impl Call {
                 None
             }
             Lane::Full if waits && settings::really_blocks(endpoint, fd) => {
-                let woken = wait_for_space(&self.hold, endpoint, deadline, source.remaining());
+                let woken = wait_for_space(&self.hold, endpoint, deadline);
                 self.note(woken).ends(done)
             }
             Lane::Full if arm_for_space(endpoint) => None,
@@ -385,7 +384,7 @@ enum Lane {
     Done,
     /// There is no room.
     Full,
-    /// There has been no room for so long that TCP is to take the rest.
+    /// There has been no room for so long that nobody seems to read.
     Stalled,
     /// The other end has been closed, or its process is gone.
     Deserted,
@@ -428,9 +427,7 @@ fn onto_lane(endpoint: &Endpoint, side: &mut TxSide, source: &mut Source<'_>) ->
         note_progress(endpoint, side.tx.lane_total(), &mut side.seen);
     }
     match outcome {
-        Lane::Full if outgoing::look(endpoint, side, &at, source.remaining()) == Verdict::FallBack => {
-            Lane::Stalled
-        }
+        Lane::Full if outgoing::is_stalled(side, &at) => Lane::Stalled,
         Lane::Left => {
             if side.tx.reason() != Reason::PeerWentBack {
                 process::count_bypass(side.tx.reason());
@@ -483,11 +480,11 @@ fn arm_for_space(endpoint: &Endpoint) -> bool {
 }
 
 /// A full lane, and a caller that may be made to wait.
-fn wait_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, pending: usize) -> Woken {
-    waiter::waiting(|| sleep_for_space(hold, endpoint, deadline, pending))
+fn wait_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline) -> Woken {
+    waiter::waiting(|| sleep_for_space(hold, endpoint, deadline))
 }
 
-fn sleep_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline, pending: usize) -> Woken {
+fn sleep_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline) -> Woken {
     if sleep::spin(|| outgoing::writability(endpoint, None) != Some(false)) {
         return Woken::LookAgain { tcp: false };
     }
@@ -500,7 +497,7 @@ fn sleep_for_space(hold: &Hold, endpoint: &'static Endpoint, deadline: Deadline,
     }
     let woken = if outgoing::writability(endpoint, slot) == Some(false) {
         let held = held::sleep(endpoint, at, slot);
-        sleep::sleep(hold, 0, slot, deadline, Some(outgoing::longest_sleep(endpoint, pending)), held)
+        sleep::sleep(hold, 0, slot, deadline, Some(outgoing::STALL_NANOS), held)
     } else {
         Woken::LookAgain { tcp: false }
     };
@@ -645,18 +642,14 @@ pub(crate) fn send_file(
                     return if moved > 0 { Ok(FileStep::Moved(moved)) } else { Err(libc::EAGAIN) };
                 }
             }
-            Ok(Sent::Full)
-                if outgoing::look(endpoint, &mut side, &at, wanted - moved) == Verdict::FallBack =>
-            {
+            Ok(Sent::Full) if outgoing::is_stalled(&mut side, &at) => {
                 drop(side);
                 give_up(endpoint);
             }
             Ok(Sent::Full) => {
                 drop(side);
                 if waits && settings::really_blocks(endpoint, fd) && hold.take() {
-                    if let Some(outcome) =
-                        wait_for_space(hold, endpoint, deadline, wanted - moved).ends(moved)
-                    {
+                    if let Some(outcome) = wait_for_space(hold, endpoint, deadline).ends(moved) {
                         return outcome.map(FileStep::Moved);
                     }
                 } else if !arm_for_space(endpoint) {

@@ -27,7 +27,6 @@ use crate::socket::family::{self, Holders, Shareable};
 use crate::socket::keepalive::Keepalive;
 use crate::socket::links::{Attachment, Growth, Peer};
 use crate::socket::low_water::LowWater;
-use crate::socket::stall::Backlog;
 
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
@@ -64,10 +63,8 @@ pub(crate) struct TxSide {
 /// What has been seen of the lane that a direction has now. Of the next it says nothing.
 #[derive(Default)]
 pub(crate) struct Seen {
-    /// The waits for room in it.
-    pub(crate) backlog: Backlog,
-    /// What TCP would hold in its place, as was found when the last of them began.
-    pub(crate) capacity: u64,
+    /// When it was first found full, and how much the receiver had not read then.
+    pub(crate) full_since: Option<(u64, u64)>,
     /// When bytes of it were first found unread, and how far the receiver was then: what it had read of the lane, and what it had to
     /// read of TCP before.
     pub(crate) unread_since: Option<(u64, [u64; 2])>,
@@ -77,8 +74,6 @@ pub(crate) struct Seen {
     pub(crate) is_listed: Cell<bool>,
     /// What both lanes had carried when that was last asked for [`crate::life::idle`].
     pub(crate) moved: Option<u64>,
-    /// What lanes had carried of the connection before, in both directions.
-    pub(crate) carried_before: u64,
     /// Sends of which it has taken something.
     pub(crate) sends: u32,
 }

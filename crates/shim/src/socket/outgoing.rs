@@ -1,13 +1,14 @@
 //! What a lane takes, as readiness sees it, and what has become of what it has taken.
 
-use std::sync::atomic::Ordering::Relaxed;
-
-use crate::base::private::borrow;
 use crate::base::process;
 use crate::base::waiter::Slot;
-use crate::socket::endpoint::{Endpoint, Seen, TxSide};
+use crate::socket::endpoint::{Endpoint, TxSide};
 use crate::socket::links::Attachment;
-use crate::socket::stall::{self, Look, Verdict};
+
+/// A receiver that sleeps and has not read for this long is not going to: TCP takes more than a ring does.
+pub(crate) const STALL_NANOS: u64 = 20_000_000;
+/// One that is awake may only be busy, and is given this long.
+const BUSY_STALL_NANOS: u64 = 1_000_000_000;
 
 /// The peer said, or the broker did, that nobody reads at the other end any more. What TCP then answers is TCP's.
 #[inline]
@@ -15,53 +16,29 @@ pub(crate) fn peer_has_left(at: &Attachment) -> bool {
     at.incoming().0.is_left()
 }
 
-/// Decides what the sender does about a full lane, to which its call wants to add `pending` bytes.
-/// Under the send lock.
-pub(crate) fn look(endpoint: &Endpoint, side: &mut TxSide, at: &Attachment, pending: usize) -> Verdict {
-    let (lane, back) = (at.outgoing().0, at.incoming().0);
-    let unread = side.tx.unread(lane);
-    let ahead = lane.ahead();
-    if !side.seen.backlog.is_waiting() {
-        let fd = borrow(endpoint.fd.load(Relaxed));
-        side.seen.capacity = shunt_sys::tcp::send_buffer(fd).map_or(u64::MAX, u64::from);
+/// Whether the receiver has stood still for too long. Under the send lock, when the lane is full.
+pub(crate) fn is_stalled(side: &mut TxSide, at: &Attachment) -> bool {
+    let (unread, now) = (side.tx.unread(at.outgoing().0), process::now());
+    match side.seen.full_since {
+        Some((since, then)) if then == unread => {
+            // A receiver may also wait for us to read what it has sent; then it is we who are slow.
+            let idle = at.receiver_sleeps() && at.incoming().0.looks_empty();
+            let patience = if idle { STALL_NANOS } else { BUSY_STALL_NANOS };
+            now - since >= patience
+        }
+        _ => {
+            side.seen.full_since = Some((now, unread));
+            false
+        }
     }
-    side.seen.backlog.look(Look {
-        now: process::now(),
-        read: side.tx.lane_total().wrapping_sub(unread).wrapping_sub(ahead),
-        ahead,
-        sent: lane.beginning().unwrap_or(0).saturating_add(lane.sent_hint()),
-        got: back.beginning().unwrap_or(0).saturating_add(back.sent_hint()),
-        is_away: at.receiver_sleeps() || back.is_space_wanted(),
-        outstanding: unread.saturating_add(pending as u64),
-        capacity: side.seen.capacity,
-    })
 }
 
-/// Returns what a waiter decides that sleeps on a full lane, for a call that wants to add `pending`
-/// bytes. `None`: it is not full, or the sender is not on it.
-fn look_again(endpoint: &Endpoint, pending: usize) -> Option<Verdict> {
-    let mut side = endpoint.tx.lock();
-    let at = side.at.filter(|_| side.seen.backlog.is_waiting())?;
-    let (lane, ring) = at.outgoing();
-    if side.tx.is_writable(lane, &ring) != Some(false) {
-        return None;
-    }
-    Some(if peer_has_left(&at) { Verdict::FallBack } else { look(endpoint, &mut side, &at, pending) })
-}
-
-/// Whether a sender that waits for room has waited for too long.
+/// The same question from outside: for waiters that slept on a full lane.
 pub(crate) fn has_stalled(endpoint: &Endpoint) -> bool {
-    look_again(endpoint, 0) == Some(Verdict::FallBack)
-}
-
-/// Returns the longest sleep of a waiter that waits for room in a lane for `pending` bytes, in
-/// nanoseconds.
-pub(crate) fn longest_sleep(endpoint: &Endpoint, pending: usize) -> u64 {
-    match look_again(endpoint, pending) {
-        Some(Verdict::Wait(nanos)) => nanos,
-        Some(Verdict::FallBack) => 0,
-        None => stall::LOOK_NANOS,
-    }
+    let mut side = endpoint.tx.lock();
+    let Some(at) = side.at.filter(|_| side.seen.full_since.is_some()) else { return false };
+    let (lane, ring) = at.outgoing();
+    side.tx.is_writable(lane, &ring) == Some(false) && (is_stalled(&mut side, &at) || peer_has_left(&at))
 }
 
 /// Whether a send on the lane would make progress; `None`: ask TCP. If not, `slot` is told when it would.
@@ -81,10 +58,10 @@ pub(crate) fn room(endpoint: &Endpoint, slot: Option<Slot>) -> (Option<bool>, bo
     }
     let Some(writable) = side.tx.is_writable(lane, &ring) else { return (None, false) };
     if writable {
-        end_wait(&mut side.seen);
+        side.seen.full_since = None;
         return (Some(true), false);
     }
-    look(endpoint, &mut side, &at, 0);
+    is_stalled(&mut side, &at);
     if let Some(slot) = slot {
         lane.want_space(slot.0);
     }
@@ -106,15 +83,10 @@ fn has_room_on_lane(TxSide { tx, at, seen, .. }: &mut TxSide) -> bool {
     let Some(at) = at else { return false };
     let (lane, ring) = at.outgoing();
     let has_room = !peer_has_left(at) && tx.is_writable(lane, &ring) == Some(true);
-    if has_room && seen.backlog.is_waiting() {
-        end_wait(seen);
+    if has_room {
+        seen.full_since = None;
     }
     has_room
-}
-
-#[cold]
-fn end_wait(seen: &mut Seen) {
-    seen.backlog.end_wait(process::now());
 }
 
 /// Whether the receiver at the other end has given bytes back. Every waiter asks when it looks, because the sender may

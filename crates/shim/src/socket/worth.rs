@@ -18,10 +18,8 @@ const SOON_OVER_NANOS: u64 = 1_000_000_000;
 /// unless its lane has taken so many sends, or lanes have carried so many bytes of it: they have saved what pairing costs.
 const PAID_AFTER: u32 = 16;
 const PAID_BY_BYTES: u64 = 256 * 1024;
-/// One that has stayed on shared memory for so long, or of which lanes have carried so much there,
-/// was of use there, whatever became of it then.
+/// One that has stayed on shared memory for so long was of use there, whatever became of it then.
 const OF_USE_NANOS: u64 = 5_000_000_000;
-const OF_USE_BYTES: u64 = 8 << 20;
 /// So many of them in a row make a process offer late.
 const IN_A_ROW: u32 = 16;
 
@@ -37,16 +35,13 @@ pub(crate) fn operations() -> u32 {
     }
 }
 
-/// Returns after how many data operations a connection is offered again that has left shared
-/// memory, where lanes have `carried` so much of it since it came there: ever more, so that what
-/// keeps falling back is left alone.
-pub(crate) fn again(endpoint: &Endpoint, carried: u64) -> u32 {
-    let stayed = process::now().saturating_sub(endpoint.offered_at.load(Relaxed));
-    next_offer(endpoint.offer_after.load(Relaxed), stayed, carried)
-}
-
-fn next_offer(before: u32, stayed: u64, carried: u64) -> u32 {
-    if stayed >= OF_USE_NANOS || carried >= OF_USE_BYTES { operations() } else { before.saturating_mul(16) }
+/// Data operations after which a connection that has left shared memory is to be offered again: ever more, so that what keeps going
+/// back is left alone.
+pub(crate) fn again(endpoint: &Endpoint) -> u32 {
+    if process::now().saturating_sub(endpoint.offered_at.load(Relaxed)) >= OF_USE_NANOS {
+        return operations();
+    }
+    endpoint.offer_after.load(Relaxed).saturating_mul(16)
 }
 
 /// An endpoint has been offered.
@@ -72,22 +67,5 @@ pub(crate) fn note_end(endpoint: &Endpoint) {
         SOON_OVER.fetch_add(1, Relaxed);
     } else {
         SOON_OVER.store(0, Relaxed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_of_no_use_is_offered_ever_later() {
-        let brief = |before| next_offer(before, OF_USE_NANOS / 2, OF_USE_BYTES / 2);
-        assert_eq!((brief(4), brief(64), brief(u32::MAX)), (64, 1024, u32::MAX));
-    }
-
-    #[test]
-    fn what_was_of_use_is_offered_soon() {
-        assert_eq!(next_offer(16_384, OF_USE_NANOS, 0), SOON);
-        assert_eq!(next_offer(16_384, 1, OF_USE_BYTES), SOON);
     }
 }
