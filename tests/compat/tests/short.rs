@@ -72,9 +72,10 @@ fn what_gains_nothing_costs_little() {
     under_shunt(LIMIT, |host| {
         compile(host, "short", &[]);
         for (functions, kind, most) in [
-            ("measured_client_*", "plain", 1650),
+            ("measured_client_*", "plain", 1700),
             ("measured_server_*", "plain", 1790),
-            ("measured_set_*", "set", 3500),
+            // A registration looks for others of its socket, by duplicates.
+            ("measured_set_*", "set", 3700),
             ("measured_stay", "stays", 670),
             ("measured_stay", "server", 380),
         ] {
