@@ -495,7 +495,7 @@ fn locked(place: &Path) -> Vec<File> {
     let is_lock = |path: &PathBuf| path.extension().is_some_and(|last| last == "lock" || last == "pid");
     let opened = files.filter(is_lock).filter_map(|path| File::open(path).ok());
     // Granted as soon as the broker that has it is killed.
-    opened.inspect(|file| wait_for_lock(file)).collect()
+    opened.inspect(wait_for_lock).collect()
 }
 
 fn wait_for_lock(file: &File) {
