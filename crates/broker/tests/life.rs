@@ -96,16 +96,27 @@ fn for_all(path: &Path) -> Config {
     config
 }
 
+/// Makes a file that every user can read, and so lock.
+fn make_for_all(path: &Path, content: &str) {
+    std::fs::write(path, content).unwrap();
+    std::fs::set_permissions(path, Permissions::from_mode(0o644)).unwrap();
+}
+
+/// Locks a file, as every process that can read it may. The lock is held as long as the file that is returned.
+fn lock_as_stranger(path: &Path) -> File {
+    let stranger = File::open(path).unwrap();
+    flock(&stranger, FlockOperation::NonBlockingLockExclusive).unwrap();
+    stranger
+}
+
 #[test]
 fn no_stranger_keeps_a_killed_broker_from_starting_again() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("broker.sock");
     let old_lock = directory.path().join("broker.sock.lock");
     // What a killed broker of an older version has left, which every user can read, and so lock.
-    std::fs::write(&old_lock, "4194304\n").unwrap();
-    std::fs::set_permissions(&old_lock, Permissions::from_mode(0o644)).unwrap();
-    let stranger = File::open(&old_lock).unwrap();
-    flock(&stranger, FlockOperation::NonBlockingLockExclusive).unwrap();
+    make_for_all(&old_lock, "4194304\n");
+    let _stranger = lock_as_stranger(&old_lock);
     assert!(matches!(ended(for_all(&path)), Ok(())));
     assert!(!old_lock.exists());
     // A running one lets nobody but its user open the lock, which is not where containers could
@@ -129,13 +140,10 @@ fn a_lock_that_others_can_open_is_replaced_or_named() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("broker.sock");
     let lock = directory.path().join("broker.sock.pid");
-    std::fs::write(&lock, "").unwrap();
-    std::fs::set_permissions(&lock, Permissions::from_mode(0o644)).unwrap();
+    make_for_all(&lock, "");
     assert!(matches!(ended(for_all(&path)), Ok(())), "nobody holds it");
-    std::fs::write(&lock, "").unwrap();
-    std::fs::set_permissions(&lock, Permissions::from_mode(0o644)).unwrap();
-    let stranger = File::open(&lock).unwrap();
-    flock(&stranger, FlockOperation::NonBlockingLockExclusive).unwrap();
+    make_for_all(&lock, "");
+    let _stranger = lock_as_stranger(&lock);
     match ended(for_all(&path)) {
         Err(Error::Listen(error @ ListenError::LockHeld { .. })) => {
             assert!(error.to_string().contains("broker.sock.pid"), "{error}");
