@@ -34,6 +34,7 @@ mod paths;
 mod place;
 mod present;
 mod principal;
+mod privileges;
 mod rinse;
 mod server;
 mod state;

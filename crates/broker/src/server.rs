@@ -30,6 +30,7 @@ use crate::orphans::follow;
 use crate::overlay::{self, Overlay};
 use crate::place::{Keeper, Step};
 use crate::principal::{Charge, Principal};
+use crate::privileges;
 use crate::state::State;
 use crate::sweep::sweep;
 use crate::watch::watch;
@@ -52,13 +53,18 @@ pub enum Error {
     /// The kernel cannot say which sockets are alive.
     #[error("the kernel's socket table cannot be asked ({0}): shunt needs Linux 5.14 with inet_diag")]
     Diag(Errno),
+    /// Capabilities that the broker does not need cannot be given up.
+    #[error(
+        "the broker cannot give up capabilities that it does not need ({0}): does a filter of system calls refuse capset?"
+    )]
+    Privileges(Errno),
     /// The event loop failed.
     #[error("the event loop cannot watch the socket: {0}")]
     Loop(std::io::Error),
 }
 
 /// Runs a broker until `shutdown` completes or it has been idle for long enough. Needs a tokio runtime with
-/// I/O and time; everything happens on the calling thread.
+/// I/O and time; everything happens on the calling thread, which gives up the capabilities that it does not need.
 pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error> {
     let geometry = Geometry::new(config.ring_bytes).ok_or(Error::RingBytes(config.ring_bytes))?;
     let namespaces = Namespaces::new().map_err(Error::Diag)?;
@@ -73,13 +79,15 @@ pub async fn run(mut config: Config, shutdown: impl Future) -> Result<(), Error>
         }
         None => None,
     };
+    let sequences = sequences();
+    privileges::give_up(&config.socket).map_err(Error::Privileges)?;
     // Last, so that whoever reaches the broker finds all that it offers.
     listener.listen(&socket)?;
     let limits = config.limits.within(descriptors);
     let policy = Overlay::new(config.overlay_policy.clone());
     let socket = watch(socket).map_err(|(_, error)| Error::Loop(error))?;
     tracing::info!(socket = %config.socket.display(), mode = ?config.mode, "broker is listening");
-    let state = Rc::new(RefCell::new(State::new(geometry, limits, namespaces, policy, sequences())));
+    let state = Rc::new(RefCell::new(State::new(geometry, limits, namespaces, policy, sequences)));
     let served = LocalSet::new();
     served.spawn_local(sweep(state.clone()));
     served.spawn_local(expire(state.clone()));

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use rustix::thread::CapabilitySet;
 use serde_json::Value;
 
 fn start(shell: &Shell) -> Running {
@@ -82,6 +83,29 @@ fn a_detached_broker_accepts_when_the_command_returns_and_holds_nothing_of_the_s
     }
     let directory = std::fs::read_link(format!("/proc/{broker}/cwd")).unwrap();
     assert_eq!(directory, std::path::Path::new("/"));
+}
+
+/// Needs root.
+#[test]
+fn a_broker_gives_up_what_it_does_not_need() {
+    let shell = Shell::new();
+    let broker = start(&shell);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", broker.0.id())).unwrap();
+    let set = |name: &str| {
+        let bits = status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+        CapabilitySet::from_bits_retain(u64::from_str_radix(bits, 16).unwrap())
+    };
+    let unit = include_str!("../../../packaging/systemd/system/shunt.service");
+    let allowed = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
+    let allowed: CapabilitySet = allowed
+        .split(' ')
+        .map(|name| CapabilitySet::from_name(name.strip_prefix("CAP_").unwrap()).unwrap())
+        .collect();
+    assert_eq!(set("CapPrm:"), allowed, "as the unit says");
+    assert_eq!(set("CapBnd:"), allowed);
+    assert_eq!(set("CapEff:"), allowed - CapabilitySet::SYS_ADMIN);
+    assert!(set("CapInh:").is_empty() && set("CapAmb:").is_empty());
+    assert!(status.contains("NoNewPrivs:\t1"), "{status}");
 }
 
 #[test]

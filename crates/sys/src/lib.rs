@@ -10,6 +10,7 @@ pub mod addresses;
 pub mod apart;
 pub mod attach;
 pub mod beside;
+pub mod capabilities;
 pub mod clock;
 pub mod destroy;
 pub mod ended;

@@ -4,8 +4,11 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::fs::{fstat, stat};
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
-use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+use rustix::thread::{
+    CapabilitySet, LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe,
+};
 
+use crate::capabilities::raise;
 use crate::{Errno, Result};
 
 const SIOCGSKNS: Opcode = 0x894c;
@@ -51,7 +54,8 @@ pub fn outermost_pids(process: u32) -> Result<Option<(u64, u64)>> {
     }
 }
 
-/// Runs `work` inside a network namespace, on a thread that is in it for no longer. Needs CAP_SYS_ADMIN.
+/// Runs `work` inside a network namespace, on a thread that is in it for no longer. Needs CAP_SYS_ADMIN, which that thread makes
+/// effective if it is only permitted.
 pub fn inside<T: Send>(namespace: BorrowedFd<'_>, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     apart(|| {
         move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?;
@@ -69,6 +73,7 @@ pub fn inside_new<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T>
 }
 
 fn apart<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let work = || raise(CapabilitySet::SYS_ADMIN).and_then(|()| work());
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("shunt-netns".into()).spawn_scoped(scope, work);
         let thread = thread.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
