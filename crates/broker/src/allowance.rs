@@ -5,14 +5,22 @@
 //! which its owner can make a million entries long. What such a call has cost is known only
 //! afterwards. So it is a debt, which is paid off with time.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
+
+use crate::principal::{Account, Principal};
 
 /// What may be owed before anything is put off.
 const BURST: Duration = Duration::from_millis(50);
 /// Of so much time that passes, a unit is paid off: a fiftieth of a processor.
 const SHARE: u32 = 50;
+
+/// What a call on a socket costs where nothing is wrong, with room: it creates no debt.
+const ORDINARY: Duration = Duration::from_micros(100);
 
 /// What somebody owes.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +55,42 @@ impl Allowance {
     }
 }
 
+/// The debts of all accounts for calls of the broker's own thread on their control sockets.
+#[derive(Debug, Default)]
+pub(crate) struct Debts(RefCell<HashMap<Account, Allowance>>);
+
+/// The debts as one client's conversation sees them: those of its account.
+#[derive(Clone, Debug)]
+pub(crate) struct Credit {
+    debts: Rc<Debts>,
+    /// None: a privileged client, which is trusted.
+    account: Option<Account>,
+}
+
+impl Credit {
+    pub(crate) fn new(debts: &Rc<Debts>, whose: Principal) -> Credit {
+        Credit { debts: debts.clone(), account: whose.account() }
+    }
+
+    /// Returns how long the next call on a socket of the account is put off.
+    pub(crate) fn pause(&self) -> Duration {
+        let Some(account) = self.account else { return Duration::ZERO };
+        self.debts.0.borrow().get(&account).map_or(Duration::ZERO, |debt| debt.pause(Instant::now()))
+    }
+
+    /// Runs a call on a socket of the account, and charges the account for one that costs too much.
+    pub(crate) fn charge<T>(&self, call: impl FnOnce() -> T) -> T {
+        let Some(account) = self.account else { return call() };
+        let (result, cost) = measured(call);
+        if let Some(cost) = cost.checked_sub(ORDINARY).filter(|cost| !cost.is_zero()) {
+            let (mut debts, now) = (self.debts.0.borrow_mut(), Instant::now());
+            debts.retain(|_, debt| !debt.is_clear(now));
+            debts.entry(account).or_insert_with(|| Allowance::new(now)).spend(cost, now);
+        }
+        result
+    }
+}
+
 /// Runs `work` and returns the processor time that it has taken of this thread.
 pub(crate) fn measured<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let before = thread_time();
@@ -62,6 +106,7 @@ fn thread_time() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::principal::tests::{ROOT, stranger};
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -88,6 +133,42 @@ mod tests {
         }
         assert!(spent <= (now - start) / SHARE + 250 * MS, "{spent:?}");
         assert!(!allowance.is_clear(now) && allowance.is_clear(now + BURST * SHARE));
+    }
+
+    fn compute(time: Duration) {
+        let until = thread_time() + time;
+        while thread_time() < until {}
+    }
+
+    #[test]
+    fn calls_that_cost_too_much_put_off_those_of_the_same_account_alone() {
+        let debts = Rc::default();
+        let credit = |whose| Credit::new(&debts, whose);
+        let (slow, same, other) = (credit(stranger(7, 1)), credit(stranger(7, 1)), credit(stranger(8, 1)));
+        let mut calls = 0;
+        while slow.pause().is_zero() {
+            slow.charge(|| compute(40 * MS));
+            calls += 1;
+        }
+        assert!(calls >= 2, "the first is within the burst");
+        assert!(!same.pause().is_zero());
+        assert!(other.pause().is_zero());
+        let trusted = credit(ROOT);
+        for _ in 0..4 {
+            trusted.charge(|| compute(40 * MS));
+        }
+        assert!(trusted.pause().is_zero());
+    }
+
+    #[test]
+    fn calls_that_cost_what_is_usual_create_no_debt() {
+        let debts = Rc::default();
+        let credit = Credit::new(&debts, stranger(7, 1));
+        for _ in 0..1000 {
+            credit.charge(|| ());
+        }
+        // A call can be charged for an interrupt that comes in between.
+        assert!(credit.pause().is_zero());
     }
 
     #[test]

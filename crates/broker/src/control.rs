@@ -12,6 +12,7 @@ use shunt_sys::{Errno, pidfd};
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::allowance::Credit;
 use crate::capture::CaptureId;
 use crate::disposal::Disposal;
 use crate::outbox::{Backlog, Outbox};
@@ -82,10 +83,12 @@ pub(crate) async fn serve(
     credentials: Credentials,
     principal: Principal,
 ) {
-    let (disposal, limit, queued, status) = {
+    let (disposal, credit, limit, queued, status) = {
         let state = state.borrow();
         let charge = |budget| Charge::new(budget, principal);
-        (state.disposal.clone(), state.limits.queue, charge(&state.queued), charge(&state.unread_statuses))
+        let credit = Credit::new(&state.debts, principal);
+        let (queued, status) = (charge(&state.queued), charge(&state.unread_statuses));
+        (state.disposal.clone(), credit, state.limits.queue, queued, status)
     };
     let socket = match watch(socket) {
         Ok(socket) => socket,
@@ -94,7 +97,7 @@ pub(crate) async fn serve(
             return disposal.close(principal, socket);
         }
     };
-    let outbox = Rc::new(Outbox::new(socket, limit, queued));
+    let outbox = Rc::new(Outbox::new(socket, credit, limit, queued));
     let mut client = Client {
         credentials,
         sender: credentials,
@@ -135,22 +138,28 @@ pub(crate) async fn serve(
     }
     fds.into_iter().for_each(|fd| disposal.close(principal, fd));
     if let Ok(outbox) = Rc::try_unwrap(outbox) {
-        see_off(&disposal, principal, outbox.into_socket()).await;
+        let credit = outbox.credit().clone();
+        see_off(&disposal, &credit, principal, outbox.into_socket()).await;
     }
 }
 
 /// Ends a conversation. What the client has not read is in memory of ours until it has, or is gone: for so long it counts as
 /// connected.
-async fn see_off(disposal: &Disposal, principal: Principal, socket: OwnedFd) {
-    // It is told, and can send nothing more.
-    let is_shut = shutdown(&socket, Shutdown::Both).is_ok();
+async fn see_off(disposal: &Disposal, credit: &Credit, principal: Principal, socket: OwnedFd) {
+    let pause = credit.pause();
+    if !pause.is_zero() {
+        sleep(pause).await;
+    }
+    // The client learns of it, and can send nothing more.
+    let is_shut = credit.charge(|| shutdown(&socket, Shutdown::Both)).is_ok();
     let mut pause = RETRY;
     while is_shut && seqpacket::unread(&socket).is_ok_and(|bytes| bytes > 0) {
         // Descriptors that were never received must not wait for that.
-        if !disposal.is_busy(principal) {
+        if !disposal.is_busy(principal) && credit.pause().is_zero() {
             let mut buffer = [0; MAX_MESSAGE];
             let close = |fd| disposal.close(principal, fd);
-            if seqpacket::receive_each(&socket, &mut buffer, close).is_ok_and(|received| received.len > 0) {
+            let received = credit.charge(|| seqpacket::receive_each(&socket, &mut buffer, close));
+            if received.is_ok_and(|received| received.len > 0) {
                 continue;
             }
         }
@@ -175,13 +184,17 @@ impl Client {
                 self.state.borrow_mut().tell_links(capture);
             }
             let backlog = outbox.backlog();
+            // Its account owes for calls on sockets: see `allowance`.
+            let pause = outbox.credit().pause();
+            let is_put_off = !pause.is_zero();
             let deadline = match (backlog, self.process) {
+                _ if is_put_off => Some(Instant::now() + pause),
                 (Backlog::Short, _) => Some(Instant::now() + RETRY),
                 (_, None) if self.capture.is_none() => Some(hello_by),
                 _ => None,
             };
             tokio::select! {
-                ready = outbox.socket().readable() => {
+                ready = outbox.socket().readable(), if !is_put_off => {
                     let Ok(mut ready) = ready else { return End::Dropped };
                     match self.receive() {
                         Ok(true) => {}
@@ -197,7 +210,7 @@ impl Client {
                         return End::Dropped;
                     }
                 }
-                ready = outbox.socket().writable(), if backlog == Backlog::Full => {
+                ready = outbox.socket().writable(), if backlog == Backlog::Full && !is_put_off => {
                     let Ok(mut ready) = ready else { return End::Dropped };
                     if outbox.flush() == Backlog::Full {
                         ready.clear_ready();
@@ -206,7 +219,7 @@ impl Client {
                 () = outbox.changed() => {}
                 () = end_of(&self.life), if self.life.is_some() => return End::Closed,
                 () = sleep_until(deadline.unwrap_or(hello_by)), if deadline.is_some() => {
-                    if backlog == Backlog::Short {
+                    if is_put_off || backlog == Backlog::Short {
                         outbox.flush();
                     } else if !seqpacket::has_message(outbox.socket()) {
                         tracing::debug!(pid = self.credentials.pid, "client said no hello in time");
@@ -244,11 +257,14 @@ impl Client {
         let mut buffer = [0; MAX_MESSAGE];
         for _ in 0..BATCH {
             // Another client of the same principal's may have come before.
-            if self.is_busy() {
+            if self.is_busy() || !self.outbox.credit().pause().is_zero() {
                 return Ok(true);
             }
-            let fds = &mut self.fds;
-            let received = seqpacket::receive_named(self.outbox.socket(), &mut buffer, |fd| fds.push(fd));
+            let (fds, socket) = (&mut self.fds, self.outbox.socket());
+            let received = self
+                .outbox
+                .credit()
+                .charge(|| seqpacket::receive_named(socket, &mut buffer, |fd| fds.push(fd)));
             let (received, sender) = match received {
                 Ok(received) => received,
                 Err(Errno::AGAIN) => return Ok(false),

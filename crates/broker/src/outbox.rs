@@ -16,6 +16,7 @@ use shunt_sys::{Errno, seqpacket};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
+use crate::allowance::Credit;
 use crate::disposal::Descriptor;
 use crate::principal::Charge;
 use crate::taken::Taken;
@@ -27,7 +28,8 @@ pub(crate) enum Backlog {
     None,
     /// The socket is full: it will become writable.
     Full,
-    /// The kernel is short of something (memory, descriptors in flight): nothing will announce a change.
+    /// The kernel is short of something (memory, descriptors in flight), or calls on the socket are put off: nothing will
+    /// announce a change.
     Short,
 }
 
@@ -35,6 +37,7 @@ pub(crate) enum Backlog {
 #[derive(Debug)]
 pub(crate) struct Outbox {
     socket: AsyncFd<OwnedFd>,
+    credit: Credit,
     page: RefCell<Option<Shown>>,
     board: RefCell<Option<Arc<Mapping>>>,
     /// How many of its messages have been dealt with.
@@ -101,9 +104,10 @@ impl Queue {
 }
 
 impl Outbox {
-    pub(crate) fn new(socket: AsyncFd<OwnedFd>, limit: usize, queued: Charge) -> Outbox {
+    pub(crate) fn new(socket: AsyncFd<OwnedFd>, credit: Credit, limit: usize, queued: Charge) -> Outbox {
         Outbox {
             socket,
+            credit,
             page: RefCell::new(None),
             board: RefCell::new(None),
             taken: Taken::default(),
@@ -120,6 +124,11 @@ impl Outbox {
 
     pub(crate) fn socket(&self) -> &AsyncFd<OwnedFd> {
         &self.socket
+    }
+
+    /// What calls on the socket are charged to.
+    pub(crate) fn credit(&self) -> &Credit {
+        &self.credit
     }
 
     pub(crate) fn into_socket(self) -> OwnedFd {
@@ -180,13 +189,16 @@ impl Outbox {
     fn send_queued(&self) -> Backlog {
         let mut queue = self.queue.borrow_mut();
         while let Some(message) = queue.messages.front() {
-            let sent = match message {
+            if !self.credit.pause().is_zero() {
+                return self.stop_at(Backlog::Short);
+            }
+            let sent = self.credit.charge(|| match message {
                 Message::Reply(reply, fd) => {
                     let fds = fd.as_ref().map(|fd| fd.as_fd());
                     seqpacket::send(&self.socket, reply.encode().as_bytes(), fds.as_slice())
                 }
                 Message::Part(json, part) => seqpacket::send(&self.socket, &json[part.clone()], &[]),
-            };
+            });
             match sent {
                 Ok(()) => {
                     queue.pop();

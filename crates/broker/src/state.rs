@@ -28,6 +28,7 @@ use shunt_sys::{Errno, eventfd};
 use thiserror::Error;
 use tokio::sync::Notify;
 
+use crate::allowance::Debts;
 use crate::capture::Captures;
 use crate::complaints::Complaints;
 use crate::config::Limits;
@@ -70,6 +71,8 @@ pub(crate) struct State {
     pub(crate) unread_statuses: Rc<RefCell<Budget>>,
     /// When what takes long is done.
     pub(crate) turns: Rc<Turns>,
+    /// For calls on clients' control sockets.
+    pub(crate) debts: Rc<Debts>,
     doorbells: Rc<RefCell<Budget>>,
     /// Clients that read along.
     pub(crate) readers: Rc<RefCell<Budget>>,
@@ -210,6 +213,7 @@ impl State {
             queued: budget(limits.all_queued),
             unread_statuses: budget(limits.status_bytes),
             turns: Rc::new(Turns::new()),
+            debts: Rc::default(),
             doorbells: budget(limits.doorbells),
             readers: budget(limits.captures),
             captures: Captures::default(),

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::exit;
 use std::time::Duration;
 
+use rustix::event::epoll;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Resource, getrlimit, getuid, setrlimit};
 use shunt_abi::control::{Announce, Offer, Reply, Request, Status};
@@ -26,7 +27,7 @@ use crate::punch;
 type Attack = fn(&Path);
 
 /// All of them, by name.
-const ATTACKS: [(&str, Attack); 17] = [
+const ATTACKS: [(&str, Attack); 18] = [
     ("silent-clients", silent_clients),
     ("processes", processes),
     ("one-page", one_page),
@@ -41,6 +42,7 @@ const ATTACKS: [(&str, Attack); 17] = [
     ("links", links),
     ("doorbells", doorbells),
     ("punched-pages", punched_pages),
+    ("watched-sockets", watched_sockets),
     ("replace", replace),
     ("file-locks", file_locks),
     ("spy", spy),
@@ -450,6 +452,35 @@ fn punched_pages(broker: &Path) {
             }
         }
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Clients whose control sockets are watched 200,000 times each: a call of the broker's on such a socket walks the whole list.
+fn watched_sockets(broker: &Path) {
+    const COPIES: usize = 500;
+    const INSTANCES: usize = 400;
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
+    let mut watchers = Vec::new();
+    let mut watched = || -> Option<Client> {
+        let client = Client::connect(broker).ok()?;
+        let copies: Vec<_> = (0..COPIES).map_while(|_| client.socket.try_clone().ok()).collect();
+        for _ in 0..INSTANCES {
+            let instance = epoll::create(epoll::CreateFlags::CLOEXEC).ok()?;
+            for copy in &copies {
+                epoll::add(&instance, copy, epoll::EventData::new_u64(0), flags).ok()?;
+            }
+            watchers.push(instance);
+        }
+        watchers.shrink_to_fit();
+        // The copies keep the watches.
+        std::mem::forget(copies);
+        Some(client)
+    };
+    let mut clients: Vec<_> = (0..3).filter_map(|_| watched()).collect();
+    at_work(clients.len());
+    loop {
+        // To receive one is such a call.
+        clients.retain(|client| client.say(Announce { pad: 0 }, &[]).is_ok());
     }
 }
 

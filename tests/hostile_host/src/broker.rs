@@ -87,6 +87,13 @@ impl Broker {
         fs::read_dir(format!("/proc/{}/fd", self.child.id())).map_or(0, Iterator::count)
     }
 
+    /// Processor time of the thread that serves all clients.
+    pub fn time_of_the_serving_thread(&self) -> Duration {
+        let path = format!("/proc/{0}/task/{0}/schedstat", self.child.id());
+        let text = fs::read_to_string(path).expect("the broker runs");
+        Duration::from_nanos(text.split(' ').next().and_then(|first| first.parse().ok()).expect("a number"))
+    }
+
     /// What it has logged.
     pub fn log(&self) -> String {
         fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()

@@ -36,16 +36,22 @@ fn nobody_notices(attack: &str, who: Who) {
     let start = Instant::now();
     let stranger = Stranger::start(&broker, attacker(), who, attack);
     let begun = start.elapsed();
-    let until = Instant::now() + UNDER_ATTACK;
+    let (from, before) = (Instant::now(), broker.time_of_the_serving_thread());
+    let until = from + UNDER_ATTACK;
     while Instant::now() < until {
         if let Err(error) = broker.status() {
             panic!("root is not told the status: {error}");
         }
         std::thread::sleep(Duration::from_millis(100));
     }
+    let (busy, all) = (broker.time_of_the_serving_thread() - before, from.elapsed());
     let memory = broker.memory();
     let served = victims.stop();
-    eprintln!("{attack} by {who:?}: {}; under way after {begun:?}; {} MiB", stranger.report, memory >> 20);
+    eprintln!(
+        "{attack} by {who:?}: {}; under way after {begun:?}; {} MiB; busy for {busy:?} of {all:?}",
+        stranger.report,
+        memory >> 20
+    );
     for (name, served) in served {
         eprintln!("  {name}: {} pairs, the longest wait {:?}", served.pairs, served.longest);
         assert!(served.troubles.is_empty(), "{name} noticed {attack} by {who:?}: {:?}", served.troubles);
@@ -90,6 +96,7 @@ attacks! {
     links_of_everybody_with_everybody: "links" by User, Container;
     doorbells_by_the_thousand: "doorbells" by User, Container;
     pages_into_which_holes_are_punched: "punched-pages" by User, Container;
+    sockets_that_are_watched_without_end: "watched-sockets" by User, Container;
 }
 
 /// Neither another user nor a container's root can take the broker's place, and both can still connect.
