@@ -1,7 +1,8 @@
 /* A program that loads code while it has a connection, and writes and reads by turns itself and by that code.
  * loads server PORT: twice a connection; "w" is echoed, digits must come in their order, "e" asks whether they did.
  * loads client PORT WAY LIBRARY GATE1 GATE2: exchanges until GATE1 is there, loads, writes by turns; and does the like on a second connection
- * until GATE2 is there. WAY: deep, lazy, apart, usual, mapped, writable. */
+ * until GATE2 is there. WAY: deep, lazy, apart, usual, mapped, writable; handle (libc's functions, which
+ * dlsym finds in LIBRARY), version (which dlvsym finds). */
 #include "bypass.h"
 
 typedef long by_number(long number, const long *arguments);
@@ -35,7 +36,25 @@ static void map(int stays_writable) {
     theirs_read = read_by_code;
 }
 
+/* libc's functions, as the dynamic linker finds them. */
+static void look_up(const char *way, const char *library) {
+#ifdef __x86_64__
+    const char *version = "GLIBC_2.2.5";
+#else
+    const char *version = "GLIBC_2.17";
+#endif
+    void *handle = dlopen(library, RTLD_NOW);
+    int by_version = !strcmp(way, "version");
+    theirs_write = by_version ? dlvsym(RTLD_DEFAULT, "write", version) : dlsym(handle, "write");
+    theirs_read = by_version ? dlvsym(RTLD_DEFAULT, "read", version) : dlsym(handle, "read");
+    /* Each look-up finds the same function. */
+    if (!handle || theirs_write != dlsym(RTLD_DEFAULT, "write") || theirs_read != dlsym(RTLD_NEXT, "read")) exit(10);
+    dlerror();
+    if (dlsym(handle, "no_such_function") || !dlerror() || dlerror()) exit(11);
+}
+
 static void load(const char *way, const char *library) {
+    if (!strcmp(way, "handle") || !strcmp(way, "version")) return look_up(way, library);
     if (!strcmp(way, "mapped") || !strcmp(way, "writable")) return map(!strcmp(way, "writable"));
     void *handle;
     if (!strcmp(way, "apart")) handle = dlmopen(LM_ID_NEWLM, library, RTLD_NOW);

@@ -1,5 +1,8 @@
-/* A library that writes and reads by libc's functions or, with INLINE, by system calls of its own. */
+/* A library that writes and reads by libc's functions or, with INLINE, by inline system calls. With
+ * ASKS it has the functions from dlsym, by that handle. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -11,6 +14,18 @@ static long call(long number, long a, long b, long c) {
 }
 #define write(fd, from, len) call(SYS_write, fd, (long)(from), len)
 #define read(fd, to, len) call(SYS_read, fd, (long)(to), len)
+#elif defined ASKS
+typedef ssize_t writer(int, const void *, size_t);
+typedef ssize_t reader(int, void *, size_t);
+
+static void *find(const char *name) {
+    void *found = dlsym(ASKS, name);
+    /* The same function as the program's. */
+    if (found != dlsym(dlopen(NULL, RTLD_LAZY), name)) exit(10);
+    return found;
+}
+#define write(fd, from, len) ((writer *)find("write"))(fd, from, len)
+#define read(fd, to, len) ((reader *)find("read"))(fd, to, len)
 #endif
 
 ssize_t plugin_write(int fd, const void *from, size_t len) {

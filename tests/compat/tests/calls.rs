@@ -108,7 +108,7 @@ fn every_function_of_glibc_that_meets_a_descriptor_has_a_row() {
 /// it tells of a panic, and what is looked for to see which libc there is.
 const NOT_CALLED_WITHOUT_LIBC: &str = "_ITM_deregisterTMCloneTable _ITM_registerTMCloneTable __cxa_finalize \
     __cxa_thread_atexit_impl __gmon_start__ __xpg_strerror_r dl_iterate_phdr dlclose environ fflush fileno free \
-    fstat64 getcwd lseek64 malloc open64 pthread_key_delete readlink realloc realpath stat64 statx";
+    _r_debug fstat64 getcwd lseek64 malloc open64 pthread_key_delete readlink realloc realpath stat64 statx";
 
 #[test]
 fn what_libshunt_needs_of_libc_is_there_without_it() {

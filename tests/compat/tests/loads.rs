@@ -7,16 +7,20 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(100);
 
 fn loads(kind: &'static str, flags: &'static [&'static str], way: Way) {
+    load_from(kind, "./plugin", flags, way);
+}
+
+fn load_from(kind: &'static str, library: &'static str, flags: &'static [&'static str], way: Way) {
     both(LIMIT, move |host| {
         compile(host, "loads", &["-ldl"]);
-        compile(host, "plugin", &[&["-shared", "-fPIC"], flags].concat());
+        compile(host, "plugin", &[&["-shared", "-fPIC"], flags, &["-ldl"]].concat());
         let port = host.port();
         let number = port.to_string();
         let server = host.program("./loads").args(["server", &number]).start("server");
         let road = host.watch_road();
         let client = host
             .program("./loads")
-            .args(["client", &number, kind, "./plugin", "first", "second"])
+            .args(["client", &number, kind, library, "first", "second"])
             .start("client");
         road.wait_for_shm(port, 1, LIMIT);
         host.write("first", "");
@@ -48,6 +52,31 @@ fn library_whose_calls_are_bound_when_they_are_made_is_too() {
 #[test]
 fn library_that_is_bound_as_usual_changes_nothing() {
     loads("usual", &[], Way::Shm);
+}
+
+#[test]
+fn functions_that_libc_is_asked_for_are_led_to_the_shim() {
+    load_from("handle", "libc.so.6", &[], Way::Shm);
+}
+
+#[test]
+fn functions_of_a_version_are_too() {
+    load_from("version", "libc.so.6", &[], Way::Shm);
+}
+
+#[test]
+fn functions_that_a_library_is_asked_for_which_has_them_from_libc_are_too() {
+    load_from("handle", "./plugin", &[], Way::Shm);
+}
+
+#[test]
+fn library_that_asks_for_the_next_function_is_led_to_the_shim() {
+    loads("usual", &["-DASKS=RTLD_NEXT"], Way::Shm);
+}
+
+#[test]
+fn library_that_is_bound_to_libc_directly_and_asks_for_a_function_is_too() {
+    loads("deep", &["-DASKS=RTLD_DEFAULT"], Way::Shm);
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -27,8 +27,12 @@ fn python<'h>(host: &'h Host, other: &Path, first: bool) -> Launch<'h> {
 
 /// A server with a process for each connection, and its client: malloc, fork and the clock are used on both sides.
 fn with(name: &'static str) {
+    with_library(move |_| library(name));
+}
+
+fn with_library(find: impl Fn(&Host) -> PathBuf + Clone + Send + 'static) {
     both(Duration::from_secs(100), move |host| {
-        let other = library(name);
+        let other = find(host);
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/forking.py");
         [true, false].map(|first| {
             let port = host.port();
@@ -62,6 +66,15 @@ fn tcmalloc() {
 #[test]
 fn another_clock() {
     with("faketime/libfaketime.so.1");
+}
+
+/// Behind the shim it is a part of each of the shim's own calls, and must not lead back there.
+#[test]
+fn another_library_with_some_of_the_hooks_names() {
+    with_library(|host| {
+        compile(host, "interposer", &["-shared", "-fPIC", "-ldl"]);
+        host.path("interposer")
+    });
 }
 
 #[test]

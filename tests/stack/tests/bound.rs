@@ -31,8 +31,10 @@ const REVIEWED: Reviewed = Reviewed {
     ],
     lookups: &[
         "dlsym",
+        "hooks::loading::behind",
         "hooks::raw::route",
         "hooks::ring::find",
+        "library::iterate",
         "real::found",
         "real::resolve",
         "split::find",

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering::*};
 
 use libc::{cmsghdr, msghdr};
 
-use crate::base::real;
+use crate::base::{real, split};
 
 /// Which it is: not known yet, glibc, or musl.
 static KIND: AtomicU8 = AtomicU8::new(0);
@@ -20,7 +20,7 @@ static UNSAID: c_char = 0;
 
 fn find(name: &CStr) -> *mut c_void {
     // SAFETY: a plain look-up of a constant name.
-    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+    unsafe { split::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
 /// Before there are handlers that ask: a look-up takes the dynamic linker's lock.

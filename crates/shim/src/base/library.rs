@@ -2,6 +2,7 @@
 //! while it loads another.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 /// One that is loaded.
 #[derive(Clone, Copy)]
@@ -16,7 +17,80 @@ pub(crate) struct Library<'a> {
 /// Called with each until it says that this was the last.
 pub(crate) fn each_library(mut visitor: &mut dyn FnMut(&Library<'_>) -> bool) {
     // SAFETY: what the function below takes.
-    unsafe { libc::dl_iterate_phdr(Some(visit), std::ptr::from_mut(&mut visitor).cast()) };
+    unsafe { iterate()(Some(visit), std::ptr::from_mut(&mut visitor).cast()) };
+}
+
+type Visit = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
+type Iterate = unsafe extern "C" fn(Option<Visit>, *mut c_void) -> c_int;
+
+// Only glibc's dynamic linker has it.
+std::arch::global_asm!(
+    ".weak _r_debug",
+    ".pushsection .data.rel.ro.shunt_debug, \"aw\", @progbits",
+    ".balign 8",
+    ".globl shunt_debug",
+    ".hidden shunt_debug",
+    ".type shunt_debug, @object",
+    ".size shunt_debug, 8",
+    "shunt_debug: .quad _r_debug",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    static shunt_debug: Option<&'static Debug>;
+}
+
+/// The beginning of `struct r_debug` (link.h), which is there for debuggers.
+#[repr(C)]
+struct Debug {
+    version: c_int,
+    first: *const LinkMap,
+}
+
+/// The beginning of `struct link_map`.
+#[repr(C)]
+struct LinkMap {
+    base: usize,
+    name: *const c_char,
+    dynamic: usize,
+    next: *const LinkMap,
+}
+
+/// Returns libc's own dl_iterate_phdr. The sanitizers' runtimes have a hook in front of it, which
+/// crashes before the runtime has begun. A runtime that begins looks functions up, and so calls
+/// the shim.
+#[inline(never)]
+fn iterate() -> Iterate {
+    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    let mut found = FOUND.load(Relaxed);
+    if found.is_null() {
+        // SAFETY: written before anything ran.
+        found = unsafe { shunt_debug }.map_or(std::ptr::null_mut(), find_iterate);
+        if found.is_null() {
+            found = libc::dl_iterate_phdr as *mut c_void;
+        }
+        FOUND.store(found, Relaxed);
+    }
+    // SAFETY: it has this prototype.
+    unsafe { std::mem::transmute::<*mut c_void, Iterate>(found) }
+}
+
+fn find_iterate(debug: &Debug) -> *mut c_void {
+    let mut next = debug.first;
+    // SAFETY: libc is among the libraries that the program began with. They are the first of the
+    // list and are not unloaded.
+    while let Some(map) = unsafe { next.as_ref() } {
+        // SAFETY: zeroes are a segment without a kind.
+        let mut segment = unsafe { std::mem::zeroed::<libc::Elf64_Phdr>() };
+        segment.p_type = libc::PT_DYNAMIC;
+        segment.p_vaddr = map.dynamic.wrapping_sub(map.base) as u64;
+        let library = Library { base: map.base, segments: &[segment], name: c"" };
+        if library.own_name().is_some_and(|name| name.to_bytes().starts_with(b"libc.so")) {
+            return library.address_of(c"dl_iterate_phdr");
+        }
+        next = map.next;
+    }
+    std::ptr::null_mut()
 }
 
 unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, visitor: *mut c_void) -> c_int {
@@ -42,6 +116,15 @@ impl Library<'_> {
         self.segments.iter().any(is_inside)
     }
 
+    /// Returns its DT_SONAME.
+    pub(crate) fn own_name(&self) -> Option<&CStr> {
+        const DT_STRTAB: usize = 5;
+        const DT_SONAME: usize = 14;
+        let (names, offset) = (self.table(DT_STRTAB)?, self.number(DT_SONAME)?);
+        // SAFETY: the library's own table of names.
+        Some(unsafe { CStr::from_ptr((names + offset) as *const c_char) })
+    }
+
     /// From its first byte to its last.
     pub(crate) fn range(&self) -> std::ops::Range<usize> {
         let loaded = || self.segments.iter().filter(|segment| segment.p_type == libc::PT_LOAD);
@@ -65,6 +148,35 @@ impl Library<'_> {
         let found =
             (0..).map(|index| unsafe { *entries.add(index) }).find(|[kind, _]| [wanted, 0].contains(kind));
         found.filter(|[kind, _]| *kind != 0).map(|[_, number]| number)
+    }
+
+    /// Returns the names of all functions and data that it exports.
+    pub(crate) fn exports(&self) -> impl Iterator<Item = &CStr> {
+        const DT_STRTAB: usize = 5;
+        const DT_SYMTAB: usize = 6;
+        const DT_GNU_HASH: usize = 0x6fff_fef5;
+        const WORDS_OF_HEAD: usize = 4;
+        let names = self.table(DT_STRTAB).unwrap_or(0);
+        let symbols = self.table(DT_SYMTAB).unwrap_or(0) as *const libc::Elf64_Sym;
+        let hashes = self.table(DT_GNU_HASH).unwrap_or(0) as *const u32;
+        // SAFETY: the tables are as a linker makes them: a list for each bucket, which ends in an
+        // odd hash.
+        let word = move |index: usize| unsafe { *hashes.add(index) };
+        let [buckets, first, words_of_filter] = match hashes.is_null() {
+            true => [0; 3],
+            false => [0, 1, 2].map(|index| word(index) as usize),
+        };
+        let heads = WORDS_OF_HEAD + 2 * words_of_filter;
+        let starts = (0..buckets).map(move |bucket| word(heads + bucket) as usize);
+        let list = move |start: usize| {
+            let is_last = move |index: usize| word(heads + buckets + index - first) & 1 == 1;
+            std::iter::successors(Some(start), move |index| (!is_last(*index)).then_some(index + 1))
+        };
+        // SAFETY: as above; each symbol has its name in that table.
+        let name = move |index| unsafe {
+            CStr::from_ptr((names + (*symbols.add(index)).st_name as usize) as *const c_char)
+        };
+        starts.filter(move |start| *start >= first).flat_map(list).map(name)
     }
 
     /// The address of a function, or of data, by the hash table, or null. Of several versions it is the one that programs are linked with.
@@ -121,6 +233,6 @@ pub(crate) fn times_added() -> u64 {
     }
     let mut times = 0_u64;
     // SAFETY: what the function above takes.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut times).cast()) };
+    unsafe { iterate()(Some(visit), (&raw mut times).cast()) };
     times
 }

@@ -18,12 +18,12 @@ use crate::base::split;
 fn resolve(cell: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
     let name = CStr::from_bytes_with_nul(name.as_bytes()).expect("names end in a zero");
     // SAFETY: a plain look-up of a constant name.
-    let mut found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    let mut found = unsafe { split::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     if found.is_null()
         && let Some(plain) = plain(name)
     {
         // SAFETY: the same.
-        found = unsafe { libc::dlsym(libc::RTLD_NEXT, plain.as_ptr()) };
+        found = unsafe { split::dlsym(libc::RTLD_NEXT, plain.as_ptr()) };
     }
     if found.is_null() {
         found = by_number(name);

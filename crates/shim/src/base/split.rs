@@ -58,8 +58,6 @@ pub(crate) unsafe extern "C" fn dlsym(library: *mut c_void, name: *const c_char)
     }
 }
 
-hidden!(dlsym, dlsym);
-
 /// dlsym, if libc has it.
 fn symbol_of_libc() -> *mut c_void {
     let mut found = std::ptr::null_mut();
@@ -156,7 +154,7 @@ elsewhere! {
     fn pthread_setspecific(key: c_uint, value: *const c_void) -> c_int = libc::EINVAL;
 }
 
-// Not dlopen, in front of which there is a hook.
+// Not dlopen and dlsym, in front of which there are hooks.
 hidden!(dlclose, dlclose);
 hidden!(dladdr, dladdr);
 hidden!(pthread_key_create, pthread_key_create);

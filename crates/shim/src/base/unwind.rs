@@ -56,7 +56,7 @@ fn find(cell: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
         return known;
     }
     // SAFETY: a library that is there already, or that glibc itself loads to end a thread; a look-up of a constant name.
-    let found = unsafe { libc::dlsym(split::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
+    let found = unsafe { split::dlsym(split::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
     if found.is_null() {
         // As glibc does where a thread is to be unwound, and there is no unwinder.
         std::process::abort();

@@ -1,9 +1,12 @@
 //! dlopen and dlmopen: nothing may be on shared memory while code comes that has not been judged (L11).
+//! dlsym and dlvsym: a look-up of a function of libc's returns the hook.
 
-use std::ffi::{c_char, c_int, c_long, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use super::trampoline::{Call, trampolines};
-use crate::base::real;
+use crate::base::{real, split};
+use crate::life::census::lookups::{self, Lead, Lookup};
 use crate::life::loads::{self, Load, Way};
 
 trampolines! {
@@ -11,6 +14,10 @@ trampolines! {
     dlopen: before_dlopen;
     /// See dlmopen(3).
     dlmopen: before_dlmopen;
+    /// See dlsym(3).
+    dlsym: before_dlsym;
+    /// See dlvsym(3).
+    dlvsym: before_dlvsym;
 }
 
 extern "C" fn before_dlopen(call: &mut Call) -> *mut c_void {
@@ -53,6 +60,75 @@ fn load(call: &mut Call, load: Load, real: *mut c_void, make: impl FnOnce() -> *
             let handle = make();
             loads::end();
             call.answer_pointer(handle)
+        }
+    }
+}
+
+extern "C" fn before_dlsym(call: &mut Call) -> *mut c_void {
+    static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    // Without a dynamic linker's, as before glibc 2.34 in a program that has no libdl, ours looks as far as it can.
+    let real = behind(&REAL, c"dlsym", split::dlsym as *mut c_void);
+    look_up(call, false, real, |handle, name, _| {
+        // SAFETY: the prototype of dlsym, and the program's own arguments.
+        unsafe {
+            let dlsym = std::mem::transmute::<
+                *mut c_void,
+                unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void,
+            >(real);
+            dlsym(handle, name)
+        }
+    })
+}
+
+extern "C" fn before_dlvsym(call: &mut Call) -> *mut c_void {
+    static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    let real = behind(&REAL, c"dlvsym", not_found as *mut c_void);
+    look_up(call, true, real, |handle, name, version| {
+        // SAFETY: the prototype of dlvsym, and the program's own arguments.
+        unsafe {
+            let dlvsym = std::mem::transmute::<
+                *mut c_void,
+                unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void,
+            >(real);
+            dlvsym(handle, name, version)
+        }
+    })
+}
+
+extern "C" fn not_found() -> *mut c_void {
+    std::ptr::null_mut()
+}
+
+/// Returns the next function of that name. A failed dlsym would leave an error for the program's
+/// dlerror, so dlsym is not used.
+#[inline(never)]
+fn behind(cell: &AtomicPtr<c_void>, name: &'static CStr, without: *mut c_void) -> *mut c_void {
+    let mut found = cell.load(Relaxed);
+    if found.is_null() {
+        found = split::find_behind(name);
+        cell.store(found, Relaxed);
+    }
+    if found.is_null() { without } else { found }
+}
+
+fn look_up(
+    call: &mut Call,
+    is_versioned: bool,
+    real: *mut c_void,
+    make: impl FnOnce(*mut c_void, *const c_char, *const c_char) -> *mut c_void,
+) -> *mut c_void {
+    let (name, version) = (call.argument(1) as *const c_char, call.argument(2) as *const c_char);
+    if name.is_null() {
+        return real;
+    }
+    // SAFETY: the program's own argument, which the dynamic linker reads too.
+    let name_in_c = unsafe { CStr::from_ptr(name) };
+    let handle = call.argument(0) as *mut c_void;
+    match lookups::lead(&Lookup { handle, name: name_in_c, caller: call.caller, is_versioned }) {
+        Lead::Pass => real,
+        Lead::Here { handle, hook } => {
+            let found = make(handle, name, version);
+            call.answer_pointer(if lookups::leads_behind(found) { hook } else { found })
         }
     }
 }

@@ -308,10 +308,12 @@ fn find(cell: &AtomicPtr<c_void>, name: &CStr, caller: *const c_void) -> *mut c_
     // SAFETY: look-ups of a constant name; the loader writes the structure before it is read, and the file that it
     // names stays loaded because it is about to be returned to.
     let found = unsafe {
-        let found = libc::dlsym(libc::RTLD_NEXT, name.as_ptr());
+        let found = split::dlsym(libc::RTLD_NEXT, name.as_ptr());
         if found.is_null() {
-            // A plugin brings a liburing of its own, which only the plugin can see: others may bring another.
-            in_plugin(name, caller)
+            // A plugin may bring a liburing that only the plugin can see: another may bring another. Or
+            // the program has loaded liburing, and has this function from dlsym.
+            let found = in_plugin(name, caller);
+            if found.is_null() { split::find_behind(name) } else { found }
         } else {
             cell.store(found, Relaxed);
             found
@@ -334,7 +336,7 @@ unsafe fn in_plugin(name: &CStr, caller: *const c_void) -> *mut c_void {
         if plugin.is_null() {
             return std::ptr::null_mut();
         }
-        let found = libc::dlsym(plugin, name.as_ptr());
+        let found = split::dlsym(plugin, name.as_ptr());
         libc::dlclose(plugin);
         found
     }

@@ -9,6 +9,7 @@
 
 mod bindings;
 mod known;
+pub(crate) mod lookups;
 mod maps;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
@@ -149,6 +150,7 @@ fn lock() -> Option<Guard<'static, Known>> {
 
 /// A library is about to be loaded that is bound to libc before it is bound to the shim.
 pub(super) fn expect_deep() {
+    lookups::expect_deep();
     let _shield = Shield::raise();
     let mut present = Vec::new();
     bindings::list(&mut present);
@@ -158,6 +160,34 @@ pub(super) fn expect_deep() {
         Some(plain) => plain.retain(|one| present.contains(one)),
         None => known.plain = Some(present),
     }
+}
+
+/// How often the dynamic linker had added objects when all their calls were last led to the shim.
+static CALLS_LED: AtomicU64 = AtomicU64::new(0);
+
+/// Leads calls of new libraries to the shim that the dynamic linker has bound past it, so that the
+/// shim sees their sockets before the first offer. A census judges the calls that cannot be led.
+pub(super) fn lead_calls() {
+    if !lookups::may_be_deep() || LED.load(Relaxed) == ALL || process::is_off() {
+        return;
+    }
+    let added = times_added();
+    if added == CALLS_LED.load(Relaxed) || !process::is_home() {
+        return;
+    }
+    let _shield = Shield::raise();
+    if let Some(known) = lock()
+        && let Some(plain) = &known.plain
+        && bindings::rebind_others_than(plain) != Bound::NotYet
+    {
+        CALLS_LED.store(added, Relaxed);
+    }
+}
+
+/// Returns whether the object came with or after a library that is bound deep. In doubt it did.
+fn is_perhaps_deep(object: bindings::Object) -> bool {
+    let _shield = Shield::raise();
+    lock().is_none_or(|known| known.plain.as_ref().is_some_and(|plain| !plain.contains(&object)))
 }
 
 /// No thread is in the middle of a census while the process is copied.

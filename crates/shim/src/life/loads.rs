@@ -16,7 +16,7 @@ use shunt_abi::reason::Reason;
 
 use crate::base::clib::is_single_threaded;
 use crate::base::code::{self, Code};
-use crate::base::library::{Library, each_library};
+use crate::base::library::each_library;
 use crate::base::signal::Shield;
 use crate::base::split;
 use crate::base::{errno, process};
@@ -123,18 +123,10 @@ fn is_loaded(path: &CStr) -> bool {
 fn is_loaded_by_name(name: &CStr) -> bool {
     let mut is_there = false;
     each_library(&mut |library| {
-        is_there = name_of(library).is_some_and(|own| own == name);
+        is_there = library.own_name().is_some_and(|own| own == name);
         is_there
     });
     is_there
-}
-
-fn name_of<'a>(library: &Library<'a>) -> Option<&'a CStr> {
-    const DT_STRTAB: usize = 5;
-    const DT_SONAME: usize = 14;
-    let (names, offset) = (library.table(DT_STRTAB)?, library.number(DT_SONAME)?);
-    // SAFETY: the library's own table of names.
-    Some(unsafe { CStr::from_ptr((names + offset) as *const c_char) })
 }
 
 /// Before the shim makes the call.
@@ -145,6 +137,9 @@ pub(crate) fn begin() {
 
 /// After it.
 pub(crate) fn end() {
+    let before = errno::get();
+    census::lead_calls();
+    errno::set(before);
     code::end_load();
 }
 

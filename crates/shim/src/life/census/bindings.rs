@@ -33,6 +33,17 @@ pub(super) enum Bound {
     Unclear,
 }
 
+impl Bound {
+    /// Returns the result for two objects together.
+    fn and(self, other: Bound) -> Bound {
+        match (self, other) {
+            (Bound::Unclear, _) | (_, Bound::Unclear) => Bound::Unclear,
+            (Bound::NotYet, _) | (_, Bound::NotYet) => Bound::NotYet,
+            _ => Bound::Here,
+        }
+    }
+}
+
 /// What kind of a place a relocation fills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -91,7 +102,7 @@ fn deed(leads: Leads, deep: bool, others_define_it: impl FnOnce() -> bool) -> De
 }
 
 impl Object {
-    fn of(library: &Library<'_>) -> Object {
+    pub(super) fn of(library: &Library<'_>) -> Object {
         let fnv = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         let path = library.name.to_bytes().iter().fold(0xcbf2_9ce4_8422_2325, fnv);
         Object { base: library.base, segments: library.segments.as_ptr() as usize, path }
@@ -108,37 +119,33 @@ pub(super) fn list(objects: &mut Vec<Object>) {
 
 /// Has every call of a hook's name lead there. Objects that are not `plain` may have been bound deep; without a list none has.
 pub(super) fn rebind(plain: Option<&[Object]>) -> Bound {
-    let mut ours = None;
-    let mut behind = Vec::new();
-    each_library(&mut |library| {
-        if is_ours(library) {
-            // SAFETY: this library is not unloaded while it runs.
-            ours = Some(unsafe { for_good(library) });
-        } else if is_behind(library) {
-            // SAFETY: nobody unloads libc or its parts. One of liburing's is looked at only below.
-            behind.push(unsafe { for_good(library) });
-        }
-        false
-    });
-    let Some(ours) = ours else { return Bound::Unclear };
-    let work = Work { ours, behind, plain };
+    let Some(work) = Work::begin(plain) else { return Bound::Unclear };
     let mut bound = Bound::Here;
     each_library(&mut |library| {
         if is_judged(library) {
-            bound = match (bound, work.rebind_one(library)) {
-                (Bound::Unclear, _) | (_, Bound::Unclear) => Bound::Unclear,
-                (Bound::NotYet, _) | (_, Bound::NotYet) => Bound::NotYet,
-                _ => Bound::Here,
-            };
+            bound = bound.and(work.rebind_one(library));
         }
         bound == Bound::Unclear
     });
     bound
 }
 
+/// Leads the calls of objects that are not `plain`, as far as they can be led.
+pub(super) fn rebind_others_than(plain: &[Object]) -> Bound {
+    let Some(work) = Work::begin(Some(plain)) else { return Bound::Unclear };
+    let mut bound = Bound::Here;
+    each_library(&mut |library| {
+        if is_judged(library) && !plain.contains(&Object::of(library)) {
+            bound = bound.and(work.rebind_one(library));
+        }
+        false
+    });
+    bound
+}
+
 /// # Safety
 /// It must stay loaded for as long as it is used.
-unsafe fn for_good(library: &Library<'_>) -> Library<'static> {
+pub(super) unsafe fn for_good(library: &Library<'_>) -> Library<'static> {
     // SAFETY: the caller's promise.
     unsafe {
         Library {
@@ -149,17 +156,17 @@ unsafe fn for_good(library: &Library<'_>) -> Library<'static> {
     }
 }
 
-fn is_ours(library: &Library<'_>) -> bool {
+pub(super) fn is_ours(library: &Library<'_>) -> bool {
     library.has(rebind as *const () as usize)
 }
 
 /// Whether its calls are to lead to the hooks.
-fn is_judged(library: &Library<'_>) -> bool {
+pub(super) fn is_judged(library: &Library<'_>) -> bool {
     !is_ours(library) && !is_behind(library) && !known::is_covered(library.name.to_bytes())
 }
 
 /// Whether its functions are those that the hooks stand in front of.
-fn is_behind(library: &Library<'_>) -> bool {
+pub(super) fn is_behind(library: &Library<'_>) -> bool {
     library.has(libc::__errno_location as *const () as usize) || known::is_behind(library.name.to_bytes())
 }
 
@@ -197,6 +204,23 @@ impl Relocation {
 }
 
 impl Work<'_> {
+    fn begin(plain: Option<&[Object]>) -> Option<Work<'_>> {
+        let mut ours = None;
+        let mut behind = Vec::new();
+        each_library(&mut |library| {
+            if is_ours(library) {
+                // SAFETY: this library is not unloaded while it runs.
+                ours = Some(unsafe { for_good(library) });
+            } else if is_behind(library) {
+                // SAFETY: libc and its parts stay loaded. liburing is used only below, before the end
+                // of this walk's caller.
+                behind.push(unsafe { for_good(library) });
+            }
+            false
+        });
+        Some(Work { ours: ours?, behind, plain })
+    }
+
     fn rebind_one(&self, library: &Library<'_>) -> Bound {
         const DT_PLTRELSZ: usize = 2;
         const DT_RELA: usize = 7;
@@ -221,8 +245,8 @@ impl Work<'_> {
                 // SAFETY: the object's own table, which is loaded with it; it is not unloaded while the dynamic linker tells of it.
                 let one = unsafe { (table as *const Relocation).add(index).read_unaligned() };
                 match self.rebind_slot(library, one, &own, deep) {
-                    Some(Deed::GiveUp) => return Bound::Unclear,
-                    Some(Deed::Wait) => bound = Bound::NotYet,
+                    Some(Deed::GiveUp) => bound = Bound::Unclear,
+                    Some(Deed::Wait) => bound = bound.and(Bound::NotYet),
                     _ => {}
                 }
             }
