@@ -22,7 +22,7 @@ use shunt_census::{Frames, Memory, Numbers, Verdict};
 use shunt_sys::memory;
 
 use crate::base::code::{self, Code};
-use crate::base::library::times_added;
+use crate::base::library::{Library, each_library, times_added};
 use crate::base::lock::{Guard, Lock};
 use crate::base::signal::Shield;
 use crate::base::{errno, process};
@@ -286,8 +286,10 @@ impl Known {
     /// hooks have not told.
     fn look_at_objects(&mut self, buffer: &mut [u8]) -> Found {
         let mut objects: Vec<Mapping> = Vec::new();
-        // SAFETY: the function below gets its list.
-        unsafe { libc::dl_iterate_phdr(Some(list), std::ptr::from_mut(&mut objects).cast()) };
+        each_library(&mut |library| {
+            list(library, &mut objects);
+            false
+        });
         let covered = Covered::find();
         let numbers = *CALLS.lock();
         GENERATES.store(objects.iter().any(|one| known::is_generator(one.name())), Relaxed);
@@ -301,21 +303,18 @@ impl Known {
 }
 
 /// Lists the executable segments of an object.
-unsafe extern "C" fn list(info: *mut libc::dl_phdr_info, _: usize, objects: *mut std::ffi::c_void) -> i32 {
-    // SAFETY: the dynamic linker's own description of an object that is loaded, and the list above.
-    unsafe {
-        let (info, objects) = (&*info, &mut *objects.cast::<Vec<Mapping>>());
-        let segments = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
-        let loaded = || segments.iter().filter(|segment| segment.p_type == libc::PT_LOAD);
-        let at = |address: u64| (info.dlpi_addr as usize).wrapping_add(address as usize);
-        let name = if info.dlpi_name.is_null() { c"" } else { std::ffi::CStr::from_ptr(info.dlpi_name) };
-        let object = loaded().map(|segment| at(segment.p_vaddr) & !(PAGE - 1)).min().unwrap_or(0);
-        for segment in loaded().filter(|segment| segment.p_flags & libc::PF_X != 0) {
-            let from = at(segment.p_vaddr);
-            objects.push(Mapping::of_object(from..from + segment.p_filesz as usize, object, name.to_bytes()));
-        }
+fn list(library: &Library<'_>, objects: &mut Vec<Mapping>) {
+    let loaded = || library.segments.iter().filter(|segment| segment.p_type == libc::PT_LOAD);
+    let at = |address: u64| library.base.wrapping_add(address as usize);
+    let object = loaded().map(|segment| at(segment.p_vaddr) & !(PAGE - 1)).min().unwrap_or(0);
+    for segment in loaded().filter(|segment| segment.p_flags & libc::PF_X != 0) {
+        let from = at(segment.p_vaddr);
+        objects.push(Mapping::of_object(
+            from..from + segment.p_filesz as usize,
+            object,
+            library.name.to_bytes(),
+        ));
     }
-    0
 }
 
 fn judge(mapping: &Mapping, numbers: &[u32; NUMBERS / 32], buffer: &mut [u8]) -> Verdict {
