@@ -54,3 +54,12 @@ pub use programs::python_package;
 pub use road::Expected;
 pub use road::Road;
 pub use router::{Known, Router, by_wire, two_hosts};
+
+/// Keepalive probes that the kernel has sent in the network namespace of the calling thread.
+pub fn keepalive_probes() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/net/netstat").expect("a kernel with TCP");
+    let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
+    let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+    let at = names.split(' ').position(|name| name == "TCPKeepAlive").expect("Linux counts them");
+    values.split(' ').nth(at).expect("as many values").parse().expect("a number")
+}

@@ -1,14 +1,18 @@
 //! Containers of a real Docker engine: a server in one, its client in another, and every value that comes back checked.
 //! The broker is on the host, as docs/containers.md has it.
 
-use shunt_compat::{Engine, Expected, Host, Road, under_shunt};
+use shunt_compat::{Engine, Expected, Host, Road, keepalive_probes, under_shunt};
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
 const IMAGE: &str = "shunt-test";
 const CONNECTIONS: usize = 10;
+/// After so many seconds without a packet, connection tracking forgets a connection.
+const TRACKED: u32 = 3;
 
 /// Starts memcached in a container of its own.
 fn serve(engine: &Engine<'_>, how: &[String], name: &str, port: u16, options: &[&str]) {
@@ -41,8 +45,12 @@ fn load(
     load_by(engine, host, words, &[server.1, inside]);
 }
 
-fn loader((server, port): (&str, u16)) -> String {
-    format!("memcaslap -s {server}:{port} -c {CONNECTIONS} -T 1 -t 2s -v 1.0 -X 1024")
+fn loader(server: (&str, u16)) -> String {
+    loader_for(2, server)
+}
+
+fn loader_for(seconds: u32, (server, port): (&str, u16)) -> String {
+    format!("memcaslap -s {server}:{port} -c {CONNECTIONS} -T 1 -t {seconds}s -v 1.0 -X 1024")
 }
 
 /// Loads a server, with every value verified, and checks the road of the connections to each of these ports.
@@ -75,6 +83,9 @@ fn address(engine: &Engine<'_>, container: &str) -> String {
 #[test]
 fn containers_share_memory_on_every_kind_of_network() {
     under_shunt(Duration::from_secs(240), |host| {
+        let limit = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established";
+        // Before the broker reads it: it reads it again after seconds only.
+        fs::write(limit, TRACKED.to_string()).expect("root of a namespace of its own");
         let engine = Engine::start(host);
         engine.image(IMAGE, &["memcached", "memcaslap"]);
 
@@ -99,9 +110,36 @@ fn containers_share_memory_on_every_kind_of_network() {
         // From the host: between containers there would be a program of Docker's in the middle.
         serve("published", 11214, &["--publish=8214:11214"]);
         load(&["--network=host"], ("172.17.0.1", 8214), 11214);
+        translation_is_not_forgotten(&engine, host, &how);
 
         engine.stop();
     });
+}
+
+/// Connections to a published port are busy on shared memory for longer than their translation is kept without a packet.
+fn translation_is_not_forgotten(engine: &Engine<'_>, host: &Host, how: &[String]) {
+    serve(engine, how, "translated", 11215, &["--publish=8215:11215"]);
+    let before = keepalive_probes();
+    let loader = loader_for(3 * TRACKED, ("172.17.0.1", 8215));
+    let mut words = run(how, &["--network=host"], &loader);
+    words.insert(1, "--rm".to_owned());
+    load_by(engine, host, words, &[8215, 11215]);
+    assert!(keepalive_probes() - before >= CONNECTIONS as u64, "{} probes", keepalive_probes() - before);
+    // The server has learned of all ends.
+    let open = || -> usize {
+        let mut asker = TcpStream::connect("172.17.0.1:8215").expect("it is published");
+        asker.write_all(b"stats\r\nquit\r\n").expect("there is room");
+        let mut stats = String::new();
+        asker.read_to_string(&mut stats).expect("an answer");
+        let line = stats.lines().find_map(|line| line.strip_prefix("STAT curr_connections "));
+        line.and_then(|count| count.trim().parse().ok()).unwrap_or_else(|| panic!("{stats}"))
+    };
+    let deadline = Instant::now() + Duration::from_secs(30);
+    // One of its own, and ours that asks.
+    while open() > 2 {
+        assert!(Instant::now() < deadline, "{} connections are open", open());
+        std::thread::sleep(Duration::from_millis(200));
+    }
 }
 
 /// What a program in a container finds in LD_PRELOAD.

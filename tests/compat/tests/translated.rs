@@ -1,7 +1,7 @@
 //! Connections through address translation whose bytes all go by lanes for longer than connection tracking remembers a silent
 //! connection: every end arrives, and every fallback to TCP gets through.
 
-use shunt_compat::{Host, Mode, Program, both_at_once};
+use shunt_compat::{Host, Mode, Program, both_at_once, keepalive_probes};
 use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -33,15 +33,6 @@ fn translate(outside: u16, inside: u16) {
     assert!(Command::new("nft").arg(rule).status().expect("nft is installed").success());
 }
 
-/// Keepalive probes that the kernel of this host has sent.
-fn probes() -> u64 {
-    let text = fs::read_to_string("/proc/thread-self/net/netstat").expect("a kernel with TCP");
-    let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
-    let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
-    let at = names.split(' ').position(|name| name == "TCPKeepAlive").expect("Linux counts them");
-    values.split(' ').nth(at).expect("as many values").parse().expect("a number")
-}
-
 fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !condition() {
@@ -52,10 +43,10 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
 
 /// Waits until all connections would have been forgotten if they had been silent since.
 fn outlast(host: &Host, ends: usize) {
-    let before = probes();
+    let before = keepalive_probes();
     match host.mode() == Mode::Native {
         true => std::thread::sleep(Duration::from_secs(TIMEOUT + 1)),
-        false => wait_until("probes", || probes() - before >= PROBES * ends as u64),
+        false => wait_until("probes", || keepalive_probes() - before >= PROBES * ends as u64),
     }
 }
 
