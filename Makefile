@@ -50,7 +50,7 @@ demo: setup build
 	$(NATIVE)/shunt bench local memcached redis --seconds 1
 
 test: setup build
-	$(CARGO) test --workspace $(AS_ROOT)
+	scripts/test $(CARGO) --workspace $(AS_ROOT)
 
 lint:
 	$(CARGO) fmt --all --check
