@@ -27,6 +27,21 @@ fn each_link_leads_to_a_file_and_a_heading() {
 }
 
 #[test]
+fn each_page_is_in_an_index() {
+    for (folder, index) in [("docs", "docs/README.md"), ("docs/adr", "docs/adr/README.md")] {
+        let text = read(Path::new(index));
+        let listed: Vec<_> =
+            markdown::prose(&text).into_iter().flat_map(|(_, line)| markdown::links(line)).collect();
+        let pages = documents().into_iter().filter(|page| page.parent() == Some(Path::new(folder)));
+        let missing: Vec<_> = pages
+            .filter(|page| page != Path::new(index))
+            .filter(|page| !listed.iter().any(|link| page.ends_with(link)))
+            .collect();
+        assert!(missing.is_empty(), "{index} does not list {missing:?}");
+    }
+}
+
+#[test]
 fn each_path_in_code_is_that_of_a_file() {
     let files = files();
     let mut failures = Vec::new();
