@@ -1,4 +1,5 @@
-//! The addresses that a network namespace has, without going there: by a socket that was made in it (NETLINK_ROUTE).
+//! Lists the addresses of a network namespace through a NETLINK_ROUTE socket that was created in
+//! it. The calling thread does not enter the namespace.
 
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -12,21 +13,23 @@ const RTM_GETADDR: u16 = 22;
 const RTM_NEWADDR: u16 = 20;
 const NLM_F_DUMP: u16 = 0x300;
 const NLMSG_DONE: u16 = 3;
-/// `struct ifaddrmsg`, behind the header; attributes are behind it.
+/// Bytes of `struct ifaddrmsg`, which follows the header and precedes the attributes.
 const MESSAGE: usize = 8;
-/// `struct rtattr`.
+/// Bytes of `struct rtattr`.
 const ATTRIBUTE: usize = 4;
-/// The address itself, or, where there is IFA_LOCAL as well, the other end's.
+/// The attribute with the interface's address. If IFA_LOCAL is present too, IFA_ADDRESS is the
+/// address of the other end of a point-to-point link.
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 
-/// What can ask. NETLINK_ROUTE is the protocol that a netlink socket has by itself.
+/// Opens a netlink socket for [`all`]. The default protocol of a netlink socket is NETLINK_ROUTE.
 pub fn open() -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)
 }
 
-/// All IP addresses of the devices in the network namespace of `asker`, which [`open`] has made there. Waits for nobody.
+/// Returns all IP addresses of the devices in the network namespace in which [`open`] created
+/// `asker`. Never blocks.
 pub fn all(asker: &OwnedFd) -> Result<Vec<IpAddr>> {
     let mut question = [0; HEADER + MESSAGE];
     question[..4].copy_from_slice(&((HEADER + MESSAGE) as u32).to_ne_bytes());
@@ -44,7 +47,7 @@ pub fn all(asker: &OwnedFd) -> Result<Vec<IpAddr>> {
     }
 }
 
-/// Whether there is more to come.
+/// Adds the addresses of one datagram to `found`. Returns `true` if more datagrams follow.
 fn parts(mut bytes: &[u8], found: &mut Vec<IpAddr>) -> Result<bool> {
     while bytes.len() >= HEADER {
         let len = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
@@ -62,7 +65,7 @@ fn parts(mut bytes: &[u8], found: &mut Vec<IpAddr>) -> Result<bool> {
     Ok(true)
 }
 
-/// The length says of which family it is.
+/// Returns the address in the first attribute of this kind. Its length determines the family.
 fn address(mut attributes: &[u8], kind: u16) -> Option<IpAddr> {
     while let [a, b, c, d, ..] = *attributes {
         let len = usize::from(u16::from_ne_bytes([a, b]));

@@ -1,12 +1,16 @@
-//! A process of its own beside this one: no child that this one could wait for. It goes through libc's fork, so it is not for the shim.
+//! Starts an independent process that is not a child of this one, so that this one has nothing to
+//! wait for. It uses libc's `fork`, so the shim must not use it.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use crate::{Errno, Result, raw};
 
-/// Makes one, which has nothing of this process but `kept`: not its other descriptors, nor its standard ones. It lives as long as `life`
-/// does, and `life` must not lean on a descriptor that it has from here. EDEADLK: there are other threads, and so locks that nobody would
-/// ever release in the copy.
+/// Forks a process that runs `life` and keeps no descriptor but `kept`. Its standard descriptors
+/// are /dev/null. The process ends when `life` returns. `life` must not use a descriptor that it
+/// has captured from this process.
+///
+/// Fails with EDEADLK if this process has other threads: a lock that one of them holds would never
+/// be released in the copy.
 pub fn beside(kept: OwnedFd, life: impl FnOnce(OwnedFd)) -> Result<()> {
     if std::fs::read_dir("/proc/self/task").map_or(true, |tasks| tasks.count() != 1) {
         return Err(Errno::DEADLK);
@@ -18,7 +22,7 @@ pub fn beside(kept: OwnedFd, life: impl FnOnce(OwnedFd)) -> Result<()> {
             // SAFETY: as above.
             let beside = unsafe { libc::fork() };
             if beside == 0 {
-                // A panic ends this process as well, and never comes back to the caller's code.
+                // A panic ends this process too. It never unwinds into the caller's code.
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                     if let Ok(kept) = keep_only(&kept) {
                         life(kept);
@@ -38,30 +42,32 @@ pub fn beside(kept: OwnedFd, life: impl FnOnce(OwnedFd)) -> Result<()> {
     }
 }
 
-/// The number that the one descriptor gets.
+/// The fd that `kept` gets in the new process.
 const KEPT: i32 = 3;
 
 fn keep_only(kept: &OwnedFd) -> Result<OwnedFd> {
     let null = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())?;
     for standard in 0..KEPT {
-        // SAFETY: the arguments are values, and the three numbers belong to nobody.
+        // SAFETY: the arguments are values, and no code in this process uses the three standard
+        // fds.
         unsafe { raw::call(libc::SYS_dup3, [null.as_raw_fd() as usize, standard as usize, 0, 0, 0, 0]) }?;
     }
-    // While the number is its own.
+    // Close it before another descriptor takes its fd.
     drop(null);
     if kept.as_raw_fd() != KEPT {
         let arguments = [kept.as_raw_fd() as usize, KEPT as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
-        // SAFETY: the arguments are values. Whatever had the number belongs to code that this process never comes back to, as does
-        // everything that is closed below.
+        // SAFETY: the arguments are values. Code that owned this fd never runs again in this
+        // process. That is also true of every fd that is closed below.
         unsafe { raw::call(libc::SYS_dup3, arguments)? };
     }
     // SAFETY: as above.
     unsafe { raw::call(libc::SYS_close_range, [KEPT as usize + 1, u32::MAX as usize, 0, 0, 0, 0])? };
-    // SAFETY: it is there, and whoever owned the number before is of that code too.
+    // SAFETY: the fd is open, and the code that owned its number before never runs again.
     Ok(unsafe { OwnedFd::from_raw_fd(KEPT) })
 }
 
-/// Has this process live on when it is asked to end: it ends with those that it serves.
+/// Ignores SIGHUP, SIGINT, SIGQUIT and SIGTERM: this process ends with the processes that it
+/// serves.
 pub fn ignore_endings() {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
         // SAFETY: to ignore a signal runs no code.

@@ -1,11 +1,12 @@
-//! Attaching a program to a control group without a link: it stays as long as the group, or a socket that was made in it.
+//! Attaches a BPF program to a control group without a BPF link. The attachment lasts as long as
+//! the group, or as long as a socket that was created in it.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::{Result, raw};
 
 const BPF_PROG_ATTACH: usize = 8;
-/// Groups below may have programs of their own.
+/// BPF_F_ALLOW_MULTI: groups below may have programs of their own too.
 const ALLOW_MULTI: u32 = 2;
 
 /// When the program runs.
@@ -37,7 +38,7 @@ pub enum AttachPoint {
     Lsm,
 }
 
-/// The first fields of `union bpf_attr` for that command.
+/// The first fields of `union bpf_attr` for BPF_PROG_ATTACH.
 #[repr(C)]
 struct Attributes {
     target: u32,
@@ -69,6 +70,6 @@ pub fn attach(group: BorrowedFd<'_>, program: BorrowedFd<'_>, point: AttachPoint
         flags: ALLOW_MULTI,
     };
     let arguments = [BPF_PROG_ATTACH, &raw const attributes as usize, size_of::<Attributes>(), 0, 0, 0];
-    // SAFETY: the kernel reads as many bytes as it is told, which outlive the call.
+    // SAFETY: the kernel reads as many bytes as the call says, and they outlive the call.
     unsafe { raw::call(libc::SYS_bpf, arguments) }.map(drop)
 }

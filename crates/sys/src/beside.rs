@@ -1,4 +1,5 @@
-//! A process beside this one, of another program: made without a copy of this one's memory, and so also where that is a parent's.
+//! Starts another program without copying this process's memory. That works also in a vfork child,
+//! whose memory is its parent's.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::asm;
@@ -9,12 +10,19 @@ use std::os::fd::RawFd;
 use crate::raw;
 use crate::{Errno, Result};
 
-/// Starts the program at `path` with `socket`, which is greater than 2, as its standard input and output, and nothing else that is open
-/// here; in a process group of its own. It is no child of this one but an orphan, of a child that no plain wait meets, whose end no signal
-/// tells (`__WCLONE`), and that is gone already. If there is no such program, it ends at once.
+/// Starts the program at `path` and returns its process id. The program runs in a new process
+/// group. `socket`, which must be greater than 2, becomes its standard input and output. It
+/// inherits no other descriptor.
+///
+/// The program is not a child of this process. A child starts it and exits, and the program becomes
+/// an orphan. That child was cloned with exit signal 0: its exit raises no signal, and only a wait
+/// with `__WCLONE` or `__WALL` would meet it. This function waits for it.
+///
+/// If `path` cannot be executed, the new process exits with status 127.
 ///
 /// # Safety
-/// As execve. All signals are blocked, and stay so in the child: until it is the program it has this memory and this stack.
+/// As execve. All signals are blocked and stay blocked in the child: until execve, the child uses
+/// this process's memory and stack.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn start(
     socket: RawFd,
@@ -26,8 +34,8 @@ pub unsafe fn start(
     const ITS_NUMBER: usize = 5;
     let mut given = [path as usize, arguments as usize, environment as usize, socket as usize, FLAGS, 0];
     let result: isize;
-    // SAFETY: the share of the child and of its own child is all here. They write but one word, and each ends or becomes the program before
-    // the one that has made it goes on.
+    // SAFETY: this block holds all code that the child and its own child run. They write only one
+    // word. CLONE_VFORK suspends each parent until its child has exited or executed the program.
     unsafe {
         asm!(
             "mov eax, {clone}",
@@ -68,16 +76,16 @@ pub unsafe fn start(
     if result < 0 {
         return Err(Errno::from_raw_os_error(-result as i32));
     }
-    // SAFETY: the child's number; nothing is written.
+    // SAFETY: the id of our child; the kernel writes no memory.
     unsafe { raw::call(libc::SYS_wait4, [result as usize, 0, libc::__WALL as usize, 0, 0, 0])? };
     let process = given[ITS_NUMBER] as isize;
     if process < 0 { Err(Errno::from_raw_os_error(-process as i32)) } else { Ok(process as i32) }
 }
 
-/// No program is entered so on this processor.
+/// Fails with ENOSYS: the start of a program is written for x86-64 only.
 ///
 /// # Safety
-/// None is needed.
+/// There is no requirement.
 #[cfg(not(target_arch = "x86_64"))]
 pub unsafe fn start(
     _: RawFd,

@@ -1,7 +1,8 @@
-//! Capabilities of the calling thread: giving up those that are not needed, and using one only for a moment.
+//! Capabilities of the calling thread: giving up those that are not needed, and using one only for
+//! a moment.
 //!
-//! A capability is *effective* (the kernel grants what it allows), *permitted* (the thread may make it effective) or
-//! given up. Threads that are started later inherit what the thread has then.
+//! A capability is *effective* (the kernel grants what it allows), *permitted* (the thread may make
+//! it effective) or given up. A new thread starts with the capabilities of its creator.
 
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
@@ -10,16 +11,18 @@ use rustix::thread::{
 
 use crate::Result;
 
-/// Gives up all capabilities but `effective` and `permitted`, and no program that this thread starts gets others. Those
-/// of `permitted` take [`raise`] before they are used. Capabilities that the thread does not have stay absent.
+/// Gives up all capabilities but `effective` and `permitted`, for this thread and every program
+/// that it starts. A capability in `permitted` needs [`raise`] before it is used. A capability that
+/// the thread does not have stays absent.
 pub fn keep_only(effective: CapabilitySet, permitted: CapabilitySet) -> Result<()> {
     let held = capabilities(None)?;
     set_no_new_privs(true)?;
     let kept = held.permitted & (effective | permitted);
-    // Takes CAP_SETPCAP. A thread without it had its bounds set by what started it.
+    // Dropping from the bounding set needs CAP_SETPCAP. For a thread without it, its parent has set
+    // the bounding set.
     if held.effective.contains(CapabilitySet::SETPCAP) {
         for capability in (CapabilitySet::all() - kept).iter() {
-            // A capability that this kernel does not know is not there either.
+            // An error means that this kernel does not know the capability.
             let _ = remove_capability_from_bounding_set(capability);
         }
     }
@@ -34,8 +37,8 @@ pub fn keep_only(effective: CapabilitySet, permitted: CapabilitySet) -> Result<(
     Ok(())
 }
 
-/// Makes capabilities effective that the calling thread is permitted, until the thread ends. Others stay absent: the
-/// kernel then refuses what they allow.
+/// Makes permitted capabilities effective until the calling thread ends. Capabilities that are not
+/// permitted stay absent, and the kernel then refuses the operations that they allow.
 pub fn raise(wanted: CapabilitySet) -> Result<()> {
     let mut held = capabilities(None)?;
     let raised = held.effective | (held.permitted & wanted);
@@ -50,7 +53,7 @@ pub fn raise(wanted: CapabilitySet) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Runs `work` in a thread, whose capabilities are its own.
+    /// Runs `work` in a new thread, because capabilities belong to a thread.
     fn apart(work: impl FnOnce() + Send) {
         std::thread::scope(|scope| scope.spawn(work).join()).unwrap();
     }

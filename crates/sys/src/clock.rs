@@ -1,4 +1,4 @@
-//! The time, without a system call where the kernel has mapped its own code for that into the process (the vDSO).
+//! Reads the monotonic clock. This takes no system call where the kernel has mapped the vDSO.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -6,15 +6,18 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use crate::raw;
 
-/// Monotonic time in nanoseconds.
+/// Returns monotonic time in nanoseconds.
 #[inline]
 pub fn now() -> u64 {
     let time = if has_vdso() { clock_gettime(ClockId::Monotonic) } else { asked() };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Valgrind takes it away. It leaves no trace of it in what the program was started with, as libc has it, but in what the kernel
-/// says of that, which is what rustix believes.
+/// Returns `true` if the process has a vDSO.
+///
+/// Valgrind hides the vDSO: it removes it from the auxiliary vector that libc reads, but not from
+/// the one that the kernel returns. rustix uses the kernel's, so it would call a vDSO that is not
+/// there.
 #[inline]
 fn has_vdso() -> bool {
     const YES: u32 = 1;

@@ -1,4 +1,5 @@
-//! Ends a TCP connection, whoever has it (SOCK_DESTROY): its program finds it aborted, and the peer is sent a reset. No other is touched.
+//! Aborts one TCP connection of any process (SOCK_DESTROY). Its program gets ECONNABORTED and the
+//! peer receives a reset.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -11,13 +12,15 @@ use crate::{Errno, Result};
 const SOCK_DESTROY: u16 = 21;
 const NLM_F_ACK: u16 = 4;
 
-/// Ends the connection with these addresses and this SO_COOKIE in the network namespace of `asker`, which [`crate::peer::open`] has made
-/// there. Needs CAP_NET_ADMIN there. Returns whether there was one.
+/// Aborts the connection with these addresses and this SO_COOKIE in the network namespace in which
+/// [`crate::peer::open`] created `asker`. Returns whether the connection existed. Needs
+/// CAP_NET_ADMIN in that namespace.
 ///
-/// Waits for the socket's lock, and so for whoever is inside a call on it.
+/// The kernel takes the socket lock, so this waits for any thread that is inside a call on the
+/// socket.
 pub fn connection(asker: &OwnedFd, local: SocketAddr, remote: SocketAddr, cookie: u64) -> Result<bool> {
     let order = question(SOCK_DESTROY, NLM_F_REQUEST | NLM_F_ACK, (local, remote), cookie);
-    // The kernel obeys and answers inside the send.
+    // The kernel destroys the socket and answers inside the send.
     send(asker, &order, SendFlags::DONTWAIT)?;
     let mut answer = [0; 512];
     let (len, _) = recv(asker, &mut answer, RecvFlags::DONTWAIT)?;
@@ -29,7 +32,7 @@ pub fn connection(asker: &OwnedFd, local: SocketAddr, remote: SocketAddr, cookie
     match i32::from_ne_bytes(code) {
         0 => Ok(true),
         negative => match Errno::from_raw_os_error(-negative) {
-            // Gone, or other sockets have the addresses since.
+            // The connection has ended, or other sockets have these addresses now.
             Errno::NOENT | Errno::STALE => Ok(false),
             error => Err(error),
         },

@@ -1,6 +1,8 @@
-//! TCP connections that have ended in a network namespace, and what they have carried: the kernel tells of each when nothing is left of it
-//! but its name (NETLINK_SOCK_DIAG, the groups of sockets that are destroyed). Whoever asks about a socket that is still somebody's waits
-//! for its lock; nobody has the lock of one of these.
+//! Reports TCP connections that have ended in a network namespace, and how much they carried.
+//!
+//! The kernel multicasts a message for each socket that it destroys (NETLINK_SOCK_DIAG). At that
+//! point no process uses the socket, so its lock is free. A query about a live socket would wait
+//! for that lock.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -13,31 +15,33 @@ use crate::{Errno, Result, peer};
 /// `SKNLGRP_INET_TCP_DESTROY` and `SKNLGRP_INET6_TCP_DESTROY`, as bits.
 const GROUPS: u32 = 1 << 0 | 1 << 2;
 const INET_DIAG_INFO: u16 = 2;
-/// `struct inet_diag_msg`, behind the header; attributes follow it.
+/// Bytes of `struct inet_diag_msg`, which follows the header and precedes the attributes.
 const MESSAGE: usize = 72;
-/// `tcpi_snd_mss`, `tcpi_bytes_acked`, `tcpi_bytes_received`, `tcpi_data_segs_in` and `tcpi_data_segs_out` in `struct tcp_info`.
+/// Offsets of `tcpi_snd_mss`, `tcpi_bytes_acked`, `tcpi_bytes_received`, `tcpi_data_segs_in` and
+/// `tcpi_data_segs_out` in `struct tcp_info`.
 const SEGMENT: usize = 16;
 const ACKED: usize = 120;
 const RECEIVED: usize = 128;
 const SEGMENTS_IN: usize = 152;
 const SEGMENTS_OUT: usize = 156;
-/// What has been told and not read; what is too much is not told.
+/// Bytes of the receive buffer. The kernel drops notifications that do not fit.
 const BUFFER: usize = 4 << 20;
 
-/// A connection, or what was to become one.
+/// A connection that has ended, or an attempt to connect that has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// SO_COOKIE.
     pub cookie: u64,
-    /// In both directions together.
+    /// Bytes of both directions together.
     pub bytes: u64,
-    /// Those that carried bytes, in both directions together.
+    /// Segments with data, both directions together.
     pub segments: u32,
-    /// How many bytes one could carry.
+    /// Bytes that one segment could carry.
     pub segment: u32,
 }
 
-/// Tells of all that end from now on in the network namespace of this thread. Needs CAP_NET_ADMIN.
+/// Returns a socket that receives a message for each connection that ends from now on in the
+/// network namespace of this thread. Needs CAP_NET_ADMIN.
 pub fn watch() -> Result<OwnedFd> {
     let told = peer::open()?;
     sockopt::set_socket_recv_buffer_size_force(&told, BUFFER)?;
@@ -45,7 +49,7 @@ pub fn watch() -> Result<OwnedFd> {
     Ok(told)
 }
 
-/// The next one, if there is one now.
+/// Returns the next connection, or `None` if no message is queued.
 pub fn next(told: BorrowedFd<'_>) -> Option<Ended> {
     let mut message = [0; 2048];
     loop {
@@ -55,14 +59,14 @@ pub fn next(told: BorrowedFd<'_>) -> Option<Ended> {
                     return Some(ended);
                 }
             }
-            // Some were not told of.
+            // NOBUFS: the kernel has dropped some notifications.
             Err(Errno::NOBUFS | Errno::INTR) => {}
             Err(_) => return None,
         }
     }
 }
 
-/// None: it is something else.
+/// Parses one message. Returns `None` if it does not describe a socket.
 fn read(message: &[u8]) -> Option<Ended> {
     if number::<2>(message, 4).map(u16::from_ne_bytes)? != SOCK_DIAG_BY_FAMILY {
         return None;
@@ -124,7 +128,7 @@ mod tests {
                 }
                 assert!(Instant::now() < deadline, "nothing was told of {listen}");
             };
-            // The kernel may count beginnings and ends as bytes.
+            // The kernel may count the SYN and the FIN as bytes.
             assert!((3000..=3004).contains(&ended.bytes), "{ended:?}");
             assert_eq!(ended.segments, 40);
             assert!(ended.segment > 1000, "{ended:?}");

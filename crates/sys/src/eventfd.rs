@@ -1,9 +1,17 @@
-//! Doorbells: eventfds that a process shares with its peers, and that none of them can spoil for the others.
+//! Doorbells: eventfds that a process shares with its peers to be woken by them. No peer can
+//! disable a doorbell for the other peers.
 //!
-//! The flags and the counter of an eventfd belong to everybody who holds it. So a doorbell's are without effect: its
-//! counter stands at 2^63 and goes down by one for each read (EFD_SEMAPHORE), a ring is a read that is told by the call,
-//! and not by the file's flags, not to block, and who listens waits for an *edge*. Nobody can empty it, filling it
-//! changes nothing, and every read and every write is an edge, of EPOLLOUT or of EPOLLIN. See ADR 7.
+//! Every holder of an eventfd shares its file flags and its counter, and a hostile peer may change
+//! both. So a doorbell does not depend on them:
+//!
+//! - The counter starts at 2^63, and each read decrements it by one (EFD_SEMAPHORE).
+//! - To ring is to read. RWF_NOWAIT makes that one read non-blocking, whatever the file flags are.
+//! - The listener waits for *edges* of EPOLLIN or EPOLLOUT. Every read wakes with EPOLLOUT and
+//!   every write with EPOLLIN.
+//!
+//! So no peer can empty the counter in practice, and a full counter changes nothing. Example: peer
+//! A writes the counter full, then peer B rings. B's read decrements the counter, which is an edge,
+//! and the listener wakes. See ADR 7.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -14,12 +22,13 @@ use rustix::io::{ReadWriteFlags, preadv2, retry_on_intr, write};
 
 use crate::{Errno, Result};
 
-/// What a listener asks epoll for. One of the two levels always holds, whatever the counter: an edge is never dropped.
+/// The events that a listener registers. At any counter value at least one of IN and OUT is ready,
+/// so epoll never drops an edge.
 pub const EDGES: epoll::EventFlags =
     epoll::EventFlags::IN.union(epoll::EventFlags::OUT).union(epoll::EventFlags::ET);
-/// As many rings as nobody lives to make.
+/// The initial counter: more rings than can happen in the life of a machine.
 const RINGS: u64 = 1 << 63;
-/// For preadv2: the file has no position.
+/// The offset for preadv2 on a file without a position.
 const NO_OFFSET: u64 = u64::MAX;
 
 /// Makes a close-on-exec doorbell.
@@ -29,8 +38,8 @@ pub fn create() -> Result<OwnedFd> {
     Ok(doorbell)
 }
 
-/// Rings: wakes whoever listens. Never blocks, whatever `fd` is and whoever else holds it. An error: it is no doorbell, or
-/// the kernel or a seccomp filter does not let this process ring any.
+/// Wakes the listeners of a doorbell. Never blocks, whatever `fd` is and whichever process shares
+/// it. Fails if `fd` is not a doorbell, or if the kernel or a seccomp filter refuses the read.
 pub fn ring(fd: impl AsFd) -> Result<()> {
     let mut count = [0; 8];
     let read = || preadv2(&fd, &mut [IoSliceMut::new(&mut count)], NO_OFFSET, ReadWriteFlags::NOWAIT);
@@ -40,7 +49,8 @@ pub fn ring(fd: impl AsFd) -> Result<()> {
     }
 }
 
-/// Listens to a doorbell: the descriptor is readable, for poll, from a ring until [`heard`]. It belongs to the listener alone.
+/// Returns a descriptor that polls readable from the next ring until [`heard`]. No other process
+/// may share it.
 pub fn listen(doorbell: impl AsFd) -> Result<OwnedFd> {
     let listener = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     epoll::add(&listener, doorbell, epoll::EventData::new_u64(0), EDGES)?;
@@ -48,14 +58,15 @@ pub fn listen(doorbell: impl AsFd) -> Result<OwnedFd> {
     Ok(listener)
 }
 
-/// Whether the doorbell has been rung since this was asked last.
+/// Returns `true` if the doorbell has been rung since the last call.
 pub fn heard(listener: impl AsFd) -> Result<bool> {
     let mut event = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     Ok(epoll::wait(listener, &mut event, Some(&now))? > 0)
 }
 
-/// Whether `fd` is an eventfd. Asks /proc, as nothing else tells.
+/// Returns `true` if `fd` is an eventfd. Reads the link in /proc, because no system call reports
+/// it.
 pub fn is_doorbell(fd: impl AsFd) -> bool {
     let mut path = [0; 32];
     let path = proc_path(fd.as_fd().as_raw_fd(), &mut path);
@@ -97,7 +108,7 @@ mod tests {
         assert!(!heard(&listener).unwrap());
     }
 
-    /// Whoever holds a doorbell may write it full, by system calls up to 2^64 - 2, and change its flags.
+    /// A process that holds a doorbell may write its counter up to 2^64 - 2, and change its flags.
     #[test]
     fn a_full_doorbell_still_rings_and_blocks_nobody() {
         let bell = create().unwrap();
@@ -113,7 +124,7 @@ mod tests {
         }
     }
 
-    /// Between a ring and the moment when the listener looks, another holder may write or read what it likes.
+    /// Between a ring and the listener's check, another holder may write or read the doorbell.
     #[test]
     fn nobody_can_silence_a_doorbell() {
         let bell = create().unwrap();

@@ -1,5 +1,7 @@
-//! Whether the place of a socket shows that it is the host's broker that listens there. That its process is root's does not:
-//! a container's root is root as well, and may put a socket of its own where others look for the broker's.
+//! Checks that the broker's socket is at a path where only a trusted user can have put it.
+//!
+//! It is not enough that root owns the listening process. The root of a container is root too, and
+//! may create a socket where other processes look for the broker's.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -9,9 +11,13 @@ use rustix::process::getuid;
 
 use crate::seqpacket::{Credentials, peer_credentials};
 
-/// Whether who listens at `path`, to which `socket` is connected, may be shown this process's sockets: it is of this user or of
-/// root, in a directory of the same user's that nobody else may write to; and if it is of another pid namespace, so that this
-/// process is in a container, the directory is mounted so that nobody can change it from in here.
+/// Returns `true` if this process may pass its sockets to the listener at `path`, to which `socket`
+/// is connected.
+///
+/// The listener must run as this user or as root. The directory must belong to this user or to
+/// root, and no other user may be able to replace the socket in it. If the listener is in another
+/// pid namespace, this process is in a container. The directory must then be on a read-only mount,
+/// so that no process in the container can change it.
 pub fn is_trusted(path: &Path, socket: impl AsFd) -> bool {
     peer_credentials(socket).is_ok_and(|peer| is_guarded(path, peer, getuid().as_raw()))
 }
@@ -23,7 +29,7 @@ fn is_guarded(path: &Path, peer: Credentials, own: u32) -> bool {
     let Some(directory) = path.parent().filter(|_| path.is_absolute()) else { return false };
     let Ok(data) = stat(directory) else { return false };
     let is_theirs = data.st_uid == 0 || data.st_uid == own;
-    // Where everybody may make files and remove none of others', as in /tmp, a socket's name stays its maker's.
+    // In a sticky directory such as /tmp, only the owner of a file can remove or rename it.
     let is_closed = data.st_mode & 0o022 == 0 || data.st_mode & 0o1000 != 0;
     let is_elsewhere = peer.pid == 0;
     is_theirs && is_closed && (!is_elsewhere || is_read_only(directory))
@@ -76,7 +82,7 @@ mod tests {
         );
     }
 
-    /// Needs root: mounts in a namespace of its own.
+    /// Needs root: mounts in a new mount namespace.
     #[test]
     fn a_broker_outside_is_trusted_where_nothing_can_be_changed() {
         let place = Place::new("mounted", 0o755);

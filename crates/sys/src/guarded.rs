@@ -1,9 +1,13 @@
-//! The filter for programs that are not trusted, and what their supervisor makes for them. Programs in the kernel see to most of what may be
-//! done with a socket of the host; what they do not see is here: ioctl, the queue of errors, rings of calls, and other ABIs, whose options
-//! no program of a control group is shown.
+//! The seccomp filter for untrusted programs, and the calls that their supervisor makes for them.
 //!
-//! A call of which it depends on the socket whether it may be made is shown, and is never let go then: between the look and the call
-//! another thread could put another socket in its place. It is made here, on the socket that was looked at.
+//! BPF programs of the control group restrict most operations on a socket of the host. This filter
+//! covers the operations that those programs cannot see: ioctl, the error queue, io_uring, and
+//! calls of other ABIs.
+//!
+//! Some calls are allowed or refused depending on the socket. The filter sends those calls to the
+//! supervisor, which never lets the kernel continue them: between the check and the call, another
+//! thread could replace the socket behind the fd. Instead, the supervisor makes the call itself on
+//! the socket that it has checked.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -13,21 +17,24 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 use crate::seccomp::{self, Architecture, IF_EQUAL, LOAD, Listener, RETURN, Watched, step};
 use crate::{Errno, Result, raw};
 
-/// Interfaces of a network namespace: `struct ifconf`, and `struct ifreq` for all others.
+/// Reads all interfaces of a network namespace. It takes `struct ifconf`; the requests below take
+/// `struct ifreq`.
 pub const SIOCGIFCONF: u32 = 0x8912;
 const INTERFACE: [u32; 12] =
     [0x8910, 0x8913, 0x8915, 0x8917, 0x8919, 0x891b, 0x891d, 0x8921, 0x8927, 0x8933, 0x8942, 0x8970];
-/// Of a socket itself: who is signalled, times, and how much has not been sent. With the types that the kernel also knows them by.
+/// Requests about the socket itself: signal owner, time stamps and unsent bytes. Some requests have
+/// a second number that encodes the argument's type.
 const HARMLESS: [u32; 10] =
     [0x8901, 0x8902, 0x8903, 0x8904, 0x8905, 0x8906, 0x8907, 0x894b, 0x8010_8906, 0x8010_8907];
-/// Everything else that is asked of networks by ioctl has one of the first two in its second byte; what is asked of a listener has the
-/// third: a program that has kept its own could answer its own calls.
+/// Classes of refused requests, by the second byte of the number. All other network requests are in
+/// one of the first two. The third is the class of seccomp listeners: a program that has kept its
+/// own listener could answer its own calls.
 const REFUSED: [u32; 3] = [0x8900, 0x8b00, 0x2100];
 const CLASS: u32 = 0xff00;
 
 const MSG_ERRQUEUE: u32 = 0x2000;
 
-/// Options of which it is shown who asks for them: what they say is the host's.
+/// Options that reveal information about the host. The supervisor answers them.
 pub const ASKED: [(i32, i32); 16] = [
     (libc::SOL_SOCKET, libc::SO_PRIORITY),
     (libc::SOL_SOCKET, libc::SO_BINDTODEVICE),
@@ -50,7 +57,7 @@ pub const ASKED: [(i32, i32); 16] = [
 pub const SO_NETNS_COOKIE: (i32, i32) = (libc::SOL_SOCKET, 71);
 /// Where a connection went before the host translated it.
 pub const SO_ORIGINAL_DST: (i32, i32) = (libc::IPPROTO_IP, 80);
-/// The same.
+/// [`SO_ORIGINAL_DST`] for IPv6.
 pub const IP6T_SO_ORIGINAL_DST: (i32, i32) = (libc::IPPROTO_IPV6, 80);
 
 const IF_AT_LEAST: u32 = libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K;
@@ -63,7 +70,7 @@ fn fail(error: Errno) -> u32 {
     libc::SECCOMP_RET_ERRNO | error.raw_os_error() as u32
 }
 
-/// Puts this thread, and what will descend from it, under the filter, which shows `calls` as well.
+/// Installs the filter for this thread and its descendants. The filter also reports `calls`.
 pub fn watch(calls: &[Watched]) -> Result<Listener> {
     seccomp::install(&program(calls))
 }
@@ -76,7 +83,7 @@ fn program(calls: &[Watched]) -> Vec<sock_filter> {
     ];
     program.extend(foreign);
     program.push(step(LOAD, seccomp::NUMBER, 0, 0));
-    // Of x32, another ABI of the same architecture.
+    // x32, another ABI of the same architecture.
     program.extend([step(IF_AT_LEAST, 0x4000_0000, 0, 1), step(RETURN, fail(Errno::NOSYS), 0, 0)]);
     for ring in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register] {
         program.extend([step(IF_EQUAL, ring as u32, 0, 1), step(RETURN, fail(Errno::NOSYS), 0, 0)]);
@@ -87,7 +94,7 @@ fn program(calls: &[Watched]) -> Vec<sock_filter> {
             step(IF_EQUAL, call as u32, 0, 4),
             step(LOAD, seccomp::argument(flags), 0, 0),
             step(IF_ANY_OF, MSG_ERRQUEUE, 0, 1),
-            // As if it were empty.
+            // As if the error queue were empty.
             step(RETURN, fail(Errno::AGAIN), 0, 0),
             step(RETURN, ALLOW, 0, 0),
         ]);
@@ -99,7 +106,7 @@ fn program(calls: &[Watched]) -> Vec<sock_filter> {
     for (level, option) in ASKED {
         program.extend(option_is(libc::SYS_getsockopt, level, option, SHOW));
     }
-    // Its buffers are given back by the queue of errors.
+    // The kernel returns zerocopy buffers through the error queue.
     let zerocopy =
         option_is(libc::SYS_setsockopt, libc::SOL_SOCKET, libc::SO_ZEROCOPY, fail(Errno::OPNOTSUPP));
     program.extend(zerocopy);
@@ -108,13 +115,14 @@ fn program(calls: &[Watched]) -> Vec<sock_filter> {
     program
 }
 
-/// Of another architecture: none, but programs of 32 bits where they may run, as long as they have nothing to do with sockets.
+/// Returns the steps for calls of another architecture. 32-bit x86 may make calls that have nothing
+/// to do with sockets. All other architectures are refused.
 #[cfg(target_arch = "x86_64")]
 fn foreign() -> Vec<sock_filter> {
     const AUDIT_ARCH_I386: u32 = 0x4000_0003;
-    // socketcall, recvmmsg, sendmmsg, recvmmsg_time64, and io_uring's.
+    // socketcall, recvmmsg, sendmmsg, recvmmsg_time64, and the calls of io_uring.
     const OTHERS: [u32; 7] = [102, 337, 345, 417, 425, 426, 427];
-    // From socket to shutdown.
+    // The range from socket to shutdown.
     const SOCKETS: [u32; 2] = [359, 374];
     const IOCTL: u32 = 54;
     let mut steps = vec![step(LOAD, seccomp::NUMBER, 0, 0)];
@@ -140,7 +148,8 @@ fn foreign() -> Vec<sock_filter> {
     vec![step(RETURN, fail(Errno::NOSYS), 0, 0)]
 }
 
-/// What becomes of an ioctl.
+/// Returns the steps that decide an ioctl: `refused` and `interfaces` are the verdicts for those
+/// classes of requests.
 fn ioctl(refused: u32, interfaces: u32) -> Vec<sock_filter> {
     let mut steps = vec![step(LOAD, seccomp::argument(1), 0, 0)];
     for request in HARMLESS {
@@ -157,7 +166,7 @@ fn ioctl(refused: u32, interfaces: u32) -> Vec<sock_filter> {
     steps
 }
 
-/// A call about an option ends so.
+/// Returns the steps that return `end` for a call about this option.
 fn option_is(call: i64, level: i32, option: i32, end: u32) -> [sock_filter; 7] {
     [
         step(LOAD, seccomp::NUMBER, 0, 0),
@@ -170,9 +179,12 @@ fn option_is(call: i64, level: i32, option: i32, end: u32) -> [sock_filter; 7] {
     ]
 }
 
-/// Whether what a process does is under this filter, with these calls, whatever else it is under. It is stopped for a moment, in whatever it
-/// is, and notices nothing. Its first thread is looked at. EACCES: this process is under a filter itself. EPERM: that one is traced by
-/// somebody else, or this one may not.
+/// Returns `true` if the main thread of a process is under this filter with these calls, possibly
+/// among other filters.
+///
+/// The thread is stopped with ptrace for a moment, which it cannot notice. Fails with EACCES if
+/// this process is under a seccomp filter itself. Fails with EPERM if another process traces the
+/// thread, or if this process may not.
 pub fn is_under(process: Pid, calls: &[Watched]) -> Result<bool> {
     let wanted = program(calls);
     let pid = process.as_raw_nonzero().get() as usize;
@@ -191,9 +203,9 @@ pub fn is_under(process: Pid, calls: &[Watched]) -> Result<bool> {
             match filter(pid, nth) {
                 Ok(filter) if same(&filter, &wanted) => return Ok(true),
                 Ok(_) => {}
-                // No further one, or none at all.
+                // There is no further filter, or none at all.
                 Err(Errno::NOENT | Errno::INVAL) => return Ok(false),
-                // One that is not made of classic instructions.
+                // A filter that does not consist of classic BPF instructions.
                 Err(Errno::MEDIUMTYPE) => {}
                 Err(error) => return Err(error),
             }
@@ -204,12 +216,12 @@ pub fn is_under(process: Pid, calls: &[Watched]) -> Result<bool> {
     found
 }
 
-/// The `nth` filter of a thread that is stopped; the first is the newest.
+/// Returns the `nth` filter of a stopped thread, counted from the newest.
 fn filter(thread: usize, nth: usize) -> Result<Vec<sock_filter>> {
     const PTRACE_SECCOMP_GET_FILTER: usize = 0x420c;
     let len = trace(PTRACE_SECCOMP_GET_FILTER, thread, nth, 0)?;
     let mut instructions = vec![step(0, 0, 0, 0); len];
-    // With as much room as it has said it needs.
+    // The buffer has the length that the first call returned.
     let again = trace(PTRACE_SECCOMP_GET_FILTER, thread, nth, instructions.as_mut_ptr() as usize)?;
     if again == len { Ok(instructions) } else { Err(Errno::AGAIN) }
 }
@@ -220,11 +232,12 @@ fn same(one: &[sock_filter], other: &[sock_filter]) -> bool {
 }
 
 fn trace(request: usize, thread: usize, address: usize, data: usize) -> Result<usize> {
-    // SAFETY: of the requests above only that for a filter writes, to `data`, which has room for what it has said.
+    // SAFETY: of the requests above, only PTRACE_SECCOMP_GET_FILTER writes. It writes to `data`,
+    // which has room for the length that the first call returned.
     unsafe { raw::call(libc::SYS_ptrace, [request, thread, address, data, 0, 0]) }
 }
 
-/// What the kernel says of an option, as much as there is room for; how much that is.
+/// Reads a socket option into `into` and returns how many bytes were written.
 pub fn option(socket: BorrowedFd<'_>, level: i32, option: i32, into: &mut [u8]) -> Result<usize> {
     let mut len = libc::socklen_t::try_from(into.len()).map_err(|_| Errno::INVAL)?;
     let (at, len_at) = (into.as_mut_ptr() as usize, &raw mut len as usize);
@@ -234,11 +247,13 @@ pub fn option(socket: BorrowedFd<'_>, level: i32, option: i32, into: &mut [u8]) 
     Ok((len as usize).min(into.len()))
 }
 
-/// No address is longer for the kernel.
+/// Bytes of the longest address that the kernel accepts.
 pub const ADDRESS: usize = 128;
 
-/// Connects a socket to an address that was copied from a program's memory. EPERM: to none, which would leave the socket to nobody. Only the
-/// copy is looked at, so no thread of the program can have another address in its place afterwards.
+/// Connects a socket to an address that was copied from a program's memory. The check uses the
+/// copy, so no thread of the program can exchange the address after it.
+///
+/// Fails with EPERM for AF_UNSPEC, which would disconnect the socket.
 pub fn connect(socket: BorrowedFd<'_>, address: &[u8]) -> Result<()> {
     if let [first, second, ..] = address
         && i32::from(u16::from_ne_bytes([*first, *second])) == libc::AF_UNSPEC
@@ -250,10 +265,10 @@ pub fn connect(socket: BorrowedFd<'_>, address: &[u8]) -> Result<()> {
     unsafe { raw::call(libc::SYS_connect, arguments) }.map(drop)
 }
 
-/// `struct ifreq` of 64 bits.
+/// `struct ifreq` of a 64-bit program.
 pub type Interface = [u8; 40];
 
-/// What the kernel says of one interface of the network namespace that a socket lives in.
+/// Makes an interface request in the network namespace of a socket.
 pub fn interface(socket: impl AsFd, request: u32, about: &mut Interface) -> Result<()> {
     if !INTERFACE.contains(&request) {
         return Err(Errno::PERM);
@@ -264,7 +279,8 @@ pub fn interface(socket: impl AsFd, request: u32, about: &mut Interface) -> Resu
     unsafe { raw::call(libc::SYS_ioctl, arguments) }.map(drop)
 }
 
-/// All interfaces that have an address, one structure each, as far as there is room; how much that takes. Without room: how much it would.
+/// Lists all interfaces that have an address, as one `struct ifreq` each, as far as they fit into
+/// `into`. Returns the bytes written; without a buffer, the bytes that all would take.
 pub fn interfaces(socket: impl AsFd, into: Option<&mut [u8]>) -> Result<usize> {
     #[repr(C)]
     struct Configuration {
@@ -275,7 +291,7 @@ pub fn interfaces(socket: impl AsFd, into: Option<&mut [u8]>) -> Result<usize> {
     let mut asked = Configuration { len: i32::try_from(len).map_err(|_| Errno::INVAL)?, at };
     let arguments =
         [socket.as_fd().as_raw_fd() as usize, SIOCGIFCONF as usize, &raw mut asked as usize, 0, 0, 0];
-    // SAFETY: the kernel writes at most `len` bytes there, and the structure.
+    // SAFETY: the kernel writes at most `len` bytes at `at`, and the structure.
     unsafe { raw::call(libc::SYS_ioctl, arguments) }?;
     usize::try_from(asked.len).map_err(|_| Errno::INVAL)
 }
@@ -355,7 +371,7 @@ mod tests {
             assert_eq!(connect(client.as_fd(), &address[..len]), Err(Errno::PERM), "{len}");
         }
         assert!(client.peer_addr().is_ok(), "it is connected still");
-        // As the kernel says of a socket that is connected.
+        // ISCONN shows that the address has reached the kernel: the socket is already connected.
         address[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
         assert_eq!(connect(client.as_fd(), &address[..16]), Err(Errno::ISCONN));
         for len in [0, 1] {
@@ -371,8 +387,8 @@ mod tests {
         let child = |is_guarded: bool, is_watched: bool| {
             let mut command = std::process::Command::new("sh");
             command.args(["-c", "echo up; exec sleep 60"]).stdout(std::process::Stdio::piped());
-            // SAFETY: between fork and exec it makes system calls, and a vector, which nobody else's lock is in the way of: the tests
-            // of this crate that run beside it do not hold the allocator's.
+            // SAFETY: between fork and exec it makes system calls and allocates a vector. The tests
+            // of this crate that run in parallel do not hold the allocator's lock.
             unsafe {
                 command.pre_exec(move || {
                     rustix::thread::set_no_new_privs(true)?;

@@ -1,9 +1,10 @@
-//! The heap of a daemon, which lives long.
+//! Heap trimming for a long-running daemon.
 
-/// Has libc give back what has been freed. To load programs into the kernel takes some 30 MB for a moment, which libc would keep for good; and
-/// where a process is cloned for each connection ([`crate::accounted`]), that takes as long as there is memory.
+/// Returns freed heap memory to the kernel. Loading programs into the kernel takes some 30 MB for a
+/// moment, which libc would keep. [`crate::accounted`] clones the process for each connection, and
+/// a clone takes longer the more memory the process has.
 pub fn trim() {
-    // SAFETY: it has no arguments that could be wrong.
+    // SAFETY: the call has no memory-safety requirement.
     #[cfg(target_env = "gnu")]
     unsafe {
         libc::malloc_trim(0);

@@ -1,4 +1,5 @@
-//! What the kernel says a socket is (L3). Nothing here is told by the socket's owner.
+//! Identifies a socket by what the kernel reports about it (L3). Nothing here comes from the
+//! socket's owner.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,20 +19,21 @@ pub struct Identity {
     pub cookie: u64,
     /// SO_NETNS_COOKIE: the network namespace.
     pub netns: u64,
-    /// Its own address; IPv4-mapped addresses as IPv4, so that a v6 socket meets its v4 peer.
+    /// The local address. An IPv4-mapped address is stored as IPv4, so that it equals the peer's.
     pub local: SocketAddr,
-    /// Its peer's address, the same way.
+    /// The peer's address, normalised like `local`.
     pub remote: SocketAddr,
     /// Bound to a device or VRF, where addresses can repeat within one namespace.
     pub bound_device: bool,
 }
 
-/// What the kernel says of a TCP socket without its lock, which its owner can hold for as long as it likes.
+/// The properties of a TCP socket that the kernel reports without the socket lock. The owner of a
+/// socket can hold its lock for as long as it likes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shown {
     /// SO_COOKIE: unique for the life of the kernel.
     pub cookie: u64,
-    /// SO_NETNS_COOKIE: the network namespace.
+    /// Why a descriptor cannot be an endpoint.
     pub netns: u64,
     /// Bound to a device or VRF, where addresses can repeat within one namespace.
     pub bound_device: bool,
@@ -49,13 +51,13 @@ pub enum IdentifyError {
     /// Listening, connecting, closing or closed.
     #[error("the TCP socket is in state {0}, not established")]
     NotEstablished(u8),
-    /// The kernel could not say, or lacks an option (SO_NETNS_COOKIE needs Linux 5.14).
+    /// The kernel returned an error, or lacks an option (SO_NETNS_COOKIE needs Linux 5.14).
     #[error("the kernel did not describe the socket: {0}")]
     Kernel(Errno),
 }
 
-/// Asks the kernel what `fd` is. It waits for the socket's lock, and so for whoever is inside a call on it: for sockets of
-/// one's own only.
+/// Asks the kernel which connection `fd` is. Waits for the socket lock, and so for any thread that
+/// is inside a call on the socket. Use it only for sockets of this process.
 pub fn identify(fd: impl AsFd) -> std::result::Result<Identity, IdentifyError> {
     let fd = fd.as_fd();
     let Shown { cookie, netns, bound_device } = shown(fd)?;
@@ -65,7 +67,7 @@ pub fn identify(fd: impl AsFd) -> std::result::Result<Identity, IdentifyError> {
     }
     let address = |address: Result<rustix::net::SocketAddrAny>| match address {
         Ok(address) => SocketAddr::try_from(address).map(normalise).map_err(IdentifyError::Kernel),
-        // It was reset since its state was read.
+        // The connection was reset after its state was read.
         Err(Errno::NOTCONN | Errno::INVAL) => Err(IdentifyError::NotEstablished(tcp::CLOSE)),
         Err(error) => Err(IdentifyError::Kernel(error)),
     };
@@ -74,13 +76,13 @@ pub fn identify(fd: impl AsFd) -> std::result::Result<Identity, IdentifyError> {
     Ok(Identity { cookie, netns, local, remote, bound_device })
 }
 
-/// Asks what `fd` is as far as no lock is in the way: which TCP socket. Waits for nobody, whatever `fd` is.
+/// Identifies a TCP socket without taking its lock. Never blocks, whatever `fd` is.
 pub fn shown(fd: impl AsFd) -> std::result::Result<Shown, IdentifyError> {
     let fd = fd.as_fd();
     match sockopt::socket_domain(fd) {
         Ok(AddressFamily::INET | AddressFamily::INET6) => {}
         Ok(_) => return Err(IdentifyError::NotTcp),
-        // EBADF is an O_PATH descriptor.
+        // An O_PATH descriptor is EBADF.
         Err(Errno::NOTSOCK | Errno::BADF) => return Err(IdentifyError::NotASocket),
         Err(error) => return Err(IdentifyError::Kernel(error)),
     }
@@ -97,13 +99,13 @@ pub fn shown(fd: impl AsFd) -> std::result::Result<Shown, IdentifyError> {
     })
 }
 
-/// The cookie of the network namespace that a socket of any kind of IP lives in.
+/// Returns the cookie of the network namespace of an IP socket.
 pub fn namespace(fd: BorrowedFd<'_>) -> Result<u64> {
     raw::read::<u64>(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE).map(|(cookie, _)| cookie)
 }
 
-/// IPv4-mapped as IPv4; flow label and scope dropped. A link-local peer binds the socket to its device, so no
-/// scope is lost that `bound_device` does not tell.
+/// Converts an IPv4-mapped address to IPv4, and drops flow label and scope. A link-local peer binds
+/// the socket to its device, so `bound_device` covers the scope.
 pub fn normalise(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4),

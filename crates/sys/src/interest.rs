@@ -1,5 +1,8 @@
-//! What an epoll set waits for, taken over to another file under the same descriptor number. The set knows a file by its number in the
-//! table of whoever registered it, so this is done in a table of its own, where the number is free.
+//! Moves a registration in an epoll instance to another file under the same fd.
+//!
+//! epoll identifies a registration by file and fd, where the fd is looked up in the fd table of the
+//! thread that makes the call. So a new thread unshares its fd table and makes the calls there,
+//! where it may put any file under that fd.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -16,18 +19,19 @@ struct Event {
     data: u64,
 }
 
-/// What a program has registered.
+/// A registration that a program has made with epoll_ctl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest {
-    /// The number under which it did.
+    /// The fd under which the file is registered.
     pub number: i32,
-    /// For which events, with their flags.
+    /// The events, including EPOLLET and the other flags.
     pub events: u32,
-    /// What it wants to be told with them.
+    /// The data that epoll_wait returns with the events.
     pub data: u64,
 }
 
-/// In the set `epoll`, `new` takes the place of `old`. ENOENT: `old` is not registered there under that number.
+/// Replaces `old` by `new` in the instance `epoll`. Fails with ENOENT if `old` is not registered
+/// there under `interest.number`.
 pub fn take_over(
     epoll: BorrowedFd<'_>,
     old: BorrowedFd<'_>,
@@ -36,7 +40,8 @@ pub fn take_over(
 ) -> Result<()> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("shunt-epoll".into()).spawn_scoped(scope, || {
-            // SAFETY: only this thread's table becomes its own; what it has of the others' is closed when it ends.
+            // SAFETY: only this thread gets its own fd table. Its copies of the descriptors are
+            // closed when it ends.
             unsafe { unshare_unsafe(UnshareFlags::FILES) }?;
             inside(epoll, old, new, interest)
         });
@@ -45,10 +50,10 @@ pub fn take_over(
     })
 }
 
-/// In a table that nobody else uses.
+/// Does the work of [`take_over`] in an fd table that no other thread shares.
 fn inside(epoll: BorrowedFd<'_>, old: BorrowedFd<'_>, new: BorrowedFd<'_>, interest: Interest) -> Result<()> {
     let Interest { number, events, data } = interest;
-    // Above the number, which may be that of one of them.
+    // Duplicate to fds above `number`, because `number` may be the fd of one of them.
     let above = |fd: BorrowedFd<'_>| fcntl_dupfd_cloexec(fd, number.checked_add(1).ok_or(Errno::INVAL)?);
     let (epoll, old, new) = (above(epoll)?, above(old)?, above(new)?);
     put(old.as_fd(), number)?;
@@ -58,7 +63,8 @@ fn inside(epoll: BorrowedFd<'_>, old: BorrowedFd<'_>, new: BorrowedFd<'_>, inter
 }
 
 fn put(fd: BorrowedFd<'_>, number: i32) -> Result<()> {
-    // SAFETY: never dropped, so nothing is closed that somebody else owns: the table goes with the thread.
+    // SAFETY: `place` is never dropped, so it closes no descriptor of other code. The table is
+    // freed with the thread.
     let mut place = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
     dup2(fd, &mut place)?;
     rustix::io::fcntl_setfd(place.as_fd(), FdFlags::CLOEXEC)

@@ -1,9 +1,13 @@
-//! Small wrappers over system calls, shared by the broker, the shim, the overlay and the link emulator.
+//! Small wrappers over system calls, shared by the broker, the shim, the overlay and the link
+//! emulator.
 //!
-//! The shim lives inside other programs, where libc's `read`, `close` and the rest are its own hooks. So
-//! nothing here calls them: system calls are made directly (rustix's Linux backend), nothing allocates, and
-//! nothing touches errno. The one exception is the drop of an `OwnedFd`, which ends in libc's `close`: the
-//! shim's hook knows its own descriptors. `apart` is not for the shim.
+//! The shim is loaded into other programs, where libc's `read`, `close` and so on are its own
+//! hooks. Therefore this crate makes system calls directly (rustix's Linux backend), does not
+//! allocate and does not change errno. Dropping an `OwnedFd` is the one exception: it calls libc's
+//! `close`, and the shim's hook recognises its own descriptors.
+//!
+//! Modules that the shim does not use are free of these rules: `apart`, for example, calls libc's
+//! `fork`.
 
 pub mod accounted;
 pub mod addresses;
@@ -45,5 +49,5 @@ pub mod view;
 mod ready;
 mod sockopt;
 
-/// The error number and result of a system call made without libc.
+/// The error number and the result of a system call that was made without libc.
 pub use rustix::io::{Errno, Result};

@@ -1,8 +1,9 @@
-//! What the kernel lets this process have.
+//! Resource limits of this process.
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// As many descriptors as its hard limit allows: the usual soft limit of 1024 is for programs that use select.
+/// Raises the soft limit of open descriptors to the hard limit. The usual soft limit of 1024 exists
+/// for programs that use select.
 pub fn raise_descriptors() -> crate::Result<()> {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

@@ -1,5 +1,5 @@
-//! All TCP connections of a network namespace, without a descriptor of any: as the kernel lists them, also with what is stored for them in
-//! a map of socket storage.
+//! Lists the TCP connections of a network namespace by NETLINK_SOCK_DIAG, without a descriptor of
+//! any of them. Can also return the values that a BPF socket storage map holds for them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -12,10 +12,10 @@ use crate::{Errno, Result};
 
 const NLM_F_DUMP: u16 = 0x300;
 const NLMSG_DONE: u16 = 3;
-/// Where ports and addresses stand in `struct inet_diag_msg`, behind the header; the second ones are the peer's.
+/// Offsets of the ports and addresses in `struct inet_diag_msg`, local first, then remote.
 const PORTS: [usize; 2] = [HEADER + 4, HEADER + 6];
 const ADDRESSES: [usize; 2] = [HEADER + 8, HEADER + 24];
-/// Behind it are attributes: `struct nlattr`, each with its value, and some with others in it.
+/// Attributes follow the message. Each is a `struct nlattr` with its value; some are nested.
 const ATTRIBUTES: usize = HEADER + 72;
 const ATTRIBUTE: usize = 4;
 const INET_DIAG_REQ_SK_BPF_STORAGES: u16 = 2;
@@ -24,7 +24,7 @@ const INET_DIAG_SK_BPF_STORAGES: u16 = 20;
 const SK_DIAG_BPF_STORAGE: u16 = 1;
 const SK_DIAG_BPF_STORAGE_MAP_VALUE: u16 = 3;
 const LISTENING: u32 = 1 << TCP_LISTEN;
-/// TIME_WAIT and CLOSE are none of a connection, nor is LISTEN.
+/// All states but TIME_WAIT, CLOSE and LISTEN.
 const CONNECTED: u32 = 0xfff & !(LISTENING | 1 << 6 | 1 << 7);
 
 /// A connection.
@@ -32,27 +32,28 @@ const CONNECTED: u32 = 0xfff & !(LISTENING | 1 << 6 | 1 << 7);
 pub struct Listed {
     /// SO_COOKIE.
     pub cookie: u64,
-    /// Its own address; IPv4-mapped addresses as IPv4.
+    /// The local address. An IPv4-mapped address is stored as IPv4.
     pub local: SocketAddr,
-    /// Its peer's.
+    /// The peer's address.
     pub remote: SocketAddr,
 }
 
-/// All of the network namespace of `asker`, which [`crate::peer::open`] has made there.
+/// Lists the connections in the network namespace in which [`crate::peer::open`] created `asker`.
 pub fn connections(asker: &OwnedFd) -> Result<Vec<Listed>> {
     let mut listed = Vec::new();
     each(asker, CONNECTED, 0, &[], |message| listed.extend(connection(message)))?;
     Ok(listed)
 }
 
-/// Those that listen at that port, whatever their addresses: `remote` is none.
+/// Lists the sockets that listen at `port` on any address. Their `remote` is unspecified.
 pub fn listeners(asker: &OwnedFd, port: u16) -> Result<Vec<Listed>> {
     let mut listed = Vec::new();
     each(asker, LISTENING, port, &[], |message| listed.extend(connection(message)))?;
     Ok(listed)
 }
 
-/// Those for which something is stored in `map`, with that. Needs CAP_BPF. Linux 5.7.
+/// Lists the connections for which `map` holds a value, with that value. Needs CAP_BPF and Linux
+/// 5.7.
 pub fn stored(asker: &OwnedFd, map: BorrowedFd<'_>) -> Result<Vec<(Listed, Vec<u8>)>> {
     let map = attribute(SK_DIAG_BPF_STORAGE_REQ_MAP_FD, &map.as_raw_fd().to_ne_bytes());
     let mut listed = Vec::new();
@@ -65,8 +66,8 @@ pub fn stored(asker: &OwnedFd, map: BorrowedFd<'_>) -> Result<Vec<(Listed, Vec<u
     Ok(listed)
 }
 
-/// Asks about sockets in some states, with a port of their own or any (0), with an attribute or none, and hands on every answer. Waits
-/// for nobody.
+/// Requests the sockets in some states, and passes each answer to `take`. `port` is the local port,
+/// or 0 for any. `attribute` is appended to the request. Never blocks.
 fn each(
     asker: &OwnedFd,
     states: u32,
@@ -93,7 +94,7 @@ fn each(
     Ok(())
 }
 
-/// Whether there is more to come.
+/// Passes the messages of one datagram to `take`. Returns `true` if more datagrams follow.
 fn parts(mut bytes: &[u8], take: &mut impl FnMut(&[u8])) -> Result<bool> {
     while bytes.len() >= HEADER {
         let len = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
@@ -128,9 +129,9 @@ fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat()
 }
 
-/// Of the first attribute of that kind.
+/// Returns the value of the first attribute of this kind.
 fn value(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
-    // The upper bits say how the value is to be read.
+    // The two highest bits are flags (NLA_F_NESTED, NLA_F_NET_BYTEORDER).
     const KIND: u16 = 0x3fff;
     while attributes.len() >= ATTRIBUTE {
         let len = usize::from(u16::from_ne_bytes([attributes[0], attributes[1]]));

@@ -1,5 +1,6 @@
-//! A shared mapping of a sealed memfd. Its other mappers are untrusted, so it is never seen as a slice: only
-//! as a raw pointer, as atomics, or through the bounds-checked helpers here.
+//! A shared mapping of a sealed memfd. The other processes that map it are untrusted. So it is
+//! never exposed as a slice, only as a raw pointer, as atomics, or through the bounds-checked
+//! helpers here.
 
 use std::ffi::c_void;
 use std::os::fd::AsFd;
@@ -14,19 +15,19 @@ use shunt_abi::page::{BOARD_BYTES, Board, PAGE_BYTES, Page};
 
 use crate::{Errno, Result};
 
-/// What lengths are counted in, on every machine: no page is smaller, and each is a multiple of it.
+/// The unit of lengths on every machine. No kernel page is smaller, and each is a multiple of it.
 const PAGE_SIZE: usize = 4096;
 
-/// Bytes of a page of this kernel's.
+/// Returns the size of this kernel's pages.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn page_bytes() -> usize {
     PAGE_SIZE
 }
 
-/// The same: it was built for one of several sizes.
+/// Returns the size of this kernel's pages, which is chosen when the kernel is built.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn page_bytes() -> usize {
-    // SAFETY: it reads what the kernel has told the process at its start.
+    // SAFETY: reads the auxiliary vector, which the kernel passed at process start.
     unsafe { libc::getauxval(libc::AT_PAGESZ) as usize }
 }
 
@@ -37,21 +38,21 @@ pub struct Mapping {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to the address space and not to a thread; what it holds is reached only
-// through raw pointers and atomics.
+// SAFETY: the mapping belongs to the address space and not to a thread; what it holds is reached
+// only through raw pointers and atomics.
 unsafe impl Send for Mapping {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `len` bytes of `fd`, which must be sealed against shrinking or be our own
-    /// (see [`crate::memfd`]): otherwise an access could end in SIGBUS.
+    /// Maps the first `len` bytes of `fd`. It must be sealed against shrinking, or belong to this
+    /// process (see [`crate::memfd`]): otherwise an access could raise SIGBUS.
     pub fn map(fd: impl AsFd, len: usize) -> Result<Mapping> {
         Mapping::map_for(ProtFlags::READ | ProtFlags::WRITE, fd, len)
     }
 
-    /// Maps the first `len` bytes of `fd`, which is memory of the kernel's own, such as a BPF map's: a mapping
-    /// of that cannot grow, as one of [`Mapping::map`] does.
+    /// Maps the first `len` bytes of `fd`, which is memory of the kernel, such as a BPF map. The
+    /// kernel cannot grow such a mapping, as [`Mapping::map`] would.
     pub fn map_of_kernel(fd: impl AsFd, len: usize) -> Result<Mapping> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
@@ -65,13 +66,13 @@ impl Mapping {
         Ok(Mapping { start: NonNull::new(start).ok_or(Errno::NOMEM)?, len })
     }
 
-    /// Moves the mapping to `place`, over what is mapped there now, in one step: who holds an address there finds the new
-    /// memory behind it. It stays for ever.
+    /// Moves the mapping to `place`, replacing the mapping there in one atomic step. Code that
+    /// holds addresses there sees the new memory behind them. The mapping is never unmapped.
     ///
     /// # Safety
-    /// At `place` there must be a mapping of the same length that nobody will unmap.
+    /// At `place` there must be a mapping of the same length that no code will unmap.
     pub unsafe fn move_over(self, place: *mut u8) -> Result<()> {
-        // SAFETY: ours since `map`; and the caller's promise.
+        // SAFETY: `self` is ours since `map`; the caller guarantees the rest.
         unsafe {
             mremap_fixed(self.as_ptr().cast(), self.len, self.len, MremapFlags::MAYMOVE, place.cast())?;
         }
@@ -79,33 +80,34 @@ impl Mapping {
         Ok(())
     }
 
-    /// Where the mapping begins: page aligned, valid for `len()` bytes while `self` lives.
+    /// Returns the start of the mapping: page aligned, valid for `len()` bytes while `self` lives.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Bytes mapped.
+    /// Returns the length of the mapping in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never true: the kernel refuses empty mappings.
+    /// Returns `false`: the kernel refuses empty mappings.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The 64-bit word at `offset`, if it lies inside and is aligned.
+    /// Returns the 64-bit word at `offset`, if it lies inside and is aligned.
     pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
         let inside = offset.checked_add(8).is_some_and(|end| end <= self.len);
         if !inside || !offset.is_multiple_of(8) {
             return None;
         }
-        // SAFETY: inside the mapping and aligned (the start is page aligned); lives as long as `self`;
-        // everyone who shares it uses atomics (L5: a peer that does not harms only what it reads itself).
+        // SAFETY: inside the mapping and aligned (the start is page aligned); lives as long as
+        // `self`. Every honest process that shares it uses atomics. A hostile one only corrupts
+        // data (L5).
         Some(unsafe { AtomicU64::from_ptr(self.as_ptr().add(offset).cast()) })
     }
 
-    /// The 32-bit word at `offset`, if it lies inside and is aligned.
+    /// Returns the 32-bit word at `offset`, if it lies inside and is aligned.
     pub fn half_word(&self, offset: usize) -> Option<&AtomicU32> {
         let inside = offset.checked_add(4).is_some_and(|end| end <= self.len);
         if !inside || !offset.is_multiple_of(4) {
@@ -115,29 +117,33 @@ impl Mapping {
         Some(unsafe { AtomicU32::from_ptr(self.as_ptr().add(offset).cast()) })
     }
 
-    /// Copies `bytes` to `offset`. `false`, and nothing done, if there is no room.
+    /// Copies `bytes` to `offset`. Returns `false` and does nothing if they do not fit.
     #[must_use]
     pub fn put(&self, offset: usize, bytes: &[u8]) -> bool {
         let inside = offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len);
         if inside {
-            // SAFETY: inside the mapping. `bytes` is memory of this process only, so they do not overlap.
+            // SAFETY: inside the mapping. `bytes` is memory of this process only, so they do not
+            // overlap.
             unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_ptr().add(offset), bytes.len()) };
         }
         inside
     }
 
-    /// Copies what is at `offset` to `bytes`, once. `false`, and nothing done, if there is not so much.
+    /// Copies `bytes.len()` bytes from `offset`, once. Returns `false` and does nothing if the
+    /// mapping ends before.
     #[must_use]
     pub fn take(&self, offset: usize, bytes: &mut [u8]) -> bool {
         let inside = offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len);
         if inside {
-            // SAFETY: as in `put`; what a peer writes meanwhile can only change which bytes are copied (L5).
+            // SAFETY: as in `put`; a peer that writes meanwhile can only change which bytes are
+            // copied (L5).
             unsafe { ptr::copy_nonoverlapping(self.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len()) };
         }
         inside
     }
 
-    /// Zeros `len` bytes at `offset`, word by word. `false`, and nothing done, if that is not inside and aligned.
+    /// Zeros `len` bytes at `offset`, word by word. Returns `false` and does nothing if the range
+    /// is not inside or not aligned.
     #[must_use]
     pub fn zero(&self, offset: usize, len: usize) -> bool {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
@@ -151,11 +157,14 @@ impl Mapping {
         true
     }
 
-    /// Gives the memory behind the pages of `len` bytes at `offset` back to the kernel: they are zero from then on, for everybody
-    /// who has them mapped. `false`, and nothing done, if that is not inside, not whole pages, or refused. Where pages are larger, those
-    /// that lie beyond it in part stay as they are.
+    /// Frees the memory of the pages of `len` bytes at `offset` (MADV_REMOVE). They read as zero
+    /// from then on, in every process that has them mapped.
     ///
-    /// It waits for others who change the same file by system calls, as long as they like.
+    /// Returns `false` and does nothing if the range is not inside, is not a multiple of 4 KiB, or
+    /// if the kernel refuses. Where kernel pages are larger, a page that lies in the range only in
+    /// part stays as it is.
+    ///
+    /// Blocks while other processes change the same file by system calls, for as long as they like.
     pub fn give_back(&self, offset: usize, len: usize) -> bool {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         if !inside || !offset.is_multiple_of(PAGE_SIZE) || !len.is_multiple_of(PAGE_SIZE) {
@@ -164,20 +173,21 @@ impl Mapping {
         let (first, end) =
             (offset.next_multiple_of(page_bytes()), (offset + len) / page_bytes() * page_bytes());
         let Some(len) = end.checked_sub(first).filter(|len| *len > 0) else { return false };
-        // SAFETY: inside the mapping, which nobody sees as more than bytes that change.
+        // SAFETY: inside the mapping, whose bytes may change at any time anyway.
         unsafe { madvise(self.as_ptr().add(first).cast(), len, Advice::LinuxRemove).is_ok() }
     }
 
-    /// The mapping as a process's page, if it is large enough.
+    /// Returns the mapping as a process's page, if it is large enough.
     pub fn page(&self) -> Option<&Page> {
         if self.len < PAGE_BYTES {
             return None;
         }
-        // SAFETY: large enough and page aligned; every field of `Page` that is ever read is an atomic.
+        // SAFETY: large enough and page aligned; every field of `Page` that is ever read is an
+        // atomic.
         Some(unsafe { self.start.cast::<Page>().as_ref() })
     }
 
-    /// The mapping as the broker's board for a process, if it is large enough.
+    /// Returns the mapping as the broker's board for a process, if it is large enough.
     pub fn board(&self) -> Option<&Board> {
         if self.len < BOARD_BYTES {
             return None;
@@ -187,64 +197,65 @@ impl Mapping {
     }
 }
 
-/// Memory that another process writes and this one only reads. To write to it would end this process.
+/// A read-only mapping of memory that another process writes. A write to it would raise SIGSEGV.
 #[derive(Debug)]
 pub struct Shown(Mapping);
 
 impl Shown {
-    /// Maps the first `len` bytes of `fd`, which must be sealed (see [`crate::memfd`]): otherwise its writer could keep
-    /// whoever reads it waiting, or end in SIGBUS.
+    /// Maps the first `len` bytes of `fd`, which must be sealed (see [`crate::memfd`]). Otherwise
+    /// its writer could make a reader block, or make an access raise SIGBUS.
     pub fn map(fd: impl AsFd, len: usize) -> Result<Shown> {
         Mapping::map_for(ProtFlags::READ, fd, len).map(Shown)
     }
 
-    /// Has the kernel put memory behind the first `len` bytes, so that to read them cannot be a signal.
+    /// Makes the kernel allocate the first `len` bytes, so that reading them cannot raise SIGBUS.
     pub fn back(&self, len: usize) -> Result<()> {
         populate(self.0.as_ptr(), len.min(self.0.len), Advice::LinuxPopulateRead)
     }
 
-    /// See [`Mapping::move_over`].
+    /// Moves the mapping as [`Mapping::move_over`] does.
     ///
     /// # Safety
-    /// As there.
+    /// As [`Mapping::move_over`].
     pub unsafe fn move_over(self, place: *const u8) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.0.move_over(place.cast_mut()) }
     }
 
-    /// Where the mapping begins: page aligned.
+    /// Returns the start of the mapping, which is page aligned.
     pub fn as_ptr(&self) -> *const u8 {
         self.0.as_ptr()
     }
 
-    /// See [`Mapping::word`]. Only loads are allowed.
+    /// Returns the word as [`Mapping::word`] does. Only loads are allowed.
     pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
         self.0.word(offset)
     }
 
-    /// See [`Mapping::page`]. Only loads are allowed.
+    /// Returns the page as [`Mapping::page`] does. Only loads are allowed.
     pub fn page(&self) -> Option<&Page> {
         self.0.page()
     }
 
-    /// See [`Mapping::board`]. Only loads are allowed.
+    /// Returns the board as [`Mapping::board`] does. Only loads are allowed.
     pub fn board(&self) -> Option<&Board> {
         self.0.board()
     }
 }
 
-/// Maps the first `len` bytes of `fd`, shared. The mapping takes memory only for the pages that are
-/// touched, also in a program that has called mlockall(MCL_FUTURE), and is in no core dump.
+/// Maps the first `len` bytes of `fd`, shared. The mapping takes memory only for pages that are
+/// touched, even in a program that has called mlockall(MCL_FUTURE). It is not part of core dumps.
 ///
-/// With MCL_FUTURE the kernel locks a new mapping, fills it with pages, and counts all of it against
-/// RLIMIT_MEMLOCK. It fills nothing that cannot be accessed, and a mapping that grows keeps its own
-/// flags. So one page is mapped without access and unlocked; then it grows, and access follows.
+/// With MCL_FUTURE the kernel locks a new mapping, allocates all its pages, and counts them against
+/// RLIMIT_MEMLOCK. Two exceptions avoid that: the kernel allocates nothing for an inaccessible
+/// mapping, and a mapping that grows keeps its flags. So one page is mapped without access and
+/// unlocked. Then the mapping grows, and access is granted last.
 pub(crate) fn map_unlocked(fd: impl AsFd, len: usize, access: ProtFlags) -> Result<*mut u8> {
     let first = len.min(page_bytes());
     // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
     let start = unsafe { mmap(ptr::null_mut(), first, ProtFlags::empty(), MapFlags::SHARED, fd, 0)? };
     let mut mapped = Unfinished { start, len: first };
-    // SAFETY: ours, and no reference into it exists. So it is for the calls below.
+    // SAFETY: ours, and no reference into it exists. That is true of the calls below too.
     unsafe {
         munlock(start, first)?;
         if len > first {
@@ -252,7 +263,7 @@ pub(crate) fn map_unlocked(fd: impl AsFd, len: usize, access: ProtFlags) -> Resu
             mapped.len = len;
         }
         mprotect(mapped.start, len, MprotectFlags::from_bits_retain(access.bits()))?;
-        // Rings may hold what the program has wiped. A dump without them serves as well.
+        // Lanes may hold secrets that the program has wiped from its own memory.
         madvise(mapped.start, len, Advice::LinuxDontDump)?;
     }
     let start = mapped.start.cast();
@@ -260,7 +271,7 @@ pub(crate) fn map_unlocked(fd: impl AsFd, len: usize, access: ProtFlags) -> Resu
     Ok(start)
 }
 
-/// A mapping that is taken back unless it is finished.
+/// A mapping that is unmapped at drop unless `map_unlocked` has finished it.
 struct Unfinished {
     start: *mut c_void,
     len: usize,
@@ -273,9 +284,11 @@ impl Drop for Unfinished {
     }
 }
 
-/// Has the kernel put memory behind the pages of `len` bytes at `start`, in a shared mapping. A page of a memfd is made when it
-/// is first touched, and where there is no memory for it that is SIGBUS: so it is asked for first. What the pages hold
-/// stays as it is.
+/// Makes the kernel allocate the pages of `len` bytes at `start` in a shared mapping. Their
+/// contents do not change.
+///
+/// A page of a memfd is allocated when it is first touched. If there is no memory for it, that
+/// access raises SIGBUS. This call returns an error instead.
 pub fn back(start: *mut u8, len: usize) -> Result<()> {
     populate(start, len, Advice::LinuxPopulateWrite)
 }
@@ -283,21 +296,21 @@ pub fn back(start: *mut u8, len: usize) -> Result<()> {
 fn populate(start: *mut u8, len: usize, how: Advice) -> Result<()> {
     let before = start as usize % page_bytes();
     let (first, len) = (start.wrapping_sub(before), len + before);
-    // SAFETY: it changes nothing that can be seen, and where nothing is mapped it fails.
+    // SAFETY: it changes no contents, and fails where nothing is mapped.
     match unsafe { madvise(first.cast(), len, how) } {
-        // Linux before 5.14 cannot be asked.
+        // Linux before 5.14 does not have this advice.
         Ok(()) | Err(Errno::INVAL) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Which of the pages of `len` bytes at `start`, of 4 KiB each, have memory behind them, by their order; none, if the kernel does not
-/// say. To read any of the others would make it.
+/// Returns, for each 4 KiB page of `len` bytes at `start`, whether memory is allocated for it.
+/// Reading one of the others would allocate it. All are `false` if the kernel does not report it.
 pub fn backed_pages(start: *const u8, len: usize) -> Vec<bool> {
     let before = start as usize % page_bytes();
     let first = start.wrapping_sub(before).cast_mut();
     let mut pages = vec![0u8; (before + len).div_ceil(page_bytes())];
-    // SAFETY: it writes a byte for each page, and looks at nothing that is mapped.
+    // SAFETY: it writes one byte for each page, and does not access the mapped memory.
     let asked = unsafe { libc::mincore(first.cast(), before + len, pages.as_mut_ptr()) };
     let is_backed = |at: usize| asked == 0 && pages[(before + at) / page_bytes()] & 1 != 0;
     (0..len).step_by(PAGE_SIZE).map(is_backed).collect()
@@ -305,7 +318,8 @@ pub fn backed_pages(start: *const u8, len: usize) -> Vec<bool> {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: ours since `map`, and no reference outlives `self`. It cannot fail for a whole mapping.
+        // SAFETY: ours since `map`, and no reference outlives `self`. Unmapping a whole mapping
+        // cannot fail.
         let _ = unsafe { munmap(self.as_ptr().cast(), self.len) };
     }
 }
@@ -369,7 +383,7 @@ mod tests {
         );
     }
 
-    /// Callers count in 4 KiB, and what they name may begin in the middle of a larger page.
+    /// Callers count in units of 4 KiB, so a range may begin in the middle of a larger page.
     #[test]
     fn of_larger_pages_those_are_given_back_that_are_named_whole() {
         let (page, unit) = (page_bytes(), PAGE_SIZE);

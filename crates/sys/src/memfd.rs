@@ -1,16 +1,20 @@
-//! Sealed memfds: memory that two processes share, and of which neither can take anything away from the other (L5).
+//! Sealed memfds: memory that two processes share, which neither can take away from the other (L5).
 //!
-//! While a hole is punched in a memfd, every process that touches one of its pages sleeps in the kernel, and the punch takes
-//! longer the more mappings the file has. A process that can still punch can therefore stop whoever touches the memory. So a
-//! memfd is *sealed* before anybody touches it whom its maker does not trust:
+//! While a process punches a hole in a memfd, every process that touches one of its pages sleeps in
+//! the kernel. The punch takes longer the more mappings the file has. So a process that can punch
+//! holes can stop the other processes that use the memory. Therefore a memfd is *sealed* before a
+//! process touches it that does not trust its creator:
 //!
 //! ```text
-//! memfd_create ── SHRINK, GROW ──> fixed ── each writer maps it ── FUTURE_WRITE, SEAL ──> sealed ── passed to readers
+//! create ── SHRINK, GROW ──> fixed ── each writer maps it ── FUTURE_WRITE, SEAL ──> sealed
+//!                                                                                    │
+//!                                                             passed to readers  <───┘
 //! ```
 //!
-//! `F_SEAL_FUTURE_WRITE` makes hole punching and MADV_REMOVE fail with EPERM and forbids new writable mappings; writable
-//! mappings that exist keep working. The kernel adds a seal under the lock that a punch holds, so whoever sees the seal knows
-//! that no punch is under way. It also means that adding a seal can take as long as a punch.
+//! `F_SEAL_FUTURE_WRITE` makes hole punching and MADV_REMOVE fail with EPERM and forbids new
+//! writable mappings. Existing writable mappings keep working. The kernel adds a seal under the
+//! inode lock, which a punch holds too. So a process that sees the seal knows that no punch is
+//! under way. It also means that adding a seal can take as long as a punch.
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,7 +31,7 @@ use thiserror::Error;
 use crate::mapping::Mapping;
 use crate::{Errno, Result};
 
-/// Why a descriptor is not memory that can be mapped without risk.
+/// Why a descriptor is not memory that can be mapped safely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SealError {
     /// Not a memfd at all.
@@ -41,7 +45,7 @@ pub enum SealError {
         "the memfd is not sealed against later writers: map it, then add F_SEAL_FUTURE_WRITE and F_SEAL_SEAL"
     )]
     Writable,
-    /// A memfd of huge pages, which are a signal where there are none left.
+    /// A memfd of huge pages. Touching one raises SIGBUS when no huge page is left.
     #[error("the memfd is of huge pages: make it of ordinary ones")]
     NotTmpfs,
     /// It could not be mapped.
@@ -52,21 +56,21 @@ pub enum SealError {
     Size(u64),
 }
 
-/// A file that grows beyond RLIMIT_FSIZE is SIGXFSZ for the program, even in memory.
+/// Checks RLIMIT_FSIZE: a file that grows beyond it raises SIGXFSZ in the program, even in memory.
 fn allow_size(len: usize) -> Result<()> {
     let limit = getrlimit(Resource::Fsize).current;
     if limit.is_some_and(|limit| limit < len as u64) { Err(Errno::FBIG) } else { Ok(()) }
 }
 
-/// What `fstatfs` says of ordinary memfds.
+/// The `f_type` that `fstatfs` returns for ordinary memfds.
 const TMPFS: i64 = 0x0102_1994;
 /// The seals of memory whose size is final.
 const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
-/// The seals that end punching and the making of writable mappings.
+/// The seals that forbid hole punching and new writable mappings.
 const CLOSED: SealFlags = SealFlags::FUTURE_WRITE.union(SealFlags::SEAL);
 
-/// Makes a zeroed, close-on-exec memfd of exactly `len` bytes, whose size is final. It can be mapped for writing, and punched,
-/// until it is [sealed](seal).
+/// Creates a zeroed, close-on-exec memfd of exactly `len` bytes, whose size is final. It can be
+/// mapped for writing, and holes can be punched in it, until it is [sealed](seal).
 pub fn create_fixed(name: &str, len: usize) -> Result<OwnedFd> {
     allow_size(len)?;
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -75,7 +79,8 @@ pub fn create_fixed(name: &str, len: usize) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Makes a zeroed, close-on-exec memfd of exactly `len` bytes, maps it, and seals it: nobody else will ever write it.
+/// Creates a zeroed, close-on-exec memfd of exactly `len` bytes, maps it, and seals it. No other
+/// mapping can ever write it.
 pub fn create_sealed(name: &str, len: usize) -> Result<(OwnedFd, Mapping)> {
     let fd = create_fixed(name, len)?;
     let mapping = Mapping::map(&fd, len)?;
@@ -83,14 +88,15 @@ pub fn create_sealed(name: &str, len: usize) -> Result<(OwnedFd, Mapping)> {
     Ok((fd, mapping))
 }
 
-/// Ends the punching of holes and the making of writable mappings, for good. Those that exist keep working.
+/// Forbids hole punching and new writable mappings for good. Existing mappings keep working.
 ///
-/// Blocks while a hole is being punched: where others have the file, which may be as long as they like.
+/// Blocks while another process that holds the file punches a hole, for as long as that process
+/// likes.
 pub fn seal(fd: impl AsFd) -> Result<()> {
     fcntl_add_seals(fd, CLOSED)
 }
 
-/// Makes a close-on-exec memfd that holds `bytes` and can never change again.
+/// Creates a close-on-exec memfd that holds `bytes` and can never change again.
 pub fn create_with(name: &str, bytes: &[u8]) -> Result<OwnedFd> {
     allow_size(bytes.len())?;
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -102,13 +108,13 @@ pub fn create_with(name: &str, bytes: &[u8]) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Checks that `fd` is a memfd of exactly `len` bytes that nobody can shrink or grow any more.
+/// Checks that `fd` is a memfd of exactly `len` bytes whose size is final.
 pub fn verify_fixed(fd: impl AsFd, len: usize) -> std::result::Result<(), SealError> {
     check(fd, len).map(drop)
 }
 
-/// Checks that `fd` is a memfd of exactly `len` bytes of which nobody can take anything away any more, and of which no hole
-/// is being punched at this moment.
+/// Checks that `fd` is a memfd of exactly `len` bytes that can neither shrink nor lose pages, and
+/// that no hole is being punched in it now.
 pub fn verify_sealed(fd: impl AsFd, len: usize) -> std::result::Result<(), SealError> {
     if check(fd, len)?.contains(CLOSED) { Ok(()) } else { Err(SealError::Writable) }
 }
@@ -128,20 +134,20 @@ fn check(fd: impl AsFd, len: usize) -> std::result::Result<SealFlags, SealError>
     if size == len as u64 { Ok(seals) } else { Err(SealError::Size(size)) }
 }
 
-/// What a memfd holds that can never change again, read where it is.
+/// A read-only mapping of a memfd whose contents are final.
 #[derive(Debug)]
 pub struct Final {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: memory that nobody writes.
+// SAFETY: memory that no process writes.
 unsafe impl Send for Final {}
 // SAFETY: as above.
 unsafe impl Sync for Final {}
 
 impl Final {
-    /// Maps the `len` bytes of `fd` if they are final: neither their number nor what they are can be changed by anybody.
+    /// Maps the `len` bytes of `fd` if its seals make both its size and its contents final.
     pub fn map(fd: impl AsFd, len: usize) -> std::result::Result<Final, SealError> {
         verify_final(&fd, len)?;
         if len == 0 {
@@ -158,8 +164,8 @@ impl Deref for Final {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: mapped as long as `self` lives. By the seals nobody can write it or take it away (`verify_final`), so it
-        // may be seen as a slice although others have it too.
+        // SAFETY: mapped as long as `self` lives. By the seals no process can write it or take it
+        // away (`verify_final`), so it may be a slice although other processes map it too.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -173,7 +179,7 @@ impl Drop for Final {
     }
 }
 
-/// Checks that `fd` is a memfd of exactly `len` bytes, and that nobody can change those bytes any more.
+/// Checks that `fd` is a memfd of exactly `len` bytes whose contents are final.
 pub fn verify_final(fd: impl AsFd, len: usize) -> std::result::Result<(), SealError> {
     let seals = fcntl_get_seals(&fd).map_err(|_| SealError::NotMemfd)?;
     if !seals.contains(SealFlags::WRITE) {
@@ -233,11 +239,11 @@ mod tests {
         assert_eq!(reader.word(0).map(|word| word.load(Relaxed)), Some(9));
     }
 
-    /// A page of such memory is a signal for whoever touches it when the system has none left.
+    /// Touching a huge page raises SIGBUS when the system has none left.
     #[test]
     fn huge_pages_are_refused() {
         let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
-        // A kernel without huge pages has no such memory.
+        // A kernel without huge pages refuses the flag.
         let Ok(fd) = memfd_create("shunt-test", flags) else { return };
         ftruncate(&fd, 2 << 20).unwrap();
         fcntl_add_seals(&fd, FIXED | CLOSED).unwrap();

@@ -1,8 +1,10 @@
-//! Whether the program's memory can be touched: a bad pointer must be EFAULT, as the kernel has it, and no crash.
+//! Checks that the program's memory can be accessed. The shim must answer a bad pointer with
+//! EFAULT, as the kernel does, and must not crash.
 //!
-//! Asking the kernel about a page is a system call, so what it said is remembered, in a table with a place for each page
-//! seen lately. On the fast path that is a load and a few comparisons. What the program then takes away again by
-//! munmap and the like is forgotten ([`forget`]); what glibc unmaps by itself is not seen. See docs/adr/0012.
+//! Asking the kernel about a page takes a system call. So its answer is cached in a table with one
+//! slot for each recently used page. The fast path is a load and a few comparisons. When the
+//! program calls munmap and similar functions, the shim removes the pages from the table
+//! ([`forget`]). It does not see memory that glibc unmaps internally. See docs/adr/0012.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -11,10 +13,10 @@ use crate::mapping::page_bytes;
 use crate::{Errno, raw};
 
 const PAGE: usize = 4096;
-/// 16 MiB of buffers: more than a program has in use between two system calls.
+/// Covers 16 MiB of buffers: more than a program has in use between two system calls.
 const SLOTS: usize = 4096;
 
-/// Pages of which the kernel said that they are good, by their ends; 0: none.
+/// The pages that are known to be readable and writable, by their end addresses; 0 if none.
 struct Slot {
     readable: AtomicUsize,
     writable: AtomicUsize,
@@ -23,39 +25,41 @@ struct Slot {
 static PAGES: [Slot; SLOTS] =
     [const { Slot { readable: AtomicUsize::new(0), writable: AtomicUsize::new(0) } }; SLOTS];
 
-/// What a page is wanted for.
+/// The kind of access that a page is checked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// To be read.
+    /// For reading.
     Read,
-    /// To be written, and so also to be read.
+    /// For writing, which implies reading.
     Write,
 }
 
-/// Whether `len` bytes at `address` can be read.
+/// Returns `true` if `len` bytes at `address` can be read.
 #[inline]
 pub fn is_readable(address: *const u8, len: usize) -> bool {
     is_accessible(address as usize, len, Access::Read)
 }
 
-/// Whether `len` bytes at `address` can be written. They keep their values.
+/// Returns `true` if `len` bytes at `address` can be written. Does not change them.
 #[inline]
 pub fn is_writable(address: *mut u8, len: usize) -> bool {
     is_accessible(address as usize, len, Access::Write)
 }
 
-/// Whether `len` bytes at `address` can be a program's at all, mapped or not. The kernel refuses others before it looks at
-/// anything else.
+/// Returns `true` if `len` bytes at `address` lie in the address range of user space, mapped or
+/// not. The kernel refuses other addresses before it checks anything else.
 #[inline]
 pub fn is_of_user(address: usize, len: usize) -> bool {
     address.checked_add(len).is_some_and(|end| end <= limit() || may_end_at(end))
 }
 
-/// The same of memory whose first byte is a program's, as far as is known without asking.
+/// Returns `true` if `len` bytes, of which the first is a user address, are known to end in user
+/// space.
 #[inline(always)]
 pub fn ends_as_of_user(address: usize, len: usize) -> bool {
     let room = limit().wrapping_sub(address);
-    // Elsewhere it may be known of fewer addresses than there are.
+    // On other processors `limit` grows as addresses become known, and may still be below
+    // `address`.
     (cfg!(target_arch = "x86_64") || address <= limit()) && len <= room
 }
 
@@ -71,14 +75,14 @@ const fn most_with_pages_of(page: usize) -> usize {
     i32::MAX as usize & !(page - 1)
 }
 
-/// All addresses up to here are a program's.
+/// Returns a limit: all addresses up to it are user addresses.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn limit() -> usize {
     (1 << 47) - PAGE
 }
 
-/// The same, as far as it is known: kernels are built for addresses of 36 to 52 bits.
+/// Returns the highest user address known so far: kernels are built for addresses of 36 to 52 bits.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
 fn limit() -> usize {
@@ -88,15 +92,15 @@ fn limit() -> usize {
 #[cfg(not(target_arch = "x86_64"))]
 static KNOWN_LIMIT: AtomicUsize = AtomicUsize::new(0);
 
-/// Beyond that kernels and processors differ, so this one is asked: it looks at the buffer of a receive before it looks at the
-/// descriptor.
+/// Asks the kernel about an address above `limit`, because kernels and processors differ there. A
+/// receive checks its buffer before its fd.
 #[cold]
 fn may_end_at(end: usize) -> bool {
     const NO_DESCRIPTOR: usize = -1isize as usize;
     // SAFETY: nothing is received from no descriptor.
     let asked = unsafe { raw::call(libc::SYS_recvfrom, [NO_DESCRIPTOR, end - 1, 1, 0, 0, 0]) };
     let may = asked != Err(Errno::FAULT);
-    // Above that are tags, which the kernel ignores if the program has asked for it.
+    // Addresses above that carry tags, which the kernel ignores if the program has enabled it.
     #[cfg(not(target_arch = "x86_64"))]
     if may && end <= 1 << 52 {
         KNOWN_LIMIT.fetch_max(end, Relaxed);
@@ -104,7 +108,7 @@ fn may_end_at(end: usize) -> bool {
     may
 }
 
-/// A copy of what the program has at `address`, aligned or not. `None` if that cannot be read.
+/// Returns a copy of the value at `address`, aligned or not. Returns `None` if it cannot be read.
 ///
 /// # Safety
 /// Every pattern of bits must be a valid `T`.
@@ -114,7 +118,8 @@ pub unsafe fn read<T: Copy>(address: *const T) -> Option<T> {
     is_readable(address.cast(), size_of::<T>()).then(|| unsafe { address.read_unaligned() })
 }
 
-/// Copies what is at `address`, which another thread may unmap at any time. `false` if not all of it can be read.
+/// Copies the bytes at `address`, which another thread may unmap at any time. Returns `false` if
+/// not all of them can be read.
 pub fn copy(address: usize, into: &mut [u8]) -> bool {
     let local = [into.as_mut_ptr() as usize, into.len()];
     let remote = [address, into.len()];
@@ -124,11 +129,11 @@ pub fn copy(address: usize, into: &mut [u8]) -> bool {
     match unsafe { raw::call(libc::SYS_process_vm_readv, arguments) } {
         Ok(count) => count == into.len(),
         Err(Errno::FAULT) => false,
-        // Some sandboxes refuse it.
+        // Some sandboxes refuse the call.
         Err(_) => {
             let is_readable = is_readable(address as *const u8, into.len());
             if is_readable {
-                // SAFETY: it could be read just now, and the slice is as long.
+                // SAFETY: it was readable just now, and the slice has the same length.
                 unsafe { std::ptr::copy_nonoverlapping(address as *const u8, into.as_mut_ptr(), into.len()) };
             }
             is_readable
@@ -136,10 +141,11 @@ pub fn copy(address: usize, into: &mut [u8]) -> bool {
     }
 }
 
-/// Writes `bytes` to `address` by the kernel, which refuses where the program could not write either. `false` if it has refused.
+/// Writes `bytes` to `address` through the kernel, which respects the program's page protection.
+/// Returns `false` if the kernel has refused.
 ///
 /// # Safety
-/// What is there must be the caller's to change.
+/// The caller must be allowed to change the bytes there.
 pub unsafe fn put(address: usize, bytes: &[u8]) -> bool {
     let local = [bytes.as_ptr() as usize, bytes.len()];
     let remote = [address, bytes.len()];
@@ -149,10 +155,10 @@ pub unsafe fn put(address: usize, bytes: &[u8]) -> bool {
     unsafe { raw::call(libc::SYS_process_vm_writev, arguments) == Ok(bytes.len()) }
 }
 
-/// Puts `value` where the program wants it, aligned or not. `false` if that cannot be written.
+/// Writes `value` to `address`, aligned or not. Returns `false` if it cannot be written.
 ///
 /// # Safety
-/// The program has said that it may be written there.
+/// The program must have passed `address` as a place to write to.
 #[inline]
 pub unsafe fn write<T: Copy>(address: *mut T, value: T) -> bool {
     let good = is_writable(address.cast(), size_of::<T>());
@@ -163,15 +169,16 @@ pub unsafe fn write<T: Copy>(address: *mut T, value: T) -> bool {
     good
 }
 
-/// A string of the program's, of at most `most` bytes. `None` if it does not end by then, or before what cannot be read.
+/// Returns the program's C string at `address`. Returns `None` if it does not end within `most`
+/// bytes, or before unreadable memory.
 ///
 /// # Safety
-/// The program leaves it alone for 'a.
+/// The program must not change the string during 'a.
 pub unsafe fn string<'a>(address: *const c_char, most: usize) -> Option<&'a CStr> {
     let mut len = 0;
     while len < most {
         let here = address.wrapping_add(len);
-        // As far as one look at the page says that it can be read.
+        // One check covers the rest of this page.
         let run = (PAGE - here as usize % PAGE).min(most - len);
         if !is_readable(here.cast(), run) {
             return None;
@@ -215,20 +222,20 @@ fn slot(address: usize) -> &'static Slot {
     &PAGES[address / PAGE % SLOTS]
 }
 
-/// Whether so many bytes, at least one, lie on one page that is known to be good.
+/// Returns `true` if `len` bytes, at least one, lie on one page that the table lists as accessible.
 #[inline(always)]
 pub fn is_known(address: usize, len: usize, access: Access) -> bool {
     let end = match access {
         Access::Read => slot(address).readable.load(Relaxed),
         Access::Write => slot(address).writable.load(Relaxed),
     };
-    // The page may be another, or none.
+    // The slot may hold another page, or none.
     end.checked_sub(address).is_some_and(|room| room <= PAGE && len <= room)
 }
 
-/// The program has changed or taken away what is mapped here.
+/// Removes a range from the table, because the program has changed or unmapped it.
 pub fn forget(address: usize, len: usize) {
-    // The kernel does that with whole pages of its own.
+    // The kernel unmaps whole pages of its own size.
     let range = page_of(address)
         ..address.saturating_add(len).checked_next_multiple_of(page_bytes()).unwrap_or(usize::MAX);
     let forget_in = |slot: &Slot| {
@@ -245,21 +252,24 @@ pub fn forget(address: usize, len: usize) {
     }
 }
 
-/// Asks the kernel, by a futex operation that has no effect but touches a word of the page as wanted. Only a plain "bad
-/// address" is a no: a sandbox that refuses the question must not turn good buffers into bad ones.
+/// Asks the kernel about a page, by a futex operation whose only effect is to access a word of the
+/// page.
+///
+/// Only EFAULT means "not accessible". A sandbox that refuses the call must not turn good buffers
+/// into bad ones.
 #[cold]
 fn ask(page: usize, access: Access) -> bool {
     static NOBODY_WAITS_HERE: AtomicU32 = AtomicU32::new(0);
-    // "Add 0, and wake nobody": an atomic write of the value that is there.
+    // "Add 0, and wake no thread": an atomic write of the value that is there.
     const ADD_NOTHING: usize = (libc::FUTEX_OP_ADD as usize) << 28 | 0x5a5;
     let word = NOBODY_WAITS_HERE.as_ptr() as usize;
     let (first, operation, second, value) = match access {
         Access::Write => (word, libc::FUTEX_WAKE_OP, page, ADD_NOTHING),
-        // "If the value is this, requeue nobody": a read.
+        // "If the value is this, requeue no thread": a read.
         Access::Read => (page, libc::FUTEX_CMP_REQUEUE, word, 0),
     };
     let operation = (operation | libc::FUTEX_PRIVATE_FLAG) as usize;
-    // SAFETY: the kernel checks both addresses itself, changes no value, and wakes nobody.
+    // SAFETY: the kernel checks both addresses itself, changes no value, and wakes no thread.
     if unsafe { raw::call(libc::SYS_futex, [first, operation, 0, 0, second, value]) } == Err(Errno::FAULT) {
         return false;
     }

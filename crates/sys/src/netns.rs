@@ -1,4 +1,4 @@
-//! Network namespaces: which one a socket lives in, and acting inside one.
+//! Network namespaces: finding the one that a socket lives in, and running code inside one.
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -15,19 +15,22 @@ const SIOCGSKNS: Opcode = 0x894c;
 const NS_GET_USERNS: Opcode = 0xb701;
 const NS_GET_PARENT: Opcode = 0xb702;
 
-/// The network namespace that a socket of any kind lives in. Needs CAP_NET_ADMIN there.
+/// Returns the network namespace that a socket of any kind lives in. Needs CAP_NET_ADMIN there.
 pub fn of_socket(socket: impl AsFd) -> Result<OwnedFd> {
     // SAFETY: see the implementation.
     unsafe { ioctl(socket, NamespaceOf::<SIOCGSKNS>) }
 }
 
-/// Whether the network namespace that a socket lives in belongs to the user namespace of this process: nobody can have made it who
-/// has not CAP_SYS_ADMIN here. Any user can make others, with a user namespace of his own. Needs CAP_NET_ADMIN there.
+/// Returns `true` if the network namespace of a socket belongs to the user namespace of this
+/// process. Needs CAP_NET_ADMIN there.
+///
+/// Creating such a network namespace takes CAP_SYS_ADMIN here. Any user can create others, inside a
+/// user namespace of that user.
 pub fn belongs_here(socket: impl AsFd) -> Result<bool> {
     let namespace = of_socket(socket)?;
     // SAFETY: see the implementation.
     let owner = match unsafe { ioctl(namespace, NamespaceOf::<NS_GET_USERNS>) } {
-        // Not even below ours.
+        // The owning user namespace is neither ours nor below ours.
         Err(Errno::PERM) => return Ok(false),
         owner => fstat(owner?)?,
     };
@@ -35,8 +38,9 @@ pub fn belongs_here(socket: impl AsFd) -> Result<bool> {
     Ok((owner.st_dev, owner.st_ino) == (own.st_dev, own.st_ino))
 }
 
-/// The outermost PID namespace that a process is in, below that of this process: of a container, whatever it has made within. None: it is
-/// in no other. Device and inode.
+/// Returns device and inode of the outermost PID namespace of a process, below that of this
+/// process. For a process in a container that is the container's, whatever namespaces it has
+/// created inside. Returns `None` if the process is in the PID namespace of this process.
 pub fn outermost_pids(process: u32) -> Result<Option<(u64, u64)>> {
     let known = |namespace: rustix::fs::Stat| (namespace.st_dev, namespace.st_ino);
     let own = known(stat("/proc/self/ns/pid")?);
@@ -54,8 +58,8 @@ pub fn outermost_pids(process: u32) -> Result<Option<(u64, u64)>> {
     }
 }
 
-/// Runs `work` inside a network namespace, on a thread that is in it for no longer. Needs CAP_SYS_ADMIN, which that thread makes
-/// effective if it is only permitted.
+/// Runs `work` inside a network namespace, on a thread that ends afterwards. Needs CAP_SYS_ADMIN;
+/// the thread makes it effective if it is only permitted.
 pub fn inside<T: Send>(namespace: BorrowedFd<'_>, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     apart(|| {
         move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?;
@@ -63,10 +67,12 @@ pub fn inside<T: Send>(namespace: BorrowedFd<'_>, work: impl FnOnce() -> Result<
     })
 }
 
-/// The same, inside a new one, which is gone with the thread and with what `work` leaves open. Needs CAP_SYS_ADMIN.
+/// Runs `work` as [`inside`] does, but in a new network namespace. The namespace ends with the
+/// thread and the descriptors that `work` leaves open. Needs CAP_SYS_ADMIN.
 pub fn inside_new<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     apart(|| {
-        // SAFETY: descriptors stay shared with the process's other threads; only the network is the thread's own.
+        // SAFETY: the thread keeps sharing its fd table with the process's other threads. Only its
+        // network namespace changes.
         unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
         work()
     })
@@ -81,11 +87,12 @@ fn apart<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     })
 }
 
-/// SIOCGSKNS, NS_GET_USERNS and NS_GET_PARENT return a new descriptor, and take no argument.
+/// SIOCGSKNS, NS_GET_USERNS and NS_GET_PARENT: ioctls that return a new descriptor and take no
+/// argument.
 struct NamespaceOf<const OPCODE: Opcode>;
 
-// SAFETY: the kernel neither reads nor writes memory, and a result that is no error is a descriptor of ours, made
-// close-on-exec.
+// SAFETY: the kernel neither reads nor writes memory. A result that is not an error is a new
+// close-on-exec descriptor, which this process owns.
 unsafe impl<const OPCODE: Opcode> Ioctl for NamespaceOf<OPCODE> {
     type Output = OwnedFd;
 
@@ -115,7 +122,7 @@ mod tests {
     fn a_process_of_a_container_is_known_by_the_outermost_namespace() {
         assert_eq!(outermost_pids(std::process::id()), Ok(None));
         let mut nested = std::process::Command::new("unshare");
-        // Two of them, one in the other.
+        // Two PID namespaces, one inside the other.
         nested.args(["-pf", "unshare", "-pf", "sh", "-c", "readlink /proc/self/ns/pid; exec sleep 60"]);
         nested.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null());
         let mut child = nested.spawn().unwrap();
@@ -141,7 +148,8 @@ mod tests {
         let here = UdpSocket::bind("127.0.0.1:0").unwrap();
         let own = crate::identity::namespace(here.as_fd()).unwrap();
         let elsewhere = std::thread::spawn(|| {
-            // SAFETY: this thread shares nothing with others that they would miss.
+            // SAFETY: this thread ends with the closure, and no other thread shares its network
+            // namespace.
             unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }.unwrap();
             UdpSocket::bind("0.0.0.0:0").unwrap()
         });

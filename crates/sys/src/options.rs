@@ -1,10 +1,10 @@
-//! The options of a TCP socket that a program may have set, given to another socket that is to take its place.
+//! Copies the options that a program may have set from one TCP socket to another that replaces it.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use crate::{Errno, Result, raw};
 
-/// No option that is copied is longer.
+/// Bytes of the longest option that is copied.
 const LENGTH: usize = 16;
 const SO_BUF_LOCK: i32 = 72;
 const SNDBUF_LOCK: u32 = 1;
@@ -12,7 +12,8 @@ const RCVBUF_LOCK: u32 = 2;
 const TCP_INQ: i32 = 36;
 const TCP: i32 = libc::IPPROTO_TCP;
 
-/// Not IPV6_V6ONLY: it is refused to a socket that has a port, and is nothing to one that is connected.
+/// The options that are copied. IPV6_V6ONLY is not one of them: the kernel refuses it for a bound
+/// socket, and it has no effect on a connected one.
 const COPIED: [(i32, i32); 29] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::SOL_SOCKET, libc::SO_LINGER),
@@ -37,7 +38,7 @@ const COPIED: [(i32, i32); 29] = [
     (TCP, libc::TCP_CONGESTION),
     (TCP, TCP_INQ),
     (libc::IPPROTO_IP, libc::IP_TOS),
-    // IP_TOS sets it as well.
+    // Setting IP_TOS sets the priority as well, so the priority follows it.
     (libc::SOL_SOCKET, libc::SO_PRIORITY),
     (libc::IPPROTO_IP, libc::IP_TTL),
     (libc::IPPROTO_IP, libc::IP_RECVERR),
@@ -46,7 +47,8 @@ const COPIED: [(i32, i32); 29] = [
     (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
 ];
 
-/// Those that concern more than the connection itself: how its packets are treated, and what is told of them.
+/// Options that affect more than the connection itself: how its packets are treated, and what the
+/// socket reports about them.
 const NOT_HARMLESS: [(i32, i32); 9] = [
     (libc::SOL_SOCKET, libc::SO_REUSEPORT),
     (libc::SOL_SOCKET, libc::SO_PRIORITY),
@@ -59,16 +61,17 @@ const NOT_HARMLESS: [(i32, i32); 9] = [
     (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
 ];
 
-/// Which options are copied.
+/// The options to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copied {
-    /// All that are known here.
+    /// All options that this module knows.
     All,
-    /// Those with which a stranger can harm nobody but himself.
+    /// The options with which an untrusted program can harm only itself.
     Harmless,
 }
 
-/// Has `to` answer as `from` does for every option that is known here. Fails at the first that it does not take.
+/// Sets the options of `to` to those of `from`. Fails at the first option that `to` does not
+/// accept, and with EOPNOTSUPP if `from` has a packet filter.
 pub fn copy(from: impl AsFd, to: impl AsFd, which: Copied) -> Result<()> {
     let (from, to) = (from.as_fd(), to.as_fd());
     if has_filter(from)? {
@@ -78,7 +81,7 @@ pub fn copy(from: impl AsFd, to: impl AsFd, which: Copied) -> Result<()> {
         if which == Copied::Harmless && NOT_HARMLESS.contains(&(level, option)) {
             continue;
         }
-        // The IPv6 options of an IPv4 socket.
+        // An IPv4 socket has no IPv6 options.
         let Ok(wanted) = read(from, level, option) else { continue };
         if read(to, level, option).as_ref() != Ok(&wanted) {
             write(to, level, option, &wanted)?;
@@ -87,7 +90,7 @@ pub fn copy(from: impl AsFd, to: impl AsFd, which: Copied) -> Result<()> {
     buffers(from, to)
 }
 
-/// Sizes of buffers only where the program has set them: else the kernel chooses, for each socket by its own lights.
+/// Copies buffer sizes that the program has set. Otherwise the kernel chooses them for each socket.
 fn buffers(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<()> {
     let locked = number(from, SO_BUF_LOCK)?;
     for (lock, option) in [(SNDBUF_LOCK, libc::SO_SNDBUF), (RCVBUF_LOCK, libc::SO_RCVBUF)] {
@@ -95,7 +98,7 @@ fn buffers(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<()> {
             continue;
         }
         let wanted = number(from, option)?;
-        // What is set is doubled.
+        // The kernel doubles the value that is set.
         write(to, libc::SOL_SOCKET, option, &Value::of(wanted / 2))?;
         if number(to, option)? != wanted {
             return Err(Errno::NOBUFS);
@@ -104,7 +107,8 @@ fn buffers(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A program that looks at each packet has been attached; it cannot be had from the socket.
+/// Returns `true` if a packet filter is attached to the socket. It cannot always be read back, so
+/// it cannot be copied.
 fn has_filter(socket: BorrowedFd<'_>) -> Result<bool> {
     let mut len: libc::socklen_t = 0;
     let arguments = [
@@ -115,10 +119,11 @@ fn has_filter(socket: BorrowedFd<'_>) -> Result<bool> {
         &raw mut len as usize,
         0,
     ];
-    // SAFETY: with no room the kernel only says how much there is; `len` outlives the call.
+    // SAFETY: with a length of 0 the kernel only reports the filter's length; `len` outlives the
+    // call.
     let instructions = match unsafe { raw::call(libc::SYS_getsockopt, arguments) } {
         Ok(_) => len as usize,
-        // One that was not attached as classic instructions.
+        // An eBPF filter, which SO_GET_FILTER cannot report.
         Err(_) => 1,
     };
     Ok(instructions != 0)
@@ -148,7 +153,8 @@ fn read(socket: BorrowedFd<'_>, level: i32, option: i32) -> Result<Value> {
     let mut len = LENGTH as libc::socklen_t;
     let (bytes_at, len_at) = (bytes.as_mut_ptr() as usize, &raw mut len as usize);
     let arguments = [socket.as_raw_fd() as usize, level as usize, option as usize, bytes_at, len_at, 0];
-    // SAFETY: the kernel writes at most `len` bytes to `bytes` and four to `len`; both outlive the call.
+    // SAFETY: the kernel writes at most `len` bytes to `bytes` and four to `len`; both outlive the
+    // call.
     unsafe { raw::call(libc::SYS_getsockopt, arguments)? };
     Ok(Value { bytes, len: (len as usize).min(LENGTH) })
 }
@@ -160,19 +166,20 @@ fn write(socket: BorrowedFd<'_>, level: i32, option: i32, value: &Value) -> Resu
     unsafe { raw::call(libc::SYS_setsockopt, arguments) }.map(drop)
 }
 
-/// TCP_FASTOPEN_CONNECT: connect only pretends, and the SYN goes with the first bytes.
+/// Returns TCP_FASTOPEN_CONNECT. With it, connect returns without sending anything, and the SYN
+/// carries the first bytes.
 pub fn connects_with_data(socket: impl AsFd) -> Result<bool> {
     let value = read(socket.as_fd(), TCP, libc::TCP_FASTOPEN_CONNECT)?;
     Ok(value.bytes[0] != 0)
 }
 
-/// IP_BIND_ADDRESS_NO_PORT: a socket that is bound to an address gets its port when it connects, and shares it with connections to
-/// elsewhere.
+/// Sets IP_BIND_ADDRESS_NO_PORT: a socket bound to an address gets its port only when it connects.
+/// It can share that port with connections to other destinations.
 pub fn choose_port_late(socket: impl AsFd) -> Result<()> {
     write(socket.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, &Value::of(1))
 }
 
-/// IPV6_ADDRFORM: a connected IPv6 socket with IPv4-mapped addresses is an IPv4 socket from now on.
+/// Sets IPV6_ADDRFORM: a connected IPv6 socket with IPv4-mapped addresses becomes an IPv4 socket.
 pub fn become_ipv4(socket: impl AsFd) -> Result<()> {
     const IPV6_ADDRFORM: i32 = 1;
     write(socket.as_fd(), libc::IPPROTO_IPV6, IPV6_ADDRFORM, &Value::of(libc::AF_INET as u32))

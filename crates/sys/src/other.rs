@@ -1,5 +1,5 @@
-//! What another process holds, and what is in its memory. The kernel lets those look who may trace it: processes of the same user, and
-//! whoever has CAP_SYS_PTRACE.
+//! Copies descriptors and memory of another process. The kernel allows that to a process that may
+//! trace the other: one of the same user, or one with CAP_SYS_PTRACE.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -7,14 +7,15 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::{Errno, Result, raw};
 
-/// Linux 6.9: of a thread, not of a process.
+/// PIDFD_THREAD: the pidfd refers to a thread instead of a process. Linux 6.9.
 const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
 
-/// A copy of the descriptor `number` that the thread `thread` has. EPERM: this process may not look. ESRCH, EBADF: there is none.
+/// Duplicates the fd `number` of the thread `thread`. Fails with EPERM if this process may not
+/// trace it, with ESRCH if there is no such thread, and with EBADF if there is no such fd.
 pub fn descriptor(thread: u32, number: i32) -> Result<OwnedFd> {
     let pid = Pid::from_raw(thread as i32).ok_or(Errno::SRCH)?;
     let by_thread = pidfd_open(pid, PidfdFlags::from_bits_retain(PIDFD_THREAD));
-    // Before that only the first thread could be named: its table is nearly always that of all.
+    // Older kernels accept only the main thread. All threads nearly always share its fd table.
     let pidfd = match by_thread {
         Err(Errno::INVAL) => pidfd_open(pid, PidfdFlags::empty())?,
         opened => opened?,
@@ -26,26 +27,31 @@ pub fn descriptor(thread: u32, number: i32) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Copies what is at `address` in another process. EFAULT: not all of it is memory.
+/// Copies the bytes at `address` in another process. Fails with EFAULT if not all of them are
+/// mapped.
 pub fn read(thread: u32, address: u64, into: &mut [u8]) -> Result<()> {
     let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     // SAFETY: the kernel writes at most `into.len()` bytes to `into`.
     unsafe { transfer(libc::SYS_process_vm_readv, thread, address, local) }
 }
 
-/// Copies to `address` in another process. EFAULT: not all of it can be written.
+/// Copies `bytes` to `address` in another process. Fails with EFAULT if not all of them can be
+/// written.
 pub fn write(thread: u32, address: u64, bytes: &[u8]) -> Result<()> {
     let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // SAFETY: the kernel only reads `bytes`.
     unsafe { transfer(libc::SYS_process_vm_writev, thread, address, local) }
 }
 
+/// Runs process_vm_readv or process_vm_writev.
+///
 /// # Safety
-/// `local` is memory of ours, which `call` may read or write as it does.
+/// `local` must be memory of this process that `call` may read or write.
 unsafe fn transfer(call: i64, thread: u32, address: u64, local: libc::iovec) -> Result<()> {
     let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: local.iov_len };
     let (local_at, remote_at) = (&raw const local as usize, &raw const remote as usize);
-    // SAFETY: the caller's promise; both descriptions outlive the call, and `remote` is the other process's memory.
+    // SAFETY: the caller's promise. Both descriptions outlive the call, and `remote` is the other
+    // process's memory.
     let count = unsafe { raw::call(call, [thread as usize, local_at, 1, remote_at, 1, 0])? };
     if count == local.iov_len { Ok(()) } else { Err(Errno::FAULT) }
 }

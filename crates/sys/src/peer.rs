@@ -1,5 +1,6 @@
-//! Whether anybody still holds the socket at the other end of a connection, if that is in the same network namespace: the kernel
-//! goes on with a connection that nobody has any more (NETLINK_SOCK_DIAG, exact look-up).
+//! Looks up TCP sockets by address (NETLINK_SOCK_DIAG, exact look-up). In particular, this reports
+//! whether any process still holds the socket at the other end of a connection in the same network
+//! namespace. The kernel keeps a connection going after the last process has closed it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,26 +18,28 @@ pub(crate) const NLM_F_REQUEST: u16 = 1;
 pub(crate) const NLMSG_ERROR: u16 = 2;
 pub(crate) const TCP_LISTEN: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
-/// `struct nlmsghdr`.
+/// Bytes of `struct nlmsghdr`.
 pub(crate) const HEADER: usize = 16;
-/// That and `struct inet_diag_req_v2`.
+/// Bytes of a request: the header and `struct inet_diag_req_v2`.
 pub(crate) const QUESTION: usize = HEADER + 56;
-/// Where `idiag_family`, `idiag_state`, `idiag_inode` and the cookie stand in `struct inet_diag_msg`, behind the header.
+/// Offsets of `idiag_family`, `idiag_state`, `idiag_inode` and the cookie in `struct
+/// inet_diag_msg`, including the header.
 const FAMILY: usize = HEADER;
 const STATE: usize = HEADER + 1;
 const INODE: usize = HEADER + 68;
 pub(crate) const COOKIE: usize = HEADER + 44;
 
-/// What can ask.
+/// Opens a netlink socket for the functions of this module.
 pub fn open() -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::SOCK_DIAG))
 }
 
-/// Whether a process holds the other end of `socket`, by `asker`, which [`open`] has made. `None`: that cannot be told, since it is in
-/// another namespace, or gone altogether.
+/// Returns whether any process holds the other end of `socket`. `asker` comes from [`open`].
+/// Returns `None` if the other end is in another namespace, or is gone.
 ///
-/// Neither waits nor takes a lock of the socket's, which a stranger may hold: nothing is asked about it but what it is.
+/// Never blocks, and takes no socket lock, which an untrusted process may hold. The kernel is asked
+/// for nothing but the identity of the socket.
 pub fn is_held(asker: &OwnedFd, socket: BorrowedFd<'_>) -> Result<Option<bool>> {
     if namespace(asker.as_fd())? != namespace(socket)? {
         return Ok(None);
@@ -47,24 +50,25 @@ pub fn is_held(asker: &OwnedFd, socket: BorrowedFd<'_>) -> Result<Option<bool>> 
     Ok(found.map(|found| found.held))
 }
 
-/// A socket that was looked up.
+/// A socket found by [`find`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// SO_COOKIE. A connection that nobody has accepted yet has it already.
+    /// SO_COOKIE. A connection that waits to be accepted has it already.
     pub cookie: u64,
-    /// It waits for connections: there was none with both addresses.
+    /// The socket is a listener: no connection has both addresses.
     pub listens: bool,
-    /// A connection of which neither end has finished.
+    /// The connection is established: neither end has sent a FIN.
     pub is_established: bool,
-    /// A process has it.
+    /// At least one process holds the socket.
     pub held: bool,
-    /// Its family: one of IPv6 may have addresses of IPv4.
+    /// The family is IPv4. An IPv6 socket may have IPv4-mapped addresses.
     pub is_ipv4: bool,
 }
 
-/// The socket to which a segment from `remote` to `local` would go in the network namespace of `asker`, which [`open`] has made there.
+/// Finds the socket that would receive a segment from `remote` to `local`, in the network namespace
+/// in which [`open`] created `asker`.
 pub fn find(asker: &OwnedFd, local: SocketAddr, remote: SocketAddr) -> Result<Option<Found>> {
-    // The kernel answers inside the send. No cookie: whichever socket it is.
+    // The kernel answers inside the send. The cookie u64::MAX matches any socket.
     let question = question(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, (local, remote), u64::MAX);
     send(asker, &question, SendFlags::DONTWAIT)?;
     let mut answer = [0; 512];
@@ -83,7 +87,7 @@ pub fn find(asker: &OwnedFd, local: SocketAddr, remote: SocketAddr) -> Result<Op
     }))
 }
 
-/// About the TCP socket with these addresses and this cookie.
+/// Builds a request about the TCP socket with these addresses and this cookie.
 pub(crate) fn question(
     kind: u16,
     flags: u16,

@@ -1,19 +1,20 @@
-//! System calls that rustix has no function for, made directly: `syscall` of libc is one of the functions that the shim
-//! stands in front of, and it sets errno.
+//! Direct system calls, for those without a function in rustix. libc's `syscall` is no alternative:
+//! the shim hooks it, and it sets errno.
 
 use std::arch::asm;
 
 use crate::{Errno, Result};
 
-/// Makes a system call. What it returns is its own affair; an error is not kept in errno.
+/// Makes a system call and returns its result. An error is returned and not stored in errno.
 ///
 /// # Safety
-/// As the system call.
+/// As the system call requires.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize> {
     let [a, b, c, d, e, f] = arguments;
     let result: isize;
-    // SAFETY: the kernel's calling convention: it changes rax, rcx and r11; the rest is the caller's promise.
+    // SAFETY: by the kernel's calling convention it changes only rax, rcx and r11. The caller
+    // guarantees the rest.
     unsafe {
         asm!(
             "syscall",
@@ -26,15 +27,16 @@ pub unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize> {
     outcome(result)
 }
 
-/// The same.
+/// Makes a system call and returns its result. An error is returned and not stored in errno.
 ///
 /// # Safety
-/// As the system call.
+/// As the system call requires.
 #[cfg(target_arch = "aarch64")]
 pub unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize> {
     let [a, b, c, d, e, f] = arguments;
     let result: isize;
-    // SAFETY: the kernel's calling convention: it changes x0 only; the rest is the caller's promise.
+    // SAFETY: by the kernel's calling convention it changes only x0. The caller guarantees the
+    // rest.
     unsafe {
         asm!(
             "svc 0",

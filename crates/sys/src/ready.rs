@@ -1,4 +1,4 @@
-//! What poll says of a descriptor without waiting.
+//! Polls a descriptor without waiting.
 
 use std::os::fd::AsFd;
 
@@ -6,7 +6,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::Result;
 
-/// Which of `events` there are now, and what poll reports unasked.
+/// Returns which of `events` are ready now, and the events that poll always reports.
 pub(crate) fn now(fd: impl AsFd, events: PollFlags) -> Result<PollFlags> {
     let mut polled = [PollFd::new(&fd, events)];
     poll(&mut polled, Some(&Timespec::default()))?;

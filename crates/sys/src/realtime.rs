@@ -1,11 +1,12 @@
-//! The real-time class of the scheduler, for threads whose work is to be on time.
+//! The scheduler's real-time class, for threads that must run on time.
 
 use crate::{Result, raw};
 
-/// Puts the calling thread before every thread of the ordinary classes. What it starts does not inherit that. Needs
-/// CAP_SYS_NICE, and a control group that allows it.
+/// Moves the calling thread to SCHED_FIFO, so that it precedes every thread of the ordinary
+/// classes. Threads and processes that it starts do not inherit that. Needs CAP_SYS_NICE, and a
+/// control group that allows it.
 pub fn enter() -> Result<()> {
-    // SAFETY: plain numbers, of which musl has more.
+    // SAFETY: a structure of integers. musl's has more fields than glibc's.
     let mut parameter: libc::sched_param = unsafe { std::mem::zeroed() };
     parameter.sched_priority = 1;
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;

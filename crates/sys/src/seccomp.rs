@@ -1,8 +1,9 @@
-//! System calls of other processes, shown before they are made: seccomp's user notification. A filter, which is inherited by every
-//! descendant, names the calls; whoever holds its listener answers each.
+//! Seccomp user notification: another process's system calls are reported before the kernel makes
+//! them. A filter names the calls. Every descendant inherits it, and the process with its listener
+//! answers each call.
 //!
-//! What a notification says are numbers. An argument that points into memory has to be copied, and used as copied: the process can
-//! change it at any time.
+//! A notification contains only the argument registers. A process can change the memory that an
+//! argument points to at any time. So a supervisor copies that memory once, and uses only the copy.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -12,7 +13,8 @@ use rustix::thread::{CapabilitySet, capabilities, set_no_new_privs};
 use crate::{Errno, Result, raw};
 
 const FILTER_FLAG_NEW_LISTENER: usize = 1 << 3;
-/// Once a notification has been taken, only a signal that kills ends the call before its answer (Linux 5.19).
+/// After a notification has been received, only a fatal signal interrupts the call before its
+/// answer (Linux 5.19).
 const FILTER_FLAG_WAIT_KILLABLE_RECV: usize = 1 << 5;
 const FLAG_CONTINUE: u32 = 1;
 const ADDFD_FLAG_SETFD: u32 = 1;
@@ -21,7 +23,7 @@ const NOTIF_RECV: usize = 0xc050_2100;
 const NOTIF_SEND: usize = 0xc018_2101;
 const NOTIF_ID_VALID: usize = 0x4008_2102;
 const NOTIF_ADDFD: usize = 0x4018_2103;
-/// Linux 6.6: the answer hands the processor over instead of waking somebody up.
+/// Linux 6.6: the answer switches to the caller directly, on the same processor (FD_SYNC_WAKE_UP).
 const NOTIF_SET_FLAGS: usize = 0x4008_2104;
 const FD_SYNC_WAKE_UP: usize = 1;
 
@@ -30,12 +32,12 @@ pub(crate) const NUMBER: u32 = 0;
 pub(crate) const ARCHITECTURE: u32 = 4;
 const ARGUMENTS: u32 = 16;
 
-/// The lower half of an argument.
+/// Returns the offset of the lower half of an argument.
 pub(crate) const fn argument(number: u32) -> u32 {
     ARGUMENTS + 8 * number
 }
 
-/// As the kernel numbers them.
+/// The kernel's number of the architecture (AUDIT_ARCH_*).
 pub(crate) struct Architecture;
 
 impl Architecture {
@@ -45,45 +47,49 @@ impl Architecture {
     pub(crate) const OWN: u32 = 0xc000_00b7;
 }
 
-/// A call that the filter shows.
+/// A call that the filter reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watched {
-    /// Its number on this architecture.
+    /// The system call number on this architecture.
     pub number: i64,
-    /// Only with these values in these arguments, of which the lower 32 bits count.
+    /// Restricts the match to calls whose arguments have these values, as pairs of index and value.
+    /// Only the lower 32 bits are compared.
     pub only_if: &'static [(u32, u32)],
 }
 
-/// A call that waits for its answer.
+/// A call that waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notification {
-    /// By which it is answered.
+    /// The id with which it is answered.
     pub id: u64,
-    /// The thread, as this process's PID namespace numbers it; 0 if it has none there.
+    /// The calling thread's id in this process's PID namespace; 0 if it has none there.
     pub thread: u32,
-    /// The call's number.
+    /// The system call number.
     pub number: i64,
-    /// Its arguments.
+    /// The argument registers.
     pub arguments: [u64; 6],
 }
 
-/// Puts this thread and what will descend from it under a filter that shows some calls to whoever holds what is returned, and takes
-/// nothing else notice of. EBUSY: it is under such a filter already. EACCES: neither CAP_SYS_ADMIN nor no_new_privs is set.
+/// Installs a filter for this thread and its descendants, and returns the listener to which it
+/// reports `calls`. All other calls proceed.
 ///
-/// A program of another architecture or ABI (32 bits, x32) is not looked at: its calls are as without the filter.
+/// Fails with EBUSY if the thread is already under a filter with a listener. Fails with EACCES if
+/// it has neither CAP_SYS_ADMIN nor no_new_privs.
+///
+/// The filter ignores calls of another architecture or ABI (32 bits, x32): they proceed.
 pub fn watch(calls: &[Watched]) -> Result<Listener> {
     install(&program(calls))
 }
 
-/// Makes this process one that may install a filter. Without CAP_SYS_ADMIN it gives up what setuid programs would have from then on: they could be
-/// fooled by it.
+/// Makes this process eligible to install a filter. Without CAP_SYS_ADMIN this sets no_new_privs.
+/// Setuid programs then no longer get privileges, because a filter could deceive them.
 pub fn prepare() -> Result<()> {
     let is_privileged =
         capabilities(None).is_ok_and(|held| held.effective.contains(CapabilitySet::SYS_ADMIN));
     if is_privileged { Ok(()) } else { set_no_new_privs(true) }
 }
 
-/// The same, by a filter that is made already.
+/// Installs a filter program as [`watch`] does.
 pub(crate) fn install(program: &[sock_filter]) -> Result<Listener> {
     let len = u16::try_from(program.len()).map_err(|_| Errno::INVAL)?;
     let described = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
@@ -110,16 +116,17 @@ pub(crate) const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
 pub(crate) const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
 pub(crate) const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 
-/// One instruction.
+/// Builds one BPF instruction.
 pub(crate) fn step(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code: code as u16, jt, jf, k }
 }
 
-/// The part of a filter that shows calls, and goes on with what follows for all others.
+/// Returns the steps that report `calls`. Other calls reach the steps that follow.
 pub(crate) fn shown(calls: &[Watched]) -> Vec<sock_filter> {
     let mut program = Vec::new();
     for call in calls {
-        // Each starts with its number, and leaves for the next call's steps where something differs.
+        // The block starts by comparing the call number. Each mismatch jumps to the next call's
+        // block.
         let mut left = 2 * call.only_if.len() as u8 + 1;
         program.push(step(LOAD, NUMBER, 0, 0));
         program.push(step(IF_EQUAL, call.number as u32, 0, left));
@@ -133,26 +140,29 @@ pub(crate) fn shown(calls: &[Watched]) -> Vec<sock_filter> {
     program
 }
 
-/// Where calls are shown. While nobody holds it, those calls fail with ENOSYS; it hangs up when nobody is under the filter any more.
+/// The descriptor on which calls are reported. If no process holds it, those calls fail with
+/// ENOSYS. It polls as hung up when the last process under the filter has ended.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
 
 impl Listener {
-    /// One that somebody has passed on.
+    /// Wraps a listener that another process has passed on.
     pub fn from_fd(fd: OwnedFd) -> Listener {
         Listener(fd)
     }
 
-    /// Has answers hand the processor over, where the kernel can.
+    /// Requests direct hand-over of the processor with each answer, if the kernel supports it.
     pub fn hand_over(&self) {
         let arguments = [self.0.as_raw_fd() as usize, NOTIF_SET_FLAGS, FD_SYNC_WAKE_UP, 0, 0, 0];
-        // SAFETY: the argument is a value. What an older kernel answers does not matter: it wakes somebody up, as always.
+        // SAFETY: the argument is a value. An older kernel refuses the request and wakes the caller
+        // as usual.
         let _ = unsafe { raw::call(libc::SYS_ioctl, arguments) };
     }
 
-    /// The next call; waits for it. ENOENT: its thread has died meanwhile. EINTR: a signal.
+    /// Waits for the next call and returns it. Fails with ENOENT if its thread has died in the
+    /// meantime, and with EINTR on a signal.
     pub fn next(&self) -> Result<Notification> {
-        // SAFETY: integers only; the kernel wants zeroes.
+        // SAFETY: a structure of integers, which the kernel requires to be zero.
         let mut notification: seccomp_notif = unsafe { std::mem::zeroed() };
         self.ioctl(NOTIF_RECV, &raw mut notification as usize)?;
         Ok(Notification {
@@ -163,17 +173,19 @@ impl Listener {
         })
     }
 
-    /// Whether the call still waits: what was looked up by its thread's number meanwhile was that thread's.
+    /// Returns `true` if the call still waits. If so, information that was looked up by its thread
+    /// id since the notification belongs to that thread.
     pub fn waits(&self, id: u64) -> bool {
         self.ioctl(NOTIF_ID_VALID, &raw const id as usize).is_ok()
     }
 
-    /// The kernel makes the call, as without the filter, with whatever its arguments point to by then.
+    /// Lets the kernel make the call as without the filter. Its pointers are followed only then, so
+    /// the memory behind them may have changed.
     pub fn proceed(&self, id: u64) -> Result<()> {
         self.send(seccomp_notif_resp { id, val: 0, error: 0, flags: FLAG_CONTINUE })
     }
 
-    /// The call has returned this, without having been made.
+    /// Answers the call with `result`; the kernel does not make it.
     pub fn answer(&self, id: u64, result: Result<i64>) -> Result<()> {
         let (val, error) = match result {
             Ok(value) => (value, 0),
@@ -182,12 +194,13 @@ impl Listener {
         self.send(seccomp_notif_resp { id, val, error, flags: 0 })
     }
 
-    /// Gives the caller a descriptor; its number there. The call waits on, so that whoever gives it can close their own before.
+    /// Adds a descriptor to the caller's fd table and returns its fd there. The call keeps waiting,
+    /// so that this process can close its own copy before the answer.
     pub fn give(&self, id: u64, fd: BorrowedFd<'_>, close_on_exec: bool) -> Result<i64> {
         self.add(id, fd, None, close_on_exec)
     }
 
-    /// Puts a descriptor in the place of one that the caller has. The call waits on.
+    /// Replaces the descriptor behind an fd of the caller. The call keeps waiting.
     pub fn replace(&self, id: u64, fd: BorrowedFd<'_>, number: u32, close_on_exec: bool) -> Result<()> {
         self.add(id, fd, Some(number), close_on_exec).map(drop)
     }
@@ -207,10 +220,11 @@ impl Listener {
         self.ioctl(NOTIF_SEND, &raw const response as usize).map(drop)
     }
 
-    /// `argument` points to what the request wants, and outlives the call.
+    /// Makes an ioctl. `argument` points to the request's structure, which outlives the call.
     fn ioctl(&self, request: usize, argument: usize) -> Result<i64> {
         let arguments = [self.0.as_raw_fd() as usize, request, argument, 0, 0, 0];
-        // SAFETY: the callers are all in this file: each passes the structure of its request, which the kernel reads or fills.
+        // SAFETY: all callers are in this file. Each passes its request's structure for the kernel
+        // to read or fill.
         unsafe { raw::call(libc::SYS_ioctl, arguments) }.map(|value| value as i64)
     }
 }
@@ -225,7 +239,7 @@ impl AsFd for Listener {
 pub(crate) mod tests {
     use super::*;
 
-    /// What the kernel would do with a call.
+    /// Interprets a filter program and returns its verdict about a call.
     pub(crate) fn verdict(
         program: &[sock_filter],
         architecture: u32,
@@ -276,7 +290,7 @@ pub(crate) mod tests {
     #[test]
     fn a_call_of_another_thread_is_answered() {
         use rustix::net::{AddressFamily, SocketType, socket};
-        // The filter is that thread's alone, for good: it ends with it.
+        // The filter applies to that thread only, and ends with it.
         let (sender, receiver) = std::sync::mpsc::channel();
         let caller = std::thread::spawn(move || {
             rustix::thread::set_no_new_privs(true).unwrap();

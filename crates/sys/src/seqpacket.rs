@@ -1,4 +1,4 @@
-//! The control socket: whole messages with descriptors beside them, over SOCK_SEQPACKET. Never blocks.
+//! The control socket: whole messages that carry descriptors, over SOCK_SEQPACKET. Never blocks.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,21 +12,21 @@ use rustix::net::{
 
 use crate::{Errno, Result, ready};
 
-/// The most descriptors one message of ours carries.
+/// The maximum number of descriptors in a message that shunt sends.
 pub const MAX_DESCRIPTORS: usize = 4;
-/// The most descriptors the kernel lets anybody put into one message (SCM_MAX_FD).
+/// The maximum number of descriptors that the kernel allows in a message (SCM_MAX_FD).
 pub const KERNEL_MAX_DESCRIPTORS: usize = 253;
 
-/// Who is at the other end, as the kernel recorded it when the connection was made.
+/// The process and user at the other end, as the kernel recorded them when the connection was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// Process id, as seen from our pid namespace; 0 if it is not visible there.
+    /// The process id in our PID namespace; 0 if it is not visible there.
     pub pid: u32,
-    /// User id.
+    /// The user id.
     pub uid: u32,
 }
 
-/// The descriptors of one message, at most [`MAX_DESCRIPTORS`], without heap.
+/// The descriptors of one message, at most [`MAX_DESCRIPTORS`], stored without heap memory.
 #[derive(Debug, Default)]
 pub struct Descriptors {
     slots: [Option<OwnedFd>; MAX_DESCRIPTORS],
@@ -35,15 +35,15 @@ pub struct Descriptors {
 /// One message received by [`receive_each`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes in the buffer; 0 is the end of the connection or an empty message.
+    /// Bytes in the buffer. 0 is the end of the connection or an empty message.
     pub len: usize,
-    /// Bytes or descriptors were cut off: the message is not whole.
+    /// The message is incomplete: bytes or descriptors were cut off.
     pub truncated: bool,
-    /// Descriptors were: there was no room for them in this process.
+    /// Descriptors were cut off because this process had no room for them.
     pub lost_descriptors: bool,
 }
 
-/// A non-blocking, close-on-exec connection to the socket at `path`.
+/// Opens a non-blocking, close-on-exec connection to the socket at `path`.
 pub fn connect(path: &[u8]) -> Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -52,13 +52,14 @@ pub fn connect(path: &[u8]) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Sends one message whole, or fails (EAGAIN: no room now). Never blocks, never raises SIGPIPE.
+/// Sends one message whole. Fails with EAGAIN if there is no room now. Never blocks or raises
+/// SIGPIPE.
 pub fn send(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
     const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS));
     send_within(fd, bytes, fds, &mut [MaybeUninit::uninit(); SPACE])
 }
 
-/// The same with up to [`KERNEL_MAX_DESCRIPTORS`].
+/// Sends one message as [`send`] does, with up to [`KERNEL_MAX_DESCRIPTORS`] descriptors.
 pub fn send_many(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
     if fds.len() <= MAX_DESCRIPTORS {
         return send(fd, bytes, fds);
@@ -82,9 +83,11 @@ fn send_within(
     if sent == bytes.len() { Ok(()) } else { Err(Errno::MSGSIZE) }
 }
 
-/// Receives one message: its length (0: end of the connection) and its descriptors, close-on-exec.
-/// EAGAIN: none now. A message with more bytes than `buffer` or more than [`MAX_DESCRIPTORS`]
-/// descriptors is EMSGSIZE, and all of its descriptors are closed.
+/// Receives one message and returns its length (0: end of the connection) and its close-on-exec
+/// descriptors. Fails with EAGAIN if there is none now.
+///
+/// A message with more bytes than `buffer` or more than [`MAX_DESCRIPTORS`] descriptors is
+/// EMSGSIZE, and all of its descriptors are closed.
 pub fn recv(fd: impl AsFd, buffer: &mut [u8]) -> Result<(usize, Descriptors)> {
     let mut descriptors = Descriptors::default();
     let mut overflow = false;
@@ -95,8 +98,9 @@ pub fn recv(fd: impl AsFd, buffer: &mut [u8]) -> Result<(usize, Descriptors)> {
     if received.truncated || overflow { Err(Errno::MSGSIZE) } else { Ok((received.len, descriptors)) }
 }
 
-/// Receives one message and gives every descriptor that came with it to `sink`, however many. For a receiver
-/// that must decide itself where a stranger's descriptor is closed: closing one can block.
+/// Receives one message and passes every descriptor that came with it to `sink`. It suits a
+/// receiver that chooses where to close a descriptor of an untrusted sender, because that can
+/// block.
 pub fn receive_each(fd: impl AsFd, buffer: &mut [u8], mut sink: impl FnMut(OwnedFd)) -> Result<Received> {
     const SPACE: usize = rustix::cmsg_space!(ScmRights(KERNEL_MAX_DESCRIPTORS));
     let mut space = [MaybeUninit::uninit(); SPACE];
@@ -113,21 +117,27 @@ pub fn receive_each(fd: impl AsFd, buffer: &mut [u8], mut sink: impl FnMut(Owned
     Ok(Received { len: message.bytes.min(buffer.len()), truncated, lost_descriptors })
 }
 
-/// Has the kernel say of every message who has sent it (SO_PASSCRED). A client inherits this from a listening socket: on kernels
-/// before 6.16 when it is accepted, since then when it connects. Of what is sent before it is accepted the kernel says it anyway.
+/// Makes the kernel attach the sender's credentials to every message (SO_PASSCRED).
+///
+/// A connection inherits the option from its listening socket. Kernels before 6.16 copy it when the
+/// connection is accepted, later ones when it is made. Messages sent before the accept carry
+/// credentials in both cases.
 pub fn name_senders(fd: impl AsFd) -> Result<()> {
     rustix::net::sockopt::set_socket_passcred(fd, true)
 }
 
-/// Receives one message as [`receive_each`], and who has sent it: with the ids that the sender had then, whatever those were that it
-/// connected with. Of a program that sets nothing else the user is its real one. `None`: the kernel does not say.
+/// Receives one message as [`receive_each`] does, and returns the sender's credentials if the
+/// kernel reports them.
+///
+/// They are the ids that the sender had when it sent the message, not those with which it
+/// connected. Unless the sender chooses otherwise, `uid` is its real user id.
 pub fn receive_named(
     fd: impl AsFd,
     buffer: &mut [u8],
     mut sink: impl FnMut(OwnedFd),
 ) -> Result<(Received, Option<Credentials>)> {
     const SPACE: usize = rustix::cmsg_space!(ScmRights(KERNEL_MAX_DESCRIPTORS), ScmCredentials(1));
-    /// As an ancillary message begins: its length with this header, its level, its kind.
+    /// Bytes of an ancillary message's header: its length, its level and its type.
     const HEADER: usize = size_of::<libc::cmsghdr>();
     let mut space = [0_u64; SPACE.div_ceil(8)];
     let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
@@ -139,10 +149,12 @@ pub fn receive_named(
     message.msg_controllen = size_of_val(&space) as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     let arguments = [fd.as_fd().as_raw_fd() as usize, &raw mut message as usize, flags as usize, 0, 0, 0];
-    // SAFETY: the message names a buffer and a space that are borrowed for the call, with their lengths.
+    // SAFETY: the message names a buffer and a space that are borrowed for the call, with their
+    // lengths.
     let len = unsafe { crate::raw::call(libc::SYS_recvmsg, arguments)? };
     let mut sender = None;
-    // SAFETY: the kernel has filled the space, as the macros of libc read it; each ancillary message lies in it whole.
+    // SAFETY: the kernel has filled the space in the format that libc's macros read. Each ancillary
+    // message lies inside it.
     unsafe {
         let mut next = libc::CMSG_FIRSTHDR(&raw const message);
         while let Some(header) = next.as_ref() {
@@ -151,7 +163,7 @@ pub fn receive_named(
                 (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
                     for at in 0..bytes / size_of::<RawFd>() {
                         let fd = data.cast::<RawFd>().add(at).read_unaligned();
-                        // Made by the kernel for this message, and nobody else's.
+                        // The kernel made this descriptor for this message; no other code owns it.
                         sink(OwnedFd::from_raw_fd(fd));
                     }
                 }
@@ -168,7 +180,7 @@ pub fn receive_named(
     Ok((Received { len: len.min(buffer.len()), truncated, lost_descriptors }, sender))
 }
 
-/// Memory of what has been sent and not been read (SIOCOUTQ).
+/// Returns the memory, in bytes, of messages that were sent and have not been read (SIOCOUTQ).
 pub fn unread(fd: impl AsFd) -> Result<i32> {
     // SAFETY: the request writes one integer.
     unsafe {
@@ -177,17 +189,17 @@ pub fn unread(fd: impl AsFd) -> Result<i32> {
     }
 }
 
-/// Whether a message, or the end, is there to be received.
+/// Returns `true` if a message, or the end of the connection, can be received.
 pub fn has_message(fd: impl AsFd) -> bool {
     ready::now(fd, PollFlags::IN).is_ok_and(|found| found.contains(PollFlags::IN))
 }
 
-/// Whether the other end is closed.
+/// Returns `true` if the other end is closed.
 pub fn has_hung_up(fd: impl AsFd) -> bool {
     ready::now(fd, PollFlags::HUP).is_ok_and(|found| found.contains(PollFlags::HUP))
 }
 
-/// Who is at the other end (SO_PEERCRED).
+/// Returns the credentials of the other end (SO_PEERCRED).
 pub fn peer_credentials(fd: impl AsFd) -> Result<Credentials> {
     let (credentials, len) =
         crate::sockopt::read::<RawCredentials>(fd.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED)?;
@@ -197,8 +209,8 @@ pub fn peer_credentials(fd: impl AsFd) -> Result<Credentials> {
     Ok(credentials.into())
 }
 
-/// `struct ucred`. Read as plain integers: a process outside our pid namespace has pid 0, which rustix's own
-/// type cannot hold.
+/// `struct ucred` as plain integers. A process outside our PID namespace has pid 0, which rustix's
+/// type cannot represent.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct RawCredentials {
@@ -217,17 +229,17 @@ impl From<RawCredentials> for Credentials {
 }
 
 impl Descriptors {
-    /// How many there are.
+    /// Returns the number of descriptors.
     pub fn len(&self) -> usize {
         self.slots.iter().flatten().count()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no descriptors.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Takes the first that is left.
+    /// Takes the first remaining descriptor.
     pub fn take_first(&mut self) -> Option<OwnedFd> {
         self.slots.iter_mut().find_map(Option::take)
     }
@@ -278,7 +290,7 @@ mod tests {
         assert_eq!(sender, Some(own));
         assert!(rustix::io::fcntl_getfd(&fds[0]).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         assert_eq!(receive_named(&two, &mut buffer, drop).unwrap_err(), Errno::AGAIN);
-        // As many descriptors as the kernel lets anybody send, beside it.
+        // The maximum number of descriptors, together with credentials.
         let many = vec![bell.as_fd(); KERNEL_MAX_DESCRIPTORS];
         send_many(&one, b"many", &many).unwrap();
         fds.clear();
@@ -292,7 +304,8 @@ mod tests {
     fn a_message_that_does_not_fit_leaks_no_descriptor() {
         let (one, two) = pair();
         let (reader, writer) = std::io::pipe().unwrap();
-        // More descriptors than ours ever carry, sent by hand; and more bytes than the buffer takes.
+        // One message has more descriptors than `recv` accepts, the other more bytes than the
+        // buffer.
         let six = [writer.as_fd(); 6];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(6))];
         let mut control = SendAncillaryBuffer::new(&mut space);

@@ -1,7 +1,7 @@
-//! How much memory the control groups of this process leave free.
+//! Reports how much memory the control groups of this process leave free.
 //!
 //! A page of shared memory is charged to the group of the process that touches it first. At the
-//! limit the kernel takes file cache away and swaps; where that does not help, it ends a process of
+//! limit, the kernel reclaims file cache and swaps. If that does not help, it kills a process of
 //! the group.
 
 use std::ffi::CStr;
@@ -9,11 +9,12 @@ use std::os::fd::IntoRawFd;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-/// Bytes of a file that are read. The fields of `memory.stat` that matter stand within them.
+/// The maximum number of bytes read from a file. The fields of `memory.stat` that are used lie
+/// within it.
 const MOST: usize = 4096;
 const LONGEST_PATH: usize = 1024;
 
-/// Buffers for paths and files. They are the caller's: the stack of a thread may be short.
+/// Buffers for paths and files. The caller provides them, because a thread's stack may be small.
 #[derive(Debug)]
 pub struct Scratch {
     groups: [u8; MOST],
@@ -22,23 +23,23 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// A new one.
+    /// An empty set of buffers.
     pub const NEW: Scratch = Scratch { groups: [0; MOST], file: [0; MOST], path: [0; LONGEST_PATH] };
 }
 
-/// What one control group says.
+/// The memory figures of one control group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Bytes that it may have: memory.max, or memory.high if that is less.
+    /// Bytes that the group may use: memory.max, or memory.high if that is less.
     pub limit: u64,
-    /// Bytes that it has.
+    /// Bytes that the group uses.
     pub used: u64,
-    /// Those of them that are cache of files: the kernel can have them back.
+    /// The part of `used` that is file cache, which the kernel can reclaim.
     pub cache: u64,
 }
 
 impl Group {
-    /// Returns how many bytes are left, with the cache taken back.
+    /// Returns how many bytes are free if the cache is reclaimed.
     pub fn spare(self) -> u64 {
         self.limit.saturating_sub(self.used.saturating_sub(self.cache))
     }
@@ -55,7 +56,7 @@ pub fn tightest(scratch: &mut Scratch) -> Option<Group> {
     unified.into_iter().chain(before).min_by_key(|group| group.spare())
 }
 
-/// Where a hierarchy is mounted, and how its files are called.
+/// The mount point of a cgroup hierarchy, and the names of its files.
 struct Hierarchy {
     mount: &'static [u8],
     limits: &'static [&'static [u8]],
@@ -70,7 +71,7 @@ const UNIFIED: Hierarchy = Hierarchy {
     cache: b"inactive_file ",
 };
 
-/// Version 1.
+/// The memory controller of cgroup version 1.
 const BEFORE: Hierarchy = Hierarchy {
     mount: b"/sys/fs/cgroup/memory",
     limits: &[b"/memory.limit_in_bytes"],
@@ -78,7 +79,7 @@ const BEFORE: Hierarchy = Hierarchy {
     cache: b"total_inactive_file ",
 };
 
-/// Returns the group's path in the hierarchy of this controller, or in that of version 2.
+/// Returns the group's path in the hierarchy of `controller`, or in version 2 if that is `None`.
 fn group_of<'a>(groups: &'a [u8], controller: Option<&[u8]>) -> Option<&'a [u8]> {
     groups.split(|byte| *byte == b'\n').find_map(|line| {
         let mut fields = line.splitn(3, |byte| *byte == b':');
@@ -101,7 +102,7 @@ fn tightest_below(
     groups.min_by_key(|group| group.spare())
 }
 
-/// The group's path, and each that is above it.
+/// Iterates over a group's path and the paths of all its ancestors.
 fn above(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     let path = path.strip_suffix(b"/").unwrap_or(path);
     let parent = |path: &&'_ [u8]| path.iter().rposition(|byte| *byte == b'/');
@@ -112,7 +113,7 @@ impl Hierarchy {
     fn read(&self, group: &[u8], path: &mut [u8; LONGEST_PATH], file: &mut [u8; MOST]) -> Option<Group> {
         let limits =
             self.limits.iter().filter_map(|name| self.text(group, name, path, file).and_then(number));
-        // Without a limit it says "max", or a number larger than any memory.
+        // Without a limit the file contains "max", or a number larger than any memory.
         let limit = limits.min().filter(|limit| *limit < 1 << 60)?;
         let used = self.text(group, self.used, path, file).and_then(number)?;
         let stat = self.text(group, b"/memory.stat", path, file);
@@ -120,7 +121,7 @@ impl Hierarchy {
         Some(Group { limit, used, cache })
     }
 
-    /// Returns what is in a file of the group.
+    /// Returns the contents of a file of the group.
     fn text<'a>(
         &self,
         group: &[u8],
@@ -141,7 +142,7 @@ fn number(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(text.trim_ascii()).ok()?.parse().ok()
 }
 
-/// Puts a path together. `None`: it is too long.
+/// Joins the parts of a path. Returns `None` if it is too long.
 fn put<'a>(path: &'a mut [u8; LONGEST_PATH], parts: &[&[u8]]) -> Option<&'a CStr> {
     let mut len = 0;
     for part in parts {
@@ -206,7 +207,7 @@ mod tests {
 
     #[test]
     fn the_groups_of_this_process_are_read() {
-        // Whatever they are: it must neither fail nor say that there is more than there can be.
+        // The groups depend on the machine. The call must not fail or report more than the limit.
         let mut scratch = Scratch::NEW;
         if let Some(group) = tightest(&mut scratch) {
             assert!(group.spare() <= group.limit && group.limit < 1 << 60);

@@ -1,4 +1,4 @@
-//! How another process stands to this one: in which namespaces it lives, and whether it may look into others.
+//! Reports which namespaces another process lives in, and whether it may inspect other processes.
 
 use std::fs::read_to_string;
 use std::os::fd::AsFd;
@@ -8,22 +8,23 @@ use rustix::fs::stat;
 
 use crate::ready;
 
-/// The namespaces that decide whose processes one may look into.
+/// The namespaces that decide which processes another process may inspect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Home {
     user: (u64, u64),
     pid: (u64, u64),
 }
 
-/// CAP_SYS_PTRACE, in the order of the kernel's sets.
+/// The bit of CAP_SYS_PTRACE in a capability set.
 const SYS_PTRACE: u32 = 19;
 
-/// Where a process lives; nothing, if the kernel does not let this one look into it.
+/// Returns the namespaces of a process, or `None` if the kernel does not let this process inspect
+/// it.
 pub fn home(pid: u32) -> Option<Home> {
     home_of(&pid.to_string())
 }
 
-/// Where this one does.
+/// Returns the namespaces of this process.
 pub fn own_home() -> Option<Home> {
     home_of("self")
 }
@@ -36,25 +37,26 @@ fn home_of(process: &str) -> Option<Home> {
     Some(Home { user: namespace("user")?, pid: namespace("pid")? })
 }
 
-/// The user whom the kernel lets look into a process: whose it is, or root if it has been somebody else's since it was started.
+/// Returns the user id whose processes the kernel lets inspect a process. It is the process's own
+/// user, or root if the process has changed its user since it was started.
 pub fn owner(pid: u32) -> Option<u32> {
     stat(format!("/proc/{pid}")).ok().map(|directory| directory.st_uid)
 }
 
-/// Who a thread is now: its effective user, and the inode of its network namespace.
+/// The current identity of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Present {
-    /// Its effective user.
+    /// The effective user id.
     pub user: u32,
-    /// Its network namespace.
+    /// Device and inode of the network namespace.
     pub network: (u64, u64),
 }
 
-/// More threads of a process than these are not looked at.
+/// The maximum number of threads of a process that are checked.
 const THREADS: usize = 4096;
 
-/// Returns whether a process has a thread for which `is` holds: each has a user and a network namespace of its own. `None`: the process is
-/// not seen from here.
+/// Returns whether `is` holds for any thread of a process. Each thread has its own user and network
+/// namespace. Returns `None` if the process is not visible from here.
 pub fn has_thread(pid: u32, is: impl Fn(Present) -> bool) -> Option<bool> {
     if is(present(&format!("/proc/{pid}"))?) {
         return Some(true);
@@ -71,7 +73,7 @@ fn present(directory: &str) -> Option<Present> {
     Some(Present { user, network: network(directory)? })
 }
 
-/// Returns the inode of this thread's network namespace.
+/// Returns device and inode of this thread's network namespace.
 pub fn own_network() -> Option<(u64, u64)> {
     network("/proc/thread-self")
 }
@@ -80,7 +82,7 @@ fn network(directory: &str) -> Option<(u64, u64)> {
     stat(format!("{directory}/ns/net")).ok().map(|file| (file.st_dev, file.st_ino))
 }
 
-/// Whether a process may look into every other of its user namespace.
+/// Returns `true` if a process may inspect every other process of its user namespace.
 pub fn may_look_into_all(pid: u32) -> bool {
     let status = read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -88,7 +90,8 @@ pub fn may_look_into_all(pid: u32) -> bool {
     set.is_some_and(|set| set & 1 << SYS_PTRACE != 0)
 }
 
-/// Whether the process of a pidfd has not ended: what was read of its number before was of it.
+/// Returns `true` if the process of a pidfd has not ended. If so, information that was read by its
+/// process id since the pidfd was opened belongs to that process.
 pub fn is_alive(pidfd: impl AsFd) -> bool {
     ready::now(pidfd, PollFlags::IN).is_ok_and(|found| found.is_empty())
 }
@@ -127,10 +130,10 @@ mod tests {
         assert_eq!(has_thread(pid, |present| present == own), Some(true));
         assert_eq!(has_thread(pid, |present| present.user == 12_345), Some(false));
         assert_eq!(has_thread(u32::MAX, |_| true), None);
-        // Another thread than the first.
+        // The state of a thread that is not the main thread.
         std::thread::spawn(move || {
             let alone = rustix::thread::UnshareFlags::NEWNET;
-            // SAFETY: the network is the thread's own, and nothing else.
+            // SAFETY: only the network namespace of this thread changes.
             unsafe { rustix::thread::unshare_unsafe(alone) }.expect("needs root");
             let apart = own_network().unwrap();
             assert_ne!(apart, own.network);

@@ -1,5 +1,5 @@
-//! How many bytes have passed a TCP socket, by the kernel's own counts: see *Offsets* in docs/local-path.md.
-//! Bytes written or read by calls that nobody saw are counted too.
+//! Counts the bytes that have passed through a TCP socket, from the kernel's own figures. They
+//! include bytes of calls that the shim does not see. See *Offsets* in docs/local-path.md.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -9,11 +9,11 @@ use rustix::ioctl::{Getter, ioctl};
 
 use crate::{Errno, Result, raw, ready, sockopt};
 
-/// TCP_ESTABLISHED, the one state in which an endpoint may be offered.
+/// TCP_ESTABLISHED, the only state in which an endpoint may be offered to the broker.
 pub const ESTABLISHED: u8 = 1;
 /// TCP_LISTEN.
 pub const LISTEN: u8 = 10;
-/// TCP_CLOSE: not connected yet, or over.
+/// TCP_CLOSE: not connected yet, or no longer connected.
 pub const CLOSE: u8 = 7;
 
 const FIN_WAIT1: u8 = 4;
@@ -22,12 +22,12 @@ const TIME_WAIT: u8 = 6;
 const CLOSE_WAIT: u8 = 8;
 const LAST_ACK: u8 = 9;
 const CLOSING: u8 = 11;
-/// States in which the stream counts mean something.
+/// States in which the byte counts of the stream are meaningful.
 const CONNECTED: [u8; 7] = [ESTABLISHED, FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING];
-/// How often a count is read again before it is given up as unclear.
+/// How often a count is read again before it is given up as unsettled.
 const ATTEMPTS: usize = 32;
 
-/// Who called connect: the opener's SYN is part of its kernel's count of acknowledged bytes.
+/// The end that called connect. Its kernel counts the SYN as an acknowledged byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opener {
     /// This end called connect.
@@ -36,21 +36,22 @@ pub enum Opener {
     Peer,
 }
 
-/// Bytes the program has written to this socket so far. `None`: the counts do not settle, or the socket is not connected any more,
-/// and the direction must stay on TCP.
+/// Returns the number of bytes that the program has written to this socket. Returns `None` if the
+/// counts do not settle or the socket is no longer connected. The direction must then stay on TCP.
 ///
-/// Exact while no other thread is inside a send on the socket; a concurrent one makes it `None` or is
-/// counted.
+/// The result is exact while no other thread is inside a send on the socket. The bytes of a
+/// concurrent send are counted, or make the result `None`.
 pub fn sent(fd: impl AsFd, opener: Opener) -> Result<Option<u64>> {
     let count = acknowledged_and_queued(fd.as_fd())?;
     Ok(count.and_then(|count| count.checked_sub(u64::from(opener == Opener::Us))))
 }
 
-/// Bytes the program has read from this socket so far.
+/// Returns the number of bytes that the program has read from this socket.
 ///
-/// ECONNRESET: the socket is closed with an error, and whether a FIN is part of its count cannot be told any
-/// more. EAGAIN: bytes arrived at every attempt. A receiver that needs neither takes one reading while the
-/// socket is established and counts from there.
+/// Fails with ECONNRESET if the socket is closed with an error: the kernel then no longer reports
+/// whether its count includes a FIN. Fails with EAGAIN if bytes arrived during every attempt. A
+/// receiver that must avoid both errors takes one reading while the socket is established, and adds
+/// to it from then on.
 pub fn read(fd: impl AsFd) -> Result<u64> {
     let fd = fd.as_fd();
     for _ in 0..ATTEMPTS {
@@ -62,7 +63,7 @@ pub fn read(fd: impl AsFd) -> Result<u64> {
         }
         let fin = match after.state {
             CLOSE_WAIT | LAST_ACK | CLOSING | TIME_WAIT => 1,
-            // Over. Without a pending error both FINs were exchanged.
+            // The connection is over. Without a pending error, both FINs were exchanged.
             CLOSE if after.bytes_received == 0 => 0,
             CLOSE if polled(fd, PollFlags::ERR)? => return Err(Errno::CONNRESET),
             CLOSE => 1,
@@ -73,18 +74,21 @@ pub fn read(fd: impl AsFd) -> Result<u64> {
     Err(Errno::AGAIN)
 }
 
-/// Bytes that the socket has received so far, read or not; one more if a FIN is among them.
+/// Returns the number of bytes that the socket has received, read or not. A received FIN counts as
+/// one.
 pub fn received(fd: impl AsFd) -> Result<u64> {
     info(fd.as_fd()).map(|info| info.bytes_received)
 }
 
-/// How many segments with data the socket has received so far, modulo 2^32, and how many bytes one can have.
+/// Returns how many segments with data the socket has received, modulo 2^32, and how many bytes a
+/// segment can carry.
 pub fn segments(fd: impl AsFd) -> Result<(u32, u32)> {
     info(fd.as_fd()).map(|info| (info.data_segments_in, info.advertised_mss))
 }
 
-/// As [`read`], on a socket that has urgent data: the kernel does not count what lies behind it as unread, unless it
-/// belongs to the stream. No other thread may receive meanwhile.
+/// Returns the count of [`read`] for a socket with urgent data. The kernel does not count bytes
+/// behind the urgent byte as unread unless SO_OOBINLINE is set, so it is set for the moment. No
+/// other thread may receive in the meantime.
 pub fn read_beside_urgent(fd: impl AsFd) -> Result<u64> {
     let fd = fd.as_fd();
     let was_inline = rustix::net::sockopt::socket_oobinline(fd)?;
@@ -94,24 +98,26 @@ pub fn read_beside_urgent(fd: impl AsFd) -> Result<u64> {
     count
 }
 
-/// Whether the peer has sent its FIN, or the connection is reset or over.
+/// Returns `true` if the peer has sent its FIN, or the connection has been reset or is over.
 pub fn hung_up(fd: impl AsFd) -> bool {
     let fd = fd.as_fd();
-    // A descriptor that cannot be polled is no connection either; and poll says the same of a direction that this end has
-    // shut down.
+    // A descriptor that cannot be polled is not a connection either. poll also reports RDHUP after
+    // this end has shut down its own direction, so the state decides.
     let goes_on = || state(fd).is_ok_and(|state| [ESTABLISHED, FIN_WAIT1, FIN_WAIT2].contains(&state));
     polled(fd, PollFlags::RDHUP).unwrap_or(true) && !goes_on()
 }
 
-/// Whether the peer's FIN has come, also of a connection that has been reset since. `None`: of one that is over, and has bytes
-/// to be read, that cannot be told.
+/// Returns whether the peer's FIN has arrived, even if the connection was reset afterwards. Returns
+/// `None` if the connection is over and has unread bytes, because the kernel does not report it
+/// then.
 pub fn peer_has_finished(fd: impl AsFd) -> Option<bool> {
     let fd = fd.as_fd();
     match state(fd).ok()? {
         CLOSE => {}
         state => return Some([CLOSE_WAIT, LAST_ACK, CLOSING, TIME_WAIT].contains(&state)),
     }
-    // Asked to map what there is to nowhere, the kernel does nothing, and says EIO if nothing will come behind a FIN.
+    // The request names no address, so the kernel maps nothing. It fails with EIO if no byte is
+    // unread and the peer's FIN has arrived.
     match sockopt::read::<Zerocopy>(fd, libc::IPPROTO_TCP, libc::TCP_ZEROCOPY_RECEIVE) {
         Err(Errno::IO) => Some(true),
         Ok((asked, _)) if asked.unread == 0 => Some(false),
@@ -119,31 +125,34 @@ pub fn peer_has_finished(fd: impl AsFd) -> Option<bool> {
     }
 }
 
-/// Whether no direction has been shut down, by whichever process.
+/// Returns `true` if neither direction has been shut down, by any process.
 pub fn is_whole(fd: impl AsFd) -> bool {
     let fd = fd.as_fd();
     state(fd) == Ok(ESTABLISHED) && !polled(fd, PollFlags::RDHUP).unwrap_or(true)
 }
 
-/// Whether received bytes wait to be read, so that closing the socket resets the connection.
+/// Returns `true` if unread bytes have been received. Closing the socket would then reset the
+/// connection.
 pub fn has_unread(fd: impl AsFd) -> bool {
     rustix::io::ioctl_fionread(fd).is_ok_and(|count| count > 0)
 }
 
-/// The socket's TCP state.
+/// Returns the socket's TCP state.
 pub fn state(fd: impl AsFd) -> Result<u8> {
     sockopt::read::<Info>(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO).map(|(info, _)| info.state)
 }
 
-/// Bytes acknowledged and queued, the opener's SYN included. By sequence numbers, so it is exact: the kernel's count of bytes sent
-/// is a statistic, and wrong for good once the host itself has dropped a segment on its way out.
+/// Returns the number of bytes acknowledged and queued, including the opener's SYN.
+///
+/// It derives from sequence numbers and is exact. The kernel's count of bytes sent is only a
+/// statistic: it stays wrong after the host itself has dropped an outgoing segment.
 fn acknowledged_and_queued(fd: BorrowedFd<'_>) -> Result<Option<u64>> {
     for _ in 0..ATTEMPTS {
         let before = info(fd)?;
         let queued = outq(fd)?;
         let after = info(fd)?;
-        // The queue length is the span from the first unacknowledged byte: it fits a count of acknowledged
-        // bytes only if that stood still.
+        // The queue length counts from the first unacknowledged byte. It fits the count of
+        // acknowledged bytes only if that did not change in between.
         if before.progress() != after.progress() {
             continue;
         }
@@ -207,7 +216,7 @@ struct Zerocopy {
 // SAFETY: integers without padding.
 unsafe impl sockopt::Plain for Zerocopy {}
 
-/// As much of the kernel's array of SK_MEMINFO_* as is asked for.
+/// The head of the kernel's array of SK_MEMINFO_* values.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Memory {
@@ -220,19 +229,19 @@ struct Memory {
 // SAFETY: integers without padding.
 unsafe impl sockopt::Plain for Memory {}
 
-/// What is added to the kernel's counts of a connection; modulo 2^64, so that it may also be less than nothing.
+/// Corrections to the kernel's counts of a connection. They are modulo 2^64 and may be negative.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Beside {
-    /// To the bytes that the peer has acknowledged.
+    /// Added to the bytes that the peer has acknowledged.
     pub acked: u64,
-    /// To those that were received.
+    /// Added to the bytes that were received.
     pub received: u64,
-    /// To those that were sent.
+    /// Added to the bytes that were sent.
     pub sent: u64,
 }
 
 impl Beside {
-    /// Both together.
+    /// Returns the sum of both corrections.
     pub fn and(self, more: Beside) -> Beside {
         Beside {
             acked: self.acked.wrapping_add(more.acked),
@@ -242,10 +251,11 @@ impl Beside {
     }
 }
 
-/// Adds bytes that went another way to a `struct tcp_info` of which the kernel has filled `len` bytes.
+/// Adds the bytes that did not pass through TCP to a `struct tcp_info` of which the kernel has
+/// filled `len` bytes.
 ///
 /// # Safety
-/// So many bytes at `info` can be written.
+/// `len` bytes at `info` must be writable.
 pub unsafe fn add_to_info(info: *mut u8, len: usize, beside: Beside) {
     let counts = [
         (std::mem::offset_of!(Info, bytes_acked), beside.acked),
@@ -255,7 +265,7 @@ pub unsafe fn add_to_info(info: *mut u8, len: usize, beside: Beside) {
     for (offset, more) in counts {
         if offset + size_of::<u64>() <= len {
             let count = info.wrapping_add(offset).cast::<u64>();
-            // SAFETY: within the bytes that the caller speaks of.
+            // SAFETY: within the bytes that the caller guarantees.
             unsafe { count.write_unaligned(count.read_unaligned().wrapping_add(more)) };
         }
     }
@@ -263,21 +273,22 @@ pub unsafe fn add_to_info(info: *mut u8, len: usize, beside: Beside) {
 
 fn info(fd: BorrowedFd<'_>) -> Result<Info> {
     let (info, len) = sockopt::read::<Info>(fd, libc::IPPROTO_TCP, libc::TCP_INFO)?;
-    // Linux before 4.19 does not count bytes sent.
+    // Linux before 4.19 does not report bytes sent.
     if len < size_of::<Info>() { Err(Errno::OPNOTSUPP) } else { Ok(info) }
 }
 
-/// SIOCOUTQ: bytes written and not acknowledged, the FIN included.
+/// Returns the number of bytes written and not acknowledged, including the FIN (SIOCOUTQ).
 pub fn outq(fd: BorrowedFd<'_>) -> Result<u64> {
     // SAFETY: SIOCOUTQ (TIOCOUTQ) writes one int.
     let bytes = unsafe { ioctl(fd, Getter::<{ libc::TIOCOUTQ as u32 }, i32>::new())? };
     Ok(bytes.max(0) as u64)
 }
 
-/// Whether the peer's kernel has everything that was written, or will never say so. `None`: it may yet.
+/// Returns `Some(true)` if the peer's kernel has acknowledged everything that was written, and
+/// `Some(false)` if it never will. Returns `None` while an acknowledgement may still come.
 pub fn is_acknowledged(fd: impl AsFd) -> Result<Option<bool>> {
     let fd = fd.as_fd();
-    // What a reset leaves unacknowledged stays counted.
+    // After a reset, unacknowledged bytes stay in the count.
     let state = state(fd)?;
     match outq(fd)? {
         0 => Ok(Some(true)),
@@ -285,8 +296,9 @@ pub fn is_acknowledged(fd: impl AsFd) -> Result<Option<bool>> {
     }
 }
 
-/// From now on the socket gets no segment, or again: what arrives is dropped before TCP has seen it, and so is not acknowledged. Segments
-/// that are being handled in this moment may still get there ([`await_arrivals`]).
+/// Makes the socket drop all arriving segments, or accept them again. TCP does not see a dropped
+/// segment, so it is not acknowledged. Segments that the kernel is processing at this moment may
+/// still arrive; see [`await_arrivals`].
 pub fn set_deaf(fd: impl AsFd, is_deaf: bool) -> Result<()> {
     if !is_deaf {
         return sockopt::write(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0u32);
@@ -295,20 +307,24 @@ pub fn set_deaf(fd: impl AsFd, is_deaf: bool) -> Result<()> {
     sockopt::write_filter(fd.as_fd(), &nothing)
 }
 
-/// Until the kernel is done with every segment of which it had begun to handle before. May take some hundredths of a second.
+/// Waits until the kernel has finished every segment whose processing had begun before. This can
+/// take some tens of milliseconds.
 pub fn await_arrivals() -> Result<()> {
     const MEMBARRIER_CMD_GLOBAL: usize = 1;
-    // SAFETY: it has no arguments that point to anything. It waits until no processor is inside a section in which it handles a packet.
+    // SAFETY: the call takes no pointer. It waits until every processor has left the RCU read-side
+    // section in which it processes a packet.
     unsafe { raw::call(libc::SYS_membarrier, [MEMBARRIER_CMD_GLOBAL, 0, 0, 0, 0, 0]).map(drop) }
 }
 
-/// How much of the send buffer is free, in bytes of the kernel's memory, of which a byte of the program's may take several.
+/// Returns the free part of the send buffer, in bytes of kernel memory. One byte of data may take
+/// several of them.
 pub fn send_room(fd: BorrowedFd<'_>) -> Result<u32> {
     let (memory, _) = sockopt::read::<Memory>(fd, libc::SOL_SOCKET, libc::SO_MEMINFO)?;
     Ok(memory.send_buffer.saturating_sub(memory.queued))
 }
 
-/// Whether poll reports `events`, or an error or hang-up where `events` is RDHUP.
+/// Returns `true` if poll reports `events`. If `events` contains RDHUP, errors and hang-ups count
+/// too.
 fn polled(fd: BorrowedFd<'_>, events: PollFlags) -> Result<bool> {
     let answer = ready::now(fd, events)?;
     let over = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
@@ -323,14 +339,14 @@ mod tests {
     use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
     use std::time::Duration;
 
-    /// Both ends of a loopback connection: the opener first.
+    /// Returns both ends of a loopback connection, the opener first.
     fn loopback() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let opener = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         (opener, listener.accept().unwrap().0)
     }
 
-    /// The pair in both roles: writer first, with who opened as the writer sees it.
+    /// Returns a pair for each role: writer, reader, and the opener as the writer sees it.
     fn both_ways() -> Vec<(TcpStream, TcpStream, Opener)> {
         let (opener, acceptor) = loopback();
         let (opener2, acceptor2) = loopback();
@@ -367,7 +383,7 @@ mod tests {
             for round in 1..200usize {
                 writer.write_all(&vec![1; round * 7]).unwrap();
                 written += round as u64 * 7;
-                // Read at once: nothing may depend on acknowledgements having settled.
+                // Read without a pause: no count may depend on acknowledgements having arrived.
                 assert_eq!(sent(&writer, opener), Ok(Some(written)));
                 let mut buffer = vec![0; round * 5];
                 reader.read_exact(&mut buffer).unwrap();
@@ -459,7 +475,8 @@ mod tests {
             expect(&reader, other, &writer, 55, 0);
             reader.shutdown(Shutdown::Write).unwrap();
             settle();
-            // Both FINs exchanged: one end is CLOSE or TIME_WAIT, with its data still to be read.
+            // Both FINs are exchanged. One end is in CLOSE or TIME_WAIT, with data still to be
+            // read.
             assert_eq!(read(&writer), Ok(0));
             writer.read_exact(&mut [0; 10]).unwrap();
             assert_eq!(read(&writer), Ok(10));
@@ -479,13 +496,13 @@ mod tests {
                 settle();
                 assert_eq!(peer_has_finished(&this), Some(true));
             }
-            // Unread when the peer closes.
+            // This byte is unread when the peer closes, which causes a reset.
             this.write_all(&[1]).unwrap();
             settle();
             drop(peer);
             settle();
             assert_eq!((state(&this), peer_has_finished(&this)), (Ok(CLOSE), Some(finishes)));
-            // The error is still the program's to be told, and only once.
+            // The pending error must still be reported to the program, exactly once.
             assert!(this.take_error().unwrap().is_some() && this.take_error().unwrap().is_none());
             assert_eq!(peer_has_finished(&this), Some(finishes));
         }
@@ -535,7 +552,7 @@ mod tests {
             for round in 1..150usize {
                 writer.write_all(&vec![6; round * 19]).unwrap();
                 written += round as u64 * 19;
-                // Unclear is allowed while acknowledgements rush in; wrong is not.
+                // `None` is allowed while acknowledgements arrive. A wrong count is not.
                 assert!(sent(&writer, opener).unwrap().is_none_or(|count| count == written));
             }
             writer.shutdown(Shutdown::Write).unwrap();

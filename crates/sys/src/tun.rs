@@ -1,5 +1,5 @@
-//! TUN devices that hand over what the kernel's TCP would give a network card with segmentation offload: packets of up to
-//! 64 KB, each behind a header that says how to cut it.
+//! TUN devices with segmentation offload: the kernel's TCP passes packets of up to 64 KB, each
+//! behind a header that describes how to segment it.
 
 use std::ffi::c_short;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,11 +10,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use crate::{Errno, Result};
 
-/// Bytes of the virtio header in front of each packet, in both directions.
+/// Bytes of the virtio header before each packet, in both directions.
 pub const HEADER: usize = 10;
 
-/// Makes a device in the network namespace of the calling thread, and brings it up. It is gone when the descriptor is
-/// closed. Reads and writes do not block. Needs CAP_NET_ADMIN there.
+/// Creates a device in the network namespace of the calling thread, and brings it up. The device
+/// ends when the descriptor is closed. Reads and writes do not block. Needs CAP_NET_ADMIN there.
 pub fn open(name: &str, mtu: u16, queue_packets: u16) -> Result<OwnedFd> {
     let tun = openat(CWD, "/dev/net/tun", OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;
     let mut request = request(name)?;
@@ -26,19 +26,19 @@ pub fn open(name: &str, mtu: u16, queue_packets: u16) -> Result<OwnedFd> {
     unsafe { ioctl(&tun, IntegerSetter::<{ libc::TUNSETOFFLOAD as u32 }>::new_usize(offload))? };
     let any = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     request.ifr_ifru.ifru_mtu = mtu.into();
-    // SAFETY: reads one `ifreq`, of which the mtu is set.
+    // SAFETY: SIOCSIFMTU reads one `ifreq`, whose MTU is set.
     unsafe { set::<{ libc::SIOCSIFMTU as u32 }>(&any, request)? };
-    // The length of the queue has no member of its own in libc's union; it is an integer in the same place.
+    // libc's union has no member for the queue length. It is an integer at the same offset.
     request.ifr_ifru.ifru_metric = queue_packets.into();
-    // SAFETY: the same.
+    // SAFETY: SIOCSIFTXQLEN reads one `ifreq`, whose queue length is set.
     unsafe { set::<{ libc::SIOCSIFTXQLEN as u32 }>(&any, request)? };
     request.ifr_ifru.ifru_flags = libc::IFF_UP as c_short;
-    // SAFETY: the same.
+    // SAFETY: SIOCSIFFLAGS reads one `ifreq`, whose flags are set.
     unsafe { set::<{ libc::SIOCSIFFLAGS as u32 }>(&any, request)? };
     Ok(tun)
 }
 
-/// A request about the interface `name`, with nothing else in it.
+/// Returns a request about the interface `name`, whose other fields are zero.
 fn request(name: &str) -> Result<libc::ifreq> {
     let mut request = libc::ifreq {
         ifr_name: [0; libc::IFNAMSIZ],
@@ -53,8 +53,10 @@ fn request(name: &str) -> Result<libc::ifreq> {
     Ok(request)
 }
 
+/// Makes an ioctl that takes one `ifreq`.
+///
 /// # Safety
-/// `OPCODE` reads one `ifreq` and writes nothing.
+/// `OPCODE` must read one `ifreq` and write nothing.
 unsafe fn set<const OPCODE: rustix::ioctl::Opcode>(socket: impl AsFd, request: libc::ifreq) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { ioctl(socket, Setter::<OPCODE, _>::new(request)) }

@@ -1,4 +1,4 @@
-//! How much of the network and of memory a TCP socket may take.
+//! Limits on the rate, priority and buffers of a TCP socket.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -9,40 +9,42 @@ use libc::{
 
 use crate::{Errno, Result, sockopt};
 
-/// It sends no faster, in bytes per second, whatever its window allows.
+/// Limits the rate at which the socket sends, in bytes per second, whatever its window allows.
 pub fn set_max_pacing_rate(fd: impl AsFd, bytes_per_second: u64) -> Result<()> {
     sockopt::write(fd.as_fd(), SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_second)
 }
 
-/// That rate; without limit it is the largest number.
+/// Returns the maximum pacing rate; `u64::MAX` means no limit.
 pub fn max_pacing_rate(fd: impl AsFd) -> Result<u64> {
     let (rate, filled) = sockopt::read::<u64>(fd.as_fd(), SOL_SOCKET, SO_MAX_PACING_RATE)?;
-    // A kernel of 32 bits.
+    // A 32-bit kernel fills only 32 bits.
     let no_limit = filled == size_of::<u32>() && rate == u64::from(u32::MAX);
     Ok(if no_limit { u64::MAX } else { rate })
 }
 
-/// Of its packets, for queueing disciplines. Beyond 6 only with CAP_NET_ADMIN.
+/// Sets the priority of the socket's packets for queueing disciplines. A priority above 6 needs
+/// CAP_NET_ADMIN.
 pub fn set_priority(fd: impl AsFd, priority: u32) -> Result<()> {
     sockopt::write(fd.as_fd(), SOL_SOCKET, SO_PRIORITY, priority)
 }
 
-/// That priority.
+/// Returns the priority of the socket's packets.
 pub fn priority(fd: impl AsFd) -> Result<u32> {
     Ok(sockopt::read(fd.as_fd(), SOL_SOCKET, SO_PRIORITY)?.0)
 }
 
-/// Room for what has arrived and has not been read. Beyond `net.core.rmem_max` only with CAP_NET_ADMIN; without, as much as that.
+/// Sets the size of the receive buffer. Without CAP_NET_ADMIN, `net.core.rmem_max` limits it.
 pub fn set_receive_buffer(fd: impl AsFd, bytes: u32) -> Result<()> {
     set_buffer(fd.as_fd(), SO_RCVBUFFORCE, SO_RCVBUF, bytes)
 }
 
-/// Room for what has been written and has not been acknowledged; `net.core.wmem_max`, the same way.
+/// Sets the size of the send buffer. Without CAP_NET_ADMIN, `net.core.wmem_max` limits it.
 pub fn set_send_buffer(fd: impl AsFd, bytes: u32) -> Result<()> {
     set_buffer(fd.as_fd(), SO_SNDBUFFORCE, SO_SNDBUF, bytes)
 }
 
-/// It is readable as soon as so many bytes have arrived. The kernel looks at once, and tells whoever waits.
+/// Sets how many bytes must have arrived before the socket is readable. The kernel checks
+/// immediately, and wakes waiting threads.
 pub fn set_receive_low_water(fd: impl AsFd, bytes: u32) -> Result<()> {
     sockopt::write(fd.as_fd(), SOL_SOCKET, SO_RCVLOWAT, bytes)
 }
@@ -65,7 +67,7 @@ mod tests {
     #[test]
     fn buffers_grow_and_a_rate_is_taken() {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-        // What is allowed to everybody; the kernel doubles it for its own needs.
+        // Sizes that every user may set. The kernel doubles them for its bookkeeping.
         set_receive_buffer(&socket, 65_536).unwrap();
         set_send_buffer(&socket, 32_768).unwrap();
         assert_eq!(socket_recv_buffer_size(&socket), Ok(131_072));

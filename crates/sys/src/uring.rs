@@ -1,5 +1,6 @@
-//! The queue through which the entries of an io_uring go to the kernel, mapped a second time: what a program is about to submit can
-//! be looked at there. It is memory that the program writes, so everything is copied once before it is judged.
+//! A second mapping of an io_uring's submission queue, with which the shim inspects entries before
+//! the program submits them. The program can write this memory at any time. So each entry is copied
+//! once, and the checks use the copy.
 
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
@@ -9,39 +10,40 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::{Errno, Result};
 
-/// The kernel polls for entries by itself.
+/// A kernel thread polls for entries.
 pub const SETUP_SQPOLL: u32 = 1 << 1;
 /// Entries have twice the usual size.
 pub const SETUP_SQE128: u32 = 1 << 10;
-/// What is submitted is polled for, which few operations can be.
+/// Completions are polled for, which few operations support.
 pub const SETUP_IOPOLL: u32 = 1;
-/// Nothing can be submitted yet, and what may be can be restricted.
+/// The uring starts disabled, and its operations can be restricted first.
 pub const SETUP_R_DISABLED: u32 = 1 << 6;
-/// The memory is the program's own.
+/// The program provides the memory of the queues.
 pub const SETUP_NO_MMAP: u32 = 1 << 14;
-/// There is no descriptor.
+/// The uring has no descriptor, only a registered index.
 pub const SETUP_REGISTERED_FD_ONLY: u32 = 1 << 15;
-/// Entries are taken in the order in which they lie.
+/// Entries are taken in the order of their slots, without an index array.
 pub const SETUP_NO_SQARRAY: u32 = 1 << 16;
-/// All flags of which it is known what they change here.
+/// All setup flags whose effect on this module is known.
 pub const SETUP_KNOWN: u32 = (1 << 19) - 1;
 
-/// Where the parts of a queue lie in its first mapping, and what else decides how it is read.
+/// Offsets of the parts of a queue in its first mapping, and the properties that decide how it is
+/// read.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Of the first entry that the kernel has not taken.
+    /// Offset of the head: the first entry that the kernel has not taken.
     pub head: u32,
-    /// Of the first place that the program has not filled.
+    /// Offset of the tail: the first slot that the program has not filled.
     pub tail: u32,
-    /// Which entry stands at which place; there may be none.
+    /// Offset of the index array, which maps slots to entries; unused with SETUP_NO_SQARRAY.
     pub array: u32,
-    /// How many there are: a power of two.
+    /// The number of entries: a power of two.
     pub entries: u32,
-    /// As the ring was made.
+    /// The setup flags of the uring.
     pub flags: u32,
 }
 
-/// What of struct io_uring_params counts here.
+/// The beginning of `struct io_uring_params`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Params {
@@ -56,7 +58,7 @@ pub struct Params {
 }
 
 impl Params {
-    /// What the kernel has written there.
+    /// Returns the shape that the kernel has written to the structure.
     pub fn shape(&self) -> Shape {
         Shape {
             head: self.head,
@@ -68,41 +70,41 @@ impl Params {
     }
 }
 
-/// A copy of one entry: struct io_uring_sqe.
+/// A copy of one entry: `struct io_uring_sqe`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Entry {
-    /// What is to be done.
+    /// The operation code.
     pub operation: u8,
-    /// How.
+    /// IOSQE_* flags.
     pub flags: u8,
-    /// Its priority, or flags of some operations.
+    /// The I/O priority, or flags of some operations.
     pub priority: u16,
-    /// Where, for most.
+    /// The descriptor of most operations.
     pub fd: i32,
     /// An offset, or a second address.
     pub offset: u64,
-    /// A buffer, or what else there is to point to.
+    /// The address of a buffer or of another argument.
     pub address: u64,
-    /// Its length.
+    /// The length of the buffer.
     pub len: u32,
     /// Flags of the operation.
     pub operation_flags: u32,
-    /// What its completion says.
+    /// A value that the completion repeats.
     pub user_data: u64,
-    /// A registered buffer, or a group of them.
+    /// The index of a registered buffer, or a buffer group.
     pub buffer: u16,
-    /// Registered credentials.
+    /// The id of registered credentials.
     pub personality: u16,
-    /// A second descriptor, or a place for one in the ring's own table.
+    /// A second descriptor, or a slot in the uring's own descriptor table.
     pub second: i32,
     rest: [u64; 2],
 }
 
-/// Does nothing.
+/// The operation without effect.
 pub const NOP: u8 = 0;
 
-/// See the module.
+/// A mapped submission queue.
 #[derive(Debug)]
 pub struct Queue {
     shape: Shape,
@@ -111,7 +113,8 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Maps that of `ring`, whose shape is as the kernel has said. Its file stays open until this is dropped.
+    /// Maps the queue of `ring` with the shape that the kernel reported. The uring's file stays
+    /// open until the queue is dropped.
     pub fn map(ring: impl AsFd, shape: Shape) -> Result<Queue> {
         const ENTRIES_AT: u64 = 0x1000_0000;
         let Shape { head, tail, array, entries, flags } = shape;
@@ -131,12 +134,13 @@ impl Queue {
         })
     }
 
-    /// How the ring was made.
+    /// Returns the setup flags of the uring.
     pub fn flags(&self) -> u32 {
         self.shape.flags
     }
 
-    /// The places that are filled, up to `end`, or to where the ring itself says. `None` if that is nonsense.
+    /// Returns the positions of the filled slots, up to `end`, or up to the queue's own tail.
+    /// Returns `None` if the tail is invalid.
     pub fn filled(&self, end: Option<u32>) -> Option<impl Iterator<Item = u32> + use<>> {
         let head = self.shared.word(self.shape.head).load(Acquire);
         let tail = end.unwrap_or_else(|| self.shared.word(self.shape.tail).load(Acquire));
@@ -144,16 +148,20 @@ impl Queue {
         (count <= self.shape.entries).then(|| (0..count).map(move |index| head.wrapping_add(index)))
     }
 
-    /// The entry at a place. `None`: the kernel drops it.
+    /// Returns a copy of the entry at a position. Returns `None` if its index is invalid; the
+    /// kernel drops such an entry.
     pub fn entry(&self, place: u32) -> Option<Entry> {
-        // SAFETY: inside the mapping; every pattern of bits is an entry, and whoever writes it meanwhile spoils a copy.
+        // SAFETY: inside the mapping. Every bit pattern is an entry, and a concurrent write only
+        // spoils the copy.
         self.at(place).map(|entry| unsafe { entry.read_volatile() })
     }
 
-    /// Has the entry at a place do nothing, and complete as what has been done.
+    /// Turns the entry at a position into a NOP with the same user data, because its operation is
+    /// done already.
     pub fn withdraw(&self, place: u32) {
         if let Some(entry) = self.at(place) {
-            // SAFETY: as in `entry`; the program has handed it over, and does not look at it again.
+            // SAFETY: as in `entry`. The program has submitted the entry and does not use it any
+            // more.
             unsafe {
                 (&raw mut (*entry).operation_flags).write_volatile(0);
                 (&raw mut (*entry).operation).write_volatile(NOP);
@@ -180,18 +188,20 @@ impl Shape {
     }
 }
 
-/// Part of a ring's memory; unmapped at drop.
+/// A part of a uring's memory; unmapped at drop.
 #[derive(Debug)]
 struct Region {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the mapping belongs to the address space and not to a thread; what it holds is reached only through raw pointers and atomics.
+// SAFETY: the mapping belongs to the address space and not to a thread. Its contents are reached
+// only through raw pointers and atomics.
 unsafe impl Send for Region {}
 
 impl Region {
-    /// As much of it as there is, as the kernel has said: it never shrinks.
+    /// Maps `len` bytes at `offset`. The kernel has reported that they exist, and they never
+    /// shrink.
     fn map(ring: impl AsFd, len: usize, offset: u64) -> Result<Region> {
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
         let start = unsafe {
@@ -202,14 +212,14 @@ impl Region {
 
     fn word(&self, at: u32) -> &AtomicU32 {
         debug_assert!(at as usize + 4 <= self.len);
-        // SAFETY: inside the mapping and aligned, as `Queue::map` has seen to.
+        // SAFETY: inside the mapping and aligned, as `Queue::map` has checked.
         unsafe { self.start.add(at as usize).cast().as_ref() }
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map`, and nothing points there any more.
+        // SAFETY: mapped in `map`, and no pointer into it exists any more.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -223,14 +233,14 @@ mod tests {
         let mut params = [0_u32; 30];
         params[2] = flags;
         let given = [4, params.as_mut_ptr() as usize, 0, 0, 0, 0];
-        // SAFETY: the kernel fills the structure, and makes a descriptor.
+        // SAFETY: the kernel fills the structure, and creates a descriptor.
         unsafe {
             let fd = crate::raw::call(libc::SYS_io_uring_setup, given).expect("a ring");
             (OwnedFd::from_raw_fd(fd as i32), params.as_ptr().cast::<Params>().read())
         }
     }
 
-    /// Writes an entry as a program would, and says so.
+    /// Writes an entry and advances the tail, as a program would.
     fn fill(queue: &Queue, place: u32, user_data: u64) {
         if queue.shape.flags & SETUP_NO_SQARRAY == 0 {
             queue.shared.word(queue.shape.array + place % 4 * 4).store(place % 4, Relaxed);

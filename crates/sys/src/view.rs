@@ -1,4 +1,4 @@
-//! A link as somebody sees it who only reads: nothing here can write to it, whatever happens.
+//! A read-only view of a link: nothing here can write to the link's memory.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -10,8 +10,8 @@ use rustix::mm::{ProtFlags, munmap};
 use crate::mapping::map_unlocked;
 use crate::{Errno, Result};
 
-/// Memory that others write, with its beginning mapped and the rest read from the file: to look at a page that has no memory would make
-/// it, and to read it from the file does not.
+/// Memory that other processes write. Its beginning is mapped, and the rest is read from the file.
+/// Reading an unallocated page of a mapping would allocate it; reading it from the file does not.
 #[derive(Debug)]
 pub struct View {
     file: OwnedFd,
@@ -23,20 +23,23 @@ pub struct View {
 unsafe impl Send for View {}
 
 impl View {
-    /// Maps the first `len` bytes of `file`, which must be sealed against shrinking (see [`crate::memfd`]).
+    /// Maps the first `len` bytes of `file`, which must be sealed against shrinking (see
+    /// [`crate::memfd`]).
     pub fn map(file: OwnedFd, len: usize) -> Result<View> {
         let start = map_unlocked(&file, len, ProtFlags::READ)?;
         Ok(View { file, start: NonNull::new(start).ok_or(Errno::NOMEM)?, mapped: len })
     }
 
-    /// The 64-bit word at `offset`, if it is mapped and aligned. What is read afterwards was there when it was written, or is newer.
+    /// Loads the 64-bit word at `offset`, if it is mapped and aligned. The load is an acquire:
+    /// later reads see the data that was published with the value, or newer data.
     pub fn word(&self, offset: usize) -> Option<u64> {
         let at = self.at(offset, 8)?;
-        // SAFETY: inside the mapping and aligned; everyone who shares it uses atomics, and a load of this size writes nothing.
+        // SAFETY: inside the mapping and aligned. Every process that shares it uses atomics, and a
+        // load of this size writes nothing.
         Some(unsafe { AtomicU64::from_ptr(at.cast()) }.load(Acquire))
     }
 
-    /// The same of 32 bits.
+    /// Loads the 32-bit word at `offset` as [`View::word`] does.
     pub fn half_word(&self, offset: usize) -> Option<u32> {
         let at = self.at(offset, 4)?;
         // SAFETY: as in `word`.
@@ -48,7 +51,8 @@ impl View {
         (is_inside && offset.is_multiple_of(size)).then(|| self.start.as_ptr().wrapping_add(offset))
     }
 
-    /// Copies what is at `offset` of the file, mapped or not. `false` if there is not so much.
+    /// Copies the bytes at `offset` of the file, mapped or not. Returns `false` if the file ends
+    /// before.
     #[must_use]
     pub fn read(&self, mut offset: usize, mut bytes: &mut [u8]) -> bool {
         while !bytes.is_empty() {
@@ -73,7 +77,7 @@ impl Drop for View {
     }
 }
 
-/// The file behind `fd`, open for reading only.
+/// Opens the file behind `fd` again, for reading only.
 pub fn for_reading(fd: impl AsFd) -> Result<OwnedFd> {
     use std::os::fd::AsRawFd;
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());

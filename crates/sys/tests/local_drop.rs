@@ -1,7 +1,8 @@
-//! Needs root and tc (iproute2): a network namespace whose loopback drops what it is given.
+//! Checks the byte counts when the host itself drops segments. Needs root and tc (iproute2), for a
+//! network namespace whose loopback device drops packets.
 //!
-//! A segment that the host itself drops is sent again without counting as a retransmission. The kernel's
-//! statistics are then wrong for good, and only the count by sequence numbers is still the stream's.
+//! TCP sends such a segment again without counting a retransmission. The kernel's statistics then
+//! stay wrong, and only the count from sequence numbers still matches the stream.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -29,7 +30,8 @@ fn offsets_survive_local_drops() {
         opener.set_nodelay(true).unwrap();
         acceptor.set_nodelay(true).unwrap();
         run("tc qdisc add dev lo root bfifo limit 1");
-        // One byte too: then that statistic is wrong by as much as a SYN counts.
+        // With a segment of one byte, the statistic is wrong by exactly the amount that a SYN
+        // counts.
         for len in [1, 1000, 1000, 1000, 1000] {
             opener.write_all(&vec![1; len]).unwrap();
             acceptor.write_all(&[2; 1]).unwrap();

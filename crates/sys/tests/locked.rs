@@ -1,4 +1,5 @@
-//! A program that has locked its memory, and may lock hardly more: the shim maps what it needs all the same.
+//! Checks that the shim can map its memory in a program that has called mlockall and is near
+//! RLIMIT_MEMLOCK.
 
 use std::fs;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,7 +9,7 @@ use shunt_sys::memfd::create_sealed;
 
 const LINK: usize = 32 << 20;
 
-/// Gives the right to lock as much as one likes up, for this thread.
+/// Drops CAP_IPC_LOCK, which allows a thread to exceed RLIMIT_MEMLOCK, for this thread.
 fn drop_right_to_lock() {
     const CAP_IPC_LOCK: u32 = 14;
     let header = [0x2008_0522u32, 0];
