@@ -1,5 +1,5 @@
-//! The one registry of subcommands and flags: the parser, the help, the manual pages and the completions all come
-//! from here.
+//! The registry of subcommands and flags. The parser, the help, the manual pages and the
+//! completions are all generated from it.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};

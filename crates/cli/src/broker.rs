@@ -1,4 +1,4 @@
-//! Finding the broker, and starting the user's own if there is none.
+//! Finds the broker, and starts the user's own broker if none runs.
 
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -15,20 +15,21 @@ use crate::config::OfBroker;
 pub(crate) const START_LIMIT: Duration = Duration::from_secs(1);
 /// How long the broker that `shunt run` starts outlives its last program.
 const IDLE_EXIT_SECONDS: &str = "300";
-/// One that found another broker starting ends at once: the other may take this much more.
+/// Extra time for the other broker, if ours ended because another one was already starting.
 const RACE_LIMIT: Duration = Duration::from_millis(250);
 const POLL: Duration = Duration::from_millis(5);
 
 /// Why a broker cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Unusable {
-    /// Nothing listens there.
+    /// Nothing listens at the path.
     Absent,
     /// The socket cannot be reached.
     Unreachable(Errno),
-    /// It belongs to neither this user nor root: whoever it is would be shown this user's sockets.
+    /// The socket belongs to a user other than this one and root. That user would receive this
+    /// user's sockets.
     Foreign(u32),
-    /// Others can put a socket of theirs there.
+    /// Other users can put a socket of their own at this path.
     Unguarded,
 }
 
@@ -45,16 +46,17 @@ impl fmt::Display for Unusable {
     }
 }
 
-/// No broker can be had, in one line.
+/// No broker can be reached. Its text is one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NoBroker {
-    /// What happened, and what can be done.
+    /// The error, and what the user can do about it.
     pub(crate) why: String,
-    /// Where one may appear later; nothing if that socket must not be used.
+    /// The path at which a broker may appear later. `None` if that socket must not be used.
     pub(crate) later: Option<PathBuf>,
 }
 
-/// Asks the kernel which process listens at `path`, and hangs up again.
+/// Returns the pid of the process that listens at `path`, as the kernel reports it. The connection
+/// is closed again.
 pub(crate) fn probe(path: &Path) -> Result<u32, Unusable> {
     let connection = seqpacket::connect(path.as_os_str().as_bytes()).map_err(|errno| match errno {
         Errno::NOENT | Errno::CONNREFUSED => Unusable::Absent,
@@ -70,13 +72,16 @@ pub(crate) fn probe(path: &Path) -> Result<u32, Unusable> {
     Ok(owner.pid)
 }
 
-/// The socket of a broker that is alive: the one that was asked for, or the user's, or the system's, or the user's
-/// after having started it.
+/// Returns the socket of a running broker.
+///
+/// The candidates are, in this order: `asked`, the user's broker, the system's broker. If none
+/// runs, the user's broker is started.
 pub(crate) fn reach(asked: Option<&Path>) -> Result<PathBuf, NoBroker> {
     let own = shunt_broker::user_socket();
     if let Some(path) = asked {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        // A program that was itself started by `shunt run` names the user's own socket: that may be started.
+        // A program that `shunt run` started names the user's own socket here. That broker may be
+        // started.
         let startable = own.as_ref().is_ok_and(|own| *own == path);
         match probe(&path) {
             Ok(_) => return Ok(path),
@@ -106,13 +111,15 @@ pub(crate) fn reach(asked: Option<&Path>) -> Result<PathBuf, NoBroker> {
     }
 }
 
-/// The first of the default sockets behind which a usable broker listens.
+/// Returns the first of the default sockets at which a usable broker listens.
 pub(crate) fn first_alive() -> Option<PathBuf> {
     shunt_broker::socket_candidates().into_iter().find(|path| probe(path).is_ok())
 }
 
-/// Starts a broker in the background. The process that is waited for here is not the broker but the one that
-/// detaches it, so that CMD inherits no child that it does not know.
+/// Starts a broker in the background.
+///
+/// The child that is awaited here is not the broker: it detaches the broker and exits. So CMD
+/// inherits no child that it did not start.
 fn start(socket: &Path) -> Result<(), String> {
     let failed = |why: &dyn fmt::Display| format!("the broker did not start: {why}");
     let configured = OfBroker::read(false).map_err(|faults| failed(&faults))?;
@@ -137,7 +144,8 @@ fn start(socket: &Path) -> Result<(), String> {
     Err(failed(&line.trim_start_matches("shunt: ")))
 }
 
-/// This program, as a process of ours: not under shunt itself, and with nothing that systemd meant for another.
+/// Returns a command that runs this program. The shim is not loaded into it, and it does not
+/// inherit the sockets and the notification socket that systemd passed to this process.
 pub(crate) fn myself() -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into()));
     for variable in ["LD_PRELOAD", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "NOTIFY_SOCKET"] {
@@ -146,8 +154,10 @@ pub(crate) fn myself() -> Command {
     command
 }
 
-/// Waits until a broker accepts connections at `path`, or `ended` says why it never will, or time is up. Returns which
-/// process it is.
+/// Waits until a broker accepts connections at `path`, and returns its pid.
+///
+/// Fails if no broker answers in time. `ended` returns the error of the started process once that
+/// process has ended.
 pub(crate) fn await_start(path: &Path, mut ended: impl FnMut() -> Option<String>) -> Result<u32, String> {
     let mut deadline = Instant::now() + START_LIMIT;
     let mut complaint = None;

@@ -1,4 +1,4 @@
-//! `shunt capture`: connections on shared memory, as packets.
+//! `shunt capture`: writes connections on shared memory as packets.
 
 use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
@@ -14,9 +14,10 @@ use shunt_capture::{Filter, Limits, Session, Summary};
 use crate::args::CaptureArgs;
 use crate::{daemon, status};
 
-/// What is written at once, at the most.
+/// The largest single write.
 const BUFFER: usize = 1 << 20;
-/// How long the capture has to end by itself, once it is to. It may be that nobody reads what it writes.
+/// How long the capture may take to finish after its end. The reader of its output may have stopped
+/// reading.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(args: &CaptureArgs) -> Result<()> {
@@ -36,7 +37,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<()> {
     if let Some(time) = time {
         thread::spawn(move || give_up_after(time));
     }
-    // Standard output is for packets.
+    // Messages go to standard error, because standard output carries the packets.
     match session.is_of_all() {
         true => eprintln!("shunt: capturing all connections that are on shared memory"),
         false if geteuid().is_root() => eprintln!(
@@ -66,7 +67,7 @@ fn output(args: &CaptureArgs) -> Result<Box<dyn Write>> {
     Ok(Box::new(stdout))
 }
 
-/// Set once SIGINT or SIGTERM has come.
+/// Returns a flag that is set when SIGINT or SIGTERM arrives.
 fn stopped() -> Result<Arc<AtomicBool>> {
     let stopped = Arc::new(AtomicBool::new(false));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
@@ -84,7 +85,8 @@ fn stopped() -> Result<Arc<AtomicBool>> {
     Ok(stopped)
 }
 
-/// Ends the process if the capture should have ended so long from now, and has not.
+/// Ends the process if the capture still runs `PATIENCE` after it should have ended. It should end
+/// after `time`.
 fn give_up_after(time: Duration) {
     thread::sleep(time.saturating_add(PATIENCE));
     eprintln!(

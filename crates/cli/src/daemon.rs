@@ -1,5 +1,7 @@
-//! `shunt daemon`: the broker as a process. In the foreground it is what systemd wants (socket activation, notify, log on
-//! standard error); `--detach` starts the same thing in the background.
+//! `shunt daemon`: the broker as a process.
+//!
+//! In the foreground it behaves as systemd expects: socket activation, notification, the log on
+//! standard error. `--detach` starts it in the background.
 
 use std::fs::OpenOptions;
 use std::io::{IsTerminal, Read};
@@ -41,7 +43,8 @@ fn serve(args: &DaemonArgs, socket: PathBuf) -> Result<()> {
     config.listener = activated_socket()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        // Before anybody can send one: a broker that dies of SIGTERM leaves its socket behind.
+        // Handlers are installed before any signal can arrive. A broker that dies of SIGTERM leaves
+        // its socket behind.
         let signals = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
         let [terminate, interrupt, hangup] = signals.map(signal);
         let shutdown = until_stopped(terminate?, interrupt?, hangup?);
@@ -49,7 +52,7 @@ fn serve(args: &DaemonArgs, socket: PathBuf) -> Result<()> {
     })
 }
 
-/// The broker polls this once it listens, and stops when it completes.
+/// Completes when the broker shall stop. The broker polls it for the first time when it listens.
 async fn until_stopped(mut terminate: Signal, mut interrupt: Signal, mut hangup: Signal) {
     notify(NotifyState::Ready);
     let name = tokio::select! {
@@ -61,7 +64,8 @@ async fn until_stopped(mut terminate: Signal, mut interrupt: Signal, mut hangup:
     notify(NotifyState::Stopping);
 }
 
-/// What completes when SIGTERM or SIGINT comes; from now on those end nothing by themselves.
+/// Returns a future that completes at SIGTERM or SIGINT. From this call on, these signals no longer
+/// end the process.
 pub(crate) fn shutdown() -> std::io::Result<impl Future<Output = ()>> {
     let [mut terminate, mut interrupt] = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
     Ok(async move {
@@ -79,7 +83,7 @@ pub(crate) fn notify(state: NotifyState<'_>) {
     }
 }
 
-/// The socket that a service manager has opened for us.
+/// Returns the socket that a service manager has opened for this process.
 fn activated_socket() -> Result<Option<OwnedFd>> {
     use nix::libc::{AF_UNIX, SOCK_SEQPACKET};
     let mut sockets = listenfd::ListenFd::from_env();
@@ -92,14 +96,15 @@ fn activated_socket() -> Result<Option<OwnedFd>> {
     }
 }
 
-/// With this filter, unless the environment has one.
+/// Starts the log with `filter`, unless the environment sets a filter.
 pub(crate) fn start_log(file: Option<&Path>, filter: Option<&str>) -> Result<()> {
     let said = std::env::var(LOG).ok().filter(|said| !said.is_empty());
     let filter = EnvFilter::builder()
         .with_default_directive(LevelFilter::INFO.into())
         .parse(said.as_deref().or(filter).unwrap_or_default())
         .with_context(|| format!("{LOG} takes a filter such as info or shunt_broker=debug"))?;
-    // A detached broker's standard error leads nowhere after its start, and writing there must do no harm.
+    // A detached broker's standard error leads nowhere after its start. Failed writes to it must be
+    // ignored.
     let log = tracing_subscriber::fmt().with_env_filter(filter).log_internal_errors(false);
     match file {
         Some(path) => {
@@ -112,12 +117,14 @@ pub(crate) fn start_log(file: Option<&Path>, filter: Option<&str>) -> Result<()>
     Ok(())
 }
 
-/// Starts the broker as a grandchild, in a session of its own, and waits until it accepts programs. One that runs
-/// already is as good.
+/// Starts the broker as a grandchild in its own session, and waits until it accepts programs.
+///
+/// Succeeds as well if another broker already listens at `socket`.
 fn detach(args: &DaemonArgs, socket: &Path) -> Result<()> {
     let log_file = args.log_file.as_deref().map(std::path::absolute).transpose()?;
     close_inherited()?;
-    // Not a group leader when `shunt run` starts us; if we are, the terminal's signals are the user's own wish.
+    // This process is not a group leader if `shunt run` starts it. If it is one, a user started it
+    // in a terminal and may want the terminal's signals to reach it.
     let _ = rustix::process::setsid();
     let mut command = broker::myself();
     command.arg("daemon").arg("--socket").arg(socket).current_dir("/");
@@ -149,7 +156,7 @@ fn detach(args: &DaemonArgs, socket: &Path) -> Result<()> {
     });
     match started {
         Ok(pid) if pid == broker.id() => Ok(()),
-        // Another was faster. Ours finds that out by itself, and nothing of it is left when we return.
+        // Another broker started first. The new one detects that and exits, and is reaped here.
         Ok(_) => broker.wait().map(drop).context("the broker cannot be waited for"),
         Err(why) => {
             let _ = broker.kill();
@@ -159,14 +166,15 @@ fn detach(args: &DaemonArgs, socket: &Path) -> Result<()> {
     }
 }
 
-/// Closes what the starter left open: a lock, a pipe that somebody reads to its end.
+/// Closes inherited descriptors, for example a lock, or a pipe whose reader waits for its end.
 fn close_inherited() -> Result<()> {
     let open: Vec<i32> = std::fs::read_dir("/proc/self/fd")?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter(|fd| *fd > 2)
         .collect();
     for fd in open {
-        // Among them is the directory just read, which is closed already.
+        // The list includes the descriptor of the directory that was just read, which is closed
+        // already.
         let _ = nix::unistd::close(fd);
     }
     Ok(())

@@ -1,5 +1,6 @@
-//! `shunt doctor`: what this machine supports, what it lacks, what that means and what to do about it. Every check tries
-//! the thing itself where that is possible, instead of comparing versions.
+//! `shunt doctor`: reports what this machine supports, what it lacks, and what to do about that.
+//!
+//! Where possible, a check tries the feature instead of comparing versions.
 
 mod around;
 mod local;
@@ -13,13 +14,13 @@ use serde::Serialize;
 
 use crate::args::DoctorArgs;
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum State {
-    /// As it should be.
+    /// The feature works.
     Ok,
-    /// The local path works without it; something else is slower or not available.
+    /// The local path works without it. Some other feature is slower or not available.
     Limited,
     /// The local path does not work without it.
     Missing,
@@ -35,16 +36,16 @@ impl State {
     }
 }
 
-/// One thing that was looked at.
+/// One check.
 #[derive(Debug, Serialize)]
 struct Check {
     name: &'static str,
     state: State,
-    /// What is there.
+    /// What the check found.
     found: String,
-    /// What shunt needs it for.
+    /// What shunt needs the feature for.
     meaning: &'static str,
-    /// What to do, where something is not as it should be.
+    /// How to fix the problem, if there is one.
     advice: Option<String>,
 }
 
@@ -60,14 +61,14 @@ impl Check {
 
 #[derive(Debug, Serialize)]
 struct Report {
-    /// Whether connections on this machine can take shared memory.
+    /// Whether connections on this machine can use shared memory.
     local_path: bool,
     checks: Vec<Check>,
 }
 
 /// Prints the report, and returns whether the local path works.
 pub(crate) fn run(args: &DoctorArgs) -> Result<bool> {
-    // Most of what is looked at is told there, and before Linux 6.4 so is what libraries of ours must know to run at all.
+    // Most checks read /proc. Before Linux 6.4, libraries of this program need it too.
     ensure!(
         Path::new("/proc/self/exe").exists(),
         "/proc is not mounted here, so nothing can be found out: `mount -t proc proc /proc`"

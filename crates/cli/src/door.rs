@@ -1,8 +1,19 @@
-//! The door for CMD that has no dynamic linker, is Go's, or makes system calls besides those of its libc: a process beside it holds it at its
-//! exec, leads its system calls to libshunt.so, and goes.
+//! Starts the ptrace helper that intercepts the system calls of CMD.
 //!
-//! It must be no child of CMD's, which would meet it in its own wait: so it is a child's child, and that child has ended before. It tells
-//! its number, so that it is let in where only ancestors may hold a process still (Yama), and then that it is ready.
+//! CMD needs it if it has no dynamic linker, is a Go program, or makes system calls that bypass its
+//! libc. The helper stops CMD at its exec, redirects its system calls to libshunt.so, and exits.
+//! The term *door* stands for this interception (`crates/door`).
+//!
+//! The helper must not be a child of CMD, because CMD's own `wait` would return it. So it is a
+//! grandchild whose parent has exited:
+//!
+//!     shunt run ──spawn──► shunt door ──spawn──► shunt door --beside thread
+//!         │                (exits)                     │
+//!         │◄──── its pid, or why CMD cannot be entered ┤
+//!         ├─ PR_SET_PTRACER: needed where Yama lets only ancestors trace
+//!         ├──── "go on" ──────────────────────────────►│ seizes the thread
+//!         │◄──── "ready" ──────────────────────────────┤
+//!         └─ exec of CMD ─────────────────────────────►│ stops it, redirects its calls, exits
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -18,17 +29,19 @@ use crate::{library, obstacle};
 
 const READY: &str = "ready";
 
-/// Whether the program at `path` could be given the door.
+/// Returns whether the system calls of the program at `path` could be intercepted.
 pub(crate) fn can_be_opened(path: &Path) -> bool {
     library::find().is_ok_and(|library| Door::plan(&obstacle::executed(path), &library).is_ok())
 }
 
-/// Whether the program at `path` has a libc that the shim is entered by, and makes system calls besides.
+/// Returns whether the shim can be preloaded into the program at `path`, which also makes system
+/// calls that bypass its libc.
 pub(crate) fn is_needed_besides(path: &Path, library: &Path) -> bool {
     obstacle::of_file(path).is_none() && Door::is_needed(path, library).unwrap_or(false)
 }
 
-/// Why the calls that it makes besides cannot be led to the shim. `None` if there are none.
+/// Returns why the system calls that bypass libc cannot be redirected to the shim. `None` if the
+/// program makes no such calls.
 pub(crate) fn is_closed(path: &Path) -> Option<String> {
     match Door::plan(path, &library::find().ok()?) {
         Ok(_) => Some("it was started where they could not be".into()),
@@ -37,12 +50,12 @@ pub(crate) fn is_closed(path: &Path) -> Option<String> {
     }
 }
 
-/// Where the programs that CMD starts in turn find this command.
+/// Returns the path of this command, for the programs that CMD starts.
 pub(crate) fn path() -> Option<PathBuf> {
     shunt_door::IS_HERE.then(std::env::current_exe)?.ok()
 }
 
-/// Has this process be given the door when it becomes the program at `path`.
+/// Prepares the interception for this process's exec of the program at `path`.
 pub(crate) fn prepare(path: &Path, library: &Path) -> Result<()> {
     let process = std::process::id() as i32;
     let (program, library) = (path.to_owned(), library.to_owned());
@@ -57,7 +70,7 @@ pub(crate) fn prepare(path: &Path, library: &Path) -> Result<()> {
     child.wait()?;
     let number = answer();
     let Some(pid) = number.parse().ok().and_then(Pid::from_raw) else { bail!("{number}") };
-    // Elsewhere anybody of this user may, or nobody.
+    // The call matters only where Yama restricts tracing to ancestors, so its failure is ignored.
     let _ = set_ptracer(PTracer::ProcessID(pid));
     writeln!(ask, "go on")?;
     match answer().as_str() {
@@ -66,7 +79,7 @@ pub(crate) fn prepare(path: &Path, library: &Path) -> Result<()> {
     }
 }
 
-/// The process beside.
+/// Returns the command that starts the ptrace helper.
 fn beside(args: &DoorArgs) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg("door");
@@ -75,12 +88,13 @@ fn beside(args: &DoorArgs) -> Command {
     }
     command.args([args.thread, args.process].map(|number| number.to_string()));
     command.arg(&args.program).arg(&args.library);
-    // The terminal's signals are CMD's.
+    // The helper must not receive the terminal's signals. They are meant for CMD.
     command.process_group(0);
     command
 }
 
-/// `shunt door`, which is for `shunt run`, and for the shim in a program that starts another (`crates/shim/src/program/beside.rs`).
+/// Runs `shunt door`. `shunt run` starts it, and so does the shim in a program that starts another
+/// one (`crates/shim/src/program/beside.rs`).
 pub(crate) fn run(args: &DoorArgs) -> ExitCode {
     let Some(waits_for) = args.beside else {
         let detached = DoorArgs { beside: Some(WaitsFor::Thread), ..args.clone() };
@@ -93,7 +107,8 @@ pub(crate) fn run(args: &DoorArgs) -> ExitCode {
         WaitsFor::Thread => By::Thread(args.thread),
         WaitsFor::Child => By::Child(args.thread),
     };
-    // The shim has not looked further than that there is no dynamic linker, a note of Go's, or an instruction.
+    // The shim has only checked for a missing dynamic linker, a Go note, or a system call
+    // instruction.
     let is_entered = match obstacle::of_file(&args.program) {
         Some(obstacle) => obstacle.may_have_door(),
         None => obstacle::asks_for_linker(&args.program),

@@ -1,21 +1,22 @@
-//! What an ELF file says about whether the shim can be loaded into it. Reads headers only; a file that is
-//! truncated or nonsense is reported as such and left to the kernel.
+//! Reads from the headers of an ELF file whether the shim can be loaded into it.
+//!
+//! A file that is truncated or invalid is reported as not understood, and left to the kernel.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// What matters about one ELF file.
+/// The relevant properties of an ELF file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Elf {
-    /// Of another word size than this shunt.
+    /// Its word size differs from that of this shunt.
     OtherClass,
-    /// Of this word size, for another processor.
+    /// Its word size is that of this shunt, but it is built for another processor.
     OtherMachine,
-    /// For this processor.
+    /// It is built for this processor.
     Native {
-        /// The dynamic linker it asks for; none in a static program.
+        /// The dynamic linker that it requests. `None` in a static program.
         interpreter: Option<Vec<u8>>,
-        /// Built by the Go linker, whose programs make system calls by themselves.
+        /// It was built by the Go linker. Such programs make system calls without libc.
         go: bool,
     },
 }
@@ -34,7 +35,7 @@ const MAX_PROGRAM_HEADERS: usize = 128;
 
 const NATIVE_MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
-/// Parses the headers, or says that this is no ELF file it understands.
+/// Parses the headers. Returns `None` if this is not an ELF file, or not a valid one.
 pub(crate) fn parse(file: &File) -> Option<Elf> {
     let mut header = [0; HEADER_BYTES];
     let read = read_up_to(file, &mut header, 0);
@@ -124,7 +125,8 @@ fn libraries_of(file: &File) -> Option<Vec<Vec<u8>>> {
     Some(tagged(DT_NEEDED).filter_map(name).collect())
 }
 
-/// The Go linker leaves a note with the owner "Go", whose length it gives with the padding.
+/// Returns whether the notes contain that of the Go linker. Its owner is "Go", and its name length
+/// includes the padding.
 fn has_go_note(mut notes: &[u8]) -> bool {
     while notes.len() >= 12 {
         let (name, description) = (u32_at(notes, 0) as usize, u32_at(notes, 4) as usize);

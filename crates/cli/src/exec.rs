@@ -1,4 +1,5 @@
-//! Replacing this process by CMD, with the shell's answers where the kernel refuses.
+//! Replaces this process by CMD. Where the kernel refuses, messages and exit codes are those of a
+//! shell.
 
 use std::convert::Infallible;
 use std::ffi::{CString, OsStr, OsString};
@@ -15,13 +16,13 @@ const SHELL: &std::ffi::CStr = c"/bin/sh";
 /// Why CMD did not start.
 #[derive(Debug)]
 pub(crate) struct Refused {
-    /// The exit code a shell gives.
+    /// The exit code that a shell returns.
     pub(crate) exit_code: u8,
-    /// What a shell says.
+    /// The message that a shell prints.
     pub(crate) message: String,
 }
 
-/// Executes the file at `path` with `command` as its arguments, the first of them its own name.
+/// Executes the file at `path`. `command` is its argument vector, including its name.
 pub(crate) fn exec(
     path: &Path,
     command: &[OsString],
@@ -37,7 +38,7 @@ pub(crate) fn exec(
             c_string(&name)
         })
         .collect::<Result<Vec<_>, _>>()?;
-    // The Rust runtime has told the kernel to ignore SIGPIPE, which survives exec.
+    // The Rust runtime has set SIGPIPE to be ignored, which survives exec.
     if !shunt_start::sigpipe_was_ignored() {
         sigpipe::reset();
     }
@@ -49,7 +50,7 @@ pub(crate) fn exec(
         error = shell_error;
     }
     Err(match error {
-        // The file is there: what is missing is its interpreter or its dynamic linker.
+        // The file exists, so its interpreter or its dynamic linker is missing.
         Errno::ENOENT => {
             Refused { exit_code: 127, message: "cannot execute: required file not found".into() }
         }

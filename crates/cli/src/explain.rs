@@ -1,7 +1,8 @@
-//! `shunt explain`: why a process, a connection or a program is or is not on shared memory, and what to do about it.
+//! `shunt explain`: reports why a process, a connection or a program uses shared memory or not, and
+//! what to do about it.
 //!
-//! What a file says comes from `obstacle`, as for `shunt run`; what a process is, from /proc; which road its connections
-//! are on and why, from its broker.
+//! The answer combines three sources: `obstacle` for files, as in `shunt run`; /proc for processes;
+//! the broker for the transport of each connection and the reason.
 
 mod process;
 mod report;
@@ -40,11 +41,11 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<()> {
     Ok(())
 }
 
-/// What is asked about.
+/// The subject of the question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Target {
     Process(u32),
-    /// Either end of a connection, or a listening socket; no address means any.
+    /// Either end of a connection, or a listening socket. No IP address means any.
     Address(Option<IpAddr>, u16),
     Program(String),
 }
@@ -64,7 +65,7 @@ impl Target {
         }
     }
 
-    /// Whether `socket` is one that is asked about.
+    /// Returns whether the question covers `socket`.
     fn covers(&self, socket: &Socket) -> bool {
         let Target::Address(ip, port) = self else { return true };
         let is = |address: SocketAddr| {
@@ -87,14 +88,14 @@ fn explain(target: &Target, broker: Option<&Path>, overlay: Option<&View>) -> Re
         match Process::look(pid) {
             Ok(process) => processes.push(view.describe(&process, target)),
             Err(error) if matches!(target, Target::Process(_)) => return Err(error),
-            // It has ended since it was found.
+            // The process has ended since it was found.
             Err(_) => {}
         }
     }
     Ok(Report { file, processes })
 }
 
-/// The processes with a socket of that address.
+/// Returns the processes that hold a socket with this address.
 fn holders(target: &Target, sockets: &Sockets, overlay: Option<&View>) -> Result<Vec<u32>> {
     let found: Vec<&Socket> = sockets
         .iter()
@@ -116,7 +117,8 @@ fn holders(target: &Target, sockets: &Sockets, overlay: Option<&View>) -> Result
     }
 }
 
-/// The socket under the addresses that its program has, which for one of the host network are the overlay's.
+/// Returns the socket with the addresses that its program uses. For a connection on the host
+/// network these are addresses of the overlay.
 fn named_by(overlay: Option<&View>, socket: &Socket) -> Socket {
     let mut named = socket.clone();
     if let Some(seen) = overlay.and_then(|overlay| overlay.find(socket.local, socket.remote)) {
@@ -125,7 +127,7 @@ fn named_by(overlay: Option<&View>, socket: &Socket) -> Socket {
     named
 }
 
-/// A program by name or path, and the processes that run it.
+/// Returns a program, found by name or path, and the processes that run it.
 fn named(name: &str) -> Result<(Option<FileReport>, Vec<u32>)> {
     let path = program::find(OsStr::new(name), std::env::var_os("PATH"));
     let base = Path::new(name).file_name().and_then(OsStr::to_str).unwrap_or(name);
@@ -145,13 +147,13 @@ fn named(name: &str) -> Result<(Option<FileReport>, Vec<u32>)> {
     Ok((file, pids))
 }
 
-/// What is looked at once for the whole answer.
+/// Data that is collected once for the whole answer.
 struct Looked<'a> {
     sockets: Sockets,
     /// The broker that the user named.
     asked: Option<&'a Path>,
     brokers: HashMap<PathBuf, Result<Snapshot, StatusError>>,
-    /// What the overlay's router has, if there is one.
+    /// The connections of the overlay's router, if there is one.
     overlay: Option<&'a View>,
 }
 
@@ -183,7 +185,7 @@ impl Looked<'_> {
         report
     }
 
-    /// The first of its brokers that answers.
+    /// Returns the socket of the first of the process's brokers that answers.
     fn broker_of(&mut self, process: &Process) -> Option<PathBuf> {
         let asked = self.asked.map(Path::to_owned);
         let paths = asked.map_or_else(|| process.broker_paths.clone(), |path| vec![path]);
@@ -200,18 +202,21 @@ impl Looked<'_> {
         self.brokers.get(broker)?.as_ref().ok()
     }
 
-    /// What its broker knows of the process.
+    /// Returns the broker's record of the process.
     fn known(&self, process: &Process, broker: &Path) -> Option<&shunt_abi::status::Process> {
         self.snapshot(broker)?.processes.iter().find(|one| one.pid == process.pid)
     }
 
-    /// The name of its program as the shim has told it: what /proc has is the name of the main thread.
+    /// Returns the program's name that the shim reported. /proc only has the name of the main
+    /// thread.
     fn name(&self, process: &Process, broker: Option<&Path>) -> String {
         let told = broker.and_then(|path| self.known(process, path)).map(|one| &one.program);
         visible(told.filter(|name| !name.is_empty()).unwrap_or(&process.name)).into_owned()
     }
 
-    /// How much a connection is used of which the shim of its process has told its broker, which is there, nothing.
+    /// Returns how much a connection is used that its process's shim has not reported to the
+    /// broker. `None` if no broker answers, the shim is missing, or the connection is reported or
+    /// over.
     fn use_of(&self, process: &Process, socket: &Socket, broker: Option<&Path>) -> Option<Use> {
         let broker = broker.filter(|path| self.snapshot(path).is_some())?;
         let known = self.known(process, broker);
@@ -223,7 +228,7 @@ impl Looked<'_> {
         Some(Use::of(process.pid, process.sockets.get(&socket.inode).copied(), is_first))
     }
 
-    /// Why the shim of a process has told of nothing of a connection.
+    /// Returns why the shim of a process has not reported a connection.
     fn why_untold(&self, process: &Process, socket: &Socket, broker: Option<&Path>) -> Vec<Cause> {
         if !is_of_this_host(socket) {
             return vec![Reason::RemotePeer.into()];
@@ -234,13 +239,13 @@ impl Looked<'_> {
             Some(Use::Little) => vec![Reason::TooFewOperations.into()],
             Some(Use::Unseen) => vec![unseen()],
             Some(Use::Unknown) => vec![unknown()],
-            // It has a cause for all of its connections, or the connection is over.
+            // Either a cause applies to all connections of the process, or the connection is over.
             None if socket.state == State::ESTABLISHED => vec![unknown()],
             None => vec![Reason::Stale.into()],
         }
     }
 
-    /// What keeps all connections of the process on TCP.
+    /// Returns the causes that keep all connections of the process on TCP.
     fn causes(&self, process: &Process, broker: Option<&Path>) -> Vec<Cause> {
         if let Some(obstacle) = &process.obstacle {
             return vec![Cause::of_obstacle(obstacle, &process.name)];
@@ -307,9 +312,9 @@ impl Looked<'_> {
         let peers = self.peers(socket, process.pid);
         let mut causes: Vec<Cause> = match &row {
             Some(row) => reasons_of(row).into_iter().map(|reason| Cause::of_row(reason, row)).collect(),
-            // The process as a whole is explained already.
+            // The causes for the whole process explain this connection too.
             None if !report.causes.is_empty() => Vec::new(),
-            // Its shim has told of no connection at all: it makes them by the ring.
+            // The shim has reported no connection at all: the program uses them through io_uring.
             None if process.ring != Ring::None && !is_known => vec![Reason::IoUring.into()],
             None => self.why_untold(process, socket, report.broker.as_deref()),
         };
@@ -320,7 +325,7 @@ impl Looked<'_> {
             && causes.iter().any(is_unseen)
             && let Some(obstacle) = process.hides_calls()
         {
-            // It says which calls these are.
+            // This cause is more specific: it names the calls.
             causes.retain(|cause| cause.label != Obstacle::UnseenUse.label());
             causes.push(Cause::of_obstacle(&obstacle, &process.name));
         }
@@ -348,7 +353,8 @@ impl Looked<'_> {
         }
     }
 
-    /// The processes at the other end, each with what keeps all its connections on TCP.
+    /// Returns the processes at the other end, each with the causes that keep this connection on
+    /// TCP there.
     fn peers(&mut self, socket: &Socket, own: u32) -> Vec<(Peer, Vec<Cause>)> {
         let Some(other) = self.sockets.peer(socket) else { return Vec::new() };
         let other = other.clone();
@@ -371,7 +377,8 @@ impl Looked<'_> {
         pids.into_iter().filter_map(describe).collect()
     }
 
-    /// What keeps a connection on TCP, seen from a process under shunt that has the other end: not what this end says of that.
+    /// Returns the causes on the side of the process at the other end, which runs under shunt.
+    /// Causes that only describe this end are left out.
     fn of_the_other_end(&self, process: &Process, socket: &Socket, broker: Option<&Path>) -> Vec<Cause> {
         let known = broker.and_then(|path| self.known(process, path));
         match known.and_then(|known| row_of(known, socket)) {
@@ -390,12 +397,12 @@ impl Looked<'_> {
     }
 }
 
-/// What the shim of a process has told of a connection.
+/// Returns the shim's report of a connection.
 fn row_of<'a>(known: &'a shunt_abi::status::Process, socket: &Socket) -> Option<&'a Connection> {
     known.connections.iter().find(|row| (row.local, row.remote) == (socket.local, socket.remote))
 }
 
-/// A broker that is another user's alone.
+/// Returns the cause for a process whose broker's socket is accessible to another user only.
 fn kept_from(process: &Process, broker: &Path) -> Cause {
     Cause {
         label: "other_user".into(),
@@ -411,7 +418,7 @@ fn kept_from(process: &Process, broker: &Path) -> Cause {
     }
 }
 
-/// A broker whose socket is not behind the root directory that the process has now.
+/// Returns the cause for a process whose root directory does not contain the broker's socket.
 fn out_of_reach_of(broker: &Path) -> Cause {
     Cause {
         label: "other_root".into(),
@@ -423,7 +430,7 @@ fn out_of_reach_of(broker: &Path) -> Cause {
     }
 }
 
-/// Why its directions are on TCP; nothing for one that is not.
+/// Returns why the directions of a connection are on TCP. Empty if none is.
 fn reasons_of(row: &Connection) -> Vec<Reason> {
     let mut reasons = Vec::new();
     for direction in [row.send, row.receive] {
@@ -435,7 +442,8 @@ fn reasons_of(row: &Connection) -> Vec<Reason> {
     reasons
 }
 
-/// Whether both ends of a connection are of one host, by its addresses; one that is over need not have been.
+/// Returns whether both ends of a connection are on this host, judged by the addresses. A
+/// connection that is over always counts as local.
 fn is_of_this_host(socket: &Socket) -> bool {
     let is_local = socket.remote.ip().is_loopback() || socket.remote.ip() == socket.local.ip();
     is_local || socket.state != State::ESTABLISHED

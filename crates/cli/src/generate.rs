@@ -1,4 +1,4 @@
-//! Manual pages and completions, from the one registry in `args`.
+//! Generates manual pages and completions from the registry in `args`.
 
 use std::path::Path;
 

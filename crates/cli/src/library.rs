@@ -1,4 +1,4 @@
-//! Where libshunt.so is, and how it gets into LD_PRELOAD.
+//! Finds libshunt.so, and adds it to LD_PRELOAD.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
-/// Overrides where libshunt.so is looked for.
+/// The environment variable that overrides the location of libshunt.so.
 const VARIABLE: &str = "SHUNT_LIB";
 const NAME: &str = "libshunt.so";
 
-/// The absolute path of libshunt.so: `$SHUNT_LIB`, beside this program, or where `make install` puts it.
+/// Returns the absolute path of libshunt.so: `$SHUNT_LIB`, or next to this program, or where `make
+/// install` puts it.
 pub(crate) fn find() -> Result<PathBuf> {
     let found = match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         Some(path) if Path::new(&path).is_file() => PathBuf::from(path),
@@ -32,10 +33,10 @@ pub(crate) fn find() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// What the dynamic linker separates the libraries of LD_PRELOAD by.
+/// The characters that separate libraries in LD_PRELOAD.
 const SEPARATORS: &[u8] = b" :";
 
-/// LD_PRELOAD with `library` first and everything else that is there kept.
+/// Returns LD_PRELOAD with `library` first. All other entries are kept.
 pub(crate) fn preload(existing: Option<&OsStr>, library: &Path) -> OsString {
     let rest = without(existing, library).unwrap_or_default();
     let mut all = library.as_os_str().to_owned();
@@ -46,7 +47,7 @@ pub(crate) fn preload(existing: Option<&OsStr>, library: &Path) -> OsString {
     all
 }
 
-/// LD_PRELOAD without `library`; nothing if nothing else is in it.
+/// Returns LD_PRELOAD without `library`. `None` if it has no other entry.
 pub(crate) fn without(existing: Option<&OsStr>, library: &Path) -> Option<OsString> {
     let others: Vec<&[u8]> = existing?
         .as_bytes()

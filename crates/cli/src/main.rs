@@ -1,5 +1,7 @@
-//! The command: shunt. Parses the command line and hands over to one module per subcommand; errors end here as one
-//! line on standard error and exit code 1. By the name of `shunt-runtime` it is an OCI runtime instead.
+//! The command `shunt`. Parses the command line and calls the module of the subcommand.
+//!
+//! Errors end here as one line on standard error and exit code 1. If the program is called
+//! `shunt-runtime`, it acts as an OCI runtime instead.
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +32,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
-// For the names by which the program asks for functions of libc.
+// Provides the versions of glibc's functions that this program links to.
 use shunt_glibc as _;
 
 use args::{Bench, Cli, Command};
@@ -44,7 +46,8 @@ fn main() -> ExitCode {
         command,
         Command::Daemon(_) | Command::Run(_) | Command::Relay(_) | Command::Serve(_) | Command::Overlay(_)
     ) {
-        // `shunt status | head` ends as any other filter does. Brokers, relays and services live on when a client hangs up.
+        // With the default SIGPIPE, `shunt status | head` ends like any other filter. Brokers,
+        // relays and services ignore it, because they outlive their clients.
         sigpipe::reset();
     }
     let done = match command {

@@ -1,8 +1,8 @@
-//! Why the shim is not in a program: what the file says before it is started, and what /proc says of it afterwards. The
-//! one list of such causes, for `shunt run` and `shunt explain` alike.
+//! Why the shim is not in a program: causes found in the file before its start, and in /proc
+//! afterwards. `shunt run` and `shunt explain` share this list.
 //!
-//! Whatever cannot be read or understood in a file is taken for enterable, because the kernel and the dynamic linker have
-//! the last word.
+//! A file that cannot be read or understood counts as one that the shim can enter: the kernel and
+//! the dynamic linker decide in the end.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -19,57 +19,59 @@ use rustix::process::{getgid, getuid};
 use crate::elf::{self, Elf};
 use shunt_start::program;
 
-/// How many scripts may interpret each other, as in the kernel.
+/// How many scripts may interpret each other; the kernel's limit.
 const SCRIPT_DEPTH: usize = 5;
 const SETUID: u32 = 0o4000;
 const SETGID_EXECUTABLE: u32 = 0o2010;
 
-/// One such cause.
+/// A cause that keeps the shim out of a program, or makes it useless there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
-    /// Of another word size.
+    /// The program has another word size.
     OtherClass,
-    /// For another processor.
+    /// The program is built for another processor.
     OtherMachine,
-    /// Without a dynamic linker.
+    /// The program has no dynamic linker.
     Static,
-    /// With a dynamic linker that is neither glibc's nor musl's.
+    /// The dynamic linker is neither glibc's nor musl's.
     OtherLibc(PathBuf),
-    /// With a musl that lacks what the shim needs, and would end the program.
+    /// The program's musl lacks functions that the shim needs. Loading the shim would end the
+    /// program.
     OldLibc(PathBuf),
-    /// A Go program: it makes system calls by itself.
+    /// A Go program, which makes system calls without libc.
     Go,
-    /// It makes system calls besides those of its libc, which the shim does not see.
+    /// The program makes system calls that bypass its libc, which the shim does not see.
     OwnCalls(String),
-    /// It uses a connection, and the shim has not seen that.
+    /// The program uses a connection, and the shim has not seen that.
     UnseenUse,
-    /// It has a connection of which the shim has not told, and whether it is used cannot be asked.
+    /// The shim has not reported a connection, and its use cannot be determined.
     UntoldUse,
-    /// Runs as another user.
+    /// The program is setuid.
     Setuid,
-    /// Runs as another group.
+    /// The program is setgid.
     Setgid,
-    /// Has capabilities of its own.
+    /// The program has file capabilities.
     Capabilities,
-    /// Was started without the shim.
+    /// The process was started without the shim.
     NotPreloaded,
-    /// An ancestor has the shim in its environment, and something has cleaned that on the way.
+    /// An ancestor has the shim in its environment, and a process in between removed it.
     EnvironmentCleaned { ancestor: u32, name: String },
-    /// The shim is not where LD_PRELOAD says, seen from the program's root directory.
+    /// LD_PRELOAD names a path that does not exist under the program's root directory.
     OutOfReach(PathBuf),
-    /// LD_PRELOAD is right, and the dynamic linker did not follow it.
+    /// LD_PRELOAD is right, but the dynamic linker did not load the shim.
     NotLoaded(PathBuf),
-    /// A zombie.
+    /// The process is a zombie.
     Ended,
-    /// A thread of the kernel.
+    /// The process is a kernel thread.
     Kernel,
-    /// Somebody else's, and we are not root.
+    /// The process belongs to another user, and this process is not root's.
     Hidden { uid: u32 },
 }
 
 impl Obstacle {
-    /// Whether LD_PRELOAD is still worth setting, for the programs that CMD starts in turn. Where it is not, the
-    /// dynamic linker would print an error of its own, or refuse to start CMD.
+    /// Returns whether LD_PRELOAD is still useful for the programs that CMD starts.
+    ///
+    /// If not, the dynamic linker of CMD would print an error, or would refuse to start CMD.
     pub(crate) fn keeps_preload(&self) -> bool {
         !matches!(
             self,
@@ -77,12 +79,13 @@ impl Obstacle {
         )
     }
 
-    /// Whether the door may be opened all the same: see `crate::door`.
+    /// Returns whether the system calls of the program may be intercepted instead: see
+    /// `crate::door`.
     pub(crate) fn may_have_door(&self) -> bool {
         matches!(self, Obstacle::Static | Obstacle::Go)
     }
 
-    /// The name used in `--json`.
+    /// Returns the name used in `--json`.
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Obstacle::OtherClass => "other_word_size",
@@ -107,7 +110,7 @@ impl Obstacle {
         }
     }
 
-    /// One sentence that says what to do about it.
+    /// Returns a sentence that names what to do about it.
     pub(crate) fn advice(&self, program: &str) -> String {
         let fixed = match self {
             Obstacle::OtherClass => "Use a 64-bit build of it.",
@@ -200,17 +203,18 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// Whether something will keep the shim out of the program at `path`.
+/// Returns the cause that will keep the shim out of the program at `path`, if there is one.
 pub(crate) fn of_file(path: &Path) -> Option<Obstacle> {
     let path = executed(path);
-    // In secure mode the dynamic linker looks at nothing else.
+    // In secure mode, the dynamic linker ignores LD_PRELOAD whatever the linkage is.
     if let Some(obstacle) = secure_mode(&path) {
         return Some(obstacle);
     }
     of_linkage(&path)
 }
 
-/// The program that is executed for the file at `path`: the last of the interpreters, if it is a script.
+/// Returns the program that is executed for the file at `path`. For a script, this is the last
+/// interpreter.
 pub(crate) fn executed(path: &Path) -> PathBuf {
     let mut path = path.to_owned();
     for _ in 0..SCRIPT_DEPTH {
@@ -222,7 +226,7 @@ pub(crate) fn executed(path: &Path) -> PathBuf {
     path
 }
 
-/// What the ELF headers of `path` say against it.
+/// Returns the cause that the ELF headers of `path` contain.
 pub(crate) fn of_linkage(path: &Path) -> Option<Obstacle> {
     match elf::parse(&File::open(path).ok()?)? {
         Elf::OtherClass => Some(Obstacle::OtherClass),
@@ -236,7 +240,8 @@ pub(crate) fn of_linkage(path: &Path) -> Option<Obstacle> {
                 is_old_musl(&linker).then_some(Obstacle::OldLibc(linker))
             }
         }
-        // The dynamic linker itself asks for none, and takes a program as its argument.
+        // The dynamic linker itself requests no interpreter, and loads the program that it gets as
+        // an argument.
         Elf::Native { interpreter: None, .. } => {
             let path = fs::read_link(path).unwrap_or_else(|_| path.to_owned());
             (!takes_the_shim(&path)).then_some(Obstacle::Static)
@@ -244,13 +249,14 @@ pub(crate) fn of_linkage(path: &Path) -> Option<Obstacle> {
     }
 }
 
-/// Whether the program at `path` asks for a dynamic linker, which is itself a program that asks for none.
+/// Returns whether the program at `path` requests a dynamic linker. A dynamic linker itself does
+/// not.
 pub(crate) fn asks_for_linker(path: &Path) -> bool {
     let found = File::open(path).ok().and_then(|file| elf::parse(&file));
     matches!(found, Some(Elf::Native { interpreter: Some(_), .. }))
 }
 
-/// Whether it is a dynamic linker of glibc or of musl.
+/// Returns whether this is the dynamic linker of glibc or of musl.
 fn takes_the_shim(linker: &Path) -> bool {
     let is_glibcs = linker.file_name().is_some_and(|name| {
         let name = name.as_bytes();
@@ -259,7 +265,7 @@ fn takes_the_shim(linker: &Path) -> bool {
     is_glibcs || is_musls(linker)
 }
 
-/// Whether it is a musl from before 1.2.2, by a function that it lacks.
+/// Returns whether this is a musl older than 1.2.2, recognised by a function that it lacks.
 fn is_old_musl(linker: &Path) -> bool {
     const NAME: &[u8] = b"\0gettid\0";
     const MOST: u64 = 16 << 20;
@@ -274,7 +280,7 @@ fn is_musls(linker: &Path) -> bool {
     linker.file_name().is_some_and(|other| other == name.as_str())
 }
 
-/// Why a program that runs with AT_SECURE set does.
+/// Returns why a program runs with AT_SECURE set.
 pub(crate) fn of_secure_process(path: &Path) -> Obstacle {
     match fs::metadata(path).map(|metadata| metadata.mode()) {
         Ok(mode) if mode & SETUID != 0 => Obstacle::Setuid,
@@ -283,7 +289,8 @@ pub(crate) fn of_secure_process(path: &Path) -> Obstacle {
     }
 }
 
-/// Whether the kernel would start the program with AT_SECURE set, in which LD_PRELOAD is ignored.
+/// Returns why the kernel would start the program with AT_SECURE set, if it would. LD_PRELOAD is
+/// then ignored.
 fn secure_mode(path: &Path) -> Option<Obstacle> {
     let metadata = fs::metadata(path).ok()?;
     let honoured = !statvfs(path).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NOSUID))
@@ -297,7 +304,7 @@ fn secure_mode(path: &Path) -> Option<Obstacle> {
     if metadata.mode() & SETGID_EXECUTABLE == SETGID_EXECUTABLE && metadata.gid() != getgid().as_raw() {
         return Some(Obstacle::Setgid);
     }
-    // Root gains nothing by file capabilities, so it stays out of secure mode.
+    // Root gains nothing by file capabilities, so the kernel does not set AT_SECURE for it.
     let mut value = [0_u8; 64];
     let has_capabilities =
         !matches!(getxattr(path, "security.capability", &mut value), Err(error) if error != Errno::RANGE);
@@ -325,7 +332,7 @@ mod tests {
         let script = directory.path().join("script");
         fs::write(&script, "#!/bin/sh\n").unwrap();
         assert_eq!(of_file(&script), None);
-        // One that interprets itself ends.
+        // A script that interprets itself is followed a limited number of times.
         fs::write(&script, format!("#!{}\n", script.display())).unwrap();
         assert_eq!(of_file(&script), None);
     }

@@ -1,4 +1,4 @@
-//! `shunt overlay`: the router of a host as a process, what it says of itself, and programs under a supervisor.
+//! `shunt overlay`: runs a host's router, prints its status, and runs programs under a supervisor.
 
 mod policy;
 pub(crate) mod seen;
@@ -42,7 +42,7 @@ pub(crate) fn run(part: &Overlay) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns only if CMD could not be started.
+/// Runs CMD under a supervisor. Returns only if CMD could not be started.
 fn supervise(args: &OverlayRunArgs) -> ExitCode {
     let name = args.command[0].to_string_lossy();
     let refuse = |why: &dyn std::fmt::Display, exit_code: u8| {
@@ -73,7 +73,8 @@ fn supervise(args: &OverlayRunArgs) -> ExitCode {
 fn route(config: &Path) -> Result<()> {
     start_log(None, None)?;
     let mut runtime = tokio::runtime::Builder::new_current_thread();
-    // Each network namespace may hold up some, and the router does not wait for them at its end either.
+    // A blocking task may take long in each network namespace. The router does not wait for these
+    // tasks when it ends.
     let runtime = runtime.enable_all().max_blocking_threads(4096).build()?;
     let ended = runtime.block_on(async {
         let shutdown = shutdown()?;
@@ -87,12 +88,12 @@ fn route(config: &Path) -> Result<()> {
     ended
 }
 
-/// One line on standard error. If nobody reads it, the program runs all the same.
+/// Prints one line on standard error. A failed write is ignored, so that the program runs anyway.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "shunt: {line}");
 }
 
-/// For a person.
+/// Returns the status as text.
 fn report(status: &Value) -> String {
     let number = |value: &Value| value.as_u64().unwrap_or(0).to_string();
     let now = &status["now"];

@@ -1,4 +1,4 @@
-//! `shunt relay`: a relay as a process, and what it can be told while it runs.
+//! `shunt relay`: runs a relay, and sends requests to a running one.
 
 use std::path::Path;
 
@@ -55,7 +55,7 @@ fn serve(config: &Path) -> Result<()> {
     })
 }
 
-/// For a person.
+/// Returns the status as text.
 fn report(status: &Value) -> String {
     let of = |value: &Value, name: &str| value[name].as_u64().unwrap_or(0).to_string();
     let mut text = format!(

@@ -1,5 +1,7 @@
-//! `shunt run`: sets up the environment and becomes CMD. Whatever is missing costs the shorter road and one line on
-//! standard error, never the program.
+//! `shunt run`: sets up the environment and becomes CMD.
+//!
+//! If anything is missing, CMD runs on TCP and one line is printed on standard error. CMD always
+//! runs.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -19,7 +21,7 @@ use crate::{broker, door, exec, library, sanitizer};
 
 const PRELOAD: &str = "LD_PRELOAD";
 
-/// Returns only if CMD could not be started.
+/// Runs CMD. Returns only if CMD could not be started.
 pub(crate) fn run(args: &RunArgs) -> ExitCode {
     let name = args.command[0].to_string_lossy();
     let path = match program::find(&args.command[0], std::env::var_os("PATH")) {
@@ -39,23 +41,23 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
     refuse(&name, &refused.message, refused.exit_code)
 }
 
-/// What CMD gets.
+/// How CMD is started.
 #[derive(Debug, PartialEq, Eq)]
 enum Road {
-    /// No shim.
+    /// Without the shim.
     Bare {
-        /// The shim, to be taken out of what this process inherited.
+        /// The shim, which is removed from the inherited LD_PRELOAD.
         library: Option<PathBuf>,
     },
-    /// The shim.
+    /// With the shim.
     Shim {
-        /// libshunt.so.
+        /// The path of libshunt.so.
         library: PathBuf,
-        /// What goes before the configuration, for CMD and all that it starts.
+        /// The transport that overrides the configuration, for CMD and all programs that it starts.
         transport: Option<Transport>,
         /// Whether CMD itself may leave TCP.
         may_leave_tcp: bool,
-        /// Where the broker is or may appear.
+        /// The socket at which a broker runs or may appear.
         broker: Option<PathBuf>,
     },
 }
@@ -86,7 +88,8 @@ impl Road {
         }
     }
 
-    /// Puts a runtime that must come before the shim there, for CMD itself: the shim takes it out again.
+    /// Puts a sanitizer's runtime before the shim in LD_PRELOAD, for CMD only. The shim removes it
+    /// again.
     fn put_first(&self, runtime: Option<OsString>, environment: &mut BTreeMap<OsString, OsString>) {
         environment.remove(shunt_abi::env::FIRST.as_ref() as &std::ffi::OsStr);
         let (Road::Shim { .. }, Some(runtime)) = (self, runtime) else { return };
@@ -97,8 +100,11 @@ impl Road {
         environment.insert(shunt_abi::env::FIRST.into(), runtime);
     }
 
-    /// CMD may have no dynamic linker that would load the shim, or make system calls past it. What there is to say if the door cannot be
-    /// opened either: of a program that the shim is in all the same, nothing.
+    /// Prepares the interception of CMD's system calls, if CMD has no dynamic linker that loads the
+    /// shim, or makes system calls that bypass its libc.
+    ///
+    /// Returns an error for the user if that fails. No error is returned for a program into which
+    /// the shim is loaded anyway.
     fn open_door(&self, path: &Path) -> Option<String> {
         let Road::Shim { library, may_leave_tcp: true, .. } = self else {
             return None;
@@ -114,7 +120,8 @@ impl Road {
     }
 }
 
-/// Decides how CMD runs, and what to say if that is on TCP without having been asked for.
+/// Decides how CMD runs. The second value is a message if CMD runs on TCP although the user has not
+/// asked for that.
 fn choose(args: &RunArgs, path: &Path, configured: Result<&OfPrograms, &Faults>) -> (Road, Option<String>) {
     let obstacle = obstacle::of_file(path);
     let library = match library::find() {
@@ -138,7 +145,7 @@ fn choose(args: &RunArgs, path: &Path, configured: Result<&OfPrograms, &Faults>)
         let may_leave_tcp = may_leave_tcp && transport != Some(Transport::Tcp);
         Road::Shim { library: library.clone(), transport, may_leave_tcp, broker }
     };
-    // What a configuration that is wrong was to keep on TCP is not known.
+    // The configuration has errors, so it is unknown which programs it would keep on TCP.
     if let Err(faults) = configured {
         let complaint = (args.transport != Some(Transport::Tcp)).then(|| faults.to_string());
         return (shim(Some(Transport::Tcp), args.broker.clone()), complaint);
@@ -153,7 +160,7 @@ fn choose(args: &RunArgs, path: &Path, configured: Result<&OfPrograms, &Faults>)
     let (road, complaint) = match broker::reach(args.broker.as_deref()) {
         Ok(socket) => (shim(args.transport, Some(socket)), cannot_enter(obstacle)),
         Err(error) => {
-            // A socket that must not be used must not be tried later either.
+            // A socket that must not be used now must not be used later either.
             let transport = if error.later.is_some() { args.transport } else { Some(Transport::Tcp) };
             (shim(transport, error.later), cannot_enter(obstacle).or(Some(error.why)))
         }
@@ -172,7 +179,7 @@ fn refuse(name: &str, why: &dyn Display, exit_code: u8) -> ExitCode {
     ExitCode::from(exit_code)
 }
 
-/// One line on standard error. If nobody reads it, the program runs all the same.
+/// Prints one line on standard error. A failed write is ignored, so that the program runs anyway.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "shunt: {line}");
 }

@@ -1,5 +1,5 @@
-//! `shunt runtime`: containers under shunt with nothing but `docker run --runtime=shunt`. Here the runtime is made known to Docker;
-//! what Docker then starts is in `stand_in`.
+//! `shunt runtime`: makes shunt's OCI runtime known to Docker, so that `docker run --runtime=shunt`
+//! starts containers under shunt. The runtime itself is in `stand_in`.
 
 pub(crate) mod stand_in;
 
@@ -39,7 +39,8 @@ pub(crate) fn run(part: &Runtime) -> Result<()> {
     Ok(())
 }
 
-/// What Docker is to start: the link beside this program, which `make install` makes.
+/// Returns the path of the runtime for Docker: the link next to this program, which `make install`
+/// creates.
 fn installed() -> Result<PathBuf> {
     let program = std::env::current_exe().context("this program's own path cannot be read")?;
     let link = program.with_file_name(stand_in::NAME);
@@ -55,7 +56,7 @@ fn said(change: Change, what: &str, file: &Path) -> String {
     format!("{already}{what} in {}", file.display())
 }
 
-/// What is there, or what is missing.
+/// The name of a check, and its result: a description, or an error.
 type Check = (&'static str, Result<String, String>);
 
 fn checks(file: &Path) -> [Check; 4] {

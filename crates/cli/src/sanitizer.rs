@@ -1,5 +1,5 @@
-//! Which runtime of a sanitizer a program is linked with. The dynamic linker must find the runtime
-//! before the shim, so that the runtime sees every call.
+//! Finds the sanitizer's runtime that a program is linked with. The dynamic linker must load it
+//! before the shim, so that it sees every call.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::elf;
 
-/// How the names of runtimes begin whose hooks are to see every read and write, by GCC and by Clang.
+/// The prefixes of the runtimes, of GCC and of Clang, whose hooks must see every read and write.
 const RUNTIMES: [&[u8]; 6] = [
     b"libasan.so",
     b"libtsan.so",

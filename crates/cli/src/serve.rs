@@ -1,4 +1,4 @@
-//! `shunt serve`: services.
+//! `shunt serve`: runs, creates and checks services.
 
 mod process;
 mod workshop;

@@ -1,4 +1,5 @@
-//! `shunt status`: the broker's snapshot as a table, or as it is, and what the overlay's router has, where there is one.
+//! `shunt status`: prints the broker's snapshot as a table or as JSON, and the connections of the
+//! overlay's router, if there is one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -37,7 +38,7 @@ const COLUMNS: [Column; 11] = [
     left("WHY TCP"),
 ];
 
-/// Connection ends since the process began.
+/// The columns that count connection ends since the process started.
 const SHARES: [Column; 5] =
     [left("PROGRAM"), right("PID"), right("ENDS USED"), right("OFFERED"), right("ON SHM")];
 
@@ -45,7 +46,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     let overlay = View::ask(&args.control.control);
     let snapshot = match find(args.broker.as_deref()) {
         Ok(broker) => Some(shunt_broker::status(broker)?),
-        // A host may be of an overlay, and have nothing else.
+        // A host may have an overlay's router without a broker.
         Err(_) if overlay.is_some() && args.broker.is_none() => None,
         Err(error) => return Err(error),
     };
@@ -59,7 +60,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     Ok(())
 }
 
-/// What the broker knows, and, where the host is of an overlay, what its router does.
+/// The broker's snapshot, and the view of the overlay's router, if this host has one.
 #[derive(Serialize)]
 struct All {
     #[serde(flatten)]
@@ -80,7 +81,7 @@ pub(crate) fn find(asked: Option<&Path>) -> Result<PathBuf> {
     })
 }
 
-/// Everything a person wants to know at one look.
+/// Returns the whole snapshot as text.
 fn render(snapshot: &Snapshot) -> String {
     let mut text = format!(
         "broker {}, up {}: {}, {}{}\n",
@@ -153,7 +154,7 @@ fn row(program: &str, pid: u32, connection: &Connection) -> Vec<String> {
     ]
 }
 
-/// The reason, or both where the two directions differ.
+/// Returns the reason, or both reasons if the two directions differ.
 pub(crate) fn why(connection: &Connection) -> String {
     let label = |reason: Reason| match &connection.option {
         Some(option) if reason == Reason::SocketOption => {
@@ -177,7 +178,8 @@ fn reason(direction: &Direction) -> Option<Reason> {
 fn reasons(connections: &[&Connection]) -> Vec<Reason> {
     let directions = connections.iter().flat_map(|connection| [&connection.send, &connection.receive]);
     let codes: BTreeSet<u16> = directions.filter_map(reason).map(|reason| reason as u16).collect();
-    // `none` on TCP is a connection that is about to switch: nothing to explain.
+    // The reason `none` on TCP means that the connection is about to switch. There is nothing to
+    // explain.
     codes.into_iter().filter_map(Reason::parse).filter(|reason| *reason != Reason::None).collect()
 }
 
@@ -209,7 +211,7 @@ fn list(counts: &BTreeMap<String, u64>) -> String {
     counts.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns a name fit to be shown: a program names itself.
+/// Returns a name with all characters made printable. A program chooses its own name.
 pub(crate) fn printable(name: &str) -> String {
     visible(name).into_owned()
 }

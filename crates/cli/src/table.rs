@@ -1,4 +1,4 @@
-//! Aligned columns, and numbers as people read them.
+//! Formats aligned columns, and numbers for people.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ pub(crate) struct Column {
     pub(crate) right: bool,
 }
 
-/// Lines up `rows` under `columns`; two spaces between, nothing trailing.
+/// Aligns `rows` under `columns`, with two spaces between columns and no trailing spaces.
 pub(crate) fn render(columns: &[Column], rows: &[Vec<String>]) -> String {
     let width = |index: usize| {
         let cells = rows.iter().filter_map(|row| row.get(index)).map(|cell| cell.chars().count());
@@ -32,7 +32,7 @@ pub(crate) fn render(columns: &[Column], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Bytes in binary units, three digits or so.
+/// Formats bytes in binary units, with about three digits.
 pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if count < 1024 {
@@ -48,7 +48,7 @@ pub(crate) fn bytes(count: u64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-/// A span of time by its two largest units.
+/// Formats a duration by its two largest units.
 pub(crate) fn duration(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {

@@ -1,4 +1,5 @@
-//! One file of the configuration: read whole and checked whole, with everything that is wrong and where.
+//! One file of the configuration. The whole file is read and checked, and every error is reported
+//! with its line.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +15,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::keys::{Key, Section};
 
-/// A value of a file, checked.
+/// A checked value, and the place in the file that it comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Said {
     pub(crate) text: String,
@@ -22,10 +23,10 @@ pub(crate) struct Said {
     pub(crate) line: usize,
 }
 
-/// What one section says.
+/// The values of one section, by key.
 pub(crate) type Values = BTreeMap<&'static str, Said>;
 
-/// What a file says.
+/// The content of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
     pub(crate) run: Values,
@@ -33,17 +34,17 @@ pub(crate) struct Content {
     pub(crate) daemon: Values,
 }
 
-/// Something that is wrong with a file.
+/// An error in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Fault {
     file: PathBuf,
-    /// None: it is about all of it.
+    /// `None` if the error concerns the whole file.
     line: Option<usize>,
     what: String,
 }
 
 impl Fault {
-    /// With all of a file.
+    /// Returns an error that concerns the whole file.
     pub(crate) fn of(path: &Path, what: impl Into<String>) -> Fault {
         Fault { file: path.to_owned(), line: None, what: what.into() }
     }
@@ -59,7 +60,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// None: there is no such file.
+/// Reads and checks the file. Returns `None` if it does not exist.
 pub(crate) fn read(path: &Path) -> Result<Option<Content>, Vec<Fault>> {
     let failed = |what: String| vec![Fault::of(path, what)];
     let mut file = match File::open(path) {
@@ -69,7 +70,7 @@ pub(crate) fn read(path: &Path) -> Result<Option<Content>, Vec<Fault>> {
         }
         Err(error) => return Err(failed(error.to_string())),
     };
-    // Of the file that is read, whatever its name says meanwhile.
+    // The metadata is that of the open file, even if the path meanwhile names another one.
     let data = file.metadata().map_err(|error| failed(error.to_string()))?;
     if data.mode() & 0o002 != 0 {
         return Err(failed("everybody may write it: `chmod o-w` takes that away".into()));
@@ -190,7 +191,7 @@ fn unknown(section: Section, title: &str, name: &str) -> String {
     format!("there is no key {name} in [{title}]{}", elsewhere.unwrap_or_else(near))
 }
 
-/// What may have been meant.
+/// Returns a suggestion for a name that is not known, if a known name is similar.
 fn near<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
     let distance = |one: &&str| strsim::damerau_levenshtein(name, one);
     match known.clone().min_by_key(distance).filter(|one| distance(one) <= 2) {

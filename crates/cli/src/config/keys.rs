@@ -1,15 +1,15 @@
-//! What can be configured: the one registry of sections and keys, with what each may be.
+//! The registry of sections and keys, with the values that each accepts.
 
 use clap::ValueEnum;
 
 use crate::args::{self, Offer, OwnCalls, Transport};
 
-/// A part of the file.
+/// A section of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Section {
     /// `[run]`: every program under shunt.
     Run,
-    /// `[program.NAME]`: those of one name.
+    /// `[program.NAME]`: programs of one name.
     Program,
     /// `[daemon]`: the broker.
     Daemon,
@@ -34,16 +34,16 @@ impl Section {
     }
 }
 
-/// Something that can be said.
+/// A key of a section.
 #[derive(Debug)]
 pub(crate) struct Key {
-    /// As in the file, and as the flag.
+    /// The name in the file, and of the flag.
     pub(crate) name: &'static str,
-    /// What holds if nobody says anything.
+    /// The default value.
     pub(crate) default: &'static str,
-    /// What of the environment goes before the file.
+    /// The environment variable that overrides the file.
     pub(crate) variable: Option<&'static str>,
-    /// What is wrong with a value.
+    /// Returns an error if a value is not valid.
     pub(crate) check: fn(&str) -> Result<(), String>,
 }
 
@@ -125,7 +125,7 @@ fn filter(text: &str) -> Result<(), String> {
     parsed.map(drop).map_err(|_| "expected a filter such as info or shunt_broker=debug".to_owned())
 }
 
-/// A broker in the background works in the root directory.
+/// Accepts absolute paths only, because a broker in the background works in the root directory.
 fn absolute(text: &str) -> Result<(), String> {
     match text.starts_with('/') {
         true => Ok(()),

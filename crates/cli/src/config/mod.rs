@@ -1,5 +1,8 @@
-//! The configuration of `shunt run` and of brokers: the files, what of them holds, and `shunt config`. A file that is wrong is refused
-//! whole: a program runs on TCP then, and a broker does not start.
+//! The configuration of `shunt run` and of brokers: the files, the values in effect, and `shunt
+//! config`.
+//!
+//! A file with an error is rejected as a whole. A program then runs on TCP, and a broker does not
+//! start.
 
 mod file;
 mod keys;
@@ -20,12 +23,13 @@ use shunt_abi::rules;
 use crate::args::{self, Config, DaemonArgs, Transport};
 use file::{Content, Fault, Said, Values};
 
-/// The file of the system.
+/// The system's configuration file.
 const SYSTEM: &str = "/etc/shunt/shunt.toml";
-/// Names a file in the place of all others, or, empty, none.
+/// The environment variable that names a file to be read instead of all others. If it is empty, no
+/// file is read.
 const VARIABLE: &str = shunt_abi::env::CONFIG;
 
-/// `shunt config`.
+/// Runs `shunt config`.
 pub(crate) fn run(command: &Config) -> Result<()> {
     match command {
         Config::Show { program, json } => show::show(program.as_deref(), *json),
@@ -33,7 +37,7 @@ pub(crate) fn run(command: &Config) -> Result<()> {
     }
 }
 
-/// What is wrong with the files; never empty.
+/// The errors in the files; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Faults(Vec<Fault>);
 
@@ -49,7 +53,7 @@ impl fmt::Display for Faults {
 
 impl std::error::Error for Faults {}
 
-/// What the files say of programs.
+/// The configuration of programs.
 #[derive(Debug, Default)]
 pub(crate) struct OfPrograms {
     run: Values,
@@ -57,12 +61,12 @@ pub(crate) struct OfPrograms {
 }
 
 impl OfPrograms {
-    /// What the system's file says, and before it what the user's does.
+    /// Reads the system's file and the user's file. The user's values override the system's.
     pub(crate) fn read() -> Result<OfPrograms, Faults> {
         Ok(OfPrograms::of(read_all(&files())?))
     }
 
-    /// The last goes before the others.
+    /// Merges the files. Later ones override earlier ones.
     fn of(contents: Vec<Content>) -> OfPrograms {
         let mut all = OfPrograms::default();
         for content in contents {
@@ -74,24 +78,25 @@ impl OfPrograms {
         all
     }
 
-    /// Whether nothing is said.
+    /// Returns whether the configuration contains no value for programs.
     pub(crate) fn is_empty(&self) -> bool {
         self.run.is_empty() && self.programs.values().all(Values::is_empty)
     }
 
-    /// The road that a program may take, if nothing else is said.
+    /// Returns the transport that a program may use if neither a flag nor a variable overrides it.
     pub(crate) fn transport(&self, program: &str) -> Transport {
         let said = self.said(program, keys::TRANSPORT);
         said.and_then(|said| Transport::from_str(&said.text, false).ok()).unwrap_or(Transport::Auto)
     }
 
-    /// Whether some program may take another road than TCP.
+    /// Returns whether any program may use a transport other than TCP.
     pub(crate) fn lets_any_leave_tcp(&self) -> bool {
         let named = self.programs.keys().map(String::as_str);
         named.chain([rules::EVERY]).any(|program| self.transport(program) != Transport::Tcp)
     }
 
-    /// The same for the shim in each program.
+    /// Returns the configuration in the form that the shim of each program reads from its
+    /// environment.
     pub(crate) fn rules<'a>(&'a self) -> Option<String> {
         let programs = self.programs.iter().map(|(name, values)| (name.as_str(), values));
         let all = std::iter::once((rules::EVERY, &self.run)).chain(programs);
@@ -106,18 +111,19 @@ impl OfPrograms {
     }
 }
 
-/// What its file says of a broker.
+/// The configuration of a broker.
 #[derive(Debug, Default)]
 pub(crate) struct OfBroker(Values);
 
 impl OfBroker {
-    /// The system's broker has the system's file, a user's that of the user: two could not listen at one address.
+    /// Reads the broker's file. The system's broker has the system's file, and a user's broker has
+    /// that user's file. With one common file, both would listen for metrics at one address.
     pub(crate) fn read(is_system: bool) -> Result<OfBroker, Faults> {
         let files = broker_files(is_system);
         Ok(OfBroker(read_all(&files)?.into_iter().flat_map(|content| content.daemon).collect()))
     }
 
-    /// What holds with these flags, which go before. What is said has been checked.
+    /// Returns the values in effect. The flags in `args` override the file, which has been checked.
     pub(crate) fn under(&self, args: &DaemonArgs) -> Broker {
         let said = |key: &str| self.0.get(key).map(|said| said.text.as_str());
         Broker {
@@ -129,13 +135,13 @@ impl OfBroker {
         }
     }
 
-    /// Whether it says when the broker ends by itself.
+    /// Returns whether the file sets when an idle broker ends.
     pub(crate) fn has_idle_exit(&self) -> bool {
         self.0.contains_key(keys::IDLE_EXIT)
     }
 }
 
-/// What a broker is told.
+/// The settings of a broker.
 pub(crate) struct Broker {
     pub(crate) idle_exit: Option<u64>,
     pub(crate) ring_bytes: Option<usize>,
@@ -144,24 +150,25 @@ pub(crate) struct Broker {
     pub(crate) log_file: Option<PathBuf>,
 }
 
-/// The files of programs, the one that goes before others last.
+/// Returns the files for programs. Later ones override earlier ones.
 fn files() -> Vec<PathBuf> {
     named().unwrap_or_else(|| [PathBuf::from(SYSTEM)].into_iter().chain(user_file()).collect())
 }
 
-/// The file of a broker, if it has one.
+/// Returns the file of a broker, if it has one.
 fn broker_files(is_system: bool) -> Vec<PathBuf> {
     let own = || if is_system { Some(PathBuf::from(SYSTEM)) } else { user_file() };
     named().unwrap_or_else(|| own().into_iter().collect())
 }
 
-/// What [`VARIABLE`] says, if anything.
+/// Returns the files that [`VARIABLE`] names, if it is set.
 fn named() -> Option<Vec<PathBuf>> {
     let path = std::env::var_os(VARIABLE)?;
     Some(if path.is_empty() { Vec::new() } else { vec![PathBuf::from(path)] })
 }
 
-/// None: there can be none, or `HOME` is another's, as after `sudo` or `su`.
+/// Returns the user's file. `None` if there is no such path, or if `HOME` belongs to another user,
+/// as after `sudo` or `su`.
 fn user_file() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let directory = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")))?;
@@ -173,7 +180,7 @@ fn user_file() -> Option<PathBuf> {
     (!is_anothers).then_some(path)
 }
 
-/// Every file, if nothing is wrong with any. Only a file that is named has to be there.
+/// Reads every file, or returns all errors. A file may be missing unless the variable names it.
 fn read_all(files: &[PathBuf]) -> Result<Vec<Content>, Faults> {
     let mut contents = Vec::new();
     let mut faults = Vec::new();
@@ -187,7 +194,7 @@ fn read_all(files: &[PathBuf]) -> Result<Vec<Content>, Faults> {
 }
 
 fn read_one(path: &Path) -> Result<Option<Content>, Vec<Fault>> {
-    // What is started later may be elsewhere.
+    // Programs that are started later may have another working directory.
     if !path.is_absolute() {
         return Err(vec![Fault::of(path, format!("{VARIABLE} takes a path from / on"))]);
     }

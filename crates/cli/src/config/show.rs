@@ -11,7 +11,7 @@ use super::keys::{Key, Section};
 use super::{OfBroker, OfPrograms, broker_files, files, read_one};
 use crate::table::{Column, render};
 
-/// All that holds.
+/// The values in effect.
 #[derive(Debug, Serialize)]
 struct Report {
     files: Vec<File>,
@@ -21,7 +21,7 @@ struct Report {
 #[derive(Debug, Serialize)]
 struct File {
     path: PathBuf,
-    /// Else there is none, and nothing is said.
+    /// Whether the file exists. A missing file sets nothing.
     is_there: bool,
 }
 
@@ -86,7 +86,8 @@ fn of_all(programs: &OfPrograms) -> Result<Vec<Setting>> {
         all.extend(settings.into_iter().filter(|setting| values.contains_key(setting.key)));
     }
     all.extend(section(Section::Daemon.label(), Section::Daemon, &OfBroker::read(false)?.0, true));
-    // Whoever starts that one has an environment of its own.
+    // The system's broker is started with another environment, so the variables of this one do not
+    // apply.
     all.extend(section("daemon --system", Section::Daemon, &OfBroker::read(true)?.0, false));
     Ok(all)
 }
@@ -128,7 +129,7 @@ const SETTINGS: [Column; 4] = [
     Column { title: "FROM", right: false },
 ];
 
-/// Says all that is wrong with this file, or with those that are read.
+/// Prints every error in `file`, or in the files that are in effect.
 pub(super) fn check(file: Option<&Path>, json: bool) -> Result<()> {
     let faults = match file {
         Some(path) => match super::file::read(path) {

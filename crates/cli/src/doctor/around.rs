@@ -1,4 +1,5 @@
-//! The machine around the local path: what makes it slower, and what later parts of shunt will need.
+//! Checks for features that the local path does not require: some make it faster, others are needed
+//! by other parts of shunt.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -16,7 +17,7 @@ use super::{Check, State};
 use crate::config::{Faults, OfBroker, OfPrograms};
 use crate::table;
 
-/// Fewer descriptors than this, and a program under shunt may run out of them earlier than without.
+/// Below this limit, a program may run out of descriptors earlier under shunt than without it.
 const FEW_DESCRIPTORS: u64 = 256;
 /// Less memory than a few busy links need.
 const LITTLE_MEMORY: u64 = 256 << 20;
@@ -71,7 +72,7 @@ fn processors() -> Check {
     }
 }
 
-/// memfds are charged to memory, not to the size of /dev/shm.
+/// Checks the available memory. memfds are charged to memory, not to the size of /dev/shm.
 fn memory() -> Check {
     let link = table::bytes(Geometry::default().link_bytes() as u64);
     let check = |found| Check::ok("memory", "the links: each pair of programs shares one", found);
@@ -131,7 +132,7 @@ fn door() -> Check {
     }
 }
 
-/// Tries the thing itself, on a connection of its own.
+/// Loads the eBPF programs and tries them on a new connection.
 fn containers() -> Check {
     let check =
         |found: String| Check::ok("eBPF", "connections between containers, by the system's broker", found);
@@ -154,7 +155,7 @@ fn origins() -> Result<()> {
     Ok(())
 }
 
-/// Loads one, and attaches it to a map in which there is no socket.
+/// Loads a service and attaches it to a sockmap that contains no socket.
 fn services() -> Check {
     let check = |found: String| Check::ok("sockmap", "shunt serve, for conversations in the kernel", found);
     let echo = builtin::named("echo").expect("a builtin service");

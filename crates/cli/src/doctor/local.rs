@@ -1,4 +1,4 @@
-//! What the local path cannot do without: each tried for real.
+//! Checks for features that the local path requires. Each check tries the feature.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -94,7 +94,7 @@ fn namespace_cookie() -> Result<String> {
     Ok(format!("works, this is namespace {}", shunt_sys::identity::namespace(one.as_fd())?))
 }
 
-/// Asks for the listening TCP sockets, and looks at the kernel's first answer only.
+/// Requests the listening TCP sockets from the kernel, and reads only its first answer.
 fn socket_table() -> Result<String> {
     const SOCK_DIAG_BY_FAMILY: u16 = 20;
     const NLM_F_REQUEST_DUMP: u16 = 0x301;
@@ -128,7 +128,7 @@ fn socket_table() -> Result<String> {
 
 fn entering() -> Check {
     let result = shim();
-    // As the dynamic linker says it: "version `GLIBC_2.28' not found".
+    // The dynamic linker's error is: "version `GLIBC_2.28' not found".
     let is_old = |error: &anyhow::Error| error.to_string().contains("version `GLIBC_");
     let advice = match &result {
         Err(error) if is_old(error) => {
@@ -139,7 +139,8 @@ fn entering() -> Check {
     tried("libshunt.so", "entering programs", result, advice)
 }
 
-/// Loads the shim into a program and looks whether it is there: the dynamic linker only prints a line if it is not.
+/// Loads the shim into a program and checks that it is mapped. The dynamic linker only prints a
+/// line if it cannot load it.
 fn shim() -> Result<String> {
     let library = library::find()?;
     let output = Command::new("/bin/cat")

@@ -1,5 +1,5 @@
-//! What connections between containers of two hosts need of this machine: the kernel for their supervisors, and a router that runs, with
-//! its key, and finds the others.
+//! Checks the requirements of connections between containers on two hosts: a kernel that supports
+//! supervisors, and a running router with its key that reaches the other routers.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
@@ -13,9 +13,9 @@ use shunt_sys::{Errno, seccomp};
 
 use super::{Check, State};
 
-/// Where a router's configuration is, if it is where its unit has it.
+/// The router's configuration, at the path that its systemd unit uses.
 const CONFIGURATION: &str = "/etc/shunt/overlay.toml";
-/// A router on a host network answers at once.
+/// How long a router may take to answer. On a host network the answer takes much less.
 const LIMIT: Duration = Duration::from_secs(1);
 
 pub(super) fn checks(control: &Path) -> Vec<Check> {
@@ -30,7 +30,8 @@ pub(super) fn checks(control: &Path) -> Vec<Check> {
     checks
 }
 
-/// Tries the thing itself, on a thread of its own: a filter lasts as long as its thread.
+/// Tries to install a seccomp filter. This happens on a new thread, because a filter lasts as long
+/// as its thread.
 fn supervisors() -> Check {
     let check = |found: &str| Check::ok("seccomp notify", "the overlay: supervisors of programs", found);
     let tried = std::thread::spawn(|| {
@@ -52,7 +53,8 @@ fn supervisors() -> Check {
     }
 }
 
-/// A supervisor beside its program is none of its ancestors. One that `docker run --runtime=shunt` starts is root's, outside.
+/// Checks Yama's ptrace_scope: a supervisor is not an ancestor of its program. A supervisor that
+/// `docker run --runtime=shunt` starts runs as root outside the container.
 fn tracing() -> Check {
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     let check =
@@ -70,7 +72,7 @@ fn tracing() -> Check {
     }
 }
 
-/// What is read of a router's answer.
+/// The fields that are used of a router's answer.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Status {
@@ -125,12 +127,13 @@ fn router(control: &Path) -> (Check, Option<Status>) {
             };
             (check(error.to_string()).lacking(State::Limited, advice), None)
         }
-        // Most hosts are of no overlay.
+        // Most hosts belong to no overlay.
         Err(_) => (check(format!("none, and no {CONFIGURATION}")), None),
     }
 }
 
-/// In secure mode, what holds outside the filter as well.
+/// Checks the BPF LSM, which in secure mode enforces the restrictions outside the seccomp filter as
+/// well.
 fn lsm(missing: Option<&str>) -> Check {
     let check = |found: &str| Check::ok("BPF LSM", "the overlay: programs outside its filter", found);
     missing.map_or_else(
@@ -165,7 +168,7 @@ fn key(path: &Path) -> Check {
     }
 }
 
-/// Tries to connect, and says nothing.
+/// Checks that the other routers accept connections. No data is sent.
 fn routers(status: &Status) -> Check {
     let others = || status.config.host.iter().filter(|host| host.name != status.name);
     let check =

@@ -1,4 +1,5 @@
-//! What a relay needs of this machine. Without any of it a relay still serves the ports that it is told of.
+//! Checks for features that a relay uses. Without any of them, a relay still serves the ports that
+//! its configuration names.
 
 use shunt_relay::probe;
 

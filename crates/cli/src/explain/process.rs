@@ -1,4 +1,4 @@
-//! One process, as /proc shows it.
+//! A process as /proc shows it.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -16,47 +16,49 @@ use crate::door;
 use crate::obstacle::{self, Obstacle};
 
 const LIBRARY: &str = "libshunt.so";
-/// The type of the entry in the auxiliary vector that says whether the dynamic linker is in secure mode.
+/// The auxiliary vector's entry that reports whether the dynamic linker is in secure mode.
 const AT_SECURE: u64 = 23;
 
-/// What is known of it.
+/// The state of a process.
 #[derive(Debug)]
 pub(super) struct Process {
     pub(super) pid: u32,
     pub(super) uid: u32,
-    /// The user that the kernel takes it for: its effective one.
+    /// Its effective user id.
     pub(super) acts_as: u32,
     pub(super) name: String,
-    /// The shim is in it.
+    /// Whether the shim is loaded.
     pub(super) has_shim: bool,
-    /// Why the shim is not in it, or of no use there.
+    /// Why the shim is not loaded, or has no effect.
     pub(super) obstacle: Option<Obstacle>,
-    /// The libshunt.so that it has loaded is no longer in its place.
+    /// Whether the libshunt.so that it has loaded was since replaced or removed.
     pub(super) shim_replaced: bool,
-    /// Where it looks for its broker, best first, as paths from here.
+    /// The sockets at which it looks for its broker, as paths from this process. The preferred one
+    /// is first.
     pub(super) broker_paths: Vec<PathBuf>,
-    /// It was to be on TCP when it was started.
+    /// Whether it was started with the transport set to TCP.
     pub(super) off: bool,
-    /// The worst of its rings.
+    /// The io_uring of the process that hides the most from the shim.
     pub(super) ring: Ring,
-    /// It is under a seccomp filter.
+    /// Whether it runs under a seccomp filter.
     pub(super) filtered: bool,
-    /// Its sockets, by inode, with their descriptors.
+    /// Its sockets: inodes and descriptors.
     pub(super) sockets: HashMap<u64, i32>,
 }
 
-/// An io_uring, as far as one can tell from outside.
+/// How a process uses io_uring, as far as /proc shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Ring {
     None,
-    /// It keeps no connection from shared memory by itself, if the shim has seen it being made.
+    /// Submissions are system calls. If the shim has seen its creation, this io_uring keeps no
+    /// connection on TCP.
     Called,
-    /// The kernel takes by itself what is submitted.
+    /// A kernel thread picks up the submissions (SQPOLL), so no system call announces them.
     Polled,
 }
 
 impl Process {
-    /// Looks at the process with this id.
+    /// Reads the process with this id.
     pub(super) fn look(pid: u32) -> Result<Process> {
         let status =
             fs::read_to_string(proc(pid, "status")).map_err(|_| anyhow!("there is no process {pid}"))?;
@@ -65,7 +67,7 @@ impl Process {
             line.map(str::trim).unwrap_or_default().to_owned()
         };
         let first = |name: &str| field(name).split_whitespace().next().and_then(|word| word.parse().ok());
-        // A thread is asked about as its process.
+        // A thread id stands for its process.
         let pid = first("Tgid").unwrap_or(pid);
         let uid = first("Uid").unwrap_or(0);
         let maps = fs::read_to_string(proc(pid, "maps"));
@@ -99,33 +101,35 @@ impl Process {
         })
     }
 
-    /// Why system calls that it makes besides those of its libc are not seen, if it makes any.
+    /// Returns why system calls that bypass the process's libc are not seen. `None` if it makes
+    /// none.
     pub(super) fn hides_calls(&self) -> Option<Obstacle> {
         let maps = fs::read_to_string(proc(self.pid, "maps")).ok()?;
         let is_closed = || door::is_closed(&proc(self.pid, "exe"));
         (!are_calls_led(self.pid, &maps)).then(is_closed).flatten().map(Obstacle::OwnCalls)
     }
 
-    /// Whether the socket of the broker is for another user alone.
+    /// Returns whether only another user may use the broker's socket.
     pub(super) fn is_kept_from(&self, broker: &Path) -> bool {
         let is_others = |data: fs::Metadata| data.mode() & 0o002 == 0 && data.uid() != self.acts_as;
         self.acts_as != 0 && fs::metadata(broker).is_ok_and(is_others)
     }
 
-    /// Whether its root directory is another, behind which the socket of the broker is not to be found.
+    /// Returns whether the process has another root directory, which does not contain the broker's
+    /// socket.
     pub(super) fn is_rooted_without(&self, broker: &Path) -> bool {
         let Ok(below) = broker.strip_prefix("/") else { return false };
-        // What is reached through /proc is named as its root directory has it already.
+        // A path through /proc already starts at the process's root directory.
         !broker.starts_with("/proc") && broker.exists() && !proc(self.pid, "root").join(below).exists()
     }
 
-    /// Every process of this host.
+    /// Returns every process of this host.
     pub(super) fn all() -> impl Iterator<Item = u32> {
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
     }
 
-    /// Whether it runs the program at `path`, or goes by that name.
+    /// Returns whether the process runs the program at `path`, or has the name `name`.
     pub(super) fn runs(pid: u32, path: Option<&Path>, name: &str) -> bool {
         let same_file = |path: &Path| {
             let (one, other) = (fs::metadata(path).ok()?, fs::metadata(proc(pid, "exe")).ok()?);
@@ -140,7 +144,8 @@ fn proc(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
 }
 
-/// The inodes of the sockets that `pid` holds, with the descriptors, and the worst of its rings.
+/// Returns the inodes and descriptors of the sockets that `pid` holds, and its io_uring that hides
+/// the most.
 pub(super) fn descriptors(pid: u32) -> (HashMap<u64, i32>, Ring) {
     let (mut sockets, mut ring) = (HashMap::new(), Ring::None);
     for entry in fs::read_dir(proc(pid, "fd")).into_iter().flatten().flatten() {
@@ -159,13 +164,13 @@ pub(super) fn descriptors(pid: u32) -> (HashMap<u64, i32>, Ring) {
     (sockets, ring)
 }
 
-/// Whether a thread of the kernel's takes what is submitted to a ring.
+/// Returns whether a kernel thread picks up the submissions of this io_uring.
 fn is_polled(pid: u32, ring: &str) -> bool {
     let text = fs::read_to_string(proc(pid, &format!("fdinfo/{ring}"))).unwrap_or_default();
     text.lines().any(|line| line.strip_prefix("SqThread:").is_some_and(|thread| thread.trim() != "-1"))
 }
 
-/// The path of the shim among the mappings.
+/// Returns the path of the shim among the mappings.
 fn loaded_shim(maps: &str) -> Option<String> {
     let path = |line: &str| line.splitn(6, ' ').nth(5).map(|path| path.trim_start().to_owned());
     maps.lines().filter_map(path).find(|path| {
@@ -174,8 +179,8 @@ fn loaded_shim(maps: &str) -> Option<String> {
     })
 }
 
-/// Whether the system calls that it makes by itself are led to the shim: a page below its code says where they go
-/// (`shunt_abi::door::Below`).
+/// Returns whether the system calls that bypass libc are redirected to the shim. A page below the
+/// program's code contains the address that they are redirected to (`shunt_abi::door::Below`).
 fn are_calls_led(pid: u32, maps: &str) -> bool {
     let is_shims = |address: u64| {
         let has_it = |line: &&str| range(line).is_some_and(|range| range.contains(&address));
@@ -194,7 +199,7 @@ fn are_calls_led(pid: u32, maps: &str) -> bool {
     })
 }
 
-/// Where a mapping is.
+/// Returns the addresses of a mapping.
 fn range(line: &str) -> Option<Range<u64>> {
     let (from, to) = line.split_once(' ')?.0.split_once('-')?;
     Some(u64::from_str_radix(from, 16).ok()?..u64::from_str_radix(to, 16).ok()?)
@@ -203,7 +208,7 @@ fn range(line: &str) -> Option<Range<u64>> {
 fn why_not_loaded(pid: u32, environment: &Environment) -> Obstacle {
     let program = proc(pid, "exe");
     let linkage = obstacle::of_linkage(&program);
-    // The auxiliary vector of another word size is another one too.
+    // With another word size, the auxiliary vector has another format.
     if linkage != Some(Obstacle::OtherClass) && is_secure(pid) {
         return obstacle::of_secure_process(&program);
     }
@@ -222,7 +227,7 @@ fn why_not_loaded(pid: u32, environment: &Environment) -> Obstacle {
     }
 }
 
-/// Whether it runs in the dynamic linker's secure mode.
+/// Returns whether the process runs in the dynamic linker's secure mode.
 fn is_secure(pid: u32) -> bool {
     let vector = fs::read(proc(pid, "auxv")).unwrap_or_default();
     let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or(0);
@@ -246,7 +251,7 @@ fn parent(pid: u32) -> Option<u32> {
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
-/// How many letters of a program's name the kernel keeps.
+/// The longest program name that the kernel keeps, in bytes.
 const KEPT: usize = 15;
 
 /// The environment that a process was started with.
@@ -262,27 +267,31 @@ impl Environment {
         self.0.split(|byte| *byte == 0).find_map(value)
     }
 
-    /// Whether its program has written something else over it, as some do to have a title of their own in the list of processes.
+    /// Returns whether the program has overwritten its environment, as some do to set a title for
+    /// the process list.
     fn is_overwritten(&self) -> bool {
         !self.0.is_empty() && !self.0.contains(&b'=')
     }
 
-    /// What the shim was told, in a program that is called so now: the kernel keeps the first letters of a name.
+    /// Returns the transport setting that the shim has received, for a program whose name is now
+    /// `name`. The kernel truncates names.
     fn transport(&self, name: &str) -> Option<&[u8]> {
         let is_meant = |one: &[u8]| one.len().min(KEPT) == name.len() && one.starts_with(name.as_bytes());
         let own = self.get(shunt_abi::env::TRANSPORT);
         own.or_else(|| rules::value(self.get(shunt_abi::env::RULES)?, is_meant, "transport"))
     }
 
-    /// The shim, as LD_PRELOAD names it.
+    /// Returns the shim's path in LD_PRELOAD.
     fn preloaded_shim(&self) -> Option<PathBuf> {
         let entries = self.get("LD_PRELOAD")?.split(|byte| b" :".contains(byte));
         let paths = entries.map(|entry| PathBuf::from(std::ffi::OsStr::from_bytes(entry)));
         paths.into_iter().find(|path| path.file_name().is_some_and(|name| name == LIBRARY))
     }
 
-    /// Where the shim looks for the broker. In another mount namespace that is reached through /proc. Where that cannot be read any more it
-    /// is taken for the broker of whoever asks.
+    /// Returns where the shim looks for the broker.
+    ///
+    /// If the process is in another mount namespace, the paths go through /proc. If the environment
+    /// is overwritten, the environment of this process is used instead.
     fn broker_paths(&self, pid: u32) -> Vec<PathBuf> {
         if self.is_overwritten() {
             return Environment::of(std::process::id()).broker_paths(pid);
@@ -336,7 +345,7 @@ mod tests {
         let environment = Environment(b"SHUNT_BROKER=/b\0".to_vec());
         assert_eq!(environment.broker_paths(pid), [PathBuf::from("/b")]);
         assert_eq!(environment.preloaded_shim(), None);
-        // Nothing is to be read where a title has been written.
+        // An overwritten environment contains nothing to read.
         let environment = Environment(vec![0; 40]);
         assert_eq!(environment.broker_paths(pid), Environment::of(pid).broker_paths(pid));
         assert!(!Environment(Vec::new()).is_overwritten(), "it has none");

@@ -1,4 +1,4 @@
-//! What `shunt explain` says, as data for `--json` and as text.
+//! The answer of `shunt explain`: data for `--json`, and text.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -16,13 +16,13 @@ use crate::overlay::seen::{self, Seen};
 /// The whole answer.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    /// The file that was asked about, if it was one.
+    /// The file, if the question names one.
     pub(super) file: Option<FileReport>,
-    /// The processes that it was asked about.
+    /// The processes that the question covers.
     pub(super) processes: Vec<ProcessReport>,
 }
 
-/// A program that need not run.
+/// A program, which need not be running.
 #[derive(Debug, Serialize)]
 pub(super) struct FileReport {
     pub(super) path: PathBuf,
@@ -37,9 +37,9 @@ pub(super) struct ProcessReport {
     pub(super) pid: u32,
     pub(super) uid: u32,
     pub(super) program: String,
-    /// Whether the shim is in it.
+    /// Whether the shim is loaded.
     pub(super) under_shunt: bool,
-    /// The broker that it looks for, if one is there.
+    /// The broker that it uses, if that broker runs.
     pub(super) broker: Option<PathBuf>,
     /// Why all its connections are on TCP, if they are.
     pub(super) causes: Vec<Cause>,
@@ -53,14 +53,14 @@ pub(super) struct ConnectionReport {
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
     pub(super) state: &'static str,
-    /// Who has the other end, where that is a process of this host that can be seen.
+    /// The processes of this host that hold the other end, as far as this user can see them.
     pub(super) peers: Vec<Peer>,
     pub(super) sends: Road,
     pub(super) receives: Road,
-    /// Between hosts: over the host network, or the overlay.
+    /// For a connection between hosts: whether it uses the host network or the overlay.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) overlay: Option<seen::Road>,
-    /// Why it is on TCP, or one direction of it is; or on the overlay.
+    /// Why it, or one of its directions, is on TCP; or why it uses the overlay.
     pub(super) causes: Vec<Cause>,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Peer {
     pub(super) under_shunt: bool,
 }
 
-/// One cause, in words, and what to do about it.
+/// One cause, its explanation, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Cause {
     pub(super) label: Cow<'static, str>,
@@ -93,7 +93,7 @@ impl From<Reason> for Cause {
 impl Cause {
     pub(super) fn of_obstacle(obstacle: &Obstacle, program: &str) -> Cause {
         let mut explanation = obstacle.to_string();
-        // Obstacles are halves of sentences; this one stands alone.
+        // The text of an obstacle is a clause. Here it becomes a sentence.
         if let Some(first) = explanation.get_mut(..1) {
             first.make_ascii_uppercase();
         }
@@ -101,7 +101,8 @@ impl Cause {
         Cause { label: obstacle.label().into(), explanation, advice: obstacle.advice(program) }
     }
 
-    /// The other end is known to be under shunt: that is not what keeps it from being offered.
+    /// Adapts the explanation to the fact that the other end runs under shunt. Its absence is then
+    /// not why it has not been offered.
     pub(super) fn know_that_the_peer_is_under_shunt(&mut self) {
         if self.label == Reason::PeerNotOffered.label() {
             self.explanation = "The other end runs under shunt, and has not been offered.".into();
@@ -110,7 +111,7 @@ impl Cause {
         }
     }
 
-    /// A reason, and what it is about as far as the row says.
+    /// Returns the cause for a reason, with the details that the connection's row contains.
     pub(super) fn of_row(reason: Reason, row: &Connection) -> Cause {
         let mut cause = Cause::from(reason);
         if let (Reason::SocketOption, Some(option)) = (reason, &row.option) {
@@ -120,7 +121,7 @@ impl Cause {
         cause
     }
 
-    /// Why a connection between hosts is on the overlay, if it is.
+    /// Returns why a connection between hosts uses the overlay, if it does.
     pub(super) fn of_seen(seen: &Seen) -> Option<Cause> {
         seen.why.clone().map(|why| Cause {
             label: why.reason.into(),
@@ -129,7 +130,7 @@ impl Cause {
         })
     }
 
-    /// The same cause, at the other end.
+    /// Returns this cause, worded for the other end.
     pub(super) fn at_peer(self, peer: &Peer) -> Cause {
         let explanation =
             format!("The other end is {} (pid {}). {}", peer.program, peer.pid, self.explanation);
@@ -138,7 +139,7 @@ impl Cause {
 }
 
 impl Report {
-    /// For people.
+    /// Returns the answer as text.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         if let Some(file) = &self.file {
@@ -176,7 +177,8 @@ impl ProcessReport {
         }
     }
 
-    /// The connections with the same causes together, in the order of the first of each: a reason is read once.
+    /// Groups connections that have equal causes, in the order of the first of each group. So each
+    /// cause is printed once.
     fn groups(&self) -> Vec<Vec<&ConnectionReport>> {
         let mut groups: Vec<Vec<&ConnectionReport>> = Vec::new();
         for connection in &self.connections {

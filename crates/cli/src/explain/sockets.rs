@@ -1,4 +1,5 @@
-//! The TCP sockets of this host, as /proc shows them, in every network namespace that some process is in.
+//! The TCP sockets of this host, as /proc shows them, in every network namespace that some process
+//! is in.
 
 use std::collections::HashMap;
 use std::fs;
@@ -21,7 +22,7 @@ pub(super) struct Socket {
     namespace: PathBuf,
 }
 
-/// The state of a TCP socket, by the kernel's number.
+/// The state of a TCP socket, by the kernel's number for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct State(u8);
 
@@ -49,7 +50,7 @@ impl State {
     }
 }
 
-/// All of them, and who holds them as far as that can be seen.
+/// All TCP sockets, and the processes that hold them, as far as this user can see them.
 #[derive(Debug, Default)]
 pub(super) struct Sockets {
     all: Vec<Socket>,
@@ -57,7 +58,7 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Looks at every process.
+    /// Reads the sockets of every process.
     pub(super) fn look() -> Sockets {
         let mut sockets = Sockets::default();
         let mut seen = HashMap::new();
@@ -65,7 +66,7 @@ impl Sockets {
             for inode in process::descriptors(pid).0.into_keys() {
                 sockets.owners.entry(inode).or_default().push(pid);
             }
-            // The namespace of a process that may not be looked into is mostly our own.
+            // A process that may not be inspected is mostly in this process's network namespace.
             let Ok(namespace) = fs::read_link(format!("/proc/{pid}/ns/net")) else { continue };
             if seen.insert(namespace.clone(), ()).is_none() {
                 for table in ["tcp", "tcp6"] {
@@ -81,12 +82,13 @@ impl Sockets {
         self.all.iter()
     }
 
-    /// The processes that hold the socket.
+    /// Returns the processes that hold the socket.
     pub(super) fn owners(&self, socket: &Socket) -> &[u32] {
         self.owners.get(&socket.inode).map_or(&[], Vec::as_slice)
     }
 
-    /// The other end: in the same network namespace, or, if there is none, in another.
+    /// Returns the other end. A match in the socket's own network namespace is preferred to one in
+    /// another.
     pub(super) fn peer(&self, socket: &Socket) -> Option<&Socket> {
         let mirrors = |other: &&Socket| (other.local, other.remote) == (socket.remote, socket.local);
         let near = self.all.iter().filter(|other| other.namespace == socket.namespace).find(mirrors);
@@ -94,7 +96,7 @@ impl Sockets {
     }
 }
 
-/// A line of /proc/net/tcp.
+/// Parses a line of /proc/net/tcp.
 fn parse(line: &str, namespace: &std::path::Path) -> Option<Socket> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     Some(Socket {
@@ -107,7 +109,7 @@ fn parse(line: &str, namespace: &std::path::Path) -> Option<Socket> {
     })
 }
 
-/// Words in the byte order of the machine, as hexadecimal numbers.
+/// Parses an address. The kernel prints it as hexadecimal words in the byte order of the machine.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let word = |at: usize| u32::from_str_radix(ip.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);
@@ -137,7 +139,7 @@ mod tests {
             let _server = listener.accept().unwrap();
             let sockets = Sockets::look();
             let ends = (client.local_addr().unwrap(), client.peer_addr().unwrap());
-            // An earlier connection from the same port may still be in TIME_WAIT.
+            // An earlier connection from this port may still be in TIME_WAIT.
             let own = sockets.iter().find(|socket| (socket.local, socket.remote) == ends);
             let own = own.expect("the client's end");
             assert_eq!(own.state, State::ESTABLISHED);

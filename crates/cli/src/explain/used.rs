@@ -1,26 +1,31 @@
-//! How much a connection is used, as the kernel counts it. What the shim has not told of is either hardly used yet, or used past the shim,
-//! and only the kernel can say which.
+//! How much a connection is used, by the kernel's counters.
+//!
+//! A connection that the shim has not reported is either hardly used yet, or used in a way that
+//! bypasses the shim. Only the kernel's counters distinguish the two.
 
 use shunt_sys::{other, tcp};
 
-/// Segments with data that the socket of a process has received after which its shim would have told of it: it does after a few operations,
-/// or after 64 where the connections of the process end soon, and one operation may take several segments.
+/// The received data segments after which the shim would have reported the connection.
+///
+/// The shim reports after a few operations, or after 64 if the connections of the process are
+/// short-lived (`TOLD_LATE_AFTER`). One operation may take several segments.
 const TOLD_AFTER: u32 = 8;
 const TOLD_LATE_AFTER: u32 = 256;
 
-/// How much a connection is used that the shim has not told of.
+/// How much a connection is used that the shim has not reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// So little that there is nothing to tell yet.
+    /// So little that the shim reports nothing yet.
     Little,
-    /// So much that the shim does not see it.
+    /// So much that its use must bypass the shim.
     Unseen,
-    /// The kernel does not let us look at the socket.
+    /// The kernel denies access to the socket.
     Unknown,
 }
 
 impl Use {
-    /// Returns how much the socket `fd` of a process is used. `is_first`: its shim has told of no other either.
+    /// Returns how much the socket `fd` of a process is used. `is_first` is set if the shim has not
+    /// reported any other connection either.
     pub(super) fn of(pid: u32, fd: Option<i32>, is_first: bool) -> Use {
         let socket = fd.and_then(|fd| other::descriptor(pid, fd).ok());
         let segments = socket.and_then(|socket| tcp::segments(socket).ok());

@@ -1,4 +1,4 @@
-//! `shunt overlay policy`: whether a file is one, which one holds, and another one.
+//! `shunt overlay policy`: checks a policy file, prints the policy in effect, and sets another one.
 
 use anyhow::Result;
 use serde_json::Value;
@@ -42,7 +42,7 @@ fn done(applied: &Value) -> String {
     text
 }
 
-/// For a person.
+/// Returns the policy as text.
 fn report(shown: &Value) -> String {
     let policy = &shown["policy"];
     let rules = policy["rules"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -73,7 +73,7 @@ fn row(rule: &Value, count: &Value) -> Vec<String> {
     ]
 }
 
-/// As in the file: a number, or a class of tc.
+/// Formats a priority as in the file: a number, or a class of tc.
 fn priority(priority: u64) -> String {
     match priority >> 16 {
         0 => priority.to_string(),
@@ -90,7 +90,7 @@ fn word(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
-        // Ports.
+        // A range of ports.
         Value::Object(range) if range.get("start") == range.get("end") => word(&range["start"]),
         Value::Object(range) => format!("{}-{}", range["start"], range["end"]),
         other => other.to_string(),

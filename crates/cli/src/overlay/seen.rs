@@ -1,4 +1,5 @@
-//! The connections of supervised programs on this host, as the overlay's router has them, for `shunt status` and `shunt explain`.
+//! The connections of supervised programs on this host, as the overlay's router reports them.
+//! `shunt status` and `shunt explain` use them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,14 +11,14 @@ use shunt_overlay::Request;
 
 use crate::table::{Column, render};
 
-/// What the router says.
+/// The router's answer.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct View {
     /// The host's name.
     pub(crate) name: String,
     pub(crate) connections: Vec<Seen>,
-    /// More than it lists.
+    /// The number of connections that the answer leaves out.
     pub(crate) left_out: usize,
 }
 
@@ -25,21 +26,21 @@ pub(crate) struct View {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Seen {
-    /// Whether it connected or accepted: client or server.
+    /// Which end it is: `client` if it connected, `server` if it accepted.
     pub(crate) end: String,
     pub(crate) road: Road,
-    /// As its program has it.
+    /// The addresses that its program uses.
     pub(crate) local: SocketAddr,
     pub(crate) remote: SocketAddr,
-    /// As the host has it.
+    /// The addresses on the host network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) host: Option<Place>,
-    /// Why it is on the overlay.
+    /// Why it uses the overlay.
     #[serde(flatten)]
     pub(crate) why: Option<Why>,
 }
 
-/// The road of a connection between hosts.
+/// The path of a connection between hosts.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Road {
@@ -78,12 +79,13 @@ const COLUMNS: [Column; 5] = [
 ];
 
 impl View {
-    /// None: no router answers there, or not to this user.
+    /// Asks the router. Returns `None` if no router answers, or if it refuses this user.
     pub(crate) fn ask(control: &Path) -> Option<View> {
         serde_json::from_value(shunt_overlay::ask(control, &Request::Connections).ok()?).ok()
     }
 
-    /// The connection that has this socket, by its addresses as the kernel shows them.
+    /// Returns the connection of a socket, found by the addresses that the kernel shows for the
+    /// socket.
     pub(crate) fn find(&self, local: SocketAddr, remote: SocketAddr) -> Option<&Seen> {
         self.connections.iter().find(|seen| {
             let place = seen.host.unwrap_or(Place { local: seen.local, remote: seen.remote });
@@ -91,7 +93,7 @@ impl View {
         })
     }
 
-    /// For people.
+    /// Returns the connections as text.
     pub(crate) fn text(&self) -> String {
         let on = |road: Road| self.connections.iter().filter(|seen| seen.road == road).count();
         let mut text = format!(

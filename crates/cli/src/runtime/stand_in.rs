@@ -1,8 +1,14 @@
-//! What an engine starts in the place of an OCI runtime: this program by the name of `shunt-runtime`. It puts a container that is about
-//! to be created, and another process of one, under shunt as far as that is possible, with a supervisor of the overlay beside it where
-//! there is one, and becomes the runtime, with the same arguments, descriptors and environment. A container never fails for it: what
-//! cannot be under shunt runs as it would have run. But nothing comes into a container that is not trusted without a supervisor: what is
-//! not understood is not started there.
+//! The OCI runtime that a container engine starts: this program under the name `shunt-runtime`.
+//!
+//! For a new container, or a new process in one, it does three things:
+//!
+//! 1. It changes the configuration so that the shim is loaded, as far as possible.
+//! 2. On a host with an overlay, it starts a supervisor.
+//! 3. It executes the real runtime, with its own arguments, descriptors and environment.
+//!
+//! A container never fails because of the first step: without the shim, it runs as it would have
+//! run anyway. The second step is stricter. No process is started in an untrusted container without
+//! a supervisor, and so none if its configuration is not understood.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
@@ -22,16 +28,16 @@ use crate::{exec, library};
 
 /// The name of the link to this program.
 pub(crate) const NAME: &str = "shunt-runtime";
-/// Overrides where the settings are.
+/// The environment variable that overrides the path of the settings.
 const SETTINGS: &str = "SHUNT_RUNTIME_SETTINGS";
 
-/// Whether this process is one.
+/// Returns whether this process was started as an OCI runtime.
 pub(crate) fn is_asked_for() -> bool {
     let name = std::env::args_os().next();
     name.is_some_and(|name| Path::new(&name).file_name() == Some(OsStr::new(NAME)))
 }
 
-/// Returns only if there is no runtime to become.
+/// Executes the real runtime. Returns only on failure.
 pub(crate) fn run() -> ExitCode {
     let mut command: Vec<OsString> = std::env::args_os().collect();
     let invocation = Invocation::parse(&command[1..]);
@@ -62,7 +68,7 @@ pub(crate) fn run() -> ExitCode {
             }
         }
         Ok(None) => {}
-        // It is not known how its programs are supervised.
+        // Without the bundle, it is unknown how the container's programs are supervised.
         Err(refusal) if is_of_overlay(&router) => return fail(&invocation, &never(&refusal), 1),
         Err(refusal) => log(&invocation, "warning", &format!("not under shunt: {refusal}")),
     }
@@ -71,7 +77,7 @@ pub(crate) fn run() -> ExitCode {
     fail(&invocation, &format!("{}: {}", runtime.display(), refused.message), refused.exit_code)
 }
 
-/// The runtime that starts containers.
+/// Returns the path of the real runtime, which starts containers.
 pub(crate) fn behind() -> Result<PathBuf> {
     chosen().map(|(runtime, _)| runtime)
 }
@@ -98,16 +104,17 @@ fn prepare(invocation: &Invocation, bundle: &Path) -> Result<(), Refusal> {
     }
 }
 
-/// What is to be started has no supervisor.
+/// The new process cannot have a supervisor.
 enum Alone {
-    /// Then it stays on the overlay.
+    /// It may start, and its connections use the overlay.
     OnOverlay(Refusal),
-    /// It must not be started so.
+    /// It must not start.
     Never(String),
 }
 
 impl Alone {
-    /// A container that is not trusted and has no supervisor could be passed a socket of the host's by one of the same pod that has one.
+    /// Decides by `needs_filter`. An untrusted container without a supervisor could receive a
+    /// socket of the host network from a supervised container of its pod.
     fn of(refusal: Refusal, needs_filter: bool) -> Alone {
         match needs_filter && !refusal.excuses() {
             true => Alone::Never(never(&refusal)),
@@ -116,7 +123,8 @@ impl Alone {
     }
 }
 
-/// Where this host is of an overlay, has a supervisor stand by for what the runtime will start. This process is under a filter then.
+/// Starts a supervisor for the processes that the runtime will start, if this host has an overlay.
+/// Afterwards, this process is under the supervisor's seccomp filter.
 fn supervise(invocation: &Invocation, bundle: &Path, router: &Path) -> Result<(), Alone> {
     match &invocation.operation {
         Operation::Create { config, .. } if is_of_overlay(router) => {
@@ -145,7 +153,7 @@ fn never(why: &dyn Display) -> String {
     format!("nothing is started in a container that is not trusted without a supervisor: {why}")
 }
 
-/// Whether this host has a router of the overlay, or will have one again.
+/// Returns whether this host has a router of the overlay, running or not.
 fn is_of_overlay(router: &Path) -> bool {
     router.parent().is_some_and(Path::is_dir)
 }
@@ -164,7 +172,8 @@ fn host() -> Result<Host, Refusal> {
     Ok(Host { library, broker: broker.to_owned() })
 }
 
-/// The bundle of the container that is meant: of one that runs, as its runtime knows it. None: it is nothing that shunt has a part in.
+/// Returns the bundle of the container. For a running container, the real runtime reports it.
+/// `None` if the operation is one that shunt does not change.
 fn bundle(invocation: &Invocation, runtime: &Path) -> Result<Option<PathBuf>, Refusal> {
     #[derive(Deserialize)]
     struct State {
@@ -188,14 +197,15 @@ fn fail(invocation: &Invocation, why: &str, exit_code: u8) -> ExitCode {
     ExitCode::from(exit_code)
 }
 
-/// One line where the runtime was told to write its log, as it would: standard error may be the container's own.
+/// Writes one line to the log file that the runtime's arguments name, in the runtime's format.
+/// Standard error may belong to the container.
 fn log(invocation: &Invocation, level: &str, message: &str) {
     let message = format!("shunt: {message}");
     let line = match invocation.logs_json {
         true => json!({ "level": level, "msg": message }).to_string(),
         false => format!("level={level} msg={message:?}"),
     };
-    // Where it cannot be written there is nobody to tell.
+    // A failed write cannot be reported anywhere.
     let _ = match &invocation.log {
         Some(path) => OpenOptions::new()
             .append(true)

@@ -1,4 +1,4 @@
-//! A service as a process, and what it can be told while it runs.
+//! Runs a service, and sends requests to a running one.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ fn options(args: &ServeArgs) -> Result<Options> {
     })
 }
 
-/// For a person.
+/// Returns the status as text.
 fn report(status: &Value) -> String {
     let of = |value: &Value, name: &str| value[name].as_u64().unwrap_or(0).to_string();
     let word = |value: &Value, name: &str| value[name].as_str().unwrap_or("?").to_owned();

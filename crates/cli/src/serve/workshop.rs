@@ -1,4 +1,4 @@
-//! What makes a service: `shunt serve new`, `build` and `check`.
+//! Creates, builds and checks services: `shunt serve new`, `build` and `check`.
 
 use std::path::{Path, PathBuf};
 
@@ -57,7 +57,7 @@ pub(super) fn check(service: &str, tests: Option<&Path>, in_kernel: bool) -> Res
     Ok(())
 }
 
-/// NAME.tests beside NAME.bpf.o, if it is there.
+/// Returns the path of NAME.tests, next to NAME.bpf.o, if that file exists.
 fn beside(service: &str) -> Option<PathBuf> {
     let tests = PathBuf::from(format!("{}.tests", service.strip_suffix(".bpf.o")?));
     tests.exists().then_some(tests)

@@ -1,4 +1,4 @@
-//! What is shown, and what a key changes about it.
+//! The state of the display, and how keys change it.
 
 use std::cmp::Ordering;
 
@@ -58,12 +58,12 @@ impl Sort {
             Sort::Program => one.program.cmp(other.program),
             Sort::Pid => Ordering::Equal,
         };
-        // What is still keeps its place from one look to the next.
+        // Rows that compare equal keep their order from one snapshot to the next.
         order.then(one.pid.cmp(&other.pid)).then(one.place.cmp(&other.place))
     }
 }
 
-/// What a row is sorted by.
+/// The values that rows are sorted by.
 #[derive(Clone, Copy)]
 struct Keys<'a> {
     program: &'a str,
@@ -73,30 +73,30 @@ struct Keys<'a> {
     place: usize,
 }
 
-/// What a key asks for beyond what it changes here.
+/// The action that a key requests, beyond a change of the display's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wish {
     Nothing,
-    /// To ask the broker now.
+    /// Query the broker now.
     Look,
     Quit,
 }
 
-/// See the module.
+/// The state of the display.
 #[derive(Debug)]
 pub(super) struct App {
     pub(super) look: Look,
-    /// Why the last look failed, if it did.
+    /// The error of the last query, if it failed.
     pub(super) trouble: Option<String>,
     pub(super) rows: Rows,
     pub(super) sort: Sort,
     pub(super) reversed: bool,
     pub(super) filter: String,
-    /// What is typed goes into the filter.
+    /// Whether keys are typed into the filter.
     pub(super) typing: bool,
     pub(super) paused: bool,
     pub(super) helps: bool,
-    /// The first row that is shown.
+    /// The index of the first visible row.
     pub(super) first: usize,
 }
 
@@ -172,7 +172,7 @@ impl App {
         }
     }
 
-    /// Those that are let through, in order.
+    /// Returns the programs that the filter lets through, in order.
     pub(super) fn programs(&self) -> Vec<&Program> {
         self.arranged(
             &self.look.programs,
@@ -187,7 +187,7 @@ impl App {
         )
     }
 
-    /// The same of connections.
+    /// Returns the connections that the filter lets through, in order.
     pub(super) fn connections(&self) -> Vec<&End> {
         self.arranged(
             &self.look.connections,

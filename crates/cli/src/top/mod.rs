@@ -1,4 +1,4 @@
-//! `shunt top`: what programs move and by which road, again and again.
+//! `shunt top`: shows repeatedly how many bytes programs move, by transport.
 
 mod app;
 mod model;
@@ -21,7 +21,7 @@ use crate::{daemon, status};
 use app::{App, Wish};
 pub(crate) use app::{Rows, Sort};
 
-/// A signal is noticed so soon.
+/// How long a signal may go unnoticed.
 const NAP: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(args: &TopArgs) -> Result<()> {
@@ -32,14 +32,14 @@ pub(crate) fn run(args: &TopArgs) -> Result<()> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         bail!("this is for a terminal; `shunt top --json` prints the same as JSON, a line for each look");
     }
-    // Restores the terminal after a panic, too.
+    // The terminal is restored after a panic, too.
     let terminal = ratatui::try_init().context("the terminal cannot be prepared")?;
     let shown = show(args, &mut looks, terminal);
     ratatui::restore();
     shown
 }
 
-/// The broker, and what it said last.
+/// The broker's socket, and its last snapshot.
 struct Looks {
     broker: PathBuf,
     last: Option<(Instant, Snapshot)>,
@@ -53,7 +53,7 @@ impl Looks {
     fn next(&mut self) -> Result<model::Look> {
         let snapshot = shunt_broker::status(&self.broker)?;
         let now = Instant::now();
-        // Another broker at the same place has counted from the beginning.
+        // After a restart, the broker's counters start again from zero.
         let before = self.last.as_ref().filter(|(_, before)| before.broker_pid == snapshot.broker_pid);
         let look = model::look(before.map(|(at, before)| (before, now - *at)), &snapshot);
         self.last = Some((now, snapshot));
@@ -63,7 +63,7 @@ impl Looks {
 
 fn print(args: &TopArgs, looks: &mut Looks) -> Result<()> {
     let every = Duration::from_secs_f64(args.interval);
-    // The first has nothing to compare with.
+    // The first snapshot has no predecessor to compare with.
     looks.next()?;
     let mut left = args.count;
     while left != Some(0) {
@@ -114,7 +114,7 @@ fn show(args: &TopArgs, looks: &mut Looks, mut terminal: DefaultTerminal) -> Res
     }
 }
 
-/// Becomes true with SIGTERM or SIGINT, after which the terminal must be as it was.
+/// Returns a flag that is set at SIGTERM or SIGINT. The terminal must be restored then.
 fn until_signalled() -> Result<Arc<AtomicBool>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let signalled = {

@@ -1,4 +1,4 @@
-//! What changes from one status to the next.
+//! Computes rates from two successive snapshots.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -9,12 +9,12 @@ use shunt_abi::page::Counter;
 use shunt_abi::reason::Road;
 use shunt_abi::status::{Connection, Process, Snapshot, Totals};
 
-/// One look at everything, as `--json` prints it.
+/// One snapshot with its rates, as `--json` prints it.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Look {
     pub(super) broker_pid: u32,
     pub(super) uptime_seconds: u64,
-    /// How long the rates are of. 0: there is nothing to compare with yet.
+    /// The seconds that the rates cover. 0 if there is no earlier snapshot.
     pub(super) seconds: f64,
     pub(super) links: usize,
     pub(super) rates: Rates,
@@ -22,27 +22,27 @@ pub(super) struct Look {
     pub(super) connections: Vec<End>,
 }
 
-/// Of a second, or what has happened in one.
+/// Rates per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Rates {
     /// Bytes through shared memory, sent and received.
     pub(super) shm: f64,
-    /// Bytes by TCP.
+    /// Bytes through TCP.
     pub(super) tcp: f64,
     pub(super) sleeps: f64,
     pub(super) wake_ups: f64,
-    /// Seconds of spinning: 1 is one processor.
+    /// Seconds of spinning per second: 1 is one processor.
     pub(super) spin: f64,
 }
 
-/// One program, and as many ends of connections as it has on each road.
+/// One program, with the number of its connection ends on each transport.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Program {
     pub(super) program: String,
     pub(super) pid: u32,
     pub(super) uid: u32,
     pub(super) on_shm: usize,
-    /// The two directions differ.
+    /// Connection ends whose two directions use different transports.
     pub(super) half: usize,
     pub(super) on_tcp: usize,
     pub(super) rates: Rates,
@@ -63,7 +63,8 @@ pub(super) struct End {
     pub(super) tcp: f64,
 }
 
-/// `now`, with what has changed since `before`, which was so long ago. What was not there then has been still.
+/// Returns `now` with the rates since `before`, which is as old as its duration says. Programs that
+/// `before` lacks have rates of zero.
 pub(super) fn look(before: Option<(&Snapshot, Duration)>, now: &Snapshot) -> Look {
     let seconds = before.map_or(0.0, |(_, ago)| ago.as_secs_f64());
     let old: HashMap<(u32, &str), &Process> = before
@@ -143,7 +144,7 @@ fn rates(old: &Totals, now: &Totals, seconds: f64) -> Rates {
     }
 }
 
-/// A program may count backwards; that is nothing.
+/// Returns a rate. A counter that has decreased gives zero.
 fn rate(old: u64, now: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { now.saturating_sub(old) as f64 / seconds } else { 0.0 }
 }

@@ -1,4 +1,4 @@
-//! How it looks.
+//! Draws the display.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
@@ -158,7 +158,8 @@ fn connections(app: &App) -> Table<'static> {
     lay_out(&columns, app.connections().into_iter().map(row).collect(), app.first)
 }
 
-/// As wide as all rows want it, those too that are scrolled out of sight: columns stay where they are.
+/// Computes the layout from all rows, including those outside the window. So columns do not move
+/// when the user scrolls.
 fn lay_out(columns: &[Column], rows: Vec<Vec<(String, Style)>>, first: usize) -> Table<'static> {
     let width = |at: usize| {
         let cells = rows.iter().map(|row| row[at].0.chars().count());
@@ -187,7 +188,8 @@ fn speed(bytes: f64) -> String {
     format!("{}/s", table::bytes(bytes as u64))
 }
 
-/// What is on one road has one colour everywhere, and the terminal's own words beside it.
+/// Returns the style of a transport. Each transport has one colour everywhere; its name is always
+/// shown as well.
 fn of(road: Road) -> Style {
     Style::new().fg(match road {
         Road::Shm => Color::Green,
