@@ -1,5 +1,7 @@
-//! relay.toml: what a relay listens to, whom it trusts, and where it sends what. Read whole and checked whole, so that a
-//! relay either runs what the file says or goes on with what it ran before.
+//! The configuration file of a relay, relay.toml: listeners, peers and routes.
+//!
+//! The file is read and checked as a whole. A running relay keeps its old configuration if the new
+//! file is wrong.
 
 mod value;
 
@@ -15,43 +17,43 @@ use thiserror::Error;
 use shunt_key::{Key, KeyError};
 pub(crate) use value::{Bandwidth, Span, Targets};
 
-/// Everything that can be said. The names in the file are those of the fields, with hyphens.
+/// The content of the file. The names in the file are those of the fields, with hyphens.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Config {
-    /// How this relay names itself to others.
+    /// The name that this relay reports to others.
     pub(crate) name: String,
-    /// Where `shunt relay status` asks.
+    /// The control socket, which `shunt relay status` connects to.
     #[serde(default = "default_control")]
     pub(crate) control: PathBuf,
-    /// Where Prometheus asks, if it does.
+    /// The listener for Prometheus, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) metrics: Option<SocketAddr>,
-    /// A line in the log for each connection, with the time of each phase.
+    /// Writes a line to the log for each connection, with the time of each phase.
     #[serde(default)]
     pub(crate) log_connections: bool,
-    /// No more at a time; further ones are reset.
+    /// The largest number of open connections. Further ones are reset.
     #[serde(default = "default_max_connections")]
     pub(crate) max_connections: usize,
-    /// How bytes are moved from socket to socket.
+    /// How bytes are moved between sockets.
     #[serde(default)]
     pub(crate) data: DataPath,
-    /// How long a target may take to answer.
+    /// How long a target may take to accept a connection.
     #[serde(default = "default_connect_timeout")]
     pub(crate) connect_timeout: Span,
-    /// Relays to which this one connects.
+    /// The relays that this one connects to.
     #[serde(default, rename = "peer")]
     pub(crate) peers: Vec<Peer>,
-    /// Where connections go; the first that matches counts.
+    /// The routes of intercepted connections. The first that matches applies.
     #[serde(default, rename = "route")]
     pub(crate) routes: Vec<Route>,
-    /// Ports that clients connect to on purpose.
+    /// The ports that clients connect to explicitly.
     #[serde(default, rename = "forward")]
     pub(crate) forwards: Vec<Forward>,
-    /// Present where connections are taken from the packets that this host routes.
+    /// Present if connections are intercepted from the packets that this host routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) intercept: Option<Intercept>,
-    /// Present where other relays connect to this one.
+    /// Present if other relays connect to this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) accept: Option<Accept>,
 }
@@ -60,104 +62,106 @@ pub(crate) struct Config {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum DataPath {
-    /// By splicing while much flows, by copying while little does.
+    /// Splices while pieces are large, and copies while they are small.
     #[default]
     Auto,
-    /// From socket to pipe to socket.
+    /// Always splices, from socket to pipe to socket.
     Splice,
-    /// Through a buffer.
+    /// Always copies through a buffer.
     Copy,
 }
 
-/// A relay to connect to.
+/// A relay that this one connects to.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Peer {
-    /// What routes call it.
+    /// The name that routes use.
     pub(crate) name: String,
-    /// Where it listens for relays.
+    /// The address at which it listens for relays.
     pub(crate) address: SocketAddr,
-    /// The file with the key that both share.
+    /// The file of the shared key.
     pub(crate) key: PathBuf,
-    /// Connections kept ready.
+    /// The connections that are kept ready.
     #[serde(default)]
     pub(crate) pool: Pool,
-    /// The way there.
+    /// The network path to it.
     #[serde(flatten)]
     pub(crate) leg: Leg,
 }
 
-/// How many connections to a peer are kept ready: between the two marks, by demand.
+/// The limits on the number of ready connections to a peer. Within them, demand decides.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Pool {
-    /// Never fewer, except while new ones are being made.
+    /// The lower limit. It may be undercut only while new connections are being made.
     #[serde(default = "default_low")]
     pub(crate) low: usize,
-    /// Never more. 0: none are kept.
+    /// The upper limit. 0 means that no connections are kept ready.
     #[serde(default = "default_high")]
     pub(crate) high: usize,
-    /// One that was not needed for so long is replaced.
+    /// The age at which an unused connection is replaced.
     #[serde(default = "default_idle")]
     pub(crate) idle: Span,
 }
 
-/// What is known of the network between two relays.
+/// The properties of the network path between two relays.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Leg {
-    /// Start with the windows that fill the leg instead of finding them.
+    /// Start connections with windows that fill the leg, instead of growing them.
     #[serde(default)]
     pub(crate) turbo: bool,
-    /// What one connection may take of it.
+    /// The bandwidth that one connection may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bandwidth: Option<Bandwidth>,
-    /// There and back.
+    /// The round-trip time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rtt: Option<Span>,
     /// The congestion control of its connections, by the kernel's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) congestion: Option<String>,
-    /// TLS on its connections. The side that connects begins with it; the side that listens turns away what comes without.
+    /// Uses TLS on its connections. The side that connects starts it, and the side that listens
+    /// rejects connections without it.
     #[serde(default)]
     pub(crate) encrypt: bool,
 }
 
-/// Where connections to some targets go.
+/// The path of connections to some targets.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Route {
     /// The addresses of the targets.
     pub(crate) to: Vec<IpNet>,
-    /// Their ports; none said means all.
+    /// The ports of the targets. An empty list means all ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) ports: Vec<u16>,
-    /// The next relay. None: the target itself.
+    /// The next relay. `None` means that this relay connects to the target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) via: Option<String>,
-    /// What an intercepted client is told, and when.
+    /// When an intercepted client's handshake is answered, and how.
     #[serde(default)]
     pub(crate) mode: Mode,
-    /// Whose address the target sees.
+    /// The source address that the target sees.
     #[serde(default)]
     pub(crate) source: Source,
 }
 
-/// When the onward connection begins, and when the client's handshake ends.
+/// The order of the onward connection and the client's handshake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Mode {
-    /// Both at once: with the client's SYN. A target that refuses shows as a reset.
+    /// Both start with the client's SYN. A target that refuses shows to the client as a reset.
     #[default]
     Early,
-    /// With the client's SYN, which is answered only when the target has answered.
+    /// The onward connection starts with the client's SYN, which is answered only after the target
+    /// has answered.
     Faithful,
-    /// When the client's handshake has ended.
+    /// The onward connection starts when the client's handshake has ended.
     Late,
 }
 
 impl Mode {
-    /// As in the file.
+    /// Returns the name in the file.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Mode::Early => "early",
@@ -171,127 +175,129 @@ impl Mode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Source {
-    /// The last relay's own.
+    /// The address of the last relay.
     #[default]
     Relay,
-    /// The client's; the answers must be routed through the last relay.
+    /// The client's address. Routing must send the answers through the last relay.
     Client,
 }
 
-/// A port that clients connect to on purpose.
+/// A port that clients connect to explicitly.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Forward {
-    /// Where.
+    /// The listening address.
     pub(crate) listen: SocketAddr,
-    /// What they get.
+    /// The address that the clients' connections lead to.
     pub(crate) target: SocketAddr,
-    /// By which relay. None: from here.
+    /// The next relay. `None` means that this relay connects to the target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) via: Option<String>,
-    /// Whose address the target sees.
+    /// The source address that the target sees.
     #[serde(default)]
     pub(crate) source: Source,
 }
 
-/// How connections are taken from the packets that this host routes.
+/// How connections are intercepted from the packets that this host routes.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Intercept {
-    /// Only what arrives here. None said: anywhere.
+    /// The interfaces whose incoming packets are intercepted. An empty list means all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) interfaces: Vec<String>,
-    /// The port to which they are diverted.
+    /// The local port to which they are diverted.
     #[serde(default = "default_intercept_port")]
     pub(crate) port: u16,
-    /// The mark of their packets; the two numbers after it are used too.
+    /// The mark of diverted packets. The two numbers after it are used too.
     #[serde(default = "default_mark")]
     pub(crate) mark: u32,
     /// The routing table for packets with that mark.
     #[serde(default = "default_mark")]
     pub(crate) table: u32,
-    /// The netfilter queue in which SYNs are shown to the relay.
+    /// The netfilter queue that passes SYNs to the relay.
     #[serde(default = "default_queue")]
     pub(crate) queue: u16,
 }
 
-/// How other relays come to this one.
+/// How other relays connect to this one.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Accept {
-    /// Where.
+    /// The listening addresses.
     pub(crate) listen: Vec<SocketAddr>,
-    /// Who may.
+    /// The relays that may connect.
     #[serde(default, rename = "peer")]
     pub(crate) peers: Vec<AcceptedPeer>,
 }
 
-/// A relay that may come.
+/// A relay that may connect to this one.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct AcceptedPeer {
-    /// How it names itself.
+    /// The name that it reports.
     pub(crate) name: String,
-    /// The file with the key that both share.
+    /// The file of the shared key.
     pub(crate) key: PathBuf,
-    /// Where it comes from. It may come from elsewhere, but places are reserved for who comes from here.
+    /// The networks from which it usually connects. It may connect from elsewhere, but some
+    /// handshakes are reserved for these networks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) from: Vec<IpNet>,
-    /// Where it may be connected to, and nowhere else.
+    /// The targets that it may reach through this relay. All others are denied.
     #[serde(default)]
     pub(crate) targets: Vec<Targets>,
-    /// The way there.
+    /// The network path to it.
     #[serde(flatten)]
     pub(crate) leg: Leg,
 }
 
-/// What is wrong with a configuration.
+/// An error in a configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{path}: {source}")]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: std::io::Error,
     },
-    /// It does not say what it should, and where.
+    /// The file does not have the expected form. The text includes the position.
     #[error("{0}")]
     Parse(#[from] Box<toml::de::Error>),
     /// A key cannot be used.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// Its parts contradict each other.
+    /// Parts of the file contradict each other.
     #[error("{0}")]
     Contradiction(String),
 }
 
-/// A configuration that is whole, with the keys that it names.
+/// A checked configuration, with the keys that it names.
 #[derive(Clone, Debug)]
 pub(crate) struct Loaded {
-    /// What was said.
+    /// The content of the file.
     pub(crate) config: Config,
-    /// Of each peer, in order.
+    /// The key of each peer, in order.
     pub(crate) keys: Vec<Key>,
-    /// Of each accepted peer, in order.
+    /// The key of each accepted peer, in order.
     pub(crate) accepted_keys: Vec<Key>,
 }
 
 impl Loaded {
-    /// Reads a file.
+    /// Reads and checks a file.
     pub(crate) fn read(path: &Path) -> Result<Loaded, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         Loaded::parse(&text)
     }
 
-    /// The same, of its text.
+    /// Parses and checks the text of a file.
     pub(crate) fn parse(text: &str) -> Result<Loaded, ConfigError> {
         Loaded::check(toml::from_str(text).map_err(Box::new)?)
     }
 
-    /// One value replaced, named by its path, as in `peer.mumbai.pool.low=16` or `log-connections=true`.
+    /// Returns the configuration with one value replaced. Its path names the value, as in
+    /// `peer.mumbai.pool.low=16` or `log-connections=true`.
     pub(crate) fn with(&self, assignment: &str) -> Result<Loaded, ConfigError> {
         let wrong = |why: String| ConfigError::Contradiction(format!("{assignment}: {why}"));
         let (path, text) = assignment
@@ -315,12 +321,13 @@ impl Loaded {
 }
 
 impl Config {
-    /// The first route to a target.
+    /// Returns the first route that matches a target.
     pub(crate) fn route(&self, target: SocketAddr) -> Option<&Route> {
         self.routes.iter().find(|route| route.leads_to(target))
     }
 
-    /// Returns whether relays may be expected from there: an address of one's own peers, or where one says that others come from.
+    /// Returns whether relays are expected from this address: it is a peer's, or in a network from
+    /// which an accepted peer connects.
     pub(crate) fn expects(&self, source: IpAddr) -> bool {
         let source = source.to_canonical();
         let mut accepted = self.accept.iter().flat_map(|accept| &accept.peers);
@@ -389,7 +396,7 @@ impl Route {
 }
 
 impl Leg {
-    /// How many bytes are on the way when it is full, if turbo start is on.
+    /// Returns the bandwidth-delay product in bytes, if turbo start is on.
     pub(crate) fn window(&self) -> Option<u64> {
         let (bandwidth, rtt) = (self.bandwidth?, self.rtt?);
         self.turbo.then(|| (bandwidth.bytes_per_second() as f64 * rtt.0.as_secs_f64()) as u64)
@@ -409,10 +416,10 @@ impl Default for Pool {
     }
 }
 
-/// Where a relay is asked if nothing else is said.
+/// The default path of the control socket.
 pub const DEFAULT_CONTROL: &str = "/run/shunt/relay.sock";
 
-/// What a hello has room for.
+/// The space for a name in a hello frame.
 pub(crate) const MAX_NAME: usize = 64;
 
 fn name_is_sound(name: &str) -> Result<(), String> {

@@ -1,4 +1,5 @@
-//! The way onward: to the target itself, or to the next relay with the target and the first bytes in one segment.
+//! Connects onward: to the target, or to the next relay. A relay receives the target's address and
+//! the first bytes in one segment.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,7 +16,7 @@ use crate::shared::Shared;
 use crate::socket;
 use crate::wire::{Parked, Wire};
 
-/// What is to be reached for whom, and how.
+/// A connection to be made, and the next relay that it goes through.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) open: Open,
@@ -26,14 +27,14 @@ pub(crate) struct Request {
 /// A connection towards the target.
 #[derive(Debug)]
 pub(crate) enum Onward {
-    /// It is the target.
+    /// A connection to the target.
     Target(Wire),
-    /// A relay, which will say how it went before it passes on anything.
+    /// A connection to a relay, which sends its verdict before any bytes of the stream.
     Relay(Wire),
 }
 
 impl Request {
-    /// Of a client that this relay has.
+    /// Returns a request for a client that is connected to this relay.
     pub(crate) fn new(
         client: SocketAddr,
         target: SocketAddr,
@@ -44,7 +45,8 @@ impl Request {
         Request { open: Open { target, client, source, hops: MAX_HOPS }, via }
     }
 
-    /// Sends `first` with it, if the next is a relay. To a target nothing is sent before it is known that it answers.
+    /// Connects onward. If the next hop is a relay, `first` is sent with the request. To a target,
+    /// nothing is sent before it has accepted.
     pub(crate) async fn dial(&self, shared: &Arc<Shared>, first: &[u8]) -> Result<Onward, Verdict> {
         match &self.via {
             Some(name) => self.to_relay(shared, name, first).await.map(Onward::Relay),
@@ -82,11 +84,12 @@ impl Request {
     }
 }
 
-/// Speaks with the client's own address; needs CAP_NET_ADMIN.
+/// Binds to the client's address; needs CAP_NET_ADMIN.
 fn bind_as(socket: &Socket, client: SocketAddr) -> io::Result<()> {
     socket::make_transparent(socket, client)?;
     socket.set_reuse_address(true)?;
-    // Its port is taken if this host already has such a connection.
+    // The client's port is taken if this host already has such a connection. Another port is used
+    // then.
     socket.bind(&client.into()).or_else(|_| socket.bind(&SocketAddr::new(client.ip(), 0).into()))
 }
 

@@ -1,4 +1,4 @@
-//! Connections that began with a client's SYN and wait for the end of its handshake.
+//! Onward connections that started with a client's SYN and wait for the end of its handshake.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -11,16 +11,16 @@ use crate::dial::Onward;
 use crate::frame::Verdict;
 use crate::shared::Worker;
 
-/// By who connects to whom.
+/// The started connections, by the addresses of client and target.
 #[derive(Debug, Default)]
 pub(crate) struct Early {
     begun: Mutex<HashMap<Ends, Begun>>,
 }
 
-/// The client and its target.
+/// The addresses of a client and of its target.
 pub(crate) type Ends = (SocketAddr, SocketAddr);
 
-/// What has begun, and where.
+/// A started onward connection, and the worker that carries it.
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) worker: Worker,
@@ -28,13 +28,14 @@ pub(crate) struct Begun {
     pub(crate) onward: oneshot::Receiver<Result<Onward, Verdict>>,
 }
 
-/// So many at a time: a flood of SYNs gets no more out of a relay.
+/// The largest number of started connections, so that a flood of SYNs cannot exhaust the relay.
 const MOST: usize = 4096;
-/// A client that has not answered by then has given up, or never meant to.
+/// How long the client may take to end its handshake. Later, it has given up, or its address was
+/// forged.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Early {
-    /// Unless it has already.
+    /// Starts a connection for `ends`, unless there is one already.
     pub(crate) fn begin(&self, ends: Ends, begun: impl FnOnce() -> Begun) -> Result<(), Refusal> {
         let mut all = self.all();
         if all.contains_key(&ends) {
@@ -51,7 +52,8 @@ impl Early {
         self.all().remove(&ends)
     }
 
-    /// Gives up those whose clients have not answered; how many.
+    /// Drops the connections whose clients have not ended their handshake in time. Returns their
+    /// number.
     pub(crate) fn expire(&self) -> usize {
         let mut all = self.all();
         let before = all.len();
@@ -64,10 +66,10 @@ impl Early {
     }
 }
 
-/// Why nothing begins.
+/// Why no connection is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// It has, with this SYN's first transmission.
+    /// A connection has already started. The SYN is a retransmission.
     Begun,
     TooMany,
 }

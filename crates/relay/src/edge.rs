@@ -1,4 +1,5 @@
-//! Clients: those that come to a port on purpose, and those whose packets are diverted here.
+//! Accepts clients: those that connect to a configured port, and those whose packets are
+//! intercepted.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream as StdStream};
@@ -19,20 +20,20 @@ use crate::shared::Shared;
 use crate::socket;
 use crate::wire::Wire;
 
-/// A port that clients connect to on purpose.
+/// Listens at a port that clients connect to explicitly.
 pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = socket::new(address)?;
     bind(socket, address)
 }
 
-/// The port to which packets for any address are diverted; needs CAP_NET_ADMIN.
+/// Listens at the port to which packets for any address are diverted; needs CAP_NET_ADMIN.
 pub(crate) fn listen_for_all(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = socket::new(address)?;
     socket::make_transparent(&socket, address)?;
     bind(socket, address)
 }
 
-/// Takes in those who connect to a forward's address, as long as the configuration has it.
+/// Accepts clients at a forward's address, as long as the configuration contains that forward.
 pub(crate) async fn forward(shared: Arc<Shared>, listener: TcpListener, address: SocketAddr) {
     loop {
         let (stream, client) = accept(&listener).await;
@@ -45,13 +46,14 @@ pub(crate) async fn forward(shared: Arc<Shared>, listener: TcpListener, address:
     }
 }
 
-/// Takes in those whose packets were diverted: what they connected to is the address of the socket.
+/// Accepts intercepted clients. The local address of the accepted socket is the target that the
+/// client connected to.
 pub(crate) async fn intercept(shared: Arc<Shared>, listener: TcpListener) {
     loop {
         let (stream, client) = accept(&listener).await;
         let Ok(target) = stream.local_addr() else { continue };
         let loaded = shared.loaded();
-        // A route that is gone leads to the target, as it would without a relay.
+        // If no route matches any more, this relay connects to the target directly.
         let (via, source, mode) = match loaded.config.route(target) {
             Some(route) => (route.via.clone(), route.source, route.mode.label()),
             None => (None, Source::Relay, "none"),
@@ -62,11 +64,12 @@ pub(crate) async fn intercept(shared: Arc<Shared>, listener: TcpListener) {
     }
 }
 
-/// The next connection, for any thread. What fails for want of descriptors or memory is tried again.
+/// Accepts the next connection. It is returned as a socket that is not registered with any runtime.
+/// Errors such as a lack of descriptors or memory are retried.
 pub(crate) async fn accept(listener: &TcpListener) -> (StdStream, SocketAddr) {
     loop {
         let accepted = listener.accept().await;
-        // Its worker has an event loop of its own.
+        // The worker that gets the connection has its own event loop.
         match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
             Ok(accepted) => return accepted,
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
@@ -79,7 +82,7 @@ pub(crate) async fn accept(listener: &TcpListener) -> (StdStream, SocketAddr) {
 }
 
 const BACKLOG: i32 = 65_535;
-/// What goes in one segment with the target.
+/// The largest number of bytes that are sent in one segment with the target's address.
 const FIRST: usize = 1200;
 
 fn bind(socket: Socket, address: SocketAddr) -> io::Result<TcpListener> {
@@ -92,7 +95,7 @@ fn bind(socket: Socket, address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// What a client wants.
+/// The connection that a client asks for.
 struct Wish {
     request: Request,
     mode: &'static str,
@@ -138,7 +141,7 @@ async fn serve(shared: Arc<Shared>, stream: StdStream, wish: Wish) -> io::Result
     Ok(())
 }
 
-/// What has come already, up to a limit.
+/// Returns the bytes that have arrived already, up to a limit.
 fn at_once(wire: &Wire) -> Vec<u8> {
     let mut bytes = vec![0; FIRST];
     let have = wire.take_first(&mut bytes);

@@ -1,4 +1,5 @@
-//! Other relays: each shows that it has its key, waits as long as it likes, and names one target.
+//! Accepts connections from other relays. Each proves that it has its key, waits for as long as it
+//! likes, and names one target.
 
 use std::net::{IpAddr, TcpStream as StdStream};
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::session::{self, Inward};
 use crate::shared::Shared;
 use crate::wire::Wire;
 
-/// Takes relays in.
+/// Accepts relays.
 pub(crate) async fn accept(shared: Arc<Shared>, listener: TcpListener) {
     loop {
         let (stream, from) = edge::accept(&listener).await;
@@ -48,7 +49,8 @@ fn take_in(shared: &Arc<Shared>, stream: StdStream, from: IpAddr) {
     });
 }
 
-/// Says that one of those who have not shown who they are had to go: the first time, and then every thousandth time.
+/// Logs that an unauthenticated connection was closed to make room, for the first time and for
+/// every thousandth time.
 fn complain(shared: &Shared, from: IpAddr, full: Full) {
     let count = shared.metrics.count_evicted(full);
     if count % 1000 == 1 {
@@ -61,7 +63,7 @@ fn complain(shared: &Shared, from: IpAddr, full: Full) {
     }
 }
 
-/// Who it is, by name.
+/// Authenticates a relay. Returns its connection and its name.
 async fn meet(shared: &Shared, stream: StdStream, pass: &Pass) -> Result<(Wire, String), FrameError> {
     let (stream, loaded) = (TcpStream::from_std(stream)?, shared.loaded());
     let mut wire = leg::answer(stream).await?;
@@ -82,7 +84,7 @@ async fn serve(shared: Arc<Shared>, mut wire: Wire, peer: &str) {
     shared.metrics.idle_legs.inc();
     let opened = Open::read(&mut wire).await;
     shared.metrics.idle_legs.dec();
-    // A connection that was not needed is closed without a word.
+    // The other relay closes a connection that it does not need, without an open frame.
     let Ok(open) = opened else { return };
     let (inward, loaded) = (Inward::Relay(wire), shared.loaded());
     let slot = shared.slot();
@@ -106,7 +108,8 @@ async fn serve(shared: Arc<Shared>, mut wire: Wire, peer: &str) {
     session::serve(&shared, &loaded.config, inward, onward, &record, "relay").await;
 }
 
-/// Where it goes, if this peer may go there. The configuration of now counts, not that of when it came.
+/// Returns the request, if this peer may reach the target. The current configuration decides, not
+/// that of the time when the peer connected.
 fn judge(loaded: &Loaded, peer: &str, open: Open) -> Result<Request, Verdict> {
     let accept = loaded.config.accept.as_ref().ok_or(Verdict::Denied)?;
     let peer = accept.peers.iter().find(|accepted| accepted.name == peer).ok_or(Verdict::Denied)?;

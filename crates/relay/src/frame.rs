@@ -1,5 +1,16 @@
-//! What two relays say to each other on a connection: the hello, the target, and how it went (docs/relay-protocol.md). After
-//! that only the stream follows. Whatever comes from a stranger is read here, by length, and nothing of it is believed.
+//! The frames that two relays exchange on a connection (docs/relay-protocol.md).
+//!
+//! All numbers are in network byte order, and all frames have a fixed length:
+//!
+//!     hello    105 bytes   "shuntrly", version, name padded with zeros (64), nonce (32)
+//!     open      39 bytes   1, flags, hops, target and client: address (16) and port (2) each
+//!     verdict    2 bytes   2, code
+//!
+//! The caller and the listener exchange hellos and proofs (`handshake`). Then the caller sends an
+//! open frame and the stream. The listener answers with a verdict and the stream. For example, `02
+//! 01` means that the target has refused.
+//!
+//! The frames may come from an attacker, so every field is checked before it is used.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -9,12 +20,12 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::config::{MAX_NAME, Source};
 
-/// First on every connection, so that neither side mistakes something else for a relay.
+/// The first bytes of every connection. They distinguish a relay from anything else.
 pub(crate) const MAGIC: [u8; 8] = *b"shuntrly";
-/// Of everything in this file. Relays of different versions do not talk.
+/// The version of all frames. Relays of different versions do not communicate.
 pub(crate) const VERSION: u8 = 1;
 
-/// What is wrong with what came.
+/// An error in a received frame.
 #[derive(Debug, Error)]
 pub(crate) enum FrameError {
     #[error("the connection ended or failed: {0}")]
@@ -31,22 +42,22 @@ pub(crate) enum FrameError {
     TurnedAway,
 }
 
-/// How far a connection may be handed on from relay to relay.
+/// The largest number of relays that a connection may pass.
 pub(crate) const MAX_HOPS: u8 = 8;
 
-/// What the stream that follows is for.
+/// The purpose of the stream that follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Open {
     pub(crate) target: SocketAddr,
     pub(crate) client: SocketAddr,
     pub(crate) source: Source,
-    /// Relays that it may still pass.
+    /// The number of relays that it may still pass.
     pub(crate) hops: u8,
 }
 
-/// The length of an [`Open`]: kind, flags, hops, two addresses.
+/// The length of an [`Open`] frame: kind, flags, hops, two addresses.
 const OPEN: usize = 3 + 2 * ADDRESS;
-/// An IPv6 address, or an IPv4 one as such, and a port.
+/// The length of an address, IPv6 or IPv4-mapped, and a port.
 const ADDRESS: usize = 18;
 const KIND_OPEN: u8 = 1;
 const FLAG_SOURCE_CLIENT: u8 = 1;
@@ -89,24 +100,24 @@ impl Open {
     }
 }
 
-/// What became of an [`Open`].
+/// The answer to an [`Open`] frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum Verdict {
     Connected = 0,
-    /// The target's host has said no.
+    /// The target's host has refused.
     Refused = 1,
-    /// There is no way to it.
+    /// The target cannot be reached.
     Unreachable = 2,
-    /// It does not answer.
+    /// The target does not answer.
     TimedOut = 3,
-    /// The far relay may not connect there for this one.
+    /// The listening relay does not allow the caller to reach this target.
     Denied = 4,
-    /// A relay on the way has as many connections as it may have, or is going away.
+    /// A relay on the path has reached its limit of connections, or is draining.
     Full = 5,
-    /// The way leads in a circle.
+    /// The path contains a loop.
     Circle = 6,
-    /// There is no way to the next relay.
+    /// The next relay cannot be reached.
     NoRelay = 7,
 }
 
@@ -122,7 +133,7 @@ impl Verdict {
         Verdict::NoRelay,
     ];
 
-    /// In metrics and logs.
+    /// Returns the name in metrics and logs.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Verdict::Connected => "connected",
@@ -136,7 +147,7 @@ impl Verdict {
         }
     }
 
-    /// Of the kernel's answer to a connect.
+    /// Returns the verdict for an error of `connect`.
     pub(crate) fn of(error: &io::Error) -> Verdict {
         match error.kind() {
             io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => Verdict::Refused,
@@ -146,7 +157,7 @@ impl Verdict {
     }
 }
 
-/// The length of a verdict.
+/// The length of a verdict frame.
 pub(crate) const REPLY: usize = 2;
 const KIND_REPLY: u8 = 2;
 
@@ -159,7 +170,7 @@ pub(crate) fn decode_reply(frame: [u8; REPLY]) -> Result<Verdict, FrameError> {
     known.filter(|_| frame[0] == KIND_REPLY).ok_or(FrameError::Nonsense("an unknown verdict"))
 }
 
-/// Which relay one is, before it is believed.
+/// The name that a relay claims, and its nonce. Nothing of it is authenticated yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) name: String,
@@ -167,7 +178,7 @@ pub(crate) struct Hello {
 }
 
 pub(crate) const NONCE: usize = 32;
-/// Magic, version, a name filled up with zeros, a nonce.
+/// The length of a hello frame: magic, version, a name padded with zeros, a nonce.
 pub(crate) const HELLO: usize = MAGIC.len() + 1 + MAX_NAME + NONCE;
 
 impl Hello {
@@ -180,7 +191,8 @@ impl Hello {
         frame
     }
 
-    /// Stops at the first byte that no relay would send, and waits for nothing that a stranger does not owe.
+    /// Reads a hello frame. Fails at the first byte that no relay would send, without waiting for
+    /// the rest of the frame.
     pub(crate) async fn read(
         from: &mut (impl AsyncRead + Unpin),
     ) -> Result<([u8; HELLO], Hello), FrameError> {

@@ -1,5 +1,13 @@
-//! Two relays find out that each has the key, before either acts on anything the other says. Both sign both nonces, their
-//! own part, and what binds an encrypted connection to its two ends, so that no proof can be sent back, used again or passed on.
+//! Mutual authentication: two relays prove to each other that they have the shared key.
+//!
+//!     caller                                       listener
+//!       │── hello: name, nonce ─────────────────────►│ looks up the key by the name
+//!       │◄── hello: name, nonce; proof ──────────────│ MAC over "listener", both hellos, binding
+//!       │── proof ──────────────────────────────────►│ MAC over "caller", both hellos, binding
+//!
+//! Neither side acts on the other's data before it has verified the other's proof. The nonces in
+//! the hellos prevent a replay, and the role prevents that a proof is sent back. The binding is a
+//! secret of the two ends of a TLS connection, so a man in the middle cannot forward a proof.
 
 use std::time::Duration;
 
@@ -9,15 +17,15 @@ use crate::frame::{FrameError, HELLO, Hello};
 use crate::wire::Wire;
 use shunt_key::{Key, nonce};
 
-/// How long a stranger may take to show that it is none, and a relay to answer, besides the round trips.
+/// How long each side may take for the whole handshake.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 
 const PROOF: usize = 32;
-/// What each signs besides: its part.
+/// The role that each side includes in its proof.
 const CALLER: &[u8] = b"shunt relay caller";
 const LISTENER: &[u8] = b"shunt relay listener";
 
-/// As the side that has connected. `name` is its own.
+/// Authenticates as the side that has connected. `name` is the caller's own name.
 pub(crate) async fn call(wire: &mut Wire, name: &str, key: &Key) -> Result<(), FrameError> {
     timeout(LIMIT, async {
         let ours = Hello { name: name.to_owned(), nonce: nonce() }.encode();
@@ -34,7 +42,8 @@ pub(crate) async fn call(wire: &mut Wire, name: &str, key: &Key) -> Result<(), F
     .map_err(|_| too_late())?
 }
 
-/// As the side that listens: which of its peers it is. `known` finds the key by the name that the caller gives.
+/// Authenticates as the side that listens, and returns the peer. `known` returns the peer and its
+/// key for the name that the caller claims.
 pub(crate) async fn listen<P>(
     wire: &mut Wire,
     name: &str,
@@ -57,7 +66,8 @@ pub(crate) async fn listen<P>(
     .map_err(|_| too_late())?
 }
 
-/// A relay that does not know the name hangs up without a word.
+/// A relay that does not know the caller's name closes the connection. Such an end becomes a
+/// specific error.
 fn turned_away(error: FrameError) -> FrameError {
     match error {
         FrameError::Io(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => FrameError::TurnedAway,
@@ -88,7 +98,8 @@ mod tests {
         (both.0.unwrap(), both.1.unwrap())
     }
 
-    /// What becomes of both when the caller has one key and the listener another.
+    /// Runs the handshake between a caller and a listener with these keys, and returns both
+    /// results.
     async fn meet(
         callers: u8,
         listeners: u8,
@@ -164,7 +175,7 @@ mod tests {
         assert_eq!((two.read_exact().await.unwrap(), one.read_exact().await.unwrap()), (*b"to", *b"fro"));
     }
 
-    /// Somebody between the two, who has a connection with each and hands on everything that they say.
+    /// A man in the middle has a connection with each side, and forwards everything that they send.
     #[tokio::test]
     async fn proofs_that_were_handed_on_prove_nothing() {
         let ((one, his), (hers, two)) = (pair().await, pair().await);

@@ -1,5 +1,15 @@
-//! The rules by which packets of intercepted connections reach the relay: a netfilter table and a routing rule of its own,
-//! made and removed as a whole. What a killed relay left is replaced by the next; until then new connections pass it by.
+//! The rules that divert packets of intercepted connections to the relay: a netfilter table and a
+//! routing rule.
+//!
+//!     prerouting, mangle - 1   divert      sets `Mark::Divert` on packets of the relay's sockets
+//!     prerouting, mangle       queueing    passes SYNs to the relay (`crate::queueing`), which may
+//!                                          set `Mark::Refused` or `Mark::Unreachable`
+//!     prerouting, mangle + 1   intercept   rejects packets with those two marks;
+//!                                          diverts packets for a route's targets to the relay's port
+//!     routing                  the rule for `Mark::Divert` delivers the packet to this host
+//!
+//! The rules are made and removed as a whole. The next relay replaces the rules of a relay that was
+//! killed. Until then, new connections bypass the rules, because no socket listens at the port.
 
 use std::fmt::Write as _;
 
@@ -9,39 +19,41 @@ use crate::config::{Config, Intercept, Mode, Route};
 use crate::queueing::Queueing;
 use crate::tool::{Tool, ToolError};
 
-/// What is written on a packet.
+/// The mark of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// It belongs to a socket of this host, whatever its address.
+    /// The packet belongs to a socket of this host, whatever its destination is.
     Divert,
-    /// Its sender is told that the target has refused.
+    /// The packet is answered with a reset: the target has refused.
     Refused,
-    /// Its sender is told that there is no way.
+    /// The packet is answered with an ICMP error: the target cannot be reached.
     Unreachable,
 }
 
 impl Mark {
-    /// Of the three numbers that the configuration gives.
+    /// Returns the number of this mark. `first` is the first of the three that the configuration
+    /// assigns.
     pub(crate) fn of(self, first: u32) -> u32 {
         first + self as u32
     }
 }
 
-/// The rules, until they are dropped.
+/// The installed rules. They are removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Rules {
     intercept: Intercept,
-    /// Where a route wants to see SYNs.
+    /// Present if a route needs the SYNs.
     queueing: Option<Queueing>,
 }
 
 impl Rules {
-    /// Makes them, in place of any that are there.
+    /// Installs the rules, and replaces any that exist.
     pub(crate) fn make(intercept: &Intercept, config: &Config) -> Result<Rules, ToolError> {
         remove_routing(intercept);
         let mut rules = Rules { intercept: intercept.clone(), queueing: None };
         rules.replace(config)?;
-        // Of both where there are both, whatever the targets are: an exit that shows clients' addresses has none.
+        // The routing rules cover both address families, whatever the routes are. A relay that uses
+        // clients' addresses needs them without having any route.
         for family in FAMILIES.into_iter().filter(|family| has(family)) {
             let Intercept { mark, table, .. } = intercept;
             ip(family, &format!("rule add fwmark {mark} lookup {table}"))?;
@@ -50,7 +62,8 @@ impl Rules {
         Ok(rules)
     }
 
-    /// Other routes: what diverts them in one step, and then what shows them early.
+    /// Replaces the routes: first, atomically, the table that diverts, and then the rules that pass
+    /// SYNs to the relay.
     pub(crate) fn replace(&mut self, config: &Config) -> Result<(), ToolError> {
         NFT.run(["-f", "-"], &table(&self.intercept, &config.routes))?;
         let is_early = config.routes.iter().any(|route| route.mode != Mode::Late);
@@ -82,23 +95,25 @@ impl Drop for Rules {
 const NFT: Tool = Tool { program: "nft", package: "nftables" };
 const IP: Tool = Tool { program: "ip", package: "iproute2" };
 const FAMILIES: [&str; 2] = ["-4", "-6"];
-/// Whether it is there or not.
+/// Deletes the table. The first line creates it, so that the second does not fail if there is none.
 const GONE: &str = "table inet shunt_relay\ndelete table inet shunt_relay\n";
 const SYN: &str = "tcp flags & (fin | syn | rst | ack) == syn";
 
-/// The whole table, in nft's language.
+/// Returns the whole table, in nft's language.
 fn table(intercept: &Intercept, routes: &[Route]) -> String {
     let Intercept { port, mark, .. } = intercept;
     let [mark, refused, unreachable] =
         [Mark::Divert, Mark::Refused, Mark::Unreachable].map(|it| it.of(*mark));
     let mut text = format!("{GONE}table inet shunt_relay {{\n");
-    // What belongs to a connection that the relay has. A SYN may be the next connection of the same addresses.
+    // Packets of the relay's connections. A SYN is excluded, because it may start the next
+    // connection with the same addresses.
     text += &format!(
         "chain divert {{ type filter hook prerouting priority mangle - 1; policy accept;\n\
          {SYN} return\n\
          meta l4proto tcp socket transparent 1 meta mark set {mark} accept\n}}\n"
     );
-    // After the mangle table, in which SYNs are shown to the relay and may get a mark.
+    // This chain comes after the mangle table, in which SYNs are passed to the relay and may get a
+    // mark.
     text += &format!(
         "chain intercept {{ type filter hook prerouting priority mangle + 1; policy accept;\n\
          meta mark {refused} meta l4proto tcp reject with tcp reset\n\
@@ -111,7 +126,8 @@ fn table(intercept: &Intercept, routes: &[Route]) -> String {
     text
 }
 
-/// What begins a connection to a route's targets, in the order of the routes; each with nft's name of its family.
+/// Returns a match for each route's targets, in the order of the routes, with nft's name of the
+/// address family.
 fn matches<'a>(
     intercept: &'a Intercept,
     routes: &'a [Route],
@@ -148,17 +164,18 @@ fn ip(family: &str, line: &str) -> Result<(), ToolError> {
     IP.run([family].into_iter().chain(line.split(' ')), "")
 }
 
-/// Whether this host speaks the family at all: many have IPv6 disabled, and then there is no routing of it.
+/// Returns whether this host uses the address family. Many hosts have IPv6 disabled, and then IPv6
+/// routes cannot be added.
 fn has(family: &str) -> bool {
     let is_disabled = || {
         let value = std::fs::read_to_string("/proc/sys/net/ipv6/conf/lo/disable_ipv6");
-        // Without the file the kernel has been built or started without.
+        // Without the file, the kernel was built or started without IPv6.
         value.map_or(true, |value| value.trim() != "0")
     };
     family != "-6" || !is_disabled()
 }
 
-/// As often as it is there.
+/// Removes the routing rules. A rule may exist several times.
 fn remove_routing(Intercept { mark, table, .. }: &Intercept) {
     for family in FAMILIES {
         while ip(family, &format!("rule del fwmark {mark} lookup {table}")).is_ok() {}

@@ -1,5 +1,5 @@
-//! A connection between two relays: made so that it fills its leg from the first byte on, and noticed soon when the other
-//! end is gone.
+//! Connections between two relays. Turbo start lets them fill the leg from the first byte on, and
+//! keepalive detects soon that the other end is gone.
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ pub(crate) enum LegError {
     Hello(#[from] FrameError),
 }
 
-/// A connection to a peer which has shown that it has the key, as this relay has. `name` is this relay's.
+/// Connects to a peer and authenticates both sides. `name` is this relay's name.
 pub(crate) async fn connect(peer: &Peer, name: &str, key: &Key) -> Result<Wire, LegError> {
     let socket = socket::new(peer.address)?;
     prepare(&socket, std::slice::from_ref(&peer.leg).iter())?;
@@ -48,18 +48,18 @@ pub(crate) async fn connect(peer: &Peer, name: &str, key: &Key) -> Result<Wire, 
     Ok(wire)
 }
 
-/// Where peers connect to.
+/// Listens for peers.
 pub(crate) fn listen(address: SocketAddr, peers: &[AcceptedPeer]) -> io::Result<TcpListener> {
     let socket = socket::new(address)?;
     socket.set_reuse_address(true)?;
-    // Windows are agreed on before it is known who comes.
+    // The kernel negotiates the window scale before it is known which peer connects.
     prepare(&socket, peers.iter().map(|peer| &peer.leg))?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     TcpListener::from_std(socket.into())
 }
 
-/// One has come: it speaks TLS, or in the clear.
+/// Starts a connection that was accepted. Its first byte decides between TLS and plain TCP.
 pub(crate) async fn answer(stream: TcpStream) -> io::Result<Wire> {
     let begun = async {
         let mut first = [0; 1];
@@ -72,13 +72,13 @@ pub(crate) async fn answer(stream: TcpStream) -> io::Result<Wire> {
     timeout(handshake::LIMIT, begun).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
-/// One has come, and is known now.
+/// Applies the leg's settings to a connection whose peer is now authenticated.
 pub(crate) fn welcome(stream: &TcpStream, leg: &Leg) -> io::Result<()> {
     pace(stream, leg)?;
     watch_over(SockRef::from(stream), LEG_KEEPALIVE)
 }
 
-/// With what congestion window connections of these ends begin, in segments.
+/// Returns the initial congestion windows for connections to or at these addresses, in segments.
 pub(crate) fn windows(loaded: &Loaded) -> Vec<(End, u32)> {
     let segments = |leg: &Leg| leg.window().map_or(0, |bytes| bytes.div_ceil(SEGMENT) as u32);
     let to = loaded.config.peers.iter().map(|peer| (End::To(peer.address), segments(&peer.leg)));
@@ -90,7 +90,7 @@ pub(crate) fn windows(loaded: &Loaded) -> Vec<(End, u32)> {
     to.chain(at).filter(|(_, segments)| *segments > 0).collect()
 }
 
-/// What cannot work on this host, before anything is begun.
+/// Returns an error if the configuration requires a feature that this host lacks.
 pub(crate) fn check(loaded: &Loaded) -> Result<(), String> {
     let accepted = loaded.config.accept.iter().flat_map(|accept| &accept.peers);
     let legs = loaded.config.peers.iter().map(|peer| &peer.leg).chain(accepted.map(|peer| &peer.leg));
@@ -104,7 +104,7 @@ pub(crate) fn check(loaded: &Loaded) -> Result<(), String> {
     Ok(())
 }
 
-/// A connection to something else than a relay: a client, a target.
+/// Sets the options of a connection to a client or a target.
 pub(crate) fn watch_over_stranger(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     watch_over(SockRef::from(stream), STRANGER_KEEPALIVE)
@@ -112,21 +112,22 @@ pub(crate) fn watch_over_stranger(stream: &TcpStream) -> io::Result<()> {
 
 const BACKLOG: i32 = 4096;
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// What a segment of Ethernet carries, with timestamps.
+/// The payload of a segment on Ethernet, with timestamps.
 const SEGMENT: u64 = 1448;
-/// What is used where nothing else is said, because its window survives a pause.
+/// The default congestion control with turbo start. Its window survives a pause.
 const TURBO_CONGESTION: &str = "bbr";
 
-/// Idle time, and the time between two probes. A leg that is gone must not be handed out.
+/// The idle time and the time between two probes. A dead connection must not be handed out.
 const LEG_KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3));
-/// A client that vanished is noticed some time.
+/// A client that disappeared is detected eventually.
 const STRANGER_KEEPALIVE: (Duration, Duration) = (Duration::from_secs(120), Duration::from_secs(15));
 
-/// Before it connects or listens. Buffers are shared by all that may come this way.
+/// Sets options before the socket connects or listens. The buffers must suffice for the largest of
+/// `legs`.
 fn prepare<'a>(socket: &Socket, legs: impl Iterator<Item = &'a Leg> + Clone) -> io::Result<()> {
     if let Some(window) = legs.clone().filter_map(Leg::window).max() {
-        // Half of it is for the window, and what the kernel calls its size is twice what is asked for. A second window
-        // waits behind the one that is on the way.
+        // The kernel doubles the requested size, and uses half of the result for the window. Two
+        // windows are requested, because a second one waits behind the one in flight.
         let bytes = u32::try_from(2 * window).unwrap_or(u32::MAX).min(i32::MAX as u32 / 2);
         tuning::set_receive_buffer(socket, bytes)?;
         tuning::set_send_buffer(socket, bytes)?;
@@ -135,14 +136,14 @@ fn prepare<'a>(socket: &Socket, legs: impl Iterator<Item = &'a Leg> + Clone) -> 
     if let Some(algorithm) = explicit {
         sockopt::set_tcp_congestion(socket, algorithm)?;
     } else if legs.clone().any(|leg| leg.turbo) {
-        // Not everywhere.
+        // This congestion control is not available in all kernels.
         let _ = sockopt::set_tcp_congestion(socket, TURBO_CONGESTION);
     }
     socket.set_tcp_nodelay(true)?;
     watch_over(SockRef::from(socket), LEG_KEEPALIVE)
 }
 
-/// No more than the leg carries, so that a large window does not leave in one burst.
+/// Limits the rate to the leg's bandwidth, so that a large window does not leave in one burst.
 fn pace(socket: impl AsFd, leg: &Leg) -> io::Result<()> {
     if let Some(bandwidth) = leg.bandwidth.filter(|_| leg.turbo) {
         tuning::set_max_pacing_rate(socket, bandwidth.bytes_per_second())?;

@@ -1,9 +1,17 @@
-//! The relay: between two sites with a long round trip, each TCP connection becomes three short ones that cost nothing to
-//! set up (docs/relay.md). Clients and servers are untouched.
+//! The relay: splits each TCP connection between two distant sites into three (docs/relay.md).
+//! Clients and servers are unchanged.
 //!
-//! Inner shape: `config`; `edge` takes clients in, `syn` and `intercept` those who do not know of a relay; `exit` takes
-//! other relays in (`handshake`, `frame`, `seal`); `dial` goes onward, by a connection from the `pool` where there is one; `session`
-//! and `pump` move the bytes over a `wire`; `request` and `metrics` tell; `relay` is the life of it all.
+//! The connections to the client and to the target have short round trips. The one between the
+//! relays is set up in advance.
+//!
+//! - `config`: the configuration file.
+//! - `edge` accepts clients. `intercept`, `queueing` and `syn` serve clients that do not know of a
+//!   relay.
+//! - `exit` accepts other relays, with `handshake`, `frame` and `seal`.
+//! - `dial` connects onward, and uses a connection of the `pool` if there is one.
+//! - `session` and `pump` move the bytes, over connections of type `wire`.
+//! - `request` and `metrics` serve the control socket and Prometheus.
+//! - `relay` starts and stops all of it.
 
 #![forbid(unsafe_code)]
 

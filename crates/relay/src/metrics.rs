@@ -1,4 +1,4 @@
-//! What the relay has counted since it started, for Prometheus and for `shunt relay status`.
+//! The relay's counters since its start, for Prometheus and for `shunt relay status`.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use shunt_control::{Full, SET_UP_BUCKETS};
 use crate::frame::Verdict;
 use crate::pool::Level;
 
-/// See the module.
+/// The relay's metrics.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
@@ -133,7 +133,7 @@ impl Metrics {
         self.connections.get_or_create(&label).inc();
     }
 
-    /// The counters of what goes to the target and of what comes from it.
+    /// Returns the byte counters of the two directions: to the target, and from it.
     pub(crate) fn flows(&self, via: Option<&str>) -> (Counter, Counter) {
         let of = |direction| self.bytes.get_or_create(&Bytes { via: name(via), direction }).clone();
         (of("up"), of("down"))
@@ -151,12 +151,14 @@ impl Metrics {
         self.strangers.inc();
     }
 
-    /// Counts one that was closed for a later one. Returns how many that makes for this share.
+    /// Counts a connection that was closed to make room for another. Returns the number of these
+    /// for this share.
     pub(crate) fn count_evicted(&self, full: Full) -> u64 {
         self.evicted.get_or_create(&Share { share: full.label() }).inc() + 1
     }
 
-    /// In the text format of Prometheus. `handshakes`: how many are about to show that they are relays.
+    /// Returns the metrics in the text format of Prometheus. `handshakes` is the number of
+    /// handshakes in progress.
     pub(crate) fn text(&self, handshakes: usize, pools: impl Iterator<Item = (String, Level)>) -> String {
         self.handshakes.set(handshakes as i64);
         for (peer, level) in pools {

@@ -1,4 +1,5 @@
-//! Pipes to splice through. Only a connection through which bytes flow holds one, so that an idle one costs none.
+//! Pipes for splicing. A connection holds a pipe only while bytes flow through it, so that an idle
+//! connection needs none.
 
 use std::cell::RefCell;
 use std::io;
@@ -6,16 +7,17 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
-/// How much one holds, as far as the kernel allows: what is enough to be faster than copying.
+/// The capacity of a pipe, if the kernel allows it. Splicing through this size is faster than
+/// copying.
 pub(crate) const CAPACITY: usize = 256 * 1024;
-/// How many empty ones a thread keeps.
+/// The number of empty pipes that a thread keeps.
 const SPARE: usize = 32;
 
-/// A pipe in use. When it is dropped empty, another connection may have it.
+/// A pipe in use. If it is empty when it is dropped, another connection may reuse it.
 pub(crate) struct Pipe {
-    /// To read from, to write to; there until it is dropped.
+    /// The read end and the write end. `None` only while the pipe is being dropped.
     ends: Option<(OwnedFd, OwnedFd)>,
-    /// Bytes in it.
+    /// The number of bytes in the pipe.
     held: usize,
 }
 
@@ -30,7 +32,8 @@ impl Pipe {
             Some(ends) => ends,
             None => {
                 let ends = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-                // An unprivileged user may have too many of them: then it holds less.
+                // An unprivileged user may have exceeded the limit for pipe buffers. The pipe then
+                // has a smaller capacity.
                 let _ = fcntl_setpipe_size(&ends.1, CAPACITY);
                 ends
             }
@@ -42,7 +45,7 @@ impl Pipe {
         self.held
     }
 
-    /// Takes what a socket has. 0: the stream has ended.
+    /// Moves bytes from a socket into the pipe. Returns 0 if the stream has ended.
     pub(crate) fn fill(&mut self, from: impl AsFd) -> io::Result<usize> {
         let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
         let moved = splice(from, None, &self.ends().1, None, CAPACITY, flags)?;
@@ -50,7 +53,7 @@ impl Pipe {
         Ok(moved)
     }
 
-    /// Gives a socket what it takes.
+    /// Moves bytes from the pipe into a socket.
     pub(crate) fn drain(&mut self, to: impl AsFd) -> io::Result<usize> {
         let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
         let moved = splice(&self.ends().0, None, to, None, self.held, flags)?;

@@ -1,4 +1,9 @@
-//! Connections to a peer that are ready before anybody asks: between two marks, as many as were lately taken at a time.
+//! Connections to a peer that are made before they are needed.
+//!
+//! A connection is first *making*, then *ready*, and then taken by one client, or closed if it is
+//! *stale* or *expired*. The pool holds as many connections as were recently taken in a second,
+//! plus a quarter, between two configured limits. For example, after a peak of 80 it keeps 100
+//! connections. The peak decays by half in a minute.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,16 +17,17 @@ use crate::leg;
 use crate::wire::{Parked, Wire};
 use shunt_key::Key;
 
-/// Of one peer. Whoever takes one has it for itself; it never comes back.
+/// The ready connections to one peer. A connection that was taken belongs to the client and is not
+/// returned.
 #[derive(Debug)]
 pub(crate) struct Pool {
     peer: Peer,
     key: Key,
-    /// This relay's.
+    /// The name of this relay.
     name: String,
     state: Mutex<State>,
     changed: Notify,
-    /// Taken while one is made for a client that waits.
+    /// Limits the connections that are made for waiting clients.
     urgent: Semaphore,
 }
 
@@ -29,11 +35,11 @@ pub(crate) struct Pool {
 struct State {
     marks: Marks,
     ready: VecDeque<Ready>,
-    /// Being made.
+    /// The number of connections that are being made.
     making: usize,
     demand: Demand,
     counts: Counts,
-    /// After a failure none is made before this.
+    /// The time before which no connection is made, after a failure.
     not_before: Option<Instant>,
     failures: u32,
 }
@@ -44,23 +50,23 @@ struct Ready {
     since: Instant,
 }
 
-/// What has become of connections that were wanted, since the start.
+/// What happened to connections since the start.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Counts {
-    /// A ready one was taken.
+    /// A client took a ready connection.
     pub(crate) hits: u64,
-    /// There was none.
+    /// A client found no ready connection.
     pub(crate) misses: u64,
-    /// Found dead when they were to be taken, or before.
+    /// A ready connection was found dead, when a client took it or before.
     pub(crate) stale: u64,
-    /// Replaced because nobody had taken them for so long.
+    /// A ready connection was closed because no client took it for so long.
     pub(crate) expired: u64,
-    /// Could not be made.
+    /// A connection could not be made.
     pub(crate) failed: u64,
 }
 
-/// A pool now.
+/// The current state of a pool.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Level {
@@ -71,11 +77,12 @@ pub(crate) struct Level {
     pub(crate) counts: Counts,
 }
 
-/// How often levels and ages are looked at.
+/// How often levels and ages are checked.
 const TICK: Duration = Duration::from_secs(1);
-/// So many are made at a time.
+/// The largest number of ready connections that are made concurrently.
 const PARALLEL: usize = 64;
-/// And so many for clients that wait: fewer than a relay hears at a time before it knows them.
+/// The largest number of connections that are made for waiting clients. Together, both numbers are
+/// lower than the handshakes that a relay accepts from one host.
 const URGENT: usize = 512;
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
@@ -96,7 +103,7 @@ impl Pool {
         &self.peer
     }
 
-    /// Whether this pool serves what that configuration says of a peer; its marks may differ.
+    /// Returns whether this pool fits a configured peer. Only the limits of the pool may differ.
     pub(crate) fn serves(&self, peer: &Peer, key: &Key, name: &str) -> bool {
         let same_key = key.sign(&[b"same"]) == self.key.sign(&[b"same"]);
         self.peer.address == peer.address && self.peer.leg == peer.leg && self.name == name && same_key
@@ -107,11 +114,11 @@ impl Pool {
         self.changed.notify_one();
     }
 
-    /// A ready connection, if there is one that is alive.
+    /// Returns a ready connection that is alive, if there is one.
     pub(crate) fn take(&self) -> Option<Parked> {
         let mut state = self.state();
         state.demand.note();
-        // The youngest: those that nobody needs grow old and are replaced.
+        // The newest connection is taken first, so that surplus ones age and are replaced.
         let taken = loop {
             match state.ready.pop_back() {
                 Some(ready) if ready.wire.is_silent() => break Some(ready.wire),
@@ -128,7 +135,7 @@ impl Pool {
         taken
     }
 
-    /// One that is made now, for a client that waits: when its turn comes, if very many do.
+    /// Makes a connection for a waiting client. It may have to wait until others are made.
     pub(crate) async fn make(&self) -> Result<Wire, leg::LegError> {
         let _turn = self.urgent.acquire().await.expect("nobody closes it");
         self.connect().await
@@ -143,7 +150,7 @@ impl Pool {
         Level { ready: state.ready.len(), making: state.making, wanted: state.wanted(), counts: state.counts }
     }
 
-    /// Fills it up as long as it is kept.
+    /// Keeps the pool filled. Does not return.
     pub(crate) async fn keep(self: Arc<Pool>) {
         let mut tick = tokio::time::interval(TICK);
         loop {
@@ -159,7 +166,7 @@ impl Pool {
     }
 
     async fn add(&self) {
-        // Other threads take it: it is registered with the runtime of the one that does.
+        // Another thread may take the connection, so it is not registered with this runtime.
         let made = match self.connect().await {
             Ok(wire) => wire.park().map_err(leg::LegError::Connect),
             Err(error) => Err(error),
@@ -180,12 +187,12 @@ impl State {
         self.demand.wanted().clamp(self.marks.low, self.marks.high)
     }
 
-    /// How many to make now.
+    /// Returns how many connections to start now.
     fn begin(&mut self) -> usize {
         if self.not_before.is_some_and(|time| Instant::now() < time) {
             return 0;
         }
-        // After a failure one tries the ground.
+        // After a failure, a single connection is tried.
         let parallel = if self.failures > 0 { 1 } else { PARALLEL };
         let missing = self.wanted().saturating_sub(self.ready.len() + self.making);
         let now = missing.min(parallel.saturating_sub(self.making));
@@ -209,7 +216,7 @@ impl State {
         }
     }
 
-    /// A second has passed.
+    /// Updates demand and ages. This is called once a second.
     fn age(&mut self) {
         self.demand.decay();
         let before = self.ready.len();
@@ -225,16 +232,16 @@ impl State {
     }
 }
 
-/// How many are taken in a second, at most, of late.
+/// The recent peak of connections taken in a second.
 #[derive(Debug, Default)]
 struct Demand {
     peak: f64,
     this_second: u32,
 }
 
-/// What is left of a peak after a second: half of it after a minute.
+/// The factor by which the peak decays per second: by half in a minute.
 const DECAY: f64 = 0.9885;
-/// Room for a peak that is larger than the last.
+/// The margin for a peak that is higher than the last.
 const MARGIN: f64 = 1.25;
 
 impl Demand {

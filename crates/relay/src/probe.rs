@@ -1,4 +1,5 @@
-//! What a relay needs of this host, tried where it does no harm: for `shunt doctor`.
+//! Checks this host for features that a relay uses. They have no side effects. `shunt doctor` calls
+//! them.
 
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
@@ -14,7 +15,8 @@ use crate::queue::Queue;
 use crate::socket;
 use crate::tool::Tool;
 
-/// Everything that interception needs, in a network namespace in which nobody is. If not, why.
+/// Tries everything that interception needs, in a new network namespace without processes. Returns
+/// the error if it fails.
 pub fn interception() -> Result<(), String> {
     let done = netns::inside_new(|| Ok(intercept()));
     done.unwrap_or_else(|errno| match errno {
@@ -23,12 +25,13 @@ pub fn interception() -> Result<(), String> {
     })
 }
 
-/// What gives connections their first congestion window. If not, why.
+/// Loads the program that sets initial congestion windows. Returns the error if it fails.
 pub fn windows() -> Result<(), String> {
     Windows::attach().map(drop).map_err(|error| error.to_string())
 }
 
-/// Whether connections may use this congestion control, by the kernel's name.
+/// Returns an error if connections cannot use this congestion control, which is given by the
+/// kernel's name.
 pub fn congestion(algorithm: &str) -> Result<(), String> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).map_err(|error| error.to_string())?;
     sockopt::set_tcp_congestion(socket.as_fd(), algorithm).map_err(|error| error.to_string())

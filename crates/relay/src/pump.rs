@@ -1,5 +1,5 @@
-//! Bytes from one socket to the other, as fast as the slower takes them. Nothing is kept in between but
-//! what a pipe or one buffer holds.
+//! Moves bytes from one socket to another at the speed of the slower one. Only a pipe or one buffer
+//! holds bytes in between.
 
 use std::cell::RefCell;
 use std::io;
@@ -11,16 +11,17 @@ use crate::pipe::Pipe;
 use crate::record::Flow;
 use crate::wire::{PIECE, Wire};
 
-/// Which of the two sockets failed.
+/// The socket that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
     From,
     To,
 }
 
-/// Until the stream has ended, which is the caller's to pass on. `flow` counts the bytes.
+/// Moves bytes until the stream of `from` has ended. The caller has to end the stream of `to`.
+/// `flow` counts the bytes.
 pub(crate) async fn one_way(from: &Wire, to: &Wire, path: DataPath, flow: &Flow) -> Result<(), Broken> {
-    // What is encrypted or decrypted has to be seen.
+    // TLS needs the bytes in user space.
     let path = if from.is_sealed() || to.is_sealed() { DataPath::Copy } else { path };
     let mut road = Road::first(path);
     loop {
@@ -36,17 +37,18 @@ pub(crate) async fn one_way(from: &Wire, to: &Wire, path: DataPath, flow: &Flow)
     }
 }
 
-/// How the next bytes are moved, and what speaks for the other way.
+/// How the next bytes are moved, with the number of successive pieces that speak for the other
+/// method.
 enum Road {
     Copy { large: u32 },
     Splice { pipe: Pipe, small: u32 },
 }
 
-/// A piece from which on splicing is cheaper than copying.
+/// The piece size from which on splicing is cheaper than copying.
 const LARGE: usize = 16 * 1024;
-/// After so many large pieces splicing begins.
+/// Splicing starts after this many large pieces.
 const LARGE_ENOUGH: u32 = 2;
-/// After so many small ones it ends.
+/// Splicing ends after this many small pieces.
 const SMALL_ENOUGH: u32 = 16;
 
 impl Road {
@@ -57,7 +59,7 @@ impl Road {
         }
     }
 
-    /// Out of descriptors, everything can still be copied.
+    /// Without free descriptors for a pipe, bytes are copied.
     fn splice() -> Road {
         Pipe::borrow().map_or(Road::Copy { large: 0 }, |pipe| Road::Splice { pipe, small: 0 })
     }
@@ -82,10 +84,10 @@ thread_local! {
     static SHARED: RefCell<Box<[u8]>> = RefCell::new(vec![0; PIECE].into());
 }
 
-/// One piece. 0: the stream has ended.
+/// Copies one piece and returns its size. 0 means that the stream has ended.
 async fn copy(from: &Wire, to: &Wire) -> Result<usize, Broken> {
     let (count, rest) = loop {
-        // Others have their turn, however much there is.
+        // Yields to other connections from time to time, even if bytes are available.
         consume_budget().await;
         match SHARED.with_borrow_mut(|buffer| hand_on(from, to, buffer)) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -99,7 +101,8 @@ async fn copy(from: &Wire, to: &Wire) -> Result<usize, Broken> {
     Ok(count)
 }
 
-/// What is there, and what of it was not taken at once: that has to wait somewhere else, since the buffer is everybody's.
+/// Moves the available bytes. Returns their number, and the bytes that `to` did not accept. These
+/// are moved out of `buffer`, which all connections of the thread share.
 fn hand_on(from: &Wire, to: &Wire, buffer: &mut [u8]) -> io::Result<(usize, io::Result<Vec<u8>>)> {
     let count = from.try_read(buffer)?;
     let mut taken = 0;
@@ -113,7 +116,7 @@ fn hand_on(from: &Wire, to: &Wire, buffer: &mut [u8]) -> io::Result<(usize, io::
     Ok((count, Ok(buffer[taken..count].to_vec())))
 }
 
-/// The same by way of a pipe.
+/// Splices one piece and returns its size. 0 means that the stream has ended.
 async fn splice(from: &Wire, to: &Wire, pipe: &mut Pipe) -> Result<usize, Broken> {
     let count = from.splice_into(pipe).await.map_err(|_| Broken::From)?;
     to.splice_from(pipe).await.map_err(|_| Broken::To)?;

@@ -1,5 +1,9 @@
-//! A netfilter queue: packets that the kernel holds until it is told what to do with them. Spoken in netlink's own words
-//! (linux/netfilter/nfnetlink_queue.h), because the crates for it offer no descriptor to wait for.
+//! A netfilter queue: the kernel holds each packet until it gets a verdict.
+//!
+//! This module builds the netlink messages itself (linux/netfilter/nfnetlink_queue.h), because the
+//! existing crates offer no descriptor to wait for. For each packet, the kernel sends a message
+//! with its id and its first bytes. The answer contains the id, accept or drop, and an optional
+//! mark.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -11,37 +15,38 @@ use rustix::net::{
 };
 use shunt_sys::tuning;
 
-/// See the module.
+/// A netfilter queue.
 pub(crate) struct Queue {
     socket: OwnedFd,
     number: u16,
 }
 
-/// A packet that waits.
+/// A packet that waits for a verdict.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Packet {
     id: u32,
-    /// Its first bytes, from the IP header on.
+    /// Its first bytes, starting with the IP header.
     pub(crate) head: Vec<u8>,
 }
 
-/// What becomes of one.
+/// The verdict on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It goes on, marked if so said.
+    /// The packet continues, with this mark if there is one.
     Pass(Option<u32>),
     Drop,
 }
 
-/// The headers, with room for options.
+/// The number of bytes per packet that the kernel copies: the headers, with room for options.
 const SHOWN: u32 = 120;
-/// So many may wait.
+/// The largest number of waiting packets.
 const LENGTH: u32 = 8192;
-/// Room for so many that have not been read.
+/// The size of the socket's receive buffer.
 const BUFFER: u32 = 4 << 20;
 
 impl Queue {
-    /// Needs CAP_NET_ADMIN, and a number that nobody else has. If it is full, packets go on as if it were not there.
+    /// Binds to a queue; needs CAP_NET_ADMIN, and a number that no other process uses. If the queue
+    /// is full, packets continue as if it did not exist.
     pub(crate) fn bind(number: u16) -> io::Result<Queue> {
         let socket = socket_with(
             AddressFamily::NETLINK,
@@ -70,12 +75,12 @@ impl Queue {
         Ok(queue)
     }
 
-    /// Those that have come; WouldBlock if none has.
+    /// Returns the packets that have arrived, or WouldBlock.
     pub(crate) fn receive(&self) -> io::Result<Vec<Packet>> {
         let mut buffer = [0; 4096];
         match recv(&self.socket, &mut buffer[..], RecvFlags::DONTWAIT) {
             Ok((count, _)) => Ok(packets(&buffer[..count])),
-            // More came than there was room for: those have gone on.
+            // The receive buffer was full. The packets that were lost have continued.
             Err(Errno::NOBUFS) => Ok(Vec::new()),
             Err(error) => Err(error.into()),
         }
@@ -99,19 +104,19 @@ impl AsRawFd for Queue {
     }
 }
 
-// Of netlink.
+// Constants of netlink.
 const REQUEST: u16 = 1;
 const ACK: u16 = 4;
 const ERROR: u16 = 2;
-/// Length, type, flags, sequence number, port.
+/// The length of a netlink header: length, type, flags, sequence number, port.
 const HEADER: usize = 16;
 
-// Of netfilter: the subsystem of queues, its messages.
+// Constants of netfilter: the subsystem of queues, and its messages.
 const SUBSYSTEM: u16 = 3 << 8;
 const PACKET: u16 = SUBSYSTEM;
 const VERDICT: u16 = SUBSYSTEM | 1;
 const CONFIG: u16 = SUBSYSTEM | 2;
-/// Family, version, number of the queue.
+/// The length of a netfilter header: family, version, number of the queue.
 const GENERIC: usize = 4;
 
 // Attributes of each kind of message, and their values.
@@ -130,7 +135,7 @@ const MARK: u16 = 3;
 const PACKET_HDR: u16 = 1;
 const PAYLOAD: u16 = 10;
 
-/// One that is being written.
+/// A message under construction.
 struct Message(Vec<u8>);
 
 impl Message {
@@ -156,7 +161,7 @@ impl Message {
     }
 }
 
-/// What an answer to a request says: 0 if it was done.
+/// Returns the error code in an answer: 0 means success.
 fn error_of(bytes: &[u8]) -> Option<i32> {
     let (kind, body) = messages(bytes).next()?;
     (kind == ERROR).then(|| body.get(..4).map(|code| i32::from_ne_bytes(code.try_into().expect("four"))))?
@@ -180,7 +185,8 @@ fn messages(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     parts(bytes, HEADER, move |it| (length(it), u16_at(it, 4)))
 }
 
-/// Parts that follow each other, each with a header that says its length, itself included, and its kind.
+/// Splits bytes into consecutive parts. Each has a header that contains the part's length,
+/// including the header, and its kind.
 fn parts<'a>(
     mut bytes: &'a [u8],
     header: usize,

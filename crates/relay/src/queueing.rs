@@ -1,5 +1,8 @@
-//! The rules that show SYNs to the relay before anything else sees them: a chain of its own that the mangle table jumps to.
-//! Made by iptables, because not every kernel that has netfilter queues lets nftables name one; it takes both kinds.
+//! The rules that pass SYNs to the relay before any other rule sees them: a chain that the mangle
+//! table jumps to.
+//!
+//! iptables makes them, because not every kernel with netfilter queues lets nftables use one.
+//! iptables works with both kinds of kernel.
 
 use std::fmt::Write as _;
 
@@ -8,14 +11,14 @@ use ipnet::IpNet;
 use crate::config::{Intercept, Mode, Route};
 use crate::tool::{Tool, ToolError};
 
-/// Until they are dropped.
+/// The installed rules. They are removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Queueing {
     intercept: Intercept,
 }
 
 impl Queueing {
-    /// Makes them, in place of any that are there.
+    /// Installs the rules, and replaces any that exist.
     pub(crate) fn make(intercept: &Intercept, routes: &[Route]) -> Result<Queueing, ToolError> {
         remove();
         let queueing = Queueing { intercept: intercept.clone() };
@@ -23,7 +26,7 @@ impl Queueing {
         Ok(queueing)
     }
 
-    /// Other routes, in one step for each family.
+    /// Replaces the routes, atomically for each address family.
     pub(crate) fn replace(&self, routes: &[Route]) -> Result<(), ToolError> {
         self.load(routes, "")
     }
@@ -42,7 +45,7 @@ impl Drop for Queueing {
     }
 }
 
-/// IPv4 or IPv6.
+/// The commands for one address family.
 struct Family {
     command: Tool,
     restore: Tool,
@@ -63,7 +66,7 @@ const FAMILIES: [Family; 2] = [
     },
 ];
 
-/// The chain with all its rules, which takes the place of what it held. The first that matches counts.
+/// Returns the script that replaces the content of the chain. The first rule that matches applies.
 fn script(family: &Family, intercept: &Intercept, routes: &[Route], jump: &str) -> String {
     let mut text = "*mangle\n:SHUNT-RELAY - [0:0]\n".to_owned();
     let any = [String::new()];
@@ -85,7 +88,7 @@ fn script(family: &Family, intercept: &Intercept, routes: &[Route], jump: &str) 
     text + jump + "COMMIT\n"
 }
 
-/// Whatever of it is there.
+/// Removes any rules that exist.
 fn remove() {
     for Family { command, .. } in &FAMILIES {
         let table = |line: &str| command.run(["-t", "mangle"].into_iter().chain(line.split(' ')), "");

@@ -1,4 +1,4 @@
-//! What one connection has done so far: bytes, and the time of each phase for the log.
+//! The bytes of one connection, and the time of each phase for the log.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use prometheus_client::metrics::counter::Counter;
 
 use crate::frame::Verdict;
 
-/// See the module.
+/// The record of one connection.
 #[derive(Debug)]
 pub(crate) struct Record {
     client: SocketAddr,
@@ -22,14 +22,14 @@ pub(crate) struct Record {
     pub(crate) down: Flow,
 }
 
-/// When what was done, as far as it was.
+/// The time of each phase that was reached, counted from the start.
 #[derive(Debug, Default)]
 pub(crate) struct Phases {
     /// The client's handshake had ended.
     pub(crate) accepted: OnceLock<Duration>,
-    /// The target, or the next relay, had been sent what it needs.
+    /// The connection to the target was made, or the next relay had been sent the request.
     pub(crate) dialed: OnceLock<Duration>,
-    /// The target had answered, as far as is known here.
+    /// The target had accepted, as far as this relay knows.
     pub(crate) answered: OnceLock<Duration>,
 }
 
@@ -53,7 +53,7 @@ impl Record {
         let _ = phase.set(self.age());
     }
 
-    /// As a line of the log.
+    /// Writes the record as a line of the log.
     pub(crate) fn log(&self, verdict: Verdict) {
         let Phases { accepted, dialed, answered } = &self.phases;
         tracing::info!(
@@ -74,7 +74,7 @@ impl Record {
     }
 }
 
-/// One direction.
+/// One direction of the connection.
 #[derive(Debug)]
 pub(crate) struct Flow {
     began: Instant,
@@ -92,7 +92,7 @@ impl Flow {
     }
 }
 
-/// In milliseconds, or that it has not come.
+/// A time in milliseconds, or a dash if the phase was not reached.
 struct Time<'a>(Option<&'a Duration>);
 
 impl fmt::Display for Time<'_> {

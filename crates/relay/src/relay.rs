@@ -1,4 +1,5 @@
-//! A relay's life: its threads, what it listens to, and what it is told while it runs.
+//! Starts, reconfigures and stops a relay: its threads, its listeners, and the requests to its
+//! control socket.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,35 +30,37 @@ use crate::{edge, exit, leg};
 /// Why a relay does not run.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The file is wrong.
+    /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// This host lacks something.
+    /// This host lacks a feature.
     #[error("{0}")]
     Host(String),
-    /// The rules cannot be made.
+    /// The rules cannot be installed.
     #[error(transparent)]
     Intercept(#[from] ToolError),
-    /// An address, or the control socket, cannot be had.
+    /// A listening address, or the control socket, cannot be used.
     #[error("cannot listen at {place}: {source}")]
     Listen {
-        /// Where.
+        /// The address or path.
         place: String,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// Threads cannot be made.
+    /// Threads cannot be started.
     #[error("no threads: {0}")]
     Threads(io::Error),
 }
 
-/// Whether a relay could run with this file, as far as can be told without doing it.
+/// Checks whether a relay could run with this file, without starting it.
 pub fn check(path: &Path) -> Result<(), Error> {
     leg::check(&Loaded::read(path)?).map_err(Error::Host)
 }
 
-/// Runs a relay until `shutdown` completes or it was drained. `ready` is called when it serves; with each `hangup` it reads
-/// its file again. Needs a tokio runtime with I/O and time.
+/// Runs a relay until `shutdown` completes or the relay has drained.
+///
+/// `ready` is called when the relay accepts connections. With each `hangup`, it reads its file
+/// again. Needs a tokio runtime with I/O and time.
 pub async fn run(
     path: PathBuf,
     ready: impl FnOnce(),
@@ -69,7 +72,8 @@ pub async fn run(
     raise_descriptor_limit();
     let control_path = loaded.config.control.clone();
     let control = Control::open(RELAY, &control_path).map_err(listening(control_path.display()))?;
-    // Before anything listens: only sockets made afterwards are concerned.
+    // The program must be attached before anything listens: it only affects sockets that are made
+    // afterwards.
     let windows = windows(&loaded)?;
     let crew = Crew::hire()?;
     let shared = Arc::new(Shared::new(loaded.clone(), crew.handles.clone()));
@@ -91,17 +95,17 @@ struct Relay {
     path: PathBuf,
     shared: Arc<Shared>,
     windows: Option<Windows>,
-    /// What waits for connections.
+    /// The tasks that wait for connections.
     posts: HashMap<Post, JoinHandle<()>>,
     rules: Option<Rules>,
     began: Instant,
 }
 
-/// Something that is waited at.
+/// Something that a task waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Post {
     Forward(SocketAddr),
-    /// With the window for which its sockets have room.
+    /// An address for relays, and the window that its sockets' buffers hold.
     Relays(SocketAddr, u64),
     Diverted(SocketAddr),
     Syns(u16, u32),
@@ -109,8 +113,8 @@ enum Post {
 }
 
 impl Relay {
-    /// From now on this is the configuration: at once, and without a connection being lost. If something of it cannot be
-    /// had, the rest is in force all the same, and it is said.
+    /// Applies a configuration without losing connections. If a listener or the rules fail, the
+    /// error is returned, but the new configuration stays in use.
     async fn apply(&mut self, loaded: Loaded) -> Result<(), Error> {
         leg::check(&loaded).map_err(Error::Host)?;
         if let Some(windows) = &mut self.windows {
@@ -173,7 +177,7 @@ impl Relay {
         })
     }
 
-    /// Those posts, whose sockets are closed then.
+    /// Stops the tasks that `which` selects. This closes their sockets.
     async fn leave(&mut self, which: impl Fn(&Post) -> bool) {
         for (_, task) in self.posts.extract_if(|post, _| which(post)) {
             task.abort();
@@ -181,7 +185,7 @@ impl Relay {
         }
     }
 
-    /// Until it is drained.
+    /// Serves requests and hang-ups until the relay has drained.
     async fn obey(&mut self, asked: &mut mpsc::Receiver<Asked<Request>>, mut hangup: Signal) {
         let mut drained: Option<Instant> = None;
         loop {
@@ -233,11 +237,11 @@ impl Relay {
         Ok(Value::Null)
     }
 
-    /// New connections pass the relay by, or are refused; those that are there go on.
+    /// Stops to intercept and to accept new connections. Existing connections continue.
     async fn drain(&mut self) {
         self.shared.drain();
         if let Some(rules) = &mut self.rules {
-            // What belongs to the connections that are there is diverted still.
+            // Packets of existing connections are still diverted.
             let nowhere = Config { routes: Vec::new(), ..self.shared.loaded().config.clone() };
             if let Err(error) = rules.replace(&nowhere) {
                 tracing::warn!(%error, "new connections are still intercepted");
@@ -284,7 +288,7 @@ impl Relay {
     }
 }
 
-/// Everything that a configuration wants to be waited at.
+/// Returns everything that a configuration wants tasks to wait for.
 fn posts(config: &Config) -> Vec<Post> {
     let mut posts: Vec<Post> = config.forwards.iter().map(|forward| Post::Forward(forward.listen)).collect();
     posts.extend(config.metrics.map(Post::Metrics));
@@ -301,14 +305,14 @@ fn posts(config: &Config) -> Vec<Post> {
     posts
 }
 
-/// The threads that carry connections, until they are dropped.
+/// The threads that carry connections. They end when this is dropped.
 struct Crew {
     handles: Vec<Handle>,
     _stop: Vec<oneshot::Sender<()>>,
 }
 
 impl Crew {
-    /// One for each processor.
+    /// Starts one thread for each processor.
     fn hire() -> Result<Crew, Error> {
         let count = std::thread::available_parallelism().map_or(1, usize::from);
         let (mut handles, mut stops) = (Vec::new(), Vec::new());
@@ -324,7 +328,8 @@ impl Crew {
     }
 }
 
-/// What gives connections their first congestion window, where that is wanted and the kernel lets it be loaded.
+/// Attaches the program that sets initial congestion windows, if a leg uses turbo start and the
+/// kernel accepts the program.
 fn windows(loaded: &Loaded) -> Result<Option<Windows>, Error> {
     if leg::windows(loaded).is_empty() {
         return Ok(None);
@@ -340,7 +345,7 @@ fn listening(place: impl ToString) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Listen { place: place.to_string(), source }
 }
 
-/// Each connection takes two descriptors, and for a time four more.
+/// Each connection takes two descriptors, and temporarily four more for pipes.
 fn raise_descriptor_limit() {
     if let Err(error) = limits::raise_descriptors() {
         tracing::debug!(%error, "the descriptor limit stays as it is");

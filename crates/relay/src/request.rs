@@ -1,4 +1,4 @@
-//! What a relay can be asked while it runs.
+//! The requests to a running relay.
 
 use std::path::Path;
 
@@ -6,24 +6,25 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use shunt_control::AskError;
 
-/// What can be asked.
+/// A request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Request {
-    /// How it is.
+    /// Returns the status.
     Status,
-    /// One value of the configuration is another from now on.
+    /// Replaces one value of the configuration.
     Set(String),
-    /// The file is read again.
+    /// Reads the configuration file again.
     Reload,
-    /// No connection is taken any more; when the last has ended, or after so many seconds, the relay ends.
+    /// Stops accepting connections. The relay ends when the last connection has ended, or after
+    /// this many seconds.
     Drain(u64),
 }
 
-/// Asks the relay whose control socket this is.
+/// Sends a request to the relay that has this control socket.
 pub fn ask(path: &Path, request: &Request) -> Result<Value, AskError> {
     shunt_control::ask(RELAY, path, request)
 }
 
-/// What runs, in messages.
+/// The name of the service in messages.
 pub(crate) const RELAY: &str = "relay";

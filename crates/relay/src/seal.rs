@@ -1,6 +1,9 @@
-//! TLS between two relays: it keeps secret what flows, and nothing more. Who the other is, the key that both share tells
-//! afterwards, in proofs that cover what only the two ends of this very connection know (`binding`): whoever sits between has
-//! two connections, and can pass on neither proof. So the listener's public key is made at each start, and nobody checks it.
+//! TLS between two relays. It only provides secrecy.
+//!
+//! The handshake above it (`handshake`) authenticates both sides with the shared key. Its proofs
+//! cover a secret of the two ends of this TLS connection (`binding`). A man in the middle has two
+//! TLS connections with two secrets, so it cannot forward a proof. Therefore the listener's public
+//! key is generated at each start and not verified.
 
 use std::sync::{Arc, LazyLock};
 
@@ -18,24 +21,24 @@ use rustls::{
     ServerConnection, SignatureScheme,
 };
 
-/// What a TLS connection begins with; a hello in the clear begins otherwise.
+/// The first byte of a TLS connection. A hello frame without TLS starts with another byte.
 pub(crate) const FIRST_BYTE: u8 = 0x16;
 
-/// The side that has connected.
+/// Returns the TLS state of the side that has connected.
 pub(crate) fn caller() -> Connection {
     static CONFIG: LazyLock<Arc<ClientConfig>> = LazyLock::new(|| Arc::new(client_config()));
-    // No name is sent: the listener is no host of the web.
+    // The name is not sent, and not checked: the listener has no host name.
     let nobody = ServerName::try_from("relay.invalid").expect("it is a name");
     ClientConnection::new(CONFIG.clone(), nobody).expect("the configuration is sound").into()
 }
 
-/// The side that listens.
+/// Returns the TLS state of the side that listens.
 pub(crate) fn listener() -> Connection {
     static CONFIG: LazyLock<Arc<ServerConfig>> = LazyLock::new(|| Arc::new(server_config()));
     ServerConnection::new(CONFIG.clone()).expect("the configuration is sound").into()
 }
 
-/// What only the two ends of a connection know, after its handshake.
+/// Returns a secret that only the two ends of a connection know after its handshake.
 pub(crate) fn binding(tls: &Connection) -> [u8; 32] {
     tls.export_keying_material([0; 32], b"EXPORTER-shunt-relay", None).expect("its handshake has ended")
 }
@@ -72,13 +75,14 @@ fn server_config() -> ServerConfig {
         .expect("the provider has TLS 1.3")
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(resolver));
-    // A connection that is kept ready must be silent, and each makes its own secrets.
+    // The listener must not send anything on a connection that is kept ready. Sessions are not
+    // resumed.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config
 }
 
-/// Takes any public key whose owner has signed the handshake.
+/// Accepts any public key whose owner has signed the handshake.
 #[derive(Debug)]
 struct AnyKey(WebPkiSupportedAlgorithms);
 

@@ -1,5 +1,7 @@
-//! One connection from its beginning to its end: what came is moved to what it is for, and each side learns how the other
-//! ended: by an end of its stream, or by a reset after everything before it.
+//! One relayed connection from its start to its end.
+//!
+//! Each side sees how the other one ended: with an end of its stream, or with a reset. A reset is
+//! sent after all bytes before it have arrived.
 
 use std::os::fd::AsFd;
 use std::pin::pin;
@@ -17,16 +19,17 @@ use crate::record::{Flow, Record};
 use crate::shared::Shared;
 use crate::wire::Wire;
 
-/// Where a connection comes from.
+/// The accepted side of a connection.
 #[derive(Debug)]
 pub(crate) enum Inward {
-    /// Somebody who does not know of relays.
+    /// A client, which does not know of relays.
     Client(Wire),
-    /// A relay, which wants to know how it went.
+    /// A relay, which expects a verdict.
     Relay(Wire),
 }
 
-/// A connection's life from when it has come: it is answered, moved, counted and logged. `onward` becomes the way to its target.
+/// Serves an accepted connection: answers it, moves its bytes, counts and logs it. `onward`
+/// connects to its target.
 pub(crate) async fn serve(
     shared: &Shared,
     config: &Config,
@@ -50,10 +53,12 @@ pub(crate) async fn serve(
     }
 }
 
-/// Moves everything, both ways, until both have ended or one is broken. Says what became of it at first.
+/// Moves bytes in both directions until both have ended or one is broken. Returns the verdict on
+/// the set-up of the connection.
 async fn run(inward: Inward, onward: Onward, path: DataPath, record: &Record, metrics: &Metrics) -> Verdict {
     let (inner, outer) = (inward.wire(), onward.wire());
-    // If this process is killed, what it had not passed on must not look like an end.
+    // If this process is killed, the kernel must reset the connections. An orderly end would hide
+    // that bytes are missing.
     reset(inner);
     reset(outer);
     let up = move_all(inner, outer, path, &record.up);
@@ -91,11 +96,11 @@ async fn run(inward: Inward, onward: Onward, path: DataPath, record: &Record, me
 }
 
 impl Inward {
-    /// There is nothing to be had.
+    /// Rejects the connection.
     pub(crate) async fn refuse(&self, verdict: Verdict) {
         match self {
             Inward::Client(wire) => reset(wire),
-            // If it is gone, it does not matter any more.
+            // A failed write means that the relay is gone.
             Inward::Relay(wire) => drop(wire.write_all(&encode_reply(verdict)).await),
         }
     }
@@ -122,7 +127,7 @@ impl Onward {
     }
 }
 
-/// Why a direction came to no good end.
+/// Why a direction ended prematurely.
 #[derive(Debug)]
 enum Stop {
     Broken(Broken),
@@ -132,16 +137,20 @@ enum Stop {
 /// How a direction ended, if it has.
 type Ended = Option<Result<(), Stop>>;
 
-/// One direction with its end.
+/// Moves the bytes of one direction, and passes on the end of its stream.
 async fn move_all(from: &Wire, to: &Wire, path: DataPath, flow: &Flow) -> Result<(), Stop> {
     one_way(from, to, path, flow).await.map_err(Stop::Broken)?;
-    // It may have been closed meanwhile: then there is nobody to be told.
+    // The other side may have closed the connection meanwhile, so that it needs no end of the
+    // stream.
     let _ = to.end().await;
     Ok(())
 }
 
-/// Until both have ended, or one so that the other has nobody left to give its bytes to. A socket that takes no more
-/// may still have something to say.
+/// Runs both directions until both have ended, or one has failed in a way that makes the other
+/// pointless.
+///
+/// A socket that accepts no more bytes may still deliver some, so a failed write does not end the
+/// other direction.
 async fn both(
     up: impl Future<Output = Result<(), Stop>>,
     down: impl Future<Output = Result<(), Stop>>,
@@ -158,10 +167,11 @@ async fn both(
     (upward, downward)
 }
 
-/// How long what was sent before a reset may take to arrive.
+/// How long bytes that were sent before a reset may take to arrive.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What it was sent arrives before it is reset, if it is alive: the bytes before a reset are not the reset's.
+/// Waits until the peer has acknowledged all bytes that were sent, if it is alive. A reset would
+/// discard them.
 async fn await_arrival(wire: &Wire, is_alive: bool) {
     let deadline = Instant::now() + PATIENCE;
     let mut pause = Duration::from_millis(1);
@@ -172,12 +182,12 @@ async fn await_arrival(wire: &Wire, is_alive: bool) {
     }
 }
 
-/// It is reset when it is closed, whoever closes it.
+/// Makes the kernel reset the connection when it is closed, even if the process is killed.
 fn reset(wire: &Wire) {
     let _ = SockRef::from(wire.stream()).set_linger(Some(Duration::ZERO));
 }
 
-/// Its stream has ended as it should: the kernel delivers what is left.
+/// Makes the kernel deliver the remaining bytes when the connection is closed.
 fn close(wire: &Wire) {
     let _ = SockRef::from(wire.stream()).set_linger(None);
 }

@@ -1,4 +1,5 @@
-//! What all threads of a relay share: the configuration of now, the pools, the connections that began early, the counts.
+//! The state that all threads of a relay share: the configuration, the pools, the early
+//! connections, the metrics.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -13,10 +14,11 @@ use crate::early::Early;
 use crate::metrics::Metrics;
 use crate::pool::{Level, Pool};
 
-/// So many may be about to show who they are: the pool of one relay at once, from two networks or more, and of relays that are known.
+/// The limits on concurrent handshakes: enough for the pool of one relay per host, for two relays
+/// per network, and a reserve for known relays.
 const STRANGERS: Shares = Shares { host: 1024, network: 2048, all: 3072, reserved: 1024 };
 
-/// See the module.
+/// The shared state of a relay.
 #[derive(Debug)]
 pub(crate) struct Shared {
     loaded: RwLock<Arc<Loaded>>,
@@ -24,17 +26,17 @@ pub(crate) struct Shared {
     workers: Vec<Handle>,
     next: AtomicUsize,
     draining: AtomicBool,
-    /// Who has connected as a relay and has not shown yet that it is one.
+    /// The connections whose relay has not been authenticated yet.
     pub(crate) strangers: Arc<Gate>,
     pub(crate) early: Early,
     pub(crate) metrics: Metrics,
 }
 
-/// One of the threads that carry connections.
+/// The index of a thread that carries connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Worker(usize);
 
-/// A pool, and what fills it up.
+/// A pool, and the task that fills it.
 #[derive(Debug)]
 struct Kept {
     pool: Arc<Pool>,
@@ -55,12 +57,12 @@ impl Shared {
         }
     }
 
-    /// The configuration of now; a connection keeps the one with which it began.
+    /// Returns the current configuration. A connection keeps the one that it started with.
     pub(crate) fn loaded(&self) -> Arc<Loaded> {
         self.loaded.read().expect(NEVER).clone()
     }
 
-    /// From now on. Pools of peers that are still there go on; connections are untouched.
+    /// Applies a configuration. Pools of unchanged peers are kept. Connections are not affected.
     pub(crate) fn adopt(&self, loaded: Loaded) {
         let mut pools = self.pools.write().expect(NEVER);
         let name = &loaded.config.name;
@@ -88,7 +90,7 @@ impl Shared {
         levels
     }
 
-    /// Room for one more connection, if there is.
+    /// Reserves a slot for one more connection. `None` if the limit is reached or the relay drains.
     pub(crate) fn slot(self: &Arc<Shared>) -> Option<Slot> {
         let open = self.metrics.open.inc();
         let slot = Slot(self.clone());
@@ -104,7 +106,7 @@ impl Shared {
         self.draining.store(true, Relaxed);
     }
 
-    /// Whose turn it is.
+    /// Returns the worker for the next connection. Workers take turns.
     pub(crate) fn next_worker(&self) -> Worker {
         Worker(self.next.fetch_add(1, Relaxed) % self.workers.len())
     }
@@ -127,7 +129,7 @@ impl Drop for Kept {
     }
 }
 
-/// A connection counts as long as this lives.
+/// A connection that counts towards the limit, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Slot(Arc<Shared>);
 

@@ -1,5 +1,15 @@
-//! The first packet of each intercepted connection, shown by netfilter before anything else sees it. The onward connection
-//! begins with it; on a faithful route it is let through only when the target has answered.
+//! Starts the onward connection when the first packet of an intercepted connection arrives.
+//!
+//! netfilter passes each SYN to the relay before the host answers it:
+//!
+//!     early      starts the onward connection, and lets the SYN continue
+//!     faithful   starts the onward connection, and holds the SYN until the target has answered;
+//!                then the SYN continues, or is rejected, or is dropped
+//!     late       lets the SYN continue
+//!
+//! For example, on an early route the target's handshake runs while the client's does. The accepted
+//! connection then finds the onward connection in `Early` by its two addresses. A retransmitted SYN
+//! is dropped if the first one is still held, and continues otherwise.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,7 +34,7 @@ pub(crate) struct Syns {
     shared: Arc<Shared>,
     queue: AsyncFd<Queue>,
     marks: u32,
-    /// Held back until the target has answered.
+    /// SYNs that are held until the target has answered.
     held: HashMap<Ends, Packet>,
     answers: (mpsc::UnboundedSender<Answer>, mpsc::UnboundedReceiver<Answer>),
 }
@@ -32,7 +42,7 @@ pub(crate) struct Syns {
 type Answer = (Ends, Verdict);
 
 impl Syns {
-    /// Needs CAP_NET_ADMIN, and a queue of this number that nobody else has.
+    /// Opens the queue; needs CAP_NET_ADMIN, and a queue number that no other process uses.
     #[allow(deprecated, reason = "`register` is unsafe for types that may close early; this one cannot")]
     pub(crate) fn open(shared: Arc<Shared>, intercept: &Intercept) -> io::Result<Syns> {
         let queue = AsyncFd::new(Queue::bind(intercept.queue)?)?;
@@ -78,13 +88,14 @@ impl Syns {
         });
         match begun {
             Ok(()) if faithful => drop(self.held.insert(ends, packet)),
-            // Its first transmission waits still.
+            // The first transmission is still held.
             Err(Refusal::Begun) if self.held.contains_key(&ends) => self.decide(&packet, Fate::Drop),
             _ => self.decide(&packet, Fate::Pass(None)),
         }
     }
 
-    /// Starts to connect onward. Faithful: and to wait for the target's answer.
+    /// Starts to connect onward. `asked` is set on a faithful route: the task then also waits for
+    /// the target's answer.
     fn begin(&self, request: Request, asked: Option<Ends>) -> Begun {
         let (sender, onward) = oneshot::channel();
         let (worker, since) = (self.shared.next_worker(), Instant::now());
@@ -94,7 +105,7 @@ impl Syns {
             if let Some(ends) = asked {
                 onward = answer(onward).await;
                 let verdict = onward.as_ref().map_or_else(|verdict| *verdict, |_| Verdict::Connected);
-                // First, so that it is there when the client is.
+                // The connection must be there before the verdict lets the client's SYN continue.
                 let _ = sender.send(onward);
                 let _ = answers.send((ends, verdict));
             } else {
@@ -111,7 +122,8 @@ impl Syns {
             Verdict::Connected => return self.decide(&packet, Fate::Pass(None)),
             Verdict::Refused | Verdict::Denied | Verdict::Full | Verdict::Circle => marked(Mark::Refused),
             Verdict::Unreachable | Verdict::NoRelay => marked(Mark::Unreachable),
-            // As the target: no answer. The client asks again.
+            // The target has not answered, so neither does the relay. The client retransmits its
+            // SYN.
             Verdict::TimedOut => Fate::Drop,
         };
         self.shared.early.take(ends);
@@ -126,14 +138,14 @@ impl Syns {
     }
 }
 
-/// What the relay at the end says, if it is one.
+/// Waits for the verdict of the next relay, if `onward` leads to a relay.
 async fn answer(onward: Result<Onward, Verdict>) -> Result<Onward, Verdict> {
     let wire = match onward? {
         Onward::Relay(wire) => wire,
         target => return Ok(target),
     };
     match wire.read_exact().await.map(decode_reply) {
-        // It has been heard: nothing but the target's bytes follow.
+        // The verdict has been read, so only the target's bytes follow.
         Ok(Ok(Verdict::Connected)) => Ok(Onward::Target(wire)),
         Ok(Ok(verdict)) => Err(verdict),
         _ => Err(Verdict::NoRelay),
@@ -142,7 +154,7 @@ async fn answer(onward: Result<Onward, Verdict>) -> Result<Onward, Verdict> {
 
 const TCP: u8 = 6;
 
-/// Source and destination of a TCP packet.
+/// Returns the source and the destination of a TCP packet.
 fn ends(packet: &[u8]) -> Option<Ends> {
     let (from, to, rest): (IpAddr, IpAddr, &[u8]) = match packet.first()? >> 4 {
         4 if *packet.get(9)? == TCP => {
@@ -150,7 +162,7 @@ fn ends(packet: &[u8]) -> Option<Ends> {
             let address = |at: usize| Some(<[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?.into());
             (address(12)?, address(16)?, packet.get(header..)?)
         }
-        // With further headers between it is left alone.
+        // A packet with IPv6 extension headers is not recognised.
         6 if *packet.get(6)? == TCP => {
             let address = |at: usize| Some(<[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?.into());
             (address(8)?, address(24)?, packet.get(40..)?)

@@ -1,4 +1,4 @@
-//! The programs that speak to netfilter and to routing for us, and what they say when they refuse.
+//! Runs the programs that configure netfilter and routing, and reports their errors.
 
 use std::io::{self, Write};
 use std::process::{Command, Output, Stdio};
@@ -11,29 +11,29 @@ pub enum ToolError {
     /// A program is missing.
     #[error("{program} cannot be run ({error}): install {package}")]
     Missing {
-        /// Which.
+        /// The program.
         program: &'static str,
-        /// What it is part of.
+        /// The package that contains it.
         package: &'static str,
-        /// Why.
+        /// The error.
         error: io::Error,
     },
-    /// It did not do what it was told.
+    /// The program has failed.
     #[error("{program} says: {complaint}{}", advice(.complaint))]
     Refused {
-        /// Which.
+        /// The program.
         program: &'static str,
-        /// Its words.
+        /// Its error message.
         complaint: String,
     },
 }
 
-/// What to do about a complaint, where that is known.
+/// Returns advice for a message, if there is any.
 fn advice(complaint: &str) -> &'static str {
     if complaint.contains("not permitted") { " (interception needs CAP_NET_ADMIN)" } else { "" }
 }
 
-/// What is run.
+/// A program, and the package that contains it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tool {
     pub(crate) program: &'static str,
@@ -41,7 +41,7 @@ pub(crate) struct Tool {
 }
 
 impl Tool {
-    /// With a script on its standard input, or none.
+    /// Runs the program with `script` on its standard input.
     pub(crate) fn run<'a>(
         self,
         words: impl IntoIterator<Item = &'a str>,
@@ -52,7 +52,7 @@ impl Tool {
         let mut command = Command::new(program);
         command.args(words).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(missing)?;
-        // If it does not read, it says why.
+        // A program that does not read its input reports the error itself.
         let _ = child.stdin.take().expect("piped").write_all(script.as_bytes());
         self.judge(&child.wait_with_output().map_err(missing)?)
     }

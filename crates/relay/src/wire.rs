@@ -1,5 +1,5 @@
-//! A connection of the relay's, in the clear or under TLS: what the rest of the relay reads from and writes to without
-//! knowing which. Both directions may be used at a time, each by one.
+//! A connection of the relay, plain or under TLS. The rest of the relay reads and writes without
+//! distinguishing the two. Both directions may be used concurrently, each by one task.
 
 use std::cell::RefCell;
 use std::io::{self, Cursor, IoSlice, Read, Write};
@@ -18,17 +18,20 @@ use tokio::net::TcpStream;
 use crate::pipe::Pipe;
 use crate::seal;
 
-/// See the module.
+/// A plain or encrypted connection.
 #[derive(Debug)]
 pub(crate) struct Wire {
     stream: TcpStream,
     seal: Option<Box<Mutex<Seal>>>,
-    /// The kernel has told of a failure. It does so once, whoever asks first, and what is read afterwards ends as if nothing had
-    /// happened: in the clear that is no end. Under TLS an end has a mark of its own.
+    /// Whether the kernel has reported a failure.
+    ///
+    /// The kernel reports an error only once, in either direction. Later reads return 0, like an
+    /// orderly end. On a plain connection this flag distinguishes the two. Under TLS, close_notify
+    /// marks an orderly end.
     failed: AtomicBool,
 }
 
-/// One that no runtime watches: any may go on with it.
+/// A connection that is not registered with a runtime. Any thread may continue to use it.
 #[derive(Debug)]
 pub(crate) struct Parked {
     stream: StdStream,
@@ -39,27 +42,28 @@ pub(crate) struct Parked {
 #[derive(Debug)]
 struct Seal {
     tls: Connection,
-    /// What has come and was not decrypted yet, because nobody has taken what came before.
+    /// Received bytes that are not decrypted yet, because the decrypted ones before them have not
+    /// been read.
     incoming: Cursor<Vec<u8>>,
 }
 
-/// What is read or written at a time.
+/// The largest number of bytes that are read or written in one step.
 pub(crate) const PIECE: usize = 64 * 1024;
 
 const FLAGS: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 
 thread_local! {
-    /// Nothing stays in it.
+    /// A buffer for received bytes. It is empty between two calls.
     static INCOMING: RefCell<Box<[u8]>> = RefCell::new(vec![0; PIECE].into());
 }
 
 impl Wire {
-    /// In the clear.
+    /// Returns a plain connection.
     pub(crate) fn plain(stream: TcpStream) -> Wire {
         Wire::with(stream, None)
     }
 
-    /// Under TLS, whose handshake has ended then.
+    /// Performs the TLS handshake, and returns the encrypted connection.
     pub(crate) async fn sealed(stream: TcpStream, mut tls: Connection) -> io::Result<Wire> {
         tls.set_buffer_limit(Some(2 * PIECE));
         let wire = Wire::with(stream, Some(Box::new(Mutex::new(Seal { tls, incoming: Cursor::default() }))));
@@ -88,12 +92,12 @@ impl Wire {
         self.seal.is_some()
     }
 
-    /// What only its two ends know: nothing, in the clear.
+    /// Returns a secret that only the two ends know. It is empty for a plain connection.
     pub(crate) fn binding(&self) -> Vec<u8> {
         self.seal().map_or_else(Vec::new, |seal| seal::binding(&seal.tls).to_vec())
     }
 
-    /// Some bytes. 0: the stream has ended.
+    /// Reads some bytes. Returns 0 if the stream has ended.
     pub(crate) async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.try_read(buffer) {
@@ -103,7 +107,7 @@ impl Wire {
         }
     }
 
-    /// Exactly so many bytes.
+    /// Reads exactly `N` bytes.
     pub(crate) async fn read_exact<const N: usize>(&self) -> io::Result<[u8; N]> {
         let (mut bytes, mut have) = ([0; N], 0);
         while have < N {
@@ -115,7 +119,7 @@ impl Wire {
         Ok(bytes)
     }
 
-    /// All of it, however long that takes; then the kernel has it.
+    /// Writes all bytes, and waits until the kernel has accepted them.
     pub(crate) async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             match self.try_write(bytes) {
@@ -126,7 +130,7 @@ impl Wire {
         self.flush().await
     }
 
-    /// The stream ends here, for the other side.
+    /// Ends the stream to the other side.
     pub(crate) async fn end(&self) -> io::Result<()> {
         if let Some(mut seal) = self.seal() {
             seal.tls.send_close_notify();
@@ -135,8 +139,9 @@ impl Wire {
         Ok(shutdown(&self.stream, Shutdown::Write)?)
     }
 
-    /// What is there. 0: the stream has ended; if the other side's end of TLS did not come first, that is an error, and so it is
-    /// after a failure.
+    /// Reads the available bytes. Returns 0 if the stream has ended.
+    ///
+    /// An end without close_notify under TLS is an error, and so is an end after a failure.
     pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let Some(mut seal) = self.seal() else {
             let receive = || Ok(recv(&self.stream, buffer, RecvFlags::DONTWAIT)?.0);
@@ -155,7 +160,8 @@ impl Wire {
         Ok(have)
     }
 
-    /// As much as is taken at once. Under TLS some of it may wait for [`Wire::flush`].
+    /// Writes as many bytes as can be accepted without waiting. Under TLS some of them may be
+    /// buffered until [`Wire::flush`].
     pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         let Some(mut seal) = self.seal() else {
             let send = || Ok(send(&self.stream, bytes, FLAGS)?);
@@ -169,19 +175,20 @@ impl Wire {
         }
     }
 
-    /// What has come already, in the clear and before the runtime has looked; an end or a failure is for the next to read.
+    /// Reads bytes that have already arrived on a plain connection, without asking the runtime for
+    /// readiness. Returns 0 at an end or a failure, which the next read reports.
     pub(crate) fn take_first(&self, buffer: &mut [u8]) -> usize {
         let received = recv(&self.stream, buffer, RecvFlags::DONTWAIT).map_err(io::Error::from);
         self.note(received).map_or(0, |(count, _)| count)
     }
 
-    /// Some bytes into a pipe, in the clear. 0: the stream has ended.
+    /// Splices some bytes of a plain connection into a pipe. Returns 0 if the stream has ended.
     pub(crate) async fn splice_into(&self, pipe: &mut Pipe) -> io::Result<usize> {
         let filled = self.stream.async_io(Interest::READABLE, || pipe.fill(self.stream.as_fd()));
         self.unless_failed(filled.await)
     }
 
-    /// All that is in a pipe, in the clear.
+    /// Splices all bytes of a pipe into a plain connection.
     pub(crate) async fn splice_from(&self, pipe: &mut Pipe) -> io::Result<()> {
         while pipe.held() > 0 {
             let drained = self.stream.async_io(Interest::WRITABLE, || pipe.drain(self.stream.as_fd()));
@@ -190,7 +197,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Until the kernel has everything.
+    /// Waits until the kernel has accepted all buffered bytes.
     pub(crate) async fn flush(&self) -> io::Result<()> {
         loop {
             let pushed = self.seal().map_or(Ok(()), |mut seal| seal.push(&self.stream));
@@ -250,12 +257,13 @@ impl AsyncRead for Wire {
 }
 
 impl Parked {
-    /// To be used by the runtime in which this is called.
+    /// Registers the connection with the current runtime.
     pub(crate) fn resume(self) -> io::Result<Wire> {
         Ok(Wire::with(TcpStream::from_std(self.stream)?, self.seal))
     }
 
-    /// Nothing is to be read from a connection that waits for its first target: no byte, no end and no error.
+    /// Returns whether the socket has nothing to read: no byte, no end and no error. A live
+    /// connection that waits for its target is in this state.
     pub(crate) fn is_silent(&self) -> bool {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         matches!(recv(&self.stream, &mut [0; 1], flags), Err(rustix::io::Errno::AGAIN))
@@ -269,7 +277,7 @@ impl From<StdStream> for Parked {
 }
 
 impl Seal {
-    /// Takes in what has come, as much as TLS has room for.
+    /// Receives bytes, as far as TLS has room for them, and decrypts them.
     fn advance(&mut self, stream: &TcpStream) -> io::Result<()> {
         if self.has_incoming() {
             self.tls.read_tls(&mut self.incoming)?;
@@ -277,8 +285,9 @@ impl Seal {
             self.receive(stream)?;
         }
         self.tls.process_new_packets().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        // What TLS has to say to that goes out with what is written next, if not now. That the other side takes no more is not
-        // a reader's concern: what has come is still to be read, and after it the stream has no end of TLS.
+        // TLS may have to answer. What cannot be sent now is sent with the next write. A failure to
+        // send is not the reader's error: received bytes can still be read, and the missing
+        // close_notify shows afterwards.
         let _ = self.push(stream);
         Ok(())
     }
@@ -294,14 +303,14 @@ impl Seal {
             if count == 0 && self.tls.is_handshaking() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            // An end too: TLS must know of it.
+            // An end of the stream is passed on to TLS as well.
             let taken = self.tls.read_tls(&mut &buffer[..count])?;
             self.incoming = Cursor::new(buffer[taken..count].to_vec());
             Ok(())
         })
     }
 
-    /// Gives the kernel what it takes.
+    /// Passes buffered bytes to the kernel until it accepts no more.
     fn push(&mut self, stream: &TcpStream) -> io::Result<()> {
         while self.tls.wants_write() {
             stream.try_io(Interest::WRITABLE, || self.tls.write_tls(&mut Raw(stream)))?;
@@ -310,7 +319,7 @@ impl Seal {
     }
 }
 
-/// What TLS writes to: never waits, never raises a signal.
+/// The writer for TLS. It never blocks, and never raises a signal.
 struct Raw<'a>(&'a TcpStream);
 
 impl Write for Raw<'_> {
@@ -425,7 +434,7 @@ mod tests {
             let (one, two) = wires(sealed).await;
             while one.try_write(&[7; 1000]).is_ok() {}
             two.write_all(b"no").await.unwrap();
-            // With unread bytes: a reset.
+            // A socket with unread bytes is closed by a reset.
             drop(two);
             one.stream().writable().await.unwrap();
             assert_eq!(&one.read_exact::<2>().await.unwrap(), b"no", "sealed: {sealed}");
@@ -463,7 +472,7 @@ mod tests {
     #[tokio::test]
     async fn what_was_changed_on_the_way_is_refused() {
         let (one, two) = wires(true).await;
-        // A record that nobody has sealed.
+        // A record that was not encrypted with the connection's key.
         let mut forged = vec![0x17, 3, 3, 0, 40];
         forged.extend([7; 40]);
         send(one.stream(), &forged, FLAGS).unwrap();

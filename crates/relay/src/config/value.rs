@@ -1,4 +1,4 @@
-//! The values that are written with a unit or a pattern, and how a value is found by its name.
+//! Configuration values with a unit or a pattern, and the look-up of a value by its path.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-/// A time, as in `215ms` or `1m 30s`.
+/// A duration, as in `215ms` or `1m 30s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Span(pub Duration);
@@ -30,7 +30,7 @@ impl From<Span> for String {
     }
 }
 
-/// Bits in a second, as in `500mbit`: the units of tc(8).
+/// A bandwidth in bits per second, as in `500mbit`. The units are those of tc(8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Bandwidth(u64);
@@ -38,7 +38,7 @@ pub(crate) struct Bandwidth(u64);
 const UNITS: [(&str, u64); 4] = [("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1_000), ("bit", 1)];
 
 impl Bandwidth {
-    /// Eight times less.
+    /// Returns the bandwidth in bytes per second.
     pub(crate) fn bytes_per_second(self) -> u64 {
         self.0 / 8
     }
@@ -84,7 +84,7 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
-    /// Whether this is one of them.
+    /// Returns whether `target` is one of them.
     pub(crate) fn contain(&self, target: SocketAddr) -> bool {
         self.net.contains(&target.ip().to_canonical()) && self.ports.contains(&target.port())
     }
@@ -139,7 +139,8 @@ impl From<Targets> for String {
     }
 }
 
-/// Where the value of this name is, or may be put. Of a list, its parts are named by their `name` or counted from 0.
+/// Returns the place of the value at `path`, which need not be set so far. Elements of a list are
+/// named by their `name` or counted from 0.
 pub(super) fn place<'a>(whole: &'a mut toml::Value, path: &str) -> Result<&'a mut toml::Value, String> {
     let mut place = whole;
     let mut steps = path.split('.').peekable();
@@ -151,7 +152,8 @@ pub(super) fn place<'a>(whole: &'a mut toml::Value, path: &str) -> Result<&'a mu
                 let index = index.or_else(|| step.parse().ok()).filter(|index| *index < list.len());
                 &mut list[index.ok_or_else(|| format!("there is no {step:?}"))?]
             }
-            // What has not been said so far may be said. Whether it has a meaning is found out when all is read again.
+            // The last step may name a key that is not set. A key that does not exist is rejected
+            // when the result is parsed.
             toml::Value::Table(table) => {
                 if steps.peek().is_some() && !table.contains_key(step) {
                     return Err(format!("there is no {step:?}"));
@@ -164,7 +166,7 @@ pub(super) fn place<'a>(whole: &'a mut toml::Value, path: &str) -> Result<&'a mu
     Ok(place)
 }
 
-/// What a person means by a value without quotes.
+/// Parses a value. A text that is not valid TOML is taken as a string without quotes.
 pub(super) fn literal(text: &str) -> toml::Value {
     let read = toml::from_str::<toml::Table>(&format!("value = {text}"));
     let read = read.ok().and_then(|mut table| table.remove("value"));
