@@ -1,4 +1,5 @@
-//! The files in which an engine hands a runtime what it shall start: config.json in a bundle, and the process of an `exec`.
+//! The files that a container engine passes to an OCI runtime: config.json in a bundle, and the
+//! process description of an `exec`.
 
 use std::fs;
 use std::path::Path;
@@ -10,20 +11,22 @@ use crate::spec::{self, Host};
 
 const CONFIGURATION: &str = "config.json";
 
-/// Puts the container of `bundle` under shunt. If it cannot be, it is as it was.
+/// Adds shunt to the configuration of the container in `bundle`. If that fails, the configuration
+/// is unchanged.
 pub fn enter(bundle: &Path, host: &Host) -> Result<(), Refusal> {
     let bundle = std::path::absolute(bundle).unwrap_or_else(|_| bundle.to_owned());
     change(&bundle.join(CONFIGURATION), |text| spec::enter(text, &bundle, host))
 }
 
-/// Puts the process that the file `process` describes under shunt if the container of `bundle` is.
+/// Adds shunt to the process that the file `process` describes, if the container of `bundle` has
+/// it.
 pub fn follow(process: &Path, bundle: &Path) -> Result<(), Refusal> {
     let container = read(&bundle.join(CONFIGURATION))?;
     change(process, |text| spec::follow(text, &container))
 }
 
-/// How the programs of the container of `bundle` are to be supervised, on a host whose router trusts containers or does not. It is
-/// remembered.
+/// Returns how the programs of the container in `bundle` are to be supervised, and stores that next
+/// to the configuration. `is_trusted` is set on a host whose router trusts containers.
 pub fn supervise(bundle: &Path, is_trusted: bool) -> Result<Supervision, Refusal> {
     let marking = |source| Refusal::File { path: bundle.to_owned(), source };
     overlay::forget(bundle).map_err(marking)?;
@@ -32,12 +35,12 @@ pub fn supervise(bundle: &Path, is_trusted: bool) -> Result<Supervision, Refusal
     Ok(supervision)
 }
 
-/// How those of a container that runs are. None: they are not.
+/// Returns how the programs of a running container are supervised. `None` if they are not.
 pub fn supervision(bundle: &Path) -> Result<Option<Supervision>, Refusal> {
     overlay::remembered(bundle).map_err(|source| Refusal::File { path: bundle.to_owned(), source })
 }
 
-/// The container of `bundle` is started without, after all.
+/// Removes what [`supervise`] has stored: the container is started without a supervisor.
 pub fn let_go(bundle: &Path) -> Result<(), Refusal> {
     overlay::forget(bundle).map_err(|source| Refusal::File { path: bundle.to_owned(), source })
 }

@@ -1,4 +1,5 @@
-//! Docker's configuration, /etc/docker/daemon.json: the runtime `shunt` is added to it and taken away again, and nothing else changes.
+//! Adds the runtime `shunt` to Docker's configuration, /etc/docker/daemon.json, and removes it.
+//! Nothing else in the file changes.
 
 use std::fs;
 use std::io::{self, Write};
@@ -11,56 +12,56 @@ use thiserror::Error;
 use crate::replace::replace;
 use crate::text::{Container, Splice};
 
-/// What `docker run --runtime=` takes.
+/// The name for `docker run --runtime=`.
 pub const NAME: &str = "shunt";
 const RUNTIMES: &str = "runtimes";
 
-/// Why the file is as it was.
+/// Why the file was not changed.
 #[derive(Debug, Error)]
 pub enum RegisterError {
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error("{path}: {source}")]
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// It is not what Docker reads.
+    /// The file is not a valid configuration of Docker.
     #[error("{path} is left as it is, since it cannot be read as JSON of Docker's: {why}")]
     NotUnderstood {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         why: serde_json::Error,
     },
-    /// The name is somebody else's.
+    /// The name belongs to a different runtime.
     #[error("{path} has another runtime of the name {NAME}, {other}: take that out first")]
     Taken {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// That runtime's entry.
         other: String,
     },
 }
 
-/// Whether anything had to be done.
+/// Whether the file had to be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The file is another one now.
+    /// The file was changed.
     Made,
-    /// It was as it should be.
+    /// The file was already as requested.
     None,
 }
 
-/// A runtime, as Docker has it.
+/// A runtime's entry in Docker's configuration.
 #[derive(Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Runtime {
     path: PathBuf,
 }
 
-/// Adds the runtime at `runtime`. A file that does not exist is made.
+/// Adds the runtime at `runtime`. A file that does not exist is created.
 pub fn register(file: &Path, runtime: &Path) -> Result<Change, RegisterError> {
     let entry = Runtime { path: runtime.to_owned() };
     let Some(text) = read(file)? else {
@@ -74,7 +75,8 @@ pub fn register(file: &Path, runtime: &Path) -> Result<Change, RegisterError> {
     }
 }
 
-/// Takes the runtime away, if it is one that `is_ours` knows; with it a file that was made for it.
+/// Removes the runtime, if `is_ours` accepts its path. A file that [`register`] created is removed
+/// as a whole.
 pub fn unregister(file: &Path, is_ours: impl Fn(&Path) -> bool) -> Result<Change, RegisterError> {
     let Some(text) = read(file)? else { return Ok(Change::None) };
     let Some(value) = registered(&text).map_err(not_understood(file))? else { return Ok(Change::None) };
@@ -87,14 +89,15 @@ pub fn unregister(file: &Path, is_ours: impl Fn(&Path) -> bool) -> Result<Change
     replace(file, &without).map(|()| Change::Made).map_err(at(file))
 }
 
-/// The path of the runtime that is registered, if any is and it is no more than a path.
+/// Returns the path of the registered runtime. `None` if there is none, or if its entry contains
+/// more than a path.
 pub fn find(file: &Path) -> Result<Option<PathBuf>, RegisterError> {
     let Some(text) = read(file)? else { return Ok(None) };
     let value = registered(&text).map_err(not_understood(file))?;
     Ok(value.and_then(|value| serde_json::from_str::<Runtime>(&value).ok()).map(|entry| entry.path))
 }
 
-/// What becomes of a text to which an entry is added.
+/// The result of adding an entry to a text.
 #[derive(Debug, PartialEq)]
 enum Added {
     Text(String),
@@ -121,7 +124,8 @@ fn added(text: &str, entry: &Runtime) -> serde_json::Result<Added> {
     Ok(Added::Text(Splice::apply(vec![splice], text)))
 }
 
-/// The reverse. Runtimes of which none is left are left out.
+/// Returns the text without the runtime. If no other runtime is left, the list of runtimes is
+/// removed too.
 fn removed(text: &str) -> serde_json::Result<String> {
     let whole = Container::object(text, text.trim())?;
     let Some(runtimes) = whole.member(RUNTIMES) else { return Ok(text.to_owned()) };
@@ -135,7 +139,7 @@ fn registered(text: &str) -> serde_json::Result<Option<String>> {
     Ok(Container::object(text, runtimes)?.member(NAME).map(str::to_owned))
 }
 
-/// A file with nothing else in it.
+/// Returns the content of a file that contains only this entry.
 fn fresh(entry: &Runtime) -> serde_json::Result<String> {
     Ok(format!("{:#}\n", serde_json::json!({ RUNTIMES: { NAME: entry } })))
 }

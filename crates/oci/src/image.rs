@@ -1,5 +1,8 @@
-//! Whether the programs of a container's image can have the shim in them. LD_PRELOAD is for all of them alike, so that it is set only
-//! where it stops none and has none complain: every dynamic linker of the image must be one that loads it, with all that it needs.
+//! Checks whether the shim can be loaded into the programs of a container's image.
+//!
+//! LD_PRELOAD applies to all programs of a container. So it is set only if none fails or prints an
+//! error because of it: every dynamic linker of the image must be able to load the shim and the
+//! libraries that the shim needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -14,31 +17,33 @@ use object::read::{ReadCache, ReadRef};
 use crate::refusal::Refusal;
 use crate::rootfs::Rootfs;
 
-/// The dynamic linker that 64-bit programs of glibc ask for.
+/// The dynamic linker of 64-bit programs with glibc.
 const LINKER: &str =
     if cfg!(target_arch = "aarch64") { "/lib/ld-linux-aarch64.so.1" } else { "/lib64/ld-linux-x86-64.so.2" };
-/// That of 32-bit ones, which would say on standard error that they cannot load it.
+/// The dynamic linker of 32-bit programs. It would print an error, because it cannot load a 64-bit
+/// library.
 const LINKER_32: &str =
     if cfg!(target_arch = "aarch64") { "/lib/ld-linux-armhf.so.3" } else { "/lib/ld-linux.so.2" };
-/// That of programs of musl.
+/// The dynamic linker of programs with musl.
 const LINKER_MUSL: &str =
     if cfg!(target_arch = "aarch64") { "/lib/ld-musl-aarch64.so.1" } else { "/lib/ld-musl-x86_64.so.1" };
-/// Where distributions have glibc.
+/// The directories in which distributions install glibc.
 const DIRECTORIES: [&str; 3] = if cfg!(target_arch = "aarch64") {
     ["/lib/aarch64-linux-gnu", "/lib64", "/lib"]
 } else {
     ["/lib/x86_64-linux-gnu", "/lib64", "/lib"]
 };
 
-/// An image is anybody's: it has no way to make the engine's host read for ever.
+/// Limits on what is read. An image may come from anyone, and must not make the host read without
+/// end.
 const MAX_BYTES: u64 = 16 << 20;
 const MAX_VERSIONS: usize = 1024;
 const MAX_SYMBOLS: usize = 16384;
 
-/// Versions of a library, or of several, by its name.
+/// The versions that a library defines or needs, by the library's name.
 type Versions = BTreeMap<String, Vec<String>>;
 
-/// Whether every program of the image takes the shim at `library`, or is static.
+/// Checks that every program of the image can load the shim at `library`, or is static.
 pub(crate) fn takes(rootfs: &Rootfs, library: &Path) -> Result<(), Refusal> {
     let (has_glibc, has_musl) = (rootfs.file(LINKER).is_some(), rootfs.file(LINKER_MUSL).is_some());
     if !has_glibc && !has_musl {
@@ -62,7 +67,8 @@ pub(crate) fn takes(rootfs: &Rootfs, library: &Path) -> Result<(), Refusal> {
     }
     if has_musl {
         let has = symbols_of_musl(rootfs).ok_or_else(|| Refusal::OldMusl(LINKER_MUSL.to_owned()))?;
-        // All of musl's files are large, and its linker takes such a name for the plain one.
+        // musl's file functions always use 64-bit offsets, and its linker resolves `open64` as
+        // `open`.
         let is_there =
             |name: &str| has.contains(name) || name.strip_suffix("64").is_some_and(|name| has.contains(name));
         let wanted = File::open(library)
@@ -74,19 +80,20 @@ pub(crate) fn takes(rootfs: &Rootfs, library: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What the image's musl defines, which is its dynamic linker as well; nothing if that cannot be read.
+/// Returns the symbols that the image's musl defines, or `None` if it cannot be read. musl's libc
+/// is also its dynamic linker.
 fn symbols_of_musl(rootfs: &Rootfs) -> Option<BTreeSet<String>> {
     let file = rootfs.file(LINKER_MUSL)?;
     file.metadata().is_ok_and(|metadata| metadata.len() <= MAX_BYTES).then_some(())?;
     read_symbols(&ReadCache::new(file), Defined).ok()
 }
 
-/// Which dynamic symbols are meant.
+/// A selection of dynamic symbols.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Which {
-    /// Those that a library has.
+    /// The symbols that a library defines.
     Defined,
-    /// Those that it cannot do without.
+    /// The symbols that a library requires.
     Wanted,
 }
 use Which::{Defined, Wanted};
@@ -110,7 +117,7 @@ fn read_symbols<'d>(data: impl ReadRef<'d>, which: Which) -> object::read::Resul
     Ok(names)
 }
 
-/// What the shim asks of other libraries.
+/// Returns the versions that the shim requires, by library.
 fn needed(library: &Path) -> io::Result<Versions> {
     let data = ReadCache::new(File::open(library)?);
     read_needed(&data).map_err(io::Error::other)
@@ -133,7 +140,8 @@ fn read_needed<'d>(data: impl ReadRef<'d>) -> object::read::Result<Versions> {
     Ok(all)
 }
 
-/// The versions that the image's library of that name has; nothing if there is none that can be read.
+/// Returns the versions that the image's library `name` defines, or `None` if there is no readable
+/// library.
 fn defined(rootfs: &Rootfs, name: &str) -> Option<Vec<String>> {
     let mut files = DIRECTORIES.iter().filter_map(|directory| rootfs.file(&format!("{directory}/{name}")));
     let library = files.find(|file| file.metadata().is_ok_and(|metadata| metadata.len() <= MAX_BYTES))?;
@@ -149,7 +157,7 @@ fn read_defined<'d>(data: impl ReadRef<'d>) -> object::read::Result<Vec<String>>
     let mut names = Vec::new();
     for definition in definitions.take(MAX_VERSIONS) {
         let (_, mut parts) = definition?;
-        // The first is the version's own name, others are those that it comes after.
+        // The first part is the version's own name. Others name its predecessors.
         if let Some(own) = parts.next()? {
             names.push(text(own.name(endian, strings)?));
         }
@@ -170,7 +178,8 @@ pub(crate) mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    /// A host with a shim and a broker's directory, and a bundle, whose image has this machine's glibc.
+    /// A host with a shim and a broker's directory, and a bundle whose image has this machine's
+    /// glibc.
     pub(crate) struct Fixture {
         pub(crate) directory: tempfile::TempDir,
     }
@@ -191,12 +200,12 @@ pub(crate) mod tests {
             self.directory.path().join(name)
         }
 
-        /// Something that needs libc as the shim does.
+        /// A library that needs libc as the shim does.
         pub(crate) fn library(&self) -> PathBuf {
             self.path("host/libshunt.so")
         }
 
-        /// A library of this machine, or a file by its path.
+        /// Copies a library of this machine, or a file given by its path.
         fn copy(&self, name: &str, to: &str) {
             let places = DIRECTORIES.map(|directory| Path::new(directory).join(name));
             let from = places.iter().find(|place| place.is_file()).expect("this machine has glibc");
@@ -231,7 +240,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Makes a library of these C functions.
+    /// Compiles a library of these C functions.
     fn compile(path: &Path, source: &str) {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("library.c");
@@ -264,19 +273,19 @@ pub(crate) mod tests {
     fn nor_does_one_whose_glibc_is_older_or_rubbish() {
         let fixture = Fixture::new();
         let libc = format!("bundle/rootfs{}/libc.so.6", DIRECTORIES[0]);
-        // A library without the versions of libc.
+        // A library that lacks the versions of libc.
         fixture.copy("libm.so.6", &libc);
         assert!(matches!(fixture.takes(), Err(Refusal::OldGlibc(version)) if version.starts_with("GLIBC_")));
         for rubbish in ["", "\x7fELF", "rubbish"] {
             fs::write(fixture.path(&libc), rubbish).unwrap();
             assert!(matches!(fixture.takes(), Err(Refusal::OldGlibc(name)) if name == "libc.so.6"));
         }
-        // As large as one likes to say.
+        // A sparse file that claims an enormous size.
         fs::File::create(fixture.path(&libc)).unwrap().set_len(1 << 40).unwrap();
         assert!(matches!(fixture.takes(), Err(Refusal::OldGlibc(_))));
     }
 
-    /// Where the header is, where the table of sections is, or anywhere.
+    /// Returns an offset: in the header, in the section table, or anywhere.
     fn any_place(length: usize) -> impl Strategy<Value = usize> {
         prop_oneof![0..64_usize, length - 64 * 32..length, 0..length]
     }
@@ -290,7 +299,7 @@ pub(crate) mod tests {
             let mut bytes = library.clone();
             changes.iter().for_each(|(place, byte)| bytes[*place] = *byte);
             bytes.truncate(length.unwrap_or(bytes.len()));
-            // Whatever it is: it is read to its end, or given up.
+            // The readers must end, with success or with an error.
             let _ = read_defined(&bytes[..]);
             let _ = read_needed(&bytes[..]);
         });

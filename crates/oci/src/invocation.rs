@@ -1,9 +1,9 @@
-//! The command line of an OCI runtime, as the current releases of runc and crun have it: what it is about to do, as far as that
-//! concerns shunt.
+//! Parses the command line of an OCI runtime, as current releases of runc and crun define it.
 //!
-//! What is not understood is passed on where containers are trusted. Where they are not, a runtime that is called with something that
-//! is not understood here could start a program that no filter sees, so [`Invocation::doubt`] names it, and nothing is started. Commands that
-//! start nothing are therefore listed, and not those that start something.
+//! Only operations that concern shunt are distinguished. Unknown arguments are passed on if
+//! containers are trusted. If they are not, an unknown argument could start a program without a
+//! seccomp filter. Then [`Invocation::doubt`] names it, and nothing is started. For this reason,
+//! the list of commands contains those that start nothing.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -13,39 +13,40 @@ use thiserror::Error;
 
 use crate::words::{Known, Split};
 
-/// What a runtime was called with.
+/// A parsed command line.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Invocation {
     /// The options before the command.
     pub global: Vec<OsString>,
-    /// Where it is to write its log.
+    /// The path of the log file.
     pub log: Option<PathBuf>,
-    /// Whether that log is JSON.
+    /// Whether the log is JSON.
     pub logs_json: bool,
-    /// What it is to do.
+    /// The operation that concerns shunt.
     pub operation: Operation,
-    /// Why it may do something else.
+    /// Why the runtime may do something else.
     pub doubt: Option<Doubt>,
 }
 
-/// The operations that start a container's programs; [`Operation::Other`] is all others.
+/// The operations that start a container's programs. [`Operation::Other`] stands for all others.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub enum Operation {
-    /// `create` or `run`: a new container.
+    /// `create` or `run`: starts a new container.
     Create {
         /// The directory with its configuration.
         bundle: PathBuf,
-        /// Another file with its configuration than the directory's own.
+        /// The configuration file, if it is not the directory's config.json.
         config: Option<PathBuf>,
     },
-    /// `exec`: another process in a container.
+    /// `exec`: starts another process in a container.
     Exec {
         /// The container.
         id: OsString,
-        /// Its configuration. Without one the process gets the container's environment.
+        /// The description of the process. Without one, the process gets the container's
+        /// environment.
         process: Option<PathBuf>,
     },
-    /// Nothing that shunt has a part in.
+    /// An operation that does not concern shunt.
     #[default]
     Other,
 }
@@ -53,25 +54,26 @@ pub enum Operation {
 /// Why a runtime may start a program that shunt does not know of.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Doubt {
-    /// The command may start anything.
+    /// The command is unknown, and may start anything.
     #[error("shunt does not know the command {0:?} of the runtime")]
     Command(OsString),
-    /// The option may be followed by its value or by the container, or name another configuration.
+    /// The word after the option may be its value or the container, or the option may name another
+    /// configuration.
     #[error(
         "shunt does not understand the option {option:?} of {command:?}: write known ones as --option value"
     )]
     Option {
         /// The option as it was written.
         option: OsString,
-        /// The command that it belongs to, or nothing for an option before the command.
+        /// The command of the option. Empty for an option before the command.
         command: OsString,
     },
-    /// Runtimes disagree on which word is the container.
+    /// Runtimes disagree on which word names the container.
     #[error(
         "shunt does not understand {0:?}: one container has to be named, behind all options, by letters, digits and _+-."
     )]
     Container(OsString),
-    /// Programs that go on from a checkpoint bring their own state of filters and connections.
+    /// Programs that continue from a checkpoint bring their own filters and connections.
     #[error("a restored container has no supervisor: create it anew, or restore it with another runtime")]
     Restore,
 }
@@ -80,7 +82,7 @@ const GLOBAL: Known = Known {
     with_value: &["log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager"],
     flags: &["debug", "systemd-cgroup", "help", "h", "version", "v", "V"],
 };
-/// Those of `create` and `run`.
+/// The options of `create` and `run`.
 const CREATE: Known = Known {
     with_value: &["bundle", "b", "config", "f", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"],
     flags: &["detach", "d", "keep", "no-subreaper", "no-pivot", "no-new-keyring", "help", "h"],
@@ -109,7 +111,8 @@ const EXEC: Known = Known {
     ],
     flags: &["detach", "d", "tty", "t", "no-new-privs", "ignore-paused", "help", "h"],
 };
-/// The commands that start no program in a container, whatever their options are. `start` lets go on what `create` has started.
+/// The commands that start no program in a container, whatever their options are. `start` only
+/// continues a process that `create` has started.
 const STARTING_NOTHING: [&str; 16] = [
     "checkpoint",
     "delete",
@@ -130,7 +133,7 @@ const STARTING_NOTHING: [&str; 16] = [
 ];
 
 impl Invocation {
-    /// Reads the arguments behind the runtime's name.
+    /// Parses the arguments after the runtime's name.
     pub fn parse(arguments: &[OsString]) -> Invocation {
         let global = Split::of(arguments, &GLOBAL);
         let (operation, doubt) = parse_command(global.rest);
@@ -144,9 +147,9 @@ impl Invocation {
     }
 }
 
-/// Reads a command with its options and arguments.
+/// Parses a command with its options and arguments.
 fn parse_command(words: &[OsString]) -> (Operation, Option<Doubt>) {
-    // A runtime without a command shows how it is used.
+    // Without a command, a runtime prints its usage.
     let Some((command, arguments)) = words.split_first() else { return (Operation::Other, None) };
     match command.to_str() {
         Some("create" | "run") => {
@@ -191,7 +194,8 @@ fn option_in_doubt(split: &Split<'_>, command: &OsStr) -> Option<Doubt> {
     Some(Doubt::Option { option, command: command.to_owned() })
 }
 
-/// Runtimes take no other names, and one that looks like an option could be read as one.
+/// Returns a doubt if the name of the container is not clear. Runtimes accept only these
+/// characters, and a name that looks like an option could be parsed as one.
 fn container_in_doubt(id: &OsStr) -> Option<Doubt> {
     let bytes = id.as_bytes();
     let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"_+-.".contains(byte);

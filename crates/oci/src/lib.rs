@@ -1,6 +1,10 @@
-//! Containers under shunt with nothing but `docker run --runtime=shunt`: what stands between an engine and its OCI runtime adds the
-//! shim, the broker's directory and LD_PRELOAD to the configuration of each container that can have them, and leaves every other one
-//! as it is. Where the host has a router of the overlay, it is said whether a container's programs may have a supervisor, and which.
+//! Runs containers under shunt with `docker run --runtime=shunt`.
+//!
+//! `shunt-runtime` stands between a container engine and its OCI runtime. This crate changes a
+//! container's configuration for it: it adds the shim, the broker's directory and LD_PRELOAD, if
+//! the image supports them. Otherwise the configuration remains unchanged. On a host with an
+//! overlay's router, this crate also decides whether and how the container's programs are
+//! supervised.
 
 #![forbid(unsafe_code)]
 

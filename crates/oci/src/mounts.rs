@@ -1,6 +1,7 @@
-//! What is mounted into a container: the shim's directory and the broker's, both as they are on the host and so that nothing in them
-//! can be changed from inside. Directories, because what is in them is made anew: the shim when it is upgraded, the socket when the
-//! broker is started again.
+//! The mounts that are added to a container: the shim's directory and the broker's, read-only.
+//!
+//! The directories are mounted, not the files in them, because the files are replaced: the shim by
+//! an upgrade, the socket by a restart of the broker.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::refusal::Refusal;
 use crate::rootfs::Rootfs;
 
-/// A mount, as OCI's runtime specification has it.
+/// A mount, as the OCI runtime specification defines it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub(crate) struct Mount {
     destination: PathBuf,
@@ -22,27 +23,29 @@ pub(crate) struct Mount {
 }
 
 impl Mount {
-    /// The directory `source` of the host, read-only. Programs and devices in it are nobody's affair inside.
+    /// Returns a read-only bind mount of the host's directory `source`. Setuid bits and device
+    /// files in it have no effect.
     pub(crate) fn read_only(source: &Path, destination: &Path) -> Mount {
         let options = ["bind", "ro", "nosuid", "nodev", "rprivate"].map(str::to_owned).to_vec();
         Mount { destination: destination.into(), kind: "bind".into(), source: source.into(), options }
     }
 
-    /// The same, by a destination that passes no link of the image's: its /var/run may be its /run.
+    /// Returns this mount with a destination that passes no symbolic link of the image. For
+    /// example, /var/run may be a link to /run.
     pub(crate) fn resolved(mut self, rootfs: &Rootfs) -> Mount {
         self.destination = rootfs.real(&self.destination);
         self
     }
 
-    /// Whether it has to be added to those that are there, behind which it would be mounted; an error if it can not. All of them
-    /// are resolved.
+    /// Returns whether this mount has to be added after the mounts in `there`. Fails if that is not
+    /// possible. All destinations are resolved.
     pub(crate) fn is_missing(&self, there: &[Mount], rootfs: &Rootfs) -> Result<bool, Refusal> {
         let place = &self.destination;
         let mut within = there.iter().filter(|mount| mount.destination.starts_with(place));
         if let Some(first) = within.next() {
             let is_ours =
                 first.destination == *place && first.is_bind() && same_directory(&first.source, &self.source);
-            // What is mounted further below would be hidden, or is something else than the shim or the socket.
+            // A further mount below `place` would be hidden, or would hide the shim or the socket.
             let is_alone = within.next().is_none();
             return if is_ours && is_alone { Ok(false) } else { Err(Refusal::Taken(place.clone())) };
         }
@@ -54,8 +57,8 @@ impl Mount {
         if has_place { Ok(true) } else { Err(Refusal::NoPlace(place.clone())) }
     }
 
-    /// Whether the runtime finds or can make the directory `place`, which is below this mount, without touching anything of the
-    /// host's.
+    /// Returns whether the directory `place`, which is below this mount, exists or can be created
+    /// by the runtime without changing files of the host.
     fn has_place_for(&self, place: &Path) -> bool {
         if self.kind == "tmpfs" {
             return !self.options.iter().any(|option| option == "ro");

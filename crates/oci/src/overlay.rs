@@ -1,7 +1,10 @@
-//! What a container's configuration says about its connections to other hosts: whether they may take the host network, and whether
-//! everything in it can be under the filter for programs that are not trusted. Nothing is added to a configuration: whoever becomes the
-//! runtime is under a filter by then, and so is what that starts. What is remembered is how, in a file beside the configuration, for
-//! further processes.
+//! Reads from a container's configuration how its connections to other hosts are supervised.
+//!
+//! Two questions are answered: whether connections may use the host network, and whether every
+//! process in the container can be under the seccomp filter for untrusted programs. The
+//! configuration itself is not changed. `shunt-runtime` is under the filter when it becomes the
+//! runtime, so all processes that it starts inherit the filter. The result is stored in a file next
+//! to the configuration, for later processes.
 
 use std::fs;
 use std::io;
@@ -12,26 +15,26 @@ use serde::Deserialize;
 use crate::refusal::Refusal;
 use crate::spec::{Linux, not_understood};
 
-/// A container that says so stays on the overlay.
+/// The environment variable with which a container stays on the overlay.
 const OFF: &str = "SHUNT_OVERLAY=off";
-/// Beside the container's configuration, where nobody writes but the host's root.
+/// The file next to the container's configuration. Only the host's root can write there.
 const MARK: &str = "shunt-overlay";
 
 /// How a container's programs are supervised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Supervision {
-    /// They are trusted.
+    /// The programs are trusted.
     Open,
-    /// They are under the filter for programs that are not trusted, from the first instruction on.
+    /// The programs are under the filter for untrusted programs from the first instruction on.
     Guarded,
-    /// The same, and their connections stay on the overlay.
+    /// The programs are under the filter, and their connections stay on the overlay.
     Apart,
 }
 
 impl Supervision {
     const ALL: [Supervision; 3] = [Supervision::Open, Supervision::Guarded, Supervision::Apart];
 
-    /// Whether they are under the filter for programs that are not trusted.
+    /// Returns whether the programs are under the filter for untrusted programs.
     pub fn guards(self) -> bool {
         self != Supervision::Open
     }
@@ -45,7 +48,7 @@ impl Supervision {
     }
 }
 
-/// What is read of a configuration.
+/// The parts of a configuration that are read.
 #[derive(Deserialize)]
 struct Config {
     process: Process,
@@ -59,8 +62,8 @@ struct Process {
     env: Vec<String>,
 }
 
-/// How the programs of a container with that configuration are to be supervised, on a host that trusts containers or does not; or why
-/// they are not.
+/// Returns how the programs of a container with this configuration are to be supervised, or why
+/// they are not. `is_trusted` is set on a host that trusts containers.
 pub(crate) fn considered(text: &str, is_trusted: bool) -> Result<Supervision, Refusal> {
     let config: Config = serde_json::from_str(text).map_err(not_understood)?;
     if config.linux.has("user") {
@@ -76,8 +79,9 @@ pub(crate) fn considered(text: &str, is_trusted: bool) -> Result<Supervision, Re
     match (is_trusted, is_off) {
         (true, true) => Err(Refusal::Off),
         (true, false) => Ok(Supervision::Open),
-        // Whoever is not under the filter could be given a socket by one who is, in the same pod; so it is, all the same. The same
-        // holds of processes that another container has begun, of which nothing is known here.
+        // The container is under the filter even if its connections stay on the overlay. Otherwise
+        // a supervised container of its pod could pass it a socket of the host network. If it joins
+        // a PID namespace, the processes in there may be without a filter.
         (false, is_off) if is_off || config.linux.joins("pid") => Ok(Supervision::Apart),
         (false, _) => Ok(Supervision::Guarded),
     }
@@ -94,7 +98,7 @@ pub(crate) fn forget(bundle: &Path) -> io::Result<()> {
     }
 }
 
-/// None: the container was started without.
+/// Returns the stored result. `None` if the container was started without a supervisor.
 pub(crate) fn remembered(bundle: &Path) -> io::Result<Option<Supervision>> {
     let name = match fs::read_to_string(bundle.join(MARK)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -146,7 +150,7 @@ mod tests {
         assert_eq!(off.unwrap(), Supervision::Apart);
         let shared = json!([{ "type": "network" }, { "type": "pid", "path": "/proc/7/ns/pid" }]);
         assert_eq!(considered_with("/linux/namespaces", shared, false).unwrap(), Supervision::Apart);
-        // The network of a pod is made before its containers.
+        // The network namespace of a pod is created before its containers.
         let pod = json!([{ "type": "network", "path": "/run/netns/pod" }, { "type": "pid" }]);
         assert_eq!(considered_with("/linux/namespaces", pod, false).unwrap(), Supervision::Guarded);
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// One such cause.
+/// The reason.
 #[derive(Debug, Error)]
 pub enum Refusal {
     /// The configuration cannot be read or written.
@@ -13,70 +13,72 @@ pub enum Refusal {
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// The configuration is something else than expected.
+    /// The configuration does not have the expected form.
     #[error("its configuration is not understood: {0}")]
     NotUnderstood(String),
-    /// Another file than the bundle's is to be the configuration.
+    /// The configuration is in a file other than the bundle's config.json.
     #[error("{0} is to be its configuration: make that the config.json of a bundle of its own")]
     AnotherConfiguration(PathBuf),
     /// There is no libshunt.so to add.
     #[error("{0}; `make install` puts it there")]
     NoLibrary(String),
-    /// There is no directory of the system's broker.
+    /// The directory of the system's broker does not exist.
     #[error("no broker: {0} is missing; `systemctl enable --now shunt.socket` makes it")]
     NoBroker(PathBuf),
-    /// Root outside is nobody inside, and whoever is nobody is not shown a program's sockets.
+    /// The host's root is not mapped into the user namespace, so it is not trusted there. Without
+    /// rights in the namespace, a supervisor may not inspect the program's sockets.
     #[error(
         "it has a user namespace: the host's broker would not be trusted in there, nor is what is in there by the host's router"
     )]
     UserNamespace,
-    /// There is no overlay to leave.
+    /// The container uses no overlay.
     #[error("it has the network of the host already, or none of its own")]
     HostNetwork,
-    /// The user's word.
+    /// The user has requested it.
     #[error("SHUNT_OVERLAY=off is in its environment")]
     Off,
-    /// The kernel allows one.
+    /// The kernel allows only one supervisor.
     #[error("its seccomp profile shows its calls to another supervisor already")]
     Shown,
-    /// There is nobody to show its calls to.
+    /// The supervisor could not be started.
     #[error("it has no supervisor: {0}")]
     NoSupervisor(String),
-    /// The root directory cannot be looked at.
+    /// The root directory cannot be read.
     #[error("its root directory {path}: {source}")]
     Rootfs {
-        /// Where it should be.
+        /// The path at which it should be.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// There is nothing in it that could load the shim.
+    /// The image contains no dynamic linker that could load the shim.
     #[error(
         "its image has no dynamic linker of 64-bit glibc or musl: its programs are static, or of another libc"
     )]
     NoLibc,
-    /// There is something in it that could not.
+    /// The image contains a dynamic linker that could not load the shim.
     #[error("its image has {0} as well, whose programs cannot have the shim loaded")]
     OtherLinker(String),
-    /// Something that the shim needs is not there.
+    /// The image's glibc lacks a version that the shim needs.
     #[error("its glibc is too old for the shim: {0} is missing")]
     OldGlibc(String),
-    /// The same of musl.
+    /// The image's musl lacks a function that the shim needs.
     #[error("its musl is too old for the shim: {0} is missing")]
     OldMusl(String),
-    /// The shim or the broker cannot be put where they belong.
+    /// The directories of the shim or the broker cannot be mounted.
     #[error("nothing can be mounted at {0} in it")]
     NoPlace(PathBuf),
-    /// The container has something else there.
+    /// The container has another mount at or below that place.
     #[error("it has a mount of its own at or below {0}")]
     Taken(PathBuf),
 }
 
 impl Refusal {
-    /// Whether a container that is not trusted may be started for that without a supervisor: it can be given no socket of the host's.
+    /// Returns whether an untrusted container may start without a supervisor. In these cases it
+    /// cannot receive a socket of the host network.
     pub fn excuses(&self) -> bool {
         matches!(self, Refusal::UserNamespace | Refusal::HostNetwork | Refusal::Shown)
     }

@@ -1,4 +1,4 @@
-//! A file gets another content whole, or stays as it is.
+//! Replaces the content of a file atomically.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -6,8 +6,10 @@ use std::path::Path;
 
 use tempfile::NamedTempFile;
 
-/// Writes `content` beside the file at `path`, and then puts that in its place. Its permissions stay, and its owner as far as this
-/// process may give files away; where `path` is a link, it stays one.
+/// Writes `content` to a new file next to `path`, and renames it over the old one.
+///
+/// Permissions are kept, and so is the owner if this process may change it. If `path` is a symbolic
+/// link, the link stays and its target is replaced.
 pub(crate) fn replace(path: &Path, content: &str) -> io::Result<()> {
     let path = fs::canonicalize(path)?;
     let old = fs::metadata(&path)?;

@@ -1,4 +1,5 @@
-//! A container's root directory, looked at from outside: links in it lead where they lead inside.
+//! A container's root directory, seen from outside. Symbolic links in it are resolved as they are
+//! inside the container.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Dir, Mode, OFlags, ResolveFlags, StatVfsMountFlags, fstatvfs, open, openat2};
 use rustix::io::Errno;
 
-/// See the module.
+/// A container's root directory.
 #[derive(Debug)]
 pub(crate) struct Rootfs(OwnedFd);
 
@@ -18,13 +19,13 @@ impl Rootfs {
         Ok(Rootfs(open(path, flags, Mode::empty())?))
     }
 
-    /// A regular file of it.
+    /// Opens a regular file.
     pub(crate) fn file(&self, path: &str) -> Option<File> {
         let file = File::from(self.resolve(path, OFlags::RDONLY | OFlags::NONBLOCK).ok()?);
         file.metadata().is_ok_and(|metadata| metadata.is_file()).then_some(file)
     }
 
-    /// The names in one of its directories; none if there is no such directory.
+    /// Returns the names in a directory. Empty if there is no such directory.
     pub(crate) fn names(&self, directory: &str) -> Vec<String> {
         let read = || Dir::new(self.resolve(directory, OFlags::RDONLY | OFlags::DIRECTORY)?);
         let name = |entry: rustix::io::Result<rustix::fs::DirEntry>| {
@@ -33,7 +34,7 @@ impl Rootfs {
         read().map(|entries| entries.filter_map(name).collect()).unwrap_or_default()
     }
 
-    /// The path by which no link is passed, as far as the path exists.
+    /// Returns the path without symbolic links, as far as the path exists.
     pub(crate) fn real(&self, path: &Path) -> PathBuf {
         for existing in path.ancestors() {
             let Some(real) = self.real_existing(existing) else { continue };
@@ -49,7 +50,7 @@ impl Rootfs {
         Some(Path::new("/").join(outside.strip_prefix(name(&self.0)?).ok()?))
     }
 
-    /// Whether `path` is a directory, or can be made one.
+    /// Returns whether `path` is a directory, or can be created as one.
     pub(crate) fn has_place_for(&self, path: &Path) -> bool {
         for (depth, directory) in path.ancestors().enumerate() {
             match self.resolve(directory, OFlags::PATH | OFlags::DIRECTORY) {

@@ -1,4 +1,5 @@
-//! What stands in for a runtime has no command line of its own, so it has a file.
+//! The settings of `shunt-runtime`. They are in a file, because the engine determines the command
+//! line.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,16 +7,16 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use thiserror::Error;
 
-/// Where the file is, if there is one.
+/// The default path of the file, which need not exist.
 pub const DEFAULT_SETTINGS: &str = "/etc/shunt/runtime.toml";
 
-/// What is in it.
+/// The content of the file.
 #[derive(Debug, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// The runtime that starts containers: a path, or a name to look up in PATH.
     pub runtime: String,
-    /// Where supervisors find the overlay's router, if it is not where it is by itself.
+    /// The socket of the overlay's router, if it is not the default.
     pub router: Option<PathBuf>,
 }
 
@@ -25,29 +26,30 @@ impl Default for Settings {
     }
 }
 
-/// Why it says nothing. Containers are not started then: another runtime than the one that was meant may isolate them less.
+/// Why the file cannot be used. No container is started then, because a runtime other than the
+/// configured one may isolate it less.
 #[derive(Debug, Error)]
 pub enum SettingsError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{path}: {source}")]
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// It is something else.
+    /// The file does not have the expected form.
     #[error("{path}: {source}")]
     NotUnderstood {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: toml::de::Error,
     },
 }
 
 impl Settings {
-    /// Reads the file; without one everything is as usual.
+    /// Reads the file. Without a file, the defaults apply.
     pub fn read(path: &Path) -> Result<Settings, SettingsError> {
         match std::fs::read_to_string(path) {
             Ok(text) => toml::from_str(&text)

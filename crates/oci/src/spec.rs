@@ -1,4 +1,4 @@
-//! A container's configuration, OCI's config.json: what is added so that its programs are under shunt.
+//! Changes a container's configuration, OCI's config.json, so that its programs run under shunt.
 
 use std::path::{Path, PathBuf};
 
@@ -10,22 +10,23 @@ use crate::refusal::Refusal;
 use crate::rootfs::Rootfs;
 use crate::text::{Container, Splice};
 
-/// Where the shim is on the host, and where the broker's socket is.
+/// The paths of the shim and of the broker on the host.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// libshunt.so.
+    /// The path of libshunt.so.
     pub library: PathBuf,
-    /// The directory of the system's broker, and nothing else of the host's.
+    /// The directory of the system's broker. It contains no other files of the host.
     pub broker: PathBuf,
 }
 
-/// Where a container has the shim: where `make install` puts it on a host.
+/// The path of the shim in a container. It equals the path to which `make install` copies it on a
+/// host.
 const LIBRARY: &str = "/usr/local/lib/shunt/libshunt.so";
-/// Where the shim looks for a broker, if nothing else is said.
+/// The directory in which the shim looks for a broker by default.
 const BROKER_DIRECTORY: &str = "/run/shunt/broker";
 const PRELOAD: &str = "LD_PRELOAD=";
 
-/// What is read of a configuration.
+/// The parts of a configuration that are read.
 #[derive(Deserialize)]
 struct Config {
     root: Root,
@@ -33,21 +34,21 @@ struct Config {
     linux: Linux,
 }
 
-/// Its root directory.
+/// The root directory of a container.
 #[derive(Deserialize)]
 struct Root {
     path: PathBuf,
 }
 
 impl Root {
-    /// Of the container whose bundle is there.
+    /// Opens the root directory. A relative path starts at `bundle`.
     fn open(self, bundle: &Path) -> Result<Rootfs, Refusal> {
         let root = bundle.join(self.path);
         Rootfs::open(&root).map_err(|source| Refusal::Rootfs { path: root, source })
     }
 }
 
-/// What it has of its own.
+/// The Linux-specific part of a configuration.
 #[derive(Default, Deserialize)]
 pub(crate) struct Linux {
     #[serde(default)]
@@ -60,12 +61,12 @@ pub(crate) struct Linux {
 struct Namespace {
     #[serde(rename = "type")]
     kind: String,
-    /// One that is there already.
+    /// The path of an existing namespace. Empty if a new one is created.
     #[serde(default)]
     path: String,
 }
 
-/// Its filter of system calls.
+/// The seccomp filter.
 #[derive(Deserialize)]
 struct Seccomp {
     #[serde(default, rename = "defaultAction")]
@@ -80,17 +81,17 @@ struct Syscalls {
 }
 
 impl Linux {
-    /// Whether that is a namespace of this kind.
+    /// Returns whether the container has a namespace of this kind.
     pub(crate) fn has(&self, kind: &str) -> bool {
         self.namespaces.iter().any(|namespace| namespace.kind == kind)
     }
 
-    /// Whether that is one of this kind which is there already.
+    /// Returns whether the container joins an existing namespace of this kind.
     pub(crate) fn joins(&self, kind: &str) -> bool {
         self.namespaces.iter().any(|namespace| namespace.kind == kind && !namespace.path.is_empty())
     }
 
-    /// Whether its filter shows calls to somebody.
+    /// Returns whether the seccomp filter notifies another supervisor of system calls.
     pub(crate) fn shows_calls(&self) -> bool {
         let actions = self.seccomp.iter().flat_map(|filter| {
             filter.syscalls.iter().map(|it| &it.action).chain(std::iter::once(&filter.action))
@@ -99,7 +100,8 @@ impl Linux {
     }
 }
 
-/// The configuration `text`, of the container whose bundle is there, with shunt; nothing if it has all of that already.
+/// Returns the configuration `text` of the container in `bundle` with shunt added. `None` if it has
+/// all of that already.
 pub(crate) fn enter(text: &str, bundle: &Path, host: &Host) -> Result<Option<String>, Refusal> {
     let config: Config = serde_json::from_str(text).map_err(not_understood)?;
     if config.linux.has("user") {
@@ -120,8 +122,8 @@ pub(crate) fn enter(text: &str, bundle: &Path, host: &Host) -> Result<Option<Str
     Ok((!splices.is_empty()).then(|| Splice::apply(splices, text)))
 }
 
-/// The configuration `text` of another process in a container with that configuration: with the shim if the container has it;
-/// nothing if there is nothing to add.
+/// Returns the description `text` of another process with the shim added, if the configuration
+/// `container` has the shim. `None` if there is nothing to add.
 pub(crate) fn follow(text: &str, container: &str) -> Result<Option<String>, Refusal> {
     let object = Container::object(container, container.trim()).map_err(not_understood)?;
     let process = object.member("process").ok_or_else(|| missing("process"))?;
@@ -132,7 +134,7 @@ pub(crate) fn follow(text: &str, container: &str) -> Result<Option<String>, Refu
     Ok((!splices.is_empty()).then(|| Splice::apply(splices, text)))
 }
 
-/// The mounts that `object`, the configuration, is without.
+/// Returns the changes that add the missing mounts to the configuration `object`.
 fn mount(text: &str, object: &Container<'_>, host: &Host, rootfs: &Rootfs) -> Result<Vec<Splice>, Refusal> {
     let there: Vec<Mount> = match object.member("mounts") {
         Some(mounts) => serde_json::from_str(mounts).map_err(not_understood)?,
@@ -157,7 +159,8 @@ fn directory_of(library: &Path) -> &Path {
     library.parent().unwrap_or(Path::new("/"))
 }
 
-/// What puts the shim into the environment of `process`, a part of `text`: before what is preloaded already, as `shunt run` does.
+/// Returns the changes that add the shim to the environment of `process`, a part of `text`. The
+/// shim is put before existing entries of LD_PRELOAD, as `shunt run` does.
 fn preload(text: &str, process: &str) -> Result<Vec<Splice>, Refusal> {
     let process = Container::object(text, process).map_err(not_understood)?;
     let alone = quoted(&format!("{PRELOAD}{LIBRARY}"))?;
@@ -183,7 +186,7 @@ fn preload(text: &str, process: &str) -> Result<Vec<Splice>, Refusal> {
     Ok(splices)
 }
 
-/// Adds elements to the array `name` of `object`, which may not have it yet.
+/// Adds elements to the array `name` of `object`. The array is created if it does not exist.
 fn add(text: &str, object: &Container<'_>, name: &str, elements: &str) -> Result<Splice, Refusal> {
     match object.member(name) {
         Some(array) => Ok(Container::array(text, array).map_err(not_understood)?.append(text, elements)),
@@ -303,7 +306,8 @@ mod tests {
         assert!(said(config(&[])).contains("no broker"));
     }
 
-    /// A value as somebody may write it: in particular numbers that no type of ours holds.
+    /// Returns JSON values as other programs may write them, for example numbers that do not fit
+    /// any Rust type.
     fn any_text() -> impl Strategy<Value = String> {
         let leaf = prop::sample::select(vec![
             "null",
@@ -324,7 +328,7 @@ mod tests {
         })
     }
 
-    /// Members of different names, none of which means anything, in any order.
+    /// Returns members with distinct names without meaning, in any order.
     fn members(value: impl Strategy<Value = String>) -> impl Strategy<Value = Vec<(String, String)>> {
         let named = prop::collection::btree_map("x[a-z]{0,2}|x\\.é", value, 0..5);
         named.prop_map(|members| members.into_iter().collect::<Vec<_>>()).prop_shuffle()
@@ -339,7 +343,7 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    /// Everything in `after` that was in `before` is there, byte for byte, apart from the members `but`.
+    /// Asserts that all members of `before` except `but` are in `after`, byte for byte.
     fn assert_kept(before: &str, after: &str, but: &[&str]) {
         let after = parse(after);
         for (name, value) in parse(before) {

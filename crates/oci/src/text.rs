@@ -1,5 +1,7 @@
-//! JSON that belongs to somebody else, changed in place: only what is added or taken away differs afterwards. Numbers, escapes,
-//! order, unknown keys and white space are not read into anything, and so cannot be written back in another way.
+//! Changes JSON text in place, so that only the added or removed parts differ.
+//!
+//! Numbers, escapes, order, unknown keys and white space are not decoded. So they cannot be written
+//! back in another form.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,10 +10,10 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Result;
 use serde_json::value::RawValue;
 
-/// An object or an array within a text, and the places of what is in it.
+/// An object or an array in a text, with the positions of its items.
 #[derive(Debug)]
 pub(crate) struct Container<'t> {
-    /// Right behind the opening bracket.
+    /// The position after the opening bracket.
     inside: usize,
     items: Vec<Item<'t>>,
 }
@@ -19,15 +21,15 @@ pub(crate) struct Container<'t> {
 /// A member of an object, or an element of an array.
 #[derive(Debug)]
 pub(crate) struct Item<'t> {
-    /// The member's name; an element has none.
+    /// The name of a member. Empty for an element.
     name: String,
-    /// Where the name begins; an element's own beginning.
+    /// The position of a member's name, or of an element.
     start: usize,
     value: &'t str,
     end: usize,
 }
 
-/// A change: what is in the place of what.
+/// A change: the text that replaces a range.
 #[derive(Debug)]
 pub(crate) struct Splice {
     at: Range<usize>,
@@ -35,7 +37,7 @@ pub(crate) struct Splice {
 }
 
 impl<'t> Container<'t> {
-    /// The object `value`, which is a part of `text`.
+    /// Parses the object `value`, which is a part of `text`.
     pub(crate) fn object(text: &'t str, value: &'t str) -> Result<Container<'t>> {
         let Members(members) = serde_json::from_str(value)?;
         let item = |(name, value): (&'t RawValue, &'t RawValue)| {
@@ -47,24 +49,26 @@ impl<'t> Container<'t> {
         })
     }
 
-    /// The array `value`, which is a part of `text`.
+    /// Parses the array `value`, which is a part of `text`.
     pub(crate) fn array(text: &'t str, value: &'t str) -> Result<Container<'t>> {
         let elements: Vec<&'t RawValue> = serde_json::from_str(value)?;
         let items = elements.into_iter().map(|value| Item::new(text, value.get(), value.get())).collect();
         Ok(Container { inside: offset(text, value) + 1, items })
     }
 
-    /// The member of that name, as a text. Of several the last one counts, as for those who read configurations in Go.
+    /// Returns the text of the member `name`. If there are several, the last one counts, as in Go's
+    /// decoder.
     pub(crate) fn member(&self, name: &str) -> Option<&'t str> {
         self.items.iter().rev().find(|item| item.name == name).map(|item| item.value)
     }
 
-    /// What the elements are, or the values of the members.
+    /// Returns the elements, or the values of the members.
     pub(crate) fn values(&self) -> impl Iterator<Item = &'t str> {
         self.items.iter().map(|item| item.value)
     }
 
-    /// Adds items, separated by commas, behind all others, and spaced as the last one is.
+    /// Adds items, separated by commas, after all others. The white space before the last item is
+    /// repeated.
     pub(crate) fn append(&self, text: &str, added: &str) -> Splice {
         let Some(last) = self.items.last() else {
             return Splice { at: self.inside..self.inside, text: added.to_owned() };
@@ -74,7 +78,8 @@ impl<'t> Container<'t> {
         Splice { at: last.end..last.end, text: format!(",{space}{added}") }
     }
 
-    /// Takes the member of that name away, with the comma that it then needs no more: the reverse of [`Container::append`].
+    /// Removes the member `name` and the comma that is no longer needed. This reverses
+    /// [`Container::append`].
     pub(crate) fn remove(&self, name: &str) -> Option<Splice> {
         let position = self.items.iter().rposition(|item| item.name == name)?;
         let item = &self.items[position];
@@ -87,7 +92,7 @@ impl<'t> Container<'t> {
         Some(Splice { at, text: String::new() })
     }
 
-    /// Whether nothing is in it but `name`.
+    /// Returns whether there is no item except `name`.
     pub(crate) fn is_only(&self, name: &str) -> bool {
         self.items.iter().all(|item| item.name == name)
     }
@@ -101,13 +106,13 @@ impl<'t> Item<'t> {
 }
 
 impl Splice {
-    /// `new` in the place of `value`, a part of `text`.
+    /// Replaces `value`, a part of `text`, by `new`.
     pub(crate) fn replace(text: &str, value: &str, new: String) -> Splice {
         let start = offset(text, value);
         Splice { at: start..start + value.len(), text: new }
     }
 
-    /// The text with all of these changes, which do not touch each other.
+    /// Returns the text with all changes applied. They must not overlap.
     pub(crate) fn apply(mut splices: Vec<Splice>, text: &str) -> String {
         splices.sort_by_key(|splice| splice.at.start);
         let mut changed = String::with_capacity(text.len() + 1024);
@@ -122,15 +127,15 @@ impl Splice {
     }
 }
 
-/// What JSON takes for white space.
+/// The white space of JSON.
 const WHITE_SPACE: [char; 4] = [' ', '\t', '\n', '\r'];
 
-/// Where `part`, a slice of `text`, begins in it.
+/// Returns the position of `part`, a slice of `text`.
 fn offset(text: &str, part: &str) -> usize {
     part.as_ptr().addr() - text.as_ptr().addr()
 }
 
-/// All members of an object in their order, also those of the same name.
+/// All members of an object in their order, including those with equal names.
 struct Members<'t>(Vec<(&'t RawValue, &'t RawValue)>);
 
 impl<'t> Deserialize<'t> for Members<'t> {

@@ -1,16 +1,17 @@
-//! The words of a command line, as runc (urfave/cli) and crun (argp) both read them: options with and without values, and the rest.
+//! Splits a command line into options and other words, as runc (urfave/cli) and crun (argp) do.
 //!
-//! The two parsers agree on `--option value`, `--option=value` and `-o value`. They disagree on `-option`, `-o=value`, `-ovalue` and
-//! `-ab`, on abbreviations, and on options behind the first other word. Those forms are read as runc reads them, and reported.
+//! The two parsers agree on `--option value`, `--option=value` and `-o value`. They disagree on
+//! `-option`, `-o=value`, `-ovalue`, `-ab`, abbreviations, and options after the first other word.
+//! Those forms are read as runc reads them, and reported as unclear.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-/// The options that a command has, each by one or more names.
+/// The options of a command, each by one or more names.
 pub(crate) struct Known {
-    /// Those with a value.
+    /// The options with a value.
     pub(crate) with_value: &'static [&'static str],
-    /// Those without.
+    /// The options without a value.
     pub(crate) flags: &'static [&'static str],
 }
 
@@ -24,17 +25,17 @@ impl Known {
     }
 }
 
-/// The options that a command line begins with, and the words behind them.
+/// The options at the start of a command line, and the words after them.
 pub(crate) struct Split<'a> {
     options: Vec<(&'a [u8], Option<&'a OsStr>)>,
-    /// What is behind the options.
+    /// The words after the options.
     pub(crate) rest: &'a [OsString],
-    /// The first option that is not known, or that the runtimes read in different ways.
+    /// The first option that is unknown, or that the runtimes parse differently.
     pub(crate) unclear: Option<&'a OsStr>,
 }
 
 impl<'a> Split<'a> {
-    /// Reads options up to the first word that is none, or up to `--`.
+    /// Parses options up to the first other word, or up to `--`.
     pub(crate) fn of(words: &'a [OsString], known: &Known) -> Split<'a> {
         let mut split = Split { options: Vec::new(), rest: words, unclear: None };
         while let [word, behind @ ..] = split.rest {
@@ -42,7 +43,7 @@ impl<'a> Split<'a> {
             let Some(option) = bytes.strip_prefix(b"--").or(bytes.strip_prefix(b"-")) else { break };
             split.rest = behind;
             if option.is_empty() {
-                // A single hyphen is an option for neither.
+                // A single hyphen is not an option for either parser.
                 let is_end = bytes == b"--";
                 split.unclear = split.unclear.or((!is_end).then_some(word));
                 break;
